@@ -9,12 +9,12 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use perigee_http::guard::restrict;
-use perigee_http::{Failure, Json, Reply};
+use perigee_http::{Failure, Json, Peer, Reply};
 use perigee_model::guest::GuestEvent;
 use perigee_model::switchover::Fate;
 use perigee_model::vm::{
-    CancelMigration, EndUnlessRan, HostReport, LinkProbe, MigrateOut, ProbeLink, VmChanges,
-    VmReport, VmSpec,
+    AskMigrationKey, CancelMigration, EndUnlessRan, HostReport, LinkProbe, MigrateOut,
+    MigrationKey, ProbeLink, VmChanges, VmReport, VmSpec,
 };
 use perigee_model::{Problem, VmId, VmStart};
 use serde::Deserialize;
@@ -35,6 +35,7 @@ pub fn router(vms: Arc<Vms>) -> Router {
         .route("/v1/changes", get(changes))
         .route("/v1/vms/{vm}", get(report).put(put).delete(delete))
         .route("/v1/vms/{vm}/end-unless-ran", post(end_unless_ran))
+        .route("/v1/vms/{vm}/migration-key", post(migration_key))
         .route("/v1/vms/{vm}/events", get(events))
         .route("/v1/vms/{vm}/console", get(console))
         .route("/v1/vms/{vm}/migrate", post(migrate))
@@ -131,6 +132,16 @@ async fn end_unless_ran(
     Json(asked): Json<EndUnlessRan>,
 ) -> Reply<Fate> {
     Ok(Json(vms.end_unless_ran(&id(&vm)?, &asked.migration).await?))
+}
+
+/// Asked for by POST, although nothing changes: no proxy or log on the way keeps the answer.
+async fn migration_key(
+    State(vms): Shared,
+    peer: Peer,
+    Path(vm): Path<String>,
+    Json(ask): Json<AskMigrationKey>,
+) -> Reply<MigrationKey> {
+    Ok(Json(vms.get(&id(&vm)?)?.migration_key(&peer, &ask.migration)?))
 }
 
 #[derive(Debug, Deserialize)]

@@ -3,7 +3,7 @@
 //! | who | may |
 //! |---|---|
 //! | the controller | everything |
-//! | a host | look at a VM that migrates, ask for its fate, measure the link |
+//! | a host | look at a VM that migrates, ask for its fate and its key, measure the link |
 
 use axum::http::Method;
 use perigee_http::{Peer, PeerIdentity};
@@ -15,7 +15,7 @@ pub fn may(peer: &Peer, method: &Method, path: &[&str]) -> bool {
             (method.as_str(), path),
             // The source of a migration asks the destination.
             ("GET", ["v1", "vms", _])
-                | ("POST", ["v1", "vms", _, "end-unless-ran"])
+                | ("POST", ["v1", "vms", _, "end-unless-ran" | "migration-key"])
                 | ("GET", ["v1", "blob"])
         ),
         Some(PeerIdentity::Operator) | None => false,

@@ -182,6 +182,7 @@ mod tests {
             memory_bytes: 384 * MIB,
             disks: vec![disk(DiskRole::Root, 1, false), disk(DiskRole::Data(0), 7, true)],
             arrives_by: None,
+            arrives_from: None,
             arrives_compressed: false,
             locks_memory: false,
             hides_output: false,

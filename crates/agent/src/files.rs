@@ -6,6 +6,7 @@
 //! STATE/vms/VM/          root only, except for passing through
 //!   spec.json            the VmSpec; without it the VM was never started
 //!   migration.json       the current or last outgoing migration
+//!   tls/                 the key of a migration, for QEMU to read: see [`crate::vm`]'s `tls`
 //!   arrival              for a VM that arrives by migration: whether it has run here
 //!   events.jsonl         the guest's messages
 //!   qemu.log             QEMU's stderr
@@ -26,6 +27,7 @@ use std::process::Stdio;
 use nix::fcntl::{Flock, FlockArg};
 use nix::libc;
 use nix::unistd::{Gid, Uid, chown};
+use perigee_model::vm::MigrationKey;
 use perigee_model::{Problem, VmId};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -33,6 +35,22 @@ use tokio::net::UnixStream;
 
 /// The longest path of a unix socket: `sun_path` without its final zero.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// The names of these files, and of the key's only user, are QEMU's.
+const PSK_FILE: &str = "keys.psk";
+const PSK_USER: &str = "qemu";
+const PSK_FILE_BYTES_MAX: u64 = 256;
+const DH_FILE: &str = "dh-params.pem";
+/// The group ffdhe2048 of RFC 7919. Without this file QEMU 7.2 computes a group, for which it takes seconds.
+const DH_PARAMETERS: &str = "-----BEGIN DH PARAMETERS-----
+MIIBCAKCAQEA//////////+t+FRYortKmq/cViAnPTzx2LnFg84tNpWp4TZBFGQz
++8yTnc4kmz75fS/jY2MMddj2gbICrsRhetPfHtXV/WVhJDP1H18GbtCFY2VVPe0a
+87VXE15/V8k1mE8McODmi3fipona8+/och3xWKE2rec1MKzKT0g6eXq8CrGCsyT7
+YdEIqUuyyOP7uWrat2DX9GgdT0Kj3jlN9K5W7edjcrsZCwenyO4KbXCeAvzhzffi
+7MA0BM0oNC9hkXL+nOmFg/+OTxIy7vKBg8P+OxtMb61zO7X8vC7CIAXFjvGDfRaD
+ssbzSibBsu/6iGtCOGEoXJf//////////wIBAg==
+-----END DH PARAMETERS-----
+";
 
 /// The paths of one VM.
 #[derive(Debug, Clone)]
@@ -51,6 +69,36 @@ impl VmDir {
 
     pub fn migration(&self) -> PathBuf {
         self.root.join("migration.json")
+    }
+
+    pub fn tls(&self) -> PathBuf {
+        self.root.join("tls")
+    }
+
+    /// Keeps the key of a migration where the VM's QEMU reads it, and nobody else can.
+    pub fn keep_migration_key(&self, key: &MigrationKey) -> Result<(), Problem> {
+        let what = || format!("can't keep the key of a migration in {}", self.tls().display());
+        if !key.is_one() {
+            return Err(Problem::invalid(what(), "it is no key"));
+        }
+        let keep = || -> std::io::Result<()> {
+            make_dir(&self.tls(), 0o711)?;
+            let user = self.user()?;
+            write_for(user, &self.tls().join(PSK_FILE), &format!("{PSK_USER}:{}\n", key.hex))?;
+            write_for(user, &self.tls().join(DH_FILE), DH_PARAMETERS)
+        };
+        keep().map_err(|e| Problem::internal(what(), e))
+    }
+
+    /// `None` if there is no key.
+    pub fn migration_key(&self) -> Result<Option<MigrationKey>, Problem> {
+        let path = self.tls().join(PSK_FILE);
+        let text = tail(&path, PSK_FILE_BYTES_MAX)
+            .map_err(|e| Problem::internal(format!("can't read {}", path.display()), e))?;
+        let text = String::from_utf8_lossy(&text);
+        let hex = text.trim_end().strip_prefix(PSK_USER).and_then(|rest| rest.strip_prefix(':'));
+        let key = hex.map(|hex| MigrationKey { hex: hex.to_owned() });
+        Ok(key.filter(MigrationKey::is_one))
     }
 
     pub fn arrival(&self) -> PathBuf {
@@ -131,6 +179,18 @@ fn make_dir(path: &Path, mode: u32) -> std::io::Result<()> {
         other => other?,
     }
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+}
+
+/// Replaces a file that only the VM's user and root read.
+fn write_for(user: Uid, path: &Path, text: &str) -> std::io::Result<()> {
+    let temporary = path.with_extension("new");
+    let mut options = OpenOptions::new();
+    let mut file = options.create(true).truncate(true).write(true).mode(0o600).open(&temporary)?;
+    file.write_all(text.as_bytes())?;
+    if user != Uid::effective() {
+        chown(&temporary, Some(user), Some(Gid::from_raw(user.as_raw())))?;
+    }
+    std::fs::rename(&temporary, path)
 }
 
 /// Makes the state directory and takes its lock.

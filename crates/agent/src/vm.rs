@@ -10,6 +10,7 @@ pub mod migrate;
 pub mod owner;
 mod phases;
 mod start;
+mod tls;
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -11,6 +11,7 @@
 //! | `PUT /vms/{vm}` | [`VmSpec`] | [`VmReport`]; the same spec again changes nothing; a start that was ended before, or that is older than the one here, is a conflict |
 //! | `DELETE /vms/{vm}?submitted_ms=MS&run=N&migration=N` | | stops QEMU at once and forgets the VM, if its start is this [`VmStart`] or an earlier one; no such start begins here again; deleting what is not there succeeds; a later start goes on, and the answer is a conflict |
 //! | `POST /vms/{vm}/end-unless-ran` | [`EndUnlessRan`] | [`Fate`]: how a source learns what became of a migration that broke |
+//! | `POST /vms/{vm}/migration-key` | [`AskMigrationKey`] | [`MigrationKey`], for [`VmSpec::arrives_from`] only |
 //! | `GET /vms/{vm}/events?after=SEQ` | | [`crate::guest::GuestEvent`] list; what comes up to `SEQ` may be forgotten |
 //! | `GET /vms/{vm}/console` | | text: the end of the serial console |
 //! | `POST /vms/{vm}/migrate` | [`MigrateOut`] | 202; watch [`VmReport::migration`] |
@@ -112,6 +113,9 @@ pub struct VmSpec {
     /// The VM does not boot: it waits for this migration to come in.
     #[serde(default)]
     pub arrives_by: Option<MigrationId>,
+    /// The host from which that migration comes: only it gets the key with which the memory is encrypted.
+    #[serde(default)]
+    pub arrives_from: Option<HostId>,
     /// That migration sends the memory compressed ([`MigrateOut::compressed`]).
     #[serde(default)]
     pub arrives_compressed: bool,
@@ -287,6 +291,30 @@ pub struct CancelMigration {
 pub struct EndUnlessRan {
     /// The migration that was to bring the VM.
     pub migration: MigrationId,
+}
+
+/// Asks the destination of a migration for its key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AskMigrationKey {
+    /// The migration that is to bring the VM.
+    pub migration: MigrationId,
+}
+
+/// The key with which the two QEMUs of a migration encrypt what they send. It is used once.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MigrationKey {
+    /// [`MigrationKey::DIGITS`] hexadecimal digits.
+    pub hex: String,
+}
+
+impl MigrationKey {
+    /// 256 bits.
+    pub const DIGITS: usize = 64;
+
+    /// Whether it has the form of a key.
+    pub fn is_one(&self) -> bool {
+        self.hex.len() == Self::DIGITS && self.hex.bytes().all(|digit| digit.is_ascii_hexdigit())
+    }
 }
 
 /// How far an outgoing migration is.

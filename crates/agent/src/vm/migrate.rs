@@ -151,6 +151,9 @@ impl Migration {
     /// stored, raised or switched, so an order that came too late ends without harm.
     async fn begin(&mut self) -> Result<(), Stop> {
         let begun = Instant::now();
+        if self.network.identity().is_some() {
+            self.fetch_key().await?;
+        }
         let MigrateOut {
             uri,
             downtime_limit_ms,

@@ -1,6 +1,7 @@
 //! Starts a VM's QEMU and waits for its first answer.
 
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::tls::{End, set_encryption};
 use super::{Vm, arrival};
 use crate::command::{QEMU, arguments, export};
 use crate::host::Host;
@@ -170,6 +172,7 @@ pub async fn listen_for_migration(
     qmp: &Qmp,
     ip: &str,
     compressed: bool,
+    tls: Option<&Path>,
 ) -> Result<String, QmpError> {
     let info: MigrateInfo = qmp.query("query-migrate").await?;
     if info.socket_address.is_empty() {
@@ -177,6 +180,7 @@ pub async fn listen_for_migration(
         let set = json!({"capabilities": capabilities});
         qmp.execute("migrate-set-capabilities", set).await?;
         set_compression(qmp, compressed).await?;
+        set_encryption(qmp, End::Destination, tls).await?;
         qmp.execute("migrate-incoming", json!({"uri": format!("tcp:{ip}:0")})).await?;
     }
     let info: MigrateInfo = qmp.query("query-migrate").await?;

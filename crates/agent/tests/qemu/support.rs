@@ -406,6 +406,7 @@ pub fn spec(epoch: u64, is_incoming: bool) -> VmSpec {
             read_only: false,
         }],
         arrives_by: is_incoming.then(|| MigrationId::new("m-1").unwrap()),
+        arrives_from: None,
         arrives_compressed: false,
         locks_memory: false,
         hides_output: false,

@@ -382,6 +382,7 @@ fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
         memory_bytes: spec.memory_bytes,
         disks: disks.collect::<Result<_, Problem>>()?,
         arrives_by: None,
+        arrives_from: None,
         arrives_compressed: false,
         locks_memory: leave_site::is_far_from_confined(
             &run.cluster,
@@ -442,6 +443,7 @@ mod tests {
             memory_bytes: 256 << 20,
             disks: Vec::new(),
             arrives_by: None,
+            arrives_from: None,
             arrives_compressed: false,
             locks_memory: false,
             hides_output: false,

@@ -84,10 +84,12 @@ impl Run {
         if self.record.value.plan.is_some() {
             return Ok(());
         }
-        let report: VmReport = self.source()?.agent.get(&self.path()).await?;
+        let source = self.source()?;
+        let report: VmReport = source.agent.get(&self.path()).await?;
         let arrives_by = Some(self.record.value.migration.id.clone());
         let mut spec = VmSpec {
             arrives_by,
+            arrives_from: Some(source.id.clone()),
             arrives_compressed: self.record.value.migration.compressed,
             start: self.record.value.start,
             ..report.spec

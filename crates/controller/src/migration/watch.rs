@@ -366,6 +366,7 @@ mod tests {
             memory_bytes: 256 << 20,
             disks: Vec::new(),
             arrives_by: None,
+            arrives_from: None,
             arrives_compressed: false,
             locks_memory: false,
             hides_output: false,

@@ -50,6 +50,7 @@ fn vm(disks: usize) -> VmSpec {
         memory_bytes: 512 << 20,
         disks: (0..disks).map(disk).collect(),
         arrives_by: None,
+        arrives_from: None,
         arrives_compressed: false,
         locks_memory: false,
         hides_output: false,

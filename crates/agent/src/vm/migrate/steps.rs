@@ -7,7 +7,9 @@ use std::time::Duration;
 use futures_util::future::{join_all, try_join_all};
 use perigee_http::{Client, Expected, Network};
 use perigee_model::switchover::Fate;
-use perigee_model::vm::{EndUnlessRan, EpochRaise, MigrateOut, VmReport};
+use perigee_model::vm::{
+    AskMigrationKey, EndUnlessRan, EpochRaise, MigrateOut, MigrationKey, VmReport,
+};
 use perigee_model::volume::{
     EpochChange, EpochChanges, FlushVolumes, VolumeEpochChange, VolumeInfo,
 };
@@ -162,6 +164,14 @@ impl Migration {
     fn destination(&self) -> Result<Client, Problem> {
         let url = &self.order.destination_agent_url;
         self.network.client(url, Expected::Address, CALL_DEADLINE)
+    }
+
+    /// Gets the key with which QEMU encrypts.
+    pub(super) async fn fetch_key(&self) -> Result<(), Stop> {
+        let path = format!("/v1/vms/{}/migration-key", self.vm.id());
+        let ask = AskMigrationKey { migration: self.order.migration.clone() };
+        let key: MigrationKey = self.destination()?.post(&path, &ask).await?;
+        Ok(self.vm.dir.keep_migration_key(&key)?)
     }
 
     /// Asks the homes whether the epochs can be raised, and the destination whether it waits.

@@ -62,7 +62,15 @@ impl Owner {
         self.look(&qmp).await?;
         if self.vm.status() == VmStatus::Incoming {
             let compressed = self.vm.spec.arrives_compressed;
-            let uri = listen_for_migration(&qmp, &self.host.ip, compressed).await?;
+            let tls = self.host.network.identity().map(|_| self.vm.dir.tls());
+            if tls.is_some() {
+                self.vm.make_migration_key().map_err(|problem| QmpError::Odd {
+                    command: "object-add".to_owned(),
+                    reason: problem.to_string(),
+                })?;
+            }
+            let listening = listen_for_migration(&qmp, &self.host.ip, compressed, tls.as_deref());
+            let uri = listening.await?;
             self.vm.observed(|seen| seen.incoming_uri = Some(uri));
         }
         self.vm.observed(|seen| seen.qmp = Some(qmp));

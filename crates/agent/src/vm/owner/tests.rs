@@ -51,6 +51,7 @@ async fn owner(dir: &Path, qemu: &Qemu) -> Owner {
         memory_bytes: 64 << 20,
         disks: Vec::new(),
         arrives_by: None,
+        arrives_from: None,
         arrives_compressed: false,
         locks_memory: false,
         hides_output: false,

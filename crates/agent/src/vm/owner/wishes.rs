@@ -1,11 +1,14 @@
 //! Carries out what a migration wishes of QEMU, if its switchover allows that.
 
+use std::path::Path;
+
 use perigee_model::switchover::{Switchover, Wish};
 use serde_json::json;
 
 use super::Owner;
 use crate::qmp::{Qmp, QmpError};
 use crate::vm::start::set_compression;
+use crate::vm::tls::{End, set_encryption};
 
 impl Owner {
     /// # Errors
@@ -20,7 +23,10 @@ impl Owner {
         }
         let qmp = self.vm.observed(|seen| seen.qmp.clone()).ok_or(QmpError::Closed)?;
         let done = match wish {
-            begin @ Wish::Begin { .. } => return begin_to_send(&qmp, begin).await,
+            begin @ Wish::Begin { .. } => {
+                let tls = self.host.network.identity().map(|_| self.vm.dir.tls());
+                return begin_to_send(&qmp, begin, tls.as_deref()).await;
+            }
             Wish::AllowPause { downtime_limit_ms } => {
                 let limit = json!({"downtime-limit": downtime_limit_ms});
                 qmp.execute("migrate-set-parameters", limit).await
@@ -41,7 +47,7 @@ const THROTTLE_PERCENT: u8 = 20;
 
 /// `auto-converge` is always on. With it QEMU slows the VM down if copying would not end, also if the planner did not
 /// predict that.
-async fn begin_to_send(qmp: &Qmp, begin: Wish) -> Result<(), QmpError> {
+async fn begin_to_send(qmp: &Qmp, begin: Wish, tls: Option<&Path>) -> Result<(), QmpError> {
     let Wish::Begin { uri, downtime_limit_ms, compressed, max_bytes_per_s, throttle_percent } =
         begin
     else {
@@ -52,6 +58,7 @@ async fn begin_to_send(qmp: &Qmp, begin: Wish) -> Result<(), QmpError> {
         ["pause-before-switchover", "return-path", "events", "auto-converge"].map(on);
     qmp.execute("migrate-set-capabilities", json!({"capabilities": capabilities})).await?;
     set_compression(qmp, compressed).await?;
+    set_encryption(qmp, End::Source, tls).await?;
     let parameters = json!({
         "downtime-limit": downtime_limit_ms.clamp(1, 2_000_000),
         // In bytes per second; without this QEMU's limit is 128 MiB/s.
