@@ -4,10 +4,10 @@
 //! time of its issue, so that revoking what an owner has got so far needs no list of certificates.
 
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use perigee_model::Problem;
+use perigee_model::{HostId, Problem};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber,
@@ -32,8 +32,12 @@ const CLOCK_SKEW_MAX: Duration = Duration::from_secs(3600);
 const PUBLIC_KEY_BYTES: usize = 65;
 const NOT_COMPRESSED: u8 = 4;
 
+/// The directory, in the authority's, of hosts that were enrolled without a token.
+const MADE_HERE: &str = "hosts";
+
 /// The authority of one cluster.
 pub struct Authority {
+    dir: PathBuf,
     ca_pem: String,
     fingerprint: String,
     issuer: Issuer<'static, KeyPair>,
@@ -82,9 +86,8 @@ impl PublicKey {
     /// # Errors
     /// When the text is not the hexadecimal form of a key.
     pub fn from_hex(text: &str) -> Result<Self, Problem> {
-        let byte = |at: usize| u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok();
-        let bytes: Option<Vec<u8>> = (0..PUBLIC_KEY_BYTES).map(byte).collect();
-        let bytes = bytes.filter(|b| text.len() == 2 * b.len() && b[0] == NOT_COMPRESSED);
+        let bytes = of_hex(text).filter(|b| b.len() == PUBLIC_KEY_BYTES);
+        let bytes = bytes.filter(|b| b[0] == NOT_COMPRESSED);
         bytes.map(Self).ok_or_else(|| {
             Problem::invalid(
                 "can't make a certificate",
@@ -112,6 +115,17 @@ impl PublicKeyData for PublicKey {
 /// Lower-case hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// `None` if it is not hexadecimal, two digits for each byte.
+pub(crate) fn of_hex(text: &str) -> Option<Vec<u8>> {
+    let digits = text.as_bytes().chunks(2);
+    digits
+        .map(|two| {
+            let two = std::str::from_utf8(two).ok().filter(|two| two.len() == 2)?;
+            u8::from_str_radix(two, 16).ok().filter(|_| !two.starts_with('+'))
+        })
+        .collect()
 }
 
 /// The SHA-256 of a certificate, in hexadecimal.
@@ -143,7 +157,8 @@ impl Authority {
             return Err(unusable(&"the key is not the one of the certificate"));
         }
         let fingerprint = fingerprint(&der[0]);
-        Ok(Self { ca_pem, fingerprint, issuer: Issuer::new(params(&key), key) })
+        let issuer = Issuer::new(params(&key), key);
+        Ok(Self { dir: dir.to_owned(), ca_pem, fingerprint, issuer })
     }
 
     /// Makes both files under another name, so that two processes that begin together use one authority.
@@ -163,6 +178,10 @@ impl Authority {
         }
         tracing::info!(dir = %dir.display(), "made the cluster's certificate authority");
         Ok(())
+    }
+
+    pub(crate) fn key(&self) -> &KeyPair {
+        self.issuer.key()
     }
 
     /// The authority's certificate.
@@ -216,6 +235,42 @@ impl Authority {
         let key = NewKey::generate()?;
         let certificate = self.issue(to, addresses, &key.public(), SystemTime::now(), now_ms())?;
         Ok(key.credentials(&certificate, &self.ca_pem))
+    }
+
+    /// What a host needs that is enrolled where the authority is, without a token. The controller knows of the host from
+    /// its next start on.
+    ///
+    /// # Errors
+    /// As [`Authority::issue`]; also when it can't be noted.
+    pub fn enrol(&self, host: &HostId, addresses: &[IpAddr]) -> Result<Credentials, Problem> {
+        let made = self.credentials(&PeerIdentity::Host(host.clone()), addresses)?;
+        let note = serde_json::to_vec(addresses).map_err(failed)?;
+        write_private(&self.dir.join(MADE_HERE).join(host.as_str()), &note)?;
+        Ok(made)
+    }
+
+    /// The hosts that were enrolled here, with their addresses.
+    ///
+    /// # Errors
+    /// When a note can't be read.
+    pub fn enrolled_here(&self) -> Result<Vec<(HostId, Vec<IpAddr>)>, Problem> {
+        let dir = self.dir.join(MADE_HERE);
+        if !dir.exists() {
+            return Ok(Vec::new());
+        }
+        let unusable = |e: &dyn std::fmt::Display| {
+            Problem::invalid(format!("can't use the list of hosts in {}", dir.display()), e)
+                .next("remove what is not a host's name there")
+        };
+        let mut all = Vec::new();
+        for entry in std::fs::read_dir(&dir).map_err(|e| unusable(&e))? {
+            let entry = entry.map_err(|e| unusable(&e))?;
+            // A note that was being written when the machine stopped has a name that is none of a host.
+            let Ok(host) = entry.file_name().to_string_lossy().parse() else { continue };
+            let note = read(&entry.path())?;
+            all.push((host, serde_json::from_slice(&note).map_err(|e| unusable(&e))?));
+        }
+        Ok(all)
     }
 }
 

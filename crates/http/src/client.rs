@@ -20,6 +20,7 @@ use futures_util::future::{BoxFuture, FutureExt as _};
 use hyper_util::client::legacy;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use perigee_model::Problem;
+use perigee_model::grant::{GRANT_HEADER, SignedGrant};
 use perigee_model::volume::{Progress, Step};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -64,6 +65,8 @@ pub struct Client {
     hint: String,
     /// Says who asks, where that is not a certificate's or the connection's to say.
     authorization: Option<HeaderValue>,
+    /// What the controller allows this host at the server.
+    grant: Option<HeaderValue>,
 }
 
 impl Client {
@@ -135,7 +138,7 @@ impl Client {
             .pool_idle_timeout(IDLE_MAX)
             .build(Connector(way));
         let (address, hint) = (address.to_owned(), String::new());
-        Self { http, base, address, answer_max, hint, authorization: None }
+        Self { http, base, address, answer_max, hint, authorization: None, grant: None }
     }
 
     /// Sends a user's token with each request.
@@ -156,6 +159,14 @@ impl Client {
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = hint.into();
+        self
+    }
+
+    /// Shows with each request what the controller allows this host at the server.
+    #[must_use]
+    pub fn granted(mut self, grant: Option<&SignedGrant>) -> Self {
+        // One that is no header's value was never signed, and the server would refuse it too.
+        self.grant = grant.and_then(|grant| HeaderValue::from_str(&grant.0).ok());
         self
     }
 
@@ -387,6 +398,9 @@ impl Client {
         }
         if let Some((name, value)) = header {
             request.headers_mut().insert(name, value.parse().expect("ASCII"));
+        }
+        if let Some(grant) = &self.grant {
+            request.headers_mut().insert(GRANT_HEADER, grant.clone());
         }
         let answer = timeout_at(until, self.http.request(request));
         let answer = answer.await.map_err(|_| self.broken(&too_late()))?;

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
-use perigee_model::Problem;
+use perigee_model::grant::{Grant, SignedGrant};
+use perigee_model::{HostId, Problem};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -24,6 +25,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
 use crate::authority::{CERTIFICATE_LIFE, now_ms};
 use crate::files::read_private;
+use crate::grants::{self, NoGrant};
 use crate::peer::{Certified, Peer, PeerIdentity};
 use crate::verify::{Expected, Refusal, Roots, Verifier};
 
@@ -84,6 +86,7 @@ pub struct Identity {
 struct Loaded {
     own: Certified,
     roots: Arc<RootCertStore>,
+    authorities: Vec<CertificateDer<'static>>,
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     acceptor: TlsAcceptor,
@@ -243,6 +246,15 @@ impl Identity {
         }
     }
 
+    /// The grant that this host shows, if the authority has signed it for the host and its time is not over.
+    ///
+    /// # Errors
+    /// Why it does not count.
+    pub fn grant(&self, shown: &SignedGrant, host: &HostId) -> Result<Grant, NoGrant> {
+        let loaded = self.loaded();
+        grants::check(shown, host, (&loaded.authorities, &self.provider), now_ms())
+    }
+
     /// The client's side of a handshake with the server at `HOST:PORT`.
     ///
     /// # Errors
@@ -330,7 +342,7 @@ impl Loaded {
         let own = chain.first().and_then(Certified::of).ok_or(Refusal::NotOurs);
         let own = own.map_err(|e| text(&e))?;
         // A host that joins knows only the fingerprint of the authority's certificate, so it is sent along.
-        chain.extend(authorities);
+        chain.extend(authorities.iter().cloned());
         let verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(provider));
         let verifier = match strangers {
@@ -348,7 +360,7 @@ impl Loaded {
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         let acceptor = TlsAcceptor::from(Arc::new(config));
-        Ok(Self { own, roots, chain, key, acceptor })
+        Ok(Self { own, roots, authorities, chain, key, acceptor })
     }
 }
 

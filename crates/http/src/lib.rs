@@ -15,6 +15,7 @@ mod daemon;
 mod files;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod grants;
 pub mod guard;
 pub mod identity;
 pub mod memory;
@@ -34,6 +35,7 @@ pub use connections::ClientAddress;
 pub use connections::places::{Place, Places};
 pub use daemon::{prepare_daemon, private_directory};
 pub use files::{read_private, write_private};
+pub use grants::NoGrant;
 pub use identity::Identity;
 pub use network::{Network, authority_of};
 pub use peer::{Certified, Peer, PeerIdentity};

@@ -14,6 +14,7 @@ pub use residence::{HomeRefused, Place, Residence};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::grant::SignedGrant;
 use crate::switchover::WriterEpochs;
 use crate::volume::CachePolicy;
 use crate::{Epoch, Incarnation, LayerId, LeaveSite, OwnerName, TenantName, VolumeName};
@@ -95,6 +96,9 @@ pub struct TakeVolume {
     pub to: ServerAddresses,
     /// The volume's tenure at the old home. Its tenure here is the next one.
     pub tenure: Tenure,
+    /// For the old home; `None` in a cluster without certificates.
+    #[serde(default)]
+    pub grant: Option<SignedGrant>,
 }
 
 /// Lets a volume go to a new home: its head is flushed and sealed, and nothing is written here any more.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::grant::SignedGrant;
 use crate::home::{DepartedLayer, ServerAddresses, Tenure};
 use crate::volume::CachePolicy;
 use crate::{HostId, ImageName, LayerId, SiteId, TenantName, VolumeName};
@@ -75,6 +76,9 @@ pub struct PullReplica {
     pub keep: u32,
     /// The present time by the controller's clock; Unix time.
     pub taken_ms: u64,
+    /// For the volume's home; `None` in a cluster without certificates.
+    #[serde(default)]
+    pub grant: Option<SignedGrant>,
 }
 
 /// A round that has begun.

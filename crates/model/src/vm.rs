@@ -22,10 +22,11 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::grant::SignedGrant;
 use crate::phases::Phases;
 #[cfg(doc)]
 use crate::switchover::Fate;
-use crate::volume::IoStats;
+use crate::volume::{EpochChange, IoStats, VolumeEpochChange};
 use crate::{DiskRole, Epoch, HostId, MigrationId, SiteId, VmId, VmStart, VolumeName};
 
 /// How QEMU runs a guest's instructions.
@@ -215,6 +216,14 @@ pub struct EpochRaise {
     pub to: Epoch,
 }
 
+impl EpochRaise {
+    /// What is asked of the volume's home.
+    pub fn change(&self) -> VolumeEpochChange {
+        let change = EpochChange { from: self.from, to: self.to };
+        VolumeEpochChange { volume: self.volume.clone(), change }
+    }
+}
+
 /// Has a source's agent send its VM away.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MigrateOut {
@@ -242,6 +251,9 @@ pub struct MigrateOut {
     /// copying does not end; `None`: QEMU's default.
     #[serde(default)]
     pub throttle_percent: Option<u8>,
+    /// For the homes of `epochs`; `None` in a cluster without certificates.
+    #[serde(default)]
+    pub grant: Option<SignedGrant>,
 }
 
 /// One outgoing migration as its source sees it.

@@ -3,6 +3,7 @@
 mod callers;
 mod clients;
 mod confined;
+mod grants;
 mod homes;
 mod long;
 mod replicas;
@@ -37,6 +38,8 @@ use perigee_model::volume::{
 use perigee_model::{BadName, ImageName, OwnerName, Problem, VolumeName};
 use perigee_store::{Data, Pool, io_problem};
 use serde::Deserialize;
+
+use grants::Granted;
 
 use crate::exports::PoolExports;
 use crate::observe;
@@ -288,14 +291,28 @@ async fn issue_epoch(
 async fn change_epoch(
     State(control): Shared,
     Named(volume): Named<VolumeName>,
+    granted: Granted,
     Json(change): Json<EpochChange>,
 ) -> Reply<VolumeInfo> {
+    may_change(&granted, &volume, change)?;
     control.pool.volume(&volume).await?.change_epoch(change).await?;
     Ok(Json(control.pool.volume_info(&volume).await?))
 }
 
-async fn change_epochs(State(control): Shared, Json(ask): Json<EpochChanges>) -> Reply<()> {
+fn may_change(granted: &Granted, volume: &VolumeName, change: EpochChange) -> Result<(), Problem> {
+    let what = format!("can't change the writer epoch of volume {volume}");
+    granted.check(&what, |allows| allows.changes(volume, change))
+}
+
+async fn change_epochs(
+    State(control): Shared,
+    granted: Granted,
+    Json(ask): Json<EpochChanges>,
+) -> Reply<()> {
     check_batch("can't change epochs", ask.changes.len())?;
+    for one in &ask.changes {
+        may_change(&granted, &one.volume, one.change)?;
+    }
     let change = async |one: VolumeEpochChange| {
         control.pool.volume(&one.volume).await?.change_epoch(one.change).await
     };

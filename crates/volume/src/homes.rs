@@ -103,7 +103,7 @@ impl PoolExports {
             return self.pool.home(volume).await;
         }
         let all = FlushVolumes { volumes: vec![volume.clone()] };
-        let flushed = self.remotes.client(&take.from, FLUSH_MAX)?;
+        let flushed = self.remotes.client(&take.from, take.grant.as_ref(), FLUSH_MAX)?;
         let flushed = flushed.post::<()>("/v1/batch/flush", &all).await;
         match flushed {
             Err(problem) if problem.kind == ProblemKind::Unavailable => return Err(problem),
@@ -129,7 +129,7 @@ impl PoolExports {
     /// after this has to come while they are held.
     async fn prepare(&self, volume: &VolumeName, take: &TakeVolume) -> Result<(), Problem> {
         let path = format!("/v1/volumes/{volume}/seal");
-        let sealed = self.remotes.client(&take.from, PREPARE_MAX)?;
+        let sealed = self.remotes.client(&take.from, take.grant.as_ref(), PREPARE_MAX)?;
         let sealed = sealed.post::<Vec<DepartedLayer>>(&path, &()).await;
         let prepared = match sealed {
             Ok(chain) => self.stage(volume, take, &chain, PREPARE_MAX).await,
@@ -188,7 +188,7 @@ impl PoolExports {
         }
         let (asked, depart) = (Instant::now(), Depart { tenure: take.tenure, to: take.to.clone() });
         let path = format!("/v1/volumes/{volume}/depart");
-        let departed = self.remotes.client(&take.from, DEPART_MAX)?;
+        let departed = self.remotes.client(&take.from, take.grant.as_ref(), DEPART_MAX)?;
         let departed = departed.post::<Departed>(&path, &depart).await?;
         self.stage(volume, take, &departed.chain, STAGE_MAX).await?;
         let _turn = self.turns.moving(volume).await?;

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use perigee_block::device::Device;
-use perigee_http::{Client, Expected, Listen, Network};
+use perigee_http::{Client, Expected, Identity, Listen, Network};
 use perigee_model::Problem;
+use perigee_model::grant::SignedGrant;
 use perigee_model::home::ServerAddresses;
 use perigee_model::read_ahead::{FILL_BYTES_PER_S, READ_CACHE_BYTES};
 use perigee_nbd::{ClientTls, NbdDevice, RemoteExport, RemoteTlsFiles};
@@ -56,17 +57,25 @@ impl Remotes {
         Ok(Self { network, tls, patience, cache_bytes: options.cache_bytes })
     }
 
-    /// A client of another host's volume server.
+    /// This host's identity, if it has one.
+    pub fn identity(&self) -> Option<&Arc<Identity>> {
+        self.network.identity()
+    }
+
+    /// A client of another host's volume server, to which it shows the grant.
     ///
     /// # Errors
     /// `Invalid` when the address can't be used.
     pub fn client(
         &self,
         address: &ServerAddresses,
+        grant: Option<&SignedGrant>,
         answer_max: Duration,
     ) -> Result<Client, Problem> {
         let client = self.network.client(&address.control_url, Expected::Address, answer_max)?;
-        Ok(client.hint("does that host's volume server run, and is this its address?"))
+        Ok(client
+            .granted(grant)
+            .hint("does that host's volume server run, and is this its address?"))
     }
 
     /// An export at `HOST:PORT`.

@@ -31,7 +31,7 @@ impl PoolExports {
         let round = self.pool.begin_pull(volume, ask.keep).await?;
         let path = format!("/v1/volumes/{volume}/replica/seal");
         let seal = SealReplica { replica: ask.replica.clone() };
-        let home = self.remotes.client(&ask.from, SEAL_MAX)?;
+        let home = self.remotes.client(&ask.from, ask.grant.as_ref(), SEAL_MAX)?;
         let sealed: SealedReplica = home.post(&path, &seal).await?;
         let added = self.pool.add_point(volume, ask, round, sealed);
         let ships_bytes = tokio::time::timeout(STAGE_MAX, added).await.unwrap_or_else(|_| {

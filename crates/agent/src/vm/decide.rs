@@ -177,6 +177,7 @@ mod tests {
             compressed: false,
             max_bytes_per_s: None,
             throttle_percent: None,
+            grant: None,
         }
     }
 

@@ -92,7 +92,7 @@ pub fn spawn(
     let (wishes, wished) = mpsc::channel(1);
     let downtime_limit_ms = order.downtime_limit_ms;
     let migration = Migration {
-        homes: steps::Home::all(&order.epochs, &network),
+        homes: steps::Home::all(&order, &network),
         network,
         greeting: None,
         machine: Outgoing::new(record.switchover),

@@ -65,7 +65,8 @@ pub async fn set_encryption(qmp: &Qmp, end: End, dir: Option<&Path>) -> Result<(
             }
             let endpoint = if end == End::Source { "client" } else { "server" };
             let dir = dir.display().to_string();
-            let key = json!({"qom-type": "tls-creds-psk", "id": ID, "dir": dir, "endpoint": endpoint});
+            let key =
+                json!({"qom-type": "tls-creds-psk", "id": ID, "dir": dir, "endpoint": endpoint});
             qmp.execute("object-add", key).await?;
             ID
         }

@@ -384,6 +384,7 @@ pub fn order(migration: &str, number: u32, uri: String, there: &Agent, home: &Ho
         compressed: false,
         max_bytes_per_s: None,
         throttle_percent: None,
+        grant: None,
     }
 }
 

@@ -17,7 +17,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use perigee_http::identity::Strangers;
 use perigee_http::{Authority, Identity, Network, PeerIdentity};
-use perigee_model::{ImageName, JobId, Problem, SiteId, VmId, VolumeName};
+use perigee_model::grant::{self, Allowed, GRANT_LIFE_MS, SignedGrant};
+use perigee_model::{HostId, ImageName, JobId, Problem, SiteId, VmId, VolumeName};
 use perigee_repository::Repository;
 use tokio::sync::{Notify, broadcast, mpsc};
 
@@ -145,6 +146,18 @@ pub struct Cluster {
 impl Cluster {
     /// Reads the state of an earlier run. `wanted` passes requests for drivers to the supervisor.
     ///
+    /// Lets the host do this at other hosts; `None` in a cluster without certificates, where everybody may.
+    ///
+    /// # Errors
+    /// When it can't be signed.
+    pub fn grant(&self, host: &HostId, allows: Allowed) -> Result<Option<SignedGrant>, Problem> {
+        if self.network.identity().is_none() {
+            return Ok(None);
+        }
+        let until_ms = now_ms().saturating_add(GRANT_LIFE_MS);
+        self.authority.sign(&grant::Grant { host: host.clone(), allows, until_ms }).map(Some)
+    }
+
     /// # Errors
     /// If the state directory cannot be used.
     pub async fn open(

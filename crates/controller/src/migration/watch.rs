@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use perigee_model::grant::Allowed;
 use perigee_model::phases::{DOWNTIME_LIMIT_FIRST_MS, TOTAL_MAX_S};
 use perigee_model::switchover::{Fate, Seen, SeenVm, Verdict, judge};
 use perigee_model::vm::{
-    CancelMigration, EndUnlessRan, MigrateOut, MigrationPhase, MigrationReport, VmReport, VmStatus,
+    CancelMigration, EndUnlessRan, EpochRaise, MigrateOut, MigrationPhase, MigrationReport,
+    VmReport, VmStatus,
 };
 use perigee_model::{HostId, MigrationId, Problem, ProblemKind};
 
@@ -237,16 +239,23 @@ impl Run {
         let Told::Vm(report) = destination else { return None };
         let max_bytes_per_s = self.limit_rate();
         let migration = &self.record.value.migration;
+        let epochs = self.planned().ok()?.raises.clone();
+        let changes = epochs.iter().map(EpochRaise::change).collect();
+        let grant = match self.cluster.grant(&migration.from, Allowed::Epochs(changes)) {
+            Ok(grant) => grant,
+            Err(problem) => return Some(problem.to_string()),
+        };
         let ask = MigrateOut {
             migration: migration.id.clone(),
             number: self.record.value.number,
             uri: report.incoming_uri.clone()?,
             destination_agent_url: self.destination().ok()?.addresses.agent_url.clone(),
-            epochs: self.planned().ok()?.raises.clone(),
+            epochs,
             downtime_limit_ms: u64::from(DOWNTIME_LIMIT_FIRST_MS),
             compressed: migration.compressed,
             max_bytes_per_s,
             throttle_percent: migration.throttle_percent,
+            grant,
         };
         let path = format!("{}/migrate", self.path());
         match self.source().ok()?.agent.post::<serde_json::Value>(&path, &ask).await {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use perigee_model::grant::Allowed;
 use perigee_model::home::{HomeState, VolumeHome};
 use perigee_model::replica::{
     CHAIN_LAYERS_MAX, PinReplica, PullReplica, PulledReplica, ReplicaPin, ReplicaPoint,
@@ -269,11 +270,14 @@ impl Run<'_> {
     }
 
     async fn begin_round(&mut self, host: &HostLink, home: &HostLink) -> Result<(), Problem> {
+        let (volume, site) = (self.intent.volume.clone(), self.intent.site.clone());
+        let grant = self.cluster.grant(&host.id, Allowed::Replica { volume, site })?;
         let ask = PullReplica {
             from: home.volume_server(),
             replica: self.intent.site.clone(),
             keep: self.intent.keep,
             taken_ms: now_ms(),
+            grant,
         };
         let begun: PulledReplica = host.volume_slow.post(&self.path("replica/pull"), &ask).await?;
         (self.rounds.begun, self.rounds.missing) = (Some(Instant::now()), None);

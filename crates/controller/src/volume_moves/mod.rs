@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use perigee_model::grant::Allowed;
 use perigee_model::home::{CallOff, HomeState, TakeVolume, Tenure, VolumeHome};
 use perigee_model::volume_move::{VolumeMove, VolumeMoveEvent, VolumeMoveState};
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
@@ -120,7 +121,10 @@ impl Run<'_> {
             return self.give_up(format!("host {} was removed", self.shown().from)).await;
         };
         let Some(tenure) = self.record.value.tenure else { return self.learn_tenure(&from).await };
-        let ask = TakeVolume { from: from.volume_server(), to: to.volume_server(), tenure };
+        let volume = self.shown().volume.clone();
+        let grant = self.cluster.grant(&to.id, Allowed::Home { volume, tenure })?;
+        let (old, new) = (from.volume_server(), to.volume_server());
+        let ask = TakeVolume { from: old, to: new, tenure, grant };
         let path = self.path("take");
         let asked = to.volume_slow.post::<VolumeHome>(&path, &ask);
         let patience = self.cluster.timing.take_patience;

@@ -33,7 +33,7 @@ pub struct EpochChanges {
 }
 
 /// One volume's part of [`EpochChanges`].
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeEpochChange {
     /// A volume whose home is this server.
     pub volume: VolumeName,

@@ -107,7 +107,7 @@ impl Two {
             .depart(&ask)
             .await
             .unwrap();
-        (TakeVolume { from: addresses(from), to, tenure }, departed)
+        (TakeVolume { from: addresses(from), to, tenure, grant: None }, departed)
     }
 
     async fn carry(&self, from: usize) -> VolumeHome {

@@ -6,7 +6,8 @@
 //! | a host | look at a volume, flush it, change its writer epoch: the agent of a VM that migrates; seal a volume and have it depart: the volume server that becomes its home or has a replica |
 //! | an operator | read the metrics |
 //!
-//! Whether a writer epoch or a tenure is the right one is decided where it is changed.
+//! A host changes an epoch, seals a volume and has it depart only where the controller has allowed it: [`super::grants`].
+//! Whether an epoch or a tenure is the right one is decided where it is changed.
 
 use axum::http::Method;
 use perigee_http::{Peer, PeerIdentity};

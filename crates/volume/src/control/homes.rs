@@ -14,6 +14,7 @@ use perigee_model::{Problem, VolumeName};
 use perigee_store::Data;
 use serde::Deserialize;
 
+use super::grants::Granted;
 use super::{Asker, Control, Named, Shared, check_address};
 use crate::sites::Want;
 
@@ -51,7 +52,10 @@ async fn seal(
     State(control): Shared,
     Named(volume): Named<VolumeName>,
     Asker(peer): Asker,
+    granted: Granted,
 ) -> Reply<Vec<DepartedLayer>> {
+    let what = format!("can't seal volume {volume} for a new home");
+    granted.check(&what, |allows| allows.takes(&volume))?;
     let of = Data::Volume(volume.clone());
     control.exports.check_leaving(&of, Want::Home, peer).await?;
     Ok(Json(control.pool.seal_ahead(&volume).await?))
@@ -62,11 +66,13 @@ async fn depart(
     State(control): Shared,
     Named(volume): Named<VolumeName>,
     Asker(peer): Asker,
+    granted: Granted,
     Json(ask): Json<Depart>,
 ) -> Reply<Departed> {
+    let what = format!("can't let volume {volume} go");
+    granted.check(&what, |allows| allows.takes_after(&volume, ask.tenure))?;
     let of = Data::Volume(volume.clone());
     control.exports.check_leaving(&of, Want::Home, peer).await?;
-    let what = format!("can't let volume {volume} go");
     check_address(&what, &ask.to.nbd_addr)?;
     let exports = Arc::clone(&control.exports);
     let departing = tokio::spawn(async move { exports.depart(&volume, &ask).await });

@@ -14,6 +14,7 @@ use perigee_model::replica::{
 };
 use perigee_model::{Problem, VolumeName};
 
+use super::grants::Granted;
 use super::{Control, Named, Shared, check_address, long};
 
 pub fn routes() -> Router<Arc<Control>> {
@@ -67,8 +68,11 @@ async fn promote(
 async fn seal(
     State(control): Shared,
     Named(volume): Named<VolumeName>,
+    granted: Granted,
     Json(ask): Json<SealReplica>,
 ) -> Reply<SealedReplica> {
+    let what = format!("can't seal volume {volume} for a replica");
+    granted.check(&what, |allows| allows.replicates(&volume, &ask.replica))?;
     Ok(Json(control.pool.seal_replica(&volume, ask).await?))
 }
 
@@ -79,8 +83,11 @@ async fn pins(State(control): Shared, Named(volume): Named<VolumeName>) -> Reply
 async fn pin(
     State(control): Shared,
     Named(volume): Named<VolumeName>,
+    granted: Granted,
     Json(ask): Json<PinReplica>,
 ) -> Reply<()> {
+    let what = format!("can't say what a replica has of volume {volume}");
+    granted.check(&what, |allows| allows.replicates(&volume, &ask.replica))?;
     Ok(Json(control.pool.pin_replica(&volume, ask).await?))
 }
 

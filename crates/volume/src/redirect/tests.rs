@@ -132,7 +132,7 @@ impl Host {
     async fn take_from(&self, from: &Self) {
         let tenure = from.tenure().await;
         let (from, to) = (from.addresses.clone(), self.addresses.clone());
-        let take = TakeVolume { from, to, tenure };
+        let take = TakeVolume { from, to, tenure, grant: None };
         until("the volume", async || self.exports.take(&data(), &take).await.is_ok()).await;
         until("all of it", async || {
             let home = self.exports.pool.home(&data()).await.expect("what it knows").home;
@@ -270,7 +270,7 @@ async fn a_session_that_a_take_did_not_see_finds_the_volume_here() {
     write(&disk, 7).await;
     let (tenure, to) = (one.tenure().await, two.addresses.clone());
     let departed = one.exports.depart(&data(), &Depart { tenure, to: to.clone() }).await;
-    let take = TakeVolume { from: one.addresses.clone(), to, tenure };
+    let take = TakeVolume { from: one.addresses.clone(), to, tenure, grant: None };
     // It arrives, and nobody holds the session.
     let departed = departed.expect("a departure");
     two.exports

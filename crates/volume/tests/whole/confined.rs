@@ -82,7 +82,7 @@ async fn take(from: &Server, to: &Server, volume: &str) -> Result<VolumeHome, Pr
         nbd_addr: server.nbd_addr.clone(),
         control_url: format!("http://{}", server.control_addr),
     };
-    let ask = TakeVolume { from: addresses(from), to: addresses(to), tenure };
+    let ask = TakeVolume { from: addresses(from), to: addresses(to), tenure, grant: None };
     to.control.post(&format!("/v1/volumes/{volume}/take"), &ask).await
 }
 

@@ -47,7 +47,7 @@ pub async fn take(to: &Server, ask: &TakeVolume) -> Result<VolumeHome, Problem> 
 }
 
 pub async fn ask(from: &Server, to: &Server) -> TakeVolume {
-    TakeVolume { from: addresses(from), to: addresses(to), tenure: tenure(from).await }
+    TakeVolume { from: addresses(from), to: addresses(to), tenure: tenure(from).await, grant: None }
 }
 
 /// As the controller does it.

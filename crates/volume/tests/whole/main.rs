@@ -6,6 +6,7 @@ mod copies;
 mod doors;
 mod epochs;
 mod faults;
+mod grants;
 mod homes;
 mod iscsi;
 mod kills;

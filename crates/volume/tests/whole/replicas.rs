@@ -29,7 +29,13 @@ async fn replica(at: &Server) -> VolumeReplica {
 /// Begins a round. Returns what it has to ship.
 async fn pull(home: &Server, to: &Server, keep: u32) -> u64 {
     let before = replica(to).await.points.first().map_or(0, |point| point.taken_ms);
-    let ask = PullReplica { from: addresses(home), replica: site(), keep, taken_ms: before + 1000 };
+    let ask = PullReplica {
+        from: addresses(home),
+        replica: site(),
+        keep,
+        taken_ms: before + 1000,
+        grant: None,
+    };
     let begun: PulledReplica =
         to.control.post("/v1/volumes/data/replica/pull", &ask).await.expect("a round");
     begun.ships_bytes

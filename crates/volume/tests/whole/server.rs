@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use perigee_http::{Client, Listen};
+use perigee_http::identity::IDENTITY_FILE;
+use perigee_http::{Client, Identity, Listen, Network};
 use perigee_model::volume::{CreateVolume, VolumeInfo, VolumeSource};
 use perigee_model::{ImageName, VolumeName};
 use perigee_volume::{
@@ -16,7 +17,8 @@ use tempfile::TempDir;
 
 const DEADLINE: Duration = Duration::from_secs(120);
 const POOL_VARIABLE: &str = "PERIGEE_TEST_POOL";
-/// A directory with `ca.pem`, `cert.pem` and `key.pem`: the server then wants TLS, and speaks it.
+/// A directory with `ca.pem`, `cert.pem` and `key.pem`: the server then wants TLS, and speaks it. Or one with the identity
+/// of a host: then it is a server of that host's cluster.
 const CERTIFICATES_VARIABLE: &str = "PERIGEE_TEST_CERTIFICATES";
 pub const MIB: u64 = 1 << 20;
 /// How much of a server's log is printed when a test fails.
@@ -35,6 +37,10 @@ fn server_process() {
         .with_writer(log)
         .init();
     let certificates = std::env::var(CERTIFICATES_VARIABLE).ok().map(PathBuf::from);
+    let identity = certificates.clone().filter(|dir| dir.join(IDENTITY_FILE).exists());
+    let certificates = certificates.filter(|_| identity.is_none());
+    let network = identity.map(|dir| Network::Tls(Identity::load(&dir).expect("an identity")));
+    let network = network.unwrap_or_default();
     let file = |name: &str| Some(certificates.as_ref()?.join(name));
     let own = file("cert.pem").zip(file("key.pem"));
     let tls =
@@ -50,7 +56,7 @@ fn server_process() {
         private: None,
         clients: ServerOptions { tls, ..ServerOptions::default() },
         iscsi: iscsi_options(&pool),
-        remotes: RemoteOptions { tls: remote_tls, patience, ..RemoteOptions::default() },
+        remotes: RemoteOptions { network, tls: remote_tls, patience, ..RemoteOptions::default() },
         control: vec![
             Listen::Unix(sockets(&pool).join("control.sock")),
             Listen::Tcp(std::env::var("PERIGEE_TEST_CONTROL").expect("an address")),

@@ -10,9 +10,7 @@ use perigee_model::switchover::Fate;
 use perigee_model::vm::{
     AskMigrationKey, EndUnlessRan, EpochRaise, MigrateOut, MigrationKey, VmReport,
 };
-use perigee_model::volume::{
-    EpochChange, EpochChanges, FlushVolumes, VolumeEpochChange, VolumeInfo,
-};
+use perigee_model::volume::{EpochChange, EpochChanges, FlushVolumes, VolumeInfo};
 use perigee_model::{Problem, ProblemKind, VmId};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -41,16 +39,16 @@ pub(super) struct Home {
 
 impl Home {
     /// One home for each volume server.
-    pub(super) fn all(raises: &[EpochRaise], network: &Network) -> Vec<Self> {
+    pub(super) fn all(order: &MigrateOut, network: &Network) -> Vec<Self> {
         let mut homes: BTreeMap<&str, Vec<EpochRaise>> = BTreeMap::new();
-        for raise in raises {
+        for raise in &order.epochs {
             homes.entry(&raise.volume_url).or_default().push(raise.clone());
         }
-        let home = |(url, raises)| Self {
-            raises,
-            client: network.client(url, Expected::Address, CALL_DEADLINE),
-            flushes: network.client(url, Expected::Address, CALL_DEADLINE),
+        let client = |url| {
+            let client = network.client(url, Expected::Address, CALL_DEADLINE)?;
+            Ok(client.granted(order.grant.as_ref()))
         };
+        let home = |(url, raises)| Self { raises, client: client(url), flushes: client(url) };
         homes.into_iter().map(home).collect()
     }
 
@@ -96,11 +94,8 @@ impl Home {
 
     /// Raises all epochs in one request. It is repeated while the home does not answer.
     async fn raise(&self, deadline: Instant) -> Result<(), Problem> {
-        let change = |raise: &EpochRaise| VolumeEpochChange {
-            volume: raise.volume.clone(),
-            change: EpochChange { from: raise.from, to: raise.to },
-        };
-        let changes = EpochChanges { changes: self.raises.iter().map(change).collect() };
+        let changes =
+            EpochChanges { changes: self.raises.iter().map(EpochRaise::change).collect() };
         self.insist::<()>("/v1/batch/epochs", &changes, deadline).await
     }
 
@@ -293,5 +288,11 @@ impl Migration {
 
 /// Whether a repeated request would fail in the same way.
 fn is_final(problem: &Problem) -> bool {
-    matches!(problem.kind, ProblemKind::Invalid | ProblemKind::NotFound | ProblemKind::Conflict)
+    matches!(
+        problem.kind,
+        ProblemKind::Invalid
+            | ProblemKind::NotFound
+            | ProblemKind::Conflict
+            | ProblemKind::Forbidden
+    )
 }

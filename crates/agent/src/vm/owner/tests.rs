@@ -76,6 +76,7 @@ fn order() -> MigrateOut {
         compressed: false,
         max_bytes_per_s: None,
         throttle_percent: None,
+        grant: None,
     }
 }
 

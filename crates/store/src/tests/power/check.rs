@@ -79,7 +79,7 @@ async fn look_at_departed(pool: &Arc<Pool>, expected: &Expected) {
             PoolConfig { private: None, dir: dir.path().to_owned(), connect: layers_of(pool) };
         let files = Arc::<SimFiles>::default();
         let other = Pool::open_with(config, files, Uuid::from_u128(1)).unwrap();
-        let take = TakeVolume { from: to.clone(), to, tenure };
+        let take = TakeVolume { from: to.clone(), to, tenure, grant: None };
         other.move_step(&volume).await.unwrap().arrive(&take, departed).await.unwrap();
         for (sector, now) in contents(name, &session(&other, name).await, twin).await {
             let allowed = twin.allowed(sector, expected.unsettled);

@@ -433,7 +433,7 @@ impl World {
         let (epoch, tenure) = (Epoch::first(Incarnation(77)), Tenure::first(Incarnation(77)));
         let (nbd_addr, control_url) = ("there:1".to_owned(), "http://there:2".to_owned());
         let from = ServerAddresses { nbd_addr, control_url };
-        let take = TakeVolume { from: from.clone(), to: from, tenure };
+        let take = TakeVolume { from: from.clone(), to: from, tenure, grant: None };
         let departed = Departed {
             tenure: tenure.next(),
             size_bytes,

@@ -32,7 +32,7 @@ async fn depart(from: &Site) -> (TakeVolume, Departed) {
     let there = ServerAddresses { nbd_addr: "there:1".to_owned(), control_url: String::new() };
     let ask = Depart { tenure, to: there.clone() };
     let departed = from.pool.move_step(&volume).await.unwrap().depart(&ask).await.unwrap();
-    (TakeVolume { from: there.clone(), to: there, tenure }, departed)
+    (TakeVolume { from: there.clone(), to: there, tenure, grant: None }, departed)
 }
 
 async fn arrive(site: &Site, (take, departed): (TakeVolume, Departed)) {
@@ -104,7 +104,7 @@ async fn a_take_that_goes_on_after_it_was_refused_stages_nothing() {
     let sealed = from.pool.seal_ahead(&volume).await.unwrap();
     let tenure = from.pool.catalog.tenure(&volume).unwrap().unwrap();
     let there = ServerAddresses { nbd_addr: "there:1".to_owned(), control_url: String::new() };
-    let take = TakeVolume { from: there.clone(), to: there, tenure };
+    let take = TakeVolume { from: there.clone(), to: there, tenure, grant: None };
     site.pool.stage_arrival(&volume, &take, &sealed[2..]).await.unwrap();
     assert_eq!(site.pool.catalog.layers().unwrap().len(), 1);
     site.pool.refuse_home(&volume, CallOff { tenure }).await.unwrap();

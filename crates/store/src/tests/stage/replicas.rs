@@ -36,7 +36,12 @@ async fn pull_from(
     let control_url = "http://there".to_owned();
     let from = ServerAddresses { nbd_addr: nbd_addr.to_owned(), control_url };
     to.pool
-        .add_point(&v, &PullReplica { from, replica: site(), keep, taken_ms }, round, sealed)
+        .add_point(
+            &v,
+            &PullReplica { from, replica: site(), keep, taken_ms, grant: None },
+            round,
+            sealed,
+        )
         .await
 }
 
@@ -128,7 +133,7 @@ async fn a_round_that_was_under_way_when_its_replica_was_dropped_or_promoted_lea
         }
         let from =
             ServerAddresses { nbd_addr: "there:1".into(), control_url: "http://there".into() };
-        let ask = PullReplica { from, replica: site(), keep: 1, taken_ms: 2 };
+        let ask = PullReplica { from, replica: site(), keep: 1, taken_ms: 2, grant: None };
         let late = to.pool.add_point(&v, &ask, round, sealed).await.unwrap_err();
         assert_eq!(late.kind, ProblemKind::Conflict, "{late}");
         assert!(to.pool.replica(&v).await.unwrap().points.is_empty());

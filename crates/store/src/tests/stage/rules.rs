@@ -433,7 +433,7 @@ async fn a_volume_that_departs_tells_what_was_written_last_so_that_nobody_has_to
         .stage_layers(&volume_name("v"), "there:1", &departed.chain)
         .await
         .expect("nobody is asked");
-    let take = TakeVolume { from: there.clone(), to: there, tenure };
+    let take = TakeVolume { from: there.clone(), to: there, tenure, grant: None };
     site.pool.move_step(&volume).await.unwrap().arrive(&take, departed).await.unwrap();
     let missing = site.pool.volume_info(&volume).await.unwrap().remote_bytes;
     assert_eq!(missing, BLOCK);

@@ -1,0 +1,161 @@
+//! What a host may do at the volume server of another one: only what the controller has allowed it.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use perigee_http::authority::now_ms;
+use perigee_http::identity::Strangers;
+use perigee_http::{Authority, Client, Expected, Identity, Network, PeerIdentity};
+use perigee_model::grant::{Allowed, Grant, SignedGrant};
+use perigee_model::home::{Depart, Departed, DepartedLayer, ServerAddresses, VolumeHome};
+use perigee_model::home::{HomeState, Tenure};
+use perigee_model::replica::{PinReplica, SealReplica, SealedReplica};
+use perigee_model::volume::{
+    EpochChange, EpochChanges, EpochIssued, VolumeEpochChange, VolumeInfo,
+};
+use perigee_model::{HostId, Problem, ProblemKind, SiteId, VolumeName};
+use tempfile::TempDir;
+
+use crate::server::{MIB, Server};
+
+const LOCAL: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+fn host(name: &str) -> HostId {
+    HostId::new(name).expect("a name")
+}
+
+fn data() -> VolumeName {
+    VolumeName::new("data").expect("a name")
+}
+
+fn cloud() -> SiteId {
+    SiteId::new("cloud").expect("a name")
+}
+
+/// A volume server of host `home1` with the volume `data`, and what host `cloud1` of its cluster has.
+struct Hosts {
+    _dir: TempDir,
+    authority: Authority,
+    home: Server,
+    other: Network,
+}
+
+impl Hosts {
+    async fn up() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let authority = Authority::open(&dir.path().join("authority")).expect("an authority");
+        let issue = |name: &str| authority.credentials(&PeerIdentity::Host(host(name)), &[LOCAL]);
+        let own = dir.path().join("identity");
+        issue("home1").expect("credentials").save(&own).expect("files");
+        let other = Identity::new(&issue("cloud1").expect("credentials"), Strangers::Refused);
+        let other = Network::Tls(other.expect("an identity"));
+        let home = Server::start().await.with_tls(&own).await;
+        home.create("data", 4 * MIB).await;
+        Self { _dir: dir, authority, home, other }
+    }
+
+    /// As host `cloud1` asks.
+    fn asker(&self, grant: Option<&SignedGrant>) -> Client {
+        let url = format!("https://{}", self.home.control_addr);
+        let client = self.other.client(&url, Expected::Address, Duration::from_secs(60));
+        client.expect("a client").granted(grant)
+    }
+
+    fn grant(&self, to: &str, allows: Allowed) -> SignedGrant {
+        let grant = Grant { host: host(to), allows, until_ms: now_ms() + 3_600_000 };
+        self.authority.sign(&grant).expect("a grant")
+    }
+
+    async fn issued(&self) -> EpochChange {
+        let info: VolumeInfo = self.home.control.get("/v1/volumes/data").await.expect("a volume");
+        let to: EpochIssued =
+            self.home.control.post("/v1/volumes/data/epoch/issue", &()).await.expect("an epoch");
+        EpochChange { from: info.epoch, to: to.epoch }
+    }
+
+    async fn tenure(&self) -> Tenure {
+        let home: VolumeHome =
+            self.home.control.get("/v1/volumes/data/home").await.expect("its home");
+        match home.home {
+            HomeState::Here { tenure, .. } => tenure,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn refused<T>(asked: Result<T, Problem>) -> Problem {
+    let problem = asked.err().expect("a refusal");
+    assert_eq!(problem.kind, ProblemKind::Forbidden, "{problem}");
+    problem
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_host_changes_the_writer_only_where_the_controller_has_allowed_it() {
+    let hosts = Hosts::up().await;
+    let change = hosts.issued().await;
+    let back = EpochChange { from: change.to, to: change.from };
+    let all = vec![VolumeEpochChange { volume: data(), change }];
+    let batch = EpochChanges { changes: all.clone() };
+    let own = hosts.grant("cloud1", Allowed::Epochs(all.clone()));
+    let of_another = hosts.grant("cloud2", Allowed::Epochs(all));
+    let of_nothing = hosts.grant("cloud1", Allowed::Epochs(Vec::new()));
+    for grant in [None, Some(&of_another), Some(&of_nothing)] {
+        let asker = hosts.asker(grant);
+        refused(asker.post::<VolumeInfo>("/v1/volumes/data/epoch", &change).await);
+        refused(asker.post::<()>("/v1/batch/epochs", &batch).await);
+    }
+    let asker = hosts.asker(Some(&own));
+    asker.post::<()>("/v1/batch/epochs", &batch).await.expect("the controller has allowed it");
+    let now: VolumeInfo =
+        asker.post("/v1/volumes/data/epoch", &back).await.expect("and the way back");
+    assert_eq!(now.epoch, change.from);
+    let next = hosts.issued().await;
+    refused(asker.post::<VolumeInfo>("/v1/volumes/data/epoch", &next).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_host_takes_a_volume_only_where_the_controller_has_allowed_it() {
+    let hosts = Hosts::up().await;
+    let tenure = hosts.tenure().await;
+    let to = ServerAddresses {
+        nbd_addr: "127.0.0.1:1".to_owned(),
+        control_url: "https://127.0.0.1:2".to_owned(),
+    };
+    let depart = Depart { tenure, to };
+    let (seal, go) = ("/v1/volumes/data/seal", "/v1/volumes/data/depart");
+    let of_another = hosts.grant("cloud2", Allowed::Home { volume: data(), tenure });
+    let other = VolumeName::new("other").expect("a name");
+    let of_other = hosts.grant("cloud1", Allowed::Home { volume: other, tenure });
+    let replica = hosts.grant("cloud1", Allowed::Replica { volume: data(), site: cloud() });
+    for grant in [None, Some(&of_another), Some(&of_other), Some(&replica)] {
+        let asker = hosts.asker(grant);
+        refused(asker.post::<Vec<DepartedLayer>>(seal, &()).await);
+        refused(asker.post::<Departed>(go, &depart).await);
+    }
+    let later = hosts.grant("cloud1", Allowed::Home { volume: data(), tenure: tenure.next() });
+    refused(hosts.asker(Some(&later)).post::<Departed>(go, &depart).await);
+    assert_eq!(hosts.tenure().await, tenure, "it is still there");
+    let own = hosts.grant("cloud1", Allowed::Home { volume: data(), tenure });
+    let asker = hosts.asker(Some(&own));
+    asker.post::<Vec<DepartedLayer>>(seal, &()).await.expect("the controller has allowed it");
+    asker.post::<Departed>(go, &depart).await.expect("the controller has allowed it");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_host_makes_a_replica_only_where_the_controller_has_allowed_it() {
+    let hosts = Hosts::up().await;
+    let (seal, pins) = ("/v1/volumes/data/replica/seal", "/v1/volumes/data/replica/pins");
+    let ask = SealReplica { replica: cloud() };
+    let pin = PinReplica { replica: cloud(), layer: None };
+    let edge = SiteId::new("edge").expect("a name");
+    let elsewhere = hosts.grant("cloud1", Allowed::Replica { volume: data(), site: edge });
+    for grant in [None, Some(&elsewhere)] {
+        let asker = hosts.asker(grant);
+        refused(asker.post::<SealedReplica>(seal, &ask).await);
+        refused(asker.post::<()>(pins, &pin).await);
+    }
+    let own = hosts.grant("cloud1", Allowed::Replica { volume: data(), site: cloud() });
+    let asker = hosts.asker(Some(&own));
+    asker.post::<SealedReplica>(seal, &ask).await.expect("the controller has allowed it");
+    asker.post::<()>(pins, &pin).await.expect("the controller has allowed it");
+}
