@@ -161,6 +161,26 @@ pub async fn renew(cluster: &Cluster, host: &HostId, key_hex: &str) -> Result<En
     issue(cluster, host, enrolled.addresses, &public).await
 }
 
+/// Takes note of hosts that were enrolled where the authority is, so that they get their next certificates. A host that
+/// was revoked has to join with a token.
+///
+/// # Errors
+/// When the store or the authority's directory can't be used.
+pub async fn know_enrolled_here(cluster: &Cluster) -> Result<(), Problem> {
+    let _turn = cluster.enrolling.lock().await;
+    let revoked = revoked(cluster).await?;
+    for (host, addresses) in cluster.authority.enrolled_here()? {
+        let enrolled: Option<EnrolledHost> = cluster.records.read(&key(ENROLLED, &host)).await?;
+        let identity = PeerIdentity::Host(host.clone()).to_string();
+        if enrolled.is_none() && !revoked.contains_key(&identity) {
+            tracing::info!(%host, ?addresses, "a host was enrolled here");
+            let new = EnrolledHost { host, addresses, issued_ms: now_ms() };
+            cluster.records.put(&key(ENROLLED, &new.host), &new).await?;
+        }
+    }
+    Ok(())
+}
+
 /// The caller has its turn at enrolling.
 async fn issue(
     cluster: &Cluster,

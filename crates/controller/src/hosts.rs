@@ -169,6 +169,9 @@ pub async fn remove(cluster: &Cluster, id: &HostId, force: bool) -> Result<HostR
         return Err(conflict(losses.join("; "))
             .next(format!("`perigee host remove {id} --force` gives that up")));
     }
+    if cluster.network.identity().is_some() {
+        enrol::revoke_host(cluster, id.clone()).await?;
+    }
     tracing::warn!("host {id} is removed: {}", losses.join("; "));
     given_up::keep(cluster, id, &removal.lost_volumes).await?;
     for volume in &removal.lost_volumes {

@@ -49,6 +49,7 @@ impl Supervisor {
         let (wanted, wishes) = mpsc::unbounded_channel();
         let cluster = Cluster::open(state_dir, timing, traffic, wanted).await?;
         enrol::know_revoked(&cluster).await?;
+        enrol::know_enrolled_here(&cluster).await?;
         let asked = cluster.records.keys("intents/jobs/").await?;
         for record in cluster.unfinished_jobs() {
             let id = &record.job.id;

@@ -327,3 +327,34 @@ async fn a_user_is_known_by_its_token_and_the_controller_by_its_fingerprint() {
     assert_eq!(other.kind, ProblemKind::Unavailable, "{other}");
     secure.supervisor.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removed_host_has_no_certificate_any_more() {
+    let secure = Secure::up().await;
+    let client = secure.joined("home1").await;
+    client.put::<()>("/v1/hosts/home1", &addresses()).await.expect("it is home1");
+    let cluster = &secure.supervisor.cluster;
+    let removed = async || crate::hosts::remove(cluster, &host("home1"), true).await.ok();
+    wait_for("the removal", removed).await;
+    forbidden(client.put::<()>("/v1/hosts/home1", &addresses()).await);
+    let again = secure.joined("home1").await;
+    again.put::<()>("/v1/hosts/home1", &addresses()).await.expect("with a new token");
+    secure.supervisor.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_was_enrolled_beside_the_controller_gets_its_next_certificate() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let authority = crate::authority(dir.path()).expect("an authority");
+    let own = authority.enrol(&host("home1"), &[HERE]).expect("credentials");
+    let (supervisor, url) = serve(&dir).await;
+    let mut secure = Secure { dir, supervisor, url };
+    let ask = RenewCertificate { public_key: NewKey::generate().expect("a key").public().to_hex() };
+    let path = "/v1/hosts/home1/certificate";
+    secure.client(&own).post::<Enrolled>(path, &ask).await.expect("the next certificate");
+    crate::enrol::revoke_host(&secure.supervisor.cluster, host("home1")).await.expect("revoked");
+    secure.restart().await;
+    let later = authority.enrol(&host("home1"), &[HERE]).expect("credentials");
+    forbidden(secure.client(&later).post::<Enrolled>(path, &ask).await);
+    secure.supervisor.stop().await;
+}
