@@ -115,6 +115,9 @@ pub struct Definition {
     pub links: Vec<Link>,
     /// The kernel that the agents boot once to find out whether KVM works.
     pub probe_kernel: Option<PathBuf>,
+    /// Nothing between the hosts is encrypted. It is for measuring what encryption costs.
+    #[serde(default)]
+    pub insecure: bool,
 }
 
 impl Definition {
@@ -126,7 +129,7 @@ impl Definition {
                 links.push(Link { sites: [one.name.clone(), other.name.clone()], settings });
             }
         }
-        Self { id, sites, links, probe_kernel: None }
+        Self { id, sites, links, probe_kernel: None, insecure: false }
     }
 
     /// Site `home` with two hosts and site `cloud` with one.

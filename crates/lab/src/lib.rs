@@ -9,6 +9,7 @@
 //! | what is the WAN between the sites like | `wan/` |
 //! | which fields has a lab's definition file | `lab_file.rs` |
 //! | what restarts the daemons | `supervisor.rs` |
+//! | what does somebody see who listens in a network | `capture.rs` |
 //! | how is a lab started and removed | `up.rs`, `down.rs` |
 //! | where are its sockets and logs | `state.rs` |
 //! | tables, queries and independent answers | `tpch/` |
@@ -24,6 +25,7 @@
 //! | how do long programs clean up after a signal | `interrupt.rs` |
 
 pub mod bare;
+pub mod capture;
 pub mod cluster;
 mod command;
 pub mod definition;

@@ -19,7 +19,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use perigee_http::{Authority, PeerIdentity};
+use perigee_http::Authority;
 use perigee_model::{HostId, Problem};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -69,12 +69,14 @@ impl LabDir {
 
     /// Makes the cluster's authority and enrols all hosts, as `perigee host join` does it on a real one.
     fn enrol_hosts(&self, definition: &Definition) -> Result<(), Problem> {
+        if definition.insecure {
+            return Ok(());
+        }
         let authority = Authority::open(&self.controller_state().join("authority"))?;
         for (_, host) in definition.hosts() {
             let addresses = definition.host_address(host).map(IpAddr::from);
-            let identity = PeerIdentity::Host(host.clone());
             let addresses: Vec<_> = addresses.into_iter().collect();
-            authority.credentials(&identity, &addresses)?.save(&self.identity(host))?;
+            authority.enrol(host, &addresses)?.save(&self.identity(host))?;
         }
         Ok(())
     }

@@ -164,22 +164,26 @@ fn relay(file: &LabFile, dir: &LabDir) -> Option<Daemon> {
 fn controller(file: &LabFile, dir: &LabDir) -> Daemon {
     let definition = &file.definition;
     let ctl = dir.path().join("ctl");
+    let mut args = words(&[
+        "controller",
+        "run",
+        "--state",
+        &dir.controller_state().to_string_lossy(),
+        "--listen",
+        &unix(&dir.controller_socket()),
+        "--listen",
+        &format!("{}:{CONTROLLER_PORT}", definition.controller_address()),
+        "--site",
+        definition.sites[0].name.as_str(),
+    ]);
+    if definition.insecure {
+        args.push("--insecure".to_owned());
+    }
     Daemon {
         name: "ctl".to_owned(),
         namespace: definition.controller_namespace(),
         program: file.program.clone(),
-        args: words(&[
-            "controller",
-            "run",
-            "--state",
-            &dir.controller_state().to_string_lossy(),
-            "--listen",
-            &unix(&dir.controller_socket()),
-            "--listen",
-            &format!("{}:{CONTROLLER_PORT}", definition.controller_address()),
-            "--site",
-            definition.sites[0].name.as_str(),
-        ]),
+        args,
         log: ctl.join("controller.log"),
     }
 }
@@ -190,12 +194,12 @@ fn volume_server(file: &LabFile, dir: &LabDir, host: &HostId, address: &str) -> 
         name: format!("{host}/volume"),
         namespace: file.definition.host_namespace(host),
         program: file.program.clone(),
-        args: volume_server_args(dir, host, address),
+        args: volume_server_args(file, dir, host, address),
         log: home.join("volume.log"),
     }
 }
 
-fn volume_server_args(dir: &LabDir, host: &HostId, address: &str) -> Vec<String> {
+fn volume_server_args(file: &LabFile, dir: &LabDir, host: &HostId, address: &str) -> Vec<String> {
     let home = dir.host(host);
     let mut args = words(&[
         "volume",
@@ -214,9 +218,8 @@ fn volume_server_args(dir: &LabDir, host: &HostId, address: &str) -> Vec<String>
         &home.join("vms").to_string_lossy(),
         "--boot-id",
         &dir.boot_id(host).to_string_lossy(),
-        "--identity",
-        &dir.identity(host).to_string_lossy(),
     ]);
+    args.extend(network_args(&file.definition, dir, host));
     if let Some(cache) = images::cache() {
         args.extend(words(&["--image-dir", &cache.to_string_lossy()]));
     }
@@ -226,6 +229,7 @@ fn volume_server_args(dir: &LabDir, host: &HostId, address: &str) -> Vec<String>
 fn agent(file: &LabFile, dir: &LabDir, site: &SiteId, host: &HostId, address: &str) -> Daemon {
     let definition: &Definition = &file.definition;
     let home = dir.host(host);
+    let scheme = if definition.insecure { "http" } else { "https" };
     let mut args = words(&[
         "agent",
         "run",
@@ -240,18 +244,17 @@ fn agent(file: &LabFile, dir: &LabDir, site: &SiteId, host: &HostId, address: &s
         "--volume-control",
         &unix(&home.join("volume-control.sock")),
         "--volume-url",
-        &format!("https://{address}:{VOLUME_PORT}"),
+        &format!("{scheme}://{address}:{VOLUME_PORT}"),
         "--nbd-addr",
         &format!("{address}:{NBD_PORT}"),
         "--controller",
-        &format!("https://{}:{CONTROLLER_PORT}", definition.controller_address()),
+        &format!("{scheme}://{}:{CONTROLLER_PORT}", definition.controller_address()),
         "--boot-id",
         &dir.boot_id(host).to_string_lossy(),
         "--vm-uids",
         &definition.vm_uids(host),
-        "--identity",
-        &dir.identity(host).to_string_lossy(),
     ]);
+    args.extend(network_args(definition, dir, host));
     if let Some(kernel) = &definition.probe_kernel {
         args.extend(words(&["--probe-kernel", &kernel.to_string_lossy()]));
     }
@@ -262,6 +265,14 @@ fn agent(file: &LabFile, dir: &LabDir, site: &SiteId, host: &HostId, address: &s
         args,
         log: home.join("agent.log"),
     }
+}
+
+/// How a host's daemons talk with the other hosts.
+fn network_args(definition: &Definition, dir: &LabDir, host: &HostId) -> Vec<String> {
+    if definition.insecure {
+        return words(&["--insecure"]);
+    }
+    words(&["--identity", &dir.identity(host).to_string_lossy()])
 }
 
 fn unix(path: &Path) -> String {

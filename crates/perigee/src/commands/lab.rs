@@ -124,6 +124,9 @@ pub struct Shape {
     /// The kernel to boot for a test of KVM [default: the newest in /boot]
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
+    /// Encrypt nothing between the hosts, to see what encryption costs
+    #[arg(long)]
+    insecure: bool,
     #[command(flatten)]
     base: BaseOption,
 }
@@ -141,6 +144,7 @@ impl Shape {
             None => Definition::new(id, Definition::default_sites(), settings),
         };
         definition.probe_kernel = self.kernel;
+        definition.insecure = self.insecure;
         Ok((definition, Options { base: self.base.base, ..Options::new()? }))
     }
 }

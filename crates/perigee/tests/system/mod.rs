@@ -2,6 +2,7 @@
 
 mod confined;
 mod links;
+mod listening;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

@@ -1,0 +1,97 @@
+//! What somebody sees who listens on the WAN: nothing of a volume that is read over it, and nothing of the memory of a VM
+//! that migrates.
+
+use perigee_lab::capture::{Capture, Seen};
+use perigee_lab::{Definition, LabId};
+use perigee_model::job::{JobState, MigrationState};
+
+use super::{Checked, System, ensure, until, with_system_of};
+
+const BYTES: u64 = 16 << 20;
+/// The guest puts them together, so no job file has them.
+const IN_VOLUME: &str = "volume-marker-4711";
+const IN_MEMORY: &str = "memory-marker-4711";
+
+/// Lines of random text, so that they take as many bytes on the way when they are compressed.
+fn lines(of: &str) -> String {
+    format!("head -c {BYTES} /dev/urandom | base64 -w 100 | sed s/^/{of}-marker-$((4700 + 11))/")
+}
+
+fn fill_job() -> String {
+    let lines = lines("volume");
+    format!(
+        "name: fill\nimage: debian\nmemory: 256MiB\nplacement: {{host: cloud1, move: never}}\n\
+         volumes: [{{volume: data}}]\n\
+         command: {lines} > /data/text; sync\n"
+    )
+}
+
+/// Reads the volume, fills memory, and then waits until its seed begins with an S.
+fn read_job() -> String {
+    let lines = lines("memory");
+    format!(
+        "name: read\nimage: debian\nmemory: 256MiB\nplacement: {{host: home1, move: never}}\n\
+         volumes: [{{volume: data, access: read}}]\n\
+         command: |\n  set -eu\n  seed=$(grep -lx seed /sys/block/*/serial | cut -d/ -f4)\n  \
+         cat /data/text > /dev/null\n  \
+         mkdir -p /mnt/memory; mount -t tmpfs tmpfs /mnt/memory\n  \
+         {lines} > /mnt/memory/text\n  \
+         echo \"1/1 ready\" > $PERIGEE_PROGRESS\n  \
+         while [ \"$(dd if=/dev/$seed bs=512 count=1 iflag=direct 2>/dev/null | head -c 1)\" != S ]; do\n    \
+         sleep 0.2\n  done\n"
+    )
+}
+
+/// What is seen while the volume is read, and while the VM migrates. The site `cloud` has one host, so all that its
+/// network carries has come over the WAN or goes there.
+async fn listen(system: &System) -> Checked<[Seen; 2]> {
+    let site = "cloud".parse().expect("a name");
+    let namespace = system.lab.definition.site_namespace(&site);
+    let begin = || Capture::begin(&namespace, &[IN_VOLUME, IN_MEMORY]);
+    system.volume("data", "cloud1", 64 << 20).await?;
+    let filled = system.submit(&fill_job()).await?;
+    let filled = system.ended(&filled.id).await?;
+    ensure!(filled.state == JobState::Succeeded, "{:?}: {}", filled.state, filled.reason);
+    let reading = begin()?;
+    let job = system.submit(&read_job()).await?;
+    let job = until("the job to have read the volume", async || {
+        let now = system.job(&job.id).await?;
+        ensure!(!now.state.is_final(), "{:?}: {}", now.state, now.reason);
+        let is_ready = now.progress.as_ref().is_some_and(|progress| progress.done == 1);
+        Ok(is_ready.then_some(now))
+    })
+    .await?;
+    let reading = reading.end()?;
+    let moving = begin()?;
+    let migration = system.begin_move(&job, "cloud1").await?;
+    let migration = system.migration_ended(&job.id, &migration).await?;
+    ensure!(migration.state == MigrationState::Completed, "{}", migration.error);
+    let moving = moving.end()?;
+    system.stop_writer(&job, "home1").await?;
+    let job = system.ended(&job.id).await?;
+    ensure!(job.state == JobState::Succeeded, "{:?}: {}", job.state, job.reason);
+    eprintln!("reading: {reading:?}, moving: {moving:?}");
+    ensure!(reading.bytes > BYTES && moving.bytes > BYTES, "{reading:?} {moving:?}");
+    Ok([reading, moving])
+}
+
+#[test]
+fn a_listener_on_the_wan_sees_nothing_of_volumes_and_of_memory() {
+    with_system_of(Definition::default_demo(LabId::random(), 16), async |system| {
+        let seen = listen(&system).await?;
+        ensure!(seen.iter().all(|seen| seen.found == [0, 0]), "{seen:?}");
+        Ok(())
+    });
+}
+
+/// The listener finds what is there.
+#[test]
+fn a_listener_on_the_wan_sees_all_in_a_lab_without_encryption() {
+    let definition = Definition::default_demo(LabId::random(), 16);
+    with_system_of(Definition { insecure: true, ..definition }, async |system| {
+        let [reading, moving] = listen(&system).await?;
+        ensure!(reading.found[0] > 100, "{reading:?}");
+        ensure!(moving.found[1] > 100, "{moving:?}");
+        Ok(())
+    });
+}
