@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use perigee_block::fuzzing::One;
+use perigee_http::ClientAddress;
 use perigee_model::Problem;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
@@ -14,7 +15,7 @@ use super::access::{Client, Clients};
 use super::chap::{Chap, Credentials, Secret};
 use super::pdu::{Digests, Head, NO_TAG, flag, request};
 use super::unit::KeepReservations;
-use super::{LoginPlace, Options, Target, converse};
+use super::{Options, Target, converse};
 
 /// Any conversation ends much sooner: a client that says nothing more has hung up.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -62,7 +63,7 @@ fn talk(said: &[u8]) {
             sessions_max: 1,
         });
         let portal = ([127, 0, 0, 1], 3260).into();
-        let place = LoginPlace::take(&shared.logging_in, [127, 0, 0, 1].into());
+        let place = shared.logins.take(ClientAddress(Some([127, 0, 0, 1].into())));
         let place = place.expect("the only one");
         let stop = CancellationToken::new();
         let serve = converse(theirs, portal, "fuzz".into(), place, &shared, stop);

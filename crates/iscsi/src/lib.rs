@@ -43,21 +43,19 @@ mod text;
 mod transfer;
 pub mod unit;
 
-use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use perigee_block::exports::Exports;
 use perigee_block::sessions::SessionTable;
 use perigee_block::stream::accept::{self, Accept};
 use perigee_block::stream::socket::Socket;
-use perigee_http::Listen;
+use perigee_http::{ClientAddress, Listen, Place, Places};
 use perigee_model::Problem;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -105,8 +103,9 @@ struct Shared {
     clients: Arc<dyn Clients>,
     sessions: SessionTable,
     units: Units,
-    permits: Arc<Semaphore>,
-    logging_in: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    places: Places,
+    /// Taken for the time of a login.
+    logins: Places,
     next_tsih: AtomicU16,
     silence_max: Duration,
 }
@@ -149,8 +148,8 @@ impl Target {
             clients,
             sessions: SessionTable::default(),
             units: Units::new(pool, keep),
-            permits: Arc::new(Semaphore::new(sessions_max)),
-            logging_in: Arc::default(),
+            places: Places::shared(sessions_max),
+            logins: Places::new(usize::MAX, LOGINS_PER_ADDRESS_MAX),
             next_tsih: AtomicU16::new(0),
             silence_max: SILENCE_MAX,
         }))
@@ -160,58 +159,27 @@ impl Target {
     pub async fn serve(self, listeners: Vec<Listener>, stop: CancellationToken) {
         let (shared, token) = (self.0, stop.clone());
         let admit = move |(socket, peer): (TcpStream, SocketAddr)| {
-            let permit = shared.permits.clone().try_acquire_owned();
-            let login = LoginPlace::take(&shared.logging_in, peer.ip());
-            let (Ok(permit), Some(login)) = (permit, login) else {
-                tracing::debug!(%peer, "the limit of iSCSI sessions is reached; an initiator was disconnected");
-                return None;
+            let address = ClientAddress::from(peer);
+            let places =
+                shared.places.take(address).and_then(|own| Ok((own, shared.logins.take(address)?)));
+            let (place, login) = match places {
+                Ok(places) => places,
+                Err(why) => {
+                    tracing::debug!(%peer, why, "an initiator was disconnected");
+                    return None;
+                }
             };
             let connection = connection(socket, login, shared.clone(), token.child_token());
             Some(async move {
                 connection.await;
-                drop(permit);
+                drop(place);
             })
         };
         accept::serve("iSCSI", listeners, admit, stop).await;
     }
 }
 
-/// Counts the logins of an address while they last.
-struct LoginPlace {
-    table: Arc<Mutex<HashMap<IpAddr, usize>>>,
-    address: IpAddr,
-}
-
-impl LoginPlace {
-    fn take(table: &Arc<Mutex<HashMap<IpAddr, usize>>>, address: IpAddr) -> Option<Self> {
-        let mut counts = table.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.entry(address).or_default();
-        if *count == LOGINS_PER_ADDRESS_MAX {
-            return None;
-        }
-        *count += 1;
-        Some(Self { table: Arc::clone(table), address })
-    }
-}
-
-impl Drop for LoginPlace {
-    fn drop(&mut self) {
-        let mut counts = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = counts.get_mut(&self.address) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.address);
-            }
-        }
-    }
-}
-
-async fn connection(
-    socket: TcpStream,
-    login: LoginPlace,
-    shared: Arc<Shared>,
-    stop: CancellationToken,
-) {
+async fn connection(socket: TcpStream, login: Place, shared: Arc<Shared>, stop: CancellationToken) {
     let ended = match socket.local_addr().and_then(|at| Ok((Socket::tcp(socket)?, at))) {
         Ok((socket, portal)) => {
             let peer = socket.peer();
@@ -228,7 +196,7 @@ async fn converse<S>(
     mut stream: S,
     portal: SocketAddr,
     peer: String,
-    login: LoginPlace,
+    login: Place,
     shared: &Arc<Shared>,
     stop: CancellationToken,
 ) -> Result<(), ConnectionError>

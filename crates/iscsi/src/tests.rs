@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use perigee_block::exports::{Export, Exports, Opener, Peer};
+use perigee_http::ClientAddress;
 use perigee_model::Problem;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio_util::sync::CancellationToken;
@@ -13,7 +14,7 @@ use uuid::Uuid;
 use super::access::{Client, Clients};
 use super::pdu::{Digests, HEAD_BYTES, Head, NO_TAG, flag, request, response};
 use super::unit::KeepReservations;
-use super::{LoginPlace, Options, Target, converse};
+use super::{Options, Target, converse};
 
 const DEADLINE: Duration = Duration::from_secs(120);
 
@@ -66,7 +67,7 @@ async fn discovering(silence_max: Duration) -> DuplexStream {
     shared.silence_max = silence_max;
     let (mut ours, theirs) = tokio::io::duplex(1 << 20);
     let shared = target.0;
-    let place = LoginPlace::take(&shared.logging_in, [127, 0, 0, 1].into()).expect("a place");
+    let place = shared.logins.take(ClientAddress(Some([127, 0, 0, 1].into()))).expect("a place");
     let portal = ([127, 0, 0, 1], 3260).into();
     tokio::spawn(async move {
         let stop = CancellationToken::new();

@@ -34,6 +34,11 @@ impl Places {
         Self { connections, connections_of_one, taken: Arc::default() }
     }
 
+    /// All but an eighth for one address: another host may have many volumes open here.
+    pub fn shared(connections: usize) -> Self {
+        Self::new(connections, connections - connections / 8)
+    }
+
     /// Ignores poisoning: no step between two changes can panic.
     fn lock(&self) -> MutexGuard<'_, Taken> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
@@ -99,5 +104,12 @@ mod tests {
         let _again = places.take(greedy).expect("it is free again");
         drop(third);
         let _local = places.take(ClientAddress(None)).expect("it is free again");
+    }
+
+    #[test]
+    fn one_place_is_one_for_anybody() {
+        let places = Places::shared(1);
+        let _only = places.take(ClientAddress(Some([10, 0, 0, 7].into()))).expect("a place");
+        places.take(ClientAddress(Some([10, 0, 0, 8].into()))).expect_err("it is taken");
     }
 }

@@ -28,18 +28,17 @@ use perigee_block::exports::Exports;
 use perigee_block::sessions::SessionTable;
 use perigee_block::stream::accept::{self, Accept};
 use perigee_block::stream::socket::Socket;
-use perigee_http::Listen;
+use perigee_http::{ClientAddress, Listen, Place, Places};
 use perigee_model::Problem;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use super::wire::FramingError;
 use access::{Access, Peer};
 use negotiation::{Agreed, Negotiation, Outcome};
-use tls::{Shown, Tls};
 pub use tls::{ServerTls, TlsFiles};
+use tls::{Shown, Tls};
 pub use vm_socket::OneVm;
 
 /// A client that has not chosen an export within this time is disconnected.
@@ -123,16 +122,16 @@ struct Shared {
     sessions: SessionTable,
     tls: Option<Tls>,
     access: Access,
-    local_permits: Arc<Semaphore>,
-    remote_permits: Arc<Semaphore>,
+    local: Places,
+    remote: Places,
     negotiation_max: Duration,
 }
 
 impl Shared {
-    fn permits(&self, socket: &Socket) -> &Arc<Semaphore> {
+    fn place(&self, socket: &Socket) -> Result<Place, String> {
         match socket {
-            Socket::Unix(_) => &self.local_permits,
-            Socket::Tcp(_) => &self.remote_permits,
+            Socket::Unix(_) => self.local.take(ClientAddress(None)),
+            Socket::Tcp(_) => self.remote.take(ClientAddress(socket.address())),
         }
     }
 }
@@ -147,14 +146,14 @@ impl Server {
         let access = Access { listing: options.listing, list: options.access_list };
         access.view(&Peer::default())?;
         let tls = options.tls.as_ref().map(Tls::load).transpose()?;
-        let permits = || Arc::new(Semaphore::new(options.clients_max));
+        let places = || Places::shared(options.clients_max);
         Ok(Self(Arc::new(Shared {
             exports,
             sessions: SessionTable::default(),
             tls,
             access,
-            local_permits: permits(),
-            remote_permits: permits(),
+            local: places(),
+            remote: places(),
             negotiation_max: NEGOTIATION_MAX,
         })))
     }
@@ -168,17 +167,17 @@ impl Server {
     pub async fn serve(self, listeners: Vec<Listener>, stop: CancellationToken) {
         let (shared, token) = (self.0, stop.clone());
         let admit = move |socket: Socket| {
-            let Ok(permit) = Arc::clone(shared.permits(&socket)).try_acquire_owned() else {
-                tracing::warn!(
-                    client = socket.peer(),
-                    "the limit of NBD clients is reached; a client was disconnected"
-                );
-                return None;
+            let place = match shared.place(&socket) {
+                Ok(place) => place,
+                Err(why) => {
+                    tracing::warn!(client = socket.peer(), why, "an NBD client was disconnected");
+                    return None;
+                }
             };
             let connection = connection(socket, shared.clone(), None, token.child_token());
             Some(async move {
                 connection.await;
-                drop(permit);
+                drop(place);
             })
         };
         accept::serve("NBD", listeners, admit, stop).await;
