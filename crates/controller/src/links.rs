@@ -31,6 +31,9 @@ const FRESH_MS: u64 = 10 * 60 * 1000;
 /// A plan measures again after this time where there was nothing to read.
 const EMPTY_MS: u64 = 30 * 1000;
 
+/// How many exports of a host are tried at most.
+const EXPORTS_TRIED_MAX: usize = 4;
+
 /// The longest wait for a measurement.
 const MEASURE_DEADLINE: Duration = Duration::from_secs(120);
 
@@ -270,28 +273,38 @@ async fn probe_local(cluster: &Cluster, host: &HostLink) -> Result<(), Problem> 
     cluster.links.put_local(&cluster.records, &host.id, local).await
 }
 
-/// Reads at `from` an export whose home is `to`; `None` if there is nothing to read.
+/// Reads at `from` an export whose home is `to`; `None` if there is nothing that may be read so.
 async fn probe_blocks(
     from: &HostLink,
     to: &HostLink,
 ) -> Result<Option<perigee_model::volume::BlockProbe>, Problem> {
-    let Some(export) = something_to_read(to).await? else { return Ok(None) };
-    let ask = ProbeBlocks {
-        nbd_addr: to.addresses.nbd_addr.clone(),
-        export,
-        requests: PROBE_REQUESTS,
-        request_bytes: PROBE_REQUEST_BYTES,
-    };
-    from.volume_slow.post("/v1/probe", &ask).await.map(Some)
+    for export in exports_to_read(to).await? {
+        let ask = ProbeBlocks {
+            nbd_addr: to.addresses.nbd_addr.clone(),
+            export,
+            requests: PROBE_REQUESTS,
+            request_bytes: PROBE_REQUEST_BYTES,
+        };
+        match from.volume_slow.post("/v1/probe", &ask).await {
+            Ok(probe) => return Ok(Some(probe)),
+            // It may not leave its site, or its clients need a secret.
+            Err(problem) => {
+                tracing::info!("{} of {} is not read for a probe: {problem}", ask.export, to.id);
+            }
+        }
+    }
+    Ok(None)
 }
 
-/// The export with the most data, so that the probe reads blocks and not holes.
-async fn something_to_read(host: &HostLink) -> Result<Option<String>, Problem> {
+/// The exports with the most data, so that the probe reads blocks and not holes.
+async fn exports_to_read(host: &HostLink) -> Result<Vec<String>, Problem> {
     let volumes: Vec<VolumeInfo> = host.volume.get("/v1/volumes").await?;
     let images: Vec<ImageInfo> = host.volume.get("/v1/images").await?;
     // With its epoch: without one, nobody elsewhere may open a volume that is written with epochs.
     let export = |v: &VolumeInfo| format!("{}@{}", v.name, v.epoch);
     let volumes = volumes.into_iter().map(|v| (v.allocated_bytes, export(&v)));
     let images = images.into_iter().map(|i| (i.allocated_bytes, format!("image:{}", i.name)));
-    Ok(volumes.chain(images).max().filter(|(bytes, _)| *bytes > 0).map(|(_, export)| export))
+    let mut all: Vec<_> = volumes.chain(images).filter(|(bytes, _)| *bytes > 0).collect();
+    all.sort_unstable_by(|a, b| b.cmp(a));
+    Ok(all.into_iter().take(EXPORTS_TRIED_MAX).map(|(_, export)| export).collect())
 }

@@ -30,8 +30,8 @@ use perigee_model::vm::{
 };
 use perigee_model::volume::{
     Attach, Attachment, BlockProbe, CachePolicy, CollectTrace, CopyImage, CreateVolume,
-    EpochChange, EpochIssued, ExportStats, ImageInfo, IoStats, PoolInfo, VolumeHealth, VolumeInfo,
-    VolumeSource,
+    EpochChange, EpochIssued, ExportStats, ImageInfo, IoStats, PoolInfo, ProbeBlocks, VolumeHealth,
+    VolumeInfo, VolumeSource,
 };
 use perigee_model::{
     Epoch, HostId, ImageName, LayerId, OwnerName, Problem, SiteId, TenantName, VmId, VmStart,
@@ -89,6 +89,8 @@ pub struct Inside {
     pub has_silent_sources: bool,
     /// How many imports have ended.
     pub imports: u32,
+    /// It can't read other hosts' images.
+    pub reads_no_images: bool,
     /// Probes of links and removals of attachments are never answered.
     pub hangs: bool,
     /// As an agent of before: it tells no changes.
@@ -744,6 +746,9 @@ async fn pool(State(inside): Shared) -> Reply<PoolInfo> {
     }))
 }
 
-async fn probe_blocks() -> Reply<BlockProbe> {
+async fn probe_blocks(State(inside): Shared, Json(ask): Json<ProbeBlocks>) -> Reply<BlockProbe> {
+    if inside.lock().expect("lock").reads_no_images && ask.export.starts_with("image:") {
+        return Err(Problem::unavailable("probe", "it may not leave its site").into());
+    }
     Ok(Json(BlockProbe { latency_median_us: 100, latency_p95_us: 200, rate_bytes_per_s: 1 << 28 }))
 }

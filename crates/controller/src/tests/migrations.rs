@@ -647,3 +647,12 @@ async fn a_migration_whose_source_is_silent_leaves_the_link_to_the_next() {
     vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await.expect("move");
     wait_for("the second source to be asked", async || third.inside().vms[&vm].asked.clone()).await;
 }
+
+#[tokio::test]
+async fn a_link_is_measured_although_what_has_the_most_data_may_not_be_read() {
+    let lab = Lab::up().await;
+    lab.home.inside().reads_no_images = true;
+    links::probe_all(&lab.cluster).await.expect("probe");
+    let link = lab.cluster.links.get(&lab.home.id, &lab.cloud.id).expect("a link");
+    assert!(link.blocks.is_some(), "the data volume is there too: {link:?}");
+}
