@@ -37,7 +37,6 @@ use futures_util::future::{BoxFuture, FutureExt as _};
 use perigee_http::{Listen, Network};
 use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem, SiteId};
-use tokio::signal::unix::{SignalKind, signal};
 
 pub use users::VmUids;
 
@@ -77,17 +76,11 @@ pub fn run(config: Config) -> BoxFuture<'static, Result<(), Problem>> {
 
 async fn until_stopped(config: Config) -> Result<(), Problem> {
     perigee_http::prepare_daemon();
-    let mut terminate = handler(SignalKind::terminate())?;
-    let mut interrupt = handler(SignalKind::interrupt())?;
+    let stop = perigee_http::stopped()?;
     tokio::select! {
         result = serve(config) => result,
-        _ = terminate.recv() => Ok(()),
-        _ = interrupt.recv() => Ok(()),
+        () = stop => Ok(()),
     }
-}
-
-fn handler(kind: SignalKind) -> Result<tokio::signal::unix::Signal, Problem> {
-    signal(kind).map_err(|e| Problem::internal("can't handle signals", e))
 }
 
 /// Like [`run`], without the signals: until a listener fails or the future is dropped.

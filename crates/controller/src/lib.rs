@@ -45,7 +45,6 @@ use std::path::{Path, PathBuf};
 use futures_util::future::{BoxFuture, FutureExt as _};
 use perigee_http::{Authority, Listen};
 use perigee_model::{Problem, SiteId};
-use tokio::signal::unix::{SignalKind, signal};
 
 use cluster::{Timing, Traffic};
 use supervisor::Supervisor;
@@ -80,14 +79,22 @@ fn authority_dir(state: &Path) -> PathBuf {
 /// # Errors
 /// When the state directory cannot be used or an address is taken.
 pub fn run(config: Config) -> BoxFuture<'static, Result<(), Problem>> {
-    until_stopped(config).boxed()
+    async { run_until(config, perigee_http::stopped()?).await }.boxed()
 }
 
-async fn until_stopped(config: Config) -> Result<(), Problem> {
-    let fault = |e: std::io::Error| Problem::internal("can't wait for signals", e);
+/// As [`run`], until `stop` ends.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_until(
+    config: Config,
+    stop: BoxFuture<'static, ()>,
+) -> BoxFuture<'static, Result<(), Problem>> {
+    until(config, stop).boxed()
+}
+
+async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Problem> {
     perigee_http::prepare_daemon();
-    let mut terminate = signal(SignalKind::terminate()).map_err(fault)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(fault)?;
     let traffic = if config.insecure { Traffic::Plain } else { Traffic::Tls };
     let supervisor = Supervisor::start(&config.state, Timing::default(), traffic).await?;
     if let Some(site) = config.site {
@@ -97,8 +104,7 @@ async fn until_stopped(config: Config) -> Result<(), Problem> {
     let serve = perigee_http::serve(router, &config.listen, &supervisor.cluster.network);
     let ended = tokio::select! {
         ended = serve => ended,
-        _ = terminate.recv() => Ok(()),
-        _ = interrupt.recv() => Ok(()),
+        () = stop => Ok(()),
     };
     supervisor.stop().await;
     ended

@@ -4,9 +4,11 @@ use std::fs::{DirBuilder, Permissions};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 
+use futures_util::future::{BoxFuture, FutureExt as _};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, umask};
 use perigee_model::Problem;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// The most files that a daemon may open. The limit is not higher, because some programs that it starts close
 /// every possible descriptor one by one.
@@ -17,6 +19,23 @@ const OPEN_FILES_MAX: u64 = 1 << 20;
 pub fn prepare_daemon() {
     umask(Mode::S_IRWXG | Mode::S_IRWXO);
     allow_many_files();
+}
+
+/// Waits for SIGTERM or SIGINT, by which a daemon is stopped.
+///
+/// # Errors
+/// When signals can't be waited for.
+pub fn stopped() -> Result<BoxFuture<'static, ()>, Problem> {
+    let on = |kind| signal(kind).map_err(|e| Problem::internal("can't wait for signals", e));
+    let mut terminate = on(SignalKind::terminate())?;
+    let mut interrupt = on(SignalKind::interrupt())?;
+    let stopped = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    Ok(stopped.boxed())
 }
 
 /// Makes a daemon's directory, and closes it to other users if it exists already.

@@ -33,7 +33,7 @@ pub use axum::http::Method;
 pub use client::{Client, Response};
 pub use connections::ClientAddress;
 pub use connections::places::{Place, Places};
-pub use daemon::{prepare_daemon, private_directory};
+pub use daemon::{prepare_daemon, private_directory, stopped};
 pub use files::{read_private, write_private};
 pub use grants::NoGrant;
 pub use identity::Identity;

@@ -16,8 +16,8 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::commands::{
-    agent, boot, client, controller, data, host, image, job, lab, login, planner, pool, tenant,
-    user, vm, volume,
+    agent, boot, client, controller, data, dev, host, image, job, lab, login, planner, pool,
+    tenant, user, vm, volume,
 };
 use crate::output::Format;
 
@@ -86,6 +86,8 @@ enum Noun {
     /// Sites and hosts on this one machine, with real VMs and a WAN
     #[command(subcommand)]
     Lab(lab::Verb),
+    /// Run everything on this machine, in one process, to try Perigee or to develop it
+    Dev(dev::Options),
     /// The agent of a host
     #[command(subcommand)]
     Agent(agent::Verb),
@@ -128,7 +130,9 @@ pub struct Context {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    log_to_stderr();
+    // A newcomer's terminal shows what is wrong, and nothing else of three daemons.
+    let is_dev = matches!(cli.noun, Noun::Dev(_));
+    log_to_stderr(if is_dev { LevelFilter::WARN } else { LevelFilter::INFO });
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&Problem::internal("can't start the runtime", error), 1),
@@ -144,12 +148,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Logs at the levels in `PERIGEE_LOG`, such as `debug` or `info,perigee_volume=debug`. The default is `info`; a
-/// value that cannot be parsed is ignored.
-fn log_to_stderr() {
+/// Logs at the levels in `PERIGEE_LOG`, such as `debug` or `info,perigee_volume=debug`. Without it, and if it cannot be
+/// parsed, all logs have this level.
+fn log_to_stderr(level: LevelFilter) {
     let wanted = std::env::var("PERIGEE_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
     let messages = fmt::layer().with_writer(std::io::stderr).with_ansi(false);
-    let wanted = wanted.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    let wanted = wanted.unwrap_or_else(|| Targets::new().with_default(level));
     tracing_subscriber::registry().with(messages.with_filter(wanted)).init();
 }
 
@@ -168,6 +172,7 @@ async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
         Noun::Site(verb) => host::run_site(verb, context).await?,
         Noun::Link(verb) => host::run_link(verb, context).await?,
         Noun::Lab(verb) => return lab::run(verb, context).await,
+        Noun::Dev(options) => dev::run(options, context).await?,
         Noun::Agent(verb) => agent::run(verb).await?,
         Noun::Controller(verb) => controller::run(verb, context).await?,
         Noun::Tenant(verb) => tenant::run(verb, context).await?,

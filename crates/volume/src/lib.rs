@@ -57,4 +57,4 @@ mod vm_sockets;
 pub use offline::Offline;
 pub use perigee_nbd::{RemoteTlsFiles, ServerOptions, ServerTls, TlsFiles};
 pub use remotes::RemoteOptions;
-pub use serve::{Config, IscsiOptions, serve};
+pub use serve::{Config, IscsiOptions, serve, serve_until};

@@ -11,10 +11,9 @@ use perigee_http::Listen;
 use perigee_iscsi::Target;
 use perigee_iscsi::access::ClientFile;
 use perigee_model::Problem;
-use perigee_nbd::{ServerOptions, ServerTls};
 use perigee_nbd::server::{Listener, Server};
+use perigee_nbd::{ServerOptions, ServerTls};
 use perigee_store::{Pool, PoolConfig};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -85,13 +84,22 @@ impl IscsiOptions {
 /// `Conflict` when the pool is open elsewhere or an address is taken; `Internal` when a volume
 /// could not be flushed at the end.
 pub fn serve(config: Config) -> BoxFuture<'static, Result<(), Problem>> {
-    run(config).boxed()
+    async { serve_until(config, perigee_http::stopped()?).await }.boxed()
 }
 
-async fn run(config: Config) -> Result<(), Problem> {
+/// As [`serve`], until `stop` ends.
+///
+/// # Errors
+/// As [`serve`].
+pub fn serve_until(
+    config: Config,
+    stop: BoxFuture<'static, ()>,
+) -> BoxFuture<'static, Result<(), Problem>> {
+    run(config, stop).boxed()
+}
+
+async fn run(config: Config, stopped: BoxFuture<'static, ()>) -> Result<(), Problem> {
     perigee_http::prepare_daemon();
-    let mut terminate = on(SignalKind::terminate())?;
-    let mut interrupt = on(SignalKind::interrupt())?;
     perigee_http::private_directory(&config.pool)?;
     let remotes = Remotes::load(&config.remotes)?;
     let pool = Pool::open(PoolConfig {
@@ -154,8 +162,7 @@ async fn run(config: Config) -> Result<(), Problem> {
         failed = api, if !config.control.is_empty() => failed,
         () = ready => Ok(()),
         () = network.follow() => Ok(()),
-        _ = terminate.recv() => Ok(()),
-        _ = interrupt.recv() => Ok(()),
+        () = stopped => Ok(()),
     };
     tracing::info!("stopping");
     background.iter().for_each(JoinHandle::abort);
@@ -189,10 +196,6 @@ where
 
 fn addresses(listen: &[Listen]) -> String {
     listen.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
-}
-
-fn on(kind: SignalKind) -> Result<Signal, Problem> {
-    signal(kind).map_err(|error| Problem::internal("can't listen for signals", error))
 }
 
 #[cfg(test)]

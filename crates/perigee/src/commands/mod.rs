@@ -6,6 +6,7 @@ pub mod check;
 pub mod client;
 pub mod controller;
 pub mod data;
+pub mod dev;
 mod faults;
 pub mod host;
 pub mod image;
@@ -77,8 +78,7 @@ pub fn api(context: &Context) -> String {
     context.api.clone().unwrap_or_else(|| "unix:/run/perigee/controller.sock".to_owned())
 }
 
-const NO_CONTROLLER: &str =
-    "start one (perigee controller run, or perigee lab up), or name it with --api or PERIGEE_API";
+const NO_CONTROLLER: &str = "start one (perigee dev, perigee controller run, or perigee lab up), or name it with --api or PERIGEE_API";
 
 /// A client of the controller, of a pool's volume server, or of a pool that this process has opened itself.
 pub struct Server {

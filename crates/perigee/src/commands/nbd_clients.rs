@@ -55,9 +55,8 @@ impl From<ClientOptions> for ServerOptions {
         let required = tls == TlsWhen::Required;
         let files = tls_cert.zip(tls_key);
         Self {
-            tls: files.map(|(cert, key)| {
-                ServerTls::Files(TlsFiles { cert, key, ca: tls_ca, required })
-            }),
+            tls: files
+                .map(|(cert, key)| ServerTls::Files(TlsFiles { cert, key, ca: tls_ca, required })),
             access_list: options.access_list,
             listing: !options.no_list,
             clients_max: options.max_clients,
