@@ -8,10 +8,18 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use perigee_http::Failure;
 use perigee_model::Problem;
-use perigee_repository::{Account, Quota};
+use perigee_repository::{Account, Accounts, Found, Quota, sftp};
 
+use crate::Config;
 use crate::api::Caller;
 use crate::cluster::Cluster;
+
+/// Where files are served by other protocols than HTTP.
+#[derive(Debug, Clone, Default)]
+pub struct Doors {
+    /// `HOST:PORT` for SFTP.
+    pub sftp: Option<String>,
+}
 
 /// The HTTP doors of the repository.
 pub fn router(cluster: &Arc<Cluster>) -> Router {
@@ -33,6 +41,40 @@ async fn with_account(
             let why = "only users and operators have files";
             Failure(Problem::forbidden("can't use the repository", why)).into_response()
         }
+    }
+}
+
+/// The other doors, where the user wants them. Without any, this waits for ever.
+///
+/// # Errors
+/// If an address is taken.
+pub async fn doors(cluster: &Arc<Cluster>, config: &Config) -> Result<(), Problem> {
+    let Some(address) = config.doors.sftp.clone() else { return std::future::pending().await };
+    sftp::serve(sftp::Server {
+        address,
+        key_file: config.state.join("sftp-host-key"),
+        repository: Arc::clone(&cluster.repository),
+        accounts: Arc::new(Users(Arc::clone(cluster))),
+    })
+    .await
+}
+
+/// The cluster's users, for doors that do not speak HTTP.
+struct Users(Arc<Cluster>);
+
+impl Accounts for Users {
+    fn by_token<'a>(&'a self, secret: &'a str) -> Found<'a> {
+        let user = self.0.accounts.by_token(secret);
+        Box::pin(std::future::ready(user.map(|user| account_of(&self.0, &user.into()))))
+    }
+
+    fn by_key<'a>(&'a self, key: &'a str, login: &'a str) -> Found<'a> {
+        let mut users = self.0.accounts.by_key(key);
+        if users.len() > 1 {
+            users.retain(|user| format!("{}/{}", user.tenant, user.name) == login);
+        }
+        let user = users.pop();
+        Box::pin(std::future::ready(user.map(|user| account_of(&self.0, &user.into()))))
     }
 }
 

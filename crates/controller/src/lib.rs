@@ -47,6 +47,7 @@ use perigee_http::{Authority, Listen};
 use perigee_model::{Problem, SiteId};
 
 use cluster::{Timing, Traffic};
+pub use data::Doors;
 use supervisor::Supervisor;
 pub use tars::{TarError, check_output};
 
@@ -60,6 +61,8 @@ pub struct Config {
     pub site: Option<SiteId>,
     /// Whether it talks plain TCP with the hosts and with clients.
     pub insecure: bool,
+    /// Where files are served, beside the API.
+    pub doors: Doors,
 }
 
 /// The authority of the cluster whose controller has this state directory. It is made if there is none.
@@ -97,13 +100,15 @@ async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Probl
     perigee_http::prepare_daemon();
     let traffic = if config.insecure { Traffic::Plain } else { Traffic::Tls };
     let supervisor = Supervisor::start(&config.state, Timing::default(), traffic).await?;
-    if let Some(site) = config.site {
+    if let Some(site) = config.site.clone() {
         supervisor.cluster.site.get_or_init(|| site);
     }
     let router = api::router(supervisor.cluster.clone());
     let serve = perigee_http::serve(router, &config.listen, &supervisor.cluster.network);
+    let doors = data::doors(&supervisor.cluster, &config);
     let ended = tokio::select! {
         ended = serve => ended,
+        ended = doors => ended,
         () = stop => Ok(()),
     };
     supervisor.stop().await;

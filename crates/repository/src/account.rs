@@ -40,10 +40,11 @@ pub struct Account {
 pub type Found<'a> = Pin<Box<dyn Future<Output = Option<Account>> + Send + 'a>>;
 
 /// The users whom the doors let in.
-pub trait Accounts: std::fmt::Debug + Send + Sync {
+pub trait Accounts: Send + Sync {
     /// Whose token this is.
     fn by_token<'a>(&'a self, secret: &'a str) -> Found<'a>;
 
-    /// Whose SSH key this is, in the form `ssh-ed25519 AAAA…`.
-    fn by_key<'a>(&'a self, key: &'a str) -> Found<'a>;
+    /// Whose SSH key this is, in the form `ssh-ed25519 AAAA…`. If several users have it, the one whose `TENANT/USER` the
+    /// client has given as its login.
+    fn by_key<'a>(&'a self, key: &'a str, login: &'a str) -> Found<'a>;
 }

@@ -1,8 +1,8 @@
 //! The data repository: files of tenants, `repo://TENANT/PATH`, in one store with several doors.
 //!
 //! ```text
-//! HTTP (http)   WebDAV (dav)      each door speaks one protocol, and knows nothing of files
-//!        └───────┬───────┘
+//! HTTP (http)   WebDAV (dav)   SFTP (sftp)      each door speaks one protocol, and knows nothing of files
+//!        └─────────────┼────────────┘
 //!             View (view)         one account's view: which tenants' files it may read and write
 //!          Repository, Space      one tenant's files, quota and unfinished uploads
 //!       tree/  parts/  shares     a directory of this machine
@@ -26,6 +26,7 @@ mod listing;
 mod path;
 mod reader;
 mod repository;
+pub mod sftp;
 mod shares;
 mod space;
 #[cfg(test)]
@@ -35,7 +36,7 @@ mod upload;
 mod usage;
 mod view;
 
-pub use account::{Account, Accounts, Quota};
+pub use account::{Account, Accounts, Found, Quota};
 pub use path::{DataPath, Location};
 pub use repository::Repository;
 pub use view::View;

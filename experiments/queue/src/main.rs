@@ -43,8 +43,13 @@ async fn main() -> Result<()> {
     let options = Options::parse();
     if let Some(Part::Controller { state, address }) = options.part {
         let listen = address.parse().map_err(anyhow::Error::msg)?;
-        let config =
-            perigee_controller::Config { state, listen: vec![listen], site: None, insecure: true };
+        let config = perigee_controller::Config {
+            state,
+            listen: vec![listen],
+            site: None,
+            insecure: true,
+            doors: perigee_controller::Doors::default(),
+        };
         return Ok(perigee_controller::run(config).await?);
     }
     let load_1min = load_1min()?;

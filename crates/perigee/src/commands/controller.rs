@@ -27,6 +27,9 @@ pub enum Verb {
         /// Talk plain HTTP over TCP: whoever reaches a port can do everything
         #[arg(long)]
         insecure: bool,
+        /// Serve files over SFTP on this address
+        #[arg(long, value_name = "HOST:PORT")]
+        sftp: Option<String>,
     },
     /// Make the cluster's certificate authority, and print its fingerprint. `run` makes it too, if there is none
     Init {
@@ -50,11 +53,12 @@ const STATE: &str = "/var/lib/perigee/controller";
 
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     match verb {
-        Verb::Run { state, listen, site, insecure } => {
+        Verb::Run { state, listen, site, insecure, sftp } => {
             if insecure {
                 warn_insecure();
             }
-            let config = perigee_controller::Config { state, listen, site, insecure };
+            let doors = perigee_controller::Doors { sftp };
+            let config = perigee_controller::Config { state, listen, site, insecure, doors };
             perigee_controller::run(config).await
         }
         Verb::Init { state } => {

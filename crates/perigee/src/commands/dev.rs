@@ -142,6 +142,7 @@ impl Daemons {
             listen: vec![api, Listen::Tcp(at_controller.clone())],
             site: Some(site.clone()),
             insecure: false,
+            doors: perigee_controller::Doors::default(),
         };
         let volumes = perigee_volume::Config {
             pool: dir.join("pool"),

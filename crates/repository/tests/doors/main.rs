@@ -1,4 +1,5 @@
-//! The doors with the clients that people have: curl and cadaver. They are Debian packages (`make setup`).
+//! The doors with the clients that people have: curl, OpenSSH and lftp. They are Debian packages (`make setup`).
 
 mod http;
 mod server;
+mod sftp;

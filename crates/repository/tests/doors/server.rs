@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::extract::Request;
@@ -12,7 +12,7 @@ use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse;
 use perigee_http::{Failure, Listen, Network, unused_port};
 use perigee_model::Problem;
-use perigee_repository::{Account, Quota, Repository};
+use perigee_repository::{Account, Accounts, Found, Quota, Repository, sftp};
 use tempfile::TempDir;
 
 /// Something that a client waits for takes as long as the machine needs.
@@ -33,10 +33,38 @@ fn by_token() -> BTreeMap<String, Account> {
     ["a", "b"].map(|tenant| (format!("token-of-{tenant}"), account(tenant))).into()
 }
 
+/// The users, as a cluster would have them.
+#[derive(Default)]
+pub struct Users(Mutex<BTreeMap<String, Account>>);
+
+impl Users {
+    /// Lets the owner of a public key in, in OpenSSH's form.
+    pub fn allow_key(&self, key: &str, tenant: &str) {
+        let words: Vec<&str> = key.split_whitespace().take(2).collect();
+        self.0.lock().expect("a lock").insert(words.join(" "), account(tenant));
+    }
+
+    pub fn forget_keys(&self) {
+        self.0.lock().expect("a lock").clear();
+    }
+}
+
+impl Accounts for Users {
+    fn by_token<'a>(&'a self, secret: &'a str) -> Found<'a> {
+        Box::pin(async move { by_token().remove(secret) })
+    }
+
+    fn by_key<'a>(&'a self, key: &'a str, _login: &'a str) -> Found<'a> {
+        Box::pin(async move { self.0.lock().expect("a lock").get(key).cloned() })
+    }
+}
+
 /// A server in this process. It ends with the runtime of the test.
 pub struct Server {
     pub dir: TempDir,
     pub http: String,
+    pub sftp_port: u16,
+    pub accounts: Arc<Users>,
 }
 
 impl Server {
@@ -50,7 +78,18 @@ impl Server {
             perigee_http::serve(router, &[listen], &Network::Plain).await.expect("it serves");
         });
         wait_for(&address).await;
-        Self { dir, http: format!("http://{address}") }
+        let accounts = Arc::new(Users::default());
+        let sftp_port = unused_port();
+        let server = sftp::Server {
+            address: format!("127.0.0.1:{sftp_port}"),
+            key_file: dir.path().join("host-key"),
+            repository,
+            accounts: Arc::clone(&accounts) as Arc<dyn Accounts>,
+        };
+        let sftp_address = server.address.clone();
+        tokio::spawn(async move { sftp::serve(server).await.expect("it serves") });
+        wait_for(&sftp_address).await;
+        Self { dir, http: format!("http://{address}"), sftp_port, accounts }
     }
 
     pub fn file(&self, name: &str, content: &[u8]) -> PathBuf {

@@ -1,0 +1,242 @@
+//! The SFTP door. russh speaks SSH, and russh-sftp the protocol in it; a session's files are in [`session`].
+//!
+//! A user logs in with a token as the password, or with an SSH key, under any name. There are no shells, no forwarding
+//! and no links: only the subsystem `sftp`, which scp of OpenSSH 9 uses too.
+
+mod packets;
+mod session;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use perigee_http::{ClientAddress, Listen, Places, cannot_listen, write_private};
+use perigee_model::Problem;
+use russh::keys::ssh_key::LineEnding;
+use russh::keys::ssh_key::private::Ed25519Keypair;
+use russh::keys::{HashAlg, PrivateKey};
+use russh::server::{Auth, ChannelOpenHandle, Config, Handler, Msg, Session, VerifiedPublicKey};
+use russh::{Channel, ChannelId, MethodKind, MethodSet, SshId};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::account::{Account, Accounts};
+use crate::repository::Repository;
+use crate::view::View;
+
+/// The most connections, and the most of them from one address.
+const CONNECTIONS_MAX: usize = 512;
+const CONNECTIONS_OF_ONE_MAX: usize = 128;
+/// How long a client may take to log in.
+const LOGIN_MAX: Duration = Duration::from_secs(30);
+/// A session in which nothing happens for this long is ended.
+const SILENCE_MAX: Duration = Duration::from_secs(600);
+/// Channels of one connection.
+const CHANNELS_MAX: usize = 8;
+
+/// An SFTP server.
+pub struct Server {
+    /// `HOST:PORT`
+    pub address: String,
+    /// The host key; it is made if there is none.
+    pub key_file: PathBuf,
+    /// The files.
+    pub repository: Arc<Repository>,
+    /// The users.
+    pub accounts: Arc<dyn Accounts>,
+}
+
+/// Serves until the future is dropped.
+///
+/// # Errors
+/// If the address is taken, or the host key can't be used.
+pub async fn serve(server: Server) -> Result<(), Problem> {
+    let key = host_key(&server.key_file)?;
+    tracing::info!(fingerprint = %key.fingerprint(HashAlg::Sha256), "the host key of SFTP");
+    let config = Arc::new(Config {
+        server_id: SshId::Standard("SSH-2.0-perigee".into()),
+        methods: MethodSet::from(&[MethodKind::PublicKey, MethodKind::Password][..]),
+        auth_rejection_time: Duration::from_secs(1),
+        auth_rejection_time_initial: Some(Duration::ZERO),
+        max_auth_attempts: 6,
+        keys: vec![key],
+        inactivity_timeout: Some(SILENCE_MAX),
+        nodelay: true,
+        ..Config::default()
+    });
+    let listener = TcpListener::bind(&server.address).await.map_err(|e| {
+        cannot_listen("listen for SFTP on", &Listen::Tcp(server.address.clone()), &e)
+    })?;
+    let places = Places::new(CONNECTIONS_MAX, CONNECTIONS_OF_ONE_MAX);
+    loop {
+        let (stream, address) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Such as too many open files: others may be closed meanwhile.
+                tracing::warn!(%error, "can't accept a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        match places.take(ClientAddress::from(address)) {
+            Ok(place) => {
+                let connection = Connection {
+                    repository: Arc::clone(&server.repository),
+                    accounts: Arc::clone(&server.accounts),
+                    account: None,
+                    is_known: Arc::default(),
+                    channels: Vec::new(),
+                };
+                let config = Arc::clone(&config);
+                tokio::spawn(async move {
+                    converse(config, stream, connection).await;
+                    drop(place);
+                });
+            }
+            Err(why) => tracing::info!(%address, why, "an SFTP client is refused"),
+        }
+    }
+}
+
+/// Ends a connection whose client does not log in.
+async fn converse(config: Arc<Config>, stream: TcpStream, connection: Connection) {
+    let is_known = Arc::clone(&connection.is_known);
+    let begun =
+        tokio::time::timeout(LOGIN_MAX, russh::server::run_stream(config, stream, connection));
+    let Ok(Ok(running)) = begun.await else { return };
+    let handle = running.handle();
+    tokio::pin!(running);
+    tokio::select! {
+        _ = &mut running => return,
+        () = tokio::time::sleep(LOGIN_MAX) => {}
+    }
+    if !is_known.load(Ordering::Relaxed) {
+        let why = "it took too long to log in".to_owned();
+        // A session that has ended meanwhile needs no farewell.
+        let _ = handle.disconnect(russh::Disconnect::ByApplication, why, String::new()).await;
+    }
+    // However it ends, its place is free again.
+    let _ = running.await;
+}
+
+/// The server's key is made once, so that clients know it again.
+fn host_key(file: &Path) -> Result<PrivateKey, Problem> {
+    let what = || format!("can't use the host key {}", file.display());
+    if file.exists() {
+        let text = std::fs::read(file).map_err(|e| Problem::invalid(what(), e))?;
+        return PrivateKey::from_openssh(text).map_err(|e| {
+            Problem::invalid(what(), e)
+                .next("remove it, and a new one is made; clients will notice")
+        });
+    }
+    let mut seed = [0_u8; 32];
+    let mut filled = 0;
+    while filled < seed.len() {
+        let flags = rustix::rand::GetRandomFlags::empty();
+        filled += rustix::rand::getrandom(&mut seed[filled..], flags)
+            .map_err(|e| Problem::internal(what(), std::io::Error::from(e)))?;
+    }
+    let key = PrivateKey::from(Ed25519Keypair::from_seed(&seed));
+    let text = key.to_openssh(LineEnding::LF).map_err(|e| Problem::internal(what(), e))?;
+    write_private(file, text.as_bytes())?;
+    Ok(key)
+}
+
+struct Connection {
+    repository: Arc<Repository>,
+    accounts: Arc<dyn Accounts>,
+    account: Option<Account>,
+    /// Whether the client has logged in.
+    is_known: Arc<AtomicBool>,
+    /// Channels on which no subsystem was asked for yet.
+    channels: Vec<Channel<Msg>>,
+}
+
+impl Connection {
+    fn admit(&mut self, account: Option<Account>) -> Auth {
+        let Some(account) = account else { return Auth::reject() };
+        tracing::info!(tenant = %account.tenant, user = account.user, "a user comes by SFTP");
+        self.account = Some(account);
+        self.is_known.store(true, Ordering::Relaxed);
+        Auth::Accept
+    }
+}
+
+impl Handler for Connection {
+    type Error = russh::Error;
+
+    async fn auth_password(&mut self, _user: &str, password: &str) -> Result<Auth, Self::Error> {
+        let account = self.accounts.by_token(password).await;
+        Ok(self.admit(account))
+    }
+
+    async fn auth_publickey(
+        &mut self,
+        user: &str,
+        key: VerifiedPublicKey<'_>,
+    ) -> Result<Auth, Self::Error> {
+        let Ok(text) = key.public_key.to_openssh() else { return Ok(Auth::reject()) };
+        // Kind and key, without the comment.
+        let words: Vec<&str> = text.split_ascii_whitespace().take(2).collect();
+        let account = self.accounts.by_key(&words.join(" "), user).await;
+        Ok(self.admit(account))
+    }
+
+    async fn channel_open_session(
+        &mut self,
+        channel: Channel<Msg>,
+        reply: ChannelOpenHandle,
+        _session: &mut Session,
+    ) -> Result<(), Self::Error> {
+        // Otherwise the reply is dropped, which refuses the channel.
+        if self.channels.len() < CHANNELS_MAX {
+            self.channels.push(channel);
+            reply.accept().await;
+        }
+        Ok(())
+    }
+
+    async fn subsystem_request(
+        &mut self,
+        id: ChannelId,
+        name: &str,
+        session: &mut Session,
+    ) -> Result<(), Self::Error> {
+        let place = self.channels.iter().position(|channel| channel.id() == id);
+        let (Some(account), Some(place), "sftp") = (&self.account, place, name) else {
+            return session.channel_failure(id);
+        };
+        let channel = self.channels.swap_remove(place);
+        let view = View::new(Arc::clone(&self.repository), account.clone());
+        session.channel_success(id)?;
+        session::run(channel.into_stream(), view).await;
+        Ok(())
+    }
+
+    async fn exec_request(
+        &mut self,
+        id: ChannelId,
+        _command: &[u8],
+        session: &mut Session,
+    ) -> Result<(), Self::Error> {
+        session.channel_failure(id)
+    }
+
+    async fn shell_request(
+        &mut self,
+        id: ChannelId,
+        session: &mut Session,
+    ) -> Result<(), Self::Error> {
+        session.channel_failure(id)
+    }
+
+    async fn channel_eof(
+        &mut self,
+        id: ChannelId,
+        session: &mut Session,
+    ) -> Result<(), Self::Error> {
+        // Without a status scp says that it has failed.
+        session.exit_status_request(id, 0)?;
+        session.close(id)
+    }
+}
