@@ -30,6 +30,8 @@ const USER_RECORDS: &str = "users/";
 pub struct TenantRecord {
     pub name: TenantName,
     pub quota: Quota,
+    /// Unix time. What is older is an earlier tenant's of this name.
+    pub created_ms: u64,
 }
 
 #[derive(Debug, Default)]
@@ -62,8 +64,8 @@ fn user_key(tenant: &TenantName, user: &UserName) -> String {
 impl Accounts {
     pub async fn load(records: &Records) -> Result<Self, Problem> {
         let mut inner = Inner::default();
-        let default = TenantRecord { name: TenantName::default(), quota: Quota::default() };
-        inner.tenants.insert(default.name.clone(), default);
+        let (name, quota) = (TenantName::default(), Quota::default());
+        inner.tenants.insert(name.clone(), TenantRecord { name, quota, created_ms: 0 });
         for tenant in records.list::<TenantRecord>(TENANT_RECORDS).await? {
             inner.tenants.insert(tenant.name.clone(), tenant);
         }
@@ -143,6 +145,15 @@ impl Accounts {
         found.ok_or_else(|| unknown_user(tenant, name))
     }
 
+    /// When the tenant was made.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn created_ms(&self, tenant: &TenantName) -> Result<u64, Problem> {
+        let found = self.read().tenants.get(tenant).map(|tenant| tenant.created_ms);
+        found.ok_or_else(|| unknown_tenant(tenant))
+    }
+
     fn quota(&self, tenant: &TenantName) -> Result<Quota, Problem> {
         let found = self.read().tenants.get(tenant).map(|tenant| tenant.quota);
         found.ok_or_else(|| unknown_tenant(tenant))
@@ -175,15 +186,15 @@ pub async fn create_tenant(cluster: &Cluster, new: NewTenant) -> Result<(), Prob
         return Err(Problem::conflict(what, "there is a tenant with this name"));
     }
     TENANTS.check(accounts.tenant_names().len() + 1).map_err(|e| e.problem(&what))?;
-    put_tenant(cluster, TenantRecord { name, quota }).await
+    put_tenant(cluster, TenantRecord { name, quota, created_ms: now_ms() }).await
 }
 
 /// # Errors
 /// `NotFound`.
 pub async fn set_quota(cluster: &Cluster, name: &TenantName, quota: Quota) -> Result<(), Problem> {
     let _turn = cluster.accounts.turn.lock().await;
-    cluster.accounts.quota(name)?;
-    put_tenant(cluster, TenantRecord { name: name.clone(), quota }).await?;
+    let created_ms = cluster.accounts.created_ms(name)?;
+    put_tenant(cluster, TenantRecord { name: name.clone(), quota, created_ms }).await?;
     // A job may wait for it.
     cluster.index.changed.notify_one();
     Ok(())

@@ -5,11 +5,12 @@
 //! fails it, so whoever adds a route adds it here too.
 
 use std::collections::BTreeSet;
+use std::slice;
 
 use perigee_http::{Client, Method};
-use perigee_model::Problem;
 use perigee_model::job::{Access, Bundle, ClusterImage, ClusterVolume, Job, JobSpec, JobVolume};
 use perigee_model::tenant::{AccessToken, SshKey, User};
+use perigee_model::{Problem, ProblemKind};
 use serde_json::{Value, json};
 
 use super::tenants::{Tenants, new_volume, small, user_name, volume};
@@ -56,6 +57,10 @@ async fn fill(tenants: &Tenants) -> Secrets {
     let job: Job = ann.post("/v1/jobs", &spec).await.expect("a job");
     assert_eq!(job.id.as_str(), format!("acme~{}", JOB[0]));
     tenants.lab.wait_for_vm(&tenants.lab.home, &vm_of(&job.id)).await;
+    for path in ["/v1/data/acme/topsecret5", "/dav/acme/topsecret6"] {
+        let put = ann.send_body::<Value>(Method::PUT, path, "the plan").await;
+        assert!(!matches!(&put, Err(problem) if problem.kind != ProblemKind::Internal), "{put:?}");
+    }
     let tokens: Vec<AccessToken> =
         ann.get("/v1/tenants/acme/users/ann/tokens").await.expect("tokens");
     Secrets {
@@ -157,7 +162,10 @@ async fn ask(client: &Client, method: &str, path: &str, body: Option<&Value>) ->
         "POST" => shown(client.post(path, body).await),
         "PUT" => shown(client.put(path, body).await),
         "DELETE" => shown(client.delete(path).await.map(|()| Value::Null)),
-        _ => panic!("the walk does not know {method}"),
+        _ => {
+            let method = Method::from_bytes(method.as_bytes()).expect("a method");
+            shown(client.send_body(method, path, "").await)
+        }
     }
 }
 
@@ -247,6 +255,41 @@ impl Walk<'_> {
                 }
             }
         }
+    }
+}
+
+/// The repository's doors over HTTP are not in the document.
+#[tokio::test]
+async fn the_second_tenant_finds_no_file_of_the_first() {
+    let tenants = Tenants::up().await;
+    fill(&tenants).await;
+    let mut walk = Walk { client: &tenants.bob, asked: BTreeSet::new() };
+    let hole = |hole: &str, names: Names| (hole.to_owned(), names);
+    for door in ["/v1/data", "/dav"] {
+        for method in ["GET", "PUT", "DELETE", "POST", "MKCOL", "PROPFIND", "MOVE", "COPY", "LOCK"]
+        {
+            let tenant = hole("{tenant}", names("acme", "void"));
+            walk.compare(method, &format!("{door}/{{tenant}}"), None, slice::from_ref(&tenant))
+                .await;
+            for file in ["topsecret5", "topsecret6"] {
+                let file = hole("NAME", names(file, "neverthere"));
+                for query in
+                    ["", "?stat", "?shares", "?share=blue", "?directory", "?rename=a", "?upload"]
+                {
+                    let path = format!("{door}/{{tenant}}/NAME{query}");
+                    let both = [tenant.clone(), file.clone()];
+                    walk.compare(method, &path, None, &both).await;
+                    let own = path.replace("{tenant}", "acme");
+                    walk.compare(method, &own, None, slice::from_ref(&file)).await;
+                }
+            }
+        }
+        walk.compare("GET", door, None, &[]).await;
+        walk.compare("PROPFIND", door, None, &[]).await;
+    }
+    for (door, file) in [("/v1/data", "topsecret5"), ("/dav", "topsecret6")] {
+        let kept = tenants.ann.get_bytes(&format!("{door}/acme/{file}")).await.expect("her file");
+        assert_eq!(&kept[..], b"the plan");
     }
 }
 

@@ -281,6 +281,19 @@ async fn only_an_empty_tenant_is_deleted_and_only_default_has_admins() {
     tenants.bob.delete("/v1/volumes/data").await.expect("deleted");
     tenants.admin.delete("/v1/tenants/blue").await.expect("it is empty");
     is_kind(tenants.bob.get::<Me>("/v1/me").await, ProblemKind::Forbidden);
+    // A later tenant of this name has not the earlier one's log.
+    let new = NewTenant { name: tenant("blue"), quota: Quota::default() };
+    let _: Tenant = tenants.admin.post("/v1/tenants", &new).await.expect("a tenant");
+    let role = Role::Operator;
+    let _: User = tenants.admin.put(path, &NewUser { role }).await.expect("a user");
+    let token = make_token(&tenants.admin, "blue/bob").await.token;
+    let bob = client(&tenants.url).with_token(&token).expect("a token");
+    assert!(bob.get::<Vec<AuditEntry>>("/v1/audit").await.expect("a log").is_empty());
+    wait_for("the earlier one's log, which an admin sees", async || {
+        let all = tenants.admin.get::<Vec<AuditEntry>>("/v1/audit?tenant=blue").await;
+        (!all.expect("a log").is_empty()).then_some(())
+    })
+    .await;
     for bad in ["image", "default", &"x".repeat(17)] {
         let new = NewTenant { name: tenant(bad), quota: Quota::default() };
         tenants.admin.post::<Tenant>("/v1/tenants", &new).await.expect_err(bad);
