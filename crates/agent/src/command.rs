@@ -5,6 +5,7 @@
 //! which is the same everywhere for one version of QEMU. Under KVM it is `host`, which has all features of the
 //! host, so a VM can move only between hosts with the same kind of CPU.
 
+use std::os::fd::RawFd;
 use std::path::Path;
 
 use perigee_model::guest::PORT_NAME;
@@ -57,11 +58,13 @@ pub fn mark(dir: &VmDir) -> [String; 2] {
     ["-pidfile".to_owned(), dir.pid().display().to_string()]
 }
 
+/// `cable` is the open socket to the VM's network, if it has a card.
 pub fn arguments(
     spec: &VmSpec,
     dir: &VmDir,
     volume_socket: &Path,
     accelerator: Accelerator,
+    cable: Option<RawFd>,
 ) -> Vec<String> {
     let mut line: Vec<String> = Vec::new();
     let mut add = |words: &[&str]| line.extend(words.iter().map(ToString::to_string));
@@ -108,6 +111,11 @@ pub fn arguments(
     add(&["-chardev", &socket("job", &dir.job())]);
     add(&["-device", &format!("virtserialport,bus=channel.0,nr=1,chardev=job,name={PORT_NAME}")]);
     add(&["-object", "rng-builtin,id=rng", "-device", "virtio-rng-pci,rng=rng"]);
+    if let Some(cable) = cable {
+        let netdev = format!("stream,id=network,addr.type=fd,addr.str={cable}");
+        // Nothing boots from the network, so the card needs no ROM.
+        add(&["-netdev", &netdev, "-device", "virtio-net-pci,netdev=network,id=card,romfile="]);
+    }
     if spec.arrives_by.is_some() {
         // It arrives stopped. The agent first records that it has arrived, and then lets it run.
         add(&["-S", "-incoming", "defer"]);
@@ -186,12 +194,13 @@ mod tests {
             arrives_compressed: false,
             locks_memory: false,
             hides_output: false,
+            network: Default::default(),
         }
     }
 
     fn line(spec: &VmSpec, state: &str) -> Vec<String> {
         let dir = VmDir::new(Path::new(state), &spec.vm);
-        arguments(spec, &dir, Path::new("/run/v.sock"), Accelerator::Tcg)
+        arguments(spec, &dir, Path::new("/run/v.sock"), Accelerator::Tcg, None)
     }
 
     #[test]

@@ -133,6 +133,15 @@ impl VmDir {
         self.run().join("qemu.pid")
     }
 
+    /// It is there when the VM's network is ready.
+    pub fn network_pid(&self) -> PathBuf {
+        self.run().join("passt.pid")
+    }
+
+    pub fn network_log(&self) -> PathBuf {
+        self.root.join("passt.log")
+    }
+
     /// The VM's user.
     pub fn user(&self) -> std::io::Result<Uid> {
         Ok(Uid::from_raw(std::fs::symlink_metadata(self.run())?.uid()))

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::unistd::Uid;
+use nix::unistd::{Gid, Uid};
 use perigee_http::{Client, Network};
 use perigee_model::vm::HostReport;
 use perigee_model::volume::{ExportStats, IoStats, OpenAhead};
@@ -17,6 +17,7 @@ use crate::files::{VmDir, closed_ancestor};
 use crate::process::QemuUser;
 use crate::users::Users;
 use crate::vm::ended::Ends;
+use crate::vm::network::UserNetworks;
 use crate::{Config, cgroup, confinement, link};
 
 /// Properties of the host that are determined once, when the agent starts.
@@ -44,6 +45,8 @@ pub struct Host {
     /// The users of VMs. `None` means the agent's own user, which is not root.
     users: Option<Users>,
     pub has_cgroups: bool,
+    /// An error says why VMs here have no network cards.
+    pub user_networks: Result<UserNetworks, String>,
     warnings: Vec<String>,
 }
 
@@ -69,6 +72,12 @@ impl Host {
             users.take_group(user);
         }
         warnings.extend(confinement::missing());
+        let group = users.as_ref().map(|users| users.for_tests_of_the_host().uid);
+        let group = group.map(|uid| Gid::from_raw(uid.as_raw()));
+        let user_networks = UserNetworks::prepare(group).await;
+        if let Err(why) = &user_networks {
+            warnings.push(format!("VMs here have no network cards: {why}"));
+        }
         let limits = cgroup::available();
         let has_cgroups = limits.is_ok();
         warnings.extend(limits.err());
@@ -94,6 +103,7 @@ impl Host {
             cpu_model: cpu_model(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
             users,
             has_cgroups,
+            user_networks,
             warnings,
         })
     }

@@ -11,11 +11,13 @@
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Gid, Pid, Uid};
@@ -269,12 +271,14 @@ fn allow_locked_memory() -> Result<LockedMemory, Problem> {
 /// How a process of ours ends, as soon as that is known.
 pub type Exit = tokio::sync::oneshot::Receiver<ExitStatus>;
 
-/// Starts QEMU with its stderr in a file. A separate task waits for its exit status.
+/// Starts QEMU with its stderr in a file, and with this socket, which keeps its number. A separate task waits for its
+/// exit status.
 pub fn start(
     program: &str,
     arguments: &[String],
     user: Option<QemuUser>,
     log: &Path,
+    socket: Option<BorrowedFd<'_>>,
 ) -> Result<(Process, Exit), Problem> {
     let fail = |e: std::io::Error| Problem::internal(format!("can't start {program}"), e);
     let log: File =
@@ -282,19 +286,29 @@ pub fn start(
     // A QEMU that locks no memory needs no right for it.
     let locks = arguments.windows(2).any(|pair| pair == MEM_LOCK);
     let locked_memory = if locks { allow_locked_memory()? } else { LockedMemory::Unlimited };
-    let mut child =
-        detached(program, arguments, user, locked_memory).stderr(log).spawn().map_err(|e| {
-            let what = format!("can't start {program}");
-            match e.kind() {
-                ErrorKind::NotFound | ErrorKind::PermissionDenied => Problem::unsupported(what, e),
-                _ => Problem::internal(what, e),
-            }
-        })?;
+    let mut command = detached(program, arguments, user, locked_memory);
+    if let Some(socket) = socket.map(|socket| socket.as_raw_fd()) {
+        let keep = move || {
+            // SAFETY: the caller has it open until the process is started.
+            let socket = unsafe { BorrowedFd::borrow_raw(socket) };
+            fcntl(socket, FcntlArg::F_SETFD(FdFlag::empty()))?;
+            Ok(())
+        };
+        // SAFETY: between fork and exec the closure only makes system calls that are async-signal-safe.
+        unsafe { command.pre_exec(keep) };
+    }
+    let mut child = command.stderr(log).spawn().map_err(|e| {
+        let what = format!("can't start {program}");
+        match e.kind() {
+            ErrorKind::NotFound | ErrorKind::PermissionDenied => Problem::unsupported(what, e),
+            _ => Problem::internal(what, e),
+        }
+    })?;
     let process = child.id().and_then(Process::of_pid);
     let (ended, exit) = tokio::sync::oneshot::channel();
     tokio::spawn(async move {
         let status = child.wait().await;
-        tracing::debug!(?status, "QEMU has ended");
+        tracing::debug!(?status, "a process has ended");
         if let Ok(status) = status {
             // Nobody may be interested any more.
             let _ = ended.send(status);
@@ -342,7 +356,7 @@ mod tests {
 
     fn start_sleep(dir: &Path, program: &str, mark: &str) -> Process {
         let arguments = ["-c", "sleep 60; true", "-pidfile", mark].map(String::from);
-        start(program, &arguments, None, &dir.join("log")).unwrap().0
+        start(program, &arguments, None, &dir.join("log"), None).unwrap().0
     }
 
     #[tokio::test]

@@ -7,6 +7,7 @@ mod arrival;
 pub mod decide;
 pub mod ended;
 pub mod migrate;
+pub mod network;
 pub mod owner;
 mod phases;
 mod start;

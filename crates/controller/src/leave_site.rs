@@ -12,6 +12,7 @@ use perigee_model::leave_site::{
     FindLayers, FoundLayers, LeaveSite, LeaveSiteSet, SetLayersLeaveSite, SetLeaveSite,
     SiteAddress, SiteMap,
 };
+use perigee_model::vm::NetworkKind;
 use perigee_model::volume::{ImageInfo, VolumeInfo};
 use perigee_model::{
     DiskRole, HostId, ImageName, LayerId, Problem, ProblemKind, SiteId, VolumeName,
@@ -188,7 +189,8 @@ pub struct Confined {
 }
 
 /// # Errors
-/// `Conflict` when the data are at different sites, or when the job writes a volume that may leave its site.
+/// `Conflict` when the data are at different sites, when the job writes a volume that may leave its site, or when its VM
+/// has a network card.
 pub async fn confined_of(cluster: &Cluster, spec: &JobSpec) -> Result<Confined, Problem> {
     let mut confined: Option<(String, HostId)> = None;
     let (mut free, mut found, mut volumes) = (None, Vec::new(), Vec::new());
@@ -206,10 +208,15 @@ pub async fn confined_of(cluster: &Cluster, spec: &JobSpec) -> Result<Confined, 
             free = Some(volume.volume.clone());
         }
     }
+    let what = || format!("can't place job {}", spec.name);
+    if let (Some((name, _)), true) = (found.first(), spec.network != NetworkKind::None) {
+        let why = format!("{name} may not leave its site, and the job could send it anywhere");
+        return Err(Problem::conflict(what(), why)
+            .next("say `network: none` in the job file, or use data that may leave"));
+    }
     if spec.writes == LeaveSite::Allowed {
         return Ok(Confined { volumes, image_at, writes_at: None });
     }
-    let what = || format!("can't place job {}", spec.name);
     let next =
         "or say `writes: {leave-site: allowed}` in the job file, if what it writes may leave";
     for (name, home) in found {

@@ -16,6 +16,7 @@
 //! A data disk is unmounted before `exited`; a command stopped by its timeout never has code 0.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -44,7 +45,31 @@ pub struct Seed {
     pub outputs: Vec<String>,
     /// The command is ended after so many seconds; `None`: never.
     pub timeout_s: Option<u64>,
+    /// The address of its network card, if it has one.
+    #[serde(default)]
+    pub network: Option<GuestNetwork>,
 }
+
+/// How a guest reaches its network.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestNetwork {
+    /// The card's own one.
+    pub address: Ipv4Addr,
+    /// How many bits of the address are the network's.
+    pub prefix_bits: u8,
+    /// The way to everything else.
+    pub gateway: Ipv4Addr,
+    /// A resolver of names.
+    pub dns: Ipv4Addr,
+}
+
+/// That of every VM in a [`crate::vm::NetworkKind::User`] network, at every host.
+pub const USER_NETWORK: GuestNetwork = GuestNetwork {
+    address: Ipv4Addr::new(10, 0, 2, 15),
+    prefix_bits: 24,
+    gateway: Ipv4Addr::new(10, 0, 2, 2),
+    dns: Ipv4Addr::new(10, 0, 2, 3),
+};
 
 /// A data disk and where the job finds it. An empty disk gets an ext4 filesystem first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

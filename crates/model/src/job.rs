@@ -9,7 +9,7 @@ use crate::guest::LogStream;
 use crate::phases::{Phases, copy_left_s};
 use crate::plan::{Estimate, PredictedEnd};
 use crate::replica::Replica;
-use crate::vm::{Accelerator, HostAddresses, LinkProbe, VmStatus};
+use crate::vm::{Accelerator, HostAddresses, LinkProbe, NetworkKind, VmStatus};
 use crate::volume::{BlockProbe, ImageFormat, IoStats, VolumeSource};
 use crate::volume_move::{VolumeMove, VolumesOnMove};
 use crate::{Epoch, HostId, ImageName, JobId, LeaveSite, MigrationId, SiteId, VmId, VolumeName};
@@ -117,6 +117,9 @@ pub struct JobSpec {
     /// What becomes of it when its host is lost.
     #[serde(default)]
     pub restart: Restart,
+    /// Its VM's network card. A job with one uses no data that may not leave its site.
+    #[serde(default)]
+    pub network: NetworkKind,
 }
 
 /// ```text

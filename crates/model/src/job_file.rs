@@ -24,6 +24,7 @@
 //! timeout: 10m
 //! priority: 0              # jobs with a higher number start first
 //! restart: never           # never | on-host-failure
+//! network: none            # none | user
 //! ```
 //!
 //! `start` may also be written flat, `placement: {site: home}`. Sizes and durations are those of
@@ -40,6 +41,7 @@ use crate::spec::{
     check_beside, check_command, check_env, check_guest_path, check_job_name, check_mount,
 };
 use crate::units::{parse_bytes, parse_duration};
+use crate::vm::NetworkKind;
 use crate::volume::BLOCK_BYTES;
 use crate::yaml::{Document, Field};
 use crate::{HostId, ImageName, LeaveSite, Problem, SiteId, VolumeName};
@@ -89,6 +91,7 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         timeout,
         priority,
         restart,
+        network,
     ] = root.fields([
         "name",
         "image",
@@ -106,6 +109,7 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         "timeout",
         "priority",
         "restart",
+        "network",
     ])?;
     let image = image.ok_or_else(|| missing(&root, "image", "image: debian"))?;
     let command = command.ok_or_else(|| missing(&root, "command", "command: echo hello"))?;
@@ -131,6 +135,7 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         owner: DEFAULT_OWNER.to_owned(),
         priority: read(priority, |f| read_number(f, &PRIORITY))?.unwrap_or_default(),
         restart: read(restart, read_restart)?.unwrap_or_default(),
+        network: read(network, read_network)?.unwrap_or_default(),
     };
     let inputs = read(inputs, read_inputs)?.unwrap_or_default();
     spec.check()?;
@@ -211,6 +216,14 @@ fn read_size(field: &Field<'_>, limit: &'static Limit) -> Result<u64, Problem> {
 
 fn read_timeout(field: &Field<'_>) -> Result<u64, Problem> {
     TIMEOUT_S.check(field.parse(parse_duration)?).map_err(|why| field.problem(why))
+}
+
+fn read_network(field: &Field<'_>) -> Result<NetworkKind, Problem> {
+    field.parse(|text| match text {
+        "none" => Ok(NetworkKind::None),
+        "user" => Ok(NetworkKind::User),
+        _ => Err(format!("{text:?} is not known: use none or user")),
+    })
 }
 
 fn read_restart(field: &Field<'_>) -> Result<Restart, Problem> {

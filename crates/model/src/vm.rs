@@ -96,6 +96,18 @@ pub struct Disk {
     pub read_only: bool,
 }
 
+/// What a VM's network card is connected to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NetworkKind {
+    /// The VM has no card.
+    #[default]
+    None,
+    /// A network of its own, behind its host: it reaches what its host reaches, by IPv4, and nobody reaches it. Its
+    /// connections end when it moves to another host.
+    User,
+}
+
 /// What QEMU is started with. It does not change while the VM is at one host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmSpec {
@@ -126,6 +138,9 @@ pub struct VmSpec {
     /// What its job prints is kept nowhere: it may not leave a site, and the agent or the controller is not there.
     #[serde(default)]
     pub hides_output: bool,
+    /// Both sides of a migration have the same card.
+    #[serde(default)]
+    pub network: NetworkKind,
 }
 
 /// What QEMU says of the VM; `Gone` when its process has ended.

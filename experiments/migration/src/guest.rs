@@ -72,6 +72,7 @@ impl Guest {
             }],
             outputs: Vec::new(),
             timeout_s: None,
+            network: None,
         }
     }
 }

@@ -65,6 +65,7 @@ impl<'a> Perigee<'a> {
             owner: DEFAULT_OWNER.to_owned(),
             priority: 0,
             restart: Restart::Never,
+            network: Default::default(),
         };
         let job: Job = client.post("/v1/jobs", &spec).await?;
         let vm = VmId::new(job.id.as_str())?;

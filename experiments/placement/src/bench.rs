@@ -138,6 +138,7 @@ impl<'a> Bench<'a> {
             owner: DEFAULT_OWNER.to_owned(),
             priority: 0,
             restart: Restart::Never,
+            network: Default::default(),
         }
     }
 

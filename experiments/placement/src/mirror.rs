@@ -113,6 +113,7 @@ pub fn make_disks(dir: &Path, image: &Path, command: Vec<String>) -> Result<()> 
         mounts: Vec::new(),
         outputs: Vec::new(),
         timeout_s: None,
+        network: None,
     };
     std::fs::write(dir.join("seed"), seed_disk(&seed, None)?)?;
     std::fs::File::create(dir.join("output"))?.set_len(OUTPUT_BYTES)?;

@@ -257,6 +257,7 @@ impl Bench<'_> {
             owner: DEFAULT_OWNER.to_owned(),
             priority: 0,
             restart: Restart::Never,
+            network: Default::default(),
         }
     }
 

@@ -246,5 +246,6 @@ fn spec(owner: &str) -> JobSpec {
         owner: owner.to_owned(),
         priority: 0,
         restart: Restart::Never,
+        network: Default::default(),
     }
 }

@@ -18,6 +18,8 @@ pub enum Error {
     EmptyReadOnly(DiskRole),
     #[error("mount path `{0}` must be absolute and not the root directory")]
     MountPath(String),
+    #[error("can't set up the network card: {0}")]
+    Network(String),
     #[error("can't stop all processes of the job within {0} s")]
     Stragglers(u64),
     #[error("output `{0}` does not exist after the command")]

@@ -12,7 +12,7 @@ use crate::disks::{self, Mounted};
 use crate::error::Error;
 use crate::outbox::Outbox;
 use crate::outputs::{self, Written};
-use crate::{command, seed};
+use crate::{command, network, seed};
 
 const JOB_DIRECTORY: &str = "/job";
 const OUTPUT_DIRECTORY: &str = "/output";
@@ -23,6 +23,9 @@ pub fn run(outbox: &Arc<Outbox>) -> Result<Written, Error> {
     let mut mounted = Vec::new();
     for mount in &seed.mounts {
         mounted.push(disks::mount(mount)?);
+    }
+    if let Some(network) = &seed.network {
+        network::set_up(network)?;
     }
     outbox.push(GuestBody::Started);
 

@@ -11,6 +11,7 @@ mod disks;
 mod error;
 mod job;
 mod lines;
+mod network;
 mod outbox;
 mod outputs;
 mod processes;

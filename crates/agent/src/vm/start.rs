@@ -1,5 +1,6 @@
 //! Starts a VM's QEMU and waits for its first answer.
 
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::ExitStatus;
@@ -11,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::tls::{End, set_encryption};
-use super::{Vm, arrival};
+use super::{Vm, arrival, network};
 use crate::command::{QEMU, arguments, export};
 use crate::host::Host;
 use crate::process::{Exit, Process};
@@ -41,8 +42,12 @@ pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
     }
     files::write_json(&vm.dir.spec(), &vm.spec)?;
     let socket = sockets::open(host, vm).await?;
-    let line = arguments(&vm.spec, &vm.dir, &socket.path, host.accelerator.kind);
-    let (process, exit) = process::start(QEMU, &line, host.user_of(&vm.dir)?, &vm.dir.log())?;
+    let cable = network::connect(vm, host).await?;
+    let (user, log) = (host.user_of(&vm.dir)?, vm.dir.log());
+    let card = cable.as_ref().map(AsRawFd::as_raw_fd);
+    let line = arguments(&vm.spec, &vm.dir, &socket.path, host.accelerator.kind, card);
+    let cable = cable.as_ref().map(AsFd::as_fd);
+    let (process, exit) = process::start(QEMU, &line, user, &log, cable)?;
     if host.has_cgroups
         && let Err(error) = cgroup::limit(&process, vm.spec.cpus, vm.spec.memory_bytes)
     {
@@ -248,7 +253,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let arguments = ["-c".to_owned(), "sleep 60; true".to_owned()];
         let log = dir.path().join("log");
-        let (process, exit) = process::start("bash", &arguments, None, &log).unwrap();
+        let (process, exit) = process::start("bash", &arguments, None, &log, None).unwrap();
         process.kill().await.unwrap();
         let status = exit.await.ok();
         assert_eq!(why_ended(status, ""), "QEMU was killed by signal 9, and said nothing");

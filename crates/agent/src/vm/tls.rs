@@ -109,6 +109,7 @@ mod tests {
             arrives_compressed: false,
             locks_memory: false,
             hides_output: false,
+            network: Default::default(),
         };
         let vm_dir = VmDir::new(dir, &spec.vm);
         std::fs::create_dir_all(vm_dir.run()).unwrap();

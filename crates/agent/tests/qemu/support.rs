@@ -411,6 +411,7 @@ pub fn spec(epoch: u64, is_incoming: bool) -> VmSpec {
         arrives_compressed: false,
         locks_memory: false,
         hides_output: false,
+        network: Default::default(),
     }
 }
 

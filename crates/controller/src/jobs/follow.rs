@@ -390,6 +390,7 @@ fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
             &placement.start,
         ),
         hides_output: run.hides_output(placement),
+        network: spec.network,
     })
 }
 
@@ -447,6 +448,7 @@ mod tests {
             arrives_compressed: false,
             locks_memory: false,
             hides_output: false,
+            network: Default::default(),
         };
         let mut report = crate::tests::report(spec);
         (report.uptime_ms, report.waiting_ms) = (900_000, Some(880_000));

@@ -6,9 +6,10 @@
 use std::time::Duration;
 
 use perigee_http::{Method, file_body};
-use perigee_model::guest::{Mount, Seed};
+use perigee_model::guest::{Mount, Seed, USER_NETWORK};
 use perigee_model::job::JobSpec;
 use perigee_model::states::JobEvent;
+use perigee_model::vm::NetworkKind;
 use perigee_model::volume::{BLOCK_BYTES, CreateVolume, EpochChange, VolumeInfo, VolumeSource};
 use perigee_model::{DiskRole, Epoch, JobId, Problem, ProblemKind};
 
@@ -144,6 +145,10 @@ fn seed(job: &JobId, spec: &JobSpec, at: &Placement) -> Seed {
         mounts: mounts.collect(),
         outputs: spec.outputs.clone(),
         timeout_s: spec.timeout_s,
+        network: match spec.network {
+            NetworkKind::None => None,
+            NetworkKind::User => Some(USER_NETWORK),
+        },
     }
 }
 

@@ -379,6 +379,7 @@ mod tests {
             arrives_compressed: false,
             locks_memory: false,
             hides_output: false,
+            network: Default::default(),
         };
         let says = |phase| {
             let mut report = crate::tests::report(spec.clone());

@@ -27,6 +27,7 @@ fn seed() -> Seed {
         mounts: Vec::new(),
         outputs: Vec::new(),
         timeout_s: None,
+        network: None,
     }
 }
 

@@ -4,6 +4,7 @@ use perigee_model::guest::{GuestBody, LogStream};
 use perigee_model::job::{Access, JobSpec, JobState};
 use perigee_model::leave_site::SetLeaveSite;
 use perigee_model::plan::Way;
+use perigee_model::vm::NetworkKind;
 use perigee_model::volume_move::{VolumeMoveCause, VolumesOnMove};
 use perigee_model::{DiskRole, LeaveSite, ProblemKind};
 
@@ -109,6 +110,18 @@ async fn a_job_file_may_let_what_it_writes_leave_and_a_free_volume_is_no_way_out
         "what it reads is confined all the same"
     );
     assert!(!lab.home.inside().vms[&vm].report.spec.hides_output, "what it prints may leave");
+}
+
+/// Whatever it says of what it writes.
+#[tokio::test]
+async fn a_job_with_a_network_card_does_not_get_confined_data() {
+    let lab = confined().await;
+    for writes in [LeaveSite::Never, LeaveSite::Allowed] {
+        let spec = JobSpec { network: NetworkKind::User, writes, ..spec(Access::Read) };
+        let refused = leave_site::confined_of(&lab.cluster, &spec).await.expect_err("a way out");
+        assert_eq!(refused.kind, ProblemKind::Conflict);
+        assert!(refused.why.contains("tpch"), "{refused}");
+    }
 }
 
 #[tokio::test]

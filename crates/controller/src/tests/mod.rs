@@ -176,6 +176,7 @@ pub fn spec(access: Access) -> JobSpec {
         owner: DEFAULT_OWNER.to_owned(),
         priority: 0,
         restart: Restart::Never,
+        network: Default::default(),
     }
 }
 

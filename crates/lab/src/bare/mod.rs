@@ -173,6 +173,7 @@ mod tests {
             mounts: Vec::new(),
             outputs: Vec::new(),
             timeout_s: None,
+            network: None,
         };
         let bytes = seed_disk(&seed, Some(&bundle)).expect("a disk");
         assert_eq!(bytes.len(), SEED_BYTES);

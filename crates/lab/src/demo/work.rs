@@ -102,6 +102,7 @@ impl Stage {
             owner: DEFAULT_OWNER.to_owned(),
             priority: 0,
             restart: Restart::Never,
+            network: Default::default(),
         }
     }
 

@@ -28,6 +28,7 @@ fn job() -> JobSpec {
         owner: DEFAULT_OWNER.to_owned(),
         priority: 0,
         restart: Restart::Never,
+        network: Default::default(),
     }
 }
 
@@ -54,6 +55,7 @@ fn vm(disks: usize) -> VmSpec {
         arrives_compressed: false,
         locks_memory: false,
         hides_output: false,
+        network: Default::default(),
     }
 }
 

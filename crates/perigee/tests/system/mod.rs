@@ -3,6 +3,7 @@
 mod confined;
 mod links;
 mod listening;
+mod network;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

@@ -55,6 +55,7 @@ async fn owner(dir: &Path, qemu: &Qemu) -> Owner {
         arrives_compressed: false,
         locks_memory: false,
         hides_output: false,
+        network: Default::default(),
     };
     let vm_dir = VmDir::new(&config.state, &spec.vm);
     std::fs::create_dir_all(vm_dir.run()).unwrap();

@@ -27,6 +27,7 @@ fn record(state: JobState) -> JobRecord {
         owner: "ann".into(),
         priority: 0,
         restart: Default::default(),
+        network: Default::default(),
     };
     let mut record = new_record(JobId::new("q-0001").expect("name"), spec);
     record.job.state = state;
