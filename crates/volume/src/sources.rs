@@ -15,6 +15,7 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt};
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use perigee_model::Problem;
+use perigee_model::units::format_bytes;
 use perigee_model::volume::{UPLOAD_PREFIX, Upload};
 use perigee_store::{ImportFrom, give_to_qemu_img};
 use tokio::io::AsyncWriteExt;
@@ -27,6 +28,8 @@ const SWEEP_EVERY: Duration = Duration::from_secs(60);
 const UPLOADS_MAX: usize = 16;
 /// An upload from which nothing comes for this long ends.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
+/// How fast a file has to come on average, after the first minute: others wait for its place.
+const RATE_MIN_BYTES_PER_S: u64 = 64 << 10;
 /// Uploads leave so much of the pool's disk free, for what clients write.
 const RESERVE_BYTES: u64 = 256 << 20;
 const LOOK_EVERY_BYTES: u64 = 64 << 20;
@@ -224,7 +227,15 @@ impl Sources {
         let new = new.and_then(|new| give_to_qemu_img(&new).map(|()| new));
         let mut file = tokio::fs::File::from_std(new.map_err(failed)?);
         let (mut bytes, mut look_at) = (0, 0);
+        let begun = tokio::time::Instant::now();
         loop {
+            let late = begun.elapsed().saturating_sub(SILENCE_MAX);
+            if bytes < late.as_secs() * RATE_MIN_BYTES_PER_S {
+                let rate = format_bytes(RATE_MIN_BYTES_PER_S);
+                let why =
+                    format!("the file came slower than {rate}/s, and others wait for its place");
+                return Err(Problem::unavailable(what, why).next("copy it to the host: --on-host"));
+            }
             if bytes >= look_at {
                 let disk =
                     nix::sys::statvfs::statvfs(&self.uploads).map_err(|e| failed(e.into()))?;
@@ -384,6 +395,21 @@ mod tests {
         assert_eq!(left(), 0);
         assert_eq!(file.metadata().expect("who reads it still can").len(), 2);
         sweeper.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_upload_that_comes_byte_by_byte_keeps_its_place_for_minutes_only() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let sources = sources(dir.path());
+        let slow = futures_util::stream::unfold((), |()| async {
+            tokio::time::sleep(SILENCE_MAX / 2).await;
+            Some((Ok::<_, &str>(bytes::Bytes::from("a")), ()))
+        });
+        let begun = tokio::time::Instant::now();
+        let problem = sources.receive(Box::pin(slow)).await.expect_err("it is too slow");
+        assert_eq!(problem.kind, ProblemKind::Unavailable, "{problem}");
+        assert!(begun.elapsed() < SILENCE_MAX * 3, "{:?}", begun.elapsed());
+        assert_eq!(sources.remove_old().expect("a directory"), 0, "its place is free");
     }
 
     #[tokio::test]
