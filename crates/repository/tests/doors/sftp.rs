@@ -109,7 +109,7 @@ async fn sftp_goes_on_with_uploads_and_fetches_that_were_cut() {
     }
     killed.kill().await.expect("a kill");
     // Its ssh ends a moment later than sftp.
-    while client.sftp("ls -l f\n").await.stdout.is_empty() {
+    while !client.sftp("ls -l f\n").await.status.success() {
         assert!(std::time::Instant::now() < until, "what has arrived is kept");
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
