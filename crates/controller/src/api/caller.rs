@@ -8,6 +8,7 @@ use perigee_http::{Failure, Peer};
 use perigee_model::ids::Owned;
 use perigee_model::job::{Job, JobSpec, NewImage, NewVolume};
 use perigee_model::tenant::{Me, Role, User, is_nobodys, new_name, shared_image, tenant_of};
+use perigee_model::vm::NetworkKind;
 use perigee_model::volume::{UPLOAD_PREFIX, VolumeSource};
 use perigee_model::{
     ImageName, JobId, Problem, ProblemKind, TenantName, UserName, VmId, VolumeName,
@@ -135,6 +136,12 @@ impl Caller {
             new_name::<JobId>(name.clone())?;
         }
         check_tenant(cluster, &name)?;
+        if spec.network != NetworkKind::None && !self.is_admin() {
+            // The card reaches what the host reaches: the ports of all hosts, behind which are all tenants' volumes.
+            let why =
+                "only an admin may ask for a network card, because it reaches the hosts' ports";
+            return Err(Problem::forbidden(format!("job {name}"), why).next("leave `network` out"));
+        }
         let image = self.image(cluster, &spec.image).await?;
         let mut volumes = spec.volumes;
         for volume in &mut volumes {
