@@ -10,6 +10,7 @@ use std::time::SystemTime;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::http::HeaderValue;
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use bytes::{Buf, Bytes};
@@ -46,11 +47,14 @@ pub fn router(repository: Arc<Repository>) -> Router {
         .with_state(repository)
 }
 
-async fn answer(State(repository): State<Arc<Repository>>, request: Request) -> Response {
+async fn answer(State(repository): State<Arc<Repository>>, mut request: Request) -> Response {
     let view = match view_of(&repository, &request).and_then(|view| bounded(&request, view)) {
         Ok(view) => view,
         Err(problem) => return Failure(problem).into_response(),
     };
+    // To replace what is there, the library deletes it first, before it knows whether the rest will work. So whoever wants
+    // to replace something deletes it.
+    request.headers_mut().insert("overwrite", HeaderValue::from_static("F"));
     let handler = DavHandler::builder()
         .filesystem(Box::new(Filesystem { view }))
         .locksystem(FakeLs::new())
@@ -66,6 +70,15 @@ fn bounded(request: &Request, view: View) -> Result<View, Problem> {
     if is_list && !matches!(depth, Some(b"0" | b"1")) {
         return Err(Problem::forbidden("can't list a whole tree", "its length has no limit")
             .next("list one directory at a time, with `Depth: 1`"));
+    }
+    let parts = request.uri().path().split('/').filter(|part| !part.is_empty());
+    let is_change = ["DELETE", "MOVE", "COPY"].contains(&request.method().as_str());
+    if is_change && parts.count() < 3 {
+        return Err(Problem::forbidden(
+            "can't do that with all files of a tenant",
+            "it may be a mistake",
+        )
+        .next("name what is in the tenant's directory"));
     }
     Ok(view)
 }

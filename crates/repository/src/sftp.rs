@@ -19,6 +19,7 @@ use russh::keys::{HashAlg, PrivateKey};
 use russh::server::{Auth, ChannelOpenHandle, Config, Handler, Msg, Session, VerifiedPublicKey};
 use russh::{Channel, ChannelId, MethodKind, MethodSet, SshId};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 
 use crate::account::{Account, Accounts};
 use crate::repository::Repository;
@@ -32,7 +33,7 @@ const LOGIN_MAX: Duration = Duration::from_secs(30);
 /// A session in which nothing happens for this long is ended.
 const SILENCE_MAX: Duration = Duration::from_secs(600);
 /// Channels of one connection.
-const CHANNELS_MAX: usize = 8;
+const CHANNELS_MAX: usize = 4;
 
 /// An SFTP server.
 pub struct Server {
@@ -86,6 +87,7 @@ pub async fn serve(server: Server) -> Result<(), Problem> {
                     account: None,
                     is_known: Arc::default(),
                     channels: Vec::new(),
+                    places: Arc::new(Semaphore::new(CHANNELS_MAX)),
                 };
                 let config = Arc::clone(&config);
                 tokio::spawn(async move {
@@ -150,6 +152,8 @@ struct Connection {
     is_known: Arc<AtomicBool>,
     /// Channels on which no subsystem was asked for yet.
     channels: Vec<Channel<Msg>>,
+    /// What is left of [`CHANNELS_MAX`] for channels on which files are served.
+    places: Arc<Semaphore>,
 }
 
 impl Connection {
@@ -207,9 +211,12 @@ impl Handler for Connection {
             return session.channel_failure(id);
         };
         let channel = self.channels.swap_remove(place);
+        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+            return session.channel_failure(id);
+        };
         let view = View::new(Arc::clone(&self.repository), account.clone());
         session.channel_success(id)?;
-        session::run(channel.into_stream(), view).await;
+        session::run(channel.into_stream(), view, place).await;
         Ok(())
     }
 

@@ -105,6 +105,9 @@ pub async fn connect(vm: &Vm, host: &Host) -> Result<Option<OwnedFd>, Problem> {
     }
     let what = || format!("can't connect the network card of the VM {}", vm.id());
     let networks = host.user_networks.as_ref().map_err(|why| Problem::unsupported(what(), why))?;
+    // Somebody may have set up the host's firewall anew meanwhile.
+    let filtered = filter(&rules(networks.group)).await;
+    filtered.map_err(|why| Problem::unsupported(what(), why))?;
     let user = host.user_of(&vm.dir)?;
     let user = user.map(|user| QemuUser { gid: networks.group, ..user });
     let kind = (AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC);

@@ -15,6 +15,7 @@ use perigee_model::{
 };
 
 use crate::cluster::Cluster;
+use crate::files::is_sha256;
 use crate::records::{ImageRecord, image_key};
 use crate::{jobs, vms};
 
@@ -118,6 +119,19 @@ impl Caller {
         Ok(NewVolume { name, source, ..new })
     }
 
+    /// Whether this caller may delete an image, or change where it may be: a shared one is all tenants'.
+    ///
+    /// # Errors
+    /// `Forbidden` for whoever is no admin.
+    pub async fn check_shared(&self, cluster: &Cluster, image: &ImageName) -> Result<(), Problem> {
+        let record = cluster.records.read::<ImageRecord>(&image_key(image)).await?;
+        if self.is_admin() || !record.is_some_and(|record| record.shared) {
+            return Ok(());
+        }
+        let why = "it is shared with all tenants, so only an admin may";
+        Err(Problem::forbidden(format!("can't change image {image}"), why))
+    }
+
     pub fn new_image(&self, cluster: &Cluster, new: NewImage) -> Result<NewImage, Problem> {
         let name: ImageName = self.new_name(cluster, &new.name)?;
         if !self.is_admin() && !new.source.starts_with(UPLOAD_PREFIX) {
@@ -131,6 +145,10 @@ impl Caller {
     /// The job with full names, and the user as its owner.
     pub async fn job(&self, cluster: &Cluster, spec: JobSpec) -> Result<JobSpec, Problem> {
         let name = self.meant(&spec.name);
+        if spec.inputs.as_ref().is_some_and(|inputs| !is_sha256(inputs)) {
+            let why = "inputs: it is not the SHA-256 that the upload of the inputs has answered";
+            return Err(Problem::invalid(format!("job {name}"), why));
+        }
         if is_nobodys(&name) {
             // The same words as for all other names.
             new_name::<JobId>(name.clone())?;

@@ -71,7 +71,12 @@ pub async fn image(
 
 #[utoipa::path(delete, path = "/images/{image}", tag = "images", params(("image" = String, Path)),
     responses((status = 200)))]
-pub async fn delete_image(State(cluster): Shared, Full(image): Full<ImageName>) -> Reply<()> {
+pub async fn delete_image(
+    State(cluster): Shared,
+    caller: Caller,
+    Full(image): Full<ImageName>,
+) -> Reply<()> {
+    caller.check_shared(&cluster, &image).await?;
     json(images::delete(&cluster, &image).await?)
 }
 
@@ -155,9 +160,11 @@ pub async fn set_volume_leave_site(
     responses((status = 200, body = LeaveSiteSet)))]
 pub async fn set_image_leave_site(
     State(cluster): Shared,
+    caller: Caller,
     Full(image): Full<ImageName>,
     Json(ask): Json<SetLeaveSite>,
 ) -> Reply<LeaveSiteSet> {
+    caller.check_shared(&cluster, &image).await?;
     json(leave_site::set(&cluster, &Of::Image(image), ask).await?)
 }
 

@@ -68,14 +68,22 @@ pub async fn run(options: Options, context: &Context) -> Result<(), Problem> {
             )
         })?;
     }
+    // What ends here must not be another cluster's jobs.
+    if std::os::unix::net::UnixStream::connect(socket).is_ok() {
+        let why = format!("a controller answers at {} already", socket.display());
+        return Err(Problem::conflict("can't run perigee dev", why)
+            .next("use that one, stop it, or choose another socket: --api unix:PATH"));
+    }
     let mut stop = perigee_http::stopped()?;
     let client = Client::new(&address, ANSWER_MAX)?;
     let mut daemons = Daemons::start(&dir, api, options.kernel)?;
     let ended = tokio::select! {
+        biased;
         problem = daemons.one_ends() => Err(problem),
         started = say_when_up(&client, &dir) => match started {
             Err(problem) => Err(problem),
             Ok(()) => tokio::select! {
+                biased;
                 problem = daemons.one_ends() => Err(problem),
                 () = &mut stop => Ok(()),
             },

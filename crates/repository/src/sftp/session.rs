@@ -14,6 +14,7 @@ use russh_sftp::protocol::{
 };
 use russh_sftp::server::{Config, Handler, StatusReply, run_with_config};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::packets::{
     DATA_BYTES_MAX, FSYNC, HANDLES_MAX, LIMITS, PACKET_BYTES_MAX, POSIX_RENAME, attributes, done,
@@ -39,15 +40,18 @@ struct Sftp {
     open: HashMap<String, Open>,
     /// The number of the next handle.
     next: u64,
+    /// One of the connection's channels.
+    _place: OwnedSemaphorePermit,
 }
 
 /// Speaks SFTP over a channel, in a task of its own.
-pub async fn run<S>(stream: S, view: View)
+pub async fn run<S>(stream: S, view: View, place: OwnedSemaphorePermit)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let config = Config { max_client_packet_len: PACKET_BYTES_MAX };
-    run_with_config(stream, Sftp { view, open: HashMap::new(), next: 0 }, config).await;
+    let sftp = Sftp { view, open: HashMap::new(), next: 0, _place: place };
+    run_with_config(stream, sftp, config).await;
 }
 
 fn closed() -> StatusReply {

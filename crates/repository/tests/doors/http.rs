@@ -182,6 +182,21 @@ async fn webdav_lists_writes_moves_copies_and_deletes() {
     let to = format!("Destination: {}/dav/a/h", server.http);
     assert_eq!(curl.ask(&["-X", "MOVE", "-H", &to], "/dav/a/dir/g").await.0, 201);
     assert_eq!(std::fs::read(server.stored("a", "h")).expect("it is stored"), sent);
+    // What is there is never deleted for something that may not come.
+    for (from, to) in [("dir/f", "h"), ("dir/f", "dir"), ("dir", ""), ("h", "dir")] {
+        for method in ["MOVE", "COPY"] {
+            let to = format!("Destination: {}/dav/a/{to}", server.http);
+            let from = format!("/dav/a/{from}");
+            let (status, why) = curl.ask(&["-X", method, "-H", &to], &from).await;
+            assert!((400..500).contains(&status), "{method} {from} {to}: {status} {why}");
+        }
+    }
+    for whole in ["/dav/a", "/dav/a/", "/dav", "/dav/"] {
+        assert_eq!(curl.ask(&["-X", "DELETE"], whole).await.0, 403, "{whole}");
+    }
+    for kept in ["h", "dir/f"] {
+        assert_eq!(std::fs::read(server.stored("a", kept)).expect("it is still there"), sent);
+    }
     let (status, part) = curl.ask(&["-r", "0-9"], "/dav/a/h").await;
     assert_eq!((status, part.is_empty()), (206, false));
     assert_eq!(curl.ask(&["-X", "DELETE"], "/dav/a/dir").await.0, 204);
