@@ -229,6 +229,11 @@ impl Migration {
             let mut unanswered = None;
             for result in join_all(changes).await {
                 match result {
+                    // A refusal may pass, as one of a connection that shows a replaced certificate. Without its disks the
+                    // guest would only fail.
+                    Err(problem) if problem.kind == ProblemKind::Forbidden => {
+                        unanswered = Some(problem);
+                    }
                     Err(problem) if is_final(&problem) => {
                         // A volume that does not exist any more, or has yet another writer, cannot be taken
                         // back.
