@@ -150,7 +150,7 @@ impl Pool {
         }
         for copy in self.run(move |pool| Ok::<_, Problem>(pool.copies_of(&info))).await? {
             let what = what.clone();
-            let filled = self.fill(&copy, &work, &mut Pace::new(u64::MAX)).await;
+            let filled = self.fill(&copy, &work, &Pace::new(u64::MAX)).await;
             filled.map_err(|error| match error {
                 IoError::Io(error) if error.kind() == ErrorKind::Interrupted => {
                     Problem::unavailable(what, error)
@@ -201,7 +201,7 @@ impl Pool {
     #[cfg(test)]
     pub(super) async fn fill_all_copies(self: &Arc<Self>) {
         for copy in self.copies_to_fill() {
-            self.fill(&copy, &Arc::default(), &mut Pace::new(u64::MAX)).await.expect("a filling");
+            self.fill(&copy, &Arc::default(), &Pace::new(u64::MAX)).await.expect("a filling");
         }
     }
 

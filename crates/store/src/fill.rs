@@ -1,5 +1,5 @@
-//! Completes copies in the background. Fetches that a reader waits for go first, and the background goes on from
-//! where a reader last missed a block.
+//! Completes copies in the background, those of each source in a task of their own. Fetches that a reader waits for go
+//! first, and the background goes on from where a reader last missed a block.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::convert::Infallible;
@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use perigee_block::device::IoError;
 use perigee_block::locking::lock;
+use perigee_model::LayerId;
 use perigee_model::read_ahead::{self, FILL_PIECE_BLOCKS, fill_pieces_in_flight};
 use perigee_model::volume::BLOCK_BYTES;
 use tokio::task::JoinSet;
@@ -44,22 +45,53 @@ enum Filled {
     Damaged,
 }
 
-/// Limits a transfer to a number of bytes per second.
+/// Limits transfers together to a number of bytes per second.
 pub(super) struct Pace {
     bytes_per_s: u64,
-    next: Instant,
+    next: Mutex<Instant>,
 }
 
 impl Pace {
     pub(super) fn new(bytes_per_s: u64) -> Self {
-        Self { bytes_per_s, next: Instant::now() }
+        Self { bytes_per_s, next: Mutex::new(Instant::now()) }
     }
 
-    fn after(&mut self, bytes: u64) -> Instant {
-        let at = self.next.max(Instant::now());
+    fn after(&self, bytes: u64) -> Instant {
+        let mut next = lock(&self.next);
+        let at = next.max(Instant::now());
         let micros = bytes.saturating_mul(1_000_000) / self.bytes_per_s.max(1);
-        self.next = at + Duration::from_micros(micros);
+        *next = at + Duration::from_micros(micros);
         at
+    }
+}
+
+/// What the tasks that complete copies in the background share. There is one for each source, so a host that does not
+/// answer holds up only its own copies.
+struct Background {
+    pace: Pace,
+    /// How often there was something new. Then what has failed is tried again.
+    round: AtomicU64,
+    /// The layers that are being completed now.
+    busy: Mutex<HashSet<LayerId>>,
+    /// Copies that are still damaged when they were mended. They are not tried again before there is something new.
+    damaged: Mutex<HashSet<LayerId>>,
+    /// How often a copy was mended.
+    mended: Mutex<HashMap<LayerId, u32>>,
+}
+
+impl Background {
+    fn new(bytes_per_s: u64) -> Self {
+        let (round, busy, damaged, mended) = Default::default();
+        Self { pace: Pace::new(bytes_per_s), round, busy, damaged, mended }
+    }
+
+    fn round(&self) -> u64 {
+        self.round.load(Ordering::SeqCst)
+    }
+
+    fn begin_round(&self) {
+        lock(&self.damaged).clear();
+        self.round.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -95,40 +127,80 @@ impl Flow {
 }
 
 impl Pool {
-    /// Completes the copies that keep everything, one after the other and at most at this rate, and makes the
-    /// fetched blocks of the other copies durable. It runs until the future is dropped.
+    /// Completes the copies that keep everything, those of one source one after the other and all at most at this
+    /// rate, and makes the fetched blocks of the other copies durable. It runs until the future is dropped.
     pub async fn fill_copies(self: Arc<Self>, bytes_per_s: u64) {
-        let mut pace = Pace::new(bytes_per_s);
-        // Copies that are still damaged when they were mended are not tried again in the background.
-        let (mut damaged, mut mended) = (HashSet::new(), HashMap::new());
+        let all = Arc::new(Background::new(bytes_per_s));
+        let (mut sources, mut tasks) = (HashSet::new(), JoinSet::new());
+        let mut flush_at = Instant::now() + FLUSH_EVERY;
         loop {
             let copies = self.run(move |pool| Ok::<_, Infallible>(pool.copies_to_fill())).await;
             for copy in copies.unwrap_or_default() {
-                let layer = copy.layer().id;
-                if !damaged.contains(&layer)
-                    && self.fill_in_background(&copy, &mut pace).await == Filled::Damaged
-                    && !self.mend(&copy, mended.entry(layer).or_default()).await
-                {
-                    damaged.insert(layer);
+                let source = copy.remote.nbd_addr();
+                if sources.insert(source.clone()) {
+                    tasks.spawn(Arc::clone(&self).fill_from(source, Arc::clone(&all)));
                 }
             }
-            let again = self.to_fill.notified();
-            if self.open_copies().is_empty() {
-                again.await;
-                damaged.clear();
-            } else if tokio::time::timeout(FLUSH_EVERY, again).await.is_ok() {
-                damaged.clear();
-            } else if let Err(problem) = self.flush_copies().await {
-                tracing::error!(%problem, "can't make fetched blocks durable");
+            loop {
+                tokio::select! {
+                    () = self.to_fill.notified() => {
+                        all.begin_round();
+                        break;
+                    }
+                    Some(ended) = tasks.join_next() => {
+                        let (source, round) = ended.unwrap_or_else(|panicked| {
+                            std::panic::resume_unwind(panicked.into_panic())
+                        });
+                        sources.remove(&source);
+                        if round != all.round() {
+                            break;
+                        }
+                    }
+                    () = tokio::time::sleep_until(flush_at), if !self.open_copies().is_empty() => {
+                        if let Err(problem) = self.flush_copies().await {
+                            tracing::error!(%problem, "can't make fetched blocks durable");
+                        }
+                        flush_at = Instant::now() + FLUSH_EVERY;
+                        break;
+                    }
+                }
             }
         }
     }
 
-    async fn fill_in_background(
-        self: &Arc<Self>,
-        copy: &Arc<LayerCopy>,
-        pace: &mut Pace,
-    ) -> Filled {
+    /// Completes the copies that come from one source. Each is tried once in a round. Returns the source and the last
+    /// round.
+    async fn fill_from(self: Arc<Self>, source: String, all: Arc<Background>) -> (String, u64) {
+        let (mut round, mut tried) = (all.round(), HashSet::new());
+        loop {
+            if all.round() != round {
+                round = all.round();
+                tried.clear();
+            }
+            let copies = self.run(move |pool| Ok::<_, Infallible>(pool.copies_to_fill())).await;
+            let of_source = copies.unwrap_or_default().into_iter();
+            let mut of_source = of_source.filter(|copy| copy.remote.nbd_addr() == source);
+            let Some(copy) = of_source.find(|copy| tried.insert(copy.layer().id)) else {
+                return (source, round);
+            };
+            let layer = copy.layer().id;
+            // Its source may have changed while it is completed.
+            if lock(&all.damaged).contains(&layer) || !lock(&all.busy).insert(layer) {
+                continue;
+            }
+            if self.fill_in_background(&copy, &all.pace).await == Filled::Damaged {
+                if self.mend(&copy, &all).await {
+                    // The pool has another object for it now.
+                    tried.remove(&layer);
+                } else {
+                    lock(&all.damaged).insert(layer);
+                }
+            }
+            lock(&all.busy).remove(&layer);
+        }
+    }
+
+    async fn fill_in_background(self: &Arc<Self>, copy: &Arc<LayerCopy>, pace: &Pace) -> Filled {
         let layer = copy.layer().id;
         let work = copy.begin_filling();
         let _stop = StopOnDrop(Arc::clone(&work));
@@ -150,17 +222,16 @@ impl Pool {
     }
 
     /// Has the damaged blocks of a copy fetched again. Returns `false` if that was tried often enough.
-    async fn mend(self: &Arc<Self>, copy: &Arc<LayerCopy>, times: &mut u32) -> bool {
-        if *times == MENDS_MAX {
-            return false;
-        }
-        *times += 1;
+    async fn mend(self: &Arc<Self>, copy: &Arc<LayerCopy>, all: &Background) -> bool {
         let (layer, copy) = (copy.layer().id, Arc::clone(copy));
+        match lock(&all.mended).entry(layer).or_default() {
+            times if *times == MENDS_MAX => return false,
+            times => *times += 1,
+        }
         let renewed = self.change(move |pool| pool.renew_damaged(&copy)).await;
         if let Err(error) = &renewed {
             tracing::warn!(%layer, %error, "can't have the damaged blocks of a copy fetched again");
         }
-        self.to_fill.notify_one();
         renewed.is_ok()
     }
 
@@ -178,7 +249,7 @@ impl Pool {
         self: &Arc<Self>,
         copy: &Arc<LayerCopy>,
         work: &Arc<Work>,
-        pace: &mut Pace,
+        pace: &Pace,
     ) -> Result<(), IoError> {
         copy.head.check_writable()?;
         let mut unfilled = Unfilled::new(copy.layer().blocks() * BLOCK_BYTES);

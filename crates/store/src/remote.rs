@@ -105,6 +105,11 @@ impl RemoteParent {
         Arc::clone(&self.source.borrow())
     }
 
+    /// The address from which it gets what this pool lacks.
+    pub(super) fn nbd_addr(&self) -> String {
+        self.source().nbd_addr.clone()
+    }
+
     /// Whether the export has one layer's own blocks only.
     pub(super) fn is_own(&self) -> bool {
         self.row.own

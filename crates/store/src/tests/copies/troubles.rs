@@ -22,8 +22,11 @@ struct Far {
     broken: AtomicBool,
     /// It tells extents of one byte.
     shreds: AtomicBool,
+    /// It answers nothing any more.
+    silent: AtomicBool,
     /// How often its extents were asked for.
     asked: AtomicUsize,
+    layer: u128,
 }
 
 impl Far {
@@ -32,15 +35,33 @@ impl Far {
     }
 
     fn with_holes(size_bytes: u64, bytes_per_s: u64, dense_bytes: u64) -> Arc<Self> {
-        let (broken, shreds, asked) = Default::default();
-        let busy_until = Mutex::new(Instant::now());
-        Arc::new(Self { size_bytes, bytes_per_s, dense_bytes, busy_until, broken, shreds, asked })
+        Arc::new(Self::of(size_bytes, bytes_per_s, dense_bytes))
+    }
+
+    fn of(size_bytes: u64, bytes_per_s: u64, dense_bytes: u64) -> Self {
+        Self {
+            size_bytes,
+            bytes_per_s,
+            dense_bytes,
+            busy_until: Mutex::new(Instant::now()),
+            broken: AtomicBool::default(),
+            shreds: AtomicBool::default(),
+            silent: AtomicBool::default(),
+            asked: AtomicUsize::default(),
+            layer: 77,
+        }
     }
 
     fn pool(self: &Arc<Self>, dir: &tempfile::TempDir) -> Arc<Pool> {
         let (dir, connect) = (dir.path().to_owned(), reach(self.clone()));
         let config = PoolConfig { private: None, dir, connect };
         Pool::open_with(config, Arc::new(SimFiles::default()), Uuid::from_u128(1)).unwrap()
+    }
+
+    async fn unless_silent(&self) {
+        if self.silent.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
     }
 
     /// What an answer of so many bytes waits for.
@@ -58,11 +79,12 @@ impl Device for Far {
     }
 
     fn layer(&self) -> Option<LayerId> {
-        Some(LayerId(Uuid::from_u128(77)))
+        Some(LayerId(Uuid::from_u128(self.layer)))
     }
 
     fn read(&self, _: u64, length_bytes: u32) -> BoxFuture<'_, Result<Bytes, IoError>> {
         Box::pin(async move {
+            self.unless_silent().await;
             tokio::time::sleep_until(self.arrives(length_bytes.into())).await;
             if self.broken.load(Ordering::SeqCst) {
                 return Err(std::io::Error::from_raw_os_error(nix::libc::EIO).into());
@@ -90,6 +112,7 @@ impl Device for Far {
         let hole = place >= self.dense_bytes;
         let left_bytes = if hole { WINDOW_BYTES - place } else { self.dense_bytes - place };
         Box::pin(async move {
+            self.unless_silent().await;
             tokio::time::sleep(ROUND_TRIP).await;
             let byte = |number| Extent { length_bytes: 1, hole: number % 2 == 0, zero: false };
             match shreds {
@@ -250,4 +273,43 @@ async fn a_disk_that_fails_at_the_other_host_poisons_nothing_and_the_background_
     background.abort();
     far.broken.store(true, Ordering::SeqCst);
     assert_eq!(device.read(3 << 20, 4096).await.unwrap(), bytes(7, 4096), "nobody is asked");
+}
+
+/// Two other hosts with an image each. After they were copied, one of them does not answer any more.
+#[tokio::test(start_paused = true)]
+async fn a_source_that_does_not_answer_holds_up_only_its_own_copies() {
+    for is_first_silent in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let far = [77, 78].map(|layer| Far { layer, ..Far::of(4 << 20, 125_000_000, u64::MAX) });
+        let far = far.map(Arc::new);
+        let hosts = far.clone();
+        let connect = move |nbd_addr: String, export: String| -> BoxFuture<'static, _> {
+            let device = Arc::clone(&hosts[usize::from(nbd_addr == "second:1")]);
+            let is_sums = export.ends_with("@sums");
+            Box::pin(async move {
+                match is_sums {
+                    true => Err(Problem::not_found("checksums", "it has none")),
+                    false => Ok(device as Arc<dyn Device>),
+                }
+            })
+        };
+        let connect = Connector { patience: Duration::from_secs(60), connect: Arc::new(connect) };
+        let config = PoolConfig { private: None, dir: dir.path().to_owned(), connect };
+        let files = Arc::new(SimFiles::default());
+        let pool = Pool::open_with(config, files, Uuid::from_u128(1)).unwrap();
+        for (name, nbd_addr) in [("i", "first:1"), ("j", "second:1")] {
+            let (nbd_addr, export, layer) = (nbd_addr.to_owned(), None, None);
+            let request = CopyImage { nbd_addr, export, keep: Keep::All, layer };
+            pool.copy_image(&image_name(name), request).await.unwrap();
+        }
+        let (silent, good) = if is_first_silent { (0, "j") } else { (1, "i") };
+        far[silent].silent.store(true, Ordering::SeqCst);
+        let background = tokio::spawn(Arc::clone(&pool).fill_copies(FILL_BYTES_PER_S));
+        let began = Instant::now();
+        while pool.image_info(&image_name(good)).await.unwrap().remote.is_some() {
+            assert!(began.elapsed() < Duration::from_secs(10), "the silent host holds it up");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        background.abort();
+    }
 }

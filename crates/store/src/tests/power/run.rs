@@ -393,7 +393,7 @@ impl World {
     /// Changes nothing that anybody sees, either.
     async fn fill_own(&self) {
         for copy in self.pool().copies_to_fill() {
-            let filled = self.pool().fill(&copy, &Arc::default(), &mut Pace::new(u64::MAX)).await;
+            let filled = self.pool().fill(&copy, &Arc::default(), &Pace::new(u64::MAX)).await;
             assert!(filled.is_ok() || self.faulty, "{filled:?}");
         }
     }

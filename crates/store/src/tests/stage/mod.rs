@@ -244,7 +244,7 @@ fn open_at(
 
 async fn fill_all(pool: &Arc<Pool>) -> Result<(), IoError> {
     for copy in pool.copies_to_fill() {
-        pool.fill(&copy, &Arc::default(), &mut Pace::new(u64::MAX)).await?;
+        pool.fill(&copy, &Arc::default(), &Pace::new(u64::MAX)).await?;
     }
     Ok(())
 }

@@ -141,8 +141,8 @@ async fn compare_through_everything(seed: u64) {
                 let copies = to.pool.copies_to_fill();
                 if !copies.is_empty() {
                     let copy = &copies[dice.below(copies.len())];
-                    let mut pace = Pace::new(u64::MAX);
-                    to.pool.fill(copy, &Arc::default(), &mut pace).await.unwrap();
+                    let pace = Pace::new(u64::MAX);
+                    to.pool.fill(copy, &Arc::default(), &pace).await.unwrap();
                 }
             }
             6 => {
