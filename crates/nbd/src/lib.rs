@@ -21,7 +21,9 @@ pub mod fuzzing {
     pub use super::server::fuzzing::{handshake, transmission};
 }
 
-pub use client::{ClientTls, Durability, NbdDevice, Opened, RemoteExport, RemoteTlsFiles};
+pub use client::{
+    ClientTls, Durability, NbdDevice, Opened, Prepared, RemoteExport, RemoteTlsFiles,
+};
 pub use server::{ServerOptions, ServerTls, TlsFiles};
 
 #[cfg(test)]

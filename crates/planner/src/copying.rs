@@ -17,7 +17,10 @@ use crate::refused::Refused;
 const REPLICA_THERE: &str =
     "its replica is at that site, and no other site would have a copy of it";
 
-/// The switch holds the volume's requests at most for two round trips and this time.
+/// The switch holds the requests of a job at the new home at most for two round trips and this time: for one round trip
+/// until the old home has let the volume go, for what both homes store, and until they are sent anew. Requests at the old
+/// home wait as long: their connections to the new home were made before. If that failed, they wait for up to ten round
+/// trips; no job waits there that a copy is predicted for.
 const SWITCH_ROUND_TRIPS: f64 = 2.0;
 const SWITCH_S: f64 = 0.05;
 /// Round trips before the switch: the old home seals and tells what it has.

@@ -46,6 +46,7 @@ use crate::proxy::ProxySession;
 use crate::remotes::Remotes;
 use crate::settle::LocalSessions;
 use crate::sites::{Sites, Want};
+use crate::spares::{Arriving, Spares};
 use crate::turns::Turns;
 
 /// The number of connections to a volume's home for each session. A long write or a lost packet delays only the
@@ -138,6 +139,8 @@ pub struct PoolExports {
     pub(crate) pool: Arc<Pool>,
     pub(crate) local: LocalSessions,
     pub(crate) turns: Turns,
+    pub(crate) spares: Arc<Spares>,
+    pub(crate) arriving: Arc<Arriving>,
     pub(crate) sites: Sites,
     pub(crate) this: Weak<Self>,
 }
@@ -147,6 +150,7 @@ impl PoolExports {
         let proxies = Proxies::new(Arc::clone(&stats), remotes.cache_bytes);
         let (start, proxies, ahead) = (Uuid::new_v4(), Arc::new(proxies), Arc::default());
         let (logins, boot_secrets, local, turns, sites) = Default::default();
+        let (spares, arriving) = Default::default();
         Arc::new_cyclic(|this| Self {
             stats,
             proxies,
@@ -159,6 +163,8 @@ impl PoolExports {
             pool,
             local,
             turns,
+            spares,
+            arriving,
             sites,
             this: this.clone(),
         })
@@ -236,6 +242,10 @@ impl PoolExports {
         }
         let (of, want) = (Data::Volume(volume.clone()), Want::Session(opener));
         let confined = self.check_leaving(&of, want, peer).await?;
+        if matches!(opener, Opener::Proxy(_)) {
+            // The old home's sessions come here before the volume is stored here.
+            self.arriving.wait(volume).await;
+        }
         let may_join = peer.is_own && opener == Opener::Client;
         let found = match self.local(volume, name, epoch, (opener, may_join)).await {
             Err(problem) if problem.kind == ProblemKind::NotFound => {
@@ -404,6 +414,7 @@ impl PoolExports {
             remote.counters = Some(self.stats.of(volume));
             remote.durability = Arc::clone(&durability);
             remote.connections = connections;
+            remote.prepared = self.spares.take(&nbd_addr);
             NbdDevice::open_or_moved(remote).await
         };
         let (mut export, mut connections) = (export.to_owned(), PROXY_CONNECTIONS);

@@ -23,6 +23,7 @@ use perigee_model::{Problem, ProblemKind, VolumeName};
 use tokio::time::Instant;
 
 use crate::exports::PoolExports;
+use crate::spares::Arriving;
 
 /// How long the old home may take to let a volume go.
 const DEPART_MAX: Duration = Duration::from_secs(5);
@@ -49,6 +50,8 @@ impl PoolExports {
         let what = format!("can't let volume {volume} go to {}", ask.to.nbd_addr);
         // What takes long is done before the sessions are held.
         self.pool.prepare_departure(volume).await?;
+        let to = &ask.to.nbd_addr;
+        self.spares.make(to, self.local.count(volume), &self.remotes).await;
         let _turn = self.turns.moving(volume).await?;
         let initiators = self.logins.list().into_iter();
         let initiators =
@@ -186,6 +189,7 @@ impl PoolExports {
         if !self.pool.may_arrive(volume, take.tenure).await? {
             return self.pool.home(volume).await;
         }
+        let _arrival = Arriving::begin(&self.arriving, volume);
         let (asked, depart) = (Instant::now(), Depart { tenure: take.tenure, to: take.to.clone() });
         let path = format!("/v1/volumes/{volume}/depart");
         let departed = self.remotes.client(&take.from, take.grant.as_ref(), DEPART_MAX)?;

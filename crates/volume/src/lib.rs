@@ -51,6 +51,7 @@ mod serve;
 mod settle;
 mod sites;
 mod sources;
+mod spares;
 mod turns;
 mod vm_sockets;
 

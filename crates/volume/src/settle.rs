@@ -48,6 +48,13 @@ impl LocalSessions {
         open.push(session);
     }
 
+    /// The number of a volume's sessions.
+    pub fn count(&self, volume: &VolumeName) -> usize {
+        let open = locking::lock(&self.0);
+        let of_volume = open.iter().filter(|session| session.volume == *volume);
+        of_volume.filter(|session| session.switch.strong_count() > 0).count()
+    }
+
     /// Ends a volume's sessions. They are not listed any more.
     pub fn hang_up(&self, volume: &VolumeName) {
         let mut open = locking::lock(&self.0);

@@ -28,14 +28,14 @@ fn listen(said: &[u8]) {
         };
         let hear = async move { drop(reader.read_to_end(&mut Vec::new()).await) };
         let talk = async move {
-            let mut stream = handshake::buffered(Box::new(ours) as _);
+            let stream = handshake::buffered(Box::new(ours) as _);
             let way = Way {
                 address: Listen::Unix("/nonexistent".into()),
                 name: "data".into(),
                 tls: None,
                 session: Some(Arc::new(ProxyKey::new("server", "data", "start", 0))),
             };
-            let Ok(info) = handshake::agree(&mut stream, &way, way.joins(1, 0)).await else {
+            let Ok((stream, info)) = handshake::agree(stream, &way, way.joins(1, 0)).await else {
                 return;
             };
             let mut remote = RemoteExport::new(way.address.clone(), "data");

@@ -142,43 +142,53 @@ pub fn buffered<C: Channel>(channel: C) -> BufReader<C> {
     BufReader::with_capacity(64 << 10, channel)
 }
 
+/// A connection on which all is agreed that does not depend on the export. To open one takes one more round trip.
+pub struct Prepared {
+    stream: Stream,
+    dialect: Dialect,
+    round_trip: Duration,
+}
+
 /// `session` is sent to the server to identify a proxy's session.
 pub async fn connect(
     way: &Way,
     session: Option<Bytes>,
 ) -> Result<(Stream, ExportInfo), HandshakeError> {
-    let mut stream: Stream = match &way.address {
+    open(prepare(&way.address, way.tls.as_ref()).await?, way, session).await
+}
+
+/// All of a connection's beginning that does not depend on the export.
+pub async fn prepare(
+    address: &Listen,
+    tls: Option<&ClientTls>,
+) -> Result<Prepared, HandshakeError> {
+    let mut stream: Stream = match address {
         Listen::Tcp(address) => {
             let socket = Socket::tcp(TcpStream::connect(address).await?)?;
-            match &way.tls {
+            match tls {
                 None => buffered(Box::new(socket)),
-                Some(tls) => return encrypt(way, session, tls, address, socket).await,
+                Some(tls) => return speak(encrypt(tls, address, socket).await?).await,
             }
         }
         Listen::Unix(path) => buffered(Box::new(Socket::unix(UnixStream::connect(path).await?)?)),
     };
-    let info = agree(&mut stream, way, session).await?;
-    Ok((stream, info))
+    greet(&mut stream).await?;
+    speak(stream).await
 }
 
 /// The whole handshake without encryption.
+#[cfg(feature = "fuzzing")]
 pub async fn agree(
-    stream: &mut Stream,
+    mut stream: Stream,
     way: &Way,
     session: Option<Bytes>,
-) -> Result<ExportInfo, HandshakeError> {
-    greet(stream).await?;
-    choose(stream, way, session).await
+) -> Result<(Stream, ExportInfo), HandshakeError> {
+    greet(&mut stream).await?;
+    open(speak(stream).await?, way, session).await
 }
 
 /// Only the greeting and the request for TLS are sent unencrypted.
-async fn encrypt(
-    way: &Way,
-    session: Option<Bytes>,
-    tls: &ClientTls,
-    address: &str,
-    socket: Socket,
-) -> Result<(Stream, ExportInfo), HandshakeError> {
+async fn encrypt(tls: &ClientTls, address: &str, socket: Socket) -> Result<Stream, HandshakeError> {
     let mut clear = buffered(socket);
     greet(&mut clear).await?;
     if let Err((_, why)) = ask(&mut clear, option::STARTTLS, &[]).await? {
@@ -189,9 +199,7 @@ async fn encrypt(
         return Err(FramingError::Malformed("bytes in the clear where TLS begins").into());
     }
     let encrypted = tls.connect(address, clear.into_inner()).await.map_err(HandshakeError::Tls)?;
-    let mut stream: Stream = buffered(Box::new(encrypted));
-    let info = choose(&mut stream, way, session).await?;
-    Ok((stream, info))
+    Ok(buffered(Box::new(encrypted)))
 }
 
 async fn greet<S: Channel>(stream: &mut S) -> Result<(), HandshakeError> {
@@ -211,50 +219,68 @@ async fn greet<S: Channel>(stream: &mut S) -> Result<(), HandshakeError> {
     Ok(stream.write_u32(ours.into()).await?)
 }
 
-async fn choose(
-    stream: &mut Stream,
-    way: &Way,
-    session: Option<Bytes>,
-) -> Result<ExportInfo, HandshakeError> {
-    let name = &way.name;
+/// Agrees on the format of requests and replies.
+async fn speak(mut stream: Stream) -> Result<Prepared, HandshakeError> {
     let asked = Instant::now();
-    let extended = ask(stream, option::EXTENDED_HEADERS, &[]).await?.is_ok();
+    let extended = ask(&mut stream, option::EXTENDED_HEADERS, &[]).await?.is_ok();
     let round_trip = asked.elapsed();
     let dialect = if extended {
         Dialect::Extended
-    } else if ask(stream, option::STRUCTURED_REPLY, &[]).await?.is_ok() {
+    } else if ask(&mut stream, option::STRUCTURED_REPLY, &[]).await?.is_ok() {
         Dialect::Structured
     } else {
         Dialect::Simple
     };
-    let (mut allocation, mut compression) = (false, false);
-    if dialect != Dialect::Simple {
+    Ok(Prepared { stream, dialect, round_trip })
+}
+
+/// Chooses the export. The questions are sent together, so this takes one round trip.
+pub async fn open(
+    prepared: Prepared,
+    way: &Way,
+    session: Option<Bytes>,
+) -> Result<(Stream, ExportInfo), HandshakeError> {
+    let Prepared { mut stream, dialect, round_trip } = prepared;
+    let name = &way.name;
+    let has_contexts = dialect != Dialect::Simple;
+    let mut questions = BytesMut::new();
+    if has_contexts {
         let mut queries = vec![CONTEXT_ALLOCATION.into()];
         // Within one host no link is used.
         let far = matches!(way.address, Listen::Tcp(_));
         queries.extend(far.then(|| CONTEXT_COMPRESSION.into()));
         let contexts = MetaContextOption { name: name.clone(), queries };
-        let chosen = ask(stream, option::SET_META_CONTEXT, &contexts.encode()).await?;
+        questions.extend(wire::encode_option(option::SET_META_CONTEXT, &contexts.encode()));
+    }
+    if let Some(told) = &session {
+        questions.extend(wire::encode_option(option::PERIGEE_SESSION, told));
+    }
+    let mut infos = vec![info::BLOCK_SIZE, info::DESCRIPTION];
+    infos.extend(way.session.is_some().then_some(info::PERIGEE_HOME));
+    let go = GoOption { name: name.clone(), infos };
+    questions.extend(wire::encode_option(option::GO, &go.encode()));
+    stream.write_all(&questions).await?;
+    stream.flush().await?;
+    let (mut allocation, mut compression) = (false, false);
+    if has_contexts {
+        let chosen = hear(&mut stream, option::SET_META_CONTEXT).await?;
         let has = |context: &str| {
             let chosen = chosen.as_ref().ok().into_iter().flatten();
             chosen.filter_map(|info| info.get(4..)).any(|name| name == context.as_bytes())
         };
         (allocation, compression) = (has(CONTEXT_ALLOCATION), has(CONTEXT_COMPRESSION));
     }
-    if let Some(told) = session {
-        match ask(stream, option::PERIGEE_SESSION, &told).await? {
+    if session.is_some() {
+        match hear(&mut stream, option::PERIGEE_SESSION).await? {
             // A server that does not know sessions is trusted not to run requests of a closed connection late.
             Ok(_) | Err((reply::ERR_UNSUP, _)) => {}
             Err((_, why)) => return Err(HandshakeError::Refused(why)),
         }
     }
-    let mut infos = vec![info::BLOCK_SIZE, info::DESCRIPTION];
-    infos.extend(way.session.is_some().then_some(info::PERIGEE_HOME));
-    let go = GoOption { name: name.clone(), infos };
-    match ask(stream, option::GO, &go.encode()).await? {
+    match hear(&mut stream, option::GO).await? {
         Ok(infos) => {
             let info = export_info(infos, allocation, dialect)?;
-            Ok(ExportInfo { round_trip, compression, ..info })
+            Ok((stream, ExportInfo { round_trip, compression, ..info }))
         }
         Err((reply::ERR_UNKNOWN, text)) => Err(HandshakeError::UnknownExport(text)),
         Err((reply::ERR_TLS_REQD, _)) => Err(HandshakeError::TlsRequired),
@@ -326,6 +352,11 @@ async fn ask<S: Channel>(
 ) -> Result<Answer, HandshakeError> {
     stream.write_all(&wire::encode_option(option, data)).await?;
     stream.flush().await?;
+    hear(stream, option).await
+}
+
+/// The answer to an option that was sent.
+async fn hear<S: Channel>(stream: &mut S, option: u32) -> Result<Answer, HandshakeError> {
     let mut infos = Vec::new();
     loop {
         let mut head = [0; OptionReplyHead::BYTES];

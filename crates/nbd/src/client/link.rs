@@ -133,9 +133,15 @@ pub async fn connect(
     way: &Way,
     session: Option<Bytes>,
 ) -> Result<(Stream, ExportInfo), HandshakeError> {
-    tokio::time::timeout(CONNECT_MAX, handshake::connect(way, session))
-        .await
-        .unwrap_or(Err(HandshakeError::TimedOut(CONNECT_MAX.as_secs())))
+    in_time(handshake::connect(way, session)).await
+}
+
+/// Within [`CONNECT_MAX`].
+pub async fn in_time<T>(
+    made: impl Future<Output = Result<T, HandshakeError>>,
+) -> Result<T, HandshakeError> {
+    let made = tokio::time::timeout(CONNECT_MAX, made).await;
+    made.unwrap_or(Err(HandshakeError::TimedOut(CONNECT_MAX.as_secs())))
 }
 
 impl Link {

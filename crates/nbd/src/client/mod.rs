@@ -33,6 +33,7 @@ use super::wire::{
     Answer, Errno, Request, command, command_flag, export_flag, lease_answer, lease_offset,
 };
 pub use durability::Durability;
+pub use handshake::Prepared;
 use handshake::{ExportInfo, HandshakeError, Stream, Way};
 use link::{Address, Link, Shared};
 use pending::{Outgoing, PendingTable};
@@ -63,6 +64,8 @@ pub struct RemoteExport {
     pub counters: Option<Arc<Counters>>,
     /// What the session has written so far, if it was connected in another way before.
     pub durability: Arc<Durability>,
+    /// A connection to the same address that was made ahead.
+    pub prepared: Option<Prepared>,
 }
 
 impl RemoteExport {
@@ -77,6 +80,7 @@ impl RemoteExport {
             silence_max: SILENCE_MAX,
             counters: None,
             durability: Arc::default(),
+            prepared: None,
         }
     }
 }
@@ -124,10 +128,34 @@ impl NbdDevice {
         }
     }
 
-    async fn connect(remote: RemoteExport) -> Result<Self, HandshakeError> {
+    /// Makes a connection ahead, with a deadline of a few seconds. To open the export over it then takes one round trip
+    /// ([`RemoteExport::prepared`]).
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn prepare(remote: RemoteExport) -> Result<Prepared, Problem> {
+        let RemoteExport { address, name, tls, .. } = remote;
+        let prepared = link::in_time(handshake::prepare(&address, tls.as_ref())).await;
+        prepared.map_err(|error| error.into_problem(&name, &Address(&address).to_string()))
+    }
+
+    async fn connect(mut remote: RemoteExport) -> Result<Self, HandshakeError> {
+        let prepared = remote.prepared.take();
         let (address, name) = (remote.address.clone(), remote.name.clone());
         let (tls, session) = (remote.tls.clone(), remote.session.clone());
         let way = Arc::new(Way { address, name, tls, session });
+        let opening = way.next_opening();
+        if let Some(prepared) = prepared {
+            let opened = handshake::open(prepared, &way, way.joins(opening, 0));
+            match link::in_time(opened).await {
+                // The server may have closed it meanwhile.
+                Err(HandshakeError::Io(_) | HandshakeError::Framing(_)) => {}
+                opened => {
+                    let (stream, info) = opened?;
+                    return Ok(Self::over(stream, opening, way, info, &remote));
+                }
+            }
+        }
         let opening = way.next_opening();
         let (stream, info) = link::connect(&way, way.joins(opening, 0)).await?;
         Ok(Self::over(stream, opening, way, info, &remote))

@@ -20,7 +20,7 @@ use perigee_http::Listen;
 use perigee_model::{Incarnation, Problem, ProblemKind};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
@@ -538,5 +538,63 @@ async fn a_client_that_does_not_finish_its_handshake_is_dropped() {
     let mut first = silent(&tcp).await.expect("a place");
     let ended = within("the server to hang up", first.read(&mut [0; 1])).await;
     assert_eq!(ended.expect("an end in order"), 0);
+    server.stop().await;
+}
+
+/// Passes on what a client and a server say, and counts how often the client goes on after an answer.
+async fn count_turns(listener: UnixListener, to: std::path::PathBuf, turns: Arc<AtomicUsize>) {
+    let (mut client, _) = listener.accept().await.expect("a client");
+    let mut server = UnixStream::connect(&to).await.expect("a server");
+    let (mut from_client, mut from_server) = (vec![0; 1 << 16], vec![0; 1 << 16]);
+    let mut is_answered = true;
+    loop {
+        tokio::select! {
+            Ok(length @ 1..) = client.read(&mut from_client) => {
+                server.write_all(&from_client[..length]).await.expect("passed on");
+                turns.fetch_add(usize::from(is_answered), Ordering::SeqCst);
+                is_answered = false;
+            }
+            Ok(length @ 1..) = server.read(&mut from_server) => {
+                client.write_all(&from_server[..length]).await.expect("passed on");
+                is_answered = true;
+            }
+            else => return,
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_export_is_opened_in_one_round_trip_over_a_connection_that_was_made_ahead() {
+    let (dir, path) = socket();
+    let server = Running::start(&Memory::volume(1), &path).await;
+    let (relayed, turns) = (dir.path().join("relay.sock"), Arc::<AtomicUsize>::default());
+    let listener = UnixListener::bind(&relayed).expect("a socket");
+    let relay = tokio::spawn(count_turns(listener, path.clone(), Arc::clone(&turns)));
+    let remote = || RemoteExport::new(Listen::Unix(relayed.clone()), "data");
+    let prepared = within("a connection", NbdDevice::prepare(remote())).await.expect("it");
+    let before = turns.load(Ordering::SeqCst);
+    let session = Some(Arc::new(ProxyKey::new("server", "data", "start", 0)));
+    let opening = RemoteExport { prepared: Some(prepared), session, ..remote() };
+    let device = within("the export", NbdDevice::open(opening)).await.expect("the export");
+    assert_eq!(turns.load(Ordering::SeqCst), before + 1);
+    within("a read", device.read(0, 512)).await.expect("a read");
+    drop(device);
+    relay.abort();
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_connection_that_was_made_ahead_and_is_lost_is_made_anew() {
+    let (_dir, path) = socket();
+    let memory = Memory::new(0);
+    let server = Running::start(&memory, &path).await;
+    let remote = || RemoteExport::new(Listen::Unix(path.clone()), "data");
+    let prepared = within("a connection", NbdDevice::prepare(remote())).await.expect("it");
+    server.stop().await;
+    let server = Running::start(&memory, &path).await;
+    let opening = RemoteExport { prepared: Some(prepared), ..remote() };
+    let device = within("the export", NbdDevice::open(opening)).await.expect("the export");
+    within("a read", device.read(0, 512)).await.expect("a read");
+    drop(device);
     server.stop().await;
 }

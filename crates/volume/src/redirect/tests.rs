@@ -1,7 +1,7 @@
 //! Servers within one process, so that the order of events can be forced.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -13,6 +13,7 @@ use perigee_model::volume::{CreateVolume, VolumeSource};
 use perigee_nbd::ServerOptions;
 use perigee_nbd::server::{Listener, Server};
 use perigee_store::{Pool, PoolConfig};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -369,4 +370,77 @@ async fn a_client_of_the_network_that_comes_before_the_volume_does_not_join_its_
     drop(turn);
     let refused = within("an answer", asks).await.expect("no panic").expect_err("a job writes it");
     assert!(refused.why.contains("written with epochs"), "{refused}");
+}
+
+/// A link to a server that counts for each connection how often the client waits for an answer and goes on.
+struct Counted {
+    nbd_addr: String,
+    turns: Arc<Mutex<Vec<Arc<AtomicUsize>>>>,
+}
+
+impl Counted {
+    async fn start(to: &str) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let nbd_addr = listener.local_addr().expect("an address").to_string();
+        let (to, turns) = (to.to_owned(), Arc::<Mutex<Vec<Arc<AtomicUsize>>>>::default());
+        let all = Arc::clone(&turns);
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let Ok(server) = tokio::net::TcpStream::connect(&to).await else { return };
+                let counted = Arc::<AtomicUsize>::default();
+                all.lock().expect("no holder panics").push(Arc::clone(&counted));
+                tokio::spawn(relay(client, server, counted));
+            }
+        });
+        Self { nbd_addr, turns }
+    }
+
+    fn turns(&self) -> Vec<usize> {
+        let turns = self.turns.lock().expect("no holder panics");
+        turns.iter().map(|turns| turns.load(Ordering::SeqCst)).collect()
+    }
+}
+
+async fn relay(
+    mut client: tokio::net::TcpStream,
+    mut server: tokio::net::TcpStream,
+    turns: Arc<AtomicUsize>,
+) {
+    let (mut from_client, mut from_server) = (vec![0; 1 << 16], vec![0; 1 << 16]);
+    let mut is_answered = true;
+    loop {
+        tokio::select! {
+            Ok(length) = client.read(&mut from_client) => {
+                if length == 0 || server.write_all(&from_client[..length]).await.is_err() {
+                    return;
+                }
+                turns.fetch_add(usize::from(is_answered), Ordering::SeqCst);
+                is_answered = false;
+            }
+            Ok(length) = server.read(&mut from_server) => {
+                if length == 0 || client.write_all(&from_server[..length]).await.is_err() {
+                    return;
+                }
+                is_answered = true;
+            }
+            else => return,
+        }
+    }
+}
+
+/// The connection is made before. When the volume has gone, one round trip opens it at the new home, and the next one
+/// answers the request that waited.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_at_the_old_home_is_open_at_the_new_one_after_one_round_trip() {
+    let (one, mut two) = (Host::with_a_volume().await, Host::start().await);
+    let link = Counted::start(two.nbd_addr()).await;
+    two.addresses.nbd_addr.clone_from(&link.nbd_addr);
+    let disk = one.open().await;
+    write(&disk, 1).await;
+    two.take_from(&one).await;
+    write(&disk, 2).await;
+    assert_eq!(read(&disk).await, 2);
+    let turns = link.turns();
+    // Greeting, choice of the export, and the write. A connection on which the export is refused ends.
+    assert!(turns[0] >= 3, "the first connection was made for nothing: {turns:?}");
 }
