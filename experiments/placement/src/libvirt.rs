@@ -151,6 +151,7 @@ pub async fn measure(bench: &Bench<'_>, image: &Path, overlay_bytes: u64) -> Res
         wan_bytes_complete: wan_bytes,
         written_since: None,
         load_1min,
+        perigee: String::new(),
     })
 }
 

@@ -69,6 +69,7 @@ pub async fn measure(
         wan_bytes_complete: wan_bytes,
         written_since: None,
         load_1min,
+        perigee: String::new(),
     })
 }
 

@@ -112,6 +112,7 @@ async fn one(
         wan_bytes_complete: bench.wan_bytes_since(before),
         written_since: None,
         load_1min,
+        perigee: String::new(),
     })
 }
 

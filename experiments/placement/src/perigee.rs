@@ -101,6 +101,7 @@ pub fn said(work: Work, result: &str) -> Result<Run> {
         copy: None,
         wan_bytes: None,
         load_1min: 0.0,
+        perigee: String::new(),
     };
     match work {
         Work::Tpch => run.answers_sha256 = result.to_owned(),

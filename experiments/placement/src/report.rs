@@ -34,7 +34,7 @@ pub fn html(results: &Results) -> String {
     scans(&mut page, results);
     disk_moves(&mut page, results);
     runs(&mut page, results);
-    page::end(&mut page, &results.versions);
+    page::end(&mut page, &results.all_versions());
     page
 }
 

@@ -1,6 +1,6 @@
 //! `results.json`: the measurements, and what follows from them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -35,6 +35,9 @@ pub struct Run {
     pub wan_bytes: Option<u64>,
     /// The machine's load when the run began.
     pub load_1min: f64,
+    /// The version of Perigee.
+    #[serde(default)]
+    pub perigee: String,
 }
 
 /// A VM's live migration.
@@ -78,6 +81,9 @@ pub struct DiskMove {
     #[serde(default)]
     pub written_since: Option<Written>,
     pub load_1min: f64,
+    /// The version of Perigee, also for a row of its peers.
+    #[serde(default)]
+    pub perigee: String,
 }
 
 /// What a guest wrote between two moves. Its counters are read every second, so there are two bounds.
@@ -86,6 +92,9 @@ pub struct Written {
     pub least_bytes: u64,
     pub most_bytes: u64,
 }
+
+/// The name of Perigee among the programs.
+const PERIGEE: &str = "perigee";
 
 /// The share of a TCP segment of 1,448 bytes in its Ethernet frame of 1,514.
 const PAYLOAD_SHARE: f64 = 1448.0 / 1514.0;
@@ -155,15 +164,40 @@ impl Results {
     /// The results of an earlier run.
     pub fn load(out: &Path) -> Result<Self> {
         let path = out.join("results.json");
-        match std::fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes)
-                .with_context(|| format!("{} is not of this experiment", path.display())),
-            Err(_) => Ok(Self::default()),
+        let Ok(bytes) = std::fs::read(&path) else { return Ok(Self::default()) };
+        let mut results: Self = serde_json::from_slice(&bytes)
+            .with_context(|| format!("{} is not of this experiment", path.display()))?;
+        results.note_versions();
+        Ok(results)
+    }
+
+    /// Notes the present version in each row that has none.
+    fn note_versions(&mut self) {
+        let Some(present) = self.versions.get(PERIGEE) else { return };
+        let of_runs = self.runs.iter_mut().map(|run| &mut run.perigee);
+        let of_moves = self.disk_moves.iter_mut().map(|moved| &mut moved.perigee);
+        for of_row in of_runs.chain(of_moves).filter(|version| version.is_empty()) {
+            of_row.clone_from(present);
         }
+    }
+
+    /// The versions of all programs. Rows may have been measured with several versions of Perigee.
+    pub fn all_versions(&self) -> BTreeMap<String, String> {
+        let of_rows = self.runs.iter().map(|run| &run.perigee);
+        let of_rows = of_rows.chain(self.disk_moves.iter().map(|moved| &moved.perigee));
+        let distinct: BTreeSet<&str> =
+            of_rows.map(String::as_str).filter(|version| !version.is_empty()).collect();
+        let mut versions = self.versions.clone();
+        if !distinct.is_empty() {
+            let distinct = distinct.into_iter().collect::<Vec<_>>().join("; ");
+            versions.insert(PERIGEE.to_owned(), distinct);
+        }
+        versions
     }
 
     /// Judges the goals and writes everything.
     pub fn write(&mut self, out: &Path) -> Result<()> {
+        self.note_versions();
         self.runs.sort_by_key(|run| (run.work, run.rtt_ms, run.way, run.round));
         self.goals = goals::judge(self);
         std::fs::create_dir_all(out)?;
@@ -247,6 +281,7 @@ pub mod tests {
             copy: None,
             wan_bytes: Some(1 << 20),
             load_1min: 0.5,
+            perigee: String::new(),
         };
         for rtt_ms in [0, 16] {
             let slow = if rtt_ms > 0 { 2.0 } else { 1.0 };
@@ -269,6 +304,7 @@ pub mod tests {
             written_since: (direction == Direction::Back)
                 .then_some(Written { least_bytes: 510 << 20, most_bytes: 512 << 20 }),
             load_1min: 0.5,
+            perigee: String::new(),
         };
         for (overlay_bytes, pause_ms) in [(0, 250.0), (2 << 30, 300.0)] {
             results.disk_moves.push(disk_move(Direction::There, overlay_bytes, pause_ms));
@@ -282,5 +318,18 @@ pub mod tests {
     fn goals_are_met_missed_or_not_measured() {
         let met: Vec<Option<bool>> = results().goals.iter().map(|goal| goal.met).collect();
         assert_eq!(met, [Some(false), Some(true), None, Some(true), Some(true), Some(true)]);
+    }
+
+    #[test]
+    fn a_row_keeps_the_version_that_it_was_measured_with() {
+        let mut results = results();
+        results.versions.insert(PERIGEE.to_owned(), "commit 1".to_owned());
+        results.note_versions();
+        results.runs[0].perigee.clear();
+        results.versions.insert(PERIGEE.to_owned(), "commit 2".to_owned());
+        results.note_versions();
+        assert_eq!(results.runs[0].perigee, "commit 2");
+        assert_eq!(results.runs[1].perigee, "commit 1");
+        assert_eq!(results.all_versions()[PERIGEE], "commit 1; commit 2");
     }
 }
