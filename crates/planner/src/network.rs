@@ -18,7 +18,9 @@ use crate::work::VolumeWork;
 /// seconds = max(requests * latency / q, bytes / R)
 /// ```
 ///
-/// The last term is the limit of the link's rate. At the home the result is `requests * latency at home / q`.
+/// The latency by the size of a request is that of the probe and the link's rate. It is not learned from jobs' requests: these
+/// come beside others, so theirs is also the wait for each other, which the fit of runs has already. The last term is the
+/// limit of the link's rate. At the home the result is `requests * latency at home / q`.
 pub(crate) fn io_s(
     cluster: &Cluster,
     at: &HostId,

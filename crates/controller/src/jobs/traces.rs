@@ -1,7 +1,8 @@
 //! The block trace of a job's command. Replaying it shows what the job would wait for far from its data.
 //!
 //! Only a job at its data is traced, and only until this is known. A trace that cannot be had never delays a
-//! job.
+//! job. It is replayed once, when the command has ended, and then dropped: what the replay finds is a few numbers, and a
+//! trace has 28 bytes for each request. So a better replay of a later version learns nothing from old runs.
 
 use perigee_model::job::JobState;
 use perigee_model::trace::{BadTrace, HELD_BACK_US, Operation, TraceRecord, read_trace};

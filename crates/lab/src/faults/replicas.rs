@@ -1,5 +1,6 @@
 //! Cells with a replica: a fault in a round, and in a promotion.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use perigee_model::job::ClusterVolume;
@@ -91,7 +92,7 @@ async fn promotion(
     let made = ground.make_volume(name, &ends.old).await?;
     let writers = start(ground, &made, &[&ends.old]).await?;
     answered(&writers, GOES_ON).await?;
-    let mut ran = Ran { is_seen: true, ..Ran::default() };
+    let mut ran = Ran::default();
     let mut written = stop(writers, &mut ran).await?;
     replicate(ground, name, ends, ONCE_S).await?;
     replica_that(ground, name, "a complete round", |replica| replica.complete_ms.is_some()).await?;
@@ -101,12 +102,22 @@ async fn promotion(
     client.tell("flush").await?;
     drop(client);
 
+    let is_over = AtomicBool::new(false);
+    let promoting = async {
+        let promoted = promote(ground, name, &ends.new).await;
+        is_over.store(true, Ordering::SeqCst);
+        promoted
+    };
     let breaking = async {
         tokio::time::sleep(AFTER_ASKED).await;
-        inflict(ground.lab, cell.fault, ends).await
+        // A promotion that was quicker has seen no fault.
+        if is_over.load(Ordering::SeqCst) {
+            return Ok(false);
+        }
+        inflict(ground.lab, cell.fault, ends).await.map(|()| true)
     };
-    let (promoted, broken) = tokio::join!(promote(ground, name, &ends.new), breaking);
-    broken?;
+    let (promoted, is_seen) = tokio::join!(promoting, breaking);
+    ran.is_seen = is_seen?;
     match promoted? {
         Ok(()) => "promoted".clone_into(&mut ran.ended),
         Err(why) => {

@@ -180,7 +180,7 @@ impl Cell {
             }
             Fault::FullOldPool => is_used,
             Fault::FullNewPool => self.phase == Phase::Filling,
-            // A guest whose disk has failed can't go on in any placement.
+            // After a failed sync a volume takes no more writes, so its guest can't go on in any placement.
             Fault::OldDiskFails => {
                 !self.placement.has_vm() && (is_used || self.phase != Phase::Drop)
             }
