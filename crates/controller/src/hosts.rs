@@ -205,8 +205,8 @@ async fn what_goes_with(cluster: &Cluster, id: &HostId) -> Result<HostRemoval, P
     let moves = cluster.unfinished_migrations();
     for record in cluster.unfinished_jobs() {
         let job = record.job.id.clone();
-        let disks = record.placement.iter().flat_map(|placement| &placement.disks);
-        let needed: Vec<&HostId> = record.job.host.iter().chain(disks.map(|d| &d.home)).collect();
+        let homes = record.disks_needed().map(|disk| &disk.home);
+        let needed: Vec<&HostId> = record.job.host.iter().chain(homes).collect();
         let mut moving = moves.iter().map(|moved| &moved.migration);
         if moving.any(|m| m.vm == vm_of(&job) && (m.from == *id || m.to == *id)) {
             removal.moving_jobs.push(job);
@@ -224,6 +224,5 @@ async fn what_goes_with(cluster: &Cluster, id: &HostId) -> Result<HostRemoval, P
 
 /// Whether one of the volumes is a disk of the job; `temporary`: one that is only for the job.
 fn uses_any(record: &JobRecord, temporary: bool, volumes: &[VolumeName]) -> bool {
-    let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
-    disks.any(|disk| disk.temporary == temporary && volumes.contains(&disk.volume))
+    record.disks_needed().any(|disk| disk.temporary == temporary && volumes.contains(&disk.volume))
 }

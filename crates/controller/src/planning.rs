@@ -5,6 +5,7 @@ mod decisions;
 mod history;
 
 use perigee_model::job::{Access, JobSpec, Migration};
+use perigee_model::phases::PredictedPhases;
 use perigee_model::plan::Plan;
 use perigee_model::replica::Replica;
 use perigee_model::tenant::tenant_of;
@@ -354,6 +355,15 @@ fn digest(value: &serde_json::Value) -> String {
 
 pub fn seconds(ms: u64) -> f64 {
     ms as f64 / 1e3
+}
+
+/// What a prediction says of each phase of a migration.
+pub fn phases_of(cost: &MoveCost) -> PredictedPhases {
+    PredictedPhases {
+        prepare_ms: milliseconds(cost.prepare_s),
+        copy_ms: milliseconds(cost.copy_s),
+        pause_ms: milliseconds(cost.pause_s),
+    }
 }
 
 #[expect(

@@ -157,6 +157,18 @@ pub struct JobRecord {
     /// Volumes that are to come to its VM's host, the next one first.
     #[serde(default)]
     pub to_follow: Vec<VolumeName>,
+    /// [`JobIntent::stay`] as far as it is carried out.
+    #[serde(default)]
+    pub stayed: u32,
+}
+
+impl JobRecord {
+    /// The disks without which the job can't go on. The guest has read its seed when the command runs.
+    pub fn disks_needed(&self) -> impl Iterator<Item = &PlacedDisk> {
+        let seed_is_read = self.job.running_ms.is_some();
+        let disks = self.placement.iter().flat_map(|placement| &placement.disks);
+        disks.filter(move |disk| disk.role != DiskRole::Seed || !seed_is_read)
+    }
 }
 
 /// The state of a job's block trace.
@@ -235,6 +247,9 @@ pub struct JobIntent {
     pub cancel: bool,
     /// `vm stop`: the VM is stopped, and the job fails.
     pub stop_vm: bool,
+    /// How often a person called off that volumes come to the VM.
+    #[serde(default)]
+    pub stay: u32,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

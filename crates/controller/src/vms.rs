@@ -59,7 +59,7 @@ fn view(
         job: job.map(|record| record.job.id.clone()),
         host: host.clone(),
         status: report.status,
-        reason: silence.map_or(report.reason, str::to_owned),
+        reason: silence.map_or_else(|| cluster.hosts.named(&report.reason), str::to_owned),
         cpus: report.spec.cpus,
         memory_bytes: report.spec.memory_bytes,
         uptime_ms: report.uptime_ms,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::guest::LogStream;
-use crate::phases::{Phases, copy_left_s};
+use crate::phases::{Phases, PredictedPhases, copy_left_s};
 use crate::plan::{Estimate, PredictedEnd};
 use crate::replica::Replica;
 use crate::vm::{Accelerator, HostAddresses, LinkProbe, NetworkKind, VmStatus};
@@ -251,6 +251,9 @@ pub struct Migration {
     /// known.
     #[serde(default)]
     pub predicted_wait_ms: Option<u64>,
+    /// What makes up `predicted_total_ms`; `None` if it could not be predicted.
+    #[serde(default)]
+    pub predicted_phases: Option<PredictedPhases>,
     /// How long it waited for other VMs' moves.
     #[serde(default)]
     pub waited_ms: u64,

@@ -41,6 +41,17 @@ pub struct Phases {
     pub pause: Option<Pause>,
 }
 
+/// How long the planner said that the phases would take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PredictedPhases {
+    /// Until the first byte of memory is sent.
+    pub prepare_ms: u64,
+    /// All rounds, with the last one, which is sent in the pause.
+    pub copy_ms: u64,
+    /// The pause without that round.
+    pub pause_ms: u64,
+}
+
 /// What is done before the first byte of memory is sent. The VM runs meanwhile.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Prepare {

@@ -81,6 +81,9 @@ pub struct HostAddresses {
     pub nbd_addr: String,
 }
 
+/// What an agent says of a QEMU that has ended and left no message, as one that was killed.
+pub const ENDED_SILENTLY: &str = "QEMU has ended without a message";
+
 /// One disk of a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Disk {

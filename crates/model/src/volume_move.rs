@@ -140,6 +140,9 @@ pub struct VolumeMove {
     /// The most that the new home still has to copy. The whole size counts until it is known which parts hold
     /// data. `None` while nothing is known.
     pub missing_bytes: Option<u64>,
+    /// How long that still takes at the rate of the last seconds; `None` while it is not known.
+    #[serde(default)]
+    pub left_ms: Option<u64>,
     /// What it waits for, or why it was called off; empty when there is no trouble.
     #[serde(default)]
     pub problem: String,
@@ -162,7 +165,7 @@ pub enum VolumesOnMove {
     /// They stay, and the VM reaches them over the network.
     #[default]
     Stay,
-    /// Those that the VM writes come after it when it runs at the destination.
+    /// Its own disks and the data that it writes come after it when it runs at the destination.
     Follow,
 }
 

@@ -106,6 +106,9 @@ pub fn why_ended(info: &MigrateInfo) -> String {
         "" | "none" | "completed" => {
             "the agent ended before it told QEMU to send the VM".to_owned()
         }
+        "failed" if info.error_desc.is_empty() => {
+            "QEMU could not send the VM, and does not say why".to_owned()
+        }
         other if info.error_desc.is_empty() => format!("QEMU says: {other}"),
         _ => info.error_desc.clone(),
     }
@@ -231,6 +234,7 @@ mod tests {
     #[test]
     fn a_failed_copy_says_why() {
         assert_eq!(why_ended(&info("failed", "Unable to write")), "Unable to write");
+        assert!(why_ended(&info("failed", "")).contains("does not say why"));
         assert_eq!(why_ended(&info("cancelled", "")), "QEMU says: cancelled");
         let never_told = "the agent ended before it told QEMU to send the VM";
         assert_eq!(why_ended(&info("none", "")), never_told);

@@ -177,6 +177,18 @@ impl Hosts {
         }
     }
 
+    /// A text in which each address of a host has the host's name before it.
+    pub fn named(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for host in self.all() {
+            let HostAddresses { agent_url, volume_url, .. } = &host.addresses;
+            for address in [agent_url, volume_url] {
+                text = name_address(&text, host.id.as_str(), address);
+            }
+        }
+        text
+    }
+
     pub fn heard(&self, id: &HostId, report: HostReport) {
         if let Some(known) = self.lock().get_mut(id) {
             known.report = Some(report);
@@ -303,4 +315,39 @@ impl Hosts {
 
 pub fn state_of(silent: bool) -> HostState {
     if silent { HostState::Unreachable } else { HostState::Up }
+}
+
+/// Puts a host's name before its address, wherever that is in the text.
+fn name_address(text: &str, host: &str, address: &str) -> String {
+    let mut named = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(address) {
+        let (before, from) = rest.split_at(at);
+        let after = &from[address.len()..];
+        named.push_str(before);
+        // Of a longer port, this is only the beginning.
+        let is_whole = !after.starts_with(|next: char| next.is_ascii_digit());
+        if is_whole && !before.ends_with(&format!("{host} (")) {
+            named.push_str(&format!("{host} ({address})"));
+        } else {
+            named.push_str(address);
+        }
+        rest = after;
+    }
+    named + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_shown_with_its_host_s_name() {
+        let name = |text: &str| name_address(text, "home1", "http://10.0.0.1:7002");
+        let said = "no answer from http://10.0.0.1:7002: Connection refused";
+        let named = "no answer from home1 (http://10.0.0.1:7002): Connection refused";
+        assert_eq!(name(said), named);
+        assert_eq!(name(named), named, "once is enough");
+        assert_eq!(name("http://10.0.0.1:70021 is another"), "http://10.0.0.1:70021 is another");
+    }
 }

@@ -270,8 +270,7 @@ impl Run {
 
 /// The host that the job cannot continue without: the host of its VM, or the removed home of a disk.
 fn lost_host(cluster: &Cluster, record: &JobRecord, host: &HostId) -> Option<(HostId, Loss)> {
-    let disks = record.placement.iter().flat_map(|placement| &placement.disks);
-    let mut needed = std::iter::once(host).chain(disks.map(|disk| &disk.home));
+    let mut needed = std::iter::once(host).chain(record.disks_needed().map(|disk| &disk.home));
     if let Some(removed) = needed.find(|host| cluster.hosts.get(host).is_err()) {
         return Some((removed.clone(), Loss::Removed));
     }

@@ -157,7 +157,7 @@ impl Run {
     /// job: if something does not answer, has no room or is broken, the job waits and shows the reason. The job
     /// ends if it requested something that cannot be had.
     async fn troubled(&mut self, problem: Problem) -> Result<Duration, Problem> {
-        let text = format!("{}: {}", problem.what, problem.why);
+        let text = self.cluster.hosts.named(&format!("{}: {}", problem.what, problem.why));
         // Changes of the step that were not stored count as not made.
         let stored = self.cluster.own_job(&self.id).await?;
         self.record = stored.ok_or_else(|| {

@@ -258,7 +258,6 @@ impl Run {
     /// that do not answer, and I/O errors do not count.
     async fn count(&mut self, before: Option<Instant>, runs: bool) -> Result<(), Problem> {
         let now = Instant::now();
-        let at_homes = &self.placement()?.disks;
         let is_up = |home: &HostId| self.cluster.hosts.state(home) == HostState::Up;
         let is_filling_from_up = |volume: &VolumeName| {
             let last = self.cluster.index.volume_move(volume).map(|last| last.shown.clone());
@@ -266,7 +265,7 @@ impl Run {
         };
         let is_reachable =
             |disk: &PlacedDisk| is_up(&disk.home) && is_filling_from_up(&disk.volume);
-        if !runs || !at_homes.iter().all(is_reachable) {
+        if !runs || !self.record.value.disks_needed().all(is_reachable) {
             return Ok(());
         }
         self.seen_at_work = Some(now);
@@ -320,7 +319,11 @@ impl Run {
         for (index, disk) in placement.disks.iter().enumerate() {
             let client = report.io.get(index).copied();
             if disk.home != here && !at_homes.iter().any(|(home, _)| *home == disk.home) {
-                let stats = self.cluster.hosts.volume_stats(&disk.home, age_max).await?;
+                // A host that a person removed may be the home of a seed that nobody reads any more.
+                let stats = match self.cluster.hosts.get(&disk.home) {
+                    Ok(_) => self.cluster.hosts.volume_stats(&disk.home, age_max).await?,
+                    Err(_) => None,
+                };
                 at_homes.push((disk.home.clone(), stats));
             }
             let home = if disk.home == here {

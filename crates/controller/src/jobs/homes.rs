@@ -9,8 +9,11 @@ use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 use super::consider::Change;
 use super::driver::Run;
 use crate::cluster::{Cluster, now_ms};
-use crate::records::{JobRecord, PlacedDisk, vm_of};
+use crate::records::{JobIntent, JobRecord, PlacedDisk, job_intent_key, vm_of};
 use crate::{leave_site, planning, replicas, volume_moves};
+
+/// Why a volume does not follow its VM any more.
+const CALLED_OFF: &str = "a person called it off";
 
 impl Run {
     /// Takes the moves of its volumes into account: each waits for this.
@@ -81,6 +84,9 @@ impl Run {
 
     /// Brings the volumes that follow the VM to its host, one after the other.
     pub(super) async fn bring_volumes(&mut self) -> Result<(), Problem> {
+        if self.let_volumes_stay().await? {
+            return Ok(());
+        }
         let Some(volume) = self.record.value.to_follow.first().cloned() else {
             self.follow_refused = None;
             return Ok(());
@@ -113,6 +119,37 @@ impl Run {
         // Asked again with the next figures.
         self.refuse(Way::Copy, host, why);
         Ok(())
+    }
+
+    /// If a person has called off that volumes come to the VM, those that have not come stay where they are. A volume
+    /// that is there already goes on copying its data. Returns whether it waits for a move that is being called off.
+    async fn let_volumes_stay(&mut self) -> Result<bool, Problem> {
+        let key = job_intent_key(&self.id);
+        let intent: Option<JobIntent> = self.cluster.records.read(&key).await?;
+        let stay = intent.map_or(0, |intent| intent.stay);
+        if stay == self.record.value.stayed {
+            return Ok(false);
+        }
+        for volume in self.record.value.to_follow.clone() {
+            let last = self.cluster.index.volume_move(&volume);
+            match last.as_ref().map(|last| last.shown.state) {
+                Some(VolumeMoveState::Taking) => {
+                    volume_moves::call_off(&self.cluster, last.as_ref().expect("it moves")).await?;
+                    return Ok(true);
+                }
+                Some(VolumeMoveState::CallingOff) => return Ok(true),
+                _ => {}
+            }
+            let here = self.job().host.clone();
+            let disk = self.placement()?.disks.iter().find(|disk| disk.volume == volume).cloned();
+            match disk.filter(|disk| Some(&disk.home) != here.as_ref()) {
+                Some(disk) => self.leave_volume(&disk, CALLED_OFF).await?,
+                None => self.came(&volume).await?,
+            }
+        }
+        self.record.value.stayed = stay;
+        self.record.save().await?;
+        Ok(false)
     }
 
     /// A volume that was to follow the VM is at its host.
@@ -177,8 +214,7 @@ pub(super) fn incomplete<'a>(
     cluster: &Cluster,
     record: &'a JobRecord,
 ) -> Option<(&'a PlacedDisk, HostId)> {
-    let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
-    disks.find_map(|disk| {
+    record.disks_needed().find_map(|disk| {
         let last = cluster.index.volume_move(&disk.volume)?;
         let shown = &last.shown;
         let is_incomplete = shown.state == VolumeMoveState::Lost

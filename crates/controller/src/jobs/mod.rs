@@ -101,6 +101,7 @@ pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
         refused_by: Vec::new(),
         traced: Traced::default(),
         to_follow: Vec::new(),
+        stayed: 0,
     }
 }
 

@@ -7,7 +7,9 @@ use perigee_model::{HostId, Problem, ProblemKind, VmStart};
 use super::driver::Run;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::now_ms;
-use crate::records::{MigrationRecord, Traced, start_of, vm_of};
+use crate::records::{
+    MigrationIntent, MigrationRecord, Traced, migration_intent_key, start_of, vm_of,
+};
 
 impl Run {
     /// Takes ended migrations into account. `Some(true)` while a migration is running; `None` if something
@@ -71,6 +73,10 @@ impl Run {
             }
         }
         let to = moved.migration.to.clone();
+        let intent = migration_intent_key(&vm_of(&self.id), moved.number);
+        let intent: Option<MigrationIntent> = self.cluster.records.read(&intent).await?;
+        // The VM arrived before it could be called off. At least its volumes stay.
+        let is_called_off = intent.is_some_and(|intent| intent.cancel);
         self.drop_trace(&moved.migration.from).await;
         let record = &mut self.record.value;
         let Some(placement) = &mut record.placement else { return Ok(()) };
@@ -84,9 +90,11 @@ impl Run {
         record.meter.arrived(now_ms(), progress, &moved.io_before, &at_home);
         record.to_follow = match moved.migration.volumes {
             VolumesOnMove::Stay => Vec::new(),
+            VolumesOnMove::Follow if is_called_off => Vec::new(),
             VolumesOnMove::Follow => {
-                let disks =
-                    placement.disks.iter().filter(|disk| !disk.read_only && disk.home != to);
+                // Also its own disks that it only reads: the VM does not need its old host any more.
+                let disks = placement.disks.iter().filter(|disk| disk.home != to);
+                let disks = disks.filter(|disk| disk.temporary || !disk.read_only);
                 disks.map(|disk| disk.volume.clone()).collect()
             }
         };

@@ -171,7 +171,7 @@ impl Run {
         tracing::warn!("{} is aborted: {why}", self.record.value.migration.id);
         let migration = &mut self.record.value.migration;
         migration.state = migration.state.next(MigrationEvent::GivenUp)?;
-        migration.error = why;
+        migration.error = self.cluster.hosts.named(&why);
         migration.ended_ms = Some(now_ms());
         self.record.save().await?;
         self.leave_queue();

@@ -17,7 +17,7 @@ use crate::records::{
     JobRecord, MigrationIntent, MigrationRecord, migration_intent_key, migration_prefix, start_of,
     vm_of,
 };
-use crate::{catalog, leave_site, links, planning};
+use crate::{catalog, jobs, leave_site, links, planning};
 
 /// A requested migration.
 #[derive(Debug, Clone)]
@@ -110,6 +110,7 @@ pub(crate) fn new_record(
     };
     let (predicted_total_ms, predicted_wait_ms) =
         (milliseconds(|cost| Some(cost.total_s)), milliseconds(|cost| cost.wait_s));
+    let predicted_phases = cost.as_ref().ok().map(planning::phases_of);
     let mode = mode_of(cost);
     let migration = Migration {
         id: name_of(vm, number)?,
@@ -123,6 +124,7 @@ pub(crate) fn new_record(
         ended_ms: None,
         predicted_total_ms,
         predicted_wait_ms,
+        predicted_phases,
         waited_ms: 0,
         total_ms: 0,
         left_ms: None,
@@ -161,22 +163,60 @@ fn mode_of(cost: Result<MoveCost, Refused>) -> Mode {
     Mode { why: format!("{}; {too_long}", mode.why), ..mode }
 }
 
-/// Cancels the VM's running migration. The VM stays at its source, unless it has already arrived.
+/// Cancels the VM's running migration. The VM stays at its source, unless it has already arrived. If it has, the volumes
+/// that still follow it stay where they are.
 ///
 /// # Errors
-/// `Conflict` if no migration is running.
-pub async fn cancel(cluster: &Cluster, vm: &VmId) -> Result<Migration, Problem> {
+/// `Conflict` if no migration is running and no volume follows the VM.
+pub async fn cancel(cluster: &Arc<Cluster>, vm: &VmId) -> Result<Migration, Problem> {
     let all: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(vm)).await?;
-    let Some(record) = all.into_iter().next_back().filter(|r| !r.migration.state.is_final()) else {
-        let what = format!("can't cancel the migration of VM {vm}");
-        return Err(Problem::conflict(what, "no migration is running"));
+    let Some(record) = all.last().filter(|record| !record.migration.state.is_final()) else {
+        return cancel_following(cluster, vm, all.into_iter().next_back()).await;
     };
     let cancel = |intent: Option<MigrationIntent>| MigrationIntent {
         cancel: true,
         ..intent.unwrap_or_default()
     };
     cluster.records.update(&migration_intent_key(vm, record.number), cancel).await?;
-    Ok(record.migration)
+    Ok(record.migration.clone())
+}
+
+/// `last` is the VM's last migration, which has ended.
+async fn cancel_following(
+    cluster: &Arc<Cluster>,
+    vm: &VmId,
+    last: Option<MigrationRecord>,
+) -> Result<Migration, Problem> {
+    let refusal = || {
+        let what = format!("can't cancel the migration of VM {vm}");
+        Problem::conflict(what, "no migration is running")
+    };
+    let job = jobs::of_vm(cluster, vm).ok_or_else(refusal)?;
+    let is_followed = |last: &MigrationRecord| {
+        let is_settled = job.settled >= last.number;
+        last.migration.state == MigrationState::Completed
+            && match is_settled {
+                true => !job.to_follow.is_empty(),
+                false => last.migration.volumes == VolumesOnMove::Follow,
+            }
+    };
+    let Some(last) = last.filter(is_followed) else {
+        return Err(match job.to_follow.first() {
+            Some(volume) => refusal().next(format!(
+                "its data comes to it; to cancel that: perigee volume move {volume} --cancel"
+            )),
+            None => refusal(),
+        });
+    };
+    let cancel = |intent: Option<MigrationIntent>| MigrationIntent {
+        cancel: true,
+        ..intent.unwrap_or_default()
+    };
+    // Its job may not know yet that it has arrived.
+    cluster.records.update(&migration_intent_key(vm, last.number), cancel).await?;
+    jobs::intend(cluster, &job.job.id, |intent| intent.stay = intent.stay.saturating_add(1))
+        .await?;
+    Ok(last.migration)
 }
 
 /// The VM's migrations, the oldest first.

@@ -187,8 +187,7 @@ pub fn used_lanes(cluster: &Cluster, except: Option<&VmId>) -> BTreeSet<Lane> {
         if except == Some(&vm_of(&job.job.id)) {
             continue;
         }
-        let disks = job.placement.iter().flat_map(|placement| &placement.disks);
-        let far = disks.filter(|disk| disk.home != *host);
+        let far = job.disks_needed().filter(|disk| disk.home != *host);
         used.extend(far.map(|disk| unordered(lane(cluster, &disk.home, host))));
     }
     used

@@ -14,8 +14,8 @@ use perigee_model::grant::Allowed;
 use perigee_model::phases::{DOWNTIME_LIMIT_FIRST_MS, TOTAL_MAX_S};
 use perigee_model::switchover::{Fate, Seen, SeenVm, Verdict, judge};
 use perigee_model::vm::{
-    CancelMigration, EndUnlessRan, EpochRaise, MigrateOut, MigrationPhase, MigrationReport,
-    VmReport, VmStatus,
+    CancelMigration, ENDED_SILENTLY, EndUnlessRan, EpochRaise, MigrateOut, MigrationPhase,
+    MigrationReport, VmReport, VmStatus,
 };
 use perigee_model::{HostId, MigrationId, Problem, ProblemKind};
 
@@ -35,6 +35,9 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 /// A source pauses its guest while it cannot find out whether the guest ran at a removed destination. The
 /// controller waits for such a source only for this time.
 const HELD_MAX: Duration = Duration::from_secs(30);
+
+/// How long the end of a migration that failed waits until the destination reports that its QEMU has ended.
+const END_DEADLINE: Duration = Duration::from_millis(500);
 
 /// How long the end of a migration waits until the destination reports that the VM runs.
 const RUN_DEADLINE: Duration = Duration::from_secs(3);
@@ -196,7 +199,19 @@ impl Run {
             let id = self.record.value.migration.id.clone();
             match judge(&id, &source.told.seen(), &destination.told.seen()) {
                 Verdict::Completed => return self.arrived(&source.told, &mut destination).await,
-                Verdict::Aborted => return self.abort(reason_of(source.told.outgoing())).await,
+                Verdict::Aborted => {
+                    let mut why = reason_of(source.told.outgoing());
+                    // A QEMU that waits for a VM ends when its migration is called off.
+                    if calls_off.is_none() {
+                        // Its agent notices at the same time. One that does not answer delays nothing.
+                        let end =
+                            tokio::time::timeout(END_DEADLINE, self.see_it_end(&mut destination));
+                        if let Ok(Some(ended)) = end.await {
+                            why = with_end(&why, &destination.host, &ended);
+                        }
+                    }
+                    return self.abort(why).await;
+                }
                 Verdict::SourceEnded
                     if self.end_destination(&source.told, &mut destination).await? =>
                 {
@@ -207,7 +222,8 @@ impl Run {
                     source.forget();
                 }
                 Verdict::CallOff if calls_off.is_none() => {
-                    calls_off = Some("the destination's QEMU ended before the start".to_owned());
+                    let to = &destination.host;
+                    calls_off = Some(format!("its QEMU at {to} ended before the start"));
                 }
                 Verdict::UnderWay => self.mirror(source.told.outgoing()).await?,
                 _ => {}
@@ -330,6 +346,19 @@ impl Run {
         self.complete().await
     }
 
+    /// What the destination's agent says when its QEMU has ended; `None` if it does not answer.
+    async fn see_it_end(&self, destination: &mut Ear) -> Option<String> {
+        loop {
+            match &destination.told {
+                Told::Vm(report) if report.status == VmStatus::Gone => {
+                    return Some(report.reason.clone());
+                }
+                Told::Vm(_) => destination.hear(&self.cluster).await,
+                Told::NotThere | Told::NotKnown | Told::Removed => return None,
+            }
+        }
+    }
+
     /// The destination's agent lets the VM run when it has stored that the VM is there. Returns how long this
     /// took; `None` if it is not reported.
     async fn see_it_run(&self, destination: &mut Ear) -> Option<u64> {
@@ -345,6 +374,15 @@ impl Run {
                 return None;
             }
         }
+    }
+}
+
+/// Why a migration failed, with the end of the destination's QEMU. One that said nothing was killed, which is the reason;
+/// other ends may be the reason or a consequence.
+fn with_end(why: &str, to: &HostId, ended: &str) -> String {
+    match ended {
+        ENDED_SILENTLY => format!("its QEMU at {to} ended without a message"),
+        _ => format!("{why}; its QEMU at {to} says: {ended}"),
     }
 }
 

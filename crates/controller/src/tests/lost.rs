@@ -6,15 +6,16 @@ use perigee_model::job::{
 };
 use perigee_model::vm::VmStatus;
 use perigee_model::volume::VolumeSource;
+use perigee_model::volume_move::{VolumeMoveCause, VolumeMoveState};
 use perigee_model::{HostId, JobId, ProblemKind, VmStart, VolumeName};
 
 use super::fake::FakeHost;
 use super::gone::{ends_anew, restarting, second_home, up};
 use super::migrations::{copying_of, switch};
 use super::queue::unreachable;
-use super::{Lab, data_volume, spec, vm_of, wait_for};
+use super::{Lab, data_volume, finish, spec, vm_of, wait_for};
 use crate::cleaner::{self, Cleanup};
-use crate::{catalog, given_up, hosts, jobs};
+use crate::{catalog, given_up, hosts, jobs, volume_moves};
 
 fn epoch(host: &FakeHost) -> u64 {
     host.inside().volumes[&data_volume()].info.epoch.0
@@ -101,6 +102,32 @@ async fn a_job_whose_disks_were_at_a_removed_host_begins_anew() {
     let removal = remove(&lab, &lab.home).await;
     assert_eq!(removal.placed_again, std::slice::from_ref(&id));
     ends_anew(&lab, [&other, &lab.cloud], &id).await;
+}
+
+/// Its seed is still there, but the guest has read it.
+#[tokio::test]
+async fn a_job_that_has_left_a_removed_host_with_all_it_needs_goes_on() {
+    let (lab, id, vm) = copying_of(JobSpec { volumes: Vec::new(), ..spec(Access::Write) }).await;
+    switch(&lab, &vm);
+    lab.wait_for_job(&id, "at cloud1", |job| job.host.as_ref() == Some(&lab.cloud.id)).await;
+    for part in ["root", "out"] {
+        let volume = VolumeName::new(format!("{vm}-{part}")).expect("name");
+        wait_for("the volume to move", async || {
+            let cause = VolumeMoveCause::Asked;
+            volume_moves::request(&lab.cluster, &volume, &lab.cloud.id, cause).await.ok()
+        })
+        .await;
+        wait_for("the volume to have moved", async || {
+            let last = volume_moves::of_volume(&lab.cluster, &volume).await.ok()?;
+            (last.state == VolumeMoveState::Completed).then_some(())
+        })
+        .await;
+    }
+    let removal = remove(&lab, &lab.home).await;
+    assert_eq!(removal.failed_jobs, []);
+    assert_eq!(lab.job(&id).await.state, JobState::Running);
+    finish(&lab.cloud, &lab.cloud, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use perigee_model::job::{
     Access, HostState, Job, JobSpec, JobState, Link, Migration, MigrationState, Start,
 };
 use perigee_model::plan::Trigger;
-use perigee_model::vm::{LinkProbe, MigrationPhase, VmStatus};
+use perigee_model::vm::{ENDED_SILENTLY, LinkProbe, MigrationPhase, VmStatus};
 use perigee_model::{HostId, JobId, ProblemKind, VmId, VmStart};
 use perigee_planner::Refused;
 
@@ -202,6 +202,24 @@ async fn a_migration_that_fails_leaves_the_vm_at_the_source() {
         (inside.vms.is_empty() && inside.attachments.is_empty()).then_some(())
     })
     .await;
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+}
+
+#[tokio::test]
+async fn a_migration_whose_waiting_qemu_was_killed_says_where_it_was() {
+    let (lab, id, vm) = copying().await;
+    {
+        let mut cloud = lab.cloud.inside();
+        let report = &mut cloud.vms.get_mut(&vm).expect("it waits").report;
+        (report.status, report.reason) = (VmStatus::Gone, ENDED_SILENTLY.to_owned());
+        lab.home.set_phase(&vm, MigrationPhase::Failed, VmStatus::Running);
+    }
+    let job = lab
+        .wait_for_job(&id, "not moved", |job| job.migrations[0].state == MigrationState::Aborted)
+        .await;
+    let error = &job.migrations[0].error;
+    assert!(error.contains("its QEMU at cloud1 ended"), "{error}");
     finish(&lab.home, &lab.home, &vm);
     lab.wait_for_state(&id, JobState::Succeeded).await;
 }

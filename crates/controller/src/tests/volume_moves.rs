@@ -207,11 +207,7 @@ async fn volumes_that_follow_their_vm_leave_nothing_behind() {
     let shown = vms::get(&lab.cluster, &vm).await.expect("VM");
     let follow: Vec<&str> =
         shown.volumes.iter().filter(|v| v.follows).map(|v| v.volume.as_str()).collect();
-    assert_eq!(
-        follow,
-        ["q-0001-root", "q-0001-out"],
-        "the seed is never written, the data is there"
-    );
+    assert_eq!(follow, ["q-0001-root", "q-0001-seed", "q-0001-out"], "the data is there");
     lab.restart_controller().await;
     lab.cloud.inside().moves.missing_bytes = 0;
     wait_for("both to be there", async || {
@@ -219,20 +215,52 @@ async fn volumes_that_follow_their_vm_leave_nothing_behind() {
         record.to_follow.is_empty().then_some(())
     })
     .await;
-    for part in ["root", "out"] {
+    for part in ["root", "seed", "out"] {
         assert!(lab.cloud.inside().volumes.contains_key(&own(&vm, part)), "{part}");
         assert_eq!(home_in_record(&lab, &id, own(&vm, part).as_str()).await, lab.cloud.id);
     }
     {
         let home = lab.home.inside();
         let left: Vec<&str> = home.volumes.keys().map(|name| name.as_str()).collect();
-        assert_eq!(left, ["q-0001-seed"]);
+        assert_eq!(left, [""; 0]);
         assert!(home.moves.departed.is_empty() && home.attachments.is_empty());
     }
     finish(&lab.cloud, &lab.cloud, &vm);
     lab.wait_for_state(&id, JobState::Succeeded).await;
     lab.wait_for_clean_hosts().await;
     assert!(lab.cluster.records.keys("volume_moves/").await.expect("keys").is_empty());
+}
+
+#[tokio::test]
+async fn volumes_that_follow_their_vm_stay_when_a_person_calls_it_off() {
+    let lab = Lab::up().await;
+    let (id, vm) = running(&lab).await;
+    let to = lab.cloud.id.clone();
+    vms::move_to(&lab.cluster, &vm, to, VolumesOnMove::Follow).await.expect("move");
+    wait_for("the source to be asked", async || {
+        lab.home.inside().vms[&vm].asked.is_some().then_some(())
+    })
+    .await;
+    lab.cloud.inside().moves.stands_still = true;
+    switch(&lab, &vm);
+    wait_for_move(&lab, &own(&vm, "root"), VolumeMoveState::Taking).await;
+    let ended = migration::cancel(&lab.cluster, &vm).await.expect("volumes follow it");
+    assert_eq!(ended.state, MigrationState::Completed);
+    wait_for_move(&lab, &own(&vm, "root"), VolumeMoveState::CalledOff).await;
+    wait_for("nothing to follow", async || {
+        let record = jobs::record(&lab.cluster, &id).await.expect("record");
+        record.to_follow.is_empty().then_some(())
+    })
+    .await;
+    lab.cloud.inside().moves.stands_still = false;
+    let again = migration::cancel(&lab.cluster, &vm).await.expect_err("nothing follows");
+    assert_eq!(again.kind, ProblemKind::Conflict);
+    for part in ["root", "seed", "out"] {
+        assert_eq!(home_in_record(&lab, &id, own(&vm, part).as_str()).await, lab.home.id);
+    }
+    finish(&lab.cloud, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    lab.wait_for_clean_hosts().await;
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! The new home copies what is still at the old one; then the old one keeps a shadow of the volume.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use perigee_model::home::{HomeState, Tenure, VolumeHome};
 use perigee_model::volume_move::VolumeMoveEvent;
@@ -96,10 +97,14 @@ impl Run<'_> {
                 shown.to
             )
         });
-        if shown.missing_bytes == Some(missing_bytes) && shown.problem == problem {
+        let left = self.pace.left(Instant::now(), missing_bytes);
+        let left_ms = left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+        let before = (shown.missing_bytes, shown.left_ms.is_some());
+        if before == (Some(missing_bytes), left_ms.is_some()) && shown.problem == problem {
             return Ok(());
         }
-        (shown.missing_bytes, shown.problem) = (Some(missing_bytes), problem);
+        (shown.missing_bytes, shown.left_ms, shown.problem) =
+            (Some(missing_bytes), left_ms, problem);
         self.record.save().await
     }
 

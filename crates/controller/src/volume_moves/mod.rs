@@ -8,6 +8,7 @@
 //! waited for; what it had is lost, and the record says so.
 
 mod fill;
+mod pace;
 mod request;
 mod tell;
 
@@ -23,6 +24,7 @@ use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 use crate::cluster::{Cluster, HostLink, now_ms};
 use crate::records::{Owned, VolumeMoveIntent, VolumeMoveRecord, volume_move_intent_key};
 
+use pace::Pace;
 pub use request::{call_off, cancel, forget, home_in_a_job, of_volume, request};
 pub use tell::attach_at;
 
@@ -49,6 +51,7 @@ pub async fn drive(cluster: Arc<Cluster>, volume: VolumeName) -> Result<(), Prob
     let intent_key = volume_move_intent_key(&volume);
     let mut intents = cluster.records.watch(&intent_key);
     let (mut told, mut failing_since, mut pause) = (BTreeSet::new(), None, cluster.timing.poll);
+    let mut pace_of_copy = Pace::default();
     loop {
         let Some(record) = cluster.own_volume_move(&volume).await? else { return Ok(()) };
         if record.value.shown.state.is_final() {
@@ -61,6 +64,7 @@ pub async fn drive(cluster: Arc<Cluster>, volume: VolumeName) -> Result<(), Prob
             record,
             told: &mut told,
             failing_since: &mut failing_since,
+            pace: &mut pace_of_copy,
         };
         let done = tokio::select! {
             done = run.step(is_unwanted) => done,
@@ -96,6 +100,8 @@ struct Run<'a> {
     told: &'a mut BTreeSet<HostId>,
     /// When the new home first could not take the volume.
     failing_since: &'a mut Option<Instant>,
+    /// How fast the rest comes.
+    pace: &'a mut Pace,
 }
 
 impl Run<'_> {
@@ -239,7 +245,7 @@ impl Run<'_> {
     async fn give_up(&mut self, why: String) -> Result<Step, Problem> {
         tracing::warn!("{}: {why}", self.what());
         self.advance(VolumeMoveEvent::GivenUp)?;
-        self.record.value.shown.problem = why;
+        self.record.value.shown.problem = self.cluster.hosts.named(&why);
         self.record.save().await?;
         Ok(Step::Again)
     }
@@ -276,7 +282,7 @@ impl Run<'_> {
         let volume = self.shown().volume.clone();
         let Some(stored) = self.cluster.own_volume_move(&volume).await? else { return Ok(()) };
         self.record = stored;
-        let text = in_words(problem);
+        let text = self.cluster.hosts.named(&in_words(problem));
         let shown = &mut self.record.value.shown;
         // Why it is called off stays said.
         if shown.state == VolumeMoveState::CallingOff || shown.problem == text {

@@ -41,6 +41,7 @@ pub async fn request(
         taken_ms: None,
         ended_ms: None,
         missing_bytes: None,
+        left_ms: None,
         problem: String::new(),
     };
     let record = VolumeMoveRecord { shown, number: 1, tenure: None, listed };

@@ -16,7 +16,7 @@ use perigee_model::{JobId, Problem};
 
 use crate::Context;
 use crate::commands::inputs::{Reach, upload};
-use crate::commands::{controller_client, moving};
+use crate::commands::{asking, controller_client, moving};
 use crate::output::{self, Column, Format};
 use crate::terminal;
 
@@ -269,8 +269,9 @@ async fn submit(
 async fn follow(client: &Client, id: &JobId) -> Result<Job, Problem> {
     let bar = output::progress_bar(id, "{pos}/{len} {msg}");
     let mut said = String::new();
+    let goes_on = format!("the job goes on; `perigee job status {id}` shows it");
     loop {
-        let job: Job = client.get(&format!("/v1/jobs/{id}")).await?;
+        let job: Job = asking::get(client, &format!("/v1/jobs/{id}"), &goes_on).await?;
         let host = output::or_dash(job.host.as_ref());
         if let Some(progress) = &job.progress {
             bar.set_length(progress.total);
@@ -296,10 +297,12 @@ async fn follow(client: &Client, id: &JobId) -> Result<Job, Problem> {
 async fn log(client: &Client, id: &JobId, follow: bool, format: Format) -> Result<(), Problem> {
     let mut after = 0;
     let mut kept = Vec::new();
+    let goes_on = format!("the job goes on; `perigee job log {id}` shows its log");
     loop {
         // The state is read before the lines. If it is final, the lines are complete.
-        let job: Job = client.get(&format!("/v1/jobs/{id}")).await?;
-        let lines: Vec<LogLine> = client.get(&format!("/v1/jobs/{id}/log?after={after}")).await?;
+        let job: Job = asking::get(client, &format!("/v1/jobs/{id}"), &goes_on).await?;
+        let path = format!("/v1/jobs/{id}/log?after={after}");
+        let lines: Vec<LogLine> = asking::get(client, &path, &goes_on).await?;
         let none = lines.is_empty();
         for line in lines {
             after = after.max(line.seq);

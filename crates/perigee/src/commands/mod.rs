@@ -1,6 +1,7 @@
 //! The commands. Each noun has a file, whose enum `Verb` lists the noun's verbs.
 
 pub mod agent;
+mod asking;
 pub mod boot;
 pub mod check;
 pub mod client;

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use perigee_http::Client;
 use perigee_model::job::{Migration, MigrationState, MoveVm};
-use perigee_model::phases::Part;
+use perigee_model::phases::{Part, PredictedPhases};
 use perigee_model::units::{format_rate, format_seconds};
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{MigrationId, Problem, VmId};
 
-use crate::commands::moving_volumes;
+use crate::commands::{asking, moving_volumes};
 use crate::output::{self, Column, Format};
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -63,14 +63,51 @@ fn format_ms(ms: u64) -> String {
     format_seconds(Duration::from_millis(ms).as_secs_f64())
 }
 
-/// A migration's phases, one per line: the name, the duration, and a note such as the bytes copied.
+/// A migration's phases, one per line: the name, the duration, and a note such as the bytes copied. After them, what was
+/// predicted beside what was measured.
 pub fn lines(migration: &Migration) -> Vec<String> {
     let line = |part: Part| {
         let pause = if part.paused { "  (paused)" } else { "" };
         let ms = Duration::from_micros(part.duration_us).as_secs_f64() * 1e3;
         format!("{:<14} {ms:>9.1} ms{pause}  {}", part.name, part.note).trim_end().to_owned()
     };
-    migration.phases.parts().into_iter().map(line).collect()
+    let mut lines: Vec<String> = migration.phases.parts().into_iter().map(line).collect();
+    lines.extend(comparison(migration));
+    lines
+}
+
+/// Prediction and truth, phase by phase, once the migration is over.
+fn comparison(migration: &Migration) -> Vec<String> {
+    let (predicted, phases) = (migration.predicted_phases, &migration.phases);
+    let predicted_of = |of: fn(&PredictedPhases) -> u64| predicted.as_ref().map(of);
+    // The last round counts as copying, though it is sent in the pause.
+    let remainder_us = phases.pause.map_or(0, |pause| pause.remainder_us);
+    let pause_us = phases.pause.map(|pause| pause.total_us().saturating_sub(remainder_us));
+    let rows = [
+        ("wait", migration.predicted_wait_ms, Some(migration.waited_ms)),
+        (
+            "prepare",
+            predicted_of(|all| all.prepare_ms),
+            phases.prepare.map(|prepare| prepare.total_ms()),
+        ),
+        (
+            "copy",
+            predicted_of(|all| all.copy_ms),
+            phases.pause.map(|_| phases.copy_ms() + remainder_us / 1000),
+        ),
+        ("pause", predicted_of(|all| all.pause_ms), pause_us.map(|us| us / 1000)),
+        ("total", migration.predicted_total_ms, Some(migration.total_ms)),
+    ];
+    let is_known = migration.predicted_total_ms.is_some();
+    if !is_known || migration.state != MigrationState::Completed {
+        return Vec::new();
+    }
+    let cell = |ms: Option<u64>| ms.map_or_else(|| "?".to_owned(), |ms| format!("{ms} ms"));
+    let head = format!("{:<14} {:>12} {:>12}", "", "predicted", "measured");
+    let row = |(name, predicted_ms, measured_ms)| {
+        format!("{name:<14} {:>12} {:>12}", cell(predicted_ms), cell(measured_ms))
+    };
+    std::iter::once(head).chain(rows.map(row)).collect()
 }
 
 /// Starts the migration and shows its progress until it ends. Ctrl-C ends only the display.
@@ -102,20 +139,29 @@ pub async fn begin(
     }
 }
 
-/// Cancels the running migration, and waits until it has ended.
+/// Cancels the running migration, and waits until it has ended. If the VM has arrived and its volumes still follow it,
+/// those that have not come stay.
 ///
 /// # Errors
-/// `Conflict` if no migration is running, or if the VM has already arrived.
+/// `Conflict` if no migration is running and no volume follows, or if the VM arrives while it is cancelled.
 pub async fn cancel(client: &Client, vm: &VmId, format: Format) -> Result<(), Problem> {
     let asked: Migration =
         client.post(&format!("/v1/vms/{vm}/move/cancel"), &serde_json::json!({})).await?;
+    if asked.state == MigrationState::Completed {
+        return moving_volumes::stay(client, vm, &asked.to).await;
+    }
     let ended = watch(client, &asked.id, vm).await?;
     output::one(format, &ended, MIGRATION)?;
     match ended.state {
-        MigrationState::Completed => Err(Problem::conflict(
-            format!("can't cancel the migration of VM {vm}"),
-            format!("the VM has already arrived at {}", ended.to),
-        )),
+        MigrationState::Completed => {
+            let what = format!("can't cancel the migration of VM {vm}");
+            let why = format!("the VM has already arrived at {}", ended.to);
+            let stay = match ended.volumes {
+                VolumesOnMove::Stay => "",
+                VolumesOnMove::Follow => "its volumes stay where they are",
+            };
+            Err(Problem::conflict(what, why).next(stay))
+        }
         _ => Ok(()),
     }
 }
@@ -132,7 +178,9 @@ async fn watch(client: &Client, id: &MigrationId, vm: &VmId) -> Result<Migration
     let bar = output::progress_bar(id, "{msg}");
     let mut said = None;
     loop {
-        let all: Vec<Migration> = client.get(&format!("/v1/vms/{vm}/migrations")).await?;
+        let path = format!("/v1/vms/{vm}/migrations");
+        let goes_on = format!("the migration goes on; `perigee vm info {vm}` shows how far it is");
+        let all: Vec<Migration> = asking::get(client, &path, &goes_on).await?;
         let migration = all.into_iter().find(|m| m.id == *id).ok_or_else(|| {
             let what = format!("can't follow migration {id}");
             Problem::not_found(what, "its job was deleted meanwhile")
@@ -228,6 +276,31 @@ mod tests {
             lines.iter().any(|line| line.starts_with("start QEMU") && line.ends_with("700.0 ms"))
         );
         assert!(lines.iter().any(|line| line.contains("16.4 ms  (paused)")), "{lines:?}");
+    }
+
+    #[test]
+    fn what_was_predicted_stands_beside_what_was_measured() {
+        let mut migration = migration();
+        migration.state = MigrationState::Completed;
+        assert_eq!(lines(&migration), [""; 0], "nothing was predicted");
+        migration.predicted_phases =
+            Some(PredictedPhases { prepare_ms: 800, copy_ms: 1500, pause_ms: 60 });
+        (migration.predicted_total_ms, migration.total_ms) = (Some(2360), 2500);
+        migration.phases = Phases {
+            prepare: Some(Prepare { qemu_ms: 700, ..Prepare::default() }),
+            pause: Some(Pause { epochs_us: 16_400, remainder_us: 9000, ..Pause::default() }),
+            ..Phases::default()
+        };
+        let lines = lines(&migration);
+        let row = |name: &str| {
+            let row = lines.iter().rfind(|line| line.starts_with(name)).expect("a row");
+            row.split_whitespace().skip(1).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(row("wait"), "? 0 ms");
+        assert_eq!(row("prepare"), "800 ms 700 ms");
+        assert_eq!(row("copy"), "1500 ms 9 ms");
+        assert_eq!(row("pause"), "60 ms 16 ms");
+        assert_eq!(row("total"), "2360 ms 2500 ms");
     }
 
     #[test]

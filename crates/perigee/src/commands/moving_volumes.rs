@@ -4,9 +4,11 @@ use std::time::{Duration, Instant};
 
 use perigee_http::Client;
 use perigee_model::job::{Vm, VmVolume};
+use perigee_model::units::format_seconds;
 use perigee_model::volume_move::{MoveVolume, VolumeMove, VolumeMoveState};
 use perigee_model::{HostId, Problem, ProblemKind, VmId, VolumeName};
 
+use crate::commands::asking;
 use crate::output::{self, Column, Format};
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -103,11 +105,35 @@ pub async fn follow(client: &Client, vm: &VmId, to: &HostId) -> Result<(), Probl
     }
 }
 
+async fn get_vm(client: &Client, vm: &VmId) -> Result<Vm, Problem> {
+    let goes_on =
+        format!("the volumes continue to follow; `perigee vm info {vm}` shows how far they are");
+    asking::get(client, &format!("/v1/vms/{vm}"), &goes_on).await
+}
+
+/// Waits until no volume follows the VM any more, and shows where they are.
+///
+/// # Errors
+/// As [`Client::get`].
+pub async fn stay(client: &Client, vm: &VmId, to: &HostId) -> Result<(), Problem> {
+    loop {
+        let shown = match get_vm(client, vm).await {
+            Err(problem) if problem.kind == ProblemKind::NotFound => return Ok(()),
+            shown => shown?,
+        };
+        if shown.host == *to && !shown.volumes.iter().any(|volume| volume.follows) {
+            shown.volumes.iter().for_each(|volume| output::note(&of_vm(volume)));
+            return Ok(());
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
 async fn watch_following(client: &Client, vm: &VmId, to: &HostId) -> Result<(), Problem> {
     let begun = Instant::now();
     loop {
         // A VM whose job has ended has no volumes any more.
-        let shown = match client.get::<Vm>(&format!("/v1/vms/{vm}")).await {
+        let shown = match get_vm(client, vm).await {
             Err(problem) if problem.kind == ProblemKind::NotFound => return Ok(()),
             shown => shown?,
         };
@@ -150,8 +176,10 @@ async fn watch(client: &Client, asked: &VolumeMove) -> Result<VolumeMove, Proble
     let bar = output::progress_bar(&asked.volume, "{msg}");
     let (mut said, mut most_bytes) = (None, 0);
     loop {
-        let now: VolumeMove = match client.get(&format!("/v1/volumes/{}/move", asked.volume)).await
-        {
+        let path = format!("/v1/volumes/{}/move", asked.volume);
+        let goes_on =
+            format!("the move goes on; `perigee volume info {}` shows how far it is", asked.volume);
+        let now: VolumeMove = match asking::get(client, &path, &goes_on).await {
             Err(problem) if problem.kind == ProblemKind::NotFound => {
                 let what = format!("can't follow the move of volume {}", asked.volume);
                 return Err(Problem::not_found(what, "the volume was deleted meanwhile"));
@@ -186,6 +214,10 @@ fn state_words(shown: &VolumeMove) -> String {
         // The whole size counts until it is known which parts hold data.
         words = format!("{words}, up to {} to copy", output::bytes(missing_bytes));
     }
+    if let Some(left_ms) = shown.left_ms.filter(|_| !shown.state.is_final()) {
+        let left_s = Duration::from_millis(left_ms).as_secs_f64();
+        words = format!("{words}, about {} left", format_seconds(left_s));
+    }
     if !shown.problem.is_empty() {
         words = format!("{words}; {}", shown.problem);
     }
@@ -207,6 +239,8 @@ mod tests {
     #[test]
     fn what_is_still_to_be_copied_is_told_until_the_move_is_over() {
         assert_eq!(summary(&shown("filling")), "home1 -> cloud1: filling, up to 100 MiB to copy");
+        let with_rate = VolumeMove { left_ms: Some(12_000), ..shown("filling") };
+        assert_eq!(state_words(&with_rate), "filling, up to 100 MiB to copy, about 12 s left");
         assert_eq!(state_words(&shown("called_off")), "called off");
     }
 

@@ -34,7 +34,8 @@ pub enum Verb {
         /// The destination host
         #[arg(required_unless_present = "cancel", conflicts_with = "cancel")]
         host: Option<HostId>,
-        /// Cancel the running migration; the VM stays on its host
+        /// Cancel the running migration; the VM stays on its host. If it has arrived, its volumes stay
+        /// where they are
         #[arg(long)]
         cancel: bool,
         /// What becomes of the VM's volumes
@@ -55,8 +56,8 @@ pub enum Verb {
 pub enum Volumes {
     /// They stay, and the VM reaches them over the network
     Stay,
-    /// Those that the VM writes (its root, its output and data opened for writing) come after it, one by
-    /// one, when it runs at the destination. Data that it only reads stays
+    /// The VM's own disks and the data that it writes come after it, one by one, when it runs at the
+    /// destination. Data that it only reads stays
     Follow,
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use perigee_model::states::VmEvent;
-use perigee_model::vm::VmStatus;
+use perigee_model::vm::{ENDED_SILENTLY, VmStatus};
 use tokio::sync::mpsc;
 
 use super::Owner;
@@ -124,7 +124,7 @@ impl Owner {
         self.vm.observed(|seen| {
             seen.incoming_uri = None;
             seen.reason = if words.is_empty() {
-                "QEMU has ended without a message".to_owned()
+                ENDED_SILENTLY.to_owned()
             } else {
                 format!("QEMU has ended: {words}")
             };
