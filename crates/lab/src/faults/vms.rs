@@ -281,10 +281,7 @@ impl<'a> Guest<'a> {
         let mut last = String::new();
         let done = until("the volumes of the VM at its host", MOVE_MAX, async || {
             let vm: Vm = self.ground.controller.get(&format!("/v1/vms/{}", self.vm)).await?;
-            let is_there = |volume: &VmVolume| {
-                !volume.is_moving()
-                    && (volume.home == *host || volume.volume.as_str().ends_with("-seed"))
-            };
+            let is_there = |volume: &VmVolume| !volume.is_moving() && volume.home == *host;
             let elsewhere = vm.volumes.iter().find(|volume| !is_there(volume));
             last = elsewhere.map_or_else(String::new, |volume| format!("{volume:?}"));
             Ok(elsewhere.is_none().then_some(()))

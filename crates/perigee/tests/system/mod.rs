@@ -231,29 +231,25 @@ impl System {
         .await
     }
 
-    /// Waits until all that the VM writes has its home at the VM's host, and all of its data.
+    /// Waits until all volumes of the VM have their homes at its host, with all of their data.
     pub async fn volumes_followed(&self, job: &Job, to: &str) -> Checked<()> {
         until("the volumes to follow", async || {
             let Some(vm) = self.arrived(job, to).await? else { return Ok(None) };
             if vm.volumes.iter().any(VmVolume::is_moving) {
                 return Err(Problem::internal("test", format!("{:?}", vm.volumes)));
             }
-            let is_seed = |volume: &VmVolume| volume.volume.as_str().ends_with("-seed");
-            let elsewhere = vm.volumes.iter().find(|v| v.home != host(to) && !is_seed(v));
+            let elsewhere = vm.volumes.iter().find(|volume| volume.home != host(to));
             ensure!(elsewhere.is_none(), "{elsewhere:?}");
             Ok(Some(()))
         })
         .await
     }
 
-    /// Waits until a host's volume server has neither a volume nor an attachment of the job, but for these.
-    pub async fn has_no_volume_of(&self, job: &Job, at: &str, but: &[&str]) -> Checked<()> {
+    /// Waits until a host's volume server has neither a volume nor an attachment of the job.
+    pub async fn has_no_volume_of(&self, job: &Job, at: &str) -> Checked<()> {
         let socket = self.host_file(at, "volume-control.sock");
         let server = Client::new(&format!("unix:{}", socket.display()), Duration::from_secs(30))?;
-        let is_of_job = |name: &VolumeName| {
-            let part = name.as_str().strip_prefix(&format!("{}-", job.id));
-            part.is_some_and(|part| !but.contains(&part))
-        };
+        let is_of_job = |name: &VolumeName| name.as_str().starts_with(&format!("{}-", job.id));
         until(&format!("nothing of {} to be left at {at}", job.id), async || {
             let volumes: Vec<VolumeInfo> = server.get("/v1/volumes").await?;
             let attachments: Vec<Attachment> = server.get("/v1/attachments").await?;
