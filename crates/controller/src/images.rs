@@ -295,7 +295,9 @@ pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> 
         return Err(Problem::unavailable(format!("can't delete image {name}"), why)
             .next("bring the host back, or `perigee host remove` it if it is gone for good"));
     }
-    shadows::drop_all(cluster).await?;
+    for found in &found {
+        shadows::drop_on(cluster, &*reachable(cluster, &found.host)?, found.info.layer).await?;
+    }
     // The image with the most dependants comes first. If its deletion is refused, no copy has been deleted yet.
     found.sort_by_key(|found| std::cmp::Reverse(found.info.children));
     let mut hosts: Vec<HostId> = found.into_iter().map(|found| found.host).collect();

@@ -9,13 +9,13 @@ use futures_util::future::join_all;
 use perigee_http::authority_of;
 use perigee_model::job::JobSpec;
 use perigee_model::leave_site::{
-    FindLayers, FoundLayers, LeaveSite, LeaveSiteSet, SetLayersLeaveSite, SetLeaveSite,
-    SiteAddress, SiteMap,
+    FindLayers, FoundLayers, LeaveSite, LeaveSiteAsker, LeaveSiteSet, SetLayersLeaveSite,
+    SetLeaveSite, SetLeaveSiteAs, SiteAddress, SiteMap,
 };
 use perigee_model::vm::NetworkKind;
 use perigee_model::volume::{ImageInfo, VolumeInfo};
 use perigee_model::{
-    DiskRole, HostId, ImageName, LayerId, Problem, ProblemKind, SiteId, VolumeName,
+    DiskRole, HostId, ImageName, LayerId, Problem, ProblemKind, SiteId, TenantName, VolumeName,
 };
 
 use crate::cluster::{Cluster, HostLink};
@@ -154,7 +154,7 @@ pub fn is_far_from_confined(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId
 }
 
 /// Refuses to move a VM that uses confined data to another site: its memory has some of the data, and a live
-/// migration sends it over a link that is not encrypted.
+/// migration would bring it there.
 ///
 /// # Errors
 /// `Conflict`, which names a volume and the sites.
@@ -169,7 +169,7 @@ pub fn check_migration(
     let Some(disk) = confined.filter(|_| here != there) else { return Ok(()) };
     let why = format!(
         "it uses volume {}, whose policy is leave-site: never, so its memory may have some of that; \
-         {from} is at site {here} and {to} at {there}, and a live migration is not encrypted",
+         {from} is at site {here} and {to} at {there}, and a live migration brings the memory there",
         disk.volume
     );
     Err(Problem::conflict(format!("can't move it to {to}"), why).next(
@@ -280,8 +280,14 @@ async fn image_confined_at(
 ///
 /// # Errors
 /// `Conflict` when it is to be confined and another site has a copy; `Unavailable` when a host that may have one
-/// does not answer; `Invalid` when it is released and that is not confirmed.
-pub async fn set(cluster: &Cluster, of: &Of, ask: SetLeaveSite) -> Result<LeaveSiteSet, Problem> {
+/// does not answer; `Invalid` when it is released and that is not confirmed; `Forbidden` when it is released and is not
+/// the asker's alone. What is not the asker's is not named.
+pub async fn set(
+    cluster: &Cluster,
+    of: &Of,
+    ask: SetLeaveSite,
+    asker: Option<LeaveSiteAsker>,
+) -> Result<LeaveSiteSet, Problem> {
     let homes = homes(cluster, of).await?;
     let Some(first) = homes.first() else {
         return Err(Problem::not_found(format!("{of}"), "no host that is up has it"));
@@ -298,11 +304,13 @@ pub async fn set(cluster: &Cluster, of: &Of, ask: SetLeaveSite) -> Result<LeaveS
         shadows::drop_beyond(cluster, &site, volume).await?;
         check_replicas(cluster, &what, volume, &site).await?;
     }
-    let set: LeaveSiteSet = first.volume.put(&path, &ask).await?;
+    let passed_on = SetLeaveSiteAs { set: ask, asker: asker.clone() };
+    let mut set: LeaveSiteSet = first.volume.put(&path, &passed_on).await?;
     let find = of.find(&set.layers);
-    let mut done = look(cluster, first, &find, ask.leave_site).await;
+    let asked = Asked { leave_site: ask.leave_site, asker: asker.as_ref() };
+    let mut done = look(cluster, first, &find, asked).await;
     if (set.before, ask.leave_site) == (LeaveSite::Allowed, LeaveSite::Never) {
-        done = done.and_then(|()| check_jobs(cluster, of, &set.also));
+        done = done.and_then(|()| check_jobs(cluster, of, &set.also, asker.as_ref()));
         if done.is_err() {
             undo(cluster, first, &find).await;
         }
@@ -320,7 +328,32 @@ pub async fn set(cluster: &Cluster, of: &Of, ask: SetLeaveSite) -> Result<LeaveS
         };
         cluster.records.update(&image_key(image), change).await?;
     }
+    if let Some(asker) = &asker {
+        set.also.retain(|user| asker.sees(user));
+        set.may_leave.retain(|user| asker.sees(user));
+    }
     Ok(set)
+}
+
+/// A policy, and who wants it.
+#[derive(Debug, Clone, Copy)]
+struct Asked<'a> {
+    leave_site: LeaveSite,
+    asker: Option<&'a LeaveSiteAsker>,
+}
+
+/// Who asks, for whoever may not change the data of all: its tenant, with the images of that which all tenants use.
+///
+/// # Errors
+/// When the records can't be read.
+pub async fn asker(cluster: &Cluster, tenant: &TenantName) -> Result<LeaveSiteAsker, Problem> {
+    let tenant = tenant.clone();
+    let mut shared = Vec::new();
+    if tenant == TenantName::default() {
+        let images = cluster.records.list::<ImageRecord>("images/").await?;
+        shared.extend(images.into_iter().filter(|image| image.shared).map(|image| image.name));
+    }
+    Ok(LeaveSiteAsker { tenant, shared })
 }
 
 /// The hosts that have it under its name.
@@ -363,7 +396,12 @@ async fn check_replicas(
 
 /// Refuses while a job uses the data, or something else that stands on them. What the policy asks of the job's
 /// VM is decided when the VM starts. A job that gets its host after this finds the data confined.
-fn check_jobs(cluster: &Cluster, of: &Of, also: &[String]) -> Result<(), Problem> {
+fn check_jobs(
+    cluster: &Cluster,
+    of: &Of,
+    also: &[String],
+    asker: Option<&LeaveSiteAsker>,
+) -> Result<(), Problem> {
     let of = of.to_string();
     let is_confined = |name: String| name == of || also.contains(&name);
     let jobs = cluster.unfinished_jobs();
@@ -378,7 +416,9 @@ fn check_jobs(cluster: &Cluster, of: &Of, also: &[String]) -> Result<(), Problem
                 || volumes.any(|volume| is_confined(format!("volume {volume}"))))
     });
     let Some(user) = user else { return Ok(()) };
-    let why = format!("job {} uses it, and was started while it could leave its site", user.job.id);
+    let is_seen = asker.is_none_or(|asker| asker.tenant.owns(user.job.id.as_str()));
+    let job = if is_seen { format!("job {}", user.job.id) } else { "a job".to_owned() };
+    let why = format!("{job} uses it, and was started while it could leave its site");
     Err(Problem::conflict("can't confine it to its site", why)
         .next("wait for the job's end, or cancel it"))
 }
@@ -394,23 +434,27 @@ async fn look(
     cluster: &Cluster,
     home: &HostLink,
     find: &FindLayers,
-    leave_site: LeaveSite,
+    asked: Asked<'_>,
 ) -> Result<(), Problem> {
     let what = "can't look for copies";
     let mut elsewhere = Vec::new();
     for host in cluster.hosts.all().iter().filter(|host| host.id != home.id) {
         let found = if host.addresses.site == home.addresses.site {
-            mark(host, find, leave_site).await.map(|()| None)
-        } else if leave_site == LeaveSite::Never {
+            mark(host, find, asked).await.map(|()| None)
+        } else if asked.leave_site == LeaveSite::Never {
             host.volume.post::<FoundLayers>("/v1/layers/find", find).await.map(Some)
         } else {
             continue;
         };
         match found {
             Ok(Some(found)) if !found.layers.is_empty() => {
-                let users = match &found.users[..] {
-                    [] => "layers that a move has left".to_owned(),
-                    users => users.join(", "),
+                let is_seen = |user: &&String| asked.asker.is_none_or(|asker| asker.sees(user));
+                let seen: Vec<&str> =
+                    found.users.iter().filter(is_seen).map(String::as_str).collect();
+                let users = match &seen[..] {
+                    [] if found.users.is_empty() => "layers that a move has left".to_owned(),
+                    [] => "something of others".to_owned(),
+                    seen => seen.join(", "),
                 };
                 elsewhere.push(format!("{users} at {}", host.id));
             }
@@ -426,16 +470,18 @@ async fn look(
 }
 
 /// Has a host confine or release the layers that it has.
-async fn mark(host: &HostLink, find: &FindLayers, leave_site: LeaveSite) -> Result<(), Problem> {
-    let ask = SetLayersLeaveSite { of: find.clone(), leave_site };
+async fn mark(host: &HostLink, find: &FindLayers, asked: Asked<'_>) -> Result<(), Problem> {
+    let (leave_site, asker) = (asked.leave_site, asked.asker.cloned());
+    let ask = SetLayersLeaveSite { of: find.clone(), leave_site, asker };
     host.volume.put("/v1/layers/leave-site", &ask).await
 }
 
 /// What was confined for a moment may leave again.
 async fn undo(cluster: &Cluster, home: &HostLink, find: &FindLayers) {
     let near = cluster.hosts.all().into_iter();
+    let asked = Asked { leave_site: LeaveSite::Allowed, asker: None };
     for host in near.filter(|host| host.addresses.site == home.addresses.site) {
-        if let Err(problem) = mark(&host, find, LeaveSite::Allowed).await {
+        if let Err(problem) = mark(&host, find, asked).await {
             tracing::warn!("host {} still confines what was not to be: {problem}", host.id);
         }
     }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use perigee_model::home::Tenure;
 use perigee_model::job::HostState;
+use perigee_model::leave_site::{FindLayers, FoundLayers};
 use perigee_model::volume::PoolInfo;
-use perigee_model::{HostId, Problem, ProblemKind, SiteId, VolumeName};
+use perigee_model::{HostId, LayerId, Problem, ProblemKind, SiteId, VolumeName};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Cluster, HostLink, now_ms};
@@ -132,13 +133,15 @@ pub async fn drop_beyond(
     Ok(())
 }
 
-/// Drops all shadows at the hosts that answer, because what is below them is to be deleted.
-pub async fn drop_all(cluster: &Cluster) -> Result<(), Problem> {
-    for shadow in cluster.records.list::<Shadow>(PREFIX).await? {
-        if let Ok(host) = cluster.hosts.get(&shadow.host)
-            && cluster.hosts.state(&shadow.host) != HostState::Unreachable
-        {
-            drop_at(cluster, &shadow, &host).await?;
+/// Drops the shadows at a host that stand on a layer, because that is to be deleted. Others stay: they are other users'.
+pub async fn drop_on(cluster: &Cluster, host: &HostLink, layer: LayerId) -> Result<(), Problem> {
+    let find = FindLayers { layers: vec![layer], volume: None };
+    let found: FoundLayers = host.volume.post("/v1/layers/find", &find).await?;
+    for volume in found.departed {
+        for shadow in cluster.records.list::<Shadow>(&prefix(&volume)).await? {
+            if shadow.host == host.id {
+                drop_at(cluster, &shadow, host).await?;
+            }
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 //!
 //! A page can make its reader's browser send requests to any address, also to one that its own name is changed to
 //! afterwards. Such a request carries the page's name as `Host`, its address as `Origin`, or says that it is
-//! cross-site. None of our programs sends any of these.
+//! cross-site. None of our programs sends any of these. With TLS the browser itself checks the name.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -34,14 +34,20 @@ pub(crate) struct Guard {
 
 pub(crate) async fn check(guard: Guard, request: Request, next: Next) -> Response {
     let refused = match request.extensions().get::<Peer>() {
-        // A browser does not reach a unix socket, and has no certificate of the cluster. A stranger may only join, with a
-        // secret that no web page knows; the name by which it calls the controller is the operator's choice.
-        Some(Peer::Local | Peer::Stranger) => None,
+        // A browser does not reach a unix socket.
+        Some(Peer::Local) => None,
+        // A browser may have a user's password or an operator's certificate, and sends it with what any page asks for. The
+        // name by which a client calls the server is checked by the client, with the server's certificate.
+        Some(Peer::Stranger) => sent_by_a_page(request.headers()).err(),
         Some(Peer::Known(certified)) => {
             let checked = guard.identity.as_ref().map(|identity| identity.check(certified));
-            checked.and_then(Result::err).map(|refusal| refusal.to_string())
+            let refusal = checked.and_then(Result::err).map(|refusal| refusal.to_string());
+            refusal.or_else(|| sent_by_a_page(request.headers()).err())
         }
-        Some(Peer::NotKnown) | None => sent_by_a_page(request.headers(), &guard.names).err(),
+        Some(Peer::NotKnown) | None => {
+            let headers = request.headers();
+            names_this_server(headers, &guard.names).and_then(|()| sent_by_a_page(headers)).err()
+        }
     };
     match refused {
         None => next.run(request).await,
@@ -55,13 +61,18 @@ pub(crate) async fn check(guard: Guard, request: Request, next: Next) -> Respons
     }
 }
 
+fn text(value: Option<&HeaderValue>) -> Option<String> {
+    value.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
+}
+
+fn host(headers: &HeaderMap) -> Result<String, String> {
+    text(headers.get(HOST)).ok_or_else(|| "the request has no Host".to_owned())
+}
+
 /// # Errors
-/// Why the request may be one that a web page has made.
-fn sent_by_a_page(headers: &HeaderMap, names: &[String]) -> Result<(), String> {
-    let text = |value: Option<&axum::http::HeaderValue>| {
-        value.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
-    };
-    let host = text(headers.get(HOST)).ok_or("the request has no Host")?;
+/// Why the request may be one that a web page has made whose own name was changed to this server's address.
+fn names_this_server(headers: &HeaderMap, names: &[String]) -> Result<(), String> {
+    let host = host(headers)?;
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.parse::<u16>().is_ok() => name,
         _ => &host,
@@ -72,7 +83,14 @@ fn sent_by_a_page(headers: &HeaderMap, names: &[String]) -> Result<(), String> {
             "its Host is {name:?}, which is neither an IP address nor a name of this server"
         ));
     }
+    Ok(())
+}
+
+/// # Errors
+/// Why the request may be one that a web page of another server has made.
+fn sent_by_a_page(headers: &HeaderMap) -> Result<(), String> {
     if let Some(origin) = text(headers.get(ORIGIN)) {
+        let host = host(headers)?;
         let same = origin.split_once("://").is_some_and(|(_, of)| of == host);
         if !same {
             return Err(format!("a web page of {origin:?} has sent it"));
@@ -124,7 +142,8 @@ mod tests {
         for (name, value) in headers {
             map.insert(*name, value.parse().expect("a value"));
         }
-        sent_by_a_page(&map, &["perigee.example".to_owned()])
+        names_this_server(&map, &["perigee.example".to_owned()])?;
+        sent_by_a_page(&map)
     }
 
     #[test]

@@ -343,6 +343,46 @@ async fn a_web_page_does_not_reach_a_plain_server() {
     assert_eq!(asked.as_deref(), Ok("a client over plain TCP"));
 }
 
+/// A browser may have an operator's certificate, or a user's password, which it sends with what any page asks for.
+#[tokio::test]
+async fn a_web_page_does_not_reach_a_server_with_tls_either() {
+    let cluster = Cluster::new();
+    let server = cluster.identity(&PeerIdentity::Controller, Strangers::Heard);
+    let address = start(Network::Tls(server)).await;
+    let listen = authority_of(&address).expect("an address");
+    let operator = cluster.identity(&PeerIdentity::Operator, Strangers::Refused);
+    for has_certificate in [true, false] {
+        for (header, is_answered) in [
+            ("accept: */*", true),
+            ("origin: https://any.example:7", true),
+            ("origin: https://evil.example", false),
+            ("origin: null", false),
+            ("sec-fetch-site: cross-site", false),
+        ] {
+            let stream = TcpStream::connect(listen).await.expect("connect");
+            let expected = Expected::Identity(PeerIdentity::Controller);
+            let stream = if has_certificate {
+                operator.connect(listen, expected, stream).await
+            } else {
+                let fingerprint = cluster.authority.fingerprint().to_owned();
+                identity::connect_to_enrol(listen, fingerprint, stream).await
+            };
+            let mut stream = stream.expect("TLS");
+            let request = format!(
+                "GET / HTTP/1.1\r\nhost: any.example:7\r\nauthorization: Bearer x\r\n{header}\r\n\
+                 connection: close\r\n\r\n"
+            );
+            stream.write_all(request.as_bytes()).await.expect("send");
+            let mut answer = Vec::new();
+            // How the server hangs up does not matter.
+            drop(stream.read_to_end(&mut answer).await);
+            let answer = String::from_utf8_lossy(&answer);
+            let status = if is_answered { "HTTP/1.1 200" } else { "HTTP/1.1 403" };
+            assert!(answer.starts_with(status), "{header}: {answer}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn who_joins_talks_to_no_controller_but_the_one_of_its_token() {
     let (cluster, other) = (Cluster::new(), Cluster::new());

@@ -22,7 +22,7 @@
 //!   move: auto              # auto | never
 //! writes: {leave-site: never}   # or allowed, where it uses data that may not leave its site
 //! timeout: 10m
-//! priority: 0              # jobs with a higher number start first
+//! priority: 0              # of a tenant's jobs, those with a higher number start first
 //! restart: never           # never | on-host-failure
 //! network: none            # none | user
 //! ```

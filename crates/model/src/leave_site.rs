@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{LayerId, SiteId, VolumeName};
+use crate::{ImageName, LayerId, SiteId, TenantName, VolumeName};
 
 /// Whether data may leave its site.
 #[derive(
@@ -74,6 +74,55 @@ pub struct SetLeaveSite {
     pub confirmed: bool,
 }
 
+/// [`SetLeaveSite`] as the controller passes it on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SetLeaveSiteAs {
+    /// What is asked for.
+    #[serde(flatten)]
+    pub set: SetLeaveSite,
+    /// Who asks; `None`: somebody who may change everything.
+    #[serde(default)]
+    pub asker: Option<LeaveSiteAsker>,
+}
+
+impl From<SetLeaveSite> for SetLeaveSiteAs {
+    fn from(set: SetLeaveSite) -> Self {
+        Self { set, asker: None }
+    }
+}
+
+/// For whom a policy is changed, if that is not an admin. Layers on which something of others stands stay confined, and
+/// the answer names nothing of others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LeaveSiteAsker {
+    /// Whose data it may change.
+    pub tenant: TenantName,
+    /// Images of this tenant that are all tenants', so only an admin changes their policy.
+    #[serde(default)]
+    pub shared: Vec<ImageName>,
+}
+
+impl LeaveSiteAsker {
+    /// Whether it may change the policy of what stands on a layer, named as in [`LeaveSiteSet::also`].
+    pub fn may_change(&self, user: &str) -> bool {
+        let (kind, name) = kind_and_name(user);
+        self.tenant.owns(name)
+            && !(kind == "image" && self.shared.iter().any(|shared| shared.as_str() == name))
+    }
+
+    /// Whether it may see the name of what stands on a layer.
+    pub fn sees(&self, user: &str) -> bool {
+        self.tenant.owns(kind_and_name(user).1)
+    }
+}
+
+/// Splits `volume NAME`, `image NAME`, `volume NAME, which departed,` or `the replica of volume NAME`.
+fn kind_and_name(user: &str) -> (&str, &str) {
+    let named = user.strip_prefix("the replica of ").unwrap_or(user);
+    let (kind, name) = named.split_once(' ').unwrap_or(("", named));
+    (kind, name.split_once(',').map_or(name, |(name, _)| name))
+}
+
 /// What a change of [`LeaveSite`] did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LeaveSiteSet {
@@ -108,6 +157,9 @@ pub struct SetLayersLeaveSite {
     pub of: FindLayers,
     /// The policy from now on.
     pub leave_site: LeaveSite,
+    /// Who asks; `None`: somebody who may change everything.
+    #[serde(default)]
+    pub asker: Option<LeaveSiteAsker>,
 }
 
 /// Layers that are at a volume server.
@@ -117,6 +169,9 @@ pub struct FoundLayers {
     pub layers: Vec<LayerId>,
     /// The volumes and images that have them in their chains, named as in [`LeaveSiteSet::also`].
     pub users: Vec<String>,
+    /// The volumes of which something stands on them that they left here when they moved away.
+    #[serde(default)]
+    pub departed: Vec<VolumeName>,
 }
 
 /// The sites of the cluster's hosts, as the controller knows them. A volume server keeps the last map that
@@ -145,6 +200,30 @@ pub struct SiteAddress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tenant_changes_and_sees_only_its_own_things() {
+        let name = |name: &str| ImageName::new(name).expect("a name");
+        let acme =
+            LeaveSiteAsker { tenant: TenantName::new("acme").expect("a name"), shared: Vec::new() };
+        let own = [
+            "volume acme~v",
+            "image acme~v",
+            "volume acme~v, which departed,",
+            "the replica of volume acme~v",
+        ];
+        for own in own {
+            assert!(acme.may_change(own) && acme.sees(own), "{own}");
+            let other = own.replace("acme~", "blue~");
+            let others = own.replace("acme~", "");
+            assert!(!acme.may_change(&other) && !acme.sees(&other), "{other}");
+            assert!(!acme.may_change(&others) && !acme.sees(&others), "{others}");
+        }
+        let default =
+            LeaveSiteAsker { tenant: TenantName::default(), shared: vec![name("debian")] };
+        assert!(default.sees("image debian") && !default.may_change("image debian"));
+        assert!(default.may_change("volume debian") && default.may_change("image other"));
+    }
 
     #[test]
     fn a_policy_is_read_as_it_is_shown() {

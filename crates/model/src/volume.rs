@@ -11,7 +11,7 @@
 //! | `DELETE /images/{image}` | | ends an import of it first |
 //! | `POST /images/{image}/copy` | [`CopyImage`] | [`ImageInfo`] |
 //! | `PUT /images/{image}/keep` | [`Keep`] | [`ImageInfo`] |
-//! | `PUT /images/{image}/leave-site` | `SetLeaveSite` (see [`crate::leave_site`]) | `LeaveSiteSet` |
+//! | `PUT /images/{image}/leave-site` | `SetLeaveSiteAs` (see [`crate::leave_site`]) | `LeaveSiteSet` |
 //! | `POST /images/{image}/fill` | | lines of [`Step`] of [`ImageInfo`] |
 //! | `GET /volumes`, `GET /volumes/{volume}` | | [`VolumeInfo`] |
 //! | `POST /volumes` | [`CreateVolume`] | [`VolumeInfo`] |
@@ -19,7 +19,7 @@
 //! | `DELETE /volumes/{volume}?owner=OWNER` | | with an owner: not found unless the volume carries that owner |
 //! | `POST /volumes/{volume}/snapshot` | [`Snapshot`] | [`ImageInfo`] |
 //! | `POST /volumes/{volume}/resize` | [`Resize`] | [`VolumeInfo`] |
-//! | `PUT /volumes/{volume}/leave-site` | `SetLeaveSite` | `LeaveSiteSet` |
+//! | `PUT /volumes/{volume}/leave-site` | `SetLeaveSiteAs` | `LeaveSiteSet` |
 //! | `POST /volumes/{volume}/compact` | | lines of [`Step`] of [`Compacted`] |
 //! | `PUT /volumes/{volume}/data` | bytes, written from offset 0 | |
 //! | `GET /volumes/{volume}/data?length_bytes=N` | | the first N bytes |

@@ -10,7 +10,8 @@ use std::time::SystemTime;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::HeaderValue;
+use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderMap, HeaderValue, Method};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use bytes::{Buf, Bytes};
@@ -47,7 +48,31 @@ pub fn router(repository: Arc<Repository>) -> Router {
         .with_state(repository)
 }
 
-async fn answer(State(repository): State<Arc<Repository>>, mut request: Request) -> Response {
+async fn answer(state: State<Arc<Repository>>, request: Request) -> Response {
+    let is_read = [Method::GET, Method::HEAD].contains(request.method());
+    let mut response = answer_of_library(state, request).await;
+    let is_content = is_read && response.status().is_success();
+    close_to_browsers(response.headers_mut(), is_content);
+    response
+}
+
+/// A browser stores what a user's file is, and never shows it as a page or runs it: it would run with the rights of
+/// whoever opened it here. The library guesses a file's type by its name.
+fn close_to_browsers(headers: &mut HeaderMap, is_content: bool) {
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    let policy = "sandbox; default-src 'none'";
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
+    let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+    let is_parts = kind.is_some_and(|kind| kind.starts_with(b"multipart/byteranges"));
+    if is_content && !is_parts {
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    }
+}
+
+async fn answer_of_library(
+    State(repository): State<Arc<Repository>>,
+    mut request: Request,
+) -> Response {
     let view = match view_of(&repository, &request).and_then(|view| bounded(&request, view)) {
         Ok(view) => view,
         Err(problem) => return Failure(problem).into_response(),

@@ -8,7 +8,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use perigee_model::leave_site::{
-    FindLayers, FoundLayers, LeaveSite, LeaveSiteSet, SetLayersLeaveSite, SetLeaveSite, SiteMap,
+    FindLayers, FoundLayers, LeaveSite, LeaveSiteAsker, LeaveSiteSet, SetLayersLeaveSite,
+    SetLeaveSiteAs, SiteMap,
 };
 use perigee_model::limits::{FOUND_LAYERS, SITE_ADDRESSES};
 use perigee_model::{ImageName, LayerId, Problem, VolumeName};
@@ -79,20 +80,22 @@ impl Pool {
     /// Changes whether data may leave its site. This does not look for copies at other hosts.
     ///
     /// # Errors
-    /// Not found; invalid when confined data is to be released and this is not confirmed.
+    /// Not found; invalid when confined data is to be released and this is not confirmed; forbidden when it is not the
+    /// asker's alone.
     pub async fn set_leave_site(
         self: &Arc<Self>,
         of: &Data,
-        ask: SetLeaveSite,
+        ask: impl Into<SetLeaveSiteAs>,
     ) -> Result<LeaveSiteSet, Problem> {
         let of = of.clone();
+        let SetLeaveSiteAs { set: ask, asker } = ask.into();
         self.change(move |pool| {
             let what = format!("can't change whether {of} may leave its site");
             let top = pool.top_of(&what, &of)?;
             let top = top.ok_or_else(|| Problem::not_found(&what, "it is not in this pool"))?;
             match ask.leave_site {
                 LeaveSite::Never => pool.confine(&what, &of, top),
-                LeaveSite::Allowed => pool.let_go(&what, &of, top, ask.confirmed),
+                LeaveSite::Allowed => pool.let_go(&what, &of, top, ask.confirmed, asker.as_ref()),
             }
         })
         .await
@@ -107,11 +110,12 @@ impl Pool {
         self.catalog.set_confined(&layers, true).map_err(failed(what))?;
         let also = self.users_but(what, &layers, of)?;
         let below = rows.get(own).filter(|_| !rows[own..].iter().any(|row| row.confined));
-        let mut may_leave = match below {
+        let may_leave = match below {
             Some(below) => self.users_but(what, &[below.id], of)?,
-            None => Vec::new(),
+            None => BTreeSet::new(),
         };
-        may_leave.retain(|name| !also.contains(name));
+        let may_leave = may_leave.difference(&also).take(NAMES_MAX).cloned().collect();
+        let also = also.into_iter().take(NAMES_MAX).collect();
         let before = LeaveSite::confined(rows.iter().any(|row| row.confined));
         Ok(LeaveSiteSet { before, leave_site: LeaveSite::Never, layers, also, may_leave })
     }
@@ -137,11 +141,18 @@ impl Pool {
         of: &Data,
         top: LayerId,
         confirmed: bool,
+        asker: Option<&LeaveSiteAsker>,
     ) -> Result<LeaveSiteSet, Problem> {
         let rows = self.catalog.chain(top).map_err(failed(what))?;
         let layers: Vec<LayerId> =
             rows.iter().filter(|row| row.confined).map(|row| row.id).collect();
-        let also = self.users_but(what, &layers, of)?;
+        let users = self.users_but(what, &layers, of)?;
+        if asker.is_some_and(|asker| users.iter().any(|user| !asker.may_change(user))) {
+            let why = "it stands on data that others use as well, so only an admin may";
+            return Err(Problem::forbidden(what, why)
+                .next("ask an admin, or copy what may leave to a new volume"));
+        }
+        let also: Vec<String> = users.into_iter().take(NAMES_MAX).collect();
         if !layers.is_empty() && !confirmed {
             let others = match &also[..] {
                 [] => String::new(),
@@ -157,13 +168,18 @@ impl Pool {
     }
 
     /// The volumes and images that stand on one of these layers, except for `but`.
-    fn users_but(&self, what: &str, of: &[LayerId], but: &Data) -> Result<Vec<String>, Problem> {
+    fn users_but(
+        &self,
+        what: &str,
+        of: &[LayerId],
+        but: &Data,
+    ) -> Result<BTreeSet<String>, Problem> {
         let mut users = BTreeSet::new();
         for layer in of {
             users.extend(self.catalog.users(*layer).map_err(failed(what))?);
         }
         users.remove(&but.to_string());
-        Ok(users.into_iter().take(NAMES_MAX).collect())
+        Ok(users)
     }
 
     /// Which of these layers are here, with what is kept of the volume by its name, because merged layers have other
@@ -183,7 +199,11 @@ impl Pool {
                 users.extend(pool.catalog.users(*layer).map_err(failed(what))?);
             }
             let users = users.into_iter().take(NAMES_MAX).collect();
-            Ok(FoundLayers { layers, users })
+            let mut departed = BTreeSet::new();
+            for layer in &layers {
+                departed.extend(pool.catalog.departed_on(*layer).map_err(failed(what))?);
+            }
+            Ok(FoundLayers { layers, users, departed: departed.into_iter().collect() })
         })
         .await
     }
@@ -194,22 +214,42 @@ impl Pool {
     /// Invalid when it names too many; when the catalog can't be written.
     pub async fn set_layers_leave_site(
         self: &Arc<Self>,
-        SetLayersLeaveSite { of, leave_site }: SetLayersLeaveSite,
+        SetLayersLeaveSite { of, leave_site, asker }: SetLayersLeaveSite,
     ) -> Result<(), Problem> {
         let what = "can't change whether layers may leave their site";
         self.change(move |pool| {
-            let (layers, kept) = pool.here_of(what, &of)?;
+            let (mut layers, kept) = pool.here_of(what, &of)?;
+            if let Some(asker) = asker.as_ref().filter(|_| !leave_site.is_never()) {
+                layers = pool.own_layers(what, layers, asker)?;
+            }
             pool.catalog.set_confined(&layers, leave_site.is_never()).map_err(failed(what))?;
             let Some(of) = of.volume.map(Data::Volume) else { return Ok(()) };
             for top in kept {
                 match leave_site {
                     LeaveSite::Never => pool.confine(what, &of, top)?,
-                    LeaveSite::Allowed => pool.let_go(what, &of, top, true)?,
+                    LeaveSite::Allowed => pool.let_go(what, &of, top, true, asker.as_ref())?,
                 };
             }
             Ok(())
         })
         .await
+    }
+
+    /// Those of the layers on which nothing stands but what the asker may change.
+    fn own_layers(
+        &self,
+        what: &str,
+        layers: Vec<LayerId>,
+        asker: &LeaveSiteAsker,
+    ) -> Result<Vec<LayerId>, Problem> {
+        let mut own = Vec::new();
+        for layer in layers {
+            let users = self.catalog.users(layer).map_err(failed(what))?;
+            if users.iter().all(|user| asker.may_change(user)) {
+                own.push(layer);
+            }
+        }
+        Ok(own)
     }
 
     /// Those of the layers that are here, and the topmost ones of what is kept of the volume by its name.

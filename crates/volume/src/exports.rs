@@ -220,14 +220,21 @@ impl PoolExports {
                 self.find_volume(&volume, name, epoch, (opener, peer)).await
             }
             Some(sealed) => self.find_sealed(name, &sealed, peer).await,
-            None => return Err(unknown(name, &self.list().await?)),
+            None => return Err(self.unknown(name, peer).await?),
         };
         match found {
             Err(problem) if problem.kind == ProblemKind::NotFound => {
-                Err(unknown(name, &self.list().await?))
+                Err(self.unknown(name, peer).await?)
             }
             found => found,
         }
+    }
+
+    /// The problem of an export that is not here. Only processes of this host are told what is: what another host hears gets
+    /// into the answers that its users see.
+    async fn unknown(&self, name: &str, peer: Peer) -> Result<Problem, Problem> {
+        let names = if peer.address.is_none() { Some(self.list().await?) } else { None };
+        Ok(unknown(name, names.as_deref()))
     }
 
     async fn find_volume(
@@ -318,7 +325,7 @@ impl PoolExports {
             Wanted::Checksums(of) => self.checksums(name, of).await?,
             Wanted::Layers(volume) => self.pool.open_layers_of(volume).await?,
             Wanted::Since(volume, layer) => self.pool.open_since(volume, *layer).await?,
-            Wanted::Volume(..) => return Err(unknown(name, &[])),
+            Wanted::Volume(..) => return Err(unknown(name, None)),
         };
         let Some(data) = of.data() else { return Ok(sealed(device, false)) };
         let confined = self.check_leaving(&data, Want::Copy, peer).await?;
@@ -473,17 +480,20 @@ fn sealed(device: Arc<dyn Device>, confined: bool) -> Export {
     Export { device, read_only: true, counters, home: None, confined }
 }
 
-fn unknown(name: &str, names: &[String]) -> Problem {
+fn unknown(name: &str, names: Option<&[String]>) -> Problem {
     let why = match names {
-        [] => "this server has no exports yet".to_owned(),
-        _ if names.len() > NAMES_IN_ERROR => {
+        None => "there is none of that name".to_owned(),
+        Some([]) => "this server has no exports yet".to_owned(),
+        Some(names) if names.len() > NAMES_IN_ERROR => {
             let some = names[..NAMES_IN_ERROR].join(", ");
             format!(
                 "there is none of that name; this server has {} exports: {some}, …",
                 names.len()
             )
         }
-        _ => format!("there is none of that name; this server has: {}", names.join(", ")),
+        Some(names) => {
+            format!("there is none of that name; this server has: {}", names.join(", "))
+        }
     };
     Problem::not_found(format!("export {name:?}"), why)
         .next("an export is VOLUME, VOLUME@EPOCH or image:IMAGE; `nbdinfo --list` shows them")

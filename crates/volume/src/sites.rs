@@ -20,7 +20,7 @@ use futures_util::future::BoxFuture;
 use perigee_block::device::{Device, Extent, IoError, Zeroing};
 use perigee_block::exports::{Opener, Peer};
 use perigee_block::switch::Switch;
-use perigee_model::leave_site::{LeaveSite, LeaveSiteSet, SetLeaveSite, SiteMap};
+use perigee_model::leave_site::{LeaveSite, LeaveSiteSet, SetLeaveSiteAs, SiteMap};
 use perigee_model::{Problem, SiteId};
 use perigee_store::Data;
 
@@ -208,7 +208,7 @@ impl PoolExports {
     pub async fn set_leave_site(
         &self,
         of: &Data,
-        ask: SetLeaveSite,
+        ask: SetLeaveSiteAs,
     ) -> Result<LeaveSiteSet, Problem> {
         let set = self.pool.set_leave_site(of, ask).await?;
         self.close_foreign().await?;

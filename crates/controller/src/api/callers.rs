@@ -132,7 +132,7 @@ impl Sender {
     /// # Errors
     /// When a token does not count, or it is not known who sends the request.
     fn of(cluster: &Cluster, request: &Request) -> Result<Self, String> {
-        if let Some(token) = token(request.headers()) {
+        if let Some(token) = token(request.headers(), request.uri().path()) {
             let user = cluster.accounts.by_token(&token);
             let user = user.ok_or("the token is wrong, expired or revoked")?;
             return Ok(Self::User(user.into()));
@@ -161,11 +161,15 @@ impl fmt::Display for Sender {
     }
 }
 
-/// The token that a request has. Clients of WebDAV send it as the password of any user.
-fn token(headers: &HeaderMap) -> Option<String> {
+/// The token that a request has. Clients of WebDAV send it as the password of any user. Elsewhere a password does not count:
+/// a browser keeps it, and sends it with what any web page asks for.
+fn token(headers: &HeaderMap, path: &str) -> Option<String> {
     let (scheme, value) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     if scheme.eq_ignore_ascii_case("bearer") {
         return Some(value.trim().to_owned());
+    }
+    if !is_webdav(path) {
+        return Some(String::new());
     }
     let decoded = BASE64_STANDARD.decode(value.trim()).unwrap_or_default();
     let text = String::from_utf8(decoded).unwrap_or_default();
@@ -173,6 +177,10 @@ fn token(headers: &HeaderMap) -> Option<String> {
         Some((_, password)) => password.to_owned(),
         None => String::new(),
     })
+}
+
+fn is_webdav(path: &str) -> bool {
+    path == "/dav" || path.starts_with("/dav/")
 }
 
 /// The value of the first `{x}`, if the path has this pattern.

@@ -4,7 +4,7 @@ use axum::body::Body;
 use axum::extract::{Query, State};
 use perigee_http::{Json, Reply};
 use perigee_model::job::{ClusterImage, ClusterVolume, NewImage, NewVolume, ReplicateImage};
-use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
+use perigee_model::leave_site::{LeaveSiteAsker, LeaveSiteSet, SetLeaveSite};
 use perigee_model::replica::{PromoteVolume, Promotion, Replica, ReplicateVolume, StopReplica};
 use perigee_model::tenant::ShareImage;
 use perigee_model::volume::{Snapshot, Upload};
@@ -13,6 +13,7 @@ use perigee_model::{HostId, ImageName, Problem, VolumeName};
 
 use super::caller::{Caller, Full};
 use super::{Shared, json};
+use crate::cluster::Cluster;
 use crate::leave_site::{self, Of};
 use crate::{catalog, images, replicas as of_volumes, volume_moves};
 
@@ -148,10 +149,20 @@ pub async fn share_image(
     responses((status = 200, body = LeaveSiteSet)))]
 pub async fn set_volume_leave_site(
     State(cluster): Shared,
+    caller: Caller,
     Full(volume): Full<VolumeName>,
     Json(ask): Json<SetLeaveSite>,
 ) -> Reply<LeaveSiteSet> {
-    json(leave_site::set(&cluster, &Of::Volume(volume), ask).await?)
+    let asker = asker(&cluster, &caller).await?;
+    json(leave_site::set(&cluster, &Of::Volume(volume), ask, asker).await?)
+}
+
+/// `None` for an admin.
+async fn asker(cluster: &Cluster, caller: &Caller) -> Result<Option<LeaveSiteAsker>, Problem> {
+    if caller.is_admin() {
+        return Ok(None);
+    }
+    leave_site::asker(cluster, &caller.tenant).await.map(Some)
 }
 
 /// The same for an image.
@@ -165,7 +176,8 @@ pub async fn set_image_leave_site(
     Json(ask): Json<SetLeaveSite>,
 ) -> Reply<LeaveSiteSet> {
     caller.check_shared(&cluster, &image).await?;
-    json(leave_site::set(&cluster, &Of::Image(image), ask).await?)
+    let asker = asker(&cluster, &caller).await?;
+    json(leave_site::set(&cluster, &Of::Image(image), ask, asker).await?)
 }
 
 /// Copies an image to all hosts of a site. The copies can be used at once, and get their blocks in the background.

@@ -62,7 +62,7 @@ async fn data_become_confined_only_without_copies_elsewhere_and_while_no_job_use
     let (of, name) = (Of::Volume(data_volume()), data_volume());
     let set = async |leave_site| {
         let ask = SetLeaveSite { leave_site, confirmed: true };
-        leave_site::set(&lab.cluster, &of, ask).await
+        leave_site::set(&lab.cluster, &of, ask, None).await
     };
     let now = || lab.cloud.inside().volumes[&name].info.leave_site;
     lab.home.inside().copies = vec!["the replica of volume tpch".to_owned()];

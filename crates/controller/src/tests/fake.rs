@@ -20,7 +20,7 @@ use axum::routing::{get, post, put};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::guest::{GuestBody, GuestMessage};
 use perigee_model::leave_site::{
-    FindLayers, FoundLayers, LeaveSiteSet, SetLayersLeaveSite, SetLeaveSite,
+    FindLayers, FoundLayers, LeaveSiteAsker, LeaveSiteSet, SetLayersLeaveSite, SetLeaveSiteAs,
 };
 use perigee_model::starts::{OnDelete, OnStart, Starts};
 use perigee_model::switchover::{Arrival, Fate, WriterEpochs, fate};
@@ -102,6 +102,12 @@ pub struct Inside {
     pub volumes: BTreeMap<VolumeName, Volume>,
     /// What has layers here that somebody looks for.
     pub copies: Vec<String>,
+    /// Volumes that stand on its images.
+    pub stand_on_images: Vec<VolumeName>,
+    /// What stands on the layers of its volumes.
+    pub users_of_layers: Vec<String>,
+    /// For whom a policy was last changed here.
+    pub leave_site_asker: Option<LeaveSiteAsker>,
     pub attachments: BTreeMap<VolumeName, String>,
     /// By their names, the volumes that are traced.
     pub traces: BTreeMap<String, Vec<VolumeName>>,
@@ -568,20 +574,25 @@ async fn create(State(inside): Shared, Json(new): Json<CreateVolume>) -> Reply<V
 async fn set_leave_site(
     State(inside): Shared,
     Path(name): Path<VolumeName>,
-    Json(ask): Json<SetLeaveSite>,
+    Json(SetLeaveSiteAs { set: ask, asker }): Json<SetLeaveSiteAs>,
 ) -> Reply<LeaveSiteSet> {
     let mut inside = inside.lock().expect("lock");
+    let users = inside.users_of_layers.clone();
+    inside.leave_site_asker = asker;
     let info = &mut inside.volumes.get_mut(&name).ok_or_else(no_volume)?.info;
     let before = std::mem::replace(&mut info.leave_site, ask.leave_site);
-    let (also, may_leave) = Default::default();
+    let (also, may_leave) = (users.clone(), users);
     let layers = vec![LayerId(uuid::Uuid::nil())];
     Ok(Json(LeaveSiteSet { before, leave_site: ask.leave_site, layers, also, may_leave }))
 }
 
 async fn find_layers(State(inside): Shared, Json(ask): Json<FindLayers>) -> Reply<FoundLayers> {
-    let users = inside.lock().expect("lock").copies.clone();
+    let inside = inside.lock().expect("lock");
+    let users = inside.copies.clone();
     let layers = if users.is_empty() { Vec::new() } else { ask.layers };
-    Ok(Json(FoundLayers { layers, users }))
+    let is_on = |name: &&VolumeName| inside.stand_on_images.contains(name);
+    let departed = inside.moves.departed.keys().filter(is_on);
+    Ok(Json(FoundLayers { layers, users, departed: departed.cloned().collect() }))
 }
 
 async fn set_layers_leave_site(

@@ -5,12 +5,13 @@ use perigee_http::{Client, Peer};
 use perigee_model::job::{
     Access, ClusterImage, ClusterVolume, Job, JobSpec, JobState, NewVolume, Start, Vm,
 };
+use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
 use perigee_model::tenant::{
     AccessToken, AuditEntry, MadeAccessToken, Me, NewAccessToken, NewTenant, NewUser, Quota, Role,
     ShareImage, SshKey, Tenant, User,
 };
 use perigee_model::volume::VolumeSource;
-use perigee_model::{ImageName, Problem, ProblemKind, TenantName, UserName, VolumeName};
+use perigee_model::{ImageName, LeaveSite, Problem, ProblemKind, TenantName, UserName, VolumeName};
 
 use super::{Lab, finish, spec, vm_of, wait_for};
 use perigee_model::guest::GuestBody;
@@ -431,4 +432,35 @@ async fn input_files_are_their_tenant_s() {
     );
     assert!(problem.why.contains("was uploaded"), "{problem}");
     let _: Job = tenants.amy.post("/v1/jobs", &with(&bundle.sha256)).await.expect("its tenant's");
+}
+
+/// A clone of a shared image has layers that other tenants' clones have as well.
+#[tokio::test]
+async fn a_tenant_that_confines_its_volume_learns_no_name_of_another_tenant_s() {
+    let tenants = Tenants::up().await;
+    let host = Some(tenants.lab.cloud.id.clone());
+    let new = NewVolume { host, ..new_volume("data", 1 << 20) };
+    let _: ClusterVolume = tenants.bob.post("/v1/volumes", &new).await.expect("a volume");
+    let others = ["volume acme~secret", "image debian", "volume acme~secret, which departed,"];
+    let users = others.iter().chain(&["volume blue~own"]).map(ToString::to_string).collect();
+    tenants.lab.cloud.inside().users_of_layers = users;
+    let set = async |leave_site| {
+        let ask = SetLeaveSite { leave_site, confirmed: true };
+        tenants.bob.put::<LeaveSiteSet>("/v1/volumes/data/leave-site", &ask).await
+    };
+    for leave_site in [LeaveSite::Never, LeaveSite::Allowed] {
+        let done = set(leave_site).await.expect("its own");
+        let own = vec!["volume blue~own".to_owned()];
+        assert_eq!((&done.also, &done.may_leave), (&own, &own), "{done:?}");
+        let asker =
+            tenants.lab.cloud.inside().leave_site_asker.take().expect("it is told who asks");
+        assert_eq!(asker.tenant, tenant("blue"));
+    }
+    tenants.lab.home.inside().copies = vec!["the replica of volume acme~secret".to_owned()];
+    let refused = is_kind(set(LeaveSite::Never).await, ProblemKind::Conflict).to_string();
+    assert!(refused.contains("home1") && !refused.contains("secret"), "{refused}");
+    let ask = SetLeaveSite { leave_site: LeaveSite::Allowed, confirmed: true };
+    let path = "/v1/volumes/blue~data/leave-site";
+    let _: LeaveSiteSet = tenants.admin.put(path, &ask).await.expect("an admin may");
+    assert_eq!(tenants.lab.cloud.inside().leave_site_asker, None);
 }

@@ -12,7 +12,7 @@ use super::migrations::switch;
 use super::{Lab, TIMING, data_volume, finish, spec, vm_of, wait_for};
 use crate::cluster::Timing;
 use crate::records::{VolumeRecord, volume_key};
-use crate::{catalog, hosts, jobs, migration, vms, volume_moves};
+use crate::{catalog, hosts, images, jobs, migration, vms, volume_moves};
 
 const MISSING: u64 = 123 << 20;
 
@@ -665,4 +665,28 @@ async fn what_a_move_left_behind_is_kept_for_a_while_and_goes_with_the_volume() 
         lab.home.inside().moves.departed.is_empty().then_some(())
     })
     .await;
+}
+
+/// They may be other tenants'.
+#[tokio::test]
+async fn an_image_that_is_deleted_takes_only_what_stands_on_it() {
+    let mut lab = Lab::up().await;
+    lab.supervisor.stop().await;
+    let shadow = std::time::Duration::from_secs(3600);
+    lab.start_controller(Timing { shadow, ..TIMING }).await;
+    begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+    wait_for_move(&lab, &data_volume(), VolumeMoveState::Completed).await;
+    let left = || lab.cloud.inside().moves.departed.contains_key(&data_volume());
+    let copy = |name: &str| {
+        let image = perigee_model::ImageName::new(name).expect("a name");
+        let info = perigee_model::volume::ImageInfo { name: image.clone(), ..super::fake::image() };
+        lab.cloud.inside().images.insert(image.clone(), info);
+        image
+    };
+    let (other, below) = (copy("other"), copy("below"));
+    images::delete(&lab.cluster, &other).await.expect("deleted");
+    assert!(left(), "it does not stand on that image");
+    lab.cloud.inside().stand_on_images.push(data_volume());
+    images::delete(&lab.cluster, &below).await.expect("deleted");
+    assert!(!left());
 }

@@ -1,11 +1,11 @@
 //! Decides which of the waiting jobs starts now, and where. It is a pure function of a snapshot.
 //!
-//! - **Order**: a higher priority comes first. Within a priority, the tenant with the smallest share of the
-//!   cluster comes next, and of its owners the one with the smallest share. The share is the larger of the shares of CPUs
-//!   and memory (dominant resource fairness, Ghodsi et al., NSDI 2011). Of one owner's jobs the one that was submitted
-//!   first comes next. Between equal shares the earlier submission decides.
+//! - **Order**: the tenant with the smallest share of the cluster comes next. Of its jobs a higher priority comes first, so
+//!   nobody overtakes another tenant with a priority; within a priority comes the owner with the smallest share. The share
+//!   is the larger of the shares of CPUs and memory (dominant resource fairness, Ghodsi et al., NSDI 2011). Of one owner's
+//!   jobs the one that was submitted first comes next. Between equal shares the earlier submission decides.
 //! - **Quotas**: a job waits while its tenant's quota has no room for it.
-//! - **Ageing**: a waiting job gains a point of priority over jobs of other priorities in each
+//! - **Ageing**: a waiting job gains a point of priority over its tenant's jobs of other priorities in each
 //!   [`AGEING_STEP_MS`], so that none starves. Ageing does not change the order within a priority.
 //! - **Room**: a host takes a job when its vCPUs, its memory and a start slot are free for it.
 //! - **Backfill**: if a job does not fit, the jobs behind it may start first, but a host is reserved for it:
@@ -115,7 +115,7 @@ pub struct Waiting {
     pub job: JobId,
     /// To whose share of the cluster it counts.
     pub holder: Holder,
-    /// A higher priority starts sooner.
+    /// A higher priority starts sooner, among the jobs of the tenant.
     pub priority: i32,
     /// A number that grows with each submission.
     pub submitted: u64,
@@ -260,13 +260,13 @@ fn named(job: &JobId, to: &Waiting) -> String {
     }
 }
 
-/// The jobs of one priority, by owner.
+/// A tenant's jobs of one priority, by owner.
 type Line<'a> = BTreeMap<&'a Holder, VecDeque<&'a Waiting>>;
 
 /// The waiting jobs in scheduling order. Each job counts to its owner's share as soon as it was returned.
 struct InOrder<'a> {
-    /// By priority, then by owner; each owner's first submission comes first.
-    lines: BTreeMap<Reverse<i32>, Line<'a>>,
+    /// By tenant, then by priority, then by owner; each owner's first submission comes first.
+    tenants: BTreeMap<&'a str, BTreeMap<Reverse<i32>, Line<'a>>>,
     held: BTreeMap<&'a Holder, Demand>,
     held_by_tenants: BTreeMap<&'a str, Demand>,
     total: Demand,
@@ -276,15 +276,16 @@ impl<'a> InOrder<'a> {
     fn new(queue: &'a Queue) -> Self {
         let mut all: Vec<&Waiting> = queue.waiting.iter().collect();
         all.sort_by_key(|waiting| (waiting.submitted, &waiting.job));
-        let mut lines: BTreeMap<_, Line> = BTreeMap::new();
+        let mut tenants: BTreeMap<_, BTreeMap<_, Line>> = BTreeMap::new();
         for waiting in all {
+            let lines = tenants.entry(waiting.holder.tenant.as_str()).or_default();
             let owners = lines.entry(Reverse(waiting.priority)).or_default();
             owners.entry(&waiting.holder).or_default().push_back(waiting);
         }
         let mut total = Demand::default();
         queue.hosts.iter().for_each(|host| total.add(host.total));
         let (held, held_by_tenants) = (BTreeMap::new(), BTreeMap::new());
-        let mut order = Self { lines, held, held_by_tenants, total };
+        let mut order = Self { tenants, held, held_by_tenants, total };
         queue.held.iter().for_each(|(holder, held)| order.hold(holder, *held));
         order
     }
@@ -294,16 +295,22 @@ impl<'a> InOrder<'a> {
         self.held_by_tenants.entry(&holder.tenant).or_default().add(demand);
     }
 
-    /// The next job of one priority.
+    /// A tenant's next job of one priority.
     fn first_of(&self, line: &Line<'a>) -> Option<&'a Waiting> {
         let firsts = line.values().filter_map(|of_owner| of_owner.front().copied());
-        firsts.min_by_key(|first| (self.shares(&first.holder), first.submitted, &first.job))
+        let share = |holder| self.share(self.held.get(holder).copied().unwrap_or_default());
+        firsts.min_by_key(|first| (share(&first.holder), first.submitted, &first.job))
     }
 
-    /// The shares of the tenant and of the owner.
-    fn shares(&self, holder: &Holder) -> [u64; 2] {
-        let tenant = self.held_by_tenants.get(holder.tenant.as_str());
-        [tenant, self.held.get(holder)].map(|held| self.share(held.copied().unwrap_or_default()))
+    /// A tenant's next job.
+    fn first_of_tenant(&self, lines: &BTreeMap<Reverse<i32>, Line<'a>>) -> Option<&'a Waiting> {
+        // Of equal priorities `min_by_key` returns the first, which is the higher one before ageing.
+        let firsts = lines.values().filter_map(|line| self.first_of(line));
+        firsts.min_by_key(|first| Reverse(first.aged_priority()))
+    }
+
+    fn tenants_share(&self, tenant: &str) -> u64 {
+        self.share(self.held_by_tenants.get(tenant).copied().unwrap_or_default())
     }
 
     /// The larger of the shares of CPUs and memory, in millionths of the cluster.
@@ -321,18 +328,24 @@ impl<'a> Iterator for InOrder<'a> {
     type Item = &'a Waiting;
 
     fn next(&mut self) -> Option<&'a Waiting> {
-        // Of equal priorities `min_by_key` returns the first, which is the higher one before ageing.
-        let firsts = self.lines.values().filter_map(|line| self.first_of(line));
-        let waiting = firsts.min_by_key(|first| Reverse(first.aged_priority()))?;
+        let firsts = self.tenants.values().filter_map(|lines| self.first_of_tenant(lines));
+        let waiting = firsts.min_by_key(|first| {
+            (self.tenants_share(&first.holder.tenant), first.submitted, &first.job)
+        })?;
         let (priority, holder) = (Reverse(waiting.priority), &waiting.holder);
-        let line = self.lines.get_mut(&priority)?;
+        let tenant = holder.tenant.as_str();
+        let lines = self.tenants.get_mut(tenant)?;
+        let line = lines.get_mut(&priority)?;
         let of_owner = line.get_mut(holder)?;
         of_owner.pop_front();
         if of_owner.is_empty() {
             line.remove(holder);
         }
         if line.is_empty() {
-            self.lines.remove(&priority);
+            lines.remove(&priority);
+        }
+        if lines.is_empty() {
+            self.tenants.remove(tenant);
         }
         self.hold(holder, waiting.demand);
         Some(waiting)

@@ -113,6 +113,24 @@ fn a_tenant_with_many_users_gets_no_more_than_one_with_a_single_user() {
 }
 
 #[test]
+fn a_priority_overtakes_no_other_tenant_s_job() {
+    let urgent = |number| Waiting { priority: 100, ..job_of("acme", number, "ann") };
+    let queue = Queue {
+        hosts: vec![room("h1", 4, 4096)],
+        waiting: vec![
+            job_of("blue", 1, "dan"),
+            job_of("blue", 2, "dan"),
+            urgent(3),
+            urgent(4),
+            urgent(5),
+        ],
+        ..Queue::default()
+    };
+    let turns = schedule(&queue, first);
+    assert_eq!(started(&turns), ["blue~j-0001", "acme~j-0003", "blue~j-0002", "acme~j-0004"]);
+}
+
+#[test]
 fn a_job_waits_for_its_tenant_s_quota_and_keeps_no_host_meanwhile() {
     let quota = Quota { vms: Some(2), ..Quota::default() };
     let used = Running { vms: 1, ..Running::default() };

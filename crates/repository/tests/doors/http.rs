@@ -203,3 +203,31 @@ async fn webdav_lists_writes_moves_copies_and_deletes() {
     assert!(!server.stored("a", "dir").exists());
     assert_eq!(curl.ask(&[], "/dav/b/h").await.0, 404);
 }
+
+/// Whoever opens another user's file in a browser would run its scripts with its own rights here.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_is_no_page_in_a_browser() {
+    let server = Server::start().await;
+    let curl = Curl { server: &server, token: "token-of-a" };
+    let file = server.file("sent", b"<script>alert(1)</script>");
+    for name in ["page.html", "picture.svg", "text.xml", "plain"] {
+        assert_eq!(curl.ask(&["-T", path(&file)], &format!("/dav/a/{name}")).await.0, 201);
+        for door in ["/dav", "/v1/data"] {
+            for how in [&["-D", "-", "-o", "/dev/null"][..], &["-I"]] {
+                let (status, head) = curl.ask(how, &format!("{door}/a/{name}")).await;
+                assert_eq!(status, 200, "{head}");
+                let head = head.to_ascii_lowercase();
+                for part in
+                    ["content-type: application/octet-stream", "x-content-type-options: nosniff"]
+                {
+                    assert!(head.contains(part), "{door} {name} {how:?}: {head}");
+                }
+                assert!(door != "/dav" || head.contains("content-security-policy: sandbox"));
+            }
+        }
+    }
+    let (status, list) =
+        curl.ask(&["-D", "-", "-X", "PROPFIND", "-H", "Depth: 0"], "/dav/a/").await;
+    assert!(status == 207 && list.contains("application/xml"), "{list}");
+    assert!(list.to_ascii_lowercase().contains("content-security-policy: sandbox"), "{list}");
+}

@@ -7,7 +7,7 @@ use perigee_model::{LayerId, SiteId, VolumeName};
 use rusqlite::{Transaction, params};
 
 use super::columns::{Parsed, parsed};
-use super::{Catalog, Result, chain};
+use super::{Catalog, Result, above, chain};
 
 pub(super) fn mark(tx: &Transaction<'_>, layer: LayerId) -> Result<()> {
     let sql = "INSERT INTO held VALUES (?1) ON CONFLICT DO NOTHING";
@@ -80,6 +80,17 @@ impl Catalog {
         let connection = self.lock();
         let mut statement = connection.prepare_cached(sql)?;
         statement.query_map([volume.as_str()], |row| parsed(row, 0))?.collect()
+    }
+
+    /// The volumes that have departed from here, and of which something stands on the layer.
+    pub(crate) fn departed_on(&self, layer: LayerId) -> Result<Vec<VolumeName>> {
+        let sql = format!(
+            "{} SELECT DISTINCT name FROM keepers WHERE layer IN above AND what = 'departed'",
+            above("SELECT ?1")
+        );
+        let connection = self.lock();
+        let mut statement = connection.prepare_cached(&sql)?;
+        statement.query_map([layer.to_string()], |row| parsed(row, 0))?.collect()
     }
 
     /// Those of these layers that are here.

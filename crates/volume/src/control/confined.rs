@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::routing::{post, put};
 use perigee_http::{Json, Reply};
 use perigee_model::leave_site::{
-    FindLayers, FoundLayers, LeaveSiteSet, SetLayersLeaveSite, SetLeaveSite, SiteAddress, SiteMap,
+    FindLayers, FoundLayers, LeaveSiteSet, SetLayersLeaveSite, SetLeaveSiteAs, SiteAddress, SiteMap,
 };
 use perigee_model::{ImageName, VolumeName};
 use perigee_store::Data;
@@ -26,7 +26,7 @@ pub fn routes() -> Router<Arc<Control>> {
 async fn set_of_volume(
     State(control): Shared,
     Named(volume): Named<VolumeName>,
-    Json(ask): Json<SetLeaveSite>,
+    Json(ask): Json<SetLeaveSiteAs>,
 ) -> Reply<LeaveSiteSet> {
     Ok(Json(control.exports.set_leave_site(&Data::Volume(volume), ask).await?))
 }
@@ -34,7 +34,7 @@ async fn set_of_volume(
 async fn set_of_image(
     State(control): Shared,
     Named(image): Named<ImageName>,
-    Json(ask): Json<SetLeaveSite>,
+    Json(ask): Json<SetLeaveSiteAs>,
 ) -> Reply<LeaveSiteSet> {
     Ok(Json(control.exports.set_leave_site(&Data::Image(image), ask).await?))
 }

@@ -6,7 +6,8 @@ use std::path::Path;
 use perigee_http::Client;
 use perigee_model::home::{HomeState, ServerAddresses, TakeVolume, VolumeHome};
 use perigee_model::leave_site::{
-    FindLayers, FoundLayers, LeaveSite, LeaveSiteSet, SetLeaveSite, SiteAddress, SiteMap,
+    FindLayers, FoundLayers, LeaveSite, LeaveSiteAsker, LeaveSiteSet, SetLayersLeaveSite,
+    SetLeaveSite, SetLeaveSiteAs, SiteAddress, SiteMap,
 };
 use perigee_model::volume::{
     Attach, Attachment, CopyImage, CreateVolume, ImageInfo, Keep, Snapshot, VolumeInfo,
@@ -306,4 +307,50 @@ async fn what_another_site_has_open_is_closed_when_the_policy_becomes_never() {
     reader.wait().expect("its end");
     assert!(format!("{rest}{error}").contains("failed"), "{rest}{error}");
     drop(host);
+}
+
+/// Two tenants have clones of an image that an admin has confined and shared.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_does_not_release_what_others_use() {
+    let home = Server::start().await;
+    tell_sites(&home, "home").await;
+    make_confined(&home, "base", LeaveSite::Never).await;
+    let image = snapshot(&home, "base", "debian").await;
+    for clone in ["acme~v", "blue~v"] {
+        home.clone_image(clone, "debian").await;
+    }
+    snapshot(&home, "acme~v", "acme~snap").await;
+    let tenant = perigee_model::TenantName::new("acme").expect("a name");
+    let asker = Some(LeaveSiteAsker { tenant, shared: Vec::new() });
+    let set = async |of: &str, leave_site, confirmed| {
+        let set = SetLeaveSite { leave_site, confirmed };
+        let ask = SetLeaveSiteAs { set, asker: asker.clone() };
+        home.control.put::<LeaveSiteSet>(&format!("/v1/{of}/leave-site"), &ask).await
+    };
+    let policy =
+        async || home.control.get::<ImageInfo>("/v1/images/debian").await.expect("it").leave_site;
+    for of in ["volumes/acme~v", "images/acme~snap"] {
+        for confirmed in [false, true] {
+            let refused = set(of, LeaveSite::Allowed, confirmed).await.expect_err("others use it");
+            assert_eq!(refused.kind, ProblemKind::Forbidden, "{refused}");
+            let said = refused.to_string();
+            assert!(!said.contains("blue") && !said.contains("debian"), "{said}");
+        }
+        set(of, LeaveSite::Never, false).await.expect("its own part");
+    }
+    let ask = SetLayersLeaveSite {
+        of: FindLayers { layers: vec![image.layer], volume: None },
+        leave_site: LeaveSite::Allowed,
+        asker: asker.clone(),
+    };
+    home.control.put::<()>("/v1/layers/leave-site", &ask).await.expect("nothing is its own");
+    assert_eq!(policy().await, LeaveSite::Never);
+
+    // What nobody else uses it may release.
+    make_confined(&home, "acme~own", LeaveSite::Never).await;
+    snapshot(&home, "acme~own", "acme~kept").await;
+    let done = set("volumes/acme~own", LeaveSite::Allowed, true).await.expect("its own");
+    assert_eq!(done.also, ["image acme~kept"]);
+    let info: VolumeInfo = home.control.get("/v1/volumes/acme~own").await.expect("it");
+    assert_eq!(info.leave_site, LeaveSite::Allowed);
 }

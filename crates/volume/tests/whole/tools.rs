@@ -212,6 +212,9 @@ async fn an_unknown_export_is_refused_with_what_there_is() {
     let refused = try_run(&["qemu-img", "info", &server.uri("dat")]);
     assert!(!refused.status.success());
     assert!(said(&refused).contains("this server has: data"), "{refused:?}");
+    let refused = try_run(&["qemu-img", "info", &server.tcp_uri("dat")]);
+    assert!(said(&refused).contains("none of that name"), "{refused:?}");
+    assert!(!said(&refused).contains("data"), "other hosts are told no names: {refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
