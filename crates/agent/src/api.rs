@@ -93,14 +93,17 @@ async fn changes(State(vms): Shared, Query(query): Query<ChangesQuery>) -> Reply
 /// Answers at once, or, if a wait is given, when the VM has changed or was deleted.
 async fn report(
     State(vms): Shared,
+    peer: Peer,
     Path(vm): Path<String>,
     Query(query): Query<ChangesQuery>,
 ) -> Reply<VmReport> {
     let (id, wait) = (id(&vm)?, Duration::from_millis(query.wait_ms));
     let vm = vms.get(&id)?;
+    callers::check_source(&peer, &id, vm.spec.arrives_from.as_ref())?;
     vms.host.changes.wait_until(wait, || vm.changed_since(query.after)).await;
     // The VM may have been deleted in the meantime, or another one started.
     let vm = vms.get(&id)?;
+    callers::check_source(&peer, &id, vm.spec.arrives_from.as_ref())?;
     Ok(Json(vm.report(&vms.host.boot_id, &vms.host.volume_stats().await)))
 }
 
@@ -128,10 +131,11 @@ async fn delete(
 
 async fn end_unless_ran(
     State(vms): Shared,
+    peer: Peer,
     Path(vm): Path<String>,
     Json(asked): Json<EndUnlessRan>,
 ) -> Reply<Fate> {
-    Ok(Json(vms.end_unless_ran(&id(&vm)?, &asked.migration).await?))
+    Ok(Json(vms.end_unless_ran(&peer, &id(&vm)?, &asked.migration).await?))
 }
 
 /// Asked for by POST, although nothing changes: no proxy or log on the way keeps the answer.

@@ -3,10 +3,11 @@
 //! | who | may |
 //! |---|---|
 //! | the controller | everything |
-//! | a host | look at a VM that migrates, ask for its fate and its key, measure the link |
+//! | a host | look at a VM that comes from it, ask for its fate and its key, measure the link |
 
 use axum::http::Method;
 use perigee_http::{Peer, PeerIdentity};
+use perigee_model::{HostId, Problem, VmId};
 
 pub fn may(peer: &Peer, method: &Method, path: &[&str]) -> bool {
     match peer.identity() {
@@ -22,15 +23,43 @@ pub fn may(peer: &Peer, method: &Method, path: &[&str]) -> bool {
     }
 }
 
+/// Whether who asks may know of a VM that came from this host, or that began here. Of other hosts only the one from which
+/// it comes may.
+///
+/// # Errors
+/// `Forbidden`.
+pub fn check_source(peer: &Peer, vm: &VmId, from: Option<&HostId>) -> Result<(), Problem> {
+    match peer.identity() {
+        Some(PeerIdentity::Host(host)) if from != Some(host) => {
+            let why = format!("it does not come from host {host}");
+            Err(Problem::forbidden(format!("can't tell of the VM {vm}"), why))
+        }
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use perigee_http::Certified;
-    use perigee_model::HostId;
 
     use super::*;
 
     fn known(identity: PeerIdentity) -> Peer {
         Peer::Known(Certified { identity, issued_ms: 0 })
+    }
+
+    #[test]
+    fn a_host_hears_only_of_vms_that_come_from_it() {
+        let vm = VmId::new("a").expect("a name");
+        let host = |name: &str| HostId::new(name).expect("a name");
+        let home1 = known(PeerIdentity::Host(host("home1")));
+        check_source(&home1, &vm, Some(&host("home1"))).expect("it sends the VM");
+        for from in [None, Some(&host("cloud1"))] {
+            let refused = check_source(&home1, &vm, from).expect_err("it does not");
+            assert_eq!(refused.kind, perigee_model::ProblemKind::Forbidden);
+            let controller = known(PeerIdentity::Controller);
+            check_source(&controller, &vm, from).expect("it may do everything");
+        }
     }
 
     #[test]

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use perigee_http::Peer;
 use perigee_model::starts::{OnDelete, OnStart, Starts};
 use perigee_model::switchover::{Fate, Switchover, fate};
 use perigee_model::vm::{VmSpec, VmStatus};
 use perigee_model::{MigrationId, Problem, VmId, VmStart};
 use tokio::sync::oneshot;
 
+use crate::callers::check_source;
 use crate::files::{VmDir, read_json};
 use crate::guest::GuestLog;
 use crate::host::Host;
@@ -212,14 +214,18 @@ impl Vms {
         }
     }
 
-    /// The fate of the VM that a migration was to bring to this host.
+    /// The fate of the VM that a migration was to bring to this host. A host may ask for those that come from it.
     pub async fn end_unless_ran(
         &self,
+        peer: &Peer,
         id: &VmId,
         migration: &MigrationId,
     ) -> Result<Fate, Problem> {
         self.check_readable(id)?;
         if let Ok(vm) = self.get(id) {
+            if vm.spec.arrives_by.as_ref() == Some(migration) {
+                check_source(peer, id, vm.spec.arrives_from.as_ref())?;
+            }
             let asked = vm.ask(|answer| Request::EndUnlessRan(migration.clone(), answer)).await;
             if let Some(answer) = asked {
                 return answer;
@@ -227,6 +233,10 @@ impl Vms {
         }
         let held = self.host.ends.hold(id);
         let last = held.get()?.and_then(|ended| ended.arrived.as_ref());
+        // An older agent has not stored it.
+        if let Some(from) = last.and_then(|last| last.from.as_ref()) {
+            check_source(peer, id, Some(from))?;
+        }
         Ok(fate(last.map(|last| (&last.migration, last.arrival)), migration))
     }
 }

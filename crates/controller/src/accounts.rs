@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::{Cluster, now_ms};
 use crate::records::Records;
 
-pub use tokens::{TokenRecord, make_token, revoke_token, tokens_of};
+pub use tokens::{TokenRecord, UsedToken, make_token, revoke_token, tokens_of};
 pub use usage::{Held, hold_volume, tenant};
 
 use usage::Making;
@@ -95,6 +95,11 @@ impl Accounts {
         let inner = self.read();
         let record = tokens::find(&inner.tokens, token, now_ms)?;
         inner.users.get(&(record.tenant.clone(), record.user.clone())).cloned()
+    }
+
+    /// The token itself, without its secret, if it is good now.
+    pub fn used(&self, token: &str) -> Option<UsedToken> {
+        tokens::find(&self.read().tokens, token, now_ms()).map(UsedToken::from)
     }
 
     /// The users who have this SSH key, as [`SshKey::key`] writes it.

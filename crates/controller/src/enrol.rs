@@ -118,7 +118,9 @@ pub async fn enrol(cluster: &Cluster, ask: Enrol) -> Result<Enrolled, Problem> {
     let _turn = cluster.enrolling.lock().await;
     let token: Option<Token> = cluster.records.read(&key(TOKENS, host)).await?;
     if !token.is_some_and(|token| token.counts(&ask.secret)) {
-        tracing::warn!(%host, "a host can't join: its token does not count");
+        if let Some(count) = cluster.bad_joins.happened() {
+            tracing::warn!(%host, count, "a host can't join: its token does not count");
+        }
         let why = "the token is wrong, used, or older than an hour";
         return Err(
             Problem::forbidden(what, why).next(format!("make one: perigee host token {host}"))

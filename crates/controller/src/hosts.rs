@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use perigee_model::job::{Host, HostRemoval, HostState, Site};
 use perigee_model::vm::{HostAddresses, HostReport};
 use perigee_model::volume_move::VolumeMove;
-use perigee_model::{HostId, Problem, VolumeName};
+use perigee_model::{HostId, Problem, SiteId, VolumeName};
 
 use crate::cluster::{Cluster, Known, now_ms, state_of};
 use crate::enrol;
@@ -34,12 +34,16 @@ pub async fn register(
     // In a task of its own, so that the host is registered even if it closes the connection.
     let done = tokio::spawn(async move {
         enrol::check_addresses(&cluster, &id, &addresses).await?;
+        // An admin may agree to another site meanwhile.
+        let turn = cluster.enrolling.lock().await;
+        check_site(&cluster, &id, &addresses.site).await?;
         let link = cluster.hosts.link(&id, addresses.clone())?;
         let record = HostRecord { addresses, registered_ms: now_ms() };
         // The store comes first: a host that is known only in memory would not register again.
         cluster.records.put(&format!("hosts/{id}"), &record).await?;
         cluster.hosts.set(link, record.registered_ms);
         tracing::info!("host {id} of site {} registered", record.addresses.site);
+        drop(turn);
         observe(&cluster, &id).await;
         leave_site::tell_sites(&cluster).await;
         // A removed host may have come back, with VMs and volumes that were given up.
@@ -47,6 +51,36 @@ pub async fn register(
         Ok(())
     });
     done.await.map_err(|e| Problem::internal("can't register a host", e))?
+}
+
+/// Data that may not leave a site may be read at each host of the site. So a host that is known does not choose another one.
+async fn check_site(cluster: &Cluster, id: &HostId, site: &SiteId) -> Result<(), Problem> {
+    let known: Option<HostRecord> = cluster.records.read(&format!("hosts/{id}")).await?;
+    match known.map(|known| known.addresses.site) {
+        Some(before) if before != *site => {
+            let why = format!("it is of site {before} and says now that it is of site {site}");
+            Err(Problem::conflict(format!("can't register host {id}"), why)
+                .next(format!("if it was moved there, say so: perigee host site {id} {site}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `PUT /hosts/{host}/site`: from now on the host is of this site. Its agent has to say the same.
+///
+/// # Errors
+/// `NotFound`.
+pub async fn set_site(cluster: &Cluster, id: &HostId, site: SiteId) -> Result<(), Problem> {
+    let known = cluster.hosts.get(id)?;
+    let _turn = cluster.enrolling.lock().await;
+    let registered_ms = now_ms();
+    let addresses = HostAddresses { site, ..known.addresses.clone() };
+    let link = cluster.hosts.link(id, addresses.clone())?;
+    let record = HostRecord { addresses, registered_ms };
+    cluster.records.put(&format!("hosts/{id}"), &record).await?;
+    cluster.hosts.set(link, registered_ms);
+    tracing::warn!("host {id} is of site {} from now on", record.addresses.site);
+    Ok(())
 }
 
 /// Requests a report from every host, repeatedly.

@@ -156,7 +156,7 @@ pub async fn layer_of(cluster: &Cluster, name: &ImageName) -> Result<LayerId, Pr
         return Err(Problem::conflict(format!("image {name}"), why)
             .next("delete the wrong one at its host, with `perigee image delete --pool`"));
     }
-    bind(cluster, name, layer, size_bytes).await?;
+    bind(cluster, name, layer, size_bytes, None).await?;
     Ok(layer)
 }
 
@@ -165,11 +165,13 @@ async fn bind(
     name: &ImageName,
     layer: LayerId,
     size_bytes: u64,
+    made_at: Option<&HostId>,
 ) -> Result<(), Problem> {
     let record = |old: Option<ImageRecord>| {
         let old = old.unwrap_or_else(|| ImageRecord::new(name.clone()));
         let layer = Some(old.layer.unwrap_or(layer));
-        ImageRecord { layer, import: None, size_bytes: Some(size_bytes), ..old }
+        let made_at = old.made_at.clone().or_else(|| made_at.cloned());
+        ImageRecord { layer, import: None, size_bytes: Some(size_bytes), made_at, ..old }
     };
     let kept = cluster.records.update(&image_key(name), record).await?;
     if kept.layer == Some(layer) {
@@ -227,8 +229,13 @@ pub async fn ensure(
     if let Some(made) = sources.iter().position(|source| source.host == at.id) {
         return Ok(sources.swap_remove(made).info);
     }
-    // A complete image is preferred: a copy of a copy needs two hosts.
-    let best = sources.iter().min_by_key(|source| missing_bytes(&source.info));
+    // A complete image is preferred: a copy of a copy needs two hosts. Of these, the one at the host that has made it: what
+    // another host says of its copy can't be checked, and that host may have been broken into.
+    let made_at = record.as_ref().and_then(|record| record.made_at.as_ref());
+    let best = sources.iter().min_by_key(|source| {
+        let missing_bytes = missing_bytes(&source.info);
+        (missing_bytes > 0, made_at != Some(&source.host), missing_bytes)
+    });
     let Some(best) = best else {
         return Err(match record.and_then(|record| record.import) {
             Some(import) => being_imported(name, &import.host),
@@ -356,7 +363,7 @@ pub async fn snapshot(
     let path = format!("/v1/volumes/{volume}/snapshot");
     match home.volume_slow.post::<ImageInfo>(&path, ask).await {
         Ok(info) => {
-            bind(cluster, &ask.image, info.layer, info.size_bytes).await?;
+            bind(cluster, &ask.image, info.layer, info.size_bytes, Some(&home.id)).await?;
             if info.leave_site.is_never() {
                 let confined = |old: Option<ImageRecord>| ImageRecord {
                     leave_site: info.leave_site,

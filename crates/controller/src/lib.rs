@@ -29,6 +29,7 @@ mod planning;
 mod records;
 mod replicas;
 mod scheduler;
+mod seldom;
 mod shadows;
 mod store;
 mod supervisor;

@@ -81,13 +81,17 @@ pub struct ImageRecord {
     /// Every tenant may use it.
     #[serde(default)]
     pub shared: bool,
+    /// The host that has made it. The other hosts copy it from there while that answers.
+    #[serde(default)]
+    pub made_at: Option<HostId>,
 }
 
 impl ImageRecord {
     /// The record of a name that has no layer yet.
     pub fn new(name: ImageName) -> Self {
         let leave_site = LeaveSite::Allowed;
-        Self { name, layer: None, import: None, leave_site, size_bytes: None, shared: false }
+        let (layer, import, size_bytes, made_at) = Default::default();
+        Self { name, layer, import, leave_site, size_bytes, shared: false, made_at }
     }
 }
 

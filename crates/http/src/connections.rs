@@ -23,6 +23,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use perigee_model::Problem;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 
@@ -95,6 +96,24 @@ impl From<tokio::net::unix::SocketAddr> for ClientAddress {
     }
 }
 
+/// A connection that may know which user is at its other end.
+pub(crate) trait User {
+    /// The user, of a process of this host; `None` for one that is not known.
+    fn user(&self) -> Option<u32>;
+}
+
+impl User for TcpStream {
+    fn user(&self) -> Option<u32> {
+        None
+    }
+}
+
+impl User for UnixStream {
+    fn user(&self) -> Option<u32> {
+        self.peer_cred().ok().map(|peer| peer.uid())
+    }
+}
+
 /// Serves until it is dropped. Connections that are open then stay open.
 pub(crate) async fn serve<L: Listener>(
     mut listener: L,
@@ -103,6 +122,7 @@ pub(crate) async fn serve<L: Listener>(
     guard: Guard,
 ) where
     ClientAddress: From<L::Addr>,
+    L::Io: User,
 {
     let tls = guard.identity.clone();
     let checked =
@@ -116,14 +136,14 @@ pub(crate) async fn serve<L: Listener>(
     loop {
         let (stream, address) = listener.accept().await;
         let address = ClientAddress::from(address);
+        let plain = Peer::of_plain(address, stream.user());
         let stream = Impatient { stream, patience: limits.silence, until: None };
         let why = match places.take(address) {
             Ok(place) => {
-                let (router, tls) = (router.clone(), tls.clone());
+                let (router, tls, peer) = (router.clone(), tls.clone(), plain);
                 tokio::spawn(async move {
                     let _place = place;
                     let Some(tls) = tls else {
-                        let peer = Peer::of_plain(address);
                         return converse(stream, (address, peer), router, limits).await;
                     };
                     match timeout(limits.handshake, tls.accept(stream)).await {

@@ -4,6 +4,7 @@ use std::fs::{DirBuilder, Permissions};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 
+use crate::ours;
 use futures_util::future::{BoxFuture, FutureExt as _};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, umask};
@@ -41,15 +42,16 @@ pub fn stopped() -> Result<BoxFuture<'static, ()>, Problem> {
 /// Makes a daemon's directory, and closes it to other users if it exists already.
 ///
 /// # Errors
-/// If it can't be made or is not a directory of this user.
+/// If it can't be made, or if another user can have put something else in its place.
 pub fn private_directory(path: &Path) -> Result<(), Problem> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
-    made.and_then(|()| std::fs::set_permissions(path, Permissions::from_mode(0o700))).map_err(
-        |error| {
-            Problem::invalid(format!("can't use the directory {}", path.display()), error)
-                .next("choose a directory that this user may make, or that it owns")
-        },
-    )
+    let refused = |error| {
+        Problem::invalid(format!("can't use the directory {}", path.display()), error)
+            .next("choose a directory that this user may make, or that it owns")
+    };
+    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(refused)?;
+    ours::check_owner(path)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o700)).map_err(refused)?;
+    ours::check(path)
 }
 
 /// Raises the limit of open files. Clients, volumes and VMs need some descriptors

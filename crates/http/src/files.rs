@@ -1,6 +1,7 @@
 //! Files that only their owner may read.
 
-use std::io::Write as _;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
@@ -18,16 +19,26 @@ pub fn read(path: &Path) -> Result<Vec<u8>, Problem> {
 /// Reads a file with a secret.
 ///
 /// # Errors
-/// Also when other users may read it: then it is no secret any more.
+/// Also when other users may read it, because then it is no secret any more, and when it is another user's.
 pub fn read_private(path: &Path) -> Result<Vec<u8>, Problem> {
-    let mode = std::fs::metadata(path).map_err(|e| can_not("read", path, &e))?.mode();
+    let failed = |e| can_not("read", path, &e);
+    let mut file = File::open(path).map_err(failed)?;
+    let meta = file.metadata().map_err(failed)?;
+    let mode = meta.mode();
+    if meta.uid() != 0 && meta.uid() != nix::unistd::geteuid().as_raw() {
+        let why = format!("it belongs to user {}, who may know or change it", meta.uid());
+        return Err(Problem::invalid(format!("can't use {}", path.display()), why)
+            .next("make a new one as the user of this program"));
+    }
     if mode & 0o077 != 0 {
         let (what, mode) = (format!("can't use {}", path.display()), mode & 0o777);
         let why = format!("its mode is {mode:o}: other users may use the key in it too");
         return Err(Problem::invalid(what, why)
             .next("make a new key if somebody else may have read it; else give it mode 600"));
     }
-    read(path)
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(failed)?;
+    Ok(bytes)
 }
 
 /// Replaces a file, so that it is the old or the new one at any time. Its directory is made if it does not exist.
@@ -40,12 +51,8 @@ pub fn write_private(path: &Path, bytes: &[u8]) -> Result<(), Problem> {
         if let Some(dir) = path.parent() {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         }
-        let mut file = std::fs::File::options()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&part)?;
+        let mut file =
+            File::options().write(true).create(true).truncate(true).mode(0o600).open(&part)?;
         file.write_all(bytes)?;
         file.sync_all()?;
         std::fs::rename(&part, path)

@@ -20,6 +20,7 @@ pub mod guard;
 pub mod identity;
 pub mod memory;
 mod network;
+pub mod ours;
 mod peer;
 mod server;
 #[cfg(test)]

@@ -90,20 +90,27 @@ impl Certified {
 /// Who sends a request: an extension of each request, and an extractor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Peer {
-    /// A process of this host, over a unix socket.
+    /// A process of this host that runs as root or as this one's user, over a unix socket.
     Local,
     /// It has shown a certificate of the cluster.
     Known(Certified),
-    /// It speaks TLS and has shown no certificate.
+    /// It speaks TLS and has shown no certificate, or is a process of another user of this host.
     Stranger,
     /// It speaks plain TCP, so this is not known.
     NotKnown,
 }
 
 impl Peer {
-    /// Who is at the other end of a connection without TLS.
-    pub(crate) fn of_plain(address: ClientAddress) -> Self {
-        if address.0.is_none() { Self::Local } else { Self::NotKnown }
+    /// Who is at the other end of a connection without TLS. The permissions of a unix socket's directory are not enough:
+    /// somebody may have opened them for another user.
+    pub(crate) fn of_plain(address: ClientAddress, user: Option<u32>) -> Self {
+        match (address.0, user) {
+            (Some(_), _) => Self::NotKnown,
+            (None, Some(user)) if user == 0 || user == nix::unistd::geteuid().as_raw() => {
+                Self::Local
+            }
+            (None, _) => Self::Stranger,
+        }
     }
 
     /// Whom its certificate is for, if it has shown one.

@@ -222,6 +222,42 @@ mod tests {
         std::fs::remove_dir_all(&dir).expect("tidy up");
     }
 
+    /// Somebody may have opened the socket for another user (setfacl).
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_process_of_another_user_may_not_do_everything_over_a_unix_socket() {
+        use std::os::unix::fs::PermissionsExt as _;
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("only root can be another user");
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        let open = |path: &Path| {
+            let mode = std::fs::Permissions::from_mode(0o777);
+            std::fs::set_permissions(path, mode).expect("a mode");
+        };
+        open(dir.path());
+        let socket = dir.path().join("socket");
+        let say = axum::routing::get(async |peer: crate::Peer| Json(peer.to_string()));
+        let router = crate::guard::restrict(Router::new().route("/", say), |_, _, _| false);
+        let listens = [Listen::Unix(socket.clone())];
+        tokio::spawn(async move { serve(router, &listens, &Network::Plain).await });
+        let begun = std::time::Instant::now();
+        while UnixStream::connect(&socket).await.is_err() {
+            assert!(begun.elapsed().as_secs() < 60, "nobody listens");
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        open(&socket);
+        let ask = async |user: &str| {
+            let mut curl = tokio::process::Command::new("setpriv");
+            curl.args(["--reuid", user, "--clear-groups", "curl", "-sS", "--unix-socket"]);
+            let said = curl.arg(&socket).arg("http://localhost/").output().await.expect("setpriv");
+            String::from_utf8_lossy(&said.stdout).into_owned()
+        };
+        assert_eq!(ask("0").await, "\"a process of this host\"");
+        let refused = ask("12345").await;
+        assert!(refused.contains("forbidden"), "{refused}");
+    }
+
     #[test]
     fn an_address_is_a_socket_or_a_host_and_port() {
         assert_eq!("unix:/a/b".parse(), Ok(Listen::Unix("/a/b".into())));

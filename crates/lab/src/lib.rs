@@ -39,7 +39,6 @@ pub mod lab_file;
 pub mod measuring;
 pub mod net;
 mod netns;
-mod ours;
 mod process;
 mod progress;
 pub mod report;

@@ -20,12 +20,12 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use perigee_http::Authority;
+use perigee_http::ours;
 use perigee_model::{HostId, Problem};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::definition::{Definition, LabId};
-use crate::ours;
 use crate::process::Process;
 use crate::wan::Wan;
 
@@ -100,7 +100,8 @@ impl LabDir {
         if let Some(base) = self.0.parent() {
             let made = DirBuilder::new().recursive(true).mode(PASSABLE).create(base);
             made.map_err(|e| Problem::internal(what(), e))?;
-            ours::check(base)?;
+            ours::check(base)
+                .map_err(|problem| problem.next("choose another base directory with --base"))?;
         }
         DirBuilder::new().mode(PASSABLE).create(&self.0).map_err(|e| match e.kind() {
             std::io::ErrorKind::AlreadyExists => {

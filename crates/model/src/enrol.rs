@@ -8,7 +8,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::HostId;
+use crate::{HostId, SiteId};
 
 /// `POST /v1/hosts/{host}/token`: asks for a token with which the host joins once.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -86,6 +86,13 @@ pub struct RenewCertificate {
 pub struct HostRevoked {
     /// Whether a host with this name had joined. If not, its name may be wrong.
     pub was_enrolled: bool,
+}
+
+/// `PUT /v1/hosts/{host}/site`: an admin says at which site a host is from now on.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct SetSite {
+    /// The host's agent has to say the same (`perigee agent run --site`).
+    pub site: SiteId,
 }
 
 /// A new certificate.

@@ -238,6 +238,9 @@ pub struct SshKey {
     pub name: UserName,
     /// Kind and key, as in an OpenSSH public key file, without the comment.
     pub key: String,
+    /// The id of the user's token with which it was added. It ends when that token is revoked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by_token: Option<String>,
 }
 
 /// A text that is not an SSH key.
@@ -257,7 +260,7 @@ impl SshKey {
         let base64 = key.bytes().all(|b| b.is_ascii_alphanumeric() || b"+/=".contains(&b));
         // The encoded key begins with the length of its kind's name.
         if known && base64 && key.starts_with("AAAA") && line.len() <= KEY_BYTES_MAX {
-            Ok(Self { name, key: format!("{kind} {key}") })
+            Ok(Self { name, key: format!("{kind} {key}"), by_token: None })
         } else {
             Err(BadSshKey)
         }

@@ -121,7 +121,8 @@ impl Run<'_> {
             match error.kind() {
                 io::ErrorKind::NotFound => problem.next("install the package qemu-utils"),
                 _ => problem.next(
-                    "the volume server needs the rights of root for this, also in a container",
+                    "the volume server needs the rights of root for this, also in a container, or a kernel that gives \
+                     each user user namespaces",
                 ),
             }
         };
@@ -195,7 +196,7 @@ impl Run<'_> {
     }
 }
 
-/// Gives up all rights. A process that is not root has few, and may be refused a network namespace.
+/// Gives up all rights. A process that is not root has few, and gets a network namespace within a user namespace of its own.
 fn confine(is_root: bool, network: bool) -> io::Result<()> {
     if is_root {
         if !network {
@@ -205,7 +206,7 @@ fn confine(is_root: bool, network: bool) -> io::Result<()> {
         setgid(Gid::from_raw(UID))?;
         setuid(Uid::from_raw(UID))?;
     } else if !network {
-        let _ = unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET);
+        unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET)?;
     }
     Ok(set_no_new_privs()?)
 }

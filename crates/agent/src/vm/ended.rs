@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use perigee_model::switchover::Arrival;
-use perigee_model::{MigrationId, Problem, VmId, VmStart};
+use perigee_model::{HostId, MigrationId, Problem, VmId, VmStart};
 use serde::{Deserialize, Serialize};
 
 use crate::files::{read_json, write_json};
@@ -33,6 +33,9 @@ pub struct Ended {
 pub struct Arrived {
     pub migration: MigrationId,
     pub arrival: Arrival,
+    /// The host from which it came.
+    #[serde(default)]
+    pub from: Option<HostId>,
 }
 
 /// The directory with these files. A decision from a file stays valid while the file is held.
@@ -155,7 +158,7 @@ mod tests {
     fn an_earlier_end_that_is_added_later_takes_nothing_back() {
         let (_state, ends) = ends();
         let migration = MigrationId::new("m-2").unwrap();
-        let arrived = Some(Arrived { migration, arrival: Arrival::Ran });
+        let arrived = Some(Arrived { migration, arrival: Arrival::Ran, from: None });
         ends.hold(&vm(1)).add(start(2), arrived.clone()).unwrap();
         ends.hold(&vm(1)).add(start(1), None).unwrap();
         let kept = Ended { start: start(2), arrived };

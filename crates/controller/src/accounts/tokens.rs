@@ -27,6 +27,22 @@ pub struct TokenRecord {
     sha256: String,
     created_ms: u64,
     expires_ms: u64,
+    /// The id of the user's token that has made it, and with which it ends.
+    #[serde(default)]
+    made_by: Option<String>,
+}
+
+/// The token with which a user asks for something.
+#[derive(Debug, Clone)]
+pub struct UsedToken {
+    pub id: String,
+    pub expires_ms: u64,
+}
+
+impl From<&TokenRecord> for UsedToken {
+    fn from(record: &TokenRecord) -> Self {
+        Self { id: record.id.clone(), expires_ms: record.expires_ms }
+    }
 }
 
 fn key(id: &str) -> String {
@@ -53,7 +69,8 @@ fn random<const N: usize>() -> Result<String, Problem> {
     Ok(hex(&bytes))
 }
 
-/// Makes a token of a user.
+/// Makes a token of a user. One that the user asks for with a token ends with that one, so that a stolen token does not
+/// outlive its end.
 ///
 /// # Errors
 /// `NotFound` without such a user; `Invalid` beyond a limit.
@@ -62,6 +79,7 @@ pub async fn make_token(
     tenant: &TenantName,
     user: &UserName,
     life_s: u64,
+    by: Option<&UsedToken>,
 ) -> Result<MadeAccessToken, Problem> {
     let what = format!("can't make a token for {tenant}/{user}");
     ACCESS_TOKEN_S.check(life_s).map_err(|e| e.problem(&what))?;
@@ -80,6 +98,7 @@ pub async fn make_token(
     let token = format!("{PREFIX}{id}_{}", random::<SECRET_BYTES>()?);
     let created_ms = now_ms();
     let expires_ms = created_ms.saturating_add(life_s.saturating_mul(1000));
+    let expires_ms = by.map_or(expires_ms, |by| expires_ms.min(by.expires_ms));
     let record = TokenRecord {
         id: id.clone(),
         tenant: tenant.clone(),
@@ -87,6 +106,7 @@ pub async fn make_token(
         sha256: fingerprint(token.as_bytes()),
         created_ms,
         expires_ms,
+        made_by: by.map(|by| by.id.clone()),
     };
     cluster.records.put(&key(&id), &record).await?;
     cluster.accounts.write().tokens.insert(id.clone(), record);
@@ -108,6 +128,8 @@ pub fn tokens_of(cluster: &Cluster, tenant: &TenantName, user: &UserName) -> Vec
     tokens
 }
 
+/// Revokes a token, and the tokens and SSH keys that were made with it.
+///
 /// # Errors
 /// `NotFound`.
 pub async fn revoke_token(
@@ -122,7 +144,31 @@ pub async fn revoke_token(
         return Err(Problem::not_found(format!("token {id}"), "the user has no such token")
             .next("`perigee token list` shows the tokens"));
     }
-    forget(cluster, id).await
+    let ids = with_made_by(cluster, id);
+    let mut owner = cluster.accounts.user(tenant, user)?;
+    let before = owner.keys.len();
+    owner.keys.retain(|key| !key.by_token.as_ref().is_some_and(|by| ids.contains(by)));
+    if owner.keys.len() < before {
+        super::save_user(cluster, &owner).await?;
+    }
+    // The token itself comes last: if the store fails, it can be revoked again.
+    for id in ids.iter().rev() {
+        forget(cluster, id).await?;
+    }
+    Ok(())
+}
+
+/// The id of a token, and those of the tokens that were made with it, and with these.
+fn with_made_by(cluster: &Cluster, id: &str) -> Vec<String> {
+    let inner = cluster.accounts.read();
+    let mut ids = vec![id.to_owned()];
+    let mut next = 0;
+    while let Some(maker) = ids.get(next).cloned() {
+        let made = inner.tokens.values().filter(|token| token.made_by.as_ref() == Some(&maker));
+        ids.extend(made.map(|token| token.id.clone()));
+        next += 1;
+    }
+    ids
 }
 
 async fn forget(cluster: &Cluster, id: &str) -> Result<(), Problem> {

@@ -52,7 +52,9 @@ pub async fn volume_bytes(cluster: &Cluster, tenant: &str) -> Result<u64, Proble
     let volumes = volumes.iter().filter(|volume| tenant_of(volume.name.as_str()) == tenant);
     let images = images.iter().filter(|image| tenant_of(image.name.as_str()) == tenant);
     let volumes = volumes.filter_map(|volume| volume.seen.as_ref()).map(|seen| seen.size_bytes);
-    Ok(volumes.chain(images.filter_map(|image| image.size_bytes)).sum())
+    let sizes = volumes.chain(images.filter_map(|image| image.size_bytes));
+    // A host may say anything.
+    Ok(sizes.fold(0, u64::saturating_add))
 }
 
 /// Takes room for a volume or an image that is to be made. `full` is its name.
@@ -82,6 +84,6 @@ pub async fn hold_volume<'a>(
         return Err(Problem::no_space(format!("can't make {full}"), why)
             .next("delete what is not needed, or ask an admin for more (perigee tenant quota)"));
     }
-    *in_making += bytes;
+    *in_making = in_making.saturating_add(bytes);
     Ok(held(bytes))
 }

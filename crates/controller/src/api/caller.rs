@@ -14,6 +14,7 @@ use perigee_model::{
     ImageName, JobId, Problem, ProblemKind, TenantName, UserName, VmId, VolumeName,
 };
 
+use crate::accounts::UsedToken;
 use crate::cluster::Cluster;
 use crate::files::is_sha256;
 use crate::records::{ImageRecord, image_key};
@@ -28,6 +29,8 @@ pub struct Caller {
     pub role: Role,
     /// As the audit log names it.
     pub who: String,
+    /// The token with which it asks, if it has one.
+    pub token: Option<UsedToken>,
     /// The full name of what is made, for the audit log.
     pub thing: Arc<OnceLock<String>>,
 }
@@ -39,6 +42,7 @@ impl From<User> for Caller {
             tenant: user.tenant,
             user: Some(user.name),
             role: user.role,
+            token: None,
             thing: Arc::default(),
         }
     }
@@ -48,7 +52,7 @@ impl Caller {
     /// Who has an operator's certificate, or uses the controller's unix socket.
     pub fn admin(peer: &Peer) -> Self {
         let (tenant, who) = (TenantName::default(), peer.to_string());
-        Self { tenant, user: None, role: Role::Admin, who, thing: Arc::default() }
+        Self { tenant, user: None, role: Role::Admin, who, token: None, thing: Arc::default() }
     }
 
     pub fn me(&self) -> Me {
@@ -196,7 +200,16 @@ impl Caller {
         Err(crate::accounts::unknown_user(tenant, user))
     }
 
-    /// The same for what a tenant may and does use.
+    /// The token with which a user changes its own tokens and keys. What it makes ends with it.
+    pub fn own_token(&self, tenant: &TenantName, user: &UserName) -> Option<&UsedToken> {
+        let is_own = self.tenant == *tenant && self.user.as_ref() == Some(user);
+        self.token.as_ref().filter(|_| is_own)
+    }
+
+    /// Whether this caller may see what a tenant may and does use.
+    ///
+    /// # Errors
+    /// That there is no such tenant, whether there is one or not.
     pub fn check_tenant(&self, tenant: &TenantName) -> Result<(), Problem> {
         if self.is_admin() || self.tenant == *tenant {
             return Ok(());

@@ -14,7 +14,7 @@ use axum::http::{HeaderMap, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
-use perigee_http::{Failure, Peer, PeerIdentity};
+use perigee_http::{ClientAddress, Failure, Peer, PeerIdentity};
 use perigee_model::tenant::{AuditEntry, Role};
 use perigee_model::{HostId, Problem, TenantName};
 
@@ -110,6 +110,7 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Admin,    "GET",    "/v1/hosts"),
     (May::Admin,    "GET",    "/v1/hosts/{host}"),
     (May::Admin,    "DELETE", "/v1/hosts/{host}"),
+    (May::Admin,    "PUT",    "/v1/hosts/{host}/site"),
     (May::Admin,    "POST",   "/v1/hosts/{host}/token"),
     (May::Admin,    "POST",   "/v1/hosts/{host}/revoke"),
     (May::Admin,    "POST",   "/v1/operators/revoke"),
@@ -135,7 +136,7 @@ impl Sender {
         if let Some(token) = token(request.headers(), request.uri().path()) {
             let user = cluster.accounts.by_token(&token);
             let user = user.ok_or("the token is wrong, expired or revoked")?;
-            return Ok(Self::User(user.into()));
+            return Ok(Self::User(Caller { token: cluster.accounts.used(&token), ..user.into() }));
         }
         match request.extensions().get::<Peer>() {
             None => Err("an unknown client may not ask for this".to_owned()),
@@ -238,7 +239,10 @@ pub async fn admit(
     };
     let sender = match Sender::of(&cluster, &request) {
         Ok(sender) => sender,
-        Err(why) => return refuse(why),
+        Err(why) => {
+            note_unknown(&cluster, &request, &why);
+            return refuse(why);
+        }
     };
     let mut unwritten = Unwritten::new(&cluster, &sender, &method, &path);
     let answer = if may(&sender, &method, &path) {
@@ -256,6 +260,24 @@ pub async fn admit(
     };
     unwritten.answered(answer.status());
     answer
+}
+
+/// Notes that a token did not count: somebody may be trying tokens. Anybody can do that, so not each request is noted.
+fn note_unknown(cluster: &Arc<Cluster>, request: &Request, why: &str) {
+    let Some(count) = cluster.bad_tokens.happened() else { return };
+    let address = request.extensions().get::<ClientAddress>().and_then(|address| address.0);
+    let from = address.map_or_else(|| "this host".to_owned(), |address| address.to_string());
+    tracing::warn!(from, count, "a request is refused: {why}");
+    let entry = AuditEntry {
+        at_ms: now_ms(),
+        who: format!("a client at {from}"),
+        request: format!("{} {}", request.method(), request.uri().path()),
+        thing: format!("{why}; {count} such requests since the last entry"),
+        status: StatusCode::FORBIDDEN.as_u16(),
+    };
+    let cluster = Arc::clone(cluster);
+    // The disk may be slow, and the answer does not wait for it.
+    tokio::task::spawn_blocking(move || cluster.audit.add(&TenantName::default(), entry));
 }
 
 /// An entry of the audit log. It is written when the request is over, also if the client has gone meanwhile.

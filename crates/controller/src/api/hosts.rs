@@ -2,6 +2,7 @@
 
 use axum::extract::{Query, State};
 use perigee_http::{Json, Reply};
+use perigee_model::enrol::SetSite;
 use perigee_model::job::{Host, HostRemoval, Link, Site};
 use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem};
@@ -20,6 +21,17 @@ pub async fn register(
 ) -> Reply<()> {
     hosts::register(&cluster, &host, addresses).await?;
     json(())
+}
+
+/// Says at which site a host is from now on. Its agent has to say the same.
+#[utoipa::path(put, path = "/hosts/{host}/site", tag = "hosts", params(("host" = String, Path)),
+    request_body = SetSite, responses((status = 200)))]
+pub async fn set_site(
+    State(cluster): Shared,
+    Name(host): Name<HostId>,
+    Json(SetSite { site }): Json<SetSite>,
+) -> Reply<()> {
+    json(hosts::set_site(&cluster, &host, site).await?)
 }
 
 #[utoipa::path(get, path = "/hosts", tag = "hosts", responses((status = 200, body = Vec<Host>)))]

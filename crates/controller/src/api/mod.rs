@@ -44,6 +44,7 @@ struct Document;
 fn routes() -> OpenApiRouter<Arc<Cluster>> {
     let v1 = OpenApiRouter::new()
         .routes(routes!(hosts::register, hosts::info, hosts::remove))
+        .routes(routes!(hosts::set_site))
         .routes(routes!(hosts::list))
         .routes(routes!(enrol::token))
         .routes(routes!(enrol::enrol))

@@ -162,7 +162,8 @@ pub async fn tokens(
     json(accounts::tokens_of(&cluster, &tenant, &user))
 }
 
-/// Makes a token with which the user is known. It is shown this once.
+/// Makes a token with which the user is known. It is shown this once. One that the user asks for with a token ends with that
+/// one at the latest.
 #[utoipa::path(post, path = "/tenants/{tenant}/users/{user}/tokens", tag = "tenants",
     params(("tenant" = String, Path), ("user" = String, Path)), request_body = NewAccessToken,
     responses((status = 200, body = MadeAccessToken)))]
@@ -174,12 +175,13 @@ pub async fn make_token(
 ) -> Reply<MadeAccessToken> {
     let (tenant, user) = parsed(path)?;
     caller.check_self(&tenant, &user)?;
-    let made = accounts::make_token(&cluster, &tenant, &user, new.life_s).await?;
+    let by = caller.own_token(&tenant, &user);
+    let made = accounts::make_token(&cluster, &tenant, &user, new.life_s, by).await?;
     caller.did(&format!("token {}", made.id));
     json(made)
 }
 
-/// Revokes a token.
+/// Revokes a token, and the tokens and SSH keys that the user has made with it.
 #[utoipa::path(delete, path = "/tenants/{tenant}/users/{user}/tokens/{token}", tag = "tenants",
     params(("tenant" = String, Path), ("user" = String, Path), ("token" = String, Path)),
     responses((status = 200)))]
@@ -207,6 +209,8 @@ pub async fn put_key(
     caller.check_self(&tenant, &user)?;
     let key = SshKey::new(key.name, &key.key)
         .map_err(|e| Problem::invalid(format!("can't add a key of {tenant}/{user}"), e))?;
+    let by_token = caller.own_token(&tenant, &user).map(|token| token.id.clone());
+    let key = SshKey { by_token, ..key };
     json(accounts::put_key(&cluster, (&tenant, &user), key).await?)
 }
 

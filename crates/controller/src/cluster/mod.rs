@@ -29,6 +29,7 @@ use crate::records::{
     JobRecord, MigrationRecord, Owned, Records, VolumeMoveRecord, job_key, migration_key,
     volume_move_key,
 };
+use crate::seldom::Seldom;
 use crate::store::SqliteStore;
 
 pub use capacity::{Counters, capacity, starts_at_once};
@@ -114,6 +115,10 @@ pub struct Cluster {
     pub authority: Authority,
     /// Whoever makes tokens and certificates, or revokes some, takes turns.
     pub enrolling: tokio::sync::Mutex<()>,
+    /// Hosts that tried to join with a token that does not count.
+    pub bad_joins: Seldom,
+    /// Requests with a token that does not count.
+    pub bad_tokens: Seldom,
     /// Tenants and their users.
     pub accounts: Accounts,
     pub audit: Audit,
@@ -181,6 +186,8 @@ impl Cluster {
             records,
             authority,
             enrolling: tokio::sync::Mutex::default(),
+            bad_joins: Seldom::default(),
+            bad_tokens: Seldom::default(),
             accounts,
             audit,
             network,

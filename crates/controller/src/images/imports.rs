@@ -85,7 +85,8 @@ async fn finish_import(
     };
     let _room = room_for(cluster, host, name, info.size_bytes).await?;
     let size_bytes = Some(info.size_bytes);
-    let known = ImageRecord { import: None, size_bytes, ..record.clone() };
+    let made_at = Some(host.id.clone());
+    let known = ImageRecord { import: None, size_bytes, made_at, ..record.clone() };
     cluster.records.put(&key, &known).await?;
     let gets_copy = |other: &HostLink| {
         let is_near = other.addresses.site == host.addresses.site;

@@ -7,7 +7,7 @@ use axum::http::Method;
 use perigee_http::authority::NewKey;
 use perigee_http::identity::{Credentials, Revoked, Strangers};
 use perigee_http::{Client, Expected, Identity, Listen, Network, Peer, PeerIdentity};
-use perigee_model::enrol::{Enrol, Enrolled, JoinToken, RenewCertificate};
+use perigee_model::enrol::{Enrol, Enrolled, JoinToken, RenewCertificate, SetSite};
 use perigee_model::tenant::{Me, NewTenant, Quota, Role};
 use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem, ProblemKind, SiteId, TenantName, UserName};
@@ -103,6 +103,7 @@ async fn a_host_that_has_joined_reports_as_itself_and_as_nobody_else() {
     let secure = Secure::up().await;
     let client = secure.joined("home1").await;
     client.put::<()>("/v1/hosts/home1", &addresses()).await.expect("it is home1");
+    a_host_does_not_choose_another_site(&secure, &client).await;
     forbidden(client.put::<()>("/v1/hosts/cloud1", &addresses()).await);
     forbidden(client.get::<serde_json::Value>("/v1/jobs").await);
     forbidden(client.post::<serde_json::Value>("/v1/hosts/cloud1/token", &()).await);
@@ -115,6 +116,22 @@ async fn a_host_that_has_joined_reports_as_itself_and_as_nobody_else() {
     forbidden(stranger.put::<()>("/v1/hosts/home1", &addresses()).await);
     forbidden(stranger.get::<serde_json::Value>("/v1/hosts").await);
     secure.supervisor.stop().await;
+}
+
+/// Its site says what data it may have.
+async fn a_host_does_not_choose_another_site(secure: &Secure, client: &Client) {
+    let site = SiteId::new("there").expect("a name");
+    let moved = HostAddresses { site: site.clone(), ..addresses() };
+    let refused = client.put::<()>("/v1/hosts/home1", &moved).await.expect_err("nobody agreed");
+    assert!(refused.next.contains("perigee host site home1 there"), "{refused}");
+    forbidden(client.put::<()>("/v1/hosts/home1/site", &SetSite { site: site.clone() }).await);
+    let cluster = &secure.supervisor.cluster;
+    let agreed = async |site| crate::hosts::set_site(cluster, &host("home1"), site).await;
+    agreed(site).await.expect("an admin agrees");
+    client.put::<()>("/v1/hosts/home1", &moved).await.expect("an admin has agreed");
+    client.put::<()>("/v1/hosts/home1", &addresses()).await.expect_err("it is elsewhere now");
+    agreed(addresses().site).await.expect("an admin agrees");
+    client.put::<()>("/v1/hosts/home1", &addresses()).await.expect("back");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -315,7 +332,8 @@ async fn a_user_is_known_by_its_token_and_the_controller_by_its_fingerprint() {
     let new = NewTenant { name: tenant.clone(), quota: Quota::default() };
     crate::accounts::create_tenant(cluster, new).await.expect("a tenant");
     crate::accounts::put_user(cluster, &tenant, &user, Role::Member).await.expect("a user");
-    let made = crate::accounts::make_token(cluster, &tenant, &user, 3600).await.expect("a token");
+    let made =
+        crate::accounts::make_token(cluster, &tenant, &user, 3600, None).await.expect("a token");
     let client = |fingerprint: &str| {
         let client = Client::to_enrol(&secure.url, fingerprint, PATIENCE).expect("a client");
         client.with_token(&made.token).expect("a token")

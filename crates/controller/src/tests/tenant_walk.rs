@@ -133,6 +133,7 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         }
         // Only admins and hosts get as far as the body.
         "PUT /v1/hosts/{host}"
+        | "PUT /v1/hosts/{host}/site"
         | "POST /v1/hosts/{host}/token"
         | "POST /v1/hosts/{host}/certificate"
         | "POST /v1/enrol"
@@ -290,6 +291,45 @@ async fn the_second_tenant_finds_no_file_of_the_first() {
     for (door, file) in [("/v1/data", "topsecret5"), ("/dav", "topsecret6")] {
         let kept = tenants.ann.get_bytes(&format!("{door}/acme/{file}")).await.expect("her file");
         assert_eq!(&kept[..], b"the plan");
+    }
+}
+
+/// How often the first of two answers takes longer, from 0 to 1.
+fn how_often_longer(times: &[[std::time::Duration; 2]]) -> f64 {
+    let longer = |one: std::time::Duration| times.iter().filter(|[_, other]| one > *other).count();
+    let all: usize = times.iter().map(|[one, _]| longer(*one)).sum();
+    let pairs = times.len() * times.len();
+    f64::from(u32::try_from(all).expect("few")) / f64::from(u32::try_from(pairs).expect("few"))
+}
+
+/// Both kinds of requests take turns, so whatever else the machine does takes as long from the one as from the other.
+#[tokio::test]
+async fn the_time_of_an_answer_does_not_tell_what_the_first_tenant_has() {
+    let tenants = Tenants::up().await;
+    let secrets = fill(&tenants).await;
+    let of = |kind: &str| values(kind, &secrets).remove(0);
+    for (path, thing) in [
+        ("/v1/volumes/NAME", of("volume")),
+        ("/v1/images/NAME", of("image")),
+        ("/v1/jobs/NAME", of("job")),
+        ("/v1/vms/NAME", of("vm")),
+        ("/v1/tenants/NAME", of("tenant")),
+        ("/v1/tenants/acme/users/NAME/tokens", of("user")),
+        ("/v1/data/acme/NAME?stat", names("topsecret5", "neverthere")),
+    ] {
+        let mut times = Vec::new();
+        for _ in 0..200 {
+            let mut both = [std::time::Duration::ZERO; 2];
+            for (time, name) in both.iter_mut().zip([&thing.secret, &thing.never]) {
+                let path = path.replace("NAME", name);
+                let begun = std::time::Instant::now();
+                tenants.bob.get::<Value>(&path).await.expect_err("nothing of bob's");
+                *time = begun.elapsed();
+            }
+            times.push(both);
+        }
+        let longer = how_often_longer(&times);
+        assert!((0.15..0.85).contains(&longer), "{path}: {longer}");
     }
 }
 

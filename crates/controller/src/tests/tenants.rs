@@ -245,11 +245,11 @@ async fn a_token_expires() {
     let tenants = Tenants::up().await;
     let (acme, amy) = (tenant("acme"), user_name("amy"));
     let cluster = &tenants.lab.cluster;
-    let made = crate::accounts::make_token(cluster, &acme, &amy, 60).await.expect("a token");
+    let made = crate::accounts::make_token(cluster, &acme, &amy, 60, None).await.expect("a token");
     assert!(cluster.accounts.by_token(&made.token).is_some());
     assert!(cluster.accounts.by_token_at(&made.token, made.expires_ms - 1).is_some());
     assert!(cluster.accounts.by_token_at(&made.token, made.expires_ms).is_none());
-    let long = crate::accounts::make_token(cluster, &acme, &amy, 366 * 86_400).await;
+    let long = crate::accounts::make_token(cluster, &acme, &amy, 366 * 86_400, None).await;
     is_kind(long, ProblemKind::Invalid);
 }
 
@@ -463,4 +463,55 @@ async fn a_tenant_that_confines_its_volume_learns_no_name_of_another_tenant_s() 
     let path = "/v1/volumes/blue~data/leave-site";
     let _: LeaveSiteSet = tenants.admin.put(path, &ask).await.expect("an admin may");
     assert_eq!(tenants.lab.cloud.inside().leave_site_asker, None);
+}
+
+#[tokio::test]
+async fn what_a_token_has_made_ends_with_it() {
+    let tenants = Tenants::up().await;
+    let own = "/v1/tenants/acme/users/amy";
+    let year = NewAccessToken { life_s: 365 * 86_400 };
+    let make = async |by: &Client| {
+        let made = by.post::<MadeAccessToken>(&format!("{own}/tokens"), &year).await;
+        let made = made.expect("a token");
+        (made.id.clone(), client(&tenants.url).with_token(&made.token).expect("a token"), made)
+    };
+    let first: Vec<AccessToken> =
+        tenants.amy.get(&format!("{own}/tokens")).await.expect("the first");
+    let (stolen, thief, made) = make(&tenants.amy).await;
+    assert_eq!(made.expires_ms, first[0].expires_ms, "it does not outlive the one that made it");
+    let (_, further, _) = make(&thief).await;
+    let (_, furthest, _) = make(&further).await;
+    let key = |name: &str| {
+        SshKey::new(user_name(name), &format!("ssh-ed25519 AAAA{name}")).expect("a key")
+    };
+    let keys = format!("{own}/keys");
+    let _: User = further.put(&keys, &key("thiefs")).await.expect("a key");
+    let _: User = tenants.amy.put(&keys, &key("own")).await.expect("a key");
+    let _: User = tenants.admin.put(&keys, &key("admins")).await.expect("a key");
+    tenants.amy.delete(&format!("{own}/tokens/{stolen}")).await.expect("revoked");
+    for gone in [thief, further, furthest] {
+        gone.get::<Me>("/v1/me").await.expect_err("it ended");
+    }
+    let amy: User = tenants.amy.get(own).await.expect("she is known");
+    let left: Vec<&str> = amy.keys.iter().map(|key| key.name.as_str()).collect();
+    assert_eq!(left, ["own", "admins"]);
+}
+
+#[tokio::test]
+async fn the_audit_log_says_that_somebody_tries_tokens_but_not_each_time() {
+    let tenants = Tenants::up().await;
+    let thief = client(&tenants.url).with_token("perigee_0123456789abcdef_0").expect("a word");
+    for _ in 0..20 {
+        thief.get::<Me>("/v1/me").await.expect_err("a wrong token");
+    }
+    let tried = wait_for("an entry", async || {
+        let log: Vec<AuditEntry> = tenants.admin.get("/v1/audit").await.expect("a log");
+        let of_thief = log.into_iter().filter(|entry| entry.who.starts_with("a client at"));
+        let of_thief: Vec<AuditEntry> = of_thief.collect();
+        (!of_thief.is_empty()).then_some(of_thief)
+    })
+    .await;
+    assert!(tried[0].thing.contains("wrong, expired or revoked"), "{tried:?}");
+    // On a slow machine there is one every ten seconds.
+    assert!(tried.len() < 10, "{tried:?}");
 }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use axum::routing::{get, post};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 
 use super::*;
 

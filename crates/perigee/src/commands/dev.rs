@@ -120,10 +120,13 @@ fn default_dir() -> Result<PathBuf, Problem> {
 /// QEMU's users pass through it to the directories of their VMs.
 fn prepare(dir: &Path) -> Result<PathBuf, Problem> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o711).create(dir);
-    made.and_then(|()| dir.canonicalize()).map_err(|e| {
+    let dir = made.and_then(|()| dir.canonicalize()).map_err(|e| {
         Problem::invalid(format!("can't use the directory {}", dir.display()), e)
             .next("choose another one: --dir DIR")
-    })
+    })?;
+    perigee_http::ours::check(&dir)
+        .map_err(|problem| problem.next("choose another one: --dir DIR"))?;
+    Ok(dir)
 }
 
 struct Daemons {

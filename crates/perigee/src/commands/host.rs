@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use perigee_http::Method;
-use perigee_model::enrol::{HostRevoked, JoinToken, MadeToken, NewToken};
+use perigee_model::enrol::{HostRevoked, JoinToken, MadeToken, NewToken, SetSite};
 use perigee_model::job::{Host, HostRemoval, Link, Site};
-use perigee_model::{HostId, Problem};
+use perigee_model::{HostId, Problem, SiteId};
 
 use crate::Context;
 use crate::commands::network::IDENTITY_DIR;
@@ -49,6 +49,13 @@ pub enum HostVerb {
     Revoke {
         /// The host's name, as `perigee host list` shows it
         host: HostId,
+    },
+    /// Agree that a host is at another site from now on. Start its agent with that site too
+    Site {
+        /// The host's name, as `perigee host list` shows it
+        host: HostId,
+        /// The site where it is now
+        site: SiteId,
     },
     /// Remove a host that will not come back
     #[command(visible_alias = "rm")]
@@ -149,6 +156,9 @@ pub async fn run(verb: HostVerb, context: &Context) -> Result<(), Problem> {
                 output::note(&format!("no host {host} has joined; is this its name?"));
             }
             Ok(())
+        }
+        HostVerb::Site { host, site } => {
+            client()?.put(&format!("/v1/hosts/{host}/site"), &SetSite { site }).await
         }
         HostVerb::List => {
             let hosts: Vec<Host> = client()?.get("/v1/hosts").await?;

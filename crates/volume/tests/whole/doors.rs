@@ -166,3 +166,39 @@ async fn a_client_in_the_network_does_not_join_the_vm_of_a_job_that_has_not_move
     assert_io(&over_tcp(&format!("job-1.root@{epoch}")));
     assert_io(&server.qemu_io("job-1.root", &["write 0 4k"]));
 }
+
+/// Somebody may have opened the control socket for another user.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_control_socket_answers_no_other_user_whatever_its_mode() {
+    if !is_root() {
+        return;
+    }
+    let server = reachable().await;
+    server.create("data", MIB).await;
+    let socket = server.socket().with_file_name("control.sock");
+    std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o666)).expect("a mode");
+    let ask = |uid: u32| {
+        let (uid, socket) = (uid.to_string(), socket.display().to_string());
+        let user = ["setpriv", "--reuid", &uid, "--regid", &uid, "--clear-groups"];
+        let curl = ["curl", "-sS", "--unix-socket", &socket, "http://localhost/v1/volumes"];
+        said(&try_run(&[&user[..], &curl].concat()))
+    };
+    assert!(ask(0).contains("\"data\""));
+    let refused = ask(OTHER_UID);
+    assert!(refused.contains("forbidden") && !refused.contains("\"data\""), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trace_goes_to_no_file_but_a_new_one_of_the_server_s_own() {
+    let server = Server::start().await;
+    for name in ["../x", "/etc/x", "a/b", "..", ""] {
+        let ask = serde_json::json!({"name": name});
+        let refused = server.control.post::<serde_json::Value>("/v1/trace/start", &ask).await;
+        assert_eq!(refused.expect_err("no name").kind, ProblemKind::Invalid, "{name:?}");
+    }
+    let ask = serde_json::json!({"name": "own-0001"});
+    server.control.post::<serde_json::Value>("/v1/trace/start", &ask).await.expect("a name");
+    server.control.post::<serde_json::Value>("/v1/trace/stop", &()).await.expect("its end");
+    let again = server.control.post::<serde_json::Value>("/v1/trace/start", &ask).await;
+    again.expect_err("what is there is not replaced");
+}

@@ -159,3 +159,47 @@ async fn another_host_makes_a_replica_only_where_the_controller_has_allowed_it()
     asker.post::<SealedReplica>(seal, &ask).await.expect("the controller has allowed it");
     asker.post::<()>(pins, &pin).await.expect("the controller has allowed it");
 }
+
+/// Over TLS, at a real server. The table of callers is `control/callers.rs`.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_control_port_is_closed_to_hosts_operators_and_strangers() {
+    let hosts = Hosts::up().await;
+    let url = format!("https://{}", hosts.home.control_addr);
+    let operator = hosts.authority.credentials(&PeerIdentity::Operator, &[]).expect("credentials");
+    let operator = Identity::new(&operator, Strangers::Refused).expect("an identity");
+    let patience = Duration::from_secs(60);
+    let operator = Network::Tls(operator).client(&url, Expected::Address, patience);
+    let stranger = Client::to_enrol(&url, hosts.authority.fingerprint(), patience);
+    for (who, asker) in [
+        ("a host", hosts.asker(None)),
+        ("an operator", operator.expect("a client")),
+        ("nobody", stranger.expect("a client")),
+    ] {
+        for (method, path) in [
+            ("GET", "/v1/volumes/data/data?length_bytes=4096"),
+            ("PUT", "/v1/volumes/data/data"),
+            ("DELETE", "/v1/volumes/data"),
+            ("GET", "/v1/volumes"),
+            ("GET", "/v1/clients"),
+            ("GET", "/v1/logins"),
+            ("POST", "/v1/boot"),
+            ("GET", "/v1/attachments"),
+            ("PUT", "/v1/attachments/data"),
+            ("DELETE", "/v1/attachments/data"),
+            ("POST", "/v1/trace/start"),
+            ("PUT", "/v1/sites"),
+        ] {
+            let method = perigee_http::Method::from_bytes(method.as_bytes()).expect("a method");
+            let asked = asker.send_body::<serde_json::Value>(method.clone(), path, "").await;
+            let problem = asked.expect_err("a refusal");
+            // A server that wants a certificate ends the handshake of a client without one.
+            let is_refused = problem.kind == ProblemKind::Forbidden
+                || who == "nobody" && problem.kind == ProblemKind::Unavailable;
+            assert!(is_refused, "{who} {method} {path}: {problem}");
+        }
+    }
+    let plain = Client::new(&format!("http://{}", hosts.home.control_addr), patience);
+    plain.expect("a client").get::<VolumeInfo>("/v1/volumes/data").await.expect_err("no TLS");
+    let still: VolumeInfo = hosts.home.control.get("/v1/volumes/data").await.expect("it is there");
+    assert_eq!(still.size_bytes, 4 * MIB);
+}

@@ -54,7 +54,11 @@ impl Owner {
     fn keep_end(&self) -> Result<(), Problem> {
         let arrival = self.vm.observed(|seen| seen.arrival);
         let migration = self.vm.spec.arrives_by.clone();
-        let arrived = migration.map(|migration| Arrived { migration, arrival });
+        let arrived = migration.map(|migration| Arrived {
+            migration,
+            arrival,
+            from: self.vm.spec.arrives_from.clone(),
+        });
         self.host.ends.hold(self.vm.id()).add(self.vm.spec.start, arrived)
     }
 
