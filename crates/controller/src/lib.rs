@@ -46,6 +46,7 @@ use std::path::{Path, PathBuf};
 use futures_util::future::{BoxFuture, FutureExt as _};
 use perigee_http::{Authority, Listen};
 use perigee_model::{Problem, SiteId};
+use perigee_repository::Objects;
 
 use cluster::{Timing, Traffic};
 pub use data::Doors;
@@ -64,6 +65,21 @@ pub struct Config {
     pub insecure: bool,
     /// Where files are served, beside the API.
     pub doors: Doors,
+    /// The S3 store with the contents of files, if they are not on the controller's disk.
+    pub data: Option<perigee_repository::Address>,
+}
+
+/// The S3 store at `s3://BUCKET/PREFIX`.
+///
+/// # Errors
+/// If it is no such address.
+pub fn store_address(
+    text: &str,
+    endpoint: Option<String>,
+    credentials: Option<PathBuf>,
+) -> Result<perigee_repository::Address, Problem> {
+    let address = perigee_repository::Address::parse(text, endpoint)?;
+    Ok(perigee_repository::Address { credentials, ..address })
 }
 
 /// The authority of the cluster whose controller has this state directory. It is made if there is none.
@@ -100,16 +116,23 @@ pub fn run_until(
 async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Problem> {
     perigee_http::prepare_daemon();
     let traffic = if config.insecure { Traffic::Plain } else { Traffic::Tls };
-    let supervisor = Supervisor::start(&config.state, Timing::default(), traffic).await?;
+    let objects = match &config.data {
+        Some(address) => Some(Objects::open(address).await?),
+        None => None,
+    };
+    let started = Supervisor::start_with(&config.state, Timing::default(), traffic, objects);
+    let supervisor = started.await?;
     if let Some(site) = config.site.clone() {
         supervisor.cluster.site.get_or_init(|| site);
     }
     let router = api::router(supervisor.cluster.clone());
     let serve = perigee_http::serve(router, &config.listen, &supervisor.cluster.network);
     let doors = data::doors(&supervisor.cluster, &config);
+    let tidy = supervisor.cluster.repository.clone().tidy();
     let ended = tokio::select! {
         ended = serve => ended,
         ended = doors => ended,
+        () = tidy => Ok(()),
         () = stop => Ok(()),
     };
     supervisor.stop().await;

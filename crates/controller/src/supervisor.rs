@@ -15,6 +15,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use perigee_model::job::JobState;
 use perigee_model::{JobId, Problem};
+use perigee_repository::Objects;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -37,17 +38,33 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Reads the state of an earlier run and continues everything that is unfinished.
+    /// As [`Supervisor::start_with`], with the contents of files on the disk.
     ///
     /// # Errors
-    /// If the state directory cannot be used.
+    /// As [`Supervisor::start_with`].
+    #[cfg(test)]
     pub async fn start(
         state_dir: &Path,
         timing: Timing,
         traffic: Traffic,
     ) -> Result<Arc<Self>, Problem> {
+        Self::start_with(state_dir, timing, traffic, None).await
+    }
+
+    /// Reads the state of an earlier run and continues everything that is unfinished. The contents of users' files are in
+    /// `objects`, if it is given.
+    ///
+    /// # Errors
+    /// If the state directory cannot be used.
+    pub async fn start_with(
+        state_dir: &Path,
+        timing: Timing,
+        traffic: Traffic,
+        objects: Option<Arc<Objects>>,
+    ) -> Result<Arc<Self>, Problem> {
         let (wanted, wishes) = mpsc::unbounded_channel();
         let cluster = Cluster::open(state_dir, timing, traffic, wanted).await?;
+        objects.into_iter().for_each(|objects| cluster.repository.keep_in(objects));
         enrol::know_revoked(&cluster).await?;
         enrol::know_enrolled_here(&cluster).await?;
         let asked = cluster.records.keys("intents/jobs/").await?;

@@ -150,6 +150,10 @@ pub static PATH_NAMES: Limit = Limit::new("the number of names in a path", Unit:
 pub static UPLOADS: Limit =
     Limit::new("a tenant's number of unfinished uploads", Unit::Count, 0, 1000);
 
+/// The length of a file whose content is in an S3 store: 10,000 pieces of 16 MiB.
+pub static OBJECT_BYTES: Limit =
+    Limit::new("the length of a file in an S3 store", Unit::Bytes, 0, 10_000 << 24);
+
 /// Parts of one upload that arrive apart from each other.
 pub static UPLOAD_PARTS: Limit =
     Limit::new("an upload's number of separate parts", Unit::Count, 0, 10_000);
@@ -309,6 +313,7 @@ mod tests {
         &FILE_NAME_BYTES,
         &PATH_NAMES,
         &UPLOADS,
+        &OBJECT_BYTES,
         &UPLOAD_PARTS,
         &FILE_SHARES,
         &FILE_LIST,

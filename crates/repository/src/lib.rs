@@ -8,6 +8,8 @@
 //!       tree/  parts/  shares     a directory of this machine
 //! ```
 //!
+//! Contents may be in an S3 store instead ([`objects`]).
+//!
 //! A file is whole or not there. Its bytes go into `parts/`, and it gets its name in `tree/` when all of them are on
 //! the disk (see [`upload`]). The SHA-256 of its content is an extended attribute of the same inode, so that name,
 //! content and hash appear in one rename. A read of a whole file checks it.
@@ -23,6 +25,7 @@ mod dav;
 mod errors;
 mod http;
 mod listing;
+mod objects;
 mod path;
 mod reader;
 mod repository;
@@ -37,6 +40,7 @@ mod usage;
 mod view;
 
 pub use account::{Account, Accounts, Found, Quota};
+pub use objects::{Address, Objects};
 pub use path::{DataPath, Location};
 pub use repository::Repository;
 pub use view::View;

@@ -10,12 +10,22 @@ use sha2::{Digest, Sha256};
 
 use crate::errors::problem;
 use crate::listing::errno;
+use crate::objects::ObjectReader;
 use crate::upload::hex;
+
+/// Where the content of a file is.
+#[derive(Debug)]
+pub enum Source {
+    /// In the file.
+    Local(File),
+    /// In an S3 store.
+    Object(ObjectReader),
+}
 
 /// An open file. It stays what it was when it was opened, also when it is replaced or deleted.
 #[derive(Debug)]
 pub struct FileReader {
-    file: File,
+    source: Source,
     entry: FileEntry,
     what: String,
     hasher: Sha256,
@@ -24,8 +34,13 @@ pub struct FileReader {
 }
 
 impl FileReader {
-    pub(crate) fn new(file: File, entry: FileEntry, what: String) -> Self {
-        Self { file, entry, what, hasher: Sha256::new(), hashed: 0 }
+    pub(crate) fn new(source: Source, entry: FileEntry, what: String) -> Self {
+        Self { source, entry, what, hasher: Sha256::new(), hashed: 0 }
+    }
+
+    /// Whether reading waits for another host. Then [`FileReader::read_async`] takes no thread meanwhile.
+    pub(crate) fn is_remote(&self) -> bool {
+        matches!(self.source, Source::Object(_))
     }
 
     /// What is read.
@@ -38,22 +53,47 @@ impl FileReader {
     /// # Errors
     /// `Internal` if the last bytes are read and the content is not what was written.
     pub fn read(&mut self, offset: u64, max: usize) -> Result<Bytes, Problem> {
-        let left = self.entry.size_bytes.saturating_sub(offset);
-        let length = usize::try_from(left).unwrap_or(max).min(max);
+        let length = self.length(offset, max);
         if length == 0 {
             return Ok(Bytes::new());
         }
-        let mut piece = vec![0; length];
-        let read = self.file.read_exact_at(&mut piece, offset);
-        read.map_err(|e| problem(&self.what, errno(e)))?;
+        let piece = match &mut self.source {
+            Source::Local(file) => read_local(file, offset, length, &self.what)?,
+            Source::Object(object) => object.read(offset, length)?,
+        };
+        self.checked(offset, piece)
+    }
+
+    /// As [`FileReader::read`].
+    ///
+    /// # Errors
+    /// As [`FileReader::read`].
+    pub(crate) async fn read_async(&mut self, offset: u64, max: usize) -> Result<Bytes, Problem> {
+        let length = self.length(offset, max);
+        if length == 0 {
+            return Ok(Bytes::new());
+        }
+        let piece = match &mut self.source {
+            Source::Local(file) => read_local(file, offset, length, &self.what)?,
+            Source::Object(object) => object.read_async(offset, length).await?,
+        };
+        self.checked(offset, piece)
+    }
+
+    fn length(&self, offset: u64, max: usize) -> usize {
+        let left = self.entry.size_bytes.saturating_sub(offset);
+        usize::try_from(left).unwrap_or(max).min(max)
+    }
+
+    fn checked(&mut self, offset: u64, piece: Bytes) -> Result<Bytes, Problem> {
         if offset == self.hashed {
             self.hasher.update(&piece);
-            self.hashed += length as u64;
+            self.hashed += piece.len() as u64;
             if self.hashed == self.entry.size_bytes {
                 self.check()?;
             }
         }
-        Ok(piece.into())
+        Ok(piece)
     }
 
     fn check(&mut self) -> Result<(), Problem> {
@@ -62,11 +102,17 @@ impl FileReader {
             Some(written) if *written != found => {
                 tracing::error!(what = self.what, %written, %found, "a file of the repository is damaged");
                 let why = format!(
-                    "its content was damaged on the disk: the SHA-256 is {found}, and was {written}"
+                    "its content was damaged where it is kept: the SHA-256 is {found}, and was {written}"
                 );
                 Err(Problem::internal(&self.what, why).next("upload the file again"))
             }
             _ => Ok(()),
         }
     }
+}
+
+fn read_local(file: &File, offset: u64, length: usize, what: &str) -> Result<Bytes, Problem> {
+    let mut piece = vec![0; length];
+    file.read_exact_at(&mut piece, offset).map_err(|e| problem(what, errno(e)))?;
+    Ok(piece.into())
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use perigee_http::{BOOT_ID, boot_id, private_directory};
 use perigee_model::{Problem, TenantName};
@@ -12,9 +13,13 @@ use rustix::io::Errno;
 
 use crate::http::parallel::Uploads;
 use crate::listing::SHA256;
+use crate::objects::Objects;
 use crate::path::DataPath;
 use crate::shares::Shares;
 use crate::space::{Space, lock};
+
+/// How often objects that nobody names are looked for.
+const TIDY_EVERY: Duration = Duration::from_secs(10);
 
 /// The files of all tenants.
 #[derive(Debug)]
@@ -22,6 +27,8 @@ pub struct Repository {
     directory: PathBuf,
     boot_id: String,
     spaces: Mutex<BTreeMap<TenantName, Arc<Space>>>,
+    /// Where contents of files are, if not on the disk.
+    objects: OnceLock<Arc<Objects>>,
     pub(crate) shares: Shares,
     pub(crate) uploads: Uploads,
 }
@@ -38,9 +45,38 @@ impl Repository {
             directory: directory.to_owned(),
             boot_id: boot_id(Path::new(BOOT_ID)),
             spaces: Mutex::default(),
+            objects: OnceLock::new(),
             shares: Shares::open(directory.join("shares.json"))?,
             uploads: Uploads::default(),
         }))
+    }
+
+    /// Keeps the contents of new files in an S3 store. To be called before the first use of the repository.
+    pub fn keep_in(&self, objects: Arc<Objects>) {
+        self.objects.get_or_init(|| objects);
+    }
+
+    /// Deletes objects that nobody names any more. It does not end.
+    pub async fn tidy(self: Arc<Self>) {
+        if self.objects.get().is_none() {
+            return std::future::pending().await;
+        }
+        loop {
+            let repository = Arc::clone(&self);
+            let tidied = tokio::task::spawn_blocking(move || {
+                for tenant in repository.tenants() {
+                    match repository.space(&tenant, false) {
+                        Ok(Some(space)) => space.delete_garbage(),
+                        Ok(None) => {}
+                        Err(problem) => tracing::warn!(%problem, "can't tidy up"),
+                    }
+                }
+            });
+            if let Err(error) = tidied.await {
+                tracing::error!(%error, "can't tidy up the repository");
+            }
+            tokio::time::sleep(TIDY_EVERY).await;
+        }
     }
 
     /// A tenant's files; `None` if it has none, unless its directory is to be made.
@@ -57,7 +93,10 @@ impl Repository {
         if !make && !directory.is_dir() {
             return Ok(None);
         }
-        let space = Arc::new(Space::open(tenant.clone(), &directory, &self.boot_id)?);
+        let space = Arc::new(
+            Space::open(tenant.clone(), &directory, &self.boot_id)?
+                .kept_in(self.objects.get().cloned()),
+        );
         spaces.insert(tenant.clone(), Arc::clone(&space));
         Ok(Some(space))
     }

@@ -5,24 +5,26 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use perigee_model::data::{FileEntry, FileList};
 use perigee_model::limits::{PATH_BYTES, PATH_NAMES};
 use perigee_model::{Problem, TenantName};
 use rustix::fs::{
-    AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, fgetxattr, fstatvfs, fsync, mkdirat, openat,
-    renameat, renameat_with, unlinkat,
+    AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, XattrFlags, fgetxattr, fremovexattr, fsetxattr,
+    fstatvfs, fsync, linkat, mkdirat, openat, renameat, renameat_with, unlinkat,
 };
 use rustix::io::Errno;
 
 use crate::beneath::{open, open_directory};
 use crate::errors::{missing, no_room, problem};
-use crate::listing::{Directory, entry, entry_of};
+use crate::listing::{Directory, entry, entry_of, errno};
+use crate::objects::{OBJECT, ObjectReader, Objects, SENDING};
 use crate::path::DataPath;
-use crate::reader::FileReader;
+use crate::reader::{FileReader, Source};
 use crate::usage::{Below, Usage, Used, count};
 
 /// An upload that was cut can be continued for this long.
@@ -30,6 +32,9 @@ pub const UNFINISHED_KEPT: Duration = Duration::from_secs(24 * 3600);
 
 /// The extended attribute of an unfinished upload: which boot of the host it is of, and the file's path.
 pub const TARGET: &str = "user.perigee.target";
+
+/// An object is deleted this long after its file: until then, whoever has opened the file says so.
+const GARBAGE_KEPT: Duration = Duration::from_secs(5);
 
 /// The space that files leave to what else is on the disk, such as the controller's store.
 const RESERVE_BYTES: u64 = 256 << 20;
@@ -55,10 +60,29 @@ pub struct Space {
     pub(crate) unfinished: Mutex<HashMap<DataPath, Unfinished>>,
     /// Which boot of this host it is.
     pub(crate) boot_id: String,
+    /// Where the contents of new files are, if not on the disk.
+    pub(crate) objects: Option<Arc<Objects>>,
+    /// Parts whose objects are to be deleted, and since when.
+    garbage: Mutex<Vec<(String, Instant)>>,
 }
 
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An attribute of a file, if it has it.
+pub fn attribute(file: &File, name: &str) -> Option<String> {
+    let mut text = [0_u8; 4096];
+    let length = fgetxattr(file, name, &mut text[..]).ok()?;
+    Some(std::str::from_utf8(text.get(..length)?).ok()?.to_owned())
+}
+
+/// What [`OBJECT`] and [`SENDING`] have: a key, and the store's id of an object in pieces after a space.
+fn key_and_id(noted: &str) -> (&str, Option<&str>) {
+    match noted.split_once(' ') {
+        Some((key, id)) => (key, Some(id)),
+        None => (noted, None),
+    }
 }
 
 impl Space {
@@ -86,9 +110,17 @@ impl Space {
             changes: Mutex::default(),
             unfinished: Mutex::default(),
             boot_id: boot_id.to_owned(),
+            objects: None,
+            garbage: Mutex::default(),
         };
         space.find_unfinished().map_err(fault)?;
         Ok(space)
+    }
+
+    /// Keeps the contents of new files in a store.
+    pub fn kept_in(mut self, objects: Option<Arc<Objects>>) -> Self {
+        self.objects = objects;
+        self
     }
 
     /// Uploads that a kill of the server has cut can be continued. After a reboot nobody knows which of their bytes
@@ -99,6 +131,10 @@ impl Space {
             let part = part?;
             let Ok(name) = part.file_name().to_str() else { continue };
             if matches!(name, "." | "..") {
+                continue;
+            }
+            if self.is_garbage(name)? {
+                lock(&self.garbage).push((name.to_owned(), Instant::now()));
                 continue;
             }
             match self.target_of(name) {
@@ -122,6 +158,96 @@ impl Space {
         let is_new = metadata.modified().ok()?.elapsed().is_ok_and(|age| age < UNFINISHED_KEPT);
         (boot_id == self.boot_id && is_new).then_some(())?;
         Some((DataPath::parse(path).ok()?, metadata.len()))
+    }
+
+    fn open_part(&self, part: &str) -> Result<File, Errno> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        openat(&self.parts, part, flags, Mode::empty()).map(File::from)
+    }
+
+    /// Whether a part has an object. If it is the beginning of one, the part itself may still be continued.
+    fn is_garbage(&self, part: &str) -> Result<bool, Errno> {
+        let file = self.open_part(part)?;
+        if attribute(&file, OBJECT).is_some() {
+            return Ok(true);
+        }
+        if let Some(sending) = attribute(&file, SENDING) {
+            self.discard_object(&sending)?;
+            fremovexattr(&file, SENDING)?;
+        }
+        Ok(false)
+    }
+
+    /// Notes that an object is garbage which has no part of its own: its key, and the store's id of it.
+    pub(crate) fn discard_object(&self, sending: &str) -> Result<(), Errno> {
+        let name = uuid::Uuid::new_v4().to_string();
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = openat(&self.parts, &name, flags, Mode::RUSR | Mode::WUSR)?;
+        fsetxattr(&file, OBJECT, sending.as_bytes(), XattrFlags::empty())?;
+        fsync(&file)?;
+        fsync(&self.parts)?;
+        self.add_garbage(name);
+        Ok(())
+    }
+
+    /// A part whose object is to be deleted, unless the part has a name in the tree too.
+    pub(crate) fn add_garbage(&self, part: String) {
+        lock(&self.garbage).push((part, Instant::now()));
+    }
+
+    /// Before a name in the tree goes away: if the file's content is an object, the file gets a second name in `parts/`, so
+    /// that the object can be deleted afterwards.
+    fn retire(&self, above: &OwnedFd, name: &str) -> Result<Option<String>, Errno> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = File::from(openat(above, name, flags, Mode::empty())?);
+        if attribute(&file, OBJECT).is_none() {
+            return Ok(None);
+        }
+        let part = uuid::Uuid::new_v4().to_string();
+        linkat(above, name, &self.parts, &part, AtFlags::empty())?;
+        Ok(Some(part))
+    }
+
+    /// Deletes objects that no file of the tree has. What fails is tried again later.
+    pub(crate) fn delete_garbage(&self) {
+        let Some(objects) = &self.objects else { return };
+        let old = |since: Instant| since.elapsed() >= GARBAGE_KEPT;
+        let garbage: Vec<_> =
+            lock(&self.garbage).extract_if(.., |(_, since)| old(*since)).collect();
+        let mut left = garbage.into_iter();
+        while let Some((part, _)) = left.next() {
+            match self.delete_object(objects, &part) {
+                Ok(true) => {}
+                Ok(false) => self.add_garbage(part),
+                Err(problem) => {
+                    tracing::warn!(tenant = %self.tenant, %problem, "an object is deleted later");
+                    self.add_garbage(part);
+                    // The store would fail for the others too.
+                    left.by_ref().for_each(|(part, _)| self.add_garbage(part));
+                }
+            }
+        }
+    }
+
+    /// Whether it was deleted: a file that is being read stays.
+    fn delete_object(&self, objects: &Objects, part: &str) -> Result<bool, Problem> {
+        let fault = |e| problem("can't delete an object", e);
+        let file = match self.open_part(part) {
+            Ok(file) => file,
+            // It was found twice.
+            Err(Errno::NOENT) => return Ok(true),
+            Err(error) => return Err(fault(error)),
+        };
+        let has_name = file.metadata().map_err(|e| fault(errno(e)))?.nlink() > 1;
+        if let Some(noted) = attribute(&file, OBJECT).filter(|_| !has_name) {
+            let (key, id) = key_and_id(&noted);
+            if objects.is_in_use(key) {
+                return Ok(false);
+            }
+            objects.delete(key, id)?;
+        }
+        unlinkat(&self.parts, part, AtFlags::empty()).map_err(fault)?;
+        Ok(true)
     }
 
     /// Remembers what there is of an upload, instead of what there was of an earlier one.
@@ -208,7 +334,20 @@ impl Space {
         if entry.is_directory() {
             return Err(problem(self.what("read", path), Errno::ISDIR));
         }
-        Ok(FileReader::new(file, entry, self.what("read", path)))
+        let what = self.what("read", path);
+        let key = (entry.size_bytes > 0).then(|| attribute(&file, OBJECT)).flatten();
+        let source = match (key, &self.objects) {
+            (None, _) => Source::Local(file),
+            (Some(key), Some(objects)) => {
+                Source::Object(ObjectReader::new(objects, key_and_id(&key).0, what.clone()))
+            }
+            (Some(_), None) => {
+                let why =
+                    "its content is in an S3 store, and the controller was started without one";
+                return Err(Problem::unavailable(what, why).next("start it with --data"));
+            }
+        };
+        Ok(FileReader::new(source, entry, what))
     }
 
     /// Opens a directory to list it.
@@ -293,10 +432,17 @@ impl Space {
         if found.is_directory() {
             return Err(fault(Errno::ISDIR));
         }
+        let retired = self.retire(&above, name).map_err(fault)?;
         unlinkat(&above, name, AtFlags::empty()).map_err(fault)?;
         self.usage.give(found.size_bytes, 1);
         drop(turn);
-        fsync(&above).map_err(fault)
+        fsync(&above).map_err(fault)?;
+        self.add_retired(retired);
+        Ok(())
+    }
+
+    fn add_retired(&self, retired: Option<String>) {
+        retired.into_iter().for_each(|part| self.add_garbage(part));
     }
 
     /// Deletes an empty directory.
@@ -333,8 +479,10 @@ impl Space {
             self.check_depth(from, to, &what)?;
         }
         let replaced = entry(new_above.as_fd(), new).map_err(fault)?;
+        let mut retired = None;
         match replaced {
             Some(file) if replace && !moved.is_directory() && !file.is_directory() => {
+                retired = self.retire(&new_above, new).map_err(fault)?;
                 renameat(&old_above, old, &new_above, new).map_err(fault)?;
                 self.usage.give(file.size_bytes, 1);
             }
@@ -343,7 +491,9 @@ impl Space {
                 .map_err(fault)?,
         }
         drop(turn);
-        fsync(&new_above).and_then(|()| fsync(&old_above)).map_err(fault)
+        fsync(&new_above).and_then(|()| fsync(&old_above)).map_err(fault)?;
+        self.add_retired(retired);
+        Ok(())
     }
 
     /// What is below a directory must still have paths of an allowed length afterwards.
@@ -368,11 +518,17 @@ impl Space {
         if replaced.as_ref().is_some_and(FileEntry::is_directory) {
             return Err(fault(Errno::ISDIR));
         }
+        let retired = match replaced {
+            Some(_) => self.retire(&above, name).map_err(fault)?,
+            None => None,
+        };
         renameat(&self.parts, part, &above, name).map_err(fault)?;
         if let Some(file) = replaced {
             self.usage.give(file.size_bytes, 1);
         }
         drop(turn);
-        fsync(&above).map_err(fault)
+        fsync(&above).map_err(fault)?;
+        self.add_retired(retired);
+        Ok(())
     }
 }

@@ -86,12 +86,18 @@ impl Reading {
     }
 
     fn start(&mut self, offset: u64) {
-        if let Some(mut reader) = self.reader.take() {
-            self.ahead = Some(tokio::task::spawn_blocking(move || {
+        let Some(mut reader) = self.reader.take() else { return };
+        self.ahead = Some(if reader.is_remote() {
+            tokio::spawn(async move {
+                let piece = reader.read_async(offset, PIECE_BYTES).await;
+                (reader, offset, piece)
+            })
+        } else {
+            tokio::task::spawn_blocking(move || {
                 let piece = reader.read(offset, PIECE_BYTES);
                 (reader, offset, piece)
-            }));
-        }
+            })
+        });
     }
 }
 

@@ -16,13 +16,18 @@ use std::sync::Arc;
 
 use perigee_model::Problem;
 use perigee_model::data::FileEntry;
-use rustix::fs::{AtFlags, Mode, OFlags, XattrFlags, fremovexattr, fsetxattr, openat, unlinkat};
+use perigee_model::limits::OBJECT_BYTES;
+use rustix::fs::{
+    AtFlags, FallocateFlags, Mode, OFlags, XattrFlags, fallocate, fremovexattr, fsetxattr, fsync,
+    openat, unlinkat,
+};
 use sha2::{Digest, Sha256};
 
 use crate::errors::{missing, problem};
 use crate::listing::{SHA256, entry_of, errno};
+use crate::objects::{OBJECT, PIECE_BYTES as SENT_BYTES, SENDING, Sending, Target};
 use crate::path::DataPath;
-use crate::space::{Space, TARGET};
+use crate::space::{Space, TARGET, attribute};
 
 /// How much is read at once to hash it.
 const PIECE_BYTES: usize = 1 << 20;
@@ -38,6 +43,8 @@ pub struct Part {
     pub file: File,
     name: String,
     reserved_bytes: u64,
+    /// What of it was sent to the store.
+    sending: Option<Sending>,
     /// It has a name in the tree, or is kept as an unfinished upload.
     is_settled: bool,
 }
@@ -66,6 +73,7 @@ impl Part {
                 file: fd.into(),
                 name,
                 reserved_bytes: 0,
+                sending: None,
                 is_settled: false,
             }),
             Err(problem) => {
@@ -87,6 +95,7 @@ impl Part {
                     file: fd.into(),
                     name: unfinished.part,
                     reserved_bytes: unfinished.length,
+                    sending: None,
                     is_settled: false,
                 };
                 Ok(Some((part, unfinished.length)))
@@ -102,6 +111,10 @@ impl Part {
     pub fn reserve(&mut self, length: u64) -> Result<(), Problem> {
         let more = length.saturating_sub(self.reserved_bytes);
         if more > 0 {
+            if self.space.objects.is_some() {
+                let what = || self.space.what("write", &self.path);
+                OBJECT_BYTES.check(length).map_err(|e| e.problem(what()))?;
+            }
             self.space.usage.take(more, 0)?;
             self.reserved_bytes = length;
         }
@@ -145,6 +158,7 @@ impl Part {
         }
         let fault = |e| problem(&what, e);
         fsetxattr(&self.file, SHA256, sha256.as_bytes(), XattrFlags::empty()).map_err(fault)?;
+        self.move_content(sha256)?;
         self.file.sync_all().map_err(|e| fault(errno(e)))?;
         self.space.publish(&self.name, &self.path)?;
         self.is_settled = true;
@@ -155,7 +169,105 @@ impl Part {
         self.space.usage.give_upload();
         // It is no unfinished upload any more. If this fails, the attribute says nothing that anyone asks for.
         let _ = fremovexattr(&self.file, TARGET);
+        self.sending = None;
+        if self.space.objects.is_some() {
+            let _ = fremovexattr(&self.file, SENDING);
+        }
         Ok(entry)
+    }
+
+    /// If contents are kept in a store: sends what has arrived in order up to `until`, in whole pieces.
+    ///
+    /// # Errors
+    /// If the store fails. What was sent is dropped.
+    pub fn send_until(&mut self, until: u64) -> Result<(), Problem> {
+        if self.space.objects.is_none() {
+            return Ok(());
+        }
+        let sent = self.send_pieces(until, SENT_BYTES);
+        if sent.is_err() {
+            self.stop_sending();
+        }
+        sent
+    }
+
+    fn send_pieces(&mut self, until: u64, least: u64) -> Result<(), Problem> {
+        let Some(objects) = self.space.objects.clone() else { return Ok(()) };
+        loop {
+            let at = self.sending.as_ref().map_or(0, Sending::sent);
+            let length = until.saturating_sub(at).min(SENT_BYTES);
+            if length < least {
+                return Ok(());
+            }
+            let piece = self.read(at, length)?;
+            if self.sending.is_none() {
+                let target = self.target()?;
+                // Its id is noted, too, so that what the store has of it can be dropped.
+                let sending = Sending::begin(&objects, target)?;
+                let noted = self.note(&format!("{} {}", sending.key(), sending.id()));
+                self.sending = Some(sending);
+                noted?;
+            }
+            if let Some(sending) = &mut self.sending {
+                sending.send(piece)?;
+            }
+        }
+    }
+
+    /// The key of a new object, which is noted before anything is sent.
+    fn target(&self) -> Result<Target, Problem> {
+        let key = format!("{}/{}", self.space.tenant(), uuid::Uuid::new_v4());
+        self.note(&key)?;
+        let what = self.space.what("write", &self.path);
+        Ok(Target { key, path: self.path.to_string(), what })
+    }
+
+    fn note(&self, sending: &str) -> Result<(), Problem> {
+        let fault = |e| problem(self.space.what("write", &self.path), e);
+        fsetxattr(&self.file, SENDING, sending.as_bytes(), XattrFlags::empty()).map_err(fault)?;
+        fsync(&self.file).and_then(|()| fsync(&self.space.parts)).map_err(fault)
+    }
+
+    fn read(&self, at: u64, length: u64) -> Result<Vec<u8>, Problem> {
+        let mut piece = vec![0; usize::try_from(length).unwrap_or(0)];
+        let read = self.file.read_exact_at(&mut piece, at);
+        read.map_err(|e| problem(self.space.what("read again", &self.path), errno(e)))?;
+        Ok(piece)
+    }
+
+    /// What was sent is not what the file has, or not needed.
+    pub fn stop_sending(&mut self) {
+        self.sending = None;
+        let Some(noted) = attribute(&self.file, SENDING) else { return };
+        let discarded = self.space.discard_object(&noted);
+        // If this fails, it is found at the next start.
+        if let Err(error) = discarded.and_then(|()| fremovexattr(&self.file, SENDING)) {
+            tracing::warn!(%error, "can't note that an object is to be deleted");
+        }
+    }
+
+    /// If contents are kept in a store: from here on it has this one, and the part has only its length.
+    fn move_content(&mut self, sha256: &str) -> Result<(), Problem> {
+        let Some(objects) = self.space.objects.clone() else { return Ok(()) };
+        let fault = |part: &Self, e| problem(part.space.what("write", &part.path), e);
+        let length = self.file.metadata().map_err(|e| fault(self, errno(e)))?.len();
+        if length == 0 {
+            return Ok(());
+        }
+        let key = if self.sending.is_none() && length <= SENT_BYTES {
+            let (target, bytes) = (self.target()?, self.read(0, length)?);
+            objects.put(&target, bytes, sha256)?;
+            target.key
+        } else {
+            self.send_pieces(length, 1)?;
+            let Some(sending) = &mut self.sending else { return Ok(()) };
+            sending.complete()?;
+            sending.key().to_owned()
+        };
+        let noted = fsetxattr(&self.file, OBJECT, key.as_bytes(), XattrFlags::empty());
+        noted.map_err(|e| fault(self, e))?;
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&self.file, hole, 0, length).map_err(|e| fault(self, e))
     }
 
     /// Remembers for whoever continues the upload, also after a kill of the server, which file this is to be.
@@ -166,6 +278,7 @@ impl Part {
 
     fn keep(mut self, length: u64) {
         self.is_settled = true;
+        self.stop_sending();
         self.space.usage.give(self.reserved_bytes.saturating_sub(length), 0);
         self.space.keep_unfinished(self.path.clone(), self.name.clone(), length);
     }
@@ -176,6 +289,14 @@ impl Drop for Part {
         if self.is_settled {
             return;
         }
+        if attribute(&self.file, OBJECT).is_some() {
+            // Its content is in the store, and is deleted there before the part goes.
+            self.space.add_garbage(self.name.clone());
+            self.space.usage.give(self.reserved_bytes, 1);
+            self.space.usage.give_upload();
+            return;
+        }
+        self.stop_sending();
         match unlinkat(self.space.parts.as_fd(), &self.name, AtFlags::empty()) {
             Ok(()) => self.space.usage.give(self.reserved_bytes, 1),
             // It takes its room until the server starts again, or has its name and only its directory was not synced.
@@ -306,6 +427,7 @@ impl Upload {
         if offset == self.hashed {
             self.hasher.update(bytes);
             self.hashed = end;
+            self.part()?.send_until(end)?;
         } else if offset < self.hashed {
             self.hash_anew();
         }
@@ -338,6 +460,7 @@ impl Upload {
     /// What was hashed is not what the file has any more.
     fn hash_anew(&mut self) {
         (self.hasher, self.hashed) = (Sha256::new(), 0);
+        self.part.iter_mut().for_each(Part::stop_sending);
     }
 
     fn hash_until(&mut self, end: u64) -> Result<(), Problem> {

@@ -30,6 +30,15 @@ pub enum Verb {
         /// Serve files over SFTP on this address
         #[arg(long, value_name = "HOST:PORT")]
         sftp: Option<String>,
+        /// Keep the contents of users' files in an S3 store. Names stay in the controller's directory
+        #[arg(long, value_name = "s3://BUCKET/PREFIX")]
+        data: Option<String>,
+        /// The address of the S3 store, if it is not AWS's
+        #[arg(long, value_name = "URL", requires = "data")]
+        data_endpoint: Option<String>,
+        /// The credentials for the S3 store, as in `~/.aws/credentials` [default: those that AWS's tools would use]
+        #[arg(long, value_name = "FILE", requires = "data")]
+        data_credentials: Option<PathBuf>,
     },
     /// Make the cluster's certificate authority, and print its fingerprint. `run` makes it too, if there is none
     Init {
@@ -53,12 +62,25 @@ const STATE: &str = "/var/lib/perigee/controller";
 
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     match verb {
-        Verb::Run { state, listen, site, insecure, sftp } => {
+        Verb::Run {
+            state,
+            listen,
+            site,
+            insecure,
+            sftp,
+            data,
+            data_endpoint,
+            data_credentials,
+        } => {
             if insecure {
                 warn_insecure();
             }
             let doors = perigee_controller::Doors { sftp };
-            let config = perigee_controller::Config { state, listen, site, insecure, doors };
+            let data = data.map(|store| {
+                perigee_controller::store_address(&store, data_endpoint, data_credentials)
+            });
+            let data = data.transpose()?;
+            let config = perigee_controller::Config { state, listen, site, insecure, doors, data };
             perigee_controller::run(config).await
         }
         Verb::Init { state } => {

@@ -154,6 +154,7 @@ impl Daemons {
             site: Some(site.clone()),
             insecure: false,
             doors: perigee_controller::Doors::default(),
+            data: None,
         };
         let volumes = perigee_volume::Config {
             pool: dir.join("pool"),

@@ -3,3 +3,4 @@
 mod http;
 mod server;
 mod sftp;
+mod store;

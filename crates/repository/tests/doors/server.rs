@@ -12,7 +12,7 @@ use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse;
 use perigee_http::{Failure, Listen, Network, unused_port};
 use perigee_model::Problem;
-use perigee_repository::{Account, Accounts, Found, Quota, Repository, sftp};
+use perigee_repository::{Account, Accounts, Found, Objects, Quota, Repository, sftp};
 use tempfile::TempDir;
 
 /// Something that a client waits for takes as long as the machine needs.
@@ -69,8 +69,14 @@ pub struct Server {
 
 impl Server {
     pub async fn start() -> Self {
-        let dir = tempfile::tempdir().expect("a directory");
+        Self::start_in(tempfile::tempdir().expect("a directory"), None).await
+    }
+
+    /// With the contents of files in a store, if one is given. What is in the directory already is served.
+    pub async fn start_in(dir: TempDir, objects: Option<Arc<Objects>>) -> Self {
         let repository = Repository::open(&dir.path().join("data")).expect("a repository");
+        objects.into_iter().for_each(|objects| repository.keep_in(objects));
+        tokio::spawn(Arc::clone(&repository).tidy());
         let address = format!("127.0.0.1:{}", unused_port());
         let router = perigee_repository::router(Arc::clone(&repository)).layer(from_fn(admit));
         let listen = Listen::Tcp(address.clone());

@@ -1,0 +1,328 @@
+//! Contents of files in an S3 store. object_store speaks S3.
+//!
+//! Names, lengths and hashes stay in the local tree, so that lists, renames, quotas and "whole or not there" are what they
+//! are without a store. A file whose content is in the store has a local inode of its length without blocks, and the
+//! attribute [`OBJECT`] with the object's key. Each content has a key of its own that is never used again.
+//!
+//! 1. The bytes of an upload go into its part, as without a store. Each [`PIECE_BYTES`] of them that came in order are
+//!    sent while the rest arrives.
+//! 2. Before anything is sent, the part has the attribute [`SENDING`] with the key, durably. So no object is ever there
+//!    that nobody knows of.
+//! 3. When the object is complete, the part gets [`OBJECT`], gives its blocks back, and is renamed into the tree.
+//!
+//! What is in `parts/` with a key and has no name in the tree is garbage: its object is deleted, and then the part. A
+//! file that is deleted or replaced gets there by a link that is made before its name changes.
+
+mod credentials;
+mod reader;
+mod sending;
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use object_store::aws::AmazonS3;
+use object_store::multipart::MultipartStore as _;
+use object_store::path::Path;
+use object_store::{
+    Attribute, Attributes, BackoffConfig, ClientOptions, Error, ObjectStoreExt as _, PutOptions,
+    PutPayload, RetryConfig,
+};
+use perigee_model::Problem;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+
+use crate::space::lock;
+
+pub use reader::ObjectReader;
+pub use sending::{Sending, Target};
+
+/// The attribute of a file whose content is in the store: the object's key.
+pub const OBJECT: &str = "user.perigee.object";
+/// The attribute of a part whose content is being sent: the object's key, and the store's id of the upload in pieces.
+pub const SENDING: &str = "user.perigee.sending";
+
+/// How many bytes go to the store at once. S3 takes at most 10,000 pieces for an object.
+pub const PIECE_BYTES: u64 = 16 << 20;
+/// Pieces that are sent at the same time, and those of one upload. They are in memory.
+const PIECES_MAX: usize = 8;
+const PIECES_OF_ONE_MAX: usize = 2;
+
+/// How long a piece, or another request that has an end, may take with all repetitions.
+const REQUEST_MAX: Duration = Duration::from_secs(300);
+/// How long a request is repeated while the store does not answer or is overloaded.
+const RETRY_MAX: Duration = Duration::from_secs(120);
+/// A store that sends nothing for this long is asked again.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+/// How long the controller's start waits for the store.
+const PROBE_MAX: Duration = Duration::from_secs(15);
+
+/// Where the store is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    /// The bucket.
+    pub bucket: String,
+    /// What all keys begin with.
+    pub prefix: String,
+    /// The address of the server, if it is not AWS's.
+    pub endpoint: Option<String>,
+    /// A file with the credentials, if they are not those that AWS's tools would use.
+    pub credentials: Option<PathBuf>,
+}
+
+impl Address {
+    /// Of `s3://BUCKET/PREFIX`.
+    ///
+    /// # Errors
+    /// `Invalid` if it is none.
+    pub fn parse(text: &str, endpoint: Option<String>) -> Result<Self, Problem> {
+        let refused = |why: &str| {
+            Problem::invalid(format!("can't keep files in {text}"), why)
+                .next("give the address of an S3 store as s3://BUCKET/PREFIX")
+        };
+        let rest = text.strip_prefix("s3://").ok_or_else(|| refused("it is not an S3 store"))?;
+        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        if bucket.is_empty() {
+            return Err(refused("it names no bucket"));
+        }
+        let prefix = prefix.trim_matches('/').to_owned();
+        Path::parse(&prefix).map_err(|e| refused(&e.to_string()))?;
+        Ok(Self { bucket: bucket.to_owned(), prefix, endpoint, credentials: None })
+    }
+}
+
+/// An S3 store. Its blocking methods must not be called on async threads.
+#[derive(Debug)]
+pub struct Objects {
+    s3: AmazonS3,
+    prefix: String,
+    runtime: Handle,
+    pieces: Arc<Semaphore>,
+    /// How many readers each object has: it is not deleted meanwhile.
+    in_use: Mutex<HashMap<String, usize>>,
+}
+
+fn failed(what: impl Into<String>, error: Error) -> Problem {
+    let what = what.into();
+    match error {
+        Error::NotFound { source, .. } => Problem::internal(what, deepest(&*source)),
+        Error::PermissionDenied { source, .. } | Error::Unauthenticated { source, .. } => {
+            Problem::unavailable(what, format!("the store refuses: {}", deepest(&*source)))
+                .next("check the controller's credentials for the store")
+        }
+        error => Problem::unavailable(what, format!("the store failed: {}", deepest(&error)))
+            .next("try again; if it stays so, look after the store"),
+    }
+}
+
+/// The first causes of an error say nothing that its last one does not.
+fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut last = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    last.to_string()
+}
+
+/// A wait for the store has an end.
+async fn within<T>(
+    what: &str,
+    max: Duration,
+    act: impl Future<Output = object_store::Result<T>>,
+) -> Result<T, Problem> {
+    match tokio::time::timeout(max, act).await {
+        Ok(done) => done.map_err(|e| failed(what, e)),
+        Err(_) => {
+            let why = format!("the store has not answered for {} s", max.as_secs());
+            Err(Problem::unavailable(what, why)
+                .next("try again; if it stays so, look after the store"))
+        }
+    }
+}
+
+impl Objects {
+    /// Finds the store, with the credentials that AWS's tools would use.
+    ///
+    /// # Errors
+    /// If the store refuses to keep something. One that does not answer now may do so later.
+    pub async fn open(address: &Address) -> Result<Arc<Self>, Problem> {
+        let what = || format!("can't keep files in s3://{}/{}", address.bucket, address.prefix);
+        // The client has no provider of cryptography of its own. One that is there already is the same.
+        let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
+        let plain = address.endpoint.as_ref().is_some_and(|url| url.starts_with("http://"));
+        if plain {
+            tracing::warn!(
+                "the store is spoken to without TLS: everybody on the way can read the files"
+            );
+        }
+        let options = ClientOptions::new()
+            .with_timeout_disabled()
+            .with_read_timeout(SILENCE_MAX)
+            .with_allow_http(plain);
+        let retry = RetryConfig {
+            backoff: BackoffConfig {
+                max_backoff: Duration::from_secs(5),
+                ..BackoffConfig::default()
+            },
+            max_retries: usize::MAX,
+            retry_timeout: RETRY_MAX,
+        };
+        let mut builder = credentials::found(address.credentials.as_deref())?
+            .with_bucket_name(&address.bucket)
+            .with_client_options(options)
+            .with_retry(retry);
+        if let Some(endpoint) = &address.endpoint {
+            builder = builder.with_endpoint(endpoint);
+        }
+        let s3 = builder.build().map_err(|e| Problem::invalid(what(), e))?;
+        let objects = Arc::new(Self {
+            s3,
+            prefix: address.prefix.clone(),
+            runtime: Handle::current(),
+            pieces: Arc::new(Semaphore::new(PIECES_MAX)),
+            in_use: Mutex::default(),
+        });
+        match tokio::time::timeout(PROBE_MAX, objects.probe()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(
+                error @ (Error::NotFound { .. }
+                | Error::PermissionDenied { .. }
+                | Error::Unauthenticated { .. }),
+            )) => return Err(Problem::invalid(what(), deepest(&error))),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "the S3 store does not work; files in it can't be used meanwhile");
+            }
+            Err(_) => {
+                tracing::warn!("the S3 store does not answer; files in it can't be used meanwhile");
+            }
+        }
+        Ok(objects)
+    }
+
+    async fn probe(&self) -> object_store::Result<()> {
+        let at = self.at(&format!("probe/{}", uuid::Uuid::new_v4()));
+        self.s3.put(&at, PutPayload::from_static(b"perigee")).await?;
+        self.s3.delete(&at).await
+    }
+
+    fn at(&self, key: &str) -> Path {
+        Path::from_iter(
+            self.prefix.split('/').filter(|part| !part.is_empty()).chain(key.split('/')),
+        )
+    }
+
+    fn block<T>(&self, act: impl Future<Output = T>) -> T {
+        self.runtime.block_on(act)
+    }
+
+    /// Stores an object in one request.
+    ///
+    /// # Errors
+    /// If the store does not take it.
+    pub fn put(&self, target: &Target, bytes: Vec<u8>, sha256: &str) -> Result<(), Problem> {
+        let mut attributes = about(target);
+        attributes.insert(Attribute::Metadata("perigee-sha256".into()), sha256.to_owned().into());
+        let options = PutOptions { attributes, ..PutOptions::default() };
+        let at = self.at(&target.key);
+        let put = async {
+            let _place = self.pieces.acquire().await;
+            use object_store::ObjectStore as _;
+            let put = self.s3.put_opts(&at, bytes.into(), options);
+            within(&target.what, REQUEST_MAX, put).await.map(drop)
+        };
+        self.block(put)
+    }
+
+    /// Deletes an object, and what there is of one that was sent in pieces. It may be gone already.
+    ///
+    /// # Errors
+    /// If the store does not do it.
+    pub fn delete(&self, key: &str, id: Option<&str>) -> Result<(), Problem> {
+        let (what, at) = (format!("can't delete the object {key}"), self.at(key));
+        let delete = async {
+            if let Some(id) = id {
+                let id = id.to_owned();
+                within(&what, REQUEST_MAX, absent(self.s3.abort_multipart(&at, &id))).await?;
+            }
+            within(&what, REQUEST_MAX, absent(self.s3.delete(&at))).await
+        };
+        self.block(delete)
+    }
+
+    /// Keeps an object from being deleted.
+    fn hold(self: &Arc<Self>, key: &str) -> Held {
+        *lock(&self.in_use).entry(key.to_owned()).or_default() += 1;
+        Held { objects: Arc::clone(self), key: key.to_owned() }
+    }
+
+    /// Whether somebody reads an object.
+    pub fn is_in_use(&self, key: &str) -> bool {
+        lock(&self.in_use).contains_key(key)
+    }
+}
+
+async fn absent(act: impl Future<Output = object_store::Result<()>>) -> object_store::Result<()> {
+    match act.await {
+        Err(Error::NotFound { .. }) => Ok(()),
+        done => done,
+    }
+}
+
+/// What the store shows of an object to whoever has lost the tree: metadata are ASCII.
+fn about(target: &Target) -> Attributes {
+    let path: String = target.path.bytes().map(ascii).collect();
+    [(Attribute::Metadata("perigee-path".into()), path)].into_iter().collect()
+}
+
+fn ascii(byte: u8) -> String {
+    match byte {
+        b' '..=b'~' if byte != b'%' => char::from(byte).to_string(),
+        byte => format!("%{byte:02X}"),
+    }
+}
+
+/// A reader's hold of an object.
+#[derive(Debug)]
+struct Held {
+    objects: Arc<Objects>,
+    key: String,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut in_use = lock(&self.objects.in_use);
+        if let Some(readers) = in_use.get_mut(&self.key) {
+            *readers -= 1;
+            if *readers == 0 {
+                in_use.remove(&self.key);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_names_a_bucket_and_what_keys_begin_with() {
+        let of = |text: &str| Address::parse(text, None).map(|a| (a.bucket, a.prefix));
+        let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+        assert_eq!(of("s3://b/p/q/").expect("an address"), pair("b", "p/q"));
+        assert_eq!(of("s3://b").expect("an address"), pair("b", ""));
+        for bad in ["b/p", "http://b/p", "s3://", "s3:///p", "s3://b/a//c", "s3://b/../c"] {
+            of(bad).expect_err(bad);
+        }
+    }
+
+    #[test]
+    fn metadata_of_an_object_are_ascii() {
+        let path = "a/ü 100%\n".to_owned();
+        let target = Target { key: "k".into(), path, what: String::new() };
+        let attributes = about(&target);
+        let value = attributes.get(&Attribute::Metadata("perigee-path".into()));
+        assert_eq!(value.map(|v| v.as_ref().to_owned()).as_deref(), Some("a/%C3%BC 100%25%0A"));
+    }
+}
