@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -13,13 +13,13 @@ use perigee_http::{Failure, Json, Peer, Reply};
 use perigee_model::guest::GuestEvent;
 use perigee_model::switchover::Fate;
 use perigee_model::vm::{
-    AskMigrationKey, CancelMigration, EndUnlessRan, HostReport, LinkProbe, MigrateOut,
-    MigrationKey, ProbeLink, VmChanges, VmReport, VmSpec,
+    AskGuestAgent, AskMigrationKey, CancelMigration, EndUnlessRan, HostReport, LinkProbe,
+    MigrateOut, MigrationKey, ProbeLink, VmChanges, VmReport, VmSpec,
 };
 use perigee_model::{Problem, VmId, VmStart};
 use serde::Deserialize;
 
-use crate::vm::Request;
+use crate::vm::Request as Ask;
 use crate::vms::{Vms, gone};
 use crate::{callers, link};
 
@@ -38,6 +38,9 @@ pub fn router(vms: Arc<Vms>) -> Router {
         .route("/v1/vms/{vm}/migration-key", post(migration_key))
         .route("/v1/vms/{vm}/events", get(events))
         .route("/v1/vms/{vm}/console", get(console))
+        .route("/v1/vms/{vm}/console/attach", get(attach_console))
+        .route("/v1/vms/{vm}/guest-agent", post(ask_guest_agent))
+        .route("/v1/vms/{vm}/power-button", post(press_power_button))
         .route("/v1/vms/{vm}/migrate", post(migrate))
         .route("/v1/vms/{vm}/migrate/cancel", post(cancel_migration))
         .route("/v1/probe", post(probe))
@@ -174,13 +177,45 @@ async fn console(State(vms): Shared, Path(vm): Path<String>) -> Result<String, F
     Ok(vms.get(&id(&vm)?)?.console()?)
 }
 
+/// Bytes of both directions follow the answer.
+async fn attach_console(
+    State(vms): Shared,
+    Path(vm): Path<String>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let attached = vms.get(&id(&vm)?)?.attach().await?;
+    let (answer, begun) = perigee_http::accept(request)?;
+    tokio::spawn(async move {
+        // A client that has gone meanwhile needs no console.
+        if let Ok(tunnel) = begun.tunnel().await {
+            attached.carry(tunnel).await;
+        }
+    });
+    Ok(answer)
+}
+
+async fn ask_guest_agent(
+    State(vms): Shared,
+    Path(vm): Path<String>,
+    Json(ask): Json<AskGuestAgent>,
+) -> Reply<serde_json::Value> {
+    Ok(Json(vms.get(&id(&vm)?)?.ask_guest_agent(ask).await?))
+}
+
+async fn press_power_button(State(vms): Shared, Path(vm): Path<String>) -> Reply<()> {
+    let vm = vms.get(&id(&vm)?)?;
+    let answer = vm.ask(Ask::PressPowerButton).await;
+    answer.unwrap_or_else(|| Err(gone(vm.id())))?;
+    Ok(Json(()))
+}
+
 async fn migrate(
     State(vms): Shared,
     Path(vm): Path<String>,
     Json(order): Json<MigrateOut>,
 ) -> Result<StatusCode, Failure> {
     let vm = vms.get(&id(&vm)?)?;
-    let answer = vm.ask(|answer| Request::Migrate(Box::new(order), answer)).await;
+    let answer = vm.ask(|answer| Ask::Migrate(Box::new(order), answer)).await;
     answer.unwrap_or_else(|| Err(gone(vm.id())))?;
     Ok(StatusCode::ACCEPTED)
 }
@@ -191,7 +226,7 @@ async fn cancel_migration(
     Json(asked): Json<CancelMigration>,
 ) -> Result<StatusCode, Failure> {
     let vm = vms.get(&id(&vm)?)?;
-    let answer = vm.ask(|answer| Request::CancelMigration(asked, answer)).await;
+    let answer = vm.ask(|answer| Ask::CancelMigration(asked, answer)).await;
     answer.unwrap_or_else(|| Err(gone(vm.id())))?;
     Ok(StatusCode::ACCEPTED)
 }

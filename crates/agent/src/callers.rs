@@ -70,6 +70,9 @@ mod tests {
         for (method, path) in [
             (Method::PUT, &["v1", "vms", "a"][..]),
             (Method::DELETE, &["v1", "vms", "a"]),
+            (Method::GET, &["v1", "vms", "a", "console", "attach"]),
+            (Method::POST, &["v1", "vms", "a", "guest-agent"]),
+            (Method::POST, &["v1", "vms", "a", "power-button"]),
             (Method::POST, &["v1", "vms", "a", "migrate"]),
             (Method::POST, &["v1", "vms", "a", "migrate", "cancel"]),
             (Method::GET, &["v1", "vms", "a", "console"]),

@@ -2,14 +2,16 @@
 //!
 //! Both sides of a migration must build the same machine. So the machine type carries its version, the order of
 //! the devices is fixed, and only paths and the accelerator depend on the host. Under TCG the CPU is `max`,
-//! which is the same everywhere for one version of QEMU. Under KVM it is `host`, which has all features of the
-//! host, so a VM can move only between hosts with the same kind of CPU.
+//! which is the same everywhere for one version of QEMU. Under KVM a job's VM has `host`, which has all features of the
+//! host, so it can move only between hosts with the same kind of CPU; a VM that lives without a job has
+//! [`LASTING_CPU`].
 
 use std::os::fd::RawFd;
 use std::path::Path;
 
+use perigee_model::DiskRole;
 use perigee_model::guest::PORT_NAME;
-use perigee_model::vm::{Accelerator, Disk, VmSpec};
+use perigee_model::vm::{Accelerator, Disk, Firmware, VmSpec};
 use serde_json::json;
 
 use crate::files::VmDir;
@@ -19,10 +21,16 @@ pub const QEMU: &str = "qemu-system-x86_64";
 const MACHINE: &str = "pc-q35-7.2,usb=off,vmport=off";
 const MIB: u64 = 1 << 20;
 
+/// What x86-64-v2 asks for, and AES: Intel's and AMD's processors have had it since 2011. QEMU 7.2 has no name for it.
+pub const LASTING_CPU: &str = "qemu64,+aes,+cx16,+pni,+popcnt,+sse4.1,+sse4.2,+ssse3,enforce=on";
+
 /// QEMU locks all of its memory, so that none of it is swapped. If it can't, it does not start.
 pub const MEM_LOCK: [&str; 2] = ["-overcommit", "mem-lock=on"];
 /// The last output of a console that is not written to a file.
 const CONSOLE_BYTES: u32 = 64 << 10;
+
+/// UEFI firmware without Secure Boot, with 4 MiB of flash. Both sides of a migration have it in memory that is sent.
+pub const OVMF: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
 
 /// How long a request waits for a volume server that does not answer before the guest is paused.
 const RECONNECT_DELAY_S: u32 = 600;
@@ -71,20 +79,28 @@ pub fn arguments(
     add(&["-name", &format!("guest={},debug-threads=on", spec.vm)]);
     add(&["-nodefaults", "-no-user-config", "-display", "none", "-vga", "none"]);
     let locked = spec.locks_memory;
-    add(&[
-        "-machine",
-        &if locked { format!("{MACHINE},dump-guest-core=off") } else { MACHINE.into() },
-    ]);
+    let dump = if locked { ",dump-guest-core=off" } else { "" };
+    let flash = match spec.machine.firmware {
+        Firmware::Bios => "",
+        Firmware::Uefi => ",pflash0=firmware,pflash1=nvram",
+    };
+    add(&["-machine", &format!("{MACHINE}{dump}{flash}")]);
+    if spec.machine.firmware == Firmware::Uefi {
+        add(&["-blockdev", &firmware_node()]);
+    }
     if locked {
         add(&MEM_LOCK);
     }
-    add(&accelerator_arguments(accelerator));
+    let [accel, kind, cpu, model] = accelerator_arguments(accelerator);
+    let common = spec.machine.lasts && accelerator == Accelerator::Kvm;
+    add(&[accel, kind, cpu, if common { LASTING_CPU } else { model }]);
     add(&["-m", &memory(spec.memory_bytes, accelerator), "-smp", &spec.cpus.to_string()]);
     add(&["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]);
     add(&mark(dir).each_ref().map(String::as_str));
-    // A guest that powers off stays until the VM is deleted, so that it can be examined. A guest that reboots
+    // A guest that powers off stays until the VM is deleted, so that it can be examined. A job's guest that reboots
     // or panics also ends, because its job would otherwise run twice.
-    add(&["-action", "shutdown=pause,reboot=shutdown,panic=pause"]);
+    let reboot = if spec.machine.lasts { "reset" } else { "shutdown" };
+    add(&["-action", &format!("shutdown=pause,reboot={reboot},panic=pause")]);
     add(&["-device", "pvpanic"]);
     add(&["-boot", "strict=on"]);
     add(&["-chardev", &socket("monitor", &dir.qmp()), "-mon", "chardev=monitor,mode=control"]);
@@ -95,21 +111,28 @@ pub fn arguments(
         &if locked {
             format!("ringbuf,id=console,size={CONSOLE_BYTES}")
         } else {
-            format!("file,id=console,path={console},append=on")
+            format!("{},logfile={console},logappend=on", socket("console", &dir.tty()))
         },
     ]);
     add(&["-serial", "chardev:console"]);
     for (index, disk) in spec.disks.iter().enumerate() {
-        add(&[
-            "-blockdev",
-            &block_node(disk, volume_socket),
-            "-device",
-            &block_device(disk, index),
-        ]);
+        add(&["-blockdev", &block_node(disk, volume_socket)]);
+        if disk.role != DiskRole::Nvram {
+            add(&["-device", &block_device(disk, index)]);
+        }
     }
     add(&["-device", "virtio-serial-pci,id=channel"]);
     add(&["-chardev", &socket("job", &dir.job())]);
     add(&["-device", &format!("virtserialport,bus=channel.0,nr=1,chardev=job,name={PORT_NAME}")]);
+    if spec.machine.lasts {
+        add(&["-chardev", &socket("agent", &dir.guest_agent())]);
+        // A guest that uses them gives its free memory back to the host, and is reset when it hangs.
+        let reporting = if locked { "" } else { ",free-page-reporting=on" };
+        add(&["-device", &format!("virtio-balloon-pci,id=balloon{reporting}")]);
+        add(&["-device", "i6300esb,id=watchdog"]);
+        let name = "org.qemu.guest_agent.0";
+        add(&["-device", &format!("virtserialport,bus=channel.0,nr=2,chardev=agent,name={name}")]);
+    }
     add(&["-object", "rng-builtin,id=rng", "-device", "virtio-rng-pci,rng=rng"]);
     if let Some(cable) = cable {
         let netdev = format!("stream,id=network,addr.type=fd,addr.str={cable}");
@@ -151,6 +174,12 @@ fn block_node(disk: &Disk, volume_socket: &Path) -> String {
     .to_string()
 }
 
+/// The firmware's code, which all VMs of a host share. (Debian's package ovmf.)
+fn firmware_node() -> String {
+    json!({"driver": "file", "node-name": "firmware", "filename": OVMF, "read-only": true})
+        .to_string()
+}
+
 fn block_device(disk: &Disk, index: usize) -> String {
     json!({
         "driver": "virtio-blk-pci",
@@ -172,7 +201,8 @@ fn block_device(disk: &Disk, index: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use perigee_model::{DiskRole, Epoch, VmId, VolumeName};
+    use perigee_model::vm::Machine;
+    use perigee_model::{Epoch, VmId, VolumeName};
 
     use super::*;
 
@@ -195,6 +225,7 @@ mod tests {
             locks_memory: false,
             hides_output: false,
             network: Default::default(),
+            machine: Default::default(),
         }
     }
 
@@ -237,6 +268,45 @@ mod tests {
         }
         assert!(!locked.contains("console.log"), "{locked}");
         assert!(!line(&spec(), "/s").join(" ").contains("mem-lock"));
+    }
+
+    #[test]
+    fn only_a_guest_without_a_job_may_reboot() {
+        let lasting = VmSpec { machine: Machine { lasts: true, ..Machine::default() }, ..spec() };
+        assert!(line(&lasting, "/s").join(" ").contains("reboot=reset"));
+        assert!(line(&spec(), "/s").join(" ").contains("reboot=shutdown"));
+    }
+
+    #[test]
+    fn uefi_has_its_variables_in_a_volume_that_is_no_disk() {
+        let nvram = Disk {
+            role: DiskRole::Nvram,
+            volume: VolumeName::new("web-nvram").unwrap(),
+            epoch: Epoch(3),
+            read_only: false,
+        };
+        let machine = Machine { firmware: Firmware::Uefi, ..Machine::default() };
+        let disks = spec().disks.into_iter().chain([nvram]).collect();
+        let text = line(&VmSpec { machine, disks, ..spec() }, "/s").join(" ");
+        for part in ["pflash0=firmware,pflash1=nvram", OVMF, "\"export\":\"web-nvram@3\""] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(!text.contains("disk-nvram"), "{text}");
+    }
+
+    #[test]
+    fn under_kvm_a_vm_that_lasts_has_a_cpu_that_other_hosts_have_too() {
+        let lasting = VmSpec { machine: Machine { lasts: true, ..Machine::default() }, ..spec() };
+        let kvm = |spec: &VmSpec| {
+            let dir = VmDir::new(Path::new("/s"), &spec.vm);
+            arguments(spec, &dir, Path::new("/v"), Accelerator::Kvm, None).join(" ")
+        };
+        assert!(kvm(&lasting).contains(LASTING_CPU));
+        assert!(kvm(&spec()).contains("-cpu host"));
+        assert!(
+            line(&lasting, "/s").join(" ").contains("-cpu max"),
+            "TCG's is the same everywhere"
+        );
     }
 
     #[test]

@@ -125,6 +125,17 @@ impl VmDir {
         self.run().join("job.sock")
     }
 
+    /// The guest's serial console, for one client. Its path is no longer than the monitor's.
+    pub fn tty(&self) -> PathBuf {
+        self.run().join("tty.sock")
+    }
+
+    /// The channel of qemu-guest-agent. Its path is shorter than the monitor's.
+    pub fn guest_agent(&self) -> PathBuf {
+        self.run().join("ga.sock")
+    }
+
+    /// What the guest has printed there.
     pub fn console(&self) -> PathBuf {
         self.run().join("console.log")
     }

@@ -4,8 +4,10 @@
 //! [`decide`] contains the decisions, without I/O.
 
 mod arrival;
+pub mod console;
 pub mod decide;
 pub mod ended;
+pub mod guest_agent;
 pub mod migrate;
 pub mod network;
 pub mod owner;
@@ -22,7 +24,7 @@ use perigee_model::vm::{
 };
 use perigee_model::volume::ExportStats;
 use perigee_model::{MigrationId, Problem, VmId};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::changes::{Changed, Changes};
 use crate::files::{VmDir, tail};
@@ -47,6 +49,8 @@ pub enum Request {
     Migrate(Box<MigrateOut>, Answer<()>),
     CancelMigration(CancelMigration, Answer<()>),
     Delete(Answer<()>),
+    /// Tells the guest to power off. Answered when QEMU was told.
+    PressPowerButton(Answer<()>),
     /// Asks for the fate of the VM that this migration was to bring. The VM is stopped unless it has run.
     EndUnlessRan(MigrationId, Answer<Fate>),
 }
@@ -102,6 +106,10 @@ pub struct Vm {
     observed: Mutex<Observed>,
     changed: Arc<Changed>,
     requests: mpsc::Sender<Request>,
+    /// QEMU has one client there at a time.
+    console_is_free: Arc<Semaphore>,
+    /// One question at a time.
+    guest_agent_is_free: Semaphore,
 }
 
 impl Vm {
@@ -129,7 +137,19 @@ impl Vm {
         let changed = Arc::new(Changed::new(Arc::clone(changes)));
         log.tell(Arc::clone(&changed));
         let log = Arc::new(log);
-        let vm = Self { spec, dir, log, observed: Mutex::new(observed), changed, requests };
+        let observed = Mutex::new(observed);
+        let console_is_free = Arc::new(Semaphore::new(1));
+        let guest_agent_is_free = Semaphore::new(1);
+        let vm = Self {
+            spec,
+            dir,
+            log,
+            observed,
+            changed,
+            requests,
+            console_is_free,
+            guest_agent_is_free,
+        };
         (Arc::new(vm), queue)
     }
 
@@ -214,21 +234,6 @@ impl Vm {
                 io,
             }
         })
-    }
-
-    pub fn console(&self) -> Result<String, Problem> {
-        if self.spec.locks_memory || self.spec.hides_output {
-            let why =
-                "the VM has data that may not leave their site, so what it prints is not shown";
-            return Err(Problem::unsupported(
-                format!("can't read the console of {}", self.id()),
-                why,
-            ));
-        }
-        let text = tail(&self.dir.console(), CONSOLE_TAIL_BYTES).map_err(|e| {
-            Problem::internal(format!("can't read the console of {}", self.id()), e)
-        })?;
-        Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
     /// QEMU's last output on stderr.

@@ -60,6 +60,11 @@ impl Vms {
             let mut owner = Owner::new(host.clone(), vm.clone(), requests);
             owner.adopt(record).await;
             vms.with(|all| all.insert(id, vm.clone()));
+            if vm.spec.machine.lasts {
+                // The agent of before may have ended while the guest's filesystems stood still.
+                let frozen = vm.clone();
+                tokio::spawn(async move { frozen.thaw().await });
+            }
             tokio::spawn(vms.clone().look_after(vm, owner));
         }
         Ok(vms)

@@ -141,6 +141,17 @@ pub async fn is_left(cluster: &Cluster, job: &JobId) -> Result<bool, Problem> {
     Ok(pending.iter().any(|cleanup| cleanup.needs_a_host(cluster)))
 }
 
+/// A host of the cluster where a part of this cleanup still stands; `None` when it is done, or waits only for removed
+/// hosts.
+pub async fn waits_for(cluster: &Cluster, cleanup: &Cleanup) -> Result<Option<HostId>, Problem> {
+    let Some(left) = cluster.records.read::<Cleanup>(&cleanup.key()).await? else {
+        return Ok(None);
+    };
+    let at = left.attachments.into_iter().chain(left.volumes).map(|(host, _)| host);
+    let mut hosts = left.vms.into_iter().map(|(host, _)| host).chain(at);
+    Ok(hosts.find(|host| cluster.hosts.get(host).is_ok()))
+}
+
 pub async fn run(cluster: Arc<Cluster>) {
     loop {
         if let Err(problem) = clean(&cluster, "cleanups/").await {

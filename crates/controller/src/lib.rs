@@ -14,6 +14,7 @@ mod cluster;
 mod data;
 mod disks;
 mod enrol;
+mod fat;
 mod files;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -25,6 +26,8 @@ mod leave_site;
 mod links;
 mod meter;
 mod migration;
+mod nocloud;
+mod nvram;
 mod planning;
 mod records;
 mod replicas;

@@ -10,7 +10,7 @@ use perigee_model::plan::Plan;
 use perigee_model::replica::Replica;
 use perigee_model::tenant::tenant_of;
 use perigee_model::volume_move::VolumeMoveState;
-use perigee_model::{HostId, JobId, Problem, SiteId, VmId, VolumeName};
+use perigee_model::{DiskRole, HostId, JobId, Problem, SiteId, VmId, VolumeName};
 use perigee_planner::{
     Cluster as Facts, CopyFacts, Dirty, DiskFacts, HostFacts, JobFacts, LinkFacts, MoveCost,
     PastMove, PastRun, Refused, Running, Snapshot, Traits, VolumeFacts,
@@ -83,6 +83,30 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
     let others = cluster.taught.others(&history::history_key(spec), tenant);
     Ok(Prepared { job, history: history.runs.clone(), others })
 }
+
+/// The same for a job that waits, or for a VM without one. Such a VM's root disk, where it has one, counts as its data: it
+/// starts beside it if there is room.
+///
+/// # Errors
+/// As [`prepare`].
+pub async fn prepare_record(cluster: &Cluster, record: &JobRecord) -> Result<Prepared, Problem> {
+    let mut prepared = prepare(cluster, &record.job.spec).await?;
+    let own = record.kept().into_iter().flat_map(|kept| &kept.disks);
+    for disk in own.filter(|disk| disk.role == DiskRole::Root) {
+        catalog::reachable(cluster, &disk.home)?;
+        let bytes = ROOT_BYTES_READ;
+        let confined = disk.leave_site.is_never();
+        let copy = CopyFacts { bytes, confined, ..CopyFacts::default() };
+        let (volume, home) = (disk.volume.clone(), disk.home.clone());
+        prepared.job.traits.data_bytes.push(bytes);
+        let facts = VolumeFacts { volume, home, allocated_bytes: bytes, only_read: false, copy };
+        prepared.job.volumes.push(facts);
+    }
+    Ok(prepared)
+}
+
+/// What a VM without a job is expected to read of its root disk. Only the order of the hosts depends on it.
+const ROOT_BYTES_READ: u64 = 256 << 20;
 
 /// Plans a job that has not started. Links that the plan needs are measured first.
 ///

@@ -8,7 +8,7 @@
 //! | `links/FROM/TO`, `local_blocks/HOST` | [`perigee_model::job::Link`], `BlockProbe` | probes |
 //! | `images/IMAGE` | [`ImageRecord`] | whoever makes or deletes the image |
 //! | `volumes/VOLUME` | [`VolumeRecord`] | the catalog |
-//! | `jobs/JOB` | [`JobRecord`] | the job's driver only |
+//! | `jobs/JOB`, `jobs/VM` | [`JobRecord`] of a job, or of a VM without one | its driver only |
 //! | `intents/jobs/JOB` | [`JobIntent`] | the API: requests of people about the job |
 //! | `migrations/VM/NNNN` | [`MigrationRecord`] | the migration's driver only |
 //! | `intents/migrations/VM/NNNN` | [`MigrationIntent`] | the job's driver |
@@ -34,6 +34,7 @@ mod access;
 
 use perigee_model::home::Tenure;
 use perigee_model::job::{Job, Migration};
+use perigee_model::lasting::{Lasting, PowerWish};
 use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
 use perigee_model::volume::{ImageFormat, IoStats};
 use perigee_model::volume_move::VolumeMove;
@@ -164,14 +165,18 @@ pub struct JobRecord {
     /// [`JobIntent::stay`] as far as it is carried out.
     #[serde(default)]
     pub stayed: u32,
+    /// It is the record of a VM that lives without a job.
+    #[serde(default)]
+    pub lasting: Option<Lasting>,
 }
 
 impl JobRecord {
     /// The disks without which the job can't go on. The guest has read its seed when the command runs.
     pub fn disks_needed(&self) -> impl Iterator<Item = &PlacedDisk> {
+        let is_read_once = |role| matches!(role, DiskRole::Seed | DiskRole::CloudInit);
         let seed_is_read = self.job.running_ms.is_some();
         let disks = self.placement.iter().flat_map(|placement| &placement.disks);
-        disks.filter(move |disk| disk.role != DiskRole::Seed || !seed_is_read)
+        disks.filter(move |disk| !is_read_once(disk.role) || !seed_is_read)
     }
 }
 
@@ -254,6 +259,9 @@ pub struct JobIntent {
     /// How often a person called off that volumes come to the VM.
     #[serde(default)]
     pub stay: u32,
+    /// What is asked of a VM without a job, and which request that is.
+    #[serde(default)]
+    pub power: Option<(u64, PowerWish)>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

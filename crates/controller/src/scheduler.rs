@@ -182,7 +182,7 @@ impl Scheduler {
             let (cluster, record) = (Arc::clone(cluster), Arc::clone(record));
             self.learning.spawn(async move {
                 let homes_at = cluster.index.home_changes();
-                let facts = planning::prepare(&cluster, &record.job.spec).await;
+                let facts = planning::prepare_record(&cluster, &record).await;
                 (record.job.id.clone(), homes_at, facts)
             });
         }

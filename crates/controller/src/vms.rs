@@ -1,16 +1,22 @@
 //! Lists and moves VMs. VMs of a host that does not answer are shown as they were last seen.
 
+pub mod guest;
+pub mod lasting;
+
 use std::sync::Arc;
 
+use axum::extract::Request;
+use axum::response::Response;
 use futures_util::future::join_all;
 use perigee_model::job::{Migration, Vm, VmVolume};
+use perigee_model::lasting::{Lasting, PowerWish, StopVm, VmState};
 use perigee_model::plan::Trigger;
 use perigee_model::vm::VmReport;
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, MigrationId, Problem, ProblemKind, VmId};
 
 use crate::cluster::Cluster;
-use crate::records::{JobRecord, MigrationRecord};
+use crate::records::{JobRecord, MigrationRecord, vm_of};
 use crate::{catalog, jobs, migration, planning, replicas};
 
 pub async fn list(cluster: &Cluster) -> Result<Vec<Vm>, Problem> {
@@ -24,6 +30,17 @@ pub async fn list(cluster: &Cluster) -> Result<Vec<Vm>, Problem> {
             vms.push(view(cluster, &host.id, report, silence.as_deref(), &jobs, &moves));
         }
     }
+    let is_seen = |vms: &[Vm], record: &JobRecord| {
+        vms.iter().any(|vm| Some(&vm.id) == record.job.vm.as_ref() && vm.host == record.job.host)
+    };
+    for record in jobs {
+        if let Some(lasting) = &record.lasting
+            && !is_seen(&vms, &record)
+        {
+            vms.push(unseen(cluster, &record, lasting));
+        }
+    }
+    vms.sort_by(|one, other| one.id.cmp(&other.id));
     Ok(vms)
 }
 
@@ -45,6 +62,38 @@ async fn reports_of(cluster: &Cluster, host: &HostId) -> (Vec<VmReport>, Option<
     }
 }
 
+/// A VM without a job that no host has reported.
+fn unseen(cluster: &Cluster, record: &JobRecord, lasting: &Lasting) -> Vm {
+    let job = &record.job;
+    let mut status = VmState::unseen(lasting, job.state);
+    if record.ending.is_some() {
+        status = VmState::Stopping;
+    }
+    let mut reason = job.reason.clone();
+    if status == VmState::Waiting
+        && let Some((_, why)) = cluster.index.wait_of(&job.id)
+    {
+        let separator = if reason.is_empty() { "" } else { "; " };
+        reason = format!("{reason}{separator}{why}");
+    }
+    Vm {
+        id: vm_of(&job.id),
+        job: None,
+        host: job.host.clone(),
+        status,
+        reason,
+        cpus: job.spec.cpus,
+        memory_bytes: job.spec.memory_bytes,
+        uptime_ms: 0,
+        vcpu_ms: 0,
+        migration: None,
+        predicted_end: None,
+        volumes: volumes(cluster, record),
+        image: Some(job.spec.image.clone()),
+        addresses: Vec::new(),
+    }
+}
+
 fn view(
     cluster: &Cluster,
     host: &HostId,
@@ -55,17 +104,28 @@ fn view(
 ) -> Vm {
     let vm = report.spec.vm;
     let job = jobs.iter().find(|record| record.job.vm.as_ref() == Some(&vm));
+    let lasting = job.and_then(|record| record.lasting.as_ref());
+    let mut reason = silence.map_or_else(|| cluster.hosts.named(&report.reason), str::to_owned);
+    if lasting.is_some() && reason.is_empty() {
+        reason = job.map(|record| record.job.reason.clone()).unwrap_or_default();
+    }
+    let stops = lasting.is_some_and(|lasting| lasting.down.is_some());
+    let status = VmState::from(report.status);
     Vm {
-        job: job.map(|record| record.job.id.clone()),
-        host: host.clone(),
-        status: report.status,
-        reason: silence.map_or_else(|| cluster.hosts.named(&report.reason), str::to_owned),
+        job: job.filter(|_| lasting.is_none()).map(|record| record.job.id.clone()),
+        host: Some(host.clone()),
+        status: if stops && status == VmState::Running { VmState::Stopping } else { status },
+        reason,
         cpus: report.spec.cpus,
         memory_bytes: report.spec.memory_bytes,
         uptime_ms: report.uptime_ms,
         vcpu_ms: report.vcpu_ms,
         migration: migration_of(moves, &vm),
-        predicted_end: job.and_then(|record| jobs::predicted_end(cluster, &record.job)),
+        predicted_end: job
+            .filter(|_| lasting.is_none())
+            .and_then(|record| jobs::predicted_end(cluster, &record.job)),
+        image: job.map(|record| record.job.spec.image.clone()),
+        addresses: Vec::new(),
         volumes: job.map(|record| volumes(cluster, record)).unwrap_or_default(),
         id: vm,
     }
@@ -90,7 +150,7 @@ fn migration_of(moves: &[Arc<MigrationRecord>], vm: &VmId) -> Option<MigrationId
 pub async fn get(cluster: &Cluster, vm: &VmId) -> Result<Vm, Problem> {
     let at = jobs::of_vm(cluster, vm).and_then(|record| record.job.host.clone());
     let found = list(cluster).await?.into_iter().filter(|found| found.id == *vm);
-    found.max_by_key(|found| Some(&found.host) == at.as_ref()).ok_or_else(|| unknown(vm))
+    found.max_by_key(|found| found.host == at).ok_or_else(|| unknown(vm))
 }
 
 /// The problem of a VM that does not exist, or that somebody may not know of.
@@ -99,12 +159,26 @@ pub fn unknown(vm: &VmId) -> Problem {
         .next("`perigee vm list` shows the VMs")
 }
 
-pub async fn stop(cluster: &Cluster, vm: &VmId) -> Result<(), Problem> {
+/// The host of a VM that is at one.
+pub(crate) async fn host_of(cluster: &Cluster, vm: &VmId) -> Result<HostId, Problem> {
+    let found = get(cluster, vm).await?;
+    found.host.ok_or_else(|| {
+        Problem::conflict(format!("VM {vm}"), "it does not run")
+            .next(format!("`perigee vm start {vm}` starts it"))
+    })
+}
+
+/// Stops a VM: one without a job as `ask` says, and a job's at once.
+pub async fn stop(cluster: &Cluster, vm: &VmId, ask: StopVm) -> Result<(), Problem> {
     if let Some(record) = jobs::of_vm(cluster, vm) {
+        if record.lasting.is_some() {
+            let wish = PowerWish::Stop { force: ask.force };
+            return lasting::wish(cluster, vm, wish).await.map(drop);
+        }
         jobs::intend(cluster, &record.job.id, |intent| intent.stop_vm = true).await?;
         return Ok(());
     }
-    let host = catalog::reachable(cluster, &get(cluster, vm).await?.host)?;
+    let host = catalog::reachable(cluster, &host_of(cluster, vm).await?)?;
     let path = format!("/v1/vms/{vm}");
     let report: VmReport = host.agent.get(&path).await?;
     host.agent.delete(&format!("{path}?{}", report.spec.start.query())).await
@@ -158,8 +232,29 @@ pub async fn move_to(
     Ok(moved)
 }
 
+/// Carries bytes between a client and a VM's serial console, until one side has closed.
+///
+/// # Errors
+/// `Conflict` if the VM does not run, or if somebody else is attached.
+pub async fn attach_console(
+    cluster: &Cluster,
+    vm: &VmId,
+    request: Request,
+) -> Result<Response, Problem> {
+    let host = catalog::reachable(cluster, &host_of(cluster, vm).await?)?;
+    let mut console = host.agent.tunnel(&format!("/v1/vms/{vm}/console/attach")).await?;
+    let (answer, begun) = perigee_http::accept(request)?;
+    tokio::spawn(async move {
+        // What ends it is the guest's or the client's business.
+        if let Ok(mut client) = begun.tunnel().await {
+            drop(tokio::io::copy_bidirectional(&mut client, &mut console).await);
+        }
+    });
+    Ok(answer)
+}
+
 pub async fn console(cluster: &Cluster, vm: &VmId) -> Result<String, Problem> {
-    let host = catalog::reachable(cluster, &get(cluster, vm).await?.host)?;
+    let host = catalog::reachable(cluster, &host_of(cluster, vm).await?)?;
     let bytes = host.agent.get_bytes(&format!("/v1/vms/{vm}/console")).await?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

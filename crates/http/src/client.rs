@@ -12,13 +12,15 @@ use std::time::Duration;
 
 pub use answer::Response;
 use axum::body::Body;
-use axum::http::header::{AUTHORIZATION, CONTENT_RANGE, CONTENT_TYPE, HeaderValue, RANGE};
-use axum::http::{HeaderName, Method, Request, Uri};
+use axum::http::header::{
+    AUTHORIZATION, CONNECTION, CONTENT_RANGE, CONTENT_TYPE, HeaderValue, RANGE, UPGRADE,
+};
+use axum::http::{HeaderName, Method, Request, StatusCode, Uri};
 use bytes::Bytes;
 use connect::{Connector, Way};
 use futures_util::future::{BoxFuture, FutureExt as _};
 use hyper_util::client::legacy;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use perigee_model::Problem;
 use perigee_model::grant::{GRANT_HEADER, SignedGrant};
 use perigee_model::volume::{Progress, Step};
@@ -27,6 +29,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, timeout_at};
 
 use crate::network::{Network, authority_of};
+use crate::tunnel::{PROTOCOL, Tunnel};
 use crate::verify::Expected;
 use answer::{ANSWER_BYTES_MAX, too_late, too_long};
 
@@ -388,6 +391,18 @@ impl Client {
         answer_max: Duration,
     ) -> Result<Response, Problem> {
         let until = Instant::now() + answer_max;
+        let request = self.request(method, path, header, body)?;
+        let (head, body) = self.send(request, until).await?.into_parts();
+        Ok(Response { status: head.status, body, until })
+    }
+
+    fn request(
+        &self,
+        method: Method,
+        path: &str,
+        header: Option<Header>,
+        body: Body,
+    ) -> Result<Request<Body>, Problem> {
         let url: Uri = format!("{}{path}", self.base)
             .parse()
             .map_err(|e| Problem::invalid(format!("can't ask {} for {path:?}", self.address), e))?;
@@ -402,10 +417,38 @@ impl Client {
         if let Some(grant) = &self.grant {
             request.headers_mut().insert(GRANT_HEADER, grant.clone());
         }
+        Ok(request)
+    }
+
+    async fn send(
+        &self,
+        request: Request<Body>,
+        until: Instant,
+    ) -> Result<hyper::Response<hyper::body::Incoming>, Problem> {
         let answer = timeout_at(until, self.http.request(request));
         let answer = answer.await.map_err(|_| self.broken(&too_late()))?;
-        let (head, body) = answer.map_err(|e| self.unavailable(&e))?.into_parts();
-        Ok(Response { status: head.status, body, until })
+        answer.map_err(|e| self.unavailable(&e))
+    }
+
+    /// Asks for bytes of both directions ([`crate::accept`]), for which nothing is a deadline afterwards.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub async fn tunnel(&self, path: &str) -> Result<Tunnel, Problem> {
+        let until = Instant::now() + self.answer_max;
+        let protocol = Some((UPGRADE, PROTOCOL.to_owned()));
+        let mut request = self.request(Method::GET, path, protocol, Body::empty())?;
+        request.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        let answer = self.send(request, until).await?;
+        if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+            let (head, body) = answer.into_parts();
+            self.check(Response { status: head.status, body, until }).await?;
+            let why = std::io::Error::other("it does not carry bytes both ways");
+            return Err(self.broken(&why));
+        }
+        let upgraded = timeout_at(until, hyper::upgrade::on(answer)).await;
+        let upgraded = upgraded.map_err(|_| self.broken(&too_late()))?;
+        upgraded.map(TokioIo::new).map_err(|e| self.broken(&std::io::Error::other(e)))
     }
 
     async fn check(&self, response: Response) -> Result<Response, Problem> {

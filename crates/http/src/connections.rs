@@ -194,7 +194,8 @@ pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.headers)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
     if let Err(error) = connection.await {
         tracing::debug!(%error, "an HTTP connection ended");
     }

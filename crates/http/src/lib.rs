@@ -25,6 +25,7 @@ mod peer;
 mod server;
 #[cfg(test)]
 mod tests;
+mod tunnel;
 mod upload;
 mod verify;
 
@@ -43,6 +44,7 @@ pub use peer::{Certified, Peer, PeerIdentity};
 pub use server::{
     BOOT_ID, Failure, Json, Listen, Reply, bind_unix, boot_id, cannot_listen, serve, unused_port,
 };
+pub use tunnel::{Begun, Tunnel, accept};
 pub use verify::Expected;
 
 /// The body of a request that sends a file.

@@ -243,7 +243,7 @@ impl Cluster {
             let is_there = |v: &VmVolume| {
                 !v.is_moving() && (v.home == *to || v.volume.as_str().ends_with("-seed"))
             };
-            if now.host == *to && now.volumes.iter().all(is_there) {
+            if now.host.as_ref() == Some(to) && now.volumes.iter().all(is_there) {
                 return Ok(());
             }
             tokio::time::sleep(LOOK_AT_MOVE_EVERY).await;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 /// What a VM's disk is for. In JSON, as virtio-blk's serial number and as the name of QEMU's block
-/// node it is `root`, `seed`, `output`, `data0`, `data1` and so on: the runner in the guest finds
+/// node it is `root`, `seed`, `output`, `cidata`, `nvram`, `data0`, `data1` and so on: the runner in the guest finds
 /// its disks by it. (A serial number has at most 20 bytes, `VIRTIO_BLK_ID_BYTES`.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -17,13 +17,19 @@ pub enum DiskRole {
     Seed,
     /// The guest writes its outputs to it, as a tar.
     Output,
+    /// What cloud-init reads in a VM without a job: a FAT filesystem. Never written by the guest.
+    CloudInit,
+    /// The variables of a VM's UEFI firmware. It is the firmware's flash memory and no disk of the guest.
+    Nvram,
     /// The job's volume of this index, from 0, in the order of the job file.
     Data(u8),
 }
 
 /// Why a text is no [`DiskRole`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not what a disk is for: root, seed, output, or data0 to data255")]
+#[error(
+    "{text:?} is not what a disk is for: root, seed, output, cidata, nvram, or data0 to data255"
+)]
 pub struct BadDiskRole {
     text: String,
 }
@@ -47,6 +53,8 @@ impl fmt::Display for DiskRole {
             Self::Root => f.pad("root"),
             Self::Seed => f.pad("seed"),
             Self::Output => f.pad("output"),
+            Self::CloudInit => f.pad("cidata"),
+            Self::Nvram => f.pad("nvram"),
             Self::Data(index) => f.pad(&format!("data{index}")),
         }
     }
@@ -60,6 +68,8 @@ impl FromStr for DiskRole {
             "root" => Some(Self::Root),
             "seed" => Some(Self::Seed),
             "output" => Some(Self::Output),
+            "cidata" => Some(Self::CloudInit),
+            "nvram" => Some(Self::Nvram),
             _ => text
                 .strip_prefix("data")
                 .and_then(|index| Self::data(index.parse().ok()?))
@@ -94,6 +104,8 @@ mod tests {
             (DiskRole::Root, "root"),
             (DiskRole::Seed, "seed"),
             (DiskRole::Output, "output"),
+            (DiskRole::CloudInit, "cidata"),
+            (DiskRole::Nvram, "nvram"),
             (DiskRole::Data(0), "data0"),
             (DiskRole::Data(255), "data255"),
         ] {

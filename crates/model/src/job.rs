@@ -6,10 +6,11 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::guest::LogStream;
+use crate::lasting::VmState;
 use crate::phases::{Phases, PredictedPhases, copy_left_s};
 use crate::plan::{Estimate, PredictedEnd};
 use crate::replica::Replica;
-use crate::vm::{Accelerator, HostAddresses, LinkProbe, NetworkKind, VmStatus};
+use crate::vm::{Accelerator, HostAddresses, LinkProbe, NetworkKind};
 use crate::volume::{BlockProbe, ImageFormat, IoStats, VolumeSource};
 use crate::volume_move::{VolumeMove, VolumesOnMove};
 use crate::{Epoch, HostId, ImageName, JobId, LeaveSite, MigrationId, SiteId, VmId, VolumeName};
@@ -500,12 +501,12 @@ pub struct ReplicateImage {
 pub struct Vm {
     /// Unique in the cluster; a job's VM has the job's id for its name.
     pub id: VmId,
-    /// The job it runs; `None` for one that the controller knows no job of.
+    /// The job it runs; `None` for one that lives without a job.
     pub job: Option<JobId>,
-    /// Where it is now.
-    pub host: HostId,
-    /// What QEMU says of it, as last heard.
-    pub status: VmStatus,
+    /// Where it is now; `None` for one that is stopped or waits for a host.
+    pub host: Option<HostId>,
+    /// What it does, as last heard.
+    pub status: VmState,
     /// Why the status is what it is, where that needs words.
     #[serde(default)]
     pub reason: String,
@@ -525,6 +526,12 @@ pub struct Vm {
     /// Its volumes, in the order of its disks.
     #[serde(default)]
     pub volumes: Vec<VmVolume>,
+    /// The image of its root disk; `None` for one that the controller knows nothing of.
+    #[serde(default)]
+    pub image: Option<ImageName>,
+    /// The addresses that the guest says it has, if it runs qemu-guest-agent; only in the answer for one VM.
+    #[serde(default)]
+    pub addresses: Vec<String>,
 }
 
 /// A volume of a VM.

@@ -16,6 +16,7 @@ pub mod home;
 pub mod ids;
 pub mod job;
 pub mod job_file;
+pub mod lasting;
 pub mod leave_site;
 pub mod limits;
 pub mod phases;

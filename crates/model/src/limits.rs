@@ -169,6 +169,10 @@ pub static FILE_LIST: Limit =
 /// Files and directories that a job names as its output.
 pub static OUTPUTS: Limit = Limit::new("a job's number of outputs", Unit::Count, 0, 256);
 
+/// The user's part of what cloud-init reads: as much as clouds take (EC2: 16 KiB, OpenStack: 64 KiB), and four times that.
+pub static USER_DATA_BYTES: Limit =
+    Limit::new("the length of user-data", Unit::TextBytes, 1, 256 * 1024);
+
 /// Volumes in one request about several that are there: more than a VM has disks.
 pub static BATCH_VOLUMES: Limit =
     Limit::new("the number of volumes in one request", Unit::Count, 0, 64);
@@ -285,7 +289,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 40] = [
+    const ALL: [&Limit; 41] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
@@ -318,6 +322,7 @@ mod tests {
         &FILE_SHARES,
         &FILE_LIST,
         &OUTPUTS,
+        &USER_DATA_BYTES,
         &BATCH_VOLUMES,
         &NEW_VOLUMES,
         &FOUND_LAYERS,

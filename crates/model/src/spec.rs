@@ -158,6 +158,20 @@ pub fn check_beside(volume: &JobVolume, earlier: &[JobVolume]) -> Result<(), Bad
 }
 
 impl JobSpec {
+    /// What a job's VM and a VM without a job have in common.
+    ///
+    /// # Errors
+    /// [`Problem`] of the kind `invalid`: `what` could not be done.
+    pub fn check_vm(&self, what: &str) -> Result<(), Problem> {
+        let field = |field: &str, checked: Result<(), BadSpec>| {
+            checked.map_err(|why| Problem::invalid(what, format!("{field}: {why}")))
+        };
+        field("cpus", within(CPUS.check(self.cpus)))?;
+        field("memory", within(MEMORY_BYTES.check(self.memory_bytes)))?;
+        field("volumes", within(JOB_VOLUMES.check(self.volumes.len())))?;
+        field("owner", check_owner(&self.owner))
+    }
+
     /// All that can be said of a job without the cluster.
     ///
     /// # Errors

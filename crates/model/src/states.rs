@@ -72,6 +72,10 @@ pub enum JobEvent {
     Cancelled,
     /// Its host is gone: it begins anew elsewhere.
     HostLost,
+    /// The VM of no job runs its guest.
+    GuestRuns,
+    /// The VM of no job was taken down; its disks stay ([`crate::lasting`]).
+    TakenDown,
 }
 
 impl JobState {
@@ -106,10 +110,14 @@ impl JobState {
             (
                 Self::Staging | Self::Starting | Self::Running | Self::Collecting,
                 JobEvent::HostLost,
+            )
+            | (
+                Self::Queued | Self::Staging | Self::Starting | Self::Running,
+                JobEvent::TakenDown,
             ) => Ok(Self::Queued),
             (Self::Queued, JobEvent::Placed) => Ok(Self::Staging),
             (Self::Staging, JobEvent::Staged) => Ok(Self::Starting),
-            (Self::Starting, JobEvent::CommandStarted) => Ok(Self::Running),
+            (Self::Starting, JobEvent::CommandStarted | JobEvent::GuestRuns) => Ok(Self::Running),
             (Self::Running, JobEvent::CommandEnded) => Ok(Self::Collecting),
             (Self::Collecting, JobEvent::Collected { exit_code: 0 }) => Ok(Self::Succeeded),
             (Self::Collecting, JobEvent::Collected { .. }) => Ok(Self::Failed),
@@ -225,7 +233,7 @@ impl MigrationState {
 mod tests {
     use super::*;
 
-    const JOB_EVENTS: [JobEvent; 9] = [
+    const JOB_EVENTS: [JobEvent; 11] = [
         JobEvent::Placed,
         JobEvent::Staged,
         JobEvent::CommandStarted,
@@ -235,6 +243,8 @@ mod tests {
         JobEvent::Failed,
         JobEvent::Cancelled,
         JobEvent::HostLost,
+        JobEvent::GuestRuns,
+        JobEvent::TakenDown,
     ];
 
     const VM_EVENTS: [VmEvent; 7] = [
@@ -254,6 +264,11 @@ mod tests {
             (S::Queued, JobEvent::Placed, S::Staging),
             (S::Staging, JobEvent::Staged, S::Starting),
             (S::Starting, JobEvent::CommandStarted, S::Running),
+            (S::Starting, JobEvent::GuestRuns, S::Running),
+            (S::Queued, JobEvent::TakenDown, S::Queued),
+            (S::Staging, JobEvent::TakenDown, S::Queued),
+            (S::Starting, JobEvent::TakenDown, S::Queued),
+            (S::Running, JobEvent::TakenDown, S::Queued),
             (S::Running, JobEvent::CommandEnded, S::Collecting),
             (S::Collecting, JobEvent::Collected { exit_code: 0 }, S::Succeeded),
             (S::Collecting, JobEvent::Collected { exit_code: 1 }, S::Failed),

@@ -14,6 +14,9 @@
 //! | `POST /vms/{vm}/migration-key` | [`AskMigrationKey`] | [`MigrationKey`], for [`VmSpec::arrives_from`] only |
 //! | `GET /vms/{vm}/events?after=SEQ` | | [`crate::guest::GuestEvent`] list; what comes up to `SEQ` may be forgotten |
 //! | `GET /vms/{vm}/console` | | text: the end of the serial console |
+//! | `GET /vms/{vm}/console/attach` | | 101: bytes of both directions, for one client at a time |
+//! | `POST /vms/{vm}/guest-agent` | [`AskGuestAgent`] | what qemu-guest-agent in the guest answers |
+//! | `POST /vms/{vm}/power-button` | | tells the guest by ACPI to power off, which it may not heed |
 //! | `POST /vms/{vm}/migrate` | [`MigrateOut`] | 202; watch [`VmReport::migration`] |
 //! | `POST /vms/{vm}/migrate/cancel` | [`CancelMigration`] | 202; one that has not begun never will |
 //! | `POST /probe` | [`ProbeLink`] | [`LinkProbe`] |
@@ -28,6 +31,16 @@ use crate::phases::Phases;
 use crate::switchover::Fate;
 use crate::volume::{EpochChange, IoStats, VolumeEpochChange};
 use crate::{DiskRole, Epoch, HostId, MigrationId, SiteId, VmId, VmStart, VolumeName};
+
+/// A question to the program qemu-guest-agent in a guest, as its protocol has it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AskGuestAgent {
+    /// One of the commands that an agent passes on.
+    pub execute: String,
+    /// Its arguments.
+    #[serde(default)]
+    pub arguments: serde_json::Value,
+}
 
 /// How QEMU runs a guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -144,6 +157,31 @@ pub struct VmSpec {
     /// Both sides of a migration have the same card.
     #[serde(default)]
     pub network: NetworkKind,
+    /// Both sides of a migration build the same machine.
+    #[serde(default)]
+    pub machine: Machine,
+}
+
+/// How a VM's machine differs from that of a job's VM.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Machine {
+    /// The VM lives without a job: its guest may reboot, and under KVM it has a CPU that many hosts have.
+    #[serde(default)]
+    pub lasts: bool,
+    /// What boots its root disk. With UEFI it has a disk [`DiskRole::Nvram`].
+    #[serde(default)]
+    pub firmware: Firmware,
+}
+
+/// What a VM's machine begins with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Firmware {
+    /// SeaBIOS: the root disk's boot record.
+    #[default]
+    Bios,
+    /// OVMF, without Secure Boot: the boot loader on the root disk's EFI system partition.
+    Uefi,
 }
 
 /// What QEMU says of the VM; `Gone` when its process has ended.

@@ -165,7 +165,7 @@ async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
         Noun::Pool(verb) => pool::run(verb, context).await?,
         Noun::Boot(verb) => return boot::run(verb, context).await,
         Noun::Client(verb) => client::run(verb, context).await?,
-        Noun::Vm(verb) => vm::run(verb, context).await?,
+        Noun::Vm(verb) => return vm::run(verb, context).await,
         Noun::Data(verb) => data::run(verb, context).await?,
         Noun::Planner(verb) => planner::run(verb, context).await?,
         Noun::Host(verb) => host::run(verb, context).await?,

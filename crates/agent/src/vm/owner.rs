@@ -220,6 +220,7 @@ impl Owner {
                 Ok(()) => return Some(Farewell::Deleted(answer)),
                 Err(problem) => drop(answer.send(Err(problem))),
             },
+            Request::PressPowerButton(answer) => drop(answer.send(self.press_power_button().await)),
             Request::EndUnlessRan(migration, answer) => {
                 match self.end_unless_ran(&migration).await {
                     Ok(Fate::DidNotRun) => return Some(Farewell::DidNotRun(answer)),

@@ -110,6 +110,7 @@ mod tests {
             locks_memory: false,
             hides_output: false,
             network: Default::default(),
+            machine: Default::default(),
         };
         let vm_dir = VmDir::new(dir, &spec.vm);
         std::fs::create_dir_all(vm_dir.run()).unwrap();

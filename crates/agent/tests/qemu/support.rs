@@ -412,6 +412,7 @@ pub fn spec(epoch: u64, is_incoming: bool) -> VmSpec {
         locks_memory: false,
         hides_output: false,
         network: Default::default(),
+        machine: Default::default(),
     }
 }
 

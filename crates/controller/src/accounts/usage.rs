@@ -1,7 +1,7 @@
 //! What tenants use of their quotas.
 //!
-//! Volumes and images count with the size that a VM sees. A job's own disks do not: its memory and its number of VMs are
-//! limited. VMs, vCPUs and memory are the scheduler's to compare ([`perigee_planner::queue`]).
+//! Volumes and images count with the size that a VM sees, and so do the root disks of VMs that live without a job. A job's
+//! own disks do not: its memory and its number of VMs are limited. VMs, vCPUs and memory are the scheduler's to compare ([`perigee_planner::queue`]).
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -45,14 +45,18 @@ pub async fn tenant(cluster: &Cluster, name: &TenantName) -> Result<Tenant, Prob
     Ok(Tenant { name: name.clone(), quota, running, volume_bytes, users })
 }
 
-/// The sizes of a tenant's volumes and images together, as last seen.
+/// The sizes of a tenant's volumes and images, and of its VMs' root disks, together, as last seen.
 pub async fn volume_bytes(cluster: &Cluster, tenant: &str) -> Result<u64, Problem> {
     let volumes: Vec<VolumeRecord> = cluster.records.list("volumes/").await?;
     let images: Vec<ImageRecord> = cluster.records.list("images/").await?;
     let volumes = volumes.iter().filter(|volume| tenant_of(volume.name.as_str()) == tenant);
     let images = images.iter().filter(|image| tenant_of(image.name.as_str()) == tenant);
     let volumes = volumes.filter_map(|volume| volume.seen.as_ref()).map(|seen| seen.size_bytes);
-    let sizes = volumes.chain(images.filter_map(|image| image.size_bytes));
+    let jobs = cluster.unfinished_jobs();
+    let lasting = jobs.iter().filter(|record| record.lasting.is_some());
+    let roots = lasting.filter(|record| tenant_of(record.job.id.as_str()) == tenant);
+    let roots = roots.filter_map(|record| record.job.spec.root_bytes);
+    let sizes = volumes.chain(images.filter_map(|image| image.size_bytes)).chain(roots);
     // A host may say anything.
     Ok(sizes.fold(0, u64::saturating_add))
 }

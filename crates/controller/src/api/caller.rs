@@ -7,6 +7,7 @@ use axum::http::request::Parts;
 use perigee_http::{Failure, Peer};
 use perigee_model::ids::Owned;
 use perigee_model::job::{Job, JobSpec, NewImage, NewVolume};
+use perigee_model::lasting::NewVm;
 use perigee_model::tenant::{Me, Role, User, is_nobodys, new_name, shared_image, tenant_of};
 use perigee_model::vm::NetworkKind;
 use perigee_model::volume::{UPLOAD_PREFIX, VolumeSource};
@@ -173,6 +174,17 @@ impl Caller {
         Ok(JobSpec { name, image, volumes, owner, ..spec })
     }
 
+    /// The VM with full names.
+    pub async fn new_vm(&self, cluster: &Cluster, new: NewVm) -> Result<NewVm, Problem> {
+        let name: VmId = self.new_name(cluster, &new.name)?;
+        let image = self.image(cluster, &new.image).await?;
+        let mut volumes = new.volumes;
+        for volume in &mut volumes {
+            volume.volume = self.name(&volume.volume)?;
+        }
+        Ok(NewVm { name, image, volumes, ..new })
+    }
+
     /// Whether a list that this caller asks for has the thing with this full name.
     pub fn sees(&self, full: &str) -> bool {
         self.is_admin() || self.tenant.owns(full)
@@ -286,7 +298,7 @@ impl<N: Named> FromRequestParts<Arc<Cluster>> for Full<N> {
         if caller.role == Role::Member
             && let Some((job, unknown)) = name.of_job()
         {
-            match jobs::record(cluster, &job).await {
+            match jobs::any_record(cluster, &job).await {
                 Ok(record) if !caller.sees_this_job(&record.job) => return Err(Failure(unknown)),
                 Err(problem) if problem.kind != ProblemKind::NotFound => {
                     return Err(Failure(problem));

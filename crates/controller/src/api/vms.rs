@@ -1,10 +1,13 @@
 //! `/vms`
 
-use axum::extract::State;
+use axum::extract::{Query, Request, State};
+use axum::response::Response;
 use perigee_http::{Failure, Json, Reply};
-use perigee_model::VmId;
-use perigee_model::job::{Migration, MoveVm, Vm};
+use perigee_model::job::{ClusterImage, DEFAULT_OWNER, Migration, MoveVm, Vm};
+use perigee_model::lasting::{ExecBegun, ExecInVm, ExecStatus, NewVm, PowerWish, StopVm, VmState};
+use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::VolumesOnMove;
+use perigee_model::{Problem, VmId};
 
 use super::caller::{Caller, Full};
 use super::{Shared, json};
@@ -25,14 +28,62 @@ pub async fn list(State(cluster): Shared, caller: Caller) -> Reply<Vec<Vm>> {
 #[utoipa::path(get, path = "/vms/{vm}", tag = "vms", params(("vm" = String, Path)),
     responses((status = 200, body = Vm)))]
 pub async fn info(State(cluster): Shared, Full(vm): Full<VmId>) -> Reply<Vm> {
-    json(vms::get(&cluster, &vm).await?)
+    let mut found = vms::get(&cluster, &vm).await?;
+    if found.job.is_none() && found.status == VmState::Running {
+        found.addresses = vms::guest::addresses(&cluster, &vm).await;
+    }
+    json(found)
 }
 
-/// Stops a VM at once. Its job fails.
+/// Makes a VM that lives without a job, and starts it unless it is to be stopped at first. The answer comes at once.
+#[utoipa::path(post, path = "/vms", tag = "vms", request_body = NewVm,
+    responses((status = 200, body = Vm)))]
+pub async fn create(State(cluster): Shared, caller: Caller, Json(new): Json<NewVm>) -> Reply<Vm> {
+    let new = caller.new_vm(&cluster, new).await?;
+    let owner = caller.user.as_ref().map_or(DEFAULT_OWNER.to_owned(), ToString::to_string);
+    json(vms::lasting::create(&cluster, new, owner, caller.is_admin()).await?)
+}
+
+/// Starts a VM that lives without a job. The answer comes at once; one that runs already goes on.
+#[utoipa::path(post, path = "/vms/{vm}/start", tag = "vms", params(("vm" = String, Path)),
+    responses((status = 200, body = Vm)))]
+pub async fn start(State(cluster): Shared, Full(vm): Full<VmId>) -> Reply<Vm> {
+    json(vms::lasting::wish(&cluster, &vm, PowerWish::Start).await?)
+}
+
+/// Stops a VM, which keeps its disks. Its guest is asked to power off, unless `force` is said. A job's VM is stopped at
+/// once, and its job fails. The answer comes at once.
 #[utoipa::path(post, path = "/vms/{vm}/stop", tag = "vms", params(("vm" = String, Path)),
-    responses((status = 200)))]
-pub async fn stop(State(cluster): Shared, Full(vm): Full<VmId>) -> Reply<()> {
-    json(vms::stop(&cluster, &vm).await?)
+    request_body = StopVm, responses((status = 200)))]
+pub async fn stop(
+    State(cluster): Shared,
+    Full(vm): Full<VmId>,
+    Json(ask): Json<StopVm>,
+) -> Reply<()> {
+    json(vms::stop(&cluster, &vm, ask).await?)
+}
+
+/// Stops a VM that lives without a job, and starts it again. The answer comes at once.
+#[utoipa::path(post, path = "/vms/{vm}/restart", tag = "vms", params(("vm" = String, Path)),
+    request_body = StopVm, responses((status = 200, body = Vm)))]
+pub async fn restart(
+    State(cluster): Shared,
+    Full(vm): Full<VmId>,
+    Json(ask): Json<StopVm>,
+) -> Reply<Vm> {
+    json(vms::lasting::wish(&cluster, &vm, PowerWish::Restart { force: ask.force }).await?)
+}
+
+/// Deletes a VM that lives without a job, and its own disks. The answer comes at once.
+#[utoipa::path(delete, path = "/vms/{vm}", tag = "vms",
+    params(("vm" = String, Path), ("force" = Option<bool>, Query)), responses((status = 200)))]
+pub async fn delete(
+    State(cluster): Shared,
+    Full(vm): Full<VmId>,
+    query: Result<Query<StopVm>, axum::extract::rejection::QueryRejection>,
+) -> Reply<()> {
+    let Query(ask) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
+    json(vms::lasting::delete(&cluster, &vm, ask.force).await?)
 }
 
 /// Starts a live migration. The answer comes at once.
@@ -61,6 +112,54 @@ pub async fn cancel_move(State(cluster): Shared, Full(vm): Full<VmId>) -> Reply<
     responses((status = 200, body = Vec<Migration>)))]
 pub async fn migrations(State(cluster): Shared, Full(vm): Full<VmId>) -> Reply<Vec<Migration>> {
     json(migration::of_vm(&cluster, &vm).await?)
+}
+
+/// Starts a program in a VM that lives without a job, as root. The guest has to run qemu-guest-agent.
+#[utoipa::path(post, path = "/vms/{vm}/exec", tag = "vms", params(("vm" = String, Path)),
+    request_body = ExecInVm, responses((status = 200, body = ExecBegun)))]
+pub async fn exec(
+    State(cluster): Shared,
+    Full(vm): Full<VmId>,
+    Json(wanted): Json<ExecInVm>,
+) -> Reply<ExecBegun> {
+    json(vms::guest::exec(&cluster, &vm, wanted).await?)
+}
+
+/// How far such a program is, and what it has printed. It is told once that it has ended.
+#[utoipa::path(get, path = "/vms/{vm}/exec", tag = "vms",
+    params(("vm" = String, Path), ("pid" = u64, Query)), responses((status = 200, body = ExecStatus)))]
+pub async fn exec_status(
+    State(cluster): Shared,
+    Full(vm): Full<VmId>,
+    query: Result<Query<ExecBegun>, axum::extract::rejection::QueryRejection>,
+) -> Reply<ExecStatus> {
+    let Query(begun) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
+    json(vms::guest::exec_status(&cluster, &vm, begun.pid).await?)
+}
+
+/// Makes an image of the root disk of a VM that lives without a job, also while it runs.
+#[utoipa::path(post, path = "/vms/{vm}/snapshot", tag = "vms", params(("vm" = String, Path)),
+    request_body = Snapshot, responses((status = 200, body = ClusterImage)))]
+pub async fn snapshot(
+    State(cluster): Shared,
+    caller: Caller,
+    Full(vm): Full<VmId>,
+    Json(ask): Json<Snapshot>,
+) -> Reply<ClusterImage> {
+    let ask = Snapshot { image: caller.new_name(&cluster, &ask.image)? };
+    json(vms::guest::snapshot(&cluster, &vm, &ask).await?)
+}
+
+/// The serial console, for one client at a time. A request with the header `Upgrade: perigee-tunnel` is answered with 101,
+/// and then bytes go both ways, as the guest and the client send them.
+#[utoipa::path(get, path = "/vms/{vm}/console/attach", tag = "vms", params(("vm" = String, Path)),
+    responses((status = 101, description = "Bytes of both directions follow")))]
+pub async fn attach_console(
+    State(cluster): Shared,
+    Full(vm): Full<VmId>,
+    request: Request,
+) -> Result<Response, Failure> {
+    Ok(vms::attach_console(&cluster, &vm, request).await?)
 }
 
 /// The end of the serial console.

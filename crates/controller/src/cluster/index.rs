@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use perigee_model::job::{Access, JobState, MigrationState};
+use perigee_model::lasting::Lasting;
 use perigee_model::plan::{Estimate, Plan, PredictedEnd};
 use perigee_model::tenant::Running;
 use perigee_model::{HostId, JobId, Problem, VmId, VolumeName};
@@ -142,7 +143,8 @@ impl Index {
     pub fn put_job(&self, record: &JobRecord) {
         let id = &record.job.id;
         let mut inner = self.lock();
-        if record.job.state != JobState::Queued {
+        let rests = record.lasting.as_ref().is_some_and(|lasting| !lasting.waits_for_a_host());
+        if record.job.state != JobState::Queued || rests {
             inner.grants.remove(id);
             inner.waits.remove(id);
         }
@@ -159,7 +161,8 @@ impl Index {
         };
         drop(inner);
         let same = before.is_some_and(|old| {
-            (old.job.state, &old.job.host) == (record.job.state, &record.job.host)
+            (old.job.state, &old.job.host, &old.lasting)
+                == (record.job.state, &record.job.host, &record.lasting)
         });
         if !same {
             self.changed.notify_one();
@@ -252,6 +255,7 @@ impl Index {
         let waiting = inner.jobs.values().filter(|record| {
             record.job.state == JobState::Queued
                 && record.ending.is_none()
+                && record.lasting.as_ref().is_none_or(Lasting::waits_for_a_host)
                 && !inner.grants.contains_key(&record.job.id)
         });
         waiting.cloned().collect()
@@ -280,7 +284,9 @@ impl Index {
         let Some(record) = inner.jobs.get(job) else { return false };
         let mut volumes = record.job.spec.volumes.iter();
         // The job may have been cancelled in the meantime.
+        let rests = record.lasting.as_ref().is_some_and(|lasting| !lasting.waits_for_a_host());
         if record.job.state != JobState::Queued
+            || rests
             || grant.homes_at != inner.home_changes
             || volumes.any(|volume| inner.is_changing_home(&volume.volume))
         {

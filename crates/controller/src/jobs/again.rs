@@ -17,13 +17,13 @@ use perigee_model::{HostId, Problem, ProblemKind};
 
 use super::driver::{Run, Step};
 use super::homes::incomplete;
+use super::lasting::{self, of_one_run};
 use super::{log, stage};
 use crate::catalog;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::Cluster;
-use crate::meter::Meter;
 use crate::records::{
-    Ending, JobRecord, LogKept, MigrationRecord, Traced, owner_of, start_of, vm_of,
+    Ending, JobRecord, LogKept, MigrationRecord, PlacedDisk, Traced, owner_of, start_of, vm_of,
 };
 
 /// How a host was lost.
@@ -60,12 +60,17 @@ pub fn fate(record: &JobRecord, host: &HostId, loss: Loss) -> Fate {
         return Fate::Wait("it ends".to_owned());
     }
     let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
-    let kept_there = disks.find(|disk| !disk.temporary && disk.home == *host);
+    let lasts = record.lasting.is_some();
+    let is_kept = |disk: &PlacedDisk| !disk.temporary || (lasts && lasting::lasts(disk.role));
+    let kept_there = disks.find(|disk| is_kept(disk) && disk.home == *host);
     if let Some(disk) = kept_there.filter(|_| !is_back) {
-        return or_wait(&format!("the job uses volume {}, which is there", disk.volume));
+        return or_wait(&format!("it uses volume {}, which is there", disk.volume));
     }
     if record.job.spec.start == Start::Host(host.clone()) && !is_back {
         return or_wait("the job's file has it start there");
+    }
+    if lasts && is_back {
+        return Fate::Again;
     }
     let never_started = record.job.started_ms.is_none();
     if !never_started && record.job.spec.restart == Restart::Never {
@@ -75,7 +80,7 @@ pub fn fate(record: &JobRecord, host: &HostId, loss: Loss) -> Fate {
     let refusals = u32::try_from(record.refused_by.len()).unwrap_or(u32::MAX);
     let losses = record.restarts.saturating_sub(refusals);
     // A job that loses its host repeatedly may itself be the reason.
-    if RESTARTS.check(losses + 1).is_err() {
+    if !lasts && RESTARTS.check(losses + 1).is_err() {
         return or_wait(&format!("the job has started again {losses} times before"));
     }
     Fate::Again
@@ -195,32 +200,24 @@ impl Run {
         let mut cleanup = Cleanup::of_host(&self.id, &format!("r{number}"), lost, host, &disks);
         cleanup.owner = Some(owner_of(self.job()));
         let own = disks.iter().filter(|disk| disk.temporary);
-        cleanup.volumes = own.map(|disk| (disk.home.clone(), disk.volume.clone())).collect();
+        cleanup.volumes = match self.lasting() {
+            Some(_) => of_one_run(&disks),
+            None => own.map(|disk| (disk.home.clone(), disk.volume.clone())).collect(),
+        };
         cleaner::hand_over(&self.cluster, &cleanup).await?;
         self.cluster.records.remove_all(&log::prefix(&self.id)).await?;
         tracing::warn!("job {} begins anew: host {host} is gone", self.id);
         let record = &mut self.record.value;
         record.restarts = number;
-        record.leaving = None;
         if !record.avoid.contains(host) {
             record.avoid.push(host.clone());
         }
-        record.placement = None;
-        record.vm_started = false;
-        record.boot_id.clear();
-        record.last_seq = 0;
-        record.finished = None;
-        record.left = None;
-        record.meter = Meter::default();
         record.log = LogKept::default();
-        record.to_follow.clear();
         record.traced = Traced::default();
+        record.forget_run();
         let job = &mut record.job;
         job.state = job.state.next(JobEvent::HostLost)?;
         job.reason = format!("it was lost at host {host} and starts again");
-        (job.host, job.vm) = (None, None);
-        (job.exit_code, job.progress, job.predicted) = (None, None, None);
-        (job.started_ms, job.running_ms, job.measured_s) = (None, None, None);
         self.record.save().await
     }
 

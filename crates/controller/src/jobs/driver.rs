@@ -37,6 +37,8 @@ pub struct Run {
     pub refused: Vec<RefusedChange>,
     /// Since when the next volume that is to come to the VM has been refused.
     pub follow_refused: Option<Instant>,
+    /// Whether the last report said that the guest runs, and that it does not move.
+    pub seen_running: bool,
     /// [`crate::cluster::Index::home_changes`] before the step.
     homes_at: u64,
 }
@@ -112,6 +114,7 @@ impl Run {
             seen_at_work: None,
             refused: Vec::new(),
             follow_refused: None,
+            seen_running: false,
             homes_at: 0,
         }))
     }
@@ -121,6 +124,9 @@ impl Run {
         self.settle_homes().await?;
         if self.record.value.ending.is_some() {
             return self.finish().await;
+        }
+        if let Some(step) = self.lasting_step().await? {
+            return Ok(step);
         }
         match self.job().state {
             JobState::Queued => self.place().await,
@@ -133,6 +139,13 @@ impl Run {
     async fn heed_intent(&mut self) -> Result<(), Problem> {
         let intent: Option<JobIntent> =
             self.cluster.records.read(&job_intent_key(&self.id)).await?;
+        if let (Some(lasting), Some((number, wish))) =
+            (&mut self.record.value.lasting, intent.and_then(|intent| intent.power))
+            && number > lasting.heeded
+        {
+            lasting.heed(number, wish, self.record.value.job.state);
+            self.record.save().await?;
+        }
         let (ending, reason) = match intent {
             Some(JobIntent { cancel: true, .. }) => (Ending::Cancelled, "cancelled on request"),
             Some(JobIntent { stop_vm: true, .. }) => {
@@ -148,6 +161,9 @@ impl Run {
 
     /// Decides how the job ends. The steps in `finish` follow.
     pub async fn end(&mut self, ending: Ending, reason: String) -> Result<(), Problem> {
+        if ending == Ending::Failed && self.lasting().is_some() {
+            return self.fail_lasting(&reason).await;
+        }
         self.record.value.ending = Some(ending);
         self.record.value.job.reason = reason;
         self.record.save().await
@@ -171,7 +187,9 @@ impl Run {
             | ProblemKind::Unsupported
             | ProblemKind::Internal => false,
         };
-        if !asked_for_it || self.homes_may_be_old() || self.record.value.ending.is_some() {
+        let ends = self.record.value.ending.is_some()
+            || self.lasting().is_some_and(|lasting| lasting.down.is_some());
+        if !asked_for_it || self.homes_may_be_old() || ends {
             tracing::warn!("job {} waits: {text}", self.id);
             self.say(&text).await?;
             return Ok(self.cluster.timing.monitor);

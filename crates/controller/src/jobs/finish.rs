@@ -63,6 +63,9 @@ impl Run {
         record.job.state = record.job.state.next(event)?;
         record.job.ended_ms = Some(now_ms());
         self.record.save().await?;
+        if self.lasting().is_some() && !cleaner::is_left(&self.cluster, &self.id).await? {
+            super::erase(&self.cluster, &self.record.value).await?;
+        }
         Ok(Step::Again)
     }
 

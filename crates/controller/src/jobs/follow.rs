@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use perigee_model::guest::GuestEvent;
 use perigee_model::job::{HostState, JobState, Sample};
-use perigee_model::vm::{Disk, HostReport, VmReport, VmSpec, VmStatus};
+use perigee_model::vm::{Disk, HostReport, Machine, VmReport, VmSpec, VmStatus};
 use perigee_model::volume::ExportStats;
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 
@@ -65,6 +65,9 @@ impl Run {
             Err(problem) => return Err(problem),
         };
         self.note_boot(&report).await?;
+        if self.lasting().is_some() {
+            return self.follow_lasting(&report, moving).await;
+        }
         let has_news = report.last_seq > self.record.value.last_seq;
         let figures_due =
             self.figures_read.is_none_or(|at| at.elapsed() >= self.cluster.timing.figures);
@@ -108,7 +111,7 @@ impl Run {
     }
 
     /// What people are to know of the running job: why its VM does not run, or does not get nearer to its data.
-    fn reason(&self, report: &VmReport) -> String {
+    pub(super) fn reason(&self, report: &VmReport) -> String {
         let trouble = trouble_of(report);
         if trouble.is_empty() { self.refusals() } else { trouble }
     }
@@ -140,7 +143,7 @@ impl Run {
     }
 
     /// Waits until the next figures are due, or until the VM has changed.
-    fn pause(&self) -> Result<Step, Problem> {
+    pub(super) fn pause(&self) -> Result<Step, Problem> {
         Ok(Step::Wait(self.cluster.timing.figures))
     }
 
@@ -240,6 +243,10 @@ impl Run {
         if let Some(step) = self.leave_rebooted_host().await? {
             return Ok(step);
         }
+        if self.lasting().is_some() {
+            self.fail_lasting(why).await?;
+            return Ok(Step::Again);
+        }
         let host = self.host()?;
         let path = format!("/v1/vms/{}/console", vm_of(&self.id));
         let console = host.agent.get_bytes(&path).await.unwrap_or_default();
@@ -310,7 +317,7 @@ impl Run {
     }
 
     /// Adds the disks' counters, at this host and at their homes, to the job's totals.
-    async fn read_figures(&mut self, report: &VmReport) -> Result<(), Problem> {
+    pub(super) async fn read_figures(&mut self, report: &VmReport) -> Result<(), Problem> {
         let placement = self.placement()?.clone();
         let Some(here) = self.job().host.clone() else { return Ok(()) };
         let mut disks = Vec::new();
@@ -337,7 +344,7 @@ impl Run {
         Ok(())
     }
 
-    async fn take_sample(&mut self) -> Result<(), Problem> {
+    pub(super) async fn take_sample(&mut self) -> Result<(), Problem> {
         let Some(host) = self.job().host.clone() else { return Ok(()) };
         self.samples.push(Sample {
             at_ms: now_ms(),
@@ -394,6 +401,10 @@ fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
         ),
         hides_output: run.hides_output(placement),
         network: spec.network,
+        machine: run.lasting().map_or_else(Machine::default, |lasting| Machine {
+            lasts: true,
+            firmware: lasting.firmware,
+        }),
     })
 }
 
@@ -413,7 +424,7 @@ fn stats_of(
     stats.as_ref()?.iter().find(|export| export.volume == *volume).map(|export| export.stats)
 }
 
-fn ended(report: &VmReport) -> String {
+pub(super) fn ended(report: &VmReport) -> String {
     match report.status {
         VmStatus::Shutdown if report.reason.is_empty() => "the guest powered off".to_owned(),
         VmStatus::Shutdown => report.reason.clone(),
@@ -452,6 +463,7 @@ mod tests {
             locks_memory: false,
             hides_output: false,
             network: Default::default(),
+            machine: Default::default(),
         };
         let mut report = crate::tests::report(spec);
         (report.uptime_ms, report.waiting_ms) = (900_000, Some(880_000));

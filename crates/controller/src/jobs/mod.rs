@@ -16,6 +16,7 @@ mod finish;
 mod follow;
 mod guest;
 mod homes;
+mod lasting;
 mod log;
 mod place;
 mod samples;
@@ -57,7 +58,15 @@ pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Proble
     JOB_NUMBER.check(number).map_err(|error| error.problem("can't submit a job"))?;
     let id = JobId::new(format!("{}-{number:04}", spec.name))
         .map_err(|e| Problem::invalid("can't submit a job", e))?;
-    let record = new_record(id.clone(), spec);
+    add(cluster, new_record(id, spec)).await
+}
+
+/// Stores the record of a job, or of a VM without one.
+///
+/// # Errors
+/// `Conflict` if there is one with this id, or if a volume of it is being deleted.
+pub async fn add(cluster: &Arc<Cluster>, record: JobRecord) -> Result<Job, Problem> {
+    let id = record.job.id.clone();
     let (cluster, job) = (Arc::clone(cluster), record.job.clone());
     // In a task of its own, so that a job is queued even if the client disconnects.
     let made = tokio::spawn(async move {
@@ -66,11 +75,13 @@ pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Proble
             let why = format!(
                 "volume {name} is being deleted, or a replica of it is becoming the volume"
             );
-            Problem::conflict(format!("can't submit job {id}"), why)
+            Problem::conflict(format!("can't make {id}"), why)
         })?;
         if !cluster.records.create(&job_key(&id), &record).await? {
-            let why = "there is such a job already";
-            return Err(Problem::internal(format!("can't submit job {id}"), why));
+            let why = "there is a job or a VM with this name already";
+            return Err(
+                Problem::conflict(format!("can't make {id}"), why).next("choose another name")
+            );
         }
         cluster.index.put_job(&record);
         Ok(())
@@ -102,6 +113,7 @@ pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
         traced: Traced::default(),
         to_follow: Vec::new(),
         stayed: 0,
+        lasting: None,
     }
 }
 
@@ -157,8 +169,17 @@ pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
 }
 
 /// # Errors
-/// `NotFound`.
+/// `NotFound`, also for a VM without a job.
 pub async fn record(cluster: &Cluster, id: &JobId) -> Result<JobRecord, Problem> {
+    let record = any_record(cluster, id).await?;
+    if record.lasting.is_some() { Err(unknown(id)) } else { Ok(record) }
+}
+
+/// The same for a VM without a job too.
+///
+/// # Errors
+/// `NotFound`.
+pub async fn any_record(cluster: &Cluster, id: &JobId) -> Result<JobRecord, Problem> {
     cluster.records.read(&job_key(id)).await?.ok_or_else(|| unknown(id))
 }
 
@@ -174,7 +195,7 @@ pub async fn list(cluster: &Cluster) -> Result<Vec<Job>, Problem> {
     for record in cluster.records.list::<MigrationRecord>("migrations/").await? {
         moves.entry(record.migration.vm.clone()).or_default().push(record.migration);
     }
-    for record in cluster.jobs().await? {
+    for record in cluster.jobs().await?.into_iter().filter(|record| record.lasting.is_none()) {
         let of_vm = moves.remove(&vm_of(&record.job.id)).unwrap_or_default();
         jobs.push(view(cluster, record, of_vm));
     }
@@ -215,7 +236,7 @@ pub fn progress(job: &Job) -> Option<f64> {
     (progress.total > 0).then(|| progress.done as f64 / progress.total as f64)
 }
 
-/// The unfinished job with this VM.
+/// The unfinished job with this VM, or the VM's own record if it lives without a job.
 pub fn of_vm(cluster: &Cluster, vm: &VmId) -> Option<Arc<JobRecord>> {
     let id = JobId::new(vm.as_str()).ok()?;
     cluster.index.job(&id).filter(|record| record.job.vm.as_ref() == Some(vm))
@@ -265,6 +286,9 @@ pub async fn collect_bundles(cluster: Arc<Cluster>) {
     loop {
         let jobs = cluster.unfinished_jobs();
         let needed = jobs.iter().filter_map(|record| bundle_of(&record.job.spec)).collect();
+        if let Err(problem) = erase_deleted(&cluster).await {
+            tracing::warn!("{problem}");
+        }
         match files::collect_bundles(&cluster.state_dir, &needed) {
             Ok(0) => {}
             Ok(removed) => tracing::info!("{removed} bundles that no job needs are removed"),
@@ -287,6 +311,26 @@ pub async fn delete(cluster: &Cluster, id: &JobId) -> Result<(), Problem> {
     if crate::cleaner::is_left(cluster, id).await? {
         return refuse("parts of it stand on a host that does not answer");
     }
+    erase(cluster, &record).await
+}
+
+/// Forgets the VMs without a job that were deleted, when nothing of them is left at a host.
+async fn erase_deleted(cluster: &Cluster) -> Result<(), Problem> {
+    let records = cluster.jobs().await?.into_iter();
+    for record in records.filter(|record| record.lasting.is_some() && record.job.state.is_final()) {
+        if !crate::cleaner::is_left(cluster, &record.job.id).await? {
+            erase(cluster, &record).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes everything that was kept of an ended job or VM.
+///
+/// # Errors
+/// If the store fails.
+pub async fn erase(cluster: &Cluster, record: &JobRecord) -> Result<(), Problem> {
+    let id = &record.job.id;
     for prefix in [log::prefix(id), format!("decisions/{id}/"), migration_prefix(&vm_of(id))] {
         cluster.records.remove_all(&prefix).await?;
     }

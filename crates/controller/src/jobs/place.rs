@@ -5,19 +5,38 @@ use perigee_model::states::JobEvent;
 use perigee_model::{DiskRole, HostId, JobId, LeaveSite, Problem, VolumeName};
 
 use super::driver::{Run, Step};
+use super::lasting::{self, own_disks};
 use crate::leave_site::{self, Confined};
 use crate::planning;
 use crate::records::{PlacedDisk, Placement, vm_of};
 
+/// The disks of a job's VM, beside its volumes.
+const JOB_DISKS: [DiskRole; 3] = [DiskRole::Root, DiskRole::Seed, DiskRole::Output];
+
 impl Run {
     pub(super) async fn place(&mut self) -> Result<Step, Problem> {
         let Some(grant) = self.cluster.index.grant_of(&self.id) else { return Ok(Step::Leave) };
-        planning::record_submission(&self.cluster, &self.id, &grant.plan).await?;
+        if self.lasting().is_none() {
+            planning::record_submission(&self.cluster, &self.id, &grant.plan).await?;
+        }
         let confined = leave_site::confined_of(&self.cluster, &self.job().spec).await?;
         let record = &mut self.record.value;
         let (spec, restarts) = (&record.job.spec, record.restarts);
         let start = grant.host.clone();
-        let disks = disks(&self.id, spec, (&start, &confined), &grant.volume_homes, restarts);
+        let lasts = record.lasting.is_some();
+        let own = record.lasting.as_ref().map_or(&JOB_DISKS[..], own_disks);
+        let mut disks =
+            disks(&self.id, spec, (&start, &confined), &grant.volume_homes, (own, restarts));
+        for disk in disks.iter_mut().filter(|disk| disk.temporary) {
+            let kept =
+                record.kept().and_then(|kept| kept.disks.iter().find(|k| k.role == disk.role));
+            if let Some(kept) = kept {
+                *disk = PlacedDisk { epoch: None, ..kept.clone() };
+            } else if lasts && lasting::lasts(disk.role) {
+                // It is the same one at all starts.
+                disk.volume = own_volume(&self.id, 0, disk.role);
+            }
+        }
         let traits = grant.traits.clone();
         record.placement = Some(Placement { start: start.clone(), disks, traits });
         record.job.state = record.job.state.next(JobEvent::Placed)?;
@@ -37,14 +56,14 @@ fn disks(
     spec: &JobSpec,
     (start, confined): (&HostId, &Confined),
     data_homes: &[HostId],
-    restarts: u32,
+    (own_disks, restarts): (&[DiskRole], u32),
 ) -> Vec<PlacedDisk> {
     let own = |role: DiskRole| PlacedDisk {
         role,
         volume: own_volume(job, restarts, role),
         data_of: None,
         home: match role {
-            DiskRole::Seed => start.clone(),
+            DiskRole::Seed | DiskRole::CloudInit => start.clone(),
             // A confined image is at the hosts of its site only.
             DiskRole::Root => {
                 confined.writes_at.as_ref().or(confined.image_at.as_ref()).unwrap_or(start).clone()
@@ -53,14 +72,14 @@ fn disks(
         },
         home_changed: false,
         epoch: None,
-        read_only: role == DiskRole::Seed,
+        read_only: matches!(role, DiskRole::Seed | DiskRole::CloudInit),
         temporary: true,
         leave_site: match role {
-            DiskRole::Seed => LeaveSite::Allowed,
+            DiskRole::Seed | DiskRole::CloudInit => LeaveSite::Allowed,
             _ => LeaveSite::confined(confined.writes_at.is_some()),
         },
     };
-    let mut disks = [DiskRole::Root, DiskRole::Seed, DiskRole::Output].map(own).to_vec();
+    let mut disks: Vec<PlacedDisk> = own_disks.iter().copied().map(own).collect();
     for (index, (volume, home)) in spec.volumes.iter().zip(data_homes).enumerate() {
         let role = DiskRole::data(index).expect("submission bounds the number of volumes");
         let clone = volume.access == Access::Clone;

@@ -54,11 +54,13 @@ impl Run {
     }
 
     /// The VM runs at the destination. First its messages at the source are fetched, then those at the
-    /// destination.
+    /// destination. A VM without a job has none.
     async fn follow_vm(&mut self, moved: &MigrationRecord) -> Result<(), Problem> {
         // A source that was removed is not asked. At any other source the VM is stopped, so there is a last
         // message.
-        if let Ok(source) = self.cluster.hosts.get(&moved.migration.from) {
+        if let Ok(source) = self.cluster.hosts.get(&moved.migration.from)
+            && self.lasting().is_none()
+        {
             match self.take_events(&source, u64::MAX).await {
                 Ok(()) => {}
                 Err(problem) if problem.kind == ProblemKind::NotFound => {}
@@ -73,6 +75,7 @@ impl Run {
             }
         }
         let to = moved.migration.to.clone();
+        self.starts_there_from_now_on(&to);
         let intent = migration_intent_key(&vm_of(&self.id), moved.number);
         let intent: Option<MigrationIntent> = self.cluster.records.read(&intent).await?;
         // The VM arrived before it could be called off. At least its volumes stay.

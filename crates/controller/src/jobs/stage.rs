@@ -16,7 +16,7 @@ use perigee_model::{DiskRole, Epoch, JobId, Problem, ProblemKind};
 use super::driver::{Run, Step};
 use crate::cluster::HostLink;
 use crate::records::{PlacedDisk, Placement, owner_of};
-use crate::{catalog, disks, files, images};
+use crate::{catalog, disks, files, images, nvram};
 
 /// The size of a seed with only a description.
 const SEED_BYTES_MIN: u64 = 1 << 20;
@@ -39,6 +39,9 @@ impl Run {
                 self.record.save().await?;
             }
         }
+        if let Some(lasting) = &mut self.record.value.lasting {
+            lasting.made = true;
+        }
         disks::attach(&cluster, &placement.disks, &placement.start).await?;
         let job = &mut self.record.value.job;
         job.state = job.state.next(JobEvent::Staged)?;
@@ -58,12 +61,22 @@ impl Run {
         let home = catalog::reachable(&self.cluster, &disk.home)?;
         let spec = &self.job().spec;
         match (disk.role, &disk.data_of) {
+            (DiskRole::Root | DiskRole::Nvram, _)
+                if self.lasting().is_some_and(|lasting| lasting.made) =>
+            {
+                take_over(&home, disk).await.map_err(|problem| self.root_is_lost(&home, problem))
+            }
             (DiskRole::Root, _) => {
                 images::ensure(&self.cluster, &home, &spec.image).await?;
                 let source = VolumeSource::Image(spec.image.clone());
                 self.create(&home, disk, spec.root_bytes.map(whole_blocks), source).await
             }
             (DiskRole::Seed, _) => self.make_seed(&home, disk, at).await,
+            (DiskRole::CloudInit, _) => self.make_cloud_init(&home, disk).await,
+            (DiskRole::Nvram, _) => {
+                let size_bytes = nvram::BYTES as u64;
+                self.make_with(&home, disk, size_bytes, nvram::without_variables()).await
+            }
             (DiskRole::Output, _) => {
                 let size_bytes = Some(whole_blocks(spec.output_bytes));
                 self.create(&home, disk, size_bytes, VolumeSource::Empty).await
@@ -77,7 +90,7 @@ impl Run {
     }
 
     /// Makes a volume for this job, or finds the one that an earlier try made.
-    async fn create(
+    pub(super) async fn create(
         &self,
         home: &HostLink,
         disk: &PlacedDisk,

@@ -418,6 +418,7 @@ mod tests {
             locks_memory: false,
             hides_output: false,
             network: Default::default(),
+            machine: Default::default(),
         };
         let says = |phase| {
             let mut report = crate::tests::report(spec.clone());

@@ -95,6 +95,10 @@ pub struct Inside {
     pub hangs: bool,
     /// As an agent of before: it tells no changes.
     pub tells_nothing: bool,
+    /// How often a power button was pressed.
+    pub pressed: u32,
+    /// Guests do not listen to their power buttons.
+    pub guests_are_deaf: bool,
     /// How often its kernel was booted before.
     pub reboots: u32,
     /// KVM on such a processor; otherwise TCG.
@@ -231,6 +235,7 @@ fn agent_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/vms/{vm}", get(vm).put(put_vm).delete(delete_vm))
         .route("/v1/vms/{vm}/events", get(events))
         .route("/v1/vms/{vm}/console", get(async || "panic: no root"))
+        .route("/v1/vms/{vm}/power-button", post(press_power_button))
         .route("/v1/vms/{vm}/migrate", post(migrate))
         .route("/v1/vms/{vm}/migrate/cancel", post(cancel_migration))
         .route("/v1/vms/{vm}/end-unless-ran", post(end_unless_ran))
@@ -286,6 +291,17 @@ async fn host(State(inside): Shared) -> Reply<HostReport> {
 
 fn no_vm() -> Failure {
     Problem::not_found("VM", "there is none").into()
+}
+
+async fn press_power_button(State(inside): Shared, Path(vm): Path<VmId>) -> Reply<()> {
+    let mut inside = inside.lock().expect("lock");
+    inside.pressed += 1;
+    let heeds = !inside.guests_are_deaf;
+    let vm = inside.vms.get_mut(&vm).ok_or_else(no_vm)?;
+    if heeds {
+        vm.report.status = VmStatus::Shutdown;
+    }
+    Ok(Json(()))
 }
 
 async fn vms(State(inside): Shared) -> Reply<Vec<VmReport>> {

@@ -10,6 +10,7 @@ mod faults;
 mod gone;
 mod images;
 mod jobs;
+mod lasting;
 mod lost;
 mod migrations;
 mod queue;

@@ -114,7 +114,8 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
             ("image", json!({"name": "own", "source": {"image": "NAME"}})),
         ],
         "POST /v1/jobs" | "POST /v1/jobs/plan" => jobs(),
-        "POST /v1/volumes/{volume}/snapshot" => {
+        "POST /v1/vms/{vm}/exec" => plain(json!({"command": ["id"]})),
+        "POST /v1/volumes/{volume}/snapshot" | "POST /v1/vms/{vm}/snapshot" => {
             vec![("", json!({"image": "own"})), ("full image", json!({"image": "NAME"}))]
         }
         "PUT /v1/volumes/{volume}/leave-site" | "PUT /v1/images/{image}/leave-site" => {
@@ -126,6 +127,19 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         "POST /v1/volumes/{volume}/replicas" => plain(json!({"to": "cloud"})),
         "POST /v1/volumes/{volume}/replicas/stop" => plain(json!({"to": "cloud"})),
         "POST /v1/volumes/{volume}/promote" => plain(json!({})),
+        "POST /v1/vms" => vec![
+            (
+                "full vm",
+                json!({"name": "NAME", "image": "debian", "cpus": 1, "memory_bytes": 1 << 28}),
+            ),
+            ("image", json!({"name": "own", "image": "NAME", "cpus": 1, "memory_bytes": 1 << 28})),
+            (
+                "volume",
+                json!({"name": "own", "image": "debian", "cpus": 1, "memory_bytes": 1 << 28,
+                    "volumes": [{"volume": "NAME"}]}),
+            ),
+        ],
+        "POST /v1/vms/{vm}/stop" | "POST /v1/vms/{vm}/restart" => plain(json!({"force": true})),
         "POST /v1/vms/{vm}/move" => plain(json!({"host": "cloud1"})),
         "POST /v1/tenants/{tenant}/users/{user}/tokens" => plain(json!({"life_s": 3600})),
         "PUT /v1/tenants/{tenant}/users/{user}/keys" => {

@@ -110,7 +110,7 @@ impl<'a> Guest<'a> {
         ran.faults.extend(watch.end().await?);
         let expected = if is_there { &ends.new } else { &ends.old };
         // The job's driver sees the end of a migration later than the one that records it.
-        let is_at = async || Ok((self.vm().await?.host == *expected).then_some(()));
+        let is_at = async || Ok((self.vm().await?.host.as_ref() == Some(expected)).then_some(()));
         if let Err(problem) = until("the VM's host", STEP_MAX, is_at).await {
             ran.faults
                 .push(format!("{}, and the VM is not at {expected}: {}", ran.ended, problem.why));
@@ -174,7 +174,11 @@ impl<'a> Guest<'a> {
     }
 
     async fn ends(&self) -> Result<Ends, Problem> {
-        let old = self.vm().await?.host;
+        let old = self
+            .vm()
+            .await?
+            .host
+            .ok_or_else(|| Problem::internal(format!("VM {}", self.vm), "it is at no host"))?;
         let Ground { home, cloud, .. } = self.ground;
         let new = if old == *cloud { home } else { cloud };
         Ok(Ends { old, new: new.clone(), vm: Some(self.vm.clone()) })
@@ -259,7 +263,10 @@ impl<'a> Guest<'a> {
         };
         let is_now = to_new.contains(&wanted);
         let is_moving = vm.volumes.iter().any(VmVolume::is_moving);
-        Ok((is_now, !is_now && !is_moving && vm.host == ends.new && !to_new.is_empty()))
+        Ok((
+            is_now,
+            !is_now && !is_moving && vm.host.as_ref() == Some(&ends.new) && !to_new.is_empty(),
+        ))
     }
 
     async fn ended(&self, begun: &Migration) -> Result<Migration, Problem> {

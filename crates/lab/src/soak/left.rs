@@ -32,7 +32,7 @@ async fn look(lab: &Lab) -> Result<Vec<String>, Problem> {
     let client = lab.client(QUICK)?;
     let mut left = Vec::new();
     let vms: Vec<Vm> = client.get("/v1/vms").await?;
-    left.extend(vms.iter().map(|vm| format!("VM {} on {}", vm.id, vm.host)));
+    left.extend(vms.iter().map(|vm| format!("VM {} on {:?}", vm.id, vm.host)));
     let kept: Vec<ClusterVolume> = client.get("/v1/volumes").await?;
     for (_, host) in lab.definition.hosts() {
         let home = lab.dir().join("hosts").join(host.as_str());
@@ -58,7 +58,7 @@ async fn look(lab: &Lab) -> Result<Vec<String>, Problem> {
 pub async fn elsewhere(lab: &Lab, vm: &Vm) -> Result<Vec<String>, Problem> {
     let mut left = Vec::new();
     let is_own = |name: &VolumeName| vm.volumes.iter().any(|own| own.volume == *name);
-    let others = lab.definition.hosts().filter(|(_, host)| **host != vm.host);
+    let others = lab.definition.hosts().filter(|(_, host)| Some(*host) != vm.host.as_ref());
     for (_, host) in others {
         let home = lab.lab_dir().host(host);
         let control = home.join("volume-control.sock");

@@ -56,6 +56,7 @@ fn vm(disks: usize) -> VmSpec {
         locks_memory: false,
         hides_output: false,
         network: Default::default(),
+        machine: Default::default(),
     }
 }
 

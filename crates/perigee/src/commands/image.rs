@@ -182,7 +182,7 @@ pub struct PoolOption {
     pub pool: Option<PathBuf>,
 }
 
-const CLUSTER: &[Column<ClusterImage>] = &[
+pub const CLUSTER: &[Column<ClusterImage>] = &[
     ("name", |i| i.name.to_string()),
     ("size", |i| output::bytes(i.size_bytes)),
     ("allocated", |i| output::bytes(i.allocated_bytes)),

@@ -137,12 +137,12 @@ async fn watch_following(client: &Client, vm: &VmId, to: &HostId) -> Result<(), 
             Err(problem) if problem.kind == ProblemKind::NotFound => return Ok(()),
             shown => shown?,
         };
-        if shown.host != *to {
+        if shown.host.as_ref() != Some(to) {
             // Its job is about to hear that it has arrived; or it has moved on.
             if begun.elapsed() > ARRIVAL_DEADLINE || shown.migration.is_some() {
                 output::note(&format!(
                     "VM {vm} is at {}; `perigee vm info {vm}` shows its volumes",
-                    shown.host
+                    output::or_dash(shown.host.as_ref())
                 ));
                 return Ok(());
             }

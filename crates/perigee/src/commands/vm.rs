@@ -1,13 +1,18 @@
 //! `perigee vm`
 
+use std::process::ExitCode;
+
 use clap::{Subcommand, ValueEnum};
-use perigee_model::job::{Migration, MoveVm, Vm};
+use perigee_model::job::{ClusterImage, Migration, MoveVm, Vm};
+use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{HostId, Problem, VmId};
+use perigee_model::{HostId, ImageName, Problem, VmId};
 use serde::Serialize;
 
 use crate::Context;
-use crate::commands::{controller_client, moving, moving_volumes};
+use crate::commands::image::CLUSTER;
+use crate::commands::lasting::{self, Create};
+use crate::commands::{console, controller_client, exec, moving, moving_volumes};
 use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]
@@ -20,10 +25,37 @@ pub enum Verb {
         /// The VM's name, as `perigee vm list` shows it
         vm: VmId,
     },
-    /// Stop a virtual machine at once
-    Stop {
-        /// The VM's name; its job fails
+    /// Create a virtual machine that lives without a job, and start it
+    Create(Box<Create>),
+    /// Start a virtual machine that is stopped
+    Start {
+        /// The VM's name
         vm: VmId,
+    },
+    /// Stop a virtual machine: its guest is asked to power off, and its disks are kept
+    Stop {
+        /// The VM's name. A job's VM is stopped at once, and its job fails
+        vm: VmId,
+        /// Stop it at once, as a power cut does
+        #[arg(long)]
+        force: bool,
+    },
+    /// Stop a virtual machine and start it again
+    Restart {
+        /// The VM's name
+        vm: VmId,
+        /// Stop it at once, as a power cut does
+        #[arg(long)]
+        force: bool,
+    },
+    /// Delete a virtual machine that is stopped, with its own disks. Its volumes stay
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// The VM's name
+        vm: VmId,
+        /// Also one that runs: it is stopped at once
+        #[arg(long)]
+        force: bool,
     },
     /// Migrate a running virtual machine to another host, and show the progress.
     ///
@@ -45,10 +77,30 @@ pub enum Verb {
         #[arg(long, conflicts_with = "cancel")]
         yes: bool,
     },
-    /// Show the end of the serial console
+    /// Run a program in a running virtual machine, as root, and show what it prints. The guest needs qemu-guest-agent
+    Exec {
+        /// The VM's name
+        vm: VmId,
+        /// The program and its arguments
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
+    },
+    /// Save a virtual machine's root disk as an image, also while it runs
+    Snapshot {
+        /// The VM's name
+        vm: VmId,
+        /// The new image's name
+        image: ImageName,
+    },
+    /// Attach this terminal to the serial console of a running virtual machine; Ctrl-] leaves it.
+    ///
+    /// The terminal obeys what the guest prints, escape sequences too. With --log it does not.
     Console {
         /// The VM's name
         vm: VmId,
+        /// Show the end of what the guest has printed, and don't attach
+        #[arg(long)]
+        log: bool,
     },
 }
 
@@ -72,13 +124,21 @@ impl From<Volumes> for VolumesOnMove {
 
 const COLUMNS: &[Column<Vm>] = &[
     ("vm", |v| v.id.to_string()),
-    ("host", |v| v.host.to_string()),
+    ("host", |v| output::or_dash(v.host.as_ref())),
     ("status", |v| output::word(&v.status)),
     ("cpus", |v| v.cpus.to_string()),
     ("memory", |v| output::bytes(v.memory_bytes)),
     ("up", |v| format!("{} s", v.uptime_ms / 1000)),
     ("job", |v| output::or_dash(v.job.as_ref())),
     ("migration", |v| output::or_dash(v.migration.as_ref())),
+    ("reason", |v| v.reason.clone()),
+];
+
+/// What is shown of a VM that was just started.
+const SHOWN: &[Column<Vm>] = &[
+    ("vm", |v| v.id.to_string()),
+    ("host", |v| output::or_dash(v.host.as_ref())),
+    ("status", |v| output::word(&v.status)),
     ("reason", |v| v.reason.clone()),
 ];
 
@@ -92,13 +152,15 @@ struct Info {
 
 const INFO: &[Column<Info>] = &[
     ("vm", |i| i.vm.id.to_string()),
-    ("host", |i| i.vm.host.to_string()),
+    ("image", |i| output::or_dash(i.vm.image.as_ref())),
+    ("host", |i| output::or_dash(i.vm.host.as_ref())),
     ("status", |i| output::word(&i.vm.status)),
     ("cpus", |i| i.vm.cpus.to_string()),
     ("memory", |i| output::bytes(i.vm.memory_bytes)),
     ("up", |i| format!("{} s", i.vm.uptime_ms / 1000)),
     ("job", |i| output::or_dash(i.vm.job.as_ref())),
     ("job's end", |i| output::or_dash(i.vm.predicted_end.as_ref())),
+    ("addresses", |i| i.vm.addresses.join(", ")),
     ("reason", |i| i.vm.reason.clone()),
     ("volumes", |i| i.vm.volumes.iter().map(moving_volumes::of_vm).collect::<Vec<_>>().join("\n")),
     ("migrations", |i| i.migrations.iter().map(moving::summary).collect::<Vec<_>>().join("\n")),
@@ -107,9 +169,15 @@ const INFO: &[Column<Info>] = &[
     }),
 ];
 
-pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
+pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
     let client = controller_client(context)?;
-    match verb {
+    let done = match verb {
+        Verb::Exec { vm, command } => return exec::run(&client, &vm, command).await,
+        Verb::Snapshot { vm, image } => {
+            let path = format!("/v1/vms/{vm}/snapshot");
+            let made: ClusterImage = client.post(&path, &Snapshot { image }).await?;
+            output::one(context.format, &made, CLUSTER)
+        }
         Verb::List => {
             let vms: Vec<Vm> = client.get("/v1/vms").await?;
             output::list(context.format, &vms, COLUMNS)
@@ -119,20 +187,28 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             let moves: Vec<Migration> = client.get(&format!("/v1/vms/{vm}/migrations")).await?;
             output::one(context.format, &Info { vm: found, migrations: moves }, INFO)
         }
-        Verb::Stop { vm } => {
-            let _: serde_json::Value =
-                client.post(&format!("/v1/vms/{vm}/stop"), &serde_json::json!({})).await?;
-            Ok(())
+        Verb::Create(ask) => {
+            output::one(context.format, &lasting::create(&client, *ask).await?, SHOWN)
         }
+        Verb::Start { vm } => {
+            output::one(context.format, &lasting::start(&client, &vm).await?, SHOWN)
+        }
+        Verb::Stop { vm, force } => lasting::stop(&client, &vm, force).await,
+        Verb::Restart { vm, force } => {
+            output::one(context.format, &lasting::restart(&client, &vm, force).await?, SHOWN)
+        }
+        Verb::Delete { vm, force } => lasting::delete(&client, &vm, force).await,
         Verb::Move { vm, host: Some(host), volumes, yes: confirmed, .. } => {
             let ask = MoveVm { host, volumes: volumes.into(), confirmed };
             moving::begin(&client, &vm, &ask, context.format).await
         }
         Verb::Move { vm, host: None, .. } => moving::cancel(&client, &vm, context.format).await,
-        Verb::Console { vm } => {
+        Verb::Console { vm, log: false } => console::attach(&client, &vm).await,
+        Verb::Console { vm, .. } => {
             let text = client.get_bytes(&format!("/v1/vms/{vm}/console")).await?;
             output::text(&String::from_utf8_lossy(&text));
             Ok(())
         }
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }

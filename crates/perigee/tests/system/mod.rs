@@ -1,6 +1,7 @@
 //! A lab for one test, and what the tests do with it.
 
 mod confined;
+mod lasting;
 mod links;
 mod listening;
 mod network;
@@ -96,8 +97,17 @@ pub fn host(name: &str) -> HostId {
 }
 
 /// Asks until the answer is there.
-pub async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Checked<Option<T>>) -> Checked<T> {
-    let deadline = Instant::now() + PATIENCE;
+pub async fn until<T>(what: &str, ask: impl AsyncFnMut() -> Checked<Option<T>>) -> Checked<T> {
+    until_within(PATIENCE, what, ask).await
+}
+
+/// The same, for what takes longer than most.
+pub async fn until_within<T>(
+    patience: Duration,
+    what: &str,
+    mut ask: impl AsyncFnMut() -> Checked<Option<T>>,
+) -> Checked<T> {
+    let deadline = Instant::now() + patience;
     let mut last = String::new();
     while Instant::now() < deadline {
         match ask().await {
@@ -108,7 +118,7 @@ pub async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Checked<Option<T
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    Err(Problem::internal("test", format!("waited {PATIENCE:?} for {what}; {last}")))
+    Err(Problem::internal("test", format!("waited {patience:?} for {what}; {last}")))
 }
 
 impl System {
@@ -218,7 +228,7 @@ impl System {
         let now = self.job(&job.id).await?;
         ensure!(!now.state.is_final(), "the job ended: {:?} {}", now.state, now.reason);
         let vm: Vm = self.get(&format!("/v1/vms/{}", job.id)).await?;
-        Ok((vm.host == host(to)).then_some(vm))
+        Ok((vm.host == Some(host(to))).then_some(vm))
     }
 
     /// Waits until the first volume that follows the VM has its home at the host.

@@ -1,10 +1,11 @@
-//! Orders to migrate the VM, and to cancel that.
+//! Orders to migrate the VM, to cancel that, and to power it off.
 
 use std::sync::atomic::Ordering;
 
 use perigee_model::switchover::{OnCancel, on_cancel};
 use perigee_model::vm::{CancelMigration, MigrateOut};
 use perigee_model::{Problem, VmId};
+use serde_json::json;
 
 use super::Owner;
 use crate::vm::decide;
@@ -23,6 +24,15 @@ impl Owner {
         self.migration =
             Some(migrate::spawn(self.vm.clone(), self.host.network.clone(), record, order, false));
         Ok(())
+    }
+
+    /// The guest powers itself off, if it listens to ACPI. An event says when it has.
+    pub(super) async fn press_power_button(&mut self) -> Result<(), Problem> {
+        let what = || format!("can't tell the guest of {} to power off", self.vm.id());
+        let qmp = self.vm.observed(|seen| seen.qmp.clone());
+        let qmp = qmp.ok_or_else(|| Problem::unavailable(what(), "its QEMU does not answer"))?;
+        let told = qmp.execute("system_powerdown", json!({})).await;
+        told.map(drop).map_err(|error| Problem::unavailable(what(), error))
     }
 
     fn keep(&self, record: &Record) -> Result<(), Problem> {

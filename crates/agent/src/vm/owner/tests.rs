@@ -56,6 +56,7 @@ async fn owner(dir: &Path, qemu: &Qemu) -> Owner {
         locks_memory: false,
         hides_output: false,
         network: Default::default(),
+        machine: Default::default(),
     };
     let vm_dir = VmDir::new(&config.state, &spec.vm);
     std::fs::create_dir_all(vm_dir.run()).unwrap();

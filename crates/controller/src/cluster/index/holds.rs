@@ -1,9 +1,13 @@
 //! A task takes a hold for work that no other task may do or undo at the same time.
 
+use std::sync::Arc;
+
+use perigee_model::lasting::Lasting;
 use perigee_model::{HostId, ImageName, VmId, VolumeName};
 use perigee_planner::queue::Demand;
 
 use super::{Index, Inner, demand_of};
+use crate::records::JobRecord;
 
 /// The work that a hold protects.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -142,7 +146,11 @@ impl Index {
     /// Holds an attachment while it is removed.
     pub fn begin_detachment(&self, host: &HostId, volume: &VolumeName) -> Detachment<'_> {
         let mut inner = self.lock();
-        let needed = inner.jobs.values().filter(|record| record.ending.is_none()).any(|record| {
+        let stays = |record: &&Arc<JobRecord>| {
+            let taken = record.lasting.as_ref().is_some_and(Lasting::is_taken_down);
+            record.ending.is_none() && !taken
+        };
+        let needed = inner.jobs.values().filter(stays).any(|record| {
             let comes = inner.unsettled().any(|moved| {
                 Some(&moved.migration.vm) == record.job.vm.as_ref() && moved.migration.to == *host
             });

@@ -1,0 +1,67 @@
+//! The serial console of a VM. QEMU listens at a socket for one client at a time, and appends all that the guest prints to
+//! a log, also while nobody is there. The owner keeps that log short (`LOG_BYTES_MAX`).
+
+use std::sync::Arc;
+
+use perigee_http::Tunnel;
+use perigee_model::Problem;
+use tokio::net::UnixStream;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::{CONSOLE_TAIL_BYTES, Vm};
+use crate::files::{self, tail};
+
+/// The console of a VM, held by one client.
+#[derive(Debug)]
+pub struct Attached {
+    console: UnixStream,
+    _alone: OwnedSemaphorePermit,
+}
+
+impl Attached {
+    /// Carries bytes until one side has closed.
+    pub async fn carry(mut self, mut client: Tunnel) {
+        // What ends it is the guest's or the client's business.
+        let ended = tokio::io::copy_bidirectional(&mut client, &mut self.console).await;
+        tracing::debug!(?ended, "a console was left");
+    }
+}
+
+impl Vm {
+    /// The end of its log.
+    ///
+    /// # Errors
+    /// `Unsupported` if it may not be shown.
+    pub fn console(&self) -> Result<String, Problem> {
+        self.check_shown()?;
+        let text = tail(&self.dir.console(), CONSOLE_TAIL_BYTES).map_err(|e| {
+            Problem::internal(format!("can't read the console of {}", self.id()), e)
+        })?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// Connects a client to it.
+    ///
+    /// # Errors
+    /// `Conflict` if another client is there, `Unsupported` if it may not be shown.
+    pub async fn attach(&self) -> Result<Attached, Problem> {
+        self.check_shown()?;
+        let what = || format!("can't attach to the console of {}", self.id());
+        let alone = Arc::clone(&self.console_is_free).try_acquire_owned();
+        let alone = alone.map_err(|_| {
+            Problem::conflict(what(), "somebody else is attached to it")
+                .next(format!("what it prints is shown by: perigee vm console {} --log", self.id()))
+        })?;
+        let connected = files::connect(&self.dir.tty()).await;
+        let console = connected.map_err(|e| Problem::unavailable(what(), e))?;
+        Ok(Attached { console, _alone: alone })
+    }
+
+    fn check_shown(&self) -> Result<(), Problem> {
+        if !self.spec.locks_memory && !self.spec.hides_output {
+            return Ok(());
+        }
+        let why = "the VM has data that may not leave their site, so what it prints is not shown";
+        Err(Problem::unsupported(format!("can't read the console of {}", self.id()), why))
+    }
+}

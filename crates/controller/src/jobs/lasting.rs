@@ -1,0 +1,315 @@
+//! VMs that live without a job. They go through the same steps as a job's VM; here is what differs: a person starts and
+//! stops them, they keep their disks, and they have no command whose end is awaited. What is decided is in
+//! [`perigee_model::lasting`].
+
+use std::time::Instant;
+
+use perigee_http::Method;
+use perigee_model::job::{Access, JobState, Start};
+use perigee_model::lasting::{Lasting, Next};
+use perigee_model::states::JobEvent;
+use perigee_model::tenant::SEPARATOR;
+use perigee_model::vm::{Firmware, VmReport, VmStatus};
+use perigee_model::volume::VolumeSource;
+use perigee_model::{DiskRole, Epoch, HostId, Problem, ProblemKind, VolumeName};
+
+use super::driver::{Run, Step};
+use super::follow::ended;
+use crate::cleaner::{self, Cleanup};
+use crate::cluster::{HostLink, now_ms};
+use crate::meter::Meter;
+use crate::nocloud::{self, Mounted};
+use crate::records::{
+    JobRecord, MigrationRecord, PlacedDisk, Placement, owner_of, start_of, vm_of,
+};
+
+impl Run {
+    pub(super) fn lasting(&self) -> Option<&Lasting> {
+        self.record.value.lasting.as_ref()
+    }
+
+    fn change_lasting<T: Default>(&mut self, change: impl FnOnce(&mut Lasting) -> T) -> T {
+        self.record.value.lasting.as_mut().map(change).unwrap_or_default()
+    }
+
+    /// The step of a VM without a job, if it is not one of those that a job's VM has too.
+    pub(super) async fn lasting_step(&mut self) -> Result<Option<Step>, Problem> {
+        let state = self.job().state;
+        let runs = self.seen_running;
+        match self.lasting().map(|lasting| lasting.next(state, runs, now_ms())) {
+            None | Some(Next::GoOn) => Ok(None),
+            Some(Next::Rest) => self.rest().await.map(Some),
+            Some(Next::TakeDown) => self.take_down().await.map(Some),
+            Some(Next::Press) => {
+                self.press_power_button().await?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// It is off. Only a host that was removed changes something for it.
+    async fn rest(&mut self) -> Result<Step, Problem> {
+        let disks = self.record.value.placement.iter().flat_map(|placement| &placement.disks);
+        let mut own = disks.filter(|disk| disk.temporary);
+        let lost = own.find(|disk| self.cluster.hosts.get(&disk.home).is_err()).cloned();
+        if let Some(disk) = lost {
+            let why = format!(
+                "its disk {} is lost with host {}, which was removed; the VM can only be deleted",
+                disk.volume, disk.home
+            );
+            self.say(&why).await?;
+        }
+        Ok(Step::Leave)
+    }
+
+    async fn press_power_button(&mut self) -> Result<(), Problem> {
+        let host = self.host()?;
+        let path = format!("/v1/vms/{}/power-button", vm_of(&self.id));
+        // An agent that does not answer is asked again later; how long that may take is counted from the first answer.
+        match host.agent.post::<()>(&path, &()).await {
+            Ok(()) => {
+                self.change_lasting(|lasting| lasting.pressed(now_ms()));
+                self.record.save().await
+            }
+            Err(problem) => {
+                tracing::debug!("VM {}: {problem}", self.id);
+                Ok(())
+            }
+        }
+    }
+
+    /// What is recorded of a VM without a job when its host has reported it. Its guest's messages are nobody's.
+    pub(super) async fn follow_lasting(
+        &mut self,
+        report: &VmReport,
+        moving: bool,
+    ) -> Result<Step, Problem> {
+        let figures_due =
+            self.figures_read.is_none_or(|at| at.elapsed() >= self.cluster.timing.figures);
+        if figures_due {
+            self.read_figures(report).await?;
+            self.figures_read = Some(Instant::now());
+            self.take_sample().await?;
+        }
+        let has_ended = matches!(report.status, VmStatus::Gone | VmStatus::Shutdown);
+        if has_ended && !moving {
+            return self.guest_ended(report).await;
+        }
+        let is_up = !has_ended && !matches!(report.status, VmStatus::Starting | VmStatus::Incoming);
+        if is_up && self.job().state == JobState::Starting {
+            let job = &mut self.record.value.job;
+            job.state = job.state.next(JobEvent::GuestRuns)?;
+            job.running_ms = Some(now_ms());
+            self.record.save().await?;
+        }
+        self.seen_running = report.status == VmStatus::Running && !moving;
+        if self.change_lasting(|lasting| lasting.give_up(now_ms())) {
+            tracing::warn!("VM {}: its guest does not power off", self.id);
+            self.record.save().await?;
+        }
+        let note = self.lasting().map(|lasting| lasting.note.clone()).unwrap_or_default();
+        let trouble = self.reason(report);
+        self.say(if trouble.is_empty() { &note } else { &trouble }).await?;
+        if figures_due && !moving {
+            self.bring_volumes().await?;
+        }
+        self.pause()
+    }
+
+    /// A person has moved it to this host. It starts there, or at that site, from now on, if it was bound to another one.
+    pub(super) fn starts_there_from_now_on(&mut self, to: &HostId) {
+        if self.lasting().is_none() {
+            return;
+        }
+        let site = self.cluster.hosts.get(to).map(|host| host.addresses.site.clone());
+        let start = &mut self.record.value.job.spec.start;
+        *start = match (std::mem::take(start), site) {
+            (Start::Host(_), _) => Start::Host(to.clone()),
+            (Start::Site(_), Ok(site)) => Start::Site(site),
+            (start, _) => start,
+        };
+    }
+
+    /// The guest powered off or panicked, or its QEMU is gone.
+    async fn guest_ended(&mut self, report: &VmReport) -> Result<Step, Problem> {
+        if report.status == VmStatus::Gone
+            && let Some(step) = self.leave_rebooted_host().await?
+        {
+            return Ok(step);
+        }
+        let why = ended(report);
+        self.change_lasting(|lasting| lasting.ended(&why));
+        self.record.save().await?;
+        Ok(Step::Again)
+    }
+
+    /// The VM can't run any more. It is off from now on, and keeps its disks.
+    pub(super) async fn fail_lasting(&mut self, why: &str) -> Result<(), Problem> {
+        self.change_lasting(|lasting| lasting.fail(why));
+        self.record.save().await
+    }
+
+    /// Removes the VM from its hosts, and keeps its disks. Nothing goes on before it is known to be gone.
+    async fn take_down(&mut self) -> Result<Step, Problem> {
+        let poll = self.cluster.timing.poll;
+        if self.cluster.index.is_move_being_recorded(&vm_of(&self.id)) {
+            return Ok(Step::Wait(poll));
+        }
+        let moves = self.unsettled().await?;
+        if moves.iter().any(|record| !record.migration.state.is_final()) {
+            return Ok(Step::Wait(poll));
+        }
+        if !self.lasting().is_some_and(Lasting::is_taken_down) {
+            self.change_lasting(Lasting::takes_down);
+            self.record.save().await?;
+        }
+        if let Some(cleanup) = self.of_this_run(&moves) {
+            cleaner::hand_over(&self.cluster, &cleanup).await?;
+            cleaner::try_now(&self.cluster, &self.id).await?;
+            if let Some(host) = cleaner::waits_for(&self.cluster, &cleanup).await? {
+                self.say(&format!("it is off when host {host} answers, where it may still run"))
+                    .await?;
+                return Ok(Step::Wait(self.cluster.timing.monitor));
+            }
+        }
+        let last = moves.iter().map(|moved| moved.number).max();
+        let record = &mut self.record.value;
+        record.settled = record.settled.max(last.unwrap_or_default());
+        record.restarts += 1;
+        record.forget_run();
+        record.job.state = record.job.state.next(JobEvent::TakenDown)?;
+        record.job.reason = record.lasting.as_mut().map(Lasting::is_down).unwrap_or_default();
+        self.seen_running = false;
+        self.record.save().await?;
+        Ok(Step::Again)
+    }
+
+    /// The VM and its attachments at every host where it may be. `None` if it has none.
+    fn of_this_run(&self, unsettled: &[MigrationRecord]) -> Option<Cleanup> {
+        let record = &self.record.value;
+        let placement = record.placement.as_ref()?;
+        let moved = unsettled.iter().flat_map(|m| [&m.migration.from, &m.migration.to]);
+        let mut hosts: Vec<&HostId> =
+            record.job.host.iter().chain(&record.left).chain(moved).collect();
+        hosts.sort();
+        hosts.dedup();
+        if hosts.is_empty() {
+            return None;
+        }
+        let name = format!("s{}", record.restarts);
+        let mut cleanup = Cleanup::new(&self.id, &name, start_of(record, 0).whole_run());
+        cleanup.owner = Some(owner_of(&record.job));
+        for host in hosts {
+            cleanup.add_host(&self.id, host, &placement.disks);
+        }
+        cleanup.volumes = of_one_run(&placement.disks);
+        Some(cleanup)
+    }
+
+    /// Makes the disk that cloud-init reads, anew for each start.
+    pub(super) async fn make_cloud_init(
+        &self,
+        home: &HostLink,
+        disk: &PlacedDisk,
+    ) -> Result<Epoch, Problem> {
+        let job = self.job();
+        let Some(lasting) = self.lasting() else {
+            return Err(Problem::internal(format!("job {}", self.id), "it has no such disk"));
+        };
+        let mounts = job.spec.volumes.iter().zip(&lasting.mounts).enumerate();
+        let mounts = mounts.filter_map(|(index, (volume, path))| {
+            Some(Mounted {
+                serial: DiskRole::data(index)?.to_string(),
+                path: path.clone()?,
+                read_only: volume.access == Access::Read,
+            })
+        });
+        let mounts: Vec<Mounted> = mounts.collect();
+        let instance = format!("{}-{}", self.id, job.submitted_ms);
+        let host_name = self.id.as_str().rsplit(SEPARATOR).next().unwrap_or_default();
+        let wanted = &lasting.cloud_init;
+        let made = nocloud::disk(&instance, host_name, job.spec.network, &mounts, wanted);
+        let fat =
+            made.map_err(|why| Problem::invalid(format!("can't start VM {}", self.id), why))?;
+        self.make_with(home, disk, fat.disk_bytes, fat.bytes).await
+    }
+
+    /// Makes a volume of this size that begins with these bytes.
+    pub(super) async fn make_with(
+        &self,
+        home: &HostLink,
+        disk: &PlacedDisk,
+        size_bytes: u64,
+        bytes: Vec<u8>,
+    ) -> Result<Epoch, Problem> {
+        let epoch = self.create(home, disk, Some(size_bytes), VolumeSource::Empty).await?;
+        let target = format!("/v1/volumes/{}/data", disk.volume);
+        let sent = home.volume_slow.send_body::<serde_json::Value>(Method::PUT, &target, bytes);
+        sent.await?;
+        Ok(epoch)
+    }
+
+    /// The root disk of a VM that has run before has to be at its home.
+    pub(super) fn root_is_lost(&self, home: &HostLink, problem: Problem) -> Problem {
+        if problem.kind != ProblemKind::NotFound {
+            return problem;
+        }
+        let what = format!("can't start VM {}", self.id);
+        Problem::conflict(what, format!("its root disk is not at {} any more", home.id))
+            .next("delete the VM and make it anew")
+    }
+}
+
+impl JobRecord {
+    /// What is no more when a VM has left its host, for whatever reason. A VM without a job keeps its disks.
+    pub(super) fn forget_run(&mut self) {
+        match &mut self.placement {
+            Some(placement) if self.lasting.is_some() => {
+                // They get new epochs, so that nobody else writes them any more.
+                placement.disks.retain(|disk| disk.role != DiskRole::CloudInit);
+                placement.disks.iter_mut().for_each(|disk| disk.epoch = None);
+            }
+            placement => *placement = None,
+        }
+        self.vm_started = false;
+        self.boot_id.clear();
+        self.last_seq = 0;
+        self.finished = None;
+        self.left = None;
+        self.leaving = None;
+        self.meter = Meter::default();
+        self.to_follow.clear();
+        self.counted_ms = 0;
+        let job = &mut self.job;
+        job.host = None;
+        if self.lasting.is_none() {
+            job.vm = None;
+        }
+        (job.exit_code, job.progress, job.predicted) = (None, None, None);
+        (job.started_ms, job.running_ms, job.measured_s) = (None, None, None);
+    }
+
+    /// The disks that a VM without a job has kept; none before it was placed first.
+    pub fn kept(&self) -> Option<&Placement> {
+        self.placement.as_ref().filter(|_| self.lasting.is_some())
+    }
+}
+
+/// The volumes of a VM without a job that are made anew for each start.
+pub(super) fn of_one_run(disks: &[PlacedDisk]) -> Vec<(HostId, VolumeName)> {
+    let own = disks.iter().filter(|disk| disk.role == DiskRole::CloudInit);
+    own.map(|disk| (disk.home.clone(), disk.volume.clone())).collect()
+}
+
+/// The disks of a VM without a job, beside its volumes.
+pub(super) fn own_disks(lasting: &Lasting) -> &'static [DiskRole] {
+    match lasting.firmware {
+        Firmware::Bios => &[DiskRole::Root, DiskRole::CloudInit],
+        Firmware::Uefi => &[DiskRole::Root, DiskRole::CloudInit, DiskRole::Nvram],
+    }
+}
+
+/// Whether it is the same one at all starts of a VM without a job.
+pub(super) fn lasts(role: DiskRole) -> bool {
+    matches!(role, DiskRole::Root | DiskRole::Nvram)
+}

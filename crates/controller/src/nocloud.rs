@@ -1,0 +1,132 @@
+//! What cloud-init reads in a VM without a job: the disk of its data source NoCloud.
+//!
+//! The disk has the label `cidata` and four files. What Perigee wants of the guest is in `meta-data`, `network-config` and
+//! `vendor-data`; `user-data` is the user's own, and cloud-init prefers it to `vendor-data`. Maps are written as JSON,
+//! which is YAML too.
+
+use perigee_model::guest::USER_NETWORK;
+use perigee_model::lasting::CloudInit;
+use perigee_model::vm::NetworkKind;
+use serde_json::{Value, json};
+
+use crate::fat::{Fat, filesystem};
+
+/// cloud-init looks for a filesystem with this label.
+const LABEL: &str = "cidata";
+
+/// QEMU's default for the first card of a VM; each VM has a network of its own.
+const CARD: &str = "52:54:00:12:34:56";
+
+/// A disk of the VM that is to be mounted.
+#[derive(Debug, Clone)]
+pub struct Mounted {
+    /// Its serial number.
+    pub serial: String,
+    pub path: String,
+    pub read_only: bool,
+}
+
+/// The disk. `instance` is the same for every start of one VM: cloud-init configures each instance once.
+///
+/// # Errors
+/// If it does not fit.
+pub fn disk(
+    instance: &str,
+    host_name: &str,
+    network: NetworkKind,
+    mounts: &[Mounted],
+    wanted: &CloudInit,
+) -> Result<Fat, String> {
+    let user_data = wanted.user_data.as_deref().unwrap_or("#cloud-config\n{}\n");
+    filesystem(
+        LABEL,
+        &[
+            ("meta-data", meta_data(instance, host_name, wanted).to_string().as_bytes()),
+            ("user-data", user_data.as_bytes()),
+            ("vendor-data", cloud_config(&vendor_data(mounts, wanted)).as_bytes()),
+            ("network-config", network_config(network).to_string().as_bytes()),
+        ],
+    )
+}
+
+fn cloud_config(config: &Value) -> String {
+    format!("#cloud-config\n{config}\n")
+}
+
+/// The keys are for the image's default user, for example `debian` or `ubuntu`.
+fn meta_data(instance: &str, host_name: &str, wanted: &CloudInit) -> Value {
+    json!({
+        "instance-id": instance,
+        "local-hostname": host_name,
+        "public-keys": wanted.ssh_keys,
+    })
+}
+
+fn vendor_data(mounts: &[Mounted], wanted: &CloudInit) -> Value {
+    let mut config = json!({});
+    if let Some(user) = &wanted.user {
+        config["user"] = json!({"name": user});
+    }
+    let mounts = mounts.iter().map(|mount| {
+        let options = if mount.read_only { "ro,nofail" } else { "defaults,nofail" };
+        let device = format!("/dev/disk/by-id/virtio-{}", mount.serial);
+        json!([device, mount.path, "auto", options, "0", "2"])
+    });
+    let mounts: Vec<Value> = mounts.collect();
+    if !mounts.is_empty() {
+        config["mounts"] = Value::Array(mounts);
+    }
+    config
+}
+
+/// Without a card nothing is to be waited for.
+fn network_config(network: NetworkKind) -> Value {
+    let ethernets = match network {
+        NetworkKind::None => json!({}),
+        NetworkKind::User => {
+            let of = USER_NETWORK;
+            json!({"card": {
+                "match": {"macaddress": CARD},
+                "addresses": [format!("{}/{}", of.address, of.prefix_bits)],
+                "gateway4": of.gateway,
+                "nameservers": {"addresses": [of.dns]},
+            }})
+        }
+    };
+    json!({"version": 2, "ethernets": ethernets})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_host_name_are_in_the_meta_data_and_nothing_of_the_user_is_changed() {
+        let wanted = CloudInit {
+            user: Some("ann".to_owned()),
+            ssh_keys: vec!["ssh-ed25519 AAAA ann".to_owned()],
+            user_data: Some("#cloud-config\nruncmd: [\"echo 'hi'\"]\n".to_owned()),
+        };
+        let mount = Mounted { serial: "data0".into(), path: "/data".into(), read_only: true };
+        let meta = meta_data("web-1", "web", &wanted);
+        assert_eq!(meta["public-keys"][0], "ssh-ed25519 AAAA ann");
+        assert_eq!(meta["local-hostname"], "web");
+        let vendor = vendor_data(std::slice::from_ref(&mount), &wanted);
+        assert_eq!(vendor["user"]["name"], "ann");
+        assert_eq!(vendor["mounts"][0][0], "/dev/disk/by-id/virtio-data0");
+        assert_eq!(vendor["mounts"][0][3], "ro,nofail");
+        let made = disk("web-1", "web", NetworkKind::None, &[mount], &wanted).expect("it fits");
+        let text = String::from_utf8_lossy(&made.bytes);
+        assert!(text.contains("runcmd: [\"echo 'hi'\"]\n"));
+    }
+
+    #[test]
+    fn a_vm_without_a_card_waits_for_no_network() {
+        assert_eq!(network_config(NetworkKind::None)["ethernets"], json!({}));
+        let card = &network_config(NetworkKind::User)["ethernets"]["card"];
+        assert_eq!(
+            (&card["addresses"][0], &card["gateway4"]),
+            (&json!("10.0.2.15/24"), &json!("10.0.2.2"))
+        );
+    }
+}

@@ -1,0 +1,288 @@
+//! VMs that live without a job.
+
+use perigee_model::guest::GuestBody;
+use perigee_model::job::{Access, JobSpec, JobState, Start, Vm};
+use perigee_model::lasting::{NewVm, NewVmVolume, PowerWish, StopVm, VmState};
+use perigee_model::tenant::Quota;
+use perigee_model::vm::{Firmware, VmStatus};
+use perigee_model::volume_move::VolumesOnMove;
+use perigee_model::{DiskRole, HostId, ImageName, ProblemKind, VmId, VolumeName};
+
+use super::fake::FakeHost;
+use super::migrations::switch;
+use super::queue::unreachable;
+use super::tenants::Tenants;
+use super::{Lab, data_volume, spec, wait_for};
+use crate::vms::{self, lasting};
+use crate::{catalog, hosts, jobs};
+
+fn web() -> VmId {
+    VmId::new("web").expect("a name")
+}
+
+fn new_vm(host: &str) -> NewVm {
+    NewVm {
+        name: web(),
+        image: ImageName::new("debian").expect("a name"),
+        cpus: 1,
+        memory_bytes: 256 << 20,
+        disk_bytes: Some(2 << 30),
+        network: Default::default(),
+        volumes: vec![NewVmVolume { volume: data_volume(), read_only: false, mount: None }],
+        start: Start::Host(HostId::new(host).expect("a name")),
+        restart_elsewhere: false,
+        stopped: false,
+        cloud_init: Default::default(),
+        firmware: Firmware::Uefi,
+    }
+}
+
+impl Lab {
+    async fn make_vm(&self, new: NewVm) -> Vm {
+        let owner = "ann".to_owned();
+        lasting::create(&self.cluster, new, owner, true).await.expect("a VM")
+    }
+
+    async fn vm_is(&self, state: VmState) -> Vm {
+        wait_for(&format!("the VM to be {state:?}"), async || {
+            let vm = vms::get(&self.cluster, &web()).await.expect("the VM");
+            (vm.status == state).then_some(vm)
+        })
+        .await
+    }
+
+    async fn runs(&self) -> Vm {
+        let vm = self.vm_is(VmState::Running).await;
+        // Its driver knows too.
+        wait_for("the VM's record", async || {
+            let record = jobs::of_vm(&self.cluster, &web()).expect("its record");
+            (record.job.state == JobState::Running).then_some(())
+        })
+        .await;
+        vm
+    }
+
+    async fn wish(&self, wish: PowerWish) {
+        lasting::wish(&self.cluster, &web(), wish).await.expect("it is taken down");
+    }
+}
+
+fn root() -> VolumeName {
+    VolumeName::new("web-root").expect("a name")
+}
+
+fn has_root(host: &FakeHost) -> bool {
+    host.inside().volumes.contains_key(&root())
+}
+
+#[tokio::test]
+async fn a_vm_without_a_job_is_started_stopped_and_started_again_with_the_same_disk() {
+    let mut lab = Lab::up().await;
+    lab.make_vm(new_vm("home1")).await;
+    let vm = lab.runs().await;
+    assert_eq!(vm.host.as_ref().map(HostId::as_str), Some("home1"));
+    assert_eq!(vm.job, None);
+    let (first, roles) = {
+        let inside = lab.home.inside();
+        let spec = &inside.vms[&web()].report.spec;
+        assert!(spec.machine.lasts);
+        (spec.clone(), spec.disks.iter().map(|disk| disk.role).collect::<Vec<_>>())
+    };
+    assert_eq!(roles, [DiskRole::Root, DiskRole::CloudInit, DiskRole::Nvram, DiskRole::Data(0)]);
+    {
+        let inside = lab.home.inside();
+        let seed = inside.volumes.values().find(|v| v.info.name.as_str().ends_with("-cidata"));
+        let text = String::from_utf8_lossy(&seed.expect("its disk").data).into_owned();
+        assert!(text.contains("\"local-hostname\":\"web\""), "{text}");
+    }
+    lab.home.inside().volumes.get_mut(&root()).expect("its disk").data = b"kept".to_vec();
+
+    lab.wish(PowerWish::Stop { force: false }).await;
+    let off = lab.vm_is(VmState::Stopped).await;
+    assert_eq!((off.host, off.reason.as_str()), (None, ""));
+    assert!(lab.home.inside().pressed > 0, "the guest was asked");
+    assert!(lab.home.inside().vms.is_empty() && lab.home.inside().attachments.is_empty());
+    assert!(has_root(&lab.home));
+    assert_eq!(lab.home.inside().volumes.len(), 2, "what is made for each start is gone");
+    lab.restart_controller().await;
+    assert_eq!(lab.vm_is(VmState::Stopped).await.image.expect("its image").as_str(), "debian");
+
+    lab.wish(PowerWish::Start).await;
+    lab.runs().await;
+    {
+        let inside = lab.home.inside();
+        let second = &inside.vms[&web()].report.spec;
+        assert!(second.start > first.start);
+        assert!(second.disks[0].epoch > first.disks[0].epoch, "nobody else writes it");
+        assert_eq!(inside.volumes[&root()].data, b"kept");
+        assert_eq!(inside.starts[&web()], 2);
+    }
+    let refused = lasting::delete(&lab.cluster, &web(), false).await.expect_err("it runs");
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    lasting::delete(&lab.cluster, &web(), true).await.expect("deleted");
+    lab.wait_for_clean_hosts().await;
+    wait_for("the VM to be unknown", async || vms::get(&lab.cluster, &web()).await.err()).await;
+    // Its name is free again.
+    lab.make_vm(new_vm("cloud1")).await;
+    lab.runs().await;
+}
+
+#[tokio::test]
+async fn a_guest_that_powers_off_by_itself_is_off_and_its_vm_says_so() {
+    let lab = Lab::up().await;
+    lab.make_vm(new_vm("home1")).await;
+    lab.runs().await;
+    lab.home.inside().vms.get_mut(&web()).expect("VM").report.status = VmStatus::Shutdown;
+    let off = lab.vm_is(VmState::Stopped).await;
+    assert_eq!(off.reason, "the guest powered off");
+    assert!(has_root(&lab.home));
+    assert!(lab.home.inside().vms.is_empty());
+}
+
+#[tokio::test]
+async fn a_vm_is_stopped_at_once_and_restarted_when_its_guest_does_not_listen() {
+    let lab = Lab::up().await;
+    lab.home.inside().guests_are_deaf = true;
+    lab.make_vm(new_vm("home1")).await;
+    lab.runs().await;
+    lab.wish(PowerWish::Stop { force: false }).await;
+    lab.vm_is(VmState::Stopping).await;
+    wait_for("the button", async || (lab.home.inside().pressed > 0).then_some(())).await;
+    lab.wish(PowerWish::Restart { force: true }).await;
+    wait_for("its second start", async || (lab.home.inside().starts[&web()] == 2).then_some(()))
+        .await;
+    lab.runs().await;
+    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.vm_is(VmState::Stopped).await;
+}
+
+#[tokio::test]
+async fn a_vm_without_a_job_moves_and_what_its_guest_says_is_nothing_to_its_record() {
+    let lab = Lab::up().await;
+    lab.make_vm(new_vm("home1")).await;
+    lab.runs().await;
+    let to = lab.cloud.id.clone();
+    vms::move_to(&lab.cluster, &web(), to.clone(), VolumesOnMove::Stay).await.expect("it moves");
+    wait_for("the source to be asked", async || {
+        lab.home.inside().vms[&web()].asked.is_some().then_some(())
+    })
+    .await;
+    lab.home.say(&web(), GuestBody::Exited { code: 1 });
+    switch(&lab, &web());
+    wait_for("the VM to be there", async || {
+        let record = jobs::of_vm(&lab.cluster, &web()).expect("its record");
+        (record.job.host.as_ref() == Some(&to)).then_some(())
+    })
+    .await;
+    assert_eq!(lab.runs().await.host, Some(to));
+    assert!(has_root(&lab.home) && !has_root(&lab.cloud));
+    lab.wish(PowerWish::Restart { force: true }).await;
+    wait_for("its start where it was moved to", async || {
+        (lab.cloud.inside().starts[&web()] == 2).then_some(())
+    })
+    .await;
+    assert_eq!(lab.runs().await.host, Some(lab.cloud.id.clone()));
+    assert!(lab.home.inside().vms.is_empty());
+}
+
+#[tokio::test]
+async fn a_vm_that_may_start_anywhere_starts_beside_its_disk() {
+    let lab = Lab::up().await;
+    lab.make_vm(NewVm { start: Start::Anywhere, volumes: Vec::new(), ..new_vm("home1") }).await;
+    let first = lab.runs().await.host;
+    for _ in 0..3 {
+        lab.wish(PowerWish::Stop { force: true }).await;
+        lab.vm_is(VmState::Stopped).await;
+        lab.wish(PowerWish::Start).await;
+        assert_eq!(lab.runs().await.host, first);
+    }
+}
+
+#[tokio::test]
+async fn a_vm_whose_host_has_booted_again_starts_again_there() {
+    let lab = Lab::up().await;
+    lab.make_vm(new_vm("home1")).await;
+    lab.runs().await;
+    lab.home.reboot(false);
+    wait_for("its second start", async || (lab.home.inside().starts[&web()] == 2).then_some(()))
+        .await;
+    lab.runs().await;
+    assert!(has_root(&lab.home));
+}
+
+#[tokio::test]
+async fn a_vm_whose_disk_was_at_a_removed_host_says_so() {
+    let lab = Lab::up().await;
+    lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("home1") }).await;
+    lab.runs().await;
+    unreachable(&lab, &lab.home).await;
+    let removed = hosts::remove(&lab.cluster, &lab.home.id, true).await.expect("removed");
+    assert_eq!(removed.failed_jobs.len(), 1);
+    let lost = wait_for("the VM to be off", async || {
+        let vm = vms::get(&lab.cluster, &web()).await.expect("the VM");
+        (vm.status == VmState::Stopped && vm.reason.contains("lost")).then_some(vm)
+    })
+    .await;
+    assert!(lost.reason.contains("home1"), "{}", lost.reason);
+    lasting::delete(&lab.cluster, &web(), false).await.expect("deleted");
+    wait_for("the VM to be unknown", async || vms::get(&lab.cluster, &web()).await.err()).await;
+}
+
+#[tokio::test]
+async fn a_vm_without_a_job_is_no_job_and_a_jobs_vm_is_none_of_these() {
+    let lab = Lab::up().await;
+    lab.make_vm(new_vm("home1")).await;
+    lab.runs().await;
+    assert!(jobs::list(&lab.cluster).await.expect("jobs").is_empty());
+    let id = "web".parse().expect("an id");
+    assert_eq!(jobs::get(&lab.cluster, &id).await.expect_err("none").kind, ProblemKind::NotFound);
+    let again = lasting::create(&lab.cluster, new_vm("home1"), "ann".to_owned(), true).await;
+    assert_eq!(again.expect_err("the name is taken").kind, ProblemKind::Conflict);
+    let like_a_job = NewVm { name: VmId::new("web-0001").expect("a name"), ..new_vm("home1") };
+    let refused = lasting::create(&lab.cluster, like_a_job, "ann".to_owned(), true).await;
+    assert_eq!(refused.expect_err("a job may get it").kind, ProblemKind::Invalid);
+    let own = JobSpec { volumes: Vec::new(), memory_bytes: 256 << 20, ..spec(Access::Read) };
+    let job = lab.submit(own).await;
+    let vm = super::vm_of(&job);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    let refused = lasting::wish(&lab.cluster, &vm, PowerWish::Start).await.expect_err("a job's");
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    let in_use = catalog::delete(&lab.cluster, &data_volume()).await.expect_err("the VM has it");
+    assert_eq!(in_use.kind, ProblemKind::Conflict);
+}
+
+#[tokio::test]
+async fn the_disk_of_a_vm_counts_for_its_tenant_and_its_memory_only_while_it_runs() {
+    let tenants = Tenants::up().await;
+    tenants.share_debian().await;
+    let quota = Quota { volume_bytes: Some(3 << 30), ..Quota::default() };
+    tenants.set_quota("acme", quota).await;
+    let new = NewVm { volumes: Vec::new(), start: Start::Anywhere, ..new_vm("home1") };
+    let made: Vm = tenants.ann.post("/v1/vms", &new).await.expect("a VM");
+    assert_eq!(made.id.as_str(), "acme~web");
+    let second = NewVm { name: VmId::new("second").expect("a name"), ..new.clone() };
+    let full = tenants.ann.post::<Vm>("/v1/vms", &second).await.expect_err("no room");
+    assert_eq!(full.kind, ProblemKind::NoSpace, "{full}");
+    wait_for("it to run", async || {
+        let vm: Vm = tenants.ann.get("/v1/vms/web").await.expect("its VM");
+        (vm.status == VmState::Running).then_some(())
+    })
+    .await;
+    let of_acme = || tenants.lab.cluster.index.taken().running.get("acme").map(|used| used.vms);
+    assert_eq!(of_acme(), Some(1));
+    // A member sees its own VMs only; bob sees none of acme's.
+    for other in [&tenants.amy, &tenants.bob] {
+        let vms: Vec<Vm> = other.get("/v1/vms").await.expect("VMs");
+        assert!(vms.is_empty(), "{vms:?}");
+        let hidden = other.get::<Vm>("/v1/vms/acme~web").await.expect_err("not theirs");
+        assert_eq!(hidden.kind, ProblemKind::NotFound);
+    }
+    let ask = StopVm { force: true };
+    let _: serde_json::Value = tenants.ann.post("/v1/vms/web/stop", &ask).await.expect("stopped");
+    wait_for("it to be off", async || {
+        let vm: Vm = tenants.ann.get("/v1/vms/web").await.expect("its VM");
+        (vm.status == VmState::Stopped).then_some(())
+    })
+    .await;
+    assert_eq!(of_acme(), None);
+}

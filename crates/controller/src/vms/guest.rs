@@ -1,0 +1,156 @@
+//! What qemu-guest-agent does in a VM that lives without a job: it runs programs, says the guest's addresses, and holds its
+//! filesystems while a snapshot is made. Whatever it answers is the guest's word.
+
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use perigee_model::job::ClusterImage;
+use perigee_model::lasting::{ExecBegun, ExecInVm, ExecStatus};
+use perigee_model::vm::AskGuestAgent;
+use perigee_model::volume::Snapshot;
+use perigee_model::{DiskRole, Problem, ProblemKind, VmId};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::cluster::Cluster;
+use crate::{catalog, images, jobs, vms};
+
+/// Of the addresses that a guest says it has.
+const ADDRESSES_MAX: usize = 16;
+
+async fn ask<T: DeserializeOwned>(
+    cluster: &Cluster,
+    vm: &VmId,
+    execute: &str,
+    arguments: Value,
+) -> Result<T, Problem> {
+    let host = catalog::reachable(cluster, &vms::host_of(cluster, vm).await?)?;
+    let ask = AskGuestAgent { execute: execute.to_owned(), arguments };
+    let answer: Value = host.agent_slow.post(&format!("/v1/vms/{vm}/guest-agent"), &ask).await?;
+    serde_json::from_value(answer).map_err(|_| {
+        let what = format!("can't understand the guest agent of {vm}");
+        Problem::new(ProblemKind::Unsupported, what, format!("its answer to {execute} is odd"))
+    })
+}
+
+/// # Errors
+/// `NotFound`, or `Conflict` for a job's VM: it has no such channel.
+fn check_lasts(cluster: &Cluster, vm: &VmId) -> Result<(), Problem> {
+    match jobs::of_vm(cluster, vm) {
+        None => Err(vms::unknown(vm)),
+        Some(record) if record.lasting.is_some() => Ok(()),
+        Some(record) => {
+            let why = format!("it is the VM of job {}, which has no guest agent", record.job.id);
+            Err(Problem::conflict(format!("can't ask VM {vm}"), why))
+        }
+    }
+}
+
+/// Starts a program in the guest, as root.
+///
+/// # Errors
+/// `Unavailable` if no guest agent answers; `Conflict` with its words if it can't.
+pub async fn exec(cluster: &Cluster, vm: &VmId, wanted: ExecInVm) -> Result<ExecBegun, Problem> {
+    check_lasts(cluster, vm)?;
+    let Some((program, arguments)) = wanted.command.split_first() else {
+        return Err(Problem::invalid(format!("can't run it in VM {vm}"), "it names no program"));
+    };
+    let mut order = json!({"path": program, "arg": arguments, "capture-output": true});
+    if let Some(input) = &wanted.input_base64 {
+        order["input-data"] = json!(input);
+    }
+    ask(cluster, vm, "guest-exec", order).await
+}
+
+/// Of a program that was started. The guest agent forgets it when it has said that it ended.
+///
+/// # Errors
+/// As [`exec`].
+pub async fn exec_status(cluster: &Cluster, vm: &VmId, pid: u64) -> Result<ExecStatus, Problem> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    struct Said {
+        #[serde(default)]
+        exited: bool,
+        #[serde(default)]
+        exitcode: Option<i32>,
+        #[serde(default)]
+        signal: Option<i32>,
+        #[serde(default)]
+        out_data: String,
+        #[serde(default)]
+        err_data: String,
+        #[serde(default)]
+        out_truncated: bool,
+        #[serde(default)]
+        err_truncated: bool,
+    }
+    check_lasts(cluster, vm)?;
+    let said: Said = ask(cluster, vm, "guest-exec-status", json!({"pid": pid})).await?;
+    let is_base64 = |text: &String| BASE64_STANDARD.decode(text).is_ok();
+    if !is_base64(&said.out_data) || !is_base64(&said.err_data) {
+        let what = format!("can't understand the guest agent of {vm}");
+        return Err(Problem::new(ProblemKind::Unsupported, what, "an output is no base64"));
+    }
+    Ok(ExecStatus {
+        exited: said.exited,
+        exit_code: said.exitcode,
+        signal: said.signal,
+        stdout_base64: said.out_data,
+        stderr_base64: said.err_data,
+        truncated: said.out_truncated || said.err_truncated,
+    })
+}
+
+/// The addresses that the guest says it has, without those of its loopback; none if no guest agent answers.
+pub async fn addresses(cluster: &Cluster, vm: &VmId) -> Vec<String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    struct Card {
+        name: String,
+        #[serde(default)]
+        ip_addresses: Vec<Address>,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    struct Address {
+        ip_address: std::net::IpAddr,
+    }
+    let asked = ask::<Vec<Card>>(cluster, vm, "guest-network-get-interfaces", json!({}));
+    let cards = asked.await.unwrap_or_default().into_iter().filter(|card| card.name != "lo");
+    let all = cards.flat_map(|card| card.ip_addresses);
+    all.take(ADDRESSES_MAX).map(|address| address.ip_address.to_string()).collect()
+}
+
+/// Makes an image of the VM's root disk, also while it runs. If a guest agent answers, the guest's filesystems stand still
+/// for that moment; otherwise the image is what a power cut would leave.
+///
+/// # Errors
+/// `Conflict` if the VM has no disk yet; others as for a volume's snapshot.
+pub async fn snapshot(
+    cluster: &Cluster,
+    vm: &VmId,
+    wanted: &Snapshot,
+) -> Result<ClusterImage, Problem> {
+    check_lasts(cluster, vm)?;
+    let record = jobs::of_vm(cluster, vm).ok_or_else(|| vms::unknown(vm))?;
+    let disks = record.kept().into_iter().flat_map(|kept| &kept.disks);
+    let root = disks.into_iter().find(|disk| disk.role == DiskRole::Root);
+    let made = record.lasting.as_ref().is_some_and(|lasting| lasting.made);
+    let Some(root) = root.filter(|_| made) else {
+        let why = "its root disk is not made yet";
+        return Err(Problem::conflict(format!("can't snapshot VM {vm}"), why));
+    };
+    let frozen = if record.vm_started {
+        ask::<Value>(cluster, vm, "guest-fsfreeze-freeze", json!({})).await.is_ok()
+    } else {
+        false
+    };
+    let made = images::snapshot(cluster, &root.volume, wanted).await;
+    // Its host's agent does so too, after a while.
+    if frozen
+        && let Err(problem) = ask::<Value>(cluster, vm, "guest-fsfreeze-thaw", json!({})).await
+    {
+        tracing::warn!("VM {vm}: {problem}");
+    }
+    made
+}

@@ -1,0 +1,204 @@
+//! Makes, starts, stops and deletes VMs that live without a job. Each request is recorded; the VM's driver carries it out
+//! (`jobs/lasting.rs`).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use perigee_model::job::{Access, JobSpec, JobState, JobVolume, Restart, Vm};
+use perigee_model::lasting::{Lasting, NewVm, PowerWish};
+use perigee_model::limits::JOB_DISK_BYTES;
+use perigee_model::spec::{check_beside, check_job_name, check_mount};
+use perigee_model::tenant::Running;
+use perigee_model::vm::NetworkKind;
+use perigee_model::{JobId, LeaveSite, Problem, VmId};
+
+use crate::accounts::hold_volume;
+use crate::cluster::Cluster;
+use crate::records::{JobIntent, JobRecord, job_intent_key};
+use crate::{catalog, cleaner, images, jobs, vms};
+
+/// Makes a VM. Unless it is to be stopped at first, it starts as soon as a host has room.
+///
+/// # Errors
+/// `Invalid`, `NotFound` or `NoSpace`, with the name of the field; `Conflict` if the name is taken.
+pub async fn create(
+    cluster: &Arc<Cluster>,
+    new: NewVm,
+    owner: String,
+    may_have_card: bool,
+) -> Result<Vm, Problem> {
+    let name = new.name.clone();
+    let what = || format!("can't make VM {name}");
+    let invalid = |why: String| Problem::invalid(what(), why);
+    if looks_like_a_job(name.as_str()) {
+        let why = format!("{name} ends as the id of a job does, with a dash and a number");
+        return Err(invalid(why).next("choose another name"));
+    }
+    check_job_name(name.as_str()).map_err(|why| invalid(why.to_string()))?;
+    if new.network != NetworkKind::None && !may_have_card {
+        let why = "only an admin may ask for a network card, because it reaches the hosts' ports";
+        return Err(Problem::forbidden(what(), why).next("leave `network` out"));
+    }
+    let image = images::image(cluster, &new.image).await?;
+    let root_bytes = new.disk_bytes.unwrap_or(image.size_bytes);
+    JOB_DISK_BYTES.check(root_bytes).map_err(|error| invalid(format!("disk: {error}")))?;
+    if root_bytes < image.size_bytes {
+        let why = format!("disk: it is smaller than image {}", new.image);
+        return Err(invalid(why));
+    }
+    let spec = job_spec(&new, owner, root_bytes)?;
+    spec.check_vm(&what())?;
+    new.cloud_init.check(&what())?;
+    let needs = Running { vms: 1, cpus: spec.cpus, memory_bytes: spec.memory_bytes };
+    if let Some(why) = cluster.accounts.quota_of(name.as_str()).lacks(Running::default(), needs) {
+        return Err(
+            invalid(why).next("ask for less, or ask an admin for more (perigee tenant quota)")
+        );
+    }
+    for volume in &spec.volumes {
+        catalog::find(cluster, &volume.volume).await?;
+    }
+    let id = id_of(&name)?;
+    forget_deleted(cluster, &id).await?;
+    let _room = hold_volume(cluster, name.as_str(), root_bytes).await?;
+    let mut record = jobs::new_record(id, spec);
+    record.job.vm = Some(name.clone());
+    record.lasting = Some(Lasting {
+        on: !new.stopped,
+        cloud_init: new.cloud_init,
+        firmware: new.firmware,
+        mounts: new.volumes.into_iter().map(|volume| volume.mount).collect(),
+        ..Lasting::default()
+    });
+    jobs::add(cluster, record).await?;
+    vms::get(cluster, &name).await
+}
+
+/// A VM's spec as that of a job without a command: placing and staging need nothing else.
+fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<JobSpec, Problem> {
+    let mut volumes: Vec<JobVolume> = Vec::new();
+    for volume in &new.volumes {
+        let access = if volume.read_only { Access::Read } else { Access::Write };
+        // As a job's volume each needs a place of its own.
+        let mount = volume.mount.clone().unwrap_or(format!("/mnt/{}", volume.volume));
+        check_mount(&mount)
+            .map_err(|why| Problem::invalid(format!("can't make VM {}", new.name), why))?;
+        let next = JobVolume { volume: volume.volume.clone(), mount, access };
+        check_beside(&next, &volumes)
+            .map_err(|why| Problem::invalid(format!("can't make VM {}", new.name), why))?;
+        volumes.push(next);
+    }
+    Ok(JobSpec {
+        name: new.name.to_string(),
+        image: new.image.clone(),
+        command: Vec::new(),
+        env: BTreeMap::new(),
+        cpus: new.cpus,
+        memory_bytes: new.memory_bytes,
+        root_bytes: Some(root_bytes),
+        output_bytes: 0,
+        volumes,
+        outputs: Vec::new(),
+        start: new.start.clone(),
+        may_migrate: false,
+        writes: LeaveSite::Never,
+        timeout_s: None,
+        inputs: None,
+        owner,
+        priority: 0,
+        restart: if new.restart_elsewhere { Restart::OnHostFailure } else { Restart::Never },
+        network: new.network,
+    })
+}
+
+/// The ids of jobs end with a number of four digits or more.
+fn looks_like_a_job(name: &str) -> bool {
+    let end = name.rsplit_once('-').map_or("", |(_, end)| end);
+    end.len() >= 4 && end.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn id_of(vm: &VmId) -> Result<JobId, Problem> {
+    JobId::new(vm.as_str()).map_err(|e| Problem::invalid(format!("VM {vm}"), e))
+}
+
+/// An earlier VM of this name was deleted, and its record may still be there.
+async fn forget_deleted(cluster: &Cluster, id: &JobId) -> Result<(), Problem> {
+    let Ok(record) = jobs::any_record(cluster, id).await else { return Ok(()) };
+    if record.lasting.is_none() || !record.job.state.is_final() {
+        return Ok(());
+    }
+    if cleaner::is_left(cluster, id).await? {
+        let why = "an earlier VM with this name was deleted, and parts of it stand on a host that does not answer";
+        return Err(Problem::conflict(format!("can't make VM {id}"), why)
+            .next("choose another name, or bring the host back"));
+    }
+    jobs::erase(cluster, &record).await
+}
+
+/// # Errors
+/// `NotFound` if there is no VM with this name; `Conflict` if it is a job's.
+async fn record(cluster: &Cluster, vm: &VmId) -> Result<JobRecord, Problem> {
+    let Some(record) = jobs::of_vm(cluster, vm) else { return Err(vms::unknown(vm)) };
+    match record.lasting {
+        Some(_) => Ok(JobRecord::clone(&record)),
+        None => {
+            let why = format!("it is the VM of job {}, which starts and ends it", record.job.id);
+            Err(Problem::conflict(format!("can't change VM {vm}"), why))
+        }
+    }
+}
+
+/// Records what a person asks of a VM without a job, and has it carried out.
+///
+/// # Errors
+/// `NotFound` if there is none; `Conflict` if it is a job's or is being deleted.
+pub async fn wish(cluster: &Cluster, vm: &VmId, wish: PowerWish) -> Result<Vm, Problem> {
+    let record = record(cluster, vm).await?;
+    let id = &record.job.id;
+    let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(id)).await?;
+    if record.ending.is_some() || asked.is_some_and(|intent| intent.cancel) {
+        return Err(Problem::conflict(format!("can't change VM {vm}"), "it is being deleted"));
+    }
+    let next = |old: Option<JobIntent>| {
+        let old = old.unwrap_or_default();
+        let number = old.power.map_or(1, |(number, _)| number + 1);
+        JobIntent { power: Some((number, wish)), ..old }
+    };
+    cluster.records.update(&job_intent_key(id), next).await?;
+    cluster.drive_job(id);
+    vms::get(cluster, vm).await
+}
+
+/// Deletes a VM with its own disks. Its volumes stay.
+///
+/// # Errors
+/// `Conflict` while it runs, unless `force` says that it is stopped at once.
+pub async fn delete(cluster: &Cluster, vm: &VmId, force: bool) -> Result<(), Problem> {
+    let record = record(cluster, vm).await?;
+    let is_off = record.job.state == JobState::Queued && record.job.host.is_none();
+    if !is_off && !force {
+        return Err(Problem::conflict(format!("can't delete VM {vm}"), "it is not stopped").next(
+            format!("stop it first: perigee vm stop {vm}, or: perigee vm delete {vm} --force"),
+        ));
+    }
+    let id = &record.job.id;
+    let cancel = |old: Option<JobIntent>| JobIntent { cancel: true, ..old.unwrap_or_default() };
+    cluster.records.update(&job_intent_key(id), cancel).await?;
+    cluster.drive_job(id);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_a_job_may_get_is_no_vms() {
+        for name in ["hello-0001", "a-12345", "x-y-0000"] {
+            assert!(looks_like_a_job(name), "{name}");
+        }
+        for name in ["web", "web-1", "web-001", "debian-12", "0001", "a-000x"] {
+            assert!(!looks_like_a_job(name), "{name}");
+        }
+    }
+}

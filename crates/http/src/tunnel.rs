@@ -1,0 +1,52 @@
+//! A connection that carries bytes both ways once an HTTP request was answered (RFC 9110, 7.8): the console of a VM.
+//!
+//! Nothing limits how long it may be silent. A side that receives nothing for a minute while bytes wait for it is
+//! disconnected, as with every answer.
+
+use std::io;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::header::{CONNECTION, UPGRADE};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::Response;
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::TokioIo;
+use perigee_model::Problem;
+
+/// The bytes of both directions.
+pub type Tunnel = TokioIo<Upgraded>;
+
+/// What a request for a tunnel names in its header `Upgrade`.
+pub(crate) const PROTOCOL: &str = "perigee-tunnel";
+
+/// A tunnel that begins when its answer was sent.
+#[derive(Debug)]
+pub struct Begun(OnUpgrade);
+
+impl Begun {
+    /// # Errors
+    /// When the client has gone before the answer.
+    pub async fn tunnel(self) -> io::Result<Tunnel> {
+        self.0.await.map(TokioIo::new).map_err(io::Error::other)
+    }
+}
+
+/// Takes a request for a tunnel: gives the answer, which has to be sent, and what comes after it.
+///
+/// # Errors
+/// `Invalid` when the request asks for something else.
+pub fn accept(mut request: Request) -> Result<(Response, Begun), Problem> {
+    let asked = request.headers().get(UPGRADE).is_some_and(|asked| asked == PROTOCOL);
+    if !asked {
+        let what = format!("{} {}", request.method(), request.uri().path());
+        let why = format!("it has no header `Upgrade: {PROTOCOL}`");
+        return Err(Problem::invalid(what, why));
+    }
+    let begun = Begun(hyper::upgrade::on(&mut request));
+    let mut answer = Response::new(Body::empty());
+    *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    answer.headers_mut().insert(UPGRADE, HeaderValue::from_static(PROTOCOL));
+    Ok((answer, begun))
+}

@@ -1,0 +1,479 @@
+//! VMs that live without a job: what a person wants of one, and what its driver does next.
+//!
+//! Such a VM has the same record, the same driver and the same [`JobState`] as a job's VM. Instead of a command it has
+//! [`Lasting`]: what is wanted of it, apart from what is observed. While it is off it is [`JobState::Queued`] and is not
+//! wanted to run, so it has disks and no host; the scheduler leaves it alone.
+//!
+//! ```text
+//!            start                 placed, staged        QEMU runs the guest
+//! off ───────────────> queued ─────────────────> starting ──────────────────> running
+//!  ^                     ^                                                      │
+//!  │                     └─────────── restart, or its host has rebooted ────────┤
+//!  └──────────────────────────────── stop, or the guest has powered off ────────┘
+//! ```
+//!
+//! A stop presses the power button (ACPI), and the guest powers itself off. A guest that has not done so after
+//! [`POWER_OFF_MS`] runs on, and the stop is over. With `force` the VM is stopped at once, as by a power cut.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::job::{JobState, Start};
+use crate::limits::{SSH_KEYS, USER_DATA_BYTES};
+use crate::tenant::SshKey;
+use crate::vm::{Firmware, NetworkKind, VmStatus};
+use crate::{ImageName, Problem, UserName, VmId, VolumeName};
+
+/// How long a guest may take to power off when it is asked to.
+pub const POWER_OFF_MS: u64 = 90_000;
+
+/// A guest that is still booting does not notice its power button, so it is pressed again after this time.
+pub const PRESS_AGAIN_MS: u64 = 10_000;
+
+/// What a person asks of a VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PowerWish {
+    /// It is to run.
+    Start,
+    /// It is to be off.
+    Stop {
+        /// At once, without asking the guest.
+        force: bool,
+    },
+    /// It is to be off for a moment, and then to run.
+    Restart {
+        /// At once, without asking the guest.
+        force: bool,
+    },
+}
+
+/// A VM on its way from running to off.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GoingDown {
+    /// The guest is not asked.
+    pub force: bool,
+    /// When its power button was pressed first; Unix time.
+    pub pressed_ms: Option<u64>,
+    /// When it was pressed last; Unix time.
+    pub pressed_again_ms: u64,
+    /// Why it goes down, where nobody has asked for that.
+    pub reason: String,
+    /// It is being removed from its host, so it needs nothing there any more.
+    pub taken: bool,
+}
+
+/// What a VM without a job has instead of a command.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lasting {
+    /// Whether it is meant to run. If it goes down at the same time, it starts again afterwards.
+    pub on: bool,
+    /// It is being stopped.
+    pub down: Option<GoingDown>,
+    /// The number of the last wish that was taken into account.
+    pub heeded: u64,
+    /// Its own disks were made, and have what the guest wrote.
+    pub made: bool,
+    /// What the last wish came to, if it was not what was asked for.
+    pub note: String,
+    /// How cloud-init in its guest configures it.
+    pub cloud_init: CloudInit,
+    /// Which volumes are mounted where, in their order.
+    pub mounts: Vec<Option<String>>,
+    /// What boots its root disk.
+    pub firmware: Firmware,
+}
+
+/// How cloud-init configures a guest, where its image has that.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CloudInit {
+    /// The name of its first user; `None`: the image's own, for example `debian`.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// The user's SSH keys, each a line of a public key file.
+    #[serde(default)]
+    pub ssh_keys: Vec<String>,
+    /// The user-data: a cloud-config, a script, or whatever else cloud-init takes. It comes before all that Perigee says.
+    #[serde(default)]
+    pub user_data: Option<String>,
+}
+
+impl CloudInit {
+    /// # Errors
+    /// [`Problem`] of the kind `invalid`: `what` could not be done.
+    pub fn check(&self, what: &str) -> Result<(), Problem> {
+        let invalid = |why: String| Problem::invalid(what, why);
+        if let Some(user) = &self.user {
+            let letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_".contains(c);
+            let begins = user.starts_with(|c: char| c.is_ascii_lowercase() || c == '_');
+            if !begins || user.len() > 32 || !user.chars().all(letter) {
+                return Err(invalid(format!("user: {user:?} is no name of a Linux user")));
+            }
+        }
+        SSH_KEYS.check(self.ssh_keys.len()).map_err(|error| invalid(error.to_string()))?;
+        for key in &self.ssh_keys {
+            let any = UserName::new("any").map_err(|e| invalid(e.to_string()))?;
+            SshKey::new(any, key).map_err(|error| invalid(format!("SSH key: {error}")))?;
+        }
+        let length = self.user_data.as_ref().map(String::len);
+        let checked = length.map(|length| USER_DATA_BYTES.check(length));
+        checked.transpose().map(drop).map_err(|error| invalid(error.to_string()))
+    }
+}
+
+/// What a driver does next with its VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing until somebody wants something.
+    Rest,
+    /// As with a job's VM: it is placed, staged, started and followed.
+    GoOn,
+    /// The guest is asked to power off; then as [`Self::GoOn`].
+    Press,
+    /// It is taken down now. Its disks stay.
+    TakeDown,
+}
+
+impl Lasting {
+    /// Whether the scheduler is to find a host for it.
+    pub fn waits_for_a_host(&self) -> bool {
+        self.on && self.down.is_none()
+    }
+
+    /// Takes a wish into account, each once.
+    pub fn heed(&mut self, number: u64, wish: PowerWish, state: JobState) {
+        if number <= self.heeded {
+            return;
+        }
+        self.heeded = number;
+        self.note.clear();
+        let (on, force) = match wish {
+            PowerWish::Start => {
+                self.on = true;
+                return;
+            }
+            PowerWish::Stop { force } => (false, force),
+            PowerWish::Restart { force } => (true, force),
+        };
+        self.on = on;
+        if state == JobState::Queued {
+            return;
+        }
+        let down = self.down.get_or_insert_with(|| GoingDown::new(""));
+        down.force |= force;
+    }
+
+    /// What its driver does in this state. `runs` says whether the guest runs now.
+    pub fn next(&self, state: JobState, runs: bool, now_ms: u64) -> Next {
+        match (&self.down, state) {
+            (Some(_), JobState::Queued) => Next::TakeDown,
+            (None, JobState::Queued) if !self.on => Next::Rest,
+            (None, _) => Next::GoOn,
+            (Some(down), JobState::Running) if !down.force => match down.pressed_ms {
+                _ if !runs => Next::GoOn,
+                None => Next::Press,
+                Some(_) if now_ms >= down.pressed_again_ms.saturating_add(PRESS_AGAIN_MS) => {
+                    Next::Press
+                }
+                Some(_) => Next::GoOn,
+            },
+            (Some(down), JobState::Starting) if !down.force => Next::GoOn,
+            (Some(_), _) => Next::TakeDown,
+        }
+    }
+
+    /// The power button was pressed.
+    pub fn pressed(&mut self, now_ms: u64) {
+        if let Some(down) = &mut self.down {
+            down.pressed_ms.get_or_insert(now_ms);
+            down.pressed_again_ms = now_ms;
+        }
+    }
+
+    /// Ends a stop that the guest does not follow. Returns whether it did.
+    pub fn give_up(&mut self, now_ms: u64) -> bool {
+        let pressed_ms = self.down.as_ref().filter(|down| !down.force).and_then(|d| d.pressed_ms);
+        if pressed_ms.is_none_or(|pressed_ms| now_ms < pressed_ms.saturating_add(POWER_OFF_MS)) {
+            return false;
+        }
+        self.down = None;
+        self.on = true;
+        self.note = format!(
+            "the guest was asked to power off and did not within {} s, so it runs on; `perigee vm stop VM --force` \
+             stops it at once",
+            POWER_OFF_MS / 1000
+        );
+        true
+    }
+
+    /// Its QEMU has ended, or the guest powered off: it is taken down.
+    pub fn ended(&mut self, why: &str) {
+        match &mut self.down {
+            // That is what was wanted.
+            Some(down) => down.force = true,
+            None => self.fail(why),
+        }
+    }
+
+    /// It can't run, or not any more: it is off until somebody starts it.
+    pub fn fail(&mut self, why: &str) {
+        self.on = false;
+        self.down = Some(GoingDown { force: true, ..GoingDown::new(why) });
+    }
+
+    /// It is about to be removed from its host.
+    pub fn takes_down(&mut self) {
+        if let Some(down) = &mut self.down {
+            down.taken = true;
+        }
+    }
+
+    /// Whether it is being removed from its host.
+    pub fn is_taken_down(&self) -> bool {
+        self.down.as_ref().is_some_and(|down| down.taken)
+    }
+
+    /// It is down. Returns why, where nobody has asked for that.
+    pub fn is_down(&mut self) -> String {
+        self.down.take().map(|down| down.reason).unwrap_or_default()
+    }
+}
+
+impl GoingDown {
+    fn new(reason: &str) -> Self {
+        let reason = reason.to_owned();
+        Self { force: false, pressed_ms: None, pressed_again_ms: 0, reason, taken: false }
+    }
+}
+
+/// A volume of a VM without a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NewVmVolume {
+    /// The volume's name in the cluster.
+    pub volume: VolumeName,
+    /// The guest can't write it.
+    #[serde(default)]
+    pub read_only: bool,
+    /// Where cloud-init mounts it; `None`: nowhere.
+    #[serde(default)]
+    pub mount: Option<String>,
+}
+
+/// A VM to be made, without a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NewVm {
+    /// Unique in the cluster.
+    pub name: VmId,
+    /// What its root disk is a clone of.
+    pub image: ImageName,
+    /// vCPUs, as many as [`crate::limits::CPUS`] allows.
+    pub cpus: u32,
+    /// Memory, as much as [`crate::limits::MEMORY_BYTES`] allows.
+    pub memory_bytes: u64,
+    /// The size of its root disk, at least the image's; `None`: the image's.
+    #[serde(default)]
+    pub disk_bytes: Option<u64>,
+    /// Its network card.
+    #[serde(default)]
+    pub network: NetworkKind,
+    /// Its other disks, in their order: `data0` and so on.
+    #[serde(default)]
+    pub volumes: Vec<NewVmVolume>,
+    /// Where it may start.
+    #[serde(default)]
+    pub start: Start,
+    /// Whether it starts again elsewhere if its host does not answer any more and all its disks are at other hosts.
+    #[serde(default)]
+    pub restart_elsewhere: bool,
+    /// It is made and not started.
+    #[serde(default)]
+    pub stopped: bool,
+    /// How cloud-init in its guest configures it.
+    #[serde(default)]
+    pub cloud_init: CloudInit,
+    /// What boots its root disk.
+    #[serde(default)]
+    pub firmware: Firmware,
+}
+
+/// Whether a stop asks the guest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StopVm {
+    /// The VM is stopped at once, as by a power cut. Otherwise the guest is asked to power off.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// A program to be run in a guest, as root.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ExecInVm {
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// What it reads from its standard input, in base64.
+    #[serde(default)]
+    pub input_base64: Option<String>,
+}
+
+/// A program that runs in a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ExecBegun {
+    /// The guest's number of it.
+    pub pid: u64,
+}
+
+/// How far a program in a guest is. It is told once that it has ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ExecStatus {
+    /// Whether it has ended.
+    pub exited: bool,
+    /// With which code.
+    pub exit_code: Option<i32>,
+    /// By which signal, instead of a code.
+    pub signal: Option<i32>,
+    /// What it has printed.
+    pub stdout_base64: String,
+    /// What it has printed to standard error.
+    pub stderr_base64: String,
+    /// The guest agent has dropped a part of that.
+    pub truncated: bool,
+}
+
+/// What a VM does, as people see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum VmState {
+    /// It has no host, and is not meant to run.
+    Stopped,
+    /// It waits for a host with room.
+    Waiting,
+    /// Its disks are being made, or its QEMU is being started.
+    Starting,
+    /// The guest was asked to power off, or the VM is being taken down.
+    Stopping,
+    /// Waiting for a migration to come in.
+    Incoming,
+    /// The guest runs.
+    Running,
+    /// The guest stands still and can go on.
+    Paused,
+    /// Stopped by QEMU because a disk answered with an error; it goes on when the disk does.
+    IoError,
+    /// Its state went to another host.
+    Migrated,
+    /// The guest powered off, rebooted or panicked.
+    Shutdown,
+    /// Its QEMU has ended.
+    Gone,
+}
+
+impl From<VmStatus> for VmState {
+    fn from(status: VmStatus) -> Self {
+        match status {
+            VmStatus::Starting => Self::Starting,
+            VmStatus::Incoming => Self::Incoming,
+            VmStatus::Running => Self::Running,
+            VmStatus::Paused => Self::Paused,
+            VmStatus::IoError => Self::IoError,
+            VmStatus::Migrated => Self::Migrated,
+            VmStatus::Shutdown => Self::Shutdown,
+            VmStatus::Gone => Self::Gone,
+        }
+    }
+}
+
+impl VmState {
+    /// That of a VM without a job, of which no host has said anything.
+    pub fn unseen(lasting: &Lasting, state: JobState) -> Self {
+        match state {
+            JobState::Queued if lasting.waits_for_a_host() => Self::Waiting,
+            JobState::Queued => Self::Stopped,
+            _ if lasting.down.is_some() => Self::Stopping,
+            _ => Self::Starting,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on() -> Lasting {
+        Lasting { on: true, ..Lasting::default() }
+    }
+
+    #[test]
+    fn a_stop_asks_the_guest_and_a_forced_one_does_not() {
+        let mut vm = on();
+        vm.heed(1, PowerWish::Stop { force: false }, JobState::Running);
+        assert_eq!(vm.next(JobState::Running, true, 0), Next::Press);
+        vm.pressed(1000);
+        assert_eq!(vm.next(JobState::Running, true, 2000), Next::GoOn);
+        assert_eq!(vm.next(JobState::Running, true, 1000 + PRESS_AGAIN_MS), Next::Press);
+        vm.heed(2, PowerWish::Stop { force: true }, JobState::Running);
+        assert_eq!(vm.next(JobState::Running, true, 2000), Next::TakeDown);
+    }
+
+    #[test]
+    fn a_vm_that_was_stopped_rests_until_it_is_started() {
+        let mut vm = on();
+        vm.heed(1, PowerWish::Stop { force: false }, JobState::Running);
+        vm.ended("the guest powered off");
+        assert_eq!(vm.next(JobState::Running, false, 0), Next::TakeDown);
+        assert_eq!(vm.is_down(), "", "it was asked for");
+        assert_eq!(vm.next(JobState::Queued, false, 0), Next::Rest);
+        assert!(!vm.waits_for_a_host());
+        vm.heed(2, PowerWish::Start, JobState::Queued);
+        assert_eq!(vm.next(JobState::Queued, false, 0), Next::GoOn);
+        assert!(vm.waits_for_a_host());
+    }
+
+    #[test]
+    fn a_vm_that_is_restarted_goes_down_and_waits_for_a_host() {
+        let mut vm = on();
+        vm.heed(1, PowerWish::Restart { force: true }, JobState::Running);
+        assert_eq!(vm.next(JobState::Running, true, 0), Next::TakeDown);
+        assert!(!vm.waits_for_a_host(), "it is not down yet");
+        vm.is_down();
+        assert!(vm.waits_for_a_host());
+    }
+
+    #[test]
+    fn a_guest_that_does_not_power_off_runs_on_and_that_is_said() {
+        let mut vm = on();
+        vm.heed(1, PowerWish::Stop { force: false }, JobState::Running);
+        assert!(!vm.give_up(u64::MAX), "it was not asked yet");
+        vm.pressed(1000);
+        assert!(!vm.give_up(1000 + POWER_OFF_MS - 1));
+        assert!(vm.give_up(1000 + POWER_OFF_MS));
+        assert_eq!(vm.next(JobState::Running, true, 0), Next::GoOn);
+        assert!(vm.on && vm.note.contains("--force"), "{vm:?}");
+    }
+
+    #[test]
+    fn a_guest_that_powers_off_by_itself_is_off_and_the_reason_is_kept() {
+        let mut vm = on();
+        vm.ended("the guest powered off");
+        assert_eq!(vm.next(JobState::Running, false, 0), Next::TakeDown);
+        assert_eq!(vm.is_down(), "the guest powered off");
+        assert!(!vm.on);
+    }
+
+    #[test]
+    fn a_wish_counts_once_and_an_old_one_never() {
+        let mut vm = on();
+        vm.heed(2, PowerWish::Stop { force: true }, JobState::Running);
+        vm.is_down();
+        let before = vm.clone();
+        vm.heed(2, PowerWish::Start, JobState::Queued);
+        vm.heed(1, PowerWish::Start, JobState::Queued);
+        assert_eq!(vm, before);
+    }
+
+    #[test]
+    fn a_vm_that_is_off_and_is_stopped_does_nothing() {
+        let mut vm = Lasting::default();
+        vm.heed(1, PowerWish::Stop { force: true }, JobState::Queued);
+        assert_eq!(vm.next(JobState::Queued, false, 0), Next::Rest);
+        assert_eq!(VmState::unseen(&vm, JobState::Queued), VmState::Stopped);
+    }
+}

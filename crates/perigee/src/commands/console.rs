@@ -1,0 +1,139 @@
+//! `perigee vm console`: this terminal as the VM's serial console.
+//!
+//! What the guest prints comes to the terminal as it is, escape sequences too: a console without them is none. So whoever
+//! attaches trusts the guest as far as a terminal obeys it. `--log` shows the same as harmless text.
+
+use std::io::{IsTerminal, Read as _, Write as _};
+use std::time::Duration;
+
+use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
+use perigee_http::{Client, Tunnel};
+use perigee_model::job::Vm;
+use perigee_model::lasting::VmState;
+use perigee_model::{Problem, ProblemKind, VmId};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::mpsc;
+
+use crate::output;
+
+/// Ctrl-], as with telnet and virsh.
+const LEAVE: u8 = 0x1d;
+/// How often a VM that moves or starts is looked for.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How long it may be away.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The terminal in raw mode: each key goes to the guest at once, Ctrl-C too. It is as before when this is dropped.
+struct Raw(Option<Termios>);
+
+impl Raw {
+    fn begin() -> Self {
+        let stdin = std::io::stdin();
+        let before = stdin.is_terminal().then(|| tcgetattr(&stdin).ok()).flatten();
+        if let Some(before) = &before {
+            let mut raw = before.clone();
+            cfmakeraw(&mut raw);
+            // Without raw mode it is a poor console, and still one.
+            let _ = tcsetattr(&stdin, SetArg::TCSADRAIN, &raw);
+        }
+        Self(before)
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0 {
+            let _ = tcsetattr(std::io::stdin(), SetArg::TCSADRAIN, before);
+        }
+    }
+}
+
+/// Why a console was left.
+enum Left {
+    /// The person has left it, or the input has ended.
+    Here,
+    /// The VM has gone, or moved.
+    There,
+}
+
+/// Attaches until Ctrl-] is typed or the VM has stopped. A VM that moves is followed.
+pub async fn attach(client: &Client, vm: &VmId) -> Result<(), Problem> {
+    let mut tunnel = client.tunnel(&format!("/v1/vms/{vm}/console/attach")).await?;
+    output::note(&format!("attached to {vm}; Ctrl-] leaves"));
+    let raw = Raw::begin();
+    let mut keys = keys();
+    let ended = loop {
+        match carry(&mut tunnel, &mut keys).await {
+            Left::Here => break Ok(()),
+            Left::There => match again(client, vm).await {
+                Ok(Some(next)) => tunnel = next,
+                Ok(None) => break Ok(()),
+                Err(problem) => break Err(problem),
+            },
+        }
+    };
+    drop(raw);
+    output::note(&format!("\nleft the console of {vm}"));
+    ended
+}
+
+/// The keys that are typed. A thread reads them that nobody waits for: a read of a terminal can't be ended.
+fn keys() -> mpsc::Receiver<Vec<u8>> {
+    let (typed, keys) = mpsc::channel(16);
+    std::thread::spawn(move || {
+        let mut buffer = [0; 1024];
+        while let Ok(length @ 1..) = std::io::stdin().read(&mut buffer) {
+            if typed.blocking_send(buffer[..length].to_vec()).is_err() {
+                return;
+            }
+        }
+    });
+    keys
+}
+
+async fn carry(tunnel: &mut Tunnel, keys: &mut mpsc::Receiver<Vec<u8>>) -> Left {
+    let mut buffer = [0; 16 << 10];
+    loop {
+        tokio::select! {
+            received = tunnel.read(&mut buffer) => match received {
+                Ok(length @ 1..) => {
+                    let mut stdout = std::io::stdout();
+                    if stdout.write_all(&buffer[..length]).and_then(|()| stdout.flush()).is_err() {
+                        return Left::Here;
+                    }
+                }
+                Ok(0) | Err(_) => return Left::There,
+            },
+            typed = keys.recv() => {
+                let Some(typed) = typed else { return Left::Here };
+                let end = typed.iter().position(|key| *key == LEAVE);
+                let sent = tunnel.write_all(&typed[..end.unwrap_or(typed.len())]).await;
+                if end.is_some() {
+                    return Left::Here;
+                }
+                if sent.is_err() {
+                    return Left::There;
+                }
+            }
+        }
+    }
+}
+
+/// The console of a VM that has moved to another host or is being restarted; `None` if it does not run any more.
+async fn again(client: &Client, vm: &VmId) -> Result<Option<Tunnel>, Problem> {
+    let begun = std::time::Instant::now();
+    loop {
+        let shown = match client.get::<Vm>(&format!("/v1/vms/{vm}")).await {
+            Err(problem) if problem.kind == ProblemKind::NotFound => return Ok(None),
+            shown => shown?,
+        };
+        if matches!(shown.status, VmState::Stopped | VmState::Shutdown | VmState::Gone) {
+            return Ok(None);
+        }
+        match client.tunnel(&format!("/v1/vms/{vm}/console/attach")).await {
+            Ok(tunnel) => return Ok(Some(tunnel)),
+            Err(problem) if begun.elapsed() > PATIENCE => return Err(problem),
+            Err(_) => tokio::time::sleep(LOOK_EVERY).await,
+        }
+    }
+}

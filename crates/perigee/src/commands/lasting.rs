@@ -1,0 +1,274 @@
+//! VMs that live without a job: `perigee vm create`, `start`, `stop`, `restart` and `delete`.
+//!
+//! Each command waits until what it asked for has come true; Ctrl-C ends only the wait.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::ValueEnum;
+use perigee_http::Client;
+use perigee_model::job::{Start, Vm};
+use perigee_model::lasting::{CloudInit, NewVm, NewVmVolume, StopVm, VmState};
+use perigee_model::units::parse_bytes;
+use perigee_model::vm::{Firmware, NetworkKind};
+use perigee_model::{HostId, ImageName, Problem, ProblemKind, SiteId, VmId};
+
+use crate::output;
+use crate::terminal;
+
+const LOOK_EVERY: Duration = Duration::from_millis(300);
+
+#[derive(Debug, clap::Args)]
+pub struct Create {
+    /// The new VM's name
+    name: VmId,
+    /// The image that its root disk is a clone of
+    #[arg(long)]
+    image: ImageName,
+    /// vCPUs
+    #[arg(long, default_value_t = 1)]
+    cpus: u32,
+    /// Memory
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "1GiB")]
+    memory: u64,
+    /// The size of its root disk [default: the image's]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    disk: Option<u64>,
+    /// Its network card. Only an admin may ask for one
+    #[arg(long, value_enum, default_value_t = Card::None)]
+    network: Card,
+    /// What boots its root disk
+    #[arg(long, value_enum, default_value_t = Boot::Bios)]
+    firmware: Boot,
+    /// A volume of the cluster as a further disk. With a PATH cloud-init mounts it there; with `ro` the guest can't
+    /// write it. May be given several times
+    #[arg(long = "volume", value_name = "VOLUME[:PATH][:ro]", value_parser = volume)]
+    volumes: Vec<NewVmVolume>,
+    /// The guest's first user [default: the image's own, for example debian]
+    #[arg(long)]
+    user: Option<String>,
+    /// A file with public SSH keys of the guest's first user; may be given several times
+    #[arg(long = "ssh-key", value_name = "FILE")]
+    ssh_keys: Vec<PathBuf>,
+    /// A file with user-data for cloud-init
+    #[arg(long, value_name = "FILE")]
+    user_data: Option<PathBuf>,
+    /// Run it at this host and no other
+    #[arg(long, conflicts_with = "site")]
+    host: Option<HostId>,
+    /// Run it at a host of this site
+    #[arg(long)]
+    site: Option<SiteId>,
+    /// Start it at another host if its host does not answer any more and all its disks are at others
+    #[arg(long)]
+    restart_elsewhere: bool,
+    /// Make it, and don't start it
+    #[arg(long)]
+    stopped: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Boot {
+    /// Its boot record
+    Bios,
+    /// The boot loader on its EFI system partition, without Secure Boot
+    Uefi,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Card {
+    /// No card
+    None,
+    /// A network of its own behind its host: it reaches what its host reaches, and nobody reaches it
+    User,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_bytes(text).map_err(|e| e.to_string())
+}
+
+fn volume(text: &str) -> Result<NewVmVolume, String> {
+    let mut parts = text.split(':');
+    let name = parts.next().unwrap_or_default();
+    let volume = name.parse().map_err(|e: perigee_model::BadName| e.to_string())?;
+    let mut made = NewVmVolume { volume, read_only: false, mount: None };
+    for part in parts {
+        match part {
+            "ro" if !made.read_only => made.read_only = true,
+            path if path.starts_with('/') && made.mount.is_none() => made.mount = Some(path.into()),
+            other => return Err(format!("{other:?} is neither a path nor `ro`")),
+        }
+    }
+    Ok(made)
+}
+
+fn read(file: &Path) -> Result<String, Problem> {
+    let what = || format!("can't read {}", file.display());
+    let bytes = std::fs::read(file).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Problem::not_found(what(), "there is no such file"),
+        _ => Problem::invalid(what(), e),
+    })?;
+    String::from_utf8(bytes).map_err(|_| Problem::invalid(what(), "it is no text"))
+}
+
+/// The keys of a public key file, without comments and empty lines.
+fn keys(text: &str) -> impl Iterator<Item = String> {
+    let lines = text.lines().map(str::trim);
+    lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned)
+}
+
+pub async fn create(client: &Client, ask: Create) -> Result<Vm, Problem> {
+    let start = match (ask.host, ask.site) {
+        (Some(host), _) => Start::Host(host),
+        (None, Some(site)) => Start::Site(site),
+        (None, None) => Start::Anywhere,
+    };
+    let mut cloud_init = CloudInit { user: ask.user, ..CloudInit::default() };
+    for file in &ask.ssh_keys {
+        cloud_init.ssh_keys.extend(keys(&read(file)?));
+    }
+    cloud_init.user_data = ask.user_data.as_deref().map(read).transpose()?;
+    let new = NewVm {
+        name: ask.name,
+        image: ask.image,
+        cpus: ask.cpus,
+        memory_bytes: ask.memory,
+        disk_bytes: ask.disk,
+        network: match ask.network {
+            Card::None => NetworkKind::None,
+            Card::User => NetworkKind::User,
+        },
+        volumes: ask.volumes,
+        start,
+        restart_elsewhere: ask.restart_elsewhere,
+        stopped: ask.stopped,
+        cloud_init,
+        firmware: match ask.firmware {
+            Boot::Bios => Firmware::Bios,
+            Boot::Uefi => Firmware::Uefi,
+        },
+    };
+    let made: Vm = client.post("/v1/vms", &new).await?;
+    if ask.stopped { Ok(made) } else { until_it_runs(client, &made.id).await }
+}
+
+pub async fn start(client: &Client, vm: &VmId) -> Result<Vm, Problem> {
+    let _: Vm = client.post(&format!("/v1/vms/{vm}/start"), &serde_json::json!({})).await?;
+    until_it_runs(client, vm).await
+}
+
+pub async fn stop(client: &Client, vm: &VmId, force: bool) -> Result<(), Problem> {
+    let before: Vm = client.get(&format!("/v1/vms/{vm}")).await?;
+    let _: serde_json::Value =
+        client.post(&format!("/v1/vms/{vm}/stop"), &StopVm { force }).await?;
+    if before.job.is_some() {
+        return Ok(());
+    }
+    let what = format!("stop VM {vm}");
+    follow(client, vm, &what, |shown| match shown.status {
+        VmState::Stopped => Some(Ok(())),
+        // The stop is over, and the guest has not followed it.
+        VmState::Running if !shown.reason.is_empty() => Some(Err(shown.reason.clone())),
+        _ => None,
+    })
+    .await
+    .map(drop)
+}
+
+/// Waits for another start: its uptime begins anew.
+pub async fn restart(client: &Client, vm: &VmId, force: bool) -> Result<Vm, Problem> {
+    let before: Vm = client.post(&format!("/v1/vms/{vm}/restart"), &StopVm { force }).await?;
+    let mut was_down = before.status == VmState::Waiting;
+    let mut up_ms = before.uptime_ms;
+    let what = format!("restart VM {vm}");
+    follow(client, vm, &what, |shown| {
+        was_down |= shown.host.is_none() || shown.uptime_ms < up_ms;
+        up_ms = shown.uptime_ms;
+        match shown.status {
+            VmState::Running if was_down => Some(Ok(())),
+            VmState::Running if !shown.reason.is_empty() => Some(Err(shown.reason.clone())),
+            VmState::Stopped => Some(Err(or_unknown(shown))),
+            _ => None,
+        }
+    })
+    .await
+}
+
+pub async fn delete(client: &Client, vm: &VmId, force: bool) -> Result<(), Problem> {
+    client.delete(&format!("/v1/vms/{vm}?force={force}")).await?;
+    let gone = follow(client, vm, &format!("delete VM {vm}"), |_| None).await;
+    match gone {
+        Err(problem) if problem.kind == ProblemKind::NotFound => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+async fn until_it_runs(client: &Client, vm: &VmId) -> Result<Vm, Problem> {
+    follow(client, vm, &format!("start VM {vm}"), |shown| match shown.status {
+        VmState::Running => Some(Ok(())),
+        VmState::Stopped => Some(Err(or_unknown(shown))),
+        _ => None,
+    })
+    .await
+}
+
+fn or_unknown(vm: &Vm) -> String {
+    if vm.reason.is_empty() { "it was stopped meanwhile".to_owned() } else { vm.reason.clone() }
+}
+
+/// Looks at a VM until it is as wanted, or can't be.
+async fn follow(
+    client: &Client,
+    vm: &VmId,
+    what: &str,
+    mut is_over: impl FnMut(&Vm) -> Option<Result<(), String>>,
+) -> Result<Vm, Problem> {
+    let bar = output::progress_bar(vm, "{msg}");
+    let mut said = String::new();
+    let looking = async {
+        loop {
+            let shown: Vm = client.get(&format!("/v1/vms/{vm}")).await?;
+            match is_over(&shown) {
+                Some(Ok(())) => return Ok(Some(shown)),
+                Some(Err(why)) => return Err(Problem::conflict(format!("can't {what}"), why)),
+                None => {}
+            }
+            let colon = if shown.reason.is_empty() { "" } else { ": " };
+            let now = format!("{}{colon}{}", output::word(&shown.status), shown.reason);
+            bar.set_message(terminal::for_stderr(&now));
+            bar.tick();
+            if bar.is_hidden() && said != now {
+                output::note(&format!("{vm} {now}"));
+                said = now;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    };
+    let found = tokio::select! {
+        found = looking => found,
+        _ = tokio::signal::ctrl_c() => Ok(None),
+    };
+    bar.finish_and_clear();
+    match found? {
+        Some(shown) => Ok(shown),
+        None => {
+            output::note(&format!("it goes on; `perigee vm info {vm}` shows how far it is"));
+            client.get(&format!("/v1/vms/{vm}")).await
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_may_be_read_only() {
+        let read = volume("data:ro").expect("a volume");
+        assert!(read.read_only && read.volume.as_str() == "data");
+        assert!(!volume("data").expect("a volume").read_only);
+        let mounted = volume("data:/srv:ro").expect("a volume");
+        assert!(mounted.read_only && mounted.mount.as_deref() == Some("/srv"));
+        assert!(volume("data:rw").is_err() && volume(":ro").is_err());
+    }
+}

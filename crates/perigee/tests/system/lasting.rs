@@ -1,0 +1,226 @@
+//! VMs that live without a job, as a person uses them: over the real CLI.
+
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use perigee_model::job::Vm;
+use perigee_model::lasting::VmState;
+
+use super::{Checked, System, ensure, host, until, until_within, with_system};
+
+const MIB: u64 = 1 << 20;
+
+/// A cloud image boots for a minute of CPU time under TCG, and the machine may have much else to do.
+const BOOT_PATIENCE: Duration = Duration::from_secs(1500);
+
+/// What the golden image says on its console when it has come up without a job.
+const UP: &str = "login:";
+
+impl System {
+    /// Runs a command that has to succeed.
+    fn does(&self, args: &[&str]) -> Checked<String> {
+        let output = self.perigee(args);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "perigee {args:?}: {said}");
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    async fn console_says(&self, vm: &str, text: &str) -> Checked<()> {
+        let what = format!("the console of {vm} to say {text:?}");
+        until_within(BOOT_PATIENCE, &what, async || {
+            let said = self.does(&["vm", "console", vm, "--log"])?;
+            Ok(said.contains(text).then_some(()))
+        })
+        .await
+    }
+
+    async fn vm(&self, name: &str) -> Checked<Vm> {
+        self.get(&format!("/v1/vms/{name}")).await
+    }
+}
+
+#[test]
+fn a_vm_lives_without_a_job_and_keeps_its_disk() {
+    with_system(async |system| {
+        system.volume("data", "cloud1", 64 * MIB).await?;
+        let create = ["vm", "create", "web", "--image", "debian", "--memory", "256MiB"];
+        let places = ["--host", "home1", "--volume", "data", "--firmware", "uefi"];
+        system.does(&[&create[..], &places].concat())?;
+        system.console_says("web", UP).await?;
+        let first = system.vm("web").await?;
+        ensure!(first.status == VmState::Running && first.job.is_none(), "{first:?}");
+
+        // It goes on at another site, with its root disk after it.
+        system.does(&["vm", "move", "web", "cloud1", "--volumes", "follow"])?;
+        let moved = system.vm("web").await?;
+        ensure!(moved.host == Some(host("cloud1")), "{moved:?}");
+        let follows = |name: &str| !name.ends_with("-cidata");
+        let mut written = moved.volumes.iter().filter(|volume| follows(volume.volume.as_str()));
+        ensure!(written.all(|volume| volume.home == host("cloud1")), "{moved:?}");
+
+        // The golden image does not listen to its power button.
+        system.does(&["vm", "stop", "web", "--force"])?;
+        let off = system.vm("web").await?;
+        ensure!(off.status == VmState::Stopped && off.host.is_none(), "{off:?}");
+        let refused = system.perigee(&["vm", "console", "web", "--log"]);
+        ensure!(refused.status.code() == Some(5), "{refused:?}");
+        system.does(&["vm", "start", "web"])?;
+        system.console_says("web", UP).await?;
+        let again = system.vm("web").await?;
+        ensure!(again.host == Some(host("cloud1")), "it starts where it was moved to: {again:?}");
+
+        // A guest may reboot, and its VM is the same afterwards.
+        system.does(&["vm", "restart", "web", "--force"])?;
+        let refused = system.perigee(&["vm", "delete", "web"]);
+        ensure!(refused.status.code() == Some(5), "{refused:?}");
+        system.does(&["vm", "delete", "web", "--force"])?;
+        let unknown = system.perigee(&["vm", "info", "web"]);
+        ensure!(unknown.status.code() == Some(4), "{unknown:?}");
+        Ok(())
+    });
+}
+
+/// Says on the console how often it has booted, which user it has, and how large its root filesystem is.
+const USER_DATA: &str = r#"#cloud-config
+chpasswd: {expire: false, users: [{name: ann, password: secret, type: text}]}
+write_files:
+  - path: /var/lib/cloud/scripts/per-boot/says
+    permissions: "0755"
+    content: |
+      #!/bin/sh
+      echo boot >>/var/lib/boots
+      {
+        echo "boots: $(wc -l </var/lib/boots) of $(hostname)"
+        echo "root: $(df --output=size -m / | tail -n 1 | tr -d ' ') MiB"
+        echo "key: $(cat /home/ann/.ssh/authorized_keys)"
+        echo "data: $(cat /srv/data/kept 2>&1)"
+        echo said all
+      } >/dev/ttyS0
+"#;
+
+/// `perigee vm console`, as a person at a terminal uses it.
+struct Console {
+    child: Child,
+    said: std::sync::mpsc::Receiver<Vec<u8>>,
+    text: String,
+}
+
+impl Console {
+    fn attach(system: &System, vm: &str) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_perigee"));
+        command.args(["vm", "console", vm]).env("PERIGEE_API", &system.lab.api);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("the perigee binary runs");
+        let mut stdout = child.stdout.take().expect("it was asked for");
+        let (says, said) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(length @ 1..) = stdout.read(&mut buffer) {
+                if says.send(buffer[..length].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { child, said, text: String::new() }
+    }
+
+    fn types(&mut self, keys: &str) {
+        let stdin = self.child.stdin.as_mut().expect("it was asked for");
+        stdin.write_all(keys.as_bytes()).and_then(|()| stdin.flush()).expect("typed");
+    }
+
+    /// Types, again and again, until this is said: a guest that is booting loses keys.
+    async fn answers(&mut self, keys: &str, text: &str) -> Checked<()> {
+        self.types(keys);
+        let mut looks = 0;
+        until_within(BOOT_PATIENCE, &format!("{text:?} to be said"), async || {
+            while let Ok(said) = self.said.try_recv() {
+                self.text.push_str(&String::from_utf8_lossy(&said));
+            }
+            if let Some(at) = self.text.find(text) {
+                self.text.drain(..at + text.len());
+                return Ok(Some(()));
+            }
+            looks += 1;
+            if looks % 100 == 0 {
+                self.types("\n");
+            }
+            Err(perigee_model::Problem::internal("console", self.text.clone()))
+        })
+        .await
+    }
+}
+
+impl Drop for Console {
+    fn drop(&mut self) {
+        // It may have ended before.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
+    let image = std::env::var("PERIGEE_TEST_CLOUD_IMAGE")
+        .expect("PERIGEE_TEST_CLOUD_IMAGE names the cloud image; make test sets it");
+    with_system(async |system| {
+        system.volume("data", "home1", 64 * MIB).await?;
+        let files = system.lab.dir().join("cloud-init");
+        std::fs::create_dir_all(&files).expect("a directory");
+        let (key, user_data) = (files.join("id.pub"), files.join("user-data"));
+        std::fs::write(&key, "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKey ann@desk\n").expect("a key");
+        std::fs::write(&user_data, USER_DATA).expect("user-data");
+        let path = |file: &std::path::Path| file.display().to_string();
+        let (key, user_data) = (path(&key), path(&user_data));
+
+        system.does(&["image", "import", "cloud", &image])?;
+        let create =
+            ["vm", "create", "web", "--image", "cloud", "--memory", "512MiB", "--disk", "6GiB"];
+        let options = ["--user", "ann", "--ssh-key", &key, "--user-data", &user_data];
+        let places = ["--site", "home", "--volume", "data:/srv/data"];
+        system.does(&[&create[..], &options, &places].concat())?;
+        system.console_says("web", "said all").await?;
+        let said = system.does(&["vm", "console", "web", "--log"])?;
+        for text in ["boots: 1 of web", "key: ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKey"] {
+            ensure!(said.contains(text), "{text:?} is not in {said}");
+        }
+        let root_mib = said.split("root: ").nth(1).and_then(|rest| rest.split(' ').next());
+        let root_mib: u64 = root_mib.and_then(|mib| mib.parse().ok()).unwrap_or_default();
+        ensure!(root_mib > 5000, "the root filesystem has not grown: {said}");
+
+        let host_name = system.does(&["vm", "exec", "web", "--", "cat", "/etc/hostname"])?;
+        ensure!(host_name == "web\n", "{host_name:?}");
+        let exits = system.perigee(&["vm", "exec", "web", "--", "sh", "-c", "echo no >&2; exit 7"]);
+        ensure!(exits.status.code() == Some(7) && exits.stderr == b"no\n", "{exits:?}");
+        system.does(&["vm", "snapshot", "web", "saved"])?;
+        let images = system.does(&["image", "list"])?;
+        ensure!(images.contains("saved"), "{images}");
+
+        // A person at the console, who stays while the VM moves.
+        let mut console = Console::attach(&system, "web");
+        console.answers("\n", "login:").await?;
+        console.answers("ann\n", "assword:").await?;
+        console.answers("secret\n", "$ ").await?;
+        console.answers("echo six times seven is $((6 * 7))\n", "is 42").await?;
+        let second = system.perigee(&["vm", "console", "web"]);
+        ensure!(second.status.code() == Some(5), "one at a time: {second:?}");
+        system.does(&["vm", "move", "web", "cloud1"])?;
+        console.answers("echo seven times seven is $((7 * 7))\n", "is 49").await?;
+        console.types("\u{1d}");
+        until("the console to be left", async || Ok(console.child.try_wait().expect("a process")))
+            .await?;
+
+        // Its guest powers off when it is asked to, and boots from the same disk again.
+        // On a busy machine it may need more than one try.
+        until_within(BOOT_PATIENCE, "the guest to power off", async || {
+            system.does(&["vm", "stop", "web"]).map(Some)
+        })
+        .await?;
+        let off = system.vm("web").await?;
+        ensure!(off.status == VmState::Stopped && off.reason.is_empty(), "{off:?}");
+        system.does(&["vm", "start", "web"])?;
+        system.console_says("web", "boots: 2 of web").await?;
+        system.does(&["vm", "delete", "web", "--force"]).map(drop)
+    });
+}
