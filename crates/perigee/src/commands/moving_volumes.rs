@@ -121,7 +121,7 @@ pub async fn stay(client: &Client, vm: &VmId, to: &HostId) -> Result<(), Problem
             Err(problem) if problem.kind == ProblemKind::NotFound => return Ok(()),
             shown => shown?,
         };
-        if shown.host == *to && !shown.volumes.iter().any(|volume| volume.follows) {
+        if shown.host.as_ref() == Some(to) && !shown.volumes.iter().any(|volume| volume.follows) {
             shown.volumes.iter().for_each(|volume| output::note(&of_vm(volume)));
             return Ok(());
         }
