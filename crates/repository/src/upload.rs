@@ -267,7 +267,9 @@ impl Part {
         let noted = fsetxattr(&self.file, OBJECT, key.as_bytes(), XattrFlags::empty());
         noted.map_err(|e| fault(self, e))?;
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        fallocate(&self.file, hole, 0, length).map_err(|e| fault(self, e))
+        // To the end of the last block, of whatever size the disk's blocks are.
+        let until = length.next_multiple_of(SENT_BYTES);
+        fallocate(&self.file, hole, 0, until).map_err(|e| fault(self, e))
     }
 
     /// Remembers for whoever continues the upload, also after a kill of the server, which file this is to be.

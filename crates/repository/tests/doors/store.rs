@@ -159,7 +159,9 @@ async fn contents_are_in_the_store_and_names_on_the_disk() {
         assert_eq!(curl(&server, &["-T", path(&file)], &format!("in/{name}")).await, 201);
         assert!(get(&server, &format!("in/{name}")).await == content, "{name}");
         let metadata = fs::metadata(server.stored("a", &format!("in/{name}"))).expect("a file");
-        assert_eq!((metadata.len(), metadata.blocks()), (content.len() as u64, 0), "{name}");
+        assert_eq!(metadata.len(), content.len() as u64, "{name}");
+        // Its attributes may need some.
+        assert!(metadata.blocks() * 512 <= 8192, "{name} is still on the disk");
     }
     store.has(2).await;
     let got = server.dir.path().join("part");
@@ -193,19 +195,18 @@ async fn transfers_go_on_when_the_store_was_killed() {
     let server = Server::start_in(dir, Some(store.objects().await)).await;
     let sent = content(80 << 20);
     let file = server.file("large", &sent);
-    let (put, ()) =
-        tokio::join!(curl(&server, &["--limit-rate", "20M", "-T", path(&file)], "large"), async {
-            store.gets_pieces().await;
-            store.restart().await;
-        });
+    let send = ["--limit-rate", "20M", "-T", path(&file)];
+    let (put, ()) = tokio::join!(curl(&server, &send, "large"), async {
+        store.gets_pieces().await;
+        store.restart().await;
+    });
     assert_eq!(put, 201);
     let got = server.dir.path().join("slow");
-    let (fetched, ()) =
-        tokio::join!(curl(&server, &["--limit-rate", "20M", "-o", path(&got)], "large"), async {
-            until("some of it has come", async || fs::metadata(&got).is_ok_and(|m| m.len() > 0))
-                .await;
-            store.restart().await;
-        });
+    let fetch = ["--limit-rate", "20M", "-o", path(&got)];
+    let (fetched, ()) = tokio::join!(curl(&server, &fetch, "large"), async {
+        until("some of it has come", async || fs::metadata(&got).is_ok_and(|m| m.len() > 0)).await;
+        store.restart().await;
+    });
     assert_eq!(fetched, 200);
     assert!(fs::read(&got).expect("it came") == sent);
 }
