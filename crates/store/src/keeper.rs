@@ -2,8 +2,9 @@
 //! of deep chains.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use perigee_block::locking::lock;
 use perigee_model::{LayerId, VolumeName};
 
 use super::catalog::LayerRow;
@@ -70,28 +71,49 @@ impl Pool {
             let _stop = StopOnDrop(Arc::clone(&work));
             let made = self.run(move |pool| pool.make_checksums(&row, &work)).await;
             match made {
-                Ok(()) => {
+                Ok(true) => {
                     checksummed.insert(id);
                 }
+                // If that fails, it is tried again when the next layer is sealed.
+                Ok(false) => {}
                 Err(why) => tracing::error!(layer = %id, why, "can't compute a layer's checksums"),
             }
         }
     }
 
-    /// Computes a sealed layer's checksums if it has none.
-    pub(super) fn make_checksums(&self, row: &LayerRow, work: &Work) -> Result<(), String> {
+    /// Computes a sealed layer's checksums if it has none. Returns `false` if that is just being done.
+    pub(super) fn make_checksums(&self, row: &LayerRow, work: &Work) -> Result<bool, String> {
+        let Some(_turn) = Turn::take(&self.checksumming, row.id) else { return Ok(false) };
         if checksums::are_made(&*self.files, row.id).map_err(|error| error.to_string())? {
-            return Ok(());
+            return Ok(true);
         }
         let layer = self.open_sealed(row).map_err(|error| error.to_string())?;
         if !layer.has_files() {
-            return Ok(());
+            return Ok(true);
         }
         let made = checksums::make(&*self.files, &layer, work).map_err(|error| error.to_string());
         if let Ok(false) = self.catalog.has_layer(row.id) {
             // The layer was deleted in the meantime.
             self.remove_layers(&[row.id]);
         }
-        made
+        made.map(|()| true)
+    }
+}
+
+/// Nobody else computes the checksums of a layer meanwhile.
+struct Turn<'a> {
+    taken: &'a Mutex<HashSet<LayerId>>,
+    layer: LayerId,
+}
+
+impl<'a> Turn<'a> {
+    fn take(taken: &'a Mutex<HashSet<LayerId>>, layer: LayerId) -> Option<Self> {
+        lock(taken).insert(layer).then_some(Self { taken, layer })
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        lock(self.taken).remove(&self.layer);
     }
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
 use perigee_block::device::Device;
@@ -33,6 +33,7 @@ use super::remote::{Connector, RemoteParent};
 use super::replicas::Pulls;
 use super::session::{OwnDevice, SealedDevice, SumsDevice};
 use super::volume::{Stack, Volume, io_problem};
+use super::work::Work;
 
 /// The directories of a pool, and the connection to other hosts.
 pub struct PoolConfig {
@@ -41,6 +42,10 @@ pub struct PoolConfig {
     pub dir: PathBuf,
     pub connect: Connector,
 }
+
+/// How long whoever copies a layer waits for its checksums. The last layer of a move is small.
+const CHECKSUMS_WAIT: Duration = Duration::from_secs(5);
+const CHECKSUMS_AGAIN: Duration = Duration::from_millis(50);
 
 /// The open volumes and layers.
 #[derive(Default)]
@@ -75,6 +80,8 @@ pub struct Pool {
     pub(super) changes: Arc<tokio::sync::Mutex<()>>,
     /// Notified when a layer without checksums was added.
     pub(super) sealed: Notify,
+    /// The layers whose checksums are being computed.
+    pub(super) checksumming: Mutex<HashSet<LayerId>>,
     /// Notified when a copy is to be completed.
     pub(super) to_fill: Notify,
     /// Layers that were staged for a volume that may come here.
@@ -209,6 +216,7 @@ impl Pool {
             opened_at: Instant::now(),
             changes: Arc::default(),
             sealed: Notify::new(),
+            checksumming: Mutex::default(),
             to_fill: Notify::new(),
             staged: Mutex::default(),
             pulls: Mutex::default(),
@@ -626,30 +634,66 @@ impl Pool {
     }
 
     /// The checksums of a sealed layer without a parent, for hosts that copy all that the layer shows. With `own`,
-    /// those of any sealed layer, for hosts that copy only what the layer itself has.
+    /// those of any sealed layer, for hosts that copy only what the layer itself has. A layer that was sealed a moment ago
+    /// has none yet. They are computed now: whoever copied it drops the original when nothing is missing in the copy.
     ///
     /// # Errors
-    /// Not found when the layer has a parent, is not complete, or has no checksums yet.
+    /// Not found when the layer has a parent, is not complete, or has no data. Unavailable while they are computed.
     pub async fn open_checksums(
         self: &Arc<Self>,
         id: LayerId,
         own: bool,
     ) -> Result<Arc<dyn Device>, Problem> {
-        self.run(move |pool| {
-            let what = format!("can't open the checksums of layer {id}");
-            let row = pool.row_with_own_blocks(&what, id)?;
-            let fitting = own || row.parent.is_none();
-            let checksums = if fitting { checksums::finished(&*pool.files, id) } else { Ok(None) };
-            let opened = checksums.and_then(|file| {
-                file.map(|file| Ok(SumsDevice { size_bytes: file.len()?, file })).transpose()
+        let what = format!("can't open the checksums of layer {id}");
+        let until = Instant::now() + CHECKSUMS_WAIT;
+        loop {
+            let named = what.clone();
+            let found = self.run(move |pool| pool.checksums_now(&named, id, own)).await?;
+            let row = match found {
+                Ok(device) => return Ok(device),
+                Err(row) => row,
+            };
+            let pool = Arc::clone(self);
+            // It goes on when the wait is over, or the asking host goes away.
+            let making = tokio::spawn(async move {
+                pool.run(move |pool| pool.make_checksums(&row, &Work::default())).await
             });
-            match opened {
-                Ok(Some(device)) => Ok(Arc::new(device) as Arc<dyn Device>),
-                Ok(None) => Err(Problem::not_found(what, "the layer has none")),
-                Err(error) => Err(Problem::internal(what, error)),
+            match tokio::time::timeout_at(until.into(), making).await {
+                Ok(Ok(Ok(true))) => {}
+                Ok(Ok(Ok(false))) if Instant::now() < until => {
+                    tokio::time::sleep(CHECKSUMS_AGAIN).await;
+                }
+                Ok(Ok(Err(why))) => return Err(Problem::internal(what, why)),
+                Ok(Err(panicked)) => return Err(Problem::internal(what, panicked)),
+                Ok(Ok(Ok(false))) | Err(_) => {
+                    return Err(Problem::unavailable(what, "they are being computed")
+                        .next("try again in some seconds"));
+                }
             }
-        })
-        .await
+        }
+    }
+
+    /// The checksums, or the row of the layer whose checksums are still to be computed.
+    fn checksums_now(
+        &self,
+        what: &str,
+        id: LayerId,
+        own: bool,
+    ) -> Result<Result<Arc<dyn Device>, LayerRow>, Problem> {
+        let row = self.row_with_own_blocks(what, id)?;
+        if !own && row.parent.is_some() {
+            return Err(Problem::not_found(what, "the layer stands on another one"));
+        }
+        let failed = |error: std::io::Error| Problem::internal(what, error);
+        if let Some(file) = checksums::finished(&*self.files, id).map_err(failed)? {
+            let size_bytes = file.len().map_err(failed)?;
+            return Ok(Ok(Arc::new(SumsDevice { size_bytes, file })));
+        }
+        let layer = self.open_sealed(&row).map_err(|error| Problem::internal(what, error))?;
+        if layer.has_files() {
+            return Ok(Err(row));
+        }
+        Err(Problem::not_found(what, "the layer has no data"))
     }
 
     /// A sealed layer by name, read-only.

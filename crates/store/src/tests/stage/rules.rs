@@ -258,6 +258,28 @@ async fn a_copy_whose_checksums_are_not_to_be_had_is_not_complete() {
     assert!(all(&session(&site.pool, "v").await).await == content);
 }
 
+/// The last layer of a move was sealed a moment ago. When nothing is missing here, the original is deleted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_that_was_just_sealed_is_compared_too() {
+    let from = Site::new();
+    let device = empty(&from.pool, "v", 12 * BLOCK).await;
+    device.write(0, bytes(1, 8 * 4096), false).await.unwrap();
+    let content = all(&device).await;
+    drop(device);
+    snapshot(&from.pool, "v", "top").await;
+    let site = Site::new();
+    site.way.lead(&from.pool);
+    site.take(&from.pool, "v").await;
+    *site.way.damage.lock().unwrap() = Some(0xbd);
+    let refused = fill_all(&site.pool).await.unwrap_err();
+    assert!(refused.to_string().contains("differ from the other host's checksums"), "{refused}");
+    assert!(!site.pool.copies_to_fill().is_empty(), "the original is still needed");
+    *site.way.damage.lock().unwrap() = None;
+    fill_in_background(&site.pool).await;
+    site.way.away.store(true, Ordering::SeqCst);
+    assert!(all(&session(&site.pool, "v").await).await == content);
+}
+
 /// Fills the copies in the background, until all are complete.
 async fn fill_in_background(pool: &Arc<Pool>) {
     let background = tokio::spawn(Arc::clone(pool).fill_copies(u64::MAX));
