@@ -14,7 +14,7 @@ use perigee_model::guest::GuestEvent;
 use perigee_model::switchover::Fate;
 use perigee_model::vm::{
     AskGuestAgent, AskMigrationKey, CancelMigration, EndUnlessRan, HostReport, LinkProbe,
-    MigrateOut, MigrationKey, ProbeLink, VmChanges, VmReport, VmSpec,
+    MigrateOut, MigrationKey, ProbeLink, RenewGrant, VmChanges, VmReport, VmSpec,
 };
 use perigee_model::{Problem, VmId, VmStart};
 use serde::Deserialize;
@@ -43,6 +43,7 @@ pub fn router(vms: Arc<Vms>) -> Router {
         .route("/v1/vms/{vm}/power-button", post(press_power_button))
         .route("/v1/vms/{vm}/migrate", post(migrate))
         .route("/v1/vms/{vm}/migrate/cancel", post(cancel_migration))
+        .route("/v1/vms/{vm}/migrate/grant", post(renew_grant))
         .route("/v1/probe", post(probe))
         .route("/v1/blob", get(blob))
         .fallback(no_such_path)
@@ -229,6 +230,17 @@ async fn cancel_migration(
     let answer = vm.ask(|answer| Ask::CancelMigration(asked, answer)).await;
     answer.unwrap_or_else(|| Err(gone(vm.id())))?;
     Ok(StatusCode::ACCEPTED)
+}
+
+async fn renew_grant(
+    State(vms): Shared,
+    Path(vm): Path<String>,
+    Json(renewed): Json<RenewGrant>,
+) -> Reply<()> {
+    let vm = vms.get(&id(&vm)?)?;
+    let answer = vm.ask(|answer| Ask::RenewGrant(renewed, answer)).await;
+    answer.unwrap_or_else(|| Err(gone(vm.id())))?;
+    Ok(Json(()))
 }
 
 async fn probe(State(vms): Shared, Json(request): Json<ProbeLink>) -> Reply<LinkProbe> {

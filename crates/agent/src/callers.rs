@@ -75,6 +75,7 @@ mod tests {
             (Method::POST, &["v1", "vms", "a", "power-button"]),
             (Method::POST, &["v1", "vms", "a", "migrate"]),
             (Method::POST, &["v1", "vms", "a", "migrate", "cancel"]),
+            (Method::POST, &["v1", "vms", "a", "migrate", "grant"]),
             (Method::GET, &["v1", "vms", "a", "console"]),
             (Method::GET, &["v1", "vms", "a", "events"]),
             (Method::GET, &["v1", "vms"]),

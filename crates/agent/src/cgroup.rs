@@ -4,11 +4,15 @@
 //! group. It is removed with the VM.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::process::Process;
 
 const ROOT: &str = "/sys/fs/cgroup";
 const PERIOD_US: u64 = 100_000;
+/// For how long a group is removed whose processes are just ending.
+const FORGET_TRIES: u32 = 50;
+const FORGET_AGAIN: Duration = Duration::from_millis(10);
 /// QEMU itself: translated code, device state, migration buffers.
 const OVERHEAD_BYTES: u64 = 1 << 30;
 
@@ -35,8 +39,13 @@ fn group(process: &Process) -> PathBuf {
     Path::new(ROOT).join("perigee").join(process.pid.to_string())
 }
 
-/// Puts QEMU into its own group. QEMU gets one CPU more than the guest, for its I/O.
-pub fn limit(process: &Process, cpus: u32, memory_bytes: u64) -> std::io::Result<()> {
+/// Puts QEMU into its own group, with what serves its network card. They get one CPU more than the guest, for its I/O.
+pub fn limit(
+    process: &Process,
+    network: Option<&Process>,
+    cpus: u32,
+    memory_bytes: u64,
+) -> std::io::Result<()> {
     let group = group(process);
     std::fs::write(Path::new(ROOT).join("cgroup.subtree_control"), "+cpu +memory")?;
     std::fs::create_dir_all(&group)?;
@@ -44,11 +53,22 @@ pub fn limit(process: &Process, cpus: u32, memory_bytes: u64) -> std::io::Result
     let quota_us = (u64::from(cpus) + 1) * PERIOD_US;
     std::fs::write(group.join("cpu.max"), format!("{quota_us} {PERIOD_US}"))?;
     std::fs::write(group.join("memory.max"), (memory_bytes + OVERHEAD_BYTES).to_string())?;
-    std::fs::write(group.join("cgroup.procs"), process.pid.to_string())
+    for process in [Some(process), network].into_iter().flatten() {
+        std::fs::write(group.join("cgroup.procs"), process.pid.to_string())?;
+    }
+    Ok(())
 }
 
-/// Removes the group of a process that has ended; there may be none.
-pub fn forget(process: &Process) {
-    // It does no harm if an empty group stays.
-    let _ = std::fs::remove_dir(group(process));
+/// Removes the group of a QEMU that has ended; there may be none. What serves its network card ends a moment later.
+pub async fn forget(process: &Process) {
+    let group = group(process);
+    for _ in 0..FORGET_TRIES {
+        match std::fs::remove_dir(&group) {
+            Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {}
+            // It does no harm if an empty group stays.
+            _ => return,
+        }
+        tokio::time::sleep(FORGET_AGAIN).await;
+    }
+    tracing::warn!(group = %group.display(), "processes of a VM that was deleted go on");
 }

@@ -126,8 +126,12 @@ impl Host {
             cpu_model: self.cpu_model.clone(),
             qemu_version: self.qemu_version.clone(),
             boot_id: self.boot_id.clone(),
-            warnings: self.warnings.clone(),
+            warnings: self.warnings.iter().cloned().chain(self.network_warning()).collect(),
         })
+    }
+
+    fn network_warning(&self) -> Option<String> {
+        self.user_networks.as_ref().ok().and_then(UserNetworks::warning)
     }
 
     /// The figures of this host's volume server; empty if it does not answer.

@@ -107,11 +107,13 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
         }
     };
     let sockets = sockets::keep(host.clone(), vms.clone());
+    let filter = vm::network::keep_filtered(host.clone(), vms.clone());
     tracing::info!(host = %config.host, accelerator = ?host.accelerator.kind, "the agent is ready");
     tokio::select! {
         result = perigee_http::serve(api::router(vms), &config.listen, &config.network) => result,
         problem = heartbeat => Err(problem),
         () = sockets => Ok(()),
+        () = filter => Ok(()),
         () = certificate::keep(&config) => Ok(()),
     }
 }

@@ -20,7 +20,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use perigee_model::states::{Refused, VmEvent};
 use perigee_model::switchover::{Arrival, Fate, Switchover};
 use perigee_model::vm::{
-    CancelMigration, MigrateOut, MigrationPhase, MigrationReport, VmReport, VmSpec, VmStatus,
+    CancelMigration, MigrateOut, MigrationPhase, MigrationReport, RenewGrant, VmReport, VmSpec,
+    VmStatus,
 };
 use perigee_model::volume::ExportStats;
 use perigee_model::{MigrationId, Problem, VmId};
@@ -48,6 +49,7 @@ pub enum Request {
     Started(Answer<()>),
     Migrate(Box<MigrateOut>, Answer<()>),
     CancelMigration(CancelMigration, Answer<()>),
+    RenewGrant(RenewGrant, Answer<()>),
     Delete(Answer<()>),
     /// Tells the guest to power off. Answered when QEMU was told.
     PressPowerButton(Answer<()>),

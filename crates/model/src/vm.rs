@@ -312,6 +312,16 @@ pub struct MigrateOut {
     pub grant: Option<SignedGrant>,
 }
 
+/// `POST /v1/vms/{vm}/migrate/grant`: gives the source of a migration a newer grant. A VM whose migration broke stays
+/// paused until it has its disks back, which may take longer than a grant counts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RenewGrant {
+    /// The migration.
+    pub migration: MigrationId,
+    /// What its source may show to the homes from now on.
+    pub grant: SignedGrant,
+}
+
 /// One outgoing migration as its source sees it.
 ///
 /// ```text

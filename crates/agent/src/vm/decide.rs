@@ -99,6 +99,11 @@ pub fn sending(info: &MigrateInfo) -> Sending {
     }
 }
 
+/// Whether QEMU still connects to the destination: it has sent nothing, and its guest runs.
+pub fn is_connecting(info: &MigrateInfo) -> bool {
+    info.status == "setup"
+}
+
 /// Why QEMU has stopped sending.
 pub fn why_ended(info: &MigrateInfo) -> String {
     match info.status.as_str() {

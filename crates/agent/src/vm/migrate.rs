@@ -11,20 +11,22 @@
 //!
 //! QEMU's `return-path` makes `completed` mean that the destination has loaded everything.
 
+mod cut;
 mod figures;
 mod record;
 mod steps;
 mod wishes;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use perigee_http::Network;
 use perigee_model::Problem;
+use perigee_model::grant::SignedGrant;
 use perigee_model::phases::Prepare;
 use perigee_model::states::{Refused, VmEvent};
-use perigee_model::switchover::{Outgoing, Sending, Step, Wish};
+use perigee_model::switchover::{Outgoing, Sending, Step, Switchover, Wish};
 use perigee_model::vm::{MigrateOut, MigrationPhase};
 use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -41,6 +43,14 @@ const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// The time between two tries of a request that another host must answer, or after a state that should never
 /// occur.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// How long QEMU may be silent after it was told to send: it may stand in its handshake with the destination, and its
+/// guest with it.
+const SILENT_MAX: Duration = Duration::from_secs(10);
+/// How long connecting to the destination may take, while QEMU answers.
+const CONNECT_MAX: Duration = Duration::from_secs(60);
+/// How long QEMU may take to stop sending.
+const STOP_MAX: Duration = Duration::from_secs(20);
 
 /// Why the migration does not continue.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -72,10 +82,14 @@ impl From<Refused> for Stop {
 /// A wish, and the channel for its result.
 pub type Wished = (Wish, oneshot::Sender<Result<(), QmpError>>);
 
+type Renewed = Arc<Mutex<Option<SignedGrant>>>;
+
 /// The owner's handle of a migration.
 pub struct Handle {
     pub cancel: Arc<AtomicBool>,
     pub nudge: Arc<Notify>,
+    /// A newer grant, until the migration's task has taken it.
+    pub renewed: Renewed,
     pub wishes: mpsc::Receiver<Wished>,
     pub task: tokio::task::AbortHandle,
 }
@@ -90,7 +104,10 @@ pub fn spawn(
 ) -> Handle {
     let (cancel, nudge) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
     let (wishes, wished) = mpsc::channel(1);
+    let renewed = Renewed::default();
     let downtime_limit_ms = order.downtime_limit_ms;
+    let is_connecting =
+        record.switchover == Switchover::Source && record.report.transferred_bytes == 0;
     let migration = Migration {
         homes: steps::Home::all(&order, &network),
         network,
@@ -103,11 +120,14 @@ pub fn spawn(
         watch: Watch::new(downtime_limit_ms),
         cancel: cancel.clone(),
         nudge: nudge.clone(),
+        renewed: Arc::clone(&renewed),
         wishes,
         warmed: Instant::now(),
+        connecting: is_connecting.then(Instant::now),
+        stopping: None,
     };
     let task = tokio::spawn(migration.run(resumed)).abort_handle();
-    Handle { cancel, nudge, wishes: wished, task }
+    Handle { cancel, nudge, renewed, wishes: wished, task }
 }
 
 struct Migration {
@@ -124,9 +144,14 @@ struct Migration {
     watch: Watch,
     cancel: Arc<AtomicBool>,
     nudge: Arc<Notify>,
+    renewed: Renewed,
     wishes: mpsc::Sender<Wished>,
     /// When the connections that the pause needs were last used.
     warmed: Instant,
+    /// Since when QEMU connects to the destination; `None` once it is connected.
+    connecting: Option<Instant>,
+    /// Since when QEMU is to stop sending.
+    stopping: Option<Instant>,
 }
 
 impl Migration {
@@ -137,6 +162,7 @@ impl Migration {
         if !resumed && let Err(stop) = self.begin().await {
             self.give_up(stop);
         }
+        self.connecting = self.connecting.map(|_| Instant::now());
         let end = loop {
             match self.advance().await {
                 Ok(Some(end)) => break end,
@@ -174,13 +200,16 @@ impl Migration {
 
     /// Checks QEMU once and does what is due. Returns the end when it has come.
     async fn advance(&mut self) -> Result<Option<MigrationPhase>, Refused> {
-        let Some(sending) = self.look().await else {
+        let looked = self.look().await;
+        self.bound_handshake(looked.is_some()).await;
+        let Some(sending) = looked else {
             self.pause().await;
             return Ok(None);
         };
         loop {
             self.hear_greeting();
             self.hear_cancel();
+            self.hear_grant();
             match self.machine.step(sending)? {
                 // In the pause each of these steps leads directly to the next.
                 Step::Store => self.store_switch(sending)?,
@@ -196,6 +225,10 @@ impl Migration {
                 Step::StopSending => {
                     // This is refused only if the migration has just ended, which the next check finds.
                     let _ = self.wish(Wish::StopSending).await;
+                    let since = *self.stopping.get_or_insert_with(Instant::now);
+                    if since.elapsed() > STOP_MAX {
+                        self.cut().await;
+                    }
                     self.pause().await;
                     return Ok(None);
                 }
@@ -238,6 +271,18 @@ impl Migration {
             if self.machine.is_given_up() {
                 self.give_up(Stop::Cancelled);
             }
+        }
+    }
+
+    /// Shows the homes the newest grant. It is stored, because an agent that starts again needs it too.
+    fn hear_grant(&mut self) {
+        let renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(grant) = renewed else { return };
+        self.order.grant = Some(grant);
+        self.homes = steps::Home::all(&self.order, &self.network);
+        self.record.order = Some(self.order.clone());
+        if let Err(problem) = self.save() {
+            tracing::error!(vm = %self.vm.id(), %problem, "a migration's new grant is not written down");
         }
     }
 
@@ -333,8 +378,13 @@ impl Migration {
     /// QEMU's migration now; this also updates the report. `None` if QEMU does not answer.
     async fn look(&mut self) -> Option<Sending> {
         let qmp = self.vm.observed(|seen| seen.qmp.clone());
+        let limit = if self.connecting.is_some() { SILENT_MAX } else { Duration::MAX };
         let looked = match qmp {
-            Some(qmp) => qmp.query::<MigrateInfo>("query-migrate").await,
+            Some(qmp) => {
+                let query = qmp.query::<MigrateInfo>("query-migrate");
+                let late = |_| Err(QmpError::Late { command: "query-migrate".to_owned() });
+                tokio::time::timeout(limit, query).await.unwrap_or_else(late)
+            }
             None => Err(QmpError::Closed),
         };
         let info = match looked {
@@ -349,6 +399,9 @@ impl Migration {
                 return None;
             }
         };
+        if !decide::is_connecting(&info) {
+            self.connecting = None;
+        }
         let sending = decide::sending(&info);
         self.follow(&info, sending).await;
         self.read_figures(&info);
@@ -356,6 +409,38 @@ impl Migration {
             self.ended(&decide::why_ended(&info));
         }
         Some(sending)
+    }
+
+    /// Gives a connection up that does not come about. QEMU itself has no deadline for it.
+    async fn bound_handshake(&mut self, qemu_answers: bool) {
+        let limit = if qemu_answers { CONNECT_MAX } else { SILENT_MAX };
+        if self.connecting.is_none_or(|since| since.elapsed() < limit) {
+            return;
+        }
+        if !self.machine.is_given_up() {
+            let limit_s = limit.as_secs();
+            let why = format!("the destination has not answered QEMU's handshake for {limit_s} s");
+            self.give_up(Stop::Failed(why));
+        }
+        if !qemu_answers {
+            self.cut().await;
+        }
+    }
+
+    /// Ends QEMU's connection to the destination.
+    async fn cut(&self) {
+        let to = self.order.uri.strip_prefix("tcp:").and_then(|address| address.parse().ok());
+        let process = self.vm.observed(|seen| seen.process);
+        let (Some(to), Some(process)) = (to, process) else { return };
+        let cut = tokio::task::spawn_blocking(move || cut::cut(&process, to)).await;
+        match cut.map_err(std::io::Error::other).flatten() {
+            Ok(count) => {
+                tracing::warn!(vm = %self.vm.id(), %to, count, "connections of QEMU are ended")
+            }
+            Err(error) => {
+                tracing::error!(vm = %self.vm.id(), %error, "QEMU's connection can't be ended");
+            }
+        }
     }
 
     fn ended(&mut self, why: &str) {

@@ -5,12 +5,17 @@
 //! **What a guest reaches.** What other programs of this host reach, but neither the host itself over its loopback
 //! addresses nor link-local ones: a cloud's metadata service at 169.254.169.254 tells whoever asks the host's keys.
 //! A guest can send to any address, so the kernel's packet filter keeps it from these. All `passt` have a group of their
-//! own, and the filter's rule is for this group. Without the filter no VM gets a card.
+//! own, and the filter's rule is for this group. Without the filter no VM gets a card. Whoever sets the host's firewall up
+//! anew may flush it, so it is looked at while VMs with cards run ([`keep_filtered`]).
+//!
+//! **Names.** A host's resolver may be at such an address itself (systemd's is at 127.0.0.53). Then the guests reach its
+//! port 53, and no other.
 
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
@@ -23,7 +28,8 @@ use tokio::time::{Instant, sleep};
 
 use super::Vm;
 use crate::host::Host;
-use crate::process::{self, QemuUser};
+use crate::process::{self, Process, QemuUser};
+use crate::vms::Vms;
 
 const PASST: &str = "passt";
 /// `passt` is ready after some milliseconds.
@@ -34,11 +40,17 @@ const FILTER_DEADLINE: Duration = Duration::from_secs(10);
 /// 52:54:00:12:34:56 by default.
 const GATEWAY_MAC: &str = "52:55:0a:00:02:02";
 
+/// How often the filter is looked at while it is needed.
+const LOOK_AT_FILTER: Duration = Duration::from_secs(2);
+const RESOLVERS: &str = "/etc/resolv.conf";
+
 /// The user networks of this host.
 #[derive(Debug)]
 pub struct UserNetworks {
     /// The group of all `passt`.
     group: Gid,
+    /// What has last happened to the filter, for people.
+    trouble: Mutex<Option<String>>,
 }
 
 impl UserNetworks {
@@ -48,9 +60,64 @@ impl UserNetworks {
         if !is_there(PASST) {
             return Err("passt is not installed (package passt)".to_owned());
         }
-        filter(&rules(group)).await?;
-        Ok(Self { group })
+        filter(&rules(group, &local_resolvers())).await?;
+        Ok(Self { group, trouble: Mutex::default() })
     }
+
+    /// What is wrong, or was, with the filter.
+    pub fn warning(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn say(&self, trouble: String) {
+        let mut said = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.as_ref() != Some(&trouble) {
+            tracing::warn!("{trouble}");
+            *said = Some(trouble);
+        }
+    }
+
+    /// Sets the filter up again if somebody has removed it.
+    async fn look_at_filter(&self) {
+        if is_filtered(self.group).await {
+            return;
+        }
+        match filter(&rules(self.group, &local_resolvers())).await {
+            Ok(()) => self.say(format!(
+                "somebody has removed the packet filter of VMs' network cards (nftables, table inet {}): the agent has \
+                 set it up again, and until then, for {} s at most, VMs with cards could reach this host's loopback addresses",
+                table(self.group),
+                LOOK_AT_FILTER.as_secs()
+            )),
+            Err(why) => self.say(format!(
+                "VMs with network cards reach this host's loopback addresses, because somebody has removed the packet \
+                 filter and the agent can't set it up again: {why}"
+            )),
+        }
+    }
+}
+
+/// Looks at the filter for as long as VMs with cards run.
+pub async fn keep_filtered(host: Arc<Host>, vms: Arc<Vms>) {
+    let Ok(networks) = &host.user_networks else { return std::future::pending().await };
+    loop {
+        sleep(LOOK_AT_FILTER).await;
+        if vms.list().iter().any(|vm| vm.spec.network == NetworkKind::User) {
+            networks.look_at_filter().await;
+        }
+    }
+}
+
+/// The addresses of resolvers to which the filter would not let a guest.
+fn local_resolvers() -> Vec<Ipv4Addr> {
+    resolvers_in(&std::fs::read_to_string(RESOLVERS).unwrap_or_default())
+}
+
+fn resolvers_in(text: &str) -> Vec<Ipv4Addr> {
+    let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let named = lines.filter(|words| words.first() == Some(&"nameserver"));
+    let addresses = named.filter_map(|words| words.get(1)?.parse::<Ipv4Addr>().ok());
+    addresses.filter(|ip| ip.is_loopback() || ip.is_link_local()).collect()
 }
 
 fn is_there(program: &str) -> bool {
@@ -58,14 +125,38 @@ fn is_there(program: &str) -> bool {
     std::env::split_paths(&dirs).any(|dir| dir.join(program).is_file())
 }
 
+fn table(group: Gid) -> String {
+    format!("perigee_guests_{group}")
+}
+
 /// The table is made anew, so that an earlier agent's rules don't add up.
-fn rules(group: Gid) -> String {
-    let table = format!("table inet perigee_guests_{group}");
+fn rules(group: Gid, resolvers: &[Ipv4Addr]) -> String {
+    let table = format!("table inet {}", table(group));
+    let names: String = resolvers
+        .iter()
+        .flat_map(|ip| ["udp", "tcp"].map(|kind| (ip, kind)))
+        .map(|(ip, kind)| format!("    meta skgid {group} ip daddr {ip} {kind} dport 53 accept\n"))
+        .collect();
     format!(
-        "{table}\ndelete {table}\n{table} {{\n  chain out {{\n    type filter hook output priority filter;\n    \
+        "{table}\ndelete {table}\n{table} {{\n  chain out {{\n    type filter hook output priority filter;\n{names}    \
          meta skgid {group} ip daddr {{ 127.0.0.0/8, 169.254.0.0/16 }} reject\n    \
          meta skgid {group} ip6 daddr {{ ::1, fe80::/10, fd00:ec2::/32 }} reject\n  }}\n}}\n"
     )
+}
+
+/// Whether both rules that reject are there.
+async fn is_filtered(group: Gid) -> bool {
+    let mut nft = tokio::process::Command::new("nft");
+    nft.args(["--numeric", "list", "chain", "inet", &table(group), "out"]);
+    nft.stdin(Stdio::null()).kill_on_drop(true);
+    match tokio::time::timeout(FILTER_DEADLINE, nft.output()).await {
+        Ok(Ok(listed)) if listed.status.success() => {
+            let text = String::from_utf8_lossy(&listed.stdout);
+            let rejects = |line: &&str| line.contains("skgid") && line.contains("reject");
+            text.contains("hook output") && text.lines().filter(rejects).count() == 2
+        }
+        _ => false,
+    }
 }
 
 async fn filter(rules: &str) -> Result<(), String> {
@@ -94,11 +185,19 @@ async fn filter(rules: &str) -> Result<(), String> {
     Err(format!("the kernel's packet filter can't be set up: {first}"))
 }
 
-/// Connects the VM's card, if it has one. QEMU's end of the cable; the network is there while it is open.
+/// A card that is connected.
+pub struct Cable {
+    /// QEMU's end. The network is there while it is open.
+    pub qemus: OwnedFd,
+    /// The network.
+    pub passt: Process,
+}
+
+/// Connects the VM's card, if it has one.
 ///
 /// # Errors
 /// `Unsupported` if this host can't.
-pub async fn connect(vm: &Vm, host: &Host) -> Result<Option<OwnedFd>, Problem> {
+pub async fn connect(vm: &Vm, host: &Host) -> Result<Option<Cable>, Problem> {
     match vm.spec.network {
         NetworkKind::None => return Ok(None),
         NetworkKind::User => {}
@@ -106,7 +205,7 @@ pub async fn connect(vm: &Vm, host: &Host) -> Result<Option<OwnedFd>, Problem> {
     let what = || format!("can't connect the network card of the VM {}", vm.id());
     let networks = host.user_networks.as_ref().map_err(|why| Problem::unsupported(what(), why))?;
     // Somebody may have set up the host's firewall anew meanwhile.
-    let filtered = filter(&rules(networks.group)).await;
+    let filtered = filter(&rules(networks.group, &local_resolvers())).await;
     filtered.map_err(|why| Problem::unsupported(what(), why))?;
     let user = host.user_of(&vm.dir)?;
     let user = user.map(|user| QemuUser { gid: networks.group, ..user });
@@ -143,7 +242,7 @@ pub async fn connect(vm: &Vm, host: &Host) -> Result<Option<OwnedFd>, Problem> {
         }
         sleep(LOOK_AGAIN).await;
     }
-    Ok(Some(qemus))
+    Ok(Some(Cable { qemus, passt: process }))
 }
 
 fn arguments(socket: i32, ready: &Path, interface: Option<&str>) -> Vec<String> {
@@ -213,6 +312,14 @@ mod tests {
     }
 
     #[test]
+    fn only_resolvers_that_the_filter_would_keep_guests_from_are_let_through() {
+        let text = "# nameserver 127.0.0.1\nnameserver 127.0.0.53\nnameserver 10.1.1.1\n\
+                    options edns0\nnameserver 169.254.169.254\nnameserver ::1\nnameserver\n";
+        let found = resolvers_in(text);
+        assert_eq!(found, [Ipv4Addr::new(127, 0, 0, 53), Ipv4Addr::new(169, 254, 169, 254)]);
+    }
+
+    #[test]
     fn no_address_of_the_host_is_mapped_into_the_network() {
         let line = arguments(7, Path::new("/run/p"), Some("br0")).join(" ");
         assert!(line.contains("--no-map-gw"), "{line}");
@@ -247,9 +354,14 @@ mod tests {
             let port = listener.local_addr().expect("an address").port();
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let group = 1_900_065_535;
-            runtime.expect("a runtime").block_on(async {
+            let resolver = Ipv4Addr::new(127, 0, 0, 53);
+            let _names = std::net::TcpListener::bind((resolver, 53)).expect("a port");
+            let runtime = runtime.expect("a runtime");
+            runtime.block_on(async {
                 for _ in 0..2 {
-                    filter(&rules(Gid::from_raw(group))).await.expect("the kernel takes them");
+                    filter(&rules(Gid::from_raw(group), &[resolver]))
+                        .await
+                        .expect("the kernel takes them");
                 }
             });
             for address in ["127.0.0.1", "127.9.9.9", "169.254.169.254"] {
@@ -257,6 +369,27 @@ mod tests {
                 assert!(connects(0, address, port), "others reach {address}");
             }
             assert!(connects(group, "10.9.9.9", port), "a guest reaches the others");
+            assert!(connects(group, "127.0.0.53", 53), "a guest reaches its host's resolver");
+            assert!(!connects(group, "127.0.0.53", port), "and nothing else there");
+            runtime.block_on(async {
+                let networks =
+                    UserNetworks { group: Gid::from_raw(group), trouble: Mutex::default() };
+                networks.look_at_filter().await;
+                assert_eq!(networks.warning(), None);
+                for flush in [
+                    "flush ruleset",
+                    "flush table inet perigee_guests_1900065535",
+                    "delete table inet perigee_guests_1900065535",
+                ] {
+                    let mut nft = std::process::Command::new("nft");
+                    assert!(nft.args(flush.split(' ')).status().expect("nft runs").success());
+                    assert!(connects(group, "127.9.9.9", port), "{flush}: the filter is gone");
+                    networks.look_at_filter().await;
+                    assert!(!connects(group, "127.9.9.9", port), "{flush}: it is back");
+                    let said = networks.warning().expect("it is said");
+                    assert!(said.contains("has set it up again"), "{said}");
+                }
+            });
         });
         looked.join().expect("no panic");
     }

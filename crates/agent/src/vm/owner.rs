@@ -216,6 +216,7 @@ impl Owner {
             Request::CancelMigration(asked, answer) => {
                 drop(answer.send(self.cancel_migration(&asked)));
             }
+            Request::RenewGrant(renewed, answer) => drop(answer.send(self.renew_grant(renewed))),
             Request::Delete(answer) => match self.delete().await {
                 Ok(()) => return Some(Farewell::Deleted(answer)),
                 Err(problem) => drop(answer.send(Err(problem))),

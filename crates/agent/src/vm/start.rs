@@ -49,20 +49,22 @@ pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
     let socket = sockets::open(host, vm).await?;
     let cable = network::connect(vm, host).await?;
     let (user, log) = (host.user_of(&vm.dir)?, vm.dir.log());
-    let card = cable.as_ref().map(AsRawFd::as_raw_fd);
+    let card = cable.as_ref().map(|cable| cable.qemus.as_raw_fd());
     let line = arguments(&vm.spec, &vm.dir, &socket.path, host.accelerator.kind, card);
-    let cable = cable.as_ref().map(AsFd::as_fd);
-    let (process, exit) = process::start(QEMU, &line, user, &log, cable)?;
-    if host.has_cgroups
-        && let Err(error) = cgroup::limit(&process, vm.spec.cpus, vm.spec.memory_bytes)
-    {
-        tracing::warn!(vm = %vm.id(), %error, "QEMU runs without limits");
+    let end = cable.as_ref().map(|cable| cable.qemus.as_fd());
+    let (process, exit) = process::start(QEMU, &line, user, &log, end)?;
+    if host.has_cgroups {
+        let network = cable.as_ref().map(|cable| &cable.passt);
+        let limited = cgroup::limit(&process, network, vm.spec.cpus, vm.spec.memory_bytes);
+        if let Err(error) = limited {
+            tracing::warn!(vm = %vm.id(), %error, "QEMU runs without limits");
+        }
     }
     match first_answer(vm, process, exit).await {
         Ok(started) => Ok(started),
         Err(problem) => {
             process.kill().await?;
-            cgroup::forget(&process);
+            cgroup::forget(&process).await;
             Err(problem)
         }
     }

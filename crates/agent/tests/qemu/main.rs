@@ -4,9 +4,10 @@ mod compressed;
 mod starts;
 mod support;
 
+use perigee_model::grant::SignedGrant;
 use perigee_model::switchover::Fate;
-use perigee_model::vm::{Disk, MigrationPhase, MigrationReport, VmSpec, VmStatus};
-use perigee_model::{DiskRole, ProblemKind};
+use perigee_model::vm::{Disk, MigrationPhase, MigrationReport, RenewGrant, VmSpec, VmStatus};
+use perigee_model::{DiskRole, MigrationId, ProblemKind};
 use serde_json::json;
 use support::{Agent, Blocks, Home, directory, kill_9, order, signal, spec, wait_for, writes_port};
 use tokio::runtime::Runtime;
@@ -266,6 +267,32 @@ fn a_destination_killed_in_the_pause_gives_the_vm_back() {
     assert_eq!(scene.home.epoch(), 1);
     assert_eq!(there.get().unwrap_err().kind, ProblemKind::NotFound);
     assert_eq!(there.end_unless_ran("m-1").unwrap(), Fate::DidNotRun, "the question comes again");
+}
+
+#[test]
+fn a_paused_vm_whose_grant_is_too_old_goes_on_with_a_new_one() {
+    let scene = scene_in_the_pause();
+    let grant = SignedGrant("a newer one".to_owned());
+    let migration = MigrationId::new("m-1").unwrap();
+    let renewed = RenewGrant { migration, grant: grant.clone() };
+    kill_9(scene.agents[1].get().unwrap().qemu_pid);
+    scene.home.expect(&grant);
+    scene.home.open(true);
+    let paused = wait_for("the reason", || {
+        let report = scene.agents[0].get().map_err(|e| e.to_string())?;
+        let reason = report.migration.as_ref().map(|own| own.reason.clone()).unwrap_or_default();
+        reason.contains("the grant is too old").then_some(report).ok_or(reason)
+    });
+    assert_eq!(paused.status, VmStatus::Paused);
+    let other = RenewGrant { migration: MigrationId::new("m-7").unwrap(), ..renewed.clone() };
+    let refused = scene.agents[0].post("migrate/grant", &other).unwrap_err();
+    assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+    scene.agents[0].post("migrate/grant", &renewed).unwrap();
+    scene.agents[0].wait_for_phase(MigrationPhase::Failed);
+    scene.agents[0].wait_for_status(VmStatus::Running);
+    assert_eq!(scene.home.epoch(), 1);
+    let late = scene.agents[0].post("migrate/grant", &renewed).unwrap_err();
+    assert_eq!(late.kind, ProblemKind::Conflict, "{late}");
 }
 
 #[test]

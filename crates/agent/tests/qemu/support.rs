@@ -11,9 +11,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::extract::State;
+use axum::http::HeaderMap;
 use axum::routing::{get, post, put};
 use perigee_agent::{Config, VmUids};
 use perigee_http::{Client, Failure, Json, Listen, Network, Reply};
+use perigee_model::grant::{GRANT_HEADER, SignedGrant};
 use perigee_model::switchover::{Fate, WriterEpochs};
 use perigee_model::vm::{
     CancelMigration, Disk, EndUnlessRan, EpochRaise, MigrateOut, MigrationPhase, VmReport, VmSpec,
@@ -108,6 +110,8 @@ struct HomeInner {
     /// No change is answered while this is false.
     open: watch::Sender<bool>,
     refuses: Mutex<bool>,
+    /// Who shows another grant may change nothing.
+    expects: Mutex<Option<SignedGrant>>,
     asked: watch::Sender<u32>,
 }
 
@@ -123,6 +127,7 @@ impl Home {
             }),
             open: watch::Sender::new(true),
             refuses: Mutex::new(false),
+            expects: Mutex::new(None),
             asked: watch::Sender::new(0),
         });
         let at = VmSocketAt { path: blocks.to_path_buf() };
@@ -159,6 +164,11 @@ impl Home {
         *self.inner.refuses.lock().unwrap() = true;
     }
 
+    /// From now on, who changes the epoch has to show this.
+    pub fn expect(&self, grant: &SignedGrant) {
+        *self.inner.expects.lock().unwrap() = Some(grant.clone());
+    }
+
     /// Waits until somebody wants to change the epoch.
     pub fn wait_until_asked(&self) {
         wait_for("a change of the epoch", || match *self.inner.asked.borrow() {
@@ -170,12 +180,18 @@ impl Home {
 
 async fn change_epoch(
     State(home): State<Arc<HomeInner>>,
+    headers: HeaderMap,
     Json(change): Json<EpochChange>,
 ) -> Reply<VolumeInfo> {
     home.asked.send_modify(|asked| *asked += 1);
     home.open.subscribe().wait_for(|open| *open).await.expect("the sender lives in `home`");
     if *home.refuses.lock().unwrap() {
         return Err(Failure(Problem::conflict("change the epoch", WANTED)));
+    }
+    if let Some(expected) = &*home.expects.lock().unwrap()
+        && headers.get(GRANT_HEADER).is_none_or(|shown| *shown != *expected.0)
+    {
+        return Err(Failure(Problem::forbidden("change the epoch", "the grant is too old")));
     }
     let mut epochs = home.epochs.lock().unwrap();
     let changed = epochs.apply(change);
@@ -185,11 +201,12 @@ async fn change_epoch(
 
 async fn change_epochs(
     State(home): State<Arc<HomeInner>>,
+    headers: HeaderMap,
     Json(ask): Json<EpochChanges>,
 ) -> Reply<()> {
     for one in ask.changes {
         assert_eq!(one.volume.as_str(), "root");
-        change_epoch(State(home.clone()), Json(one.change)).await?;
+        change_epoch(State(home.clone()), headers.clone(), Json(one.change)).await?;
     }
     Ok(Json(()))
 }

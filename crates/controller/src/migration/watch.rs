@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use perigee_model::grant::Allowed;
+use perigee_model::grant::{Allowed, GRANT_LIFE_MS};
 use perigee_model::phases::{DOWNTIME_LIMIT_FIRST_MS, TOTAL_MAX_S};
 use perigee_model::switchover::{Fate, Seen, SeenVm, Verdict, judge};
 use perigee_model::vm::{
     CancelMigration, ENDED_SILENTLY, EndUnlessRan, EpochRaise, MigrateOut, MigrationPhase,
-    MigrationReport, VmReport, VmStatus,
+    MigrationReport, RenewGrant, VmReport, VmStatus,
 };
 use perigee_model::{HostId, MigrationId, Problem, ProblemKind};
 
@@ -38,6 +38,11 @@ const HELD_MAX: Duration = Duration::from_secs(30);
 
 /// How long the end of a migration that failed waits until the destination reports that its QEMU has ended.
 const END_DEADLINE: Duration = Duration::from_millis(500);
+
+/// A quarter of the time for which a grant counts.
+const RENEW_AFTER: Duration = Duration::from_millis(GRANT_LIFE_MS / 4);
+/// From when the source holds the VM until it gets one, and between two tries.
+const HELD_FOR: Duration = Duration::from_secs(60);
 
 /// How long the end of a migration waits until the destination reports that the VM runs.
 const RUN_DEADLINE: Duration = Duration::from_secs(3);
@@ -162,6 +167,38 @@ async fn ask(
     told
 }
 
+/// When the source of a migration gets another grant. It may hold its VM for longer than one counts.
+#[derive(Debug, Default)]
+struct Grants {
+    /// Since when the source holds the VM.
+    held: Option<Instant>,
+    /// When it got its last grant. A controller that has just started does not know.
+    given: Option<Instant>,
+    /// When it was last tried, if the source did not take it.
+    tried: Option<Instant>,
+}
+
+impl Grants {
+    fn is_due(&mut self, is_held: bool, now: Instant) -> bool {
+        if !is_held {
+            self.held = None;
+            return false;
+        }
+        let held = *self.held.get_or_insert(now);
+        let is_old = self.given.is_none_or(|given| now.duration_since(given) >= RENEW_AFTER);
+        let last = self.tried.map_or(held, |tried| tried.max(held));
+        // The pause of a migration that goes well is not disturbed.
+        is_old && now.duration_since(last) >= HELD_FOR
+    }
+
+    fn given(&mut self, is_given: bool, now: Instant) {
+        match is_given {
+            true => (self.given, self.tried) = (Some(now), None),
+            false => self.tried = Some(now),
+        }
+    }
+}
+
 impl Run {
     /// Watches both agents until one of them reports the end. `waiting` is the destination's last report if the
     /// source was never asked.
@@ -172,6 +209,7 @@ impl Run {
         let mut destination = Ear::new(&migration.to, self.path(), QUIET_WAIT);
         let (mut calls_off, mut held_since) = (None::<String>, None::<Instant>);
         let mut heard = Instant::now();
+        let mut grants = Grants::default();
         if let Some(report) = waiting {
             destination.told = Told::Vm(Box::new(report));
             calls_off = self.ask_source(&destination.told).await;
@@ -197,6 +235,9 @@ impl Run {
                 self.leave_queue();
             }
             let id = self.record.value.migration.id.clone();
+            if grants.is_due(source.told.is_held(&id), Instant::now()) {
+                grants.given(self.renew_grant().await, Instant::now());
+            }
             match judge(&id, &source.told.seen(), &destination.told.seen()) {
                 Verdict::Completed => return self.arrived(&source.told, &mut destination).await,
                 Verdict::Aborted => {
@@ -247,6 +288,25 @@ impl Run {
         }
         (self.age() > TOTAL_MAX)
             .then(|| format!("it took longer than {} minutes", TOTAL_MAX.as_secs() / 60))
+    }
+
+    /// Gives the source a grant that counts from now on. Returns whether it has it.
+    async fn renew_grant(&self) -> bool {
+        let migration = &self.record.value.migration;
+        let renew = async {
+            let changes = self.planned()?.raises.iter().map(EpochRaise::change).collect();
+            let allows = Allowed::Epochs(changes);
+            // In a cluster without certificates everybody may do everything.
+            let Some(grant) = self.cluster.grant(&migration.from, allows)? else { return Ok(()) };
+            let path = format!("{}/migrate/grant", self.path());
+            let ask = RenewGrant { migration: migration.id.clone(), grant };
+            self.source()?.agent.post::<()>(&path, &ask).await
+        };
+        let renewed = renew.await;
+        if let Err(problem) = &renewed {
+            tracing::warn!("{}: its source has no newer grant: {problem}", migration.id);
+        }
+        renewed.is_ok()
     }
 
     /// Asks the source to send the VM, and returns the reason if it refuses. If no answer comes, it is asked
@@ -402,6 +462,24 @@ mod tests {
     use perigee_model::vm::VmSpec;
 
     use super::*;
+
+    #[test]
+    fn a_source_that_holds_its_vm_for_days_gets_a_grant_before_the_last_one_ends() {
+        let (mut grants, begun) = (Grants::default(), Instant::now());
+        let at = |minutes: u64| begun + Duration::from_secs(60 * minutes);
+        assert!(!grants.is_due(false, at(0)));
+        assert!(!grants.is_due(true, at(0)), "a pause that is over soon is not disturbed");
+        assert!(grants.is_due(true, at(1)), "how old its grant is, nobody knows");
+        grants.given(false, at(1));
+        assert!(!grants.is_due(true, at(1)) && grants.is_due(true, at(2)), "it is tried again");
+        grants.given(true, at(2));
+        assert!(!grants.is_due(true, at(100)));
+        for hour in [6, 12, 18, 24, 30] {
+            assert!(grants.is_due(true, at(2 + hour * 60)), "{hour} h");
+            grants.given(true, at(2 + hour * 60));
+        }
+        assert!(RENEW_AFTER * 2 < Duration::from_millis(GRANT_LIFE_MS));
+    }
 
     #[test]
     fn a_source_that_is_silent_or_runs_the_guest_again_does_not_hold_it() {

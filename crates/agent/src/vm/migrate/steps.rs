@@ -224,6 +224,7 @@ impl Migration {
     /// Takes the right to write back. This never gives up, because without it the guest cannot continue.
     pub(super) async fn flip_back(&mut self) {
         loop {
+            self.hear_grant();
             let deadline = Instant::now() + CALL_DEADLINE;
             let changes = self.homes.iter().flat_map(|home| home.flip_back(deadline));
             let mut unanswered = None;
@@ -264,6 +265,7 @@ impl Migration {
         let path = format!("/v1/vms/{}/end-unless-ran", self.vm.id());
         let question = EndUnlessRan { migration: self.order.migration.clone() };
         loop {
+            self.hear_grant();
             if self.was_never_let_go().await {
                 return Fate::DidNotRun;
             }

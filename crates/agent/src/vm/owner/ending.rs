@@ -84,7 +84,7 @@ impl Owner {
         }
         if let Some(process) = process {
             process.kill().await?;
-            cgroup::forget(&process);
+            cgroup::forget(&process).await;
         }
         Ok(())
     }

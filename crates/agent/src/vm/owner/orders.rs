@@ -1,9 +1,10 @@
 //! Orders to migrate the VM, to cancel that, and to power it off.
 
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use perigee_model::switchover::{OnCancel, on_cancel};
-use perigee_model::vm::{CancelMigration, MigrateOut};
+use perigee_model::vm::{CancelMigration, MigrateOut, RenewGrant};
 use perigee_model::{Problem, VmId};
 use serde_json::json;
 
@@ -64,6 +65,24 @@ impl Owner {
                 Ok(())
             }
         }
+    }
+}
+
+impl Owner {
+    /// The migration's task takes it before it asks a home again.
+    pub(super) fn renew_grant(&self, renewed: RenewGrant) -> Result<(), Problem> {
+        let RenewGrant { migration, grant } = renewed;
+        let is_under_way = self.vm.observed(|seen| {
+            let own = seen.migration.as_ref().filter(|own| own.migration == migration);
+            own.is_some_and(|own| !own.phase.is_final())
+        });
+        let Some(handle) = self.migration.as_ref().filter(|_| is_under_way) else {
+            let what = format!("can't renew what the migration {migration} may do");
+            return Err(Problem::conflict(what, "it is not under way here"));
+        };
+        *handle.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Some(grant);
+        handle.nudge.notify_one();
+        Ok(())
     }
 }
 

@@ -1,0 +1,109 @@
+//! Ends QEMU's connection to the destination of a migration from outside.
+//!
+//! QEMU's TLS handshake with the destination has no deadline, and neither `migrate_cancel` nor `yank` ends it. QEMU 7.2
+//! handles nothing else meanwhile: its monitor does not answer, and its guest's disks stand still. A destination whose
+//! machine accepts connections and whose QEMU is stopped would hold the VM for ever. When the connection ends, QEMU says
+//! that the migration has failed, as after a fault of the network.
+
+use std::net::{Shutdown, SocketAddr, TcpStream};
+
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+use crate::process::Process;
+
+/// Ends the connections of a process to an address. Returns how many there were.
+///
+/// # Errors
+/// If the process's files can't be looked at.
+pub fn cut(process: &Process, to: SocketAddr) -> std::io::Result<usize> {
+    let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or(std::io::ErrorKind::InvalidInput)?;
+    let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+    // From here on the number is that of no other process.
+    if process.has_ended() {
+        return Ok(0);
+    }
+    let mut count = 0;
+    for entry in std::fs::read_dir(format!("/proc/{}/fd", process.pid))? {
+        let path = entry?.path();
+        let is_socket = std::fs::read_link(&path)
+            .is_ok_and(|target| target.to_string_lossy().starts_with("socket:"));
+        let number = path.file_name().and_then(|name| name.to_str()?.parse().ok());
+        let Some(number) = number.filter(|_| is_socket) else { continue };
+        let socket = match pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty()) {
+            Ok(socket) => TcpStream::from(socket),
+            // It was closed meanwhile.
+            Err(rustix::io::Errno::BADF) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        if socket.peer_addr().is_ok_and(|peer| peer == to) {
+            socket.shutdown(Shutdown::Both)?;
+            count += 1;
+        }
+    }
+    Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::process::{Child, Command};
+    use std::time::{Duration, Instant};
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::command::QEMU;
+    use crate::qmp::{MigrateInfo, Qmp};
+    use crate::vm::tls::{End, set_encryption};
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    struct Killed(Child);
+
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// The real QEMU, and a destination that accepts its connection and says nothing.
+    #[tokio::test]
+    async fn a_handshake_that_nobody_answers_is_ended_and_qemu_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = format!("qemu:{}\n", "ab".repeat(32));
+        std::fs::write(dir.path().join("keys.psk"), key).unwrap();
+        let monitor = dir.path().join("qmp.sock");
+        let mut qemu = Command::new(QEMU);
+        qemu.args(["-nodefaults", "-display", "none", "-S", "-machine", "q35", "-m", "64"]);
+        qemu.args(["-qmp", &format!("unix:{},server=on,wait=off", monitor.display())]);
+        let qemu = Killed(qemu.spawn().unwrap());
+        let until = Instant::now() + PATIENCE;
+        let (qmp, _events) = loop {
+            match Qmp::connect(&monitor).await {
+                Ok(connected) => break connected,
+                Err(error) => assert!(Instant::now() < until, "{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        };
+        set_encryption(&qmp, End::Source, Some(dir.path())).await.unwrap();
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = silent.local_addr().unwrap();
+        qmp.execute("migrate", json!({"uri": format!("tcp:{to}")})).await.unwrap();
+        let accepted = tokio::task::spawn_blocking(move || silent.accept().unwrap());
+        let _open = accepted.await.unwrap();
+        let process = Process::of_pid(qemu.0.id()).unwrap();
+        let other = SocketAddr::from(([127, 0, 0, 1], 1));
+        assert_eq!(cut(&process, other).unwrap(), 0, "only this address is meant");
+        assert_eq!(cut(&process, to).unwrap(), 1);
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let info: MigrateInfo = qmp.query("query-migrate").await.unwrap();
+            if info.status == "failed" {
+                break assert!(info.error_desc.contains("TLS handshake"), "{}", info.error_desc);
+            }
+            assert!(Instant::now() < until, "{}", info.status);
+        }
+    }
+}
