@@ -7,11 +7,13 @@ mod tokens;
 mod usage;
 
 use std::collections::BTreeMap;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use perigee_model::client::EXPORT_KINDS;
 use perigee_model::limits::{SSH_KEYS, TENANT_NAME_BYTES, TENANTS, USERS};
-use perigee_model::tenant::{NewTenant, Quota, Role, Running, SshKey, User};
+use perigee_model::tenant::{
+    DEFAULT_TENANT, NewTenant, Quota, Role, Running, SEPARATOR, SshKey, User,
+};
 use perigee_model::{Problem, TenantName, UserName};
 use serde::{Deserialize, Serialize};
 
@@ -102,11 +104,25 @@ impl Accounts {
         tokens::find(&self.read().tokens, token, now_ms()).map(UsedToken::from)
     }
 
-    /// The users who have this SSH key, as [`SshKey::key`] writes it.
-    pub fn by_key(&self, key: &str) -> Vec<User> {
+    /// The id of this token, if the token is good now.
+    pub fn token_id(&self, token: &str) -> Option<String> {
+        tokens::find(&self.read().tokens, token, now_ms()).map(|record| record.id.clone())
+    }
+
+    /// The user who has the token with this id, if it is good now. Whoever asks has seen the token.
+    pub fn by_token_id(&self, id: &str) -> Option<User> {
         let inner = self.read();
-        let has = |user: &&User| user.keys.iter().any(|own| own.key == key);
-        inner.users.values().filter(has).cloned().collect()
+        let record = tokens::good(&inner.tokens, id, now_ms())?;
+        inner.users.get(&(record.tenant.clone(), record.user.clone())).cloned()
+    }
+
+    /// The user who logs in with this SSH key, as [`SshKey::key`] writes it. Anybody can register a public key, so the
+    /// login name says whose it is: `TENANT/USER`, or `TENANT~USER` for programs to which a slash is a path, or only `USER`
+    /// for a user of the tenant `default`.
+    pub fn by_key(&self, key: &str, login: &str) -> Option<User> {
+        let (tenant, user) = login.split_once(['/', SEPARATOR]).unwrap_or((DEFAULT_TENANT, login));
+        let user = self.user(&TenantName::new(tenant).ok()?, &UserName::new(user).ok()?).ok()?;
+        user.keys.iter().any(|own| own.key == key).then_some(user)
     }
 
     pub fn has_tenant(&self, name: &str) -> bool {
@@ -191,6 +207,9 @@ pub async fn create_tenant(cluster: &Cluster, new: NewTenant) -> Result<(), Prob
         return Err(Problem::conflict(what, "there is a tenant with this name"));
     }
     TENANTS.check(accounts.tenant_names().len() + 1).map_err(|e| e.problem(&what))?;
+    // What an earlier tenant of this name had is gone, also if the controller has stopped while it was deleted.
+    forget_files(cluster, &name).await?;
+    crate::planning::forget_tenant(cluster, &name).await?;
     put_tenant(cluster, TenantRecord { name, quota, created_ms: now_ms() }).await
 }
 
@@ -230,16 +249,27 @@ pub async fn delete_tenant(cluster: &Cluster, name: &TenantName) -> Result<(), P
             return Err(Problem::conflict(what, why).next("delete what it has first"));
         }
     }
-    if cluster.repository.has_files(name)? {
+    let (repository, of) = (Arc::clone(&cluster.repository), name.clone());
+    let has_files = tokio::task::spawn_blocking(move || repository.has_files(&of));
+    if has_files.await.map_err(|e| Problem::internal(&what, e))?? {
         let why = format!("it has files: repo://{name}/");
         return Err(Problem::conflict(what, why).next("delete what it has first"));
     }
+    // From here on nobody can begin to write a file of it.
     for user in accounts.users_of(name) {
         forget_user(cluster, &user).await?;
     }
+    forget_files(cluster, name).await?;
+    crate::planning::forget_tenant(cluster, name).await?;
     cluster.records.remove(&tenant_key(name)).await?;
     accounts.write().tenants.remove(name);
     Ok(())
+}
+
+async fn forget_files(cluster: &Cluster, tenant: &TenantName) -> Result<(), Problem> {
+    let (repository, of) = (Arc::clone(&cluster.repository), tenant.clone());
+    let forgotten = tokio::task::spawn_blocking(move || repository.forget(&of));
+    forgotten.await.map_err(|e| Problem::internal("can't use the repository", e))?
 }
 
 /// Adds a user, or changes its role.
@@ -303,10 +333,10 @@ async fn forget_user(cluster: &Cluster, user: &User) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Adds an SSH key. One of the same name is replaced.
+/// Adds an SSH key. One of the same name is replaced. Other users may have the key too: the login name says who comes.
 ///
 /// # Errors
-/// `NotFound` without such a user; `Conflict` if another user has the key: it would not say who logs in.
+/// `NotFound` without such a user; `Invalid` beyond a limit.
 pub async fn put_key(
     cluster: &Cluster,
     (tenant, name): (&TenantName, &UserName),
@@ -316,11 +346,6 @@ pub async fn put_key(
     let accounts = &cluster.accounts;
     let _turn = accounts.turn.lock().await;
     let mut user = accounts.user(tenant, name)?;
-    let mut others = accounts.by_key(&key.key).into_iter();
-    if others.any(|other| (&other.tenant, &other.name) != (tenant, name)) {
-        let why = "another user has this key, and it would not say who logs in";
-        return Err(Problem::conflict(what, why).next("make another key: ssh-keygen"));
-    }
     user.keys.retain(|own| own.name != key.name && own.key != key.key);
     user.keys.push(key);
     SSH_KEYS.check(user.keys.len()).map_err(|e| e.problem(&what))?;

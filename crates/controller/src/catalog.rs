@@ -150,11 +150,13 @@ pub async fn find(cluster: &Cluster, name: &VolumeName) -> Result<VolumeRecord, 
             return Ok(record);
         }
     }
-    Err(Problem::not_found(
-        format!("volume {name}"),
-        "no host that is up has a volume with this name",
-    )
-    .next("`perigee volume list` shows the volumes, `perigee volume create` makes one"))
+    Err(unknown(name))
+}
+
+/// The problem of a volume that does not exist, or that somebody may not know of.
+pub fn unknown(name: &VolumeName) -> Problem {
+    Problem::not_found(format!("volume {name}"), "no host that is up has a volume with this name")
+        .next("`perigee volume list` shows the volumes, `perigee volume create` makes one")
 }
 
 pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, Problem> {

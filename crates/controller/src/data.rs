@@ -8,7 +8,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use perigee_http::Failure;
 use perigee_model::Problem;
-use perigee_repository::{Account, Accounts, Found, Quota, sftp};
+use perigee_repository::{Account, Accounts, Credential, Quota, sftp};
 
 use crate::Config;
 use crate::api::Caller;
@@ -63,18 +63,17 @@ pub async fn doors(cluster: &Arc<Cluster>, config: &Config) -> Result<(), Proble
 struct Users(Arc<Cluster>);
 
 impl Accounts for Users {
-    fn by_token<'a>(&'a self, secret: &'a str) -> Found<'a> {
-        let user = self.0.accounts.by_token(secret);
-        Box::pin(std::future::ready(user.map(|user| account_of(&self.0, &user.into()))))
+    fn by_token(&self, secret: &str) -> Option<Credential> {
+        self.0.accounts.token_id(secret).map(Credential::Token)
     }
 
-    fn by_key<'a>(&'a self, key: &'a str, login: &'a str) -> Found<'a> {
-        let mut users = self.0.accounts.by_key(key);
-        if users.len() > 1 {
-            users.retain(|user| format!("{}/{}", user.tenant, user.name) == login);
-        }
-        let user = users.pop();
-        Box::pin(std::future::ready(user.map(|user| account_of(&self.0, &user.into()))))
+    fn account(&self, credential: &Credential) -> Option<Account> {
+        let accounts = &self.0.accounts;
+        let user = match credential {
+            Credential::Token(id) => accounts.by_token_id(id),
+            Credential::Key { key, login } => accounts.by_key(key, login),
+        };
+        user.map(|user| account_of(&self.0, &user.into()))
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use perigee_model::job::Link;
 use perigee_model::vm::{LinkProbe, ProbeLink};
-use perigee_model::volume::{ImageInfo, ProbeBlocks, VolumeInfo};
+use perigee_model::volume::{BlockProbe, ImageInfo, ProbeBlocks, VolumeInfo};
 use perigee_model::{HostId, Problem, SiteId};
 use tokio::sync::oneshot;
 
@@ -36,6 +36,9 @@ const EXPORTS_TRIED_MAX: usize = 4;
 
 /// The longest wait for a measurement.
 const MEASURE_DEADLINE: Duration = Duration::from_secs(120);
+
+/// The longest time for the reads of blocks in one. A host whose disk does not answer holds up no other measurement.
+const BLOCKS_DEADLINE: Duration = Duration::from_secs(60);
 
 pub fn list(cluster: &Cluster) -> Vec<Link> {
     cluster.links.all()
@@ -258,26 +261,42 @@ async fn probe_link(cluster: &Cluster, from: &HostLink, to: &HostLink) -> Result
         length_bytes: PROBE_LENGTH_BYTES,
     };
     let probe: LinkProbe = from.agent_slow.post("/v1/probe", &ask).await?;
+    let before = cluster.links.get(&from.id, &to.id).and_then(|link| link.blocks);
     let link = Link {
         from: from.id.clone(),
         to: to.id.clone(),
         probe,
-        blocks: probe_blocks(from, to).await?,
+        blocks: probe_blocks(from, to).await.or(before),
         measured_ms: now_ms(),
     };
     cluster.links.put(&cluster.records, link).await
 }
 
 async fn probe_local(cluster: &Cluster, host: &HostLink) -> Result<(), Problem> {
-    let local = Local { blocks: probe_blocks(host, host).await?, measured_ms: now_ms() };
+    let before = cluster.links.local(&host.id).and_then(|local| local.blocks);
+    let blocks = probe_blocks(host, host).await.or(before);
+    let local = Local { blocks, measured_ms: now_ms() };
     cluster.links.put_local(&cluster.records, &host.id, local).await
 }
 
-/// Reads at `from` an export whose home is `to`; `None` if there is nothing that may be read so.
-async fn probe_blocks(
-    from: &HostLink,
-    to: &HostLink,
-) -> Result<Option<perigee_model::volume::BlockProbe>, Problem> {
+/// Reads at `from` an export whose home is `to`; `None` if there is nothing that could be read so. What was measured
+/// before counts then: that nothing could be read now says nothing about the link.
+async fn probe_blocks(from: &HostLink, to: &HostLink) -> Option<BlockProbe> {
+    match tokio::time::timeout(BLOCKS_DEADLINE, read_blocks(from, to)).await {
+        Ok(Ok(probe)) => probe,
+        Ok(Err(problem)) => {
+            tracing::info!("{} can't read blocks of {} for a probe: {problem}", from.id, to.id);
+            None
+        }
+        Err(_) => {
+            let seconds = BLOCKS_DEADLINE.as_secs();
+            tracing::warn!("{} has read no blocks of {} within {seconds} s", from.id, to.id);
+            None
+        }
+    }
+}
+
+async fn read_blocks(from: &HostLink, to: &HostLink) -> Result<Option<BlockProbe>, Problem> {
     for export in exports_to_read(to).await? {
         let ask = ProbeBlocks {
             nbd_addr: to.addresses.nbd_addr.clone(),

@@ -26,7 +26,7 @@ pub use decisions::{asked_plan, decisions, not_done, record, record_submission, 
 use history::history;
 #[cfg(test)]
 pub(crate) use history::history_key;
-pub use history::{job_ended, wants_trace};
+pub use history::{forget_tenant, job_ended, wants_trace};
 
 /// The planner's facts about a job that has not started.
 #[derive(Debug, Clone)]

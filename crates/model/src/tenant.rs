@@ -204,6 +204,12 @@ pub struct Tenant {
     pub running: Running,
     /// The sizes of its volumes and images together.
     pub volume_bytes: u64,
+    /// Bytes of its files in the data repository, with unfinished uploads.
+    #[serde(default)]
+    pub file_bytes: u64,
+    /// The number of these files and their directories.
+    #[serde(default)]
+    pub files: u64,
     /// The number of its users.
     pub users: u64,
 }
@@ -245,7 +251,9 @@ pub struct SshKey {
 
 /// A text that is not an SSH key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("it is not an OpenSSH public key: one line like `ssh-ed25519 AAAA…`")]
+#[error(
+    "it is not an OpenSSH public key of the kind Ed25519 or ECDSA: one line like `ssh-ed25519 AAAA…`"
+)]
 pub struct BadSshKey;
 
 impl SshKey {
@@ -256,7 +264,8 @@ impl SshKey {
     pub fn new(name: UserName, line: &str) -> Result<Self, BadSshKey> {
         let mut words = line.split_ascii_whitespace();
         let (Some(kind), Some(key)) = (words.next(), words.next()) else { return Err(BadSshKey) };
-        let known = ["ssh-ed25519", "ssh-rsa"].contains(&kind) || kind.starts_with("ecdsa-sha2-");
+        // The door knows no others, and a key that never lets its user in should not be taken.
+        let known = kind == "ssh-ed25519" || kind.starts_with("ecdsa-sha2-");
         let base64 = key.bytes().all(|b| b.is_ascii_alphanumeric() || b"+/=".contains(&b));
         // The encoded key begins with the length of its kind's name.
         if known && base64 && key.starts_with("AAAA") && line.len() <= KEY_BYTES_MAX {
@@ -267,7 +276,7 @@ impl SshKey {
     }
 }
 
-/// An RSA key of 16384 bits has about 2800 characters.
+/// Of the line with its comment.
 const KEY_BYTES_MAX: usize = 4096;
 
 /// `POST /v1/tenants/{tenant}/users/{user}/tokens`: makes a token.

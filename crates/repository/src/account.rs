@@ -1,8 +1,5 @@
 //! Who uses the repository. The cluster's users are kept elsewhere; the doors ask through [`Accounts`].
 
-use std::future::Future;
-use std::pin::Pin;
-
 use perigee_model::TenantName;
 
 /// How much a tenant may keep. Unfinished uploads count.
@@ -36,15 +33,26 @@ pub struct Account {
     pub quota: Quota,
 }
 
-/// The answer to a question about an account: `None` if nobody has this secret or key.
-pub type Found<'a> = Pin<Box<dyn Future<Output = Option<Account>> + Send + 'a>>;
+/// By what a user has logged in. A door keeps it instead of the account, and asks anew with each request, so that a
+/// revoked token, a removed key and a changed role count at once. It holds no secret.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Credential {
+    /// A token, by its id.
+    Token(String),
+    /// An SSH key.
+    Key {
+        /// In the form `ssh-ed25519 AAAA…`.
+        key: String,
+        /// The login name, which says whose of those who have the key: anybody can register a public key.
+        login: String,
+    },
+}
 
 /// The users whom the doors let in.
 pub trait Accounts: Send + Sync {
-    /// Whose token this is.
-    fn by_token<'a>(&'a self, secret: &'a str) -> Found<'a>;
+    /// What this token is, if it is good now.
+    fn by_token(&self, secret: &str) -> Option<Credential>;
 
-    /// Whose SSH key this is, in the form `ssh-ed25519 AAAA…`. If several users have it, the one whose `TENANT/USER` the
-    /// client has given as its login.
-    fn by_key<'a>(&'a self, key: &'a str, login: &'a str) -> Found<'a>;
+    /// Whose credential it is, and what the user may do now; `None` if it does not count any more.
+    fn account(&self, credential: &Credential) -> Option<Account>;
 }

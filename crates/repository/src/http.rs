@@ -156,7 +156,7 @@ async fn get(
     request: Request,
 ) -> Result<Response, Problem> {
     if let Some(id) = &options.upload {
-        return ok(parallel::state(view, location, id)?);
+        return ok(parallel::state(view, location, id).await?);
     }
     if options.shares.is_some() {
         return ok(view.shares(location.clone()).await?);
@@ -334,7 +334,7 @@ async fn post(
 
 async fn delete(view: &View, location: &Location, options: Options) -> Result<Response, Problem> {
     if let Some(id) = &options.upload {
-        parallel::drop_upload(view, location, id)?;
+        parallel::drop_upload(view, location, id).await?;
     } else if let Some(with) = options.share {
         view.share(location.clone(), with, false).await?;
     } else if view.entry(location.clone()).await?.is_directory() {

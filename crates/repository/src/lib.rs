@@ -39,7 +39,7 @@ mod upload;
 mod usage;
 mod view;
 
-pub use account::{Account, Accounts, Found, Quota};
+pub use account::{Account, Accounts, Credential, Quota};
 pub use objects::{Address, Objects};
 pub use path::{DataPath, Location};
 pub use repository::Repository;

@@ -11,6 +11,7 @@ use perigee_model::{Problem, TenantName};
 use rustix::fs::{XattrFlags, fsetxattr};
 use rustix::io::Errno;
 
+use crate::errors::problem;
 use crate::http::parallel::Uploads;
 use crate::listing::SHA256;
 use crate::objects::Objects;
@@ -21,12 +22,15 @@ use crate::space::{Space, lock};
 /// How often objects that nobody names are looked for.
 const TIDY_EVERY: Duration = Duration::from_secs(10);
 
+/// A tenant's files once they are counted. Who comes meanwhile waits here, and holds up no other tenant.
+type Opened = Arc<Mutex<Option<Arc<Space>>>>;
+
 /// The files of all tenants.
 #[derive(Debug)]
 pub struct Repository {
     directory: PathBuf,
     boot_id: String,
-    spaces: Mutex<BTreeMap<TenantName, Arc<Space>>>,
+    spaces: Mutex<BTreeMap<TenantName, Opened>>,
     /// Where contents of files are, if not on the disk.
     objects: OnceLock<Arc<Objects>>,
     pub(crate) shares: Shares,
@@ -79,26 +83,59 @@ impl Repository {
         }
     }
 
-    /// A tenant's files; `None` if it has none, unless its directory is to be made.
+    fn directory_of(&self, tenant: &TenantName) -> PathBuf {
+        self.directory.join("tenants").join(tenant.as_str())
+    }
+
+    /// A tenant's files; `None` if it has none, unless its directory is to be made. The first call counts them.
     pub(crate) fn space(
         &self,
         tenant: &TenantName,
         make: bool,
     ) -> Result<Option<Arc<Space>>, Problem> {
-        let mut spaces = lock(&self.spaces);
-        if let Some(space) = spaces.get(tenant) {
-            return Ok(Some(Arc::clone(space)));
+        let directory = self.directory_of(tenant);
+        let opened = {
+            let mut spaces = lock(&self.spaces);
+            match spaces.get(tenant) {
+                Some(opened) => Arc::clone(opened),
+                // The names that somebody asks for are not kept.
+                None if !make && !directory.is_dir() => return Ok(None),
+                None => Arc::clone(spaces.entry(tenant.clone()).or_default()),
+            }
+        };
+        let mut opened = lock(&opened);
+        if opened.is_none() && (make || directory.is_dir()) {
+            let space = Space::open(tenant.clone(), &directory, &self.boot_id)?;
+            *opened = Some(Arc::new(space.kept_in(self.objects.get().cloned())));
         }
-        let directory = self.directory.join("tenants").join(tenant.as_str());
-        if !make && !directory.is_dir() {
-            return Ok(None);
+        Ok(opened.clone())
+    }
+
+    /// Forgets a tenant that has no files: its unfinished uploads, what it shares, and what is shared with it. Another
+    /// tenant may get its name. What an upload that is under way still writes gets no name.
+    ///
+    /// # Errors
+    /// `Conflict` if it has files.
+    pub fn forget(&self, tenant: &TenantName) -> Result<(), Problem> {
+        if let Some(space) = self.space(tenant, false)? {
+            let opened = Arc::clone(lock(&self.spaces).entry(tenant.clone()).or_default());
+            // Whoever asks for its files waits until they are gone.
+            let mut opened = lock(&opened);
+            let what = || format!("can't forget the files of tenant {tenant}");
+            space.close()?;
+            // Objects of files that were deleted just now are deleted soon, as ever.
+            let is_empty = space.drop_parts().map_err(|e| problem(what(), e))?;
+            let directory = self.directory_of(tenant);
+            let removed = if is_empty { std::fs::remove_dir_all(directory) } else { Ok(()) };
+            match removed {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(Problem::internal(what(), error));
+                }
+                _ => *opened = None,
+            }
         }
-        let space = Arc::new(
-            Space::open(tenant.clone(), &directory, &self.boot_id)?
-                .kept_in(self.objects.get().cloned()),
-        );
-        spaces.insert(tenant.clone(), Arc::clone(&space));
-        Ok(Some(space))
+        self.uploads.forget(tenant);
+        self.shares.forget(tenant)
     }
 
     /// Whether a tenant has any file or directory.
@@ -108,6 +145,18 @@ impl Repository {
     pub fn has_files(&self, tenant: &TenantName) -> Result<bool, Problem> {
         let Some(space) = self.space(tenant, false)? else { return Ok(false) };
         Ok(!space.list(&DataPath::default(), None, 1)?.entries.is_empty())
+    }
+
+    /// How many bytes a tenant's files have, and how many files and directories there are. Unfinished uploads count.
+    ///
+    /// # Errors
+    /// If its directory can't be used.
+    pub fn used(&self, tenant: &TenantName) -> Result<(u64, u64), Problem> {
+        let space = self.space(tenant, false)?;
+        Ok(space.map_or((0, 0), |space| {
+            let used = space.usage.used();
+            (used.bytes, used.files)
+        }))
     }
 
     /// The tenants that have files.

@@ -1,8 +1,11 @@
 //! The SFTP door. russh speaks SSH, and russh-sftp the protocol in it; a session's files are in [`session`].
 //!
-//! A user logs in with a token as the password, or with an SSH key, under any name. There are no shells, no forwarding
-//! and no links: only the subsystem `sftp`, which scp of OpenSSH 9 uses too.
+//! A user logs in with a token as the password, under any name, or with an SSH key under its own name. Each request asks
+//! anew what the user may do. There are no shells, no forwarding and no links: only the subsystem `sftp`, which scp of
+//! OpenSSH 9 uses too.
 
+mod frames;
+mod open_files;
 mod packets;
 mod session;
 
@@ -21,9 +24,10 @@ use russh::{Channel, ChannelId, MethodKind, MethodSet, SshId};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use crate::account::{Account, Accounts};
+use crate::account::{Accounts, Credential};
 use crate::repository::Repository;
-use crate::view::View;
+use open_files::OpenFiles;
+use session::User;
 
 /// The most connections, and the most of them from one address.
 const CONNECTIONS_MAX: usize = 512;
@@ -69,6 +73,7 @@ pub async fn serve(server: Server) -> Result<(), Problem> {
         cannot_listen("listen for SFTP on", &Listen::Tcp(server.address.clone()), &e)
     })?;
     let places = Places::new(CONNECTIONS_MAX, CONNECTIONS_OF_ONE_MAX);
+    let files = Arc::new(OpenFiles::default());
     loop {
         let (stream, address) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -84,7 +89,8 @@ pub async fn serve(server: Server) -> Result<(), Problem> {
                 let connection = Connection {
                     repository: Arc::clone(&server.repository),
                     accounts: Arc::clone(&server.accounts),
-                    account: None,
+                    files: Arc::clone(&files),
+                    credential: None,
                     is_known: Arc::default(),
                     channels: Vec::new(),
                     places: Arc::new(Semaphore::new(CHANNELS_MAX)),
@@ -147,7 +153,9 @@ fn host_key(file: &Path) -> Result<PrivateKey, Problem> {
 struct Connection {
     repository: Arc<Repository>,
     accounts: Arc<dyn Accounts>,
-    account: Option<Account>,
+    files: Arc<OpenFiles>,
+    /// By what the client has logged in.
+    credential: Option<Credential>,
     /// Whether the client has logged in.
     is_known: Arc<AtomicBool>,
     /// Channels on which no subsystem was asked for yet.
@@ -157,10 +165,11 @@ struct Connection {
 }
 
 impl Connection {
-    fn admit(&mut self, account: Option<Account>) -> Auth {
-        let Some(account) = account else { return Auth::reject() };
+    fn admit(&mut self, credential: Option<Credential>) -> Auth {
+        let known = credential.and_then(|own| Some((self.accounts.account(&own)?, own)));
+        let Some((account, credential)) = known else { return Auth::reject() };
         tracing::info!(tenant = %account.tenant, user = account.user, "a user comes by SFTP");
-        self.account = Some(account);
+        self.credential = Some(credential);
         self.is_known.store(true, Ordering::Relaxed);
         Auth::Accept
     }
@@ -170,8 +179,8 @@ impl Handler for Connection {
     type Error = russh::Error;
 
     async fn auth_password(&mut self, _user: &str, password: &str) -> Result<Auth, Self::Error> {
-        let account = self.accounts.by_token(password).await;
-        Ok(self.admit(account))
+        let credential = self.accounts.by_token(password);
+        Ok(self.admit(credential))
     }
 
     async fn auth_publickey(
@@ -182,8 +191,8 @@ impl Handler for Connection {
         let Ok(text) = key.public_key.to_openssh() else { return Ok(Auth::reject()) };
         // Kind and key, without the comment.
         let words: Vec<&str> = text.split_ascii_whitespace().take(2).collect();
-        let account = self.accounts.by_key(&words.join(" "), user).await;
-        Ok(self.admit(account))
+        let (key, login) = (words.join(" "), user.to_owned());
+        Ok(self.admit(Some(Credential::Key { key, login })))
     }
 
     async fn channel_open_session(
@@ -207,16 +216,21 @@ impl Handler for Connection {
         session: &mut Session,
     ) -> Result<(), Self::Error> {
         let place = self.channels.iter().position(|channel| channel.id() == id);
-        let (Some(account), Some(place), "sftp") = (&self.account, place, name) else {
+        let (Some(credential), Some(place), "sftp") = (&self.credential, place, name) else {
             return session.channel_failure(id);
+        };
+        let user = User {
+            repository: Arc::clone(&self.repository),
+            accounts: Arc::clone(&self.accounts),
+            credential: credential.clone(),
         };
         let channel = self.channels.swap_remove(place);
         let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
             return session.channel_failure(id);
         };
-        let view = View::new(Arc::clone(&self.repository), account.clone());
+        let files = Arc::clone(&self.files);
         session.channel_success(id)?;
-        session::run(channel.into_stream(), view, place).await;
+        session::run(channel.into_stream(), user, files, place).await;
         Ok(())
     }
 

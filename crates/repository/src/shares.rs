@@ -92,9 +92,30 @@ impl Shares {
             let why = format!("it is not shared with {}", share.with);
             return Err(Problem::not_found(what, why));
         }
-        let text = serde_json::to_vec_pretty(&changed).map_err(|e| Problem::internal(what, e))?;
-        perigee_http::write_private(&self.file, &text)?;
+        self.save(&changed, &what)?;
         *shares = changed;
         Ok(())
+    }
+
+    /// Ends all that a tenant shares, and all that others share with it.
+    ///
+    /// # Errors
+    /// If the file can't be written.
+    pub fn forget(&self, tenant: &TenantName) -> Result<(), Problem> {
+        let mut shares = lock(&self.shares);
+        let mut changed = shares.clone();
+        changed.remove(tenant);
+        changed.values_mut().for_each(|of| of.retain(|share| share.with != *tenant));
+        changed.retain(|_, of| !of.is_empty());
+        if changed != *shares {
+            self.save(&changed, &format!("can't end the shares of tenant {tenant}"))?;
+            *shares = changed;
+        }
+        Ok(())
+    }
+
+    fn save(&self, shares: &ByOwner, what: &str) -> Result<(), Problem> {
+        let text = serde_json::to_vec_pretty(shares).map_err(|e| Problem::internal(what, e))?;
+        perigee_http::write_private(&self.file, &text)
     }
 }

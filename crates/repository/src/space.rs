@@ -7,6 +7,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -57,6 +58,8 @@ pub struct Space {
     pub(crate) usage: Usage,
     /// Names change one after the other, so that the sizes that are added and taken away are those of the names.
     changes: Mutex<()>,
+    /// The tenant was deleted. It changes in the turn of [`Space::changes`].
+    is_gone: AtomicBool,
     pub(crate) unfinished: Mutex<HashMap<DataPath, Unfinished>>,
     /// Which boot of this host it is.
     pub(crate) boot_id: String,
@@ -108,6 +111,7 @@ impl Space {
             parts,
             usage,
             changes: Mutex::default(),
+            is_gone: AtomicBool::new(false),
             unfinished: Mutex::default(),
             boot_id: boot_id.to_owned(),
             objects: None,
@@ -279,6 +283,51 @@ impl Space {
         old.iter().for_each(|(_, unfinished)| self.drop_unfinished(unfinished));
     }
 
+    /// The turn to change names.
+    ///
+    /// # Errors
+    /// `NotFound` if the tenant was deleted.
+    fn turn(&self, what: &str) -> Result<MutexGuard<'_, ()>, Problem> {
+        let turn = lock(&self.changes);
+        if self.is_gone.load(Ordering::Relaxed) { Err(missing(what)) } else { Ok(turn) }
+    }
+
+    /// From now on nothing gets a name here: the tenant is deleted.
+    ///
+    /// # Errors
+    /// `Conflict` if anything has one.
+    pub(crate) fn close(&self) -> Result<(), Problem> {
+        let _turn = lock(&self.changes);
+        if !self.list(&DataPath::default(), None, 1)?.entries.is_empty() {
+            let what = format!("can't delete the files of tenant {}", self.tenant);
+            return Err(Problem::conflict(what, format!("it has files: repo://{}/", self.tenant))
+                .next("delete what it has first"));
+        }
+        self.is_gone.store(true, Ordering::Relaxed);
+        lock(&self.unfinished).clear();
+        Ok(())
+    }
+
+    /// Removes what is in `parts/`, but for what names an object that is still to be deleted. Whether nothing is left.
+    pub(crate) fn drop_parts(&self) -> Result<bool, Errno> {
+        let mut is_empty = true;
+        let mut parts = Dir::read_from(&self.parts)?;
+        while let Some(part) = parts.read() {
+            let part = part?;
+            let Ok(name) = part.file_name().to_str() else { continue };
+            if matches!(name, "." | "..") {
+                continue;
+            }
+            if self.is_garbage(name)? {
+                is_empty = false;
+            } else {
+                unlinkat(&self.parts, name, AtFlags::empty())?;
+            }
+        }
+        // The beginning of an object becomes a part of its own meanwhile.
+        Ok(is_empty && lock(&self.garbage).is_empty())
+    }
+
     /// How much there is of an upload of this file that was cut.
     pub fn unfinished_bytes(&self, path: &DataPath) -> Option<u64> {
         lock(&self.unfinished).get(path).map(|unfinished| unfinished.length)
@@ -389,7 +438,7 @@ impl Space {
     /// `Conflict` if the name is taken, `NotFound` if the directory above does not exist.
     pub fn make_directory(&self, path: &DataPath) -> Result<(), Problem> {
         let what = self.what("make the directory", path);
-        let turn = lock(&self.changes);
+        let turn = self.turn(&what)?;
         let (above, name) = self.above(path, &what)?;
         self.usage.take(0, 1)?;
         let made = mkdirat(&above, name, Mode::RWXU);
@@ -425,7 +474,7 @@ impl Space {
     pub fn remove_file(&self, path: &DataPath) -> Result<(), Problem> {
         let what = self.what("delete", path);
         let fault = |e| problem(&what, e);
-        let turn = lock(&self.changes);
+        let turn = self.turn(&what)?;
         let (above, name) = self.above(path, &what)?;
         let found = entry(above.as_fd(), name).map_err(fault)?;
         let found = found.ok_or_else(|| missing(&what))?;
@@ -452,7 +501,7 @@ impl Space {
     pub fn remove_directory(&self, path: &DataPath) -> Result<(), Problem> {
         let what = self.what("delete the directory", path);
         let fault = |e| problem(&what, e);
-        let turn = lock(&self.changes);
+        let turn = self.turn(&what)?;
         let (above, name) = self.above(path, &what)?;
         unlinkat(&above, name, AtFlags::REMOVEDIR).map_err(fault)?;
         self.usage.give(0, 1);
@@ -467,7 +516,7 @@ impl Space {
     pub fn rename(&self, from: &DataPath, to: &DataPath, replace: bool) -> Result<(), Problem> {
         let what = format!("{} to {to}", self.what("rename", from));
         let fault = |e| problem(&what, e);
-        let turn = lock(&self.changes);
+        let turn = self.turn(&what)?;
         let ((old_above, old), (new_above, new)) =
             (self.above(from, &what)?, self.above(to, &what)?);
         let moved = entry(old_above.as_fd(), old).map_err(fault)?;
@@ -512,7 +561,7 @@ impl Space {
     pub(crate) fn publish(&self, part: &str, path: &DataPath) -> Result<(), Problem> {
         let what = self.what("write", path);
         let fault = |e| problem(&what, e);
-        let turn = lock(&self.changes);
+        let turn = self.turn(&what)?;
         let (above, name) = self.above(path, &what)?;
         let replaced = entry(above.as_fd(), name).map_err(fault)?;
         if replaced.as_ref().is_some_and(FileEntry::is_directory) {

@@ -35,7 +35,6 @@ impl Usage {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    #[cfg(test)]
     pub fn used(&self) -> Used {
         self.state().0
     }

@@ -375,8 +375,11 @@ impl View {
     /// # Errors
     /// If it is not the account's own tenant.
     pub async fn shares(&self, location: Location) -> Result<Vec<FileShare>, Problem> {
-        let (space, _) = self.to_write(&location, "list the shares of")?;
-        Ok(self.repository.shares.of(space.tenant()))
+        self.blocking(move |view| {
+            let (space, _) = view.to_write(&location, "list the shares of")?;
+            Ok(view.repository.shares.of(space.tenant()))
+        })
+        .await
     }
 
     /// Lets another tenant read a path, or ends that.

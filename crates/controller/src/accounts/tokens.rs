@@ -62,6 +62,15 @@ pub fn find<'a>(
     found.filter(|record| is_equal && now_ms < record.expires_ms)
 }
 
+/// The record of the token with this id, if it is good now.
+pub fn good<'a>(
+    all: &'a BTreeMap<String, TokenRecord>,
+    id: &str,
+    now_ms: u64,
+) -> Option<&'a TokenRecord> {
+    all.get(id).filter(|record| now_ms < record.expires_ms)
+}
+
 fn random<const N: usize>() -> Result<String, Problem> {
     let mut bytes = [0; N];
     getrandom(&mut bytes[..], GetRandomFlags::empty())

@@ -4,7 +4,7 @@
 //! own disks do not: its memory and its number of VMs are limited. VMs, vCPUs and memory are the scheduler's to compare ([`perigee_planner::queue`]).
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use perigee_model::tenant::{Tenant, tenant_of};
 use perigee_model::units::format_bytes;
@@ -42,7 +42,10 @@ pub async fn tenant(cluster: &Cluster, name: &TenantName) -> Result<Tenant, Prob
     let running = cluster.index.taken().running.remove(name.as_str()).unwrap_or_default();
     let volume_bytes = volume_bytes(cluster, name.as_str()).await?;
     let users = cluster.accounts.users_of(name).len() as u64;
-    Ok(Tenant { name: name.clone(), quota, running, volume_bytes, users })
+    let (repository, of) = (Arc::clone(&cluster.repository), name.clone());
+    let used = tokio::task::spawn_blocking(move || repository.used(&of)).await;
+    let (file_bytes, files) = used.map_err(|e| Problem::internal("can't count files", e))??;
+    Ok(Tenant { name: name.clone(), quota, running, volume_bytes, file_bytes, files, users })
 }
 
 /// The sizes of a tenant's volumes and images, and of its VMs' root disks, together, as last seen.

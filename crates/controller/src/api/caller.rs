@@ -19,7 +19,7 @@ use crate::accounts::UsedToken;
 use crate::cluster::Cluster;
 use crate::files::is_sha256;
 use crate::records::{ImageRecord, image_key};
-use crate::{jobs, vms};
+use crate::{catalog, jobs, vms};
 
 /// A user, or somebody who may do everything without being one.
 #[derive(Debug, Clone)]
@@ -74,6 +74,24 @@ impl Caller {
         N::named(full).map_err(|e| Problem::invalid("can't use a name", e))
     }
 
+    /// The same, unless it is of a job that this caller does not see.
+    ///
+    /// # Errors
+    /// That there is no such thing.
+    pub async fn seen_name<N: Named>(&self, cluster: &Cluster, written: &N) -> Result<N, Problem> {
+        let name = self.name(written)?;
+        if self.role == Role::Member
+            && let Some((job, unknown)) = name.of_job()
+        {
+            match jobs::any_record(cluster, &job).await {
+                Ok(record) if !self.sees_this_job(&record.job) => return Err(unknown),
+                Err(problem) if problem.kind != ProblemKind::NotFound => return Err(problem),
+                _ => {}
+            }
+        }
+        Ok(name)
+    }
+
     /// The full name of a thing that is to be made.
     pub fn new_name<N: Owned>(&self, cluster: &Cluster, written: &N) -> Result<N, Problem> {
         let full: N = new_name(self.meant(written.full()))?;
@@ -114,7 +132,9 @@ impl Caller {
         let source = match new.source {
             VolumeSource::Empty => VolumeSource::Empty,
             VolumeSource::Image(image) => VolumeSource::Image(self.image(cluster, &image).await?),
-            VolumeSource::Volume(volume) => VolumeSource::Volume(self.name(&volume)?),
+            VolumeSource::Volume(volume) => {
+                VolumeSource::Volume(self.seen_name(cluster, &volume).await?)
+            }
             remote @ VolumeSource::Remote { .. } if self.is_admin() => remote,
             VolumeSource::Remote { .. } => {
                 let why = "only an admin may make a volume of another host's export";
@@ -168,7 +188,7 @@ impl Caller {
         let image = self.image(cluster, &spec.image).await?;
         let mut volumes = spec.volumes;
         for volume in &mut volumes {
-            volume.volume = self.name(&volume.volume)?;
+            volume.volume = self.seen_name(cluster, &volume.volume).await?;
         }
         let owner = self.user.as_ref().map_or(spec.owner, ToString::to_string);
         Ok(JobSpec { name, image, volumes, owner, ..spec })
@@ -180,7 +200,7 @@ impl Caller {
         let image = self.image(cluster, &new.image).await?;
         let mut volumes = new.volumes;
         for volume in &mut volumes {
-            volume.volume = self.name(&volume.volume)?;
+            volume.volume = self.seen_name(cluster, &volume.volume).await?;
         }
         Ok(NewVm { name, image, volumes, ..new })
     }
@@ -260,7 +280,13 @@ pub trait Named: Owned + Send + Sync {
     }
 }
 
-impl Named for VolumeName {}
+impl Named for VolumeName {
+    /// A job's own disks are volumes while it runs.
+    fn of_job(&self) -> Option<(JobId, Problem)> {
+        jobs::job_of(self).map(|job| (job, catalog::unknown(self)))
+    }
+}
+
 impl Named for ImageName {}
 
 impl Named for JobId {
@@ -294,18 +320,6 @@ impl<N: Named> FromRequestParts<Arc<Cluster>> for Full<N> {
         let caller = Caller::from_request_parts(parts, cluster).await?;
         // What was written is checked first, so that an error shows it.
         let written = N::named(text).map_err(|e| invalid(e.to_string()))?;
-        let name = caller.name(&written)?;
-        if caller.role == Role::Member
-            && let Some((job, unknown)) = name.of_job()
-        {
-            match jobs::any_record(cluster, &job).await {
-                Ok(record) if !caller.sees_this_job(&record.job) => return Err(Failure(unknown)),
-                Err(problem) if problem.kind != ProblemKind::NotFound => {
-                    return Err(Failure(problem));
-                }
-                _ => {}
-            }
-        }
-        Ok(Self(name))
+        Ok(Self(caller.seen_name(cluster, &written).await?))
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
-use axum::http::{HeaderMap, Method, StatusCode};
+use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
@@ -245,24 +245,28 @@ pub async fn admit(
     let refuse = |why: String| {
         Failure(Problem::forbidden(format!("can't answer {method} {path}"), why)).into_response()
     };
+    // Clients of WebDAV send no token before they are asked for one, as a password.
+    let challenge = |problem: Response| {
+        let scheme = if path.starts_with("/dav") { "Basic" } else { "Bearer" };
+        let challenge = format!("{scheme} realm=\"perigee\", charset=\"UTF-8\"");
+        (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, challenge)], problem.into_body())
+            .into_response()
+    };
     let sender = match Sender::of(&cluster, &request) {
         Ok(sender) => sender,
         Err(why) => {
             note_unknown(&cluster, &request, &why);
-            return refuse(why);
+            return challenge(refuse(why));
         }
     };
-    let mut unwritten = Unwritten::new(&cluster, &sender, &method, &path);
+    let mut unwritten = Unwritten::new(&cluster, &sender, &request);
     let answer = if may(&sender, &method, &path) {
         if let Sender::User(caller) = &sender {
             request.extensions_mut().insert(caller.clone());
         }
         next.run(request).await
     } else if matches!(sender, Sender::Stranger) && path.starts_with("/dav") {
-        // Clients of WebDAV send no token before they are asked for one.
-        let challenge = [(WWW_AUTHENTICATE, "Basic realm=\"perigee\", charset=\"UTF-8\"")];
-        let problem = refuse("it needs a token as the password".to_owned());
-        (StatusCode::UNAUTHORIZED, challenge, problem.into_body()).into_response()
+        challenge(refuse("it needs a token as the password".to_owned()))
     } else {
         refuse(format!("{sender} may not ask for this"))
     };
@@ -281,7 +285,7 @@ fn note_unknown(cluster: &Arc<Cluster>, request: &Request, why: &str) {
         who: format!("a client at {from}"),
         request: format!("{} {}", request.method(), request.uri().path()),
         thing: format!("{why}; {count} such requests since the last entry"),
-        status: StatusCode::FORBIDDEN.as_u16(),
+        status: StatusCode::UNAUTHORIZED.as_u16(),
     };
     let cluster = Arc::clone(cluster);
     // The disk may be slow, and the answer does not wait for it.
@@ -300,9 +304,23 @@ struct Unwritten {
 /// The status of a request whose client has gone before the answer.
 const GONE: u16 = 499;
 
+/// What a request for a file asks for: the new name, or with whom the file is to be shared.
+fn asked(request: &Request) -> String {
+    let is_file = request.uri().path().starts_with("/v1/data");
+    let query = request.uri().query().filter(|_| is_file);
+    query.map_or_else(String::new, |query| format!("?{query}"))
+}
+
+/// Where WebDAV copies or moves a file.
+fn destination(headers: &HeaderMap) -> String {
+    let uri = headers.get("destination").and_then(|value| value.to_str().ok()?.parse().ok());
+    uri.map_or_else(String::new, |uri: Uri| uri.path().to_owned())
+}
+
 impl Unwritten {
-    fn new(cluster: &Arc<Cluster>, sender: &Sender, method: &Method, path: &str) -> Self {
-        let reads = [Method::GET, Method::HEAD].contains(method);
+    fn new(cluster: &Arc<Cluster>, sender: &Sender, request: &Request) -> Self {
+        let (method, path) = (request.method(), request.uri().path());
+        let reads = ["GET", "HEAD", "OPTIONS", "PROPFIND"].contains(&method.as_str());
         let is_noise = match sender {
             Sender::User(_) => reads,
             Sender::Host(_) => reads || *method == Method::PUT,
@@ -311,8 +329,8 @@ impl Unwritten {
         let entry = AuditEntry {
             at_ms: now_ms(),
             who: sender.to_string(),
-            request: format!("{method} {path}"),
-            thing: String::new(),
+            request: format!("{method} {path}{}", asked(request)),
+            thing: destination(request.headers()),
             status: GONE,
         };
         Self { cluster: Arc::clone(cluster), sender: sender.clone(), entry, is_noise }
@@ -341,7 +359,9 @@ impl Drop for Unwritten {
         let mut entry = self.entry.clone();
         let tenant = match &self.sender {
             Sender::User(caller) => {
-                entry.thing = caller.thing.get().cloned().unwrap_or_default();
+                if let Some(thing) = caller.thing.get() {
+                    entry.thing.clone_from(thing);
+                }
                 caller.tenant.clone()
             }
             Sender::Host(_) | Sender::Stranger | Sender::Controller => TenantName::default(),

@@ -86,7 +86,13 @@ pub async fn delete_image(
 pub async fn volumes(State(cluster): Shared, caller: Caller) -> Reply<Vec<ClusterVolume>> {
     let mut volumes = catalog::volumes(&cluster).await?;
     volumes.retain(|volume| caller.sees(volume.name.as_str()));
-    json(volumes)
+    let mut seen = Vec::with_capacity(volumes.len());
+    for volume in volumes {
+        if caller.seen_name(&cluster, &volume.name).await.is_ok() {
+            seen.push(volume);
+        }
+    }
+    json(seen)
 }
 
 #[utoipa::path(post, path = "/volumes", tag = "volumes", request_body = NewVolume,

@@ -90,6 +90,10 @@ impl Taught {
             .collect()
     }
 
+    pub fn forget_history(&self, key: &str) {
+        self.lock().histories.remove(key);
+    }
+
     pub fn set_history(&self, key: &str, history: Arc<History>) {
         let mut inner = self.lock();
         if inner.histories.len() >= HISTORIES_MAX {

@@ -47,6 +47,7 @@ pub use driver::drive;
 #[cfg(feature = "fuzzing")]
 pub(crate) use guest::apply;
 pub use log::{PAGE_LINES_MAX, read as log};
+pub use place::job_of;
 
 /// The time between two searches for input files that are not needed any more.
 const COLLECT_EVERY: Duration = Duration::from_secs(600);

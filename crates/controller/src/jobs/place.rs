@@ -110,3 +110,33 @@ fn own_volume(job: &JobId, restarts: u32, role: DiskRole) -> VolumeName {
     };
     VolumeName::new(name).expect("submission bounds the length of a job's id")
 }
+
+/// The job that has a volume with this name for its own, if there is such a job.
+pub fn job_of(volume: &VolumeName) -> Option<JobId> {
+    let (rest, suffix) = volume.as_str().rsplit_once('-')?;
+    let is_own = suffix == "out" || suffix.parse::<DiskRole>().is_ok_and(|r| r != DiskRole::Output);
+    let is_restart = |text: &str| {
+        let number = text.strip_prefix('r').unwrap_or_default();
+        !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    let id = rest.rsplit_once('-').filter(|(_, last)| is_restart(last)).map_or(rest, |(id, _)| id);
+    is_own.then(|| JobId::new(id).ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_job_is_found_whose_own_a_volume_is() {
+        let job = JobId::new("acme~q-0001").expect("a name");
+        for role in [DiskRole::Root, DiskRole::Seed, DiskRole::Output, DiskRole::Data(2)] {
+            for restarts in [0, 1, 12] {
+                assert_eq!(job_of(&own_volume(&job, restarts, role)), Some(job.clone()));
+            }
+        }
+        for other in ["data", "acme~data", "acme~q-0001", "q-output", "q-0001-r1"] {
+            assert_eq!(job_of(&VolumeName::new(other).expect("a name")), None, "{other}");
+        }
+    }
+}

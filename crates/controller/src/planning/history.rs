@@ -6,7 +6,7 @@ use perigee_model::job::{Job, JobSpec};
 use perigee_model::plan::{Decision, Seconds, Trigger};
 use perigee_model::tenant::{DEFAULT_TENANT, tenant_of};
 use perigee_model::trace::HELD_BACK_US;
-use perigee_model::{HostId, Problem};
+use perigee_model::{HostId, Problem, TenantName};
 use perigee_planner::replay::Replayed;
 use perigee_planner::{Boot, DiskFacts, Measured, MeasuredVolume, PastRun};
 
@@ -184,6 +184,18 @@ pub(crate) fn history_key(spec: &JobSpec) -> String {
         tenant => serde_json::json!([spec.image, spec.command, tenant]),
     };
     format!("{RUNS}{}", digest(&of))
+}
+
+/// Forgets what a deleted tenant's jobs have taught.
+pub async fn forget_tenant(cluster: &Cluster, tenant: &TenantName) -> Result<(), Problem> {
+    let is_own = |history: &History| history.runs.iter().any(|run| tenant.owns(&run.traits.name));
+    for (key, history) in cluster.records.list_after::<History>(RUNS, "", usize::MAX).await? {
+        if is_own(&history) {
+            cluster.records.remove(&key).await?;
+            cluster.taught.forget_history(&key);
+        }
+    }
+    Ok(())
 }
 
 async fn keep_boot(cluster: &Cluster, host: &HostId, boot: &Boot) -> Result<(), Problem> {

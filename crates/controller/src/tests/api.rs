@@ -130,3 +130,19 @@ async fn a_snapshot_does_not_take_the_name_of_another_hosts_image() {
     let problem = answer.expect_err("two contents of one name");
     assert_eq!(problem.kind, ProblemKind::Conflict, "{problem}");
 }
+
+#[tokio::test]
+async fn a_probe_that_reads_nothing_keeps_the_figures_of_before() {
+    let lab = Lab::up().await;
+    let blocks = |lab: &Lab| {
+        let (home, cloud) = (&lab.home.id, &lab.cloud.id);
+        let of_link = lab.cluster.links.get(home, cloud).expect("a link").blocks;
+        (of_link, lab.cluster.links.local(home).expect("its own reads").blocks)
+    };
+    crate::links::probe_all(&lab.cluster).await.expect("figures");
+    let before = blocks(&lab);
+    assert!(before.0.is_some() && before.1.is_some());
+    lab.home.inside().reads_no_blocks = true;
+    crate::links::probe_all(&lab.cluster).await.expect("round trips, as before");
+    assert_eq!(format!("{:?}", blocks(&lab)), format!("{before:?}"));
+}

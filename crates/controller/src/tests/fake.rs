@@ -91,6 +91,8 @@ pub struct Inside {
     pub imports: u32,
     /// It can't read other hosts' images.
     pub reads_no_images: bool,
+    /// It can't read anything for a probe.
+    pub reads_no_blocks: bool,
     /// Probes of links and removals of attachments are never answered.
     pub hangs: bool,
     /// As an agent of before: it tells no changes.
@@ -774,7 +776,11 @@ async fn pool(State(inside): Shared) -> Reply<PoolInfo> {
 }
 
 async fn probe_blocks(State(inside): Shared, Json(ask): Json<ProbeBlocks>) -> Reply<BlockProbe> {
-    if inside.lock().expect("lock").reads_no_images && ask.export.starts_with("image:") {
+    let (no_images, no_blocks) = {
+        let inside = inside.lock().expect("lock");
+        (inside.reads_no_images, inside.reads_no_blocks)
+    };
+    if no_blocks || no_images && ask.export.starts_with("image:") {
         return Err(Problem::unavailable("probe", "it may not leave its site").into());
     }
     Ok(Json(BlockProbe { latency_median_us: 100, latency_p95_us: 200, rate_bytes_per_s: 1 << 28 }))

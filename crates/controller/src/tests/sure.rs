@@ -38,6 +38,11 @@ fn long_run(traits: &Traits, lab: &Lab) -> PastRun {
     }
 }
 
+/// A run as a job's end would leave it.
+pub fn some_run(lab: &Lab) -> PastRun {
+    long_run(&Traits::default(), lab)
+}
+
 /// The counters of the test double's VM stay at 0, so only its history can have moved it.
 #[tokio::test]
 async fn a_job_with_a_sure_history_is_moved_when_its_command_starts() {

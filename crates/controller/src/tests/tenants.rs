@@ -1,9 +1,9 @@
 //! What users of tenants see, may do, and may use.
 
 use axum::Extension;
-use perigee_http::{Client, Peer};
+use perigee_http::{Client, Method, Peer};
 use perigee_model::job::{
-    Access, ClusterImage, ClusterVolume, Job, JobSpec, JobState, NewVolume, Start, Vm,
+    Access, ClusterImage, ClusterVolume, Job, JobSpec, JobState, JobVolume, NewVolume, Start, Vm,
 };
 use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
 use perigee_model::tenant::{
@@ -198,6 +198,17 @@ async fn a_shared_image_is_used_where_a_tenant_has_none_of_that_name() {
     assert_eq!(images.len(), 1);
     let refused = tenants.ann.delete("/v1/images/debian").await;
     is_kind(refused, ProblemKind::NotFound);
+    // A user of the tenant that has it uses it as all do.
+    let path = "/v1/tenants/default/users/dora";
+    let role = Role::Operator;
+    let _: User = tenants.admin.put(path, &NewUser { role }).await.expect("a user");
+    let token = make_token(&tenants.admin, "default/dora").await.token;
+    let dora = client(&tenants.url).with_token(&token).expect("a token");
+    let refused = dora.delete("/v1/images/debian").await;
+    is_kind(refused, ProblemKind::Forbidden);
+    let never = serde_json::json!({"leave_site": "never"});
+    let refused = dora.put::<serde_json::Value>("/v1/images/debian/leave-site", &never).await;
+    is_kind(refused, ProblemKind::Forbidden);
     let body = ShareImage { shared: true };
     let refused = tenants.ann.put::<ClusterImage>("/v1/images/debian/shared", &body).await;
     is_kind(refused, ProblemKind::Forbidden);
@@ -241,6 +252,129 @@ async fn a_token_counts_until_it_is_revoked_or_its_user_is_removed() {
 }
 
 #[tokio::test]
+async fn a_wrong_token_is_answered_with_401_and_how_to_log_in() {
+    let tenants = Tenants::up().await;
+    let address = tenants.url.trim_start_matches("http://").to_owned();
+    for (path, scheme) in [("/v1/jobs", "bearer"), ("/dav/acme", "basic")] {
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer wrong\r\nconnection: close\r\n\r\n"
+        );
+        let answer = tokio::task::spawn_blocking({
+            let address = address.clone();
+            move || {
+                use std::io::{Read as _, Write as _};
+                let mut stream = std::net::TcpStream::connect(address).expect("a connection");
+                stream.write_all(request.as_bytes()).expect("sent");
+                let mut answer = String::new();
+                stream.read_to_string(&mut answer).expect("an answer");
+                answer.to_lowercase()
+            }
+        })
+        .await
+        .expect("a thread");
+        assert!(answer.starts_with("http/1.1 401 "), "{answer}");
+        assert!(answer.contains(&format!("www-authenticate: {scheme} realm=")), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_member_finds_no_disk_of_another_members_job() {
+    let tenants = Tenants::up().await;
+    tenants.share_debian().await;
+    let home1 = spec(Access::Read).start;
+    let of = async |user: &Client| -> Job {
+        let asked = JobSpec { start: home1.clone(), ..small("q") };
+        user.post("/v1/jobs", &asked).await.expect("a job")
+    };
+    let (hers, own) = (of(&tenants.ann).await, of(&tenants.amy).await);
+    for job in [&hers, &own] {
+        tenants.lab.wait_for_vm(&tenants.lab.home, &vm_of(&job.id)).await;
+    }
+    let names = async |user: &Client| {
+        let volumes: Vec<ClusterVolume> = user.get("/v1/volumes").await.expect("volumes");
+        volumes.into_iter().map(|volume| volume.name.to_string()).collect::<Vec<_>>()
+    };
+    let amy = names(&tenants.amy).await;
+    assert!(amy.iter().all(|name| name.starts_with("acme~q-0002-")) && amy.len() == 3, "{amy:?}");
+    assert_eq!(names(&tenants.ann).await.len(), 6, "an operator sees all of the tenant");
+    tenants.amy.get::<ClusterVolume>("/v1/volumes/q-0002-out").await.expect("its own");
+    let said = |problem: Problem, name: &str| problem.to_string().replace(name, "NAME");
+    let ask = async |name: &str| {
+        let path = format!("/v1/volumes/{name}");
+        let amy = &tenants.amy;
+        let clone = NewVolume {
+            source: VolumeSource::Volume(volume(name)),
+            size_bytes: None,
+            ..new_volume("mine", 1)
+        };
+        let mount =
+            JobVolume { volume: volume(name), mount: "/data".to_owned(), access: Access::Read };
+        let job = JobSpec { volumes: vec![mount], ..small("spy") };
+        let snapshot = serde_json::json!({"image": "copy"});
+        [
+            amy.get::<ClusterVolume>(&path).await.map(drop),
+            amy.delete(&path).await,
+            amy.post::<ClusterImage>(&format!("{path}/snapshot"), &snapshot).await.map(drop),
+            amy.post::<ClusterVolume>("/v1/volumes", &clone).await.map(drop),
+            amy.post::<Job>("/v1/jobs", &job).await.map(drop),
+        ]
+        .map(|answer| said(is_kind(answer, ProblemKind::NotFound), name))
+    };
+    assert_eq!(ask("q-0001-out").await, ask("q-0009-out").await);
+    assert!(tenants.lab.home.inside().volumes.contains_key(&volume("acme~q-0001-out")));
+}
+
+#[tokio::test]
+async fn a_tenant_that_is_made_again_has_nothing_of_the_earlier_one() {
+    let tenants = Tenants::up().await;
+    tenants.share_debian().await;
+    let asked = JobSpec { start: spec(Access::Read).start, ..small("q") };
+    let job: Job = tenants.bob.post("/v1/jobs", &asked).await.expect("a job");
+    let (vm, home) = (vm_of(&job.id), &tenants.lab.home);
+    tenants.lab.wait_for_vm(home, &vm).await;
+    home.say(&vm, GuestBody::Started);
+    finish(home, home, &vm);
+    tenants.lab.wait_for_state(&job.id, JobState::Succeeded).await;
+    // What such jobs have taught, whether or not this one has.
+    let cluster = &tenants.lab.cluster;
+    let history = |name: &str| {
+        let mut run = super::sure::some_run(&tenants.lab);
+        run.traits.name = name.to_owned();
+        crate::cluster::taught::History { runs: vec![run], ..Default::default() }
+    };
+    for (key, name) in [("runs/1", "blue~q"), ("runs/2", "acme~q"), ("runs/3", "q")] {
+        cluster.records.put(key, &history(name)).await.expect("a record");
+        cluster.taught.set_history(key, std::sync::Arc::new(history(name)));
+    }
+    let put = async |path: &str| {
+        let put = tenants.bob.send_body::<serde_json::Value>(Method::PUT, path, "x").await;
+        assert!(!matches!(&put, Err(problem) if problem.kind != ProblemKind::Internal), "{put:?}");
+    };
+    put("/v1/data/blue/shared").await;
+    let shown: Tenant = tenants.bob.get("/v1/tenants/blue").await.expect("an operator sees it");
+    assert_eq!((shown.file_bytes, shown.files), (1, 1));
+    let path = "/v1/data/blue/shared?share=acme";
+    tenants.bob.send_body::<serde_json::Value>(Method::PUT, path, "").await.expect("shared");
+    is_kind(tenants.admin.delete("/v1/tenants/blue").await, ProblemKind::Conflict);
+    tenants.bob.delete("/v1/jobs/q-0001").await.expect("deleted");
+    is_kind(tenants.admin.delete("/v1/tenants/blue").await, ProblemKind::Conflict);
+    tenants.bob.delete("/v1/data/blue/shared").await.expect("deleted");
+    tenants.admin.delete("/v1/tenants/blue").await.expect("it is empty");
+    let new = NewTenant { name: tenant("blue"), quota: Quota::default() };
+    let _: Tenant = tenants.admin.post("/v1/tenants", &new).await.expect("a tenant");
+    assert_eq!(cluster.records.keys("runs/").await.expect("keys"), ["runs/2", "runs/3"]);
+    assert!(cluster.taught.others("", "blue").is_empty());
+    assert_eq!(cluster.taught.others("", "acme").len(), 1);
+    let role = Role::Operator;
+    let path = "/v1/tenants/blue/users/bob";
+    let _: User = tenants.admin.put(path, &NewUser { role }).await.expect("a user");
+    let token = make_token(&tenants.admin, "blue/bob").await.token;
+    let bob = client(&tenants.url).with_token(&token).expect("a token");
+    let shares: serde_json::Value = bob.get("/v1/data/blue?shares").await.expect("shares");
+    assert_eq!(shares, serde_json::json!([]));
+}
+
+#[tokio::test]
 async fn a_token_expires() {
     let tenants = Tenants::up().await;
     let (acme, amy) = (tenant("acme"), user_name("amy"));
@@ -261,12 +395,20 @@ async fn accounts_are_there_after_the_controller_starts_again() {
     let path = "/v1/tenants/acme/users/ann/keys";
     let _: User = tenants.ann.put(path, &key).await.expect("a key");
     let path = "/v1/tenants/blue/users/bob/keys";
-    is_kind(tenants.bob.put::<User>(path, &key).await, ProblemKind::Conflict);
+    let _: User = tenants.bob.put(path, &key).await.expect("anybody can register a public key");
     tenants.lab.restart_controller().await;
     let accounts = &tenants.lab.cluster.accounts;
     let ann = accounts.by_token(&made.token).expect("it is known");
     assert_eq!((ann.name.as_str(), ann.role), ("ann", Role::Operator));
-    assert_eq!(accounts.by_key(&key.key), [ann]);
+    for login in ["acme/ann", "acme~ann"] {
+        assert_eq!(accounts.by_key(&key.key, login).as_ref(), Some(&ann), "{login}");
+    }
+    let bob = accounts.by_key(&key.key, "blue/bob").expect("his own login");
+    assert_eq!(bob.name.as_str(), "bob");
+    for nobody in ["ann", "blue/ann", "acme/bob", "acme/amy", "", "/", "acme/"] {
+        assert!(accounts.by_key(&key.key, nobody).is_none(), "{nobody}");
+    }
+    assert!(accounts.by_key("ssh-ed25519 AAAAother", "acme/ann").is_none());
 }
 
 #[tokio::test]
@@ -388,6 +530,19 @@ async fn the_audit_log_says_who_asked_for_what_and_shows_no_secret() {
         all.then_some(())
     })
     .await;
+    let put = Method::PUT;
+    tenants.ann.send_body::<serde_json::Value>(put, "/v1/data/acme/in", "x").await.expect("a file");
+    let put = Method::PUT;
+    let path = "/v1/data/acme/in?share=blue";
+    tenants.ann.send_body::<serde_json::Value>(put, path, "").await.expect("shared");
+    let find = Method::from_bytes(b"PROPFIND").expect("a method");
+    let _ = tenants.ann.send_body::<serde_json::Value>(find, "/dav/acme", "").await;
+    wait_for("the share", async || {
+        let own = log(&tenants.ann, "acme").await.expect("an operator sees it");
+        assert!(!own.iter().any(|entry| entry.request.contains("PROPFIND") && entry.status != 403));
+        has(&own, "acme/ann", "PUT /v1/data/acme/in?share=blue", "", 200).then_some(())
+    })
+    .await;
     let made = format!("token {}", token.id);
     let path = "POST /v1/tenants/acme/users/amy/tokens";
     wait_for("the admin's entries", async || {
@@ -432,6 +587,13 @@ async fn input_files_are_their_tenant_s() {
     );
     assert!(problem.why.contains("was uploaded"), "{problem}");
     let _: Job = tenants.amy.post("/v1/jobs", &with(&bundle.sha256)).await.expect("its tenant's");
+    // It becomes a part of a file's name.
+    let outside = format!("../../{}", &bundle.sha256[6..]);
+    for wrong in ["", "..", &outside, &bundle.sha256.to_uppercase(), &bundle.sha256[1..]] {
+        let problem =
+            is_kind(tenants.amy.post::<Job>("/v1/jobs", &with(wrong)).await, ProblemKind::Invalid);
+        assert!(problem.why.contains("not the SHA-256"), "{problem}");
+    }
 }
 
 /// A clone of a shared image has layers that other tenants' clones have as well.

@@ -2,7 +2,7 @@
 //! out the others.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::ClientAddress;
@@ -44,11 +44,13 @@ impl Places {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place for a connection.
+    /// Takes a place for a connection. Addresses of IPv6 count as one if their networks are the same: a client has a whole
+    /// one.
     ///
     /// # Errors
     /// Why there is none. Processes of this host on a unix socket have only the limit of all.
     pub fn take(&self, ClientAddress(address): ClientAddress) -> Result<Place, String> {
+        let address = address.map(network_of);
         let mut taken = self.lock();
         if taken.count >= self.connections {
             let max = self.connections;
@@ -66,6 +68,17 @@ impl Places {
         }
         taken.count += 1;
         Ok(Place { address, places: self.clone() })
+    }
+}
+
+/// An address, without the part of it that a client of IPv6 chooses.
+fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(ip) => {
+            let [a, b, c, d, ..] = ip.segments();
+            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+        }
+        ip => ip,
     }
 }
 
@@ -104,6 +117,20 @@ mod tests {
         let _again = places.take(greedy).expect("it is free again");
         drop(third);
         let _local = places.take(ClientAddress(None)).expect("it is free again");
+    }
+
+    #[test]
+    fn a_client_with_a_whole_network_has_the_places_of_one() {
+        let places = Places::new(8, 2);
+        let at = |ip: &str| ClientAddress(Some(ip.parse().expect("an address")));
+        let _held =
+            ["2001:db8::1", "2001:db8::2:1"].map(|ip| places.take(at(ip)).expect("a place"));
+        places.take(at("2001:db8::ffff:ffff:ffff:ffff")).expect_err("the same network");
+        let _other = places.take(at("2001:db8:0:1::1")).expect("another network");
+        let _mapped =
+            ["::ffff:10.0.0.7", "10.0.0.7"].map(|ip| places.take(at(ip)).expect("a place"));
+        places.take(at("10.0.0.7")).expect_err("it is the same address");
+        let _next = places.take(at("::ffff:10.0.0.8")).expect("another address");
     }
 
     #[test]

@@ -75,7 +75,9 @@ fn an_ssh_key_is_kept_without_its_comment() {
     let name = UserName::new("laptop").expect("a name");
     let key = SshKey::new(name.clone(), "ssh-ed25519 AAAAC3Nza ann@laptop\n").expect("a key");
     assert_eq!(key.key, "ssh-ed25519 AAAAC3Nza");
-    for bad in ["", "ssh-ed25519", "ssh-dss AAAA", "ssh-ed25519 BBBB", "ssh-rsa AAAA!"] {
+    for bad in
+        ["", "ssh-ed25519", "ssh-dss AAAA", "ssh-ed25519 BBBB", "ssh-rsa AAAA", "ssh-ed25519 AAAA!"]
+    {
         assert_eq!(SshKey::new(name.clone(), bad), Err(BadSshKey), "{bad:?}");
     }
 }

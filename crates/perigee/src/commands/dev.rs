@@ -104,7 +104,17 @@ pub async fn run(options: Options, context: &Context) -> Result<(), Problem> {
         }
     }
     daemons.stop().await;
+    if ended.is_err() && has_vms(&dir) {
+        output::note(
+            "the VMs of unfinished jobs may go on; `perigee dev` finds them again, and stops them at its end",
+        );
+    }
     ended
+}
+
+/// Whether the agent has not ended all of its VMs.
+fn has_vms(dir: &Path) -> bool {
+    std::fs::read_dir(dir.join("agent/vms")).is_ok_and(|mut vms| vms.next().is_some())
 }
 
 fn default_dir() -> Result<PathBuf, Problem> {

@@ -94,6 +94,7 @@ const TENANT: &[Column<Tenant>] = &[
     ("cpus", |t| of(t.running.cpus, t.quota.cpus)),
     ("memory", |t| bytes_of(t.running.memory_bytes, t.quota.memory_bytes)),
     ("volumes", |t| bytes_of(t.volume_bytes, t.quota.volume_bytes)),
+    ("files", |t| bytes_of(t.file_bytes, t.quota.file_bytes)),
 ];
 
 const AUDIT: &[Column<AuditEntry>] = &[

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use futures_util::StreamExt;
-use perigee_model::Problem;
 use perigee_model::data::{BeginUpload, FileEntry, UploadState};
 use perigee_model::limits::UPLOAD_PARTS;
+use perigee_model::{Problem, TenantName};
 use sha2::{Digest, Sha256};
 
 use super::headers::ContentRange;
@@ -61,6 +61,14 @@ impl Uploads {
         let uploads = lock(&self.0);
         let same = uploads.iter().find(|(_, u)| u.location == *location && u.begin == *begin);
         same.map(|(id, upload)| upload.state(id))
+    }
+
+    /// Drops those of a tenant's files.
+    pub fn forget(&self, tenant: &TenantName) {
+        let is_of =
+            |upload: &Parallel| matches!(&upload.location, Location::In(of, _) if of == tenant);
+        let all: Vec<_> = lock(&self.0).extract_if(.., |_, upload| is_of(upload)).collect();
+        drop(all);
     }
 
     fn drop_idle(&self) {
@@ -134,17 +142,26 @@ pub async fn begin(
     .await
 }
 
-pub fn state(view: &View, location: &Location, id: &str) -> Result<UploadState, Problem> {
-    view.to_write(location, "write")?;
-    Ok(view.repository.uploads.find(location, id)?.state(id))
+/// The upload, if the account may write the file. The first question about a tenant's files counts them, so it is asked
+/// off the async threads.
+async fn find(view: &View, location: &Location, id: &str) -> Result<Arc<Parallel>, Problem> {
+    let (location, id) = (location.clone(), id.to_owned());
+    view.blocking(move |view| {
+        view.to_write(&location, "write")?;
+        view.repository.uploads.find(&location, &id)
+    })
+    .await
 }
 
-pub fn drop_upload(view: &View, location: &Location, id: &str) -> Result<(), Problem> {
-    view.to_write(location, "write")?;
-    let uploads = &view.repository.uploads;
-    uploads.find(location, id)?;
-    drop(lock(&uploads.0).remove(id));
-    Ok(())
+pub async fn state(view: &View, location: &Location, id: &str) -> Result<UploadState, Problem> {
+    Ok(find(view, location, id).await?.state(id))
+}
+
+pub async fn drop_upload(view: &View, location: &Location, id: &str) -> Result<(), Problem> {
+    find(view, location, id).await?;
+    let taken = lock(&view.repository.uploads.0).remove(id);
+    // Its part is deleted with it.
+    view.blocking(move |_| Ok(drop(taken))).await
 }
 
 pub async fn part(
@@ -154,8 +171,7 @@ pub async fn part(
     range: Option<ContentRange>,
     body: Body,
 ) -> Result<UploadState, Problem> {
-    view.to_write(location, "write")?;
-    let upload = view.repository.uploads.find(location, id)?;
+    let upload = find(view, location, id).await?;
     let what = "can't receive a part";
     let range = range.ok_or_else(|| Problem::invalid(what, "it has no Content-Range"))?;
     if range.until > upload.begin.size_bytes {
@@ -206,9 +222,7 @@ async fn write(
 }
 
 pub async fn complete(view: &View, location: &Location, id: &str) -> Result<FileEntry, Problem> {
-    view.to_write(location, "write")?;
-    let uploads = &view.repository.uploads;
-    let upload = uploads.find(location, id)?;
+    let upload = find(view, location, id).await?;
     let what = "can't complete an upload";
     let size = upload.begin.size_bytes;
     if size > 0 && *lock(&upload.arrived) != [(0, size)] {
@@ -216,7 +230,7 @@ pub async fn complete(view: &View, location: &Location, id: &str) -> Result<File
             .next("ask which ones have, and send the others"));
     }
     drop(upload);
-    let taken = lock(&uploads.0).remove(id).and_then(Arc::into_inner);
+    let taken = lock(&view.repository.uploads.0).remove(id).and_then(Arc::into_inner);
     // A part that is still being written would change what is hashed.
     let upload = taken.ok_or_else(|| {
         Problem::conflict(what, "a part of it is just being sent").next("begin the upload again")

@@ -5,6 +5,7 @@
 //! from one that is done: OpenSSH's sftp closes the file after Ctrl-C too, and then it is as short as it looks.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use perigee_model::Problem;
 use perigee_model::data::{FileEntry, FileKind};
@@ -16,11 +17,15 @@ use russh_sftp::server::{Config, Handler, StatusReply, run_with_config};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::frames::Frames;
+use super::open_files::{OpenFile, OpenFiles};
 use super::packets::{
     DATA_BYTES_MAX, FSYNC, HANDLES_MAX, LIMITS, PACKET_BYTES_MAX, POSIX_RENAME, attributes, done,
     extensions, limits, refused, two_texts,
 };
+use crate::account::{Account, Accounts, Credential};
 use crate::path::Location;
+use crate::repository::Repository;
 use crate::transfer::{Reading, Writing};
 use crate::upload::Begin;
 use crate::view::{Entries, View};
@@ -29,14 +34,47 @@ use crate::view::{Entries, View};
 const ENTRIES: usize = 100;
 
 enum Open {
-    Reading(Reading),
-    Writing(Writing),
+    Reading {
+        reading: Reading,
+        _place: OpenFile,
+    },
+    Writing {
+        writing: Writing,
+        _place: OpenFile,
+    },
     /// `None` at the end.
     Directory(Option<Entries>),
 }
 
+/// Who uses the session.
+pub struct User {
+    pub repository: Arc<Repository>,
+    pub accounts: Arc<dyn Accounts>,
+    pub credential: Credential,
+}
+
+impl User {
+    /// What the user may do now.
+    fn view(&self) -> Result<View, StatusReply> {
+        let account = self.accounts.account(&self.credential).ok_or_else(|| {
+            let why = "the token or key with which you logged in does not count any more";
+            StatusCode::PermissionDenied.with_message(why)
+        })?;
+        Ok(View::new(Arc::clone(&self.repository), account))
+    }
+}
+
+/// Whether the one may do all that the other may. What it has open it keeps only then.
+fn is_as_before(before: &Account, now: &Account) -> bool {
+    let rights = |account: &Account| (account.may_write, account.is_admin);
+    before.tenant == now.tenant && rights(before) == rights(now)
+}
+
 struct Sftp {
-    view: View,
+    user: User,
+    /// What the user could do at the last request.
+    account: Option<Account>,
+    files: Arc<OpenFiles>,
     open: HashMap<String, Open>,
     /// The number of the next handle.
     next: u64,
@@ -45,13 +83,14 @@ struct Sftp {
 }
 
 /// Speaks SFTP over a channel, in a task of its own.
-pub async fn run<S>(stream: S, view: View, place: OwnedSemaphorePermit)
+pub async fn run<S>(stream: S, user: User, files: Arc<OpenFiles>, place: OwnedSemaphorePermit)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let config = Config { max_client_packet_len: PACKET_BYTES_MAX };
-    let sftp = Sftp { view, open: HashMap::new(), next: 0, _place: place };
-    run_with_config(stream, sftp, config).await;
+    let (account, open) = (None, HashMap::new());
+    let sftp = Sftp { user, account, files, open, next: 0, _place: place };
+    run_with_config(Frames::new(stream), sftp, config).await;
 }
 
 fn closed() -> StatusReply {
@@ -59,8 +98,32 @@ fn closed() -> StatusReply {
 }
 
 impl Sftp {
-    fn at(&self, path: &str) -> Result<Location, StatusReply> {
-        Location::resolve(path, &self.view.account().tenant).map_err(refused)
+    /// What the user may do now. Each request asks first.
+    fn view(&mut self) -> Result<View, StatusReply> {
+        let view = self.user.view();
+        let now = view.as_ref().ok().map(View::account);
+        let is_as_before = match (&self.account, now) {
+            (Some(before), Some(now)) => is_as_before(before, now),
+            (before, _) => before.is_none(),
+        };
+        if !is_as_before {
+            self.open.clear();
+        }
+        self.account = now.cloned();
+        view
+    }
+
+    /// What the user may do now, and the place that a path means.
+    fn at(&mut self, path: &str) -> Result<(View, Location), StatusReply> {
+        let view = self.view()?;
+        let location = Location::resolve(path, &view.account().tenant).map_err(refused)?;
+        Ok((view, location))
+    }
+
+    /// What is open, if the user may still use it.
+    fn handle(&mut self, handle: &str) -> Result<&mut Open, StatusReply> {
+        self.view()?;
+        self.open.get_mut(handle).ok_or_else(closed)
     }
 
     fn add(&mut self, id: u32, open: Open) -> Result<Handle, StatusReply> {
@@ -74,14 +137,19 @@ impl Sftp {
         Ok(Handle { id, handle })
     }
 
-    async fn entry(&self, id: u32, path: &str) -> Result<Attrs, StatusReply> {
-        let entry = self.view.entry_or_unfinished(self.at(path)?).await.map_err(refused)?;
+    async fn entry(&mut self, id: u32, path: &str) -> Result<Attrs, StatusReply> {
+        let (view, at) = self.at(path)?;
+        let entry = view.entry_or_unfinished(at).await.map_err(refused)?;
         Ok(Attrs { id, attrs: attributes(&entry) })
     }
 
-    async fn write_to(&self, location: Location, flags: OpenFlags) -> Result<Writing, Problem> {
+    async fn write_to(
+        view: &View,
+        location: Location,
+        flags: OpenFlags,
+    ) -> Result<Writing, Problem> {
         let what = || format!("can't write repo:/{location}");
-        let exists = self.view.entry(location.clone()).await.is_ok();
+        let exists = view.entry(location.clone()).await.is_ok();
         if flags.contains(OpenFlags::EXCLUDE) && exists {
             return Err(Problem::conflict(what(), "it exists already"));
         }
@@ -90,16 +158,16 @@ impl Sftp {
         }
         let is_empty = flags.contains(OpenFlags::TRUNCATE);
         let how = if is_empty { Begin::Empty } else { Begin::Present };
-        self.view.write(location, how, false).await
+        view.write(location, how, false).await
     }
 
     async fn set(&mut self, handle: &str, attrs: &FileAttributes) -> Result<(), StatusReply> {
-        match (self.open.get_mut(handle), attrs.size) {
-            (Some(Open::Writing(writing)), Some(length)) => {
+        match (self.handle(handle)?, attrs.size) {
+            (Open::Writing { writing, .. }, Some(length)) => {
                 writing.set_length(length).await.map_err(refused)
             }
             // Owner, mode and times are not kept.
-            (Some(_), None) => Ok(()),
+            (_, None) => Ok(()),
             _ => Err(closed()),
         }
     }
@@ -127,19 +195,24 @@ impl Handler for Sftp {
         flags: OpenFlags,
         _attrs: FileAttributes,
     ) -> Result<Handle, StatusReply> {
-        let location = self.at(&path)?;
+        let (view, location) = self.at(&path)?;
+        let _place = self.files.take(&view.account().tenant).map_err(refused)?;
         let open = if flags.contains(OpenFlags::WRITE) {
-            Open::Writing(self.write_to(location, flags).await.map_err(refused)?)
+            let writing = Self::write_to(&view, location, flags).await.map_err(refused)?;
+            Open::Writing { writing, _place }
         } else {
-            Open::Reading(self.view.read(location).await.map_err(refused)?)
+            Open::Reading { reading: view.read(location).await.map_err(refused)?, _place }
         };
         self.add(id, open)
     }
 
     async fn close(&mut self, id: u32, handle: String) -> Result<Status, StatusReply> {
+        self.view()?;
         match self.open.remove(&handle).ok_or_else(closed)? {
-            Open::Writing(writing) => writing.commit(None).await.map(drop).map_err(refused)?,
-            Open::Reading(_) | Open::Directory(_) => {}
+            Open::Writing { writing, .. } => {
+                writing.commit(None).await.map(drop).map_err(refused)?
+            }
+            Open::Reading { .. } | Open::Directory(_) => {}
         }
         Ok(done(id))
     }
@@ -151,9 +224,7 @@ impl Handler for Sftp {
         offset: u64,
         length: u32,
     ) -> Result<Data, StatusReply> {
-        let Some(Open::Reading(reading)) = self.open.get_mut(&handle) else {
-            return Err(closed());
-        };
+        let Open::Reading { reading, .. } = self.handle(&handle)? else { return Err(closed()) };
         let length = usize::try_from(length.min(DATA_BYTES_MAX)).unwrap_or(0);
         let mut data = reading.read(offset, length).await.map_err(refused)?.to_vec();
         // Clients ask again for what is missing of an answer, which takes them another round trip.
@@ -175,9 +246,7 @@ impl Handler for Sftp {
         offset: u64,
         data: Vec<u8>,
     ) -> Result<Status, StatusReply> {
-        let Some(Open::Writing(writing)) = self.open.get_mut(&handle) else {
-            return Err(closed());
-        };
+        let Open::Writing { writing, .. } = self.handle(&handle)? else { return Err(closed()) };
         writing.write(offset, &data).await.map_err(refused)?;
         Ok(done(id))
     }
@@ -191,9 +260,9 @@ impl Handler for Sftp {
     }
 
     async fn fstat(&mut self, id: u32, handle: String) -> Result<Attrs, StatusReply> {
-        let attrs = match self.open.get(&handle).ok_or_else(closed)? {
-            Open::Reading(reading) => attributes(reading.entry()),
-            Open::Writing(writing) => FileAttributes {
+        let attrs = match self.handle(&handle)? {
+            Open::Reading { reading, .. } => attributes(reading.entry()),
+            Open::Writing { writing, .. } => FileAttributes {
                 size: Some(writing.length()),
                 permissions: Some(0o100_644),
                 ..FileAttributes::default()
@@ -233,16 +302,16 @@ impl Handler for Sftp {
     }
 
     async fn opendir(&mut self, id: u32, path: String) -> Result<Handle, StatusReply> {
-        let entries = self.view.directory(self.at(&path)?).await.map_err(refused)?;
+        let (view, at) = self.at(&path)?;
+        let entries = view.directory(at).await.map_err(refused)?;
         self.add(id, Open::Directory(Some(entries)))
     }
 
     async fn readdir(&mut self, id: u32, handle: String) -> Result<Name, StatusReply> {
-        let Some(Open::Directory(entries)) = self.open.get_mut(&handle) else {
-            return Err(closed());
-        };
+        let view = self.view()?;
+        let Open::Directory(entries) = self.handle(&handle)? else { return Err(closed()) };
         let Some(directory) = entries.take() else { return Err(StatusCode::Eof.into()) };
-        let (next, directory) = self.view.next(directory, ENTRIES).await.map_err(refused)?;
+        let (next, directory) = view.next(directory, ENTRIES).await.map_err(refused)?;
         if next.is_empty() {
             return Err(StatusCode::Eof.into());
         }
@@ -252,7 +321,8 @@ impl Handler for Sftp {
     }
 
     async fn remove(&mut self, id: u32, path: String) -> Result<Status, StatusReply> {
-        self.view.remove_file(self.at(&path)?).await.map_err(refused)?;
+        let (view, at) = self.at(&path)?;
+        view.remove_file(at).await.map_err(refused)?;
         Ok(done(id))
     }
 
@@ -262,22 +332,25 @@ impl Handler for Sftp {
         path: String,
         _attrs: FileAttributes,
     ) -> Result<Status, StatusReply> {
-        self.view.make_directory(self.at(&path)?).await.map_err(refused)?;
+        let (view, at) = self.at(&path)?;
+        view.make_directory(at).await.map_err(refused)?;
         Ok(done(id))
     }
 
     async fn rmdir(&mut self, id: u32, path: String) -> Result<Status, StatusReply> {
-        self.view.remove_directory(self.at(&path)?).await.map_err(refused)?;
+        let (view, at) = self.at(&path)?;
+        view.remove_directory(at).await.map_err(refused)?;
         Ok(done(id))
     }
 
     async fn realpath(&mut self, id: u32, path: String) -> Result<Name, StatusReply> {
-        let path = self.at(&path)?.to_string();
+        let path = self.at(&path)?.1.to_string();
         Ok(Name { id, files: vec![File::new(path, FileAttributes::default())] })
     }
 
     async fn rename(&mut self, id: u32, from: String, to: String) -> Result<Status, StatusReply> {
-        self.view.rename(self.at(&from)?, self.at(&to)?, false).await.map_err(refused)?;
+        let ((view, from), (_, to)) = (self.at(&from)?, self.at(&to)?);
+        view.rename(from, to, false).await.map_err(refused)?;
         Ok(done(id))
     }
 
@@ -290,8 +363,8 @@ impl Handler for Sftp {
         match request.as_str() {
             POSIX_RENAME => {
                 let (from, to) = two_texts(&data).ok_or(StatusCode::BadMessage)?;
-                let (from, to) = (self.at(&from)?, self.at(&to)?);
-                self.view.rename(from, to, true).await.map_err(refused)?;
+                let ((view, from), (_, to)) = (self.at(&from)?, self.at(&to)?);
+                view.rename(from, to, true).await.map_err(refused)?;
                 Ok(Packet::Status(done(id)))
             }
             // What is closed is on the disk; until then nobody relies on it.

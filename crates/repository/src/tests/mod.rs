@@ -1,6 +1,7 @@
 //! Tests of the store below the doors.
 
 mod crash;
+mod forget;
 mod model;
 mod names;
 mod quota;

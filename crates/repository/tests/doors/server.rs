@@ -12,7 +12,7 @@ use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse;
 use perigee_http::{Failure, Listen, Network, unused_port};
 use perigee_model::Problem;
-use perigee_repository::{Account, Accounts, Found, Objects, Quota, Repository, sftp};
+use perigee_repository::{Account, Accounts, Credential, Objects, Quota, Repository, sftp};
 use tempfile::TempDir;
 
 /// Something that a client waits for takes as long as the machine needs.
@@ -33,29 +33,42 @@ fn by_token() -> BTreeMap<String, Account> {
     ["a", "b"].map(|tenant| (format!("token-of-{tenant}"), account(tenant))).into()
 }
 
-/// The users, as a cluster would have them.
-#[derive(Default)]
-pub struct Users(Mutex<BTreeMap<String, Account>>);
+/// The users, as a cluster would have them: by their keys, and by their tokens.
+pub struct Users {
+    keys: Mutex<BTreeMap<String, Account>>,
+    tokens: Mutex<BTreeMap<String, Account>>,
+}
 
 impl Users {
     /// Lets the owner of a public key in, in OpenSSH's form.
     pub fn allow_key(&self, key: &str, tenant: &str) {
         let words: Vec<&str> = key.split_whitespace().take(2).collect();
-        self.0.lock().expect("a lock").insert(words.join(" "), account(tenant));
+        self.keys.lock().expect("a lock").insert(words.join(" "), account(tenant));
     }
 
-    pub fn forget_keys(&self) {
-        self.0.lock().expect("a lock").clear();
+    /// No key and no token counts any more.
+    pub fn forget_all(&self) {
+        self.keys.lock().expect("a lock").clear();
+        self.tokens.lock().expect("a lock").clear();
+    }
+
+    /// Changes what all may do.
+    pub fn change(&self, change: impl Fn(&mut Account)) {
+        self.keys.lock().expect("a lock").values_mut().for_each(change);
     }
 }
 
 impl Accounts for Users {
-    fn by_token<'a>(&'a self, secret: &'a str) -> Found<'a> {
-        Box::pin(async move { by_token().remove(secret) })
+    fn by_token(&self, secret: &str) -> Option<Credential> {
+        let tokens = self.tokens.lock().expect("a lock");
+        tokens.contains_key(secret).then(|| Credential::Token(secret.to_owned()))
     }
 
-    fn by_key<'a>(&'a self, key: &'a str, _login: &'a str) -> Found<'a> {
-        Box::pin(async move { self.0.lock().expect("a lock").get(key).cloned() })
+    fn account(&self, credential: &Credential) -> Option<Account> {
+        match credential {
+            Credential::Token(token) => self.tokens.lock().expect("a lock").get(token).cloned(),
+            Credential::Key { key, .. } => self.keys.lock().expect("a lock").get(key).cloned(),
+        }
     }
 }
 
@@ -84,7 +97,8 @@ impl Server {
             perigee_http::serve(router, &[listen], &Network::Plain).await.expect("it serves");
         });
         wait_for(&address).await;
-        let accounts = Arc::new(Users::default());
+        let tokens = Mutex::new(by_token());
+        let accounts = Arc::new(Users { keys: Mutex::default(), tokens });
         let sftp_port = unused_port();
         let server = sftp::Server {
             address: format!("127.0.0.1:{sftp_port}"),

@@ -167,7 +167,7 @@ async fn a_token_is_a_password_and_nothing_else_lets_in() {
         let output = run("env", &arguments, "pwd\n").await;
         assert_eq!(text(&output.stdout).contains("/b"), is_let_in, "{token}");
     }
-    server.accounts.forget_keys();
+    server.accounts.forget_all();
     assert!(!client.sftp("pwd\n").await.status.success(), "the key counts no more");
     let host_key = server.dir.path().join("host-key");
     assert_eq!(fs::metadata(host_key).expect("a key").permissions().mode() & 0o777, 0o600);
@@ -194,4 +194,128 @@ async fn lftp_mirrors_a_directory_over_sftp() {
     assert!(run("lftp", &["--norc", "-c", &script], "").await.status.success());
     assert_eq!(fs::read(back.join("g1")).expect("it came"), content(100));
     assert_eq!(fs::read_dir(&back).expect("a directory").count(), 49);
+}
+
+/// A session of OpenSSH's sftp that is open, and answers one command after the other.
+struct Talk {
+    child: tokio::process::Child,
+    stdin: tokio::process::ChildStdin,
+    shown: PathBuf,
+}
+
+impl Talk {
+    /// Commands begin with `-`, so that the session goes on after one that fails.
+    fn begin(client: &Client<'_>, name: &str, more: &[String]) -> Self {
+        let mut options = client.options();
+        options.extend_from_slice(more);
+        options.extend(["-b", "-", "any@127.0.0.1"].map(str::to_owned));
+        let shown = client.server.dir.path().join(name);
+        let file = fs::File::create(&shown).expect("a file");
+        let mut child = tokio::process::Command::new("sftp")
+            .args(&options)
+            .stdin(std::process::Stdio::piped())
+            .stdout(file.try_clone().expect("a file"))
+            .stderr(file)
+            .kill_on_drop(true)
+            .spawn()
+            .expect("sftp; `make setup` installs it");
+        let stdin = child.stdin.take().expect("it has one");
+        Self { child, stdin, shown }
+    }
+
+    async fn say(&mut self, command: &str) {
+        use tokio::io::AsyncWriteExt as _;
+        let line = format!("{command}\n");
+        self.stdin.write_all(line.as_bytes()).await.expect("it reads");
+        self.stdin.flush().await.expect("it reads");
+    }
+
+    /// Waits until all that was said is done, and gives what was shown.
+    async fn shown(&mut self, end: &str) -> String {
+        self.say(&format!("!echo {end}")).await;
+        let until = std::time::Instant::now() + PATIENCE;
+        loop {
+            let shown = fs::read_to_string(&self.shown).expect("a file");
+            if shown.lines().any(|line| line == end) {
+                return shown;
+            }
+            assert!(std::time::Instant::now() < until, "{shown}");
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_session_has_the_rights_of_now_and_none_when_its_key_is_removed() {
+    let server = Server::start().await;
+    let client = Client::new(&server, "a").await;
+    let file = server.file("sent", b"content");
+    let mut talk = Talk::begin(&client, "shown", &[]);
+    talk.say(&format!("-put {} before", path(&file))).await;
+    let shown = talk.shown("END1").await;
+    assert!(server.stored("a", "before").exists(), "{shown}");
+    server.accounts.change(|account| account.may_write = false);
+    talk.say(&format!("-put {} reader", path(&file))).await;
+    talk.say("-ls -l before").await;
+    let shown = talk.shown("END2").await;
+    assert!(shown.contains("before"), "{shown}");
+    assert!(!server.stored("a", "reader").exists(), "{shown}");
+    server.accounts.forget_all();
+    let got = server.dir.path().join("got");
+    talk.say(&format!("-get before {}", path(&got))).await;
+    talk.say("-rm before").await;
+    let shown = talk.shown("END3").await;
+    assert!(!got.exists() && server.stored("a", "before").exists(), "{shown}");
+    assert!(shown.contains("Permission denied"), "{shown}");
+    drop(talk.stdin);
+    talk.child.wait().await.expect("it ends");
+}
+
+/// Each channel has files open, so one connection has only so many.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_connection_has_four_sessions_and_no_fifth() {
+    let server = Server::start().await;
+    let client = Client::new(&server, "a").await;
+    let control = server.dir.path().join("control");
+    let path_option = format!("-oControlPath={}", control.display());
+    let mut options = client.options();
+    options.extend(["-M", "-N", &path_option, "any@127.0.0.1"].map(str::to_owned));
+    let mut master = tokio::process::Command::new("ssh")
+        .args(&options)
+        .kill_on_drop(true)
+        .spawn()
+        .expect("ssh; `make setup` installs it");
+    let until = std::time::Instant::now() + PATIENCE;
+    while !control.exists() {
+        assert!(std::time::Instant::now() < until, "ssh makes no connection");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    // Without a connection of its own.
+    let shared = [path_option, "-oControlMaster=no".to_owned(), "-oProxyCommand=false".to_owned()];
+    let mut talks = Vec::new();
+    for number in 0..4 {
+        let mut talk = Talk::begin(&client, &format!("shown{number}"), &shared);
+        talk.say("pwd").await;
+        let shown = talk.shown("END").await;
+        assert!(shown.contains("Remote working directory: /a"), "{shown}");
+        talks.push(talk);
+    }
+    let mut fifth = Talk::begin(&client, "shown4", &shared);
+    assert!(!fifth.child.wait().await.expect("it ends").success());
+    // One that has ended makes room.
+    let first = talks.remove(0);
+    drop(first.stdin);
+    let mut child = first.child;
+    child.wait().await.expect("it ends");
+    loop {
+        let mut options = client.options();
+        options.extend_from_slice(&shared);
+        options.extend(["-b", "-", "any@127.0.0.1"].map(str::to_owned));
+        let words: Vec<&str> = options.iter().map(String::as_str).collect();
+        if run("sftp", &words, "pwd\n").await.status.success() {
+            break;
+        }
+        assert!(std::time::Instant::now() < until, "the place is not free again");
+    }
+    master.kill().await.expect("a kill");
 }
