@@ -634,11 +634,11 @@ impl Pool {
     }
 
     /// The checksums of a sealed layer without a parent, for hosts that copy all that the layer shows. With `own`,
-    /// those of any sealed layer, for hosts that copy only what the layer itself has. A layer that was sealed a moment ago
-    /// has none yet. They are computed now: whoever copied it drops the original when nothing is missing in the copy.
+    /// those of any sealed layer, for hosts that copy only what the layer itself has: they take a volume, and when nothing
+    /// is missing in their copy the original is deleted. So those of a layer that was sealed a moment ago are computed now.
     ///
     /// # Errors
-    /// Not found when the layer has a parent, is not complete, or has no data. Unavailable while they are computed.
+    /// Not found when the layer has a parent, is not complete, or has none. Unavailable while they are computed.
     pub async fn open_checksums(
         self: &Arc<Self>,
         id: LayerId,
@@ -689,11 +689,12 @@ impl Pool {
             let size_bytes = file.len().map_err(failed)?;
             return Ok(Ok(Arc::new(SumsDevice { size_bytes, file })));
         }
+        // The original of an image's copy stays.
         let layer = self.open_sealed(&row).map_err(|error| Problem::internal(what, error))?;
-        if layer.has_files() {
+        if own && layer.has_files() {
             return Ok(Err(row));
         }
-        Err(Problem::not_found(what, "the layer has no data"))
+        Err(Problem::not_found(what, "the layer has none"))
     }
 
     /// A sealed layer by name, read-only.

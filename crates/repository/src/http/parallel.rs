@@ -161,7 +161,11 @@ pub async fn drop_upload(view: &View, location: &Location, id: &str) -> Result<(
     find(view, location, id).await?;
     let taken = lock(&view.repository.uploads.0).remove(id);
     // Its part is deleted with it.
-    view.blocking(move |_| Ok(drop(taken))).await
+    view.blocking(move |_| {
+        drop(taken);
+        Ok(())
+    })
+    .await
 }
 
 pub async fn part(
