@@ -7,7 +7,7 @@ use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use perigee_http::Failure;
-use perigee_model::Problem;
+use perigee_model::{Problem, TenantName};
 use perigee_repository::{Account, Accounts, Credential, Quota, sftp};
 
 use crate::Config;
@@ -77,14 +77,29 @@ impl Accounts for Users {
     }
 }
 
-fn account_of(cluster: &Cluster, caller: &Caller) -> Account {
-    let quota = cluster.accounts.quota_of(&caller.tenant.full("files"));
+/// The controller itself, as one who has what a tenant has.
+pub fn account_of_tenant(cluster: &Cluster, tenant: &TenantName, may_write: bool) -> Account {
+    Account {
+        tenant: tenant.clone(),
+        user: "the controller".to_owned(),
+        may_write,
+        is_admin: false,
+        quota: quota_of(cluster, tenant),
+    }
+}
+
+fn quota_of(cluster: &Cluster, tenant: &TenantName) -> Quota {
+    let quota = cluster.accounts.quota_of(&tenant.full("files"));
     let default = Quota::default();
+    Quota { bytes: quota.file_bytes.unwrap_or(default.bytes), ..default }
+}
+
+fn account_of(cluster: &Cluster, caller: &Caller) -> Account {
     Account {
         tenant: caller.tenant.clone(),
         user: caller.who.clone(),
         may_write: true,
         is_admin: caller.is_admin(),
-        quota: Quota { bytes: quota.file_bytes.unwrap_or(default.bytes), ..default },
+        quota: quota_of(cluster, &caller.tenant),
     }
 }

@@ -1,32 +1,19 @@
-//! The controller's files: uploaded input bundles, seeds while they are built, and outputs.
+//! The outputs of jobs.
 //!
-//! A bundle's name is its tenant's full name of its SHA-256, an output's name is its job. Both get their names only when
-//! they are complete. They are on the same disk as the controller's store, for which some space is always reserved.
-//! A tar is never unpacked here (see [`crate::tars`]).
+//! An output's name is its job. It gets it only when it is complete. Outputs are on the same disk as the controller's
+//! store, for which some space is always reserved. A tar is never unpacked here (see [`crate::tars`]).
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
-use perigee_model::guest::Seed;
-use perigee_model::job::Bundle;
-use perigee_model::tenant::SEPARATOR;
-use perigee_model::{JobId, Problem, TenantName};
+use perigee_model::{JobId, Problem};
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncWriteExt;
 
-use crate::tars::{self, TarError};
-
 /// A request body without new bytes for this long is aborted.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
-
-/// The longest bundle. Larger inputs belong on a volume.
-const BUNDLE_BYTES_MAX: u64 = 16 << 30;
-
-/// A bundle that no unfinished job needs is kept for this long, for jobs that are about to be submitted.
-const BUNDLE_KEPT: Duration = Duration::from_secs(3600);
 
 /// The space that files leave to the store. A job that can't be recorded can't continue.
 const RESERVE_BYTES: u64 = 256 << 20;
@@ -34,30 +21,26 @@ const RESERVE_BYTES: u64 = 256 << 20;
 /// The disk's free space is checked each time a file has grown by this much.
 const LOOK_EVERY_BYTES: u64 = 16 << 20;
 
-pub fn bundle_path(state_dir: &Path, name: &str) -> PathBuf {
-    state_dir.join("bundles").join(format!("{name}.tar"))
-}
-
 pub fn output_path(state_dir: &Path, job: &JobId) -> PathBuf {
     state_dir.join("outputs").join(format!("{job}.tar"))
 }
 
-pub fn seed_path(state_dir: &Path, job: &JobId) -> PathBuf {
-    state_dir.join("seeds").join(format!("{job}.tar"))
-}
-
 /// Creates the directories, and removes incomplete files of an earlier run.
 pub fn prepare(state_dir: &Path) -> Result<(), Problem> {
-    for name in ["bundles", "outputs", "seeds"] {
-        let dir = state_dir.join(name);
-        let fault = |e| Problem::internal(format!("can't prepare {}", dir.display()), e);
-        std::fs::create_dir_all(&dir).map_err(fault)?;
-        for entry in std::fs::read_dir(&dir).map_err(fault)? {
-            let path = entry.map_err(fault)?.path();
-            // The job that needs a seed builds it again.
-            if name == "seeds" || path.extension().is_some_and(|end| end == "part") {
-                std::fs::remove_file(&path).map_err(fault)?;
-            }
+    let dir = state_dir.join("outputs");
+    let fault = |e| Problem::internal(format!("can't prepare {}", dir.display()), e);
+    std::fs::create_dir_all(&dir).map_err(fault)?;
+    for entry in std::fs::read_dir(&dir).map_err(fault)? {
+        let path = entry.map_err(fault)?.path();
+        if path.extension().is_some_and(|end| end == "part") {
+            std::fs::remove_file(&path).map_err(fault)?;
+        }
+    }
+    // Earlier controllers kept input files here.
+    for old in ["bundles", "seeds"].map(|name| state_dir.join(name)) {
+        match std::fs::remove_dir_all(&old) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(fault(e)),
+            _ => {}
         }
     }
     Ok(())
@@ -66,25 +49,6 @@ pub fn prepare(state_dir: &Path) -> Result<(), Problem> {
 /// Whether a text is a SHA-256. It becomes part of a path, so this must be checked.
 pub fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-/// Stores an uploaded tar after checking every entry.
-///
-/// # Errors
-/// `Invalid` if it is no tar or contains an entry that a job may not have.
-pub async fn store_bundle<E: std::fmt::Display>(
-    state_dir: &Path,
-    tenant: &TenantName,
-    body: impl Stream<Item = Result<Bytes, E>> + Unpin,
-) -> Result<Bundle, Problem> {
-    let part = Part::new(state_dir.join("bundles").join(format!("{}.part", uuid::Uuid::new_v4())));
-    let (bytes, sha256) = receive(body, &part.path, BUNDLE_BYTES_MAX).await?;
-    let path = part.path.clone();
-    blocking("check a bundle", move || tars::check_inputs(std::fs::File::open(path)?))
-        .await
-        .map_err(|problem| Problem::invalid("can't upload input files", problem.why))?;
-    part.keep(&bundle_path(state_dir, &tenant.full(&sha256)))?;
-    Ok(Bundle { sha256, bytes })
 }
 
 /// Stores a job's output. An earlier output of the job is replaced.
@@ -112,26 +76,6 @@ pub async fn store_output<E: std::fmt::Display>(
     part.keep(&target)
 }
 
-/// Builds the tar for a job's seed disk.
-pub async fn build_seed(
-    state_dir: &Path,
-    job: &JobId,
-    seed: Seed,
-    bundle: Option<&str>,
-) -> Result<PathBuf, Problem> {
-    let path = seed_path(state_dir, job);
-    let bundle = bundle.map(|name| bundle_path(state_dir, name));
-    let target = path.clone();
-    blocking("build a seed", move || {
-        let file = std::io::BufWriter::new(std::fs::File::create(target)?);
-        let bundle = bundle.map(std::fs::File::open).transpose()?;
-        tars::write_seed(file, &seed, bundle)?.into_inner().map_err(std::io::Error::from)?;
-        Ok(())
-    })
-    .await?;
-    Ok(path)
-}
-
 /// Writes a body to a file, and returns its length and its SHA-256.
 async fn receive<E: std::fmt::Display>(
     mut body: impl Stream<Item = Result<Bytes, E>> + Unpin,
@@ -154,8 +98,7 @@ async fn receive<E: std::fmt::Display>(
         bytes += chunk.len() as u64;
         if bytes > bytes_max {
             let why = format!("it is longer than {bytes_max} bytes");
-            return Err(Problem::invalid("can't receive a file", why)
-                .next("put large inputs on a volume, and name it in the job file"));
+            return Err(Problem::invalid("can't receive a file", why));
         }
         if bytes >= look_at {
             check_room(path, 0)?;
@@ -198,35 +141,6 @@ fn check_room(path: &Path, bytes: u64) -> Result<(), Problem> {
     Err(no_room(format!("can't write {}", path.display()), why))
 }
 
-/// Returns whether a bundle exists, and protects it from being collected until the job that needs it is
-/// recorded.
-pub fn keep_bundle(state_dir: &Path, name: &str) -> bool {
-    let touch = |path: PathBuf| std::fs::File::open(path)?.set_modified(SystemTime::now());
-    let sha256 = name.rsplit_once(SEPARATOR).map_or(name, |(_, sha256)| sha256);
-    is_sha256(sha256) && touch(bundle_path(state_dir, name)).is_ok()
-}
-
-/// Removes the bundles that are not needed and are older than [`BUNDLE_KEPT`]. Returns their number.
-pub fn collect_bundles(state_dir: &Path, needed: &BTreeSet<String>) -> Result<usize, Problem> {
-    let dir = state_dir.join("bundles");
-    let fault = |e| Problem::internal(format!("can't list {}", dir.display()), e);
-    let mut removed = 0;
-    for entry in std::fs::read_dir(&dir).map_err(fault)? {
-        let path = entry.map_err(fault)?.path();
-        let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
-        let is_bundle = path.extension().is_some_and(|end| end == "tar");
-        if !is_bundle || needed.contains(name) {
-            continue;
-        }
-        let used = std::fs::metadata(&path).and_then(|file| file.modified()).map_err(fault)?;
-        if used.elapsed().is_ok_and(|age| age > BUNDLE_KEPT) {
-            std::fs::remove_file(&path).map_err(fault)?;
-            removed += 1;
-        }
-    }
-    Ok(removed)
-}
-
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -252,16 +166,6 @@ impl Drop for Part {
         // After `keep` the file no longer has this name, which is not an error.
         drop(std::fs::remove_file(&self.path));
     }
-}
-
-async fn blocking<T: Send + 'static>(
-    what: &'static str,
-    act: impl FnOnce() -> Result<T, TarError> + Send + 'static,
-) -> Result<T, Problem> {
-    tokio::task::spawn_blocking(act)
-        .await
-        .map_err(|e| Problem::internal(what, e))?
-        .map_err(|e| Problem::internal(what, e))
 }
 
 #[cfg(test)]

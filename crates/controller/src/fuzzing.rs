@@ -9,15 +9,8 @@ use crate::jobs;
 use crate::records::Ending;
 use crate::tars;
 
-/// An archive of somebody else, as inputs and as an output.
+/// An archive of a guest.
 pub fn tar(input: &[u8]) {
-    let checked = tars::check_inputs(input).is_ok();
-    // What was checked becomes a seed.
-    let seed = serde_json::json!({
-        "job": "j-0001", "command": ["true"], "env": {}, "mounts": [], "outputs": [], "timeout_s": null
-    });
-    let seed = serde_json::from_value(seed).expect("a seed");
-    drop(tars::write_seed(std::io::sink(), &seed, checked.then_some(input)));
     drop(tars::check_output(input));
 }
 

@@ -21,7 +21,7 @@ use crate::cluster::{Cluster, HostLink};
 use crate::records::{ImageRecord, image_key};
 use crate::shadows;
 
-pub use imports::{import, settle_imports, upload};
+pub use imports::{import, import_inputs, settle_imports, upload};
 pub use sources::replace_lost_sources;
 
 use imports::end_import;
@@ -70,8 +70,19 @@ fn in_words(hosts: &[HostId]) -> String {
     format!("host {}", hosts.join(", "))
 }
 
-/// All images, each with the hosts that have the layer of that name.
-pub async fn images(cluster: &Cluster) -> Result<Vec<ClusterImage>, Problem> {
+/// All images, each with the hosts that have the layer of that name. Those of jobs' inputs only if they are asked for.
+pub async fn list(cluster: &Cluster, with_inputs: bool) -> Result<Vec<ClusterImage>, Problem> {
+    let mut all = images(cluster).await?;
+    if !with_inputs {
+        let records = cluster.records.list::<ImageRecord>("images/").await?;
+        let of_inputs: BTreeSet<ImageName> =
+            records.into_iter().filter(|r| r.inputs.is_some()).map(|r| r.name).collect();
+        all.retain(|image| !of_inputs.contains(&image.name));
+    }
+    Ok(all)
+}
+
+async fn images(cluster: &Cluster) -> Result<Vec<ClusterImage>, Problem> {
     let records = cluster.records.list::<ImageRecord>("images/").await?;
     let shared = records.iter().filter(|record| record.shared).map(|record| record.name.clone());
     let shared: BTreeSet<ImageName> = shared.collect();
@@ -284,6 +295,10 @@ pub async fn replicate(
 /// there would conflict with the next image of the name.
 pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> {
     for job in cluster.unfinished_jobs() {
+        if job.inputs.as_ref().is_some_and(|inputs| inputs.image == *name) {
+            let why = format!("job {} has it as its inputs", job.job.id);
+            return Err(Problem::conflict(format!("can't delete image {name}"), why));
+        }
         if job.job.spec.image == *name {
             let why = format!("job {} starts from it", job.job.id);
             return Err(Problem::conflict(format!("can't delete image {name}"), why));

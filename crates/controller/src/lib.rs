@@ -21,6 +21,7 @@ pub mod fuzzing;
 mod given_up;
 mod hosts;
 mod images;
+mod inputs;
 mod jobs;
 mod leave_site;
 mod links;
@@ -58,7 +59,7 @@ pub use tars::{TarError, check_output};
 
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The directory of the store, bundles and outputs. It is created if it does not exist.
+    /// The directory of the store, the repository and outputs. It is created if it does not exist.
     pub state: PathBuf,
     pub listen: Vec<Listen>,
     /// The controller's site, if it is at one. Outputs that may not leave their site come to the controller only if

@@ -85,14 +85,24 @@ pub struct ImageRecord {
     /// The host that has made it. The other hosts copy it from there while that answers.
     #[serde(default)]
     pub made_at: Option<HostId>,
+    /// It was made of a job's inputs.
+    #[serde(default)]
+    pub inputs: Option<InputsImage>,
+}
+
+/// What is known of an image of inputs beside its content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InputsImage {
+    /// When a job last needed it; Unix time.
+    pub used_ms: u64,
 }
 
 impl ImageRecord {
     /// The record of a name that has no layer yet.
     pub fn new(name: ImageName) -> Self {
         let leave_site = LeaveSite::Allowed;
-        let (layer, import, size_bytes, made_at) = Default::default();
-        Self { name, layer, import, leave_site, size_bytes, shared: false, made_at }
+        let (layer, import, size_bytes, made_at, inputs) = Default::default();
+        Self { name, layer, import, leave_site, size_bytes, shared: false, made_at, inputs }
     }
 }
 
@@ -168,6 +178,19 @@ pub struct JobRecord {
     /// It is the record of a VM that lives without a job.
     #[serde(default)]
     pub lasting: Option<Lasting>,
+    /// Its inputs, as they were when somebody looked last.
+    #[serde(default)]
+    pub inputs: Option<JobInputs>,
+}
+
+/// What the inputs of a job are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobInputs {
+    /// The image with them; its name is made of their hashes.
+    pub image: ImageName,
+    pub bytes: u64,
+    /// Files and directories.
+    pub entries: u64,
 }
 
 impl JobRecord {
@@ -220,7 +243,7 @@ pub enum Ending {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Placement {
-    /// Where the VM starts; root, seed and output volumes have their home there.
+    /// Where the VM starts; root, seed, output and inputs have their home there.
     pub start: HostId,
     /// In the order of the VM's disks.
     pub disks: Vec<PlacedDisk>,

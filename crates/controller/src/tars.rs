@@ -5,7 +5,6 @@
 
 use std::cell::Cell;
 use std::io::{self, Read, Write};
-use std::path::{Component, Path, PathBuf};
 
 use perigee_model::guest::Seed;
 
@@ -19,9 +18,7 @@ const ENTRIES_MAX: u64 = 1_000_000;
 pub enum TarError {
     #[error("{0}")]
     Io(#[from] io::Error),
-    #[error("entry {0:?} is absolute or goes up with '..'")]
-    Escapes(String),
-    #[error("entry {0:?} is neither a file, a directory nor a symbolic link")]
+    #[error("entry {0:?} is a sparse file")]
     Kind(String),
     #[error("it has more than {0} entries")]
     Entries(u64),
@@ -74,14 +71,6 @@ pub fn for_each_entry<R: Read>(
     }
 }
 
-/// Checks every entry of an archive of input files.
-///
-/// # Errors
-/// If it is no tar or contains an entry that a job may not have.
-pub fn check_inputs(archive: impl Read) -> Result<(), TarError> {
-    for_each_entry(archive, ENTRIES_MAX, |entry| input_path(entry).map(drop))
-}
-
 /// Checks every entry of a job's output, before a user unpacks it.
 ///
 /// # Errors
@@ -95,74 +84,19 @@ pub fn check_output(archive: impl Read) -> Result<(), TarError> {
     })
 }
 
-/// Writes the tar for a job's seed disk: the description, then the input files.
-pub fn write_seed<W: Write>(
-    target: W,
-    seed: &Seed,
-    bundle: Option<impl Read>,
-) -> Result<W, TarError> {
+/// Writes the tar for a job's seed disk: the description.
+pub fn write_seed<W: Write>(target: W, seed: &Seed) -> Result<W, TarError> {
     let mut builder = tar::Builder::new(target);
     let json = serde_json::to_vec(seed)?;
-    let mut header = header_of_root(0o644, 0);
-    header.set_size(json.len() as u64);
-    builder.append_data(&mut header, "job.json", &json[..])?;
-    if let Some(bundle) = bundle {
-        for_each_entry(bundle, ENTRIES_MAX, |entry| copy_entry(entry, &mut builder))?;
-    }
-    Ok(builder.into_inner()?)
-}
-
-fn copy_entry<R: Read, W: Write>(
-    entry: &mut tar::Entry<'_, R>,
-    builder: &mut tar::Builder<W>,
-) -> Result<(), TarError> {
-    let Some(path) = input_path(entry)? else { return Ok(()) };
-    let mut header = header_of_root(entry.header().mode()? & 0o777, entry.header().mtime()?);
-    header.set_entry_type(entry.header().entry_type());
-    if let Some(link) = entry.link_name()? {
-        builder.append_link(&mut header, path, link)?;
-    } else {
-        header.set_size(entry.size());
-        builder.append_data(&mut header, path, entry)?;
-    }
-    Ok(())
-}
-
-/// The owner is the guest's root, which runs the job.
-fn header_of_root(mode: u32, mtime_s: u64) -> tar::Header {
     let mut header = tar::Header::new_gnu();
-    header.set_mode(mode);
-    header.set_mtime(mtime_s);
+    // The owner is the guest's root, which runs the job.
     header.set_uid(0);
     header.set_gid(0);
-    header.set_size(0);
-    header
-}
-
-/// The path of an entry on the seed; `None` for the bundle's own top directory and for entries that are
-/// metadata of the archive.
-fn input_path<R: Read>(entry: &tar::Entry<'_, R>) -> Result<Option<PathBuf>, TarError> {
-    if entry.header().entry_type().is_pax_global_extensions() {
-        return Ok(None);
-    }
-    let path = entry.path()?;
-    let shown = || path.to_string_lossy().into_owned();
-    let kind = entry.header().entry_type();
-    if !(kind.is_file() || kind.is_dir() || kind.is_symlink()) {
-        return Err(TarError::Kind(shown()));
-    }
-    let mut inside = PathBuf::new();
-    for component in path.components() {
-        match component {
-            Component::Normal(part) => inside.push(part),
-            Component::CurDir => {}
-            Component::ParentDir | Component::RootDir | Component::Prefix(_) => {
-                return Err(TarError::Escapes(shown()));
-            }
-        }
-    }
-    let is_top = inside.as_os_str().is_empty();
-    Ok((!is_top).then(|| Path::new("inputs").join(inside)))
+    header.set_mode(0o644);
+    header.set_mtime(0);
+    header.set_size(json.len() as u64);
+    builder.append_data(&mut header, "job.json", &json[..])?;
+    Ok(builder.into_inner()?)
 }
 
 #[cfg(test)]

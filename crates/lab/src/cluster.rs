@@ -1,11 +1,14 @@
 //! Requests to a lab's controller, with deadlines and progress.
 
+use std::io::{Read, Seek, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use perigee_http::{Client, Method, file_body};
+use perigee_http::{Body, Client, Method, file_body};
+use perigee_model::data::{FileAddress, FileEntry};
+use perigee_model::inputs::{Input, InputFrom, InputList, UPLOADED_INPUTS, UploadedFile};
 use perigee_model::job::{
-    Bundle, ClusterImage, ClusterVolume, Job, JobSpec, JobState, Link, LogLine, Migration, MoveVm,
+    ClusterImage, ClusterVolume, Job, JobSpec, JobState, Link, LogLine, Migration, MoveVm,
     NewVolume, Sample, Vm, VmVolume,
 };
 use perigee_model::plan::{Decision, Plan};
@@ -13,6 +16,7 @@ use perigee_model::replica::{Replica, ReplicateVolume, StopReplica};
 use perigee_model::volume::VolumeSource;
 use perigee_model::volume_move::{MoveVolume, VolumeMove};
 use perigee_model::{HostId, ImageName, JobId, Problem, SiteId, VmId, VolumeName};
+use sha2::{Digest, Sha256};
 
 use crate::images::{image_of, import_everywhere};
 use crate::progress::Step;
@@ -70,14 +74,36 @@ impl Cluster {
         self.slow.post("/v1/links/probe", &serde_json::json!({})).await
     }
 
-    /// Uploads a tar and returns its id for [`JobSpec::inputs`].
+    /// Uploads the files of a tar, and returns the id of their list for [`JobSpec::inputs`].
     pub async fn upload(&self, bundle: &Path) -> Result<String, Problem> {
-        let file = tokio::fs::File::open(bundle)
-            .await
-            .map_err(|e| Problem::internal(format!("can't open {}", bundle.display()), e))?;
-        let stored: Bundle =
-            self.slow.send_body(Method::POST, "/v1/bundles", file_body(file)).await?;
-        Ok(stored.sha256)
+        let path = bundle.to_owned();
+        let unpacked = tokio::task::spawn_blocking(move || unpack(&path)).await;
+        let files = unpacked
+            .map_err(std::io::Error::other)
+            .flatten()
+            .map_err(|e| Problem::internal(format!("can't read {}", bundle.display()), e))?;
+        let mut list = InputList::default();
+        for Unpacked { to, executable, sha256, size_bytes, file } in files {
+            let body = file_body(tokio::fs::File::from_std(file));
+            self.put_input(&sha256, body).await?;
+            let from = InputFrom::File(UploadedFile { sha256, size_bytes, executable });
+            list.inputs.push(Input { to, from });
+        }
+        self.inputs(&list).await
+    }
+
+    /// Uploads a list of inputs, and returns its id for [`JobSpec::inputs`].
+    pub async fn inputs(&self, list: &InputList) -> Result<String, Problem> {
+        let text = serde_json::to_vec(list)
+            .map_err(|e| Problem::internal("can't write a list of inputs", e))?;
+        let sha256 = hex(&Sha256::digest(&text));
+        self.put_input(&sha256, text.into()).await?;
+        Ok(sha256)
+    }
+
+    async fn put_input(&self, sha256: &str, body: Body) -> Result<(), Problem> {
+        let address = FileAddress { tenant: None, path: format!("{UPLOADED_INPUTS}/{sha256}") };
+        self.slow.send_body::<FileEntry>(Method::PUT, &address.url(), body).await.map(drop)
     }
 
     pub async fn plan(&self, spec: &JobSpec) -> Result<Plan, Problem> {
@@ -330,4 +356,45 @@ fn state_line(job: &Job) -> String {
         }
         _ => format!("{state}{place}{moving}"),
     }
+}
+
+/// A file of a tar.
+struct Unpacked {
+    to: String,
+    executable: bool,
+    sha256: String,
+    size_bytes: u64,
+    file: std::fs::File,
+}
+
+fn unpack(bundle: &Path) -> std::io::Result<Vec<Unpacked>> {
+    let mut files = Vec::new();
+    for entry in tar::Archive::new(std::fs::File::open(bundle)?).entries()? {
+        let mut entry = entry?;
+        let to = entry.path()?.to_str().ok_or(std::io::ErrorKind::InvalidFilename)?.to_owned();
+        let executable = entry.header().mode()? & 0o100 != 0;
+        let mut file = std::fs::File::from(rustix::fs::open(
+            std::env::temp_dir(),
+            rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+        )?);
+        let (mut hasher, mut size_bytes) = (Sha256::new(), 0);
+        let mut piece = vec![0; 1 << 20];
+        loop {
+            let length = entry.read(&mut piece)?;
+            if length == 0 {
+                break;
+            }
+            hasher.update(&piece[..length]);
+            file.write_all(&piece[..length])?;
+            size_bytes += length as u64;
+        }
+        file.rewind()?;
+        files.push(Unpacked { to, executable, sha256: hex(&hasher.finalize()), size_bytes, file });
+    }
+    Ok(files)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -84,6 +84,9 @@ pub struct FileAddress {
     pub path: String,
 }
 
+/// What the address of a file begins with.
+pub const REPOSITORY_SCHEME: &str = "repo://";
+
 /// Stands for the caller's own tenant in a request.
 pub const OWN_TENANT: &str = "~";
 
@@ -119,7 +122,7 @@ impl std::str::FromStr for FileAddress {
     type Err = crate::ids::BadName;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (tenant, path) = match text.strip_prefix("repo://") {
+        let (tenant, path) = match text.strip_prefix(REPOSITORY_SCHEME) {
             Some(rest) => {
                 let (tenant, path) = rest.split_once('/').unwrap_or((rest, ""));
                 (Some(tenant.parse()?), path)

@@ -6,14 +6,14 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 /// What a VM's disk is for. In JSON, as virtio-blk's serial number and as the name of QEMU's block
-/// node it is `root`, `seed`, `output`, `cidata`, `nvram`, `data0`, `data1` and so on: the runner in the guest finds
+/// node it is `root`, `seed`, `output`, `inputs`, `cidata`, `nvram`, `data0`, `data1` and so on: the runner in the guest finds
 /// its disks by it. (A serial number has at most 20 bytes, `VIRTIO_BLK_ID_BYTES`.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum DiskRole {
     /// A clone of the job's image, which the VM boots.
     Root,
-    /// A tar with the job's description and its input files; never written by the guest.
+    /// A tar with the job's description; never written by the guest.
     Seed,
     /// The guest writes its outputs to it, as a tar.
     Output,
@@ -21,6 +21,8 @@ pub enum DiskRole {
     CloudInit,
     /// The variables of a VM's UEFI firmware. It is the firmware's flash memory and no disk of the guest.
     Nvram,
+    /// A clone of the image of the job's input files, which the guest mounts.
+    Inputs,
     /// The job's volume of this index, from 0, in the order of the job file.
     Data(u8),
 }
@@ -28,7 +30,7 @@ pub enum DiskRole {
 /// Why a text is no [`DiskRole`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{text:?} is not what a disk is for: root, seed, output, cidata, nvram, or data0 to data255"
+    "{text:?} is not what a disk is for: root, seed, output, inputs, cidata, nvram, or data0 to data255"
 )]
 pub struct BadDiskRole {
     text: String,
@@ -55,6 +57,7 @@ impl fmt::Display for DiskRole {
             Self::Output => f.pad("output"),
             Self::CloudInit => f.pad("cidata"),
             Self::Nvram => f.pad("nvram"),
+            Self::Inputs => f.pad("inputs"),
             Self::Data(index) => f.pad(&format!("data{index}")),
         }
     }
@@ -70,6 +73,7 @@ impl FromStr for DiskRole {
             "output" => Some(Self::Output),
             "cidata" => Some(Self::CloudInit),
             "nvram" => Some(Self::Nvram),
+            "inputs" => Some(Self::Inputs),
             _ => text
                 .strip_prefix("data")
                 .and_then(|index| Self::data(index.parse().ok()?))
@@ -106,6 +110,7 @@ mod tests {
             (DiskRole::Output, "output"),
             (DiskRole::CloudInit, "cidata"),
             (DiskRole::Nvram, "nvram"),
+            (DiskRole::Inputs, "inputs"),
             (DiskRole::Data(0), "data0"),
             (DiskRole::Data(255), "data255"),
         ] {

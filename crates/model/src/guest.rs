@@ -1,7 +1,10 @@
 //! What the host and the runner in the guest say to each other.
 //!
 //! **Seed disk** (serial `seed`): a tar stream from byte 0. Its first entry is `job.json`
-//! ([`Seed`]); the others are the input files, below `inputs/`, with ownership in the guest's numbering.
+//! ([`Seed`]). Entries below `inputs/` may follow, with ownership in the guest's numbering: a VM without Perigee gets
+//! its input files so.
+//!
+//! **Inputs disk** (serial `inputs`): an ext4 filesystem with the job's input files, a mount like those of the data disks.
 //!
 //! **Output disk** (serial `output`): the runner writes one tar stream from byte 0 and then says how
 //! long it is. The host never mounts it.
@@ -39,7 +42,7 @@ pub struct Seed {
     pub command: Vec<String>,
     /// The command's environment, beside what the runner sets itself.
     pub env: BTreeMap<String, String>,
-    /// The job's volumes, in the order of the job file.
+    /// The job's input files, then its volumes in the order of the job file.
     pub mounts: Vec<Mount>,
     /// Paths in the guest that go to the output disk.
     pub outputs: Vec<String>,

@@ -106,7 +106,9 @@ pub struct JobSpec {
     pub writes: LeaveSite,
     /// The command is ended after so many seconds; `None`: never.
     pub timeout_s: Option<u64>,
-    /// SHA-256 of a tar of the input files, uploaded before (`POST /v1/bundles`).
+    /// SHA-256 of the list of its inputs ([`crate::inputs::InputList`] in JSON), which is the file `.inputs/SHA256` of
+    /// the job's tenant in the data repository. Uploaded files that it names are `.inputs/SHA256` too, each under its
+    /// own hash.
     pub inputs: Option<String>,
     /// Who submitted it: the user, where a token says that. Tenants share the cluster equally, and their users share
     /// their tenant's part.
@@ -565,15 +567,6 @@ pub struct MoveVm {
     /// They come although a replica of one is at the destination's site, and no other site has a copy of it then.
     #[serde(default)]
     pub confirmed: bool,
-}
-
-/// An uploaded tar of input files, kept under its SHA-256.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Bundle {
-    /// Its name, 64 lower-case hexadecimal digits: the same bytes uploaded twice are one bundle.
-    pub sha256: String,
-    /// The tar's length.
-    pub bytes: u64,
 }
 
 /// One point of a job's time series.

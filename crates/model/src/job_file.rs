@@ -13,9 +13,10 @@
 //!   - volume: tpch-data
 //!     mount: /data          # then /data1, /data2 …
 //!     access: write         # write | read | clone
-//! inputs:                   # copied from the submitter's machine to the job's directory
-//!   - queries.sql
+//! inputs:                   # files and directories, in the job's directory `inputs`
+//!   - queries.sql           # of the submitter's machine, relative to the job file
 //!   - {from: lib/run.sh, to: run.sh}
+//!   - repo://physics/measured   # of the data repository
 //! outputs: [/output]
 //! placement:
 //!   start: anywhere         # anywhere | {site: NAME} | {host: NAME}
@@ -33,6 +34,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use crate::data::{FileAddress, REPOSITORY_SCHEME};
+use crate::inputs::check_input_path;
 use crate::job::{Access, DEFAULT_OWNER, JobSpec, JobVolume, Restart, Start};
 use crate::limits::{
     CPUS, JOB_DISK_BYTES, JOB_VOLUMES, Limit, MEMORY_BYTES, OUTPUTS, PRIORITY, TIMEOUT_S,
@@ -54,17 +57,26 @@ const OUTPUT_BYTES_DEFAULT: u64 = 1 << 30;
 pub struct JobFile {
     /// The job to submit, checked ([`JobSpec::check`]).
     pub spec: JobSpec,
-    /// The files to upload when the job is submitted. [`JobSpec::inputs`] then names the upload.
+    /// What the job is given. [`JobSpec::inputs`] names the list that is made of it.
     pub inputs: Vec<InputFile>,
 }
 
-/// A file or directory on the submitter's machine that goes into the job's directory.
+/// A file or directory that goes into the job's directory of inputs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InputFile {
-    /// Relative to the job file.
-    pub from: String,
-    /// Relative to the job's directory.
+    /// Where it is.
+    pub from: InputSource,
+    /// Relative to the directory of the inputs.
     pub to: String,
+}
+
+/// Where an input is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum InputSource {
+    /// On the submitter's machine, relative to the job file.
+    Local(String),
+    /// In the data repository.
+    Repository(FileAddress),
 }
 
 /// Parses a job file. Errors name `file_name`. Its stem is the job's default name.
@@ -288,30 +300,36 @@ fn read_inputs(field: &Field<'_>) -> Result<Vec<InputFile>, Problem> {
 fn read_input(item: &Field<'_>) -> Result<InputFile, Problem> {
     if !item.is_map() {
         let from = item.text()?;
-        return Ok(InputFile { from: from.to_owned(), to: default_to(item, from)? });
+        return Ok(InputFile { from: read_source(item)?, to: default_to(item, from)? });
     }
     let [from, to] = item.fields(["from", "to"])?;
     let from = from.ok_or_else(|| missing(item, "from", "from: PATH"))?;
     let to = match to {
         None => default_to(&from, from.text()?)?,
-        Some(to) => to.parse(|text| {
-            let stays_inside = !text.is_empty()
-                && !text.contains('\0')
-                && text.split('/').all(|part| !matches!(part, "" | "." | ".."));
-            if stays_inside {
-                Ok(text.to_owned())
-            } else {
-                Err(format!("{text:?} is not a path below the job's directory"))
-            }
-        })?,
+        Some(to) => to.parse(|text| check_input_path(text).map(|()| text.to_owned()))?,
     };
-    Ok(InputFile { from: from.text()?.to_owned(), to })
+    Ok(InputFile { from: read_source(&from)?, to })
+}
+
+fn read_source(field: &Field<'_>) -> Result<InputSource, Problem> {
+    field.parse(|text| match text.starts_with(REPOSITORY_SCHEME) {
+        true => text.parse().map(InputSource::Repository),
+        false => Ok(InputSource::Local(text.to_owned())),
+    })
 }
 
 /// The default destination of an input: the file's own name.
 fn default_to(field: &Field<'_>, from: &str) -> Result<String, Problem> {
-    match Path::new(from).file_name().and_then(|name| name.to_str()) {
-        Some(name) => Ok(name.to_owned()),
+    let path = match from.strip_prefix(REPOSITORY_SCHEME) {
+        // Without the tenant, which names no file.
+        Some(rest) => rest.split_once('/').map_or("", |(_, path)| path),
+        None => from,
+    };
+    match Path::new(path).file_name().and_then(|name| name.to_str()) {
+        Some(name) => {
+            check_input_path(name).map_err(|why| field.problem(why))?;
+            Ok(name.to_owned())
+        }
         None => Err(field
             .problem(format!("{from:?} has no file name"))
             .next("write {from: PATH, to: NAME}")),

@@ -14,6 +14,7 @@ pub mod grant;
 pub mod guest;
 pub mod home;
 pub mod ids;
+pub mod inputs;
 pub mod job;
 pub mod job_file;
 pub mod lasting;

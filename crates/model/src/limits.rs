@@ -58,7 +58,7 @@ pub static VM_DISKS: Limit = Limit::new("a VM's number of disks", Unit::Count, 1
 /// Addresses in a host's certificate.
 pub static HOST_ADDRESSES: Limit = Limit::new("a host's number of addresses", Unit::Count, 1, 64);
 
-/// Volumes of a job: a VM's disks without root, seed and output.
+/// Volumes of a job: a VM's disks without root, seed and output. A job with inputs has one less.
 pub static JOB_VOLUMES: Limit =
     Limit::new("a job's number of volumes", Unit::Count, 0, VM_DISKS.max - 3);
 
@@ -165,6 +165,26 @@ pub static FILE_SHARES: Limit =
 /// Entries of a directory in one answer.
 pub static FILE_LIST: Limit =
     Limit::new("the number of entries in one answer", Unit::Count, 1, 10_000);
+
+/// Files and directories that a list of a job's inputs names. More are read from a directory of the repository.
+pub static INPUT_ENTRIES: Limit =
+    Limit::new("the number of entries in a list of inputs", Unit::Count, 0, 100_000);
+
+/// Files and directories that a job is given, with all that is in the directories.
+pub static INPUT_FILES: Limit =
+    Limit::new("a job's number of input files and directories", Unit::Count, 0, 200_000);
+
+/// A job's inputs together. What is larger belongs on a volume.
+pub static INPUT_BYTES: Limit = Limit::new("the size of a job's inputs", Unit::Bytes, 0, 64 * GIB);
+
+/// The path of an input below the directory of the inputs. With that directory, at whatever host, it is shorter than
+/// Linux's `PATH_MAX`.
+pub static INPUT_PATH_BYTES: Limit =
+    Limit::new("the length of an input's path", Unit::TextBytes, 1, 2048);
+
+/// A list of a job's inputs, as a file.
+pub static INPUT_LIST_BYTES: Limit =
+    Limit::new("the length of a list of inputs", Unit::Bytes, 0, 64 * MIB);
 
 /// Files and directories that a job names as its output.
 pub static OUTPUTS: Limit = Limit::new("a job's number of outputs", Unit::Count, 0, 256);
@@ -289,7 +309,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 41] = [
+    const ALL: [&Limit; 46] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
@@ -321,6 +341,11 @@ mod tests {
         &UPLOAD_PARTS,
         &FILE_SHARES,
         &FILE_LIST,
+        &INPUT_ENTRIES,
+        &INPUT_FILES,
+        &INPUT_BYTES,
+        &INPUT_PATH_BYTES,
+        &INPUT_LIST_BYTES,
         &OUTPUTS,
         &USER_DATA_BYTES,
         &BATCH_VOLUMES,

@@ -50,6 +50,9 @@ pub enum BadSpec {
     /// Two volumes of a job have one directory.
     #[error("two volumes can't both be mounted at {0}")]
     MountTwice(String),
+    /// Its input files are a disk too.
+    #[error("a job with inputs can have {} volumes at most", JOB_VOLUMES.max - 1)]
+    DiskForInputs,
     /// Two disks of a VM have one role.
     #[error("it has two disks {0}")]
     DiskTwice(DiskRole),
@@ -197,6 +200,9 @@ impl JobSpec {
         }
         field("output", within(JOB_DISK_BYTES.check(self.output_bytes)))?;
         field("volumes", within(JOB_VOLUMES.check(self.volumes.len())))?;
+        if self.inputs.is_some() && JOB_VOLUMES.check(self.volumes.len() + 1).is_err() {
+            field("volumes", Err(BadSpec::DiskForInputs))?;
+        }
         for (index, volume) in self.volumes.iter().enumerate() {
             field("volumes", check_mount(&volume.mount))?;
             field("volumes", check_beside(volume, &self.volumes[..index]))?;

@@ -8,6 +8,7 @@
 //! | `GET /images`, `GET /images/{image}` | | [`ImageInfo`] |
 //! | `POST /images` | [`ImportImage`] | lines of [`Step`] of [`ImageInfo`]; it is stopped when the client leaves |
 //! | `POST /uploads` | a file's bytes | [`Upload`]; for [`ImportImage::source`] |
+//! | `POST /trees` | a tar of files | [`Upload`]; as a source it becomes an ext4 filesystem with these files |
 //! | `DELETE /images/{image}` | | ends an import of it first |
 //! | `POST /images/{image}/copy` | [`CopyImage`] | [`ImageInfo`] |
 //! | `PUT /images/{image}/keep` | [`Keep`] | [`ImageInfo`] |
@@ -76,8 +77,8 @@ pub use figures::{
     TraceSummary, TracedRequest,
 };
 pub use image::{
-    BadKeep, CopyImage, ImageFormat, ImageInfo, ImageSource, ImportImage, Keep, UPLOAD_PREFIX,
-    Upload,
+    BadKeep, CopyImage, ImageFormat, ImageInfo, ImageSource, ImportImage, Keep, TREE_PREFIX,
+    UPLOAD_PREFIX, Upload,
 };
 pub use long::{ByteRange, CheckReport, CheckScope, Compacted, Fault, FaultKind, Progress, Step};
 pub use vm_socket::{VmSocket, VmSocketAt};

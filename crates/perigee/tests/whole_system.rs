@@ -64,6 +64,11 @@ fn a_job_runs_and_what_is_wrong_is_said_plainly() {
     });
 }
 
+#[test]
+fn a_job_has_its_inputs_and_the_next_one_the_same() {
+    with_system(async |system| system::inputs::a_job_has_its_inputs(&system).await);
+}
+
 /// QEMU's users pass through some directories.
 fn nothing_is_open_to_other_users(system: &system::System) -> system::Checked<()> {
     let lab = system.lab.dir();

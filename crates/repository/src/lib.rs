@@ -43,6 +43,7 @@ pub use account::{Account, Accounts, Credential, Quota};
 pub use objects::{Address, Objects};
 pub use path::{DataPath, Location};
 pub use repository::Repository;
+pub use transfer::Reading;
 pub use view::View;
 
 pub use http::router;

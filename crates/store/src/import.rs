@@ -27,7 +27,8 @@ use super::files::{BlockFile, DiskFile};
 use super::layer::{Layer, data_name, map_name};
 use super::map::{self, MapFile};
 use super::pool::Pool;
-use super::qemu_img::{self, OUTPUT, Run};
+use super::qemu_img::{self, OUTPUT, Program, Run};
+use super::trees;
 use super::volume::io_problem;
 use super::work::Work;
 pub use source::ImportFrom;
@@ -134,12 +135,22 @@ impl Pool {
         if self.is_imported(&what, &request.name, layer).await? {
             return self.image_info(&request.name).await;
         }
-        let source = self.readable(&what, open(&what, &request.source)?, work).await?;
-        let info = inspect(&what, &source, request.format, patience.info, work).await?;
-        let size_bytes = Self::layer_size(&what, info.virtual_size)?;
-        work.expect(size_bytes);
         let temp = self.temp_file();
-        convert(&what, &source, &info, &temp.0, patience.progress, work).await?;
+        let size_bytes = match open(&what, &request.source)? {
+            ImportFrom::Tree(tree) => {
+                let target = new_file(&temp.0).map_err(|error| Problem::internal(&what, error))?;
+                let to = (temp.0.as_path(), &target);
+                trees::build(&what, &tree, to, patience.progress, work).await?
+            }
+            source => {
+                let source = self.readable(&what, source, work).await?;
+                let info = inspect(&what, &source, request.format, patience.info, work).await?;
+                let size_bytes = Self::layer_size(&what, info.virtual_size)?;
+                work.expect(size_bytes);
+                convert(&what, &source, &info, &temp.0, patience.progress, work).await?;
+                size_bytes
+            }
+        };
 
         let guard = self.changes().await;
         if !self.is_imported(&what, &request.name, layer).await? {
@@ -336,7 +347,7 @@ async fn inspect(
     work: &Work,
 ) -> Result<SourceInfo, Problem> {
     let format = match source {
-        ImportFrom::File(_) => format,
+        ImportFrom::File(_) | ImportFrom::Tree(_) => format,
         // A guest wrote these bytes, so qemu-img must not guess a format from them.
         ImportFrom::Nbd(_) => Some(ImageFormat::Raw),
     };
@@ -347,9 +358,12 @@ async fn inspect(
     arguments.push(source.argument());
     let run = Run {
         what,
+        program: Program::QemuImg,
+        directory: None,
         arguments: &arguments,
         input: source.file(),
         output: None,
+        edits: None,
         has_network: matches!(source, ImportFrom::Nbd(_)),
         cpu_s_max: START_CPU_S,
         silence_max,
@@ -357,7 +371,7 @@ async fn inspect(
     let said = run.run(None, work).await?;
     if !said.status.success() {
         let kind = match source {
-            ImportFrom::File(_) => ProblemKind::Invalid,
+            ImportFrom::File(_) | ImportFrom::Tree(_) => ProblemKind::Invalid,
             ImportFrom::Nbd(_) => ProblemKind::Unavailable,
         };
         return Err(Problem::new(kind, what, said.reason()));
@@ -429,6 +443,9 @@ async fn convert(
     let new = ["convert", "-n", "--target-is-zero", "-f", &info.format, "-O", "raw"];
     let run = Run {
         what,
+        program: Program::QemuImg,
+        directory: None,
+        edits: None,
         arguments: &[&new[..], &[source.argument(), OUTPUT]].concat(),
         input: source.file(),
         output: Some((&target, info.virtual_size.next_multiple_of(BLOCK_BYTES))),

@@ -22,6 +22,7 @@
 //! | which directory has a layer's files | `directories` |
 //! | a volume gets another home, or comes from one | `homes`, `steps`, `arrive` |
 //! | creating, cloning, sealing, deleting | `lifecycle`, `import`, `imports` |
+//! | files become an image | `trees` |
 //! | merging the layers of a deep chain | `compact` |
 //! | whether the bytes are still what was written | `checksums`, `check`, `keeper` |
 //! | the space on the disk of volumes, images and tenants | `space` |
@@ -75,6 +76,7 @@ mod stage;
 mod steps;
 #[cfg(test)]
 mod tests;
+mod trees;
 mod volume;
 mod work;
 
@@ -83,9 +85,10 @@ pub use common::{Common, Compared};
 pub use confined::Data;
 pub use import::ImportFrom;
 pub use pool::{Pool, PoolConfig};
-pub use qemu_img::give as give_to_qemu_img;
+pub use qemu_img::{give as give_to_qemu_img, lower_priority};
 pub use remote::Connector;
 pub use steps::MoveStep;
+pub use trees::{TreeError, TreeSize, unpack};
 pub use volume::{Volume, io_problem};
 pub use work::{StopOnDrop, Work};
 

@@ -1,9 +1,10 @@
-//! Runs `qemu-img`, which reads foreign bytes, so that a fault in it reaches little: as a user of its own, without a
-//! network, with limits of memory, CPU time, file size and output, and with the files that it is given and no other.
+//! Runs `qemu-img` and the programs that make filesystems, which read foreign bytes, so that a fault in them reaches
+//! little: as a user of their own, without a network, with limits of memory, CPU time, file size and output, and with the files that it is given and no other.
 //!
 //! A file reaches it as an open descriptor. It opens `/proc/self/fd/N`, for which the kernel asks whether its user may
 //! read the file itself, but not whether it may enter the directories above it.
 
+use std::ffi::CStr;
 use std::fs::{File, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -11,9 +12,11 @@ use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::fcntl::OFlag;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_no_new_privs;
 use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::stat::Mode;
 use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
 use perigee_model::Problem;
 use tokio::io::{AsyncRead, AsyncReadExt};
@@ -36,15 +39,45 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 pub const INPUT: &str = "/proc/self/fd/0";
 pub const OUTPUT: &str = "/proc/self/fd/1";
 
+/// What is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Program {
+    QemuImg,
+    Mke2fs,
+    E2fsck,
+}
+
+impl Program {
+    fn name(self) -> &'static str {
+        match self {
+            Self::QemuImg => "qemu-img",
+            Self::Mke2fs => "mke2fs",
+            Self::E2fsck => "e2fsck",
+        }
+    }
+
+    fn package(self) -> &'static str {
+        match self {
+            Self::QemuImg => "qemu-utils",
+            Self::Mke2fs | Self::E2fsck => "e2fsprogs",
+        }
+    }
+}
+
 /// One run.
 pub struct Run<'a> {
     /// What it is for, for errors.
     pub what: &'a str,
+    pub program: Program,
+    /// Where it begins; default: in the root directory.
+    pub directory: Option<&'a Path>,
     pub arguments: &'a [&'a str],
     /// The file [`INPUT`], if it has one.
     pub input: Option<&'a File>,
     /// The file [`OUTPUT`], and the most bytes that it may get.
     pub output: Option<(&'a File, u64)>,
+    /// A file that it reads and writes, as [`INPUT`], and the most bytes that it may get.
+    pub edits: Option<(&'a File, u64)>,
     /// Only for an `nbd://` address, whose bytes are not parsed.
     pub has_network: bool,
     pub cpu_s_max: u64,
@@ -53,6 +86,7 @@ pub struct Run<'a> {
 
 /// What it said.
 pub struct Said {
+    program: Program,
     pub status: ExitStatus,
     pub stdout: Vec<u8>,
     stderr: Vec<u8>,
@@ -63,15 +97,19 @@ impl Said {
     pub fn reason(&self) -> String {
         use std::os::unix::process::ExitStatusExt;
         let text = String::from_utf8_lossy(&self.stderr);
+        let name = self.program.name();
         match self.status.signal() {
             Some(nix::libc::SIGXCPU | nix::libc::SIGKILL) => {
-                "qemu-img used more CPU time than such an image may need, and was stopped".into()
+                format!("{name} used more CPU time than such an image may need, and was stopped")
             }
             Some(nix::libc::SIGXFSZ) => {
-                "qemu-img wanted to write more than the image's size, and was stopped".into()
+                format!("{name} wanted to write more than the image's size, and was stopped")
             }
-            Some(signal) => format!("qemu-img was killed by signal {signal}"),
-            None => format!("qemu-img: {}", text.trim().trim_start_matches("qemu-img: ")),
+            Some(signal) => format!("{name} was killed by signal {signal}"),
+            None => {
+                let said = text.trim().trim_start_matches(name).trim_start_matches(": ");
+                format!("{name}: {said}")
+            }
         }
     }
 }
@@ -116,17 +154,20 @@ impl Run<'_> {
     /// its output, which shows the progress.
     pub async fn run(self, writes: Option<&Path>, work: &Work) -> Result<Said, Problem> {
         let cannot_run = |error: io::Error| {
-            let why = format!("can't run qemu-img as a user of its own without network: {error}");
+            let name = self.program.name();
+            let why = format!("can't run {name} as a user of its own without network: {error}");
             let problem = Problem::internal(self.what, why);
             match error.kind() {
-                io::ErrorKind::NotFound => problem.next("install the package qemu-utils"),
+                io::ErrorKind::NotFound => {
+                    problem.next(format!("install the package {}", self.program.package()))
+                }
                 _ => problem.next(
                     "the volume server needs the rights of root for this, also in a container, or a kernel that gives \
                      each user user namespaces",
                 ),
             }
         };
-        let has_room = || match self.output.map(|(file, _)| check_room(file)) {
+        let has_room = || match self.output.or(self.edits).map(|(file, _)| check_room(file)) {
             None | Some(Ok(())) => Ok(()),
             Some(Err(error)) if error.kind() == io::ErrorKind::StorageFull => {
                 Err(no_room(self.what))
@@ -139,13 +180,17 @@ impl Run<'_> {
         let (stdout, stderr) = (process.stdout.take(), process.stderr.take());
         let mut ended = std::pin::pin!(async {
             let (stdout, stderr) = tokio::try_join!(bounded(stdout), bounded(stderr))?;
-            Ok::<_, io::Error>(Said { status: process.wait().await?, stdout, stderr })
+            let status = process.wait().await?;
+            Ok::<_, io::Error>(Said { program: self.program, status, stdout, stderr })
         });
         let mut silence = Silence::new(Instant::now());
         loop {
             match tokio::time::timeout(LOOK_EVERY, &mut ended).await {
                 Ok(Err(error)) if error.kind() == io::ErrorKind::FileTooLarge => {
-                    let why = format!("qemu-img said more than {OUTPUT_BYTES_MAX} bytes about it");
+                    let why = {
+                        let name = self.program.name();
+                        format!("{name} said more than {OUTPUT_BYTES_MAX} bytes about it")
+                    };
                     return Err(Problem::invalid(self.what, why));
                 }
                 Ok(ended) => return ended.map_err(cannot_run),
@@ -161,12 +206,14 @@ impl Run<'_> {
     }
 
     fn command(&self) -> io::Result<Command> {
-        let mut command = Command::new("qemu-img");
-        command.args(self.arguments).current_dir("/").kill_on_drop(true).env_clear();
-        if let Some(path) = std::env::var_os("PATH") {
-            command.env("PATH", path);
-        }
-        command.stdin(match self.input {
+        let mut command = Command::new(self.program.name());
+        let directory = self.directory.unwrap_or(Path::new("/"));
+        command.args(self.arguments).current_dir(directory).kill_on_drop(true).env_clear();
+        let mut path = std::env::var_os("PATH").unwrap_or_default();
+        // Where the programs for filesystems are.
+        path.push(":/usr/sbin:/sbin");
+        command.env("PATH", path);
+        command.stdin(match self.input.or(self.edits.map(|(file, _)| file)) {
             Some(file) => Stdio::from(file.try_clone()?),
             None => Stdio::null(),
         });
@@ -176,10 +223,17 @@ impl Run<'_> {
         });
         command.stderr(Stdio::piped());
         let (network, cpu_s_max) = (self.has_network, self.cpu_s_max);
-        let file_bytes_max = self.output.map_or(0, |(_, bytes)| bytes);
+        let file_bytes_max = self.output.or(self.edits).map_or(0, |(_, bytes)| bytes);
         let is_root = Uid::effective().is_root();
+        let is_background = self.program != Program::QemuImg;
+        // Files of this process's user are root's in a filesystem that is made.
+        let own = [Uid::effective().as_raw(), Gid::effective().as_raw()];
+        let maps = own.map(|id| format!("0 {id} 1"));
         let confine = move || {
-            confine(is_root, network)?;
+            if is_background {
+                lower_priority();
+            }
+            confine(is_root, network, &maps)?;
             let limits = [
                 (Resource::RLIMIT_AS, MEMORY_BYTES_MAX),
                 (Resource::RLIMIT_CPU, cpu_s_max),
@@ -197,7 +251,7 @@ impl Run<'_> {
 }
 
 /// Gives up all rights. A process that is not root has few, and gets a network namespace within a user namespace of its own.
-fn confine(is_root: bool, network: bool) -> io::Result<()> {
+fn confine(is_root: bool, network: bool, maps: &[String; 2]) -> io::Result<()> {
     if is_root {
         if !network {
             unshare(CloneFlags::CLONE_NEWNET)?;
@@ -207,8 +261,31 @@ fn confine(is_root: bool, network: bool) -> io::Result<()> {
         setuid(Uid::from_raw(UID))?;
     } else if !network {
         unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET)?;
+        write_map(c"/proc/self/setgroups", "deny");
+        write_map(c"/proc/self/uid_map", &maps[0]);
+        write_map(c"/proc/self/gid_map", &maps[1]);
     }
     Ok(set_no_new_privs()?)
+}
+
+/// Without it, files have the owner `nobody`, which harms nobody.
+fn write_map(path: &CStr, text: &str) {
+    let opened = nix::fcntl::open(path, OFlag::O_WRONLY | OFlag::O_CLOEXEC, Mode::empty());
+    if let Ok(file) = opened {
+        let _ = nix::unistd::write(&file, text.as_bytes());
+    }
+}
+
+/// Lets VMs and their volumes have the CPU and the disk first. For the calling thread.
+pub fn lower_priority() {
+    const IOPRIO_WHO_PROCESS: nix::libc::c_int = 1;
+    /// The lowest of those that still get their turn: class 2, level 7 (ioprio_set(2)).
+    const BEST_EFFORT_LAST: nix::libc::c_int = (2 << 13) | 7;
+    // SAFETY: both calls take numbers only, and are async-signal-safe.
+    unsafe {
+        nix::libc::setpriority(nix::libc::PRIO_PROCESS, 0, 10);
+        nix::libc::syscall(nix::libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, BEST_EFFORT_LAST);
+    }
 }
 
 /// All that comes, unless it is too much.

@@ -75,6 +75,7 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/pool", get(pool_info))
         .route("/images", get(list_images).post(import_image))
         .route("/uploads", post(upload))
+        .route("/trees", post(receive_tree))
         .route("/images/{image}", get(image_info).delete(delete_image))
         .route("/images/{image}/copy", post(copy_image))
         .route("/images/{image}/keep", put(keep_image))
@@ -179,6 +180,15 @@ async fn import_image(
 async fn upload(State(control): Shared, request: Request) -> Reply<Upload> {
     let mut body = request.into_body().into_data_stream();
     let received = control.sources.receive(&mut body).await;
+    if received.is_err() {
+        drain(&mut body).await;
+    }
+    Ok(Json(received?))
+}
+
+async fn receive_tree(State(control): Shared, request: Request) -> Reply<Upload> {
+    let mut body = request.into_body().into_data_stream();
+    let received = control.sources.trees.receive(&mut body).await;
     if received.is_err() {
         drain(&mut body).await;
     }

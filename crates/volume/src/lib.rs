@@ -52,6 +52,7 @@ mod settle;
 mod sites;
 mod sources;
 mod spares;
+mod trees;
 mod turns;
 mod vm_sockets;
 

@@ -16,10 +16,12 @@ use futures_util::{Stream, StreamExt};
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use perigee_model::Problem;
 use perigee_model::units::format_bytes;
-use perigee_model::volume::{UPLOAD_PREFIX, Upload};
+use perigee_model::volume::{TREE_PREFIX, UPLOAD_PREFIX, Upload};
 use perigee_store::{ImportFrom, give_to_qemu_img};
 use tokio::io::AsyncWriteExt;
 use uuid::Uuid;
+
+use crate::trees::Trees;
 
 /// An upload that no image was made of is removed after this time.
 const KEPT_MAX: Duration = Duration::from_secs(3600);
@@ -38,6 +40,7 @@ const LOOK_EVERY_BYTES: u64 = 64 << 20;
 pub struct Sources {
     image_dirs: Vec<PathBuf>,
     uploads: PathBuf,
+    pub trees: Trees,
 }
 
 impl Sources {
@@ -72,7 +75,7 @@ impl Sources {
                 Problem::internal(format!("can't make the directory {}", uploads.display()), error)
             })?,
         }
-        Ok(Self { image_dirs, uploads })
+        Ok(Self { image_dirs, uploads, trees: Trees::new(pool)? })
     }
 
     /// Opens what an image is to be made of. `is_own` says that the server's own user asks.
@@ -80,6 +83,9 @@ impl Sources {
     /// # Errors
     /// `NotFound` if there is no such file, `Invalid` if it may not be used.
     pub fn open(&self, what: &str, source: &str, is_own: bool) -> Result<ImportFrom, Problem> {
+        if let Some(id) = source.strip_prefix(TREE_PREFIX) {
+            return self.trees.open(what, id);
+        }
         if let Some(id) = source.strip_prefix(UPLOAD_PREFIX) {
             let opened = File::open(self.upload(what, id)?);
             return match opened {
@@ -141,6 +147,9 @@ impl Sources {
 
     /// To be called when an image was made of a source, or could not be.
     pub fn used(&self, source: &str) {
+        if let Some(id) = source.strip_prefix(TREE_PREFIX) {
+            return self.trees.used(id);
+        }
         let path = source.strip_prefix(UPLOAD_PREFIX).and_then(|id| self.upload("", id).ok());
         if let Some(Err(error)) = path.map(std::fs::remove_file)
             && error.kind() != io::ErrorKind::NotFound
@@ -185,6 +194,9 @@ impl Sources {
             moments.tick().await;
             if let Err(error) = self.remove_old() {
                 tracing::warn!(%error, "can't remove uploads that no image was made of");
+            }
+            if let Err(error) = self.trees.remove_old() {
+                tracing::warn!(%error, "can't remove trees that no image was made of");
             }
         }
     }

@@ -6,9 +6,12 @@ use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
 use perigee_http::{Failure, Peer};
 use perigee_model::ids::Owned;
+use perigee_model::inputs::is_inputs_image;
 use perigee_model::job::{Job, JobSpec, NewImage, NewVolume};
 use perigee_model::lasting::NewVm;
-use perigee_model::tenant::{Me, Role, User, is_nobodys, new_name, shared_image, tenant_of};
+use perigee_model::tenant::{
+    Me, Role, SEPARATOR, User, is_nobodys, new_name, shared_image, tenant_of,
+};
 use perigee_model::vm::NetworkKind;
 use perigee_model::volume::{UPLOAD_PREFIX, VolumeSource};
 use perigee_model::{
@@ -157,8 +160,24 @@ impl Caller {
         Err(Problem::forbidden(format!("can't change image {image}"), why))
     }
 
+    /// The full name of an image that somebody makes. Those of jobs' inputs stand for their content.
+    pub fn new_image_name(
+        &self,
+        cluster: &Cluster,
+        written: &ImageName,
+    ) -> Result<ImageName, Problem> {
+        let name: ImageName = self.new_name(cluster, written)?;
+        let short = name.as_str().rsplit(SEPARATOR).next().unwrap_or_default();
+        if is_inputs_image(short) {
+            let why = "images with such a name are made of jobs' inputs";
+            return Err(Problem::invalid(format!("can't make image {name}"), why)
+                .next("choose another name"));
+        }
+        Ok(name)
+    }
+
     pub fn new_image(&self, cluster: &Cluster, new: NewImage) -> Result<NewImage, Problem> {
-        let name: ImageName = self.new_name(cluster, &new.name)?;
+        let name = self.new_image_name(cluster, &new.name)?;
         if !self.is_admin() && !new.source.starts_with(UPLOAD_PREFIX) {
             let why = "only an admin may import a file of a host";
             return Err(Problem::forbidden(format!("can't import image {name}"), why)
@@ -171,7 +190,7 @@ impl Caller {
     pub async fn job(&self, cluster: &Cluster, spec: JobSpec) -> Result<JobSpec, Problem> {
         let name = self.meant(&spec.name);
         if spec.inputs.as_ref().is_some_and(|inputs| !is_sha256(inputs)) {
-            let why = "inputs: it is not the SHA-256 that the upload of the inputs has answered";
+            let why = "inputs: it is not the SHA-256 of a list of inputs";
             return Err(Problem::invalid(format!("job {name}"), why));
         }
         if is_nobodys(&name) {

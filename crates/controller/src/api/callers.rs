@@ -81,7 +81,6 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Member,   "POST",   "/v1/vms/{vm}/snapshot"),
     (May::Member,   "GET",    "/v1/vms/{vm}/console"),
     (May::Member,   "GET",    "/v1/vms/{vm}/console/attach"),
-    (May::Member,   "POST",   "/v1/bundles"),
     (May::Member,   "POST",   "/v1/jobs/plan"),
     (May::Member,   "GET",    "/v1/jobs"),
     (May::Member,   "POST",   "/v1/jobs"),

@@ -17,10 +17,22 @@ use crate::cluster::Cluster;
 use crate::leave_site::{self, Of};
 use crate::{catalog, images, replicas as of_volumes, volume_moves};
 
+#[derive(serde::Deserialize)]
+pub struct Which {
+    #[serde(default)]
+    all: bool,
+}
+
+/// The images; with `all` also those that were made of jobs' inputs.
 #[utoipa::path(get, path = "/images", tag = "images",
+    params(("all" = Option<bool>, Query)),
     responses((status = 200, body = Vec<ClusterImage>)))]
-pub async fn images(State(cluster): Shared, caller: Caller) -> Reply<Vec<ClusterImage>> {
-    let mut images = images::images(&cluster).await?;
+pub async fn images(
+    State(cluster): Shared,
+    caller: Caller,
+    Query(Which { all }): Query<Which>,
+) -> Reply<Vec<ClusterImage>> {
+    let mut images = images::list(&cluster, all).await?;
     images.retain(|image| image.shared || caller.sees(image.name.as_str()));
     json(images)
 }
@@ -131,7 +143,7 @@ pub async fn snapshot(
     Full(volume): Full<VolumeName>,
     Json(ask): Json<Snapshot>,
 ) -> Reply<ClusterImage> {
-    let ask = Snapshot { image: caller.new_name(&cluster, &ask.image)? };
+    let ask = Snapshot { image: caller.new_image_name(&cluster, &ask.image)? };
     json(images::snapshot(&cluster, &volume, &ask).await?)
 }
 

@@ -1,11 +1,11 @@
-//! `/bundles`, `/jobs`
+//! `/jobs`
 
 use axum::body::Body;
 use axum::extract::{Query, State};
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use perigee_http::{Failure, Json, Reply};
-use perigee_model::job::{Bundle, Job, JobSpec, LogLine, Sample};
+use perigee_model::job::{Job, JobSpec, LogLine, Sample};
 use perigee_model::plan::{Decision, Plan, Score};
 use perigee_model::{JobId, Problem};
 use serde::Deserialize;
@@ -13,14 +13,6 @@ use serde::Deserialize;
 use super::caller::{Caller, Full};
 use super::{Shared, json};
 use crate::{files, jobs, planning};
-
-/// Stores input files for a job; the body is a tar.
-#[utoipa::path(post, path = "/bundles", tag = "jobs",
-    request_body(content = Vec<u8>, content_type = "application/x-tar"),
-    responses((status = 200, body = Bundle)))]
-pub async fn upload_bundle(State(cluster): Shared, caller: Caller, body: Body) -> Reply<Bundle> {
-    json(files::store_bundle(&cluster.state_dir, &caller.tenant, body.into_data_stream()).await?)
-}
 
 /// Predicts the ways to run a job without running it. Links that the plan needs are measured first.
 #[utoipa::path(post, path = "/jobs/plan", tag = "jobs", request_body = JobSpec,

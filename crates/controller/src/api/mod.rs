@@ -82,7 +82,6 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(vms::attach_console))
         .routes(routes!(vms::exec, vms::exec_status))
         .routes(routes!(vms::snapshot))
-        .routes(routes!(jobs::upload_bundle))
         .routes(routes!(jobs::plan))
         .routes(routes!(jobs::submit, jobs::list))
         .routes(routes!(jobs::info, jobs::delete))

@@ -25,6 +25,7 @@ use tokio::sync::{Notify, broadcast, mpsc};
 use crate::accounts::Accounts;
 use crate::audit::Audit;
 use crate::files;
+use crate::inputs::Staging;
 use crate::records::{
     JobRecord, MigrationRecord, Owned, Records, VolumeMoveRecord, job_key, migration_key,
     volume_move_key,
@@ -131,6 +132,8 @@ pub struct Cluster {
     pub links: Links,
     /// The files of all tenants.
     pub repository: Arc<Repository>,
+    /// Inputs of jobs that are being staged.
+    pub staging: Staging,
     /// Migrations share links.
     pub lanes: Lanes,
     pub taught: Taught,
@@ -197,6 +200,7 @@ impl Cluster {
             timing,
             links,
             repository: Repository::open(&state_dir.join("data"))?,
+            staging: Staging::default(),
             lanes: Lanes::default(),
             taught,
             wakes: Wakes::default(),

@@ -1,27 +1,9 @@
 //! What is kept, refused and collected.
 
 use super::*;
-use crate::tars::tests::tar_of;
 
 fn body(bytes: Vec<u8>) -> impl Stream<Item = Result<Bytes, std::io::Error>> + Unpin {
     futures_util::stream::iter([Ok(Bytes::from(bytes))])
-}
-
-#[tokio::test]
-async fn an_entry_that_leaves_its_directory_is_refused() {
-    let dir = tempfile::tempdir().expect("tempdir");
-    std::fs::create_dir(dir.path().join("bundles")).expect("mkdir");
-    for bad in ["/etc/passwd", "a/../../b", ".."] {
-        let tar = tar_of(&[(bad, tar::EntryType::Regular)]);
-        let problem =
-            store_bundle(dir.path(), &TenantName::default(), body(tar)).await.expect_err(bad);
-        assert_eq!(problem.kind, perigee_model::ProblemKind::Invalid);
-    }
-    let device = tar_of(&[("disk", tar::EntryType::Block)]);
-    assert!(store_bundle(dir.path(), &TenantName::default(), body(device)).await.is_err());
-    assert!(store_bundle(dir.path(), &TenantName::default(), body(vec![7; 2000])).await.is_err());
-    let left = std::fs::read_dir(dir.path().join("bundles")).expect("ls").count();
-    assert_eq!(left, 0, "nothing stays of a refused bundle");
 }
 
 #[tokio::test]
@@ -36,23 +18,6 @@ async fn an_output_that_differs_from_what_the_guest_wrote_is_refused() {
     let stored = store_output(dir.path(), &job, body(b"right".to_vec()), 5, &sha256).await;
     stored.expect("whole");
     assert!(output_path(dir.path(), &job).exists());
-}
-
-#[test]
-fn bundles_that_nothing_needs_are_collected_after_a_while() {
-    let dir = tempfile::tempdir().expect("tempdir");
-    std::fs::create_dir(dir.path().join("bundles")).expect("mkdir");
-    let names: Vec<String> = ["a", "b", "c"].iter().map(|letter| letter.repeat(64)).collect();
-    for name in &names {
-        let file = std::fs::File::create(bundle_path(dir.path(), name)).expect("a bundle");
-        file.set_modified(SystemTime::now() - BUNDLE_KEPT * 2).expect("long ago");
-    }
-    let needed = BTreeSet::from([names[0].clone()]);
-    assert!(keep_bundle(dir.path(), &names[1]), "a job is about to need it");
-    assert_eq!(collect_bundles(dir.path(), &needed).expect("collect"), 1);
-    assert!(bundle_path(dir.path(), &names[0]).exists());
-    assert!(bundle_path(dir.path(), &names[1]).exists());
-    assert!(!keep_bundle(dir.path(), &names[2]));
 }
 
 #[test]

@@ -43,6 +43,21 @@ pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Pr
     image(cluster, &new.name).await
 }
 
+/// Makes an image of inputs at one host, of a tree that was sent there. Whoever calls this holds the import
+/// (`begin_import`) and the room for it. Other hosts get copies when they need them.
+///
+/// # Errors
+/// `Conflict` if the name is taken; what the host says.
+pub async fn import_inputs(
+    cluster: &Cluster,
+    host: &HostLink,
+    record: ImageRecord,
+) -> Result<(), Problem> {
+    let what = format!("can't make the image {} of inputs", record.name);
+    take_name(cluster, &what, &record).await?;
+    finish_import(cluster, host, record).await
+}
+
 /// Requests the image from its host until the result is known. The layer is in the record, so the image is made
 /// only once. If the import fails, the name is free again.
 async fn finish_import(
@@ -83,6 +98,12 @@ async fn finish_import(
             return Err(problem);
         }
     };
+    if record.inputs.is_some() {
+        // Room for its files was taken before. The disk has more, which is empty.
+        let made_at = Some(host.id.clone());
+        let known = ImageRecord { import: None, made_at, ..record.clone() };
+        return cluster.records.put(&key, &known).await;
+    }
     let _room = room_for(cluster, host, name, info.size_bytes).await?;
     let size_bytes = Some(info.size_bytes);
     let made_at = Some(host.id.clone());

@@ -47,7 +47,6 @@ impl Run {
             self.drop_trace(&host).await;
         }
         self.samples.store(&self.cluster, &self.id).await?;
-        super::remove_file(&files::seed_path(&self.cluster.state_dir, &self.id))?;
         self.forget_volume_moves().await?;
         let record = &mut self.record.value;
         let event = match record.ending {

@@ -26,21 +26,20 @@ pub(crate) mod traces;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use perigee_model::job::{Job, JobSpec, JobState, Migration, Sample};
 use perigee_model::limits::JOB_NUMBER;
 use perigee_model::plan::PredictedEnd;
-use perigee_model::tenant::{Running, sibling};
+use perigee_model::tenant::Running;
 use perigee_model::{JobId, Problem, VmId};
 
 use crate::cluster::{Cluster, now_ms};
 use crate::meter::Meter;
 use crate::records::{
-    JobIntent, JobRecord, LogKept, MigrationRecord, Traced, job_intent_key, job_key,
+    JobInputs, JobIntent, JobRecord, LogKept, MigrationRecord, Traced, job_intent_key, job_key,
     migration_prefix, vm_of,
 };
-use crate::{catalog, files, images, migration};
+use crate::{catalog, files, images, inputs, migration};
 
 pub use again::{Fate, Loss, fate};
 pub use driver::drive;
@@ -49,17 +48,16 @@ pub(crate) use guest::apply;
 pub use log::{PAGE_LINES_MAX, read as log};
 pub use place::job_of;
 
-/// The time between two searches for input files that are not needed any more.
-const COLLECT_EVERY: Duration = Duration::from_secs(600);
-
 pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Problem> {
-    check(cluster, &spec).await?;
+    // Until the job is recorded, none of its uploaded files is removed.
+    let _collecting = cluster.staging.collecting.read().await;
+    let inputs = check(cluster, &spec).await?;
     let counter = format!("counters/{}", spec.name);
     let number = cluster.records.update(&counter, |n: Option<u64>| n.unwrap_or(0) + 1).await?;
     JOB_NUMBER.check(number).map_err(|error| error.problem("can't submit a job"))?;
     let id = JobId::new(format!("{}-{number:04}", spec.name))
         .map_err(|e| Problem::invalid("can't submit a job", e))?;
-    add(cluster, new_record(id, spec)).await
+    add(cluster, JobRecord { inputs, ..new_record(id, spec) }).await
 }
 
 /// Stores the record of a job, or of a VM without one.
@@ -115,6 +113,7 @@ pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
         to_follow: Vec::new(),
         stayed: 0,
         lasting: None,
+        inputs: None,
     }
 }
 
@@ -141,11 +140,11 @@ fn new_job(id: JobId, spec: JobSpec) -> Job {
     }
 }
 
-/// Checks a job before anything is done for it.
+/// Checks a job before anything is done for it. Returns what its inputs are.
 ///
 /// # Errors
 /// `Invalid` or `NotFound`, with the name of the field.
-pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
+pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<Option<JobInputs>, Problem> {
     spec.check()?;
     let needs = Running { vms: 1, cpus: spec.cpus, memory_bytes: spec.memory_bytes };
     let quota = cluster.accounts.quota_of(&spec.name);
@@ -156,17 +155,12 @@ pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
     for volume in &spec.volumes {
         catalog::find(cluster, &volume.volume).await?;
     }
-    if let Some(sha256) = &spec.inputs
-        && !files::keep_bundle(&cluster.state_dir, &sibling(&spec.name, sha256))
-    {
-        let why = format!("inputs: no bundle {sha256} was uploaded");
-        return Err(Problem::invalid(format!("job {}", spec.name), why));
-    }
+    let inputs = inputs::check(cluster, spec).await?;
     if !cluster.hosts.up().is_empty() {
         // The hosts are asked only for a name that no job has used yet.
         images::layer_of(cluster, &spec.image).await?;
     }
-    Ok(())
+    Ok(inputs)
 }
 
 /// # Errors
@@ -214,6 +208,8 @@ pub async fn get(cluster: &Cluster, id: &JobId) -> Result<Job, Problem> {
 fn view(cluster: &Cluster, record: JobRecord, migrations: Vec<Migration>) -> Job {
     let shown = migrations.into_iter().map(|moved| migration::shown(cluster, moved));
     let predicted_end = predicted_end(cluster, &record.job);
+    let inputs = record.inputs.as_ref();
+    let staging = inputs.and_then(|inputs| cluster.staging.in_words(&inputs.image));
     let mut job = Job { migrations: shown.collect(), predicted_end, ..record.job };
     if job.state == JobState::Queued
         && let Some((place, reason)) = cluster.index.wait_of(&job.id)
@@ -222,6 +218,12 @@ fn view(cluster: &Cluster, record: JobRecord, migrations: Vec<Migration>) -> Job
         // The earlier reason stays visible.
         let separator = if job.reason.is_empty() { "" } else { "; " };
         job.reason = format!("{}{separator}{reason}", job.reason);
+    }
+    if let Some(words) = staging
+        && matches!(job.state, JobState::Queued | JobState::Staging)
+    {
+        let separator = if job.reason.is_empty() { "" } else { "; " };
+        job.reason = format!("{words}{separator}{}", job.reason);
     }
     job
 }
@@ -282,23 +284,6 @@ pub async fn samples(cluster: &Cluster, id: &JobId) -> Result<Vec<Sample>, Probl
     samples::read(cluster, id).await
 }
 
-/// Removes uploaded input files that no unfinished job needs. This is repeated.
-pub async fn collect_bundles(cluster: Arc<Cluster>) {
-    loop {
-        let jobs = cluster.unfinished_jobs();
-        let needed = jobs.iter().filter_map(|record| bundle_of(&record.job.spec)).collect();
-        if let Err(problem) = erase_deleted(&cluster).await {
-            tracing::warn!("{problem}");
-        }
-        match files::collect_bundles(&cluster.state_dir, &needed) {
-            Ok(0) => {}
-            Ok(removed) => tracing::info!("{removed} bundles that no job needs are removed"),
-            Err(problem) => tracing::warn!("{problem}"),
-        }
-        tokio::time::sleep(COLLECT_EVERY).await;
-    }
-}
-
 /// Deletes an ended job with everything that was kept of it.
 ///
 /// # Errors
@@ -316,7 +301,7 @@ pub async fn delete(cluster: &Cluster, id: &JobId) -> Result<(), Problem> {
 }
 
 /// Forgets the VMs without a job that were deleted, when nothing of them is left at a host.
-async fn erase_deleted(cluster: &Cluster) -> Result<(), Problem> {
+pub async fn erase_deleted(cluster: &Cluster) -> Result<(), Problem> {
     let records = cluster.jobs().await?.into_iter();
     for record in records.filter(|record| record.lasting.is_some() && record.job.state.is_final()) {
         if !crate::cleaner::is_left(cluster, &record.job.id).await? {
@@ -340,18 +325,7 @@ pub async fn erase(cluster: &Cluster, record: &JobRecord) -> Result<(), Problem>
     cluster.records.remove(&job_intent_key(id)).await?;
     remove_file(&files::output_path(&cluster.state_dir, id))?;
     cluster.records.remove(&job_key(id)).await?;
-    if let Some(bundle) = bundle_of(&record.job.spec) {
-        let mut jobs = cluster.jobs().await?.into_iter();
-        if !jobs.any(|record| bundle_of(&record.job.spec).as_ref() == Some(&bundle)) {
-            remove_file(&files::bundle_path(&cluster.state_dir, &bundle))?;
-        }
-    }
     Ok(())
-}
-
-/// The full name of a job's input files, which are its tenant's.
-fn bundle_of(spec: &JobSpec) -> Option<String> {
-    spec.inputs.as_ref().map(|sha256| sibling(&spec.name, sha256))
 }
 
 pub(crate) fn remove_file(path: &std::path::Path) -> Result<(), Problem> {

@@ -49,7 +49,7 @@ impl Run {
     }
 }
 
-/// The VM's disks: root, seed and output at the VM's host, and data volumes at their homes. What the job
+/// The VM's disks: root, seed, output and inputs at the VM's host, and data volumes at their homes. What the job
 /// writes stays at the site of data that may not leave it.
 fn disks(
     job: &JobId,
@@ -80,6 +80,7 @@ fn disks(
         },
     };
     let mut disks: Vec<PlacedDisk> = own_disks.iter().copied().map(own).collect();
+    disks.extend(spec.inputs.is_some().then(|| own(DiskRole::Inputs)));
     for (index, (volume, home)) in spec.volumes.iter().zip(data_homes).enumerate() {
         let role = DiskRole::data(index).expect("submission bounds the number of volumes");
         let clone = volume.access == Access::Clone;

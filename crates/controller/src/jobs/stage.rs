@@ -5,20 +5,22 @@
 
 use std::time::Duration;
 
-use perigee_http::{Method, file_body};
+use perigee_http::Method;
 use perigee_model::guest::{Mount, Seed, USER_NETWORK};
+use perigee_model::inputs::INPUTS_MOUNT;
 use perigee_model::job::JobSpec;
 use perigee_model::states::JobEvent;
 use perigee_model::vm::NetworkKind;
 use perigee_model::volume::{BLOCK_BYTES, CreateVolume, EpochChange, VolumeInfo, VolumeSource};
-use perigee_model::{DiskRole, Epoch, JobId, Problem, ProblemKind};
+use perigee_model::{DiskRole, Epoch, HostId, JobId, Problem, ProblemKind};
 
 use super::driver::{Run, Step};
 use crate::cluster::HostLink;
+use crate::inputs::Staged;
 use crate::records::{PlacedDisk, Placement, owner_of};
-use crate::{catalog, disks, files, images, nvram};
+use crate::{catalog, disks, images, inputs, nvram, tars};
 
-/// The size of a seed with only a description.
+/// A seed is at least so large.
 const SEED_BYTES_MIN: u64 = 1 << 20;
 
 const SEED_DEADLINE: Duration = Duration::from_secs(600);
@@ -30,6 +32,13 @@ impl Run {
         }
         let cluster = self.cluster.clone();
         let placement = self.placement()?.clone();
+        let to_come = |disk: &&PlacedDisk| disk.role == DiskRole::Inputs && disk.epoch.is_none();
+        if let Some(disk) = placement.disks.iter().find(to_come)
+            && let Staged::Waits(why) = self.stage_inputs(&disk.home).await?
+        {
+            self.say(&why).await?;
+            return Ok(Step::Wait(cluster.timing.poll));
+        }
         for (index, disk) in placement.disks.iter().enumerate() {
             if disk.epoch.is_none() {
                 let epoch = self.make_disk(disk, &placement).await?;
@@ -81,12 +90,42 @@ impl Run {
                 let size_bytes = Some(whole_blocks(spec.output_bytes));
                 self.create(&home, disk, size_bytes, VolumeSource::Empty).await
             }
+            (DiskRole::Inputs, _) => {
+                let inputs = self.record.value.inputs.as_ref().ok_or_else(|| {
+                    Problem::internal(format!("job {}", self.id), "its inputs are not known")
+                })?;
+                let source = VolumeSource::Image(inputs.image.clone());
+                self.create(&home, disk, None, source).await.map_err(|problem| {
+                    match problem.kind {
+                        // The image has just been collected: it is made again.
+                        ProblemKind::NotFound => {
+                            Problem { kind: ProblemKind::Unavailable, ..problem }
+                        }
+                        _ => problem,
+                    }
+                })
+            }
             (DiskRole::Data(_), Some(source)) if disk.temporary => {
                 self.create(&home, disk, None, VolumeSource::Volume(source.clone())).await
             }
             (DiskRole::Data(_), _) if disk.read_only => Ok(info(&home, disk).await?.epoch),
             (DiskRole::Data(_), _) => take_over(&home, disk).await,
         }
+    }
+
+    /// Makes sure that the home of the inputs' disk has their image.
+    async fn stage_inputs(&mut self, home: &HostId) -> Result<Staged, Problem> {
+        let cluster = self.cluster.clone();
+        let home = catalog::reachable(&cluster, home)?;
+        let spec = self.job().spec.clone();
+        inputs::ensure(&cluster, &home, &spec, async |found| {
+            if self.record.value.inputs.as_ref() == Some(&found) {
+                return Ok(());
+            }
+            self.record.value.inputs = Some(found);
+            self.record.save().await
+        })
+        .await
     }
 
     /// Makes a volume for this job, or finds the one that an earlier try made.
@@ -123,30 +162,29 @@ impl Run {
     ) -> Result<Epoch, Problem> {
         let spec = &self.job().spec;
         let seed = seed(&self.id, spec, at);
-        let dir = &self.cluster.state_dir;
-        let bundle = super::bundle_of(spec);
-        let path = files::build_seed(dir, &self.id, seed, bundle.as_deref()).await?;
-        let fault =
-            |e: std::io::Error| Problem::internal(format!("can't read {}", path.display()), e);
-        let file = tokio::fs::File::open(&path).await.map_err(fault)?;
-        let bytes = file.metadata().await.map_err(fault)?.len();
-        let size_bytes = whole_blocks(bytes.max(SEED_BYTES_MIN));
+        let fault = |e| Problem::internal(format!("can't make the seed of job {}", self.id), e);
+        let seed = tars::write_seed(Vec::new(), &seed).map_err(fault)?;
+        let size_bytes = whole_blocks((seed.len() as u64).max(SEED_BYTES_MIN));
         let epoch = self.create(home, disk, Some(size_bytes), VolumeSource::Empty).await?;
-        let body = file_body(file);
         let target = format!("/v1/volumes/{}/data", disk.volume);
-        let sent = home.volume_slow.send_body::<serde_json::Value>(Method::PUT, &target, body);
+        let sent = home.volume_slow.send_body::<serde_json::Value>(Method::PUT, &target, seed);
         tokio::time::timeout(SEED_DEADLINE, sent).await.map_err(|_| {
             let why = format!("it took longer than {} s", SEED_DEADLINE.as_secs());
             Problem::unavailable(format!("can't write volume {}", disk.volume), why)
         })??;
-        super::remove_file(&path)?;
         Ok(epoch)
     }
 }
 
 fn seed(job: &JobId, spec: &JobSpec, at: &Placement) -> Seed {
     let data = at.disks.iter().filter(|disk| disk.role.is_data());
-    let mounts = data.zip(&spec.volumes).map(|(disk, volume)| Mount {
+    let has_inputs = at.disks.iter().any(|disk| disk.role == DiskRole::Inputs);
+    let inputs = has_inputs.then(|| Mount {
+        role: DiskRole::Inputs,
+        path: INPUTS_MOUNT.to_owned(),
+        read_only: false,
+    });
+    let volumes = data.zip(&spec.volumes).map(|(disk, volume)| Mount {
         role: disk.role,
         path: volume.mount.clone(),
         read_only: disk.read_only,
@@ -155,7 +193,8 @@ fn seed(job: &JobId, spec: &JobSpec, at: &Placement) -> Seed {
         job: job.to_string(),
         command: spec.command.clone(),
         env: spec.env.clone(),
-        mounts: mounts.collect(),
+        // A volume may be mounted below the inputs.
+        mounts: inputs.into_iter().chain(volumes).collect(),
         outputs: spec.outputs.clone(),
         timeout_s: spec.timeout_s,
         network: match spec.network {

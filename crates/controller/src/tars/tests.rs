@@ -32,25 +32,15 @@ fn seed() -> Seed {
 }
 
 #[test]
-fn a_seed_begins_with_the_job_and_gives_its_files_to_root() {
-    let bundle =
-        tar_of(&[("./", tar::EntryType::Directory), ("./a/q.sql", tar::EntryType::Regular)]);
-    let seed = write_seed(Vec::new(), &seed(), Some(&bundle[..])).expect("seed");
+fn a_seed_is_the_job_of_root() {
+    let seed = write_seed(Vec::new(), &seed()).expect("seed");
     let mut archive = tar::Archive::new(&seed[..]);
-    let entries: Vec<_> = archive
-        .entries()
-        .expect("entries")
-        .map(|entry| {
-            let entry = entry.expect("entry");
-            let header = entry.header();
-            let path = entry.path().expect("path").to_string_lossy().into_owned();
-            (path, header.uid().expect("uid"), header.mode().expect("mode"))
-        })
-        .collect();
-    assert_eq!(
-        entries,
-        [("job.json".to_owned(), 0, 0o644), ("inputs/a/q.sql".to_owned(), 0, 0o755)]
-    );
+    let mut entries = archive.entries().expect("entries");
+    let entry = entries.next().expect("one").expect("entry");
+    assert_eq!(entry.path().expect("path").to_str(), Some("job.json"));
+    assert_eq!(entry.header().uid().expect("uid"), 0);
+    drop(entry);
+    assert!(entries.next().is_none());
 }
 
 /// A long name as GNU tar writes it, as an entry of its own before the file.
@@ -70,8 +60,8 @@ fn long_name(bytes: usize) -> Vec<u8> {
 
 #[test]
 fn names_are_bounded_before_they_are_read_into_memory() {
-    check_inputs(&long_name(1000)[..]).expect("a long name");
-    let refused = check_inputs(&long_name(1 << 20)[..]).expect_err("an endless name");
+    check_output(&long_name(1000)[..]).expect("a long name");
+    let refused = check_output(&long_name(1 << 20)[..]).expect_err("an endless name");
     assert!(refused.to_string().contains("65536 bytes"), "{refused}");
 }
 
@@ -87,7 +77,7 @@ fn a_sparse_file_that_claims_to_be_huge_is_refused_before_it_is_read() {
     let mut builder = tar::Builder::new(Vec::new());
     builder.append(&header, &b""[..]).expect("append");
     let tar = builder.into_inner().expect("tar");
-    check_inputs(&tar[..]).expect_err("it is no plain file");
+    check_output(&tar[..]).expect_err("it is no plain file");
 }
 
 #[test]

@@ -1,17 +1,19 @@
 //! The HTTP API from outside, with the client that everybody uses.
 
-use perigee_http::{Client, Method, Peer};
+use std::collections::BTreeMap;
+
+use perigee_http::{Client, Peer};
 use perigee_model::ProblemKind;
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{
-    Access, Bundle, ClusterImage, ClusterVolume, Host, Job, JobState, Link, LogLine, Sample, Site,
-    Vm,
+    Access, ClusterImage, ClusterVolume, Host, Job, JobState, Link, LogLine, Sample, Site, Vm,
 };
 use perigee_model::plan::{Decision, Plan};
 
+use super::inputs::upload;
 use super::{Lab, finish, spec, vm_of};
 
-async fn client(lab: &Lab) -> Client {
+pub async fn client(lab: &Lab) -> Client {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let url = format!("http://{}", listener.local_addr().expect("address"));
     let router = crate::api::router(lab.cluster.clone()).layer(axum::Extension(Peer::Local));
@@ -23,15 +25,8 @@ async fn client(lab: &Lab) -> Client {
 async fn a_job_is_submitted_watched_and_fetched() {
     let lab = Lab::up().await;
     let client = client(&lab).await;
-    let mut tar = tar::Builder::new(Vec::new());
-    let mut header = tar::Header::new_gnu();
-    header.set_size(2);
-    header.set_mode(0o644);
-    tar.append_data(&mut header, "q.sql", &b"hi"[..]).expect("append");
-    let tar = tar.into_inner().expect("tar");
-    let bundle: Bundle = client.send_body(Method::POST, "/v1/bundles", tar).await.expect("bundle");
     let mut spec = spec(Access::Clone);
-    spec.inputs = Some(bundle.sha256);
+    spec.inputs = Some(upload(&client, &[("q.sql", "hi")]).await);
     let plan: Plan = client.post("/v1/jobs/plan", &spec).await.expect("plan");
     assert!(!plan.options.is_empty());
     let job: Job = client.post("/v1/jobs", &spec).await.expect("submit");
@@ -48,7 +43,9 @@ async fn a_job_is_submitted_watched_and_fetched() {
         .expect("entries")
         .map(|e| e.expect("entry").path().expect("path").to_string_lossy().into_owned())
         .collect();
-    assert_eq!(paths, ["job.json", "inputs/q.sql"]);
+    assert_eq!(paths, ["job.json"]);
+    let trees = lab.home.inside().trees.clone();
+    assert_eq!(trees, [BTreeMap::from([("q.sql".to_owned(), b"hi".to_vec())])]);
     let vms: Vec<Vm> = client.get("/v1/vms").await.expect("vms");
     assert_eq!(vms[0].job.as_ref(), Some(&job.id));
     let console = client.get_bytes(&format!("/v1/vms/{vm}/console")).await.expect("console");

@@ -40,7 +40,7 @@ use perigee_model::{
 use tokio::task::JoinHandle;
 
 pub use images::image;
-use images::{copy_image, delete_image, images, import_image, one_image};
+use images::{copy_image, delete_image, images, import_image, one_image, receive_tree};
 
 /// In one answer: as a real agent, it does not give everything at once.
 const EVENTS_MAX: usize = 3;
@@ -87,6 +87,8 @@ pub struct Inside {
     pub imports_hang: bool,
     /// The sources of imports do not answer.
     pub has_silent_sources: bool,
+    /// The files of the trees that were sent, by their paths.
+    pub trees: Vec<BTreeMap<String, Vec<u8>>>,
     /// How many imports have ended.
     pub imports: u32,
     /// It can't read other hosts' images.
@@ -249,6 +251,7 @@ fn agent_routes(inside: Arc<Mutex<Inside>>) -> Router {
 fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
     Router::new()
         .route("/v1/images", get(images).post(import_image))
+        .route("/v1/trees", post(receive_tree))
         .route("/v1/images/{image}", get(one_image).delete(delete_image))
         .route("/v1/images/{image}/copy", post(copy_image))
         .route("/v1/volumes", get(volumes).post(create))

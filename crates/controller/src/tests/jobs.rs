@@ -181,7 +181,6 @@ async fn a_controller_restart_at_any_moment_of_staging_goes_on() {
     lab.wait_for_state(&id, JobState::Succeeded).await;
     assert_eq!(lab.home.inside().starts[&vm], 1);
     lab.wait_for_clean_hosts().await;
-    assert!(!files::seed_path(lab.dir.path(), &id).exists());
 }
 
 #[tokio::test]
@@ -331,7 +330,7 @@ async fn a_job_of_something_unknown_is_refused_at_once() {
     assert_eq!(problem.kind, ProblemKind::NotFound);
     let mut unknown = spec(Access::Read);
     unknown.inputs = Some("../../etc/passwd".into());
-    let problem = jobs::submit(&lab.cluster, unknown).await.expect_err("no such bundle");
+    let problem = jobs::submit(&lab.cluster, unknown).await.expect_err("no such list");
     assert_eq!(problem.kind, ProblemKind::Invalid);
 }
 

@@ -9,6 +9,7 @@ mod fake;
 mod faults;
 mod gone;
 mod images;
+mod inputs;
 mod jobs;
 mod lasting;
 mod lost;

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::slice;
 
 use perigee_http::{Client, Method};
-use perigee_model::job::{Access, Bundle, ClusterImage, ClusterVolume, Job, JobSpec, JobVolume};
+use perigee_model::job::{Access, ClusterImage, ClusterVolume, Job, JobSpec, JobVolume};
 use perigee_model::tenant::{AccessToken, SshKey, User};
 use perigee_model::{Problem, ProblemKind};
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ fn names(secret: &str, never: &str) -> Names {
 /// What the first tenant has.
 struct Secrets {
     token: Names,
-    bundle: Names,
+    inputs: Names,
 }
 
 const VOLUME: [&str; 2] = ["topsecret1", "neverthere1"];
@@ -47,12 +47,11 @@ async fn fill(tenants: &Tenants) -> Secrets {
     let _: ClusterImage = ann.post("/v1/images", &import).await.expect("an image");
     let key = SshKey::new(user_name("topsecret4"), "ssh-ed25519 AAAAC3Nza x").expect("a key");
     let _: User = ann.put("/v1/tenants/acme/users/ann/keys", &key).await.expect("a key");
-    let tar = crate::tars::tests::tar_of(&[("q.sql", tar::EntryType::Regular)]);
-    let bundle: Bundle = ann.send_body(Method::POST, "/v1/bundles", tar).await.expect("a bundle");
+    let list = super::inputs::upload(ann, &[("q.sql", "hi")]).await;
     let data =
         JobVolume { volume: volume(VOLUME[0]), mount: "/data".to_owned(), access: Access::Write };
     let home1 = super::spec(Access::Read).start;
-    let inputs = Some(bundle.sha256.clone());
+    let inputs = Some(list.clone());
     let spec = JobSpec { volumes: vec![data], start: home1, inputs, ..small("topsecret3") };
     let job: Job = ann.post("/v1/jobs", &spec).await.expect("a job");
     assert_eq!(job.id.as_str(), format!("acme~{}", JOB[0]));
@@ -65,7 +64,7 @@ async fn fill(tenants: &Tenants) -> Secrets {
         ann.get("/v1/tenants/acme/users/ann/tokens").await.expect("tokens");
     Secrets {
         token: names(&tokens[0].id, "0123456789abcdef"),
-        bundle: names(&bundle.sha256, &"0".repeat(64)),
+        inputs: names(&list, &"0".repeat(64)),
     }
 }
 
@@ -102,7 +101,7 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         vec![
             job("volume", json!({"volumes": data})),
             job("image", json!({"image": "NAME"})),
-            job("bundle", json!({"inputs": "NAME"})),
+            job("inputs", json!({"inputs": "NAME"})),
             job("full job", json!({"name": "NAME"})),
         ]
     };
@@ -155,7 +154,7 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         | "PUT /v1/tenants/{tenant}/quota"
         | "PUT /v1/tenants/{tenant}/users/{user}" => plain(json!({})),
         // No JSON.
-        "POST /v1/bundles" | "POST /v1/uploads" => plain(Value::Null),
+        "POST /v1/uploads" => plain(Value::Null),
         _ => panic!("the walk does not know the body of {operation}: give it one"),
     }
 }
@@ -256,7 +255,7 @@ impl Walk<'_> {
             for (kind, body) in &bodies {
                 let in_body = match *kind {
                     "" => vec![None],
-                    "bundle" => vec![Some(secrets.bundle.clone())],
+                    "inputs" => vec![Some(secrets.inputs.clone())],
                     // A short name is one of the own tenant, and would be made.
                     full if full.starts_with("full ") => {
                         vec![values(full.trim_start_matches("full "), secrets).into_iter().next()]

@@ -574,22 +574,15 @@ async fn a_tenant_s_job_gets_no_network_card_that_reaches_other_tenants_volumes(
 async fn input_files_are_their_tenant_s() {
     let tenants = Tenants::up().await;
     tenants.share_debian().await;
-    let tar = crate::tars::tests::tar_of(&[("q.sql", tar::EntryType::Regular)]);
-    let bundle: perigee_model::job::Bundle = tenants
-        .ann
-        .send_body(perigee_http::Method::POST, "/v1/bundles", tar)
-        .await
-        .expect("a bundle");
+    let list = super::inputs::upload(&tenants.ann, &[("q.sql", "hi")]).await;
     let with = |inputs: &str| JobSpec { inputs: Some(inputs.to_owned()), ..small("q") };
-    let problem = is_kind(
-        tenants.bob.post::<Job>("/v1/jobs", &with(&bundle.sha256)).await,
-        ProblemKind::Invalid,
-    );
+    let problem =
+        is_kind(tenants.bob.post::<Job>("/v1/jobs", &with(&list)).await, ProblemKind::Invalid);
     assert!(problem.why.contains("was uploaded"), "{problem}");
-    let _: Job = tenants.amy.post("/v1/jobs", &with(&bundle.sha256)).await.expect("its tenant's");
+    let _: Job = tenants.amy.post("/v1/jobs", &with(&list)).await.expect("its tenant's");
     // It becomes a part of a file's name.
-    let outside = format!("../../{}", &bundle.sha256[6..]);
-    for wrong in ["", "..", &outside, &bundle.sha256.to_uppercase(), &bundle.sha256[1..]] {
+    let outside = format!("../../{}", &list[6..]);
+    for wrong in ["", "..", &outside, &list.to_uppercase(), &list[1..]] {
         let problem =
             is_kind(tenants.amy.post::<Job>("/v1/jobs", &with(wrong)).await, ProblemKind::Invalid);
         assert!(problem.why.contains("not the SHA-256"), "{problem}");

@@ -40,7 +40,7 @@ volumes:
   - volume: more
     mount: /mnt/more/
     access: clone
-inputs: [sql/q6.sql, {from: /tmp/x, to: bin/run}]
+inputs: [sql/q6.sql, {from: /tmp/x, to: bin/run}, repo://physics/in/x]
 outputs: [/job/answers]
 placement: {start: {site: home}, move: never}
 timeout: 1h30m
@@ -55,8 +55,12 @@ timeout: 1h30m
     let expected =
         [("/data", Access::Read), ("/data1", Access::Write), ("/mnt/more", Access::Clone)];
     assert_eq!(mounts, expected);
-    let names: Vec<_> = inputs.iter().map(|i| (i.from.as_str(), i.to.as_str())).collect();
-    assert_eq!(names, [("sql/q6.sql", "q6.sql"), ("/tmp/x", "bin/run")]);
+    let local = |path: &str| InputSource::Local(path.to_owned());
+    let in_repository = InputSource::Repository("repo://physics/in/x".parse().unwrap());
+    let names: Vec<_> = inputs.into_iter().map(|i| (i.from, i.to)).collect();
+    let expected =
+        [(local("sql/q6.sql"), "q6.sql"), (local("/tmp/x"), "bin/run"), (in_repository, "x")];
+    assert_eq!(names, expected.map(|(from, to)| (from, to.to_owned())));
     assert_eq!(spec.start, Start::Site(SiteId::new("home").unwrap()));
     assert_eq!((spec.may_migrate, spec.timeout_s), (false, Some(5400)));
 }
@@ -121,6 +125,8 @@ fn a_wrong_type_names_line_and_field() {
         ("volumes: [{volume: a, mount: //proc/1}]\n", "3: volumes[0].mount: /proc belongs"),
         ("outputs: [out]\n", "3: outputs[0]: \"out\" is not an absolute path"),
         ("inputs: [{from: a, to: ../b}]\n", "3: inputs[0].to: \"../b\" is not a path below"),
+        ("inputs: [repo://physics]\n", "3: inputs[0]: \"repo://physics\" has no file name"),
+        ("inputs: [repo://PHYSICS/x]\n", "3: inputs[0]: "),
         ("placement:\n  move: no\n", "4: placement.move: \"no\" is not known"),
         ("placement: {site: a, host: b}\n", "3: placement: only one of"),
     ] {

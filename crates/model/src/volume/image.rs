@@ -145,6 +145,10 @@ impl FromStr for ImageFormat {
 /// What [`ImportImage::source`] begins with if the file was uploaded to the volume server.
 pub const UPLOAD_PREFIX: &str = "upload:";
 
+/// What [`ImportImage::source`] begins with if a tree of files was sent to the volume server. The image is a filesystem
+/// with these files.
+pub const TREE_PREFIX: &str = "tree:";
+
 /// A file that was uploaded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Upload {

@@ -1,7 +1,7 @@
 //! `perigee data`: files of the repository.
 
 mod get;
-mod put;
+pub mod put;
 
 use std::fs::File;
 use std::io::Read;
@@ -67,7 +67,7 @@ pub enum Verb {
 /// How much of a large file one request carries.
 const PART_BYTES: u64 = 16 << 20;
 /// How many requests are under way at the same time. Over a distance, one connection does not fill a link.
-const AT_ONCE: usize = 4;
+pub const AT_ONCE: usize = 4;
 /// How often a transfer that is cut goes on by itself.
 const TRIES: u32 = 5;
 
@@ -128,7 +128,7 @@ fn bar(address: &FileAddress) -> ProgressBar {
 }
 
 /// All of a directory.
-async fn list(client: &Client, address: &FileAddress) -> Result<Vec<FileEntry>, Problem> {
+pub async fn list(client: &Client, address: &FileAddress) -> Result<Vec<FileEntry>, Problem> {
     let mut entries = Vec::new();
     let mut page = format!("{}?limit=10000", address.url());
     loop {
@@ -163,7 +163,7 @@ fn may_go_on(problem: &Problem) -> bool {
 }
 
 /// The SHA-256 of a file, read from where it is.
-fn hash(mut file: &File) -> std::io::Result<String> {
+pub fn hash(mut file: &File) -> std::io::Result<String> {
     let mut hasher = Sha256::new();
     let mut piece = vec![0; 1 << 20];
     loop {
@@ -174,6 +174,6 @@ fn hash(mut file: &File) -> std::io::Result<String> {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

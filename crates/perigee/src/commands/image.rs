@@ -114,6 +114,9 @@ pub enum Verb {
     /// List images and snapshots
     #[command(visible_alias = "ls")]
     List {
+        /// Also those that were made of jobs' inputs
+        #[arg(long, conflicts_with = "pool")]
+        all: bool,
         #[command(flatten)]
         pool: PoolOption,
     },
@@ -271,7 +274,10 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let image: ImageInfo = pool_server(&pool).await?.put(&path, &keep).await?;
             output::one(format, &image, LOCAL)
         }
-        Verb::List { pool } => list(context, pool, "/v1/images", LOCAL, CLUSTER).await,
+        Verb::List { all, pool } => {
+            let path = if all { "/v1/images?all=true" } else { "/v1/images" };
+            list(context, pool, path, LOCAL, CLUSTER).await
+        }
         Verb::Info { name, pool } => {
             info(context, pool, &format!("/v1/images/{name}"), LOCAL, CLUSTER).await
         }

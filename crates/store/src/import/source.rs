@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::unistd::{Whence, lseek};
 use perigee_model::Problem;
@@ -23,6 +23,8 @@ pub enum ImportFrom {
     File(File),
     /// An `nbd://` address.
     Nbd(String),
+    /// A directory with the files of a filesystem that is to be made. See `trees.rs`.
+    Tree(PathBuf),
 }
 
 impl ImportFrom {
@@ -47,6 +49,14 @@ impl ImportFrom {
         Self::opened(what, File::options().read(true).custom_flags(flags).open(path))
     }
 
+    /// A tree that was unpacked.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none.
+    pub fn tree(what: &str, directory: PathBuf) -> Result<Self, Problem> {
+        crate::trees::check_tree(what, directory).map(Self::Tree)
+    }
+
     /// What an attempt to open a file has given.
     ///
     /// # Errors
@@ -69,7 +79,7 @@ impl ImportFrom {
 
     pub(super) fn argument(&self) -> &str {
         match self {
-            Self::File(_) => INPUT,
+            Self::File(_) | Self::Tree(_) => INPUT,
             Self::Nbd(address) => address,
         }
     }
@@ -77,7 +87,7 @@ impl ImportFrom {
     pub(super) fn file(&self) -> Option<&File> {
         match self {
             Self::File(file) => Some(file),
-            Self::Nbd(_) => None,
+            Self::Nbd(_) | Self::Tree(_) => None,
         }
     }
 }

@@ -211,7 +211,7 @@ fn reach(device: Arc<dyn Device>) -> Connector {
     Connector { patience: Duration::from_secs(10), connect: Arc::new(connect) }
 }
 
-async fn open_real(dir: &Path) -> Arc<Pool> {
+pub(crate) async fn open_real(dir: &Path) -> Arc<Pool> {
     Pool::open(PoolConfig { private: None, dir: dir.to_owned(), connect: connector() })
         .await
         .unwrap()

@@ -52,6 +52,7 @@ mod tests {
             (Method::POST, &["v1", "volumes", "a", "take"]),
             (Method::POST, &["v1", "volumes", "a", "epoch", "issue"]),
             (Method::POST, &["v1", "images"]),
+            (Method::POST, &["v1", "trees"]),
             (Method::GET, &["v1", "clients"]),
             (Method::GET, &["v1", "volumes", "a", "replica", "pins"]),
             (Method::POST, &["v1", "volumes", "a", "replica", "promote"]),

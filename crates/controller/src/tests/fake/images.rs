@@ -1,10 +1,12 @@
 //! The images of the host made of memory.
 
+use std::collections::BTreeMap;
+use std::io::Read;
 use std::time::Duration;
 
-use axum::extract::{Path, State};
+use axum::extract::{Path, Request, State};
 use perigee_http::{Failure, Json, Reply};
-use perigee_model::volume::{CopyImage, ImageInfo, ImageSource, ImportImage, Step};
+use perigee_model::volume::{CopyImage, ImageInfo, ImageSource, ImportImage, Step, Upload};
 use perigee_model::{ImageName, LayerId, Problem};
 
 use super::Shared;
@@ -34,6 +36,26 @@ pub async fn one_image(State(inside): Shared, Path(name): Path<ImageName>) -> Re
     let info = inside.images.get(&name).cloned();
     let info = info.ok_or_else(|| Problem::not_found("image", "there is none"))?;
     Ok(Json(ImageInfo { children: inside.image_children, ..info }))
+}
+
+/// A tar that is cut is refused.
+pub async fn receive_tree(
+    State(inside): Shared,
+    request: Request,
+) -> Result<Json<Upload>, Failure> {
+    let cut = |e| Problem::unavailable("take a tree", e);
+    let body = axum::body::to_bytes(request.into_body(), usize::MAX).await.map_err(cut)?;
+    let mut files = BTreeMap::new();
+    for entry in tar::Archive::new(&body[..]).entries().expect("a tar") {
+        let mut entry = entry.expect("an entry");
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content).expect("a file");
+        files.insert(entry.path().expect("a path").to_str().expect("text").to_owned(), content);
+    }
+    let mut inside = inside.lock().expect("lock");
+    inside.trees.push(files);
+    let source = format!("tree:{}", inside.trees.len());
+    Ok(Json(Upload { host: None, source, bytes: body.len() as u64 }))
 }
 
 /// Takes its time, so that two at once meet.

@@ -17,10 +17,11 @@ use super::{AT_ONCE, PART_BYTES, TRIES, hash, may_go_on};
 /// Links can lead in a circle.
 const DEPTH_MAX: usize = 64;
 
-struct Source {
-    path: PathBuf,
-    to: FileAddress,
-    size_bytes: u64,
+/// A file that is to be sent.
+pub struct Source {
+    pub path: PathBuf,
+    pub to: FileAddress,
+    pub size_bytes: u64,
 }
 
 pub async fn put(
@@ -80,12 +81,23 @@ async fn put_file(client: &Client, source: Source, bar: &ProgressBar) -> Result<
         Ok::<_, Problem>((Arc::new(file), sha256))
     });
     let (file, sha256) = hashed.await.map_err(|e| Problem::internal("can't read a file", e))??;
+    put_opened(client, &source, &file, &sha256, bar).await
+}
+
+/// Sends an open file whose hash is known.
+pub async fn put_opened(
+    client: &Client,
+    source: &Source,
+    file: &Arc<File>,
+    sha256: &str,
+    bar: &ProgressBar,
+) -> Result<(), Problem> {
     let mut tries = 1;
     loop {
         let sent = if source.size_bytes <= PART_BYTES {
-            put_whole(client, &source, &file, &sha256, bar).await
+            put_whole(client, source, file, sha256, bar).await
         } else {
-            put_parts(client, &source, &file, &sha256, bar).await
+            put_parts(client, source, file, sha256, bar).await
         };
         match sent {
             Err(problem) if may_go_on(&problem) && tries < TRIES => {

@@ -1,0 +1,274 @@
+//! The image of a job's inputs at the job's host.
+//!
+//! The image's name is the hash of what is in it. So it is made once in the cluster, and every other host copies it. It
+//! is made of a tar that streams from the repository to the volume server of the host, which unpacks it and makes a
+//! filesystem. What breaks off is begun anew: nothing of it counts before the image is there.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use futures_util::{Stream, stream};
+use perigee_http::{Body, Method};
+use perigee_model::job::JobSpec;
+use perigee_model::volume::Upload;
+use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, TenantName};
+use perigee_repository::{Reading, View};
+use uuid::Uuid;
+
+use super::manifest::{Entry, Manifest, end, padding};
+use super::{WHAT, resolve, summary, view};
+use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::records::{ImageRecord, InputsImage, JobInputs, PendingImport, image_key};
+use crate::{accounts, images};
+
+/// How many images of inputs are made at a host at the same time. The others wait, so that VMs which run there have
+/// most of its disk and of its network.
+const AT_ONCE: usize = 2;
+const PIECE_BYTES: usize = 256 << 10;
+
+/// How far it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Staged {
+    /// The host can use the image.
+    Ready,
+    /// It waits for others: why, in words.
+    Waits(String),
+}
+
+/// What is being staged.
+#[derive(Debug, Default)]
+pub struct Staging {
+    running: Mutex<BTreeMap<ImageName, Progress>>,
+    /// Held to read by those who submit a job, from when they have looked for its inputs until it is recorded. Uploaded files
+    /// are removed while nobody does.
+    pub collecting: tokio::sync::RwLock<()>,
+}
+
+#[derive(Debug)]
+struct Progress {
+    host: HostId,
+    sent_bytes: u64,
+    bytes: u64,
+    is_sent: bool,
+}
+
+/// A place at a host, until this is dropped.
+struct Place<'a> {
+    staging: &'a Staging,
+    image: ImageName,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.staging.lock().remove(&self.image);
+    }
+}
+
+impl Staging {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ImageName, Progress>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How far the image is, in words, while it is made.
+    pub fn in_words(&self, image: &ImageName) -> Option<String> {
+        let running = self.lock();
+        let Progress { sent_bytes, bytes, is_sent, .. } = running.get(image)?;
+        let mb = |bytes: u64| bytes.div_ceil(1_000_000);
+        Some(match is_sent {
+            true => format!("staging inputs: making a disk of {} MB", mb(*bytes)),
+            false => format!("staging inputs: {} of {} MB", mb(*sent_bytes), mb(*bytes)),
+        })
+    }
+
+    /// # Errors
+    /// Why it has to wait.
+    fn take(&self, host: &HostId, inputs: &JobInputs) -> Result<Place<'_>, String> {
+        let mut running = self.lock();
+        if let Some(other) = running.get(&inputs.image) {
+            let at = &other.host;
+            return Err(format!("another job's inputs, which are the same, are staged at {at}"));
+        }
+        let at_host = running.values().filter(|progress| progress.host == *host).count();
+        if at_host >= AT_ONCE {
+            return Err(format!("the inputs of {at_host} other jobs are being staged at {host}"));
+        }
+        let progress =
+            Progress { host: host.clone(), sent_bytes: 0, bytes: inputs.bytes, is_sent: false };
+        running.insert(inputs.image.clone(), progress);
+        Ok(Place { staging: self, image: inputs.image.clone() })
+    }
+
+    fn note(&self, image: &ImageName, note: impl FnOnce(&mut Progress)) {
+        if let Some(progress) = self.lock().get_mut(image) {
+            note(progress);
+        }
+    }
+}
+
+/// Looks what the inputs of a job are now, and makes sure that the host can use their image. `found` is told which image it is
+/// before anything is made, so that nobody removes it meanwhile.
+///
+/// # Errors
+/// `Invalid` or `NotFound` if an input is not there any more. All else can be tried again.
+pub async fn ensure(
+    cluster: &Cluster,
+    at: &HostLink,
+    spec: &JobSpec,
+    found: impl AsyncFnOnce(JobInputs) -> Result<(), Problem>,
+) -> Result<Staged, Problem> {
+    let Some(sha256) = &spec.inputs else { return Ok(Staged::Ready) };
+    let tenant = TenantName::of(&spec.name);
+    let manifest = resolve(cluster, &tenant, sha256).await?;
+    let inputs = summary(&tenant, &manifest)?;
+    found(inputs.clone()).await?;
+    let view = view(cluster, &tenant);
+    ensure_image(cluster, at, view, manifest, inputs).await.map_err(|problem| match problem.kind {
+        // The image, its host or the tree has gone: it is made again.
+        ProblemKind::NotFound | ProblemKind::Conflict | ProblemKind::Invalid => {
+            Problem { kind: ProblemKind::Unavailable, ..problem }
+        }
+        _ => problem,
+    })
+}
+
+async fn ensure_image(
+    cluster: &Cluster,
+    at: &HostLink,
+    view: View,
+    manifest: Manifest,
+    inputs: JobInputs,
+) -> Result<Staged, Problem> {
+    let key = image_key(&inputs.image);
+    match cluster.records.read::<ImageRecord>(&key).await? {
+        Some(record) if record.import.is_some() => {
+            return Ok(Staged::Waits("its inputs are being staged, or their host is away".into()));
+        }
+        Some(_) => {
+            note_use(cluster, &inputs.image).await?;
+            match images::ensure(cluster, at, &inputs.image).await {
+                // Every host that had it is gone.
+                Err(problem) if problem.kind == ProblemKind::NotFound => {
+                    cluster.records.remove(&key).await?;
+                }
+                ensured => return ensured.map(|_| Staged::Ready),
+            }
+        }
+        None => {}
+    }
+    make(cluster, at, view, manifest, &inputs).await
+}
+
+/// Keeps an image from being collected for a while.
+pub(super) async fn note_use(cluster: &Cluster, image: &ImageName) -> Result<(), Problem> {
+    let Some(record) = cluster.records.read::<ImageRecord>(&image_key(image)).await? else {
+        return Ok(());
+    };
+    let inputs = Some(InputsImage { used_ms: now_ms() });
+    let note = |old: Option<ImageRecord>| {
+        let old = old.unwrap_or_else(|| record.clone());
+        ImageRecord { inputs, ..old }
+    };
+    cluster.records.update(&image_key(image), note).await.map(drop)
+}
+
+async fn make(
+    cluster: &Cluster,
+    at: &HostLink,
+    view: View,
+    manifest: Manifest,
+    inputs: &JobInputs,
+) -> Result<Staged, Problem> {
+    let place = match cluster.staging.take(&at.id, inputs) {
+        Ok(place) => place,
+        Err(why) => return Ok(Staged::Waits(why)),
+    };
+    let Some(_importing) = cluster.index.begin_import(&inputs.image) else {
+        return Ok(Staged::Waits("the image of its inputs is being made or deleted".to_owned()));
+    };
+    let _room = accounts::hold_volume(cluster, inputs.image.as_str(), inputs.bytes).await?;
+    // A body is not bound to the life of this future.
+    let (sent, mut told) = tokio::sync::watch::channel(0);
+    let body = Body::from_stream(tar(view, manifest, sent));
+    let sending = at.volume_slow.send_body::<Upload>(Method::POST, "/v1/trees", body);
+    let telling = async {
+        while told.changed().await.is_ok() {
+            let sent_bytes = *told.borrow_and_update();
+            cluster.staging.note(&place.image, |progress| progress.sent_bytes = sent_bytes);
+        }
+        // All is sent. The answer follows.
+        std::future::pending::<Upload>().await
+    };
+    let tree = tokio::select! {
+        tree = sending => tree?,
+        tree = telling => tree,
+    };
+    cluster.staging.note(&place.image, |progress| progress.is_sent = true);
+    let import = PendingImport { host: at.id.clone(), source: tree.source, format: None };
+    let record = ImageRecord {
+        layer: Some(LayerId(Uuid::new_v4())),
+        import: Some(import),
+        size_bytes: Some(inputs.bytes),
+        inputs: Some(InputsImage { used_ms: now_ms() }),
+        ..ImageRecord::new(inputs.image.clone())
+    };
+    images::import_inputs(cluster, at, record).await?;
+    Ok(Staged::Ready)
+}
+
+/// What comes next in the tar.
+enum Next {
+    Headers,
+    Content { reading: Box<Reading>, offset: u64 },
+    Over,
+}
+
+/// The tar of a manifest, as it is read from the repository. It ends early if a file is not what the manifest says.
+fn tar(
+    view: View,
+    manifest: Manifest,
+    sent: tokio::sync::watch::Sender<u64>,
+) -> impl Stream<Item = Result<Bytes, std::io::Error>> + Send + 'static {
+    let begin = (manifest.into_parts(), Next::Headers, view, sent);
+    stream::try_unfold(begin, |(mut parts, next, view, sent)| async move {
+        match next {
+            Next::Over => Ok(None),
+            Next::Headers => match parts.next() {
+                None => Ok(Some((end(), (parts, Next::Over, view, sent)))),
+                Some(part) => {
+                    let (headers, entry) = part.map_err(std::io::Error::other)?;
+                    let next = match entry {
+                        Entry::File(file) if file.size_bytes > 0 => {
+                            let reading = view.read(file.at.clone()).await;
+                            let reading = reading.map_err(std::io::Error::other)?;
+                            if reading.entry().sha256.as_ref() != Some(&file.sha256) {
+                                let why = format!("repo:/{} was changed meanwhile", file.at);
+                                return Err(std::io::Error::other(Problem::unavailable(WHAT, why)));
+                            }
+                            Next::Content { reading: Box::new(reading), offset: 0 }
+                        }
+                        _ => Next::Headers,
+                    };
+                    Ok(Some((headers, (parts, next, view, sent))))
+                }
+            },
+            Next::Content { mut reading, offset } => {
+                let piece = reading.read(offset, PIECE_BYTES).await;
+                let piece = piece.map_err(std::io::Error::other)?;
+                let length = reading.entry().size_bytes;
+                let offset = offset + piece.len() as u64;
+                if piece.is_empty() {
+                    return Err(std::io::Error::other("a file of the repository ended early"));
+                }
+                sent.send_modify(|sent| *sent += piece.len() as u64);
+                if offset < length {
+                    let next = Next::Content { reading, offset };
+                    return Ok(Some((piece, (parts, next, view, sent))));
+                }
+                let mut last = bytes::BytesMut::from(&piece[..]);
+                last.extend_from_slice(&padding(length));
+                Ok(Some((last.freeze(), (parts, Next::Headers, view, sent))))
+            }
+        }
+    })
+}
