@@ -81,7 +81,7 @@ mod tests {
         check(&file).expect_err("others can put something into it");
         if Uid::effective().is_root() {
             mode(&file, 0o700);
-            nix::unistd::chown(&file, Some(Uid::from_raw(12345)), None).expect("another's");
+            std::os::unix::fs::chown(&file, Some(12345), None).expect("another's");
             let refused = check(&file).expect_err("it is another user's");
             assert!(refused.why.contains("12345"), "{refused}");
             let refused = crate::private_directory(&file).expect_err("it is another user's");
@@ -89,7 +89,7 @@ mod tests {
             let secret = dir.path().join("secret");
             crate::write_private(&secret, b"x").expect("written");
             assert_eq!(crate::read_private(&secret).expect("ours"), b"x");
-            nix::unistd::chown(&secret, Some(Uid::from_raw(12345)), None).expect("another's");
+            std::os::unix::fs::chown(&secret, Some(12345), None).expect("another's");
             let refused = crate::read_private(&secret).expect_err("it is another user's");
             assert!(refused.why.contains("12345"), "{refused}");
         }
