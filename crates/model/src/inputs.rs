@@ -72,6 +72,9 @@ pub enum BadInputPath {
     /// It leaves the directory of the inputs, or is no path.
     #[error("{0:?} is not a path below the directory of the inputs")]
     Escapes(String),
+    /// The filesystem of the inputs has a directory of this name.
+    #[error("\"lost+found\" can't be the name of an input")]
+    Taken,
     /// Too long, or too deep.
     #[error(transparent)]
     Limit(#[from] OutOfLimits),
@@ -91,6 +94,10 @@ pub fn check_input_path(path: &str) -> Result<(), BadInputPath> {
         FILE_NAME_BYTES.check(name.len())?;
     }
     PATH_NAMES.check(path.split('/').count())?;
+    // A new filesystem has it already.
+    if path.split('/').next() == Some("lost+found") {
+        return Err(BadInputPath::Taken);
+    }
     Ok(())
 }
 
@@ -132,10 +139,10 @@ mod tests {
 
     #[test]
     fn a_path_stays_below_the_directory_of_the_inputs() {
-        for good in ["a", "a/b", "..a", "ü/ß", "a b"] {
+        for good in ["a", "a/b", "..a", "ü/ß", "a b", "a/lost+found"] {
             check_input_path(good).expect(good);
         }
-        for bad in ["", "/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a\0"] {
+        for bad in ["", "/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a\0", "lost+found", "lost+found/a"] {
             check_input_path(bad).expect_err(bad);
         }
         let long = "n".repeat(256);

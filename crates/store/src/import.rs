@@ -31,7 +31,7 @@ use super::qemu_img::{self, OUTPUT, Program, Run};
 use super::trees;
 use super::volume::io_problem;
 use super::work::Work;
-pub use source::ImportFrom;
+pub use source::{ImportFrom, Tree};
 
 /// How long an import waits for its source, which may be on another host that does not answer.
 #[derive(Debug, Clone, Copy)]
@@ -140,7 +140,7 @@ impl Pool {
             ImportFrom::Tree(tree) => {
                 let target = new_file(&temp.0).map_err(|error| Problem::internal(&what, error))?;
                 let to = (temp.0.as_path(), &target);
-                trees::build(&what, &tree, to, patience.progress, work).await?
+                trees::build(&what, &tree.directory, to, patience.progress, work).await?
             }
             source => {
                 let source = self.readable(&what, source, work).await?;

@@ -83,7 +83,7 @@ mod work;
 pub use clients::Grant;
 pub use common::{Common, Compared};
 pub use confined::Data;
-pub use import::ImportFrom;
+pub use import::{ImportFrom, Tree};
 pub use pool::{Pool, PoolConfig};
 pub use qemu_img::{give as give_to_qemu_img, lower_priority};
 pub use remote::Connector;

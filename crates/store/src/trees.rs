@@ -30,7 +30,7 @@ const FREE_INODES: u64 = 4096;
 const INODE_BYTES: u64 = 256;
 /// A directory with more entries gets an index.
 const INDEXED_ENTRIES: u64 = 500;
-/// All files have one time, so that the same files are the same image: 2000-01-01.
+/// All files have one time: who reads them sees no difference between two images of the same files. 2000-01-01.
 const MODIFIED: Duration = Duration::from_secs(946_684_800);
 /// Every so many bytes somebody looks at the free room of the disk.
 const LOOK_EVERY_BYTES: u64 = 16 << 20;

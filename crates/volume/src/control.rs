@@ -172,7 +172,9 @@ async fn import_image(
         let source = request.source.clone();
         let open = |what: &str, source: &str| control.sources.open(what, source, peer.is_own);
         let imported = control.pool.import_opened(request, open, &work).await;
-        control.sources.used(&source);
+        // A tree may have many files.
+        let sources = Arc::clone(&control.sources);
+        drop(tokio::task::spawn_blocking(move || sources.used(&source)).await);
         imported
     })
 }

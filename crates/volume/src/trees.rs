@@ -4,13 +4,16 @@
 //! removed if the tar is refused, breaks off or comes too slowly, when an image was made of it, after an hour
 //! without one, and when the server starts.
 
+use std::collections::HashSet;
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
+use perigee_block::locking::lock;
 use perigee_model::units::format_bytes;
 use perigee_model::volume::{TREE_PREFIX, Upload};
 use perigee_model::{Problem, ProblemKind};
@@ -32,6 +35,30 @@ const PIECES_MAX: usize = 16;
 #[derive(Debug)]
 pub struct Trees {
     directory: PathBuf,
+    in_use: InUse,
+}
+
+/// Trees that are being unpacked or read. They are not old, whatever the time of their directory.
+type InUse = Arc<Mutex<HashSet<PathBuf>>>;
+
+/// A tree in use, until this is dropped.
+#[derive(Debug)]
+struct Use {
+    path: PathBuf,
+    in_use: InUse,
+}
+
+impl Use {
+    fn of(path: &Path, in_use: &InUse) -> Self {
+        lock(in_use).insert(path.to_owned());
+        Self { path: path.to_owned(), in_use: Arc::clone(in_use) }
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        lock(&self.in_use).remove(&self.path);
+    }
 }
 
 /// What the thread that unpacks is told.
@@ -108,7 +135,7 @@ impl Trees {
             }
             Err(error) => return Err(fault(error)),
         }
-        Ok(Self { directory })
+        Ok(Self { directory, in_use: InUse::default() })
     }
 
     fn path(&self, what: &str, id: &str) -> Result<PathBuf, Problem> {
@@ -123,7 +150,9 @@ impl Trees {
     /// # Errors
     /// `NotFound` if there is none.
     pub fn open(&self, what: &str, id: &str) -> Result<ImportFrom, Problem> {
-        ImportFrom::tree(what, self.path(what, id)?)
+        let path = self.path(what, id)?;
+        let held = Use::of(&path, &self.in_use);
+        ImportFrom::tree(what, path, held)
     }
 
     /// To be called when an image was made of a tree, or could not be.
@@ -154,6 +183,7 @@ impl Trees {
         // Who makes the filesystem begins in it, and can't pass through the directories above it.
         let mode = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(&path, mode).map_err(failed)?;
+        let _held = Use::of(&path, &self.in_use);
         let unpacking = Unpacking(Some(path));
         let (sender, pieces) = mpsc::channel(PIECES_MAX);
         let (told, ended) = oneshot::channel();
@@ -189,6 +219,10 @@ impl Trees {
         };
         for entry in entries {
             let path = entry?.path();
+            if lock(&self.in_use).contains(&path) {
+                left += 1;
+                continue;
+            }
             let changed = std::fs::metadata(&path).and_then(|meta| meta.modified());
             match changed {
                 Ok(changed) if changed.elapsed().unwrap_or_default() > KEPT_MAX => remove(&path),
@@ -300,8 +334,15 @@ mod tests {
         let tree = trees.receive(sent(&tar())).await.expect("a tree");
         assert_eq!(tree.bytes, 5000);
         let id = tree.source.strip_prefix(TREE_PREFIX).expect("a tree");
-        let Ok(ImportFrom::Tree(path)) = trees.open("import", id) else { panic!("it is there") };
-        assert_eq!(std::fs::read(path.join("a/b")).expect("a file"), [7; 5000]);
+        let Ok(ImportFrom::Tree(open)) = trees.open("import", id) else { panic!("it is there") };
+        assert_eq!(std::fs::read(open.directory().join("a/b")).expect("a file"), [7; 5000]);
+        // However old it is, it is not removed while somebody reads it.
+        let long_ago = std::time::SystemTime::now() - KEPT_MAX * 2;
+        let directory = std::fs::File::open(open.directory()).expect("it is there");
+        directory.set_modified(long_ago).expect("a time");
+        assert_eq!(trees.remove_old().expect("a list"), 1);
+        drop(open);
+        directory.set_modified(std::time::SystemTime::now()).expect("a time");
         for bad in ["..", "../layers", "", "a"] {
             let refused = trees.open("import", bad).expect_err(bad);
             assert_eq!(refused.kind, ProblemKind::Invalid);

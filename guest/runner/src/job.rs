@@ -23,6 +23,10 @@ pub fn run(outbox: &Arc<Outbox>) -> Result<Written, Error> {
     let mut mounted = Vec::new();
     for mount in &seed.mounts {
         mounted.push(disks::mount(mount)?);
+        if mount.role == DiskRole::Inputs {
+            // Nobody repairs this disk, and a command that reads all inputs must not find it.
+            drop(std::fs::remove_dir(Path::new(&mount.path).join("lost+found")));
+        }
     }
     if let Some(network) = &seed.network {
         network::set_up(network)?;

@@ -146,7 +146,7 @@ pub async fn snapshot(
     Full(vm): Full<VmId>,
     Json(ask): Json<Snapshot>,
 ) -> Reply<ClusterImage> {
-    let ask = Snapshot { image: caller.new_name(&cluster, &ask.image)? };
+    let ask = Snapshot { image: caller.new_image_name(&cluster, &ask.image)? };
     json(vms::guest::snapshot(&cluster, &vm, &ask).await?)
 }
 

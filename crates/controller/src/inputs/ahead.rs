@@ -51,7 +51,7 @@ pub async fn stage_ahead(cluster: Arc<Cluster>) {
 async fn stage(cluster: &Cluster, job: &Job) -> Result<(), Problem> {
     let Some(host) = likely_host(cluster, job).await? else { return Ok(()) };
     tracing::debug!("stage the inputs of job {} at {}", job.id, host.id);
-    staging::ensure(cluster, &host, &job.spec, async |_| Ok(())).await.map(drop)
+    staging::ensure(cluster, &host, &job.spec, None, async |_| Ok(())).await.map(drop)
 }
 
 /// Where the job is most likely to start; `None` if that is not known.

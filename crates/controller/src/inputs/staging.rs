@@ -81,17 +81,17 @@ impl Staging {
         })
     }
 
+    /// Why nothing can be done for this image at this host now, unless it is there.
+    fn waits(&self, host: &HostId, image: &ImageName) -> Option<String> {
+        why_it_waits(&self.lock(), host, image)
+    }
+
     /// # Errors
     /// Why it has to wait.
     fn take(&self, host: &HostId, inputs: &JobInputs) -> Result<Place<'_>, String> {
         let mut running = self.lock();
-        if let Some(other) = running.get(&inputs.image) {
-            let at = &other.host;
-            return Err(format!("another job's inputs, which are the same, are staged at {at}"));
-        }
-        let at_host = running.values().filter(|progress| progress.host == *host).count();
-        if at_host >= AT_ONCE {
-            return Err(format!("the inputs of {at_host} other jobs are being staged at {host}"));
+        if let Some(why) = why_it_waits(&running, host, &inputs.image) {
+            return Err(why);
         }
         let progress =
             Progress { host: host.clone(), sent_bytes: 0, bytes: inputs.bytes, is_sent: false };
@@ -106,6 +106,20 @@ impl Staging {
     }
 }
 
+fn why_it_waits(
+    running: &BTreeMap<ImageName, Progress>,
+    host: &HostId,
+    image: &ImageName,
+) -> Option<String> {
+    if let Some(other) = running.get(image) {
+        let at = &other.host;
+        return Some(format!("another job's inputs, which are the same, are staged at {at}"));
+    }
+    let at_host = running.values().filter(|progress| progress.host == *host).count();
+    (at_host >= AT_ONCE)
+        .then(|| format!("the inputs of {at_host} other jobs are being staged at {host}"))
+}
+
 /// Looks what the inputs of a job are now, and makes sure that the host can use their image. `found` is told which image it is
 /// before anything is made, so that nobody removes it meanwhile.
 ///
@@ -115,9 +129,14 @@ pub async fn ensure(
     cluster: &Cluster,
     at: &HostLink,
     spec: &JobSpec,
+    known: Option<&JobInputs>,
     found: impl AsyncFnOnce(JobInputs) -> Result<(), Problem>,
 ) -> Result<Staged, Problem> {
     let Some(sha256) = &spec.inputs else { return Ok(Staged::Ready) };
+    // The list is not read again while others are at work.
+    if let Some(why) = known.and_then(|inputs| cluster.staging.waits(&at.id, &inputs.image)) {
+        return Ok(Staged::Waits(why));
+    }
     let tenant = TenantName::of(&spec.name);
     let manifest = resolve(cluster, &tenant, sha256).await?;
     let inputs = summary(&tenant, &manifest)?;
@@ -142,21 +161,56 @@ async fn ensure_image(
     let key = image_key(&inputs.image);
     match cluster.records.read::<ImageRecord>(&key).await? {
         Some(record) if record.import.is_some() => {
-            return Ok(Staged::Waits("its inputs are being staged, or their host is away".into()));
+            let import = record.import.as_ref();
+            let is_up = import.is_some_and(|import| {
+                cluster.hosts.up().iter().any(|host| host.id == import.host)
+            });
+            if is_up {
+                return Ok(Staged::Waits("its inputs are being staged".to_owned()));
+            }
+            // The host that was to make it is gone or silent: another one makes it.
+            if !forget(cluster, &record).await? {
+                return Ok(Staged::Waits("its inputs are being staged".to_owned()));
+            }
         }
-        Some(_) => {
+        Some(record) => {
             note_use(cluster, &inputs.image).await?;
             match images::ensure(cluster, at, &inputs.image).await {
                 // Every host that had it is gone.
                 Err(problem) if problem.kind == ProblemKind::NotFound => {
-                    cluster.records.remove(&key).await?;
+                    if !forget(cluster, &record).await? {
+                        return Ok(Staged::Waits("its inputs are being staged".to_owned()));
+                    }
+                }
+                // One that was made while the record was lost. It has the same files.
+                Err(problem) if problem.kind == ProblemKind::Conflict => {
+                    at.volume.delete(&format!("/v1/images/{}", inputs.image)).await?;
+                    return Err(problem);
                 }
                 ensured => return ensured.map(|_| Staged::Ready),
             }
         }
-        None => {}
+        // A host may have it all the same.
+        None => match images::ensure(cluster, at, &inputs.image).await {
+            Ok(_) => return note_use(cluster, &inputs.image).await.map(|()| Staged::Ready),
+            Err(problem)
+                if matches!(problem.kind, ProblemKind::NotFound | ProblemKind::Unavailable) => {}
+            Err(problem) => return Err(problem),
+        },
     }
     make(cluster, at, view, manifest, &inputs).await
+}
+
+/// Removes the record of an image that no host has. `false` if somebody is making or deleting the image.
+async fn forget(cluster: &Cluster, record: &ImageRecord) -> Result<bool, Problem> {
+    let Some(_alone) = cluster.index.begin_import(&record.name) else { return Ok(false) };
+    let key = image_key(&record.name);
+    let now = cluster.records.read::<ImageRecord>(&key).await?;
+    let is_same = now.is_some_and(|now| now.layer == record.layer && now.import == record.import);
+    if is_same {
+        cluster.records.remove(&key).await?;
+    }
+    Ok(is_same)
 }
 
 /// Keeps an image from being collected for a while.

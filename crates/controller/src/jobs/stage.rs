@@ -32,12 +32,18 @@ impl Run {
         }
         let cluster = self.cluster.clone();
         let placement = self.placement()?.clone();
+        if self.job().spec.inputs.is_some()
+            && !placement.disks.iter().any(|disk| disk.role == DiskRole::Inputs)
+        {
+            let why = "an earlier version of the controller has placed it, and its inputs are gone";
+            return Err(Problem::invalid(format!("job {}", self.id), why));
+        }
         let to_come = |disk: &&PlacedDisk| disk.role == DiskRole::Inputs && disk.epoch.is_none();
         if let Some(disk) = placement.disks.iter().find(to_come)
             && let Staged::Waits(why) = self.stage_inputs(&disk.home).await?
         {
             self.say(&why).await?;
-            return Ok(Step::Wait(cluster.timing.poll));
+            return Ok(Step::Wait(cluster.timing.monitor));
         }
         for (index, disk) in placement.disks.iter().enumerate() {
             if disk.epoch.is_none() {
@@ -118,7 +124,8 @@ impl Run {
         let cluster = self.cluster.clone();
         let home = catalog::reachable(&cluster, home)?;
         let spec = self.job().spec.clone();
-        inputs::ensure(&cluster, &home, &spec, async |found| {
+        let known = self.record.value.inputs.clone();
+        inputs::ensure(&cluster, &home, &spec, known.as_ref(), async |found| {
             if self.record.value.inputs.as_ref() == Some(&found) {
                 return Ok(());
             }

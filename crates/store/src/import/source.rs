@@ -24,7 +24,26 @@ pub enum ImportFrom {
     /// An `nbd://` address.
     Nbd(String),
     /// A directory with the files of a filesystem that is to be made. See `trees.rs`.
-    Tree(PathBuf),
+    Tree(Tree),
+}
+
+/// A directory that stays while this is there.
+pub struct Tree {
+    pub(crate) directory: PathBuf,
+    _held: Box<dyn Send + Sync>,
+}
+
+impl std::fmt::Debug for Tree {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Tree").field(&self.directory).finish()
+    }
+}
+
+impl Tree {
+    /// Where it is.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
 }
 
 impl ImportFrom {
@@ -49,12 +68,17 @@ impl ImportFrom {
         Self::opened(what, File::options().read(true).custom_flags(flags).open(path))
     }
 
-    /// A tree that was unpacked.
+    /// A tree that was unpacked. `held` keeps its owner from removing it.
     ///
     /// # Errors
     /// `NotFound` if there is none.
-    pub fn tree(what: &str, directory: PathBuf) -> Result<Self, Problem> {
-        crate::trees::check_tree(what, directory).map(Self::Tree)
+    pub fn tree(
+        what: &str,
+        directory: PathBuf,
+        held: impl Send + Sync + 'static,
+    ) -> Result<Self, Problem> {
+        let directory = crate::trees::check_tree(what, directory)?;
+        Ok(Self::Tree(Tree { directory, _held: Box::new(held) }))
     }
 
     /// What an attempt to open a file has given.

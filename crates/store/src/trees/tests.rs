@@ -299,7 +299,7 @@ async fn a_tree_becomes_an_image_of_the_pool() {
     let leave_site = Default::default();
     let source = "tree:1".to_owned();
     let ask = ImportImage { name: name.clone(), source, format: None, layer, leave_site };
-    let open = |what: &str, _: &str| ImportFrom::tree(what, dir.path().to_owned());
+    let open = |what: &str, _: &str| ImportFrom::tree(what, dir.path().to_owned(), ());
     let work = Arc::new(Work::default());
     let info = pool.import_opened(ask.clone(), open, &work).await.expect("an image");
     assert_eq!((info.name.clone(), Some(info.layer)), (name, layer));
