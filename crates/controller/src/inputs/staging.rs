@@ -162,9 +162,8 @@ async fn ensure_image(
     match cluster.records.read::<ImageRecord>(&key).await? {
         Some(record) if record.import.is_some() => {
             let import = record.import.as_ref();
-            let is_up = import.is_some_and(|import| {
-                cluster.hosts.up().iter().any(|host| host.id == import.host)
-            });
+            let is_up = import
+                .is_some_and(|import| cluster.hosts.up().iter().any(|host| host.id == import.host));
             if is_up {
                 return Ok(Staged::Waits("its inputs are being staged".to_owned()));
             }
