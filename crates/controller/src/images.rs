@@ -318,7 +318,8 @@ pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> 
             .next("bring the host back, or `perigee host remove` it if it is gone for good"));
     }
     for found in &found {
-        shadows::drop_on(cluster, &reachable(cluster, &found.host)?, found.info.layer).await?;
+        let host = reachable(cluster, &found.host)?;
+        shadows::drop_on(cluster, &host, found.info.layer).await?;
     }
     // The image with the most dependants comes first. If its deletion is refused, no copy has been deleted yet.
     found.sort_by_key(|found| std::cmp::Reverse(found.info.children));

@@ -309,7 +309,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 46] = [
+    const ALL: [&Limit; 47] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
