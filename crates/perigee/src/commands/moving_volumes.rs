@@ -116,12 +116,15 @@ async fn get_vm(client: &Client, vm: &VmId) -> Result<Vm, Problem> {
 /// # Errors
 /// As [`Client::get`].
 pub async fn stay(client: &Client, vm: &VmId, to: &HostId) -> Result<(), Problem> {
+    let begun = Instant::now();
     loop {
         let shown = match get_vm(client, vm).await {
             Err(problem) if problem.kind == ProblemKind::NotFound => return Ok(()),
             shown => shown?,
         };
-        if shown.host.as_ref() == Some(to) && !shown.volumes.iter().any(|volume| volume.follows) {
+        // Its job is about to hear that it has arrived; or it has moved on.
+        let is_known = shown.host.as_ref() == Some(to) || begun.elapsed() > ARRIVAL_DEADLINE;
+        if is_known && !shown.volumes.iter().any(|volume| volume.follows) {
             shown.volumes.iter().for_each(|volume| output::note(&of_vm(volume)));
             return Ok(());
         }
