@@ -319,7 +319,9 @@ fn destination(headers: &HeaderMap) -> String {
 impl Unwritten {
     fn new(cluster: &Arc<Cluster>, sender: &Sender, request: &Request) -> Self {
         let (method, path) = (request.method(), request.uri().path());
-        let reads = ["GET", "HEAD", "OPTIONS", "PROPFIND"].contains(&method.as_str());
+        // Who attaches to a console can type there.
+        let types = path.ends_with("/console/attach");
+        let reads = ["GET", "HEAD", "OPTIONS", "PROPFIND"].contains(&method.as_str()) && !types;
         let is_noise = match sender {
             Sender::User(_) => reads,
             Sender::Host(_) => reads || *method == Method::PUT,

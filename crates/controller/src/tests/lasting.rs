@@ -3,7 +3,7 @@
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, JobSpec, JobState, Start, Vm};
 use perigee_model::lasting::{NewVm, NewVmVolume, PowerWish, StopVm, VmState};
-use perigee_model::tenant::Quota;
+use perigee_model::tenant::{AuditEntry, Quota};
 use perigee_model::vm::{Firmware, VmStatus};
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{DiskRole, HostId, ImageName, ProblemKind, VmId, VolumeName};
@@ -285,4 +285,12 @@ async fn the_disk_of_a_vm_counts_for_its_tenant_and_its_memory_only_while_it_run
     })
     .await;
     assert_eq!(of_acme(), None);
+    let attached =
+        tenants.ann.get_bytes("/v1/vms/web/console/attach").await.expect_err("it is off");
+    assert_eq!(attached.kind, ProblemKind::Conflict, "{attached}");
+    wait_for("the audit log", async || {
+        let log: Vec<AuditEntry> = tenants.ann.get("/v1/audit").await.expect("the log");
+        log.iter().any(|entry| entry.request.ends_with("/console/attach")).then_some(())
+    })
+    .await;
 }
