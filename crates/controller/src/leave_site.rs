@@ -140,8 +140,10 @@ pub fn is_controller_at(cluster: &Cluster, host: &HostId) -> bool {
 pub fn hides_output(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId) -> bool {
     let site = |host: &HostId| site_of(cluster, host).ok();
     let here = site(at).filter(|here| cluster.site.get() == Some(here));
+    // A VM without a job has no output. A job's root disk is confined if its output is.
+    let is_written = |role| matches!(role, DiskRole::Output | DiskRole::Root);
     let mut confined =
-        disks.iter().filter(|disk| disk.role == DiskRole::Output && disk.leave_site.is_never());
+        disks.iter().filter(|disk| is_written(disk.role) && disk.leave_site.is_never());
     confined.any(|disk| here.is_none() || site(&disk.home) != here)
 }
 

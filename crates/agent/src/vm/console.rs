@@ -57,11 +57,13 @@ impl Vm {
         Ok(Attached { console, _alone: alone })
     }
 
-    fn check_shown(&self) -> Result<(), Problem> {
+    /// # Errors
+    /// `Unsupported` if what the guest prints may not be shown.
+    pub(super) fn check_shown(&self) -> Result<(), Problem> {
         if !self.spec.locks_memory && !self.spec.hides_output {
             return Ok(());
         }
-        let why = "the VM has data that may not leave their site, so what it prints is not shown";
-        Err(Problem::unsupported(format!("can't read the console of {}", self.id()), why))
+        let why = "the VM has data that may not leave their site";
+        Err(Problem::unsupported(format!("can't show what {} prints", self.id()), why))
     }
 }

@@ -58,6 +58,9 @@ impl Vm {
                 format!("{:?} is not asked by anybody", ask.execute),
             ));
         }
+        if ask.execute.starts_with("guest-exec") {
+            self.check_shown()?;
+        }
         let freezes = ask.execute == FREEZE;
         let answer = self.within_deadline(ask).await;
         // Also after a freeze whose answer did not come.
