@@ -1,5 +1,6 @@
-//! The doors with the clients that people have: curl, OpenSSH and lftp. They are Debian packages (`make setup`).
+//! The doors with the clients that people have: curl, OpenSSH, lftp and rclone. They are Debian packages (`make setup`).
 
+mod clients;
 mod http;
 mod server;
 mod sftp;
