@@ -7,6 +7,7 @@
 
 mod intake;
 mod log;
+mod wishes;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use perigee_model::Problem;
-use perigee_model::guest::{GuestMessage, HostMessage, LINE_BYTES_MAX};
+use perigee_model::guest::{GuestBody, GuestMessage, HostMessage, LINE_BYTES_MAX};
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -25,6 +26,8 @@ use crate::process::Process;
 pub(crate) use intake::Intake;
 use intake::Verdict;
 pub use log::GuestLog;
+use wishes::Wanted;
+pub use wishes::Wishes;
 
 const RECONNECT: Duration = Duration::from_millis(300);
 /// Messages that are stored with one sync.
@@ -34,7 +37,13 @@ const SEQ_MAX: u64 = 1 << 53;
 
 /// Reads the port until its QEMU has ended. `from_start` says that the VM booted here, so its first message
 /// has the number 1. Otherwise the numbers continue after the source's acknowledgements.
-pub async fn listen(socket: &Path, log: Arc<GuestLog>, from_start: bool, qemu: Process) {
+pub async fn listen(
+    socket: &Path,
+    log: Arc<GuestLog>,
+    wishes: Arc<Wishes>,
+    from_start: bool,
+    qemu: Process,
+) {
     let mut said_full = false;
     while !qemu.has_ended() {
         if log.is_full() {
@@ -48,7 +57,7 @@ pub async fn listen(socket: &Path, log: Arc<GuestLog>, from_start: bool, qemu: P
         said_full = false;
         if let Ok(stream) = files::connect(socket).await {
             let mut intake = Intake::new(log.last_seq(), from_start);
-            match converse(stream, &log, &mut intake).await {
+            match converse(stream, &log, &wishes, &mut intake).await {
                 Ok(()) => {}
                 Err(problem) => tracing::debug!(%problem, "the job port is connected again"),
             }
@@ -60,13 +69,25 @@ pub async fn listen(socket: &Path, log: Arc<GuestLog>, from_start: bool, qemu: P
 async fn converse(
     stream: UnixStream,
     log: &Arc<GuestLog>,
+    wishes: &Wishes,
     intake: &mut Intake,
 ) -> Result<(), Problem> {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::with_capacity(LINE_BYTES_MAX, reader);
     let mut partial = Vec::new();
     say(&mut writer, &HostMessage::Resume).await?;
-    while let Some(batch) = read_batch(&mut reader, &mut partial).await? {
+    let (mut wanted, mut told) = (wishes.subscribe(), Wanted::default());
+    loop {
+        let now = *wanted.borrow_and_update();
+        for wish in now.since(told) {
+            say(&mut writer, &wish).await?;
+        }
+        told = now;
+        let batch = tokio::select! {
+            batch = read_batch(&mut reader, &mut partial) => batch?,
+            Ok(()) = wanted.changed() => continue,
+        };
+        let Some(batch) = batch else { return Ok(()) };
         let mut store = Vec::new();
         let mut resume = false;
         let mut acknowledge = false;
@@ -74,6 +95,9 @@ async fn converse(
             match intake.judge(message.seq) {
                 Verdict::Store => {
                     acknowledge = true;
+                    if message.body == GuestBody::Synced {
+                        wishes.note_synced();
+                    }
                     store.push(message);
                 }
                 Verdict::Known => acknowledge = true,
@@ -95,7 +119,6 @@ async fn converse(
             say(&mut writer, &HostMessage::Resume).await?;
         }
     }
-    Ok(())
 }
 
 /// All messages that have arrived; `None` at the end.
@@ -199,7 +222,7 @@ mod tests {
         let me = Process::of_pid(std::process::id()).unwrap();
         let host = tokio::spawn({
             let log = log.clone();
-            async move { listen(&socket, log, true, me).await }
+            async move { listen(&socket, log, Arc::default(), true, me).await }
         });
 
         let mut guest = Guest::accept(&listener).await;
@@ -220,5 +243,35 @@ mod tests {
 
         let stored: Vec<u64> = log.after(0).unwrap().iter().map(|e| e.message.seq).collect();
         assert_eq!(stored, [1, 2]);
+    }
+
+    #[tokio::test]
+    async fn a_wish_is_told_at_every_connection_and_a_sync_is_answered() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("job.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let log = Arc::new(GuestLog::open(&dir.path().join("events.jsonl"), false).unwrap());
+        let me = Process::of_pid(std::process::id()).unwrap();
+        let wishes = Arc::new(Wishes::default());
+        let host = tokio::spawn({
+            let (log, wishes) = (log.clone(), wishes.clone());
+            async move { listen(&socket, log, wishes, true, me).await }
+        });
+        let mut guest = Guest::accept(&listener).await;
+        guest.expect(HostMessage::Resume).await;
+        wishes.end_command();
+        guest.expect(HostMessage::EndCommand).await;
+        drop(guest);
+
+        let mut guest = Guest::accept(&listener).await;
+        guest.expect(HostMessage::Resume).await;
+        guest.expect(HostMessage::EndCommand).await;
+        let asked = tokio::spawn(async move { wishes.sync().await });
+        guest.expect(HostMessage::Sync).await;
+        let synced = GuestMessage { seq: 1, uptime_ms: 1, body: GuestBody::Synced };
+        guest.send(&(serde_json::to_string(&synced).unwrap() + "\n")).await;
+        guest.expect(HostMessage::Ack(1)).await;
+        asked.await.unwrap().unwrap();
+        host.abort();
     }
 }

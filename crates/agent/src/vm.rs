@@ -29,7 +29,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::changes::{Changed, Changes};
 use crate::files::{VmDir, tail};
-use crate::guest::GuestLog;
+use crate::guest::{GuestLog, Wishes};
 use crate::host::select_stats;
 use crate::process::Process;
 use crate::qmp::Qmp;
@@ -105,6 +105,8 @@ pub struct Vm {
     pub spec: VmSpec,
     pub dir: VmDir,
     pub log: Arc<GuestLog>,
+    /// What the guest is asked for.
+    pub wishes: Arc<Wishes>,
     observed: Mutex<Observed>,
     changed: Arc<Changed>,
     requests: mpsc::Sender<Request>,
@@ -139,13 +141,14 @@ impl Vm {
         let changed = Arc::new(Changed::new(Arc::clone(changes)));
         log.tell(Arc::clone(&changed));
         let log = Arc::new(log);
-        let observed = Mutex::new(observed);
+        let (wishes, observed) = (Arc::default(), Mutex::new(observed));
         let console_is_free = Arc::new(Semaphore::new(1));
         let guest_agent_is_free = Semaphore::new(1);
         let vm = Self {
             spec,
             dir,
             log,
+            wishes,
             observed,
             changed,
             requests,

@@ -7,8 +7,8 @@ use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use perigee_http::Failure;
-use perigee_model::{Problem, TenantName};
-use perigee_repository::{Account, Accounts, Credential, Quota, sftp};
+use perigee_model::{JobId, Problem, TenantName};
+use perigee_repository::{Account, Accounts, Credential, Quota, View, sftp};
 
 use crate::Config;
 use crate::api::Caller;
@@ -102,4 +102,16 @@ fn account_of(cluster: &Cluster, caller: &Caller) -> Account {
         is_admin: caller.is_admin(),
         quota: quota_of(cluster, &caller.tenant),
     }
+}
+
+/// What a job may do with its tenant's files: as much as a user of the tenant.
+pub fn view_of_job(cluster: &Cluster, tenant: &TenantName, job: &JobId) -> View {
+    let account = Account {
+        tenant: tenant.clone(),
+        user: format!("job {job}"),
+        may_write: true,
+        is_admin: false,
+        quota: quota_of(cluster, tenant),
+    };
+    View::new(Arc::clone(&cluster.repository), account)
 }

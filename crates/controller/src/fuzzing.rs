@@ -5,13 +5,13 @@ use perigee_model::guest::GuestEvent;
 use perigee_model::job::{JobSpec, JobState};
 use perigee_model::states::JobEvent;
 
-use crate::jobs;
 use crate::records::Ending;
-use crate::tars;
+use crate::{jobs, outputs, tars};
 
 /// An archive of a guest.
 pub fn tar(input: &[u8]) {
     drop(tars::check_output(input));
+    outputs::read_entries(input, |_| true);
 }
 
 /// A job's description in the first line, and its guest's messages in the others. Whatever they are, the job

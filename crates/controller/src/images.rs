@@ -10,16 +10,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::future::join_all;
 use perigee_model::job::ClusterImage;
-use perigee_model::volume::{CopyImage, ImageInfo, Keep, Snapshot};
+use perigee_model::volume::{CopyImage, ImageInfo, Keep, Snapshot, VolumeInfo};
 use perigee_model::{
-    HostId, ImageName, LayerId, Problem, ProblemKind, SiteId, TenantName, VolumeName,
+    DiskRole, HostId, ImageName, LayerId, Problem, ProblemKind, SiteId, TenantName, VmId,
+    VolumeName,
 };
 
 use crate::accounts;
 use crate::catalog::{self, or_silent, reachable};
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{ImageRecord, image_key};
-use crate::shadows;
+use crate::{jobs, shadows, vms};
 
 pub use imports::{import, import_inputs, settle_imports, upload};
 pub use sources::replace_lost_sources;
@@ -371,8 +372,52 @@ pub async fn snapshot(
     ask: &Snapshot,
 ) -> Result<ClusterImage, Problem> {
     let home = reachable(cluster, &catalog::settled_home(cluster, volume).await?)?;
-    let what = format!("can't snapshot volume {volume} as {}", ask.image);
     let size_bytes = catalog::limited_size(cluster, ask.image.as_str(), volume).await?;
+    seal(cluster, &home, volume, size_bytes, ask).await
+}
+
+/// Makes an image of the root disk of a job's VM while it runs: what the disk would have after a power cut at this moment.
+/// The guest is asked to write what it has in memory to the disk before.
+///
+/// # Errors
+/// `Conflict` if it does not run, as [`take_name`], or if the quota has no room.
+pub async fn save(cluster: &Cluster, vm: &VmId, ask: &Snapshot) -> Result<ClusterImage, Problem> {
+    let what = format!("can't save the root disk of {vm} as {}", ask.image);
+    let job = jobs::of_vm(cluster, vm).ok_or_else(|| vms::unknown(vm))?;
+    let disks = job.placement.iter().flat_map(|placement| &placement.disks);
+    let root = disks.clone().find(|disk| disk.role == DiskRole::Root);
+    let (Some(root), true) = (root, job.vm_started && job.ending.is_none()) else {
+        return Err(Problem::conflict(what, "its VM does not run")
+            .next(format!("`perigee job status {}` says how far it is", job.job.id)));
+    };
+    if cluster.index.is_changing_home(&root.volume) {
+        let why = format!("volume {} is moving to another home", root.volume);
+        return Err(Problem::unavailable(what, why).next("try again in some seconds"));
+    }
+    let home = reachable(cluster, &root.home)?;
+    if let Some(host) = &job.job.host {
+        let path = format!("/v1/vms/{vm}/sync");
+        let synced = async {
+            cluster.hosts.get(host)?.agent_slow.post::<()>(&path, &serde_json::json!({})).await
+        };
+        // Without it, what the guest has not written yet is missing, as after a power cut.
+        if let Err(problem) = synced.await {
+            tracing::warn!("image {}: the guest has not synced its disks: {problem}", ask.image);
+        }
+    }
+    let path = format!("/v1/volumes/{}", root.volume);
+    let size_bytes = home.volume.get::<VolumeInfo>(&path).await?.size_bytes;
+    seal(cluster, &home, &root.volume, size_bytes, ask).await
+}
+
+async fn seal(
+    cluster: &Cluster,
+    home: &HostLink,
+    volume: &VolumeName,
+    size_bytes: u64,
+    ask: &Snapshot,
+) -> Result<ClusterImage, Problem> {
+    let what = format!("can't snapshot volume {volume} as {}", ask.image);
     let _room = accounts::hold_volume(cluster, ask.image.as_str(), size_bytes).await?;
     let record = ImageRecord::new(ask.image.clone());
     take_name(cluster, &what, &record).await?;

@@ -29,6 +29,7 @@ mod meter;
 mod migration;
 mod nocloud;
 mod nvram;
+mod outputs;
 mod planning;
 mod records;
 mod replicas;
@@ -71,6 +72,8 @@ pub struct Config {
     pub doors: Doors,
     /// The S3 store with the contents of files, if they are not on the controller's disk.
     pub data: Option<perigee_repository::Address>,
+    /// For how many seconds outputs of jobs are kept that do not say it; `None`: until somebody deletes them.
+    pub keep_outputs_s: Option<u64>,
 }
 
 /// The S3 store at `s3://BUCKET/PREFIX`.
@@ -128,6 +131,9 @@ async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Probl
     let supervisor = started.await?;
     if let Some(site) = config.site.clone() {
         supervisor.cluster.site.get_or_init(|| site);
+    }
+    if let Some(keep_s) = config.keep_outputs_s {
+        supervisor.cluster.keep_outputs_s.get_or_init(|| keep_s);
     }
     let router = api::router(supervisor.cluster.clone());
     let serve = perigee_http::serve(router, &config.listen, &supervisor.cluster.network);

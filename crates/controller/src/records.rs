@@ -181,6 +181,9 @@ pub struct JobRecord {
     /// Its inputs, as they were when somebody looked last.
     #[serde(default)]
     pub inputs: Option<JobInputs>,
+    /// Since when its command is to end, because the job is cancelled; Unix time.
+    #[serde(default)]
+    pub cancelled_ms: Option<u64>,
 }
 
 /// What the inputs of a job are.
@@ -231,6 +234,9 @@ pub struct LogKept {
 pub struct Output {
     pub bytes: u64,
     pub sha256: String,
+    /// Why it has not all of the outputs.
+    #[serde(default)]
+    pub lacks: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -276,7 +282,11 @@ pub struct PlacedDisk {
 /// Requests of people about a job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobIntent {
+    /// The command is ended, and the outputs are fetched.
     pub cancel: bool,
+    /// The VM is stopped at once, and there are no outputs.
+    #[serde(default)]
+    pub now: bool,
     /// `vm stop`: the VM is stopped, and the job fails.
     pub stop_vm: bool,
     /// How often a person called off that volumes come to the VM.

@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use crate::cluster::{Cluster, Timing, Traffic, Wanted};
 use crate::records::job_intent_key;
 use crate::{
-    cleaner, enrol, hosts, images, inputs, jobs, links, migration, replicas, scheduler, shadows,
+    cleaner, enrol, hosts, images, inputs, jobs, links, migration, outputs, replicas, scheduler, shadows,
     volume_moves, watching,
 };
 
@@ -99,6 +99,7 @@ impl Supervisor {
         supervisor.keep_running("the sources of copies", images::replace_lost_sources);
         supervisor.keep_running("the collecting of input files", inputs::collect);
         supervisor.keep_running("the staging of queued jobs' inputs", inputs::stage_ahead);
+        supervisor.keep_running("the retention of outputs", outputs::keep_to_retention);
         Ok(supervisor)
     }
 

@@ -12,7 +12,7 @@ use perigee_model::guest::Seed;
 const HEADER_BYTES_MAX: u64 = 64 << 10;
 
 /// The most entries. Each takes at least 512 bytes.
-const ENTRIES_MAX: u64 = 1_000_000;
+pub const ENTRIES_MAX: u64 = 1_000_000;
 
 #[derive(Debug, thiserror::Error)]
 pub enum TarError {

@@ -182,11 +182,11 @@ impl Cluster {
         }
     }
 
-    /// Cancels a job and waits until it has ended.
+    /// Cancels a job, without its outputs, and waits until it has ended.
     pub async fn cancel(&self, id: &JobId) -> Result<(), Problem> {
         let path = format!("/v1/jobs/{id}");
         let _: serde_json::Value =
-            self.quick.post(&format!("{path}/cancel"), &serde_json::json!({})).await?;
+            self.quick.post(&format!("{path}/cancel?now=true"), &serde_json::json!({})).await?;
         let end = tokio::time::Instant::now() + MOVE_DEADLINE;
         while tokio::time::Instant::now() < end {
             let job: Job = self.quick.get(&path).await?;

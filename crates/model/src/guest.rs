@@ -44,7 +44,7 @@ pub struct Seed {
     pub env: BTreeMap<String, String>,
     /// The job's input files, then its volumes in the order of the job file.
     pub mounts: Vec<Mount>,
-    /// Paths in the guest that go to the output disk.
+    /// Paths in the guest that go to the output disk, and patterns of paths. A relative one begins at the job's directory.
     pub outputs: Vec<String>,
     /// The command is ended after so many seconds; `None`: never.
     pub timeout_s: Option<u64>,
@@ -158,7 +158,12 @@ pub enum GuestBody {
         output_bytes: u64,
         /// The SHA-256 of these bytes, in lower-case hexadecimal digits.
         output_sha256: String,
+        /// Why the tar has not all of the outputs; `None` if it has.
+        #[serde(default)]
+        lacks: Option<String>,
     },
+    /// All that was in memory when the host asked for it is on the disks.
+    Synced,
     /// The runner itself could not do its part (a mount, a bad seed).
     Failed {
         /// Why not, for the person who submitted the job.
@@ -184,4 +189,8 @@ pub enum HostMessage {
     Resume,
     /// Everything up to and including this number is stored.
     Ack(u64),
+    /// The command is to end now; then the outputs are written as after any end. A later one changes nothing.
+    EndCommand,
+    /// Write everything that is in memory to the disks, and say [`GuestBody::Synced`].
+    Sync,
 }

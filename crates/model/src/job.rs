@@ -93,9 +93,16 @@ pub struct JobSpec {
     pub output_bytes: u64,
     /// The job's data disks, at most [`crate::limits::JOB_VOLUMES`].
     pub volumes: Vec<JobVolume>,
-    /// Absolute paths of files and directories in the VM that are fetched at the end; none:
-    /// `/output`.
+    /// Files and directories in the VM that go into the repository at the end; none: `/output`. A path is absolute, or
+    /// relative to the job's directory, and may be a pattern with `*`, `?`, `[…]` and `**`.
     pub outputs: Vec<String>,
+    /// Where they go: `repo://TENANT/PATH` of the job's own tenant, or a path in its files; `None`: `jobs/JOB`.
+    #[serde(default)]
+    pub outputs_to: Option<String>,
+    /// After so many seconds from the job's end what it has in `jobs/JOB` is deleted; `None`: as the controller is told,
+    /// which keeps it until somebody deletes it.
+    #[serde(default)]
+    pub keep_outputs_s: Option<u64>,
     /// Where the VM may start.
     pub start: Start,
     /// Whether the planner may migrate the running VM.
@@ -147,7 +154,7 @@ pub enum JobState {
     Succeeded,
     /// The command ended with another code, or the job could not go on; [`Job::reason`] says why.
     Failed,
-    /// Somebody cancelled it.
+    /// Somebody cancelled it. It may have outputs, of what its command had done.
     Cancelled,
 }
 
@@ -203,8 +210,23 @@ pub struct Job {
     pub measured_s: Option<f64>,
     /// Every migration of its VM, in their order, failed ones too.
     pub migrations: Vec<Migration>,
-    /// The length of the fetched tar of outputs; `None` until it is stored.
-    pub output_bytes: Option<u64>,
+    /// What it has in the repository; `None` until all of it is there, and after it was deleted.
+    #[serde(default)]
+    pub outputs: Option<JobOutputs>,
+}
+
+/// A job's outputs in the repository.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct JobOutputs {
+    /// `repo://TENANT/PATH`, the directory in which they are.
+    pub at: String,
+    /// How many files.
+    pub files: u64,
+    /// Their lengths together.
+    pub bytes: u64,
+    /// When they will be deleted; Unix time. `None`: not by itself.
+    #[serde(default)]
+    pub kept_until_ms: Option<u64>,
 }
 
 /// ```text

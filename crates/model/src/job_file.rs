@@ -17,7 +17,9 @@
 //!   - queries.sql           # of the submitter's machine, relative to the job file
 //!   - {from: lib/run.sh, to: run.sh}
 //!   - repo://physics/measured   # of the data repository
-//! outputs: [/output]
+//! outputs: [/output]        # also patterns: /output/*.csv, results/** (relative to the job's directory)
+//! outputs-to: runs/today    # a directory of the repository; default: jobs/JOB
+//! keep-outputs: 30d         # then they are deleted; default: as the controller is told, else they stay
 //! placement:
 //!   start: anywhere         # anywhere | {site: NAME} | {host: NAME}
 //!   move: auto              # auto | never
@@ -38,10 +40,12 @@ use crate::data::{FileAddress, REPOSITORY_SCHEME};
 use crate::inputs::check_input_path;
 use crate::job::{Access, DEFAULT_OWNER, JobSpec, JobVolume, Restart, Start};
 use crate::limits::{
-    CPUS, JOB_DISK_BYTES, JOB_VOLUMES, Limit, MEMORY_BYTES, OUTPUTS, PRIORITY, TIMEOUT_S,
+    CPUS, JOB_DISK_BYTES, JOB_VOLUMES, KEEP_OUTPUTS_S, Limit, MEMORY_BYTES, OUTPUTS, PRIORITY,
+    TIMEOUT_S,
 };
 use crate::spec::{
-    check_beside, check_command, check_env, check_guest_path, check_job_name, check_mount,
+    check_beside, check_command, check_env, check_job_name, check_mount, check_output_path,
+    check_outputs_to,
 };
 use crate::units::{parse_bytes, parse_duration};
 use crate::vm::NetworkKind;
@@ -98,6 +102,8 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         volumes,
         inputs,
         outputs,
+        outputs_to,
+        keep_outputs,
         placement,
         writes,
         timeout,
@@ -116,6 +122,8 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         "volumes",
         "inputs",
         "outputs",
+        "outputs-to",
+        "keep-outputs",
         "placement",
         "writes",
         "timeout",
@@ -139,6 +147,8 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
             .unwrap_or(OUTPUT_BYTES_DEFAULT),
         volumes: read(volumes, read_volumes)?.unwrap_or_default(),
         outputs: read(outputs, read_outputs)?.unwrap_or_else(|| vec!["/output".to_owned()]),
+        outputs_to: read(outputs_to, read_outputs_to)?,
+        keep_outputs_s: read(keep_outputs, read_keep_outputs)?,
         start,
         may_migrate,
         writes: read(writes, read_writes)?.unwrap_or(LeaveSite::Never),
@@ -276,13 +286,21 @@ fn read_mount(field: &Field<'_>) -> Result<String, Problem> {
     field.parse(|path| check_mount(path).map(|()| path.trim_end_matches('/').to_owned()))
 }
 
-fn read_guest_path(field: &Field<'_>) -> Result<String, Problem> {
-    field.parse(|path| check_guest_path(path).map(|()| path.trim_end_matches('/').to_owned()))
+fn read_output(field: &Field<'_>) -> Result<String, Problem> {
+    field.parse(|path| check_output_path(path).map(|()| path.trim_end_matches('/').to_owned()))
 }
 
 fn read_outputs(field: &Field<'_>) -> Result<Vec<String>, Problem> {
     OUTPUTS.check(field.list()?.len()).map_err(|why| field.problem(why))?;
-    field.list()?.iter().map(read_guest_path).collect()
+    field.list()?.iter().map(read_output).collect()
+}
+
+fn read_outputs_to(field: &Field<'_>) -> Result<String, Problem> {
+    field.parse(|text| check_outputs_to(text).map(|_| text.to_owned()))
+}
+
+fn read_keep_outputs(field: &Field<'_>) -> Result<u64, Problem> {
+    KEEP_OUTPUTS_S.check(field.parse(parse_duration)?).map_err(|why| field.problem(why))
 }
 
 fn read_inputs(field: &Field<'_>) -> Result<Vec<InputFile>, Problem> {

@@ -193,6 +193,10 @@ pub static OUTPUTS: Limit = Limit::new("a job's number of outputs", Unit::Count,
 pub static USER_DATA_BYTES: Limit =
     Limit::new("the length of user-data", Unit::TextBytes, 1, 256 * 1024);
 
+/// How long a job's outputs are kept.
+pub static KEEP_OUTPUTS_S: Limit =
+    Limit::new("the time for which outputs are kept", Unit::Seconds, 60, 100 * 365 * 24 * 3600);
+
 /// Volumes in one request about several that are there: more than a VM has disks.
 pub static BATCH_VOLUMES: Limit =
     Limit::new("the number of volumes in one request", Unit::Count, 0, 64);

@@ -5,11 +5,13 @@
 
 use std::collections::BTreeMap;
 
+use crate::data::FileAddress;
 use crate::disk_role::DiskRole;
 use crate::job::{JobSpec, JobVolume};
 use crate::limits::{
-    ARGUMENT_BYTES, COMMAND_BYTES, CPUS, JOB_DISK_BYTES, JOB_NAME_BYTES, JOB_VOLUMES, MEMORY_BYTES,
-    OUTPUTS, OWNER_BYTES, OutOfLimits, PATH_BYTES, PRIORITY, TIMEOUT_S, VM_DISKS,
+    ARGUMENT_BYTES, COMMAND_BYTES, CPUS, JOB_DISK_BYTES, JOB_NAME_BYTES, JOB_VOLUMES,
+    KEEP_OUTPUTS_S, MEMORY_BYTES, OUTPUTS, OWNER_BYTES, OutOfLimits, PATH_BYTES, PRIORITY,
+    TIMEOUT_S, VM_DISKS,
 };
 use crate::vm::VmSpec;
 use crate::{JobId, Problem, VolumeName};
@@ -41,6 +43,16 @@ pub enum BadSpec {
     /// Not a path from the guest's root on, in one way to write it.
     #[error("{0:?} is not an absolute path in the VM, without . and ..")]
     Path(String),
+    /// Not a directory of the repository.
+    #[error(
+        "{0:?} is not a directory of the repository: write repo://TENANT/PATH, or a path in your own files"
+    )]
+    OutputsTo(String),
+    /// Only what a job has in its own directory is deleted after a while.
+    #[error(
+        "what goes to `outputs-to` is never deleted by itself, so only one of the two can be given"
+    )]
+    KeptElsewhere,
     /// A volume over what the guest's system itself mounts.
     #[error("/{0} belongs to the VM's system: mount it elsewhere")]
     SystemMount(String),
@@ -131,6 +143,31 @@ pub fn check_guest_path(path: &str) -> Result<(), BadSpec> {
     Ok(())
 }
 
+/// A file or a directory that is an output, or a pattern of them: absolute, or relative to the job's directory.
+///
+/// # Errors
+/// As [`check_guest_path`], but for a relative path.
+pub fn check_output_path(path: &str) -> Result<(), BadSpec> {
+    if path.starts_with('/') {
+        return check_guest_path(path);
+    }
+    check_guest_path(&format!("/{path}")).map_err(|why| match why {
+        BadSpec::Path(_) => BadSpec::Path(path.chars().take(80).collect()),
+        why => why,
+    })
+}
+
+/// Where a job's outputs go in the repository.
+///
+/// # Errors
+/// [`BadSpec::OutputsTo`] when it names no directory.
+pub fn check_outputs_to(text: &str) -> Result<FileAddress, BadSpec> {
+    let bad = || BadSpec::OutputsTo(text.chars().take(80).collect());
+    let address: FileAddress = text.parse().map_err(|_| bad())?;
+    let goes_round = address.path.split('/').any(|part| matches!(part, "." | ".."));
+    if address.path.is_empty() || goes_round { Err(bad()) } else { Ok(address) }
+}
+
 /// Where a volume is mounted in the guest: not over what the guest's system itself mounts.
 ///
 /// # Errors
@@ -208,7 +245,16 @@ impl JobSpec {
             field("volumes", check_beside(volume, &self.volumes[..index]))?;
         }
         field("outputs", within(OUTPUTS.check(self.outputs.len())))?;
-        self.outputs.iter().try_for_each(|path| field("outputs", check_guest_path(path)))?;
+        self.outputs.iter().try_for_each(|path| field("outputs", check_output_path(path)))?;
+        if let Some(to) = &self.outputs_to {
+            field("outputs-to", check_outputs_to(to).map(drop))?;
+        }
+        if let Some(keep_s) = self.keep_outputs_s {
+            field("keep-outputs", within(KEEP_OUTPUTS_S.check(keep_s)))?;
+            if self.outputs_to.is_some() {
+                field("keep-outputs", Err(BadSpec::KeptElsewhere))?;
+            }
+        }
         if let Some(timeout_s) = self.timeout_s {
             field("timeout", within(TIMEOUT_S.check(timeout_s)))?;
         }

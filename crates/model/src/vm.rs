@@ -17,6 +17,8 @@
 //! | `GET /vms/{vm}/console/attach` | | 101: bytes of both directions, for one client at a time |
 //! | `POST /vms/{vm}/guest-agent` | [`AskGuestAgent`] | what qemu-guest-agent in the guest answers |
 //! | `POST /vms/{vm}/power-button` | | tells the guest by ACPI to power off, which it may not heed |
+//! | `POST /vms/{vm}/end-command` | | 202; the guest ends its command and collects the outputs; the agent forgets this when it is started again, or the VM moves |
+//! | `POST /vms/{vm}/sync` | | when the guest has written everything to its disks |
 //! | `POST /vms/{vm}/migrate` | [`MigrateOut`] | 202; watch [`VmReport::migration`] |
 //! | `POST /vms/{vm}/migrate/cancel` | [`CancelMigration`] | 202; one that has not begun never will |
 //! | `POST /probe` | [`ProbeLink`] | [`LinkProbe`] |

@@ -43,7 +43,8 @@ pub use account::{Account, Accounts, Credential, Quota};
 pub use objects::{Address, Objects};
 pub use path::{DataPath, Location};
 pub use repository::Repository;
-pub use transfer::Reading;
+pub use transfer::{Reading, Writing};
+pub use upload::Begin;
 pub use view::View;
 
 pub use http::router;

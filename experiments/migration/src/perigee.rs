@@ -57,6 +57,8 @@ impl<'a> Perigee<'a> {
             output_bytes: OUTPUT_BYTES,
             volumes: vec![JobVolume { volume, mount: MOUNT.to_owned(), access: Access::Write }],
             outputs: Vec::new(),
+            outputs_to: None,
+            keep_outputs_s: None,
             start: Start::Host(near.clone()),
             may_migrate: false,
             writes: perigee_model::LeaveSite::Never,

@@ -130,6 +130,8 @@ impl<'a> Bench<'a> {
             output_bytes: OUTPUT_BYTES,
             volumes: volume.into_iter().map(mount).collect(),
             outputs: vec!["/output".to_owned()],
+            outputs_to: None,
+            keep_outputs_s: None,
             start: Start::Host(at.clone()),
             may_migrate: false,
             writes: perigee_model::LeaveSite::Never,

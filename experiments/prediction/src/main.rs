@@ -249,6 +249,8 @@ impl Bench<'_> {
             output_bytes: OUTPUT_BYTES,
             volumes: vec![JobVolume { volume, mount, access: Access::Clone }],
             outputs: Vec::new(),
+            outputs_to: None,
+            keep_outputs_s: None,
             start,
             may_migrate: false,
             writes: perigee_model::LeaveSite::Never,

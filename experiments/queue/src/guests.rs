@@ -30,7 +30,10 @@ pub async fn live(hosts: Arc<Vec<FakeHost>>) {
                         host.say(&vm, GuestBody::Started);
                         host.say(&vm, GuestBody::Exited { code: 0 });
                         let output_sha256 = EMPTY.to_owned();
-                        host.say(&vm, GuestBody::Finished { output_bytes: 0, output_sha256 });
+                        host.say(
+                            &vm,
+                            GuestBody::Finished { output_bytes: 0, output_sha256, lacks: None },
+                        );
                         begun.insert(vm, None);
                     }
                     Some(_) => {}

@@ -238,6 +238,8 @@ fn spec(owner: &str) -> JobSpec {
         output_bytes: 1 << 20,
         volumes: Vec::new(),
         outputs: vec!["/output".to_owned()],
+        outputs_to: None,
+        keep_outputs_s: None,
         start: Start::Anywhere,
         may_migrate: false,
         writes: perigee_model::LeaveSite::Never,

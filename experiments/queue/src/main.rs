@@ -44,6 +44,7 @@ async fn main() -> Result<()> {
     if let Some(Part::Controller { state, address }) = options.part {
         let listen = address.parse().map_err(anyhow::Error::msg)?;
         let config = perigee_controller::Config {
+            keep_outputs_s: None,
             state,
             listen: vec![listen],
             site: None,

@@ -10,15 +10,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_model::guest::{HostMessage, LINE_BYTES_MAX, PORT_NAME};
+use perigee_model::guest::{GuestBody, HostMessage, LINE_BYTES_MAX, PORT_NAME};
 
+use crate::command::Wishes;
 use crate::outbox::Outbox;
 
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 const BATCH_BYTES: usize = 32 * 1024;
 
 /// Serves the port until the guest powers off. The threads are never joined, because they have nothing to save.
-pub fn start(outbox: Arc<Outbox>) {
+pub fn start(outbox: Arc<Outbox>, wishes: Arc<Wishes>) {
     std::thread::spawn(move || {
         let port = open_port();
         let input = loop {
@@ -28,7 +29,7 @@ pub fn start(outbox: Arc<Outbox>) {
             }
         };
         let incoming = Arc::clone(&outbox);
-        std::thread::spawn(move || read_forever(input, &incoming));
+        std::thread::spawn(move || read_forever(input, &incoming, &wishes));
         write_forever(port, &outbox);
     });
 }
@@ -71,7 +72,7 @@ fn write_forever(mut port: File, outbox: &Outbox) {
     }
 }
 
-fn read_forever(mut port: File, outbox: &Outbox) {
+fn read_forever(mut port: File, outbox: &Arc<Outbox>, wishes: &Wishes) {
     let mut framing = HostLines::default();
     let mut buffer = [0; 4096];
     loop {
@@ -80,9 +81,22 @@ fn read_forever(mut port: File, outbox: &Outbox) {
                 framing = HostLines::default();
                 std::thread::sleep(RETRY_DELAY);
             }
-            Ok(length) => framing.feed(&buffer[..length], |message| outbox.apply(&message)),
+            Ok(length) => framing.feed(&buffer[..length], |message| match message {
+                HostMessage::EndCommand => wishes.end_command(),
+                HostMessage::Sync => sync(outbox),
+                message => outbox.apply(&message),
+            }),
         }
     }
+}
+
+/// In a thread of its own, because it may take long, and acknowledgements must be read meanwhile.
+fn sync(outbox: &Arc<Outbox>) {
+    let outbox = Arc::clone(outbox);
+    std::thread::spawn(move || {
+        nix::unistd::sync();
+        outbox.push(GuestBody::Synced);
+    });
 }
 
 /// Splits the host's bytes into messages.

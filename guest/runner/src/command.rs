@@ -4,8 +4,7 @@ use std::io::{BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -18,9 +17,10 @@ use crate::outbox::Outbox;
 use crate::processes::JobCgroup;
 use crate::progress::{self, ProgressReader};
 
-/// The exit code after a timeout if the command exits with 0 when it is stopped. `timeout` of coreutils uses the
-/// same code.
-const TIMED_OUT_CODE: i32 = 124;
+/// The exit code of a command that exits with 0 when it is stopped. `timeout` of coreutils uses the same code.
+const STOPPED_CODE: i32 = 124;
+/// The time until a command that was stopped and has not ended is stopped again.
+const STOP_AGAIN: Duration = Duration::from_secs(1);
 /// Joins the cgroup first, so that every child process is in it. Also gives up the runner's protection from the
 /// out-of-memory killer, which is not for the job.
 const ENTER_CGROUP: &str = r#"echo 0 >"$0" && echo 0 >/proc/self/oom_score_adj && exec "$@""#;
@@ -31,6 +31,7 @@ pub fn run(
     directory: &Path,
     output: &Path,
     outbox: &Arc<Outbox>,
+    wishes: &Arc<Wishes>,
 ) -> Result<i32, Error> {
     let cgroup = JobCgroup::create()?;
     let fifo = Path::new(progress::FIFO_PATH);
@@ -59,25 +60,29 @@ pub fn run(
         child.stderr.take().map(|pipe| read_log(pipe, LogStream::Stderr, outbox)),
     ];
     let group = Pid::from_raw(child.id().cast_signed());
-    let (ended, status) = mpsc::channel();
-    // The receiver waits for this one message.
-    std::thread::spawn(move || ended.send(child.wait()).ok());
+    let ended = Arc::clone(wishes);
+    std::thread::spawn(move || ended.note_end(child.wait()));
 
-    let (status, timed_out) = match wait(&status, seed.timeout_s) {
-        Some(status) => (status, false),
-        None => {
-            let limit_s = seed.timeout_s.unwrap_or_default();
-            outbox.push(GuestBody::Log {
-                stream: LogStream::Stderr,
-                line: format!(
-                    "perigee: the command ran longer than its timeout of {limit_s} s and is being stopped"
-                ),
-            });
+    let why = wishes.wait(seed.timeout_s.map(Duration::from_secs));
+    let was_stopped = why != Wake::Ended;
+    if was_stopped {
+        let why = match (why, seed.timeout_s) {
+            (Wake::TimedOut, Some(limit_s)) => {
+                format!("ran longer than its timeout of {limit_s} s")
+            }
+            _ => "is to end on request".to_owned(),
+        };
+        let line = format!("perigee: the command {why} and is being stopped");
+        outbox.push(GuestBody::Log { stream: LogStream::Stderr, line });
+        loop {
             cgroup.end_all(Some(group))?;
-            (wait(&status, None).expect("no timeout"), true)
+            // One that has just been started may not have been in the cgroup yet.
+            if wishes.ends_within(STOP_AGAIN) {
+                break;
+            }
         }
-    };
-    let status = status.map_err(Error::io("wait for the command"))?;
+    }
+    let status = wishes.wait_for_end().map_err(Error::io("wait for the command"))?;
     // Processes that the command left in the background would keep the disks and the pipes open.
     cgroup.end_all(None)?;
     for reader in readers.into_iter().flatten() {
@@ -86,25 +91,79 @@ pub fn run(
         }
     }
     progress.finish();
-    Ok(exit_code(status, timed_out))
+    Ok(exit_code(status, was_stopped))
 }
 
 type Ended = std::io::Result<ExitStatus>;
 
-/// `None` after the timeout.
-fn wait(ended: &mpsc::Receiver<Ended>, timeout_s: Option<u64>) -> Option<Ended> {
-    let received = match timeout_s {
-        Some(limit_s) => ended.recv_timeout(Duration::from_secs(limit_s)),
-        None => ended.recv().map_err(RecvTimeoutError::from),
-    };
-    match received {
-        Ok(ended) => Some(ended),
-        Err(RecvTimeoutError::Timeout) => None,
-        Err(RecvTimeoutError::Disconnected) => {
-            Some(Err(std::io::Error::other("the waiting thread is gone")))
+/// Why the runner does not wait for the command any longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wake {
+    Ended,
+    TimedOut,
+    /// The host wants it to end.
+    Asked,
+}
+
+/// What becomes of the command: what the host wants, and how it ended.
+#[derive(Debug, Default)]
+pub struct Wishes {
+    state: Mutex<Wanted>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Wanted {
+    end: bool,
+    ended: Option<Ended>,
+}
+
+impl Wishes {
+    /// The command is to end; one that has not started ends as soon as it starts.
+    pub fn end_command(&self) {
+        self.lock().end = true;
+        self.changed.notify_all();
+    }
+
+    fn note_end(&self, ended: Ended) {
+        self.lock().ended = Some(ended);
+        self.changed.notify_all();
+    }
+
+    /// Waits until the command has ended, or is to.
+    fn wait(&self, limit: Option<Duration>) -> Wake {
+        let goes_on = |state: &mut Wanted| !state.end && state.ended.is_none();
+        let state = match limit {
+            None => self.changed.wait_while(self.lock(), goes_on).expect(NO_PANIC),
+            Some(limit) => {
+                self.changed.wait_timeout_while(self.lock(), limit, goes_on).expect(NO_PANIC).0
+            }
+        };
+        match (&state.ended, state.end) {
+            (Some(_), _) => Wake::Ended,
+            (None, true) => Wake::Asked,
+            (None, false) => Wake::TimedOut,
         }
     }
+
+    fn ends_within(&self, limit: Duration) -> bool {
+        let waits =
+            self.changed.wait_timeout_while(self.lock(), limit, |state| state.ended.is_none());
+        waits.expect(NO_PANIC).0.ended.is_some()
+    }
+
+    fn wait_for_end(&self) -> Ended {
+        let waits = self.changed.wait_while(self.lock(), |state| state.ended.is_none());
+        let mut state = waits.expect(NO_PANIC);
+        state.ended.take().unwrap_or_else(|| Err(std::io::Error::other("it has not ended")))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Wanted> {
+        self.state.lock().expect(NO_PANIC)
+    }
 }
+
+const NO_PANIC: &str = "no thread panics with the wishes locked";
 
 fn read_log(
     pipe: impl Read + Send + 'static,
@@ -125,13 +184,13 @@ fn read_log(
     })
 }
 
-fn exit_code(status: ExitStatus, timed_out: bool) -> i32 {
+fn exit_code(status: ExitStatus, was_stopped: bool) -> i32 {
     let code = match (status.code(), status.signal()) {
         (Some(code), _) => code,
         (None, Some(signal)) => 128 + signal,
         (None, None) => unreachable!("a process that was waited for has exited or was killed"),
     };
-    if timed_out && code == 0 { TIMED_OUT_CODE } else { code }
+    if was_stopped && code == 0 { STOPPED_CODE } else { code }
 }
 
 #[cfg(test)]
@@ -145,8 +204,19 @@ mod tests {
     }
 
     #[test]
+    fn a_wish_that_comes_before_the_command_is_kept() {
+        let wishes = Wishes::default();
+        assert_eq!(wishes.wait(Some(Duration::ZERO)), Wake::TimedOut);
+        wishes.end_command();
+        assert_eq!(wishes.wait(None), Wake::Asked);
+        wishes.note_end(Ok(ExitStatus::from_raw(0)));
+        assert_eq!(wishes.wait(None), Wake::Ended);
+        assert!(wishes.wait_for_end().is_ok());
+    }
+
+    #[test]
     fn a_timeout_is_never_a_success() {
-        assert_eq!(exit_code(ExitStatus::from_raw(0), true), TIMED_OUT_CODE);
+        assert_eq!(exit_code(ExitStatus::from_raw(0), true), STOPPED_CODE);
         assert_eq!(exit_code(ExitStatus::from_raw(15), true), 143);
     }
 }

@@ -22,12 +22,6 @@ pub enum Error {
     Network(String),
     #[error("can't stop all processes of the job within {0} s")]
     Stragglers(u64),
-    #[error("output `{0}` does not exist after the command")]
-    OutputMissing(String),
-    #[error(
-        "the outputs are larger than the output disk of {0} bytes; ask for a larger one or write less"
-    )]
-    OutputTooLarge(u64),
 }
 
 impl Error {

@@ -2,22 +2,23 @@
 
 use std::fs::File;
 use std::io::BufReader;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use perigee_model::DiskRole;
-use perigee_model::guest::{GuestBody, Seed};
+use perigee_model::guest::{GuestBody, LogStream, Seed};
 
+use crate::command::Wishes;
 use crate::disks::{self, Mounted};
 use crate::error::Error;
 use crate::outbox::Outbox;
 use crate::outputs::{self, Written};
-use crate::{command, network, seed};
+use crate::{command, globs, network, seed};
 
 const JOB_DIRECTORY: &str = "/job";
 const OUTPUT_DIRECTORY: &str = "/output";
 
-pub fn run(outbox: &Arc<Outbox>) -> Result<Written, Error> {
+pub fn run(outbox: &Arc<Outbox>, wishes: &Arc<Wishes>) -> Result<Written, Error> {
     let seed = read_seed()?;
     std::fs::create_dir_all(OUTPUT_DIRECTORY).map_err(Error::io("make the output directory"))?;
     let mut mounted = Vec::new();
@@ -34,14 +35,14 @@ pub fn run(outbox: &Arc<Outbox>) -> Result<Written, Error> {
     outbox.push(GuestBody::Started);
 
     let directory = Path::new(JOB_DIRECTORY);
-    let code = command::run(&seed, directory, Path::new(OUTPUT_DIRECTORY), outbox)?;
+    let code = command::run(&seed, directory, Path::new(OUTPUT_DIRECTORY), outbox, wishes)?;
 
     // The exit code is sent only when the data disks are clean, because the host may then detach them.
     for disk in mounted.iter().rev() {
         disks::unmount(disk)?;
     }
     outbox.push(GuestBody::Exited { code });
-    write_outputs(&seed, &mounted, code)
+    write_outputs(&seed, &mounted, outbox)
 }
 
 fn read_seed() -> Result<Seed, Error> {
@@ -50,24 +51,39 @@ fn read_seed() -> Result<Seed, Error> {
     seed::read(BufReader::with_capacity(256 * 1024, disk), Path::new(JOB_DIRECTORY))
 }
 
-fn write_outputs(seed: &Seed, mounted: &[Mounted], code: i32) -> Result<Written, Error> {
-    let paths: Vec<PathBuf> = if seed.outputs.is_empty() {
-        vec![OUTPUT_DIRECTORY.into()]
-    } else {
-        seed.outputs.iter().map(|path| Path::new(JOB_DIRECTORY).join(path)).collect()
+fn write_outputs(seed: &Seed, mounted: &[Mounted], outbox: &Arc<Outbox>) -> Result<Written, Error> {
+    let job = Path::new(JOB_DIRECTORY);
+    let patterns = match &seed.outputs[..] {
+        [] => &[OUTPUT_DIRECTORY.to_owned()],
+        patterns => patterns,
     };
-    let needed: Vec<&Mounted> =
-        mounted.iter().filter(|disk| paths.iter().any(|path| is_on(path, &disk.path))).collect();
+    let needed: Vec<&Mounted> = mounted
+        .iter()
+        .filter(|disk| patterns.iter().any(|path| is_on(&job.join(path), &disk.path)))
+        .collect();
     for disk in &needed {
         disks::mount_again_read_only(disk)?;
     }
+    let mut paths = Vec::new();
+    for pattern in patterns {
+        let found = globs::expand(job, pattern);
+        if found.is_empty() {
+            let line = format!("perigee: no file matches the output {pattern}");
+            outbox.push(GuestBody::Log { stream: LogStream::Stderr, line });
+        }
+        paths.extend(found);
+    }
     let device = disks::find(DiskRole::Output)?;
-    outputs::write(&device, &paths, code == 0)
+    outputs::write(&device, &globs::without_nested(paths))
 }
 
-/// Whether files below `output` may be on the disk that is mounted at `mount`.
+/// Whether files below `output` may be on the disk that is mounted at `mount`. Of a pattern, only what is before its first
+/// wildcard says so.
 fn is_on(output: &Path, mount: &Path) -> bool {
-    output.starts_with(mount) || mount.starts_with(output)
+    let is_plain =
+        |part: &Component<'_>| !part.as_os_str().to_string_lossy().contains(['*', '?', '[', '\\']);
+    let plain: PathBuf = output.components().take_while(is_plain).collect();
+    output.starts_with(mount) || plain.starts_with(mount) || mount.starts_with(plain)
 }
 
 #[cfg(test)]
@@ -80,5 +96,8 @@ mod tests {
         assert!(is_on(Path::new("/data"), Path::new("/data/inner")));
         assert!(!is_on(Path::new("/output"), Path::new("/data")));
         assert!(!is_on(Path::new("/data2"), Path::new("/data")));
+        assert!(is_on(Path::new("/*/result"), Path::new("/data")));
+        assert!(is_on(Path::new("/data/*.csv"), Path::new("/data")));
+        assert!(!is_on(Path::new("/output/*.csv"), Path::new("/data")));
     }
 }

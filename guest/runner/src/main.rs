@@ -9,6 +9,7 @@ mod channel;
 mod command;
 mod disks;
 mod error;
+mod globs;
 mod job;
 mod lines;
 mod network;
@@ -26,6 +27,7 @@ use nix::sys::reboot::{RebootMode, reboot};
 use nix::time::{ClockId, clock_gettime};
 use perigee_model::guest::GuestBody;
 
+use crate::command::Wishes;
 use crate::outbox::Outbox;
 
 /// How long the runner waits until a host has stored the end of the job.
@@ -33,11 +35,14 @@ const LAST_ACK_DEADLINE: Duration = Duration::from_secs(300);
 
 fn main() {
     let outbox = Arc::new(Outbox::new(uptime_ms));
-    channel::start(Arc::clone(&outbox));
-    let last = outbox.push(match job::run(&outbox) {
-        Ok(written) => {
-            GuestBody::Finished { output_bytes: written.bytes, output_sha256: written.sha256 }
-        }
+    let wishes = Arc::new(Wishes::default());
+    channel::start(Arc::clone(&outbox), Arc::clone(&wishes));
+    let last = outbox.push(match job::run(&outbox, &wishes) {
+        Ok(written) => GuestBody::Finished {
+            output_bytes: written.bytes,
+            output_sha256: written.sha256,
+            lacks: written.lacks.map(|lacks| lines::shorten(&lacks)),
+        },
         Err(error) => {
             let reason = lines::shorten(&error.to_string());
             console(&reason);

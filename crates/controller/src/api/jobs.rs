@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use axum::extract::{Query, State};
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::job::{Job, JobSpec, LogLine, Sample};
@@ -12,7 +12,8 @@ use serde::Deserialize;
 
 use super::caller::{Caller, Full};
 use super::{Shared, json};
-use crate::{files, jobs, planning};
+use crate::records::JobIntent;
+use crate::{files, jobs, outputs, planning};
 
 /// Predicts the ways to run a job without running it. Links that the plan needs are measured first.
 #[utoipa::path(post, path = "/jobs/plan", tag = "jobs", request_body = JobSpec,
@@ -55,18 +56,49 @@ pub async fn info(State(cluster): Shared, Full(job): Full<JobId>) -> Reply<Job> 
     json(jobs::get(&cluster, &job).await?)
 }
 
-/// Deletes an ended job with its log and its output.
-#[utoipa::path(delete, path = "/jobs/{job}", tag = "jobs", params(("job" = String, Path)),
-    responses((status = 200)))]
-pub async fn delete(State(cluster): Shared, Full(job): Full<JobId>) -> Reply<()> {
-    json(jobs::delete(&cluster, &job).await?)
+#[derive(Debug, Deserialize)]
+pub struct Deleting {
+    /// What it has in the repository stays.
+    #[serde(default)]
+    keep_outputs: bool,
 }
 
-/// Cancels a job. The answer comes at once.
-#[utoipa::path(post, path = "/jobs/{job}/cancel", tag = "jobs", params(("job" = String, Path)),
+/// Deletes an ended job with its log, and what it has in `jobs/JOB` of the repository. What went to its `outputs-to` stays.
+#[utoipa::path(delete, path = "/jobs/{job}", tag = "jobs",
+    params(("job" = String, Path), ("keep_outputs" = Option<bool>, Query)),
+    responses((status = 200)))]
+pub async fn delete(
+    State(cluster): Shared,
+    Full(job): Full<JobId>,
+    query: Result<Query<Deleting>, axum::extract::rejection::QueryRejection>,
+) -> Reply<()> {
+    let Query(ask) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
+    json(jobs::delete(&cluster, &job, ask.keep_outputs).await?)
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Cancelling {
+    /// The VM is stopped at once, and there are no outputs.
+    #[serde(default)]
+    now: bool,
+}
+
+/// Cancels a job. The answer comes at once. A command that runs is ended, and the outputs that it has are fetched; after 5
+/// minutes the VM is stopped as it is.
+#[utoipa::path(post, path = "/jobs/{job}/cancel", tag = "jobs",
+    params(("job" = String, Path), ("now" = Option<bool>, Query)),
     responses((status = 200, body = Job)))]
-pub async fn cancel(State(cluster): Shared, Full(job): Full<JobId>) -> Reply<Job> {
-    json(jobs::intend(&cluster, &job, |intent| intent.cancel = true).await?)
+pub async fn cancel(
+    State(cluster): Shared,
+    Full(job): Full<JobId>,
+    query: Result<Query<Cancelling>, axum::extract::rejection::QueryRejection>,
+) -> Reply<Job> {
+    let Query(ask) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
+    let wish = |intent: &mut JobIntent| {
+        intent.cancel = true;
+        intent.now |= ask.now;
+    };
+    json(jobs::intend(&cluster, &job, wish).await?)
 }
 
 #[derive(Debug, Deserialize)]
@@ -112,26 +144,21 @@ pub async fn samples(State(cluster): Shared, Full(job): Full<JobId>) -> Reply<Ve
     json(jobs::samples(&cluster, &job).await?)
 }
 
-/// The output tar of a job whose command has ended.
+/// The outputs of an ended job as a tar, made of its files in the repository.
 #[utoipa::path(get, path = "/jobs/{job}/output", tag = "jobs", params(("job" = String, Path)),
     responses((status = 200, body = Vec<u8>, content_type = "application/x-tar")))]
 pub async fn output(State(cluster): Shared, Full(job): Full<JobId>) -> Result<Response, Failure> {
-    let state = jobs::record(&cluster, &job).await?.job.state;
-    let path = files::output_path(&cluster.state_dir, &job);
-    let what = format!("output of job {job}");
-    let file = tokio::fs::File::open(&path).await.map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound if state.is_final() => {
-            Problem::not_found(what, "its command did not end, so it has none")
-                .next(format!("`perigee job status {job}` says why"))
+    let job = jobs::record(&cluster, &job).await?.job;
+    if job.outputs.is_none() {
+        let what = format!("output of job {}", job.id);
+        return Err(match job.state.is_final() {
+            true => Problem::not_found(what, "it has none, or they were deleted")
+                .next(format!("`perigee job status {}` says why", job.id)),
+            false => Problem::not_found(what, "the job has not ended")
+                .next("a job has an output when its command has ended"),
         }
-        std::io::ErrorKind::NotFound => Problem::not_found(what, "the job has not ended")
-            .next("a job has an output when its command has ended"),
-        _ => Problem::internal(what, e),
-    })?;
-    let bytes =
-        file.metadata().await.map_err(|e| Problem::internal("can't read an output", e))?.len();
-    let body = Body::from_stream(tokio_util::io::ReaderStream::new(file));
-    let headers =
-        [(CONTENT_TYPE, "application/x-tar".to_owned()), (CONTENT_LENGTH, bytes.to_string())];
-    Ok((headers, body).into_response())
+        .into());
+    }
+    let body = Body::from_stream(outputs::archive(&cluster, &job).await?);
+    Ok(([(CONTENT_TYPE, "application/x-tar")], body).into_response())
 }

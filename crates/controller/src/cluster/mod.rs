@@ -62,6 +62,8 @@ pub struct Timing {
     pub follow_patience: Duration,
     /// How long a volume's old home keeps its layers after a move that is complete.
     pub shadow: Duration,
+    /// How long a cancelled job may take to end its command and to give its outputs.
+    pub cancel_deadline: Duration,
 }
 
 impl Default for Timing {
@@ -75,6 +77,7 @@ impl Default for Timing {
             take_patience: Duration::from_secs(20),
             follow_patience: Duration::from_secs(120),
             shadow: Duration::from_secs(3600),
+            cancel_deadline: Duration::from_secs(300),
         }
     }
 }
@@ -146,6 +149,8 @@ pub struct Cluster {
     pub cancelled_imports: broadcast::Sender<ImageName>,
     /// Where the controller is, if it was told.
     pub site: OnceLock<SiteId>,
+    /// For how long outputs are kept whose job does not say it; not set: until somebody deletes them.
+    pub keep_outputs_s: OnceLock<u64>,
     wanted: mpsc::UnboundedSender<Wanted>,
     /// The lock that keeps other controllers out of the state directory.
     lock: Mutex<Option<File>>,
@@ -208,6 +213,7 @@ impl Cluster {
             clean_now: Notify::new(),
             cancelled_imports: broadcast::Sender::new(16),
             site: OnceLock::new(),
+            keep_outputs_s: OnceLock::new(),
             wanted,
             lock: Mutex::new(Some(lock)),
         }))

@@ -59,6 +59,9 @@ pub fn fate(record: &JobRecord, host: &HostId, loss: Loss) -> Fate {
     if record.ending.is_some() {
         return Fate::Wait("it ends".to_owned());
     }
+    if record.cancelled_ms.is_some() {
+        return Fate::Wait("it is cancelled".to_owned());
+    }
     let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
     let lasts = record.lasting.is_some();
     let is_kept = |disk: &PlacedDisk| !disk.temporary || (lasts && lasting::lasts(disk.role));
@@ -206,6 +209,7 @@ impl Run {
         };
         cleaner::hand_over(&self.cluster, &cleanup).await?;
         self.cluster.records.remove_all(&log::prefix(&self.id)).await?;
+        self.drop_partial_outputs().await;
         tracing::warn!("job {} begins anew: host {host} is gone", self.id);
         let record = &mut self.record.value;
         record.restarts = number;

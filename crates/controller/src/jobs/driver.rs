@@ -11,6 +11,7 @@ use perigee_model::job::JobState;
 use perigee_model::{JobId, Problem, ProblemKind, VmId};
 use tokio::sync::Notify;
 
+use super::cancel::CANCELLED;
 use super::consider::RefusedChange;
 use super::samples::Samples;
 use crate::cluster::Cluster;
@@ -147,7 +148,10 @@ impl Run {
             self.record.save().await?;
         }
         let (ending, reason) = match intent {
-            Some(JobIntent { cancel: true, .. }) => (Ending::Cancelled, "cancelled on request"),
+            Some(JobIntent { cancel: true, now: false, .. }) if self.may_have_outputs() => {
+                return self.begin_cancel().await;
+            }
+            Some(JobIntent { cancel: true, .. }) => (Ending::Cancelled, CANCELLED),
             Some(JobIntent { stop_vm: true, .. }) => {
                 (Ending::Failed, "its VM was stopped on request")
             }

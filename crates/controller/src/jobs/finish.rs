@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use perigee_model::job::{JobState, MigrationState};
+use perigee_model::job::{JobOutputs, JobState, MigrationState};
 use perigee_model::states::JobEvent;
 use perigee_model::{DiskRole, Problem, ProblemKind};
 
@@ -11,6 +11,7 @@ use super::driver::{Run, Step};
 use super::stage;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::now_ms;
+use crate::outputs::{self, Expected, Place, Taken};
 use crate::records::{
     Ending, JobRecord, MigrationIntent, MigrationRecord, PlacedDisk, migration_intent_key,
     migration_prefix, owner_of, start_of, vm_of,
@@ -48,6 +49,7 @@ impl Run {
         }
         self.samples.store(&self.cluster, &self.id).await?;
         self.forget_volume_moves().await?;
+        self.drop_partial_outputs().await;
         let record = &mut self.record.value;
         let event = match record.ending {
             Some(Ending::Collected { exit_code }) if record.job.state == JobState::Collecting => {
@@ -118,14 +120,18 @@ impl Run {
         Ok(moves)
     }
 
-    /// Streams the output tar from the home of its disk to a file.
-    pub(super) async fn fetch_output(&mut self) -> Result<(), Problem> {
-        let Some(output) = self.record.value.finished.clone() else { return Ok(()) };
+    /// Writes what is in the output tar, at the home of its disk, into the repository. Returns why the job failed if the
+    /// tar is not what the guest has written, and what people are to know.
+    pub(super) async fn fetch_output(&mut self) -> Result<Fetched, Problem> {
+        let nothing = Fetched::default();
+        let Some(output) = self.record.value.finished.clone() else { return Ok(nothing) };
         let placement = self.placement()?;
         let disk = placement.disks.iter().find(|disk| disk.role == DiskRole::Output);
-        let Some(disk) = disk else { return Ok(()) };
+        let Some(disk) = disk else { return Ok(nothing) };
         if disk.leave_site.is_never() && !leave_site::is_controller_at(&self.cluster, &disk.home) {
-            return self.keep_output().await;
+            self.keep_output().await?;
+            let notes = self.kept_output().into_iter().collect();
+            return Ok(Fetched { notes, ..nothing });
         }
         let home = catalog::reachable(&self.cluster, &disk.home)?;
         let path = format!("/v1/volumes/{}/data?length_bytes={}", disk.volume, output.bytes);
@@ -134,12 +140,47 @@ impl Run {
             let why = format!("no answer within {} s", ANSWER_DEADLINE.as_secs());
             Problem::unavailable(format!("can't read volume {}", disk.volume), why)
         })??;
-        let body = answer.bytes_stream();
-        let dir = &self.cluster.state_dir;
-        files::store_output(dir, &self.id, body, output.bytes, &output.sha256).await?;
-        self.record.value.job.output_bytes = Some(output.bytes);
-        self.record.save().await
+        let expected = Expected {
+            bytes: output.bytes,
+            sha256: output.sha256,
+            room_bytes: self.job().spec.output_bytes,
+        };
+        let body = Box::pin(answer.bytes_stream());
+        let place = Place::of(&self.id, &self.job().spec)?;
+        let taken = outputs::take(&self.cluster, &self.id, &place, body, &expected).await?;
+        let Taken { files, bytes, left_out, damaged } = taken;
+        let kept_until_ms = self.kept_until_ms(&place);
+        self.record.value.job.outputs =
+            Some(JobOutputs { at: place.to_string(), files, bytes, kept_until_ms });
+        self.record.save().await?;
+        let damaged = damaged.map(|why| format!("its outputs in {place} may be damaged: {why}"));
+        let notes = if left_out.is_empty() { Vec::new() } else { vec![left_out.to_string()] };
+        Ok(Fetched { damaged, notes })
     }
+
+    /// What was written into the repository before the fetching of its outputs was given up.
+    pub(super) async fn drop_partial_outputs(&self) {
+        if self.record.value.finished.is_none() || self.job().outputs.is_some() {
+            return;
+        }
+        if let Err(problem) = outputs::remove(&self.cluster, self.job()).await {
+            tracing::warn!("job {}: a part of its outputs stays: {problem}", self.id);
+        }
+    }
+
+    /// Until when its outputs are kept, as its file says or else the controller was told.
+    fn kept_until_ms(&self, place: &Place) -> Option<u64> {
+        let keep_s = self.job().spec.keep_outputs_s.or(self.cluster.keep_outputs_s.get().copied());
+        let keep_ms = keep_s.filter(|_| place.is_own)?.saturating_mul(1000);
+        Some(now_ms().saturating_add(keep_ms))
+    }
+}
+
+/// What there is to say of outputs that were fetched.
+#[derive(Debug, Default)]
+pub(super) struct Fetched {
+    pub damaged: Option<String>,
+    pub notes: Vec<String>,
 }
 
 impl Run {
@@ -154,7 +195,7 @@ impl Run {
     }
 
     /// Where the output is, in words, if it did not come to the controller.
-    pub(super) fn kept_output(&self) -> Option<String> {
+    fn kept_output(&self) -> Option<String> {
         let disks = self.record.value.placement.iter().flat_map(|placement| &placement.disks);
         let mut outputs = disks.filter(|disk| disk.role == DiskRole::Output && !disk.temporary);
         let PlacedDisk { volume, home, .. } = outputs.next()?;

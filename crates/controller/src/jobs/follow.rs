@@ -9,7 +9,9 @@ use perigee_model::vm::{Disk, HostReport, Machine, VmReport, VmSpec, VmStatus};
 use perigee_model::volume::ExportStats;
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 
+use super::cancel::{CANCELLED, CANCELLING};
 use super::driver::{Run, Step};
+use super::finish::Fetched;
 use super::{guest, log};
 use crate::cluster::{HostLink, now_ms};
 use crate::meter::Reading;
@@ -36,6 +38,9 @@ impl Run {
                 return Ok(step);
             }
             return self.start_vm().await;
+        }
+        if let Some(step) = self.end_late_cancel().await? {
+            return Ok(step);
         }
         let seen_before = self.seen_at_work.take();
         let moving = match self.settle().await? {
@@ -75,6 +80,9 @@ impl Run {
             // The figures are read before the messages, because the command's start and end use them.
             self.read_figures(&report).await?;
         }
+        if figures_due {
+            self.ask_to_end(&host).await;
+        }
         let ran_before = self.job().state == JobState::Running;
         if has_news {
             self.take_events(&host, report.last_seq).await?;
@@ -112,8 +120,11 @@ impl Run {
 
     /// What people are to know of the running job: why its VM does not run, or does not get nearer to its data.
     pub(super) fn reason(&self, report: &VmReport) -> String {
-        let trouble = trouble_of(report);
-        if trouble.is_empty() { self.refusals() } else { trouble }
+        match trouble_of(report) {
+            trouble if !trouble.is_empty() => trouble,
+            _ if self.record.value.cancelled_ms.is_some() => CANCELLING.to_owned(),
+            _ => self.refusals(),
+        }
     }
 
     /// Records the boot of the VM's host. After a reboot the agent may not know at once that the VM is gone.
@@ -240,6 +251,12 @@ impl Run {
 
     /// The VM does not exist any more, and the job's command has not ended.
     async fn lost(&mut self, why: &str) -> Result<Step, Problem> {
+        if self.record.value.cancelled_ms.is_some() {
+            let reason =
+                format!("{CANCELLED}; its VM ended before its outputs were fetched: {why}");
+            self.end(Ending::Cancelled, reason).await?;
+            return Ok(Step::Again);
+        }
         if let Some(step) = self.leave_rebooted_host().await? {
             return Ok(step);
         }
@@ -250,7 +267,8 @@ impl Run {
         let host = self.host()?;
         let path = format!("/v1/vms/{}/console", vm_of(&self.id));
         let console = host.agent.get_bytes(&path).await.unwrap_or_default();
-        let mut reason = format!("the VM ended before the job did: {why}");
+        let mut reason =
+            format!("the VM ended before the job did, and its outputs are lost: {why}");
         let console = String::from_utf8_lossy(&console);
         let lines: Vec<&str> = console.lines().collect();
         let last = &lines[lines.len().saturating_sub(CONSOLE_LINES)..];
@@ -360,10 +378,14 @@ impl Run {
     async fn collected(&mut self) -> Result<Step, Problem> {
         self.take_sample().await?;
         self.samples.store(&self.cluster, &self.id).await?;
-        self.fetch_output().await?;
+        let Fetched { damaged, mut notes } = self.fetch_output().await?;
+        let lacks = self.record.value.finished.as_ref().and_then(|output| output.lacks.clone());
+        let is_whole = damaged.is_none() && lacks.is_none();
+        notes.extend(damaged);
+        notes.extend(lacks.map(|lacks| format!("its outputs are not complete: {lacks}")));
         let code = self.job().exit_code.unwrap_or_default();
         let reason = match (code, self.job().spec.timeout_s, self.job().measured_s) {
-            (0, ..) => self.kept_output().unwrap_or_default(),
+            (0, ..) => String::new(),
             // This is how the guest ends a command at its timeout. The job's log says so too.
             (124 | 137 | 143, Some(timeout_s), Some(measured_s))
                 if measured_s >= timeout_s as f64 =>
@@ -372,7 +394,13 @@ impl Run {
             }
             _ => format!("the command ended with code {code}"),
         };
-        self.end(Ending::Collected { exit_code: code }, reason).await?;
+        let (ending, reason) = match (self.record.value.cancelled_ms, is_whole) {
+            (Some(_), _) => (Ending::Cancelled, CANCELLED.to_owned()),
+            (None, true) => (Ending::Collected { exit_code: code }, reason),
+            (None, false) => (Ending::Failed, reason),
+        };
+        let said = [reason].into_iter().chain(notes).filter(|text| !text.is_empty());
+        self.end(ending, said.collect::<Vec<_>>().join("; ")).await?;
         Ok(Step::Again)
     }
 }

@@ -56,7 +56,7 @@ impl When {
 
 fn take(record: &mut JobRecord, when: When, body: GuestBody) {
     match body {
-        GuestBody::Log { .. } => {}
+        GuestBody::Log { .. } | GuestBody::Synced => {}
         GuestBody::Started => {
             started(record, when);
         }
@@ -65,8 +65,9 @@ fn take(record: &mut JobRecord, when: When, body: GuestBody) {
                 Some(Progress { done, total, label: shorten(&label, TEXT_BYTES_MAX) });
         }
         GuestBody::Exited { code } => exited(record, when, code),
-        GuestBody::Finished { output_bytes, output_sha256 } => {
-            finished(record, Output { bytes: output_bytes, sha256: output_sha256 });
+        GuestBody::Finished { output_bytes: bytes, output_sha256: sha256, lacks } => {
+            let lacks = lacks.map(|lacks| shorten(&lacks, TEXT_BYTES_MAX));
+            finished(record, Output { bytes, sha256, lacks });
         }
         GuestBody::Failed { reason } => {
             fail(record, format!("the runner in the guest: {}", shorten(&reason, TEXT_BYTES_MAX)));

@@ -10,6 +10,7 @@
 //! ```
 
 mod again;
+mod cancel;
 mod consider;
 mod driver;
 mod finish;
@@ -39,7 +40,7 @@ use crate::records::{
     JobInputs, JobIntent, JobRecord, LogKept, MigrationRecord, Traced, job_intent_key, job_key,
     migration_prefix, vm_of,
 };
-use crate::{catalog, files, images, inputs, migration};
+use crate::{catalog, files, images, inputs, migration, outputs};
 
 pub use again::{Fate, Loss, fate};
 pub use driver::drive;
@@ -114,6 +115,7 @@ pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
         stayed: 0,
         lasting: None,
         inputs: None,
+        cancelled_ms: None,
     }
 }
 
@@ -136,7 +138,7 @@ fn new_job(id: JobId, spec: JobSpec) -> Job {
         predicted_end: None,
         measured_s: None,
         migrations: Vec::new(),
-        output_bytes: None,
+        outputs: None,
     }
 }
 
@@ -152,6 +154,7 @@ pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<Option<JobInputs
         return Err(Problem::invalid(format!("job {}", spec.name), why)
             .next("ask for less, or ask an admin for more (perigee tenant quota)"));
     }
+    outputs::Place::named(spec)?;
     for volume in &spec.volumes {
         catalog::find(cluster, &volume.volume).await?;
     }
@@ -284,11 +287,15 @@ pub async fn samples(cluster: &Cluster, id: &JobId) -> Result<Vec<Sample>, Probl
     samples::read(cluster, id).await
 }
 
-/// Deletes an ended job with everything that was kept of it.
+/// Deletes an ended job with everything that was kept of it; its outputs only if they are not to be kept.
 ///
 /// # Errors
 /// `Conflict` while it runs, or while parts of it are still to be removed.
-pub async fn delete(cluster: &Cluster, id: &JobId) -> Result<(), Problem> {
+pub async fn delete(
+    cluster: &Arc<Cluster>,
+    id: &JobId,
+    keeps_outputs: bool,
+) -> Result<(), Problem> {
     let record = record(cluster, id).await?;
     let refuse = |why: &str| Err(Problem::conflict(format!("can't delete job {id}"), why));
     if !record.job.state.is_final() {
@@ -323,16 +330,9 @@ pub async fn erase(cluster: &Cluster, record: &JobRecord) -> Result<(), Problem>
     cluster.records.remove_all(&format!("intents/migrations/{id}/")).await?;
     cluster.records.remove(&samples::key(id)).await?;
     cluster.records.remove(&job_intent_key(id)).await?;
-    remove_file(&files::output_path(&cluster.state_dir, id))?;
+    if !keeps_outputs {
+        outputs::remove(cluster, &record.job).await?;
+    }
     cluster.records.remove(&job_key(id)).await?;
     Ok(())
-}
-
-pub(crate) fn remove_file(path: &std::path::Path) -> Result<(), Problem> {
-    match std::fs::remove_file(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(Problem::internal(format!("can't delete {}", path.display()), e))
-        }
-        _ => Ok(()),
-    }
 }

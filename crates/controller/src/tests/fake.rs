@@ -7,13 +7,14 @@ mod images;
 #[path = "fake/replicas.rs"]
 pub mod replicas;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Path, Query, Request, State};
+use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
@@ -30,8 +31,8 @@ use perigee_model::vm::{
 };
 use perigee_model::volume::{
     Attach, Attachment, BlockProbe, CachePolicy, CollectTrace, CopyImage, CreateVolume,
-    EpochChange, EpochIssued, ExportStats, ImageInfo, IoStats, PoolInfo, ProbeBlocks, VolumeHealth,
-    VolumeInfo, VolumeSource,
+    EpochChange, EpochIssued, ExportStats, ImageInfo, IoStats, PoolInfo, ProbeBlocks, Snapshot,
+    VolumeHealth, VolumeInfo, VolumeSource,
 };
 use perigee_model::{
     Epoch, HostId, ImageName, LayerId, OwnerName, Problem, SiteId, TenantName, VmId, VmStart,
@@ -122,6 +123,10 @@ pub struct Inside {
     /// What each of them holds.
     pub trace: Vec<u8>,
     pub vms: BTreeMap<VmId, FakeVm>,
+    /// VMs whose guest was asked to end its command.
+    pub ended_commands: BTreeSet<VmId>,
+    /// How often a guest has written everything to its disks.
+    pub synced: u32,
     pub moves: homes::Moves,
     pub replicas: replicas::Replicas,
     revision: u64,
@@ -240,6 +245,8 @@ fn agent_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/vms/{vm}/events", get(events))
         .route("/v1/vms/{vm}/console", get(async || "panic: no root"))
         .route("/v1/vms/{vm}/power-button", post(press_power_button))
+        .route("/v1/vms/{vm}/end-command", post(end_command))
+        .route("/v1/vms/{vm}/sync", post(sync))
         .route("/v1/vms/{vm}/migrate", post(migrate))
         .route("/v1/vms/{vm}/migrate/cancel", post(cancel_migration))
         .route("/v1/vms/{vm}/end-unless-ran", post(end_unless_ran))
@@ -258,6 +265,7 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/volumes/{volume}", get(volume).delete(delete_volume))
         .route("/v1/volumes/{volume}/data", put(write).get(read))
         .route("/v1/volumes/{volume}/leave-site", put(set_leave_site))
+        .route("/v1/volumes/{volume}/snapshot", post(snapshot))
         .route("/v1/layers/find", post(find_layers))
         .route("/v1/layers/leave-site", put(set_layers_leave_site))
         .route("/v1/volumes/{volume}/epoch/issue", post(issue))
@@ -540,6 +548,42 @@ async fn end_unless_ran(
         inside.delete(&vm, start)?;
     }
     Ok(Json(fate))
+}
+
+async fn end_command(State(inside): Shared, Path(vm): Path<VmId>) -> Result<StatusCode, Failure> {
+    let mut inside = inside.lock().expect("lock");
+    if !inside.vms.contains_key(&vm) {
+        return Err(no_vm());
+    }
+    inside.ended_commands.insert(vm);
+    Ok(StatusCode::ACCEPTED)
+}
+
+async fn sync(State(inside): Shared, Path(vm): Path<VmId>) -> Reply<()> {
+    let mut inside = inside.lock().expect("lock");
+    if !inside.vms.contains_key(&vm) {
+        return Err(no_vm());
+    }
+    inside.synced += 1;
+    Ok(Json(()))
+}
+
+async fn snapshot(
+    State(inside): Shared,
+    Path(name): Path<VolumeName>,
+    Json(ask): Json<Snapshot>,
+) -> Reply<ImageInfo> {
+    let mut inside = inside.lock().expect("lock");
+    let volume = inside.volumes.get(&name).ok_or_else(no_volume)?;
+    let made = ImageInfo {
+        size_bytes: volume.info.size_bytes,
+        leave_site: volume.info.leave_site,
+        name: ask.image.clone(),
+        layer: LayerId(uuid::Uuid::new_v4()),
+        ..image()
+    };
+    inside.images.insert(ask.image, made.clone());
+    Ok(Json(made))
 }
 
 async fn hang(inside: &Mutex<Inside>) {

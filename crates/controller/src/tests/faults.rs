@@ -5,8 +5,8 @@ use perigee_model::job::{Access, JobState};
 use perigee_model::{VolumeName, vm::VmStatus};
 
 use super::fake::FakeHost;
-use super::{Lab, finish, spec, vm_of, wait_for};
-use crate::{files, hosts, jobs};
+use super::{Lab, answers, finish, spec, vm_of, wait_for};
+use crate::{hosts, jobs};
 
 fn epoch_of_the_data(lab: &Lab) -> u64 {
     lab.cloud.inside().volumes[&super::data_volume()].info.epoch.0
@@ -23,11 +23,12 @@ async fn running(lab: &Lab) -> (perigee_model::JobId, perigee_model::VmId) {
 }
 
 #[tokio::test]
-async fn a_disk_of_the_controller_that_takes_no_output_ends_no_job() {
+async fn a_repository_that_takes_no_output_ends_no_job() {
     let lab = Lab::up().await;
     let (id, vm) = running(&lab).await;
-    let outputs = lab.dir.path().join("outputs");
-    std::fs::remove_dir(&outputs).expect("it is empty");
+    let tree = lab.dir.path().join("data/tenants/default/tree");
+    std::fs::create_dir_all(&tree).expect("the tenant's files");
+    std::fs::write(tree.join("jobs"), "in the way").expect("a file");
     finish(&lab.home, &lab.home, &vm);
     let job = lab
         .wait_for_job(&id, "waiting for its output", |job| {
@@ -35,11 +36,10 @@ async fn a_disk_of_the_controller_that_takes_no_output_ends_no_job() {
         })
         .await;
     assert_eq!(job.state, JobState::Collecting, "{}", job.reason);
-    assert!(job.reason.contains("outputs"), "{}", job.reason);
-    std::fs::create_dir(&outputs).expect("the disk is back");
+    assert!(job.reason.contains("jobs"), "{}", job.reason);
+    std::fs::remove_file(tree.join("jobs")).expect("a person has made room");
     lab.wait_for_state(&id, JobState::Succeeded).await;
-    let output = std::fs::read(files::output_path(lab.dir.path(), &id)).expect("output");
-    assert_eq!(output, b"the answers");
+    assert_eq!(answers(&lab, &id).as_deref(), Some("the answers"));
 }
 
 #[tokio::test]
@@ -72,7 +72,10 @@ async fn a_guest_that_begins_with_finished_ends_its_job() {
     let vm = vm_of(&id);
     lab.wait_for_vm(&lab.home, &vm).await;
     let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-    lab.home.say(&vm, GuestBody::Finished { output_bytes: 0, output_sha256: empty.into() });
+    lab.home.say(
+        &vm,
+        GuestBody::Finished { output_bytes: 0, output_sha256: empty.into(), lacks: None },
+    );
     let job = lab.wait_for_job(&id, "ended", |job| job.state.is_final()).await;
     assert_eq!(job.state, JobState::Failed, "{}", job.reason);
     lab.wait_for_clean_hosts().await;
@@ -84,7 +87,10 @@ async fn an_output_that_the_guest_claims_beyond_its_disk_ends_the_job() {
     let (id, vm) = running(&lab).await;
     lab.home.say(&vm, GuestBody::Exited { code: 0 });
     let sha256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855".into();
-    lab.home.say(&vm, GuestBody::Finished { output_bytes: 16 << 40, output_sha256: sha256 });
+    lab.home.say(
+        &vm,
+        GuestBody::Finished { output_bytes: 16 << 40, output_sha256: sha256, lacks: None },
+    );
     let job = lab.wait_for_job(&id, "ended", |job| job.state.is_final()).await;
     assert_eq!(job.state, JobState::Failed);
     assert!(job.reason.contains("output disk"), "{}", job.reason);

@@ -151,7 +151,7 @@ async fn a_vm_of_a_removed_host_ends_when_the_host_is_back() {
     lab.wait_for_state(&id, JobState::Failed).await;
     assert!(epoch(&lab.cloud) > before, "its VM could write");
     lab.restart_controller().await;
-    jobs::delete(&lab.cluster, &id).await.expect("nothing of it stands in the cluster");
+    jobs::delete(&lab.cluster, &id, false).await.expect("nothing of it stands in the cluster");
     register(&lab, &lab.home).await;
     wait_for("the VM to end", async || {
         let inside = lab.home.inside();

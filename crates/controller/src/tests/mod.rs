@@ -14,6 +14,7 @@ mod jobs;
 mod lasting;
 mod lost;
 mod migrations;
+mod outputs;
 mod queue;
 mod replicas;
 mod sure;
@@ -48,6 +49,7 @@ const TIMING: Timing = Timing {
     take_patience: Duration::from_secs(60),
     follow_patience: Duration::from_secs(1),
     shadow: Duration::ZERO,
+    cancel_deadline: Duration::from_millis(50),
 };
 
 /// A wait that succeeds ends at once, so this costs nothing; a busy machine may need it.
@@ -170,6 +172,8 @@ pub fn spec(access: Access) -> JobSpec {
         output_bytes: 1 << 20,
         volumes: vec![JobVolume { volume: data_volume(), mount: "/data".into(), access }],
         outputs: vec!["/job/out".into()],
+        outputs_to: None,
+        keep_outputs_s: None,
         start: Start::Host(HostId::new("home1").expect("name")),
         may_migrate: false,
         writes: perigee_model::LeaveSite::Never,
@@ -186,9 +190,15 @@ fn vm_of(job: &JobId) -> VmId {
     crate::records::vm_of(job)
 }
 
+/// The output that [`finish`] has left, as the repository has it.
+fn answers(lab: &Lab, job: &JobId) -> Option<String> {
+    let tree = lab.dir.path().join("data/tenants/default/tree");
+    std::fs::read_to_string(tree.join(format!("jobs/{job}/output/answers"))).ok()
+}
+
 /// The guest ends its command well and leaves an output.
 fn finish(host: &FakeHost, output_home: &FakeHost, vm: &VmId) {
-    let output = b"the answers".to_vec();
+    let output = crate::outputs::tests::tar_of(&[("output/answers", &b"the answers"[..])]);
     let volume = VolumeName::new(format!("{vm}-out")).expect("name");
     let sha256 = {
         use sha2::Digest;
@@ -197,5 +207,5 @@ fn finish(host: &FakeHost, output_home: &FakeHost, vm: &VmId) {
     let output_bytes = output.len() as u64;
     output_home.inside().volumes.get_mut(&volume).expect("output volume").data = output;
     host.say(vm, GuestBody::Exited { code: 0 });
-    host.say(vm, GuestBody::Finished { output_bytes, output_sha256: sha256 });
+    host.say(vm, GuestBody::Finished { output_bytes, output_sha256: sha256, lacks: None });
 }

@@ -131,8 +131,10 @@ pub async fn snapshot(
     vm: &VmId,
     wanted: &Snapshot,
 ) -> Result<ClusterImage, Problem> {
-    check_lasts(cluster, vm)?;
     let record = jobs::of_vm(cluster, vm).ok_or_else(|| vms::unknown(vm))?;
+    if record.lasting.is_none() {
+        return images::save(cluster, vm, wanted).await;
+    }
     let disks = record.kept().into_iter().flat_map(|kept| &kept.disks);
     let root = disks.into_iter().find(|disk| disk.role == DiskRole::Root);
     let made = record.lasting.as_ref().is_some_and(|lasting| lasting.made);

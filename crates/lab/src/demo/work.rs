@@ -94,6 +94,8 @@ impl Stage {
                 access: Access::Write,
             }],
             outputs: vec!["/output".to_owned()],
+            outputs_to: None,
+            keep_outputs_s: None,
             start: Start::Host(self.near.clone()),
             may_migrate: false,
             writes: perigee_model::LeaveSite::Never,

@@ -123,7 +123,9 @@ fn a_wrong_type_names_line_and_field() {
         ("volumes: a\n", "3: volumes: a list is wanted"),
         ("env: [a]\n", "3: env: fields are wanted"),
         ("volumes: [{volume: a, mount: //proc/1}]\n", "3: volumes[0].mount: /proc belongs"),
-        ("outputs: [out]\n", "3: outputs[0]: \"out\" is not an absolute path"),
+        ("outputs: [../out]\n", "3: outputs[0]: \"../out\" is not an absolute path"),
+        ("outputs-to: repo://a/../b\n", "3: outputs-to: \"repo://a/../b\" is not a directory"),
+        ("keep-outputs: 1s\n", "3: keep-outputs: "),
         ("inputs: [{from: a, to: ../b}]\n", "3: inputs[0].to: \"../b\" is not a path below"),
         ("inputs: [repo://physics]\n", "3: inputs[0]: \"repo://physics\" has no file name"),
         ("inputs: [repo://PHYSICS/x]\n", "3: inputs[0]: "),
@@ -174,6 +176,20 @@ fn what_a_job_writes_is_confined_unless_its_file_lets_it_go() {
     assert_eq!(writes("writes: {leave-site: allowed}\n"), LeaveSite::Allowed);
     assert!(problem("writes: {leave-site: often}\n").contains("use allowed or never"));
     assert!(problem("writes: {}\n").contains("leave-site"));
+}
+
+#[test]
+fn outputs_may_be_patterns_and_go_where_the_file_says() {
+    let spec = parse(
+        &format!("{SMALLEST}outputs: [/output/*.csv, results/**]\noutputs-to: runs/today\n"),
+        "a.yaml",
+    );
+    let spec = spec.expect("a job").spec;
+    assert_eq!(spec.outputs, ["/output/*.csv", "results/**"]);
+    assert_eq!((spec.outputs_to.as_deref(), spec.keep_outputs_s), (Some("runs/today"), None));
+    let kept = parse(&format!("{SMALLEST}keep-outputs: 30d\n"), "a.yaml").expect("a job").spec;
+    assert_eq!(kept.keep_outputs_s, Some(30 * 24 * 3600));
+    assert!(problem("outputs-to: a\nkeep-outputs: 30d\n").contains("only one of the two"));
 }
 
 #[test]

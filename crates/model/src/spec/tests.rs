@@ -20,6 +20,8 @@ fn job() -> JobSpec {
         output_bytes: 1 << 30,
         volumes: Vec::new(),
         outputs: Vec::new(),
+        outputs_to: None,
+        keep_outputs_s: None,
         start: Start::Anywhere,
         may_migrate: true,
         writes: crate::LeaveSite::Never,
@@ -94,6 +96,7 @@ fn a_job_is_checked_at_each_of_its_limits() {
     ends(&JOB_DISK_BYTES, |bytes: u64| JobSpec { root_bytes: Some(bytes), ..job() }.check());
     ends(&JOB_DISK_BYTES, |output_bytes: u64| JobSpec { output_bytes, ..job() }.check());
     ends(&TIMEOUT_S, |timeout_s: u64| JobSpec { timeout_s: Some(timeout_s), ..job() }.check());
+    ends(&KEEP_OUTPUTS_S, |keep_s: u64| JobSpec { keep_outputs_s: Some(keep_s), ..job() }.check());
     ends(&PRIORITY, |priority: i32| JobSpec { priority, ..job() }.check());
     ends(&JOB_NAME_BYTES, |length: usize| JobSpec { name: "n".repeat(length), ..job() }.check());
     ends(&OWNER_BYTES, |length: usize| JobSpec { owner: "o".repeat(length), ..job() }.check());

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use perigee_http::{Listen, PeerIdentity};
+use perigee_model::limits::KEEP_OUTPUTS_S;
+use perigee_model::units::parse_duration;
 use perigee_model::{Problem, SiteId};
 
 use crate::Context;
@@ -15,7 +17,7 @@ use crate::output;
 pub enum Verb {
     /// Run the controller of a cluster
     Run {
-        /// Directory for jobs, decisions, inputs and outputs
+        /// Directory for jobs, decisions, inputs and the repository's files
         #[arg(long, default_value = STATE, value_name = "DIR")]
         state: PathBuf,
         /// Address of the API: `unix:PATH` or `IP:PORT`; may be given more than once
@@ -39,6 +41,9 @@ pub enum Verb {
         /// The credentials for the S3 store, as in `~/.aws/credentials` [default: those that AWS's tools would use]
         #[arg(long, value_name = "FILE", requires = "data")]
         data_credentials: Option<PathBuf>,
+        /// Delete the outputs of a job so long after its end, as `30d`, if its file does not say it [default: keep them]
+        #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+        keep_outputs: Option<u64>,
     },
     /// Make the cluster's certificate authority, and print its fingerprint. `run` makes it too, if there is none
     Init {
@@ -71,6 +76,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             data,
             data_endpoint,
             data_credentials,
+            keep_outputs,
         } => {
             if insecure {
                 warn_insecure();
@@ -80,7 +86,19 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
                 perigee_controller::store_address(&store, data_endpoint, data_credentials)
             });
             let data = data.transpose()?;
-            let config = perigee_controller::Config { state, listen, site, insecure, doors, data };
+            let keep_outputs_s = keep_outputs
+                .map(|keep_s| KEEP_OUTPUTS_S.check(keep_s))
+                .transpose()
+                .map_err(|e| e.problem("can't start the controller"))?;
+            let config = perigee_controller::Config {
+                state,
+                listen,
+                site,
+                insecure,
+                doors,
+                data,
+                keep_outputs_s,
+            };
             perigee_controller::run(config).await
         }
         Verb::Init { state } => {

@@ -159,6 +159,7 @@ impl Daemons {
             [(); 4].map(|()| format!("{LOCAL}:{}", unused_port()));
         let control = dir.join("volume-control.sock");
         let controller = perigee_controller::Config {
+            keep_outputs_s: None,
             state,
             listen: vec![api, Listen::Tcp(at_controller.clone())],
             site: Some(site.clone()),
@@ -284,7 +285,7 @@ async fn end_jobs(client: &Client) -> Result<(), Problem> {
         }
         for job in &unfinished {
             if !cancelled.contains(&job.id) {
-                let path = format!("/v1/jobs/{}/cancel", job.id);
+                let path = format!("/v1/jobs/{}/cancel?now=true", job.id);
                 client.post::<serde_json::Value>(&path, &serde_json::json!({})).await?;
                 cancelled.push(job.id.clone());
             }

@@ -10,9 +10,9 @@ use perigee_model::job::{ClusterImage, NewImage, ReplicateImage};
 use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
 use perigee_model::tenant::ShareImage;
 use perigee_model::volume::{
-    CheckScope, CopyImage, ImageFormat, ImageInfo, ImportImage, Keep, Upload,
+    CheckScope, CopyImage, ImageFormat, ImageInfo, ImportImage, Keep, Snapshot, Upload,
 };
-use perigee_model::{HostId, ImageName, LeaveSite, Problem, SiteId};
+use perigee_model::{HostId, ImageName, LeaveSite, Problem, SiteId, VmId};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -22,6 +22,9 @@ use crate::output::{self, Column};
 
 /// An import takes as long as it needs. The controller ends one that makes no progress.
 const IMPORT_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// A guest may have much to write to its disk.
+const SAVE_MAX: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
@@ -84,6 +87,14 @@ pub enum Verb {
         /// The site
         #[arg(long, value_name = "SITE")]
         to: SiteId,
+    },
+    /// Make an image of the root disk of a running job's VM: what the disk would have after a power cut now. The guest
+    /// first writes what it has in memory to the disk
+    Save {
+        /// The job, or its VM
+        vm: VmId,
+        /// The new image's name
+        name: ImageName,
     },
     /// Let every tenant use an image of the tenant default. A tenant's own image of the same name comes first
     Share {
@@ -255,6 +266,12 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let path = format!("/v1/images/{name}/replicate");
             let client = controller_client(context)?;
             let image: ClusterImage = client.post(&path, &ReplicateImage { to }).await?;
+            output::one(format, &image, CLUSTER)
+        }
+        Verb::Save { vm, name } => {
+            let client = controller_client_within(context, SAVE_MAX)?;
+            let path = format!("/v1/vms/{vm}/snapshot");
+            let image: ClusterImage = client.post(&path, &Snapshot { image: name }).await?;
             output::one(format, &image, CLUSTER)
         }
         Verb::Share { name, stop } => {

@@ -56,10 +56,13 @@ pub enum Verb {
         #[arg(long)]
         follow: bool,
     },
-    /// Stop a job
+    /// Stop a job. Its command is ended, and its log and the outputs that it has are kept
     Cancel {
         /// The job's name, as `perigee job list` shows it
         job: JobId,
+        /// Stop its VM at once, without its outputs
+        #[arg(long)]
+        now: bool,
     },
     /// Show every decision on a job: options, predictions, choice, reason, measurement
     Explain {
@@ -74,11 +77,14 @@ pub enum Verb {
         #[arg(long, value_name = "DIR")]
         to: Option<PathBuf>,
     },
-    /// Delete an ended job and its output
+    /// Delete an ended job, and what it has in `jobs/JOB` of the repository. What went to its `outputs-to` stays
     #[command(visible_alias = "rm")]
     Delete {
         /// The job's name, as `perigee job list` shows it
         job: JobId,
+        /// Keep its outputs
+        #[arg(long)]
+        keep_outputs: bool,
     },
 }
 
@@ -110,7 +116,7 @@ const JOB: &[Column<Job>] = &[
     ("predicted", |j| j.predicted.map_or_else(String::new, |p| p.to_string())),
     ("end", |j| j.predicted_end.as_ref().map_or_else(String::new, ToString::to_string)),
     ("measured", |j| output::seconds(j.measured_s)),
-    ("output", |j| j.output_bytes.map_or_else(String::new, output::bytes)),
+    ("outputs", outputs),
     ("migrations", |j| j.migrations.iter().map(moving::summary).collect::<Vec<_>>().join("\n")),
 ];
 
@@ -165,6 +171,13 @@ fn progress(job: &Job) -> String {
         .map_or_else(String::new, |p| format!("{}/{} {}", p.done, p.total, p.label))
 }
 
+fn outputs(job: &Job) -> String {
+    let Some(outputs) = &job.outputs else { return String::new() };
+    let (files, bytes) = (outputs.files, format_bytes(outputs.bytes));
+    let until = outputs.kept_until_ms.map(|until_ms| format!(", until {}", output::time(until_ms)));
+    format!("{} ({files} files, {bytes}{})", outputs.at, until.unwrap_or_default())
+}
+
 pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
     // Faults in a job file are reported even if no controller runs.
     match verb {
@@ -187,13 +200,15 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             output::one(context.format, &job, JOB)?;
         }
         Verb::Log { job, follow } => log(&client, &job, follow, context.format).await?,
-        Verb::Cancel { job } => {
-            let _: serde_json::Value =
-                client.post(&format!("/v1/jobs/{job}/cancel"), &serde_json::json!({})).await?;
+        Verb::Cancel { job, now } => {
+            let path = format!("/v1/jobs/{job}/cancel?now={now}");
+            let _: serde_json::Value = client.post(&path, &serde_json::json!({})).await?;
         }
         Verb::Explain { job } => explain(&client, &job, context.format).await?,
         Verb::Output { job, to } => fetch_output(&client, &job, to).await?,
-        Verb::Delete { job } => client.delete(&format!("/v1/jobs/{job}")).await?,
+        Verb::Delete { job, keep_outputs } => {
+            client.delete(&format!("/v1/jobs/{job}?keep_outputs={keep_outputs}")).await?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -432,8 +447,8 @@ async fn fetch_output(client: &Client, id: &JobId, to: Option<PathBuf>) -> Resul
             .next("name another directory with --to")
     };
     std::fs::create_dir_all(&to).map_err(unpack)?;
-    // The guest wrote this tar. `check_output` refuses headers that would fill the memory and files that claim
-    // to be huge; `unpack` refuses paths that lead out of the directory.
+    // Whatever answered: `check_output` refuses headers that would fill the memory and files that claim to be huge;
+    // `unpack` refuses paths that lead out of the directory.
     perigee_controller::check_output(&scratch).map_err(|e| unpack(std::io::Error::other(e)))?;
     std::io::Seek::rewind(&mut scratch).map_err(internal)?;
     let mut tar = tar::Archive::new(scratch);

@@ -91,7 +91,7 @@ async fn marked_while_read(system: &System, volume: &str) -> Checked<Vec<String>
     system.stop_writer(&job, "cloud1").await?;
     let job = system.ended(&job.id).await?;
     ensure!(job.state == JobState::Succeeded, "{:?}: {}", job.state, job.reason);
-    ensure!(job.output_bytes.is_some_and(|bytes| bytes > 0), "the controller is at that site");
+    ensure!(job.outputs.is_some_and(|outputs| outputs.bytes > 0), "the controller is at that site");
     Ok(found)
 }
 

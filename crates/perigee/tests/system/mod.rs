@@ -6,6 +6,7 @@ mod lasting;
 mod links;
 mod listening;
 mod network;
+mod outputs;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

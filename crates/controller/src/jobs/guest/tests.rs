@@ -19,6 +19,8 @@ fn record(state: JobState) -> JobRecord {
         output_bytes: 1 << 20,
         volumes: Vec::new(),
         outputs: Vec::new(),
+        outputs_to: None,
+        keep_outputs_s: None,
         start: Default::default(),
         may_migrate: false,
         writes: perigee_model::LeaveSite::Never,
@@ -47,14 +49,18 @@ fn any_body() -> impl Strategy<Value = GuestBody> {
     let bytes = prop_oneof![0..3_u64 << 20, any::<u64>()];
     prop_oneof![
         Just(GuestBody::Started),
+        Just(GuestBody::Synced),
         (stream, ".{0,20}").prop_map(|(stream, line)| GuestBody::Log { stream, line }),
         (any::<u64>(), any::<u64>(), ".{0,2000}")
             .prop_map(|(done, total, label)| GuestBody::Progress { done, total, label }),
         any::<i32>().prop_map(|code| GuestBody::Exited { code }),
-        (bytes, sha256).prop_map(|(output_bytes, output_sha256)| GuestBody::Finished {
-            output_bytes,
-            output_sha256
-        }),
+        (bytes, sha256, proptest::option::of(".{0,2000}")).prop_map(
+            |(output_bytes, output_sha256, lacks)| GuestBody::Finished {
+                output_bytes,
+                output_sha256,
+                lacks
+            }
+        ),
         ".{0,2000}".prop_map(|reason| GuestBody::Failed { reason }),
     ]
 }

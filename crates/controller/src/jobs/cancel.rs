@@ -1,0 +1,67 @@
+//! A job that is cancelled while its command runs: the guest ends the command and writes its outputs, and these are
+//! fetched as after any other end. When that takes too long, the VM is stopped as it is.
+
+use perigee_model::Problem;
+use perigee_model::job::JobState;
+
+use super::driver::{Run, Step};
+use crate::cluster::{HostLink, now_ms};
+use crate::records::{Ending, vm_of};
+
+pub(super) const CANCELLED: &str = "cancelled on request";
+
+/// What people see meanwhile.
+pub(super) const CANCELLING: &str =
+    "it is cancelled: its command ends, and its outputs are fetched";
+
+impl Run {
+    /// Whether its command has begun, so that there may be something to fetch.
+    pub(super) fn may_have_outputs(&self) -> bool {
+        matches!(self.job().state, JobState::Running | JobState::Collecting)
+    }
+
+    pub(super) async fn begin_cancel(&mut self) -> Result<(), Problem> {
+        if self.record.value.cancelled_ms.is_some() || self.record.value.ending.is_some() {
+            return Ok(());
+        }
+        self.record.value.cancelled_ms = Some(now_ms());
+        CANCELLING.clone_into(&mut self.record.value.job.reason);
+        self.record.save().await
+    }
+
+    /// Ends a cancelled job whose outputs did not come in time, or whose host was removed.
+    pub(super) async fn end_late_cancel(&mut self) -> Result<Option<Step>, Problem> {
+        let Some(since_ms) = self.record.value.cancelled_ms else { return Ok(None) };
+        let limit = self.cluster.timing.cancel_deadline;
+        let is_gone = self.host().is_err();
+        if !is_gone && u128::from(now_ms().saturating_sub(since_ms)) <= limit.as_millis() {
+            return Ok(None);
+        }
+        let why = match is_gone {
+            true => "its host was removed".to_owned(),
+            false => {
+                let reason = &self.job().reason;
+                let because = match reason.as_str() {
+                    "" | CANCELLING => String::new(),
+                    reason => format!(": {reason}"),
+                };
+                format!("that took longer than {} s{because}", limit.as_secs())
+            }
+        };
+        let reason = format!("{CANCELLED}; its outputs were not fetched: {why}");
+        self.end(Ending::Cancelled, reason).await?;
+        Ok(Some(Step::Again))
+    }
+
+    /// Asks the guest to end the command. The agent may forget it, so this is repeated.
+    pub(super) async fn ask_to_end(&self, host: &HostLink) {
+        if self.record.value.cancelled_ms.is_none() || self.job().state != JobState::Running {
+            return;
+        }
+        let path = format!("/v1/vms/{}/end-command", vm_of(&self.id));
+        let asked = host.agent.post::<serde_json::Value>(&path, &serde_json::json!({})).await;
+        if let Err(problem) = asked {
+            tracing::debug!("job {}: {problem}", self.id);
+        }
+    }
+}

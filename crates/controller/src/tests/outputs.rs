@@ -1,0 +1,180 @@
+//! What becomes of the outputs of jobs that end in other ways than well, and how long outputs are kept.
+
+use perigee_model::guest::{GuestBody, LogStream};
+use perigee_model::job::{Access, ClusterImage, JobSpec, JobState};
+use perigee_model::vm::VmStatus;
+use perigee_model::volume::Snapshot;
+use perigee_model::{ImageName, JobId, ProblemKind, VmId};
+
+use super::{Lab, TIMING, answers, finish, spec, vm_of, wait_for};
+use crate::cluster::Timing;
+use crate::records::JobIntent;
+use crate::{images, jobs, outputs};
+
+const PATIENT: Timing = Timing { cancel_deadline: super::PATIENCE, ..TIMING };
+
+async fn running(lab: &Lab, spec: JobSpec) -> (JobId, VmId) {
+    let id = lab.submit(spec).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    (id, vm)
+}
+
+async fn cancel(lab: &Lab, id: &JobId) {
+    let wish = |intent: &mut JobIntent| intent.cancel = true;
+    jobs::intend(&lab.cluster, id, wish).await.expect("cancel");
+}
+
+/// A controller that gives a guest time to collect its outputs.
+async fn patient() -> Lab {
+    let mut lab = Lab::up().await;
+    lab.supervisor.stop().await;
+    lab.start_controller(PATIENT).await;
+    lab
+}
+
+#[tokio::test]
+async fn a_cancelled_job_gives_its_log_and_the_outputs_that_it_has() {
+    let mut lab = patient().await;
+    let (id, vm) = running(&lab, spec(Access::Clone)).await;
+    cancel(&lab, &id).await;
+    wait_for("the guest to be asked", async || {
+        lab.home.inside().ended_commands.contains(&vm).then_some(())
+    })
+    .await;
+    // Neither a kill of the controller nor the same wish again changes anything.
+    lab.supervisor.stop().await;
+    lab.start_controller(PATIENT).await;
+    cancel(&lab, &id).await;
+    let job = lab.wait_for_job(&id, "cancelling", |job| !job.reason.is_empty()).await;
+    assert!(job.reason.contains("its command ends"), "{}", job.reason);
+    let line = "half of it".to_owned();
+    lab.home.say(&vm, GuestBody::Log { stream: LogStream::Stdout, line });
+    finish(&lab.home, &lab.home, &vm);
+    let job = lab.wait_for_state(&id, JobState::Cancelled).await;
+    assert_eq!(job.reason, "cancelled on request");
+    assert_eq!(answers(&lab, &id).as_deref(), Some("the answers"));
+    assert_eq!(jobs::log(&lab.cluster, &id, 0, 10).await.expect("log").len(), 1);
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
+async fn a_guest_that_does_not_heed_a_cancel_is_stopped_after_a_while() {
+    let lab = Lab::up().await;
+    let (id, _) = running(&lab, spec(Access::Clone)).await;
+    cancel(&lab, &id).await;
+    let job = lab.wait_for_state(&id, JobState::Cancelled).await;
+    assert!(job.reason.contains("its outputs were not fetched"), "{}", job.reason);
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
+async fn a_cancel_now_waits_for_nothing() {
+    let lab = patient().await;
+    let (id, vm) = running(&lab, spec(Access::Clone)).await;
+    cancel(&lab, &id).await;
+    let now = |intent: &mut JobIntent| (intent.cancel, intent.now) = (true, true);
+    jobs::intend(&lab.cluster, &id, now).await.expect("cancel");
+    let job = lab.wait_for_state(&id, JobState::Cancelled).await;
+    assert_eq!((job.reason.as_str(), job.outputs), ("cancelled on request", None));
+    assert!(!lab.home.inside().vms.contains_key(&vm));
+}
+
+#[tokio::test]
+async fn a_cancelled_job_whose_vm_dies_ends_and_says_what_is_lost() {
+    let lab = patient().await;
+    let (id, vm) = running(&lab, spec(Access::Clone)).await;
+    cancel(&lab, &id).await;
+    lab.wait_for_job(&id, "cancelling", |job| !job.reason.is_empty()).await;
+    lab.home.inside().vms.get_mut(&vm).expect("VM").report.status = VmStatus::Gone;
+    let job = lab.wait_for_state(&id, JobState::Cancelled).await;
+    assert!(job.reason.contains("its VM ended before its outputs"), "{}", job.reason);
+}
+
+#[tokio::test]
+async fn outputs_that_did_not_fit_fail_the_job_and_what_fitted_is_kept() {
+    let lab = Lab::up().await;
+    let (id, vm) = running(&lab, spec(Access::Clone)).await;
+    let tar = outputs::tests::tar_of(&[("output/answers", b"the answers")]);
+    let out = perigee_model::VolumeName::new(format!("{vm}-out")).expect("name");
+    let output_sha256 = crate::files::hex(&<sha2::Sha256 as sha2::Digest>::digest(&tar));
+    let output_bytes = tar.len() as u64;
+    lab.home.inside().volumes.get_mut(&out).expect("its disk").data = tar;
+    lab.home.say(&vm, GuestBody::Exited { code: 0 });
+    let lacks = Some("/output/huge: it does not fit".to_owned());
+    lab.home.say(&vm, GuestBody::Finished { output_bytes, output_sha256, lacks });
+    let job = lab.wait_for_state(&id, JobState::Failed).await;
+    assert!(job.reason.contains("not complete: /output/huge"), "{}", job.reason);
+    assert_eq!(answers(&lab, &id).as_deref(), Some("the answers"));
+}
+
+#[tokio::test]
+async fn outputs_are_deleted_when_their_time_is_over_and_the_audit_log_says_so() {
+    let lab = Lab::up().await;
+    let hour = JobSpec { keep_outputs_s: Some(3600), ..spec(Access::Clone) };
+    let (kept, vm) = running(&lab, spec(Access::Clone)).await;
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&kept, JobState::Succeeded).await;
+    let (id, vm) = running(&lab, hour).await;
+    finish(&lab.home, &lab.home, &vm);
+    let job = lab.wait_for_state(&id, JobState::Succeeded).await;
+    let until_ms = job.outputs.expect("outputs").kept_until_ms.expect("a time");
+    let expire = async |at_ms| outputs::expire(&lab.cluster, at_ms).await.expect("a search");
+    assert_eq!(expire(until_ms - 1).await, 0);
+    assert_eq!(expire(until_ms).await, 1);
+    assert_eq!(expire(until_ms).await, 0);
+    assert_eq!((answers(&lab, &id), lab.job(&id).await.outputs), (None, None));
+    assert!(answers(&lab, &kept).is_some(), "a job that says nothing keeps its outputs");
+    let log = lab.cluster.audit.read(&Default::default(), 0).expect("the audit log");
+    let last = log.last().expect("an entry");
+    assert!(last.request.contains(&format!("repo://default/jobs/{id}")), "{last:?}");
+}
+
+#[tokio::test]
+async fn a_job_can_be_deleted_without_its_outputs() {
+    let lab = Lab::up().await;
+    let (id, vm) = running(&lab, spec(Access::Clone)).await;
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    lab.wait_for_clean_hosts().await;
+    jobs::delete(&lab.cluster, &id, true).await.expect("delete");
+    assert_eq!(answers(&lab, &id).as_deref(), Some("the answers"));
+}
+
+#[tokio::test]
+async fn outputs_go_where_the_file_says_and_stay_there() {
+    let lab = Lab::up().await;
+    let to = Some("runs/today".to_owned());
+    let (id, vm) = running(&lab, JobSpec { outputs_to: to, ..spec(Access::Clone) }).await;
+    finish(&lab.home, &lab.home, &vm);
+    let job = lab.wait_for_state(&id, JobState::Succeeded).await;
+    assert_eq!(job.outputs.expect("outputs").at, "repo://default/runs/today");
+    lab.wait_for_clean_hosts().await;
+    jobs::delete(&lab.cluster, &id, false).await.expect("delete");
+    let tree = lab.dir.path().join("data/tenants/default/tree");
+    assert!(tree.join("runs/today/output/answers").exists() && !tree.join("jobs").exists());
+    let other = Some("repo://other/x".to_owned());
+    let refused = jobs::submit(&lab.cluster, JobSpec { outputs_to: other, ..spec(Access::Clone) });
+    assert_eq!(refused.await.expect_err("another tenant's").kind, ProblemKind::Invalid);
+}
+
+#[tokio::test]
+async fn the_root_disk_of_a_running_vm_becomes_an_image_that_jobs_use() {
+    let lab = Lab::up().await;
+    let (id, vm) = running(&lab, spec(Access::Clone)).await;
+    let ask = Snapshot { image: ImageName::new("mine").expect("a name") };
+    let made: ClusterImage = images::save(&lab.cluster, &vm, &ask).await.expect("an image");
+    assert_eq!((made.name.as_str(), lab.home.inside().synced), ("mine", 1));
+    let taken = images::save(&lab.cluster, &vm, &ask).await.expect_err("the name is taken");
+    assert_eq!(taken.kind, ProblemKind::Conflict);
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    let late = Snapshot { image: ImageName::new("late").expect("a name") };
+    let none = images::save(&lab.cluster, &vm, &late).await.expect_err("it has ended");
+    assert_eq!(none.kind, ProblemKind::NotFound);
+    let image = ImageName::new("mine").expect("a name");
+    let (_, vm) = running(&lab, JobSpec { image, ..spec(Access::Clone) }).await;
+    finish(&lab.home, &lab.home, &vm);
+}

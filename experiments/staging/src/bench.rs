@@ -1,0 +1,305 @@
+//! The jobs that are measured.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use perigee_http::Client;
+use perigee_lab::cluster::Cluster;
+use perigee_lab::measuring::load_1min;
+use perigee_lab::{Lab, Steps};
+use perigee_model::data::FileEntry;
+use perigee_model::job::{
+    ClusterImage, ClusterVolume, Job, JobSpec, JobState, MigrationState, MoveVm, NewVolume,
+};
+use perigee_model::volume::{Snapshot, VolumeSource};
+use perigee_model::volume_move::VolumesOnMove;
+use perigee_model::{HostId, ImageName, VolumeName, job_file};
+
+use crate::results::{Creation, Migrated, Probe, Run, Task};
+use crate::series::Sampler;
+
+/// The name of the image with ffmpeg.
+const IMAGE: &str = "video";
+const VOLUME_BYTES: u64 = 3 << 30;
+const MEMORY: &str = "256MiB";
+/// For requests that copy or sync.
+const SLOW: Duration = Duration::from_secs(600);
+/// How often a run is looked at that is to be migrated.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// The part of the work after which it is migrated; the paper has about a half.
+const MOVED_AT: f64 = 0.5;
+
+#[derive(Debug, Clone, Copy)]
+pub struct Size {
+    pub file_bytes: u64,
+    pub frames: u32,
+}
+
+pub struct Bench<'a> {
+    lab: &'a Lab,
+    cluster: Cluster,
+    client: Client,
+    steps: &'a Steps,
+    hosts: [HostId; 2],
+    size: Size,
+    pub video_bytes: u64,
+    number: u32,
+}
+
+impl<'a> Bench<'a> {
+    /// Makes a volume at each host, with the file and the video.
+    pub async fn prepare(lab: &'a Lab, image: &Path, size: Size, steps: &'a Steps) -> Result<Self> {
+        let mut bench = Self {
+            lab,
+            cluster: Cluster::new(lab)?,
+            client: lab.client(SLOW)?,
+            steps,
+            hosts: [HostId::new("home1")?, HostId::new("cloud1")?],
+            size,
+            video_bytes: 0,
+            number: 0,
+        };
+        let step = steps.begin("import the image with ffmpeg");
+        let disk = std::path::absolute(image.join("debian-pg.raw"))?;
+        bench.cluster.import_image(&ImageName::new(IMAGE)?, &disk).await?;
+        step.done("");
+        // The video is made by one job, and the others get it out of the repository.
+        let frames = size.frames;
+        let make = format!(
+            "ffmpeg -nostdin -v error -f lavfi -i testsrc2=size=640x360:rate=25 -frames:v {frames} -threads 1 \
+             -c:v mjpeg -q:v 4 -y /output/video.avi && {}",
+            probe("/output/video.avi")
+        );
+        let job = bench.job("make", &make, &bench.hosts[0].clone(), "", None).await?;
+        let made = bench.end(job, "make the video").await?;
+        let path = format!("/v1/data/~/jobs/{}/output/video.avi", made.id);
+        let video = bench.client.get_bytes(&path).await?;
+        bench.video_bytes = video.len() as u64;
+        let bundle = lab.dir().join("video.tar");
+        let mut tar = tar::Builder::new(std::fs::File::create(&bundle)?);
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bench.video_bytes);
+        header.set_mode(0o644);
+        tar.append_data(&mut header, "video.avi", &video[..])?;
+        tar.finish()?;
+        let inputs = bench.cluster.upload(&bundle).await?;
+        for host in bench.hosts.clone() {
+            let volume = data_at(&host)?;
+            bench.cluster.create_volume(&volume, &host, VOLUME_BYTES).await?;
+            let load = format!(
+                "set -e\nhead -c {} /dev/urandom > /data/file\ncp /job/inputs/video.avi /data/\nsync",
+                size.file_bytes
+            );
+            let volumes = format!("volumes:\n  - volume: {volume}\n");
+            let job = bench.job("load", &load, &host, &volumes, Some(inputs.clone())).await?;
+            bench.end(job, &format!("load the data at {host}")).await?;
+        }
+        Ok(bench)
+    }
+
+    /// Submits a job.
+    async fn job(
+        &mut self,
+        name: &str,
+        command: &str,
+        at: &HostId,
+        more: &str,
+        inputs: Option<String>,
+    ) -> Result<Job> {
+        self.number += 1;
+        let command = command.replace('\n', "\n  ");
+        let own = more.contains("image:");
+        let image = if own { String::new() } else { format!("image: {IMAGE}\n") };
+        let text = format!(
+            "name: {name}\n{image}memory: {MEMORY}\noutput: 2GiB\ntimeout: 1h\n\
+             placement: {{host: {at}, move: never}}\n{more}command: |\n  {command}\n"
+        );
+        let spec = job_file::parse(&text, "job.yaml")?.spec;
+        Ok(self.cluster.submit(&JobSpec { inputs, ..spec }).await?)
+    }
+
+    async fn end(&self, job: Job, what: &str) -> Result<Job> {
+        let mut step = self.steps.begin(what);
+        let job = self.cluster.wait(&job.id, JobState::Succeeded, &mut step).await?;
+        step.done(&format!("{:.1} s", job.measured_s.unwrap_or_default()));
+        Ok(job)
+    }
+
+    /// A VM from the request to its first command. The remote image is only at the other host when it begins.
+    pub async fn create(&mut self, round: u32, host: usize, is_local: bool) -> Result<Creation> {
+        let (at, other) = (self.hosts[host].clone(), self.hosts[1 - host].clone());
+        let image = match is_local {
+            true => ImageName::new(IMAGE)?,
+            false => self.image_at(&other).await?,
+        };
+        let load_1min = load_1min()?;
+        let more = format!("image: {image}\n");
+        let job = self.job("create", "true", &at, &more, None).await?;
+        let job = self.end(job, &format!("create a VM at {at}, {}", place(is_local))).await?;
+        if !is_local {
+            self.client.delete(&format!("/v1/images/{image}")).await?;
+        }
+        let running_ms = job.running_ms.context("a command that began")?;
+        let started_ms = job.started_ms.context("a VM that was started")?;
+        let seconds = |from: u64| (running_ms.saturating_sub(from)) as f64 / 1e3;
+        Ok(Creation {
+            round,
+            host,
+            is_local,
+            seconds: seconds(job.submitted_ms),
+            boot_s: seconds(started_ms),
+            load_1min,
+        })
+    }
+
+    /// An image that no other host has.
+    async fn image_at(&mut self, host: &HostId) -> Result<ImageName> {
+        self.number += 1;
+        let name = VolumeName::new(format!("fresh-{}", self.number))?;
+        let new = NewVolume {
+            name: name.clone(),
+            host: Some(host.clone()),
+            size_bytes: None,
+            source: VolumeSource::Image(ImageName::new(IMAGE)?),
+            leave_site: Default::default(),
+        };
+        self.client.post::<ClusterVolume>("/v1/volumes", &new).await?;
+        let image = ImageName::new(format!("image-{}", self.number))?;
+        let path = format!("/v1/volumes/{name}/snapshot");
+        let made: ClusterImage =
+            self.client.post(&path, &Snapshot { image: image.clone() }).await?;
+        ensure!(made.hosts == [host.clone()], "a snapshot is at its home only");
+        self.cluster.delete_volume(&name).await?;
+        Ok(image)
+    }
+
+    /// Submits a task on a clone of the data at one of the hosts.
+    async fn begin(&mut self, task: Task, at: usize, data_at_host: usize) -> Result<Job> {
+        let frames = self.size.frames;
+        let now = "cut -d' ' -f1 /proc/uptime";
+        let work = match task {
+            Task::Copy => "cp /data/file /data/copy\nsync".to_owned(),
+            Task::Encode => format!(
+                "ffmpeg -nostdin -v error -threads 1 -i /data/video.avi -c:v mpeg4 -q:v 5 -threads 1 -progress - -y \
+                 /data/encoded.avi |\n  while IFS== read -r key value; do\n    \
+                 [ \"$key\" != frame ] || echo \"$value/{frames} frames\" > \"$PERIGEE_PROGRESS\"\n  done\nsync"
+            ),
+        };
+        let check = match task {
+            Task::Copy => "cmp /data/file /data/copy".to_owned(),
+            Task::Encode => {
+                format!("cp /data/encoded.avi /output/\n{}", probe("/output/encoded.avi"))
+            }
+        };
+        let command = format!(
+            "set -e\nbegan=$({now})\n{work}\nended=$({now})\n{check}\necho \"$began $ended\" > /output/times"
+        );
+        let volume = data_at(&self.hosts[data_at_host])?;
+        let volumes = format!("volumes:\n  - {{volume: {volume}, access: clone}}\n");
+        let host = self.hosts[at].clone();
+        self.job(task.name(), &command, &host, &volumes, None).await
+    }
+
+    pub async fn run(
+        &mut self,
+        round: u32,
+        task: Task,
+        host: usize,
+        is_local: bool,
+    ) -> Result<Run> {
+        let load_1min = load_1min()?;
+        let job = self.begin(task, host, if is_local { host } else { 1 - host }).await?;
+        let what = format!("{} at {}, {}", task.name(), self.hosts[host], place(is_local));
+        let job = self.end(job, &what).await?;
+        let (seconds, probe) = self.outcome(&job, task).await?;
+        Ok(Run { round, task, host, is_local, seconds, probe, load_1min })
+    }
+
+    /// The encoder, migrated from a host where its data is to the other one.
+    pub async fn migrate(&mut self, round: u32, from: usize) -> Result<Migrated> {
+        let load_1min = load_1min()?;
+        let job = self.begin(Task::Encode, from, from).await?;
+        let to = self.hosts[1 - from].clone();
+        let mut step = self.steps.begin(format!("encode at {}, moved to {to}", self.hosts[from]));
+        let running = self.cluster.wait(&job.id, JobState::Running, &mut step).await?;
+        let vm = running.vm.context("a running job has a VM")?;
+        let sampler = Sampler::start(self.lab, &self.hosts, &vm)?;
+        let done_before = loop {
+            let now: Job = self.client.get(&format!("/v1/jobs/{}", job.id)).await?;
+            ensure!(!now.state.is_final(), "the encoder ended before it was moved: {}", now.reason);
+            let progress = now.progress.as_ref();
+            let done = progress.map_or(0.0, |p| p.done as f64 / p.total.max(1) as f64);
+            if done >= MOVED_AT {
+                break done;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        };
+        let moved_at_s = sampler.elapsed_s();
+        let wish = MoveVm { host: to, volumes: VolumesOnMove::Stay, confirmed: false };
+        let asked = self.cluster.ask_to_move(&vm, &wish).await?;
+        let moved = self.cluster.moved(&asked).await?;
+        ensure!(moved.state == MigrationState::Completed, "the migration: {}", moved.error);
+        let there_at_s = sampler.elapsed_s();
+        let job = self.cluster.wait(&job.id, JobState::Succeeded, &mut step).await?;
+        let series = sampler.stop().await?;
+        let (seconds, probe) = self.outcome(&job, Task::Encode).await?;
+        step.done(&format!("{seconds:.1} s, paused for {} ms", moved.downtime_ms));
+        Ok(Migrated {
+            round,
+            from,
+            seconds,
+            done_before,
+            moved_at_s,
+            there_at_s,
+            migration_ms: moved.total_ms,
+            downtime_ms: moved.downtime_ms,
+            memory_bytes: moved.bytes,
+            probe: probe.context("an encoder's result")?,
+            series,
+            load_1min,
+        })
+    }
+
+    /// The seconds of work, by the guest's clock, and what ffprobe says of the result in the repository.
+    async fn outcome(&self, job: &Job, task: Task) -> Result<(f64, Option<Probe>)> {
+        let read = async |name: &str| -> Result<String> {
+            let path = format!("/v1/data/~/jobs/{}/output/{name}", job.id);
+            Ok(String::from_utf8(self.client.get_bytes(&path).await?.to_vec())?)
+        };
+        let times = read("times").await?;
+        let mut times = times.split_whitespace().map(str::parse::<f64>);
+        let (Some(Ok(began)), Some(Ok(ended))) = (times.next(), times.next()) else {
+            anyhow::bail!("job {} has no times", job.id);
+        };
+        let probe = match task {
+            Task::Copy => None,
+            Task::Encode => {
+                let path = format!("/v1/data/~/jobs/{}/output/encoded.avi?stat", job.id);
+                let entry: FileEntry = self.client.get(&path).await?;
+                let said = read("probe").await?;
+                let probe = Probe::parse(&said, entry.size_bytes, entry.sha256.as_deref())?;
+                ensure!(probe.frames == self.size.frames, "the result has {} frames", probe.frames);
+                Some(probe)
+            }
+        };
+        Ok((ended - began, probe))
+    }
+}
+
+/// Writes what ffprobe says of a file, and its SHA-256, to the outputs.
+fn probe(file: &str) -> String {
+    format!(
+        "ffprobe -v error -count_frames -select_streams v:0 -show_entries \
+         stream=codec_name,width,height,nb_read_frames -of default=noprint_wrappers=1 {file} > /output/probe && \
+         sha256sum {file} | sed 's/ .*//; s/^/sha256=/' >> /output/probe"
+    )
+}
+
+fn data_at(host: &HostId) -> Result<VolumeName> {
+    Ok(VolumeName::new(format!("data-{host}"))?)
+}
+
+pub fn place(is_local: bool) -> &'static str {
+    if is_local { "local" } else { "remote" }
+}

@@ -1,0 +1,257 @@
+//! `report.html`: the paper's tables and its figure 4, theirs beside ours. A pure function of [`Results`].
+
+use std::fmt::Write;
+
+use perigee_lab::report::page::{self, figure, row};
+use perigee_lab::report::plots::{Trace, traces};
+
+use crate::results::{Migrated, Results, Task};
+
+const HOSTS: [&str; 2] = ["A", "B"];
+
+/// The paper's figures in seconds, with [local, remote] at each host.
+const CREATION: [[f64; 2]; 2] = [[6.4, 13.5], [2.8, 5.3]];
+const COPY: [[f64; 2]; 2] = [[4.1, 11.4], [11.3, 21.0]];
+const ENCODE: [[f64; 2]; 2] = [[583.0, 584.0], [640.0, 640.0]];
+/// [Run time, expected time] from A to B and from B to A.
+const MIGRATED: [[f64; 2]; 2] = [[611.0, 610.67], [613.0, 610.25]];
+
+// Writing to a String cannot fail, so the results of `write!` below are ignored.
+
+fn s(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"))
+}
+
+fn ratio(above: Option<f64>, below: Option<f64>) -> String {
+    match (above, below) {
+        (Some(above), Some(below)) if below > 0.0 => format!("{:.2}", above / below),
+        _ => "-".to_owned(),
+    }
+}
+
+pub fn html(results: &Results) -> String {
+    let mut page = page::start("Perigee: staging", "");
+    let _ = writeln!(
+        page,
+        "<h1>Local and remote disks, and a VM that is migrated</h1>\n<p class=\"lead\">The experiments of Goiri, Julià and \
+         Guitart (\"Efficient data management support for virtualized service providers\"), with Perigee. They had two \
+         machines, Xen, NFS and mencoder; here are two network namespaces of one machine with {} CPUs, QEMU without KVM, a link of \
+         1 Gbit/s, Perigee's own remote disks, and ffmpeg. Guests have one vCPU and 256 MiB. Medians where there are several rounds. Their \
+         hosts A and B differ, ours do not.</p>",
+        results.cpus
+    );
+    page::goals(&mut page, &results.goals);
+    creation(&mut page, results);
+    tasks(&mut page, results);
+    migrated(&mut page, results);
+    for one in &results.migrations {
+        if one.round == 1 {
+            plots(&mut page, one);
+        }
+    }
+    rows(&mut page, results);
+    page::end(&mut page, &results.versions);
+    page
+}
+
+fn head(page: &mut String, title: &str, text: &str, columns: &[&str]) {
+    let columns: String = columns.iter().map(|name| format!("<th>{name}</th>")).collect();
+    let _ = writeln!(page, "<h2>{title}</h2>\n<p>{text}</p>\n<table>\n<tr>{columns}</tr>");
+}
+
+fn cells(cells: &[&str]) -> Vec<String> {
+    cells.iter().map(|cell| (*cell).to_owned()).collect()
+}
+
+fn creation(page: &mut String, results: &Results) {
+    head(
+        page,
+        "Creation of a VM, s",
+        "Theirs: the disk image is made and a system installed in it. Ours: from the request to the first command of the job in the \
+         VM. Its root disk is a clone of an image; remote: the host has nothing of the image yet, and reads it from the other host \
+         while the VM boots.",
+        &[
+            "host",
+            "local",
+            "remote",
+            "remote / local",
+            "theirs, local",
+            "theirs, remote",
+            "remote / local",
+        ],
+    );
+    for (host, [local, remote]) in CREATION.into_iter().enumerate() {
+        let [ours, far] = [true, false].map(|is_local| results.creation_s(host, is_local));
+        let (local, remote) = (Some(local), Some(remote));
+        let texts = [
+            HOSTS[host].to_owned(),
+            s(ours),
+            s(far),
+            ratio(far, ours),
+            s(local),
+            s(remote),
+            ratio(remote, local),
+        ];
+        row(page, "", &texts);
+    }
+    page.push_str("</table>\n");
+}
+
+fn tasks(page: &mut String, results: &Results) {
+    let text = format!(
+        "Their table 2. The copy is of a file of {} MB, and ends when it is on the disk. The encoder makes MPEG-4 of {} frames ({} MiB of \
+         Motion JPEG) that came out of the repository. Its result goes into the repository, and ffprobe counts its frames.",
+        results.file_bytes / 1_000_000,
+        results.frames,
+        results.video_bytes >> 20
+    );
+    head(
+        page,
+        "A file copy and an encoder, s",
+        &text,
+        &[
+            "task",
+            "host",
+            "local",
+            "remote",
+            "remote / local",
+            "theirs, local",
+            "theirs, remote",
+            "remote / local",
+        ],
+    );
+    for (task, theirs) in [(Task::Copy, COPY), (Task::Encode, ENCODE)] {
+        for (host, [local, remote]) in theirs.into_iter().enumerate() {
+            let [ours, far] = [true, false].map(|is_local| results.run_s(task, host, is_local));
+            let (local, remote) = (Some(local), Some(remote));
+            let mut texts = cells(&[task.name(), HOSTS[host]]);
+            texts.extend([
+                s(ours),
+                s(far),
+                ratio(far, ours),
+                s(local),
+                s(remote),
+                ratio(remote, local),
+            ]);
+            row(page, "", &texts);
+        }
+    }
+    page.push_str("</table>\n");
+}
+
+fn migrated(page: &mut String, results: &Results) {
+    head(
+        page,
+        "The encoder, migrated in the middle of its run, s",
+        "Their table 3. Expected: the part that was done before the migration at the speed of the local disk, and the rest at the speed of \
+         a remote disk at the other host.",
+        &[
+            "from",
+            "run time",
+            "expected",
+            "run time / expected",
+            "theirs",
+            "theirs, expected",
+            "run time / expected",
+        ],
+    );
+    for (from, [theirs, expected]) in MIGRATED.into_iter().enumerate() {
+        let (ours, own) = (results.migrated_s(from), results.expected_s(from));
+        let (theirs, expected) = (Some(theirs), Some(expected));
+        let texts = [
+            format!("{} to {}", HOSTS[from], HOSTS[1 - from]),
+            s(ours),
+            s(own),
+            format!("{:.3}", ours.zip(own).map_or(f64::NAN, |(run, expected)| run / expected)),
+            s(theirs),
+            s(expected),
+            format!(
+                "{:.3}",
+                theirs.zip(expected).map_or(f64::NAN, |(run, expected)| run / expected)
+            ),
+        ];
+        row(page, "", &texts);
+    }
+    page.push_str("</table>\n");
+}
+
+/// Their figure 4.
+fn plots(page: &mut String, one: &Migrated) {
+    let (from, to) = (HOSTS[one.from], HOSTS[1 - one.from]);
+    let line = |name: String, value: &dyn Fn(&crate::series::Point) -> f64| Trace {
+        name,
+        points: one.series.iter().map(|point| (point.at_s, value(point))).collect(),
+    };
+    let mut cpus = Vec::new();
+    for host in [one.from, 1 - one.from] {
+        cpus.push(line(format!("VM at {}", HOSTS[host]), &|point| point.vm_cpus[host]));
+        cpus.push(line(format!("server at {}", HOSTS[host]), &|point| point.server_cpus[host]));
+    }
+    let caption = format!(
+        "Asked for after {:.0} s, at the other host after {:.0} s; {} MiB of memory, and a pause of {} ms. Their figure 4 shows the same: the \
+         task's CPU time changes its host, what serves the disks is busy only during the migration, and afterwards the disk is read over the network.",
+        one.moved_at_s,
+        one.there_at_s,
+        one.memory_bytes >> 20,
+        one.downtime_ms
+    );
+    let title = format!("The encoder migrated from {from} to {to}: CPU");
+    figure(page, &title, &caption, &traces(&cpus, ("s", "CPUs"), &title));
+    let title = format!("The encoder migrated from {from} to {to}: network");
+    let bytes =
+        [line("both directions".to_owned(), &|point| point.bytes_per_s / f64::from(1 << 20))];
+    figure(
+        page,
+        &title,
+        "All that the hosts send to each other.",
+        &traces(&bytes, ("s", "MiB/s"), &title),
+    );
+}
+
+fn rows(page: &mut String, results: &Results) {
+    let columns = ["what", "round", "host", "disk", "s", "load"];
+    head(
+        page,
+        "All runs",
+        "Load: threads that ran or waited for a CPU in the minute before.",
+        &columns,
+    );
+    let disk = |is_local| if is_local { "local" } else { "remote" };
+    for c in &results.creations {
+        let mut texts = cells(&["create", &c.round.to_string(), HOSTS[c.host], disk(c.is_local)]);
+        texts.extend([format!("{:.1}", c.seconds), format!("{:.1}", c.load_1min)]);
+        row(page, "", &texts);
+    }
+    for run in &results.runs {
+        let round = run.round.to_string();
+        let mut texts = cells(&[run.task.name(), &round, HOSTS[run.host], disk(run.is_local)]);
+        texts.extend([format!("{:.1}", run.seconds), format!("{:.1}", run.load_1min)]);
+        row(page, "", &texts);
+    }
+    for one in &results.migrations {
+        let round = one.round.to_string();
+        let mut texts = cells(&["encode, migrated", &round, HOSTS[one.from], "local, then remote"]);
+        texts.extend([format!("{:.1}", one.seconds), format!("{:.1}", one.load_1min)]);
+        row(page, "", &texts);
+    }
+    page.push_str("</table>\n");
+}
+
+#[expect(clippy::print_stdout, reason = "the figures are what it is for")]
+pub fn print(results: &Results) {
+    println!("{:<18} {:>4} {:>8} {:>8}", "s", "host", "local", "remote");
+    for (host, name) in HOSTS.into_iter().enumerate() {
+        let [local, remote] = [true, false].map(|is_local| s(results.creation_s(host, is_local)));
+        println!("{:<18} {name:>4} {local:>8} {remote:>8}", "create a VM");
+        for task in [Task::Copy, Task::Encode] {
+            let [local, remote] =
+                [true, false].map(|is_local| s(results.run_s(task, host, is_local)));
+            println!("{:<18} {name:>4} {local:>8} {remote:>8}", task.name());
+        }
+        let (run, expected) = (s(results.migrated_s(host)), s(results.expected_s(host)));
+        println!("{:<18} {name:>4} {run:>8} (expected {expected})", "encode, migrated");
+    }
+    for goal in &results.goals {
+        println!("{:?}: {}: {}", goal.met, goal.goal, goal.measured);
+    }
+}

@@ -1,0 +1,193 @@
+//! What was measured, and what is computed of it.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use perigee_lab::measuring::{Goal, median};
+use serde::{Deserialize, Serialize};
+
+use crate::series::Point;
+
+/// The migrated encoder may take this much longer than expected. Theirs took 0.1 to 0.5 % longer.
+const OVERHEAD_MAX: f64 = 0.05;
+
+/// How much a remote disk may cost the encoder. Theirs cost it at most 0.2 %.
+const REMOTE_MAX: f64 = 0.05;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Task {
+    Copy,
+    Encode,
+}
+
+impl Task {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Copy => "copy",
+            Self::Encode => "encode",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Creation {
+    pub round: u32,
+    /// 0: host A, 1: host B.
+    pub host: usize,
+    pub is_local: bool,
+    /// From the request to the first command.
+    pub seconds: f64,
+    /// The part from QEMU's start on.
+    pub boot_s: f64,
+    pub load_1min: f64,
+}
+
+/// A task on a local or a remote disk.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Run {
+    pub round: u32,
+    pub task: Task,
+    pub host: usize,
+    pub is_local: bool,
+    /// Of work, by the guest's clock.
+    pub seconds: f64,
+    pub probe: Option<Probe>,
+    pub load_1min: f64,
+}
+
+/// What ffprobe says of an encoder's result.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Probe {
+    pub codec: String,
+    pub width: u32,
+    pub height: u32,
+    pub frames: u32,
+    pub bytes: u64,
+    pub sha256: String,
+}
+
+impl Probe {
+    /// `stored_sha256` is that of the file in the repository, and must be that of the guest's file.
+    pub fn parse(said: &str, bytes: u64, stored_sha256: Option<&str>) -> Result<Self> {
+        let fields: BTreeMap<&str, &str> =
+            said.lines().filter_map(|line| line.split_once('=')).collect();
+        let field = |name: &str| {
+            fields.get(name).copied().with_context(|| format!("ffprobe says no {name}: {said}"))
+        };
+        let sha256 = field("sha256")?.to_owned();
+        ensure!(stored_sha256 == Some(sha256.as_str()), "the repository has another result");
+        Ok(Self {
+            codec: field("codec_name")?.to_owned(),
+            width: field("width")?.parse()?,
+            height: field("height")?.parse()?,
+            frames: field("nb_read_frames")?.parse()?,
+            bytes,
+            sha256,
+        })
+    }
+}
+
+/// An encoder whose VM was migrated.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Migrated {
+    pub round: u32,
+    /// The host where it began, and where its data stays.
+    pub from: usize,
+    pub seconds: f64,
+    /// The part of the work that was done when the migration was asked for.
+    pub done_before: f64,
+    pub moved_at_s: f64,
+    pub there_at_s: f64,
+    pub migration_ms: u64,
+    pub downtime_ms: u64,
+    pub memory_bytes: u64,
+    pub probe: Probe,
+    pub series: Vec<Point>,
+    pub load_1min: f64,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Results {
+    pub versions: BTreeMap<String, String>,
+    pub cpus: usize,
+    pub file_bytes: u64,
+    pub frames: u32,
+    pub video_bytes: u64,
+    pub goals: Vec<Goal>,
+    pub creations: Vec<Creation>,
+    pub runs: Vec<Run>,
+    pub migrations: Vec<Migrated>,
+}
+
+impl Results {
+    pub fn creation_s(&self, host: usize, is_local: bool) -> Option<f64> {
+        let all = self.creations.iter().filter(|c| (c.host, c.is_local) == (host, is_local));
+        median(all.map(|creation| creation.seconds))
+    }
+
+    pub fn run_s(&self, task: Task, host: usize, is_local: bool) -> Option<f64> {
+        let is_it = |run: &&Run| (run.task, run.host, run.is_local) == (task, host, is_local);
+        median(self.runs.iter().filter(is_it).map(|run| run.seconds))
+    }
+
+    pub fn migrated_s(&self, from: usize) -> Option<f64> {
+        let all = self.migrations.iter().filter(|migrated| migrated.from == from);
+        median(all.map(|migrated| migrated.seconds))
+    }
+
+    /// As the paper computes it: the part that was done before at the speed of the local disk, and the rest at that of a
+    /// remote disk at the other host.
+    pub fn expected_s(&self, from: usize) -> Option<f64> {
+        let (before, after) =
+            (self.run_s(Task::Encode, from, true)?, self.run_s(Task::Encode, 1 - from, false)?);
+        let all = self.migrations.iter().filter(|migrated| migrated.from == from);
+        median(all.map(|m| m.done_before * before + (1.0 - m.done_before) * after))
+    }
+
+    /// Compares with the goals.
+    pub fn judge(&mut self) {
+        let over = |measured: Option<f64>, base: Option<f64>| Some(measured? / base? - 1.0);
+        let mut goals = Vec::new();
+        for (host, name) in ["A", "B"].into_iter().enumerate() {
+            let cost =
+                over(self.run_s(Task::Encode, host, false), self.run_s(Task::Encode, host, true));
+            goals.push(goal(
+                format!("a remote disk costs the encoder at host {name} at most 5 %"),
+                cost,
+                REMOTE_MAX,
+            ));
+        }
+        for (from, words) in ["A to B", "B to A"].into_iter().enumerate() {
+            let cost = over(self.migrated_s(from), self.expected_s(from));
+            goals.push(goal(
+                format!("the encoder that is migrated from {words} takes at most 5 % longer than expected"),
+                cost,
+                OVERHEAD_MAX,
+            ));
+        }
+        let probes = self.runs.iter().filter_map(|run| run.probe.as_ref());
+        let mut results: Vec<&Probe> =
+            probes.chain(self.migrations.iter().map(|migrated| &migrated.probe)).collect();
+        let count = results.len();
+        results.dedup();
+        goals.push(Goal {
+            goal: "every encoder's result in the repository is the same, whole video".to_owned(),
+            met: (count > 0).then_some(results.len() == 1),
+            measured: match results[..] {
+                [probe] => format!(
+                    "{count} times {} of {}x{} with {} frames, {} bytes",
+                    probe.codec, probe.width, probe.height, probe.frames, probe.bytes
+                ),
+                _ => format!("{} different ones of {count}", results.len()),
+            },
+        });
+        self.goals = goals;
+    }
+}
+
+fn goal(goal: String, cost: Option<f64>, max: f64) -> Goal {
+    let measured =
+        cost.map_or_else(|| "no runs".to_owned(), |cost| format!("{:+.1} %", cost * 100.0));
+    Goal { goal, met: cost.map(|cost| cost <= max), measured }
+}
