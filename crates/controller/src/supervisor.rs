@@ -22,8 +22,8 @@ use tokio::task::JoinSet;
 use crate::cluster::{Cluster, Timing, Traffic, Wanted};
 use crate::records::job_intent_key;
 use crate::{
-    cleaner, enrol, hosts, images, inputs, jobs, links, migration, outputs, replicas, scheduler, shadows,
-    volume_moves, watching,
+    cleaner, enrol, hosts, images, inputs, jobs, links, migration, outputs, replicas, scheduler,
+    shadows, volume_moves, watching,
 };
 
 /// The pause before a driver that failed is started again. It doubles with each failure, up to the maximum.

@@ -304,6 +304,9 @@ pub async fn delete(
     if crate::cleaner::is_left(cluster, id).await? {
         return refuse("parts of it stand on a host that does not answer");
     }
+    if !keeps_outputs {
+        outputs::remove(cluster, &record.job).await?;
+    }
     erase(cluster, &record).await
 }
 
@@ -330,9 +333,6 @@ pub async fn erase(cluster: &Cluster, record: &JobRecord) -> Result<(), Problem>
     cluster.records.remove_all(&format!("intents/migrations/{id}/")).await?;
     cluster.records.remove(&samples::key(id)).await?;
     cluster.records.remove(&job_intent_key(id)).await?;
-    if !keeps_outputs {
-        outputs::remove(cluster, &record.job).await?;
-    }
     cluster.records.remove(&job_key(id)).await?;
     Ok(())
 }
