@@ -84,6 +84,10 @@ impl Place {
             return Err(refused(why));
         }
         let path = DataPath::parse(&address.path)?;
+        if path.names().first().is_some_and(|top| top == "jobs") {
+            let why = "outputs-to: what is below jobs/ belongs to the jobs themselves".to_owned();
+            return Err(refused(why).next("choose another directory"));
+        }
         Ok(Some(Self { tenant, path, is_own: false }))
     }
 

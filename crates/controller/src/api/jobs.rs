@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::caller::{Caller, Full};
 use super::{Shared, json};
 use crate::records::JobIntent;
-use crate::{files, jobs, outputs, planning};
+use crate::{jobs, outputs, planning};
 
 /// Predicts the ways to run a job without running it. Links that the plan needs are measured first.
 #[utoipa::path(post, path = "/jobs/plan", tag = "jobs", request_body = JobSpec,

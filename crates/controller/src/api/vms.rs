@@ -11,7 +11,7 @@ use perigee_model::{Problem, VmId};
 
 use super::caller::{Caller, Full};
 use super::{Shared, json};
-use crate::{images, jobs, migration, vms};
+use crate::{jobs, migration, vms};
 
 /// All VMs. A VM whose host does not answer is shown as it was last seen, with the reason.
 #[utoipa::path(get, path = "/vms", tag = "vms", responses((status = 200, body = Vec<Vm>)))]

@@ -15,6 +15,7 @@ use perigee_model::states::JobEvent;
 use perigee_model::vm::HostReport;
 use perigee_model::{HostId, Problem, ProblemKind};
 
+use super::cancel::CANCELLED;
 use super::driver::{Run, Step};
 use super::homes::incomplete;
 use super::lasting::{self, of_one_run};
@@ -93,6 +94,11 @@ impl Run {
     /// `Some` if the job's host is gone and the job does not wait for it.
     pub(super) async fn leave_gone_host(&mut self) -> Result<Option<Step>, Problem> {
         if let Some(host) = self.record.value.leaving.clone() {
+            if self.record.value.cancelled_ms.is_some() {
+                let why = format!("{CANCELLED}; its outputs are lost with host {host}");
+                self.end(Ending::Cancelled, why).await?;
+                return Ok(Some(Step::Again));
+            }
             self.begin_anew(&host).await?;
             return Ok(Some(Step::Again));
         }

@@ -32,6 +32,10 @@ impl Run {
     /// Ends a cancelled job whose outputs did not come in time, or whose host was removed.
     pub(super) async fn end_late_cancel(&mut self) -> Result<Option<Step>, Problem> {
         let Some(since_ms) = self.record.value.cancelled_ms else { return Ok(None) };
+        if self.record.value.finished.is_some() {
+            // The guest has done its part.
+            return Ok(None);
+        }
         let limit = self.cluster.timing.cancel_deadline;
         let is_gone = self.host().is_err();
         if !is_gone && u128::from(now_ms().saturating_sub(since_ms)) <= limit.as_millis() {

@@ -148,7 +148,9 @@ impl Run {
             self.record.save().await?;
         }
         let (ending, reason) = match intent {
-            Some(JobIntent { cancel: true, now: false, .. }) if self.may_have_outputs() => {
+            Some(JobIntent { cancel: true, now: false, stop_vm: false, .. })
+                if self.may_have_outputs() =>
+            {
                 return self.begin_cancel().await;
             }
             Some(JobIntent { cancel: true, .. }) => (Ending::Cancelled, CANCELLED),

@@ -16,7 +16,7 @@ use crate::records::{
     Ending, JobRecord, MigrationIntent, MigrationRecord, PlacedDisk, migration_intent_key,
     migration_prefix, owner_of, start_of, vm_of,
 };
-use crate::{catalog, files, leave_site, planning};
+use crate::{catalog, leave_site, planning};
 
 /// The name of the cleanup at a job's end.
 const END: &str = "end";

@@ -40,7 +40,7 @@ use crate::records::{
     JobInputs, JobIntent, JobRecord, LogKept, MigrationRecord, Traced, job_intent_key, job_key,
     migration_prefix, vm_of,
 };
-use crate::{catalog, files, images, inputs, migration, outputs};
+use crate::{catalog, images, inputs, migration, outputs};
 
 pub use again::{Fate, Loss, fate};
 pub use driver::drive;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
+use perigee_model::data::FileKind;
 use perigee_model::units::format_bytes;
 use perigee_model::{Problem, ProblemKind};
 use perigee_repository::{Begin, DataPath, Location, View, Writing};
@@ -75,7 +76,10 @@ where
         arrived.end(|| parts.is_closed())
     });
     while let Some(part) = arriving.recv().await {
-        intake.part(part).await.map_err(to_wait_for)?;
+        if let Err(problem) = intake.part(part).await {
+            intake.give_up().await;
+            return Err(to_wait_for(problem));
+        }
     }
     let (bytes, sha256) =
         reader.await.map_err(|e| Problem::internal("can't read a job's outputs", e))??;
@@ -278,7 +282,7 @@ impl<'a> Intake<'a> {
                     }
                     Err(problem) => Err(problem),
                 };
-                self.unless_refused(&path.to_string(), made)?;
+                self.unless_refused(&path.to_string(), FileKind::Directory, made).await?;
             }
             Part::Link { path, to } => {
                 let name = path.to_string();
@@ -291,7 +295,8 @@ impl<'a> Intake<'a> {
                 self.begun = Some(match begun {
                     Ok(begun) => begun,
                     refused => {
-                        self.unless_refused(&path.to_string(), refused.map(drop))?;
+                        let name = path.to_string();
+                        self.unless_refused(&name, FileKind::File, refused.map(drop)).await?;
                         Begun::Refused
                     }
                 });
@@ -332,7 +337,7 @@ impl<'a> Intake<'a> {
         match self.begun.take() {
             Some(Begun::Large { path, size_bytes, writing }) => {
                 let committed = writing.commit(None).await.map(drop);
-                self.count((self.name(&path), size_bytes, committed))
+                self.count((self.name(&path), size_bytes, committed)).await
             }
             Some(Begun::Small { path, size_bytes, content }) => {
                 while self.small.len() >= SMALL_AT_ONCE {
@@ -355,33 +360,64 @@ impl<'a> Intake<'a> {
 
     async fn settle_small(&mut self) -> Result<(), Problem> {
         match self.small.join_next().await {
-            Some(Ok(written)) => self.count(written),
+            Some(Ok(written)) => self.count(written).await,
             Some(Err(error)) => Err(Problem::internal("can't write a job's outputs", error)),
             None => Ok(()),
         }
     }
 
-    fn count(&mut self, (name, bytes, written): Written) -> Result<(), Problem> {
+    async fn count(&mut self, (name, bytes, written): Written) -> Result<(), Problem> {
         if written.is_ok() {
             self.taken.files += 1;
             self.taken.bytes += bytes;
         }
-        self.unless_refused(&name, written)
+        self.unless_refused(&name, FileKind::File, written).await
     }
 
-    /// A name that the repository does not take is left out. Any other problem ends this try.
-    fn unless_refused(&mut self, name: &str, done: Result<(), Problem>) -> Result<(), Problem> {
+    /// A name that the repository does not take, or that another entry has, is left out. Any other problem ends this try:
+    /// it may be over at the next one.
+    async fn unless_refused(
+        &mut self,
+        name: &str,
+        wanted: FileKind,
+        done: Result<(), Problem>,
+    ) -> Result<(), Problem> {
         match done {
             Err(problem)
-                if matches!(
-                    problem.kind,
-                    ProblemKind::Conflict | ProblemKind::Invalid | ProblemKind::NotFound
-                ) =>
+                if problem.kind == ProblemKind::Invalid
+                    || (problem.kind == ProblemKind::Conflict
+                        && self.is_taken(name, wanted).await) =>
             {
                 self.taken.left_out.add(name, &problem.why);
                 Ok(())
             }
             done => done,
+        }
+    }
+
+    /// Whether something of another kind has the name, or a file has that of a directory above it.
+    async fn is_taken(&self, name: &str, wanted: FileKind) -> bool {
+        let Ok(path) = self.below(name) else { return true };
+        let mut wanted = wanted;
+        let mut next = Some(path);
+        while let Some(path) = next.filter(|path| *path != self.place.path) {
+            match self.view.entry(self.at(&path)).await {
+                Ok(entry) if entry.kind != wanted => return true,
+                _ => {}
+            }
+            wanted = FileKind::Directory;
+            next = path.split().map(|(above, _)| above);
+        }
+        false
+    }
+
+    /// What is there of the outputs takes no room from others while the job waits.
+    async fn give_up(mut self) {
+        self.small.shutdown().await;
+        if self.place.is_own
+            && let Err(problem) = remove_tree(self.view, &self.place.tenant, &self.place.path).await
+        {
+            tracing::warn!("a part of a job's outputs stays: {problem}");
         }
     }
 
@@ -435,7 +471,7 @@ impl<'a> Intake<'a> {
             Ok(()) => self.view.copy(self.at(&from), self.at(&path)).await,
             refused => refused,
         };
-        self.count((name.to_owned(), entry.size_bytes, copied))
+        self.count((name.to_owned(), entry.size_bytes, copied)).await
     }
 }
 
