@@ -8,7 +8,7 @@ use perigee_model::{ImageName, ProblemKind};
 
 use super::{Lab, answers, data_volume, finish, spec, vm_of, wait_for};
 use crate::jobs::traces::tests::serial_reads;
-use crate::{catalog, files, hosts, jobs, planning, vms};
+use crate::{catalog, hosts, jobs, planning, vms};
 
 #[tokio::test]
 async fn a_job_goes_through_all_its_states_and_leaves_nothing() {

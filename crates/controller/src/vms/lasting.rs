@@ -99,6 +99,8 @@ fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<JobSpec, Prob
         output_bytes: 0,
         volumes,
         outputs: Vec::new(),
+        outputs_to: None,
+        keep_outputs_s: None,
         start: new.start.clone(),
         may_migrate: false,
         writes: LeaveSite::Never,
