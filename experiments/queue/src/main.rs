@@ -45,6 +45,7 @@ async fn main() -> Result<()> {
         let listen = address.parse().map_err(anyhow::Error::msg)?;
         let config = perigee_controller::Config {
             keep_outputs_s: None,
+            data: None,
             state,
             listen: vec![listen],
             site: None,
