@@ -50,7 +50,6 @@ async fn main() -> Result<()> {
             listen: vec![listen],
             site: None,
             insecure: true,
-            data: None,
             doors: perigee_controller::Doors::default(),
         };
         return Ok(perigee_controller::run(config).await?);
