@@ -186,7 +186,12 @@ pub async fn remove(cluster: &Arc<Cluster>, job: &Job) -> Result<(), Problem> {
         return Ok(());
     }
     let view = view(cluster, &job.id, &place.tenant);
-    remove_tree(&view, &place.tenant, &place.path).await
+    remove_tree(&view, &place.tenant, &place.path).await?;
+    // With the last outputs goes the directory of all outputs. It stays if others are there.
+    if let Some((above, _)) = place.path.split() {
+        drop(view.remove_directory(Location::In(place.tenant, above)).await);
+    }
+    Ok(())
 }
 
 /// Deletes a directory with all that is in it. If there is none, that is well.

@@ -14,9 +14,9 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use perigee_model::Problem;
 use perigee_model::data::FileEntry;
 use perigee_model::limits::OBJECT_BYTES;
+use perigee_model::{Problem, ProblemKind};
 use rustix::fs::{
     AtFlags, FallocateFlags, Mode, OFlags, XattrFlags, fallocate, fremovexattr, fsetxattr, fsync,
     openat, unlinkat,
@@ -348,10 +348,14 @@ impl Upload {
                     upload.copy_from(reader, size_bytes)?;
                     Ok(upload)
                 }
-                Err(_) => match space.unfinished_bytes(path) {
-                    Some(at) if at > 0 => Self::continued(space, path, at),
-                    _ => Self::empty(space, path),
-                },
+                Err(problem) if problem.kind == ProblemKind::NotFound => {
+                    match space.unfinished_bytes(path) {
+                        Some(at) if at > 0 => Self::continued(space, path, at),
+                        _ => Self::empty(space, path),
+                    }
+                }
+                // A file that can't be read now is not replaced by an empty one.
+                Err(problem) => Err(problem),
             },
         }
     }

@@ -44,7 +44,7 @@ pub struct PoolConfig {
 }
 
 /// How long whoever copies a layer waits for its checksums. The last layer of a move is small.
-const CHECKSUMS_WAIT: Duration = Duration::from_secs(5);
+const CHECKSUMS_WAIT: Duration = Duration::from_secs(3);
 const CHECKSUMS_AGAIN: Duration = Duration::from_millis(50);
 
 /// The open volumes and layers.

@@ -177,6 +177,8 @@ impl Run {
         record.settled = record.settled.max(last.unwrap_or_default());
         record.restarts += 1;
         record.forget_run();
+        // What a host refused at this start it may do at the next one.
+        record.refused_by.clear();
         record.job.state = record.job.state.next(JobEvent::TakenDown)?;
         record.job.reason = record.lasting.as_mut().map(Lasting::is_down).unwrap_or_default();
         self.seen_running = false;

@@ -31,7 +31,7 @@ pub async fn create(
     let what = || format!("can't make VM {name}");
     let invalid = |why: String| Problem::invalid(what(), why);
     if looks_like_a_job(name.as_str()) {
-        let why = format!("{name} ends as the id of a job does, with a dash and a number");
+        let why = format!("{name} could be the id of a job, or of one of its runs");
         return Err(invalid(why).next("choose another name"));
     }
     check_job_name(name.as_str()).map_err(|why| invalid(why.to_string()))?;
@@ -113,10 +113,13 @@ fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<JobSpec, Prob
     })
 }
 
-/// The ids of jobs end with a number of four digits or more.
+/// The ids of jobs end with a number of four digits or more, and the volumes of their later runs have `-r1` and so on in
+/// their names. `deleted` is where the cleaner keeps volumes.
 fn looks_like_a_job(name: &str) -> bool {
     let end = name.rsplit_once('-').map_or("", |(_, end)| end);
-    end.len() >= 4 && end.bytes().all(|byte| byte.is_ascii_digit())
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_run = end.strip_prefix('r').is_some_and(is_number);
+    is_run || (end.len() >= 4 && is_number(end)) || name == "deleted"
 }
 
 fn id_of(vm: &VmId) -> Result<JobId, Problem> {
@@ -196,10 +199,11 @@ mod tests {
 
     #[test]
     fn a_name_that_a_job_may_get_is_no_vms() {
-        for name in ["hello-0001", "a-12345", "x-y-0000"] {
+        for name in ["hello-0001", "a-12345", "x-y-0000", "db-r1", "db-r12", "deleted"] {
             assert!(looks_like_a_job(name), "{name}");
         }
-        for name in ["web", "web-1", "web-001", "debian-12", "0001", "a-000x"] {
+        for name in ["web", "web-1", "web-001", "debian-12", "0001", "a-000x", "a-r", "a-rx1", "r1"]
+        {
             assert!(!looks_like_a_job(name), "{name}");
         }
     }
