@@ -85,6 +85,10 @@ impl Archive {
             // A socket is of no use without the process that listened.
             return Ok(());
         }
+        if !kind.is_file() && !kind.is_dir() && !kind.is_symlink() {
+            self.leave_out(path, &"it is a device or a pipe");
+            return Ok(());
+        }
         let name = path.strip_prefix("/").unwrap_or(path);
         if !name.as_os_str().is_empty() {
             let before = self.tar.get_mut().mark();
