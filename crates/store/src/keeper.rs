@@ -108,12 +108,32 @@ struct Turn<'a> {
 
 impl<'a> Turn<'a> {
     fn take(taken: &'a Mutex<HashSet<LayerId>>, layer: LayerId) -> Option<Self> {
-        lock(taken).insert(layer).then_some(Self { taken, layer })
+        // A turn exists only once it is taken: its end takes the lock, and removes the layer.
+        let is_taken = lock(taken).insert(layer);
+        is_taken.then(|| Self { taken, layer })
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         lock(self.taken).remove(&self.layer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The refused turn was made and dropped while the lock was held. So its thread waited for itself for ever, and after it
+    /// everybody who asked for checksums.
+    #[test]
+    fn a_layer_whose_turn_is_taken_is_refused_until_the_turn_ends() {
+        let taken = Mutex::new(HashSet::new());
+        let layer = LayerId(uuid::Uuid::new_v4());
+        let turn = Turn::take(&taken, layer).expect("it is free");
+        assert!(Turn::take(&taken, layer).is_none());
+        assert!(Turn::take(&taken, layer).is_none(), "a refusal does not end the turn");
+        drop(turn);
+        assert!(Turn::take(&taken, layer).is_some());
     }
 }

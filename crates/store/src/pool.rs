@@ -43,7 +43,8 @@ pub struct PoolConfig {
     pub connect: Connector,
 }
 
-/// How long whoever copies a layer waits for its checksums. The last layer of a move is small.
+/// How long whoever copies a layer waits for its checksums: less than the 5 s after which NBD's client gives up, so that it hears
+/// why. The last layer of a move is small.
 const CHECKSUMS_WAIT: Duration = Duration::from_secs(3);
 const CHECKSUMS_AGAIN: Duration = Duration::from_millis(50);
 

@@ -17,7 +17,7 @@ use perigee_model::{Epoch, ImageName, Problem, ProblemKind};
 use crate::kills::{Pauses, Running, has, reconnecting};
 use crate::server::{MIB, Server, assert_io, run, sample, until};
 
-const DEADLINE: Duration = Duration::from_secs(300);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 fn addresses(server: &Server) -> ServerAddresses {
     let control_url = format!("http://{}", server.control_addr);
