@@ -114,6 +114,10 @@ impl<'a> Plain<'a> {
         let line = machine.line_for(&dir, |disk, node| {
             Ok(match disk {
                 "root" | "seed" | "output" => disks.node(disk, node),
+                // A bare VM's inputs are on its seed disk.
+                "inputs" => json!({
+                    "driver": "null-co", "node-name": disk, "size": 1 << 20, "read-only": true,
+                }),
                 _ => data.clone(),
             })
         })?;
