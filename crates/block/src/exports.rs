@@ -20,6 +20,9 @@ pub const INCARNATION_PREFIX: &str = "incarnation:";
 /// The suffix that turns the name of a sealed layer's export into that of its checksums. A client that may
 /// see the layer may also see the checksums.
 pub const CHECKSUMS_SUFFIX: &str = "@sums";
+/// The suffix that turns the name of a sealed layer's export into that of the checksums of all that the layer shows. They
+/// are computed when they are asked for.
+pub const SHOWN_CHECKSUMS_SUFFIX: &str = "@shown@sums";
 /// The suffix that turns the name of a sealed layer's export into that of what the layer itself has, without the
 /// layers below it.
 pub const OWN_SUFFIX: &str = "@own";

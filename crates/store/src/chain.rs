@@ -140,6 +140,11 @@ impl Sealed {
         self.links.iter().map(|link| &link.layer)
     }
 
+    /// The layers that have all their blocks here.
+    pub(super) fn complete_layers(&self) -> impl Iterator<Item = &Arc<Layer>> {
+        self.links.iter().filter(|link| link.copy.is_none()).map(|link| &link.layer)
+    }
+
     /// The export below this layer, if it is the lowest one.
     pub(super) fn export_of(&self, layer: LayerId) -> Option<Arc<RemoteParent>> {
         let lowest = self.links.last().is_some_and(|link| link.layer.id == layer);

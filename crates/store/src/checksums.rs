@@ -14,7 +14,8 @@
 //! become data blocks. So it also finds damage of the map that the map itself can't tell from a torn
 //! write.
 //!
-//! Another host that copies the layer also fetches this file, and compares its copy with it.
+//! Another host that copies the layer also fetches this file, and compares its copy with it. If it copies all that the layer
+//! shows and the layer stands on others, it gets checksums of that ([`super::shown`]).
 //!
 //! **Limits.** The checksums are computed from the files after sealing. Earlier damage is not found.
 
@@ -36,10 +37,10 @@ use super::map::{self, Magic, PAGE_BYTES};
 use super::work::Work;
 
 const CHUNK_BLOCKS: u64 = 16;
-const CHUNK_BYTES: u64 = CHUNK_BLOCKS * BLOCK_BYTES;
-const PAGE_BYTES_U32: u32 = 4096;
+pub(super) const CHUNK_BYTES: u64 = CHUNK_BLOCKS * BLOCK_BYTES;
+pub(super) const PAGE_BYTES_U32: u32 = 4096;
 const PAGE_HEADER_BYTES: usize = 8;
-const PAGE_CHECKSUMS: usize = (PAGE_BYTES - PAGE_HEADER_BYTES) / 4;
+pub(super) const PAGE_CHECKSUMS: usize = (PAGE_BYTES - PAGE_HEADER_BYTES) / 4;
 const PAGE_BLOCKS: u64 = PAGE_CHECKSUMS as u64 * CHUNK_BLOCKS;
 /// Chunks are read in pieces of at most this many blocks.
 const PIECE_BLOCKS: u64 = 16 * CHUNK_BLOCKS;
@@ -48,11 +49,11 @@ pub(super) fn checksums_name(layer: LayerId) -> String {
     format!("{layer}.sum")
 }
 
-fn page_count(blocks: u64) -> u64 {
+pub(super) fn page_count(blocks: u64) -> u64 {
     blocks.div_ceil(PAGE_BLOCKS)
 }
 
-fn page_offset(page: u64) -> u64 {
+pub(super) fn page_offset(page: u64) -> u64 {
     (1 + page) * PAGE_BYTES as u64
 }
 
@@ -78,7 +79,7 @@ struct PageChecksums {
 }
 
 /// The blocks whose chunks have their checksums in a page.
-fn page_blocks(page: u64, blocks: u64) -> Range<u64> {
+pub(super) fn page_blocks(page: u64, blocks: u64) -> Range<u64> {
     let first = page * PAGE_BLOCKS;
     first..(first + PAGE_BLOCKS).min(blocks)
 }
@@ -158,6 +159,15 @@ fn page_number(page: u64) -> [u8; 4] {
     u32::try_from(page).expect("a layer of less than 2^32 pages of checksums").to_le_bytes()
 }
 
+/// A page with these checksums of its chunks.
+pub(super) fn page_of(page: u64, checksums: &[u32]) -> Vec<u8> {
+    let mut bytes = vec![0; PAGE_BYTES];
+    bytes[4..8].copy_from_slice(&page_number(page));
+    bytes.splice(PAGE_HEADER_BYTES.., checksums.iter().flat_map(|sum| sum.to_le_bytes()));
+    map::seal(&mut bytes);
+    bytes
+}
+
 /// Computes the checksums of a sealed layer, and stores them durably.
 pub(super) fn make(files: &dyn LayerFiles, layer: &Layer, work: &Work) -> io::Result<()> {
     let pages = page_count(layer.blocks());
@@ -168,12 +178,7 @@ pub(super) fn make(files: &dyn LayerFiles, layer: &Layer, work: &Work) -> io::Re
             return Err(io::Error::other(why));
         }
         if found.data_bytes > 0 {
-            let mut bytes = vec![0; PAGE_BYTES];
-            bytes[4..8].copy_from_slice(&page_number(page));
-            let checksums = found.checksums.iter().flat_map(|sum| sum.to_le_bytes());
-            bytes.splice(PAGE_HEADER_BYTES.., checksums);
-            map::seal(&mut bytes);
-            file.write_at(page_offset(page), &bytes)?;
+            file.write_at(page_offset(page), &page_of(page, &found.checksums))?;
         }
     }
     file.sync_created()?;
@@ -240,6 +245,26 @@ pub(super) fn compare(files: &dyn LayerFiles, layer: &Layer, work: &Work) -> io:
     Ok(Compared::Data { compared_bytes, findings })
 }
 
+/// What is wrong with the data of one page of a layer. `None` if nothing is, or the layer has no checksums yet.
+///
+/// # Errors
+/// When the checksums can't be read, or the work should stop.
+pub(super) fn page_finding(
+    files: &dyn LayerFiles,
+    layer: &Layer,
+    page: u64,
+    work: &Work,
+) -> io::Result<Option<Finding>> {
+    let blocks = layer.blocks();
+    let Some(file) = finished(files, layer.id)?.filter(|_| page < page_count(blocks)) else {
+        return Ok(None);
+    };
+    let stored = read_page(&*file, page).map_err(io::Error::other)?;
+    let found = page_checksums(layer, page, work)?;
+    let differing = differing(page, blocks, &stored, &found.checksums);
+    Ok(found.unreadable.into_iter().chain(differing).next())
+}
+
 /// A layer's file of checksums for another host, if it is finished.
 pub(super) fn finished(
     files: &dyn LayerFiles,
@@ -304,7 +329,7 @@ fn read_page(file: &dyn BlockFile, page: u64) -> Result<Vec<u32>, String> {
     parse_page(&bytes, page)
 }
 
-fn parse_page(bytes: &[u8], page: u64) -> Result<Vec<u32>, String> {
+pub(super) fn parse_page(bytes: &[u8], page: u64) -> Result<Vec<u32>, String> {
     let hole = bytes.iter().all(|byte| *byte == 0);
     let ours = map::is_sealed(bytes) && bytes[4..8] == page_number(page);
     if !hole && !ours {
@@ -315,7 +340,7 @@ fn parse_page(bytes: &[u8], page: u64) -> Result<Vec<u32>, String> {
 }
 
 /// Runs of chunks whose checksums differ, as byte ranges of the layer.
-fn differing(page: u64, blocks: u64, stored: &[u32], found: &[u32]) -> Vec<Finding> {
+pub(super) fn differing(page: u64, blocks: u64, stored: &[u32], found: &[u32]) -> Vec<Finding> {
     let mut ranges: Vec<Range<u64>> = Vec::new();
     let chunks = (page * PAGE_CHECKSUMS as u64..).zip(stored.iter().zip(found));
     for (chunk, _) in chunks.filter(|(_, (stored, found))| stored != found) {

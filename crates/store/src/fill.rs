@@ -23,6 +23,8 @@ use super::checksums;
 use super::copy::{Came, LayerCopy};
 use super::layer::live_name;
 use super::pool::Pool;
+use super::remote::Checksums;
+use super::shown;
 use super::work::{StopOnDrop, Work};
 
 /// The other host is asked for the extents of this much at a time.
@@ -326,11 +328,14 @@ impl Pool {
     }
 }
 
-/// Compares the fetched bytes with the other host's checksums, unless it says that it has none.
+/// Compares the fetched bytes with the other host's checksums, unless it says that there are none.
 async fn compare_with_source(copy: &LayerCopy, work: &Arc<Work>) -> Result<(), IoError> {
     let Some(checksums) = copy.remote.checksums().await? else { return Ok(()) };
     work.expect(copy.layer().data_bytes());
-    let findings = checksums::compare_with_source(copy, &*checksums, work).await?;
+    let findings = match checksums {
+        Checksums::Own(sums) => checksums::compare_with_source(copy, &*sums, work).await?,
+        Checksums::Shown(sums) => shown::compare_with_source(copy, &*sums, work).await?,
+    };
     let Some((range, _)) = findings.first() else { return Ok(()) };
     let at = range.as_ref().map_or(0, |range| range.start);
     let why =

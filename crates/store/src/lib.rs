@@ -67,6 +67,7 @@ mod replicas;
 mod reservations;
 mod sealing;
 mod session;
+mod shown;
 #[cfg(test)]
 mod sim;
 mod sources;

@@ -32,6 +32,7 @@ use super::layer::{Layer, LayerError, live_name};
 use super::remote::{Connector, RemoteParent};
 use super::replicas::Pulls;
 use super::session::{OwnDevice, SealedDevice, SumsDevice};
+use super::shown::ShownSums;
 use super::volume::{Stack, Volume, io_problem};
 use super::work::Work;
 
@@ -91,6 +92,8 @@ pub struct Pool {
     pub(super) pulls: Mutex<Pulls>,
     waiting: Arc<Waiting>,
     pub(super) imports: Arc<Imports>,
+    /// The computing of checksums for which other hosts have asked.
+    asked: Work,
     /// Keeps other servers out.
     _lock: Flock<File>,
 }
@@ -223,6 +226,7 @@ impl Pool {
             pulls: Mutex::default(),
             waiting: Arc::default(),
             imports: Arc::default(),
+            asked: Work::default(),
             _lock: locked.lock,
         }
     }
@@ -655,9 +659,9 @@ impl Pool {
                 Err(row) => row,
             };
             let pool = Arc::clone(self);
-            // It goes on when the wait is over, or the asking host goes away.
+            // It goes on when the wait is over, or the asking host goes away, until `stop_work`.
             let making = tokio::spawn(async move {
-                pool.run(move |pool| pool.make_checksums(&row, &Work::default())).await
+                pool.run(move |pool| pool.make_checksums(&row, &pool.asked)).await
             });
             match tokio::time::timeout_at(until.into(), making).await {
                 Ok(Ok(Ok(true))) => {}
@@ -672,6 +676,34 @@ impl Pool {
                 }
             }
         }
+    }
+
+    /// Ends what goes on for other hosts that have asked for it. They ask again.
+    pub fn stop_work(&self) {
+        self.asked.stop();
+    }
+
+    /// The checksums of all that a sealed layer shows, for hosts that copy that. They are computed when they are read.
+    ///
+    /// # Errors
+    /// Not found, or its layers can't be read.
+    pub async fn open_shown_checksums(
+        self: &Arc<Self>,
+        id: LayerId,
+    ) -> Result<Arc<dyn Device>, Problem> {
+        self.run(move |pool| {
+            let what = format!("can't open the checksums of what layer {id} shows");
+            if !pool.catalog.is_sealed(id).map_err(failed(&what))? {
+                return Err(Problem::not_found(what, "there is no such sealed layer in this pool"));
+            }
+            let device = pool.sealed_device(&what, id)?;
+            let blocks = device.size_bytes / BLOCK_BYTES;
+            let here = device.layers.complete_layers().cloned().collect();
+            let device = Arc::new(device);
+            let sums = ShownSums::new((id, blocks), device, here, &pool.files);
+            Ok(Arc::new(sums) as Arc<dyn Device>)
+        })
+        .await
     }
 
     /// The checksums, or the row of the layer whose checksums are still to be computed.
@@ -690,7 +722,7 @@ impl Pool {
             let size_bytes = file.len().map_err(failed)?;
             return Ok(Ok(Arc::new(SumsDevice { size_bytes, file })));
         }
-        // The original of an image's copy stays.
+        // Those of all that it shows are computed when they are read.
         let layer = self.open_sealed(&row).map_err(|error| Problem::internal(what, error))?;
         if own && layer.has_files() {
             return Ok(Err(row));

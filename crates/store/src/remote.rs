@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use perigee_block::device::{Device, Extent, IoError};
-use perigee_block::exports::CHECKSUMS_SUFFIX;
+use perigee_block::exports::{CHECKSUMS_SUFFIX, SHOWN_CHECKSUMS_SUFFIX};
 use perigee_block::locking::lock;
 use perigee_block::trace::{self, Stage};
 use perigee_model::volume::BLOCK_BYTES;
@@ -60,6 +60,14 @@ struct Source {
     device: OnceCell<Arc<dyn Device>>,
     /// The reason why the last attempt to connect failed.
     failed: Mutex<String>,
+}
+
+/// Another host's checksums of a layer.
+pub(super) enum Checksums {
+    /// Of what the layer itself has.
+    Own(Arc<dyn Device>),
+    /// Of all that the layer shows.
+    Shown(Arc<dyn Device>),
 }
 
 impl Source {
@@ -194,23 +202,39 @@ impl RemoteParent {
         }
     }
 
-    /// The other host's checksums of the layer; `None` if it says that it has none.
+    /// The other host's checksums of the layer. Where it has none of all that the layer shows, it computes them. `None` if the
+    /// layer is not there any more, or has no data of its own.
     ///
     /// # Errors
     /// It is not known: the other host does not answer, or can't open them.
-    pub(super) async fn checksums(&self) -> Result<Option<Arc<dyn Device>>, IoError> {
+    pub(super) async fn checksums(&self) -> Result<Option<Checksums>, IoError> {
         if self.row.is_layer.is_none() {
             return Ok(None);
         }
         let source = self.source();
-        let export = format!("{}{CHECKSUMS_SUFFIX}", source.export);
-        match (self.connector.connect)(source.nbd_addr.clone(), export).await {
+        if let Some(device) = self.checksums_at(&source, CHECKSUMS_SUFFIX).await? {
+            return Ok(Some(Checksums::Own(device)));
+        }
+        if self.is_own() {
+            return Ok(None);
+        }
+        let shown = self.checksums_at(&source, SHOWN_CHECKSUMS_SUFFIX).await?;
+        Ok(shown.map(Checksums::Shown))
+    }
+
+    async fn checksums_at(
+        &self,
+        source: &Source,
+        suffix: &str,
+    ) -> Result<Option<Arc<dyn Device>>, IoError> {
+        let Source { nbd_addr, export, .. } = source;
+        match (self.connector.connect)(nbd_addr.clone(), format!("{export}{suffix}")).await {
             Ok(device) => Ok(Some(device)),
             Err(problem) if problem.kind == ProblemKind::NotFound => Ok(None),
-            Err(problem) => Err(IoError::Unreachable(format!(
-                "the checksums of {} at {}: {problem}",
-                source.export, source.nbd_addr
-            ))),
+            Err(problem) => {
+                let why = format!("the checksums of {export} at {nbd_addr}: {problem}");
+                Err(IoError::Unreachable(why))
+            }
         }
     }
 

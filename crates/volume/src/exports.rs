@@ -8,6 +8,7 @@
 //! | `layer:UUID` | the same, by what it is; never listed |
 //! | `layer:UUID@own` | only what the layer itself has, for a host that has the layers below it; never listed |
 //! | `image:NAME@sums`, `layer:UUID@sums` | the checksums of a layer without layers below it, for a host that copies it; never listed |
+//! | `image:NAME@shown@sums`, `layer:UUID@shown@sums` | the checksums of all that a layer shows, computed as they are read; never listed |
 //! | `layer:UUID@own@sums` | the checksums of any layer, for a host that copies what it has itself; never listed |
 //! | `VOLUME@layers` | the ids of the sealed layers below a volume, for a host that may have some of them; never listed |
 //! | `VOLUME@since:UUID` | which blocks a volume has above one of them; only extents; never listed |
@@ -24,7 +25,7 @@ use futures_util::future::BoxFuture;
 use perigee_block::device::Device;
 use perigee_block::exports::{
     CHECKSUMS_SUFFIX, Export, Exports, LAYER_PREFIX, LAYERS_SUFFIX, OWN_SUFFIX, Opener, Peer,
-    SINCE_INFIX, SessionHome,
+    SHOWN_CHECKSUMS_SUFFIX, SINCE_INFIX, SessionHome,
 };
 use perigee_block::lease::NO_HOST;
 use perigee_block::logins::{LoginGuard, Logins};
@@ -66,6 +67,8 @@ enum Wanted {
     Own(LayerId),
     /// The checksums of an image or a layer.
     Checksums(Box<Self>),
+    /// Those of all that it shows.
+    ShownChecksums(Box<Self>),
     /// The sealed layers below a volume.
     Layers(VolumeName),
     /// What a volume has above one of them.
@@ -74,6 +77,11 @@ enum Wanted {
 
 impl Wanted {
     fn parse(text: &str) -> Option<Self> {
+        if let Some(sealed) = text.strip_suffix(SHOWN_CHECKSUMS_SUFFIX) {
+            let of = Self::parse(sealed)?;
+            let sealed = matches!(of, Self::Image(_) | Self::Layer(_));
+            return sealed.then(|| Self::ShownChecksums(Box::new(of)));
+        }
         if let Some(sealed) = text.strip_suffix(CHECKSUMS_SUFFIX) {
             let of = Self::parse(sealed)?;
             let sealed = matches!(of, Self::Image(_) | Self::Layer(_) | Self::Own(_));
@@ -112,7 +120,7 @@ impl Wanted {
             }
             Self::Image(image) => Some(Data::Image(image.clone())),
             Self::Layer(layer) | Self::Own(layer) => Some(Data::Layer(*layer)),
-            Self::Checksums(of) => of.data(),
+            Self::Checksums(of) | Self::ShownChecksums(of) => of.data(),
         }
     }
 }
@@ -322,7 +330,8 @@ impl PoolExports {
             Wanted::Image(image) => self.pool.open_image(image).await?,
             Wanted::Layer(layer) => self.pool.open_layer(*layer).await?,
             Wanted::Own(layer) => self.pool.open_own(*layer).await?,
-            Wanted::Checksums(of) => self.checksums(name, of).await?,
+            Wanted::Checksums(of) => self.checksums(name, of, false).await?,
+            Wanted::ShownChecksums(of) => self.checksums(name, of, true).await?,
             Wanted::Layers(volume) => self.pool.open_layers_of(volume).await?,
             Wanted::Since(volume, layer) => self.pool.open_since(volume, *layer).await?,
             Wanted::Volume(..) => return Err(unknown(name, None)),
@@ -334,16 +343,24 @@ impl PoolExports {
         Ok(export)
     }
 
-    async fn checksums(&self, name: &str, of: &Wanted) -> Result<Arc<dyn Device>, Problem> {
+    async fn checksums(
+        &self,
+        name: &str,
+        of: &Wanted,
+        shown: bool,
+    ) -> Result<Arc<dyn Device>, Problem> {
         let layer = match of {
             Wanted::Layer(layer) => Some((*layer, false)),
             Wanted::Own(layer) => Some((*layer, true)),
             Wanted::Image(image) => Some((self.pool.image_info(image).await?.layer, false)),
-            Wanted::Volume(..) | Wanted::Checksums(_) | Wanted::Layers(_) | Wanted::Since(..) => {
-                None
-            }
+            Wanted::Volume(..)
+            | Wanted::Checksums(_)
+            | Wanted::ShownChecksums(_)
+            | Wanted::Layers(_)
+            | Wanted::Since(..) => None,
         };
         match layer {
+            Some((layer, _)) if shown => self.pool.open_shown_checksums(layer).await,
             Some((layer, own)) => self.pool.open_checksums(layer, own).await,
             None => {
                 Err(Problem::not_found(format!("export {name:?}"), "only images have checksums"))
@@ -597,6 +614,8 @@ mod tests {
         assert_eq!(Wanted::parse(&format!("layer:{layer}@own")), Some(own()));
         let sums = Some(Wanted::Checksums(Box::new(own())));
         assert_eq!(Wanted::parse(&format!("layer:{layer}@own@sums")), sums);
+        let shown = Some(Wanted::ShownChecksums(Box::new(Wanted::Layer(layer))));
+        assert_eq!(Wanted::parse(&format!("layer:{layer}@shown@sums")), shown);
         assert_eq!(Wanted::parse("data@layers"), Some(Wanted::Layers(volume("data"))));
         let since = Some(Wanted::Since(volume("data"), layer));
         assert_eq!(Wanted::parse(&format!("data@since:{layer}")), since);
@@ -611,6 +630,8 @@ mod tests {
             "image:debian@own",
             "data@own",
             "data@sums",
+            "data@shown@sums",
+            "image:debian@shown",
             "data@since:7",
             "data@1@layers",
             "other:data",

@@ -166,6 +166,7 @@ async fn run(config: Config, stopped: BoxFuture<'static, ()>) -> Result<(), Prob
     };
     tracing::info!("stopping");
     background.iter().for_each(JoinHandle::abort);
+    pool.stop_work();
     stop.cancel();
     let (cut_nbd, cut_iscsi) = (nbd.abort_handle(), iscsi.abort_handle());
     let drained = futures_util::future::join3(nbd, iscsi, vm_sockets.drain());

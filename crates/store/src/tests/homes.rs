@@ -28,15 +28,20 @@ impl Hosts {
             let number: usize = nbd_addr.trim_start_matches("host:").parse().unwrap();
             let pool = hosts.0.lock().unwrap()[number].upgrade();
             Box::pin(async move {
-                if export.ends_with("@sums") {
-                    return Err(Problem::not_found(nbd_addr, "it has no checksums"));
-                }
-                let layer = export.strip_prefix("layer:").and_then(|id| id.parse().ok());
-                let found = pool.zip(layer);
+                let mut parts = export.splitn(2, '@');
+                let layer = parts.next().and_then(|layer| layer.strip_prefix("layer:"));
+                let found = pool.zip(layer.and_then(|id| id.parse().ok()));
                 let (pool, layer) = found.ok_or_else(|| {
                     Problem::unavailable(nbd_addr, "it is away, or has no such layer")
                 })?;
-                pool.open_layer(layer).await
+                match parts.next() {
+                    None => pool.open_layer(layer).await,
+                    Some("sums") => pool.open_checksums(layer, false).await,
+                    Some("shown@sums") => pool.open_shown_checksums(layer).await,
+                    Some(_) => {
+                        Err(Problem::unavailable(nbd_addr, "it is away, or has no such layer"))
+                    }
+                }
             })
         };
         Connector { patience: Duration::from_secs(10), connect: Arc::new(connect) }

@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use perigee_block::device::{Origin, OriginRun};
 use perigee_model::ProblemKind;
-use perigee_model::home::{Depart, OwnBlocks, ServerAddresses, TakeVolume};
+use perigee_model::home::{Depart, HomeState, OwnBlocks, ServerAddresses, TakeVolume};
 use perigee_model::volume::{CheckScope, CopyImage, Keep};
 
 use super::*;
@@ -278,6 +278,75 @@ async fn a_layer_that_was_just_sealed_is_compared_too() {
     fill_in_background(&site.pool).await;
     site.way.away.store(true, Ordering::SeqCst);
     assert!(all(&session(&site.pool, "v").await).await == content);
+}
+
+/// A host that lacks a part of a layer itself gives all that the layer shows, and keeps no checksums of that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_whole_copy_that_came_with_a_volume_is_compared_too() {
+    let (from, content) = two_layers().await;
+    let between = taken(&from).await;
+    let site = Site::new();
+    site.way.lead(&between.pool);
+    site.take(&between.pool, "v").await;
+    let top = sealed_chain(&from.pool, "v")[0].layer;
+    assert!(!site.pool.layer_copy(top).expect("a copy").is_own());
+    *site.way.damage.lock().unwrap() = Some(0xbd);
+    let refused = fill_all(&site.pool).await.unwrap_err();
+    assert!(refused.to_string().contains("differ from the other host's checksums"), "{refused}");
+    let home = site.pool.home(&volume_name("v")).await.unwrap();
+    assert!(
+        !matches!(home.home, HomeState::Here { missing_bytes: 0, .. }),
+        "the original is still needed: {home:?}"
+    );
+    *site.way.damage.lock().unwrap() = None;
+    fill_in_background(&site.pool).await;
+    assert!(site.way.read_bytes(SHOWN_CHECKSUMS_SUFFIX) > 0, "they were compared");
+    site.way.away.store(true, Ordering::SeqCst);
+    assert!(all(&session(&site.pool, "v").await).await == content);
+}
+
+/// A bit of a copied layer changes on its disk. Then this host is the source of other copies, of both kinds.
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_of_a_copied_layer_is_not_passed_on() {
+    let (from, _) = two_layers().await;
+    let between = taken(&from).await;
+    between.fill().await;
+    checksums(&between.pool).await;
+    let chain = sealed_chain(&from.pool, "v");
+    let [top, below] = [chain[0].layer, chain[1].layer];
+    let data = between.files.file(&data_name(below));
+    let mut byte = [0];
+    crate::files::BlockFile::read_at(&*data, 4096 + 77, &mut byte).unwrap();
+    crate::files::BlockFile::write_at(&*data, 4096 + 77, &[byte[0] ^ 1]).unwrap();
+
+    let home = Site::new();
+    home.way.lead(&between.pool);
+    home.take(&between.pool, "v").await;
+    assert!(home.pool.layer_copy(below).expect("a copy").is_own());
+    let refused = fill_all(&home.pool).await.unwrap_err();
+    assert!(refused.to_string().contains("differ from the other host's checksums"), "{refused}");
+
+    let copy = Site::new();
+    copy.way.lead(&between.pool);
+    let (nbd_addr, export) = ("there:1".to_owned(), Some(format!("{LAYER_PREFIX}{top}")));
+    let request = CopyImage { nbd_addr, export, keep: Keep::All, layer: Some(top) };
+    copy.pool.copy_image(&image_name("above"), request).await.unwrap();
+    let refused = fill_all(&copy.pool).await.unwrap_err().to_string();
+    assert!(refused.contains(&format!("layer {below} is damaged at offset 0")), "{refused}");
+    assert_eq!(copy.pool.copies_to_fill().len(), 1);
+}
+
+/// What another host had asked for went on when the server stopped, and held it up.
+#[tokio::test(flavor = "multi_thread")]
+async fn checksums_that_were_asked_for_are_not_computed_when_the_server_stops() {
+    let site = Site::new();
+    let device = empty(&site.pool, "v", 12 * BLOCK).await;
+    device.write(0, bytes(1, 8 * 4096), false).await.unwrap();
+    snapshot(&site.pool, "v", "top").await;
+    let layer = sealed_chain(&site.pool, "v")[0].layer;
+    site.pool.stop_work();
+    let refused = site.pool.open_checksums(layer, true).await.err().expect("a refusal");
+    assert!(refused.to_string().contains("interrupted"), "{refused}");
 }
 
 /// Fills the copies in the background, until all are complete.
