@@ -180,10 +180,16 @@ impl Hosts {
     /// A text in which each address of a host has the host's name before it.
     pub fn named(&self, text: &str) -> String {
         let mut text = text.to_owned();
-        for host in self.all() {
-            let HostAddresses { agent_url, volume_url, .. } = &host.addresses;
+        // Most texts have none, and are asked for once for each VM.
+        if !text.contains("://") {
+            return text;
+        }
+        for (id, known) in self.lock().iter() {
+            let HostAddresses { agent_url, volume_url, .. } = &known.link.addresses;
             for address in [agent_url, volume_url] {
-                text = name_address(&text, host.id.as_str(), address);
+                if text.contains(address.as_str()) {
+                    text = name_address(&text, id.as_str(), address);
+                }
             }
         }
         text

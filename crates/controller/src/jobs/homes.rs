@@ -122,7 +122,8 @@ impl Run {
     }
 
     /// If a person has called off that volumes come to the VM, those that have not come stay where they are. A volume
-    /// that is there already goes on copying its data. Returns whether it waits for a move that is being called off.
+    /// that is there already goes on copying its data, and one that a person moves goes on moving. Returns whether it
+    /// waits for a move that is being called off.
     async fn let_volumes_stay(&mut self) -> Result<bool, Problem> {
         let key = job_intent_key(&self.id);
         let intent: Option<JobIntent> = self.cluster.records.read(&key).await?;
@@ -130,8 +131,10 @@ impl Run {
         if stay == self.record.value.stayed {
             return Ok(false);
         }
+        let cause = VolumeMoveCause::Follows(vm_of(&self.id));
         for volume in self.record.value.to_follow.clone() {
             let last = self.cluster.index.volume_move(&volume);
+            let last = last.filter(|last| last.shown.cause == cause);
             match last.as_ref().map(|last| last.shown.state) {
                 Some(VolumeMoveState::Taking) => {
                     volume_moves::call_off(&self.cluster, last.as_ref().expect("it moves")).await?;

@@ -264,6 +264,44 @@ async fn volumes_that_follow_their_vm_stay_when_a_person_calls_it_off() {
 }
 
 #[tokio::test]
+async fn calling_off_what_follows_a_vm_leaves_a_person_s_own_move_of_a_volume() {
+    let lab = Lab::up().await;
+    let third = FakeHost::start("edge1", "edge").await;
+    hosts::register(&lab.cluster, &third.id, third.addresses.clone()).await.expect("register");
+    let (id, vm) = running(&lab).await;
+    let to = lab.cloud.id.clone();
+    vms::move_to(&lab.cluster, &vm, to, VolumesOnMove::Follow).await.expect("move");
+    wait_for("the source to be asked", async || {
+        lab.home.inside().vms[&vm].asked.is_some().then_some(())
+    })
+    .await;
+    lab.cloud.inside().moves.stands_still = true;
+    third.inside().moves.stands_still = true;
+    switch(&lab, &vm);
+    wait_for_move(&lab, &own(&vm, "root"), VolumeMoveState::Taking).await;
+    begin(&lab, &own(&vm, "out"), &third.id).await.expect("an admin moves it");
+    migration::cancel(&lab.cluster, &vm).await.expect("volumes follow it");
+    wait_for_move(&lab, &own(&vm, "root"), VolumeMoveState::CalledOff).await;
+    wait_for("nothing to follow", async || {
+        let record = jobs::record(&lab.cluster, &id).await.expect("record");
+        record.to_follow.is_empty().then_some(())
+    })
+    .await;
+    let asked = volume_moves::of_volume(&lab.cluster, &own(&vm, "out")).await.expect("a move");
+    assert_eq!(asked.state, VolumeMoveState::Taking, "{asked:?}");
+    third.inside().moves.stands_still = false;
+    lab.cloud.inside().moves.stands_still = false;
+    wait_for_move(&lab, &own(&vm, "out"), VolumeMoveState::Completed).await;
+    wait_for("the job to know it", async || {
+        (home_in_record(&lab, &id, own(&vm, "out").as_str()).await == third.id).then_some(())
+    })
+    .await;
+    finish(&lab.cloud, &third, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
 async fn a_move_that_is_cancelled_before_it_is_taken_leaves_the_volume_at_its_home() {
     let lab = Lab::up().await;
     let (id, vm) = running(&lab).await;

@@ -63,6 +63,9 @@ pub struct Negotiation<'a> {
     /// The chosen contexts, and the export for which they were chosen.
     contexts: Option<(String, Contexts)>,
     claim: Option<Claim>,
+    /// The session that the client has named was refused. Then it opens nothing: its requests could run beside those of
+    /// the session's newer connection.
+    refused: bool,
     /// Answers that are not sent yet.
     out: BytesMut,
 }
@@ -70,6 +73,8 @@ pub struct Negotiation<'a> {
 /// An opened export, or the problem that the client may see. The problem does not reveal whether a hidden
 /// export exists.
 type Opened = Result<Export, Problem>;
+
+const REFUSED_SESSION: &str = "the session that it named was refused";
 
 impl<'a> Negotiation<'a> {
     pub fn new(shared: &'a Shared, peer: Peer, stop: CancellationToken) -> Self {
@@ -81,6 +86,7 @@ impl<'a> Negotiation<'a> {
             dialect: Dialect::Simple,
             contexts: None,
             claim: None,
+            refused: false,
             out: BytesMut::new(),
         }
     }
@@ -227,12 +233,14 @@ impl<'a> Negotiation<'a> {
     async fn session(&mut self, key: Bytes) {
         let option = option::PERIGEE_SESSION;
         if self.peer.vm.is_some() {
+            self.refused = true;
             self.refuse(option, reply::ERR_POLICY, "a VM's session is not that of another host");
         } else if self.claim.is_some() {
             self.refuse(option, reply::ERR_INVALID, "the session is named already");
         } else {
             let key = SessionKey::parse(&key);
             self.claim = self.shared.sessions.claim(key, &self.stop).await;
+            self.refused = self.claim.is_none();
             match self.claim {
                 Some(_) => self.answer(option, reply::ACK, &[]),
                 None => {
@@ -358,6 +366,11 @@ impl<'a> Negotiation<'a> {
     }
 
     async fn go(&mut self, option: u32, go: GoOption) -> Next {
+        // A client sends both at once.
+        if self.refused {
+            self.refuse(option, reply::ERR_SHUTDOWN, REFUSED_SESSION);
+            return Next::Option;
+        }
         let mut opened = self.open(&go.name).await;
         if opened.is_err() && self.claim.is_some() {
             if let Some(nbd_addr) = self.moved_to(&go.name).await {
@@ -420,6 +433,9 @@ impl<'a> Negotiation<'a> {
             .ok()
             .filter(|name| name.len() <= STRING_BYTES_MAX as usize)
             .ok_or(FramingError::Malformed("an export's name"))?;
+        if self.refused {
+            return Err(ConnectionError::Refused(REFUSED_SESSION.into()));
+        }
         let export = self
             .open(name)
             .await

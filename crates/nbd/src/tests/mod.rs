@@ -598,3 +598,46 @@ async fn a_connection_that_was_made_ahead_and_is_lost_is_made_anew() {
     drop(device);
     server.stop().await;
 }
+
+/// A client sends both at once. Its requests ran beside those of the session's newer connection, which had waited for the
+/// end of the older ones.
+#[tokio::test]
+async fn a_connection_whose_session_was_refused_opens_nothing() {
+    let (_dir, path) = socket();
+    let memory = Memory::volume(1);
+    let server = Running::start(&memory, &path).await;
+    let session = ProxyKey::new("server", "data", "start", 0);
+    let mut newer = UnixStream::connect(&path).await.expect("a server");
+    let answers = open_by_hand(&mut newer, &session.told(2, 0)).await;
+    assert_eq!(answers, [wire::reply::ACK, wire::reply::ACK]);
+    let mut older = UnixStream::connect(&path).await.expect("a server");
+    let answers = open_by_hand(&mut older, &session.told(1, 0)).await;
+    assert_eq!(answers, [wire::reply::ERR_SHUTDOWN, wire::reply::ERR_SHUTDOWN]);
+    assert_eq!(memory.opened.load(Ordering::SeqCst), 1);
+    drop((newer, older));
+    server.stop().await;
+}
+
+/// Names a session and chooses the export in one go. Returns the kind of the last answer to each.
+async fn open_by_hand(stream: &mut UnixStream, session: &Bytes) -> [u32; 2] {
+    let mut greeting = [0; 18];
+    stream.read_exact(&mut greeting).await.expect("a greeting");
+    let go = GoOption { name: "data".to_owned(), infos: Vec::new() };
+    let mut sent = bytes::BytesMut::from(&3_u32.to_be_bytes()[..]);
+    sent.extend(wire::encode_option(option::PERIGEE_SESSION, session));
+    sent.extend(wire::encode_option(option::GO, &go.encode()));
+    stream.write_all(&sent).await.expect("the options");
+    let mut last = [0; 2];
+    for (place, asked) in [option::PERIGEE_SESSION, option::GO].into_iter().enumerate() {
+        while last[place] != wire::reply::ACK && last[place] & (1 << 31) == 0 {
+            let mut head = [0; 20];
+            within("an answer", stream.read_exact(&mut head)).await.expect("an answer");
+            let number = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().expect("4"));
+            assert_eq!(number(8), asked);
+            last[place] = number(12);
+            let mut data = vec![0; number(16) as usize];
+            stream.read_exact(&mut data).await.expect("its data");
+        }
+    }
+    last
+}
