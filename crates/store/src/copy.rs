@@ -103,6 +103,8 @@ pub(super) struct LayerCopy {
     closed: RwLock<bool>,
     /// Blocks that are missing here are zeros.
     complete: AtomicBool,
+    /// The bytes that are missing here and are zeros at the other host, as far as is known. Nobody fetches them.
+    holes_bytes: AtomicU64,
     unwritten: Arc<Semaphore>,
     /// The failure of a write was already logged.
     complained: AtomicBool,
@@ -129,7 +131,8 @@ impl LayerCopy {
     pub(super) fn new(head: Head, remote: Arc<RemoteParent>, waiting: Arc<Waiting>) -> Self {
         let unwritten = Arc::new(Semaphore::new(UNWRITTEN_MAX));
         let (head, missed) = (Arc::new(head), AtomicU64::new(NOWHERE));
-        let (closed, complete, complained, filling, failed, damaged) = Default::default();
+        let (closed, complete, holes_bytes, complained) = Default::default();
+        let (filling, failed, damaged) = Default::default();
         Self {
             head,
             remote,
@@ -137,6 +140,7 @@ impl LayerCopy {
             missed,
             closed,
             complete,
+            holes_bytes,
             unwritten,
             complained,
             filling,
@@ -302,7 +306,7 @@ impl LayerCopy {
             let (state, end) = self.run(&rest);
             if state == BlockState::Remote {
                 let starts = (rest.start..end).step_by(index(piece_blocks));
-                missing.extend(starts.map(|start| start..end.min(start + piece_blocks)));
+                missing.extend(starts.map(|start| start..end.min(start.saturating_add(piece_blocks))));
             }
             rest.start = end;
         }
@@ -317,7 +321,28 @@ impl LayerCopy {
             return states.remote_bytes() + lost_bytes;
         }
         let has_bytes = if is_poisoned { 0 } else { states.known_bytes() };
-        bytes_of(&overlap(&(0..self.remote.blocks()), &(0..self.layer().blocks()))).end - has_bytes
+        let size_bytes =
+            bytes_of(&overlap(&(0..self.remote.blocks()), &(0..self.layer().blocks()))).end;
+        let holes_bytes = self.holes_bytes.load(Ordering::Relaxed);
+        // A reader may have asked for some of them.
+        (size_bytes - has_bytes).saturating_sub(holes_bytes)
+    }
+
+    /// Asks the other host which of the missing parts hold data, for [`Self::missing_bytes`].
+    pub(super) async fn learn_holes(&self) -> Result<(), IoError> {
+        if self.is_own() {
+            return Ok(());
+        }
+        let to_come_bytes = self.remote.data_bytes(|blocks| self.absent_bytes(blocks)).await?;
+        self.holes_bytes.store(0, Ordering::Relaxed);
+        let holes_bytes = self.missing_bytes().saturating_sub(to_come_bytes);
+        self.holes_bytes.store(holes_bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn absent_bytes(&self, blocks: &Range<u64>) -> u64 {
+        let missing = self.missing(blocks, u64::MAX).into_iter();
+        missing.map(|run| bytes_of(&run)).map(|span| span.end - span.start).sum()
     }
 
     /// Forbids or allows writes. When this returns after `true`, no write is in progress.

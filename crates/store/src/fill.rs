@@ -254,6 +254,7 @@ impl Pool {
         pace: &Pace,
     ) -> Result<(), IoError> {
         copy.head.check_writable()?;
+        copy.learn_holes().await?;
         let mut unfilled = Unfilled::new(copy.layer().blocks() * BLOCK_BYTES);
         work.expect(unfilled.size_bytes);
         let (mut from, mut fetched_bytes, flow) = (0, 0, Arc::<Flow>::default());

@@ -17,7 +17,7 @@ use perigee_model::volume::BLOCK_BYTES;
 use perigee_model::{Problem, ProblemKind};
 use tokio::sync::{OnceCell, watch};
 
-use super::blocks::{BlockState, BlockStates, index, overlap};
+use super::blocks::{BlockState, BlockStates, blocks_of, index, overlap};
 use super::catalog::RemoteRow;
 use super::chain::join;
 
@@ -268,6 +268,30 @@ impl RemoteParent {
             }
         }
         Ok(states)
+    }
+
+    /// The sum of what `missing` says of each part of the export that holds data. Several parts are asked for at once.
+    pub(super) async fn data_bytes(
+        &self,
+        missing: impl Fn(&Range<u64>) -> u64,
+    ) -> Result<u64, IoError> {
+        let size_bytes = self.row.size_bytes;
+        let parts = (0..size_bytes).step_by(index(MAP_PART_BYTES));
+        let asked = parts.map(|start| async move {
+            let part = start..(start + MAP_PART_BYTES).min(size_bytes);
+            self.extents(&part).await.map(|extents| (start, extents))
+        });
+        let mut answers = std::pin::pin!(stream::iter(asked).buffer_unordered(MAP_PARTS_AT_ONCE));
+        let mut data_bytes = 0;
+        while let Some((mut at, extents)) = answers.try_next().await? {
+            for extent in extents {
+                if self.has_bytes(&extent) {
+                    data_bytes += missing(&blocks_of(at, extent.length_bytes));
+                }
+                at += extent.length_bytes;
+            }
+        }
+        Ok(data_bytes)
     }
 
     /// The least time that the other host takes to answer, as far as is known.

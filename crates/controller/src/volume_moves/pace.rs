@@ -3,8 +3,11 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Older figures count no more: parts without data are counted as missing at first, and then vanish at once.
+/// Older figures count no more.
 const WINDOW: Duration = Duration::from_secs(10);
+/// A step that is so many times as fast as all others together was no copying: parts without data are counted as
+/// missing until the new home knows them, and then vanish at once.
+const VANISHES: u128 = 5;
 /// What is shorter says little.
 const SPAN_MIN: Duration = Duration::from_millis(500);
 
@@ -20,13 +23,24 @@ impl Pace {
         self.seen
             .retain(|(at, bytes)| now.duration_since(*at) <= WINDOW && *bytes >= missing_bytes);
         self.seen.push_back((now, missing_bytes));
-        let (from, before_bytes) = *self.seen.front()?;
-        let (span, came_bytes) = (now.duration_since(from), before_bytes - missing_bytes);
+        let (span, came_bytes) = self.came()?;
         if missing_bytes == 0 || came_bytes == 0 || span < SPAN_MIN {
             return None;
         }
         let micros = span.as_micros() * u128::from(missing_bytes) / u128::from(came_bytes);
         Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
+    }
+
+    /// What was copied within the window, and how long that took.
+    fn came(&self) -> Option<(Duration, u64)> {
+        let pairs = self.seen.iter().zip(self.seen.iter().skip(1));
+        let steps = pairs.map(|((from, before), (at, after))| (*at - *from, before - after));
+        let rate = |(span, bytes): (Duration, u64)| u128::from(bytes) * 1_000_000 / span.as_micros().max(1);
+        let all = steps.clone().reduce(|(span, bytes), step| (span + step.0, bytes + step.1))?;
+        let fastest = steps.max_by_key(|step| rate(*step))?;
+        let rest = (all.0 - fastest.0, all.1 - fastest.1);
+        let has_vanished = rest.0 >= SPAN_MIN && rest.1 > 0 && rate(fastest) > VANISHES * rate(rest);
+        Some(if has_vanished { rest } else { all })
     }
 }
 
@@ -48,6 +62,19 @@ mod tests {
             pace.left(at(second * 1000), (800 - second * 10) * MIB);
         }
         assert_eq!(pace.left(at(12_000), 680 * MIB), Some(Duration::from_secs(68)));
+    }
+
+    /// The time left was ten times too short for a while.
+    #[test]
+    fn parts_without_data_that_vanish_are_no_copying() {
+        let (mut pace, begun) = (Pace::default(), Instant::now());
+        let at = |ms| begun + Duration::from_millis(ms);
+        pace.left(begun, 2000 * MIB);
+        pace.left(at(1000), 500 * MIB);
+        for (second, missing) in [(2, 490), (3, 480)] {
+            pace.left(at(second * 1000), missing * MIB);
+        }
+        assert_eq!(pace.left(at(4000), 470 * MIB), Some(Duration::from_secs(47)));
     }
 
     #[test]

@@ -349,6 +349,35 @@ async fn checksums_that_were_asked_for_are_not_computed_when_the_server_stops() 
     assert!(refused.to_string().contains("interrupted"), "{refused}");
 }
 
+/// The progress of a move began with the whole size, and its time left with the rate at which parts without data vanished.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_zeros_at_the_other_host_is_not_missing_once_the_background_has_begun() {
+    let from = Site::new();
+    let device = empty(&from.pool, "v", 64 * BLOCK).await;
+    device.write(3 * BLOCK, bytes(1, 2 * 4096), false).await.unwrap();
+    drop(device);
+    snapshot(&from.pool, "v", "thin").await;
+    let site = Site::new();
+    site.way.lead(&from.pool);
+    let (nbd_addr, export) = ("there:1".to_owned(), Some("image:thin".to_owned()));
+    let request = CopyImage { nbd_addr, export, keep: Keep::All, layer: None };
+    site.pool.copy_image(&image_name("thin"), request).await.unwrap();
+    let missing = async || {
+        let info = site.pool.image_info(&image_name("thin")).await.unwrap();
+        info.remote.map_or(0, |remote| remote.missing_bytes)
+    };
+    assert_eq!(missing().await, 64 * BLOCK, "nobody has looked yet");
+    let held = site.way.gate.acquire_many(GATE).await.unwrap();
+    let background = tokio::spawn(Arc::clone(&site.pool).fill_copies(u64::MAX));
+    let started = std::time::Instant::now();
+    while missing().await != 2 * BLOCK {
+        assert!(started.elapsed() < Duration::from_secs(120), "{} bytes", missing().await);
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    drop(held);
+    background.abort();
+}
+
 /// Fills the copies in the background, until all are complete.
 async fn fill_in_background(pool: &Arc<Pool>) {
     let background = tokio::spawn(Arc::clone(pool).fill_copies(u64::MAX));
