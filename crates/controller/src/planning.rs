@@ -4,6 +4,8 @@
 mod decisions;
 mod history;
 
+use std::time::Duration;
+
 use perigee_model::job::{Access, JobSpec, Migration};
 use perigee_model::phases::PredictedPhases;
 use perigee_model::plan::Plan;
@@ -13,7 +15,7 @@ use perigee_model::volume_move::VolumeMoveState;
 use perigee_model::{DiskRole, HostId, JobId, Problem, SiteId, VmId, VolumeName};
 use perigee_planner::{
     Cluster as Facts, CopyFacts, Dirty, DiskFacts, HostFacts, JobFacts, LinkFacts, MoveCost,
-    PastMove, PastRun, Refused, Running, Snapshot, Traits, VolumeFacts,
+    Moving, PastMove, PastRun, Refused, Running, Snapshot, Traits, VolumeFacts,
 };
 use sha2::{Digest, Sha256};
 
@@ -151,8 +153,13 @@ fn sites(replicas: &[Replica]) -> Vec<SiteId> {
     replicas.iter().map(|replica| replica.site.clone()).collect()
 }
 
-/// Collects the facts about a running job, but for what was refused a short time ago.
-pub async fn running(cluster: &Cluster, record: &JobRecord) -> Result<Option<Running>, Problem> {
+/// Collects the facts about a running job, as they were when its figures were read so long ago, but for what was refused a
+/// short time ago.
+pub async fn running(
+    cluster: &Cluster,
+    record: &JobRecord,
+    age: Duration,
+) -> Result<Option<Running>, Problem> {
     let (Some(host), Some(placement)) = (&record.job.host, &record.placement) else {
         return Ok(None);
     };
@@ -169,7 +176,7 @@ pub async fn running(cluster: &Cluster, record: &JobRecord) -> Result<Option<Run
         progress_at_arrival: record.meter.progress_at_arrival,
         requests,
         host: host.clone(),
-        moving_to: moving_to(cluster, record),
+        moving: moving(cluster, record),
         memory_bytes: spec.memory_bytes,
         cpus: spec.cpus,
         may_migrate: spec.may_migrate,
@@ -177,7 +184,7 @@ pub async fn running(cluster: &Cluster, record: &JobRecord) -> Result<Option<Run
         refused: Vec::new(),
         moves: record.moves,
         dirty_bytes_per_s: last_dirty_rate(cluster, record).or(history.dirty_bytes_per_s),
-        wall_s: at_its_host_s(record),
+        wall_s: (at_its_host_s(record) - age.as_secs_f64()).max(0.0),
         vcpu_s: seconds(here.vcpu_ms),
         disks: disks_that_may_come(cluster, record, placement, &here).await?,
     }))
@@ -344,11 +351,12 @@ pub(crate) fn past_moves(cluster: &Cluster) -> Vec<PastMove> {
     completed.collect()
 }
 
-/// Where a migration of the job's VM that has begun takes it.
-fn moving_to(cluster: &Cluster, record: &JobRecord) -> Option<HostId> {
+/// The migration of the job's VM that has begun.
+fn moving(cluster: &Cluster, record: &JobRecord) -> Option<Moving> {
     let moves = cluster.index.migrations_of(record.job.vm.as_ref()?);
     let under_way = moves.iter().map(|m| &m.migration).find(|m| !m.state.is_final())?;
-    Some(under_way.to.clone())
+    let left_ms = migration::shown(cluster, under_way.clone()).left_ms;
+    Some(Moving { to: under_way.to.clone(), left_s: left_ms.map(seconds) })
 }
 
 /// The dirty rate that the last migration of the job's VM measured.

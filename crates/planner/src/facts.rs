@@ -277,8 +277,8 @@ pub struct Running {
     pub requests: f64,
     /// Where the VM runs now.
     pub host: HostId,
-    /// Where a migration that has begun takes it; `None` if there is none.
-    pub moving_to: Option<HostId>,
+    /// The migration that has begun; `None` if there is none.
+    pub moving: Option<Moving>,
     /// The memory of the VM.
     pub memory_bytes: u64,
     /// The vCPUs of the VM.
@@ -299,6 +299,15 @@ pub struct Running {
     pub vcpu_s: f64,
     /// Its data volumes, without the root disk.
     pub disks: Vec<DiskFacts>,
+}
+
+/// A migration of a running VM.
+#[derive(Debug, Clone)]
+pub struct Moving {
+    /// Where it takes the VM.
+    pub to: HostId,
+    /// How long it still takes; `None` if that is not known.
+    pub left_s: Option<f64>,
 }
 
 /// A change that was refused a short time ago.

@@ -36,8 +36,8 @@ mod work;
 
 pub use experience::compression;
 pub use facts::{
-    Boot, Cluster, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, LinkForMoves, PastMove,
-    RefusedWay, Running, Snapshot, VolumeFacts,
+    Boot, Cluster, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, LinkForMoves, Moving,
+    PastMove, RefusedWay, Running, Snapshot, VolumeFacts,
 };
 pub use modes::{CompressionGain, Mode};
 pub use moving::{Dirty, MoveCost, move_cost};

@@ -54,6 +54,16 @@ impl MoveCost {
     pub(crate) fn of_the_job(&self) -> Spread {
         Spread::between(self.pause_s, self.job_s, self.total_s)
     }
+
+    /// What the job still loses if the migration takes so much longer: the copying that is over has been paid for.
+    pub(crate) fn of_the_rest(&self, left_s: f64) -> Spread {
+        let left_s = left_s.clamp(0.0, self.total_s);
+        let pause_s = self.pause_s.min(left_s);
+        let copy_left_s = (left_s - pause_s).min(self.copy_s);
+        let share = if self.copy_s > 0.0 { copy_left_s / self.copy_s } else { 0.0 };
+        let lost_s = pause_s + (self.job_s - self.pause_s) * share;
+        Spread::between(pause_s, lost_s, left_s)
+    }
 }
 
 /// How fast the VM changes its memory, in bytes per second.
@@ -195,6 +205,18 @@ mod tests {
     #[test]
     fn memory_that_does_not_change_is_sent_once() {
         assert_close(cost(&cluster(), 0).unwrap().total_s, 4.0 + ROUND_TRIPS_S);
+    }
+
+    /// The whole cost of a move was added to a job's end while half of it was over.
+    #[test]
+    fn what_is_over_of_a_move_costs_nothing_more() {
+        let cost = cost(&cluster(), 0).unwrap();
+        assert_eq!(cost.of_the_rest(cost.total_s), cost.of_the_job());
+        assert_eq!(cost.of_the_rest(100.0), cost.of_the_job(), "it waits for its turn");
+        let half = cost.of_the_rest(2.0 + cost.pause_s);
+        assert_close(half.expected, cost.pause_s + 1.0);
+        assert_close(half.high(), 2.0 + cost.pause_s);
+        assert_eq!(cost.of_the_rest(0.0), Spread::default());
     }
 
     #[test]

@@ -273,11 +273,16 @@ impl Hosts {
         gone
     }
 
-    /// The last report of a VM, if it is not older than `age_max`.
-    pub fn fresh_vm(&self, id: &HostId, vm: &VmId, age_max: Duration) -> Option<VmReport> {
+    /// The last report of a VM, if it is not older than `age_max`, and when it came.
+    pub fn fresh_vm(
+        &self,
+        id: &HostId,
+        vm: &VmId,
+        age_max: Duration,
+    ) -> Option<(Instant, VmReport)> {
         let hosts = self.lock();
         let (at, report) = hosts.get(id)?.vms.get(vm)?;
-        (at.elapsed() <= age_max).then(|| report.clone())
+        (at.elapsed() <= age_max).then(|| (*at, report.clone()))
     }
 
     /// The figures of the host's volume server. Concurrent callers share one request.

@@ -198,8 +198,9 @@ impl Index {
         self.lock().jobs.get(id).cloned()
     }
 
-    pub fn put_end(&self, job: &JobId, end: PredictedEnd) {
-        self.lock().ends.insert(job.clone(), (Instant::now(), end));
+    /// A running job's end, predicted from figures that were read then.
+    pub fn put_end(&self, job: &JobId, read: Instant, end: PredictedEnd) {
+        self.lock().ends.insert(job.clone(), (read, end));
     }
 
     /// Whether its end was predicted this long ago, or never.

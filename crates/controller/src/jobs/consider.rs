@@ -47,9 +47,10 @@ impl Run {
         if !may_migrate && !changes && is_new {
             return Ok(());
         }
-        let mut facts = planning::running(&self.cluster, &self.record.value).await?;
+        let age = self.reported.elapsed();
+        let mut facts = planning::running(&self.cluster, &self.record.value, age).await?;
         if let Some(running) = &facts {
-            index.put_end(&self.id, perigee_planner::predicted_end(running));
+            index.put_end(&self.id, self.reported, perigee_planner::predicted_end(running));
         }
         if changes || !may_migrate {
             return Ok(());
@@ -75,7 +76,7 @@ impl Run {
                     self.refuse(way, to, format!("{}: {}", problem.what, problem.why));
                 }
             }
-            facts = planning::running(&self.cluster, &self.record.value).await?;
+            facts = planning::running(&self.cluster, &self.record.value, age).await?;
         }
         Ok(())
     }

@@ -32,6 +32,8 @@ pub struct Run {
     pub record: Owned<JobRecord>,
     pub samples: Samples,
     pub figures_read: Option<Instant>,
+    /// When the report came from which the figures were read last.
+    pub reported: Instant,
     /// When the last check found the VM at work; `None` if it did not.
     pub seen_at_work: Option<Instant>,
     /// The last refusal of each kind of change that the planner wanted.
@@ -112,6 +114,7 @@ impl Run {
             record,
             samples: Samples::load(cluster, id).await?,
             figures_read: None,
+            reported: Instant::now(),
             seen_at_work: None,
             refused: Vec::new(),
             follow_refused: None,

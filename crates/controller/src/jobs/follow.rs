@@ -54,8 +54,8 @@ impl Run {
             return Ok(step);
         }
         let host = self.host()?;
-        let report = match self.look(&host).await {
-            Ok(report) => report,
+        let (reported, report) = match self.look(&host).await {
+            Ok(looked) => looked,
             Err(problem) if problem.kind == ProblemKind::NotFound => {
                 // During a migration the destination's agent decides what this means.
                 return if moving {
@@ -79,6 +79,7 @@ impl Run {
         if has_news || figures_due {
             // The figures are read before the messages, because the command's start and end use them.
             self.read_figures(&report).await?;
+            self.reported = reported;
         }
         if figures_due {
             self.ask_to_end(&host).await;
@@ -159,18 +160,19 @@ impl Run {
     }
 
     /// The report that the host's agent sent by itself. The agent is asked if that report is old, or if it
-    /// would end the job.
-    async fn look(&self, host: &HostLink) -> Result<VmReport, Problem> {
+    /// would end the job. With it comes when it was made, at the earliest.
+    async fn look(&self, host: &HostLink) -> Result<(Instant, VmReport), Problem> {
         let vm = vm_of(&self.id);
         let heard = self.cluster.hosts.fresh_vm(&host.id, &vm, self.cluster.timing.monitor);
-        if let Some(report) = heard
+        if let Some((at, report)) = heard
             && !matches!(report.status, VmStatus::Gone | VmStatus::Shutdown)
         {
-            return Ok(report);
+            return Ok((at, report));
         }
+        let asked = Instant::now();
         let report = host.agent.get::<VmReport>(&format!("/v1/vms/{vm}")).await?;
         self.cluster.hosts.remember_vm(&host.id, &report);
-        Ok(report)
+        Ok((asked, report))
     }
 
     pub(super) fn host(&self) -> Result<Arc<HostLink>, Problem> {
@@ -336,10 +338,27 @@ impl Run {
 
     /// Adds the disks' counters, at this host and at their homes, to the job's totals.
     pub(super) async fn read_figures(&mut self, report: &VmReport) -> Result<(), Problem> {
+        self.read_figures_since(report, self.cluster.timing.figures / 2, None).await
+    }
+
+    /// Adds what the VM did at its old host since the last reading. It stands still there, and runs at `to`.
+    pub(super) async fn read_last_figures(
+        &mut self,
+        report: &VmReport,
+        to: &HostId,
+    ) -> Result<(), Problem> {
+        self.read_figures_since(report, Duration::ZERO, Some(to)).await
+    }
+
+    async fn read_figures_since(
+        &mut self,
+        report: &VmReport,
+        age_max: Duration,
+        moved_to: Option<&HostId>,
+    ) -> Result<(), Problem> {
         let placement = self.placement()?.clone();
         let Some(here) = self.job().host.clone() else { return Ok(()) };
         let mut disks = Vec::new();
-        let age_max = self.cluster.timing.figures / 2;
         let mut at_homes: Vec<(HostId, Option<Arc<Vec<ExportStats>>>)> = Vec::new();
         for (index, disk) in placement.disks.iter().enumerate() {
             let client = report.io.get(index).copied();
@@ -356,6 +375,9 @@ impl Run {
             } else {
                 stats_of(&at_homes, &disk.home, &disk.volume)
             };
+            // The VM's counters at a home that is its new host begin with the home's last reading.
+            let is_old = moved_to == Some(&disk.home) && home.is_none();
+            let client = client.filter(|_| !is_old);
             disks.push(Reading { client, home, far: disk.home != here });
         }
         self.record.value.meter.read(report.vcpu_ms, &disks);

@@ -1,6 +1,9 @@
 //! After a migration, the job follows its VM to the other host.
 
-use perigee_model::job::{HostState, MigrationState};
+use std::time::Duration;
+
+use perigee_model::job::{HostState, Migration, MigrationState};
+use perigee_model::vm::VmReport;
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, Problem, ProblemKind, VmStart};
 
@@ -10,6 +13,9 @@ use crate::cluster::now_ms;
 use crate::records::{
     MigrationIntent, MigrationRecord, Traced, migration_intent_key, start_of, vm_of,
 };
+
+/// How long the old host may take to say what the VM did there last.
+const FIGURES_MAX: Duration = Duration::from_secs(2);
 
 impl Run {
     /// Takes ended migrations into account. `Some(true)` while a migration is running; `None` if something
@@ -75,6 +81,7 @@ impl Run {
             }
         }
         let to = moved.migration.to.clone();
+        self.take_last_figures(moved).await?;
         self.starts_there_from_now_on(&to);
         let intent = migration_intent_key(&vm_of(&self.id), moved.number);
         let intent: Option<MigrationIntent> = self.cluster.records.read(&intent).await?;
@@ -90,7 +97,8 @@ impl Run {
         }
         let at_home: Vec<bool> = placement.disks.iter().map(|disk| disk.home == to).collect();
         let progress = super::progress(&record.job).unwrap_or_default();
-        record.meter.arrived(now_ms(), progress, &moved.io_before, &at_home);
+        let arrived_ms = moved.migration.ended_ms.unwrap_or(u64::MAX).min(now_ms());
+        record.meter.arrived(arrived_ms, progress, &moved.io_before, &at_home);
         record.to_follow = match moved.migration.volumes {
             VolumesOnMove::Stay => Vec::new(),
             VolumesOnMove::Follow if is_called_off => Vec::new(),
@@ -112,5 +120,24 @@ impl Run {
         // A trace of a part of the run says nothing about the whole run.
         record.traced = Traced::Not;
         self.record.save().await
+    }
+
+    /// Counts what the VM did at its old host since the figures were last read there. A host that does not answer, or has
+    /// another VM of this name by now, delays nothing.
+    async fn take_last_figures(&mut self, moved: &MigrationRecord) -> Result<(), Problem> {
+        let Migration { id, from, to, .. } = &moved.migration;
+        let Ok(source) = self.cluster.hosts.get(from) else { return Ok(()) };
+        if self.job().host.as_ref() != Some(from) {
+            return Ok(());
+        }
+        let path = format!("/v1/vms/{}", vm_of(&self.id));
+        let asked = tokio::time::timeout(FIGURES_MAX, source.agent.get::<VmReport>(&path));
+        let is_its = |report: &VmReport| {
+            report.migration.as_ref().is_some_and(|outgoing| outgoing.migration == *id)
+        };
+        match asked.await {
+            Ok(Ok(report)) if is_its(&report) => self.read_last_figures(&report, to).await,
+            _ => Ok(()),
+        }
     }
 }

@@ -11,13 +11,13 @@
 //! The mean of the first two counts first. The more of the job is done, the more counts its own pace, which shows what
 //! earlier runs can't: a slower link, or another load of the host. Where these differ, the range holds all of them.
 //!
-//! While a migration takes its VM to another host, the rest of the work is taken to be done there, and the cost of the
-//! move is added.
+//! While a migration takes its VM to another host, the rest of the work is taken to be done there, and what the rest of the
+//! move costs is added.
 
 use perigee_model::HostId;
 use perigee_model::plan::PredictedEnd;
 
-use crate::facts::{HostFacts, Running};
+use crate::facts::{HostFacts, Moving, Running};
 use crate::figures::Figures;
 use crate::learn::{Learned, Source};
 use crate::moving::{Dirty, move_cost};
@@ -39,7 +39,7 @@ pub fn predicted_end(running: &Running) -> PredictedEnd {
         .ok_or_else(|| "no earlier run of such a job is known".to_owned())
         .and_then(|learned| by_history(running, &learned));
     // Its pace here says nothing about the other host.
-    let stays = running.moving_to.is_none();
+    let stays = running.moving.is_none();
     let by_pace =
         by_progress(running, at_work_s(running)).filter(|left| left.expected > 0.0 && stays);
     let (left, why) = match (by_history, by_pace) {
@@ -97,7 +97,7 @@ pub(super) fn sources<'a>(running: &'a Running, at: &HostId) -> Vec<Source<'a>> 
 fn by_history(running: &Running, learned: &Learned) -> Result<Spread, String> {
     let cluster = &running.cluster;
     if let Some(left) =
-        running.moving_to.as_ref().and_then(|to| after_the_move(running, learned, to))
+        running.moving.as_ref().and_then(|moving| after_the_move(running, learned, moving))
     {
         return Ok(left);
     }
@@ -122,8 +122,9 @@ fn by_history(running: &Running, learned: &Learned) -> Result<Spread, String> {
     Ok(Spread::between(left.low().max(0.0), expected, left.high()))
 }
 
-/// What is left if the migration takes the VM to this host. `None` if that can't be predicted.
-fn after_the_move(running: &Running, learned: &Learned, to: &HostId) -> Option<Spread> {
+/// What is left if the migration takes the VM to the other host. `None` if that can't be predicted.
+fn after_the_move(running: &Running, learned: &Learned, moving: &Moving) -> Option<Spread> {
+    let to = &moving.to;
     let (cluster, from) = (&running.cluster, &running.host);
     let there = cluster.host(to).ok()?;
     let place =
@@ -132,7 +133,8 @@ fn after_the_move(running: &Running, learned: &Learned, to: &HostId) -> Option<S
     let cost = move_cost(cluster, from, to, running.memory_bytes, dirty).ok()?;
     let (_, whole) = learned.at(&place);
     let work = whole.by(share_left(running, learned)?);
-    (work.expected > 0.0).then(|| work.plus(cost.of_the_job()))
+    let cost = moving.left_s.map_or_else(|| cost.of_the_job(), |left_s| cost.of_the_rest(left_s));
+    (work.expected > 0.0).then(|| work.plus(cost))
 }
 
 /// The time since the VM's arrival in which its link was up.

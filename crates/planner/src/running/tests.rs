@@ -18,7 +18,7 @@ pub(super) fn reading(reads: u64, wall_s: f64) -> Running {
         progress_at_arrival: 0.0,
         requests: reads as f64,
         host: host_id("home1"),
-        moving_to: None,
+        moving: None,
         memory_bytes: 512 * MIB,
         cpus: 1,
         may_migrate: true,

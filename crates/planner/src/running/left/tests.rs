@@ -34,14 +34,19 @@ fn half_of_a_known_job_takes_half_of_its_time() {
 #[test]
 fn a_job_on_its_way_ends_as_at_the_host_to_which_it_goes() {
     let stays = remembered(500, WHOLE_S / 2.0, 1000.0);
-    let goes = Running { moving_to: Some(host_id("cloud1")), progress: Some(0.5), ..stays.clone() };
+    let moving = |to: &str, left_s| Some(Moving { to: host_id(to), left_s });
+    let goes = Running { moving: moving("cloud1", None), progress: Some(0.5), ..stays.clone() };
     let (stays_s, goes_s) = (left(&stays).expected_s, left(&goes).expected_s);
     assert!(
         (10.5..10.5 + 2.0 * COST_S).contains(&goes_s) && goes_s < stays_s,
         "{goes_s} {stays_s}"
     );
+    // Half of the memory is there: so much of the move is over.
+    let half_there = Running { moving: moving("cloud1", Some(2.0)), ..goes };
+    let saved_s = goes_s - left(&half_there).expected_s;
+    assert!((0.9..1.1).contains(&saved_s), "{saved_s}");
     // An unknown host: as if it stayed.
-    let lost = Running { moving_to: Some(host_id("nowhere")), ..stays };
+    let lost = Running { moving: moving("nowhere", None), ..stays };
     assert_close(left(&lost).expected_s, stays_s);
 }
 
