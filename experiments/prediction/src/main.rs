@@ -11,6 +11,7 @@ mod report;
 mod results;
 mod workload;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -25,9 +26,9 @@ use perigee_model::job::{
     Access, DEFAULT_OWNER, Job, JobSpec, JobState, JobVolume, MigrationState, MoveVm, Restart,
     Start,
 };
-use perigee_model::plan::{Trigger, Way};
+use perigee_model::plan::{PlanOption, Trigger, Way};
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{HostId, Problem, VolumeName};
+use perigee_model::{HostId, Problem, SiteId, VolumeName};
 
 use ends::Looks;
 use results::{Learned, Placement, Prediction, Question, Results, Run};
@@ -63,8 +64,8 @@ struct Arguments {
     /// Only these workloads: tpch, scan, think, depth8, mix, writer, merge
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// How each job is run beside `beside`: remote, auto, migrate, copy, follow
-    #[arg(long, value_delimiter = ',', default_value = "remote,auto,copy,follow")]
+    /// How each job is run beside `beside`: remote, auto, migrate, copy, follow, replica
+    #[arg(long, value_delimiter = ',', default_value = "remote,auto,copy,follow,replica")]
     placements: Vec<String>,
     /// The size of the tables; 1 is about 1 GB
     #[arg(long, default_value_t = 0.1)]
@@ -120,13 +121,13 @@ impl Arguments {
 #[tokio::main]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse().checked()?;
+    let mut results = Results::load(&arguments.out)?;
     if arguments.report_only {
-        let mut results = Results::load(&arguments.out)?;
         results.write(&arguments.out)?;
         print(&results);
         return Ok(());
     }
-    let mut results = Results { rounds: arguments.rounds, ..Results::default() };
+    results.rounds = arguments.rounds;
     results.cpus = std::thread::available_parallelism()?.get();
     let perigee = format!("{VERSION}, commit {}", arguments.revision);
     results.versions = measuring::versions(perigee, &[QEMU]);
@@ -151,6 +152,8 @@ struct Bench<'a> {
     stage: Stage,
     files: VolumeName,
     bundle: String,
+    /// The site without the data, if replicas of it are made there.
+    replica_site: Option<SiteId>,
 }
 
 async fn measure(
@@ -173,7 +176,7 @@ async fn measure(
                 for round in 1..=arguments.rounds {
                     for placement in &placements {
                         let run = bench.run(*workload, *rtt_ms, *placement, round).await?;
-                        results.runs.push(run);
+                        results.add_run(run);
                         results.minutes = begun.elapsed().as_secs() / 60;
                         results.write(&arguments.out)?;
                     }
@@ -194,7 +197,10 @@ async fn measure(
 async fn prepare<'a>(lab: &'a Lab, arguments: &Arguments, steps: &'a Steps) -> Result<Bench<'a>> {
     let cluster = Cluster::new(lab)?;
     let stage = demo::stage(&lab.definition)?;
-    let near = lab.definition.hosts().next().context("a lab has hosts")?.1.clone();
+    let (site, near) = lab.definition.hosts().next().context("a lab has hosts")?;
+    let (site, near) = (site.clone(), near.clone());
+    let has_replicas = arguments.placements().contains(&Placement::Replica);
+    let replica_site = has_replicas.then_some(site);
     let scratch = lab.dir().join("prediction");
     std::fs::create_dir_all(&scratch)?;
     let image = arguments.image.join("debian-pg.raw");
@@ -204,7 +210,7 @@ async fn prepare<'a>(lab: &'a Lab, arguments: &Arguments, steps: &'a Steps) -> R
     query_bundle(&bundle)?;
     let bundle = cluster.upload(&bundle).await?;
     let files = VolumeName::new("files")?;
-    let bench = Bench { lab, cluster, steps, near, stage, files, bundle };
+    let bench = Bench { lab, cluster, steps, near, stage, files, bundle, replica_site };
     bench.cluster.create_volume(&bench.files, &bench.stage.near, FILES_BYTES).await?;
     let write = async {
         let mut step = steps.begin("write the workloads' files");
@@ -265,11 +271,14 @@ impl Bench<'_> {
 
     /// The job with the history of a round trip.
     fn job(&self, workload: Workload, learned_at_ms: u32, start: Start) -> JobSpec {
-        let is_tpch = workload == Workload::Tpch;
-        let volume = if is_tpch { &self.stage.volume } else { &self.files };
+        let (is_tpch, volume) = (workload == Workload::Tpch, self.volume_of(workload));
         let inputs = is_tpch.then(|| self.bundle.clone());
         let command = workload.command(learned_at_ms);
         JobSpec { inputs, ..self.spec(workload.name(), command, volume, start) }
+    }
+
+    fn volume_of(&self, workload: Workload) -> &VolumeName {
+        if workload == Workload::Tpch { &self.stage.volume } else { &self.files }
     }
 
     async fn plan(
@@ -290,19 +299,31 @@ impl Bench<'_> {
             };
             let job = self.job(workload, learned_at_ms, start);
             let plan = self.cluster.plan(&JobSpec { may_migrate: true, ..job }).await?;
-            results.predictions.extend(plan.options.into_iter().map(|option| Prediction {
-                workload,
-                learned,
-                learned_at_ms,
-                rtt_ms,
-                question,
-                way: option.way,
-                total: option.total,
-                parts: option.predicted,
-                unknown: option.unknown.iter().map(|u| u.part.name().to_owned()).collect(),
-                chosen: option.chosen,
-            }));
+            for option in plan.options {
+                let of = (workload, learned, question);
+                results.add_prediction(prediction(of, (learned_at_ms, rtt_ms), option));
+            }
         }
+        let Some(site) = &self.replica_site else { return Ok(()) };
+        // The other ways are predicted and run without a replica.
+        let step = self.steps.begin(format!("plan with replicas at {site}"));
+        let volumes: BTreeSet<_> = workloads.iter().map(|w| self.volume_of(*w)).collect();
+        for volume in &volumes {
+            self.cluster.replicate(volume, site).await?;
+        }
+        for workload in workloads {
+            let job = self.job(*workload, learned_at_ms, Start::Anywhere);
+            let plan = self.cluster.plan(&JobSpec { may_migrate: true, ..job }).await?;
+            for option in plan.options.into_iter().filter(|option| option.way == Way::Replica) {
+                let option = PlanOption { chosen: false, ..option };
+                let of = (*workload, learned, Question::Anywhere);
+                results.add_prediction(prediction(of, (learned_at_ms, rtt_ms), option));
+            }
+        }
+        for volume in &volumes {
+            self.cluster.stop_replica(volume, site).await?;
+        }
+        step.done("");
         Ok(())
     }
 
@@ -317,6 +338,10 @@ impl Bench<'_> {
         let mut step = self.steps.begin(words);
         let at = if placement == Placement::Beside { &self.stage.near } else { &self.near };
         let job = self.job(workload, rtt_ms, Start::Host(at.clone()));
+        let replica_site = self.replica_site.as_ref().filter(|_| placement == Placement::Replica);
+        if let Some(site) = replica_site {
+            self.cluster.replicate(self.volume_of(workload), site).await?;
+        }
         let load_1min = measuring::load_1min()?;
         let spec = JobSpec { may_migrate: placement == Placement::Auto, ..job };
         let job = self.cluster.submit(&spec).await?;
@@ -330,6 +355,9 @@ impl Bench<'_> {
         }
         let look = (LOOK_EVERY, &mut note as _);
         let job = self.cluster.watch(&job.id, JobState::Succeeded, &mut step, look).await?;
+        if let Some(site) = replica_site {
+            self.cluster.stop_replica(self.volume_of(workload), site).await?;
+        }
         let (way, decided_ms) = self.what_happened(&job, placement).await?;
         let total_s = job.measured_s.context("a measured time")?;
         let running_ms = job.running_ms.context("a job that has run")?;
@@ -349,6 +377,7 @@ impl Bench<'_> {
             load_1min,
             change_began_s,
             shown_ends,
+            perigee: String::new(),
         })
     }
 
@@ -382,11 +411,32 @@ impl Bench<'_> {
             Placement::Migrate => Way::Migrate,
             Placement::Follow => Way::Follow,
             Placement::Copy => Way::Copy,
+            Placement::Replica => Way::Replica,
             Placement::Auto => {
                 changed.and_then(|d| d.plan.chosen()).map_or(Way::Remote, |option| option.way)
             }
         };
         Ok((way, changed.filter(|_| placement == Placement::Auto).map(|d| d.at_ms)))
+    }
+}
+
+fn prediction(
+    (workload, learned, question): (Workload, Learned, Question),
+    (learned_at_ms, rtt_ms): (u32, u32),
+    option: PlanOption,
+) -> Prediction {
+    Prediction {
+        workload,
+        learned,
+        learned_at_ms,
+        rtt_ms,
+        question,
+        way: option.way,
+        total: option.total,
+        parts: option.predicted,
+        unknown: option.unknown.iter().map(|u| u.part.name().to_owned()).collect(),
+        chosen: option.chosen,
+        perigee: String::new(),
     }
 }
 

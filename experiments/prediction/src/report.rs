@@ -41,7 +41,7 @@ pub fn html(results: &Results) -> String {
         errors(&mut page, results, learned);
     }
     measured(&mut page, results);
-    page::end(&mut page, &results.versions);
+    page::end(&mut page, &results.all_versions());
     page
 }
 

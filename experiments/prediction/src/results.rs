@@ -1,14 +1,17 @@
 //! `results.json`: what was predicted, what was measured, and how both compare.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use perigee_model::plan::{Estimate, Seconds, Way};
 use serde::{Deserialize, Serialize};
 
 use crate::ends::{self, ShownEnd};
 use crate::workload::Workload;
+
+/// The key of Perigee's own version.
+pub const PERIGEE: &str = "perigee";
 
 /// What the controller knew of the job when it predicted it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -70,11 +73,20 @@ pub enum Placement {
     Copy,
     /// As `migrate`, and the root and output disks come after the VM.
     Follow,
+    /// Away from the data, at a site with a replica of it.
+    Replica,
 }
 
 impl Placement {
-    pub const ALL: [Self; 6] =
-        [Self::Beside, Self::Remote, Self::Auto, Self::Migrate, Self::Copy, Self::Follow];
+    pub const ALL: [Self; 7] = [
+        Self::Beside,
+        Self::Remote,
+        Self::Auto,
+        Self::Migrate,
+        Self::Copy,
+        Self::Follow,
+        Self::Replica,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -84,6 +96,7 @@ impl Placement {
             Self::Migrate => "migrate",
             Self::Copy => "copy",
             Self::Follow => "follow",
+            Self::Replica => "replica",
         }
     }
 }
@@ -104,6 +117,9 @@ pub struct Prediction {
     /// The names of the parts that were guessed.
     pub unknown: Vec<String>,
     pub chosen: bool,
+    /// The version of Perigee.
+    #[serde(default)]
+    pub perigee: String,
 }
 
 /// One run of a job.
@@ -125,6 +141,9 @@ pub struct Run {
     /// The ends that the API showed while it ran.
     #[serde(default)]
     pub shown_ends: Vec<ShownEnd>,
+    /// The version of Perigee.
+    #[serde(default)]
+    pub perigee: String,
 }
 
 /// How well the ends came true that were shown when this share of the command's time had passed.
@@ -204,11 +223,62 @@ pub fn way_name(way: Way) -> String {
 }
 
 impl Results {
+    /// The results of an earlier run.
     pub fn load(out: &Path) -> Result<Self> {
-        Ok(serde_json::from_slice(&std::fs::read(out.join("results.json"))?)?)
+        let path = out.join("results.json");
+        let Ok(bytes) = std::fs::read(&path) else { return Ok(Self::default()) };
+        let mut results: Self = serde_json::from_slice(&bytes)
+            .with_context(|| format!("{} is not of this experiment", path.display()))?;
+        results.note_versions();
+        Ok(results)
+    }
+
+    /// Notes the present version in each row that has none.
+    fn note_versions(&mut self) {
+        let Some(present) = self.versions.get(PERIGEE) else { return };
+        let of_runs = self.runs.iter_mut().map(|run| &mut run.perigee);
+        let of_predictions = self.predictions.iter_mut().map(|prediction| &mut prediction.perigee);
+        for of_row in of_runs.chain(of_predictions).filter(|version| version.is_empty()) {
+            of_row.clone_from(present);
+        }
+    }
+
+    /// The versions of all programs. Rows may have been measured with several versions of Perigee.
+    pub fn all_versions(&self) -> BTreeMap<String, String> {
+        let distinct: BTreeSet<&str> = self.runs.iter().map(|run| run.perigee.as_str()).collect();
+        let mut versions = self.versions.clone();
+        if !distinct.is_empty() {
+            let distinct = distinct.into_iter().collect::<Vec<_>>().join("; ");
+            versions.insert(PERIGEE.to_owned(), distinct);
+        }
+        versions
+    }
+
+    /// Takes the place of what earlier versions have measured in the same case, and of the same round.
+    pub fn add_run(&mut self, mut run: Run) {
+        run.perigee = self.versions.get(PERIGEE).cloned().unwrap_or_default();
+        let case = |run: &Run| (run.workload, run.rtt_ms, run.placement);
+        let is_old = |other: &Run| {
+            case(other) == case(&run) && (other.perigee != run.perigee || other.round == run.round)
+        };
+        self.runs.retain(|other| !is_old(other));
+        self.runs.push(run);
+    }
+
+    /// Takes the place of the same prediction of an earlier run.
+    pub fn add_prediction(&mut self, mut prediction: Prediction) {
+        prediction.perigee = self.versions.get(PERIGEE).cloned().unwrap_or_default();
+        let case = |p: &Prediction| {
+            (p.workload, p.learned, p.learned_at_ms, p.rtt_ms, p.question, p.way)
+        };
+        self.predictions.retain(|other| case(other) != case(&prediction));
+        self.predictions.push(prediction);
     }
 
     pub fn write(&mut self, out: &Path) -> Result<()> {
+        self.runs.sort_by_key(|run| (run.workload, run.rtt_ms, run.placement, run.round));
+        self.predictions
+            .sort_by_key(|p| (p.workload, p.learned, p.learned_at_ms, p.rtt_ms, p.question));
         self.compare();
         std::fs::create_dir_all(out)?;
         std::fs::write(out.join("results.json"), serde_json::to_string_pretty(self)? + "\n")?;
@@ -276,7 +346,9 @@ impl Results {
             add(format!("from {from}: held out"), &|p| {
                 p.learned == learned && p.workload.is_held_out()
             });
-            for way in [Way::Remote, Way::Migrate, Way::Follow, Way::Copy, Way::Beside] {
+            for way in
+                [Way::Remote, Way::Migrate, Way::Follow, Way::Copy, Way::Replica, Way::Beside]
+            {
                 add(format!("from {from}: {}", way_name(way)), &|p| {
                     p.learned == learned && p.way == way
                 });
@@ -304,7 +376,8 @@ impl Results {
         all
     }
 
-    /// A plan whose chosen way was not measured at that round trip is not judged.
+    /// A plan whose chosen way was not measured at that round trip is not judged. There is no replica when a plan is to
+    /// choose.
     fn judge(&self, chosen: &Prediction, choices: &mut Choices) {
         let (workload, rtt_ms) = (chosen.workload, chosen.rtt_ms);
         let ways = [Way::Beside, Way::Remote, Way::Migrate, Way::Follow, Way::Copy];
@@ -401,6 +474,7 @@ pub mod tests {
             load_1min: 1.0,
             change_began_s: (way == Way::Migrate).then_some(0.25),
             shown_ends: vec![ShownEnd { at: 0.5, error: Some(0.1), in_range: true }],
+            perigee: String::new(),
         };
         let times = [(Way::Beside, 10.0), (Way::Remote, 20.0), (Way::Migrate, 14.0)];
         for (round, more_s) in [(1, 0.0), (2, 0.4)] {
@@ -422,6 +496,7 @@ pub mod tests {
                     unknown: Vec::new(),
                     chosen: way
                         == if question == Question::Home { Way::Remote } else { Way::Beside },
+                    perigee: String::new(),
                 });
             }
         }
@@ -443,6 +518,31 @@ pub mod tests {
         assert_eq!((results.asked_began_s, results.auto_began_s), (Some(0.25), None));
         let [shown] = results.shown_ends.as_slice() else { panic!("one share of the time") };
         assert_eq!((shown.score.predictions, shown.score.in_range), (6, Some(1.0)));
+    }
+
+    /// A run of a part of the cases threw away all the others.
+    #[test]
+    fn a_run_of_a_part_replaces_only_what_it_measures_anew() {
+        let mut results = results();
+        results.versions.insert(PERIGEE.to_owned(), "1".to_owned());
+        results.note_versions();
+        results.versions.insert(PERIGEE.to_owned(), "2".to_owned());
+        let is_new = |run: &&Run| run.placement == Placement::Beside;
+        let again = results.runs.iter().find(is_new).expect("it was measured").clone();
+        for round in [1, 2, 2] {
+            results.add_run(Run { round, total_s: 5.0, ..again.clone() });
+        }
+        let of = |placement| {
+            let of_case = results.runs.iter().filter(move |run| run.placement == placement);
+            of_case.map(|run| (run.round, run.perigee.as_str())).collect::<Vec<_>>()
+        };
+        assert_eq!(of(Placement::Beside), [(1, "2"), (2, "2")]);
+        assert_eq!(of(Placement::Auto), [(1, "1"), (2, "1")]);
+        assert_eq!(results.all_versions()[PERIGEE], "1; 2");
+        let (all, first) = (results.predictions.len(), results.predictions[0].clone());
+        results.add_prediction(first);
+        assert_eq!(results.predictions.len(), all);
+        assert_eq!(results.predictions[all - 1].perigee, "2");
     }
 
     #[test]
