@@ -37,6 +37,8 @@ pub enum RunName {
     Beside,
     /// The VM starts on the other side of the WAN, and the planner may migrate it.
     Planned,
+    /// The same, with a replica of the data there.
+    Replica,
 }
 
 impl RunName {
@@ -45,6 +47,7 @@ impl RunName {
             Self::Remote => "remote",
             Self::Beside => "beside",
             Self::Planned => "planned",
+            Self::Replica => "replica",
         }
     }
 }
@@ -147,6 +150,11 @@ impl Run {
 }
 
 impl Run {
+    /// Whether the measured time is in the predicted range; `None` without a prediction.
+    pub fn in_range(&self) -> Option<bool> {
+        Some(self.predicted?.holds(self.measured_s))
+    }
+
     /// Of what was predicted, as a share of what was measured.
     pub fn error(&self) -> Option<f64> {
         Some(self.predicted?.expected_s / self.measured_s - 1.0)
@@ -165,7 +173,7 @@ impl Outcome {
             return vec!["not all three runs took place".to_owned()];
         };
         if self.runs.iter().any(|run| run.answers_sha256 != remote.answers_sha256) {
-            faults.push("the three runs gave different answers".to_owned());
+            faults.push("the runs gave different answers".to_owned());
         }
         if !self.answers_checked {
             faults.push("the answers are not those that SQLite finds".to_owned());
@@ -359,6 +367,16 @@ pub(crate) mod tests {
     #[test]
     fn a_good_outcome_has_no_faults() {
         assert_eq!(good().faults(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_run_beyond_its_range_is_told() {
+        let mut outcome = good();
+        assert_eq!(outcome.runs[0].in_range(), Some(true));
+        outcome.runs[0].measured_s *= 3.0;
+        assert_eq!(outcome.runs[0].in_range(), Some(false));
+        outcome.runs[0].predicted = None;
+        assert_eq!(outcome.runs[0].in_range(), None);
     }
 
     #[test]

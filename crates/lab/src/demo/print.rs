@@ -58,11 +58,7 @@ pub fn outcome(outcome: &Outcome, out: &Path) {
         let unknown = run.plan.basis == Basis::OnePass;
         let mark = if unknown { "*" } else { "" };
         let predicted = run.predicted.map_or_else(|| "-".to_owned(), |p| format!("{mark}{p}"));
-        let held = match run.predicted {
-            Some(predicted) if predicted.holds(run.measured_s) => "yes",
-            Some(_) => "no",
-            None => "-",
-        };
+        let held = run.in_range().map_or("-", |held| if held { "yes" } else { "no" });
         let moved = run.migrations.first().map_or_else(Default::default, |m| {
             let seconds =
                 |ms: u64| format!("{:.2}", std::time::Duration::from_millis(ms).as_secs_f64());

@@ -108,7 +108,7 @@ impl Stage {
         }
     }
 
-    /// Runs the queries. The three runs differ only in where they start and whether they may move.
+    /// Runs the queries. The runs differ only in where they start and whether they may move.
     ///
     /// # Errors
     /// Never: the job file is part of this program, and a test reads it.
@@ -116,7 +116,7 @@ impl Stage {
         let (start, may_migrate) = match run {
             RunName::Remote => (Start::Site(self.far.clone()), false),
             RunName::Beside => (Start::Host(self.near.clone()), false),
-            RunName::Planned => (Start::Site(self.far.clone()), true),
+            RunName::Planned | RunName::Replica => (Start::Site(self.far.clone()), true),
         };
         let spec = job_file::parse(QUERY_JOB, "tpch.yaml")?.spec;
         Ok(JobSpec { start, may_migrate, inputs: Some(bundle), ..spec })

@@ -40,7 +40,7 @@ pub fn bars(outcome: &Outcome) -> String {
         bar(&mut svg, &scale, "measured", y + 20.0, run.measured_s, "measured");
         y += ROW;
     }
-    svg.finish("Predicted and measured seconds of the three runs")
+    svg.finish("Predicted and measured seconds of the runs")
 }
 
 fn bar(svg: &mut Svg, scale: &Scale, class: &str, y: f64, seconds: f64, what: &str) {

@@ -87,7 +87,7 @@ fn summary(outcome: &Outcome) -> String {
 fn results(page: &mut String, outcome: &Outcome) {
     page.push_str(
         "<h2>Figures</h2>\n<div class=\"scroll\"><table>\n<tr><th>run</th><th>predicted</th><th>measured, s</th>\
-         <th>error, %</th><th>migration, ms</th><th>pause, ms</th><th>moved</th><th>moved at, %</th>\
+         <th>in range</th><th>error, %</th><th>migration, ms</th><th>pause, ms</th><th>moved</th><th>moved at, %</th>\
          <th>answers, SHA-256</th></tr>\n",
     );
     for run in &outcome.runs {
@@ -97,6 +97,7 @@ fn results(page: &mut String, outcome: &Outcome) {
             run.name.word().to_owned(),
             or_dash(run.predicted.map(|p| p.to_string())),
             format!("{:.1}", run.measured_s),
+            or_dash(run.in_range().map(|held| if held { "yes" } else { "no" }.to_owned())),
             or_dash(run.error().map(|error| format!("{:+.0}", error * 100.0))),
             or_dash(migration.map(|m| m.total_ms.to_string())),
             or_dash(migration.map(|m| m.downtime_ms.to_string())),
@@ -126,6 +127,7 @@ fn time_lines(page: &mut String, outcome: &Outcome) {
             RunName::Planned => {
                 "The VM starts on the far side of the WAN; the planner measures and decides."
             }
+            RunName::Replica => "The same, with a replica of the data there.",
         };
         figure(page, run.name.word(), caption, &charts::time_line(run, &shared));
     }
