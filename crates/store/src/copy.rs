@@ -306,7 +306,8 @@ impl LayerCopy {
             let (state, end) = self.run(&rest);
             if state == BlockState::Remote {
                 let starts = (rest.start..end).step_by(index(piece_blocks));
-                missing.extend(starts.map(|start| start..end.min(start.saturating_add(piece_blocks))));
+                missing
+                    .extend(starts.map(|start| start..end.min(start.saturating_add(piece_blocks))));
             }
             rest.start = end;
         }

@@ -268,9 +268,8 @@ impl Results {
     /// Takes the place of the same prediction of an earlier run.
     pub fn add_prediction(&mut self, mut prediction: Prediction) {
         prediction.perigee = self.versions.get(PERIGEE).cloned().unwrap_or_default();
-        let case = |p: &Prediction| {
-            (p.workload, p.learned, p.learned_at_ms, p.rtt_ms, p.question, p.way)
-        };
+        let case =
+            |p: &Prediction| (p.workload, p.learned, p.learned_at_ms, p.rtt_ms, p.question, p.way);
         self.predictions.retain(|other| case(other) != case(&prediction));
         self.predictions.push(prediction);
     }

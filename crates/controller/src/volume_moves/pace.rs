@@ -8,6 +8,8 @@ const WINDOW: Duration = Duration::from_secs(10);
 /// A step that is so many times as fast as all others together was no copying: parts without data are counted as
 /// missing until the new home knows them, and then vanish at once.
 const VANISHES: u128 = 5;
+/// Of fewer steps nobody can say which one was unlike the others.
+const STEPS_MIN: usize = 3;
 /// What is shorter says little.
 const SPAN_MIN: Duration = Duration::from_millis(500);
 
@@ -35,11 +37,16 @@ impl Pace {
     fn came(&self) -> Option<(Duration, u64)> {
         let pairs = self.seen.iter().zip(self.seen.iter().skip(1));
         let steps = pairs.map(|((from, before), (at, after))| (*at - *from, before - after));
-        let rate = |(span, bytes): (Duration, u64)| u128::from(bytes) * 1_000_000 / span.as_micros().max(1);
+        let rate = |(span, bytes): (Duration, u64)| {
+            u128::from(bytes) * 1_000_000 / span.as_micros().max(1)
+        };
         let all = steps.clone().reduce(|(span, bytes), step| (span + step.0, bytes + step.1))?;
         let fastest = steps.max_by_key(|step| rate(*step))?;
         let rest = (all.0 - fastest.0, all.1 - fastest.1);
-        let has_vanished = rest.0 >= SPAN_MIN && rest.1 > 0 && rate(fastest) > VANISHES * rate(rest);
+        let has_vanished = self.seen.len() > STEPS_MIN
+            && rest.0 >= SPAN_MIN
+            && rest.1 > 0
+            && rate(fastest) > VANISHES * rate(rest);
         Some(if has_vanished { rest } else { all })
     }
 }

@@ -26,11 +26,9 @@ pub use print::{basis_words, way_word};
 pub use work::{Stage, query_bundle};
 
 /// The order of the runs. The predictions of later runs use the measurements of earlier ones.
-const ORDER: [RunName; 4] =
-    [RunName::Beside, RunName::Remote, RunName::Planned, RunName::Replica];
+const ORDER: [RunName; 4] = [RunName::Beside, RunName::Remote, RunName::Planned, RunName::Replica];
 /// The order of the runs in the result.
-const SHOWN: [RunName; 4] =
-    [RunName::Remote, RunName::Beside, RunName::Planned, RunName::Replica];
+const SHOWN: [RunName; 4] = [RunName::Remote, RunName::Beside, RunName::Planned, RunName::Replica];
 
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -90,7 +88,8 @@ async fn tell(lab: &Lab, options: &Options, steps: &Steps) -> Result<Outcome, Pr
     for name in ORDER {
         if name == RunName::Replica {
             // One host of the site has it, the other one has not: a plan shows all ways.
-            let step = steps.begin(format!("make a replica of volume {} at {}", stage.volume, stage.far));
+            let step =
+                steps.begin(format!("make a replica of volume {} at {}", stage.volume, stage.far));
             cluster.replicate(&stage.volume, &stage.far).await?;
             step.done("");
         }

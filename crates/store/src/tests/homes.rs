@@ -31,16 +31,13 @@ impl Hosts {
                 let mut parts = export.splitn(2, '@');
                 let layer = parts.next().and_then(|layer| layer.strip_prefix("layer:"));
                 let found = pool.zip(layer.and_then(|id| id.parse().ok()));
-                let (pool, layer) = found.ok_or_else(|| {
-                    Problem::unavailable(nbd_addr, "it is away, or has no such layer")
-                })?;
+                let away = || Problem::unavailable(&nbd_addr, "it is away, or has no such layer");
+                let (pool, layer) = found.ok_or_else(away)?;
                 match parts.next() {
                     None => pool.open_layer(layer).await,
                     Some("sums") => pool.open_checksums(layer, false).await,
                     Some("shown@sums") => pool.open_shown_checksums(layer).await,
-                    Some(_) => {
-                        Err(Problem::unavailable(nbd_addr, "it is away, or has no such layer"))
-                    }
+                    Some(_) => Err(away()),
                 }
             })
         };

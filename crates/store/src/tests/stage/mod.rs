@@ -18,8 +18,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use perigee_block::exports::{
-    CHECKSUMS_SUFFIX, LAYER_PREFIX, LAYERS_SUFFIX, OWN_SUFFIX, SHOWN_CHECKSUMS_SUFFIX,
-    SINCE_INFIX,
+    CHECKSUMS_SUFFIX, LAYER_PREFIX, LAYERS_SUFFIX, OWN_SUFFIX, SHOWN_CHECKSUMS_SUFFIX, SINCE_INFIX,
 };
 use perigee_model::volume::Snapshot;
 use tokio::sync::Semaphore;
