@@ -95,6 +95,25 @@ async fn a_job_follows_its_vm_to_the_data() {
     assert!(decisions.iter().all(|decision| decision.measured_s.is_some()));
 }
 
+/// What it did between the last reading of its figures and its arrival was lost from the account, so its shown end was too
+/// late.
+#[tokio::test]
+async fn what_a_vm_did_last_at_its_old_host_is_counted() {
+    let (lab, id, vm) = copying().await;
+    {
+        let mut home = lab.home.inside();
+        for disk in &mut home.vms.get_mut(&vm).expect("VM").report.io {
+            disk.reads += 1000;
+        }
+    }
+    switch(&lab, &vm);
+    lab.wait_for_job(&id, "at cloud1", |job| job.host.as_ref() == Some(&lab.cloud.id)).await;
+    let record = jobs::record(&lab.cluster, &id).await.expect("record");
+    let own = record.placement.expect("placed").disks.len() as u64 - 1;
+    assert!(record.meter.io().reads >= own * 1000, "{:?}", record.meter.totals);
+    end_at_the_destination(&lab, &id, &vm).await;
+}
+
 #[tokio::test]
 async fn a_request_without_an_answer_does_not_undo_a_migration_that_is_preparing() {
     let lab = Lab::up().await;
