@@ -29,6 +29,7 @@ pub mod spec;
 pub mod starts;
 pub mod states;
 pub mod switchover;
+pub mod tar_headers;
 pub mod tenant;
 pub mod trace;
 pub mod units;

@@ -40,7 +40,7 @@ mod usage;
 mod view;
 
 pub use account::{Account, Accounts, Credential, Quota};
-pub use objects::{Address, Objects};
+pub use objects::{Address, Objects, Waits};
 pub use path::{DataPath, Location};
 pub use repository::Repository;
 pub use transfer::{Reading, Writing};

@@ -20,6 +20,7 @@ mod sending;
 use std::collections::HashMap;
 use std::future::Future;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -27,12 +28,11 @@ use object_store::aws::AmazonS3;
 use object_store::multipart::MultipartStore as _;
 use object_store::path::Path;
 use object_store::{
-    Attribute, Attributes, BackoffConfig, ClientOptions, Error, ObjectStoreExt as _, PutOptions,
-    PutPayload, RetryConfig,
+    Attribute, Attributes, BackoffConfig, ClientOptions, Error, ObjectStore as _,
+    ObjectStoreExt as _, PutOptions, PutPayload, RetryConfig,
 };
 use perigee_model::Problem;
-use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::space::lock;
 
@@ -50,14 +50,27 @@ pub const PIECE_BYTES: u64 = 16 << 20;
 const PIECES_MAX: usize = 8;
 const PIECES_OF_ONE_MAX: usize = 2;
 
-/// How long a piece, or another request that has an end, may take with all repetitions.
-const REQUEST_MAX: Duration = Duration::from_secs(300);
 /// How long a request is repeated while the store does not answer or is overloaded.
 const RETRY_MAX: Duration = Duration::from_secs(120);
 /// A store that sends nothing for this long is asked again.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How long the controller's start waits for the store.
 const PROBE_MAX: Duration = Duration::from_secs(15);
+
+/// How long the store is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Waits {
+    /// For a piece, or another request that has an end, with all repetitions.
+    pub request: Duration,
+    /// For the next one of the pieces that are being sent, by those who want to send another one.
+    pub place: Duration,
+}
+
+impl Default for Waits {
+    fn default() -> Self {
+        Self { request: Duration::from_secs(300), place: Duration::from_secs(120) }
+    }
+}
 
 /// Where the store is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,6 +83,8 @@ pub struct Address {
     pub endpoint: Option<String>,
     /// A file with the credentials, if they are not those that AWS's tools would use.
     pub credentials: Option<PathBuf>,
+    /// How long it is waited for.
+    pub waits: Waits,
 }
 
 impl Address {
@@ -89,17 +104,20 @@ impl Address {
         }
         let prefix = prefix.trim_matches('/').to_owned();
         Path::parse(&prefix).map_err(|e| refused(&e.to_string()))?;
-        Ok(Self { bucket: bucket.to_owned(), prefix, endpoint, credentials: None })
+        let waits = Waits::default();
+        Ok(Self { bucket: bucket.to_owned(), prefix, endpoint, credentials: None, waits })
     }
 }
 
-/// An S3 store. Its blocking methods must not be called on async threads.
+/// An S3 store. Whoever waits for it is a task: threads that may block are few, and the disk needs them.
 #[derive(Debug)]
 pub struct Objects {
     s3: AmazonS3,
     prefix: String,
-    runtime: Handle,
-    pieces: Arc<Semaphore>,
+    waits: Waits,
+    places: Arc<Semaphore>,
+    /// How many pieces the store has taken since the start.
+    taken: AtomicU64,
     /// How many readers each object has: it is not deleted meanwhile.
     in_use: Mutex<HashMap<String, usize>>,
 }
@@ -180,8 +198,9 @@ impl Objects {
         let objects = Arc::new(Self {
             s3,
             prefix: address.prefix.clone(),
-            runtime: Handle::current(),
-            pieces: Arc::new(Semaphore::new(PIECES_MAX)),
+            waits: address.waits,
+            places: Arc::new(Semaphore::new(PIECES_MAX)),
+            taken: AtomicU64::new(0),
             in_use: Mutex::default(),
         });
         match tokio::time::timeout(PROBE_MAX, objects.probe()).await {
@@ -213,42 +232,70 @@ impl Objects {
         )
     }
 
-    fn block<T>(&self, act: impl Future<Output = T>) -> T {
-        self.runtime.block_on(act)
+    /// Waits until a piece has a place in memory. Those who wait get theirs in turn.
+    ///
+    /// # Errors
+    /// `Unavailable` if the store takes no piece at all for a while.
+    pub async fn place(self: &Arc<Self>, what: &str) -> Result<Place, Problem> {
+        let place = Arc::clone(&self.places).acquire_owned();
+        tokio::pin!(place);
+        loop {
+            let before = self.taken.load(Ordering::Relaxed);
+            match tokio::time::timeout(self.waits.place, &mut place).await {
+                Ok(Ok(permit)) => return Ok(Place { objects: Arc::clone(self), _permit: permit }),
+                Ok(Err(closed)) => return Err(Problem::internal(what, closed)),
+                Err(_) if self.taken.load(Ordering::Relaxed) != before => {}
+                Err(_) => {
+                    let why = format!(
+                        "the store has taken none of the {PIECES_MAX} pieces that are being sent to it for {} s",
+                        self.waits.place.as_secs()
+                    );
+                    return Err(Problem::unavailable(what, why)
+                        .next("try again; if it stays so, look after the store"));
+                }
+            }
+        }
     }
 
     /// Stores an object in one request.
     ///
     /// # Errors
     /// If the store does not take it.
-    pub fn put(&self, target: &Target, bytes: Vec<u8>, sha256: &str) -> Result<(), Problem> {
+    pub async fn put(
+        &self,
+        target: &Target,
+        place: Place,
+        bytes: Vec<u8>,
+        sha256: &str,
+    ) -> Result<(), Problem> {
         let mut attributes = about(target);
         attributes.insert(Attribute::Metadata("perigee-sha256".into()), sha256.to_owned().into());
         let options = PutOptions { attributes, ..PutOptions::default() };
         let at = self.at(&target.key);
-        let put = async {
-            let _place = self.pieces.acquire().await;
-            use object_store::ObjectStore as _;
-            let put = self.s3.put_opts(&at, bytes.into(), options);
-            within(&target.what, REQUEST_MAX, put).await.map(drop)
-        };
-        self.block(put)
+        let put = self.s3.put_opts(&at, bytes.into(), options);
+        let put = within(&target.what, self.waits.request, put).await;
+        place.end(put).map(drop)
+    }
+
+    /// How many bytes an object has.
+    async fn length_of(&self, target: &Target) -> Result<u64, Problem> {
+        let at = self.at(&target.key);
+        let found = within(&target.what, self.waits.request, self.s3.head(&at)).await?;
+        Ok(found.size)
     }
 
     /// Deletes an object, and what there is of one that was sent in pieces. It may be gone already.
     ///
     /// # Errors
     /// If the store does not do it.
-    pub fn delete(&self, key: &str, id: Option<&str>) -> Result<(), Problem> {
+    pub async fn delete(&self, key: &str, id: Option<&str>) -> Result<(), Problem> {
         let (what, at) = (format!("can't delete the object {key}"), self.at(key));
-        let delete = async {
-            if let Some(id) = id {
-                let id = id.to_owned();
-                within(&what, REQUEST_MAX, absent(self.s3.abort_multipart(&at, &id))).await?;
-            }
-            within(&what, REQUEST_MAX, absent(self.s3.delete(&at))).await
-        };
-        self.block(delete)
+        if let Some(id) = id {
+            let id = id.to_owned();
+            let aborted = absent(self.s3.abort_multipart(&at, &id));
+            within(&what, self.waits.request, aborted).await?;
+        }
+        within(&what, self.waits.request, absent(self.s3.delete(&at))).await
     }
 
     /// Keeps an object from being deleted.
@@ -280,6 +327,22 @@ fn ascii(byte: u8) -> String {
     match byte {
         b' '..=b'~' if byte != b'%' => char::from(byte).to_string(),
         byte => format!("%{byte:02X}"),
+    }
+}
+
+/// A piece's place in memory, while it is sent.
+#[derive(Debug)]
+pub struct Place {
+    objects: Arc<Objects>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Place {
+    fn end<T>(self, sent: Result<T, Problem>) -> Result<T, Problem> {
+        if sent.is_ok() {
+            self.objects.taken.fetch_add(1, Ordering::Relaxed);
+        }
+        sent
     }
 }
 

@@ -48,7 +48,7 @@ impl FileReader {
         &self.entry
     }
 
-    /// Reads at most `max` bytes; none at the end of the file.
+    /// Reads at most `max` bytes of a file on the disk; none at the end of the file.
     ///
     /// # Errors
     /// `Internal` if the last bytes are read and the content is not what was written.
@@ -59,7 +59,9 @@ impl FileReader {
         }
         let piece = match &mut self.source {
             Source::Local(file) => read_local(file, offset, length, &self.what)?,
-            Source::Object(object) => object.read(offset, length)?,
+            Source::Object(_) => {
+                return Err(Problem::internal(&self.what, "only a task may wait for the store"));
+            }
         };
         self.checked(offset, piece)
     }
@@ -75,7 +77,7 @@ impl FileReader {
         }
         let piece = match &mut self.source {
             Source::Local(file) => read_local(file, offset, length, &self.what)?,
-            Source::Object(object) => object.read_async(offset, length).await?,
+            Source::Object(object) => object.read(offset, length).await?,
         };
         self.checked(offset, piece)
     }

@@ -67,17 +67,22 @@ impl Repository {
         }
         loop {
             let repository = Arc::clone(&self);
-            let tidied = tokio::task::spawn_blocking(move || {
-                for tenant in repository.tenants() {
-                    match repository.space(&tenant, false) {
-                        Ok(Some(space)) => space.delete_garbage(),
-                        Ok(None) => {}
-                        Err(problem) => tracing::warn!(%problem, "can't tidy up"),
+            let spaces = tokio::task::spawn_blocking(move || {
+                let opened = |tenant: &TenantName| repository.space(tenant, false);
+                let tenants = repository.tenants();
+                let spaces = tenants.iter().filter_map(|tenant| opened(tenant).transpose());
+                spaces.collect::<Vec<_>>()
+            });
+            match spaces.await {
+                Ok(spaces) => {
+                    for space in spaces {
+                        match space {
+                            Ok(space) => space.delete_garbage().await,
+                            Err(problem) => tracing::warn!(%problem, "can't tidy up"),
+                        }
                     }
                 }
-            });
-            if let Err(error) = tidied.await {
-                tracing::error!(%error, "can't tidy up the repository");
+                Err(error) => tracing::error!(%error, "can't tidy up the repository"),
             }
             tokio::time::sleep(TIDY_EVERY).await;
         }

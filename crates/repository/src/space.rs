@@ -36,6 +36,10 @@ pub const TARGET: &str = "user.perigee.target";
 
 /// An object is deleted this long after its file: until then, whoever has opened the file says so.
 const GARBAGE_KEPT: Duration = Duration::from_secs(5);
+/// What the store has refused to delete is tried again after this.
+const GARBAGE_AGAIN: Duration = Duration::from_secs(60);
+/// After so many failures in a row, the store would fail for the other objects too.
+const FAILURES_MAX: usize = 3;
 
 /// The space that files leave to what else is on the disk, such as the controller's store.
 const RESERVE_BYTES: u64 = 256 << 20;
@@ -65,7 +69,7 @@ pub struct Space {
     pub(crate) boot_id: String,
     /// Where the contents of new files are, if not on the disk.
     pub(crate) objects: Option<Arc<Objects>>,
-    /// Parts whose objects are to be deleted, and since when.
+    /// Parts whose objects are to be deleted, and from when on that is tried.
     garbage: Mutex<Vec<(String, Instant)>>,
 }
 
@@ -130,23 +134,33 @@ impl Space {
     /// Uploads that a kill of the server has cut can be continued. After a reboot nobody knows which of their bytes
     /// reached the disk, so they are removed.
     fn find_unfinished(&self) -> Result<(), Errno> {
-        let mut parts = Dir::read_from(&self.parts)?;
-        while let Some(part) = parts.read() {
-            let part = part?;
-            let Ok(name) = part.file_name().to_str() else { continue };
-            if matches!(name, "." | "..") {
-                continue;
-            }
-            if self.is_garbage(name)? {
-                lock(&self.garbage).push((name.to_owned(), Instant::now()));
-                continue;
+        self.each_part(|name, is_garbage| {
+            if is_garbage {
+                self.add_garbage(name.to_owned());
+                return Ok(());
             }
             match self.target_of(name) {
                 Some((path, length)) if self.usage.take_upload().is_ok() => {
                     self.usage.take_anyway(length);
                     self.keep_unfinished(path, name.to_owned(), length);
+                    Ok(())
                 }
-                _ => unlinkat(&self.parts, name, AtFlags::empty())?,
+                _ => unlinkat(&self.parts, name, AtFlags::empty()),
+            }
+        })
+    }
+
+    /// Calls `each` with the name of each part, and whether it only names an object that is to be deleted.
+    fn each_part(
+        &self,
+        mut each: impl FnMut(&str, bool) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let mut parts = Dir::read_from(&self.parts)?;
+        while let Some(part) = parts.read() {
+            let part = part?;
+            let Ok(name) = part.file_name().to_str() else { continue };
+            if !matches!(name, "." | "..") {
+                each(name, self.is_garbage(name)?)?;
             }
         }
         Ok(())
@@ -196,7 +210,11 @@ impl Space {
 
     /// A part whose object is to be deleted, unless the part has a name in the tree too.
     pub(crate) fn add_garbage(&self, part: String) {
-        lock(&self.garbage).push((part, Instant::now()));
+        self.add_garbage_for(part, GARBAGE_KEPT);
+    }
+
+    fn add_garbage_for(&self, part: String, after: Duration) {
+        lock(&self.garbage).push((part, Instant::now() + after));
     }
 
     /// Before a name in the tree goes away: if the file's content is an object, the file gets a second name in `parts/`, so
@@ -212,46 +230,67 @@ impl Space {
         Ok(Some(part))
     }
 
-    /// Deletes objects that no file of the tree has. What fails is tried again later.
-    pub(crate) fn delete_garbage(&self) {
+    /// Deletes objects that no file of the tree has. What fails is tried again later, and holds up no other.
+    pub(crate) async fn delete_garbage(self: &Arc<Self>) {
         let Some(objects) = &self.objects else { return };
-        let old = |since: Instant| since.elapsed() >= GARBAGE_KEPT;
-        let garbage: Vec<_> =
-            lock(&self.garbage).extract_if(.., |(_, since)| old(*since)).collect();
-        let mut left = garbage.into_iter();
-        while let Some((part, _)) = left.next() {
-            match self.delete_object(objects, &part) {
-                Ok(true) => {}
+        let now = Instant::now();
+        let garbage: Vec<_> = lock(&self.garbage).extract_if(.., |(_, at)| *at <= now).collect();
+        let mut left = garbage.into_iter().map(|(part, _)| part);
+        let (mut in_a_row, mut failed) = (0, None);
+        while in_a_row < FAILURES_MAX
+            && let Some(part) = left.next()
+        {
+            match self.delete_object(objects, &part).await {
+                Ok(true) => in_a_row = 0,
                 Ok(false) => self.add_garbage(part),
                 Err(problem) => {
-                    tracing::warn!(tenant = %self.tenant, %problem, "an object is deleted later");
-                    self.add_garbage(part);
-                    // The store would fail for the others too.
-                    left.by_ref().for_each(|(part, _)| self.add_garbage(part));
+                    (in_a_row, failed) = (in_a_row + 1, Some(problem));
+                    self.add_garbage_for(part, GARBAGE_AGAIN);
                 }
             }
         }
+        if let Some(problem) = failed {
+            tracing::warn!(tenant = %self.tenant, %problem, "objects are deleted later");
+        }
+        left.for_each(|part| self.add_garbage(part));
     }
 
     /// Whether it was deleted: a file that is being read stays.
-    fn delete_object(&self, objects: &Objects, part: &str) -> Result<bool, Problem> {
-        let fault = |e| problem("can't delete an object", e);
-        let file = match self.open_part(part) {
-            Ok(file) => file,
-            // It was found twice.
-            Err(Errno::NOENT) => return Ok(true),
-            Err(error) => return Err(fault(error)),
+    async fn delete_object(
+        self: &Arc<Self>,
+        objects: &Objects,
+        part: &str,
+    ) -> Result<bool, Problem> {
+        let off_thread = async |act: fn(&Self, &str) -> Result<Option<String>, Errno>| {
+            let (space, part) = (Arc::clone(self), part.to_owned());
+            let what = "can't delete an object";
+            let done = tokio::task::spawn_blocking(move || act(&space, &part)).await;
+            done.map_err(|e| Problem::internal(what, e))?.map_err(|e| problem(what, e))
         };
-        let has_name = file.metadata().map_err(|e| fault(errno(e)))?.nlink() > 1;
-        if let Some(noted) = attribute(&file, OBJECT).filter(|_| !has_name) {
+        if let Some(noted) = off_thread(Self::object_of_garbage).await? {
             let (key, id) = key_and_id(&noted);
             if objects.is_in_use(key) {
                 return Ok(false);
             }
-            objects.delete(key, id)?;
+            objects.delete(key, id).await?;
         }
-        unlinkat(&self.parts, part, AtFlags::empty()).map_err(fault)?;
+        off_thread(|space, part| match unlinkat(&space.parts, part, AtFlags::empty()) {
+            // It was found twice.
+            Ok(()) | Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error),
+        })
+        .await?;
         Ok(true)
+    }
+
+    /// The object that a part names, unless a file of the tree has it too.
+    fn object_of_garbage(&self, part: &str) -> Result<Option<String>, Errno> {
+        let file = match self.open_part(part) {
+            Err(Errno::NOENT) => return Ok(None),
+            file => file?,
+        };
+        let has_name = file.metadata().map_err(errno)?.nlink() > 1;
+        Ok(attribute(&file, OBJECT).filter(|_| !has_name))
     }
 
     /// Remembers what there is of an upload, instead of what there was of an earlier one.
@@ -311,19 +350,10 @@ impl Space {
     /// Removes what is in `parts/`, but for what names an object that is still to be deleted. Whether nothing is left.
     pub(crate) fn drop_parts(&self) -> Result<bool, Errno> {
         let mut is_empty = true;
-        let mut parts = Dir::read_from(&self.parts)?;
-        while let Some(part) = parts.read() {
-            let part = part?;
-            let Ok(name) = part.file_name().to_str() else { continue };
-            if matches!(name, "." | "..") {
-                continue;
-            }
-            if self.is_garbage(name)? {
-                is_empty = false;
-            } else {
-                unlinkat(&self.parts, name, AtFlags::empty())?;
-            }
-        }
+        self.each_part(|name, is_garbage| {
+            is_empty &= !is_garbage;
+            if is_garbage { Ok(()) } else { unlinkat(&self.parts, name, AtFlags::empty()) }
+        })?;
         // The beginning of an object becomes a part of its own meanwhile.
         Ok(is_empty && lock(&self.garbage).is_empty())
     }

@@ -1,18 +1,21 @@
 //! Files for the doors: the next piece is read, and the last one is hashed and written, while the network has another
 //! one. Each open file needs two pieces of memory, however long it is.
 
+use std::convert::identity;
+use std::sync::{Arc, Weak};
+
 use bytes::Bytes;
 use perigee_model::Problem;
 use perigee_model::data::FileEntry;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 
 use crate::reader::FileReader;
-use crate::upload::Upload;
+use crate::upload::{Begin, Upload};
 
 /// Larger pieces need more memory for each client and are not faster.
 const PIECE_BYTES: usize = 256 << 10;
 
-fn lost(error: tokio::task::JoinError) -> Problem {
+fn lost(error: JoinError) -> Problem {
     Problem::internal("can't use the repository", error)
 }
 
@@ -101,24 +104,94 @@ impl Reading {
     }
 }
 
+/// The upload, and whether the work with it was done; or nothing, because a thread has panicked.
+type Worked = Result<(Upload, Result<(), Problem>), JoinError>;
+
+/// Works with an upload on a thread that may block. It ends what it has begun also if nobody waits for it any more.
+async fn worked(
+    mut upload: Upload,
+    act: impl FnOnce(&mut Upload) -> Result<(), Problem> + Send + 'static,
+) -> Worked {
+    tokio::task::spawn_blocking(move || {
+        let done = act(&mut upload);
+        (upload, done)
+    })
+    .await
+}
+
+/// Writes to the disk, and to the store if contents are kept there.
+async fn written(upload: Upload, offset: u64, piece: Vec<u8>) -> Worked {
+    let (mut upload, mut done) = worked(upload, move |upload| upload.write(offset, &piece)).await?;
+    if done.is_ok() && upload.is_remote() {
+        done = upload.send().await;
+    }
+    Ok((upload, done))
+}
+
+/// Gives a file its name, unless nobody waits for it any more who has to. What has arrived is kept if the store fails.
+async fn committed(
+    mut upload: Upload,
+    expected: Option<String>,
+    waiter: Option<Weak<()>>,
+) -> Result<FileEntry, Problem> {
+    let is_wanted = move || match waiter.is_none_or(|waiter| waiter.strong_count() > 0) {
+        true => Ok(()),
+        false => {
+            Err(Problem::unavailable("can't write a file", "whoever wrote it has given it up"))
+        }
+    };
+    if !upload.is_remote() {
+        let committed = move || {
+            let sha256 = upload.whole(expected.as_deref())?;
+            is_wanted()?;
+            upload.publish(&sha256, None)
+        };
+        return tokio::task::spawn_blocking(committed).await.map_err(lost)?;
+    }
+    let whole = tokio::task::spawn_blocking(move || {
+        let sha256 = upload.whole(expected.as_deref())?;
+        Ok::<_, Problem>((upload, sha256))
+    });
+    let (mut upload, sha256) = whole.await.map_err(lost)??;
+    let sent = upload.send_all(&sha256).await;
+    let published = move || match sent {
+        Ok(key) => {
+            is_wanted()?;
+            upload.publish(&sha256, key.as_deref())
+        }
+        Err(problem) => {
+            drop(upload);
+            Err(problem)
+        }
+    };
+    tokio::task::spawn_blocking(published).await.map_err(lost)?
+}
+
 /// A file that is written.
 #[derive(Debug)]
 pub struct Writing {
     /// `None` while a piece is written.
     upload: Option<Upload>,
-    busy: Option<JoinHandle<(Upload, Result<(), Problem>)>>,
+    busy: Option<JoinHandle<Worked>>,
     /// What is not written yet, and its offset.
     offset: u64,
     piece: Vec<u8>,
     length: u64,
     failed: Option<Problem>,
+    /// Who does not wait for the end of [`Writing::commit`] gets no file.
+    is_once: bool,
 }
 
 impl Writing {
-    pub(crate) fn new(upload: Upload) -> Self {
+    pub(crate) fn new(upload: Upload, how: Begin) -> Self {
         let length = upload.length();
-        let (upload, piece) = (Some(upload), Vec::new());
-        Self { upload, busy: None, offset: length, piece, length, failed: None }
+        let (upload, piece, is_once) = (Some(upload), Vec::new(), how == Begin::Once);
+        Self { upload, busy: None, offset: length, piece, length, failed: None, is_once }
+    }
+
+    /// What is committed ends, also if nobody waits for it.
+    pub(crate) fn end_also_alone(&mut self) {
+        self.is_once = false;
     }
 
     /// How long the file is, with what is still to be written.
@@ -152,11 +225,8 @@ impl Writing {
         let piece = std::mem::take(&mut self.piece);
         let offset = self.offset;
         self.offset = offset.saturating_add(piece.len() as u64);
-        let mut upload = self.take_upload()?;
-        self.busy = Some(tokio::task::spawn_blocking(move || {
-            let written = upload.write(offset, &piece);
-            (upload, written)
-        }));
+        let upload = self.take_upload()?;
+        self.busy = Some(tokio::spawn(written(upload, offset, piece)));
         Ok(())
     }
 
@@ -165,7 +235,7 @@ impl Writing {
             return Err(problem.clone());
         }
         if let Some(busy) = self.busy.take() {
-            let (upload, written) = busy.await.map_err(lost)?;
+            let (upload, written) = busy.await.and_then(identity).map_err(lost)?;
             self.upload = Some(upload);
             self.failed = written.as_ref().err().cloned();
             return written;
@@ -185,11 +255,8 @@ impl Writing {
     pub async fn set_length(&mut self, length: u64) -> Result<(), Problem> {
         self.hand_over().await?;
         self.settle().await?;
-        let mut upload = self.take_upload()?;
-        let set = tokio::task::spawn_blocking(move || {
-            let set = upload.set_length(length);
-            (upload, set)
-        });
+        let upload = self.take_upload()?;
+        let set = worked(upload, move |upload| upload.set_length(length));
         let (upload, set) = set.await.map_err(lost)?;
         self.upload = Some(upload);
         (self.length, self.offset) = (length, length);
@@ -204,8 +271,29 @@ impl Writing {
         self.hand_over().await?;
         self.settle().await?;
         let upload = self.take_upload()?;
-        let committed = tokio::task::spawn_blocking(move || upload.commit(expected.as_deref()));
-        committed.await.map_err(lost)?
+        // A client may go away: what has begun ends.
+        let waiter = Arc::new(());
+        let left = self.is_once.then(|| Arc::downgrade(&waiter));
+        let committed = tokio::spawn(committed(upload, expected, left)).await;
+        drop(waiter);
+        committed.map_err(lost)?
+    }
+
+    /// Copies what is there of another file, from its beginning.
+    ///
+    /// # Errors
+    /// As [`Reading::read`] and [`Writing::write`].
+    pub(crate) async fn copy_from(&mut self, reading: &mut Reading) -> Result<(), Problem> {
+        let mut at = 0;
+        while at < reading.entry().size_bytes {
+            let piece = reading.read(at, PIECE_BYTES).await?;
+            if piece.is_empty() {
+                break;
+            }
+            self.write(at, &piece).await?;
+            at += piece.len() as u64;
+        }
+        Ok(())
     }
 
     /// The client goes away: what has arrived is kept, so that the upload can be continued.

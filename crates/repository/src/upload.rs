@@ -8,18 +8,20 @@
 //! After a crash before 3 the name has what it had before, and after it the new content with its hash. A part without a
 //! name is removed when the repository is opened. If its bytes came in order it is kept instead, for a day and until
 //! the host boots again: the upload can be continued where it was cut.
+//!
+//! Threads that may block wait for the disk only. What waits for an S3 store is a task.
 
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use perigee_model::Problem;
 use perigee_model::data::FileEntry;
 use perigee_model::limits::OBJECT_BYTES;
-use perigee_model::{Problem, ProblemKind};
 use rustix::fs::{
     AtFlags, FallocateFlags, Mode, OFlags, XattrFlags, fallocate, fremovexattr, fsetxattr, fsync,
-    openat, unlinkat,
+    ftruncate, openat, unlinkat,
 };
 use sha2::{Digest, Sha256};
 
@@ -40,7 +42,8 @@ const LOOK_EVERY_BYTES: u64 = 16 << 20;
 pub struct Part {
     space: Arc<Space>,
     path: DataPath,
-    pub file: File,
+    /// Tasks that send it to the store share it.
+    pub file: Arc<File>,
     name: String,
     reserved_bytes: u64,
     /// What of it was sent to the store.
@@ -70,7 +73,7 @@ impl Part {
             Ok(fd) => Ok(Self {
                 space: Arc::clone(space),
                 path: path.clone(),
-                file: fd.into(),
+                file: Arc::new(fd.into()),
                 name,
                 reserved_bytes: 0,
                 sending: None,
@@ -83,16 +86,21 @@ impl Part {
         }
     }
 
-    /// What there is of an upload that was cut.
+    /// What there is of an upload that was cut. The part of a write that failed may have more: that is cut off.
     fn continued(space: &Arc<Space>, path: &DataPath) -> Result<Option<(Self, u64)>, Problem> {
         let Some(unfinished) = space.take_unfinished(path) else { return Ok(None) };
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        match openat(&space.parts, &unfinished.part, flags, Mode::empty()) {
-            Ok(fd) => {
+        let opened = openat(&space.parts, &unfinished.part, flags, Mode::empty());
+        let cut = opened.and_then(|fd| {
+            ftruncate(&fd, unfinished.length)?;
+            Ok(File::from(fd))
+        });
+        match cut {
+            Ok(file) => {
                 let part = Self {
                     space: Arc::clone(space),
                     path: path.clone(),
-                    file: fd.into(),
+                    file: Arc::new(file),
                     name: unfinished.part,
                     reserved_bytes: unfinished.length,
                     sending: None,
@@ -146,19 +154,36 @@ impl Part {
         Ok(())
     }
 
-    /// Puts content and hash on the disk, and gives the file its name.
+    /// # Errors
+    /// `Invalid` if the client expects another hash.
+    pub fn check(&self, sha256: &str, expected: Option<&str>) -> Result<(), Problem> {
+        match expected.filter(|expected| *expected != sha256) {
+            None => Ok(()),
+            Some(expected) => {
+                let what = self.space.what("write", &self.path);
+                let why = format!("what arrived has the SHA-256 {sha256}, and not {expected}");
+                Err(Problem::invalid(what, why).next("send the file again"))
+            }
+        }
+    }
+
+    /// Whether its content is to be in a store, and not on the disk.
+    pub fn is_remote(&self) -> bool {
+        self.space.objects.is_some()
+    }
+
+    /// Puts content and hash on the disk, and gives the file its name. If the content is in the store, as the object
+    /// `key`, the part keeps only its length.
     ///
     /// # Errors
-    /// `Invalid` if the client expects another hash. The file does not get its name then.
-    pub fn publish(mut self, sha256: &str, expected: Option<&str>) -> Result<FileEntry, Problem> {
+    /// If the name can't be had, or the disk fails. The file does not get its name then.
+    pub fn publish(mut self, sha256: &str, key: Option<&str>) -> Result<FileEntry, Problem> {
         let what = self.space.what("write", &self.path);
-        if let Some(expected) = expected.filter(|expected| *expected != sha256) {
-            let why = format!("what arrived has the SHA-256 {sha256}, and not {expected}");
-            return Err(Problem::invalid(what, why).next("send the file again"));
-        }
         let fault = |e| problem(&what, e);
         fsetxattr(&self.file, SHA256, sha256.as_bytes(), XattrFlags::empty()).map_err(fault)?;
-        self.move_content(sha256)?;
+        if let Some(key) = key {
+            self.move_content(key)?;
+        }
         self.file.sync_all().map_err(|e| fault(errno(e)))?;
         self.space.publish(&self.name, &self.path)?;
         self.is_settled = true;
@@ -170,28 +195,69 @@ impl Part {
         // It is no unfinished upload any more. If this fails, the attribute says nothing that anyone asks for.
         let _ = fremovexattr(&self.file, TARGET);
         self.sending = None;
-        if self.space.objects.is_some() {
+        if self.is_remote() {
             let _ = fremovexattr(&self.file, SENDING);
         }
         Ok(entry)
+    }
+
+    /// From here on the store has the content.
+    fn move_content(&self, key: &str) -> Result<(), Problem> {
+        let fault = |e| problem(self.space.what("write", &self.path), e);
+        let length = self.file.metadata().map_err(|e| fault(errno(e)))?.len();
+        fsetxattr(&self.file, OBJECT, key.as_bytes(), XattrFlags::empty()).map_err(fault)?;
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // To the end of the last block, of whatever size the disk's blocks are.
+        let until = length.next_multiple_of(SENT_BYTES);
+        fallocate(&self.file, hole, 0, until).map_err(fault)
     }
 
     /// If contents are kept in a store: sends what has arrived in order up to `until`, in whole pieces.
     ///
     /// # Errors
     /// If the store fails. What was sent is dropped.
-    pub fn send_until(&mut self, until: u64) -> Result<(), Problem> {
-        if self.space.objects.is_none() {
-            return Ok(());
-        }
-        let sent = self.send_pieces(until, SENT_BYTES);
+    async fn send_until(&mut self, until: u64) -> Result<(), Problem> {
+        let sent = self.send_pieces(until, SENT_BYTES).await;
         if sent.is_err() {
             self.stop_sending();
         }
         sent
     }
 
-    fn send_pieces(&mut self, until: u64, least: u64) -> Result<(), Problem> {
+    /// Sends what the store does not have yet. Returns the key of the object; `None` if contents are kept on the disk, or
+    /// if there is none. The object is whole when this returns.
+    ///
+    /// # Errors
+    /// If the store fails. What was sent is dropped, and this can be tried again.
+    pub async fn send_all(&mut self, sha256: &str) -> Result<Option<String>, Problem> {
+        let sent = self.try_send_all(sha256).await;
+        if sent.is_err() {
+            self.stop_sending();
+        }
+        sent
+    }
+
+    async fn try_send_all(&mut self, sha256: &str) -> Result<Option<String>, Problem> {
+        let Some(objects) = self.space.objects.clone() else { return Ok(None) };
+        let file = Arc::clone(&self.file);
+        let length = self.off_thread("read again", move || Ok(file.metadata()?.len())).await?;
+        if length == 0 {
+            return Ok(None);
+        }
+        if self.sending.is_none() && length <= SENT_BYTES {
+            let target = self.target().await?;
+            let place = objects.place(&target.what).await?;
+            let bytes = self.read(0, length).await?;
+            objects.put(&target, place, bytes, sha256).await?;
+            return Ok(Some(target.key));
+        }
+        self.send_pieces(length, 1).await?;
+        let Some(sending) = &mut self.sending else { return Ok(None) };
+        sending.complete().await?;
+        Ok(Some(sending.key().to_owned()))
+    }
+
+    async fn send_pieces(&mut self, until: u64, least: u64) -> Result<(), Problem> {
         let Some(objects) = self.space.objects.clone() else { return Ok(()) };
         loop {
             let at = self.sending.as_ref().map_or(0, Sending::sent);
@@ -199,40 +265,63 @@ impl Part {
             if length < least {
                 return Ok(());
             }
-            let piece = self.read(at, length)?;
             if self.sending.is_none() {
-                let target = self.target()?;
+                let target = self.target().await?;
                 // Its id is noted, too, so that what the store has of it can be dropped.
-                let sending = Sending::begin(&objects, target)?;
-                let noted = self.note(&format!("{} {}", sending.key(), sending.id()));
+                let sending = Sending::begin(&objects, target).await?;
+                let noted = self.note(format!("{} {}", sending.key(), sending.id())).await;
                 self.sending = Some(sending);
                 noted?;
             }
+            // A piece is in memory only when it has a place.
+            let place = match &mut self.sending {
+                Some(sending) => sending.place().await?,
+                None => return Ok(()),
+            };
+            let piece = self.read(at, length).await?;
             if let Some(sending) = &mut self.sending {
-                sending.send(piece)?;
+                sending.send(place, piece);
             }
         }
     }
 
     /// The key of a new object, which is noted before anything is sent.
-    fn target(&self) -> Result<Target, Problem> {
+    async fn target(&self) -> Result<Target, Problem> {
         let key = format!("{}/{}", self.space.tenant(), uuid::Uuid::new_v4());
-        self.note(&key)?;
+        self.note(key.clone()).await?;
         let what = self.space.what("write", &self.path);
         Ok(Target { key, path: self.path.to_string(), what })
     }
 
-    fn note(&self, sending: &str) -> Result<(), Problem> {
-        let fault = |e| problem(self.space.what("write", &self.path), e);
-        fsetxattr(&self.file, SENDING, sending.as_bytes(), XattrFlags::empty()).map_err(fault)?;
-        fsync(&self.file).and_then(|()| fsync(&self.space.parts)).map_err(fault)
+    /// Moves work with the disk off the async threads.
+    async fn off_thread<T: Send + 'static>(
+        &self,
+        verb: &str,
+        act: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let done = tokio::task::spawn_blocking(act).await;
+        let what = || self.space.what(verb, &self.path);
+        done.map_err(|e| Problem::internal(what(), e))?.map_err(|e| problem(what(), errno(e)))
     }
 
-    fn read(&self, at: u64, length: u64) -> Result<Vec<u8>, Problem> {
-        let mut piece = vec![0; usize::try_from(length).unwrap_or(0)];
-        let read = self.file.read_exact_at(&mut piece, at);
-        read.map_err(|e| problem(self.space.what("read again", &self.path), errno(e)))?;
-        Ok(piece)
+    async fn note(&self, sending: String) -> Result<(), Problem> {
+        let (file, space) = (Arc::clone(&self.file), Arc::clone(&self.space));
+        self.off_thread("write", move || {
+            fsetxattr(&file, SENDING, sending.as_bytes(), XattrFlags::empty())?;
+            fsync(&file)?;
+            Ok(fsync(&space.parts)?)
+        })
+        .await
+    }
+
+    async fn read(&self, at: u64, length: u64) -> Result<Vec<u8>, Problem> {
+        let file = Arc::clone(&self.file);
+        self.off_thread("read again", move || {
+            let mut piece = vec![0; usize::try_from(length).unwrap_or(0)];
+            file.read_exact_at(&mut piece, at)?;
+            Ok(piece)
+        })
+        .await
     }
 
     /// What was sent is not what the file has, or not needed.
@@ -244,32 +333,6 @@ impl Part {
         if let Err(error) = discarded.and_then(|()| fremovexattr(&self.file, SENDING)) {
             tracing::warn!(%error, "can't note that an object is to be deleted");
         }
-    }
-
-    /// If contents are kept in a store: from here on it has this one, and the part has only its length.
-    fn move_content(&mut self, sha256: &str) -> Result<(), Problem> {
-        let Some(objects) = self.space.objects.clone() else { return Ok(()) };
-        let fault = |part: &Self, e| problem(part.space.what("write", &part.path), e);
-        let length = self.file.metadata().map_err(|e| fault(self, errno(e)))?.len();
-        if length == 0 {
-            return Ok(());
-        }
-        let key = if self.sending.is_none() && length <= SENT_BYTES {
-            let (target, bytes) = (self.target()?, self.read(0, length)?);
-            objects.put(&target, bytes, sha256)?;
-            target.key
-        } else {
-            self.send_pieces(length, 1)?;
-            let Some(sending) = &mut self.sending else { return Ok(()) };
-            sending.complete()?;
-            sending.key().to_owned()
-        };
-        let noted = fsetxattr(&self.file, OBJECT, key.as_bytes(), XattrFlags::empty());
-        noted.map_err(|e| fault(self, e))?;
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // To the end of the last block, of whatever size the disk's blocks are.
-        let until = length.next_multiple_of(SENT_BYTES);
-        fallocate(&self.file, hole, 0, until).map_err(|e| fault(self, e))
     }
 
     /// Remembers for whoever continues the upload, also after a kill of the server, which file this is to be.
@@ -313,9 +376,13 @@ impl Drop for Part {
 pub enum Begin {
     /// With nothing.
     Empty,
+    /// With nothing, and what a cut leaves is dropped: nobody would continue it. Who goes away before the end of the commit
+    /// gets no file.
+    Once,
     /// With what there is of an upload that was cut: this many bytes of it.
     Continue(u64),
-    /// With the file's content. If there is no file: with what there is of an upload that was cut.
+    /// With the file's content, which [`crate::View::write`] copies. If there is no file: with what there is of an upload
+    /// that was cut.
     Present,
 }
 
@@ -340,22 +407,11 @@ impl Upload {
     pub fn begin(space: &Arc<Space>, path: &DataPath, how: Begin) -> Result<Self, Problem> {
         match how {
             Begin::Empty | Begin::Continue(0) => Self::empty(space, path),
+            Begin::Once => Ok(Self::new(Part::new(space, path)?, false)),
             Begin::Continue(at) => Self::continued(space, path, at),
-            Begin::Present => match space.read(path) {
-                Ok(reader) => {
-                    let mut upload = Self::new(Part::new(space, path)?, false);
-                    let size_bytes = reader.entry().size_bytes;
-                    upload.copy_from(reader, size_bytes)?;
-                    Ok(upload)
-                }
-                Err(problem) if problem.kind == ProblemKind::NotFound => {
-                    match space.unfinished_bytes(path) {
-                        Some(at) if at > 0 => Self::continued(space, path, at),
-                        _ => Self::empty(space, path),
-                    }
-                }
-                // A file that can't be read now is not replaced by an empty one.
-                Err(problem) => Err(problem),
+            Begin::Present => match space.unfinished_bytes(path) {
+                Some(at) if at > 0 => Self::continued(space, path, at),
+                _ => Self::empty(space, path),
             },
         }
     }
@@ -400,22 +456,6 @@ impl Upload {
         self.length
     }
 
-    /// Copies what is there of another file.
-    pub fn copy_from(
-        &mut self,
-        mut reader: crate::reader::FileReader,
-        size_bytes: u64,
-    ) -> Result<(), Problem> {
-        while self.length < size_bytes {
-            let piece = reader.read(self.length, PIECE_BYTES)?;
-            if piece.is_empty() {
-                break;
-            }
-            self.write(self.length, &piece)?;
-        }
-        Ok(())
-    }
-
     /// Writes bytes at an offset.
     ///
     /// # Errors
@@ -433,7 +473,6 @@ impl Upload {
         if offset == self.hashed {
             self.hasher.update(bytes);
             self.hashed = end;
-            self.part()?.send_until(end)?;
         } else if offset < self.hashed {
             self.hash_anew();
         }
@@ -486,18 +525,65 @@ impl Upload {
         }
     }
 
-    /// The file is complete: it gets its name.
+    /// Whether its content is to be in a store.
+    pub fn is_remote(&self) -> bool {
+        self.part.as_ref().is_some_and(Part::is_remote)
+    }
+
+    /// If contents are kept in a store: sends what has arrived in order, in whole pieces.
     ///
     /// # Errors
-    /// `Invalid` if it does not have the SHA-256 that is expected; then it is dropped.
-    pub fn commit(mut self, expected: Option<&str>) -> Result<FileEntry, Problem> {
+    /// If the store fails.
+    pub async fn send(&mut self) -> Result<(), Problem> {
+        let hashed = self.hashed;
+        match &mut self.part {
+            Some(part) => part.send_until(hashed).await,
+            None => Ok(()),
+        }
+    }
+
+    /// What it has stays when the store fails at its end, so that a retry sends it again.
+    ///
+    /// # Errors
+    /// As [`Part::send_all`].
+    pub async fn send_all(&mut self, sha256: &str) -> Result<Option<String>, Problem> {
+        match &mut self.part {
+            Some(part) => part.send_all(sha256).await,
+            None => Ok(None),
+        }
+    }
+
+    /// All has arrived: its SHA-256.
+    ///
+    /// # Errors
+    /// `Invalid` if it is not the expected one. Then it can't be continued.
+    pub fn whole(&mut self, expected: Option<&str>) -> Result<String, Problem> {
         self.hash_until(self.length)?;
-        self.is_resumable = false;
-        let sha256 = hex(&std::mem::take(&mut self.hasher).finalize());
+        let sha256 = hex(&self.hasher.clone().finalize());
+        let checked = self.part()?.check(&sha256, expected);
+        self.is_resumable &= checked.is_ok();
+        checked.map(|()| sha256)
+    }
+
+    /// The file gets its name. If contents are in a store, `key` is the object with this one.
+    ///
+    /// # Errors
+    /// As [`Part::publish`]; then it is dropped.
+    pub fn publish(mut self, sha256: &str, key: Option<&str>) -> Result<FileEntry, Problem> {
         let part = self.part.take();
         let part =
             part.ok_or_else(|| Problem::conflict("can't write a file", "it is closed already"))?;
-        part.publish(&sha256, expected)
+        part.publish(sha256, key)
+    }
+
+    #[cfg(test)]
+    /// The file, whose content is kept on the disk, is complete: it gets its name.
+    ///
+    /// # Errors
+    /// As [`Upload::whole`] and [`Upload::publish`].
+    pub fn commit(mut self, expected: Option<&str>) -> Result<FileEntry, Problem> {
+        let sha256 = self.whole(expected)?;
+        self.publish(&sha256, None)
     }
 }
 

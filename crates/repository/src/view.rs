@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use perigee_model::data::{FileEntry, FileKind, FileList, FileShare};
-use perigee_model::{Problem, TenantName};
+use perigee_model::{Problem, ProblemKind, TenantName};
 
 use crate::account::Account;
 use crate::errors::missing;
@@ -282,6 +282,28 @@ impl View {
         how: Begin,
         make_above: bool,
     ) -> Result<Writing, Problem> {
+        if how == Begin::Present {
+            match self.read(location.clone()).await {
+                Ok(mut reading) => {
+                    let mut writing = self.begin(location, Begin::Once, make_above).await?;
+                    writing.copy_from(&mut reading).await?;
+                    writing.end_also_alone();
+                    return Ok(writing);
+                }
+                Err(problem) if problem.kind == ProblemKind::NotFound => {}
+                // A file that can't be read now is not replaced by an empty one.
+                Err(problem) => return Err(problem),
+            }
+        }
+        self.begin(location, how, make_above).await
+    }
+
+    async fn begin(
+        &self,
+        location: Location,
+        how: Begin,
+        make_above: bool,
+    ) -> Result<Writing, Problem> {
         self.blocking(move |view| {
             let (space, path) = view.to_write(&location, "write")?;
             if make_above {
@@ -294,7 +316,7 @@ impl View {
                 let what = format!("can't write repo:/{location}");
                 return Err(Problem::conflict(what, "it is a directory"));
             }
-            Upload::begin(&space, path, how).map(Writing::new)
+            Upload::begin(&space, path, how).map(|upload| Writing::new(upload, how))
         })
         .await
     }
@@ -304,16 +326,10 @@ impl View {
     /// # Errors
     /// As [`View::read`] and [`View::write`].
     pub async fn copy(&self, from: Location, to: Location) -> Result<(), Problem> {
-        self.blocking(move |view| {
-            let (space, path) = view.to_read(&from, "read")?;
-            let reader = space.read(path)?;
-            let (space, path) = view.to_write(&to, "write")?;
-            let (size_bytes, sha256) = (reader.entry().size_bytes, reader.entry().sha256.clone());
-            let mut upload = Upload::begin(&space, path, Begin::Empty)?;
-            upload.copy_from(reader, size_bytes)?;
-            upload.commit(sha256.as_deref()).map(drop)
-        })
-        .await
+        let mut reading = self.read(from).await?;
+        let mut writing = self.begin(to, Begin::Once, false).await?;
+        writing.copy_from(&mut reading).await?;
+        writing.commit(reading.entry().sha256.clone()).await.map(drop)
     }
 
     /// Makes a directory.

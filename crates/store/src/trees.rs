@@ -16,13 +16,12 @@ use std::time::{Duration, SystemTime};
 use perigee_model::Problem;
 use perigee_model::inputs::{BadInputPath, check_input_path};
 use perigee_model::limits::{INPUT_BYTES, INPUT_FILES, OutOfLimits};
+use perigee_model::tar_headers::{Bounded, TAR_HEADER_BYTES_MAX};
 use perigee_model::volume::BLOCK_BYTES;
 
 use crate::qemu_img::{self, INPUT, Program, Run};
 use crate::work::Work;
 
-/// The most bytes of headers between one entry's data and the next entry's data.
-const HEADER_BYTES_MAX: u64 = 64 << 10;
 /// What the guest may write beside the files. It takes no room on the disk before it is written.
 const FREE_BYTES: u64 = 1 << 30;
 /// Files that the guest may make beside them, at least.
@@ -74,39 +73,19 @@ pub struct TreeSize {
     widest: u64,
 }
 
-/// A reader that returns no more bytes than its budget.
-struct Bounded<'a, R> {
-    inner: R,
-    budget: &'a Cell<u64>,
-}
-
-impl<R: Read> Read for Bounded<'_, R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = self.budget.get();
-        if left == 0 && !buffer.is_empty() {
-            let why = format!("the headers of an entry take more than {HEADER_BYTES_MAX} bytes");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
-        }
-        let room = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
-        let length = self.inner.read(&mut buffer[..room])?;
-        self.budget.set(left - length as u64);
-        Ok(length)
-    }
-}
-
 /// Unpacks a tar into an empty directory. What was unpacked before an error stays there.
 ///
 /// # Errors
 /// [`TreeError`].
 pub fn unpack(archive: impl Read, into: &Path) -> Result<TreeSize, TreeError> {
-    let budget = Cell::new(HEADER_BYTES_MAX);
-    let mut archive = tar::Archive::new(Bounded { inner: archive, budget: &budget });
+    let budget = Cell::new(TAR_HEADER_BYTES_MAX);
+    let mut archive = tar::Archive::new(Bounded::new(archive, &budget));
     let mut entries = archive.entries()?;
     let mut size = TreeSize::default();
     let mut look_at = 0;
     loop {
         // The iterator reads only headers here, because the previous entry was read completely.
-        budget.set(HEADER_BYTES_MAX);
+        budget.set(TAR_HEADER_BYTES_MAX);
         let Some(entry) = entries.next() else { return Ok(size) };
         let mut entry = entry?;
         size.entries = INPUT_FILES.check(size.entries + 1)?;

@@ -2,11 +2,12 @@
 //!
 //! `POST ?upload` with the file's length and SHA-256 begins one, or finds the unfinished one of the same content, and
 //! answers with its id and what has arrived. `PUT ?upload=ID` with a `Content-Range` sends a part. `POST ?upload=ID`
-//! completes it: the content is hashed, and the file gets its name if the hash is right. An upload that nobody uses for
-//! an hour is dropped, and so are all when the server stops; the client begins anew then.
+//! completes it: the content is hashed, and the file gets its name if the hash is right. That goes on when the client goes
+//! away, and whoever asks for it meanwhile waits for the same end. An upload that nobody uses for an hour is dropped, and
+//! so are all when the server stops; the client begins anew then.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
@@ -38,7 +39,10 @@ pub struct Uploads(Mutex<BTreeMap<String, Arc<Parallel>>>);
 struct Parallel {
     location: Location,
     begin: BeginUpload,
-    part: Part,
+    /// `None` while it is completed, and afterwards.
+    part: RwLock<Option<Part>>,
+    /// Held while it is completed. The file, when it is.
+    completed: tokio::sync::Mutex<Option<FileEntry>>,
     /// The first byte and the one after the last of what is written, sorted and not adjacent.
     arrived: Mutex<Vec<(u64, u64)>>,
     last_used: Mutex<Instant>,
@@ -133,8 +137,10 @@ pub async fn begin(
         let mut part = Part::new(&space, path)?;
         part.reserve(begin.size_bytes)?;
         let id = uuid::Uuid::new_v4().to_string();
+        let (location, part) = (location.clone(), RwLock::new(Some(part)));
         let (arrived, last_used) = (Mutex::default(), Mutex::new(Instant::now()));
-        let upload = Parallel { location: location.clone(), begin, part, arrived, last_used };
+        let completed = tokio::sync::Mutex::default();
+        let upload = Parallel { location, begin, part, completed, arrived, last_used };
         let state = upload.state(&id);
         lock(&uploads.0).insert(id, Arc::new(upload));
         Ok(state)
@@ -217,7 +223,12 @@ async fn write(
 ) -> Result<u64, Problem> {
     let upload = Arc::clone(upload);
     view.blocking(move |_| {
-        upload.part.write(at, &piece)?;
+        let part = upload.part.read().unwrap_or_else(PoisonError::into_inner);
+        let part = part.as_ref().ok_or_else(|| {
+            let why = "the upload is being completed";
+            Problem::conflict("can't receive a part", why).next("wait for its end")
+        })?;
+        part.write(at, &piece)?;
         let until = at + piece.len() as u64;
         upload.add(at, until)?;
         Ok(until)
@@ -227,24 +238,53 @@ async fn write(
 
 pub async fn complete(view: &View, location: &Location, id: &str) -> Result<FileEntry, Problem> {
     let upload = find(view, location, id).await?;
+    let (view, id) = (view.clone(), id.to_owned());
+    let completed = tokio::spawn(async move {
+        let mut completed = upload.completed.lock().await;
+        if let Some(entry) = &*completed {
+            return Ok(entry.clone());
+        }
+        let done = publish(&view, &upload).await;
+        // What has only not reached the store stays, to be tried again.
+        if upload.part.read().unwrap_or_else(PoisonError::into_inner).is_none() {
+            lock(&view.repository.uploads.0).remove(&id);
+        }
+        *completed = done.as_ref().ok().cloned();
+        done
+    });
+    completed.await.map_err(|e| Problem::internal("can't complete an upload", e))?
+}
+
+async fn publish(view: &View, upload: &Arc<Parallel>) -> Result<FileEntry, Problem> {
     let what = "can't complete an upload";
     let size = upload.begin.size_bytes;
     if size > 0 && *lock(&upload.arrived) != [(0, size)] {
         return Err(Problem::conflict(what, "some of its parts have not arrived")
             .next("ask which ones have, and send the others"));
     }
-    drop(upload);
-    let taken = lock(&view.repository.uploads.0).remove(id).and_then(Arc::into_inner);
-    // A part that is still being written would change what is hashed.
-    let upload = taken.ok_or_else(|| {
-        Problem::conflict(what, "a part of it is just being sent").next("begin the upload again")
-    })?;
-    view.blocking(move |_| {
+    let whole = Arc::clone(upload);
+    let whole = view.blocking(move |_| {
+        // A part that is still being written would change what is hashed: it is waited for.
+        let taken = whole.part.write().unwrap_or_else(PoisonError::into_inner).take();
+        let part = taken.ok_or_else(|| {
+            Problem::not_found(what, "its content was not what was announced")
+                .next("begin it again")
+        })?;
         let mut hasher = Sha256::new();
-        upload.part.hash(&mut hasher, 0, size)?;
-        upload.part.publish(&hex(&hasher.finalize()), Some(&upload.begin.sha256))
-    })
-    .await
+        part.hash(&mut hasher, 0, size)?;
+        let sha256 = hex(&hasher.finalize());
+        part.check(&sha256, Some(&whole.begin.sha256))?;
+        Ok((part, sha256))
+    });
+    let (mut part, sha256) = whole.await?;
+    match part.send_all(&sha256).await {
+        Ok(key) => view.blocking(move |_| part.publish(&sha256, key.as_deref())).await,
+        Err(problem) => {
+            *upload.part.write().unwrap_or_else(PoisonError::into_inner) = Some(part);
+            *lock(&upload.last_used) = Instant::now();
+            Err(problem)
+        }
+    }
 }
 
 #[cfg(test)]

@@ -37,14 +37,8 @@ impl ObjectReader {
         Self { held: objects.hold(key), what, at: 0, coming: None, left: Bytes::new() }
     }
 
-    /// As [`ObjectReader::read_async`], for threads that may block.
-    pub fn read(&mut self, offset: u64, length: usize) -> Result<Bytes, Problem> {
-        let objects = Arc::clone(&self.held.objects);
-        objects.block(self.read_async(offset, length))
-    }
-
     /// Reads this many bytes, which the object has.
-    pub async fn read_async(&mut self, offset: u64, length: usize) -> Result<Bytes, Problem> {
+    pub async fn read(&mut self, offset: u64, length: usize) -> Result<Bytes, Problem> {
         if offset != self.at {
             (self.at, self.coming, self.left) = (offset, None, Bytes::new());
         }

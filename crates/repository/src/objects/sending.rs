@@ -8,7 +8,7 @@ use object_store::{PutMultipartOptions, PutPayload};
 use perigee_model::Problem;
 use tokio::task::JoinHandle;
 
-use super::{Objects, PIECES_OF_ONE_MAX, REQUEST_MAX, about, within};
+use super::{Objects, PIECES_OF_ONE_MAX, Place, about, within};
 
 /// What is sent, and where.
 #[derive(Debug, Clone)]
@@ -34,11 +34,11 @@ pub struct Sending {
 
 impl Sending {
     /// Begins an object in pieces. The store's id of it must be noted before a piece is sent.
-    pub fn begin(objects: &Arc<Objects>, target: Target) -> Result<Self, Problem> {
+    pub async fn begin(objects: &Arc<Objects>, target: Target) -> Result<Self, Problem> {
         let options = PutMultipartOptions { attributes: about(&target), ..Default::default() };
         let at = objects.at(&target.key);
         let begun = objects.s3.create_multipart_opts(&at, options);
-        let id = objects.block(within(&target.what, REQUEST_MAX, begun))?;
+        let id = within(&target.what, objects.waits.request, begun).await?;
         let (done, under_way) = (Vec::new(), VecDeque::new());
         Ok(Self { objects: Arc::clone(objects), target, id, sent: 0, done, under_way })
     }
@@ -56,43 +56,55 @@ impl Sending {
         self.sent
     }
 
-    /// Sends the next piece. Waits until there is room for it in memory; a failure may show at a later call.
-    pub fn send(&mut self, bytes: Vec<u8>) -> Result<(), Problem> {
+    /// Waits for a place in memory for the next piece.
+    pub async fn place(&mut self) -> Result<Place, Problem> {
         while self.under_way.len() >= PIECES_OF_ONE_MAX {
-            self.settle()?;
+            self.settle().await?;
         }
+        self.objects.place(&self.target.what).await
+    }
+
+    /// Begins to send the next piece. A failure shows at a later call.
+    pub fn send(&mut self, place: Place, bytes: Vec<u8>) {
         self.sent += bytes.len() as u64;
         let number = self.done.len() + self.under_way.len();
         let (objects, target, id) =
             (Arc::clone(&self.objects), self.target.clone(), self.id.clone());
-        let places = Arc::clone(&self.objects.pieces);
-        let place = self.objects.block(places.acquire_owned());
-        self.under_way.push_back(self.objects.runtime.spawn(async move {
-            let _place = place;
+        self.under_way.push_back(tokio::spawn(async move {
             let at = objects.at(&target.key);
             let put = objects.s3.put_part(&at, &id, number, PutPayload::from(bytes));
-            within(&target.what, REQUEST_MAX, put).await
+            let sent = within(&target.what, objects.waits.request, put).await;
+            place.end(sent)
         }));
-        Ok(())
     }
 
-    fn settle(&mut self) -> Result<(), Problem> {
-        let Some(first) = self.under_way.pop_front() else { return Ok(()) };
-        let sent = self.objects.block(first);
+    async fn settle(&mut self) -> Result<(), Problem> {
+        let Some(first) = self.under_way.front_mut() else { return Ok(()) };
+        let sent = first.await;
+        self.under_way.pop_front();
         let part = sent.map_err(|e| Problem::internal(&self.target.what, e))??;
         self.done.push(part);
         Ok(())
     }
 
     /// All pieces were handed over: the object is complete when the store has them.
-    pub fn complete(&mut self) -> Result<(), Problem> {
+    pub async fn complete(&mut self) -> Result<(), Problem> {
         while !self.under_way.is_empty() {
-            self.settle()?;
+            self.settle().await?;
         }
         let at = self.objects.at(&self.target.key);
         let done = std::mem::take(&mut self.done);
         let completed = self.objects.s3.complete_multipart(&at, &self.id, done);
-        self.objects.block(within(&self.target.what, REQUEST_MAX, completed)).map(drop)
+        let completed = within(&self.target.what, self.objects.waits.request, completed).await;
+        match completed {
+            Ok(_) => Ok(()),
+            // The store may have done it, and its answer was lost: then it knows no such upload any more. The key is
+            // this object's alone.
+            Err(problem) => match self.objects.length_of(&self.target).await {
+                Ok(length) if length == self.sent => Ok(()),
+                _ => Err(problem),
+            },
+        }
     }
 }
 

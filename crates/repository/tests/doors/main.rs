@@ -2,6 +2,7 @@
 
 mod clients;
 mod http;
+mod relay;
 mod server;
 mod sftp;
 mod store;

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use perigee_http::unused_port;
-use perigee_repository::{Address, Objects};
+use perigee_repository::{Address, Objects, Waits};
 use tempfile::TempDir;
 use tokio::io::AsyncWriteExt as _;
 
+use crate::relay::{Fate, Relay};
 use crate::server::{PATIENCE, Server, content, path, run, text};
 
 const BUCKET: &str = "files";
@@ -74,12 +75,17 @@ impl Store {
     }
 
     async fn objects(&self) -> Arc<Objects> {
+        self.objects_at(self.port, Waits::default()).await
+    }
+
+    async fn objects_at(&self, port: u16, waits: Waits) -> Arc<Objects> {
         let credentials = self.dir.path().with_extension("credentials");
         let lines = format!("[default]\naws_access_key_id={KEY}\naws_secret_access_key={KEY}\n");
         fs::write(&credentials, lines).expect("a file");
-        let endpoint = Some(format!("http://127.0.0.1:{}", self.port));
+        let endpoint = Some(format!("http://127.0.0.1:{port}"));
         let address = Address::parse(&format!("s3://{BUCKET}/{PREFIX}"), endpoint);
-        let address = Address { credentials: Some(credentials), ..address.expect("an address") };
+        let credentials = Some(credentials);
+        let address = Address { credentials, waits, ..address.expect("an address") };
         Objects::open(&address).await.expect("a store")
     }
 
@@ -243,4 +249,184 @@ async fn a_server_that_was_killed_leaves_no_object_that_nobody_names() {
     assert_eq!(curl(&again, &continued, "large").await, 201, "it goes on");
     assert!(get(&again, "large").await == sent);
     store.has(2).await;
+}
+
+async fn status_and_text(server: &Server, arguments: &[&str], at: &str) -> (u16, String) {
+    let url = format!("{}/v1/data/a/{at}", server.http);
+    let mut all =
+        vec!["-sS", "-i", "-w", "\n%{http_code}", "-H", "Authorization: Bearer token-of-a"];
+    all.extend_from_slice(arguments);
+    all.push(&url);
+    let shown = text(&run("curl", &all, "").await.stdout);
+    let (text, status) = shown.rsplit_once('\n').expect("a status");
+    (status.parse().expect("a status"), text.to_owned())
+}
+
+/// What curl shows of a file's unfinished upload.
+async fn offset(server: &Server, at: &str) -> usize {
+    let (_, head) = status_and_text(server, &["-I"], at).await;
+    let line = head.lines().find_map(|line| line.strip_prefix("upload-offset: "));
+    line.expect("it can be continued").trim().parse().expect("a number")
+}
+
+fn is_sent(head: &str) -> bool {
+    ["PUT ", "POST "].iter().any(|method| head.starts_with(method))
+}
+
+/// Threads that may block are few: whoever waits for the store must not hold one.
+#[test]
+fn a_store_that_is_silent_holds_up_nobody_who_does_not_need_it() {
+    let clients = tokio::runtime::Runtime::new().expect("a runtime");
+    let mut few = tokio::runtime::Builder::new_multi_thread();
+    let few = few.max_blocking_threads(4).enable_all().build().expect("a runtime");
+    let (_store, relay, server) = few.block_on(async {
+        let store = Store::start().await;
+        let relay = Relay::start(store.port).await;
+        let objects = store.objects_at(relay.port, Waits::default()).await;
+        let dir = tempfile::tempdir().expect("a directory");
+        let server = Server::start_in(dir, Some(objects)).await;
+        (store, relay, Arc::new(server))
+    });
+    clients.block_on(async {
+        relay.set(|head| if is_sent(head) { Fate::Silent } else { Fate::Pass });
+        let file = server.file("file", &content(100_000));
+        for number in 0..12 {
+            let (server, file) = (Arc::clone(&server), file.clone());
+            tokio::spawn(async move {
+                curl(&server, &["-T", path(&file)], &format!("in/{number}")).await
+            });
+        }
+        until("all have their places", async || relay.waiting() >= 8).await;
+        let wait = PATIENCE.as_secs().to_string();
+        assert_eq!(curl(&server, &["--max-time", &wait], "in").await, 200);
+    });
+    few.shutdown_background();
+    clients.shutdown_background();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_place_that_does_not_come_is_told_and_the_upload_goes_on_later() {
+    let store = Store::start().await;
+    let relay = Relay::start(store.port).await;
+    let waits = Waits { place: Duration::from_secs(1), ..Waits::default() };
+    let objects = store.objects_at(relay.port, waits).await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let server = Arc::new(Server::start_in(dir, Some(objects)).await);
+    relay.set(|head| if head.contains("partNumber=") { Fate::Silent } else { Fate::Pass });
+    let sent = content(40 << 20);
+    let file = server.file("large", &sent);
+    let fill = |number: usize| {
+        let (server, file) = (Arc::clone(&server), file.clone());
+        async move { curl(&server, &["-T", path(&file)], &format!("{number}")).await }
+    };
+    let mut others = tokio::task::JoinSet::new();
+    (0..4).for_each(|number| drop(others.spawn(fill(number))));
+    until("8 pieces are under way", async || relay.waiting() == 8).await;
+    let (status, why) = status_and_text(&server, &["-T", path(&file)], "late").await;
+    assert_eq!(status, 503, "{why}");
+    assert!(why.contains("none of the 8 pieces"), "{why}");
+    let there = offset(&server, "late").await;
+    assert!(there >= 16 << 20, "what has arrived is kept: {there}");
+    relay.set(|_| Fate::Pass);
+    // The others have waited, and some of them for a place.
+    while let Some(status) = others.join_next().await {
+        let status = status.expect("a client");
+        assert!([201, 503].contains(&status), "{status}");
+    }
+    let from = there.to_string();
+    assert_eq!(curl(&server, &["-C", &from, "-T", path(&file)], "late").await, 201);
+    assert!(get(&server, "late").await == sent);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_store_refuses_at_the_end_is_not_sent_to_the_server_again() {
+    let store = Store::start().await;
+    let relay = Relay::start(store.port).await;
+    let objects = store.objects_at(relay.port, Waits::default()).await;
+    let server = Server::start_in(tempfile::tempdir().expect("a directory"), Some(objects)).await;
+    relay.set(|head| if is_sent(head) { Fate::Refuse } else { Fate::Pass });
+    let sent = content(100_000);
+    let file = server.file("file", &sent);
+    let (status, why) = status_and_text(&server, &["-T", path(&file)], "whole").await;
+    assert_eq!(status, 503, "{why}");
+    assert_eq!(offset(&server, "whole").await, sent.len());
+    // An upload in parts.
+    let sha256 = text(&run("sha256sum", &[path(&file)], "").await.stdout);
+    let begin = format!(r#"{{"size_bytes": {}, "sha256": "{}"}}"#, sent.len(), &sha256[..64]);
+    let (_, begun) = status_and_text(&server, &["-d", &begin], "parts?upload").await;
+    let id = begun.split(r#""upload":""#).nth(1).and_then(|rest| rest.split('"').next());
+    let at = format!("parts?upload={}", id.expect("an id"));
+    let range = format!("Content-Range: bytes 0-{}/{}", sent.len() - 1, sent.len());
+    assert_eq!(curl(&server, &["-H", &range, "-T", path(&file)], &at).await, 200);
+    assert_eq!(curl(&server, &["-X", "POST"], &at).await, 503);
+    relay.set(|_| Fate::Pass);
+    assert_eq!(curl(&server, &["-X", "POST"], &at).await, 200);
+    assert!(get(&server, "parts").await == sent);
+    let from = (sent.len() - 1).to_string();
+    assert_eq!(curl(&server, &["-C", &from, "-T", path(&file)], "whole").await, 201);
+    assert!(get(&server, "whole").await == sent);
+    store.has(2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_is_whole_when_only_the_answer_was_lost() {
+    let store = Store::start().await;
+    let relay = Relay::start(store.port).await;
+    let objects = store.objects_at(relay.port, Waits::default()).await;
+    let server = Server::start_in(tempfile::tempdir().expect("a directory"), Some(objects)).await;
+    let is_first = std::sync::atomic::AtomicBool::new(true);
+    relay.set(move |head| {
+        let is_completion = head.starts_with("POST ") && head.contains("uploadId=");
+        match is_completion && is_first.swap(false, std::sync::atomic::Ordering::Relaxed) {
+            true => Fate::NoAnswer,
+            false => Fate::Pass,
+        }
+    });
+    let sent = content(20 << 20);
+    let file = server.file("large", &sent);
+    assert_eq!(curl(&server, &["-T", path(&file)], "large").await, 201);
+    assert!(get(&server, "large").await == sent);
+    store.has(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_that_can_not_be_deleted_hold_up_no_other() {
+    let store = Store::start().await;
+    let relay = Relay::start(store.port).await;
+    let objects = store.objects_at(relay.port, Waits::default()).await;
+    let server = Server::start_in(tempfile::tempdir().expect("a directory"), Some(objects)).await;
+    let file = server.file("file", &content(1000));
+    let mut keys = std::collections::BTreeSet::new();
+    for name in ["locked", "free"] {
+        assert_eq!(curl(&server, &["-T", path(&file)], name).await, 201);
+        if name == "locked" {
+            keys.extend(store.keys().await);
+        }
+    }
+    let locked = keys.pop_first().expect("a key");
+    relay.set(move |head| {
+        let is_refused = head.contains("delete") && head.contains(&locked);
+        if is_refused { Fate::Refuse } else { Fate::Pass }
+    });
+    for name in ["locked", "free"] {
+        assert_eq!(curl(&server, &["-X", "DELETE"], name).await, 200);
+    }
+    store.has(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_that_nobody_has_acknowledged_are_not_part_of_an_upload() {
+    let server = Server::start().await;
+    let file = server.file("begin", b"0123456789");
+    let range = ["-H", "Content-Range: bytes 0-9/20", "-T", path(&file)];
+    assert_eq!(curl(&server, &range, "file").await, 202);
+    // As a write leaves them that has failed before its end.
+    let parts = server.dir.path().join("data/tenants/a/parts");
+    let part = fs::read_dir(parts).expect("parts").next().expect("a part").expect("a part");
+    let mut part = fs::File::options().append(true).open(part.path()).expect("a part");
+    std::io::Write::write_all(&mut part, &[b'x'; 100]).expect("it has room");
+    let file = server.file("end", b"abcdefghij");
+    let range = ["-H", "Content-Range: bytes 10-19/20", "-T", path(&file)];
+    assert_eq!(curl(&server, &range, "file").await, 201);
+    assert_eq!(text(&get(&server, "file").await), "0123456789abcdefghij");
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use indicatif::ProgressBar;
 use perigee_http::{Body, Client, Method};
-use perigee_model::Problem;
 use perigee_model::data::{BeginUpload, FileAddress, FileEntry, UploadState};
+use perigee_model::{Problem, ProblemKind};
 
 use super::{AT_ONCE, PART_BYTES, TRIES, hash, may_go_on};
 
@@ -170,8 +170,16 @@ async fn put_parts(
         bar.set_position(before);
         return Err(problem);
     }
-    let _: FileEntry = client.post(&url, &()).await?;
-    Ok(())
+    // The server hashes all of it, and may have to send it on to a store: that takes as long as it takes.
+    match client.send_body::<FileEntry>(Method::POST, &url, Body::empty()).await {
+        // An answer that was lost: the upload is complete already.
+        Err(problem) if problem.kind == ProblemKind::NotFound => {
+            let found = client.get::<FileEntry>(&format!("{}?stat", source.to.url())).await;
+            let is_there = found.is_ok_and(|entry| entry.sha256.as_deref() == Some(sha256));
+            if is_there { Ok(()) } else { Err(problem) }
+        }
+        completed => completed.map(drop),
+    }
 }
 
 /// What lies between the parts that have arrived, cut into requests.
