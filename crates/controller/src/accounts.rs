@@ -18,6 +18,7 @@ use perigee_model::{Problem, TenantName, UserName};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Cluster, now_ms};
+use crate::inputs;
 use crate::records::Records;
 
 pub use tokens::{TokenRecord, UsedToken, make_token, revoke_token, tokens_of};
@@ -240,9 +241,12 @@ pub async fn delete_tenant(cluster: &Cluster, name: &TenantName) -> Result<(), P
         return Err(Problem::invalid(what, "what is nobody else's is this tenant's"));
     }
     let accounts = &cluster.accounts;
+    accounts.quota(name)?;
+    // Nobody has asked for these, and nobody sees them.
+    inputs::forget_tenant(cluster, name).await?;
     let _turn = accounts.turn.lock().await;
     accounts.quota(name)?;
-    for (kind, prefix) in [("volume", "volumes/"), ("image", "images/"), ("job", "jobs/")] {
+    for (kind, prefix) in [("job", "jobs/"), ("volume", "volumes/"), ("image", "images/")] {
         let own = format!("{prefix}{}", name.full(""));
         if let Some(key) = cluster.records.keys(&own).await?.first() {
             let why = format!("it has {kind} {}", key.trim_start_matches(prefix));

@@ -7,7 +7,7 @@ use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use perigee_http::Failure;
-use perigee_model::{JobId, Problem, TenantName};
+use perigee_model::{Problem, TenantName};
 use perigee_repository::{Account, Accounts, Credential, Quota, View, sftp};
 
 use crate::Config;
@@ -77,18 +77,15 @@ impl Accounts for Users {
     }
 }
 
-/// The controller itself, as one who has what a tenant has.
-pub fn account_of_tenant(cluster: &Cluster, tenant: &TenantName, may_write: bool) -> Account {
-    Account {
-        tenant: tenant.clone(),
-        user: "the controller".to_owned(),
-        may_write,
-        is_admin: false,
-        quota: quota_of(cluster, tenant),
-    }
+/// The repository for work in a tenant's name: as a user of the tenant sees it.
+pub fn view(cluster: &Cluster, tenant: &TenantName, user: String, may_write: bool) -> View {
+    let (tenant, quota) = (tenant.clone(), quota_of(cluster, tenant));
+    let account = Account { tenant, user, may_write, is_admin: false, quota };
+    View::new(Arc::clone(&cluster.repository), account)
 }
 
-fn quota_of(cluster: &Cluster, tenant: &TenantName) -> Quota {
+/// How many bytes and files a tenant may have in the repository.
+pub fn quota_of(cluster: &Cluster, tenant: &TenantName) -> Quota {
     let quota = cluster.accounts.quota_of(&tenant.full("files"));
     let default = Quota::default();
     Quota { bytes: quota.file_bytes.unwrap_or(default.bytes), ..default }
@@ -102,16 +99,4 @@ fn account_of(cluster: &Cluster, caller: &Caller) -> Account {
         is_admin: caller.is_admin(),
         quota: quota_of(cluster, &caller.tenant),
     }
-}
-
-/// What a job may do with its tenant's files: as much as a user of the tenant.
-pub fn view_of_job(cluster: &Cluster, tenant: &TenantName, job: &JobId) -> View {
-    let account = Account {
-        tenant: tenant.clone(),
-        user: format!("job {job}"),
-        may_write: true,
-        is_admin: false,
-        quota: quota_of(cluster, tenant),
-    };
-    View::new(Arc::clone(&cluster.repository), account)
 }

@@ -32,9 +32,9 @@ use crate::records::JobInputs;
 use manifest::{Entry, FileOf, Manifest};
 
 pub use ahead::stage_ahead;
-pub use collect::collect;
 #[cfg(test)]
 pub use collect::collect_once;
+pub use collect::{collect, forget_tenant};
 pub use staging::{Staged, Staging, ensure};
 
 const WHAT: &str = "can't use the inputs of a job";
@@ -46,7 +46,7 @@ const PIECE_BYTES: usize = 1 << 20;
 
 /// The files that a job of this tenant may have as its inputs: the tenant's own, and what is shared with it.
 fn view(cluster: &Cluster, tenant: &TenantName) -> View {
-    View::new(cluster.repository.clone(), data::account_of_tenant(cluster, tenant, false))
+    data::view(cluster, tenant, "the controller".to_owned(), false)
 }
 
 fn uploaded(tenant: &TenantName, sha256: &str) -> Result<Location, Problem> {
@@ -60,13 +60,15 @@ fn uploaded(tenant: &TenantName, sha256: &str) -> Result<Location, Problem> {
 pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<Option<JobInputs>, Problem> {
     let Some(sha256) = &spec.inputs else { return Ok(None) };
     let tenant = TenantName::of(&spec.name);
-    let manifest = resolve(cluster, &tenant, sha256).await?;
-    summary(&tenant, &manifest).map(Some)
+    resolve(cluster, &tenant, sha256).await.map(|(_, inputs)| Some(inputs))
 }
 
-fn summary(tenant: &TenantName, manifest: &Manifest) -> Result<JobInputs, Problem> {
-    let (bytes, entries) = (manifest.bytes(), manifest.count());
-    Ok(JobInputs { image: manifest.image(tenant)?, bytes, entries })
+/// Work with up to some hundred thousand entries, off the async threads.
+async fn off_thread<T: Send + 'static>(
+    act: impl FnOnce() -> Result<T, Problem> + Send + 'static,
+) -> Result<T, Problem> {
+    let done = tokio::task::spawn_blocking(act).await;
+    done.map_err(|error| Problem::internal(WHAT, error))?
 }
 
 /// Reads a list of inputs.
@@ -101,10 +103,13 @@ async fn read_list(
         }
         text.extend_from_slice(&piece);
     }
-    let list: InputList = serde_json::from_slice(&text)
-        .map_err(|error| Problem::invalid(WHAT, format!("their list: {error}")))?;
-    list.check()?;
-    Ok(list)
+    off_thread(move || {
+        let list: InputList = serde_json::from_slice(&text)
+            .map_err(|error| Problem::invalid(WHAT, format!("their list: {error}")))?;
+        list.check()?;
+        Ok(list)
+    })
+    .await
 }
 
 /// The present content of a list of inputs.
@@ -112,31 +117,43 @@ async fn resolve(
     cluster: &Cluster,
     tenant: &TenantName,
     sha256: &str,
-) -> Result<Manifest, Problem> {
+) -> Result<(Manifest, JobInputs), Problem> {
     let list = read_list(cluster, tenant, sha256).await?;
     let view = view(cluster, tenant);
     let there = uploaded_files(&view, tenant, &list).await?;
-    let mut manifest = Manifest::default();
-    for Input { to, from } in list.inputs {
-        match from {
-            InputFrom::Directory {} => manifest.add(to, Entry::Directory)?,
-            InputFrom::File(file) => {
-                if there.get(&file.sha256) != Some(&file.size_bytes) {
-                    let why = format!("inputs: the file {} was not uploaded", file.sha256);
-                    return Err(Problem::invalid(WHAT, why).next("submit the job again"));
+    let of = tenant.clone();
+    let (mut manifest, stored) = off_thread(move || {
+        let (mut manifest, mut stored) = (Manifest::default(), Vec::new());
+        for Input { to, from } in list.inputs {
+            match from {
+                InputFrom::Directory {} => manifest.add(to, Entry::Directory)?,
+                InputFrom::File(file) => {
+                    if there.get(&file.sha256) != Some(&file.size_bytes) {
+                        let why = format!("inputs: the file {} was not uploaded", file.sha256);
+                        return Err(Problem::invalid(WHAT, why).next("submit the job again"));
+                    }
+                    let at = uploaded(&of, &file.sha256)?;
+                    let (size_bytes, executable) = (file.size_bytes, file.executable);
+                    let sha256 = file.sha256;
+                    manifest.add(to, Entry::File(FileOf { size_bytes, sha256, executable, at }))?;
                 }
-                let at = uploaded(tenant, &file.sha256)?;
-                let (size_bytes, executable) = (file.size_bytes, file.executable);
-                let sha256 = file.sha256;
-                manifest.add(to, Entry::File(FileOf { size_bytes, sha256, executable, at }))?;
-            }
-            InputFrom::Repository(address) => {
-                add_repository(&view, tenant, &mut manifest, to, &address).await?;
+                InputFrom::Repository(address) => stored.push((to, address)),
             }
         }
+        Ok((manifest, stored))
+    })
+    .await?;
+    for (to, address) in stored {
+        manifest = add_repository(&view, tenant, manifest, to, &address).await?;
     }
-    manifest.check()?;
-    Ok(manifest)
+    let tenant = tenant.clone();
+    off_thread(move || {
+        manifest.check()?;
+        let (bytes, entries) = (manifest.bytes(), manifest.count());
+        let inputs = JobInputs { image: manifest.image(&tenant)?, bytes, entries };
+        Ok((manifest, inputs))
+    })
+    .await
 }
 
 /// The uploaded files that a list names, with their lengths. A file that does not have the hash that is its name counts
@@ -184,10 +201,10 @@ async fn uploaded_files(
 async fn add_repository(
     view: &View,
     tenant: &TenantName,
-    manifest: &mut Manifest,
+    mut manifest: Manifest,
     to: String,
     address: &str,
-) -> Result<(), Problem> {
+) -> Result<Manifest, Problem> {
     let address: FileAddress = address.parse().map_err(|error| Problem::invalid(WHAT, error))?;
     let owner = address.tenant.as_ref().unwrap_or(tenant);
     let Location::In(owner, path) = Location::new(owner.as_str(), &address.path)? else {
@@ -196,7 +213,8 @@ async fn add_repository(
     let at = |path: &DataPath| Location::In(owner.clone(), path.clone());
     let entry = view.entry(at(&path)).await?;
     if !entry.is_directory() {
-        return manifest.add(to, file_of(entry, at(&path))?);
+        manifest.add(to, file_of(entry, at(&path))?)?;
+        return Ok(manifest);
     }
     let mut left = vec![(path, to)];
     while let Some((path, to)) = left.pop() {
@@ -204,21 +222,30 @@ async fn add_repository(
         let mut after = None;
         loop {
             let page = view.list(at(&path), after, PAGE).await?;
-            for entry in page.entries {
-                let (path, to) = (path.join(&entry.name)?, format!("{to}/{}", entry.name));
-                if entry.is_directory() {
-                    left.push((path, to));
-                } else {
-                    manifest.add(to, file_of(entry, at(&path))?)?;
+            let (above, below, owner) = (path.clone(), to.clone(), owner.clone());
+            let directories;
+            (manifest, directories) = off_thread(move || {
+                let mut directories = Vec::new();
+                for entry in page.entries {
+                    let (path, to) = (above.join(&entry.name)?, format!("{below}/{}", entry.name));
+                    if entry.is_directory() {
+                        directories.push((path, to));
+                    } else {
+                        let at = Location::In(owner.clone(), path);
+                        manifest.add(to, file_of(entry, at)?)?;
+                    }
                 }
-            }
+                Ok((manifest, directories))
+            })
+            .await?;
+            left.extend(directories);
             after = page.after;
             if after.is_none() {
                 break;
             }
         }
     }
-    Ok(())
+    Ok(manifest)
 }
 
 fn file_of(entry: FileEntry, at: Location) -> Result<Entry, Problem> {

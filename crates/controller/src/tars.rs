@@ -1,4 +1,5 @@
-//! Checks tar streams from people and guests, entry by entry. They are not trusted, and never unpacked here.
+//! Checks tar streams from people and guests, entry by entry. They are not trusted, and never unpacked here. And writes
+//! tars, in pieces: headers, content, [`padding`], …, [`end`].
 //!
 //! An entry that could leave its directory is refused. An archive's metadata (long names, extended headers) is
 //! read into memory, so its size is limited.
@@ -6,10 +7,9 @@
 use std::cell::Cell;
 use std::io::{self, Read, Write};
 
+use bytes::Bytes;
 use perigee_model::guest::Seed;
-
-/// The most bytes of headers between one entry's data and the next entry's data.
-const HEADER_BYTES_MAX: u64 = 64 << 10;
+use perigee_model::tar_headers::{Bounded, TAR_HEADER_BYTES_MAX};
 
 /// The most entries. Each takes at least 512 bytes.
 pub const ENTRIES_MAX: u64 = 1_000_000;
@@ -26,39 +26,19 @@ pub enum TarError {
     Json(#[from] serde_json::Error),
 }
 
-/// A reader that returns no more bytes than its budget.
-pub struct Bounded<'a, R> {
-    inner: R,
-    budget: &'a Cell<u64>,
-}
-
-impl<R: Read> Read for Bounded<'_, R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = self.budget.get();
-        if left == 0 && !buffer.is_empty() {
-            let why = format!("the headers of an entry take more than {HEADER_BYTES_MAX} bytes");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
-        }
-        let room = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
-        let length = self.inner.read(&mut buffer[..room])?;
-        self.budget.set(left - length as u64);
-        Ok(length)
-    }
-}
-
 /// Calls `each` for every entry. If it does not read a file's data, they are skipped.
 pub fn for_each_entry<R: Read>(
     archive: R,
     entries_max: u64,
     mut each: impl FnMut(&mut tar::Entry<'_, Bounded<'_, R>>) -> Result<(), TarError>,
 ) -> Result<(), TarError> {
-    let budget = Cell::new(HEADER_BYTES_MAX);
-    let mut archive = tar::Archive::new(Bounded { inner: archive, budget: &budget });
+    let budget = Cell::new(TAR_HEADER_BYTES_MAX);
+    let mut archive = tar::Archive::new(Bounded::new(archive, &budget));
     let mut entries = archive.entries()?;
     let mut count = 0;
     loop {
         // The iterator reads only headers here, because the previous entry was read completely.
-        budget.set(HEADER_BYTES_MAX);
+        budget.set(TAR_HEADER_BYTES_MAX);
         let Some(entry) = entries.next() else { return Ok(()) };
         let mut entry = entry?;
         count += 1;
@@ -84,19 +64,57 @@ pub fn check_output(archive: impl Read) -> Result<(), TarError> {
     })
 }
 
-/// Writes the tar for a job's seed disk: the description.
-pub fn write_seed<W: Write>(target: W, seed: &Seed) -> Result<W, TarError> {
-    let mut builder = tar::Builder::new(target);
+/// Writes the tar for a job's seed disk: the description. Its owner is the guest's root, which runs the job.
+pub fn write_seed<W: Write>(mut target: W, seed: &Seed) -> Result<W, TarError> {
     let json = serde_json::to_vec(seed)?;
+    let size_bytes = json.len() as u64;
+    let entry = Entry { is_directory: false, mode: 0o644, modified_s: 0, size_bytes };
+    for part in [headers("job.json", &entry)?, json.into(), padding(size_bytes), end()] {
+        target.write_all(&part)?;
+    }
+    Ok(target)
+}
+
+/// An entry that is written. It belongs to root.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    pub is_directory: bool,
+    pub mode: u32,
+    pub modified_s: u64,
+    /// 0 for a directory.
+    pub size_bytes: u64,
+}
+
+/// What stands before an entry's content. A long name has an entry of its own before it.
+///
+/// # Errors
+/// If the path can't be that of an entry.
+pub fn headers(path: &str, entry: &Entry) -> io::Result<Bytes> {
     let mut header = tar::Header::new_gnu();
-    // The owner is the guest's root, which runs the job.
+    if entry.is_directory {
+        header.set_entry_type(tar::EntryType::Directory);
+    }
     header.set_uid(0);
     header.set_gid(0);
-    header.set_mode(0o644);
-    header.set_mtime(0);
-    header.set_size(json.len() as u64);
-    builder.append_data(&mut header, "job.json", &json[..])?;
-    Ok(builder.into_inner()?)
+    header.set_mode(entry.mode);
+    header.set_mtime(entry.modified_s);
+    header.set_size(entry.size_bytes);
+    let mut builder = tar::Builder::new(Vec::new());
+    // Without its content, which follows.
+    builder.append_data(&mut header, path, io::empty())?;
+    Ok(std::mem::take(builder.get_mut()).into())
+}
+
+/// What follows a content of this length, so that the next header begins at a whole block.
+pub fn padding(size_bytes: u64) -> Bytes {
+    const ZEROS: [u8; 512] = [0; 512];
+    let over = usize::try_from(size_bytes % 512).unwrap_or(0);
+    Bytes::from_static(if over == 0 { &[] } else { &ZEROS[over..] })
+}
+
+/// The end of a tar.
+pub fn end() -> Bytes {
+    Bytes::from_static(&[0; 1024])
 }
 
 #[cfg(test)]

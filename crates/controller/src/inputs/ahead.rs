@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use perigee_model::job::{Job, JobState, Start};
 use perigee_model::{HostId, JobId, Problem};
+use tokio::task::JoinHandle;
 
 use super::staging;
 use crate::catalog;
@@ -20,13 +21,32 @@ const AGAIN: Duration = Duration::from_secs(60);
 /// So many of the queued jobs are looked at, the oldest first.
 const JOBS_MAX: usize = 8;
 
-/// Stages inputs, one job after the other. This never ends.
+/// So many are staged at the same time. A host makes fewer.
+const AT_ONCE: usize = 4;
+
+/// A task that ends when this is dropped.
+struct Task(JoinHandle<()>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Stages inputs of some jobs at the same time. A job that is cancelled takes its task with it; one that starts does not,
+/// and waits for the task. This never ends.
 pub async fn stage_ahead(cluster: Arc<Cluster>) {
     let mut tried: BTreeMap<JobId, Instant> = BTreeMap::new();
+    let mut running: BTreeMap<JobId, Task> = BTreeMap::new();
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        let mut waiting: Vec<Job> = cluster
-            .unfinished_jobs()
+        let unfinished = cluster.unfinished_jobs();
+        let goes_on = |id: &JobId| {
+            let mut jobs = unfinished.iter();
+            jobs.any(|it| it.job.id == *id && it.ending.is_none() && it.cancelled_ms.is_none())
+        };
+        running.retain(|id, task| !task.0.is_finished() && goes_on(id));
+        let mut waiting: Vec<Job> = unfinished
             .iter()
             .filter(|record| record.job.state == JobState::Queued && record.ending.is_none())
             .filter(|record| record.job.spec.inputs.is_some())
@@ -37,13 +57,18 @@ pub async fn stage_ahead(cluster: Arc<Cluster>) {
         waiting.truncate(JOBS_MAX);
         tried.retain(|id, _| waiting.iter().any(|job| job.id == *id));
         for job in waiting {
-            if tried.get(&job.id).is_some_and(|at| at.elapsed() < AGAIN) {
+            let is_early = tried.get(&job.id).is_some_and(|at| at.elapsed() < AGAIN);
+            if running.len() >= AT_ONCE || is_early || running.contains_key(&job.id) {
                 continue;
             }
             tried.insert(job.id.clone(), Instant::now());
-            if let Err(problem) = stage(&cluster, &job).await {
-                tracing::debug!("the inputs of job {} are not staged yet: {problem}", job.id);
-            }
+            let (cluster, id) = (Arc::clone(&cluster), job.id.clone());
+            let task = tokio::spawn(async move {
+                if let Err(problem) = stage(&cluster, &job).await {
+                    tracing::debug!("the inputs of job {} are not staged yet: {problem}", job.id);
+                }
+            });
+            running.insert(id, Task(task));
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use perigee_model::data::FileEntry;
@@ -22,6 +23,11 @@ const IMAGE_KEPT_MS: u64 = 3_600_000;
 /// Uploaded files are kept for this long after the last job that needs them has ended, and for those who are about to
 /// submit one.
 const FILE_KEPT_MS: u64 = 24 * 3_600_000;
+/// Files that are removed while nobody may submit a job.
+const REMOVED_AT_ONCE: usize = 100;
+/// How often that is tried while jobs are being submitted.
+const TRIES: usize = 20;
+const AGAIN: Duration = Duration::from_millis(500);
 
 /// Removes what no job needs any more. This is repeated.
 pub async fn collect(cluster: Arc<Cluster>) {
@@ -101,10 +107,83 @@ async fn needed_files(
     Ok(needed)
 }
 
+/// Removes those of some uploaded files that no job needs. `false` if that was not known, because jobs were submitted
+/// meanwhile.
+async fn remove_unneeded(
+    cluster: &Cluster,
+    view: &View,
+    tenant: &TenantName,
+    files: &[FileEntry],
+    now_ms: u64,
+) -> Result<bool, Problem> {
+    let submissions = cluster.staging.submissions(tenant);
+    let mut left = files;
+    for _ in 0..TRIES {
+        let before = submissions.count.load(Ordering::SeqCst);
+        // Whoever has begun before has ended then, and the job is recorded or refused.
+        let is_quiet = submissions.under_way.try_write().is_ok();
+        if !is_quiet {
+            tokio::time::sleep(AGAIN).await;
+            continue;
+        }
+        let needed = needed_files(cluster, tenant, now_ms).await?;
+        while !left.is_empty() {
+            let (some, others) = left.split_at(left.len().min(REMOVED_AT_ONCE));
+            let Ok(_alone) = submissions.under_way.try_write() else { break };
+            if submissions.count.load(Ordering::SeqCst) != before {
+                break;
+            }
+            for entry in some.iter().filter(|entry| !needed.contains(&entry.name)) {
+                match view.remove_file(uploaded(tenant, &entry.name)?).await {
+                    Err(problem) if problem.kind != ProblemKind::NotFound => return Err(problem),
+                    _ => tracing::debug!(%tenant, file = entry.name, "removed an uploaded input"),
+                }
+            }
+            left = others;
+        }
+        if left.is_empty() {
+            return Ok(true);
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+    Ok(false)
+}
+
+/// Removes the images of inputs and the uploaded input files of a tenant that is to be deleted. If it has jobs, they stay.
+///
+/// # Errors
+/// If a host does not answer that has one of them, or the repository can't be used.
+pub async fn forget_tenant(cluster: &Cluster, tenant: &TenantName) -> Result<(), Problem> {
+    if !cluster.records.keys(&format!("jobs/{}", tenant.full(""))).await?.is_empty() {
+        return Ok(());
+    }
+    let images = cluster.records.list::<ImageRecord>("images/").await?;
+    for record in images.iter().filter(|record| record.inputs.is_some()) {
+        if tenant.owns(record.name.as_str()) {
+            images::delete(cluster, &record.name).await?;
+        }
+    }
+    let view = data::view(cluster, tenant, "the controller".to_owned(), true);
+    let directory = Location::new(tenant.as_str(), UPLOADED_INPUTS)?;
+    loop {
+        let page = match view.list(directory.clone(), None, PAGE).await {
+            Err(problem) if problem.kind == ProblemKind::NotFound => return Ok(()),
+            page => page?,
+        };
+        if page.entries.is_empty() {
+            return view.remove_directory(directory).await;
+        }
+        for entry in page.entries {
+            let path = format!("{UPLOADED_INPUTS}/{}", entry.name);
+            // What is no file was not put there by Perigee, and stays: then the tenant does too.
+            view.remove_file(Location::new(tenant.as_str(), &path)?).await?;
+        }
+    }
+}
+
 /// Removes old uploads that no job needs, one page of the directory after the other.
 async fn collect_files(cluster: &Cluster, tenant: &TenantName, now_ms: u64) -> Result<(), Problem> {
-    let account = data::account_of_tenant(cluster, tenant, true);
-    let view = View::new(cluster.repository.clone(), account);
+    let view = data::view(cluster, tenant, "the controller".to_owned(), true);
     let directory = Location::new(tenant.as_str(), UPLOADED_INPUTS)?;
     let mut after = None;
     loop {
@@ -116,16 +195,9 @@ async fn collect_files(cluster: &Cluster, tenant: &TenantName, now_ms: u64) -> R
             is_sha256(&entry.name) && now_ms.saturating_sub(entry.modified_ms) > FILE_KEPT_MS
         };
         let old: Vec<FileEntry> = page.entries.into_iter().filter(is_old).collect();
-        if !old.is_empty() {
-            // Nobody submits a job with one of them meanwhile.
-            let _alone = cluster.staging.collecting.write().await;
-            let needed = needed_files(cluster, tenant, now_ms).await?;
-            for entry in old.iter().filter(|entry| !needed.contains(&entry.name)) {
-                match view.remove_file(uploaded(tenant, &entry.name)?).await {
-                    Err(problem) if problem.kind != ProblemKind::NotFound => return Err(problem),
-                    _ => tracing::debug!(%tenant, file = entry.name, "removed an uploaded input"),
-                }
-            }
+        if !old.is_empty() && !remove_unneeded(cluster, &view, tenant, &old, now_ms).await? {
+            tracing::debug!(%tenant, "uploaded inputs stay: jobs are being submitted all the time");
+            return Ok(());
         }
         after = page.after;
         if after.is_none() {

@@ -9,6 +9,8 @@ use perigee_model::{ImageName, Problem, TenantName};
 use perigee_repository::Location;
 use sha2::{Digest, Sha256};
 
+use crate::tars;
+
 /// Changes when the same files become another image.
 const VERSION: &str = "perigee inputs 1\n";
 
@@ -127,37 +129,11 @@ fn two_at(path: &str) -> Problem {
 
 /// What stands before an entry's content in a tar.
 fn headers(path: &str, entry: &Entry) -> std::io::Result<Bytes> {
-    let mut header = tar::Header::new_gnu();
-    header.set_mtime(0);
-    header.set_uid(0);
-    header.set_gid(0);
-    match entry {
-        Entry::Directory => {
-            header.set_entry_type(tar::EntryType::Directory);
-            header.set_mode(0o755);
-            header.set_size(0);
-        }
-        Entry::File(file) => {
-            header.set_mode(if file.executable { 0o755 } else { 0o644 });
-            header.set_size(file.size_bytes);
-        }
-    }
-    let mut builder = tar::Builder::new(Vec::new());
-    // Without its content, which follows.
-    builder.append_data(&mut header, path, std::io::empty())?;
-    Ok(std::mem::take(builder.get_mut()).into())
-}
-
-/// What follows a content of this length, so that the next header begins at a whole block.
-pub fn padding(size_bytes: u64) -> Bytes {
-    const ZEROS: [u8; 512] = [0; 512];
-    let over = usize::try_from(size_bytes % 512).unwrap_or(0);
-    Bytes::from_static(if over == 0 { &[] } else { &ZEROS[over..] })
-}
-
-/// The end of a tar.
-pub fn end() -> Bytes {
-    Bytes::from_static(&[0; 1024])
+    let (is_directory, mode, size_bytes) = match entry {
+        Entry::Directory => (true, 0o755, 0),
+        Entry::File(file) => (false, if file.executable { 0o755 } else { 0o644 }, file.size_bytes),
+    };
+    tars::headers(path, &tars::Entry { is_directory, mode, modified_s: 0, size_bytes })
 }
 
 #[cfg(test)]
@@ -167,6 +143,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::tars::{end, padding};
 
     fn file(text: &str, executable: bool) -> Entry {
         Entry::File(FileOf {

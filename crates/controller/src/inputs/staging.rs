@@ -5,7 +5,9 @@
 //! filesystem. What breaks off is begun anew: nothing of it counts before the image is there.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::{Stream, stream};
@@ -14,18 +16,23 @@ use perigee_model::job::JobSpec;
 use perigee_model::volume::Upload;
 use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, TenantName};
 use perigee_repository::{Reading, View};
+use tokio::sync::RwLock;
 use uuid::Uuid;
 
-use super::manifest::{Entry, Manifest, end, padding};
-use super::{WHAT, resolve, summary, view};
+use super::manifest::{Entry, Manifest};
+use super::{WHAT, resolve, view};
 use crate::cluster::{Cluster, HostLink, now_ms};
 use crate::records::{ImageRecord, InputsImage, JobInputs, PendingImport, image_key};
+use crate::tars::{end, padding};
 use crate::{accounts, images};
 
 /// How many images of inputs are made at a host at the same time. The others wait, so that VMs which run there have
 /// most of its disk and of its network.
 const AT_ONCE: usize = 2;
 const PIECE_BYTES: usize = 256 << 10;
+/// An image that could not be made is tried again after this, and then after twice as long each time.
+const AGAIN_MIN: Duration = Duration::from_secs(2);
+const AGAIN_MAX: Duration = Duration::from_secs(300);
 
 /// How far it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,9 +47,27 @@ pub enum Staged {
 #[derive(Debug, Default)]
 pub struct Staging {
     running: Mutex<BTreeMap<ImageName, Progress>>,
-    /// Held to read by those who submit a job, from when they have looked for its inputs until it is recorded. Uploaded files
-    /// are removed while nobody does.
-    pub collecting: tokio::sync::RwLock<()>,
+    /// What could not be made, until it is tried again.
+    failed: Mutex<BTreeMap<(HostId, ImageName), Failed>>,
+    submissions: Mutex<BTreeMap<TenantName, Arc<Submissions>>>,
+}
+
+/// A tenant's jobs that are being submitted.
+#[derive(Debug, Default)]
+pub struct Submissions {
+    /// Held to read by those who submit a job, from before they look for its inputs until it is recorded. Whoever removes
+    /// uploaded files takes it without waiting for it, and only for a moment: nobody who submits waits for long.
+    pub under_way: RwLock<()>,
+    /// How many have begun.
+    pub count: AtomicU64,
+}
+
+/// An image that could not be made.
+#[derive(Debug)]
+struct Failed {
+    tries: u32,
+    again: Instant,
+    why: String,
 }
 
 #[derive(Debug)]
@@ -65,9 +90,38 @@ impl Drop for Place<'_> {
     }
 }
 
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Staging {
+    /// A tenant's submissions.
+    pub fn submissions(&self, tenant: &TenantName) -> Arc<Submissions> {
+        Arc::clone(locked(&self.submissions).entry(tenant.clone()).or_default())
+    }
+
+    /// The image could not be made: the next try is later each time, because each sends all files again.
+    fn note_failure(&self, host: &HostId, image: &ImageName, problem: &Problem) {
+        let mut failed = locked(&self.failed);
+        let now = Instant::now();
+        failed.retain(|_, failed| now < failed.again + AGAIN_MAX);
+        let entry = failed.entry((host.clone(), image.clone()));
+        let entry = entry.or_insert_with(|| Failed { tries: 0, again: now, why: String::new() });
+        let wait = AGAIN_MIN.saturating_mul(1 << entry.tries.min(16)).min(AGAIN_MAX);
+        (entry.tries, entry.again) = (entry.tries + 1, now + wait);
+        entry.why = format!("{}: {}", problem.what, problem.why);
+    }
+
+    /// Why it is not tried again yet.
+    fn waits_after_failure(&self, host: &HostId, image: &ImageName) -> Option<String> {
+        let failed = locked(&self.failed);
+        let Failed { again, why, .. } = failed.get(&(host.clone(), image.clone()))?;
+        let left = again.checked_duration_since(Instant::now())?;
+        Some(format!("{why}; its inputs are staged again in {} s", left.as_secs() + 1))
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<ImageName, Progress>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.running)
     }
 
     /// How far the image is, in words, while it is made.
@@ -83,7 +137,8 @@ impl Staging {
 
     /// Why nothing can be done for this image at this host now, unless it is there.
     fn waits(&self, host: &HostId, image: &ImageName) -> Option<String> {
-        why_it_waits(&self.lock(), host, image)
+        let running = why_it_waits(&self.lock(), host, image);
+        running.or_else(|| self.waits_after_failure(host, image))
     }
 
     /// # Errors
@@ -138,8 +193,7 @@ pub async fn ensure(
         return Ok(Staged::Waits(why));
     }
     let tenant = TenantName::of(&spec.name);
-    let manifest = resolve(cluster, &tenant, sha256).await?;
-    let inputs = summary(&tenant, &manifest)?;
+    let (manifest, inputs) = resolve(cluster, &tenant, sha256).await?;
     found(inputs.clone()).await?;
     let view = view(cluster, &tenant);
     ensure_image(cluster, at, view, manifest, inputs).await.map_err(|problem| match problem.kind {
@@ -197,7 +251,15 @@ async fn ensure_image(
             Err(problem) => return Err(problem),
         },
     }
-    make(cluster, at, view, manifest, &inputs).await
+    if let Some(why) = cluster.staging.waits_after_failure(&at.id, &inputs.image) {
+        return Ok(Staged::Waits(why));
+    }
+    let made = make(cluster, at, view, manifest, &inputs).await;
+    match &made {
+        Ok(_) => drop(locked(&cluster.staging.failed).remove(&(at.id.clone(), inputs.image))),
+        Err(problem) => cluster.staging.note_failure(&at.id, &inputs.image, problem),
+    }
+    made
 }
 
 /// Removes the record of an image that no host has. `false` if somebody is making or deleting the image.

@@ -215,7 +215,7 @@ impl Run {
         };
         cleaner::hand_over(&self.cluster, &cleanup).await?;
         self.cluster.records.remove_all(&log::prefix(&self.id)).await?;
-        self.drop_partial_outputs().await;
+        self.drop_outputs().await;
         tracing::warn!("job {} begins anew: host {host} is gone", self.id);
         let record = &mut self.record.value;
         record.restarts = number;
@@ -226,6 +226,7 @@ impl Run {
         record.traced = Traced::default();
         record.forget_run();
         let job = &mut record.job;
+        job.outputs = None;
         job.state = job.state.next(JobEvent::HostLost)?;
         job.reason = format!("it was lost at host {host} and starts again");
         self.record.save().await

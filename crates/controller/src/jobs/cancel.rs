@@ -1,6 +1,8 @@
 //! A job that is cancelled while its command runs: the guest ends the command and writes its outputs, and these are
 //! fetched as after any other end. When that takes too long, the VM is stopped as it is.
 
+use std::time::Instant;
+
 use perigee_model::Problem;
 use perigee_model::job::JobState;
 
@@ -31,14 +33,17 @@ impl Run {
 
     /// Ends a cancelled job whose outputs did not come in time, or whose host was removed.
     pub(super) async fn end_late_cancel(&mut self) -> Result<Option<Step>, Problem> {
-        let Some(since_ms) = self.record.value.cancelled_ms else { return Ok(None) };
+        if self.record.value.cancelled_ms.is_none() {
+            return Ok(None);
+        }
+        let since = *self.cancel_seen.get_or_insert_with(Instant::now);
         if self.record.value.finished.is_some() {
             // The guest has done its part.
             return Ok(None);
         }
         let limit = self.cluster.timing.cancel_deadline;
         let is_gone = self.host().is_err();
-        if !is_gone && u128::from(now_ms().saturating_sub(since_ms)) <= limit.as_millis() {
+        if !is_gone && since.elapsed() <= limit {
             return Ok(None);
         }
         let why = match is_gone {

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 
 use super::cancel::CANCELLED;
 use super::consider::RefusedChange;
+use super::finish::NoRoom;
 use super::samples::Samples;
 use crate::cluster::Cluster;
 use crate::records::{Ending, JobIntent, JobRecord, Owned, job_intent_key, vm_of};
@@ -40,6 +41,11 @@ pub struct Run {
     pub refused: Vec<RefusedChange>,
     /// Since when the next volume that is to come to the VM has been refused.
     pub follow_refused: Option<Instant>,
+    /// The last time that the repository had no room for the outputs.
+    pub no_room: Option<NoRoom>,
+    /// When this controller first saw that the job is to be cancelled. A clock that is set does not change how long the
+    /// guest has for its outputs.
+    pub cancel_seen: Option<Instant>,
     /// Whether the last report said that the guest runs, and that it does not move.
     pub seen_running: bool,
     /// [`crate::cluster::Index::home_changes`] before the step.
@@ -64,7 +70,7 @@ pub async fn drive(cluster: Arc<Cluster>, id: JobId) -> Result<(), Problem> {
             _ = intents.next() => {
                 // The step was interrupted: continue from what it has recorded.
                 let Some(again) = Run::load(&cluster, &id).await? else { return Ok(()) };
-                run = again;
+                run = Run { cancel_seen: run.cancel_seen, ..again };
                 run.heed_intent().await?;
                 continue;
             }
@@ -118,6 +124,8 @@ impl Run {
             seen_at_work: None,
             refused: Vec::new(),
             follow_refused: None,
+            no_room: None,
+            cancel_seen: None,
             seen_running: false,
             homes_at: 0,
         }))

@@ -1,7 +1,7 @@
 //! The end of a job: ends its migration, fetches its output, removes its VM and volumes, and sets its final
 //! state.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use perigee_model::job::{JobOutputs, JobState, MigrationState};
 use perigee_model::states::JobEvent;
@@ -23,6 +23,17 @@ const END: &str = "end";
 
 /// The deadline for the first byte of an output. The others have the deadline of every received file.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Outputs for which there was no room are fetched again after this, if nobody has made room earlier.
+const NO_ROOM_AGAIN: Duration = Duration::from_secs(60);
+
+/// The repository had no room for a job's outputs.
+pub struct NoRoom {
+    /// What the tenant's quota had left then.
+    free_bytes: u64,
+    since: Instant,
+    problem: Problem,
+}
 
 impl Run {
     /// Removes everything that was made for the job. What remains at a host that does not answer is left to the
@@ -133,6 +144,8 @@ impl Run {
             let notes = self.kept_output().into_iter().collect();
             return Ok(Fetched { notes, ..nothing });
         }
+        let (place, elsewhere) = outputs::place_for(&self.cluster, self.job()).await?;
+        self.wait_for_room(&place).await?;
         let home = catalog::reachable(&self.cluster, &disk.home)?;
         let path = format!("/v1/volumes/{}/data?length_bytes={}", disk.volume, output.bytes);
         let answer = tokio::time::timeout(ANSWER_DEADLINE, home.volume.get_response(&path));
@@ -146,16 +159,34 @@ impl Run {
             room_bytes: self.job().spec.output_bytes,
         };
         let body = Box::pin(answer.bytes_stream());
-        let place = Place::of(&self.id, &self.job().spec)?;
-        let taken = outputs::take(&self.cluster, &self.id, &place, body, &expected).await?;
+        let taken = outputs::take(&self.cluster, &self.id, &place, body, &expected).await;
+        if let Err(problem) = &taken
+            && problem.kind == ProblemKind::NoSpace
+        {
+            let free_bytes = outputs::free_bytes(&self.cluster, &place).await?;
+            self.no_room =
+                Some(NoRoom { free_bytes, since: Instant::now(), problem: problem.clone() });
+        }
+        let taken = taken?;
         let Taken { files, bytes, left_out, damaged } = taken;
         let kept_until_ms = self.kept_until_ms(&place);
         self.record.value.job.outputs =
             Some(JobOutputs { at: place.to_string(), files, bytes, kept_until_ms });
         self.record.save().await?;
         let damaged = damaged.map(|why| format!("its outputs in {place} may be damaged: {why}"));
-        let notes = if left_out.is_empty() { Vec::new() } else { vec![left_out.to_string()] };
-        Ok(Fetched { damaged, notes })
+        let left_out = (!left_out.is_empty()).then(|| left_out.to_string());
+        Ok(Fetched { damaged, notes: elsewhere.into_iter().chain(left_out).collect() })
+    }
+
+    /// When the repository had no room, all is read again only if it has more now, or after a while: more than a quota
+    /// can be full.
+    ///
+    /// # Errors
+    /// What it said then.
+    async fn wait_for_room(&self, place: &Place) -> Result<(), Problem> {
+        let Some(NoRoom { free_bytes, since, problem }) = &self.no_room else { return Ok(()) };
+        let is_less = outputs::free_bytes(&self.cluster, place).await? <= *free_bytes;
+        if is_less && since.elapsed() < NO_ROOM_AGAIN { Err(problem.clone()) } else { Ok(()) }
     }
 
     /// What was written into the repository before the fetching of its outputs was given up.
@@ -163,8 +194,19 @@ impl Run {
         if self.record.value.finished.is_none() || self.job().outputs.is_some() {
             return;
         }
-        if let Err(problem) = outputs::remove(&self.cluster, self.job()).await {
+        if let Err(problem) = outputs::remove_part(&self.cluster, self.job()).await {
             tracing::warn!("job {}: a part of its outputs stays: {problem}", self.id);
+        }
+    }
+
+    /// A job that begins anew has no outputs yet.
+    pub(super) async fn drop_outputs(&self) {
+        let removed = match self.job().outputs {
+            Some(_) => outputs::remove(&self.cluster, self.job()).await,
+            None => outputs::remove_part(&self.cluster, self.job()).await,
+        };
+        if let Err(problem) = removed {
+            tracing::warn!("job {}: outputs of an earlier start stay: {problem}", self.id);
         }
     }
 

@@ -27,12 +27,13 @@ pub(crate) mod traces;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use perigee_model::job::{Job, JobSpec, JobState, Migration, Sample};
 use perigee_model::limits::JOB_NUMBER;
 use perigee_model::plan::PredictedEnd;
 use perigee_model::tenant::Running;
-use perigee_model::{JobId, Problem, VmId};
+use perigee_model::{JobId, Problem, TenantName, VmId};
 
 use crate::cluster::{Cluster, now_ms};
 use crate::meter::Meter;
@@ -51,7 +52,9 @@ pub use place::job_of;
 
 pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Problem> {
     // Until the job is recorded, none of its uploaded files is removed.
-    let _collecting = cluster.staging.collecting.read().await;
+    let submissions = cluster.staging.submissions(&TenantName::of(&spec.name));
+    let _submission = submissions.under_way.read().await;
+    submissions.count.fetch_add(1, Ordering::SeqCst);
     let inputs = check(cluster, &spec).await?;
     let counter = format!("counters/{}", spec.name);
     let number = cluster.records.update(&counter, |n: Option<u64>| n.unwrap_or(0) + 1).await?;
@@ -154,7 +157,7 @@ pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<Option<JobInputs
         return Err(Problem::invalid(format!("job {}", spec.name), why)
             .next("ask for less, or ask an admin for more (perigee tenant quota)"));
     }
-    outputs::Place::named(spec)?;
+    outputs::check(cluster, spec).await?;
     for volume in &spec.volumes {
         catalog::find(cluster, &volume.volume).await?;
     }

@@ -11,16 +11,13 @@ use perigee_repository::{DataPath, Location, View};
 use tokio::sync::mpsc;
 
 use super::{PAGE, Place};
+use crate::tars;
 
 /// Pieces that wait until the client takes them.
 const PIECES_MAX: usize = 4;
 
 /// A piece of a file.
 const PIECE_BYTES: usize = 256 << 10;
-
-/// The end of an archive (POSIX, pax).
-const END_BYTES: usize = 1024;
-const BLOCK_BYTES: u64 = 512;
 
 type Pieces = mpsc::Sender<Result<Bytes, io::Error>>;
 
@@ -85,7 +82,7 @@ impl Archive {
                 }
             }
         }
-        self.send(Bytes::from_static(&[0; END_BYTES])).await
+        self.send(tars::end()).await
     }
 
     async fn send(&self, bytes: Bytes) -> Result<(), Problem> {
@@ -114,25 +111,20 @@ impl Archive {
             sent += piece.len() as u64;
             self.send(piece).await?;
         }
-        let padding = usize::try_from(sent.next_multiple_of(BLOCK_BYTES) - sent).unwrap_or(0);
-        self.send(Bytes::from_static(&[0; END_BYTES]).slice(..padding)).await
+        self.send(tars::padding(sent)).await
     }
 }
 
-/// The header of an entry. A long name has an entry of its own before it.
 fn header(path: &DataPath, entry: &FileEntry) -> Result<Bytes, Problem> {
-    let fault = |e: io::Error| Problem::internal(format!("can't make a tar with {path}"), e);
-    let mut header = tar::Header::new_gnu();
     let is_directory = entry.is_directory();
-    let kind = if is_directory { tar::EntryType::Directory } else { tar::EntryType::Regular };
-    header.set_entry_type(kind);
-    header.set_mode(if is_directory { 0o755 } else { 0o644 });
-    header.set_mtime(entry.modified_ms / 1000);
-    header.set_size(entry.size_bytes);
-    let mut builder = tar::Builder::new(Vec::new());
-    builder.append_data(&mut header, path.to_string(), io::empty()).map_err(fault)?;
-    let mut bytes = builder.into_inner().map_err(fault)?;
-    // The file's content comes next.
-    bytes.truncate(bytes.len().saturating_sub(END_BYTES));
-    Ok(bytes.into())
+    let made = tars::headers(
+        &path.to_string(),
+        &tars::Entry {
+            is_directory,
+            mode: if is_directory { 0o755 } else { 0o644 },
+            modified_s: entry.modified_ms / 1000,
+            size_bytes: entry.size_bytes,
+        },
+    );
+    made.map_err(|e| Problem::internal(format!("can't make a tar with {path}"), e))
 }

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 
 use super::entries::{self, Part};
 use super::links::Links;
-use super::{LeftOut, Place, remove_tree};
+use super::{LeftOut, Place, put_in_place, remove_tree};
 use crate::files::hex;
 
 /// The stream of a tar without new bytes for this long is given up.
@@ -67,7 +67,9 @@ where
     S: Stream<Item = Result<Bytes, E>> + Send + Unpin + 'static,
     E: std::fmt::Display,
 {
-    let mut intake = Intake::begin(view, place, expected.room_bytes).await.map_err(to_wait_for)?;
+    let in_work = place.in_work()?;
+    let begun = Intake::begin(view, &in_work, expected.room_bytes).await;
+    let mut intake = begun.map_err(to_wait_for)?;
     let (parts, mut arriving) = mpsc::channel(PARTS_MAX);
     let (runtime, bytes_max) = (Handle::current(), expected.bytes);
     let reader = tokio::task::spawn_blocking(move || {
@@ -84,6 +86,9 @@ where
     let (bytes, sha256) =
         reader.await.map_err(|e| Problem::internal("can't read a job's outputs", e))??;
     let mut taken = intake.end().await.map_err(to_wait_for)?;
+    if place.is_own {
+        put_in_place(view, &in_work, place).await.map_err(to_wait_for)?;
+    }
     if bytes != expected.bytes || sha256 != expected.sha256 {
         taken.damaged = Some(format!(
             "the output disk has {bytes} bytes with SHA-256 {sha256}, but the guest wrote {} with {}",
@@ -321,7 +326,7 @@ impl<'a> Intake<'a> {
         if size_bytes <= SMALL_BYTES {
             return Ok(Begun::Small { path, size_bytes, content: Vec::new() });
         }
-        let writing = self.view.write(self.at(&path), Begin::Empty, true).await?;
+        let writing = self.view.write(self.at(&path), Begin::Once, true).await?;
         Ok(Begun::Large { path, size_bytes, writing: Box::new(writing) })
     }
 
@@ -476,7 +481,7 @@ impl<'a> Intake<'a> {
 }
 
 async fn write_small(view: &View, at: Location, content: &[u8]) -> Result<(), Problem> {
-    let mut writing = view.write(at, Begin::Empty, true).await?;
+    let mut writing = view.write(at, Begin::Once, true).await?;
     writing.write(0, content).await?;
     writing.commit(None).await.map(drop)
 }

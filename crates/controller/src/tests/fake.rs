@@ -127,6 +127,8 @@ pub struct Inside {
     pub ended_commands: BTreeSet<VmId>,
     /// How often a guest has written everything to its disks.
     pub synced: u32,
+    /// How often a volume's data were asked for as a file.
+    pub data_reads: u32,
     pub moves: homes::Moves,
     pub replicas: replicas::Replicas,
     revision: u64,
@@ -722,7 +724,8 @@ async fn read(
     Path(name): Path<VolumeName>,
     Query(query): Query<BTreeMap<String, usize>>,
 ) -> Result<Vec<u8>, Failure> {
-    let inside = inside.lock().expect("lock");
+    let mut inside = inside.lock().expect("lock");
+    inside.data_reads += 1;
     let volume = inside.volumes.get(&name).ok_or_else(no_volume)?;
     Ok(volume.data.iter().copied().take(query["length_bytes"]).collect())
 }

@@ -291,3 +291,40 @@ async fn what_no_job_needs_any_more_is_removed_after_its_time() {
     collect_once(&lab.cluster, now() + 25 * HOUR_MS).await;
     assert_eq!(files().await, 0);
 }
+
+/// Each try sends all files to the host.
+#[tokio::test]
+async fn inputs_that_can_not_be_staged_are_not_sent_all_the_time() {
+    let lab = Lab::up().await;
+    let client = super::api::client(&lab).await;
+    let list = upload(&client, &[("a", "1")]).await;
+    lab.home.inside().refuses_imports = true;
+    let ask = JobSpec { inputs: Some(list), ..spec(Access::Clone) };
+    let id = lab.submit(ask).await;
+    lab.wait_for_job(&id, "a later try", |job| job.reason.contains("staged again in")).await;
+    tokio::time::sleep(super::TIMING.monitor * 20).await;
+    assert!(lab.home.inside().trees.len() <= 3);
+    lab.home.inside().refuses_imports = false;
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+}
+
+#[tokio::test]
+async fn a_tenant_goes_with_what_was_kept_for_its_next_jobs() {
+    let tenants = Tenants::up().await;
+    tenants.share_debian().await;
+    let list = upload(&tenants.ann, &[("a", "1")]).await;
+    let start = perigee_model::job::Start::Host(tenants.lab.home.id.clone());
+    let ask = JobSpec { inputs: Some(list), start, ..small("q") };
+    let job: Job = tenants.ann.post("/v1/jobs", &ask).await.expect("a job");
+    let lab = &tenants.lab;
+    lab.wait_for_vm(&lab.home, &vm_of(&job.id)).await;
+    let refused = tenants.admin.delete("/v1/tenants/acme").await.expect_err("it has a job");
+    assert!(refused.why.contains("it has job"), "{refused}");
+    finish(&lab.home, &lab.home, &vm_of(&job.id));
+    lab.wait_for_state(&job.id, JobState::Succeeded).await;
+    lab.wait_for_clean_hosts().await;
+    tenants.admin.delete(&format!("/v1/jobs/{}", job.id)).await.expect("deleted");
+    tenants.admin.delete("/v1/tenants/acme").await.expect("it has nothing that anybody sees");
+    let images: Vec<ImageName> = lab.home.inside().images.keys().cloned().collect();
+    assert!(images.iter().all(|image| !image.as_str().starts_with("acme~")), "{images:?}");
+}

@@ -53,7 +53,7 @@ const TIMING: Timing = Timing {
 };
 
 /// A wait that succeeds ends at once, so this costs nothing; a busy machine may need it.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A cluster of a `home` site with host `home1` and a `cloud` site with host `cloud1`, where the
 /// data volume `tpch` has its home.

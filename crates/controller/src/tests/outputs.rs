@@ -1,15 +1,18 @@
 //! What becomes of the outputs of jobs that end in other ways than well, and how long outputs are kept.
 
 use perigee_model::guest::{GuestBody, LogStream};
-use perigee_model::job::{Access, ClusterImage, JobSpec, JobState};
+use perigee_model::job::{Access, ClusterImage, JobSpec, JobState, Start};
+use perigee_model::tenant::Quota;
 use perigee_model::vm::VmStatus;
 use perigee_model::volume::Snapshot;
-use perigee_model::{ImageName, JobId, ProblemKind, VmId};
+use perigee_model::{ImageName, JobId, ProblemKind, TenantName, VmId};
+use perigee_repository::{Begin, Location};
 
+use super::tenants::{Tenants, small};
 use super::{Lab, TIMING, answers, finish, spec, vm_of, wait_for};
 use crate::cluster::Timing;
 use crate::records::JobIntent;
-use crate::{images, jobs, outputs};
+use crate::{data, images, jobs, outputs};
 
 const PATIENT: Timing = Timing { cancel_deadline: super::PATIENCE, ..TIMING };
 
@@ -177,4 +180,46 @@ async fn the_root_disk_of_a_running_vm_becomes_an_image_that_jobs_use() {
     let image = ImageName::new("mine").expect("a name");
     let (_, vm) = running(&lab, JobSpec { image, ..spec(Access::Clone) }).await;
     finish(&lab.home, &lab.home, &vm);
+}
+
+#[tokio::test]
+async fn a_file_where_outputs_are_to_go_sends_them_to_the_jobs_own_directory() {
+    let lab = Lab::up().await;
+    let to = Some("runs/today".to_owned());
+    let with = || JobSpec { outputs_to: to.clone(), ..spec(Access::Clone) };
+    let (id, vm) = running(&lab, with()).await;
+    let view = data::view(&lab.cluster, &TenantName::default(), "ann".to_owned(), true);
+    let at = Location::new("default", "runs/today").expect("a path");
+    let writing = view.write(at, Begin::Empty, true).await.expect("a file");
+    writing.commit(None).await.expect("a file");
+    finish(&lab.home, &lab.home, &vm);
+    let job = lab.wait_for_state(&id, JobState::Succeeded).await;
+    assert!(job.reason.contains("repo://default/runs/today is a file"), "{}", job.reason);
+    let own = format!("repo://default/jobs/{id}");
+    assert_eq!(job.outputs.as_ref().map(|outputs| outputs.at.as_str()), Some(own.as_str()));
+    assert_eq!(answers(&lab, &id).as_deref(), Some("the answers"));
+    let refused = jobs::submit(&lab.cluster, with()).await.expect_err("it is a file");
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    lab.wait_for_clean_hosts().await;
+    jobs::delete(&lab.cluster, &id, false).await.expect("delete");
+    assert_eq!(answers(&lab, &id), None, "they go with the job");
+}
+
+/// They may be large, and their home has other work.
+#[tokio::test]
+async fn outputs_that_have_no_room_are_read_again_only_when_there_is_some() {
+    let tenants = Tenants::up().await;
+    tenants.share_debian().await;
+    let quota = |bytes| Quota { file_bytes: Some(bytes), ..Quota::default() };
+    tenants.set_quota("acme", quota(4)).await;
+    let lab = &tenants.lab;
+    let start = Start::Host(lab.home.id.clone());
+    let (id, vm) = running(lab, JobSpec { start, ..small("acme~out") }).await;
+    finish(&lab.home, &lab.home, &vm);
+    let waits = |job: &perigee_model::job::Job| job.reason.contains("quota");
+    lab.wait_for_job(&id, "no room", waits).await;
+    tokio::time::sleep(TIMING.monitor * 10).await;
+    assert_eq!(lab.home.inside().data_reads, 1);
+    tenants.set_quota("acme", quota(1 << 20)).await;
+    lab.wait_for_state(&id, JobState::Succeeded).await;
 }
