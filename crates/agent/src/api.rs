@@ -11,6 +11,7 @@ use axum::routing::{get, post};
 use perigee_http::guard::restrict;
 use perigee_http::{Failure, Json, Peer, Reply};
 use perigee_model::guest::GuestEvent;
+use perigee_model::network::HostNetworks;
 use perigee_model::switchover::Fate;
 use perigee_model::vm::{
     AskGuestAgent, AskMigrationKey, CancelMigration, EndUnlessRan, HostReport, LinkProbe,
@@ -46,6 +47,7 @@ pub fn router(vms: Arc<Vms>) -> Router {
         .route("/v1/vms/{vm}/migrate", post(migrate))
         .route("/v1/vms/{vm}/migrate/cancel", post(cancel_migration))
         .route("/v1/vms/{vm}/migrate/grant", post(renew_grant))
+        .route("/v1/networks", put_networks())
         .route("/v1/probe", post(probe))
         .route("/v1/blob", get(blob))
         .fallback(no_such_path)
@@ -253,6 +255,17 @@ async fn renew_grant(
     let answer = vm.ask(|answer| Ask::RenewGrant(renewed, answer)).await;
     answer.unwrap_or_else(|| Err(gone(vm.id())))?;
     Ok(Json(()))
+}
+
+/// A network may have many VMs.
+const NETWORKS_BYTES_MAX: usize = 32 << 20;
+
+fn put_networks() -> axum::routing::MethodRouter<Arc<Vms>> {
+    axum::routing::put(networks).layer(DefaultBodyLimit::max(NETWORKS_BYTES_MAX))
+}
+
+async fn networks(State(vms): Shared, Json(wanted): Json<HostNetworks>) -> Reply<()> {
+    Ok(Json(vms.host.networks.take(wanted, &vms).await?))
 }
 
 async fn probe(State(vms): Shared, Json(request): Json<ProbeLink>) -> Reply<LinkProbe> {

@@ -82,6 +82,7 @@ mod tests {
             (Method::GET, &["v1", "vms", "a", "events"]),
             (Method::GET, &["v1", "vms"]),
             (Method::GET, &["v1", "changes"]),
+            (Method::PUT, &["v1", "networks"]),
             (Method::POST, &["v1", "probe"]),
             (Method::GET, &["v1", "a-route-of-tomorrow"]),
         ] {

@@ -135,9 +135,16 @@ pub fn arguments(
     }
     add(&["-object", "rng-builtin,id=rng", "-device", "virtio-rng-pci,rng=rng"]);
     if let Some(cable) = cable {
-        let netdev = format!("stream,id=network,addr.type=fd,addr.str={cable}");
+        let (netdev, own) = match spec.network.card() {
+            None => (format!("stream,id=network,addr.type=fd,addr.str={cable}"), String::new()),
+            Some(card) => {
+                let own = format!(",mac={},host_mtu={}", card.mac(), card.mtu);
+                (format!("tap,id=network,fd={cable},vhost=off"), own)
+            }
+        };
         // Nothing boots from the network, so the card needs no ROM.
-        add(&["-netdev", &netdev, "-device", "virtio-net-pci,netdev=network,id=card,romfile="]);
+        let device = format!("virtio-net-pci,netdev=network,id=card,romfile={own}");
+        add(&["-netdev", &netdev, "-device", &device]);
     }
     if spec.arrives_by.is_some() {
         // It arrives stopped. The agent first records that it has arrived, and then lets it run.

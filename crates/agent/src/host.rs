@@ -14,6 +14,7 @@ use crate::accelerator::{self, Found};
 use crate::changes::Changes;
 use crate::command::QEMU;
 use crate::files::{VmDir, closed_ancestor};
+use crate::networks::Networks;
 use crate::process::QemuUser;
 use crate::users::Users;
 use crate::vm::ended::Ends;
@@ -47,6 +48,8 @@ pub struct Host {
     pub has_cgroups: bool,
     /// An error says why VMs here have no network cards.
     pub user_networks: Result<UserNetworks, String>,
+    /// Networks of tenants.
+    pub networks: Networks,
     warnings: Vec<String>,
 }
 
@@ -86,6 +89,7 @@ impl Host {
         }
         let address = link::address_of(&config.agent_url)?;
         let ip = address.rsplit_once(':').map_or(address, |(ip, _)| ip).to_owned();
+        let networks = Networks::prepare(&config.state, &config.host, &ip, is_root).await;
         Ok(Self {
             name: config.host.clone(),
             changes: Arc::new(Changes::new()),
@@ -104,6 +108,7 @@ impl Host {
             users,
             has_cgroups,
             user_networks,
+            networks,
             warnings,
         })
     }
@@ -126,7 +131,12 @@ impl Host {
             cpu_model: self.cpu_model.clone(),
             qemu_version: self.qemu_version.clone(),
             boot_id: self.boot_id.clone(),
-            warnings: self.warnings.iter().cloned().chain(self.network_warning()).collect(),
+            warnings: [
+                self.warnings.clone(),
+                self.network_warning().into_iter().collect(),
+                self.networks.warnings(),
+            ]
+            .concat(),
         })
     }
 

@@ -22,6 +22,7 @@ mod guest;
 mod host;
 mod lines;
 mod link;
+mod networks;
 mod process;
 mod qmp;
 mod register;
@@ -96,6 +97,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
         agent_url: config.agent_url.clone(),
         volume_url: config.volume_url.clone(),
         nbd_addr: config.nbd_addr.clone(),
+        tunnel: host.networks.end.clone().ok(),
     };
     let heartbeat = async {
         match &config.controller {
@@ -108,12 +110,14 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     };
     let sockets = sockets::keep(host.clone(), vms.clone());
     let filter = vm::network::keep_filtered(host.clone(), vms.clone());
+    let networks = networks::keep(host.clone(), vms.clone());
     tracing::info!(host = %config.host, accelerator = ?host.accelerator.kind, "the agent is ready");
     tokio::select! {
         result = perigee_http::serve(api::router(vms), &config.listen, &config.network) => result,
         problem = heartbeat => Err(problem),
         () = sockets => Ok(()),
         () = filter => Ok(()),
+        () = networks => Ok(()),
         () = certificate::keep(&config) => Ok(()),
     }
 }

@@ -15,6 +15,7 @@ use perigee_http::identity::{self, REVOKED_FILE, Revoked};
 use perigee_http::{PeerIdentity, authority_of, write_private};
 use perigee_model::enrol::{Enrol, Enrolled, HostRevoked, JoinToken};
 use perigee_model::limits::HOST_ADDRESSES;
+use perigee_model::network::TunnelEnd;
 use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem};
 use serde::{Deserialize, Serialize};
@@ -279,10 +280,13 @@ pub async fn check_addresses(
     host: &HostId,
     reported: &HostAddresses,
 ) -> Result<(), Problem> {
+    let tunnel = reported.tunnel.as_ref();
+    tunnel.map_or(Ok(()), TunnelEnd::check)?;
     let enrolled: Option<EnrolledHost> = cluster.records.read(&key(ENROLLED, host)).await?;
     // Without a record the store was lost: what a host can't be called at shows later.
     let (Some(_), Some(enrolled)) = (cluster.network.identity(), enrolled) else { return Ok(()) };
-    for address in [&reported.agent_url, &reported.volume_url, &reported.nbd_addr] {
+    let daemons = [&reported.agent_url, &reported.volume_url, &reported.nbd_addr];
+    for address in daemons.into_iter().chain(tunnel.map(|tunnel| &tunnel.endpoint)) {
         let authority = authority_of(address).unwrap_or(address);
         let ip = authority.rsplit_once(':').map_or(authority, |(ip, _)| ip);
         let ip = ip.trim_matches(['[', ']']).parse().ok().map(|ip: IpAddr| ip.to_canonical());

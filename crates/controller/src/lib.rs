@@ -27,6 +27,7 @@ mod leave_site;
 mod links;
 mod meter;
 mod migration;
+mod networks;
 mod nocloud;
 mod nvram;
 mod outputs;

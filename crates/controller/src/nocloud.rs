@@ -6,7 +6,8 @@
 
 use perigee_model::guest::USER_NETWORK;
 use perigee_model::lasting::CloudInit;
-use perigee_model::vm::NetworkKind;
+use perigee_model::network::DOMAIN;
+use perigee_model::vm::VmNetwork;
 use serde_json::{Value, json};
 
 use crate::fat::{Fat, filesystem};
@@ -33,7 +34,7 @@ pub struct Mounted {
 pub fn disk(
     instance: &str,
     host_name: &str,
-    network: NetworkKind,
+    network: &VmNetwork,
     mounts: &[Mounted],
     wanted: &CloudInit,
 ) -> Result<Fat, String> {
@@ -80,10 +81,18 @@ fn vendor_data(mounts: &[Mounted], wanted: &CloudInit) -> Value {
 }
 
 /// Without a card nothing is to be waited for.
-fn network_config(network: NetworkKind) -> Value {
+fn network_config(network: &VmNetwork) -> Value {
     let ethernets = match network {
-        NetworkKind::None => json!({}),
-        NetworkKind::User => {
+        VmNetwork::None => json!({}),
+        // Its addresses need no answer of the gateway, so the guest boots while that is away.
+        VmNetwork::Cluster(card) => json!({"card": {
+            "match": {"macaddress": card.mac().to_string()},
+            "addresses": [format!("{}/{}", card.address, card.subnet.prefix_bits())],
+            "gateway4": card.subnet.gateway(),
+            "mtu": card.mtu,
+            "nameservers": {"addresses": [card.subnet.gateway()], "search": [DOMAIN]},
+        }}),
+        VmNetwork::User => {
             let of = USER_NETWORK;
             json!({"card": {
                 "match": {"macaddress": CARD},
@@ -115,18 +124,29 @@ mod tests {
         assert_eq!(vendor["user"]["name"], "ann");
         assert_eq!(vendor["mounts"][0][0], "/dev/disk/by-id/virtio-data0");
         assert_eq!(vendor["mounts"][0][3], "ro,nofail");
-        let made = disk("web-1", "web", NetworkKind::None, &[mount], &wanted).expect("it fits");
+        let made = disk("web-1", "web", &VmNetwork::None, &[mount], &wanted).expect("it fits");
         let text = String::from_utf8_lossy(&made.bytes);
         assert!(text.contains("runcmd: [\"echo 'hi'\"]\n"));
     }
 
     #[test]
     fn a_vm_without_a_card_waits_for_no_network() {
-        assert_eq!(network_config(NetworkKind::None)["ethernets"], json!({}));
-        let card = &network_config(NetworkKind::User)["ethernets"]["card"];
+        assert_eq!(network_config(&VmNetwork::None)["ethernets"], json!({}));
+        let card = &network_config(&VmNetwork::User)["ethernets"]["card"];
         assert_eq!(
             (&card["addresses"][0], &card["gateway4"]),
             (&json!("10.0.2.15/24"), &json!("10.0.2.2"))
         );
+    }
+
+    #[test]
+    fn a_card_in_a_tenants_network_is_found_by_its_hardware_address() {
+        let subnet = "10.7.0.0/24".parse().expect("addresses");
+        let network = perigee_model::NetworkName::new("acme~blue").expect("a name");
+        let address = std::net::Ipv4Addr::new(10, 7, 0, 9);
+        let card = perigee_model::network::Card { network, vni: 3, subnet, address, mtu: 1370 };
+        let config = &network_config(&VmNetwork::Cluster(card))["ethernets"]["card"];
+        assert_eq!(config["match"]["macaddress"], "02:50:00:03:00:09");
+        assert_eq!((&config["mtu"], &config["gateway4"]), (&json!(1370), &json!("10.7.0.1")));
     }
 }

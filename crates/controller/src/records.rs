@@ -25,6 +25,7 @@
 //! | `runs/KEY`, `vm_boots/HOST` | the last runs of a kind of job, the last boots at a host | the job's driver, at its end |
 //! | `cleanups/ID`, `cleanups/deleted/VOLUME` | [`crate::cleaner::Cleanup`] | the cleaner |
 //! | `given_up/HOST` | [`crate::given_up::GivenUp`] | the removal of a host |
+//! | `networks/NETWORK`, `tunnels/HOST` | those of [`crate::networks`] | the API; who tells hosts |
 //! | `counters/NAME` | the last number given to a job of that name | submission |
 //!
 //! Intents (`intents/…`, placements), observations (job states, reports) and unknown values (`None`) have
@@ -35,6 +36,7 @@ mod access;
 use perigee_model::home::Tenure;
 use perigee_model::job::{Job, Migration};
 use perigee_model::lasting::{Lasting, PowerWish};
+use perigee_model::network::Card;
 use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
 use perigee_model::volume::{ImageFormat, IoStats};
 use perigee_model::volume_move::VolumeMove;
@@ -184,6 +186,9 @@ pub struct JobRecord {
     /// Since when its command is to end, because the job is cancelled; Unix time.
     #[serde(default)]
     pub cancelled_ms: Option<u64>,
+    /// Its card in a network of its tenant; `None` until it is staged first.
+    #[serde(default)]
+    pub card: Option<Card>,
 }
 
 /// What the inputs of a job are.

@@ -22,8 +22,8 @@ use tokio::task::JoinSet;
 use crate::cluster::{Cluster, Timing, Traffic, Wanted};
 use crate::records::job_intent_key;
 use crate::{
-    cleaner, enrol, hosts, images, inputs, jobs, links, migration, outputs, replicas, scheduler,
-    shadows, volume_moves, watching,
+    cleaner, enrol, hosts, images, inputs, jobs, links, migration, networks, outputs, replicas,
+    scheduler, shadows, volume_moves, watching,
 };
 
 /// The pause before a driver that failed is started again. It doubles with each failure, up to the maximum.
@@ -89,6 +89,7 @@ impl Supervisor {
         supervisor.spawn(heed(Arc::clone(&supervisor), wishes));
         supervisor.keep_running("the monitor of the hosts", hosts::monitor);
         supervisor.keep_running("the watchers of the hosts", watching::run);
+        supervisor.keep_running("the telling of hosts about networks", networks::keep);
         supervisor.keep_running("the measuring of links", links::run);
         supervisor.keep_running("the controller's own certificate", enrol::keep_own_certificate);
         supervisor.keep_running("the scheduler", scheduler::run);

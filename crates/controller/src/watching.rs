@@ -14,6 +14,7 @@ use perigee_model::{HostId, ProblemKind};
 use tokio::task::JoinSet;
 
 use crate::cluster::{Cluster, HostLink};
+use crate::networks;
 
 /// The longest request if the host has no VM. It is shorter than the client's deadline.
 const QUIET_WAIT: Duration = Duration::from_secs(10);
@@ -97,6 +98,9 @@ impl Asked {
             self.all_at = Some(begun);
         }
         let gone = cluster.hosts.take_changes(&link.id, &changes, all);
+        if changes.changed.iter().any(networks::concerns) {
+            cluster.networks.changed();
+        }
         for vm in changes.changed.iter().map(|report| &report.spec.vm).chain(&gone) {
             cluster.wakes.wake(vm);
         }

@@ -151,7 +151,10 @@ name_type!(check_full /// A virtual machine.
 name_type!(check_full /// One attempt to move a VM.
     MigrationId);
 
-owned!(VolumeName ImageName JobId VmId);
+name_type!(check_full /// The full name of a network.
+    NetworkName);
+
+owned!(VolumeName ImageName JobId VmId NetworkName);
 
 impl Default for TenantName {
     /// Who has what nobody else was named for.

@@ -129,6 +129,7 @@ pub struct JobSpec {
     pub restart: Restart,
     /// Its VM's network card. A job with one uses no data that may not leave its site.
     #[serde(default)]
+    #[schema(value_type = String)]
     pub network: NetworkKind,
 }
 
@@ -553,7 +554,8 @@ pub struct Vm {
     /// The image of its root disk; `None` for one that the controller knows nothing of.
     #[serde(default)]
     pub image: Option<ImageName>,
-    /// The addresses that the guest says it has, if it runs qemu-guest-agent; only in the answer for one VM.
+    /// Its address in a network of its tenant, and the addresses that the guest says it has, if it runs
+    /// qemu-guest-agent; only in the answer for one VM.
     #[serde(default)]
     pub addresses: Vec<String>,
 }

@@ -27,7 +27,7 @@
 //! timeout: 10m
 //! priority: 0              # of a tenant's jobs, those with a higher number start first
 //! restart: never           # never | on-host-failure
-//! network: none            # none | user
+//! network: none            # none | user | the name of a network
 //! ```
 //!
 //! `start` may also be written flat, `placement: {site: home}`. Sizes and durations are those of
@@ -241,11 +241,7 @@ fn read_timeout(field: &Field<'_>) -> Result<u64, Problem> {
 }
 
 fn read_network(field: &Field<'_>) -> Result<NetworkKind, Problem> {
-    field.parse(|text| match text {
-        "none" => Ok(NetworkKind::None),
-        "user" => Ok(NetworkKind::User),
-        _ => Err(format!("{text:?} is not known: use none or user")),
-    })
+    field.parse(|text| text.parse().map_err(|why| format!("{why}; or use none or user")))
 }
 
 fn read_restart(field: &Field<'_>) -> Result<Restart, Problem> {

@@ -275,6 +275,7 @@ pub struct NewVm {
     pub disk_bytes: Option<u64>,
     /// Its network card.
     #[serde(default)]
+    #[schema(value_type = String)]
     pub network: NetworkKind,
     /// Its other disks, in their order: `data0` and so on.
     #[serde(default)]

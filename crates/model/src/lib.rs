@@ -20,6 +20,7 @@ pub mod job_file;
 pub mod lasting;
 pub mod leave_site;
 pub mod limits;
+pub mod network;
 pub mod phases;
 pub mod plan;
 pub mod problem;
@@ -43,7 +44,7 @@ pub mod yaml;
 pub use disk_role::DiskRole;
 pub use ids::{
     BadName, ClientName, Epoch, HostId, ImageName, Incarnation, JobId, LayerId, MigrationId,
-    OwnerName, SiteId, TenantName, UserName, VmId, VolumeName,
+    NetworkName, OwnerName, SiteId, TenantName, UserName, VmId, VolumeName,
 };
 pub use leave_site::LeaveSite;
 pub use problem::{Problem, ProblemKind};

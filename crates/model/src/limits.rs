@@ -229,6 +229,20 @@ pub static DEPARTED_VOLUMES: Limit = Limit::new(
     4096,
 );
 
+/// How many bits of a network's addresses are the same: 5 to 65,533 VMs.
+pub static NETWORK_PREFIX_BITS: Limit =
+    Limit::new("the number of bits of a network", Unit::Count, 16, 29);
+
+/// Networks of a tenant.
+pub static NETWORKS: Limit = Limit::new("a tenant's number of networks", Unit::Count, 0, 100);
+
+/// Networks of a cluster: each has a number of 16 bits, which is not 0.
+pub static VNIS: Limit = Limit::new("the cluster's number of networks", Unit::Count, 0, 65_535);
+
+/// Hosts that ever had a tunnel: each has a number of 16 bits, which is neither the first nor the last one.
+pub static TUNNELS: Limit =
+    Limit::new("the cluster's number of hosts with tunnels", Unit::Count, 0, 65_534);
+
 /// Bytes that one probe of a link reads.
 pub static PROBE_BYTES: Limit = Limit::new("a probe's length", Unit::Bytes, 1, 64 * MIB);
 
@@ -313,7 +327,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 47] = [
+    const ALL: [&Limit; 51] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
@@ -356,6 +370,10 @@ mod tests {
         &NEW_VOLUMES,
         &FOUND_LAYERS,
         &SITE_ADDRESSES,
+        &NETWORK_PREFIX_BITS,
+        &NETWORKS,
+        &VNIS,
+        &TUNNELS,
         &PROBE_BYTES,
         &PROBE_REQUESTS,
         &PROBE_REQUEST_BYTES,

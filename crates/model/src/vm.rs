@@ -21,6 +21,7 @@
 //! | `POST /vms/{vm}/sync` | | when the guest has written everything to its disks |
 //! | `POST /vms/{vm}/migrate` | [`MigrateOut`] | 202; watch [`VmReport::migration`] |
 //! | `POST /vms/{vm}/migrate/cancel` | [`CancelMigration`] | 202; one that has not begun never will |
+//! | `PUT /networks` | [`crate::network::HostNetworks`] | when the host is as it says, as far as it could be done |
 //! | `POST /probe` | [`ProbeLink`] | [`LinkProbe`] |
 //! | `GET /blob?length_bytes=N` | | N bytes, for a peer's probe |
 
@@ -28,11 +29,14 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::grant::SignedGrant;
+use crate::network::{Card, TunnelEnd};
 use crate::phases::Phases;
 #[cfg(doc)]
 use crate::switchover::Fate;
 use crate::volume::{EpochChange, IoStats, VolumeEpochChange};
-use crate::{DiskRole, Epoch, HostId, MigrationId, SiteId, VmId, VmStart, VolumeName};
+use crate::{
+    BadName, DiskRole, Epoch, HostId, MigrationId, NetworkName, SiteId, VmId, VmStart, VolumeName,
+};
 
 /// A question to the program qemu-guest-agent in a guest, as its protocol has it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -94,6 +98,9 @@ pub struct HostAddresses {
     pub volume_url: String,
     /// `IP:PORT` of the volume server's NBD listener.
     pub nbd_addr: String,
+    /// Its end of the tunnels between hosts; `None` if it can't have tenants' networks.
+    #[serde(default)]
+    pub tunnel: Option<TunnelEnd>,
 }
 
 /// What an agent says of a QEMU that has ended and left no message, as one that was killed.
@@ -114,9 +121,9 @@ pub struct Disk {
     pub read_only: bool,
 }
 
-/// What a VM's network card is connected to.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
+/// What a VM's network card is to be connected to: `none`, `user` or the name of a network.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum NetworkKind {
     /// The VM has no card.
     #[default]
@@ -124,6 +131,74 @@ pub enum NetworkKind {
     /// A network of its own, behind its host: it reaches what its host reaches, by IPv4, and nobody reaches it. Its
     /// connections end when it moves to another host.
     User,
+    /// A network of its tenant. It keeps its address and its connections when it moves to another host.
+    Cluster(NetworkName),
+}
+
+impl NetworkKind {
+    /// The words that are no names of networks.
+    pub const WORDS: [&str; 2] = ["none", "user"];
+
+    /// The network, if it is one of a tenant.
+    pub fn name(&self) -> Option<&NetworkName> {
+        match self {
+            Self::Cluster(name) => Some(name),
+            Self::None | Self::User => None,
+        }
+    }
+}
+
+impl std::str::FromStr for NetworkKind {
+    type Err = BadName;
+
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        match text {
+            "none" => Ok(Self::None),
+            "user" => Ok(Self::User),
+            name => NetworkName::new(name).map(Self::Cluster),
+        }
+    }
+}
+
+impl TryFrom<String> for NetworkKind {
+    type Error = BadName;
+
+    fn try_from(text: String) -> Result<Self, BadName> {
+        text.parse()
+    }
+}
+
+impl From<NetworkKind> for String {
+    fn from(kind: NetworkKind) -> String {
+        match kind {
+            NetworkKind::None => "none".to_owned(),
+            NetworkKind::User => "user".to_owned(),
+            NetworkKind::Cluster(name) => name.to_string(),
+        }
+    }
+}
+
+/// What a VM's network card is connected to.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum VmNetwork {
+    /// The VM has no card.
+    #[default]
+    None,
+    /// As [`NetworkKind::User`].
+    User,
+    /// A network of its tenant.
+    Cluster(Card),
+}
+
+impl VmNetwork {
+    /// The card, if it is in a network of a tenant.
+    pub fn card(&self) -> Option<&Card> {
+        match self {
+            Self::Cluster(card) => Some(card),
+            Self::None | Self::User => None,
+        }
+    }
 }
 
 /// What QEMU is started with. It does not change while the VM is at one host.
@@ -158,7 +233,7 @@ pub struct VmSpec {
     pub hides_output: bool,
     /// Both sides of a migration have the same card.
     #[serde(default)]
-    pub network: NetworkKind,
+    pub network: VmNetwork,
     /// Both sides of a migration build the same machine.
     #[serde(default)]
     pub machine: Machine,

@@ -16,8 +16,8 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::commands::{
-    agent, boot, client, controller, data, dev, host, image, job, lab, login, planner, pool,
-    tenant, user, vm, volume,
+    agent, boot, client, cluster_network, controller, data, dev, host, image, job, lab, login,
+    planner, pool, tenant, user, vm, volume,
 };
 use crate::output::Format;
 
@@ -68,6 +68,9 @@ enum Noun {
     /// Virtual machines
     #[command(subcommand)]
     Vm(vm::Verb),
+    /// Networks of a tenant, which span hosts and sites
+    #[command(subcommand)]
+    Network(cluster_network::Verb),
     /// Files of the repository: send, fetch, share
     #[command(subcommand)]
     Data(data::Verb),
@@ -166,6 +169,7 @@ async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
         Noun::Boot(verb) => return boot::run(verb, context).await,
         Noun::Client(verb) => client::run(verb, context).await?,
         Noun::Vm(verb) => return vm::run(verb, context).await,
+        Noun::Network(verb) => return cluster_network::run(verb, context).await,
         Noun::Data(verb) => data::run(verb, context).await?,
         Noun::Planner(verb) => planner::run(verb, context).await?,
         Noun::Host(verb) => host::run(verb, context).await?,

@@ -1,4 +1,4 @@
-//! The network cards of VMs. A card in a user network is connected to a `passt` of its own, which makes the guest's
+//! The network cards of VMs. One in a network of its tenant is a TAP, which [`crate::networks`] makes. A card in a user network is connected to a `passt` of its own, which makes the guest's
 //! connections as connections of this host. It is a process of the VM's user, and ends when the VM's QEMU does: the
 //! socket between them closes.
 //!
@@ -22,7 +22,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use nix::unistd::Gid;
 use perigee_model::Problem;
 use perigee_model::guest::USER_NETWORK;
-use perigee_model::vm::NetworkKind;
+use perigee_model::vm::VmNetwork;
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep};
 
@@ -102,7 +102,7 @@ pub async fn keep_filtered(host: Arc<Host>, vms: Arc<Vms>) {
     let Ok(networks) = &host.user_networks else { return std::future::pending().await };
     loop {
         sleep(LOOK_AT_FILTER).await;
-        if vms.list().iter().any(|vm| vm.spec.network == NetworkKind::User) {
+        if vms.list().iter().any(|vm| vm.spec.network == VmNetwork::User) {
             networks.look_at_filter().await;
         }
     }
@@ -189,8 +189,8 @@ async fn filter(rules: &str) -> Result<(), String> {
 pub struct Cable {
     /// QEMU's end. The network is there while it is open.
     pub qemus: OwnedFd,
-    /// The network.
-    pub passt: Process,
+    /// The network, if it is the VM's own.
+    pub passt: Option<Process>,
 }
 
 /// Connects the VM's card, if it has one.
@@ -198,9 +198,13 @@ pub struct Cable {
 /// # Errors
 /// `Unsupported` if this host can't.
 pub async fn connect(vm: &Vm, host: &Host) -> Result<Option<Cable>, Problem> {
-    match vm.spec.network {
-        NetworkKind::None => return Ok(None),
-        NetworkKind::User => {}
+    match &vm.spec.network {
+        VmNetwork::None => return Ok(None),
+        VmNetwork::User => {}
+        VmNetwork::Cluster(card) => {
+            let qemus = host.networks.connect(vm.id(), card).await?;
+            return Ok(Some(Cable { qemus, passt: None }));
+        }
     }
     let what = || format!("can't connect the network card of the VM {}", vm.id());
     let networks = host.user_networks.as_ref().map_err(|why| Problem::unsupported(what(), why))?;
@@ -242,7 +246,7 @@ pub async fn connect(vm: &Vm, host: &Host) -> Result<Option<Cable>, Problem> {
         }
         sleep(LOOK_AGAIN).await;
     }
-    Ok(Some(Cable { qemus, passt: process }))
+    Ok(Some(Cable { qemus, passt: Some(process) }))
 }
 
 fn arguments(socket: i32, ready: &Path, interface: Option<&str>) -> Vec<String> {

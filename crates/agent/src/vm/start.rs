@@ -54,7 +54,7 @@ pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
     let end = cable.as_ref().map(|cable| cable.qemus.as_fd());
     let (process, exit) = process::start(QEMU, &line, user, &log, end)?;
     if host.has_cgroups {
-        let network = cable.as_ref().map(|cable| &cable.passt);
+        let network = cable.as_ref().and_then(|cable| cable.passt.as_ref());
         let limited = cgroup::limit(&process, network, vm.spec.cpus, vm.spec.memory_bytes);
         if let Err(error) = limited {
             tracing::warn!(vm = %vm.id(), %error, "QEMU runs without limits");

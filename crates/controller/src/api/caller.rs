@@ -9,13 +9,14 @@ use perigee_model::ids::Owned;
 use perigee_model::inputs::is_inputs_image;
 use perigee_model::job::{Job, JobSpec, NewImage, NewVolume};
 use perigee_model::lasting::NewVm;
+use perigee_model::network::NewNetwork;
 use perigee_model::tenant::{
     Me, Role, SEPARATOR, User, is_nobodys, new_name, shared_image, tenant_of,
 };
 use perigee_model::vm::NetworkKind;
 use perigee_model::volume::{UPLOAD_PREFIX, VolumeSource};
 use perigee_model::{
-    ImageName, JobId, Problem, ProblemKind, TenantName, UserName, VmId, VolumeName,
+    ImageName, JobId, NetworkName, Problem, ProblemKind, TenantName, UserName, VmId, VolumeName,
 };
 
 use crate::accounts::UsedToken;
@@ -23,6 +24,9 @@ use crate::cluster::Cluster;
 use crate::files::is_sha256;
 use crate::records::{ImageRecord, image_key};
 use crate::{catalog, jobs, vms};
+
+const OTHER_NETWORK: &str =
+    "use a network of your own (perigee network create), or leave `network` out";
 
 /// A user, or somebody who may do everything without being one.
 #[derive(Debug, Clone)]
@@ -198,19 +202,32 @@ impl Caller {
             new_name::<JobId>(name.clone())?;
         }
         check_tenant(cluster, &name)?;
-        if spec.network != NetworkKind::None && !self.is_admin() {
-            // The card reaches what the host reaches: the ports of all hosts, behind which are all tenants' volumes.
-            let why =
-                "only an admin may ask for a network card, because it reaches the hosts' ports";
-            return Err(Problem::forbidden(format!("job {name}"), why).next("leave `network` out"));
-        }
+        let network = self
+            .network(spec.network)
+            .map_err(|why| Problem::forbidden(format!("job {name}"), why).next(OTHER_NETWORK))??;
         let image = self.image(cluster, &spec.image).await?;
         let mut volumes = spec.volumes;
         for volume in &mut volumes {
             volume.volume = self.seen_name(cluster, &volume.volume).await?;
         }
         let owner = self.user.as_ref().map_or(spec.owner, ToString::to_string);
-        Ok(JobSpec { name, image, volumes, owner, ..spec })
+        Ok(JobSpec { name, image, volumes, owner, network, ..spec })
+    }
+
+    /// The network with its full name; the outer error says why this caller may not ask for it.
+    fn network(&self, network: NetworkKind) -> Result<Result<NetworkKind, Problem>, &'static str> {
+        match network {
+            // The card reaches what the host reaches: the ports of all hosts, behind which are all tenants' volumes.
+            NetworkKind::User if !self.is_admin() => {
+                Err("only an admin may ask for a user network, because it reaches the hosts' ports")
+            }
+            NetworkKind::Cluster(name) => Ok(self.name(&name).map(NetworkKind::Cluster)),
+            other => Ok(Ok(other)),
+        }
+    }
+
+    pub fn new_network(&self, cluster: &Cluster, new: NewNetwork) -> Result<NewNetwork, Problem> {
+        Ok(NewNetwork { name: self.new_name(cluster, &new.name)?, ..new })
     }
 
     /// The VM with full names.
@@ -221,7 +238,10 @@ impl Caller {
         for volume in &mut volumes {
             volume.volume = self.seen_name(cluster, &volume.volume).await?;
         }
-        Ok(NewVm { name, image, volumes, ..new })
+        let network = self.network(new.network).map_err(|why| {
+            Problem::forbidden(format!("can't make VM {name}"), why).next(OTHER_NETWORK)
+        })??;
+        Ok(NewVm { name, image, volumes, network, ..new })
     }
 
     /// Whether a list that this caller asks for has the thing with this full name.
@@ -307,6 +327,8 @@ impl Named for VolumeName {
 }
 
 impl Named for ImageName {}
+
+impl Named for NetworkName {}
 
 impl Named for JobId {
     fn of_job(&self) -> Option<(JobId, Problem)> {

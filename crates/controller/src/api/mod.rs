@@ -7,6 +7,7 @@ mod enrol;
 mod hosts;
 mod jobs;
 mod metrics;
+mod networks;
 mod tenants;
 mod vms;
 
@@ -70,6 +71,8 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(catalog::replicate_volume))
         .routes(routes!(catalog::stop_replica))
         .routes(routes!(catalog::promote_volume))
+        .routes(routes!(networks::list, networks::create))
+        .routes(routes!(networks::info, networks::delete))
         .routes(routes!(vms::list, vms::create))
         .routes(routes!(vms::info, vms::delete))
         .routes(routes!(vms::start))

@@ -32,6 +32,13 @@ pub async fn info(State(cluster): Shared, Full(vm): Full<VmId>) -> Reply<Vm> {
     if found.job.is_none() && found.status == VmState::Running {
         found.addresses = vms::guest::addresses(&cluster, &vm).await;
     }
+    if let Some(own) = jobs::of_vm(&cluster, &vm).and_then(|record| record.card.clone()) {
+        let own = own.address.to_string();
+        // The guest may say others too, or nothing.
+        if !found.addresses.iter().any(|said| said.split('/').next() == Some(own.as_str())) {
+            found.addresses.insert(0, own);
+        }
+    }
     json(found)
 }
 
@@ -41,7 +48,7 @@ pub async fn info(State(cluster): Shared, Full(vm): Full<VmId>) -> Reply<Vm> {
 pub async fn create(State(cluster): Shared, caller: Caller, Json(new): Json<NewVm>) -> Reply<Vm> {
     let new = caller.new_vm(&cluster, new).await?;
     let owner = caller.user.as_ref().map_or(DEFAULT_OWNER.to_owned(), ToString::to_string);
-    json(vms::lasting::create(&cluster, new, owner, caller.is_admin()).await?)
+    json(vms::lasting::create(&cluster, new, owner).await?)
 }
 
 /// Starts a VM that lives without a job. The answer comes at once; one that runs already goes on.

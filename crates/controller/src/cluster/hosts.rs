@@ -285,6 +285,16 @@ impl Hosts {
         (at.elapsed() <= age_max).then(|| (*at, report.clone()))
     }
 
+    /// The last reports of a VM, by the hosts that have made them.
+    pub fn seen(&self, vm: &VmId) -> Vec<(HostId, VmReport)> {
+        let hosts = self.lock();
+        let seen = hosts.iter().filter_map(|(id, known)| {
+            let (_, report) = known.vms.get(vm)?;
+            Some((id.clone(), report.clone()))
+        });
+        seen.collect()
+    }
+
     /// The figures of the host's volume server. Concurrent callers share one request.
     pub async fn volume_stats(
         &self,

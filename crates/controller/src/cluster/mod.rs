@@ -26,6 +26,7 @@ use crate::accounts::Accounts;
 use crate::audit::Audit;
 use crate::files;
 use crate::inputs::Staging;
+use crate::networks::Networks;
 use crate::records::{
     JobRecord, MigrationRecord, Owned, Records, VolumeMoveRecord, job_key, migration_key,
     volume_move_key,
@@ -137,6 +138,8 @@ pub struct Cluster {
     pub repository: Arc<Repository>,
     /// Inputs of jobs that are being staged.
     pub staging: Staging,
+    /// Networks of tenants.
+    pub networks: Networks,
     /// Migrations share links.
     pub lanes: Lanes,
     pub taught: Taught,
@@ -206,6 +209,7 @@ impl Cluster {
             links,
             repository: Repository::open(&state_dir.join("data"))?,
             staging: Staging::default(),
+            networks: Networks::default(),
             lanes: Lanes::default(),
             taught,
             wakes: Wakes::default(),

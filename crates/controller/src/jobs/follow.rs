@@ -16,7 +16,7 @@ use super::{guest, log};
 use crate::cluster::{HostLink, now_ms};
 use crate::meter::Reading;
 use crate::records::{Ending, PlacedDisk, Placement, start_of, vm_of};
-use crate::{catalog, disks, leave_site};
+use crate::{catalog, disks, leave_site, networks};
 
 /// How much longer than the job's own timeout the guest may take to report the end.
 const TIMEOUT_GRACE_MS: u64 = 30_000;
@@ -450,7 +450,7 @@ fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
             &placement.start,
         ),
         hides_output: run.hides_output(placement),
-        network: spec.network,
+        network: networks::of_vm(&run.record.value)?,
         machine: run.lasting().map_or_else(Machine::default, |lasting| Machine {
             lasts: true,
             firmware: lasting.firmware,

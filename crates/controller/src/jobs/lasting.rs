@@ -18,6 +18,7 @@ use super::follow::ended;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::{HostLink, now_ms};
 use crate::meter::Meter;
+use crate::networks;
 use crate::nocloud::{self, Mounted};
 use crate::records::{
     JobRecord, MigrationRecord, PlacedDisk, Placement, owner_of, start_of, vm_of,
@@ -230,7 +231,8 @@ impl Run {
         let instance = format!("{}-{}", self.id, job.submitted_ms);
         let host_name = self.id.as_str().rsplit(SEPARATOR).next().unwrap_or_default();
         let wanted = &lasting.cloud_init;
-        let made = nocloud::disk(&instance, host_name, job.spec.network, &mounts, wanted);
+        let network = networks::of_vm(&self.record.value)?;
+        let made = nocloud::disk(&instance, host_name, &network, &mounts, wanted);
         let fat =
             made.map_err(|why| Problem::invalid(format!("can't start VM {}", self.id), why))?;
         self.make_with(home, disk, fat.disk_bytes, fat.bytes).await

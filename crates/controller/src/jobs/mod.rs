@@ -41,7 +41,7 @@ use crate::records::{
     JobInputs, JobIntent, JobRecord, LogKept, MigrationRecord, Traced, job_intent_key, job_key,
     migration_prefix, vm_of,
 };
-use crate::{catalog, images, inputs, migration, outputs};
+use crate::{catalog, images, inputs, migration, networks, outputs};
 
 pub use again::{Fate, Loss, fate};
 pub use driver::drive;
@@ -119,6 +119,7 @@ pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
         lasting: None,
         inputs: None,
         cancelled_ms: None,
+        card: None,
     }
 }
 
@@ -161,6 +162,7 @@ pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<Option<JobInputs
     for volume in &spec.volumes {
         catalog::find(cluster, &volume.volume).await?;
     }
+    networks::check(cluster, &spec.network).await?;
     let inputs = inputs::check(cluster, spec).await?;
     if !cluster.hosts.up().is_empty() {
         // The hosts are asked only for a name that no job has used yet.

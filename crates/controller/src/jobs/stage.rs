@@ -6,11 +6,11 @@
 use std::time::Duration;
 
 use perigee_http::Method;
-use perigee_model::guest::{Mount, Seed, USER_NETWORK};
+use perigee_model::guest::{GuestNetwork, Mount, Seed, USER_NETWORK};
 use perigee_model::inputs::INPUTS_MOUNT;
 use perigee_model::job::JobSpec;
 use perigee_model::states::JobEvent;
-use perigee_model::vm::NetworkKind;
+use perigee_model::vm::VmNetwork;
 use perigee_model::volume::{BLOCK_BYTES, CreateVolume, EpochChange, VolumeInfo, VolumeSource};
 use perigee_model::{DiskRole, Epoch, HostId, JobId, Problem, ProblemKind};
 
@@ -18,7 +18,7 @@ use super::driver::{Run, Step};
 use crate::cluster::HostLink;
 use crate::inputs::Staged;
 use crate::records::{PlacedDisk, Placement, owner_of};
-use crate::{catalog, disks, images, inputs, nvram, tars};
+use crate::{catalog, disks, images, inputs, networks, nvram, tars};
 
 /// A seed is at least so large.
 const SEED_BYTES_MIN: u64 = 1 << 20;
@@ -38,6 +38,7 @@ impl Run {
             let why = "an earlier version of the controller has placed it, and its inputs are gone";
             return Err(Problem::invalid(format!("job {}", self.id), why));
         }
+        networks::give_card(&cluster, &mut self.record).await?;
         let to_come = |disk: &&PlacedDisk| disk.role == DiskRole::Inputs && disk.epoch.is_none();
         if let Some(disk) = placement.disks.iter().find(to_come)
             && let Staged::Waits(why) = self.stage_inputs(&disk.home).await?
@@ -168,7 +169,8 @@ impl Run {
         at: &Placement,
     ) -> Result<Epoch, Problem> {
         let spec = &self.job().spec;
-        let seed = seed(&self.id, spec, at);
+        let network = guest_network(&networks::of_vm(&self.record.value)?);
+        let seed = seed(&self.id, spec, at, network);
         let fault = |e| Problem::internal(format!("can't make the seed of job {}", self.id), e);
         let seed = tars::write_seed(Vec::new(), &seed).map_err(fault)?;
         let size_bytes = whole_blocks((seed.len() as u64).max(SEED_BYTES_MIN));
@@ -183,7 +185,21 @@ impl Run {
     }
 }
 
-fn seed(job: &JobId, spec: &JobSpec, at: &Placement) -> Seed {
+/// The addresses that a guest is told.
+fn guest_network(network: &VmNetwork) -> Option<GuestNetwork> {
+    match network {
+        VmNetwork::None => None,
+        VmNetwork::User => Some(USER_NETWORK),
+        VmNetwork::Cluster(card) => Some(GuestNetwork {
+            address: card.address,
+            prefix_bits: card.subnet.prefix_bits(),
+            gateway: card.subnet.gateway(),
+            dns: card.subnet.gateway(),
+        }),
+    }
+}
+
+fn seed(job: &JobId, spec: &JobSpec, at: &Placement, network: Option<GuestNetwork>) -> Seed {
     let data = at.disks.iter().filter(|disk| disk.role.is_data());
     let has_inputs = at.disks.iter().any(|disk| disk.role == DiskRole::Inputs);
     let inputs = has_inputs.then(|| Mount {
@@ -204,10 +220,7 @@ fn seed(job: &JobId, spec: &JobSpec, at: &Placement) -> Seed {
         mounts: inputs.into_iter().chain(volumes).collect(),
         outputs: spec.outputs.clone(),
         timeout_s: spec.timeout_s,
-        network: match spec.network {
-            NetworkKind::None => None,
-            NetworkKind::User => Some(USER_NETWORK),
-        },
+        network,
     }
 }
 

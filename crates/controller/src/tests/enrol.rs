@@ -91,6 +91,7 @@ fn addresses() -> HostAddresses {
     let url = "https://127.0.0.1:1".to_owned();
     let site = SiteId::new("here").expect("a name");
     HostAddresses {
+        tunnel: None,
         site,
         agent_url: url.clone(),
         volume_url: url,

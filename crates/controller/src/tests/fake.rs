@@ -164,6 +164,7 @@ impl FakeHost {
         let (agent_url, agent) = serve(agent_routes(inside.clone())).await;
         let (volume_url, volume) = serve(volume_routes(inside.clone())).await;
         let addresses = HostAddresses {
+            tunnel: None,
             site: SiteId::new(site).expect("name"),
             agent_url,
             nbd_addr: format!("{id}:10809"),

@@ -40,7 +40,7 @@ fn new_vm(host: &str) -> NewVm {
 impl Lab {
     async fn make_vm(&self, new: NewVm) -> Vm {
         let owner = "ann".to_owned();
-        lasting::create(&self.cluster, new, owner, true).await.expect("a VM")
+        lasting::create(&self.cluster, new, owner).await.expect("a VM")
     }
 
     async fn vm_is(&self, state: VmState) -> Vm {
@@ -236,10 +236,10 @@ async fn a_vm_without_a_job_is_no_job_and_a_jobs_vm_is_none_of_these() {
     assert!(jobs::list(&lab.cluster).await.expect("jobs").is_empty());
     let id = "web".parse().expect("an id");
     assert_eq!(jobs::get(&lab.cluster, &id).await.expect_err("none").kind, ProblemKind::NotFound);
-    let again = lasting::create(&lab.cluster, new_vm("home1"), "ann".to_owned(), true).await;
+    let again = lasting::create(&lab.cluster, new_vm("home1"), "ann".to_owned()).await;
     assert_eq!(again.expect_err("the name is taken").kind, ProblemKind::Conflict);
     let like_a_job = NewVm { name: VmId::new("web-0001").expect("a name"), ..new_vm("home1") };
-    let refused = lasting::create(&lab.cluster, like_a_job, "ann".to_owned(), true).await;
+    let refused = lasting::create(&lab.cluster, like_a_job, "ann".to_owned()).await;
     assert_eq!(refused.expect_err("a job may get it").kind, ProblemKind::Invalid);
     let own = JobSpec { volumes: Vec::new(), memory_bytes: 256 << 20, ..spec(Access::Read) };
     let job = lab.submit(own).await;

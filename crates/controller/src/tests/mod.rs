@@ -14,6 +14,7 @@ mod jobs;
 mod lasting;
 mod lost;
 mod migrations;
+mod networks;
 mod outputs;
 mod queue;
 mod replicas;

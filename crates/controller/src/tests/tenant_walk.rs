@@ -35,6 +35,7 @@ struct Secrets {
 
 const VOLUME: [&str; 2] = ["topsecret1", "neverthere1"];
 const IMAGE: [&str; 2] = ["topsecret2", "neverthere2"];
+const NETWORK: [&str; 2] = ["topsecret7", "neverthere7"];
 const JOB: [&str; 2] = ["topsecret3-0001", "neverthere3-0001"];
 
 /// `acme` has one of everything.
@@ -45,6 +46,8 @@ async fn fill(tenants: &Tenants) -> Secrets {
         ann.post("/v1/volumes", &new_volume(VOLUME[0], 1 << 30)).await.expect("a volume");
     let import = json!({"name": IMAGE[0], "source": "upload:1"});
     let _: ClusterImage = ann.post("/v1/images", &import).await.expect("an image");
+    let network = json!({"name": NETWORK[0], "subnet": "10.7.0.0/24"});
+    let _: Value = ann.post("/v1/networks", &network).await.expect("a network");
     let key = SshKey::new(user_name("topsecret4"), "ssh-ed25519 AAAAC3Nza x").expect("a key");
     let _: User = ann.put("/v1/tenants/acme/users/ann/keys", &key).await.expect("a key");
     let list = super::inputs::upload(ann, &[("q.sql", "hi")]).await;
@@ -76,6 +79,7 @@ fn values(parameter: &str, secrets: &Secrets) -> Vec<Names> {
     match parameter {
         "volume" => both(VOLUME),
         "image" => both(IMAGE),
+        "network" => both(NETWORK),
         "job" | "vm" => both(JOB),
         "tenant" => vec![names("acme", "void")],
         "user" => vec![names("ann", "zzz")],
@@ -101,6 +105,7 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         vec![
             job("volume", json!({"volumes": data})),
             job("image", json!({"image": "NAME"})),
+            job("network", json!({"network": "NAME"})),
             job("inputs", json!({"inputs": "NAME"})),
             job("full job", json!({"name": "NAME"})),
         ]
@@ -113,6 +118,9 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
             ("image", json!({"name": "own", "source": {"image": "NAME"}})),
         ],
         "POST /v1/jobs" | "POST /v1/jobs/plan" => jobs(),
+        "POST /v1/networks" => {
+            vec![("full network", json!({"name": "NAME", "subnet": "10.7.0.0/24"}))]
+        }
         "POST /v1/vms/{vm}/exec" => plain(json!({"command": ["id"]})),
         "POST /v1/volumes/{volume}/snapshot" | "POST /v1/vms/{vm}/snapshot" => {
             vec![("", json!({"image": "own"})), ("full image", json!({"image": "NAME"}))]

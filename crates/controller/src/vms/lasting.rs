@@ -9,24 +9,18 @@ use perigee_model::lasting::{Lasting, NewVm, PowerWish};
 use perigee_model::limits::JOB_DISK_BYTES;
 use perigee_model::spec::{check_beside, check_job_name, check_mount};
 use perigee_model::tenant::Running;
-use perigee_model::vm::NetworkKind;
 use perigee_model::{JobId, LeaveSite, Problem, VmId};
 
 use crate::accounts::hold_volume;
 use crate::cluster::Cluster;
 use crate::records::{JobIntent, JobRecord, job_intent_key};
-use crate::{catalog, cleaner, images, jobs, vms};
+use crate::{catalog, cleaner, images, jobs, networks, vms};
 
 /// Makes a VM. Unless it is to be stopped at first, it starts as soon as a host has room.
 ///
 /// # Errors
 /// `Invalid`, `NotFound` or `NoSpace`, with the name of the field; `Conflict` if the name is taken.
-pub async fn create(
-    cluster: &Arc<Cluster>,
-    new: NewVm,
-    owner: String,
-    may_have_card: bool,
-) -> Result<Vm, Problem> {
+pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result<Vm, Problem> {
     let name = new.name.clone();
     let what = || format!("can't make VM {name}");
     let invalid = |why: String| Problem::invalid(what(), why);
@@ -35,10 +29,7 @@ pub async fn create(
         return Err(invalid(why).next("choose another name"));
     }
     check_job_name(name.as_str()).map_err(|why| invalid(why.to_string()))?;
-    if new.network != NetworkKind::None && !may_have_card {
-        let why = "only an admin may ask for a network card, because it reaches the hosts' ports";
-        return Err(Problem::forbidden(what(), why).next("leave `network` out"));
-    }
+    networks::check(cluster, &new.network).await?;
     let image = images::image(cluster, &new.image).await?;
     let root_bytes = new.disk_bytes.unwrap_or(image.size_bytes);
     JOB_DISK_BYTES.check(root_bytes).map_err(|error| invalid(format!("disk: {error}")))?;
@@ -109,7 +100,7 @@ fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<JobSpec, Prob
         owner,
         priority: 0,
         restart: if new.restart_elsewhere { Restart::OnHostFailure } else { Restart::Never },
-        network: new.network,
+        network: new.network.clone(),
     })
 }
 

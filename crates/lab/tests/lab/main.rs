@@ -163,6 +163,7 @@ fn up_host(name: &str) -> Host {
     Host {
         id: host(name),
         addresses: HostAddresses {
+            tunnel: None,
             site: SiteId::new("s").expect("a name"),
             agent_url: String::new(),
             volume_url: String::new(),

@@ -34,9 +34,10 @@ pub struct Create {
     /// The size of its root disk [default: the image's]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     disk: Option<u64>,
-    /// Its network card. Only an admin may ask for one
-    #[arg(long, value_enum, default_value_t = Card::None)]
-    network: Card,
+    /// Its network card: `none`, the name of a network (`perigee network create`), or `user`: a network of its own behind
+    /// its host, for which only an admin may ask
+    #[arg(long, default_value = "none")]
+    network: NetworkKind,
     /// What boots its root disk
     #[arg(long, value_enum, default_value_t = Boot::Bios)]
     firmware: Boot,
@@ -73,14 +74,6 @@ enum Boot {
     Bios,
     /// The boot loader on its EFI system partition, without Secure Boot
     Uefi,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Card {
-    /// No card
-    None,
-    /// A network of its own behind its host: it reaches what its host reaches, and nobody reaches it
-    User,
 }
 
 fn size(text: &str) -> Result<u64, String> {
@@ -134,10 +127,7 @@ pub async fn create(client: &Client, ask: Create) -> Result<Vm, Problem> {
         cpus: ask.cpus,
         memory_bytes: ask.memory,
         disk_bytes: ask.disk,
-        network: match ask.network {
-            Card::None => NetworkKind::None,
-            Card::User => NetworkKind::User,
-        },
+        network: ask.network,
         volumes: ask.volumes,
         start,
         restart_elsewhere: ask.restart_elsewhere,

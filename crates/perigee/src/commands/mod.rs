@@ -5,6 +5,7 @@ mod asking;
 pub mod boot;
 pub mod check;
 pub mod client;
+pub mod cluster_network;
 mod console;
 pub mod controller;
 pub mod data;

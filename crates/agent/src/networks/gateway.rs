@@ -1,0 +1,345 @@
+//! A network's gateway: `dnsmasq` in a network namespace of its own, which answers DHCP and names, and through which the
+//! network's VMs reach the world if that is wanted.
+//!
+//! The namespace is there for as long as that process is, so nothing is left when it ends: not even its cables. Networks
+//! of the same addresses do not meet, and none of the host's services is in the namespace.
+//!
+//! ```text
+//! bridge -- pg… ====== inner [ dnsmasq, NAT ] outer ====== pu… -- the host's routes, NAT
+//! ```
+
+use std::fmt::Write as _;
+use std::net::Ipv4Addr;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Gid, Group, Pid, Uid, User, chown};
+use perigee_model::network::{DOMAIN, HostNetwork, mac};
+use perigee_model::tenant::SEPARATOR;
+
+use super::names::{Tag, uplink_addresses};
+use super::rules::of_gateway;
+use super::tools::{batch, batch_within, namespace_of, run};
+use crate::files;
+use crate::process::{self, Looks, Process};
+
+const DNSMASQ: &str = "dnsmasq";
+const RESOLVERS: &str = "/etc/resolv.conf";
+const LOG_BYTES_MAX: u64 = 1 << 20;
+const LOG_KEEP_BYTES: u64 = 256 << 10;
+
+/// A gateway that runs here.
+#[derive(Debug)]
+pub struct Running {
+    process: Process,
+    /// The files that it has read.
+    told: Names,
+}
+
+/// The files of names and addresses.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Names {
+    dhcp: String,
+    dns: String,
+}
+
+impl Names {
+    fn of(network: &HostNetwork) -> Self {
+        let mut names = Self::default();
+        let _ = writeln!(names.dns, "{} gateway", network.subnet.gateway());
+        for member in &network.members {
+            let (address, name) = (member.address, member.vm.as_str());
+            let name = name.rsplit(SEPARATOR).next().unwrap_or(name);
+            let mac = mac(network.vni, network.subnet, address);
+            let is_host_name = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+            let host_name = if is_host_name { format!(",{name}") } else { String::new() };
+            let _ = writeln!(names.dhcp, "{mac},{address}{host_name}");
+            let _ = writeln!(names.dns, "{address} {name}");
+        }
+        names
+    }
+}
+
+fn directory(dir: &Path, vni: u16) -> PathBuf {
+    dir.join(format!("gateway-{vni:04x}"))
+}
+
+/// The user that dnsmasq becomes, and its group, which reads the files of names.
+fn user() -> Result<(String, String, Gid), String> {
+    let unknown = || "there is no user nobody".to_owned();
+    let user = User::from_name("nobody").ok().flatten().ok_or_else(unknown)?;
+    let group = Group::from_gid(user.gid).ok().flatten().ok_or_else(unknown)?;
+    Ok((user.name, group.name, user.gid))
+}
+
+/// Resolvers that a gateway can reach: those that are not on this host.
+fn resolvers(text: &str) -> Vec<Ipv4Addr> {
+    let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let named = lines.filter(|words| words.first() == Some(&"nameserver"));
+    let addresses = named.filter_map(|words| words.get(1)?.parse::<Ipv4Addr>().ok());
+    addresses.filter(|ip| !ip.is_loopback() && !ip.is_link_local()).collect()
+}
+
+fn arguments(network: &HostNetwork, dir: &Path, user: &str, group: &str) -> Vec<String> {
+    let (subnet, mtu) = (network.subnet, network.mtu);
+    let first = subnet.address(0);
+    let mut line: Vec<String> = ["--net", "--", DNSMASQ, "-l"].map(str::to_owned).into();
+    line.push(leases(dir));
+    line.extend(
+        [
+            "--keep-in-foreground",
+            "--log-facility=-",
+            "--quiet-dhcp",
+            "--conf-file=/dev/null",
+            "--pid-file",
+            "--no-hosts",
+            "--no-resolv",
+            "--interface=inner",
+            "--except-interface=lo",
+            "--bind-dynamic",
+            "--dhcp-authoritative",
+            "--no-ping",
+            "--domain-needed",
+            "--bogus-priv",
+            "--expand-hosts",
+        ]
+        .map(str::to_owned),
+    );
+    line.extend([
+        format!("--user={user}"),
+        format!("--group={group}"),
+        format!("--domain={DOMAIN}"),
+        format!("--local=/{DOMAIN}/"),
+        format!("--dhcp-range={first},static,{},12h", subnet.netmask()),
+        format!("--dhcp-lease-max={}", subnet.of_vms().len()),
+        format!("--dhcp-hostsfile={}", dir.join("dhcp").display()),
+        format!("--addn-hosts={}", dir.join("dns").display()),
+        format!("--dhcp-option=option:mtu,{mtu}"),
+        format!("--dhcp-option=option:domain-search,{DOMAIN}"),
+    ]);
+    if network.nat {
+        let text = std::fs::read_to_string(RESOLVERS).unwrap_or_default();
+        line.extend(resolvers(&text).iter().map(|ip| format!("--server={ip}")));
+    } else {
+        // It leads nowhere.
+        line.push("--dhcp-option=option:router".to_owned());
+    }
+    line
+}
+
+/// The argument by which a gateway's process is found.
+fn leases(dir: &Path) -> String {
+    dir.join("leases").display().to_string()
+}
+
+/// Finds the gateway that an earlier agent has started.
+fn find(dir: &Path) -> Result<Option<Process>, String> {
+    let leases = leases(dir);
+    // It becomes another user after its start, and the kernel may show root for it.
+    let nobody = User::from_name("nobody").ok().flatten().map(|user| user.uid);
+    for uid in [Some(Uid::from_raw(0)), nobody].into_iter().flatten() {
+        let looks = Looks { program: DNSMASQ, arguments: ["-l", &leases], uid };
+        let found =
+            Process::find(looks).map_err(|error| format!("can't find a gateway: {error}"))?;
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    Ok(None)
+}
+
+/// Whether the gateway's process runs.
+pub fn runs(running: Option<&Running>) -> bool {
+    running.is_some_and(|running| !running.process.has_ended())
+}
+
+/// Starts the gateway anew, with its cables.
+pub async fn start(tag: &Tag, dir: &Path, network: &HostNetwork) -> Result<Running, String> {
+    let vni = network.vni;
+    end(tag, dir, vni, None).await?;
+    let own = directory(dir, vni);
+    let (user, group, gid) = user()?;
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o750).create(&own);
+    let made = made.and_then(|()| Ok(chown(&own, None, Some(gid))?));
+    made.map_err(|error| format!("can't make {}: {error}", own.display()))?;
+    let told = Names::of(network);
+    write(&own, &told)?;
+    let log = dir.join(format!("gateway-{vni:04x}.log"));
+    let line = arguments(network, &own, &user, &group);
+    let (process, _exit) = process::start("unshare", &line, None, &log, None)
+        .map_err(|problem| format!("{}: {}", problem.what, problem.why))?;
+    match connect(tag, network, &process).await {
+        Ok(()) => Ok(Running { process, told }),
+        Err(why) => {
+            process.kill().await.map_err(|problem| problem.why)?;
+            let said = std::fs::read_to_string(&log).unwrap_or_default();
+            let last = said.lines().next_back().unwrap_or_default();
+            Err(format!("the gateway of network {} did not start: {why} {last}", network.name))
+        }
+    }
+}
+
+fn write(own: &Path, names: &Names) -> Result<(), String> {
+    for (file, text) in [("dhcp", &names.dhcp), ("dns", &names.dns)] {
+        let (path, new) = (own.join(file), own.join(format!("{file}.new")));
+        let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path));
+        written.map_err(|error| format!("can't write {}: {error}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Makes the cables, and gives the gateway its addresses.
+async fn connect(tag: &Tag, network: &HostNetwork, process: &Process) -> Result<(), String> {
+    let (vni, mtu, pid) = (network.vni, network.mtu, process.pid);
+    wait_for_namespace(process).await?;
+    let (inner, outer) = (tag.gateway(vni), tag.uplink(vni));
+    let gateway = network.subnet.gateway();
+    let mac = mac(vni, network.subnet, gateway);
+    // The filter comes first, and the cables after it.
+    let rules = of_gateway(network.nat);
+    run("nsenter", &[&namespace_of(pid), "--", "nft", "-f", "-"], &rules).await?;
+    let mut outside =
+        vec![format!("link add name {inner} type veth peer name inner address {mac} netns {pid}")];
+    outside.push(format!("link set dev {inner} addrgenmode none"));
+    let mut inside = vec![
+        "link set dev lo up".to_owned(),
+        "link set dev inner addrgenmode none".to_owned(),
+        format!("link set dev inner mtu {mtu} up"),
+        format!("address replace {gateway}/{} dev inner", network.subnet.prefix_bits()),
+    ];
+    if network.nat {
+        let (host, own) = uplink_addresses(vni);
+        outside.push(format!("link add name {outer} type veth peer name outer netns {pid}"));
+        outside.push(format!("link set dev {outer} addrgenmode none"));
+        outside.push(format!("link set dev {outer} up"));
+        outside.push(format!("address replace {host}/31 dev {outer}"));
+        inside.push("link set dev outer addrgenmode none".to_owned());
+        inside.push("link set dev outer up".to_owned());
+        inside.push(format!("address replace {own}/31 dev outer"));
+        inside.push(format!("route replace default via {host}"));
+    }
+    batch("ip", &outside).await?;
+    batch_within(pid, &inside).await?;
+    if network.nat {
+        let forward = "echo 1 > /proc/sys/net/ipv4/ip_forward";
+        run("nsenter", &[&namespace_of(pid), "--", "sh", "-c", forward], "").await?;
+        let path = "/proc/sys/net/ipv4/ip_forward";
+        std::fs::write(path, "1").map_err(|error| format!("can't write {path}: {error}"))?;
+    }
+    Ok(())
+}
+
+/// `unshare` makes the namespace, and becomes dnsmasq then.
+async fn wait_for_namespace(process: &Process) -> Result<(), String> {
+    let own = std::fs::read_link("/proc/self/ns/net").map_err(|error| error.to_string())?;
+    let path = format!("/proc/{}/ns/net", process.pid);
+    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(10);
+    loop {
+        match std::fs::read_link(&path) {
+            Ok(its) if its != own => return Ok(()),
+            _ if process.has_ended() => return Err("it ended at once".to_owned()),
+            _ if tokio::time::Instant::now() > deadline => {
+                return Err("it has no namespace after 10 s".to_owned());
+            }
+            _ => tokio::time::sleep(std::time::Duration::from_millis(5)).await,
+        }
+    }
+}
+
+/// Tells a gateway its VMs, if they have changed, and keeps its log short.
+pub fn update(running: &mut Running, dir: &Path, network: &HostNetwork) -> Result<(), String> {
+    let log = dir.join(format!("gateway-{:04x}.log", network.vni));
+    if let Err(error) = files::bound(&log, LOG_BYTES_MAX, LOG_KEEP_BYTES) {
+        tracing::debug!(path = %log.display(), %error, "a long log is not cut");
+    }
+    let names = Names::of(network);
+    if names == running.told {
+        return Ok(());
+    }
+    write(&directory(dir, network.vni), &names)?;
+    let pid = Pid::from_raw(i32::try_from(running.process.pid).unwrap_or(i32::MAX));
+    kill(pid, Signal::SIGHUP).map_err(|error| format!("can't tell the gateway: {error}"))?;
+    running.told = names;
+    Ok(())
+}
+
+/// Takes over the gateway of an earlier agent. It is told everything again.
+pub fn adopt(dir: &Path, vni: u16) -> Result<Option<Running>, String> {
+    let process = find(&directory(dir, vni))?;
+    Ok(process.map(|process| Running { process, told: Names::default() }))
+}
+
+/// Ends a gateway; its cables go with it.
+pub async fn end(tag: &Tag, dir: &Path, vni: u16, running: Option<Running>) -> Result<(), String> {
+    let own = directory(dir, vni);
+    let process = match running {
+        Some(running) => Some(running.process),
+        None => find(&own)?,
+    };
+    if let Some(process) = process {
+        process.kill().await.map_err(|problem| problem.why)?;
+    }
+    for cable in [tag.gateway(vni), tag.uplink(vni)] {
+        // A namespace may end a moment after its last process.
+        let _ = run("ip", &["link", "delete", "dev", &cable], "").await;
+    }
+    match std::fs::remove_dir_all(&own) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("can't remove {}: {error}", own.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The networks of which an earlier agent has left a gateway.
+pub fn left(dir: &Path) -> Vec<u16> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let numbers =
+        names.filter_map(|name| u16::from_str_radix(name.strip_prefix("gateway-")?, 16).ok());
+    numbers.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use perigee_model::network::Member;
+    use perigee_model::{NetworkName, VmId};
+
+    use super::*;
+
+    fn network() -> HostNetwork {
+        let member = |name: &str, last| Member {
+            vm: VmId::new(name).expect("a name"),
+            address: Ipv4Addr::new(10, 7, 0, last),
+            host: None,
+        };
+        HostNetwork {
+            name: NetworkName::new("acme~blue").expect("a name"),
+            vni: 7,
+            subnet: "10.7.0.0/24".parse().expect("addresses"),
+            mtu: 1370,
+            nat: false,
+            gateway: None,
+            members: vec![member("acme~web", 2), member("acme~a_b.c", 3)],
+        }
+    }
+
+    #[test]
+    fn a_vm_is_found_by_its_short_name() {
+        let names = Names::of(&network());
+        assert_eq!(names.dns, "10.7.0.1 gateway\n10.7.0.2 web\n10.7.0.3 a_b.c\n");
+        assert_eq!(names.dhcp, "02:50:00:07:00:02,10.7.0.2,web\n02:50:00:07:00:03,10.7.0.3\n");
+    }
+
+    #[test]
+    fn only_a_network_with_a_way_out_asks_other_resolvers() {
+        let text = "nameserver 127.0.0.53\nnameserver 10.1.1.1\nnameserver 169.254.169.253\n";
+        assert_eq!(resolvers(text), [Ipv4Addr::new(10, 1, 1, 1)]);
+        let line = arguments(&network(), Path::new("/d"), "nobody", "nogroup").join(" ");
+        assert!(line.contains("--net -- dnsmasq -l /d/leases"), "{line}");
+        assert!(line.contains("--dhcp-range=10.7.0.0,static,255.255.255.0,12h"), "{line}");
+        assert!(line.contains("--dhcp-option=option:mtu,1370"), "{line}");
+        assert!(line.ends_with("--dhcp-option=option:router"), "{line}");
+    }
+}

@@ -1,0 +1,229 @@
+//! The packet filter's rules for tenants' networks, as `nft` reads them. All functions are pure.
+//!
+//! **What a card may send.** Frames from its own hardware address: IPv4 from its own address, ARP for its own address,
+//! and what a DHCP client sends. Nothing else leaves it: no IPv6, no answers of a DHCP server, no VLANs. What goes to all
+//! is limited. A card of which the filter knows nothing sends nothing.
+//!
+//! **What passes between hosts.** IPv4, and what goes to all only if it is DHCP. ARP is answered at the host itself.
+//!
+//! **What a guest reaches through its gateway.** Not the gateway's host, none of the cluster's hosts, no other network,
+//! and neither loopback nor link-local addresses.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr};
+
+use perigee_model::network::{Mac, TUNNEL_NETWORK};
+
+use super::names::Tag;
+
+/// The port of VXLAN between hosts. It is another one than VXLAN's own, which other programs may use.
+pub const VXLAN_PORT: u16 = 51_872;
+/// Frames to all that a card may send in a second.
+const TO_ALL_PER_S: u32 = 100;
+
+/// What is never an address of a guest's peer outside: this host, link-local ones, those of tunnels and uplinks,
+/// multicast, and all.
+const NEVER: &str = "0.0.0.0/8, 127.0.0.0/8, 169.254.0.0/16, 100.124.0.0/14, 224.0.0.0/3";
+
+/// A card that is connected here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tap {
+    pub name: String,
+    pub vni: u16,
+    pub mac: Mac,
+    pub address: Ipv4Addr,
+}
+
+/// A table that is made anew, so that what was there before does not add up.
+fn anew(family: &str, table: &str, chains: &str) -> String {
+    let table = format!("table {family} {table}");
+    format!("{table}\ndelete {table}\n{table} {{\n{chains}}}\n")
+}
+
+/// The bridges' table, and the host's own.
+pub fn of_host(tag: &Tag, taps: &[Tap], hosts: &[IpAddr]) -> String {
+    let mut text = anew("bridge", &tag.table(), &bridge_chains(tag, taps));
+    text.push_str(&anew("inet", &tag.table(), &host_chains(tag, hosts)));
+    text
+}
+
+fn bridge_chains(tag: &Tag, taps: &[Tap]) -> String {
+    let mut text = String::new();
+    for Tap { name, mac, address, .. } in taps {
+        let _ = write!(
+            text,
+            "  chain from_{name} {{
+    ether saddr != {mac} drop
+    meta pkttype {{ broadcast, multicast }} limit rate over {TO_ALL_PER_S}/second burst {TO_ALL_PER_S} packets drop
+    ether type arp arp saddr ether {mac} arp saddr ip {{ 0.0.0.0, {address} }} accept
+    ether type ip ip saddr {{ 0.0.0.0, {address} }} udp sport 68 udp dport 67 accept
+    ether type ip udp sport 67 drop
+    meta pkttype {{ broadcast, multicast }} drop
+    ether type ip ip saddr {address} accept
+    drop
+  }}
+"
+        );
+    }
+    let known: Vec<String> =
+        taps.iter().map(|tap| format!("\"{0}\" : jump from_{0}", tap.name)).collect();
+    let dispatch = match known.is_empty() {
+        true => String::new(),
+        false => format!("    iifname vmap {{ {} }}\n", known.join(", ")),
+    };
+    let (taps, vxlans) = (tag.taps(), tag.vxlans());
+    let _ = write!(
+        text,
+        "  chain come {{
+    type filter hook prerouting priority -300; policy accept;
+{dispatch}    iifname \"{taps}\" drop
+    iifname \"{vxlans}\" jump between_hosts
+  }}
+  chain go {{
+    type filter hook forward priority -300; policy accept;
+    oifname \"{vxlans}\" jump between_hosts
+  }}
+  chain between_hosts {{
+    ether type != ip drop
+    meta pkttype {{ broadcast, multicast }} udp dport {{ 67, 68 }} accept
+    meta pkttype {{ broadcast, multicast }} drop
+  }}
+"
+    );
+    text
+}
+
+fn host_chains(tag: &Tag, hosts: &[IpAddr]) -> String {
+    let (tunnel, uplinks) = (tag.tunnel(), tag.uplinks());
+    let hosts: Vec<String> = hosts
+        .iter()
+        .filter(|ip| ip.is_ipv4() && !ip.is_loopback())
+        .map(ToString::to_string)
+        .collect();
+    let to_hosts = match hosts.is_empty() {
+        true => String::new(),
+        false => {
+            format!("    iifname \"{uplinks}\" ip daddr {{ {} }} drop\n", hosts.join(", "))
+        }
+    };
+    format!(
+        "  chain come {{
+    type filter hook input priority -300; policy accept;
+    udp dport {VXLAN_PORT} iifname != \"{tunnel}\" drop
+    ip daddr {TUNNEL_NETWORK} iifname != {{ \"{tunnel}\", \"lo\" }} drop
+    iifname \"{tunnel}\" udp dport {VXLAN_PORT} accept
+    iifname \"{tunnel}\" icmp type {{ echo-request, echo-reply, destination-unreachable }} accept
+    iifname \"{tunnel}\" drop
+    iifname \"{uplinks}\" drop
+  }}
+  chain leave {{
+    type filter hook output priority -300; policy accept;
+    ip daddr {TUNNEL_NETWORK} oifname != {{ \"{tunnel}\", \"lo\" }} drop
+  }}
+  chain pass {{
+    type filter hook forward priority -300; policy accept;
+    iifname \"{tunnel}\" drop
+    oifname \"{tunnel}\" drop
+    iifname \"{uplinks}\" oifname \"{uplinks}\" drop
+    iifname \"{uplinks}\" ip daddr {{ {NEVER} }} drop
+{to_hosts}    oifname \"{uplinks}\" ct state != {{ established, related }} drop
+  }}
+  chain hide {{
+    type nat hook postrouting priority srcnat; policy accept;
+    iifname \"{uplinks}\" masquerade
+  }}
+"
+    )
+}
+
+/// The gateway's own table, in its namespace: its inner card is `inner`, the one to its host `outer`.
+pub fn of_gateway(nat: bool) -> String {
+    let nat_chains = match nat {
+        false => String::new(),
+        true => "  chain hide {
+    type nat hook postrouting priority srcnat; policy accept;
+    oifname \"outer\" masquerade
+  }
+"
+        .to_owned(),
+    };
+    let chains = format!(
+        "  chain come {{
+    type filter hook input priority filter; policy drop;
+    iifname \"lo\" accept
+    iifname \"inner\" udp dport {{ 53, 67 }} accept
+    iifname \"inner\" tcp dport 53 accept
+    iifname \"inner\" icmp type echo-request accept
+    ct state {{ established, related }} accept
+  }}
+  chain pass {{
+    type filter hook forward priority filter; policy drop;
+    iifname \"inner\" oifname \"outer\" ip daddr {{ {NEVER} }} drop
+    iifname \"inner\" oifname \"outer\" accept
+    iifname \"outer\" oifname \"inner\" ct state {{ established, related }} accept
+  }}
+{nat_chains}"
+    );
+    anew("inet", "gateway", &chains)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub fn taps() -> Vec<Tap> {
+        [2_u8, 3]
+            .map(|number| Tap {
+                name: format!("pt00000000{number}"),
+                vni: 1,
+                mac: Mac([2, 0x50, 0, 1, 0, number]),
+                address: Ipv4Addr::new(10, 7, 0, number),
+            })
+            .into()
+    }
+
+    fn tag() -> Tag {
+        Tag::new(
+            &perigee_model::HostId::new("home1").expect("a name"),
+            std::path::Path::new("/state"),
+        )
+    }
+
+    /// The real kernel takes them, in a network namespace of its own, and makes them anew when they come again.
+    #[test]
+    fn the_kernel_takes_the_rules() {
+        if !nix::unistd::Uid::effective().is_root() {
+            return;
+        }
+        let hosts = ["10.1.0.1", "fd00::1", "127.0.0.1"].map(|ip| ip.parse().expect("an address"));
+        let all = [
+            of_host(&tag(), &taps(), &hosts),
+            of_host(&tag(), &[], &[]),
+            of_gateway(true),
+            of_gateway(false),
+        ];
+        let load = move || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a namespace");
+            for rules in all.iter().chain(&all) {
+                use std::io::Write as _;
+                let mut nft = std::process::Command::new("nft");
+                let nft = nft.args(["-f", "-"]).stdin(std::process::Stdio::piped());
+                let mut nft = nft.spawn().expect("nft runs");
+                let mut input = nft.stdin.take().expect("it was asked for");
+                input.write_all(rules.as_bytes()).expect("it reads");
+                drop(input);
+                assert!(nft.wait().expect("it ends").success(), "{rules}");
+            }
+        };
+        std::thread::spawn(load).join().expect("no panic");
+    }
+
+    #[test]
+    fn a_card_of_which_the_filter_knows_nothing_sends_nothing() {
+        let text = of_host(&tag(), &taps(), &[]);
+        let (known, unknown) =
+            (text.find("vmap"), text.find(&format!("iifname \"{}\" drop", tag().taps())));
+        assert!(known.is_some() && known < unknown, "{text}");
+        assert!(!of_host(&tag(), &[], &[]).contains("vmap"));
+    }
+}

@@ -1,0 +1,77 @@
+//! Runs the programs that set up the kernel's network. Each has a deadline, and says in its error which program it was.
+
+use std::io::ErrorKind;
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Runs a program with this input, and gives what it prints.
+pub async fn run(program: &str, arguments: &[&str], input: &str) -> Result<String, String> {
+    let failed = |error: std::io::Error| match error.kind() {
+        ErrorKind::NotFound => format!("{program} is not installed"),
+        _ => format!("can't run {program}: {error}"),
+    };
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut running = command.kill_on_drop(true).spawn().map_err(failed)?;
+    let mut stdin = running.stdin.take();
+    let ended = async {
+        if let Some(mut stdin) = stdin.take() {
+            // A program that has failed reads no more.
+            let _ = stdin.write_all(input.as_bytes()).await;
+        }
+        running.wait_with_output().await
+    };
+    let late = |_| format!("{program} took longer than {} s", DEADLINE.as_secs());
+    let ended = timeout(DEADLINE, ended).await.map_err(late)?.map_err(failed)?;
+    if ended.status.success() {
+        return Ok(String::from_utf8_lossy(&ended.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&ended.stderr);
+    let said = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+    Err(format!("{program} {} failed: {said}", arguments.join(" ")))
+}
+
+/// Runs all lines of a batch, also if one of them fails.
+pub async fn batch(program: &str, lines: &[String]) -> Result<(), String> {
+    if lines.is_empty() {
+        return Ok(());
+    }
+    let text = lines.join("\n") + "\n";
+    run(program, &["-force", "-batch", "-"], &text).await.map(drop)
+}
+
+/// The same in the network namespace of a process.
+pub async fn batch_within(pid: u32, lines: &[String]) -> Result<(), String> {
+    let namespace = namespace_of(pid);
+    let arguments = [&namespace, "--", "ip", "-force", "-batch", "-"];
+    run("nsenter", &arguments, &(lines.join("\n") + "\n")).await.map(drop)
+}
+
+pub fn namespace_of(pid: u32) -> String {
+    format!("--net=/proc/{pid}/ns/net")
+}
+
+/// What a program says as JSON; nothing is an empty list.
+pub async fn list<T: DeserializeOwned>(
+    program: &str,
+    arguments: &[&str],
+) -> Result<Vec<T>, String> {
+    let text = run(program, arguments, "").await?;
+    if text.trim().is_empty() {
+        return Ok(Vec::new());
+    }
+    serde_json::from_str(&text)
+        .map_err(|error| format!("{program} says what can't be read: {error}"))
+}
+
+pub fn is_there(program: &str) -> bool {
+    let dirs = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&dirs).any(|dir| dir.join(program).is_file())
+}

@@ -1,0 +1,206 @@
+//! The tunnels between hosts: one WireGuard interface for all. The kernel makes it where it can, and otherwise
+//! `wireguard-go` does. That ends when the interface is gone, and the interface is gone when that is killed.
+
+use std::path::Path;
+use std::time::Duration;
+
+use perigee_model::network::{HostNetworks, TUNNEL_NETWORK, TunnelEnd, TunnelPeer, tunnel_mtu};
+use serde::Deserialize;
+use tokio::time::{Instant, sleep};
+
+use super::tools::{batch, is_there, list, run};
+use crate::process;
+
+/// WireGuard's port (UDP).
+const PORT: u16 = 51_871;
+const USERSPACE: &str = "wireguard-go";
+const START_DEADLINE: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// A host behind a NAT is reached for as long as it sends something.
+const KEEPALIVE_S: u32 = 25;
+/// Of a host whose address is at no interface, or at its loopback's.
+const MTU_DEFAULT: u16 = 1500;
+
+/// The host's key, made once, and what others need to know of it. The error says why this host has no tunnels.
+pub async fn prepare(dir: &Path, ip: &str) -> Result<TunnelEnd, String> {
+    for (program, package) in [
+        ("wg", "wireguard-tools"),
+        ("ip", "iproute2"),
+        ("bridge", "iproute2"),
+        ("nft", "nftables"),
+        ("dnsmasq", "dnsmasq-base"),
+        ("nsenter", "util-linux"),
+    ] {
+        if !is_there(program) {
+            return Err(format!("{program} is not installed (package {package})"));
+        }
+    }
+    let key = key(dir).await?;
+    let public_key = run("wg", &["pubkey"], &key).await?.trim().to_owned();
+    let ip: std::net::IpAddr = ip
+        .trim_matches(['[', ']'])
+        .parse()
+        .map_err(|_| format!("its address {ip} is not an IP address"))?;
+    let endpoint = std::net::SocketAddr::new(ip, PORT).to_string();
+    let mtu = if ip.is_loopback() { MTU_DEFAULT } else { mtu_at(ip).await? };
+    let end = TunnelEnd { public_key, endpoint, mtu };
+    end.check().map_err(|problem| problem.why)?;
+    Ok(end)
+}
+
+/// The private key, in a file that only root reads.
+async fn key(dir: &Path) -> Result<String, String> {
+    let path = dir.join("tunnel.key");
+    let unreadable = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    match std::fs::read_to_string(&path) {
+        Ok(key) => return Ok(key.trim().to_owned()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(unreadable(&error)),
+    }
+    let key = run("wg", &["genkey"], "").await?;
+    perigee_http::write_private(&path, key.as_bytes()).map_err(|problem| problem.why)?;
+    Ok(key.trim().to_owned())
+}
+
+#[derive(Deserialize)]
+struct Interface {
+    #[serde(default)]
+    mtu: u32,
+    #[serde(default)]
+    addr_info: Vec<Address>,
+}
+
+#[derive(Deserialize)]
+struct Address {
+    #[serde(default)]
+    local: String,
+}
+
+/// The largest packet of the interface with this address.
+async fn mtu_at(ip: std::net::IpAddr) -> Result<u16, String> {
+    let interfaces: Vec<Interface> = list("ip", &["-json", "address", "show"]).await?;
+    let own = ip.to_string();
+    let found = interfaces.iter().find(|i| i.addr_info.iter().any(|a| a.local == own));
+    Ok(found.map_or(MTU_DEFAULT, |found| u16::try_from(found.mtu).unwrap_or(u16::MAX)))
+}
+
+/// What `wg setconf` reads.
+fn configuration(key: &str, peers: &[TunnelPeer]) -> String {
+    let mut text = format!("[Interface]\nPrivateKey = {key}\nListenPort = {PORT}\n");
+    for TunnelPeer { host, address, end } in peers {
+        text.push_str(&format!(
+            "\n# {host}\n[Peer]\nPublicKey = {}\nEndpoint = {}\nAllowedIPs = {address}/32\nPersistentKeepalive = {KEEPALIVE_S}\n",
+            end.public_key, end.endpoint
+        ));
+    }
+    text
+}
+
+/// The tunnels as they were last set up.
+#[derive(Debug, Default)]
+pub struct Tunnel {
+    configured: String,
+    at: Option<Instant>,
+}
+
+/// After this time all is set up again that can't be seen cheaply: addresses, routes, peers.
+const AGAIN: Duration = Duration::from_secs(30);
+
+impl Tunnel {
+    /// Sets the tunnels up as they are wanted. Returns whether the interface had to be made.
+    pub async fn bring_about(
+        &mut self,
+        name: &str,
+        is_there: bool,
+        wanted: &HostNetworks,
+        own: &TunnelEnd,
+        dir: &Path,
+    ) -> Result<bool, String> {
+        let Some(address) = wanted.address else { return Ok(false) };
+        if !is_there {
+            self.configured.clear();
+            make(name, dir).await?;
+        }
+        // What is compared has everything but the key.
+        let configured = format!("{address} {}", configuration("", &wanted.peers));
+        let is_old = self.at.is_none_or(|at| at.elapsed() > AGAIN);
+        if self.configured == configured && !is_old {
+            return Ok(false);
+        }
+        let text = configuration(&key(dir).await?, &wanted.peers);
+        run("wg", &["syncconf", name, "/dev/stdin"], &text).await?;
+        let mtu = tunnel_mtu(own.mtu);
+        let lines = [
+            format!("address replace {address}/32 dev {name}"),
+            format!("link set dev {name} mtu {mtu} up"),
+            format!("route replace {TUNNEL_NETWORK} dev {name} src {address}"),
+        ];
+        batch("ip", &lines).await?;
+        (self.configured, self.at) = (configured, Some(Instant::now()));
+        Ok(!is_there)
+    }
+}
+
+/// Makes the interface.
+async fn make(name: &str, dir: &Path) -> Result<(), String> {
+    let in_kernel = run("ip", &["link", "add", "name", name, "type", "wireguard"], "").await;
+    let Err(why) = in_kernel else { return Ok(()) };
+    if !is_there(USERSPACE) {
+        return Err(format!(
+            "the kernel has no WireGuard ({why}), and {USERSPACE} is not installed"
+        ));
+    }
+    let arguments = ["--foreground".to_owned(), name.to_owned()];
+    let log = dir.join("tunnel.log");
+    let started = process::start(USERSPACE, &arguments, None, &log, None);
+    let (process, _exit) = started.map_err(|problem| problem.why)?;
+    let deadline = Instant::now() + START_DEADLINE;
+    while run("wg", &["show", name, "public-key"], "").await.is_err() {
+        if process.has_ended() || Instant::now() > deadline {
+            process.kill().await.map_err(|problem| problem.why)?;
+            let said = std::fs::read_to_string(&log).unwrap_or_default();
+            let last = said.lines().next_back().unwrap_or("it said nothing");
+            return Err(format!("{USERSPACE} did not start: {last}"));
+        }
+        sleep(LOOK_AGAIN).await;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_has_one_address_in_the_tunnels_and_no_more() {
+        let peer = TunnelPeer {
+            host: perigee_model::HostId::new("cloud1").expect("a name"),
+            address: std::net::Ipv4Addr::new(100, 127, 0, 2),
+            end: TunnelEnd {
+                public_key: "key".to_owned(),
+                endpoint: "10.0.0.2:51871".to_owned(),
+                mtu: 1500,
+            },
+        };
+        let text = configuration("secret", &[peer]);
+        for part in [
+            "PrivateKey = secret\n",
+            "AllowedIPs = 100.127.0.2/32\n",
+            "Endpoint = 10.0.0.2:51871\n",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_key_is_made_once_and_nobody_else_reads_it() {
+        if !is_there("wg") {
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        let first = key(dir.path()).await.expect("a key");
+        assert_eq!(key(dir.path()).await.expect("the same key"), first);
+        let file = std::fs::metadata(dir.path().join("tunnel.key")).expect("a file");
+        assert_eq!(std::os::unix::fs::MetadataExt::mode(&file) & 0o777, 0o600);
+    }
+}

@@ -1,0 +1,283 @@
+//! Networks of tenants, and who has which address in them. [`tell`] says what each host has to do for them.
+//!
+//! An address is given when a VM is staged first, and stands in the VM's record. The VM keeps it over moves and
+//! starts, and it is free again when the record is final. The search for the next one goes on where the last one ended, so
+//! what still knows a VM that is gone does not meet another one at its address.
+
+mod tell;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use perigee_model::ids::Owned as _;
+use perigee_model::limits::{NETWORKS, TUNNELS, VNIS};
+use perigee_model::network::{
+    Card, ClusterNetwork, NetworkVm, NewNetwork, Subnet, TUNNEL_NETWORK, guest_mtu,
+};
+use perigee_model::tenant::{SEPARATOR, tenant_of};
+use perigee_model::vm::{NetworkKind, VmNetwork};
+use perigee_model::{HostId, NetworkName, Problem};
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+use crate::cluster::{Cluster, now_ms};
+use crate::records::{JobRecord, Owned, vm_of};
+
+#[cfg(test)]
+pub use tell::place_of;
+pub use tell::{Told, concerns, keep};
+
+const NETWORKS_PREFIX: &str = "networks/";
+const TUNNELS_PREFIX: &str = "tunnels/";
+/// Of Ethernet, for as long as no host has said its own.
+const MTU_DEFAULT: u16 = 1500;
+
+/// `networks/NETWORK`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkRecord {
+    pub name: NetworkName,
+    pub subnet: Subnet,
+    pub nat: bool,
+    pub vni: u16,
+    /// It does not change: guests are told it once.
+    pub mtu: u16,
+    pub made_ms: u64,
+    /// The host that has the gateway's address, as long as it answers.
+    pub gateway: Option<HostId>,
+    /// The number of the address that was given last.
+    pub last: u16,
+}
+
+/// `tunnels/HOST`: the number of a host's address in the tunnels.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct TunnelRecord {
+    number: u16,
+}
+
+/// What the controller remembers of networks beside the records.
+#[derive(Default)]
+pub struct Networks {
+    /// Whoever makes or deletes networks, or gives addresses, takes turns.
+    turn: tokio::sync::Mutex<()>,
+    /// A VM is elsewhere, or a network has changed.
+    changed: Notify,
+    told: Told,
+}
+
+impl Networks {
+    /// Has the hosts told soon what has changed.
+    pub fn changed(&self) {
+        self.changed.notify_one();
+    }
+}
+
+fn key(name: &NetworkName) -> String {
+    format!("{NETWORKS_PREFIX}{name}")
+}
+
+fn unknown(name: &NetworkName) -> Problem {
+    Problem::not_found(format!("network {name}"), "there is no network with this name")
+        .next("`perigee network list` shows the networks")
+}
+
+/// # Errors
+/// `NotFound`.
+pub async fn find(cluster: &Cluster, name: &NetworkName) -> Result<NetworkRecord, Problem> {
+    cluster.records.read(&key(name)).await?.ok_or_else(|| unknown(name))
+}
+
+/// # Errors
+/// `NotFound` if the card is to be in a network that is not there.
+pub async fn check(cluster: &Cluster, network: &NetworkKind) -> Result<(), Problem> {
+    match network.name() {
+        Some(name) => find(cluster, name).await.map(drop),
+        None => Ok(()),
+    }
+}
+
+async fn all(cluster: &Cluster) -> Result<Vec<NetworkRecord>, Problem> {
+    cluster.records.list(NETWORKS_PREFIX).await
+}
+
+/// # Errors
+/// `Conflict` if the tenant has a network of this name; `Invalid` if there are too many.
+pub async fn create(cluster: &Cluster, new: NewNetwork) -> Result<ClusterNetwork, Problem> {
+    let name = &new.name;
+    let what = || format!("can't create network {name}");
+    let short = name.full().rsplit(SEPARATOR).next().unwrap_or_default();
+    if NetworkKind::WORDS.contains(&short) {
+        let why = format!("{short:?} means something else where a card's network is named");
+        return Err(Problem::invalid(what(), why).next("choose another name"));
+    }
+    let _turn = cluster.networks.turn.lock().await;
+    let others = all(cluster).await?;
+    let tenant = tenant_of(name.full());
+    let own = others.iter().filter(|other| tenant_of(other.name.full()) == tenant).count();
+    if others.iter().all(|other| other.name != *name) {
+        NETWORKS.check(own + 1).map_err(|error| error.problem(what()))?;
+    }
+    VNIS.check(others.len() + 1).map_err(|error| error.problem(what()))?;
+    let ends = cluster.hosts.all();
+    let underlay = ends.iter().filter_map(|host| Some(host.addresses.tunnel.as_ref()?.mtu)).min();
+    let record = NetworkRecord {
+        name: name.clone(),
+        subnet: new.subnet,
+        nat: new.nat,
+        vni: next_vni(others.iter().map(|other| other.vni)),
+        mtu: guest_mtu(underlay.unwrap_or(MTU_DEFAULT)),
+        made_ms: now_ms(),
+        gateway: None,
+        last: 0,
+    };
+    if !cluster.records.create(&key(name), &record).await? {
+        let why = "there is a network with this name already";
+        return Err(Problem::conflict(what(), why).next("choose another name"));
+    }
+    tracing::info!("network {name} has the number {}", record.vni);
+    Ok(view(cluster, record))
+}
+
+/// One that no network has now, and if possible none ever had.
+fn next_vni(taken: impl Iterator<Item = u16>) -> u16 {
+    let taken: BTreeSet<u16> = taken.collect();
+    let after = taken.last().copied().unwrap_or_default();
+    let mut next = (after.saturating_add(1)..=u16::MAX).chain(1..=u16::MAX);
+    next.find(|vni| !taken.contains(vni)).unwrap_or(u16::MAX)
+}
+
+/// # Errors
+/// `NotFound`; `Conflict` while VMs use it.
+pub async fn delete(cluster: &Cluster, name: &NetworkName) -> Result<(), Problem> {
+    let _turn = cluster.networks.turn.lock().await;
+    find(cluster, name).await?;
+    let mut users = users(cluster, name);
+    if let Some(first) = users.next() {
+        let more = match users.count() {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let why = format!("{}{more} use it", vm_of(&first.job.id));
+        return Err(Problem::conflict(format!("can't delete network {name}"), why)
+            .next("delete these VMs first, or wait until their jobs have ended"));
+    }
+    cluster.records.remove(&key(name)).await?;
+    cluster.networks.changed();
+    Ok(())
+}
+
+/// The VMs that are in a network, or will be.
+fn users<'a>(
+    cluster: &Cluster,
+    name: &'a NetworkName,
+) -> impl Iterator<Item = Arc<JobRecord>> + use<'a> {
+    let jobs = cluster.unfinished_jobs().into_iter();
+    jobs.filter(move |record| record.job.spec.network.name() == Some(name))
+}
+
+pub async fn list(cluster: &Cluster) -> Result<Vec<ClusterNetwork>, Problem> {
+    Ok(all(cluster).await?.into_iter().map(|record| view(cluster, record)).collect())
+}
+
+/// # Errors
+/// `NotFound`.
+pub async fn info(cluster: &Cluster, name: &NetworkName) -> Result<ClusterNetwork, Problem> {
+    Ok(view(cluster, find(cluster, name).await?))
+}
+
+fn view(cluster: &Cluster, record: NetworkRecord) -> ClusterNetwork {
+    let vms: Vec<NetworkVm> = users(cluster, &record.name)
+        .map(|job| NetworkVm {
+            vm: vm_of(&job.job.id),
+            address: job.card.as_ref().map(|card| card.address),
+            mac: job.card.as_ref().map(|card| card.mac().to_string()),
+            host: job.job.host.clone(),
+        })
+        .collect();
+    ClusterNetwork {
+        gateway: record.subnet.gateway(),
+        gateway_host: record.gateway.filter(|_| vms.iter().any(|vm| vm.host.is_some())),
+        name: record.name,
+        subnet: record.subnet,
+        nat: record.nat,
+        vni: record.vni,
+        mtu: record.mtu,
+        vms,
+    }
+}
+
+/// Gives the VM its card, if it is to have one in a tenant's network and has none yet.
+///
+/// # Errors
+/// `NoSpace` if the network has no address left; `NotFound` if it was deleted.
+pub async fn give_card(cluster: &Cluster, record: &mut Owned<JobRecord>) -> Result<(), Problem> {
+    let Some(name) = record.value.job.spec.network.name().cloned() else { return Ok(()) };
+    if record.value.card.is_some() {
+        return Ok(());
+    }
+    let _turn = cluster.networks.turn.lock().await;
+    let network = find(cluster, &name).await?;
+    let cards = users(cluster, &name).filter_map(|user| user.card.clone());
+    let taken: BTreeSet<u16> = cards.map(|card| network.subnet.number_of(card.address)).collect();
+    let Some(number) = next_number(network.subnet, network.last, &taken) else {
+        let why = format!("all {} addresses of {} have VMs", taken.len(), network.subnet);
+        return Err(Problem::no_space(format!("can't give {} a card", record.value.job.id), why)
+            .next("delete VMs of this network, or use a larger one"));
+    };
+    let last = move |old: Option<NetworkRecord>| NetworkRecord {
+        last: number,
+        ..old.unwrap_or_else(|| network.clone())
+    };
+    let network = cluster.records.update(&key(&name), last).await?;
+    record.value.card = Some(Card {
+        network: name,
+        vni: network.vni,
+        subnet: network.subnet,
+        address: network.subnet.address(number),
+        mtu: network.mtu,
+    });
+    // The index learns it with this, before the next one takes its turn.
+    record.save().await
+}
+
+/// The next number after the last one that nobody has.
+fn next_number(subnet: Subnet, last: u16, taken: &BTreeSet<u16>) -> Option<u16> {
+    let all = subnet.of_vms();
+    let (before, after) = (all.clone(), all.clone());
+    let mut next = after.filter(|n| *n > last).chain(before.filter(|n| *n <= last));
+    next.find(|number| !taken.contains(number))
+}
+
+/// What the VM's card is connected to.
+///
+/// # Errors
+/// `Internal` if it has none yet.
+pub fn of_vm(record: &JobRecord) -> Result<VmNetwork, Problem> {
+    Ok(match &record.job.spec.network {
+        NetworkKind::None => VmNetwork::None,
+        NetworkKind::User => VmNetwork::User,
+        NetworkKind::Cluster(_) => VmNetwork::Cluster(record.card.clone().ok_or_else(|| {
+            let what = format!("can't start {}", record.job.id);
+            Problem::internal(what, "it has no card yet")
+        })?),
+    })
+}
+
+/// A host's address in the tunnels. It is given once.
+async fn tunnel_address(cluster: &Cluster, host: &HostId) -> Result<Ipv4Addr, Problem> {
+    let own = format!("{TUNNELS_PREFIX}{host}");
+    if let Some(known) = cluster.records.read::<TunnelRecord>(&own).await? {
+        return Ok(TUNNEL_NETWORK.address(known.number));
+    }
+    let _turn = cluster.networks.turn.lock().await;
+    let others: Vec<TunnelRecord> = cluster.records.list(TUNNELS_PREFIX).await?;
+    let what = || format!("can't give host {host} a tunnel");
+    TUNNELS.check(others.len() + 1).map_err(|error| error.problem(what()))?;
+    let taken: BTreeSet<u16> = others.into_iter().map(|other| other.number).collect();
+    let free = (1..u16::MAX).find(|number| !taken.contains(number));
+    let number = free.ok_or_else(|| Problem::no_space(what(), "all addresses have hosts"))?;
+    cluster.records.put(&own, &TunnelRecord { number }).await?;
+    Ok(TUNNEL_NETWORK.address(number))
+}

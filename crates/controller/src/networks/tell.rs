@@ -1,0 +1,283 @@
+//! Tells each host what it has to do for the networks: at once when something has changed, and otherwise now and then.
+//!
+//! Where a VM is, its hosts say: of those at which it runs, the one with its latest start counts. In the pause of a
+//! migration the destination counts already, so that what is sent to the VM then waits there for it.
+//!
+//! Each host is told by a task of its own, so one that does not answer delays no other.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use perigee_http::authority_of;
+use perigee_model::job::HostState;
+use perigee_model::network::{HostNetwork, HostNetworks, Member, TunnelPeer};
+use perigee_model::vm::{MigrationPhase, VmReport, VmStatus};
+use perigee_model::{HostId, NetworkName, Problem};
+
+use super::{NetworkRecord, all, key, tunnel_address};
+use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::records::{JobRecord, MigrationRecord, vm_of};
+
+/// A host that has lost what it was told gets it again after this time.
+const TELL_AGAIN: Duration = Duration::from_secs(30);
+
+/// What the hosts were told.
+#[derive(Default)]
+pub struct Told(Mutex<BTreeMap<HostId, Last>>);
+
+#[derive(Default)]
+struct Last {
+    /// When, and what; `None` if the last try failed.
+    told: Option<(Instant, HostNetworks)>,
+    /// A task is telling it something.
+    busy: bool,
+}
+
+impl Told {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<HostId, Last>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the host is to be told this now. Then nobody else tells it something meanwhile.
+    fn begin(&self, host: &HostId, wanted: &HostNetworks) -> bool {
+        let mut all = self.lock();
+        let last = all.entry(host.clone()).or_default();
+        let knows = |(at, told): &(Instant, HostNetworks)| {
+            let same = HostNetworks { made_ms: 0, ..told.clone() };
+            same == *wanted && at.elapsed() < TELL_AGAIN
+        };
+        if last.busy || last.told.as_ref().is_some_and(knows) {
+            return false;
+        }
+        last.busy = true;
+        true
+    }
+
+    fn end(&self, host: &HostId, told: Option<HostNetworks>) {
+        if let Some(last) = self.lock().get_mut(host) {
+            last.busy = false;
+            last.told = told.map(|told| (Instant::now(), told));
+        }
+    }
+
+    /// The hosts that may have something of a network.
+    fn hosts(&self) -> Vec<HostId> {
+        self.lock().keys().cloned().collect()
+    }
+
+    fn forget(&self, host: &HostId) {
+        self.lock().remove(host);
+    }
+}
+
+/// Keeps the hosts informed. It does not end.
+pub async fn keep(cluster: Arc<Cluster>) {
+    loop {
+        if let Err(problem) = round(&cluster).await {
+            tracing::warn!("the hosts are not told of networks: {problem}");
+        }
+        tokio::select! {
+            () = cluster.networks.changed.notified() => {}
+            () = tokio::time::sleep(cluster.timing.monitor) => {}
+        }
+    }
+}
+
+async fn round(cluster: &Arc<Cluster>) -> Result<(), Problem> {
+    let networks = all(cluster).await?;
+    let able: Vec<Arc<HostLink>> =
+        cluster.hosts.all().into_iter().filter(|host| host.addresses.tunnel.is_some()).collect();
+    let mut here = Vec::new();
+    for network in networks {
+        here.push(spread(cluster, network, &able).await?);
+    }
+    for host in &able {
+        let wanted = wanted_of(cluster, host, &here, &able).await?;
+        if cluster.networks.told.begin(&host.id, &wanted) {
+            tokio::spawn(tell(Arc::clone(cluster), Arc::clone(host), wanted));
+        }
+    }
+    for host in cluster.networks.told.hosts() {
+        if able.iter().all(|known| known.id != host) {
+            cluster.networks.told.forget(&host);
+        }
+    }
+    Ok(())
+}
+
+async fn tell(cluster: Arc<Cluster>, host: Arc<HostLink>, wanted: HostNetworks) {
+    let sent = HostNetworks { made_ms: now_ms(), ..wanted };
+    let result = host.agent.put::<()>("/v1/networks", &sent).await;
+    if let Err(problem) = &result {
+        // The host says in its report what it can't do.
+        tracing::debug!("host {} was not told of networks: {problem}", host.id);
+    }
+    let is_done = result.is_ok();
+    cluster.networks.told.end(&host.id, is_done.then_some(sent));
+    // Something may have changed meanwhile. A host that does not answer is asked again later.
+    if is_done {
+        cluster.networks.changed();
+    }
+}
+
+/// A network with the hosts that have a part of it.
+struct Spread {
+    network: NetworkRecord,
+    members: Vec<Member>,
+    hosts: BTreeSet<HostId>,
+}
+
+/// Where the VMs of a network are. Chooses another gateway if it has none that answers.
+async fn spread(
+    cluster: &Cluster,
+    network: NetworkRecord,
+    able: &[Arc<HostLink>],
+) -> Result<Spread, Problem> {
+    let moves = cluster.unfinished_migrations();
+    let (mut members, mut hosts) = (Vec::new(), BTreeSet::new());
+    let jobs = cluster.unfinished_jobs();
+    let of_network = jobs.iter().filter_map(|record| {
+        let card = record.card.as_ref()?;
+        (card.network == network.name && card.vni == network.vni).then_some((record, card))
+    });
+    for (record, card) in of_network {
+        let vm = vm_of(&record.job.id);
+        let host = place(&cluster.hosts.seen(&vm), record, &moves);
+        let moved = moves.iter().filter(|moved| moved.migration.vm == vm);
+        hosts.extend(moved.flat_map(|moved| [&moved.migration.from, &moved.migration.to]).cloned());
+        hosts.extend(host.iter().chain(&record.job.host).cloned());
+        members.push(Member { vm, address: card.address, host });
+    }
+    let answers = |host: &HostId| {
+        able.iter().any(|able| able.id == *host) && cluster.hosts.state(host) == HostState::Up
+    };
+    let mut network = network;
+    let is_served = network.gateway.as_ref().is_some_and(answers);
+    if !is_served
+        && !hosts.is_empty()
+        && let Some(next) = best_gateway(&members, hosts.iter().filter(|host| answers(host)))
+    {
+        network = set_gateway(cluster, &network.name, next).await?;
+    }
+    if !hosts.is_empty() {
+        hosts.extend(network.gateway.clone());
+    }
+    Ok(Spread { network, members, hosts })
+}
+
+/// The host with most of the VMs; of several the first by name.
+fn best_gateway<'a>(members: &[Member], hosts: impl Iterator<Item = &'a HostId>) -> Option<HostId> {
+    let count = |host: &HostId| members.iter().filter(|m| m.host.as_ref() == Some(host)).count();
+    hosts.min_by_key(|host| (std::cmp::Reverse(count(host)), *host)).cloned()
+}
+
+async fn set_gateway(
+    cluster: &Cluster,
+    name: &NetworkName,
+    host: HostId,
+) -> Result<NetworkRecord, Problem> {
+    // Whoever deletes it meanwhile comes before or after.
+    let _turn = cluster.networks.turn.lock().await;
+    let network = super::find(cluster, name).await?;
+    tracing::info!("host {host} is the gateway of network {name} from now on");
+    let change = |old: Option<NetworkRecord>| NetworkRecord {
+        gateway: Some(host.clone()),
+        ..old.unwrap_or_else(|| network.clone())
+    };
+    cluster.records.update(&key(name), change).await
+}
+
+/// Where a VM is.
+fn place(
+    seen: &[(HostId, VmReport)],
+    record: &JobRecord,
+    moves: &[Arc<MigrationRecord>],
+) -> Option<HostId> {
+    let is_here = |status| {
+        !matches!(
+            status,
+            VmStatus::Starting | VmStatus::Incoming | VmStatus::Migrated | VmStatus::Gone
+        )
+    };
+    let here = seen.iter().filter(|(_, report)| is_here(report.status));
+    let Some((host, report)) = here.max_by_key(|(_, report)| report.spec.start) else {
+        return record.job.host.clone();
+    };
+    let sends = report.migration.as_ref().filter(|own| own.phase == MigrationPhase::Switching);
+    let to = sends.and_then(|own| {
+        let known = moves.iter().find(|moved| moved.migration.id == own.migration)?;
+        Some(known.migration.to.clone())
+    });
+    Some(to.unwrap_or_else(|| host.clone()))
+}
+
+/// All that a host has to do.
+async fn wanted_of(
+    cluster: &Cluster,
+    host: &HostLink,
+    networks: &[Spread],
+    able: &[Arc<HostLink>],
+) -> Result<HostNetworks, Problem> {
+    let here: Vec<&Spread> =
+        networks.iter().filter(|spread| spread.hosts.contains(&host.id)).collect();
+    if here.is_empty() {
+        return Ok(HostNetworks::default());
+    }
+    let others: BTreeSet<&HostId> = here.iter().flat_map(|spread| &spread.hosts).collect();
+    let mut peers = Vec::new();
+    for other in able.iter().filter(|other| others.contains(&other.id) && other.id != host.id) {
+        let Some(end) = other.addresses.tunnel.clone() else { continue };
+        let address = tunnel_address(cluster, &other.id).await?;
+        peers.push(TunnelPeer { host: other.id.clone(), address, end });
+    }
+    let networks = here.iter().map(|spread| HostNetwork {
+        name: spread.network.name.clone(),
+        vni: spread.network.vni,
+        subnet: spread.network.subnet,
+        mtu: spread.network.mtu,
+        nat: spread.network.nat,
+        gateway: spread.network.gateway.clone(),
+        members: spread.members.clone(),
+    });
+    Ok(HostNetworks {
+        made_ms: 0,
+        address: Some(tunnel_address(cluster, &host.id).await?),
+        peers,
+        networks: networks.collect(),
+        hosts: addresses(cluster),
+    })
+}
+
+/// The addresses at which the cluster's hosts have their daemons.
+fn addresses(cluster: &Cluster) -> Vec<IpAddr> {
+    let all = cluster.hosts.all();
+    let ips = all.iter().flat_map(|host| {
+        let addresses = &host.addresses;
+        [&addresses.agent_url, &addresses.volume_url, &addresses.nbd_addr].map(|text| ip_of(text))
+    });
+    let ips: BTreeSet<IpAddr> = ips.flatten().collect();
+    ips.into_iter().collect()
+}
+
+fn ip_of(address: &str) -> Option<IpAddr> {
+    let authority = authority_of(address).unwrap_or(address);
+    let ip = authority.rsplit_once(':').map_or(authority, |(ip, _)| ip);
+    ip.trim_matches(['[', ']']).parse().ok()
+}
+
+/// Whether a report says something of a VM in a tenant's network.
+pub fn concerns(report: &VmReport) -> bool {
+    report.spec.network.card().is_some()
+}
+
+/// As [`place`], for the tests.
+#[cfg(test)]
+pub fn place_of(
+    seen: &[(HostId, VmReport)],
+    record: &JobRecord,
+    moves: &[Arc<MigrationRecord>],
+) -> Option<HostId> {
+    place(seen, record, moves)
+}
