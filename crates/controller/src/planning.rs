@@ -11,11 +11,11 @@ use perigee_model::phases::PredictedPhases;
 use perigee_model::plan::Plan;
 use perigee_model::replica::Replica;
 use perigee_model::tenant::tenant_of;
-use perigee_model::volume_move::VolumeMoveState;
+use perigee_model::volume_move::{VolumeMove, VolumeMoveState};
 use perigee_model::{DiskRole, HostId, JobId, Problem, SiteId, VmId, VolumeName};
 use perigee_planner::{
     Cluster as Facts, CopyFacts, Dirty, DiskFacts, HostFacts, JobFacts, LinkFacts, MoveCost,
-    Moving, PastMove, PastRun, Refused, Running, Snapshot, Traits, VolumeFacts,
+    Moving, PastMove, PastRun, Refused, Running, Snapshot, StillToCome, Traits, VolumeFacts,
 };
 use sha2::{Digest, Sha256};
 
@@ -230,6 +230,7 @@ fn data_disks(placement: &Placement, totals: &Totals) -> Vec<DiskFacts> {
                 at_home: stats.home,
                 far_requests: stats.far_requests,
                 copy: CopyFacts::default(),
+                coming: None,
                 outage_ns: stats.outage_ns,
             })
         })
@@ -251,6 +252,7 @@ async fn disks_that_may_come(
             last.shown.state == VolumeMoveState::CalledOff
                 && last.shown.started_ms >= record.meter.arrived_ms
         });
+        fact.coming = still_to_come(cluster, record, disk, *bytes);
         let called_off = last.map(|last| last.shown.problem.clone());
         let read = disk.read_only.then(|| READ_BY_OTHERS.to_owned());
         let replicas = replicas::of_volume(cluster, &fact.volume).await?;
@@ -264,6 +266,22 @@ async fn disks_that_may_come(
         };
     }
     Ok(facts)
+}
+
+/// What is missing of a volume of so many bytes, if it is on its way to its VM's host.
+fn still_to_come(
+    cluster: &Cluster,
+    record: &JobRecord,
+    disk: &PlacedDisk,
+    bytes: u64,
+) -> Option<StillToCome> {
+    let last = cluster.index.volume_move(&disk.volume)?;
+    let VolumeMove { from, to, state, missing_bytes, .. } = &last.shown;
+    let comes = !state.is_final() && *state != VolumeMoveState::CallingOff;
+    (comes && record.job.host.as_ref() == Some(to)).then(|| StillToCome {
+        from: from.clone(),
+        bytes: missing_bytes.unwrap_or(bytes).min(bytes),
+    })
 }
 
 fn requests(disk: &DiskFacts) -> f64 {

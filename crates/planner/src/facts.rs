@@ -321,6 +321,15 @@ pub struct RefusedWay {
     pub why: String,
 }
 
+/// What is missing of a volume that comes to its VM's host.
+#[derive(Debug, Clone)]
+pub struct StillToCome {
+    /// The host that has it.
+    pub from: HostId,
+    /// At most so much.
+    pub bytes: u64,
+}
+
 /// One disk of a VM: the differences of its volume's counters over a period.
 #[derive(Debug, Clone)]
 pub struct DiskFacts {
@@ -336,6 +345,8 @@ pub struct DiskFacts {
     pub far_requests: u64,
     /// How its home could move to the VM's host now.
     pub copy: CopyFacts,
+    /// What of it is still to come, if it is on its way to the VM's host.
+    pub coming: Option<StillToCome>,
     /// Time in which requests to the home waited and none was answered, because the link or the home was down.
     pub outage_ns: u64,
 }

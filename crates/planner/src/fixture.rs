@@ -187,7 +187,16 @@ pub(crate) fn disk(name: &str, home: &str, reads: u64, in_flight: u64, remote: b
     }
     let (volume, home, at_home) = (volume_name(name), host_id(home), at(LOCAL_US));
     let far_requests = if remote { reads } else { 0 };
-    DiskFacts { volume, home, client, at_home, far_requests, copy: stays(), outage_ns: 0 }
+    DiskFacts {
+        volume,
+        home,
+        client,
+        at_home,
+        far_requests,
+        copy: stays(),
+        coming: None,
+        outage_ns: 0,
+    }
 }
 
 #[track_caller]

@@ -37,7 +37,7 @@ mod work;
 pub use experience::compression;
 pub use facts::{
     Boot, Cluster, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, LinkForMoves, Moving,
-    PastMove, RefusedWay, Running, Snapshot, VolumeFacts,
+    PastMove, RefusedWay, Running, Snapshot, StillToCome, VolumeFacts,
 };
 pub use modes::{CompressionGain, Mode};
 pub use moving::{Dirty, MoveCost, move_cost};

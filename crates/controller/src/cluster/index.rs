@@ -222,7 +222,11 @@ impl Index {
                 age.as_secs()
             ));
         }
-        PredictedEnd { left: end.left.map(|left| left.after(age.as_secs_f64())), ..end }
+        let left = end.left.map(|left| left.after(age.as_secs_f64()));
+        if left.is_some_and(|left| left.high_s <= 0.0) {
+            return not_known("it takes longer than its last figures have shown".to_owned());
+        }
+        PredictedEnd { left, ..end }
     }
 
     pub fn past_moves(&self) -> Vec<Arc<MigrationRecord>> {

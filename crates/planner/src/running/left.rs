@@ -12,12 +12,14 @@
 //! earlier runs can't: a slower link, or another load of the host. Where these differ, the range holds all of them.
 //!
 //! While a migration takes its VM to another host, the rest of the work is taken to be done there, and what the rest of the
-//! move costs is added.
+//! move costs is added. While data comes to its host, the rest is taken to be done beside them, and what it waits until they
+//! are there is added.
 
 use perigee_model::HostId;
 use perigee_model::plan::PredictedEnd;
 
-use crate::facts::{HostFacts, Moving, Running};
+use crate::copying::copy_cost;
+use crate::facts::{DiskFacts, HostFacts, Moving, Running};
 use crate::figures::Figures;
 use crate::learn::{Learned, Source};
 use crate::moving::{Dirty, move_cost};
@@ -38,8 +40,8 @@ pub fn predicted_end(running: &Running) -> PredictedEnd {
     let by_history = learned
         .ok_or_else(|| "no earlier run of such a job is known".to_owned())
         .and_then(|learned| by_history(running, &learned));
-    // Its pace here says nothing about the other host.
-    let stays = running.moving.is_none();
+    // Its pace so far says nothing about the other host, or about data that is here.
+    let stays = running.moving.is_none() && coming(running).is_empty();
     let by_pace =
         by_progress(running, at_work_s(running)).filter(|left| left.expected > 0.0 && stays);
     let (left, why) = match (by_history, by_pace) {
@@ -104,6 +106,9 @@ fn by_history(running: &Running, learned: &Learned) -> Result<Spread, String> {
     let here = cluster.host(&running.host).map_err(|why| why.to_string())?;
     // The VM itself is among those that run here.
     let here = HostFacts { running_vms: here.running_vms.saturating_sub(1), ..here.clone() };
+    if let Some(left) = after_the_copy(running, learned, &here) {
+        return Ok(left);
+    }
     let place =
         learned.place(cluster, &here, &sources(running, &running.host), &mut Figures::default());
     let (_, whole) = learned.at(&place.map_err(|why| why.to_string())?);
@@ -135,6 +140,38 @@ fn after_the_move(running: &Running, learned: &Learned, moving: &Moving) -> Opti
     let work = whole.by(share_left(running, learned)?);
     let cost = moving.left_s.map_or_else(|| cost.of_the_job(), |left_s| cost.of_the_rest(left_s));
     (work.expected > 0.0).then(|| work.plus(cost))
+}
+
+/// The data that is still to come to the VM's host.
+fn coming(running: &Running) -> Vec<(&HostId, u64)> {
+    let coming = running.disks.iter().filter_map(|disk| disk.coming.as_ref());
+    coming.filter(|coming| coming.bytes > 0).map(|coming| (&coming.from, coming.bytes)).collect()
+}
+
+/// What is left if data comes to the VM's host. `None` if none does, or if that can't be predicted.
+fn after_the_copy(running: &Running, learned: &Learned, here: &HostFacts) -> Option<Spread> {
+    let (cluster, to) = (&running.cluster, &running.host);
+    let coming = coming(running);
+    if coming.is_empty() {
+        return None;
+    }
+    let place = |is_there: bool| {
+        let source = |disk: &'_ DiskFacts| match &disk.coming {
+            Some(_) if is_there => (to.clone(), 1.0),
+            Some(coming) => (coming.from.clone(), 1.0),
+            None => (disk.home.clone(), disk.copy.far_share(to)),
+        };
+        let found: Vec<(HostId, f64)> = running.disks.iter().map(source).collect();
+        let sources: Vec<Source> =
+            found.iter().map(|(home, far_share)| Source { home, far_share: *far_share }).collect();
+        learned.place(cluster, here, &sources, &mut Figures::default()).ok()
+    };
+    let share = share_left(running, learned)?;
+    let reading = learned.reading(&place(false)?, share.expected);
+    let cost = copy_cost(cluster, to, &coming, reading).ok()?;
+    let (_, whole) = learned.at(&place(true)?);
+    let work = whole.by(share);
+    (work.expected > 0.0).then(|| work.plus(cost.of_the_job()))
 }
 
 /// The time since the VM's arrival in which its link was up.

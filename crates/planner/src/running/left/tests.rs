@@ -2,6 +2,7 @@ use perigee_model::plan::Estimate;
 use proptest::prelude::*;
 
 use super::*;
+use crate::facts::StillToCome;
 use crate::fixture::*;
 use crate::running::tests::{COST_S, reading, remembered};
 
@@ -48,6 +49,27 @@ fn a_job_on_its_way_ends_as_at_the_host_to_which_it_goes() {
     // An unknown host: as if it stayed.
     let lost = Running { moving: moving("nowhere", None), ..stays };
     assert_close(left(&lost).expected_s, stays_s);
+}
+
+/// It was predicted as if its data stayed far away until the last block was there, and then as if nothing had to come.
+#[test]
+fn a_job_whose_data_comes_ends_between_one_beside_them_and_one_far_away() {
+    let stays = remembered(500, WHOLE_S / 2.0, 1000.0);
+    let far_s = left(&stays).expected_s;
+    let coming = |bytes| {
+        let mut running = Running { progress: Some(0.5), ..stays.clone() };
+        running.disks[0].coming = Some(StillToCome { from: host_id("cloud1"), bytes });
+        running
+    };
+    let end_s = |bytes| left(&coming(bytes)).expected_s;
+    assert!((10.5..11.0).contains(&end_s(MIB)), "{}", end_s(MIB));
+    let few_s = end_s(256 * MIB);
+    assert!(end_s(MIB) < few_s && few_s < far_s, "{few_s} {far_s}");
+    assert!(few_s < end_s(1024 * MIB) && end_s(1024 * MIB) < far_s, "the more, the longer");
+    // The home is here already, and the rest comes.
+    let mut filling = coming(256 * MIB);
+    filling.disks[0].home = host_id("home1");
+    assert_close(left(&filling).expected_s, few_s);
 }
 
 #[test]
