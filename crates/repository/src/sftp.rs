@@ -7,6 +7,7 @@
 mod frames;
 mod open_files;
 mod packets;
+mod pump;
 mod session;
 
 use std::path::{Path, PathBuf};

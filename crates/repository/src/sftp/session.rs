@@ -23,6 +23,7 @@ use super::packets::{
     DATA_BYTES_MAX, FSYNC, HANDLES_MAX, LIMITS, PACKET_BYTES_MAX, POSIX_RENAME, attributes, done,
     extensions, limits, refused, two_texts,
 };
+use super::pump::pumped;
 use crate::account::{Account, Accounts, Credential};
 use crate::path::Location;
 use crate::repository::Repository;
@@ -90,7 +91,7 @@ where
     let config = Config { max_client_packet_len: PACKET_BYTES_MAX };
     let (account, open) = (None, HashMap::new());
     let sftp = Sftp { user, account, files, open, next: 0, _place: place };
-    run_with_config(Frames::new(stream), sftp, config).await;
+    run_with_config(Frames::new(pumped(stream)), sftp, config).await;
 }
 
 fn closed() -> StatusReply {

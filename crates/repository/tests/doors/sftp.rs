@@ -121,6 +121,25 @@ async fn sftp_goes_on_with_uploads_and_fetches_that_were_cut() {
     assert!(fs::read(&got).expect("it came") == sent);
 }
 
+/// The client asks for much at once, and takes it as its window allows.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_file_goes_there_and_comes_back() {
+    let server = Server::start().await;
+    let client = Client::new(&server, "a").await;
+    let sent = content(100 << 20);
+    let (file, got) = (server.file("sent", &sent), server.dir.path().join("got"));
+    let (file, got) = (path(&file), path(&got));
+    let options = client.options();
+    let wait = PATIENCE.as_secs().to_string();
+    for command in [format!("put {file} f\n"), format!("get f {got}\n")] {
+        let mut all = vec![wait.as_str(), "sftp"];
+        all.extend(options.iter().map(String::as_str));
+        all.extend(["-b", "-", "any@127.0.0.1"]);
+        assert!(run("timeout", &all, &command).await.status.success(), "{command}");
+    }
+    assert!(fs::read(got).expect("it came") == sent);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn scp_copies_a_directory_there_and_back() {
     let server = Server::start().await;
