@@ -6,6 +6,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
 use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use perigee_http::guard::restrict;
@@ -17,9 +18,10 @@ use perigee_model::vm::{
     AskGuestAgent, AskMigrationKey, CancelMigration, EndUnlessRan, HostReport, LinkProbe,
     MigrateOut, MigrationKey, ProbeLink, RenewGrant, VmChanges, VmReport, VmSpec,
 };
-use perigee_model::{Problem, VmId, VmStart};
+use perigee_model::{Problem, VmId, VmStart, exposition};
 use serde::Deserialize;
 
+use crate::metrics::{self, Proc};
 use crate::vm::Request as Ask;
 use crate::vms::{Vms, gone};
 use crate::{callers, link};
@@ -31,6 +33,7 @@ const BODY_BYTES_MAX: usize = 256 << 10;
 
 pub fn router(vms: Arc<Vms>) -> Router {
     let router = Router::new()
+        .route("/metrics", get(figures))
         .route("/v1/host", get(host))
         .route("/v1/vms", get(list))
         .route("/v1/changes", get(changes))
@@ -72,8 +75,17 @@ async fn host(State(vms): Shared) -> Reply<HostReport> {
 }
 
 async fn list(State(vms): Shared) -> Reply<Vec<VmReport>> {
+    Ok(Json(reports(&vms).await))
+}
+
+async fn reports(vms: &Vms) -> Vec<VmReport> {
     let stats = vms.host.volume_stats().await;
-    Ok(Json(vms.list().iter().map(|vm| vm.report(&vms.host.boot_id, &stats)).collect()))
+    vms.list().iter().map(|vm| vm.report(&vms.host.boot_id, &stats)).collect()
+}
+
+async fn figures(State(vms): Shared) -> Result<Response, Failure> {
+    let page = metrics::page(&vms.host.report()?, &Proc::read(), &reports(&vms).await);
+    Ok(([(CONTENT_TYPE, exposition::CONTENT_TYPE)], page).into_response())
 }
 
 #[derive(Debug, Deserialize)]

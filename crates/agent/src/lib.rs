@@ -22,6 +22,7 @@ mod guest;
 mod host;
 mod lines;
 mod link;
+mod metrics;
 mod networks;
 mod process;
 mod qmp;

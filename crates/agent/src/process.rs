@@ -27,7 +27,7 @@ use perigee_model::Problem;
 use crate::command::MEM_LOCK;
 
 /// The unit of times in `/proc`, the same for every process on Linux.
-const TICK_MS: u64 = 10;
+pub const TICK_MS: u64 = 10;
 
 /// The user and group of a QEMU process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +53,14 @@ impl Stat {
     fn has_ended(&self) -> bool {
         matches!(self.state, b'Z' | b'X')
     }
+}
+
+/// The memory that a process has in RAM; `None` if that is not known (`VmRSS` in proc(5)).
+pub fn memory_resident_bytes(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kib << 10)
 }
 
 /// Returns `Ok(None)` if the process does not exist.

@@ -141,6 +141,8 @@ fn view(id: &HostId, known: &Known, used: &BTreeMap<HostId, u64>, deadline: Dura
         cpus: report.map_or(0, |r| r.cpus),
         memory_bytes: report.map_or(0, |r| r.memory_bytes),
         memory_used_bytes: used.get(id).copied().unwrap_or(0),
+        memory_available_bytes: report.map_or(0, |r| r.memory_available_bytes),
+        load_1min: report.map_or(0.0, |r| r.load_1min),
         accelerator: report.map(|r| r.accelerator),
         cpu_model: report.map(|r| r.cpu_model.clone()).unwrap_or_default(),
         warnings: report.map(|r| r.warnings.clone()).unwrap_or_default(),

@@ -225,7 +225,7 @@ macro_rules! each_counter {
     };
 }
 
-fn plus(a: IoStats, b: IoStats) -> IoStats {
+pub fn plus(a: IoStats, b: IoStats) -> IoStats {
     each_counter!(a, b, saturating_add)
 }
 

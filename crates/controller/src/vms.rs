@@ -12,10 +12,12 @@ use perigee_model::job::{Migration, Vm, VmVolume};
 use perigee_model::lasting::{Lasting, PowerWish, StopVm, VmState};
 use perigee_model::plan::Trigger;
 use perigee_model::vm::VmReport;
+use perigee_model::volume::IoStats;
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, MigrationId, Problem, ProblemKind, VmId};
 
 use crate::cluster::Cluster;
+use crate::meter::plus;
 use crate::records::{JobRecord, MigrationRecord, vm_of};
 use crate::{catalog, jobs, migration, planning, replicas};
 
@@ -86,6 +88,7 @@ fn unseen(cluster: &Cluster, record: &JobRecord, lasting: &Lasting) -> Vm {
         memory_bytes: job.spec.memory_bytes,
         uptime_ms: 0,
         vcpu_ms: 0,
+        io: IoStats::default(),
         migration: None,
         predicted_end: None,
         volumes: volumes(cluster, record),
@@ -120,6 +123,7 @@ fn view(
         memory_bytes: report.spec.memory_bytes,
         uptime_ms: report.uptime_ms,
         vcpu_ms: report.vcpu_ms,
+        io: report.io.iter().copied().fold(IoStats::default(), plus),
         migration: migration_of(moves, &vm),
         predicted_end: job
             .filter(|_| lasting.is_none())

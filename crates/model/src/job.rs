@@ -390,6 +390,12 @@ pub struct Host {
     pub memory_bytes: u64,
     /// Memory of the VMs placed there.
     pub memory_used_bytes: u64,
+    /// What can be used of its memory without swapping, as last reported.
+    #[serde(default)]
+    pub memory_available_bytes: u64,
+    /// Tasks that run or wait there, mean of a minute, as last reported.
+    #[serde(default)]
+    pub load_1min: f64,
     /// What its VMs run with; `None` until it has reported.
     pub accelerator: Option<Accelerator>,
     /// As the processor names itself: under KVM a VM moves only between hosts with equal ones.
@@ -543,6 +549,9 @@ pub struct Vm {
     pub uptime_ms: u64,
     /// CPU time of all its vCPUs since its present QEMU was started.
     pub vcpu_ms: u64,
+    /// What all its disks together were asked for at its present host, since its volume server was started.
+    #[serde(default)]
+    pub io: IoStats,
     /// The migration that is under way, or its last one.
     pub migration: Option<MigrationId>,
     /// As [`Job::predicted_end`] of its job.

@@ -10,6 +10,7 @@ pub mod compression;
 pub mod data;
 pub mod disk_role;
 pub mod enrol;
+pub mod exposition;
 pub mod grant;
 pub mod guest;
 pub mod home;

@@ -331,22 +331,30 @@ pub struct ScoreOfOption {
 /// Of one job: whether its time was in the range, and the error.
 type CameTrue = (bool, f64);
 
+impl Decision {
+    /// For the decision with which a job began that has ended well: whether the measured time was in the stated range, and how
+    /// far the expected time was from it, as a share of the measured one. Others have no result.
+    #[must_use]
+    pub fn came_true(&self) -> Option<(bool, f64)> {
+        let (option, measured_s) = (self.plan.chosen()?, self.measured_s?);
+        let counts = self.trigger == Trigger::Submitted && self.measured.is_some();
+        if !counts || measured_s <= 0.0 || option.total == Estimate::default() {
+            return None;
+        }
+        let error = (option.total.expected_s / measured_s - 1.0).abs();
+        Some((option.total.holds(measured_s), error))
+    }
+}
+
 impl Score {
     /// Of the decisions with which jobs began that have ended well; the others do not count.
     pub fn of(decisions: &[Decision]) -> Self {
         let mut all = Vec::new();
         let mut by_option: Vec<(Way, Basis, Vec<CameTrue>)> = Vec::new();
-        for decision in decisions.iter().filter(|d| d.trigger == Trigger::Submitted) {
-            let (Some(option), Some(measured_s), Some(_)) =
-                (decision.plan.chosen(), decision.measured_s, decision.measured)
-            else {
+        for decision in decisions {
+            let (Some(option), Some(result)) = (decision.plan.chosen(), decision.came_true()) else {
                 continue;
             };
-            if measured_s <= 0.0 || option.total == Estimate::default() {
-                continue;
-            }
-            let error = (option.total.expected_s / measured_s - 1.0).abs();
-            let result = (option.total.holds(measured_s), error);
             all.push(result);
             let kind = (option.way, decision.plan.basis);
             match by_option.iter_mut().find(|(way, basis, _)| (*way, *basis) == kind) {

@@ -17,7 +17,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::commands::{
     agent, boot, client, cluster_network, controller, data, dev, host, image, job, lab, login,
-    planner, pool, tenant, user, vm, volume,
+    planner, pool, tenant, top, user, vm, volume,
 };
 use crate::output::Format;
 
@@ -114,6 +114,8 @@ enum Noun {
     Whoami,
     /// Show who has asked for what: changes, and what was refused
     Audit(tenant::Audit),
+    /// Show what hosts and VMs do, again and again until Ctrl-C
+    Top(top::Options),
     /// Print completions for a shell
     Completion {
         /// The shell
@@ -186,6 +188,7 @@ async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
         Noun::Logout => login::logout()?,
         Noun::Whoami => login::whoami(context).await?,
         Noun::Audit(ask) => tenant::audit(ask, context).await?,
+        Noun::Top(options) => top::run(&options, context).await?,
         Noun::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "perigee", &mut script);

@@ -1,16 +1,33 @@
-//! The volumes' figures in the text format of Prometheus.
+//! The figures of the pool and its volumes, for Prometheus.
 
-use std::fmt::{self, Write};
+use std::fmt::Display;
 
 use perigee_block::stats::StatsTable;
 use perigee_block::trace::{BUCKETS, Histogram};
-use perigee_model::volume::IoStats;
+use perigee_model::exposition::{Kind, Page};
+use perigee_model::volume::{IoStats, PoolInfo};
 
-/// The page of `GET /metrics`.
-pub fn page(table: &StatsTable) -> String {
-    let mut page = String::new();
-    write(&mut page, table).expect("a string takes everything");
-    page
+/// The page of `GET /metrics`. `pool` is `None` when the pool could not be looked at.
+pub fn page(table: &StatsTable, pool: Option<&PoolInfo>) -> String {
+    let mut page = Page::default();
+    if let Some(pool) = pool {
+        write_pool(&mut page, pool);
+    }
+    write_volumes(&mut page, table);
+    page.into_text()
+}
+
+fn write_pool(page: &mut Page, pool: &PoolInfo) {
+    let figures = [
+        ("perigee_pool_size_bytes", "Size of the filesystem that the pool is on.", pool.total_bytes),
+        ("perigee_pool_free_bytes", "What can still be written there.", pool.free_bytes),
+        ("perigee_pool_data_bytes", "Data in all layers, each counted once.", pool.data_bytes),
+        ("perigee_pool_volumes", "Volumes whose home is this pool.", pool.volumes),
+        ("perigee_pool_images", "Images and snapshots in the pool.", pool.images),
+    ];
+    for (name, help, value) in figures {
+        page.one(name, Kind::Gauge, help, value);
+    }
 }
 
 /// A counter's name, its help text, and its value by kind of request.
@@ -49,55 +66,51 @@ const NETWORK_FIGURES: [NetworkFigure; 4] = [
     ),
 ];
 
-fn write(page: &mut String, table: &StatsTable) -> fmt::Result {
+fn write_volumes(page: &mut Page, table: &StatsTable) {
     let volumes = table.all();
     for (name, help, values) in FIGURES {
-        writeln!(page, "# HELP {name} {help}\n# TYPE {name} counter")?;
+        page.family(name, Kind::Counter, help);
         for (volume, counters) in &volumes {
             for (kind, value) in values(&counters.snapshot()) {
-                writeln!(page, "{name}{{volume=\"{volume}\",kind=\"{kind}\"}} {value}")?;
+                page.figure(&[("volume", volume), ("kind", &kind)], value);
             }
         }
     }
     for (name, help, value) in NETWORK_FIGURES {
-        writeln!(page, "# HELP {name} {help}\n# TYPE {name} counter")?;
+        page.family(name, Kind::Counter, help);
         for (volume, counters) in &volumes {
-            writeln!(page, "{name}{{volume=\"{volume}\"}} {}", value(&counters.snapshot()))?;
+            page.figure(&[("volume", volume)], value(&counters.snapshot()));
         }
     }
-    let name = "perigee_volume_stage_seconds";
-    writeln!(page, "# HELP {name} Time of requests by stage.\n# TYPE {name} histogram")?;
+    page.family("perigee_volume_stage_seconds", Kind::Histogram, "Time of requests by stage.");
     for (volume, counters) in &volumes {
         for (stage, histogram) in counters.tracing.histograms() {
-            let labels = format!("volume=\"{volume}\",stage=\"{}\"", stage.name());
-            write_histogram(page, name, &labels, histogram)?;
+            write_histogram(page, &[("volume", volume), ("stage", &stage.name())], histogram);
         }
     }
-    Ok(())
 }
 
 /// Stages that a volume never had are left out.
-fn write_histogram(
-    page: &mut String,
-    name: &str,
-    labels: &str,
-    histogram: &Histogram,
-) -> fmt::Result {
+fn write_histogram(page: &mut Page, labels: &[(&str, &dyn Display)], histogram: &Histogram) {
     let counts = histogram.counts();
     let mut below = 0;
     if counts.iter().all(|count| *count == 0) {
-        return Ok(());
+        return;
     }
-    for (bucket, count) in counts[..BUCKETS - 1].iter().enumerate() {
+    let mut bucket = |page: &mut Page, most: &dyn Display, count: u64| {
+        let labels: Vec<_> = labels.iter().copied().chain([("le", most)]).collect();
+        page.figure_of("_bucket", &labels, count);
+    };
+    for (number, count) in counts[..BUCKETS - 1].iter().enumerate() {
         below += count;
-        let (whole, rest) = ((1_u64 << bucket) / 1_000_000, (1_u64 << bucket) % 1_000_000);
-        writeln!(page, "{name}_bucket{{{labels},le=\"{whole}.{rest:06}\"}} {below}")?;
+        let (whole, rest) = ((1_u64 << number) / 1_000_000, (1_u64 << number) % 1_000_000);
+        bucket(page, &format_args!("{whole}.{rest:06}"), below);
     }
     let all = below + counts[BUCKETS - 1];
+    bucket(page, &"+Inf", all);
     let (whole, rest) = (histogram.sum_ns() / 1_000_000_000, histogram.sum_ns() % 1_000_000_000);
-    writeln!(page, "{name}_bucket{{{labels},le=\"+Inf\"}} {all}")?;
-    writeln!(page, "{name}_sum{{{labels}}} {whole}.{rest:09}")?;
-    writeln!(page, "{name}_count{{{labels}}} {all}")
+    page.figure_of("_sum", labels, format_args!("{whole}.{rest:09}"));
+    page.figure_of("_count", labels, all);
 }
 
 #[cfg(test)]
@@ -121,7 +134,7 @@ mod tests {
         counters.tracing.end(&span, ended, 2);
         counters.read_from_replica();
         counters.saved(7);
-        let page = page(&table);
+        let page = page(&table, None);
         assert!(page.contains("perigee_volume_requests_total{volume=\"data\",kind=\"read\"} 0\n"));
         assert!(page.contains("perigee_volume_replica_reads_total{volume=\"data\"} 1\n"), "{page}");
         assert!(page.contains("perigee_volume_network_saved_bytes_total{volume=\"data\"} 7\n"));

@@ -12,6 +12,7 @@ use axum::response::Response;
 use axum::routing::{get, post, put};
 use futures_util::stream;
 use perigee_http::{Failure, Json, Reply};
+use perigee_model::exposition;
 use perigee_model::limits::TRACE_S;
 use perigee_model::volume::{CollectTrace, StartTrace, TraceSummary};
 use perigee_model::{JobId, Problem, ProblemKind, VolumeName};
@@ -34,7 +35,9 @@ pub fn trace() -> Router<Arc<Control>> {
 }
 
 async fn figures(State(control): State<Arc<Control>>) -> Result<Response, Failure> {
-    answer("text/plain; version=0.0.4", Body::from(metrics::page(&control.stats)))
+    let pool = control.pool.info().await;
+    let page = metrics::page(&control.stats, pool.as_ref().ok());
+    answer(exposition::CONTENT_TYPE, Body::from(page))
 }
 
 #[derive(Deserialize)]

@@ -128,6 +128,8 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Admin,    "GET",    "/v1/links"),
     (May::Admin,    "POST",   "/v1/links/probe"),
     (May::Admin,    "GET",    "/metrics"),
+    (May::Admin,    "GET",    "/v1/metrics/targets"),
+    (May::Admin,    "GET",    "/v1/hosts/{host}/metrics"),
 ];
 
 /// Who sends a request.

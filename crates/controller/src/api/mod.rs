@@ -58,6 +58,8 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(hosts::probe_links))
         .routes(routes!(catalog::upload_image))
         .routes(routes!(catalog::images, catalog::import_image))
+        .routes(routes!(metrics::of_host))
+        .routes(routes!(metrics::targets))
         .routes(routes!(catalog::image, catalog::delete_image))
         .routes(routes!(catalog::volumes, catalog::create_volume))
         .routes(routes!(catalog::volume, catalog::delete_volume))

@@ -10,10 +10,11 @@ pub mod holds;
 mod homes;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use perigee_model::job::{Access, JobState, MigrationState};
+use perigee_model::job::{Access, JobState, Migration, MigrationState};
 use perigee_model::lasting::Lasting;
 use perigee_model::plan::{Estimate, Plan, PredictedEnd};
 use perigee_model::tenant::Running;
@@ -39,6 +40,42 @@ pub struct Index {
     inner: Mutex<Inner>,
     /// Notified of changes after which a queued job may start.
     pub changed: Notify,
+    pub tally: Tally,
+}
+
+/// What has ended since the controller started.
+#[derive(Debug, Default)]
+pub struct Tally {
+    pub jobs_succeeded: AtomicU64,
+    pub jobs_failed: AtomicU64,
+    pub jobs_cancelled: AtomicU64,
+    pub moves_completed: AtomicU64,
+    pub moves_aborted: AtomicU64,
+    /// Of completed migrations.
+    pub moved_bytes: AtomicU64,
+    /// Of completed migrations.
+    pub downtime_ms: AtomicU64,
+}
+
+impl Tally {
+    fn job_ended(&self, state: JobState) {
+        let count = match state {
+            JobState::Succeeded => &self.jobs_succeeded,
+            JobState::Failed => &self.jobs_failed,
+            _ => &self.jobs_cancelled,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn migration_ended(&self, migration: &Migration) {
+        if migration.state != MigrationState::Completed {
+            self.moves_aborted.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        self.moves_completed.fetch_add(1, Ordering::Relaxed);
+        self.moved_bytes.fetch_add(migration.bytes, Ordering::Relaxed);
+        self.downtime_ms.fetch_add(migration.downtime_ms, Ordering::Relaxed);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -160,6 +197,9 @@ impl Index {
             inner.jobs.insert(id.clone(), Arc::new(record.clone()))
         };
         drop(inner);
+        if record.job.state.is_final() && before.is_some() && record.lasting.is_none() {
+            self.tally.job_ended(record.job.state);
+        }
         let same = before.is_some_and(|old| {
             (old.job.state, &old.job.host, &old.lasting)
                 == (record.job.state, &record.job.host, &record.lasting)
@@ -181,11 +221,15 @@ impl Index {
             inner.past_moves.drain(..excess);
         }
         // The migrations of an ended job are not needed.
+        let mut before = None;
         if inner.job_of(vm).is_some() {
-            inner.migrations.insert((vm.clone(), record.number), Arc::new(record.clone()));
+            before = inner.migrations.insert((vm.clone(), record.number), Arc::new(record.clone()));
         }
         drop(inner);
         if state.is_final() {
+            if before.is_some_and(|before| !before.migration.state.is_final()) {
+                self.tally.migration_ended(&record.migration);
+            }
             self.changed.notify_one();
         }
     }

@@ -34,7 +34,7 @@ use crate::records::{
 use crate::seldom::Seldom;
 use crate::store::SqliteStore;
 
-pub use capacity::{Counters, capacity, starts_at_once};
+pub use capacity::{Counters, ERROR_BUCKETS, capacity, starts_at_once};
 pub use hosts::{HostLink, Hosts, Known, state_of};
 pub use index::holds::{Detachment, Hold};
 pub use index::{Grant, Index, demand_of};
@@ -160,8 +160,6 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Reads the state of an earlier run. `wanted` passes requests for drivers to the supervisor.
-    ///
     /// Lets the host do this at other hosts; `None` in a cluster without certificates, where everybody may.
     ///
     /// # Errors
@@ -174,6 +172,8 @@ impl Cluster {
         self.authority.sign(&grant::Grant { host: host.clone(), allows, until_ms }).map(Some)
     }
 
+    /// Reads the state of an earlier run. `wanted` passes requests for drivers to the supervisor.
+    ///
     /// # Errors
     /// If the state directory cannot be used.
     pub async fn open(

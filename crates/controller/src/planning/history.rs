@@ -39,6 +39,9 @@ pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Prob
     for key in cluster.records.keys(&prefix(&job.id)).await? {
         if let Some(mut decision) = cluster.records.own::<Decision>(&key).await? {
             measure(&mut decision.value, ended_ms, measured_s, parts);
+            if let Some((in_range, error)) = decision.value.came_true() {
+                cluster.counters.came_true(in_range, error);
+            }
             if decision.value.trigger == Trigger::Submitted {
                 decision.value.plan.figures.extend(held_back(record));
             }

@@ -6,6 +6,8 @@ mod homes;
 mod images;
 #[path = "fake/replicas.rs"]
 pub mod replicas;
+#[path = "fake/vms.rs"]
+mod vms;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -42,9 +44,11 @@ use tokio::task::JoinHandle;
 
 pub use images::image;
 use images::{copy_image, delete_image, images, import_image, one_image, receive_tree};
-
-/// In one answer: as a real agent, it does not give everything at once.
-const EVENTS_MAX: usize = 3;
+pub use vms::report_of;
+use vms::{
+    cancel_migration, changes, delete_vm, end_command, end_unless_ran, events, migrate,
+    press_power_button, put_vm, sync, vm, vms as list_vms,
+};
 
 pub struct Volume {
     pub info: VolumeInfo,
@@ -242,7 +246,7 @@ async fn unless_down(State(inside): Shared, request: Request, next: Next) -> Res
 fn agent_routes(inside: Arc<Mutex<Inside>>) -> Router {
     Router::new()
         .route("/v1/host", get(host))
-        .route("/v1/vms", get(vms))
+        .route("/v1/vms", get(list_vms))
         .route("/v1/changes", get(changes))
         .route("/v1/vms/{vm}", get(vm).put(put_vm).delete(delete_vm))
         .route("/v1/vms/{vm}/events", get(events))
@@ -305,162 +309,6 @@ async fn host(State(inside): Shared) -> Reply<HostReport> {
     }))
 }
 
-fn no_vm() -> Failure {
-    Problem::not_found("VM", "there is none").into()
-}
-
-async fn press_power_button(State(inside): Shared, Path(vm): Path<VmId>) -> Reply<()> {
-    let mut inside = inside.lock().expect("lock");
-    inside.pressed += 1;
-    let heeds = !inside.guests_are_deaf;
-    let vm = inside.vms.get_mut(&vm).ok_or_else(no_vm)?;
-    if heeds {
-        vm.report.status = VmStatus::Shutdown;
-    }
-    Ok(Json(()))
-}
-
-async fn vms(State(inside): Shared) -> Reply<Vec<VmReport>> {
-    let inside = inside.lock().expect("lock");
-    Ok(Json(inside.vms.values().map(|vm| vm.report.clone()).collect()))
-}
-
-/// As a real agent: an answer comes when something changed, and what did not is left out.
-async fn changes(
-    State(inside): Shared,
-    Query(query): Query<BTreeMap<String, u64>>,
-) -> Reply<VmChanges> {
-    let (after, wait) = (query["after"], Duration::from_millis(query["wait_ms"]));
-    if inside.lock().expect("lock").tells_nothing {
-        return Err(Problem::not_found("answer the request", "there is no such path").into());
-    }
-    let begun = Instant::now();
-    loop {
-        let changes = inside.lock().expect("lock").changes(after);
-        if changes.revision > after || begun.elapsed() >= wait {
-            return Ok(Json(changes));
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
-impl Inside {
-    fn boot_id(&self) -> String {
-        format!("boot-{}", self.reboots)
-    }
-
-    fn numbered(&mut self, vm: &VmId) -> Option<VmReport> {
-        self.changes(0);
-        let revision = self.told.get(vm)?.0;
-        Some(VmReport { revision, ..self.vms.get(vm)?.report.clone() })
-    }
-
-    fn changes(&mut self, after: u64) -> VmChanges {
-        let present: Vec<VmId> = self.vms.keys().cloned().collect();
-        for vm in &present {
-            let report = &self.vms[vm].report;
-            let phase = report.migration.as_ref().map(|migration| migration.phase);
-            let news = format!("{:?} {:?} {}", report.status, phase, report.last_seq);
-            if self.told.get(vm).is_none_or(|(_, told)| *told != news) {
-                self.revision += 1;
-                self.told.insert(vm.clone(), (self.revision, news));
-            }
-        }
-        let gone = self.told.len();
-        self.told.retain(|vm, _| present.contains(vm));
-        self.revision += u64::from(self.told.len() < gone);
-        let changed = present.iter().filter(|vm| self.told[*vm].0 > after);
-        let changed = changed.map(|vm| self.vms[vm].report.clone()).collect();
-        VmChanges { revision: self.revision, present, changed }
-    }
-}
-
-/// As a real agent: with a wait, the answer comes when the VM has news.
-async fn vm(
-    State(inside): Shared,
-    Path(vm): Path<VmId>,
-    Query(query): Query<BTreeMap<String, u64>>,
-) -> Reply<VmReport> {
-    let of = |name: &str| query.get(name).copied().unwrap_or(0);
-    let (after, wait) = (of("after"), Duration::from_millis(of("wait_ms")));
-    let begun = Instant::now();
-    loop {
-        let report = inside.lock().expect("lock").numbered(&vm).ok_or_else(no_vm)?;
-        if report.revision > after || begun.elapsed() >= wait {
-            return Ok(Json(report));
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
-async fn put_vm(
-    State(inside): Shared,
-    Path(vm): Path<VmId>,
-    Json(spec): Json<VmSpec>,
-) -> Reply<VmReport> {
-    let mut inside = inside.lock().expect("lock");
-    let decided = inside.starts_of(&vm).on_start(spec.start);
-    if let OnStart::EndFirst(older) = decided.map_err(|e| Problem::conflict("start the VM", e))? {
-        inside.delete(&vm, older)?;
-    }
-    if let Some(present) = inside.vms.get(&vm) {
-        assert_eq!(present.report.spec, spec, "the same start is asked for with another spec");
-        if inside.loses_answers {
-            return Err(Problem::unavailable("start the VM", "the answer is lost").into());
-        }
-        return Ok(Json(present.report.clone()));
-    }
-    if inside.starts_no_vm {
-        return Err(Problem::unsupported("start the VM", "QEMU ended: invalid accelerator").into());
-    }
-    for disk in &spec.disks {
-        let here = inside.volumes.get(&disk.volume);
-        assert!(
-            here.is_some() || inside.attachments.contains_key(&disk.volume),
-            "{} is not reachable on the VM's host",
-            disk.volume
-        );
-        let own = here.filter(|_| spec.arrives_by.is_none() && !disk.read_only);
-        assert!(own.is_none_or(|v| v.info.epoch == disk.epoch), "{} has an old epoch", disk.volume);
-    }
-    let report = VmReport { boot_id: inside.boot_id(), ..report_of(spec) };
-    *inside.starts.entry(vm.clone()).or_default() += 1;
-    inside.vms.insert(vm, FakeVm { report: report.clone(), events: Vec::new(), asked: None });
-    if inside.loses_answers {
-        return Err(Problem::unavailable("start the VM", "the answer is lost").into());
-    }
-    Ok(Json(report))
-}
-
-/// A VM that has just started.
-pub fn report_of(spec: VmSpec) -> VmReport {
-    VmReport {
-        status: if spec.arrives_by.is_some() { VmStatus::Incoming } else { VmStatus::Running },
-        reason: String::new(),
-        boot_id: String::new(),
-        qemu_pid: 1,
-        uptime_ms: 0,
-        vcpu_ms: 0,
-        waiting_ms: None,
-        incoming_uri: spec.arrives_by.as_ref().map(|_| "tcp:127.0.0.1:1".to_owned()),
-        migration: None,
-        resume_us: None,
-        last_seq: 0,
-        revision: 0,
-        io: spec.disks.iter().map(|_| IoStats::default()).collect(),
-        spec,
-    }
-}
-
-async fn delete_vm(
-    State(inside): Shared,
-    Path(vm): Path<VmId>,
-    Query(start): Query<VmStart>,
-) -> Reply<()> {
-    inside.lock().expect("lock").delete(&vm, start)?;
-    Ok(Json(()))
-}
-
 impl Inside {
     /// A volume with no data.
     fn put_volume(&mut self, name: &VolumeName) {
@@ -470,105 +318,6 @@ impl Inside {
             Volume { info, issued: 1, returned: 0, data: Vec::new(), stats: IoStats::default() };
         self.volumes.insert(name.clone(), volume);
     }
-
-    fn starts_of(&self, vm: &VmId) -> Starts {
-        let here = self.vms.get(vm).map(|vm| vm.report.spec.start);
-        Starts { here, ended: self.ended.get(vm).copied() }
-    }
-
-    fn delete(&mut self, vm: &VmId, start: VmStart) -> Result<(), Problem> {
-        let (act, ended) = self.starts_of(vm).on_delete(start);
-        self.ended.insert(vm.clone(), ended);
-        match act {
-            OnDelete::Nothing => {}
-            OnDelete::End => drop(self.vms.remove(vm)),
-            OnDelete::Leave(refused) => return Err(Problem::conflict("delete the VM", refused)),
-        }
-        Ok(())
-    }
-}
-
-async fn events(
-    State(inside): Shared,
-    Path(vm): Path<VmId>,
-    Query(query): Query<BTreeMap<String, u64>>,
-) -> Reply<Vec<GuestMessage>> {
-    let inside = inside.lock().expect("lock");
-    let vm = inside.vms.get(&vm).ok_or_else(no_vm)?;
-    let new = vm.events.iter().filter(|m| m.seq > query["after"]);
-    Ok(Json(new.take(EVENTS_MAX).cloned().collect()))
-}
-
-async fn migrate(
-    State(inside): Shared,
-    Path(vm): Path<VmId>,
-    Json(order): Json<MigrateOut>,
-) -> Reply<()> {
-    let mut inside = inside.lock().expect("lock");
-    if inside.refuse_migration {
-        return Err(Problem::invalid("migrate", "this QEMU cannot").into());
-    }
-    let vm = inside.vms.get_mut(&vm).ok_or_else(no_vm)?;
-    assert!(vm.asked.is_none(), "the source is asked once");
-    vm.report.migration =
-        Some(MigrationReport::new(order.migration.clone(), order.number, MigrationPhase::Copying));
-    vm.asked = Some(order);
-    Ok(Json(()))
-}
-
-/// The source's QEMU stops sending at once; a migration that has not begun never will.
-async fn cancel_migration(
-    State(inside): Shared,
-    Path(vm): Path<VmId>,
-    Json(asked): Json<CancelMigration>,
-) -> Reply<()> {
-    let mut inside = inside.lock().expect("lock");
-    let vm = inside.vms.get_mut(&vm).ok_or_else(no_vm)?;
-    let mut report = vm.report.migration.take().unwrap_or_else(|| {
-        MigrationReport::new(asked.migration, asked.number, MigrationPhase::Cancelled)
-    });
-    report.phase = MigrationPhase::Cancelled;
-    report.reason = asked.reason;
-    vm.report.migration = Some(report);
-    Ok(Json(()))
-}
-
-async fn end_unless_ran(
-    State(inside): Shared,
-    Path(vm): Path<VmId>,
-    Json(asked): Json<EndUnlessRan>,
-) -> Reply<Fate> {
-    let mut inside = inside.lock().expect("lock");
-    let Some(present) = inside.vms.get(&vm) else { return Ok(Json(Fate::NotKnown)) };
-    let arrival = match present.report.status {
-        VmStatus::Incoming => Arrival::Waits,
-        _ => Arrival::Ran,
-    };
-    let kept = present.report.spec.arrives_by.as_ref().map(|by| (by, arrival));
-    let fate = fate(kept, &asked.migration);
-    if fate == Fate::DidNotRun {
-        let start = present.report.spec.start;
-        inside.delete(&vm, start)?;
-    }
-    Ok(Json(fate))
-}
-
-async fn end_command(State(inside): Shared, Path(vm): Path<VmId>) -> Result<StatusCode, Failure> {
-    let mut inside = inside.lock().expect("lock");
-    if !inside.vms.contains_key(&vm) {
-        return Err(no_vm());
-    }
-    inside.ended_commands.insert(vm);
-    Ok(StatusCode::ACCEPTED)
-}
-
-async fn sync(State(inside): Shared, Path(vm): Path<VmId>) -> Reply<()> {
-    let mut inside = inside.lock().expect("lock");
-    if !inside.vms.contains_key(&vm) {
-        return Err(no_vm());
-    }
-    inside.synced += 1;
-    Ok(Json(()))
 }
 
 async fn snapshot(

@@ -32,6 +32,7 @@ mod replicas;
 pub mod soak;
 mod storm;
 pub mod tenant;
+pub mod top;
 pub mod trace;
 pub mod user;
 pub mod vm;
