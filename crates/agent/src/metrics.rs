@@ -35,7 +35,12 @@ pub fn page(host: &HostReport, proc: &Proc, vms: &[VmReport]) -> String {
 
 fn write_host(page: &mut Page, host: &HostReport, proc: &Proc) {
     let gauge = Kind::Gauge;
-    page.one("perigee_host_load1", gauge, "Tasks that run or wait, mean of a minute.", host.load_1min);
+    page.one(
+        "perigee_host_load1",
+        gauge,
+        "Tasks that run or wait, mean of a minute.",
+        host.load_1min,
+    );
     let help = "The machine's memory.";
     page.one("perigee_host_memory_size_bytes", gauge, help, host.memory_bytes);
     let help = "What can be used of it without swapping.";
@@ -67,15 +72,21 @@ const VM_FIGURES: [VmFigure; 6] = [
     ("perigee_vm_memory_size_bytes", Kind::Gauge, "Memory that the guest has.", |vm| {
         Some(float(vm.spec.memory_bytes))
     }),
-    ("perigee_vm_memory_resident_bytes", Kind::Gauge, "Memory that its QEMU takes of the host.", |vm| {
-        memory_resident_bytes(vm.qemu_pid).map(float)
-    }),
+    (
+        "perigee_vm_memory_resident_bytes",
+        Kind::Gauge,
+        "Memory that its QEMU takes of the host.",
+        |vm| memory_resident_bytes(vm.qemu_pid).map(float),
+    ),
     ("perigee_vm_vcpu_seconds_total", Kind::Counter, "CPU time of its vCPUs.", |vm| {
         Some(float(vm.vcpu_ms) / 1e3)
     }),
-    ("perigee_vm_vcpu_wait_seconds_total", Kind::Counter, "Time that they waited for a CPU.", |vm| {
-        vm.waiting_ms.map(|ms| float(ms) / 1e3)
-    }),
+    (
+        "perigee_vm_vcpu_wait_seconds_total",
+        Kind::Counter,
+        "Time that they waited for a CPU.",
+        |vm| vm.waiting_ms.map(|ms| float(ms) / 1e3),
+    ),
 ];
 
 fn write_vms(page: &mut Page, vms: &[VmReport]) {
@@ -87,7 +98,11 @@ fn write_vms(page: &mut Page, vms: &[VmReport]) {
             }
         }
     }
-    page.family("perigee_vm_storage_traffic_bytes_total", Kind::Counter, "Bytes of its disks' requests.");
+    page.family(
+        "perigee_vm_storage_traffic_bytes_total",
+        Kind::Counter,
+        "Bytes of its disks' requests.",
+    );
     for vm in vms {
         for (disk, io) in vm.spec.disks.iter().zip(&vm.io) {
             for (kind, bytes) in [("read", io.read_bytes), ("write", io.write_bytes)] {
@@ -98,8 +113,13 @@ fn write_vms(page: &mut Page, vms: &[VmReport]) {
     page.family("perigee_vm_storage_requests_total", Kind::Counter, "Requests of its disks.");
     for vm in vms {
         for (disk, io) in vm.spec.disks.iter().zip(&vm.io) {
-            for (kind, requests) in [("read", io.reads), ("write", io.writes), ("flush", io.flushes)] {
-                page.figure(&[("vm", &vm.spec.vm), ("drive", &disk.role), ("kind", &kind)], requests);
+            for (kind, requests) in
+                [("read", io.reads), ("write", io.writes), ("flush", io.flushes)]
+            {
+                page.figure(
+                    &[("vm", &vm.spec.vm), ("drive", &disk.role), ("kind", &kind)],
+                    requests,
+                );
             }
         }
     }
@@ -112,7 +132,8 @@ fn float(value: u64) -> f64 {
 
 /// The first line of /proc/stat: the times of all CPUs together, in ticks.
 fn cpu_seconds(stat: &str) -> Vec<(&'static str, f64)> {
-    const MODES: [&str; 8] = ["user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal"];
+    const MODES: [&str; 8] =
+        ["user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal"];
     let all = stat.lines().find_map(|line| line.strip_prefix("cpu ")).unwrap_or_default();
     let ticks = all.split_whitespace().filter_map(|word| word.parse::<u64>().ok());
     MODES.into_iter().zip(ticks.map(|ticks| float(ticks * TICK_MS) / 1e3)).collect()
@@ -136,12 +157,15 @@ fn disk_bytes(diskstats: &str) -> Vec<(&str, u64, u64)> {
     for line in diskstats.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let sectors = |at: usize| words.get(at).and_then(|word| word.parse::<u64>().ok());
-        let (Some(device), Some(read), Some(written)) = (words.get(2), sectors(5), sectors(9)) else {
+        let (Some(device), Some(read), Some(written)) = (words.get(2), sectors(5), sectors(9))
+        else {
             continue;
         };
         let is_made = ["loop", "ram", "zram"].iter().any(|kind| device.starts_with(kind));
         let is_part = disks.iter().any(|(disk, ..)| {
-            device.strip_prefix(disk).is_some_and(|rest| rest.trim_start_matches('p').parse::<u32>().is_ok())
+            device
+                .strip_prefix(disk)
+                .is_some_and(|rest| rest.trim_start_matches('p').parse::<u32>().is_ok())
         });
         if !is_made && !is_part {
             let bytes = |sectors: u64| sectors.saturating_mul(SECTOR_BYTES);

@@ -306,9 +306,7 @@ pub async fn check_addresses(
 pub async fn keep_own_certificate(cluster: Arc<Cluster>) {
     loop {
         tokio::time::sleep(OWN_RENEWAL).await;
-        let Some(identity) = cluster.network.identity() else { continue };
-        let renewed = cluster.authority.credentials(&PeerIdentity::Controller, &[]);
-        if let Err(problem) = renewed.and_then(|new| identity.replace(&new)) {
+        if let Err(problem) = cluster.traffic.renew(&cluster.authority, &cluster.network) {
             tracing::error!(%problem, "the controller can't renew its own certificate");
         }
     }

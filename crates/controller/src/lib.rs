@@ -47,6 +47,7 @@ mod watching;
 #[cfg(test)]
 mod tests;
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use futures_util::future::{BoxFuture, FutureExt as _};
@@ -64,6 +65,8 @@ pub struct Config {
     /// The directory of the store, the repository and outputs. It is created if it does not exist.
     pub state: PathBuf,
     pub listen: Vec<Listen>,
+    /// DNS names at which people and programs call it over https, beside the addresses where it listens.
+    pub names: Vec<String>,
     /// The controller's site, if it is at one. Outputs that may not leave their site come to the controller only if
     /// it is at that site.
     pub site: Option<SiteId>,
@@ -121,9 +124,38 @@ pub fn run_until(
     until(config, stop).boxed()
 }
 
+/// The addresses and names at which the controller is called: those where it listens, and those it was told.
+fn called(config: &Config) -> Result<Vec<String>, Problem> {
+    let mut called = config.names.clone();
+    for listen in &config.listen {
+        let Listen::Tcp(address) = listen else { continue };
+        let host = address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host);
+        let host = host.trim_matches(['[', ']']);
+        match host.parse::<IpAddr>() {
+            Ok(ip) if ip.is_unspecified() => called.extend(own_addresses()?),
+            _ => called.push(host.to_owned()),
+        }
+    }
+    called.sort();
+    called.dedup();
+    Ok(called)
+}
+
+/// The addresses of this machine.
+fn own_addresses() -> Result<Vec<String>, Problem> {
+    let interfaces = nix::ifaddrs::getifaddrs()
+        .map_err(|e| Problem::internal("can't list this machine's addresses", e))?;
+    let addresses = interfaces.filter_map(|interface| {
+        let address = interface.address?;
+        let v4 = address.as_sockaddr_in().map(|v4| v4.ip().to_string());
+        v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip().to_string()))
+    });
+    Ok(addresses.collect())
+}
+
 async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Problem> {
     perigee_http::prepare_daemon();
-    let traffic = if config.insecure { Traffic::Plain } else { Traffic::Tls };
+    let traffic = if config.insecure { Traffic::Plain } else { Traffic::Tls(called(&config)?) };
     let objects = match &config.data {
         Some(address) => Some(Objects::open(address).await?),
         None => None,

@@ -14,6 +14,7 @@ use rcgen::{
     SignatureAlgorithm, date_time_ymd,
 };
 use sha2::{Digest as _, Sha256};
+use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::files::{read, read_private, write_private};
 use crate::identity::{CA_FILE, Credentials, IDENTITY_FILE};
@@ -207,12 +208,23 @@ impl Authority {
         now: SystemTime,
         issued_ms: u64,
     ) -> Result<String, Problem> {
+        let called = addresses.iter().map(|address| SanType::IpAddress(*address)).collect();
+        self.issue_called(to, called, key, now, issued_ms)
+    }
+
+    fn issue_called(
+        &self,
+        to: &PeerIdentity,
+        called: Vec<SanType>,
+        key: &PublicKey,
+        now: SystemTime,
+        issued_ms: u64,
+    ) -> Result<String, Problem> {
         let now = since_1970(now);
         let epoch = date_time_ymd(1970, 1, 1);
         let uri = to.to_string().try_into().map_err(failed)?;
-        let ips = addresses.iter().map(|address| SanType::IpAddress(*address));
         let mut params = CertificateParams::default();
-        params.subject_alt_names = [SanType::URI(uri)].into_iter().chain(ips).collect();
+        params.subject_alt_names = [SanType::URI(uri)].into_iter().chain(called).collect();
         params.distinguished_name = named(&common_name(to));
         params.serial_number = Some(SerialNumber::from_slice(&Certified::serial(issued_ms)));
         params.not_before = epoch + now.saturating_sub(CLOCK_SKEW_MAX);
@@ -235,6 +247,26 @@ impl Authority {
         let key = NewKey::generate()?;
         let certificate = self.issue(to, addresses, &key.public(), SystemTime::now(), now_ms())?;
         Ok(key.credentials(&certificate, &self.ca_pem))
+    }
+
+    /// A new key and a certificate for the controller. `called` are the addresses and DNS names at which people and
+    /// programs call it; hosts know it by what it is.
+    ///
+    /// # Errors
+    /// `Invalid` for what is neither; else as [`Authority::issue`].
+    pub fn controller(&self, called: &[String]) -> Result<Credentials, Problem> {
+        let name = |text: &String| match ServerName::try_from(text.as_str()) {
+            Ok(ServerName::IpAddress(address)) => Ok(SanType::IpAddress(IpAddr::from(address))),
+            Ok(_) => text.as_str().try_into().map(SanType::DnsName).map_err(failed),
+            Err(error) => {
+                let what = format!("can't use the name {text:?} for the controller");
+                Err(Problem::invalid(what, error))
+            }
+        };
+        let called = called.iter().map(name).collect::<Result<_, _>>()?;
+        let (key, to) = (NewKey::generate()?, PeerIdentity::Controller);
+        let pem = self.issue_called(&to, called, &key.public(), SystemTime::now(), now_ms())?;
+        Ok(key.credentials(&pem, &self.ca_pem))
     }
 
     /// What a host needs that is enrolled where the authority is, without a token. The controller knows of the host from

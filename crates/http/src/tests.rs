@@ -401,3 +401,41 @@ async fn who_joins_talks_to_no_controller_but_the_one_of_its_token() {
     let impostor = Client::to_enrol(&address, cluster.authority.fingerprint(), PATIENCE);
     impostor.expect("a client").get::<String>("/").await.expect_err("it is home1");
 }
+
+/// A client that knows nothing of Perigee, and trusts the cluster's authority.
+async fn asked_by_others(url: &str, ca: &[u8], name: &str) -> Result<(), String> {
+    use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+    use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+    use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto::ring};
+
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(ca) {
+        roots.add(certificate.expect("PEM")).expect("a certificate");
+    }
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let stream = TcpStream::connect(url.trim_start_matches("https://")).await.expect("connect");
+    let name = ServerName::try_from(name.to_owned()).expect("a name");
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    connector.connect(name, stream).await.map(drop).map_err(|error| error.to_string())
+}
+
+#[tokio::test]
+async fn people_s_programs_know_the_controller_by_its_addresses_and_names() {
+    let cluster = Cluster::new();
+    let called = ["127.0.0.1".to_owned(), "perigee.example".to_owned()];
+    let credentials = cluster.authority.controller(&called).expect("a certificate");
+    let identity = Identity::new(&credentials, Strangers::Heard).expect("an identity");
+    let url = start(Network::Tls(identity)).await;
+    for name in ["127.0.0.1", "perigee.example"] {
+        asked_by_others(&url, &credentials.ca, name).await.expect("it is called so");
+    }
+    let refused =
+        asked_by_others(&url, &credentials.ca, "other.example").await.expect_err("another");
+    assert!(refused.contains("not valid for name"), "{refused}");
+    let refused = cluster.authority.controller(&["no name".to_owned()]).err().expect("spaces");
+    assert_eq!(refused.kind, ProblemKind::Invalid);
+}

@@ -27,6 +27,7 @@ impl Kind {
     }
 }
 
+/// A page that is being written.
 #[derive(Debug, Default)]
 pub struct Page {
     text: String,
@@ -46,7 +47,12 @@ impl Page {
     }
 
     /// The same with a suffix to the family's name, as histograms have.
-    pub fn figure_of(&mut self, suffix: &str, labels: &[(&str, &dyn Display)], value: impl Display) {
+    pub fn figure_of(
+        &mut self,
+        suffix: &str,
+        labels: &[(&str, &dyn Display)],
+        value: impl Display,
+    ) {
         let family = self.family;
         let mut between = "{";
         self.text.push_str(family);
@@ -69,6 +75,8 @@ impl Page {
         self.figure(&[], value);
     }
 
+    /// The whole page.
+    #[must_use]
     pub fn into_text(self) -> String {
         self.text
     }

@@ -352,7 +352,8 @@ impl Score {
         let mut all = Vec::new();
         let mut by_option: Vec<(Way, Basis, Vec<CameTrue>)> = Vec::new();
         for decision in decisions {
-            let (Some(option), Some(result)) = (decision.plan.chosen(), decision.came_true()) else {
+            let (Some(option), Some(result)) = (decision.plan.chosen(), decision.came_true())
+            else {
                 continue;
             };
             all.push(result);

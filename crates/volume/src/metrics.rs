@@ -19,7 +19,11 @@ pub fn page(table: &StatsTable, pool: Option<&PoolInfo>) -> String {
 
 fn write_pool(page: &mut Page, pool: &PoolInfo) {
     let figures = [
-        ("perigee_pool_size_bytes", "Size of the filesystem that the pool is on.", pool.total_bytes),
+        (
+            "perigee_pool_size_bytes",
+            "Size of the filesystem that the pool is on.",
+            pool.total_bytes,
+        ),
         ("perigee_pool_free_bytes", "What can still be written there.", pool.free_bytes),
         ("perigee_pool_data_bytes", "Data in all layers, each counted once.", pool.data_bytes),
         ("perigee_pool_volumes", "Volumes whose home is this pool.", pool.volumes),
@@ -97,7 +101,7 @@ fn write_histogram(page: &mut Page, labels: &[(&str, &dyn Display)], histogram: 
     if counts.iter().all(|count| *count == 0) {
         return;
     }
-    let mut bucket = |page: &mut Page, most: &dyn Display, count: u64| {
+    let bucket = |page: &mut Page, most: &dyn Display, count: u64| {
         let labels: Vec<_> = labels.iter().copied().chain([("le", most)]).collect();
         page.figure_of("_bucket", &labels, count);
     };

@@ -44,6 +44,7 @@ async fn main() -> Result<()> {
     if let Some(Part::Controller { state, address }) = options.part {
         let listen = address.parse().map_err(anyhow::Error::msg)?;
         let config = perigee_controller::Config {
+            names: Vec::new(),
             keep_outputs_s: None,
             data: None,
             state,

@@ -52,9 +52,7 @@ fn read(counter: &AtomicU64) -> u64 {
 type HostFigure = (&'static str, &'static str, fn(&Host) -> u64);
 
 const HOST_FIGURES: [HostFigure; 4] = [
-    ("perigee_host_up", "Whether the host answers.", |host| {
-        u64::from(host.state == HostState::Up)
-    }),
+    ("perigee_host_up", "Whether the host answers.", |host| u64::from(host.state == HostState::Up)),
     ("perigee_host_cpus", "CPUs of the host.", |host| u64::from(host.cpus)),
     ("perigee_host_memory_bytes", "Memory of the host.", |host| host.memory_bytes),
     ("perigee_host_vm_memory_bytes", "Memory of the VMs that were placed there.", |host| {
@@ -120,7 +118,12 @@ fn write_jobs(page: &mut Page, cluster: &Cluster) {
         page.figure(&[("state", &state)], read(count));
     }
     let lasting = unfinished.iter().filter(|record| record.lasting.is_some()).count();
-    page.one("perigee_vms_without_a_job", Kind::Gauge, "VMs without a job, also stopped ones.", lasting);
+    page.one(
+        "perigee_vms_without_a_job",
+        Kind::Gauge,
+        "VMs without a job, also stopped ones.",
+        lasting,
+    );
 }
 
 fn write_migrations(page: &mut Page, cluster: &Cluster) {
@@ -132,7 +135,8 @@ fn write_migrations(page: &mut Page, cluster: &Cluster) {
     page.figure(&[("state", &"aborted")], read(&tally.moves_aborted));
     let help = "Memory and state that completed migrations have sent.";
     page.one("perigee_migration_bytes_total", Kind::Counter, help, read(&tally.moved_bytes));
-    let (name, help) = ("perigee_migration_downtime_seconds_total", "How long their guests stood still.");
+    let (name, help) =
+        ("perigee_migration_downtime_seconds_total", "How long their guests stood still.");
     page.one(name, Kind::Counter, help, seconds(read(&tally.downtime_ms)));
     let name = "perigee_migration_remaining_bytes";
     page.family(name, Kind::Gauge, "Memory that a migration has still to send.");
@@ -150,7 +154,8 @@ fn write_predictions(page: &mut Page, cluster: &Cluster) {
     let counters = &cluster.counters;
     let help = "Predictions of jobs that have succeeded since.";
     page.one("perigee_predictions_total", Kind::Counter, help, read(&counters.predictions));
-    let (name, help) = ("perigee_predictions_in_range_total", "Those whose job ended in the stated range.");
+    let (name, help) =
+        ("perigee_predictions_in_range_total", "Those whose job ended in the stated range.");
     page.one(name, Kind::Counter, help, read(&counters.predictions_in_range));
     let help = "Difference between predicted and measured time, as a share of the measured time.";
     page.family("perigee_prediction_error_ratio", Kind::Histogram, help);
@@ -194,7 +199,10 @@ fn seconds(ms: u64) -> f64 {
 /// The figures of a host, its VMs and its volumes.
 #[utoipa::path(get, path = "/hosts/{host}/metrics", tag = "hosts", params(("host" = String, Path)),
     responses((status = 200, body = String, content_type = "text/plain")))]
-pub async fn of_host(State(cluster): Shared, Name(host): Name<HostId>) -> Result<Response, Failure> {
+pub async fn of_host(
+    State(cluster): Shared,
+    Name(host): Name<HostId>,
+) -> Result<Response, Failure> {
     let link = cluster.hosts.get(&host)?;
     let (agent, volumes) = tokio::join!(page_of(&link, &link.agent), page_of(&link, &link.volume));
     match (agent, volumes) {
@@ -210,7 +218,8 @@ pub async fn of_host(State(cluster): Shared, Name(host): Name<HostId>) -> Result
 
 async fn page_of(link: &Arc<HostLink>, daemon: &Client) -> Result<String, Problem> {
     let late = || Problem::unavailable(format!("figures of {}", link.id), "it does not answer");
-    let bytes = timeout(PAGE_DEADLINE, daemon.get_bytes("/metrics")).await.map_err(|_| late())??;
+    let bytes =
+        timeout(PAGE_DEADLINE, daemon.get_bytes("/metrics")).await.map_err(|_| late())??;
     String::from_utf8(bytes.into()).map_err(|e| Problem::internal("can't read its figures", e))
 }
 

@@ -40,7 +40,11 @@ impl Counters {
         if let Some(count) = class.and_then(|class| self.prediction_errors.get(class)) {
             add(count, 1);
         }
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is clamped")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "it is clamped"
+        )]
         add(&self.prediction_error_millionths, (error.clamp(0.0, 1e6) * 1e6) as u64);
     }
 }

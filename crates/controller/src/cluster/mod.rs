@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use perigee_http::identity::Strangers;
-use perigee_http::{Authority, Identity, Network, PeerIdentity};
+use perigee_http::{Authority, Identity, Network};
 use perigee_model::grant::{self, Allowed, GRANT_LIFE_MS, SignedGrant};
 use perigee_model::{HostId, ImageName, JobId, Problem, SiteId, VmId, VolumeName};
 use perigee_repository::Repository;
@@ -93,23 +93,30 @@ pub enum Wanted {
 }
 
 /// How the controller talks over TCP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Traffic {
-    /// Over TLS, with certificates of the cluster's authority.
-    Tls,
+    /// Over TLS, with certificates of the cluster's authority. The controller's own names these addresses and DNS names.
+    Tls(Vec<String>),
     /// Nothing is encrypted, and nobody proves who they are.
     Plain,
 }
 
 impl Traffic {
-    fn network(self, authority: &Authority) -> Result<Network, Problem> {
+    fn network(&self, authority: &Authority) -> Result<Network, Problem> {
         match self {
             Self::Plain => Ok(Network::Plain),
-            // The clients of a controller know it by its name, and not by its address.
-            Self::Tls => {
-                let own = authority.credentials(&PeerIdentity::Controller, &[])?;
+            Self::Tls(called) => {
+                let own = authority.controller(called)?;
                 Identity::new(&own, Strangers::Heard).map(Network::Tls)
             }
+        }
+    }
+
+    /// Gives the controller's identity a new certificate, if it has one.
+    pub fn renew(&self, authority: &Authority, network: &Network) -> Result<(), Problem> {
+        match (self, network.identity()) {
+            (Self::Tls(called), Some(identity)) => identity.replace(&authority.controller(called)?),
+            _ => Ok(()),
         }
     }
 }
@@ -129,6 +136,7 @@ pub struct Cluster {
     pub audit: Audit,
     /// How the controller talks with hosts and clients over TCP.
     pub network: Network,
+    pub traffic: Traffic,
     pub hosts: Hosts,
     pub index: Index,
     pub state_dir: PathBuf,
@@ -202,6 +210,7 @@ impl Cluster {
             accounts,
             audit,
             network,
+            traffic,
             hosts,
             index,
             state_dir: state_dir.to_owned(),

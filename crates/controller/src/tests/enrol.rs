@@ -71,7 +71,8 @@ impl Secure {
 
 /// A controller with its API. Returns where it is.
 async fn serve(dir: &tempfile::TempDir) -> (Arc<Supervisor>, String) {
-    let supervisor = Supervisor::start(dir.path(), TIMING, Traffic::Tls).await.expect("start");
+    let supervisor =
+        Supervisor::start(dir.path(), TIMING, Traffic::Tls(Vec::new())).await.expect("start");
     let listen = format!("127.0.0.1:{}", perigee_http::unused_port());
     let (router, address) = (crate::api::router(supervisor.cluster.clone()), listen.clone());
     let network = supervisor.cluster.network.clone();

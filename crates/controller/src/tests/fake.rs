@@ -7,16 +7,15 @@ mod images;
 #[path = "fake/replicas.rs"]
 pub mod replicas;
 #[path = "fake/vms.rs"]
-mod vms;
+pub mod vms;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Path, Query, Request, State};
-use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
@@ -25,11 +24,10 @@ use perigee_model::guest::{GuestBody, GuestMessage};
 use perigee_model::leave_site::{
     FindLayers, FoundLayers, LeaveSiteAsker, LeaveSiteSet, SetLayersLeaveSite, SetLeaveSiteAs,
 };
-use perigee_model::starts::{OnDelete, OnStart, Starts};
-use perigee_model::switchover::{Arrival, Fate, WriterEpochs, fate};
+use perigee_model::switchover::WriterEpochs;
 use perigee_model::vm::{
-    Accelerator, CancelMigration, EndUnlessRan, HostAddresses, HostReport, LinkProbe, MigrateOut,
-    MigrationPhase, MigrationReport, VmChanges, VmReport, VmSpec, VmStatus,
+    Accelerator, HostAddresses, HostReport, LinkProbe, MigrateOut, MigrationPhase, VmReport,
+    VmStatus,
 };
 use perigee_model::volume::{
     Attach, Attachment, BlockProbe, CachePolicy, CollectTrace, CopyImage, CreateVolume,
@@ -44,7 +42,6 @@ use tokio::task::JoinHandle;
 
 pub use images::image;
 use images::{copy_image, delete_image, images, import_image, one_image, receive_tree};
-pub use vms::report_of;
 use vms::{
     cancel_migration, changes, delete_vm, end_command, end_unless_ran, events, migrate,
     press_power_button, put_vm, sync, vm, vms as list_vms,

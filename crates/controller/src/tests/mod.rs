@@ -38,7 +38,7 @@ use crate::cluster::{Cluster, Timing, Traffic};
 use crate::supervisor::Supervisor;
 use crate::{catalog, hosts};
 use fake::FakeHost;
-pub use fake::report_of as report;
+pub use fake::vms::report_of as report;
 
 const TIMING: Timing = Timing {
     poll: Duration::from_millis(10),

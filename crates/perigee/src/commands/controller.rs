@@ -23,6 +23,10 @@ pub enum Verb {
         /// Address of the API: `unix:PATH` or `IP:PORT`; may be given more than once
         #[arg(long, required = true, value_name = "ADDRESS")]
         listen: Vec<Listen>,
+        /// A DNS name at which people and programs call it over https; may be given more than once. Its certificate
+        /// names the addresses where it listens anyway
+        #[arg(long = "name", value_name = "NAME", conflicts_with = "insecure")]
+        names: Vec<String>,
         /// The controller's site. Outputs that may not leave their site come to the controller only if it is there
         #[arg(long)]
         site: Option<SiteId>,
@@ -70,6 +74,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
         Verb::Run {
             state,
             listen,
+            names,
             site,
             insecure,
             sftp,
@@ -93,6 +98,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             let config = perigee_controller::Config {
                 state,
                 listen,
+                names,
                 site,
                 insecure,
                 doors,

@@ -162,6 +162,7 @@ impl Daemons {
             keep_outputs_s: None,
             state,
             listen: vec![api, Listen::Tcp(at_controller.clone())],
+            names: Vec::new(),
             site: Some(site.clone()),
             insecure: false,
             doors: perigee_controller::Doors::default(),

@@ -118,7 +118,10 @@ fn page(before: &Look, now: &Look) -> Page {
     let seconds = now.at.duration_since(before.at).as_secs_f64();
     let earlier: BTreeMap<(&VmId, Option<&HostId>), &Vm> =
         before.vms.iter().map(|vm| ((&vm.id, vm.host.as_ref()), vm)).collect();
-    let vms = now.vms.iter().map(|vm| row(earlier.get(&(&vm.id, vm.host.as_ref())).copied(), vm, seconds));
+    let vms = now
+        .vms
+        .iter()
+        .map(|vm| row(earlier.get(&(&vm.id, vm.host.as_ref())).copied(), vm, seconds));
     Page { hosts: now.hosts.clone(), vms: vms.collect() }
 }
 

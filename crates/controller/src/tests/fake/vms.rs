@@ -13,6 +13,7 @@ use perigee_model::vm::{
     CancelMigration, EndUnlessRan, MigrateOut, MigrationPhase, MigrationReport, VmChanges,
     VmReport, VmSpec, VmStatus,
 };
+use perigee_model::volume::IoStats;
 use perigee_model::{Problem, VmId, VmStart};
 
 use super::{FakeVm, Inside, Shared};
