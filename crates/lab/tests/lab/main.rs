@@ -173,6 +173,8 @@ fn up_host(name: &str) -> Host {
         cpus: 1,
         memory_bytes: 1,
         memory_used_bytes: 0,
+        memory_available_bytes: 0,
+        load_1min: 0.0,
         accelerator: None,
         cpu_model: String::new(),
         warnings: Vec::new(),
