@@ -100,11 +100,21 @@ impl From<tokio::net::unix::SocketAddr> for ClientAddress {
 pub(crate) trait User {
     /// The user, of a process of this host; `None` for one that is not known.
     fn user(&self) -> Option<u32>;
+
+    /// Sends what is written without waiting for more. The body of an answer is written after its head: the kernel would
+    /// keep it until the client has acknowledged the head, which a client does after 40 ms.
+    fn send_at_once(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 impl User for TcpStream {
     fn user(&self) -> Option<u32> {
         None
+    }
+
+    fn send_at_once(&self) -> io::Result<()> {
+        self.set_nodelay(true)
     }
 }
 
@@ -137,6 +147,10 @@ pub(crate) async fn serve<L: Listener>(
         let (stream, address) = listener.accept().await;
         let address = ClientAddress::from(address);
         let plain = Peer::of_plain(address, stream.user());
+        if let Err(error) = stream.send_at_once() {
+            // The client has gone already, or its answers come later.
+            tracing::debug!(?address, %error, "can't set an option of a connection");
+        }
         let stream = Impatient { stream, patience: limits.silence, until: None };
         let why = match places.take(address) {
             Ok(place) => {

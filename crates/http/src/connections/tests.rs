@@ -162,3 +162,14 @@ async fn a_tls_handshake_that_does_not_come_is_not_waited_for() {
     let address = start_guarded(LIMITS, guard).await;
     assert_eq!(rest(&mut connect(address).await).await, "");
 }
+
+/// With Nagle's algorithm, a small file over a connection that is used again took 40 ms more.
+#[tokio::test]
+async fn an_answers_body_does_not_wait_for_the_acknowledgement_of_its_head() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let _client = TcpStream::connect(address).await.expect("a connection");
+    let (stream, _) = listener.accept().await.expect("a connection");
+    stream.send_at_once().expect("an option");
+    assert!(stream.nodelay().expect("an option"));
+}

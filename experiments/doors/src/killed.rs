@@ -1,0 +1,112 @@
+//! The server is killed while many clients upload. A file counts as acknowledged when its client has ended well.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use sha2::{Digest, Sha256};
+
+use crate::Sizes;
+use crate::clients::{Workspace, all_end, sftp_once};
+use crate::results::{Door, Killed};
+use crate::servers::{Servers, text};
+
+/// Files of different lengths: in one piece, and in many.
+const LENGTHS: [u64; 3] = [4096, 300_000, 5_000_000];
+const LOAD_MAX: Duration = Duration::from_secs(600);
+
+pub fn run(servers: &mut Servers, work: &Workspace, sizes: Sizes) -> Result<Vec<Killed>> {
+    let mut hashes = BTreeMap::new();
+    for bytes in LENGTHS {
+        work.make(bytes)?;
+        hashes.insert(bytes, Sha256::digest(fs::read(work.file(bytes))?));
+    }
+    let mut all = Vec::new();
+    for (door, clients) in
+        [(Door::PerigeeHttp, 64), (Door::PerigeeWebdav, 64), (Door::PerigeeSftp, 16)]
+    {
+        servers.make_directory(door)?;
+        let acknowledged = upload_until_killed(servers, work, door, clients, sizes.acknowledged)?;
+        servers.start_perigee()?;
+        let mut lost = 0;
+        for (name, bytes) in &acknowledged {
+            let url = format!("{}/{name}", servers.url(Door::PerigeeHttp));
+            let got =
+                Command::new("curl").args(["-sS", "-f", &url]).stdin(Stdio::null()).output()?;
+            let is_there = got.status.success() && Sha256::digest(&got.stdout) == hashes[bytes];
+            if !is_there {
+                eprintln!("{door:?}: {name} was acknowledged, and is lost");
+                lost += 1;
+            }
+        }
+        eprintln!(
+            "{door:?}: killed under {clients} clients; {} acknowledged, {lost} lost",
+            acknowledged.len()
+        );
+        all.push(Killed { door, clients, acknowledged: acknowledged.len(), lost });
+        servers.clear(door)?;
+    }
+    Ok(all)
+}
+
+type Acknowledged = Vec<(String, u64)>;
+
+fn upload_until_killed(
+    servers: &mut Servers,
+    work: &Workspace,
+    door: Door,
+    clients: usize,
+    enough: usize,
+) -> Result<Acknowledged> {
+    let acknowledged: Mutex<Acknowledged> = Mutex::default();
+    let is_killed = AtomicBool::new(false);
+    let lock = || acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
+    let one_client = |servers: &Servers, client: usize| {
+        for number in 0.. {
+            if is_killed.load(Ordering::Relaxed) {
+                return;
+            }
+            let bytes = LENGTHS[(client + number) % LENGTHS.len()];
+            let name = format!("bench/k{client}-{number}");
+            // After the kill it fails.
+            if upload(servers, work, door, &name, bytes).is_ok() {
+                lock().push((name, bytes));
+            }
+        }
+    };
+    let shared: &Servers = servers;
+    let pid = shared.perigee_pid()?.to_string();
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let one_client = &one_client;
+        for client in 0..clients {
+            scope.spawn(move || one_client(shared, client));
+        }
+        while lock().len() < enough && begun.elapsed() < LOAD_MAX {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // By its id: the process is this one's child.
+        let killed = crate::run("kill", &["-9", &pid]);
+        is_killed.store(true, Ordering::Relaxed);
+        killed
+    })?;
+    servers.kill_perigee()?;
+    let acknowledged = acknowledged.into_inner().unwrap_or_else(PoisonError::into_inner);
+    ensure!(acknowledged.len() >= enough, "only {} uploads were acknowledged", acknowledged.len());
+    Ok(acknowledged)
+}
+
+fn upload(servers: &Servers, work: &Workspace, door: Door, name: &str, bytes: u64) -> Result<()> {
+    let file = work.file(bytes);
+    if door == Door::PerigeeSftp {
+        return all_end(vec![sftp_once(servers, door, &format!("put {} {name}\n", text(&file)?))?]);
+    }
+    let url = format!("{}/{name}", servers.url(door));
+    let mut curl = Command::new("curl");
+    curl.args(["-sS", "-f", "-o", "/dev/null", "-T", text(&file)?, &url]);
+    all_end(vec![curl.stdin(Stdio::null()).stderr(Stdio::null()).spawn()?])
+}

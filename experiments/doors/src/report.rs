@@ -1,0 +1,118 @@
+//! `report.html`: a pure function of [`Results`].
+
+use std::fmt::Write;
+
+use perigee_lab::report::page::{self, row};
+
+use crate::results::{LoadName, Results, Row};
+use crate::servers::MEMORY_BYTES;
+
+// Writing to a String cannot fail, so the results of `write!` below are ignored.
+
+pub fn html(results: &Results) -> String {
+    let mut page = page::start("Perigee: the doors of the data repository", "");
+    let _ = writeln!(
+        page,
+        "<h1>The doors of the data repository</h1>\n<p class=\"lead\">HTTP, WebDAV and SFTP of one controller beside nginx with \
+         WebDAV, vsftpd, and OpenSSH's sftp-server: on one machine with {} CPUs, over the loopback interface, with the same \
+         clients (curl, OpenSSH's sftp), alternating; medians. HTTP, WebDAV and FTP are not encrypted here, and SFTP is. Perigee \
+         hashes each file, and answers when content, hash and name are on the disk. The others answer when the content is in the \
+         page cache, and a power cut may take it. So there is also the time with a <code>sync</code> after the transfer.</p>",
+        results.cpus
+    );
+    page::goals(&mut page, &results.goals);
+    table(&mut page, results, false);
+    table(&mut page, results, true);
+    heavy(&mut page, results);
+    killed(&mut page, results);
+    page::end(&mut page, &results.versions);
+    page
+}
+
+fn head(page: &mut String, title: &str, text: &str, columns: &[&str]) {
+    let columns: String = columns.iter().map(|name| format!("<th>{name}</th>")).collect();
+    let _ = writeln!(
+        page,
+        "<h2>{title}</h2>\n<p>{text}</p>\n<div class=\"scroll\"><table>\n<tr>{columns}</tr>"
+    );
+}
+
+const END: &str = "</table></div>\n";
+
+fn table(page: &mut String, results: &Results, is_small: bool) {
+    let (title, unit, text) = match is_small {
+        false => (
+            "Bytes",
+            "MiB/s",
+            "One client with one large file, and 64 clients at once with one file each.",
+        ),
+        true => {
+            ("Small files", "files/s", "8 clients send files of 4 KiB, each over one connection.")
+        }
+    };
+    let with_sync = format!("{unit} with sync");
+    head(page, title, text, &["work", "door", unit, &with_sync, "beside the best of the others"]);
+    let figure = |row: &Row| if is_small { row.files_per_s } else { row.mib_per_s };
+    let durable =
+        |row: &Row| if is_small { row.durable_files_per_s } else { row.durable_mib_per_s };
+    let rows = results.medians();
+    for one in rows.iter().filter(|row| (row.what.load == LoadName::Small) == is_small) {
+        let peers = rows.iter().filter(|row| row.what == one.what && !row.door.is_perigee());
+        let best = peers.map(figure).fold(0.0, f64::max);
+        let ratio = match one.door.is_perigee() && best > 0.0 {
+            true => format!("{:.2}", figure(one) / best),
+            false => "-".to_owned(),
+        };
+        let cells = [
+            one.what.name(),
+            one.door.name().to_owned(),
+            format!("{:.1}", figure(one)),
+            format!("{:.1}", durable(one)),
+            ratio,
+        ];
+        row(page, "", &cells);
+    }
+    page.push_str(END);
+}
+
+fn heavy(page: &mut String, results: &Results) {
+    let text = format!(
+        "The server may have {} MiB of data in memory (<code>prlimit --data</code>). Before each transfer the kernel's record of \
+         the most resident memory (<code>VmHWM</code>) is reset.",
+        MEMORY_BYTES >> 20
+    );
+    let columns = ["client", "work", "s", "server's memory before, MiB", "the most meanwhile, MiB"];
+    head(page, "A file larger than the server's memory, and many small ones", &text, &columns);
+    for one in &results.heavy {
+        let mib = |bytes: u64| (bytes >> 20).to_string();
+        let seconds = format!("{:.1}", one.seconds);
+        let cells = [
+            one.client.clone(),
+            one.work.clone(),
+            seconds,
+            mib(one.before_bytes),
+            mib(one.peak_bytes),
+        ];
+        row(page, "", &cells);
+    }
+    page.push_str(END);
+}
+
+fn killed(page: &mut String, results: &Results) {
+    head(
+        page,
+        "The server is killed",
+        "SIGKILL while clients upload. Afterwards each file whose upload was acknowledged must be there with its content.",
+        &["door", "clients", "acknowledged", "lost"],
+    );
+    for one in &results.killed {
+        let cells = [
+            one.door.name().to_owned(),
+            one.clients.to_string(),
+            one.acknowledged.to_string(),
+            one.lost.to_string(),
+        ];
+        row(page, "", &cells);
+    }
+    page.push_str(END);
+}

@@ -1,0 +1,207 @@
+//! What was measured, and what follows from it.
+
+use std::collections::BTreeMap;
+
+use perigee_lab::measuring::{Goal, median};
+use serde::{Deserialize, Serialize};
+
+/// A server, and the protocol that it is asked in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Door {
+    PerigeeHttp,
+    PerigeeWebdav,
+    PerigeeSftp,
+    NginxWebdav,
+    Vsftpd,
+    OpensshSftp,
+}
+
+impl Door {
+    pub const ALL: [Self; 6] = [
+        Self::PerigeeHttp,
+        Self::NginxWebdav,
+        Self::PerigeeSftp,
+        Self::OpensshSftp,
+        Self::PerigeeWebdav,
+        Self::Vsftpd,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PerigeeHttp => "perigee HTTP",
+            Self::PerigeeWebdav => "perigee WebDAV",
+            Self::PerigeeSftp => "perigee SFTP",
+            Self::NginxWebdav => "nginx WebDAV",
+            Self::Vsftpd => "vsftpd",
+            Self::OpensshSftp => "OpenSSH SFTP",
+        }
+    }
+
+    pub fn is_sftp(self) -> bool {
+        matches!(self, Self::PerigeeSftp | Self::OpensshSftp)
+    }
+
+    pub fn is_perigee(self) -> bool {
+        matches!(self, Self::PerigeeHttp | Self::PerigeeWebdav | Self::PerigeeSftp)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LoadName {
+    OneLarge,
+    SixtyFour,
+    Small,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct What {
+    pub load: LoadName,
+    pub is_upload: bool,
+}
+
+impl What {
+    pub fn name(self) -> String {
+        let load = match self.load {
+            LoadName::OneLarge => "one large file",
+            LoadName::SixtyFour => "64 clients at once",
+            LoadName::Small => "small files, 8 clients",
+        };
+        format!("{} {load}", if self.is_upload { "put" } else { "get" })
+    }
+}
+
+/// One transfer.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Measurement {
+    pub door: Door,
+    pub what: What,
+    pub round: u32,
+    pub bytes: u64,
+    pub files: u64,
+    /// Until the last client had its answer.
+    pub seconds: f64,
+    /// Until then, and until the disk had all of it.
+    pub durable_s: f64,
+    /// The machine's load, which other processes may have caused.
+    pub load_1min: f64,
+}
+
+/// The medians of one work at one door.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Row {
+    pub door: Door,
+    pub what: What,
+    pub mib_per_s: f64,
+    pub files_per_s: f64,
+    /// As the first, with the time of a `sync` after the transfer.
+    pub durable_mib_per_s: f64,
+    pub durable_files_per_s: f64,
+}
+
+/// A client that sends much, and what memory the server needed.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Heavy {
+    pub client: String,
+    pub work: String,
+    pub seconds: f64,
+    /// The server's resident memory before, and the most of it meanwhile (`VmRSS`, and `VmHWM` after a reset).
+    pub before_bytes: u64,
+    pub peak_bytes: u64,
+}
+
+/// What became of files whose upload was acknowledged when the server was killed.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Killed {
+    pub door: Door,
+    pub clients: usize,
+    pub acknowledged: usize,
+    pub lost: usize,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Results {
+    pub versions: BTreeMap<String, String>,
+    pub cpus: usize,
+    pub is_quick: bool,
+    pub goals: Vec<Goal>,
+    pub killed: Vec<Killed>,
+    pub heavy: Vec<Heavy>,
+    pub measurements: Vec<Measurement>,
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+fn number(count: u64) -> f64 {
+    count as f64
+}
+
+impl Results {
+    pub fn medians(&self) -> Vec<Row> {
+        let mut kinds: Vec<_> = self.measurements.iter().map(|m| (m.what, m.door)).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        let of_kind = |(what, door)| {
+            let of = |figure: fn(&Measurement) -> f64| {
+                let all = self.measurements.iter().filter(|m| (m.what, m.door) == (what, door));
+                median(all.map(figure))
+            };
+            let mib = f64::from(1 << 20);
+            Some(Row {
+                door,
+                what,
+                mib_per_s: of(|m| number(m.bytes) / m.seconds)? / mib,
+                files_per_s: of(|m| number(m.files) / m.seconds)?,
+                durable_mib_per_s: of(|m| number(m.bytes) / m.durable_s)? / mib,
+                durable_files_per_s: of(|m| number(m.files) / m.durable_s)?,
+            })
+        };
+        kinds.into_iter().filter_map(of_kind).collect()
+    }
+
+    /// Sets the goals.
+    pub fn judge(&mut self) {
+        let rows = self.medians();
+        let best = |what: What, is_own: bool| {
+            let of = rows.iter().filter(|row| row.what == what && row.door.is_perigee() == is_own);
+            of.max_by(|a, b| a.mib_per_s.total_cmp(&b.mib_per_s))
+        };
+        let mut goals = Vec::new();
+        for load in [LoadName::OneLarge, LoadName::SixtyFour] {
+            for is_upload in [true, false] {
+                let what = What { load, is_upload };
+                let (Some(own), Some(peer)) = (best(what, true), best(what, false)) else {
+                    continue;
+                };
+                goals.push(Goal {
+                    goal: format!(
+                        "{}: not slower in bytes than the best of the others",
+                        what.name()
+                    ),
+                    met: (!self.is_quick).then_some(own.mib_per_s >= peer.mib_per_s),
+                    measured: format!(
+                        "{} {:.0} MiB/s, {} {:.0} MiB/s",
+                        own.door.name(),
+                        own.mib_per_s,
+                        peer.door.name(),
+                        peer.mib_per_s
+                    ),
+                });
+            }
+        }
+        let acknowledged: usize = self.killed.iter().map(|killed| killed.acknowledged).sum();
+        let lost: usize = self.killed.iter().map(|killed| killed.lost).sum();
+        goals.push(Goal {
+            goal: "nothing acknowledged is lost when the server is killed".to_owned(),
+            met: Some(lost == 0),
+            measured: format!("{lost} of {acknowledged} files"),
+        });
+        let grown = self.heavy.iter().map(|h| h.peak_bytes.saturating_sub(h.before_bytes)).max();
+        goals.push(Goal {
+            goal: "the server's memory stays flat".to_owned(),
+            met: grown.map(|grown| grown < 64 << 20),
+            measured: format!("it grew by at most {} MiB", grown.unwrap_or_default() >> 20),
+        });
+        self.goals = goals;
+    }
+}
