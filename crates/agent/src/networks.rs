@@ -19,6 +19,8 @@ mod names;
 mod plan;
 mod rules;
 mod tap;
+#[cfg(test)]
+mod tests;
 mod tools;
 mod tunnel;
 
@@ -96,6 +98,9 @@ pub enum Cards<'a> {
     Of(&'a Vms),
     /// Those of before, and this one.
     And(&'a VmId, &'a Card),
+    /// Those of before.
+    #[cfg(test)]
+    Those,
 }
 
 impl Networks {
@@ -141,20 +146,26 @@ impl Networks {
         if self.end.is_err() {
             return Ok(());
         }
-        wanted.peers.iter().try_for_each(|peer| peer.end.check())?;
-        {
-            let mut known = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
-            if wanted.made_ms < known.made_ms {
-                return Ok(());
-            }
-            let is_new = HostNetworks { made_ms: 0, ..known.clone() }
-                != HostNetworks { made_ms: 0, ..wanted.clone() };
-            *known = wanted;
-            if is_new {
-                write_json(&self.dir.join("wanted.json"), &*known)?;
-            }
+        if !self.store(wanted)? {
+            return Ok(());
         }
         self.pass(Cards::Of(vms)).await.map_err(|why| Problem::unavailable(what, why))
+    }
+
+    /// Keeps what is wanted from now on, also over a restart; `false` if something newer is known.
+    fn store(&self, wanted: HostNetworks) -> Result<bool, Problem> {
+        wanted.peers.iter().try_for_each(|peer| peer.end.check())?;
+        let mut known = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+        if wanted.made_ms < known.made_ms {
+            return Ok(false);
+        }
+        let said = |wanted: &HostNetworks| HostNetworks { made_ms: 0, ..wanted.clone() };
+        let is_new = said(&known) != said(&wanted);
+        *known = wanted;
+        if is_new {
+            write_json(&self.dir.join("wanted.json"), &*known)?;
+        }
+        Ok(true)
     }
 
     /// Makes a VM's card, and connects it to its network.
@@ -207,6 +218,8 @@ impl Networks {
         match cards {
             Cards::Of(vms) => made.cards = cards_of(vms),
             Cards::And(vm, card) => drop(made.cards.insert(vm.clone(), card.clone())),
+            #[cfg(test)]
+            Cards::Those => {}
         }
         let wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let is_nothing = wanted.networks.is_empty() && made.cards.is_empty();
@@ -383,11 +396,12 @@ impl Networks {
 }
 
 fn make_directory(dir: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::DirBuilderExt as _;
-    std::fs::DirBuilder::new().recursive(true).mode(0o710).create(dir)?;
+    std::fs::create_dir_all(dir)?;
     // The gateways' user finds its own directories in it.
-    let nobody = nix::unistd::User::from_name("nobody").ok().flatten();
-    nix::unistd::chown(dir, None, nobody.map(|user| user.gid)).map_err(std::io::Error::from)
+    match nix::unistd::User::from_name("nobody") {
+        Ok(Some(user)) => gateway::give(dir, user.gid, 0o710),
+        _ => Ok(()),
+    }
 }
 
 /// Brings about what is wanted now and then. It does not end.

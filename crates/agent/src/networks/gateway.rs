@@ -10,7 +10,7 @@
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use nix::sys::signal::{Signal, kill};
@@ -160,8 +160,7 @@ pub async fn start(tag: &Tag, dir: &Path, network: &HostNetwork) -> Result<Runni
     end(tag, dir, vni, None).await?;
     let own = directory(dir, vni);
     let (user, group, gid) = user()?;
-    let made = std::fs::DirBuilder::new().recursive(true).mode(0o750).create(&own);
-    let made = made.and_then(|()| Ok(chown(&own, None, Some(gid))?));
+    let made = std::fs::create_dir_all(&own).and_then(|()| give(&own, gid, 0o750));
     made.map_err(|error| format!("can't make {}: {error}", own.display()))?;
     let told = Names::of(network);
     write(&own, &told)?;
@@ -180,10 +179,19 @@ pub async fn start(tag: &Tag, dir: &Path, network: &HostNetwork) -> Result<Runni
     }
 }
 
+/// Lets a group read a file, or enter a directory, and nobody else. (The daemons' umask lets nobody.)
+pub fn give(path: &Path, group: Gid, mode: u32) -> std::io::Result<()> {
+    chown(path, None, Some(group))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+}
+
 fn write(own: &Path, names: &Names) -> Result<(), String> {
+    let (_, _, gid) = user()?;
     for (file, text) in [("dhcp", &names.dhcp), ("dns", &names.dns)] {
         let (path, new) = (own.join(file), own.join(format!("{file}.new")));
-        let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path));
+        let written = std::fs::write(&new, text);
+        let written = written.and_then(|()| give(&new, gid, 0o640));
+        let written = written.and_then(|()| std::fs::rename(&new, &path));
         written.map_err(|error| format!("can't write {}: {error}", path.display()))?;
     }
     Ok(())
@@ -232,7 +240,7 @@ async fn connect(tag: &Tag, network: &HostNetwork, process: &Process) -> Result<
 
 /// `unshare` makes the namespace, and becomes dnsmasq then.
 async fn wait_for_namespace(process: &Process) -> Result<(), String> {
-    let own = std::fs::read_link("/proc/self/ns/net").map_err(|error| error.to_string())?;
+    let own = std::fs::read_link("/proc/thread-self/ns/net").map_err(|error| error.to_string())?;
     let path = format!("/proc/{}/ns/net", process.pid);
     let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(10);
     loop {

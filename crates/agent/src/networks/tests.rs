@@ -1,0 +1,482 @@
+//! Two hosts with a cable between them, each a network namespace with the real kernel, WireGuard, VXLAN and dnsmasq. The
+//! guests are this test: it reads and writes the frames of their cards.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt;
+
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use perigee_model::NetworkName;
+use perigee_model::network::{Mac, Member, Subnet, TUNNEL_NETWORK, TunnelPeer, mac};
+use tokio::runtime::Runtime;
+
+use super::*;
+
+const MARKER: &[u8] = b"plain-marker-4711";
+/// Before a frame on a card: QEMU's virtio-net header.
+const HEADER_BYTES: usize = 10;
+const TRIES: u32 = 100;
+
+/// A network namespace, for as long as the file is open.
+fn namespace() -> File {
+    let open = || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("a namespace");
+        File::open("/proc/thread-self/ns/net").expect("its file")
+    };
+    std::thread::spawn(open).join().expect("no panic")
+}
+
+fn enter(namespace: &File) {
+    setns(namespace, CloneFlags::CLONE_NEWNET).expect("the namespace");
+}
+
+struct Host {
+    namespace: File,
+    number: u8,
+    state: tempfile::TempDir,
+    networks: Networks,
+}
+
+/// Ends what the host's processes are, whatever becomes of the test.
+impl Drop for Host {
+    fn drop(&mut self) {
+        for pid in self.processes("") {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+}
+
+impl Host {
+    fn start(runtime: &Runtime, namespace: File, number: u8) -> Option<Self> {
+        enter(&namespace);
+        let state = tempfile::tempdir().expect("a directory");
+        std::fs::set_permissions(state.path(), std::fs::Permissions::from_mode(0o711))
+            .expect("passable");
+        let id = host_id(number);
+        let ip = format!("10.99.0.{number}");
+        let networks = runtime.block_on(Networks::prepare(state.path(), &id, &ip, true));
+        if let Err(why) = &networks.end {
+            eprintln!("not tried: {why}");
+            return None;
+        }
+        Some(Self { namespace, number, state, networks })
+    }
+
+    /// Its processes with this word in their command lines.
+    fn processes(&self, word: &str) -> Vec<i32> {
+        let own = [self.networks.tag.tunnel(), self.state.path().display().to_string()];
+        let entries = std::fs::read_dir("/proc").expect("/proc").flatten();
+        let numbers = entries.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
+        let is_own = |pid: &i32| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line);
+            own.iter().any(|own| line.contains(own)) && line.contains(word)
+        };
+        numbers.filter(is_own).filter(|pid| *pid != std::process::id().cast_signed()).collect()
+    }
+
+    fn kill(&self, word: &str) {
+        let found = self.processes(word);
+        assert!(!found.is_empty(), "{word} runs");
+        for pid in found {
+            kill(Pid::from_raw(pid), Signal::SIGKILL).expect("a process of ours");
+        }
+    }
+
+    /// What the agent does every few seconds.
+    fn pass(&self, runtime: &Runtime) {
+        enter(&self.namespace);
+        // A process that was killed has no interface a moment later.
+        for _ in 0..TRIES {
+            let cards = Cards::Those;
+            match runtime.block_on(self.networks.pass(cards)) {
+                Ok(()) => return,
+                Err(why) => eprintln!("host{}: {why}", self.number),
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        panic!("host{}: {:?}", self.number, self.networks.warnings());
+    }
+
+    fn connect(&self, runtime: &Runtime, vm: &str, card: Card) -> Guest {
+        enter(&self.namespace);
+        let made = runtime.block_on(self.networks.connect(&vm_id(vm), &card));
+        Guest { card, tap: File::from(made.expect("a card")) }
+    }
+
+    fn has(&self, said: &str) -> bool {
+        self.networks.warnings().iter().any(|warning| warning.contains(said))
+    }
+
+    fn run(&self, line: &str) {
+        enter(&self.namespace);
+        let mut words = line.split(' ');
+        let mut command = std::process::Command::new(words.next().expect("a program"));
+        assert!(command.args(words).status().expect("it runs").success(), "{line}");
+    }
+}
+
+fn host_id(number: u8) -> HostId {
+    HostId::new(format!("host{number}")).expect("a name")
+}
+
+fn vm_id(name: &str) -> VmId {
+    VmId::new(name).expect("a name")
+}
+
+fn subnet() -> Subnet {
+    "10.7.0.0/24".parse().expect("addresses")
+}
+
+fn card(vni: u16, number: u16) -> Card {
+    let network = NetworkName::new(format!("net{vni}")).expect("a name");
+    let address = subnet().address(number);
+    Card { network, vni, subnet: subnet(), address, mtu: 1370 }
+}
+
+/// A card whose frames this test reads and writes.
+struct Guest {
+    card: Card,
+    tap: File,
+}
+
+fn checksum(header: &[u8]) -> [u8; 2] {
+    let words = header.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+    let mut sum: u32 = words.sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    (!u16::try_from(sum).expect("16 bits")).to_be_bytes()
+}
+
+/// A UDP packet without the UDP checksum.
+fn udp(from: (Mac, Ipv4Addr, u16), to: (Mac, Ipv4Addr, u16), payload: &[u8]) -> Vec<u8> {
+    let length = |bytes: usize| u16::try_from(bytes).expect("a short one").to_be_bytes();
+    let mut ip = vec![0x45, 0];
+    ip.extend(length(28 + payload.len()));
+    ip.extend([0, 0, 0, 0, 64, 17, 0, 0]);
+    ip.extend(from.1.octets());
+    ip.extend(to.1.octets());
+    let sum = checksum(&ip);
+    ip[10..12].copy_from_slice(&sum);
+    let mut frame = [to.0.0, from.0.0].concat();
+    frame.extend([8, 0]);
+    frame.extend(ip);
+    frame.extend(from.2.to_be_bytes());
+    frame.extend(to.2.to_be_bytes());
+    frame.extend(length(8 + payload.len()));
+    frame.extend([0, 0]);
+    frame.extend(payload);
+    frame
+}
+
+impl Guest {
+    fn send(&mut self, frame: &[u8]) {
+        let text = [&[0; HEADER_BYTES], frame].concat();
+        self.tap.write_all(&text).expect("the card is there");
+    }
+
+    /// What has come to it. Who asks for its hardware address is answered.
+    fn received(&mut self) -> Vec<Vec<u8>> {
+        let mut frames = Vec::new();
+        let mut buffer = vec![0; 65_536];
+        loop {
+            match self.tap.read(&mut buffer) {
+                Ok(bytes) => frames.push(buffer[HEADER_BYTES..bytes].to_vec()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let own = self.card.address.octets();
+        for asked in &frames {
+            if asked.len() >= 42
+                && asked[12..14] == [8, 6]
+                && asked[21] == 1
+                && asked[38..42] == own
+            {
+                let mac = self.card.mac().0;
+                let mut answer = [&asked[6..12], &mac, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 2]].concat();
+                answer.extend([&mac[..], &own, &asked[22..32]].concat());
+                self.send(&answer);
+            }
+        }
+        frames
+    }
+
+    fn at(&self, port: u16) -> (Mac, Ipv4Addr, u16) {
+        (self.card.mac(), self.card.address, port)
+    }
+
+    /// A UDP packet to another one.
+    fn packet_to(&self, other: &Guest, payload: &[u8]) -> Vec<u8> {
+        udp(self.at(9), other.at(9), payload)
+    }
+
+    /// Asks who has an address, and gives the answer.
+    fn who_has(&mut self, address: Ipv4Addr) -> Option<Vec<u8>> {
+        let own = self.card.mac();
+        let mut frame = [[0xff; 6], own.0].concat();
+        frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+        frame.extend(own.0);
+        frame.extend(self.card.address.octets());
+        frame.extend([0; 6]);
+        frame.extend(address.octets());
+        self.received();
+        for _ in 0..TRIES {
+            self.send(&frame);
+            std::thread::sleep(Duration::from_millis(20));
+            let answers = self.received().into_iter();
+            let mut answers = answers.filter(|f| f[12..14] == [8, 6] && f[21] == 2);
+            if let Some(answer) = answers.next() {
+                return Some(answer[22..28].to_vec());
+            }
+        }
+        None
+    }
+
+    /// The gateway's answer to a question for a name.
+    fn name(&mut self, name: &str) -> Option<Ipv4Addr> {
+        let gateway = subnet().gateway();
+        let mut question = vec![0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+        question.push(u8::try_from(name.len()).expect("a short name"));
+        question.extend(name.bytes());
+        question.extend([0, 0, 1, 0, 1]);
+        let to = (mac(self.card.vni, subnet(), gateway), gateway, 53);
+        let frame = udp(self.at(5353), to, &question);
+        for _ in 0..TRIES {
+            self.send(&frame);
+            std::thread::sleep(Duration::from_millis(50));
+            let answers = self.received().into_iter();
+            let mut answers = answers.filter(|f| f.len() > 42 && f[42..44] == [0x12, 0x34]);
+            if let Some(answer) = answers.next() {
+                let last: [u8; 4] = answer[answer.len() - 4..].try_into().expect("four");
+                return (answer[49] > 0).then(|| Ipv4Addr::from(last));
+            }
+        }
+        None
+    }
+}
+
+/// Whether packets of one guest come to another one.
+fn reaches(from: &mut Guest, to: &mut Guest) -> bool {
+    let frame = from.packet_to(to, MARKER);
+    for _ in 0..TRIES {
+        from.send(&frame);
+        std::thread::sleep(Duration::from_millis(50));
+        if to.received().iter().any(|got| got.ends_with(MARKER)) {
+            return true;
+        }
+    }
+    false
+}
+
+fn wanted(
+    made_ms: u64,
+    own: u8,
+    hosts: [&TunnelEnd; 2],
+    members: &[(u16, &str, u16, u8)],
+) -> HostNetworks {
+    let address = |number: u8| TUNNEL_NETWORK.address(u16::from(number));
+    let other = 3 - own;
+    let network = |vni: u16| HostNetwork {
+        name: card(vni, 0).network,
+        vni,
+        subnet: subnet(),
+        mtu: 1370,
+        nat: vni == 1,
+        gateway: Some(host_id(1)),
+        members: members
+            .iter()
+            .filter(|member| member.0 == vni)
+            .map(|(_, vm, number, host)| Member {
+                vm: vm_id(vm),
+                address: subnet().address(*number),
+                host: Some(host_id(*host)),
+            })
+            .collect(),
+    };
+    HostNetworks {
+        made_ms,
+        address: Some(address(own)),
+        peers: vec![TunnelPeer {
+            host: host_id(other),
+            address: address(other),
+            end: hosts[usize::from(other) - 1].clone(),
+        }],
+        networks: vec![network(1), network(2)],
+        hosts: vec!["10.99.0.1".parse().expect("an address")],
+    }
+}
+
+/// Reads all that passes on the cable between the hosts.
+fn tap_the_cable(namespace: &File) -> nix::Result<std::os::fd::OwnedFd> {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
+    enter(namespace);
+    let all = SockProtocol::EthAll;
+    socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_NONBLOCK, all)
+}
+
+fn passes(socket: &std::os::fd::OwnedFd) -> Vec<Vec<u8>> {
+    use std::os::fd::AsRawFd as _;
+    let mut frames = Vec::new();
+    let mut buffer = vec![0; 65_536];
+    while let Ok(bytes) =
+        nix::sys::socket::recv(socket.as_raw_fd(), &mut buffer, nix::sys::socket::MsgFlags::empty())
+    {
+        frames.push(buffer[..bytes].to_vec());
+    }
+    frames
+}
+
+/// In a thread of its own, because it goes from one namespace to another.
+#[test]
+fn guests_of_a_network_reach_each_other_and_nobody_else_and_what_is_removed_comes_back() {
+    if !nix::unistd::Uid::effective().is_root() {
+        return;
+    }
+    std::thread::spawn(two_hosts).join().expect("no panic");
+}
+
+fn two_hosts() {
+    // As the daemons have it.
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
+    let (one, two, between) = (namespace(), namespace(), namespace());
+    // What passes here is what somebody on the way sees.
+    enter(&between);
+    let ip = |line: &str| {
+        let status = std::process::Command::new("ip").args(line.split(' ')).status();
+        assert!(status.expect("ip runs").success(), "{line}");
+    };
+    ip("link add br0 type bridge");
+    ip("link set br0 up");
+    for (number, host) in [(1, &one), (2, &two)] {
+        enter(&between);
+        use std::os::fd::AsRawFd as _;
+        let at = format!("/proc/{}/fd/{}", std::process::id(), host.as_raw_fd());
+        ip(&format!("link add port{number} type veth peer name eth0 netns {at}"));
+        ip(&format!("link set port{number} master br0 up"));
+        enter(host);
+        ip("link set lo up");
+        ip(&format!("address add 10.99.0.{number}/24 dev eth0"));
+        ip("link set eth0 up");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let Some(one) = Host::start(&runtime, one, 1) else { return };
+    let Some(two) = Host::start(&runtime, two, 2) else { return };
+    let ends = [one.networks.end.clone(), two.networks.end.clone()].map(Result::unwrap);
+    let all = [(1, "web", 2, 1), (1, "db", 3, 2), (2, "other", 3, 2)];
+    let tell = |made_ms, members: &[(u16, &str, u16, u8)]| {
+        for host in [&one, &two] {
+            let wanted = wanted(made_ms, host.number, [&ends[0], &ends[1]], members);
+            host.networks.store(wanted).expect("it is kept");
+        }
+    };
+    tell(1, &all);
+    let mut web = one.connect(&runtime, "web", card(1, 2));
+    let mut db = two.connect(&runtime, "db", card(1, 3));
+    let mut other = two.connect(&runtime, "other", card(2, 3));
+    [&one, &two].iter().for_each(|host| host.pass(&runtime));
+
+    // Addresses are known without asking anybody, and frames arrive.
+    assert_eq!(web.who_has(db.card.address), Some(db.card.mac().0.to_vec()));
+    let seen = tap_the_cable(&between).expect("a socket");
+    assert!(reaches(&mut web, &mut db) && reaches(&mut db, &mut web));
+    let seen = passes(&seen);
+    assert!(seen.len() > 2, "the way is the cable's");
+    let has_marker = |frame: &Vec<u8>| frame.windows(MARKER.len()).any(|part| part == MARKER);
+    assert!(!seen.iter().any(has_marker), "and nothing on it can be read");
+
+    // The other network has the same addresses, and hears nothing.
+    assert!(other.received().iter().all(|frame| !has_marker(frame)));
+    assert_ne!(other.who_has(subnet().address(2)), Some(web.card.mac().0.to_vec()));
+
+    only_its_own_addresses_are_sent(&mut web, &mut db);
+
+    // Names, and the gateway, which is at the first host.
+    assert_eq!(db.name("web"), Some(web.card.address));
+    assert_eq!(web.name("db"), Some(db.card.address));
+    assert_eq!(other.name("web"), None, "another network's");
+
+    // What others remove comes back.
+    two.kill("--foreground");
+    std::thread::sleep(Duration::from_millis(300));
+    two.pass(&runtime);
+    assert!(reaches(&mut web, &mut db) && two.has(&two.networks.tag.tunnel()));
+    one.kill("dnsmasq");
+    one.pass(&runtime);
+    assert_eq!(db.name("web"), Some(web.card.address));
+    assert!(one.has("dnsmasq"), "{:?}", one.networks.warnings());
+    two.run("nft flush ruleset");
+    two.pass(&runtime);
+    assert!(two.has("packet filter"));
+    only_its_own_addresses_are_sent(&mut db, &mut web);
+    two.run(&format!("ip link delete {}", two.networks.tag.bridge(1)));
+    two.run(&format!("ip link delete {}", two.networks.tag.vxlan(2)));
+    two.pass(&runtime);
+    assert!(reaches(&mut web, &mut db) && reaches(&mut db, &mut web));
+
+    // A VM moves: its card at the other host is there before, and the frames follow what the controller says.
+    let mut moved = one.connect(&runtime, "db", card(1, 3));
+    assert!(reaches(&mut web, &mut db), "it is where it was");
+    tell(2, &[(1, "web", 2, 1), (1, "db", 3, 1), (2, "other", 3, 2)]);
+    [&one, &two].iter().for_each(|host| host.pass(&runtime));
+    assert!(reaches(&mut web, &mut moved) && reaches(&mut moved, &mut web));
+    assert!(db.received().iter().all(|frame| !has_marker(frame)), "the old one hears nothing");
+
+    // Nothing is left.
+    drop((web, db, moved, other));
+    for host in [&one, &two] {
+        runtime.block_on(async { host.networks.turn.lock().await.cards.clear() });
+        host.networks.store(HostNetworks { made_ms: 3, ..HostNetworks::default() }).expect("kept");
+        host.pass(&runtime);
+        let links: Vec<plan::Link> =
+            runtime.block_on(list("ip", &["-json", "link", "show"])).expect("links");
+        let left = links.iter().filter(|link| host.networks.tag.is_own(&link.ifname));
+        assert_eq!(left.count(), 0, "{links:?}");
+        for _ in 0..TRIES {
+            if host.processes("").is_empty() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert!(host.processes("").is_empty());
+    }
+}
+
+fn only_its_own_addresses_are_sent(from: &mut Guest, to: &mut Guest) {
+    let (own, other) = (from.at(9), to.at(9));
+    let strange = Mac([2, 0x50, 0, 1, 0, 77]);
+    let address = subnet().address(77);
+    let dhcp = udp(from.at(67), to.at(68), MARKER);
+    let mut ipv6 = from.packet_to(to, MARKER);
+    ipv6[12..14].copy_from_slice(&[0x86, 0xdd]);
+    let to_all = (Mac([0xff; 6]), Ipv4Addr::BROADCAST, 9);
+    let spoofed = [
+        udp((strange, own.1, 9), other, MARKER),
+        udp((own.0, address, 9), other, MARKER),
+        udp(own, to_all, MARKER),
+        dhcp,
+        ipv6,
+    ];
+    to.received();
+    for frame in &spoofed {
+        from.send(frame);
+    }
+    // What comes after them has not overtaken them.
+    let last = from.packet_to(to, b"the end");
+    let mut got = Vec::new();
+    for _ in 0..TRIES {
+        from.send(&last);
+        std::thread::sleep(Duration::from_millis(50));
+        got.extend(to.received());
+        if got.iter().any(|frame: &Vec<u8>| frame.ends_with(b"the end")) {
+            break;
+        }
+    }
+    assert!(got.iter().any(|frame| frame.ends_with(b"the end")), "its own ones arrive");
+    assert!(!got.iter().any(|frame| frame.ends_with(MARKER)), "and no others");
+}
