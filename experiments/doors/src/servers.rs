@@ -17,6 +17,7 @@ use crate::results::Door;
 pub const MEMORY_BYTES: u64 = 512 << 20;
 
 const START_MAX: Duration = Duration::from_secs(60);
+const STOP_MAX: Duration = Duration::from_secs(10);
 
 pub struct Servers {
     dir: PathBuf,
@@ -30,6 +31,12 @@ pub struct Servers {
 impl Drop for Servers {
     fn drop(&mut self) {
         for mut child in self.others.drain(..).chain(self.perigee.take()) {
+            // nginx ends its workers only if it is asked to end.
+            let late = Instant::now() + STOP_MAX;
+            let _ = crate::run("kill", &["-TERM", &child.id().to_string()]);
+            while Instant::now() < late && matches!(child.try_wait(), Ok(None)) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
             // It may have ended by itself.
             let _ = child.kill();
             let _ = child.wait();
