@@ -7,6 +7,7 @@ mod links;
 mod listening;
 mod network;
 mod outputs;
+mod tenant_network;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
