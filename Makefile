@@ -9,9 +9,10 @@ ROUNDS ?= 5
 setup:
 	scripts/setup
 
-## Build the release binary
+## Build the release binary, and beside it the program that runs jobs in guests of other images
 build: setup
 	cargo build --release --locked --package perigee
+	cargo rustc --release --locked --package perigee-runner -- -C target-feature=+crt-static
 
 ## Build the golden image once; prints where it is
 image: setup

@@ -202,12 +202,7 @@ async fn attach_console(
 ) -> Result<Response, Failure> {
     let attached = vms.get(&id(&vm)?)?.attach().await?;
     let (answer, begun) = perigee_http::accept(request)?;
-    tokio::spawn(async move {
-        // A client that has gone meanwhile needs no console.
-        if let Ok(tunnel) = begun.tunnel().await {
-            attached.carry(tunnel).await;
-        }
-    });
+    tokio::spawn(attached.carry(begun));
     Ok(answer)
 }
 

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_model::job::HostState;
+use perigee_model::job::{HostState, Job};
 use perigee_model::{HostId, JobId, OwnerName, Problem, ProblemKind, VmId, VmStart, VolumeName};
 use serde::{Deserialize, Serialize};
 
@@ -92,6 +92,11 @@ impl Cleanup {
 
     pub fn add_host(&mut self, job: &JobId, host: &HostId, disks: &[PlacedDisk]) {
         self.vms.push((host.clone(), vm_of(job)));
+        self.add_attachments(host, disks);
+    }
+
+    /// Of a host where the VM never was.
+    pub fn add_attachments(&mut self, host: &HostId, disks: &[PlacedDisk]) {
         let attached = disks.iter().filter(|disk| disk.home != *host);
         self.attachments.extend(attached.map(|disk| (host.clone(), disk.volume.clone())));
     }
@@ -113,6 +118,11 @@ impl Cleanup {
         let mut hosts = self.vms.iter().map(|(host, _)| host).chain(on_hosts);
         hosts.any(|host| cluster.hosts.get(host).is_ok())
     }
+}
+
+/// The name of a cleanup of a job's run. A later VM may have the name of one whose cleanup waits for a removed host.
+pub fn name_of(job: &Job, part: &str) -> String {
+    format!("{:x}-{part}", job.submitted_ms)
 }
 
 pub fn prefix(job: &JobId) -> String {
@@ -141,14 +151,13 @@ pub async fn is_left(cluster: &Cluster, job: &JobId) -> Result<bool, Problem> {
     Ok(pending.iter().any(|cleanup| cleanup.needs_a_host(cluster)))
 }
 
-/// A host of the cluster where a part of this cleanup still stands; `None` when it is done, or waits only for removed
-/// hosts.
-pub async fn waits_for(cluster: &Cluster, cleanup: &Cleanup) -> Result<Option<HostId>, Problem> {
+/// A host of the cluster where the VM of this cleanup may still run; `None` when there is none. What else is left of it is
+/// removed when its hosts answer.
+pub async fn may_run_at(cluster: &Cluster, cleanup: &Cleanup) -> Result<Option<HostId>, Problem> {
     let Some(left) = cluster.records.read::<Cleanup>(&cleanup.key()).await? else {
         return Ok(None);
     };
-    let at = left.attachments.into_iter().chain(left.volumes).map(|(host, _)| host);
-    let mut hosts = left.vms.into_iter().map(|(host, _)| host).chain(at);
+    let mut hosts = left.vms.into_iter().map(|(host, _)| host);
     Ok(hosts.find(|host| cluster.hosts.get(host).is_ok()))
 }
 

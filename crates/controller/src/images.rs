@@ -19,7 +19,7 @@ use perigee_model::{
 use crate::accounts;
 use crate::catalog::{self, or_silent, reachable};
 use crate::cluster::{Cluster, HostLink};
-use crate::records::{ImageRecord, image_key};
+use crate::records::{ImageRecord, PlacedDisk, image_key};
 use crate::{jobs, shadows, vms};
 
 pub use imports::{import, import_inputs, settle_imports, upload};
@@ -376,6 +376,25 @@ pub async fn snapshot(
     seal(cluster, &home, volume, size_bytes, ask).await
 }
 
+/// The same of a VM's disk, at the home that the VM's record names.
+///
+/// # Errors
+/// `Unavailable` while the disk moves to another home; as [`take_name`], or if the quota has no room.
+pub async fn snapshot_disk(
+    cluster: &Cluster,
+    disk: &PlacedDisk,
+    ask: &Snapshot,
+) -> Result<ClusterImage, Problem> {
+    let what = || format!("can't snapshot volume {} as {}", disk.volume, ask.image);
+    if cluster.index.is_changing_home(&disk.volume) {
+        let why = format!("volume {} is moving to another home", disk.volume);
+        return Err(Problem::unavailable(what(), why).next("try again in some seconds"));
+    }
+    let home = reachable(cluster, &disk.home)?;
+    let info: VolumeInfo = home.volume.get(&format!("/v1/volumes/{}", disk.volume)).await?;
+    seal(cluster, &home, &disk.volume, info.size_bytes, ask).await
+}
+
 /// Makes an image of the root disk of a job's VM while it runs: what the disk would have after a power cut at this moment.
 /// The guest is asked to write what it has in memory to the disk before.
 ///
@@ -390,11 +409,6 @@ pub async fn save(cluster: &Cluster, vm: &VmId, ask: &Snapshot) -> Result<Cluste
         return Err(Problem::conflict(what, "its VM does not run")
             .next(format!("`perigee job status {}` says how far it is", job.job.id)));
     };
-    if cluster.index.is_changing_home(&root.volume) {
-        let why = format!("volume {} is moving to another home", root.volume);
-        return Err(Problem::unavailable(what, why).next("try again in some seconds"));
-    }
-    let home = reachable(cluster, &root.home)?;
     if let Some(host) = &job.job.host {
         let path = format!("/v1/vms/{vm}/sync");
         let synced = async {
@@ -405,9 +419,7 @@ pub async fn save(cluster: &Cluster, vm: &VmId, ask: &Snapshot) -> Result<Cluste
             tracing::warn!("image {}: the guest has not synced its disks: {problem}", ask.image);
         }
     }
-    let path = format!("/v1/volumes/{}", root.volume);
-    let size_bytes = home.volume.get::<VolumeInfo>(&path).await?.size_bytes;
-    seal(cluster, &home, &root.volume, size_bytes, ask).await
+    snapshot_disk(cluster, root, ask).await
 }
 
 async fn seal(

@@ -50,6 +50,44 @@ pub fn disk(
     )
 }
 
+/// Installs the runner and has systemd start it once cloud-init has configured the guest's disks and network. It runs as in the
+/// golden image (`perigee-runner.service` there).
+const START_RUNNER: &str = "\
+set -e
+[ ! -e /usr/sbin/perigee-runner ] || exit 0
+dir=/var/lib/perigee
+mkdir -p $dir/disk
+mount -t vfat -o ro /dev/disk/by-id/virtio-cidata $dir/disk
+cp $dir/disk/runner $dir/runner
+umount $dir/disk
+chmod 755 $dir/runner
+systemd-run --quiet --no-block --unit=perigee-runner -p After=cloud-init.service -p Delegate=yes -p KillMode=control-group \
+-p OOMPolicy=continue -p OOMScoreAdjust=-900 -p LimitNOFILE=65536 $dir/runner
+";
+
+/// The disk of a job's VM whose image has no runner.
+///
+/// # Errors
+/// If it does not fit.
+pub fn job_disk(
+    instance: &str,
+    host_name: &str,
+    network: &VmNetwork,
+    runner: &[u8],
+) -> Result<Fat, String> {
+    let nobody = CloudInit::default();
+    let user_data = cloud_config(&json!({"bootcmd": [["sh", "-c", START_RUNNER]]}));
+    filesystem(
+        LABEL,
+        &[
+            ("meta-data", meta_data(instance, host_name, &nobody).to_string().as_bytes()),
+            ("user-data", user_data.as_bytes()),
+            ("network-config", network_config(network).to_string().as_bytes()),
+            ("runner", runner),
+        ],
+    )
+}
+
 fn cloud_config(config: &Value) -> String {
     format!("#cloud-config\n{config}\n")
 }
@@ -127,6 +165,15 @@ mod tests {
         let made = disk("web-1", "web", &VmNetwork::None, &[mount], &wanted).expect("it fits");
         let text = String::from_utf8_lossy(&made.bytes);
         assert!(text.contains("runcmd: [\"echo 'hi'\"]\n"));
+    }
+
+    #[test]
+    fn a_job_whose_image_has_no_runner_gets_it_from_its_disk() {
+        let made = job_disk("q-1", "q-0001", &VmNetwork::None, b"\x7fELF").expect("it fits");
+        let text = String::from_utf8_lossy(&made.bytes);
+        assert!(text.contains("\x7fELF") && text.contains("systemd-run"));
+        let checked = std::process::Command::new("sh").args(["-n", "-c", START_RUNNER]).status();
+        assert!(checked.expect("a shell").success());
     }
 
     #[test]

@@ -34,7 +34,7 @@
 mod access;
 
 use perigee_model::home::Tenure;
-use perigee_model::job::{Job, Migration};
+use perigee_model::job::{Job, Migration, MigrationState};
 use perigee_model::lasting::{Lasting, PowerWish};
 use perigee_model::network::Card;
 use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
@@ -202,9 +202,12 @@ pub struct JobInputs {
 }
 
 impl JobRecord {
-    /// The disks without which the job can't go on. The guest has read its seed when the command runs.
+    /// The disks without which the job can't go on. The guest has read its seed when the command runs; what cloud-init
+    /// reads in a VM without a job, it reads again whenever its guest boots.
     pub fn disks_needed(&self) -> impl Iterator<Item = &PlacedDisk> {
-        let is_read_once = |role| matches!(role, DiskRole::Seed | DiskRole::CloudInit);
+        let lasts = self.lasting.is_some();
+        let is_read_once =
+            move |role| role == DiskRole::Seed || (role == DiskRole::CloudInit && !lasts);
         let seed_is_read = self.job.running_ms.is_some();
         let disks = self.placement.iter().flat_map(|placement| &placement.disks);
         disks.filter(move |disk| !is_read_once(disk.role) || !seed_is_read)
@@ -323,6 +326,13 @@ pub struct MigrationRecord {
     pub watched_ms: u64,
 }
 
+impl MigrationRecord {
+    /// Whether something of it may be at its hosts.
+    pub fn may_have_begun(&self) -> bool {
+        self.migration.state != MigrationState::Aborted || self.plan.is_some()
+    }
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MovePlan {
     pub spec: VmSpec,
@@ -395,11 +405,16 @@ pub fn migration_prefix(vm: &VmId) -> String {
 }
 
 pub fn migration_key(vm: &VmId, number: u32) -> String {
-    format!("migrations/{vm}/{number:04}")
+    format!("migrations/{vm}/{}", in_order(number))
 }
 
 pub fn migration_intent_key(vm: &VmId, number: u32) -> String {
-    format!("intents/migrations/{vm}/{number:04}")
+    format!("intents/migrations/{vm}/{}", in_order(number))
+}
+
+/// Texts in the order of their numbers. Those of up to 9999 are as they always were, and a letter comes after all digits.
+fn in_order(number: u32) -> String {
+    if number <= 9999 { format!("{number:04}") } else { format!("n{number:010}") }
 }
 
 /// The owner name of a job's volumes: the job's id with the time of its submission, because another controller
@@ -421,4 +436,17 @@ pub fn vm_of(job: &JobId) -> VmId {
 /// The start of a job's VM in its present run: at the destination of this migration, or 0 where it boots.
 pub fn start_of(record: &JobRecord, migration: u32) -> VmStart {
     VmStart { submitted_ms: record.job.submitted_ms, run: record.restarts, migration }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn migrations_are_listed_in_their_order_also_after_9999() {
+        let numbers = [1, 9, 10, 999, 1000, 9999, 10_000, 10_001, 99_999, 100_000, u32::MAX];
+        let texts = numbers.map(in_order);
+        assert!(texts.is_sorted(), "{texts:?}");
+        assert_eq!(in_order(12), "0012", "as in stores that are there");
+    }
 }

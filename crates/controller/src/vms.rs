@@ -1,6 +1,8 @@
 //! Lists and moves VMs. VMs of a host that does not answer are shown as they were last seen.
 
+pub mod change;
 pub mod guest;
+pub mod guest_files;
 pub mod lasting;
 
 use std::sync::Arc;
@@ -16,6 +18,7 @@ use perigee_model::volume::IoStats;
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, MigrationId, Problem, ProblemKind, VmId};
 
+use crate::accounts::UsedToken;
 use crate::cluster::Cluster;
 use crate::meter::plus;
 use crate::records::{JobRecord, MigrationRecord, vm_of};
@@ -236,25 +239,34 @@ pub async fn move_to(
     Ok(moved)
 }
 
-/// Carries bytes between a client and a VM's serial console, until one side has closed.
+/// Carries bytes between a client and a VM's serial console, until one side has closed or the client's token is no longer
+/// good.
 ///
 /// # Errors
 /// `Conflict` if the VM does not run, or if somebody else is attached.
 pub async fn attach_console(
-    cluster: &Cluster,
+    cluster: &Arc<Cluster>,
     vm: &VmId,
+    token: Option<UsedToken>,
     request: Request,
 ) -> Result<Response, Problem> {
     let host = catalog::reachable(cluster, &host_of(cluster, vm).await?)?;
     let mut console = host.agent.tunnel(&format!("/v1/vms/{vm}/console/attach")).await?;
     let (answer, begun) = perigee_http::accept(request)?;
+    let cluster = Arc::clone(cluster);
     tokio::spawn(async move {
         // What ends it is the guest's or the client's business.
-        if let Ok(mut client) = begun.tunnel().await {
-            drop(tokio::io::copy_bidirectional(&mut client, &mut console).await);
-        }
+        drop(begun.carry(&mut console, token_ends(&cluster, token)).await);
     });
     Ok(answer)
+}
+
+/// Returns when the token is no longer good; never if there is none.
+async fn token_ends(cluster: &Cluster, token: Option<UsedToken>) {
+    let Some(token) = token else { return std::future::pending().await };
+    while cluster.accounts.by_token_id(&token.id).is_some() {
+        tokio::time::sleep(cluster.timing.monitor).await;
+    }
 }
 
 pub async fn console(cluster: &Cluster, vm: &VmId) -> Result<String, Problem> {

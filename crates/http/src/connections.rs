@@ -29,7 +29,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 
 use crate::guard::{self, Guard};
 use crate::peer::Peer;
-use places::Places;
+use places::{Place, Places};
 
 pub mod places;
 
@@ -96,8 +96,8 @@ impl From<tokio::net::unix::SocketAddr> for ClientAddress {
     }
 }
 
-/// A connection that may know which user is at its other end.
-pub(crate) trait User {
+/// A connection as it was accepted.
+pub(crate) trait Accepted {
     /// The user, of a process of this host; `None` for one that is not known.
     fn user(&self) -> Option<u32>;
 
@@ -106,9 +106,12 @@ pub(crate) trait User {
     fn send_at_once(&self) -> io::Result<()> {
         Ok(())
     }
+
+    /// Lets it end when the other side has vanished.
+    fn notice_loss(&self) {}
 }
 
-impl User for TcpStream {
+impl Accepted for TcpStream {
     fn user(&self) -> Option<u32> {
         None
     }
@@ -116,11 +119,34 @@ impl User for TcpStream {
     fn send_at_once(&self) -> io::Result<()> {
         self.set_nodelay(true)
     }
+
+    fn notice_loss(&self) {
+        notice_loss(self);
+    }
 }
 
-impl User for UnixStream {
+impl Accepted for UnixStream {
     fn user(&self) -> Option<u32> {
         self.peer_cred().ok().map(|peer| peer.uid())
+    }
+}
+
+/// A connection is asked for a sign of life after so many seconds of silence, and then as often.
+const SIGN_OF_LIFE_S: u32 = 20;
+/// After so many signs that did not come the other side has vanished.
+const SIGNS_MISSED: u32 = 3;
+
+/// Has the kernel end a silent connection whose other side has vanished: a tunnel may be silent for hours.
+pub(crate) fn notice_loss(stream: &TcpStream) {
+    use nix::sys::socket::{setsockopt, sockopt};
+    let set = || {
+        setsockopt(stream, sockopt::TcpKeepIdle, &SIGN_OF_LIFE_S)?;
+        setsockopt(stream, sockopt::TcpKeepInterval, &SIGN_OF_LIFE_S)?;
+        setsockopt(stream, sockopt::TcpKeepCount, &SIGNS_MISSED)?;
+        setsockopt(stream, sockopt::KeepAlive, &true)
+    };
+    if let Err(error) = set() {
+        tracing::warn!(%error, "a client that vanishes is not noticed");
     }
 }
 
@@ -132,7 +158,7 @@ pub(crate) async fn serve<L: Listener>(
     guard: Guard,
 ) where
     ClientAddress: From<L::Addr>,
-    L::Io: User,
+    L::Io: Accepted,
 {
     let tls = guard.identity.clone();
     let checked =
@@ -151,18 +177,20 @@ pub(crate) async fn serve<L: Listener>(
             // The client has gone already, or its answers come later.
             tracing::debug!(?address, %error, "can't set an option of a connection");
         }
+        stream.notice_loss();
         let stream = Impatient { stream, patience: limits.silence, until: None };
         let why = match places.take(address) {
             Ok(place) => {
                 let (router, tls, peer) = (router.clone(), tls.clone(), plain);
                 tokio::spawn(async move {
-                    let _place = place;
+                    // A tunnel keeps it for longer than the conversation.
+                    let place = Some(Arc::new(place));
                     let Some(tls) = tls else {
-                        return converse(stream, (address, peer), router, limits).await;
+                        return converse(stream, (address, peer, place), router, limits).await;
                     };
                     match timeout(limits.handshake, tls.accept(stream)).await {
                         Ok(Ok((stream, peer))) => {
-                            converse(stream, (address, peer), router, limits).await;
+                            converse(stream, (address, peer, place), router, limits).await;
                         }
                         // Whoever measures the way here only connects.
                         Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {}
@@ -195,7 +223,7 @@ pub(crate) async fn serve<L: Listener>(
 
 pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
-    (address, peer): (ClientAddress, Peer),
+    (address, peer, place): (ClientAddress, Peer, Option<Arc<Place>>),
     router: Router,
     limits: Limits,
 ) {
@@ -203,6 +231,9 @@ pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>
     let service = service_fn(move |mut request: hyper::Request<_>| {
         request.extensions_mut().insert(address);
         request.extensions_mut().insert(peer.clone());
+        if let Some(place) = &place {
+            request.extensions_mut().insert(Arc::clone(place));
+        }
         router.call(request)
     });
     let connection = http1::Builder::new()

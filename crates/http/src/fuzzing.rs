@@ -34,7 +34,7 @@ pub fn requests(input: &[u8]) {
         tokio::join!(
             converse(
                 server,
-                (crate::ClientAddress(None), crate::Peer::Local),
+                (crate::ClientAddress(None), crate::Peer::Local, None),
                 router,
                 Limits::default()
             ),

@@ -1,9 +1,11 @@
 //! A connection that carries bytes both ways once an HTTP request was answered (RFC 9110, 7.8): the console of a VM.
 //!
 //! Nothing limits how long it may be silent. A side that receives nothing for a minute while bytes wait for it is
-//! disconnected, as with every answer.
+//! disconnected, as with every answer, and so is one that has vanished. A tunnel counts as a connection of its listener until
+//! it has ended.
 
 use std::io;
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -13,6 +15,9 @@ use axum::response::Response;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use perigee_model::Problem;
+use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
+
+use crate::connections::places::Place;
 
 /// The bytes of both directions.
 pub type Tunnel = TokioIo<Upgraded>;
@@ -22,13 +27,26 @@ pub(crate) const PROTOCOL: &str = "perigee-tunnel";
 
 /// A tunnel that begins when its answer was sent.
 #[derive(Debug)]
-pub struct Begun(OnUpgrade);
+pub struct Begun {
+    upgrade: OnUpgrade,
+    _place: Option<Arc<Place>>,
+}
 
 impl Begun {
+    /// Carries bytes between the client and another connection until one of them has closed, or until `over`.
+    ///
     /// # Errors
-    /// When the client has gone before the answer.
-    pub async fn tunnel(self) -> io::Result<Tunnel> {
-        self.0.await.map(TokioIo::new).map_err(io::Error::other)
+    /// When the client has gone before the answer, or one of the connections breaks.
+    pub async fn carry(
+        self,
+        other: &mut (impl AsyncRead + AsyncWrite + Unpin),
+        over: impl Future<Output = ()>,
+    ) -> io::Result<()> {
+        let mut client = TokioIo::new(self.upgrade.await.map_err(io::Error::other)?);
+        tokio::select! {
+            ended = copy_bidirectional(&mut client, other) => ended.map(drop),
+            () = over => Ok(()),
+        }
     }
 }
 
@@ -43,7 +61,8 @@ pub fn accept(mut request: Request) -> Result<(Response, Begun), Problem> {
         let why = format!("it has no header `Upgrade: {PROTOCOL}`");
         return Err(Problem::invalid(what, why));
     }
-    let begun = Begun(hyper::upgrade::on(&mut request));
+    let place = request.extensions().get::<Arc<Place>>().cloned();
+    let begun = Begun { upgrade: hyper::upgrade::on(&mut request), _place: place };
     let mut answer = Response::new(Body::empty());
     *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));

@@ -9,6 +9,9 @@
 //! **Output disk** (serial `output`): the runner writes one tar stream from byte 0 and then says how
 //! long it is. The host never mounts it.
 //!
+//! **cidata disk** (serial `cidata`), if the root disk has no [`RUNNER_MARK`]: what cloud-init reads. It has the runner as the file
+//! `runner`, and says that it is started.
+//!
 //! **Channel**: the virtio-serial port `org.perigee.job`, one JSON object a line, both ways. The
 //! guest numbers its messages from 1 without a gap and keeps each until it is acknowledged, so that
 //! neither a migration nor a restarted agent loses one: when a host says `resume`, the guest sends
@@ -29,6 +32,13 @@ use crate::DiskRole;
 /// The name of the virtio-serial port between runner and agent, in `/dev/virtio-ports` in the
 /// guest.
 pub const PORT_NAME: &str = "org.perigee.job";
+
+/// In the second sector of a disk whose system has the runner and starts it by itself. What has another image gets the runner
+/// from a disk for cloud-init.
+pub const RUNNER_MARK: &[u8] = b"perigee-runner";
+
+/// Where [`RUNNER_MARK`] is.
+pub const RUNNER_MARK_AT: usize = 512;
 
 /// A line longer than this is cut by the guest and is a framing error for the host.
 pub const LINE_BYTES_MAX: usize = 64 * 1024;

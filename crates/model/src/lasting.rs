@@ -20,9 +20,8 @@ use utoipa::ToSchema;
 
 use crate::job::{JobState, Start};
 use crate::limits::{SSH_KEYS, USER_DATA_BYTES};
-use crate::tenant::SshKey;
 use crate::vm::{Firmware, NetworkKind, VmStatus};
-use crate::{ImageName, Problem, UserName, VmId, VolumeName};
+use crate::{DiskRole, HostId, ImageName, Problem, VmId, VolumeName};
 
 /// How long a guest may take to power off when it is asked to.
 pub const POWER_OFF_MS: u64 = 90_000;
@@ -57,6 +56,9 @@ pub struct GoingDown {
     pub pressed_ms: Option<u64>,
     /// When it was pressed last; Unix time.
     pub pressed_again_ms: u64,
+    /// Since when the guest could not be asked, because the VM does not run; Unix time.
+    #[serde(default)]
+    pub stands_ms: Option<u64>,
     /// Why it goes down, where nobody has asked for that.
     pub reason: String,
     /// It is being removed from its host, so it needs nothing there any more.
@@ -82,6 +84,15 @@ pub struct Lasting {
     pub mounts: Vec<Option<String>>,
     /// What boots its root disk.
     pub firmware: Firmware,
+    /// The root disk is to be a new clone of its image: it was restored, and has not started since.
+    #[serde(default)]
+    pub root_is_new: bool,
+    /// Of the name of that root disk; 0 for the first one.
+    #[serde(default)]
+    pub root_number: u32,
+    /// Root disks of before, and their homes, until the cleaner knows of them.
+    #[serde(default)]
+    pub dropped: Vec<(HostId, VolumeName)>,
 }
 
 /// How cloud-init configures a guest, where its image has that.
@@ -111,14 +122,41 @@ impl CloudInit {
             }
         }
         SSH_KEYS.check(self.ssh_keys.len()).map_err(|error| invalid(error.to_string()))?;
-        for key in &self.ssh_keys {
-            let any = UserName::new("any").map_err(|e| invalid(e.to_string()))?;
-            SshKey::new(any, key).map_err(|error| invalid(format!("SSH key: {error}")))?;
+        if let Some(key) = self.ssh_keys.iter().find(|key| !is_guest_key(key)) {
+            let shown: String = key.chars().take(40).collect();
+            let why = "no line of a public key file, like `ssh-ed25519 AAAA… ann@desk`";
+            return Err(invalid(format!("SSH key: {shown:?} is {why}")));
         }
         let length = self.user_data.as_ref().map(String::len);
         let checked = length.map(|length| USER_DATA_BYTES.check(length));
         checked.transpose().map(drop).map_err(|error| invalid(error.to_string()))
     }
+}
+
+/// Whether it is a key as an OpenSSH server takes it, of whatever kind: the guest's own server decides which it lets in.
+fn is_guest_key(line: &str) -> bool {
+    let mut words = line.split_ascii_whitespace();
+    let (Some(kind), Some(key)) = (words.next(), words.next()) else { return false };
+    let known =
+        ["ssh-", "ecdsa-sha2-", "sk-ssh-", "sk-ecdsa-"].iter().any(|begin| kind.starts_with(begin));
+    let base64 = key.bytes().all(|b| b.is_ascii_alphanumeric() || b"+/=".contains(&b));
+    // The encoded key begins with the length of its kind's name.
+    let is_key = known && base64 && key.starts_with("AAAA");
+    is_key && line.len() <= GUEST_KEY_BYTES_MAX && !line.chars().any(char::is_control)
+}
+
+/// An RSA key of 16,384 bits has 2.7 KiB, and a comment follows.
+const GUEST_KEY_BYTES_MAX: usize = 8192;
+
+/// What is known of a VM when its driver decides what is next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// As its record says.
+    pub state: JobState,
+    /// A host was asked to start it.
+    pub is_started: bool,
+    /// The guest runs now.
+    pub runs: bool,
 }
 
 /// What a driver does next with its VM.
@@ -138,6 +176,11 @@ impl Lasting {
     /// Whether the scheduler is to find a host for it.
     pub fn waits_for_a_host(&self) -> bool {
         self.on && self.down.is_none()
+    }
+
+    /// Whether this disk of its own has what the guest wrote, so that it is not made anew.
+    pub fn has(&self, role: DiskRole) -> bool {
+        self.made && !(role == DiskRole::Root && self.root_is_new)
     }
 
     /// Takes a wish into account, each once.
@@ -163,21 +206,22 @@ impl Lasting {
         down.force |= force;
     }
 
-    /// What its driver does in this state. `runs` says whether the guest runs now.
-    pub fn next(&self, state: JobState, runs: bool, now_ms: u64) -> Next {
-        match (&self.down, state) {
+    /// What its driver does with a VM that is seen so.
+    pub fn next(&self, seen: Seen, now_ms: u64) -> Next {
+        match (&self.down, seen.state) {
             (Some(_), JobState::Queued) => Next::TakeDown,
             (None, JobState::Queued) if !self.on => Next::Rest,
             (None, _) => Next::GoOn,
             (Some(down), JobState::Running) if !down.force => match down.pressed_ms {
-                _ if !runs => Next::GoOn,
+                _ if !seen.runs => Next::GoOn,
                 None => Next::Press,
                 Some(_) if now_ms >= down.pressed_again_ms.saturating_add(PRESS_AGAIN_MS) => {
                     Next::Press
                 }
                 Some(_) => Next::GoOn,
             },
-            (Some(down), JobState::Starting) if !down.force => Next::GoOn,
+            // A guest that was not started yet is not asked.
+            (Some(down), JobState::Starting) if !down.force && seen.is_started => Next::GoOn,
             (Some(_), _) => Next::TakeDown,
         }
     }
@@ -190,19 +234,37 @@ impl Lasting {
         }
     }
 
+    /// The VM does not run, so its guest can't be asked. Returns whether that is new.
+    pub fn stands_still(&mut self, now_ms: u64) -> bool {
+        let Some(down) = self.down.as_mut().filter(|down| !down.force) else { return false };
+        let is_new = down.stands_ms.is_none() && down.pressed_ms.is_none();
+        if is_new {
+            down.stands_ms = Some(now_ms);
+        }
+        is_new
+    }
+
     /// Ends a stop that the guest does not follow. Returns whether it did.
     pub fn give_up(&mut self, now_ms: u64) -> bool {
-        let pressed_ms = self.down.as_ref().filter(|down| !down.force).and_then(|d| d.pressed_ms);
-        if pressed_ms.is_none_or(|pressed_ms| now_ms < pressed_ms.saturating_add(POWER_OFF_MS)) {
+        let Some(down) = self.down.as_ref().filter(|down| !down.force) else { return false };
+        let since_ms = down.pressed_ms.or(down.stands_ms);
+        if since_ms.is_none_or(|since_ms| now_ms < since_ms.saturating_add(POWER_OFF_MS)) {
             return false;
         }
+        let limit_s = POWER_OFF_MS / 1000;
+        let why = match down.pressed_ms {
+            Some(_) => {
+                format!(
+                    "the guest was asked to power off and did not within {limit_s} s, so it runs on"
+                )
+            }
+            None => format!(
+                "the VM stood still for {limit_s} s, so its guest could not be asked to power off"
+            ),
+        };
         self.down = None;
         self.on = true;
-        self.note = format!(
-            "the guest was asked to power off and did not within {} s, so it runs on; `perigee vm stop VM --force` \
-             stops it at once",
-            POWER_OFF_MS / 1000
-        );
+        self.note = format!("{why}; `perigee vm stop VM --force` stops it at once");
         true
     }
 
@@ -242,7 +304,8 @@ impl Lasting {
 impl GoingDown {
     fn new(reason: &str) -> Self {
         let reason = reason.to_owned();
-        Self { force: false, pressed_ms: None, pressed_again_ms: 0, reason, taken: false }
+        let (pressed_ms, stands_ms) = (None, None);
+        Self { force: false, pressed_ms, pressed_again_ms: 0, stands_ms, reason, taken: false }
     }
 }
 
@@ -303,6 +366,34 @@ pub struct StopVm {
     /// The VM is stopped at once, as by a power cut. Otherwise the guest is asked to power off.
     #[serde(default)]
     pub force: bool,
+}
+
+/// Makes the root disk of a VM that is off a clone of an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RestoreVm {
+    /// For example a snapshot of this VM.
+    pub image: ImageName,
+}
+
+/// Another size for a VM that is off.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ResizeVm {
+    /// vCPUs; `None`: as many as before.
+    #[serde(default)]
+    pub cpus: Option<u32>,
+    /// Memory; `None`: as much as before.
+    #[serde(default)]
+    pub memory_bytes: Option<u64>,
+    /// The size of its root disk, which can only grow; `None`: as before.
+    #[serde(default)]
+    pub disk_bytes: Option<u64>,
+}
+
+/// A file that was copied into a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CopiedFile {
+    /// Its length.
+    pub bytes: u64,
 }
 
 /// A program to be run in a guest, as root.
@@ -398,20 +489,46 @@ impl VmState {
 mod tests {
     use super::*;
 
+    fn seen(state: JobState, runs: bool) -> Seen {
+        Seen { state, is_started: true, runs }
+    }
+
     fn on() -> Lasting {
         Lasting { on: true, ..Lasting::default() }
+    }
+
+    #[test]
+    fn a_guest_may_get_keys_of_all_kinds_and_nothing_else() {
+        let with = |key: &str| CloudInit { ssh_keys: vec![key.to_owned()], ..CloudInit::default() };
+        for key in [
+            "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKey ann@desk",
+            "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAABgQC7 ann",
+            "ecdsa-sha2-nistp256 AAAAE2VjZHNh",
+            "sk-ssh-ed25519@openssh.com AAAAGnNrLXNz",
+        ] {
+            with(key).check("vm").expect(key);
+        }
+        for key in [
+            "",
+            "ssh-rsa",
+            "ssh-rsa hello",
+            "command=\"x\" ssh-rsa AAAA",
+            "ssh-rsa AAAA\nssh-rsa AAAA",
+        ] {
+            with(key).check("vm").expect_err(key);
+        }
     }
 
     #[test]
     fn a_stop_asks_the_guest_and_a_forced_one_does_not() {
         let mut vm = on();
         vm.heed(1, PowerWish::Stop { force: false }, JobState::Running);
-        assert_eq!(vm.next(JobState::Running, true, 0), Next::Press);
+        assert_eq!(vm.next(seen(JobState::Running, true), 0), Next::Press);
         vm.pressed(1000);
-        assert_eq!(vm.next(JobState::Running, true, 2000), Next::GoOn);
-        assert_eq!(vm.next(JobState::Running, true, 1000 + PRESS_AGAIN_MS), Next::Press);
+        assert_eq!(vm.next(seen(JobState::Running, true), 2000), Next::GoOn);
+        assert_eq!(vm.next(seen(JobState::Running, true), 1000 + PRESS_AGAIN_MS), Next::Press);
         vm.heed(2, PowerWish::Stop { force: true }, JobState::Running);
-        assert_eq!(vm.next(JobState::Running, true, 2000), Next::TakeDown);
+        assert_eq!(vm.next(seen(JobState::Running, true), 2000), Next::TakeDown);
     }
 
     #[test]
@@ -419,12 +536,12 @@ mod tests {
         let mut vm = on();
         vm.heed(1, PowerWish::Stop { force: false }, JobState::Running);
         vm.ended("the guest powered off");
-        assert_eq!(vm.next(JobState::Running, false, 0), Next::TakeDown);
+        assert_eq!(vm.next(seen(JobState::Running, false), 0), Next::TakeDown);
         assert_eq!(vm.is_down(), "", "it was asked for");
-        assert_eq!(vm.next(JobState::Queued, false, 0), Next::Rest);
+        assert_eq!(vm.next(seen(JobState::Queued, false), 0), Next::Rest);
         assert!(!vm.waits_for_a_host());
         vm.heed(2, PowerWish::Start, JobState::Queued);
-        assert_eq!(vm.next(JobState::Queued, false, 0), Next::GoOn);
+        assert_eq!(vm.next(seen(JobState::Queued, false), 0), Next::GoOn);
         assert!(vm.waits_for_a_host());
     }
 
@@ -432,7 +549,7 @@ mod tests {
     fn a_vm_that_is_restarted_goes_down_and_waits_for_a_host() {
         let mut vm = on();
         vm.heed(1, PowerWish::Restart { force: true }, JobState::Running);
-        assert_eq!(vm.next(JobState::Running, true, 0), Next::TakeDown);
+        assert_eq!(vm.next(seen(JobState::Running, true), 0), Next::TakeDown);
         assert!(!vm.waits_for_a_host(), "it is not down yet");
         vm.is_down();
         assert!(vm.waits_for_a_host());
@@ -446,15 +563,35 @@ mod tests {
         vm.pressed(1000);
         assert!(!vm.give_up(1000 + POWER_OFF_MS - 1));
         assert!(vm.give_up(1000 + POWER_OFF_MS));
-        assert_eq!(vm.next(JobState::Running, true, 0), Next::GoOn);
+        assert_eq!(vm.next(seen(JobState::Running, true), 0), Next::GoOn);
         assert!(vm.on && vm.note.contains("--force"), "{vm:?}");
+    }
+
+    #[test]
+    fn a_vm_that_stands_still_does_not_stop_for_ever() {
+        let mut vm = on();
+        vm.heed(1, PowerWish::Stop { force: false }, JobState::Running);
+        assert_eq!(vm.next(seen(JobState::Running, false), 0), Next::GoOn);
+        assert!(vm.stands_still(1000) && !vm.stands_still(2000), "it counts from the first time");
+        assert!(!vm.give_up(1000 + POWER_OFF_MS - 1));
+        assert!(vm.give_up(1000 + POWER_OFF_MS));
+        assert!(vm.on && vm.note.contains("stood still"), "{vm:?}");
+    }
+
+    #[test]
+    fn a_vm_that_no_host_was_asked_to_start_is_stopped_at_once() {
+        let mut vm = on();
+        vm.heed(1, PowerWish::Stop { force: false }, JobState::Starting);
+        let early = Seen { state: JobState::Starting, is_started: false, runs: false };
+        assert_eq!(vm.next(early, 0), Next::TakeDown);
+        assert_eq!(vm.next(seen(JobState::Starting, false), 0), Next::GoOn);
     }
 
     #[test]
     fn a_guest_that_powers_off_by_itself_is_off_and_the_reason_is_kept() {
         let mut vm = on();
         vm.ended("the guest powered off");
-        assert_eq!(vm.next(JobState::Running, false, 0), Next::TakeDown);
+        assert_eq!(vm.next(seen(JobState::Running, false), 0), Next::TakeDown);
         assert_eq!(vm.is_down(), "the guest powered off");
         assert!(!vm.on);
     }
@@ -474,7 +611,7 @@ mod tests {
     fn a_vm_that_is_off_and_is_stopped_does_nothing() {
         let mut vm = Lasting::default();
         vm.heed(1, PowerWish::Stop { force: true }, JobState::Queued);
-        assert_eq!(vm.next(JobState::Queued, false, 0), Next::Rest);
+        assert_eq!(vm.next(seen(JobState::Queued, false), 0), Next::Rest);
         assert_eq!(VmState::unseen(&vm, JobState::Queued), VmState::Stopped);
     }
 }

@@ -13,6 +13,7 @@ pub mod enrol;
 pub mod exposition;
 pub mod grant;
 pub mod guest;
+pub mod guest_agent;
 pub mod home;
 pub mod ids;
 pub mod inputs;

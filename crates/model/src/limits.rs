@@ -189,9 +189,22 @@ pub static INPUT_LIST_BYTES: Limit =
 /// Files and directories that a job names as its output.
 pub static OUTPUTS: Limit = Limit::new("a job's number of outputs", Unit::Count, 0, 256);
 
-/// The user's part of what cloud-init reads: as much as clouds take (EC2: 16 KiB, OpenStack: 64 KiB), and four times that.
+/// The user's part of what cloud-init reads: as much as clouds take (EC2: 16 KiB, OpenStack: 64 KiB). It is a part of the VM's
+/// record.
 pub static USER_DATA_BYTES: Limit =
-    Limit::new("the length of user-data", Unit::TextBytes, 1, 256 * 1024);
+    Limit::new("the length of user-data", Unit::TextBytes, 1, 64 * 1024);
+
+/// VMs of a tenant that live without a job, also those that are off: each has a record and a disk.
+pub static LASTING_VMS: Limit =
+    Limit::new("a tenant's number of VMs without a job", Unit::Count, 0, 1000);
+
+/// A file that is copied into a guest or out of it through its guest agent, which takes a small part at a time.
+pub static GUEST_FILE_BYTES: Limit = Limit::new(
+    "the size of a file that is copied through the guest agent",
+    Unit::Bytes,
+    0,
+    4 * GIB,
+);
 
 /// How long a job's outputs are kept.
 pub static KEEP_OUTPUTS_S: Limit =
@@ -327,7 +340,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 51] = [
+    const ALL: [&Limit; 53] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
@@ -366,6 +379,8 @@ mod tests {
         &INPUT_LIST_BYTES,
         &OUTPUTS,
         &USER_DATA_BYTES,
+        &LASTING_VMS,
+        &GUEST_FILE_BYTES,
         &BATCH_VOLUMES,
         &NEW_VOLUMES,
         &FOUND_LAYERS,

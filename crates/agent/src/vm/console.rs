@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use perigee_http::Tunnel;
+use perigee_http::Begun;
 use perigee_model::Problem;
 use tokio::net::UnixStream;
 use tokio::sync::OwnedSemaphorePermit;
@@ -20,9 +20,9 @@ pub struct Attached {
 
 impl Attached {
     /// Carries bytes until one side has closed.
-    pub async fn carry(mut self, mut client: Tunnel) {
+    pub async fn carry(mut self, client: Begun) {
         // What ends it is the guest's or the client's business.
-        let ended = tokio::io::copy_bidirectional(&mut client, &mut self.console).await;
+        let ended = client.carry(&mut self.console, std::future::pending()).await;
         tracing::debug!(?ended, "a console was left");
     }
 }

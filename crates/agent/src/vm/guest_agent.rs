@@ -6,9 +6,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use perigee_model::guest_agent::{ANSWER_BYTES_MAX, Card, FilePart, FileWritten, ProgramStatus};
+use perigee_model::lasting::ExecBegun;
 use perigee_model::vm::AskGuestAgent;
 use perigee_model::{Problem, ProblemKind};
-use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
@@ -16,27 +19,39 @@ use tokio::time::timeout;
 
 use super::Vm;
 use crate::files;
-use crate::lines::next_line;
+use crate::lines::{LineError, next_line};
 
 /// The time for an answer, with the time for others' questions.
 const DEADLINE: Duration = Duration::from_secs(8);
-/// The longest answer: what a program has printed comes in one line.
-const ANSWER_BYTES_MAX: usize = 8 << 20;
 /// The guest's filesystems stand still for at most this time, also if nobody asks to thaw them.
 const FROZEN_MAX: Duration = Duration::from_secs(20);
 /// Before an answer to `guest-sync-delimited`, so that what an earlier client has left is skipped.
 const BEGIN: u8 = 0xff;
 
-/// What may be asked. Nothing here reads the host.
-const ALLOWED: [&str; 6] =
-    ["guest-ping", "guest-network-get-interfaces", "guest-exec", "guest-exec-status", FREEZE, THAW];
+/// Reads an answer as what the question asks for. Nothing that a guest says beside that is kept.
+type Read = fn(&[u8]) -> Result<Said, String>;
+
+/// What may be asked, and how its answer is read. Nothing here reads the host.
+const ALLOWED: [(&str, Read); 11] = [
+    ("guest-ping", nothing),
+    (FREEZE, nothing),
+    (THAW, nothing),
+    ("guest-network-get-interfaces", as_a::<Vec<Card>>),
+    ("guest-exec", as_a::<ExecBegun>),
+    ("guest-exec-status", as_a::<ProgramStatus>),
+    // A number by which the guest knows the open file.
+    ("guest-file-open", as_a::<i64>),
+    ("guest-file-read", as_a::<FilePart>),
+    ("guest-file-write", as_a::<FileWritten>),
+    ("guest-file-flush", nothing),
+    ("guest-file-close", nothing),
+];
 const FREEZE: &str = "guest-fsfreeze-freeze";
 const THAW: &str = "guest-fsfreeze-thaw";
 
 #[derive(Debug, Deserialize)]
-struct Answer {
-    #[serde(default)]
-    r#return: Value,
+struct Answer<T> {
+    r#return: Option<T>,
     #[serde(default)]
     error: Option<Refusal>,
 }
@@ -47,18 +62,35 @@ struct Refusal {
     desc: String,
 }
 
+/// What was asked for, or in the guest's words why not.
+type Said = Result<Value, String>;
+
+fn read<T: DeserializeOwned>(line: &[u8]) -> Result<Result<Option<T>, String>, String> {
+    let answer: Answer<T> = serde_json::from_slice(line)
+        .map_err(|e| format!("its answer is not what was asked for: {e}"))?;
+    Ok(match answer.error {
+        Some(refusal) => Err(refusal.desc.chars().take(500).collect()),
+        None => Ok(answer.r#return),
+    })
+}
+
+fn as_a<T: DeserializeOwned + Serialize>(line: &[u8]) -> Result<Said, String> {
+    match read::<T>(line)? {
+        Ok(Some(answer)) => serde_json::to_value(answer).map(Ok).map_err(|e| e.to_string()),
+        Ok(None) => Err("its answer is empty".to_owned()),
+        Err(refusal) => Ok(Err(refusal)),
+    }
+}
+
+fn nothing(line: &[u8]) -> Result<Said, String> {
+    Ok(read::<IgnoredAny>(line)?.map(|_| Value::Null))
+}
+
 impl Vm {
     /// # Errors
     /// `Unavailable` if no guest agent answers; `Conflict` with what it says if it refuses.
     pub async fn ask_guest_agent(self: &Arc<Self>, ask: AskGuestAgent) -> Result<Value, Problem> {
-        if !ALLOWED.contains(&ask.execute.as_str()) {
-            let what = format!("can't ask the guest agent of {}", self.id());
-            return Err(Problem::invalid(
-                what,
-                format!("{:?} is not asked by anybody", ask.execute),
-            ));
-        }
-        if ask.execute.starts_with("guest-exec") {
+        if ask.execute.starts_with("guest-exec") || ask.execute.starts_with("guest-file") {
             self.check_shown()?;
         }
         let freezes = ask.execute == FREEZE;
@@ -84,18 +116,19 @@ impl Vm {
 
     async fn within_deadline(&self, ask: AskGuestAgent) -> Result<Value, Problem> {
         let what = format!("can't ask the guest agent of {}", self.id());
+        let Some((_, read)) = ALLOWED.iter().find(|(execute, _)| *execute == ask.execute) else {
+            let why = format!("{:?} is not asked by anybody", ask.execute);
+            return Err(Problem::invalid(what, why));
+        };
         let asked = timeout(DEADLINE, async {
             let _alone = self.guest_agent_is_free.acquire().await;
             let stream =
                 files::connect(&self.dir.guest_agent()).await.map_err(|e| e.to_string())?;
-            converse(stream, &ask).await
+            converse(stream, &ask, *read).await
         });
         let why = match asked.await {
-            Ok(Ok(Answer { error: None, r#return })) => return Ok(r#return),
-            Ok(Ok(Answer { error: Some(refusal), .. })) => {
-                let said: String = refusal.desc.chars().take(500).collect();
-                return Err(Problem::new(ProblemKind::Conflict, what, said));
-            }
+            Ok(Ok(Ok(answer))) => return Ok(answer),
+            Ok(Ok(Err(refusal))) => return Err(Problem::new(ProblemKind::Conflict, what, refusal)),
             Ok(Err(why)) => why,
             Err(_) => format!("it did not answer within {} s", DEADLINE.as_secs()),
         };
@@ -104,7 +137,7 @@ impl Vm {
     }
 }
 
-async fn converse(stream: UnixStream, ask: &AskGuestAgent) -> Result<Answer, String> {
+async fn converse(stream: UnixStream, ask: &AskGuestAgent, read: Read) -> Result<Said, String> {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
     // Any number will do: only what comes after the delimiter counts.
@@ -114,10 +147,10 @@ async fn converse(stream: UnixStream, ask: &AskGuestAgent) -> Result<Answer, Str
     writer.write_all(&line).await.map_err(|e| e.to_string())?;
     skip_to_begin(&mut reader).await?;
     let mut partial = Vec::new();
-    next_answer(&mut reader, &mut partial).await?;
+    drop(nothing(&next_answer(&mut reader, &mut partial).await?)?);
     let question = format!("{}\n", json!({"execute": ask.execute, "arguments": ask.arguments}));
     writer.write_all(question.as_bytes()).await.map_err(|e| e.to_string())?;
-    next_answer(&mut reader, &mut partial).await
+    read(&next_answer(&mut reader, &mut partial).await?)
 }
 
 async fn skip_to_begin(reader: &mut (impl AsyncBufReadExt + Unpin)) -> Result<(), String> {
@@ -143,10 +176,15 @@ async fn skip_to_begin(reader: &mut (impl AsyncBufReadExt + Unpin)) -> Result<()
 async fn next_answer(
     reader: &mut (impl AsyncBufReadExt + Unpin),
     partial: &mut Vec<u8>,
-) -> Result<Answer, String> {
-    let line = next_line(reader, partial, ANSWER_BYTES_MAX).await.map_err(|e| e.to_string())?;
-    let line = line.ok_or("it has closed the connection")?;
-    serde_json::from_slice(&line).map_err(|e| format!("it answers with no JSON: {e}"))
+) -> Result<Vec<u8>, String> {
+    let line = next_line(reader, partial, ANSWER_BYTES_MAX).await.map_err(|e| match e {
+        LineError::TooLong(_) => format!(
+            "its answer is longer than {} KiB; what a program prints can go to a file there (perigee vm cp)",
+            ANSWER_BYTES_MAX >> 10
+        ),
+        LineError::Io(error) => error.to_string(),
+    })?;
+    line.ok_or_else(|| "it has closed the connection".to_owned())
 }
 
 #[cfg(test)]
@@ -168,22 +206,45 @@ mod tests {
         let _ = tokio::io::AsyncReadExt::read(&mut stream, &mut buffer).await;
     }
 
-    async fn asked(says: &'static [u8]) -> Result<Answer, String> {
+    async fn asked_with(says: &'static [u8], execute: &str) -> Result<Said, String> {
         let (ours, theirs) = UnixStream::pair().unwrap();
         tokio::spawn(guest(theirs, says));
-        let ask = AskGuestAgent { execute: "guest-ping".to_owned(), arguments: json!({}) };
-        timeout(Duration::from_secs(60), converse(ours, &ask)).await.expect("it ends")
+        let ask = AskGuestAgent { execute: execute.to_owned(), arguments: json!({}) };
+        let (_, read) = ALLOWED.iter().find(|(allowed, _)| *allowed == execute).unwrap();
+        timeout(Duration::from_secs(60), converse(ours, &ask, *read)).await.expect("it ends")
     }
 
     #[tokio::test]
     async fn what_an_earlier_client_has_left_is_no_answer() {
-        assert_eq!(asked(b"{\"return\": {\"pid\": 7}}\n").await.unwrap().r#return["pid"], 7);
+        let said = asked_with(b"{\"return\": {\"pid\": 7}}\n", "guest-exec").await;
+        assert_eq!(said.unwrap().unwrap()["pid"], 7);
     }
 
     #[tokio::test]
     async fn a_refusal_and_nonsense_are_told_apart() {
-        let refused = asked(b"{\"error\": {\"class\": \"x\", \"desc\": \"no such file\"}}\n").await;
-        assert_eq!(refused.unwrap().error.expect("refused").desc, "no such file");
-        assert!(asked(b"hello\n").await.unwrap_err().contains("no JSON"));
+        let refusal = b"{\"error\": {\"class\": \"x\", \"desc\": \"no such file\"}}\n";
+        assert_eq!(asked_with(refusal, "guest-ping").await.unwrap().unwrap_err(), "no such file");
+        let nonsense = asked_with(b"hello\n", "guest-ping").await.unwrap_err();
+        assert!(nonsense.contains("not what was asked for"), "{nonsense}");
+    }
+
+    #[tokio::test]
+    async fn nothing_is_kept_that_was_not_asked_for() {
+        let said = br#"{"return": [{"name": "eth0", "x": [[],[],{"y": [[]]}], "ip-addresses": [{"ip-address": "10.0.0.1", "z": 1}]}]}
+"#;
+        let said = asked_with(said, "guest-network-get-interfaces").await.unwrap().unwrap();
+        let kept = json!([{"name": "eth0", "ip-addresses": [{"ip-address": "10.0.0.1"}]}]);
+        assert_eq!(said, kept);
+        let odd = asked_with(b"{\"return\": [[],[],[]]}\n", "guest-exec").await.unwrap_err();
+        assert!(odd.contains("not what was asked for"), "{odd}");
+        let pong = asked_with(b"{\"return\": [[],[],[]]}\n", "guest-ping").await;
+        assert_eq!(pong.unwrap().unwrap(), Value::Null);
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_never_ends_is_given_up() {
+        static LONG: [u8; ANSWER_BYTES_MAX + 2] = [b'x'; ANSWER_BYTES_MAX + 2];
+        let long = asked_with(&LONG, "guest-ping").await.unwrap_err();
+        assert!(long.contains("longer than 256 KiB"), "{long}");
     }
 }

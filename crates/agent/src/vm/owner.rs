@@ -330,6 +330,12 @@ impl Owner {
         // Events report the result.
         if let Err(error) = qmp.execute("cont", json!({})).await {
             tracing::warn!(vm = %self.vm.id(), %error, "QEMU does not let the VM run yet");
+            return;
+        }
+        if self.vm.spec.machine.lasts {
+            // A snapshot may have begun at the source, which asks the guest no more.
+            let vm = self.vm.clone();
+            tokio::spawn(async move { vm.thaw().await });
         }
     }
 

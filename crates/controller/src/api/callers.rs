@@ -83,6 +83,10 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Member,   "POST",   "/v1/vms/{vm}/exec"),
     (May::Member,   "GET",    "/v1/vms/{vm}/exec"),
     (May::Member,   "POST",   "/v1/vms/{vm}/snapshot"),
+    (May::Member,   "POST",   "/v1/vms/{vm}/restore"),
+    (May::Member,   "POST",   "/v1/vms/{vm}/resize"),
+    (May::Member,   "GET",    "/v1/vms/{vm}/file"),
+    (May::Member,   "PUT",    "/v1/vms/{vm}/file"),
     (May::Member,   "GET",    "/v1/vms/{vm}/console"),
     (May::Member,   "GET",    "/v1/vms/{vm}/console/attach"),
     (May::Member,   "POST",   "/v1/jobs/plan"),
@@ -311,7 +315,9 @@ const GONE: u16 = 499;
 
 /// What a request for a file asks for: the new name, or with whom the file is to be shared.
 fn asked(request: &Request) -> String {
-    let is_file = request.uri().path().starts_with("/v1/data");
+    let path = request.uri().path();
+    let is_file =
+        path.starts_with("/v1/data") || (path.starts_with("/v1/vms/") && path.ends_with("/file"));
     let query = request.uri().query().filter(|_| is_file);
     query.map_or_else(String::new, |query| format!("?{query}"))
 }
@@ -325,8 +331,9 @@ fn destination(headers: &HeaderMap) -> String {
 impl Unwritten {
     fn new(cluster: &Arc<Cluster>, sender: &Sender, request: &Request) -> Self {
         let (method, path) = (request.method(), request.uri().path());
-        // Who attaches to a console can type there.
-        let types = path.ends_with("/console/attach");
+        // Who attaches to a console can type there, and a guest's files are not the cluster's.
+        let in_guest = path.starts_with("/v1/vms/");
+        let types = path.ends_with("/console/attach") || (in_guest && path.ends_with("/file"));
         let reads = ["GET", "HEAD", "OPTIONS", "PROPFIND"].contains(&method.as_str()) && !types;
         let is_noise = match sender {
             Sender::User(_) => reads,

@@ -1,10 +1,13 @@
 //! `/vms`
 
 use axum::extract::{Query, Request, State};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::job::{ClusterImage, DEFAULT_OWNER, Migration, MoveVm, Vm};
-use perigee_model::lasting::{ExecBegun, ExecInVm, ExecStatus, NewVm, PowerWish, StopVm, VmState};
+use perigee_model::lasting::{
+    CopiedFile, ExecBegun, ExecInVm, ExecStatus, NewVm, PowerWish, ResizeVm, RestoreVm, StopVm,
+    VmState,
+};
 use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{Problem, VmId};
@@ -157,16 +160,82 @@ pub async fn snapshot(
     json(vms::guest::snapshot(&cluster, &vm, &ask).await?)
 }
 
+/// Makes the root disk of a VM that is off a clone of an image; what was on it is lost. It is made when the VM starts next.
+#[utoipa::path(post, path = "/vms/{vm}/restore", tag = "vms", params(("vm" = String, Path)),
+    request_body = RestoreVm, responses((status = 200, body = Vm)))]
+pub async fn restore(
+    State(cluster): Shared,
+    caller: Caller,
+    Full(vm): Full<VmId>,
+    Json(ask): Json<RestoreVm>,
+) -> Reply<Vm> {
+    let image = caller.image(&cluster, &ask.image).await?;
+    json(vms::change::restore(&cluster, &vm, image).await?)
+}
+
+/// Gives a VM that is off other numbers of CPUs, another amount of memory, or a larger root disk.
+#[utoipa::path(post, path = "/vms/{vm}/resize", tag = "vms", params(("vm" = String, Path)),
+    request_body = ResizeVm, responses((status = 200, body = Vm)))]
+pub async fn resize(
+    State(cluster): Shared,
+    Full(vm): Full<VmId>,
+    Json(ask): Json<ResizeVm>,
+) -> Reply<Vm> {
+    json(vms::change::resize(&cluster, &vm, ask).await?)
+}
+
+/// Which file of a guest.
+#[derive(Debug, serde::Deserialize)]
+pub struct GuestPath {
+    path: String,
+}
+
+type InGuest = Result<Query<GuestPath>, axum::extract::rejection::QueryRejection>;
+
+fn path_in_guest(query: InGuest) -> Result<String, Problem> {
+    let Query(asked) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
+    Ok(asked.path)
+}
+
+/// Reads a file in the guest of a VM that lives without a job. The guest has to run qemu-guest-agent.
+#[utoipa::path(get, path = "/vms/{vm}/file", tag = "vms",
+    params(("vm" = String, Path), ("path" = String, Query)),
+    responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream")))]
+pub async fn read_file(
+    State(cluster): Shared,
+    Full(vm): Full<VmId>,
+    query: InGuest,
+) -> Result<Response, Failure> {
+    let body = vms::guest_files::read(&cluster, &vm, &path_in_guest(query)?).await?;
+    Ok(([("content-type", "application/octet-stream")], body).into_response())
+}
+
+/// Writes a file in the guest of a VM that lives without a job, also in the place of one that is there.
+#[utoipa::path(put, path = "/vms/{vm}/file", tag = "vms",
+    params(("vm" = String, Path), ("path" = String, Query)),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    responses((status = 200, body = CopiedFile)))]
+pub async fn write_file(
+    State(cluster): Shared,
+    Full(vm): Full<VmId>,
+    query: InGuest,
+    request: Request,
+) -> Reply<CopiedFile> {
+    let content = request.into_body().into_data_stream();
+    json(vms::guest_files::write(&cluster, &vm, &path_in_guest(query)?, content).await?)
+}
+
 /// The serial console, for one client at a time. A request with the header `Upgrade: perigee-tunnel` is answered with 101,
 /// and then bytes go both ways, as the guest and the client send them.
 #[utoipa::path(get, path = "/vms/{vm}/console/attach", tag = "vms", params(("vm" = String, Path)),
     responses((status = 101, description = "Bytes of both directions follow")))]
 pub async fn attach_console(
     State(cluster): Shared,
+    caller: Caller,
     Full(vm): Full<VmId>,
     request: Request,
 ) -> Result<Response, Failure> {
-    Ok(vms::attach_console(&cluster, &vm, request).await?)
+    Ok(vms::attach_console(&cluster, &vm, caller.token, request).await?)
 }
 
 /// The end of the serial console.

@@ -162,6 +162,8 @@ pub struct Cluster {
     pub site: OnceLock<SiteId>,
     /// For how long outputs are kept whose job does not say it; not set: until somebody deletes them.
     pub keep_outputs_s: OnceLock<u64>,
+    /// The program that runs jobs in guests whose image does not have it; not set: where it is installed.
+    pub runner: OnceLock<PathBuf>,
     wanted: mpsc::UnboundedSender<Wanted>,
     /// The lock that keeps other controllers out of the state directory.
     lock: Mutex<Option<File>>,
@@ -227,6 +229,7 @@ impl Cluster {
             cancelled_imports: broadcast::Sender::new(16),
             site: OnceLock::new(),
             keep_outputs_s: OnceLock::new(),
+            runner: OnceLock::new(),
             wanted,
             lock: Mutex::new(Some(lock)),
         }))

@@ -206,7 +206,8 @@ impl Run {
         let number = self.record.value.restarts + 1;
         let disks = self.placement()?.disks.clone();
         let lost = start_of(&self.record.value, 0).whole_run();
-        let mut cleanup = Cleanup::of_host(&self.id, &format!("r{number}"), lost, host, &disks);
+        let name = cleaner::name_of(self.job(), &format!("r{number}"));
+        let mut cleanup = Cleanup::of_host(&self.id, &name, lost, host, &disks);
         cleanup.owner = Some(owner_of(self.job()));
         let own = disks.iter().filter(|disk| disk.temporary);
         cleanup.volumes = match self.lasting() {

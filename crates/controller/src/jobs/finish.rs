@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use perigee_model::job::{JobOutputs, JobState, MigrationState};
+use perigee_model::job::{JobOutputs, JobState};
 use perigee_model::states::JobEvent;
 use perigee_model::{DiskRole, Problem, ProblemKind};
 
@@ -18,7 +18,7 @@ use crate::records::{
 };
 use crate::{catalog, leave_site, planning};
 
-/// The name of the cleanup at a job's end.
+/// Of the name of the cleanup at a job's end ([`cleaner::name_of`]).
 const END: &str = "end";
 
 /// The deadline for the first byte of an output. The others have the deadline of every received file.
@@ -85,7 +85,8 @@ impl Run {
     /// its writer epochs are changed, and it can't write any more. If a home does not answer, the job waits.
     async fn fence_vms_left(&self) -> Result<(), Problem> {
         let left: Vec<Cleanup> = self.cluster.records.list(&cleaner::prefix(&self.id)).await?;
-        let end = left.iter().find(|cleanup| cleanup.name == END && !cleanup.vms.is_empty());
+        let name = cleaner::name_of(self.job(), END);
+        let end = left.iter().find(|cleanup| cleanup.name == name && !cleanup.vms.is_empty());
         let Some(end) =
             end.filter(|_| self.record.value.vm_started || self.job().started_ms.is_some())
         else {
@@ -251,17 +252,15 @@ impl Run {
 fn cleanup_of(record: &JobRecord, unsettled: &[MigrationRecord]) -> Option<Cleanup> {
     let placement = record.placement.as_ref()?;
     let mut hosts: Vec<_> = record.job.host.iter().chain(&record.left).cloned().collect();
-    for moved in unsettled {
-        let unfinished_business = moved.migration.state != MigrationState::Aborted;
-        if unfinished_business || moved.plan.is_some() {
-            hosts.push(moved.migration.from.clone());
-            hosts.push(moved.migration.to.clone());
-        }
+    for moved in unsettled.iter().filter(|moved| moved.may_have_begun()) {
+        hosts.push(moved.migration.from.clone());
+        hosts.push(moved.migration.to.clone());
     }
     hosts.push(placement.start.clone());
     hosts.sort();
     hosts.dedup();
-    let mut cleanup = Cleanup::new(&record.job.id, END, start_of(record, 0).whole_run());
+    let name = cleaner::name_of(&record.job, END);
+    let mut cleanup = Cleanup::new(&record.job.id, &name, start_of(record, 0).whole_run());
     cleanup.owner = Some(owner_of(&record.job));
     for host in hosts {
         cleanup.add_host(&record.job.id, &host, &placement.disks);

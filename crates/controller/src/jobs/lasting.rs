@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use perigee_http::Method;
 use perigee_model::job::{Access, JobState, Start};
-use perigee_model::lasting::{Lasting, Next};
+use perigee_model::lasting::{Lasting, Next, Seen};
 use perigee_model::states::JobEvent;
 use perigee_model::tenant::SEPARATOR;
 use perigee_model::vm::{Firmware, VmReport, VmStatus};
 use perigee_model::volume::VolumeSource;
-use perigee_model::{DiskRole, Epoch, HostId, Problem, ProblemKind, VolumeName};
+use perigee_model::{DiskRole, Epoch, HostId, Problem, ProblemKind, VmStart, VolumeName};
 
 use super::driver::{Run, Step};
 use super::follow::ended;
@@ -23,6 +23,7 @@ use crate::nocloud::{self, Mounted};
 use crate::records::{
     JobRecord, MigrationRecord, PlacedDisk, Placement, owner_of, start_of, vm_of,
 };
+use crate::volume_moves;
 
 impl Run {
     pub(super) fn lasting(&self) -> Option<&Lasting> {
@@ -35,9 +36,10 @@ impl Run {
 
     /// The step of a VM without a job, if it is not one of those that a job's VM has too.
     pub(super) async fn lasting_step(&mut self) -> Result<Option<Step>, Problem> {
-        let state = self.job().state;
-        let runs = self.seen_running;
-        match self.lasting().map(|lasting| lasting.next(state, runs, now_ms())) {
+        self.drop_old_roots().await?;
+        let (state, runs) = (self.job().state, self.seen_running);
+        let seen = Seen { state, is_started: self.record.value.vm_started, runs };
+        match self.lasting().map(|lasting| lasting.next(seen, now_ms())) {
             None | Some(Next::GoOn) => Ok(None),
             Some(Next::Rest) => self.rest().await.map(Some),
             Some(Next::TakeDown) => self.take_down().await.map(Some),
@@ -46,6 +48,26 @@ impl Run {
                 Ok(None)
             }
         }
+    }
+
+    /// Gives the root disks to the cleaner in whose place another image was restored.
+    async fn drop_old_roots(&mut self) -> Result<(), Problem> {
+        let Some(lasting) = self.lasting().filter(|lasting| !lasting.dropped.is_empty()) else {
+            return Ok(());
+        };
+        let name = cleaner::name_of(self.job(), &format!("d{}", lasting.root_number));
+        let mut cleanup = Cleanup::new(&self.id, &name, VmStart::default());
+        cleanup.owner = Some(owner_of(self.job()));
+        cleanup.volumes.clone_from(&lasting.dropped);
+        for (_, volume) in &cleanup.volumes {
+            let last = self.cluster.index.volume_move(volume);
+            if last.is_some_and(|last| last.shown.state.is_final()) {
+                volume_moves::forget(&self.cluster, volume).await?;
+            }
+        }
+        cleaner::hand_over(&self.cluster, &cleanup).await?;
+        self.change_lasting(|lasting| lasting.dropped.clear());
+        self.record.save().await
     }
 
     /// It is off. Only a host that was removed changes something for it.
@@ -64,7 +86,8 @@ impl Run {
     }
 
     async fn press_power_button(&mut self) -> Result<(), Problem> {
-        let host = self.host()?;
+        // What follows when its host was removed meanwhile is decided where the VM is looked at.
+        let Ok(host) = self.host() else { return Ok(()) };
         let path = format!("/v1/vms/{}/power-button", vm_of(&self.id));
         // An agent that does not answer is asked again later; how long that may take is counted from the first answer.
         match host.agent.post::<()>(&path, &()).await {
@@ -104,6 +127,12 @@ impl Run {
             self.record.save().await?;
         }
         self.seen_running = report.status == VmStatus::Running && !moving;
+        if !self.seen_running
+            && !moving
+            && self.change_lasting(|lasting| lasting.stands_still(now_ms()))
+        {
+            self.record.save().await?;
+        }
         if self.change_lasting(|lasting| lasting.give_up(now_ms())) {
             tracing::warn!("VM {}: its guest does not power off", self.id);
             self.record.save().await?;
@@ -167,7 +196,7 @@ impl Run {
         if let Some(cleanup) = self.of_this_run(&moves) {
             cleaner::hand_over(&self.cluster, &cleanup).await?;
             cleaner::try_now(&self.cluster, &self.id).await?;
-            if let Some(host) = cleaner::waits_for(&self.cluster, &cleanup).await? {
+            if let Some(host) = cleaner::may_run_at(&self.cluster, &cleanup).await? {
                 self.say(&format!("it is off when host {host} answers, where it may still run"))
                     .await?;
                 return Ok(Step::Wait(self.cluster.timing.monitor));
@@ -191,7 +220,8 @@ impl Run {
     fn of_this_run(&self, unsettled: &[MigrationRecord]) -> Option<Cleanup> {
         let record = &self.record.value;
         let placement = record.placement.as_ref()?;
-        let moved = unsettled.iter().flat_map(|m| [&m.migration.from, &m.migration.to]);
+        let went = unsettled.iter().filter(|moved| moved.may_have_begun());
+        let moved = went.flat_map(|m| [&m.migration.from, &m.migration.to]);
         let mut hosts: Vec<&HostId> =
             record.job.host.iter().chain(&record.left).chain(moved).collect();
         hosts.sort();
@@ -199,11 +229,16 @@ impl Run {
         if hosts.is_empty() {
             return None;
         }
-        let name = format!("s{}", record.restarts);
+        let name = cleaner::name_of(&record.job, &format!("s{}", record.restarts));
         let mut cleanup = Cleanup::new(&self.id, &name, start_of(record, 0).whole_run());
         cleanup.owner = Some(owner_of(&record.job));
+        // A host that was never asked to start it does not run it.
+        let may_run = record.vm_started || record.job.started_ms.is_some();
         for host in hosts {
-            cleanup.add_host(&self.id, host, &placement.disks);
+            match may_run {
+                true => cleanup.add_host(&self.id, host, &placement.disks),
+                false => cleanup.add_attachments(host, &placement.disks),
+            }
         }
         cleanup.volumes = of_one_run(&placement.disks);
         Some(cleanup)

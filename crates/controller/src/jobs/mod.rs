@@ -28,6 +28,7 @@ pub(crate) mod traces;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use perigee_model::job::{Job, JobSpec, JobState, Migration, Sample};
 use perigee_model::limits::JOB_NUMBER;
@@ -42,6 +43,10 @@ use crate::records::{
     migration_prefix, vm_of,
 };
 use crate::{catalog, images, inputs, migration, networks, outputs};
+
+/// How long an erasure waits for another one of the same records.
+const ERASURE_DEADLINE: Duration = Duration::from_secs(30);
+const ERASURE_AGAIN: Duration = Duration::from_millis(10);
 
 pub use again::{Fate, Loss, fate};
 pub use driver::drive;
@@ -326,12 +331,32 @@ pub async fn erase_deleted(cluster: &Cluster) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Removes everything that was kept of an ended job or VM.
+/// Removes everything that was kept of an ended job or VM. A later VM may have its name already: nothing of that is touched.
 ///
 /// # Errors
 /// If the store fails.
 pub async fn erase(cluster: &Cluster, record: &JobRecord) -> Result<(), Problem> {
     let id = &record.job.id;
+    let begun = Instant::now();
+    let _alone = loop {
+        match cluster.index.begin_erasure(id) {
+            Some(hold) => break hold,
+            None if begun.elapsed() < ERASURE_DEADLINE => tokio::time::sleep(ERASURE_AGAIN).await,
+            None => {
+                let why = "somebody else removes its records, and has not ended";
+                return Err(
+                    Problem::unavailable(format!("can't delete {id}"), why).next("try again")
+                );
+            }
+        }
+    };
+    let now: Option<JobRecord> = cluster.records.read(&job_key(id)).await?;
+    let is_it = |now: JobRecord| {
+        now.job.submitted_ms == record.job.submitted_ms && now.job.state.is_final()
+    };
+    if !now.is_some_and(is_it) {
+        return Ok(());
+    }
     for prefix in [log::prefix(id), format!("decisions/{id}/"), migration_prefix(&vm_of(id))] {
         cluster.records.remove_all(&prefix).await?;
     }

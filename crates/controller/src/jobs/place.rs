@@ -33,8 +33,10 @@ impl Run {
             if let Some(kept) = kept {
                 *disk = PlacedDisk { epoch: None, ..kept.clone() };
             } else if lasts && lasting::lasts(disk.role) {
-                // It is the same one at all starts.
-                disk.volume = own_volume(&self.id, 0, disk.role);
+                // It is the same one at all starts, unless another image was restored.
+                let root = record.lasting.as_ref().map_or(0, |lasting| lasting.root_number);
+                let number = if disk.role == DiskRole::Root { root } else { 0 };
+                disk.volume = own_volume(&self.id, number, disk.role);
             }
         }
         let traits = grant.traits.clone();
@@ -100,7 +102,7 @@ fn disks(
 }
 
 /// Volumes of an earlier start of the job may still exist, so each start has names of its own.
-fn own_volume(job: &JobId, restarts: u32, role: DiskRole) -> VolumeName {
+pub(super) fn own_volume(job: &JobId, restarts: u32, role: DiskRole) -> VolumeName {
     let suffix = match role {
         DiskRole::Output => "out".to_owned(),
         _ => role.to_string(),

@@ -55,7 +55,8 @@ impl Run {
             return Ok(());
         }
         let disks = &self.placement()?.disks;
-        let cleanup = Cleanup::of_host(&self.id, &format!("m{number:04}"), up_to, host, disks);
+        let name = cleaner::name_of(self.job(), &format!("m{number:04}"));
+        let cleanup = Cleanup::of_host(&self.id, &name, up_to, host, disks);
         cleaner::hand_over(&self.cluster, &cleanup).await
     }
 

@@ -3,22 +3,25 @@
 //! Each part carries the job as its owner. So a repeated step finds the part, and no other volume is mistaken
 //! for it.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use perigee_http::Method;
-use perigee_model::guest::{GuestNetwork, Mount, Seed, USER_NETWORK};
+use perigee_model::guest::{GuestNetwork, Mount, RUNNER_MARK, RUNNER_MARK_AT, Seed, USER_NETWORK};
 use perigee_model::inputs::INPUTS_MOUNT;
 use perigee_model::job::JobSpec;
 use perigee_model::states::JobEvent;
+use perigee_model::tenant::SEPARATOR;
 use perigee_model::vm::VmNetwork;
 use perigee_model::volume::{BLOCK_BYTES, CreateVolume, EpochChange, VolumeInfo, VolumeSource};
-use perigee_model::{DiskRole, Epoch, HostId, JobId, Problem, ProblemKind};
+use perigee_model::{DiskRole, Epoch, HostId, JobId, LeaveSite, Problem, ProblemKind};
 
 use super::driver::{Run, Step};
-use crate::cluster::HostLink;
+use super::place::own_volume;
+use crate::cluster::{Cluster, HostLink};
 use crate::inputs::Staged;
 use crate::records::{PlacedDisk, Placement, owner_of};
-use crate::{catalog, disks, images, inputs, networks, nvram, tars};
+use crate::{catalog, disks, images, inputs, networks, nocloud, nvram, tars};
 
 /// A seed is at least so large.
 const SEED_BYTES_MIN: u64 = 1 << 20;
@@ -48,15 +51,20 @@ impl Run {
         }
         for (index, disk) in placement.disks.iter().enumerate() {
             if disk.epoch.is_none() {
-                let epoch = self.make_disk(disk, &placement).await?;
+                let epoch = self.make_disk(disk, self.placement()?).await?;
                 if let Some(placement) = &mut self.record.value.placement {
                     placement.disks[index].epoch = Some(epoch);
                 }
                 self.record.save().await?;
             }
+            if disk.role == DiskRole::Root {
+                self.add_runner().await?;
+            }
         }
+        let placement = self.placement()?.clone();
         if let Some(lasting) = &mut self.record.value.lasting {
             lasting.made = true;
+            lasting.root_is_new = false;
         }
         disks::attach(&cluster, &placement.disks, &placement.start).await?;
         let job = &mut self.record.value.job;
@@ -77,8 +85,8 @@ impl Run {
         let home = catalog::reachable(&self.cluster, &disk.home)?;
         let spec = &self.job().spec;
         match (disk.role, &disk.data_of) {
-            (DiskRole::Root | DiskRole::Nvram, _)
-                if self.lasting().is_some_and(|lasting| lasting.made) =>
+            (role @ (DiskRole::Root | DiskRole::Nvram), _)
+                if self.lasting().is_some_and(|lasting| lasting.has(role)) =>
             {
                 take_over(&home, disk).await.map_err(|problem| self.root_is_lost(&home, problem))
             }
@@ -117,6 +125,63 @@ impl Run {
             }
             (DiskRole::Data(_), _) if disk.read_only => Ok(info(&home, disk).await?.epoch),
             (DiskRole::Data(_), _) => take_over(&home, disk).await,
+        }
+    }
+
+    /// Adds the disk from which cloud-init starts the runner, if the image of a job does not have the runner itself.
+    async fn add_runner(&mut self) -> Result<(), Problem> {
+        let placement = self.placement()?;
+        let is_added = placement.disks.iter().any(|disk| disk.role == DiskRole::CloudInit);
+        let root = placement.disks.iter().find(|disk| disk.role == DiskRole::Root);
+        let Some(root) = root.filter(|_| !is_added && self.lasting().is_none()) else {
+            return Ok(());
+        };
+        if self.has_runner(root).await? {
+            return Ok(());
+        }
+        let start = catalog::reachable(&self.cluster, &placement.start)?;
+        let disk = PlacedDisk {
+            role: DiskRole::CloudInit,
+            volume: own_volume(&self.id, self.record.value.restarts, DiskRole::CloudInit),
+            data_of: None,
+            home: start.id.clone(),
+            home_changed: false,
+            epoch: None,
+            read_only: true,
+            temporary: true,
+            leave_site: LeaveSite::Allowed,
+        };
+        let runner = read_runner(&self.cluster).map_err(|problem| Problem {
+            what: format!("can't start job {}", self.id),
+            ..problem
+        })?;
+        let instance = format!("{}-{}", self.id, self.job().submitted_ms);
+        let network = networks::of_vm(&self.record.value)?;
+        let made = nocloud::job_disk(
+            &instance,
+            self.id.as_str().rsplit(SEPARATOR).next().unwrap_or_default(),
+            &network,
+            &runner,
+        );
+        let fat =
+            made.map_err(|why| Problem::internal(format!("can't start job {}", self.id), why))?;
+        let epoch = self.make_with(&start, &disk, fat.disk_bytes, fat.bytes).await?;
+        if let Some(placement) = &mut self.record.value.placement {
+            placement.disks.push(PlacedDisk { epoch: Some(epoch), ..disk });
+        }
+        self.record.save().await
+    }
+
+    /// Whether the system on the root disk starts the runner by itself. Of data that the controller may not read nothing else is
+    /// supposed.
+    async fn has_runner(&self, root: &PlacedDisk) -> Result<bool, Problem> {
+        let home = catalog::reachable(&self.cluster, &root.home)?;
+        let length = RUNNER_MARK_AT + RUNNER_MARK.len();
+        let path = format!("/v1/volumes/{}/data?length_bytes={}", root.volume, BLOCK_BYTES);
+        match home.volume.get_bytes(&path).await {
+            Ok(bytes) => Ok(bytes.get(RUNNER_MARK_AT..length) == Some(RUNNER_MARK)),
+            Err(problem) if problem.kind == ProblemKind::Conflict => Ok(true),
+            Err(problem) => Err(problem),
         }
     }
 
@@ -199,9 +264,28 @@ fn guest_network(network: &VmNetwork) -> Option<GuestNetwork> {
     }
 }
 
+/// The runner, a static program, is installed with `perigee`. In a build of its sources, it is where `scripts/golden-image`
+/// makes it.
+fn read_runner(cluster: &Cluster) -> Result<Vec<u8>, Problem> {
+    const NAME: &str = "perigee-runner";
+    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.to_owned()));
+    let near = beside.iter().flat_map(|dir| [dir.join(NAME), dir.join("../release").join(NAME)]);
+    let known = cluster.runner.get().cloned().into_iter();
+    let places: Vec<PathBuf> =
+        known.chain(near).chain([Path::new("/usr/lib/perigee").join(NAME)]).collect();
+    let found = places.iter().find_map(|path| std::fs::read(path).ok());
+    found.ok_or_else(|| {
+        let why = "its image has no runner, and the controller's host does not have the program perigee-runner";
+        let places: Vec<String> = places.iter().map(|path| path.display().to_string()).collect();
+        Problem::unavailable("can't start a job", why)
+            .next(format!("install it there, as one of: {}", places.join(", ")))
+    })
+}
+
 fn seed(job: &JobId, spec: &JobSpec, at: &Placement, network: Option<GuestNetwork>) -> Seed {
     let data = at.disks.iter().filter(|disk| disk.role.is_data());
-    let has_inputs = at.disks.iter().any(|disk| disk.role == DiskRole::Inputs);
+    let has = |role| at.disks.iter().any(|disk| disk.role == role);
+    let (has_inputs, has_cloud_init) = (has(DiskRole::Inputs), has(DiskRole::CloudInit));
     let inputs = has_inputs.then(|| Mount {
         role: DiskRole::Inputs,
         path: INPUTS_MOUNT.to_owned(),
@@ -220,7 +304,8 @@ fn seed(job: &JobId, spec: &JobSpec, at: &Placement, network: Option<GuestNetwor
         mounts: inputs.into_iter().chain(volumes).collect(),
         outputs: spec.outputs.clone(),
         timeout_s: spec.timeout_s,
-        network,
+        // Where cloud-init starts the runner, it configures the card too.
+        network: network.filter(|_| !has_cloud_init),
     }
 }
 

@@ -49,6 +49,9 @@ pub async fn request(
     if job.leaving.is_some() {
         return refuse("its job begins anew".into());
     }
+    if job.lasting.as_ref().is_some_and(|lasting| lasting.down.is_some()) {
+        return refuse("it is being stopped".into());
+    }
     if from == wish.to {
         return refuse("it is there already".into());
     }

@@ -20,7 +20,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use perigee_http::{Failure, Json, Reply};
-use perigee_model::guest::{GuestBody, GuestMessage};
+use perigee_model::guest::{GuestBody, GuestMessage, RUNNER_MARK, RUNNER_MARK_AT};
 use perigee_model::leave_site::{
     FindLayers, FoundLayers, LeaveSiteAsker, LeaveSiteSet, SetLayersLeaveSite, SetLeaveSiteAs,
 };
@@ -31,8 +31,8 @@ use perigee_model::vm::{
 };
 use perigee_model::volume::{
     Attach, Attachment, BlockProbe, CachePolicy, CollectTrace, CopyImage, CreateVolume,
-    EpochChange, EpochIssued, ExportStats, ImageInfo, IoStats, PoolInfo, ProbeBlocks, Snapshot,
-    VolumeHealth, VolumeInfo, VolumeSource,
+    EpochChange, EpochIssued, ExportStats, ImageInfo, IoStats, PoolInfo, ProbeBlocks, Resize,
+    Snapshot, VolumeHealth, VolumeInfo, VolumeSource,
 };
 use perigee_model::{
     Epoch, HostId, ImageName, LayerId, OwnerName, Problem, SiteId, TenantName, VmId, VmStart,
@@ -43,8 +43,8 @@ use tokio::task::JoinHandle;
 pub use images::image;
 use images::{copy_image, delete_image, images, import_image, one_image, receive_tree};
 use vms::{
-    cancel_migration, changes, delete_vm, end_command, end_unless_ran, events, migrate,
-    press_power_button, put_vm, sync, vm, vms as list_vms,
+    ask_guest_agent, cancel_migration, changes, delete_vm, end_command, end_unless_ran, events,
+    migrate, press_power_button, put_vm, sync, vm, vms as list_vms,
 };
 
 pub struct Volume {
@@ -59,6 +59,15 @@ pub struct FakeVm {
     pub report: VmReport,
     pub events: Vec<GuestMessage>,
     pub asked: Option<MigrateOut>,
+}
+
+/// A file in a guest.
+#[derive(Default)]
+pub struct GuestFile {
+    pub content: Vec<u8>,
+    pub at: usize,
+    /// How often it is open.
+    pub open: u32,
 }
 
 /// Everything a test looks at or changes.
@@ -103,6 +112,10 @@ pub struct Inside {
     pub tells_nothing: bool,
     /// How often a power button was pressed.
     pub pressed: u32,
+    /// Its images have no runner.
+    pub has_cloud_images: bool,
+    /// What its guests' agents know.
+    pub guest_file: GuestFile,
     /// Guests do not listen to their power buttons.
     pub guests_are_deaf: bool,
     /// How often its kernel was booted before.
@@ -249,6 +262,7 @@ fn agent_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/vms/{vm}/events", get(events))
         .route("/v1/vms/{vm}/console", get(async || "panic: no root"))
         .route("/v1/vms/{vm}/power-button", post(press_power_button))
+        .route("/v1/vms/{vm}/guest-agent", post(ask_guest_agent))
         .route("/v1/vms/{vm}/end-command", post(end_command))
         .route("/v1/vms/{vm}/sync", post(sync))
         .route("/v1/vms/{vm}/migrate", post(migrate))
@@ -270,6 +284,7 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/volumes/{volume}/data", put(write).get(read))
         .route("/v1/volumes/{volume}/leave-site", put(set_leave_site))
         .route("/v1/volumes/{volume}/snapshot", post(snapshot))
+        .route("/v1/volumes/{volume}/resize", post(resize))
         .route("/v1/layers/find", post(find_layers))
         .route("/v1/layers/leave-site", put(set_layers_leave_site))
         .route("/v1/volumes/{volume}/epoch/issue", post(issue))
@@ -378,11 +393,21 @@ async fn create(State(inside): Shared, Json(new): Json<CreateVolume>) -> Reply<V
         info: info.clone(),
         issued: 1,
         returned: 0,
-        data: Vec::new(),
+        data: match &new.source {
+            VolumeSource::Image(_) if !inside.has_cloud_images => golden(),
+            _ => Vec::new(),
+        },
         stats: IoStats::default(),
     };
     inside.volumes.insert(new.name, volume);
     Ok(Json(info))
+}
+
+/// The beginning of a disk whose system has the runner.
+fn golden() -> Vec<u8> {
+    let mut disk = vec![0; RUNNER_MARK_AT];
+    disk.extend(RUNNER_MARK);
+    disk
 }
 
 async fn set_leave_site(
@@ -475,6 +500,17 @@ async fn read(
     inside.data_reads += 1;
     let volume = inside.volumes.get(&name).ok_or_else(no_volume)?;
     Ok(volume.data.iter().copied().take(query["length_bytes"]).collect())
+}
+
+async fn resize(
+    State(inside): Shared,
+    Path(name): Path<VolumeName>,
+    Json(ask): Json<Resize>,
+) -> Reply<VolumeInfo> {
+    let mut inside = inside.lock().expect("lock");
+    let info = &mut inside.volumes.get_mut(&name).ok_or_else(no_volume)?.info;
+    info.size_bytes = ask.size_bytes;
+    Ok(Json(info.clone()))
 }
 
 async fn issue(State(inside): Shared, Path(name): Path<VolumeName>) -> Reply<EpochIssued> {

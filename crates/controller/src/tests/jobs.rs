@@ -4,7 +4,7 @@ use perigee_model::guest::{GuestBody, LogStream};
 use perigee_model::job::{Access, Job, JobState, Start};
 use perigee_model::plan::PredictedEnd;
 use perigee_model::vm::VmStatus;
-use perigee_model::{ImageName, ProblemKind};
+use perigee_model::{DiskRole, ImageName, ProblemKind};
 
 use super::{Lab, answers, data_volume, finish, spec, vm_of, wait_for};
 use crate::jobs::traces::tests::serial_reads;
@@ -363,4 +363,29 @@ async fn a_host_that_does_not_measure_keeps_no_plan_from_the_others() {
     let plan = planning::plan(&lab.cluster, &spec(Access::Read)).await.expect("plan");
     let chosen = plan.options.iter().find(|option| option.chosen).expect("chosen");
     assert_eq!(chosen.start, lab.home.id);
+}
+
+#[tokio::test]
+async fn a_job_whose_image_has_no_runner_gets_it_from_a_disk_for_cloud_init() {
+    let lab = Lab::up().await;
+    let runner = lab.dir.path().join("runner");
+    std::fs::write(&runner, b"\x7fELF runner").expect("written");
+    lab.cluster.runner.set(runner).expect("once");
+    lab.home.inside().has_cloud_images = true;
+    let job = lab.submit(spec(Access::Read)).await;
+    let vm = vm_of(&job);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    {
+        let inside = lab.home.inside();
+        let disks = &inside.vms[&vm].report.spec.disks;
+        let last = disks.last().expect("disks");
+        assert_eq!((last.role, last.read_only), (DiskRole::CloudInit, true));
+        let text = String::from_utf8_lossy(&inside.volumes[&last.volume].data).into_owned();
+        assert!(text.contains("\x7fELF runner") && text.contains("bootcmd"));
+    }
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&job, JobState::Running).await;
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&job, JobState::Succeeded).await;
+    lab.wait_for_clean_hosts().await;
 }

@@ -1,8 +1,9 @@
 //! VMs that live without a job.
 
+use axum::body::Bytes;
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, JobSpec, JobState, Start, Vm};
-use perigee_model::lasting::{NewVm, NewVmVolume, PowerWish, StopVm, VmState};
+use perigee_model::lasting::{NewVm, NewVmVolume, PowerWish, ResizeVm, StopVm, VmState};
 use perigee_model::tenant::{AuditEntry, Quota};
 use perigee_model::vm::{Firmware, VmStatus};
 use perigee_model::volume_move::VolumesOnMove;
@@ -13,7 +14,7 @@ use super::migrations::switch;
 use super::queue::unreachable;
 use super::tenants::Tenants;
 use super::{Lab, data_volume, spec, wait_for};
-use crate::vms::{self, lasting};
+use crate::vms::{self, change, guest_files, lasting};
 use crate::{catalog, hosts, jobs};
 
 fn web() -> VmId {
@@ -293,4 +294,155 @@ async fn the_disk_of_a_vm_counts_for_its_tenant_and_its_memory_only_while_it_run
         log.iter().any(|entry| entry.request.ends_with("/console/attach")).then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_vm_is_deleted_also_where_the_cleanup_of_an_earlier_one_of_its_name_waits() {
+    let lab = Lab::up().await;
+    lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("home1") }).await;
+    lab.runs().await;
+    unreachable(&lab, &lab.home).await;
+    hosts::remove(&lab.cluster, &lab.home.id, true).await.expect("removed");
+    lab.vm_is(VmState::Stopped).await;
+    lasting::delete(&lab.cluster, &web(), true).await.expect("deleted");
+    wait_for("the VM to be unknown", async || vms::get(&lab.cluster, &web()).await.err()).await;
+
+    lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("cloud1") }).await;
+    lab.runs().await;
+    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.vm_is(VmState::Stopped).await;
+    assert!(lab.cloud.inside().vms.is_empty(), "it is off");
+    lasting::delete(&lab.cluster, &web(), true).await.expect("deleted");
+    wait_for("its disk to be gone", async || (!has_root(&lab.cloud)).then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_stop_ends_when_the_host_is_removed_before_the_guest_has_powered_off() {
+    let lab = Lab::up().await;
+    lab.home.inside().guests_are_deaf = true;
+    lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("home1") }).await;
+    lab.runs().await;
+    lab.wish(PowerWish::Stop { force: false }).await;
+    wait_for("the button", async || (lab.home.inside().pressed > 0).then_some(())).await;
+    unreachable(&lab, &lab.home).await;
+    hosts::remove(&lab.cluster, &lab.home.id, true).await.expect("removed");
+    lab.vm_is(VmState::Stopped).await;
+}
+
+#[tokio::test]
+async fn a_stop_waits_for_no_host_where_nothing_was_started() {
+    let lab = Lab::up().await;
+    lab.home.inside().starts_no_vm = true;
+    lab.home.inside().no_new_volumes = true;
+    lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("home1") }).await;
+    wait_for("it to be placed", async || {
+        jobs::of_vm(&lab.cluster, &web())
+            .is_some_and(|record| record.placement.is_some())
+            .then_some(())
+    })
+    .await;
+    unreachable(&lab, &lab.home).await;
+    lab.wish(PowerWish::Stop { force: false }).await;
+    let off = lab.vm_is(VmState::Stopped).await;
+    assert_eq!(off.host, None);
+}
+
+#[tokio::test]
+async fn a_vm_that_is_being_stopped_is_not_moved() {
+    let lab = Lab::up().await;
+    lab.home.inside().guests_are_deaf = true;
+    lab.make_vm(new_vm("home1")).await;
+    lab.runs().await;
+    lab.wish(PowerWish::Stop { force: false }).await;
+    wait_for("the button", async || (lab.home.inside().pressed > 0).then_some(())).await;
+    let to = lab.cloud.id.clone();
+    let refused = vms::move_to(&lab.cluster, &web(), to, VolumesOnMove::Stay).await;
+    let refused = refused.expect_err("it goes down");
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    assert!(refused.why.contains("stopped"), "{refused}");
+}
+
+#[tokio::test]
+async fn an_erasure_that_comes_late_leaves_a_new_vm_of_the_name_alone() {
+    let lab = Lab::up().await;
+    lab.make_vm(new_vm("home1")).await;
+    lab.runs().await;
+    let id = "web".parse().expect("an id");
+    let mut old = jobs::any_record(&lab.cluster, &id).await.expect("its record");
+    old.job.submitted_ms -= 1;
+    old.job.state = JobState::Cancelled;
+    jobs::erase(&lab.cluster, &old).await.expect("nothing to do");
+    jobs::any_record(&lab.cluster, &id).await.expect("its record is there");
+}
+
+#[tokio::test]
+async fn a_vm_is_restored_from_an_image_when_it_is_off() {
+    let lab = Lab::up().await;
+    lab.make_vm(new_vm("home1")).await;
+    lab.runs().await;
+    let image = ImageName::new("debian").expect("a name");
+    let refused = change::restore(&lab.cluster, &web(), image.clone()).await.expect_err("it runs");
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.vm_is(VmState::Stopped).await;
+    lab.home.inside().volumes.get_mut(&root()).expect("its disk").data = b"broken".to_vec();
+    change::restore(&lab.cluster, &web(), image.clone()).await.expect("restored");
+    wait_for("the old disk to be gone", async || (!has_root(&lab.home)).then_some(())).await;
+    lab.wish(PowerWish::Start).await;
+    lab.runs().await;
+    let disk = lab.home.inside().vms[&web()].report.spec.disks[0].clone();
+    assert_ne!(disk.volume, root());
+    assert!(lab.home.inside().volumes.contains_key(&disk.volume));
+    // What it writes from now on is kept again.
+    lab.home.inside().volumes.get_mut(&disk.volume).expect("its disk").data = b"kept".to_vec();
+    lab.wish(PowerWish::Restart { force: true }).await;
+    wait_for("its third start", async || (lab.home.inside().starts[&web()] == 3).then_some(()))
+        .await;
+    lab.runs().await;
+    assert_eq!(lab.home.inside().volumes[&disk.volume].data, b"kept");
+    lasting::delete(&lab.cluster, &web(), true).await.expect("deleted");
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
+async fn a_vm_is_resized_when_it_is_off_and_its_disk_only_grows() {
+    let lab = Lab::up().await;
+    lab.make_vm(new_vm("home1")).await;
+    lab.runs().await;
+    let ask = ResizeVm { cpus: Some(2), memory_bytes: Some(512 << 20), disk_bytes: Some(3 << 30) };
+    let refused = change::resize(&lab.cluster, &web(), ask).await.expect_err("it runs");
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.vm_is(VmState::Stopped).await;
+    let smaller = ResizeVm { disk_bytes: Some(1 << 30), ..ResizeVm::default() };
+    let refused = change::resize(&lab.cluster, &web(), smaller).await.expect_err("it is smaller");
+    assert_eq!(refused.kind, ProblemKind::Invalid);
+    let sized = change::resize(&lab.cluster, &web(), ask).await.expect("resized");
+    assert_eq!((sized.cpus, sized.memory_bytes), (2, 512 << 20));
+    assert_eq!(lab.home.inside().volumes[&root()].info.size_bytes, 3 << 30);
+    lab.wish(PowerWish::Start).await;
+    lab.runs().await;
+    let spec = lab.home.inside().vms[&web()].report.spec.clone();
+    assert_eq!((spec.cpus, spec.memory_bytes), (2, 512 << 20));
+}
+
+#[tokio::test]
+async fn a_file_is_copied_into_a_guest_and_out_of_it() {
+    let lab = Lab::up().await;
+    lab.make_vm(new_vm("home1")).await;
+    lab.runs().await;
+    let content: Vec<u8> = (0..300_000_u32).map(|number| number.to_le_bytes()[0]).collect();
+    let parts = content.chunks(70_000).map(|part| Ok(Bytes::copy_from_slice(part)));
+    let parts: Vec<_> = parts.collect();
+    let parts = futures_util::stream::iter(parts);
+    let copied = guest_files::write(&lab.cluster, &web(), "/srv/file", parts).await;
+    assert_eq!(copied.expect("it is copied").bytes, 300_000);
+    assert!(lab.home.inside().guest_file.content == content);
+    let body = guest_files::read(&lab.cluster, &web(), "/srv/file").await.expect("it is there");
+    let read = axum::body::to_bytes(body, usize::MAX).await.expect("all of it");
+    assert!(read == content);
+    wait_for("it to be closed", async || (lab.home.inside().guest_file.open == 0).then_some(()))
+        .await;
+    let refused = guest_files::read(&lab.cluster, &web(), "srv/../file").await;
+    assert_eq!(refused.err().expect("no such path").kind, ProblemKind::Invalid);
 }

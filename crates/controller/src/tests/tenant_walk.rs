@@ -125,6 +125,11 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         "POST /v1/volumes/{volume}/snapshot" | "POST /v1/vms/{vm}/snapshot" => {
             vec![("", json!({"image": "own"})), ("full image", json!({"image": "NAME"}))]
         }
+        "POST /v1/vms/{vm}/restore" => {
+            vec![("", json!({"image": "debian"})), ("image", json!({"image": "NAME"}))]
+        }
+        "POST /v1/vms/{vm}/resize" => plain(json!({"cpus": 2})),
+        "PUT /v1/vms/{vm}/file" => plain(json!({})),
         "PUT /v1/volumes/{volume}/leave-site" | "PUT /v1/images/{image}/leave-site" => {
             plain(json!({"leave_site": "never"}))
         }

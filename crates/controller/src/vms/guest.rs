@@ -2,12 +2,12 @@
 //! filesystems while a snapshot is made. Whatever it answers is the guest's word.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
+use perigee_model::guest_agent::{Card, ProgramStatus};
 use perigee_model::job::ClusterImage;
 use perigee_model::lasting::{ExecBegun, ExecInVm, ExecStatus};
 use perigee_model::vm::AskGuestAgent;
 use perigee_model::volume::Snapshot;
 use perigee_model::{DiskRole, Problem, ProblemKind, VmId};
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ use crate::{catalog, images, jobs, vms};
 /// Of the addresses that a guest says it has.
 const ADDRESSES_MAX: usize = 16;
 
-async fn ask<T: DeserializeOwned>(
+pub(super) async fn ask<T: DeserializeOwned>(
     cluster: &Cluster,
     vm: &VmId,
     execute: &str,
@@ -34,7 +34,7 @@ async fn ask<T: DeserializeOwned>(
 
 /// # Errors
 /// `NotFound`, or `Conflict` for a job's VM: it has no such channel.
-fn check_lasts(cluster: &Cluster, vm: &VmId) -> Result<(), Problem> {
+pub(super) fn check_lasts(cluster: &Cluster, vm: &VmId) -> Result<(), Problem> {
     match jobs::of_vm(cluster, vm) {
         None => Err(vms::unknown(vm)),
         Some(record) if record.lasting.is_some() => Ok(()),
@@ -66,26 +66,8 @@ pub async fn exec(cluster: &Cluster, vm: &VmId, wanted: ExecInVm) -> Result<Exec
 /// # Errors
 /// As [`exec`].
 pub async fn exec_status(cluster: &Cluster, vm: &VmId, pid: u64) -> Result<ExecStatus, Problem> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "kebab-case")]
-    struct Said {
-        #[serde(default)]
-        exited: bool,
-        #[serde(default)]
-        exitcode: Option<i32>,
-        #[serde(default)]
-        signal: Option<i32>,
-        #[serde(default)]
-        out_data: String,
-        #[serde(default)]
-        err_data: String,
-        #[serde(default)]
-        out_truncated: bool,
-        #[serde(default)]
-        err_truncated: bool,
-    }
     check_lasts(cluster, vm)?;
-    let said: Said = ask(cluster, vm, "guest-exec-status", json!({"pid": pid})).await?;
+    let said: ProgramStatus = ask(cluster, vm, "guest-exec-status", json!({"pid": pid})).await?;
     let is_base64 = |text: &String| BASE64_STANDARD.decode(text).is_ok();
     if !is_base64(&said.out_data) || !is_base64(&said.err_data) {
         let what = format!("can't understand the guest agent of {vm}");
@@ -103,18 +85,6 @@ pub async fn exec_status(cluster: &Cluster, vm: &VmId, pid: u64) -> Result<ExecS
 
 /// The addresses that the guest says it has, without those of its loopback; none if no guest agent answers.
 pub async fn addresses(cluster: &Cluster, vm: &VmId) -> Vec<String> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "kebab-case")]
-    struct Card {
-        name: String,
-        #[serde(default)]
-        ip_addresses: Vec<Address>,
-    }
-    #[derive(Deserialize)]
-    #[serde(rename_all = "kebab-case")]
-    struct Address {
-        ip_address: std::net::IpAddr,
-    }
     let asked = ask::<Vec<Card>>(cluster, vm, "guest-network-get-interfaces", json!({}));
     let cards = asked.await.unwrap_or_default().into_iter().filter(|card| card.name != "lo");
     let all = cards.flat_map(|card| card.ip_addresses);
@@ -142,12 +112,20 @@ pub async fn snapshot(
         let why = "its root disk is not made yet";
         return Err(Problem::conflict(format!("can't snapshot VM {vm}"), why));
     };
+    // A guest that stands still for the snapshot would arrive at another host so.
+    let is_moving = cluster.index.is_move_being_recorded(vm)
+        || cluster.index.migrations_of(vm).iter().any(|moved| !moved.migration.state.is_final());
+    if is_moving {
+        let what = format!("can't snapshot VM {vm}");
+        return Err(Problem::unavailable(what, "it is being moved to another host")
+            .next("try again when it is there"));
+    }
     let frozen = if record.vm_started {
         ask::<Value>(cluster, vm, "guest-fsfreeze-freeze", json!({})).await.is_ok()
     } else {
         false
     };
-    let made = images::snapshot(cluster, &root.volume, wanted).await;
+    let made = images::snapshot_disk(cluster, root, wanted).await;
     // Its host's agent does so too, after a while.
     if frozen
         && let Err(problem) = ask::<Value>(cluster, vm, "guest-fsfreeze-thaw", json!({})).await

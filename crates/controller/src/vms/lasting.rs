@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use perigee_model::job::{Access, JobSpec, JobState, JobVolume, Restart, Vm};
 use perigee_model::lasting::{Lasting, NewVm, PowerWish};
-use perigee_model::limits::JOB_DISK_BYTES;
+use perigee_model::limits::{JOB_DISK_BYTES, LASTING_VMS};
 use perigee_model::spec::{check_beside, check_job_name, check_mount};
-use perigee_model::tenant::Running;
-use perigee_model::{JobId, LeaveSite, Problem, VmId};
+use perigee_model::tenant::{Running, tenant_of};
+use perigee_model::{JobId, LeaveSite, Problem, ProblemKind, VmId};
 
 use crate::accounts::hold_volume;
 use crate::cluster::Cluster;
@@ -49,6 +49,14 @@ pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result
     for volume in &spec.volumes {
         catalog::find(cluster, &volume.volume).await?;
     }
+    let tenant = tenant_of(name.as_str());
+    let is_its = |record: &&Arc<JobRecord>| {
+        record.lasting.is_some() && tenant_of(record.job.id.as_str()) == tenant
+    };
+    let count = cluster.unfinished_jobs().iter().filter(is_its).count();
+    LASTING_VMS.check(count + 1).map_err(|error| {
+        Problem::new(ProblemKind::NoSpace, what(), error).next("delete VMs that nobody needs")
+    })?;
     let id = id_of(&name)?;
     forget_deleted(cluster, &id).await?;
     let _room = hold_volume(cluster, name.as_str(), root_bytes).await?;
@@ -133,7 +141,7 @@ async fn forget_deleted(cluster: &Cluster, id: &JobId) -> Result<(), Problem> {
 
 /// # Errors
 /// `NotFound` if there is no VM with this name; `Conflict` if it is a job's.
-async fn record(cluster: &Cluster, vm: &VmId) -> Result<JobRecord, Problem> {
+pub(super) async fn record(cluster: &Cluster, vm: &VmId) -> Result<JobRecord, Problem> {
     let Some(record) = jobs::of_vm(cluster, vm) else { return Err(vms::unknown(vm)) };
     match record.lasting {
         Some(_) => Ok(JobRecord::clone(&record)),

@@ -17,6 +17,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
+use crate::connections::notice_loss;
 use crate::identity::{Identity, connect_to_enrol};
 use crate::peer::Certified;
 use crate::verify::{Expected, Refusal};
@@ -60,6 +61,7 @@ impl Way {
         let tcp = async |authority: &str| {
             let stream = within(CONNECT_MAX, TcpStream::connect(authority)).await?;
             stream.set_nodelay(true)?;
+            notice_loss(&stream);
             Ok::<_, io::Error>(stream)
         };
         Ok(match self {

@@ -3,7 +3,7 @@
 //! What the guest prints comes to the terminal as it is, escape sequences too: a console without them is none. So whoever
 //! attaches trusts the guest as far as a terminal obeys it. `--log` shows the same as harmless text.
 
-use std::io::{IsTerminal, Read as _, Write as _};
+use std::io::{IsTerminal, Read as _};
 use std::time::Duration;
 
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
@@ -11,7 +11,7 @@ use perigee_http::{Client, Tunnel};
 use perigee_model::job::Vm;
 use perigee_model::lasting::VmState;
 use perigee_model::{Problem, ProblemKind, VmId};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 
 use crate::output;
@@ -63,7 +63,7 @@ pub async fn attach(client: &Client, vm: &VmId) -> Result<(), Problem> {
     let raw = Raw::begin();
     let mut keys = keys();
     let ended = loop {
-        match carry(&mut tunnel, &mut keys).await {
+        match carry(&mut tunnel, &mut keys, &mut std::io::stdout()).await {
             Left::Here => break Ok(()),
             Left::There => match again(client, vm).await {
                 Ok(Some(next)) => tunnel = next,
@@ -91,31 +91,41 @@ fn keys() -> mpsc::Receiver<Vec<u8>> {
     keys
 }
 
-async fn carry(tunnel: &mut Tunnel, keys: &mut mpsc::Receiver<Vec<u8>>) -> Left {
-    let mut buffer = [0; 16 << 10];
-    loop {
-        tokio::select! {
-            received = tunnel.read(&mut buffer) => match received {
-                Ok(length @ 1..) => {
-                    let mut stdout = std::io::stdout();
-                    if stdout.write_all(&buffer[..length]).and_then(|()| stdout.flush()).is_err() {
-                        return Left::Here;
-                    }
-                }
+/// Carries both directions at the same time: a guest that prints what is pasted takes no more of it while nobody reads.
+async fn carry(
+    tunnel: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    keys: &mut mpsc::Receiver<Vec<u8>>,
+    screen: &mut impl std::io::Write,
+) -> Left {
+    let (mut from, mut to) = tokio::io::split(tunnel);
+    let shows = async {
+        let mut buffer = [0; 16 << 10];
+        loop {
+            let length = match from.read(&mut buffer).await {
+                Ok(length @ 1..) => length,
                 Ok(0) | Err(_) => return Left::There,
-            },
-            typed = keys.recv() => {
-                let Some(typed) = typed else { return Left::Here };
-                let end = typed.iter().position(|key| *key == LEAVE);
-                let sent = tunnel.write_all(&typed[..end.unwrap_or(typed.len())]).await;
-                if end.is_some() {
-                    return Left::Here;
-                }
-                if sent.is_err() {
-                    return Left::There;
-                }
+            };
+            if screen.write_all(&buffer[..length]).and_then(|()| screen.flush()).is_err() {
+                return Left::Here;
             }
         }
+    };
+    let types = async {
+        loop {
+            let Some(typed) = keys.recv().await else { return Left::Here };
+            let end = typed.iter().position(|key| *key == LEAVE);
+            let sent = to.write_all(&typed[..end.unwrap_or(typed.len())]).await;
+            if end.is_some() {
+                return Left::Here;
+            }
+            if sent.is_err() {
+                return Left::There;
+            }
+        }
+    };
+    tokio::select! {
+        left = shows => left,
+        left = types => left,
     }
 }
 
@@ -134,6 +144,52 @@ async fn again(client: &Client, vm: &VmId) -> Result<Option<Tunnel>, Problem> {
             Ok(tunnel) => return Ok(Some(tunnel)),
             Err(problem) if begun.elapsed() > PATIENCE => return Err(problem),
             Err(_) => tokio::time::sleep(LOOK_EVERY).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A guest that prints what is typed, and whose host keeps little of it.
+    #[tokio::test]
+    async fn a_long_paste_comes_back_whole() {
+        let (mut ours, theirs) = tokio::io::duplex(64);
+        let (mut reads, mut prints) = tokio::io::split(theirs);
+        let guest = tokio::spawn(async move { tokio::io::copy(&mut reads, &mut prints).await });
+        let paste = vec![b'x'; 256 << 10];
+        let (typed, mut keys) = mpsc::channel(1);
+        let pasted = paste.clone();
+        let person = tokio::spawn(async move {
+            for part in pasted.chunks(1024) {
+                typed.send(part.to_vec()).await.expect("somebody listens");
+            }
+            // Until all of it is back.
+            typed.closed().await;
+        });
+        let mut screen = Screen { left: paste.len() };
+        let carried = carry(&mut ours, &mut keys, &mut screen);
+        let left = tokio::time::timeout(Duration::from_secs(60), carried).await.expect("it ends");
+        assert!(matches!(left, Left::Here), "the screen ends it");
+        drop(keys);
+        person.await.expect("it was typed");
+        guest.abort();
+    }
+
+    /// Fails when it has got everything.
+    struct Screen {
+        left: usize,
+    }
+
+    impl std::io::Write for Screen {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.left -= bytes.len();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            if self.left == 0 { Err(std::io::Error::other("it has everything")) } else { Ok(()) }
         }
     }
 }

@@ -17,7 +17,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::Context;
-use crate::commands::{Server, check, controller_client, controller_client_within, pool_server};
+use crate::commands::{
+    Server, check, controller_client, controller_client_within, download, pool_server,
+};
 use crate::output::{self, Column};
 
 /// An import takes as long as it needs. The controller ends one that makes no progress.
@@ -32,8 +34,11 @@ pub enum Verb {
     Import {
         /// The new image's name
         name: ImageName,
-        /// The file; with --pool also an nbd:// address
+        /// The file, or an https:// address, which this command fetches and sends on; with --pool also an nbd:// address
         file: String,
+        /// What the SHA-256 of a fetched file has to be, as `sha256sum` prints it. An http:// address needs it
+        #[arg(long, value_name = "HEX", value_parser = download::sha256, conflicts_with_all = ["pool", "on_host"])]
+        sha256: Option<String>,
         /// FILE is a path on the host that imports it, below a directory that its volume server allows
         /// (--image-dir); otherwise the file is sent there
         #[arg(long, conflicts_with = "pool")]
@@ -230,29 +235,43 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::Check { name, pool } => {
             return check::run(CheckScope::Image(name), pool, context).await;
         }
-        Verb::Import { name, file, on_host, image_format: format, host, leave_site, pool } => {
-            match pool.pool {
-                Some(pool) => {
-                    let source = absolute(&file)?;
-                    let body = ImportImage { name, source, format, layer: None, leave_site };
-                    let server = pool_server(&pool).await?;
-                    let image: ImageInfo =
-                        output::with_progress(|tell| server.post_long("/v1/images", &body, tell))
-                            .await?;
-                    output::one(context.format, &image, LOCAL)
-                }
-                None => {
-                    let client = controller_client_within(context, IMPORT_MAX)?;
-                    let (source, host) = match on_host || file.contains("://") {
-                        true => (file, host),
-                        false => send(&client, Path::new(&file), host).await?,
-                    };
-                    let body = NewImage { name, source, format, host, leave_site };
-                    let image: ClusterImage = client.post("/v1/images", &body).await?;
-                    output::one(context.format, &image, CLUSTER)
-                }
+        Verb::Import {
+            name,
+            file,
+            sha256,
+            on_host,
+            image_format: format,
+            host,
+            leave_site,
+            pool,
+        } => match pool.pool {
+            Some(pool) => {
+                let source = absolute(&file)?;
+                let body = ImportImage { name, source, format, layer: None, leave_site };
+                let server = pool_server(&pool).await?;
+                let image: ImageInfo =
+                    output::with_progress(|tell| server.post_long("/v1/images", &body, tell))
+                        .await?;
+                output::one(context.format, &image, LOCAL)
             }
-        }
+            None => {
+                let client = controller_client_within(context, IMPORT_MAX)?;
+                let (source, host) = if !on_host && download::is_address(&file) {
+                    let sent = download::send_on(&client, &file, sha256, host.as_ref()).await?;
+                    (sent.source, sent.host.or(host))
+                } else if sha256.is_some() {
+                    let why = "it is compared with what comes from a web server";
+                    return Err(Problem::invalid("can't use --sha256", why));
+                } else if on_host || file.contains("://") {
+                    (file, host)
+                } else {
+                    send(&client, Path::new(&file), host).await?
+                };
+                let body = NewImage { name, source, format, host, leave_site };
+                let image: ClusterImage = client.post("/v1/images", &body).await?;
+                output::one(context.format, &image, CLUSTER)
+            }
+        },
         Verb::Update { name, change, pool } => {
             change.apply(context, pool, &format!("/v1/images/{name}")).await
         }

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Subcommand, ValueEnum};
 use perigee_model::job::{ClusterImage, Migration, MoveVm, Vm};
+use perigee_model::lasting::{ResizeVm, RestoreVm};
 use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, ImageName, Problem, VmId};
@@ -12,7 +13,7 @@ use serde::Serialize;
 use crate::Context;
 use crate::commands::image::CLUSTER;
 use crate::commands::lasting::{self, Create};
-use crate::commands::{console, controller_client, exec, moving, moving_volumes};
+use crate::commands::{console, controller_client, exec, guest_files, moving, moving_volumes};
 use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]
@@ -92,6 +93,28 @@ pub enum Verb {
         /// The new image's name
         image: ImageName,
     },
+    /// Make the root disk of a stopped virtual machine a clone of an image, for example of a snapshot of it. What was on the disk
+    /// is lost
+    Restore {
+        /// The VM's name
+        vm: VmId,
+        /// The image
+        image: ImageName,
+    },
+    /// Give a stopped virtual machine other numbers of CPUs, another amount of memory, or a larger root disk
+    Resize {
+        /// The VM's name
+        vm: VmId,
+        #[command(flatten)]
+        to: Size,
+    },
+    /// Copy a file into a running virtual machine, or out of it. The guest needs qemu-guest-agent, and no network
+    Cp {
+        /// What is copied: a file, `VM:PATH` for one in a guest
+        from: String,
+        /// Where it goes, in the same form. A directory gets a file of the same name
+        to: String,
+    },
     /// Attach this terminal to the serial console of a running virtual machine; Ctrl-] leaves it.
     ///
     /// The terminal obeys what the guest prints, escape sequences too. With --log it does not.
@@ -102,6 +125,21 @@ pub enum Verb {
         #[arg(long)]
         log: bool,
     },
+}
+
+/// What is changed; at least one of them.
+#[derive(Debug, Clone, Copy, clap::Args)]
+#[group(required = true, multiple = true)]
+pub struct Size {
+    /// vCPUs
+    #[arg(long)]
+    cpus: Option<u32>,
+    /// Memory
+    #[arg(long, value_name = "SIZE", value_parser = lasting::size)]
+    memory: Option<u64>,
+    /// The size of its root disk. cloud-init makes the filesystem larger when the guest boots
+    #[arg(long, value_name = "SIZE", value_parser = lasting::size)]
+    disk: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -142,6 +180,14 @@ const SHOWN: &[Column<Vm>] = &[
     ("reason", |v| v.reason.clone()),
 ];
 
+/// What is shown of a VM that was resized.
+const SIZED: &[Column<Vm>] = &[
+    ("vm", |v| v.id.to_string()),
+    ("cpus", |v| v.cpus.to_string()),
+    ("memory", |v| output::bytes(v.memory_bytes)),
+    ("status", |v| output::word(&v.status)),
+];
+
 /// A VM with its migrations.
 #[derive(Debug, Serialize)]
 struct Info {
@@ -178,6 +224,17 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let made: ClusterImage = client.post(&path, &Snapshot { image }).await?;
             output::one(context.format, &made, CLUSTER)
         }
+        Verb::Restore { vm, image } => {
+            let path = format!("/v1/vms/{vm}/restore");
+            let restored: Vm = client.post(&path, &RestoreVm { image }).await?;
+            output::one(context.format, &restored, SHOWN)
+        }
+        Verb::Resize { vm, to } => {
+            let ask = ResizeVm { cpus: to.cpus, memory_bytes: to.memory, disk_bytes: to.disk };
+            let resized: Vm = client.post(&format!("/v1/vms/{vm}/resize"), &ask).await?;
+            output::one(context.format, &resized, SIZED)
+        }
+        Verb::Cp { from, to } => guest_files::copy(&client, &from, &to).await,
         Verb::List => {
             let vms: Vec<Vm> = client.get("/v1/vms").await?;
             output::list(context.format, &vms, COLUMNS)

@@ -4,7 +4,8 @@ use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use perigee_model::job::Vm;
+use perigee_model::JobId;
+use perigee_model::job::{Job, Vm};
 use perigee_model::lasting::VmState;
 
 use super::{Checked, System, ensure, host, until, until_within, with_system};
@@ -17,10 +18,24 @@ const BOOT_PATIENCE: Duration = Duration::from_secs(1500);
 /// What the golden image says on its console when it has come up without a job.
 const UP: &str = "login:";
 
+/// What UEFI firmware says when it starts the boot loader that it has found on the root disk.
+const FIRMWARE: &str = "BdsDxe: starting";
+
+/// What systemd says early in its second boot: the first one has stored the name on the root disk.
+const BOOTS_AGAIN: &str = "Hostname set to <web>";
+
 impl System {
     /// Runs a command that has to succeed.
     fn does(&self, args: &[&str]) -> Checked<String> {
+        let begun = std::time::Instant::now();
         let output = self.perigee(args);
+        if !args.contains(&"--log") {
+            eprintln!(
+                "{:.1} s, from {:.1} s on: {args:?}",
+                begun.elapsed().as_secs_f64(),
+                self.begun.elapsed().as_secs_f64()
+            );
+        }
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.success(), "perigee {args:?}: {said}");
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
@@ -32,7 +47,9 @@ impl System {
             let said = self.does(&["vm", "console", vm, "--log"])?;
             Ok(said.contains(text).then_some(()))
         })
-        .await
+        .await?;
+        eprintln!("at {:.1} s: {what}", self.begun.elapsed().as_secs_f64());
+        Ok(())
     }
 
     async fn vm(&self, name: &str) -> Checked<Vm> {
@@ -66,7 +83,7 @@ fn a_vm_lives_without_a_job_and_keeps_its_disk() {
         let refused = system.perigee(&["vm", "console", "web", "--log"]);
         ensure!(refused.status.code() == Some(5), "{refused:?}");
         system.does(&["vm", "start", "web"])?;
-        system.console_says("web", UP).await?;
+        system.console_says("web", FIRMWARE).await?;
         let again = system.vm("web").await?;
         ensure!(again.host == Some(host("cloud1")), "it starts where it was moved to: {again:?}");
 
@@ -81,7 +98,7 @@ fn a_vm_lives_without_a_job_and_keeps_its_disk() {
     });
 }
 
-/// Says on the console how often it has booted, which user it has, and how large its root filesystem is.
+/// Says on the console its name, which user it has, and how large its root filesystem is.
 const USER_DATA: &str = r#"#cloud-config
 chpasswd: {expire: false, users: [{name: ann, password: secret, type: text}]}
 write_files:
@@ -89,9 +106,8 @@ write_files:
     permissions: "0755"
     content: |
       #!/bin/sh
-      echo boot >>/var/lib/boots
       {
-        echo "boots: $(wc -l </var/lib/boots) of $(hostname)"
+        echo "name: $(hostname)"
         echo "root: $(df --output=size -m / | tail -n 1 | tr -d ' ') MiB"
         echo "key: $(cat /home/ann/.ssh/authorized_keys)"
         echo "data: $(cat /srv/data/kept 2>&1)"
@@ -160,6 +176,35 @@ impl Drop for Console {
     }
 }
 
+/// A job in a cloud image: there is no runner of ours in it.
+const JOB: &str = "\
+name: guest
+image: cloud
+memory: 512MiB
+placement: {host: home2, move: never}
+inputs: [words]
+command: |
+  test ! -e /usr/sbin/perigee-runner
+  hostname
+  wc -w <inputs/words >/output/count
+  exit 3
+";
+
+async fn check_job(system: &System, id: &JobId, to: &str) -> Checked<()> {
+    let job = until_within(BOOT_PATIENCE, "the end of the cloud image's job", async || {
+        let job = system.job(id).await?;
+        Ok(job.state.is_final().then_some(job))
+    })
+    .await?;
+    let log = system.log(id).await?;
+    ensure!(job.exit_code == Some(3), "{:?} {}; {log:?}", job.state, job.reason);
+    ensure!(log.iter().any(|line| line == id.as_str()), "its host name is not in {log:?}");
+    system.does(&["job", "output", id.as_str(), "--to", to])?;
+    let count = std::fs::read_to_string(format!("{to}/output/count")).unwrap_or_default();
+    ensure!(count.trim() == "3", "its output is {count:?}");
+    Ok(())
+}
+
 #[test]
 fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
     let image = std::env::var("PERIGEE_TEST_CLOUD_IMAGE")
@@ -175,6 +220,12 @@ fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
         let (key, user_data) = (path(&key), path(&user_data));
 
         system.does(&["image", "import", "cloud", &image])?;
+        let job_file = files.join("job.yaml");
+        std::fs::write(&job_file, JOB).expect("a job file");
+        std::fs::write(files.join("words"), "one two three\n").expect("its input");
+        // It boots while the VM does.
+        let job = system.does(&["-f", "json", "job", "submit", &path(&job_file)])?;
+        let job: Job = serde_json::from_str(&job).expect("a job");
         let create =
             ["vm", "create", "web", "--image", "cloud", "--memory", "512MiB", "--disk", "6GiB"];
         let options = ["--user", "ann", "--ssh-key", &key, "--user-data", &user_data];
@@ -182,7 +233,7 @@ fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
         system.does(&[&create[..], &options, &places].concat())?;
         system.console_says("web", "said all").await?;
         let said = system.does(&["vm", "console", "web", "--log"])?;
-        for text in ["boots: 1 of web", "key: ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKey"] {
+        for text in ["name: web", "key: ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKey"] {
             ensure!(said.contains(text), "{text:?} is not in {said}");
         }
         let root_mib = said.split("root: ").nth(1).and_then(|rest| rest.split(' ').next());
@@ -193,6 +244,15 @@ fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
         ensure!(host_name == "web\n", "{host_name:?}");
         let exits = system.perigee(&["vm", "exec", "web", "--", "sh", "-c", "echo no >&2; exit 7"]);
         ensure!(exits.status.code() == Some(7) && exits.stderr == b"no\n", "{exits:?}");
+        let (here, back) = (files.join("random"), files.join("random-back"));
+        let random: Vec<u8> =
+            (0..400_000_u32).map(|at| at.wrapping_mul(31).to_le_bytes()[1]).collect();
+        std::fs::write(&here, &random).expect("a file");
+        system.does(&["vm", "cp", &path(&here), "web:/root/"])?;
+        system.does(&["vm", "cp", "web:/root/random", &path(&back)])?;
+        ensure!(std::fs::read(&back).expect("it is back") == random, "it is as it was");
+        let refused = system.perigee(&["vm", "cp", "web:/nothing/there", &path(&back)]);
+        ensure!(refused.status.code() == Some(5), "{refused:?}");
         system.does(&["vm", "snapshot", "web", "saved"])?;
         let images = system.does(&["image", "list"])?;
         ensure!(images.contains("saved"), "{images}");
@@ -219,8 +279,12 @@ fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
         .await?;
         let off = system.vm("web").await?;
         ensure!(off.status == VmState::Stopped && off.reason.is_empty(), "{off:?}");
+        system.does(&["vm", "resize", "web", "--memory", "640MiB", "--disk", "7GiB"])?;
         system.does(&["vm", "start", "web"])?;
-        system.console_says("web", "boots: 2 of web").await?;
+        system.console_says("web", BOOTS_AGAIN).await?;
+        let again = system.vm("web").await?;
+        ensure!(again.memory_bytes == 640 * MIB, "{again:?}");
+        check_job(&system, &job.id, &path(&files.join("out"))).await?;
         system.does(&["vm", "delete", "web", "--force"]).map(drop)
     });
 }

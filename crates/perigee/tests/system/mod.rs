@@ -42,6 +42,8 @@ const PATIENCE: Duration = Duration::from_secs(240);
 pub struct System {
     pub lab: Lab,
     client: Client,
+    /// When its lab was up; tests print how long their steps take.
+    begun: Instant,
 }
 
 /// Runs a test in a lab with the golden image `debian` on every host.
@@ -71,7 +73,7 @@ where
         &Steps::default(),
         async |lab: Lab| {
             let client = lab.client(Duration::from_secs(120))?;
-            let system = System { lab, client };
+            let system = System { lab, client, begun: Instant::now() };
             let source = image_dir.join("debian-pg.raw").display().to_string();
             let name = "debian".parse().expect("a name");
             let _: ClusterImage = system
@@ -87,6 +89,7 @@ where
                     },
                 )
                 .await?;
+            eprintln!("the image is there after {:.1} s", system.begun.elapsed().as_secs_f64());
             test(system).await
         },
     ));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use perigee_model::lasting::Lasting;
-use perigee_model::{HostId, ImageName, VmId, VolumeName};
+use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
 use perigee_planner::queue::Demand;
 
 use super::{Index, Inner, demand_of};
@@ -30,6 +30,8 @@ pub(super) enum Held {
     Promotion(VolumeName),
     /// Somebody is at the promotion.
     PromotionStep(VolumeName),
+    /// The records of an ended job, or of a deleted VM, are removed.
+    Erasure(JobId),
 }
 
 /// Exclusive work; it ends when this is dropped.
@@ -184,6 +186,11 @@ impl Index {
         self.hold_alone(Held::Import(name.clone()))
     }
 
+    /// Holds the records of an ended job while they are removed; `None` if another task removes them.
+    pub fn begin_erasure(&self, job: &JobId) -> Option<Hold<'_>> {
+        self.hold_alone(Held::Erasure(job.clone()))
+    }
+
     fn hold_alone(&self, held: Held) -> Option<Hold<'_>> {
         let mut inner = self.lock();
         if inner.held.contains(&held) {
@@ -213,6 +220,9 @@ impl Index {
         // The caller may have read the record before the job left its host.
         if record.leaving.is_some() || record.job.host.as_ref() != Some(from) {
             return Err("its job begins anew".to_owned());
+        }
+        if record.lasting.as_ref().is_some_and(|lasting| lasting.down.is_some()) {
+            return Err("it is being stopped".to_owned());
         }
         let demand = demand_of(record);
         if inner.is_move_being_recorded(vm)

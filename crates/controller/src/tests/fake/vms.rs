@@ -5,16 +5,19 @@ use std::time::{Duration, Instant};
 
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::guest::GuestMessage;
 use perigee_model::starts::{OnDelete, OnStart, Starts};
 use perigee_model::switchover::{Arrival, Fate, fate};
 use perigee_model::vm::{
-    CancelMigration, EndUnlessRan, MigrateOut, MigrationPhase, MigrationReport, VmChanges,
-    VmReport, VmSpec, VmStatus,
+    AskGuestAgent, CancelMigration, EndUnlessRan, MigrateOut, MigrationPhase, MigrationReport,
+    VmChanges, VmReport, VmSpec, VmStatus,
 };
 use perigee_model::volume::IoStats;
 use perigee_model::{Problem, VmId, VmStart};
+
+use serde_json::{Value, json};
 
 use super::{FakeVm, Inside, Shared};
 
@@ -34,6 +37,49 @@ pub(super) async fn press_power_button(State(inside): Shared, Path(vm): Path<VmI
         vm.report.status = VmStatus::Shutdown;
     }
     Ok(Json(()))
+}
+
+/// A guest agent with one file, of which it gives and takes a little at a time.
+pub(super) async fn ask_guest_agent(
+    State(inside): Shared,
+    Path(vm): Path<VmId>,
+    Json(ask): Json<AskGuestAgent>,
+) -> Reply<Value> {
+    const PART: usize = 1000;
+    let mut inside = inside.lock().expect("lock");
+    if !inside.vms.contains_key(&vm) {
+        return Err(no_vm());
+    }
+    let file = &mut inside.guest_file;
+    let asked = |name: &str| ask.arguments[name].as_str().unwrap_or_default().to_owned();
+    Ok(Json(match ask.execute.as_str() {
+        "guest-file-open" => {
+            if asked("mode") == "w" {
+                file.content.clear();
+            }
+            file.at = 0;
+            file.open += 1;
+            json!(1000)
+        }
+        "guest-file-read" => {
+            let end = file.content.len().min(file.at + PART);
+            let part = &file.content[file.at..end];
+            let eof = end == file.content.len();
+            file.at = end;
+            json!({"buf-b64": BASE64_STANDARD.encode(part), "eof": eof, "count": part.len()})
+        }
+        "guest-file-write" => {
+            let part = BASE64_STANDARD.decode(asked("buf-b64")).expect("base64");
+            let count = part.len().min(PART);
+            file.content.extend(&part[..count]);
+            json!({"count": count, "eof": false})
+        }
+        "guest-file-close" => {
+            file.open -= 1;
+            json!({})
+        }
+        _ => json!({}),
+    }))
 }
 
 pub(super) async fn vms(State(inside): Shared) -> Reply<Vec<VmReport>> {

@@ -1,0 +1,162 @@
+//! What a person changes of a VM without a job while it is off: its size, and what is on its root disk.
+//!
+//! A VM that is off has no driver, so its record is changed here. If its driver begins at the same time, one of the two fails
+//! and is tried again.
+
+use std::sync::Arc;
+
+use perigee_model::job::{JobState, Vm};
+use perigee_model::lasting::{Lasting, ResizeVm};
+use perigee_model::limits::JOB_DISK_BYTES;
+use perigee_model::tenant::Running;
+use perigee_model::volume::{BLOCK_BYTES, Resize, VolumeInfo};
+use perigee_model::{DiskRole, ImageName, Problem, ProblemKind, VmId};
+
+use super::lasting::record;
+use crate::accounts::hold_volume;
+use crate::cluster::Cluster;
+use crate::records::{JobIntent, JobRecord, PlacedDisk, job_intent_key};
+use crate::{catalog, images, vms};
+
+/// # Errors
+/// `Conflict` unless it is off, and nobody has asked for anything else.
+async fn check_off(cluster: &Cluster, what: &str, record: &JobRecord) -> Result<(), Problem> {
+    let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(&record.job.id)).await?;
+    let asked = asked.unwrap_or_default();
+    if record.ending.is_some() || asked.cancel {
+        return Err(Problem::conflict(what, "it is being deleted"));
+    }
+    let is_off = |lasting: &Lasting| {
+        let heeded = asked.power.is_none_or(|(number, _)| number <= lasting.heeded);
+        !lasting.on && lasting.down.is_none() && heeded
+    };
+    let rests = record.job.state == JobState::Queued && record.job.host.is_none();
+    if rests && record.lasting.as_ref().is_some_and(is_off) {
+        return Ok(());
+    }
+    let next = format!("stop it first: perigee vm stop {}", record.job.id);
+    Err(Problem::conflict(what, "it is not stopped").next(next))
+}
+
+/// Changes the record of a VM that is off.
+async fn change(
+    cluster: &Arc<Cluster>,
+    vm: &VmId,
+    what: &str,
+    change: impl FnOnce(&mut JobRecord),
+) -> Result<Vm, Problem> {
+    let id = record(cluster, vm).await?.job.id;
+    let Some(mut own) = cluster.own_job(&id).await? else { return Err(vms::unknown(vm)) };
+    check_off(cluster, what, &own.value).await?;
+    change(&mut own.value);
+    own.save().await.map_err(|problem| match problem.kind {
+        ProblemKind::Internal => {
+            Problem::conflict(what, "something else changed it at the same time").next("try again")
+        }
+        _ => problem,
+    })?;
+    cluster.drive_job(&id);
+    vms::get(cluster, vm).await
+}
+
+fn root_of(record: &JobRecord) -> Option<&PlacedDisk> {
+    let disks = record.kept().into_iter().flat_map(|kept| &kept.disks);
+    disks.into_iter().find(|disk| disk.role == DiskRole::Root)
+}
+
+/// # Errors
+/// `Unavailable` while the root disk moves to another home.
+fn check_stays(cluster: &Cluster, what: &str, record: &JobRecord) -> Result<(), Problem> {
+    match root_of(record) {
+        Some(root) if cluster.index.is_changing_home(&root.volume) => {
+            let why = format!("its root disk {} is moving to another home", root.volume);
+            Err(Problem::unavailable(what, why).next("try again in some seconds"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes the root disk of a VM that is off a clone of an image, at its next start. What was on it is lost.
+///
+/// # Errors
+/// `Conflict` unless it is off; `NotFound` without such an image; `NoSpace` beyond the quota.
+pub async fn restore(cluster: &Arc<Cluster>, vm: &VmId, image: ImageName) -> Result<Vm, Problem> {
+    let what = format!("can't restore VM {vm} from {image}");
+    let before = record(cluster, vm).await?;
+    check_off(cluster, &what, &before).await?;
+    check_stays(cluster, &what, &before)?;
+    let size_bytes = images::image(cluster, &image).await?.size_bytes;
+    let had_bytes = before.job.spec.root_bytes.unwrap_or_default();
+    let root_bytes = had_bytes.max(size_bytes);
+    JOB_DISK_BYTES
+        .check(root_bytes)
+        .map_err(|error| Problem::invalid(&what, format!("disk: {error}")))?;
+    let _room = hold_volume(cluster, vm.as_str(), root_bytes - had_bytes).await?;
+    change(cluster, vm, &what, |record| {
+        let (number, job) = (record.restarts + 1, &mut record.job);
+        job.spec.image = image;
+        job.spec.root_bytes = Some(root_bytes);
+        job.reason.clear();
+        let disks = record.placement.as_mut().map(|placement| &mut placement.disks);
+        let roots = disks.map(|disks| {
+            disks.extract_if(.., |disk| disk.role == DiskRole::Root).collect::<Vec<_>>()
+        });
+        if let Some(lasting) = &mut record.lasting {
+            let roots = roots.unwrap_or_default().into_iter();
+            lasting.dropped.extend(roots.map(|disk| (disk.home, disk.volume)));
+            lasting.root_number = number;
+            lasting.root_is_new = true;
+            lasting.note.clear();
+        }
+        record.restarts = number;
+    })
+    .await
+}
+
+/// Gives a VM that is off other numbers of CPUs, another amount of memory, or a larger root disk.
+///
+/// # Errors
+/// `Conflict` unless it is off; `Invalid` for what no VM, or not this tenant, can have.
+pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<Vm, Problem> {
+    let what = format!("can't resize VM {vm}");
+    let invalid = |why: String| Problem::invalid(&what, why);
+    let before = record(cluster, vm).await?;
+    check_off(cluster, &what, &before).await?;
+    check_stays(cluster, &what, &before)?;
+    let mut spec = before.job.spec.clone();
+    spec.cpus = ask.cpus.unwrap_or(spec.cpus);
+    spec.memory_bytes = ask.memory_bytes.unwrap_or(spec.memory_bytes);
+    spec.check_vm(&what)?;
+    let needs = Running { vms: 1, cpus: spec.cpus, memory_bytes: spec.memory_bytes };
+    if let Some(why) = cluster.accounts.quota_of(vm.as_str()).lacks(Running::default(), needs) {
+        return Err(
+            invalid(why).next("ask for less, or ask an admin for more (perigee tenant quota)")
+        );
+    }
+    let had_bytes = spec.root_bytes.unwrap_or_default();
+    let root_bytes = ask.disk_bytes.unwrap_or(had_bytes).max(1).next_multiple_of(BLOCK_BYTES);
+    let root_bytes = if ask.disk_bytes.is_none() { had_bytes } else { root_bytes };
+    JOB_DISK_BYTES.check(root_bytes).map_err(|error| invalid(format!("disk: {error}")))?;
+    if root_bytes < had_bytes {
+        return Err(invalid("disk: it can only grow".to_owned())
+            .next("make a smaller VM, and copy what is on this one"));
+    }
+    let _room = hold_volume(cluster, vm.as_str(), root_bytes - had_bytes).await?;
+    let is_made = |lasting: &Lasting| lasting.has(DiskRole::Root);
+    if let Some(root) = root_of(&before)
+        && before.lasting.as_ref().is_some_and(is_made)
+        && root_bytes > had_bytes
+    {
+        let home = catalog::reachable(cluster, &root.home)?;
+        let path = format!("/v1/volumes/{}/resize", root.volume);
+        // A disk that is larger than its record says harms nobody, so this comes first.
+        let larger = Resize { size_bytes: root_bytes, shrink: false };
+        let _: VolumeInfo = home.volume.post(&path, &larger).await?;
+    }
+    change(cluster, vm, &what, |record| {
+        let to = &mut record.job.spec;
+        (to.cpus, to.memory_bytes) = (spec.cpus, spec.memory_bytes);
+        to.root_bytes = Some(root_bytes);
+    })
+    .await
+}
