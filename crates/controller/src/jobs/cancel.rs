@@ -17,9 +17,10 @@ pub(super) const CANCELLING: &str =
     "it is cancelled: its command ends, and its outputs are fetched";
 
 impl Run {
-    /// Whether its command has begun, so that there may be something to fetch.
+    /// Whether its command has begun, so that there may be something to fetch. A VM without a job has no command.
     pub(super) fn may_have_outputs(&self) -> bool {
-        matches!(self.job().state, JobState::Running | JobState::Collecting)
+        let has_begun = matches!(self.job().state, JobState::Running | JobState::Collecting);
+        has_begun && self.lasting().is_none()
     }
 
     pub(super) async fn begin_cancel(&mut self) -> Result<(), Problem> {

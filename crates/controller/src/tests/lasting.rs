@@ -13,7 +13,8 @@ use super::fake::FakeHost;
 use super::migrations::switch;
 use super::queue::unreachable;
 use super::tenants::Tenants;
-use super::{Lab, data_volume, spec, wait_for};
+use super::{Lab, TIMING, data_volume, spec, wait_for};
+use crate::cluster::Timing;
 use crate::vms::{self, change, guest_files, lasting};
 use crate::{catalog, hosts, jobs};
 
@@ -373,6 +374,18 @@ async fn an_erasure_that_comes_late_leaves_a_new_vm_of_the_name_alone() {
     old.job.state = JobState::Cancelled;
     jobs::erase(&lab.cluster, &old).await.expect("nothing to do");
     jobs::any_record(&lab.cluster, &id).await.expect("its record is there");
+}
+
+#[tokio::test]
+async fn a_vm_that_runs_is_deleted_at_once_and_waits_for_no_outputs() {
+    let mut lab = Lab::up().await;
+    lab.supervisor.stop().await;
+    let cancel_deadline = std::time::Duration::from_secs(3600);
+    lab.start_controller(Timing { cancel_deadline, ..TIMING }).await;
+    lab.make_vm(new_vm("home1")).await;
+    lab.runs().await;
+    lasting::delete(&lab.cluster, &web(), true).await.expect("deleted");
+    lab.wait_for_clean_hosts().await;
 }
 
 #[tokio::test]

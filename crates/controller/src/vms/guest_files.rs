@@ -115,7 +115,7 @@ pub async fn write(
     while let Some(bytes) = content.next().await {
         let bytes = bytes.map_err(|e| Problem::invalid(what(), e))?;
         copied.bytes += bytes.len() as u64;
-        GUEST_FILE_BYTES.check(copied.bytes).map_err(|error| error.problem(&what()))?;
+        GUEST_FILE_BYTES.check(copied.bytes).map_err(|error| error.problem(what()))?;
         waiting.extend_from_slice(&bytes);
         let whole = waiting.len() - waiting.len() % FILE_PART_BYTES;
         open.write(&waiting[..whole]).await?;

@@ -110,7 +110,7 @@ pub async fn send_on(
     }
     let length = answer.content_length();
     if let Some(length) = length {
-        VOLUME_BYTES.check(length).map_err(|error| error.problem(&what()))?;
+        VOLUME_BYTES.check(length).map_err(|error| error.problem(what()))?;
     }
     let bar = output::progress_bar(&"download", "{bytes} of {total_bytes}");
     bar.set_length(length.unwrap_or_default());

@@ -85,8 +85,8 @@ async fn send(client: &Client, file: &Path, vm: &VmId, path: &str) -> Result<(),
     if !meta.is_file() {
         return Err(Problem::invalid(what(), "it is no file"));
     }
-    GUEST_FILE_BYTES.check(meta.len()).map_err(|error| error.problem(&what()))?;
-    let bar = output::progress_bar(&vm, "{bytes} of {total_bytes}");
+    GUEST_FILE_BYTES.check(meta.len()).map_err(|error| error.problem(what()))?;
+    let bar = output::progress_bar(vm, "{bytes} of {total_bytes}");
     bar.set_length(meta.len());
     let shown = bar.clone();
     let pieces = stream::try_unfold(opened, async |mut opened| {
@@ -118,7 +118,7 @@ async fn fetch(client: &Client, vm: &VmId, path: &str, file: &Path) -> Result<()
     let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty());
     let mut part =
         tempfile::NamedTempFile::new_in(directory.unwrap_or(Path::new("."))).map_err(problem)?;
-    let bar = output::progress_bar(&vm, "{bytes}");
+    let bar = output::progress_bar(vm, "{bytes}");
     let taken = async {
         while let Some(piece) = answer
             .chunk()
