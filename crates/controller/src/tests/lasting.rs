@@ -457,5 +457,5 @@ async fn a_file_is_copied_into_a_guest_and_out_of_it() {
     wait_for("it to be closed", async || (lab.home.inside().guest_file.open == 0).then_some(()))
         .await;
     let refused = guest_files::read(&lab.cluster, &web(), "srv/../file").await;
-    assert_eq!(refused.err().expect("no such path").kind, ProblemKind::Invalid);
+    assert_eq!(refused.expect_err("no such path").kind, ProblemKind::Invalid);
 }
