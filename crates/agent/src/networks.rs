@@ -324,7 +324,13 @@ impl Networks {
             return Ok(());
         }
         let taps: Vec<Tap> = segments.iter().flat_map(|segment| segment.taps.clone()).collect();
-        let rules = rules::of_host(&self.tag, &taps, &wanted.hosts);
+        let mut peers = rules::Peers::new();
+        for segment in segments {
+            for host in segment.hosts() {
+                peers.entry(host).or_default().insert(segment.vni);
+            }
+        }
+        let rules = rules::of_host(&self.tag, &taps, &peers, &wanted.hosts);
         let is_same = rules == made.rules;
         if is_same && self.listed().await.is_ok_and(|listed| listed == made.listed) {
             return Ok(());
@@ -442,19 +448,6 @@ fn segments(
     cards: &BTreeMap<VmId, Card>,
 ) -> Vec<Segment> {
     let mut all: BTreeMap<u16, Segment> = BTreeMap::new();
-    for card in cards.values() {
-        let segment = all.entry(card.vni).or_insert_with(|| Segment {
-            vni: card.vni,
-            subnet: card.subnet,
-            mtu: card.mtu,
-            tunnel: wanted.address,
-            taps: Vec::new(),
-            others: BTreeMap::new(),
-            gateway: Gateway::Nowhere,
-        });
-        let (name, mac) = (tag.tap(card), card.mac());
-        segment.taps.push(Tap { name, vni: card.vni, mac, address: card.address });
-    }
     let address_of = |other: &HostId| {
         wanted.peers.iter().find(|peer| peer.host == *other).map(|peer| peer.address)
     };
@@ -477,6 +470,24 @@ fn segments(
         let away =
             away.filter_map(|member| Some((member.address, address_of(member.host.as_ref()?)?)));
         segment.others = away.collect();
+    }
+    for card in cards.values() {
+        // A number may be another network's by now. Then the card of before is connected to nothing.
+        let named = wanted.networks.iter().find(|network| network.vni == card.vni);
+        if named.is_some_and(|named| named.name != card.network || named.subnet != card.subnet) {
+            continue;
+        }
+        let segment = all.entry(card.vni).or_insert_with(|| Segment {
+            vni: card.vni,
+            subnet: card.subnet,
+            mtu: card.mtu,
+            tunnel: wanted.address,
+            taps: Vec::new(),
+            others: BTreeMap::new(),
+            gateway: Gateway::Nowhere,
+        });
+        let (name, mac) = (tag.tap(card), card.mac());
+        segment.taps.push(Tap { name, vni: card.vni, mac, address: card.address });
     }
     all.into_values().collect()
 }

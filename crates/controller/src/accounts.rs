@@ -246,7 +246,9 @@ pub async fn delete_tenant(cluster: &Cluster, name: &TenantName) -> Result<(), P
     inputs::forget_tenant(cluster, name).await?;
     let _turn = accounts.turn.lock().await;
     accounts.quota(name)?;
-    for (kind, prefix) in [("job", "jobs/"), ("volume", "volumes/"), ("image", "images/")] {
+    for (kind, prefix) in
+        [("job", "jobs/"), ("volume", "volumes/"), ("image", "images/"), ("network", "networks/")]
+    {
         let own = format!("{prefix}{}", name.full(""));
         if let Some(key) = cluster.records.keys(&own).await?.first() {
             let why = format!("it has {kind} {}", key.trim_start_matches(prefix));

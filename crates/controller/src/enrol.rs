@@ -20,7 +20,7 @@ use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem};
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, HostLink};
 
 /// How long a host has to join.
 const TOKEN_LIFE: Duration = Duration::from_secs(3600);
@@ -282,6 +282,18 @@ pub async fn check_addresses(
 ) -> Result<(), Problem> {
     let tunnel = reported.tunnel.as_ref();
     tunnel.map_or(Ok(()), TunnelEnd::check)?;
+    let key_of = |tunnel: Option<&TunnelEnd>| tunnel.map(|tunnel| tunnel.public_key.clone());
+    let own = key_of(tunnel);
+    let all = cluster.hosts.all();
+    let same = |other: &&Arc<HostLink>| {
+        other.id != *host && own.is_some() && key_of(other.addresses.tunnel.as_ref()) == own
+    };
+    if let Some(other) = all.iter().find(same) {
+        let why = format!("host {} has the same key for its tunnels", other.id);
+        return Err(Problem::conflict(format!("can't register host {host}"), why).next(
+            "if it is a copy of that host, remove networks/tunnel.key in its agent's state directory, and start the agent again",
+        ));
+    }
     let enrolled: Option<EnrolledHost> = cluster.records.read(&key(ENROLLED, host)).await?;
     // Without a record the store was lost: what a host can't be called at shows later.
     let (Some(_), Some(enrolled)) = (cluster.network.identity(), enrolled) else { return Ok(()) };

@@ -8,9 +8,9 @@ mod tell;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use perigee_model::ids::Owned as _;
 use perigee_model::limits::{NETWORKS, TUNNELS, VNIS};
@@ -19,7 +19,7 @@ use perigee_model::network::{
 };
 use perigee_model::tenant::{SEPARATOR, tenant_of};
 use perigee_model::vm::{NetworkKind, VmNetwork};
-use perigee_model::{HostId, NetworkName, Problem};
+use perigee_model::{HostId, NetworkName, Problem, VmId};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
@@ -31,6 +31,7 @@ pub use tell::place_of;
 pub use tell::{Told, concerns, keep};
 
 const NETWORKS_PREFIX: &str = "networks/";
+const LAST_VNI: &str = "network_numbers/last";
 const TUNNELS_PREFIX: &str = "tunnels/";
 /// Of Ethernet, for as long as no host has said its own.
 const MTU_DEFAULT: u16 = 1500;
@@ -65,6 +66,8 @@ pub struct Networks {
     /// A VM is elsewhere, or a network has changed.
     changed: Notify,
     told: Told,
+    /// Where the VMs were in the last round.
+    places: Mutex<BTreeMap<VmId, HostId>>,
 }
 
 impl Networks {
@@ -126,7 +129,7 @@ pub async fn create(cluster: &Cluster, new: NewNetwork) -> Result<ClusterNetwork
         name: name.clone(),
         subnet: new.subnet,
         nat: new.nat,
-        vni: next_vni(others.iter().map(|other| other.vni)),
+        vni: give_vni(cluster, others.iter().map(|other| other.vni).collect()).await?,
         mtu: guest_mtu(underlay.unwrap_or(MTU_DEFAULT)),
         made_ms: now_ms(),
         gateway: None,
@@ -140,11 +143,15 @@ pub async fn create(cluster: &Cluster, new: NewNetwork) -> Result<ClusterNetwork
     Ok(view(cluster, record))
 }
 
-/// One that no network has now, and if possible none ever had.
-fn next_vni(taken: impl Iterator<Item = u16>) -> u16 {
-    let taken: BTreeSet<u16> = taken.collect();
-    let after = taken.last().copied().unwrap_or_default();
-    let mut next = (after.saturating_add(1)..=u16::MAX).chain(1..=u16::MAX);
+/// The next number after the last one that was given: what a deleted network has left at a host that does not answer
+/// meets no other network.
+async fn give_vni(cluster: &Cluster, taken: BTreeSet<u16>) -> Result<u16, Problem> {
+    let next = |last: Option<u16>| next_vni(last.unwrap_or_default(), &taken);
+    cluster.records.update(LAST_VNI, next).await
+}
+
+fn next_vni(last: u16, taken: &BTreeSet<u16>) -> u16 {
+    let mut next = (last..=u16::MAX).skip(1).chain(1..=u16::MAX);
     next.find(|vni| !taken.contains(vni)).unwrap_or(u16::MAX)
 }
 

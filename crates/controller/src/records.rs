@@ -25,7 +25,7 @@
 //! | `runs/KEY`, `vm_boots/HOST` | the last runs of a kind of job, the last boots at a host | the job's driver, at its end |
 //! | `cleanups/ID`, `cleanups/deleted/VOLUME` | [`crate::cleaner::Cleanup`] | the cleaner |
 //! | `given_up/HOST` | [`crate::given_up::GivenUp`] | the removal of a host |
-//! | `networks/NETWORK`, `tunnels/HOST` | those of [`crate::networks`] | the API; who tells hosts |
+//! | `networks/NETWORK`, `network_numbers/last`, `tunnels/HOST` | those of [`crate::networks`] | the API; who tells hosts |
 //! | `counters/NAME` | the last number given to a job of that name | submission |
 //!
 //! Intents (`intents/…`, placements), observations (job states, reports) and unknown values (`None`) have

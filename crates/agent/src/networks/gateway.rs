@@ -26,6 +26,8 @@ use crate::process::{self, Looks, Process};
 
 const DNSMASQ: &str = "dnsmasq";
 const RESOLVERS: &str = "/etc/resolv.conf";
+/// Names that are no VM's.
+const KEPT: [&str; 2] = ["gateway", "localhost"];
 const LOG_BYTES_MAX: u64 = 1 << 20;
 const LOG_KEEP_BYTES: u64 = 256 << 10;
 
@@ -55,7 +57,9 @@ impl Names {
             let is_host_name = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
             let host_name = if is_host_name { format!(",{name}") } else { String::new() };
             let _ = writeln!(names.dhcp, "{mac},{address}{host_name}");
-            let _ = writeln!(names.dns, "{address} {name}");
+            // A name with dots could be one of the internet's.
+            let own = if is_host_name && !KEPT.contains(&name) { name } else { "" };
+            let _ = writeln!(names.dns, "{address} {name}.{DOMAIN} {own}");
         }
         names
     }
@@ -292,6 +296,7 @@ pub async fn end(tag: &Tag, dir: &Path, vni: u16, running: Option<Running>) -> R
         // A namespace may end a moment after its last process.
         let _ = run("ip", &["link", "delete", "dev", &cable], "").await;
     }
+    let _ = std::fs::remove_file(dir.join(format!("gateway-{vni:04x}.log")));
     match std::fs::remove_dir_all(&own) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(format!("can't remove {}: {error}", own.display()))
@@ -336,7 +341,10 @@ mod tests {
     #[test]
     fn a_vm_is_found_by_its_short_name() {
         let names = Names::of(&network());
-        assert_eq!(names.dns, "10.7.0.1 gateway\n10.7.0.2 web\n10.7.0.3 a_b.c\n");
+        assert_eq!(
+            names.dns,
+            "10.7.0.1 gateway\n10.7.0.2 web.perigee.internal web\n10.7.0.3 a_b.c.perigee.internal \n"
+        );
         assert_eq!(names.dhcp, "02:50:00:07:00:02,10.7.0.2,web\n02:50:00:07:00:03,10.7.0.3\n");
     }
 

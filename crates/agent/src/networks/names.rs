@@ -61,6 +61,16 @@ impl Tag {
         format!("pt{}*", self.0)
     }
 
+    /// Of all bridges.
+    pub fn bridges(&self) -> String {
+        format!("pb{}*", self.0)
+    }
+
+    /// Of all cables to gateways.
+    pub fn gateways(&self) -> String {
+        format!("pg{}*", self.0)
+    }
+
     /// Of all ways to other hosts.
     pub fn vxlans(&self) -> String {
         format!("px{}*", self.0)

@@ -48,6 +48,15 @@ pub enum Gateway {
 }
 
 impl Segment {
+    /// The hosts that have a part of it.
+    pub fn hosts(&self) -> BTreeSet<Ipv4Addr> {
+        let gateway = match self.gateway {
+            Gateway::At(host) => Some(host),
+            Gateway::Here | Gateway::Nowhere => None,
+        };
+        self.others.values().copied().chain(gateway).collect()
+    }
+
     fn mac_of(&self, address: Ipv4Addr) -> Mac {
         mac(self.vni, self.subnet, address)
     }
@@ -209,6 +218,10 @@ pub fn links(tag: &Tag, segments: &[Segment], there: &There) -> Vec<String> {
         for tap in &segment.taps {
             // Without its QEMU there is none.
             let Some(found) = there.link(&tap.name) else { continue };
+            if !found.is_up() {
+                // The host itself gets no address on it.
+                lines.push(format!("link set dev {} addrgenmode none", tap.name));
+            }
             up(&mut lines, &tap.name, Some(found), segment.mtu, Some(&bridge));
             port(&mut lines, &tap.name, Some(found), &bridge, false);
         }

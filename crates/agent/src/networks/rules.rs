@@ -9,6 +9,7 @@
 //! **What a guest reaches through its gateway.** Not the gateway's host, none of the cluster's hosts, no other network,
 //! and neither loopback nor link-local addresses.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -22,8 +23,8 @@ pub const VXLAN_PORT: u16 = 51_872;
 const TO_ALL_PER_S: u32 = 100;
 
 /// What is never an address of a guest's peer outside: this host, link-local ones, those of tunnels and uplinks,
-/// multicast, and all.
-const NEVER: &str = "0.0.0.0/8, 127.0.0.0/8, 169.254.0.0/16, 100.124.0.0/14, 224.0.0.0/3";
+/// multicast, all, and clouds' metadata services.
+const NEVER: &str = "0.0.0.0/8, 100.64.0.0/10, 127.0.0.0/8, 168.63.129.16, 169.254.0.0/16, 192.0.0.0/24, 224.0.0.0/3";
 
 /// A card that is connected here.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +35,9 @@ pub struct Tap {
     pub address: Ipv4Addr,
 }
 
+/// The hosts that have a part of the same networks, by their addresses in the tunnels, and the networks' numbers.
+pub type Peers = BTreeMap<Ipv4Addr, BTreeSet<u16>>;
+
 /// A table that is made anew, so that what was there before does not add up.
 fn anew(family: &str, table: &str, chains: &str) -> String {
     let table = format!("table {family} {table}");
@@ -41,9 +45,9 @@ fn anew(family: &str, table: &str, chains: &str) -> String {
 }
 
 /// The bridges' table, and the host's own.
-pub fn of_host(tag: &Tag, taps: &[Tap], hosts: &[IpAddr]) -> String {
+pub fn of_host(tag: &Tag, taps: &[Tap], peers: &Peers, hosts: &[IpAddr]) -> String {
     let mut text = anew("bridge", &tag.table(), &bridge_chains(tag, taps));
-    text.push_str(&anew("inet", &tag.table(), &host_chains(tag, hosts)));
+    text.push_str(&anew("inet", &tag.table(), &host_chains(tag, peers, hosts)));
     text
 }
 
@@ -71,7 +75,7 @@ fn bridge_chains(tag: &Tag, taps: &[Tap]) -> String {
         true => String::new(),
         false => format!("    iifname vmap {{ {} }}\n", known.join(", ")),
     };
-    let (taps, vxlans) = (tag.taps(), tag.vxlans());
+    let (taps, vxlans, gateways) = (tag.taps(), tag.vxlans(), tag.gateways());
     let _ = write!(
         text,
         "  chain come {{
@@ -83,6 +87,12 @@ fn bridge_chains(tag: &Tag, taps: &[Tap]) -> String {
     type filter hook forward priority -300; policy accept;
     oifname \"{vxlans}\" jump between_hosts
   }}
+  chain to_this_host {{
+    type filter hook input priority -300; policy accept;
+    iifname \"{taps}\" drop
+    iifname \"{vxlans}\" drop
+    iifname \"{gateways}\" drop
+  }}
   chain between_hosts {{
     ether type != ip drop
     meta pkttype {{ broadcast, multicast }} udp dport {{ 67, 68 }} accept
@@ -93,8 +103,28 @@ fn bridge_chains(tag: &Tag, taps: &[Tap]) -> String {
     text
 }
 
-fn host_chains(tag: &Tag, hosts: &[IpAddr]) -> String {
+fn host_chains(tag: &Tag, peers: &Peers, hosts: &[IpAddr]) -> String {
     let (tunnel, uplinks) = (tag.tunnel(), tag.uplinks());
+    // What a bridge does not carry comes up on the port itself.
+    let inner = [tag.taps(), tag.bridges(), tag.vxlans(), tag.gateways()];
+    let not_in: String =
+        inner.iter().map(|name| format!("    iifname \"{name}\" drop\n")).collect();
+    // With br_netfilter, frames that a bridge carries pass here too.
+    let not_through: String = inner
+        .iter()
+        .map(|name| format!("    iifname \"{name}\" oifname != \"{}\" drop\n", tag.bridges()))
+        .collect();
+    // A frame's number is 12 bytes behind the begin of UDP. A host may send frames of the networks that it has a part of.
+    let from_peers: String = peers
+        .iter()
+        .map(|(peer, vnis)| {
+            let vnis: Vec<String> = vnis.iter().map(ToString::to_string).collect();
+            format!(
+                "    iifname \"{tunnel}\" ip saddr {peer} udp dport {VXLAN_PORT} @th,96,24 {{ {} }} accept\n",
+                vnis.join(", ")
+            )
+        })
+        .collect();
     let hosts: Vec<String> = hosts
         .iter()
         .filter(|ip| ip.is_ipv4() && !ip.is_loopback())
@@ -109,10 +139,9 @@ fn host_chains(tag: &Tag, hosts: &[IpAddr]) -> String {
     format!(
         "  chain come {{
     type filter hook input priority -300; policy accept;
-    udp dport {VXLAN_PORT} iifname != \"{tunnel}\" drop
+{not_in}    udp dport {VXLAN_PORT} iifname != \"{tunnel}\" drop
     ip daddr {TUNNEL_NETWORK} iifname != {{ \"{tunnel}\", \"lo\" }} drop
-    iifname \"{tunnel}\" udp dport {VXLAN_PORT} accept
-    iifname \"{tunnel}\" icmp type {{ echo-request, echo-reply, destination-unreachable }} accept
+{from_peers}    iifname \"{tunnel}\" icmp type {{ echo-request, echo-reply, destination-unreachable }} accept
     iifname \"{tunnel}\" drop
     iifname \"{uplinks}\" drop
   }}
@@ -122,7 +151,7 @@ fn host_chains(tag: &Tag, hosts: &[IpAddr]) -> String {
   }}
   chain pass {{
     type filter hook forward priority -300; policy accept;
-    iifname \"{tunnel}\" drop
+{not_through}    iifname \"{tunnel}\" drop
     oifname \"{tunnel}\" drop
     iifname \"{uplinks}\" oifname \"{uplinks}\" drop
     iifname \"{uplinks}\" ip daddr {{ {NEVER} }} drop
@@ -196,9 +225,10 @@ mod tests {
             return;
         }
         let hosts = ["10.1.0.1", "fd00::1", "127.0.0.1"].map(|ip| ip.parse().expect("an address"));
+        let peers = [(Ipv4Addr::new(100, 127, 0, 2), [1, 7].into())].into();
         let all = [
-            of_host(&tag(), &taps(), &hosts),
-            of_host(&tag(), &[], &[]),
+            of_host(&tag(), &taps(), &peers, &hosts),
+            of_host(&tag(), &[], &Peers::new(), &[]),
             of_gateway(true),
             of_gateway(false),
         ];
@@ -220,10 +250,10 @@ mod tests {
 
     #[test]
     fn a_card_of_which_the_filter_knows_nothing_sends_nothing() {
-        let text = of_host(&tag(), &taps(), &[]);
+        let text = of_host(&tag(), &taps(), &Peers::new(), &[]);
         let (known, unknown) =
             (text.find("vmap"), text.find(&format!("iifname \"{}\" drop", tag().taps())));
         assert!(known.is_some() && known < unknown, "{text}");
-        assert!(!of_host(&tag(), &[], &[]).contains("vmap"));
+        assert!(!of_host(&tag(), &[], &Peers::new(), &[]).contains("vmap"));
     }
 }

@@ -395,6 +395,7 @@ fn two_hosts() {
     assert_ne!(other.who_has(subnet().address(2)), Some(web.card.mac().0.to_vec()));
 
     only_its_own_addresses_are_sent(&mut web, &mut db);
+    the_host_itself_is_not_reached(&one, &mut web, &mut db);
 
     // Names, and the gateway, which is at the first host.
     assert_eq!(db.name("web"), Some(web.card.address));
@@ -445,6 +446,22 @@ fn two_hosts() {
         }
         assert!(host.processes("").is_empty());
     }
+}
+
+/// Neither over the bridge's own hardware address, nor over those that a bridge does not carry.
+fn the_host_itself_is_not_reached(host: &Host, from: &mut Guest, other: &mut Guest) {
+    enter(&host.namespace);
+    let socket = std::net::UdpSocket::bind("0.0.0.0:9999").expect("a port");
+    socket.set_nonblocking(true).expect("it waits for nothing");
+    let address = Ipv4Addr::new(10, 99, 0, host.number);
+    let bridge = mac(from.card.vni, subnet(), subnet().address(0));
+    for to in [bridge, Mac([0x01, 0x80, 0xc2, 0, 0, 0x0e]), Mac([0x01, 0x80, 0xc2, 0, 0, 3])] {
+        from.send(&udp(from.at(9), (to, address, 9999), MARKER));
+    }
+    // These frames have come as far as they do.
+    assert!(reaches(from, other));
+    let got = socket.recv(&mut [0; 64]);
+    assert!(got.is_err_and(|error| error.kind() == ErrorKind::WouldBlock), "the host hears it");
 }
 
 fn only_its_own_addresses_are_sent(from: &mut Guest, to: &mut Guest) {

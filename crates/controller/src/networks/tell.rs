@@ -87,6 +87,12 @@ pub async fn keep(cluster: Arc<Cluster>) {
 
 async fn round(cluster: &Arc<Cluster>) -> Result<(), Problem> {
     let networks = all(cluster).await?;
+    cluster
+        .networks
+        .places
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .retain(|vm, _| crate::jobs::of_vm(cluster, vm).is_some());
     let able: Vec<Arc<HostLink>> =
         cluster.hosts.all().into_iter().filter(|host| host.addresses.tunnel.is_some()).collect();
     let mut here = Vec::new();
@@ -144,7 +150,18 @@ async fn spread(
     });
     for (record, card) in of_network {
         let vm = vm_of(&record.job.id);
-        let host = place(&cluster.hosts.seen(&vm), record, &moves);
+        let before = {
+            let places = cluster.networks.places.lock().unwrap_or_else(PoisonError::into_inner);
+            places.get(&vm).cloned()
+        };
+        let host = place(&cluster.hosts.seen(&vm), record, &moves, before.as_ref());
+        {
+            let mut places = cluster.networks.places.lock().unwrap_or_else(PoisonError::into_inner);
+            match &host {
+                Some(host) => drop(places.insert(vm.clone(), host.clone())),
+                None => drop(places.remove(&vm)),
+            }
+        }
         let moved = moves.iter().filter(|moved| moved.migration.vm == vm);
         hosts.extend(moved.flat_map(|moved| [&moved.migration.from, &moved.migration.to]).cloned());
         hosts.extend(host.iter().chain(&record.job.host).cloned());
@@ -189,19 +206,31 @@ async fn set_gateway(
     cluster.records.update(&key(name), change).await
 }
 
-/// Where a VM is.
+/// Where a VM is, by what the hosts say at which it may be; `before`: where it was in the last round.
 fn place(
     seen: &[(HostId, VmReport)],
     record: &JobRecord,
     moves: &[Arc<MigrationRecord>],
+    before: Option<&HostId>,
 ) -> Option<HostId> {
+    let own = moves.iter().map(|moved| &moved.migration);
+    let own = own.filter(|migration| migration.vm == vm_of(&record.job.id));
+    let mut known: BTreeSet<&HostId> = own.flat_map(|moved| [&moved.from, &moved.to]).collect();
+    // A move may be over, and its job's record may not say so yet.
+    known.extend(record.job.host.iter().chain(before));
+    // Others say nothing of this VM that counts: it never was there.
+    let is_told = |(host, report): &&(HostId, VmReport)| {
+        let start = report.spec.start;
+        let is_of_this = start.submitted_ms == record.job.submitted_ms;
+        known.contains(host) && is_of_this && start.run <= record.restarts
+    };
     let is_here = |status| {
         !matches!(
             status,
             VmStatus::Starting | VmStatus::Incoming | VmStatus::Migrated | VmStatus::Gone
         )
     };
-    let here = seen.iter().filter(|(_, report)| is_here(report.status));
+    let here = seen.iter().filter(is_told).filter(|(_, report)| is_here(report.status));
     let Some((host, report)) = here.max_by_key(|(_, report)| report.spec.start) else {
         return record.job.host.clone();
     };
@@ -278,6 +307,7 @@ pub fn place_of(
     seen: &[(HostId, VmReport)],
     record: &JobRecord,
     moves: &[Arc<MigrationRecord>],
+    before: Option<&HostId>,
 ) -> Option<HostId> {
-    place(seen, record, moves)
+    place(seen, record, moves, before)
 }

@@ -56,7 +56,7 @@ async fn a_vm_that_moves_counts_as_where_it_runs_or_is_about_to() {
     let record = jobs::of_vm(&lab.cluster, &vm).expect("a record");
     let report = lab.home.inside().vms[&vm].report.clone();
     let (home, cloud) = (lab.home.id.clone(), lab.cloud.id.clone());
-    let at = |seen: &[(HostId, VmReport)]| networks::place_of(seen, &record, &[]);
+    let at = |seen: &[(HostId, VmReport)]| networks::place_of(seen, &record, &[], None);
     assert_eq!(at(&[]), record.job.host, "as it was placed");
     let mut source = report.clone();
     source.status = VmStatus::Paused;
@@ -68,5 +68,11 @@ async fn a_vm_that_moves_counts_as_where_it_runs_or_is_about_to() {
     let both = |there: &VmReport| [(home.clone(), source.clone()), (cloud.clone(), there.clone())];
     assert_eq!(at(&both(&there)), Some(home.clone()), "it has not arrived");
     there.status = VmStatus::Running;
-    assert_eq!(at(&both(&there)), Some(cloud), "its last start counts");
+    assert_eq!(
+        at(&both(&there)),
+        Some(home.clone()),
+        "a host to which it never was sent says nothing"
+    );
+    let after = networks::place_of(&both(&there), &record, &[], Some(&cloud));
+    assert_eq!(after, Some(cloud), "its last start counts");
 }
