@@ -69,7 +69,7 @@ fn a_job_has_its_inputs_and_the_next_one_the_same() {
     with_system(async |system| system::inputs::a_job_has_its_inputs(&system).await);
 }
 
-/// QEMU's users pass through some directories.
+/// QEMU's users pass through some directories, and dnsmasq's group through that of the networks.
 fn nothing_is_open_to_other_users(system: &system::System) -> system::Checked<()> {
     let lab = system.lab.dir();
     let open = walk::open_to_others(lab, |dir| {
@@ -81,7 +81,7 @@ fn nothing_is_open_to_other_users(system: &system::System) -> system::Checked<()
                 | ["hosts", _]
                 | ["hosts", _, "agent"]
                 | ["hosts", _, "vms", ..]
-                | ["hosts", _, "agent", "vms"]
+                | ["hosts", _, "agent", "vms" | "networks"]
                 | ["hosts", _, "agent", "vms", _]
         )
     });

@@ -160,11 +160,12 @@ impl Run {
             room_bytes: self.job().spec.output_bytes,
         };
         let body = Box::pin(answer.bytes_stream());
+        // Measured before: what was written until the room ended is given free some time later.
+        let free_bytes = outputs::free_bytes(&self.cluster, &place).await?;
         let taken = outputs::take(&self.cluster, &self.id, &place, body, &expected).await;
         if let Err(problem) = &taken
             && problem.kind == ProblemKind::NoSpace
         {
-            let free_bytes = outputs::free_bytes(&self.cluster, &place).await?;
             self.no_room =
                 Some(NoRoom { free_bytes, since: Instant::now(), problem: problem.clone() });
         }
