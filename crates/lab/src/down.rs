@@ -28,6 +28,7 @@ pub async fn down(base: &Path, id: &LabId) -> Result<bool, Problem> {
     let was_there = dir.path().exists() || !namespaces(id).is_empty();
     stop_supervisor(&dir).await?;
     kill_processes(id).await?;
+    kill_gateways(dir.path()).await?;
     for namespace in namespaces(id) {
         run("ip", &["netns", "delete", &namespace]).await?;
     }
@@ -148,6 +149,38 @@ async fn kill_processes(id: &LabId) -> Result<(), Problem> {
     Ok(())
 }
 
+/// A gateway of a tenant's network is a dnsmasq in a namespace of its own, which is not among the lab's. Its command line
+/// names the lab's directory.
+async fn kill_gateways(dir: &Path) -> Result<(), Problem> {
+    let end = tokio::time::Instant::now() + KILL_DEADLINE;
+    loop {
+        let left = gateways(dir);
+        if left.is_empty() {
+            return Ok(());
+        }
+        for pid in &left {
+            signal_pid(*pid, Signal::SIGKILL)?;
+        }
+        if tokio::time::Instant::now() >= end {
+            return Err(still_there(&format!("dnsmasq processes {left:?}")));
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn gateways(dir: &Path) -> Vec<i32> {
+    let mark = format!("{}/", dir.display());
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| {
+        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+        let program = std::fs::read_to_string(entry.path().join("comm")).ok()?;
+        let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+        let is_own = program.trim() == "dnsmasq" && String::from_utf8_lossy(&line).contains(&mark);
+        is_own.then_some(pid)
+    });
+    pids.collect()
+}
+
 fn still_there(what: &str) -> Problem {
     Problem::internal(
         "can't take the lab down",
@@ -169,4 +202,35 @@ async fn unmount_below(dir: &Path) -> Result<(), Problem> {
         run("umount", &[point]).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::CommandExt as _;
+    use std::process::Command;
+
+    use super::*;
+
+    /// A process that looks like a gateway's dnsmasq.
+    fn dnsmasq(dir: &Path) -> std::process::Child {
+        let program = dir.join("dnsmasq");
+        std::fs::copy("/bin/sleep", &program).expect("a copy");
+        let mut command = Command::new(program);
+        // Its first word is not its program, as with a gateway's.
+        command.arg0(format!("dnsmasq -l {}/leases", dir.display())).arg("600");
+        command.spawn().expect("a process")
+    }
+
+    #[tokio::test]
+    async fn a_gateway_in_a_namespace_of_its_own_is_ended_with_its_lab() {
+        let [lab, other] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+        let (mut its_own, mut another) = (dnsmasq(lab.path()), dnsmasq(other.path()));
+        // A process that is waited for by nobody stays in the list.
+        let reaped = tokio::task::spawn_blocking(move || its_own.wait());
+        kill_gateways(lab.path()).await.expect("it ends");
+        assert!(!reaped.await.expect("a task").expect("it ended").success());
+        assert!(another.try_wait().expect("a state").is_none(), "another lab's goes on");
+        another.kill().expect("it ends");
+        another.wait().expect("it ended");
+    }
 }
