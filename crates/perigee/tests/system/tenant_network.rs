@@ -34,7 +34,6 @@ done
 echo the end"#;
 
 #[test]
-#[ignore = "written, and not run yet as a test: its steps were done by hand in a lab"]
 fn a_connection_in_a_tenant_s_network_goes_on_when_its_vms_move() {
     with_system(async |system| {
         let name = "blue".parse().expect("a name");
