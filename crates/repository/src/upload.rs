@@ -386,7 +386,7 @@ pub enum Begin {
     Present,
 }
 
-/// A file while it is written. When it is dropped before [`Upload::commit`], it can be continued if its bytes came in
+/// A file while it is written. When it is dropped before [`Upload::publish`], it can be continued if its bytes came in
 /// order.
 #[derive(Debug)]
 pub struct Upload {
