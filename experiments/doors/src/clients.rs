@@ -1,4 +1,4 @@
-//! What the clients do: curl for HTTP, WebDAV and FTP, and OpenSSH's sftp.
+//! What the clients do: curl for HTTP, WebDAV and FTP, OpenSSH's sftp, and the `perigee` command.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::Sizes;
+use crate::is_interrupted;
 use crate::results::{Door, LoadName};
 use crate::servers::{Servers, text};
 
@@ -36,8 +37,38 @@ impl Workspace {
         self.0.join("client").join(format!("file-{bytes}"))
     }
 
+    /// What a client of the `perigee` command fetches goes to the disk.
+    fn got(&self, client: usize) -> PathBuf {
+        self.0.join("client").join(format!("got-{client}"))
+    }
+
+    /// The directory that such a client sends, if it sends several files.
+    fn directory(&self, load: &Load) -> PathBuf {
+        self.0.join("client").join(format!("directory-{}", load.each))
+    }
+
     pub fn prepare(&self, load: &Load) -> Result<()> {
-        self.make(load.file_bytes)
+        self.make(load.file_bytes)?;
+        if load.each > 1 {
+            let directory = self.directory(load);
+            fs::create_dir_all(&directory)?;
+            for number in 0..load.each {
+                fs::copy(self.file(load.file_bytes), directory.join(number.to_string()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what was fetched.
+    pub fn clear(&self, load: &Load) -> Result<()> {
+        for got in (0..load.clients).map(|client| self.got(client)) {
+            if got.is_dir() {
+                fs::remove_dir_all(got)?;
+            } else if got.exists() {
+                fs::remove_file(got)?;
+            }
+        }
+        Ok(())
     }
 
     pub fn make(&self, bytes: u64) -> Result<()> {
@@ -107,9 +138,21 @@ pub fn transfer(
     for client in 0..load.clients {
         let names: Vec<String> = (0..load.each).map(|n| format!("bench/c{client}-{n}")).collect();
         let batch = work.path().join("client").join(format!("batch-{client}"));
-        clients.push(match door.is_sftp() {
-            true => sftp(servers, door, &batch, &names, &file, is_upload)?,
-            false => curl(&servers.url(door), &batch, &names, &file, is_upload)?,
+        clients.push(match door {
+            Door::PerigeeSftp | Door::OpensshSftp => {
+                sftp(servers, door, &batch, &names, &file, is_upload)?
+            }
+            Door::PerigeeCli => {
+                let from = if load.each > 1 { work.directory(load) } else { file.clone() };
+                let to = format!("bench/c{client}");
+                let got = work.got(client);
+                let arguments = match is_upload {
+                    true => ["data", "put", text(&from)?, to.as_str()],
+                    false => ["data", "get", to.as_str(), text(&got)?],
+                };
+                servers.command(&arguments).spawn().context("can't run perigee")?
+            }
+            _ => curl(&servers.url(door), &batch, &names, &file, is_upload)?,
         });
     }
     all_end(clients)
@@ -188,6 +231,9 @@ fn ends(client: &mut Child, late: Instant) -> Result<()> {
         if let Some(status) = client.try_wait()? {
             ensure!(status.success(), "a client failed: {status}");
             return Ok(());
+        }
+        if is_interrupted() {
+            bail!("it was interrupted");
         }
         if Instant::now() > late {
             bail!("a client has not ended within {} s", TRANSFER_MAX.as_secs());

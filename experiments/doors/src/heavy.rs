@@ -3,66 +3,118 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::Sizes;
 use crate::clients::{Workspace, all_end, sftp_once};
 use crate::results::{Door, Heavy};
 use crate::servers::{Servers, text};
+use crate::{Sizes, is_interrupted};
 
-const CLIENTS: [(&str, Door); 3] = [
-    ("curl over HTTP", Door::PerigeeHttp),
-    ("OpenSSH sftp", Door::PerigeeSftp),
-    ("rclone over WebDAV", Door::PerigeeWebdav),
-];
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Client {
+    Curl,
+    Sftp,
+    Scp,
+    Lftp,
+    Rclone,
+    Perigee,
+}
 
-pub fn run(servers: &Servers, work: &Workspace, sizes: Sizes) -> Result<Vec<Heavy>> {
+const CLIENTS: [Client; 6] =
+    [Client::Curl, Client::Sftp, Client::Scp, Client::Lftp, Client::Rclone, Client::Perigee];
+
+/// Files in each directory of the many.
+const IN_DIRECTORY: usize = 1000;
+
+impl Client {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Curl => "curl over HTTP",
+            Self::Sftp => "OpenSSH sftp",
+            Self::Scp => "OpenSSH scp",
+            Self::Lftp => "lftp over SFTP",
+            Self::Rclone => "rclone over WebDAV",
+            Self::Perigee => "perigee data",
+        }
+    }
+
+    fn door(self) -> Door {
+        match self {
+            Self::Curl => Door::PerigeeHttp,
+            Self::Sftp | Self::Scp | Self::Lftp => Door::PerigeeSftp,
+            Self::Rclone => Door::PerigeeWebdav,
+            Self::Perigee => Door::PerigeeCli,
+        }
+    }
+}
+
+/// What fails is a result too: the others are measured all the same.
+pub fn run(servers: &Servers, work: &Workspace, sizes: Sizes, all: &mut Vec<Heavy>) -> Result<()> {
     work.make(sizes.huge_bytes)?;
     let (huge, got) = (work.file(sizes.huge_bytes), work.path().join("client/got"));
     let many = work.path().join("client/many");
     make_many(&many, sizes.many_files)?;
-    let mut all = Vec::new();
-    for (client, door) in CLIENTS {
-        servers.make_directory(door)?;
-        let mut measure = |what: String, act: &dyn Fn() -> Result<()>| -> Result<()> {
-            let pid = servers.perigee_pid()?;
-            // Since Linux 4.0 this resets VmHWM.
-            fs::write(format!("/proc/{pid}/clear_refs"), "5")?;
-            let before_bytes = memory(pid, "VmRSS")?;
-            let begun = Instant::now();
-            act().with_context(|| format!("{client}: {what}"))?;
-            let (seconds, peak_bytes) = (begun.elapsed().as_secs_f64(), memory(pid, "VmHWM")?);
-            eprintln!(
-                "{client}: {what}: {seconds:.1} s; {} to {} MiB",
-                before_bytes >> 20,
-                peak_bytes >> 20
-            );
-            let (client, work) = (client.to_owned(), what);
-            all.push(Heavy { client, work, seconds, before_bytes, peak_bytes });
-            Ok(())
-        };
-        let size = format!("{} MiB", sizes.huge_bytes >> 20);
-        measure(format!("put {size}"), &|| send(servers, door, &huge, "bench/huge"))?;
-        measure(format!("get {size}"), &|| fetch(servers, door, "bench/huge", &got))?;
-        crate::run("cmp", &[text(&huge)?, text(&got)?])?;
-        fs::remove_file(&got)?;
-        let count = sizes.many_files;
-        measure(format!("put {count} files"), &|| send(servers, door, &many, "bench"))?;
-        measure(format!("get {count} files"), &|| fetch(servers, door, "bench/many", &got))?;
-        crate::run("diff", &["-r", text(&many)?, text(&got)?])?;
-        fs::remove_dir_all(&got)?;
-        servers.clear(door)?;
+    let size = format!("{} MiB", sizes.huge_bytes >> 20);
+    let count = sizes.many_files;
+    for client in CLIENTS {
+        servers.make_directory(client.door())?;
+        for (what, sent, remote) in
+            [(size.clone(), &huge, "bench/huge"), (format!("{count} files"), &many, "bench/many")]
+        {
+            ensure!(!is_interrupted(), "it was interrupted");
+            let put = || send(servers, client, sent, remote);
+            all.push(measure(servers, client, format!("put {what}"), put)?);
+            let get = || fetch(servers, client, remote, sent, &got);
+            let mut fetched = measure(servers, client, format!("get {what}"), get)?;
+            if fetched.error.is_none()
+                && crate::run("diff", &["-r", text(sent)?, text(&got)?]).is_err()
+            {
+                fetched.error = Some("what came back is not what was sent".to_owned());
+            }
+            all.push(fetched);
+            if got.is_dir() {
+                fs::remove_dir_all(&got)?;
+            } else if got.exists() {
+                fs::remove_file(&got)?;
+            }
+        }
+        servers.clear(client.door())?;
     }
-    Ok(all)
+    Ok(())
+}
+
+fn measure(
+    servers: &Servers,
+    client: Client,
+    work: String,
+    act: impl Fn() -> Result<()>,
+) -> Result<Heavy> {
+    let pid = servers.perigee_pid()?;
+    // Since Linux 4.0 this resets VmHWM.
+    fs::write(format!("/proc/{pid}/clear_refs"), "5")?;
+    let before_bytes = memory(pid, "VmRSS")?;
+    let begun = Instant::now();
+    let error = act().err().map(|error| format!("{error:#}"));
+    let (seconds, peak_bytes) = (begun.elapsed().as_secs_f64(), memory(pid, "VmHWM")?);
+    let client = client.name().to_owned();
+    let (before, peak) = (before_bytes >> 20, peak_bytes >> 20);
+    eprintln!(
+        "{client}: {work}: {seconds:.1} s; {before} to {peak} MiB{}",
+        match &error {
+            Some(error) => format!("; it failed: {error}"),
+            None => String::new(),
+        }
+    );
+    Ok(Heavy { client, work, seconds, before_bytes, peak_bytes, error })
 }
 
 fn make_many(at: &Path, count: usize) -> Result<()> {
     for number in 0..count {
         // Not all in one directory.
-        let directory = at.join(format!("d{}", number / 1000));
+        let directory = at.join(format!("d{}", number / IN_DIRECTORY));
         fs::create_dir_all(&directory)?;
         fs::write(
             directory.join(format!("f{number}")),
@@ -80,13 +132,37 @@ fn memory(pid: u32, name: &str) -> Result<u64> {
     Ok(kib.parse::<u64>()? << 10)
 }
 
-/// rclone with this controller as `dav:`.
-fn rclone(servers: &Servers, arguments: &[&str]) -> Result<()> {
-    let mut command = Command::new("rclone");
-    command.args(["--config", "/dev/null"]).args(arguments).stdin(Stdio::null());
-    command.env("RCLONE_CONFIG_DAV_TYPE", "webdav").env("RCLONE_CONFIG_DAV_VENDOR", "other");
-    command.env("RCLONE_CONFIG_DAV_URL", servers.url(Door::PerigeeWebdav));
-    all_end(vec![command.spawn().context("can't run rclone")?])
+/// Runs rclone once for each pair, at once, with this controller as `dav:`. One waits 10 ms between two requests, so many
+/// small files are sent by several.
+fn rclone(servers: &Servers, verb: &str, pairs: &[(String, String)]) -> Result<()> {
+    let begin = |(from, to): &(String, String)| -> Result<Child> {
+        let mut command = Command::new("rclone");
+        command.args(["--config", "/dev/null", verb, from, to]).stdin(Stdio::null());
+        command.env("RCLONE_CONFIG_DAV_TYPE", "webdav").env("RCLONE_CONFIG_DAV_VENDOR", "other");
+        command.env("RCLONE_CONFIG_DAV_URL", servers.url(Door::PerigeeWebdav));
+        command.spawn().context("can't run rclone")
+    };
+    all_end(pairs.iter().map(begin).collect::<Result<Vec<_>>>()?)
+}
+
+/// lftp over SFTP.
+fn lftp(servers: &Servers, script: &str) -> Result<()> {
+    let ssh = format!("ssh -a -x {}", servers.ssh_options(Door::PerigeeSftp).join(" "));
+    let port = servers.sftp_port();
+    let script = format!(
+        "set cmd:fail-exit yes; set net:max-retries 1; set sftp:connect-program \"{ssh}\"; \
+         open -u bench, sftp://127.0.0.1:{port}; {script}; bye"
+    );
+    let mut command = Command::new("lftp");
+    command.args(["--norc", "-c", &script]).stdin(Stdio::null()).stdout(Stdio::null());
+    all_end(vec![command.spawn().context("can't run lftp")?])
+}
+
+fn scp(servers: &Servers, from: &str, to: &str) -> Result<()> {
+    let mut command = Command::new("scp");
+    command.args(servers.ssh_options(Door::PerigeeSftp)).args(["-q", "-r", from, to]);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    all_end(vec![command.spawn().context("can't run scp")?])
 }
 
 /// curl has no directories: all files of one, over some connections.
@@ -133,53 +209,77 @@ fn below(directory: &Path) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// A file becomes `to`, and a directory goes below it.
-fn send(servers: &Servers, door: Door, from: &Path, to: &str) -> Result<()> {
-    let is_directory = from.is_dir();
-    match door {
-        Door::PerigeeSftp if is_directory => {
-            all_end(vec![sftp_once(servers, door, &format!("cd {to}\nput -R {}\n", text(from)?))?])
-        }
-        Door::PerigeeSftp => {
-            all_end(vec![sftp_once(servers, door, &format!("put {} {to}\n", text(from)?))?])
-        }
-        Door::PerigeeWebdav if is_directory => {
-            rclone(servers, &["copy", text(from)?, &format!("dav:{to}/many")])
-        }
-        Door::PerigeeWebdav => rclone(servers, &["copyto", text(from)?, &format!("dav:{to}")]),
-        _ => {
-            let url = servers.url(door);
-            let names = if is_directory { below(from)? } else { vec![String::new()] };
-            let line = |name: &String| match is_directory {
-                true => Ok((format!("{url}/{to}/many/{name}"), text(&from.join(name))?.to_owned())),
-                false => Ok((format!("{url}/{to}"), text(from)?.to_owned())),
+/// Sends a file, or a directory with all that is in it, which becomes `to`.
+fn send(servers: &Servers, client: Client, from: &Path, to: &str) -> Result<()> {
+    let (is_directory, local) = (from.is_dir(), text(from)?);
+    match client {
+        Client::Sftp => {
+            // It becomes a directory of its own name.
+            let above = to.rsplit_once('/').map_or(".", |(above, _)| above);
+            let command = match is_directory {
+                true => format!("cd {above}\nput -R {local}\n"),
+                false => format!("put {local} {to}\n"),
             };
-            curl_all(&names.iter().map(line).collect::<Result<Vec<_>>>()?, true)
+            all_end(vec![sftp_once(servers, client.door(), &command)?])
         }
+        Client::Scp => scp(servers, local, &format!("127.0.0.1:{to}")),
+        Client::Lftp if is_directory => lftp(servers, &format!("mirror -R {local} {to}")),
+        Client::Lftp => lftp(servers, &format!("put {local} -o {to}")),
+        Client::Rclone if is_directory => {
+            let pair = |name: &String| (format!("{local}/{name}"), format!("dav:{to}/{name}"));
+            rclone(servers, "copy", &names(from)?.iter().map(pair).collect::<Vec<_>>())
+        }
+        Client::Rclone => rclone(servers, "copyto", &[(local.to_owned(), format!("dav:{to}"))]),
+        Client::Perigee => servers.perigee(&["data", "put", local, to]),
+        Client::Curl => curl_all(&pairs(servers, from, from, to)?, true),
     }
 }
 
-fn fetch(servers: &Servers, door: Door, from: &str, to: &Path) -> Result<()> {
-    let is_directory = from.ends_with("many");
-    match door {
-        Door::PerigeeSftp => {
+/// Fetches what came from `sent`.
+fn fetch(servers: &Servers, client: Client, from: &str, sent: &Path, to: &Path) -> Result<()> {
+    let (is_directory, local) = (sent.is_dir(), text(to)?);
+    match client {
+        Client::Sftp => {
             let option = if is_directory { "-R " } else { "" };
-            all_end(vec![sftp_once(servers, door, &format!("get {option}{from} {}\n", text(to)?))?])
+            let command = format!("get {option}{from} {local}\n");
+            all_end(vec![sftp_once(servers, client.door(), &command)?])
         }
-        Door::PerigeeWebdav => {
-            let verb = if is_directory { "copy" } else { "copyto" };
-            rclone(servers, &[verb, &format!("dav:{from}"), text(to)?])
+        Client::Scp => scp(servers, &format!("127.0.0.1:{from}"), local),
+        Client::Lftp if is_directory => lftp(servers, &format!("mirror {from} {local}")),
+        Client::Lftp => lftp(servers, &format!("get {from} -o {local}")),
+        Client::Rclone if is_directory => {
+            let pair = |name: &String| (format!("dav:{from}/{name}"), format!("{local}/{name}"));
+            rclone(servers, "copy", &names(sent)?.iter().map(pair).collect::<Vec<_>>())
         }
-        _ => {
-            let url = servers.url(door);
-            let names =
-                if is_directory { below(&to.with_file_name("many"))? } else { vec![String::new()] };
-            ensure!(!names.is_empty(), "there are files");
-            let line = |name: &String| match is_directory {
-                true => Ok((format!("{url}/{from}/{name}"), text(&to.join(name))?.to_owned())),
-                false => Ok((format!("{url}/{from}"), text(to)?.to_owned())),
-            };
-            curl_all(&names.iter().map(line).collect::<Result<Vec<_>>>()?, false)
-        }
+        Client::Rclone => rclone(servers, "copyto", &[(format!("dav:{from}"), local.to_owned())]),
+        Client::Perigee => servers.perigee(&["data", "get", from, local]),
+        Client::Curl => curl_all(&pairs(servers, sent, to, from)?, false),
     }
+}
+
+/// What is in a directory itself.
+fn names(directory: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        names.push(text(Path::new(&entry?.file_name()))?.to_owned());
+    }
+    Ok(names)
+}
+
+/// The addresses below `remote` of a file or of all files of a directory, and their places below `local`.
+fn pairs(
+    servers: &Servers,
+    sent: &Path,
+    local: &Path,
+    remote: &str,
+) -> Result<Vec<(String, String)>> {
+    let url = servers.url(Door::PerigeeHttp);
+    if !sent.is_dir() {
+        return Ok(vec![(format!("{url}/{remote}"), text(local)?.to_owned())]);
+    }
+    let mut pairs = Vec::new();
+    for name in below(sent)? {
+        pairs.push((format!("{url}/{remote}/{name}"), text(&local.join(&name))?.to_owned()));
+    }
+    Ok(pairs)
 }

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use sha2::{Digest, Sha256};
 
-use crate::Sizes;
 use crate::clients::{Workspace, all_end, sftp_once};
 use crate::results::{Door, Killed};
 use crate::servers::{Servers, text};
+use crate::{Sizes, is_interrupted};
 
 /// Files of different lengths: in one piece, and in many.
 const LENGTHS: [u64; 3] = [4096, 300_000, 5_000_000];
@@ -34,6 +34,7 @@ pub fn run(servers: &mut Servers, work: &Workspace, sizes: Sizes) -> Result<Vec<
         servers.start_perigee()?;
         let mut lost = 0;
         for (name, bytes) in &acknowledged {
+            ensure!(!is_interrupted(), "it was interrupted");
             let url = format!("{}/{name}", servers.url(Door::PerigeeHttp));
             let got =
                 Command::new("curl").args(["-sS", "-f", &url]).stdin(Stdio::null()).output()?;
@@ -67,7 +68,7 @@ fn upload_until_killed(
     let lock = || acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
     let one_client = |servers: &Servers, client: usize| {
         for number in 0.. {
-            if is_killed.load(Ordering::Relaxed) {
+            if is_killed.load(Ordering::Relaxed) || is_interrupted() {
                 return;
             }
             let bytes = LENGTHS[(client + number) % LENGTHS.len()];
@@ -86,7 +87,7 @@ fn upload_until_killed(
         for client in 0..clients {
             scope.spawn(move || one_client(shared, client));
         }
-        while lock().len() < enough && begun.elapsed() < LOAD_MAX {
+        while lock().len() < enough && begun.elapsed() < LOAD_MAX && !is_interrupted() {
             std::thread::sleep(Duration::from_millis(20));
         }
         // By its id: the process is this one's child.

@@ -11,11 +11,13 @@ mod servers;
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use perigee_lab::measuring::{self, load_1min};
+use tokio::signal::unix::{SignalKind, signal};
 
 use clients::{Load, Workspace};
 use results::{Door, Measurement, Results, What};
@@ -57,11 +59,11 @@ pub struct Sizes {
 }
 
 const FULL: Sizes = Sizes {
-    large_bytes: 1 << 30,
-    medium_bytes: 16 << 20,
-    small_files: 500,
-    acknowledged: 2000,
-    huge_bytes: 4 << 30,
+    large_bytes: 512 << 20,
+    medium_bytes: 8 << 20,
+    small_files: 250,
+    acknowledged: 500,
+    huge_bytes: 2 * servers::MEMORY_BYTES,
     many_files: 10_000,
 };
 const QUICK: Sizes = Sizes {
@@ -73,12 +75,40 @@ const QUICK: Sizes = Sizes {
     many_files: 200,
 };
 
+static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Whether somebody wants this to end.
+pub fn is_interrupted() -> bool {
+    IS_INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// After Ctrl-C or SIGTERM all that waits for a client ends with an error, and the servers and their files go.
+fn end_when_asked() -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (mut interrupt, mut terminate) = {
+        let _inside = runtime.enter();
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
+    };
+    std::thread::spawn(move || {
+        runtime.block_on(async {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            IS_INTERRUPTED.store(true, Ordering::Relaxed);
+            eprintln!("it ends; the servers and their files are removed");
+        });
+    });
+    Ok(())
+}
+
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    end_when_asked()?;
     let (rounds, sizes) = if arguments.quick { (1, QUICK) } else { (arguments.rounds, FULL) };
     let work = Workspace::new(&arguments.dir)?;
     let mut servers = Servers::start(&arguments.program, work.path())?;
-    let programs = [("curl", "curl"), ("rclone", "rclone")];
+    let programs = [("curl", "curl"), ("lftp", "lftp"), ("rclone", "rclone")];
     let mut results = Results {
         versions: measuring::versions(measuring::version_of(&arguments.program), &programs),
         cpus: std::thread::available_parallelism()?.get(),
@@ -88,12 +118,18 @@ fn main() -> Result<()> {
     results.versions.extend(servers::versions());
     for round in 1..=rounds {
         measure(&servers, &work, sizes, round, &mut results.measurements)?;
+        // What was measured is kept, whatever happens later.
+        results.judge();
+        save(&arguments.out, &results)?;
     }
-    results.heavy = heavy::run(&servers, &work, sizes)?;
     results.killed = killed::run(&mut servers, &work, sizes)?;
+    results.judge();
+    save(&arguments.out, &results)?;
+    let heavy = heavy::run(&servers, &work, sizes, &mut results.heavy);
     drop(servers);
     results.judge();
     save(&arguments.out, &results)?;
+    heavy?;
     print(&results);
     ensure!(results.killed.iter().all(|killed| killed.lost == 0), "acknowledged files are lost");
     Ok(())
@@ -113,6 +149,7 @@ fn measure(
         doors.rotate_left(round as usize % Door::ALL.len());
         for door in doors {
             for is_upload in [true, false] {
+                ensure!(!is_interrupted(), "it was interrupted");
                 let what = What { load: load.name, is_upload };
                 let begun = Instant::now();
                 clients::transfer(servers, work, door, &load, is_upload)
@@ -135,6 +172,7 @@ fn measure(
                     load_1min: load_1min()?,
                 });
             }
+            work.clear(&load)?;
             servers.clear(door)?;
         }
     }

@@ -15,7 +15,7 @@ pub fn html(results: &Results) -> String {
         page,
         "<h1>The doors of the data repository</h1>\n<p class=\"lead\">HTTP, WebDAV and SFTP of one controller beside nginx with \
          WebDAV, vsftpd, and OpenSSH's sftp-server: on one machine with {} CPUs, over the loopback interface, with the same \
-         clients (curl, OpenSSH's sftp), alternating; medians. HTTP, WebDAV and FTP are not encrypted here, and SFTP is. Perigee \
+         clients (curl, OpenSSH's sftp; the CLI is the perigee command, whose downloads go to the disk), alternating; medians. HTTP, WebDAV and FTP are not encrypted here, and SFTP is. Perigee \
          hashes each file, and answers when content, hash and name are on the disk. The others answer when the content is in the \
          page cache, and a power cut may take it. So there is also the time with a <code>sync</code> after the transfer.</p>",
         results.cpus
@@ -81,7 +81,8 @@ fn heavy(page: &mut String, results: &Results) {
          the most resident memory (<code>VmHWM</code>) is reset.",
         MEMORY_BYTES >> 20
     );
-    let columns = ["client", "work", "s", "server's memory before, MiB", "the most meanwhile, MiB"];
+    let columns =
+        ["client", "work", "s", "server's memory before, MiB", "the most meanwhile, MiB", "failed"];
     head(page, "A file larger than the server's memory, and many small ones", &text, &columns);
     for one in &results.heavy {
         let mib = |bytes: u64| (bytes >> 20).to_string();
@@ -92,6 +93,7 @@ fn heavy(page: &mut String, results: &Results) {
             seconds,
             mib(one.before_bytes),
             mib(one.peak_bytes),
+            one.error.clone().unwrap_or_default(),
         ];
         row(page, "", &cells);
     }

@@ -136,10 +136,16 @@ impl Servers {
     }
 
     /// The `perigee` command at this controller.
-    pub fn perigee(&self, arguments: &[&str]) -> Result<()> {
+    pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command.args(arguments).env("PERIGEE_API", self.api()).env("HOME", self.dir.join("home"));
-        let ended = command.stdin(Stdio::null()).stdout(Stdio::null()).status()?;
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command
+    }
+
+    /// Runs it to its end.
+    pub fn perigee(&self, arguments: &[&str]) -> Result<()> {
+        let ended = self.command(arguments).status()?;
         ensure!(ended.success(), "perigee {}: {ended}", arguments.join(" "));
         Ok(())
     }
@@ -203,7 +209,7 @@ impl Servers {
     pub fn url(&self, door: Door) -> String {
         let [http, _, nginx, ftp, _] = self.ports;
         match door {
-            Door::PerigeeHttp | Door::PerigeeSftp => {
+            Door::PerigeeHttp | Door::PerigeeSftp | Door::PerigeeCli => {
                 format!("http://127.0.0.1:{http}/v1/data/default")
             }
             Door::PerigeeWebdav => format!("http://127.0.0.1:{http}/dav/default"),
@@ -211,6 +217,11 @@ impl Servers {
             Door::Vsftpd => format!("ftp://127.0.0.1:{ftp}"),
             Door::OpensshSftp => String::new(),
         }
+    }
+
+    /// Where SFTP of Perigee listens.
+    pub fn sftp_port(&self) -> u16 {
+        self.ports[1]
     }
 
     /// What OpenSSH's sftp is to know of one of the two.
