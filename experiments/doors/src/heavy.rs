@@ -145,6 +145,9 @@ fn rclone(servers: &Servers, verb: &str, pairs: &[(String, String)]) -> Result<(
     all_end(pairs.iter().map(begin).collect::<Result<Vec<_>>>()?)
 }
 
+/// lftp waits 40 ms for each small file, whatever the server: its requests wait for the acknowledgement of those before.
+const LFTP_AT_ONCE: usize = 8;
+
 /// lftp over SFTP.
 fn lftp(servers: &Servers, script: &str) -> Result<()> {
     let ssh = format!("ssh -a -x {}", servers.ssh_options(Door::PerigeeSftp).join(" "));
@@ -223,7 +226,9 @@ fn send(servers: &Servers, client: Client, from: &Path, to: &str) -> Result<()> 
             all_end(vec![sftp_once(servers, client.door(), &command)?])
         }
         Client::Scp => scp(servers, local, &format!("127.0.0.1:{to}")),
-        Client::Lftp if is_directory => lftp(servers, &format!("mirror -R {local} {to}")),
+        Client::Lftp if is_directory => {
+            lftp(servers, &format!("mirror -R --parallel={LFTP_AT_ONCE} {local} {to}"))
+        }
         Client::Lftp => lftp(servers, &format!("put {local} -o {to}")),
         Client::Rclone if is_directory => {
             let pair = |name: &String| (format!("{local}/{name}"), format!("dav:{to}/{name}"));
@@ -245,7 +250,9 @@ fn fetch(servers: &Servers, client: Client, from: &str, sent: &Path, to: &Path) 
             all_end(vec![sftp_once(servers, client.door(), &command)?])
         }
         Client::Scp => scp(servers, &format!("127.0.0.1:{from}"), local),
-        Client::Lftp if is_directory => lftp(servers, &format!("mirror {from} {local}")),
+        Client::Lftp if is_directory => {
+            lftp(servers, &format!("mirror --parallel={LFTP_AT_ONCE} {from} {local}"))
+        }
         Client::Lftp => lftp(servers, &format!("get {from} -o {local}")),
         Client::Rclone if is_directory => {
             let pair = |name: &String| (format!("dav:{from}/{name}"), format!("{local}/{name}"));

@@ -63,7 +63,7 @@ const FULL: Sizes = Sizes {
     medium_bytes: 8 << 20,
     small_files: 250,
     acknowledged: 500,
-    huge_bytes: 2 * servers::MEMORY_BYTES,
+    huge_bytes: servers::MEMORY_BYTES + (512 << 20),
     many_files: 10_000,
 };
 const QUICK: Sizes = Sizes {

@@ -13,8 +13,9 @@ use perigee_http::unused_port;
 
 use crate::results::Door;
 
-/// How much data the controller may have in memory.
-pub const MEMORY_BYTES: u64 = 512 << 20;
+/// How much data the controller may have in memory. The stacks of its threads count, of which little is ever touched:
+/// 64 clients at once need 160 threads with 2 MiB each.
+pub const MEMORY_BYTES: u64 = 1 << 30;
 
 const START_MAX: Duration = Duration::from_secs(60);
 const STOP_MAX: Duration = Duration::from_secs(10);
@@ -30,6 +31,12 @@ pub struct Servers {
 
 impl Drop for Servers {
     fn drop(&mut self) {
+        if let Some(perigee) = &mut self.perigee
+            && let Ok(Some(status)) = perigee.try_wait()
+        {
+            let log = fs::read_to_string(self.dir.join("perigee.log")).unwrap_or_default();
+            eprintln!("perigee ended by itself: {status}\n{log}");
+        }
         for mut child in self.others.drain(..).chain(self.perigee.take()) {
             // nginx ends its workers only if it is asked to end.
             let late = Instant::now() + STOP_MAX;
