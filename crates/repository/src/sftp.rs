@@ -67,7 +67,6 @@ pub async fn serve(server: Server) -> Result<(), Problem> {
         max_auth_attempts: 6,
         keys: vec![key],
         inactivity_timeout: Some(SILENCE_MAX),
-        nodelay: true,
         ..Config::default()
     });
     let listener = TcpListener::bind(&server.address).await.map_err(|e| {
@@ -87,6 +86,9 @@ pub async fn serve(server: Server) -> Result<(), Problem> {
         };
         match places.take(ClientAddress::from(address)) {
             Ok(place) => {
+                // An answer of two packets would wait for the client's acknowledgement of the first, which takes 40 ms.
+                // russh does this only for sockets that it accepts itself. A connection that refuses is gone already.
+                let _ = stream.set_nodelay(true);
                 let connection = Connection {
                     repository: Arc::clone(&server.repository),
                     accounts: Arc::clone(&server.accounts),

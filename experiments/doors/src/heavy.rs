@@ -145,7 +145,7 @@ fn rclone(servers: &Servers, verb: &str, pairs: &[(String, String)]) -> Result<(
     all_end(pairs.iter().map(begin).collect::<Result<Vec<_>>>()?)
 }
 
-/// lftp waits 40 ms for each small file, whatever the server: its requests wait for the acknowledgement of those before.
+/// Connections of one lftp for many small files: it has only one request under way in each.
 const LFTP_AT_ONCE: usize = 8;
 
 /// lftp over SFTP.
