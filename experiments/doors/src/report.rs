@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use perigee_lab::report::page::{self, row};
+use perigee_lab::report::page::{self, TABLE_END, ratio, row};
 
 use crate::results::{LoadName, Results, Row};
 use crate::servers::MEMORY_BYTES;
@@ -29,16 +29,6 @@ pub fn html(results: &Results) -> String {
     page
 }
 
-fn head(page: &mut String, title: &str, text: &str, columns: &[&str]) {
-    let columns: String = columns.iter().map(|name| format!("<th>{name}</th>")).collect();
-    let _ = writeln!(
-        page,
-        "<h2>{title}</h2>\n<p>{text}</p>\n<div class=\"scroll\"><table>\n<tr>{columns}</tr>"
-    );
-}
-
-const END: &str = "</table></div>\n";
-
 fn table(page: &mut String, results: &Results, is_small: bool) {
     let (title, unit, text) = match is_small {
         false => (
@@ -51,7 +41,12 @@ fn table(page: &mut String, results: &Results, is_small: bool) {
         }
     };
     let with_sync = format!("{unit} with sync");
-    head(page, title, text, &["work", "door", unit, &with_sync, "beside the best of the others"]);
+    page::table(
+        page,
+        title,
+        text,
+        &["work", "door", unit, &with_sync, "beside the best of the others"],
+    );
     let figure = |row: &Row| if is_small { row.files_per_s } else { row.mib_per_s };
     let durable =
         |row: &Row| if is_small { row.durable_files_per_s } else { row.durable_mib_per_s };
@@ -59,20 +54,17 @@ fn table(page: &mut String, results: &Results, is_small: bool) {
     for one in rows.iter().filter(|row| (row.what.load == LoadName::Small) == is_small) {
         let peers = rows.iter().filter(|row| row.what == one.what && !row.door.is_perigee());
         let best = peers.map(figure).fold(0.0, f64::max);
-        let ratio = match one.door.is_perigee() && best > 0.0 {
-            true => format!("{:.2}", figure(one) / best),
-            false => "-".to_owned(),
-        };
+        let own = one.door.is_perigee().then(|| figure(one));
         let cells = [
             one.what.name(),
             one.door.name().to_owned(),
             format!("{:.1}", figure(one)),
             format!("{:.1}", durable(one)),
-            ratio,
+            ratio(own, Some(best)),
         ];
         row(page, "", &cells);
     }
-    page.push_str(END);
+    page.push_str(TABLE_END);
 }
 
 fn heavy(page: &mut String, results: &Results) {
@@ -83,7 +75,12 @@ fn heavy(page: &mut String, results: &Results) {
     );
     let columns =
         ["client", "work", "s", "server's memory before, MiB", "the most meanwhile, MiB", "failed"];
-    head(page, "A file larger than the server's memory, and many small ones", &text, &columns);
+    page::table(
+        page,
+        "A file larger than the server's memory, and many small ones",
+        &text,
+        &columns,
+    );
     for one in &results.heavy {
         let mib = |bytes: u64| (bytes >> 20).to_string();
         let seconds = format!("{:.1}", one.seconds);
@@ -97,11 +94,11 @@ fn heavy(page: &mut String, results: &Results) {
         ];
         row(page, "", &cells);
     }
-    page.push_str(END);
+    page.push_str(TABLE_END);
 }
 
 fn killed(page: &mut String, results: &Results) {
-    head(
+    page::table(
         page,
         "The server is killed",
         "SIGKILL while clients upload. Afterwards each file whose upload was acknowledged must be there with its content.",
@@ -116,5 +113,5 @@ fn killed(page: &mut String, results: &Results) {
         ];
         row(page, "", &cells);
     }
-    page.push_str(END);
+    page.push_str(TABLE_END);
 }

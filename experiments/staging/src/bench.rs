@@ -9,6 +9,7 @@ use perigee_lab::cluster::Cluster;
 use perigee_lab::measuring::load_1min;
 use perigee_lab::{Lab, Steps};
 use perigee_model::data::FileEntry;
+use perigee_model::inputs::{Input, InputFrom, InputList};
 use perigee_model::job::{
     ClusterImage, ClusterVolume, Job, JobSpec, JobState, MigrationState, MoveVm, NewVolume,
 };
@@ -73,17 +74,12 @@ impl<'a> Bench<'a> {
         );
         let job = bench.job("make", &make, &bench.hosts[0].clone(), "", None).await?;
         let made = bench.end(job, "make the video").await?;
-        let path = format!("/v1/data/~/jobs/{}/output/video.avi", made.id);
-        let video = bench.client.get_bytes(&path).await?;
-        bench.video_bytes = video.len() as u64;
-        let bundle = lab.dir().join("video.tar");
-        let mut tar = tar::Builder::new(std::fs::File::create(&bundle)?);
-        let mut header = tar::Header::new_gnu();
-        header.set_size(bench.video_bytes);
-        header.set_mode(0o644);
-        tar.append_data(&mut header, "video.avi", &video[..])?;
-        tar.finish()?;
-        let inputs = bench.cluster.upload(&bundle).await?;
+        let video = format!("jobs/{}/output/video.avi", made.id);
+        let entry: FileEntry = bench.client.get(&format!("/v1/data/~/{video}?stat")).await?;
+        bench.video_bytes = entry.size_bytes;
+        let from = InputFrom::Repository(video);
+        let input = Input { to: "video.avi".to_owned(), from };
+        let inputs = bench.cluster.inputs(&InputList { inputs: vec![input] }).await?;
         for host in bench.hosts.clone() {
             let volume = data_at(&host)?;
             bench.cluster.create_volume(&volume, &host, VOLUME_BYTES).await?;

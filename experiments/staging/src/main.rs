@@ -36,7 +36,7 @@ struct Arguments {
     /// The directory for results.json and report.html
     #[arg(long, default_value = "experiments/staging")]
     out: PathBuf,
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 1)]
     rounds: u32,
     /// One round with little data, which only shows that it works
     #[arg(long)]

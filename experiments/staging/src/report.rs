@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use perigee_lab::report::page::{self, figure, row};
+use perigee_lab::report::page::{self, TABLE_END, figure, ratio, row};
 use perigee_lab::report::plots::{Trace, traces};
 
 use crate::results::{Migrated, Results, Task};
@@ -20,13 +20,6 @@ const MIGRATED: [[f64; 2]; 2] = [[611.0, 610.67], [613.0, 610.25]];
 
 fn s(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"))
-}
-
-fn ratio(above: Option<f64>, below: Option<f64>) -> String {
-    match (above, below) {
-        (Some(above), Some(below)) if below > 0.0 => format!("{:.2}", above / below),
-        _ => "-".to_owned(),
-    }
 }
 
 pub fn html(results: &Results) -> String {
@@ -54,17 +47,12 @@ pub fn html(results: &Results) -> String {
     page
 }
 
-fn head(page: &mut String, title: &str, text: &str, columns: &[&str]) {
-    let columns: String = columns.iter().map(|name| format!("<th>{name}</th>")).collect();
-    let _ = writeln!(page, "<h2>{title}</h2>\n<p>{text}</p>\n<table>\n<tr>{columns}</tr>");
-}
-
 fn cells(cells: &[&str]) -> Vec<String> {
     cells.iter().map(|cell| (*cell).to_owned()).collect()
 }
 
 fn creation(page: &mut String, results: &Results) {
-    head(
+    page::table(
         page,
         "Creation of a VM, s",
         "Theirs: the disk image is made and a system installed in it. Ours: from the request to the first command of the job in the \
@@ -94,7 +82,7 @@ fn creation(page: &mut String, results: &Results) {
         ];
         row(page, "", &texts);
     }
-    page.push_str("</table>\n");
+    page.push_str(TABLE_END);
 }
 
 fn tasks(page: &mut String, results: &Results) {
@@ -105,7 +93,7 @@ fn tasks(page: &mut String, results: &Results) {
         results.frames,
         results.video_bytes >> 20
     );
-    head(
+    page::table(
         page,
         "A file copy and an encoder, s",
         &text,
@@ -136,11 +124,11 @@ fn tasks(page: &mut String, results: &Results) {
             row(page, "", &texts);
         }
     }
-    page.push_str("</table>\n");
+    page.push_str(TABLE_END);
 }
 
 fn migrated(page: &mut String, results: &Results) {
-    head(
+    page::table(
         page,
         "The encoder, migrated in the middle of its run, s",
         "Their table 3. Expected: the part that was done before the migration at the speed of the local disk, and the rest at the speed of \
@@ -172,7 +160,7 @@ fn migrated(page: &mut String, results: &Results) {
         ];
         row(page, "", &texts);
     }
-    page.push_str("</table>\n");
+    page.push_str(TABLE_END);
 }
 
 /// Their figure 4.
@@ -210,7 +198,7 @@ fn plots(page: &mut String, one: &Migrated) {
 
 fn rows(page: &mut String, results: &Results) {
     let columns = ["what", "round", "host", "disk", "s", "load"];
-    head(
+    page::table(
         page,
         "All runs",
         "Load: threads that ran or waited for a CPU in the minute before.",
@@ -234,7 +222,7 @@ fn rows(page: &mut String, results: &Results) {
         texts.extend([format!("{:.1}", one.seconds), format!("{:.1}", one.load_1min)]);
         row(page, "", &texts);
     }
-    page.push_str("</table>\n");
+    page.push_str(TABLE_END);
 }
 
 #[expect(clippy::print_stdout, reason = "the figures are what it is for")]

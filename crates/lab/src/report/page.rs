@@ -61,6 +61,28 @@ pub fn figure(page: &mut String, title: &str, caption: &str, svg: &str) {
     );
 }
 
+/// A section with a table: its heading, a text in HTML, and the names of the columns. [`row`]s follow, and then
+/// [`TABLE_END`].
+pub fn table(page: &mut String, title: &str, text: &str, columns: &[&str]) {
+    let columns: String = columns.iter().map(|name| format!("<th>{}</th>", escape(name))).collect();
+    let _ = writeln!(
+        page,
+        "<h2>{}</h2>\n<p>{text}</p>\n<div class=\"scroll\"><table>\n<tr>{columns}</tr>",
+        escape(title)
+    );
+}
+
+/// What follows the last row of a [`table`].
+pub const TABLE_END: &str = "</table></div>\n";
+
+/// A figure divided by another one, with two decimals.
+pub fn ratio(above: Option<f64>, below: Option<f64>) -> String {
+    match (above, below) {
+        (Some(above), Some(below)) if below > 0.0 => format!("{:.2}", above / below),
+        _ => "-".to_owned(),
+    }
+}
+
 /// One row of a table; `class` may be empty.
 pub fn row(page: &mut String, class: &str, cells: &[String]) {
     let cells: String = cells.iter().map(|cell| format!("<td>{}</td>", escape(cell))).collect();
