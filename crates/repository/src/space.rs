@@ -79,7 +79,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// An attribute of a file, if it has it.
 pub fn attribute(file: &File, name: &str) -> Option<String> {
-    let mut text = [0_u8; 4096];
+    let mut text = [0_u8; 8192];
     let length = fgetxattr(file, name, &mut text[..]).ok()?;
     Some(std::str::from_utf8(text.get(..length)?).ok()?.to_owned())
 }

@@ -1,7 +1,8 @@
 //! Writing a file: whole or not there.
 //!
 //! 1. The bytes go into a part, a file in `parts/`, and are hashed while they arrive.
-//! 2. The hash becomes an extended attribute of the part, and the part is synced: content and hash are on the disk.
+//! 2. The hash becomes an extended attribute of the part, and the part is synced: content and hash are on the disk. Of a
+//!    large file, most was written to the disk while it arrived.
 //! 3. The part is renamed to its name in the tree.
 //! 4. The directory is synced, and only then the client has its answer.
 //!
@@ -14,7 +15,8 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use perigee_model::Problem;
 use perigee_model::data::FileEntry;
@@ -23,19 +25,40 @@ use rustix::fs::{
     AtFlags, FallocateFlags, Mode, OFlags, XattrFlags, fallocate, fremovexattr, fsetxattr, fsync,
     ftruncate, openat, unlinkat,
 };
+use rustix::io::Errno;
 use sha2::{Digest, Sha256};
+use tokio::runtime::Handle;
 
 use crate::errors::{missing, problem};
 use crate::listing::{SHA256, entry_of, errno};
 use crate::objects::{OBJECT, PIECE_BYTES as SENT_BYTES, SENDING, Sending, Target};
 use crate::path::DataPath;
-use crate::space::{Space, TARGET, attribute};
+use crate::space::{Space, TARGET, attribute, lock};
 
 /// How much is read at once to hash it.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// The disk's free space is checked each time a file has grown by this much.
 const LOOK_EVERY_BYTES: u64 = 16 << 20;
+
+/// Each time a file has grown by this much, the disk begins to write it: the client does not wait for all of it at the end.
+const FLUSH_EVERY_BYTES: u64 = 32 << 20;
+
+/// What is written to the disk while more of a file arrives.
+#[derive(Debug, Default)]
+struct Flushing {
+    is_under_way: AtomicBool,
+    /// Held while the disk writes.
+    state: Mutex<Flushed>,
+}
+
+#[derive(Debug, Default)]
+struct Flushed {
+    /// The disk has failed. The kernel says that only once.
+    has_failed: bool,
+    /// The end of the upload writes the rest.
+    is_over: bool,
+}
 
 /// A file that has no name in the tree yet, and the room that it takes of the quota.
 #[derive(Debug)]
@@ -44,6 +67,7 @@ pub struct Part {
     path: DataPath,
     /// Tasks that send it to the store share it.
     pub file: Arc<File>,
+    flushing: Arc<Flushing>,
     name: String,
     reserved_bytes: u64,
     /// What of it was sent to the store.
@@ -74,6 +98,7 @@ impl Part {
                 space: Arc::clone(space),
                 path: path.clone(),
                 file: Arc::new(fd.into()),
+                flushing: Arc::default(),
                 name,
                 reserved_bytes: 0,
                 sending: None,
@@ -92,8 +117,11 @@ impl Part {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = openat(&space.parts, &unfinished.part, flags, Mode::empty());
         let cut = opened.and_then(|fd| {
-            ftruncate(&fd, unfinished.length)?;
-            Ok(File::from(fd))
+            let file = File::from(fd);
+            // The disk has failed while it was written.
+            attribute(&file, TARGET).ok_or(Errno::IO)?;
+            ftruncate(&file, unfinished.length)?;
+            Ok(file)
         });
         match cut {
             Ok(file) => {
@@ -101,6 +129,7 @@ impl Part {
                     space: Arc::clone(space),
                     path: path.clone(),
                     file: Arc::new(file),
+                    flushing: Arc::default(),
                     name: unfinished.part,
                     reserved_bytes: unfinished.length,
                     sending: None,
@@ -137,7 +166,31 @@ impl Part {
         if offset / LOOK_EVERY_BYTES != end / LOOK_EVERY_BYTES {
             self.space.check_room(&self.path)?;
         }
+        if offset / FLUSH_EVERY_BYTES != end / FLUSH_EVERY_BYTES && !self.is_remote() {
+            self.flush();
+        }
         Ok(())
+    }
+
+    /// Begins to write to the disk what has arrived, unless that is under way.
+    fn flush(&self) {
+        // What runs without a runtime waits at the end.
+        let Ok(runtime) = Handle::try_current() else { return };
+        if self.flushing.is_under_way.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (file, flushing) = (Arc::clone(&self.file), Arc::clone(&self.flushing));
+        runtime.spawn_blocking(move || {
+            {
+                let mut state = lock(&flushing.state);
+                if !state.is_over && file.sync_data().is_err() {
+                    state.has_failed = true;
+                    // Nobody can continue it.
+                    let _ = fremovexattr(&file, TARGET);
+                }
+            }
+            flushing.is_under_way.store(false, Ordering::Release);
+        });
     }
 
     /// Hashes what the file has between two offsets.
@@ -183,6 +236,13 @@ impl Part {
         fsetxattr(&self.file, SHA256, sha256.as_bytes(), XattrFlags::empty()).map_err(fault)?;
         if let Some(key) = key {
             self.move_content(key)?;
+        }
+        {
+            let mut flushed = lock(&self.flushing.state);
+            flushed.is_over = true;
+            if flushed.has_failed {
+                return Err(fault(Errno::IO));
+            }
         }
         self.file.sync_all().map_err(|e| fault(errno(e)))?;
         self.space.publish(&self.name, &self.path)?;

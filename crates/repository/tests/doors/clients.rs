@@ -3,13 +3,23 @@
 use std::fs;
 use std::path::Path;
 
-use crate::server::{Server, path, run, text};
+use crate::server::{Server, content, path, run, text};
+
+/// What makes `dav:` the tree of the tenant `a` for rclone.
+fn dav(server: &Server) -> [(&'static str, String); 4] {
+    [
+        ("RCLONE_CONFIG_DAV_TYPE", "webdav".to_owned()),
+        ("RCLONE_CONFIG_DAV_VENDOR", "other".to_owned()),
+        ("RCLONE_CONFIG_DAV_URL", format!("{}/dav/a", server.http)),
+        ("RCLONE_CONFIG_DAV_BEARER_TOKEN", "token-of-a".to_owned()),
+    ]
+}
 
 /// rclone over WebDAV; `dav:` is the tree of the tenant `a`.
 async fn rclone(server: &Server, arguments: &[&str]) -> String {
-    let url = format!("RCLONE_CONFIG_DAV_URL={}/dav/a", server.http);
-    let mut all = vec!["RCLONE_CONFIG_DAV_TYPE=webdav", "RCLONE_CONFIG_DAV_VENDOR=other", &url];
-    all.extend(["RCLONE_CONFIG_DAV_BEARER_TOKEN=token-of-a", "rclone", "--config", "/dev/null"]);
+    let settings = dav(server).map(|(name, value)| format!("{name}={value}"));
+    let mut all: Vec<&str> = settings.iter().map(String::as_str).collect();
+    all.extend(["rclone", "--config", "/dev/null"]);
     all.extend_from_slice(arguments);
     let output = run("env", &all, "").await;
     assert!(output.status.success(), "{arguments:?}");
@@ -40,4 +50,32 @@ async fn rclone_sends_changes_and_deletes_over_webdav() {
     assert_eq!(rclone(&server, &["cat", "dav:tree/c"]).await, "other");
     rclone(&server, &["purge", "dav:tree"]).await;
     assert!(!server.stored("a", "tree").exists());
+}
+
+/// rclone can't go on with an upload: it sends all of it again. What is there already is not sent.
+#[tokio::test(flavor = "multi_thread")]
+async fn rclone_that_was_cut_leaves_no_file_and_a_second_one_sends_the_rest() {
+    let server = Server::start().await;
+    let tree = server.dir.path().join("tree");
+    fs::create_dir_all(&tree).expect("a directory");
+    for number in 0..20 {
+        fs::write(tree.join(format!("f{number}")), format!("{number}")).expect("a file");
+    }
+    rclone(&server, &["copy", path(&tree), "dav:tree"]).await;
+    let sent = content(4_000_000);
+    fs::write(tree.join("large"), &sent).expect("a file");
+    let mut slow = tokio::process::Command::new("rclone");
+    slow.args(["--config", "/dev/null", "--bwlimit", "200k", "copy", path(&tree), "dav:tree"]);
+    for (name, value) in dav(&server) {
+        slow.env(name, value);
+    }
+    server.cut_upload(&mut slow, "").await;
+    assert!(!server.stored("a", "tree/large").exists(), "it is not whole");
+    let listed = rclone(&server, &["lsf", "dav:tree"]).await;
+    assert!(listed.lines().count() == 20 && !listed.contains("large"), "{listed}");
+    rclone(&server, &["copy", path(&tree), "dav:tree"]).await;
+    same(&tree, &server.stored("a", "tree")).await;
+    let back = server.dir.path().join("back");
+    rclone(&server, &["copy", "dav:tree", path(&back)]).await;
+    same(&tree, &back).await;
 }

@@ -37,6 +37,10 @@ async fn curl_uploads_reads_ranges_lists_renames_and_deletes() {
     let (status, _) =
         curl.ask(&["-r", "1000-1999", "-o", path(&to)], "/v1/data/a/in/sub%20dir/f").await;
     assert_eq!((status, std::fs::read(&to).expect("it came")), (206, sent[1000..2000].to_vec()));
+    // What a fetch that was cut has left is continued.
+    std::fs::write(&to, &sent[..100_000]).expect("a part");
+    let (status, _) = curl.ask(&["-C", "-", "-o", path(&to)], "/v1/data/a/in/sub%20dir/f").await;
+    assert_eq!((status, std::fs::read(&to).expect("it came")), (206, sent.clone()));
     let (_, head) = curl.ask(&["-I"], "/v1/data/a/in/sub%20dir/f").await;
     let sha256 = serde_json::from_str::<serde_json::Value>(&entry).expect("JSON")["sha256"].clone();
     let etag = format!("etag: \"{}\"", sha256.as_str().expect("a hash"));

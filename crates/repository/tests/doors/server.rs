@@ -124,6 +124,30 @@ impl Server {
     }
 }
 
+impl Server {
+    /// Kills a client in the middle of an upload by a user of the tenant `a`: when some bytes of it have arrived.
+    pub async fn cut_upload(&self, client: &mut tokio::process::Command, input: &str) {
+        let client = client.stdin(Stdio::piped()).kill_on_drop(true).spawn();
+        let mut client = client.expect("the client; `make setup` installs it");
+        let mut stdin = client.stdin.take().expect("it has one");
+        tokio::io::AsyncWriteExt::write_all(&mut stdin, input.as_bytes()).await.expect("it reads");
+        drop(stdin);
+        let parts = self.dir.path().join("data/tenants/a/parts");
+        let arrived = || -> u64 {
+            let parts = std::fs::read_dir(&parts).into_iter().flatten().flatten();
+            parts.filter_map(|part| part.metadata().ok()).map(|part| part.len()).sum()
+        };
+        let until = Instant::now() + PATIENCE;
+        while arrived() == 0 {
+            assert!(Instant::now() < until, "nothing arrives");
+            let ended = client.try_wait().expect("its state");
+            assert!(ended.is_none(), "it ended by itself: {ended:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        client.kill().await.expect("a kill");
+    }
+}
+
 async fn wait_for(address: &str) {
     let until = Instant::now() + PATIENCE;
     while tokio::net::TcpStream::connect(address).await.is_err() {

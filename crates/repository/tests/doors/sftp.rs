@@ -44,6 +44,16 @@ impl<'a> Client<'a> {
         run("sftp", &all, batch).await
     }
 
+    /// What lftp is to do to do some commands.
+    fn lftp(&self, commands: &str) -> String {
+        let ssh = format!("ssh -a -x {}", self.options().join(" "));
+        let port = self.server.sftp_port;
+        format!(
+            "set cmd:fail-exit yes; set net:max-retries 1; set sftp:connect-program \"{ssh}\"; \
+             open -u any, sftp://127.0.0.1:{port}; {commands}; bye"
+        )
+    }
+
     async fn ok(&self, batch: &str) -> String {
         let output = self.sftp(batch).await;
         assert!(output.status.success(), "{batch}");
@@ -88,26 +98,9 @@ async fn sftp_goes_on_with_uploads_and_fetches_that_were_cut() {
     // A client that is killed in the middle: 1 Mbit/s gives it 48 s for all.
     let mut options = client.options();
     options.extend(["-l", "1000", "-b", "-", "any@127.0.0.1"].map(str::to_owned));
-    let mut killed = tokio::process::Command::new("sftp")
-        .args(&options)
-        .stdin(std::process::Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .expect("sftp; `make setup` installs it");
-    let mut stdin = killed.stdin.take().expect("it has one");
-    let batch = format!("put {} f\n", path(&file));
-    tokio::io::AsyncWriteExt::write_all(&mut stdin, batch.as_bytes()).await.expect("it reads");
-    let parts = server.dir.path().join("data/tenants/a/parts");
-    let arrived = || -> u64 {
-        let parts = fs::read_dir(&parts).into_iter().flatten().flatten();
-        parts.filter_map(|part| part.metadata().ok()).map(|part| part.len()).sum()
-    };
+    let mut sftp = tokio::process::Command::new("sftp");
+    server.cut_upload(sftp.args(&options), &format!("put {} f\n", path(&file))).await;
     let until = std::time::Instant::now() + PATIENCE;
-    while arrived() == 0 {
-        assert!(std::time::Instant::now() < until, "nothing arrives");
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
-    killed.kill().await.expect("a kill");
     // Its ssh ends a moment later than sftp.
     while !client.sftp("ls -l f\n").await.status.success() {
         assert!(std::time::Instant::now() < until, "what has arrived is kept");
@@ -201,18 +194,72 @@ async fn lftp_mirrors_a_directory_over_sftp() {
     for number in 0..50 {
         fs::write(many.join(format!("f{number}")), content(number * 100)).expect("a file");
     }
-    let ssh = format!("ssh -a -x {}", client.options().join(" "));
     let back = server.dir.path().join("back");
-    let script = format!(
-        "set cmd:fail-exit yes; set net:max-retries 1; set sftp:connect-program \"{ssh}\"; open -u any, sftp://127.0.0.1:{}; \
-         mirror -R {} many; mv many/f1 many/g1; rm many/f2; mirror many {}; bye",
-        server.sftp_port,
+    let script = client.lftp(&format!(
+        "mirror -R {} many; mv many/f1 many/g1; rm many/f2; mirror many {}",
         path(&many),
         path(&back)
-    );
+    ));
     assert!(run("lftp", &["--norc", "-c", &script], "").await.status.success());
     assert_eq!(fs::read(back.join("g1")).expect("it came"), content(100));
     assert_eq!(fs::read_dir(&back).expect("a directory").count(), 49);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lftp_goes_on_with_uploads_and_fetches_that_were_cut_and_lists() {
+    let server = Server::start().await;
+    let client = Client::new(&server, "a").await;
+    let sent = content(6_000_000);
+    let file = server.file("sent", &sent);
+    let slow = client.lftp(&format!("set net:limit-rate 100000; put {} -o f", path(&file)));
+    let mut lftp = tokio::process::Command::new("lftp");
+    server.cut_upload(lftp.args(["--norc", "-c", &slow]).env("HOME", "/nonexistent"), "").await;
+    let until = std::time::Instant::now() + PATIENCE;
+    // Its ssh ends a moment later.
+    while !client.sftp("ls -l f\n").await.status.success() {
+        assert!(std::time::Instant::now() < until, "what has arrived is kept");
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    assert!(!server.stored("a", "f").exists(), "it is not whole");
+    let got = server.file("got", &sent[..1_234_567]);
+    let script = client.lftp(&format!(
+        "put -c {} -o f; cls -l f; get -c f -o {}; mkdir in; mv f in/g; cls -1 in; rm in/g; rmdir in",
+        path(&file),
+        path(&got)
+    ));
+    let done = run("lftp", &["--norc", "-c", &script], "").await;
+    assert!(done.status.success());
+    let shown = text(&done.stdout);
+    assert!(shown.contains("6000000") && shown.contains("in/g"), "{shown}");
+    assert!(fs::read(&got).expect("it came") == sent);
+    assert!(!server.stored("a", "in").exists());
+}
+
+/// scp can't go on with anything: it sends all of it again.
+#[tokio::test(flavor = "multi_thread")]
+async fn scp_that_was_cut_leaves_no_file_and_a_second_one_completes_it() {
+    let server = Server::start().await;
+    let client = Client::new(&server, "a").await;
+    let sent = content(6_000_000);
+    let file = server.file("sent", &sent);
+    let options = client.options();
+    let mut scp = tokio::process::Command::new("scp");
+    let scp = scp.args(&options).args(["-q", "-l", "1000", path(&file), "any@127.0.0.1:f"]);
+    server.cut_upload(scp, "").await;
+    assert!(!server.stored("a", "f").exists(), "it is not whole");
+    let got = server.dir.path().join("got");
+    for (from, to) in [(path(&file), "any@127.0.0.1:f"), ("any@127.0.0.1:f", path(&got))] {
+        let mut all: Vec<&str> = options.iter().map(String::as_str).collect();
+        all.extend(["-q", from, to]);
+        let until = std::time::Instant::now() + PATIENCE;
+        // The server may not have noticed yet that the first one is gone.
+        while !run("scp", &all, "").await.status.success() {
+            assert!(std::time::Instant::now() < until, "it does not become whole");
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+    }
+    assert!(fs::read(server.stored("a", "f")).expect("it is stored") == sent);
+    assert!(fs::read(&got).expect("it came") == sent);
 }
 
 /// A session of OpenSSH's sftp that is open, and answers one command after the other.
