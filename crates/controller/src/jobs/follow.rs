@@ -319,7 +319,10 @@ impl Run {
                 let late = boot_time(report, now.saturating_sub(started_ms)) > limit;
                 late.then(|| {
                     let limit_s = limit.as_secs();
-                    format!("the guest had a CPU for {limit_s} s and did not start the job")
+                    format!(
+                        "the guest had a CPU for {limit_s} s and did not start the job{}",
+                        guest::OLD_RUNNER
+                    )
                 })
             }
             (JobState::Collecting, _) => (counted_ms > COLLECT_MS_MAX).then(|| {

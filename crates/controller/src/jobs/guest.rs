@@ -15,6 +15,10 @@ use crate::records::{Ending, JobRecord, Output};
 /// The limit of a guest's text in a job's record.
 const TEXT_BYTES_MAX: usize = 1000;
 
+/// What helps if a job did not start in a guest whose image has a runner of its own.
+pub(super) const OLD_RUNNER: &str = "; if the image was saved or built with an older version of Perigee, its runner may not know this job: \
+     build or save the image again";
+
 /// The limit of a log line. The runner splits longer lines; only a guest with another program sends them.
 const LINE_BYTES_MAX: usize = 8 << 10;
 
@@ -70,7 +74,9 @@ fn take(record: &mut JobRecord, when: When, body: GuestBody) {
             finished(record, Output { bytes, sha256, lacks });
         }
         GuestBody::Failed { reason } => {
-            fail(record, format!("the runner in the guest: {}", shorten(&reason, TEXT_BYTES_MAX)));
+            let reason = shorten(&reason, TEXT_BYTES_MAX);
+            let hint = if record.job.state == JobState::Starting { OLD_RUNNER } else { "" };
+            fail(record, format!("the runner in the guest: {reason}{hint}"));
         }
     }
 }

@@ -102,7 +102,7 @@ proptest! {
             apply(&mut record, now_ms, vec![event(seq, age_ms, body)]);
             check_not_stuck(&record);
             prop_assert!(!before.is_final() || record.job.state == before);
-            prop_assert!(record.job.reason.len() <= TEXT_BYTES_MAX + 100);
+            prop_assert!(record.job.reason.len() <= TEXT_BYTES_MAX + OLD_RUNNER.len() + 100);
         }
     }
 }
