@@ -75,7 +75,7 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/pool", get(pool_info))
         .route("/images", get(list_images).post(import_image))
         .route("/uploads", post(upload))
-        .route("/trees", post(receive_tree))
+        .route("/trees/{id}", put(receive_tree).delete(delete_tree))
         .route("/images/{image}", get(image_info).delete(delete_image))
         .route("/images/{image}/copy", post(copy_image))
         .route("/images/{image}/keep", put(keep_image))
@@ -188,13 +188,24 @@ async fn upload(State(control): Shared, request: Request) -> Reply<Upload> {
     Ok(Json(received?))
 }
 
-async fn receive_tree(State(control): Shared, request: Request) -> Reply<Upload> {
+async fn receive_tree(
+    State(control): Shared,
+    Path(id): Path<String>,
+    request: Request,
+) -> Reply<Upload> {
     let mut body = request.into_body().into_data_stream();
-    let received = control.sources.trees.receive(&mut body).await;
+    let received = control.sources.trees.receive(&id, &mut body).await;
     if received.is_err() {
         drain(&mut body).await;
     }
     Ok(Json(received?))
+}
+
+async fn delete_tree(State(control): Shared, Path(id): Path<String>) -> Reply<()> {
+    // A tree may have many files.
+    let removed = tokio::task::spawn_blocking(move || control.sources.trees.remove(&id)).await;
+    removed.map_err(|error| Problem::internal("can't remove a tree of files", error))?;
+    Ok(Json(()))
 }
 
 async fn image_info(State(control): Shared, Named(image): Named<ImageName>) -> Reply<ImageInfo> {

@@ -148,7 +148,7 @@ impl Sources {
     /// To be called when an image was made of a source, or could not be.
     pub fn used(&self, source: &str) {
         if let Some(id) = source.strip_prefix(TREE_PREFIX) {
-            return self.trees.used(id);
+            return self.trees.remove(id);
         }
         let path = source.strip_prefix(UPLOAD_PREFIX).and_then(|id| self.upload("", id).ok());
         if let Some(Err(error)) = path.map(std::fs::remove_file)

@@ -1,8 +1,9 @@
 //! Trees of files that were sent as a tar, until an image was made of them.
 //!
-//! A tar is unpacked while it comes, by a thread that lets VMs have the CPU and the disk first. What it was unpacked into is
-//! removed if the tar is refused, breaks off or comes too slowly, when an image was made of it, after an hour
-//! without one, and when the server starts.
+//! Whoever sends a tar chooses its id, so that it can be asked for also if the answer is lost. A tar is unpacked while it
+//! comes, by a thread that lets VMs have the CPU and the disk first; the tree has its name when all of it is there. It is
+//! removed if the tar is refused, breaks off or comes too slowly, when an image was made of it, when nobody wants one any
+//! more, after an hour, and when the server starts.
 
 use std::collections::HashSet;
 use std::io::{self, Read};
@@ -155,36 +156,46 @@ impl Trees {
         ImportFrom::tree(what, path, held)
     }
 
-    /// To be called when an image was made of a tree, or could not be.
-    pub fn used(&self, id: &str) {
+    /// Removes a tree, if there is one: an image was made of it, or could not be, or nobody wants one.
+    pub fn remove(&self, id: &str) {
         if let Ok(path) = self.path("", id) {
             remove(&path);
         }
     }
 
-    /// Unpacks a tar that is sent.
+    /// Unpacks a tar that is sent. It becomes the tree with this id when all of it is there.
     ///
     /// # Errors
     /// `NoSpace` if the pool's disk has no room, `Unavailable` if the sender is gone or silent, a conflict if there
-    /// are too many, `Invalid` if it is no tar or has what a tree can't have.
+    /// are too many or the id is taken, `Invalid` if it is no tar or has what a tree can't have.
     pub async fn receive<E: std::fmt::Display>(
         &self,
+        id: &str,
         body: impl Stream<Item = Result<Bytes, E>> + Unpin,
     ) -> Result<Upload, Problem> {
         let what = "can't take a tree of files";
         let failed = |error| Problem::internal(what, error);
+        let whole = self.path(what, id)?;
         if self.remove_old().map_err(failed)? >= TREES_MAX {
             let why = format!("{TREES_MAX} trees are being sent or imported, which is the limit");
             return Err(Problem::conflict(what, why).next("try again when some of them are done"));
         }
-        let id = Uuid::new_v4();
-        let path = self.directory.join(id.to_string());
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(failed)?;
+        let path = whole.with_extension("part");
+        let taken = || Problem::conflict(what, format!("there is a tree {id}"));
+        if whole.exists() {
+            return Err(taken());
+        }
+        let mut builder = std::fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700).create(&self.directory).map_err(failed)?;
+        builder.recursive(false).create(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => taken(),
+            _ => failed(error),
+        })?;
         // Who makes the filesystem begins in it, and can't pass through the directories above it.
         let mode = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(&path, mode).map_err(failed)?;
         let _held = Use::of(&path, &self.in_use);
-        let unpacking = Unpacking(Some(path));
+        let unpacking = Unpacking(Some(path.clone()));
         let (sender, pieces) = mpsc::channel(PIECES_MAX);
         let (told, ended) = oneshot::channel();
         let incoming = Incoming { pieces, piece: Bytes::new(), is_complete: false };
@@ -201,6 +212,7 @@ impl Trees {
         let unpacked = ended.await.map_err(|e| Problem::internal(what, e))?;
         match (unpacked, passed) {
             (Ok((mut unpacking, size)), Ok(())) => {
+                std::fs::rename(&path, &whole).map_err(failed)?;
                 unpacking.0 = None;
                 let source = format!("{TREE_PREFIX}{id}");
                 Ok(Upload { host: None, source, bytes: size.bytes })
@@ -307,6 +319,8 @@ mod tests {
 
     use super::*;
 
+    const ID: &str = "00000000-0000-4000-8000-000000000001";
+
     fn tar() -> Vec<u8> {
         let mut header = tar::Header::new_gnu();
         header.set_size(5000);
@@ -331,9 +345,12 @@ mod tests {
     async fn a_tree_is_there_until_it_was_used() {
         let pool = tempfile::tempdir().expect("a directory");
         let trees = Trees::new(pool.path()).expect("a directory");
-        let tree = trees.receive(sent(&tar())).await.expect("a tree");
+        let tree = trees.receive(ID, sent(&tar())).await.expect("a tree");
         assert_eq!(tree.bytes, 5000);
         let id = tree.source.strip_prefix(TREE_PREFIX).expect("a tree");
+        assert_eq!(id, ID);
+        let problem = trees.receive(ID, sent(&tar())).await.expect_err("it is there");
+        assert_eq!(problem.kind, ProblemKind::Conflict, "{problem}");
         let Ok(ImportFrom::Tree(open)) = trees.open("import", id) else { panic!("it is there") };
         assert_eq!(std::fs::read(open.directory().join("a/b")).expect("a file"), [7; 5000]);
         // However old it is, it is not removed while somebody reads it.
@@ -346,8 +363,10 @@ mod tests {
         for bad in ["..", "../layers", "", "a"] {
             let refused = trees.open("import", bad).expect_err(bad);
             assert_eq!(refused.kind, ProblemKind::Invalid);
+            let refused = trees.receive(bad, sent(&tar())).await.expect_err(bad);
+            assert_eq!(refused.kind, ProblemKind::Invalid);
         }
-        trees.used(id);
+        trees.remove(id);
         assert_eq!(trees.open("import", id).expect_err("gone").kind, ProblemKind::NotFound);
         assert!(left(pool.path()).is_empty());
     }
@@ -358,10 +377,10 @@ mod tests {
         let trees = Trees::new(pool.path()).expect("a directory");
         let whole = tar();
         let cut = stream::iter([Ok(Bytes::copy_from_slice(&whole[..3000])), Err("it is gone")]);
-        let problem = trees.receive(cut).await.expect_err("cut");
+        let problem = trees.receive(ID, cut).await.expect_err("cut");
         assert_eq!(problem.kind, ProblemKind::Unavailable, "{problem}");
         assert!(left(pool.path()).is_empty());
-        let problem = trees.receive(sent(&[7; 100_000])).await.expect_err("no tar");
+        let problem = trees.receive(ID, sent(&[7; 100_000])).await.expect_err("no tar");
         assert_eq!(problem.kind, ProblemKind::Invalid, "{problem}");
         assert!(left(pool.path()).is_empty());
     }
@@ -372,8 +391,13 @@ mod tests {
         let trees = Trees::new(pool.path()).expect("a directory");
         let whole = tar();
         let begun = sent(&whole[..3000]).chain(stream::pending());
-        let receiving = trees.receive(begun);
+        let receiving = trees.receive(ID, begun);
         tokio::time::timeout(Duration::from_millis(100), receiving).await.expect_err("it waits");
+        assert_eq!(
+            trees.open("import", ID).expect_err("not whole").kind,
+            ProblemKind::NotFound,
+            "no image is made of a part"
+        );
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
         while !left(pool.path()).is_empty() {
             assert!(std::time::Instant::now() < deadline, "waited 60 s for its removal");
@@ -385,14 +409,14 @@ mod tests {
     async fn a_server_that_starts_removes_trees_and_old_ones_go_by_themselves() {
         let pool = tempfile::tempdir().expect("a directory");
         let trees = Trees::new(pool.path()).expect("a directory");
-        trees.receive(sent(&tar())).await.expect("a tree");
+        trees.receive(ID, sent(&tar())).await.expect("a tree");
         assert_eq!(trees.remove_old().expect("a list"), 1);
         let path = left(pool.path()).into_iter().next().expect("a tree");
         let long_ago = std::time::SystemTime::now() - KEPT_MAX * 2;
         std::fs::File::open(&path).expect("it is there").set_modified(long_ago).expect("a time");
         assert_eq!(trees.remove_old().expect("a list"), 0);
         assert!(left(pool.path()).is_empty());
-        trees.receive(sent(&tar())).await.expect("a tree");
+        trees.receive(ID, sent(&tar())).await.expect("a tree");
         Trees::new(pool.path()).expect("a directory");
         assert!(left(pool.path()).is_empty());
     }

@@ -1,12 +1,13 @@
 //! Imports. One is recorded until its host has reported the result. If the answer is lost, the import is requested
 //! again with the same layer, so the image is made only once.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use perigee_http::Method;
 use perigee_model::job::{ClusterImage, HostState, NewImage};
-use perigee_model::volume::{ImageInfo, ImportImage, Upload};
+use perigee_model::volume::{ImageInfo, ImportImage, TREE_PREFIX, Upload};
 use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind};
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinSet;
@@ -43,18 +44,27 @@ pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Pr
     image(cluster, &new.name).await
 }
 
-/// Makes an image of inputs at one host, of a tree that was sent there. Whoever calls this holds the import
-/// (`begin_import`) and the room for it. Other hosts get copies when they need them.
+/// Makes an image of inputs at one host, of a tree that `send` sends there. Its name is taken before: if the controller
+/// ends meanwhile, the host is asked for the image when it starts again, and the name is free if the tree did not arrive.
+/// Whoever calls this holds the import (`begin_import`) and the room for it, which `taken` gives back, because from then
+/// on the record counts. Other hosts get copies when they need them.
 ///
 /// # Errors
-/// `Conflict` if the name is taken; what the host says.
+/// `Conflict` if the name is taken; what `send` and the host say.
 pub async fn import_inputs(
     cluster: &Cluster,
     host: &HostLink,
     record: ImageRecord,
+    taken: impl FnOnce(),
+    send: impl Future<Output = Result<(), Problem>>,
 ) -> Result<(), Problem> {
     let what = format!("can't make the image {} of inputs", record.name);
     take_name(cluster, &what, &record).await?;
+    taken();
+    if let Err(problem) = send.await {
+        cluster.records.remove(&image_key(&record.name)).await?;
+        return Err(problem);
+    }
     finish_import(cluster, host, record).await
 }
 
@@ -75,6 +85,10 @@ async fn finish_import(
         told = host.volume.hear_long::<ImageInfo>("/v1/images", &ask, |_| {}) => told,
         // Whoever deletes the image removes the record as well.
         () = is_cancelled(&mut cancelled, name) => {
+            if let Some(tree) = ask.source.strip_prefix(TREE_PREFIX) {
+                // No image will be made of it. If the host does not answer, it goes by itself after an hour.
+                drop(host.volume.delete(&format!("/v1/trees/{tree}")).await);
+            }
             let why = "the image was deleted before its import had ended";
             return Err(Problem::conflict(format!("can't import image {name}"), why));
         }

@@ -2,7 +2,8 @@
 //!
 //! The image's name is the hash of what is in it. So it is made once in the cluster, and every other host copies it. It
 //! is made of a tar that streams from the repository to the volume server of the host, which unpacks it and makes a
-//! filesystem. What breaks off is begun anew: nothing of it counts before the image is there.
+//! filesystem. What breaks off is begun anew: nothing of it counts before the image is there. The name is taken before
+//! anything is sent, so that nothing is sent twice.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -13,7 +14,7 @@ use bytes::Bytes;
 use futures_util::{Stream, stream};
 use perigee_http::{Body, Method};
 use perigee_model::job::JobSpec;
-use perigee_model::volume::Upload;
+use perigee_model::volume::{TREE_PREFIX, Upload};
 use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, TenantName};
 use perigee_repository::{Reading, View};
 use tokio::sync::RwLock;
@@ -301,25 +302,39 @@ async fn make(
     let Some(_importing) = cluster.index.begin_import(&inputs.image) else {
         return Ok(Staged::Waits("the image of its inputs is being made or deleted".to_owned()));
     };
-    let _room = accounts::hold_volume(cluster, inputs.image.as_str(), inputs.bytes).await?;
+    // Another job's may have become ready since this was looked up.
+    if cluster.records.read::<ImageRecord>(&image_key(&inputs.image)).await?.is_some() {
+        return Ok(Staged::Waits("the image of its inputs was made just now".to_owned()));
+    }
+    let room = accounts::hold_volume(cluster, inputs.image.as_str(), inputs.bytes).await?;
+    let tree = Uuid::new_v4();
     // A body is not bound to the life of this future.
     let (sent, mut told) = tokio::sync::watch::channel(0);
     let body = Body::from_stream(tar(view, manifest, sent));
-    let sending = at.volume_slow.send_body::<Upload>(Method::POST, "/v1/trees", body);
+    let path = format!("/v1/trees/{tree}");
+    let sending = at.volume_slow.send_body::<Upload>(Method::PUT, &path, body);
     let telling = async {
         while told.changed().await.is_ok() {
             let sent_bytes = *told.borrow_and_update();
             cluster.staging.note(&place.image, |progress| progress.sent_bytes = sent_bytes);
         }
         // All is sent. The answer follows.
-        std::future::pending::<Upload>().await
+        std::future::pending::<()>().await;
     };
-    let tree = tokio::select! {
-        tree = sending => tree?,
-        tree = telling => tree,
+    let send = async {
+        let sent = tokio::select! {
+            sent = sending => sent.map(drop),
+            () = telling => Ok(()),
+        };
+        match sent {
+            Ok(()) => cluster.staging.note(&place.image, |progress| progress.is_sent = true),
+            // If only the answer was lost, the host has it.
+            Err(_) => drop(at.volume.delete(&path).await),
+        }
+        sent
     };
-    cluster.staging.note(&place.image, |progress| progress.is_sent = true);
-    let import = PendingImport { host: at.id.clone(), source: tree.source, format: None };
+    let source = format!("{TREE_PREFIX}{tree}");
+    let import = PendingImport { host: at.id.clone(), source, format: None };
     let record = ImageRecord {
         layer: Some(LayerId(Uuid::new_v4())),
         import: Some(import),
@@ -327,7 +342,7 @@ async fn make(
         inputs: Some(InputsImage { used_ms: now_ms() }),
         ..ImageRecord::new(inputs.image.clone())
     };
-    images::import_inputs(cluster, at, record).await?;
+    images::import_inputs(cluster, at, record, || drop(room), send).await?;
     Ok(Staged::Ready)
 }
 

@@ -41,7 +41,9 @@ use perigee_model::{
 use tokio::task::JoinHandle;
 
 pub use images::image;
-use images::{copy_image, delete_image, images, import_image, one_image, receive_tree};
+use images::{
+    copy_image, delete_image, delete_tree, images, import_image, one_image, receive_tree,
+};
 use vms::{
     ask_guest_agent, cancel_migration, changes, delete_vm, end_command, end_unless_ran, events,
     migrate, press_power_button, put_vm, sync, vm, vms as list_vms,
@@ -100,6 +102,12 @@ pub struct Inside {
     pub has_silent_sources: bool,
     /// The files of the trees that were sent, by their paths.
     pub trees: Vec<BTreeMap<String, Vec<u8>>>,
+    /// What of them no image was made of yet, by what they are called as a source.
+    pub whole_trees: BTreeSet<String>,
+    /// Trees that were sent are not taken yet.
+    pub trees_hang: bool,
+    /// The answers to trees that were sent are lost.
+    pub loses_trees: bool,
     /// How many imports have ended.
     pub imports: u32,
     /// It can't read other hosts' images.
@@ -276,7 +284,7 @@ fn agent_routes(inside: Arc<Mutex<Inside>>) -> Router {
 fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
     Router::new()
         .route("/v1/images", get(images).post(import_image))
-        .route("/v1/trees", post(receive_tree))
+        .route("/v1/trees/{id}", put(receive_tree).delete(delete_tree))
         .route("/v1/images/{image}", get(one_image).delete(delete_image))
         .route("/v1/images/{image}/copy", post(copy_image))
         .route("/v1/volumes", get(volumes).post(create))

@@ -6,13 +6,14 @@ use perigee_http::{Client, Method};
 use perigee_model::data::FileEntry;
 use perigee_model::guest::GuestBody;
 use perigee_model::inputs::{Input, InputFrom, InputList, UPLOADED_INPUTS, UploadedFile};
-use perigee_model::job::{Access, ClusterImage, Job, JobSpec, JobState};
+use perigee_model::job::{Access, ClusterImage, Job, JobSpec, JobState, Start};
 use perigee_model::{DiskRole, ImageName, Problem, ProblemKind};
 use sha2::{Digest, Sha256};
 
 use super::tenants::{Tenants, small};
 use super::{Lab, finish, spec, vm_of, wait_for};
 use crate::inputs::collect_once;
+use crate::records::ImageRecord;
 
 fn sha256(bytes: &[u8]) -> String {
     crate::files::hex(&Sha256::digest(bytes))
@@ -223,6 +224,11 @@ async fn a_job_whose_inputs_vanish_while_it_waits_fails_and_says_so() {
     let id = lab.submit(JobSpec { inputs: Some(list), ..spec(Access::Clone) }).await;
     wait_for("the tree", async || (!lab.home.inside().trees.is_empty()).then_some(())).await;
     client.delete("/v1/data/~/in/a").await.expect("deleted");
+    {
+        // The host says so; otherwise the controller would wait for its next word.
+        let mut home = lab.home.inside();
+        (home.imports_hang, home.refuses_imports) = (false, true);
+    }
     let job = lab.wait_for_job(&id, "the end", |job| job.state.is_final()).await;
     assert_eq!(job.state, JobState::Failed);
     assert!(job.reason.contains("in/a"), "{}", job.reason);
@@ -241,6 +247,46 @@ async fn staging_goes_on_after_a_restart_of_the_controller_and_a_lost_answer() {
     lab.home.inside().imports_hang = false;
     lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
     assert_eq!(images_of_inputs(&lab).len(), 1);
+}
+
+/// What is sent for an image that is there already, or whose name another one has, would be sent for nothing.
+#[tokio::test]
+async fn the_name_of_an_image_of_inputs_is_taken_before_its_files_are_sent() {
+    let mut lab = Lab::up().await;
+    let client = super::api::client(&lab).await;
+    let list = upload(&client, &[("a", "1")]).await;
+    lab.home.inside().trees_hang = true;
+    let ask = JobSpec { inputs: Some(list), ..spec(Access::Clone) };
+    let id = lab.submit(ask).await;
+    wait_for("the name", async || {
+        let images = lab.cluster.records.list::<ImageRecord>("images/").await.expect("records");
+        images.iter().any(|image| image.inputs.is_some()).then_some(())
+    })
+    .await;
+    assert!(lab.home.inside().trees.is_empty(), "nothing has arrived yet");
+    // The host has no tree then, and is asked for the image.
+    lab.restart_controller().await;
+    wait_for("the import's end", async || (lab.home.inside().imports > 0).then_some(())).await;
+    assert!(images_of_inputs(&lab).is_empty());
+    lab.home.inside().trees_hang = false;
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+    assert_eq!(images_of_inputs(&lab).len(), 1);
+}
+
+/// A host has room for few trees, and would keep each for an hour.
+#[tokio::test]
+async fn a_tree_whose_answer_is_lost_does_not_stay_at_its_host() {
+    let lab = Lab::up().await;
+    let client = super::api::client(&lab).await;
+    let list = upload(&client, &[("a", "1")]).await;
+    lab.home.inside().loses_trees = true;
+    let ask = JobSpec { inputs: Some(list), ..spec(Access::Clone) };
+    let id = lab.submit(ask).await;
+    lab.wait_for_job(&id, "a later try", |job| job.reason.contains("staged again in")).await;
+    assert!(!lab.home.inside().trees.is_empty() && lab.home.inside().whole_trees.is_empty());
+    lab.home.inside().loses_trees = false;
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+    assert!(lab.home.inside().whole_trees.is_empty(), "an image was made of it");
 }
 
 #[tokio::test]
@@ -292,6 +338,21 @@ async fn what_no_job_needs_any_more_is_removed_after_its_time() {
     assert_eq!(files().await, 0);
 }
 
+#[tokio::test]
+async fn inputs_of_a_job_that_waits_in_the_queue_are_staged_meanwhile() {
+    let lab = Lab::up().await;
+    let client = super::api::client(&lab).await;
+    // Both start at `home1`. Two of them do not fit.
+    let memory_bytes = 700 << 20;
+    let ask = |inputs| JobSpec { inputs, memory_bytes, ..spec(Access::Clone) };
+    let first = lab.submit(ask(None)).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&first)).await;
+    let list = upload(&client, &[("a", "1")]).await;
+    let second = lab.submit(ask(Some(list))).await;
+    wait_for("the image", async || (!images_of_inputs(&lab).is_empty()).then_some(())).await;
+    assert_eq!(lab.job(&second).await.state, JobState::Queued);
+}
+
 /// Each try sends all files to the host.
 #[tokio::test]
 async fn inputs_that_can_not_be_staged_are_not_sent_all_the_time() {
@@ -313,7 +374,7 @@ async fn a_tenant_goes_with_what_was_kept_for_its_next_jobs() {
     let tenants = Tenants::up().await;
     tenants.share_debian().await;
     let list = upload(&tenants.ann, &[("a", "1")]).await;
-    let start = perigee_model::job::Start::Host(tenants.lab.home.id.clone());
+    let start = Start::Host(tenants.lab.home.id.clone());
     let ask = JobSpec { inputs: Some(list), start, ..small("q") };
     let job: Job = tenants.ann.post("/v1/jobs", &ask).await.expect("a job");
     let lab = &tenants.lab;

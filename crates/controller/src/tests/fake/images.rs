@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use axum::extract::{Path, Request, State};
 use perigee_http::{Failure, Json, Reply};
-use perigee_model::volume::{CopyImage, ImageInfo, ImageSource, ImportImage, Step, Upload};
+use perigee_model::volume::{
+    CopyImage, ImageInfo, ImageSource, ImportImage, Step, TREE_PREFIX, Upload,
+};
 use perigee_model::{ImageName, LayerId, Problem};
 
 use super::Shared;
@@ -41,6 +43,7 @@ pub async fn one_image(State(inside): Shared, Path(name): Path<ImageName>) -> Re
 /// A tar that is cut is refused.
 pub async fn receive_tree(
     State(inside): Shared,
+    Path(id): Path<String>,
     request: Request,
 ) -> Result<Json<Upload>, Failure> {
     let cut = |e| Problem::unavailable("take a tree", e);
@@ -52,10 +55,22 @@ pub async fn receive_tree(
         entry.read_to_end(&mut content).expect("a file");
         files.insert(entry.path().expect("a path").to_str().expect("text").to_owned(), content);
     }
+    while inside.lock().expect("lock").trees_hang {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     let mut inside = inside.lock().expect("lock");
     inside.trees.push(files);
-    let source = format!("tree:{}", inside.trees.len());
+    let source = format!("{TREE_PREFIX}{id}");
+    inside.whole_trees.insert(source.clone());
+    if inside.loses_trees {
+        return Err(Problem::unavailable("take a tree", "the answer is lost").into());
+    }
     Ok(Json(Upload { host: None, source, bytes: body.len() as u64 }))
+}
+
+pub async fn delete_tree(State(inside): Shared, Path(id): Path<String>) -> Reply<()> {
+    inside.lock().expect("lock").whole_trees.remove(&format!("{TREE_PREFIX}{id}"));
+    Ok(Json(()))
 }
 
 /// Takes its time, so that two at once meet.
@@ -80,6 +95,10 @@ pub async fn import_image(
     }
     if let Some(present) = inside.images.get(&new.name) {
         assert_eq!(present.layer, layer, "an import that is asked for again has the same layer");
+    }
+    let is_tree = new.source.starts_with(TREE_PREFIX) && !inside.images.contains_key(&new.name);
+    if is_tree && !inside.whole_trees.remove(&new.source) {
+        return Err(Problem::not_found("import", "there is no such tree").into());
     }
     inside.images.insert(new.name, info.clone());
     if inside.loses_answers {
