@@ -12,7 +12,7 @@ use axum::routing::{get, post};
 use perigee_http::guard::restrict;
 use perigee_http::{Failure, Json, Peer, Reply};
 use perigee_model::guest::GuestEvent;
-use perigee_model::network::HostNetworks;
+use perigee_model::network::{HostNetworks, NetworksKnown};
 use perigee_model::switchover::Fate;
 use perigee_model::vm::{
     AskGuestAgent, AskMigrationKey, CancelMigration, EndUnlessRan, HostReport, LinkProbe,
@@ -271,8 +271,8 @@ fn put_networks() -> axum::routing::MethodRouter<Arc<Vms>> {
     axum::routing::put(networks).layer(DefaultBodyLimit::max(NETWORKS_BYTES_MAX))
 }
 
-async fn networks(State(vms): Shared, Json(wanted): Json<HostNetworks>) -> Reply<()> {
-    Ok(Json(vms.host.networks.take(wanted, &vms).await?))
+async fn networks(State(vms): Shared, Json(wanted): Json<HostNetworks>) -> Reply<NetworksKnown> {
+    Ok(Json(vms.host.networks.take(wanted)?))
 }
 
 async fn probe(State(vms): Shared, Json(request): Json<ProbeLink>) -> Reply<LinkProbe> {

@@ -1,5 +1,6 @@
 //! The host: its properties, and its report to the controller.
 
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +21,9 @@ use crate::users::Users;
 use crate::vm::ended::Ends;
 use crate::vm::network::UserNetworks;
 use crate::{Config, cgroup, confinement, link};
+
+/// As many addresses are said of a host.
+const ADDRESSES_MAX: usize = 64;
 
 /// Properties of the host that are determined once, when the agent starts.
 #[derive(Debug)]
@@ -137,6 +141,8 @@ impl Host {
                 self.networks.warnings(),
             ]
             .concat(),
+            no_networks: self.networks.trouble(),
+            addresses: own_addresses(),
         })
     }
 
@@ -225,6 +231,17 @@ fn memory_field(text: &str, name: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
     kib.unwrap_or(0) * 1024
+}
+
+/// The IPv4 addresses of this host's interfaces, but for its loopback's.
+fn own_addresses() -> Vec<Ipv4Addr> {
+    let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
+    let found = interfaces.filter_map(|interface| Some(interface.address?.as_sockaddr_in()?.ip()));
+    let mut found: Vec<Ipv4Addr> = found.filter(|ip| !ip.is_loopback()).collect();
+    found.sort();
+    found.dedup();
+    found.truncate(ADDRESSES_MAX);
+    found
 }
 
 #[cfg(test)]

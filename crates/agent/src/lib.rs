@@ -93,18 +93,19 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     let _lock = files::prepare_state(&config.state)?;
     let host = Arc::new(host::Host::find_out(&config).await?);
     let vms = vms::Vms::adopt(host.clone()).await?;
-    let addresses = HostAddresses {
+    let addresses = || HostAddresses {
         site: config.site.clone(),
         agent_url: config.agent_url.clone(),
         volume_url: config.volume_url.clone(),
         nbd_addr: config.nbd_addr.clone(),
-        tunnel: host.networks.end.clone().ok(),
+        // It may become known later.
+        tunnel: host.networks.tunnel(),
     };
     let heartbeat = async {
         match &config.controller {
             Some(url) => {
                 let client = register::client(url, &config.network);
-                register::keep_registered(client, &config.host, &addresses).await
+                register::keep_registered(client, &config.host, addresses).await
             }
             None => std::future::pending().await,
         }

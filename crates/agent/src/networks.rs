@@ -4,7 +4,8 @@
 //! when the controller says something new, when a VM starts, and every few seconds. So what somebody has removed
 //! is there again soon, and the host's report says so. Nothing is made at a host that has no part in a network.
 //!
-//! What was wanted last is in a file: a host that boots without its controller has its networks.
+//! What was wanted last is in a file: a host that boots without its controller has its networks. While it is not known what is
+//! wanted, nothing is removed. One part that fails holds up no other.
 //!
 //! | what | file |
 //! |---|---|
@@ -13,7 +14,11 @@
 //! | the packet filter | `rules.rs` |
 //! | WireGuard between hosts | `tunnel.rs` |
 //! | DHCP, names, and the way out | `gateway.rs` |
+//! | which ports of this host lead to VMs | `doors.rs` |
+//! | whether the kernel forwards packets | `forwarding.rs` |
 
+mod doors;
+mod forwarding;
 mod gateway;
 mod names;
 mod plan;
@@ -25,40 +30,59 @@ mod tools;
 mod tunnel;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use perigee_model::network::{Card, HostNetwork, HostNetworks, TunnelEnd};
-use perigee_model::vm::VmStatus;
+use nix::fcntl::{Flock, FlockArg};
+use perigee_model::network::{Card, HostNetwork, HostNetworks, NetworksKnown, TunnelEnd};
+use perigee_model::vm::{MigrationPhase, VmStatus};
 use perigee_model::{HostId, Problem, VmId};
 use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use self::gateway::Running;
 use self::names::Tag;
 use self::plan::{Gateway, Segment, There};
-use self::rules::Tap;
+use self::rules::{Door, OfHost, Tap};
 use self::tools::{batch, list, run};
 use self::tunnel::Tunnel;
 use crate::files::{read_json, write_json};
 use crate::host::Host;
 use crate::vms::Vms;
 
+/// Files in the directory of networks.
+const WANTED: &str = "wanted.json";
+const END: &str = "end.json";
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// For how long the host's report says what was mended.
 const MENDED_FOR: Duration = Duration::from_secs(3600);
 /// As many things that were mended are said.
 const MENDED_MAX: usize = 8;
+/// How often a host that can't have networks looks whether it can.
+const FIND_AGAIN: Duration = Duration::from_secs(10);
+/// Whoever starts a VM waits no longer for those who change networks.
+const TURN_MAX: Duration = Duration::from_secs(30);
+/// A gateway that does not start is tried again after this time, and then after twice as long, up to the second.
+const START_AGAIN: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(60)];
+/// A card that is no VM's is removed after this time.
+const STRANGE_FOR: Duration =
+    if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(10) };
 
 pub struct Networks {
     tag: Tag,
     host: HostId,
     dir: PathBuf,
-    /// What other hosts need to know for tunnels; an error says why VMs here are in no tenant's network.
-    pub end: Result<TunnelEnd, String>,
-    wanted: Mutex<HostNetworks>,
+    ip: String,
+    is_root: bool,
+    end: Mutex<End>,
+    /// `None` while it is not known.
+    wanted: Mutex<Option<HostNetworks>>,
+    /// Of the agents in one network namespace the one that has this makes networks.
+    alone: Mutex<Option<Flock<File>>>,
     /// Whoever changes the kernel's state takes turns.
     turn: tokio::sync::Mutex<Made>,
     now: Notify,
@@ -71,10 +95,34 @@ impl std::fmt::Debug for Networks {
     }
 }
 
+/// This host's end of the tunnels.
+#[derive(Debug, Default)]
+struct End {
+    /// What other hosts need to know. It is kept in a file, so that what runs goes on when it can't be found out.
+    known: Option<TunnelEnd>,
+    /// Why VMs of tenants' networks can't start here now.
+    trouble: Option<String>,
+}
+
+/// A card of a VM that has a QEMU here.
+#[derive(Debug, Clone)]
+struct CardHere {
+    card: Card,
+    /// The VM runs here. Then frames for it go to its card, whatever the controller has said last.
+    runs: bool,
+}
+
+/// A gateway that did not start.
+struct Failed {
+    at: Instant,
+    wait: Duration,
+    why: String,
+}
+
 /// What was made, as far as the kernel does not say it.
 #[derive(Default)]
 struct Made {
-    cards: BTreeMap<VmId, Card>,
+    cards: BTreeMap<VmId, CardHere>,
     /// Nothing is wanted, and nothing is left of earlier.
     is_idle: bool,
     rules: String,
@@ -82,6 +130,11 @@ struct Made {
     listed: String,
     tunnel: Tunnel,
     gateways: BTreeMap<u16, Running>,
+    failed: BTreeMap<u16, Failed>,
+    /// Cards that are no VM's, and since when.
+    strange: BTreeMap<String, Instant>,
+    /// Other programs' rules may drop what bridges carry.
+    carried_by_others: Option<String>,
     /// Interfaces that were there after the last pass.
     interfaces: BTreeSet<String>,
 }
@@ -89,6 +142,7 @@ struct Made {
 #[derive(Default)]
 struct Said {
     trouble: Option<String>,
+    carried_by_others: Option<String>,
     mended: Vec<(Instant, String)>,
 }
 
@@ -107,75 +161,137 @@ impl Networks {
     /// Makes the host's key, and reads what was wanted last.
     pub async fn prepare(state: &Path, host: &HostId, ip: &str, is_root: bool) -> Self {
         let dir = state.join("networks");
-        let tag = Tag::new(host, state);
-        let mut end = Err("the agent is not root".to_owned());
-        let mut wanted = HostNetworks::default();
+        let ip = ip.trim_matches(['[', ']']).to_owned();
+        let mut wanted = Some(HostNetworks::default());
+        let mut end = End::default();
         if is_root {
-            end = match make_directory(&dir) {
-                Ok(()) => tunnel::prepare(&dir, ip).await,
-                Err(error) => Err(format!("can't make {}: {error}", dir.display())),
+            wanted = match read_json(&dir.join(WANTED)) {
+                Ok(read) => Some(read.unwrap_or_default()),
+                Err(problem) => {
+                    tracing::warn!(%problem, "which networks are here is not known until the controller says it");
+                    None
+                }
             };
-            match read_json(&dir.join("wanted.json")) {
-                Ok(read) => wanted = read.unwrap_or_default(),
-                // The controller says it again.
-                Err(problem) => tracing::warn!(%problem, "which networks are here is not known"),
-            }
+            // Of another address it is not this host's any more.
+            let kept: Option<TunnelEnd> = read_json(&dir.join(END)).ok().flatten();
+            end.known = kept.filter(|kept| tunnel::is_at(kept, &ip));
         }
-        Self {
-            tag,
+        let networks = Self {
+            tag: Tag::new(host, state),
             host: host.clone(),
             dir,
-            end,
+            ip,
+            is_root,
+            end: Mutex::new(end),
             wanted: Mutex::new(wanted),
+            alone: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             now: Notify::new(),
             said: Mutex::default(),
+        };
+        networks.look_at_end().await;
+        networks
+    }
+
+    /// Finds out whether VMs here can be in tenants' networks.
+    async fn look_at_end(&self) {
+        let found = self.find_end().await;
+        let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        match found {
+            Ok(found) => *end = End { known: Some(found), trouble: None },
+            Err(why) => end.trouble = Some(why),
         }
     }
 
-    /// Takes what the controller wants, and brings it about.
+    async fn find_end(&self) -> Result<TunnelEnd, String> {
+        if !self.is_root {
+            return Err("the agent is not root".to_owned());
+        }
+        make_directory(&self.dir)
+            .map_err(|error| format!("can't make {}: {error}", self.dir.display()))?;
+        self.be_alone()?;
+        let found = tunnel::prepare(&self.dir, &self.ip).await?;
+        write_json(&self.dir.join(END), &found).map_err(|problem| problem.why)?;
+        Ok(found)
+    }
+
+    /// Two agents in one network namespace would take each other's frames: there is one port for all tunnels.
+    fn be_alone(&self) -> Result<(), String> {
+        let mut alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
+        if alone.is_some() {
+            return Ok(());
+        }
+        let namespace = std::fs::metadata("/proc/thread-self/ns/net");
+        let namespace =
+            namespace.map_err(|error| format!("can't tell the network namespace: {error}"))?;
+        let path = PathBuf::from(format!("/run/perigee-networks-{}.lock", namespace.ino()));
+        let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let file = file.map_err(|error| format!("can't open {}: {error}", path.display()))?;
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| match error {
+            nix::errno::Errno::EWOULDBLOCK => {
+                "another agent of this machine has tenants' networks; a second one needs a network namespace of its own"
+                    .to_owned()
+            }
+            error => format!("can't lock {}: {error}", path.display()),
+        })?;
+        *alone = Some(lock);
+        Ok(())
+    }
+
+    /// What other hosts need to know for tunnels; `None` if VMs here never could be in tenants' networks.
+    pub fn tunnel(&self) -> Option<TunnelEnd> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner).known.clone()
+    }
+
+    /// Why VMs can't start here in tenants' networks now.
+    pub fn trouble(&self) -> Option<String> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner).trouble.clone()
+    }
+
+    /// Takes what the controller wants. It is brought about soon, and what can't be done stands in the host's report.
     ///
     /// # Errors
-    /// What could not be done. It is tried again.
-    pub async fn take(&self, wanted: HostNetworks, vms: &Vms) -> Result<(), Problem> {
-        let what = "can't set up the networks of this host";
-        let is_nothing = wanted.networks.is_empty();
-        if let (Err(why), false) = (&self.end, is_nothing) {
-            return Err(Problem::unsupported(what, why));
+    /// `Unsupported` if this host can't have networks.
+    pub fn take(&self, wanted: HostNetworks) -> Result<NetworksKnown, Problem> {
+        let made_ms = wanted.made_ms;
+        if self.tunnel().is_none() {
+            let why = self.trouble().unwrap_or_default();
+            return match wanted.networks.is_empty() {
+                true => Ok(NetworksKnown { made_ms }),
+                false => Err(Problem::unsupported("can't set up the networks of this host", why)),
+            };
         }
-        if self.end.is_err() {
-            return Ok(());
-        }
-        if !self.store(wanted)? {
-            return Ok(());
-        }
-        self.pass(Cards::Of(vms)).await.map_err(|why| Problem::unavailable(what, why))
+        let made_ms = self.store(wanted)?;
+        self.now.notify_one();
+        Ok(NetworksKnown { made_ms })
     }
 
-    /// Keeps what is wanted from now on, also over a restart; `false` if something newer is known.
-    fn store(&self, wanted: HostNetworks) -> Result<bool, Problem> {
+    /// Keeps what is wanted from now on, also over a restart, unless something later is known. Returns when what is known was
+    /// made.
+    fn store(&self, wanted: HostNetworks) -> Result<u64, Problem> {
         wanted.peers.iter().try_for_each(|peer| peer.end.check())?;
         let mut known = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
-        if wanted.made_ms < known.made_ms {
-            return Ok(false);
+        if let Some(known) = known.as_ref().filter(|known| wanted.made_ms < known.made_ms) {
+            return Ok(known.made_ms);
         }
         let said = |wanted: &HostNetworks| HostNetworks { made_ms: 0, ..wanted.clone() };
-        let is_new = said(&known) != said(&wanted);
-        *known = wanted;
-        if is_new {
-            write_json(&self.dir.join("wanted.json"), &*known)?;
+        if known.as_ref().map(said) != Some(said(&wanted)) {
+            write_json(&self.dir.join(WANTED), &wanted)?;
         }
-        Ok(true)
+        let made_ms = wanted.made_ms;
+        *known = Some(wanted);
+        Ok(made_ms)
     }
 
     /// Makes a VM's card, and connects it to its network.
     ///
     /// # Errors
-    /// `Unsupported` if this host can't; `Unavailable` if it can't now.
+    /// `Unavailable` if this host can't, at least now.
     pub async fn connect(&self, vm: &VmId, card: &Card) -> Result<OwnedFd, Problem> {
         let what = || format!("can't connect the network card of the VM {vm}");
-        if let Err(why) = &self.end {
-            return Err(Problem::unsupported(what(), why));
+        if let Some(why) = self.trouble() {
+            // The controller knows which hosts can, and starts the VM at another one.
+            return Err(Problem::unavailable(what(), why));
         }
         let name = self.tag.tap(card);
         let tap = tap::make(&name).map_err(|error| Problem::unavailable(what(), error))?;
@@ -194,12 +310,13 @@ impl Networks {
 
     /// What is wrong, and what was mended in the last hour.
     pub fn warnings(&self) -> Vec<String> {
+        let cannot =
+            self.trouble().map(|why| format!("VMs here can't be in tenants' networks: {why}"));
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         said.mended.retain(|(at, _)| at.elapsed() < MENDED_FOR);
-        let cannot = self.end.as_ref().err();
-        let cannot = cannot.map(|why| format!("VMs here can't be in tenants' networks: {why}"));
         let mended = said.mended.iter().map(|(_, text)| text.clone());
-        cannot.into_iter().chain(said.trouble.clone()).chain(mended).collect()
+        let troubles = said.trouble.iter().chain(&said.carried_by_others).cloned();
+        cannot.into_iter().chain(troubles).chain(mended).collect()
     }
 
     fn mended(&self, text: String) {
@@ -214,20 +331,31 @@ impl Networks {
 
     /// Compares what is wanted with what is there, and mends it.
     async fn pass(&self, cards: Cards<'_>) -> Result<(), String> {
-        let mut made = self.turn.lock().await;
+        let turn = timeout(TURN_MAX, self.turn.lock()).await;
+        let late =
+            |_| format!("the host was busy with other networks for {} s", TURN_MAX.as_secs());
+        let mut made = turn.map_err(late)?;
         match cards {
             Cards::Of(vms) => made.cards = cards_of(vms),
-            Cards::And(vm, card) => drop(made.cards.insert(vm.clone(), card.clone())),
+            Cards::And(vm, card) => {
+                let here = CardHere { card: card.clone(), runs: false };
+                made.cards.insert(vm.clone(), here);
+            }
             #[cfg(test)]
             Cards::Those => {}
         }
         let wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let is_nothing = wanted.networks.is_empty() && made.cards.is_empty();
-        if is_nothing && made.is_idle {
+        let is_nothing = made.cards.is_empty()
+            && wanted.as_ref().is_none_or(|wanted| wanted.networks.is_empty());
+        // A host that never could have networks has nothing of them.
+        if is_nothing && (made.is_idle || wanted.is_none() || self.tunnel().is_none()) {
             return Ok(());
         }
-        let result = self.bring_about(&mut made, &wanted).await;
-        made.is_idle = is_nothing && result.is_ok();
+        let result = match &wanted {
+            Some(wanted) => self.bring_about(&mut made, wanted).await,
+            None => self.guard(&mut made).await,
+        };
+        made.is_idle = is_nothing && result.is_ok() && made.strange.is_empty();
         let trouble =
             result.as_ref().err().map(|why| format!("a tenant's network is not right: {why}"));
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
@@ -237,7 +365,18 @@ impl Networks {
             tracing::warn!("{trouble}");
         }
         said.trouble = trouble;
+        said.carried_by_others.clone_from(&made.carried_by_others);
         result
+    }
+
+    /// While it is not known what is wanted, all stays as an earlier agent has made it. But no card is without its filter.
+    async fn guard(&self, made: &mut Made) -> Result<(), String> {
+        if self.listed().await.is_err() {
+            let wanted = HostNetworks::default();
+            let segments = segments(&self.tag, &self.host, &wanted, &made.cards);
+            self.filter(made, &segments, &wanted, (&[], false)).await?;
+        }
+        Err("which networks are here is not known until the controller says it".to_owned())
     }
 
     async fn bring_about(&self, made: &mut Made, wanted: &HostNetworks) -> Result<(), String> {
@@ -247,12 +386,21 @@ impl Networks {
         // What fails is said at the end; the rest is done all the same.
         let mut troubles = Vec::new();
         self.note_what_is_gone(made, &there);
+        let has_way_out = wanted.networks.iter().any(|network| {
+            network.nat
+                && segments.iter().any(|s| s.vni == network.vni && s.gateway == Gateway::Here)
+        });
+        let (doors, taken) = doors::of(wanted, &segments);
+        troubles.extend(taken);
+        let forwards = forwarding::is_own(&self.dir, has_way_out)?;
         // Without the filter nothing is connected.
-        self.filter(made, &segments, wanted).await?;
+        self.filter(made, &segments, wanted, (&doors, forwards)).await?;
+        troubles.extend(forwarding::bring_about(&self.dir, has_way_out, forwards).err());
+        troubles.extend(tap::remove_strange(tag, &segments, &there, &mut made.strange).await.err());
         let name = tag.tunnel();
-        if let (Some(_), Ok(end)) = (wanted.address, &self.end) {
+        if let (Some(_), Some(end)) = (wanted.address, self.tunnel()) {
             let known = there.link(&name).is_some();
-            let tunnel = made.tunnel.bring_about(&name, known, wanted, end, &self.dir).await;
+            let tunnel = made.tunnel.bring_about(&name, known, wanted, &end, &self.dir).await;
             troubles.extend(tunnel.err());
         } else if there.link(&name).is_some() {
             troubles.extend(run("ip", &["link", "delete", "dev", &name], "").await.err());
@@ -261,9 +409,9 @@ impl Networks {
         let lines = plan::links(tag, &segments, &there);
         let mut is_changed = !lines.is_empty();
         troubles.extend(batch("ip", &lines).await.err());
-        let gateways = self.keep_gateways(made, wanted, &segments, &there).await;
-        is_changed |= *gateways.as_ref().unwrap_or(&true);
-        troubles.extend(gateways.err());
+        let (gateways_changed, failed) = self.keep_gateways(made, wanted, &segments, &there).await;
+        is_changed |= gateways_changed;
+        troubles.extend(failed);
         if is_changed {
             there = observe().await?;
             // A cable to a new gateway is connected now.
@@ -275,10 +423,11 @@ impl Networks {
         troubles.extend(batch("ip", &neighbours).await.err());
         if is_changed {
             there = observe().await?;
+            made.carried_by_others = carried_by_others().await;
         }
         for tap in segments.iter().flat_map(|segment| &segment.taps) {
             if there.link(&tap.name).is_none() {
-                let vm = made.cards.iter().find(|(_, card)| tag.tap(card) == tap.name);
+                let vm = made.cards.iter().find(|(_, here)| tag.tap(&here.card) == tap.name);
                 let vm = vm.map(|(vm, _)| vm.to_string()).unwrap_or_default();
                 troubles.push(format!(
                     "the card of VM {vm} ({}) was removed: move the VM, or start it again",
@@ -312,6 +461,7 @@ impl Networks {
         made: &mut Made,
         segments: &[Segment],
         wanted: &HostNetworks,
+        (doors, forwards_nothing_else): (&[Door], bool),
     ) -> Result<(), String> {
         let table = self.tag.table();
         if segments.is_empty() {
@@ -330,7 +480,9 @@ impl Networks {
                 peers.entry(host).or_default().insert(segment.vni);
             }
         }
-        let rules = rules::of_host(&self.tag, &taps, &peers, &wanted.hosts);
+        let hosts = &wanted.hosts;
+        let host = OfHost { taps: &taps, peers, hosts, doors, forwards_nothing_else };
+        let rules = rules::of_host(&self.tag, &host);
         let is_same = rules == made.rules;
         if is_same && self.listed().await.is_ok_and(|listed| listed == made.listed) {
             return Ok(());
@@ -353,52 +505,100 @@ impl Networks {
         Ok(bridge + &run("nft", &["-s", "list", "table", "inet", &table], "").await?)
     }
 
-    /// Starts the gateways that are to be here, and ends the others. Returns whether something has changed.
+    /// Starts the gateways that are to be here, and ends the others. Returns whether something has changed, and what failed.
     async fn keep_gateways(
         &self,
         made: &mut Made,
         wanted: &HostNetworks,
         segments: &[Segment],
         there: &There,
-    ) -> Result<bool, String> {
+    ) -> (bool, Vec<String>) {
         let (tag, dir) = (&self.tag, &self.dir);
         let is_here = |vni| segments.iter().any(|s| s.vni == vni && s.gateway == Gateway::Here);
-        let mut is_changed = false;
+        let (mut is_changed, mut troubles) = (false, Vec::new());
+        made.failed.retain(|vni, _| is_here(*vni));
         let left = gateway::left(dir).into_iter().chain(made.gateways.keys().copied());
         for vni in left.filter(|vni| !is_here(*vni)).collect::<BTreeSet<u16>>() {
-            gateway::end(tag, dir, vni, made.gateways.remove(&vni)).await?;
+            troubles.extend(gateway::end(tag, dir, vni, made.gateways.remove(&vni)).await.err());
             is_changed = true;
         }
         for network in wanted.networks.iter().filter(|network| is_here(network.vni)) {
             let vni = network.vni;
-            if !made.gateways.contains_key(&vni)
-                && let Some(running) = gateway::adopt(dir, vni)?
-            {
-                made.gateways.insert(vni, running);
-            }
-            let known = made.gateways.get(&vni);
-            let has_cable = there.link(&tag.gateway(vni)).is_some()
-                && (!network.nat || there.link(&tag.uplink(vni)).is_some());
-            if gateway::runs(known) && has_cable {
-                if let Some(running) = made.gateways.get_mut(&vni) {
-                    gateway::update(running, dir, network)?;
-                }
+            let failed = made.failed.get(&vni);
+            if let Some(failed) = failed.filter(|failed| failed.at.elapsed() < failed.wait) {
+                troubles.push(failed.why.clone());
                 continue;
             }
-            if known.is_some() {
-                self.mended(format!(
-                    "the gateway of network {} (dnsmasq) was ended: the agent has started it again",
-                    network.name
-                ));
+            match self.keep_gateway(made, network, there).await {
+                Ok(changed) => {
+                    is_changed |= changed;
+                    made.failed.remove(&vni);
+                }
+                Err(why) => {
+                    let [least, most] = START_AGAIN;
+                    let before = made.failed.get(&vni).map(|failed| failed.wait);
+                    let wait = before.map_or(least, |wait| (wait * 2).min(most));
+                    let failed = Failed { at: Instant::now(), wait, why: why.clone() };
+                    made.failed.insert(vni, failed);
+                    troubles.push(why);
+                    is_changed = true;
+                }
             }
-            if let Some(old) = made.gateways.remove(&vni) {
-                gateway::end(tag, dir, vni, Some(old)).await?;
-            }
-            made.gateways.insert(vni, gateway::start(tag, dir, network).await?);
-            is_changed = true;
         }
-        Ok(is_changed)
+        (is_changed, troubles)
     }
+
+    /// Returns whether it had to be started.
+    async fn keep_gateway(
+        &self,
+        made: &mut Made,
+        network: &HostNetwork,
+        there: &There,
+    ) -> Result<bool, String> {
+        let (tag, dir, vni) = (&self.tag, &self.dir, network.vni);
+        if !made.gateways.contains_key(&vni)
+            && let Some(running) = gateway::adopt(dir, vni)?
+        {
+            made.gateways.insert(vni, running);
+        }
+        let known = made.gateways.get(&vni);
+        let has_cable = there.link(&tag.gateway(vni)).is_some()
+            && (!network.nat || there.link(&tag.uplink(vni)).is_some());
+        if gateway::runs(known) && has_cable {
+            if let Some(running) = made.gateways.get_mut(&vni) {
+                gateway::update(running, dir, network).await?;
+            }
+            return Ok(false);
+        }
+        if known.is_some() {
+            self.mended(format!(
+                "the gateway of network {} (dnsmasq) was ended: the agent has started it again",
+                network.name
+            ));
+        }
+        if let Some(old) = made.gateways.remove(&vni) {
+            gateway::end(tag, dir, vni, Some(old)).await?;
+        }
+        made.gateways.insert(vni, gateway::start(tag, dir, network).await?);
+        Ok(true)
+    }
+}
+
+/// With it, what bridges carry passes through the filter of other programs too.
+const CARRIED_BY_OTHERS: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
+
+async fn carried_by_others() -> Option<String> {
+    let text = std::fs::read_to_string(CARRIED_BY_OTHERS).unwrap_or_default();
+    if text.trim() != "1" {
+        return None;
+    }
+    let chains = run("nft", &["list", "chains"], "").await.ok()?;
+    let drops = |line: &str| line.contains("hook forward") && line.contains("policy drop");
+    chains.lines().any(drops).then(|| {
+        "rules of another program, for example Docker's, drop frames between VMs of this host (net.bridge.bridge-nf-call-iptables \
+         is 1): set it to 0, or let these rules accept what comes from the bridges pb*"
+            .to_owned()
+    })
 }
 
 fn make_directory(dir: &Path) -> std::io::Result<()> {
@@ -412,23 +612,37 @@ fn make_directory(dir: &Path) -> std::io::Result<()> {
 
 /// Brings about what is wanted now and then. It does not end.
 pub async fn keep(host: Arc<Host>, vms: Arc<Vms>) {
-    if host.networks.end.is_err() {
+    let networks = &host.networks;
+    if !networks.is_root {
         return std::future::pending().await;
     }
+    let mut looked = Instant::now();
     loop {
+        if networks.trouble().is_some() && looked.elapsed() > FIND_AGAIN {
+            networks.look_at_end().await;
+            looked = Instant::now();
+        }
         // It is said in the host's report.
-        let _ = host.networks.pass(Cards::Of(&vms)).await;
+        let _ = networks.pass(Cards::Of(&vms)).await;
         tokio::select! {
-            () = host.networks.now.notified() => {}
+            () = networks.now.notified() => {}
             () = tokio::time::sleep(LOOK_AGAIN) => {}
         }
     }
 }
 
 /// The cards of the VMs that have a QEMU here.
-fn cards_of(vms: &Vms) -> BTreeMap<VmId, Card> {
+fn cards_of(vms: &Vms) -> BTreeMap<VmId, CardHere> {
     let here = vms.list().into_iter().filter(|vm| vm.status() != VmStatus::Gone);
-    here.filter_map(|vm| Some((vm.id().clone(), vm.spec.network.card()?.clone()))).collect()
+    here.filter_map(|vm| {
+        let card = vm.spec.network.card()?.clone();
+        let runs = vm.observed(|seen| {
+            let phase = seen.migration.as_ref().map(|migration| migration.phase);
+            seen.status() == VmStatus::Running && phase != Some(MigrationPhase::Switching)
+        });
+        Some((vm.id().clone(), CardHere { card, runs }))
+    })
+    .collect()
 }
 
 async fn observe() -> Result<There, String> {
@@ -445,7 +659,7 @@ fn segments(
     tag: &Tag,
     host: &HostId,
     wanted: &HostNetworks,
-    cards: &BTreeMap<VmId, Card>,
+    cards: &BTreeMap<VmId, CardHere>,
 ) -> Vec<Segment> {
     let mut all: BTreeMap<u16, Segment> = BTreeMap::new();
     let address_of = |other: &HostId| {
@@ -471,7 +685,7 @@ fn segments(
             away.filter_map(|member| Some((member.address, address_of(member.host.as_ref()?)?)));
         segment.others = away.collect();
     }
-    for card in cards.values() {
+    for CardHere { card, runs } in cards.values() {
         // A number may be another network's by now. Then the card of before is connected to nothing.
         let named = wanted.networks.iter().find(|network| network.vni == card.vni);
         if named.is_some_and(|named| named.name != card.network || named.subnet != card.subnet) {
@@ -486,6 +700,9 @@ fn segments(
             others: BTreeMap::new(),
             gateway: Gateway::Nowhere,
         });
+        if *runs {
+            segment.others.remove(&card.address);
+        }
         let (name, mac) = (tag.tap(card), card.mac());
         segment.taps.push(Tap { name, vni: card.vni, mac, address: card.address });
     }

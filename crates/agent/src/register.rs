@@ -26,7 +26,7 @@ pub fn client(controller: &str, network: &Network) -> Result<Client, Problem> {
 pub async fn keep_registered(
     controller: Result<Client, Problem>,
     host: &HostId,
-    addresses: &HostAddresses,
+    addresses: impl Fn() -> HostAddresses,
 ) -> Problem {
     let client = match controller {
         Ok(client) => client,
@@ -35,7 +35,9 @@ pub async fn keep_registered(
     let mut retry = RETRY_MIN;
     let mut known = None;
     loop {
-        let result = client.put::<serde_json::Value>(&format!("/v1/hosts/{host}"), addresses).await;
+        let addresses = addresses();
+        let path = format!("/v1/hosts/{host}");
+        let result = client.put::<serde_json::Value>(&path, &addresses).await;
         let now_known = result.is_ok();
         if known != Some(now_known) {
             match &result {

@@ -14,6 +14,7 @@ use crate::enrol;
 use crate::given_up;
 use crate::jobs::{self, Fate, Loss};
 use crate::leave_site;
+use crate::networks;
 use crate::records::{HostRecord, JobRecord, VolumeRecord, vm_of};
 
 /// `PUT /hosts/{host}`: registers a host. The host repeats this as a heartbeat.
@@ -214,6 +215,7 @@ pub async fn remove(cluster: &Cluster, id: &HostId, force: bool) -> Result<HostR
         cluster.records.remove(&format!("volumes/{volume}")).await?;
     }
     cluster.links.forget(&cluster.records, id).await?;
+    networks::forget_host(cluster, id).await?;
     cluster.records.remove(&format!("hosts/{id}")).await?;
     cluster.hosts.lock().remove(id);
     let jobs = removal.failed_jobs.iter().chain(&removal.placed_again).chain(&removal.moving_jobs);

@@ -52,6 +52,7 @@ use std::path::{Path, PathBuf};
 
 use futures_util::future::{BoxFuture, FutureExt as _};
 use perigee_http::{Authority, Listen};
+use perigee_model::network::PublishPorts;
 use perigee_model::{Problem, SiteId};
 use perigee_repository::Objects;
 
@@ -78,6 +79,8 @@ pub struct Config {
     pub data: Option<perigee_repository::Address>,
     /// For how many seconds outputs of jobs are kept that do not say it; `None`: until somebody deletes them.
     pub keep_outputs_s: Option<u64>,
+    /// The ports of hosts that tenants may publish.
+    pub publish_ports: PublishPorts,
 }
 
 /// The S3 store at `s3://BUCKET/PREFIX`.
@@ -168,6 +171,7 @@ async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Probl
     if let Some(keep_s) = config.keep_outputs_s {
         supervisor.cluster.keep_outputs_s.get_or_init(|| keep_s);
     }
+    supervisor.cluster.publish_ports.get_or_init(|| config.publish_ports);
     let router = api::router(supervisor.cluster.clone());
     let serve = perigee_http::serve(router, &config.listen, &supervisor.cluster.network);
     let doors = data::doors(&supervisor.cluster, &config);

@@ -4,6 +4,7 @@
 //! starts, and it is free again when the record is final. The search for the next one goes on where the last one ended, so
 //! what still knows a VM that is gone does not meet another one at its address.
 
+mod publish;
 mod tell;
 #[cfg(test)]
 mod tests;
@@ -13,6 +14,7 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
 
 use perigee_model::ids::Owned as _;
+use perigee_model::job::{JobSpec, Start};
 use perigee_model::limits::{NETWORKS, TUNNELS, VNIS};
 use perigee_model::network::{
     Card, ClusterNetwork, NetworkVm, NewNetwork, Subnet, TUNNEL_NETWORK, guest_mtu,
@@ -93,10 +95,10 @@ pub async fn find(cluster: &Cluster, name: &NetworkName) -> Result<NetworkRecord
 }
 
 /// # Errors
-/// `NotFound` if the card is to be in a network that is not there.
-pub async fn check(cluster: &Cluster, network: &NetworkKind) -> Result<(), Problem> {
-    match network.name() {
-        Some(name) => find(cluster, name).await.map(drop),
+/// `NotFound` if the card is to be in a network that is not there; another if its ports can't be published.
+pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
+    match spec.network.name() {
+        Some(name) => publish::check(cluster, spec, &find(cluster, name).await?),
         None => Ok(()),
     }
 }
@@ -195,12 +197,14 @@ pub async fn info(cluster: &Cluster, name: &NetworkName) -> Result<ClusterNetwor
 }
 
 fn view(cluster: &Cluster, record: NetworkRecord) -> ClusterNetwork {
+    let owners = publish::owners(cluster);
     let vms: Vec<NetworkVm> = users(cluster, &record.name)
         .map(|job| NetworkVm {
             vm: vm_of(&job.job.id),
             address: job.card.as_ref().map(|card| card.address),
             mac: job.card.as_ref().map(|card| card.mac().to_string()),
             host: job.job.host.clone(),
+            publish: publish::own(&owners, &job.job.id, &job.job.spec.publish).copied().collect(),
         })
         .collect();
     ClusterNetwork {
@@ -270,6 +274,58 @@ pub fn of_vm(record: &JobRecord) -> Result<VmNetwork, Problem> {
             Problem::internal(what, "it has no card yet")
         })?),
     })
+}
+
+/// Why no VM with such a card can start at a host, or move there, now; `None` if it can.
+pub fn refusal(cluster: &Cluster, host: &HostId, network: &NetworkKind) -> Option<String> {
+    network.name()?;
+    let link = cluster.hosts.get(host).ok()?;
+    let report = cluster.hosts.report(host);
+    let why = report.and_then(|report| report.no_networks);
+    match (&link.addresses.tunnel, why) {
+        (_, Some(why)) => Some(why),
+        (None, None) => Some("its agent has said nothing of tunnels".to_owned()),
+        (Some(_), None) => None,
+    }
+}
+
+/// The hosts that are up and at which no VM with such a card can be now, each with the reason.
+pub fn refusing(cluster: &Cluster, network: &NetworkKind) -> Vec<(HostId, String)> {
+    if network.name().is_none() {
+        return Vec::new();
+    }
+    let up = cluster.hosts.up().into_iter();
+    up.filter_map(|host| Some((host.id.clone(), refusal(cluster, &host.id, network)?))).collect()
+}
+
+/// Why a job waits that none of the hosts can take at which it may start.
+pub fn why_blocked(
+    cluster: &Cluster,
+    start: &Start,
+    refusing: &[(HostId, String)],
+) -> Option<String> {
+    let first = refusing.first()?;
+    let up = cluster.hosts.up();
+    let mut allowed = up.iter().filter(|host| match start {
+        Start::Anywhere => true,
+        Start::Site(site) => host.addresses.site == *site,
+        Start::Host(id) => host.id == *id,
+    });
+    let is_refusing = |host: &HostId| refusing.iter().any(|(other, _)| other == host);
+    if !allowed.all(|host| is_refusing(&host.id)) {
+        return None;
+    }
+    let (host, why) = match start {
+        Start::Host(id) => refusing.iter().find(|(host, _)| host == id)?,
+        _ => first,
+    };
+    Some(format!("it waits for a host that can have VMs in networks; {host} can't: {why}"))
+}
+
+/// A removed host's address in the tunnels is free for another one.
+pub async fn forget_host(cluster: &Cluster, host: &HostId) -> Result<(), Problem> {
+    let _turn = cluster.networks.turn.lock().await;
+    cluster.records.remove(&format!("{TUNNELS_PREFIX}{host}")).await
 }
 
 /// A host's address in the tunnels. It is given once.

@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 
 use crate::cluster::{Cluster, Grant, capacity, demand_of, now_ms, starts_at_once};
 use crate::records::JobRecord;
-use crate::{cleaner, links, planning};
+use crate::{cleaner, links, networks, planning};
 
 /// The pause between two decisions, so that many concurrent changes cause only one.
 const GAP: Duration = Duration::from_millis(20);
@@ -237,7 +237,11 @@ impl Known {
 async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
     let mut waiting = Vec::new();
     for record in records {
-        waiting.push(self::waiting(record, avoided(cluster, record).await));
+        let mut one = self::waiting(record, avoided(cluster, record).await);
+        let refusing = networks::refusing(cluster, &record.job.spec.network);
+        one.blocked = networks::why_blocked(cluster, &one.start, &refusing);
+        one.avoid.extend(refusing.into_iter().map(|(host, _)| host));
+        waiting.push(one);
     }
     let used = cluster.index.used();
     let mut hosts = Vec::new();

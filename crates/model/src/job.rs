@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 
 use crate::guest::LogStream;
 use crate::lasting::VmState;
+use crate::network::Publish;
 use crate::phases::{Phases, PredictedPhases, copy_left_s};
 use crate::plan::{Estimate, PredictedEnd};
 use crate::replica::Replica;
@@ -131,6 +132,11 @@ pub struct JobSpec {
     #[serde(default)]
     #[schema(value_type = String)]
     pub network: NetworkKind,
+    /// Ports of its VM that are reached from outside, as `8080:80`, at the host that has its network's gateway. The network has a
+    /// way out.
+    #[serde(default)]
+    #[schema(value_type = Vec<String>)]
+    pub publish: Vec<Publish>,
 }
 
 /// ```text

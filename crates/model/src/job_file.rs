@@ -28,6 +28,7 @@
 //! priority: 0              # of a tenant's jobs, those with a higher number start first
 //! restart: never           # never | on-host-failure
 //! network: none            # none | user | the name of a network
+//! publish: ["8080:80"]     # ports of the VM that are reached at the host of the network's gateway
 //! ```
 //!
 //! `start` may also be written flat, `placement: {site: home}`. Sizes and durations are those of
@@ -41,8 +42,9 @@ use crate::inputs::check_input_path;
 use crate::job::{Access, DEFAULT_OWNER, JobSpec, JobVolume, Restart, Start};
 use crate::limits::{
     CPUS, JOB_DISK_BYTES, JOB_VOLUMES, KEEP_OUTPUTS_S, Limit, MEMORY_BYTES, OUTPUTS, PRIORITY,
-    TIMEOUT_S,
+    PUBLISHED, TIMEOUT_S,
 };
+use crate::network::Publish;
 use crate::spec::{
     check_beside, check_command, check_env, check_job_name, check_mount, check_output_path,
     check_outputs_to,
@@ -110,6 +112,7 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         priority,
         restart,
         network,
+        publish,
     ] = root.fields([
         "name",
         "image",
@@ -130,6 +133,7 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         "priority",
         "restart",
         "network",
+        "publish",
     ])?;
     let image = image.ok_or_else(|| missing(&root, "image", "image: debian"))?;
     let command = command.ok_or_else(|| missing(&root, "command", "command: echo hello"))?;
@@ -158,6 +162,7 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         priority: read(priority, |f| read_number(f, &PRIORITY))?.unwrap_or_default(),
         restart: read(restart, read_restart)?.unwrap_or_default(),
         network: read(network, read_network)?.unwrap_or_default(),
+        publish: read(publish, read_publish)?.unwrap_or_default(),
     };
     let inputs = read(inputs, read_inputs)?.unwrap_or_default();
     spec.check()?;
@@ -242,6 +247,11 @@ fn read_timeout(field: &Field<'_>) -> Result<u64, Problem> {
 
 fn read_network(field: &Field<'_>) -> Result<NetworkKind, Problem> {
     field.parse(|text| text.parse().map_err(|why| format!("{why}; or use none or user")))
+}
+
+fn read_publish(field: &Field<'_>) -> Result<Vec<Publish>, Problem> {
+    PUBLISHED.check(field.list()?.len()).map_err(|why| field.problem(why))?;
+    field.list()?.iter().map(|item| item.parse(str::parse)).collect()
 }
 
 fn read_restart(field: &Field<'_>) -> Result<Restart, Problem> {

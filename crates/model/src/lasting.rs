@@ -20,6 +20,7 @@ use utoipa::ToSchema;
 
 use crate::job::{JobState, Start};
 use crate::limits::{SSH_KEYS, USER_DATA_BYTES};
+use crate::network::Publish;
 use crate::vm::{Firmware, NetworkKind, VmStatus};
 use crate::{DiskRole, HostId, ImageName, Problem, VmId, VolumeName};
 
@@ -340,6 +341,10 @@ pub struct NewVm {
     #[serde(default)]
     #[schema(value_type = String)]
     pub network: NetworkKind,
+    /// Its ports that are reached from outside, as `8080:80`, at the host that has its network's gateway.
+    #[serde(default)]
+    #[schema(value_type = Vec<String>)]
+    pub publish: Vec<Publish>,
     /// Its other disks, in their order: `data0` and so on.
     #[serde(default)]
     pub volumes: Vec<NewVmVolume>,

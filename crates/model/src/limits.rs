@@ -256,6 +256,9 @@ pub static VNIS: Limit = Limit::new("the cluster's number of networks", Unit::Co
 pub static TUNNELS: Limit =
     Limit::new("the cluster's number of hosts with tunnels", Unit::Count, 0, 65_534);
 
+/// Ports that a VM publishes.
+pub static PUBLISHED: Limit = Limit::new("a VM's number of published ports", Unit::Count, 0, 32);
+
 /// Bytes that one probe of a link reads.
 pub static PROBE_BYTES: Limit = Limit::new("a probe's length", Unit::Bytes, 1, 64 * MIB);
 
@@ -340,7 +343,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 53] = [
+    const ALL: [&Limit; 54] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
@@ -389,6 +392,7 @@ mod tests {
         &NETWORKS,
         &VNIS,
         &TUNNELS,
+        &PUBLISHED,
         &PROBE_BYTES,
         &PROBE_REQUESTS,
         &PROBE_REQUEST_BYTES,

@@ -198,6 +198,114 @@ impl Card {
     }
 }
 
+/// What a published port carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    /// `8080:80`
+    Tcp,
+    /// `5353:53/udp`
+    Udp,
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == Self::Tcp { "tcp" } else { "udp" })
+    }
+}
+
+/// A port of a VM that is reached from outside, at the host that has its network's gateway: `8080:80` or `5353:53/udp`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Publish {
+    /// The port of the host.
+    pub outside: u16,
+    /// The port of the VM.
+    pub inside: u16,
+    /// What they carry.
+    pub protocol: Protocol,
+}
+
+impl fmt::Display for Publish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = if self.protocol == Protocol::Udp { "/udp" } else { "" };
+        write!(f, "{}:{}{end}", self.outside, self.inside)
+    }
+}
+
+impl FromStr for Publish {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            let text: String = text.chars().take(80).collect();
+            format!("{text:?} is not PORT:PORT or PORT:PORT/udp, for example 8080:80")
+        };
+        let (ports, protocol) = match text.split_once('/') {
+            None | Some((_, "tcp")) => (text.trim_end_matches("/tcp"), Protocol::Tcp),
+            Some((ports, "udp")) => (ports, Protocol::Udp),
+            Some(_) => return Err(wrong()),
+        };
+        let (outside, inside) = ports.split_once(':').ok_or_else(wrong)?;
+        let port = |text: &str| text.parse().ok().filter(|port: &u16| *port > 0).ok_or_else(wrong);
+        Ok(Self { outside: port(outside)?, inside: port(inside)?, protocol })
+    }
+}
+
+impl TryFrom<String> for Publish {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Publish> for String {
+    fn from(publish: Publish) -> String {
+        publish.to_string()
+    }
+}
+
+/// The ports of hosts that tenants may publish: `30000-32767`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PublishPorts {
+    /// The first one.
+    pub first: u16,
+    /// The last one.
+    pub last: u16,
+}
+
+impl PublishPorts {
+    /// Whether the port is one of them.
+    pub fn contains(self, port: u16) -> bool {
+        (self.first..=self.last).contains(&port)
+    }
+}
+
+impl Default for PublishPorts {
+    fn default() -> Self {
+        // As Kubernetes' ports of nodes: no common program listens there, and no connection of a host begins there.
+        Self { first: 30_000, last: 32_767 }
+    }
+}
+
+impl fmt::Display for PublishPorts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
+impl FromStr for PublishPorts {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let ports = text.split_once('-').and_then(|(first, last)| {
+            Some(Self { first: first.parse().ok()?, last: last.parse().ok()? })
+        });
+        let ports = ports.filter(|ports| ports.first > 0 && ports.first <= ports.last);
+        ports.ok_or_else(|| format!("{text:?} is not FIRST-LAST, for example 30000-32767"))
+    }
+}
+
 /// `POST /v1/networks`
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NewNetwork {
@@ -246,6 +354,10 @@ pub struct NetworkVm {
     pub mac: Option<String>,
     /// Where it is now.
     pub host: Option<HostId>,
+    /// Its ports that are reached at the gateway's host.
+    #[serde(default)]
+    #[schema(value_type = Vec<String>)]
+    pub publish: Vec<Publish>,
 }
 
 /// One end of the tunnels between hosts, as its host says it.
@@ -275,8 +387,17 @@ impl TunnelEnd {
     }
 }
 
+/// The answer to `PUT /v1/networks` of an agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NetworksKnown {
+    /// Of what the agent knows. It is later than that of the request if the request came late, or if the controller's clock
+    /// was set back.
+    pub made_ms: u64,
+}
+
 /// `PUT /v1/networks` of an agent: all that its host has to do with networks. What it does not name is removed there.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
 pub struct HostNetworks {
     /// When the controller made it, Unix time; an older one that comes late changes nothing.
     pub made_ms: u64,
@@ -322,6 +443,20 @@ pub struct HostNetwork {
     pub gateway: Option<HostId>,
     /// Its VMs, at whichever host.
     pub members: Vec<Member>,
+    /// What the gateway's host publishes.
+    #[serde(default)]
+    pub published: Vec<Published>,
+}
+
+/// A published port and its VM's address.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Published {
+    /// The ports.
+    #[schema(value_type = String)]
+    pub publish: Publish,
+    /// The VM's address.
+    #[schema(value_type = String)]
+    pub address: Ipv4Addr,
 }
 
 /// Where frames for a VM go.
@@ -391,6 +526,24 @@ mod tests {
         assert_eq!(guest_mtu(9000), 8870);
         assert_eq!(guest_mtu(65535), 8870);
         assert_eq!(guest_mtu(1280), 1280, "then the tunnel's packets are cut");
+    }
+
+    #[test]
+    fn a_port_is_published_as_docker_s_users_write_it() {
+        let text = |text: &str| text.parse::<Publish>().map(|publish| publish.to_string());
+        assert_eq!(text("8080:80").as_deref(), Ok("8080:80"));
+        assert_eq!(text("8080:80/tcp").as_deref(), Ok("8080:80"));
+        assert_eq!(text("53:5353/udp").as_deref(), Ok("53:5353/udp"));
+        for wrong in ["", "80", "0:80", "80:0", "80:80/sctp", "65536:1", "1:2:3", "80:80/tcp/tcp"] {
+            assert!(text(wrong).is_err(), "{wrong}");
+        }
+        let ports = |text: &str| text.parse::<PublishPorts>();
+        assert!(
+            ports("8000-8999").is_ok_and(|ports| ports.contains(8080) && !ports.contains(9000))
+        );
+        for wrong in ["", "8000", "9000-8000", "0-1", "1-65536"] {
+            assert!(ports(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::job::{JobSpec, JobVolume};
 use crate::limits::{
     ARGUMENT_BYTES, COMMAND_BYTES, CPUS, JOB_DISK_BYTES, JOB_NAME_BYTES, JOB_VOLUMES,
     KEEP_OUTPUTS_S, MEMORY_BYTES, OUTPUTS, OWNER_BYTES, OutOfLimits, PATH_BYTES, PRIORITY,
-    TIMEOUT_S, VM_DISKS,
+    PUBLISHED, TIMEOUT_S, VM_DISKS,
 };
 use crate::vm::VmSpec;
 use crate::{JobId, Problem, VolumeName};
@@ -53,6 +53,12 @@ pub enum BadSpec {
         "what goes to `outputs-to` is never deleted by itself, so only one of the two can be given"
     )]
     KeptElsewhere,
+    /// Only a gateway publishes ports.
+    #[error("a VM publishes ports only in a network of its tenant: add network: NAME")]
+    PublishedNowhere,
+    /// A host has each port once.
+    #[error("port {0} is published twice")]
+    PublishedTwice(u16),
     /// A volume over what the guest's system itself mounts.
     #[error("/{0} belongs to the VM's system: mount it elsewhere")]
     SystemMount(String),
@@ -259,7 +265,20 @@ impl JobSpec {
             field("timeout", within(TIMEOUT_S.check(timeout_s)))?;
         }
         field("priority", within(PRIORITY.check(self.priority)))?;
+        field("publish", check_publish(self))?;
         field("owner", check_owner(&self.owner))
+    }
+}
+
+fn check_publish(spec: &JobSpec) -> Result<(), BadSpec> {
+    PUBLISHED.check(spec.publish.len())?;
+    if !spec.publish.is_empty() && spec.network.name().is_none() {
+        return Err(BadSpec::PublishedNowhere);
+    }
+    let mut taken = std::collections::BTreeSet::new();
+    match spec.publish.iter().find(|one| !taken.insert((one.protocol, one.outside))) {
+        Some(twice) => Err(BadSpec::PublishedTwice(twice.outside)),
+        None => Ok(()),
     }
 }
 

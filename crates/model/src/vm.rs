@@ -85,6 +85,13 @@ pub struct HostReport {
     pub boot_id: String,
     /// Plain words on what this host cannot do, for example "no cgroup v2 controllers: …".
     pub warnings: Vec<String>,
+    /// Why VMs can't start here in networks of tenants now; `None` if they can.
+    #[serde(default)]
+    pub no_networks: Option<String>,
+    /// The addresses of its interfaces. VMs in networks of tenants don't reach them.
+    #[serde(default)]
+    #[schema(value_type = Vec<String>)]
+    pub addresses: Vec<std::net::Ipv4Addr>,
 }
 
 /// How a host makes itself known to the controller (`PUT /v1/hosts/{host}` there).

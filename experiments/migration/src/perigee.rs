@@ -59,6 +59,7 @@ impl<'a> Perigee<'a> {
             outputs: Vec::new(),
             outputs_to: None,
             keep_outputs_s: None,
+            publish: Vec::new(),
             start: Start::Host(near.clone()),
             may_migrate: false,
             writes: perigee_model::LeaveSite::Never,

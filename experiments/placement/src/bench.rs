@@ -132,6 +132,7 @@ impl<'a> Bench<'a> {
             outputs: vec!["/output".to_owned()],
             outputs_to: None,
             keep_outputs_s: None,
+            publish: Vec::new(),
             start: Start::Host(at.clone()),
             may_migrate: false,
             writes: perigee_model::LeaveSite::Never,

@@ -257,6 +257,7 @@ impl Bench<'_> {
             outputs: Vec::new(),
             outputs_to: None,
             keep_outputs_s: None,
+            publish: Vec::new(),
             start,
             may_migrate: false,
             writes: perigee_model::LeaveSite::Never,

@@ -240,6 +240,7 @@ fn spec(owner: &str) -> JobSpec {
         outputs: vec!["/output".to_owned()],
         outputs_to: None,
         keep_outputs_s: None,
+        publish: Vec::new(),
         start: Start::Anywhere,
         may_migrate: false,
         writes: perigee_model::LeaveSite::Never,

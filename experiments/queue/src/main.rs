@@ -46,6 +46,7 @@ async fn main() -> Result<()> {
         let config = perigee_controller::Config {
             names: Vec::new(),
             keep_outputs_s: None,
+            publish_ports: Default::default(),
             data: None,
             state,
             listen: vec![listen],

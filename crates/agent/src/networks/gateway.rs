@@ -12,6 +12,7 @@ use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Gid, Group, Pid, Uid, User, chown};
@@ -28,6 +29,8 @@ const DNSMASQ: &str = "dnsmasq";
 const RESOLVERS: &str = "/etc/resolv.conf";
 /// Names that are no VM's.
 const KEPT: [&str; 2] = ["gateway", "localhost"];
+/// One that does not start holds up the others of its host for so long.
+const START_DEADLINE: Duration = Duration::from_secs(10);
 const LOG_BYTES_MAX: u64 = 1 << 20;
 const LOG_KEEP_BYTES: u64 = 256 << 10;
 
@@ -37,6 +40,8 @@ pub struct Running {
     process: Process,
     /// The files that it has read.
     told: Names,
+    /// The packet filter's rules in its namespace.
+    rules: String,
 }
 
 /// The files of names and addresses.
@@ -104,6 +109,8 @@ fn arguments(network: &HostNetwork, dir: &Path, user: &str, group: &str) -> Vec<
             "--bind-dynamic",
             "--dhcp-authoritative",
             "--no-ping",
+            // Who a client is says its hardware address, which the packet filter looks at.
+            "--dhcp-ignore-clid",
             "--domain-needed",
             "--bogus-priv",
             "--expand-hosts",
@@ -162,25 +169,32 @@ pub fn runs(running: Option<&Running>) -> bool {
 pub async fn start(tag: &Tag, dir: &Path, network: &HostNetwork) -> Result<Running, String> {
     let vni = network.vni;
     end(tag, dir, vni, None).await?;
-    let own = directory(dir, vni);
+    let started = tokio::time::timeout(START_DEADLINE, begin(tag, dir, network));
+    let why = match started.await {
+        Ok(Ok(running)) => return Ok(running),
+        Ok(Err(why)) => why,
+        Err(_) => format!("it took longer than {} s", START_DEADLINE.as_secs()),
+    };
+    let said = files::tail(&directory(dir, vni).join("log"), LOG_KEEP_BYTES).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said);
+    let last = said.lines().next_back().unwrap_or_default();
+    let why = format!("the gateway of network {} did not start: {why} {last}", network.name);
+    end(tag, dir, vni, None).await.map_err(|also| format!("{why}; {also}"))?;
+    Err(why)
+}
+
+async fn begin(tag: &Tag, dir: &Path, network: &HostNetwork) -> Result<Running, String> {
+    let own = directory(dir, network.vni);
     let (user, group, gid) = user()?;
     let made = std::fs::create_dir_all(&own).and_then(|()| give(&own, gid, 0o750));
     made.map_err(|error| format!("can't make {}: {error}", own.display()))?;
     let told = Names::of(network);
     write(&own, &told)?;
-    let log = dir.join(format!("gateway-{vni:04x}.log"));
     let line = arguments(network, &own, &user, &group);
-    let (process, _exit) = process::start("unshare", &line, None, &log, None)
+    let (process, _exit) = process::start("unshare", &line, None, &own.join("log"), None)
         .map_err(|problem| format!("{}: {}", problem.what, problem.why))?;
-    match connect(tag, network, &process).await {
-        Ok(()) => Ok(Running { process, told }),
-        Err(why) => {
-            process.kill().await.map_err(|problem| problem.why)?;
-            let said = std::fs::read_to_string(&log).unwrap_or_default();
-            let last = said.lines().next_back().unwrap_or_default();
-            Err(format!("the gateway of network {} did not start: {why} {last}", network.name))
-        }
-    }
+    connect(tag, network, &process).await?;
+    Ok(Running { process, told, rules: of_gateway(network.nat, &network.published) })
 }
 
 /// Lets a group read a file, or enter a directory, and nobody else. (The daemons' umask lets nobody.)
@@ -209,8 +223,7 @@ async fn connect(tag: &Tag, network: &HostNetwork, process: &Process) -> Result<
     let gateway = network.subnet.gateway();
     let mac = mac(vni, network.subnet, gateway);
     // The filter comes first, and the cables after it.
-    let rules = of_gateway(network.nat);
-    run("nsenter", &[&namespace_of(pid), "--", "nft", "-f", "-"], &rules).await?;
+    filter(pid, &of_gateway(network.nat, &network.published)).await?;
     let mut outside =
         vec![format!("link add name {inner} type veth peer name inner address {mac} netns {pid}")];
     outside.push(format!("link set dev {inner} addrgenmode none"));
@@ -236,17 +249,19 @@ async fn connect(tag: &Tag, network: &HostNetwork, process: &Process) -> Result<
     if network.nat {
         let forward = "echo 1 > /proc/sys/net/ipv4/ip_forward";
         run("nsenter", &[&namespace_of(pid), "--", "sh", "-c", forward], "").await?;
-        let path = "/proc/sys/net/ipv4/ip_forward";
-        std::fs::write(path, "1").map_err(|error| format!("can't write {path}: {error}"))?;
     }
     Ok(())
+}
+
+async fn filter(pid: u32, rules: &str) -> Result<(), String> {
+    run("nsenter", &[&namespace_of(pid), "--", "nft", "-f", "-"], rules).await.map(drop)
 }
 
 /// `unshare` makes the namespace, and becomes dnsmasq then.
 async fn wait_for_namespace(process: &Process) -> Result<(), String> {
     let own = std::fs::read_link("/proc/thread-self/ns/net").map_err(|error| error.to_string())?;
     let path = format!("/proc/{}/ns/net", process.pid);
-    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(10);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
     loop {
         match std::fs::read_link(&path) {
             Ok(its) if its != own => return Ok(()),
@@ -254,16 +269,25 @@ async fn wait_for_namespace(process: &Process) -> Result<(), String> {
             _ if tokio::time::Instant::now() > deadline => {
                 return Err("it has no namespace after 10 s".to_owned());
             }
-            _ => tokio::time::sleep(std::time::Duration::from_millis(5)).await,
+            _ => tokio::time::sleep(Duration::from_millis(5)).await,
         }
     }
 }
 
-/// Tells a gateway its VMs, if they have changed, and keeps its log short.
-pub fn update(running: &mut Running, dir: &Path, network: &HostNetwork) -> Result<(), String> {
-    let log = dir.join(format!("gateway-{:04x}.log", network.vni));
+/// Tells a gateway its VMs and their published ports, if they have changed, and keeps its log short.
+pub async fn update(
+    running: &mut Running,
+    dir: &Path,
+    network: &HostNetwork,
+) -> Result<(), String> {
+    let log = directory(dir, network.vni).join("log");
     if let Err(error) = files::bound(&log, LOG_BYTES_MAX, LOG_KEEP_BYTES) {
         tracing::debug!(path = %log.display(), %error, "a long log is not cut");
+    }
+    let rules = of_gateway(network.nat, &network.published);
+    if rules != running.rules {
+        filter(running.process.pid, &rules).await?;
+        running.rules = rules;
     }
     let names = Names::of(network);
     if names == running.told {
@@ -279,7 +303,7 @@ pub fn update(running: &mut Running, dir: &Path, network: &HostNetwork) -> Resul
 /// Takes over the gateway of an earlier agent. It is told everything again.
 pub fn adopt(dir: &Path, vni: u16) -> Result<Option<Running>, String> {
     let process = find(&directory(dir, vni))?;
-    Ok(process.map(|process| Running { process, told: Names::default() }))
+    Ok(process.map(|process| Running { process, told: Names::default(), rules: String::new() }))
 }
 
 /// Ends a gateway; its cables go with it.
@@ -296,7 +320,6 @@ pub async fn end(tag: &Tag, dir: &Path, vni: u16, running: Option<Running>) -> R
         // A namespace may end a moment after its last process.
         let _ = run("ip", &["link", "delete", "dev", &cable], "").await;
     }
-    let _ = std::fs::remove_file(dir.join(format!("gateway-{vni:04x}.log")));
     match std::fs::remove_dir_all(&own) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(format!("can't remove {}: {error}", own.display()))
@@ -335,6 +358,7 @@ mod tests {
             nat: false,
             gateway: None,
             members: vec![member("acme~web", 2), member("acme~a_b.c", 3)],
+            published: Vec::new(),
         }
     }
 

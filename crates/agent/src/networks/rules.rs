@@ -13,9 +13,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 
-use perigee_model::network::{Mac, TUNNEL_NETWORK};
+use perigee_model::network::{Mac, Protocol, Publish, Published, TUNNEL_NETWORK};
 
-use super::names::Tag;
+use super::names::{Tag, uplink_addresses};
 
 /// The port of VXLAN between hosts. It is another one than VXLAN's own, which other programs may use.
 pub const VXLAN_PORT: u16 = 51_872;
@@ -25,6 +25,14 @@ const TO_ALL_PER_S: u32 = 100;
 /// What is never an address of a guest's peer outside: this host, link-local ones, those of tunnels and uplinks,
 /// multicast, all, and clouds' metadata services.
 const NEVER: &str = "0.0.0.0/8, 100.64.0.0/10, 127.0.0.0/8, 168.63.129.16, 169.254.0.0/16, 192.0.0.0/24, 224.0.0.0/3";
+
+/// Connections that a gateway follows for one VM. The kernel's table of connections is the host's too, which needs it for
+/// its own.
+const CONNECTIONS: u32 = 2048;
+/// New ones in a second: of one VM, and of all gateways of a host.
+const NEW_PER_S: u32 = 200;
+const BURST: u32 = 5 * NEW_PER_S;
+const NEW_OF_ALL_PER_S: u32 = 2000;
 
 /// A card that is connected here.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +46,27 @@ pub struct Tap {
 /// The hosts that have a part of the same networks, by their addresses in the tunnels, and the networks' numbers.
 pub type Peers = BTreeMap<Ipv4Addr, BTreeSet<u16>>;
 
+/// A port of the host that leads to a network's gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Door {
+    pub vni: u16,
+    pub protocol: Protocol,
+    pub port: u16,
+}
+
+/// What the host's own table is made of.
+#[derive(Debug, Clone, Default)]
+pub struct OfHost<'a> {
+    /// The cards that are connected here.
+    pub taps: &'a [Tap],
+    pub peers: Peers,
+    /// The cluster's hosts.
+    pub hosts: &'a [IpAddr],
+    pub doors: &'a [Door],
+    /// The host forwards packets for the networks only.
+    pub forwards_nothing_else: bool,
+}
+
 /// A table that is made anew, so that what was there before does not add up.
 fn anew(family: &str, table: &str, chains: &str) -> String {
     let table = format!("table {family} {table}");
@@ -45,22 +74,24 @@ fn anew(family: &str, table: &str, chains: &str) -> String {
 }
 
 /// The bridges' table, and the host's own.
-pub fn of_host(tag: &Tag, taps: &[Tap], peers: &Peers, hosts: &[IpAddr]) -> String {
-    let mut text = anew("bridge", &tag.table(), &bridge_chains(tag, taps));
-    text.push_str(&anew("inet", &tag.table(), &host_chains(tag, peers, hosts)));
+pub fn of_host(tag: &Tag, host: &OfHost) -> String {
+    let mut text = anew("bridge", &tag.table(), &bridge_chains(tag, host.taps));
+    text.push_str(&anew("inet", &tag.table(), &host_chains(tag, host)));
     text
 }
 
 fn bridge_chains(tag: &Tag, taps: &[Tap]) -> String {
     let mut text = String::new();
     for Tap { name, mac, address, .. } in taps {
+        // In a DHCP message the client's hardware address is 28 bytes behind UDP's header.
+        let own = mac.0.iter().fold("0x".to_owned(), |text, byte| format!("{text}{byte:02x}"));
         let _ = write!(
             text,
             "  chain from_{name} {{
     ether saddr != {mac} drop
     meta pkttype {{ broadcast, multicast }} limit rate over {TO_ALL_PER_S}/second burst {TO_ALL_PER_S} packets drop
     ether type arp arp saddr ether {mac} arp saddr ip {{ 0.0.0.0, {address} }} accept
-    ether type ip ip saddr {{ 0.0.0.0, {address} }} udp sport 68 udp dport 67 accept
+    ether type ip ip saddr {{ 0.0.0.0, {address} }} udp sport 68 udp dport 67 @th,288,48 {own} accept
     ether type ip udp sport 67 drop
     meta pkttype {{ broadcast, multicast }} drop
     ether type ip ip saddr {address} accept
@@ -103,7 +134,8 @@ fn bridge_chains(tag: &Tag, taps: &[Tap]) -> String {
     text
 }
 
-fn host_chains(tag: &Tag, peers: &Peers, hosts: &[IpAddr]) -> String {
+fn host_chains(tag: &Tag, host: &OfHost) -> String {
+    let OfHost { peers, hosts, .. } = host;
     let (tunnel, uplinks) = (tag.tunnel(), tag.uplinks());
     // What a bridge does not carry comes up on the port itself.
     let inner = [tag.taps(), tag.bridges(), tag.vxlans(), tag.gateways()];
@@ -132,17 +164,31 @@ fn host_chains(tag: &Tag, peers: &Peers, hosts: &[IpAddr]) -> String {
         .collect();
     let to_hosts = match hosts.is_empty() {
         true => String::new(),
-        false => {
-            format!("    iifname \"{uplinks}\" ip daddr {{ {} }} drop\n", hosts.join(", "))
-        }
+        // What another program of the host sends elsewhere is looked at as the guest has sent it.
+        false => ["ip daddr", "ct original ip daddr"]
+            .map(|to| format!("    iifname \"{uplinks}\" {to} {{ {} }} drop\n", hosts.join(", ")))
+            .concat(),
+    };
+    let bridges = tag.bridges();
+    let (doors, to_doors) = doors(tag, host.doors);
+    let nothing_else = match host.forwards_nothing_else {
+        false => String::new(),
+        true => format!(
+            "    meta nfproto ipv4 iifname != \"{uplinks}\" oifname != \"{uplinks}\" iifname != \"{bridges}\" drop\n"
+        ),
     };
     format!(
-        "  chain come {{
+        "{doors}  chain carried {{
+    type filter hook prerouting priority -300; policy accept;
+    iifname \"{bridges}\" notrack
+  }}
+  chain come {{
     type filter hook input priority -300; policy accept;
 {not_in}    udp dport {VXLAN_PORT} iifname != \"{tunnel}\" drop
     ip daddr {TUNNEL_NETWORK} iifname != {{ \"{tunnel}\", \"lo\" }} drop
 {from_peers}    iifname \"{tunnel}\" icmp type {{ echo-request, echo-reply, destination-unreachable }} accept
     iifname \"{tunnel}\" drop
+    iifname \"{uplinks}\" ct direction reply ct state {{ established, related }} accept
     iifname \"{uplinks}\" drop
   }}
   chain leave {{
@@ -154,8 +200,11 @@ fn host_chains(tag: &Tag, peers: &Peers, hosts: &[IpAddr]) -> String {
 {not_through}    iifname \"{tunnel}\" drop
     oifname \"{tunnel}\" drop
     iifname \"{uplinks}\" oifname \"{uplinks}\" drop
+{to_doors}    iifname \"{uplinks}\" ct direction reply ct state {{ established, related }} accept
     iifname \"{uplinks}\" ip daddr {{ {NEVER} }} drop
-{to_hosts}    oifname \"{uplinks}\" ct state != {{ established, related }} drop
+    iifname \"{uplinks}\" ct original ip daddr {{ {NEVER} }} drop
+{to_hosts}    iifname \"{uplinks}\" ct state new limit rate over {NEW_OF_ALL_PER_S}/second burst {NEW_OF_ALL_PER_S} packets drop
+{nothing_else}    oifname \"{uplinks}\" ct state != {{ established, related }} drop
   }}
   chain hide {{
     type nat hook postrouting priority srcnat; policy accept;
@@ -165,19 +214,70 @@ fn host_chains(tag: &Tag, peers: &Peers, hosts: &[IpAddr]) -> String {
     )
 }
 
+/// Ports of this host that lead to gateways: for whoever comes from outside, and for this host's own programs.
+fn doors(tag: &Tag, doors: &[Door]) -> (String, String) {
+    if doors.is_empty() {
+        return Default::default();
+    }
+    let (mut lead, mut pass) = (String::new(), String::new());
+    for Door { vni, protocol, port } in doors {
+        let (own, uplink) = (uplink_addresses(*vni).1, tag.uplink(*vni));
+        let _ = writeln!(
+            lead,
+            "    fib daddr type local {protocol} dport {port} dnat ip to {own}:{port}"
+        );
+        let _ = writeln!(
+            pass,
+            "    oifname \"{uplink}\" ip daddr {own} {protocol} dport {port} accept"
+        );
+    }
+    let (tunnel, uplinks) = (tag.tunnel(), tag.uplinks());
+    let chains = format!(
+        "  chain doors {{
+    type nat hook prerouting priority dstnat; policy accept;
+    iifname \"{tunnel}\" return
+    iifname \"{uplinks}\" return
+{lead}  }}
+  chain own_doors {{
+    type nat hook output priority -100; policy accept;
+    ip daddr 127.0.0.0/8 return
+{lead}  }}
+"
+    );
+    (chains, pass)
+}
+
 /// The gateway's own table, in its namespace: its inner card is `inner`, the one to its host `outer`.
-pub fn of_gateway(nat: bool) -> String {
+pub fn of_gateway(nat: bool, published: &[Published]) -> String {
+    let lead: String = published
+        .iter()
+        .map(|Published { publish: Publish { outside, inside, protocol }, address }| {
+            format!(
+                "    iifname \"outer\" {protocol} dport {outside} dnat ip to {address}:{inside}\n"
+            )
+        })
+        .collect();
     let nat_chains = match nat {
         false => String::new(),
-        true => "  chain hide {
+        true => format!(
+            "  chain hide {{
     type nat hook postrouting priority srcnat; policy accept;
     oifname \"outer\" masquerade
-  }
+  }}
+  chain doors {{
+    type nat hook prerouting priority dstnat; policy accept;
+{lead}  }}
 "
-        .to_owned(),
+        ),
     };
     let chains = format!(
-        "  chain come {{
+        "  set fresh {{
+    type ipv4_addr; size 65535; flags dynamic,timeout; timeout 1m;
+  }}
+  set open {{
+    type ipv4_addr; size 65535; flags dynamic;
+  }}
+  chain come {{
     type filter hook input priority filter; policy drop;
     iifname \"lo\" accept
     iifname \"inner\" udp dport {{ 53, 67 }} accept
@@ -187,7 +287,11 @@ pub fn of_gateway(nat: bool) -> String {
   }}
   chain pass {{
     type filter hook forward priority filter; policy drop;
+    iifname \"inner\" oifname \"outer\" ct direction reply accept
+    iifname \"outer\" oifname \"inner\" ct status dnat accept
     iifname \"inner\" oifname \"outer\" ip daddr {{ {NEVER} }} drop
+    iifname \"inner\" ct state new update @fresh {{ ip saddr limit rate over {NEW_PER_S}/second burst {BURST} packets }} drop
+    iifname \"inner\" ct state new add @open {{ ip saddr ct count over {CONNECTIONS} }} drop
     iifname \"inner\" oifname \"outer\" accept
     iifname \"outer\" oifname \"inner\" ct state {{ established, related }} accept
   }}
@@ -226,11 +330,25 @@ mod tests {
         }
         let hosts = ["10.1.0.1", "fd00::1", "127.0.0.1"].map(|ip| ip.parse().expect("an address"));
         let peers = [(Ipv4Addr::new(100, 127, 0, 2), [1, 7].into())].into();
+        let doors =
+            [Protocol::Tcp, Protocol::Udp].map(|protocol| Door { vni: 1, protocol, port: 8080 });
+        let published = doors.map(|door| Published {
+            publish: Publish { outside: door.port, inside: 80, protocol: door.protocol },
+            address: Ipv4Addr::new(10, 7, 0, 2),
+        });
+        let full = OfHost {
+            taps: &taps(),
+            peers,
+            hosts: &hosts,
+            doors: &doors,
+            forwards_nothing_else: true,
+        };
         let all = [
-            of_host(&tag(), &taps(), &peers, &hosts),
-            of_host(&tag(), &[], &Peers::new(), &[]),
-            of_gateway(true),
-            of_gateway(false),
+            of_host(&tag(), &full),
+            of_host(&tag(), &OfHost::default()),
+            of_gateway(true, &published),
+            of_gateway(true, &[]),
+            of_gateway(false, &published),
         ];
         let load = move || {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a namespace");
@@ -250,10 +368,10 @@ mod tests {
 
     #[test]
     fn a_card_of_which_the_filter_knows_nothing_sends_nothing() {
-        let text = of_host(&tag(), &taps(), &Peers::new(), &[]);
+        let text = of_host(&tag(), &OfHost { taps: &taps(), ..OfHost::default() });
         let (known, unknown) =
             (text.find("vmap"), text.find(&format!("iifname \"{}\" drop", tag().taps())));
         assert!(known.is_some() && known < unknown, "{text}");
-        assert!(!of_host(&tag(), &[], &Peers::new(), &[]).contains("vmap"));
+        assert!(!of_host(&tag(), &OfHost::default()).contains("vmap"));
     }
 }

@@ -1,10 +1,17 @@
 //! A VM's card: a TAP that is there for as long as QEMU has it open.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
 use nix::libc;
+use tokio::time::Instant;
+
+use super::STRANGE_FOR;
+use super::names::Tag;
+use super::plan::{Segment, There};
+use super::tools::batch;
 
 mod ioctl {
     use nix::libc;
@@ -32,4 +39,25 @@ pub fn make(name: &str) -> std::io::Result<OwnedFd> {
     // SAFETY: the descriptor is open and the request lives until the call has ended.
     unsafe { ioctl::set_interface(file.as_raw_fd(), &raw const request) }?;
     Ok(file.into())
+}
+
+/// Removes cards that are no VM's for some time. A QEMU can have the kernel keep its card when it ends.
+pub async fn remove_strange(
+    tag: &Tag,
+    segments: &[Segment],
+    there: &There,
+    strange: &mut BTreeMap<String, Instant>,
+) -> Result<(), String> {
+    let known: BTreeSet<&str> =
+        segments.iter().flat_map(|s| &s.taps).map(|tap| tap.name.as_str()).collect();
+    let names = there.links.iter().map(|link| link.ifname.as_str());
+    let cards = names.filter(|name| tag.is_own(name) && name.starts_with("pt"));
+    let now: BTreeSet<&str> = cards.filter(|name| !known.contains(name)).collect();
+    strange.retain(|name, _| now.contains(name.as_str()));
+    for name in now {
+        strange.entry(name.to_owned()).or_insert_with(Instant::now);
+    }
+    let old = strange.iter().filter(|(_, since)| since.elapsed() > STRANGE_FOR);
+    let lines: Vec<String> = old.map(|(name, _)| format!("link delete dev {name}")).collect();
+    batch("ip", &lines).await
 }

@@ -9,8 +9,10 @@ use std::os::unix::fs::PermissionsExt;
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use perigee_model::NetworkName;
-use perigee_model::network::{Mac, Member, Subnet, TUNNEL_NETWORK, TunnelPeer, mac};
+use perigee_model::network::{
+    Mac, Member, Protocol, Publish, Published, Subnet, TUNNEL_NETWORK, TunnelPeer, mac,
+};
+use perigee_model::{NetworkName, ProblemKind};
 use tokio::runtime::Runtime;
 
 use super::*;
@@ -58,7 +60,7 @@ impl Host {
         let id = host_id(number);
         let ip = format!("10.99.0.{number}");
         let networks = runtime.block_on(Networks::prepare(state.path(), &id, &ip, true));
-        if let Err(why) = &networks.end {
+        if let Some(why) = networks.trouble() {
             eprintln!("not tried: {why}");
             return None;
         }
@@ -237,6 +239,33 @@ impl Guest {
         None
     }
 
+    /// The address that is offered to who has this hardware address.
+    fn asks_dhcp(&mut self, mac: Mac) -> Option<Ipv4Addr> {
+        const TYPE: [u8; 3] = [53, 1, 1];
+        let mut message = vec![1, 1, 6, 0, 0x47, 0x11, 0, 0, 0, 0, 0x80, 0];
+        message.extend([0; 16]);
+        message.extend(mac.0);
+        message.extend([0; 10 + 64 + 128]);
+        message.extend([99, 130, 83, 99]);
+        message.extend(TYPE);
+        message.push(255);
+        let from = (self.card.mac(), Ipv4Addr::UNSPECIFIED, 68);
+        let frame = udp(from, (Mac([0xff; 6]), Ipv4Addr::BROADCAST, 67), &message);
+        self.received();
+        for _ in 0..TRIES / 4 {
+            self.send(&frame);
+            std::thread::sleep(Duration::from_millis(100));
+            let offers = self.received().into_iter();
+            let mut offers =
+                offers.filter(|f| f.len() > 62 && f[42] == 2 && f[46..48] == [0x47, 0x11]);
+            if let Some(offer) = offers.next() {
+                let address: [u8; 4] = offer[58..62].try_into().expect("four");
+                return Some(Ipv4Addr::from(address));
+            }
+        }
+        None
+    }
+
     /// The gateway's answer to a question for a name.
     fn name(&mut self, name: &str) -> Option<Ipv4Addr> {
         let gateway = subnet().gateway();
@@ -297,6 +326,15 @@ fn wanted(
                 host: Some(host_id(*host)),
             })
             .collect(),
+        published: match vni {
+            1 => [Protocol::Tcp, Protocol::Udp]
+                .map(|protocol| Published {
+                    publish: Publish { outside: 8080, inside: 80, protocol },
+                    address: subnet().address(3),
+                })
+                .into(),
+            _ => Vec::new(),
+        },
     };
     HostNetworks {
         made_ms,
@@ -367,7 +405,7 @@ fn two_hosts() {
     let runtime = runtime.expect("a runtime");
     let Some(one) = Host::start(&runtime, one, 1) else { return };
     let Some(two) = Host::start(&runtime, two, 2) else { return };
-    let ends = [one.networks.end.clone(), two.networks.end.clone()].map(Result::unwrap);
+    let ends = [one.networks.tunnel(), two.networks.tunnel()].map(Option::unwrap);
     let all = [(1, "web", 2, 1), (1, "db", 3, 2), (2, "other", 3, 2)];
     let tell = |made_ms, members: &[(u16, &str, u16, u8)]| {
         for host in [&one, &two] {
@@ -397,10 +435,29 @@ fn two_hosts() {
     only_its_own_addresses_are_sent(&mut web, &mut db);
     the_host_itself_is_not_reached(&one, &mut web, &mut db);
 
+    // Two VMs ask for one address.
+    enter(&one.namespace);
+    let same = runtime.block_on(one.networks.connect(&vm_id("same"), &card(1, 2)));
+    assert_eq!(same.map(drop).expect_err("it is web's").kind, ProblemKind::Unavailable);
+
+    // An address over DHCP, for itself and for nobody else.
+    let own = db.card.mac();
+    assert_eq!(db.asks_dhcp(own), Some(db.card.address));
+    assert_eq!(db.asks_dhcp(web.card.mac()), None, "it can't ask as another one");
+
     // Names, and the gateway, which is at the first host.
     assert_eq!(db.name("web"), Some(web.card.address));
     assert_eq!(web.name("db"), Some(db.card.address));
     assert_eq!(other.name("web"), None, "another network's");
+
+    // A port of the gateway's host leads to the VM, for others and for the host's own programs.
+    enter(&between);
+    ip("address add 10.99.0.9/24 dev br0");
+    a_port_leads_to(&between, &mut db, Ipv4Addr::new(10, 99, 0, 9));
+    a_port_leads_to(&one.namespace, &mut db, Ipv4Addr::new(10, 99, 0, 1));
+    a_flood_fills_nothing(&one, &mut web);
+    assert!(reaches(&mut web, &mut db) && reaches(&mut db, &mut web));
+    assert!(other.received().iter().all(|frame| !has_marker(frame)));
 
     // What others remove comes back.
     two.kill("--foreground");
@@ -496,4 +553,214 @@ fn only_its_own_addresses_are_sent(from: &mut Guest, to: &mut Guest) {
     }
     assert!(got.iter().any(|frame| frame.ends_with(b"the end")), "its own ones arrive");
     assert!(!got.iter().any(|frame| frame.ends_with(MARKER)), "and no others");
+}
+
+/// Whoever asks the host's port gets the VM's answer, and the VM sees who asks.
+fn a_port_leads_to(from: &File, to: &mut Guest, asker: Ipv4Addr) {
+    enter(from);
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").expect("a port");
+    socket.connect("10.99.0.1:8080").expect("an address");
+    socket.set_nonblocking(true).expect("it waits for nothing");
+    let own = socket.local_addr().expect("an address").port();
+    let gateway = mac(to.card.vni, subnet(), subnet().gateway());
+    for _ in 0..TRIES {
+        let _ = socket.send(b"question");
+        std::thread::sleep(Duration::from_millis(50));
+        let asked = to.received().into_iter().any(|frame| {
+            frame.ends_with(b"question")
+                && frame[26..30] == asker.octets()
+                && frame[36..38] == [0, 80]
+        });
+        if asked {
+            to.send(&udp(to.at(80), (gateway, asker, own), b"answer"));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let mut answer = [0; 64];
+        if socket.recv(&mut answer).is_ok_and(|bytes| answer[..bytes] == *b"answer") {
+            return;
+        }
+    }
+    panic!("{asker} gets no answer");
+}
+
+/// A guest with a way out sends to more addresses than the host's table of connections has room for.
+fn a_flood_fills_nothing(host: &Host, from: &mut Guest) {
+    host.run("ip route replace 10.98.0.0/16 via 10.99.0.2");
+    let gateway = mac(from.card.vni, subnet(), subnet().gateway());
+    for number in 0..20_000_u16 {
+        let [high, low] = number.to_be_bytes();
+        from.send(&udp(from.at(9), (gateway, Ipv4Addr::new(10, 98, high, low), 9), b"flood"));
+    }
+    // What is sent after it has come as far as it does.
+    from.name("web");
+    enter(&host.namespace);
+    let count = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count");
+    let count: u32 = count.expect("it is tracked").trim().parse().expect("a number");
+    assert!((100..3000).contains(&count), "{count} connections");
+}
+
+/// A host alone, with the gateway of the networks 1 and 2.
+fn alone() -> Option<(Runtime, Host, HostNetworks)> {
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
+    let one = namespace();
+    enter(&one);
+    let up = std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status();
+    assert!(up.expect("ip runs").success());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let host = Host::start(&runtime, one, 1)?;
+    let end = host.networks.tunnel().expect("it is known");
+    let mut wanted = wanted(1, 1, [&end, &end], &[(1, "web", 2, 1), (2, "other", 2, 1)]);
+    wanted.peers.clear();
+    Some((runtime, host, wanted))
+}
+
+fn in_a_thread(test: fn()) {
+    if nix::unistd::Uid::effective().is_root() {
+        std::thread::spawn(test).join().expect("no panic");
+    }
+}
+
+impl Host {
+    /// The agent is started again.
+    fn restart(&mut self, runtime: &Runtime) {
+        enter(&self.namespace);
+        let cards = std::mem::take(&mut runtime.block_on(self.networks.turn.lock()).cards);
+        self.networks.alone.lock().expect("no panic").take();
+        let (id, ip) = (host_id(self.number), format!("10.99.0.{}", self.number));
+        let networks = Networks::prepare(self.state.path(), &id, &ip, true);
+        self.networks = runtime.block_on(networks);
+        runtime.block_on(self.networks.turn.lock()).cards = cards;
+    }
+
+    fn has_link(&self, runtime: &Runtime, name: &str) -> bool {
+        enter(&self.namespace);
+        let links = list("ip", &["-json", "link", "show"]);
+        let links: Vec<plan::Link> = runtime.block_on(links).expect("links");
+        links.iter().any(|link| link.ifname == name)
+    }
+}
+
+#[test]
+fn what_can_t_be_read_or_found_out_removes_nothing() {
+    in_a_thread(|| {
+        let Some((runtime, mut host, wanted)) = alone() else { return };
+        host.networks.store(wanted.clone()).expect("it is kept");
+        let _web = host.connect(&runtime, "web", card(1, 2));
+        host.pass(&runtime);
+        let (bridge, gateways) = (host.networks.tag.bridge(1), host.processes("dnsmasq"));
+        assert_eq!(gateways.len(), 2);
+        let dir = host.state.path().join("networks");
+        std::fs::write(dir.join(WANTED), "{ torn").expect("a file");
+        // A key that can't be read once.
+        std::fs::rename(dir.join("tunnel.key"), dir.join("key")).expect("a file");
+        std::fs::create_dir(dir.join("tunnel.key")).expect("a directory");
+        host.restart(&runtime);
+        assert!(host.networks.trouble().is_some_and(|why| why.contains("tunnel.key")));
+        assert!(host.networks.tunnel().is_some(), "what others know of it is still right");
+        for flushed in [false, true] {
+            if flushed {
+                host.run("nft flush ruleset");
+            }
+            enter(&host.namespace);
+            let passed = runtime.block_on(host.networks.pass(Cards::Those));
+            assert!(passed.is_err_and(|why| why.contains("not known")));
+            assert!(host.has_link(&runtime, &bridge));
+            assert_eq!(host.processes("dnsmasq"), gateways);
+            let table = host.networks.tag.table();
+            host.run(&format!("nft list table bridge {table}"));
+        }
+        let late = runtime.block_on(host.networks.connect(&vm_id("db"), &card(1, 3)));
+        assert_eq!(late.map(drop).expect_err("not now").kind, ProblemKind::Unavailable);
+        // The controller says it again, and the key is there again.
+        std::fs::remove_dir(dir.join("tunnel.key")).expect("a directory");
+        std::fs::rename(dir.join("key"), dir.join("tunnel.key")).expect("a file");
+        enter(&host.namespace);
+        runtime.block_on(host.networks.look_at_end());
+        assert_eq!(host.networks.trouble(), None);
+        host.networks.store(wanted).expect("it is kept");
+        host.pass(&runtime);
+        assert_eq!(host.processes("dnsmasq"), gateways, "the same ones go on");
+    });
+}
+
+#[test]
+fn a_gateway_that_can_t_start_holds_up_no_other() {
+    in_a_thread(|| {
+        let Some((runtime, host, wanted)) = alone() else { return };
+        let way = host.state.path().join("networks/gateway-0001");
+        std::fs::write(&way, "in the way").expect("a file");
+        host.networks.store(wanted).expect("it is kept");
+        let pass = || {
+            enter(&host.namespace);
+            runtime.block_on(host.networks.pass(Cards::Those))
+        };
+        assert!(pass().is_err_and(|why| why.contains("gateway-0001")));
+        assert_eq!(host.processes("gateway-0002").len(), 1);
+        std::fs::remove_file(way).expect("a file");
+        assert!(pass().is_err(), "it is not tried again at once");
+        host.pass(&runtime);
+        assert_eq!(host.processes("gateway-0001").len(), 1);
+    });
+}
+
+#[test]
+fn a_second_agent_has_no_networks_and_says_why() {
+    in_a_thread(|| {
+        let Some((runtime, host, _)) = alone() else { return };
+        let state = tempfile::tempdir().expect("a directory");
+        let id = host_id(2);
+        let second = Networks::prepare(state.path(), &id, "10.99.0.2", true);
+        let second = runtime.block_on(second);
+        assert!(second.trouble().is_some_and(|why| why.contains("another agent")));
+        drop(host);
+        runtime.block_on(second.look_at_end());
+        assert_eq!(second.trouble(), None);
+    });
+}
+
+#[test]
+fn a_card_that_is_no_vm_s_is_removed_after_a_while() {
+    in_a_thread(|| {
+        let Some((runtime, host, wanted)) = alone() else { return };
+        host.networks.store(wanted).expect("it is kept");
+        let strange = host.networks.tag.tap(&card(1, 99));
+        host.run(&format!("ip tuntap add mode tap name {strange}"));
+        let _web = host.connect(&runtime, "web", card(1, 2));
+        host.pass(&runtime);
+        // A VM that starts may be about to use it, so it is not removed at once.
+        std::thread::sleep(2 * STRANGE_FOR);
+        host.pass(&runtime);
+        assert!(!host.has_link(&runtime, &strange));
+        assert!(host.has_link(&runtime, &host.networks.tag.tap(&card(1, 2))));
+    });
+}
+
+#[test]
+fn what_is_older_changes_nothing_and_the_controller_learns_it() {
+    in_a_thread(|| {
+        let Some((_runtime, host, wanted)) = alone() else { return };
+        let at = |made_ms| HostNetworks { made_ms, ..wanted.clone() };
+        let take = |made_ms| host.networks.take(at(made_ms)).expect("it is answered").made_ms;
+        assert_eq!(take(50), 50);
+        assert_eq!(take(40), 50, "the clock of the controller was set back");
+        assert_eq!(take(51), 51);
+    });
+}
+
+/// The controller may be away, and has said last that the VM is about to run at the other host.
+#[test]
+fn a_vm_that_runs_here_has_its_card_here() {
+    let tag = Tag::new(&host_id(1), Path::new("/state"));
+    let key = format!("{}=", "a".repeat(43));
+    let end = TunnelEnd { public_key: key, endpoint: "10.99.0.2:1".to_owned(), mtu: 1500 };
+    let wanted = wanted(1, 1, [&end, &end], &[(1, "web", 2, 2)]);
+    let others = |runs| {
+        let here = CardHere { card: card(1, 2), runs };
+        let cards = [(vm_id("web"), here)].into();
+        let all = segments(&tag, &host_id(1), &wanted, &cards);
+        let of_one = all.iter().find(|segment| segment.vni == 1).expect("the network");
+        of_one.others.len()
+    };
+    assert_eq!((others(false), others(true)), (1, 0));
 }

@@ -9,10 +9,13 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
 use super::tools::{batch, is_there, list, run};
-use crate::process;
+use crate::{files, process};
 
 /// WireGuard's port (UDP).
 const PORT: u16 = 51_871;
+const LOG: &str = "tunnel.log";
+const LOG_BYTES_MAX: u64 = 1 << 20;
+const LOG_KEEP_BYTES: u64 = 256 << 10;
 const USERSPACE: &str = "wireguard-go";
 const START_DEADLINE: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -46,6 +49,12 @@ pub async fn prepare(dir: &Path, ip: &str) -> Result<TunnelEnd, String> {
     let end = TunnelEnd { public_key, endpoint, mtu };
     end.check().map_err(|problem| problem.why)?;
     Ok(end)
+}
+
+/// Whether an end is at this address.
+pub fn is_at(end: &TunnelEnd, ip: &str) -> bool {
+    let endpoint: Option<std::net::SocketAddr> = end.endpoint.parse().ok();
+    endpoint.is_some_and(|endpoint| endpoint.ip().to_string() == ip)
 }
 
 /// The private key, in a file that only root reads.
@@ -117,6 +126,9 @@ impl Tunnel {
         dir: &Path,
     ) -> Result<bool, String> {
         let Some(address) = wanted.address else { return Ok(false) };
+        if let Err(error) = files::bound(&dir.join(LOG), LOG_BYTES_MAX, LOG_KEEP_BYTES) {
+            tracing::debug!(%error, "a long log is not cut");
+        }
         if !is_there {
             self.configured.clear();
             make(name, dir).await?;
@@ -151,7 +163,7 @@ async fn make(name: &str, dir: &Path) -> Result<(), String> {
         ));
     }
     let arguments = ["--foreground".to_owned(), name.to_owned()];
-    let log = dir.join("tunnel.log");
+    let log = dir.join(LOG);
     let started = process::start(USERSPACE, &arguments, None, &log, None);
     let (process, _exit) = started.map_err(|problem| problem.why)?;
     let deadline = Instant::now() + START_DEADLINE;

@@ -18,6 +18,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use perigee_http::identity::Strangers;
 use perigee_http::{Authority, Identity, Network};
 use perigee_model::grant::{self, Allowed, GRANT_LIFE_MS, SignedGrant};
+use perigee_model::network::PublishPorts;
 use perigee_model::{HostId, ImageName, JobId, Problem, SiteId, VmId, VolumeName};
 use perigee_repository::Repository;
 use tokio::sync::{Notify, broadcast, mpsc};
@@ -162,6 +163,8 @@ pub struct Cluster {
     pub site: OnceLock<SiteId>,
     /// For how long outputs are kept whose job does not say it; not set: until somebody deletes them.
     pub keep_outputs_s: OnceLock<u64>,
+    /// The ports of hosts that tenants may publish; not set: the default ones.
+    pub publish_ports: OnceLock<PublishPorts>,
     /// The program that runs jobs in guests whose image does not have it; not set: where it is installed.
     pub runner: OnceLock<PathBuf>,
     wanted: mpsc::UnboundedSender<Wanted>,
@@ -229,6 +232,7 @@ impl Cluster {
             cancelled_imports: broadcast::Sender::new(16),
             site: OnceLock::new(),
             keep_outputs_s: OnceLock::new(),
+            publish_ports: OnceLock::new(),
             runner: OnceLock::new(),
             wanted,
             lock: Mutex::new(Some(lock)),

@@ -125,7 +125,7 @@ impl Run {
         Ok(Some(Step::Again))
     }
 
-    async fn leave(&mut self, host: &HostId) -> Result<(), Problem> {
+    pub(super) async fn leave(&mut self, host: &HostId) -> Result<(), Problem> {
         self.record.value.leaving = Some(host.clone());
         self.record.save().await?;
         self.begin_anew(host).await

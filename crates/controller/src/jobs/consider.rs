@@ -11,7 +11,7 @@ use perigee_planner::{RefusedWay, Verdict};
 use super::driver::Run;
 use crate::cluster::now_ms;
 use crate::records::vm_of;
-use crate::{migration, planning};
+use crate::{migration, networks, planning};
 
 /// How long a change is not made again after it was refused. After an aborted migration: [`migration::refused_after`].
 const AFTER_REFUSAL: Duration = Duration::from_secs(30);
@@ -125,6 +125,8 @@ impl Run {
         let hosts: Vec<HostId> =
             self.cluster.hosts.up().into_iter().map(|host| host.id.clone()).collect();
         all.extend(migration::refused_after(&moves, &hosts, now_ms()));
+        let unable = networks::refusing(&self.cluster, &self.job().spec.network);
+        all.extend(unable.into_iter().map(|(to, why)| RefusedWay { way: Way::Migrate, to, why }));
         all
     }
 

@@ -188,6 +188,12 @@ impl Run {
         let start = placement.start.clone();
         let spec = vm_spec(self, placement)?;
         let host = catalog::reachable(&self.cluster, &start)?;
+        if let Some(why) = networks::refusal(&self.cluster, &start, &self.job().spec.network) {
+            // It was able when the job was placed. Another one may be, and else the job waits for one.
+            tracing::warn!("job {}: host {start} can't have VMs in networks: {why}", self.id);
+            self.leave(&start).await?;
+            return Ok(Step::Again);
+        }
         if self.job().started_ms.is_none() {
             // The answer may be lost, and the host may reboot before the next one.
             let report: HostReport = host.agent.get("/v1/host").await?;

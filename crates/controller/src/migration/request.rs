@@ -17,7 +17,7 @@ use crate::records::{
     JobRecord, MigrationIntent, MigrationRecord, migration_intent_key, migration_prefix, start_of,
     vm_of,
 };
-use crate::{catalog, jobs, leave_site, links, planning};
+use crate::{catalog, jobs, leave_site, links, networks, planning};
 
 /// A requested migration.
 #[derive(Debug, Clone)]
@@ -68,6 +68,9 @@ pub async fn request(
     }
     catalog::reachable(cluster, &wish.to)?;
     planning::can_move(cluster, &from, &wish.to)?;
+    if let Some(why) = networks::refusal(cluster, &wish.to, &job.job.spec.network) {
+        return refuse(format!("the host can't have VMs in networks now: {why}"));
+    }
     if let Some(placement) = &job.placement {
         leave_site::check_migration(cluster, &placement.disks, &from, &wish.to)?;
     }

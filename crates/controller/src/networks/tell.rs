@@ -12,11 +12,13 @@ use std::time::{Duration, Instant};
 
 use perigee_http::authority_of;
 use perigee_model::job::HostState;
-use perigee_model::network::{HostNetwork, HostNetworks, Member, TunnelPeer};
+use perigee_model::network::{
+    HostNetwork, HostNetworks, Member, NetworksKnown, Published, TunnelPeer,
+};
 use perigee_model::vm::{MigrationPhase, VmReport, VmStatus};
-use perigee_model::{HostId, NetworkName, Problem};
+use perigee_model::{HostId, JobId, NetworkName, Problem};
 
-use super::{NetworkRecord, all, key, tunnel_address};
+use super::{NetworkRecord, all, key, publish, tunnel_address};
 use crate::cluster::{Cluster, HostLink, now_ms};
 use crate::records::{JobRecord, MigrationRecord, vm_of};
 
@@ -31,6 +33,8 @@ pub struct Told(Mutex<BTreeMap<HostId, Last>>);
 struct Last {
     /// When, and what; `None` if the last try failed.
     told: Option<(Instant, HostNetworks)>,
+    /// When what the host knows was made: the next is later, also if the clock was set back.
+    made_ms: u64,
     /// A task is telling it something.
     busy: bool,
 }
@@ -40,8 +44,8 @@ impl Told {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the host is to be told this now. Then nobody else tells it something meanwhile.
-    fn begin(&self, host: &HostId, wanted: &HostNetworks) -> bool {
+    /// Whether the host is to be told this now, and then when it was made. Nobody else tells it something meanwhile.
+    fn begin(&self, host: &HostId, wanted: &HostNetworks, now_ms: u64) -> Option<u64> {
         let mut all = self.lock();
         let last = all.entry(host.clone()).or_default();
         let knows = |(at, told): &(Instant, HostNetworks)| {
@@ -49,17 +53,22 @@ impl Told {
             same == *wanted && at.elapsed() < TELL_AGAIN
         };
         if last.busy || last.told.as_ref().is_some_and(knows) {
-            return false;
+            return None;
         }
         last.busy = true;
-        true
+        last.made_ms = now_ms.max(last.made_ms + 1);
+        Some(last.made_ms)
     }
 
-    fn end(&self, host: &HostId, told: Option<HostNetworks>) {
+    /// Returns whether the host knows what it was told; `known`: its answer.
+    fn end(&self, host: &HostId, sent: HostNetworks, known: Option<NetworksKnown>) -> bool {
+        let is_told = known.is_some_and(|known| known.made_ms == sent.made_ms);
         if let Some(last) = self.lock().get_mut(host) {
             last.busy = false;
-            last.told = told.map(|told| (Instant::now(), told));
+            last.made_ms = last.made_ms.max(known.map_or(0, |known| known.made_ms));
+            last.told = is_told.then(|| (Instant::now(), sent));
         }
+        is_told
     }
 
     /// The hosts that may have something of a network.
@@ -95,13 +104,25 @@ async fn round(cluster: &Arc<Cluster>) -> Result<(), Problem> {
         .retain(|vm, _| crate::jobs::of_vm(cluster, vm).is_some());
     let able: Vec<Arc<HostLink>> =
         cluster.hosts.all().into_iter().filter(|host| host.addresses.tunnel.is_some()).collect();
+    let owners = publish::owners(cluster);
     let mut here = Vec::new();
     for network in networks {
-        here.push(spread(cluster, network, &able).await?);
+        // One that was deleted just now, for example, holds up no other.
+        match spread(cluster, network, &able, &owners).await {
+            Ok(spread) => here.push(spread),
+            Err(problem) => tracing::warn!("a network's hosts are not known: {problem}"),
+        }
     }
     for host in &able {
-        let wanted = wanted_of(cluster, host, &here, &able).await?;
-        if cluster.networks.told.begin(&host.id, &wanted) {
+        let wanted = match wanted_of(cluster, host, &here, &able).await {
+            Ok(wanted) => wanted,
+            Err(problem) => {
+                tracing::warn!("host {} is not told of networks: {problem}", host.id);
+                continue;
+            }
+        };
+        if let Some(made_ms) = cluster.networks.told.begin(&host.id, &wanted, now_ms()) {
+            let wanted = HostNetworks { made_ms, ..wanted };
             tokio::spawn(tell(Arc::clone(cluster), Arc::clone(host), wanted));
         }
     }
@@ -113,17 +134,21 @@ async fn round(cluster: &Arc<Cluster>) -> Result<(), Problem> {
     Ok(())
 }
 
-async fn tell(cluster: Arc<Cluster>, host: Arc<HostLink>, wanted: HostNetworks) {
-    let sent = HostNetworks { made_ms: now_ms(), ..wanted };
-    let result = host.agent.put::<()>("/v1/networks", &sent).await;
+async fn tell(cluster: Arc<Cluster>, host: Arc<HostLink>, sent: HostNetworks) {
+    let result = host.agent.put::<NetworksKnown>("/v1/networks", &sent).await;
     if let Err(problem) = &result {
         // The host says in its report what it can't do.
         tracing::debug!("host {} was not told of networks: {problem}", host.id);
     }
-    let is_done = result.is_ok();
-    cluster.networks.told.end(&host.id, is_done.then_some(sent));
+    let has_answered = result.is_ok();
+    if !cluster.networks.told.end(&host.id, sent, result.ok()) && has_answered {
+        tracing::warn!(
+            "host {} knows of networks what was made later: the clock was set back",
+            host.id
+        );
+    }
     // Something may have changed meanwhile. A host that does not answer is asked again later.
-    if is_done {
+    if has_answered {
         cluster.networks.changed();
     }
 }
@@ -132,6 +157,7 @@ async fn tell(cluster: Arc<Cluster>, host: Arc<HostLink>, wanted: HostNetworks) 
 struct Spread {
     network: NetworkRecord,
     members: Vec<Member>,
+    published: Vec<Published>,
     hosts: BTreeSet<HostId>,
 }
 
@@ -140,9 +166,10 @@ async fn spread(
     cluster: &Cluster,
     network: NetworkRecord,
     able: &[Arc<HostLink>],
+    owners: &BTreeMap<publish::Port, JobId>,
 ) -> Result<Spread, Problem> {
     let moves = cluster.unfinished_migrations();
-    let (mut members, mut hosts) = (Vec::new(), BTreeSet::new());
+    let (mut members, mut published, mut hosts) = (Vec::new(), Vec::new(), BTreeSet::new());
     let jobs = cluster.unfinished_jobs();
     let of_network = jobs.iter().filter_map(|record| {
         let card = record.card.as_ref()?;
@@ -165,7 +192,10 @@ async fn spread(
         let moved = moves.iter().filter(|moved| moved.migration.vm == vm);
         hosts.extend(moved.flat_map(|moved| [&moved.migration.from, &moved.migration.to]).cloned());
         hosts.extend(host.iter().chain(&record.job.host).cloned());
-        members.push(Member { vm, address: card.address, host });
+        let own = publish::own(owners, &record.job.id, &record.job.spec.publish);
+        let address = card.address;
+        published.extend(own.map(|publish| Published { publish: *publish, address }));
+        members.push(Member { vm, address, host });
     }
     let answers = |host: &HostId| {
         able.iter().any(|able| able.id == *host) && cluster.hosts.state(host) == HostState::Up
@@ -181,7 +211,7 @@ async fn spread(
     if !hosts.is_empty() {
         hosts.extend(network.gateway.clone());
     }
-    Ok(Spread { network, members, hosts })
+    Ok(Spread { network, members, published, hosts })
 }
 
 /// The host with most of the VMs; of several the first by name.
@@ -269,6 +299,7 @@ async fn wanted_of(
         nat: spread.network.nat,
         gateway: spread.network.gateway.clone(),
         members: spread.members.clone(),
+        published: spread.published.clone(),
     });
     Ok(HostNetworks {
         made_ms: 0,
@@ -279,15 +310,19 @@ async fn wanted_of(
     })
 }
 
-/// The addresses at which the cluster's hosts have their daemons.
+/// The addresses of the cluster's hosts: at which they have their daemons, those of their other interfaces, and this machine's.
 fn addresses(cluster: &Cluster) -> Vec<IpAddr> {
     let all = cluster.hosts.all();
+    let reports = all.iter().filter_map(|host| cluster.hosts.report(&host.id));
+    let reported = reports.flat_map(|report| report.addresses).map(IpAddr::V4);
+    let own = nix::ifaddrs::getifaddrs().into_iter().flatten();
+    let own = own.filter_map(|interface| Some(interface.address?.as_sockaddr_in()?.ip().into()));
     let ips = all.iter().flat_map(|host| {
         let addresses = &host.addresses;
         [&addresses.agent_url, &addresses.volume_url, &addresses.nbd_addr].map(|text| ip_of(text))
     });
-    let ips: BTreeSet<IpAddr> = ips.flatten().collect();
-    ips.into_iter().collect()
+    let ips: BTreeSet<IpAddr> = ips.flatten().chain(reported).chain(own).collect();
+    ips.into_iter().filter(|ip| !ip.is_loopback()).collect()
 }
 
 fn ip_of(address: &str) -> Option<IpAddr> {

@@ -24,6 +24,7 @@ use perigee_model::guest::{GuestBody, GuestMessage, RUNNER_MARK, RUNNER_MARK_AT}
 use perigee_model::leave_site::{
     FindLayers, FoundLayers, LeaveSiteAsker, LeaveSiteSet, SetLayersLeaveSite, SetLeaveSiteAs,
 };
+use perigee_model::network::{HostNetworks, NetworksKnown, TunnelEnd};
 use perigee_model::switchover::WriterEpochs;
 use perigee_model::vm::{
     Accelerator, HostAddresses, HostReport, LinkProbe, MigrateOut, MigrationPhase, VmReport,
@@ -85,6 +86,10 @@ pub struct Inside {
     pub images: BTreeMap<ImageName, ImageInfo>,
     /// How often its images were listed.
     pub lists_of_images: u32,
+    /// Why VMs can't be in networks here.
+    pub no_networks: Option<String>,
+    /// What it was told of networks last.
+    pub networks: HostNetworks,
     /// It can't copy from this address.
     pub refuses_source: Option<String>,
     /// What it was asked to copy.
@@ -186,7 +191,7 @@ impl FakeHost {
         let (agent_url, agent) = serve(agent_routes(inside.clone())).await;
         let (volume_url, volume) = serve(volume_routes(inside.clone())).await;
         let addresses = HostAddresses {
-            tunnel: None,
+            tunnel: Some(tunnel_end(id)),
             site: SiteId::new(site).expect("name"),
             agent_url,
             nbd_addr: format!("{id}:10809"),
@@ -247,6 +252,24 @@ impl FakeHost {
     }
 }
 
+fn tunnel_end(host: &str) -> TunnelEnd {
+    let key = host.bytes().map(char::from).filter(char::is_ascii_alphanumeric);
+    let public_key = key.chain("A".repeat(43).chars()).take(43).chain(['=']).collect();
+    TunnelEnd { public_key, endpoint: "127.0.0.1:51871".to_owned(), mtu: 1500 }
+}
+
+/// What was made earlier changes nothing.
+async fn take_networks(
+    State(inside): Shared,
+    Json(wanted): Json<HostNetworks>,
+) -> Reply<NetworksKnown> {
+    let mut inside = inside.lock().expect("lock");
+    if wanted.made_ms >= inside.networks.made_ms {
+        inside.networks = wanted;
+    }
+    Ok(Json(NetworksKnown { made_ms: inside.networks.made_ms }))
+}
+
 async fn serve(router: Router) -> (String, JoinHandle<()>) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let url = format!("http://{}", listener.local_addr().expect("address"));
@@ -277,6 +300,7 @@ fn agent_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/vms/{vm}/migrate/cancel", post(cancel_migration))
         .route("/v1/vms/{vm}/end-unless-ran", post(end_unless_ran))
         .route("/v1/probe", post(probe_link))
+        .route("/v1/networks", put(take_networks))
         .layer(from_fn_with_state(inside.clone(), unless_down))
         .with_state(inside)
 }
@@ -310,9 +334,9 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
 }
 
 async fn host(State(inside): Shared) -> Reply<HostReport> {
-    let (kvm_on, boot_id) = {
+    let (kvm_on, boot_id, no_networks) = {
         let inside = inside.lock().expect("lock");
-        (inside.kvm_on.clone(), inside.boot_id())
+        (inside.kvm_on.clone(), inside.boot_id(), inside.no_networks.clone())
     };
     Ok(Json(HostReport {
         host: HostId::new("any").expect("name"),
@@ -326,6 +350,8 @@ async fn host(State(inside): Shared) -> Reply<HostReport> {
         qemu_version: "7.2".into(),
         boot_id,
         warnings: Vec::new(),
+        no_networks,
+        addresses: Vec::new(),
     }))
 }
 

@@ -30,6 +30,7 @@ fn new_vm(host: &str) -> NewVm {
         memory_bytes: 256 << 20,
         disk_bytes: Some(2 << 30),
         network: Default::default(),
+        publish: Vec::new(),
         volumes: vec![NewVmVolume { volume: data_volume(), read_only: false, mount: None }],
         start: Start::Host(HostId::new(host).expect("a name")),
         restart_elsewhere: false,

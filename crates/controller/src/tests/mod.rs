@@ -175,6 +175,7 @@ pub fn spec(access: Access) -> JobSpec {
         outputs: vec!["/job/out".into()],
         outputs_to: None,
         keep_outputs_s: None,
+        publish: Vec::new(),
         start: Start::Host(HostId::new("home1").expect("name")),
         may_migrate: false,
         writes: perigee_model::LeaveSite::Never,

@@ -1,14 +1,16 @@
 //! Networks of tenants.
 
+use perigee_model::job::Start;
 use perigee_model::network::NewNetwork;
 use perigee_model::vm::{
     MigrationPhase, MigrationReport, NetworkKind, VmNetwork, VmReport, VmStatus,
 };
 use perigee_model::{HostId, MigrationId, NetworkName, ProblemKind};
 
-use super::{Access, JobSpec, Lab, spec, vm_of};
-use crate::jobs;
+use super::fake::FakeHost;
+use super::{Access, JobSpec, Lab, spec, vm_of, wait_for};
 use crate::networks::{self, create, delete, find};
+use crate::{jobs, migration};
 
 fn name(text: &str) -> NetworkName {
     NetworkName::new(text).expect("a name")
@@ -75,4 +77,116 @@ async fn a_vm_that_moves_counts_as_where_it_runs_or_is_about_to() {
     );
     let after = networks::place_of(&both(&there), &record, &[], Some(&cloud));
     assert_eq!(after, Some(cloud), "its last start counts");
+}
+
+/// Placed only where it can be; and a host that can't any more does not end the job.
+#[tokio::test]
+async fn a_job_in_a_network_waits_for_a_host_that_can_have_networks() {
+    let lab = Lab::up().await;
+    let new = NewNetwork {
+        name: name("blue"),
+        subnet: "10.7.0.0/24".parse().expect("addresses"),
+        nat: false,
+    };
+    create(&lab.cluster, new).await.expect("a network");
+    let says = async |host: &FakeHost, why: Option<&str>| {
+        host.inside().no_networks = why.map(str::to_owned);
+        wait_for("the report", async || {
+            let report = lab.cluster.hosts.report(&host.id)?;
+            (report.no_networks.as_deref() == why).then_some(())
+        })
+        .await;
+    };
+    says(&lab.home, Some("dnsmasq is not installed")).await;
+    says(&lab.cloud, Some("wg took longer than 10 s")).await;
+    let network = NetworkKind::Cluster(name("blue"));
+    let (start, volumes) = (Start::Anywhere, Vec::new());
+    let spec = JobSpec { network, start, volumes, ..spec(Access::Read) };
+    let id = lab.submit(spec).await;
+    wait_for("the reason", async || {
+        lab.job(&id).await.reason.contains("a host that can have VMs in networks").then_some(())
+    })
+    .await;
+    let others = lab.submit(super::spec(Access::Read)).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&others)).await;
+    says(&lab.cloud, None).await;
+    lab.wait_for_vm(&lab.cloud, &vm_of(&id)).await;
+    // And it does not move to one that can't.
+    let record = jobs::of_vm(&lab.cluster, &vm_of(&id)).expect("a record");
+    let why = networks::refusal(&lab.cluster, &lab.home.id, &record.job.spec.network);
+    assert_eq!(why.as_deref(), Some("dnsmasq is not installed"));
+    let wish = migration::Wish {
+        to: lab.home.id.clone(),
+        reason: String::new(),
+        job_progress: None,
+        volumes: Default::default(),
+    };
+    wait_for("the refusal", async || {
+        let record = jobs::of_vm(&lab.cluster, &vm_of(&id))?;
+        let asked = migration::request(&lab.cluster, &record, wish.clone()).await;
+        asked.expect_err("it can't").why.contains("dnsmasq").then_some(())
+    })
+    .await;
+}
+
+/// One VM has a port of the cluster, and tenants have only those that the operator allows.
+#[tokio::test]
+async fn a_port_is_published_by_one_vm_in_a_network_with_a_way_out() {
+    let lab = Lab::up().await;
+    let subnet = "10.7.0.0/24".parse().expect("addresses");
+    for (text, nat) in [("blue", true), ("inner", false), ("acme~blue", true)] {
+        create(&lab.cluster, NewNetwork { name: name(text), subnet, nat })
+            .await
+            .expect("a network");
+    }
+    let with = |job: &str, network: &str, publish: &str| JobSpec {
+        name: job.to_owned(),
+        network: NetworkKind::Cluster(name(network)),
+        publish: vec![publish.parse().expect("ports")],
+        ..spec(Access::Read)
+    };
+    let refused = async |spec: JobSpec| {
+        let problem = jobs::check(&lab.cluster, &spec).await.expect_err("it can't");
+        (problem.kind, problem.why)
+    };
+    let id = lab.submit(with("web", "blue", "8080:80")).await;
+    let (kind, why) = refused(with("other", "blue", "8080:81")).await;
+    assert_eq!((kind, why), (ProblemKind::Conflict, format!("VM {} publishes it", vm_of(&id))));
+    jobs::check(&lab.cluster, &with("other", "blue", "8080:81/udp")).await.expect("it is free");
+    assert_eq!(refused(with("a", "inner", "8081:80")).await.0, ProblemKind::Invalid);
+    let (kind, why) = refused(with("acme~a", "acme~blue", "8081:80")).await;
+    assert!(kind == ProblemKind::Forbidden && why.contains("30000-32767"), "{why}");
+    let own = lab.home.addresses.agent_url.rsplit_once(':').expect("a port").1.to_owned();
+    let (kind, why) = refused(with("a", "blue", &format!("{own}:80"))).await;
+    assert!(kind == ProblemKind::Conflict && why.contains("hosts have it"), "{why}");
+    wait_for("the port", async || {
+        let inside = lab.home.inside();
+        let network = inside.networks.networks.first()?;
+        let address = network.members.first()?.address;
+        let published = network.published.first()?;
+        (published.address == address && published.publish.outside == 8080).then_some(())
+    })
+    .await;
+}
+
+/// Its clock was set back, or its store was. What the host knows is later than all that it is told.
+#[tokio::test]
+async fn a_host_is_told_what_is_new_also_when_the_clock_was_set_back() {
+    let lab = Lab::up().await;
+    let later = u64::MAX / 2;
+    lab.home.inside().networks.made_ms = later;
+    let new = NewNetwork {
+        name: name("blue"),
+        subnet: "10.7.0.0/24".parse().expect("addresses"),
+        nat: false,
+    };
+    create(&lab.cluster, new).await.expect("a network");
+    let network = NetworkKind::Cluster(name("blue"));
+    let id = lab.submit(JobSpec { network, ..spec(Access::Read) }).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+    wait_for("the network", async || {
+        let inside = lab.home.inside();
+        (inside.networks.made_ms > later && inside.networks.networks.len() == 1).then_some(())
+    })
+    .await;
 }

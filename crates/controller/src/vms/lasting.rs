@@ -29,7 +29,6 @@ pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result
         return Err(invalid(why).next("choose another name"));
     }
     check_job_name(name.as_str()).map_err(|why| invalid(why.to_string()))?;
-    networks::check(cluster, &new.network).await?;
     let image = images::image(cluster, &new.image).await?;
     let root_bytes = new.disk_bytes.unwrap_or(image.size_bytes);
     JOB_DISK_BYTES.check(root_bytes).map_err(|error| invalid(format!("disk: {error}")))?;
@@ -39,6 +38,7 @@ pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result
     }
     let spec = job_spec(&new, owner, root_bytes)?;
     spec.check_vm(&what())?;
+    networks::check(cluster, &spec).await?;
     new.cloud_init.check(&what())?;
     let needs = Running { vms: 1, cpus: spec.cpus, memory_bytes: spec.memory_bytes };
     if let Some(why) = cluster.accounts.quota_of(name.as_str()).lacks(Running::default(), needs) {
@@ -100,6 +100,7 @@ fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<JobSpec, Prob
         outputs: Vec::new(),
         outputs_to: None,
         keep_outputs_s: None,
+        publish: new.publish.clone(),
         start: new.start.clone(),
         may_migrate: false,
         writes: LeaveSite::Never,

@@ -96,6 +96,7 @@ impl Stage {
             outputs: vec!["/output".to_owned()],
             outputs_to: None,
             keep_outputs_s: None,
+            publish: Vec::new(),
             start: Start::Host(self.near.clone()),
             may_migrate: false,
             writes: perigee_model::LeaveSite::Never,

@@ -1,8 +1,9 @@
 use super::*;
 use crate::job::{Access, DEFAULT_OWNER, Restart, Start};
 use crate::limits::{JOB_NUMBER, Limit, REFUSALS, RESTARTS};
-use crate::vm::Disk;
-use crate::{Epoch, ImageName, MigrationId, VmId, VmStart};
+use crate::network::{Protocol, Publish};
+use crate::vm::{Disk, NetworkKind};
+use crate::{Epoch, ImageName, MigrationId, NetworkName, VmId, VmStart};
 
 fn volume_name(text: impl Into<String>) -> VolumeName {
     VolumeName::new(text).unwrap()
@@ -22,6 +23,7 @@ fn job() -> JobSpec {
         outputs: Vec::new(),
         outputs_to: None,
         keep_outputs_s: None,
+        publish: Vec::new(),
         start: Start::Anywhere,
         may_migrate: true,
         writes: crate::LeaveSite::Never,
@@ -96,6 +98,17 @@ fn a_job_is_checked_at_each_of_its_limits() {
     ends(&JOB_DISK_BYTES, |bytes: u64| JobSpec { root_bytes: Some(bytes), ..job() }.check());
     ends(&JOB_DISK_BYTES, |output_bytes: u64| JobSpec { output_bytes, ..job() }.check());
     ends(&TIMEOUT_S, |timeout_s: u64| JobSpec { timeout_s: Some(timeout_s), ..job() }.check());
+    let publish = |count: usize| {
+        let one = |port| Publish { outside: port, inside: 80, protocol: Protocol::Tcp };
+        let ports = (1..).take(count).map(one).collect();
+        let network = NetworkKind::Cluster(NetworkName::new("blue").expect("a name"));
+        JobSpec { publish: ports, network, ..job() }
+    };
+    ends(&PUBLISHED, |count| publish(count).check());
+    assert!(JobSpec { network: NetworkKind::User, ..publish(1) }.check().is_err());
+    let twice =
+        JobSpec { publish: [publish(2).publish, publish(1).publish].concat(), ..publish(1) };
+    assert!(twice.check().is_err());
     ends(&KEEP_OUTPUTS_S, |keep_s: u64| JobSpec { keep_outputs_s: Some(keep_s), ..job() }.check());
     ends(&PRIORITY, |priority: i32| JobSpec { priority, ..job() }.check());
     ends(&JOB_NAME_BYTES, |length: usize| JobSpec { name: "n".repeat(length), ..job() }.check());

@@ -52,8 +52,19 @@ const FIELDS: &[Column<ClusterNetwork>] = &[
     ("nat", |n| if n.nat { "yes" } else { "no" }.to_owned()),
     ("mtu", |n| n.mtu.to_string()),
     ("gateway", |n| format!("{} at {}", n.gateway, output::or_dash(n.gateway_host.as_ref()))),
+    ("published", |n| output::or_dash(published(n).as_ref())),
     ("vms", |n| n.vms.iter().map(in_words).collect::<Vec<_>>().join(", ")),
 ];
+
+/// At the gateway's host.
+fn published(network: &ClusterNetwork) -> Option<String> {
+    let all = network
+        .vms
+        .iter()
+        .flat_map(|vm| vm.publish.iter().map(|publish| format!("{publish} of {}", vm.vm)));
+    let all: Vec<String> = all.collect();
+    (!all.is_empty()).then(|| all.join(", "))
+}
 
 fn in_words(vm: &NetworkVm) -> String {
     match (&vm.address, &vm.host) {

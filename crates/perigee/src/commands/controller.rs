@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use perigee_http::{Listen, PeerIdentity};
 use perigee_model::limits::KEEP_OUTPUTS_S;
+use perigee_model::network::PublishPorts;
 use perigee_model::units::parse_duration;
 use perigee_model::{Problem, SiteId};
 
@@ -48,6 +49,9 @@ pub enum Verb {
         /// Delete the outputs of a job so long after its end, as `30d`, if its file does not say it [default: keep them]
         #[arg(long, value_name = "TIME", value_parser = parse_duration)]
         keep_outputs: Option<u64>,
+        /// The ports of hosts that tenants may publish. The operator's own VMs may publish others too
+        #[arg(long, value_name = "FIRST-LAST", default_value_t)]
+        publish_ports: PublishPorts,
     },
     /// Make the cluster's certificate authority, and print its fingerprint. `run` makes it too, if there is none
     Init {
@@ -82,6 +86,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             data_endpoint,
             data_credentials,
             keep_outputs,
+            publish_ports,
         } => {
             if insecure {
                 warn_insecure();
@@ -104,6 +109,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
                 doors,
                 data,
                 keep_outputs_s,
+                publish_ports,
             };
             perigee_controller::run(config).await
         }

@@ -160,6 +160,7 @@ impl Daemons {
         let control = dir.join("volume-control.sock");
         let controller = perigee_controller::Config {
             keep_outputs_s: None,
+            publish_ports: Default::default(),
             state,
             listen: vec![api, Listen::Tcp(at_controller.clone())],
             names: Vec::new(),

@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use perigee_http::Client;
 use perigee_model::job::{Start, Vm};
 use perigee_model::lasting::{CloudInit, NewVm, NewVmVolume, StopVm, VmState};
+use perigee_model::network::Publish;
 use perigee_model::units::parse_bytes;
 use perigee_model::vm::{Firmware, NetworkKind};
 use perigee_model::{HostId, ImageName, Problem, ProblemKind, SiteId, VmId};
@@ -38,6 +39,10 @@ pub struct Create {
     /// its host, for which only an admin may ask
     #[arg(long, default_value = "none")]
     network: NetworkKind,
+    /// A port that is reached from outside at the host of its network's gateway, and the VM's own port. May be given several
+    /// times
+    #[arg(long, value_name = "PORT:PORT[/udp]", requires = "network")]
+    publish: Vec<Publish>,
     /// What boots its root disk
     #[arg(long, value_enum, default_value_t = Boot::Bios)]
     firmware: Boot,
@@ -128,6 +133,7 @@ pub async fn create(client: &Client, ask: Create) -> Result<Vm, Problem> {
         memory_bytes: ask.memory,
         disk_bytes: ask.disk,
         network: ask.network,
+        publish: ask.publish,
         volumes: ask.volumes,
         start,
         restart_elsewhere: ask.restart_elsewhere,

@@ -21,6 +21,7 @@ fn record(state: JobState) -> JobRecord {
         outputs: Vec::new(),
         outputs_to: None,
         keep_outputs_s: None,
+        publish: Vec::new(),
         start: Default::default(),
         may_migrate: false,
         writes: perigee_model::LeaveSite::Never,
