@@ -38,7 +38,7 @@ pub mod interrupt;
 pub mod lab_file;
 pub mod measuring;
 pub mod net;
-mod netns;
+pub mod netns;
 mod process;
 mod progress;
 pub mod report;

@@ -1,0 +1,250 @@
+//! The clients: hey for the replies, OpenSSH for a session, and curl for a download.
+//!
+//! hey is started again and again for a short time: for each run it is known how many requests it has made, so those without a
+//! reply are known too. What it tells of each reply has its time.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use perigee_lab::netns::within;
+use perigee_model::Problem;
+
+use crate::ground::{Ground, Target};
+use crate::guest::{LARGE, LARGE_BYTES, PAGE};
+use crate::results::{Moved, Run, Stream, System, longest_gap_ms, per_100_ms};
+
+/// Requests of one run of hey, of its workers, and of a worker in a second.
+const REQUESTS: u32 = 250;
+const WORKERS: u32 = 10;
+const PER_S: u32 = 5;
+/// A request without a reply for so long has failed.
+const PATIENCE_S: u32 = 20;
+const DOWNLOAD_BYTES_PER_S: &str = "8000000";
+const PIECE_BYTES: usize = 64 << 10;
+
+pub struct Clients {
+    begun: Instant,
+    stop: Arc<AtomicBool>,
+    load: JoinHandle<Result<(Vec<f64>, u32)>>,
+    ssh: Session,
+    download: Session,
+    retransmits: Retransmits,
+}
+
+/// A client that reads something for all of its time.
+struct Session {
+    child: Child,
+    /// When something came, and how many bytes.
+    reader: JoinHandle<(Vec<f64>, u64)>,
+}
+
+/// TCP's segments that were sent again: by the clients, and by the guest.
+struct Retransmits {
+    namespace: String,
+    clients: u64,
+    ssh: Vec<String>,
+    guest: u64,
+}
+
+impl Clients {
+    pub fn begin(ground: &Ground, target: Target, dir: &Path) -> Result<Self> {
+        let url = |file: &str| format!("http://{}:{}/{file}", target.address, target.http);
+        let ssh: Vec<String> =
+            ["-p", &target.ssh.to_string(), "-i", &ground.key.display().to_string()]
+                .into_iter()
+                .chain(["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"])
+                .chain(["-o", "LogLevel=ERROR", "-o", "ConnectTimeout=60"])
+                .map(str::to_owned)
+                .chain([format!("root@{}", target.address)])
+                .collect();
+        let retransmits = Retransmits::begin(ground, ssh.clone())?;
+        let begun = Instant::now();
+        let stop = Arc::new(AtomicBool::new(false));
+        let load = {
+            let (stop, url) = (Arc::clone(&stop), url(PAGE));
+            let hey = ground.client("hey");
+            let program: Vec<String> = std::iter::once(hey.get_program())
+                .chain(hey.get_args())
+                .map(|word| word.to_string_lossy().into_owned())
+                .collect();
+            std::thread::spawn(move || load(&program, &url, begun, &stop))
+        };
+        let mut session = ground.client("ssh");
+        session.args(&ssh).arg("while sleep 0.1; do echo line; done");
+        let mut download = ground.client("curl");
+        download.args(["-sS", "-f", "-N", "--limit-rate", DOWNLOAD_BYTES_PER_S, &url(LARGE)]);
+        let log = |name: &str| std::fs::File::create(dir.join(name)).context("a log");
+        let ssh = Session::begin(session.stderr(log("ssh.log")?).stdout(Stdio::piped()), begun)?;
+        let download =
+            Session::begin(download.stderr(log("curl.log")?).stdout(Stdio::piped()), begun)?;
+        Ok(Self { begun, stop, load, ssh, download, retransmits })
+    }
+
+    pub fn end(mut self, system: System, moves: Vec<Moved>) -> Result<Run> {
+        // Both are looked at before they are ended.
+        let ssh_runs = self.ssh.child.try_wait()?.is_none();
+        let whole_s = self.begun.elapsed().as_secs_f64();
+        self.stop.store(true, Ordering::Relaxed);
+        let load = self.load.join().map_err(|_| anyhow::anyhow!("the load's thread has ended"))?;
+        let (mut replies, failed) = load?;
+        replies.sort_by(f64::total_cmp);
+        let (lines, _) = self.ssh.end(!ssh_runs)?;
+        // It goes on to its end, which the last move does not delay.
+        let (pieces, bytes) = self.download.end(true)?;
+        let [clients_resent, guest_resent] = self.retransmits.end()?;
+        Ok(Run {
+            system,
+            replies: replies.len(),
+            failed,
+            longest_gap_ms: longest_gap_ms(&replies),
+            per_100_ms: per_100_ms(&replies, whole_s),
+            ssh: Stream { goes_on: ssh_runs, longest_gap_ms: longest_gap_ms(&lines), bytes: 0 },
+            download: Stream {
+                goes_on: bytes == LARGE_BYTES,
+                longest_gap_ms: longest_gap_ms(&pieces),
+                bytes,
+            },
+            clients_resent,
+            guest_resent,
+            moves,
+        })
+    }
+}
+
+/// Returns when replies came, and how many requests had none.
+fn load(
+    program: &[String],
+    url: &str,
+    begun: Instant,
+    stop: &AtomicBool,
+) -> Result<(Vec<f64>, u32)> {
+    let (mut replies, mut failed) = (Vec::new(), 0);
+    while !stop.load(Ordering::Relaxed) {
+        let at_s = begun.elapsed().as_secs_f64();
+        let mut hey = std::process::Command::new(&program[0]);
+        hey.args(&program[1..]).args(["-n", &REQUESTS.to_string(), "-c", &WORKERS.to_string()]);
+        hey.args(["-q", &PER_S.to_string(), "-t", &PATIENCE_S.to_string()]);
+        hey.args(["-disable-keepalive", "-o", "csv", url]);
+        let done = hey.stdin(Stdio::null()).output().context("can't run hey")?;
+        let said = String::from_utf8_lossy(&done.stderr);
+        ensure!(done.status.success(), "hey failed: {said}");
+        let here = replies_of(&String::from_utf8_lossy(&done.stdout), at_s)?;
+        failed += REQUESTS.saturating_sub(u32::try_from(here.len())?);
+        replies.extend(here);
+    }
+    Ok((replies, failed))
+}
+
+/// A line has the seconds to the reply first, and at its end the status and when the request was made.
+fn replies_of(csv: &str, at_s: f64) -> Result<Vec<f64>> {
+    let mut replies = Vec::new();
+    for line in csv.lines().skip(1).filter(|line| !line.is_empty()) {
+        let fields: Vec<&str> = line.split(',').collect();
+        let [took, .., status, offset] = fields[..] else {
+            anyhow::bail!("hey says what can't be read: {line}")
+        };
+        if status == "200" {
+            replies.push(at_s + offset.parse::<f64>()? + took.parse::<f64>()?);
+        }
+    }
+    Ok(replies)
+}
+
+impl Session {
+    fn begin(command: &mut std::process::Command, begun: Instant) -> Result<Self> {
+        let mut child = command.spawn().context("can't start a client")?;
+        let out = child.stdout.take().context("it was asked for")?;
+        let reader = std::thread::spawn(move || {
+            let (mut times, mut bytes) = (Vec::new(), 0);
+            let mut out = BufReader::with_capacity(PIECE_BYTES, out);
+            while let Ok(piece) = out.fill_buf() {
+                let length = piece.len();
+                if length == 0 {
+                    break;
+                }
+                times.push(begun.elapsed().as_secs_f64());
+                bytes += length as u64;
+                out.consume(length);
+            }
+            (times, bytes)
+        });
+        Ok(Self { child, reader })
+    }
+
+    /// `by_itself`: it is waited for.
+    fn end(mut self, by_itself: bool) -> Result<(Vec<f64>, u64)> {
+        if !by_itself {
+            self.child.kill()?;
+        }
+        self.child.wait()?;
+        self.reader.join().map_err(|_| anyhow::anyhow!("a client's thread has ended"))
+    }
+}
+
+impl Retransmits {
+    fn begin(ground: &Ground, ssh: Vec<String>) -> Result<Self> {
+        let mut all = Self { namespace: ground.clients.clone(), clients: 0, ssh, guest: 0 };
+        [all.clients, all.guest] = all.now()?;
+        Ok(all)
+    }
+
+    fn now(&self) -> Result<[u64; 2]> {
+        let read = || {
+            std::fs::read_to_string("/proc/thread-self/net/snmp")
+                .map_err(|error| Problem::internal("can't read TCP's figures", error))
+        };
+        let own = within(&self.namespace, read)?;
+        let mut ssh = std::process::Command::new("nsenter");
+        ssh.arg(format!("--net=/run/netns/{}", self.namespace)).args(["--", "ssh"]);
+        let mut ssh = ssh
+            .args(&self.ssh)
+            .arg("cat /proc/net/snmp")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut text = String::new();
+        ssh.stdout.take().context("it was asked for")?.read_to_string(&mut text)?;
+        ensure!(ssh.wait()?.success(), "the guest does not answer over SSH");
+        Ok([resent(&own)?, resent(&text)?])
+    }
+
+    fn end(self) -> Result<[u64; 2]> {
+        let [clients, guest] = self.now()?;
+        Ok([clients.saturating_sub(self.clients), guest.saturating_sub(self.guest)])
+    }
+}
+
+/// The figures have a line of names and a line of numbers.
+fn resent(snmp: &str) -> Result<u64> {
+    let mut lines = snmp.lines().filter_map(|line| line.strip_prefix("Tcp:"));
+    let (names, numbers) = (lines.next(), lines.next());
+    let (names, numbers) = names.zip(numbers).context("TCP's figures")?;
+    let mut pairs = names.split_whitespace().zip(numbers.split_whitespace());
+    let (_, number) = pairs.find(|(name, _)| *name == "RetransSegs").context("RetransSegs")?;
+    Ok(number.parse()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heys_lines_are_read() {
+        let csv = "response-time,DNS+dialup,DNS,Request-write,Response-delay,Response-read,status-code,offset\n\
+                   0.0100,0.0022,0.0000,0.0000,0.0005,0.0000,200,1.5000\n0.2,0,0,0,0,0,503,1.6\n";
+        assert_eq!(replies_of(csv, 10.0).expect("lines"), [11.51]);
+        assert!(replies_of("a\nb\n", 0.0).is_err());
+    }
+
+    #[test]
+    fn segments_sent_again_are_found_by_name() {
+        let text = "Ip: A\nIp: 1\nTcp: InSegs RetransSegs InErrs\nTcp: 5 7 0\n";
+        assert_eq!(resent(text).expect("a number"), 7);
+    }
+}
