@@ -24,6 +24,8 @@ use crate::{Config, cgroup, confinement, link};
 
 /// As many addresses are said of a host.
 const ADDRESSES_MAX: usize = 64;
+/// 100.124.0.0/14: the addresses of tunnels and gateways.
+const OWN_NETWORKS: std::ops::RangeInclusive<u32> = 0x647c_0000..=0x647f_ffff;
 
 /// Properties of the host that are determined once, when the agent starts.
 #[derive(Debug)]
@@ -237,7 +239,9 @@ fn memory_field(text: &str, name: &str) -> u64 {
 fn own_addresses() -> Vec<Ipv4Addr> {
     let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
     let found = interfaces.filter_map(|interface| Some(interface.address?.as_sockaddr_in()?.ip()));
-    let mut found: Vec<Ipv4Addr> = found.filter(|ip| !ip.is_loopback()).collect();
+    // Those of tunnels and gateways come and go, and guests never reach them.
+    let is_own = |ip: &Ipv4Addr| OWN_NETWORKS.contains(&u32::from(*ip));
+    let mut found: Vec<Ipv4Addr> = found.filter(|ip| !ip.is_loopback() && !is_own(ip)).collect();
     found.sort();
     found.dedup();
     found.truncate(ADDRESSES_MAX);

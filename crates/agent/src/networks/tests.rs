@@ -477,6 +477,13 @@ fn two_hosts() {
     two.pass(&runtime);
     assert!(reaches(&mut web, &mut db) && reaches(&mut db, &mut web));
 
+    // The way between the hosts is gone for a while. Nobody has to do anything.
+    two.run("ip link set eth0 down");
+    [&one, &two].iter().for_each(|host| host.pass(&runtime));
+    web.send(&web.packet_to(&db, MARKER));
+    two.run("ip link set eth0 up");
+    assert!(reaches(&mut web, &mut db) && reaches(&mut db, &mut web));
+
     // A VM moves: its card at the other host is there before, and the frames follow what the controller says.
     let mut moved = one.connect(&runtime, "db", card(1, 3));
     assert!(reaches(&mut web, &mut db), "it is where it was");
@@ -484,6 +491,13 @@ fn two_hosts() {
     [&one, &two].iter().for_each(|host| host.pass(&runtime));
     assert!(reaches(&mut web, &mut moved) && reaches(&mut moved, &mut web));
     assert!(db.received().iter().all(|frame| !has_marker(frame)), "the old one hears nothing");
+
+    // A card is removed under its QEMU. It is said, and the others go on.
+    two.run(&format!("ip link delete {}", two.networks.tag.tap(&other.card)));
+    enter(&two.namespace);
+    let passed = runtime.block_on(two.networks.pass(Cards::Those));
+    assert!(passed.is_err_and(|why| why.contains("the card of VM other") && why.contains("move")));
+    assert!(reaches(&mut web, &mut moved));
 
     // Nothing is left.
     drop((web, db, moved, other));

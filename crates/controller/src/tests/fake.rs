@@ -88,6 +88,8 @@ pub struct Inside {
     pub lists_of_images: u32,
     /// Why VMs can't be in networks here.
     pub no_networks: Option<String>,
+    /// Of its interfaces.
+    pub addresses: Vec<std::net::Ipv4Addr>,
     /// What it was told of networks last.
     pub networks: HostNetworks,
     /// It can't copy from this address.
@@ -334,9 +336,10 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
 }
 
 async fn host(State(inside): Shared) -> Reply<HostReport> {
-    let (kvm_on, boot_id, no_networks) = {
+    let (kvm_on, boot_id, no_networks, addresses) = {
         let inside = inside.lock().expect("lock");
-        (inside.kvm_on.clone(), inside.boot_id(), inside.no_networks.clone())
+        let (no_networks, addresses) = (inside.no_networks.clone(), inside.addresses.clone());
+        (inside.kvm_on.clone(), inside.boot_id(), no_networks, addresses)
     };
     Ok(Json(HostReport {
         host: HostId::new("any").expect("name"),
@@ -351,7 +354,7 @@ async fn host(State(inside): Shared) -> Reply<HostReport> {
         boot_id,
         warnings: Vec::new(),
         no_networks,
-        addresses: Vec::new(),
+        addresses,
     }))
 }
 
