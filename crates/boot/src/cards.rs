@@ -19,21 +19,19 @@ async fn ask(volumes: &Client) -> Result<Cards, Problem> {
     Ok(clients.into_iter().filter_map(|client| client.mac).collect())
 }
 
-/// None while the volume server does not answer: no machine can boot then.
-pub async fn known(volumes: &Client) -> Cards {
-    ask(volumes).await.unwrap_or_else(|problem| {
-        tracing::warn!(%problem, "no machine gets an address yet");
-        Cards::new()
-    })
+/// `None` while the volume server does not answer: no machine can boot then.
+pub async fn known(volumes: &Client) -> Option<Cards> {
+    let asked = ask(volumes).await;
+    asked.inspect_err(|problem| tracing::warn!(%problem, "no machine gets an address yet")).ok()
 }
 
-/// Waits until there is a card that is not known yet, and returns all. A card that is no client's any more stays known
-/// until then.
-pub async fn added(volumes: &Client, known: &Cards) -> Cards {
+/// Waits until there is a card that is not known yet, or one is no client's any more, and returns all. `None` is what is
+/// known while the volume server has not answered yet.
+pub async fn changed(volumes: &Client, known: Option<&Cards>) -> Cards {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         match ask(volumes).await {
-            Ok(cards) if !cards.is_subset(known) => return cards,
+            Ok(cards) if Some(&cards) != known => return cards,
             Ok(_) => {}
             Err(problem) => tracing::debug!(%problem, "new clients get no address yet"),
         }

@@ -3,6 +3,8 @@
 //! dnsmasq runs in the foreground and is ended by its process id. If the boot server is killed, dnsmasq
 //! keeps running. The next start finds it by its pid file, checks its configuration file, and ends it.
 
+use std::io::{self, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -21,6 +23,8 @@ pub const PROGRAM: &str = "dnsmasq";
 /// The file name in the directory [`Config::ipxe`].
 pub const BIOS_IPXE: &str = "undionly.kpxe";
 pub const EFI_IPXE: &str = "snponly.efi";
+/// The file with the leases, in the boot server's directory.
+const LEASES: &str = "leases";
 /// How long dnsmasq may take to end after it was asked to.
 const END_MAX: Duration = Duration::from_secs(5);
 /// The number of log lines that are kept for a problem.
@@ -58,7 +62,7 @@ pub fn configuration(
                 "dhcp-ignore-clid".to_owned(),
                 // Leases never end, because a machine that loses its address also loses its root disk.
                 format!("dhcp-range={from},{last},{},infinite", interface.netmask),
-                format!("dhcp-leasefile={state}/leases"),
+                format!("dhcp-leasefile={state}/{LEASES}"),
                 // With pings dnsmasq would test each address for 3 s, one machine after the other. If eight
                 // machines start together, some of them would give up in the meantime.
                 "no-ping".to_owned(),
@@ -93,12 +97,11 @@ impl Dnsmasq {
     /// # Errors
     /// Unavailable when it is not installed; internal when its configuration can't be written.
     pub async fn start(config: &Config, text: &str) -> Result<Self, Problem> {
-        let path = config.state.join("dnsmasq.conf");
+        let path = configuration_file(config);
         let what = format!("write {}", path.display());
         std::fs::create_dir_all(&config.state)
             .and_then(|()| std::fs::write(&path, text))
             .map_err(|error| Problem::internal(what, error))?;
-        end_left_over(&config.state.join("dnsmasq.pid"), &path).await;
         let mut child = Command::new(PROGRAM)
             .args(["--keep-in-foreground", "--log-facility=-", "--no-hosts", "--no-resolv"])
             .arg(conf_argument(&path))
@@ -165,8 +168,51 @@ async fn tell(stderr: ChildStderr) -> Vec<String> {
     last
 }
 
+fn configuration_file(config: &Config) -> PathBuf {
+    config.state.join("dnsmasq.conf")
+}
+
+/// Ends the leases of cards that are no client's any more, so that others can have their addresses: a lease never ends by
+/// itself. No dnsmasq runs meanwhile.
+///
+/// # Errors
+/// Internal when the file can't be written.
+pub fn end_leases(state: &Path, clients: &Cards) -> Result<(), Problem> {
+    let path = state.join(LEASES);
+    let replace = || -> io::Result<()> {
+        let all = match std::fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            all => all?,
+        };
+        let left = leases_of(&all, clients);
+        if left == all {
+            return Ok(());
+        }
+        let (new, owner) = (path.with_extension("new"), std::fs::metadata(&path)?);
+        let mut file = std::fs::File::create(&new)?;
+        file.write_all(left.as_bytes())?;
+        file.set_permissions(owner.permissions())?;
+        std::os::unix::fs::fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
+        file.sync_all()?;
+        std::fs::rename(&new, &path)
+    };
+    replace().map_err(|error| {
+        Problem::internal(format!("can't end leases in {}", path.display()), error)
+    })
+}
+
+/// The lines that are no lease of another card: `EXPIRY CARD ADDRESS NAME CLIENT`.
+fn leases_of(all: &str, clients: &Cards) -> String {
+    let stays = |line: &&str| {
+        let card = line.split(' ').nth(1).and_then(|card| card.parse().ok());
+        card.is_none_or(|card| clients.contains(&card))
+    };
+    all.split_inclusive('\n').filter(stays).collect()
+}
+
 /// Ends a dnsmasq that a killed boot server has left. It is recognised by its configuration file.
-async fn end_left_over(pid_file: &Path, conf: &Path) {
+pub async fn end_left_over(config: &Config) {
+    let (pid_file, conf) = (&config.state.join("dnsmasq.pid"), &configuration_file(config));
     let Some(id) = left_over(pid_file, conf) else { return };
     tracing::info!(id, "ending the dnsmasq of an earlier boot server");
     let pid = Pid::from_raw(id);
@@ -263,6 +309,22 @@ mod tests {
         for line in ["dhcp-ignore=tag:!client", "dhcp-ignore-clid"] {
             assert!(text.lines().any(|l| l == line), "{line:?} is not in {text}");
         }
+    }
+
+    #[test]
+    fn the_leases_of_those_who_are_clients_stay_and_no_others() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(LEASES);
+        let clients = ["52:54:00:77:00:01".parse().expect("a card")].into();
+        end_leases(dir.path(), &clients).expect("there are none yet");
+        let own = "0 52:54:00:77:00:01 10.1.2.100 * *\n";
+        let all = format!("{own}0 52:54:00:77:00:02 10.1.2.101 web *\nduid 00:01\n");
+        std::fs::write(&path, &all).expect("a file");
+        end_leases(dir.path(), &clients).expect("it is written");
+        let left = std::fs::read_to_string(&path).expect("a file");
+        assert_eq!(left, format!("{own}duid 00:01\n"));
+        end_leases(dir.path(), &Cards::new()).expect("it is written");
+        assert_eq!(std::fs::read_to_string(&path).expect("a file"), "duid 00:01\n");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use perigee_model::{Problem, ProblemKind};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::io::ReaderStream;
 
-use crate::cards;
+use crate::cards::{self, Cards};
 use crate::config::{Config, Dhcp};
 use crate::dnsmasq::{self, Dnsmasq};
 use crate::script::Places;
@@ -59,11 +59,23 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
         .hint("is the volume server running? perigee volume serve starts it");
     let lister = Client::new(&config.control, LIST_MAX)?;
     let mut cards = cards::known(&lister).await;
-    let text = dnsmasq::configuration(&config, &interface, &places, &cards);
+    let configure = |cards: Option<&Cards>| {
+        let none = Cards::new();
+        // Without an answer nobody knows which leases are nobody's any more.
+        cards.map_or(Ok(()), |cards| dnsmasq::end_leases(&config.state, cards))?;
+        Ok::<_, Problem>(dnsmasq::configuration(
+            &config,
+            &interface,
+            &places,
+            cards.unwrap_or(&none),
+        ))
+    };
     let http = Listen::Tcp(format!("{}:{}", interface.address, config.http_port));
     let (kernel, initrd) = (config.kernel.clone(), config.initrd.clone());
     let router = router(Arc::new(Shared { volumes, places: places.clone(), kernel, initrd }));
-    let mut dnsmasq = Dnsmasq::start(&config, &text).await?;
+    // One that an earlier boot server has left would write the leases that it knows.
+    dnsmasq::end_left_over(&config).await;
+    let mut dnsmasq = Dnsmasq::start(&config, &configure(cards.as_ref())?).await?;
     let addresses = [http];
     let mut served = std::pin::pin!(perigee_http::serve(router, &addresses, &Network::Plain));
     tracing::info!(interface = %interface.name, http = %addresses[0], "ready");
@@ -73,12 +85,11 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
             problem = dnsmasq.ended() => return Err(problem),
             _ = terminate.recv() => break Ok(()),
             _ = interrupt.recv() => break Ok(()),
-            new = cards::added(&lister, &cards), if config.dhcp != Dhcp::Proxy => new,
+            new = cards::changed(&lister, cards.as_ref()), if config.dhcp != Dhcp::Proxy => Some(new),
         };
         // It can't read its configuration again: it has given up the right to.
         dnsmasq.stop().await;
-        let text = dnsmasq::configuration(&config, &interface, &places, &cards);
-        dnsmasq = Dnsmasq::start(&config, &text).await?;
+        dnsmasq = Dnsmasq::start(&config, &configure(cards.as_ref())?).await?;
     };
     dnsmasq.stop().await;
     ended

@@ -2,9 +2,14 @@
 
 mod diskless;
 
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
+use nix::sched::{CloneFlags, setns};
+use nix::sys::socket::{setsockopt, sockopt};
 use serde_json::Value;
 
 use diskless::{Network, golden_image, until};
@@ -179,4 +184,134 @@ fn dnsmasq_ends_with_the_boot_server_and_what_a_killed_one_leaves_is_ended_by_th
     assert!(!lives(&first) && lives(&second));
     network.end("boot", "-TERM");
     assert!(!lives(&second));
+}
+
+/// A machine in the network that sends what it likes. It has a network namespace of its own.
+struct Cable {
+    namespace: String,
+    socket: UdpSocket,
+}
+
+type Mac = [u8; 6];
+
+/// DHCP's messages.
+const DISCOVER: u8 = 1;
+const OFFER: u8 = 2;
+const REQUEST: u8 = 3;
+const ACK: u8 = 5;
+
+fn ip(arguments: &[&str]) {
+    let done = Command::new("ip").args(arguments).status().expect("iproute2");
+    assert!(done.success(), "ip {arguments:?}");
+}
+
+impl Cable {
+    fn plug_into(network: &Network) -> Self {
+        let (at, namespace) = (network.namespace(), format!("{}x", network.namespace()));
+        ip(&["netns", "add", &namespace]);
+        ip(&[
+            "-n", at, "link", "add", "cable", "type", "veth", "peer", "eth0", "netns", &namespace,
+        ]);
+        ip(&["-n", at, "link", "set", "cable", "master", "br0", "up"]);
+        ip(&["-n", &namespace, "link", "set", "eth0", "up"]);
+        let path = format!("/run/netns/{namespace}");
+        let open = std::thread::spawn(move || {
+            setns(std::fs::File::open(path).expect("it"), CloneFlags::CLONE_NEWNET).expect("root");
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 68)).expect("a socket");
+            setsockopt(&socket, sockopt::BindToDevice, &"eth0".into()).expect("the card");
+            socket.set_broadcast(true).expect("a broadcast");
+            socket.set_read_timeout(Some(Duration::from_millis(200))).expect("a deadline");
+            socket
+        });
+        Self { namespace, socket: open.join().expect("it does not panic") }
+    }
+
+    /// `more`: DHCP options.
+    fn send(&self, card: Mac, kind: u8, more: &[u8]) {
+        let mut message = vec![0; 236];
+        message[..3].copy_from_slice(&[1, 1, 6]);
+        message[4..8].copy_from_slice(&card[2..]);
+        // The answer is a broadcast, because nobody here has the address.
+        message[10] = 0x80;
+        message[28..34].copy_from_slice(&card);
+        message.extend([99, 130, 83, 99, 53, 1, kind]);
+        message.extend(more);
+        message.push(255);
+        self.socket.send_to(&message, (Ipv4Addr::BROADCAST, 67)).expect("it is sent");
+    }
+
+    /// The next answer: for which card, of which kind, with which address. `None` if there is none for a moment.
+    fn hear(&self) -> Option<(Mac, u8, Ipv4Addr)> {
+        let mut message = [0; 1500];
+        let length = self.socket.recv(&mut message).ok()?;
+        let card = message[28..34].try_into().expect("6 bytes");
+        let address: [u8; 4] = message[16..20].try_into().expect("4 bytes");
+        // dnsmasq says first of which kind it is.
+        (length > 243 && message[240] == 53).then(|| (card, message[242], address.into()))
+    }
+
+    /// Asks until there is an answer of this kind for this card.
+    fn ask(
+        &self,
+        card: Mac,
+        kind: u8,
+        more: &[u8],
+        answer: u8,
+        heard: &mut BTreeSet<Mac>,
+    ) -> Ipv4Addr {
+        until("an answer to DHCP", || {
+            self.send(card, kind, more);
+            let all: Vec<_> = std::iter::from_fn(|| self.hear()).collect();
+            heard.extend(all.iter().map(|(card, ..)| *card));
+            all.iter().find(|one| one.0 == card && one.1 == answer).map(|one| one.2)
+        })
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        Command::new("ip").args(["netns", "delete", &self.namespace]).status().ok();
+    }
+}
+
+#[test]
+fn two_hundred_cards_do_not_take_the_five_addresses_of_the_clients() {
+    const CLIENTS: u8 = 5;
+    let mut network = Network::new();
+    network.ok(&["pool", "create"]);
+    let client = |number: u8| [0x52, 0x54, 0, 0x77, 1, number];
+    for number in 1..=CLIENTS {
+        let (name, mac) = (format!("c{number}"), format!("52:54:00:77:01:{number:02x}"));
+        network.ok(&["client", "add", &name, "--mac", &mac]);
+    }
+    network.volume_server();
+    network.boot_server_of("10.77.0.100-10.77.0.104", &[]);
+    let cable = Cable::plug_into(&network);
+    let mut heard = BTreeSet::new();
+    // They ask for an address, and for each of the five by its name. One client's own card is used under many names too.
+    for number in 0..200 {
+        let card = [0x02, 0xbd, 0, 0, 1, number];
+        cable.send(card, DISCOVER, &[]);
+        cable.send(card, REQUEST, &[50, 4, 10, 77, 0, 100 + number % CLIENTS]);
+        cable.send(client(1), DISCOVER, &[61, 3, 0, b'n', number]);
+    }
+    let mut given = BTreeSet::new();
+    for number in 1..=CLIENTS {
+        let card = client(number);
+        let offered = cable.ask(card, DISCOVER, &[], OFFER, &mut heard);
+        let wanted = [&[54, 4, 10, 77, 0, 1, 50, 4][..], &offered.octets()].concat();
+        given.insert(cable.ask(card, REQUEST, &wanted, ACK, &mut heard));
+    }
+    assert_eq!(given.len(), usize::from(CLIENTS), "each has one of its own: {given:?}");
+    assert!(heard.iter().all(|card| card[..5] == client(0)[..5]), "{heard:?}");
+    let leases = std::fs::read_to_string(network.pool().join("boot/leases")).expect("the leases");
+    let of_clients = leases.lines().filter(|line| line.contains(" 52:54:00:77:01:"));
+    assert_eq!(of_clients.count(), usize::from(CLIENTS), "{leases}");
+    assert_eq!(leases.lines().count(), usize::from(CLIENTS), "{leases}");
+
+    // All addresses are given. A client that is removed leaves its address to the next one.
+    network.ok(&["client", "remove", "c5"]);
+    network.ok(&["client", "add", "c6", "--mac", "52:54:00:77:01:06"]);
+    let next = cable.ask(client(6), DISCOVER, &[], OFFER, &mut heard);
+    assert!(given.contains(&next), "{next} is the address that c5 had");
 }

@@ -101,9 +101,19 @@ impl Network {
     }
 
     pub fn boot_server(&mut self, options: &[&str]) {
-        let range = ["boot", "serve", "--interface", "br0", "--range", "10.77.0.100-10.77.0.200"];
+        self.boot_server_of("10.77.0.100-10.77.0.200", options);
+    }
+
+    /// It has these addresses to give.
+    pub fn boot_server_of(&mut self, range: &str, options: &[&str]) {
+        let range = ["boot", "serve", "--interface", "br0", "--range", range];
         self.serve("boot", &[&range[..], options].concat());
         until("the boot server", || self.get("/boot.ipxe"));
+    }
+
+    /// The network namespace in which the servers are. Its bridge is `br0`.
+    pub fn namespace(&self) -> &str {
+        &self.network.namespace
     }
 
     /// Ends a server: by SIGTERM, or by SIGKILL.
