@@ -10,6 +10,7 @@
 //! after it nobody knows where the next one begins.
 
 pub mod client;
+mod of_files;
 mod pem;
 pub mod server;
 pub mod wire;

@@ -13,6 +13,7 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::ServerName;
 
+use super::super::of_files::OfFiles;
 use super::super::pem;
 
 /// The PEM files of a client that speaks TLS.
@@ -30,7 +31,7 @@ pub struct ClientTls(How);
 
 #[derive(Clone)]
 enum How {
-    Files(TlsConnector),
+    Files(OfFiles<TlsConnector>),
     /// The other side has to be a host of the cluster.
     Cluster(Arc<Identity>),
 }
@@ -42,9 +43,18 @@ impl From<Arc<Identity>> for ClientTls {
 }
 
 impl ClientTls {
+    /// The files are read again when they have changed.
+    ///
     /// # Errors
     /// When a file can't be read, or certificate and key do not belong together.
     pub fn load(files: &RemoteTlsFiles) -> Result<Self, Problem> {
+        let own = files.own.iter().flat_map(|(cert, key)| [cert, key]);
+        let paths = [&files.ca].into_iter().chain(own).cloned().collect();
+        let files = files.clone();
+        OfFiles::load(paths, move || Self::connector(&files)).map(|files| Self(How::Files(files)))
+    }
+
+    fn connector(files: &RemoteTlsFiles) -> Result<TlsConnector, Problem> {
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|e| Problem::internal("can't set up TLS", e))?
@@ -58,13 +68,13 @@ impl ClientTls {
                     .map_err(|e| pem::unusable(cert, key, &chain, &e))?
             }
         };
-        Ok(Self(How::Files(TlsConnector::from(Arc::new(config)))))
+        Ok(TlsConnector::from(Arc::new(config)))
     }
 
     /// The server's certificate has to be for the host in `HOST:PORT`.
     pub async fn connect(&self, address: &str, socket: Socket) -> io::Result<TlsStream<Socket>> {
         let connector = match &self.0 {
-            How::Files(connector) => connector,
+            How::Files(files) => files.get().await,
             How::Cluster(identity) => {
                 return identity.connect(address, Expected::Address, socket).await;
             }

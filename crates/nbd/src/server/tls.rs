@@ -5,14 +5,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use perigee_block::stream::socket::Socket;
-use perigee_http::{Certified, Identity};
-use perigee_model::Problem;
+use perigee_http::{Certified, Identity, PeerIdentity};
+use perigee_model::{HostId, Problem};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::server::TlsStream;
 
+use super::super::of_files::OfFiles;
 use super::super::pem;
 use super::common_name;
 
@@ -43,7 +44,7 @@ pub struct Tls {
 }
 
 enum How {
-    Files(TlsAcceptor),
+    Files(OfFiles<TlsAcceptor>),
     Cluster(Arc<Identity>),
 }
 
@@ -51,6 +52,13 @@ enum How {
 pub struct Shown(Arc<Identity>, Certified);
 
 impl Shown {
+    pub fn host(&self) -> Option<HostId> {
+        match &self.1.identity {
+            PeerIdentity::Host(host) => Some(host.clone()),
+            PeerIdentity::Controller | PeerIdentity::Operator => None,
+        }
+    }
+
     pub async fn until_revoked(&self) {
         self.0.until_revoked(&self.1).await;
     }
@@ -68,7 +76,16 @@ impl Tls {
         }
     }
 
+    /// The files are read again when they have changed.
     fn of_files(files: &TlsFiles) -> Result<Self, Problem> {
+        let (paths, required) =
+            ([&files.cert, &files.key].into_iter().chain(&files.ca), files.required);
+        let (paths, files) = (paths.cloned().collect(), files.clone());
+        let how = OfFiles::load(paths, move || Self::acceptor(&files)).map(How::Files)?;
+        Ok(Self { how, required })
+    }
+
+    fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, Problem> {
         let chain = pem::certificates(&files.cert)?;
         let key = pem::key(&files.key)?;
         let provider = Arc::new(ring::default_provider());
@@ -88,15 +105,14 @@ impl Tls {
         let config = builder
             .with_single_cert(chain.clone(), key)
             .map_err(|e| pem::unusable(&files.cert, &files.key, &chain, &e))?;
-        let how = How::Files(TlsAcceptor::from(Arc::new(config)));
-        Ok(Self { how, required: files.required })
+        Ok(TlsAcceptor::from(Arc::new(config)))
     }
 
     /// # Errors
     /// When the client's certificate does not count, or it shows none where one is needed.
     pub async fn accept(&self, socket: Socket) -> io::Result<(TlsStream<Socket>, Option<Shown>)> {
         match &self.how {
-            How::Files(acceptor) => Ok((acceptor.accept(socket).await?, None)),
+            How::Files(files) => Ok((files.get().await.accept(socket).await?, None)),
             How::Cluster(identity) => {
                 let (stream, certified) = identity.accept_host(socket).await?;
                 Ok((stream, Some(Shown(Arc::clone(identity), certified))))

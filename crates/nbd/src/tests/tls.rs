@@ -127,6 +127,29 @@ async fn our_client_wants_a_certificate_that_fits_and_never_falls_back() {
     open.stop().await;
 }
 
+/// An operator renews a certificate in its place. Until now it counted only after a restart.
+#[tokio::test]
+async fn renewed_certificates_count_without_a_restart() {
+    let site = Site::new();
+    let server = site.serve(site.options(true)).await;
+    let mut old = remote(&site, "ca-cert.pem", true);
+    let open = NbdDevice::open(remote(&site, "ca-cert.pem", true)).await.expect("an export");
+    let next = Site::new();
+    for of in ["server-key", "server-cert", "client-key", "client-cert", "ca-cert"] {
+        let file = format!("{of}.pem");
+        std::fs::copy(next.path(&file), site.path(&file)).expect("a copy");
+    }
+    NbdDevice::open(remote(&site, "ca-cert.pem", true)).await.expect("with the next ones");
+    old.patience = Duration::from_secs(60);
+    NbdDevice::open(old).await.expect("the client reads its own again too");
+    open.read(0, 10).await.expect("what is open stays open");
+    std::fs::write(site.path("server-cert.pem"), "half of a certifi").expect("a file");
+    NbdDevice::open(remote(&site, "ca-cert.pem", true))
+        .await
+        .expect("what was read before goes on");
+    server.stop().await;
+}
+
 async fn program(args: &[&str]) -> Output {
     let mut command = tokio::process::Command::new(args[0]);
     let ran = command.args(&args[1..]).kill_on_drop(true).output();
