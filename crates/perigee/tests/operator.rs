@@ -273,6 +273,196 @@ impl Drop for Daemon {
     }
 }
 
+/// A daemon, and all that it says.
+struct Heard {
+    daemon: Child,
+    log: PathBuf,
+}
+
+impl Heard {
+    fn start(dir: &Path, args: &[&str]) -> Self {
+        let log = dir.join("log");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_perigee"));
+        command.args(args).env("PERIGEE_LOG", "warn").env("PERIGEE_ACCELERATOR", "tcg");
+        command.stdin(Stdio::null()).stderr(std::fs::File::create(&log).expect("a log"));
+        Self { daemon: command.spawn().expect("a daemon"), log }
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(&self.log).expect("its log")
+    }
+
+    /// Waits for its end, and returns whether it was successful.
+    fn ends(&mut self) -> bool {
+        let mut status = None;
+        until("the daemon to end", || {
+            status = self.daemon.try_wait().expect("its state");
+            status.is_some()
+        });
+        status.is_some_and(|status| status.success())
+    }
+}
+
+impl Drop for Heard {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+/// Whether somebody answers plain HTTP there. A server that wants TLS hangs up, or sends an alert of TLS.
+fn answers_plainly(address: &str) -> bool {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(address).expect("it listens");
+    stream.set_read_timeout(Some(DEADLINE)).expect("a deadline");
+    let request = format!("GET /v1/host HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    let mut answer = Vec::new();
+    let _ = stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_end(&mut answer));
+    answer.starts_with(b"HTTP/")
+}
+
+#[test]
+fn each_daemon_is_plain_on_tcp_only_with_insecure_and_says_so_at_each_start() {
+    const EVERYTHING: &str = "--insecure: nothing is encrypted";
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o711)).expect("a mode");
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let tcp = || format!("127.0.0.1:{}", perigee_http::unused_port());
+    let (none, state, pool) = (path("no-identity"), path("state"), path("pool"));
+    let agent_state = path("agent");
+    let [controller, agent, control, nbd, iscsi] = std::array::from_fn(|_| tcp());
+    let control_socket = format!("unix:{}/control.sock", path("pool"));
+    let with_identity = ["--identity", &none];
+    let as_controller = ["controller", "run", "--state", &state, "--listen", &controller];
+    let as_agent = [
+        &[
+            "agent",
+            "run",
+            "--host",
+            "a",
+            "--site",
+            "s",
+            "--listen",
+            &agent,
+            "--state",
+            &agent_state,
+        ][..],
+        &["--volume-url", "http://127.0.0.1:1", "--nbd-addr", "127.0.0.1:1"],
+        &["--volume-control", &control_socket, "--probe-kernel", "/dev/null"],
+    ]
+    .concat();
+    let as_volume = ["volume", "serve", "--pool", &pool];
+    let nbd_socket = format!("unix:{}", path("nbd.sock"));
+    let over_control = [&as_volume[..], &["--control", &control, "--nbd", &nbd_socket]].concat();
+    let over_nbd = [&as_volume[..], &["--nbd", &nbd]].concat();
+    let over_iscsi = [&as_volume[..], &["--iscsi", &iscsi]].concat();
+
+    // Without certificates and without a word nothing plain is served.
+    for daemon in [&as_agent, &over_control, &over_nbd] {
+        let mut heard = Heard::start(dir.path(), &[&daemon[..], &with_identity].concat());
+        assert!(!heard.ends(), "{daemon:?}");
+        assert!(
+            heard.said().contains("or, on a network that you trust: --insecure"),
+            "{}",
+            heard.said()
+        );
+    }
+    let mut heard = Heard::start(dir.path(), &over_iscsi);
+    assert!(!heard.ends() && heard.said().contains("iSCSI is not encrypted"), "{}", heard.said());
+    let listens = |address: &str| std::net::TcpStream::connect(address).is_ok();
+    {
+        // The controller makes its certificates itself.
+        let heard = Heard::start(dir.path(), &as_controller);
+        until("the controller", || listens(&controller));
+        assert!(!answers_plainly(&controller), "it wants TLS");
+        assert!(!heard.said().contains("--insecure"), "{}", heard.said());
+    }
+    // At each start: also at the second one.
+    for start in 1..=2 {
+        for (daemon, address) in
+            [(&as_controller[..], &controller), (&as_agent, &agent), (&over_control, &control)]
+        {
+            let heard = Heard::start(dir.path(), &[daemon, &["--insecure"]].concat());
+            until("the daemon", || listens(address));
+            assert!(answers_plainly(address), "{daemon:?}");
+            assert!(heard.said().contains(EVERYTHING), "start {start}: {}", heard.said());
+        }
+        // A second warning names what can't be encrypted at all.
+        let heard = Heard::start(dir.path(), &[&over_iscsi[..], &["--insecure"]].concat());
+        until("the target", || listens(&iscsi));
+        let said = heard.said();
+        let both = said.contains(EVERYTHING) && said.contains("--insecure: iSCSI is not encrypted");
+        assert!(both, "start {start}: {said}");
+    }
+}
+
+/// A `qemu-img` that an image has taken over. It says what it has, and then does what it may not.
+const TAKEN_OVER: &str = r#"#!/bin/sh
+if [ "$1" = info ]; then
+    echo '{"format": "qcow2", "virtual-size": 1048576}'
+    exit 0
+fi
+{
+    echo "user $(id -u) group $(id -g) groups $(id -G)"
+    echo "networks $(grep -c : /proc/net/dev) $(grep -o 'lo:' /proc/net/dev)"
+    echo "memory $(ulimit -v) cpu $(ulimit -t) file $(ulimit -f) core $(ulimit -c) files $(ulimit -n)"
+    echo "privileges $(grep NoNewPrivs /proc/self/status | tr -d '[:space:]')"
+    echo "capabilities $(grep CapEff /proc/self/status | tr -d '[:space:]')"
+    echo "environment $(env | grep -c SECRET)"
+    cat "POOL/catalog.sqlite" > /dev/null 2>&1 && echo "it reads the catalog"
+    cat "POOL/../secret" > /dev/null 2>&1 && echo "it reads a file of root"
+} >&2
+# Its output ends where the image does.
+head -c 4194304 /dev/zero && echo "it wrote 4 MiB" >&2
+exit 1
+"#;
+
+#[test]
+fn a_qemu_img_that_was_taken_over_reaches_nothing_but_its_output() {
+    if std::fs::metadata("/proc/self").expect("this process").uid() != 0 {
+        return;
+    }
+    let pool = Pool::new("confined");
+    let open = |path: &Path, mode: u32| {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("a mode");
+    };
+    open(&pool.dir, 0o755);
+    let programs = pool.dir.join("programs");
+    std::fs::create_dir(&programs).expect("a directory");
+    open(&programs, 0o755);
+    let program = programs.join("qemu-img");
+    let text = TAKEN_OVER.replace("POOL", pool.pool().to_str().expect("text"));
+    std::fs::write(&program, text).expect("a program");
+    open(&program, 0o755);
+    std::fs::write(pool.dir.join("secret"), "secret").expect("a file");
+    open(&pool.dir.join("secret"), 0o600);
+    let image = pool.dir.join("image.qcow2");
+    std::fs::write(&image, [7; 65536]).expect("a file");
+    open(&image, 0o644);
+    let path = std::env::var("PATH").expect("a path");
+    let mut command = pool.command(&["image", "import", "gold", image.to_str().expect("text")]);
+    command.env("PATH", format!("{}:{path}", programs.display())).env("SECRET", "of the server");
+    let output = command.output().expect("coreutils' timeout");
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(!output.status.success(), "{said}");
+    for part in [
+        "user 1900065536 group 1900065536 groups 1900065536",
+        // Loopback only.
+        "networks 1 lo:",
+        "memory 4194304 cpu 60 file 2048 core 0 files 64",
+        "privileges NoNewPrivs:1",
+        "capabilities CapEff:0000000000000000",
+        "environment 0",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in {said}");
+    }
+    for bad in ["it reads", "it wrote 4 MiB"] {
+        assert!(!said.contains(bad), "{said}");
+    }
+    assert_eq!(pool.fails(&["image", "info", "gold"]).0, 4, "nothing of it stays");
+}
+
 #[test]
 fn nothing_that_the_daemons_make_is_open_to_other_users() {
     if std::fs::metadata("/proc/self").expect("this process").uid() != 0 {

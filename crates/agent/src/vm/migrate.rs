@@ -11,7 +11,7 @@
 //!
 //! QEMU's `return-path` makes `completed` mean that the destination has loaded everything.
 
-mod cut;
+pub(super) mod cut;
 mod figures;
 mod record;
 mod steps;

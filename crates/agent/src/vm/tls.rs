@@ -75,6 +75,9 @@ pub async fn set_encryption(qmp: &Qmp, end: End, dir: Option<&Path>) -> Result<(
 }
 
 #[cfg(test)]
+mod hostile;
+
+#[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::sync::Arc;

@@ -1,5 +1,6 @@
 //! The agent with real QEMU. The guest is the firmware alone, so no image is needed.
 
+mod callers;
 mod compressed;
 mod starts;
 mod support;

@@ -1,9 +1,9 @@
-//! What somebody sees who listens on the WAN: nothing of a volume that is read over it, and nothing of the memory of a VM
-//! that migrates.
+//! What somebody sees who listens on the WAN: nothing of a volume that is read over it, nothing of a file of the repository
+//! that a job reads and writes there, and nothing of the memory of a VM that migrates.
 
 use perigee_lab::capture::{Capture, Seen};
 use perigee_lab::{Definition, LabId};
-use perigee_model::job::{JobState, MigrationState};
+use perigee_model::job::{Job, JobState, MigrationState};
 
 use super::{Checked, System, ensure, until, with_system_of};
 
@@ -11,6 +11,7 @@ const BYTES: u64 = 16 << 20;
 /// The guest puts them together, so no job file has them.
 const IN_VOLUME: &str = "volume-marker-4711";
 const IN_MEMORY: &str = "memory-marker-4711";
+const IN_FILE: &str = "file-marker-4711";
 
 /// Lines of random text, so that they take as many bytes on the way when they are compressed.
 fn lines(of: &str) -> String {
@@ -42,12 +43,51 @@ fn read_job() -> String {
     )
 }
 
-/// What is seen while the volume is read, and while the VM migrates. The site `cloud` has one host, so all that its
+/// Its input comes from the repository, and its output goes there.
+const COPY_JOB: &str = "\
+name: copy
+image: debian
+memory: 256MiB
+placement: {host: cloud1, move: never}
+inputs: ['repo://default/marker']
+outputs: [/output/copy]
+command: cp inputs/marker/text /output/copy
+";
+
+/// What is seen while a job reads a file of the repository at another site than the controller's, and writes one.
+async fn file(system: &System, begin: impl Fn() -> Checked<Capture>) -> Checked<Seen> {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let path = scratch.path().join("text");
+    // Other than zeros, and so long that it takes many frames.
+    let line =
+        |number: u64| format!("{IN_FILE} {:016x}\n", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let text: String = (0..BYTES / 40).map(line).collect();
+    std::fs::write(&path, &text).expect("a file");
+    let seeing = begin()?;
+    let put =
+        system.perigee(&["data", "put", &path.display().to_string(), "repo://default/marker/text"]);
+    ensure!(put.status.success(), "{put:?}");
+    let job_file = scratch.path().join("copy.yaml");
+    std::fs::write(&job_file, COPY_JOB).expect("a file");
+    let submitted =
+        system.perigee(&["-f", "json", "job", "submit", &job_file.display().to_string()]);
+    ensure!(submitted.status.success(), "{submitted:?}");
+    let job: Job = serde_json::from_slice(&submitted.stdout).expect("a job");
+    let job = system.ended(&job.id).await?;
+    ensure!(job.state == JobState::Succeeded, "{:?}: {}", job.state, job.reason);
+    let seen = seeing.end()?;
+    let copy = system.client.get_bytes(&format!("/v1/data/~/jobs/{}/output/copy", job.id)).await?;
+    ensure!(copy[..] == *text.as_bytes(), "{} bytes came back", copy.len());
+    Ok(seen)
+}
+
+/// What is seen while the volume is read, while a file is, and while the VM migrates. The site `cloud` has one host, so all that its
 /// network carries has come over the WAN or goes there.
-async fn listen(system: &System) -> Checked<[Seen; 2]> {
+async fn listen(system: &System) -> Checked<[Seen; 3]> {
     let site = "cloud".parse().expect("a name");
     let namespace = system.lab.definition.site_namespace(&site);
-    let begin = || Capture::begin(&namespace, &[IN_VOLUME, IN_MEMORY]);
+    let begin = || Capture::begin(&namespace, &[IN_VOLUME, IN_MEMORY, IN_FILE]);
+    let file = file(system, begin).await?;
     system.volume("data", "cloud1", 64 << 20).await?;
     let filled = system.submit(&fill_job()).await?;
     let filled = system.ended(&filled.id).await?;
@@ -70,16 +110,17 @@ async fn listen(system: &System) -> Checked<[Seen; 2]> {
     system.stop_writer(&job, "home1").await?;
     let job = system.ended(&job.id).await?;
     ensure!(job.state == JobState::Succeeded, "{:?}: {}", job.state, job.reason);
-    eprintln!("reading: {reading:?}, moving: {moving:?}");
-    ensure!(reading.bytes > BYTES && moving.bytes > BYTES, "{reading:?} {moving:?}");
-    Ok([reading, moving])
+    eprintln!("file: {file:?}, reading: {reading:?}, moving: {moving:?}");
+    let all = [file, reading, moving];
+    ensure!(all.iter().all(|seen| seen.bytes > BYTES / 2), "{all:?}");
+    Ok(all)
 }
 
 #[test]
-fn a_listener_on_the_wan_sees_nothing_of_volumes_and_of_memory() {
+fn a_listener_on_the_wan_sees_nothing_of_volumes_files_and_memory() {
     with_system_of(Definition::default_demo(LabId::random(), 16), async |system| {
         let seen = listen(&system).await?;
-        ensure!(seen.iter().all(|seen| seen.found == [0, 0]), "{seen:?}");
+        ensure!(seen.iter().all(|seen| seen.found == [0, 0, 0]), "{seen:?}");
         Ok(())
     });
 }
@@ -89,7 +130,8 @@ fn a_listener_on_the_wan_sees_nothing_of_volumes_and_of_memory() {
 fn a_listener_on_the_wan_sees_all_in_a_lab_without_encryption() {
     let definition = Definition::default_demo(LabId::random(), 16);
     with_system_of(Definition { insecure: true, ..definition }, async |system| {
-        let [reading, moving] = listen(&system).await?;
+        let [file, reading, moving] = listen(&system).await?;
+        ensure!(file.found[2] > 100, "{file:?}");
         ensure!(reading.found[0] > 100, "{reading:?}");
         ensure!(moving.found[1] > 100, "{moving:?}");
         Ok(())

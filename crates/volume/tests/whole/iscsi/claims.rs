@@ -1,5 +1,7 @@
 //! Claims on a volume: who has reserved it keeps it, also when the server is killed.
 
+use perigee_model::volume::{EpochChange, EpochIssued, VolumeInfo};
+
 use super::wire::Initiator;
 use crate::server::{MIB, Server};
 
@@ -60,4 +62,36 @@ async fn a_reservation_outlives_the_server_and_not_its_volume() {
     server.control.delete("/v1/volumes/data").await.expect("a deletion");
     server.create("data", 8 * MIB).await;
     assert_eq!(write(&mut port(&server, owner)), GOOD, "it is another volume of that name");
+}
+
+/// A machine whose volume has another writer now: nothing that it still sends reaches the disk, and it does not come back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_of_an_old_epoch_writes_no_more_after_the_epoch_was_raised() {
+    const IN: u8 = 0xc0;
+    const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 8, 0, 0, 1, 0];
+    const DATA_PROTECT: u8 = 7;
+    let server = Server::start().await;
+    let from = server.create("data", 8 * MIB).await.epoch;
+    let mut old = port(&server, "iqn.2026-11.test:old");
+    assert_eq!(write(&mut old), GOOD);
+    let path = "/v1/volumes/data/epoch";
+    let issued: EpochIssued =
+        server.control.post(&format!("{path}/issue"), &()).await.expect("an epoch");
+    let change = EpochChange { from, to: issued.epoch };
+    server.control.post::<VolumeInfo>(path, &change).await.expect("the change");
+
+    let zeros = [0x93, 8, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 1, 0, 0];
+    for (what, ended) in [
+        ("a write", old.execute(OUT, 512, &[0x2a, 0, 0, 0, 0, 8, 0, 0, 1, 0], &[9; 512])),
+        ("zeros", old.execute(OUT, 512, &zeros, &[0; 512])),
+    ] {
+        assert_eq!((ended.status, ended.key), (2, DATA_PROTECT), "{what}: {ended:?}");
+    }
+    let read = old.execute(IN, 512, &READ, &[]);
+    assert_eq!((read.status, read.data), (0, vec![7; 512]), "what was there before");
+    let mut late = Initiator::connect(&server);
+    assert_ne!(late.log_in("iqn.2026-11.test:old", "data", &[]), 0, "it does not join the writer");
+    drop(old);
+    let mut late = Initiator::connect(&server);
+    assert_ne!(late.log_in("iqn.2026-11.test:old", "data", &[]), 0, "nor when it was away");
 }
