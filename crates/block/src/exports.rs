@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use perigee_model::client::Over;
-use perigee_model::{Epoch, Problem};
+use perigee_model::{Epoch, HostId, Problem};
 use uuid::Uuid;
 
 use crate::lease::HostTag;
@@ -133,6 +133,18 @@ pub trait Exports: Send + Sync + 'static {
         opener: Opener,
         peer: Peer,
     ) -> BoxFuture<'a, Result<Export, Problem>>;
+
+    /// Whether another host of the cluster, known by its certificate, may have this export.
+    ///
+    /// # Errors
+    /// `Forbidden` if it may not; the reason why that can't be looked up.
+    fn admits<'a>(
+        &'a self,
+        _name: &'a str,
+        _host: &'a HostId,
+    ) -> BoxFuture<'a, Result<(), Problem>> {
+        Box::pin(async { Ok(()) })
+    }
 
     /// Where a volume is that a proxy looks for here and that has another home now: `HOST:PORT`.
     fn moved_to<'a>(&'a self, _name: &'a str) -> BoxFuture<'a, Option<String>> {

@@ -22,7 +22,7 @@ use crate::inputs;
 use crate::records::Records;
 
 pub use tokens::{TokenRecord, UsedToken, make_token, revoke_token, tokens_of};
-pub use usage::{Held, hold_volume, tenant};
+pub use usage::{Held, UploadRoom, hold_volume, tenant};
 
 use usage::Making;
 

@@ -14,7 +14,7 @@ use perigee_model::{Epoch, HostId, LeaveSite, Problem, ProblemKind, VolumeName};
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{JobRecord, VolumeRecord, VolumeSeen, volume_key};
-use crate::{accounts, given_up, images, replicas, volume_moves};
+use crate::{accounts, disks, given_up, images, replicas, volume_moves};
 
 pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
     let replicas = replicas::list(cluster).await?;
@@ -24,13 +24,18 @@ pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
     let asked = hosts.iter().map(|host| host.volume.get::<Vec<VolumeInfo>>("/v1/volumes"));
     let answers = join_all(asked).await;
     let records: Vec<VolumeRecord> = cluster.records.list("volumes/").await?;
-    let is_home = |name: &VolumeName, host: &HostId| {
-        records.iter().any(|record| record.name == *name && record.home == *host)
-    };
+    let homes: BTreeMap<&VolumeName, &HostId> =
+        records.iter().map(|record| (&record.name, &record.home)).collect();
+    let given_up = given_up::all(cluster).await?;
+    let disks: BTreeMap<&VolumeName, &HostId> = disks_of(&jobs).collect();
     for (host, answer) in hosts.iter().zip(answers) {
         for info in or_silent(host, answer).into_iter().flatten() {
-            // A host that was removed may come back with a volume that has another home now.
-            if !volumes.contains_key(&info.name) || is_home(&info.name, &host.id) {
+            // A host can say anything. A volume is where the records say it is.
+            let is_here = match homes.get(&info.name).or_else(|| disks.get(&info.name)) {
+                Some(home) => **home == host.id || is_moving_to(cluster, &info.name, &host.id),
+                None => given_up.get(&host.id).is_some_and(|all| all.contains(&info.name)),
+            };
+            if is_here && !volumes.contains_key(&info.name) {
                 let view = view(cluster, &info.name, &host.id, Some(&seen(&info)), &jobs);
                 volumes.insert(info.name, view);
             }
@@ -51,6 +56,17 @@ pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
         }
     }
     Ok(volumes.into_values().collect())
+}
+
+/// Where the disks of jobs are.
+fn disks_of(jobs: &[Arc<JobRecord>]) -> impl Iterator<Item = (&VolumeName, &HostId)> {
+    let disks = jobs.iter().filter_map(|job| job.placement.as_ref()).flat_map(|p| &p.disks);
+    disks.map(|disk| (&disk.volume, &disk.home))
+}
+
+/// Whether the controller has ordered a move of the volume to this host, which may have it already.
+fn is_moving_to(cluster: &Cluster, name: &VolumeName, host: &HostId) -> bool {
+    cluster.index.volume_move(name).is_some_and(|last| last.shown.to == *host)
 }
 
 pub async fn volume(cluster: &Cluster, name: &VolumeName) -> Result<ClusterVolume, Problem> {
@@ -110,8 +126,11 @@ pub fn writer<'a>(jobs: &'a [Arc<JobRecord>], name: &VolumeName) -> Option<&'a J
     Some(record)
 }
 
-/// A volume's home, and what is known of the volume. The home is asked if it answers. If the volume was made at
-/// a host without the controller, it is recorded now.
+/// A volume's home, and what is known of the volume. The home is asked if it answers.
+///
+/// A host that reports a volume which the controller does not know says nothing: it may have been broken into, and the
+/// volume would become its tenant's. Only one that was given up with this host is found again, and one that an admin
+/// names with its host: [`adopt`].
 pub async fn find(cluster: &Cluster, name: &VolumeName) -> Result<VolumeRecord, Problem> {
     let key = format!("volumes/{name}");
     let path = format!("/v1/volumes/{name}");
@@ -131,32 +150,102 @@ pub async fn find(cluster: &Cluster, name: &VolumeName) -> Result<VolumeRecord, 
         }
         return Ok(record);
     }
+    if let Some(record) = disk_of_a_job(cluster, name).await? {
+        return Ok(record);
+    }
     for host in cluster.hosts.up() {
         // What a lost home still has is not the volume.
-        if replicas::is_superseded(cluster, &host.id, name).await? {
+        if !given_up::has(cluster, &host.id, name).await?
+            || replicas::is_superseded(cluster, &host.id, name).await?
+        {
             continue;
         }
         if let Ok(info) = host.volume.get::<VolumeInfo>(&path).await {
-            let record =
-                VolumeRecord { name: name.clone(), home: host.id.clone(), seen: Some(seen(&info)) };
-            let jobs = cluster.unfinished_jobs();
-            let mut disks = jobs.iter().filter_map(|j| j.placement.as_ref()).flat_map(|p| &p.disks);
-            let made_by_a_job =
-                info.owner.is_some() || disks.any(|disk| disk.temporary && disk.volume == *name);
-            if !made_by_a_job {
-                cluster.records.create(&key, &record).await?;
-                given_up::found_again(cluster, &host.id, name).await?;
-            }
-            return Ok(record);
+            return record_found(cluster, &host.id, &info).await;
         }
     }
     Err(unknown(name))
 }
 
+/// A job's own disk. It has no record, and is where the job says.
+async fn disk_of_a_job(
+    cluster: &Cluster,
+    name: &VolumeName,
+) -> Result<Option<VolumeRecord>, Problem> {
+    let jobs = cluster.unfinished_jobs();
+    let Some((_, home)) = disks_of(&jobs).find(|(volume, _)| *volume == name) else {
+        return Ok(None);
+    };
+    // It may just have moved, and the job is not told yet.
+    let moved_to = cluster.index.volume_move(name).map(|last| last.shown.to.clone());
+    for host in [Some(home.clone()), moved_to].into_iter().flatten() {
+        let Ok(link) = cluster.hosts.get(&host) else { continue };
+        if let Ok(info) = link.volume.get::<VolumeInfo>(&format!("/v1/volumes/{name}")).await {
+            return Ok(Some(VolumeRecord {
+                name: name.clone(),
+                home: host,
+                seen: Some(seen(&info)),
+            }));
+        }
+    }
+    Ok(None)
+}
+
+async fn record_found(
+    cluster: &Cluster,
+    host: &HostId,
+    info: &VolumeInfo,
+) -> Result<VolumeRecord, Problem> {
+    let (name, home) = (info.name.clone(), host.clone());
+    let record = VolumeRecord { name, home, seen: Some(seen(info)) };
+    if !cluster.records.create(&volume_key(&info.name), &record).await? {
+        let why = "another request has recorded a volume with this name";
+        return Err(Problem::conflict(format!("volume {}", info.name), why).next("try again"));
+    }
+    given_up::found_again(cluster, host, &info.name).await?;
+    Ok(record)
+}
+
+/// Makes a volume known that was made at a host without the controller, as the volume of this name.
+///
+/// # Errors
+/// `Conflict` if there is one, or if a job made it; `NotFound` if the host has none; `NoSpace` beyond the tenant's quota.
+pub async fn adopt(
+    cluster: &Cluster,
+    name: &VolumeName,
+    host: &HostId,
+) -> Result<ClusterVolume, Problem> {
+    let what = format!("can't adopt volume {name} of host {host}");
+    let refused = |why: String| Err(Problem::conflict(&what, why));
+    if let Ok(present) = find(cluster, name).await {
+        return refused(format!("there is a volume with this name at {}", present.home));
+    }
+    if cluster.records.read::<VolumeRecord>(&volume_key(name)).await?.is_some() {
+        return refused("there is a volume with this name whose home does not answer".to_owned());
+    }
+    if replicas::is_superseded(cluster, host, name).await? {
+        return refused("a replica became the volume when this host was lost".to_owned());
+    }
+    let link = reachable(cluster, host)?;
+    let info: VolumeInfo = link.volume.get(&format!("/v1/volumes/{name}")).await?;
+    if info.name != *name {
+        return Err(Problem::internal(what, "the host answers with another volume"));
+    }
+    if let Some(owner) = &info.owner {
+        return refused(format!("it was made for {owner}"));
+    }
+    let _room = accounts::hold_volume(cluster, name.as_str(), info.size_bytes).await?;
+    let record = record_found(cluster, host, &info).await?;
+    Ok(view(cluster, name, host, record.seen.as_ref(), &[]))
+}
+
 /// The problem of a volume that does not exist, or that somebody may not know of.
 pub fn unknown(name: &VolumeName) -> Problem {
     Problem::not_found(format!("volume {name}"), "no host that is up has a volume with this name")
-        .next("`perigee volume list` shows the volumes, `perigee volume create` makes one")
+        .next(
+            "`perigee volume list` shows the volumes, `perigee volume create` makes one, `perigee volume adopt` takes one \
+             of a host's pool",
+        )
 }
 
 pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, Problem> {
@@ -174,6 +263,9 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
     let home = home_for(cluster, &new).await?;
     if let VolumeSource::Image(image) = &new.source {
         images::ensure(cluster, &home, image).await?;
+    }
+    if let VolumeSource::Remote { nbd_addr, export } = &new.source {
+        let_read(cluster, nbd_addr, export, &home.id).await?;
     }
     let _room = room_for(cluster, &new).await?;
     let key = format!("volumes/{}", new.name);
@@ -197,6 +289,22 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
             }
             Err(problem)
         }
+    }
+}
+
+/// Lets a host read a volume of another host of the cluster, of which it makes its own.
+async fn let_read(
+    cluster: &Cluster,
+    nbd_addr: &str,
+    export: &str,
+    host: &HostId,
+) -> Result<(), Problem> {
+    let volume = export.split('@').next().and_then(|name| name.parse::<VolumeName>().ok());
+    let homes = cluster.hosts.all();
+    let home = homes.iter().find(|home| home.addresses.nbd_addr == nbd_addr && home.id != *host);
+    match (home, volume) {
+        (Some(home), Some(volume)) => disks::allow(home, &volume, host).await,
+        _ => Ok(()),
     }
 }
 

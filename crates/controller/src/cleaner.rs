@@ -16,7 +16,8 @@ use perigee_model::{HostId, JobId, OwnerName, Problem, ProblemKind, VmId, VmStar
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Cluster, Detachment, now_ms};
-use crate::records::{PlacedDisk, vm_of};
+use crate::disks;
+use crate::records::{PlacedDisk, VolumeRecord, vm_of, volume_key};
 
 /// How many times a job waits while the cleaner works on the same cleanup.
 const OTHER_TRIES_MAX: u32 = 600;
@@ -282,7 +283,24 @@ impl Sweep<'_> {
             Detachment::Needed => return true,
             Detachment::Busy => return false,
         };
-        self.delete(host, Part::Volume, &format!("/v1/attachments/{volume}")).await
+        let is_gone = self.delete(host, Part::Volume, &format!("/v1/attachments/{volume}")).await;
+        if is_gone {
+            self.disallow(host, volume).await;
+        }
+        is_gone
+    }
+
+    /// The home is told if it answers: nobody waits for that.
+    async fn disallow(&self, host: &HostId, volume: &VolumeName) {
+        let record = self.cluster.records.read::<VolumeRecord>(&volume_key(volume)).await;
+        let Ok(Some(VolumeRecord { home, .. })) = record else { return };
+        let Ok(link) = self.cluster.hosts.get(&home) else { return };
+        if home == *host || self.cluster.hosts.state(&home) != HostState::Up {
+            return;
+        }
+        if let Err(problem) = disks::disallow(&link, volume, host).await {
+            tracing::warn!("host {host} may still open volume {volume} at {home}: {problem}");
+        }
     }
 
     /// Deletes a part, and returns whether it is gone. A removed host may come back with it.

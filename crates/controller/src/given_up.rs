@@ -71,6 +71,18 @@ pub async fn found_again(
     cluster.records.put(&key(host), &GivenUp { volumes, ..given_up }).await
 }
 
+/// Whether this volume was given up with this host.
+pub async fn has(cluster: &Cluster, host: &HostId, volume: &VolumeName) -> Result<bool, Problem> {
+    let given_up = cluster.records.read::<GivenUp>(&key(host)).await?;
+    Ok(given_up.is_some_and(|given_up| given_up.volumes.contains(volume)))
+}
+
+/// What was given up, by host.
+pub async fn all(cluster: &Cluster) -> Result<BTreeMap<HostId, Vec<VolumeName>>, Problem> {
+    let all: Vec<GivenUp> = cluster.records.list(PREFIX).await?;
+    Ok(all.into_iter().map(|given_up| (given_up.host, given_up.volumes)).collect())
+}
+
 /// One warning for each host of which volumes were given up.
 pub async fn warnings(cluster: &Cluster) -> Result<BTreeMap<HostId, String>, Problem> {
     let all: Vec<GivenUp> = cluster.records.list(PREFIX).await?;
@@ -86,8 +98,15 @@ impl GivenUp {
         };
         format!(
             "these volumes were given up when the host was removed, and may be old: {}{more}; use \
-             them by their names, or delete them with `perigee volume delete`",
-            names.join(", ")
+             them by their names, or delete them with `perigee volume delete`{}",
+            names.join(", "),
+            match self.more_volumes {
+                0 => String::new(),
+                _ => format!(
+                    "; those that are not named here: perigee volume adopt NAME --host {}",
+                    self.host
+                ),
+            }
         )
     }
 }

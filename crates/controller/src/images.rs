@@ -87,10 +87,15 @@ async fn images(cluster: &Cluster) -> Result<Vec<ClusterImage>, Problem> {
     let records = cluster.records.list::<ImageRecord>("images/").await?;
     let shared = records.iter().filter(|record| record.shared).map(|record| record.name.clone());
     let shared: BTreeSet<ImageName> = shared.collect();
+    let known: BTreeSet<ImageName> = records.iter().map(|record| record.name.clone()).collect();
     let mut layers: BTreeMap<ImageName, LayerId> =
         records.into_iter().filter_map(|record| Some((record.name, record.layer?))).collect();
     let mut images: BTreeMap<ImageName, ClusterImage> = BTreeMap::new();
     for Found { host, info } in found(cluster).await {
+        if may_be_foreign(&info.name) && !known.contains(&info.name) {
+            tracing::warn!("host {host} has an image {} that nobody has made here", info.name);
+            continue;
+        }
         if *layers.entry(info.name.clone()).or_insert(info.layer) != info.layer {
             tracing::warn!("host {host} has a different image with the name {}", info.name);
             continue;
@@ -152,12 +157,23 @@ async fn take_name(cluster: &Cluster, what: &str, record: &ImageRecord) -> Resul
     Ok(())
 }
 
+/// Whether a host may not say that it has this image: it may have been broken into, and would give the image to a tenant.
+/// What an operator makes at a host without the controller is an image of the tenant `default`.
+fn may_be_foreign(name: &ImageName) -> bool {
+    !TenantName::default().owns(name.as_str())
+}
+
 /// The layer of a name. If the image was made at a host without the controller, it is recorded now.
 pub async fn layer_of(cluster: &Cluster, name: &ImageName) -> Result<LayerId, Problem> {
     if let Some(ImageRecord { layer: Some(layer), .. }) =
         cluster.records.read(&image_key(name)).await?
     {
         return Ok(layer);
+    }
+    if may_be_foreign(name)
+        && cluster.records.read::<ImageRecord>(&image_key(name)).await?.is_none()
+    {
+        return Err(no_image(name));
     }
     let (mut found, silent) = look(cluster).await;
     found.retain(|found| found.info.name == *name);

@@ -7,6 +7,7 @@
 //! | `tenants/TENANT`, `users/TENANT/USER`, `tokens/ID` | those of [`crate::accounts`] | the API |
 //! | `links/FROM/TO`, `local_blocks/HOST` | [`perigee_model::job::Link`], `BlockProbe` | probes |
 //! | `images/IMAGE` | [`ImageRecord`] | whoever makes or deletes the image |
+//! | `uploads/HOST/SOURCE` | [`UploadRecord`] | uploads and imports |
 //! | `volumes/VOLUME` | [`VolumeRecord`] | the catalog |
 //! | `jobs/JOB`, `jobs/VM` | [`JobRecord`] of a job, or of a VM without one | its driver only |
 //! | `intents/jobs/JOB` | [`JobIntent`] | the API: requests of people about the job |
@@ -90,6 +91,26 @@ pub struct ImageRecord {
     /// It was made of a job's inputs.
     #[serde(default)]
     pub inputs: Option<InputsImage>,
+}
+
+pub const UPLOADS: &str = "uploads/";
+
+/// A file that was sent to a host for an import, and counts for its tenant's quota.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct UploadRecord {
+    pub host: HostId,
+    /// What the import names.
+    pub source: String,
+    pub tenant: String,
+    pub bytes: u64,
+    /// When its host has removed it at the latest; Unix time.
+    pub until_ms: u64,
+}
+
+impl UploadRecord {
+    pub fn key(host: &HostId, source: &str) -> String {
+        format!("{UPLOADS}{host}/{source}")
+    }
 }
 
 /// What is known of an image of inputs beside its content.

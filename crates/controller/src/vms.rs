@@ -6,10 +6,13 @@ pub mod guest_files;
 pub mod lasting;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::Request;
 use axum::response::Response;
 use futures_util::future::join_all;
+use perigee_http::Peer;
+use perigee_http::authority::CERTIFICATE_LIFE;
 use perigee_model::job::{Migration, Vm, VmVolume};
 use perigee_model::lasting::{Lasting, PowerWish, StopVm, VmState};
 use perigee_model::plan::Trigger;
@@ -19,7 +22,7 @@ use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, MigrationId, Problem, ProblemKind, VmId};
 
 use crate::accounts::UsedToken;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, now_ms};
 use crate::meter::plus;
 use crate::records::{JobRecord, MigrationRecord, vm_of};
 use crate::{catalog, jobs, migration, planning, replicas};
@@ -239,8 +242,8 @@ pub async fn move_to(
     Ok(moved)
 }
 
-/// Carries bytes between a client and a VM's serial console, until one side has closed or the client's token is no longer
-/// good.
+/// Carries bytes between a client and a VM's serial console, until one side has closed or the client's token or
+/// certificate is no longer good.
 ///
 /// # Errors
 /// `Conflict` if the VM does not run, or if somebody else is attached.
@@ -248,6 +251,7 @@ pub async fn attach_console(
     cluster: &Arc<Cluster>,
     vm: &VmId,
     token: Option<UsedToken>,
+    peer: Peer,
     request: Request,
 ) -> Result<Response, Problem> {
     let host = catalog::reachable(cluster, &host_of(cluster, vm).await?)?;
@@ -256,9 +260,29 @@ pub async fn attach_console(
     let cluster = Arc::clone(cluster);
     tokio::spawn(async move {
         // What ends it is the guest's or the client's business.
-        drop(begun.carry(&mut console, token_ends(&cluster, token)).await);
+        let over = async {
+            tokio::select! {
+                () = token_ends(&cluster, token) => {}
+                () = certificate_ends(&cluster, peer) => {}
+            }
+        };
+        drop(begun.carry(&mut console, over).await);
     });
     Ok(answer)
+}
+
+/// Returns when the client's certificate is no longer good; never if it has shown none.
+pub async fn certificate_ends(cluster: &Cluster, peer: Peer) {
+    match (peer, cluster.network.identity()) {
+        (Peer::Known(certified), Some(identity)) => {
+            let age = Duration::from_millis(now_ms().saturating_sub(certified.issued_ms));
+            tokio::select! {
+                () = identity.until_revoked(&certified) => {}
+                () = tokio::time::sleep(CERTIFICATE_LIFE.saturating_sub(age)) => {}
+            }
+        }
+        _ => std::future::pending().await,
+    }
 }
 
 /// Returns when the token is no longer good; never if there is none.

@@ -463,6 +463,13 @@ pub struct ClusterVolume {
     pub replicas: Vec<Replica>,
 }
 
+/// Makes a volume known to the controller that was made at a host without it.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct AdoptVolume {
+    /// The host that has it.
+    pub host: HostId,
+}
+
 /// A volume to be made.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct NewVolume {

@@ -226,6 +226,10 @@ pub static FOUND_LAYERS: Limit =
 pub static SITE_ADDRESSES: Limit =
     Limit::new("the number of addresses in a map of sites", Unit::Count, 0, 100_000);
 
+/// Hosts that may open one volume at its home.
+pub static OPENERS: Limit =
+    Limit::new("the number of hosts that may open a volume", Unit::Count, 0, 10_000);
+
 /// Points of a replica. Each keeps a layer apart from the others, and every layer slows reads.
 pub static REPLICA_POINTS: Limit =
     Limit::new("the number of points that a replica keeps", Unit::Count, 1, 100);
@@ -388,6 +392,7 @@ mod tests {
         &NEW_VOLUMES,
         &FOUND_LAYERS,
         &SITE_ADDRESSES,
+        &OPENERS,
         &NETWORK_PREFIX_BITS,
         &NETWORKS,
         &VNIS,

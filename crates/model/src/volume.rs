@@ -67,7 +67,7 @@ mod vm_socket;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Epoch, ImageName, LayerId, LeaveSite, OwnerName, TenantName, VolumeName};
+use crate::{Epoch, HostId, ImageName, LayerId, LeaveSite, OwnerName, TenantName, VolumeName};
 
 pub use epoch::{
     EpochChange, EpochChanges, EpochIssued, FlushVolumes, OpenAhead, VolumeEpochChange,
@@ -321,6 +321,13 @@ pub struct Resize {
 pub struct Attach {
     /// The home's NBD address, `HOST:PORT`.
     pub nbd_addr: String,
+}
+
+/// The other hosts of the cluster that may open a volume at its home. The controller says so.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Openers {
+    /// Their names.
+    pub hosts: Vec<HostId>,
 }
 
 /// A volume of another host that can be opened here under its name.

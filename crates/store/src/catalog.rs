@@ -9,6 +9,7 @@ mod copies;
 mod epochs;
 mod homes;
 mod leases;
+mod openers;
 mod problems;
 mod replicas;
 mod reservations;
@@ -457,6 +458,8 @@ impl Catalog {
     /// As [`Self::delete_image`].
     pub(super) fn delete_volume(&self, name: &VolumeName) -> Result<Vec<LayerId>> {
         self.change_on_full_disk(|tx| {
+            // The next volume of this name is another one.
+            tx.execute("DELETE FROM openers WHERE volume = ?1", [name.as_str()])?;
             let sql = "DELETE FROM volumes WHERE name = ?1 RETURNING head, tenure";
             let deleted = tx.query_row(sql, [name.as_str()], |row| {
                 Ok((parsed(row, 0)?, Tenure(unsigned(row, 1)?)))

@@ -60,6 +60,7 @@ mod lifecycle;
 mod live;
 mod locks;
 mod map;
+mod openers;
 mod pool;
 mod qemu_img;
 mod remote;

@@ -6,6 +6,7 @@ mod confined;
 mod grants;
 mod homes;
 mod long;
+mod openers;
 mod replicas;
 mod vm_sockets;
 
@@ -100,6 +101,7 @@ pub fn router(control: Arc<Control>) -> Router {
         .merge(clients::routes())
         .merge(confined::routes())
         .merge(homes::routes())
+        .merge(openers::routes())
         .merge(replicas::routes())
         .merge(vm_sockets::routes())
         .merge(observe::trace());

@@ -32,8 +32,9 @@ use perigee_block::logins::{LoginGuard, Logins};
 use perigee_block::sessions::ProxyKey;
 use perigee_block::stats::StatsTable;
 use perigee_block::switch::Switch;
+use perigee_http::PeerIdentity;
 use perigee_model::client::Over;
-use perigee_model::{Epoch, ImageName, LayerId, Problem, ProblemKind, VolumeName};
+use perigee_model::{Epoch, HostId, ImageName, LayerId, Problem, ProblemKind, VolumeName};
 use perigee_nbd::{NbdDevice, Opened};
 use perigee_store::{Data, Pool};
 use uuid::Uuid;
@@ -319,6 +320,25 @@ impl PoolExports {
         )))
     }
 
+    /// Another host has of this one's volumes those that the controller has let it open, and what is below and above them;
+    /// and each layer whose id it was told.
+    async fn check_opener(&self, name: &str, host: &HostId) -> Result<(), Problem> {
+        let Some(Wanted::Volume(volume, _) | Wanted::Layers(volume) | Wanted::Since(volume, _)) =
+            Wanted::parse(name)
+        else {
+            return Ok(());
+        };
+        let own = self.remotes.identity().map(|identity| identity.own().identity);
+        let is_own = own.is_some_and(|own| own == PeerIdentity::Host(host.clone()));
+        if is_own || self.pool.may_open(&volume, host).await? {
+            return Ok(());
+        }
+        let what = format!("can't open export {name:?}");
+        let why = format!("the controller has not let host {host} open volume {volume}");
+        Err(Problem::forbidden(what, why)
+            .next("let the controller attach it: a job or VM there that uses it does so"))
+    }
+
     async fn find_sealed(&self, name: &str, of: &Wanted, peer: Peer) -> Result<Export, Problem> {
         // Nobody guesses the id of a layer, so whoever has one was told of it.
         if let (Wanted::Layers(volume) | Wanted::Since(volume, _), false) =
@@ -528,6 +548,10 @@ impl Exports for PoolExports {
         peer: Peer,
     ) -> BoxFuture<'a, Result<Export, Problem>> {
         Box::pin(self.find(name, opener, peer))
+    }
+
+    fn admits<'a>(&'a self, name: &'a str, host: &'a HostId) -> BoxFuture<'a, Result<(), Problem>> {
+        Box::pin(self.check_opener(name, host))
     }
 
     fn moved_to<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Option<String>> {

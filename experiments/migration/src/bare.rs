@@ -133,6 +133,8 @@ async fn make_disks(
             if home == near { (&at_near, &at_far) } else { (&at_far, &at_near) };
         let new = CreateVolume::new(name.clone(), size_bytes, source);
         home_client.post::<VolumeInfo>("/v1/volumes", &new).await?;
+        let reader = if home == near { far } else { near };
+        home_client.put::<()>(&format!("/v1/volumes/{name}/hosts/{reader}"), &()).await?;
         let address = lab.definition.host_address(home).context("a host has an address")?;
         let attach = Attach { nbd_addr: format!("{address}:{NBD_PORT}") };
         other.put::<Attachment>(&format!("/v1/attachments/{name}"), &attach).await?;

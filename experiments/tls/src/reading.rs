@@ -40,6 +40,8 @@ pub async fn read(lab: &Lab, [reader, home]: &[HostId; 2], round: u32) -> Result
     let source = VolumeSource::Volume(VolumeName::new("base")?);
     let new = CreateVolume::new(name.clone(), None, source);
     let made: VolumeInfo = client(lab, home, DEADLINE)?.post("/v1/volumes", &new).await?;
+    let allow = format!("/v1/volumes/{name}/hosts/{reader}");
+    client(lab, home, DEADLINE)?.put::<()>(&allow, &()).await?;
     let address = lab.definition.host_address(home).context("a host has an address")?;
     let attach = Attach { nbd_addr: format!("{address}:{NBD_PORT}") };
     let path = format!("/v1/attachments/{name}");

@@ -1,17 +1,21 @@
 //! What tenants use of their quotas.
 //!
-//! Volumes and images count with the size that a VM sees, and so do the root disks of VMs that live without a job. A job's
-//! own disks do not: its memory and its number of VMs are limited. VMs, vCPUs and memory are the scheduler's to compare ([`perigee_planner::queue`]).
+//! Volumes and images count with the size that a VM sees, and so do the root disks of VMs that live without a job. A file
+//! that was sent for an import counts with its bytes until its host has removed it. A job's own disks do not count: its memory and its number of VMs are limited. VMs, vCPUs and memory are the scheduler's to compare ([`perigee_planner::queue`]).
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use perigee_model::tenant::{Tenant, tenant_of};
 use perigee_model::units::format_bytes;
 use perigee_model::{Problem, TenantName};
 
-use crate::cluster::Cluster;
-use crate::records::{ImageRecord, VolumeRecord};
+use crate::cluster::{Cluster, now_ms};
+use crate::records::{ImageRecord, UPLOADS, UploadRecord, VolumeRecord};
+
+/// Room for a file that is being sent is taken in such steps, because each looks at all that the tenant has.
+const UPLOAD_STEP_BYTES: u64 = 64 << 20;
 
 /// By tenant.
 pub type Making = Mutex<BTreeMap<String, u64>>;
@@ -59,7 +63,12 @@ pub async fn volume_bytes(cluster: &Cluster, tenant: &str) -> Result<u64, Proble
     let lasting = jobs.iter().filter(|record| record.lasting.is_some());
     let roots = lasting.filter(|record| tenant_of(record.job.id.as_str()) == tenant);
     let roots = roots.filter_map(|record| record.job.spec.root_bytes);
-    let sizes = volumes.chain(images.filter_map(|image| image.size_bytes)).chain(roots);
+    let uploads: Vec<UploadRecord> = cluster.records.list(UPLOADS).await?;
+    let now_ms = now_ms();
+    let uploads = uploads.iter().filter(|one| one.tenant == tenant && one.until_ms > now_ms);
+    let uploads = uploads.map(|upload| upload.bytes);
+    let sizes =
+        volumes.chain(images.filter_map(|image| image.size_bytes)).chain(roots).chain(uploads);
     // A host may say anything.
     Ok(sizes.fold(0, u64::saturating_add))
 }
@@ -73,24 +82,97 @@ pub async fn hold_volume<'a>(
     full: &str,
     bytes: u64,
 ) -> Result<Held<'a>, Problem> {
-    let accounts = &cluster.accounts;
     let tenant = tenant_of(full).to_owned();
-    let making = &accounts.making;
-    let held = |bytes| Held { making, tenant: tenant.clone(), bytes };
-    let Some(limit) = accounts.quota_of(full).volume_bytes else { return Ok(held(0)) };
+    let bytes = take(cluster, &tenant, bytes, &format!("can't make {full}")).await?;
+    Ok(Held { making: &cluster.accounts.making, tenant, bytes })
+}
+
+/// Adds to what a tenant is making, and returns how much: nothing if it has no quota.
+async fn take(cluster: &Cluster, tenant: &str, bytes: u64, what: &str) -> Result<u64, Problem> {
+    let accounts = &cluster.accounts;
+    let limit = TenantName::new(tenant).ok().and_then(|of| accounts.quota(&of).ok()?.volume_bytes);
+    let Some(limit) = limit else { return Ok(0) };
     let _turn = accounts.turn.lock().await;
-    let stored = volume_bytes(cluster, &tenant).await?;
-    let mut making = making.lock().unwrap_or_else(PoisonError::into_inner);
-    let in_making = making.entry(tenant.clone()).or_default();
+    let stored = volume_bytes(cluster, tenant).await?;
+    let mut making = accounts.making.lock().unwrap_or_else(PoisonError::into_inner);
+    let in_making = making.entry(tenant.to_owned()).or_default();
     let used = stored.saturating_add(*in_making);
     if used.saturating_add(bytes) > limit {
         let [used, limit, bytes] = [used, limit, bytes].map(format_bytes);
         let why = format!(
             "tenant {tenant} may have {limit} of volumes and images and has {used}; this one has {bytes}"
         );
-        return Err(Problem::no_space(format!("can't make {full}"), why)
+        return Err(Problem::no_space(what, why)
             .next("delete what is not needed, or ask an admin for more (perigee tenant quota)"));
     }
     *in_making = in_making.saturating_add(bytes);
-    Ok(held(bytes))
+    Ok(bytes)
+}
+
+/// Room for a file that is being sent, whose length nobody knows yet. It is given back when this is dropped.
+pub struct UploadRoom {
+    cluster: Arc<Cluster>,
+    tenant: String,
+    /// Taken, and how much of that is used.
+    taken: AtomicU64,
+    sent: AtomicU64,
+    refused: Mutex<Option<Problem>>,
+}
+
+impl UploadRoom {
+    pub fn new(cluster: Arc<Cluster>, tenant: String) -> Self {
+        let (taken, sent, refused) = Default::default();
+        Self { cluster, tenant, taken, sent, refused }
+    }
+
+    /// To be called before more bytes are passed on. One task does so.
+    ///
+    /// # Errors
+    /// `NoSpace` beyond the tenant's quota; [`Self::refused`] has it too.
+    pub async fn add(&self, bytes: u64) -> Result<(), Problem> {
+        let sent = self.sent.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        let taken = self.taken.load(Ordering::Relaxed);
+        if sent <= taken {
+            return Ok(());
+        }
+        let what = "can't take an upload";
+        let needed = sent - taken;
+        let added = match take(&self.cluster, &self.tenant, needed.max(UPLOAD_STEP_BYTES), what)
+            .await
+        {
+            Ok(0) => u64::MAX - taken,
+            Ok(added) => added,
+            // Near the limit, in small steps.
+            Err(_) => match take(&self.cluster, &self.tenant, needed, what).await {
+                Ok(added) => added,
+                Err(problem) => {
+                    let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+                    *refused = Some(problem.clone());
+                    return Err(problem);
+                }
+            },
+        };
+        self.taken.store(taken.saturating_add(added), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Why no more could be taken.
+    pub fn refused(&self) -> Option<Problem> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Whether anything counts: the tenant has a quota.
+    pub fn counts(&self) -> bool {
+        !matches!(self.taken.load(Ordering::Relaxed), 0 | u64::MAX)
+    }
+}
+
+impl Drop for UploadRoom {
+    fn drop(&mut self) {
+        if self.counts() {
+            let bytes = self.taken.load(Ordering::Relaxed);
+            let tenant = std::mem::take(&mut self.tenant);
+            drop(Held { making: &self.cluster.accounts.making, tenant, bytes });
+        }
+    }
 }

@@ -3,7 +3,9 @@
 use axum::body::Body;
 use axum::extract::{Query, State};
 use perigee_http::{Json, Reply};
-use perigee_model::job::{ClusterImage, ClusterVolume, NewImage, NewVolume, ReplicateImage};
+use perigee_model::job::{
+    AdoptVolume, ClusterImage, ClusterVolume, NewImage, NewVolume, ReplicateImage,
+};
 use perigee_model::leave_site::{LeaveSiteAsker, LeaveSiteSet, SetLeaveSite};
 use perigee_model::replica::{PromoteVolume, Promotion, Replica, ReplicateVolume, StopReplica};
 use perigee_model::tenant::ShareImage;
@@ -58,17 +60,19 @@ pub struct UploadTo {
 }
 
 /// Takes a disk image's file, for an import. It goes to the host that is named, or to the one with the most free
-/// space; the answer says which. Import it there: the answer's `source` and `host` are fields of `NewImage`.
+/// space; the answer says which. Import it there: the answer's `source` and `host` are fields of `NewImage`. It counts for
+/// the tenant's quota of volumes until an image is made of it, or for an hour.
 #[utoipa::path(post, path = "/uploads", tag = "images",
     params(("host" = Option<String>, Query)),
     request_body(content = String, content_type = "application/octet-stream"),
     responses((status = 200, body = Upload)))]
 pub async fn upload_image(
     State(cluster): Shared,
+    caller: Caller,
     Query(UploadTo { host }): Query<UploadTo>,
     body: Body,
 ) -> Reply<Upload> {
-    json(images::upload(&cluster, host.as_ref(), body).await?)
+    json(images::upload(&cluster, &caller.tenant, host.as_ref(), body).await?)
 }
 
 #[utoipa::path(get, path = "/images/{image}", tag = "images", params(("image" = String, Path)),
@@ -125,6 +129,19 @@ pub async fn volume(
     Full(volume): Full<VolumeName>,
 ) -> Reply<ClusterVolume> {
     json(catalog::volume(&cluster, &volume).await?)
+}
+
+/// Makes a volume known that was made at a host without the controller. A host that reports a volume does not do that by
+/// itself.
+#[utoipa::path(post, path = "/volumes/{volume}/adopt", tag = "volumes",
+    params(("volume" = String, Path)), request_body = AdoptVolume,
+    responses((status = 200, body = ClusterVolume)))]
+pub async fn adopt_volume(
+    State(cluster): Shared,
+    Full(volume): Full<VolumeName>,
+    Json(ask): Json<AdoptVolume>,
+) -> Reply<ClusterVolume> {
+    json(catalog::adopt(&cluster, &volume, &ask.host).await?)
 }
 
 #[utoipa::path(delete, path = "/volumes/{volume}", tag = "volumes",

@@ -63,6 +63,7 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(catalog::image, catalog::delete_image))
         .routes(routes!(catalog::volumes, catalog::create_volume))
         .routes(routes!(catalog::volume, catalog::delete_volume))
+        .routes(routes!(catalog::adopt_volume))
         .routes(routes!(catalog::snapshot))
         .routes(routes!(catalog::set_volume_leave_site))
         .routes(routes!(catalog::set_image_leave_site))

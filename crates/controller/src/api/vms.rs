@@ -2,7 +2,7 @@
 
 use axum::extract::{Query, Request, State};
 use axum::response::{IntoResponse, Response};
-use perigee_http::{Failure, Json, Reply};
+use perigee_http::{Failure, Json, Peer, Reply};
 use perigee_model::job::{ClusterImage, DEFAULT_OWNER, Migration, MoveVm, Vm};
 use perigee_model::lasting::{
     CopiedFile, ExecBegun, ExecInVm, ExecStatus, NewVm, PowerWish, ResizeVm, RestoreVm, StopVm,
@@ -232,10 +232,11 @@ pub async fn write_file(
 pub async fn attach_console(
     State(cluster): Shared,
     caller: Caller,
+    peer: Peer,
     Full(vm): Full<VmId>,
     request: Request,
 ) -> Result<Response, Failure> {
-    Ok(vms::attach_console(&cluster, &vm, caller.token, request).await?)
+    Ok(vms::attach_console(&cluster, &vm, caller.token, peer, request).await?)
 }
 
 /// The end of the serial console.

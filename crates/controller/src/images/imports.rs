@@ -2,22 +2,30 @@
 //! again with the same layer, so the image is made only once.
 
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::{StreamExt as _, stream};
 use perigee_http::Method;
 use perigee_model::job::{ClusterImage, HostState, NewImage};
 use perigee_model::volume::{ImageInfo, ImportImage, TREE_PREFIX, Upload};
-use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind};
+use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, TenantName};
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use super::{copy, image, take_name};
-use crate::accounts;
+use crate::accounts::{self, UploadRoom};
 use crate::catalog::{reachable, roomiest};
-use crate::cluster::{Cluster, Hold, HostLink};
-use crate::records::{ImageRecord, PendingImport, image_key};
+use crate::cluster::{Cluster, Hold, HostLink, now_ms};
+use crate::records::{ImageRecord, PendingImport, UPLOADS, UploadRecord, image_key};
+
+/// A host removes an upload after an hour, and looks once a minute.
+const UPLOAD_KEPT_MS: u64 = (3600 + 120) * 1000;
+
+/// So much of a refused upload is read.
+const DRAIN_BYTES_MAX: usize = 64 << 20;
 
 /// How long a deletion waits for the end of an import.
 const END_DEADLINE: Duration = Duration::from_secs(30);
@@ -93,6 +101,10 @@ async fn finish_import(
             return Err(Problem::conflict(format!("can't import image {name}"), why));
         }
     };
+    // Once the host has said how it ended, it has removed the file.
+    if !matches!(&told, Err(problem) if problem.kind == ProblemKind::Unavailable) {
+        cluster.records.remove(&UploadRecord::key(&host.id, &import.source)).await?;
+    }
     let info = match told {
         Ok(Ok(info)) => info,
         // The host has said how it ended.
@@ -163,9 +175,14 @@ async fn room_for<'a>(
     Err(refused)
 }
 
-/// Passes a file on to the host that is to make an image of it. Nothing of it is kept here.
+/// Passes a file on to the host that is to make an image of it. Nothing of it is kept here. It counts for the tenant's quota
+/// while it comes, and until an image is made of it or its host removes it.
+///
+/// # Errors
+/// `NoSpace` beyond the quota; what the host says.
 pub async fn upload(
-    cluster: &Cluster,
+    cluster: &Arc<Cluster>,
+    tenant: &TenantName,
     host: Option<&HostId>,
     body: perigee_http::Body,
 ) -> Result<Upload, Problem> {
@@ -173,8 +190,53 @@ pub async fn upload(
         Some(host) => reachable(cluster, host)?,
         None => roomiest(cluster).await?,
     };
-    let stored: Upload = to.volume.send_body(Method::POST, "/v1/uploads", body).await?;
+    let room = Arc::new(UploadRoom::new(Arc::clone(cluster), tenant.to_string()));
+    let parts = Arc::new(tokio::sync::Mutex::new(body.into_data_stream()));
+    let begun = (Arc::clone(&parts), Arc::clone(&room));
+    let counted = stream::try_unfold(begun, async |(parts, room)| {
+        let next = parts.lock().await.next().await.transpose().map_err(io::Error::other)?;
+        let Some(part) = next else { return Ok(None) };
+        room.add(part.len() as u64).await.map_err(io::Error::other)?;
+        Ok::<_, io::Error>(Some((part, (parts, room))))
+    });
+    let body = perigee_http::Body::from_stream(counted);
+    let sent = to.volume.send_body::<Upload>(Method::POST, "/v1/uploads", body).await;
+    if let Some(problem) = room.refused() {
+        // Many clients read the answer only after they have sent everything.
+        let mut left = DRAIN_BYTES_MAX;
+        let mut parts = parts.lock().await;
+        while let Some(Ok(part)) = parts.next().await
+            && left > 0
+        {
+            left = left.saturating_sub(part.len());
+        }
+        return Err(problem);
+    }
+    let stored = sent?;
+    if room.counts() {
+        forget_old_uploads(cluster).await?;
+        let record = UploadRecord {
+            host: to.id.clone(),
+            source: stored.source.clone(),
+            tenant: tenant.to_string(),
+            bytes: stored.bytes,
+            until_ms: now_ms().saturating_add(UPLOAD_KEPT_MS),
+        };
+        let key = UploadRecord::key(&record.host, &record.source);
+        cluster.records.put(&key, &record).await?;
+    }
     Ok(Upload { host: Some(to.id.clone()), ..stored })
+}
+
+/// Uploads that their hosts have removed because no image was made of them.
+async fn forget_old_uploads(cluster: &Cluster) -> Result<(), Problem> {
+    let now_ms = now_ms();
+    for old in cluster.records.list::<UploadRecord>(UPLOADS).await? {
+        if old.until_ms <= now_ms {
+            cluster.records.remove(&UploadRecord::key(&old.host, &old.source)).await?;
+        }
+    }
+    Ok(())
 }
 
 async fn is_cancelled(cancelled: &mut broadcast::Receiver<ImageName>, name: &ImageName) {

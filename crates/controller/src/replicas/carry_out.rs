@@ -391,7 +391,7 @@ async fn attach_others(
     from: &HostId,
 ) {
     for host in cluster.hosts.up().iter().filter(|host| host.id != home.id && host.id != *from) {
-        let told = volume_moves::attach_at(cluster, host, volume, &home.addresses.nbd_addr).await;
+        let told = volume_moves::attach_at(cluster, host, volume, home).await;
         if let Err(problem) = told {
             tracing::warn!("volume {volume} at {}: {problem}", host.id);
         }

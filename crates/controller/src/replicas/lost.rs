@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use perigee_model::home::{HomeState, ServerAddresses, Tenure, VolumeHome};
+use perigee_model::home::{HomeState, Tenure, VolumeHome};
 use perigee_model::job::HostState;
 use perigee_model::replica::{Supersede, Superseded};
 use perigee_model::{HostId, Problem, VolumeName};
@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::carry_out;
 use crate::cluster::{Cluster, HostLink};
-use crate::given_up;
 use crate::records::{VolumeRecord, volume_key};
+use crate::{disks, given_up};
 
 const PREFIX: &str = "superseded/";
 
@@ -67,7 +67,12 @@ pub(super) async fn tell(cluster: &Cluster, what: &SupersededVolume) -> Result<(
         _ => what.lost,
     };
     if let Some(lost) = lost {
-        let ask = Supersede { lost, tenure: *tenure, to: present_home(cluster, what).await? };
+        let home = present_home(cluster, what).await?;
+        // What clients still have open there goes on at the new home, as fenced sessions.
+        if let Err(problem) = disks::allow(&home, volume, host).await {
+            tracing::warn!("what {host} has open of volume {volume} does not go on: {problem}");
+        }
+        let ask = Supersede { lost, tenure: *tenure, to: home.volume_server() };
         let path = format!("/v1/volumes/{volume}/supersede");
         let done: Superseded = link.volume.post(&path, &ask).await?;
         if let Some(image) = done.image {
@@ -82,17 +87,16 @@ pub(super) async fn tell(cluster: &Cluster, what: &SupersededVolume) -> Result<(
 async fn present_home(
     cluster: &Cluster,
     what: &SupersededVolume,
-) -> Result<ServerAddresses, Problem> {
+) -> Result<Arc<HostLink>, Problem> {
     let record: Option<VolumeRecord> = cluster.records.read(&volume_key(&what.volume)).await?;
     let known = [record.map(|record| record.home), Some(what.to.clone())];
     let is_other = |link: &Arc<HostLink>| link.id != what.host;
     let known = known.iter().flatten().filter_map(|id| cluster.hosts.get(id).ok()).find(is_other);
     let other = || cluster.hosts.all().into_iter().find(is_other);
-    let home = known.or_else(other).ok_or_else(|| {
+    known.or_else(other).ok_or_else(|| {
         let why = "there is no other host";
         Problem::not_found(format!("the home of volume {}", what.volume), why)
-    })?;
-    Ok(home.volume_server())
+    })
 }
 
 /// Tells hosts that are back, and goes on with promotions. This runs until the controller ends.

@@ -378,3 +378,33 @@ async fn a_host_that_was_enrolled_beside_the_controller_gets_its_next_certificat
     forbidden(secure.client(&later).post::<Enrolled>(path, &ask).await);
     secure.supervisor.stop().await;
 }
+
+/// An operator who has a console open does not keep it when the certificate is revoked.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_operator_has_open_ends_with_the_certificate() {
+    let secure = Secure::up().await;
+    let cluster = Arc::clone(&secure.supervisor.cluster);
+    let now_ms = perigee_http::authority::now_ms();
+    let of = |issued_ms| {
+        Peer::Known(perigee_http::Certified { identity: PeerIdentity::Operator, issued_ms })
+    };
+    let life_ms = perigee_http::authority::CERTIFICATE_LIFE.as_millis() as u64;
+    let ends = |peer| {
+        let cluster = Arc::clone(&cluster);
+        tokio::spawn(async move { crate::vms::certificate_ends(&cluster, peer).await })
+    };
+    tokio::time::timeout(PATIENCE, ends(of(now_ms - life_ms - 1)))
+        .await
+        .expect("it is too old")
+        .expect("no panic");
+    let (open, local) = (ends(of(now_ms)), ends(Peer::Local));
+    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    assert!(!open.is_finished(), "the certificate is good");
+    let own = cluster.authority.credentials(&PeerIdentity::Operator, &[]).expect("credentials");
+    let operator = secure.client(&own);
+    operator.post::<()>("/v1/operators/revoke", &()).await.expect("revoked");
+    tokio::time::timeout(PATIENCE, open).await.expect("it ends").expect("no panic");
+    assert!(!local.is_finished(), "who needs no certificate loses none");
+    local.abort();
+    secure.supervisor.stop().await;
+}

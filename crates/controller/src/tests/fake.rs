@@ -32,8 +32,8 @@ use perigee_model::vm::{
 };
 use perigee_model::volume::{
     Attach, Attachment, BlockProbe, CachePolicy, CollectTrace, CopyImage, CreateVolume,
-    EpochChange, EpochIssued, ExportStats, ImageInfo, IoStats, PoolInfo, ProbeBlocks, Resize,
-    Snapshot, VolumeHealth, VolumeInfo, VolumeSource,
+    EpochChange, EpochIssued, ExportStats, ImageInfo, IoStats, Openers, PoolInfo, ProbeBlocks,
+    Resize, Snapshot, Upload, VolumeHealth, VolumeInfo, VolumeSource,
 };
 use perigee_model::{
     Epoch, HostId, ImageName, LayerId, OwnerName, Problem, SiteId, TenantName, VmId, VmStart,
@@ -138,6 +138,8 @@ pub struct Inside {
     /// KVM on such a processor; otherwise TCG.
     pub kvm_on: Option<String>,
     pub volumes: BTreeMap<VolumeName, Volume>,
+    /// The other hosts that may open each.
+    pub openers: BTreeMap<VolumeName, BTreeSet<HostId>>,
     /// What has layers here that somebody looks for.
     pub copies: Vec<String>,
     /// Volumes that stand on its images.
@@ -313,6 +315,9 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/trees/{id}", put(receive_tree).delete(delete_tree))
         .route("/v1/images/{image}", get(one_image).delete(delete_image))
         .route("/v1/images/{image}/copy", post(copy_image))
+        .route("/v1/uploads", post(receive))
+        .route("/v1/volumes/{volume}/hosts", get(openers).put(set_openers))
+        .route("/v1/volumes/{volume}/hosts/{host}", put(add_opener).delete(remove_opener))
         .route("/v1/volumes", get(volumes).post(create))
         .route("/v1/volumes/{volume}", get(volume).delete(delete_volume))
         .route("/v1/volumes/{volume}/data", put(write).get(read))
@@ -367,6 +372,44 @@ impl Inside {
             Volume { info, issued: 1, returned: 0, data: Vec::new(), stats: IoStats::default() };
         self.volumes.insert(name.clone(), volume);
     }
+}
+
+async fn openers(State(inside): Shared, Path(name): Path<VolumeName>) -> Reply<Openers> {
+    let inside = inside.lock().expect("lock");
+    let hosts = inside.openers.get(&name).into_iter().flatten().cloned().collect();
+    Ok(Json(Openers { hosts }))
+}
+
+async fn set_openers(
+    State(inside): Shared,
+    Path(name): Path<VolumeName>,
+    Json(ask): Json<Openers>,
+) -> Reply<()> {
+    inside.lock().expect("lock").openers.insert(name, ask.hosts.into_iter().collect());
+    Ok(Json(()))
+}
+
+async fn add_opener(
+    State(inside): Shared,
+    Path((name, host)): Path<(VolumeName, HostId)>,
+) -> Reply<()> {
+    inside.lock().expect("lock").openers.entry(name).or_default().insert(host);
+    Ok(Json(()))
+}
+
+async fn remove_opener(
+    State(inside): Shared,
+    Path((name, host)): Path<(VolumeName, HostId)>,
+) -> Reply<()> {
+    inside.lock().expect("lock").openers.entry(name).or_default().remove(&host);
+    Ok(Json(()))
+}
+
+/// It takes whatever comes, and forgets it.
+async fn receive(body: axum::body::Body) -> Reply<Upload> {
+    let all = axum::body::to_bytes(body, 1 << 30).await;
+    let bytes = all.map_err(|e| Problem::unavailable("can't take an upload", e))?.len() as u64;
+    Ok(Json(Upload { host: None, source: format!("upload:{bytes}"), bytes }))
 }
 
 async fn snapshot(

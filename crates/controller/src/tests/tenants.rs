@@ -3,14 +3,15 @@
 use axum::Extension;
 use perigee_http::{Client, Method, Peer};
 use perigee_model::job::{
-    Access, ClusterImage, ClusterVolume, Job, JobSpec, JobState, JobVolume, NewVolume, Start, Vm,
+    Access, AdoptVolume, ClusterImage, ClusterVolume, Job, JobSpec, JobState, JobVolume, NewVolume,
+    Start, Vm,
 };
 use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
 use perigee_model::tenant::{
     AccessToken, AuditEntry, MadeAccessToken, Me, NewAccessToken, NewTenant, NewUser, Quota, Role,
     ShareImage, SshKey, Tenant, User,
 };
-use perigee_model::volume::VolumeSource;
+use perigee_model::volume::{Upload, VolumeSource};
 use perigee_model::{ImageName, LeaveSite, Problem, ProblemKind, TenantName, UserName, VolumeName};
 
 use super::{Lab, finish, spec, vm_of, wait_for};
@@ -486,6 +487,98 @@ async fn an_image_beyond_a_quota_is_not_kept() {
     let of_a_host = serde_json::json!({"name": "own", "source": "/etc/shadow"});
     let refused = tenants.ann.post::<ClusterImage>("/v1/images", &of_a_host).await;
     is_kind(refused, ProblemKind::Forbidden);
+}
+
+#[tokio::test]
+async fn uploads_beyond_a_quota_are_refused_and_count_until_an_image_is_made_of_them() {
+    let tenants = Tenants::up().await;
+    tenants.set_quota("acme", Quota { volume_bytes: Some(2 << 30), ..Quota::default() }).await;
+    let _: ClusterVolume = tenants
+        .ann
+        .post("/v1/volumes", &new_volume("a", (2 << 30) - (1 << 20)))
+        .await
+        .expect("room");
+    let send = async |client: &Client, bytes: usize| {
+        client.send_body::<Upload>(Method::POST, "/v1/uploads?host=home1", vec![0_u8; bytes]).await
+    };
+    let problem = is_kind(send(&tenants.amy, (1 << 20) + 1).await, ProblemKind::NoSpace);
+    let words = "tenant acme may have 2 GiB of volumes and images";
+    assert!(problem.why.contains(words), "{problem}");
+    let used = async || {
+        let shown: Tenant = tenants.ann.get("/v1/tenants/acme").await.expect("an operator sees it");
+        shown.volume_bytes - ((2 << 30) - (1 << 20))
+    };
+    assert_eq!(used().await, 0, "what was refused does not count");
+    let sent = send(&tenants.amy, 700 << 10).await.expect("there is room");
+    assert_eq!(used().await, 700 << 10);
+    is_kind(send(&tenants.amy, 700 << 10).await, ProblemKind::NoSpace);
+    send(&tenants.bob, 3 << 20).await.expect("blue has no quota");
+    tenants.ann.delete("/v1/volumes/a").await.expect("deleted");
+    let import = serde_json::json!({"name": "own", "source": sent.source, "host": "home1"});
+    let image: ClusterImage = tenants.amy.post("/v1/images", &import).await.expect("an image");
+    let shown: Tenant = tenants.ann.get("/v1/tenants/acme").await.expect("an operator sees it");
+    assert_eq!(shown.volume_bytes, image.size_bytes, "only the image counts now");
+}
+
+#[tokio::test]
+async fn files_beyond_a_quota_are_refused_with_the_figures() {
+    let tenants = Tenants::up().await;
+    tenants.set_quota("acme", Quota { file_bytes: Some(1 << 20), ..Quota::default() }).await;
+    let put = async |client: &Client, door: &str, name: &str, bytes: usize| {
+        let body = vec![7_u8; bytes];
+        client.send_body::<serde_json::Value>(Method::PUT, &format!("{door}/{name}"), body).await
+    };
+    // Over WebDAV there is no JSON in an answer.
+    let is_done = |put: Result<serde_json::Value, Problem>| {
+        assert!(!matches!(&put, Err(problem) if problem.kind != ProblemKind::Internal), "{put:?}");
+    };
+    is_done(put(&tenants.amy, "/v1/data/acme", "a", 700 << 10).await);
+    let shown: Tenant = tenants.ann.get("/v1/tenants/acme").await.expect("an operator sees it");
+    assert_eq!(shown.file_bytes, 700 << 10);
+    let problem =
+        is_kind(put(&tenants.amy, "/v1/data/acme", "b", 700 << 10).await, ProblemKind::NoSpace);
+    assert!(problem.to_string().contains("1 MiB"), "{problem}");
+    put(&tenants.amy, "/dav/acme", "c", 700 << 10).await.expect_err("no room over WebDAV either");
+    let kept: Tenant = tenants.ann.get("/v1/tenants/acme").await.expect("an operator sees it");
+    assert_eq!((kept.file_bytes, kept.files), (700 << 10, 1), "nothing of it stays");
+    is_done(put(&tenants.bob, "/v1/data/blue", "a", 2 << 20).await);
+    tenants.amy.delete("/v1/data/acme/a").await.expect("deleted");
+    is_done(put(&tenants.amy, "/v1/data/acme", "b", 700 << 10).await);
+}
+
+/// A host that was broken into says that it has a volume and an image of a tenant. Nobody has made them.
+#[tokio::test]
+async fn what_a_host_says_that_a_tenant_has_is_not_the_tenant_s() {
+    let tenants = Tenants::up().await;
+    let planted = volume("acme~data");
+    tenants.lab.cloud.make_volume(&planted);
+    let image = ImageName::new("acme~debian").expect("a name");
+    let info = perigee_model::volume::ImageInfo { name: image.clone(), ..super::fake::image() };
+    tenants.lab.cloud.inside().images.insert(image, info);
+    for who in [&tenants.ann, &tenants.admin] {
+        let name = "/v1/volumes/acme~data";
+        is_kind(who.get::<ClusterVolume>(name).await, ProblemKind::NotFound);
+        let all: Vec<ClusterVolume> = who.get("/v1/volumes").await.expect("volumes");
+        assert!(all.iter().all(|one| one.name != planted), "{all:?}");
+        let all: Vec<ClusterImage> = who.get("/v1/images").await.expect("images");
+        assert!(all.iter().all(|one| one.name.as_str() != "acme~debian"), "{all:?}");
+    }
+    let data =
+        JobVolume { volume: volume("data"), mount: "/data".to_owned(), access: Access::Read };
+    tenants.share_debian().await;
+    let reads = JobSpec { volumes: vec![data], ..small("q") };
+    is_kind(tenants.ann.post::<Job>("/v1/jobs", &reads).await, ProblemKind::NotFound);
+    let job: Job = tenants.ann.post("/v1/jobs", &small("q")).await.expect("the shared image");
+    assert_eq!(job.spec.image.as_str(), "debian", "and not what the host says");
+    let ask = AdoptVolume { host: tenants.lab.cloud.id.clone() };
+    let adopt = "/v1/volumes/acme~data/adopt";
+    is_kind(tenants.ann.post::<ClusterVolume>(adopt, &ask).await, ProblemKind::Forbidden);
+    let elsewhere = AdoptVolume { host: tenants.lab.home.id.clone() };
+    is_kind(tenants.admin.post::<ClusterVolume>(adopt, &elsewhere).await, ProblemKind::NotFound);
+    let taken: ClusterVolume = tenants.admin.post(adopt, &ask).await.expect("an admin says so");
+    assert_eq!(taken.home, tenants.lab.cloud.id);
+    is_kind(tenants.admin.post::<ClusterVolume>(adopt, &ask).await, ProblemKind::Conflict);
+    tenants.ann.get::<ClusterVolume>("/v1/volumes/data").await.expect("now it is the tenant's");
 }
 
 #[tokio::test]

@@ -22,6 +22,7 @@ use perigee_model::volume_move::{VolumeMove, VolumeMoveEvent, VolumeMoveState};
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 
 use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::disks;
 use crate::records::{Owned, VolumeMoveIntent, VolumeMoveRecord, volume_move_intent_key};
 
 use pace::Pace;
@@ -128,6 +129,11 @@ impl Run<'_> {
         };
         let Some(tenure) = self.record.value.tenure else { return self.learn_tenure(&from).await };
         let volume = self.shown().volume.clone();
+        match disks::allow_the_same(&from, &to, &volume).await {
+            Err(problem) if may_pass(&problem) => return self.not_taken(problem).await,
+            Err(problem) => return self.give_up(in_words(&problem)).await,
+            Ok(()) => {}
+        }
         let grant = self.cluster.grant(&to.id, Allowed::Home { volume, tenure })?;
         let (old, new) = (from.volume_server(), to.volume_server());
         let ask = TakeVolume { from: old, to: new, tenure, grant };

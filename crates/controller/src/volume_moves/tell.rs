@@ -6,6 +6,7 @@ use perigee_model::{HostId, Problem, VolumeName};
 
 use super::{Run, Step};
 use crate::cluster::{Cluster, HostLink};
+use crate::disks;
 use crate::records::{VolumeRecord, vm_of, volume_key};
 
 use perigee_model::job::HostState;
@@ -52,8 +53,7 @@ impl Run<'_> {
         let mut hosts = self.cluster.hosts.all();
         hosts.retain(|host| host.id != to.id && !self.told.contains(&host.id));
         let volume = &self.shown().volume;
-        let at = &to.addresses.nbd_addr;
-        let asked = hosts.iter().map(|host| attach_at(&self.cluster, host, volume, at));
+        let asked = hosts.iter().map(|host| attach_at(&self.cluster, host, volume, &to));
         let told = futures_util::future::join_all(asked).await;
         let mut left = Vec::new();
         for (host, told) in hosts.into_iter().zip(told) {
@@ -74,7 +74,7 @@ pub async fn attach_at(
     cluster: &Cluster,
     host: &HostLink,
     volume: &VolumeName,
-    nbd_addr: &str,
+    home: &HostLink,
 ) -> Result<(), Problem> {
     let silent = || {
         let why = cluster.hosts.silence(&host.id);
@@ -87,9 +87,11 @@ pub async fn attach_at(
         return Err(silent());
     };
     let attached: Vec<Attachment> = host.volume.get("/v1/attachments").await?;
-    let is_old = |own: &Attachment| own.volume == *volume && own.nbd_addr != nbd_addr;
+    let nbd_addr = &home.addresses.nbd_addr;
+    let is_old = |own: &Attachment| own.volume == *volume && own.nbd_addr != *nbd_addr;
     if attached.iter().any(is_old) {
-        let ask = Attach { nbd_addr: nbd_addr.to_owned() };
+        disks::allow(home, volume, &host.id).await?;
+        let ask = Attach { nbd_addr: nbd_addr.clone() };
         host.volume.put::<Attachment>(&format!("/v1/attachments/{volume}"), &ask).await?;
     }
     Ok(())

@@ -126,6 +126,8 @@ impl<'a> Ground<'a> {
             Problem::not_found(format!("can't attach volume {name}"), format!("no host {home}"))
         })?;
         let ask = Attach { nbd_addr: format!("{address}:{NBD_PORT}") };
+        let allow = format!("/v1/volumes/{name}/hosts/{at}");
+        self.server(home)?.put::<()>(&allow, &()).await?;
         let path = format!("/v1/attachments/{name}");
         self.server(at)?.put::<Attachment>(&path, &ask).await.map(drop)
     }

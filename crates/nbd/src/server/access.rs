@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use perigee_model::Problem;
+use perigee_model::{HostId, Problem};
 
 use super::OneVm;
 
@@ -46,6 +46,8 @@ pub struct Peer {
     pub encrypted: bool,
     /// The common name in its certificate.
     pub common_name: Option<String>,
+    /// The host of the cluster that it is, by its certificate.
+    pub host: Option<HostId>,
 }
 
 /// The exports that one client may see at this moment.

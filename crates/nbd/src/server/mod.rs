@@ -251,7 +251,8 @@ async fn negotiate(
         (Outcome::StartTls, None) | (Outcome::End, _) => return Ok(None),
     };
     let (mut stream, shown) = tls.accept(socket).await?;
-    let mut negotiation = negotiation.encrypted(tls::common_name(&stream));
+    let mut negotiation =
+        negotiation.encrypted(tls::common_name(&stream), shown.as_ref().and_then(Shown::host));
     match negotiation.options(&mut stream).await? {
         Outcome::Agreed(agreed) => Ok(Some((Stream::Encrypted(Box::new(stream), shown), *agreed))),
         Outcome::StartTls | Outcome::End => Ok(None),

@@ -15,7 +15,7 @@ use perigee_block::exports::{
 use perigee_block::logins::LoginGuard;
 use perigee_block::sessions::{Claim, SessionKey};
 use perigee_model::client::Over;
-use perigee_model::{Problem, ProblemKind};
+use perigee_model::{HostId, Problem, ProblemKind};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
@@ -92,8 +92,8 @@ impl<'a> Negotiation<'a> {
     }
 
     /// Continues with the same client, encrypted.
-    pub fn encrypted(self, common_name: Option<String>) -> Self {
-        let peer = Peer { encrypted: true, common_name, ..self.peer };
+    pub fn encrypted(self, common_name: Option<String>, host: Option<HostId>) -> Self {
+        let peer = Peer { encrypted: true, common_name, host, ..self.peer };
         Self { no_zeroes: self.no_zeroes, ..Self::new(self.shared, peer, self.stop) }
     }
 
@@ -319,7 +319,12 @@ impl<'a> Negotiation<'a> {
         let Peer { ip: address, encrypted, is_own, .. } = self.peer;
         let is_authenticated = self.peer.local || self.peer.common_name.is_some();
         let peer = exports::Peer { address, encrypted, is_own, is_authenticated };
-        match self.shared.exports.open(name, opener, peer).await {
+        let opened = self.shared.exports.open(name, opener, peer).await;
+        // Not before it is open: a volume may come here at this moment.
+        if let (Ok(_), Some(host)) = (&opened, &self.peer.host) {
+            self.shared.exports.admits(name, host).await?;
+        }
+        match opened {
             Err(problem)
                 if problem.kind == ProblemKind::NotFound
                     && (view != View::Everything || !self.shared.access.listing) =>

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 use perigee_http::{Listen, Network};
-use perigee_model::job::{ClusterVolume, NewVolume};
+use perigee_model::job::{AdoptVolume, ClusterVolume, NewVolume};
 use perigee_model::limits::NEW_VOLUMES;
 use perigee_model::replica::{PromoteVolume, ReplicateVolume};
 use perigee_model::units::parse_bytes;
@@ -172,6 +172,14 @@ pub enum Verb {
         /// Call off a promotion that is not done
         #[arg(long, conflicts_with_all = ["host", "force", "yes"])]
         cancel: bool,
+    },
+    /// Use a volume in the cluster that was made at a host with --pool
+    Adopt {
+        /// The volume's name
+        name: VolumeName,
+        /// The host whose pool has it
+        #[arg(long)]
+        host: HostId,
     },
     /// Delete a volume that is not in use
     #[command(visible_alias = "rm")]
@@ -350,6 +358,12 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::Promote { name, host, force, yes, cancel } => {
             let ask = PromoteVolume { host, force, dry_run: !cancel, layer: None, cancel };
             replicas::promote(&controller_client(context)?, &name, ask, yes, format).await
+        }
+        Verb::Adopt { name, host } => {
+            let path = format!("/v1/volumes/{name}/adopt");
+            let client = controller_client(context)?;
+            let volume: ClusterVolume = client.post(&path, &AdoptVolume { host }).await?;
+            output::one(format, &volume, CLUSTER)
         }
         Verb::Delete { name, pool } => {
             server(context, pool).await?.delete(&format!("/v1/volumes/{name}")).await

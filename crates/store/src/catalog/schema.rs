@@ -15,7 +15,7 @@ use rusqlite::Connection;
 const VERSION: i64 = STEPS.len() as i64;
 
 /// Step N upgrades from version N to N + 1.
-const STEPS: [&str; 11] = [
+const STEPS: [&str; 12] = [
     "
 CREATE TABLE IF NOT EXISTS layers (
     id TEXT PRIMARY KEY,
@@ -173,6 +173,13 @@ CREATE TABLE replica_pins (             -- layers of volumes here that replicas 
     PRIMARY KEY (volume, replica, layer)
 ) STRICT;
 CREATE INDEX replica_pins_by_layer ON replica_pins(layer);
+",
+    "
+CREATE TABLE openers (                  -- other hosts that may open a volume, which may come here later
+    volume TEXT NOT NULL,
+    host TEXT NOT NULL,
+    PRIMARY KEY (volume, host)
+) STRICT;
 ",
 ];
 

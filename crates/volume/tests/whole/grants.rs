@@ -1,19 +1,23 @@
 //! What a host may do at the volume server of another one: only what the controller has allowed it.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use perigee_block::device::Device as _;
 use perigee_http::authority::now_ms;
 use perigee_http::identity::Strangers;
-use perigee_http::{Authority, Client, Expected, Identity, Network, PeerIdentity};
+use perigee_http::{Authority, Client, Expected, Identity, Listen, Network, PeerIdentity};
 use perigee_model::grant::{Allowed, Grant, SignedGrant};
 use perigee_model::home::{Depart, Departed, DepartedLayer, ServerAddresses, VolumeHome};
 use perigee_model::home::{HomeState, Tenure};
 use perigee_model::replica::{PinReplica, SealReplica, SealedReplica};
 use perigee_model::volume::{
-    EpochChange, EpochChanges, EpochIssued, VolumeEpochChange, VolumeInfo,
+    EpochChange, EpochChanges, EpochIssued, ImageInfo, Openers, Snapshot, VolumeEpochChange,
+    VolumeInfo,
 };
 use perigee_model::{HostId, Problem, ProblemKind, SiteId, VolumeName};
+use perigee_nbd::{ClientTls, NbdDevice, RemoteExport};
 use tempfile::TempDir;
 
 use crate::server::{MIB, Server};
@@ -202,4 +206,54 @@ async fn the_control_port_is_closed_to_hosts_operators_and_strangers() {
     plain.expect("a client").get::<VolumeInfo>("/v1/volumes/data").await.expect_err("no TLS");
     let still: VolumeInfo = hosts.home.control.get("/v1/volumes/data").await.expect("it is there");
     assert_eq!(still.size_bytes, 4 * MIB);
+}
+
+/// Over NBD with certificates: a host that was broken into knows the name and the epoch of every volume.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_host_opens_only_the_volumes_that_the_controller_has_let_it_open() {
+    let hosts = Hosts::up().await;
+    let made = hosts.home.create("other", 4 * MIB).await;
+    let identity = hosts.other.identity().expect("it has one");
+    let open = async |export: &str| {
+        let mut remote =
+            RemoteExport::new(Listen::Tcp(hosts.home.nbd_addr.clone()), export.to_owned());
+        remote.tls = Some(ClientTls::from(Arc::clone(identity)));
+        remote.patience = Duration::from_secs(1);
+        NbdDevice::open(remote).await
+    };
+    let image = Snapshot { image: "seen".parse().expect("a name") };
+    let seen: ImageInfo =
+        hosts.home.control.post("/v1/volumes/other/snapshot", &image).await.expect("an image");
+    let layer = seen.layer;
+    let of_other = [
+        "other".to_owned(),
+        format!("other@{}", made.epoch),
+        "other@layers".to_owned(),
+        format!("other@since:{layer}"),
+    ];
+    for export in &of_other {
+        let refused = open(export).await.err().expect("nobody has let it").to_string();
+        assert!(refused.contains("has not let host cloud1"), "{export}: {refused}");
+    }
+    let allow = |host: &str| format!("/v1/volumes/other/hosts/{host}");
+    let hosts_of = async || {
+        hosts.home.control.get::<Openers>("/v1/volumes/other/hosts").await.expect("a list").hosts
+    };
+    hosts.home.control.put::<()>(&allow("cloud2"), &()).await.expect("another host may");
+    open("other").await.err().expect("that is not this one");
+    hosts.home.control.put::<()>(&allow("cloud1"), &()).await.expect("this one may");
+    assert_eq!(hosts_of().await, [host("cloud1"), host("cloud2")]);
+    let device = open(&format!("other@{}", made.epoch)).await.expect("it may");
+    device.read(0, 4096).await.expect("a read");
+    open("other@layers").await.expect("and what is below it");
+    open("data").await.err().expect("it is still not for other volumes");
+    // It can't let itself open one.
+    let asker = hosts.asker(None);
+    refused(asker.put::<()>("/v1/volumes/data/hosts/cloud1", &()).await);
+    refused(asker.get::<Openers>("/v1/volumes/data/hosts").await);
+    drop(device);
+    hosts.home.control.delete(&allow("cloud1")).await.expect("not any more");
+    open("other").await.err().expect("not any more");
+    hosts.home.control.delete("/v1/volumes/other").await.expect("deleted");
+    assert!(hosts_of().await.is_empty(), "the next volume of this name is another one");
 }
