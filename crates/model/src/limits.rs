@@ -347,7 +347,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 54] = [
+    const ALL: [&Limit; 55] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
