@@ -388,7 +388,8 @@ async fn what_an_operator_has_open_ends_with_the_certificate() {
     let of = |issued_ms| {
         Peer::Known(perigee_http::Certified { identity: PeerIdentity::Operator, issued_ms })
     };
-    let life_ms = perigee_http::authority::CERTIFICATE_LIFE.as_millis() as u64;
+    let life_ms =
+        u64::try_from(perigee_http::authority::CERTIFICATE_LIFE.as_millis()).expect("small");
     let ends = |peer| {
         let cluster = Arc::clone(&cluster);
         tokio::spawn(async move { crate::vms::certificate_ends(&cluster, peer).await })
