@@ -17,7 +17,7 @@ use perigee_model::volume::{Snapshot, VolumeSource};
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, ImageName, VolumeName, job_file};
 
-use crate::results::{Creation, Migrated, Probe, Run, Task};
+use crate::results::{Creation, FromInput, Migrated, Probe, Run, Task};
 use crate::series::Sampler;
 
 /// The name of the image with ffmpeg.
@@ -45,6 +45,8 @@ pub struct Bench<'a> {
     hosts: [HostId; 2],
     size: Size,
     pub video_bytes: u64,
+    /// Its path in the repository.
+    video: String,
     number: u32,
 }
 
@@ -59,6 +61,7 @@ impl<'a> Bench<'a> {
             hosts: [HostId::new("home1")?, HostId::new("cloud1")?],
             size,
             video_bytes: 0,
+            video: String::new(),
             number: 0,
         };
         let step = steps.begin("import the image with ffmpeg");
@@ -77,9 +80,8 @@ impl<'a> Bench<'a> {
         let video = format!("jobs/{}/output/video.avi", made.id);
         let entry: FileEntry = bench.client.get(&format!("/v1/data/~/{video}?stat")).await?;
         bench.video_bytes = entry.size_bytes;
-        let from = InputFrom::Repository(video);
-        let input = Input { to: "video.avi".to_owned(), from };
-        let inputs = bench.cluster.inputs(&InputList { inputs: vec![input] }).await?;
+        bench.video = video;
+        let inputs = bench.inputs("video.avi").await?;
         for host in bench.hosts.clone() {
             let volume = data_at(&host)?;
             bench.cluster.create_volume(&volume, &host, VOLUME_BYTES).await?;
@@ -92,6 +94,36 @@ impl<'a> Bench<'a> {
             bench.end(job, &format!("load the data at {host}")).await?;
         }
         Ok(bench)
+    }
+
+    /// The video as the inputs of a job, under a name.
+    async fn inputs(&self, to: &str) -> Result<String> {
+        let from = InputFrom::Repository(self.video.clone());
+        let inputs = vec![Input { to: to.to_owned(), from }];
+        Ok(self.cluster.inputs(&InputList { inputs }).await?)
+    }
+
+    /// Encodes the video as an input out of the repository. The first time it is staged at the host for this; the second
+    /// time it is there.
+    pub async fn encode_input(&mut self, round: u32) -> Result<Vec<FromInput>> {
+        let host = self.hosts[0].clone();
+        // No other job has it under this name.
+        let name = format!("round-{round}.avi");
+        let inputs = self.inputs(&name).await?;
+        let mut runs = Vec::new();
+        for is_staged in [false, true] {
+            let load_1min = load_1min()?;
+            let command = encoder(&format!("/job/inputs/{name}"), self.size.frames);
+            let job = self.job("input", &command, &host, "", Some(inputs.clone())).await?;
+            let words = if is_staged { "staged" } else { "not staged" };
+            let job = self.end(job, &format!("encode an input at {host}, {words}")).await?;
+            let (seconds, probe) = self.outcome(&job, Task::Encode).await?;
+            let running_ms = job.running_ms.context("a command that began")?;
+            let begun_s = running_ms.saturating_sub(job.submitted_ms) as f64 / 1e3;
+            let probe = probe.context("an encoder's result")?;
+            runs.push(FromInput { round, is_staged, begun_s, seconds, probe, load_1min });
+        }
+        Ok(runs)
     }
 
     /// Submits a job.
@@ -172,25 +204,10 @@ impl<'a> Bench<'a> {
 
     /// Submits a task on a clone of the data at one of the hosts.
     async fn begin(&mut self, task: Task, at: usize, data_at_host: usize) -> Result<Job> {
-        let frames = self.size.frames;
-        let now = "cut -d' ' -f1 /proc/uptime";
-        let work = match task {
-            Task::Copy => "cp /data/file /data/copy\nsync".to_owned(),
-            Task::Encode => format!(
-                "ffmpeg -nostdin -v error -threads 1 -i /data/video.avi -c:v mpeg4 -q:v 5 -threads 1 -progress - -y \
-                 /data/encoded.avi |\n  while IFS== read -r key value; do\n    \
-                 [ \"$key\" != frame ] || echo \"$value/{frames} frames\" > \"$PERIGEE_PROGRESS\"\n  done\nsync"
-            ),
+        let command = match task {
+            Task::Copy => timed("cp /data/file /data/copy\nsync", "cmp /data/file /data/copy"),
+            Task::Encode => encoder("/data/video.avi", self.size.frames),
         };
-        let check = match task {
-            Task::Copy => "cmp /data/file /data/copy".to_owned(),
-            Task::Encode => {
-                format!("cp /data/encoded.avi /output/\n{}", probe("/output/encoded.avi"))
-            }
-        };
-        let command = format!(
-            "set -e\nbegan=$({now})\n{work}\nended=$({now})\n{check}\necho \"$began $ended\" > /output/times"
-        );
         let volume = data_at(&self.hosts[data_at_host])?;
         let volumes = format!("volumes:\n  - {{volume: {volume}, access: clone}}\n");
         let host = self.hosts[at].clone();
@@ -281,6 +298,25 @@ impl<'a> Bench<'a> {
         };
         Ok((ended - began, probe))
     }
+}
+
+/// Work with its time, by the guest's clock, and what follows it.
+fn timed(work: &str, check: &str) -> String {
+    let now = "cut -d' ' -f1 /proc/uptime";
+    format!(
+        "set -e\nbegan=$({now})\n{work}\nended=$({now})\n{check}\necho \"$began $ended\" > /output/times"
+    )
+}
+
+/// Encodes a video, to a file beside it.
+fn encoder(video: &str, frames: u32) -> String {
+    let to = "$(dirname \"$video\")/encoded.avi";
+    let work = format!(
+        "video={video}\nffmpeg -nostdin -v error -threads 1 -i \"$video\" -c:v mpeg4 -q:v 5 -threads 1 -progress - -y \
+         \"{to}\" |\n  while IFS== read -r key value; do\n    \
+         [ \"$key\" != frame ] || echo \"$value/{frames} frames\" > \"$PERIGEE_PROGRESS\"\n  done\nsync"
+    );
+    timed(&work, &format!("cp \"{to}\" /output/\n{}", probe("/output/encoded.avi")))
 }
 
 /// Writes what ffprobe says of a file, and its SHA-256, to the outputs.

@@ -47,8 +47,8 @@ struct Arguments {
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let (rounds, size) = match arguments.quick {
-        true => (1, Size { file_bytes: 32 << 20, frames: 120 }),
-        false => (arguments.rounds, Size { file_bytes: 580_000_000, frames: 3000 }),
+        true => (1, Size { file_bytes: 32 << 20, frames: 300 }),
+        false => (arguments.rounds, Size { file_bytes: 580_000_000, frames: 1500 }),
     };
     let mut definition = measuring::two_sites(&arguments.image);
     for link in &mut definition.links {
@@ -109,6 +109,7 @@ async fn measure(
             }
             results.migrations.push(bench.migrate(round, host).await?);
         }
+        results.inputs.extend(bench.encode_input(round).await?);
     }
     Ok(results)
 }

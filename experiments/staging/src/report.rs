@@ -2,10 +2,11 @@
 
 use std::fmt::Write;
 
+use perigee_lab::measuring::median;
 use perigee_lab::report::page::{self, TABLE_END, figure, ratio, row};
 use perigee_lab::report::plots::{Trace, traces};
 
-use crate::results::{Migrated, Results, Task};
+use crate::results::{FromInput, Migrated, Results, Task};
 
 const HOSTS: [&str; 2] = ["A", "B"];
 
@@ -37,6 +38,7 @@ pub fn html(results: &Results) -> String {
     creation(&mut page, results);
     tasks(&mut page, results);
     migrated(&mut page, results);
+    inputs(&mut page, results);
     for one in &results.migrations {
         if one.round == 1 {
             plots(&mut page, one);
@@ -159,6 +161,24 @@ fn migrated(page: &mut String, results: &Results) {
             ),
         ];
         row(page, "", &texts);
+    }
+    page.push_str(TABLE_END);
+}
+
+fn inputs(page: &mut String, results: &Results) {
+    page::table(
+        page,
+        "The encoder with the video as an input, s",
+        "The job names the video in the repository. The first job has it staged at its host, and the second one finds it there.",
+        &["job", "from the request to the first command", "encoder"],
+    );
+    for is_staged in [false, true] {
+        let of = |figure: fn(&FromInput) -> f64| {
+            let runs = results.inputs.iter().filter(|run| run.is_staged == is_staged);
+            s(median(runs.map(figure)))
+        };
+        let job = if is_staged { "second" } else { "first" };
+        row(page, "", &[job.to_owned(), of(|run| run.begun_s), of(|run| run.seconds)]);
     }
     page.push_str(TABLE_END);
 }

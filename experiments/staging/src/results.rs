@@ -107,6 +107,20 @@ pub struct Migrated {
     pub load_1min: f64,
 }
 
+/// The encoder with the video as an input of the job.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct FromInput {
+    pub round: u32,
+    /// The host had the image of the inputs already.
+    pub is_staged: bool,
+    /// From the request to the first command.
+    pub begun_s: f64,
+    /// Of work, by the guest's clock.
+    pub seconds: f64,
+    pub probe: Probe,
+    pub load_1min: f64,
+}
+
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Results {
     pub versions: BTreeMap<String, String>,
@@ -118,6 +132,7 @@ pub struct Results {
     pub creations: Vec<Creation>,
     pub runs: Vec<Run>,
     pub migrations: Vec<Migrated>,
+    pub inputs: Vec<FromInput>,
 }
 
 impl Results {
@@ -167,8 +182,9 @@ impl Results {
             ));
         }
         let probes = self.runs.iter().filter_map(|run| run.probe.as_ref());
+        let probes = probes.chain(self.migrations.iter().map(|migrated| &migrated.probe));
         let mut results: Vec<&Probe> =
-            probes.chain(self.migrations.iter().map(|migrated| &migrated.probe)).collect();
+            probes.chain(self.inputs.iter().map(|run| &run.probe)).collect();
         let count = results.len();
         results.dedup();
         goals.push(Goal {

@@ -36,8 +36,17 @@ struct Counted {
 
 pub struct Sampler {
     began: Instant,
-    ends: Arc<AtomicBool>,
+    ends: Ends,
     task: JoinHandle<Vec<Point>>,
+}
+
+/// The sampler ends when this is dropped: otherwise a run that failed would wait for it for ever.
+struct Ends(Arc<AtomicBool>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Sampler {
@@ -70,7 +79,7 @@ impl Sampler {
             }
             points
         });
-        Ok(Self { began, ends, task })
+        Ok(Self { began, ends: Ends(ends), task })
     }
 
     pub fn elapsed_s(&self) -> f64 {
@@ -78,7 +87,7 @@ impl Sampler {
     }
 
     pub async fn stop(self) -> Result<Vec<Point>> {
-        self.ends.store(true, Ordering::Relaxed);
+        drop(self.ends);
         self.task.await.context("the sampler")
     }
 }
