@@ -164,11 +164,16 @@ fn may_go_on(problem: &Problem) -> bool {
 
 /// The SHA-256 of a file, read from where it is.
 pub fn hash(mut file: &File) -> std::io::Result<String> {
+    Ok(hex(&hashed(&mut file)?.finalize()))
+}
+
+/// All that can be read, hashed; more may follow.
+fn hashed(from: &mut impl Read) -> std::io::Result<Sha256> {
     let mut hasher = Sha256::new();
     let mut piece = vec![0; 1 << 20];
     loop {
-        match file.read(&mut piece)? {
-            0 => return Ok(hex(&hasher.finalize())),
+        match from.read(&mut piece)? {
+            0 => return Ok(hasher),
             length => hasher.update(&piece[..length]),
         }
     }

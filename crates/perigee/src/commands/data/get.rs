@@ -1,7 +1,7 @@
 //! Fetching files from the repository.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
@@ -11,8 +11,10 @@ use indicatif::ProgressBar;
 use perigee_http::Client;
 use perigee_model::Problem;
 use perigee_model::data::{FileAddress, FileEntry};
+use sha2::Digest as _;
+use tokio::sync::mpsc;
 
-use super::{AT_ONCE, PART_BYTES, TRIES, hash, list, may_go_on};
+use super::{AT_ONCE, PART_BYTES, TRIES, hashed, hex, list, may_go_on};
 
 pub async fn get(
     client: &Client,
@@ -83,7 +85,7 @@ async fn get_file(
     let part = PathBuf::from(part);
     let before = bar.position();
     let mut tries = 1;
-    loop {
+    let found = loop {
         bar.set_position(before);
         match fetch(client, from, entry.size_bytes, &part, bar).await {
             Err(problem) if may_go_on(&problem) && tries < TRIES => {
@@ -92,9 +94,7 @@ async fn get_file(
             }
             fetched => break fetched?,
         }
-    }
-    let found =
-        File::open(&part).and_then(|file| hash(&file)).map_err(|e| unwritable(&part, &e))?;
+    };
     if entry.sha256.as_ref().is_some_and(|expected| *expected != found) {
         std::fs::remove_file(&part).map_err(|e| unwritable(&part, &e))?;
         let what = format!("can't fetch {from}");
@@ -106,16 +106,21 @@ async fn get_file(
     std::fs::rename(&part, to).map_err(|e| unwritable(to, &e))
 }
 
+/// Pieces that wait until they are written.
+const WAITING_MAX: usize = 2;
+
+/// Fetches what is not there yet, and returns the hash of all.
 async fn fetch(
     client: &Client,
     from: &FileAddress,
     size: u64,
     part: &Path,
     bar: &ProgressBar,
-) -> Result<(), Problem> {
+) -> Result<String, Problem> {
     let fault = |e: std::io::Error| unwritable(part, &e);
-    let mut file = File::options().append(true).create(true).open(part).map_err(fault)?;
+    let file = File::options().read(true).append(true).create(true).open(part).map_err(fault)?;
     let there = file.metadata().map_err(fault)?.len().min(size);
+    file.set_len(there).map_err(fault)?;
     bar.inc(there);
     let url = from.url();
     let starts = (there..size).step_by(usize::try_from(PART_BYTES).unwrap_or(usize::MAX));
@@ -123,12 +128,43 @@ async fn fetch(
     // Pieces arrive at the same time, and are written in order: the file's length says what has arrived.
     let pieces = stream::iter(ranges).map(|(start, end)| get_piece(client, &url, start, end));
     let mut pieces = pieces.buffered(AT_ONCE);
+    // The next ones arrive meanwhile.
+    let (to_write, arriving) = mpsc::channel(WAITING_MAX);
+    let writing = tokio::task::spawn_blocking(move || write(file, there, arriving));
+    let mut failed = Ok(());
     while let Some(piece) = pieces.next().await {
-        let piece = piece?;
-        file.write_all(&piece).map_err(fault)?;
+        let piece = match piece {
+            Ok(piece) => piece,
+            Err(problem) => {
+                failed = Err(problem);
+                break;
+            }
+        };
         bar.inc(piece.len() as u64);
+        if to_write.send(piece).await.is_err() {
+            break;
+        }
     }
-    file.sync_all().map_err(fault)
+    drop(to_write);
+    // What has arrived is written also if no more does.
+    let written = writing.await.map_err(|e| Problem::internal("can't write a file", e))?;
+    failed?;
+    written.map_err(fault)
+}
+
+/// Writes pieces behind what a file has already, and returns the hash of all.
+fn write(
+    mut file: File,
+    there: u64,
+    mut pieces: mpsc::Receiver<Vec<u8>>,
+) -> std::io::Result<String> {
+    let mut hasher = hashed(&mut (&file).take(there))?;
+    while let Some(piece) = pieces.blocking_recv() {
+        file.write_all(&piece)?;
+        hasher.update(&piece);
+    }
+    file.sync_all()?;
+    Ok(hex(&hasher.finalize()))
 }
 
 async fn get_piece(client: &Client, url: &str, from: u64, until: u64) -> Result<Vec<u8>, Problem> {
