@@ -24,6 +24,7 @@ use perigee_model::job::JobSpec;
 use perigee_model::limits::INPUT_LIST_BYTES;
 use perigee_model::{Problem, ProblemKind, TenantName};
 use perigee_repository::{DataPath, Location, View};
+use tokio::sync::Semaphore;
 
 use crate::cluster::Cluster;
 use crate::data;
@@ -43,6 +44,8 @@ const PAGE: usize = 10_000;
 /// Up to so many uploaded files are looked for one by one.
 const FEW: usize = 256;
 const PIECE_BYTES: usize = 1 << 20;
+/// How many lists are read and looked through at the same time: one of each tenant, and so many in all.
+static RESOLVING: Semaphore = Semaphore::const_new(4);
 
 /// The files that a job of this tenant may have as its inputs: the tenant's own, and what is shared with it.
 fn view(cluster: &Cluster, tenant: &TenantName) -> View {
@@ -118,6 +121,10 @@ async fn resolve(
     tenant: &TenantName,
     sha256: &str,
 ) -> Result<(Manifest, JobInputs), Problem> {
+    // A list may have 64 MiB, and name 100,000 files.
+    let submissions = cluster.staging.submissions(tenant);
+    let _of_tenant = submissions.resolving.lock().await;
+    let _of_all = RESOLVING.acquire().await;
     let list = read_list(cluster, tenant, sha256).await?;
     let view = view(cluster, tenant);
     let there = uploaded_files(&view, tenant, &list).await?;

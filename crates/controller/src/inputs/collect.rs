@@ -33,6 +33,8 @@ const AGAIN: Duration = Duration::from_millis(500);
 pub async fn collect(cluster: Arc<Cluster>) {
     loop {
         collect_once(&cluster, now_ms()).await;
+        let repository = Arc::clone(&cluster.repository);
+        drop(tokio::task::spawn_blocking(move || repository.drop_idle_uploads()).await);
         if let Err(problem) = jobs::erase_deleted(&cluster).await {
             tracing::warn!("{problem}");
         }

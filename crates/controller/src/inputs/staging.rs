@@ -14,6 +14,7 @@ use bytes::Bytes;
 use futures_util::{Stream, stream};
 use perigee_http::{Body, Method};
 use perigee_model::job::JobSpec;
+use perigee_model::tenant::tenant_of;
 use perigee_model::volume::{TREE_PREFIX, Upload};
 use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, TenantName};
 use perigee_repository::{Reading, View};
@@ -28,8 +29,10 @@ use crate::tars::{end, padding};
 use crate::{accounts, images};
 
 /// How many images of inputs are made at a host at the same time. The others wait, so that VMs which run there have
-/// most of its disk and of its network.
-const AT_ONCE: usize = 2;
+/// most of its disk.
+const AT_ONCE: usize = 3;
+/// How many of them are one tenant's: whoever has much to stage does not hold up the others.
+const AT_ONCE_OF_ONE: usize = 2;
 const PIECE_BYTES: usize = 256 << 10;
 /// An image that could not be made is tried again after this, and then after twice as long each time.
 const AGAIN_MIN: Duration = Duration::from_secs(2);
@@ -56,6 +59,8 @@ pub struct Staging {
 /// A tenant's jobs that are being submitted.
 #[derive(Debug, Default)]
 pub struct Submissions {
+    /// Held by whoever reads a list of inputs, and looks for what it names: each may take much memory.
+    pub resolving: tokio::sync::Mutex<()>,
     /// Held to read by those who submit a job, from before they look for its inputs until it is recorded. Whoever removes
     /// uploaded files takes it without waiting for it, and only for a moment: nobody who submits waits for long.
     pub under_way: RwLock<()>,
@@ -171,9 +176,17 @@ fn why_it_waits(
         let at = &other.host;
         return Some(format!("another job's inputs, which are the same, are staged at {at}"));
     }
-    let at_host = running.values().filter(|progress| progress.host == *host).count();
-    (at_host >= AT_ONCE)
-        .then(|| format!("the inputs of {at_host} other jobs are being staged at {host}"))
+    let tenant = tenant_of(image.as_str());
+    let at_host = running.iter().filter(|(_, progress)| progress.host == *host);
+    let (all, own) = at_host.fold((0, 0), |(all, own), (other, _)| {
+        (all + 1, own + usize::from(tenant_of(other.as_str()) == tenant))
+    });
+    let others = match (all >= AT_ONCE, own >= AT_ONCE_OF_ONE) {
+        (_, true) => own,
+        (true, false) => all,
+        (false, false) => return None,
+    };
+    Some(format!("the inputs of {others} other jobs are being staged at {host}"))
 }
 
 /// Looks what the inputs of a job are now, and makes sure that the host can use their image. `found` is told which image it is
@@ -401,4 +414,28 @@ fn tar(
             }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_tenant_does_not_take_all_places_of_a_host() {
+        let host = HostId::new("home1").expect("a name");
+        let image = |name: &str| ImageName::new(name).expect("a name");
+        let mut running = BTreeMap::new();
+        let progress = || Progress { host: host.clone(), sent_bytes: 0, bytes: 1, is_sent: false };
+        for name in ["acme~inputs-1", "acme~inputs-2"] {
+            assert_eq!(why_it_waits(&running, &host, &image(name)), None);
+            running.insert(image(name), progress());
+        }
+        assert!(why_it_waits(&running, &host, &image("acme~inputs-3")).is_some());
+        assert_eq!(why_it_waits(&running, &host, &image("blue~inputs-1")), None);
+        running.insert(image("blue~inputs-1"), progress());
+        let why = why_it_waits(&running, &host, &image("blue~inputs-2")).expect("it is full");
+        assert!(why.contains("of 3 other jobs"), "{why}");
+        let elsewhere = HostId::new("home2").expect("a name");
+        assert_eq!(why_it_waits(&running, &elsewhere, &image("acme~inputs-3")), None);
+    }
 }
