@@ -1,5 +1,6 @@
 //! The data repository's doors of this cluster, and what its users may do there.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::Router;
@@ -7,12 +8,13 @@ use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use perigee_http::Failure;
+use perigee_model::tenant::AuditEntry;
 use perigee_model::{Problem, TenantName};
 use perigee_repository::{Account, Accounts, Credential, Quota, View, sftp};
 
 use crate::Config;
-use crate::api::Caller;
-use crate::cluster::Cluster;
+use crate::api::{Caller, note_unknown};
+use crate::cluster::{Cluster, now_ms};
 
 /// Where files are served by other protocols than HTTP.
 #[derive(Debug, Clone, Default)]
@@ -74,6 +76,23 @@ impl Accounts for Users {
             Credential::Key { key, login } => accounts.by_key(key, login),
         };
         user.map(|user| account_of(&self.0, &user.into()))
+    }
+
+    fn did(&self, account: &Account, what: &str, done: Result<(), &Problem>) {
+        let entry = AuditEntry {
+            at_ms: now_ms(),
+            who: account.user.clone(),
+            request: format!("SFTP: {what}"),
+            thing: String::new(),
+            status: done.map_or_else(Problem::http_status, |()| 200),
+        };
+        let (cluster, tenant) = (Arc::clone(&self.0), account.tenant.clone());
+        // The disk may be slow, and the answer does not wait for it.
+        tokio::task::spawn_blocking(move || cluster.audit.add(&tenant, entry));
+    }
+
+    fn refused(&self, from: IpAddr, why: &str) {
+        note_unknown(&self.0, &from.to_string(), "SFTP: log in", why);
     }
 }
 

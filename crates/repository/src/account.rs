@@ -1,6 +1,8 @@
 //! Who uses the repository. The cluster's users are kept elsewhere; the doors ask through [`Accounts`].
 
-use perigee_model::TenantName;
+use std::net::IpAddr;
+
+use perigee_model::{Problem, TenantName};
 
 /// How much a tenant may keep. Unfinished uploads count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,4 +57,11 @@ pub trait Accounts: Send + Sync {
 
     /// Whose credential it is, and what the user may do now; `None` if it does not count any more.
     fn account(&self, credential: &Credential) -> Option<Account>;
+
+    /// A user has asked a door that does not speak HTTP for a change, which was made or refused: for the log of who did
+    /// what. Nobody waits for it.
+    fn did(&self, account: &Account, what: &str, done: Result<(), &Problem>);
+
+    /// A token or a key from this address did not count. Nobody waits for it.
+    fn refused(&self, from: IpAddr, why: &str);
 }

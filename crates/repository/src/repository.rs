@@ -60,6 +60,11 @@ impl Repository {
         self.objects.get_or_init(|| objects);
     }
 
+    /// Drops uploads in parts to which nobody has sent anything for a while. Their parts are on the disk: this may block.
+    pub fn drop_idle_uploads(&self) {
+        self.uploads.drop_idle();
+    }
+
     /// Deletes objects that nobody names any more. It does not end.
     pub async fn tidy(self: Arc<Self>) {
         if self.objects.get().is_none() {

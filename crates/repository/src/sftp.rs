@@ -10,6 +10,7 @@ mod packets;
 mod pump;
 mod session;
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -93,6 +94,7 @@ pub async fn serve(server: Server) -> Result<(), Problem> {
                     repository: Arc::clone(&server.repository),
                     accounts: Arc::clone(&server.accounts),
                     files: Arc::clone(&files),
+                    address: address.ip().to_canonical(),
                     credential: None,
                     is_known: Arc::default(),
                     channels: Vec::new(),
@@ -157,6 +159,7 @@ struct Connection {
     repository: Arc<Repository>,
     accounts: Arc<dyn Accounts>,
     files: Arc<OpenFiles>,
+    address: IpAddr,
     /// By what the client has logged in.
     credential: Option<Credential>,
     /// Whether the client has logged in.
@@ -183,7 +186,11 @@ impl Handler for Connection {
 
     async fn auth_password(&mut self, _user: &str, password: &str) -> Result<Auth, Self::Error> {
         let credential = self.accounts.by_token(password);
-        Ok(self.admit(credential))
+        let answer = self.admit(credential);
+        if matches!(answer, Auth::Reject { .. }) {
+            self.accounts.refused(self.address, "the password of an SFTP client is no token");
+        }
+        Ok(answer)
     }
 
     async fn auth_publickey(
@@ -195,7 +202,11 @@ impl Handler for Connection {
         // Kind and key, without the comment.
         let words: Vec<&str> = text.split_ascii_whitespace().take(2).collect();
         let (key, login) = (words.join(" "), user.to_owned());
-        Ok(self.admit(Some(Credential::Key { key, login })))
+        let answer = self.admit(Some(Credential::Key { key, login }));
+        if matches!(answer, Auth::Reject { .. }) {
+            self.accounts.refused(self.address, "the key of an SFTP client is nobody's");
+        }
+        Ok(answer)
     }
 
     async fn channel_open_session(

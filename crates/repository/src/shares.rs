@@ -97,6 +97,27 @@ impl Shares {
         Ok(())
     }
 
+    /// Ends what is shared of a path and below it, because it has another name or is deleted: what gets the name later is
+    /// not meant.
+    ///
+    /// # Errors
+    /// If the file can't be written.
+    pub fn end(&self, owner: &TenantName, path: &DataPath) -> Result<(), Problem> {
+        let is_within = |share: &FileShare| {
+            DataPath::parse(&share.path).is_ok_and(|shared| shared.is_within(path))
+        };
+        let mut shares = lock(&self.shares);
+        if !shares.get(owner).is_some_and(|of| of.iter().any(is_within)) {
+            return Ok(());
+        }
+        let mut changed = shares.clone();
+        changed.get_mut(owner).into_iter().for_each(|of| of.retain(|share| !is_within(share)));
+        changed.retain(|_, of| !of.is_empty());
+        self.save(&changed, &format!("can't end the shares of repo://{owner}/{path}"))?;
+        *shares = changed;
+        Ok(())
+    }
+
     /// Ends all that a tenant shares, and all that others share with it.
     ///
     /// # Errors

@@ -19,6 +19,7 @@ use rustix::fs::{
     fstatvfs, fsync, linkat, mkdirat, openat, renameat, renameat_with, unlinkat,
 };
 use rustix::io::Errno;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use crate::beneath::{open, open_directory};
 use crate::errors::{missing, no_room, problem};
@@ -40,6 +41,19 @@ const GARBAGE_KEPT: Duration = Duration::from_secs(5);
 const GARBAGE_AGAIN: Duration = Duration::from_secs(60);
 /// After so many failures in a row, the store would fail for the other objects too.
 const FAILURES_MAX: usize = 3;
+
+/// How many files are hashed again at the same time, and how many of one tenant.
+const HASHING_MAX: usize = 4;
+const HASHING_OF_ONE_MAX: usize = 2;
+
+static HASHING: Semaphore = Semaphore::const_new(HASHING_MAX);
+
+/// One of the files that are hashed again, until this is dropped.
+#[derive(Debug)]
+pub struct HashTurn {
+    _of_tenant: Option<OwnedSemaphorePermit>,
+    _of_all: Option<SemaphorePermit<'static>>,
+}
 
 /// The space that files leave to what else is on the disk, such as the controller's store.
 const RESERVE_BYTES: u64 = 256 << 20;
@@ -69,6 +83,8 @@ pub struct Space {
     pub(crate) boot_id: String,
     /// Where the contents of new files are, if not on the disk.
     pub(crate) objects: Option<Arc<Objects>>,
+    /// Who hashes files again that are on the disk: it takes a CPU and the disk for as long as they are large.
+    hashing: Arc<Semaphore>,
     /// Parts whose objects are to be deleted, and from when on that is tried.
     garbage: Mutex<Vec<(String, Instant)>>,
 }
@@ -119,6 +135,7 @@ impl Space {
             unfinished: Mutex::default(),
             boot_id: boot_id.to_owned(),
             objects: None,
+            hashing: Arc::new(Semaphore::new(HASHING_OF_ONE_MAX)),
             garbage: Mutex::default(),
         };
         space.find_unfinished().map_err(fault)?;
@@ -129,6 +146,13 @@ impl Space {
     pub fn kept_in(mut self, objects: Option<Arc<Objects>>) -> Self {
         self.objects = objects;
         self
+    }
+
+    /// The turn to hash a file that is on the disk. The others wait.
+    pub(crate) async fn hash_turn(self: Arc<Self>) -> HashTurn {
+        // They are never closed.
+        let of_tenant = Arc::clone(&self.hashing).acquire_owned().await.ok();
+        HashTurn { _of_tenant: of_tenant, _of_all: HASHING.acquire().await.ok() }
     }
 
     /// Uploads that a kill of the server has cut can be continued. After a reboot nobody knows which of their bytes

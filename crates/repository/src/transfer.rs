@@ -134,6 +134,11 @@ async fn committed(
     expected: Option<String>,
     waiter: Option<Weak<()>>,
 ) -> Result<FileEntry, Problem> {
+    let space = upload.space().filter(|_| !upload.is_hashed());
+    let _turn = match space {
+        Some(space) => Some(space.hash_turn().await),
+        None => None,
+    };
     let is_wanted = move || match waiter.is_none_or(|waiter| waiter.strong_count() > 0) {
         true => Ok(()),
         false => {

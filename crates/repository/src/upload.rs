@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex};
 use perigee_model::Problem;
 use perigee_model::data::FileEntry;
 use perigee_model::limits::OBJECT_BYTES;
+use perigee_model::units::format_bytes;
 use rustix::fs::{
     AtFlags, FallocateFlags, Mode, OFlags, XattrFlags, fallocate, fremovexattr, fsetxattr, fsync,
     ftruncate, openat, unlinkat,
@@ -40,6 +41,10 @@ const PIECE_BYTES: usize = 1 << 20;
 
 /// The disk's free space is checked each time a file has grown by this much.
 const LOOK_EVERY_BYTES: u64 = 16 << 20;
+
+/// So much of a file may be left out, to be written later: a client that sends pieces out of order has not more under way.
+/// What is never written costs its sender nothing, and whoever hashes it much.
+const GAPS_BYTES_MAX: u64 = 64 << 20;
 
 /// Each time a file has grown by this much, the disk begins to write it: the client does not wait for all of it at the end.
 const FLUSH_EVERY_BYTES: u64 = 32 << 20;
@@ -456,6 +461,8 @@ pub struct Upload {
     hasher: Sha256,
     /// How many bytes from the beginning are hashed.
     hashed: u64,
+    /// How many bytes were left out, to be written later: at most so many are.
+    gaps: u64,
     is_resumable: bool,
 }
 
@@ -477,7 +484,8 @@ impl Upload {
     }
 
     fn new(part: Part, is_resumable: bool) -> Self {
-        Self { part: Some(part), length: 0, hasher: Sha256::new(), hashed: 0, is_resumable }
+        let (length, hashed, gaps) = (0, 0, 0);
+        Self { part: Some(part), length, hasher: Sha256::new(), hashed, gaps, is_resumable }
     }
 
     fn empty(space: &Arc<Space>, path: &DataPath) -> Result<Self, Problem> {
@@ -528,6 +536,10 @@ impl Upload {
         if offset != self.length {
             self.out_of_order();
         }
+        let gaps = match offset.checked_sub(self.length) {
+            Some(gap) => self.gaps_with(gap)?,
+            None => self.gaps.saturating_sub(bytes.len() as u64),
+        };
         self.part()?.reserve(end)?;
         self.part()?.write(offset, bytes)?;
         if offset == self.hashed {
@@ -537,7 +549,32 @@ impl Upload {
             self.hash_anew();
         }
         self.length = self.length.max(end);
+        self.gaps = gaps;
         Ok(())
+    }
+
+    /// What is left out if so much more is.
+    fn gaps_with(&self, gap: u64) -> Result<u64, Problem> {
+        let gaps = self.gaps.saturating_add(gap);
+        if gaps <= GAPS_BYTES_MAX {
+            return Ok(gaps);
+        }
+        let why = format!(
+            "{} of it would be left out, and at most {} may be",
+            format_bytes(gaps),
+            format_bytes(GAPS_BYTES_MAX)
+        );
+        Err(Problem::invalid("can't write a file", why).next("send its bytes in order"))
+    }
+
+    /// Whose file it is; `None` after the commit.
+    pub fn space(&self) -> Option<Arc<Space>> {
+        self.part.as_ref().map(|part| Arc::clone(&part.space))
+    }
+
+    /// Whether nothing has to be read again to know its hash.
+    pub fn is_hashed(&self) -> bool {
+        self.hashed == self.length
     }
 
     /// Cuts or extends the file.
@@ -548,14 +585,16 @@ impl Upload {
         if length == self.length {
             return Ok(());
         }
+        let mut gaps = if length == 0 { 0 } else { self.gaps };
         if length > self.length {
             self.out_of_order();
+            gaps = self.gaps_with(length - self.length)?;
         }
         self.part()?.reserve(length)?;
         let part = self.part()?;
         let set = part.file.set_len(length);
         set.map_err(|e| problem(part.space.what("write", &part.path), errno(e)))?;
-        self.length = length;
+        (self.length, self.gaps) = (length, gaps);
         if length < self.hashed {
             self.hash_anew();
         }

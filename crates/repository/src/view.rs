@@ -18,7 +18,7 @@ use crate::errors::missing;
 use crate::listing::Directory;
 use crate::path::{DataPath, Location};
 use crate::repository::Repository;
-use crate::space::Space;
+use crate::space::{HashTurn, Space};
 use crate::transfer::{Reading, Writing};
 use crate::upload::{Begin, Upload};
 
@@ -304,6 +304,13 @@ impl View {
         how: Begin,
         make_above: bool,
     ) -> Result<Writing, Problem> {
+        let at = match &how {
+            Begin::Continue(at) => *at,
+            Begin::Present => self.unfinished_bytes(location.clone()).await.unwrap_or(0),
+            Begin::Empty | Begin::Once => 0,
+        };
+        // What has arrived is hashed again.
+        let _turn = if at == 0 { None } else { self.hash_turn(location.clone()).await };
         self.blocking(move |view| {
             let (space, path) = view.to_write(&location, "write")?;
             if make_above {
@@ -319,6 +326,12 @@ impl View {
             Upload::begin(&space, path, how).map(|upload| Writing::new(upload, how))
         })
         .await
+    }
+
+    /// The turn to hash a file of a tenant again; none if there is no such tenant.
+    pub(crate) async fn hash_turn(&self, location: Location) -> Option<HashTurn> {
+        let space = self.blocking(move |view| Ok(view.to_write(&location, "write")?.0)).await;
+        Some(space.ok()?.hash_turn().await)
     }
 
     /// Copies a file.
@@ -351,7 +364,8 @@ impl View {
     pub async fn remove_file(&self, location: Location) -> Result<(), Problem> {
         self.blocking(move |view| {
             let (space, path) = view.to_write(&location, "delete")?;
-            space.remove_file(path)
+            space.remove_file(path)?;
+            view.repository.shares.end(space.tenant(), path)
         })
         .await
     }
@@ -363,7 +377,8 @@ impl View {
     pub async fn remove_directory(&self, location: Location) -> Result<(), Problem> {
         self.blocking(move |view| {
             let (space, path) = view.to_write(&location, "delete the directory")?;
-            space.remove_directory(path)
+            space.remove_directory(path)?;
+            view.repository.shares.end(space.tenant(), path)
         })
         .await
     }
@@ -381,7 +396,11 @@ impl View {
                 return Err(Problem::conflict(what, "they are of two tenants")
                     .next("copy the file, and delete the old one"));
             }
-            space.rename(old, new, replace)
+            space.rename(old, new, replace)?;
+            if old == new {
+                return Ok(());
+            }
+            view.repository.shares.end(space.tenant(), old)
         })
         .await
     }

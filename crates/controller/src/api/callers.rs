@@ -265,7 +265,7 @@ pub async fn admit(
     let sender = match Sender::of(&cluster, &request) {
         Ok(sender) => sender,
         Err(why) => {
-            note_unknown(&cluster, &request, &why);
+            note_unknown_token(&cluster, &request, &why);
             return challenge(refuse(why));
         }
     };
@@ -285,15 +285,21 @@ pub async fn admit(
 }
 
 /// Notes that a token did not count: somebody may be trying tokens. Anybody can do that, so not each request is noted.
-fn note_unknown(cluster: &Arc<Cluster>, request: &Request, why: &str) {
-    let Some(count) = cluster.bad_tokens.happened() else { return };
+fn note_unknown_token(cluster: &Arc<Cluster>, request: &Request, why: &str) {
     let address = request.extensions().get::<ClientAddress>().and_then(|address| address.0);
     let from = address.map_or_else(|| "this host".to_owned(), |address| address.to_string());
+    let asked = format!("{} {}", request.method(), request.uri().path());
+    note_unknown(cluster, &from, &asked, why);
+}
+
+/// As [`note_unknown_token`], of a client at an address that has asked for something.
+pub(crate) fn note_unknown(cluster: &Arc<Cluster>, from: &str, asked: &str, why: &str) {
+    let Some(count) = cluster.bad_tokens.happened() else { return };
     tracing::warn!(from, count, "a request is refused: {why}");
     let entry = AuditEntry {
         at_ms: now_ms(),
         who: format!("a client at {from}"),
-        request: format!("{} {}", request.method(), request.uri().path()),
+        request: asked.to_owned(),
         thing: format!("{why}; {count} such requests since the last entry"),
         status: StatusCode::UNAUTHORIZED.as_u16(),
     };

@@ -26,6 +26,7 @@ use utoipa_axum::routes;
 use crate::cluster::Cluster;
 use crate::data;
 pub use caller::Caller;
+pub(crate) use callers::note_unknown;
 #[cfg(test)]
 pub use callers::{Sender, TABLE, may};
 

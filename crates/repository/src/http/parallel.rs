@@ -75,7 +75,8 @@ impl Uploads {
         drop(all);
     }
 
-    fn drop_idle(&self) {
+    /// Drops those to which nobody has sent anything for a while.
+    pub fn drop_idle(&self) {
         let is_idle = |upload: &Parallel| lock(&upload.last_used).elapsed() > IDLE_MAX;
         let idle: Vec<_> = lock(&self.0).extract_if(.., |_, upload| is_idle(upload)).collect();
         drop(idle);
@@ -123,6 +124,10 @@ pub async fn begin(
 ) -> Result<UploadState, Problem> {
     if !is_sha256(&begin.sha256) {
         let why = "sha256 is not 64 hexadecimal digits in lower case";
+        return Err(Problem::invalid("can't begin an upload", why));
+    }
+    if i64::try_from(begin.size_bytes).is_err() {
+        let why = format!("no file has {} bytes", begin.size_bytes);
         return Err(Problem::invalid("can't begin an upload", why));
     }
     let location = location.clone();
@@ -262,6 +267,7 @@ async fn publish(view: &View, upload: &Arc<Parallel>) -> Result<FileEntry, Probl
         return Err(Problem::conflict(what, "some of its parts have not arrived")
             .next("ask which ones have, and send the others"));
     }
+    let _turn = view.hash_turn(upload.location.clone()).await;
     let whole = Arc::clone(upload);
     let whole = view.blocking(move |_| {
         // A part that is still being written would change what is hashed: it is waited for.

@@ -41,6 +41,7 @@ enum Open {
     },
     Writing {
         writing: Writing,
+        path: String,
         _place: OpenFile,
     },
     /// `None` at the end.
@@ -138,6 +139,18 @@ impl Sftp {
         Ok(Handle { id, handle })
     }
 
+    /// Notes a change, whatever became of it.
+    fn did<T>(
+        &self,
+        what: impl FnOnce() -> String,
+        done: Result<T, Problem>,
+    ) -> Result<T, StatusReply> {
+        if let Some(account) = &self.account {
+            self.user.accounts.did(account, &what(), done.as_ref().map(drop));
+        }
+        done.map_err(refused)
+    }
+
     async fn entry(&mut self, id: u32, path: &str) -> Result<Attrs, StatusReply> {
         let (view, at) = self.at(path)?;
         let entry = view.entry_or_unfinished(at).await.map_err(refused)?;
@@ -160,6 +173,16 @@ impl Sftp {
         let is_empty = flags.contains(OpenFlags::TRUNCATE);
         let how = if is_empty { Begin::Empty } else { Begin::Present };
         view.write(location, how, false).await
+    }
+
+    async fn rename_to(
+        &mut self,
+        from: String,
+        to: String,
+        replace: bool,
+    ) -> Result<(), StatusReply> {
+        let ((view, old), (_, new)) = (self.at(&from)?, self.at(&to)?);
+        self.did(|| format!("rename {from} to {to}"), view.rename(old, new, replace).await)
     }
 
     async fn set(&mut self, handle: &str, attrs: &FileAttributes) -> Result<(), StatusReply> {
@@ -199,8 +222,12 @@ impl Handler for Sftp {
         let (view, location) = self.at(&path)?;
         let _place = self.files.take(&view.account().tenant).map_err(refused)?;
         let open = if flags.contains(OpenFlags::WRITE) {
-            let writing = Self::write_to(&view, location, flags).await.map_err(refused)?;
-            Open::Writing { writing, _place }
+            match Self::write_to(&view, location, flags).await {
+                Ok(writing) => Open::Writing { writing, path, _place },
+                Err(problem) => {
+                    return self.did(|| format!("write {path}"), Err(problem));
+                }
+            }
         } else {
             Open::Reading { reading: view.read(location).await.map_err(refused)?, _place }
         };
@@ -210,8 +237,9 @@ impl Handler for Sftp {
     async fn close(&mut self, id: u32, handle: String) -> Result<Status, StatusReply> {
         self.view()?;
         match self.open.remove(&handle).ok_or_else(closed)? {
-            Open::Writing { writing, .. } => {
-                writing.commit(None).await.map(drop).map_err(refused)?
+            Open::Writing { writing, path, .. } => {
+                let committed = writing.commit(None).await.map(drop);
+                self.did(|| format!("write {path}"), committed)?;
             }
             Open::Reading { .. } | Open::Directory(_) => {}
         }
@@ -323,7 +351,7 @@ impl Handler for Sftp {
 
     async fn remove(&mut self, id: u32, path: String) -> Result<Status, StatusReply> {
         let (view, at) = self.at(&path)?;
-        view.remove_file(at).await.map_err(refused)?;
+        self.did(|| format!("delete {path}"), view.remove_file(at).await)?;
         Ok(done(id))
     }
 
@@ -334,13 +362,13 @@ impl Handler for Sftp {
         _attrs: FileAttributes,
     ) -> Result<Status, StatusReply> {
         let (view, at) = self.at(&path)?;
-        view.make_directory(at).await.map_err(refused)?;
+        self.did(|| format!("make the directory {path}"), view.make_directory(at).await)?;
         Ok(done(id))
     }
 
     async fn rmdir(&mut self, id: u32, path: String) -> Result<Status, StatusReply> {
         let (view, at) = self.at(&path)?;
-        view.remove_directory(at).await.map_err(refused)?;
+        self.did(|| format!("delete the directory {path}"), view.remove_directory(at).await)?;
         Ok(done(id))
     }
 
@@ -350,8 +378,7 @@ impl Handler for Sftp {
     }
 
     async fn rename(&mut self, id: u32, from: String, to: String) -> Result<Status, StatusReply> {
-        let ((view, from), (_, to)) = (self.at(&from)?, self.at(&to)?);
-        view.rename(from, to, false).await.map_err(refused)?;
+        self.rename_to(from, to, false).await?;
         Ok(done(id))
     }
 
@@ -364,8 +391,7 @@ impl Handler for Sftp {
         match request.as_str() {
             POSIX_RENAME => {
                 let (from, to) = two_texts(&data).ok_or(StatusCode::BadMessage)?;
-                let ((view, from), (_, to)) = (self.at(&from)?, self.at(&to)?);
-                view.rename(from, to, true).await.map_err(refused)?;
+                self.rename_to(from, to, true).await?;
                 Ok(Packet::Status(done(id)))
             }
             // What is closed is on the disk; until then nobody relies on it.

@@ -51,6 +51,31 @@ fn an_upload_goes_on_after_a_kill_but_not_after_a_reboot() {
     assert_eq!(std::fs::read_dir(dir.path().join("parts")).expect("parts").count(), 0);
 }
 
+/// Holes cost their sender nothing, and whoever hashes them hours.
+#[test]
+fn a_file_has_no_large_holes() {
+    const MIB: u64 = 1 << 20;
+    let dir = tempdir().expect("a directory");
+    let space = space(dir.path());
+    let mut upload = Upload::begin(&space, &path("a"), Begin::Empty).expect("an upload");
+    let refused = |done: Result<(), perigee_model::Problem>| {
+        let problem = done.expect_err("too much is left out");
+        assert_eq!(problem.kind, ProblemKind::Invalid, "{problem}");
+    };
+    refused(upload.write(1 << 40, b"x"));
+    refused(upload.set_length(1 << 40));
+    upload.write(40 * MIB, b"x").expect("a window");
+    refused(upload.write(100 * MIB, b"x"));
+    refused(upload.set_length(100 * MIB));
+    // What was left out comes later, and then more may be left out.
+    let piece = vec![7; 1 << 20];
+    for at in 0..40 {
+        upload.write(at * MIB, &piece).expect("what was left out");
+    }
+    upload.write(100 * MIB, b"x").expect("another window");
+    drop(upload);
+}
+
 #[test]
 fn bytes_in_any_order_make_the_same_file() {
     let dir = tempdir().expect("a directory");

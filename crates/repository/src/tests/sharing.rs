@@ -89,6 +89,29 @@ async fn what_is_shared_can_be_read_and_not_changed() {
     b.read(at("/a/out/2026/file")).await.expect_err("not any more");
 }
 
+/// Nobody knows any more with whom a name was shared that is gone.
+#[tokio::test]
+async fn a_share_ends_with_what_is_shared() {
+    let dir = tempdir().expect("a directory");
+    let repository = Repository::open(dir.path()).expect("a repository");
+    let (a, b) = (view(&repository, "a"), view(&repository, "b"));
+    for name in ["/a/in", "/a/moved", "/a/stays"] {
+        put(&a, &format!("{name}/file"), b"shared").await;
+        a.share(at(name), "b".parse().expect("b"), true).await.expect("it is shared");
+    }
+    a.share(at("/a/in/file"), "b".parse().expect("b"), true).await.expect("it is shared");
+    a.remove_file(at("/a/in/file")).await.expect("it is deleted");
+    b.entry(at("/a/in")).await.expect("the directory is still shared");
+    a.remove_directory(at("/a/in")).await.expect("it is deleted");
+    a.rename(at("/a/moved"), at("/a/new"), false).await.expect("it is renamed");
+    for name in ["/a/in/file", "/a/moved/file"] {
+        put(&a, name, b"secret").await;
+        b.read(at(name)).await.expect_err("another file of the same name");
+    }
+    b.read(at("/a/new/file")).await.expect_err("it has another name now");
+    b.read(at("/a/stays/file")).await.expect("it is shared");
+}
+
 #[tokio::test]
 async fn who_may_only_read_changes_nothing() {
     let dir = tempdir().expect("a directory");

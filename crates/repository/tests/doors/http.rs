@@ -146,6 +146,10 @@ async fn parts_in_any_order_become_one_file_that_is_checked() {
     let hashed = run("sha256sum", &[path(&file)], "").await;
     let sha256 = text(&hashed.stdout).split(' ').next().expect("a hash").to_owned();
     let begin = format!("{{\"size_bytes\": 90000, \"sha256\": \"{sha256}\"}}");
+    // Twice as much as a quota without a limit has would be nothing at all.
+    let endless = begin.replace("90000", "18446744073709551615");
+    let (status, why) = curl.ask(&["-d", &endless], "/v1/data/a/f?upload").await;
+    assert_eq!(status, 400, "{why}");
     let (status, state) = curl.ask(&["-d", &begin], "/v1/data/a/f?upload").await;
     assert_eq!(status, 200, "{state}");
     let state: serde_json::Value = serde_json::from_str(&state).expect("JSON");

@@ -37,9 +37,16 @@ fn by_token() -> BTreeMap<String, Account> {
 pub struct Users {
     keys: Mutex<BTreeMap<String, Account>>,
     tokens: Mutex<BTreeMap<String, Account>>,
+    /// Who did what, and whether it was done; and which logins were refused.
+    log: Mutex<Vec<String>>,
 }
 
 impl Users {
+    /// What was logged, in its order.
+    pub fn log(&self) -> Vec<String> {
+        self.log.lock().expect("a lock").clone()
+    }
+
     /// Lets the owner of a public key in, in OpenSSH's form.
     pub fn allow_key(&self, key: &str, tenant: &str) {
         let words: Vec<&str> = key.split_whitespace().take(2).collect();
@@ -70,6 +77,15 @@ impl Accounts for Users {
             Credential::Key { key, .. } => self.keys.lock().expect("a lock").get(key).cloned(),
         }
     }
+
+    fn did(&self, account: &Account, what: &str, done: Result<(), &Problem>) {
+        let how = done.map_or_else(|problem| problem.http_status(), |()| 200);
+        self.log.lock().expect("a lock").push(format!("{} {what}: {how}", account.user));
+    }
+
+    fn refused(&self, _from: std::net::IpAddr, why: &str) {
+        self.log.lock().expect("a lock").push(why.to_owned());
+    }
 }
 
 /// A server in this process. It ends with the runtime of the test.
@@ -98,7 +114,7 @@ impl Server {
         });
         wait_for(&address).await;
         let tokens = Mutex::new(by_token());
-        let accounts = Arc::new(Users { keys: Mutex::default(), tokens });
+        let accounts = Arc::new(Users { keys: Mutex::default(), tokens, log: Mutex::default() });
         let sftp_port = unused_port();
         let server = sftp::Server {
             address: format!("127.0.0.1:{sftp_port}"),

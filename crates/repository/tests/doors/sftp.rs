@@ -385,3 +385,82 @@ async fn one_connection_has_four_sessions_and_no_fifth() {
     }
     master.kill().await.expect("a kill");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_changed_over_sftp_is_logged_and_so_is_who_is_not_let_in() {
+    let server = Server::start().await;
+    let client = Client::new(&server, "a").await;
+    let file = server.file("sent", b"content");
+    client
+        .ok(&format!("mkdir in\nput {} in/f\nrename in/f in/g\nrm in/g\nrmdir in\n", path(&file)))
+        .await;
+    assert!(!client.sftp("mkdir /x\n").await.status.success());
+    server.accounts.change(|account| account.may_write = false);
+    assert!(!client.sftp(&format!("put {} f\n", path(&file))).await.status.success());
+    assert_eq!(
+        server.accounts.log(),
+        [
+            "a/tester make the directory /a/in: 200",
+            "a/tester write /a/in/f: 200",
+            "a/tester rename /a/in/f to /a/in/g: 200",
+            "a/tester delete /a/in/g: 200",
+            "a/tester delete the directory /a/in: 200",
+            "a/tester make the directory /x: 404",
+            "a/tester write /a/f: 403",
+        ]
+    );
+    server.accounts.forget_all();
+    assert!(!client.sftp("pwd\n").await.status.success());
+    assert_eq!(
+        server.accounts.log().last().expect("a line"),
+        "the key of an SFTP client is nobody's"
+    );
+}
+
+/// What another tenant has answers as names that never were, whatever is asked.
+#[tokio::test(flavor = "multi_thread")]
+async fn over_sftp_another_tenants_files_are_not_there() {
+    let server = Server::start().await;
+    let (ann, bob) = (Client::new(&server, "a").await, Client::new(&server, "b").await);
+    let file = server.file("sent", b"secret");
+    let got = server.dir.path().join("got");
+    ann.ok(&format!("mkdir in\nput {} in/f\n", path(&file))).await;
+    bob.ok(&format!("mkdir own\nput {} own/f\n", path(&file))).await;
+    let (file, got) = (path(&file), path(&got));
+    for asked in [
+        "ls -l DIR/in/f".to_owned(),
+        "ls -l DIR/in".to_owned(),
+        "ls DIR".to_owned(),
+        "cd DIR/in".to_owned(),
+        format!("get DIR/in/f {got}"),
+        format!("put {file} DIR/in/f"),
+        format!("put {file} DIR/in/new"),
+        format!("reput {file} DIR/in/f"),
+        "rm DIR/in/f".to_owned(),
+        "rmdir DIR/in".to_owned(),
+        "mkdir DIR/in/new".to_owned(),
+        "mkdir DIR/new".to_owned(),
+        "rename DIR/in/f own/taken".to_owned(),
+        "rename own/f DIR/in/given".to_owned(),
+        "rename DIR/in/f DIR/in/g".to_owned(),
+        "chmod 600 DIR/in/f".to_owned(),
+    ] {
+        let mut said = Vec::new();
+        for (of, named) in [("a", "/a"), ("nobody", "/c"), ("a", "/b/../a"), ("nobody", "/b/../c")]
+        {
+            let output = bob.sftp(&format!("{}\n", asked.replace("DIR", named))).await;
+            assert!(!output.status.success(), "{asked} of {of}: {output:?}");
+            let shown = format!("{}{}", text(&output.stdout), text(&output.stderr));
+            assert!(!shown.contains("secret"), "{shown}");
+            // But for the name that was asked for.
+            let same = ["/b/../a", "/b/../c", "/a", "/c"];
+            said.push(same.iter().fold(shown, |shown, name| shown.replace(name, "DIR")));
+        }
+        assert!(said.iter().all(|one| *one == said[0]), "{asked}: {said:?}");
+    }
+    let shown = bob.ok("ls /\n").await;
+    assert!(shown.contains("/b") && !shown.contains("/a"), "{shown}");
+    assert_eq!(fs::read(server.stored("a", "in/f")).expect("it is there"), b"secret");
+    assert_eq!(fs::read_dir(server.stored("a", "in")).expect("a directory").count(), 1);
+    assert!(server.stored("b", "own/f").exists() && !server.stored("b", "own/taken").exists());
+}
