@@ -45,6 +45,7 @@ pub fn router(vms: Arc<Vms>) -> Router {
         .route("/v1/vms/{vm}/console/attach", get(attach_console))
         .route("/v1/vms/{vm}/guest-agent", post(ask_guest_agent))
         .route("/v1/vms/{vm}/power-button", post(press_power_button))
+        .route("/v1/vms/{vm}/begin-command", post(begin_command))
         .route("/v1/vms/{vm}/end-command", post(end_command))
         .route("/v1/vms/{vm}/sync", post(sync))
         .route("/v1/vms/{vm}/migrate", post(migrate))
@@ -219,6 +220,12 @@ async fn press_power_button(State(vms): Shared, Path(vm): Path<String>) -> Reply
     let answer = vm.ask(Ask::PressPowerButton).await;
     answer.unwrap_or_else(|| Err(gone(vm.id())))?;
     Ok(Json(()))
+}
+
+/// The same again changes nothing. Only a gang's member waits for it.
+async fn begin_command(State(vms): Shared, Path(vm): Path<String>) -> Result<StatusCode, Failure> {
+    vms.get(&id(&vm)?)?.wishes.begin_command();
+    Ok(StatusCode::ACCEPTED)
 }
 
 /// The same again changes nothing. The guest says by itself when its command has ended.

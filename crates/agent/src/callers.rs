@@ -77,6 +77,7 @@ mod tests {
             (Method::POST, &["v1", "vms", "a", "migrate", "cancel"]),
             (Method::POST, &["v1", "vms", "a", "migrate", "grant"]),
             (Method::GET, &["v1", "vms", "a", "console"]),
+            (Method::POST, &["v1", "vms", "a", "begin-command"]),
             (Method::POST, &["v1", "vms", "a", "end-command"]),
             (Method::POST, &["v1", "vms", "a", "sync"]),
             (Method::GET, &["v1", "vms", "a", "events"]),

@@ -21,7 +21,7 @@ use perigee_model::network::{
 };
 use perigee_model::tenant::{SEPARATOR, tenant_of};
 use perigee_model::vm::{NetworkKind, VmNetwork};
-use perigee_model::{HostId, NetworkName, Problem, VmId};
+use perigee_model::{HostId, JobId, NetworkName, Problem, VmId};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
@@ -35,6 +35,9 @@ pub use tell::{Told, concerns, keep};
 const NETWORKS_PREFIX: &str = "networks/";
 const LAST_VNI: &str = "network_numbers/last";
 const TUNNELS_PREFIX: &str = "tunnels/";
+/// The addresses of a gang's own network. Networks may have the same: they never meet.
+const OWN_SUBNET: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 0);
+const OWN_PREFIX_BITS: u8 = 24;
 /// Of Ethernet, for as long as no host has said its own.
 const MTU_DEFAULT: u16 = 1500;
 
@@ -52,6 +55,9 @@ pub struct NetworkRecord {
     pub gateway: Option<HostId>,
     /// The number of the address that was given last.
     pub last: u16,
+    /// The gang that it was made for, and that removes it.
+    #[serde(default)]
+    pub job: Option<JobId>,
 }
 
 /// `tunnels/HOST`: the number of a host's address in the tunnels.
@@ -110,6 +116,15 @@ async fn all(cluster: &Cluster) -> Result<Vec<NetworkRecord>, Problem> {
 /// # Errors
 /// `Conflict` if the tenant has a network of this name; `Invalid` if there are too many.
 pub async fn create(cluster: &Cluster, new: NewNetwork) -> Result<ClusterNetwork, Problem> {
+    create_for(cluster, new, None).await
+}
+
+/// `job`: it is that job's own, and goes with it.
+async fn create_for(
+    cluster: &Cluster,
+    new: NewNetwork,
+    job: Option<&JobId>,
+) -> Result<ClusterNetwork, Problem> {
     let name = &new.name;
     let what = || format!("can't create network {name}");
     let short = name.full().rsplit(SEPARATOR).next().unwrap_or_default();
@@ -136,6 +151,7 @@ pub async fn create(cluster: &Cluster, new: NewNetwork) -> Result<ClusterNetwork
         made_ms: now_ms(),
         gateway: None,
         last: 0,
+        job: job.cloned(),
     };
     if !cluster.records.create(&key(name), &record).await? {
         let why = "there is a network with this name already";
@@ -177,6 +193,50 @@ pub async fn delete(cluster: &Cluster, name: &NetworkName) -> Result<(), Problem
     Ok(())
 }
 
+/// Makes the network of a gang that has named none, unless it is there. It has the gang's name.
+///
+/// # Errors
+/// `Conflict` if somebody else has made a network with this name; otherwise as [`create`].
+pub async fn ensure_own(cluster: &Cluster, job: &JobId) -> Result<(), Problem> {
+    let name = own_name(job)?;
+    if let Some(found) = cluster.records.read::<NetworkRecord>(&key(&name)).await? {
+        if found.job.as_ref() == Some(job) {
+            return Ok(());
+        }
+        let why = format!("there is a network {name} that somebody else has made");
+        return Err(Problem::conflict(format!("can't start job {job}"), why)
+            .next("name the network of the job in its file, and submit it again"));
+    }
+    let subnet = Subnet::new(OWN_SUBNET, OWN_PREFIX_BITS)
+        .map_err(|e| Problem::internal(format!("can't make network {name}"), e))?;
+    let new = NewNetwork { name, subnet, nat: false };
+    create_for(cluster, new, Some(job)).await.map(drop)
+}
+
+/// Removes it. A gang whose VMs have all ended calls this; there may be none.
+///
+/// # Errors
+/// If the store fails.
+pub async fn remove_own(cluster: &Cluster, job: &JobId) -> Result<(), Problem> {
+    let name = own_name(job)?;
+    let _turn = cluster.networks.turn.lock().await;
+    let found: Option<NetworkRecord> = cluster.records.read(&key(&name)).await?;
+    if found.is_some_and(|network| network.job.as_ref() == Some(job)) {
+        cluster.records.remove(&key(&name)).await?;
+        cluster.networks.changed();
+    }
+    Ok(())
+}
+
+/// The name of a gang's own network.
+///
+/// # Errors
+/// Never: a job's id is a name.
+pub fn own_name(job: &JobId) -> Result<NetworkName, Problem> {
+    NetworkName::new(job.as_str())
+        .map_err(|e| Problem::internal(format!("can't name the network of job {job}"), e))
+}
+
 /// The VMs that are in a network, or will be.
 fn users<'a>(
     cluster: &Cluster,
@@ -199,6 +259,7 @@ pub async fn info(cluster: &Cluster, name: &NetworkName) -> Result<ClusterNetwor
 fn view(cluster: &Cluster, record: NetworkRecord) -> ClusterNetwork {
     let owners = publish::owners(cluster);
     let vms: Vec<NetworkVm> = users(cluster, &record.name)
+        .filter(|job| job.gang.is_none())
         .map(|job| NetworkVm {
             vm: vm_of(&job.job.id),
             address: job.card.as_ref().map(|card| card.address),

@@ -25,6 +25,7 @@ use std::{fmt, io};
 use bytes::Bytes;
 use futures_util::Stream;
 use perigee_model::data::FileEntry;
+use perigee_model::gang::of_member;
 use perigee_model::job::{Job, JobSpec};
 use perigee_model::spec::check_outputs_to;
 use perigee_model::tenant::SEPARATOR;
@@ -80,7 +81,11 @@ impl Place {
 
     /// The job's own directory.
     fn own(job: &JobId, spec: &JobSpec) -> Result<Self, Problem> {
-        let path = DataPath::parse(&format!("jobs/{}", short(job)))?;
+        let path = match of_member(short(job)) {
+            Some((gang, rank)) => format!("jobs/{gang}/rank-{rank}"),
+            None => format!("jobs/{}", short(job)),
+        };
+        let path = DataPath::parse(&path)?;
         Ok(Self { tenant: TenantName::of(&spec.name), path, is_own: true })
     }
 

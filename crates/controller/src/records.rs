@@ -9,7 +9,7 @@
 //! | `images/IMAGE` | [`ImageRecord`] | whoever makes or deletes the image |
 //! | `uploads/HOST/SOURCE` | [`UploadRecord`] | uploads and imports |
 //! | `volumes/VOLUME` | [`VolumeRecord`] | the catalog |
-//! | `jobs/JOB`, `jobs/VM` | [`JobRecord`] of a job, or of a VM without one | its driver only |
+//! | `jobs/JOB`, `jobs/VM` | [`JobRecord`] of a job, of a gang's member, or of a VM without a job | its driver only |
 //! | `intents/jobs/JOB` | [`JobIntent`] | the API: requests of people about the job |
 //! | `migrations/VM/NNNN` | [`MigrationRecord`] | the migration's driver only |
 //! | `intents/migrations/VM/NNNN` | [`MigrationIntent`] | the job's driver |
@@ -34,6 +34,8 @@
 
 mod access;
 
+use perigee_model::gang::GangState;
+use perigee_model::guest::GuestKey;
 use perigee_model::home::Tenure;
 use perigee_model::job::{Job, Migration, MigrationState};
 use perigee_model::lasting::{Lasting, PowerWish};
@@ -210,6 +212,57 @@ pub struct JobRecord {
     /// Its card in a network of its tenant; `None` until it is staged first.
     #[serde(default)]
     pub card: Option<Card>,
+    /// It is a job with several VMs. It has no VM of its own: each member does, which is a job with a record of its own.
+    #[serde(default)]
+    pub gang: Option<Gang>,
+    /// It is a member of a gang.
+    #[serde(default)]
+    pub member: Option<Membership>,
+}
+
+/// What a gang's driver must know after a restart, beside its members' records.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Gang {
+    /// Where its members start, in the order of their ranks; empty while it is queued.
+    pub hosts: Vec<HostId>,
+    pub traits: Traits,
+    pub state: GangState,
+    /// The keys of its members; `None` while it is queued, and after its end.
+    pub keys: Option<GangKeys>,
+}
+
+/// The SSH keys of a gang's run.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct GangKeys {
+    pub user: GuestKey,
+    pub host: GuestKey,
+}
+
+impl std::fmt::Debug for GangKeys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("GangKeys")
+    }
+}
+
+/// Of a gang's member.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Membership {
+    pub gang: JobId,
+    pub rank: u32,
+    pub count: u32,
+    /// Only the first member has a command.
+    pub mpi: bool,
+    /// Its guest waits for the others.
+    pub ready: bool,
+    /// It ends because of its host, and its gang may start again elsewhere.
+    pub lost: Option<HostId>,
+}
+
+impl Membership {
+    /// Whether it is there until the first member's command has ended.
+    pub fn serves(&self) -> bool {
+        self.mpi && self.rank > 0
+    }
 }
 
 /// What the inputs of a job are.

@@ -102,18 +102,21 @@ impl Scheduler {
         let mut facts = planning::facts(cluster);
         let by_id: BTreeMap<&JobId, &Arc<JobRecord>> =
             records.iter().map(|record| (&record.job.id, record)).collect();
-        let mut grants: BTreeMap<JobId, Grant> = BTreeMap::new();
+        // Of a gang: one for each of its VMs.
+        let mut grants: BTreeMap<JobId, Vec<Grant>> = BTreeMap::new();
         let turns = schedule(queue, |waiting, hosts| {
             let grant = self.choose(cluster, by_id[&waiting.job], hosts, &mut facts)?;
             let host = grant.host.clone();
-            grants.insert(waiting.job.clone(), grant);
+            grants.entry(waiting.job.clone()).or_default().push(grant);
             Ok(host)
         });
         let mut waits = BTreeMap::new();
         for (job, turn) in turns {
             match turn {
-                Turn::Start(_) => {
-                    let Some(grant) = grants.remove(&job) else { continue };
+                Turn::Start(_) | Turn::StartAll(_) => {
+                    let mut all = grants.remove(&job).into_iter().flatten();
+                    let Some(first) = all.next() else { continue };
+                    let grant = Grant { others: all.map(|grant| grant.host).collect(), ..first };
                     if !cluster.index.give(&job, grant) {
                         let reason = "one of its volumes is being moved, or was just now";
                         waits.insert(job, (1, reason.to_owned()));
@@ -163,7 +166,8 @@ impl Scheduler {
             let needed_bytes = record.job.spec.memory_bytes;
             host.memory_free_bytes = host.memory_free_bytes.saturating_sub(needed_bytes);
         }
-        Ok(Grant { host, plan, predicted, volume_homes: homes, homes_at, traits })
+        let (volume_homes, others) = (homes, Vec::new());
+        Ok(Grant { host, plan, predicted, volume_homes, others, homes_at, traits })
     }
 
     /// The planner's facts about the job. If they are not known yet, they are requested.
@@ -285,6 +289,7 @@ fn waiting(record: &JobRecord, avoid: Vec<HostId>) -> Waiting {
         submitted: record.job.submitted_ms,
         waited_ms: now_ms().saturating_sub(record.job.submitted_ms),
         demand: demand_of(record),
+        count: spec.count,
         start: spec.start.clone(),
         volumes: spec.volumes.clone(),
         avoid,

@@ -121,7 +121,10 @@ fn view(
     let stops = lasting.is_some_and(|lasting| lasting.down.is_some());
     let status = VmState::from(report.status);
     Vm {
-        job: job.filter(|_| lasting.is_none()).map(|record| record.job.id.clone()),
+        job: job.filter(|_| lasting.is_none()).map(|record| match &record.member {
+            Some(member) => member.gang.clone(),
+            None => record.job.id.clone(),
+        }),
         host: Some(host.clone()),
         status: if stops && status == VmState::Running { VmState::Stopping } else { status },
         reason,
@@ -185,7 +188,9 @@ pub async fn stop(cluster: &Cluster, vm: &VmId, ask: StopVm) -> Result<(), Probl
             let wish = PowerWish::Stop { force: ask.force };
             return lasting::wish(cluster, vm, wish).await.map(drop);
         }
-        jobs::intend(cluster, &record.job.id, |intent| intent.stop_vm = true).await?;
+        // Of a gang, this ends all.
+        let job = record.member.as_ref().map_or(&record.job.id, |member| &member.gang);
+        jobs::intend(cluster, job, |intent| intent.stop_vm = true).await?;
         return Ok(());
     }
     let host = catalog::reachable(cluster, &host_of(cluster, vm).await?)?;

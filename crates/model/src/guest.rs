@@ -61,6 +61,56 @@ pub struct Seed {
     /// The address of its network card, if it has one.
     #[serde(default)]
     pub network: Option<GuestNetwork>,
+    /// The other VMs of its job, if it is one of several.
+    #[serde(default)]
+    pub gang: Option<GuestGang>,
+}
+
+/// What a guest is told of the gang that it belongs to ([`crate::gang`]).
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestGang {
+    /// Which of the members it is.
+    pub rank: u32,
+    /// All of them, in the order of their ranks.
+    pub members: Vec<GuestMember>,
+    /// vCPUs of each: so many processes an MPI program starts there.
+    pub slots: u32,
+    /// The addresses of their network, as `10.7.0.0/24`.
+    pub subnet: String,
+    /// Only the first runs the command. The others are there until they are asked to end it.
+    pub mpi: bool,
+    /// With which each member logs in to each.
+    pub user: GuestKey,
+    /// As which each member's SSH server proves itself.
+    pub host: GuestKey,
+}
+
+/// A key for SSH, made for one gang.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestKey {
+    /// As OpenSSH writes it.
+    pub private: String,
+    /// One line, as in `authorized_keys`.
+    pub public: String,
+}
+
+/// A member of a gang as the others reach it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestMember {
+    /// Its host name.
+    pub name: String,
+    /// In the gang's network.
+    pub address: Ipv4Addr,
+}
+
+impl std::fmt::Debug for GuestGang {
+    /// Without its keys.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GuestGang")
+            .field("rank", &self.rank)
+            .field("members", &self.members)
+            .finish()
+    }
 }
 
 /// How a guest reaches its network.
@@ -139,6 +189,9 @@ pub struct GuestEvent {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum GuestBody {
+    /// Only of a gang's member: the runner has read the seed, mounted the disks and set up the network. It waits for
+    /// [`HostMessage::Begin`].
+    Ready,
     /// The runner has read the seed and mounted the disks; the command starts now.
     Started,
     /// One line of the command's output.
@@ -199,6 +252,8 @@ pub enum HostMessage {
     Resume,
     /// Everything up to and including this number is stored.
     Ack(u64),
+    /// All members of the gang are ready: the command may start. A later one changes nothing.
+    Begin,
     /// The command is to end now; then the outputs are written as after any end. A later one changes nothing.
     EndCommand,
     /// Write everything that is in memory to the disks, and say [`GuestBody::Synced`].

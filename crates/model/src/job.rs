@@ -137,6 +137,16 @@ pub struct JobSpec {
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub publish: Vec<Publish>,
+    /// How many VMs it has ([`crate::gang`]).
+    #[serde(default = "one")]
+    pub count: u32,
+    /// Only the first of its VMs runs the command. The others are there, with an SSH server, until it has ended.
+    #[serde(default)]
+    pub mpi: bool,
+}
+
+fn one() -> u32 {
+    1
 }
 
 /// ```text
@@ -220,6 +230,32 @@ pub struct Job {
     /// What it has in the repository; `None` until all of it is there, and after it was deleted.
     #[serde(default)]
     pub outputs: Option<JobOutputs>,
+    /// The VMs of a gang, in the order of their ranks; empty for a job with one VM.
+    #[serde(default)]
+    pub members: Vec<Member>,
+}
+
+/// One VM of a gang.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Member {
+    /// From 0 on.
+    pub rank: u32,
+    /// Its VM.
+    pub vm: VmId,
+    /// Where its VM is now.
+    pub host: Option<HostId>,
+    /// Its address in the gang's network.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub address: Option<std::net::Ipv4Addr>,
+    /// How far it is.
+    pub state: JobState,
+    /// Why it waits or failed, in plain words.
+    #[serde(default)]
+    pub reason: String,
+    /// The code with which its command ended.
+    #[serde(default)]
+    pub exit_code: Option<i32>,
 }
 
 /// A job's outputs in the repository.

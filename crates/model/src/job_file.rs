@@ -29,6 +29,8 @@
 //! restart: never           # never | on-host-failure
 //! network: none            # none | user | the name of a network
 //! publish: ["8080:80"]     # ports of the VM that are reached at the host of the network's gateway
+//! count: 1                 # how many VMs: a gang of them starts and ends as one
+//! mpi: false               # true: only the first VM runs the command, which starts the others' processes itself
 //! ```
 //!
 //! `start` may also be written flat, `placement: {site: home}`. Sizes and durations are those of
@@ -41,8 +43,8 @@ use crate::data::{FileAddress, REPOSITORY_SCHEME};
 use crate::inputs::check_input_path;
 use crate::job::{Access, DEFAULT_OWNER, JobSpec, JobVolume, Restart, Start};
 use crate::limits::{
-    CPUS, JOB_DISK_BYTES, JOB_VOLUMES, KEEP_OUTPUTS_S, Limit, MEMORY_BYTES, OUTPUTS, PRIORITY,
-    PUBLISHED, TIMEOUT_S,
+    CPUS, JOB_DISK_BYTES, JOB_VOLUMES, KEEP_OUTPUTS_S, Limit, MEMBERS, MEMORY_BYTES, OUTPUTS,
+    PRIORITY, PUBLISHED, TIMEOUT_S,
 };
 use crate::network::Publish;
 use crate::spec::{
@@ -113,6 +115,8 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         restart,
         network,
         publish,
+        count,
+        mpi,
     ] = root.fields([
         "name",
         "image",
@@ -134,6 +138,8 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         "restart",
         "network",
         "publish",
+        "count",
+        "mpi",
     ])?;
     let image = image.ok_or_else(|| missing(&root, "image", "image: debian"))?;
     let command = command.ok_or_else(|| missing(&root, "command", "command: echo hello"))?;
@@ -163,6 +169,8 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         restart: read(restart, read_restart)?.unwrap_or_default(),
         network: read(network, read_network)?.unwrap_or_default(),
         publish: read(publish, read_publish)?.unwrap_or_default(),
+        count: read(count, |f| read_number(f, &MEMBERS))?.unwrap_or(1),
+        mpi: read(mpi, read_bool)?.unwrap_or_default(),
     };
     let inputs = read(inputs, read_inputs)?.unwrap_or_default();
     spec.check()?;
@@ -243,6 +251,14 @@ fn read_size(field: &Field<'_>, limit: &'static Limit) -> Result<u64, Problem> {
 
 fn read_timeout(field: &Field<'_>) -> Result<u64, Problem> {
     TIMEOUT_S.check(field.parse(parse_duration)?).map_err(|why| field.problem(why))
+}
+
+fn read_bool(field: &Field<'_>) -> Result<bool, Problem> {
+    field.parse(|text| match text {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        _ => Err(format!("{text:?} is not known: use true or false")),
+    })
 }
 
 fn read_network(field: &Field<'_>) -> Result<NetworkKind, Problem> {

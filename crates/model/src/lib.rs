@@ -11,6 +11,7 @@ pub mod data;
 pub mod disk_role;
 pub mod enrol;
 pub mod exposition;
+pub mod gang;
 pub mod grant;
 pub mod guest;
 pub mod guest_agent;

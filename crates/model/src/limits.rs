@@ -109,6 +109,17 @@ pub static JOB_NAME_BYTES: Limit = Limit::new(
     NAME_BYTES.max - "-0000001-r8-data16".len() as i128,
 );
 
+/// The VMs of a gang. Each has an address in a network of 254.
+pub static MEMBERS: Limit = Limit::new("a job's number of VMs", Unit::Count, 1, 128);
+
+/// The name of a gang: `NAME-0000001-n127-r8-data16` is the longest that is made of it.
+pub static GANG_NAME_BYTES: Limit = Limit::new(
+    "the length of the name of a job with several VMs",
+    Unit::TextBytes,
+    1,
+    JOB_NAME_BYTES.max - "-n127".len() as i128,
+);
+
 /// Jobs of one name that were ever submitted: the number in a job's id has at most 7 digits.
 pub static JOB_NUMBER: Limit =
     Limit::new("the number of jobs of one name", Unit::Count, 1, 9_999_999);
@@ -347,7 +358,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 55] = [
+    const ALL: [&Limit; 57] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
@@ -365,6 +376,8 @@ mod tests {
         &ACCESS_TOKEN_S,
         &SSH_KEYS,
         &JOB_NAME_BYTES,
+        &GANG_NAME_BYTES,
+        &MEMBERS,
         &JOB_NUMBER,
         &RESTARTS,
         &REFUSALS,

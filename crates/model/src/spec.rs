@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 
 use crate::data::FileAddress;
 use crate::disk_role::DiskRole;
-use crate::job::{JobSpec, JobVolume};
+use crate::job::{Access, JobSpec, JobVolume};
 use crate::limits::{
-    ARGUMENT_BYTES, COMMAND_BYTES, CPUS, JOB_DISK_BYTES, JOB_NAME_BYTES, JOB_VOLUMES,
-    KEEP_OUTPUTS_S, MEMORY_BYTES, OUTPUTS, OWNER_BYTES, OutOfLimits, PATH_BYTES, PRIORITY,
-    PUBLISHED, TIMEOUT_S, VM_DISKS,
+    ARGUMENT_BYTES, COMMAND_BYTES, CPUS, GANG_NAME_BYTES, JOB_DISK_BYTES, JOB_NAME_BYTES,
+    JOB_VOLUMES, KEEP_OUTPUTS_S, MEMBERS, MEMORY_BYTES, OUTPUTS, OWNER_BYTES, OutOfLimits,
+    PATH_BYTES, PRIORITY, PUBLISHED, TIMEOUT_S, VM_DISKS,
 };
-use crate::vm::VmSpec;
+use crate::vm::{NetworkKind, VmSpec};
 use crate::{JobId, Problem, VolumeName};
 
 /// Why a job or a VM can't be as asked.
@@ -74,6 +74,19 @@ pub enum BadSpec {
     /// Two disks of a VM have one role.
     #[error("it has two disks {0}")]
     DiskTwice(DiskRole),
+    /// Several VMs can't write one volume.
+    #[error(
+        "a job with several VMs can't write volume {0}: say `access: read`, or `access: clone` for a copy for each VM"
+    )]
+    WrittenByMany(VolumeName),
+    /// A port leads to one VM.
+    #[error("a job with several VMs can't publish ports")]
+    PublishedByMany,
+    /// Nobody reaches a VM in a network of its own.
+    #[error(
+        "the VMs of a job with several ones reach each other in a network of their tenant: name one, or none"
+    )]
+    UserNetwork,
     /// QEMU boots the first disk.
     #[error("its first disk is {0}, and a VM boots from its root disk")]
     NotRoot(DiskRole),
@@ -266,6 +279,20 @@ impl JobSpec {
         }
         field("priority", within(PRIORITY.check(self.priority)))?;
         field("publish", check_publish(self))?;
+        field("count", within(MEMBERS.check(self.count)))?;
+        if self.is_gang() {
+            field("name", within(GANG_NAME_BYTES.check(self.name.len())))?;
+            let written = self.volumes.iter().find(|volume| volume.access == Access::Write);
+            if let Some(volume) = written {
+                field("volumes", Err(BadSpec::WrittenByMany(volume.volume.clone())))?;
+            }
+            if self.network == NetworkKind::User {
+                field("network", Err(BadSpec::UserNetwork))?;
+            }
+            if !self.publish.is_empty() {
+                field("publish", Err(BadSpec::PublishedByMany))?;
+            }
+        }
         field("owner", check_owner(&self.owner))
     }
 }

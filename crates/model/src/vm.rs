@@ -17,6 +17,7 @@
 //! | `GET /vms/{vm}/console/attach` | | 101: bytes of both directions, for one client at a time |
 //! | `POST /vms/{vm}/guest-agent` | [`AskGuestAgent`] | what qemu-guest-agent in the guest answers |
 //! | `POST /vms/{vm}/power-button` | | tells the guest by ACPI to power off, which it may not heed |
+//! | `POST /vms/{vm}/begin-command` | | 202; the guest of a gang's member starts its command; forgotten in the same way |
 //! | `POST /vms/{vm}/end-command` | | 202; the guest ends its command and collects the outputs; the agent forgets this when it is started again, or the VM moves |
 //! | `POST /vms/{vm}/sync` | | when the guest has written everything to its disks |
 //! | `POST /vms/{vm}/migrate` | [`MigrateOut`] | 202; watch [`VmReport::migration`] |

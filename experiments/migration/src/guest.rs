@@ -73,6 +73,7 @@ impl Guest {
             outputs: Vec::new(),
             timeout_s: None,
             network: None,
+            gang: None,
         }
     }
 }

@@ -69,6 +69,8 @@ impl<'a> Perigee<'a> {
             priority: 0,
             restart: Restart::Never,
             network: Default::default(),
+            count: 1,
+            mpi: false,
         };
         let job: Job = client.post("/v1/jobs", &spec).await?;
         let vm = VmId::new(job.id.as_str())?;

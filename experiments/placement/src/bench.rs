@@ -142,6 +142,8 @@ impl<'a> Bench<'a> {
             priority: 0,
             restart: Restart::Never,
             network: Default::default(),
+            count: 1,
+            mpi: false,
         }
     }
 

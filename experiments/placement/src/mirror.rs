@@ -115,6 +115,7 @@ pub fn make_disks(dir: &Path, image: &Path, command: Vec<String>) -> Result<()> 
         outputs: Vec::new(),
         timeout_s: None,
         network: None,
+        gang: None,
     };
     std::fs::write(dir.join("seed"), seed_disk(&seed, None)?)?;
     std::fs::File::create(dir.join("output"))?.set_len(OUTPUT_BYTES)?;

@@ -233,6 +233,7 @@ impl Disks {
             outputs: Vec::new(),
             timeout_s: None,
             network: None,
+            gang: None,
         };
         let bundle = (work == Work::Tpch).then_some(bench.bundle.as_path());
         let path = format!("/v1/volumes/{}/data", disks.volume("seed")?);

@@ -267,6 +267,8 @@ impl Bench<'_> {
             priority: 0,
             restart: Restart::Never,
             network: Default::default(),
+            count: 1,
+            mpi: false,
         }
     }
 

@@ -250,5 +250,7 @@ fn spec(owner: &str) -> JobSpec {
         priority: 0,
         restart: Restart::Never,
         network: Default::default(),
+        count: 1,
+        mpi: false,
     }
 }

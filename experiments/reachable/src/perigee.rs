@@ -61,6 +61,8 @@ impl<'a> Perigee<'a> {
             priority: 0,
             restart: Restart::Never,
             network: NetworkKind::Cluster(network),
+            count: 1,
+            mpi: false,
         };
         let job = cluster.submit(&spec).await?;
         let vm = VmId::new(job.id.as_str())?;

@@ -82,6 +82,7 @@ fn read_forever(mut port: File, outbox: &Arc<Outbox>, wishes: &Wishes) {
                 std::thread::sleep(RETRY_DELAY);
             }
             Ok(length) => framing.feed(&buffer[..length], |message| match message {
+                HostMessage::Begin => wishes.begin(),
                 HostMessage::EndCommand => wishes.end_command(),
                 HostMessage::Sync => sync(outbox),
                 message => outbox.apply(&message),

@@ -12,6 +12,7 @@ use nix::unistd::Pid;
 use perigee_model::guest::{GuestBody, LogStream, Seed};
 
 use crate::error::Error;
+use crate::gang;
 use crate::lines;
 use crate::outbox::Outbox;
 use crate::processes::JobCgroup;
@@ -23,17 +24,17 @@ const STOPPED_CODE: i32 = 124;
 const STOP_AGAIN: Duration = Duration::from_secs(1);
 /// Joins the cgroup first, so that every child process is in it. Also gives up the runner's protection from the
 /// out-of-memory killer, which is not for the job.
-const ENTER_CGROUP: &str = r#"echo 0 >"$0" && echo 0 >/proc/self/oom_score_adj && exec "$@""#;
+pub const ENTER_CGROUP: &str = r#"echo 0 >"$0" && echo 0 >/proc/self/oom_score_adj && exec "$@""#;
 
 /// Returns the exit code when no process of the job is left and all of their output is in the outbox.
 pub fn run(
     seed: &Seed,
+    cgroup: &JobCgroup,
     directory: &Path,
     output: &Path,
     outbox: &Arc<Outbox>,
     wishes: &Arc<Wishes>,
 ) -> Result<i32, Error> {
-    let cgroup = JobCgroup::create()?;
     let fifo = Path::new(progress::FIFO_PATH);
     let progress = ProgressReader::start(fifo, Arc::clone(outbox))?;
     let mut child = Command::new("/bin/sh")
@@ -49,6 +50,7 @@ pub fn run(
         .env("PERIGEE_JOB", &seed.job)
         .env("PERIGEE_PROGRESS", fifo)
         .env("PERIGEE_OUTPUT", output)
+        .envs(seed.gang.iter().flat_map(gang::environment))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -114,11 +116,29 @@ pub struct Wishes {
 
 #[derive(Debug, Default)]
 struct Wanted {
+    begin: bool,
     end: bool,
     ended: Option<Ended>,
 }
 
 impl Wishes {
+    /// All members of the gang are ready.
+    pub fn begin(&self) {
+        self.lock().begin = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until the command may start, or is to end.
+    pub fn wait_for_begin(&self) {
+        let waits = |state: &mut Wanted| !state.begin && !state.end;
+        drop(self.changed.wait_while(self.lock(), waits).expect(NO_PANIC));
+    }
+
+    /// Waits until the host wants an end.
+    pub fn wait_until_asked(&self) {
+        drop(self.changed.wait_while(self.lock(), |state| !state.end).expect(NO_PANIC));
+    }
+
     /// The command is to end; one that has not started ends as soon as it starts.
     pub fn end_command(&self) {
         self.lock().end = true;

@@ -20,6 +20,10 @@ pub enum Error {
     MountPath(String),
     #[error("can't set up the network card: {0}")]
     Network(String),
+    #[error("its image has no SSH server, which `mpi: true` needs: install openssh-server in it")]
+    NoSshServer,
+    #[error("can't use the SSH server for the other VMs of the job: {0}")]
+    SshServer(String),
     #[error("can't stop all processes of the job within {0} s")]
     Stragglers(u64),
 }

@@ -13,7 +13,8 @@ use crate::disks::{self, Mounted};
 use crate::error::Error;
 use crate::outbox::Outbox;
 use crate::outputs::{self, Written};
-use crate::{command, globs, network, seed};
+use crate::processes::JobCgroup;
+use crate::{command, gang, globs, network, seed};
 
 const JOB_DIRECTORY: &str = "/job";
 const OUTPUT_DIRECTORY: &str = "/output";
@@ -32,10 +33,23 @@ pub fn run(outbox: &Arc<Outbox>, wishes: &Arc<Wishes>) -> Result<Written, Error>
     if let Some(network) = &seed.network {
         network::set_up(network)?;
     }
+    let cgroup = JobCgroup::create()?;
+    if let Some(gang) = &seed.gang {
+        gang::set_up(gang, &cgroup)?;
+        outbox.push(GuestBody::Ready);
+        wishes.wait_for_begin();
+    }
     outbox.push(GuestBody::Started);
 
     let directory = Path::new(JOB_DIRECTORY);
-    let code = command::run(&seed, directory, Path::new(OUTPUT_DIRECTORY), outbox, wishes)?;
+    let has_command = seed.gang.as_ref().is_none_or(|gang| !gang.mpi || gang.rank == 0);
+    let code = if has_command {
+        command::run(&seed, &cgroup, directory, Path::new(OUTPUT_DIRECTORY), outbox, wishes)?
+    } else {
+        wishes.wait_until_asked();
+        cgroup.end_all(None)?;
+        0
+    };
 
     // The exit code is sent only when the data disks are clean, because the host may then detach them.
     for disk in mounted.iter().rev() {

@@ -9,6 +9,7 @@ mod channel;
 mod command;
 mod disks;
 mod error;
+mod gang;
 mod globs;
 mod job;
 mod lines;

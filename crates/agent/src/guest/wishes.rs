@@ -15,6 +15,8 @@ const SYNC_DEADLINE: Duration = Duration::from_secs(60);
 /// What is wanted of a guest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Wanted {
+    /// The command of a gang's member may start.
+    begin: bool,
     /// The command is to end, and the outputs are to be collected.
     end_command: bool,
     /// How often it was asked to write everything to its disks.
@@ -24,9 +26,10 @@ pub struct Wanted {
 impl Wanted {
     /// What there is to say to a guest that was told `before`.
     pub fn since(self, before: Self) -> impl Iterator<Item = HostMessage> {
+        let begin = (self.begin && !before.begin).then_some(HostMessage::Begin);
         let end = (self.end_command && !before.end_command).then_some(HostMessage::EndCommand);
         let sync = (self.syncs > before.syncs).then_some(HostMessage::Sync);
-        end.into_iter().chain(sync)
+        begin.into_iter().chain(end).chain(sync)
     }
 }
 
@@ -41,6 +44,10 @@ pub struct Wishes {
 impl Wishes {
     pub fn subscribe(&self) -> watch::Receiver<Wanted> {
         self.wanted.subscribe()
+    }
+
+    pub fn begin_command(&self) {
+        self.wanted.send_if_modified(|wanted| !std::mem::replace(&mut wanted.begin, true));
     }
 
     pub fn end_command(&self) {

@@ -106,12 +106,15 @@ pub struct Page {
     #[serde(default)]
     after: u64,
     limit: Option<usize>,
+    rank: Option<u32>,
 }
 
 /// The first log lines with a number higher than `after`, at most `limit`. An empty answer means that there are
-/// no more. Only the end of a long log is kept; then the first line says how much is missing.
+/// no more. Only the end of a long log is kept; then the first line says how much is missing. Each VM of a job with several
+/// ones has a log: `rank` says which, and without it it is the first one's.
 #[utoipa::path(get, path = "/jobs/{job}/log", tag = "jobs",
-    params(("job" = String, Path), ("after" = Option<u64>, Query), ("limit" = Option<usize>, Query)),
+    params(("job" = String, Path), ("after" = Option<u64>, Query), ("limit" = Option<usize>, Query),
+        ("rank" = Option<u32>, Query)),
     responses((status = 200, body = Vec<LogLine>)))]
 pub async fn log(
     State(cluster): Shared,
@@ -120,7 +123,7 @@ pub async fn log(
 ) -> Reply<Vec<LogLine>> {
     let Query(page) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
     let limit = page.limit.unwrap_or(jobs::PAGE_LINES_MAX);
-    json(jobs::log(&cluster, &job, page.after, limit).await?)
+    json(jobs::log_of(&cluster, &job, page.rank, (page.after, limit)).await?)
 }
 
 #[utoipa::path(get, path = "/jobs/{job}/decisions", tag = "jobs",

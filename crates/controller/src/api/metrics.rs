@@ -105,7 +105,8 @@ fn write_jobs(page: &mut Page, cluster: &Cluster) {
         (JobState::Running, "running"),
         (JobState::Collecting, "collecting"),
     ] {
-        let jobs = unfinished.iter().filter(|record| record.lasting.is_none());
+        let jobs = unfinished.iter();
+        let jobs = jobs.filter(|record| record.lasting.is_none() && record.member.is_none());
         page.figure(&[("state", &name)], jobs.filter(|record| record.job.state == state).count());
     }
     page.family("perigee_jobs_ended_total", Kind::Counter, "Jobs that have ended.");

@@ -152,6 +152,11 @@ impl Hosts {
         state_of(silent)
     }
 
+    /// Whether the host has answered since then.
+    pub fn heard_since(&self, id: &HostId, then: Instant) -> bool {
+        self.lock().get(id).is_some_and(|known| known.heard >= then)
+    }
+
     /// The host's last report; `None` if it has not answered yet.
     pub fn report(&self, id: &HostId) -> Option<HostReport> {
         self.lock().get(id).and_then(|known| known.report.clone())

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use perigee_model::gang::member_of;
 use perigee_model::job::{Access, JobState, Migration, MigrationState};
 use perigee_model::lasting::Lasting;
 use perigee_model::plan::{Estimate, Plan, PredictedEnd};
@@ -109,6 +110,8 @@ pub struct Grant {
     pub traits: Traits,
     /// In the order of the job file.
     pub volume_homes: Vec<HostId>,
+    /// Where the other VMs of a gang start, in the order of their ranks.
+    pub others: Vec<HostId>,
     /// [`Index::home_changes`] before these homes were looked for.
     pub homes_at: u64,
 }
@@ -197,7 +200,8 @@ impl Index {
             inner.jobs.insert(id.clone(), Arc::new(record.clone()))
         };
         drop(inner);
-        if record.job.state.is_final() && before.is_some() && record.lasting.is_none() {
+        let is_a_job = record.lasting.is_none() && record.member.is_none();
+        if record.job.state.is_final() && before.is_some() && is_a_job {
             self.tally.job_ended(record.job.state);
         }
         let same = before.is_some_and(|old| {
@@ -304,6 +308,7 @@ impl Index {
         let waiting = inner.jobs.values().filter(|record| {
             record.job.state == JobState::Queued
                 && record.ending.is_none()
+                && record.gang.as_ref().is_none_or(|gang| gang.state.verdict.is_none())
                 && record.lasting.as_ref().is_none_or(Lasting::waits_for_a_host)
                 && !inner.grants.contains_key(&record.job.id)
         });
@@ -319,8 +324,16 @@ impl Index {
             if record.job.state == JobState::Queued && !granted {
                 continue;
             }
-            let (holder, demand) = (Holder::of(id, &record.job.spec.owner), demand_of(record));
-            taken.running.entry(holder.tenant.clone()).or_default().add(demand.running());
+            let holder = Holder::of(id, &record.job.spec.owner);
+            // The members of a gang count by themselves as soon as they are there.
+            let count = match &record.gang {
+                Some(_) if granted => record.job.spec.count,
+                Some(_) => inner.missing_members(record).len().try_into().unwrap_or(u32::MAX),
+                None => 1,
+            };
+            let demand = demand_of(record).times(count);
+            let running = Running { vms: count, ..demand.running() };
+            taken.running.entry(holder.tenant.clone()).or_default().add(running);
             taken.held.entry(holder).or_default().add(demand);
             taken.uses.extend(volume_uses(record));
         }
@@ -371,6 +384,19 @@ impl Inner {
         self.jobs.get(&id).filter(|record| record.job.vm.as_ref() == Some(vm))
     }
 
+    /// The hosts of a gang's members that have no record yet. They are taken for them.
+    fn missing_members<'a>(&self, record: &'a JobRecord) -> Vec<&'a HostId> {
+        let Some(gang) = record.gang.as_ref().filter(|gang| !gang.state.made) else {
+            return Vec::new();
+        };
+        let ranked = (0..).zip(&gang.hosts);
+        let missing = ranked.filter(|(rank, _)| {
+            gang.state.verdict.is_none()
+                && !self.jobs.contains_key(&member_of(&record.job.id, *rank))
+        });
+        missing.map(|(_, host)| host).collect()
+    }
+
     /// Migrations that their jobs have not taken into account: the VM is moving, or it has arrived and its job's
     /// record still names the source.
     fn unsettled(&self) -> impl Iterator<Item = &Arc<MigrationRecord>> {
@@ -383,6 +409,11 @@ impl Inner {
     fn used(&self) -> BTreeMap<HostId, Used> {
         let mut used: BTreeMap<HostId, Used> = BTreeMap::new();
         for record in self.jobs.values() {
+            for host in self.missing_members(record) {
+                let of_host = used.entry(host.clone()).or_default();
+                of_host.add(record);
+                of_host.starting += 1;
+            }
             let Some(host) = &record.job.host else { continue };
             let of_host = used.entry(host.clone()).or_default();
             of_host.add(record);
@@ -392,9 +423,11 @@ impl Inner {
         }
         for (id, grant) in &self.grants {
             let Some(record) = self.jobs.get(id) else { continue };
-            let of_host = used.entry(grant.host.clone()).or_default();
-            of_host.add(record);
-            of_host.starting += 1;
+            for host in std::iter::once(&grant.host).chain(&grant.others) {
+                let of_host = used.entry(host.clone()).or_default();
+                of_host.add(record);
+                of_host.starting += 1;
+            }
         }
         let mut moving: BTreeSet<(&VmId, &HostId)> = BTreeSet::new();
         moving.extend(self.unsettled().map(|moved| (&moved.migration.vm, &moved.migration.to)));

@@ -126,6 +126,11 @@ impl Run {
     }
 
     pub(super) async fn leave(&mut self, host: &HostId) -> Result<(), Problem> {
+        if let Some(member) = &mut self.record.value.member {
+            // Its gang starts again as a whole.
+            member.lost = Some(host.clone());
+            return self.end(Ending::Failed, format!("it was lost at host {host}")).await;
+        }
         self.record.value.leaving = Some(host.clone());
         self.record.save().await?;
         self.begin_anew(host).await

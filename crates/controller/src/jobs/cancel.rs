@@ -12,11 +12,19 @@ use crate::records::{Ending, vm_of};
 
 pub(super) const CANCELLED: &str = "cancelled on request";
 
+/// Of a gang's member.
+const ENDED_WITH_GANG: &str = "ended with the other VMs of its job";
+
 /// What people see meanwhile.
 pub(super) const CANCELLING: &str =
     "it is cancelled: its command ends, and its outputs are fetched";
 
 impl Run {
+    /// Why it is cancelled, in plain words.
+    pub(super) fn why_cancelled(&self) -> &'static str {
+        if self.record.value.member.is_some() { ENDED_WITH_GANG } else { CANCELLED }
+    }
+
     /// Whether its command has begun, so that there may be something to fetch. A VM without a job has no command.
     pub(super) fn may_have_outputs(&self) -> bool {
         let has_begun = matches!(self.job().state, JobState::Running | JobState::Collecting);
@@ -58,14 +66,16 @@ impl Run {
                 format!("that took longer than {} s{because}", limit.as_secs())
             }
         };
-        let reason = format!("{CANCELLED}; its outputs were not fetched: {why}");
+        let cancelled = self.why_cancelled();
+        let reason = format!("{cancelled}; its outputs were not fetched: {why}");
         self.end(Ending::Cancelled, reason).await?;
         Ok(Some(Step::Again))
     }
 
     /// Asks the guest to end the command. The agent may forget it, so this is repeated.
     pub(super) async fn ask_to_end(&self, host: &HostLink) {
-        if self.record.value.cancelled_ms.is_none() || self.job().state != JobState::Running {
+        let is_to_end = self.record.value.cancelled_ms.is_some() || self.is_released();
+        if !is_to_end || self.job().state != JobState::Running {
             return;
         }
         let path = format!("/v1/vms/{}/end-command", vm_of(&self.id));

@@ -11,7 +11,6 @@ use perigee_model::job::JobState;
 use perigee_model::{JobId, Problem, ProblemKind, VmId};
 use tokio::sync::Notify;
 
-use super::cancel::CANCELLED;
 use super::consider::RefusedChange;
 use super::finish::NoRoom;
 use super::samples::Samples;
@@ -43,6 +42,8 @@ pub struct Run {
     pub follow_refused: Option<Instant>,
     /// The last time that the repository had no room for the outputs.
     pub no_room: Option<NoRoom>,
+    /// When this controller first saw that a member of this gang has failed.
+    pub failure_seen: Option<Instant>,
     /// When this controller first saw that the job is to be cancelled. A clock that is set does not change how long the
     /// guest has for its outputs.
     pub cancel_seen: Option<Instant>,
@@ -65,6 +66,7 @@ pub async fn drive(cluster: Arc<Cluster>, id: JobId) -> Result<(), Problem> {
         if run.job().state.is_final() {
             return Ok(());
         }
+        let before = run.seen_by_gang();
         let done = tokio::select! {
             done = run.step() => done,
             _ = intents.next() => {
@@ -75,6 +77,9 @@ pub async fn drive(cluster: Arc<Cluster>, id: JobId) -> Result<(), Problem> {
                 continue;
             }
         };
+        if run.seen_by_gang() != before {
+            run.wake_gang();
+        }
         let pause = match done {
             Ok(Step::Again) => continue,
             Ok(Step::Wait(pause)) => pause,
@@ -125,6 +130,7 @@ impl Run {
             refused: Vec::new(),
             follow_refused: None,
             no_room: None,
+            failure_seen: None,
             cancel_seen: None,
             seen_running: false,
             homes_at: 0,
@@ -133,6 +139,9 @@ impl Run {
 
     async fn step(&mut self) -> Result<Step, Problem> {
         self.homes_at = self.cluster.index.home_changes();
+        if self.record.value.gang.is_some() {
+            return self.gang_step().await;
+        }
         self.settle_homes().await?;
         if self.record.value.ending.is_some() {
             return self.finish().await;
@@ -149,6 +158,10 @@ impl Run {
     }
 
     async fn heed_intent(&mut self) -> Result<(), Problem> {
+        if self.record.value.gang.is_some() {
+            // Each step of a gang reads what is asked of it.
+            return Ok(());
+        }
         let intent: Option<JobIntent> =
             self.cluster.records.read(&job_intent_key(&self.id)).await?;
         if let (Some(lasting), Some((number, wish))) =
@@ -164,7 +177,7 @@ impl Run {
             {
                 return self.begin_cancel().await;
             }
-            Some(JobIntent { cancel: true, .. }) => (Ending::Cancelled, CANCELLED),
+            Some(JobIntent { cancel: true, .. }) => (Ending::Cancelled, self.why_cancelled()),
             Some(JobIntent { stop_vm: true, .. }) => {
                 (Ending::Failed, "its VM was stopped on request")
             }

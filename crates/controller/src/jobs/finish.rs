@@ -69,7 +69,8 @@ impl Run {
             Some(Ending::Cancelled) => JobEvent::Cancelled,
             Some(Ending::Collected { .. } | Ending::Failed) | None => JobEvent::Failed,
         };
-        if matches!(record.ending, Some(Ending::Collected { .. })) {
+        // The time of a gang's member says nothing of a job with one VM.
+        if matches!(record.ending, Some(Ending::Collected { .. })) && record.member.is_none() {
             planning::job_ended(&self.cluster, record).await?;
         }
         record.job.state = record.job.state.next(event)?;

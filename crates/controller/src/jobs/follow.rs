@@ -9,7 +9,7 @@ use perigee_model::vm::{Disk, HostReport, Machine, VmReport, VmSpec, VmStatus};
 use perigee_model::volume::ExportStats;
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 
-use super::cancel::{CANCELLED, CANCELLING};
+use super::cancel::CANCELLING;
 use super::driver::{Run, Step};
 use super::finish::Fetched;
 use super::{guest, log};
@@ -84,6 +84,7 @@ impl Run {
         if figures_due {
             self.ask_to_end(&host).await;
         }
+        self.ask_to_begin(&host).await;
         let ran_before = self.job().state == JobState::Running;
         if has_news {
             self.take_events(&host, report.last_seq).await?;
@@ -124,6 +125,7 @@ impl Run {
         match trouble_of(report) {
             trouble if !trouble.is_empty() => trouble,
             _ if self.record.value.cancelled_ms.is_some() => CANCELLING.to_owned(),
+            _ if self.waits_for_gang() => "it waits for the other VMs of its job".to_owned(),
             _ => self.refusals(),
         }
     }
@@ -260,8 +262,9 @@ impl Run {
     /// The VM does not exist any more, and the job's command has not ended.
     async fn lost(&mut self, why: &str) -> Result<Step, Problem> {
         if self.record.value.cancelled_ms.is_some() {
+            let cancelled = self.why_cancelled();
             let reason =
-                format!("{CANCELLED}; its VM ended before its outputs were fetched: {why}");
+                format!("{cancelled}; its VM ended before its outputs were fetched: {why}");
             self.end(Ending::Cancelled, reason).await?;
             return Ok(Step::Again);
         }
@@ -320,6 +323,8 @@ impl Run {
         let (job, now) = (self.job(), now_ms());
         let counted_ms = self.record.value.counted_ms;
         match (job.state, job.started_ms) {
+            // The others that it waits for have time limits of their own.
+            (JobState::Starting, _) if self.waits_for_gang() => None,
             (JobState::Starting, Some(started_ms)) => {
                 let limit = self.cluster.timing.boot_deadline;
                 let late = boot_time(report, now.saturating_sub(started_ms)) > limit;
@@ -426,7 +431,7 @@ impl Run {
             _ => format!("the command ended with code {code}"),
         };
         let (ending, reason) = match (self.record.value.cancelled_ms, is_whole) {
-            (Some(_), _) => (Ending::Cancelled, CANCELLED.to_owned()),
+            (Some(_), _) => (Ending::Cancelled, self.why_cancelled().to_owned()),
             (None, true) => (Ending::Collected { exit_code: code }, reason),
             (None, false) => (Ending::Failed, reason),
         };

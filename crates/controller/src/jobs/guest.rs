@@ -61,6 +61,16 @@ impl When {
 fn take(record: &mut JobRecord, when: When, body: GuestBody) {
     match body {
         GuestBody::Log { .. } | GuestBody::Synced => {}
+        GuestBody::Ready => {
+            if let Some(member) = &mut record.member
+                && record.job.state == JobState::Starting
+            {
+                member.ready = true;
+            }
+        }
+        GuestBody::Started if record.member.as_ref().is_some_and(|member| !member.ready) => {
+            fail(record, "its image has a runner of an older version, which waits for no other VM");
+        }
         GuestBody::Started => {
             started(record, when);
         }

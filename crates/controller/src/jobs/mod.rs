@@ -8,6 +8,9 @@
 //! collecting follow    until the outputs stand; then finish
 //! (ending)   finish    output fetched, VM and volumes away; then a final state
 //! ```
+//!
+//! A gang has a driver too, which makes its members, reads what becomes of them, and tells them to end ([`gang`]). Each
+//! member goes through the states above, and is placed when it is made.
 
 mod again;
 mod cancel;
@@ -15,6 +18,7 @@ mod consider;
 mod driver;
 mod finish;
 mod follow;
+mod gang;
 mod guest;
 mod homes;
 mod lasting;
@@ -35,6 +39,7 @@ use perigee_model::limits::JOB_NUMBER;
 use perigee_model::plan::PredictedEnd;
 use perigee_model::tenant::Running;
 use perigee_model::{JobId, Problem, TenantName, VmId};
+use perigee_planner::queue::Demand;
 
 use crate::cluster::{Cluster, now_ms};
 use crate::meter::Meter;
@@ -50,9 +55,12 @@ const ERASURE_AGAIN: Duration = Duration::from_millis(10);
 
 pub use again::{Fate, Loss, fate};
 pub use driver::drive;
+pub use gang::log_of;
 #[cfg(feature = "fuzzing")]
 pub(crate) use guest::apply;
-pub use log::{PAGE_LINES_MAX, read as log};
+pub use log::PAGE_LINES_MAX;
+#[cfg(test)]
+pub use log::read as log;
 pub use place::job_of;
 
 pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Problem> {
@@ -66,7 +74,9 @@ pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Proble
     JOB_NUMBER.check(number).map_err(|error| error.problem("can't submit a job"))?;
     let id = JobId::new(format!("{}-{number:04}", spec.name))
         .map_err(|e| Problem::invalid("can't submit a job", e))?;
-    add(cluster, JobRecord { inputs, ..new_record(id, spec) }).await
+    let mut record = JobRecord { inputs, ..new_record(id, spec) };
+    gang::prepare(&mut record)?;
+    add(cluster, record).await
 }
 
 /// Stores the record of a job, or of a VM without one.
@@ -125,6 +135,8 @@ pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
         inputs: None,
         cancelled_ms: None,
         card: None,
+        gang: None,
+        member: None,
     }
 }
 
@@ -148,6 +160,7 @@ fn new_job(id: JobId, spec: JobSpec) -> Job {
         measured_s: None,
         migrations: Vec::new(),
         outputs: None,
+        members: Vec::new(),
     }
 }
 
@@ -157,12 +170,14 @@ fn new_job(id: JobId, spec: JobSpec) -> Job {
 /// `Invalid` or `NotFound`, with the name of the field.
 pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<Option<JobInputs>, Problem> {
     spec.check()?;
-    let needs = Running { vms: 1, cpus: spec.cpus, memory_bytes: spec.memory_bytes };
+    let needs = Demand { cpus: spec.cpus, memory_bytes: spec.memory_bytes };
+    let needs = Running { vms: spec.count, ..needs.times(spec.count).running() };
     let quota = cluster.accounts.quota_of(&spec.name);
     if let Some(why) = quota.lacks(Running::default(), needs) {
         return Err(Problem::invalid(format!("job {}", spec.name), why)
             .next("ask for less, or ask an admin for more (perigee tenant quota)"));
     }
+    gang::check(cluster, spec)?;
     outputs::check(cluster, spec).await?;
     for volume in &spec.volumes {
         catalog::find(cluster, &volume.volume).await?;
@@ -203,9 +218,22 @@ pub async fn list(cluster: &Cluster) -> Result<Vec<Job>, Problem> {
     for record in cluster.records.list::<MigrationRecord>("migrations/").await? {
         moves.entry(record.migration.vm.clone()).or_default().push(record.migration);
     }
+    let mut members: BTreeMap<JobId, Vec<JobRecord>> = BTreeMap::new();
+    let mut shown = Vec::new();
     for record in cluster.jobs().await?.into_iter().filter(|record| record.lasting.is_none()) {
-        let of_vm = moves.remove(&vm_of(&record.job.id)).unwrap_or_default();
-        jobs.push(view(cluster, record, of_vm));
+        match &record.member {
+            Some(member) => members.entry(member.gang.clone()).or_default().push(record),
+            None => shown.push(record),
+        }
+    }
+    for record in shown {
+        let mut of_vms = moves.remove(&vm_of(&record.job.id)).unwrap_or_default();
+        let members = members.remove(&record.job.id).unwrap_or_default();
+        for member in &members {
+            of_vms.extend(moves.remove(&vm_of(&member.job.id)).unwrap_or_default());
+        }
+        let job = view(cluster, record, of_vms);
+        jobs.push(gang::with_members(job, members));
     }
     jobs.sort_by_key(|job| job.submitted_ms);
     Ok(jobs)
@@ -213,8 +241,15 @@ pub async fn list(cluster: &Cluster) -> Result<Vec<Job>, Problem> {
 
 pub async fn get(cluster: &Cluster, id: &JobId) -> Result<Job, Problem> {
     let record = record(cluster, id).await?;
-    let moves: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(&vm_of(id))).await?;
-    Ok(view(cluster, record, moves.into_iter().map(|record| record.migration).collect()))
+    let mut moves: Vec<MigrationRecord> =
+        cluster.records.list(&migration_prefix(&vm_of(id))).await?;
+    let members = gang::members(cluster, &record).await?;
+    for member in &members {
+        let of_member = migration_prefix(&vm_of(&member.job.id));
+        moves.extend(cluster.records.list::<MigrationRecord>(&of_member).await?);
+    }
+    let moves = moves.into_iter().map(|record| record.migration).collect();
+    Ok(gang::with_members(view(cluster, record, moves), members))
 }
 
 /// The job with its migrations, which have their own records, its position in the queue, and its predicted end.
@@ -277,6 +312,12 @@ pub async fn intend(
     id: &JobId,
     wish: impl Fn(&mut JobIntent),
 ) -> Result<Job, Problem> {
+    let record = record(cluster, id).await?;
+    if let Some(member) = record.member {
+        let why = format!("it is a VM of job {}, which ends as a whole", member.gang);
+        return Err(Problem::conflict(format!("can't change job {id}"), why)
+            .next(format!("`perigee job cancel {}` ends them all", member.gang)));
+    }
     let job = get(cluster, id).await?;
     if job.state.is_final() {
         return Err(Problem::conflict(format!("can't change job {id}"), "it has ended"));
@@ -311,13 +352,22 @@ pub async fn delete(
     if !record.job.state.is_final() {
         return refuse("it has not ended; cancel it first");
     }
-    if crate::cleaner::is_left(cluster, id).await? {
-        return refuse("parts of it stand on a host that does not answer");
+    if let Some(member) = &record.member {
+        return refuse(&format!("it is a VM of job {}, which is deleted as a whole", member.gang));
+    }
+    let members = gang::members(cluster, &record).await?;
+    for one in members.iter().chain([&record]) {
+        if crate::cleaner::is_left(cluster, &one.job.id).await? {
+            return refuse("parts of it stand on a host that does not answer");
+        }
     }
     if !keeps_outputs {
         outputs::remove(cluster, &record.job).await?;
     }
-    erase(cluster, &record).await
+    for one in members.iter().chain([&record]) {
+        erase(cluster, one).await?;
+    }
+    Ok(())
 }
 
 /// Forgets the VMs without a job that were deleted, when nothing of them is left at a host.

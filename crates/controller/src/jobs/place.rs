@@ -11,7 +11,7 @@ use crate::planning;
 use crate::records::{PlacedDisk, Placement, vm_of};
 
 /// The disks of a job's VM, beside its volumes.
-const JOB_DISKS: [DiskRole; 3] = [DiskRole::Root, DiskRole::Seed, DiskRole::Output];
+pub(super) const JOB_DISKS: [DiskRole; 3] = [DiskRole::Root, DiskRole::Seed, DiskRole::Output];
 
 impl Run {
     pub(super) async fn place(&mut self) -> Result<Step, Problem> {
@@ -53,7 +53,7 @@ impl Run {
 
 /// The VM's disks: root, seed, output and inputs at the VM's host, and data volumes at their homes. What the job
 /// writes stays at the site of data that may not leave it.
-fn disks(
+pub(super) fn disks(
     job: &JobId,
     spec: &JobSpec,
     (start, confined): (&HostId, &Confined),

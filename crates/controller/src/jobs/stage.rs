@@ -42,6 +42,10 @@ impl Run {
             return Err(Problem::invalid(format!("job {}", self.id), why));
         }
         networks::give_card(&cluster, &mut self.record).await?;
+        if !self.knows_all_addresses() {
+            // Each other member gives itself an address before it does anything else.
+            return Ok(Step::Wait(cluster.timing.poll));
+        }
         let to_come = |disk: &&PlacedDisk| disk.role == DiskRole::Inputs && disk.epoch.is_none();
         if let Some(disk) = placement.disks.iter().find(to_come)
             && let Staged::Waits(why) = self.stage_inputs(&disk.home).await?
@@ -235,7 +239,7 @@ impl Run {
     ) -> Result<Epoch, Problem> {
         let spec = &self.job().spec;
         let network = guest_network(&networks::of_vm(&self.record.value)?);
-        let seed = seed(&self.id, spec, at, network);
+        let seed = Seed { gang: self.guest_gang()?, ..seed(&self.id, spec, at, network) };
         let fault = |e| Problem::internal(format!("can't make the seed of job {}", self.id), e);
         let seed = tars::write_seed(Vec::new(), &seed).map_err(fault)?;
         let size_bytes = whole_blocks((seed.len() as u64).max(SEED_BYTES_MIN));
@@ -306,6 +310,7 @@ fn seed(job: &JobId, spec: &JobSpec, at: &Placement, network: Option<GuestNetwor
         timeout_s: spec.timeout_s,
         // Where cloud-init starts the runner, it configures the card too.
         network: network.filter(|_| !has_cloud_init),
+        gang: None,
     }
 }
 

@@ -28,6 +28,7 @@ fn seed() -> Seed {
         outputs: Vec::new(),
         timeout_s: None,
         network: None,
+        gang: None,
     }
 }
 

@@ -46,8 +46,8 @@ use images::{
     copy_image, delete_image, delete_tree, images, import_image, one_image, receive_tree,
 };
 use vms::{
-    ask_guest_agent, cancel_migration, changes, delete_vm, end_command, end_unless_ran, events,
-    migrate, press_power_button, put_vm, sync, vm, vms as list_vms,
+    ask_guest_agent, begin_command, cancel_migration, changes, delete_vm, end_command,
+    end_unless_ran, events, migrate, press_power_button, put_vm, sync, vm, vms as list_vms,
 };
 
 pub struct Volume {
@@ -62,6 +62,16 @@ pub struct FakeVm {
     pub report: VmReport,
     pub events: Vec<GuestMessage>,
     pub asked: Option<MigrateOut>,
+    /// Its guest, of a gang's member, may start its command.
+    pub may_begin: bool,
+    /// Its guest was asked to end its command.
+    pub is_to_end: bool,
+}
+
+impl FakeVm {
+    fn new(report: VmReport) -> Self {
+        Self { report, events: Vec::new(), asked: None, may_begin: false, is_to_end: false }
+    }
 }
 
 /// A file in a guest.
@@ -298,6 +308,7 @@ fn agent_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/vms/{vm}/console", get(async || "panic: no root"))
         .route("/v1/vms/{vm}/power-button", post(press_power_button))
         .route("/v1/vms/{vm}/guest-agent", post(ask_guest_agent))
+        .route("/v1/vms/{vm}/begin-command", post(begin_command))
         .route("/v1/vms/{vm}/end-command", post(end_command))
         .route("/v1/vms/{vm}/sync", post(sync))
         .route("/v1/vms/{vm}/migrate", post(migrate))

@@ -7,6 +7,7 @@ mod copies;
 mod enrol;
 mod fake;
 mod faults;
+mod gangs;
 mod gone;
 mod images;
 mod inputs;
@@ -185,6 +186,8 @@ pub fn spec(access: Access) -> JobSpec {
         priority: 0,
         restart: Restart::Never,
         network: Default::default(),
+        count: 1,
+        mpi: false,
     }
 }
 

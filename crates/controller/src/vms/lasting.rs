@@ -110,6 +110,8 @@ fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<JobSpec, Prob
         priority: 0,
         restart: if new.restart_elsewhere { Restart::OnHostFailure } else { Restart::Never },
         network: new.network.clone(),
+        count: 1,
+        mpi: false,
     })
 }
 
@@ -119,7 +121,8 @@ fn looks_like_a_job(name: &str) -> bool {
     let end = name.rsplit_once('-').map_or("", |(_, end)| end);
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let is_run = end.strip_prefix('r').is_some_and(is_number);
-    is_run || (end.len() >= 4 && is_number(end)) || name == "deleted"
+    let is_member = perigee_model::gang::of_member(name).is_some();
+    is_run || is_member || (end.len() >= 4 && is_number(end)) || name == "deleted"
 }
 
 fn id_of(vm: &VmId) -> Result<JobId, Problem> {

@@ -174,6 +174,7 @@ mod tests {
             outputs: Vec::new(),
             timeout_s: None,
             network: None,
+            gang: None,
         };
         let bytes = seed_disk(&seed, Some(&bundle)).expect("a disk");
         assert_eq!(bytes.len(), SEED_BYTES);

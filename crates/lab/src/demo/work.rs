@@ -106,6 +106,8 @@ impl Stage {
             priority: 0,
             restart: Restart::Never,
             network: Default::default(),
+            count: 1,
+            mpi: false,
         }
     }
 

@@ -33,6 +33,8 @@ fn job() -> JobSpec {
         priority: 0,
         restart: Restart::Never,
         network: Default::default(),
+        count: 1,
+        mpi: false,
     }
 }
 

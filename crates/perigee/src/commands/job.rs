@@ -55,6 +55,9 @@ pub enum Verb {
         /// Print new lines until the job has ended
         #[arg(long)]
         follow: bool,
+        /// Of a job with several VMs: which of them, from 0 [default: the first]
+        #[arg(long)]
+        rank: Option<u32>,
     },
     /// Stop a job. Its command is ended, and its log and the outputs that it has are kept
     Cancel {
@@ -92,7 +95,7 @@ const JOBS: &[Column<Job>] = &[
     ("job", |j| j.id.to_string()),
     ("state", |j| output::word(&j.state)),
     ("place", place),
-    ("host", |j| output::or_dash(j.host.as_ref())),
+    ("host", hosts),
     ("progress", progress),
     ("predicted", |j| j.predicted.map_or_else(String::new, |p| p.to_string())),
     ("left", left),
@@ -108,7 +111,8 @@ const JOB: &[Column<Job>] = &[
     ("reason", |j| j.reason.clone()),
     ("owner", |j| j.spec.owner.clone()),
     ("priority", |j| j.spec.priority.to_string()),
-    ("host", |j| output::or_dash(j.host.as_ref())),
+    ("host", hosts),
+    ("VMs", members),
     ("image", |j| j.spec.image.to_string()),
     ("memory", |j| output::bytes(j.spec.memory_bytes)),
     ("progress", progress),
@@ -151,6 +155,30 @@ fn seconds_of(option: &PlanOption, part: Part) -> String {
 
 fn place(job: &Job) -> String {
     job.queue_place.map_or_else(String::new, |place| place.to_string())
+}
+
+/// Where its VM is, or its VMs are.
+fn hosts(job: &Job) -> String {
+    let mut all: Vec<&str> =
+        job.members.iter().filter_map(|member| Some(member.host.as_ref()?.as_str())).collect();
+    all.dedup();
+    if all.is_empty() { output::or_dash(job.host.as_ref()) } else { all.join(",") }
+}
+
+/// One line for each VM of a job with several ones.
+fn members(job: &Job) -> String {
+    let lines = job.members.iter().map(|member| {
+        let state = output::word(&member.state);
+        let host = output::or_dash(member.host.as_ref());
+        let address = output::or_dash(member.address.as_ref());
+        let code = member.exit_code.map_or_else(String::new, |code| format!(", exit code {code}"));
+        let reason = match member.reason.as_str() {
+            "" => String::new(),
+            reason => format!(": {reason}"),
+        };
+        format!("{} {} at {host} {address} {state}{code}{reason}", member.rank, member.vm)
+    });
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// The seconds until the end of a running command.
@@ -199,7 +227,9 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let job: Job = client.get(&format!("/v1/jobs/{job}")).await?;
             output::one(context.format, &job, JOB)?;
         }
-        Verb::Log { job, follow } => log(&client, &job, follow, context.format).await?,
+        Verb::Log { job, follow, rank } => {
+            log(&client, &job, rank, follow, context.format).await?;
+        }
         Verb::Cancel { job, now } => {
             let path = format!("/v1/jobs/{job}/cancel?now={now}");
             let _: serde_json::Value = client.post(&path, &serde_json::json!({})).await?;
@@ -309,14 +339,21 @@ async fn follow(client: &Client, id: &JobId) -> Result<Job, Problem> {
     }
 }
 
-async fn log(client: &Client, id: &JobId, follow: bool, format: Format) -> Result<(), Problem> {
+async fn log(
+    client: &Client,
+    id: &JobId,
+    rank: Option<u32>,
+    follow: bool,
+    format: Format,
+) -> Result<(), Problem> {
+    let rank = rank.map_or_else(String::new, |rank| format!("&rank={rank}"));
     let mut after = 0;
     let mut kept = Vec::new();
     let goes_on = format!("the job goes on; `perigee job log {id}` shows its log");
     loop {
         // The state is read before the lines. If it is final, the lines are complete.
         let job: Job = asking::get(client, &format!("/v1/jobs/{id}"), &goes_on).await?;
-        let path = format!("/v1/jobs/{id}/log?after={after}");
+        let path = format!("/v1/jobs/{id}/log?after={after}{rank}");
         let lines: Vec<LogLine> = asking::get(client, &path, &goes_on).await?;
         let none = lines.is_empty();
         for line in lines {

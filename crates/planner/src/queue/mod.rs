@@ -12,8 +12,12 @@
 //!   nothing else starts there until the job fits. For each start condition (anywhere, a site, a host) a host
 //!   is reserved for the first such job only. So small jobs never starve a large one, and most hosts stay
 //!   available.
+//! - **Gangs**: the VMs of a job with several ones start all or none, and at one site wherever a site is large enough for
+//!   them; a gang waits for such a site rather than be torn apart. All are decided about at once, so two gangs never wait for
+//!   what the other one holds. A gang that does not fit reserves as many hosts as it needs.
 //! - **Volumes**: a job that waits for a volume reserves it against the jobs behind it.
 
+mod gang;
 mod room;
 #[cfg(test)]
 mod tests;
@@ -91,6 +95,22 @@ impl Demand {
         Running { vms: 1, cpus: self.cpus, memory_bytes: self.memory_bytes }
     }
 
+    /// Of so many VMs.
+    #[must_use]
+    pub fn times(self, count: u32) -> Self {
+        Self {
+            cpus: self.cpus.saturating_mul(count),
+            memory_bytes: self.memory_bytes.saturating_mul(count.into()),
+        }
+    }
+
+    /// How many VMs with this demand have room.
+    pub fn holds(self, demand: Self) -> u32 {
+        let by_cpus = self.cpus.checked_div(demand.cpus).unwrap_or(u32::MAX);
+        let by_memory = self.memory_bytes.checked_div(demand.memory_bytes).unwrap_or(u64::MAX);
+        by_cpus.min(u32::try_from(by_memory).unwrap_or(u32::MAX))
+    }
+
     fn fits(self, room: Self) -> bool {
         self.cpus <= room.cpus && self.memory_bytes <= room.memory_bytes
     }
@@ -121,8 +141,10 @@ pub struct Waiting {
     pub submitted: u64,
     /// Time since its submission.
     pub waited_ms: u64,
-    /// The resources that its VM needs.
+    /// The resources that its VM needs, or each of its VMs.
     pub demand: Demand,
+    /// How many VMs it has.
+    pub count: u32,
     /// Where the job file lets it start.
     pub start: Start,
     /// Its data volumes. It does not wait for a volume that it only clones.
@@ -137,6 +159,16 @@ impl Waiting {
     /// The points of priority that it has gained by waiting.
     fn gained(&self) -> u64 {
         self.waited_ms / AGEING_STEP_MS
+    }
+
+    /// What all of its VMs need.
+    fn whole(&self) -> Demand {
+        self.demand.times(self.count)
+    }
+
+    /// What they take of the tenant's quota.
+    fn running(&self) -> Running {
+        Running { vms: self.count, ..self.whole().running() }
     }
 
     fn aged_priority(&self) -> i64 {
@@ -160,6 +192,8 @@ pub struct VolumeUse {
 pub enum Turn {
     /// It starts now at this host.
     Start(HostId),
+    /// Its VMs start now at these hosts, in the order of their ranks.
+    StartAll(Vec<HostId>),
     /// It keeps waiting.
     Wait {
         /// Its position among the jobs of its tenant that wait after this decision, from 1.
@@ -170,7 +204,7 @@ pub enum Turn {
 }
 
 /// Decides about every waiting job. `choose` picks one of the hosts that have room for a job, or returns why
-/// the job starts at none of them.
+/// the job starts at none of them. For a gang it is asked once for each VM.
 pub fn schedule(
     queue: &Queue,
     mut choose: impl FnMut(&Waiting, &[HostId]) -> Result<HostId, String>,
@@ -183,17 +217,17 @@ pub fn schedule(
     for waiting in InOrder::new(queue) {
         let mut quota = quotas.get_mut(&waiting.holder.tenant);
         let lacks =
-            quota.as_deref().and_then(|(quota, used)| quota.lacks(*used, waiting.demand.running()));
+            quota.as_deref().and_then(|(quota, used)| quota.lacks(*used, waiting.running()));
         let started = match lacks {
             Some(reason) => Err(reason),
             None => try_start(waiting, &mut rooms, &mut uses, &mut choose),
         };
         let turn = match started {
-            Ok(host) => {
+            Ok(turn) => {
                 if let Some((_, used)) = &mut quota {
-                    used.add(waiting.demand.running());
+                    used.add(waiting.running());
                 }
-                Turn::Start(host)
+                turn
             }
             Err(mut reason) => {
                 let place = places.entry(&waiting.holder.tenant).or_default();
@@ -216,7 +250,7 @@ fn try_start(
     rooms: &mut Rooms,
     uses: &mut Vec<VolumeUse>,
     choose: &mut impl FnMut(&Waiting, &[HostId]) -> Result<HostId, String>,
-) -> Result<HostId, String> {
+) -> Result<Turn, String> {
     if let Some(reason) = &waiting.blocked {
         return Err(reason.clone());
     }
@@ -224,13 +258,16 @@ fn try_start(
         uses.extend(uses_of(waiting));
         return Err(reason);
     }
-    let host = match rooms.with_room(waiting) {
-        Ok(hosts) => choose(waiting, &hosts)?,
-        Err(wait) => return Err(wait.reason(waiting)),
+    let turn = if waiting.count == 1 {
+        let hosts = rooms.with_room(waiting).map_err(|wait| wait.reason(waiting))?;
+        let host = choose(waiting, &hosts)?;
+        rooms.take(&host, waiting.demand);
+        Turn::Start(host)
+    } else {
+        Turn::StartAll(gang::start(waiting, rooms, choose)?)
     };
-    rooms.take(&host, waiting.demand);
     uses.extend(uses_of(waiting));
-    Ok(host)
+    Ok(turn)
 }
 
 fn uses_of(waiting: &Waiting) -> impl Iterator<Item = VolumeUse> {
@@ -347,7 +384,7 @@ impl<'a> Iterator for InOrder<'a> {
         if lines.is_empty() {
             self.tenants.remove(tenant);
         }
-        self.hold(holder, waiting.demand);
+        self.hold(holder, waiting.whole());
         Some(waiting)
     }
 }

@@ -6,15 +6,17 @@ use perigee_model::{HostId, JobId};
 
 use super::{Demand, HostRoom, Waiting, named};
 
+#[derive(Clone)]
 pub(super) struct Rooms {
-    rooms: Vec<Room>,
+    pub(super) rooms: Vec<Room>,
     /// The start conditions for whose first job a host is reserved.
-    kept: Vec<Start>,
+    pub(super) kept: Vec<Start>,
 }
 
-struct Room {
-    host: HostRoom,
-    kept_for: Option<JobId>,
+#[derive(Clone)]
+pub(super) struct Room {
+    pub(super) host: HostRoom,
+    pub(super) kept_for: Option<JobId>,
 }
 
 /// Why there is no room for a job now.
@@ -97,7 +99,7 @@ impl Rooms {
     }
 }
 
-fn may_use(waiting: &Waiting, room: &Room) -> bool {
+pub(super) fn may_use(waiting: &Waiting, room: &Room) -> bool {
     let start_ok = match &waiting.start {
         Start::Anywhere => true,
         Start::Site(site) => room.host.site == *site,
@@ -152,7 +154,7 @@ impl Wait {
     }
 }
 
-fn words(demand: Demand) -> String {
+pub(super) fn words(demand: Demand) -> String {
     let plural = if demand.cpus == 1 { "" } else { "s" };
     format!("{} CPU{plural} and {} of memory", demand.cpus, format_bytes(demand.memory_bytes))
 }

@@ -28,6 +28,7 @@ fn job(number: u64, owner: &str, cpus: u32) -> Waiting {
         waited_ms: 0,
         demand: Demand { cpus, memory_bytes: u64::from(cpus) * 256 * MIB },
         start: Start::Anywhere,
+        count: 1,
         volumes: Vec::new(),
         avoid: Vec::new(),
         blocked: None,
@@ -36,6 +37,88 @@ fn job(number: u64, owner: &str, cpus: u32) -> Waiting {
 
 fn first(_: &Waiting, hosts: &[HostId]) -> Result<HostId, String> {
     Ok(hosts[0].clone())
+}
+
+fn at_site(name: &str, room: HostRoom) -> HostRoom {
+    HostRoom { site: SiteId::new(name).unwrap(), ..room }
+}
+
+fn gang(number: u64, count: u32, cpus: u32) -> Waiting {
+    Waiting { count, ..job(number, "ann", cpus) }
+}
+
+fn hosts_of(turns: &[(JobId, Turn)], number: u64) -> Vec<&str> {
+    let id = format!("j-{number:04}");
+    match &turns.iter().find(|(job, _)| job.as_str() == id).unwrap().1 {
+        Turn::StartAll(hosts) => hosts.iter().map(HostId::as_str).collect(),
+        Turn::Start(host) => vec![host.as_str()],
+        Turn::Wait { .. } => Vec::new(),
+    }
+}
+
+#[test]
+fn a_gang_is_not_torn_apart_where_a_site_is_large_enough() {
+    let free = |cpus: u32| Demand { cpus, memory_bytes: u64::from(cpus) * 256 * MIB };
+    let hosts = vec![
+        HostRoom { free: free(1), ..room("h1", 2, 2048) },
+        room("h2", 2, 2048),
+        at_site("cloud", room("c1", 1, 2048)),
+    ];
+    let queue = Queue { hosts, waiting: vec![gang(1, 4, 1), gang(2, 3, 1)], ..Queue::default() };
+    let turns = schedule(&queue, first);
+    assert_eq!(hosts_of(&turns, 1), [""; 0], "home could hold it, and does not now");
+    let why = reason(&turns, "j-0001");
+    assert!(
+        why.contains("4 VMs with 1 CPU") && why.contains("3 have room now at site home"),
+        "{why}"
+    );
+    assert!(why.contains("reserved for it: h2, h1"), "{why}");
+    assert!(reason(&turns, "j-0002").contains("reserved for job j-0001"));
+    let queue = Queue { waiting: vec![gang(2, 3, 1)], ..queue };
+    assert_eq!(hosts_of(&schedule(&queue, first), 2), ["h1", "h2", "h2"]);
+    let queue = Queue { waiting: vec![gang(3, 5, 1)], ..queue };
+    let why = "it needs 5 VMs with 1 CPU and 256 MiB of memory each, all at once; 4 have room now";
+    assert!(reason(&schedule(&queue, first), "j-0003").starts_with(why), "no site is large enough");
+    let queue = Queue { waiting: vec![gang(4, 6, 1)], ..queue };
+    let turns = schedule(&queue, first);
+    assert!(
+        reason(&turns, "j-0004").ends_with("room for 5 at most"),
+        "{}",
+        reason(&turns, "j-0004")
+    );
+}
+
+#[test]
+fn a_quota_counts_all_vms_of_a_gang() {
+    let quota = Quota { vms: Some(3), ..Quota::default() };
+    let used = Running { vms: 1, ..Running::default() };
+    let queue = Queue {
+        hosts: vec![room("h1", 8, 8192)],
+        waiting: vec![gang(1, 3, 1), gang(2, 2, 1)],
+        quotas: [("default".to_owned(), (quota, used))].into(),
+        ..Queue::default()
+    };
+    let turns = schedule(&queue, first);
+    assert_eq!((hosts_of(&turns, 1).len(), hosts_of(&turns, 2).len()), (0, 2));
+}
+
+#[test]
+fn a_gang_that_is_refused_takes_nothing() {
+    let queue = Queue {
+        hosts: vec![room("h1", 4, 4096)],
+        waiting: vec![gang(1, 3, 1), job(2, "ann", 4)],
+        ..Queue::default()
+    };
+    let mut asked = 0;
+    let turns = schedule(&queue, |waiting: &Waiting, hosts: &[HostId]| {
+        asked += 1;
+        if waiting.count > 1 && asked == 3 {
+            Err("not now".to_owned())
+        } else {
+            first(waiting, hosts)
+        }
+    });
+    assert_eq!((hosts_of(&turns, 1).len(), hosts_of(&turns, 2)), (0, vec!["h1"]));
 }
 
 fn started(turns: &[(JobId, Turn)]) -> Vec<&str> {
@@ -48,6 +131,7 @@ fn reason<'a>(turns: &'a [(JobId, Turn)], job: &str) -> &'a str {
     match turn {
         Turn::Wait { reason, .. } => reason,
         Turn::Start(host) => panic!("{job} starts at {host}"),
+        Turn::StartAll(hosts) => panic!("{job} starts at {hosts:?}"),
     }
 }
 
@@ -240,11 +324,13 @@ fn hosts() -> impl Strategy<Value = Vec<HostRoom>> {
 }
 
 fn jobs() -> impl Strategy<Value = Vec<Waiting>> {
-    let one = (0usize..3, 1u32..5, 1u64..16, -1i32..2);
+    let count = prop_oneof![3 => Just(1u32), 1 => 2u32..6];
+    let one = (0usize..3, 1u32..5, 1u64..16, -1i32..2, count);
     proptest::collection::vec(one, 0..40).prop_map(|jobs| {
         let jobs = jobs.into_iter().zip(1u64..);
-        let jobs = jobs.map(|((owner, cpus, quarters, priority), number)| Waiting {
+        let jobs = jobs.map(|((owner, cpus, quarters, priority, count), number)| Waiting {
             priority,
+            count,
             demand: Demand { cpus, memory_bytes: quarters * 256 * MIB },
             ..job(number, ["ann", "bob", "cid"][owner], cpus)
         });
@@ -278,6 +364,14 @@ impl Run {
                     self.running.push(of);
                     starts.push(job);
                 }
+                Turn::StartAll(hosts) => {
+                    assert_eq!(hosts.len(), job.count as usize, "all or none");
+                    for host in hosts {
+                        let of = (host.clone(), job.holder.clone(), job.demand, now + steps);
+                        self.running.push(of);
+                    }
+                    starts.push(job);
+                }
                 Turn::Wait { .. } => waiting.push(job),
             }
         }
@@ -297,10 +391,17 @@ proptest! {
             let mut taken = Demand::default();
             let mut starts = 0;
             for (id, turn) in &turns {
-                if *turn == Turn::Start(host.id.clone()) {
-                    starts += 1;
-                    taken.add(waiting.iter().find(|w| w.job == *id).unwrap().demand);
-                }
+                let at: &[HostId] = match turn {
+                    Turn::Start(at) => std::slice::from_ref(at),
+                    Turn::StartAll(at) => at,
+                    Turn::Wait { .. } => &[],
+                };
+                let one = waiting.iter().find(|w| w.job == *id).unwrap();
+                prop_assert!(at.is_empty() || at.len() == one.count as usize, "all or none");
+                let here = at.iter().filter(|at| **at == host.id).count();
+                (0..here).for_each(|_| taken.add(one.demand));
+                // A gang takes one slot, or boots where one is left for its first VM.
+                starts += u32::from(here > 0);
             }
             prop_assert!(taken.fits(host.total) && starts <= host.start_slots);
         }
@@ -314,7 +415,7 @@ proptest! {
         for early in waiting.iter().filter(|w| waits(w)) {
             for late in waiting.iter().filter(|w| w.submitted > early.submitted && !waits(w)) {
                 let equal = late.holder == early.holder
-                    && late.demand == early.demand
+                    && (late.demand, late.count) == (early.demand, early.count)
                     && late.priority == early.priority;
                 prop_assert!(!equal, "{} started before {}", late.job, early.job);
             }
@@ -326,7 +427,7 @@ proptest! {
         let turns = schedule(&Queue { hosts, waiting, ..Queue::default() }, first);
         let places = turns.iter().filter_map(|(_, turn)| match turn {
             Turn::Wait { place, .. } => Some(*place),
-            Turn::Start(_) => None,
+            Turn::Start(_) | Turn::StartAll(_) => None,
         });
         for (index, place) in places.enumerate() {
             prop_assert_eq!(index + 1, place as usize);
@@ -369,6 +470,41 @@ proptest! {
             }
         }
         prop_assert!(started_at.is_some(), "not started after {limit} steps");
+    }
+
+    /// Small jobs and other gangs arrive without end. Each gang starts, and all of its VMs with it.
+    #[test]
+    fn a_gang_is_never_starved_and_two_never_wait_for_each_other(
+        steps in 1u64..5,
+        cpus in proptest::collection::vec(1u32..6, 1..5),
+        counts in proptest::collection::vec(1u32..6, 2..5),
+    ) {
+        let sizes = cpus.iter().enumerate();
+        let hosts: Vec<HostRoom> = sizes
+            .map(|(i, cpus)| {
+                let room = room(&format!("h{i}"), *cpus, u64::from(*cpus) * 256);
+                if i % 2 == 0 { room } else { at_site("cloud", room) }
+            })
+            .collect();
+        let all: u32 = cpus.iter().sum();
+        let gangs = counts.iter().zip(500u64..).map(|(count, number)| gang(number, (*count).min(all), 1));
+        let gangs: Vec<Waiting> = gangs.collect();
+        let mut run = Run { hosts, running: Vec::new() };
+        let (mut waiting, mut number) = (gangs.clone(), 1000);
+        let mut left: Vec<JobId> = gangs.into_iter().map(|gang| gang.job).collect();
+        let limit = 20 * steps * left.len() as u64;
+        for now in 0..limit {
+            for _ in 0..3 {
+                number += 1;
+                waiting.push(job(number, "ann", 1));
+            }
+            let started = run.step(now, &mut waiting, steps);
+            left.retain(|job| !started.iter().any(|one| one.job == *job));
+            if left.is_empty() {
+                break;
+            }
+        }
+        prop_assert!(left.is_empty(), "not started after {limit} steps: {left:?}");
     }
 
     /// More jobs of a higher priority arrive than can run, without end. Jobs may start first if they were

@@ -31,6 +31,8 @@ fn record(state: JobState) -> JobRecord {
         priority: 0,
         restart: Default::default(),
         network: Default::default(),
+        count: 1,
+        mpi: false,
     };
     let mut record = new_record(JobId::new("q-0001").expect("name"), spec);
     record.job.state = state;

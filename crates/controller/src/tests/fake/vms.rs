@@ -187,7 +187,7 @@ pub(super) async fn put_vm(
     }
     let report = VmReport { boot_id: inside.boot_id(), ..report_of(spec) };
     *inside.starts.entry(vm.clone()).or_default() += 1;
-    inside.vms.insert(vm, FakeVm { report: report.clone(), events: Vec::new(), asked: None });
+    inside.vms.insert(vm, FakeVm::new(report.clone()));
     if inside.loses_answers {
         return Err(Problem::unavailable("start the VM", "the answer is lost").into());
     }
@@ -311,10 +311,18 @@ pub(super) async fn end_command(
     Path(vm): Path<VmId>,
 ) -> Result<StatusCode, Failure> {
     let mut inside = inside.lock().expect("lock");
-    if !inside.vms.contains_key(&vm) {
-        return Err(no_vm());
-    }
+    let Some(guest) = inside.vms.get_mut(&vm) else { return Err(no_vm()) };
+    guest.is_to_end = true;
     inside.ended_commands.insert(vm);
+    Ok(StatusCode::ACCEPTED)
+}
+
+pub(super) async fn begin_command(
+    State(inside): Shared,
+    Path(vm): Path<VmId>,
+) -> Result<StatusCode, Failure> {
+    let mut inside = inside.lock().expect("lock");
+    inside.vms.get_mut(&vm).ok_or_else(no_vm)?.may_begin = true;
     Ok(StatusCode::ACCEPTED)
 }
 

@@ -1,0 +1,654 @@
+//! The driver of a gang: a job with several VMs ([`perigee_model::gang`] decides, this carries it out).
+//!
+//! ```text
+//! queued      the scheduler gives hosts for all members, or for none; they are recorded with one write
+//! staging     the members are made, each with its placement, so that none waits in the queue
+//! starting    each member's guest has its address and says that it is ready
+//! running     all were ready: each is told to begin
+//! collecting  (shown while the last members end)
+//! ```
+//!
+//! A member is a job of its own to the driver of jobs ([`super::driver`]): it stages, starts, follows, fetches and cleans up as
+//! every job does. It differs in four things. It is made with its placement. Its guest waits before its command. What makes other
+//! jobs begin anew makes it end as lost. And only its gang has it end.
+//!
+//! Only this driver writes the gang's record, and only a member's driver writes the member's. They tell each other nothing but
+//! what is recorded: the gang reads its members' records, the members read the gang's, and an intent ends a member. So each of
+//! them may be stopped anywhere, and goes on from the records.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use perigee_model::gang::{Next, Seen, Verdict, Wish, member_of, next};
+use perigee_model::guest::{GuestGang, GuestKey, GuestMember};
+use perigee_model::job::{
+    HostState, Job, JobOutputs, JobSpec, JobState, LogLine, Member, Restart, Start,
+};
+use perigee_model::states::JobEvent;
+use perigee_model::tenant::SEPARATOR;
+use perigee_model::vm::NetworkKind;
+use perigee_model::{HostId, JobId, Problem};
+use perigee_planner::queue::Demand;
+use russh::keys::PrivateKey;
+use russh::keys::ssh_key::LineEnding;
+use russh::keys::ssh_key::private::Ed25519Keypair;
+
+use super::again::{Fate, Loss, fate};
+use super::cancel::CANCELLED;
+use super::driver::{Run, Step};
+use super::place::{self, JOB_DISKS};
+use super::{erase, log, new_record};
+use crate::cluster::{Cluster, HostLink, capacity, now_ms};
+use crate::records::{
+    Ending, Gang, GangKeys, JobIntent, JobRecord, Membership, Placement, job_intent_key, job_key,
+    vm_of,
+};
+use crate::{catalog, leave_site, networks, outputs};
+
+/// Refuses a gang that the cluster's hosts have no room for, even if nothing else runs. A host that has not said how large it is
+/// may be large enough.
+///
+/// # Errors
+/// `Invalid`, with what each host has room for.
+pub fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
+    if !spec.is_gang() {
+        return Ok(());
+    }
+    let demand = Demand { cpus: spec.cpus, memory_bytes: spec.memory_bytes };
+    let (mut most, mut each) = (0_u32, Vec::new());
+    for host in cluster.hosts.all() {
+        let may_start = match &spec.start {
+            Start::Anywhere => true,
+            Start::Site(site) => host.addresses.site == *site,
+            Start::Host(id) => host.id == *id,
+        };
+        if !may_start {
+            continue;
+        }
+        let Some(report) = cluster.hosts.report(&host.id) else { return Ok(()) };
+        let holds = capacity(&report).holds(demand);
+        most = most.saturating_add(holds);
+        each.push(format!("{} {holds}", host.id));
+    }
+    if each.is_empty() || most >= spec.count {
+        return Ok(());
+    }
+    let why = format!(
+        "count: it needs {} VMs with {} CPUs and {} of memory each, all at once; the hosts where it may start have room for {most}: {}",
+        spec.count,
+        spec.cpus,
+        perigee_model::units::format_bytes(spec.memory_bytes),
+        each.join(", "),
+    );
+    Err(Problem::invalid(format!("job {}", spec.name), why)
+        .next("ask for fewer or smaller VMs, let it start at more hosts, or add hosts"))
+}
+
+/// Makes the new record of a job that of a gang, if it has several VMs.
+///
+/// # Errors
+/// Never: a job's id is a name.
+pub fn prepare(record: &mut JobRecord) -> Result<(), Problem> {
+    let spec = &mut record.job.spec;
+    if !spec.is_gang() {
+        return Ok(());
+    }
+    if spec.network == NetworkKind::None {
+        spec.network = NetworkKind::Cluster(networks::own_name(&record.job.id)?);
+    }
+    record.gang = Some(Gang::default());
+    Ok(())
+}
+
+/// The records of a gang's members, in the order of their ranks; none for another job.
+///
+/// # Errors
+/// If the store fails.
+pub async fn members(cluster: &Cluster, gang: &JobRecord) -> Result<Vec<JobRecord>, Problem> {
+    let mut members = Vec::new();
+    if gang.gang.is_some() {
+        for rank in 0..gang.job.spec.count {
+            let id = member_of(&gang.job.id, rank);
+            let found: Option<JobRecord> = cluster.records.read(&job_key(&id)).await?;
+            members.extend(found.filter(|found| is_of(found, gang)));
+        }
+    }
+    Ok(members)
+}
+
+/// Whether it is a member of this gang, and of no earlier one with its name.
+fn is_of(found: &JobRecord, gang: &JobRecord) -> bool {
+    let member = found.member.as_ref();
+    member.is_some_and(|member| member.gang == gang.job.id)
+        && found.job.submitted_ms == gang.job.submitted_ms
+}
+
+/// A gang as people see it.
+pub fn with_members(job: Job, mut members: Vec<JobRecord>) -> Job {
+    members.sort_by_key(|record| record.member.as_ref().map(|member| member.rank));
+    let progress = members.first().and_then(|first| first.job.progress.clone());
+    let shown = members.into_iter().filter_map(|record| {
+        Some(Member {
+            rank: record.member?.rank,
+            vm: vm_of(&record.job.id),
+            host: record.job.host,
+            address: record.card.map(|card| card.address),
+            state: record.job.state,
+            reason: record.job.reason,
+            exit_code: record.job.exit_code,
+        })
+    });
+    Job { members: shown.collect(), progress: job.progress.or(progress), ..job }
+}
+
+/// The log of a job, or of one VM of a gang; without a rank, of its first one.
+///
+/// # Errors
+/// `NotFound`; `Invalid` if it has no VM with this rank.
+pub async fn log_of(
+    cluster: &Cluster,
+    id: &JobId,
+    rank: Option<u32>,
+    (after, limit): (u64, usize),
+) -> Result<Vec<LogLine>, Problem> {
+    let record = super::record(cluster, id).await?;
+    let (rank, count) = (rank.unwrap_or_default(), record.job.spec.count);
+    if rank >= count {
+        let why = match count {
+            1 => "it has one VM, with the rank 0".to_owned(),
+            _ => format!("its VMs have the ranks 0 to {}", count - 1),
+        };
+        return Err(Problem::invalid(format!("can't show the log of job {id}"), why));
+    }
+    if record.gang.is_none() {
+        return log::read(cluster, id, after, limit).await;
+    }
+    let member = member_of(id, rank);
+    match log::read(cluster, &member, after, limit).await {
+        // It has none yet: the gang waits for hosts.
+        Err(problem) if problem.kind == perigee_model::ProblemKind::NotFound => Ok(Vec::new()),
+        read => read,
+    }
+}
+
+/// A key that nobody else has.
+fn new_key(job: &JobId) -> Result<GuestKey, Problem> {
+    let fault = |e: &dyn std::fmt::Display| {
+        Problem::internal(format!("can't make the keys of job {job}"), e)
+    };
+    let mut seed = [0_u8; 32];
+    let mut filled = 0;
+    while filled < seed.len() {
+        let flags = rustix::rand::GetRandomFlags::empty();
+        let more = rustix::rand::getrandom(&mut seed[filled..], flags).map_err(|e| fault(&e))?;
+        filled += more;
+    }
+    let key = PrivateKey::from(Ed25519Keypair::from_seed(&seed));
+    let private = key.to_openssh(LineEnding::LF).map_err(|e| fault(&e))?.to_string();
+    let public = key.public_key().to_openssh().map_err(|e| fault(&e))?;
+    Ok(GuestKey { private, public })
+}
+
+/// A gang's members as their driver sees them; `None` for one without a record.
+type Members = [Option<Arc<JobRecord>>];
+
+fn seen(member: Option<&JobRecord>) -> Seen {
+    let Some(record) = member else { return Seen::Missing };
+    let of = record.member.as_ref();
+    let is_ready = of.is_some_and(|member| member.ready);
+    let is_lost = of.is_some_and(|member| member.lost.is_some());
+    let ends = matches!(record.ending, Some(Ending::Failed | Ending::Cancelled));
+    Seen::of(record.job.state, (is_ready, is_lost), ends, record.job.exit_code)
+}
+
+impl Run {
+    fn gang(&mut self) -> Result<&mut Gang, Problem> {
+        let what = format!("job {}", self.id);
+        let gang = self.record.value.gang.as_mut();
+        gang.ok_or_else(|| Problem::internal(what, "it is no gang"))
+    }
+
+    pub(super) async fn gang_step(&mut self) -> Result<Step, Problem> {
+        let intent: Option<JobIntent> =
+            self.cluster.records.read(&job_intent_key(&self.id)).await?;
+        let intent = intent.unwrap_or_default();
+        let wish =
+            Wish { cancel: intent.cancel || intent.stop_vm, now: intent.now || intent.stop_vm };
+        let state = self.gang()?.state;
+        let fails = self.record.value.ending.is_some() && state.verdict.is_none();
+        let is_queued = self.job().state == JobState::Queued;
+        if is_queued && state.verdict.is_none() && !wish.cancel && !fails {
+            return self.place_gang().await;
+        }
+        let members = self.members().await?;
+        let all_seen: Vec<Seen> = members.iter().map(|member| seen(member.as_deref())).collect();
+        let decided = match fails {
+            // A step of the gang itself has failed, and its reason is there.
+            true => Next::Judge(Verdict::Failed, None),
+            false => next(state, self.job().spec.mpi, wish, &all_seen),
+        };
+        match decided {
+            Next::Make => self.make_members(&members).await,
+            Next::Begin => self.begin().await,
+            Next::Release => {
+                self.gang()?.state.released = true;
+                self.record.save().await?;
+                self.wake_members();
+                Ok(Step::Again)
+            }
+            Next::Judge(verdict, rank) => self.judge(verdict, rank, &members).await,
+            Next::EndMembers => self.end_members(&members, wish.now).await,
+            Next::Succeed => self.finish_gang(None, &members).await,
+            Next::End(verdict) => self.finish_gang(Some(verdict), &members).await,
+            Next::StartAgain => self.start_gang_again(&members).await,
+            Next::Wait => self.wait_for_members(&members).await,
+        }
+    }
+
+    /// Members that have ended are not in the index.
+    async fn members(&self) -> Result<Vec<Option<Arc<JobRecord>>>, Problem> {
+        let mut members = Vec::new();
+        for rank in 0..self.job().spec.count {
+            let id = member_of(&self.id, rank);
+            let found = match self.cluster.index.job(&id) {
+                Some(found) => Some(found),
+                None => self.cluster.records.read(&job_key(&id)).await?.map(Arc::new),
+            };
+            members.push(found.filter(|found| is_of(found, &self.record.value)));
+        }
+        Ok(members)
+    }
+
+    /// Queued: records the hosts that the scheduler has given to all members.
+    async fn place_gang(&mut self) -> Result<Step, Problem> {
+        let Some(grant) = self.cluster.index.grant_of(&self.id) else { return Ok(Step::Leave) };
+        let keys = GangKeys { user: new_key(&self.id)?, host: new_key(&self.id)? };
+        let hosts = std::iter::once(&grant.host).chain(&grant.others).cloned().collect();
+        *self.gang()? =
+            Gang { hosts, traits: grant.traits.clone(), keys: Some(keys), ..Gang::default() };
+        let job = &mut self.record.value.job;
+        job.state = job.state.next(JobEvent::Placed)?;
+        job.started_ms = Some(now_ms());
+        job.reason.clear();
+        self.record.save().await?;
+        Ok(Step::Again)
+    }
+
+    /// Makes the members that are missing. One that was made is found again by its name.
+    async fn make_members(&mut self, members: &Members) -> Result<Step, Problem> {
+        let cluster = Arc::clone(&self.cluster);
+        let spec = self.job().spec.clone();
+        if spec.network.name() == Some(&networks::own_name(&self.id)?) {
+            networks::ensure_own(&cluster, &self.id).await?;
+        }
+        let changes = cluster.index.home_changes();
+        let mut homes = Vec::new();
+        for volume in &spec.volumes {
+            if cluster.index.is_changing_home(&volume.volume) {
+                return Ok(Step::Wait(cluster.timing.poll));
+            }
+            homes.push(catalog::find(&cluster, &volume.volume).await?.home);
+        }
+        let confined = leave_site::confined_of(&cluster, &spec).await?;
+        if cluster.index.home_changes() != changes {
+            return Ok(Step::Again);
+        }
+        let hosts = self.gang()?.hosts.clone();
+        for ((rank, host), _) in
+            (0..).zip(&hosts).zip(members).filter(|(_, member)| member.is_none())
+        {
+            let mut member = self.new_member(rank, host)?;
+            let placed = place::disks(
+                &member.job.id,
+                &member.job.spec,
+                (host, &confined),
+                &homes,
+                (&JOB_DISKS[..], member.restarts),
+            );
+            if let Some(placement) = &mut member.placement {
+                placement.disks = placed;
+            }
+            let id = &member.job.id;
+            if !cluster.records.create(&job_key(id), &member).await? {
+                let why = format!("there is a job or a VM with the name {id}");
+                return Err(Problem::conflict(format!("can't start job {}", self.id), why));
+            }
+            cluster.index.put_job(&member);
+            cluster.drive_job(id);
+        }
+        self.gang()?.state.made = true;
+        self.record.save().await?;
+        Ok(Step::Again)
+    }
+
+    /// A member about to be staged at its host. Its disks are still to be named.
+    fn new_member(&self, rank: u32, host: &HostId) -> Result<JobRecord, Problem> {
+        let gang = &self.record.value;
+        let mut spec = gang.job.spec.clone();
+        let member = Membership {
+            gang: self.id.clone(),
+            rank,
+            count: spec.count,
+            mpi: spec.mpi,
+            ready: false,
+            lost: None,
+        };
+        if member.serves() {
+            // It ends when the first member's command does, which has a limit.
+            spec.timeout_s = None;
+        }
+        (spec.count, spec.mpi, spec.may_migrate) = (1, false, false);
+        spec.outputs_to =
+            spec.outputs_to.map(|to| format!("{}/rank-{rank}", to.trim_end_matches('/')));
+        let traits = gang.gang.as_ref().map(|gang| gang.traits.clone()).unwrap_or_default();
+        let mut made = new_record(member_of(&self.id, rank), spec);
+        made.job.submitted_ms = gang.job.submitted_ms;
+        made.job.state = made.job.state.next(JobEvent::Placed)?;
+        made.job.host = Some(host.clone());
+        made.job.vm = Some(vm_of(&made.job.id));
+        made.placement = Some(Placement { start: host.clone(), disks: Vec::new(), traits });
+        // Its VM and volumes have other names and numbers than those of an earlier run.
+        made.restarts = gang.restarts;
+        made.inputs.clone_from(&gang.inputs);
+        made.member = Some(member);
+        Ok(made)
+    }
+
+    /// All members are ready.
+    async fn begin(&mut self) -> Result<Step, Problem> {
+        self.gang()?.state.begun = true;
+        let job = &mut self.record.value.job;
+        if job.state == JobState::Staging {
+            job.state = job.state.next(JobEvent::Staged)?;
+        }
+        job.state = job.state.next(JobEvent::CommandStarted)?;
+        job.running_ms = Some(now_ms());
+        job.reason.clear();
+        self.record.save().await?;
+        self.wake_members();
+        Ok(Step::Again)
+    }
+
+    fn wake_members(&self) {
+        for rank in 0..self.job().spec.count {
+            self.cluster.wakes.wake(&vm_of(&member_of(&self.id, rank)));
+        }
+    }
+
+    /// Shows how far the members are.
+    async fn wait_for_members(&mut self, members: &Members) -> Result<Step, Problem> {
+        let all: Vec<&JobRecord> = members.iter().flatten().map(|member| &**member).collect();
+        let is_past = |states: &[JobState]| !all.iter().any(|m| states.contains(&m.job.state));
+        let state = self.job().state;
+        let event = match state {
+            JobState::Staging if is_past(&[JobState::Staging]) => Some(JobEvent::Staged),
+            JobState::Running if is_past(&[JobState::Starting, JobState::Running]) => {
+                Some(JobEvent::CommandEnded)
+            }
+            _ => None,
+        };
+        let has_news = |member: &&&JobRecord| {
+            !member.job.reason.is_empty() && !member.job.state.is_final() && !waits(member)
+        };
+        let first = all.iter().find(has_news);
+        let reason = first.map_or_else(String::new, |member| {
+            let rank = member.member.as_ref().map_or(0, |member| member.rank);
+            format!("rank {rank}: {}", member.job.reason)
+        });
+        if let Some(event) = event {
+            self.record.value.job.state = state.next(event)?;
+            self.record.value.job.reason = reason;
+            self.record.save().await?;
+        } else {
+            self.say(&reason).await?;
+        }
+        Ok(Step::Wait(self.cluster.timing.poll))
+    }
+
+    /// Records how it ends before anybody is told.
+    async fn judge(
+        &mut self,
+        verdict: Verdict,
+        rank: Option<u32>,
+        members: &Members,
+    ) -> Result<Step, Problem> {
+        if verdict == Verdict::Failed && self.may_be_a_lost_host(members) {
+            return Ok(Step::Wait(self.cluster.timing.poll));
+        }
+        let because = rank.and_then(|rank| Some((rank, members.get(rank as usize)?.as_ref()?)));
+        let why = match (verdict, because) {
+            (Verdict::Cancelled { .. }, _) => CANCELLED.to_owned(),
+            (_, Some((rank, member))) => format!("rank {rank}: {}", reason_of(member)),
+            (_, None) if !self.job().reason.is_empty() => self.job().reason.clone(),
+            (_, None) => "the record of one of its VMs is gone".to_owned(),
+        };
+        tracing::info!("job {} ends: {verdict:?}: {why}", self.id);
+        self.record.value.job.exit_code = because.and_then(|(_, member)| member.job.exit_code);
+        self.record.value.job.reason = why;
+        self.gang()?.state.verdict = Some(verdict);
+        self.record.save().await?;
+        Ok(Step::Again)
+    }
+
+    /// A program often fails because another VM's host is gone, and before anybody else notices that. A gang that would start
+    /// again then waits until the hosts of the other members have answered since the failure.
+    fn may_be_a_lost_host(&mut self, members: &Members) -> bool {
+        if self.job().spec.restart != Restart::OnHostFailure {
+            return false;
+        }
+        let since = *self.failure_seen.get_or_insert_with(Instant::now);
+        let open = members.iter().flatten().filter(|member| !member.job.state.is_final());
+        open.filter_map(|member| Some((member, member.job.host.as_ref()?))).any(|(member, host)| {
+            let is_silent = self.cluster.hosts.state(host) == HostState::Unreachable;
+            let starts_again = || fate(member, host, Loss::Silent) == Fate::Again;
+            !self.cluster.hosts.heard_since(host, since) && (!is_silent || starts_again())
+        })
+    }
+
+    /// Has the members end that do not end by themselves. Repeating this changes nothing.
+    async fn end_members(&mut self, members: &Members, at_once: bool) -> Result<Step, Problem> {
+        let verdict = self.gang()?.state.verdict;
+        let now = at_once || verdict.is_some_and(Verdict::is_at_once);
+        for member in members.iter().flatten() {
+            let ends = member.ending.is_some() || member.job.state == JobState::Collecting;
+            if member.job.state.is_final() || (ends && !now) {
+                continue;
+            }
+            let key = job_intent_key(&member.job.id);
+            let asked: Option<JobIntent> = self.cluster.records.read(&key).await?;
+            if asked.is_some_and(|asked| asked.cancel && (asked.now || !now)) {
+                continue;
+            }
+            let wish = |old: Option<JobIntent>| {
+                let old = old.unwrap_or_default();
+                JobIntent { cancel: true, now: old.now || now, ..old }
+            };
+            self.cluster.records.update(&key, wish).await?;
+            self.cluster.drive_job(&member.job.id);
+        }
+        Ok(Step::Wait(self.cluster.timing.poll))
+    }
+
+    /// All members are over: so is the gang. `None`: it has succeeded.
+    async fn finish_gang(
+        &mut self,
+        verdict: Option<Verdict>,
+        members: &Members,
+    ) -> Result<Step, Problem> {
+        networks::remove_own(&self.cluster, &self.id).await?;
+        let job = &mut self.record.value.job;
+        let all = || members.iter().flatten().map(|member| &member.job);
+        job.measured_s = all().filter_map(|job| job.measured_s).reduce(f64::max);
+        job.progress = all().next().and_then(|first| first.progress.clone());
+        job.outputs = outputs_of(all());
+        let event = match verdict {
+            Some(Verdict::Cancelled { .. }) => JobEvent::Cancelled,
+            Some(Verdict::Failed | Verdict::Lost) => JobEvent::Failed,
+            None => {
+                if job.state == JobState::Running {
+                    job.state = job.state.next(JobEvent::CommandEnded)?;
+                }
+                let notes: Vec<&str> =
+                    all().map(|job| job.reason.as_str()).filter(|text| !text.is_empty()).collect();
+                job.reason = notes.first().map_or_else(String::new, |note| (*note).to_owned());
+                job.exit_code = Some(0);
+                JobEvent::Collected { exit_code: 0 }
+            }
+        };
+        job.state = job.state.next(event)?;
+        job.ended_ms = Some(now_ms());
+        self.gang()?.keys = None;
+        self.record.save().await?;
+        Ok(Step::Again)
+    }
+
+    /// The members of this run are removed, and it is queued. What is left of them at a lost host is known by the run's number.
+    async fn start_gang_again(&mut self, members: &Members) -> Result<Step, Problem> {
+        let record = &mut self.record.value;
+        for member in members.iter().flatten() {
+            let lost = member.member.as_ref().and_then(|member| member.lost.clone());
+            if let Some(host) = lost.filter(|host| !record.avoid.contains(host)) {
+                record.avoid.push(host);
+            }
+            for host in &member.refused_by {
+                if !record.refused_by.contains(host) {
+                    record.refused_by.push(host.clone());
+                }
+            }
+        }
+        self.record.save().await?;
+        if let Err(problem) = outputs::remove(&self.cluster, self.job()).await {
+            tracing::warn!("job {}: outputs of an earlier start stay: {problem}", self.id);
+        }
+        for member in members.iter().flatten() {
+            erase(&self.cluster, member).await?;
+        }
+        let record = &mut self.record.value;
+        record.restarts += 1;
+        record.gang = Some(Gang::default());
+        record.ending = None;
+        let job = &mut record.job;
+        job.state = job.state.next(JobEvent::HostLost)?;
+        (job.started_ms, job.running_ms, job.exit_code) = (None, None, None);
+        job.reason = format!("{}; all of its VMs start again", job.reason);
+        self.failure_seen = None;
+        self.record.save().await?;
+        tracing::warn!("job {} begins anew: {}", self.id, self.job().reason);
+        Ok(Step::Again)
+    }
+}
+
+/// Why a member ends, as far as that is known.
+fn reason_of(member: &JobRecord) -> String {
+    let job = &member.job;
+    match job.exit_code.filter(|_| job.state == JobState::Collecting) {
+        Some(code) => format!("the command ended with code {code}"),
+        None if job.reason.is_empty() => "its VM ended".to_owned(),
+        None => job.reason.clone(),
+    }
+}
+
+/// Whether it is at the barrier.
+fn waits(record: &JobRecord) -> bool {
+    let is_ready = record.member.as_ref().is_some_and(|member| member.ready);
+    is_ready && record.job.state == JobState::Starting
+}
+
+/// What all members have in the repository; each has a directory in that of the gang.
+fn outputs_of<'a>(members: impl Iterator<Item = &'a Job>) -> Option<JobOutputs> {
+    let each = members.filter_map(|job| job.outputs.as_ref());
+    let sum = each.fold(None, |sum: Option<JobOutputs>, of: &JobOutputs| {
+        let sum = sum.unwrap_or_else(|| JobOutputs { files: 0, bytes: 0, ..of.clone() });
+        Some(JobOutputs {
+            files: sum.files.saturating_add(of.files),
+            bytes: sum.bytes.saturating_add(of.bytes),
+            kept_until_ms: sum.kept_until_ms.max(of.kept_until_ms),
+            at: sum.at,
+        })
+    })?;
+    let at = sum.at.rsplit_once('/').map_or_else(|| sum.at.clone(), |(above, _)| above.to_owned());
+    Some(JobOutputs { at, ..sum })
+}
+
+/// What a member's own driver does for its gang.
+impl Run {
+    /// What the gang's driver wants to know at once.
+    pub(super) fn seen_by_gang(&self) -> Option<Seen> {
+        let is_member = self.record.value.member.is_some();
+        is_member.then(|| seen(Some(&self.record.value)))
+    }
+
+    pub(super) fn wake_gang(&self) {
+        if let Some(member) = &self.record.value.member {
+            self.cluster.wakes.wake(&vm_of(&member.gang));
+        }
+    }
+
+    /// Whether its guest is at the barrier.
+    pub(super) fn waits_for_gang(&self) -> bool {
+        waits(&self.record.value)
+    }
+
+    /// Whether it has no command of its own, and the first member's has ended.
+    pub(super) fn is_released(&self) -> bool {
+        let member = self.record.value.member.as_ref().filter(|member| member.serves());
+        let gang = member.and_then(|member| self.cluster.index.job(&member.gang));
+        gang.and_then(|gang| Some(gang.gang.as_ref()?.state.released)).unwrap_or_default()
+    }
+
+    /// Lets the guest's command start, once all are ready. The agent may forget it, so this is repeated.
+    pub(super) async fn ask_to_begin(&self, host: &HostLink) {
+        let Some(member) = self.record.value.member.as_ref().filter(|_| self.waits_for_gang())
+        else {
+            return;
+        };
+        let gang = self.cluster.index.job(&member.gang);
+        let state = gang.and_then(|gang| Some(gang.gang.as_ref()?.state)).unwrap_or_default();
+        if !state.begun || state.verdict.is_some() {
+            return;
+        }
+        let path = format!("/v1/vms/{}/begin-command", vm_of(&self.id));
+        let asked = host.agent.post::<serde_json::Value>(&path, &serde_json::json!({})).await;
+        if let Err(problem) = asked {
+            tracing::debug!("job {}: {problem}", self.id);
+        }
+    }
+
+    /// A member's seed names all the others, so it is written when each has its card.
+    pub(super) fn knows_all_addresses(&self) -> bool {
+        let Some(member) = &self.record.value.member else { return true };
+        (0..member.count).all(|rank| {
+            let other = self.cluster.index.job(&member_of(&member.gang, rank));
+            other.is_some_and(|other| other.card.is_some())
+        })
+    }
+
+    /// What a member's guest is told of the others.
+    pub(super) fn guest_gang(&self) -> Result<Option<GuestGang>, Problem> {
+        let Some(member) = &self.record.value.member else { return Ok(None) };
+        let lacks = |what: &str| {
+            Problem::unavailable(format!("can't start job {}", self.id), format!("{what} yet"))
+        };
+        let gang = self.cluster.index.job(&member.gang);
+        let keys = gang.and_then(|gang| gang.gang.as_ref()?.keys.clone());
+        let keys = keys.ok_or_else(|| lacks("its gang has no keys"))?;
+        let mut members = Vec::new();
+        for rank in 0..member.count {
+            let id = member_of(&member.gang, rank);
+            let card = self.cluster.index.job(&id).and_then(|other| other.card.clone());
+            let address = card.ok_or_else(|| lacks("another VM of it has no address"))?.address;
+            let name = id.as_str().rsplit(SEPARATOR).next().unwrap_or_default().to_owned();
+            members.push(GuestMember { name, address });
+        }
+        let card = self.record.value.card.as_ref().ok_or_else(|| lacks("it has no card"))?;
+        Ok(Some(GuestGang {
+            rank: member.rank,
+            members,
+            slots: self.job().spec.cpus,
+            subnet: card.subnet.to_string(),
+            mpi: member.mpi,
+            user: keys.user,
+            host: keys.host,
+        }))
+    }
+}

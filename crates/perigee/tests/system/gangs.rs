@@ -1,0 +1,79 @@
+//! Jobs with several VMs, at two hosts.
+
+use std::collections::BTreeSet;
+
+use perigee_model::job::{ClusterImage, JobState, LogLine, NewImage};
+
+use super::{Checked, System, ensure, with_system};
+
+async fn log_of(system: &System, job: &str, rank: u32) -> Checked<Vec<String>> {
+    let lines: Vec<LogLine> = system.get(&format!("/v1/jobs/{job}/log?rank={rank}")).await?;
+    Ok(lines.into_iter().map(|line| line.line).collect())
+}
+
+#[test]
+fn the_vms_of_a_job_begin_together_and_reach_each_other_by_name() {
+    with_system(async |system| {
+        let job = system
+            .submit(
+                "name: pair\nimage: debian\nmemory: 200MiB\ncount: 2\nplacement: {site: home}\ncommand:\n  - /bin/sh\n  - -c\n  - |\n    \
+                 cat $PERIGEE_HOSTS\n    \
+                 if [ $PERIGEE_RANK = 0 ]; then\n      busybox nc -l -p 7000 > /output/heard\n      cat /output/heard\n    else\n      \
+                 until echo from $(cat /proc/sys/kernel/hostname) of $PERIGEE_COUNT | busybox nc n0 7000; do sleep 1; done\n    fi\n",
+            )
+            .await?;
+        let ended = system.ended(&job.id).await?;
+        let log = log_of(&system, job.id.as_str(), 0).await?;
+        ensure!(ended.state == JobState::Succeeded, "{}; {log:?}", ended.reason);
+        let expected = ["pair-0001-n0 slots=1", "pair-0001-n1 slots=1", "from pair-0001-n1 of 2"];
+        ensure!(log == expected, "{log:?}");
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let to = scratch.path().to_string_lossy().into_owned();
+        let fetched = system.perigee(&["job", "output", job.id.as_str(), "--to", &to]);
+        ensure!(fetched.status.success(), "{}", String::from_utf8_lossy(&fetched.stderr));
+        let heard = std::fs::read_to_string(scratch.path().join("rank-0/output/heard"));
+        ensure!(heard.as_deref().is_ok_and(|text| text == "from pair-0001-n1 of 2\n"), "{heard:?}");
+        let shown = system.perigee(&["job", "status", job.id.as_str()]);
+        eprintln!("{}", String::from_utf8_lossy(&shown.stdout));
+        let networks = system.perigee(&["network", "list"]);
+        let networks = String::from_utf8_lossy(&networks.stdout).into_owned();
+        ensure!(!networks.contains("pair"), "its network is still there: {networks}");
+        Ok(())
+    });
+}
+
+const MPI: &str = "from mpi4py import MPI; import socket; c = MPI.COMM_WORLD; \
+                   print(*sorted(c.allgather(socket.gethostname())), c.allreduce(c.rank)) if c.rank == 0 else c.allgather(socket.gethostname()) and c.allreduce(c.rank)";
+
+#[test]
+fn mpirun_starts_processes_in_vms_at_two_hosts() {
+    with_system(async |system| {
+        let dir = std::env::var("PERIGEE_TEST_MPI_IMAGE")
+            .expect("PERIGEE_TEST_MPI_IMAGE names the directory of an image with Open MPI; make test sets it");
+        let new = NewImage {
+            name: "mpi".parse().expect("a name"),
+            source: format!("{dir}/debian-pg.raw"),
+            host: None,
+            leave_site: Default::default(),
+            format: None,
+        };
+        let _: ClusterImage = system.post("/v1/images", &new).await?;
+        let job = system
+            .submit(&format!(
+                "name: sum\nimage: mpi\nmemory: 320MiB\ncount: 2\nmpi: true\nplacement: {{site: home}}\ntimeout: 3m\n\
+                 command: [mpirun, -n, '4', --oversubscribe, /usr/bin/python3, -c, '{MPI}']\n"
+            ))
+            .await?;
+        let ended = system.ended(&job.id).await?;
+        let log = log_of(&system, job.id.as_str(), 0).await?;
+        ensure!(ended.state == JobState::Succeeded, "{}; {log:?}", ended.reason);
+        let (first, second) = (format!("{}-n0", job.id), format!("{}-n1", job.id));
+        let all = [&first, &first, &second, &second].map(String::as_str).join(" ");
+        ensure!(log.last() == Some(&format!("{all} 6")), "{log:?}");
+        let hosts: BTreeSet<_> = ended.members.iter().filter_map(|one| one.host.clone()).collect();
+        ensure!(hosts.len() == 2, "{:?}", ended.members);
+        let timed = ended.measured_s.unwrap_or_default();
+        eprintln!("from the VMs' start to the command's end: {timed:.1} s");
+        Ok(())
+    });
+}

@@ -1,0 +1,185 @@
+//! Room for all VMs of a gang, or for none.
+
+use std::collections::BTreeSet;
+
+use perigee_model::job::Start;
+use perigee_model::{HostId, SiteId};
+
+use super::room::{Room, Rooms, may_use, words};
+use super::{Waiting, named};
+
+/// Where all VMs of a gang may be: at one site, or anywhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Scope {
+    Site(SiteId),
+    Everywhere,
+}
+
+impl Scope {
+    fn has(&self, room: &Room) -> bool {
+        match self {
+            Self::Site(site) => room.host.site == *site,
+            Self::Everywhere => true,
+        }
+    }
+}
+
+/// The hosts of all its VMs, in the order of their ranks.
+///
+/// # Errors
+/// Why it waits. Then nothing is taken, and some hosts may be reserved for it.
+pub(super) fn start<C>(
+    waiting: &Waiting,
+    rooms: &mut Rooms,
+    choose: &mut C,
+) -> Result<Vec<HostId>, String>
+where
+    C: FnMut(&Waiting, &[HostId]) -> Result<HostId, String>,
+{
+    let scopes = scopes(waiting, rooms)?;
+    let fits_now = |scope: &&Scope| count(waiting, rooms, scope, free) >= waiting.count;
+    let ready: Vec<&Scope> = scopes.iter().filter(fits_now).collect();
+    if ready.is_empty() {
+        return Err(reserve(waiting, rooms, &scopes));
+    }
+    let mut candidates: BTreeSet<HostId> = BTreeSet::new();
+    for scope in &ready {
+        let of_scope = rooms.rooms.iter().filter(|room| scope.has(room) && free(waiting, room) > 0);
+        candidates.extend(of_scope.map(|room| room.host.id.clone()));
+    }
+    let mut after = rooms.clone();
+    let mut hosts = Vec::new();
+    while hosts.len() < waiting.count as usize {
+        // A host's start slots are for its first VM: the others boot beside it.
+        let open = after.rooms.iter().filter(|room| {
+            candidates.contains(&room.host.id) && room.host.free.holds(waiting.demand) > 0
+        });
+        let open: Vec<HostId> = open.map(|room| room.host.id.clone()).collect();
+        let host = choose(waiting, &open)?;
+        if hosts.is_empty() {
+            let site = site_of(rooms, &host);
+            let scope = ready.iter().find(|scope| site.as_ref().is_none_or(|site| scope.is(site)));
+            let within = |id: &HostId| {
+                let room = rooms.rooms.iter().find(|room| room.host.id == *id);
+                scope.is_none_or(|scope| room.is_none_or(|room| scope.has(room)))
+            };
+            candidates.retain(within);
+        }
+        after.take(&host, waiting.demand);
+        hosts.push(host);
+    }
+    *rooms = after;
+    Ok(hosts)
+}
+
+impl Scope {
+    fn is(&self, site: &SiteId) -> bool {
+        match self {
+            Self::Site(own) => own == site,
+            Self::Everywhere => true,
+        }
+    }
+}
+
+fn site_of(rooms: &Rooms, host: &HostId) -> Option<SiteId> {
+    rooms.rooms.iter().find(|room| room.host.id == *host).map(|room| room.host.site.clone())
+}
+
+/// The sites that are large enough for it without any other VM; all hosts together if no site is.
+fn scopes(waiting: &Waiting, rooms: &Rooms) -> Result<Vec<Scope>, String> {
+    let sites: BTreeSet<&SiteId> = rooms.rooms.iter().map(|room| &room.host.site).collect();
+    let sites = sites.into_iter().map(|site| Scope::Site(site.clone()));
+    let large: Vec<Scope> =
+        sites.filter(|scope| count(waiting, rooms, scope, total) >= waiting.count).collect();
+    if !large.is_empty() {
+        return Ok(large);
+    }
+    if count(waiting, rooms, &Scope::Everywhere, total) >= waiting.count {
+        return Ok(vec![Scope::Everywhere]);
+    }
+    Err(too_large(waiting, rooms))
+}
+
+fn total(waiting: &Waiting, room: &Room) -> u32 {
+    if may_use(waiting, room) { room.host.total.holds(waiting.demand) } else { 0 }
+}
+
+/// How many of its VMs can start at a host now.
+fn free(waiting: &Waiting, room: &Room) -> u32 {
+    let is_open = may_use(waiting, room) && room.kept_for.is_none() && room.host.start_slots > 0;
+    if is_open { room.host.free.holds(waiting.demand) } else { 0 }
+}
+
+fn count(
+    waiting: &Waiting,
+    rooms: &Rooms,
+    scope: &Scope,
+    of: impl Fn(&Waiting, &Room) -> u32,
+) -> u32 {
+    let within = rooms.rooms.iter().filter(|room| scope.has(room));
+    within.map(|room| of(waiting, room)).fold(0, u32::saturating_add)
+}
+
+/// Reserves the hosts of the scope where most is free already, as many as all of its VMs need. Nothing else starts there, so
+/// what is free only grows. Returns why the gang waits.
+fn reserve(waiting: &Waiting, rooms: &mut Rooms, scopes: &[Scope]) -> String {
+    let needs = words(waiting.demand);
+    let wanted = waiting.count;
+    let unreserved = |waiting: &Waiting, room: &Room| {
+        if may_use(waiting, room) { room.host.free.holds(waiting.demand) } else { 0 }
+    };
+    let most = scopes.iter().max_by_key(|scope| {
+        let kept = rooms.rooms.iter().any(|room| scope.has(room) && room.kept_for.is_some());
+        (!kept, count(waiting, rooms, scope, unreserved))
+    });
+    let Some(scope) = most else { return "no host is up".to_owned() };
+    let now = count(waiting, rooms, scope, unreserved);
+    let other = rooms.rooms.iter().filter(|room| scope.has(room));
+    let other = other.filter_map(|room| room.kept_for.as_ref()).find(|job| **job != waiting.job);
+    let other = other.map(|job| named(job, waiting));
+    let place = match (scope, &waiting.start) {
+        (_, Start::Host(host)) => format!(" at {host}"),
+        (Scope::Site(site), _) => format!(" at site {site}"),
+        (Scope::Everywhere, _) => String::new(),
+    };
+    let mut reason =
+        format!("it needs {wanted} VMs with {needs} each, all at once; {now} have room now{place}");
+    if let Some(other) = other {
+        return format!("{reason}, and hosts there are reserved for {other}");
+    }
+    if now >= wanted {
+        return "hosts with room are starting as many jobs as they may at once".to_owned();
+    }
+    if rooms.kept.contains(&waiting.start) {
+        return reason;
+    }
+    let mut within: Vec<&mut Room> =
+        rooms.rooms.iter_mut().filter(|room| scope.has(room) && total(waiting, room) > 0).collect();
+    within.sort_by_key(|room| std::cmp::Reverse(room.host.free.holds(waiting.demand)));
+    let mut kept = 0;
+    let mut names = Vec::new();
+    for room in within {
+        if kept >= wanted {
+            break;
+        }
+        kept = total(waiting, room).saturating_add(kept);
+        room.kept_for = Some(waiting.job.clone());
+        names.push(room.host.id.to_string());
+    }
+    rooms.kept.push(waiting.start.clone());
+    reason.push_str(&format!("; reserved for it: {}", names.join(", ")));
+    reason
+}
+
+fn too_large(waiting: &Waiting, rooms: &Rooms) -> String {
+    let (wanted, needs) = (waiting.count, words(waiting.demand));
+    let most = count(waiting, rooms, &Scope::Everywhere, total);
+    let place = match &waiting.start {
+        Start::Anywhere => String::new(),
+        Start::Site(site) => format!(" of site {site}"),
+        Start::Host(host) => format!(" named {host}"),
+    };
+    format!(
+        "it needs {wanted} VMs with {needs} each; the hosts{place} that are up have room for {most} at most"
+    )
+}
