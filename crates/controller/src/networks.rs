@@ -21,7 +21,7 @@ use perigee_model::network::{
 };
 use perigee_model::tenant::{SEPARATOR, tenant_of};
 use perigee_model::vm::{NetworkKind, VmNetwork};
-use perigee_model::{HostId, JobId, NetworkName, Problem, VmId};
+use perigee_model::{HostId, JobId, NetworkName, Problem, ProblemKind, VmId};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
@@ -79,6 +79,11 @@ pub struct Networks {
 }
 
 impl Networks {
+    /// Waits for the turn of the caller, who gives addresses.
+    pub async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.turn.lock().await
+    }
+
     /// Has the hosts told soon what has changed.
     pub fn changed(&self) {
         self.changed.notify_one();
@@ -210,7 +215,12 @@ pub async fn ensure_own(cluster: &Cluster, job: &JobId) -> Result<(), Problem> {
     let subnet = Subnet::new(OWN_SUBNET, OWN_PREFIX_BITS)
         .map_err(|e| Problem::internal(format!("can't make network {name}"), e))?;
     let new = NewNetwork { name, subnet, nat: false };
-    create_for(cluster, new, Some(job)).await.map(drop)
+    let made = create_for(cluster, new, Some(job)).await.map(drop);
+    // There are too many: the job waits until one goes.
+    made.map_err(|problem| match problem.kind {
+        ProblemKind::Invalid => Problem { kind: ProblemKind::NoSpace, ..problem },
+        _ => problem,
+    })
 }
 
 /// Removes it. A gang whose VMs have all ended calls this; there may be none.
@@ -289,29 +299,53 @@ pub async fn give_card(cluster: &Cluster, record: &mut Owned<JobRecord>) -> Resu
     if record.value.card.is_some() {
         return Ok(());
     }
-    let _turn = cluster.networks.turn.lock().await;
-    let network = find(cluster, &name).await?;
-    let cards = users(cluster, &name).filter_map(|user| user.card.clone());
-    let taken: BTreeSet<u16> = cards.map(|card| network.subnet.number_of(card.address)).collect();
-    let Some(number) = next_number(network.subnet, network.last, &taken) else {
-        let why = format!("all {} addresses of {} have VMs", taken.len(), network.subnet);
-        return Err(Problem::no_space(format!("can't give {} a card", record.value.job.id), why)
-            .next("delete VMs of this network, or use a larger one"));
-    };
-    let last = move |old: Option<NetworkRecord>| NetworkRecord {
-        last: number,
+    let _turn = cluster.networks.turn().await;
+    record.value.card = cards(cluster, &name, 1, &record.value.job.id).await?.pop();
+    // The index learns it with this, before the next one takes its turn.
+    record.save().await
+}
+
+/// Cards for so many VMs of a job, or none. The caller has its turn until the index knows whose they are.
+///
+/// # Errors
+/// As [`give_card`].
+pub async fn cards(
+    cluster: &Cluster,
+    name: &NetworkName,
+    count: usize,
+    job: &JobId,
+) -> Result<Vec<Card>, Problem> {
+    let network = find(cluster, name).await?;
+    let known = users(cluster, name).filter_map(|user| user.card.clone());
+    let mut taken: BTreeSet<u16> =
+        known.map(|card| network.subnet.number_of(card.address)).collect();
+    let (mut last, mut numbers) = (network.last, Vec::new());
+    while numbers.len() < count {
+        let Some(number) = next_number(network.subnet, last, &taken) else {
+            let (all, subnet) = (network.subnet.of_vms().len(), network.subnet);
+            let free = all.saturating_sub(taken.len() - numbers.len());
+            let why = format!("of the {all} addresses of {subnet}, {free} are free");
+            let what = format!("can't give {count} of them to job {job}");
+            return Err(Problem::no_space(what, why)
+                .next("delete VMs of this network, or use a larger one"));
+        };
+        taken.insert(number);
+        numbers.push(number);
+        last = number;
+    }
+    let note = move |old: Option<NetworkRecord>| NetworkRecord {
+        last,
         ..old.unwrap_or_else(|| network.clone())
     };
-    let network = cluster.records.update(&key(&name), last).await?;
-    record.value.card = Some(Card {
-        network: name,
+    let network = cluster.records.update(&key(name), note).await?;
+    let card = |number| Card {
+        network: name.clone(),
         vni: network.vni,
         subnet: network.subnet,
         address: network.subnet.address(number),
         mtu: network.mtu,
-    });
-    // The index learns it with this, before the next one takes its turn.
-    record.save().await
+    };
+    Ok(numbers.into_iter().map(card).collect())
 }
 
 /// The next number after the last one that nobody has.

@@ -417,7 +417,9 @@ impl Inner {
             let Some(host) = &record.job.host else { continue };
             let of_host = used.entry(host.clone()).or_default();
             of_host.add(record);
-            if matches!(record.job.state, JobState::Staging | JobState::Starting) {
+            // A guest that waits for the others of its gang has booted.
+            let waits = record.member.as_ref().is_some_and(|member| member.ready);
+            if matches!(record.job.state, JobState::Staging | JobState::Starting) && !waits {
                 of_host.starting += 1;
             }
         }

@@ -84,6 +84,25 @@ pub fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
         .next("ask for fewer or smaller VMs, let it start at more hosts, or add hosts"))
 }
 
+/// Refuses a gang whose network has fewer addresses than it has VMs.
+///
+/// # Errors
+/// `Invalid`; `NotFound` if there is no such network.
+pub async fn check_network(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
+    let Some(name) = spec.network.name().filter(|_| spec.is_gang()) else { return Ok(()) };
+    let subnet = networks::find(cluster, name).await?.subnet;
+    let all = subnet.of_vms().len();
+    if all >= spec.count as usize {
+        return Ok(());
+    }
+    let why = format!(
+        "network: {name} has {all} addresses for VMs ({subnet}), and it needs {}",
+        spec.count
+    );
+    Err(Problem::invalid(format!("job {}", spec.name), why)
+        .next("name a larger network, or none: then it gets one of its own"))
+}
+
 /// Makes the new record of a job that of a gang, if it has several VMs.
 ///
 /// # Errors
@@ -294,10 +313,19 @@ impl Run {
             return Ok(Step::Again);
         }
         let hosts = self.gang()?.hosts.clone();
+        let network = spec.network.name().cloned();
+        let network = network.ok_or_else(|| {
+            Problem::internal(format!("job {}", self.id), "its VMs have no network")
+        })?;
+        let missing = members.iter().filter(|member| member.is_none()).count();
+        // All get addresses or none, so two gangs never wait for those that the other one has.
+        let _turn = cluster.networks.turn().await;
+        let mut cards = networks::cards(&cluster, &network, missing, &self.id).await?.into_iter();
         for ((rank, host), _) in
             (0..).zip(&hosts).zip(members).filter(|(_, member)| member.is_none())
         {
             let mut member = self.new_member(rank, host)?;
+            member.card = cards.next();
             let placed = place::disks(
                 &member.job.id,
                 &member.job.spec,

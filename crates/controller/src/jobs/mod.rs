@@ -183,6 +183,7 @@ pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<Option<JobInputs
         catalog::find(cluster, &volume.volume).await?;
     }
     networks::check(cluster, spec).await?;
+    gang::check_network(cluster, spec).await?;
     let inputs = inputs::check(cluster, spec).await?;
     if !cluster.hosts.up().is_empty() {
         // The hosts are asked only for a name that no job has used yet.

@@ -348,6 +348,26 @@ async fn a_gang_in_a_named_network_leaves_it_there() {
     networks::find(&lab.cluster, &name).await.expect("it stays");
 }
 
+#[tokio::test]
+async fn two_gangs_in_a_small_network_never_wait_for_each_other_s_addresses() {
+    let lab = Lab::up().await;
+    let hosts = [&lab.home, &lab.cloud];
+    let name: perigee_model::NetworkName = "tiny".parse().expect("a name");
+    let subnet = "10.7.0.0/29".parse().expect("addresses");
+    let new = perigee_model::network::NewNetwork { name: name.clone(), subnet, nat: false };
+    networks::create(&lab.cluster, new).await.expect("a network");
+    let network = NetworkKind::Cluster(name);
+    let few = JobSpec { network: network.clone(), ..gang(3) };
+    let ids = [lab.submit(few.clone()).await, lab.submit(few).await];
+    for id in &ids {
+        let job = until(&lab, &hosts, id, |_| Does::Ends(0), |job| job.state.is_final()).await;
+        assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
+    }
+    let many = JobSpec { network, memory_bytes: 64 << 20, ..gang(6) };
+    let refused = jobs::submit(&lab.cluster, many).await.expect_err("it never fits");
+    assert!(refused.why.contains("tiny has 5 addresses"), "{refused}");
+}
+
 /// What happens to a gang while its controller is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Story {
