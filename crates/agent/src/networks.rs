@@ -105,7 +105,7 @@ struct End {
 }
 
 /// A card of a VM that has a QEMU here.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct CardHere {
     card: Card,
     /// The VM runs here. Then frames for it go to its card, whatever the controller has said last.
@@ -622,11 +622,21 @@ pub async fn keep(host: Arc<Host>, vms: Arc<Vms>) {
             networks.look_at_end().await;
             looked = Instant::now();
         }
+        let cards = cards_of(&vms);
         // It is said in the host's report.
         let _ = networks.pass(Cards::Of(&vms)).await;
-        tokio::select! {
-            () = networks.now.notified() => {}
-            () = tokio::time::sleep(LOOK_AGAIN) => {}
+        let until = Instant::now() + LOOK_AGAIN;
+        loop {
+            // A VM that runs here from now on is not waited for: what is sent to it still goes to its old host.
+            let seen = host.changes.now();
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || cards_of(&vms) != cards {
+                break;
+            }
+            tokio::select! {
+                () = networks.now.notified() => break,
+                () = host.changes.wait(seen, left) => {}
+            }
         }
     }
 }
