@@ -1,10 +1,18 @@
 //! VMs in a network of their tenant, at two sites.
 
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
 use perigee_lab::capture::Capture;
+use perigee_lab::definition::CONTROLLER_PORT;
+use perigee_lab::netns::within;
+use perigee_model::Problem;
 use perigee_model::job::{JobState, MigrationState};
 use perigee_model::network::{ClusterNetwork, NewNetwork};
 
-use super::{ensure, with_system};
+use super::{Checked, System, ensure, host, with_system};
 
 /// The guest puts it together, so no job file has it.
 const MARKER: &str = "network-marker-4711";
@@ -65,6 +73,149 @@ fn a_connection_in_a_tenant_s_network_goes_on_when_its_vms_move() {
         ensure!(ended.state == JobState::Succeeded, "{}", ended.reason);
         let deleted = system.perigee(&["network", "delete", "blue"]);
         ensure!(deleted.status.success(), "{}", String::from_utf8_lossy(&deleted.stderr));
+        Ok(())
+    });
+}
+
+/// The address is what a DHCP client gets that knows nothing else. Then it goes out over the gateway, and is asked from there.
+const SERVE: &str = r#"cat > /tmp/got <<'END'
+#!/bin/sh
+[ "$1" = bound ] || exit 0
+busybox ip address add "$ip/$mask" dev eth0
+busybox ip link set eth0 mtu "$mtu"
+busybox ip route add default via "$router"
+echo "nameserver $dns" > /etc/resolv.conf
+echo "dhcp $ip/$mask mtu $mtu router $router"
+END
+chmod +x /tmp/got
+busybox ip address flush dev eth0
+rm -f /etc/resolv.conf
+busybox udhcpc -f -q -n -i eth0 -O mtu -s /tmp/got
+busybox nslookup serve-0001.perigee.internal | grep -q 10.7.0.2 && echo "it finds its name"
+timeout 60 bash -c 'exec 3<>/dev/tcp/WORLD/7000; head -1 <&3' | sed 's/^/outside says /'
+timeout 5 bash -c 'exec 3<>/dev/tcp/CONTROLLER' 2>/dev/null || echo "the controller is not reached"
+busybox nc -l -p 80 -e /bin/cat
+echo "the end""#;
+
+/// A machine that is no host of the cluster, at the site of the first host.
+pub struct World {
+    namespace: String,
+    pub address: Ipv4Addr,
+    /// The address of who has connected.
+    greeted: Option<std::thread::JoinHandle<std::io::Result<std::net::IpAddr>>>,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "delete", &self.namespace]).status();
+    }
+}
+
+impl World {
+    /// It says welcome to the first who connects to its port 7000.
+    pub fn make(system: &System) -> Checked<Self> {
+        let definition = &system.lab.definition;
+        let host = definition.host_address(&host("home1")).expect("a host");
+        let [a, b, c, _] = host.octets();
+        let address = Ipv4Addr::new(a, b, c, 250);
+        let site = definition.site_namespace(&"home".parse().expect("a name"));
+        let own = format!("{}-world", definition.id);
+        ip(&format!("netns add {own}"))?;
+        ip(&format!("link add world0 netns {site} type veth peer name eth0 netns {own}"))?;
+        ip(&format!("-n {site} link set world0 master br0 up"))?;
+        ip(&format!("-n {own} address add {address}/24 dev eth0"))?;
+        ip(&format!("-n {own} link set eth0 up"))?;
+        let listener = within(&own, || TcpListener::bind((address, 7000)).map_err(failed))?;
+        let greeted = std::thread::spawn(move || {
+            let (mut stream, from) = listener.accept()?;
+            stream.write_all(b"welcome\n")?;
+            Ok(from.ip())
+        });
+        Ok(Self { namespace: own, address, greeted: Some(greeted) })
+    }
+}
+
+fn ip(line: &str) -> Result<(), Problem> {
+    let done = Command::new("ip").args(line.split(' ')).output();
+    let done = done.map_err(|error| Problem::internal("run ip", error))?;
+    ensure!(done.status.success(), "ip {line}: {}", String::from_utf8_lossy(&done.stderr));
+    Ok(())
+}
+
+fn failed(error: std::io::Error) -> Problem {
+    Problem::internal("a connection of the world", error)
+}
+
+#[test]
+fn a_guest_with_dhcp_reaches_the_world_and_is_reached_at_its_port_while_it_moves() {
+    with_system(async |system| {
+        let (name, subnet) =
+            ("blue".parse().expect("a name"), "10.7.0.0/24".parse().expect("addresses"));
+        let new = NewNetwork { name, subnet, nat: true };
+        let _: ClusterNetwork = system.post("/v1/networks", &new).await?;
+        let mut world = World::make(&system)?;
+        let (own, address) = (world.namespace.clone(), world.address);
+        let definition = &system.lab.definition;
+        let at = definition.host_address(&host("home1")).expect("a host");
+        let controller = format!("{}/{CONTROLLER_PORT}", definition.controller_address());
+        let script =
+            SERVE.replace("WORLD", &address.to_string()).replace("CONTROLLER", &controller);
+        let file = job("serve", "home1", &script)
+            .replace("network: blue\n", "network: blue\npublish: [\"30080:80\"]\n");
+        let serve = system.submit(&file).await?;
+        let deadline = Instant::now() + Duration::from_secs(300);
+        loop {
+            let log = system.log(&serve.id).await?;
+            if log.iter().any(|line| line.contains("the controller is not reached")) {
+                break;
+            }
+            ensure!(Instant::now() < deadline, "{log:?}");
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        let log = system.log(&serve.id).await?;
+        for said in [
+            "dhcp 10.7.0.2/",
+            "mtu 1370 router 10.7.0.1",
+            "it finds its name",
+            "outside says welcome",
+        ] {
+            ensure!(log.iter().any(|line| line.contains(said)), "{said}: {log:?}");
+        }
+        let greeted = world.greeted.take().expect("it is asked once");
+        let from = greeted.join().expect("no panic").map_err(failed)?;
+        ensure!(from == at, "outside it has the address of the gateway's host, not {from}");
+        // The guest's server may not listen yet.
+        let mut stream = loop {
+            let connect = || {
+                let stream = TcpStream::connect((at, 30080)).map_err(failed)?;
+                stream.set_read_timeout(Some(Duration::from_secs(120))).map_err(failed)?;
+                Ok(stream)
+            };
+            match within(&own, connect) {
+                Ok(stream) => break stream,
+                Err(problem) => ensure!(Instant::now() < deadline, "{problem}"),
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        };
+        let mut echoes = |text: &str| {
+            let mut back = vec![0; text.len()];
+            let done =
+                stream.write_all(text.as_bytes()).and_then(|()| stream.read_exact(&mut back));
+            done.map_err(failed)?;
+            ensure!(back == text.as_bytes(), "{back:?}");
+            Ok::<_, Problem>(())
+        };
+        echoes("before")?;
+        for to in ["cloud1", "home2"] {
+            let moving = system.job(&serve.id).await?;
+            let migration = system.begin_move(&moving, to).await?;
+            let ended = system.migration_ended(&serve.id, &migration).await?;
+            ensure!(ended.state == MigrationState::Completed, "to {to}: {}", ended.error);
+            echoes(to)?;
+        }
+        drop(stream);
+        let ended = system.ended(&serve.id).await?;
+        ensure!(ended.state == JobState::Succeeded, "{}", ended.reason);
         Ok(())
     });
 }
