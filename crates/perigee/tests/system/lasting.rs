@@ -8,6 +8,7 @@ use perigee_model::JobId;
 use perigee_model::job::{Job, Vm};
 use perigee_model::lasting::VmState;
 
+use super::tenant_network::World;
 use super::{Checked, System, ensure, host, until, until_within, with_system};
 
 const MIB: u64 = 1 << 20;
@@ -205,6 +206,23 @@ async fn check_job(system: &System, id: &JobId, to: &str) -> Checked<()> {
     Ok(())
 }
 
+/// What cloud-init has made of the network: the address, the way out, names, and the world.
+fn check_network(system: &System) -> Checked<()> {
+    let world = World::make(system)?;
+    let greeting = format!("exec 3<>/dev/tcp/{}/7000; head -1 <&3", world.address);
+    for (command, wanted) in [
+        ("ip -4 -oneline address show", "10.7.0.2/24"),
+        ("ip link show", "mtu 1370"),
+        ("ip route show default", "default via 10.7.0.1"),
+        ("getent ahosts web.perigee.internal", "10.7.0.2"),
+        (&greeting, "welcome"),
+    ] {
+        let said = system.does(&["vm", "exec", "web", "--", "bash", "-c", command])?;
+        ensure!(said.contains(wanted), "{command}: {wanted:?} is not in {said:?}");
+    }
+    Ok(())
+}
+
 #[test]
 fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
     let image = std::env::var("PERIGEE_TEST_CLOUD_IMAGE")
@@ -229,7 +247,8 @@ fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
         let create =
             ["vm", "create", "web", "--image", "cloud", "--memory", "512MiB", "--disk", "6GiB"];
         let options = ["--user", "ann", "--ssh-key", &key, "--user-data", &user_data];
-        let places = ["--site", "home", "--volume", "data:/srv/data"];
+        let places = ["--site", "home", "--volume", "data:/srv/data", "--network", "blue"];
+        system.does(&["network", "create", "blue", "--subnet", "10.7.0.0/24", "--nat"])?;
         system.does(&[&create[..], &options, &places].concat())?;
         system.console_says("web", "said all").await?;
         let said = system.does(&["vm", "console", "web", "--log"])?;
@@ -242,6 +261,7 @@ fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
 
         let host_name = system.does(&["vm", "exec", "web", "--", "cat", "/etc/hostname"])?;
         ensure!(host_name == "web\n", "{host_name:?}");
+        check_network(&system)?;
         let exits = system.perigee(&["vm", "exec", "web", "--", "sh", "-c", "echo no >&2; exit 7"]);
         ensure!(exits.status.code() == Some(7) && exits.stderr == b"no\n", "{exits:?}");
         let (here, back) = (files.join("random"), files.join("random-back"));
