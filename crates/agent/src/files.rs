@@ -220,6 +220,8 @@ pub fn prepare_state(state: &Path) -> Result<Flock<File>, Problem> {
     };
     std::fs::create_dir_all(state).map_err(fail)?;
     make_dir(state, 0o711).map_err(fail)?;
+    // What another user has put there would be read as this agent's own.
+    perigee_http::ours::check(state)?;
     make_dir(&state.join("vms"), 0o711).map_err(fail)?;
     make_dir(&state.join("ended"), 0o700).map_err(fail)?;
     let file = OpenOptions::new()

@@ -33,7 +33,7 @@ pub enum Expected {
 pub(crate) enum Refusal {
     #[error("the certificate is not one of a cluster")]
     NotOurs,
-    #[error("its certificate is not one of the cluster that the token is for")]
+    #[error("its certificate is not one of the cluster with this fingerprint")]
     AnotherCluster,
     #[error("the certificate of {0} is revoked")]
     Revoked(PeerIdentity),

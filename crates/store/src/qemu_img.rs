@@ -4,11 +4,11 @@
 //! A file reaches it as an open descriptor. It opens `/proc/self/fd/N`, for which the kernel asks whether its user may
 //! read the file itself, but not whether it may enter the directories above it.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr, OsString};
 use std::fs::{File, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,8 @@ use super::work::Work;
 const UID: u32 = 1_900_065_536;
 const MEMORY_BYTES_MAX: u64 = 4 << 30;
 const OUTPUT_BYTES_MAX: u64 = 1 << 20;
+/// Processes and threads of all runs together. One `qemu-img` has up to 70.
+const PROCESSES_MAX: u64 = 4096;
 /// An import leaves so much of the disk free, for what clients write; on a small disk, this part of it.
 const RESERVE_BYTES_MAX: u64 = 256 << 20;
 const RESERVE_PART: u64 = 32;
@@ -209,10 +211,7 @@ impl Run<'_> {
         let mut command = Command::new(self.program.name());
         let directory = self.directory.unwrap_or(Path::new("/"));
         command.args(self.arguments).current_dir(directory).kill_on_drop(true).env_clear();
-        let mut path = std::env::var_os("PATH").unwrap_or_default();
-        // Where the programs for filesystems are.
-        path.push(":/usr/sbin:/sbin");
-        command.env("PATH", path);
+        command.env("PATH", search_path(std::env::var_os("PATH").as_deref()));
         command.stdin(match self.input.or(self.edits.map(|(file, _)| file)) {
             Some(file) => Stdio::from(file.try_clone()?),
             None => Stdio::null(),
@@ -242,12 +241,26 @@ impl Run<'_> {
                 (Resource::RLIMIT_NOFILE, 64),
             ];
             limits.into_iter().try_for_each(|(of, max)| setrlimit(of, max, max))?;
+            if is_root {
+                // The user has all runs at a time. Another user's processes would count too.
+                setrlimit(Resource::RLIMIT_NPROC, PROCESSES_MAX, PROCESSES_MAX)?;
+            }
             Ok(())
         };
         // SAFETY: between fork and exec the closure only makes system calls that are async-signal-safe.
         unsafe { command.pre_exec(confine) };
         Ok(command)
     }
+}
+
+/// Where programs are looked for: in the absolute directories of the server's own path, and where the programs for
+/// filesystems are. An empty or relative part would mean the directory where the program begins, which may be a tenant's.
+fn search_path(own: Option<&OsStr>) -> OsString {
+    let own: Vec<PathBuf> = own.map(|own| std::env::split_paths(own).collect()).unwrap_or_default();
+    let usual = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from);
+    let absolute = own.into_iter().filter(|dir| dir.is_absolute()).chain(usual);
+    // What was split at colons has none.
+    std::env::join_paths(absolute).unwrap_or_else(|_| "/usr/sbin:/usr/bin:/sbin:/bin".into())
 }
 
 /// Gives up all rights. A process that is not root has few, and gets a network namespace within a user namespace of its own.
@@ -298,5 +311,23 @@ async fn bounded(from: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u8>> {
         Err(io::ErrorKind::FileTooLarge.into())
     } else {
         Ok(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An input of a job that is called `mke2fs` was run, because an empty part of a path means the working directory.
+    #[test]
+    fn programs_are_looked_for_in_no_directory_that_the_path_does_not_name_whole() {
+        for own in [None, Some(""), Some(":"), Some("relative:."), Some("::/opt/bin:..:")] {
+            let path = search_path(own.map(OsStr::new));
+            let parts: Vec<PathBuf> = std::env::split_paths(&path).collect();
+            assert!(parts.iter().all(|part| part.is_absolute()), "{own:?}: {path:?}");
+            assert!(parts.contains(&PathBuf::from("/usr/sbin")), "{path:?}");
+        }
+        let path = search_path(Some(OsStr::new("::/opt/bin:..:")));
+        assert!(std::env::split_paths(&path).any(|part| part == Path::new("/opt/bin")), "{path:?}");
     }
 }

@@ -10,8 +10,9 @@ use perigee_model::{Problem, VolumeName};
 use perigee_store::{Grant, Pool};
 
 /// The clients of the file, and then those of the catalog. If there are neither, every initiator may use
-/// every target.
+/// every target, but not at a host of a cluster: there volumes are tenants'.
 pub struct KnownClients {
+    pub in_cluster: bool,
     pub file: Option<ClientFile>,
     pub pool: Arc<Pool>,
 }
@@ -28,7 +29,8 @@ impl KnownClients {
         {
             return Ok(Some(granted(grant)));
         }
-        let open = self.file.is_none() && !self.pool.has_known_clients().await?;
+        let open =
+            !self.in_cluster && self.file.is_none() && !self.pool.has_known_clients().await?;
         Ok(open.then(Client::unrestricted))
     }
 }

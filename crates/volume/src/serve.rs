@@ -71,9 +71,9 @@ pub struct IscsiOptions {
 }
 
 impl IscsiOptions {
-    fn known_clients(&self, pool: &Arc<Pool>) -> Result<KnownClients, Problem> {
+    fn known_clients(&self, pool: &Arc<Pool>, in_cluster: bool) -> Result<KnownClients, Problem> {
         let file = self.clients.as_deref().map(ClientFile::new).transpose()?;
-        Ok(KnownClients { file, pool: Arc::clone(pool) })
+        Ok(KnownClients { in_cluster, file, pool: Arc::clone(pool) })
     }
 }
 
@@ -119,7 +119,9 @@ async fn run(config: Config, stopped: BoxFuture<'static, ()>) -> Result<(), Prob
     let portals = try_join_all(portals).await?;
     let target = Target::new(perigee_iscsi::Options {
         exports: exports.clone(),
-        clients: Arc::new(config.iscsi.known_clients(&pool)?),
+        clients: Arc::new(
+            config.iscsi.known_clients(&pool, config.remotes.network.identity().is_some())?,
+        ),
         keep: Arc::new(KeptReservations(pool.clone())),
         pool: server_id,
         sessions_max: config.clients.clients_max,

@@ -2,6 +2,8 @@
 
 use perigee_model::volume::{EpochChange, EpochIssued, VolumeInfo};
 
+use perigee_http::{Authority, PeerIdentity};
+
 use super::wire::Initiator;
 use crate::server::{MIB, Server};
 
@@ -94,4 +96,21 @@ async fn a_session_of_an_old_epoch_writes_no_more_after_the_epoch_was_raised() {
     drop(old);
     let mut late = Initiator::connect(&server);
     assert_ne!(late.log_in("iqn.2026-11.test:old", "data", &[]), 0, "nor when it was away");
+}
+
+/// At a host of a cluster volumes are tenants'. An initiator that nobody has added gets none, whether there are others or not.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_initiator_that_nobody_has_added_gets_nothing_at_a_host_of_a_cluster() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let authority = Authority::open(&dir.path().join("authority")).expect("an authority");
+    let who = PeerIdentity::Host("home1".parse().expect("a name"));
+    let own = authority.credentials(&who, &[[127, 0, 0, 1].into()]).expect("credentials");
+    own.save(&dir.path().join("identity")).expect("files");
+    let server = Server::start().await;
+    server.create("acme~data", 8 * MIB).await;
+    let log_in =
+        |server: &Server| Initiator::connect(server).log_in("iqn.2026-11.test:x", "acme:data", &[]);
+    assert_eq!(log_in(&server), 0, "a server that is in no cluster, and knows no clients");
+    let server = server.with_tls(&dir.path().join("identity")).await;
+    assert_ne!(log_in(&server), 0);
 }
