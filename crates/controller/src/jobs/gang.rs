@@ -269,11 +269,17 @@ impl Run {
         let mut members = Vec::new();
         for rank in 0..self.job().spec.count {
             let id = member_of(&self.id, rank);
-            let found = match self.cluster.index.job(&id) {
-                Some(found) => Some(found),
-                None => self.cluster.records.read(&job_key(&id)).await?.map(Arc::new),
+            let indexed = self.cluster.index.job(&id);
+            let found = match &indexed {
+                Some(found) => Some(Arc::clone(found)),
+                None => self.cluster.records.read::<JobRecord>(&job_key(&id)).await?.map(Arc::new),
             };
-            members.push(found.filter(|found| is_of(found, &self.record.value)));
+            let found = found.filter(|found| is_of(found, &self.record.value));
+            if indexed.is_none() && found.as_ref().is_some_and(|one| !one.job.state.is_final()) {
+                // Its record was written when the step that made it was cut, so nobody has asked for its driver.
+                self.cluster.drive_job(&id);
+            }
+            members.push(found);
         }
         Ok(members)
     }
