@@ -1,41 +1,184 @@
-//! Whether the kernel confines QEMU further than its user and its filter of system calls do.
+//! What QEMU may open besides what its user and its filter of system calls allow: with Landlock, where the kernel has it.
 //!
-//! Perigee sets up neither AppArmor nor Landlock. An administrator may run the agent in an AppArmor profile, and QEMU then
-//! runs in it too.
+//! A guest that has taken over its QEMU finds no files of the host but those that QEMU itself needs, also none that every user
+//! may read. The sockets to which QEMU connects are not covered: each VM has its own, and they look who comes.
+//!
+//! An administrator may run the agent in an AppArmor profile besides, and QEMU then runs in it too.
 
-const PROFILE: &str = "/proc/self/attr/apparmor/current";
-const ENABLED: &str = "/sys/module/apparmor/parameters/enabled";
+use std::path::{Path, PathBuf};
 
-/// In plain words, for `perigee host info`, if nothing does.
-pub fn missing() -> Option<String> {
-    let enabled = std::fs::read_to_string(ENABLED).is_ok_and(|text| text.trim() == "Y");
-    describe(enabled, std::fs::read_to_string(PROFILE).ok().as_deref())
+use landlock::{
+    ABI, Access, AccessFs, BitFlags, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr,
+    RulesetError, Scope, path_beneath_rules,
+};
+use perigee_model::Problem;
+
+use crate::command::QEMU;
+use crate::files::VmDir;
+use crate::process::which;
+
+/// What is known of Landlock here. Of this, an older kernel does what it can.
+const LANDLOCK: ABI = ABI::V6;
+
+/// Programs, libraries and QEMU's firmware.
+const PROGRAMS: [&str; 4] = ["/usr", "/lib", "/lib64", "/nix/store"];
+/// How libraries are found, how GnuTLS is set up, and how many processors there are.
+const SETTINGS: [&str; 6] = [
+    "/etc/ld.so.cache",
+    "/etc/gnutls",
+    "/etc/crypto-policies",
+    "/sys/devices/system/cpu",
+    "/sys/devices/system/node",
+    "/sys/kernel/mm/transparent_hugepage",
+];
+const DEVICES: [&str; 4] = ["/dev/kvm", "/dev/null", "/dev/zero", "/dev/urandom"];
+
+/// Rules for a process that is not started yet.
+pub struct Sandbox(RulesetCreated);
+
+impl Sandbox {
+    /// The rules for this VM's QEMU.
+    ///
+    /// # Errors
+    /// If the kernel has Landlock and does not take the rules. A kernel without Landlock is no error: [`missing`] says so.
+    pub fn of_qemu(dir: &VmDir) -> Result<Self, Problem> {
+        Self::new(QEMU, &dir.root(), &dir.run())
+            .map_err(|error| Problem::internal("can't confine QEMU with Landlock", error))
+    }
+
+    /// `program` reads below `reads`, and reads, makes and removes files and sockets below `writes`.
+    pub fn new(program: &str, reads: &Path, writes: &Path) -> Result<Self, RulesetError> {
+        let files = AccessFs::ReadFile | AccessFs::ReadDir;
+        let own = files
+            | AccessFs::WriteFile
+            | AccessFs::Truncate
+            | AccessFs::RemoveFile
+            | AccessFs::MakeReg
+            | AccessFs::MakeSock;
+        let devices = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
+        let programs = PROGRAMS.map(PathBuf::from).into_iter().chain(prefix(program));
+        let rules = nothing()?
+            .add_rules(path_beneath_rules(programs, AccessFs::from_read(LANDLOCK)))?
+            .add_rules(path_beneath_rules(SETTINGS, files))?
+            .add_rules(path_beneath_rules(DEVICES, devices))?
+            .add_rules(path_beneath_rules([reads], files))?
+            .add_rules(path_beneath_rules([writes], own))?;
+        Ok(Self(rules))
+    }
+
+    /// Applies the rules to this thread, and to all that it starts, for ever. It makes system calls only.
+    ///
+    /// # Errors
+    /// If the kernel refuses them.
+    pub fn enter(self) -> std::io::Result<()> {
+        match self.0.restrict_self() {
+            Ok(_) => Ok(()),
+            Err(_) => Err(std::io::ErrorKind::PermissionDenied.into()),
+        }
+    }
 }
 
-/// The kernel says `PROFILE (MODE)`, or `unconfined`.
-fn describe(enabled: bool, profile: Option<&str>) -> Option<String> {
-    if let Some(name) = profile.and_then(|text| text.trim().strip_suffix(" (enforce)")) {
-        tracing::info!(profile = name, "AppArmor confines QEMU");
-        return None;
-    }
-    let why = if enabled {
-        "the agent runs in no AppArmor profile that is enforced"
-    } else {
-        "the kernel has no AppArmor"
+/// Rules that allow no file, no abstract socket of other programs, and no signals to them.
+fn nothing() -> Result<RulesetCreated, RulesetError> {
+    let all: BitFlags<Scope> = Scope::from_all(LANDLOCK);
+    Ruleset::default().handle_access(AccessFs::from_all(LANDLOCK))?.scope(all)?.create()
+}
+
+/// Where a program is installed that is not below `/usr`.
+fn prefix(program: &str) -> Option<PathBuf> {
+    let path = which(program)?;
+    let prefix = path.parent()?.parent()?;
+    // A program in a directory of the root would open everything.
+    (prefix != Path::new("/")).then(|| prefix.to_owned())
+}
+
+/// In plain words, for `perigee host info`, if the kernel does not confine QEMU so.
+pub fn missing() -> Option<String> {
+    let why = match nothing().map(Option::<std::os::fd::OwnedFd>::from) {
+        Ok(Some(_)) => return None,
+        Ok(None) => "the kernel has no Landlock, or it is off (`lsm=` at boot)".to_owned(),
+        Err(error) => error.to_string(),
     };
-    Some(format!("neither AppArmor nor Landlock confines QEMU: {why}"))
+    Some(format!("QEMU may read what every user of this host may read: {why}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use crate::process::start;
+
     use super::*;
 
-    #[test]
-    fn only_a_profile_that_is_enforced_confines() {
-        assert_eq!(describe(true, Some("perigee (enforce)\n")), None);
-        for free in ["unconfined\n", "perigee (complain)\n"] {
-            assert!(describe(true, Some(free)).is_some_and(|text| text.contains("AppArmor")));
+    /// What the program said after it ended.
+    async fn run(program: &str, arguments: &[String], sandbox: Option<Sandbox>) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let (process, exit) = start(program, arguments, None, &log, None, sandbox).unwrap();
+        if tokio::time::timeout(Duration::from_secs(60), exit).await.is_err() {
+            process.kill().await.unwrap();
         }
-        assert!(describe(false, None).is_some_and(|text| text.contains("no AppArmor")));
+        std::fs::read_to_string(log).unwrap()
+    }
+
+    /// Without Landlock there is nothing to test.
+    fn has_landlock() -> bool {
+        missing().is_none()
+    }
+
+    #[tokio::test]
+    async fn a_confined_program_reads_and_writes_its_own_files_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let (vm, run_dir, other) =
+            (dir.path().join("vm"), dir.path().join("vm/run"), dir.path().join("other"));
+        std::fs::create_dir_all(&run_dir).unwrap();
+        std::fs::write(vm.join("key"), "key\n").unwrap();
+        std::fs::write(&other, "other\n").unwrap();
+        let script = "cd /; for f in \"$1/key\" \"$2\" /etc/passwd; do echo $(<$f); done >&2; \
+                      echo new > \"$1/run/file\"; echo new > \"$1/key\"; echo new > \"$2\"";
+        let (vm_text, other_text) = (vm.display().to_string(), other.display().to_string());
+        let arguments = ["-c", script, "sh", &vm_text, &other_text].map(ToOwned::to_owned);
+        let sandbox = Sandbox::new("bash", &vm, &run_dir).unwrap();
+        let said = run("bash", &arguments, Some(sandbox)).await;
+        if !has_landlock() {
+            return;
+        }
+        assert!(said.contains("key\n"), "{said}");
+        assert_eq!(said.matches("Permission denied").count(), 4, "{said}");
+        assert_eq!(std::fs::read_to_string(run_dir.join("file")).unwrap(), "new\n");
+        assert_eq!(std::fs::read_to_string(other).unwrap(), "other\n");
+    }
+
+    #[tokio::test]
+    async fn a_confined_qemu_starts_and_opens_no_file_that_every_user_may_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let vm = VmDir::new(dir.path(), &perigee_model::VmId::new("a").unwrap());
+        std::fs::create_dir_all(vm.run()).unwrap();
+        let arguments = |file: &str| {
+            let drive = format!("driver=file,node-name=a,read-only=on,filename={file}");
+            let fixed = ["-display", "none", "-M", "none", "-nodefaults", "-blockdev", &drive];
+            let socket = format!("unix:{},server=on,wait=off", vm.qmp().display());
+            let rest = ["-pidfile", &vm.pid().display().to_string(), "-qmp", &socket]
+                .map(ToOwned::to_owned);
+            fixed.map(ToOwned::to_owned).into_iter().chain(rest).collect::<Vec<_>>()
+        };
+        let closed =
+            run(QEMU, &arguments("/etc/passwd"), Some(Sandbox::of_qemu(&vm).unwrap())).await;
+        assert_eq!(closed.contains("Permission denied"), has_landlock(), "{closed}");
+
+        // With a file of its own it starts, and listens.
+        std::fs::write(vm.root().join("own"), [0; 512]).unwrap();
+        let own = vm.root().join("own").display().to_string();
+        let log = dir.path().join("log");
+        let sandbox = Some(Sandbox::of_qemu(&vm).unwrap());
+        let (process, _exit) = start(QEMU, &arguments(&own), None, &log, None, sandbox).unwrap();
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        while !vm.qmp().exists() && !process.has_ended() {
+            assert!(std::time::Instant::now() < deadline, "QEMU made no socket within 60 s");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let said = std::fs::read_to_string(log).unwrap();
+        assert!(vm.qmp().exists(), "{said}");
+        process.kill().await.unwrap();
     }
 }

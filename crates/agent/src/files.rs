@@ -63,6 +63,11 @@ impl VmDir {
         Self { root: state.join("vms").join(vm.as_str()) }
     }
 
+    /// QEMU reads below it what its user may.
+    pub fn root(&self) -> PathBuf {
+        self.root.clone()
+    }
+
     pub fn spec(&self) -> PathBuf {
         self.root.join("spec.json")
     }

@@ -25,6 +25,7 @@ use perigee_http::memory::{self, LockedMemory};
 use perigee_model::Problem;
 
 use crate::command::MEM_LOCK;
+use crate::confinement::Sandbox;
 
 /// The unit of times in `/proc`, the same for every process on Linux.
 pub const TICK_MS: u64 = 10;
@@ -127,7 +128,7 @@ fn is_program(path: &Path, name: &str) -> bool {
 }
 
 /// The file of a program, with links followed.
-fn which(name: &str) -> Option<PathBuf> {
+pub fn which(name: &str) -> Option<PathBuf> {
     let dirs = std::env::var_os("PATH")?;
     let found = std::env::split_paths(&dirs).map(|dir| dir.join(name)).find(|path| path.is_file());
     found?.canonicalize().ok()
@@ -279,14 +280,15 @@ fn allow_locked_memory() -> Result<LockedMemory, Problem> {
 /// How a process of ours ends, as soon as that is known.
 pub type Exit = tokio::sync::oneshot::Receiver<ExitStatus>;
 
-/// Starts QEMU with its stderr in a file, and with this socket, which keeps its number. A separate task waits for its
-/// exit status.
+/// Starts QEMU with its stderr in a file, with this socket, which keeps its number, and in this sandbox. A separate task waits
+/// for its exit status.
 pub fn start(
     program: &str,
     arguments: &[String],
     user: Option<QemuUser>,
     log: &Path,
     socket: Option<BorrowedFd<'_>>,
+    sandbox: Option<Sandbox>,
 ) -> Result<(Process, Exit), Problem> {
     let fail = |e: std::io::Error| Problem::internal(format!("can't start {program}"), e);
     let log: File =
@@ -305,6 +307,10 @@ pub fn start(
         // SAFETY: between fork and exec the closure only makes system calls that are async-signal-safe.
         unsafe { command.pre_exec(keep) };
     }
+    let mut sandbox = sandbox;
+    let enter = move || sandbox.take().map_or(Ok(()), Sandbox::enter);
+    // SAFETY: between fork and exec the closure only makes system calls that are async-signal-safe.
+    unsafe { command.pre_exec(enter) };
     let mut child = command.stderr(log).spawn().map_err(|e| {
         let what = format!("can't start {program}");
         match e.kind() {
@@ -364,7 +370,7 @@ mod tests {
 
     fn start_sleep(dir: &Path, program: &str, mark: &str) -> Process {
         let arguments = ["-c", "sleep 60; true", "-pidfile", mark].map(String::from);
-        start(program, &arguments, None, &dir.join("log"), None).unwrap().0
+        start(program, &arguments, None, &dir.join("log"), None, None).unwrap().0
     }
 
     #[tokio::test]

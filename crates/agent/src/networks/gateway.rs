@@ -191,7 +191,7 @@ async fn begin(tag: &Tag, dir: &Path, network: &HostNetwork) -> Result<Running, 
     let told = Names::of(network);
     write(&own, &told)?;
     let line = arguments(network, &own, &user, &group);
-    let (process, _exit) = process::start("unshare", &line, None, &own.join("log"), None)
+    let (process, _exit) = process::start("unshare", &line, None, &own.join("log"), None, None)
         .map_err(|problem| format!("{}: {}", problem.what, problem.why))?;
     connect(tag, network, &process).await?;
     Ok(Running { process, told, rules: of_gateway(network.nat, &network.published) })

@@ -164,7 +164,7 @@ async fn make(name: &str, dir: &Path) -> Result<(), String> {
     }
     let arguments = ["--foreground".to_owned(), name.to_owned()];
     let log = dir.join(LOG);
-    let started = process::start(USERSPACE, &arguments, None, &log, None);
+    let started = process::start(USERSPACE, &arguments, None, &log, None, None);
     let (process, _exit) = started.map_err(|problem| problem.why)?;
     let deadline = Instant::now() + START_DEADLINE;
     while run("wg", &["show", name, "public-key"], "").await.is_err() {

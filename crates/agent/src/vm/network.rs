@@ -227,7 +227,7 @@ pub async fn connect(vm: &Vm, host: &Host) -> Result<Option<Cable>, Problem> {
         }
     }
     let arguments = arguments(networks.as_raw_fd(), &ready, interface_of(&host.ip).as_deref());
-    let started = process::start(PASST, &arguments, user, &log, Some(networks.as_fd()));
+    let started = process::start(PASST, &arguments, user, &log, Some(networks.as_fd()), None);
     drop(networks);
     let (process, _exit) = started?;
     let deadline = Instant::now() + START_DEADLINE;

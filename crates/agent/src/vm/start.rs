@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::tls::{End, set_encryption};
 use super::{Vm, arrival, network};
 use crate::command::{OVMF, QEMU, arguments, export};
+use crate::confinement::Sandbox;
 use crate::host::Host;
 use crate::process::{Exit, Process};
 use crate::qmp::{Event, MigrateInfo, Qmp, QmpError};
@@ -52,7 +53,8 @@ pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
     let card = cable.as_ref().map(|cable| cable.qemus.as_raw_fd());
     let line = arguments(&vm.spec, &vm.dir, &socket.path, host.accelerator.kind, card);
     let end = cable.as_ref().map(|cable| cable.qemus.as_fd());
-    let (process, exit) = process::start(QEMU, &line, user, &log, end)?;
+    let sandbox = Sandbox::of_qemu(&vm.dir)?;
+    let (process, exit) = process::start(QEMU, &line, user, &log, end, Some(sandbox))?;
     if host.has_cgroups {
         let network = cable.as_ref().and_then(|cable| cable.passt.as_ref());
         let limited = cgroup::limit(&process, network, vm.spec.cpus, vm.spec.memory_bytes);
@@ -260,7 +262,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let arguments = ["-c".to_owned(), "sleep 60; true".to_owned()];
         let log = dir.path().join("log");
-        let (process, exit) = process::start("bash", &arguments, None, &log, None).unwrap();
+        let (process, exit) = process::start("bash", &arguments, None, &log, None, None).unwrap();
         process.kill().await.unwrap();
         let status = exit.await.ok();
         assert_eq!(why_ended(status, ""), "QEMU was killed by signal 9, and said nothing");
