@@ -161,6 +161,7 @@ fn place(job: &Job) -> String {
 fn hosts(job: &Job) -> String {
     let mut all: Vec<&str> =
         job.members.iter().filter_map(|member| Some(member.host.as_ref()?.as_str())).collect();
+    all.sort_unstable();
     all.dedup();
     if all.is_empty() { output::or_dash(job.host.as_ref()) } else { all.join(",") }
 }
@@ -317,7 +318,7 @@ async fn follow(client: &Client, id: &JobId) -> Result<Job, Problem> {
     let goes_on = format!("the job goes on; `perigee job status {id}` shows it");
     loop {
         let job: Job = asking::get(client, &format!("/v1/jobs/{id}"), &goes_on).await?;
-        let host = output::or_dash(job.host.as_ref());
+        let host = hosts(&job);
         if let Some(progress) = &job.progress {
             bar.set_length(progress.total);
             bar.set_position(progress.done);
