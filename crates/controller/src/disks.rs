@@ -74,6 +74,18 @@ pub async fn allow_the_same(
     to.volume.put(&path, &openers).await
 }
 
+/// Lets the hosts that were let in at the old home while the volume moved open it at its new one too. An old home that does not
+/// answer has let nobody in.
+pub async fn allow_those_too(from: &HostLink, to: &HostLink, volume: &VolumeName) {
+    let path = format!("/v1/volumes/{volume}/hosts");
+    let Ok(openers) = from.volume.get::<Openers>(&path).await else { return };
+    for host in openers.hosts.iter().filter(|host| **host != to.id) {
+        if let Err(problem) = allow(to, volume, host).await {
+            tracing::warn!("{host} can't open volume {volume} at {}: {problem}", to.id);
+        }
+    }
+}
+
 /// Attaches the disks at a host, except those whose home it is.
 pub async fn attach(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId) -> Result<(), Problem> {
     let host = catalog::reachable(cluster, at)?;

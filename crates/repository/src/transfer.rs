@@ -135,7 +135,7 @@ async fn committed(
     waiter: Option<Weak<()>>,
 ) -> Result<FileEntry, Problem> {
     let space = upload.space().filter(|_| !upload.is_hashed());
-    let _turn = match space {
+    let turn = match space {
         Some(space) => Some(space.hash_turn().await),
         None => None,
     };
@@ -158,6 +158,8 @@ async fn committed(
         Ok::<_, Problem>((upload, sha256))
     });
     let (mut upload, sha256) = whole.await.map_err(lost)??;
+    // A store may take long.
+    drop(turn);
     let sent = upload.send_all(&sha256).await;
     let published = move || match sent {
         Ok(key) => {

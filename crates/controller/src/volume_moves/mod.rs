@@ -130,7 +130,13 @@ impl Run<'_> {
         let Some(tenure) = self.record.value.tenure else { return self.learn_tenure(&from).await };
         let volume = self.shown().volume.clone();
         match disks::allow_the_same(&from, &to, &volume).await {
-            Err(problem) if may_pass(&problem) => return self.not_taken(problem).await,
+            // The old home may be away because it is not needed any more: only the answer to an earlier try was lost.
+            Err(problem) if may_pass(&problem) => match self.home_at(&to).await {
+                Ok(HomeState::Here { tenure: now, missing_bytes }) if now > tenure => {
+                    return self.taken(missing_bytes).await;
+                }
+                _ => return self.not_taken(problem).await,
+            },
             Err(problem) => return self.give_up(in_words(&problem)).await,
             Ok(()) => {}
         }

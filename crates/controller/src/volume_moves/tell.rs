@@ -14,8 +14,9 @@ use perigee_model::job::HostState;
 impl Run<'_> {
     /// Until nothing names the old home any more. The jobs' drivers change their own records.
     pub(super) async fn settle(&mut self) -> Result<Step, Problem> {
-        if self.to().is_none() {
-            return self.bring_back().await;
+        let Some(to) = self.to() else { return self.bring_back().await };
+        if let Some(from) = self.from() {
+            disks::allow_those_too(&from, &to, &self.shown().volume).await;
         }
         self.tell_hosts().await;
         self.record_home().await?;

@@ -267,7 +267,7 @@ async fn publish(view: &View, upload: &Arc<Parallel>) -> Result<FileEntry, Probl
         return Err(Problem::conflict(what, "some of its parts have not arrived")
             .next("ask which ones have, and send the others"));
     }
-    let _turn = view.hash_turn(upload.location.clone()).await;
+    let turn = view.hash_turn(upload.location.clone()).await;
     let whole = Arc::clone(upload);
     let whole = view.blocking(move |_| {
         // A part that is still being written would change what is hashed: it is waited for.
@@ -283,6 +283,8 @@ async fn publish(view: &View, upload: &Arc<Parallel>) -> Result<FileEntry, Probl
         Ok((part, sha256))
     });
     let (mut part, sha256) = whole.await?;
+    // A store may take long.
+    drop(turn);
     match part.send_all(&sha256).await {
         Ok(key) => view.blocking(move |_| part.publish(&sha256, key.as_deref())).await,
         Err(problem) => {
