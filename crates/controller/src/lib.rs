@@ -31,6 +31,7 @@ mod networks;
 mod nocloud;
 mod nvram;
 mod outputs;
+mod pace;
 mod planning;
 mod records;
 mod replicas;

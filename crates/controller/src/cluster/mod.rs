@@ -28,6 +28,7 @@ use crate::audit::Audit;
 use crate::files;
 use crate::inputs::Staging;
 use crate::networks::Networks;
+use crate::pace::Paces;
 use crate::records::{
     JobRecord, MigrationRecord, Owned, Records, VolumeMoveRecord, job_key, migration_key,
     volume_move_key,
@@ -147,6 +148,8 @@ pub struct Cluster {
     pub repository: Arc<Repository>,
     /// Inputs of jobs that are being staged.
     pub staging: Staging,
+    /// How fast inputs and outputs may come and go.
+    pub paces: Paces,
     /// Networks of tenants.
     pub networks: Networks,
     /// Migrations share links.
@@ -223,6 +226,7 @@ impl Cluster {
             links,
             repository: Repository::open(&state_dir.join("data"))?,
             staging: Staging::default(),
+            paces: Paces::default(),
             networks: Networks::default(),
             lanes: Lanes::default(),
             taught,

@@ -24,12 +24,13 @@ use uuid::Uuid;
 use super::manifest::{Entry, Manifest};
 use super::{WHAT, resolve, view};
 use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::pace::{Way, paced, while_kept};
 use crate::records::{ImageRecord, InputsImage, JobInputs, PendingImport, image_key};
 use crate::tars::{end, padding};
 use crate::{accounts, images};
 
 /// How many images of inputs are made at a host at the same time. The others wait, so that VMs which run there have
-/// most of its disk.
+/// most of its disk. The network has a limit of its own ([`crate::pace`]).
 const AT_ONCE: usize = 3;
 /// How many of them are one tenant's: whoever has much to stage does not hold up the others.
 const AT_ONCE_OF_ONE: usize = 2;
@@ -323,9 +324,11 @@ async fn make(
     let tree = Uuid::new_v4();
     // A body is not bound to the life of this future.
     let (sent, mut told) = tokio::sync::watch::channel(0);
-    let body = Body::from_stream(tar(view, manifest, sent));
+    let pace = cluster.paces.of(at, Way::In);
+    let body = Body::from_stream(paced(tar(view, manifest, sent), Arc::clone(&pace)));
     let path = format!("/v1/trees/{tree}");
     let sending = at.volume_slow.send_body::<Upload>(Method::PUT, &path, body);
+    let sending = while_kept(cluster, at, Way::In, &pace, sending);
     let telling = async {
         while told.changed().await.is_ok() {
             let sent_bytes = *told.borrow_and_update();

@@ -1,6 +1,7 @@
 //! The end of a job: ends its migration, fetches its output, removes its VM and volumes, and sets its final
 //! state.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use perigee_model::job::{JobOutputs, JobState};
@@ -12,6 +13,7 @@ use super::stage;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::now_ms;
 use crate::outputs::{self, Expected, Place, Taken};
+use crate::pace::{Way, paced, while_kept};
 use crate::records::{
     Ending, JobRecord, MigrationIntent, MigrationRecord, PlacedDisk, migration_intent_key,
     migration_prefix, owner_of, start_of, vm_of,
@@ -160,10 +162,12 @@ impl Run {
             sha256: output.sha256,
             room_bytes: self.job().spec.output_bytes,
         };
-        let body = Box::pin(answer.bytes_stream());
+        let pace = self.cluster.paces.of(&home, Way::Out);
+        let body = paced(answer.bytes_stream(), Arc::clone(&pace));
         // Measured before: what was written until the room ended is given free some time later.
         let free_bytes = outputs::free_bytes(&self.cluster, &place).await?;
-        let taken = outputs::take(&self.cluster, &self.id, &place, body, &expected).await;
+        let taking = outputs::take(&self.cluster, &self.id, &place, body, &expected);
+        let taken = while_kept(&self.cluster, &home, Way::Out, &pace, taking).await;
         if let Err(problem) = &taken
             && problem.kind == ProblemKind::NoSpace
         {
