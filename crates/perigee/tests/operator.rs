@@ -407,6 +407,7 @@ fi
     echo "user $(id -u) group $(id -g) groups $(id -G)"
     echo "networks $(grep -c : /proc/net/dev) $(grep -o 'lo:' /proc/net/dev)"
     echo "memory $(ulimit -v) cpu $(ulimit -t) file $(ulimit -f) core $(ulimit -c) files $(ulimit -n)"
+    echo "$(grep 'Max processes' /proc/self/limits | tr -s ' ')"
     echo "privileges $(grep NoNewPrivs /proc/self/status | tr -d '[:space:]')"
     echo "capabilities $(grep CapEff /proc/self/status | tr -d '[:space:]')"
     echo "environment $(env | grep -c SECRET)"
@@ -447,16 +448,23 @@ fn a_qemu_img_that_was_taken_over_reaches_nothing_but_its_output() {
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     assert!(!output.status.success(), "{said}");
     for part in [
-        "user 1900065536 group 1900065536 groups 1900065536",
+        "memory 4194304 cpu 60 file 2048 core 0 files 64",
+        "Max processes 128 128",
         // Loopback only.
         "networks 1 lo:",
-        "memory 4194304 cpu 60 file 2048 core 0 files 64",
         "privileges NoNewPrivs:1",
         "capabilities CapEff:0000000000000000",
         "environment 0",
     ] {
         assert!(said.contains(part), "{part:?} is not in {said}");
     }
+    // Its own user and group, and none besides.
+    let ids = said.split("user ").nth(1).expect("its user");
+    let ids: Vec<&str> = ids.split_whitespace().take(5).collect();
+    assert_eq!((ids[0], ids[1], ids[2], ids[3]), (ids[0], "group", ids[0], "groups"), "{said}");
+    assert_eq!(ids[4], ids[0], "{said}");
+    let uid: u32 = ids[0].parse().expect("a number");
+    assert!((1_920_000_000..1_936_777_216).contains(&uid), "{uid}");
     for bad in ["it reads", "it wrote 4 MiB"] {
         assert!(!said.contains(bad), "{said}");
     }

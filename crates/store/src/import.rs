@@ -27,7 +27,7 @@ use super::files::{BlockFile, DiskFile};
 use super::layer::{Layer, data_name, map_name};
 use super::map::{self, MapFile};
 use super::pool::Pool;
-use super::qemu_img::{self, OUTPUT, Program, Run};
+use super::qemu_img::{self, OUTPUT, Program, Run, RunUser};
 use super::trees;
 use super::volume::io_problem;
 use super::work::Work;
@@ -136,18 +136,20 @@ impl Pool {
             return self.image_info(&request.name).await;
         }
         let temp = self.temp_file();
+        let user = RunUser::new();
         let size_bytes = match open(&what, &request.source)? {
             ImportFrom::Tree(tree) => {
                 let target = new_file(&temp.0).map_err(|error| Problem::internal(&what, error))?;
                 let to = (temp.0.as_path(), &target);
-                trees::build(&what, &tree.directory, to, patience.progress, work).await?
+                trees::build(&what, &tree.directory, to, &user, patience.progress, work).await?
             }
             source => {
-                let source = self.readable(&what, source, work).await?;
-                let info = inspect(&what, &source, request.format, patience.info, work).await?;
+                let source = self.readable(&what, source, &user, work).await?;
+                let from = Source { what: &what, source: &source, user: &user, work };
+                let info = from.inspect(request.format, patience.info).await?;
                 let size_bytes = Self::layer_size(&what, info.virtual_size)?;
                 work.expect(size_bytes);
-                convert(&what, &source, &info, &temp.0, patience.progress, work).await?;
+                from.convert(&info, &temp.0, patience.progress).await?;
                 size_bytes
             }
         };
@@ -175,6 +177,7 @@ impl Pool {
         self: &Arc<Self>,
         what: &str,
         source: ImportFrom,
+        user: &RunUser,
         work: &Arc<Work>,
     ) -> Result<ImportFrom, Problem> {
         let ImportFrom::File(file) = source else { return Ok(source) };
@@ -183,7 +186,7 @@ impl Pool {
             _ if work.is_stopped() => stopped(what),
             _ => Problem::internal(what, error),
         };
-        if qemu_img::may_read(&file).map_err(failed)? {
+        if user.may_read(&file).map_err(failed)? {
             return Ok(ImportFrom::File(file));
         }
         // It has no name any more when the copy begins.
@@ -193,10 +196,10 @@ impl Pool {
         let copying = Arc::clone(work);
         let copied = tokio::task::spawn_blocking(move || {
             source::copy(&file, &copy, &copying)?;
-            qemu_img::give(&copy)?;
             Ok(copy)
         });
         let copy = copied.await.map_err(|error| Problem::internal(what, error))?.map_err(failed)?;
+        user.give(&copy).map_err(failed)?;
         Ok(ImportFrom::File(copy))
     }
 
@@ -338,48 +341,95 @@ pub(super) fn stopped(what: &str) -> Problem {
         .next("import it again if it is still wanted")
 }
 
-/// Refuses a source that is not an image, or that refers to other files of the machine.
-async fn inspect(
-    what: &str,
-    source: &ImportFrom,
-    format: Option<ImageFormat>,
-    silence_max: Duration,
-    work: &Work,
-) -> Result<SourceInfo, Problem> {
-    let format = match source {
-        ImportFrom::File(_) | ImportFrom::Tree(_) => format,
-        // A guest wrote these bytes, so qemu-img must not guess a format from them.
-        ImportFrom::Nbd(_) => Some(ImageFormat::Raw),
-    };
-    let mut arguments = vec!["info", "--output=json"];
-    if let Some(format) = format {
-        arguments.extend(["-f", format.name()]);
-    }
-    arguments.push(source.argument());
-    let run = Run {
-        what,
-        program: Program::QemuImg,
-        directory: None,
-        arguments: &arguments,
-        input: source.file(),
-        output: None,
-        edits: None,
-        has_network: matches!(source, ImportFrom::Nbd(_)),
-        cpu_s_max: START_CPU_S,
-        silence_max,
-    };
-    let said = run.run(None, work).await?;
-    if !said.status.success() {
-        let kind = match source {
-            ImportFrom::File(_) | ImportFrom::Tree(_) => ProblemKind::Invalid,
-            ImportFrom::Nbd(_) => ProblemKind::Unavailable,
+/// A source that is read by `qemu-img`.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    what: &'a str,
+    source: &'a ImportFrom,
+    user: &'a RunUser,
+    work: &'a Work,
+}
+
+impl Source<'_> {
+    /// Refuses a source that is not an image, or that refers to other files of the machine.
+    async fn inspect(
+        &self,
+        format: Option<ImageFormat>,
+        silence_max: Duration,
+    ) -> Result<SourceInfo, Problem> {
+        let Self { what, source, user, work } = *self;
+        let format = match source {
+            ImportFrom::File(_) | ImportFrom::Tree(_) => format,
+            // A guest wrote these bytes, so qemu-img must not guess a format from them.
+            ImportFrom::Nbd(_) => Some(ImageFormat::Raw),
         };
-        return Err(Problem::new(kind, what, said.reason()));
+        let mut arguments = vec!["info", "--output=json"];
+        if let Some(format) = format {
+            arguments.extend(["-f", format.name()]);
+        }
+        arguments.push(source.argument());
+        let run = Run {
+            what,
+            user,
+            program: Program::QemuImg,
+            directory: None,
+            arguments: &arguments,
+            input: source.file(),
+            output: None,
+            edits: None,
+            has_network: matches!(source, ImportFrom::Nbd(_)),
+            cpu_s_max: START_CPU_S,
+            silence_max,
+        };
+        let said = run.run(None, work).await?;
+        if !said.status.success() {
+            let kind = match source {
+                ImportFrom::File(_) | ImportFrom::Tree(_) => ProblemKind::Invalid,
+                ImportFrom::Nbd(_) => ProblemKind::Unavailable,
+            };
+            return Err(Problem::new(kind, what, said.reason()));
+        }
+        let info: SourceInfo = serde_json::from_slice(&said.stdout)
+            .map_err(|error| Problem::internal(what, format!("qemu-img's answer: {error}")))?;
+        check_source(what, source, &info, format)?;
+        Ok(info)
     }
-    let info: SourceInfo = serde_json::from_slice(&said.stdout)
-        .map_err(|error| Problem::internal(what, format!("qemu-img's answer: {error}")))?;
-    check_source(what, source, &info, format)?;
-    Ok(info)
+
+    async fn convert(
+        &self,
+        info: &SourceInfo,
+        to: &Path,
+        silence_max: Duration,
+    ) -> Result<(), Problem> {
+        let Self { what, source, user, work } = *self;
+        let failed = |error: std::io::Error| Problem::internal(what, error);
+        let target = new_file(to).map_err(failed)?;
+        target.set_len(info.virtual_size).and_then(|()| user.give(&target)).map_err(failed)?;
+        let new = ["convert", "-n", "--target-is-zero", "-f", &info.format, "-O", "raw"];
+        let run = Run {
+            what,
+            user,
+            program: Program::QemuImg,
+            directory: None,
+            edits: None,
+            arguments: &[&new[..], &[source.argument(), OUTPUT]].concat(),
+            input: source.file(),
+            output: Some((&target, info.virtual_size.next_multiple_of(BLOCK_BYTES))),
+            has_network: matches!(source, ImportFrom::Nbd(_)),
+            cpu_s_max: START_CPU_S + info.virtual_size / BYTES_PER_CPU_SECOND,
+            silence_max,
+        };
+        let said = run.run(Some(to), work).await?;
+        qemu_img::take_back(&target).map_err(failed)?;
+        if said.status.success() {
+            return Ok(());
+        }
+        let reason = said.reason();
+        if reason.contains("No space left on device") {
+            return Err(no_room(what));
+        }
+        Err(Problem::invalid(what, reason))
+    }
 }
 
 fn check_source(
@@ -427,42 +477,6 @@ fn check_raw_file(what: &str, file: &File) -> Result<(), Problem> {
         ),
     )
     .next("`qemu-img info FILE` shows the format that qemu-img detects"))
-}
-
-async fn convert(
-    what: &str,
-    source: &ImportFrom,
-    info: &SourceInfo,
-    to: &Path,
-    silence_max: Duration,
-    work: &Work,
-) -> Result<(), Problem> {
-    let failed = |error: std::io::Error| Problem::internal(what, error);
-    let target = new_file(to).map_err(failed)?;
-    target.set_len(info.virtual_size).and_then(|()| qemu_img::give(&target)).map_err(failed)?;
-    let new = ["convert", "-n", "--target-is-zero", "-f", &info.format, "-O", "raw"];
-    let run = Run {
-        what,
-        program: Program::QemuImg,
-        directory: None,
-        edits: None,
-        arguments: &[&new[..], &[source.argument(), OUTPUT]].concat(),
-        input: source.file(),
-        output: Some((&target, info.virtual_size.next_multiple_of(BLOCK_BYTES))),
-        has_network: matches!(source, ImportFrom::Nbd(_)),
-        cpu_s_max: START_CPU_S + info.virtual_size / BYTES_PER_CPU_SECOND,
-        silence_max,
-    };
-    let said = run.run(Some(to), work).await?;
-    qemu_img::take_back(&target).map_err(failed)?;
-    if said.status.success() {
-        return Ok(());
-    }
-    let reason = said.reason();
-    if reason.contains("No space left on device") {
-        return Err(no_room(what));
-    }
-    Err(Problem::invalid(what, reason))
 }
 
 /// Finds the blocks of a sparse file that are data. Blocks of zeros are freed: an image has no parent, so

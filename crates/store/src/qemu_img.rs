@@ -1,8 +1,12 @@
 //! Runs `qemu-img` and the programs that make filesystems, which read foreign bytes, so that a fault in them reaches
-//! little: as a user of their own, without a network, with limits of memory, CPU time, file size and output, and with the files that it is given and no other.
+//! little: without a network, with limits of memory, CPU time, file size and output, and with the files that it is given and no other.
+//! Each import has a user that nobody else has ([`users`]), so that one that was taken over reaches no other one, and
+//! nothing of it is left when it ends.
 //!
 //! A file reaches it as an open descriptor. It opens `/proc/self/fd/N`, for which the kernel asks whether its user may
 //! read the file itself, but not whether it may enter the directories above it.
+
+mod users;
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::fs::{File, Permissions};
@@ -24,13 +28,13 @@ use tokio::process::Command;
 
 use super::import::{Footprint, Silence, no_progress, no_room, stopped};
 use super::work::Work;
+pub use users::RunUser;
+use users::UPLOADED;
 
-/// The user and group of `qemu-img`. Neither distributions nor systemd give it to anybody, and no VM has it.
-const UID: u32 = 1_900_065_536;
 const MEMORY_BYTES_MAX: u64 = 4 << 30;
 const OUTPUT_BYTES_MAX: u64 = 1 << 20;
-/// Processes and threads of all runs together. One `qemu-img` has up to 70.
-const PROCESSES_MAX: u64 = 4096;
+/// Processes and threads of one run. `qemu-img` has up to 70.
+const PROCESSES_MAX: u64 = 128;
 /// An import leaves so much of the disk free, for what clients write; on a small disk, this part of it.
 const RESERVE_BYTES_MAX: u64 = 256 << 20;
 const RESERVE_PART: u64 = 32;
@@ -70,6 +74,8 @@ impl Program {
 pub struct Run<'a> {
     /// What it is for, for errors.
     pub what: &'a str,
+    /// Who runs it.
+    pub user: &'a RunUser,
     pub program: Program,
     /// Where it begins; default: in the root directory.
     pub directory: Option<&'a Path>,
@@ -116,12 +122,12 @@ impl Said {
     }
 }
 
-/// Makes the file that `qemu-img` writes its own.
+/// Makes a file that was uploaded one that an import may read.
 pub fn give(file: &File) -> io::Result<()> {
     if !Uid::effective().is_root() {
         return Ok(());
     }
-    std::os::unix::fs::fchown(file, Some(UID), Some(UID))
+    std::os::unix::fs::fchown(file, Some(UPLOADED), Some(UPLOADED))
 }
 
 /// To be called while a file grows.
@@ -144,11 +150,23 @@ pub fn take_back(file: &File) -> io::Result<()> {
     if own.is_root() { std::os::unix::fs::fchown(file, Some(0), Some(0)) } else { Ok(()) }
 }
 
-/// Whether `qemu-img` may read this file.
-pub fn may_read(file: &File) -> io::Result<bool> {
-    let meta = file.metadata()?;
-    let is_own = meta.uid() == UID && meta.mode() & 0o400 != 0;
-    Ok(!Uid::effective().is_root() || is_own || meta.mode() & 0o004 != 0)
+impl RunUser {
+    /// Makes a file its own.
+    pub fn give(&self, file: &File) -> io::Result<()> {
+        match self.uid() {
+            Some(uid) => std::os::unix::fs::fchown(file, Some(uid), Some(uid)),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether it may read this file. One that was uploaded becomes its own.
+    pub fn may_read(&self, file: &File) -> io::Result<bool> {
+        let meta = file.metadata()?;
+        if self.uid().is_some() && users::is_for_imports(meta.uid()) && meta.mode() & 0o400 != 0 {
+            return self.give(file).map(|()| true);
+        }
+        Ok(self.uid().is_none() || meta.mode() & 0o004 != 0)
+    }
 }
 
 impl Run<'_> {
@@ -179,6 +197,8 @@ impl Run<'_> {
         has_room()?;
         let mut process = self.command().and_then(|mut c| c.spawn()).map_err(cannot_run)?;
         let pid = process.id();
+        // Also when nobody waits for it any more: nothing that it has started goes on.
+        let _end = users::End::of(self.user, pid);
         let (stdout, stderr) = (process.stdout.take(), process.stderr.take());
         let mut ended = std::pin::pin!(async {
             let (stdout, stderr) = tokio::try_join!(bounded(stdout), bounded(stderr))?;
@@ -211,6 +231,7 @@ impl Run<'_> {
         let mut command = Command::new(self.program.name());
         let directory = self.directory.unwrap_or(Path::new("/"));
         command.args(self.arguments).current_dir(directory).kill_on_drop(true).env_clear();
+        command.process_group(0);
         command.env("PATH", search_path(std::env::var_os("PATH").as_deref()));
         command.stdin(match self.input.or(self.edits.map(|(file, _)| file)) {
             Some(file) => Stdio::from(file.try_clone()?),
@@ -223,7 +244,7 @@ impl Run<'_> {
         command.stderr(Stdio::piped());
         let (network, cpu_s_max) = (self.has_network, self.cpu_s_max);
         let file_bytes_max = self.output.or(self.edits).map_or(0, |(_, bytes)| bytes);
-        let is_root = Uid::effective().is_root();
+        let uid = self.user.uid();
         let is_background = self.program != Program::QemuImg;
         // Files of this process's user are root's in a filesystem that is made.
         let own = [Uid::effective().as_raw(), Gid::effective().as_raw()];
@@ -232,7 +253,7 @@ impl Run<'_> {
             if is_background {
                 lower_priority();
             }
-            confine(is_root, network, &maps)?;
+            confine(uid, network, &maps)?;
             let limits = [
                 (Resource::RLIMIT_AS, MEMORY_BYTES_MAX),
                 (Resource::RLIMIT_CPU, cpu_s_max),
@@ -241,8 +262,8 @@ impl Run<'_> {
                 (Resource::RLIMIT_NOFILE, 64),
             ];
             limits.into_iter().try_for_each(|(of, max)| setrlimit(of, max, max))?;
-            if is_root {
-                // The user has all runs at a time. Another user's processes would count too.
+            if uid.is_some() {
+                // Without a user of its own, what the server's user runs would count too.
                 setrlimit(Resource::RLIMIT_NPROC, PROCESSES_MAX, PROCESSES_MAX)?;
             }
             Ok(())
@@ -264,14 +285,14 @@ fn search_path(own: Option<&OsStr>) -> OsString {
 }
 
 /// Gives up all rights. A process that is not root has few, and gets a network namespace within a user namespace of its own.
-fn confine(is_root: bool, network: bool, maps: &[String; 2]) -> io::Result<()> {
-    if is_root {
+fn confine(uid: Option<u32>, network: bool, maps: &[String; 2]) -> io::Result<()> {
+    if let Some(uid) = uid {
         if !network {
             unshare(CloneFlags::CLONE_NEWNET)?;
         }
         setgroups(&[])?;
-        setgid(Gid::from_raw(UID))?;
-        setuid(Uid::from_raw(UID))?;
+        setgid(Gid::from_raw(uid))?;
+        setuid(Uid::from_raw(uid))?;
     } else if !network {
         unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET)?;
         write_map(c"/proc/self/setgroups", "deny");

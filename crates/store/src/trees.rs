@@ -3,8 +3,8 @@
 //!
 //! A tree has directories and regular files, and nothing else: no links, no devices. So no path in it leads out, and
 //! each file is made where there was none. It belongs to the user of the volume server. Where this is root, root is also
-//! the owner of the files in the image: the guest's root, who runs the job. `mke2fs` reads the tree as the user that
-//! `qemu-img` has, and writes only the file that becomes the image.
+//! the owner of the files in the image: the guest's root, who runs the job. `mke2fs` reads the tree as the user of this
+//! import, and writes only the file that becomes the image.
 
 use std::cell::Cell;
 use std::fs::{File, Permissions};
@@ -19,7 +19,7 @@ use perigee_model::limits::{INPUT_BYTES, INPUT_FILES, OutOfLimits};
 use perigee_model::tar_headers::{Bounded, TAR_HEADER_BYTES_MAX};
 use perigee_model::volume::BLOCK_BYTES;
 
-use crate::qemu_img::{self, INPUT, Program, Run};
+use crate::qemu_img::{self, INPUT, Program, Run, RunUser};
 use crate::work::Work;
 
 /// What the guest may write beside the files. It takes no room on the disk before it is written.
@@ -223,6 +223,7 @@ pub(super) async fn build(
     what: &str,
     tree: &Path,
     to: (&Path, &File),
+    user: &RunUser,
     silence_max: Duration,
     work: &Work,
 ) -> Result<u64, Problem> {
@@ -238,7 +239,7 @@ pub(super) async fn build(
     let size = measured.map_err(|error| Problem::internal(what, error))?.map_err(failed)?;
     let disk_bytes = size.disk_bytes();
     work.expect(size.blocks * BLOCK_BYTES);
-    to.1.set_len(disk_bytes).and_then(|()| qemu_img::give(to.1)).map_err(failed)?;
+    to.1.set_len(disk_bytes).and_then(|()| user.give(to.1)).map_err(failed)?;
     let (blocks, inodes) = ((disk_bytes / BLOCK_BYTES).to_string(), size.inodes().to_string());
     let options = "lazy_itable_init=1,nodiscard,root_owner=0:0";
     let make = [
@@ -250,6 +251,7 @@ pub(super) async fn build(
     .concat();
     let run = |program, arguments, directory| Run {
         what,
+        user,
         program,
         arguments,
         directory,

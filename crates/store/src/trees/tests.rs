@@ -265,7 +265,9 @@ async fn a_filesystem_has_the_files_of_the_tree() {
     let file = File::options().read(true).write(true).create_new(true).open(&image).unwrap();
     let work = Work::default();
     let to = (image.as_path(), &file);
-    let bytes = build("build", &tree, to, Duration::from_secs(60), &work).await.expect("an image");
+    let bytes = build("build", &tree, to, &RunUser::new(), Duration::from_secs(60), &work)
+        .await
+        .expect("an image");
     assert_eq!(bytes, std::fs::metadata(&image).unwrap().len());
     let run = |program: &str, arguments: &[&str]| {
         let image = image.to_str().unwrap();
@@ -324,7 +326,9 @@ async fn the_making_of_a_filesystem_ends_when_it_is_stopped() {
     work.stop();
     let to = (image.as_path(), &file);
     // It may have ended before somebody looked.
-    if let Err(problem) = build("build", &tree, to, Duration::from_secs(60), &work).await {
+    if let Err(problem) =
+        build("build", &tree, to, &RunUser::new(), Duration::from_secs(60), &work).await
+    {
         assert_eq!(problem.kind, perigee_model::ProblemKind::Conflict, "{problem}");
     }
 }
