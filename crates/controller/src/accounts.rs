@@ -22,6 +22,8 @@ use crate::inputs;
 use crate::records::Records;
 
 pub use tokens::{TokenRecord, UsedToken, make_token, revoke_token, tokens_of};
+#[cfg(test)]
+pub use usage::pretend_to_make;
 pub use usage::{Held, UploadRoom, hold_volume, tenant};
 
 use usage::Making;
@@ -42,7 +44,7 @@ pub struct Accounts {
     inner: RwLock<Inner>,
     /// Whoever changes accounts, or takes on a volume, takes turns. It is held over no call to a host.
     turn: tokio::sync::Mutex<()>,
-    /// The sizes of volumes and images that are being made.
+    /// The volumes and images that are being made.
     making: Making,
 }
 
@@ -267,6 +269,7 @@ pub async fn delete_tenant(cluster: &Cluster, name: &TenantName) -> Result<(), P
     }
     forget_files(cluster, name).await?;
     crate::planning::forget_tenant(cluster, name).await?;
+    crate::jobs::forget_tenant(cluster, name).await?;
     cluster.records.remove(&tenant_key(name)).await?;
     accounts.write().tenants.remove(name);
     Ok(())

@@ -124,6 +124,21 @@ pub static GANG_NAME_BYTES: Limit = Limit::new(
 pub static JOB_NUMBER: Limit =
     Limit::new("the number of jobs of one name", Unit::Count, 1, 9_999_999);
 
+/// Jobs of a tenant that have not ended: the controller has all of them in its memory.
+pub static UNFINISHED_JOBS: Limit =
+    Limit::new("a tenant's number of jobs that have not ended", Unit::Count, 0, 10_000);
+
+/// Jobs of a tenant, with those that have ended and were not deleted.
+pub static JOBS: Limit = Limit::new("a tenant's number of jobs", Unit::Count, 0, 100_000);
+
+/// Names that a tenant's jobs ever had: each has the number of its last job.
+pub static JOB_NAMES: Limit =
+    Limit::new("a tenant's number of names of jobs", Unit::Count, 0, 100_000);
+
+/// Volumes and images of a tenant: each has a record at the controller, and files at a host.
+pub static VOLUMES: Limit =
+    Limit::new("a tenant's number of volumes and images", Unit::Count, 0, 10_000);
+
 /// How often a job starts again after its host was lost.
 pub static RESTARTS: Limit = Limit::new("a job's number of restarts", Unit::Count, 0, 3);
 
@@ -358,7 +373,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 57] = [
+    const ALL: [&Limit; 61] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
@@ -400,6 +415,10 @@ mod tests {
         &OUTPUTS,
         &USER_DATA_BYTES,
         &LASTING_VMS,
+        &UNFINISHED_JOBS,
+        &JOBS,
+        &JOB_NAMES,
+        &VOLUMES,
         &GUEST_FILE_BYTES,
         &BATCH_VOLUMES,
         &NEW_VOLUMES,

@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use perigee_model::limits::VOLUMES;
 use perigee_model::tenant::{Tenant, tenant_of};
 use perigee_model::units::format_bytes;
-use perigee_model::{Problem, TenantName};
+use perigee_model::{Problem, ProblemKind, TenantName};
 
 use crate::cluster::{Cluster, now_ms};
 use crate::records::{ImageRecord, UPLOADS, UploadRecord, VolumeRecord};
@@ -17,8 +18,15 @@ use crate::records::{ImageRecord, UPLOADS, UploadRecord, VolumeRecord};
 /// Room for a file that is being sent is taken in such steps, because each looks at all that the tenant has.
 const UPLOAD_STEP_BYTES: u64 = 64 << 20;
 
-/// By tenant.
-pub type Making = Mutex<BTreeMap<String, u64>>;
+/// What tenants are making.
+pub type Making = Mutex<BTreeMap<String, InMaking>>;
+
+#[derive(Debug, Default)]
+pub struct InMaking {
+    /// Of volumes and images, as a VM sees them.
+    bytes: u64,
+    count: u64,
+}
 
 /// Room in a tenant's quota for a volume or an image that is being made. Afterwards its record counts.
 #[derive(Debug)]
@@ -26,13 +34,15 @@ pub struct Held<'a> {
     making: &'a Making,
     tenant: String,
     bytes: u64,
+    count: u64,
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         let mut making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(bytes) = making.get_mut(&self.tenant) {
-            *bytes = bytes.saturating_sub(self.bytes);
+        if let Some(making) = making.get_mut(&self.tenant) {
+            making.bytes = making.bytes.saturating_sub(self.bytes);
+            making.count = making.count.saturating_sub(self.count);
         }
     }
 }
@@ -83,8 +93,34 @@ pub async fn hold_volume<'a>(
     bytes: u64,
 ) -> Result<Held<'a>, Problem> {
     let tenant = tenant_of(full).to_owned();
-    let bytes = take(cluster, &tenant, bytes, &format!("can't make {full}")).await?;
-    Ok(Held { making: &cluster.accounts.making, tenant, bytes })
+    let what = format!("can't make {full}");
+    let mut held = count_one(cluster, tenant, &what).await?;
+    held.bytes = take(cluster, &held.tenant, bytes, &what).await?;
+    Ok(held)
+}
+
+/// One more volume or image. What a tenant has without a quota is limited too.
+async fn count_one<'a>(
+    cluster: &'a Cluster,
+    tenant: String,
+    what: &str,
+) -> Result<Held<'a>, Problem> {
+    let _turn = cluster.accounts.turn.lock().await;
+    let mut stored = 0;
+    for prefix in ["volumes/", "images/"] {
+        let own = format!("{prefix}{}", TenantName::new(&tenant).unwrap_or_default().full(""));
+        let keys = cluster.records.keys(&own).await?;
+        let is_its = |key: &&String| tenant_of(key.trim_start_matches(prefix)) == tenant;
+        stored += keys.iter().filter(is_its).count() as u64;
+    }
+    let making = &cluster.accounts.making;
+    let mut all = making.lock().unwrap_or_else(PoisonError::into_inner);
+    let own = all.entry(tenant.clone()).or_default();
+    VOLUMES.check(stored + own.count + 1).map_err(|error| {
+        Problem::new(ProblemKind::NoSpace, what, error).next("delete what is not needed")
+    })?;
+    own.count += 1;
+    Ok(Held { making, tenant, bytes: 0, count: 1 })
 }
 
 /// Adds to what a tenant is making, and returns how much: nothing if it has no quota.
@@ -96,7 +132,7 @@ async fn take(cluster: &Cluster, tenant: &str, bytes: u64, what: &str) -> Result
     let stored = volume_bytes(cluster, tenant).await?;
     let mut making = accounts.making.lock().unwrap_or_else(PoisonError::into_inner);
     let in_making = making.entry(tenant.to_owned()).or_default();
-    let used = stored.saturating_add(*in_making);
+    let used = stored.saturating_add(in_making.bytes);
     if used.saturating_add(bytes) > limit {
         let [used, limit, bytes] = [used, limit, bytes].map(format_bytes);
         let why = format!(
@@ -105,8 +141,17 @@ async fn take(cluster: &Cluster, tenant: &str, bytes: u64, what: &str) -> Result
         return Err(Problem::no_space(what, why)
             .next("delete what is not needed, or ask an admin for more (perigee tenant quota)"));
     }
-    *in_making = in_making.saturating_add(bytes);
+    in_making.bytes = in_making.bytes.saturating_add(bytes);
     Ok(bytes)
+}
+
+/// As if the tenant were making so many volumes.
+#[cfg(test)]
+pub fn pretend_to_make<'a>(cluster: &'a Cluster, tenant: &str, count: u64) -> Held<'a> {
+    let making = &cluster.accounts.making;
+    let mut all = making.lock().unwrap_or_else(PoisonError::into_inner);
+    all.entry(tenant.to_owned()).or_default().count += count;
+    Held { making, tenant: tenant.to_owned(), bytes: 0, count }
 }
 
 /// Room for a file that is being sent, whose length nobody knows yet. It is given back when this is dropped.
@@ -172,7 +217,7 @@ impl Drop for UploadRoom {
         if self.counts() {
             let bytes = self.taken.load(Ordering::Relaxed);
             let tenant = std::mem::take(&mut self.tenant);
-            drop(Held { making: &self.cluster.accounts.making, tenant, bytes });
+            drop(Held { making: &self.cluster.accounts.making, tenant, bytes, count: 0 });
         }
     }
 }

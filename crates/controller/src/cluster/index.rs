@@ -18,7 +18,7 @@ use perigee_model::gang::member_of;
 use perigee_model::job::{Access, JobState, Migration, MigrationState};
 use perigee_model::lasting::Lasting;
 use perigee_model::plan::{Estimate, Plan, PredictedEnd};
-use perigee_model::tenant::Running;
+use perigee_model::tenant::{Running, tenant_of};
 use perigee_model::{HostId, JobId, Problem, VmId, VolumeName};
 use perigee_planner::Traits;
 use perigee_planner::queue::{Demand, Holder, VolumeUse};
@@ -98,6 +98,8 @@ struct Inner {
     volume_moves: BTreeMap<VolumeName, Arc<VolumeMoveRecord>>,
     /// How often a move of a volume changed its state since the controller started.
     home_changes: u64,
+    /// How many records of jobs and VMs each tenant has in the store.
+    kept: BTreeMap<String, u64>,
 }
 
 /// The host where a queued job starts, with the plan that explains the choice.
@@ -162,6 +164,7 @@ impl Index {
     pub async fn load(records: &Records) -> Result<Self, Problem> {
         let index = Self::default();
         for record in records.list::<JobRecord>("jobs/").await? {
+            index.note_kept(&record.job.id);
             index.put_job(&record);
         }
         let mut migrations: Vec<MigrationRecord> = records.list("migrations/").await?;
@@ -236,6 +239,34 @@ impl Index {
             }
             self.changed.notify_one();
         }
+    }
+
+    /// The store has one more record of a job or VM.
+    pub fn note_kept(&self, id: &JobId) {
+        *self.lock().kept.entry(tenant_of(id.as_str()).to_owned()).or_default() += 1;
+    }
+
+    /// The store has one less.
+    pub fn note_erased(&self, id: &JobId) {
+        if let Some(kept) = self.lock().kept.get_mut(tenant_of(id.as_str())) {
+            *kept = kept.saturating_sub(1);
+        }
+    }
+
+    /// How many records of jobs and VMs a tenant has in the store.
+    pub fn kept_of(&self, tenant: &str) -> u64 {
+        self.lock().kept.get(tenant).copied().unwrap_or(0)
+    }
+
+    /// How many jobs of a tenant have not ended, each with all of its VMs as one.
+    pub fn unfinished_of(&self, tenant: &str) -> u64 {
+        let inner = self.lock();
+        let own = inner.jobs.values().filter(|record| {
+            record.lasting.is_none()
+                && record.member.is_none()
+                && tenant_of(record.job.id.as_str()) == tenant
+        });
+        own.count() as u64
     }
 
     pub fn jobs(&self) -> Vec<Arc<JobRecord>> {

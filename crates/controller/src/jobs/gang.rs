@@ -347,6 +347,7 @@ impl Run {
                 let why = format!("there is a job or a VM with the name {id}");
                 return Err(Problem::conflict(format!("can't start job {}", self.id), why));
             }
+            cluster.index.note_kept(id);
             cluster.index.put_job(&member);
             cluster.drive_job(id);
         }

@@ -35,10 +35,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use perigee_model::job::{Job, JobSpec, JobState, Migration, Sample};
-use perigee_model::limits::JOB_NUMBER;
+use perigee_model::limits::{JOB_NAMES, JOB_NUMBER, JOBS, Limit, UNFINISHED_JOBS};
 use perigee_model::plan::PredictedEnd;
-use perigee_model::tenant::Running;
-use perigee_model::{JobId, Problem, TenantName, VmId};
+use perigee_model::tenant::{Running, tenant_of};
+use perigee_model::{JobId, Problem, ProblemKind, TenantName, VmId};
 use perigee_planner::queue::Demand;
 
 use crate::cluster::{Cluster, now_ms};
@@ -68,8 +68,9 @@ pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Proble
     let submissions = cluster.staging.submissions(&TenantName::of(&spec.name));
     let _submission = submissions.under_way.read().await;
     submissions.count.fetch_add(1, Ordering::SeqCst);
+    check_room(cluster, &spec).await?;
     let inputs = check(cluster, &spec).await?;
-    let counter = format!("counters/{}", spec.name);
+    let counter = counter_key(&spec.name);
     let number = cluster.records.update(&counter, |n: Option<u64>| n.unwrap_or(0) + 1).await?;
     JOB_NUMBER.check(number).map_err(|error| error.problem("can't submit a job"))?;
     let id = JobId::new(format!("{}-{number:04}", spec.name))
@@ -77,6 +78,49 @@ pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Proble
     let mut record = JobRecord { inputs, ..new_record(id, spec) };
     gang::prepare(&mut record)?;
     add(cluster, record).await
+}
+
+const COUNTERS: &str = "counters/";
+
+/// Where the number of the last job of this name is.
+fn counter_key(name: &str) -> String {
+    format!("{COUNTERS}{name}")
+}
+
+/// Whether the tenant may have one more job.
+///
+/// # Errors
+/// `NoSpace` with the limit.
+async fn check_room(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
+    let tenant = tenant_of(&spec.name);
+    let within = |limit: &'static Limit, others: u64, next: &str| {
+        limit.check(others + 1).map(drop).map_err(|error| {
+            let what = format!("can't submit job {}", spec.name);
+            Problem::new(ProblemKind::NoSpace, what, error).next(next)
+        })
+    };
+    within(&UNFINISHED_JOBS, cluster.index.unfinished_of(tenant), "wait until some have ended")?;
+    within(
+        &JOBS,
+        cluster.index.kept_of(tenant),
+        "delete jobs that have ended: perigee job delete",
+    )?;
+    if cluster.records.read::<u64>(&counter_key(&spec.name)).await?.is_some() {
+        return Ok(());
+    }
+    let own = format!("{COUNTERS}{}", TenantName::of(&spec.name).full(""));
+    let names = cluster.records.keys(&own).await?;
+    let is_its = |key: &&String| tenant_of(key.trim_start_matches(COUNTERS)) == tenant;
+    let names = names.iter().filter(is_its).count() as u64;
+    within(&JOB_NAMES, names, "use a name again: each job of it gets its own number")
+}
+
+/// Forgets the numbers of the jobs of a tenant that is deleted.
+///
+/// # Errors
+/// If the store fails.
+pub async fn forget_tenant(cluster: &Cluster, tenant: &TenantName) -> Result<(), Problem> {
+    cluster.records.remove_all(&format!("{COUNTERS}{}", tenant.full(""))).await
 }
 
 /// Stores the record of a job, or of a VM without one.
@@ -101,6 +145,7 @@ pub async fn add(cluster: &Arc<Cluster>, record: JobRecord) -> Result<Job, Probl
                 Problem::conflict(format!("can't make {id}"), why).next("choose another name")
             );
         }
+        cluster.index.note_kept(&id);
         cluster.index.put_job(&record);
         Ok(())
     });
@@ -415,5 +460,6 @@ pub async fn erase(cluster: &Cluster, record: &JobRecord) -> Result<(), Problem>
     cluster.records.remove(&samples::key(id)).await?;
     cluster.records.remove(&job_intent_key(id)).await?;
     cluster.records.remove(&job_key(id)).await?;
+    cluster.index.note_erased(id);
     Ok(())
 }

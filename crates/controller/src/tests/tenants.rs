@@ -7,14 +7,18 @@ use perigee_model::job::{
     Start, Vm,
 };
 use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
+use perigee_model::limits::{JOBS, VOLUMES};
 use perigee_model::tenant::{
     AccessToken, AuditEntry, MadeAccessToken, Me, NewAccessToken, NewTenant, NewUser, Quota, Role,
     ShareImage, SshKey, Tenant, User,
 };
 use perigee_model::volume::{Upload, VolumeSource};
-use perigee_model::{ImageName, LeaveSite, Problem, ProblemKind, TenantName, UserName, VolumeName};
+use perigee_model::{
+    ImageName, JobId, LeaveSite, Problem, ProblemKind, TenantName, UserName, VolumeName,
+};
 
 use super::{Lab, finish, spec, vm_of, wait_for};
+use crate::accounts;
 use perigee_model::guest::GuestBody;
 
 /// A cluster with two tenants: `acme` with the operator `ann` and the member `amy`, and `blue` with the operator `bob`.
@@ -472,6 +476,54 @@ async fn volumes_beyond_a_quota_are_refused_with_the_figures() {
     is_kind(tenants.bob.get::<Tenant>("/v1/tenants/acme").await, ProblemKind::NotFound);
     tenants.ann.delete("/v1/volumes/a").await.expect("deleted");
     make("b", 2 << 30).await.expect("there is room again");
+}
+
+/// A tenant without a quota filled the controller's store with volumes of one block.
+#[tokio::test]
+async fn a_tenant_has_a_limited_number_of_volumes() {
+    let tenants = Tenants::up().await;
+    let make = async |by: &Client, name: &str| {
+        by.post::<ClusterVolume>("/v1/volumes", &new_volume(name, 1 << 20)).await
+    };
+    make(&tenants.ann, "a").await.expect("there is room");
+    {
+        let most = u64::try_from(VOLUMES.max).expect("a number") - 1;
+        let _making = accounts::pretend_to_make(&tenants.lab.cluster, "acme", most);
+        let problem = is_kind(make(&tenants.ann, "b").await, ProblemKind::NoSpace);
+        assert!(problem.why.contains("number of volumes and images is 10001"), "{problem}");
+        make(&tenants.bob, "b").await.expect("another tenant's do not count");
+    }
+    make(&tenants.ann, "b").await.expect("there is room again");
+}
+
+/// A member filled the controller's store with jobs in a loop.
+#[tokio::test]
+async fn a_tenant_has_a_limited_number_of_jobs() {
+    let tenants = Tenants::up().await;
+    tenants.share_debian().await;
+    let index = &tenants.lab.cluster.index;
+    let id = |number: u64| JobId::new(format!("acme~j-{number}")).expect("a name");
+    let most = u64::try_from(JOBS.max).expect("a number");
+    (0..most).for_each(|number| index.note_kept(&id(number)));
+    let submit = async |by: &Client| by.post::<Job>("/v1/jobs", &small("j")).await;
+    let problem = is_kind(submit(&tenants.amy).await, ProblemKind::NoSpace);
+    assert!(problem.why.contains("a tenant's number of jobs is 100001"), "{problem}");
+    submit(&tenants.bob).await.expect("another tenant's do not count");
+    index.note_erased(&id(0));
+    assert_eq!(index.unfinished_of("acme"), 0);
+    submit(&tenants.amy).await.expect("there is room again");
+    assert_eq!((index.unfinished_of("acme"), index.kept_of("acme")), (1, most));
+}
+
+/// The numbers of a tenant's jobs stayed when it was deleted.
+#[tokio::test]
+async fn a_tenant_that_is_deleted_leaves_no_numbers_of_jobs() {
+    let tenants = Tenants::up().await;
+    let records = &tenants.lab.cluster.records;
+    records.put("counters/acme~j", &3_u64).await.expect("a record");
+    records.put("counters/j", &4_u64).await.expect("a record");
+    tenants.admin.delete("/v1/tenants/acme").await.expect("it has nothing");
+    assert_eq!(records.keys("counters/").await.expect("keys"), ["counters/j"]);
 }
 
 #[tokio::test]
