@@ -63,10 +63,8 @@ fn a_file_has_no_large_holes() {
         assert_eq!(problem.kind, ProblemKind::Invalid, "{problem}");
     };
     refused(upload.write(1 << 40, b"x"));
-    refused(upload.set_length(1 << 40));
     upload.write(40 * MIB, b"x").expect("a window");
     refused(upload.write(100 * MIB, b"x"));
-    refused(upload.set_length(100 * MIB));
     // What was left out comes later, and then more may be left out.
     let piece = vec![7; 1 << 20];
     for at in 0..40 {
@@ -74,6 +72,24 @@ fn a_file_has_no_large_holes() {
     }
     upload.write(100 * MIB, b"x").expect("another window");
     drop(upload);
+}
+
+/// A client that says a file's length first, and then sends all of it, was refused.
+#[test]
+fn the_length_of_a_file_may_come_before_its_bytes() {
+    const MIB: u64 = 1 << 20;
+    let dir = tempdir().expect("a directory");
+    let space = space(dir.path());
+    let mut upload = Upload::begin(&space, &path("a"), Begin::Empty).expect("an upload");
+    upload.set_length(100 * MIB).expect("a length");
+    let piece = vec![7; 1 << 20];
+    (0..100).for_each(|at| upload.write(at * MIB, &piece).expect("a piece"));
+    assert_eq!(upload.commit(None).expect("all has come").size_bytes, 100 * MIB);
+    // What only has a length is no file, and nobody hashes it.
+    let mut upload = Upload::begin(&space, &path("b"), Begin::Empty).expect("an upload");
+    upload.set_length(1 << 40).expect("a length");
+    let problem = upload.commit(None).expect_err("nothing has come");
+    assert_eq!(problem.kind, ProblemKind::Invalid, "{problem}");
 }
 
 #[test]
