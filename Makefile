@@ -51,7 +51,7 @@ soak: setup
 ## Fuzz what reads bytes from a network or a damaged disk, each for FUZZ_SECONDS. Needs cargo-fuzz
 FUZZ_SECONDS ?= 600
 FUZZ_TARGETS ?= handshake transmission nbd_client map_files catalog iscsi_login iscsi_session \
-  guest_channel guest_messages tar_streams qmp http_requests
+  guest_channel guest_messages tar_streams qmp http_requests http_ranges sftp_packets input_lists
 fuzz:
 	cd fuzz && for target in $(FUZZ_TARGETS); do \
 	  RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer none $$target corpus/$$target seeds/$$target -- \

@@ -1,10 +1,13 @@
 //! Entries for the fuzz targets, with bytes that people and guests could send.
 
-use perigee_model::JobId;
 use perigee_model::guest::GuestEvent;
+use perigee_model::inputs::{InputFrom, InputList};
 use perigee_model::job::{JobSpec, JobState};
 use perigee_model::states::JobEvent;
+use perigee_model::{JobId, TenantName};
+use perigee_repository::Location;
 
+use crate::inputs::{InputManifest, ManifestEntry, ManifestFile};
 use crate::records::Ending;
 use crate::{jobs, outputs, tars};
 
@@ -34,5 +37,51 @@ pub fn guest_messages(input: &[u8]) {
             _ => JobEvent::Failed,
         };
         record.job.state.next(next).expect("the job can end");
+    }
+}
+
+/// A list of a job's inputs. What is taken of it becomes a tar whose entries are below its directory, each once.
+pub fn input_list(input: &[u8]) {
+    let Ok(list) = serde_json::from_slice::<InputList>(input) else { return };
+    if list.check().is_err() {
+        return;
+    }
+    let tenant = TenantName::default();
+    let mut manifest = InputManifest::default();
+    for input in list.inputs {
+        let at = |path: &str| Location::new(tenant.as_str(), path);
+        let entry = match input.from {
+            InputFrom::Directory {} => Ok(ManifestEntry::Directory),
+            InputFrom::File(file) => at(&file.sha256).map(|at| {
+                let (size_bytes, executable) = (file.size_bytes, file.executable);
+                ManifestEntry::File(ManifestFile {
+                    size_bytes,
+                    sha256: file.sha256,
+                    executable,
+                    at,
+                })
+            }),
+            InputFrom::Repository(address) => at(&address).map(|at| {
+                let (size_bytes, sha256, executable) = (0, String::new(), true);
+                ManifestEntry::File(ManifestFile { size_bytes, sha256, executable, at })
+            }),
+        };
+        let Ok(entry) = entry else { return };
+        if manifest.add(input.to, entry).is_err() {
+            return;
+        }
+    }
+    if manifest.check().is_err() {
+        return;
+    }
+    manifest.image(&tenant).expect("a name");
+    for part in manifest.into_parts() {
+        let (headers, _) = part.expect("a path that was checked can be in a tar");
+        let mut archive = tar::Archive::new(&headers[..]);
+        let mut entries = archive.entries().expect("entries");
+        let entry = entries.next().expect("one").expect("an entry");
+        let path = entry.path().expect("a path").into_owned();
+        let mut names = path.components();
+        assert!(names.all(|name| matches!(name, std::path::Component::Normal(_))), "{path:?}");
     }
 }

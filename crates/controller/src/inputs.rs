@@ -16,6 +16,7 @@ mod manifest;
 mod staging;
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use bytes::BytesMut;
 use perigee_model::data::{FileAddress, FileEntry};
@@ -32,6 +33,11 @@ use crate::files::is_sha256;
 use crate::records::JobInputs;
 use manifest::{Entry, FileOf, Manifest};
 
+#[cfg(feature = "fuzzing")]
+pub(crate) use manifest::{
+    Entry as ManifestEntry, FileOf as ManifestFile, Manifest as InputManifest,
+};
+
 pub use ahead::stage_ahead;
 #[cfg(test)]
 pub use collect::collect_once;
@@ -46,6 +52,8 @@ const FEW: usize = 256;
 const PIECE_BYTES: usize = 1 << 20;
 /// How many lists are read and looked through at the same time: one of each tenant, and so many in all.
 static RESOLVING: Semaphore = Semaphore::const_new(4);
+/// Who has waited for so long for the others is told so.
+const RESOLVING_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The files that a job of this tenant may have as its inputs: the tenant's own, and what is shared with it.
 fn view(cluster: &Cluster, tenant: &TenantName) -> View {
@@ -123,8 +131,15 @@ async fn resolve(
 ) -> Result<(Manifest, JobInputs), Problem> {
     // A list may have 64 MiB, and name 100,000 files.
     let submissions = cluster.staging.submissions(tenant);
-    let _of_tenant = submissions.resolving.lock().await;
-    let _of_all = RESOLVING.acquire().await;
+    let turn = async {
+        let of_tenant = submissions.resolving.lock().await;
+        (of_tenant, RESOLVING.acquire().await)
+    };
+    let _turn = tokio::time::timeout(RESOLVING_DEADLINE, turn).await.map_err(|_| {
+        let seconds = RESOLVING_DEADLINE.as_secs();
+        let why = format!("the lists of other jobs were being read for {seconds} s");
+        Problem::unavailable(WHAT, why).next("try again")
+    })?;
     let list = read_list(cluster, tenant, sha256).await?;
     let view = view(cluster, tenant);
     let there = uploaded_files(&view, tenant, &list).await?;

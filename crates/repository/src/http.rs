@@ -13,7 +13,7 @@
 //! | `GET ?shares`, `PUT ?share=TENANT`, `DELETE ?share=TENANT` | who else may read it |
 //! | `POST ?upload`, then `PUT`, `GET`, `POST`, `DELETE` with `?upload=ID` | an upload in parts, see [`parallel`] |
 
-mod headers;
+pub(crate) mod headers;
 pub mod parallel;
 
 use std::sync::Arc;

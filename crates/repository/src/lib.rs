@@ -23,6 +23,8 @@ mod account;
 mod beneath;
 mod dav;
 mod errors;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod http;
 mod listing;
 mod objects;

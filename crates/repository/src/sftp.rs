@@ -4,9 +4,9 @@
 //! anew what the user may do. There are no shells, no forwarding and no links: only the subsystem `sftp`, which scp of
 //! OpenSSH 9 uses too.
 
-mod frames;
+pub(crate) mod frames;
 mod open_files;
-mod packets;
+pub(crate) mod packets;
 mod pump;
 mod session;
 
