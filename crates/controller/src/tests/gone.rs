@@ -121,7 +121,9 @@ async fn a_vm_whose_job_begins_anew_is_not_moved() {
         host.inside().down = true;
     }
     lab.wait_for_job(&id, "waiting for edge1", |job| !job.reason.is_empty()).await;
-    wait_for("the job to leave its host", async || record(&lab, &id).await.leaving).await;
+    // The store has it a moment before the rest of the controller knows it.
+    wait_for("the job to leave its host", async || lab.cluster.index.job(&id)?.leaving.clone())
+        .await;
     let wish = migration::Wish {
         to: second.id.clone(),
         reason: "asked".into(),

@@ -231,6 +231,14 @@ async fn volumes_that_follow_their_vm_leave_nothing_behind() {
     assert!(lab.cluster.records.keys("volume_moves/").await.expect("keys").is_empty());
 }
 
+/// The store has it a moment before the rest of the controller knows it.
+async fn wait_for_no_followers(lab: &Lab, vm: &VmId) {
+    wait_for("nothing to follow", async || {
+        jobs::of_vm(&lab.cluster, vm)?.to_follow.is_empty().then_some(())
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn volumes_that_follow_their_vm_stay_when_a_person_calls_it_off() {
     let lab = Lab::up().await;
@@ -247,11 +255,7 @@ async fn volumes_that_follow_their_vm_stay_when_a_person_calls_it_off() {
     let ended = migration::cancel(&lab.cluster, &vm).await.expect("volumes follow it");
     assert_eq!(ended.state, MigrationState::Completed);
     wait_for_move(&lab, &own(&vm, "root"), VolumeMoveState::CalledOff).await;
-    wait_for("nothing to follow", async || {
-        let record = jobs::record(&lab.cluster, &id).await.expect("record");
-        record.to_follow.is_empty().then_some(())
-    })
-    .await;
+    wait_for_no_followers(&lab, &vm).await;
     lab.cloud.inside().moves.stands_still = false;
     let again = migration::cancel(&lab.cluster, &vm).await.expect_err("nothing follows");
     assert_eq!(again.kind, ProblemKind::Conflict);
@@ -282,11 +286,7 @@ async fn calling_off_what_follows_a_vm_leaves_a_person_s_own_move_of_a_volume() 
     begin(&lab, &own(&vm, "out"), &third.id).await.expect("an admin moves it");
     migration::cancel(&lab.cluster, &vm).await.expect("volumes follow it");
     wait_for_move(&lab, &own(&vm, "root"), VolumeMoveState::CalledOff).await;
-    wait_for("nothing to follow", async || {
-        let record = jobs::record(&lab.cluster, &id).await.expect("record");
-        record.to_follow.is_empty().then_some(())
-    })
-    .await;
+    wait_for_no_followers(&lab, &vm).await;
     let asked = volume_moves::of_volume(&lab.cluster, &own(&vm, "out")).await.expect("a move");
     assert_eq!(asked.state, VolumeMoveState::Taking, "{asked:?}");
     third.inside().moves.stands_still = false;
