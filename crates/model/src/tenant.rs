@@ -295,6 +295,9 @@ pub struct MadeAccessToken {
     pub id: String,
     /// Unix time.
     pub expires_ms: u64,
+    /// Of the cluster's authority: `perigee login` asks for it. None if the controller runs with `--insecure`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<String>,
 }
 
 /// A user's token, without its secret.

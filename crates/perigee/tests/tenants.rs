@@ -91,7 +91,12 @@ fn a_user_logs_in_with_a_token_and_is_known_until_it_logs_out() {
     let fingerprint = fingerprint.trim();
     controller.admin(&["tenant", "create", "acme", "--vms", "2"]);
     controller.admin(&["user", "add", "acme/ann", "--role", "member"]);
-    let token = controller.admin(&["token", "create", "--user", "acme/ann"]);
+    let mut create = perigee(controller.dir.path(), &["token", "create", "--user", "acme/ann"]);
+    let socket = format!("unix:{}", controller.dir.path().join("socket").display());
+    let created = create.env("PERIGEE_API", socket).output().expect("perigee runs");
+    let how = format!("perigee login https://HOST:PORT --fingerprint {fingerprint}");
+    assert!(told(&created).contains(&how), "{}", told(&created));
+    let token = String::from_utf8(created.stdout).expect("a word");
     let home = tempfile::tempdir().expect("a home");
     let wrong = controller.login(home.path(), &"0".repeat(64), &token);
     assert!(!wrong.status.success(), "it is another controller's fingerprint");

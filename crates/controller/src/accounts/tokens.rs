@@ -119,7 +119,9 @@ pub async fn make_token(
     };
     cluster.records.put(&key(&id), &record).await?;
     cluster.accounts.write().tokens.insert(id.clone(), record);
-    Ok(MadeAccessToken { token, id, expires_ms })
+    let is_secure = cluster.network.identity().is_some();
+    let fingerprint = is_secure.then(|| cluster.authority.fingerprint().to_owned());
+    Ok(MadeAccessToken { token, id, expires_ms, fingerprint })
 }
 
 /// A user's tokens, the oldest first.

@@ -23,8 +23,8 @@ pub struct Login {
     /// `https://HOST:PORT` of the controller
     #[arg(value_name = "URL")]
     controller: String,
-    /// The fingerprint of the cluster's authority, as `perigee controller init` prints it: it says which controller is
-    /// the right one
+    /// The fingerprint of the cluster's authority, as `perigee token create` prints it: it says which controller is the
+    /// right one
     #[arg(long)]
     fingerprint: String,
 }
@@ -69,6 +69,13 @@ pub fn kept(context: &Context) -> Result<Option<Kept>, Problem> {
     })?;
     let is_meant = context.api.as_ref().is_none_or(|api| *api == kept.controller);
     Ok(is_meant.then_some(kept))
+}
+
+/// The address that other machines reach the controller at, as far as this one knows it.
+pub fn controller_url(context: &Context) -> Result<String, Problem> {
+    let kept = kept(context)?.map(|kept| kept.controller);
+    let known = kept.or_else(|| context.api.clone()).filter(|url| url.starts_with("https://"));
+    Ok(known.unwrap_or_else(|| "https://HOST:PORT".to_owned()))
 }
 
 pub async fn login(ask: Login, context: &Context) -> Result<(), Problem> {

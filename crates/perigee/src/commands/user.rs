@@ -203,6 +203,10 @@ pub async fn run_token(verb: TokenVerb, context: &Context) -> Result<(), Problem
                 "token {} is good until {until}; it is not shown again",
                 made.id
             ));
+            if let Some(fingerprint) = &made.fingerprint {
+                let url = login::controller_url(context)?;
+                output::note(&format!("to use it: perigee login {url} --fingerprint {fingerprint}"));
+            }
             output::text(&made.token);
             Ok(())
         }
