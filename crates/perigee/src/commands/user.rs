@@ -205,7 +205,9 @@ pub async fn run_token(verb: TokenVerb, context: &Context) -> Result<(), Problem
             ));
             if let Some(fingerprint) = &made.fingerprint {
                 let url = login::controller_url(context)?;
-                output::note(&format!("to use it: perigee login {url} --fingerprint {fingerprint}"));
+                output::note(&format!(
+                    "to use it: perigee login {url} --fingerprint {fingerprint}"
+                ));
             }
             output::text(&made.token);
             Ok(())
