@@ -128,6 +128,12 @@ struct Made {
     rules: String,
     /// The rules as the kernel lists them.
     listed: String,
+    /// The same of the rules that count connections.
+    counted: String,
+    /// The ports of this host that lead to VMs; `None` before the first pass: those of an earlier agent go on.
+    doors: Option<Vec<Door>>,
+    /// Connections of before may lead to a VM that had the port then.
+    leads: bool,
     tunnel: Tunnel,
     gateways: BTreeMap<u16, Running>,
     failed: BTreeMap<u16, Failed>,
@@ -390,11 +396,12 @@ impl Networks {
             network.nat
                 && segments.iter().any(|s| s.vni == network.vni && s.gateway == Gateway::Here)
         });
-        let (doors, taken) = doors::of(wanted, &segments);
+        let (doors, taken) = doors::of(wanted, &segments, made.doors.as_deref(), doors::taken);
         troubles.extend(taken);
         let forwards = forwarding::is_own(&self.dir, has_way_out)?;
         // Without the filter nothing is connected.
         self.filter(made, &segments, wanted, (&doors, forwards)).await?;
+        let before = made.doors.replace(doors);
         troubles.extend(forwarding::bring_about(&self.dir, has_way_out, forwards).err());
         troubles.extend(tap::remove_strange(tag, &segments, &there, &mut made.strange).await.err());
         let name = tag.tunnel();
@@ -412,6 +419,16 @@ impl Networks {
         let (gateways_changed, failed) = self.keep_gateways(made, wanted, &segments, &there).await;
         is_changed |= gateways_changed;
         troubles.extend(failed);
+        // The filters lead to where they should now, and what has begun before still goes the old way.
+        made.leads |= before != made.doors;
+        if made.leads {
+            let gateways = made.gateways.iter().map(|(vni, running)| (*vni, running.pid()));
+            let gateways: Vec<(u16, u32)> = gateways.collect();
+            let doors = made.doors.as_deref().unwrap_or_default();
+            let forgotten = doors::forget(doors, &gateways).await;
+            made.leads = forgotten.is_err();
+            troubles.extend(forgotten.err());
+        }
         if is_changed {
             there = observe().await?;
             // A cable to a new gateway is connected now.
@@ -470,7 +487,10 @@ impl Networks {
                 let rules = format!("table {family} {table}\ndelete table {family} {table}\n");
                 run("nft", &["-f", "-"], &rules).await?;
             }
-            (made.rules, made.listed) = Default::default();
+            let limits = self.tag.limits();
+            let none = format!("table inet {limits}\ndelete table inet {limits}\n");
+            run("nft", &["-f", "-"], &none).await?;
+            (made.rules, made.listed, made.counted) = Default::default();
             return Ok(());
         }
         let taps: Vec<Tap> = segments.iter().flat_map(|segment| segment.taps.clone()).collect();
@@ -484,6 +504,7 @@ impl Networks {
         let host = OfHost { taps: &taps, peers, hosts, doors, forwards_nothing_else };
         let rules = rules::of_host(&self.tag, &host);
         let is_same = rules == made.rules;
+        self.limit(made).await?;
         if is_same && self.listed().await.is_ok_and(|listed| listed == made.listed) {
             return Ok(());
         }
@@ -496,6 +517,23 @@ impl Networks {
         run("nft", &["-f", "-"], &rules).await?;
         made.rules = rules;
         made.listed = self.listed().await?;
+        Ok(())
+    }
+
+    /// Loads the limits of connections unless they are there.
+    async fn limit(&self, made: &mut Made) -> Result<(), String> {
+        let table = self.tag.limits();
+        let listed = async || run("nft", &["-s", "-t", "list", "table", "inet", &table], "").await;
+        if !made.counted.is_empty() && listed().await.is_ok_and(|listed| listed == made.counted) {
+            return Ok(());
+        }
+        if !made.counted.is_empty() {
+            self.mended(format!(
+                "somebody has changed the limits of tenants' connections (nftables, {table}): the agent has set them up again"
+            ));
+        }
+        run("nft", &["-f", "-"], &rules::limits(&self.tag, connections_max())).await?;
+        made.counted = listed().await?;
         Ok(())
     }
 
@@ -599,6 +637,15 @@ async fn carried_by_others() -> Option<String> {
          is 1): set it to 0, or let these rules accept what comes from the bridges pb*"
             .to_owned()
     })
+}
+
+/// As many connections as guests may begin, and as many as may be made to them. The other half of the kernel's table is the host's.
+fn connections_max() -> u32 {
+    const DEFAULT: u32 = 65_536;
+    let text = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_max");
+    let all: u32 = text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT);
+    // The kernel's limit may be switched off.
+    if all == 0 { DEFAULT } else { (all / 4).max(1) }
 }
 
 fn make_directory(dir: &Path) -> std::io::Result<()> {

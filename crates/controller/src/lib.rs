@@ -157,6 +157,17 @@ fn own_addresses() -> Result<Vec<String>, Problem> {
     Ok(addresses.collect())
 }
 
+/// The TCP ports on which this controller listens.
+fn own_ports(config: &Config) -> Vec<u16> {
+    let tcp = config.listen.iter().filter_map(|listen| match listen {
+        Listen::Tcp(address) => Some(address),
+        Listen::Unix(_) => None,
+    });
+    let ports =
+        tcp.chain(&config.doors.sftp).map(|address| address.rsplit_once(':')?.1.parse().ok());
+    ports.flatten().collect()
+}
+
 async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Problem> {
     perigee_http::prepare_daemon();
     let traffic = if config.insecure { Traffic::Plain } else { Traffic::Tls(called(&config)?) };
@@ -173,6 +184,7 @@ async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Probl
         supervisor.cluster.keep_outputs_s.get_or_init(|| keep_s);
     }
     supervisor.cluster.publish_ports.get_or_init(|| config.publish_ports);
+    supervisor.cluster.own_ports.get_or_init(|| own_ports(&config));
     let router = api::router(supervisor.cluster.clone());
     let serve = perigee_http::serve(router, &config.listen, &supervisor.cluster.network);
     let doors = data::doors(&supervisor.cluster, &config);

@@ -286,6 +286,10 @@ pub static VNIS: Limit = Limit::new("the cluster's number of networks", Unit::Co
 pub static TUNNELS: Limit =
     Limit::new("the cluster's number of hosts with tunnels", Unit::Count, 0, 65_534);
 
+/// Ports that all VMs and unfinished jobs of a tenant publish. All tenants share the ports of the cluster.
+pub static PUBLISHED_OF_TENANT: Limit =
+    Limit::new("a tenant's number of published ports", Unit::Count, 0, 256);
+
 /// Ports that a VM publishes.
 pub static PUBLISHED: Limit = Limit::new("a VM's number of published ports", Unit::Count, 0, 32);
 

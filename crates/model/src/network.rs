@@ -265,7 +265,7 @@ impl From<Publish> for String {
     }
 }
 
-/// The ports of hosts that tenants may publish: `30000-32767`.
+/// The ports of hosts that tenants may publish: `28000-29999`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PublishPorts {
     /// The first one.
@@ -283,8 +283,8 @@ impl PublishPorts {
 
 impl Default for PublishPorts {
     fn default() -> Self {
-        // As Kubernetes' ports of nodes: no common program listens there, and no connection of a host begins there.
-        Self { first: 30_000, last: 32_767 }
+        // No common program listens there, no connection of a host begins there, and Kubernetes' ports of nodes are others.
+        Self { first: 28_000, last: 29_999 }
     }
 }
 
@@ -302,7 +302,7 @@ impl FromStr for PublishPorts {
             Some(Self { first: first.parse().ok()?, last: last.parse().ok()? })
         });
         let ports = ports.filter(|ports| ports.first > 0 && ports.first <= ports.last);
-        ports.ok_or_else(|| format!("{text:?} is not FIRST-LAST, for example 30000-32767"))
+        ports.ok_or_else(|| format!("{text:?} is not FIRST-LAST, for example 28000-29999"))
     }
 }
 

@@ -51,6 +51,12 @@ struct Names {
     dns: String,
 }
 
+impl Running {
+    pub fn pid(&self) -> u32 {
+        self.process.pid
+    }
+}
+
 impl Names {
     fn of(network: &HostNetwork) -> Self {
         let mut names = Self::default();

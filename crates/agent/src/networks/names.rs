@@ -81,6 +81,11 @@ impl Tag {
         format!("perigee_net_{}", self.0)
     }
 
+    /// The packet filter's table that counts connections.
+    pub fn limits(&self) -> String {
+        format!("perigee_limits_{}", self.0)
+    }
+
     /// Whether two interfaces of this agent are of the same network.
     pub fn same_network(&self, one: &str, other: &str) -> bool {
         let vni = |name: &str| name.get(7..11).map(str::to_owned);
@@ -101,6 +106,12 @@ impl Tag {
 pub fn uplink_addresses(vni: u16) -> (Ipv4Addr, Ipv4Addr) {
     let first = u32::from(Ipv4Addr::new(100, 124, 0, 0)) + 2 * u32::from(vni);
     (Ipv4Addr::from(first), Ipv4Addr::from(first + 1))
+}
+
+/// Whether an address is that of a gateway at its cable.
+pub fn is_uplink(address: Ipv4Addr) -> bool {
+    let (first, last) = (uplink_addresses(0).0, uplink_addresses(u16::MAX).1);
+    (first..=last).contains(&address)
 }
 
 #[cfg(test)]

@@ -33,6 +33,10 @@ const CONNECTIONS: u32 = 2048;
 const NEW_PER_S: u32 = 200;
 const BURST: u32 = 5 * NEW_PER_S;
 const NEW_OF_ALL_PER_S: u32 = 2000;
+/// Connections to the published ports of one network, and new ones of them in a second.
+const CONNECTIONS_IN: u32 = if cfg!(test) { 200 } else { 8192 };
+const NEW_IN_PER_S: u32 = 1000;
+const BURST_IN: u32 = 2 * NEW_IN_PER_S;
 
 /// A card that is connected here.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,6 +56,8 @@ pub struct Door {
     pub vni: u16,
     pub protocol: Protocol,
     pub port: u16,
+    /// The VM's address, and its port.
+    pub to: (Ipv4Addr, u16),
 }
 
 /// What the host's own table is made of.
@@ -78,6 +84,34 @@ pub fn of_host(tag: &Tag, host: &OfHost) -> String {
     let mut text = anew("bridge", &tag.table(), &bridge_chains(tag, host.taps));
     text.push_str(&anew("inet", &tag.table(), &host_chains(tag, host)));
     text
+}
+
+/// How many connections of guests, and to guests, the host follows. The kernel counts them in sets, and forgets them with these. So
+/// the sets are made once, and only what is asked of them is made anew. `connections` is as many as all guests may have, and as
+/// many as all published ports may have: the kernel's table is the host's own too.
+pub fn limits(tag: &Tag, connections: u32) -> String {
+    let (table, uplinks) = (format!("table inet {}", tag.limits()), tag.uplinks());
+    let of_one = CONNECTIONS_IN.min(connections);
+    format!(
+        "{table} {{
+  set fresh {{ type ipv4_addr; size 65535; flags dynamic,timeout; timeout 1m; }}
+  set inside {{ type ipv4_addr; size 65535; flags dynamic; }}
+  set all_in {{ type nf_proto; size 16; flags dynamic; }}
+  set all_out {{ type nf_proto; size 16; flags dynamic; }}
+  chain pass {{ type filter hook forward priority -310; policy accept; }}
+}}
+flush chain inet {} pass
+{table} {{
+  chain pass {{
+    oifname \"{uplinks}\" ct state new update @fresh {{ ip daddr limit rate over {NEW_IN_PER_S}/second burst {BURST_IN} packets }} drop
+    oifname \"{uplinks}\" ct state new add @inside {{ ip daddr ct count over {of_one} }} drop
+    oifname \"{uplinks}\" ct state new add @all_in {{ meta nfproto ct count over {connections} }} drop
+    iifname \"{uplinks}\" ct state new add @all_out {{ meta nfproto ct count over {connections} }} drop
+  }}
+}}
+",
+        tag.limits()
+    )
 }
 
 fn bridge_chains(tag: &Tag, taps: &[Tap]) -> String {
@@ -134,6 +168,7 @@ fn bridge_chains(tag: &Tag, taps: &[Tap]) -> String {
     text
 }
 
+/// What passes between hosts is not tracked: each of a guest's connections would be one of its host too.
 fn host_chains(tag: &Tag, host: &OfHost) -> String {
     let OfHost { peers, hosts, .. } = host;
     let (tunnel, uplinks) = (tag.tunnel(), tag.uplinks());
@@ -181,6 +216,7 @@ fn host_chains(tag: &Tag, host: &OfHost) -> String {
         "{doors}  chain carried {{
     type filter hook prerouting priority -300; policy accept;
     iifname \"{bridges}\" notrack
+    iifname \"{tunnel}\" udp dport {VXLAN_PORT} notrack
   }}
   chain come {{
     type filter hook input priority -300; policy accept;
@@ -194,6 +230,7 @@ fn host_chains(tag: &Tag, host: &OfHost) -> String {
   chain leave {{
     type filter hook output priority -300; policy accept;
     ip daddr {TUNNEL_NETWORK} oifname != {{ \"{tunnel}\", \"lo\" }} drop
+    oifname \"{tunnel}\" udp dport {VXLAN_PORT} notrack
   }}
   chain pass {{
     type filter hook forward priority -300; policy accept;
@@ -204,7 +241,9 @@ fn host_chains(tag: &Tag, host: &OfHost) -> String {
     iifname \"{uplinks}\" ip daddr {{ {NEVER} }} drop
     iifname \"{uplinks}\" ct original ip daddr {{ {NEVER} }} drop
 {to_hosts}    iifname \"{uplinks}\" ct state new limit rate over {NEW_OF_ALL_PER_S}/second burst {NEW_OF_ALL_PER_S} packets drop
-{nothing_else}    oifname \"{uplinks}\" ct state != {{ established, related }} drop
+{nothing_else}    oifname \"{uplinks}\" ct state related icmp type {{ destination-unreachable, time-exceeded, parameter-problem }} accept
+    oifname \"{uplinks}\" ct direction original drop
+    oifname \"{uplinks}\" ct state != {{ established, related }} drop
   }}
   chain hide {{
     type nat hook postrouting priority srcnat; policy accept;
@@ -220,7 +259,7 @@ fn doors(tag: &Tag, doors: &[Door]) -> (String, String) {
         return Default::default();
     }
     let (mut lead, mut pass) = (String::new(), String::new());
-    for Door { vni, protocol, port } in doors {
+    for Door { vni, protocol, port, .. } in doors {
         let (own, uplink) = (uplink_addresses(*vni).1, tag.uplink(*vni));
         let _ = writeln!(
             lead,
@@ -330,11 +369,16 @@ mod tests {
         }
         let hosts = ["10.1.0.1", "fd00::1", "127.0.0.1"].map(|ip| ip.parse().expect("an address"));
         let peers = [(Ipv4Addr::new(100, 127, 0, 2), [1, 7].into())].into();
-        let doors =
-            [Protocol::Tcp, Protocol::Udp].map(|protocol| Door { vni: 1, protocol, port: 8080 });
+        let to = (Ipv4Addr::new(10, 7, 0, 2), 80);
+        let doors = [Protocol::Tcp, Protocol::Udp].map(|protocol| Door {
+            vni: 1,
+            protocol,
+            port: 8080,
+            to,
+        });
         let published = doors.map(|door| Published {
             publish: Publish { outside: door.port, inside: 80, protocol: door.protocol },
-            address: Ipv4Addr::new(10, 7, 0, 2),
+            address: to.0,
         });
         let full = OfHost {
             taps: &taps(),
@@ -346,6 +390,7 @@ mod tests {
         let all = [
             of_host(&tag(), &full),
             of_host(&tag(), &OfHost::default()),
+            limits(&tag(), 16_384),
             of_gateway(true, &published),
             of_gateway(true, &[]),
             of_gateway(false, &published),

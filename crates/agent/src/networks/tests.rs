@@ -315,7 +315,7 @@ fn wanted(
         vni,
         subnet: subnet(),
         mtu: 1370,
-        nat: vni == 1,
+        nat: true,
         gateway: Some(host_id(1)),
         members: members
             .iter()
@@ -455,7 +455,10 @@ fn two_hosts() {
     ip("address add 10.99.0.9/24 dev br0");
     a_port_leads_to(&between, &mut db, Ipv4Addr::new(10, 99, 0, 9));
     a_port_leads_to(&one.namespace, &mut db, Ipv4Addr::new(10, 99, 0, 1));
+    a_port_fills_nothing(&runtime, &one, &between);
     a_flood_fills_nothing(&one, &mut web);
+    let guests = [&mut web, &mut db, &mut other];
+    what_has_begun_follows_its_port(&runtime, &one, &between, guests);
     assert!(reaches(&mut web, &mut db) && reaches(&mut db, &mut web));
     assert!(other.received().iter().all(|frame| !has_marker(frame)));
 
@@ -595,6 +598,81 @@ fn a_port_leads_to(from: &File, to: &mut Guest, asker: Ipv4Addr) {
         }
     }
     panic!("{asker} gets no answer");
+}
+
+fn connections(host: &Host) -> u32 {
+    enter(&host.namespace);
+    let count = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count");
+    count.expect("it is tracked").trim().parse().expect("a number")
+}
+
+/// Many clients come to a published port. Meanwhile the filter is loaded again, and another agent begins.
+fn a_port_fills_nothing(runtime: &Runtime, host: &Host, clients: &File) {
+    let before = connections(host);
+    for round in 0..3 {
+        enter(clients);
+        for _ in 0..1000 {
+            let socket = std::net::UdpSocket::bind("10.99.0.9:0").expect("a port");
+            let _ = socket.send_to(b"flood", "10.99.0.1:8080");
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        let count = connections(host).saturating_sub(before);
+        assert!((100..260).contains(&count), "{count} connections in round {round}");
+        host.run(&format!("nft delete table inet {}", host.networks.tag.table()));
+        host.run(&format!("nft delete table bridge {}", host.networks.tag.table()));
+        runtime.block_on(async { host.networks.turn.lock().await.counted.clear() });
+        host.pass(runtime);
+    }
+    host.run("conntrack -F");
+}
+
+/// A client that never stops sending from one port comes to the VM that has the port now: another one of the network, or of
+/// another network; also if the agent was away meanwhile.
+fn what_has_begun_follows_its_port(
+    runtime: &Runtime,
+    host: &Host,
+    client: &File,
+    [web, db, other]: [&mut Guest; 3],
+) {
+    host.run("conntrack -F");
+    enter(client);
+    let socket = std::net::UdpSocket::bind("10.99.0.9:4711").expect("a port");
+    socket.connect("10.99.0.1:8080").expect("an address");
+    let comes_to = |guest: &mut Guest| {
+        (0..TRIES).any(|_| {
+            let _ = socket.send(b"again");
+            std::thread::sleep(Duration::from_millis(50));
+            guest.received().iter().any(|frame| frame.ends_with(b"again"))
+        })
+    };
+    let known = host.networks.wanted.lock().expect("no panic").clone().expect("it is known");
+    let published = known.networks[0].published.clone();
+    let led_to = |guest: &Guest| {
+        let mut wanted = known.clone();
+        let address = guest.card.address;
+        for network in &mut wanted.networks {
+            let all = published.iter().filter(|_| network.vni == guest.card.vni);
+            network.published = all.map(|one| Published { address, ..one.clone() }).collect();
+        }
+        host.networks.store(wanted).expect("it is kept");
+    };
+    assert!(comes_to(db));
+    led_to(web);
+    host.pass(runtime);
+    assert!(comes_to(web));
+    db.received();
+    let _ = socket.send(b"again");
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(db.received().iter().all(|frame| !frame.ends_with(b"again")), "the former one");
+    led_to(other);
+    host.pass(runtime);
+    assert!(comes_to(other));
+    web.received();
+    led_to(db);
+    runtime.block_on(async { host.networks.turn.lock().await.doors = None });
+    host.pass(runtime);
+    assert!(comes_to(db));
+    assert!(web.received().iter().all(|frame| !frame.ends_with(b"again")), "the former one");
 }
 
 /// A guest with a way out sends to more addresses than the host's table of connections has room for.

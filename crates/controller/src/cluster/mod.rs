@@ -168,6 +168,8 @@ pub struct Cluster {
     pub keep_outputs_s: OnceLock<u64>,
     /// The ports of hosts that tenants may publish; not set: the default ones.
     pub publish_ports: OnceLock<PublishPorts>,
+    /// The controller's own TCP ports: of its API and its doors.
+    pub own_ports: OnceLock<Vec<u16>>,
     /// The program that runs jobs in guests whose image does not have it; not set: where it is installed.
     pub runner: OnceLock<PathBuf>,
     wanted: mpsc::UnboundedSender<Wanted>,
@@ -237,6 +239,7 @@ impl Cluster {
             site: OnceLock::new(),
             keep_outputs_s: OnceLock::new(),
             publish_ports: OnceLock::new(),
+            own_ports: OnceLock::new(),
             runner: OnceLock::new(),
             wanted,
             lock: Mutex::new(Some(lock)),

@@ -139,6 +139,12 @@ pub async fn add(cluster: &Arc<Cluster>, record: JobRecord) -> Result<Job, Probl
             );
             Problem::conflict(format!("can't make {id}"), why)
         })?;
+        // Of two that publish one port at the same instant, the second one finds the first.
+        let publishes = !record.job.spec.publish.is_empty();
+        let _turn = if publishes { Some(cluster.networks.turn().await) } else { None };
+        if publishes {
+            networks::check(&cluster, &record.job.spec).await?;
+        }
         if !cluster.records.create(&job_key(&id), &record).await? {
             let why = "there is a job or a VM with this name already";
             return Err(

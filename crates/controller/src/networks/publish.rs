@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use perigee_http::authority_of;
 use perigee_model::job::JobSpec;
+use perigee_model::limits::PUBLISHED_OF_TENANT;
 use perigee_model::network::{Protocol, Publish};
 use perigee_model::tenant::{DEFAULT_TENANT, tenant_of};
 use perigee_model::{JobId, Problem};
@@ -35,6 +36,11 @@ pub fn check(cluster: &Cluster, spec: &JobSpec, network: &NetworkRecord) -> Resu
     let daemons = of_daemons(cluster);
     let owners = owners(cluster);
     let tenant = tenant_of(&spec.name);
+    let own = owners.values().filter(|owner| tenant_of(owner.as_str()) == tenant).count();
+    PUBLISHED_OF_TENANT.check(own + spec.publish.len()).map_err(|error| {
+        let problem = error.problem(what(first));
+        problem.next("delete VMs or cancel jobs that publish ports, or publish fewer")
+    })?;
     for publish in &spec.publish {
         if tenant != DEFAULT_TENANT && !allowed.contains(publish.outside) {
             let why = format!("tenants may publish the ports {allowed}");
@@ -42,7 +48,7 @@ pub fn check(cluster: &Cluster, spec: &JobSpec, network: &NetworkRecord) -> Resu
                 "use one of these; an operator allows others with `perigee controller run --publish-ports`",
             ));
         }
-        if publish.protocol == Protocol::Tcp && daemons.contains(&publish.outside) {
+        if daemons.contains(&port(publish)) {
             let why = "the cluster's hosts have it themselves";
             return Err(Problem::conflict(what(publish), why).next("use another port"));
         }
@@ -80,16 +86,21 @@ pub fn own<'a>(
     publish.iter().filter(move |one| owners.get(&port(one)) == Some(job))
 }
 
-/// TCP ports of the daemons of all hosts. While such a daemon starts again, nobody else gets its clients.
-fn of_daemons(cluster: &Cluster) -> BTreeSet<u16> {
+/// Ports of the daemons of all hosts, and of the controller, which may run at any of them. While such a daemon starts again, nobody
+/// else gets its clients.
+fn of_daemons(cluster: &Cluster) -> BTreeSet<Port> {
     const SSH: u16 = 22;
+    let number = |text: &str| -> Option<u16> {
+        let authority = authority_of(text).unwrap_or(text);
+        authority.rsplit_once(':')?.1.parse().ok()
+    };
     let hosts = cluster.hosts.all();
-    let all = hosts.iter().flat_map(|host| {
-        let addresses = &host.addresses;
-        [&addresses.agent_url, &addresses.volume_url, &addresses.nbd_addr].map(|text| {
-            let authority = authority_of(text).unwrap_or(text);
-            authority.rsplit_once(':').and_then(|(_, port)| port.parse().ok())
-        })
+    let all = hosts.iter().map(|host| &host.addresses).flat_map(|addresses| {
+        let own = [&addresses.agent_url, &addresses.volume_url, &addresses.nbd_addr];
+        let tunnel = addresses.tunnel.as_ref().and_then(|end| number(&end.endpoint));
+        let own = own.into_iter().filter_map(|text| Some((Protocol::Tcp, number(text)?)));
+        own.chain(tunnel.map(|port| (Protocol::Udp, port))).collect::<Vec<_>>()
     });
-    all.flatten().chain([SSH]).collect()
+    let doors = cluster.own_ports.get().into_iter().flatten().copied();
+    all.chain(doors.chain([SSH]).map(|port| (Protocol::Tcp, port))).collect()
 }

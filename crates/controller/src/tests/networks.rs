@@ -155,7 +155,34 @@ async fn a_port_is_published_by_one_vm_in_a_network_with_a_way_out() {
     jobs::check(&lab.cluster, &with("other", "blue", "8080:81/udp")).await.expect("it is free");
     assert_eq!(refused(with("a", "inner", "8081:80")).await.0, ProblemKind::Invalid);
     let (kind, why) = refused(with("acme~a", "acme~blue", "8081:80")).await;
-    assert!(kind == ProblemKind::Forbidden && why.contains("30000-32767"), "{why}");
+    assert!(kind == ProblemKind::Forbidden && why.contains("28000-29999"), "{why}");
+    // One tenant does not take them all.
+    for number in 0..8 {
+        let publish = (0..32).map(|n| format!("{}:80", 28_000 + 32 * number + n));
+        let publish = publish.map(|one| one.parse().expect("ports")).collect();
+        let name = format!("acme~m{number}");
+        lab.submit(JobSpec { publish, ..with(&name, "acme~blue", "1:1") }).await;
+    }
+    let (kind, why) = refused(with("acme~z", "acme~blue", "29999:80")).await;
+    assert!(kind == ProblemKind::Invalid && why.contains("256"), "{why}");
+    jobs::check(&lab.cluster, &with("z", "blue", "29999:80")).await.expect("another tenant may");
+    lab.cluster.own_ports.get_or_init(|| [2022].into());
+    assert_eq!(refused(with("a", "blue", "2022:22")).await.0, ProblemKind::Conflict);
+    assert_eq!(refused(with("a", "blue", "51871:1/udp")).await.0, ProblemKind::Conflict);
+    // All come at once.
+    let all = (0..8).map(|number| {
+        let (cluster, spec) =
+            (lab.cluster.clone(), with(&format!("r{number}"), "blue", "29000:80"));
+        tokio::spawn(async move { jobs::submit(&cluster, spec).await })
+    });
+    let mut made = 0;
+    for one in all.collect::<Vec<_>>() {
+        match one.await.expect("no panic") {
+            Ok(_) => made += 1,
+            Err(problem) => assert_eq!(problem.kind, ProblemKind::Conflict, "{problem}"),
+        }
+    }
+    assert_eq!(made, 1, "one of them has it, and the others know that they have not");
     let own = lab.home.addresses.agent_url.rsplit_once(':').expect("a port").1.to_owned();
     let (kind, why) = refused(with("a", "blue", &format!("{own}:80"))).await;
     assert!(kind == ProblemKind::Conflict && why.contains("hosts have it"), "{why}");
