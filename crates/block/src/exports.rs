@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use perigee_model::client::Over;
 use perigee_model::{Epoch, HostId, Problem};
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::lease::HostTag;
@@ -117,6 +118,22 @@ impl Peer {
         Self { address: None, encrypted: false, is_own: true, is_authenticated: true };
 }
 
+/// What lets another host open a volume. Its sessions end with it.
+#[derive(Debug, Default)]
+pub struct Admission(CancellationToken);
+
+impl Admission {
+    /// The host may open the volume no more.
+    pub fn end(&self) {
+        self.0.cancel();
+    }
+
+    /// Waits for that.
+    pub async fn ended(&self) {
+        self.0.cancelled().await;
+    }
+}
+
 /// Finds exports by name.
 pub trait Exports: Send + Sync + 'static {
     /// The names of the exports for a client that asks for a list (NBD_OPT_LIST, iSCSI SendTargets).
@@ -134,7 +151,7 @@ pub trait Exports: Send + Sync + 'static {
         peer: Peer,
     ) -> BoxFuture<'a, Result<Export, Problem>>;
 
-    /// Whether another host of the cluster, known by its certificate, may have this export.
+    /// Whether another host of the cluster, known by its certificate, may have this export. `None`: it always may.
     ///
     /// # Errors
     /// `Forbidden` if it may not; the reason why that can't be looked up.
@@ -142,8 +159,8 @@ pub trait Exports: Send + Sync + 'static {
         &'a self,
         _name: &'a str,
         _host: &'a HostId,
-    ) -> BoxFuture<'a, Result<(), Problem>> {
-        Box::pin(async { Ok(()) })
+    ) -> BoxFuture<'a, Result<Option<Arc<Admission>>, Problem>> {
+        Box::pin(async { Ok(None) })
     }
 
     /// Where a volume is that a proxy looks for here and that has another home now: `HOST:PORT`.

@@ -14,7 +14,7 @@ use perigee_model::{Epoch, HostId, LeaveSite, Problem, ProblemKind, VolumeName};
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{JobRecord, VolumeRecord, VolumeSeen, volume_key};
-use crate::{accounts, disks, given_up, images, replicas, volume_moves};
+use crate::{accounts, given_up, images, openers, replicas, volume_moves};
 
 pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
     let replicas = replicas::list(cluster).await?;
@@ -217,8 +217,12 @@ pub async fn adopt(
 ) -> Result<ClusterVolume, Problem> {
     let what = format!("can't adopt volume {name} of host {host}");
     let refused = |why: String| Err(Problem::conflict(&what, why));
-    if let Ok(present) = find(cluster, name).await {
-        return refused(format!("there is a volume with this name at {}", present.home));
+    match find(cluster, name).await {
+        Ok(present) => {
+            return refused(format!("there is a volume with this name at {}", present.home));
+        }
+        Err(problem) if problem.kind == ProblemKind::NotFound => {}
+        Err(problem) => return Err(problem),
     }
     if cluster.records.read::<VolumeRecord>(&volume_key(name)).await?.is_some() {
         return refused("there is a volume with this name whose home does not answer".to_owned());
@@ -265,7 +269,7 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
         images::ensure(cluster, &home, image).await?;
     }
     if let VolumeSource::Remote { nbd_addr, export } = &new.source {
-        let_read(cluster, nbd_addr, export, &home.id).await?;
+        let_read(cluster, nbd_addr, export, &home.id, &new.name).await?;
     }
     let _room = room_for(cluster, &new).await?;
     let key = format!("volumes/{}", new.name);
@@ -298,12 +302,15 @@ async fn let_read(
     nbd_addr: &str,
     export: &str,
     host: &HostId,
+    reader: &VolumeName,
 ) -> Result<(), Problem> {
     let volume = export.split('@').next().and_then(|name| name.parse::<VolumeName>().ok());
     let homes = cluster.hosts.all();
     let home = homes.iter().find(|home| home.addresses.nbd_addr == nbd_addr && home.id != *host);
     match (home, volume) {
-        (Some(home), Some(volume)) => disks::allow(home, &volume, host).await,
+        (Some(home), Some(volume)) => {
+            openers::allow_reader(cluster, home, &volume, host, reader).await
+        }
         _ => Ok(()),
     }
 }

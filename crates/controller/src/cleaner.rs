@@ -16,7 +16,7 @@ use perigee_model::{HostId, JobId, OwnerName, Problem, ProblemKind, VmId, VmStar
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Cluster, Detachment, now_ms};
-use crate::disks;
+use crate::openers;
 use crate::records::{PlacedDisk, VolumeRecord, vm_of, volume_key};
 
 /// How many times a job waits while the cleaner works on the same cleanup.
@@ -298,7 +298,7 @@ impl Sweep<'_> {
         if home == *host || self.cluster.hosts.state(&home) != HostState::Up {
             return;
         }
-        if let Err(problem) = disks::disallow(&link, volume, host).await {
+        if let Err(problem) = openers::disallow(&link, volume, host).await {
             tracing::warn!("host {host} may still open volume {volume} at {home}: {problem}");
         }
     }

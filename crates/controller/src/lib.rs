@@ -30,6 +30,7 @@ mod migration;
 mod networks;
 mod nocloud;
 mod nvram;
+mod openers;
 mod outputs;
 mod pace;
 mod planning;

@@ -319,11 +319,12 @@ async fn read_blocks(from: &HostLink, to: &HostLink) -> Result<Option<BlockProbe
 async fn exports_to_read(host: &HostLink) -> Result<Vec<String>, Problem> {
     let volumes: Vec<VolumeInfo> = host.volume.get("/v1/volumes").await?;
     let images: Vec<ImageInfo> = host.volume.get("/v1/images").await?;
-    // With its epoch: without one, nobody elsewhere may open a volume that is written with epochs.
+    // With its epoch: without one, nobody elsewhere may open a volume that is written with epochs. Most hosts may not open
+    // it at all, so the images come first.
     let export = |v: &VolumeInfo| format!("{}@{}", v.name, v.epoch);
-    let volumes = volumes.into_iter().map(|v| (v.allocated_bytes, export(&v)));
-    let images = images.into_iter().map(|i| (i.allocated_bytes, format!("image:{}", i.name)));
-    let mut all: Vec<_> = volumes.chain(images).filter(|(bytes, _)| *bytes > 0).collect();
+    let volumes = volumes.into_iter().map(|v| (false, v.allocated_bytes, export(&v)));
+    let images = images.into_iter().map(|i| (true, i.allocated_bytes, format!("image:{}", i.name)));
+    let mut all: Vec<_> = volumes.chain(images).filter(|(_, bytes, _)| *bytes > 0).collect();
     all.sort_unstable_by(|a, b| b.cmp(a));
-    Ok(all.into_iter().take(EXPORTS_TRIED_MAX).map(|(_, export)| export).collect())
+    Ok(all.into_iter().take(EXPORTS_TRIED_MAX).map(|(.., export)| export).collect())
 }

@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use crate::cluster::{Cluster, Timing, Traffic, Wanted};
 use crate::records::job_intent_key;
 use crate::{
-    cleaner, disks, enrol, hosts, images, inputs, jobs, links, migration, networks, outputs,
+    cleaner, enrol, hosts, images, inputs, jobs, links, migration, networks, openers, outputs,
     replicas, scheduler, shadows, volume_moves, watching,
 };
 
@@ -97,7 +97,7 @@ impl Supervisor {
         supervisor.keep_running("the promotion of replicas", replicas::run);
         supervisor.keep_running("the shadows of volumes", shadows::run);
         supervisor.keep_running("the settling of imports", images::settle_imports);
-        supervisor.keep_running("the letting in of hosts to volumes", disks::allow_again);
+        supervisor.keep_running("the letting in of hosts to volumes", openers::keep);
         supervisor.keep_running("the sources of copies", images::replace_lost_sources);
         supervisor.keep_running("the collecting of input files", inputs::collect);
         supervisor.keep_running("the staging of queued jobs' inputs", inputs::stage_ahead);

@@ -64,6 +64,8 @@ mod image;
 mod long;
 mod vm_socket;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -328,6 +330,13 @@ pub struct Attach {
 pub struct Openers {
     /// Their names.
     pub hosts: Vec<HostId>,
+}
+
+/// The same for all volumes of a host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AllOpeners {
+    /// By the volumes' names.
+    pub volumes: BTreeMap<VolumeName, Vec<HostId>>,
 }
 
 /// A volume of another host that can be opened here under its name.

@@ -32,6 +32,7 @@ use columns::{
     going_round, layer_bytes, optional_parsed, optional_unsigned, parsed, remote_bytes, signed,
     unsigned,
 };
+pub(super) use openers::TooMany;
 pub(super) use problems::{failed, io_error, open_problem, problem};
 pub(super) use replicas::PointRow;
 use reserve::Reserve;
@@ -386,7 +387,12 @@ impl Catalog {
 
     /// Adds volumes with their heads, either all of them or none.
     pub(super) fn add_volumes(&self, volumes: &[NewVolume]) -> Result<()> {
-        self.change(|tx| volumes.iter().try_for_each(|volume| insert_volume(tx, volume)))
+        self.change(|tx| {
+            volumes.iter().try_for_each(|volume| {
+                openers::forget(tx, &volume.name)?;
+                insert_volume(tx, volume)
+            })
+        })
     }
 
     /// Seals a volume's head, names it if an image name is given, and puts `head` on it.
@@ -459,7 +465,7 @@ impl Catalog {
     pub(super) fn delete_volume(&self, name: &VolumeName) -> Result<Vec<LayerId>> {
         self.change_on_full_disk(|tx| {
             // The next volume of this name is another one.
-            tx.execute("DELETE FROM openers WHERE volume = ?1", [name.as_str()])?;
+            openers::forget(tx, name)?;
             let sql = "DELETE FROM volumes WHERE name = ?1 RETURNING head, tenure";
             let deleted = tx.query_row(sql, [name.as_str()], |row| {
                 Ok((parsed(row, 0)?, Tenure(unsigned(row, 1)?)))

@@ -1,21 +1,37 @@
 //! Which other hosts of the cluster may open a volume here. The controller says so before it has a host attach the volume.
 //! A volume that moves has the same ones at its new home, because the controller tells that before.
+//!
+//! A pool of an earlier version knows of none, and its volumes may be open. It admits every host until the controller has told
+//! it for the first time who needs what: [`Pool::add_all_openers`].
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use perigee_model::limits::OPENERS;
 use perigee_model::{HostId, Problem, VolumeName};
 
-use super::catalog::failed;
+use super::catalog::{TooMany, failed};
 use super::pool::Pool;
+
+const LOOK_UP: &str = "can't look up which hosts may open a volume";
+const STORE: &str = "can't store which hosts may open a volume";
 
 impl Pool {
     /// # Errors
     /// When the catalog can't be read.
     pub async fn openers(self: &Arc<Self>, volume: &VolumeName) -> Result<Vec<HostId>, Problem> {
         let volume = volume.clone();
-        let what = "can't look up which hosts may open a volume";
-        self.run(move |pool| pool.catalog.openers(&volume).map_err(failed(what))).await
+        self.run(move |pool| pool.catalog.openers(&volume).map_err(failed(LOOK_UP))).await
+    }
+
+    /// Those of all volumes, also of some that are not here.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn all_openers(
+        self: &Arc<Self>,
+    ) -> Result<BTreeMap<VolumeName, Vec<HostId>>, Problem> {
+        self.run(move |pool| pool.catalog.all_openers().map_err(failed(LOOK_UP))).await
     }
 
     /// # Errors
@@ -26,41 +42,57 @@ impl Pool {
         host: &HostId,
     ) -> Result<bool, Problem> {
         let (volume, host) = (volume.clone(), host.clone());
-        let what = "can't look up which hosts may open a volume";
-        self.run(move |pool| pool.catalog.may_open(&volume, &host).map_err(failed(what))).await
+        self.run(move |pool| pool.catalog.may_open(&volume, &host).map_err(failed(LOOK_UP))).await
     }
 
-    /// Lets these hosts open the volume, and no others. The volume may come here later.
+    /// Lets these hosts open the volume too. It may come here later.
     ///
     /// # Errors
     /// Invalid when there are too many; when the catalog can't be written.
-    pub async fn set_openers(
+    pub async fn add_openers(
         self: &Arc<Self>,
         volume: &VolumeName,
         hosts: Vec<HostId>,
     ) -> Result<(), Problem> {
-        let (volume, what) = (volume.clone(), "can't store which hosts may open a volume");
-        OPENERS.check(hosts.len()).map_err(|error| error.problem(what))?;
-        self.run(move |pool| pool.catalog.set_openers(&volume, &hosts).map_err(failed(what))).await
+        self.add(BTreeMap::from([(volume.clone(), hosts)]), false).await
     }
 
-    /// Lets a host open the volume, or ends that. What it has open stays open.
+    /// The same for all volumes at once. From now on nobody opens a volume who was not let in.
+    ///
+    /// # Errors
+    /// As [`Self::add_openers`].
+    pub async fn add_all_openers(
+        self: &Arc<Self>,
+        added: BTreeMap<VolumeName, Vec<HostId>>,
+    ) -> Result<(), Problem> {
+        self.add(added, true).await
+    }
+
+    async fn add(
+        self: &Arc<Self>,
+        added: BTreeMap<VolumeName, Vec<HostId>>,
+        told: bool,
+    ) -> Result<(), Problem> {
+        self.run(move |pool| {
+            let done = pool.catalog.add_openers(&added, told).map_err(failed(STORE))?;
+            done.or_else(|TooMany(count)| {
+                OPENERS.check(count).map(drop).map_err(|error| error.problem(STORE))
+            })
+        })
+        .await
+    }
+
+    /// The host may open the volume no more.
     ///
     /// # Errors
     /// When the catalog can't be written.
-    pub async fn set_opener(
+    pub async fn remove_opener(
         self: &Arc<Self>,
         volume: &VolumeName,
         host: &HostId,
-        may: bool,
     ) -> Result<(), Problem> {
         let (volume, host) = (volume.clone(), host.clone());
-        let what = "can't store which hosts may open a volume";
-        let count = self.openers(&volume).await?.len();
-        if may {
-            OPENERS.check(count).map_err(|error| error.problem(what))?;
-        }
-        self.run(move |pool| pool.catalog.set_opener(&volume, &host, may).map_err(failed(what)))
+        self.run(move |pool| pool.catalog.remove_opener(&volume, &host).map_err(failed(STORE)))
             .await
     }
 }

@@ -24,8 +24,8 @@ use std::sync::{Arc, Weak};
 use futures_util::future::BoxFuture;
 use perigee_block::device::Device;
 use perigee_block::exports::{
-    CHECKSUMS_SUFFIX, Export, Exports, LAYER_PREFIX, LAYERS_SUFFIX, OWN_SUFFIX, Opener, Peer,
-    SHOWN_CHECKSUMS_SUFFIX, SINCE_INFIX, SessionHome,
+    Admission, CHECKSUMS_SUFFIX, Export, Exports, LAYER_PREFIX, LAYERS_SUFFIX, OWN_SUFFIX, Opener,
+    Peer, SHOWN_CHECKSUMS_SUFFIX, SINCE_INFIX, SessionHome,
 };
 use perigee_block::lease::NO_HOST;
 use perigee_block::logins::{LoginGuard, Logins};
@@ -39,6 +39,7 @@ use perigee_nbd::{NbdDevice, Opened};
 use perigee_store::{Data, Pool};
 use uuid::Uuid;
 
+use crate::admissions::Admissions;
 use crate::ahead::Ahead;
 use crate::boot_secrets::BootSecrets;
 use crate::common;
@@ -151,6 +152,7 @@ pub struct PoolExports {
     pub(crate) spares: Arc<Spares>,
     pub(crate) arriving: Arc<Arriving>,
     pub(crate) sites: Sites,
+    pub(crate) admissions: Admissions,
     pub(crate) this: Weak<Self>,
 }
 
@@ -159,7 +161,7 @@ impl PoolExports {
         let proxies = Proxies::new(Arc::clone(&stats), remotes.cache_bytes);
         let (start, proxies, ahead) = (Uuid::new_v4(), Arc::new(proxies), Arc::default());
         let (logins, boot_secrets, local, turns, sites) = Default::default();
-        let (spares, arriving) = Default::default();
+        let (spares, arriving, admissions) = Default::default();
         Arc::new_cyclic(|this| Self {
             stats,
             proxies,
@@ -175,6 +177,7 @@ impl PoolExports {
             spares,
             arriving,
             sites,
+            admissions,
             this: this.clone(),
         })
     }
@@ -321,19 +324,24 @@ impl PoolExports {
     }
 
     /// Another host has of this one's volumes those that the controller has let it open, and what is below and above them;
-    /// and each layer whose id it was told.
-    async fn check_opener(&self, name: &str, host: &HostId) -> Result<(), Problem> {
-        let Some(Wanted::Volume(volume, _) | Wanted::Layers(volume) | Wanted::Since(volume, _)) =
-            Wanted::parse(name)
-        else {
-            return Ok(());
-        };
+    /// the images, and each layer whose id it was told.
+    async fn check_opener(
+        &self,
+        name: &str,
+        host: &HostId,
+    ) -> Result<Option<Arc<Admission>>, Problem> {
+        let what = format!("can't open export {name:?}");
         let own = self.remotes.identity().map(|identity| identity.own().identity);
         let is_own = own.is_some_and(|own| own == PeerIdentity::Host(host.clone()));
-        if is_own || self.pool.may_open(&volume, host).await? {
-            return Ok(());
+        let of = Wanted::parse(name).and_then(|wanted| wanted.data());
+        let volume = match of {
+            Some(Data::Volume(volume)) if !is_own => volume,
+            _ => return Ok(None),
+        };
+        let admission = self.admissions.of(&volume, host);
+        if self.pool.may_open(&volume, host).await? {
+            return Ok(Some(admission));
         }
-        let what = format!("can't open export {name:?}");
         let why = format!("the controller has not let host {host} open volume {volume}");
         Err(Problem::forbidden(what, why)
             .next("let the controller attach it: a job or VM there that uses it does so"))
@@ -550,7 +558,11 @@ impl Exports for PoolExports {
         Box::pin(self.find(name, opener, peer))
     }
 
-    fn admits<'a>(&'a self, name: &'a str, host: &'a HostId) -> BoxFuture<'a, Result<(), Problem>> {
+    fn admits<'a>(
+        &'a self,
+        name: &'a str,
+        host: &'a HostId,
+    ) -> BoxFuture<'a, Result<Option<Arc<Admission>>, Problem>> {
         Box::pin(self.check_opener(name, host))
     }
 

@@ -27,6 +27,7 @@
 //! | starting and stopping | `serve` |
 //! | the control API without a server, for one command | `offline` |
 
+mod admissions;
 mod ahead;
 mod boot_secrets;
 mod cache;

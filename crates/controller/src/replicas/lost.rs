@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::carry_out;
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{VolumeRecord, volume_key};
-use crate::{disks, given_up};
+use crate::{given_up, openers};
 
 const PREFIX: &str = "superseded/";
 
@@ -69,7 +69,7 @@ pub(super) async fn tell(cluster: &Cluster, what: &SupersededVolume) -> Result<(
     if let Some(lost) = lost {
         let home = present_home(cluster, what).await?;
         // What clients still have open there goes on at the new home, as fenced sessions.
-        if let Err(problem) = disks::allow(&home, volume, host).await {
+        if let Err(problem) = openers::allow(&home, volume, host).await {
             tracing::warn!("what {host} has open of volume {volume} does not go on: {problem}");
         }
         let ask = Supersede { lost, tenure: *tenure, to: home.volume_server() };

@@ -31,7 +31,7 @@ use perigee_model::vm::{
     VmStatus,
 };
 use perigee_model::volume::{
-    Attach, Attachment, BlockProbe, CachePolicy, CollectTrace, CopyImage, CreateVolume,
+    AllOpeners, Attach, Attachment, BlockProbe, CachePolicy, CollectTrace, CopyImage, CreateVolume,
     EpochChange, EpochIssued, ExportStats, ImageInfo, IoStats, Openers, PoolInfo, ProbeBlocks,
     Resize, Snapshot, Upload, VolumeHealth, VolumeInfo, VolumeSource,
 };
@@ -327,6 +327,7 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/images/{image}", get(one_image).delete(delete_image))
         .route("/v1/images/{image}/copy", post(copy_image))
         .route("/v1/uploads", post(receive))
+        .route("/v1/openers", get(all_openers).put(add_all_openers))
         .route("/v1/volumes/{volume}/hosts", get(openers).put(set_openers))
         .route("/v1/volumes/{volume}/hosts/{host}", put(add_opener).delete(remove_opener))
         .route("/v1/volumes", get(volumes).post(create))
@@ -396,7 +397,21 @@ async fn set_openers(
     Path(name): Path<VolumeName>,
     Json(ask): Json<Openers>,
 ) -> Reply<()> {
-    inside.lock().expect("lock").openers.insert(name, ask.hosts.into_iter().collect());
+    inside.lock().expect("lock").openers.entry(name).or_default().extend(ask.hosts);
+    Ok(Json(()))
+}
+
+async fn all_openers(State(inside): Shared) -> Reply<AllOpeners> {
+    let here = inside.lock().expect("lock").openers.clone();
+    let volumes = here.into_iter().map(|(name, hosts)| (name, hosts.into_iter().collect()));
+    Ok(Json(AllOpeners { volumes: volumes.collect() }))
+}
+
+async fn add_all_openers(State(inside): Shared, Json(ask): Json<AllOpeners>) -> Reply<()> {
+    let mut inside = inside.lock().expect("lock");
+    for (name, hosts) in ask.volumes {
+        inside.openers.entry(name).or_default().extend(hosts);
+    }
     Ok(Json(()))
 }
 

@@ -22,7 +22,7 @@ use perigee_model::volume_move::{VolumeMove, VolumeMoveEvent, VolumeMoveState};
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 
 use crate::cluster::{Cluster, HostLink, now_ms};
-use crate::disks;
+use crate::openers;
 use crate::records::{Owned, VolumeMoveIntent, VolumeMoveRecord, volume_move_intent_key};
 
 use pace::Pace;
@@ -129,7 +129,7 @@ impl Run<'_> {
         };
         let Some(tenure) = self.record.value.tenure else { return self.learn_tenure(&from).await };
         let volume = self.shown().volume.clone();
-        match disks::allow_the_same(&from, &to, &volume).await {
+        match openers::allow_the_same(&self.cluster, &from, &to, &volume).await {
             // The old home may be away because it is not needed any more: only the answer to an earlier try was lost.
             Err(problem) if may_pass(&problem) => match self.home_at(&to).await {
                 Ok(HomeState::Here { tenure: now, missing_bytes }) if now > tenure => {

@@ -6,7 +6,7 @@ use perigee_model::{HostId, Problem, VolumeName};
 
 use super::{Run, Step};
 use crate::cluster::{Cluster, HostLink};
-use crate::disks;
+use crate::openers;
 use crate::records::{VolumeRecord, vm_of, volume_key};
 
 use perigee_model::job::HostState;
@@ -16,7 +16,7 @@ impl Run<'_> {
     pub(super) async fn settle(&mut self) -> Result<Step, Problem> {
         let Some(to) = self.to() else { return self.bring_back().await };
         if let Some(from) = self.from() {
-            disks::allow_those_too(&from, &to, &self.shown().volume).await;
+            openers::allow_those_too(&from, &to, &self.shown().volume).await;
         }
         self.tell_hosts().await;
         self.record_home().await?;
@@ -89,9 +89,9 @@ pub async fn attach_at(
     };
     let attached: Vec<Attachment> = host.volume.get("/v1/attachments").await?;
     let nbd_addr = &home.addresses.nbd_addr;
-    let is_old = |own: &Attachment| own.volume == *volume && own.nbd_addr != *nbd_addr;
-    if attached.iter().any(is_old) {
-        disks::allow(home, volume, &host.id).await?;
+    let Some(own) = attached.iter().find(|own| own.volume == *volume) else { return Ok(()) };
+    openers::allow(home, volume, &host.id).await?;
+    if own.nbd_addr != *nbd_addr {
         let ask = Attach { nbd_addr: nbd_addr.clone() };
         host.volume.put::<Attachment>(&format!("/v1/attachments/{volume}"), &ask).await?;
     }

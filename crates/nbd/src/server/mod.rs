@@ -203,9 +203,21 @@ async fn connection(
             transmission::run(*stream, agreed, stop).await
         }
         Ok(Ok(Some((Stream::Encrypted(stream, Some(client)), agreed)))) => {
+            let admission = agreed.admission.clone();
+            let let_out = async {
+                match &admission {
+                    Some(admission) => admission.ended().await,
+                    None => std::future::pending().await,
+                }
+            };
             let mut run = std::pin::pin!(transmission::run(*stream, agreed, stop.clone()));
             tokio::select! {
                 ended = &mut run => ended,
+                () = let_out => {
+                    tracing::info!("an NBD connection ends: its host may open the volume no more");
+                    stop.cancel();
+                    run.await
+                }
                 () = client.until_revoked() => {
                     tracing::warn!("an NBD connection ends: its client's certificate is revoked");
                     stop.cancel();

@@ -8,9 +8,11 @@
 //! Everything that was negotiated before TLS is discarded, because anybody could have sent it. Nothing is
 //! read ahead, so that no unencrypted byte is taken for an encrypted one.
 
+use std::sync::Arc;
+
 use bytes::{BufMut, Bytes, BytesMut};
 use perigee_block::exports::{
-    self, CONFINED_SUFFIX, Export, INCARNATION_PREFIX, LAYER_PREFIX, Opener,
+    self, Admission, CONFINED_SUFFIX, Export, INCARNATION_PREFIX, LAYER_PREFIX, Opener,
 };
 use perigee_block::logins::LoginGuard;
 use perigee_block::sessions::{Claim, SessionKey};
@@ -37,6 +39,8 @@ pub struct Agreed {
     /// Kept until the connection is drained.
     pub claim: Option<Claim>,
     pub login: Option<LoginGuard>,
+    /// The connection ends with it.
+    pub admission: Option<Arc<Admission>>,
 }
 
 /// The end of the options.
@@ -66,6 +70,8 @@ pub struct Negotiation<'a> {
     /// The session that the client has named was refused. Then it opens nothing: its requests could run beside those of
     /// the session's newer connection.
     refused: bool,
+    /// Of the export that was opened last, if another host may have it only until further notice.
+    admission: Option<Arc<Admission>>,
     /// Answers that are not sent yet.
     out: BytesMut,
 }
@@ -87,6 +93,7 @@ impl<'a> Negotiation<'a> {
             contexts: None,
             claim: None,
             refused: false,
+            admission: None,
             out: BytesMut::new(),
         }
     }
@@ -272,7 +279,16 @@ impl<'a> Negotiation<'a> {
         let view = self.shared.access.view(&self.peer)?;
         let mut names = self.shared.exports.names().await?;
         names.retain(|name| view.shows(name, &self.peer));
-        Ok(names)
+        let Some(host) = &self.peer.host else { return Ok(names) };
+        let mut admitted = Vec::new();
+        for name in names {
+            match self.shared.exports.admits(&name, host).await {
+                Ok(_) => admitted.push(name),
+                Err(problem) if problem.kind == ProblemKind::Forbidden => {}
+                Err(problem) => return Err(problem),
+            }
+        }
+        Ok(admitted)
     }
 
     fn meta_contexts(&mut self, option: u32, asked: MetaContextOption) {
@@ -295,7 +311,7 @@ impl<'a> Negotiation<'a> {
     }
 
     /// Opens an export. One that the client may not see is reported as missing, without a list of the others.
-    async fn open(&self, name: &str) -> Opened {
+    async fn open(&mut self, name: &str) -> Opened {
         let view = self.shared.access.view(&self.peer).map_err(|problem| {
             tracing::error!(%problem, "the access list is wrong; no client sees any export");
             let what = format!("can't open export {name:?}");
@@ -319,10 +335,14 @@ impl<'a> Negotiation<'a> {
         let Peer { ip: address, encrypted, is_own, .. } = self.peer;
         let is_authenticated = self.peer.local || self.peer.common_name.is_some();
         let peer = exports::Peer { address, encrypted, is_own, is_authenticated };
-        let opened = self.shared.exports.open(name, opener, peer).await;
-        // Not before it is open: a volume may come here at this moment.
-        if let (Ok(_), Some(host)) = (&opened, &self.peer.host) {
+        // A host that may not have it is told nothing of it, and costs it nothing.
+        if let Some(host) = &self.peer.host {
             self.shared.exports.admits(name, host).await?;
+        }
+        let opened = self.shared.exports.open(name, opener, peer).await;
+        // Again: another volume of this name may have come here while it was opened, or the host was let out.
+        if let (Ok(_), Some(host)) = (&opened, &self.peer.host) {
+            self.admission = self.shared.exports.admits(name, host).await?;
         }
         match opened {
             Err(problem)
@@ -367,7 +387,8 @@ impl<'a> Negotiation<'a> {
         };
         let login = self.shared.exports.log_in(name, Over::Nbd, &self.peer.address);
         let claim = self.claim.take();
-        Next::Ended(Outcome::Agreed(Box::new(Agreed { export, rules, claim, login })))
+        let admission = self.admission.take();
+        Next::Ended(Outcome::Agreed(Box::new(Agreed { export, rules, claim, login, admission })))
     }
 
     async fn go(&mut self, option: u32, go: GoOption) -> Next {

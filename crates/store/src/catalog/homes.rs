@@ -16,7 +16,7 @@ use super::epochs::{returned_max, set_returned_max};
 use super::replicas::complete_chain;
 use super::{
     Catalog, LayerRow, NewVolume, Result, Sealed, above, chain, confined, delete_unneeded,
-    insert_layer, insert_volume,
+    insert_layer, insert_volume, openers,
 };
 
 /// As many tenures that are over are remembered; then the oldest are forgotten. They matter only against
@@ -200,6 +200,10 @@ impl Catalog {
         self.change_on_full_disk(|tx| {
             let before = residence(tx, volume, tenure)?;
             let Some(after) = before.refuse(tenure) else { return Ok(before) };
+            // Who was let in before it came.
+            if after.place == Place::NotHere && tenure_here(tx, volume)?.is_none() {
+                openers::forget(tx, volume)?;
+            }
             set_spent(tx, volume, &after)?;
             Ok(after)
         })

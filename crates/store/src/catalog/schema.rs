@@ -15,7 +15,7 @@ use rusqlite::Connection;
 const VERSION: i64 = STEPS.len() as i64;
 
 /// Step N upgrades from version N to N + 1.
-const STEPS: [&str; 12] = [
+const STEPS: [&str; 13] = [
     "
 CREATE TABLE IF NOT EXISTS layers (
     id TEXT PRIMARY KEY,
@@ -181,6 +181,10 @@ CREATE TABLE openers (                  -- other hosts that may open a volume, w
     PRIMARY KEY (volume, host)
 ) STRICT;
 ",
+    "
+ALTER TABLE pool ADD COLUMN openers_told INTEGER NOT NULL DEFAULT 1;    -- 0: by no controller yet
+UPDATE pool SET openers_told = NOT EXISTS (SELECT 1 FROM volumes) AND NOT EXISTS (SELECT 1 FROM departed);
+",
 ];
 
 /// What keeps a layer and all layers below it from being deleted. Each connection makes this view for itself, so it is
@@ -259,6 +263,19 @@ mod tests {
         });
         assert_eq!(row, Ok((3, "default".to_owned(), "shared".to_owned())));
         upgrade(&mut connection).expect("a second opening changes nothing");
+    }
+
+    #[test]
+    fn a_pool_with_volumes_of_an_older_format_waits_to_be_told_who_may_open_them() {
+        let told = |connection: &Connection| {
+            connection.query_row("SELECT openers_told FROM pool", [], |row| row.get::<_, bool>(0))
+        };
+        let mut old = catalog_of_version_0();
+        upgrade(&mut old).expect("an upgrade");
+        assert_eq!(told(&old), Ok(false));
+        let mut new = Connection::open_in_memory().expect("a catalog");
+        upgrade(&mut new).expect("the format");
+        assert_eq!(told(&new), Ok(true), "nobody has opened anything of it yet");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use axum::Router;
 use axum::extract::Path;
 use axum::routing::{get, put};
 use perigee_http::{Json, Reply};
-use perigee_model::volume::Openers;
+use perigee_model::volume::{AllOpeners, Openers};
 use perigee_model::{HostId, VolumeName};
 
 use super::{Control, Named, Shared};
@@ -14,32 +14,49 @@ use axum::extract::State;
 
 pub fn routes() -> Router<Arc<Control>> {
     Router::new()
-        .route("/volumes/{volume}/hosts", get(list).put(set))
+        .route("/openers", get(list_all).put(add_all))
+        .route("/volumes/{volume}/hosts", get(list).put(add_several))
         .route("/volumes/{volume}/hosts/{host}", put(add).delete(remove))
+}
+
+async fn list_all(State(control): Shared) -> Reply<AllOpeners> {
+    Ok(Json(AllOpeners { volumes: control.pool.all_openers().await? }))
+}
+
+/// From then on the pool admits nobody else.
+async fn add_all(
+    State(control): Shared,
+    Json(AllOpeners { volumes }): Json<AllOpeners>,
+) -> Reply<()> {
+    Ok(Json(control.pool.add_all_openers(volumes).await?))
 }
 
 async fn list(State(control): Shared, Named(volume): Named<VolumeName>) -> Reply<Openers> {
     Ok(Json(Openers { hosts: control.pool.openers(&volume).await? }))
 }
 
-async fn set(
+/// Those that were let in before stay so.
+async fn add_several(
     State(control): Shared,
     Named(volume): Named<VolumeName>,
     Json(Openers { hosts }): Json<Openers>,
 ) -> Reply<()> {
-    Ok(Json(control.pool.set_openers(&volume, hosts).await?))
+    Ok(Json(control.pool.add_openers(&volume, hosts).await?))
 }
 
 async fn add(
     State(control): Shared,
     Path((volume, host)): Path<(VolumeName, HostId)>,
 ) -> Reply<()> {
-    Ok(Json(control.pool.set_opener(&volume, &host, true).await?))
+    Ok(Json(control.pool.add_openers(&volume, vec![host]).await?))
 }
 
+/// What the host has open of the volume is closed.
 async fn remove(
     State(control): Shared,
     Path((volume, host)): Path<(VolumeName, HostId)>,
 ) -> Reply<()> {
-    Ok(Json(control.pool.set_opener(&volume, &host, false).await?))
+    control.pool.remove_opener(&volume, &host).await?;
+    control.exports.admissions.end(&volume, &host);
+    Ok(Json(()))
 }
