@@ -239,6 +239,7 @@ pub async fn adopt(
         return refused(format!("it was made for {owner}"));
     }
     let _room = accounts::hold_volume(cluster, name.as_str(), info.size_bytes).await?;
+    openers::forget_readers(cluster, name).await?;
     let record = record_found(cluster, host, &info).await?;
     Ok(view(cluster, name, host, record.seen.as_ref(), &[]))
 }
@@ -264,12 +265,10 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
             .next("try again in some seconds, or choose another name"));
     }
     volume_moves::forget(cluster, &new.name).await?;
+    openers::forget_readers(cluster, &new.name).await?;
     let home = home_for(cluster, &new).await?;
     if let VolumeSource::Image(image) = &new.source {
         images::ensure(cluster, &home, image).await?;
-    }
-    if let VolumeSource::Remote { nbd_addr, export } = &new.source {
-        let_read(cluster, nbd_addr, export, &home.id, &new.name).await?;
     }
     let _room = room_for(cluster, &new).await?;
     let key = format!("volumes/{}", new.name);
@@ -277,6 +276,12 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
     if !cluster.records.create(&key, &record).await? {
         let why = "another request is creating a volume with this name";
         return Err(Problem::conflict(format!("can't create volume {}", new.name), why));
+    }
+    if let VolumeSource::Remote { nbd_addr, export } = &new.source
+        && let Err(problem) = let_read(cluster, nbd_addr, export, &home.id, &new.name).await
+    {
+        cluster.records.remove(&key).await?;
+        return Err(problem);
     }
     let ask = CreateVolume::new(new.name.clone(), new.size_bytes, new.source.clone());
     let ask = CreateVolume { leave_site: new.leave_site, ..ask };

@@ -10,10 +10,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use perigee_model::volume::{AllOpeners, Attachment, Openers};
+use perigee_model::job::HostState;
+use perigee_model::volume::{AllOpeners, Attachment, ImageInfo, Openers, VolumeInfo};
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
+use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Cluster, Detachment, HostLink};
+use crate::records::{VolumeRecord, volume_key};
 
 /// A home that was told is compared again after so many checks of the hosts.
 const MONITORED: u32 = 30;
@@ -48,7 +51,7 @@ pub async fn allow_the_same(
 ) -> Result<(), Problem> {
     let path = format!("/v1/volumes/{volume}/hosts");
     let here: Openers = unless_unknown(from.volume.get(&path).await)?;
-    let needed = Needed::now(cluster).hosts_of(volume);
+    let needed = Needed::now(cluster).await?.hosts_of(volume);
     let hosts: BTreeSet<HostId> =
         here.hosts.into_iter().chain(needed).chain([from.id.clone()]).collect();
     let openers = Openers { hosts: hosts.into_iter().filter(|host| *host != to.id).collect() };
@@ -67,14 +70,27 @@ pub async fn allow_those_too(from: &HostLink, to: &HostLink, volume: &VolumeName
     }
 }
 
-/// What the VMs of the cluster need at this moment.
+/// What the cluster needs at this moment.
 struct Needed {
-    /// By volume: the homes that VMs' records name, and the VMs' hosts.
+    /// By volume: the homes that the records of its users name, and the users' hosts.
     volumes: BTreeMap<VolumeName, (BTreeSet<HostId>, BTreeSet<HostId>)>,
 }
 
 impl Needed {
-    fn now(cluster: &Cluster) -> Self {
+    async fn now(cluster: &Cluster) -> Result<Self, Problem> {
+        let mut needed = Self::of_vms(cluster);
+        for reader in cluster.records.list::<Reader>(READERS).await? {
+            let read: Option<VolumeRecord> =
+                cluster.records.read(&volume_key(&reader.read)).await?;
+            let Some(VolumeRecord { home, .. }) = read else { continue };
+            let (homes, hosts) = needed.volumes.entry(reader.read).or_default();
+            homes.insert(home);
+            hosts.insert(reader.host);
+        }
+        Ok(needed)
+    }
+
+    fn of_vms(cluster: &Cluster) -> Self {
         let mut volumes: BTreeMap<VolumeName, (BTreeSet<HostId>, BTreeSet<HostId>)> =
             BTreeMap::new();
         let moving = cluster.unfinished_migrations();
@@ -121,9 +137,23 @@ struct Told {
     surplus: BTreeSet<Surplus>,
 }
 
+/// The same for a home that answers and was not told.
+#[derive(Default)]
+struct Failing(BTreeSet<HostId>);
+
+impl Failing {
+    /// An administrator hears of it once.
+    fn note(&mut self, home: &HostId, problem: &Problem) {
+        if self.0.insert(home.clone()) {
+            tracing::warn!("host {home} was not told who may open its volumes: {problem}");
+        }
+    }
+}
+
 /// Keeps the homes' lists as they are to be. This runs until the controller ends.
 pub async fn keep(cluster: Arc<Cluster>) {
     let mut told: BTreeMap<HostId, Told> = BTreeMap::new();
+    let mut failing = Failing::default();
     loop {
         let up = cluster.hosts.up();
         // Who was away may come back as another.
@@ -133,7 +163,18 @@ pub async fn keep(cluster: Arc<Cluster>) {
             told.get(&home.id).is_none_or(|told| told.at.elapsed() >= again)
         };
         let due: Vec<_> = up.iter().filter(is_due).collect();
-        let needed = Needed::now(&cluster);
+        if due.is_empty() {
+            tokio::time::sleep(cluster.timing.monitor).await;
+            continue;
+        }
+        let needed = match Needed::now(&cluster).await {
+            Ok(needed) => needed,
+            Err(problem) => {
+                tracing::warn!("it is not known who needs which volumes: {problem}");
+                tokio::time::sleep(cluster.timing.monitor).await;
+                continue;
+            }
+        };
         let asked = due.iter().map(|home| {
             let before = told.get(&home.id).map(|told| &told.surplus);
             tell(&cluster, home, needed.at(&home.id), before)
@@ -142,9 +183,12 @@ pub async fn keep(cluster: Arc<Cluster>) {
         let answers: Vec<_> = due.iter().map(|home| home.id.clone()).zip(answers).collect();
         for (home, answer) in answers {
             match answer {
-                Ok(surplus) => drop(told.insert(home, Told { at: Instant::now(), surplus })),
+                Ok(surplus) => {
+                    failing.0.remove(&home);
+                    told.insert(home, Told { at: Instant::now(), surplus });
+                }
                 Err(problem) => {
-                    tracing::debug!("host {home} was not told who may open its volumes: {problem}");
+                    failing.note(&home, &problem);
                     told.remove(&home);
                 }
             }
@@ -165,8 +209,8 @@ async fn tell(
         done => done?,
     }
     let here: AllOpeners = home.volume.get("/v1/openers").await?;
-    // Afterwards: what begins in the meantime is needed too.
-    let now = Needed::now(cluster);
+    // Afterwards: what begins in the meantime is needed too. Who reads a volume is asked.
+    let now = Needed::of_vms(cluster);
     let mut surplus = BTreeSet::new();
     for (volume, hosts) in here.volumes {
         let needed = now.hosts_of(&volume);
@@ -184,16 +228,20 @@ async fn tell(
 
 /// Returns false if the host may need it after all, or if that is not known.
 async fn let_out(cluster: &Cluster, home: &HostLink, (volume, host): &Surplus) -> bool {
+    // A removed host needs nothing. Clients of another one may use the volume without a VM; one that is away is not asked.
+    let link = cluster.hosts.get(host).ok();
+    if link.is_some() && cluster.hosts.state(host) != HostState::Up {
+        return false;
+    }
     let Detachment::Held(_detaching) = cluster.index.begin_detachment(host, volume) else {
         return false;
     };
-    // A removed host needs nothing. Clients of another one may use the volume without a VM.
-    if let Ok(link) = cluster.hosts.get(host) {
+    if let Some(link) = link {
         match link.volume.get::<Vec<Attachment>>("/v1/attachments").await {
             Ok(attached) if attached.iter().all(|one| one.volume != *volume) => {}
             _ => return false,
         }
-        match is_read(cluster, volume, host).await {
+        match is_read(cluster, volume, &link).await {
             Ok(false) => {}
             _ => return false,
         }
@@ -205,16 +253,28 @@ async fn let_out(cluster: &Cluster, home: &HostLink, (volume, host): &Surplus) -
     done.is_ok()
 }
 
-/// Of a volume that reads another one.
-fn reader_key(read: &VolumeName, host: &HostId, reader: &VolumeName) -> String {
-    format!("{}{reader}", readers_of(read, host))
+const READERS: &str = "volume_readers/";
+
+/// A volume that is made of an export of another one. Its home reads that one as long as something stands on it there.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Reader {
+    read: VolumeName,
+    /// The home of the volume that reads it, when it was made.
+    host: HostId,
+    reader: VolumeName,
+}
+
+impl Reader {
+    fn key(&self) -> String {
+        format!("{}{}", readers_of(&self.read, &self.host), self.reader)
+    }
 }
 
 fn readers_of(read: &VolumeName, host: &HostId) -> String {
-    format!("volume_readers/{read}/{host}/")
+    format!("{READERS}{read}/{host}/")
 }
 
-/// Lets the home of a new volume read what that is made of, as long as there is the new one.
+/// Lets the home of a new volume, which has its record already, read what that is made of.
 pub async fn allow_reader(
     cluster: &Cluster,
     home: &HostLink,
@@ -222,19 +282,42 @@ pub async fn allow_reader(
     host: &HostId,
     reader: &VolumeName,
 ) -> Result<(), Problem> {
-    cluster.records.put(&reader_key(read, host, reader), reader).await?;
+    let record = Reader { read: read.clone(), host: host.clone(), reader: reader.clone() };
+    cluster.records.put(&record.key(), &record).await?;
     allow(home, read, host).await
 }
 
-/// Whether a volume that was made at the host reads this one. Records of volumes that are gone are removed.
-async fn is_read(cluster: &Cluster, read: &VolumeName, host: &HostId) -> Result<bool, Problem> {
-    let mut found = false;
-    for reader in cluster.records.list::<VolumeName>(&readers_of(read, host)).await? {
-        let key = crate::records::volume_key(&reader);
-        match cluster.records.read::<crate::records::VolumeRecord>(&key).await? {
-            Some(_) => found = true,
-            None => cluster.records.remove(&reader_key(read, host, &reader)).await?,
+/// To be called before there is a new volume of this name: nothing reads it yet.
+pub async fn forget_readers(cluster: &Cluster, read: &VolumeName) -> Result<(), Problem> {
+    cluster.records.remove_all(&format!("{READERS}{read}/")).await
+}
+
+/// Whether something at the host reads this volume. What no volume and no image needs any more is forgotten.
+async fn is_read(cluster: &Cluster, read: &VolumeName, host: &HostLink) -> Result<bool, Problem> {
+    let readers: Vec<Reader> = cluster.records.list(&readers_of(read, &host.id)).await?;
+    for reader in readers {
+        let key = volume_key(&reader.reader);
+        let is_there = async || -> Result<bool, Problem> {
+            Ok(cluster.records.read::<VolumeRecord>(&key).await?.is_some())
+        };
+        // An image or a clone may have been made of it.
+        if is_there().await? || reads_elsewhere(host).await? {
+            return Ok(true);
+        }
+        cluster.records.remove(&reader.key()).await?;
+        // Another one of this name may just have been recorded.
+        if is_there().await? {
+            cluster.records.put(&reader.key(), &reader).await?;
+            return Ok(true);
         }
     }
-    Ok(found)
+    Ok(false)
+}
+
+/// Whether anything at the host lacks blocks that are at another one.
+async fn reads_elsewhere(host: &HostLink) -> Result<bool, Problem> {
+    let volumes: Vec<VolumeInfo> = host.volume.get("/v1/volumes").await?;
+    let images: Vec<ImageInfo> = host.volume.get("/v1/images").await?;
+    Ok(volumes.iter().any(|volume| volume.remote_bytes > 0)
+        || images.iter().any(|image| image.remote.is_some()))
 }

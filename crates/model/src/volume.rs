@@ -38,6 +38,12 @@
 //! | `GET /attachments` | | [`Attachment`] |
 //! | `PUT /attachments/{volume}` | [`Attach`] | [`Attachment`] |
 //! | `DELETE /attachments/{volume}?unless_open=true` | | a conflict while sessions are open, where that is asked |
+//! | `GET /openers` | | [`AllOpeners`] |
+//! | `PUT /openers` | [`AllOpeners`] | nothing; these hosts may open the volumes too, and from now on nobody who was not let in |
+//! | `GET /volumes/{volume}/hosts` | | [`Openers`] |
+//! | `PUT /volumes/{volume}/hosts` | [`Openers`] | nothing; these hosts may open it too |
+//! | `PUT /volumes/{volume}/hosts/{host}` | | nothing; this host may open it too |
+//! | `DELETE /volumes/{volume}/hosts/{host}` | | nothing; it may open it no more, and what it has open of it is closed |
 //! | `PUT /sites` | `SiteMap` | |
 //! | `POST /layers/find` | `FindLayers` | `FoundLayers` |
 //! | `PUT /layers/leave-site` | `SetLayersLeaveSite` | |

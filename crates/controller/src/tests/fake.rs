@@ -133,6 +133,8 @@ pub struct Inside {
     pub reads_no_blocks: bool,
     /// Probes of links and removals of attachments are never answered.
     pub hangs: bool,
+    /// As a volume server of before: it does not know who may open its volumes.
+    pub admits_all: bool,
     /// As an agent of before: it tells no changes.
     pub tells_nothing: bool,
     /// How often a power button was pressed.
@@ -150,6 +152,8 @@ pub struct Inside {
     pub volumes: BTreeMap<VolumeName, Volume>,
     /// The other hosts that may open each.
     pub openers: BTreeMap<VolumeName, BTreeSet<HostId>>,
+    /// How often it was told them all.
+    pub told_of_openers: u32,
     /// What has layers here that somebody looks for.
     pub copies: Vec<String>,
     /// Volumes that stand on its images.
@@ -298,6 +302,17 @@ async fn unless_down(State(inside): Shared, request: Request, next: Next) -> Res
     next.run(request).await
 }
 
+/// What a volume server of before answers to what it does not know.
+async fn unless_of_before(State(inside): Shared, request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    let is_new = path == "/v1/openers" || path.split('/').nth(4) == Some("hosts");
+    if is_new && inside.lock().expect("lock").admits_all {
+        let what = format!("{} {path}", request.method());
+        return Failure(Problem::not_found(what, "it does not have this path")).into_response();
+    }
+    next.run(request).await
+}
+
 fn agent_routes(inside: Arc<Mutex<Inside>>) -> Router {
     Router::new()
         .route("/v1/host", get(host))
@@ -348,6 +363,7 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/probe", post(probe_blocks))
         .merge(homes::routes())
         .merge(replicas::routes())
+        .layer(from_fn_with_state(inside.clone(), unless_of_before))
         .layer(from_fn_with_state(inside.clone(), unless_down))
         .with_state(inside)
 }
@@ -409,6 +425,7 @@ async fn all_openers(State(inside): Shared) -> Reply<AllOpeners> {
 
 async fn add_all_openers(State(inside): Shared, Json(ask): Json<AllOpeners>) -> Reply<()> {
     let mut inside = inside.lock().expect("lock");
+    inside.told_of_openers += 1;
     for (name, hosts) in ask.volumes {
         inside.openers.entry(name).or_default().extend(hosts);
     }

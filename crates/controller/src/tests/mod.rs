@@ -16,6 +16,7 @@ mod lasting;
 mod lost;
 mod migrations;
 mod networks;
+mod openers;
 mod outputs;
 mod queue;
 mod replicas;

@@ -149,7 +149,7 @@ impl Running {
         Self::serve(One::memory(memory), address, options).await
     }
 
-    async fn serve(exports: Arc<One>, address: &Listen, options: ServerOptions) -> Self {
+    async fn serve(exports: Arc<dyn Exports>, address: &Listen, options: ServerOptions) -> Self {
         let listener = Listener::bind(address).await.expect("a listener");
         let stop = CancellationToken::new();
         let server = Server::new(exports, options).expect("a server");

@@ -11,6 +11,7 @@ pub(crate) mod full;
 mod homes;
 mod images;
 mod map;
+mod openers;
 mod pool;
 mod power;
 mod resize;

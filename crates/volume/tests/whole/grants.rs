@@ -6,21 +6,24 @@ use std::time::Duration;
 
 use perigee_block::device::Device as _;
 use perigee_http::authority::now_ms;
-use perigee_http::identity::Strangers;
+use perigee_http::identity::{Credentials, Strangers};
 use perigee_http::{Authority, Client, Expected, Identity, Listen, Network, PeerIdentity};
 use perigee_model::grant::{Allowed, Grant, SignedGrant};
-use perigee_model::home::{Depart, Departed, DepartedLayer, ServerAddresses, VolumeHome};
+use perigee_model::home::{
+    Depart, Departed, DepartedLayer, ServerAddresses, TakeVolume, VolumeHome,
+};
 use perigee_model::home::{HomeState, Tenure};
 use perigee_model::replica::{PinReplica, SealReplica, SealedReplica};
 use perigee_model::volume::{
-    EpochChange, EpochChanges, EpochIssued, ImageInfo, Openers, Snapshot, VolumeEpochChange,
-    VolumeInfo,
+    AllOpeners, EpochChange, EpochChanges, EpochIssued, ImageInfo, Openers, Snapshot,
+    VolumeEpochChange, VolumeInfo,
 };
 use perigee_model::{HostId, Problem, ProblemKind, SiteId, VolumeName};
 use perigee_nbd::{ClientTls, NbdDevice, RemoteExport};
 use tempfile::TempDir;
 
-use crate::server::{MIB, Server};
+use crate::homes::take;
+use crate::server::{MIB, Server, assert_io, until};
 
 const LOCAL: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
@@ -56,6 +59,19 @@ impl Hosts {
         let home = Server::start().await.with_tls(&own).await;
         home.create("data", 4 * MIB).await;
         Self { _dir: dir, authority, home, other }
+    }
+
+    fn credentials(&self, name: &str) -> Credentials {
+        self.authority.credentials(&PeerIdentity::Host(host(name)), &[LOCAL]).expect("credentials")
+    }
+
+    /// Opens an export of a server as this host does.
+    async fn open(&self, name: &str, at: &Server, export: &str) -> Result<NbdDevice, Problem> {
+        let identity = Identity::new(&self.credentials(name), Strangers::Refused);
+        let mut remote = RemoteExport::new(Listen::Tcp(at.nbd_addr.clone()), export.to_owned());
+        remote.tls = Some(ClientTls::from(identity.expect("an identity")));
+        remote.patience = Duration::from_secs(1);
+        NbdDevice::open(remote).await
     }
 
     /// As host `cloud1` asks.
@@ -256,4 +272,103 @@ async fn another_host_opens_only_the_volumes_that_the_controller_has_let_it_open
     open("other").await.err().expect("not any more");
     hosts.home.control.delete("/v1/volumes/other").await.expect("deleted");
     assert!(hosts_of().await.is_empty(), "the next volume of this name is another one");
+}
+
+fn forbidden(opened: Result<NbdDevice, Problem>) {
+    let problem = opened.err().expect("a refusal").to_string();
+    assert!(problem.contains("has not let host"), "{problem}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_let_in_stays_so_over_a_restart_and_loses_its_open_session_when_it_is_let_out() {
+    let mut hosts = Hosts::up().await;
+    let path = "/v1/volumes/data/hosts/cloud1";
+    hosts.home.control.put::<()>(path, &()).await.expect("it may");
+    hosts.home.kill();
+    hosts.home.start_process().await;
+    let device = hosts.open("cloud1", &hosts.home, "data").await.expect("it still may");
+    device.read(0, 4096).await.expect("a read");
+    hosts.home.control.delete("/v1/volumes/data/hosts/cloud2").await.expect("another host");
+    device.read(0, 4096).await.expect("that is not this one");
+    hosts.home.control.delete(path).await.expect("not any more");
+    until("the session to end", async || device.read(0, 4096).await.is_err()).await;
+    until("no session to be left", async || {
+        let info: VolumeInfo = hosts.home.control.get("/v1/volumes/data").await.expect("a volume");
+        info.sessions == 0
+    })
+    .await;
+    forbidden(hosts.open("cloud1", &hosts.home, "data").await);
+    // Whoever is at the host itself goes on.
+    assert_io(&hosts.home.qemu_io("data", &["read 0 4k"]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_of_an_earlier_version_admits_every_host_until_the_controller_has_told_it() {
+    let mut hosts = Hosts::up().await;
+    hosts.home.create("other", 4 * MIB).await;
+    forbidden(hosts.open("cloud1", &hosts.home, "data").await);
+    hosts.home.terminate().await;
+    {
+        // As the upgrade leaves a pool with volumes: a test in `store` has that.
+        let catalog = rusqlite::Connection::open(hosts.home.pool.join("catalog.sqlite"));
+        let sql = "UPDATE pool SET openers_told = 0";
+        catalog.expect("a catalog").execute(sql, []).expect("an old pool");
+    }
+    hosts.home.start_process().await;
+    let device = hosts.open("cloud1", &hosts.home, "data").await.expect("nobody was told");
+    let other = hosts.open("cloud1", &hosts.home, "other").await.expect("nobody was told");
+    // A host that is let in says nothing of the others.
+    let control = &hosts.home.control;
+    control.put::<()>("/v1/volumes/data/hosts/cloud1", &()).await.expect("it may");
+    hosts.open("cloud2", &hosts.home, "data").await.expect("nobody was told");
+    let all = AllOpeners { volumes: [(data(), vec![host("cloud1")])].into() };
+    control.put::<()>("/v1/openers", &all).await.expect("who needs what");
+    forbidden(hosts.open("cloud2", &hosts.home, "data").await);
+    forbidden(hosts.open("cloud1", &hosts.home, "other").await);
+    hosts.open("cloud1", &hosts.home, "data").await.expect("it may");
+    device.read(0, 4096).await.expect("what it has open goes on");
+    other.read(0, 4096).await.expect("and this until it ends");
+    hosts.home.kill();
+    hosts.home.start_process().await;
+    forbidden(hosts.open("cloud2", &hosts.home, "data").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_that_has_moved_is_opened_by_the_hosts_that_its_new_home_was_told_of() {
+    let hosts = Hosts::up().await;
+    let dir = tempfile::tempdir().expect("a directory");
+    hosts.credentials("cloud1").save(dir.path()).expect("files");
+    let new = Server::start().await.with_tls(dir.path()).await;
+    let addresses = |server: &Server| ServerAddresses {
+        nbd_addr: server.nbd_addr.clone(),
+        control_url: format!("https://{}", server.control_addr),
+    };
+    let path = "/v1/volumes/data/hosts";
+    let far = Openers { hosts: vec![host("far1")] };
+    hosts.home.control.put::<()>(path, &far).await.expect("it may");
+    let both = Openers { hosts: vec![host("far1"), host("home1")] };
+    new.control.put::<()>(path, &both).await.expect("before it comes");
+    assert_io(&hosts.home.qemu_io("data", &["write -P 7 0 4k"]));
+    let (from, to) = (addresses(&hosts.home), addresses(&new));
+    let tenure = hosts.tenure().await;
+    let grant = Some(hosts.grant("cloud1", Allowed::Home { volume: data(), tenure }));
+    let ask = TakeVolume { from, to, tenure, grant };
+    until("the volume to be taken", async || match take(&new, &ask).await {
+        Ok(_) => true,
+        Err(problem) => {
+            assert_eq!(problem.kind, ProblemKind::Unavailable, "{problem}");
+            false
+        }
+    })
+    .await;
+    let info: VolumeInfo = new.control.get("/v1/volumes/data").await.expect("the volume");
+    let export = format!("data@{}", info.epoch);
+    let device = hosts.open("far1", &new, &export).await.expect("it may");
+    assert_eq!(device.read(0, 1).await.expect("a read")[..], [7]);
+    forbidden(hosts.open("far2", &new, &export).await);
+    // The old home has it attached and serves it on: for its own clients, and for those who do not know the new home yet.
+    assert_io(&hosts.home.qemu_io(&export, &["read -P 7 0 4k"]));
+    forbidden(hosts.open("far2", &hosts.home, &export).await);
+    let device = hosts.open("far1", &hosts.home, &export).await.expect("it may");
+    assert_eq!(device.read(0, 1).await.expect("a read")[..], [7]);
 }

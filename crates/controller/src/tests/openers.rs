@@ -1,0 +1,153 @@
+//! Which hosts the homes let open their volumes. What a real home does about it is tested with real volume servers.
+
+use std::collections::BTreeSet;
+
+use perigee_model::guest::GuestBody;
+use perigee_model::job::{Access, JobState, MigrationState, NewVolume};
+use perigee_model::volume::VolumeSource;
+use perigee_model::volume_move::{VolumeMoveCause, VolumeMoveState};
+use perigee_model::{HostId, JobId, VmId, VolumeName};
+
+use super::fake::FakeHost;
+use super::migrations::{copying_of, switch};
+use super::{Lab, data_volume, finish, spec, vm_of, wait_for};
+use crate::{catalog, volume_moves};
+
+fn host(name: &str) -> HostId {
+    HostId::new(name).expect("name")
+}
+
+fn let_in(home: &FakeHost, volume: &VolumeName) -> BTreeSet<HostId> {
+    home.inside().openers.get(volume).cloned().unwrap_or_default()
+}
+
+async fn wait_until_let_in(home: &FakeHost, volume: &VolumeName, hosts: &[&str]) {
+    let wanted: BTreeSet<HostId> = hosts.iter().map(|name| host(name)).collect();
+    wait_for(&format!("{} to let in {hosts:?}", home.id), async || {
+        (let_in(home, volume) == wanted).then_some(())
+    })
+    .await;
+}
+
+/// A job that runs at `home1` and writes the data volume, whose home is `cloud1`.
+async fn running(lab: &Lab) -> (JobId, VmId) {
+    let id = lab.submit(spec(Access::Write)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    (id, vm)
+}
+
+#[tokio::test]
+async fn a_home_of_an_earlier_version_takes_part_in_starts_moves_and_migrations() {
+    let lab = Lab::up().await;
+    lab.home.inside().admits_all = true;
+    lab.cloud.inside().admits_all = true;
+    let (id, vm) = running(&lab).await;
+    let cause = VolumeMoveCause::Asked;
+    let to = &lab.home.id;
+    volume_moves::request(&lab.cluster, &data_volume(), to, cause).await.expect("a move");
+    wait_for("the volume to have moved", async || {
+        let shown = volume_moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
+        assert_ne!(shown.state, VolumeMoveState::CalledOff, "{}", shown.problem);
+        (shown.state == VolumeMoveState::Completed).then_some(())
+    })
+    .await;
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    assert!(let_in(&lab.cloud, &data_volume()).is_empty());
+    // Its volume server is a new one now, and is told without a word from anybody.
+    lab.cloud.inside().admits_all = false;
+    lab.cloud.inside().told_of_openers = 0;
+    wait_for("the home to be told", async || {
+        (lab.cloud.inside().told_of_openers > 0).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn both_hosts_of_a_migration_are_let_in_and_the_one_that_it_left_is_let_out() {
+    let (lab, id, vm) = copying_of(spec(Access::Write)).await;
+    let output = VolumeName::new(format!("{vm}-out")).expect("name");
+    // `home1` is the home of the job's own volumes, and `cloud1` that of the data.
+    wait_until_let_in(&lab.cloud, &data_volume(), &["home1"]).await;
+    wait_until_let_in(&lab.home, &output, &["cloud1"]).await;
+    switch(&lab, &vm);
+    let job = lab.wait_for_job(&id, "at cloud1", |job| job.host == Some(host("cloud1"))).await;
+    assert_eq!(job.migrations[0].state, MigrationState::Completed);
+    wait_until_let_in(&lab.cloud, &data_volume(), &[]).await;
+    wait_until_let_in(&lab.home, &output, &["cloud1"]).await;
+}
+
+#[tokio::test]
+async fn a_home_that_was_restored_is_told_again_while_the_controller_runs() {
+    let lab = Lab::up().await;
+    let (_id, _vm) = running(&lab).await;
+    wait_until_let_in(&lab.cloud, &data_volume(), &["home1"]).await;
+    lab.cloud.inside().openers.clear();
+    wait_until_let_in(&lab.cloud, &data_volume(), &["home1"]).await;
+}
+
+#[tokio::test]
+async fn a_host_that_needs_a_volume_no_more_is_let_out_and_one_that_has_it_attached_is_not() {
+    let lab = Lab::up().await;
+    let (_id, _vm) = running(&lab).await;
+    let (other, gone) = (VolumeName::new("other").expect("name"), host("gone1"));
+    {
+        let mut cloud = lab.cloud.inside();
+        let all = [gone.clone(), lab.home.id.clone()];
+        cloud.openers.insert(other.clone(), all.clone().into());
+        cloud.openers.entry(data_volume()).or_default().extend(all);
+    }
+    // Somebody at the host uses it without a VM.
+    lab.home.inside().attachments.insert(other.clone(), "there:1".to_owned());
+    wait_until_let_in(&lab.cloud, &other, &["home1"]).await;
+    wait_until_let_in(&lab.cloud, &data_volume(), &["home1"]).await;
+    let told = lab.cloud.inside().told_of_openers;
+    wait_for("two more rounds", async || {
+        (lab.cloud.inside().told_of_openers > told + 1).then_some(())
+    })
+    .await;
+    wait_until_let_in(&lab.cloud, &other, &["home1"]).await;
+    lab.home.inside().attachments.remove(&other);
+    wait_until_let_in(&lab.cloud, &other, &[]).await;
+    wait_until_let_in(&lab.cloud, &data_volume(), &["home1"]).await;
+}
+
+#[tokio::test]
+async fn a_volume_made_of_another_one_reads_it_until_it_is_deleted() {
+    let mut lab = Lab::up().await;
+    let source = VolumeSource::Remote {
+        nbd_addr: lab.cloud.addresses.nbd_addr.clone(),
+        export: format!("{}@1", data_volume()),
+    };
+    let name = VolumeName::new("reader").expect("name");
+    let new = NewVolume {
+        name: name.clone(),
+        host: Some(lab.home.id.clone()),
+        size_bytes: None,
+        source,
+        leave_site: Default::default(),
+    };
+    catalog::create(&lab.cluster, new).await.expect("a volume");
+    wait_until_let_in(&lab.cloud, &data_volume(), &["home1"]).await;
+    lab.restart_controller().await;
+    lab.cloud.inside().openers.clear();
+    wait_until_let_in(&lab.cloud, &data_volume(), &["home1"]).await;
+    catalog::delete(&lab.cluster, &name).await.expect("deleted");
+    wait_until_let_in(&lab.cloud, &data_volume(), &[]).await;
+    assert!(lab.cluster.records.keys("volume_readers/").await.expect("keys").is_empty());
+}
+
+/// Its answer would be waited for before every other home is told.
+#[tokio::test]
+async fn a_host_that_is_away_is_not_asked_what_it_needs() {
+    let lab = Lab::up().await;
+    lab.cloud.inside().openers.insert(data_volume(), [lab.home.id.clone()].into());
+    lab.home.inside().down = true;
+    wait_for("three rounds", async || (lab.cloud.inside().told_of_openers > 3).then_some(())).await;
+    assert_eq!(let_in(&lab.cloud, &data_volume()), [host("home1")].into(), "it is not known");
+    lab.home.inside().down = false;
+    wait_until_let_in(&lab.cloud, &data_volume(), &[]).await;
+}
