@@ -126,3 +126,64 @@ fn a_user_logs_in_with_a_token_and_is_known_until_it_logs_out() {
     assert!(log.contains("POST /v1/tenants/acme/users/ann/tokens"), "{log}");
     assert!(!log.contains(token.trim()), "no secret is in the log");
 }
+
+/// A process that ends with the test.
+struct Ending(Child);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The FTPS gateway speaks TLS with the controller, which it knows by the fingerprint, and has no rights but the user's.
+#[test]
+fn the_ftps_gateway_has_a_user_s_rights_until_the_token_is_revoked() {
+    let controller = Controller::start();
+    let home = tempfile::tempdir().expect("a home");
+    let at = |name: &str| home.path().join(name).to_str().expect("UTF-8").to_owned();
+    let state = controller.dir.path().join("state");
+    let fingerprint = controller.admin(&["controller", "init", "--state", state.to_str().unwrap()]);
+    controller.admin(&["tenant", "create", "acme"]);
+    controller.admin(&["user", "add", "acme/ann", "--role", "member"]);
+    let token = controller.admin(&["token", "create", "--user", "acme/ann"]);
+    let (certificate, key) = (at("ftps.pem"), at("ftps.key"));
+    let mut make = Command::new("openssl");
+    make.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]);
+    make.args(["-days", "2", "-subj", "/CN=files", "-addext", "subjectAltName=IP:127.0.0.1"]);
+    make.args(["-keyout", &key, "-out", &certificate]);
+    ok(make);
+    let listen = format!("127.0.0.1:{}", perigee_http::unused_port());
+    let gateway = |fingerprint: &str| {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../gateways/ftps/perigee-ftps");
+        let mut command = Command::new(path);
+        command.args(["--api", &controller.url(), "--fingerprint", fingerprint]);
+        command.args(["--listen", &listen, "--cert", &certificate, "--key", &key]);
+        command
+    };
+    let other = gateway(&"0".repeat(64)).output().expect("python3; `make setup` installs it");
+    assert!(told(&other).contains("its authority has another fingerprint"), "{}", told(&other));
+    let process = gateway(fingerprint.trim()).stdin(Stdio::null()).spawn().expect("it starts");
+    let _gateway = Ending(process);
+    let begun = Instant::now();
+    while std::net::TcpStream::connect(&listen).is_err() {
+        assert!(begun.elapsed() < DEADLINE, "the gateway does not listen");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    std::fs::write(at("sent"), "over both").expect("a file");
+    let user = format!("ann:{}", token.trim());
+    let curl = |arguments: &[&str], path: &str| {
+        let mut command = Command::new("curl");
+        command.args(["-sS", "--ssl-reqd", "--cacert", &certificate, "-u", &user]);
+        command.args(arguments).arg(format!("ftp://{listen}/{path}"));
+        command
+    };
+    ok(curl(&["-T", &at("sent")], "f"));
+    assert_eq!(ok(curl(&[], "f")), "over both");
+    assert_eq!(ok(curl(&["-l"], "/")), "acme\n");
+    let id = token.trim().split('_').nth(1).expect("the token's id").to_owned();
+    controller.admin(&["token", "revoke", &id, "--user", "acme/ann"]);
+    let refused = curl(&[], "f").output().expect("curl runs");
+    assert_eq!(refused.status.code(), Some(67), "curl: the login was denied");
+}

@@ -7,6 +7,7 @@
 //! | `GET ?after=NAME&limit=N` | a later page of a directory |
 //! | `PUT` | writes a file. With `X-Content-Sha256` only if the content has that SHA-256 |
 //! | `PUT`, `Content-Range: bytes A-B/N` | continues an upload that was cut. `Upload-Offset` in a `HEAD`'s answer says where |
+//! | `PUT`, `Upload-Offset: A` | the same by a client that does not know where the file ends: it ends with the body |
 //! | `DELETE` | deletes a file or an empty directory |
 //! | `POST ?directory` | makes a directory |
 //! | `POST ?rename=PATH` | gives it another name in the same tenant's tree |
@@ -43,7 +44,7 @@ use crate::upload::Begin;
 use crate::view::View;
 use headers::{ContentRange, Wanted, content_range, is_unchanged, wanted};
 
-/// Where an upload that was cut can be continued.
+/// Where an upload that was cut can be continued; in a request, where it is.
 const UPLOAD_OFFSET: &str = "upload-offset";
 /// The SHA-256 that the content must have.
 const CONTENT_SHA256: &str = "x-content-sha256";
@@ -247,9 +248,17 @@ async fn put(
         view.share(location.clone(), with, true).await?;
         return ok(());
     }
-    let how = range.as_ref().map_or(Begin::Empty, |range| Begin::Continue(range.from));
+    let from = match (&range, upload_offset(&head.headers)?) {
+        (None, at) => at,
+        (Some(range), None) => Some(range.from),
+        (Some(_), Some(_)) => {
+            let why = "it has a Content-Range and an Upload-Offset";
+            return Err(Problem::invalid("can't write a file", why).next("send one of them"));
+        }
+    };
+    let how = from.map_or(Begin::Empty, Begin::Continue);
     let mut writing = view.write(location.clone(), how, true).await?;
-    if let Err(problem) = receive(&mut writing, range.as_ref(), body).await {
+    if let Err(problem) = receive(&mut writing, from.unwrap_or(0), range.as_ref(), body).await {
         // What has arrived is kept, also if the disk does not take more.
         return Err(writing.leave().await.err().unwrap_or(problem));
     }
@@ -265,10 +274,10 @@ async fn put(
 
 async fn receive(
     writing: &mut Writing,
+    mut at: u64,
     range: Option<&ContentRange>,
     body: Body,
 ) -> Result<(), Problem> {
-    let mut at = range.map_or(0, |range| range.from);
     let mut pieces = body.into_data_stream();
     while let Some(piece) = pieces.next().await {
         let piece = piece.map_err(|e| Problem::unavailable("can't receive a file", e))?;
@@ -282,6 +291,14 @@ async fn receive(
             Err(Problem::invalid("can't receive a file", why))
         }
         _ => Ok(()),
+    }
+}
+
+fn upload_offset(headers: &HeaderMap) -> Result<Option<u64>, Problem> {
+    let Some(value) = headers.get(UPLOAD_OFFSET) else { return Ok(None) };
+    match value.to_str().ok().and_then(headers::number) {
+        Some(at) => Ok(Some(at)),
+        None => Err(Problem::invalid("can't write a file", "its Upload-Offset is not a number")),
     }
 }
 

@@ -59,7 +59,7 @@ fn parse_content_range(text: &str) -> Option<ContentRange> {
 }
 
 /// Digits only: Rust's own parser takes a plus sign too.
-fn number(text: &str) -> Option<u64> {
+pub fn number(text: &str) -> Option<u64> {
     text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
 

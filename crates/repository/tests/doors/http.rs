@@ -77,6 +77,32 @@ async fn curl_goes_on_with_an_upload_that_was_cut() {
     assert_eq!(std::fs::read(server.stored("a", "f")).expect("it is stored"), sent);
 }
 
+/// A door whose protocol does not say how long a file will be: its end is the end of the body.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_goes_on_at_an_offset_without_a_known_end() {
+    let server = Server::start().await;
+    let curl = Curl { server: &server, token: "token-of-a" };
+    let sent = content(400_000);
+    let part = server.file("part", &sent[..150_000]);
+    let begin = ["-H", "Content-Range: bytes 0-149999/400000", "-T", path(&part)];
+    assert_eq!(curl.ask(&begin, "/v1/data/a/f").await.0, 202);
+    let rest = server.file("rest", &sent[140_000..]);
+    for (refused, status) in
+        [("150001", 409), ("-1", 400), ("+1", 400), ("x", 400), ("99999999999999999999", 400)]
+    {
+        let offset = format!("Upload-Offset: {refused}");
+        let put = ["-H", &offset, "-T", path(&rest)];
+        assert_eq!(curl.ask(&put, "/v1/data/a/f").await.0, status, "{refused}");
+    }
+    let both = ["-H", "Upload-Offset: 1", "-H", "Content-Range: bytes 1-2/3", "-T", path(&rest)];
+    assert_eq!(curl.ask(&both, "/v1/data/a/f").await.0, 400);
+    let chunked = ["-H", "Upload-Offset: 140000", "-H", "Transfer-Encoding: chunked"];
+    let put = [&chunked[..], &["-T", path(&rest)]].concat();
+    let (status, entry) = curl.ask(&put, "/v1/data/a/f").await;
+    assert_eq!(status, 201, "{entry}");
+    assert!(std::fs::read(server.stored("a", "f")).expect("it is stored") == sent);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upload_whose_connection_breaks_leaves_no_file() {
     use tokio::io::AsyncWriteExt;

@@ -6,10 +6,12 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use axum::Extension;
 use axum::extract::Request;
 use axum::http::header::AUTHORIZATION;
 use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse;
+use axum::routing::get;
 use perigee_http::{Failure, Listen, Network, unused_port};
 use perigee_model::Problem;
 use perigee_repository::{Account, Accounts, Credential, Objects, Quota, Repository, sftp};
@@ -107,7 +109,9 @@ impl Server {
         objects.into_iter().for_each(|objects| repository.keep_in(objects));
         tokio::spawn(Arc::clone(&repository).tidy());
         let address = format!("127.0.0.1:{}", unused_port());
-        let router = perigee_repository::router(Arc::clone(&repository)).layer(from_fn(admit));
+        let router = perigee_repository::router(Arc::clone(&repository))
+            .route("/v1/me", get(me))
+            .layer(from_fn(admit));
         let listen = Listen::Tcp(address.clone());
         tokio::spawn(async move {
             perigee_http::serve(router, &[listen], &Network::Plain).await.expect("it serves");
@@ -164,12 +168,19 @@ impl Server {
     }
 }
 
-async fn wait_for(address: &str) {
+pub async fn wait_for(address: &str) {
     let until = Instant::now() + PATIENCE;
     while tokio::net::TcpStream::connect(address).await.is_err() {
         assert!(Instant::now() < until, "nobody listens on {address}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// As the controller says who asks.
+async fn me(Extension(account): Extension<Account>) -> axum::Json<serde_json::Value> {
+    axum::Json(serde_json::json!({
+        "tenant": account.tenant, "user": account.user, "role": "member"
+    }))
 }
 
 async fn admit(mut request: Request, next: Next) -> axum::response::Response {

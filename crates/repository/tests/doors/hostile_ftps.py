@@ -1,0 +1,149 @@
+"""A client of the FTPS gateway that keeps no rules: python3 - PORT CERTIFICATE FUNCTION"""
+
+import socket
+import ssl
+import struct
+import sys
+
+PORT, CERTIFICATE, WHAT = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+WAIT_S = 60
+
+
+def tls():
+    return ssl.create_default_context(cafile=CERTIFICATE)
+
+
+class Control:
+    def __init__(self):
+        self.sock = socket.create_connection(("127.0.0.1", PORT), WAIT_S)
+        self.file = self.sock.makefile("rb")
+        assert self.reply().startswith("220")
+
+    def reply(self):
+        line = first = self.file.readline().decode()
+        while first[3:4] == "-" and line[:4] != first[:3] + " ":
+            line = self.file.readline().decode()
+        return line
+
+    def send(self, line):
+        self.sock.sendall(line if isinstance(line, bytes) else line.encode() + b"\r\n")
+
+    def ask(self, line):
+        self.send(line)
+        return self.reply()
+
+    def secure(self, context=None):
+        self.sock = (context or tls()).wrap_socket(self.sock, server_hostname="127.0.0.1")
+        self.file = self.sock.makefile("rb")
+
+    def log_in(self):
+        assert self.ask("AUTH TLS").startswith("234")
+        self.secure()
+        for line, code in [("USER any", "331"), ("PASS token-of-a", "230"), ("PBSZ 0", "200"), ("PROT P", "200")]:
+            answer = self.ask(line)
+            assert answer.startswith(code), answer
+        return self
+
+    def data(self):
+        port = int(self.ask("EPSV").split("|")[3])
+        return socket.create_connection(("127.0.0.1", port), WAIT_S)
+
+
+def commands_before_the_handshake():
+    control = Control()
+    assert control.ask(b"AUTH TLS\r\nUSER any\r\nPASS token-of-a\r\n").startswith("234")
+    control.secure()
+    answer = control.ask("PWD")
+    assert answer.startswith("530"), answer
+
+
+def active_connections():
+    control = Control().log_in()
+    for line in ["PORT 127,0,0,1,0,22", "EPRT |1|127.0.0.1|22|", "SITE CHMOD 777 f", "MFMT 20200101000000 f", "STOU"]:
+        answer = control.ask(line)
+        assert answer.startswith("500"), answer
+
+
+def odd_names():
+    control = Control().log_in()
+    for name in [b"a\0b", b"a\nb", b"a\rb", b"\x1b[31m", b"\xff\xfe", b"\xc0\xae\xc0\xae/x", b"\xed\xa0\x80", "a\u0085b".encode()]:
+        for command in [b"MKD ", b"SIZE ", b"DELE ", b"CWD ", b"STOR ", b"RNFR "]:
+            answer = control.ask(command + name + b"\r\n")
+            assert answer.startswith("501"), (name, answer)
+    for name in ["../../etc", "/etc", "/../../../etc", "/a/../../etc", "..%2f..%2fetc", "/a/%2e%2e/%2e%2e/etc", "x" * 300, "d/" * 100]:
+        for command in ["CWD", "SIZE", "RETR", "RNFR", "LIST"]:
+            answer = control.ask(f"{command} {name}")
+            assert answer[0] == "5", (command, name, answer)
+    # They are names like others.
+    for name in ["a?stat", "a#b", "a%2fb", "a&limit=1", "a\u3000b", "a b+c", "~", "-l", "'\"`$(id)"]:
+        answer = control.ask(f"MKD /a/{name}")
+        assert answer.startswith("257"), (name, answer)
+        answer = control.ask(f"CWD /a/{name}")
+        assert answer.startswith("250"), (name, answer)
+        answer = control.ask(f"RMD /a/{name}")
+        assert answer.startswith("250"), (name, answer)
+
+
+def a_long_line():
+    control = Control()
+    control.send(b"USER " + b"x" * 100_000)
+    answer = control.reply()
+    assert answer.startswith("500"), answer
+    try:
+        assert control.file.read() == b""
+    except ConnectionResetError:
+        pass
+
+
+def a_data_connection_that_breaks():
+    # The end of TCP is not the end of TLS: somebody on the way may have made it.
+    for hard in [False, True]:
+        control = Control().log_in()
+        plain = control.data()
+        assert control.ask("STOR broken")[:3] in ("125", "150")
+        data = tls().wrap_socket(plain, server_hostname="127.0.0.1")
+        data.sendall(b"x" * 100_000)
+        if hard:
+            data.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            data.close()
+        else:
+            socket.socket.shutdown(data, socket.SHUT_WR)
+        answer = control.reply()
+        assert answer.startswith("426"), answer
+    # So is one that nobody has encrypted.
+    control = Control().log_in()
+    plain = control.data()
+    assert control.ask("STOR broken")[:3] in ("125", "150")
+    plain.sendall(b"x" * 100_000)
+    plain.close()
+    answer = control.reply()
+    assert answer[:3] in ("426", "522"), answer
+
+
+def a_browser():
+    control = Control()
+    control.ask("AUTH TLS")
+    context = tls()
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    try:
+        control.secure(context)
+    except (ssl.SSLError, OSError):
+        return
+    raise AssertionError("it speaks with a browser")
+
+
+def old_tls():
+    control = Control()
+    control.ask("AUTH TLS")
+    context = tls()
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    context.minimum_version = ssl.TLSVersion.TLSv1
+    context.maximum_version = ssl.TLSVersion.TLSv1_1
+    try:
+        control.secure(context)
+    except (ssl.SSLError, OSError):
+        return
+    raise AssertionError("it speaks an old TLS")
+
+
+globals()[WHAT]()
