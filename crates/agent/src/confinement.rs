@@ -8,8 +8,8 @@
 use std::path::{Path, PathBuf};
 
 use landlock::{
-    ABI, Access, AccessFs, BitFlags, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr,
-    RulesetError, Scope, path_beneath_rules,
+    ABI, Access, AccessFs, BitFlags, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreated,
+    RulesetCreatedAttr, RulesetError, Scope, path_beneath_rules,
 };
 use perigee_model::Problem;
 
@@ -40,14 +40,28 @@ impl Sandbox {
     /// The rules for this VM's QEMU.
     ///
     /// # Errors
-    /// If the kernel has Landlock and does not take the rules. A kernel without Landlock is no error: [`missing`] says so.
+    /// If the VM's directories are not there yet; if the kernel has Landlock and does not take the rules. A kernel without
+    /// Landlock is no error: [`missing`] says so.
     pub fn of_qemu(dir: &VmDir) -> Result<Self, Problem> {
         Self::new(QEMU, &dir.root(), &dir.run())
-            .map_err(|error| Problem::internal("can't confine QEMU with Landlock", error))
     }
 
     /// `program` reads below `reads`, and reads, makes and removes files and sockets below `writes`.
-    pub fn new(program: &str, reads: &Path, writes: &Path) -> Result<Self, RulesetError> {
+    ///
+    /// # Errors
+    /// If one of these two directories can't be opened; if the kernel refuses the rules.
+    pub fn new(program: &str, reads: &Path, writes: &Path) -> Result<Self, Problem> {
+        let what = || format!("can't confine {program} with Landlock");
+        // The library passes over what is not there, and then the program could open nothing.
+        let own = |path: &Path| {
+            PathFd::new(path)
+                .map_err(|error| Problem::internal(what(), format!("{}: {error}", path.display())))
+        };
+        let (reads, writes) = (own(reads)?, own(writes)?);
+        Self::of(program, reads, writes).map_err(|error| Problem::internal(what(), error))
+    }
+
+    fn of(program: &str, reads: PathFd, writes: PathFd) -> Result<Self, RulesetError> {
         let files = AccessFs::ReadFile | AccessFs::ReadDir;
         let own = files
             | AccessFs::WriteFile
@@ -56,13 +70,13 @@ impl Sandbox {
             | AccessFs::MakeReg
             | AccessFs::MakeSock;
         let devices = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
-        let programs = PROGRAMS.map(PathBuf::from).into_iter().chain(prefix(program));
+        let programs = PROGRAMS.map(PathBuf::from).into_iter().chain(installed(program));
         let rules = nothing()?
             .add_rules(path_beneath_rules(programs, AccessFs::from_read(LANDLOCK)))?
             .add_rules(path_beneath_rules(SETTINGS, files))?
             .add_rules(path_beneath_rules(DEVICES, devices))?
-            .add_rules(path_beneath_rules([reads], files))?
-            .add_rules(path_beneath_rules([writes], own))?;
+            .add_rule(PathBeneath::new(reads, files))?
+            .add_rule(PathBeneath::new(writes, own))?;
         Ok(Self(rules))
     }
 
@@ -84,12 +98,14 @@ fn nothing() -> Result<RulesetCreated, RulesetError> {
     Ruleset::default().handle_access(AccessFs::from_all(LANDLOCK))?.scope(all)?.create()
 }
 
-/// Where a program is installed that is not below `/usr`.
-fn prefix(program: &str) -> Option<PathBuf> {
-    let path = which(program)?;
-    let prefix = path.parent()?.parent()?;
-    // A program in a directory of the root would open everything.
-    (prefix != Path::new("/")).then(|| prefix.to_owned())
+/// The program's own file, and what belongs to it where it is not installed below `/usr`. Nothing else of that place is
+/// the program's: it may be somebody's home directory.
+fn installed(program: &str) -> Vec<PathBuf> {
+    let Some(path) = which(program) else { return Vec::new() };
+    let prefix = path.parent().and_then(Path::parent);
+    let parts =
+        prefix.map(|prefix| ["lib", "lib64", "share", "libexec"].map(|dir| prefix.join(dir)));
+    parts.into_iter().flatten().chain([path.clone()]).collect()
 }
 
 /// In plain words, for `perigee host info`, if the kernel does not confine QEMU so.
@@ -121,9 +137,12 @@ mod tests {
         std::fs::read_to_string(log).unwrap()
     }
 
-    /// Without Landlock there is nothing to test.
+    /// Without Landlock there is nothing to test. Where a test run must not pass so, the variable says that there is Landlock.
     fn has_landlock() -> bool {
-        missing().is_none()
+        let missing = missing();
+        let is_wanted = std::env::var_os("PERIGEE_TEST_LANDLOCK").is_some();
+        assert!(!is_wanted || missing.is_none(), "{missing:?}");
+        missing.is_none()
     }
 
     #[tokio::test]
@@ -147,6 +166,41 @@ mod tests {
         assert_eq!(said.matches("Permission denied").count(), 4, "{said}");
         assert_eq!(std::fs::read_to_string(run_dir.join("file")).unwrap(), "new\n");
         assert_eq!(std::fs::read_to_string(other).unwrap(), "other\n");
+    }
+
+    #[test]
+    fn a_program_is_not_confined_to_directories_that_are_not_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let absent = dir.path().join("run");
+        for (reads, writes) in [(dir.path(), &*absent), (&*absent, dir.path())] {
+            let refused = Sandbox::new("bash", reads, writes).err().expect("a problem");
+            assert!(refused.why.contains("run"), "{refused}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_program_in_a_home_directory_opens_only_what_belongs_to_it() {
+        let home = tempfile::tempdir().unwrap();
+        let [bin, share, run_dir] = ["bin", "share", "run"].map(|name| home.path().join(name));
+        for dir in [&bin, &share, &run_dir] {
+            std::fs::create_dir(dir).unwrap();
+        }
+        let program = bin.join("shell");
+        std::fs::copy(which("bash").unwrap(), &program).unwrap();
+        let own = share.join("firmware");
+        std::fs::write(&own, "firmware\n").unwrap();
+        std::fs::write(home.path().join("diary"), "diary\n").unwrap();
+        std::fs::write(bin.join("other"), "other\n").unwrap();
+        let script = "cd /; for f in share/firmware diary bin/other; do echo $(<$1/$f); done >&2";
+        let arguments = ["-c", script, "sh", &home.path().display().to_string()];
+        let arguments = arguments.map(ToOwned::to_owned);
+        // An absolute path is found as it is.
+        let program = program.display().to_string();
+        let sandbox = Sandbox::new(&program, &run_dir, &run_dir).unwrap();
+        let said = run(&program, &arguments, Some(sandbox)).await;
+        assert!(said.contains("firmware\n"), "{said}");
+        assert_eq!(said.contains("diary\n"), !has_landlock(), "{said}");
+        assert_eq!(said.contains("other\n"), !has_landlock(), "{said}");
     }
 
     #[tokio::test]

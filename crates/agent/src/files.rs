@@ -226,7 +226,14 @@ pub fn prepare_state(state: &Path) -> Result<Flock<File>, Problem> {
     std::fs::create_dir_all(state).map_err(fail)?;
     make_dir(state, 0o711).map_err(fail)?;
     // What another user has put there would be read as this agent's own.
-    perigee_http::ours::check(state)?;
+    if let Err(problem) = perigee_http::ours::check(state) {
+        perigee_http::ours::check_own(state)?;
+        if !has_vms(state) {
+            return Err(problem);
+        }
+        // Earlier versions did not look above it. Nobody would watch the VMs that run.
+        tracing::warn!("{problem}; the agent goes on because it has VMs here");
+    }
     make_dir(&state.join("vms"), 0o711).map_err(fail)?;
     make_dir(&state.join("ended"), 0o700).map_err(fail)?;
     let file = OpenOptions::new()
@@ -240,6 +247,12 @@ pub fn prepare_state(state: &Path) -> Result<Flock<File>, Problem> {
         Problem::conflict(format!("can't use the state directory {}", state.display()), error)
             .next("another agent uses it: stop that one, or give this one a directory of its own")
     })
+}
+
+/// Whether an agent has left VMs here.
+fn has_vms(state: &Path) -> bool {
+    let vms = std::fs::read_dir(state.join("vms"));
+    vms.is_ok_and(|mut vms| vms.any(|vm| vm.is_ok_and(|vm| vm.path().join("spec.json").exists())))
 }
 
 /// The first directory above `path` that other users may not pass through.
@@ -359,6 +372,24 @@ mod tests {
         let _first = prepare_state(dir.path()).unwrap();
         let problem = prepare_state(dir.path()).unwrap_err();
         assert!(problem.next.contains("another agent"), "{problem}");
+    }
+
+    #[test]
+    fn vms_are_watched_although_others_can_write_above_the_state_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let (above, state) = (dir.path().join("above"), dir.path().join("above/state"));
+        std::fs::create_dir_all(&state).unwrap();
+        std::fs::set_permissions(&above, std::fs::Permissions::from_mode(0o775)).unwrap();
+        prepare_state(&state).unwrap_err();
+        std::fs::create_dir_all(state.join("vms/a")).unwrap();
+        prepare_state(&state).unwrap_err();
+        std::fs::write(state.join("vms/a/spec.json"), "{}").unwrap();
+        prepare_state(&state).unwrap();
+        if Uid::effective().is_root() {
+            chown(&state, Some(Uid::from_raw(12345)), None).unwrap();
+            let refused = prepare_state(&state).unwrap_err();
+            assert!(refused.why.contains("12345"), "{refused}");
+        }
     }
 
     #[test]

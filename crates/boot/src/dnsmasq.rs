@@ -189,7 +189,12 @@ pub fn end_leases(state: &Path, clients: &Cards) -> Result<(), Problem> {
             return Ok(());
         }
         let (new, owner) = (path.with_extension("new"), std::fs::metadata(&path)?);
-        let mut file = std::fs::File::create(&new)?;
+        // Whoever may write there could have put a link in its place, and the file changes its owner below.
+        match std::fs::remove_file(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = std::fs::File::create_new(&new)?;
         file.write_all(left.as_bytes())?;
         file.set_permissions(owner.permissions())?;
         std::os::unix::fs::fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
@@ -325,6 +330,18 @@ mod tests {
         assert_eq!(left, format!("{own}duid 00:01\n"));
         end_leases(dir.path(), &Cards::new()).expect("it is written");
         assert_eq!(std::fs::read_to_string(&path).expect("a file"), "duid 00:01\n");
+    }
+
+    #[test]
+    fn leases_are_written_to_no_file_that_a_link_names() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (path, other) = (dir.path().join(LEASES), dir.path().join("other"));
+        std::fs::write(&path, "0 52:54:00:77:00:02 10.1.2.101 web *\n").expect("a file");
+        std::fs::write(&other, "other").expect("a file");
+        std::os::unix::fs::symlink(&other, path.with_extension("new")).expect("a link");
+        end_leases(dir.path(), &Cards::new()).expect("it is written");
+        assert_eq!(std::fs::read_to_string(&path).expect("a file"), "");
+        assert_eq!(std::fs::read_to_string(&other).expect("a file"), "other");
     }
 
     #[test]

@@ -62,20 +62,18 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     let configure = |cards: Option<&Cards>| {
         let none = Cards::new();
         // Without an answer nobody knows which leases are nobody's any more.
-        cards.map_or(Ok(()), |cards| dnsmasq::end_leases(&config.state, cards))?;
-        Ok::<_, Problem>(dnsmasq::configuration(
-            &config,
-            &interface,
-            &places,
-            cards.unwrap_or(&none),
-        ))
+        if let Some(Err(problem)) = cards.map(|cards| dnsmasq::end_leases(&config.state, cards)) {
+            // They end by themselves. Until then they take addresses, and machines boot.
+            tracing::warn!(%problem, "addresses of machines that are no clients stay taken");
+        }
+        dnsmasq::configuration(&config, &interface, &places, cards.unwrap_or(&none))
     };
     let http = Listen::Tcp(format!("{}:{}", interface.address, config.http_port));
     let (kernel, initrd) = (config.kernel.clone(), config.initrd.clone());
     let router = router(Arc::new(Shared { volumes, places: places.clone(), kernel, initrd }));
     // One that an earlier boot server has left would write the leases that it knows.
     dnsmasq::end_left_over(&config).await;
-    let mut dnsmasq = Dnsmasq::start(&config, &configure(cards.as_ref())?).await?;
+    let mut dnsmasq = Dnsmasq::start(&config, &configure(cards.as_ref())).await?;
     let addresses = [http];
     let mut served = std::pin::pin!(perigee_http::serve(router, &addresses, &Network::Plain));
     tracing::info!(interface = %interface.name, http = %addresses[0], "ready");
@@ -89,7 +87,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
         };
         // It can't read its configuration again: it has given up the right to.
         dnsmasq.stop().await;
-        dnsmasq = Dnsmasq::start(&config, &configure(cards.as_ref())?).await?;
+        dnsmasq = Dnsmasq::start(&config, &configure(cards.as_ref())).await?;
     };
     dnsmasq.stop().await;
     ended

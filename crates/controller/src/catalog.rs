@@ -1,11 +1,11 @@
 //! The cluster's volumes. Each home has the state of its volumes. The store only records the homes, so that
 //! a volume is still known while its home does not answer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use perigee_model::job::{ClusterVolume, NewVolume};
+use perigee_model::job::{ClusterVolume, NewVolume, UnknownVolume};
 use perigee_model::units::format_bytes;
 use perigee_model::volume::{CreateVolume, PoolInfo, VolumeInfo, VolumeSource};
 use perigee_model::volume_move::VolumeMove;
@@ -56,6 +56,40 @@ pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
         }
     }
     Ok(volumes.into_values().collect())
+}
+
+/// What hosts say that they have and no record names, for an admin to adopt. Jobs' own volumes are not among it.
+pub async fn unknown_volumes(cluster: &Cluster) -> Result<Vec<UnknownVolume>, Problem> {
+    let hosts = cluster.hosts.up();
+    let asked = hosts.iter().map(|host| host.volume.get::<Vec<VolumeInfo>>("/v1/volumes"));
+    let answers = join_all(asked).await;
+    // Afterwards: what has just been made is recorded by now.
+    let known: BTreeSet<VolumeName> = cluster
+        .records
+        .list::<VolumeRecord>("volumes/")
+        .await?
+        .into_iter()
+        .map(|v| v.name)
+        .collect();
+    let given_up = given_up::all(cluster).await?;
+    let jobs = cluster.unfinished_jobs();
+    let disks: BTreeSet<&VolumeName> = disks_of(&jobs).map(|(volume, _)| volume).collect();
+    let mut unknown = Vec::new();
+    for (host, answer) in hosts.iter().zip(answers) {
+        for info in or_silent(host, answer).into_iter().flatten() {
+            let is_given_up = given_up.get(&host.id).is_some_and(|all| all.contains(&info.name));
+            let is_known = known.contains(&info.name) || disks.contains(&info.name) || is_given_up;
+            if !is_known && info.owner.is_none() {
+                unknown.push(UnknownVolume {
+                    name: info.name,
+                    host: host.id.clone(),
+                    size_bytes: info.size_bytes,
+                    allocated_bytes: info.allocated_bytes,
+                });
+            }
+        }
+    }
+    Ok(unknown)
 }
 
 /// Where the disks of jobs are.

@@ -506,6 +506,19 @@ pub struct AdoptVolume {
     pub host: HostId,
 }
 
+/// A volume that a host says it has, and that the controller does not know. It is nobody's until it is adopted.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct UnknownVolume {
+    /// Its name there.
+    pub name: VolumeName,
+    /// The host.
+    pub host: HostId,
+    /// The size of the disk that a client sees.
+    pub size_bytes: u64,
+    /// Its data.
+    pub allocated_bytes: u64,
+}
+
 /// A volume to be made.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct NewVolume {

@@ -18,6 +18,23 @@ pub struct KnownClients {
 }
 
 impl KnownClients {
+    /// For the log, if nobody is served: in a cluster, an initiator gets nothing until it is added.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn warning(&self) -> Result<Option<String>, Problem> {
+        if !self.in_cluster || self.file.is_some() || self.pool.has_known_clients().await? {
+            return Ok(None);
+        }
+        let count = self.pool.volumes().await?.len();
+        Ok((count > 0).then(|| {
+            format!(
+                "iSCSI serves nobody: this host is in a cluster, its pool has volumes ({count}), and knows no client; `perigee client \
+                 add` makes one known, or `--iscsi-clients` names a file with them"
+            )
+        }))
+    }
+
     async fn client(&self, initiator: &str) -> Result<Option<Client>, Problem> {
         if let Some(file) = &self.file
             && let Some(client) = file.find(initiator).await?
@@ -77,5 +94,31 @@ impl KeepReservations for KeptReservations {
                 Err(_) => Ok(()),
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use perigee_model::volume::{CreateVolume, VolumeSource};
+    use perigee_store::PoolConfig;
+
+    use super::*;
+    use crate::remotes::{RemoteOptions, Remotes};
+
+    #[tokio::test]
+    async fn a_target_that_serves_nobody_says_so_when_it_starts() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let remotes = Remotes::load(&RemoteOptions::default()).expect("remotes");
+        let config =
+            PoolConfig { private: None, dir: dir.path().into(), connect: remotes.connector() };
+        let pool = Pool::open(config).await.expect("a pool");
+        let known = |in_cluster| KnownClients { in_cluster, file: None, pool: Arc::clone(&pool) };
+        assert_eq!(known(true).warning().await.expect("it is read"), None, "it has nothing");
+        let name = VolumeName::new("v").expect("a name");
+        let new = CreateVolume::new(name, Some(4096), VolumeSource::Empty);
+        pool.create_volume(new).await.expect("a volume");
+        let warning = known(true).warning().await.expect("it is read").expect("a warning");
+        assert!(warning.contains("has volumes (1), and knows no client"), "{warning}");
+        assert_eq!(known(false).warning().await.expect("it is read"), None, "everybody is served");
     }
 }

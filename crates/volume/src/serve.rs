@@ -117,11 +117,15 @@ async fn run(config: Config, stopped: BoxFuture<'static, ()>) -> Result<(), Prob
     let listeners = try_join_all(config.nbd.iter().map(Listener::bind)).await?;
     let portals = config.iscsi.listen.iter().map(|address| perigee_iscsi::Listener::bind(address));
     let portals = try_join_all(portals).await?;
+    let known = config.iscsi.known_clients(&pool, config.remotes.network.identity().is_some())?;
+    if !config.iscsi.listen.is_empty()
+        && let Some(warning) = known.warning().await?
+    {
+        tracing::warn!("{warning}");
+    }
     let target = Target::new(perigee_iscsi::Options {
         exports: exports.clone(),
-        clients: Arc::new(
-            config.iscsi.known_clients(&pool, config.remotes.network.identity().is_some())?,
-        ),
+        clients: Arc::new(known),
         keep: Arc::new(KeptReservations(pool.clone())),
         pool: server_id,
         sessions_max: config.clients.clients_max,

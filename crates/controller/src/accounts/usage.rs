@@ -206,6 +206,25 @@ impl UploadRoom {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
+    /// Records the whole file, and it counts no more as one that comes. In between nobody counts it twice, or not at all.
+    pub async fn recorded(
+        &self,
+        record: impl Future<Output = Result<(), Problem>>,
+    ) -> Result<(), Problem> {
+        let _turn = self.cluster.accounts.turn.lock().await;
+        record.await?;
+        self.give_back();
+        Ok(())
+    }
+
+    /// From now on nothing counts any more.
+    pub fn give_back(&self) {
+        if self.counts() {
+            let (bytes, tenant) = (self.taken.swap(0, Ordering::Relaxed), self.tenant.clone());
+            drop(Held { making: &self.cluster.accounts.making, tenant, bytes, count: 0 });
+        }
+    }
+
     /// Whether anything counts: the tenant has a quota.
     pub fn counts(&self) -> bool {
         !matches!(self.taken.load(Ordering::Relaxed), 0 | u64::MAX)
@@ -214,10 +233,6 @@ impl UploadRoom {
 
 impl Drop for UploadRoom {
     fn drop(&mut self) {
-        if self.counts() {
-            let bytes = self.taken.load(Ordering::Relaxed);
-            let tenant = std::mem::take(&mut self.tenant);
-            drop(Held { making: &self.cluster.accounts.making, tenant, bytes, count: 0 });
-        }
+        self.give_back();
     }
 }

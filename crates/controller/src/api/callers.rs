@@ -123,6 +123,7 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Admin,    "DELETE", "/v1/tenants/{tenant}/users/{user}"),
     (May::Admin,    "PUT",    "/v1/images/{image}/shared"),
     (May::Admin,    "POST",   "/v1/volumes/{volume}/adopt"),
+    (May::Admin,    "GET",    "/v1/unknown-volumes"),
     (May::Admin,    "GET",    "/v1/hosts"),
     (May::Admin,    "GET",    "/v1/hosts/{host}"),
     (May::Admin,    "DELETE", "/v1/hosts/{host}"),

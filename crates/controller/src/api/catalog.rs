@@ -4,7 +4,7 @@ use axum::body::Body;
 use axum::extract::{Query, State};
 use perigee_http::{Json, Reply};
 use perigee_model::job::{
-    AdoptVolume, ClusterImage, ClusterVolume, NewImage, NewVolume, ReplicateImage,
+    AdoptVolume, ClusterImage, ClusterVolume, NewImage, NewVolume, ReplicateImage, UnknownVolume,
 };
 use perigee_model::leave_site::{LeaveSiteAsker, LeaveSiteSet, SetLeaveSite};
 use perigee_model::replica::{PromoteVolume, Promotion, Replica, ReplicateVolume, StopReplica};
@@ -129,6 +129,13 @@ pub async fn volume(
     Full(volume): Full<VolumeName>,
 ) -> Reply<ClusterVolume> {
     json(catalog::volume(&cluster, &volume).await?)
+}
+
+/// What hosts have that the controller does not know: volumes that were made there without it. An admin may adopt them.
+#[utoipa::path(get, path = "/unknown-volumes", tag = "volumes",
+    responses((status = 200, body = Vec<UnknownVolume>)))]
+pub async fn unknown_volumes(State(cluster): Shared) -> Reply<Vec<UnknownVolume>> {
+    json(catalog::unknown_volumes(&cluster).await?)
 }
 
 /// Makes a volume known that was made at a host without the controller. A host that reports a volume does not do that by

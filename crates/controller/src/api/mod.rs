@@ -65,6 +65,7 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(catalog::volumes, catalog::create_volume))
         .routes(routes!(catalog::volume, catalog::delete_volume))
         .routes(routes!(catalog::adopt_volume))
+        .routes(routes!(catalog::unknown_volumes))
         .routes(routes!(catalog::snapshot))
         .routes(routes!(catalog::set_volume_leave_site))
         .routes(routes!(catalog::set_image_leave_site))

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::{StreamExt as _, stream};
+use futures_util::{Stream, StreamExt as _, stream};
 use perigee_http::Method;
 use perigee_model::job::{ClusterImage, HostState, NewImage};
 use perigee_model::volume::{ImageInfo, ImportImage, TREE_PREFIX, Upload};
@@ -24,8 +24,9 @@ use crate::records::{ImageRecord, PendingImport, UPLOADS, UploadRecord, image_ke
 /// A host removes an upload after an hour, and looks once a minute.
 const UPLOAD_KEPT_MS: u64 = (3600 + 120) * 1000;
 
-/// So much of a refused upload is read.
+/// So much of a refused upload is read, for so long.
 const DRAIN_BYTES_MAX: usize = 64 << 20;
+const DRAIN_MAX: Duration = Duration::from_secs(30);
 
 /// How long a deletion waits for the end of an import.
 const END_DEADLINE: Duration = Duration::from_secs(30);
@@ -202,14 +203,8 @@ pub async fn upload(
     let body = perigee_http::Body::from_stream(counted);
     let sent = to.volume.send_body::<Upload>(Method::POST, "/v1/uploads", body).await;
     if let Some(problem) = room.refused() {
-        // Many clients read the answer only after they have sent everything.
-        let mut left = DRAIN_BYTES_MAX;
-        let mut parts = parts.lock().await;
-        while let Some(Ok(part)) = parts.next().await
-            && left > 0
-        {
-            left = left.saturating_sub(part.len());
-        }
+        room.give_back();
+        drain(&parts, DRAIN_MAX).await;
         return Err(problem);
     }
     let stored = sent?;
@@ -223,9 +218,28 @@ pub async fn upload(
             until_ms: now_ms().saturating_add(UPLOAD_KEPT_MS),
         };
         let key = UploadRecord::key(&record.host, &record.source);
-        cluster.records.put(&key, &record).await?;
+        // Only if the controller ends before this does it count for nobody, until its host removes it after an hour.
+        room.recorded(cluster.records.put(&key, &record)).await?;
     }
     Ok(Upload { host: Some(to.id.clone()), ..stored })
+}
+
+/// Many clients read the answer only after they have sent everything.
+async fn drain<T: AsRef<[u8]>, E>(
+    parts: &tokio::sync::Mutex<impl Stream<Item = Result<T, E>> + Unpin>,
+    longest: Duration,
+) {
+    let read = async {
+        let mut left = DRAIN_BYTES_MAX;
+        let mut parts = parts.lock().await;
+        while let Some(Ok(part)) = parts.next().await
+            && left > 0
+        {
+            left = left.saturating_sub(part.as_ref().len());
+        }
+    };
+    // Who sends slowly gets the answer before.
+    let _late = tokio::time::timeout(longest, read).await;
 }
 
 /// Uploads that their hosts have removed because no image was made of them.
@@ -314,5 +328,18 @@ async fn settle_import(cluster: &Cluster, name: ImageName) {
     };
     if let Err(problem) = settled.await {
         tracing::warn!("image {name}: {problem}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn who_sends_slowly_is_told_of_a_refusal_before_everything_is_read() {
+        let part = stream::iter([Ok::<_, io::Error>(vec![0_u8; 1024])]);
+        let parts = tokio::sync::Mutex::new(part.chain(stream::pending()));
+        drain(&parts, Duration::from_millis(10)).await;
+        assert!(parts.try_lock().is_ok(), "nobody reads any more");
     }
 }

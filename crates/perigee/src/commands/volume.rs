@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 use perigee_http::{Listen, Network};
-use perigee_model::job::{AdoptVolume, ClusterVolume, NewVolume};
+use perigee_model::job::{AdoptVolume, ClusterVolume, NewVolume, UnknownVolume};
 use perigee_model::limits::NEW_VOLUMES;
 use perigee_model::replica::{PromoteVolume, ReplicateVolume};
 use perigee_model::units::parse_bytes;
@@ -108,6 +108,9 @@ pub enum Verb {
     List {
         #[command(flatten)]
         pool: PoolOption,
+        /// Show instead what hosts have that the cluster does not know: an admin may adopt it
+        #[arg(long, conflicts_with = "pool")]
+        unknown: bool,
     },
     /// Show one volume
     Info {
@@ -257,6 +260,13 @@ const CLUSTER: &[Column<ClusterVolume>] = &[
     ("moving", |v| v.moving.as_ref().map_or_else(|| "-".to_owned(), moving_volumes::summary)),
 ];
 
+const UNKNOWN: &[Column<UnknownVolume>] = &[
+    ("name", |v| v.name.to_string()),
+    ("host", |v| v.host.to_string()),
+    ("size", |v| output::bytes(v.size_bytes)),
+    ("allocated", |v| output::bytes(v.allocated_bytes)),
+];
+
 const LOCAL: &[Column<VolumeInfo>] = &[
     ("name", |v| v.name.to_string()),
     ("virtual", |v| output::bytes(v.size_bytes)),
@@ -334,7 +344,12 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::Update { name, change, pool } => {
             change.apply(context, pool, &format!("/v1/volumes/{name}")).await
         }
-        Verb::List { pool } => list(context, pool, "/v1/volumes", LOCAL, CLUSTER).await,
+        Verb::List { unknown: true, .. } => {
+            let all: Vec<UnknownVolume> =
+                controller_client(context)?.get("/v1/unknown-volumes").await?;
+            output::list(format, &all, UNKNOWN)
+        }
+        Verb::List { pool, .. } => list(context, pool, "/v1/volumes", LOCAL, CLUSTER).await,
         Verb::Info { name, pool } => {
             info(context, pool, &format!("/v1/volumes/{name}"), LOCAL, CLUSTER).await
         }
