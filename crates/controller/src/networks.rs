@@ -38,6 +38,8 @@ const TUNNELS_PREFIX: &str = "tunnels/";
 /// The addresses of a gang's own network. Networks may have the same: they never meet.
 const OWN_SUBNET: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 0);
 const OWN_PREFIX_BITS: u8 = 24;
+/// A job's id ends with at least so many.
+const JOB_NUMBER_DIGITS: usize = 4;
 /// Of Ethernet, for as long as no host has said its own.
 const MTU_DEFAULT: u16 = 1500;
 
@@ -106,12 +108,17 @@ pub async fn find(cluster: &Cluster, name: &NetworkName) -> Result<NetworkRecord
 }
 
 /// # Errors
-/// `NotFound` if the card is to be in a network that is not there; another if its ports can't be published.
+/// `NotFound` if the card is to be in a network that is not there, `Conflict` if that is a job's own; another if its ports
+/// can't be published.
 pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
-    match spec.network.name() {
-        Some(name) => publish::check(cluster, spec, &find(cluster, name).await?),
-        None => Ok(()),
+    let Some(name) = spec.network.name() else { return Ok(()) };
+    let network = find(cluster, name).await?;
+    if let Some(job) = &network.job {
+        let why = format!("network: {name} is job {job}'s own, and goes with it");
+        return Err(Problem::conflict(format!("can't use it for {}", spec.name), why)
+            .next("make a network with `perigee network create`, and name it"));
     }
+    publish::check(cluster, spec, &network)
 }
 
 async fn all(cluster: &Cluster) -> Result<Vec<NetworkRecord>, Problem> {
@@ -119,8 +126,13 @@ async fn all(cluster: &Cluster) -> Result<Vec<NetworkRecord>, Problem> {
 }
 
 /// # Errors
-/// `Conflict` if the tenant has a network of this name; `Invalid` if there are too many.
+/// `Conflict` if the tenant has a network of this name; `Invalid` if there are too many, or if a job may have this name.
 pub async fn create(cluster: &Cluster, new: NewNetwork) -> Result<ClusterNetwork, Problem> {
+    if is_of_a_job(new.name.full()) {
+        let why = "it ends as a job's name does, and a job with several VMs gives its name to its network";
+        return Err(Problem::invalid(format!("can't create network {}", new.name), why)
+            .next("choose a name that does not end with `-` and a number of four digits or more"));
+    }
     create_for(cluster, new, None).await
 }
 
@@ -140,8 +152,10 @@ async fn create_for(
     let _turn = cluster.networks.turn.lock().await;
     let others = all(cluster).await?;
     let tenant = tenant_of(name.full());
-    let own = others.iter().filter(|other| tenant_of(other.name.full()) == tenant).count();
-    if others.iter().all(|other| other.name != *name) {
+    // A gang's own network goes with it: there are no more of them than gangs that have hosts.
+    let of_people = others.iter().filter(|other| other.job.is_none());
+    let own = of_people.filter(|other| tenant_of(other.name.full()) == tenant).count();
+    if job.is_none() && others.iter().all(|other| other.name != *name) {
         NETWORKS.check(own + 1).map_err(|error| error.problem(what()))?;
     }
     VNIS.check(others.len() + 1).map_err(|error| error.problem(what()))?;
@@ -247,6 +261,12 @@ pub fn own_name(job: &JobId) -> Result<NetworkName, Problem> {
         .map_err(|e| Problem::internal(format!("can't name the network of job {job}"), e))
 }
 
+/// Whether a job's id may be like this.
+fn is_of_a_job(name: &str) -> bool {
+    let number = name.rsplit_once('-').map_or("", |(_, number)| number);
+    number.len() >= JOB_NUMBER_DIGITS && number.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// The VMs that are in a network, or will be.
 fn users<'a>(
     cluster: &Cluster,
@@ -316,19 +336,11 @@ pub async fn cards(
     job: &JobId,
 ) -> Result<Vec<Card>, Problem> {
     let network = find(cluster, name).await?;
-    let known = users(cluster, name).filter_map(|user| user.card.clone());
-    let mut taken: BTreeSet<u16> =
-        known.map(|card| network.subnet.number_of(card.address)).collect();
+    let mut taken = taken(cluster, &network);
+    lacks(&network, &taken, count, job)?;
     let (mut last, mut numbers) = (network.last, Vec::new());
     while numbers.len() < count {
-        let Some(number) = next_number(network.subnet, last, &taken) else {
-            let (all, subnet) = (network.subnet.of_vms().len(), network.subnet);
-            let free = all.saturating_sub(taken.len() - numbers.len());
-            let why = format!("of the {all} addresses of {subnet}, {free} are free");
-            let what = format!("can't give {count} of them to job {job}");
-            return Err(Problem::no_space(what, why)
-                .next("delete VMs of this network, or use a larger one"));
-        };
+        let Some(number) = next_number(network.subnet, last, &taken) else { break };
         taken.insert(number);
         numbers.push(number);
         last = number;
@@ -346,6 +358,45 @@ pub async fn cards(
         mtu: network.mtu,
     };
     Ok(numbers.into_iter().map(card).collect())
+}
+
+/// The numbers of the addresses that VMs have.
+fn taken(cluster: &Cluster, network: &NetworkRecord) -> BTreeSet<u16> {
+    let number_of = |card: &Card| network.subnet.number_of(card.address);
+    let users = users(cluster, &network.name);
+    let of_users = users.flat_map(|user| {
+        let of_gang = user.gang.iter().flat_map(|gang| &gang.cards);
+        of_gang.chain(&user.card).map(number_of).collect::<Vec<_>>()
+    });
+    of_users.collect()
+}
+
+/// # Errors
+/// `NoSpace` if there are fewer addresses.
+fn lacks(
+    network: &NetworkRecord,
+    taken: &BTreeSet<u16>,
+    count: usize,
+    job: &JobId,
+) -> Result<(), Problem> {
+    let (all, subnet) = (network.subnet.of_vms().len(), network.subnet);
+    let free = all.saturating_sub(taken.len());
+    if free >= count {
+        return Ok(());
+    }
+    let why = format!("of the {all} addresses of {subnet}, {free} are free");
+    let what = format!("can't give {count} of them to job {job}");
+    Err(Problem::no_space(what, why).next("delete VMs of this network, or use a larger one"))
+}
+
+/// Why a gang can't have its addresses now. It then waits without hosts.
+pub async fn why_no_cards(cluster: &Cluster, gang: &JobRecord) -> Option<String> {
+    let name = gang.job.spec.network.name().filter(|_| gang.gang.is_some())?;
+    // Its own network is made when it has hosts, and has addresses for all.
+    let network = find(cluster, name).await.ok()?;
+    let count = gang.job.spec.count as usize;
+    let refused = lacks(&network, &taken(cluster, &network), count, &gang.job.id).err()?;
+    Some(format!("{}: {}", refused.what, refused.why))
 }
 
 /// The next number after the last one that nobody has.

@@ -179,12 +179,22 @@ fn view(cluster: &Cluster, job: &JobId, tenant: &TenantName) -> View {
     data::view(cluster, tenant, format!("job {job}"), true)
 }
 
+/// Where a member of a gang has its outputs, whose file names a place.
+pub fn of_rank(to: &str, rank: u32) -> String {
+    format!("{}/rank-{rank}", to.trim_end_matches('/'))
+}
+
 /// Whether the place that a job's file names can be had.
 ///
 /// # Errors
 /// As [`Place::named`], and `Conflict` if there is a file.
 pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
     let Some(named) = Place::named(spec)? else { return Ok(()) };
+    if let Some(to) = spec.outputs_to.as_ref().filter(|_| spec.is_gang()) {
+        // Each of its VMs has a directory there, and the last one's name is the longest.
+        let longest = Some(of_rank(to, spec.count.saturating_sub(1)));
+        Place::named(&JobSpec { outputs_to: longest, ..spec.clone() })?;
+    }
     let view = data::view(cluster, &named.tenant, "the controller".to_owned(), false);
     match file_in_the_way(&view, &named).await? {
         None => Ok(()),
@@ -284,7 +294,11 @@ pub async fn archive(
 /// If the repository can't be used.
 pub async fn remove(cluster: &Arc<Cluster>, job: &Job) -> Result<(), Problem> {
     remove_part(cluster, job).await?;
-    let place = Place::of(job)?;
+    let mut place = Place::of(job)?;
+    if job.spec.is_gang() {
+        // Those of a part of its members may have gone to its own directory.
+        place = Place::own(&job.id, &job.spec)?;
+    }
     if place.is_own {
         remove_place(&view(cluster, &job.id, &place.tenant), place).await
     } else {

@@ -227,6 +227,10 @@ pub struct Gang {
     pub hosts: Vec<HostId>,
     pub traits: Traits,
     pub state: GangState,
+    /// The cards of its members, in the order of their ranks. They are given before it has its hosts, so that no host is
+    /// taken by a gang that waits for addresses.
+    #[serde(default)]
+    pub cards: Vec<Card>,
     /// The keys of its members; `None` while it is queued, and after its end.
     pub keys: Option<GangKeys>,
 }
@@ -254,6 +258,9 @@ pub struct Membership {
     pub mpi: bool,
     /// Its guest waits for the others.
     pub ready: bool,
+    /// All others are ready, and its guest is told to begin.
+    #[serde(default)]
+    pub begun: bool,
     /// It ends because of its host, and its gang may start again elsewhere.
     pub lost: Option<HostId>,
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use perigee_model::gang::member_of;
 use perigee_model::job::HostState;
 use perigee_model::{HostId, JobId, Problem};
 use perigee_planner::queue::{Holder, HostRoom, Queue, Turn, Waiting, schedule};
@@ -104,8 +105,19 @@ impl Scheduler {
             records.iter().map(|record| (&record.job.id, record)).collect();
         // Of a gang: one for each of its VMs.
         let mut grants: BTreeMap<JobId, Vec<Grant>> = BTreeMap::new();
+        // The facts before the first VM of a gang was planned with. If one of them can't be, none is there.
+        let mut before_gang: Option<(JobId, Facts)> = None;
         let turns = schedule(queue, |waiting, hosts| {
-            let grant = self.choose(cluster, by_id[&waiting.job], hosts, &mut facts)?;
+            if waiting.count > 1 && before_gang.as_ref().is_none_or(|(of, _)| *of != waiting.job) {
+                before_gang = Some((waiting.job.clone(), facts.clone()));
+            }
+            let chosen = self.choose(cluster, by_id[&waiting.job], hosts, &mut facts);
+            if chosen.is_err()
+                && let Some((_, before)) = before_gang.take_if(|(of, _)| *of == waiting.job)
+            {
+                facts = before;
+            }
+            let grant = chosen?;
             let host = grant.host.clone();
             grants.entry(waiting.job.clone()).or_default().push(grant);
             Ok(host)
@@ -244,6 +256,9 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
         let mut one = self::waiting(record, avoided(cluster, record).await);
         let refusing = networks::refusing(cluster, &record.job.spec.network);
         one.blocked = networks::why_blocked(cluster, &one.start, &refusing);
+        if one.blocked.is_none() {
+            one.blocked = networks::why_no_cards(cluster, record).await;
+        }
         one.avoid.extend(refusing.into_iter().map(|(host, _)| host));
         waiting.push(one);
     }
@@ -260,6 +275,7 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
             site: host.addresses.site.clone(),
             total,
             free,
+            lasting: used.lasting,
             start_slots: starts_at_once(&report).saturating_sub(used.starting),
         });
     }
@@ -273,11 +289,25 @@ async fn avoided(cluster: &Cluster, record: &JobRecord) -> Vec<HostId> {
     let mut avoided = record.refused_by.clone();
     for host in &record.avoid {
         let is_up = cluster.hosts.state(host) == HostState::Up;
-        if !is_up || cleaner::is_pending(cluster, &record.job.id, host).await.unwrap_or(true) {
+        if !is_up || is_pending(cluster, record, host).await.unwrap_or(true) {
             avoided.push(host.clone());
         }
     }
     avoided
+}
+
+/// Whether something of the job, or of a VM of it, is still to be taken down there.
+async fn is_pending(cluster: &Cluster, record: &JobRecord, host: &HostId) -> Result<bool, Problem> {
+    let id = &record.job.id;
+    if record.gang.is_none() {
+        return cleaner::is_pending(cluster, id, host).await;
+    }
+    for rank in 0..record.job.spec.count {
+        if cleaner::is_pending(cluster, &member_of(id, rank), host).await? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn waiting(record: &JobRecord, avoid: Vec<HostId>) -> Waiting {

@@ -154,7 +154,7 @@ pub enum Next {
     Judge(Verdict, Option<u32>),
     /// Has the members that are not over end.
     EndMembers,
-    /// All members have succeeded.
+    /// All members have succeeded, but for lost ones that had nothing left to do.
     Succeed,
     /// All members are over: it ends as was decided.
     End(Verdict),
@@ -172,33 +172,40 @@ pub fn next(gang: GangState, mpi: bool, wish: Wish, members: &[Seen]) -> Next {
     if wish.cancel {
         return Next::Judge(Verdict::Cancelled { now: wish.now }, None);
     }
-    let first = |is: fn(Seen) -> bool| (0..).zip(members).find(|(_, seen)| is(**seen));
+    let first_is_done = matches!(members.first(), Some(Seen::Done | Seen::Succeeded));
+    if mpi && gang.begun && !gang.released && first_is_done {
+        return Next::Release;
+    }
+    // One without a command that is lost afterwards has nothing left to do: it undoes nothing.
+    let is_idle = |rank: u32| mpi && gang.released && rank > 0;
+    let is_lost = |seen: Seen| matches!(seen, Seen::Lost | Seen::IsLost);
+    let ranked = || (0_u32..).zip(members.iter().copied());
+    let first = |is: fn(Seen) -> bool| ranked().find(|(_, seen)| is(*seen)).map(|(rank, _)| rank);
     // A lost host may also have made others fail.
-    if let Some((rank, _)) = first(|seen| matches!(seen, Seen::Lost | Seen::IsLost)) {
+    if let Some((rank, _)) = ranked().find(|(rank, seen)| is_lost(*seen) && !is_idle(*rank)) {
         return Next::Judge(Verdict::Lost, Some(rank));
     }
-    if let Some((rank, _)) =
-        first(|seen| matches!(seen, Seen::Fails | Seen::Failed | Seen::Cancelled))
-    {
+    if let Some(rank) = first(|seen| matches!(seen, Seen::Fails | Seen::Failed | Seen::Cancelled)) {
         return Next::Judge(Verdict::Failed, Some(rank));
     }
     if !gang.made {
         return Next::Make;
     }
-    if let Some((rank, _)) = first(|seen| seen == Seen::Missing) {
+    if let Some(rank) = first(|seen| seen == Seen::Missing) {
         // Somebody has removed its record by hand.
         return Next::Judge(Verdict::Failed, Some(rank));
     }
     if !gang.begun {
+        // All would wait for it for ever.
+        if let Some(rank) = first(|seen| matches!(seen, Seen::Runs | Seen::Done | Seen::Succeeded))
+        {
+            return Next::Judge(Verdict::Failed, Some(rank));
+        }
         let all_ready = members.iter().all(|seen| *seen == Seen::Ready);
         return if all_ready { Next::Begin } else { Next::Wait };
     }
-    let first_is_done = matches!(members.first(), Some(Seen::Done | Seen::Succeeded));
-    if mpi && !gang.released && first_is_done {
-        return Next::Release;
-    }
-    let all_succeeded = members.iter().all(|seen| *seen == Seen::Succeeded);
-    if all_succeeded { Next::Succeed } else { Next::Wait }
+    let is_well = |(rank, seen)| seen == Seen::Succeeded || (seen == Seen::Lost && is_idle(rank));
+    if ranked().all(is_well) { Next::Succeed } else { Next::Wait }
 }
 
 fn end(verdict: Verdict, wish: Wish, members: &[Seen]) -> Next {

@@ -27,8 +27,9 @@ const PORT: u16 = 2222;
 const SERVER_DEADLINE: Duration = Duration::from_secs(120);
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Returns when the other members can log in here.
-pub fn set_up(gang: &GuestGang, cgroup: &JobCgroup) -> Result<(), Error> {
+/// Returns when the other members can log in here. Without `mpi` the command may do without that, so it starts also if they
+/// can't.
+pub fn set_up(gang: &GuestGang, cgroup: &JobCgroup, say: impl Fn(String)) -> Result<(), Error> {
     let own = gang.members.get(gang.rank as usize);
     let own = own.ok_or_else(|| Error::Seed(format!("there is no member {}", gang.rank)))?;
     fs::write("/proc/sys/kernel/hostname", &own.name).map_err(Error::io("set the host name"))?;
@@ -43,9 +44,25 @@ pub fn set_up(gang: &GuestGang, cgroup: &JobCgroup) -> Result<(), Error> {
         }
         return Ok(());
     }
-    write_keys(gang)?;
-    unlock_root()?;
-    start_server(SocketAddr::from((own.address, PORT)), cgroup)
+    let at = SocketAddr::from((own.address, PORT));
+    let started =
+        write_keys(gang).and_then(|()| unlock_root()).and_then(|()| start_server(at, cgroup));
+    needed_by(gang, started, say)
+}
+
+/// Open MPI starts its processes over SSH. For other commands it is said that the others can't log in.
+fn needed_by(
+    gang: &GuestGang,
+    started: Result<(), Error>,
+    say: impl Fn(String),
+) -> Result<(), Error> {
+    match started {
+        Err(error) if !gang.mpi => {
+            say(format!("the other VMs of the job can't log in here: {error}"));
+            Ok(())
+        }
+        started => started,
+    }
 }
 
 /// Lines for `/etc/hosts`. A member is also known by its rank.
@@ -218,6 +235,18 @@ mod tests {
             assert!(known.contains(&format!("[{name}]:2222 ssh-ed25519 host\n")), "{known}");
         }
         assert!(client_configuration(&gang).starts_with("Host sort-0001-n0 n0 10.88.0.2 sort-"));
+    }
+
+    #[test]
+    fn an_ssh_server_that_does_not_start_ends_only_a_job_that_needs_it() {
+        let failed = || Err(Error::SshServer("it ended with 255".to_owned()));
+        let said = std::cell::RefCell::new(Vec::new());
+        let say = |line| said.borrow_mut().push(line);
+        assert!(needed_by(&gang(), failed(), say).is_err());
+        let without_mpi = GuestGang { mpi: false, ..gang() };
+        assert!(needed_by(&without_mpi, Ok(()), say).is_ok() && said.borrow().is_empty());
+        assert!(needed_by(&without_mpi, failed(), say).is_ok());
+        assert!(said.borrow()[0].contains("it ended with 255"), "{said:?}");
     }
 
     #[test]

@@ -35,7 +35,10 @@ pub fn run(outbox: &Arc<Outbox>, wishes: &Arc<Wishes>) -> Result<Written, Error>
     }
     let cgroup = JobCgroup::create()?;
     if let Some(gang) = &seed.gang {
-        gang::set_up(gang, &cgroup)?;
+        let say = |line| {
+            outbox.push(GuestBody::Log { stream: LogStream::Stderr, line });
+        };
+        gang::set_up(gang, &cgroup, say)?;
         outbox.push(GuestBody::Ready);
         wishes.wait_for_begin();
     }

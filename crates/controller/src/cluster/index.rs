@@ -131,6 +131,8 @@ pub struct Taken {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Used {
     pub demand: Demand,
+    /// The part of it that VMs without a job have.
+    pub lasting: Demand,
     pub vms: u32,
     /// Jobs among them whose volumes are being made or whose guest boots.
     pub starting: u32,
@@ -139,6 +141,9 @@ pub struct Used {
 impl Used {
     fn add(&mut self, record: &JobRecord) {
         self.demand.add(demand_of(record));
+        if record.lasting.is_some() {
+            self.lasting.add(demand_of(record));
+        }
         self.vms += 1;
     }
 }
@@ -392,6 +397,11 @@ impl Index {
 
     pub fn grant_of(&self, job: &JobId) -> Option<Arc<Grant>> {
         self.lock().grants.get(job).cloned()
+    }
+
+    /// The job can't start now: its hosts are free for others, from the next pass of the scheduler on.
+    pub fn take_back(&self, job: &JobId) {
+        self.lock().grants.remove(job);
     }
 
     /// Sets the reasons why jobs wait.

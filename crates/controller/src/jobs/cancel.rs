@@ -12,6 +12,9 @@ use crate::records::{Ending, vm_of};
 
 pub(super) const CANCELLED: &str = "cancelled on request";
 
+/// A person has stopped its VM.
+pub(super) const STOPPED: &str = "its VM was stopped on request";
+
 /// Of a gang's member.
 const ENDED_WITH_GANG: &str = "ended with the other VMs of its job";
 

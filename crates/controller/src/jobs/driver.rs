@@ -11,6 +11,7 @@ use perigee_model::job::JobState;
 use perigee_model::{JobId, Problem, ProblemKind, VmId};
 use tokio::sync::Notify;
 
+use super::cancel::STOPPED;
 use super::consider::RefusedChange;
 use super::finish::NoRoom;
 use super::samples::Samples;
@@ -42,6 +43,8 @@ pub struct Run {
     pub follow_refused: Option<Instant>,
     /// The last time that the repository had no room for the outputs.
     pub no_room: Option<NoRoom>,
+    /// Why the guest of this member was not told to begin, the last time.
+    pub not_begun: Option<String>,
     /// When this controller first saw that a member of this gang has failed.
     pub failure_seen: Option<Instant>,
     /// When this controller first saw that the job is to be cancelled. A clock that is set does not change how long the
@@ -130,6 +133,7 @@ impl Run {
             refused: Vec::new(),
             follow_refused: None,
             no_room: None,
+            not_begun: None,
             failure_seen: None,
             cancel_seen: None,
             seen_running: false,
@@ -178,9 +182,7 @@ impl Run {
                 return self.begin_cancel().await;
             }
             Some(JobIntent { cancel: true, .. }) => (Ending::Cancelled, self.why_cancelled()),
-            Some(JobIntent { stop_vm: true, .. }) => {
-                (Ending::Failed, "its VM was stopped on request")
-            }
+            Some(JobIntent { stop_vm: true, .. }) => (Ending::Failed, STOPPED),
             _ => return Ok(()),
         };
         if self.record.value.ending.is_none() {

@@ -20,8 +20,15 @@ use crate::records::{
 };
 use crate::{catalog, leave_site, planning};
 
-/// Of the name of the cleanup at a job's end ([`cleaner::name_of`]).
-const END: &str = "end";
+/// The name of the cleanup at a job's end. The members of a gang that starts again end once in each of its runs, with the
+/// same ids, and the cleanups of earlier runs may still wait for hosts.
+fn end_name(record: &JobRecord) -> String {
+    let part = match record.restarts {
+        0 => "end".to_owned(),
+        run => format!("end-r{run}"),
+    };
+    cleaner::name_of(&record.job, &part)
+}
 
 /// The deadline for the first byte of an output. The others have the deadline of every received file.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
@@ -88,7 +95,7 @@ impl Run {
     /// its writer epochs are changed, and it can't write any more. If a home does not answer, the job waits.
     async fn fence_vms_left(&self) -> Result<(), Problem> {
         let left: Vec<Cleanup> = self.cluster.records.list(&cleaner::prefix(&self.id)).await?;
-        let name = cleaner::name_of(self.job(), END);
+        let name = end_name(&self.record.value);
         let end = left.iter().find(|cleanup| cleanup.name == name && !cleanup.vms.is_empty());
         let Some(end) =
             end.filter(|_| self.record.value.vm_started || self.job().started_ms.is_some())
@@ -217,6 +224,18 @@ impl Run {
         }
     }
 
+    /// A gang's outputs are kept from its own end on, and not from those of its members.
+    pub(super) fn keep_outputs_from_now(&mut self) -> Result<(), Problem> {
+        if self.job().outputs.is_none() {
+            return Ok(());
+        }
+        let kept_until_ms = self.kept_until_ms(&Place::of(self.job())?);
+        if let Some(outputs) = &mut self.record.value.job.outputs {
+            outputs.kept_until_ms = kept_until_ms;
+        }
+        Ok(())
+    }
+
     /// Until when its outputs are kept, as its file says or else the controller was told.
     fn kept_until_ms(&self, place: &Place) -> Option<u64> {
         let keep_s = self.job().spec.keep_outputs_s.or(self.cluster.keep_outputs_s.get().copied());
@@ -265,7 +284,7 @@ fn cleanup_of(record: &JobRecord, unsettled: &[MigrationRecord]) -> Option<Clean
     hosts.push(placement.start.clone());
     hosts.sort();
     hosts.dedup();
-    let name = cleaner::name_of(&record.job, END);
+    let name = end_name(record);
     let mut cleanup = Cleanup::new(&record.job.id, &name, start_of(record, 0).whole_run());
     cleanup.owner = Some(owner_of(&record.job));
     for host in hosts {

@@ -12,6 +12,7 @@ use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 use super::cancel::CANCELLING;
 use super::driver::{Run, Step};
 use super::finish::Fetched;
+use super::gang::AT_BARRIER;
 use super::{guest, log};
 use crate::cluster::{HostLink, now_ms};
 use crate::meter::Reading;
@@ -84,7 +85,7 @@ impl Run {
         if figures_due {
             self.ask_to_end(&host).await;
         }
-        self.ask_to_begin(&host).await;
+        self.ask_to_begin(&host).await?;
         let ran_before = self.job().state == JobState::Running;
         if has_news {
             self.take_events(&host, report.last_seq).await?;
@@ -125,7 +126,9 @@ impl Run {
         match trouble_of(report) {
             trouble if !trouble.is_empty() => trouble,
             _ if self.record.value.cancelled_ms.is_some() => CANCELLING.to_owned(),
-            _ if self.waits_for_gang() => "it waits for the other VMs of its job".to_owned(),
+            _ if self.waits_for_gang() => {
+                self.not_begun.clone().unwrap_or_else(|| AT_BARRIER.to_owned())
+            }
             _ => self.refusals(),
         }
     }
@@ -323,8 +326,8 @@ impl Run {
         let (job, now) = (self.job(), now_ms());
         let counted_ms = self.record.value.counted_ms;
         match (job.state, job.started_ms) {
-            // The others that it waits for have time limits of their own.
-            (JobState::Starting, _) if self.waits_for_gang() => None,
+            // The others that it waits for have time limits of their own, and then it has one.
+            (JobState::Starting, _) if self.waits_for_gang() => self.begins_late(),
             (JobState::Starting, Some(started_ms)) => {
                 let limit = self.cluster.timing.boot_deadline;
                 let late = boot_time(report, now.saturating_sub(started_ms)) > limit;

@@ -1,7 +1,8 @@
 //! The driver of a gang: a job with several VMs ([`perigee_model::gang`] decides, this carries it out).
 //!
 //! ```text
-//! queued      the scheduler gives hosts for all members, or for none; they are recorded with one write
+//! queued      the scheduler gives hosts for all members, or for none; they are recorded with one write, and with the
+//!             members' addresses: a gang that waits for addresses holds no host
 //! staging     the members are made, each with its placement, so that none waits in the queue
 //! starting    each member's guest has its address and says that it is ready
 //! running     all were ready: each is told to begin
@@ -17,25 +18,27 @@
 //! them may be stopped anywhere, and goes on from the records.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use perigee_model::gang::{Next, Seen, Verdict, Wish, member_of, next};
 use perigee_model::guest::{GuestGang, GuestKey, GuestMember};
 use perigee_model::job::{
     HostState, Job, JobOutputs, JobSpec, JobState, LogLine, Member, Restart, Start,
 };
+use perigee_model::network::Card;
 use perigee_model::states::JobEvent;
 use perigee_model::tenant::SEPARATOR;
 use perigee_model::vm::NetworkKind;
-use perigee_model::{HostId, JobId, Problem};
+use perigee_model::{HostId, JobId, Problem, ProblemKind};
 use perigee_planner::queue::Demand;
 use russh::keys::PrivateKey;
 use russh::keys::ssh_key::LineEnding;
 use russh::keys::ssh_key::private::Ed25519Keypair;
 
 use super::again::{Fate, Loss, fate};
-use super::cancel::CANCELLED;
+use super::cancel::{CANCELLED, STOPPED};
 use super::driver::{Run, Step};
+use super::guest::EARLY;
 use super::place::{self, JOB_DISKS};
 use super::{erase, log, new_record};
 use crate::cluster::{Cluster, HostLink, capacity, now_ms};
@@ -231,9 +234,12 @@ impl Run {
         let intent: Option<JobIntent> =
             self.cluster.records.read(&job_intent_key(&self.id)).await?;
         let intent = intent.unwrap_or_default();
-        let wish =
-            Wish { cancel: intent.cancel || intent.stop_vm, now: intent.now || intent.stop_vm };
+        let wish = Wish { cancel: intent.cancel, now: intent.now || intent.stop_vm };
         let state = self.gang()?.state;
+        if intent.stop_vm && !intent.cancel && self.record.value.ending.is_none() {
+            // As a job with one VM ends.
+            self.end(Ending::Failed, STOPPED.to_owned()).await?;
+        }
         let fails = self.record.value.ending.is_some() && state.verdict.is_none();
         let is_queued = self.job().state == JobState::Queued;
         if is_queued && state.verdict.is_none() && !wish.cancel && !fails {
@@ -289,8 +295,20 @@ impl Run {
         let Some(grant) = self.cluster.index.grant_of(&self.id) else { return Ok(Step::Leave) };
         let keys = GangKeys { user: new_key(&self.id)?, host: new_key(&self.id)? };
         let hosts = std::iter::once(&grant.host).chain(&grant.others).cloned().collect();
-        *self.gang()? =
-            Gang { hosts, traits: grant.traits.clone(), keys: Some(keys), ..Gang::default() };
+        let cluster = Arc::clone(&self.cluster);
+        self.ensure_network().await?;
+        // All get addresses or none, so two gangs never wait for those that the other one has.
+        let _turn = cluster.networks.turn().await;
+        let cards = match self.new_cards().await {
+            Err(problem) if problem.kind == ProblemKind::NoSpace => {
+                // They went in the meantime. The scheduler says so from now on.
+                cluster.index.take_back(&self.id);
+                return Ok(Step::Leave);
+            }
+            cards => cards?,
+        };
+        let traits = grant.traits.clone();
+        *self.gang()? = Gang { hosts, traits, cards, keys: Some(keys), ..Gang::default() };
         let job = &mut self.record.value.job;
         job.state = job.state.next(JobEvent::Placed)?;
         job.started_ms = Some(now_ms());
@@ -299,12 +317,33 @@ impl Run {
         Ok(Step::Again)
     }
 
+    /// Its own network is there, if it has one.
+    async fn ensure_network(&self) -> Result<(), Problem> {
+        match self.job().spec.network.name() == Some(&networks::own_name(&self.id)?) {
+            true => networks::ensure_own(&self.cluster, &self.id).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Cards for all members. The caller has its turn until they are recorded.
+    async fn new_cards(&self) -> Result<Vec<Card>, Problem> {
+        let spec = &self.job().spec;
+        let name = spec.network.name().ok_or_else(|| {
+            Problem::internal(format!("job {}", self.id), "its VMs have no network")
+        })?;
+        networks::cards(&self.cluster, name, spec.count as usize, &self.id).await
+    }
+
     /// Makes the members that are missing. One that was made is found again by its name.
     async fn make_members(&mut self, members: &Members) -> Result<Step, Problem> {
         let cluster = Arc::clone(&self.cluster);
         let spec = self.job().spec.clone();
-        if spec.network.name() == Some(&networks::own_name(&self.id)?) {
-            networks::ensure_own(&cluster, &self.id).await?;
+        if self.gang()?.cards.is_empty() {
+            // An older version of this controller has recorded the hosts.
+            self.ensure_network().await?;
+            let _turn = cluster.networks.turn().await;
+            self.gang()?.cards = self.new_cards().await?;
+            self.record.save().await?;
         }
         let changes = cluster.index.home_changes();
         let mut homes = Vec::new();
@@ -318,20 +357,11 @@ impl Run {
         if cluster.index.home_changes() != changes {
             return Ok(Step::Again);
         }
-        let hosts = self.gang()?.hosts.clone();
-        let network = spec.network.name().cloned();
-        let network = network.ok_or_else(|| {
-            Problem::internal(format!("job {}", self.id), "its VMs have no network")
-        })?;
-        let missing = members.iter().filter(|member| member.is_none()).count();
-        // All get addresses or none, so two gangs never wait for those that the other one has.
-        let _turn = cluster.networks.turn().await;
-        let mut cards = networks::cards(&cluster, &network, missing, &self.id).await?.into_iter();
-        for ((rank, host), _) in
-            (0..).zip(&hosts).zip(members).filter(|(_, member)| member.is_none())
-        {
+        let Gang { hosts, cards, .. } = self.gang()?.clone();
+        let each = (0..).zip(&hosts).zip(&cards).zip(members);
+        for (((rank, host), card), _) in each.filter(|(_, member)| member.is_none()) {
             let mut member = self.new_member(rank, host)?;
-            member.card = cards.next();
+            member.card = Some(card.clone());
             let placed = place::disks(
                 &member.job.id,
                 &member.job.spec,
@@ -366,6 +396,7 @@ impl Run {
             count: spec.count,
             mpi: spec.mpi,
             ready: false,
+            begun: false,
             lost: None,
         };
         if member.serves() {
@@ -373,8 +404,7 @@ impl Run {
             spec.timeout_s = None;
         }
         (spec.count, spec.mpi, spec.may_migrate) = (1, false, false);
-        spec.outputs_to =
-            spec.outputs_to.map(|to| format!("{}/rank-{rank}", to.trim_end_matches('/')));
+        spec.outputs_to = spec.outputs_to.map(|to| outputs::of_rank(&to, rank));
         let traits = gang.gang.as_ref().map(|gang| gang.traits.clone()).unwrap_or_default();
         let mut made = new_record(member_of(&self.id, rank), spec);
         made.job.submitted_ms = gang.job.submitted_ms;
@@ -385,6 +415,7 @@ impl Run {
         // Its VM and volumes have other names and numbers than those of an earlier run.
         made.restarts = gang.restarts;
         made.inputs.clone_from(&gang.inputs);
+        made.refused_by.clone_from(&gang.refused_by);
         made.member = Some(member);
         Ok(made)
     }
@@ -423,7 +454,8 @@ impl Run {
             _ => None,
         };
         let has_news = |member: &&&JobRecord| {
-            !member.job.reason.is_empty() && !member.job.state.is_final() && !waits(member)
+            let reason = &member.job.reason;
+            !reason.is_empty() && reason != AT_BARRIER && !member.job.state.is_final()
         };
         let first = all.iter().find(has_news);
         let reason = first.map_or_else(String::new, |member| {
@@ -516,6 +548,8 @@ impl Run {
         job.measured_s = all().filter_map(|job| job.measured_s).reduce(f64::max);
         job.progress = all().next().and_then(|first| first.progress.clone());
         job.outputs = outputs_of(all());
+        self.keep_outputs_from_now()?;
+        let job = &mut self.record.value.job;
         let event = match verdict {
             Some(Verdict::Cancelled { .. }) => JobEvent::Cancelled,
             Some(Verdict::Failed | Verdict::Lost) => JobEvent::Failed,
@@ -578,10 +612,14 @@ fn reason_of(member: &JobRecord) -> String {
     let job = &member.job;
     match job.exit_code.filter(|_| job.state == JobState::Collecting) {
         Some(code) => format!("the command ended with code {code}"),
+        None if job.state == JobState::Running && member.ending.is_none() => EARLY.to_owned(),
         None if job.reason.is_empty() => "its VM ended".to_owned(),
         None => job.reason.clone(),
     }
 }
+
+/// Shown of a member that is at the barrier.
+pub(super) const AT_BARRIER: &str = "it waits for the other VMs of its job";
 
 /// Whether it is at the barrier.
 fn waits(record: &JobRecord) -> bool {
@@ -631,22 +669,43 @@ impl Run {
         gang.and_then(|gang| Some(gang.gang.as_ref()?.state.released)).unwrap_or_default()
     }
 
-    /// Lets the guest's command start, once all are ready. The agent may forget it, so this is repeated.
-    pub(super) async fn ask_to_begin(&self, host: &HostLink) {
-        let Some(member) = self.record.value.member.as_ref().filter(|_| self.waits_for_gang())
-        else {
-            return;
-        };
+    /// Lets the guest's command start, once all are ready. The agent may forget it, so this is repeated. From the first time
+    /// on the guest has as long for it as for its boot, of the time in which its VM was seen running.
+    pub(super) async fn ask_to_begin(&mut self, host: &HostLink) -> Result<(), Problem> {
+        if !self.waits_for_gang() {
+            return Ok(());
+        }
+        let Some(member) = &mut self.record.value.member else { return Ok(()) };
         let gang = self.cluster.index.job(&member.gang);
         let state = gang.and_then(|gang| Some(gang.gang.as_ref()?.state)).unwrap_or_default();
         if !state.begun || state.verdict.is_some() {
-            return;
+            return Ok(());
+        }
+        if !member.begun {
+            member.begun = true;
+            self.record.value.counted_ms = 0;
+            self.record.save().await?;
         }
         let path = format!("/v1/vms/{}/begin-command", vm_of(&self.id));
         let asked = host.agent.post::<serde_json::Value>(&path, &serde_json::json!({})).await;
-        if let Err(problem) = asked {
-            tracing::debug!("job {}: {problem}", self.id);
-        }
+        self.not_begun = asked.err().map(|problem| {
+            format!(
+                "host {} can't tell its guest to begin: {}: {}",
+                host.id, problem.what, problem.why
+            )
+        });
+        Ok(())
+    }
+
+    /// Why its command has not begun in time, if the others were all ready that long ago.
+    pub(super) fn begins_late(&self) -> Option<String> {
+        let member = self.record.value.member.as_ref()?;
+        let limit = self.cluster.timing.boot_deadline;
+        let is_late = Duration::from_millis(self.record.value.counted_ms) > limit;
+        (member.begun && is_late).then(|| {
+            let why = self.not_begun.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+            format!("the guest did not begin its command within {} s{why}", limit.as_secs_f64())
+        })
     }
 
     /// A member's seed names all the others, so it is written when each has its card.

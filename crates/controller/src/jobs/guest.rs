@@ -19,6 +19,13 @@ const TEXT_BYTES_MAX: usize = 1000;
 pub(super) const OLD_RUNNER: &str = "; if the image was saved or built with an older version of Perigee, its runner may not know this job: \
      build or save the image again";
 
+/// Why a gang fails whose guests do not wait for each other.
+const OLD_RUNNER_OF_GANG: &str =
+    "its image has a runner of an older version, which waits for no other VM";
+
+/// The same, of a guest that has said that it waits.
+pub(super) const EARLY: &str = "its guest began before the other VMs were ready";
+
 /// The limit of a log line. The runner splits longer lines; only a guest with another program sends them.
 const LINE_BYTES_MAX: usize = 8 << 10;
 
@@ -68,8 +75,9 @@ fn take(record: &mut JobRecord, when: When, body: GuestBody) {
                 member.ready = true;
             }
         }
-        GuestBody::Started if record.member.as_ref().is_some_and(|member| !member.ready) => {
-            fail(record, "its image has a runner of an older version, which waits for no other VM");
+        GuestBody::Started | GuestBody::Exited { .. } if begins_early(record) => {
+            let is_ready = record.member.as_ref().is_some_and(|member| member.ready);
+            fail(record, if is_ready { EARLY } else { OLD_RUNNER_OF_GANG });
         }
         GuestBody::Started => {
             started(record, when);
@@ -89,6 +97,12 @@ fn take(record: &mut JobRecord, when: When, body: GuestBody) {
             fail(record, format!("the runner in the guest: {reason}{hint}"));
         }
     }
+}
+
+/// Whether it is a gang's member whose guest was not told to begin.
+fn begins_early(record: &JobRecord) -> bool {
+    let is_told = record.member.as_ref().is_none_or(|member| member.ready && member.begun);
+    record.job.state == JobState::Starting && !is_told
 }
 
 /// Whether the command starts with this message. It starts only once.

@@ -55,7 +55,7 @@ const ERASURE_AGAIN: Duration = Duration::from_millis(10);
 
 pub use again::{Fate, Loss, fate};
 pub use driver::drive;
-pub use gang::log_of;
+pub use gang::{log_of, members};
 #[cfg(feature = "fuzzing")]
 pub(crate) use guest::apply;
 pub use log::PAGE_LINES_MAX;

@@ -8,6 +8,7 @@ use perigee_model::{JobId, Problem, TenantName};
 
 use super::remove;
 use crate::cluster::{Cluster, now_ms};
+use crate::jobs;
 
 /// The time between two searches.
 const EVERY: Duration = Duration::from_secs(60);
@@ -32,7 +33,11 @@ pub async fn expire(cluster: &Arc<Cluster>, now_ms: u64) -> Result<usize, Proble
     let mut deleted = 0;
     for record in cluster.jobs().await? {
         let until_ms = record.job.outputs.as_ref().and_then(|outputs| outputs.kept_until_ms);
-        if !record.job.state.is_final() || until_ms.is_none_or(|until_ms| until_ms > now_ms) {
+        // What a member has goes with all that its gang has, and only when that has ended.
+        if record.member.is_some()
+            || !record.job.state.is_final()
+            || until_ms.is_none_or(|until_ms| until_ms > now_ms)
+        {
             continue;
         }
         let id = record.job.id;
@@ -48,6 +53,12 @@ async fn expire_one(cluster: &Arc<Cluster>, id: &JobId, now_ms: u64) -> Result<(
     // The job has ended, so no driver has its record.
     let Some(mut record) = cluster.own_job(id).await? else { return Ok(()) };
     remove(cluster, &record.value.job).await?;
+    for member in jobs::members(cluster, &record.value).await? {
+        if let Some(mut member) = cluster.own_job(&member.job.id).await? {
+            member.value.job.outputs = None;
+            member.save().await?;
+        }
+    }
     let Some(outputs) = record.value.job.outputs.take() else { return Ok(()) };
     record.save().await?;
     let request = format!("DELETE {} (its time is over)", outputs.at);

@@ -29,6 +29,44 @@ pub struct Counts {
     pub gets: AtomicU64,
     pub lists: AtomicU64,
     pub writes: AtomicU64,
+    #[cfg(test)]
+    cut: std::sync::OnceLock<Arc<Cut>>,
+}
+
+/// Ends all writes of a controller at one of them, as if it was killed then. Tests then start another one.
+#[cfg(test)]
+#[derive(Debug)]
+pub struct Cut {
+    /// Writes of keys with this in them are counted.
+    of: String,
+    left: AtomicU64,
+}
+
+#[cfg(test)]
+impl Cut {
+    pub fn is_reached(&self) -> bool {
+        self.left.load(Ordering::SeqCst) == 0
+    }
+}
+
+#[cfg(test)]
+impl Counts {
+    /// From this write on, of those of keys with `of` in them, nothing is written any more.
+    pub fn cut_at(&self, of: &str, write: u64) -> Arc<Cut> {
+        let cut = Cut { of: of.to_owned(), left: AtomicU64::new(write) };
+        Arc::clone(self.cut.get_or_init(|| Arc::new(cut)))
+    }
+
+    async fn stop_at_cut(&self, key: &str) {
+        let Some(cut) = self.cut.get() else { return };
+        let less = |left: u64| left.checked_sub(1);
+        if key.contains(&cut.of) {
+            cut.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).ok();
+        }
+        if cut.is_reached() {
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 impl Records {
@@ -53,6 +91,8 @@ impl Records {
         write: Write,
     ) -> Result<Swap, StoreError> {
         self.counts.writes.fetch_add(1, Ordering::Relaxed);
+        #[cfg(test)]
+        self.counts.stop_at_cut(key).await;
         self.store.compare_and_swap(key, expected, write).await
     }
 

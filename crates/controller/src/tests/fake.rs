@@ -91,6 +91,8 @@ pub struct Inside {
     pub refuse_migration: bool,
     /// It has not what its VMs need.
     pub starts_no_vm: bool,
+    /// Its agent is of an older version, and does not know that guests wait.
+    pub lets_nothing_begin: bool,
     /// What stands on its images.
     pub image_children: u64,
     pub images: BTreeMap<ImageName, ImageInfo>,

@@ -1,11 +1,11 @@
 //! Gangs: jobs with several VMs.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use perigee_model::guest::{GuestBody, LogStream, Seed};
 use perigee_model::job::{Access, Job, JobSpec, JobState, Restart, Start};
+use perigee_model::lasting::NewVm;
 use perigee_model::vm::{NetworkKind, VmNetwork, VmStatus};
 use perigee_model::{JobId, ProblemKind, VmId, VolumeName};
 use sha2::Digest;
@@ -13,7 +13,8 @@ use sha2::Digest;
 use super::fake::{FakeHost, Inside};
 use super::gone::second_home;
 use super::queue::unreachable;
-use super::{Lab, PATIENCE, spec, vm_of, wait_for};
+use super::{Lab, PATIENCE, TIMING, data_volume, lasting, spec, vm_of, wait_for};
+use crate::cluster::Timing;
 use crate::{jobs, networks};
 
 fn gang(count: u32) -> JobSpec {
@@ -36,6 +37,8 @@ fn member(id: &JobId, rank: u32) -> VmId {
 enum Does {
     Ends(i32),
     RunsOn,
+    /// It is ready, and never begins.
+    Hangs,
 }
 
 fn said(vm: &super::fake::FakeVm, is: impl Fn(&GuestBody) -> bool) -> bool {
@@ -59,14 +62,15 @@ fn put_output(inside: &mut Inside, vm: &VmId) -> GuestBody {
 /// Each guest does what it can do next. No command runs before all guests were ready.
 fn play(hosts: &[&FakeHost], does: &impl Fn(u32) -> Does) {
     let mut ready: BTreeMap<VmId, bool> = BTreeMap::new();
+    let is_member = |vm: &VmId| perigee_model::gang::of_member(vm.as_str()).is_some();
     for host in hosts {
-        for (vm, guest) in &host.inside().vms {
+        for (vm, guest) in host.inside().vms.iter().filter(|(vm, _)| is_member(vm)) {
             ready.insert(vm.clone(), said(guest, |body| *body == GuestBody::Ready));
         }
     }
     for host in hosts.iter().filter(|host| !host.inside().down) {
         let all: Vec<VmId> = host.inside().vms.keys().cloned().collect();
-        for vm in all {
+        for vm in all.into_iter().filter(is_member) {
             let (has, next) = {
                 let inside = host.inside();
                 let Some(guest) = inside.vms.get(&vm) else { continue };
@@ -79,6 +83,8 @@ fn play(hosts: &[&FakeHost], does: &impl Fn(u32) -> Does) {
                 let has = (said(guest, exited), said(guest, finished));
                 let next = if !said(guest, |body| *body == GuestBody::Ready) {
                     Some(GuestBody::Ready)
+                } else if does(rank) == Does::Hangs {
+                    None
                 } else if !said(guest, |body| *body == GuestBody::Started) {
                     guest.may_begin.then_some(GuestBody::Started)
                 } else if has.0 {
@@ -88,7 +94,7 @@ fn play(hosts: &[&FakeHost], does: &impl Fn(u32) -> Does) {
                 } else {
                     match does(rank) {
                         Does::Ends(code) => Some(GuestBody::Exited { code }),
-                        Does::RunsOn => None,
+                        Does::RunsOn | Does::Hangs => None,
                     }
                 };
                 (has, next)
@@ -253,6 +259,7 @@ async fn a_gang_is_cancelled_as_one_in_each_of_its_states() {
         let job = until(&lab, &hosts, id, |_| Does::RunsOn, |job| job.state.is_final()).await;
         assert_eq!((job.state, job.reason.as_str()), (JobState::Cancelled, "cancelled on request"));
     }
+    hosts.iter().for_each(|host| host.inside().no_new_volumes = true);
     let id = lab.submit(gang(2)).await;
     lab.wait_for_state(&id, JobState::Staging).await;
     cancel(id.clone()).await.expect("cancel");
@@ -327,6 +334,323 @@ async fn a_gang_that_loses_a_host_starts_again_as_one() {
     lab.wait_for_clean_hosts().await;
 }
 
+fn all_run(job: &Job) -> bool {
+    !job.members.is_empty() && job.members.iter().all(|one| one.state == JobState::Running)
+}
+
+/// Nothing of any job is left there.
+async fn wait_until_clean(hosts: &[&FakeHost]) {
+    wait_for("clean hosts", async || {
+        let is_clean = |host: &&FakeHost| {
+            let inside = host.inside();
+            let own = inside.volumes.keys().filter(|name| **name != data_volume()).count();
+            inside.vms.is_empty() && inside.attachments.is_empty() && own == 0
+        };
+        hosts.iter().all(is_clean).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn each_start_of_a_gang_is_taken_down_also_while_a_lost_host_stays_away() {
+    for at_once in [false, true] {
+        let lab = Lab::up().await;
+        let second = second_home(&lab).await;
+        let hosts = [&lab.home, &lab.cloud, &second];
+        let restart = Restart::OnHostFailure;
+        let id = lab.submit(JobSpec { restart, memory_bytes: 400 << 20, ..gang(3) }).await;
+        until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
+        let lost = host_of(&hosts, &member(&id, 2));
+        unreachable(&lab, lost).await;
+        let starts_of = || (0..3).map(|rank| starts(&hosts, &member(&id, rank)));
+        let again = |job: &Job| starts_of().all(|starts| starts == 2) && all_run(job);
+        until(&lab, &hosts, &id, |_| Does::RunsOn, again).await;
+        if at_once {
+            let cancel = jobs::intend(&lab.cluster, &id, |intent| {
+                (intent.cancel, intent.now) = (true, true);
+            });
+            cancel.await.expect("cancel");
+        }
+        let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
+        let expected = if at_once { JobState::Cancelled } else { JobState::Succeeded };
+        assert_eq!(job.state, expected, "{}", job.reason);
+        let others: Vec<&FakeHost> = hosts.into_iter().filter(|host| host.id != lost.id).collect();
+        wait_until_clean(&others).await;
+        assert!(!lost.inside().vms.is_empty(), "it was away");
+        lost.inside().down = false;
+        wait_until_clean(&hosts).await;
+    }
+}
+
+#[tokio::test]
+async fn a_lost_member_with_nothing_left_to_do_does_not_start_a_gang_again() {
+    let lab = Lab::up().await;
+    let second = second_home(&lab).await;
+    let hosts = [&lab.home, &lab.cloud, &second];
+    let restart = Restart::OnHostFailure;
+    let spec = JobSpec { restart, memory_bytes: 400 << 20, mpi: true, ..gang(3) };
+    let id = lab.submit(spec).await;
+    let job = until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
+    let first = host_of(&hosts, &member(&id, 0));
+    let lost = job.members.iter().find(|one| one.host.as_ref() != Some(&first.id));
+    let lost = host_of(&hosts, &lost.expect("another host").vm);
+    first.say(&member(&id, 0), GuestBody::Exited { code: 0 });
+    let is_done = |job: &Job| job.members[0].state == JobState::Collecting;
+    lab.wait_for_job(&id, "done", is_done).await;
+    unreachable(&lab, lost).await;
+    let finished = put_output(&mut first.inside(), &member(&id, 0));
+    first.say(&member(&id, 0), finished);
+    let job = until(
+        &lab,
+        &hosts,
+        &id,
+        |_| Does::RunsOn,
+        |job| job.state.is_final() || job.reason.contains("start again"),
+    )
+    .await;
+    assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
+    assert!(job.reason.contains("was lost at host"), "people are told: {}", job.reason);
+    for rank in 0..3 {
+        assert_eq!(starts(&hosts, &member(&id, rank)), 1, "rank {rank}");
+    }
+}
+
+#[tokio::test]
+async fn a_gang_that_waits_for_a_vm_without_a_job_stops_nobody_else() {
+    let lab = Lab::up().await;
+    let hosts = [&lab.home, &lab.cloud];
+    let vm = NewVm { memory_bytes: 600 << 20, volumes: Vec::new(), ..lasting::new_vm("home1") };
+    lab.make_vm(vm).await;
+    lab.runs().await;
+    let id = lab.submit(JobSpec { memory_bytes: 400 << 20, ..gang(4) }).await;
+    let why = |job: &Job| job.reason.contains("VMs without a job");
+    let job = lab.wait_for_job(&id, "waiting", why).await;
+    assert_eq!(job.state, JobState::Queued);
+    let small = lab.submit(JobSpec { count: 1, ..gang(1) }).await;
+    lab.wait_for_job(&small, "starting", |job| job.started_ms.is_some()).await;
+    jobs::intend(&lab.cluster, &small, |intent| intent.cancel = true).await.expect("cancel");
+    let web = VmId::new("web").expect("a name");
+    crate::vms::lasting::delete(&lab.cluster, &web, true).await.expect("deleted");
+    let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
+    assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
+}
+
+#[tokio::test]
+async fn a_gang_that_waits_for_addresses_holds_no_host() {
+    let lab = Lab::up().await;
+    let hosts = [&lab.home, &lab.cloud];
+    let name = small_network(&lab).await;
+    let network = NetworkKind::Cluster(name);
+    let mut others = Vec::new();
+    for _ in 0..3 {
+        let one = JobSpec { network: network.clone(), ..gang(1) };
+        others.push(lab.submit(one).await);
+    }
+    for id in &others {
+        run_alone(&lab, &hosts, id).await;
+    }
+    let id = lab.submit(JobSpec { network, memory_bytes: 400 << 20, ..gang(3) }).await;
+    let why = |job: &Job| job.reason.contains("of the 5 addresses of 10.7.0.0/29, 2 are free");
+    let job = lab.wait_for_job(&id, "waiting", why).await;
+    assert_eq!((job.state, job.members.len()), (JobState::Queued, 0), "{}", job.reason);
+    // It would have taken this room.
+    let mut meanwhile = Vec::new();
+    for host in ["home1", "cloud1"] {
+        let start = Start::Host(perigee_model::HostId::new(host).expect("a name"));
+        meanwhile.push(lab.submit(JobSpec { start, memory_bytes: 700 << 20, ..gang(1) }).await);
+    }
+    for id in &meanwhile {
+        run_alone(&lab, &hosts, id).await;
+    }
+    for id in others.iter().chain(&meanwhile) {
+        jobs::intend(&lab.cluster, id, |intent| intent.cancel = true).await.expect("cancel");
+    }
+    let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
+    assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
+}
+
+/// A job with one VM runs.
+async fn run_alone(lab: &Lab, hosts: &[&FakeHost], id: &JobId) {
+    let vm = vm_of(id);
+    let host = wait_for(&format!("VM {vm}"), async || {
+        hosts.iter().find(|host| host.inside().vms.contains_key(&vm)).copied()
+    })
+    .await;
+    host.say(&vm, GuestBody::Started);
+    lab.wait_for_state(id, JobState::Running).await;
+}
+
+#[tokio::test]
+async fn the_networks_that_gangs_have_for_themselves_are_none_of_the_tenant_s() {
+    let lab = Lab::up().await;
+    let subnet: perigee_model::network::Subnet = "10.7.0.0/29".parse().expect("addresses");
+    let new = |number: usize| {
+        let name = format!("n{number}").parse().expect("a name");
+        perigee_model::network::NewNetwork { name, subnet, nat: false }
+    };
+    let running = lab.submit(gang(2)).await;
+    let hosts = [&lab.home, &lab.cloud];
+    until(&lab, &hosts, &running, |_| Does::RunsOn, all_run).await;
+    for number in 0..100 {
+        networks::create(&lab.cluster, new(number)).await.expect("a network");
+    }
+    networks::create(&lab.cluster, new(100)).await.expect_err("too many");
+    let id = lab.submit(gang(2)).await;
+    let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
+    assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
+}
+
+#[tokio::test]
+async fn a_gang_s_own_network_is_nobody_else_s() {
+    let lab = Lab::up().await;
+    let hosts = [&lab.home, &lab.cloud];
+    let id = lab.submit(gang(2)).await;
+    until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
+    let network = NetworkKind::Cluster(networks::own_name(&id).expect("a name"));
+    let vm = NewVm { network: network.clone(), ..lasting::new_vm("home1") };
+    let made = crate::vms::lasting::create(&lab.cluster, vm, "ann".to_owned()).await;
+    let refused = made.expect_err("it goes with the job");
+    assert!(refused.why.contains("is job g-0001's own"), "{refused}");
+    let other = JobSpec { network, ..gang(1) };
+    jobs::submit(&lab.cluster, other).await.expect_err("it goes with the job");
+    let subnet = "10.7.0.0/24".parse().expect("addresses");
+    let name: perigee_model::NetworkName = "sort-0007".parse().expect("a name");
+    let new = perigee_model::network::NewNetwork { name, subnet, nat: false };
+    let refused = networks::create(&lab.cluster, new).await.expect_err("a job's name");
+    assert_eq!(refused.kind, ProblemKind::Invalid, "{refused}");
+}
+
+#[tokio::test]
+async fn behind_the_barrier_each_member_has_a_limit() {
+    let mut lab = Lab::up().await;
+    for lets_nothing_begin in [false, true] {
+        let id = lab.submit(gang(2)).await;
+        let does = |rank| if rank == 0 { Does::RunsOn } else { Does::Hangs };
+        let hosts = [&lab.home, &lab.cloud];
+        hosts.iter().for_each(|h| h.inside().lets_nothing_begin = lets_nothing_begin);
+        let begun = |job: &Job| match lets_nothing_begin {
+            false => job.members[..].first().is_some_and(|one| one.state == JobState::Running),
+            true => job.state == JobState::Running && job.reason.contains("begin-command"),
+        };
+        until(&lab, &hosts, &id, does, begun).await;
+        lab.supervisor.stop().await;
+        let short = Duration::from_millis(200);
+        lab.start_controller(Timing { boot_deadline: short, ..TIMING }).await;
+        let hosts = [&lab.home, &lab.cloud];
+        let job = until(&lab, &hosts, &id, does, |job| job.state.is_final()).await;
+        assert_eq!(job.state, JobState::Failed, "{}", job.reason);
+        assert!(job.reason.contains("did not begin its command"), "{}", job.reason);
+        assert_eq!(job.reason.contains("begin-command"), lets_nothing_begin, "{}", job.reason);
+        lab.wait_for_clean_hosts().await;
+        lab.supervisor.stop().await;
+        lab.start_controller(TIMING).await;
+    }
+}
+
+#[tokio::test]
+async fn a_guest_that_does_not_wait_for_the_others_ends_its_gang() {
+    for early in [GuestBody::Started, GuestBody::Exited { code: 0 }] {
+        let lab = Lab::up().await;
+        let hosts = [&lab.home, &lab.cloud];
+        let id = lab.submit(gang(2)).await;
+        let vm = member(&id, 1);
+        let host = wait_for("its VM", async || {
+            hosts.iter().find(|host| host.inside().vms.contains_key(&vm)).copied()
+        })
+        .await;
+        host.say(&vm, GuestBody::Ready);
+        host.say(&vm, early);
+        let job = lab.wait_for_job(&id, "over", |job| job.state.is_final()).await;
+        assert_eq!(job.state, JobState::Failed);
+        assert!(job.reason.contains("before the other VMs were ready"), "{}", job.reason);
+        lab.wait_for_clean_hosts().await;
+    }
+}
+
+#[tokio::test]
+async fn a_gang_that_no_host_can_start_fails_with_the_reason() {
+    let lab = Lab::up().await;
+    let hosts = [&lab.home, &lab.cloud];
+    hosts.iter().for_each(|host| host.inside().starts_no_vm = true);
+    let id = lab.submit(gang(2)).await;
+    let job = until(&lab, &hosts, &id, |_| Does::RunsOn, |job| job.state.is_final()).await;
+    assert_eq!(job.state, JobState::Failed);
+    assert!(job.reason.contains("no host can start its VM"), "{}", job.reason);
+}
+
+#[tokio::test]
+async fn a_member_that_is_stopped_fails_its_gang_as_it_would_a_job() {
+    let lab = Lab::up().await;
+    let hosts = [&lab.home, &lab.cloud];
+    let id = lab.submit(gang(2)).await;
+    until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
+    let stop = perigee_model::lasting::StopVm { force: false };
+    crate::vms::stop(&lab.cluster, &member(&id, 1), stop).await.expect("stopped");
+    let job = until(&lab, &hosts, &id, |_| Does::RunsOn, |job| job.state.is_final()).await;
+    let reason = "its VM was stopped on request";
+    assert_eq!((job.state, job.reason.as_str()), (JobState::Failed, reason));
+}
+
+#[tokio::test]
+async fn outputs_of_a_member_are_kept_for_as_long_as_those_of_its_gang() {
+    let lab = Lab::up().await;
+    let hosts = [&lab.home, &lab.cloud];
+    let id = lab.submit(JobSpec { keep_outputs_s: Some(3600), ..gang(2) }).await;
+    let does = |rank| if rank == 1 { Does::Ends(0) } else { Does::RunsOn };
+    let early = |job: &Job| job.members.get(1).is_some_and(|one| one.state == JobState::Succeeded);
+    until(&lab, &hosts, &id, does, early).await;
+    let later = crate::cluster::now_ms() + 2 * 3600 * 1000;
+    let tree = lab.dir.path().join("data/tenants/default/tree/jobs/g-0001");
+    assert_eq!(crate::outputs::expire(&lab.cluster, later).await.expect("a search"), 0);
+    assert!(tree.join("rank-1/output/who").exists(), "the job has not ended");
+    until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
+    assert_eq!(crate::outputs::expire(&lab.cluster, later).await.expect("a search"), 1);
+    assert!(!tree.exists());
+    assert_eq!(lab.job(&id).await.outputs, None);
+}
+
+#[tokio::test]
+async fn a_place_for_outputs_is_refused_that_has_no_room_for_the_names_of_the_ranks() {
+    let lab = Lab::up().await;
+    for (names, length) in [(64, 1), (16, 255)] {
+        let deep = vec!["a".repeat(length); names].join("/");
+        let to = Some(format!("repo://default/{deep}"));
+        let spec = JobSpec { outputs_to: to, ..gang(2) };
+        crate::outputs::check(&lab.cluster, &JobSpec { count: 1, ..spec.clone() })
+            .await
+            .expect("room");
+        let refused = jobs::submit(&lab.cluster, spec).await.expect_err("no room");
+        assert_eq!(refused.kind, ProblemKind::Invalid, "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn outputs_that_could_not_go_where_the_file_says_go_with_their_gang() {
+    let lab = Lab::up().await;
+    let hosts = [&lab.home, &lab.cloud];
+    let id =
+        lab.submit(JobSpec { outputs_to: Some("repo://default/results".into()), ..gang(2) }).await;
+    until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
+    let tree = lab.dir.path().join("data/tenants/default/tree");
+    std::fs::create_dir(tree.join("results")).expect("a directory");
+    std::fs::write(tree.join("results/rank-1"), "in the way").expect("a file");
+    let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
+    assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
+    assert!(job.reason.contains("repo://default/results/rank-1 is a file"), "{}", job.reason);
+    assert!(tree.join("jobs/g-0001/rank-1/output/who").exists());
+    jobs::delete(&lab.cluster, &id, false).await.expect("delete");
+    assert!(!tree.join("jobs").exists(), "nothing of it is left among the jobs");
+    assert!(tree.join("results/rank-0/output/who").exists(), "what the file names is kept");
+}
+
+async fn small_network(lab: &Lab) -> perigee_model::NetworkName {
+    let name: perigee_model::NetworkName = "tiny".parse().expect("a name");
+    let subnet = "10.7.0.0/29".parse().expect("addresses");
+    let new = perigee_model::network::NewNetwork { name: name.clone(), subnet, nat: false };
+    networks::create(&lab.cluster, new).await.expect("a network");
+    name
+}
+
 #[tokio::test]
 async fn a_gang_in_a_named_network_leaves_it_there() {
     let lab = Lab::up().await;
@@ -352,11 +676,7 @@ async fn a_gang_in_a_named_network_leaves_it_there() {
 async fn two_gangs_in_a_small_network_never_wait_for_each_other_s_addresses() {
     let lab = Lab::up().await;
     let hosts = [&lab.home, &lab.cloud];
-    let name: perigee_model::NetworkName = "tiny".parse().expect("a name");
-    let subnet = "10.7.0.0/29".parse().expect("addresses");
-    let new = perigee_model::network::NewNetwork { name: name.clone(), subnet, nat: false };
-    networks::create(&lab.cluster, new).await.expect("a network");
-    let network = NetworkKind::Cluster(name);
+    let network = NetworkKind::Cluster(small_network(&lab).await);
     let few = JobSpec { network: network.clone(), ..gang(3) };
     let ids = [lab.submit(few.clone()).await, lab.submit(few).await];
     for id in &ids {
@@ -374,67 +694,122 @@ enum Story {
     Ends,
     Fails,
     IsCancelled,
+    /// Its first host is lost, and does not come back.
+    IsLost,
 }
 
-fn written(lab: &Lab) -> u64 {
-    lab.cluster.records.counts.writes.load(Ordering::Relaxed)
-}
-
-/// The controller is killed after so many of its writes, and started again.
-async fn killed_after(writes: u64, story: Story) -> bool {
+/// The controller is killed instead of this write among those of the gang, and started again. Returns false if the gang
+/// has ended with fewer writes.
+async fn killed_at(write: u64, story: Story) -> bool {
     let mut lab = Lab::up().await;
-    let before = written(&lab);
-    let id = lab.submit(gang(2)).await;
-    let does = |rank| match story {
-        Story::Ends => Does::Ends(0),
-        Story::Fails if rank == 1 => Does::Ends(3),
-        Story::Fails | Story::IsCancelled => Does::RunsOn,
-    };
-    let (mut was_killed, mut was_cancelled) = (false, false);
+    let second = second_home(&lab).await;
+    let cut = lab.cluster.records.counts.cut_at("g-0001", write);
+    let restart = Restart::OnHostFailure;
+    let new = JobSpec { restart, memory_bytes: 400 << 20, ..gang(2) };
+    let cluster = lab.cluster.clone();
+    let submission = tokio::spawn(async move { jobs::submit(&cluster, new).await });
+    let id = JobId::new("g-0001").expect("a name");
+    let (mut is_cut, mut was_asked) = (false, false);
+    let mut lost = None;
     let begun = Instant::now();
     let job = loop {
-        play(&[&lab.home, &lab.cloud], &does);
-        let job = lab.job(&id).await;
-        if job.state.is_final() {
-            break job;
-        }
-        if story == Story::IsCancelled && !was_cancelled && job.state == JobState::Running {
-            was_cancelled = true;
-            let cancel = jobs::intend(&lab.cluster, &id, |intent| intent.cancel = true);
-            cancel.await.expect("cancel");
-        }
-        if !was_killed && written(&lab) >= before + writes {
-            was_killed = true;
+        if !is_cut && cut.is_reached() {
+            is_cut = true;
+            submission.abort();
             lab.restart_controller().await;
+            if jobs::get(&lab.cluster, &id).await.is_err() {
+                // It was cut before anything was recorded.
+                lab.supervisor.stop().await;
+                return true;
+            }
         }
-        assert!(begun.elapsed() < PATIENCE, "{story:?} after {writes} writes: {job:?}");
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        let hosts = [&lab.home, &lab.cloud, &second];
+        let started = (0..2).map(|rank| starts(&hosts, &member(&id, rank))).max().unwrap_or(0);
+        let does = |rank| match story {
+            Story::Ends => Does::Ends(0),
+            Story::Fails if rank == 1 => Does::Ends(3),
+            Story::IsLost if started > 1 => Does::Ends(0),
+            Story::Fails | Story::IsCancelled | Story::IsLost => Does::RunsOn,
+        };
+        play(&hosts, &does);
+        if let Ok(job) = jobs::get(&lab.cluster, &id).await {
+            if job.state.is_final() {
+                break job;
+            }
+            let runs = all_run(&job);
+            if runs && story == Story::IsCancelled && (!was_asked || is_cut) {
+                was_asked = true;
+                // This may be what is cut, and is then asked for again.
+                let cluster = lab.cluster.clone();
+                let of = id.clone();
+                tokio::spawn(async move {
+                    jobs::intend(&cluster, &of, |intent| intent.cancel = true).await.ok();
+                });
+            }
+            if runs && story == Story::IsLost && lost.is_none() {
+                let host = job.members[0].host.clone();
+                let host = hosts.into_iter().find(|of| Some(&of.id) == host.as_ref());
+                let host = host.expect("its host");
+                host.inside().down = true;
+                lost = Some(host.id.clone());
+            }
+            let waited = begun.elapsed();
+            assert!(waited < PATIENCE, "{story:?} without write {write}: {job:?}");
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
     };
     let expected = match story {
-        Story::Ends => JobState::Succeeded,
+        Story::Ends | Story::IsLost => JobState::Succeeded,
         Story::Fails => JobState::Failed,
         Story::IsCancelled => JobState::Cancelled,
     };
-    assert_eq!(job.state, expected, "{story:?} after {writes} writes: {}", job.reason);
+    assert_eq!(job.state, expected, "{story:?} without write {write}: {}", job.reason);
+    let hosts = [&lab.home, &lab.cloud, &second];
+    let runs = if story == Story::IsLost { 2 } else { 1 };
     for rank in 0..2 {
-        let started = starts(&[&lab.home, &lab.cloud], &member(&id, rank));
-        assert_eq!(started, 1, "{story:?} after {writes} writes: rank {rank}");
+        let started = starts(&hosts, &member(&id, rank));
+        assert_eq!(started, runs, "{story:?} without write {write}: rank {rank}");
     }
-    lab.wait_for_clean_hosts().await;
+    let there: Vec<&FakeHost> =
+        hosts.into_iter().filter(|host| Some(&host.id) != lost.as_ref()).collect();
+    wait_until_clean(&there).await;
     let own = networks::own_name(&id).expect("a name");
     networks::find(&lab.cluster, &own).await.expect_err("its network went with it");
     lab.supervisor.stop().await;
-    was_killed
+    is_cut
+}
+
+/// Tries each write, several at once.
+async fn killed_at_each_write(story: Story) {
+    const AT_ONCE: u64 = 8;
+    let mut write = 1;
+    loop {
+        let tries = (write..write + AT_ONCE).map(|write| killed_at(write, story));
+        let were_cut = futures_util::future::join_all(tries).await;
+        write += AT_ONCE;
+        if were_cut.contains(&false) {
+            break;
+        }
+    }
+    assert!(write > 2 * AT_ONCE, "{story:?}: it was killed at {write} writes only");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_controller_that_is_killed_at_any_step_of_a_gang_neither_loses_nor_doubles_a_member() {
-    for story in [Story::Ends, Story::Fails, Story::IsCancelled] {
-        let mut writes = 1;
-        // Until the gang ends before that.
-        while killed_after(writes, story).await {
-            writes += 3;
-        }
-        assert!(writes > 10, "{story:?}: it was killed {writes} times only");
-    }
+async fn a_controller_that_is_killed_at_any_write_of_a_gang_neither_loses_nor_doubles_a_member() {
+    killed_at_each_write(Story::Ends).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_controller_that_is_killed_at_any_write_of_a_gang_that_fails_ends_all_of_it() {
+    killed_at_each_write(Story::Fails).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_controller_that_is_killed_at_any_write_of_a_gang_that_is_cancelled_ends_all_of_it() {
+    killed_at_each_write(Story::IsCancelled).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_controller_that_is_killed_at_any_write_of_a_gang_that_is_lost_starts_it_again_once() {
+    killed_at_each_write(Story::IsLost).await;
 }

@@ -22,7 +22,7 @@ fn web() -> VmId {
     VmId::new("web").expect("a name")
 }
 
-fn new_vm(host: &str) -> NewVm {
+pub fn new_vm(host: &str) -> NewVm {
     NewVm {
         name: web(),
         image: ImageName::new("debian").expect("a name"),
@@ -41,7 +41,7 @@ fn new_vm(host: &str) -> NewVm {
 }
 
 impl Lab {
-    async fn make_vm(&self, new: NewVm) -> Vm {
+    pub async fn make_vm(&self, new: NewVm) -> Vm {
         let owner = "ann".to_owned();
         lasting::create(&self.cluster, new, owner).await.expect("a VM")
     }
@@ -54,7 +54,7 @@ impl Lab {
         .await
     }
 
-    async fn runs(&self) -> Vm {
+    pub async fn runs(&self) -> Vm {
         let vm = self.vm_is(VmState::Running).await;
         // Its driver knows too.
         wait_for("the VM's record", async || {

@@ -15,12 +15,42 @@ fn a_member_s_name_is_nobody_else_s() {
     assert_eq!(of_member(member_of(&gang, 7).as_str()), Some(("sort-0001", 7)));
 }
 
+#[test]
+fn a_lost_member_that_has_nothing_left_to_do_undoes_nothing() {
+    let begun = GangState { made: true, begun: true, ..GangState::default() };
+    let released = GangState { released: true, ..begun };
+    let of = |gang, seen: &[Seen]| next(gang, true, Wish::default(), seen);
+    for lost in [Seen::IsLost, Seen::Lost] {
+        assert_eq!(of(begun, &[Seen::Done, Seen::Runs, lost]), Next::Release);
+        assert_eq!(of(released, &[Seen::Done, Seen::Done, lost]), Next::Wait);
+    }
+    assert_eq!(of(released, &[Seen::Succeeded, Seen::Succeeded, Seen::IsLost]), Next::Wait);
+    assert_eq!(of(released, &[Seen::Succeeded, Seen::Succeeded, Seen::Lost]), Next::Succeed);
+    // The first one's outputs are gone with its host.
+    let lost = Next::Judge(Verdict::Lost, Some(0));
+    assert_eq!(of(released, &[Seen::IsLost, Seen::Succeeded, Seen::Lost]), lost);
+    let failed = Next::Judge(Verdict::Failed, Some(1));
+    assert_eq!(of(released, &[Seen::Succeeded, Seen::Failed, Seen::Lost]), failed);
+    let without_mpi = next(released, false, Wish::default(), &[Seen::Succeeded, Seen::Lost]);
+    assert_eq!(without_mpi, Next::Judge(Verdict::Lost, Some(1)));
+}
+
+#[test]
+fn a_member_that_began_before_all_were_ready_fails() {
+    let made = GangState { made: true, ..GangState::default() };
+    for early in [Seen::Runs, Seen::Done, Seen::Succeeded] {
+        let decided = next(made, false, Wish::default(), &[Seen::Ready, early, Seen::ComesUp]);
+        assert_eq!(decided, Next::Judge(Verdict::Failed, Some(1)));
+    }
+}
+
 /// A member's life, one step at a time.
 #[derive(Debug, Clone, Copy)]
 struct Life {
     seen: Seen,
-    /// The state of its gang when its command started.
     exit: Exit,
+    /// It has no command.
+    serves: bool,
 }
 
 /// How a member's command ends.
@@ -30,6 +60,8 @@ enum Exit {
     Badly,
     /// Its host is lost, at any moment.
     Lost,
+    /// Its host is lost while its outputs are fetched.
+    LostLate,
     /// It has no command, and is there until it is released.
     Serves,
 }
@@ -40,13 +72,15 @@ impl Life {
             seen if seen.is_over() => seen,
             Seen::Missing => Seen::Missing,
             Seen::ComesUp | Seen::Ready | Seen::Runs if self.exit == Exit::Lost => Seen::IsLost,
+            Seen::Done if self.exit == Exit::LostLate => Seen::IsLost,
             Seen::ComesUp | Seen::Ready | Seen::Runs | Seen::Done if is_told => Seen::Cancelled,
             Seen::ComesUp => Seen::Ready,
             Seen::Ready if gang.begun => Seen::Runs,
             Seen::Runs => match self.exit {
                 Exit::Badly => Seen::Fails,
                 Exit::Serves if !gang.released => Seen::Runs,
-                Exit::Well | Exit::Serves | Exit::Lost => Seen::Done,
+                Exit::LostLate if self.serves && !gang.released => Seen::Runs,
+                Exit::Well | Exit::Serves | Exit::Lost | Exit::LostLate => Seen::Done,
             },
             Seen::Done => Seen::Succeeded,
             Seen::Fails => Seen::Failed,
@@ -57,7 +91,12 @@ impl Life {
 }
 
 fn exits() -> impl Strategy<Value = Vec<Exit>> {
-    let one = prop_oneof![8 => Just(Exit::Well), 1 => Just(Exit::Badly), 1 => Just(Exit::Lost)];
+    let one = prop_oneof![
+        8 => Just(Exit::Well),
+        1 => Just(Exit::Badly),
+        1 => Just(Exit::Lost),
+        1 => Just(Exit::LostLate),
+    ];
     proptest::collection::vec(one, 1..6)
 }
 
@@ -73,7 +112,7 @@ proptest! {
     ) {
         let new = |(rank, exit): (usize, &Exit)| {
             let exit = if mpi && rank > 0 && *exit == Exit::Well { Exit::Serves } else { *exit };
-            Life { seen: Seen::Missing, exit }
+            Life { seen: Seen::Missing, exit, serves: mpi && rank > 0 }
         };
         let mut lives: Vec<Life> = exits.iter().enumerate().map(new).collect();
         let (mut gang, mut told, mut wish) = (GangState::default(), false, Wish::default());
@@ -112,7 +151,10 @@ proptest! {
                 }
                 Next::EndMembers => told = true,
                 Next::Succeed => {
-                    prop_assert!(seen.iter().all(|seen| *seen == Seen::Succeeded), "{seen:?}");
+                    let is_well = |(life, seen): (&Life, &Seen)| {
+                        *seen == Seen::Succeeded || (life.serves && *seen == Seen::Lost)
+                    };
+                    prop_assert!(lives.iter().zip(&seen).all(is_well), "{seen:?}");
                     ended = Some(None);
                     break;
                 }
@@ -125,7 +167,11 @@ proptest! {
                     prop_assert!(!wish.cancel, "nothing starts again that is cancelled");
                     prop_assert!(seen.iter().all(|seen| seen.is_over() || *seen == Seen::Missing));
                     runs += 1;
-                    lives = exits.iter().map(|exit| if *exit == Exit::Lost { &Exit::Well } else { exit }).enumerate().map(new).collect();
+                    let again = |exit| match exit {
+                        &Exit::Lost | &Exit::LostLate => &Exit::Well,
+                        exit => exit,
+                    };
+                    lives = exits.iter().map(again).enumerate().map(new).collect();
                     (gang, told) = (GangState::default(), false);
                 }
                 Next::Wait => {}

@@ -85,16 +85,16 @@ fn site_of(rooms: &Rooms, host: &HostId) -> Option<SiteId> {
     rooms.rooms.iter().find(|room| room.host.id == *host).map(|room| room.host.site.clone())
 }
 
-/// The sites that are large enough for it without any other VM; all hosts together if no site is.
+/// The sites that are large enough for it when all jobs have ended; all hosts together if no site is.
 fn scopes(waiting: &Waiting, rooms: &Rooms) -> Result<Vec<Scope>, String> {
     let sites: BTreeSet<&SiteId> = rooms.rooms.iter().map(|room| &room.host.site).collect();
     let sites = sites.into_iter().map(|site| Scope::Site(site.clone()));
     let large: Vec<Scope> =
-        sites.filter(|scope| count(waiting, rooms, scope, total) >= waiting.count).collect();
+        sites.filter(|scope| count(waiting, rooms, scope, for_jobs) >= waiting.count).collect();
     if !large.is_empty() {
         return Ok(large);
     }
-    if count(waiting, rooms, &Scope::Everywhere, total) >= waiting.count {
+    if count(waiting, rooms, &Scope::Everywhere, for_jobs) >= waiting.count {
         return Ok(vec![Scope::Everywhere]);
     }
     Err(too_large(waiting, rooms))
@@ -102,6 +102,11 @@ fn scopes(waiting: &Waiting, rooms: &Rooms) -> Result<Vec<Scope>, String> {
 
 fn total(waiting: &Waiting, room: &Room) -> u32 {
     if may_use(waiting, room) { room.host.total.holds(waiting.demand) } else { 0 }
+}
+
+/// VMs without a job do not end by themselves, so what they have is not counted on.
+fn for_jobs(waiting: &Waiting, room: &Room) -> u32 {
+    if may_use(waiting, room) { room.host.for_jobs().holds(waiting.demand) } else { 0 }
 }
 
 /// How many of its VMs can start at a host now.
@@ -147,14 +152,18 @@ fn reserve(waiting: &Waiting, rooms: &mut Rooms, scopes: &[Scope]) -> String {
     if let Some(other) = other {
         return format!("{reason}, and hosts there are reserved for {other}");
     }
-    if now >= wanted {
-        return "hosts with room are starting as many jobs as they may at once".to_owned();
+    // There is room, and hosts with a part of it are starting as many jobs as they may: that changes soon.
+    let is_starting = now >= wanted;
+    if is_starting {
+        reason = "hosts with room are starting as many jobs as they may at once".to_owned();
     }
     if rooms.kept.contains(&waiting.start) {
         return reason;
     }
+    let holds =
+        |room: &Room| if is_starting { unreserved(waiting, room) } else { for_jobs(waiting, room) };
     let mut within: Vec<&mut Room> =
-        rooms.rooms.iter_mut().filter(|room| scope.has(room) && total(waiting, room) > 0).collect();
+        rooms.rooms.iter_mut().filter(|room| scope.has(room) && holds(room) > 0).collect();
     within.sort_by_key(|room| std::cmp::Reverse(room.host.free.holds(waiting.demand)));
     let mut kept = 0;
     let mut names = Vec::new();
@@ -162,7 +171,7 @@ fn reserve(waiting: &Waiting, rooms: &mut Rooms, scopes: &[Scope]) -> String {
         if kept >= wanted {
             break;
         }
-        kept = total(waiting, room).saturating_add(kept);
+        kept = holds(room).saturating_add(kept);
         room.kept_for = Some(waiting.job.clone());
         names.push(room.host.id.to_string());
     }
@@ -173,13 +182,18 @@ fn reserve(waiting: &Waiting, rooms: &mut Rooms, scopes: &[Scope]) -> String {
 
 fn too_large(waiting: &Waiting, rooms: &Rooms) -> String {
     let (wanted, needs) = (waiting.count, words(waiting.demand));
-    let most = count(waiting, rooms, &Scope::Everywhere, total);
+    let all = count(waiting, rooms, &Scope::Everywhere, total);
+    let most = count(waiting, rooms, &Scope::Everywhere, for_jobs);
+    let beside = match all >= wanted {
+        true => " beside the VMs without a job that are there",
+        false => "",
+    };
     let place = match &waiting.start {
         Start::Anywhere => String::new(),
         Start::Site(site) => format!(" of site {site}"),
         Start::Host(host) => format!(" named {host}"),
     };
     format!(
-        "it needs {wanted} VMs with {needs} each; the hosts{place} that are up have room for {most} at most"
+        "it needs {wanted} VMs with {needs} each; the hosts{place} that are up have room for {most} at most{beside}"
     )
 }

@@ -11,7 +11,7 @@
 //! - **Backfill**: if a job does not fit, the jobs behind it may start first, but a host is reserved for it:
 //!   nothing else starts there until the job fits. For each start condition (anywhere, a site, a host) a host
 //!   is reserved for the first such job only. So small jobs never starve a large one, and most hosts stay
-//!   available.
+//!   available. What VMs without a job have may never be free, so no host is reserved for that.
 //! - **Gangs**: the VMs of a job with several ones start all or none, and at one site wherever a site is large enough for
 //!   them; a gang waits for such a site rather than be torn apart. All are decided about at once, so two gangs never wait for
 //!   what the other one holds. A gang that does not fit reserves as many hosts as it needs.
@@ -76,8 +76,19 @@ pub struct HostRoom {
     pub total: Demand,
     /// The part of `total` that the placed VMs leave free.
     pub free: Demand,
+    /// The part of `total` that VMs without a job have. They do not end by themselves.
+    pub lasting: Demand,
     /// How many more jobs may be staged and booted there now.
     pub start_slots: u32,
+}
+
+impl HostRoom {
+    /// What jobs will have when all that run have ended.
+    fn for_jobs(&self) -> Demand {
+        let mut room = self.total;
+        room.take(self.lasting);
+        room
+    }
 }
 
 /// Resources: those that a VM needs, or those that a host has for VMs.

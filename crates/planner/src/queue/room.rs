@@ -25,6 +25,8 @@ pub(super) enum Wait {
     NoHost,
     /// No host where it may start is large enough; this is the largest one.
     TooLarge(HostId, Demand),
+    /// The hosts that are large enough have VMs without a job, which leave too little of them.
+    LastingVms,
     /// No host has enough free: the host with the most, and whether it is reserved for this job.
     Full {
         at: HostId,
@@ -70,6 +72,9 @@ impl Rooms {
         if !demand.fits(largest.host.total) {
             return Err(Wait::TooLarge(largest.host.id.clone(), largest.host.total));
         }
+        if !allowed.iter().any(|room| demand.fits(room.host.for_jobs())) {
+            return Err(Wait::LastingVms);
+        }
         let kept = allowed.iter().filter(|room| demand.fits(room.host.free));
         if let Some(other) = kept.filter_map(|room| room.kept_for.clone()).next() {
             return Err(Wait::KeptForAnother(other));
@@ -85,7 +90,7 @@ impl Rooms {
         let candidates = self
             .rooms
             .iter_mut()
-            .filter(|room| may_use(waiting, room) && demand.fits(room.host.total));
+            .filter(|room| may_use(waiting, room) && demand.fits(room.host.for_jobs()));
         let best = candidates.max_by_key(|room| {
             (room.kept_for.is_none(), share(demand, room.host.free), room.host.free.memory_bytes)
         });
@@ -137,6 +142,9 @@ impl Wait {
                     words(*total)
                 )
             }
+            Self::LastingVms => format!(
+                "it needs {needs}, and VMs without a job leave less than that of each host{place}"
+            ),
             Self::Full { at, free, kept } => {
                 let kept = if *kept { ", which is reserved for it" } else { "" };
                 format!(

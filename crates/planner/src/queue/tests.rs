@@ -6,7 +6,14 @@ use crate::fixture::{MIB, host_id, volume_name};
 fn room(id: &str, cpus: u32, memory_mib: u64) -> HostRoom {
     let total = Demand { cpus, memory_bytes: memory_mib * MIB };
     let site = SiteId::new("home").unwrap();
-    HostRoom { id: host_id(id), site, total, free: total, start_slots: u32::MAX }
+    HostRoom {
+        id: host_id(id),
+        site,
+        total,
+        free: total,
+        lasting: Demand::default(),
+        start_slots: u32::MAX,
+    }
 }
 
 fn holder(tenant: &str, owner: &str) -> Holder {
@@ -41,6 +48,15 @@ fn first(_: &Waiting, hosts: &[HostId]) -> Result<HostId, String> {
 
 fn at_site(name: &str, room: HostRoom) -> HostRoom {
     HostRoom { site: SiteId::new(name).unwrap(), ..room }
+}
+
+/// With a VM without a job.
+fn lasting(cpus: u32, room: HostRoom) -> HostRoom {
+    let taken = Demand { cpus, memory_bytes: u64::from(cpus) * 256 * MIB };
+    let (mut free, mut lasting) = (room.free, room.lasting);
+    free.take(taken);
+    lasting.add(taken);
+    HostRoom { free, lasting, ..room }
 }
 
 fn gang(number: u64, count: u32, cpus: u32) -> Waiting {
@@ -86,6 +102,43 @@ fn a_gang_is_not_torn_apart_where_a_site_is_large_enough() {
         "{}",
         reason(&turns, "j-0004")
     );
+}
+
+#[test]
+fn nothing_is_reserved_for_what_vms_without_a_job_keep() {
+    let small = job(2, "ann", 1);
+    for large in [gang(1, 4, 1), job(1, "ann", 2)] {
+        let hosts = ["h1", "h2"].map(|id| lasting(1, room(id, 2, 512)));
+        let waiting = vec![large.clone(), small.clone()];
+        let turns = schedule(&Queue { hosts: hosts.into(), waiting, ..Queue::default() }, first);
+        assert_eq!(hosts_of(&turns, 2), ["h1"], "{}", reason(&turns, "j-0001"));
+        let why = reason(&turns, "j-0001");
+        assert!(why.contains("VMs without a job") && !why.contains("reserved"), "{why}");
+    }
+}
+
+#[test]
+fn a_gang_reserves_no_host_that_a_vm_without_a_job_makes_too_small() {
+    let busy = |id: &str| HostRoom { free: Demand::default(), ..room(id, 2, 512) };
+    let hosts = vec![lasting(1, busy("h1")), busy("h2"), busy("h3")];
+    let queue = Queue { hosts, waiting: vec![gang(1, 2, 2)], ..Queue::default() };
+    let turns = schedule(&queue, first);
+    assert!(reason(&turns, "j-0001").ends_with("reserved for it: h2, h3"), "{turns:?}");
+    // Beside the same VM there is room for smaller ones.
+    let queue = Queue { waiting: vec![gang(1, 5, 1)], ..queue };
+    let turns = schedule(&queue, first);
+    assert!(reason(&turns, "j-0001").ends_with("reserved for it: h1, h2, h3"), "{turns:?}");
+}
+
+#[test]
+fn a_gang_that_waits_for_hosts_to_start_jobs_keeps_those_that_are_free() {
+    let busy = HostRoom { start_slots: 0, ..room("h3", 1, 256) };
+    let hosts = vec![room("h1", 1, 256), room("h2", 1, 256), busy];
+    let waiting = vec![gang(1, 3, 1), job(2, "ann", 1)];
+    let turns = schedule(&Queue { hosts, waiting, ..Queue::default() }, first);
+    assert_eq!(hosts_of(&turns, 2), [""; 0], "it is kept");
+    let why = reason(&turns, "j-0001");
+    assert!(why.contains("as many jobs as they may") && why.contains("reserved for it"), "{why}");
 }
 
 #[test]
@@ -339,17 +392,25 @@ fn jobs() -> impl Strategy<Value = Vec<Waiting>> {
 }
 
 /// A simulated cluster: every job runs for its number of steps, and the queue is decided at each step.
+#[derive(Default)]
 struct Run {
     hosts: Vec<HostRoom>,
     /// The host, the owner, the demand, and the step at which the job ends.
     running: Vec<(HostId, Holder, Demand, u64)>,
+    /// The hosts that boot a VM in this step and the next one, as their slots allow.
+    booting: Vec<(HostId, u64)>,
 }
 
 impl Run {
     /// Starts jobs for this step and returns them.
     fn step(&mut self, now: u64, waiting: &mut Vec<Waiting>, steps: u64) -> Vec<Waiting> {
         self.running.retain(|(.., end)| *end > now);
+        self.booting.retain(|(_, until)| *until > now);
         let mut queue = Queue { hosts: self.hosts.clone(), ..Queue::default() };
+        for (host, _) in &self.booting {
+            let host = queue.hosts.iter_mut().find(|h| h.id == *host).unwrap();
+            host.start_slots = host.start_slots.saturating_sub(1);
+        }
         for (host, owner, demand, _) in &self.running {
             queue.hosts.iter_mut().find(|h| h.id == *host).unwrap().free.take(*demand);
             queue.held.entry(owner.clone()).or_default().add(*demand);
@@ -362,6 +423,7 @@ impl Run {
                 Turn::Start(host) => {
                     let of = (host.clone(), job.holder.clone(), job.demand, now + steps);
                     self.running.push(of);
+                    self.booting.push((host.clone(), now + 2));
                     starts.push(job);
                 }
                 Turn::StartAll(hosts) => {
@@ -369,6 +431,7 @@ impl Run {
                     for host in hosts {
                         let of = (host.clone(), job.holder.clone(), job.demand, now + steps);
                         self.running.push(of);
+                        self.booting.push((host.clone(), now + 2));
                     }
                     starts.push(job);
                 }
@@ -446,7 +509,7 @@ proptest! {
         let sizes = cpus.iter().enumerate();
         let hosts: Vec<HostRoom> =
             sizes.map(|(i, cpus)| room(&format!("h{i}"), *cpus, u64::from(*cpus) * 256)).collect();
-        let mut run = Run { hosts, running: Vec::new() };
+        let mut run = Run { hosts, ..Run::default() };
         let largest = cpus.iter().max().copied().unwrap();
         let large = job(500, if own_owner { "bob" } else { "ann" }, 2 + large_of % (largest - 1));
         let (mut waiting, mut number) = (Vec::new(), 0);
@@ -478,18 +541,20 @@ proptest! {
         steps in 1u64..5,
         cpus in proptest::collection::vec(1u32..6, 1..5),
         counts in proptest::collection::vec(1u32..6, 2..5),
+        start_slots in 1u32..4,
     ) {
         let sizes = cpus.iter().enumerate();
         let hosts: Vec<HostRoom> = sizes
             .map(|(i, cpus)| {
                 let room = room(&format!("h{i}"), *cpus, u64::from(*cpus) * 256);
+                let room = HostRoom { start_slots, ..room };
                 if i % 2 == 0 { room } else { at_site("cloud", room) }
             })
             .collect();
         let all: u32 = cpus.iter().sum();
         let gangs = counts.iter().zip(500u64..).map(|(count, number)| gang(number, (*count).min(all), 1));
         let gangs: Vec<Waiting> = gangs.collect();
-        let mut run = Run { hosts, running: Vec::new() };
+        let mut run = Run { hosts, ..Run::default() };
         let (mut waiting, mut number) = (gangs.clone(), 1000);
         let mut left: Vec<JobId> = gangs.into_iter().map(|gang| gang.job).collect();
         let limit = 20 * steps * left.len() as u64;
@@ -518,7 +583,7 @@ proptest! {
         steps_a_point in 1u64..4,
         owners in 1u64..3,
     ) {
-        let mut run = Run { hosts: vec![room("h1", slots, u64::from(slots) * 256)], running: vec![] };
+        let mut run = Run { hosts: vec![room("h1", slots, u64::from(slots) * 256)], ..Run::default() };
         let low = job(1, "low", 1);
         let (mut waiting, mut number) = (vec![low.clone()], 1);
         let ahead = (u64::try_from(difference).unwrap() + 1) * steps_a_point * jobs_a_step;
@@ -547,7 +612,7 @@ proptest! {
     /// Two owners who always have waiting jobs get equal shares, up to one job.
     #[test]
     fn owners_who_always_wait_get_equal_shares(slots in 2u32..9, first_has in 1u64..30) {
-        let mut run = Run { hosts: vec![room("h1", slots, u64::from(slots) * 256)], running: vec![] };
+        let mut run = Run { hosts: vec![room("h1", slots, u64::from(slots) * 256)], ..Run::default() };
         let mut waiting: Vec<Waiting> = (1..=first_has).map(|n| job(n, "ann", 1)).collect();
         let mut number = first_has;
         for now in 0..40 {

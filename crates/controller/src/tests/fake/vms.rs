@@ -322,6 +322,9 @@ pub(super) async fn begin_command(
     Path(vm): Path<VmId>,
 ) -> Result<StatusCode, Failure> {
     let mut inside = inside.lock().expect("lock");
+    if inside.lets_nothing_begin {
+        return Err(Problem::not_found("POST begin-command", "there is no such route").into());
+    }
     inside.vms.get_mut(&vm).ok_or_else(no_vm)?.may_begin = true;
     Ok(StatusCode::ACCEPTED)
 }
