@@ -83,7 +83,7 @@ impl Host {
         warnings.extend(confinement::missing());
         let group = users.as_ref().map(|users| users.for_tests_of_the_host().uid);
         let group = group.map(|uid| Gid::from_raw(uid.as_raw()));
-        let user_networks = UserNetworks::prepare(group).await;
+        let user_networks = UserNetworks::prepare(group, config.guests_reach.clone()).await;
         if let Err(why) = &user_networks {
             warnings.push(format!("VMs here have no network cards: {why}"));
         }
@@ -144,6 +144,7 @@ impl Host {
             ]
             .concat(),
             no_networks: self.networks.trouble(),
+            no_user_networks: self.user_networks.as_ref().err().cloned(),
             addresses: own_addresses(),
         })
     }

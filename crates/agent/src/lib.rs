@@ -41,6 +41,7 @@ use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem, SiteId};
 
 pub use users::VmUids;
+pub use vm::network::GuestsReach;
 
 /// The configuration of an agent.
 #[derive(Debug, Clone)]
@@ -52,6 +53,8 @@ pub struct Config {
     pub state: PathBuf,
     /// The users of VMs, one for each.
     pub vm_uids: VmUids,
+    /// What VMs in user networks reach beside the internet's addresses.
+    pub guests_reach: Vec<GuestsReach>,
     /// Control API of this host's volume server: `unix:PATH`.
     pub volume_control: String,
     /// The same control API's address for other hosts.

@@ -26,7 +26,7 @@ mod rules;
 mod tap;
 #[cfg(test)]
 mod tests;
-mod tools;
+pub(crate) mod tools;
 mod tunnel;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -247,6 +247,12 @@ impl Networks {
     /// What other hosts need to know for tunnels; `None` if VMs here never could be in tenants' networks.
     pub fn tunnel(&self) -> Option<TunnelEnd> {
         self.end.lock().unwrap_or_else(PoisonError::into_inner).known.clone()
+    }
+
+    /// The cluster's hosts, as far as the controller has said them.
+    pub fn hosts(&self) -> Vec<std::net::IpAddr> {
+        let wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+        wanted.as_ref().map(|wanted| wanted.hosts.clone()).unwrap_or_default()
     }
 
     /// Why VMs can't start here in tenants' networks now.

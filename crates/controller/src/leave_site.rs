@@ -190,6 +190,13 @@ pub struct Confined {
     pub writes_at: Option<HostId>,
 }
 
+impl Confined {
+    /// Whether the job has data that may not leave its site.
+    pub fn is_any(&self) -> bool {
+        !self.volumes.is_empty() || self.image_at.is_some()
+    }
+}
+
 /// # Errors
 /// `Conflict` when the data are at different sites, when the job writes a volume that may leave its site, or when its VM
 /// has a network card.
@@ -211,7 +218,9 @@ pub async fn confined_of(cluster: &Cluster, spec: &JobSpec) -> Result<Confined, 
         }
     }
     let what = || format!("can't place job {}", spec.name);
-    if let (Some((name, _)), true) = (found.first(), spec.network != NetworkKind::None) {
+    // Where nothing is said, such a VM has no card.
+    let has_card = !matches!(spec.network, NetworkKind::None | NetworkKind::Default);
+    if let (Some((name, _)), true) = (found.first(), has_card) {
         let why = format!("{name} may not leave its site, and the job could send it anywhere");
         return Err(Problem::conflict(what(), why)
             .next("say `network: none` in the job file, or use data that may leave"));

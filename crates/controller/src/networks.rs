@@ -412,8 +412,8 @@ fn next_number(subnet: Subnet, last: u16, taken: &BTreeSet<u16>) -> Option<u16> 
 /// # Errors
 /// `Internal` if it has none yet.
 pub fn of_vm(record: &JobRecord) -> Result<VmNetwork, Problem> {
-    Ok(match &record.job.spec.network {
-        NetworkKind::None => VmNetwork::None,
+    Ok(match kind_of(record) {
+        NetworkKind::Default | NetworkKind::None => VmNetwork::None,
         NetworkKind::User => VmNetwork::User,
         NetworkKind::Cluster(_) => VmNetwork::Cluster(record.card.clone().ok_or_else(|| {
             let what = format!("can't start {}", record.job.id);
@@ -422,24 +422,39 @@ pub fn of_vm(record: &JobRecord) -> Result<VmNetwork, Problem> {
     })
 }
 
+/// Which card a VM has that was placed. Until then nothing is decided for one of which nothing was said.
+pub fn kind_of(record: &JobRecord) -> NetworkKind {
+    match &record.job.spec.network {
+        NetworkKind::Default => match &record.placement {
+            Some(placement) if placement.has_user_card => NetworkKind::User,
+            _ => NetworkKind::None,
+        },
+        said => said.clone(),
+    }
+}
+
 /// Why no VM with such a card can start at a host, or move there, now; `None` if it can.
 pub fn refusal(cluster: &Cluster, host: &HostId, network: &NetworkKind) -> Option<String> {
-    network.name()?;
     let link = cluster.hosts.get(host).ok()?;
     let report = cluster.hosts.report(host);
-    let why = report.and_then(|report| report.no_networks);
-    match (&link.addresses.tunnel, why) {
-        (_, Some(why)) => Some(why),
-        (None, None) => Some("its agent has said nothing of tunnels".to_owned()),
-        (Some(_), None) => None,
+    match network {
+        NetworkKind::Default | NetworkKind::None => None,
+        NetworkKind::User => match report {
+            Some(report) => report.no_user_networks,
+            None => Some("its agent has said nothing of user networks".to_owned()),
+        },
+        NetworkKind::Cluster(_) => {
+            match (&link.addresses.tunnel, report.and_then(|report| report.no_networks)) {
+                (_, Some(why)) => Some(why),
+                (None, None) => Some("its agent has said nothing of tunnels".to_owned()),
+                (Some(_), None) => None,
+            }
+        }
     }
 }
 
 /// The hosts that are up and at which no VM with such a card can be now, each with the reason.
 pub fn refusing(cluster: &Cluster, network: &NetworkKind) -> Vec<(HostId, String)> {
-    if network.name().is_none() {
-        return Vec::new();
-    }
     let up = cluster.hosts.up().into_iter();
     up.filter_map(|host| Some((host.id.clone(), refusal(cluster, &host.id, network)?))).collect()
 }
@@ -465,7 +480,9 @@ pub fn why_blocked(
         Start::Host(id) => refusing.iter().find(|(host, _)| host == id)?,
         _ => first,
     };
-    Some(format!("it waits for a host that can have VMs in networks; {host} can't: {why}"))
+    Some(format!(
+        "it waits for a host that can have VMs in networks such as its own; {host} can't: {why}"
+    ))
 }
 
 /// A removed host's address in the tunnels is free for another one.

@@ -137,6 +137,8 @@ fn network_config(network: &VmNetwork) -> Value {
                 "addresses": [format!("{}/{}", of.address, of.prefix_bits)],
                 "gateway4": of.gateway,
                 "nameservers": {"addresses": [of.dns]},
+                // The guest boots without it.
+                "optional": true,
             }})
         }
     };

@@ -345,6 +345,9 @@ pub struct Placement {
     /// The traits by which later jobs find this run.
     #[serde(default)]
     pub traits: Traits,
+    /// The VM has said nothing of a network card, and has one in a user network.
+    #[serde(default)]
+    pub has_user_card: bool,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -118,6 +118,9 @@ pub struct Definition {
     /// Nothing between the hosts is encrypted. It is for measuring what encryption costs.
     #[serde(default)]
     pub insecure: bool,
+    /// What VMs in user networks reach beside the internet's addresses.
+    #[serde(default)]
+    pub guests_reach: Vec<String>,
 }
 
 impl Definition {
@@ -129,7 +132,7 @@ impl Definition {
                 links.push(Link { sites: [one.name.clone(), other.name.clone()], settings });
             }
         }
-        Self { id, sites, links, probe_kernel: None, insecure: false }
+        Self { id, sites, links, probe_kernel: None, insecure: false, guests_reach: Vec::new() }
     }
 
     /// Site `home` with two hosts and site `cloud` with one.

@@ -255,6 +255,9 @@ fn agent(file: &LabFile, dir: &LabDir, site: &SiteId, host: &HostId, address: &s
         &definition.vm_uids(host),
     ]);
     args.extend(network_args(definition, dir, host));
+    for reach in &definition.guests_reach {
+        args.extend(words(&["--guests-reach", reach]));
+    }
     if let Some(kernel) = &definition.probe_kernel {
         args.extend(words(&["--probe-kernel", &kernel.to_string_lossy()]));
     }

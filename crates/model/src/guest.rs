@@ -124,6 +124,9 @@ pub struct GuestNetwork {
     pub gateway: Ipv4Addr,
     /// A resolver of names.
     pub dns: Ipv4Addr,
+    /// The guest goes on if it can't set it up: nobody has asked for it.
+    #[serde(default)]
+    pub optional: bool,
 }
 
 /// That of every VM in a [`crate::vm::NetworkKind::User`] network, at every host.
@@ -132,6 +135,7 @@ pub const USER_NETWORK: GuestNetwork = GuestNetwork {
     prefix_bits: 24,
     gateway: Ipv4Addr::new(10, 0, 2, 2),
     dns: Ipv4Addr::new(10, 0, 2, 3),
+    optional: false,
 };
 
 /// A data disk and where the job finds it. An empty disk gets an ext4 filesystem first.

@@ -89,10 +89,17 @@ pub struct HostReport {
     /// Why VMs can't start here in networks of tenants now; `None` if they can.
     #[serde(default)]
     pub no_networks: Option<String>,
+    /// Why VMs here can't have a user network; `None` if they can.
+    #[serde(default = "said_nothing")]
+    pub no_user_networks: Option<String>,
     /// The addresses of its interfaces. VMs in networks of tenants don't reach them.
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub addresses: Vec<std::net::Ipv4Addr>,
+}
+
+fn said_nothing() -> Option<String> {
+    Some("its agent is an older one, and has said nothing of them".to_owned())
 }
 
 /// How a host makes itself known to the controller (`PUT /v1/hosts/{host}` there).
@@ -129,15 +136,17 @@ pub struct Disk {
     pub read_only: bool,
 }
 
-/// What a VM's network card is to be connected to: `none`, `user` or the name of a network.
+/// What a VM's network card is to be connected to: `default`, `none`, `user` or the name of a network.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum NetworkKind {
-    /// The VM has no card.
+    /// Nothing is said: as `User`, where its host can and the VM has no data that may not leave its site. Else it has no card.
     #[default]
+    Default,
+    /// The VM has no card.
     None,
-    /// A network of its own, behind its host: it reaches what its host reaches, by IPv4, and nobody reaches it. Its
-    /// connections end when it moves to another host.
+    /// A network of its own, behind its host: it reaches public addresses and those that its host's operator allows, by IPv4, and
+    /// nobody reaches it. Its connections end when it moves to another host.
     User,
     /// A network of its tenant. It keeps its address and its connections when it moves to another host.
     Cluster(NetworkName),
@@ -145,13 +154,13 @@ pub enum NetworkKind {
 
 impl NetworkKind {
     /// The words that are no names of networks.
-    pub const WORDS: [&str; 2] = ["none", "user"];
+    pub const WORDS: [&str; 3] = ["default", "none", "user"];
 
     /// The network, if it is one of a tenant.
     pub fn name(&self) -> Option<&NetworkName> {
         match self {
             Self::Cluster(name) => Some(name),
-            Self::None | Self::User => None,
+            Self::Default | Self::None | Self::User => None,
         }
     }
 }
@@ -161,6 +170,7 @@ impl std::str::FromStr for NetworkKind {
 
     fn from_str(text: &str) -> Result<Self, BadName> {
         match text {
+            "default" => Ok(Self::Default),
             "none" => Ok(Self::None),
             "user" => Ok(Self::User),
             name => NetworkName::new(name).map(Self::Cluster),
@@ -179,6 +189,7 @@ impl TryFrom<String> for NetworkKind {
 impl From<NetworkKind> for String {
     fn from(kind: NetworkKind) -> String {
         match kind {
+            NetworkKind::Default => "default".to_owned(),
             NetworkKind::None => "none".to_owned(),
             NetworkKind::User => "user".to_owned(),
             NetworkKind::Cluster(name) => name.to_string(),

@@ -31,7 +31,10 @@ pub fn run(outbox: &Arc<Outbox>, wishes: &Arc<Wishes>) -> Result<Written, Error>
         }
     }
     if let Some(network) = &seed.network {
-        network::set_up(network)?;
+        match network::set_up(network) {
+            Err(why) if network.optional => eprintln!("perigee-runner: {why}"),
+            set_up => set_up?,
+        }
     }
     let cgroup = JobCgroup::create()?;
     if let Some(gang) = &seed.gang {

@@ -11,7 +11,7 @@ const CARD: &str = "eth0";
 const RESOLVERS: &str = "/etc/resolv.conf";
 
 pub fn set_up(network: &GuestNetwork) -> Result<(), Error> {
-    let GuestNetwork { address, prefix_bits, gateway, dns } = network;
+    let GuestNetwork { address, prefix_bits, gateway, dns, optional: _ } = network;
     let (address, gateway) = (format!("{address}/{prefix_bits}"), gateway.to_string());
     run(&["modprobe", "virtio_net"])?;
     run(&["busybox", "ip", "link", "set", "lo", "up"])?;

@@ -2,19 +2,20 @@
 //! connections as connections of this host. It is a process of the VM's user, and ends when the VM's QEMU does: the
 //! socket between them closes.
 //!
-//! **What a guest reaches.** What other programs of this host reach, but neither the host itself over its loopback
-//! addresses nor link-local ones: a cloud's metadata service at 169.254.169.254 tells whoever asks the host's keys.
-//! A guest can send to any address, so the kernel's packet filter keeps it from these. All `passt` have a group of their
-//! own, and the filter's rule is for this group. Without the filter no VM gets a card. Whoever sets the host's firewall up
-//! anew may flush it, so it is looked at while VMs with cards run ([`keep_filtered`]).
+//! **What a guest reaches.** Public addresses, and those that the operator allows ([`GuestsReach`]): neither this host nor the
+//! cluster's others, no private and no link-local addresses. (A cloud's metadata service at 169.254.169.254 tells whoever asks
+//! the host's keys.) A guest can send to any address, so the kernel's packet filter keeps it from these. All `passt` have a group
+//! of their own, and the filter's rules are for this group. It also limits the connections of each VM: they are its host's.
+//! Without the filter no VM gets a card. Whoever sets the host's firewall up anew may flush it, so it is looked at while VMs with
+//! cards run ([`keep_filtered`]).
 //!
-//! **Names.** A host's resolver may be at such an address itself (systemd's is at 127.0.0.53). Then the guests reach its
-//! port 53, and no other.
+//! **Names.** A guest reaches port 53 of its host's resolvers, wherever they are.
 
-use std::net::Ipv4Addr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
-use std::process::Stdio;
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -23,11 +24,11 @@ use nix::unistd::Gid;
 use perigee_model::Problem;
 use perigee_model::guest::USER_NETWORK;
 use perigee_model::vm::VmNetwork;
-use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep};
 
 use super::Vm;
 use crate::host::Host;
+use crate::networks::tools::{is_there, run};
 use crate::process::{self, Process, QemuUser};
 use crate::vms::Vms;
 
@@ -35,7 +36,6 @@ const PASST: &str = "passt";
 /// `passt` is ready after some milliseconds.
 const START_DEADLINE: Duration = Duration::from_secs(20);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-const FILTER_DEADLINE: Duration = Duration::from_secs(10);
 /// The network's end of the cable has this address at every host. QEMU gives the guest's end the address
 /// 52:54:00:12:34:56 by default.
 const GATEWAY_MAC: &str = "52:55:0a:00:02:02";
@@ -44,24 +44,70 @@ const GATEWAY_MAC: &str = "52:55:0a:00:02:02";
 const LOOK_AT_FILTER: Duration = Duration::from_secs(2);
 const RESOLVERS: &str = "/etc/resolv.conf";
 
+/// No guest reaches these, whatever the operator allows: this host itself, link-local addresses, multicast and all.
+const NEVER: &str = "0.0.0.0/8, 127.0.0.0/8, 169.254.0.0/16, 224.0.0.0/3";
+/// Addresses that are not of the internet, and clouds' metadata services. The operator may allow them.
+const PRIVATE: &str = "10.0.0.0/8, 100.64.0.0/10, 168.63.129.16, 172.16.0.0/12, 192.0.0.0/24, 192.168.0.0/16, 198.18.0.0/15";
+/// Connections of one VM, and new ones in a second.
+const CONNECTIONS: u32 = if cfg!(test) { 50 } else { 2048 };
+const NEW_PER_S: u32 = 200;
+const BURST: u32 = 5 * NEW_PER_S;
+
+/// Addresses that VMs in user networks reach beside those of the internet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GuestsReach {
+    address: Ipv4Addr,
+    prefix_bits: u8,
+}
+
+impl FromStr for GuestsReach {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is not ADDRESS or ADDRESS/BITS, for example 10.1.0.0/16");
+        let (address, bits) = text.split_once('/').unwrap_or((text, "32"));
+        let address: Ipv4Addr = address.parse().map_err(|_| wrong())?;
+        let prefix_bits: u8 = bits.parse().ok().filter(|bits| *bits <= 32).ok_or_else(wrong)?;
+        let host_bits = u32::MAX.checked_shr(prefix_bits.into()).unwrap_or(0);
+        if u32::from(address) & host_bits != 0 {
+            return Err(format!("{text:?} is not a network: its last bits are not 0"));
+        }
+        Ok(Self { address, prefix_bits })
+    }
+}
+
 /// The user networks of this host.
 #[derive(Debug)]
 pub struct UserNetworks {
     /// The group of all `passt`.
     group: Gid,
+    reach: Vec<GuestsReach>,
+    loaded: tokio::sync::Mutex<Loaded>,
     /// What has last happened to the filter, for people.
     trouble: Mutex<Option<String>>,
 }
 
+/// The filter as it was loaded, and as the kernel lists it.
+#[derive(Debug, Default)]
+struct Loaded {
+    rules: String,
+    listed: String,
+}
+
 impl UserNetworks {
     /// Sets up the packet filter. An error says why VMs here have no network cards, and what to do.
-    pub async fn prepare(group: Option<Gid>) -> Result<Self, String> {
+    pub async fn prepare(group: Option<Gid>, reach: Vec<GuestsReach>) -> Result<Self, String> {
         let group = group.ok_or("the agent is not root")?;
         if !is_there(PASST) {
             return Err("passt is not installed (package passt)".to_owned());
         }
-        filter(&rules(group, &local_resolvers())).await?;
-        Ok(Self { group, trouble: Mutex::default() })
+        let networks = Self::new(group, reach);
+        networks.filter(&[]).await?;
+        Ok(networks)
+    }
+
+    fn new(group: Gid, reach: Vec<GuestsReach>) -> Self {
+        Self { group, reach, loaded: Default::default(), trouble: Mutex::default() }
     }
 
     /// What is wrong, or was, with the filter.
@@ -77,21 +123,35 @@ impl UserNetworks {
         }
     }
 
-    /// Sets the filter up again if somebody has removed it.
-    async fn look_at_filter(&self) {
-        if is_filtered(self.group).await {
-            return;
+    /// Sets the filter up unless it is there. Returns whether somebody has changed it.
+    async fn filter(&self, hosts: &[IpAddr]) -> Result<bool, String> {
+        let table = table(self.group);
+        let rules = rules(self.group, &resolvers(), &self.reach, hosts);
+        let list = async || run("nft", &["-s", "-t", "list", "table", "inet", &table], "").await;
+        let mut loaded = self.loaded.lock().await;
+        let was_there = !loaded.listed.is_empty();
+        let is_there = was_there && list().await.is_ok_and(|listed| listed == loaded.listed);
+        if is_there && loaded.rules == rules {
+            return Ok(false);
         }
-        match filter(&rules(self.group, &local_resolvers())).await {
-            Ok(()) => self.say(format!(
-                "somebody has removed the packet filter of VMs' network cards (nftables, table inet {}): the agent has \
-                 set it up again, and until then, for {} s at most, VMs with cards could reach this host's loopback addresses",
+        run("nft", &["-f", "-"], &rules).await?;
+        *loaded = Loaded { rules, listed: list().await? };
+        Ok(was_there && !is_there)
+    }
+
+    /// Sets the filter up again if somebody has removed it.
+    async fn look_at_filter(&self, hosts: &[IpAddr]) {
+        match self.filter(hosts).await {
+            Ok(false) => {}
+            Ok(true) => self.say(format!(
+                "somebody has changed the packet filter of VMs' network cards (nftables, table inet {}): the agent has \
+                 set it up again, and until then, for {} s at most, VMs with cards could reach this host's addresses",
                 table(self.group),
                 LOOK_AT_FILTER.as_secs()
             )),
             Err(why) => self.say(format!(
-                "VMs with network cards reach this host's loopback addresses, because somebody has removed the packet \
-                 filter and the agent can't set it up again: {why}"
+                "VMs with network cards may reach this host's addresses, because the agent can't set up the packet \
+                 filter: {why}"
             )),
         }
     }
@@ -103,86 +163,76 @@ pub async fn keep_filtered(host: Arc<Host>, vms: Arc<Vms>) {
     loop {
         sleep(LOOK_AT_FILTER).await;
         if vms.list().iter().any(|vm| vm.spec.network == VmNetwork::User) {
-            networks.look_at_filter().await;
+            networks.look_at_filter(&host.networks.hosts()).await;
         }
     }
 }
 
-/// The addresses of resolvers to which the filter would not let a guest.
-fn local_resolvers() -> Vec<Ipv4Addr> {
+/// The addresses of this host's resolvers.
+fn resolvers() -> Vec<Ipv4Addr> {
     resolvers_in(&std::fs::read_to_string(RESOLVERS).unwrap_or_default())
 }
 
 fn resolvers_in(text: &str) -> Vec<Ipv4Addr> {
     let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let named = lines.filter(|words| words.first() == Some(&"nameserver"));
-    let addresses = named.filter_map(|words| words.get(1)?.parse::<Ipv4Addr>().ok());
-    addresses.filter(|ip| ip.is_loopback() || ip.is_link_local()).collect()
-}
-
-fn is_there(program: &str) -> bool {
-    let dirs = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&dirs).any(|dir| dir.join(program).is_file())
+    named.filter_map(|words| words.get(1)?.parse::<Ipv4Addr>().ok()).collect()
 }
 
 fn table(group: Gid) -> String {
     format!("perigee_guests_{group}")
 }
 
-/// The table is made anew, so that an earlier agent's rules don't add up.
-fn rules(group: Gid, resolvers: &[Ipv4Addr]) -> String {
-    let table = format!("table inet {}", table(group));
+/// The rules are made anew, so that an earlier agent's don't add up; the sets stay, with what the kernel has counted. An
+/// address of a host is reached only if just this address is allowed.
+fn rules(group: Gid, resolvers: &[Ipv4Addr], reach: &[GuestsReach], hosts: &[IpAddr]) -> String {
+    let name = table(group);
+    let to = |addresses: BTreeSet<String>, what: &str| match addresses.is_empty() {
+        true => String::new(),
+        false => {
+            let addresses: Vec<String> = addresses.into_iter().collect();
+            format!("    ip daddr {{ {} }} {what}\n", addresses.join(", "))
+        }
+    };
     let names: String = resolvers
         .iter()
-        .flat_map(|ip| ["udp", "tcp"].map(|kind| (ip, kind)))
-        .map(|(ip, kind)| format!("    meta skgid {group} ip daddr {ip} {kind} dport 53 accept\n"))
+        .flat_map(|ip| {
+            ["udp", "tcp"].map(|kind| format!("    ip daddr {ip} {kind} dport 53 accept\n"))
+        })
         .collect();
+    let one = reach.iter().filter(|reach| reach.prefix_bits == 32);
+    let one = to(one.map(|reach| reach.address.to_string()).collect(), "accept");
+    let many = reach.iter().filter(|reach| reach.prefix_bits < 32);
+    let many =
+        many.map(|reach| format!("    ip daddr {}/{} accept\n", reach.address, reach.prefix_bits));
+    let many: String = many.collect();
+    let hosts =
+        to(hosts.iter().filter(|ip| ip.is_ipv4()).map(ToString::to_string).collect(), "reject");
+    let hook = "type filter hook output priority filter; policy accept;";
     format!(
-        "{table}\ndelete {table}\n{table} {{\n  chain out {{\n    type filter hook output priority filter;\n{names}    \
-         meta skgid {group} ip daddr {{ 127.0.0.0/8, 169.254.0.0/16 }} reject\n    \
-         meta skgid {group} ip6 daddr {{ ::1, fe80::/10, fd00:ec2::/32 }} reject\n  }}\n}}\n"
+        "table inet {name} {{
+  set fresh {{ type uid; size 65535; flags dynamic,timeout; timeout 1m; }}
+  set open {{ type uid; size 65535; flags dynamic; }}
+  chain guests {{ }}
+  chain out {{ {hook} }}
+}}
+flush chain inet {name} out
+flush chain inet {name} guests
+table inet {name} {{
+  chain guests {{
+    ct state new update @fresh {{ meta skuid limit rate over {NEW_PER_S}/second burst {BURST} packets }} reject
+    ct state new add @open {{ meta skuid ct count over {CONNECTIONS} }} reject
+{names}    meta nfproto ipv6 reject
+    ip daddr {{ {NEVER} }} reject
+{one}    fib daddr type local reject
+{hosts}{many}    ip daddr {{ {PRIVATE} }} reject
+  }}
+  chain out {{ {hook}
+    meta skgid {group} jump guests
+  }}
+}}
+"
     )
-}
-
-/// Whether both rules that reject are there.
-async fn is_filtered(group: Gid) -> bool {
-    let mut nft = tokio::process::Command::new("nft");
-    nft.args(["--numeric", "list", "chain", "inet", &table(group), "out"]);
-    nft.stdin(Stdio::null()).kill_on_drop(true);
-    match tokio::time::timeout(FILTER_DEADLINE, nft.output()).await {
-        Ok(Ok(listed)) if listed.status.success() => {
-            let text = String::from_utf8_lossy(&listed.stdout);
-            let rejects = |line: &&str| line.contains("skgid") && line.contains("reject");
-            text.contains("hook output") && text.lines().filter(rejects).count() == 2
-        }
-        _ => false,
-    }
-}
-
-async fn filter(rules: &str) -> Result<(), String> {
-    let failed = |error: std::io::Error| match error.kind() {
-        std::io::ErrorKind::NotFound => "nft is not installed (package nftables)".to_owned(),
-        _ => format!("can't run nft: {error}"),
-    };
-    let mut nft = tokio::process::Command::new("nft");
-    nft.args(["-f", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-    let mut running = nft.spawn().map_err(failed)?;
-    let mut input = running.stdin.take().expect("it was asked for");
-    let ended = async {
-        input.write_all(rules.as_bytes()).await?;
-        drop(input);
-        running.wait_with_output().await
-    };
-    let limit_s = FILTER_DEADLINE.as_secs();
-    let ended = tokio::time::timeout(FILTER_DEADLINE, ended);
-    let ended = ended.await.map_err(|_| format!("nft took longer than {limit_s} s"))?;
-    let ended = ended.map_err(failed)?;
-    if ended.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&ended.stderr);
-    let first = said.lines().next().unwrap_or_default();
-    Err(format!("the kernel's packet filter can't be set up: {first}"))
 }
 
 /// A card that is connected.
@@ -209,7 +259,7 @@ pub async fn connect(vm: &Vm, host: &Host) -> Result<Option<Cable>, Problem> {
     let what = || format!("can't connect the network card of the VM {}", vm.id());
     let networks = host.user_networks.as_ref().map_err(|why| Problem::unsupported(what(), why))?;
     // Somebody may have set up the host's firewall anew meanwhile.
-    let filtered = filter(&rules(networks.group, &local_resolvers())).await;
+    let filtered = networks.filter(&host.networks.hosts()).await;
     filtered.map_err(|why| Problem::unsupported(what(), why))?;
     let user = host.user_of(&vm.dir)?;
     let user = user.map(|user| QemuUser { gid: networks.group, ..user });
@@ -316,11 +366,22 @@ mod tests {
     }
 
     #[test]
-    fn only_resolvers_that_the_filter_would_keep_guests_from_are_let_through() {
+    fn guests_reach_the_resolvers_of_their_host() {
         let text = "# nameserver 127.0.0.1\nnameserver 127.0.0.53\nnameserver 10.1.1.1\n\
-                    options edns0\nnameserver 169.254.169.254\nnameserver ::1\nnameserver\n";
-        let found = resolvers_in(text);
-        assert_eq!(found, [Ipv4Addr::new(127, 0, 0, 53), Ipv4Addr::new(169, 254, 169, 254)]);
+                    options edns0\nnameserver ::1\nnameserver\n";
+        assert_eq!(resolvers_in(text), [Ipv4Addr::new(127, 0, 0, 53), Ipv4Addr::new(10, 1, 1, 1)]);
+    }
+
+    #[test]
+    fn what_guests_may_reach_is_a_network_or_an_address() {
+        let reach = |text: &str| text.parse::<GuestsReach>();
+        let network = GuestsReach { address: Ipv4Addr::new(10, 1, 0, 0), prefix_bits: 16 };
+        assert_eq!(reach("10.1.0.0/16"), Ok(network));
+        assert_eq!(reach("10.1.0.7").map(|reach| reach.prefix_bits), Ok(32));
+        assert!(reach("0.0.0.0/0").is_ok());
+        for wrong in ["10.1.0.7/16", "10.1.0.0/33", "web", "::1", ""] {
+            assert!(reach(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]
@@ -335,66 +396,108 @@ mod tests {
         use std::os::unix::process::CommandExt as _;
         let script = format!("exec 3<>/dev/tcp/{address}/{port}");
         let mut bash = std::process::Command::new("bash");
-        bash.args(["-c", &script]).gid(group).stderr(Stdio::null());
+        bash.args(["-c", &script]).gid(group).stderr(std::process::Stdio::null());
         bash.status().expect("bash runs").success()
     }
 
-    /// The real kernel, in a network namespace of its own. The filter can be set up again.
+    fn shell(line: &str) {
+        let ended = std::process::Command::new("sh").args(["-c", line]).status();
+        assert!(ended.expect("sh runs").success(), "{line}");
+    }
+
+    const GROUP: u32 = 1_900_065_535;
+
+    /// The real kernel, in network namespaces of its own: that of the host, and one in which everything else is.
     #[test]
-    fn guests_reach_neither_their_hosts_loopback_nor_link_local_addresses() {
+    fn guests_reach_neither_hosts_nor_private_addresses_unless_the_operator_allows_them() {
         if !nix::unistd::Uid::effective().is_root() {
             return;
         }
-        let looked = std::thread::spawn(|| {
+        std::thread::spawn(|| {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a namespace");
-            let ip = |line: &str| {
-                let ended = std::process::Command::new("ip").args(line.split(' ')).status();
-                assert!(ended.expect("ip runs").success(), "{line}");
+            let own = || std::fs::File::open("/proc/thread-self/ns/net").expect("a namespace");
+            let enter = |namespace: &std::fs::File| {
+                nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET).expect("it is there");
             };
-            ip("link set lo up");
-            ip("address add 169.254.169.254/32 dev lo");
-            ip("address add 10.9.9.9/32 dev lo");
-            let listener = std::net::TcpListener::bind("0.0.0.0:0").expect("a port");
-            let port = listener.local_addr().expect("an address").port();
+            // Everything else.
+            let outside = own();
+            let all = ["10.9.9.9", "10.1.2.3", "192.0.2.9", "192.0.2.10", "203.0.113.5", "169.254.169.254"];
+            shell("ip link set lo up");
+            for address in all {
+                shell(&format!("ip address add {address}/32 dev lo"));
+            }
+            let there = std::net::TcpListener::bind("0.0.0.0:0").expect("a port");
+            let port = there.local_addr().expect("an address").port();
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a namespace");
+            let host = own();
+            let at = format!("/proc/{}/fd/{}", std::process::id(), outside.as_raw_fd());
+            shell("ip link set lo up; ip address add 10.8.8.8/32 dev lo; ip address add 198.51.100.2/24 dev lo");
+            shell(&format!("ip link add eth0 type veth peer name eth0 netns {at}"));
+            shell("ip address add 10.8.0.1/24 dev eth0; ip link set eth0 up; ip route add default via 10.8.0.2");
+            enter(&outside);
+            shell("ip address add 10.8.0.2/24 dev eth0; ip link set eth0 up; ip route add default via 10.8.0.1");
+            enter(&host);
+            let here = std::net::TcpListener::bind(("0.0.0.0", port)).expect("the same port");
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let group = 1_900_065_535;
-            let resolver = Ipv4Addr::new(127, 0, 0, 53);
-            let _names = std::net::TcpListener::bind((resolver, 53)).expect("a port");
             let runtime = runtime.expect("a runtime");
-            runtime.block_on(async {
-                for _ in 0..2 {
-                    filter(&rules(Gid::from_raw(group), &[resolver]))
-                        .await
-                        .expect("the kernel takes them");
-                }
-            });
-            for address in ["127.0.0.1", "127.9.9.9", "169.254.169.254"] {
-                assert!(!connects(group, address, port), "a guest reaches {address}");
+            let reach = ["10.1.0.0/16", "192.0.2.10", "10.8.0.0/24"].map(|text| text.parse().expect("one"));
+            let networks = UserNetworks::new(Gid::from_raw(GROUP), reach.into());
+            let hosts = ["192.0.2.9", "192.0.2.10", "fd00::1"].map(|ip| ip.parse().expect("an address"));
+            runtime.block_on(networks.filter(&[])).expect("the kernel takes it");
+            assert!(connects(GROUP, "192.0.2.9", port), "nobody has said that it is a host");
+            runtime.block_on(networks.filter(&hosts)).expect("the kernel takes it");
+            let refused =
+                ["127.0.0.1", "10.8.8.8", "10.8.0.1", "198.51.100.2", "169.254.169.254", "10.9.9.9", "192.0.2.9"];
+            for address in refused {
+                assert!(!connects(GROUP, address, port), "a guest reaches {address}");
                 assert!(connects(0, address, port), "others reach {address}");
             }
-            assert!(connects(group, "10.9.9.9", port), "a guest reaches the others");
-            assert!(connects(group, "127.0.0.53", 53), "a guest reaches its host's resolver");
-            assert!(!connects(group, "127.0.0.53", port), "and nothing else there");
+            for address in ["203.0.113.5", "10.1.2.3", "192.0.2.10"] {
+                assert!(connects(GROUP, address, port), "a guest reaches {address}");
+            }
             runtime.block_on(async {
-                let networks =
-                    UserNetworks { group: Gid::from_raw(group), trouble: Mutex::default() };
-                networks.look_at_filter().await;
+                networks.look_at_filter(&hosts).await;
                 assert_eq!(networks.warning(), None);
                 for flush in [
                     "flush ruleset",
                     "flush table inet perigee_guests_1900065535",
                     "delete table inet perigee_guests_1900065535",
                 ] {
-                    let mut nft = std::process::Command::new("nft");
-                    assert!(nft.args(flush.split(' ')).status().expect("nft runs").success());
-                    assert!(connects(group, "127.9.9.9", port), "{flush}: the filter is gone");
-                    networks.look_at_filter().await;
-                    assert!(!connects(group, "127.9.9.9", port), "{flush}: it is back");
+                    shell(&format!("nft {flush}"));
+                    assert!(connects(GROUP, "10.9.9.9", port), "{flush}: the filter is gone");
+                    networks.look_at_filter(&hosts).await;
+                    assert!(!connects(GROUP, "10.9.9.9", port), "{flush}: it is back");
                     let said = networks.warning().expect("it is said");
                     assert!(said.contains("has set it up again"), "{said}");
                 }
             });
-        });
-        looked.join().expect("no panic");
+            // Many connections at once, also if the rules are loaded again.
+            let open = |from: u32| {
+                let script = format!(
+                    "for n in $(seq 60); do exec {{fd}}<>/dev/tcp/203.0.113.5/{port} && echo $n; done; exit 0"
+                );
+                let mut bash = std::process::Command::new("bash");
+                use std::os::unix::process::CommandExt as _;
+                bash.args(["-c", &script]).gid(GROUP).uid(from).stderr(std::process::Stdio::null());
+                String::from_utf8_lossy(&bash.output().expect("bash runs").stdout).lines().count()
+            };
+            assert!((40..=51).contains(&open(1_900_000_001)), "a guest has no more connections than it may");
+            assert!((40..=51).contains(&open(1_900_000_002)), "and others have theirs");
+            drop((there, here));
+        })
+        .join()
+        .expect("no panic");
+    }
+
+    #[test]
+    fn a_host_is_reached_through_no_larger_network() {
+        let reach = ["0.0.0.0/0", "192.0.2.10"].map(|text| text.parse().expect("one"));
+        let text =
+            rules(Gid::from_raw(7), &[], &reach, &["192.0.2.9".parse().expect("an address")]);
+        let at = |part: &str| text.find(part).expect(part);
+        assert!(at("224.0.0.0/3 } reject") < at("{ 192.0.2.10 } accept"), "{text}");
+        assert!(at("{ 192.0.2.10 } accept") < at("fib daddr type local reject"), "{text}");
+        assert!(at("{ 192.0.2.9 } reject") < at("0.0.0.0/0 accept"), "{text}");
+        assert!(at("0.0.0.0/0 accept") < at("192.168.0.0/16, "), "{text}");
     }
 }

@@ -30,6 +30,7 @@ fn config(dir: &Path, identity: &Path, port: u16) -> Config {
         listen: vec![Listen::Tcp(format!("127.0.0.1:{port}"))],
         state: dir.join("agent"),
         vm_uids: VmUids::default(),
+        guests_reach: Vec::new(),
         volume_control: format!("unix:{}", dir.join("no-volume-server.sock").display()),
         volume_url: "https://127.0.0.1:1".into(),
         nbd_addr: "127.0.0.1:1".into(),

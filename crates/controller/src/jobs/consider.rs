@@ -125,7 +125,7 @@ impl Run {
         let hosts: Vec<HostId> =
             self.cluster.hosts.up().into_iter().map(|host| host.id.clone()).collect();
         all.extend(migration::refused_after(&moves, &hosts, now_ms()));
-        let unable = networks::refusing(&self.cluster, &self.job().spec.network);
+        let unable = networks::refusing(&self.cluster, &networks::kind_of(&self.record.value));
         all.extend(unable.into_iter().map(|(to, why)| RefusedWay { way: Way::Migrate, to, why }));
         all
     }

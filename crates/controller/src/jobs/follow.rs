@@ -193,7 +193,9 @@ impl Run {
         let start = placement.start.clone();
         let spec = vm_spec(self, placement)?;
         let host = catalog::reachable(&self.cluster, &start)?;
-        if let Some(why) = networks::refusal(&self.cluster, &start, &self.job().spec.network) {
+        if let Some(why) =
+            networks::refusal(&self.cluster, &start, &networks::kind_of(&self.record.value))
+        {
             // It was able when the job was placed. Another one may be, and else the job waits for one.
             tracing::warn!("job {}: host {start} can't have VMs in networks: {why}", self.id);
             self.leave(&start).await?;

@@ -115,7 +115,7 @@ pub fn prepare(record: &mut JobRecord) -> Result<(), Problem> {
     if !spec.is_gang() {
         return Ok(());
     }
-    if spec.network == NetworkKind::None {
+    if matches!(spec.network, NetworkKind::None | NetworkKind::Default) {
         spec.network = NetworkKind::Cluster(networks::own_name(&record.job.id)?);
     }
     record.gang = Some(Gang::default());
@@ -411,7 +411,12 @@ impl Run {
         made.job.state = made.job.state.next(JobEvent::Placed)?;
         made.job.host = Some(host.clone());
         made.job.vm = Some(vm_of(&made.job.id));
-        made.placement = Some(Placement { start: host.clone(), disks: Vec::new(), traits });
+        made.placement = Some(Placement {
+            start: host.clone(),
+            disks: Vec::new(),
+            traits,
+            has_user_card: false,
+        });
         // Its VM and volumes have other names and numbers than those of an earlier run.
         made.restarts = gang.restarts;
         made.inputs.clone_from(&gang.inputs);

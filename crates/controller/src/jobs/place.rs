@@ -2,13 +2,14 @@
 
 use perigee_model::job::{Access, JobSpec};
 use perigee_model::states::JobEvent;
+use perigee_model::vm::NetworkKind;
 use perigee_model::{DiskRole, HostId, JobId, LeaveSite, Problem, VolumeName};
 
 use super::driver::{Run, Step};
 use super::lasting::{self, own_disks};
 use crate::leave_site::{self, Confined};
-use crate::planning;
 use crate::records::{PlacedDisk, Placement, vm_of};
+use crate::{networks, planning};
 
 /// The disks of a job's VM, beside its volumes.
 pub(super) const JOB_DISKS: [DiskRole; 3] = [DiskRole::Root, DiskRole::Seed, DiskRole::Output];
@@ -20,6 +21,9 @@ impl Run {
             planning::record_submission(&self.cluster, &self.id, &grant.plan).await?;
         }
         let confined = leave_site::confined_of(&self.cluster, &self.job().spec).await?;
+        let has_user_card = self.job().spec.network == NetworkKind::Default
+            && !confined.is_any()
+            && networks::refusal(&self.cluster, &grant.host, &NetworkKind::User).is_none();
         let record = &mut self.record.value;
         let (spec, restarts) = (&record.job.spec, record.restarts);
         let start = grant.host.clone();
@@ -40,7 +44,7 @@ impl Run {
             }
         }
         let traits = grant.traits.clone();
-        record.placement = Some(Placement { start: start.clone(), disks, traits });
+        record.placement = Some(Placement { start: start.clone(), disks, traits, has_user_card });
         record.job.state = record.job.state.next(JobEvent::Placed)?;
         record.job.host = Some(start);
         record.job.vm = Some(vm_of(&self.id));

@@ -12,7 +12,7 @@ use perigee_model::inputs::INPUTS_MOUNT;
 use perigee_model::job::JobSpec;
 use perigee_model::states::JobEvent;
 use perigee_model::tenant::SEPARATOR;
-use perigee_model::vm::VmNetwork;
+use perigee_model::vm::{NetworkKind, VmNetwork};
 use perigee_model::volume::{BLOCK_BYTES, CreateVolume, EpochChange, VolumeInfo, VolumeSource};
 use perigee_model::{DiskRole, Epoch, HostId, JobId, LeaveSite, Problem, ProblemKind};
 
@@ -239,6 +239,8 @@ impl Run {
     ) -> Result<Epoch, Problem> {
         let spec = &self.job().spec;
         let network = guest_network(&networks::of_vm(&self.record.value)?);
+        let optional = spec.network == NetworkKind::Default;
+        let network = network.map(|network| GuestNetwork { optional, ..network });
         let seed = Seed { gang: self.guest_gang()?, ..seed(&self.id, spec, at, network) };
         let fault = |e| Problem::internal(format!("can't make the seed of job {}", self.id), e);
         let seed = tars::write_seed(Vec::new(), &seed).map_err(fault)?;
@@ -264,6 +266,7 @@ fn guest_network(network: &VmNetwork) -> Option<GuestNetwork> {
             prefix_bits: card.subnet.prefix_bits(),
             gateway: card.subnet.gateway(),
             dns: card.subnet.gateway(),
+            optional: false,
         }),
     }
 }

@@ -68,8 +68,8 @@ pub async fn request(
     }
     catalog::reachable(cluster, &wish.to)?;
     planning::can_move(cluster, &from, &wish.to)?;
-    if let Some(why) = networks::refusal(cluster, &wish.to, &job.job.spec.network) {
-        return refuse(format!("the host can't have VMs in networks now: {why}"));
+    if let Some(why) = networks::refusal(cluster, &wish.to, &networks::kind_of(job)) {
+        return refuse(format!("the host can't have VMs with such a network card now: {why}"));
     }
     if let Some(placement) = &job.placement {
         leave_site::check_migration(cluster, &placement.disks, &from, &wish.to)?;

@@ -282,7 +282,8 @@ async fn wanted_of(
     let here: Vec<&Spread> =
         networks.iter().filter(|spread| spread.hosts.contains(&host.id)).collect();
     if here.is_empty() {
-        return Ok(HostNetworks::default());
+        // Guests in user networks don't reach the hosts either.
+        return Ok(HostNetworks { hosts: addresses(cluster), ..HostNetworks::default() });
     }
     let others: BTreeSet<&HostId> = here.iter().flat_map(|spread| &spread.hosts).collect();
     let mut peers = Vec::new();

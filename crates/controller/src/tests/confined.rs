@@ -122,6 +122,10 @@ async fn a_job_with_a_network_card_does_not_get_confined_data() {
         assert_eq!(refused.kind, ProblemKind::Conflict);
         assert!(refused.why.contains("tpch"), "{refused}");
     }
+    let id = lab.submit(JobSpec { network: NetworkKind::Default, ..spec(Access::Read) }).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+    let network = lab.home.inside().vms[&vm_of(&id)].report.spec.network.clone();
+    assert_eq!(network, perigee_model::vm::VmNetwork::None, "it has none by default");
 }
 
 #[tokio::test]

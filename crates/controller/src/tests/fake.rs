@@ -100,6 +100,8 @@ pub struct Inside {
     pub lists_of_images: u32,
     /// Why VMs can't be in networks here.
     pub no_networks: Option<String>,
+    /// Why VMs have no user networks here.
+    pub no_user_networks: Option<String>,
     /// Of its interfaces.
     pub addresses: Vec<std::net::Ipv4Addr>,
     /// What it was told of networks last.
@@ -371,10 +373,11 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
 }
 
 async fn host(State(inside): Shared) -> Reply<HostReport> {
-    let (kvm_on, boot_id, no_networks, addresses) = {
+    let (kvm_on, boot_id, no_networks, addresses, no_user_networks) = {
         let inside = inside.lock().expect("lock");
+        let no_user_networks = inside.no_user_networks.clone();
         let (no_networks, addresses) = (inside.no_networks.clone(), inside.addresses.clone());
-        (inside.kvm_on.clone(), inside.boot_id(), no_networks, addresses)
+        (inside.kvm_on.clone(), inside.boot_id(), no_networks, addresses, no_user_networks)
     };
     Ok(Json(HostReport {
         host: HostId::new("any").expect("name"),
@@ -389,6 +392,7 @@ async fn host(State(inside): Shared) -> Reply<HostReport> {
         boot_id,
         warnings: Vec::new(),
         no_networks,
+        no_user_networks,
         addresses,
     }))
 }

@@ -1,11 +1,12 @@
 //! Networks of tenants.
 
+use perigee_model::guest::GuestBody;
 use perigee_model::job::Start;
 use perigee_model::network::NewNetwork;
 use perigee_model::vm::{
     MigrationPhase, MigrationReport, NetworkKind, VmNetwork, VmReport, VmStatus,
 };
-use perigee_model::{HostId, MigrationId, NetworkName, ProblemKind};
+use perigee_model::{HostId, JobId, MigrationId, NetworkName, ProblemKind};
 
 use super::fake::FakeHost;
 use super::{Access, JobSpec, Lab, spec, vm_of, wait_for};
@@ -104,7 +105,11 @@ async fn a_job_in_a_network_waits_for_a_host_that_can_have_networks() {
     let spec = JobSpec { network, start, volumes, ..spec(Access::Read) };
     let id = lab.submit(spec).await;
     wait_for("the reason", async || {
-        lab.job(&id).await.reason.contains("a host that can have VMs in networks").then_some(())
+        lab.job(&id)
+            .await
+            .reason
+            .contains("a host that can have VMs in networks such as its own")
+            .then_some(())
     })
     .await;
     let others = lab.submit(super::spec(Access::Read)).await;
@@ -127,6 +132,69 @@ async fn a_job_in_a_network_waits_for_a_host_that_can_have_networks() {
         asked.expect_err("it can't").why.contains("dnsmasq").then_some(())
     })
     .await;
+}
+
+/// A job that says nothing of a card has one where its host can, and it moves only to hosts that can.
+#[tokio::test]
+async fn a_vm_has_a_card_by_default_where_its_host_can() {
+    let lab = Lab::up().await;
+    let says = async |host: &FakeHost, why: Option<&str>| {
+        host.inside().no_user_networks = why.map(str::to_owned);
+        wait_for("the report", async || {
+            let report = lab.cluster.hosts.report(&host.id)?;
+            (report.no_user_networks.as_deref() == why).then_some(())
+        })
+        .await;
+    };
+    let at = |host: &FakeHost| JobSpec {
+        start: Start::Host(host.id.clone()),
+        volumes: Vec::new(),
+        memory_bytes: 128 << 20,
+        ..spec(Access::Read)
+    };
+    let card_of = |host: &FakeHost, id: &JobId| {
+        let inside = host.inside();
+        inside.vms.get(&vm_of(id)).map(|vm| vm.report.spec.network.clone())
+    };
+    let with = lab.submit(JobSpec { start: Start::Anywhere, ..at(&lab.home) }).await;
+    let (from, to) = wait_for("the VM", async || match card_of(&lab.home, &with) {
+        Some(_) => Some((&lab.home, &lab.cloud)),
+        None => card_of(&lab.cloud, &with).map(|_| (&lab.cloud, &lab.home)),
+    })
+    .await;
+    assert_eq!(card_of(from, &with), Some(VmNetwork::User));
+    // A host starts only so many VMs at a time.
+    from.say(&vm_of(&with), GuestBody::Started);
+    says(to, Some("passt is not installed")).await;
+    let asked = wait_for("the refusal", async || {
+        let record = jobs::of_vm(&lab.cluster, &vm_of(&with))?;
+        let wish = migration::Wish {
+            to: to.id.clone(),
+            reason: String::new(),
+            job_progress: None,
+            volumes: Default::default(),
+        };
+        let why = migration::request(&lab.cluster, &record, wish).await.expect_err("it can't").why;
+        why.contains("network card").then_some(why)
+    })
+    .await;
+    assert!(asked.contains("passt is not installed"), "{asked}");
+    says(to, None).await;
+    says(&lab.cloud, Some("passt is not installed")).await;
+    let without = lab.submit(at(&lab.cloud)).await;
+    lab.wait_for_vm(&lab.cloud, &vm_of(&without)).await;
+    assert_eq!(card_of(&lab.cloud, &without), Some(VmNetwork::None));
+    lab.cloud.say(&vm_of(&without), GuestBody::Started);
+    let wants = lab.submit(JobSpec { network: NetworkKind::User, ..at(&lab.cloud) }).await;
+    let none = lab.submit(JobSpec { network: NetworkKind::None, ..at(&lab.home) }).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&none)).await;
+    assert_eq!(card_of(&lab.home, &none), Some(VmNetwork::None));
+    wait_for("the reason", async || {
+        lab.job(&wants).await.reason.contains("passt is not installed").then_some(())
+    })
+    .await;
+    says(&lab.cloud, None).await;
+    lab.wait_for_vm(&lab.cloud, &vm_of(&wants)).await;
 }
 
 /// One VM has a port of the cluster, and tenants have only those that the operator allows.

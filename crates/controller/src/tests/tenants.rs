@@ -717,15 +717,6 @@ async fn the_audit_log_says_who_asked_for_what_and_shows_no_secret() {
 }
 
 #[tokio::test]
-async fn a_tenant_s_job_gets_no_network_card_that_reaches_other_tenants_volumes() {
-    let tenants = Tenants::up().await;
-    tenants.share_debian().await;
-    let with_card = JobSpec { network: perigee_model::vm::NetworkKind::User, ..small("q") };
-    is_kind(tenants.ann.post::<Job>("/v1/jobs", &with_card).await, ProblemKind::Forbidden);
-    let _: Job = tenants.admin.post("/v1/jobs", &with_card).await.expect("an admin may");
-}
-
-#[tokio::test]
 async fn input_files_are_their_tenant_s() {
     let tenants = Tenants::up().await;
     tenants.share_debian().await;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
-use perigee_agent::VmUids;
+use perigee_agent::{GuestsReach, VmUids};
 use perigee_http::{Listen, Network, PeerIdentity};
 use perigee_model::{HostId, Problem, SiteId};
 
@@ -32,6 +32,10 @@ pub struct RunArgs {
     /// The users of QEMU: each VM has one of these for itself
     #[arg(long, default_value_t, value_name = "FIRST-LAST")]
     vm_uids: VmUids,
+    /// Addresses that VMs in user networks reach beside those of the internet: private ones of the operator's. This host and the
+    /// cluster's others they reach only if it is just one address. May be given more than once
+    #[arg(long, value_name = "ADDRESS[/BITS]")]
+    guests_reach: Vec<GuestsReach>,
     /// The control API of this host's volume server
     #[arg(long, default_value = "unix:/run/perigee/volume-control.sock", value_name = "ADDRESS")]
     volume_control: String,
@@ -65,6 +69,7 @@ pub async fn run(verb: Verb) -> Result<(), Problem> {
         listen: args.listen.into_iter().map(Listen::Tcp).collect(),
         state: args.state,
         vm_uids: args.vm_uids,
+        guests_reach: args.guests_reach,
         volume_control: args.volume_control,
         volume_url: args.volume_url,
         nbd_addr: args.nbd_addr,

@@ -187,6 +187,7 @@ impl Daemons {
             listen: vec![Listen::Tcp(at_agent.clone())],
             state: dir.join("agent"),
             vm_uids: VmUids::default(),
+            guests_reach: Vec::new(),
             volume_control: format!("unix:{}", control.display()),
             volume_url: format!("https://{at_volumes}"),
             nbd_addr: at_nbd,

@@ -35,9 +35,9 @@ pub struct Create {
     /// The size of its root disk [default: the image's]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     disk: Option<u64>,
-    /// Its network card: `none`, the name of a network (`perigee network create`), or `user`: a network of its own behind
-    /// its host, for which only an admin may ask
-    #[arg(long, default_value = "none")]
+    /// Its network card: the name of a network (`perigee network create`), `user`: a network of its own behind its host, `none`,
+    /// or `default`: `user`, where the host can and its data may leave its site
+    #[arg(long, default_value = "default")]
     network: NetworkKind,
     /// A port that is reached from outside at the host of its network's gateway, and the VM's own port. May be given several
     /// times
