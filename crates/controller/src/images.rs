@@ -211,6 +211,11 @@ async fn bind(
     ))
 }
 
+/// The export of an image for other hosts: nobody who was not told its layer's id can guess it.
+pub fn by_layer(layer: LayerId) -> String {
+    format!("layer:{layer}")
+}
+
 /// If the host has a copy already, the copy gets what it still lacks from this source from now on.
 async fn copy(
     from: &HostLink,
@@ -220,7 +225,7 @@ async fn copy(
 ) -> Result<ImageInfo, Problem> {
     let ask = CopyImage {
         nbd_addr: from.addresses.nbd_addr.clone(),
-        export: None,
+        export: Some(by_layer(layer)),
         keep: Keep::All,
         layer: Some(layer),
     };

@@ -16,6 +16,7 @@ use perigee_model::{HostId, Problem, SiteId};
 use tokio::sync::oneshot;
 
 use crate::cluster::{Ask, Cluster, HostLink, Local, now_ms};
+use crate::images;
 
 /// The size of a block read in a probe: PostgreSQL's page, and close to what guests send.
 pub const PROBE_REQUEST_BYTES: u32 = 8192;
@@ -297,7 +298,7 @@ async fn probe_blocks(from: &HostLink, to: &HostLink) -> Option<BlockProbe> {
 }
 
 async fn read_blocks(from: &HostLink, to: &HostLink) -> Result<Option<BlockProbe>, Problem> {
-    for export in exports_to_read(to).await? {
+    for export in exports_to_read(from, to).await? {
         let ask = ProbeBlocks {
             nbd_addr: to.addresses.nbd_addr.clone(),
             export,
@@ -315,15 +316,18 @@ async fn read_blocks(from: &HostLink, to: &HostLink) -> Result<Option<BlockProbe
     Ok(None)
 }
 
-/// The exports with the most data, so that the probe reads blocks and not holes.
-async fn exports_to_read(host: &HostLink) -> Result<Vec<String>, Problem> {
-    let volumes: Vec<VolumeInfo> = host.volume.get("/v1/volumes").await?;
-    let images: Vec<ImageInfo> = host.volume.get("/v1/images").await?;
+/// The exports of `to` with the most data, so that the probe reads blocks and not holes.
+async fn exports_to_read(from: &HostLink, to: &HostLink) -> Result<Vec<String>, Problem> {
+    let volumes: Vec<VolumeInfo> = to.volume.get("/v1/volumes").await?;
+    let images: Vec<ImageInfo> = to.volume.get("/v1/images").await?;
+    let known: Vec<ImageInfo> = from.volume.get("/v1/images").await?;
+    // Whoever knows a layer's id may read it, so a host is told only of those that it has.
+    let images = images.into_iter().filter(|image| known.iter().any(|k| k.layer == image.layer));
+    let images = images.map(|i| (true, i.allocated_bytes, images::by_layer(i.layer)));
     // With its epoch: without one, nobody elsewhere may open a volume that is written with epochs. Most hosts may not open
     // it at all, so the images come first.
     let export = |v: &VolumeInfo| format!("{}@{}", v.name, v.epoch);
     let volumes = volumes.into_iter().map(|v| (false, v.allocated_bytes, export(&v)));
-    let images = images.into_iter().map(|i| (true, i.allocated_bytes, format!("image:{}", i.name)));
     let mut all: Vec<_> = volumes.chain(images).filter(|(_, bytes, _)| *bytes > 0).collect();
     all.sort_unstable_by(|a, b| b.cmp(a));
     Ok(all.into_iter().take(EXPORTS_TRIED_MAX).map(|(.., export)| export).collect())

@@ -34,6 +34,14 @@ impl Pool {
         self.run(move |pool| pool.catalog.all_openers().map_err(failed(LOOK_UP))).await
     }
 
+    /// Whether no controller has told this pool yet who may open what.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn admits_all(self: &Arc<Self>) -> Result<bool, Problem> {
+        self.run(move |pool| pool.catalog.admits_all().map_err(failed(LOOK_UP))).await
+    }
+
     /// # Errors
     /// When the catalog can't be read.
     pub async fn may_open(

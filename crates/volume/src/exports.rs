@@ -324,7 +324,7 @@ impl PoolExports {
     }
 
     /// Another host has of this one's volumes those that the controller has let it open, and what is below and above them;
-    /// the images, and each layer whose id it was told.
+    /// and each layer whose id it was told. By their names it has no images: everybody can guess those.
     async fn check_opener(
         &self,
         name: &str,
@@ -336,6 +336,11 @@ impl PoolExports {
         let of = Wanted::parse(name).and_then(|wanted| wanted.data());
         let volume = match of {
             Some(Data::Volume(volume)) if !is_own => volume,
+            Some(Data::Image(_)) if !is_own && !self.pool.admits_all().await? => {
+                let why = "another host reads an image by the id of its layer, which the controller tells it";
+                return Err(Problem::forbidden(what, why)
+                    .next("let the controller copy it: perigee image replicate"));
+            }
             _ => return Ok(None),
         };
         let admission = self.admissions.of(&volume, host);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use perigee_model::volume::ImageInfo;
 use perigee_model::{HostId, Problem};
 
-use super::{Found, copy, look};
+use super::{Found, by_layer, copy, look};
 use crate::cluster::{Cluster, HostLink};
 
 /// The time between two checks, as a multiple of the monitor's period: 30 s.
@@ -47,9 +47,14 @@ impl Look {
         let Some(source) = up.find(|host| host.addresses.nbd_addr == remote.nbd_addr) else {
             return true;
         };
+        let by_name = remote.export == format!("image:{}", image.name);
         // It was not made from an image, or the host did not tell which images it has.
-        if remote.export != format!("image:{}", image.name) || self.silent.contains(&source.id) {
+        if !by_name && remote.export != by_layer(image.layer) || self.silent.contains(&source.id) {
             return false;
+        }
+        // As earlier versions copied it. The host gives it by its layer's id only, as soon as it is of this version.
+        if by_name {
+            return true;
         }
         let mut images = self.found.iter().filter(|found| found.host == source.id);
         source.id == *at || !images.any(|found| is_same(&found.info, image))
@@ -70,7 +75,11 @@ async fn replace(cluster: &Cluster, lost: &Found, look: &Look) -> Result<(), Pro
         .filter(|other| is_same(&other.info, &lost.info) && other.info.remote.is_none())
         .filter_map(|other| cluster.hosts.get(&other.host).ok())
         .collect();
-    sources.sort_by_key(|source| source.addresses.site != to.addresses.site);
+    let present = lost.info.remote.as_ref().map(|remote| &remote.nbd_addr);
+    sources.sort_by_key(|source| {
+        let is_present = present == Some(&source.addresses.nbd_addr);
+        (!is_present, source.addresses.site != to.addresses.site)
+    });
     let mut tried = Ok(());
     for source in sources {
         // Somebody imports or deletes it at this moment.

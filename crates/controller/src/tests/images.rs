@@ -241,7 +241,7 @@ async fn copied_from_cloud(lab: &Lab) -> FakeHost {
     let third = FakeHost::start("home2", "home").await;
     hosts::register(&lab.cluster, &third.id, third.addresses.clone()).await.expect("register");
     let nbd_addr = lab.cloud.addresses.nbd_addr.clone();
-    let (export, keep) = ("image:debian".to_owned(), Keep::All);
+    let (export, keep) = (images::by_layer(image().layer), Keep::All);
     let remote = Some(ImageSource { nbd_addr, export, keep, missing_bytes: 1000, failed: None });
     lab.home.inside().images.insert(name("debian"), ImageInfo { remote, ..image() });
     third
@@ -262,6 +262,21 @@ async fn a_copy_whose_source_host_is_silent_goes_on_from_another_host() {
     lab.cloud.inside().down = true;
     wait_for_source(&lab, &third).await;
     assert_eq!(lab.home.inside().copied.last().and_then(|ask| ask.layer), Some(image().layer));
+}
+
+#[tokio::test]
+async fn a_copy_that_an_earlier_version_made_reads_its_source_by_the_layer_from_now_on() {
+    let lab = Lab::up().await;
+    let _third = copied_from_cloud(&lab).await;
+    let mut by_name = lab.home.inside().images[&name("debian")].clone();
+    by_name.remote.as_mut().expect("it lacks blocks").export = "image:debian".to_owned();
+    lab.home.inside().images.insert(name("debian"), by_name);
+    let remote = wait_for("another export", async || {
+        let remote = lab.home.inside().images[&name("debian")].remote.clone()?;
+        (remote.export == images::by_layer(image().layer)).then_some(remote)
+    })
+    .await;
+    assert_eq!(remote.nbd_addr, lab.cloud.addresses.nbd_addr, "the source is as good as before");
 }
 
 #[tokio::test]

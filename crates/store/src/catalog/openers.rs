@@ -33,6 +33,12 @@ impl Catalog {
         Ok(all)
     }
 
+    /// Until the controller has told the pool for the first time.
+    pub(crate) fn admits_all(&self) -> Result<bool> {
+        let sql = "SELECT EXISTS (SELECT 1 FROM pool WHERE NOT openers_told)";
+        self.lock().prepare_cached(sql)?.query_row([], |row| row.get(0))
+    }
+
     /// Every host may until the controller has told the pool for the first time.
     pub(crate) fn may_open(&self, volume: &VolumeName, host: &HostId) -> Result<bool> {
         let sql = "SELECT EXISTS (SELECT 1 FROM openers WHERE volume = ?1 AND host = ?2)

@@ -15,7 +15,7 @@ use rusqlite::Connection;
 const VERSION: i64 = STEPS.len() as i64;
 
 /// Step N upgrades from version N to N + 1.
-const STEPS: [&str; 13] = [
+const STEPS: [&str; 14] = [
     "
 CREATE TABLE IF NOT EXISTS layers (
     id TEXT PRIMARY KEY,
@@ -185,6 +185,10 @@ CREATE TABLE openers (                  -- other hosts that may open a volume, w
 ALTER TABLE pool ADD COLUMN openers_told INTEGER NOT NULL DEFAULT 1;    -- 0: by no controller yet
 UPDATE pool SET openers_told = NOT EXISTS (SELECT 1 FROM volumes) AND NOT EXISTS (SELECT 1 FROM departed);
 ",
+    "
+-- By the name, other hosts get an image no more.
+UPDATE remote_parents SET export = 'layer:' || is_layer WHERE export LIKE 'image:%' AND is_layer IS NOT NULL;
+",
 ];
 
 /// What keeps a layer and all layers below it from being deleted. Each connection makes this view for itself, so it is
@@ -276,6 +280,25 @@ mod tests {
         let mut new = Connection::open_in_memory().expect("a catalog");
         upgrade(&mut new).expect("the format");
         assert_eq!(told(&new), Ok(true), "nobody has opened anything of it yet");
+    }
+
+    #[test]
+    fn copies_of_images_read_them_by_their_layers_after_an_upgrade() {
+        let mut old = catalog_of_version_0();
+        old.execute_batch(&STEPS[1..13].concat()).expect("the format before");
+        old.pragma_update(None, "user_version", 13).expect("its version");
+        let rows = "INSERT INTO layers (id, size_bytes) VALUES ('b', 4096), ('c', 4096);
+                    INSERT INTO remote_parents (layer, nbd_addr, export, size_bytes, is_layer)
+                    VALUES ('a', 'there:1', 'image:debian', 4096, 'x'),
+                           ('b', 'there:1', 'image:alpine', 4096, NULL),
+                           ('c', 'there:1', 'data@7', 4096, 'y');";
+        old.execute_batch(rows).expect("copies");
+        upgrade(&mut old).expect("an upgrade");
+        let mut exports =
+            old.prepare("SELECT export FROM remote_parents ORDER BY layer").expect("SQL");
+        let exports: Result<Vec<String>, _> =
+            exports.query_map([], |row| row.get(0)).expect("rows").collect();
+        assert_eq!(exports.expect("rows"), ["layer:x", "image:alpine", "data@7"]);
     }
 
     #[test]

@@ -19,6 +19,13 @@ pub enum Granted {
 }
 
 impl Granted {
+    /// Whether the sender is another host than this one.
+    pub fn is_elsewhere(&self, control: &Control) -> bool {
+        let Self::To(host, _) = self else { return false };
+        let own = control.remotes.identity().map(|identity| identity.own().identity);
+        own != Some(PeerIdentity::Host(host.clone()))
+    }
+
     /// # Errors
     /// Forbidden unless a host's grant allows this.
     pub fn check(&self, what: &str, allows: impl Fn(&Allowed) -> bool) -> Result<(), Problem> {

@@ -15,8 +15,8 @@ use perigee_model::home::{
 use perigee_model::home::{HomeState, Tenure};
 use perigee_model::replica::{PinReplica, SealReplica, SealedReplica};
 use perigee_model::volume::{
-    AllOpeners, EpochChange, EpochChanges, EpochIssued, ImageInfo, Openers, Snapshot,
-    VolumeEpochChange, VolumeInfo,
+    AllOpeners, CopyImage, EpochChange, EpochChanges, EpochIssued, ImageInfo, Keep, Openers,
+    Snapshot, VolumeEpochChange, VolumeInfo,
 };
 use perigee_model::{HostId, Problem, ProblemKind, SiteId, VolumeName};
 use perigee_nbd::{ClientTls, NbdDevice, RemoteExport};
@@ -272,6 +272,43 @@ async fn another_host_opens_only_the_volumes_that_the_controller_has_let_it_open
     open("other").await.err().expect("not any more");
     hosts.home.control.delete("/v1/volumes/other").await.expect("deleted");
     assert!(hosts_of().await.is_empty(), "the next volume of this name is another one");
+}
+
+/// The name of a tenant's image is easy to guess, and the ids of layers are not.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_host_reads_an_image_only_if_it_was_told_its_layer_and_nobody_tells_it_by_mistake()
+{
+    let hosts = Hosts::up().await;
+    assert_io(&hosts.home.qemu_io("data", &["write -P 7 0 4k"]));
+    let ask = Snapshot { image: "acme~base".parse().expect("a name") };
+    let image: ImageInfo =
+        hosts.home.control.post("/v1/volumes/data/snapshot", &ask).await.expect("an image");
+    for export in ["image:acme~base", "image:acme~base@sums", "image:acme~base@shown@sums"] {
+        let refused = hosts.open("cloud1", &hosts.home, export).await.err().expect("a refusal");
+        assert!(refused.to_string().contains("by the id of its layer"), "{export}: {refused}");
+    }
+    let asker = hosts.asker(None);
+    let seen: VolumeInfo = asker.get("/v1/volumes/data").await.expect("a host may look at it");
+    assert!(seen.chain.is_empty(), "{seen:?}");
+    let own: VolumeInfo = hosts.home.control.get("/v1/volumes/data").await.expect("a volume");
+    assert!(own.chain.contains(&image.layer));
+    refused(asker.get::<ImageInfo>("/v1/images/acme~base").await);
+    // The controller tells it.
+    let export = format!("layer:{}", image.layer);
+    let device = hosts.open("cloud1", &hosts.home, &export).await.expect("it was told");
+    assert_eq!(device.read(0, 1).await.expect("a read")[..], [7]);
+    let dir = tempfile::tempdir().expect("a directory");
+    hosts.credentials("cloud1").save(dir.path()).expect("files");
+    let other = Server::start().await.with_tls(dir.path()).await;
+    let nbd_addr = hosts.home.nbd_addr.clone();
+    let ask =
+        CopyImage { nbd_addr, export: Some(export), keep: Keep::All, layer: Some(image.layer) };
+    let copy = "/v1/images/acme~base";
+    other.control.post::<ImageInfo>(&format!("{copy}/copy"), &ask).await.expect("a copy");
+    until("the copy to be complete", async || {
+        other.control.get::<ImageInfo>(copy).await.expect("the copy").remote.is_none()
+    })
+    .await;
 }
 
 fn forbidden(opened: Result<NbdDevice, Problem>) {

@@ -116,7 +116,7 @@ pub async fn copy_image(
     let layer = ask.layer.expect("the controller names the layer");
     let remote = ImageSource {
         nbd_addr: ask.nbd_addr.clone(),
-        export: format!("image:{name}"),
+        export: ask.export.clone().unwrap_or_else(|| format!("image:{name}")),
         keep: ask.keep,
         missing_bytes: 1000,
         failed: None,
