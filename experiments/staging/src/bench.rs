@@ -1,13 +1,15 @@
 //! The jobs that are measured.
 
+use std::io::Read as _;
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use perigee_http::Client;
 use perigee_lab::cluster::Cluster;
 use perigee_lab::measuring::load_1min;
-use perigee_lab::{Lab, Steps};
+use perigee_lab::{Lab, Steps, netns};
 use perigee_model::data::FileEntry;
 use perigee_model::inputs::{Input, InputFrom, InputList};
 use perigee_model::job::{
@@ -15,9 +17,9 @@ use perigee_model::job::{
 };
 use perigee_model::volume::{Snapshot, VolumeSource};
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{HostId, ImageName, VolumeName, job_file};
+use perigee_model::{HostId, ImageName, Problem, VolumeName, job_file};
 
-use crate::results::{Creation, FromInput, Migrated, Probe, Run, Task};
+use crate::results::{Beside, Creation, FromInput, Migrated, Other, Probe, Run, Task};
 use crate::series::Sampler;
 
 /// The name of the image with ffmpeg.
@@ -30,6 +32,13 @@ const SLOW: Duration = Duration::from_secs(600);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// The part of the work after which it is migrated; the paper has about a half.
 const MOVED_AT: f64 = 0.5;
+/// What a reader reads at once.
+const READ_BYTES: u64 = 16 << 20;
+/// From the start of a reader on: what the guest does at its start is over then.
+const SETTLES: Duration = Duration::from_secs(5);
+/// How long a reader is alone.
+const ALONE: Duration = Duration::from_secs(15);
+const CLOCKS_DIFFER_S: f64 = 1.5;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Size {
@@ -124,6 +133,104 @@ impl<'a> Bench<'a> {
             runs.push(FromInput { round, is_staged, begun_s, seconds, probe, load_1min });
         }
         Ok(runs)
+    }
+
+    /// A VM that reads a remote disk over and over, first alone, then while something else goes over the same link.
+    pub async fn beside(&mut self, round: u32, other: Other) -> Result<Beside> {
+        let at = self.hosts[1].clone();
+        let staged = match other {
+            Other::Staging => Some(self.file_input(round).await?),
+            Other::Copy => None,
+        };
+        let load_1min = load_1min()?;
+        let volumes =
+            format!("volumes:\n  - {{volume: {}, access: clone}}\n", data_at(&self.hosts[0])?);
+        let reader = self.job("read", &reader(self.size.file_bytes), &at, &volumes, None).await?;
+        let mut step = self.steps.begin(format!("read at {at}, with {other:?} beside"));
+        self.cluster.wait(&reader.id, JobState::Running, &mut step).await?;
+        tokio::time::sleep(SETTLES).await;
+        let alone_from_s = now_s();
+        tokio::time::sleep(ALONE).await;
+        let (from_s, until_s) = match staged {
+            Some(inputs) => self.stage(inputs, &at).await?,
+            None => self.copy().await?,
+        };
+        self.cluster.cancel(&reader.id).await?;
+        let reader = self.cluster.wait(&reader.id, JobState::Cancelled, &mut step).await?;
+        step.done(&format!("{:.1} s beside", until_s - from_s));
+        let path = format!("/v1/data/~/jobs/{}/output/reads", reader.id);
+        let reads = String::from_utf8(self.client.get_bytes(&path).await?.to_vec())?;
+        let reads: Vec<(f64, f64)> = reads
+            .lines()
+            .filter_map(|line| line.split_once(' '))
+            .map(|(began, ended)| Ok((began.parse()?, ended.parse()?)))
+            .collect::<Result<_>>()?;
+        Ok(Beside {
+            round,
+            other,
+            other_s: until_s - from_s,
+            alone_bytes_per_s: rate(&reads, alone_from_s, from_s),
+            beside_bytes_per_s: rate(&reads, from_s, until_s),
+            load_1min,
+        })
+    }
+
+    /// A file in the repository as the inputs of a job. No host has them.
+    async fn file_input(&mut self, round: u32) -> Result<String> {
+        let make = format!("head -c {} /dev/urandom > /output/file", self.size.file_bytes);
+        let at = self.hosts[0].clone();
+        let job = self.job("file", &make, &at, "", None).await?;
+        let job = self.end(job, "make a file").await?;
+        let from = InputFrom::Repository(format!("jobs/{}/output/file", job.id));
+        let inputs = vec![Input { to: format!("file-{round}"), from }];
+        Ok(self.cluster.inputs(&InputList { inputs }).await?)
+    }
+
+    /// Has the inputs of a job staged. Returns when that began and ended.
+    async fn stage(&mut self, inputs: String, at: &HostId) -> Result<(f64, f64)> {
+        let job = self.job("staged", "true", at, "", Some(inputs)).await?;
+        let from_s = now_s();
+        let deadline = Instant::now() + SLOW;
+        loop {
+            let now: Job = self.client.get(&format!("/v1/jobs/{}", job.id)).await?;
+            if !matches!(now.state, JobState::Queued | JobState::Staging) {
+                ensure!(!now.state.is_final(), "the job with inputs: {}", now.reason);
+                break;
+            }
+            ensure!(Instant::now() < deadline, "{} waits for its inputs: {}", job.id, now.reason);
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        let until_s = now_s();
+        // Its VM would take CPU time from what is measured next.
+        self.cluster.cancel(&job.id).await?;
+        let mut step = self.steps.begin("end the job with inputs");
+        self.cluster.wait(&job.id, JobState::Cancelled, &mut step).await?;
+        step.done("");
+        Ok((from_s, until_s))
+    }
+
+    /// Sends as many bytes over a TCP connection from the one host to the other.
+    async fn copy(&self) -> Result<(f64, f64)> {
+        let definition = &self.lab.definition;
+        let [source, target] = self.hosts.each_ref().map(|host| definition.host_namespace(host));
+        let address = definition.host_address(&self.hosts[0]).context("an address of host A")?;
+        let bytes = self.size.file_bytes;
+        let failed = |error: std::io::Error| Problem::internal("can't copy between hosts", error);
+        let listen = || TcpListener::bind((address, 0)).map_err(failed);
+        let listener = netns::within(&source, listen)?;
+        let port = listener.local_addr()?.port();
+        let connect = || TcpStream::connect((address, port)).map_err(failed);
+        let mut receiver = netns::within(&target, connect)?;
+        let from_s = now_s();
+        let send = tokio::task::spawn_blocking(move || {
+            let (mut sender, _) = listener.accept()?;
+            std::io::copy(&mut std::io::repeat(1).take(bytes), &mut sender)
+        });
+        let receive =
+            tokio::task::spawn_blocking(move || std::io::copy(&mut receiver, &mut std::io::sink()));
+        send.await??;
+        ensure!(receive.await?? == bytes, "the copy was cut");
+        Ok((from_s, now_s()))
     }
 
     /// Submits a job.
@@ -298,6 +405,35 @@ impl<'a> Bench<'a> {
         };
         Ok((ended - began, probe))
     }
+}
+
+/// Unix time.
+fn now_s() -> f64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// Reads a file over and over, past the guest's page cache, and writes when each read began and ended.
+fn reader(file_bytes: u64) -> String {
+    let pieces = (file_bytes / READ_BYTES).max(1);
+    format!(
+        "set -e\ni=0\nwhile true; do\n  began=$(date +%s.%N)\n  \
+         dd if=/data/file of=/dev/null bs=1M count={} skip=$((i % {pieces} * {})) iflag=direct status=none\n  \
+         echo \"$began $(date +%s.%N)\" >> /output/reads\n  i=$((i + 1))\ndone",
+        READ_BYTES >> 20,
+        READ_BYTES >> 20
+    )
+}
+
+/// What was read in a time, of reads that were wholly within it. The clocks of a guest and of its host differ by up to a
+/// second.
+fn rate(reads: &[(f64, f64)], from_s: f64, until_s: f64) -> Option<f64> {
+    let is_within = |&&(began, ended): &&(f64, f64)| {
+        began >= from_s + CLOCKS_DIFFER_S && ended <= until_s - CLOCKS_DIFFER_S
+    };
+    let within: Vec<&(f64, f64)> = reads.iter().filter(is_within).collect();
+    let (first, last) = (within.first()?, within.last()?);
+    Some(within.len() as f64 * READ_BYTES as f64 / (last.1 - first.0))
 }
 
 /// Work with its time, by the guest's clock, and what follows it.

@@ -1,6 +1,7 @@
 //! The experiments of Goiri, Julià and Guitart, "Efficient data management support for virtualized service providers", with
 //! Perigee: how long the creation of a VM takes with a local and a remote disk, a copy of a file of 580 MB, a video
-//! encoder, and the same encoder when its VM is migrated in the middle of its run.
+//! encoder, and the same encoder when its VM is migrated in the middle of its run. And one more: what a VM that reads a
+//! remote disk keeps of its speed while the inputs of another job are staged.
 //!
 //! Both hosts are network namespaces of one machine, so they are equal. Where the paper has NFS, there is Perigee's proxy.
 
@@ -19,7 +20,7 @@ use perigee_lab::{Lab, Options, Steps, with_lab};
 use perigee_model::Problem;
 
 use bench::{Bench, Size};
-use results::{Results, Task};
+use results::{Other, Results, Task};
 
 /// Gigabit Ethernet, as in the paper.
 const RATE_BITS_PER_S: u64 = 1_000_000_000;
@@ -110,6 +111,9 @@ async fn measure(
             results.migrations.push(bench.migrate(round, host).await?);
         }
         results.inputs.extend(bench.encode_input(round).await?);
+        for other in Other::ALL {
+            results.beside.push(bench.beside(round, other).await?);
+        }
     }
     Ok(results)
 }

@@ -11,6 +11,10 @@ use crate::series::Point;
 /// The migrated encoder may take this much longer than expected. Theirs took 0.1 to 0.5 % longer.
 const OVERHEAD_MAX: f64 = 0.05;
 
+/// What a VM that reads a remote disk keeps of its speed while another job's inputs are staged over the same link, which
+/// staging may take a half of.
+const KEPT_MIN: f64 = 0.5;
+
 /// How much a remote disk may cost the encoder. Theirs cost it at most 0.2 %.
 const REMOTE_MAX: f64 = 0.05;
 
@@ -121,6 +125,33 @@ pub struct FromInput {
     pub load_1min: f64,
 }
 
+/// What uses the link beside a VM that reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Other {
+    /// The inputs of another job are staged.
+    Staging,
+    /// A TCP connection carries as many bytes, as fast as it can.
+    Copy,
+}
+
+impl Other {
+    pub const ALL: [Self; 2] = [Self::Staging, Self::Copy];
+}
+
+/// A VM that reads a remote disk, first alone, then with something else on the link.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Beside {
+    pub round: u32,
+    pub other: Other,
+    /// Of the other one, from its first byte to its last.
+    pub other_s: f64,
+    /// What the VM read while it was alone. `None`: no read of it was wholly within that time.
+    pub alone_bytes_per_s: Option<f64>,
+    pub beside_bytes_per_s: Option<f64>,
+    pub load_1min: f64,
+}
+
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Results {
     pub versions: BTreeMap<String, String>,
@@ -133,6 +164,7 @@ pub struct Results {
     pub runs: Vec<Run>,
     pub migrations: Vec<Migrated>,
     pub inputs: Vec<FromInput>,
+    pub beside: Vec<Beside>,
 }
 
 impl Results {
@@ -160,6 +192,12 @@ impl Results {
         median(all.map(|m| m.done_before * before + (1.0 - m.done_before) * after))
     }
 
+    /// A median of all rounds with this other one.
+    pub fn beside(&self, other: Other, figure: fn(&Beside) -> Option<f64>) -> Option<f64> {
+        let all = self.beside.iter().filter(|one| one.other == other);
+        median(all.filter_map(figure))
+    }
+
     /// Compares with the goals.
     pub fn judge(&mut self) {
         let over = |measured: Option<f64>, base: Option<f64>| Some(measured? / base? - 1.0);
@@ -181,6 +219,20 @@ impl Results {
                 OVERHEAD_MAX,
             ));
         }
+        let alone = self.beside(Other::Staging, |one| one.alone_bytes_per_s);
+        let kept = self.beside(Other::Staging, |one| one.beside_bytes_per_s);
+        let kept = kept.zip(alone).map(|(kept, alone)| kept / alone);
+        goals.push(Goal {
+            goal: format!(
+                "a VM that reads a remote disk keeps half of its speed while {} MB are staged over the same link",
+                self.file_bytes / 1_000_000
+            ),
+            met: kept.map(|kept| kept >= KEPT_MIN),
+            measured: kept.map_or_else(
+                || "staging was over too soon to tell".to_owned(),
+                |kept| format!("{:.0} %", kept * 100.0),
+            ),
+        });
         let probes = self.runs.iter().filter_map(|run| run.probe.as_ref());
         let probes = probes.chain(self.migrations.iter().map(|migrated| &migrated.probe));
         let mut results: Vec<&Probe> =
