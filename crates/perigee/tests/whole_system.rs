@@ -39,7 +39,8 @@ fn a_job_runs_and_what_is_wrong_is_said_plainly() {
         let job = system
             .submit(
                 "name: second\nimage: debian\nmemory: 256MiB\nvolumes: [{volume: data}]\n\
-                 placement: {site: cloud}\ncommand: cat /data/file; exit 3",
+                 root: 3GiB\nplacement: {site: cloud}\n\
+                 command: cat /data/file; df --output=size -B1M / | tail -n 1; exit 3",
             )
             .await?;
         let job = system.ended(&job.id).await?;
@@ -47,6 +48,8 @@ fn a_job_runs_and_what_is_wrong_is_said_plainly() {
         ensure!(job.exit_code == Some(3), "exit code {:?}", job.exit_code);
         let log = system.log(&job.id).await?;
         ensure!(log.iter().any(|l| l == "kept"), "the volume did not keep it: {log:?}");
+        let root_mib = log.iter().find_map(|line| line.trim().parse::<u32>().ok());
+        ensure!(root_mib.is_some_and(|mib| mib > 2560), "the root disk did not grow: {log:?}");
 
         let job = system
             .submit(

@@ -179,7 +179,8 @@ impl<'a> Bench<'a> {
     async fn file_input(&mut self, round: u32) -> Result<String> {
         let make = format!("head -c {} /dev/urandom > /output/file", self.size.file_bytes);
         let at = self.hosts[0].clone();
-        let job = self.job("file", &make, &at, "", None).await?;
+        // The file is on the root disk before it is an output.
+        let job = self.job("file", &make, &at, "root: 3GiB\n", None).await?;
         let job = self.end(job, "make a file").await?;
         let from = InputFrom::Repository(format!("jobs/{}/output/file", job.id));
         let inputs = vec![Input { to: format!("file-{round}"), from }];

@@ -1,9 +1,10 @@
 //! Finds disks by their serial number, and handles the filesystems of the data disks.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -15,6 +16,8 @@ use crate::error::Error;
 
 /// Every filesystem and partition table has nonzero bytes in this part of a disk.
 const PROBED_BYTES: u64 = 128 * 1024;
+/// 16 MiB.
+const WORTH_GROWING_SECTORS: u64 = 32 << 10;
 const DISK_DEADLINE: Duration = Duration::from_secs(30);
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(20);
 const RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -118,6 +121,74 @@ pub fn unmount(mounted: &Mounted) -> Result<(), Error> {
         .map_err(Error::io(format!("flush {} after unmounting {place}", mounted.device.display())))
 }
 
+/// Grows the root filesystem to the end of its disk, if only its own partition lies before that. The root disk of a job
+/// may be larger than its image.
+pub fn grow_root() -> Result<(), Error> {
+    let device = std::fs::metadata("/").map_err(Error::io("look at the root filesystem"))?.dev();
+    let device = format!("{}:{}", nix::sys::stat::major(device), nix::sys::stat::minor(device));
+    let Some(root) = partition(Path::new("/sys"), &device) else { return Ok(()) };
+    let disk = Path::new("/dev").join(&root.disk);
+    if find(DiskRole::Root)? != disk || root.unused_sectors < WORTH_GROWING_SECTORS {
+        return Ok(());
+    }
+    let number = root.number.to_string();
+    let mut table = Command::new("/sbin/sfdisk");
+    table.args(["--quiet", "--no-reread", "--no-tell-kernel", "-N", &number]).arg(&disk);
+    grow(table, Some(", +\n"))?;
+    let mut tell = Command::new("/usr/bin/partx");
+    tell.args(["--update", "--nr", &number]).arg(&disk);
+    grow(tell, None)?;
+    let mut resize = Command::new("/sbin/resize2fs");
+    resize.arg(Path::new("/dev").join(&root.name));
+    grow(resize, None)
+}
+
+/// Runs a step of growing.
+fn grow(mut command: Command, input: Option<&str>) -> Result<(), Error> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let mut run = || {
+        let (stdin, out) = (Stdio::piped(), Stdio::piped());
+        let mut child = command.stdin(stdin).stdout(Stdio::null()).stderr(out).spawn()?;
+        if let (Some(mut stdin), Some(input)) = (child.stdin.take(), input) {
+            stdin.write_all(input.as_bytes())?;
+        }
+        child.wait_with_output()
+    };
+    let run = run().map_err(Error::io(format!("run {name}")))?;
+    if run.status.success() {
+        return Ok(());
+    }
+    Err(Error::Grow { name, detail: String::from_utf8_lossy(&run.stderr).trim().to_owned() })
+}
+
+/// A partition of a disk.
+#[derive(Debug, PartialEq, Eq)]
+struct Partition {
+    name: String,
+    disk: String,
+    /// From 1 on.
+    number: u32,
+    /// Of 512 bytes, behind it to the end of the disk.
+    unused_sectors: u64,
+}
+
+/// The partition with this device number (`MAJOR:MINOR`); `None` if that is none.
+fn partition(sys: &Path, device: &str) -> Option<Partition> {
+    let link = std::fs::canonicalize(sys.join("dev/block").join(device)).ok()?;
+    let disk = link.parent()?;
+    let number = |path: &Path, name: &str| -> Option<u64> {
+        std::fs::read_to_string(path.join(name)).ok()?.trim().parse().ok()
+    };
+    let name = |path: &Path| Some(path.file_name()?.to_str()?.to_owned());
+    let end = number(&link, "start")? + number(&link, "size")?;
+    Some(Partition {
+        name: name(&link)?,
+        disk: name(disk)?,
+        number: u32::try_from(number(&link, "partition")?).ok()?,
+        unused_sectors: number(disk, "size")?.saturating_sub(end),
+    })
+}
+
 fn is_empty(disk: impl Read) -> io::Result<bool> {
     let mut start = Vec::new();
     disk.take(PROBED_BYTES).read_to_end(&mut start)?;
@@ -152,6 +223,26 @@ mod tests {
         }
         assert_eq!(find_in(sys.path(), DiskRole::Data(0)), Some("/dev/vdb".into()));
         assert_eq!(find_in(sys.path(), DiskRole::Data(1)), None);
+    }
+
+    #[test]
+    fn a_partition_is_found_by_its_device_number_and_a_whole_disk_is_none() {
+        let sys = tempfile::tempdir().unwrap();
+        let disk = sys.path().join("devices/vda");
+        std::fs::create_dir_all(disk.join("vda2")).unwrap();
+        for (name, number) in
+            [("size", 1000), ("vda2/start", 100), ("vda2/size", 300), ("vda2/partition", 2)]
+        {
+            std::fs::write(disk.join(name), format!("{number}\n")).unwrap();
+        }
+        let devices = sys.path().join("dev/block");
+        std::fs::create_dir_all(&devices).unwrap();
+        std::os::unix::fs::symlink(disk.join("vda2"), devices.join("254:2")).unwrap();
+        std::os::unix::fs::symlink(&disk, devices.join("254:0")).unwrap();
+        let (name, disk) = ("vda2".to_owned(), "vda".to_owned());
+        let wanted = Partition { name, disk, number: 2, unused_sectors: 600 };
+        assert_eq!(partition(sys.path(), "254:2"), Some(wanted));
+        assert_eq!(partition(sys.path(), "254:0"), None);
     }
 
     #[test]

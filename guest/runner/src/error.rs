@@ -14,6 +14,8 @@ pub enum Error {
     Seed(String),
     #[error("cannot make a filesystem on disk `{role}`: {detail}")]
     Format { role: DiskRole, detail: String },
+    #[error("{name}: {detail}")]
+    Grow { name: String, detail: String },
     #[error("disk `{0}` is empty, so there is nothing to mount read-only")]
     EmptyReadOnly(DiskRole),
     #[error("mount path `{0}` must be absolute and not the root directory")]

@@ -22,6 +22,10 @@ const OUTPUT_DIRECTORY: &str = "/output";
 pub fn run(outbox: &Arc<Outbox>, wishes: &Arc<Wishes>) -> Result<Written, Error> {
     let seed = read_seed()?;
     std::fs::create_dir_all(OUTPUT_DIRECTORY).map_err(Error::io("make the output directory"))?;
+    if let Err(error) = disks::grow_root() {
+        let line = format!("perigee: the root filesystem is as small as in the image: {error}");
+        outbox.push(GuestBody::Log { stream: LogStream::Stderr, line });
+    }
     let mut mounted = Vec::new();
     for mount in &seed.mounts {
         mounted.push(disks::mount(mount)?);
