@@ -21,7 +21,7 @@ const UPLOAD_STEP_BYTES: u64 = 64 << 20;
 /// What tenants are making.
 pub type Making = Mutex<BTreeMap<String, InMaking>>;
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct InMaking {
     /// Of volumes and images, as a VM sees them.
     bytes: u64,
@@ -106,6 +106,8 @@ async fn count_one<'a>(
     what: &str,
 ) -> Result<Held<'a>, Problem> {
     let _turn = cluster.accounts.turn.lock().await;
+    let making = &cluster.accounts.making;
+    let before = in_making(making, &tenant).count;
     let mut stored = 0;
     for prefix in ["volumes/", "images/"] {
         let own = format!("{prefix}{}", TenantName::new(&tenant).unwrap_or_default().full(""));
@@ -113,14 +115,20 @@ async fn count_one<'a>(
         let is_its = |key: &&String| tenant_of(key.trim_start_matches(prefix)) == tenant;
         stored += keys.iter().filter(is_its).count() as u64;
     }
-    let making = &cluster.accounts.making;
-    let mut all = making.lock().unwrap_or_else(PoisonError::into_inner);
-    let own = all.entry(tenant.clone()).or_default();
-    VOLUMES.check(stored + own.count + 1).map_err(|error| {
+    VOLUMES.check(stored + before + 1).map_err(|error| {
         Problem::new(ProblemKind::NoSpace, what, error).next("delete what is not needed")
     })?;
+    let mut all = making.lock().unwrap_or_else(PoisonError::into_inner);
+    let own = all.entry(tenant.clone()).or_default();
     own.count += 1;
     Ok(Held { making, tenant, bytes: 0, count: 1 })
+}
+
+/// What a tenant is making. Whoever counts what it has asks for this first, and for what is stored afterwards. So
+/// what gets its record in between counts twice for a moment, and never not at all.
+fn in_making(making: &Making, tenant: &str) -> InMaking {
+    let all = making.lock().unwrap_or_else(PoisonError::into_inner);
+    all.get(tenant).copied().unwrap_or_default()
 }
 
 /// Adds to what a tenant is making, and returns how much: nothing if it has no quota.
@@ -129,10 +137,9 @@ async fn take(cluster: &Cluster, tenant: &str, bytes: u64, what: &str) -> Result
     let limit = TenantName::new(tenant).ok().and_then(|of| accounts.quota(&of).ok()?.volume_bytes);
     let Some(limit) = limit else { return Ok(0) };
     let _turn = accounts.turn.lock().await;
+    let before = in_making(&accounts.making, tenant).bytes;
     let stored = volume_bytes(cluster, tenant).await?;
-    let mut making = accounts.making.lock().unwrap_or_else(PoisonError::into_inner);
-    let in_making = making.entry(tenant.to_owned()).or_default();
-    let used = stored.saturating_add(in_making.bytes);
+    let used = stored.saturating_add(before);
     if used.saturating_add(bytes) > limit {
         let [used, limit, bytes] = [used, limit, bytes].map(format_bytes);
         let why = format!(
@@ -141,6 +148,8 @@ async fn take(cluster: &Cluster, tenant: &str, bytes: u64, what: &str) -> Result
         return Err(Problem::no_space(what, why)
             .next("delete what is not needed, or ask an admin for more (perigee tenant quota)"));
     }
+    let mut making = accounts.making.lock().unwrap_or_else(PoisonError::into_inner);
+    let in_making = making.entry(tenant.to_owned()).or_default();
     in_making.bytes = in_making.bytes.saturating_add(bytes);
     Ok(bytes)
 }
