@@ -11,7 +11,7 @@ use std::path::Path;
 
 use perigee_model::DiskRole;
 use perigee_model::guest::PORT_NAME;
-use perigee_model::vm::{Accelerator, Disk, Firmware, VmSpec};
+use perigee_model::vm::{Accelerator, Disk, Firmware, VmNetwork, VmSpec};
 use serde_json::json;
 
 use crate::files::VmDir;
@@ -135,12 +135,13 @@ pub fn arguments(
     }
     add(&["-object", "rng-builtin,id=rng", "-device", "virtio-rng-pci,rng=rng"]);
     if let Some(cable) = cable {
-        let (netdev, own) = match spec.network.card() {
-            None => (format!("stream,id=network,addr.type=fd,addr.str={cable}"), String::new()),
-            Some(card) => {
-                let own = format!(",mac={},host_mtu={}", card.mac(), card.mtu);
-                (format!("tap,id=network,fd={cable},vhost=off"), own)
+        let tap = format!("tap,id=network,fd={cable},vhost=off");
+        let (netdev, own) = match &spec.network {
+            VmNetwork::None | VmNetwork::User => {
+                (format!("stream,id=network,addr.type=fd,addr.str={cable}"), String::new())
             }
+            VmNetwork::Cluster(card) => (tap, format!(",mac={},host_mtu={}", card.mac(), card.mtu)),
+            VmNetwork::Bridge(card) => (tap, format!(",mac={}", card.mac())),
         };
         // Nothing boots from the network, so the card needs no ROM.
         let device = format!("virtio-net-pci,netdev=network,id=card,romfile={own}");

@@ -16,6 +16,8 @@ use crate::changes::Changes;
 use crate::command::QEMU;
 use crate::files::{VmDir, closed_ancestor};
 use crate::networks::Networks;
+use crate::networks::bridged::Bridged;
+use crate::networks::names::Tag;
 use crate::process::QemuUser;
 use crate::users::Users;
 use crate::vm::ended::Ends;
@@ -54,6 +56,8 @@ pub struct Host {
     pub has_cgroups: bool,
     /// An error says why VMs here have no network cards.
     pub user_networks: Result<UserNetworks, String>,
+    /// Cards in bridges of the operator.
+    pub bridged: Bridged,
     /// Networks of tenants.
     pub networks: Networks,
     warnings: Vec<String>,
@@ -87,6 +91,8 @@ impl Host {
         if let Err(why) = &user_networks {
             warnings.push(format!("VMs here have no network cards: {why}"));
         }
+        let bridges = if is_root { config.bridges.clone() } else { Vec::new() };
+        let bridged = Bridged::new(Tag::new(&config.host, &config.state), bridges);
         let limits = cgroup::available();
         let has_cgroups = limits.is_ok();
         warnings.extend(limits.err());
@@ -114,6 +120,7 @@ impl Host {
             users,
             has_cgroups,
             user_networks,
+            bridged,
             networks,
             warnings,
         })
@@ -141,9 +148,11 @@ impl Host {
                 self.warnings.clone(),
                 self.network_warning().into_iter().collect(),
                 self.networks.warnings(),
+                self.bridged.warnings(),
             ]
             .concat(),
             no_networks: self.networks.trouble(),
+            bridges: self.bridged.there(),
             no_user_networks: self.user_networks.as_ref().err().cloned(),
             addresses: own_addresses(),
         })

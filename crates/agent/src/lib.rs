@@ -37,6 +37,7 @@ use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, FutureExt as _};
 use perigee_http::{Listen, Network};
+use perigee_model::network::BridgeName;
 use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem, SiteId};
 
@@ -55,6 +56,8 @@ pub struct Config {
     pub vm_uids: VmUids,
     /// What VMs in user networks reach beside the internet's addresses.
     pub guests_reach: Vec<GuestsReach>,
+    /// The bridges of this host in which VMs may have cards.
+    pub bridges: Vec<BridgeName>,
     /// Control API of this host's volume server: `unix:PATH`.
     pub volume_control: String,
     /// The same control API's address for other hosts.

@@ -14,13 +14,15 @@
 //! | the packet filter | `rules.rs` |
 //! | WireGuard between hosts | `tunnel.rs` |
 //! | DHCP, names, and the way out | `gateway.rs` |
+//! | cards in bridges of the operator | `bridged.rs` |
 //! | which ports of this host lead to VMs | `doors.rs` |
 //! | whether the kernel forwards packets | `forwarding.rs` |
 
+pub mod bridged;
 mod doors;
 mod forwarding;
 mod gateway;
-mod names;
+pub mod names;
 mod plan;
 mod rules;
 mod tap;

@@ -14,10 +14,11 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
 
 use perigee_model::ids::Owned as _;
-use perigee_model::job::{JobSpec, Start};
+use perigee_model::job::{Job, JobSpec, Start};
 use perigee_model::limits::{NETWORKS, TUNNELS, VNIS};
 use perigee_model::network::{
-    Card, ClusterNetwork, NetworkVm, NewNetwork, Subnet, TUNNEL_NETWORK, guest_mtu,
+    BridgeCard, BridgeName, Card, ClusterNetwork, NetworkVm, NewNetwork, Subnet, TUNNEL_NETWORK,
+    guest_mtu,
 };
 use perigee_model::tenant::{SEPARATOR, tenant_of};
 use perigee_model::vm::{NetworkKind, VmNetwork};
@@ -419,7 +420,18 @@ pub fn of_vm(record: &JobRecord) -> Result<VmNetwork, Problem> {
             let what = format!("can't start {}", record.job.id);
             Problem::internal(what, "it has no card yet")
         })?),
+        NetworkKind::Bridge(bridge) => VmNetwork::Bridge(bridge_card(bridge, &record.job)),
     })
+}
+
+/// The same one at all hosts and starts.
+fn bridge_card(bridge: BridgeName, job: &Job) -> BridgeCard {
+    // FNV-1a: the same for every version of the controller.
+    let text = format!("{}\0{}", job.id, job.submitted_ms);
+    let hash = text
+        .bytes()
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    BridgeCard { bridge, number: hash }
 }
 
 /// Which card a VM has that was placed. Until then nothing is decided for one of which nothing was said.
@@ -443,6 +455,10 @@ pub fn refusal(cluster: &Cluster, host: &HostId, network: &NetworkKind) -> Optio
             Some(report) => report.no_user_networks,
             None => Some("its agent has said nothing of user networks".to_owned()),
         },
+        NetworkKind::Bridge(bridge) => {
+            let has = report.is_some_and(|report| report.bridges.contains(bridge));
+            (!has).then(|| format!("it has no bridge {bridge} that its operator allows (perigee agent run --bridge)"))
+        }
         NetworkKind::Cluster(_) => {
             match (&link.addresses.tunnel, report.and_then(|report| report.no_networks)) {
                 (_, Some(why)) => Some(why),

@@ -122,6 +122,11 @@ fn vendor_data(mounts: &[Mounted], wanted: &CloudInit) -> Value {
 fn network_config(network: &VmNetwork) -> Value {
     let ethernets = match network {
         VmNetwork::None => json!({}),
+        VmNetwork::Bridge(card) => json!({"card": {
+            "match": {"macaddress": card.mac().to_string()},
+            "dhcp4": true,
+            "optional": true,
+        }}),
         // Its addresses need no answer of the gateway, so the guest boots while that is away.
         VmNetwork::Cluster(card) => json!({"card": {
             "match": {"macaddress": card.mac().to_string()},

@@ -27,7 +27,7 @@
 //! timeout: 10m
 //! priority: 0              # of a tenant's jobs, those with a higher number start first
 //! restart: never           # never | on-host-failure
-//! network: default         # default | none | user | the name of a network
+//! network: default         # default | none | user | the name of a network | bridge:NAME
 //! publish: ["8080:80"]     # ports of the VM that are reached at the host of the network's gateway
 //! count: 1                 # how many VMs: a gang of them starts and ends as one
 //! mpi: false               # true: only the first VM runs the command, which starts the others' processes itself
@@ -262,7 +262,9 @@ fn read_bool(field: &Field<'_>) -> Result<bool, Problem> {
 }
 
 fn read_network(field: &Field<'_>) -> Result<NetworkKind, Problem> {
-    field.parse(|text| text.parse().map_err(|why| format!("{why}; or use default, none or user")))
+    field.parse(|text| {
+        text.parse().map_err(|why| format!("{why}; or use default, none, user or bridge:NAME"))
+    })
 }
 
 fn read_publish(field: &Field<'_>) -> Result<Vec<Publish>, Problem> {

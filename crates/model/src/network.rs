@@ -174,6 +174,74 @@ pub fn mac(vni: u16, subnet: Subnet, address: Ipv4Addr) -> Mac {
     Mac([0x02, 0x50, a, b, c, d])
 }
 
+/// The name of a bridge that the operator of a host has made there.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct BridgeName(String);
+
+impl BridgeName {
+    /// As the kernel has it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for BridgeName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        /// The kernel's own limit.
+        const BYTES: usize = 15;
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        let begins = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+        if begins && text.len() <= BYTES && text.bytes().all(is_plain) {
+            return Ok(Self(text.to_owned()));
+        }
+        let text: String = text.chars().take(80).collect();
+        Err(format!(
+            "{text:?} is not the name of a bridge: it has up to {BYTES} letters, digits, dots, _ and -"
+        ))
+    }
+}
+
+impl TryFrom<String> for BridgeName {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<BridgeName> for String {
+    fn from(name: BridgeName) -> String {
+        name.0
+    }
+}
+
+impl fmt::Display for BridgeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A VM's card in a bridge of a host's operator. It keeps it when it moves or is started again.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+pub struct BridgeCard {
+    /// Of each host at which the VM is.
+    #[schema(value_type = String)]
+    pub bridge: BridgeName,
+    /// The last four bytes of its hardware address.
+    pub number: u32,
+}
+
+impl BridgeCard {
+    /// Its hardware address.
+    pub fn mac(&self) -> Mac {
+        let [a, b, c, d] = self.number.to_be_bytes();
+        Mac([0x02, 0x51, a, b, c, d])
+    }
+}
+
 /// A VM's card in a network. It keeps it when it moves or is started again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Card {
@@ -559,5 +627,17 @@ mod tests {
         assert!(key("short").is_err() && key(&format!("{}\n", "a".repeat(43))).is_err());
         assert!(at("host:1").is_err() && at("10.0.0.1").is_err() && at("10.0.0.1:1\n").is_err());
         at("[fd00::1]:5").expect("an address");
+    }
+
+    #[test]
+    fn a_bridge_has_a_name_that_the_kernel_takes() {
+        use crate::vm::NetworkKind;
+        for right in ["br0", "vmbr0.100", "a_b-c", "123456789012345"] {
+            let kind: NetworkKind = format!("bridge:{right}").parse().expect("a bridge");
+            assert_eq!(String::from(kind), format!("bridge:{right}"));
+        }
+        for wrong in ["", ".", "-x", "br 0", "br/0", "1234567890123456", "br0;", "br0\n"] {
+            assert!(format!("bridge:{wrong}").parse::<NetworkKind>().is_err(), "{wrong}");
+        }
     }
 }

@@ -286,7 +286,7 @@ impl JobSpec {
             if let Some(volume) = written {
                 field("volumes", Err(BadSpec::WrittenByMany(volume.volume.clone())))?;
             }
-            if self.network == NetworkKind::User {
+            if matches!(self.network, NetworkKind::User | NetworkKind::Bridge(_)) {
                 field("network", Err(BadSpec::UserNetwork))?;
             }
             if !self.publish.is_empty() {

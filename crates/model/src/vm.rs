@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::grant::SignedGrant;
-use crate::network::{Card, TunnelEnd};
+use crate::network::{BridgeCard, BridgeName, Card, TunnelEnd};
 use crate::phases::Phases;
 #[cfg(doc)]
 use crate::switchover::Fate;
@@ -92,6 +92,10 @@ pub struct HostReport {
     /// Why VMs here can't have a user network; `None` if they can.
     #[serde(default = "said_nothing")]
     pub no_user_networks: Option<String>,
+    /// The bridges in which its operator allows VMs.
+    #[serde(default)]
+    #[schema(value_type = Vec<String>)]
+    pub bridges: Vec<BridgeName>,
     /// The addresses of its interfaces. VMs in networks of tenants don't reach them.
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
@@ -136,7 +140,8 @@ pub struct Disk {
     pub read_only: bool,
 }
 
-/// What a VM's network card is to be connected to: `default`, `none`, `user` or the name of a network.
+/// What a VM's network card is to be connected to: `default`, `none`, `user`, the name of a network, or `bridge:` and
+/// the name of a bridge.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum NetworkKind {
@@ -150,7 +155,12 @@ pub enum NetworkKind {
     User,
     /// A network of its tenant. It keeps its address and its connections when it moves to another host.
     Cluster(NetworkName),
+    /// A bridge that the operator of each of its hosts has made and allowed: `bridge:br0`.
+    Bridge(BridgeName),
 }
+
+/// Before the name of a bridge.
+const BRIDGE: &str = "bridge:";
 
 impl NetworkKind {
     /// The words that are no names of networks.
@@ -160,7 +170,7 @@ impl NetworkKind {
     pub fn name(&self) -> Option<&NetworkName> {
         match self {
             Self::Cluster(name) => Some(name),
-            Self::Default | Self::None | Self::User => None,
+            Self::Default | Self::None | Self::User | Self::Bridge(_) => None,
         }
     }
 }
@@ -173,7 +183,10 @@ impl std::str::FromStr for NetworkKind {
             "default" => Ok(Self::Default),
             "none" => Ok(Self::None),
             "user" => Ok(Self::User),
-            name => NetworkName::new(name).map(Self::Cluster),
+            name => match name.strip_prefix(BRIDGE).and_then(|name| name.parse().ok()) {
+                Some(bridge) => Ok(Self::Bridge(bridge)),
+                None => NetworkName::new(name).map(Self::Cluster),
+            },
         }
     }
 }
@@ -193,6 +206,7 @@ impl From<NetworkKind> for String {
             NetworkKind::None => "none".to_owned(),
             NetworkKind::User => "user".to_owned(),
             NetworkKind::Cluster(name) => name.to_string(),
+            NetworkKind::Bridge(bridge) => format!("{BRIDGE}{bridge}"),
         }
     }
 }
@@ -208,6 +222,8 @@ pub enum VmNetwork {
     User,
     /// A network of its tenant.
     Cluster(Card),
+    /// As [`NetworkKind::Bridge`].
+    Bridge(BridgeCard),
 }
 
 impl VmNetwork {
@@ -215,7 +231,7 @@ impl VmNetwork {
     pub fn card(&self) -> Option<&Card> {
         match self {
             Self::Cluster(card) => Some(card),
-            Self::None | Self::User => None,
+            Self::None | Self::User | Self::Bridge(_) => None,
         }
     }
 }

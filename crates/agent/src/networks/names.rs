@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 
 use perigee_model::HostId;
-use perigee_model::network::Card;
+use perigee_model::network::{BridgeCard, Card};
 
 /// Five digits of the host's name and the agent's state directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +49,21 @@ impl Tag {
     /// A VM's card.
     pub fn tap(&self, card: &Card) -> String {
         format!("pt{}{:04x}{:04x}", self.0, card.vni, card.subnet.number_of(card.address))
+    }
+
+    /// A VM's card in a bridge of the operator.
+    pub fn bridged(&self, card: &BridgeCard) -> String {
+        format!("pn{}{:08x}", self.0, card.number)
+    }
+
+    /// Of all of them.
+    pub fn all_bridged(&self) -> String {
+        format!("pn{}*", self.0)
+    }
+
+    /// Their packet filter's table.
+    pub fn bridged_table(&self) -> String {
+        format!("perigee_bridged_{}", self.0)
     }
 
     /// Of all uplinks, for the packet filter.

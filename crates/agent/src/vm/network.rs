@@ -1,4 +1,5 @@
-//! The network cards of VMs. One in a network of its tenant is a TAP, which [`crate::networks`] makes. A card in a user network is connected to a `passt` of its own, which makes the guest's
+//! The network cards of VMs. One in a network of its tenant, or in a bridge of the operator, is a TAP, which
+//! [`crate::networks`] makes. A card in a user network is connected to a `passt` of its own, which makes the guest's
 //! connections as connections of this host. It is a process of the VM's user, and ends when the VM's QEMU does: the
 //! socket between them closes.
 //!
@@ -159,9 +160,10 @@ impl UserNetworks {
 
 /// Looks at the filter for as long as VMs with cards run.
 pub async fn keep_filtered(host: Arc<Host>, vms: Arc<Vms>) {
-    let Ok(networks) = &host.user_networks else { return std::future::pending().await };
     loop {
         sleep(LOOK_AT_FILTER).await;
+        host.bridged.look(&vms).await;
+        let Ok(networks) = &host.user_networks else { continue };
         if vms.list().iter().any(|vm| vm.spec.network == VmNetwork::User) {
             networks.look_at_filter(&host.networks.hosts()).await;
         }
@@ -253,6 +255,10 @@ pub async fn connect(vm: &Vm, host: &Host) -> Result<Option<Cable>, Problem> {
         VmNetwork::User => {}
         VmNetwork::Cluster(card) => {
             let qemus = host.networks.connect(vm.id(), card).await?;
+            return Ok(Some(Cable { qemus, passt: None }));
+        }
+        VmNetwork::Bridge(card) => {
+            let qemus = host.bridged.connect(vm.id(), card).await?;
             return Ok(Some(Cable { qemus, passt: None }));
         }
     }

@@ -254,6 +254,7 @@ impl Agent {
             state: dir.join(name),
             vm_uids: VmUids::default(),
             guests_reach: Vec::new(),
+            bridges: Vec::new(),
             volume_control: home.url.clone(),
             volume_url: home.url.clone(),
             nbd_addr: "127.0.0.1:1".into(),

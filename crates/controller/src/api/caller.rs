@@ -217,6 +217,10 @@ impl Caller {
     /// The network with its full name; the outer error says why this caller may not ask for it.
     fn network(&self, network: NetworkKind) -> Result<Result<NetworkKind, Problem>, &'static str> {
         match network {
+            // Whoever is in it is in the operator's own network.
+            NetworkKind::Bridge(_) if !self.is_admin() => Err(
+                "only an admin may ask for a bridge, because it is a network of the hosts' operator",
+            ),
             NetworkKind::Cluster(name) => Ok(self.name(&name).map(NetworkKind::Cluster)),
             other => Ok(Ok(other)),
         }

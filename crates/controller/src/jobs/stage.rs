@@ -259,7 +259,8 @@ impl Run {
 /// The addresses that a guest is told.
 fn guest_network(network: &VmNetwork) -> Option<GuestNetwork> {
     match network {
-        VmNetwork::None => None,
+        // In a bridge the guest asks for its address itself.
+        VmNetwork::None | VmNetwork::Bridge(_) => None,
         VmNetwork::User => Some(USER_NETWORK),
         VmNetwork::Cluster(card) => Some(GuestNetwork {
             address: card.address,

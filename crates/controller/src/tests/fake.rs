@@ -102,6 +102,8 @@ pub struct Inside {
     pub no_networks: Option<String>,
     /// Why VMs have no user networks here.
     pub no_user_networks: Option<String>,
+    /// Those of its operator.
+    pub bridges: Vec<perigee_model::network::BridgeName>,
     /// Of its interfaces.
     pub addresses: Vec<std::net::Ipv4Addr>,
     /// What it was told of networks last.
@@ -373,11 +375,18 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
 }
 
 async fn host(State(inside): Shared) -> Reply<HostReport> {
-    let (kvm_on, boot_id, no_networks, addresses, no_user_networks) = {
+    let (kvm_on, boot_id, no_networks, addresses, (no_user_networks, bridges)) = {
         let inside = inside.lock().expect("lock");
+        let bridges = inside.bridges.clone();
         let no_user_networks = inside.no_user_networks.clone();
         let (no_networks, addresses) = (inside.no_networks.clone(), inside.addresses.clone());
-        (inside.kvm_on.clone(), inside.boot_id(), no_networks, addresses, no_user_networks)
+        (
+            inside.kvm_on.clone(),
+            inside.boot_id(),
+            no_networks,
+            addresses,
+            (no_user_networks, bridges),
+        )
     };
     Ok(Json(HostReport {
         host: HostId::new("any").expect("name"),
@@ -393,6 +402,7 @@ async fn host(State(inside): Shared) -> Reply<HostReport> {
         warnings: Vec::new(),
         no_networks,
         no_user_networks,
+        bridges,
         addresses,
     }))
 }

@@ -197,6 +197,27 @@ async fn a_vm_has_a_card_by_default_where_its_host_can() {
     lab.wait_for_vm(&lab.cloud, &vm_of(&wants)).await;
 }
 
+/// It keeps its hardware address, and is only at hosts that have the bridge.
+#[tokio::test]
+async fn a_vm_is_in_a_bridge_where_the_operator_allows_it() {
+    let lab = Lab::up().await;
+    let kind: NetworkKind = "bridge:br0".parse().expect("a bridge");
+    let at = JobSpec { start: Start::Anywhere, volumes: Vec::new(), ..spec(Access::Read) };
+    let id = lab.submit(JobSpec { network: kind.clone(), ..at }).await;
+    wait_for("the reason", async || {
+        lab.job(&id).await.reason.contains("no bridge br0").then_some(())
+    })
+    .await;
+    lab.cloud.inside().bridges.push("br0".parse().expect("a name"));
+    lab.wait_for_vm(&lab.cloud, &vm_of(&id)).await;
+    let card = lab.cloud.inside().vms[&vm_of(&id)].report.spec.network.clone();
+    let record = jobs::of_vm(&lab.cluster, &vm_of(&id)).expect("a record");
+    assert_eq!(networks::of_vm(&record).expect("a card"), card);
+    assert!(matches!(card, VmNetwork::Bridge(card) if card.bridge.as_str() == "br0"));
+    let why = networks::refusal(&lab.cluster, &lab.home.id, &kind).expect("it has none");
+    assert!(why.contains("--bridge"), "{why}");
+}
+
 /// One VM has a port of the cluster, and tenants have only those that the operator allows.
 #[tokio::test]
 async fn a_port_is_published_by_one_vm_in_a_network_with_a_way_out() {

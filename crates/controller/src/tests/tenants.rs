@@ -716,6 +716,17 @@ async fn the_audit_log_says_who_asked_for_what_and_shows_no_secret() {
     }
 }
 
+/// It is in a network of the hosts' operator then.
+#[tokio::test]
+async fn only_an_admin_s_vm_is_in_a_bridge_of_the_operator() {
+    let tenants = Tenants::up().await;
+    tenants.share_debian().await;
+    let network = "bridge:br0".parse().expect("a bridge");
+    let with_card = JobSpec { network, ..small("q") };
+    is_kind(tenants.ann.post::<Job>("/v1/jobs", &with_card).await, ProblemKind::Forbidden);
+    let _: Job = tenants.admin.post("/v1/jobs", &with_card).await.expect("an admin may");
+}
+
 #[tokio::test]
 async fn input_files_are_their_tenant_s() {
     let tenants = Tenants::up().await;

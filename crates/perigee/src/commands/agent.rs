@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use perigee_agent::{GuestsReach, VmUids};
 use perigee_http::{Listen, Network, PeerIdentity};
+use perigee_model::network::BridgeName;
 use perigee_model::{HostId, Problem, SiteId};
 
 use crate::commands::network::NetworkFlags;
@@ -36,6 +37,9 @@ pub struct RunArgs {
     /// cluster's others they reach only if it is just one address. May be given more than once
     #[arg(long, value_name = "ADDRESS[/BITS]")]
     guests_reach: Vec<GuestsReach>,
+    /// A bridge of this host in which VMs may have cards (`network: bridge:NAME`). May be given more than once
+    #[arg(long = "bridge", value_name = "NAME")]
+    bridges: Vec<BridgeName>,
     /// The control API of this host's volume server
     #[arg(long, default_value = "unix:/run/perigee/volume-control.sock", value_name = "ADDRESS")]
     volume_control: String,
@@ -70,6 +74,7 @@ pub async fn run(verb: Verb) -> Result<(), Problem> {
         state: args.state,
         vm_uids: args.vm_uids,
         guests_reach: args.guests_reach,
+        bridges: args.bridges,
         volume_control: args.volume_control,
         volume_url: args.volume_url,
         nbd_addr: args.nbd_addr,

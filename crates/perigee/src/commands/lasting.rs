@@ -35,8 +35,8 @@ pub struct Create {
     /// The size of its root disk [default: the image's]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     disk: Option<u64>,
-    /// Its network card: the name of a network (`perigee network create`), `user`: a network of its own behind its host, `none`,
-    /// or `default`: `user`, where the host can and its data may leave its site
+    /// Its network card: the name of a network (`perigee network create`), `bridge:NAME`: a bridge that the operator has made and allowed at
+    /// the hosts (only for admins), `user`: a network of its own behind its host, `none`, or `default`: `user`, where the host can and its data may leave its site
     #[arg(long, default_value = "default")]
     network: NetworkKind,
     /// A port that is reached from outside at the host of its network's gateway, and the VM's own port. May be given several
