@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use perigee_http::guard::restrict;
-use perigee_http::{Failure, Json, Peer, Reply};
+use perigee_http::{ClientAddress, Failure, Json, Peer, Reply};
 use perigee_model::guest::GuestEvent;
 use perigee_model::network::{HostNetworks, NetworksKnown};
 use perigee_model::switchover::Fate;
@@ -163,10 +163,14 @@ async fn end_unless_ran(
 async fn migration_key(
     State(vms): Shared,
     peer: Peer,
+    Extension(ClientAddress(source)): Extension<ClientAddress>,
     Path(vm): Path<String>,
     Json(ask): Json<AskMigrationKey>,
 ) -> Reply<MigrationKey> {
-    Ok(Json(vms.get(&id(&vm)?)?.migration_key(&peer, &ask.migration)?))
+    let vm = vms.get(&id(&vm)?)?;
+    let key = vm.migration_key(&peer, &ask.migration)?;
+    vm.comes_from(source);
+    Ok(Json(key))
 }
 
 #[derive(Debug, Deserialize)]

@@ -13,8 +13,10 @@ pub mod network;
 pub mod owner;
 mod phases;
 mod start;
+mod strangers;
 mod tls;
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use perigee_model::states::{Refused, VmEvent};
@@ -114,9 +116,20 @@ pub struct Vm {
     console_is_free: Arc<Semaphore>,
     /// One question at a time.
     guest_agent_is_free: Semaphore,
+    /// The address from which the host where the VM comes from has asked for the key.
+    source: Mutex<Option<IpAddr>>,
 }
 
 impl Vm {
+    fn source(&self) -> Option<IpAddr> {
+        *self.source.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The host that was given the key connects from there.
+    pub fn comes_from(&self, source: Option<IpAddr>) {
+        *self.source.lock().unwrap_or_else(PoisonError::into_inner) = source;
+    }
+
     pub fn new(
         spec: VmSpec,
         dir: VmDir,
@@ -154,6 +167,7 @@ impl Vm {
             requests,
             console_is_free,
             guest_agent_is_free,
+            source: Mutex::default(),
         };
         (Arc::new(vm), queue)
     }

@@ -14,6 +14,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::unistd::{Uid, chown};
+use perigee_http::ours;
 use perigee_model::volume::{VmSocket, VmSocketAt};
 use perigee_model::{Problem, VmId};
 use perigee_nbd::server::{OneVm, Server};
@@ -52,6 +53,7 @@ impl VmSockets {
     /// Makes the sockets again that are recorded in the directory.
     pub async fn load(dir: PathBuf, id: Uuid, server: Server) -> Result<Self, Problem> {
         let sockets = Self { dir, id, server, open: Mutex::default() };
+        sockets.check_owner()?;
         let entries = match std::fs::read_dir(&sockets.dir) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(sockets),
@@ -70,6 +72,34 @@ impl VmSockets {
             }
         }
         Ok(sockets)
+    }
+
+    /// Another user could put records there, by which this server would serve volumes, and sockets, to which QEMU would
+    /// connect.
+    fn check_owner(&self) -> Result<(), Problem> {
+        if !self.dir.exists() {
+            return Ok(());
+        }
+        let named = |problem: Problem| {
+            problem.next("choose another directory: --vm-sockets of the volume server")
+        };
+        let Err(problem) = ours::check(&self.dir) else { return Ok(()) };
+        ours::check_own(&self.dir).map_err(named)?;
+        if !self.has_records() {
+            return Err(named(problem));
+        }
+        // Earlier versions did not look above it, and VMs would be without their disks.
+        tracing::warn!("{problem}; the server goes on because VMs have their sockets there");
+        Ok(())
+    }
+
+    fn has_records(&self) -> bool {
+        let own = |dir: PathBuf| {
+            let record = std::fs::read(dir.join("socket.json")).unwrap_or_default();
+            serde_json::from_slice::<Record>(&record).is_ok_and(|record| record.server == self.id)
+        };
+        let dirs = std::fs::read_dir(&self.dir);
+        dirs.is_ok_and(|mut dirs| dirs.any(|dir| dir.is_ok_and(|dir| own(dir.path()))))
     }
 
     fn failed(&self, what: &str, error: &io::Error) -> Problem {
@@ -105,6 +135,9 @@ impl VmSockets {
             let why = format!("{SOCKETS_MAX} VMs have one already, which is the limit");
             return Err(Problem::conflict(what, why).next("delete VMs that have ended"));
         }
+        make_passable(&self.dir)
+            .map_err(|error| self.failed("can't make the directory of", &error))?;
+        self.check_owner()?;
         let listener = self.bind(&path, &socket).await.map_err(|error| {
             Problem::internal(what, error).next("check --vm-sockets of the volume server")
         })?;
@@ -185,4 +218,70 @@ fn make_passable(dir: &Path) -> io::Result<()> {
 /// Whether this is the export of one writer epoch: a VM joins no other session.
 fn is_session(export: &str) -> bool {
     crate::exports::epoch_of(export).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use futures_util::future::BoxFuture;
+    use perigee_block::exports::{Export, Exports, Opener, Peer};
+    use perigee_model::ProblemKind;
+    use perigee_nbd::ServerOptions;
+
+    use super::*;
+
+    struct Nothing;
+
+    impl Exports for Nothing {
+        fn names(&self) -> BoxFuture<'_, Result<Vec<String>, Problem>> {
+            Box::pin(async { Ok(Vec::new()) })
+        }
+
+        fn open<'a>(
+            &'a self,
+            name: &'a str,
+            _: Opener,
+            _: Peer,
+        ) -> BoxFuture<'a, Result<Export, Problem>> {
+            Box::pin(async move { Err(Problem::not_found(name, "there is nothing")) })
+        }
+    }
+
+    /// The only user of such a directory could serve himself every volume.
+    #[tokio::test]
+    async fn sockets_are_not_made_where_another_user_could_put_his_own() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (above, own) = (dir.path().join("above"), dir.path().join("above/vms"));
+        let mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, Permissions::from_mode(mode)).expect("a mode");
+        };
+        let server = Server::new(Arc::new(Nothing), ServerOptions::default()).expect("a server");
+        let load = async || VmSockets::load(own.clone(), Uuid::nil(), server.clone()).await;
+        let socket = |vm: &str| VmSocket {
+            vm: vm.parse().expect("a name"),
+            uid: Uid::effective().as_raw(),
+            exports: vec!["data@1".to_owned()],
+        };
+        std::fs::create_dir(&above).expect("a directory");
+        mode(&above, 0o775);
+        let sockets = load().await.expect("it is not there yet");
+        let refused = sockets.put(socket("vm-1")).await.expect_err("others can replace it");
+        assert_eq!(refused.kind, ProblemKind::Invalid, "{refused}");
+        mode(&above, 0o755);
+        sockets.put(socket("vm-1")).await.expect("nobody else can");
+        sockets.drain().await;
+        mode(&above, 0o775);
+        let sockets = load().await.expect("its VMs keep their disks after an upgrade");
+        assert_eq!(sockets.list().await, [socket("vm-1")]);
+        sockets.drain().await;
+        mode(&own, 0o777);
+        load().await.err().expect("everybody can put records there");
+        mode(&own, 0o711);
+        if Uid::effective().is_root() {
+            chown(&own, Some(12345.into()), None).expect("another's");
+            let refused = load().await.err().expect("it is another user's");
+            assert!(refused.why.contains("12345"), "{refused}");
+        }
+    }
 }

@@ -51,6 +51,8 @@ pub struct Owner {
     ended_because: &'static str,
     migration: Option<Handle>,
     guest: Option<AbortHandle>,
+    /// Keeps strangers away while QEMU waits for the VM.
+    door: Option<AbortHandle>,
 }
 
 /// What woke the owner up.
@@ -82,6 +84,7 @@ impl Owner {
             ended_because: "",
             migration: None,
             guest: None,
+            door: None,
         }
     }
 

@@ -5,6 +5,7 @@
 //! machine accepts connections and whose QEMU is stopped would hold the VM for ever. When the connection ends, QEMU says
 //! that the migration has failed, as after a fault of the network.
 
+use std::collections::BTreeSet;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
@@ -16,14 +17,54 @@ use crate::process::Process;
 /// # Errors
 /// If the process's files can't be looked at.
 pub fn cut(process: &Process, to: SocketAddr) -> std::io::Result<usize> {
+    cut_where(process, |_, peer| peer == to)
+}
+
+/// Ends the connections that other programs have made to a port of this process.
+///
+/// # Errors
+/// As [`cut`].
+pub fn cut_from(
+    process: &Process,
+    at: SocketAddr,
+    peers: &BTreeSet<SocketAddr>,
+) -> std::io::Result<usize> {
+    cut_where(process, |local, peer| local == at && peers.contains(&peer))
+}
+
+fn cut_where(
+    process: &Process,
+    is_meant: impl Fn(SocketAddr, SocketAddr) -> bool,
+) -> std::io::Result<usize> {
+    let mut count = 0;
+    for (socket, local, peer) in connections(process)? {
+        if is_meant(local, peer) {
+            socket.shutdown(Shutdown::Both)?;
+            count += 1;
+        }
+    }
+    Ok(count)
+}
+
+/// Who is connected to a port of this process.
+///
+/// # Errors
+/// As [`cut`].
+pub fn peers_at(process: &Process, at: SocketAddr) -> std::io::Result<BTreeSet<SocketAddr>> {
+    let all = connections(process)?.into_iter();
+    Ok(all.filter(|(_, local, _)| *local == at).map(|(_, _, peer)| peer).collect())
+}
+
+/// The process's TCP connections, and the addresses of their two ends.
+fn connections(process: &Process) -> std::io::Result<Vec<(TcpStream, SocketAddr, SocketAddr)>> {
     let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or(std::io::ErrorKind::InvalidInput)?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
     // From here on the number is that of no other process.
     if process.has_ended() {
-        return Ok(0);
+        return Ok(Vec::new());
     }
-    let mut count = 0;
+    let mut all = Vec::new();
     for entry in std::fs::read_dir(format!("/proc/{}/fd", process.pid))? {
         let path = entry?.path();
         let is_socket = std::fs::read_link(&path)
@@ -36,12 +77,11 @@ pub fn cut(process: &Process, to: SocketAddr) -> std::io::Result<usize> {
             Err(rustix::io::Errno::BADF) => continue,
             Err(error) => return Err(error.into()),
         };
-        if socket.peer_addr().is_ok_and(|peer| peer == to) {
-            socket.shutdown(Shutdown::Both)?;
-            count += 1;
+        if let (Ok(local), Ok(peer)) = (socket.local_addr(), socket.peer_addr()) {
+            all.push((socket, local, peer));
         }
     }
-    Ok(count)
+    Ok(all)
 }
 
 #[cfg(test)]

@@ -1,10 +1,12 @@
 //! The owner's QEMU process and the connection to its monitor: found, made again, and lost.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use perigee_model::states::VmEvent;
 use perigee_model::vm::{ENDED_SILENTLY, VmStatus};
 use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
 
 use super::Owner;
 use crate::command::{QEMU, mark};
@@ -12,6 +14,7 @@ use crate::guest;
 use crate::process::{Looks, Process};
 use crate::qmp::{Event, Qmp, QmpError};
 use crate::vm::start::listen_for_migration;
+use crate::vm::strangers::keep_away;
 
 /// A QEMU that hangs must not delay the agent's start or its answers. The next tick of the clock tries again.
 const RECONNECT_DEADLINE: Duration = Duration::from_secs(3);
@@ -75,6 +78,12 @@ impl Owner {
             self.vm.observed(|seen| seen.incoming_uri = Some(uri));
         }
         self.vm.observed(|seen| seen.qmp = Some(qmp));
+        // Without a key nobody can tell who a stranger is.
+        let waits =
+            self.vm.status() == VmStatus::Incoming && self.host.network.identity().is_some();
+        if waits && self.door.as_ref().is_none_or(AbortHandle::is_finished) {
+            self.door = Some(tokio::spawn(keep_away(Arc::clone(&self.vm))).abort_handle());
+        }
         Ok(())
     }
 

@@ -63,8 +63,8 @@ impl Owner {
     }
 
     fn forget(&mut self) -> Result<(), Problem> {
-        if let Some(guest) = self.guest.take() {
-            guest.abort();
+        for task in [self.guest.take(), self.door.take()].into_iter().flatten() {
+            task.abort();
         }
         self.vm.dir.remove()?;
         tracing::info!(vm = %self.vm.id(), "deleted");

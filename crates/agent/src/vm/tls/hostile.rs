@@ -10,14 +10,16 @@ use perigee_model::VmId;
 use perigee_model::vm::MigrationKey;
 use serde::Deserialize;
 use serde_json::json;
+use tokio::net::TcpSocket;
 
 use super::{End, set_encryption};
 use crate::command::QEMU;
 use crate::files::VmDir;
 use crate::process::Process;
 use crate::qmp::{Event, MigrateInfo, Qmp};
-use crate::vm::migrate::cut::cut;
+use crate::vm::migrate::cut::peers_at;
 use crate::vm::start::listen_for_migration;
+use crate::vm::strangers::{Waiting, keep_away_from};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How QEMU's state begins when it is not encrypted: its mark, and version 3.
@@ -125,16 +127,33 @@ async fn a_qemu_that_waits_for_a_vm_takes_it_only_from_who_has_the_key() {
     assert!(waiting.waits().await);
 
     // One that connects and says nothing keeps QEMU busy, and gets nothing. When its connection ends, QEMU goes on.
-    let silent = TcpStream::connect(to).unwrap();
-    let half = TcpStream::connect(to);
     let process = Process::of_pid(waiting.process.id()).unwrap();
+    let (qmp, source) = (waiting.qmp.clone(), Some([127, 0, 0, 1].into()));
+    let wanted = move || Some(Waiting { process, at: to, source, qmp: Some(qmp.clone()) });
+    let door = tokio::spawn(keep_away_from(wanted));
+    let from_elsewhere = async || {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(SocketAddr::from(([127, 0, 0, 2], 0))).unwrap();
+        socket.connect(to).await.unwrap().into_std().unwrap()
+    };
+    let (silent, half) = (from_elsewhere().await, from_elsewhere().await);
+    silent.set_nonblocking(false).unwrap();
+    let ended = tokio::task::spawn_blocking(move || is_hung_up_on(silent)).await.unwrap();
+    assert!(ended, "a silent one");
+    half.set_nonblocking(false).unwrap();
+    let ended = tokio::task::spawn_blocking(move || is_hung_up_on(half)).await.unwrap();
+    assert!(ended, "the next one");
+    assert!(waiting.waits().await);
+    // It may be the VM's source, over a slow link.
+    let own = TcpStream::connect(to).unwrap();
     let until = Instant::now() + PATIENCE;
-    while cut(&process, silent.local_addr().unwrap()).unwrap() == 0 {
+    while !peers_at(&process, to).unwrap().contains(&own.local_addr().unwrap()) {
         assert!(Instant::now() < until, "it has not accepted the connection");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    drop((silent, half));
-    assert!(waiting.waits().await, "a silent one");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(peers_at(&process, to).unwrap().contains(&own.local_addr().unwrap()), "it stays");
+    drop(own);
 
     let source = Vm::start(dir.path(), "source", &[]).await;
     set_encryption(&source.qmp, End::Source, Some(&keys)).await.unwrap();
@@ -145,4 +164,5 @@ async fn a_qemu_that_waits_for_a_vm_takes_it_only_from_who_has_the_key() {
         assert!(Instant::now() < until, "it did not take the VM that it waited for");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    door.abort();
 }
