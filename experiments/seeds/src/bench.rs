@@ -1,0 +1,345 @@
+//! The lab with the data at both hosts, and the job that is measured.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use perigee_http::Client;
+use perigee_lab::cluster::Cluster;
+use perigee_lab::demo::{self, Stage, Tables, query_bundle};
+use perigee_lab::measuring::load_1min;
+use perigee_lab::wan::{self, Change};
+use perigee_lab::{Lab, Steps};
+use perigee_model::job::{Job, JobSpec, JobState, LogLine};
+use perigee_model::{HostId, VolumeName, job_file};
+use sha2::{Digest, Sha256};
+
+use crate::results::{Run, VM_COUNT, Work};
+use crate::series::{Sampler, ServerPoint, of_guest};
+
+const MEMORY: &str = "320MiB";
+const SUPPORT: &str = "0.02";
+const MINING_BYTES: u64 = 1 << 30;
+const SLOW: Duration = Duration::from_secs(600);
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// For all programs at one distance.
+const RUN_DEADLINE: Duration = Duration::from_secs(3 * 3600);
+const SCRIPTS: [(&str, &str); 2] =
+    [("works.sh", include_str!("works.sh")), ("rank.sh", include_str!("rank.sh"))];
+const PROGRAMS: [&str; 4] = ["hpa.py", "pfp.py", "blast.py", "itemsets.py"];
+
+#[derive(Debug, Clone, Copy)]
+pub struct Size {
+    pub transactions: u32,
+    pub sequences: u32,
+    pub scale_factor: f64,
+}
+
+/// The volumes with the data of one home: what HPA, PFP and BLAST read, and the database.
+struct Data {
+    mining: VolumeName,
+    tables: VolumeName,
+}
+
+pub struct Bench<'a> {
+    lab: &'a Lab,
+    cluster: Cluster,
+    client: Client,
+    steps: &'a Steps,
+    stage: Stage,
+    /// The host of the VMs, and the one at the other end of the WAN.
+    hosts: [HostId; 2],
+    /// At each of them.
+    data: [Data; 2],
+    inputs: String,
+    pub transactions_bytes: u64,
+    pub table_bytes: u64,
+    /// What one process that shares nothing with HPA and PFP has found.
+    itemsets_sha256: String,
+    number: u32,
+}
+
+fn sha256(text: &str) -> String {
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The output of a program of `experiments/workloads`.
+fn python(workloads: &Path, line: &[&str]) -> Result<String> {
+    let mut command = Command::new("python3");
+    command.current_dir(workloads).args(line).env("PYTHONDONTWRITEBYTECODE", "1");
+    let output = command.stdin(Stdio::null()).output().context("can't start python3")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{} failed: {said}", line[0]);
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+fn name(text: &str) -> Result<VolumeName> {
+    Ok(VolumeName::new(text)?)
+}
+
+impl<'a> Bench<'a> {
+    /// Makes the data at the far host, and copies it to the VMs' host.
+    pub async fn prepare(
+        lab: &'a Lab,
+        image: &Path,
+        workloads: &Path,
+        size: Size,
+        steps: &'a Steps,
+    ) -> Result<Self> {
+        let cluster = Cluster::new(lab)?;
+        let stage = demo::stage(&lab.definition)?;
+        let near = lab.definition.hosts().next().context("a lab has hosts")?.1.clone();
+        let hosts = [near, stage.near.clone()];
+        let scratch = lab.dir().join("seeds");
+        std::fs::create_dir_all(&scratch)?;
+        let step = steps
+            .begin("make the transactions and the sequences, and find the itemsets in one process");
+        let workloads = std::path::absolute(workloads)?;
+        let count = size.transactions.to_string();
+        let made = python(
+            &workloads,
+            &["quest.py", "--transactions", &count, "--items", "150", "--length", "8"],
+        )?;
+        let transactions = scratch.join("transactions");
+        std::fs::write(&transactions, &made)?;
+        let path = transactions.display().to_string();
+        let itemsets = python(&workloads, &["reference.py", &path, "--support", SUPPORT])?;
+        let [database, queries] = ["database.fa", "queries.fa"].map(|file| scratch.join(file));
+        let (count, to) =
+            (size.sequences.to_string(), [&database, &queries].map(|p| p.display().to_string()));
+        python(&workloads, &["sequences.py", "--sequences", &count, &to[0], &to[1]])?;
+        step.done(&format!("{} itemsets", itemsets.lines().count()));
+
+        let image = std::path::absolute(image.join("debian-pg.raw"))?;
+        let tables = Tables { image: &image, scale_factor: size.scale_factor };
+        let table_bytes = demo::prepare(&cluster, &stage, &scratch, tables, steps).await?;
+        demo::load(&cluster, &stage, &scratch, steps).await?;
+
+        let bundle = scratch.join("programs.tar");
+        query_bundle(&bundle)?;
+        let mut files: Vec<(String, Vec<u8>)> = Vec::new();
+        for (name, text) in SCRIPTS {
+            files.push((name.to_owned(), text.as_bytes().to_vec()));
+        }
+        for program in PROGRAMS {
+            files.push((program.to_owned(), std::fs::read(workloads.join(program))?));
+        }
+        add_to_tar(&bundle, &files)?;
+        let inputs = cluster.upload(&bundle).await?;
+        let far = Data { mining: name("mining-far")?, tables: stage.volume.clone() };
+        let near = Data { mining: name("mining-near")?, tables: name("tables-near")? };
+        let mut bench = Self {
+            lab,
+            client: lab.client(SLOW)?,
+            cluster,
+            steps,
+            stage,
+            hosts,
+            data: [near, far],
+            inputs,
+            transactions_bytes: made.len() as u64,
+            table_bytes,
+            itemsets_sha256: sha256(&itemsets),
+            number: 0,
+        };
+        let bundle = scratch.join("mining.tar");
+        let mut files = Vec::new();
+        for work in ["hpa", "pfp"] {
+            files.push((format!("transactions-{work}"), made.as_bytes().to_vec()));
+        }
+        for file in ["database.fa", "queries.fa"] {
+            files.push((file.to_owned(), std::fs::read(scratch.join(file))?));
+        }
+        std::fs::write(&bundle, [0_u8; 1024])?;
+        add_to_tar(&bundle, &files)?;
+        let mining = bench.cluster.upload(&bundle).await?;
+        bench.fill(mining).await?;
+        bench.copy_near().await?;
+        Ok(bench)
+    }
+
+    /// Writes the programs' data onto a volume at the far host.
+    async fn fill(&mut self, inputs: String) -> Result<()> {
+        let volume = self.data[1].mining.clone();
+        self.cluster.create_volume(&volume, &self.hosts[1], MINING_BYTES).await?;
+        let text = format!(
+            "name: fill\nimage: {}\nmemory: {MEMORY}\nplacement: {{host: {}, move: never}}\n\
+             volumes:\n  - {{volume: {volume}, mount: /mine, access: write}}\ncommand: |\n  \
+             set -e\n  cp /job/inputs/* /mine/\n  sync\n",
+            self.stage.image, self.hosts[1]
+        );
+        let spec = job_file::parse(&text, "fill.yaml")?.spec;
+        let mut step = self.steps.begin("write the data of the programs onto a volume");
+        self.cluster.run(&JobSpec { inputs: Some(inputs), ..spec }, &mut step).await?;
+        step.done("");
+        Ok(())
+    }
+
+    /// The same data at the VMs' host: clones that are moved there.
+    async fn copy_near(&self) -> Result<()> {
+        let step = self.steps.begin(format!("copy the data to {}", self.hosts[0]));
+        let [near, far] = &self.data;
+        for (copy, of) in [(&near.mining, &far.mining), (&near.tables, &far.tables)] {
+            self.cluster.clone_volume(copy, of).await?;
+            self.cluster.move_volume(copy, &self.hosts[0]).await?;
+            let moved = self.cluster.volume_moved(copy).await?;
+            ensure!(moved.to == self.hosts[0], "{copy} did not come: {moved:?}");
+        }
+        step.done("");
+        Ok(())
+    }
+
+    async fn set_wan(&self, rtt_ms: u32) -> Result<()> {
+        let sites = &self.lab.definition.sites;
+        let rtt_us = Some(u64::from(rtt_ms) * 1000);
+        wan::set(self.lab, &sites[0].name, &sites[1].name, Change { rtt_us, ..Change::default() })
+            .await?;
+        Ok(())
+    }
+
+    /// Runs the programs one after the other on four VMs. `None`: their data is local.
+    pub async fn run(&mut self, rtt_ms: Option<u32>, works: &[Work]) -> Result<Vec<Run>> {
+        self.set_wan(rtt_ms.unwrap_or(0)).await?;
+        self.number += 1;
+        let home = usize::from(rtt_ms.is_some());
+        // A volume of its own, so that no cache has anything of it. The database is cloned for each VM anyway.
+        let mining = name(&format!("mining-{}", self.number))?;
+        self.cluster.clone_volume(&mining, &self.data[home].mining).await?;
+        let words: Vec<&str> = works.iter().map(|work| work.name()).collect();
+        let text = format!(
+            "name: seeds\nimage: {}\ncount: {VM_COUNT}\nmpi: true\nmemory: {MEMORY}\noutput: 64MiB\ntimeout: 3h\n\
+             placement: {{host: {}, move: never}}\nenv: {{WORKS: '{}', SUPPORT: '{SUPPORT}'}}\n\
+             volumes:\n  - {{volume: {mining}, mount: /mine, access: read}}\n  - {{volume: {}, mount: /data, access: clone}}\n\
+             command: [sh, inputs/works.sh]\n",
+            self.stage.image,
+            self.hosts[0],
+            words.join(" "),
+            self.data[home].tables,
+        );
+        let spec = job_file::parse(&text, "seeds.yaml")?.spec;
+        let spec =
+            JobSpec { inputs: Some(self.inputs.clone()), outputs: vec!["/output".into()], ..spec };
+        let load_1min = load_1min()?;
+        let job = self.cluster.submit(&spec).await?;
+        let sampler = Sampler::start(self.lab, &self.hosts);
+        let where_is =
+            rtt_ms.map_or_else(|| "local data".to_owned(), |rtt| format!("data {rtt} ms away"));
+        let marks = self
+            .end(&job, &format!("{} on {VM_COUNT} VMs, {where_is}", words.join(", ")), &sampler)
+            .await?;
+        let servers = sampler.stop().await?;
+        let outputs = self.cluster.output(&job.id).await?;
+        self.cluster.delete_volume(&mining).await?;
+        let outcome = |work: &Work| {
+            let at = marks.iter().position(|(label, _)| label == work.name());
+            let began_and_ended = at.and_then(|at| Some((marks.get(at)?.1, marks.get(at + 1)?.1)));
+            let (began_s, ended_s) =
+                began_and_ended.with_context(|| format!("{} was not seen", work.name()))?;
+            let run = Run {
+                work: *work,
+                rtt_ms,
+                seconds: ended_s - began_s,
+                load_1min,
+                ..Run::default()
+            };
+            self.outcome(run, &outputs, &servers)
+        };
+        works.iter().map(outcome).collect()
+    }
+
+    /// Waits for the job's end, and tells the sampler what runs. Returns since when which program ran, in seconds, the end last.
+    async fn end(&self, job: &Job, what: &str, sampler: &Sampler) -> Result<Vec<(String, f64)>> {
+        let mut step = self.steps.begin(what);
+        let began = Instant::now();
+        let path = format!("/v1/jobs/{}", job.id);
+        let mut marks: Vec<(String, f64)> = Vec::new();
+        loop {
+            let now: Job = self.client.get(&path).await?;
+            let progress = now.progress.as_ref().filter(|_| now.state == JobState::Running);
+            let label = progress.map_or("", |progress| progress.label.as_str());
+            if marks.last().is_none_or(|(last, _)| last != label) {
+                marks.push((label.to_owned(), began.elapsed().as_secs_f64()));
+                sampler.name(label);
+            }
+            step.at(&format!("{:?} {label}", now.state));
+            if now.state == JobState::Succeeded {
+                step.done(&format!("{:.0} s", began.elapsed().as_secs_f64()));
+                return Ok(marks);
+            }
+            if now.state.is_final() {
+                let lines: Vec<LogLine> = self.client.get(&format!("{path}/log?rank=0")).await?;
+                let last = &lines[lines.len().saturating_sub(20)..];
+                let said: Vec<&str> = last.iter().map(|line| line.line.as_str()).collect();
+                bail!("{what}: {}:\n{}", now.reason, said.join("\n"));
+            }
+            ensure!(began.elapsed() < RUN_DEADLINE, "{what}: it has not ended: {}", now.reason);
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Adds what the program found, and what it used meanwhile.
+    fn outcome(
+        &self,
+        mut run: Run,
+        outputs: &[(String, String)],
+        servers: &[(String, ServerPoint)],
+    ) -> Result<Run> {
+        let work = run.work;
+        let of = |file: &str| -> Vec<String> {
+            outputs.iter().filter(|(name, _)| name == file).map(|(_, text)| text.clone()).collect()
+        };
+        for rank in 0..VM_COUNT {
+            let file = format!("{}-usage-{rank}", work.name());
+            let text: String = of(&file).pop().with_context(|| format!("no {file}"))?;
+            let (guest_s, mut points) = of_guest(&text).with_context(|| file)?;
+            // A guest's clock may be wrong without KVM, and then is so by the same factor all the time.
+            let clock = guest_s / run.seconds;
+            points.iter_mut().for_each(|point| point.at_s /= clock);
+            run.clocks.push(clock);
+            run.guests.push(points);
+        }
+        let found = match work {
+            // Each VM has asked the queries, and wrote the answers.
+            Work::Tpch => {
+                let answers = of("answers.txt");
+                ensure!(answers.len() == VM_COUNT as usize, "{} VMs have answers", answers.len());
+                ensure!(answers.iter().all(|one| *one == answers[0]), "the VMs have other answers");
+                answers[0].clone()
+            }
+            _ => of(&format!("{}-found", work.name())).pop().context("no results")?,
+        };
+        ensure!(!found.trim().is_empty(), "{} has found nothing", work.name());
+        run.found_sha256 = sha256(&found);
+        if matches!(work, Work::Hpa | Work::Pfp) {
+            ensure!(
+                run.found_sha256 == self.itemsets_sha256,
+                "{} has found other itemsets than one process",
+                work.name()
+            );
+        }
+        let mine = servers.iter().filter(|(label, _)| label == work.name());
+        run.servers = mine.map(|(_, point)| *point).collect();
+        let first_s = run.servers.first().map_or(0.0, |point| point.at_s);
+        run.servers.iter_mut().for_each(|point| point.at_s -= first_s);
+        Ok(run)
+    }
+}
+
+/// Adds files at the end of a tar.
+fn add_to_tar(path: &Path, files: &[(String, Vec<u8>)]) -> Result<()> {
+    let mut tar = std::fs::read(path)?;
+    // Two blocks of zeros end it.
+    while tar.len() >= 512 && tar[tar.len() - 512..].iter().all(|byte| *byte == 0) {
+        tar.truncate(tar.len() - 512);
+    }
+    let mut builder = tar::Builder::new(tar);
+    for (name, content) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_mode(0o644);
+        header.set_size(content.len() as u64);
+        builder.append_data(&mut header, name, content.as_slice())?;
+    }
+    std::fs::write(path, builder.into_inner()?)?;
+    Ok(())
+}
