@@ -152,15 +152,23 @@ pub fn transfer(
                 };
                 servers.command(&arguments).spawn().context("can't run perigee")?
             }
-            _ => curl(&servers.url(door), &batch, &names, &file, is_upload)?,
+            _ => curl(servers, door, &batch, &names, &file, is_upload)?,
         });
     }
     all_end(clients)
 }
 
 /// One curl sends or fetches all files over one connection.
-fn curl(url: &str, batch: &Path, names: &[String], file: &Path, is_upload: bool) -> Result<Child> {
-    let mut config = String::from("silent\nshow-error\nfail\n");
+fn curl(
+    servers: &Servers,
+    door: Door,
+    batch: &Path,
+    names: &[String],
+    file: &Path,
+    is_upload: bool,
+) -> Result<Child> {
+    let (url, login) = (servers.url(door), servers.curl_login(door));
+    let mut config = format!("silent\nshow-error\nfail\n{login}");
     for name in names {
         // Writing to a String cannot fail.
         let _ = writeln!(config, "url = \"{url}/{name}\"");

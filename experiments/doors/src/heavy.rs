@@ -19,12 +19,20 @@ enum Client {
     Sftp,
     Scp,
     Lftp,
+    LftpFtps,
     Rclone,
     Perigee,
 }
 
-const CLIENTS: [Client; 6] =
-    [Client::Curl, Client::Sftp, Client::Scp, Client::Lftp, Client::Rclone, Client::Perigee];
+const CLIENTS: [Client; 7] = [
+    Client::Curl,
+    Client::Sftp,
+    Client::Scp,
+    Client::Lftp,
+    Client::LftpFtps,
+    Client::Rclone,
+    Client::Perigee,
+];
 
 /// Files in each directory of the many.
 const IN_DIRECTORY: usize = 1000;
@@ -36,6 +44,7 @@ impl Client {
             Self::Sftp => "OpenSSH sftp",
             Self::Scp => "OpenSSH scp",
             Self::Lftp => "lftp over SFTP",
+            Self::LftpFtps => "lftp over FTPS",
             Self::Rclone => "rclone over WebDAV",
             Self::Perigee => "perigee data",
         }
@@ -45,6 +54,7 @@ impl Client {
         match self {
             Self::Curl => Door::PerigeeHttp,
             Self::Sftp | Self::Scp | Self::Lftp => Door::PerigeeSftp,
+            Self::LftpFtps => Door::PerigeeFtps,
             Self::Rclone => Door::PerigeeWebdav,
             Self::Perigee => Door::PerigeeCli,
         }
@@ -92,7 +102,7 @@ fn measure(
     work: String,
     act: impl Fn() -> Result<()>,
 ) -> Result<Heavy> {
-    let pid = servers.perigee_pid()?;
+    let pid = servers.pid(client.door())?;
     // Since Linux 4.0 this resets VmHWM.
     fs::write(format!("/proc/{pid}/clear_refs"), "5")?;
     let before_bytes = memory(pid, "VmRSS")?;
@@ -148,14 +158,18 @@ fn rclone(servers: &Servers, verb: &str, pairs: &[(String, String)]) -> Result<(
 /// Connections of one lftp for many small files: it has only one request under way in each.
 const LFTP_AT_ONCE: usize = 8;
 
-/// lftp over SFTP.
-fn lftp(servers: &Servers, script: &str) -> Result<()> {
+fn lftp(servers: &Servers, client: Client, script: &str) -> Result<()> {
     let ssh = format!("ssh -a -x {}", servers.ssh_options(Door::PerigeeSftp).join(" "));
     let port = servers.sftp_port();
-    let script = format!(
-        "set cmd:fail-exit yes; set net:max-retries 1; set sftp:connect-program \"{ssh}\"; \
-         open -u bench, sftp://127.0.0.1:{port}; {script}; bye"
-    );
+    let open = match client {
+        Client::LftpFtps => format!(
+            "set ftp:ssl-force yes; set ftp:ssl-protect-data yes; set ssl:ca-file {}; open {}",
+            servers.certificate().display(),
+            servers.ftps_login()
+        ),
+        _ => format!("set sftp:connect-program \"{ssh}\"; open -u bench, sftp://127.0.0.1:{port}"),
+    };
+    let script = format!("set cmd:fail-exit yes; set net:max-retries 1; {open}; {script}; bye");
     let mut command = Command::new("lftp");
     command.args(["--norc", "-c", &script]).stdin(Stdio::null()).stdout(Stdio::null());
     all_end(vec![command.spawn().context("can't run lftp")?])
@@ -226,10 +240,10 @@ fn send(servers: &Servers, client: Client, from: &Path, to: &str) -> Result<()> 
             all_end(vec![sftp_once(servers, client.door(), &command)?])
         }
         Client::Scp => scp(servers, local, &format!("127.0.0.1:{to}")),
-        Client::Lftp if is_directory => {
-            lftp(servers, &format!("mirror -R --parallel={LFTP_AT_ONCE} {local} {to}"))
+        Client::Lftp | Client::LftpFtps if is_directory => {
+            lftp(servers, client, &format!("mirror -R --parallel={LFTP_AT_ONCE} {local} {to}"))
         }
-        Client::Lftp => lftp(servers, &format!("put {local} -o {to}")),
+        Client::Lftp | Client::LftpFtps => lftp(servers, client, &format!("put {local} -o {to}")),
         Client::Rclone if is_directory => {
             let pair = |name: &String| (format!("{local}/{name}"), format!("dav:{to}/{name}"));
             rclone(servers, "copy", &names(from)?.iter().map(pair).collect::<Vec<_>>())
@@ -250,10 +264,10 @@ fn fetch(servers: &Servers, client: Client, from: &str, sent: &Path, to: &Path) 
             all_end(vec![sftp_once(servers, client.door(), &command)?])
         }
         Client::Scp => scp(servers, &format!("127.0.0.1:{from}"), local),
-        Client::Lftp if is_directory => {
-            lftp(servers, &format!("mirror --parallel={LFTP_AT_ONCE} {from} {local}"))
+        Client::Lftp | Client::LftpFtps if is_directory => {
+            lftp(servers, client, &format!("mirror --parallel={LFTP_AT_ONCE} {from} {local}"))
         }
-        Client::Lftp => lftp(servers, &format!("get {from} -o {local}")),
+        Client::Lftp | Client::LftpFtps => lftp(servers, client, &format!("get {from} -o {local}")),
         Client::Rclone if is_directory => {
             let pair = |name: &String| (format!("dav:{from}/{name}"), format!("{local}/{name}"));
             rclone(servers, "copy", &names(sent)?.iter().map(pair).collect::<Vec<_>>())

@@ -80,7 +80,7 @@ fn upload_until_killed(
         }
     };
     let shared: &Servers = servers;
-    let pid = shared.perigee_pid()?.to_string();
+    let pid = shared.pid(door)?.to_string();
     let begun = Instant::now();
     std::thread::scope(|scope| {
         let one_client = &one_client;

@@ -1,4 +1,4 @@
-//! Measures the doors of the data repository (HTTP, WebDAV, SFTP) beside nginx, vsftpd and OpenSSH's sftp-server: on one
+//! Measures the doors of the data repository (HTTP, WebDAV, SFTP, FTPS) beside nginx, vsftpd and OpenSSH's sftp-server: on one
 //! machine, in one run, with the same clients, alternating. Then the server is killed under load, and what it had
 //! acknowledged is looked for; and clients send one file that is larger than the server's memory, and many small ones.
 

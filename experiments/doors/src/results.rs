@@ -13,13 +13,15 @@ pub enum Door {
     PerigeeWebdav,
     PerigeeSftp,
     PerigeeCli,
+    PerigeeFtps,
     NginxWebdav,
     Vsftpd,
+    VsftpdFtps,
     OpensshSftp,
 }
 
 impl Door {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::PerigeeHttp,
         Self::NginxWebdav,
         Self::PerigeeSftp,
@@ -27,6 +29,8 @@ impl Door {
         Self::PerigeeWebdav,
         Self::Vsftpd,
         Self::PerigeeCli,
+        Self::PerigeeFtps,
+        Self::VsftpdFtps,
     ];
 
     pub fn name(self) -> &'static str {
@@ -35,14 +39,16 @@ impl Door {
             Self::PerigeeWebdav => "perigee WebDAV",
             Self::PerigeeSftp => "perigee SFTP",
             Self::PerigeeCli => "perigee CLI",
+            Self::PerigeeFtps => "perigee FTPS",
             Self::NginxWebdav => "nginx WebDAV",
-            Self::Vsftpd => "vsftpd",
+            Self::Vsftpd => "vsftpd FTP",
+            Self::VsftpdFtps => "vsftpd FTPS",
             Self::OpensshSftp => "OpenSSH SFTP",
         }
     }
 
     pub fn is_perigee(self) -> bool {
-        !matches!(self, Self::NginxWebdav | Self::Vsftpd | Self::OpensshSftp)
+        !matches!(self, Self::NginxWebdav | Self::Vsftpd | Self::VsftpdFtps | Self::OpensshSftp)
     }
 }
 

@@ -17,6 +17,8 @@ use crate::results::Door;
 /// 64 clients at once need 160 threads with 2 MiB each.
 pub const MEMORY_BYTES: u64 = 1 << 30;
 
+/// The FTPS gateway, from the workspace's directory.
+const GATEWAY: &str = "gateways/ftps/perigee-ftps";
 const START_MAX: Duration = Duration::from_secs(60);
 const STOP_MAX: Duration = Duration::from_secs(10);
 
@@ -25,8 +27,12 @@ pub struct Servers {
     program: PathBuf,
     perigee: Option<Child>,
     others: Vec<Child>,
-    /// Of Perigee's HTTP and SFTP, nginx, vsftpd and OpenSSH.
-    ports: [u16; 5],
+    /// Of Perigee's HTTP and SFTP, nginx, vsftpd and OpenSSH, Perigee's FTPS, and vsftpd with TLS.
+    ports: [u16; 7],
+    /// Of the user in whose name FTPS is used.
+    token: String,
+    /// The process that serves it.
+    gateway_pid: u32,
 }
 
 impl Drop for Servers {
@@ -73,8 +79,15 @@ impl Servers {
     pub fn start(perigee: &Path, dir: &Path) -> Result<Self> {
         let ports = std::array::from_fn(|_| unused_port());
         let program = std::path::absolute(perigee)?;
-        let mut servers =
-            Self { dir: dir.to_owned(), program, perigee: None, others: Vec::new(), ports };
+        let mut servers = Self {
+            dir: dir.to_owned(),
+            program,
+            perigee: None,
+            others: Vec::new(),
+            ports,
+            token: String::new(),
+            gateway_pid: 0,
+        };
         for part in [
             "home",
             "perigee",
@@ -89,13 +102,21 @@ impl Servers {
         servers.make_keys()?;
         servers.start_perigee()?;
         servers.let_user_in()?;
-        for (name, arguments, port) in [servers.nginx()?, servers.vsftpd()?, servers.openssh()?] {
-            let log = fs::File::create(dir.join(format!("{name}.log")))?;
+        for (name, arguments, port) in [
+            servers.nginx()?,
+            servers.vsftpd(false)?,
+            servers.openssh()?,
+            servers.vsftpd(true)?,
+            servers.gateway()?,
+        ] {
+            let short = name.rsplit('/').next().unwrap_or(name);
+            let log = fs::File::create(dir.join(format!("{short}.log")))?;
             let mut command = Command::new(self::program(name));
             command.args(&arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
             servers.others.push(command.spawn().with_context(|| format!("can't start {name}"))?);
             listens(name, port)?;
         }
+        servers.gateway_pid = servers.others.last().context("it runs")?.id();
         Ok(servers)
     }
 
@@ -104,7 +125,12 @@ impl Servers {
             let file = self.dir.join("ssh").join(name);
             crate::run("ssh-keygen", &["-q", "-t", "ed25519", "-N", "", "-f", text(&file)?])?;
         }
-        Ok(())
+        let (key, certificate) = (self.dir.join("tls.key"), self.dir.join("tls.pem"));
+        let words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 \
+                     -subj /CN=files -addext subjectAltName=IP:127.0.0.1";
+        let mut make: Vec<&str> = words.split_whitespace().collect();
+        make.extend(["-keyout", text(&key)?, "-out", text(&certificate)?]);
+        crate::run("openssl", &make)
     }
 
     /// Starts it again, if it was killed.
@@ -157,11 +183,26 @@ impl Servers {
         Ok(())
     }
 
-    fn let_user_in(&self) -> Result<()> {
+    fn let_user_in(&mut self) -> Result<()> {
         let key = self.dir.join("ssh/user.pub");
         let user = "default/bench";
         self.perigee(&["user", "add", user, "--role", "member"])?;
-        self.perigee(&["user", "key", "add", "bench", text(&key)?, "--user", user])
+        self.perigee(&["user", "key", "add", "bench", text(&key)?, "--user", user])?;
+        let mut make = self.command(&["token", "create", "--user", user]);
+        let made = make.stdout(Stdio::piped()).output()?;
+        ensure!(made.status.success(), "perigee token create: {}", made.status);
+        self.token = String::from_utf8(made.stdout)?.trim().to_owned();
+        Ok(())
+    }
+
+    fn gateway(&self) -> Result<(&'static str, Vec<String>, u16)> {
+        let [http, .., ftps, _] = self.ports;
+        let words = format!("--api http://127.0.0.1:{http} --listen 127.0.0.1:{ftps}");
+        let mut arguments: Vec<String> = words.split(' ').map(str::to_owned).collect();
+        let (key, certificate) = (self.dir.join("tls.key"), self.dir.join("tls.pem"));
+        arguments
+            .extend(["--key", text(&key)?, "--cert", text(&certificate)?].map(ToOwned::to_owned));
+        Ok((GATEWAY, arguments, ftps))
     }
 
     fn nginx(&self) -> Result<(&'static str, Vec<String>, u16)> {
@@ -182,9 +223,18 @@ impl Servers {
     }
 
     /// Anonymous users are one with a home that exists, and whose root directory is not its own.
-    fn vsftpd(&self) -> Result<(&'static str, Vec<String>, u16)> {
-        let (at, port) = (self.dir.join("vsftpd"), self.ports[3]);
-        let conf = format!(
+    fn vsftpd(&self, with_tls: bool) -> Result<(&'static str, Vec<String>, u16)> {
+        let at = self.dir.join("vsftpd");
+        let (name, port) = match with_tls {
+            true => ("tls.conf", self.ports[6]),
+            false => ("plain.conf", self.ports[3]),
+        };
+        let tls = format!(
+            "ssl_enable=YES\nallow_anon_ssl=YES\nforce_anon_logins_ssl=YES\nforce_anon_data_ssl=YES\n\
+             require_ssl_reuse=NO\nssl_ciphers=HIGH\nrsa_cert_file={dir}/tls.pem\nrsa_private_key_file={dir}/tls.key\n",
+            dir = self.dir.display()
+        );
+        let mut conf = format!(
             "listen=YES\nlisten_address=127.0.0.1\nlisten_port={port}\nbackground=NO\nlocal_enable=NO\n\
              anonymous_enable=YES\nno_anon_password=YES\nftp_username=daemon\nanon_root={at}/files\n\
              write_enable=YES\nanon_upload_enable=YES\nanon_mkdir_write_enable=YES\nanon_other_write_enable=YES\nanon_umask=022\n\
@@ -192,7 +242,10 @@ impl Servers {
              xferlog_enable=NO\nconnect_from_port_20=NO\n",
             at = at.display()
         );
-        let file = at.join("vsftpd.conf");
+        if with_tls {
+            conf.push_str(&tls);
+        }
+        let file = at.join(name);
         fs::write(&file, conf)?;
         Ok(("vsftpd", vec![text(&file)?.to_owned()], port))
     }
@@ -214,16 +267,39 @@ impl Servers {
 
     /// What curl begins an address with.
     pub fn url(&self, door: Door) -> String {
-        let [http, _, nginx, ftp, _] = self.ports;
+        let [http, _, nginx, ftp, _, ftps, vsftpd_ftps] = self.ports;
         match door {
             Door::PerigeeHttp | Door::PerigeeSftp | Door::PerigeeCli => {
                 format!("http://127.0.0.1:{http}/v1/data/default")
             }
             Door::PerigeeWebdav => format!("http://127.0.0.1:{http}/dav/default"),
             Door::NginxWebdav => format!("http://127.0.0.1:{nginx}"),
+            Door::PerigeeFtps => format!("ftp://127.0.0.1:{ftps}"),
             Door::Vsftpd => format!("ftp://127.0.0.1:{ftp}"),
+            Door::VsftpdFtps => format!("ftp://127.0.0.1:{vsftpd_ftps}"),
             Door::OpensshSftp => String::new(),
         }
+    }
+
+    /// What curl is to be told of a login, as lines of its configuration.
+    pub fn curl_login(&self, door: Door) -> String {
+        let tls = format!("ssl-reqd\ncacert = \"{}\"\n", self.certificate().display());
+        match door {
+            Door::PerigeeFtps => format!("{tls}user = \"bench:{}\"\n", self.token),
+            // With TLS 1.3, vsftpd 3.0.3 now and then takes the end of an upload for a failure (426).
+            Door::VsftpdFtps => format!("{tls}tls-max = 1.2\n"),
+            _ => String::new(),
+        }
+    }
+
+    /// The certificate of both FTPS servers.
+    pub fn certificate(&self) -> PathBuf {
+        self.dir.join("tls.pem")
+    }
+
+    /// What lftp opens for FTPS of Perigee.
+    pub fn ftps_login(&self) -> String {
+        format!("-u bench,{} {}", self.token, self.url(Door::PerigeeFtps))
     }
 
     /// Where SFTP of Perigee listens.
@@ -233,7 +309,7 @@ impl Servers {
 
     /// What OpenSSH's sftp is to know of one of the two.
     pub fn ssh_options(&self, door: Door) -> Vec<String> {
-        let [_, ours, _, _, theirs] = self.ports;
+        let [_, ours, _, _, theirs, ..] = self.ports;
         let (port, user) =
             if door == Door::PerigeeSftp { (ours, "bench") } else { (theirs, "root") };
         let at = self.dir.join("ssh");
@@ -253,7 +329,7 @@ impl Servers {
     pub fn clear(&self, door: Door) -> Result<()> {
         let at = match door {
             Door::NginxWebdav => "nginx/files",
-            Door::Vsftpd => "vsftpd/files",
+            Door::Vsftpd | Door::VsftpdFtps => "vsftpd/files",
             Door::OpensshSftp => "ssh/files",
             _ => return self.perigee(&["data", "delete", "bench", "--recursive"]),
         };
@@ -270,7 +346,7 @@ impl Servers {
         match door {
             Door::NginxWebdav => fs::create_dir_all(self.dir.join("nginx/files/bench"))?,
             Door::OpensshSftp => fs::create_dir_all(self.dir.join("ssh/files/bench"))?,
-            Door::Vsftpd => {
+            Door::Vsftpd | Door::VsftpdFtps => {
                 let at = self.dir.join("vsftpd/files/bench");
                 fs::create_dir_all(&at)?;
                 fs::set_permissions(at, fs::Permissions::from_mode(0o777))?;
@@ -284,7 +360,11 @@ impl Servers {
         Ok(())
     }
 
-    pub fn perigee_pid(&self) -> Result<u32> {
+    /// The process that serves a door of Perigee.
+    pub fn pid(&self, door: Door) -> Result<u32> {
+        if door == Door::PerigeeFtps {
+            return Ok(self.gateway_pid);
+        }
         Ok(self.perigee.as_ref().context("it runs")?.id())
     }
 }

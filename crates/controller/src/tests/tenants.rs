@@ -7,7 +7,7 @@ use perigee_model::job::{
     Start, UnknownVolume, Vm,
 };
 use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
-use perigee_model::limits::{JOBS, VOLUMES};
+use perigee_model::limits::{JOB_NAMES, JOBS, UNFINISHED_JOBS, VOLUMES};
 use perigee_model::tenant::{
     AccessToken, AuditEntry, MadeAccessToken, Me, NewAccessToken, NewTenant, NewUser, Quota, Role,
     ShareImage, SshKey, Tenant, User,
@@ -17,8 +17,9 @@ use perigee_model::{
     ImageName, JobId, LeaveSite, Problem, ProblemKind, TenantName, UserName, VolumeName,
 };
 
-use super::{Lab, finish, spec, vm_of, wait_for};
+use super::{Lab, PATIENCE, finish, spec, vm_of, wait_for};
 use crate::accounts;
+use crate::records::JobRecord;
 use perigee_model::guest::GuestBody;
 
 /// A cluster with two tenants: `acme` with the operator `ann` and the member `amy`, and `blue` with the operator `bob`.
@@ -513,6 +514,53 @@ async fn a_tenant_has_a_limited_number_of_jobs() {
     assert_eq!(index.unfinished_of("acme"), 0);
     submit(&tenants.amy).await.expect("there is room again");
     assert_eq!((index.unfinished_of("acme"), index.kept_of("acme")), (1, most));
+}
+
+/// They are all in the controller's memory.
+#[tokio::test]
+async fn a_tenant_has_a_limited_number_of_jobs_that_have_not_ended() {
+    let tenants = Tenants::up().await;
+    tenants.share_debian().await;
+    let index = &tenants.lab.cluster.index;
+    let submit = async |by: &Client| by.post::<Job>("/v1/jobs", &small("j")).await;
+    let first = submit(&tenants.amy).await.expect("a job");
+    tenants.lab.wait_for_state(&first.id, JobState::Starting).await;
+    // As if it had many more, which nobody drives.
+    let like = index.job(&first.id).expect("it has not ended");
+    let most = u64::try_from(UNFINISHED_JOBS.max).expect("a number");
+    let mut other = JobRecord::clone(&like);
+    other.placement = None;
+    other.job.vm = None;
+    for number in 1..most {
+        other.job.id = JobId::new(format!("acme~other-{number}")).expect("a name");
+        index.put_job(&other);
+    }
+    let problem = is_kind(submit(&tenants.amy).await, ProblemKind::NoSpace);
+    let why = "a tenant's number of jobs that have not ended is 10001";
+    assert!(problem.why.contains(why), "{problem}");
+    submit(&tenants.bob).await.expect("another tenant's do not count");
+    other.job.state = JobState::Succeeded;
+    index.put_job(&other);
+    submit(&tenants.amy).await.expect("there is room again");
+}
+
+/// A member filled the controller's store with the numbers of jobs of ever new names, though the jobs were deleted.
+#[tokio::test]
+async fn a_tenant_has_a_limited_number_of_names_of_jobs() {
+    let tenants = Tenants::up().await;
+    tenants.share_debian().await;
+    let store = rusqlite::Connection::open(tenants.lab.dir.path().join("state.db")).expect("open");
+    store.busy_timeout(PATIENCE).expect("patience");
+    let many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
+                INSERT INTO entries SELECT 'counters/acme~n' || i, '1', 1 FROM n";
+    store.execute(many, [i64::try_from(JOB_NAMES.max).expect("a number")]).expect("names");
+    let submit = async |by: &Client, name: &str| by.post::<Job>("/v1/jobs", &small(name)).await;
+    let problem = is_kind(submit(&tenants.amy, "new").await, ProblemKind::NoSpace);
+    let why = "a tenant's number of names of jobs is 100001";
+    assert!(problem.why.contains(why), "{problem}");
+    let again = submit(&tenants.amy, "n7").await.expect("it has this name already");
+    assert_eq!(again.id.as_str(), "acme~n7-0002");
+    submit(&tenants.bob, "new").await.expect("another tenant's do not count");
 }
 
 /// The numbers of a tenant's jobs stayed when it was deleted.
