@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::Path;
+use axum::extract::{DefaultBodyLimit, Path};
 use axum::routing::{get, put};
 use perigee_http::{Json, Reply};
 use perigee_model::volume::{AllOpeners, Openers};
@@ -12,9 +12,12 @@ use perigee_model::{HostId, VolumeName};
 use super::{Control, Named, Shared};
 use axum::extract::State;
 
+/// What a home is told at once: as many bytes as it may answer. A volume takes about a hundred of them.
+const ALL_BYTES_MAX: usize = 64 << 20;
+
 pub fn routes() -> Router<Arc<Control>> {
     Router::new()
-        .route("/openers", get(list_all).put(add_all))
+        .route("/openers", get(list_all).put(add_all).layer(DefaultBodyLimit::max(ALL_BYTES_MAX)))
         .route("/volumes/{volume}/hosts", get(list).put(add_several))
         .route("/volumes/{volume}/hosts/{host}", put(add).delete(remove))
 }

@@ -358,8 +358,13 @@ async fn a_pool_of_an_earlier_version_admits_every_host_until_the_controller_has
     let control = &hosts.home.control;
     control.put::<()>("/v1/volumes/data/hosts/cloud1", &()).await.expect("it may");
     hosts.open("cloud2", &hosts.home, "data").await.expect("nobody was told");
-    let all = AllOpeners { volumes: [(data(), vec![host("cloud1")])].into() };
+    // Many volumes are beyond the 2 MiB that a request has otherwise.
+    let name = |number| VolumeName::new(format!("{number}-{}", "v".repeat(50))).expect("a name");
+    let mut all = AllOpeners::default();
+    all.volumes.extend((0..30_000).map(|number| (name(number), vec![host("cloud1")])));
+    all.volumes.insert(data(), vec![host("cloud1")]);
     control.put::<()>("/v1/openers", &all).await.expect("who needs what");
+    assert_eq!(control.get::<AllOpeners>("/v1/openers").await.expect("the list"), all);
     forbidden(hosts.open("cloud2", &hosts.home, "data").await);
     forbidden(hosts.open("cloud1", &hosts.home, "other").await);
     hosts.open("cloud1", &hosts.home, "data").await.expect("it may");
