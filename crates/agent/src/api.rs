@@ -1,5 +1,6 @@
 //! The agent's HTTP API, as [`perigee_model::vm`] documents it.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,9 +21,10 @@ use perigee_model::vm::{
 };
 use perigee_model::{Problem, VmId, VmStart, exposition};
 use serde::Deserialize;
+use tokio::net::TcpStream;
 
 use crate::metrics::{self, Proc};
-use crate::vm::Request as Ask;
+use crate::vm::{Request as Ask, network};
 use crate::vms::{Vms, gone};
 use crate::{callers, link};
 
@@ -43,6 +45,8 @@ pub fn router(vms: Arc<Vms>) -> Router {
         .route("/v1/vms/{vm}/events", get(events))
         .route("/v1/vms/{vm}/console", get(console))
         .route("/v1/vms/{vm}/console/attach", get(attach_console))
+        .route("/v1/vms/{vm}/ssh", get(ssh))
+        .route("/v1/networks/{vni}/ssh/{address}", get(ssh_in_network))
         .route("/v1/vms/{vm}/guest-agent", post(ask_guest_agent))
         .route("/v1/vms/{vm}/power-button", post(press_power_button))
         .route("/v1/vms/{vm}/begin-command", post(begin_command))
@@ -208,6 +212,35 @@ async fn attach_console(
     let attached = vms.get(&id(&vm)?)?.attach().await?;
     let (answer, begun) = perigee_http::accept(request)?;
     tokio::spawn(attached.carry(begun));
+    Ok(answer)
+}
+
+/// Port 22 of a guest in a user network.
+async fn ssh(
+    State(vms): Shared,
+    Path(vm): Path<String>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let stream = network::dial(&*vms.get(&id(&vm)?)?, &vms.host).await?;
+    carry(stream, request)
+}
+
+/// The same of one in a network of its tenant whose gateway is here.
+async fn ssh_in_network(
+    State(vms): Shared,
+    Path((vni, address)): Path<(u16, Ipv4Addr)>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let stream = vms.host.networks.dial(vni, address).await?;
+    carry(stream, request)
+}
+
+fn carry(mut stream: TcpStream, request: Request) -> Result<Response, Failure> {
+    let (answer, begun) = perigee_http::accept(request)?;
+    tokio::spawn(async move {
+        let ended = begun.carry(&mut stream, std::future::pending()).await;
+        tracing::debug!(?ended, "an SSH connection has ended");
+    });
     Ok(answer)
 }
 

@@ -33,6 +33,7 @@ mod tunnel;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -43,6 +44,7 @@ use nix::fcntl::{Flock, FlockArg};
 use perigee_model::network::{Card, HostNetwork, HostNetworks, NetworksKnown, TunnelEnd};
 use perigee_model::vm::{MigrationPhase, VmStatus};
 use perigee_model::{HostId, Problem, VmId};
+use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
@@ -62,6 +64,10 @@ const END: &str = "end.json";
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// For how long the host's report says what was mended.
 const MENDED_FOR: Duration = Duration::from_secs(3600);
+/// Guests' SSH servers.
+pub const SSH_PORT: u16 = 22;
+/// A guest answers within this time, or nothing is there.
+pub const DIAL_MAX: Duration = Duration::from_secs(10);
 /// As many things that were mended are said.
 const MENDED_MAX: usize = 8;
 /// How often a host that can't have networks looks whether it can.
@@ -249,6 +255,55 @@ impl Networks {
     /// What other hosts need to know for tunnels; `None` if VMs here never could be in tenants' networks.
     pub fn tunnel(&self) -> Option<TunnelEnd> {
         self.end.lock().unwrap_or_else(PoisonError::into_inner).known.clone()
+    }
+
+    /// Connects to port 22 of a VM, from within its network's gateway.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such VM, `Unavailable` if the gateway is not here or nothing listens there.
+    pub async fn dial(&self, vni: u16, address: Ipv4Addr) -> Result<TcpStream, Problem> {
+        let what = || format!("can't reach port {SSH_PORT} of {address}");
+        let is_known = {
+            let wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+            let networks = wanted.iter().flat_map(|wanted| &wanted.networks);
+            let mut network = networks.filter(|network| network.vni == vni);
+            network.any(|network| network.members.iter().any(|vm| vm.address == address))
+        };
+        if !is_known {
+            return Err(Problem::not_found(what(), "no VM of that network has it"));
+        }
+        let namespace = {
+            let turn = timeout(TURN_MAX, self.turn.lock()).await;
+            let made = turn.map_err(|_| Problem::unavailable(what(), "the host is busy"))?;
+            let running = made.gateways.get(&vni).filter(|running| gateway::runs(Some(running)));
+            let opened = running.map(|running| {
+                let file = File::open(format!("/proc/{}/ns/net", running.pid()));
+                // Its number may have become another process's meanwhile.
+                file.ok().filter(|_| gateway::runs(Some(running)))
+            });
+            opened.flatten().ok_or_else(|| {
+                Problem::unavailable(what(), "the gateway of the network does not run here now")
+            })?
+        };
+        let (tell, told) = tokio::sync::oneshot::channel();
+        // A thread of its own: it is in the network's namespace until it ends.
+        let begun = std::thread::Builder::new().name("dial".to_owned()).spawn(move || {
+            let connected = nix::sched::setns(&namespace, nix::sched::CloneFlags::CLONE_NEWNET)
+                .map_err(std::io::Error::from)
+                .and_then(|()| {
+                    let to = (address, SSH_PORT).into();
+                    let stream = std::net::TcpStream::connect_timeout(&to, DIAL_MAX)?;
+                    stream.set_nonblocking(true)?;
+                    Ok(stream)
+                });
+            // Whoever has asked may have gone.
+            let _ = tell.send(connected);
+        });
+        begun.map_err(|error| Problem::unavailable(what(), error))?;
+        let connected = told.await.map_err(|error| Problem::internal(what(), error))?;
+        connected.and_then(TcpStream::from_std).map_err(|error| {
+            Problem::unavailable(what(), error).next("is an SSH server running in the guest?")
+        })
     }
 
     /// The cluster's hosts, as far as the controller has said them.

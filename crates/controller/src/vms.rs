@@ -11,12 +11,12 @@ use std::time::Duration;
 use axum::extract::Request;
 use axum::response::Response;
 use futures_util::future::join_all;
-use perigee_http::Peer;
 use perigee_http::authority::CERTIFICATE_LIFE;
+use perigee_http::{Peer, Tunnel};
 use perigee_model::job::{Migration, Vm, VmVolume};
 use perigee_model::lasting::{Lasting, PowerWish, StopVm, VmState};
 use perigee_model::plan::Trigger;
-use perigee_model::vm::VmReport;
+use perigee_model::vm::{VmNetwork, VmReport};
 use perigee_model::volume::IoStats;
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, MigrationId, Problem, ProblemKind, VmId};
@@ -25,7 +25,7 @@ use crate::accounts::UsedToken;
 use crate::cluster::{Cluster, now_ms};
 use crate::meter::plus;
 use crate::records::{JobRecord, MigrationRecord, vm_of};
-use crate::{catalog, jobs, migration, planning, replicas};
+use crate::{catalog, jobs, migration, networks, planning, replicas};
 
 pub async fn list(cluster: &Cluster) -> Result<Vec<Vm>, Problem> {
     let jobs = cluster.unfinished_jobs();
@@ -260,7 +260,55 @@ pub async fn attach_console(
     request: Request,
 ) -> Result<Response, Problem> {
     let host = catalog::reachable(cluster, &host_of(cluster, vm).await?)?;
-    let mut console = host.agent.tunnel(&format!("/v1/vms/{vm}/console/attach")).await?;
+    let console = host.agent.tunnel(&format!("/v1/vms/{vm}/console/attach")).await?;
+    carry(cluster, console, (token, peer), request)
+}
+
+/// Carries bytes between a client and port 22 of a guest, as [`attach_console`] does. A VM's host reaches a card in a user network, and the
+/// host with a tenant's network's gateway the cards in that.
+///
+/// # Errors
+/// `Conflict` if the VM does not run, `Unsupported` if it has no card that is reached from here, `Unavailable` if nothing
+/// listens there.
+pub async fn ssh(
+    cluster: &Arc<Cluster>,
+    vm: &VmId,
+    (token, peer): (Option<UsedToken>, Peer),
+    request: Request,
+) -> Result<Response, Problem> {
+    let what = || format!("can't log in to VM {vm}");
+    let host = host_of(cluster, vm).await?;
+    let record = jobs::of_vm(cluster, vm)
+        .ok_or_else(|| Problem::not_found(what(), "nothing is known of its network card"))?;
+    let (at, path) = match networks::of_vm(&record)? {
+        VmNetwork::User => (host, format!("/v1/vms/{vm}/ssh")),
+        VmNetwork::Cluster(card) => {
+            let gateway = networks::find(cluster, &card.network).await?.gateway;
+            let gateway = gateway.ok_or_else(|| {
+                Problem::unavailable(what(), format!("network {} has no gateway now", card.network))
+            })?;
+            (gateway, format!("/v1/networks/{}/ssh/{}", card.vni, card.address))
+        }
+        VmNetwork::Bridge(card) => {
+            let why = format!("it is in the bridge {} of the hosts' operator", card.bridge);
+            return Err(Problem::unsupported(what(), why)
+                .next("use `ssh` with its address there, or `perigee vm console`"));
+        }
+        VmNetwork::None => {
+            return Err(Problem::unsupported(what(), "it has no network card")
+                .next("use `perigee vm console` or `perigee vm exec`"));
+        }
+    };
+    let tunnel = catalog::reachable(cluster, &at)?.agent_slow.tunnel(&path).await?;
+    carry(cluster, tunnel, (token, peer), request)
+}
+
+fn carry(
+    cluster: &Arc<Cluster>,
+    mut tunnel: Tunnel,
+    (token, peer): (Option<UsedToken>, Peer),
+    request: Request,
+) -> Result<Response, Problem> {
     let (answer, begun) = perigee_http::accept(request)?;
     let cluster = Arc::clone(cluster);
     tokio::spawn(async move {
@@ -271,7 +319,7 @@ pub async fn attach_console(
                 () = certificate_ends(&cluster, peer) => {}
             }
         };
-        drop(begun.carry(&mut console, over).await);
+        drop(begun.carry(&mut tunnel, over).await);
     });
     Ok(answer)
 }

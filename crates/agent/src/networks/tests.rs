@@ -450,6 +450,15 @@ fn two_hosts() {
     assert_eq!(web.name("db"), Some(db.card.address));
     assert_eq!(other.name("web"), None, "another network's");
 
+    // Port 22 of a VM is reached from its gateway, also if the VM is elsewhere.
+    dials(&one, &mut db);
+    dials(&one, &mut web);
+    enter(&one.namespace);
+    let nobody = runtime.block_on(one.networks.dial(1, subnet().address(9)));
+    assert_eq!(nobody.map(drop).expect_err("there is none").kind, ProblemKind::NotFound);
+    let elsewhere = runtime.block_on(two.networks.dial(1, db.card.address));
+    assert_eq!(elsewhere.map(drop).expect_err("not here").kind, ProblemKind::Unavailable);
+
     // A port of the gateway's host leads to the VM, for others and for the host's own programs.
     enter(&between);
     ip("address add 10.99.0.9/24 dev br0");
@@ -598,6 +607,53 @@ fn a_port_leads_to(from: &File, to: &mut Guest, asker: Ipv4Addr) {
         }
     }
     panic!("{asker} gets no answer");
+}
+
+/// The guest answers who connects to its port 22, from its gateway.
+fn dials(host: &Host, to: &mut Guest) {
+    let gateway = mac(to.card.vni, subnet(), subnet().gateway());
+    let address = to.card.address;
+    std::thread::scope(|scope| {
+        let dialled = scope.spawn(|| {
+            enter(&host.namespace);
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(host.networks.dial(1, address)).map(drop)
+        });
+        while !dialled.is_finished() {
+            for asked in to.received() {
+                let is_begin = asked.len() >= 54
+                    && asked[23] == 6
+                    && asked[26..30] == subnet().gateway().octets()
+                    && asked[36..38] == [0, 22]
+                    && asked[47] == 2;
+                if is_begin {
+                    to.send(&accepts(to, gateway, &asked));
+                }
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        dialled.join().expect("no panic").expect("it is answered");
+    });
+}
+
+/// The second packet of a TCP connection.
+fn accepts(from: &Guest, gateway: Mac, asked: &[u8]) -> Vec<u8> {
+    let answer = udp(from.at(22), (gateway, subnet().gateway(), 0), &[0; 12]);
+    let mut frame = answer;
+    frame[23] = 6;
+    frame[24..26].fill(0);
+    let sum = checksum(&frame[14..34]);
+    frame[24..26].copy_from_slice(&sum);
+    let number = u32::from_be_bytes(asked[38..42].try_into().expect("four")) + 1;
+    let mut tcp = vec![0, 22, asked[34], asked[35], 0, 0, 0, 1];
+    tcp.extend(number.to_be_bytes());
+    // 20 bytes long; the connection is accepted.
+    tcp.extend([0x50, 0x12, 0x20, 0, 0, 0, 0, 0]);
+    let mut summed = [&frame[26..34], &[0, 6, 0, 20]].concat();
+    summed.extend(&tcp);
+    tcp[16..18].copy_from_slice(&checksum(&summed));
+    frame[34..54].copy_from_slice(&tcp);
+    frame
 }
 
 fn connections(host: &Host) -> u32 {

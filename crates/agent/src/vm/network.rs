@@ -13,7 +13,7 @@
 //! **Names.** A guest reaches port 53 of its host's resolvers, wherever they are.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::str::FromStr;
@@ -21,15 +21,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
-use nix::unistd::Gid;
-use perigee_model::Problem;
+use nix::unistd::{Gid, Uid};
 use perigee_model::guest::USER_NETWORK;
 use perigee_model::vm::VmNetwork;
+use perigee_model::{Problem, ProblemKind};
+use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep};
 
 use super::Vm;
 use crate::host::Host;
 use crate::networks::tools::{is_there, run};
+use crate::networks::{DIAL_MAX, SSH_PORT};
 use crate::process::{self, Process, QemuUser};
 use crate::vms::Vms;
 
@@ -222,6 +224,7 @@ flush chain inet {name} out
 flush chain inet {name} guests
 table inet {name} {{
   chain guests {{
+    ct direction reply ct state {{ established, related }} accept
     ct state new update @fresh {{ meta skuid limit rate over {NEW_PER_S}/second burst {BURST} packets }} reject
     ct state new add @open {{ meta skuid ct count over {CONNECTIONS} }} reject
 {names}    meta nfproto ipv6 reject
@@ -269,6 +272,50 @@ pub async fn connect(vm: &Vm, host: &Host) -> Result<Option<Cable>, Problem> {
     filtered.map_err(|why| Problem::unsupported(what(), why))?;
     let user = host.user_of(&vm.dir)?;
     let user = user.map(|user| QemuUser { gid: networks.group, ..user });
+    let forward = user.as_ref().map(|user| door_of(user.uid));
+    match begin(vm, host, user, forward).await {
+        // Another program has the port: the VM is there all the same, and `vm ssh` is not.
+        Err(problem) if problem.kind == ProblemKind::Unsupported && forward.is_some() => {
+            tracing::warn!(%problem, "the VM {} is not reached by `vm ssh`", vm.id());
+            begin(vm, host, user, None).await.map(Some)
+        }
+        begun => begun.map(Some),
+    }
+}
+
+/// Where this host reaches port 22 of a guest: each VM has a loopback address of its own, as it has a user.
+fn door_of(uid: Uid) -> SocketAddrV4 {
+    /// No program has it by default.
+    const PORT: u16 = 22_022;
+    let [_, a, b, c] = uid.as_raw().to_be_bytes();
+    SocketAddrV4::new(Ipv4Addr::new(127, a, b, c), PORT)
+}
+
+/// Connects to port 22 of a guest in a user network.
+///
+/// # Errors
+/// `Unsupported` if it is in none, `Unavailable` if nothing listens there.
+pub async fn dial(vm: &Vm, host: &Host) -> Result<TcpStream, Problem> {
+    let what = || format!("can't reach port {SSH_PORT} of VM {}", vm.id());
+    let user = host.user_of(&vm.dir)?.filter(|_| vm.spec.network == VmNetwork::User);
+    let Some(user) = user else {
+        return Err(Problem::unsupported(what(), "it has no card in a user network"));
+    };
+    let connected = tokio::time::timeout(DIAL_MAX, TcpStream::connect(door_of(user.uid))).await;
+    let connected = connected.map_err(|error| Problem::unavailable(what(), error))?;
+    connected.map_err(|error| {
+        Problem::unavailable(what(), error).next("is an SSH server running in the guest?")
+    })
+}
+
+/// Starts the VM's `passt`. `forward` leads to the guest's port 22.
+async fn begin(
+    vm: &Vm,
+    host: &Host,
+    user: Option<QemuUser>,
+    forward: Option<SocketAddrV4>,
+) -> Result<Cable, Problem> {
+    let what = || format!("can't connect the network card of the VM {}", vm.id());
     let kind = (AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC);
     let (qemus, networks) = socketpair(kind.0, kind.1, kind.2, kind.3)
         .map_err(|error| Problem::internal(what(), error))?;
@@ -282,7 +329,8 @@ pub async fn connect(vm: &Vm, host: &Host) -> Result<Option<Cable>, Problem> {
             _ => {}
         }
     }
-    let arguments = arguments(networks.as_raw_fd(), &ready, interface_of(&host.ip).as_deref());
+    let interface = interface_of(&host.ip);
+    let arguments = arguments(networks.as_raw_fd(), &ready, interface.as_deref(), forward);
     let started = process::start(PASST, &arguments, user, &log, Some(networks.as_fd()), None);
     drop(networks);
     let (process, _exit) = started?;
@@ -302,10 +350,15 @@ pub async fn connect(vm: &Vm, host: &Host) -> Result<Option<Cable>, Problem> {
         }
         sleep(LOOK_AGAIN).await;
     }
-    Ok(Some(Cable { qemus, passt: Some(process) }))
+    Ok(Cable { qemus, passt: Some(process) })
 }
 
-fn arguments(socket: i32, ready: &Path, interface: Option<&str>) -> Vec<String> {
+fn arguments(
+    socket: i32,
+    ready: &Path,
+    interface: Option<&str>,
+    forward: Option<SocketAddrV4>,
+) -> Vec<String> {
     let network = USER_NETWORK;
     let mut line: Vec<String> = [
         // No address of the host is mapped into the network.
@@ -326,6 +379,9 @@ fn arguments(socket: i32, ready: &Path, interface: Option<&str>) -> Vec<String> 
     add("--pid", ready.display().to_string());
     if let Some(interface) = interface {
         add("--interface", interface.to_owned());
+    }
+    if let Some(at) = forward {
+        add("--tcp-ports", format!("{}/{}:{SSH_PORT}", at.ip(), at.port()));
     }
     add("--fd", socket.to_string());
     line
@@ -392,7 +448,7 @@ mod tests {
 
     #[test]
     fn no_address_of_the_host_is_mapped_into_the_network() {
-        let line = arguments(7, Path::new("/run/p"), Some("br0")).join(" ");
+        let line = arguments(7, Path::new("/run/p"), Some("br0"), None).join(" ");
         assert!(line.contains("--no-map-gw"), "{line}");
         assert!(line.ends_with("--interface br0 --fd 7"), "{line}");
     }
@@ -461,6 +517,11 @@ mod tests {
             for address in ["203.0.113.5", "10.1.2.3", "192.0.2.10"] {
                 assert!(connects(GROUP, address, port), "a guest reaches {address}");
             }
+            // This host connects to a guest, and gets answers.
+            let root = nix::unistd::setfsgid(Gid::from_raw(GROUP));
+            let guest = std::net::TcpListener::bind("127.63.179.7:0").expect("a port");
+            nix::unistd::setfsgid(root);
+            assert!(connects(0, "127.63.179.7", guest.local_addr().expect("an address").port()));
             runtime.block_on(async {
                 networks.look_at_filter(&hosts).await;
                 assert_eq!(networks.warning(), None);

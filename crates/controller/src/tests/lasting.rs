@@ -291,9 +291,14 @@ async fn the_disk_of_a_vm_counts_for_its_tenant_and_its_memory_only_while_it_run
     let attached =
         tenants.ann.get_bytes("/v1/vms/web/console/attach").await.expect_err("it is off");
     assert_eq!(attached.kind, ProblemKind::Conflict, "{attached}");
+    let login = tenants.ann.get_bytes("/v1/vms/web/ssh").await.expect_err("it is off");
+    assert_eq!(login.kind, ProblemKind::Conflict, "{login}");
+    let hidden = tenants.bob.get_bytes("/v1/vms/acme~web/ssh").await.expect_err("not his");
+    assert_eq!(hidden.kind, ProblemKind::NotFound, "{hidden}");
     wait_for("the audit log", async || {
         let log: Vec<AuditEntry> = tenants.ann.get("/v1/audit").await.expect("the log");
-        log.iter().any(|entry| entry.request.ends_with("/console/attach")).then_some(())
+        let has = |end| log.iter().any(|entry| entry.request.ends_with(end));
+        (has("/console/attach") && has("/web/ssh")).then_some(())
     })
     .await;
 }

@@ -78,7 +78,7 @@ pub async fn attach(client: &Client, vm: &VmId) -> Result<(), Problem> {
 }
 
 /// The keys that are typed. A thread reads them that nobody waits for: a read of a terminal can't be ended.
-fn keys() -> mpsc::Receiver<Vec<u8>> {
+pub(super) fn keys() -> mpsc::Receiver<Vec<u8>> {
     let (typed, keys) = mpsc::channel(16);
     std::thread::spawn(move || {
         let mut buffer = [0; 1024];

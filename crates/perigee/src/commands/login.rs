@@ -46,6 +46,11 @@ impl Kept {
 
 /// `$XDG_CONFIG_HOME/perigee/login.json`
 fn path() -> Result<PathBuf, Problem> {
+    Ok(directory()?.join("login.json"))
+}
+
+/// `$XDG_CONFIG_HOME/perigee`
+pub fn directory() -> Result<PathBuf, Problem> {
     let dir = |name| std::env::var_os(name).filter(|dir| !dir.is_empty()).map(PathBuf::from);
     let config = dir("XDG_CONFIG_HOME").or_else(|| dir("HOME").map(|home| home.join(".config")));
     let config = config.ok_or_else(|| {
@@ -54,7 +59,7 @@ fn path() -> Result<PathBuf, Problem> {
             "neither HOME nor XDG_CONFIG_HOME is set",
         )
     })?;
-    Ok(config.join("perigee").join("login.json"))
+    Ok(config.join("perigee"))
 }
 
 /// The login to use: if the user names a controller, that one's only.

@@ -32,6 +32,7 @@ pub mod pool;
 pub mod remotes;
 mod replicas;
 pub mod soak;
+mod ssh;
 mod storm;
 pub mod tenant;
 pub mod top;

@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::Context;
 use crate::commands::image::CLUSTER;
 use crate::commands::lasting::{self, Create};
-use crate::commands::{console, controller_client, exec, guest_files, moving, moving_volumes};
+use crate::commands::{console, controller_client, exec, guest_files, moving, moving_volumes, ssh};
 use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]
@@ -114,6 +114,17 @@ pub enum Verb {
         from: String,
         /// Where it goes, in the same form. A directory gets a file of the same name
         to: String,
+    },
+    /// Log in to a guest with `ssh`, or run a command there, through the controller.
+    ///
+    /// It works from wherever the controller is reached. The VM's card is in a network of its tenant, or the default one, and the guest has
+    /// an SSH server. `rsync -e "perigee vm ssh"` works too
+    Ssh(ssh::Ssh),
+    /// Carry the bytes of an SSH connection between standard input and output, and the guest
+    #[command(hide = true)]
+    SshTunnel {
+        /// The VM's name
+        vm: VmId,
     },
     /// Attach this terminal to the serial console of a running virtual machine; Ctrl-] leaves it.
     ///
@@ -216,6 +227,10 @@ const INFO: &[Column<Info>] = &[
 ];
 
 pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
+    let verb = match verb {
+        Verb::Ssh(ask) => match ssh::run(ask, context)? {},
+        other => other,
+    };
     let client = controller_client(context)?;
     let done = match verb {
         Verb::Exec { vm, command } => return exec::run(&client, &vm, command).await,
@@ -234,6 +249,8 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let resized: Vm = client.post(&format!("/v1/vms/{vm}/resize"), &ask).await?;
             output::one(context.format, &resized, SIZED)
         }
+        Verb::Ssh(_) => unreachable!("it is another program by now"),
+        Verb::SshTunnel { vm } => ssh::tunnel(&client, &vm).await,
         Verb::Cp { from, to } => guest_files::copy(&client, &from, &to).await,
         Verb::List => {
             let vms: Vec<Vm> = client.get("/v1/vms").await?;

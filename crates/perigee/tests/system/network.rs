@@ -1,10 +1,15 @@
 //! Guests with network cards.
 
-use perigee_lab::definition::{Definition, LabId};
-use perigee_model::HostId;
-use perigee_model::job::{Host, JobState, MigrationState};
+use std::process::Stdio;
+use std::time::Duration;
 
-use super::{ensure, with_system_of};
+use perigee_lab::definition::{Definition, LabId};
+use perigee_model::job::{Host, JobState, MigrationState};
+use perigee_model::network::{ClusterNetwork, NewNetwork};
+use perigee_model::{HostId, Problem};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::{Checked, System, ensure, with_system_of};
 
 /// The guest connects to the NBD ports of two hosts all the time, whose servers say `NBDMAGIC` first. It is let to the first one.
 fn reaching_job([allowed, other]: [&str; 2]) -> String {
@@ -55,6 +60,87 @@ fn a_guest_has_a_card_and_reaches_only_the_hosts_that_it_may_also_after_it_has_m
         ensure!(ended.state == JobState::Succeeded, "{} {log:?}", ended.reason);
         ensure!(log.iter().any(|line| line == "the end"), "{log:?}");
         ensure!(!log.iter().any(|line| line.contains("another host")), "{log:?}");
+        Ok(())
+    });
+}
+
+/// Sends back what comes to its port 22, connection after connection, until its seed begins with an S.
+const SERVE: &str = r#"seed=$(grep -lx seed /sys/block/*/serial | cut -d/ -f4)
+(while busybox nc -l -p 22 -e /bin/cat; do :; done) &
+count=0
+while [ "$(dd if=/dev/$seed bs=512 count=1 iflag=direct 2>/dev/null | head -c 1)" != S ]; do
+  count=$((count + 1))
+  echo "$count/1000000 served" > $PERIGEE_PROGRESS
+  sleep 1
+done"#;
+
+/// What `ssh` would send and get.
+async fn says(system: &System, vm: &str, text: &str) -> Checked<String> {
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_perigee"));
+    command.args(["vm", "ssh-tunnel", vm]).env("PERIGEE_API", &system.lab.api);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let failed = |error: std::io::Error| Problem::internal("can't run perigee", error);
+    let mut running = command.spawn().map_err(failed)?;
+    let mut input = running.stdin.take().expect("it was asked for");
+    let mut output = running.stdout.take().expect("it was asked for");
+    let mut errors = running.stderr.take().expect("it was asked for");
+    input.write_all(text.as_bytes()).await.map_err(failed)?;
+    let mut got = vec![0; text.len()];
+    let read = tokio::time::timeout(Duration::from_secs(60), output.read_exact(&mut got)).await;
+    if !matches!(read, Ok(Ok(_))) {
+        running.start_kill().map_err(failed)?;
+        let mut said = String::new();
+        errors.read_to_string(&mut said).await.map_err(failed)?;
+        return Ok(said);
+    }
+    // The end of the input ends the connection, and the program with it.
+    drop(input);
+    let ended = tokio::time::timeout(Duration::from_secs(60), running.wait()).await;
+    ensure!(matches!(ended, Ok(Ok(status)) if status.success()), "{ended:?}");
+    Ok(String::from_utf8_lossy(&got).into_owned())
+}
+
+#[test]
+fn port_22_of_a_guest_is_reached_through_the_controller_also_after_it_has_moved() {
+    with_system_of(Definition::default_demo(LabId::random(), 16), async |system| {
+        let new = NewNetwork {
+            name: "blue".parse().expect("a name"),
+            subnet: "10.7.0.0/24".parse().expect("addresses"),
+            nat: false,
+        };
+        let _: ClusterNetwork = system.post("/v1/networks", &new).await?;
+        let script: String = SERVE.lines().map(|line| format!("    {line}\n")).collect();
+        let mut jobs = Vec::new();
+        for (name, network, host) in
+            [("own", "default", "home1"), ("in-blue", "blue", "home2"), ("alone", "none", "home1")]
+        {
+            let file = format!(
+                "name: {name}\nimage: debian\nmemory: 200MiB\nnetwork: {network}\n\
+                 placement: {{host: {host}, move: never}}\ncommand:\n  - /bin/bash\n  - -c\n  - |\n{script}"
+            );
+            jobs.push(system.submit(&file).await?);
+        }
+        for job in &jobs {
+            system.progresses(&job.id, 2).await?;
+        }
+        let [own, blue, alone] = &jobs[..] else { unreachable!("three") };
+        for round in 0..2 {
+            for job in [own, blue] {
+                let text = format!("hello {} {round}\n", job.id);
+                let said = says(&system, job.id.as_str(), &text).await?;
+                ensure!(said == text, "{said:?}");
+            }
+            if round == 0 {
+                for job in [own, blue] {
+                    let moving = system.job(&job.id).await?;
+                    let migration = system.begin_move(&moving, "cloud1").await?;
+                    let ended = system.migration_ended(&job.id, &migration).await?;
+                    ensure!(ended.state == MigrationState::Completed, "{}", ended.error);
+                }
+            }
+        }
+        let said = says(&system, alone.id.as_str(), "hello").await?;
+        ensure!(said.contains("no network card"), "{said:?}");
         Ok(())
     });
 }
