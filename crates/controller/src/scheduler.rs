@@ -285,7 +285,7 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
 }
 
 /// Of the hosts that the job was lost at, those that still have something of it.
-async fn avoided(cluster: &Cluster, record: &JobRecord) -> Vec<HostId> {
+pub(crate) async fn avoided(cluster: &Cluster, record: &JobRecord) -> Vec<HostId> {
     let mut avoided = record.refused_by.clone();
     for host in &record.avoid {
         let is_up = cluster.hosts.state(host) == HostState::Up;

@@ -15,7 +15,8 @@ use super::gone::second_home;
 use super::queue::unreachable;
 use super::{Lab, PATIENCE, TIMING, data_volume, lasting, spec, vm_of, wait_for};
 use crate::cluster::Timing;
-use crate::{jobs, networks};
+use crate::records::JobRecord;
+use crate::{cleaner, jobs, networks};
 
 fn gang(count: u32) -> JobSpec {
     JobSpec {
@@ -380,6 +381,30 @@ async fn each_start_of_a_gang_is_taken_down_also_while_a_lost_host_stays_away() 
         lost.inside().down = false;
         wait_until_clean(&hosts).await;
     }
+}
+
+#[tokio::test]
+async fn a_host_that_comes_back_gets_a_gang_again_only_when_nothing_of_it_is_left_there() {
+    let lab = Lab::up().await;
+    let host = &lab.home.id;
+    let record = JobRecord {
+        gang: Some(Default::default()),
+        avoid: vec![host.clone()],
+        ..jobs::new_record(JobId::new("g-0001").expect("a name"), gang(3))
+    };
+    wait_for("the host to be up", async || {
+        let state = lab.cluster.hosts.state(host);
+        (state == perigee_model::job::HostState::Up).then_some(())
+    })
+    .await;
+    assert_eq!(crate::scheduler::avoided(&lab.cluster, &record).await, []);
+    let last = perigee_model::gang::member_of(&record.job.id, 2);
+    let left = cleaner::Cleanup::of_host(&last, "x-end", Default::default(), host, &[]);
+    // Nobody else takes it down meanwhile.
+    let key = format!("{}x-end", cleaner::prefix(&last));
+    let _held = lab.cluster.index.begin_cleanup(&key).expect("nobody has it");
+    cleaner::hand_over(&lab.cluster, &left).await.expect("recorded");
+    assert_eq!(crate::scheduler::avoided(&lab.cluster, &record).await, std::slice::from_ref(host));
 }
 
 #[tokio::test]
