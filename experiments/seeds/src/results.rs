@@ -262,6 +262,13 @@ impl Results {
         if !Path::new("/dev/kvm").exists() {
             missing.push("KVM: this machine has none. QEMU interprets the guests, which makes computing slower and not reading.".to_owned());
         }
+        let load = self.runs.iter().map(|run| run.load_1min).fold(0.0, f64::max);
+        if load > self.cpus as f64 {
+            missing.push(format!(
+                "A quiet machine: before the VMs were started, up to {load:.1} threads ran or waited for its {} CPUs, so times are longer and differ by chance.",
+                self.cpus
+            ));
+        }
         let places = self.places();
         let lacking: Vec<String> = [None, Some(1), Some(2), Some(4), Some(8), Some(16)]
             .into_iter()
