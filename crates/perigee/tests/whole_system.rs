@@ -72,6 +72,11 @@ fn a_job_has_its_inputs_and_the_next_one_the_same() {
     with_system(async |system| system::inputs::a_job_has_its_inputs(&system).await);
 }
 
+#[test]
+fn a_job_that_begins_anew_sees_nothing_of_what_it_had_written() {
+    with_system(async |system| system::inputs::a_retry_starts_clean(&system).await);
+}
+
 /// QEMU's users pass through some directories, and dnsmasq's group through that of the networks.
 fn nothing_is_open_to_other_users(system: &system::System) -> system::Checked<()> {
     let lab = system.lab.dir();

@@ -8,7 +8,6 @@ use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, Problem};
 
 use super::jobs::Stream;
-use super::left;
 use super::outcome::{Event, Outcome};
 use crate::process::signal_pid;
 use crate::up::Lab;
@@ -151,20 +150,10 @@ impl<'a> Breaks<'a> {
         }
     }
 
-    /// Kills a host's daemons and QEMUs at once. The supervisor starts the daemons again, and the host has
-    /// another boot id then.
     async fn cut_power(&mut self) -> Result<Option<String>, Problem> {
         let hosts: Vec<HostId> = self.hosts();
         let Some(host) = self.random.pick(&hosts) else { return Ok(None) };
-        let mut pids = left::processes(self.lab, host).await?;
-        self.lab.lab_dir().boot_anew(host)?;
-        // The agent comes first: it must not see that the others end.
-        if let Ok(agent) = self.lab.host_pid(host, "agent") {
-            pids.insert(0, agent);
-        }
-        for pid in pids {
-            signal_pid(pid, Signal::SIGKILL)?;
-        }
+        super::cut_power(self.lab, host).await?;
         Ok(Some(format!("cut the power of {host}")))
     }
 

@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use perigee_http::Client;
 use perigee_model::job::{ClusterVolume, Vm};
 use perigee_model::volume::{Attachment, VolumeInfo};
 use perigee_model::{HostId, Problem, VolumeName};
 
 use crate::command::run;
+use crate::process::signal_pid;
 use crate::up::Lab;
 
 const QUICK: Duration = Duration::from_secs(20);
@@ -99,4 +101,22 @@ pub async fn processes(lab: &Lab, host: &HostId) -> Result<Vec<i32>, Problem> {
     let namespace = lab.definition.host_namespace(host);
     let pids = run("ip", &["netns", "pids", &namespace]).await?;
     Ok(pids.lines().filter_map(|pid| pid.trim().parse().ok()).collect())
+}
+
+/// Kills a host's daemons and QEMUs at once. The supervisor starts the daemons again, and the host has another boot id
+/// then.
+///
+/// # Errors
+/// If its processes can't be found or ended.
+pub async fn cut_power(lab: &Lab, host: &HostId) -> Result<(), Problem> {
+    let mut pids = processes(lab, host).await?;
+    lab.lab_dir().boot_anew(host)?;
+    // The agent comes first: it must not see that the others end.
+    if let Ok(agent) = lab.host_pid(host, "agent") {
+        pids.insert(0, agent);
+    }
+    for pid in pids {
+        signal_pid(pid, Signal::SIGKILL)?;
+    }
+    Ok(())
 }

@@ -23,6 +23,7 @@ use crate::definition::{Definition, LabId};
 use crate::progress::{Step, Steps};
 use crate::up::{self, Lab, with_lab};
 use jobs::Stream;
+pub use left::cut_power;
 pub use outcome::{Event, Outcome, SoakJob};
 use stall::Stall;
 

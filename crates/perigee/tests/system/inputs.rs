@@ -2,7 +2,7 @@
 
 use perigee_model::job::{ClusterImage, Job, JobState};
 
-use super::{Checked, System, ensure};
+use super::{Checked, System, ensure, until};
 
 const LOOK: &str = "\
 name: look
@@ -93,5 +93,73 @@ pub async fn a_job_has_its_inputs(system: &System) -> Checked<()> {
     ensure!(again == sums, "what one job writes is not seen by the next: {again}");
     ensure!(first.id != second.id, "two jobs");
     ensure!(images(system).await? == made, "the same inputs are staged once");
+    Ok(())
+}
+
+/// The volume of the tries is at another host, and keeps what is written.
+const TWICE: &str = "\
+name: twice
+image: debian
+memory: 256MiB
+placement: {site: home, move: never}
+restart: on-host-failure
+volumes: [{volume: tries, mount: /tries}]
+inputs: ['repo://default/clean/sent.txt']
+command: |
+  set -e
+  try=$(cat /tries/count 2>/dev/null || echo 1)
+  echo \"$try\" > /output/try
+  cat inputs/sent.txt > /output/sent
+  for file in /root/written inputs/written /output/written; do
+    test ! -e $file || echo $file
+  done > /output/found
+  echo \"try $try\"
+  test $try = 1 || exit 0
+  echo 2 > /tries/count
+  echo changed > inputs/sent.txt
+  for file in /root/written inputs/written /output/written; do echo written > $file; done
+  sync
+  echo 1/2 > $PERIGEE_PROGRESS
+  sleep 100000
+";
+
+/// Its first try has written to its root disk, its inputs and its outputs when its host loses power.
+pub async fn a_retry_starts_clean(system: &System) -> Checked<()> {
+    system.volume("tries", "cloud1", 64 << 20).await?;
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let path = |name: &str| scratch.path().join(name).display().to_string();
+    std::fs::write(path("sent.txt"), "as it was sent\n").expect("a file");
+    std::fs::write(path("twice.yaml"), TWICE).expect("a file");
+    run(system, &["data", "put", &path("sent.txt"), "repo://default/clean/sent.txt"])?;
+    let shown = run(system, &["-f", "json", "job", "submit", &path("twice.yaml")])?;
+    let submitted: Job = serde_json::from_str(&shown).expect("a job");
+    let running = until("the first try to have written", async || {
+        let job = system.job(&submitted.id).await?;
+        ensure!(!job.state.is_final(), "it ended: {}", job.reason);
+        Ok(Some(job).filter(|job| job.progress.is_some()))
+    })
+    .await?;
+    let host = running.host.clone().expect("it runs");
+    perigee_lab::soak::cut_power(&system.lab, &host).await?;
+    let job = until("the second try to end", async || {
+        let job = system.job(&submitted.id).await?;
+        let log = system.log(&submitted.id).await?;
+        ensure!(job.state.is_final(), "{:?} at {:?}: {}; {log:?}", job.state, job.host, job.reason);
+        Ok(Some(job))
+    })
+    .await?;
+    let log = system.log(&job.id).await?;
+    ensure!(job.state == JobState::Succeeded, "{:?}: {}; {log:?}", job.state, job.reason);
+    ensure!(log.iter().any(|line| line == "try 2"), "{log:?}");
+    ensure!(log.iter().all(|line| line != "try 1"), "its log is that of the first try: {log:?}");
+    run(system, &["job", "output", job.id.as_str(), "--to", &path("out")])?;
+    let output = |name: &str| std::fs::read_to_string(path(&format!("out/output/{name}")));
+    ensure!(output("try").is_ok_and(|text| text == "2\n"), "it was not the second try");
+    ensure!(output("sent").is_ok_and(|text| text == "as it was sent\n"), "{:?}", output("sent"));
+    ensure!(output("found").is_ok_and(|text| text.is_empty()), "{:?}", output("found"));
+    ensure!(output("written").is_err(), "the outputs are those of the first try");
+    for at in ["home1", "home2"] {
+        system.has_no_volume_of(&job, at).await?;
+    }
     Ok(())
 }
