@@ -326,6 +326,13 @@ impl Networks {
         if self.tunnel().is_none() {
             let why = self.trouble().unwrap_or_default();
             return match wanted.networks.is_empty() {
+                // Guests in user networks don't reach these hosts.
+                true if self.is_root => {
+                    make_directory(&self.dir).map_err(|error| {
+                        Problem::internal(format!("can't make {}", self.dir.display()), error)
+                    })?;
+                    Ok(NetworksKnown { made_ms: self.store(wanted)? })
+                }
                 true => Ok(NetworksKnown { made_ms }),
                 false => Err(Problem::unsupported("can't set up the networks of this host", why)),
             };
@@ -703,7 +710,7 @@ async fn carried_by_others() -> Option<String> {
 }
 
 /// As many connections as guests may begin, and as many as may be made to them. The other half of the kernel's table is the host's.
-fn connections_max() -> u32 {
+pub fn connections_max() -> u32 {
     const DEFAULT: u32 = 65_536;
     let text = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_max");
     let all: u32 = text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT);

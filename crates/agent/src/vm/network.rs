@@ -31,7 +31,7 @@ use tokio::time::{Instant, sleep};
 use super::Vm;
 use crate::host::Host;
 use crate::networks::tools::{is_there, run};
-use crate::networks::{DIAL_MAX, SSH_PORT};
+use crate::networks::{DIAL_MAX, SSH_PORT, connections_max};
 use crate::process::{self, Process, QemuUser};
 use crate::vms::Vms;
 
@@ -209,14 +209,17 @@ fn rules(group: Gid, resolvers: &[Ipv4Addr], reach: &[GuestsReach], hosts: &[IpA
     let many = reach.iter().filter(|reach| reach.prefix_bits < 32);
     let many =
         many.map(|reach| format!("    ip daddr {}/{} accept\n", reach.address, reach.prefix_bits));
-    let many: String = many.collect();
+    // While the cluster's hosts are not known, they may be in these.
+    let many: String = if hosts.is_empty() { String::new() } else { many.collect() };
     let hosts =
         to(hosts.iter().filter(|ip| ip.is_ipv4()).map(ToString::to_string).collect(), "reject");
+    let connections = connections_max();
     let hook = "type filter hook output priority filter; policy accept;";
     format!(
         "table inet {name} {{
   set fresh {{ type uid; size 65535; flags dynamic,timeout; timeout 1m; }}
   set open {{ type uid; size 65535; flags dynamic; }}
+  set total {{ type nf_proto; size 16; flags dynamic; }}
   chain guests {{ }}
   chain out {{ {hook} }}
 }}
@@ -226,6 +229,7 @@ table inet {name} {{
   chain guests {{
     ct direction reply ct state {{ established, related }} accept
     ct state new update @fresh {{ meta skuid limit rate over {NEW_PER_S}/second burst {BURST} packets }} reject
+    ct state new add @total {{ meta nfproto ct count over {connections} }} reject
     ct state new add @open {{ meta skuid ct count over {CONNECTIONS} }} reject
 {names}    meta nfproto ipv6 reject
     ip daddr {{ {NEVER} }} reject
@@ -346,7 +350,7 @@ async fn begin(
             process.kill().await?;
             let limit_s = START_DEADLINE.as_secs();
             let why = format!("passt was not ready within {limit_s} s");
-            return Err(Problem::unavailable(what(), why));
+            return Err(Problem::unsupported(what(), why));
         }
         sleep(LOOK_AGAIN).await;
     }
@@ -507,6 +511,7 @@ mod tests {
             let hosts = ["192.0.2.9", "192.0.2.10", "fd00::1"].map(|ip| ip.parse().expect("an address"));
             runtime.block_on(networks.filter(&[])).expect("the kernel takes it");
             assert!(connects(GROUP, "192.0.2.9", port), "nobody has said that it is a host");
+            assert!(!connects(GROUP, "10.1.2.3", port), "it could be a host");
             runtime.block_on(networks.filter(&hosts)).expect("the kernel takes it");
             let refused =
                 ["127.0.0.1", "10.8.8.8", "10.8.0.1", "198.51.100.2", "169.254.169.254", "10.9.9.9", "192.0.2.9"];

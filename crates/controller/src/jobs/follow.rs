@@ -211,6 +211,12 @@ impl Run {
         disks::attach(&self.cluster, &self.placement()?.disks.clone(), &start).await?;
         let path = format!("/v1/vms/{}", spec.vm);
         let report = match host.agent_slow.put::<VmReport>(&path, &spec).await {
+            Err(problem) if problem.kind == ProblemKind::Unsupported && self.gives_up_card() => {
+                // It may be the card, for which nobody has asked.
+                tracing::warn!("job {}: it starts without a network card: {problem}", self.id);
+                self.record.save().await?;
+                return Ok(Step::Again);
+            }
             Err(problem) if problem.kind == ProblemKind::Unsupported => {
                 return self.leave_refusing_host(&host.id, &problem).await;
             }
@@ -223,6 +229,12 @@ impl Run {
         self.read_figures(&report).await?;
         self.record.save().await?;
         Ok(Step::Again)
+    }
+
+    /// Whether the VM had a card of which nothing was said; it has none from now on.
+    fn gives_up_card(&mut self) -> bool {
+        let placement = self.record.value.placement.as_mut();
+        placement.is_some_and(|placement| std::mem::take(&mut placement.has_user_card))
     }
 
     /// Fetches the guest's messages since the last check, at least up to this message, and stores them before

@@ -113,7 +113,9 @@ async fn round(cluster: &Arc<Cluster>) -> Result<(), Problem> {
             Err(problem) => tracing::warn!("a network's hosts are not known: {problem}"),
         }
     }
-    for host in &able {
+    // Those without tunnels too: no guest in a user network reaches a host.
+    let all = cluster.hosts.all();
+    for host in &all {
         let wanted = match wanted_of(cluster, host, &here, &able).await {
             Ok(wanted) => wanted,
             Err(problem) => {
@@ -127,7 +129,7 @@ async fn round(cluster: &Arc<Cluster>) -> Result<(), Problem> {
         }
     }
     for host in cluster.networks.told.hosts() {
-        if able.iter().all(|known| known.id != host) {
+        if all.iter().all(|known| known.id != host) {
             cluster.networks.told.forget(&host);
         }
     }

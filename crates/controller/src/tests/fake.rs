@@ -102,6 +102,8 @@ pub struct Inside {
     pub no_networks: Option<String>,
     /// Why VMs have no user networks here.
     pub no_user_networks: Option<String>,
+    /// It has passt, which does not start.
+    pub refuses_cards: bool,
     /// Those of its operator.
     pub bridges: Vec<perigee_model::network::BridgeName>,
     /// Of its interfaces.

@@ -197,6 +197,16 @@ async fn a_vm_has_a_card_by_default_where_its_host_can() {
     lab.wait_for_vm(&lab.cloud, &vm_of(&wants)).await;
 }
 
+#[tokio::test]
+async fn a_vm_starts_without_a_card_that_nobody_asked_for_where_it_can_t_be_made() {
+    let lab = Lab::up().await;
+    lab.home.inside().refuses_cards = true;
+    let id = lab.submit(JobSpec { volumes: Vec::new(), ..spec(Access::Read) }).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+    let network = lab.home.inside().vms[&vm_of(&id)].report.spec.network.clone();
+    assert_eq!(network, VmNetwork::None);
+}
+
 /// It keeps its hardware address, and is only at hosts that have the bridge.
 #[tokio::test]
 async fn a_vm_is_in_a_bridge_where_the_operator_allows_it() {

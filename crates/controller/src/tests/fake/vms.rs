@@ -172,6 +172,9 @@ pub(super) async fn put_vm(
         }
         return Ok(Json(present.report.clone()));
     }
+    if inside.refuses_cards && spec.network == perigee_model::vm::VmNetwork::User {
+        return Err(Problem::unsupported("connect the card", "passt ended").into());
+    }
     if inside.starts_no_vm {
         return Err(Problem::unsupported("start the VM", "QEMU ended: invalid accelerator").into());
     }
