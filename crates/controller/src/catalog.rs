@@ -273,7 +273,6 @@ pub async fn adopt(
         return refused(format!("it was made for {owner}"));
     }
     let _room = accounts::hold_volume(cluster, name.as_str(), info.size_bytes).await?;
-    openers::forget_readers(cluster, name).await?;
     let record = record_found(cluster, host, &info).await?;
     Ok(view(cluster, name, host, record.seen.as_ref(), &[]))
 }
@@ -299,7 +298,6 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
             .next("try again in some seconds, or choose another name"));
     }
     volume_moves::forget(cluster, &new.name).await?;
-    openers::forget_readers(cluster, &new.name).await?;
     let home = home_for(cluster, &new).await?;
     if let VolumeSource::Image(image) = &new.source {
         images::ensure(cluster, &home, image).await?;
@@ -311,13 +309,19 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
         let why = "another request is creating a volume with this name";
         return Err(Problem::conflict(format!("can't create volume {}", new.name), why));
     }
-    if let VolumeSource::Remote { nbd_addr, export } = &new.source
-        && let Err(problem) = let_read(cluster, nbd_addr, export, &home.id, &new.name).await
-    {
-        cluster.records.remove(&key).await?;
-        return Err(problem);
-    }
-    let ask = CreateVolume::new(new.name.clone(), new.size_bytes, new.source.clone());
+    // Now nobody else makes a volume of this name, and nothing reads it yet.
+    let ready = async {
+        openers::forget_readers(cluster, &new.name).await?;
+        source_elsewhere(cluster, &new, &home.id).await
+    };
+    let source = match ready.await {
+        Ok(source) => source,
+        Err(problem) => {
+            cluster.records.remove(&key).await?;
+            return Err(problem);
+        }
+    };
+    let ask = CreateVolume::new(new.name.clone(), new.size_bytes, source);
     let ask = CreateVolume { leave_site: new.leave_site, ..ask };
     match home.volume_slow.post::<VolumeInfo>("/v1/volumes", &ask).await {
         Ok(info) => {
@@ -333,6 +337,25 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
             Err(problem)
         }
     }
+}
+
+/// What a new volume is made of. The host may read it from then on if it is at another host of the cluster.
+async fn source_elsewhere(
+    cluster: &Cluster,
+    new: &NewVolume,
+    host: &HostId,
+) -> Result<VolumeSource, Problem> {
+    let VolumeSource::Remote { nbd_addr, export } = &new.source else {
+        return Ok(new.source.clone());
+    };
+    let_read(cluster, nbd_addr, export, host, &new.name).await?;
+    let is_of_cluster = cluster.hosts.all().iter().any(|one| one.addresses.nbd_addr == *nbd_addr);
+    let image = export.strip_prefix("image:").and_then(|name| name.parse().ok());
+    let export = match image.filter(|_| is_of_cluster) {
+        Some(image) => images::by_layer(images::layer_of(cluster, &image).await?),
+        None => export.clone(),
+    };
+    Ok(VolumeSource::Remote { nbd_addr: nbd_addr.clone(), export })
 }
 
 /// Lets a host read a volume of another host of the cluster, of which it makes its own.

@@ -298,6 +298,12 @@ impl Sweep<'_> {
         if home == *host || self.cluster.hosts.state(&home) != HostState::Up {
             return;
         }
+        // Something else there may read it. If that is not known, the host is let out later.
+        if let Ok(at) = self.cluster.hosts.get(host)
+            && !matches!(openers::is_read(self.cluster, volume, &at).await, Ok(false))
+        {
+            return;
+        }
         if let Err(problem) = openers::disallow(&link, volume, host).await {
             tracing::warn!("host {host} may still open volume {volume} at {home}: {problem}");
         }

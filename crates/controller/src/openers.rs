@@ -21,6 +21,11 @@ use crate::records::{VolumeRecord, volume_key};
 /// A home that was told is compared again after so many checks of the hosts.
 const MONITORED: u32 = 30;
 
+/// So long a home's hosts are let out in one round. The rest waits for the next one.
+const LET_OUT_MAX: Duration = Duration::from_secs(10);
+/// A home may say anything.
+const SURPLUS_MAX: usize = 10_000;
+
 /// Lets a host open a volume at its home.
 pub async fn allow(home: &HostLink, volume: &VolumeName, host: &HostId) -> Result<(), Problem> {
     let path = format!("/v1/volumes/{volume}/hosts/{host}");
@@ -212,13 +217,20 @@ async fn tell(
     // Afterwards: what begins in the meantime is needed too. Who reads a volume is asked.
     let now = Needed::of_vms(cluster);
     let mut surplus = BTreeSet::new();
+    let until = Instant::now() + LET_OUT_MAX;
     for (volume, hosts) in here.volumes {
         let needed = now.hosts_of(&volume);
         let is_busy = cluster.index.is_promoted(&volume) || cluster.index.is_changing_home(&volume);
         for host in hosts.into_iter().filter(|host| !is_busy && !needed.contains(host)) {
             let one = (volume.clone(), host);
             let is_old = before.is_some_and(|before| before.contains(&one));
-            if !is_old || !let_out(cluster, home, &one).await {
+            if surplus.len() >= SURPLUS_MAX {
+                tracing::warn!("host {} lets in more hosts than can be looked at", home.id);
+                return Ok(surplus);
+            }
+            // Hosts that do not answer must not keep the other homes waiting.
+            let may_ask = is_old && Instant::now() < until;
+            if !may_ask || !let_out(cluster, home, &one).await {
                 surplus.insert(one);
             }
         }
@@ -241,7 +253,13 @@ async fn let_out(cluster: &Cluster, home: &HostLink, (volume, host): &Surplus) -
             Ok(attached) if attached.iter().all(|one| one.volume != *volume) => {}
             _ => return false,
         }
-        match is_read(cluster, volume, &link).await {
+        // What an earlier version has made of the volume has no record.
+        let asked = async {
+            Ok::<_, Problem>(
+                reads_elsewhere(&link).await? || is_read(cluster, volume, &link).await?,
+            )
+        };
+        match asked.await {
             Ok(false) => {}
             _ => return false,
         }
@@ -293,7 +311,11 @@ pub async fn forget_readers(cluster: &Cluster, read: &VolumeName) -> Result<(), 
 }
 
 /// Whether something at the host reads this volume. What no volume and no image needs any more is forgotten.
-async fn is_read(cluster: &Cluster, read: &VolumeName, host: &HostLink) -> Result<bool, Problem> {
+pub async fn is_read(
+    cluster: &Cluster,
+    read: &VolumeName,
+    host: &HostLink,
+) -> Result<bool, Problem> {
     let readers: Vec<Reader> = cluster.records.list(&readers_of(read, &host.id)).await?;
     for reader in readers {
         let key = volume_key(&reader.reader);

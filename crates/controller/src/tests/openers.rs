@@ -115,22 +115,44 @@ async fn a_host_that_needs_a_volume_no_more_is_let_out_and_one_that_has_it_attac
     wait_until_let_in(&lab.cloud, &data_volume(), &["home1"]).await;
 }
 
-#[tokio::test]
-async fn a_volume_made_of_another_one_reads_it_until_it_is_deleted() {
-    let mut lab = Lab::up().await;
-    let source = VolumeSource::Remote {
-        nbd_addr: lab.cloud.addresses.nbd_addr.clone(),
-        export: format!("{}@1", data_volume()),
-    };
+/// A volume at `home1` of this export of `cloud1`.
+async fn make_of(lab: &Lab, export: &str) -> VolumeName {
     let name = VolumeName::new("reader").expect("name");
+    let (nbd_addr, export) = (lab.cloud.addresses.nbd_addr.clone(), export.to_owned());
     let new = NewVolume {
         name: name.clone(),
         host: Some(lab.home.id.clone()),
         size_bytes: None,
-        source,
+        source: VolumeSource::Remote { nbd_addr, export },
         leave_site: Default::default(),
     };
     catalog::create(&lab.cluster, new).await.expect("a volume");
+    name
+}
+
+#[tokio::test]
+async fn the_end_of_a_vm_does_not_let_out_a_host_whose_volume_reads_the_same_one() {
+    let lab = Lab::up().await;
+    make_of(&lab, &format!("{}@1", data_volume())).await;
+    let (id, vm) = running(&lab).await;
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    wait_for("the attachment to be removed", async || {
+        lab.home.inside().attachments.is_empty().then_some(())
+    })
+    .await;
+    let told = lab.cloud.inside().told_of_openers;
+    wait_for("three more rounds", async || {
+        assert_eq!(let_in(&lab.cloud, &data_volume()), [host("home1")].into());
+        (lab.cloud.inside().told_of_openers > told + 2).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_volume_made_of_another_one_reads_it_until_it_is_deleted() {
+    let mut lab = Lab::up().await;
+    let name = make_of(&lab, &format!("{}@1", data_volume())).await;
     wait_until_let_in(&lab.cloud, &data_volume(), &["home1"]).await;
     lab.restart_controller().await;
     lab.cloud.inside().openers.clear();
