@@ -172,6 +172,11 @@ async fn curl_goes_on_with_an_upload_over_ftps_that_was_cut() {
     assert_eq!(gateway.ok(&["-l"], "").await, "", "it is in no list");
     gateway.ok(&["-C", "-", "-T", path(&file)], "f").await;
     assert!(fs::read(server.stored("a", "f")).expect("it is stored") == sent);
+    // A client that gives up ends its connection in good order.
+    let given_up = ["--limit-rate", "200k", "--max-time", "4", "-T", path(&file)];
+    assert!(!gateway.curl("token-of-a", &given_up, "given-up").await.status.success());
+    assert!(gateway.wait_for_kept("given-up").await < 6_000_000);
+    assert!(!server.stored("a", "given-up").exists(), "it is not whole");
     // It is whole: nothing is added to it.
     let longer = server.file("longer", &[&sent[..], b"more"].concat());
     let added = gateway.curl("token-of-a", &["-C", "-", "-T", path(&longer)], "f").await;
@@ -288,6 +293,9 @@ async fn the_ftps_gateway_bears_clients_that_keep_no_rules() {
         "odd_names",
         "a_long_line",
         "a_data_connection_that_breaks",
+        "an_upload_that_is_given_up",
+        "strangers_at_the_data_port",
+        "names_that_change",
         "a_browser",
         "old_tls",
     ] {

@@ -120,6 +120,54 @@ def a_data_connection_that_breaks():
     assert answer[:3] in ("426", "522"), answer
 
 
+def an_upload_that_is_given_up():
+    for end in ["ABOR", "leave", "ALLO"]:
+        control = Control().log_in()
+        if end == "ALLO":
+            assert control.ask("ALLO 200000").startswith("200")
+        plain = control.data()
+        assert control.ask("STOR broken")[:3] in ("125", "150")
+        data = tls().wrap_socket(plain, server_hostname="127.0.0.1")
+        data.sendall(b"x" * 100_000)
+        if end == "ABOR":
+            control.send("ABOR")
+        elif end == "leave":
+            socket.socket.shutdown(control.sock, socket.SHUT_RDWR)
+        try:
+            data.unwrap()
+        except (OSError, ValueError):
+            pass
+        if end != "leave":
+            answer = control.reply()
+            assert answer.startswith("426"), answer
+
+
+def strangers_at_the_data_port():
+    control = Control().log_in()
+    port = int(control.ask("EPSV").split("|")[3])
+    for _ in range(5):
+        stranger = socket.create_connection(("127.0.0.1", port), WAIT_S, ("127.0.0.2", 0))
+        try:
+            assert stranger.recv(1) == b""
+        except ConnectionResetError:
+            pass
+    answer = control.ask("NOOP")
+    assert answer.startswith("200"), answer
+
+
+def names_that_change():
+    control = Control().log_in()
+    assert control.ask("MKD /a/last").startswith("257")
+    data = control.data()
+    assert control.ask("NLST")[:3] in ("125", "150")
+    assert b"last" in tls().wrap_socket(data, server_hostname="127.0.0.1").recv(1000)
+    assert control.reply().startswith("226")
+    other = Control().log_in()
+    assert other.ask("RMD /a/last").startswith("250")
+    answer = control.ask("CWD /a/last")
+    assert answer.startswith("550"), answer
+
+
 def a_browser():
     control = Control()
     control.ask("AUTH TLS")
