@@ -130,6 +130,13 @@ async fn confined_data_leave_no_trace_at_another_site() {
     let clone = home.clone_image("clone", "seen").await;
     assert_eq!(clone.leave_site, LeaveSite::Never, "and a clone of that");
 
+    // A layer has checksums a moment after it is sealed.
+    until("the checksums to be there", async || {
+        let export = Some(format!("layer:{}@sums", sealed.layer));
+        let refused = copy(&home, &host, "seen", export).await.expect_err("a copy");
+        !refused.to_string().contains("there is none of that name")
+    })
+    .await;
     for export in [
         None,
         Some(format!("layer:{}", sealed.layer)),
