@@ -45,6 +45,7 @@ pub fn router(vms: Arc<Vms>) -> Router {
         .route("/v1/vms/{vm}/events", get(events))
         .route("/v1/vms/{vm}/console", get(console))
         .route("/v1/vms/{vm}/console/attach", get(attach_console))
+        .route("/v1/vms/{vm}/vnc", get(view_screen))
         .route("/v1/vms/{vm}/ssh", get(ssh))
         .route("/v1/networks/{vni}/ssh/{address}", get(ssh_in_network))
         .route("/v1/vms/{vm}/guest-agent", post(ask_guest_agent))
@@ -210,6 +211,18 @@ async fn attach_console(
     request: Request,
 ) -> Result<Response, Failure> {
     let attached = vms.get(&id(&vm)?)?.attach().await?;
+    let (answer, begun) = perigee_http::accept(request)?;
+    tokio::spawn(attached.carry(begun));
+    Ok(answer)
+}
+
+/// The VM's screen, as VNC has it.
+async fn view_screen(
+    State(vms): Shared,
+    Path(vm): Path<String>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let attached = vms.get(&id(&vm)?)?.view().await?;
     let (answer, begun) = perigee_http::accept(request)?;
     tokio::spawn(attached.carry(begun));
     Ok(answer)

@@ -71,6 +71,7 @@ mod tests {
             (Method::PUT, &["v1", "vms", "a"][..]),
             (Method::DELETE, &["v1", "vms", "a"]),
             (Method::GET, &["v1", "vms", "a", "console", "attach"]),
+            (Method::GET, &["v1", "vms", "a", "vnc"]),
             (Method::GET, &["v1", "vms", "a", "ssh"]),
             (Method::GET, &["v1", "networks", "7", "ssh", "10.7.0.2"]),
             (Method::POST, &["v1", "vms", "a", "guest-agent"]),

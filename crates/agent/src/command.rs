@@ -4,14 +4,14 @@
 //! the devices is fixed, and only paths and the accelerator depend on the host. Under TCG the CPU is `max`,
 //! which is the same everywhere for one version of QEMU. Under KVM a job's VM has `host`, which has all features of the
 //! host, so it can move only between hosts with the same kind of CPU; a VM that lives without a job has
-//! [`LASTING_CPU`].
+//! [`LASTING_CPU`], or the one that was asked for. QEMU does not start with one that its host does not have.
 
 use std::os::fd::RawFd;
 use std::path::Path;
 
 use perigee_model::DiskRole;
 use perigee_model::guest::PORT_NAME;
-use perigee_model::vm::{Accelerator, Disk, Firmware, VmNetwork, VmSpec};
+use perigee_model::vm::{Accelerator, Cpu, Disk, Firmware, VmNetwork, VmSpec};
 use serde_json::json;
 
 use crate::files::VmDir;
@@ -91,9 +91,13 @@ pub fn arguments(
     if locked {
         add(&MEM_LOCK);
     }
-    let [accel, kind, cpu, model] = accelerator_arguments(accelerator);
-    let common = spec.machine.lasts && accelerator == Accelerator::Kvm;
-    add(&[accel, kind, cpu, if common { LASTING_CPU } else { model }]);
+    let [accel, kind, cpu, of_host] = accelerator_arguments(accelerator);
+    let model = match &spec.machine.hardware.cpu {
+        Cpu::Model(model) => format!("{model},enforce=on"),
+        Cpu::Common if spec.machine.lasts && accelerator == Accelerator::Kvm => LASTING_CPU.into(),
+        Cpu::Common | Cpu::Host => of_host.to_owned(),
+    };
+    add(&[accel, kind, cpu, &model]);
     add(&["-m", &memory(spec.memory_bytes, accelerator), "-smp", &spec.cpus.to_string()]);
     add(&["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]);
     add(&mark(dir).each_ref().map(String::as_str));
@@ -146,6 +150,11 @@ pub fn arguments(
         // Nothing boots from the network, so the card needs no ROM.
         let device = format!("virtio-net-pci,netdev=network,id=card,romfile={own}");
         add(&["-netdev", &netdev, "-device", &device]);
+    }
+    if spec.machine.hardware.vnc {
+        add(&["-device", "VGA,id=screen", "-vnc", &format!("unix:{}", escape(&dir.vnc()))]);
+        // A tablet says where the pointer is, so that the viewer's and the guest's are at one place. The keyboard is q35's own.
+        add(&["-device", "qemu-xhci,id=usb", "-device", "usb-tablet,bus=usb.0,id=pointer"]);
     }
     if spec.arrives_by.is_some() {
         // It arrives stopped. The agent first records that it has arrived, and then lets it run.
@@ -209,7 +218,7 @@ fn block_device(disk: &Disk, index: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use perigee_model::vm::Machine;
+    use perigee_model::vm::{Hardware, Machine};
     use perigee_model::{Epoch, VmId, VolumeName};
 
     use super::*;
@@ -311,10 +320,27 @@ mod tests {
         };
         assert!(kvm(&lasting).contains(LASTING_CPU));
         assert!(kvm(&spec()).contains("-cpu host"));
+        let with = |cpu: Cpu| {
+            let hardware = Hardware { cpu, ..Hardware::default() };
+            VmSpec { machine: Machine { hardware, ..lasting.machine.clone() }, ..spec() }
+        };
+        assert!(kvm(&with(Cpu::Host)).contains("-cpu host"));
+        let named = with("EPYC-Rome".parse().unwrap());
+        assert!(kvm(&named).contains("-cpu EPYC-Rome,enforce=on"));
+        assert!(line(&named, "/s").join(" ").contains("-cpu EPYC-Rome,enforce=on"));
         assert!(
             line(&lasting, "/s").join(" ").contains("-cpu max"),
             "TCG's is the same everywhere"
         );
+    }
+
+    #[test]
+    fn a_screen_is_reached_by_a_socket_in_the_vm_s_own_directory_and_by_no_port() {
+        let hardware = Hardware { vnc: true, ..Hardware::default() };
+        let machine = Machine { hardware, ..Machine::default() };
+        let text = line(&VmSpec { machine, ..spec() }, "/s").join(" ");
+        assert!(text.contains("-vnc unix:/s/vms/job-1/run/vnc.sock"), "{text}");
+        assert!(!line(&spec(), "/s").join(" ").contains("-vnc"));
     }
 
     #[test]

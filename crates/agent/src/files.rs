@@ -140,6 +140,11 @@ impl VmDir {
         self.run().join("ga.sock")
     }
 
+    /// The VM's screen, if it has one. Its path is as long as the monitor's.
+    pub fn vnc(&self) -> PathBuf {
+        self.run().join("vnc.sock")
+    }
+
     /// What the guest has printed there.
     pub fn console(&self) -> PathBuf {
         self.run().join("console.log")

@@ -114,6 +114,8 @@ pub struct Vm {
     requests: mpsc::Sender<Request>,
     /// QEMU has one client there at a time.
     console_is_free: Arc<Semaphore>,
+    /// Places for viewers of its screen.
+    viewers: Arc<Semaphore>,
     /// One question at a time.
     guest_agent_is_free: Semaphore,
     /// The address from which the host where the VM comes from has asked for the key.
@@ -156,6 +158,7 @@ impl Vm {
         let log = Arc::new(log);
         let (wishes, observed) = (Arc::default(), Mutex::new(observed));
         let console_is_free = Arc::new(Semaphore::new(1));
+        let viewers = Arc::new(Semaphore::new(console::VIEWERS_MAX));
         let guest_agent_is_free = Semaphore::new(1);
         let vm = Self {
             spec,
@@ -166,6 +169,7 @@ impl Vm {
             changed,
             requests,
             console_is_free,
+            viewers,
             guest_agent_is_free,
             source: Mutex::default(),
         };

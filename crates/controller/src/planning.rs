@@ -206,7 +206,8 @@ pub async fn move_cost(
     let placement = record.placement.as_ref();
     let disks = placement.map(|placement| data_disks(placement, &here)).unwrap_or_default();
     let dirty = Dirty::of_running(measured, &disks, at_its_host_s(record));
-    let facts = facts_for(cluster, record.job.vm.as_ref());
+    let mut facts = facts_for(cluster, record.job.vm.as_ref());
+    as_its_guest_sees(&mut facts, record);
     let memory_bytes = record.job.spec.memory_bytes;
     Ok(perigee_planner::move_cost(&facts, from, to, memory_bytes, dirty))
 }
@@ -341,13 +342,30 @@ fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
 ///
 /// # Errors
 /// The reason, in plain words.
-pub fn can_move(cluster: &Cluster, from: &HostId, to: &HostId) -> Result<(), Problem> {
-    let facts = facts(cluster);
+pub fn can_move(
+    cluster: &Cluster,
+    record: &JobRecord,
+    from: &HostId,
+    to: &HostId,
+) -> Result<(), Problem> {
+    let mut facts = facts(cluster);
+    as_its_guest_sees(&mut facts, record);
     let of = |id: &HostId| facts.hosts.iter().find(|host| host.id == *id);
     match (of(from), of(to)) {
         // A source that does not answer the controller may still be able to send.
         (Some(from), Some(to)) => Ok(from.can_send_to(to)?),
         _ => Ok(()),
+    }
+}
+
+/// A guest whose CPU is not its host's sees of the host's processor only its maker: QEMU does not hide that under KVM.
+fn as_its_guest_sees(facts: &mut Facts, record: &JobRecord) {
+    let lasting = record.lasting.as_ref();
+    if lasting.is_some_and(|lasting| !lasting.hardware.cpu.is_as_the_host()) {
+        for host in &mut facts.hosts {
+            let maker = host.cpu_model.split(|c: char| !c.is_ascii_alphanumeric()).next();
+            host.cpu_model = maker.unwrap_or_default().to_owned();
+        }
     }
 }
 

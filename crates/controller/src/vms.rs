@@ -264,6 +264,21 @@ pub async fn attach_console(
     carry(cluster, console, (token, peer), request)
 }
 
+/// Carries bytes between a VNC viewer and a VM's screen, as [`attach_console`] does.
+///
+/// # Errors
+/// `Conflict` if the VM does not run, `Unsupported` if it has no screen.
+pub async fn view_screen(
+    cluster: &Arc<Cluster>,
+    vm: &VmId,
+    (token, peer): (Option<UsedToken>, Peer),
+    request: Request,
+) -> Result<Response, Problem> {
+    let host = catalog::reachable(cluster, &host_of(cluster, vm).await?)?;
+    let screen = host.agent.tunnel(&format!("/v1/vms/{vm}/vnc")).await?;
+    carry(cluster, screen, (token, peer), request)
+}
+
 /// Carries bytes between a client and port 22 of a guest, as [`attach_console`] does. A VM's host reaches a card in a user network, and the
 /// host with a tenant's network's gateway the cards in that.
 ///

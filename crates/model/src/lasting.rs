@@ -21,7 +21,7 @@ use utoipa::ToSchema;
 use crate::job::{JobState, Start};
 use crate::limits::{SSH_KEYS, USER_DATA_BYTES};
 use crate::network::Publish;
-use crate::vm::{Firmware, NetworkKind, VmStatus};
+use crate::vm::{Firmware, Hardware, NetworkKind, VmStatus};
 use crate::{DiskRole, HostId, ImageName, Problem, VmId, VolumeName};
 
 /// How long a guest may take to power off when it is asked to.
@@ -85,6 +85,9 @@ pub struct Lasting {
     pub mounts: Vec<Option<String>>,
     /// What boots its root disk.
     pub firmware: Firmware,
+    /// What was asked for of its machine.
+    #[serde(default)]
+    pub hardware: Hardware,
     /// The root disk is to be a new clone of its image: it was restored, and has not started since.
     #[serde(default)]
     pub root_is_new: bool,
@@ -363,6 +366,9 @@ pub struct NewVm {
     /// What boots its root disk.
     #[serde(default)]
     pub firmware: Firmware,
+    /// What its machine is to have.
+    #[serde(default)]
+    pub hardware: Hardware,
 }
 
 /// Whether a stop asks the guest.

@@ -15,6 +15,7 @@
 //! | `GET /vms/{vm}/events?after=SEQ` | | [`crate::guest::GuestEvent`] list; what comes up to `SEQ` may be forgotten |
 //! | `GET /vms/{vm}/console` | | text: the end of the serial console |
 //! | `GET /vms/{vm}/console/attach` | | 101: bytes of both directions, for one client at a time |
+//! | `GET /vms/{vm}/vnc` | | 101: bytes of both directions, between the VM's screen and a VNC viewer |
 //! | `POST /vms/{vm}/guest-agent` | [`AskGuestAgent`] | what qemu-guest-agent in the guest answers |
 //! | `POST /vms/{vm}/power-button` | | tells the guest by ACPI to power off, which it may not heed |
 //! | `POST /vms/{vm}/begin-command` | | 202; the guest of a gang's member starts its command; forgotten in the same way |
@@ -275,14 +276,105 @@ pub struct VmSpec {
 }
 
 /// How a VM's machine differs from that of a job's VM.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Machine {
-    /// The VM lives without a job: its guest may reboot, and under KVM it has a CPU that many hosts have.
+    /// The VM lives without a job: its guest may reboot, and its CPU is as `hardware` says.
     #[serde(default)]
     pub lasts: bool,
     /// What boots its root disk. With UEFI it has a disk [`DiskRole::Nvram`].
     #[serde(default)]
     pub firmware: Firmware,
+    /// What was asked for.
+    #[serde(default)]
+    pub hardware: Hardware,
+}
+
+/// What a person may ask for of a VM's machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Hardware {
+    /// It has a screen, a keyboard and a pointer, which are reached by VNC.
+    #[serde(default)]
+    pub vnc: bool,
+    /// What its CPU is like.
+    #[serde(default)]
+    #[schema(value_type = String)]
+    pub cpu: Cpu,
+}
+
+/// Which CPU a guest sees: `common`, `host`, or a model of QEMU's.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Cpu {
+    /// What x86-64-v2 asks for, and AES: such a VM moves between all hosts with processors of one maker.
+    #[default]
+    Common,
+    /// All that its host has: such a VM moves only between hosts with the same processor.
+    Host,
+    /// A model by its name in QEMU, for example `EPYC-Milan` or `Skylake-Server-v4`. Only hosts that have all of it run the VM.
+    Model(CpuModel),
+}
+
+/// The name of one of QEMU's models of CPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CpuModel(String);
+
+/// It is no name of a model.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is no CPU: `common`, `host`, or a model of QEMU's as `qemu-system-x86_64 -cpu help` names them"
+)]
+pub struct BadCpu(String);
+
+impl Cpu {
+    /// Words that mean something else to QEMU than one model that is the same at each host.
+    const NO_MODELS: [&str; 3] = ["base", "help", "max"];
+
+    /// Whether the guest sees all that its host's processor has.
+    pub fn is_as_the_host(&self) -> bool {
+        *self == Self::Host
+    }
+}
+
+impl std::fmt::Display for CpuModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::str::FromStr for Cpu {
+    type Err = BadCpu;
+
+    fn from_str(text: &str) -> Result<Self, BadCpu> {
+        let bad = || BadCpu(text.chars().take(80).collect());
+        let begins = text.starts_with(|c: char| c.is_ascii_alphanumeric());
+        let is_word = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+        match text {
+            "common" => Ok(Self::Common),
+            "host" => Ok(Self::Host),
+            _ if !begins || !is_word || text.len() > 63 || Self::NO_MODELS.contains(&text) => {
+                Err(bad())
+            }
+            name => Ok(Self::Model(CpuModel(name.to_owned()))),
+        }
+    }
+}
+
+impl TryFrom<String> for Cpu {
+    type Error = BadCpu;
+
+    fn try_from(text: String) -> Result<Self, BadCpu> {
+        text.parse()
+    }
+}
+
+impl From<Cpu> for String {
+    fn from(cpu: Cpu) -> String {
+        match cpu {
+            Cpu::Common => "common".to_owned(),
+            Cpu::Host => "host".to_owned(),
+            Cpu::Model(model) => model.0,
+        }
+    }
 }
 
 /// What a VM's machine begins with.
@@ -571,4 +663,21 @@ pub struct LinkProbe {
     pub rtt_ms: f64,
     /// Of one TCP stream, from the peer to the host that asked.
     pub rate_bytes_per_s: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cpu_is_one_word_that_is_the_same_model_everywhere() {
+        for text in ["common", "host", "EPYC-Milan", "Skylake-Server-v4", "qemu64"] {
+            let cpu: Cpu = text.parse().expect("a CPU");
+            assert_eq!(String::from(cpu), text);
+        }
+        for text in ["", "help", "max", "base", "-x", "qemu64,+vmx", "a b", "?"] {
+            let refused = text.parse::<Cpu>().expect_err("it is no model");
+            assert!(refused.to_string().contains("-cpu help"), "{refused}");
+        }
+    }
 }

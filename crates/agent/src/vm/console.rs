@@ -1,5 +1,8 @@
 //! The serial console of a VM. QEMU listens at a socket for one client at a time, and appends all that the guest prints to
 //! a log, also while nobody is there. The owner keeps that log short (`LOG_BYTES_MAX`).
+//!
+//! And its screen, if it has one: QEMU speaks VNC (RFB, RFC 6143) at another socket there, without a password: whoever gets this far may
+//! see it.
 
 use std::sync::Arc;
 
@@ -11,19 +14,22 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::{CONSOLE_TAIL_BYTES, Vm};
 use crate::files::{self, tail};
 
-/// The console of a VM, held by one client.
+/// Viewers of one screen at the same time.
+pub(super) const VIEWERS_MAX: usize = 8;
+
+/// The console or the screen of a VM, with one client's place there.
 #[derive(Debug)]
 pub struct Attached {
-    console: UnixStream,
-    _alone: OwnedSemaphorePermit,
+    stream: UnixStream,
+    _place: OwnedSemaphorePermit,
 }
 
 impl Attached {
     /// Carries bytes until one side has closed.
     pub async fn carry(mut self, client: Begun) {
         // What ends it is the guest's or the client's business.
-        let ended = client.carry(&mut self.console, std::future::pending()).await;
-        tracing::debug!(?ended, "a console was left");
+        let ended = client.carry(&mut self.stream, std::future::pending()).await;
+        tracing::debug!(?ended, "a console or a screen was left");
     }
 }
 
@@ -53,8 +59,29 @@ impl Vm {
                 .next(format!("what it prints is shown by: perigee vm console {} --log", self.id()))
         })?;
         let connected = files::connect(&self.dir.tty()).await;
-        let console = connected.map_err(|e| Problem::unavailable(what(), e))?;
-        Ok(Attached { console, _alone: alone })
+        let stream = connected.map_err(|e| Problem::unavailable(what(), e))?;
+        Ok(Attached { stream, _place: alone })
+    }
+
+    /// Connects a viewer to its screen.
+    ///
+    /// # Errors
+    /// `Unsupported` if it has none, or it may not be shown; `Conflict` if too many are there.
+    pub async fn view(&self) -> Result<Attached, Problem> {
+        let what = || format!("can't show the screen of {}", self.id());
+        if !self.spec.machine.hardware.vnc {
+            return Err(Problem::unsupported(what(), "it has no screen")
+                .next("make a VM with one: perigee vm create --vnc; or use `perigee vm console`"));
+        }
+        self.check_shown()?;
+        let place = Arc::clone(&self.viewers).try_acquire_owned();
+        let place = place.map_err(|_| {
+            Problem::conflict(what(), format!("{VIEWERS_MAX} viewers are there, which is the most"))
+                .next("close one of them")
+        })?;
+        let connected = files::connect(&self.dir.vnc()).await;
+        let stream = connected.map_err(|e| Problem::unavailable(what(), e))?;
+        Ok(Attached { stream, _place: place })
     }
 
     /// # Errors

@@ -153,6 +153,8 @@ impl StartError {
                 "unsupported machine type",
                 "unable to find CPU model",
                 "support is not enabled",
+                "support requested feature",
+                "requires KVM",
             ],
         ),
     ];
@@ -238,7 +240,7 @@ mod tests {
     #[test]
     fn what_qemu_refuses_is_told_by_who_can_do_something_about_it() {
         use StartError as E;
-        let cases: [(&[&str], E); 9] = [
+        let cases: [(&[&str], E); 11] = [
             (&["-smp", "300"], E::BadVm),
             (&["-m", "900000000"], E::NoRoom),
             (&["-accel", "nosuch"], E::HostCannot),
@@ -247,6 +249,8 @@ mod tests {
             (&["-device", "pvpanic,nosuch=1"], E::HostCannot),
             (&["-machine", "nosuch"], E::HostCannot),
             (&["-cpu", "nosuch"], E::HostCannot),
+            (&["-cpu", "host"], E::HostCannot),
+            (&["-cpu", "Skylake-Server,enforce=on"], E::HostCannot),
             (&["-blockdev", NO_SERVER], E::NoVolumeServer),
         ];
         for (arguments, expected) in cases {

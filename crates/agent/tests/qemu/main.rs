@@ -2,6 +2,7 @@
 
 mod callers;
 mod compressed;
+mod screen;
 mod starts;
 mod support;
 

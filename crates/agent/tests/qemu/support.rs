@@ -316,6 +316,19 @@ impl Agent {
         self.here.block_on(self.client.post("/v1/vms/vm-1/end-unless-ran", &asked))
     }
 
+    /// The first bytes that come over a tunnel.
+    pub fn first_bytes(&self, path: &str, length: usize) -> Result<Vec<u8>, Problem> {
+        let path = format!("/v1/vms/vm-1/{path}");
+        self.here.block_on(async {
+            let mut tunnel = self.client.tunnel(&path).await?;
+            let mut bytes = vec![0; length];
+            let read = tokio::io::AsyncReadExt::read_exact(&mut tunnel, &mut bytes);
+            let read = tokio::time::timeout(PATIENCE, read).await;
+            read.expect("it says something").expect("it goes on");
+            Ok(bytes)
+        })
+    }
+
     pub fn post(&self, path: &str, body: &impl serde::Serialize) -> Result<(), Problem> {
         let path = format!("/v1/vms/vm-1/{path}");
         self.here.block_on(self.client.post::<serde_json::Value>(&path, body)).map(drop)

@@ -89,6 +89,7 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Member,   "PUT",    "/v1/vms/{vm}/file"),
     (May::Member,   "GET",    "/v1/vms/{vm}/console"),
     (May::Member,   "GET",    "/v1/vms/{vm}/console/attach"),
+    (May::Member,   "GET",    "/v1/vms/{vm}/vnc"),
     (May::Member,   "GET",    "/v1/vms/{vm}/ssh"),
     (May::Member,   "POST",   "/v1/jobs/plan"),
     (May::Member,   "GET",    "/v1/jobs"),
@@ -340,10 +341,10 @@ fn destination(headers: &HeaderMap) -> String {
 impl Unwritten {
     fn new(cluster: &Arc<Cluster>, sender: &Sender, request: &Request) -> Self {
         let (method, path) = (request.method(), request.uri().path());
-        // Who attaches to a console or logs in can type there, and a guest's files are not the cluster's.
+        // Who attaches to a console or a screen or logs in can type there, and a guest's files are not the cluster's.
         let in_guest = path.starts_with("/v1/vms/");
         let types = path.ends_with("/console/attach")
-            || (in_guest && (path.ends_with("/file") || path.ends_with("/ssh")));
+            || (in_guest && ["/file", "/ssh", "/vnc"].iter().any(|end| path.ends_with(end)));
         let reads = ["GET", "HEAD", "OPTIONS", "PROPFIND"].contains(&method.as_str()) && !types;
         let is_noise = match sender {
             Sender::User(_) => reads,

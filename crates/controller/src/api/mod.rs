@@ -88,6 +88,7 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(vms::migrations))
         .routes(routes!(vms::console))
         .routes(routes!(vms::attach_console))
+        .routes(routes!(vms::view_screen))
         .routes(routes!(vms::ssh))
         .routes(routes!(vms::exec, vms::exec_status))
         .routes(routes!(vms::snapshot))

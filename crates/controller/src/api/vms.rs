@@ -239,6 +239,19 @@ pub async fn attach_console(
     Ok(vms::attach_console(&cluster, &vm, caller.token, peer, request).await?)
 }
 
+/// The screen of a VM that was made with one (`vnc`): a VNC connection through the controller. Bytes as with the console.
+#[utoipa::path(get, path = "/vms/{vm}/vnc", tag = "vms", params(("vm" = String, Path)),
+    responses((status = 101, description = "Bytes of both directions follow")))]
+pub async fn view_screen(
+    State(cluster): Shared,
+    caller: Caller,
+    peer: Peer,
+    Full(vm): Full<VmId>,
+    request: Request,
+) -> Result<Response, Failure> {
+    Ok(vms::view_screen(&cluster, &vm, (caller.token, peer), request).await?)
+}
+
 /// Port 22 of the guest: an SSH connection through the controller. Bytes as with the console.
 #[utoipa::path(get, path = "/vms/{vm}/ssh", tag = "vms", params(("vm" = String, Path)),
     responses((status = 101, description = "Bytes of both directions follow")))]

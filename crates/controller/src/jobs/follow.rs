@@ -485,6 +485,7 @@ fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
         machine: run.lasting().map_or_else(Machine::default, |lasting| Machine {
             lasts: true,
             firmware: lasting.firmware,
+            hardware: lasting.hardware.clone(),
         }),
     })
 }

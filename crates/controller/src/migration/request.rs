@@ -67,7 +67,7 @@ pub async fn request(
         return Err(refusal(why.into()).next("try again in some seconds"));
     }
     catalog::reachable(cluster, &wish.to)?;
-    planning::can_move(cluster, &from, &wish.to)?;
+    planning::can_move(cluster, job, &from, &wish.to)?;
     if let Some(why) = networks::refusal(cluster, &wish.to, &networks::kind_of(job)) {
         return refuse(format!("the host can't have VMs with such a network card now: {why}"));
     }

@@ -5,7 +5,7 @@ use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, JobSpec, JobState, Start, Vm};
 use perigee_model::lasting::{NewVm, NewVmVolume, PowerWish, ResizeVm, StopVm, VmState};
 use perigee_model::tenant::{AuditEntry, Quota};
-use perigee_model::vm::{Firmware, VmStatus};
+use perigee_model::vm::{Firmware, Hardware, VmStatus};
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{DiskRole, HostId, ImageName, ProblemKind, VmId, VolumeName};
 
@@ -37,6 +37,7 @@ pub fn new_vm(host: &str) -> NewVm {
         stopped: false,
         cloud_init: Default::default(),
         firmware: Firmware::Uefi,
+        hardware: Hardware::default(),
     }
 }
 

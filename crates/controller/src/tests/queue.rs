@@ -2,9 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use perigee_model::ProblemKind;
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, JobSpec, JobState, Restart, Start};
+use perigee_model::lasting::NewVm;
+use perigee_model::vm::{Cpu, Hardware};
+use perigee_model::{ProblemKind, VmId};
 
 use super::fake::FakeHost;
 use super::{Lab, data_volume, finish, spec, vm_of, wait_for};
@@ -200,4 +202,44 @@ async fn a_vm_is_not_moved_to_another_processor() {
         crate::vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await;
     let refused = moved.expect_err("the processors differ");
     assert!(refused.why.contains("\"EPYC\" is not \"Xeon\""), "{refused}");
+}
+
+/// As its guest does not see which processor its host has.
+#[tokio::test]
+async fn a_vm_with_a_common_cpu_moves_to_another_processor_of_the_same_maker() {
+    let lab = Lab::up().await;
+    let is_on = async |host: &FakeHost, processor: &str| {
+        host.inside().kvm_on = Some(processor.to_owned());
+        wait_for("the processor to be reported", async || {
+            let info = hosts::info(&lab.cluster, &host.id).await.expect("host");
+            (info.cpu_model == processor).then_some(())
+        })
+        .await;
+    };
+    is_on(&lab.home, "AMD EPYC 7001").await;
+    is_on(&lab.cloud, "Intel(R) Xeon(R)").await;
+    let new = super::lasting::new_vm("home1");
+    lab.make_vm(NewVm { volumes: Vec::new(), ..new.clone() }).await;
+    lab.runs().await;
+    let to = lab.cloud.id.clone();
+    let moved = crate::vms::move_to(&lab.cluster, &new.name, to.clone(), Default::default()).await;
+    let refused = moved.expect_err("the makers differ");
+    assert!(refused.why.contains("\"AMD\" is not \"Intel\""), "{refused}");
+    is_on(&lab.cloud, "AMD EPYC 9004").await;
+    crate::vms::move_to(&lab.cluster, &new.name, to.clone(), Default::default())
+        .await
+        .expect("it moves");
+
+    let hardware = Hardware { cpu: Cpu::Host, ..Hardware::default() };
+    let name = VmId::new("other").expect("a name");
+    let vm = NewVm { name: name.clone(), volumes: Vec::new(), hardware, ..new };
+    lab.make_vm(vm).await;
+    wait_for("it to run", async || {
+        let record = crate::jobs::of_vm(&lab.cluster, &name).expect("its record");
+        (record.job.state == JobState::Running).then_some(())
+    })
+    .await;
+    let moved = crate::vms::move_to(&lab.cluster, &name, to, Default::default()).await;
+    let refused = moved.expect_err("it has its host's CPU");
+    assert!(refused.why.contains("\"AMD EPYC 7001\" is not"), "{refused}");
 }

@@ -66,6 +66,7 @@ pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result
         on: !new.stopped,
         cloud_init: new.cloud_init,
         firmware: new.firmware,
+        hardware: new.hardware,
         mounts: new.volumes.into_iter().map(|volume| volume.mount).collect(),
         ..Lasting::default()
     });

@@ -11,7 +11,7 @@ use perigee_model::job::{Start, Vm};
 use perigee_model::lasting::{CloudInit, NewVm, NewVmVolume, StopVm, VmState};
 use perigee_model::network::Publish;
 use perigee_model::units::parse_bytes;
-use perigee_model::vm::{Firmware, NetworkKind};
+use perigee_model::vm::{Cpu, Firmware, Hardware, NetworkKind};
 use perigee_model::{HostId, ImageName, Problem, ProblemKind, SiteId, VmId};
 
 use crate::output;
@@ -46,6 +46,13 @@ pub struct Create {
     /// What boots its root disk
     #[arg(long, value_enum, default_value_t = Boot::Bios)]
     firmware: Boot,
+    /// Its CPU under KVM: `common`: such a VM moves between all hosts with processors of one maker; `host`: all that the host has; or a model by its
+    /// name in QEMU, for example EPYC-Milan
+    #[arg(long, value_name = "CPU", default_value = "common")]
+    cpu: Cpu,
+    /// Give it a screen, a keyboard and a pointer, for `perigee vm vnc`
+    #[arg(long)]
+    vnc: bool,
     /// A volume of the cluster as a further disk. With a PATH cloud-init mounts it there; with `ro` the guest can't
     /// write it. May be given several times
     #[arg(long = "volume", value_name = "VOLUME[:PATH][:ro]", value_parser = volume)]
@@ -143,6 +150,7 @@ pub async fn create(client: &Client, ask: Create) -> Result<Vm, Problem> {
             Boot::Bios => Firmware::Bios,
             Boot::Uefi => Firmware::Uefi,
         },
+        hardware: Hardware { vnc: ask.vnc, cpu: ask.cpu },
     };
     let made: Vm = client.post("/v1/vms", &new).await?;
     if ask.stopped { Ok(made) } else { until_it_runs(client, &made.id).await }

@@ -39,6 +39,7 @@ pub mod top;
 pub mod trace;
 pub mod user;
 pub mod vm;
+mod vnc;
 pub mod volume;
 pub mod wan;
 

@@ -13,7 +13,9 @@ use serde::Serialize;
 use crate::Context;
 use crate::commands::image::CLUSTER;
 use crate::commands::lasting::{self, Create};
-use crate::commands::{console, controller_client, exec, guest_files, moving, moving_volumes, ssh};
+use crate::commands::{
+    console, controller_client, exec, guest_files, moving, moving_volumes, ssh, vnc,
+};
 use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]
@@ -125,6 +127,16 @@ pub enum Verb {
     SshTunnel {
         /// The VM's name
         vm: VmId,
+    },
+    /// Open a port of this machine for a VNC viewer, which then shows the screen of a virtual machine that was made with `--vnc`.
+    ///
+    /// The port is open only for your own user's programs, until Ctrl-C. A viewer that connects again after the VM has moved finds it there
+    Vnc {
+        /// The VM's name
+        vm: VmId,
+        /// The port, on 127.0.0.1 [default: any that is free]
+        #[arg(long, default_value_t = 0, hide_default_value = true)]
+        port: u16,
     },
     /// Attach this terminal to the serial console of a running virtual machine; Ctrl-] leaves it.
     ///
@@ -277,6 +289,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             moving::begin(&client, &vm, &ask, context.format).await
         }
         Verb::Move { vm, host: None, .. } => moving::cancel(&client, &vm, context.format).await,
+        Verb::Vnc { vm, port } => vnc::serve(&client, &vm, port).await,
         Verb::Console { vm, log: false } => console::attach(&client, &vm).await,
         Verb::Console { vm, .. } => {
             let text = client.get_bytes(&format!("/v1/vms/{vm}/console")).await?;
