@@ -138,8 +138,57 @@ def an_upload_that_is_given_up():
         except (OSError, ValueError):
             pass
         if end != "leave":
+            # It had said so before the end, so it comes first, however fast the gateway is.
             answer = control.reply()
             assert answer.startswith("426"), answer
+        if end == "ABOR":
+            answer = control.reply()
+            assert answer.startswith("226"), answer
+
+
+def a_transfer_that_is_stopped_before_it_begins():
+    for command in ["STOR broken", "RETR whole", "LIST", "NLST"]:
+        for connected in [False, True]:
+            control = Control().log_in()
+            port = int(control.ask("EPSV").split("|")[3])
+            if connected:
+                data = socket.create_connection(("127.0.0.1", port), WAIT_S)
+            control.send(command)
+            assert control.reply()[:3] in ("125", "150")
+            for code in ["426", "226"]:
+                answer = control.ask("ABOR") if code == "426" else control.reply()
+                assert answer.startswith(code), (command, connected, answer)
+            answer = control.ask("ABOR")
+            assert answer.startswith("225"), answer
+            # The next transfer is none of what was stopped.
+            data = control.data()
+            assert control.ask("NLST")[:3] in ("125", "150")
+            assert b"whole" in tls().wrap_socket(data, server_hostname="127.0.0.1").recv(1000)
+            answer = control.reply()
+            assert answer.startswith("226"), answer
+
+
+def an_upload_that_is_given_up_late():
+    # After its end nobody knows which comes first. What the gateway answers is what it has done.
+    for number in range(20):
+        control = Control().log_in()
+        name = f"late{number}"
+        plain = control.data()
+        assert control.ask(f"STOR {name}")[:3] in ("125", "150")
+        data = tls().wrap_socket(plain, server_hostname="127.0.0.1")
+        data.sendall(b"x" * 100_000)
+        try:
+            data.unwrap()
+        except (OSError, ValueError):
+            pass
+        control.send("ABOR")
+        first, second = control.reply()[:3], control.reply()[:3]
+        assert (first, second) in [("226", "225"), ("426", "226")], (first, second)
+        data = control.data()
+        assert control.ask("NLST")[:3] in ("125", "150")
+        names = tls().wrap_socket(data, server_hostname="127.0.0.1").makefile("rb").read()
+        assert (name.encode() + b"\r\n" in names) == (first == "226"), (first, names)
+        assert control.reply().startswith("226")
 
 
 def strangers_at_the_data_port():
