@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! STATE/lock             held while an agent runs
+//! STATE/resolvers.json   the resolvers that guests in user networks may know
 //! STATE/accelerator.json the cached answer of the KVM probe
 //! STATE/vms/VM/          root only, except for passing through
 //!   spec.json            the VmSpec; without it the VM was never started

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::unistd::{Gid, Uid};
+use nix::unistd::Uid;
 use perigee_http::{Client, Network};
 use perigee_model::vm::HostReport;
 use perigee_model::volume::{ExportStats, IoStats, OpenAhead};
@@ -54,8 +54,7 @@ pub struct Host {
     /// The users of VMs. `None` means the agent's own user, which is not root.
     users: Option<Users>,
     pub has_cgroups: bool,
-    /// An error says why VMs here have no network cards.
-    pub user_networks: Result<UserNetworks, String>,
+    pub user_networks: UserNetworks,
     /// Cards in bridges of the operator.
     pub bridged: Bridged,
     /// Networks of tenants.
@@ -85,11 +84,10 @@ impl Host {
             users.take_group(user);
         }
         warnings.extend(confinement::missing());
-        let group = users.as_ref().map(|users| users.for_tests_of_the_host().uid);
-        let group = group.map(|uid| Gid::from_raw(uid.as_raw()));
-        let user_networks = UserNetworks::prepare(group, config.guests_reach.clone()).await;
-        if let Err(why) = &user_networks {
-            warnings.push(format!("VMs here have no network cards: {why}"));
+        let (uids, reach) = (config.vm_uids, config.guests_reach.clone());
+        let user_networks = UserNetworks::prepare(is_root, uids, reach, &config.state).await;
+        if let Some(why) = user_networks.cannot() {
+            tracing::warn!("{}", no_cards(&why));
         }
         let bridges = if is_root { config.bridges.clone() } else { Vec::new() };
         let bridged = Bridged::new(Tag::new(&config.host, &config.state), bridges);
@@ -101,7 +99,8 @@ impl Host {
         }
         let address = link::address_of(&config.agent_url)?;
         let ip = address.rsplit_once(':').map_or(address, |(ip, _)| ip).to_owned();
-        let networks = Networks::prepare(&config.state, &config.host, &ip, is_root).await;
+        let networks = Networks::prepare(&config.state, &config.host, &ip, is_root);
+        let networks = networks.await.with_users(config.vm_uids);
         Ok(Self {
             name: config.host.clone(),
             changes: Arc::new(Changes::new()),
@@ -146,20 +145,17 @@ impl Host {
             boot_id: self.boot_id.clone(),
             warnings: [
                 self.warnings.clone(),
-                self.network_warning().into_iter().collect(),
+                self.user_networks.cannot().iter().map(|why| no_cards(why)).collect(),
+                self.user_networks.warning().into_iter().collect(),
                 self.networks.warnings(),
                 self.bridged.warnings(),
             ]
             .concat(),
             no_networks: self.networks.trouble(),
             bridges: self.bridged.there(),
-            no_user_networks: self.user_networks.as_ref().err().cloned(),
+            no_user_networks: self.user_networks.cannot(),
             addresses: own_addresses(),
         })
-    }
-
-    fn network_warning(&self) -> Option<String> {
-        self.user_networks.as_ref().ok().and_then(UserNetworks::warning)
     }
 
     /// The figures of this host's volume server; empty if it does not answer.
@@ -195,6 +191,10 @@ impl Host {
         })?;
         Ok(Some(users.qemu_user(uid)))
     }
+}
+
+fn no_cards(why: &str) -> String {
+    format!("VMs here have no network cards: {why}")
 }
 
 /// The figures of some volumes, in their order. A volume that the server does not know has zeros; the result is

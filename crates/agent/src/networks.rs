@@ -19,7 +19,7 @@
 //! | whether the kernel forwards packets | `forwarding.rs` |
 
 pub mod bridged;
-mod doors;
+pub(crate) mod doors;
 mod forwarding;
 mod gateway;
 pub mod names;
@@ -29,18 +29,17 @@ mod tap;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tools;
-mod tunnel;
+pub(crate) mod tunnel;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::Flock;
 use perigee_model::network::{Card, HostNetwork, HostNetworks, NetworksKnown, TunnelEnd};
 use perigee_model::vm::{MigrationPhase, VmStatus};
 use perigee_model::{HostId, Problem, VmId};
@@ -56,6 +55,7 @@ use self::tools::{batch, list, run};
 use self::tunnel::Tunnel;
 use crate::files::{read_json, write_json};
 use crate::host::Host;
+use crate::users::VmUids;
 use crate::vms::Vms;
 
 /// Files in the directory of networks.
@@ -71,7 +71,7 @@ pub const DIAL_MAX: Duration = Duration::from_secs(10);
 /// As many things that were mended are said.
 const MENDED_MAX: usize = 8;
 /// How often a host that can't have networks looks whether it can.
-const FIND_AGAIN: Duration = Duration::from_secs(10);
+pub const FIND_AGAIN: Duration = Duration::from_secs(10);
 /// Whoever starts a VM waits no longer for those who change networks.
 const TURN_MAX: Duration = Duration::from_secs(30);
 /// A gateway that does not start is tried again after this time, and then after twice as long, up to the second.
@@ -86,6 +86,8 @@ pub struct Networks {
     dir: PathBuf,
     ip: String,
     is_root: bool,
+    /// UDP sockets of these users are guests'.
+    vm_uids: VmUids,
     end: Mutex<End>,
     /// `None` while it is not known.
     wanted: Mutex<Option<HostNetworks>>,
@@ -196,6 +198,7 @@ impl Networks {
             dir,
             ip,
             is_root,
+            vm_uids: VmUids::default(),
             end: Mutex::new(end),
             wanted: Mutex::new(wanted),
             alone: Mutex::default(),
@@ -205,6 +208,10 @@ impl Networks {
         };
         networks.look_at_end().await;
         networks
+    }
+
+    pub fn with_users(self, vm_uids: VmUids) -> Self {
+        Self { vm_uids, ..self }
     }
 
     /// Finds out whether VMs here can be in tenants' networks.
@@ -235,19 +242,9 @@ impl Networks {
         if alone.is_some() {
             return Ok(());
         }
-        let namespace = std::fs::metadata("/proc/thread-self/ns/net");
-        let namespace =
-            namespace.map_err(|error| format!("can't tell the network namespace: {error}"))?;
-        let path = PathBuf::from(format!("/run/perigee-networks-{}.lock", namespace.ino()));
-        let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
-        let file = file.map_err(|error| format!("can't open {}: {error}", path.display()))?;
-        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| match error {
-            nix::errno::Errno::EWOULDBLOCK => {
-                "another agent of this machine has tenants' networks; a second one needs a network namespace of its own"
-                    .to_owned()
-            }
-            error => format!("can't lock {}: {error}", path.display()),
-        })?;
+        let lock = tools::only_one("networks")?.ok_or(
+            "another agent of this machine has tenants' networks; a second one needs a network namespace of its own",
+        )?;
         *alone = Some(lock);
         Ok(())
     }
@@ -466,7 +463,8 @@ impl Networks {
             network.nat
                 && segments.iter().any(|s| s.vni == network.vni && s.gateway == Gateway::Here)
         });
-        let (doors, taken) = doors::of(wanted, &segments, made.doors.as_deref(), doors::taken);
+        let (doors, taken) =
+            doors::of(wanted, &segments, made.doors.as_deref(), || doors::taken(self.vm_uids));
         troubles.extend(taken);
         let forwards = forwarding::is_own(&self.dir, has_way_out)?;
         // Without the filter nothing is connected.

@@ -25,6 +25,17 @@ pub struct VmUids {
     last: u32,
 }
 
+impl VmUids {
+    pub fn contains(self, uid: u32) -> bool {
+        (self.first..=self.last).contains(&uid)
+    }
+
+    /// The group of what serves VMs' network cards: that of the last user, who is no VM's.
+    pub fn group(self) -> Gid {
+        Gid::from_raw(self.last)
+    }
+}
+
 impl Default for VmUids {
     /// Neither distributions nor systemd give these to anybody.
     fn default() -> Self {

@@ -12,10 +12,11 @@ use super::names::{is_uplink, uplink_addresses};
 use super::plan::{Gateway, Segment};
 use super::rules::Door;
 use super::tools;
+use crate::users::VmUids;
 
 const CONNTRACK: &str = "conntrack";
 
-/// Files with the sockets of this thread's network namespace. The fourth column is the socket's state.
+/// Files with the sockets of this thread's network namespace. The fourth column is the socket's state, the eighth its user.
 const SOCKETS: [(&str, Protocol); 4] = [
     ("/proc/thread-self/net/tcp", Protocol::Tcp),
     ("/proc/thread-self/net/tcp6", Protocol::Tcp),
@@ -69,18 +70,32 @@ pub fn of(
     (doors, troubles)
 }
 
-/// The ports on which programs of this host listen.
-pub fn taken() -> Result<BTreeSet<Port>, String> {
-    let mut taken = BTreeSet::new();
+/// The ports on which programs of this host listen. What guests send UDP from is none.
+pub fn taken(guests: VmUids) -> Result<BTreeSet<Port>, String> {
+    let is_program = |port: &Port, uid| port.0 == Protocol::Tcp || !guests.contains(uid);
+    let all = sockets()?.into_iter();
+    Ok(all.filter(|(port, uid)| is_program(port, *uid)).map(|(port, _)| port).collect())
+}
+
+/// The UDP ports that guests in user networks have.
+pub fn udp_of(guests: VmUids) -> Result<BTreeSet<u16>, String> {
+    let is_guests = |port: &Port, uid| port.0 == Protocol::Udp && guests.contains(uid);
+    let all = sockets()?.into_iter();
+    Ok(all.filter(|(port, uid)| is_guests(port, *uid)).map(|(port, _)| port.1).collect())
+}
+
+/// The ports on which processes of this host wait, and whose they are.
+fn sockets() -> Result<Vec<(Port, u32)>, String> {
+    let mut found = Vec::new();
     for (path, protocol) in SOCKETS {
         match std::fs::read_to_string(path) {
-            Ok(text) => taken.extend(waiting(&text).map(|port| (protocol, port))),
+            Ok(text) => found.extend(waiting(&text).map(|(port, uid)| ((protocol, port), uid))),
             // A kernel without IPv6 has no such file.
             Err(error) if error.kind() == ErrorKind::NotFound && path.ends_with('6') => {}
             Err(error) => return Err(format!("can't read {path}: {error}")),
         }
     }
-    Ok(taken)
+    Ok(found)
 }
 
 /// Ends the connections that lead elsewhere than their port does now: the kernel would go on with them as they have begun, to a VM
@@ -171,12 +186,13 @@ async fn end(within: Option<u32>, begun: BTreeSet<Begun>) -> Result<(), String> 
     Ok(())
 }
 
-fn waiting(text: &str) -> impl Iterator<Item = u16> {
+/// The ports, and the users of their sockets.
+fn waiting(text: &str) -> impl Iterator<Item = (u16, u32)> {
     text.lines().skip(1).filter_map(|line| {
         let mut fields = line.split_whitespace();
-        let (local, state) = (fields.nth(1)?, fields.nth(1)?);
+        let (local, state, uid) = (fields.nth(1)?, fields.nth(1)?, fields.nth(3)?);
         let port = u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok()?;
-        WAITS.contains(&state).then_some(port)
+        WAITS.contains(&state).then_some((port, uid.parse().ok()?))
     })
 }
 
@@ -193,9 +209,18 @@ mod tests {
         let udp = port(socket.local_addr().expect("an address"));
         let client = std::net::TcpStream::connect(("127.0.0.1", tcp)).expect("it listens");
         let own = port(client.local_addr().expect("an address"));
-        let found = taken().expect("they are known");
+        let found = taken(VmUids::default()).expect("they are known");
         assert!(found.contains(&(Protocol::Tcp, tcp)) && found.contains(&(Protocol::Udp, udp)));
         assert!(!found.contains(&(Protocol::Tcp, own)), "it waits for nobody");
+    }
+
+    #[test]
+    fn a_port_from_which_a_guest_sends_is_nobody_s_program() {
+        let line = " 1355: 00000000:6D60 00000000:0000 07 00000000:00000000 00:00000000 00000000 1900000001        0 5297910 2 00000000aef46408 0";
+        let text = format!("  sl  local_address rem_address   st\n{line}\n");
+        assert_eq!(waiting(&text).collect::<Vec<_>>(), [(28_000, 1_900_000_001)]);
+        let guests = VmUids::default();
+        assert!(guests.contains(1_900_000_001) && !guests.contains(0));
     }
 
     #[test]

@@ -1,9 +1,13 @@
 //! Runs the programs that set up the kernel's network. Each has a deadline, and says in its error which program it was.
 
+use std::fs::File;
 use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
+use nix::fcntl::{Flock, FlockArg};
 use serde::de::DeserializeOwned;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
@@ -74,4 +78,19 @@ pub async fn list<T: DeserializeOwned>(
 pub fn is_there(program: &str) -> bool {
     let dirs = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&dirs).any(|dir| dir.join(program).is_file())
+}
+
+/// Of all agents in this network namespace one has this. Another one is told `None`.
+pub fn only_one(what: &str) -> Result<Option<Flock<File>>, String> {
+    let namespace = std::fs::metadata("/proc/thread-self/ns/net");
+    let namespace =
+        namespace.map_err(|error| format!("can't tell the network namespace: {error}"))?;
+    let path = PathBuf::from(format!("/run/perigee-{what}-{}.lock", namespace.ino()));
+    let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
+    let file = file.map_err(|error| format!("can't open {}: {error}", path.display()))?;
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok(Some(lock)),
+        Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
+        Err((_, error)) => Err(format!("can't lock {}: {error}", path.display())),
+    }
 }

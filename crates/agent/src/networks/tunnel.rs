@@ -12,7 +12,7 @@ use super::tools::{batch, is_there, list, run};
 use crate::{files, process};
 
 /// WireGuard's port (UDP).
-const PORT: u16 = 51_871;
+pub const PORT: u16 = 51_871;
 const LOG: &str = "tunnel.log";
 const LOG_BYTES_MAX: u64 = 1 << 20;
 const LOG_KEEP_BYTES: u64 = 256 << 10;

@@ -10,16 +10,26 @@
 //! Without the filter no VM gets a card. Whoever sets the host's firewall up anew may flush it, so it is looked at while VMs with
 //! cards run ([`keep_filtered`]).
 //!
-//! **Names.** A guest reaches port 53 of its host's resolvers, wherever they are.
+//! **Who reaches a guest.** Nobody, but for the answers to what it sends ([`ports`]): `passt` has UDP sockets that take everything,
+//! and the filter drops what comes to them from strangers.
+//!
+//! **Names.** A guest reaches port 53 of its host's resolvers, wherever they are. `passt` knows those that the host had when the
+//! guest started, so these stay allowed while VMs with cards run.
+
+mod ports;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use nix::fcntl::Flock;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use nix::unistd::{Gid, Uid};
 use perigee_model::guest::USER_NETWORK;
@@ -29,10 +39,12 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep};
 
 use super::Vm;
+use crate::files::{read_json, write_json};
 use crate::host::Host;
-use crate::networks::tools::{is_there, run};
-use crate::networks::{DIAL_MAX, SSH_PORT, connections_max};
+use crate::networks::tools::{is_there, only_one, run};
+use crate::networks::{DIAL_MAX, FIND_AGAIN, SSH_PORT, connections_max, doors, tunnel};
 use crate::process::{self, Process, QemuUser};
+use crate::users::VmUids;
 use crate::vms::Vms;
 
 const PASST: &str = "passt";
@@ -46,6 +58,10 @@ const GATEWAY_MAC: &str = "52:55:0a:00:02:02";
 /// How often the filter is looked at while it is needed.
 const LOOK_AT_FILTER: Duration = Duration::from_secs(2);
 const RESOLVERS: &str = "/etc/resolv.conf";
+/// In the agent's directory: the resolvers that guests may know.
+const KNOWN_RESOLVERS: &str = "resolvers.json";
+/// As many of them.
+const RESOLVERS_MAX: usize = 16;
 
 /// No guest reaches these, whatever the operator allows: this host itself, link-local addresses, multicast and all.
 const NEVER: &str = "0.0.0.0/8, 127.0.0.0/8, 169.254.0.0/16, 224.0.0.0/3";
@@ -55,6 +71,10 @@ const PRIVATE: &str = "10.0.0.0/8, 100.64.0.0/10, 168.63.129.16, 172.16.0.0/12, 
 const CONNECTIONS: u32 = if cfg!(test) { 50 } else { 2048 };
 const NEW_PER_S: u32 = 200;
 const BURST: u32 = 5 * NEW_PER_S;
+/// Files of a VM's `passt`: it has a socket for each connection, and for each port from which the guest sends UDP.
+const FILES: u32 = 2048 + 256;
+/// `passt` closes a UDP socket that was not used for 180 s.
+const USED_FOR: &str = "10m";
 
 /// Addresses that VMs in user networks reach beside those of the internet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,9 +102,16 @@ impl FromStr for GuestsReach {
 /// The user networks of this host.
 #[derive(Debug)]
 pub struct UserNetworks {
-    /// The group of all `passt`.
-    group: Gid,
+    /// The group of all `passt`; `None` if the agent is not root.
+    group: Option<Gid>,
+    uids: VmUids,
     reach: Vec<GuestsReach>,
+    state: PathBuf,
+    /// The cgroup of all `passt`; an error says why VMs here have no network cards.
+    cards: Mutex<Result<PathBuf, String>>,
+    /// Of the agents in one network namespace with the same users the one that has this keeps the filter.
+    alone: Mutex<Option<Flock<File>>>,
+    resolvers: Mutex<BTreeSet<Ipv4Addr>>,
     loaded: tokio::sync::Mutex<Loaded>,
     /// What has last happened to the filter, for people.
     trouble: Mutex<Option<String>>,
@@ -98,19 +125,68 @@ struct Loaded {
 }
 
 impl UserNetworks {
-    /// Sets up the packet filter. An error says why VMs here have no network cards, and what to do.
-    pub async fn prepare(group: Option<Gid>, reach: Vec<GuestsReach>) -> Result<Self, String> {
-        let group = group.ok_or("the agent is not root")?;
+    /// Sets up the packet filter. What is missing is looked for again later.
+    pub async fn prepare(
+        is_root: bool,
+        uids: VmUids,
+        reach: Vec<GuestsReach>,
+        state: &Path,
+    ) -> Self {
+        let networks = Self::new(is_root.then(|| uids.group()), uids, reach, state);
+        networks.look_again(&[]).await;
+        networks
+    }
+
+    fn new(group: Option<Gid>, uids: VmUids, reach: Vec<GuestsReach>, state: &Path) -> Self {
+        let known = read_json(&state.join(KNOWN_RESOLVERS)).unwrap_or_default();
+        Self {
+            group,
+            uids,
+            reach,
+            state: state.to_owned(),
+            cards: Mutex::new(Err("the agent has not looked yet".to_owned())),
+            alone: Mutex::default(),
+            resolvers: Mutex::new(known.unwrap_or_default()),
+            loaded: Default::default(),
+            trouble: Mutex::default(),
+        }
+    }
+
+    /// Why VMs here have no network cards.
+    pub fn cannot(&self) -> Option<String> {
+        self.cards().err()
+    }
+
+    fn cards(&self) -> Result<PathBuf, String> {
+        self.cards.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Finds out whether VMs here can have network cards.
+    async fn look_again(&self, hosts: &[IpAddr]) {
+        let found = self.find(hosts).await;
+        *self.cards.lock().unwrap_or_else(PoisonError::into_inner) = found;
+    }
+
+    async fn find(&self, hosts: &[IpAddr]) -> Result<PathBuf, String> {
+        self.group.ok_or("the agent is not root")?;
         if !is_there(PASST) {
             return Err("passt is not installed (package passt)".to_owned());
         }
-        let networks = Self::new(group, reach);
-        networks.filter(&[]).await?;
-        Ok(networks)
+        self.be_alone()?;
+        let cards = ports::prepare()?;
+        ports::reserve(tunnel::PORT);
+        self.filter(hosts).await?;
+        Ok(cards)
     }
 
-    fn new(group: Gid, reach: Vec<GuestsReach>) -> Self {
-        Self { group, reach, loaded: Default::default(), trouble: Mutex::default() }
+    /// Two agents whose guests have one group would load one filter, each its own.
+    fn be_alone(&self) -> Result<(), String> {
+        let mut alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
+        if alone.is_none() {
+            let own = only_one(&format!("guests-{}", self.uids.group()))?;
+            *alone = Some(own.ok_or("another agent of this machine has the same users for its VMs: give each its own (--vm-uids)")?);
+        }
+        Ok(())
     }
 
     /// What is wrong, or was, with the filter.
@@ -126,10 +202,31 @@ impl UserNetworks {
         }
     }
 
+    /// The resolvers that guests may know: those of this host now, and those that it had while VMs with cards ran.
+    fn resolvers(&self, now: Vec<Ipv4Addr>) -> Vec<Ipv4Addr> {
+        let known = self.resolvers.lock().unwrap_or_else(PoisonError::into_inner);
+        known.iter().copied().chain(now).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    fn remember_resolvers(&self, now: Vec<Ipv4Addr>, has_guests: bool) {
+        let mut known = self.resolvers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = if has_guests { known.clone() } else { BTreeSet::new() };
+        if has_guests {
+            next.extend(now.into_iter().take(RESOLVERS_MAX.saturating_sub(next.len())));
+        }
+        if *known != next {
+            if let Err(problem) = write_json(&self.state.join(KNOWN_RESOLVERS), &next) {
+                tracing::warn!(%problem, "after a restart of the agent guests may not reach their resolvers");
+            }
+            *known = next;
+        }
+    }
+
     /// Sets the filter up unless it is there. Returns whether somebody has changed it.
     async fn filter(&self, hosts: &[IpAddr]) -> Result<bool, String> {
-        let table = table(self.group);
-        let rules = rules(self.group, &resolvers(), &self.reach, hosts);
+        let group = self.uids.group();
+        let table = table(group);
+        let rules = rules(group, &self.resolvers(resolvers()), &self.reach, hosts);
         let list = async || run("nft", &["-s", "-t", "list", "table", "inet", &table], "").await;
         let mut loaded = self.loaded.lock().await;
         let was_there = !loaded.listed.is_empty();
@@ -137,7 +234,14 @@ impl UserNetworks {
         if is_there && loaded.rules == rules {
             return Ok(false);
         }
-        run("nft", &["-f", "-"], &rules).await?;
+        // Those that guests have already: what the kernel knew of them may be gone.
+        let used = if is_there { Ok(Default::default()) } else { doors::udp_of(self.uids) };
+        let used: Vec<String> = used?.iter().map(ToString::to_string).collect();
+        let used = match used.is_empty() {
+            true => String::new(),
+            false => format!("add element inet {table} used {{ {} }}\n", used.join(", ")),
+        };
+        run("nft", &["-f", "-"], &format!("{rules}{used}")).await?;
         *loaded = Loaded { rules, listed: list().await? };
         Ok(was_there && !is_there)
     }
@@ -149,7 +253,7 @@ impl UserNetworks {
             Ok(true) => self.say(format!(
                 "somebody has changed the packet filter of VMs' network cards (nftables, table inet {}): the agent has \
                  set it up again, and until then, for {} s at most, VMs with cards could reach this host's addresses",
-                table(self.group),
+                table(self.uids.group()),
                 LOOK_AT_FILTER.as_secs()
             )),
             Err(why) => self.say(format!(
@@ -160,14 +264,25 @@ impl UserNetworks {
     }
 }
 
-/// Looks at the filter for as long as VMs with cards run.
+/// Looks at the filter for as long as VMs with cards run, and now and then whether VMs can have cards that couldn't.
 pub async fn keep_filtered(host: Arc<Host>, vms: Arc<Vms>) {
+    let networks = &host.user_networks;
+    let mut looked = Instant::now();
     loop {
         sleep(LOOK_AT_FILTER).await;
         host.bridged.look(&vms).await;
-        let Ok(networks) = &host.user_networks else { continue };
-        if vms.list().iter().any(|vm| vm.spec.network == VmNetwork::User) {
-            networks.look_at_filter(&host.networks.hosts()).await;
+        if networks.group.is_none() {
+            continue;
+        }
+        let hosts = host.networks.hosts();
+        if networks.cannot().is_some() && looked.elapsed() > FIND_AGAIN {
+            networks.look_again(&hosts).await;
+            looked = Instant::now();
+        }
+        let has_guests = vms.list().iter().any(|vm| vm.spec.network == VmNetwork::User);
+        networks.remember_resolvers(resolvers(), has_guests);
+        if has_guests && networks.be_alone().is_ok() {
+            networks.look_at_filter(&hosts).await;
         }
     }
 }
@@ -215,18 +330,32 @@ fn rules(group: Gid, resolvers: &[Ipv4Addr], reach: &[GuestsReach], hosts: &[IpA
         to(hosts.iter().filter(|ip| ip.is_ipv4()).map(ToString::to_string).collect(), "reject");
     let connections = connections_max();
     let hook = "type filter hook output priority filter; policy accept;";
+    let input = "type filter hook input priority filter; policy accept;";
     format!(
         "table inet {name} {{
   set fresh {{ type uid; size 65535; flags dynamic,timeout; timeout 1m; }}
   set open {{ type uid; size 65535; flags dynamic; }}
   set total {{ type nf_proto; size 16; flags dynamic; }}
+  set used {{ type inet_service; size 65535; flags dynamic,timeout; timeout {USED_FOR}; }}
   chain guests {{ }}
+  chain strangers {{ }}
+  chain in {{ {input} }}
   chain out {{ {hook} }}
 }}
 flush chain inet {name} out
 flush chain inet {name} guests
+flush chain inet {name} in
+flush chain inet {name} strangers
 table inet {name} {{
+  chain strangers {{
+    ct direction reply update @used {{ udp dport }} accept
+    drop
+  }}
+  chain in {{ {input}
+    udp dport @used jump strangers
+  }}
   chain guests {{
+    meta l4proto udp update @used {{ udp sport }}
     ct direction reply ct state {{ established, related }} accept
     ct state new update @fresh {{ meta skuid limit rate over {NEW_PER_S}/second burst {BURST} packets }} reject
     ct state new add @total {{ meta nfproto ct count over {connections} }} reject
@@ -270,18 +399,24 @@ pub async fn connect(vm: &Vm, host: &Host) -> Result<Option<Cable>, Problem> {
         }
     }
     let what = || format!("can't connect the network card of the VM {}", vm.id());
-    let networks = host.user_networks.as_ref().map_err(|why| Problem::unsupported(what(), why))?;
+    let networks = &host.user_networks;
+    networks.cards().map_err(|why| Problem::unsupported(what(), why))?;
     // Somebody may have set up the host's firewall anew meanwhile.
     let filtered = networks.filter(&host.networks.hosts()).await;
     filtered.map_err(|why| Problem::unsupported(what(), why))?;
     let user = host.user_of(&vm.dir)?;
-    let user = user.map(|user| QemuUser { gid: networks.group, ..user });
+    let user = user.map(|user| QemuUser { gid: networks.uids.group(), ..user });
     let forward = user.as_ref().map(|user| door_of(user.uid));
-    match begin(vm, host, user, forward).await {
+    let (ready, log) = (vm.dir.network_pid(), vm.dir.network_log());
+    let begin = async |forward| {
+        let begun = networks.begin((&ready, &log), &host.ip, user, forward).await;
+        begun.map_err(|problem| Problem { what: what(), ..problem })
+    };
+    match begin(forward).await {
         // Another program has the port: the VM is there all the same, and `vm ssh` is not.
         Err(problem) if problem.kind == ProblemKind::Unsupported && forward.is_some() => {
             tracing::warn!(%problem, "the VM {} is not reached by `vm ssh`", vm.id());
-            begin(vm, host, user, None).await.map(Some)
+            begin(None).await.map(Some)
         }
         begun => begun.map(Some),
     }
@@ -312,49 +447,60 @@ pub async fn dial(vm: &Vm, host: &Host) -> Result<TcpStream, Problem> {
     })
 }
 
-/// Starts the VM's `passt`. `forward` leads to the guest's port 22.
-async fn begin(
-    vm: &Vm,
-    host: &Host,
-    user: Option<QemuUser>,
-    forward: Option<SocketAddrV4>,
-) -> Result<Cable, Problem> {
-    let what = || format!("can't connect the network card of the VM {}", vm.id());
-    let kind = (AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC);
-    let (qemus, networks) = socketpair(kind.0, kind.1, kind.2, kind.3)
-        .map_err(|error| Problem::internal(what(), error))?;
-    let (ready, log) = (vm.dir.network_pid(), vm.dir.network_log());
-    // One of an earlier start says nothing.
-    for old in [&ready, &log] {
-        match std::fs::remove_file(old) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Problem::internal(what(), error));
+impl UserNetworks {
+    /// Starts a VM's `passt`. `forward` leads to the guest's port 22.
+    async fn begin(
+        &self,
+        (ready, log): (&Path, &Path),
+        own_ip: &str,
+        user: Option<QemuUser>,
+        forward: Option<SocketAddrV4>,
+    ) -> Result<Cable, Problem> {
+        const WHAT: &str = "can't connect a network card";
+        let kind = (AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC);
+        let (qemus, networks) = socketpair(kind.0, kind.1, kind.2, kind.3)
+            .map_err(|error| Problem::internal(WHAT, error))?;
+        // One of an earlier start says nothing.
+        for old in [ready, log] {
+            match std::fs::remove_file(old) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(Problem::internal(WHAT, error));
+                }
+                _ => {}
             }
-            _ => {}
         }
-    }
-    let interface = interface_of(&host.ip);
-    let arguments = arguments(networks.as_raw_fd(), &ready, interface.as_deref(), forward);
-    let started = process::start(PASST, &arguments, user, &log, Some(networks.as_fd()), None);
-    drop(networks);
-    let (process, _exit) = started?;
-    let deadline = Instant::now() + START_DEADLINE;
-    while !std::fs::read_to_string(&ready).is_ok_and(|pid| pid.ends_with('\n')) {
-        if process.has_ended() {
-            let said = std::fs::read_to_string(&log).unwrap_or_default();
-            let last = said.lines().next_back().unwrap_or("it said nothing").to_owned();
-            return Err(Problem::unsupported(what(), format!("passt ended: {last}"))
-                .next("passt needs an interface with an address on this host"));
+        let interface = interface_of(own_ip);
+        let own = arguments(networks.as_raw_fd(), ready, interface.as_deref(), forward);
+        let limited = [format!("--nofile={FILES}:{FILES}"), PASST.to_owned()];
+        let arguments: Vec<String> = limited.into_iter().chain(own).collect();
+        let cards = self.cards().map_err(|why| Problem::unsupported(WHAT, why))?;
+        let socket = Some(networks.as_fd());
+        let started = process::start("prlimit", &arguments, user, log, socket, None);
+        drop(networks);
+        let (process, _exit) = started?;
+        let deadline = Instant::now() + START_DEADLINE;
+        while !std::fs::read_to_string(ready).is_ok_and(|pid| pid.ends_with('\n')) {
+            if process.has_ended() {
+                let said = std::fs::read_to_string(log).unwrap_or_default();
+                let last = said.lines().next_back().unwrap_or("it said nothing").to_owned();
+                return Err(Problem::unsupported(WHAT, format!("passt ended: {last}"))
+                    .next("passt needs an interface with an address on this host"));
+            }
+            if Instant::now() > deadline {
+                process.kill().await?;
+                let limit_s = START_DEADLINE.as_secs();
+                let why = format!("passt was not ready within {limit_s} s");
+                return Err(Problem::unsupported(WHAT, why));
+            }
+            sleep(LOOK_AGAIN).await;
         }
-        if Instant::now() > deadline {
+        if let Err(error) = ports::enter(&cards, &process) {
             process.kill().await?;
-            let limit_s = START_DEADLINE.as_secs();
-            let why = format!("passt was not ready within {limit_s} s");
-            return Err(Problem::unsupported(what(), why));
+            let why = format!("passt can't be put into {}: {error}", cards.display());
+            return Err(Problem::unsupported(WHAT, why));
         }
-        sleep(LOOK_AGAIN).await;
+        Ok(Cable { qemus, passt: Some(process) })
     }
-    Ok(Cable { qemus, passt: Some(process) })
 }
 
 fn arguments(
@@ -411,165 +557,4 @@ fn interface_to(own: Ipv4Addr, routes: &str) -> Option<String> {
         (mask != 0 && own & mask == to).then(|| (mask.count_ones(), name))
     });
     found.max_by_key(|(bits, _)| *bits).map(|(_, name)| name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const ROUTES: &str = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n\
-         eth0\t00000000\t0102000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n\
-         eth0\t0000000A\t00000000\t0001\t0\t0\t0\t000000FF\t0\t0\t0\n\
-         br0\t0002000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n";
-
-    #[test]
-    fn the_interface_is_the_one_of_the_nearest_network() {
-        let to = |ip: [u8; 4]| interface_to(ip.into(), ROUTES);
-        assert_eq!(to([10, 0, 2, 7]).as_deref(), Some("br0"));
-        assert_eq!(to([10, 9, 2, 7]).as_deref(), Some("eth0"));
-        assert_eq!(to([192, 0, 2, 7]), None, "the default route is passt's own choice");
-        assert_eq!(interface_to([10, 0, 2, 7].into(), "Iface\nbroken\n"), None);
-    }
-
-    #[test]
-    fn guests_reach_the_resolvers_of_their_host() {
-        let text = "# nameserver 127.0.0.1\nnameserver 127.0.0.53\nnameserver 10.1.1.1\n\
-                    options edns0\nnameserver ::1\nnameserver\n";
-        assert_eq!(resolvers_in(text), [Ipv4Addr::new(127, 0, 0, 53), Ipv4Addr::new(10, 1, 1, 1)]);
-    }
-
-    #[test]
-    fn what_guests_may_reach_is_a_network_or_an_address() {
-        let reach = |text: &str| text.parse::<GuestsReach>();
-        let network = GuestsReach { address: Ipv4Addr::new(10, 1, 0, 0), prefix_bits: 16 };
-        assert_eq!(reach("10.1.0.0/16"), Ok(network));
-        assert_eq!(reach("10.1.0.7").map(|reach| reach.prefix_bits), Ok(32));
-        assert!(reach("0.0.0.0/0").is_ok());
-        for wrong in ["10.1.0.7/16", "10.1.0.0/33", "web", "::1", ""] {
-            assert!(reach(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn no_address_of_the_host_is_mapped_into_the_network() {
-        let line = arguments(7, Path::new("/run/p"), Some("br0"), None).join(" ");
-        assert!(line.contains("--no-map-gw"), "{line}");
-        assert!(line.ends_with("--interface br0 --fd 7"), "{line}");
-    }
-
-    /// Whether a process of this group connects to an address.
-    fn connects(group: u32, address: &str, port: u16) -> bool {
-        use std::os::unix::process::CommandExt as _;
-        let script = format!("exec 3<>/dev/tcp/{address}/{port}");
-        let mut bash = std::process::Command::new("bash");
-        bash.args(["-c", &script]).gid(group).stderr(std::process::Stdio::null());
-        bash.status().expect("bash runs").success()
-    }
-
-    fn shell(line: &str) {
-        let ended = std::process::Command::new("sh").args(["-c", line]).status();
-        assert!(ended.expect("sh runs").success(), "{line}");
-    }
-
-    const GROUP: u32 = 1_900_065_535;
-
-    /// The real kernel, in network namespaces of its own: that of the host, and one in which everything else is.
-    #[test]
-    fn guests_reach_neither_hosts_nor_private_addresses_unless_the_operator_allows_them() {
-        if !nix::unistd::Uid::effective().is_root() {
-            return;
-        }
-        std::thread::spawn(|| {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a namespace");
-            let own = || std::fs::File::open("/proc/thread-self/ns/net").expect("a namespace");
-            let enter = |namespace: &std::fs::File| {
-                nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET).expect("it is there");
-            };
-            // Everything else.
-            let outside = own();
-            let all = ["10.9.9.9", "10.1.2.3", "192.0.2.9", "192.0.2.10", "203.0.113.5", "169.254.169.254"];
-            shell("ip link set lo up");
-            for address in all {
-                shell(&format!("ip address add {address}/32 dev lo"));
-            }
-            let there = std::net::TcpListener::bind("0.0.0.0:0").expect("a port");
-            let port = there.local_addr().expect("an address").port();
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a namespace");
-            let host = own();
-            let at = format!("/proc/{}/fd/{}", std::process::id(), outside.as_raw_fd());
-            shell("ip link set lo up; ip address add 10.8.8.8/32 dev lo; ip address add 198.51.100.2/24 dev lo");
-            shell(&format!("ip link add eth0 type veth peer name eth0 netns {at}"));
-            shell("ip address add 10.8.0.1/24 dev eth0; ip link set eth0 up; ip route add default via 10.8.0.2");
-            enter(&outside);
-            shell("ip address add 10.8.0.2/24 dev eth0; ip link set eth0 up; ip route add default via 10.8.0.1");
-            enter(&host);
-            let here = std::net::TcpListener::bind(("0.0.0.0", port)).expect("the same port");
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let runtime = runtime.expect("a runtime");
-            let reach = ["10.1.0.0/16", "192.0.2.10", "10.8.0.0/24"].map(|text| text.parse().expect("one"));
-            let networks = UserNetworks::new(Gid::from_raw(GROUP), reach.into());
-            let hosts = ["192.0.2.9", "192.0.2.10", "fd00::1"].map(|ip| ip.parse().expect("an address"));
-            runtime.block_on(networks.filter(&[])).expect("the kernel takes it");
-            assert!(connects(GROUP, "192.0.2.9", port), "nobody has said that it is a host");
-            assert!(!connects(GROUP, "10.1.2.3", port), "it could be a host");
-            runtime.block_on(networks.filter(&hosts)).expect("the kernel takes it");
-            let refused =
-                ["127.0.0.1", "10.8.8.8", "10.8.0.1", "198.51.100.2", "169.254.169.254", "10.9.9.9", "192.0.2.9"];
-            for address in refused {
-                assert!(!connects(GROUP, address, port), "a guest reaches {address}");
-                assert!(connects(0, address, port), "others reach {address}");
-            }
-            for address in ["203.0.113.5", "10.1.2.3", "192.0.2.10"] {
-                assert!(connects(GROUP, address, port), "a guest reaches {address}");
-            }
-            // This host connects to a guest, and gets answers.
-            let root = nix::unistd::setfsgid(Gid::from_raw(GROUP));
-            let guest = std::net::TcpListener::bind("127.63.179.7:0").expect("a port");
-            nix::unistd::setfsgid(root);
-            assert!(connects(0, "127.63.179.7", guest.local_addr().expect("an address").port()));
-            runtime.block_on(async {
-                networks.look_at_filter(&hosts).await;
-                assert_eq!(networks.warning(), None);
-                for flush in [
-                    "flush ruleset",
-                    "flush table inet perigee_guests_1900065535",
-                    "delete table inet perigee_guests_1900065535",
-                ] {
-                    shell(&format!("nft {flush}"));
-                    assert!(connects(GROUP, "10.9.9.9", port), "{flush}: the filter is gone");
-                    networks.look_at_filter(&hosts).await;
-                    assert!(!connects(GROUP, "10.9.9.9", port), "{flush}: it is back");
-                    let said = networks.warning().expect("it is said");
-                    assert!(said.contains("has set it up again"), "{said}");
-                }
-            });
-            // Many connections at once, also if the rules are loaded again.
-            let open = |from: u32| {
-                let script = format!(
-                    "for n in $(seq 60); do exec {{fd}}<>/dev/tcp/203.0.113.5/{port} && echo $n; done; exit 0"
-                );
-                let mut bash = std::process::Command::new("bash");
-                use std::os::unix::process::CommandExt as _;
-                bash.args(["-c", &script]).gid(GROUP).uid(from).stderr(std::process::Stdio::null());
-                String::from_utf8_lossy(&bash.output().expect("bash runs").stdout).lines().count()
-            };
-            assert!((40..=51).contains(&open(1_900_000_001)), "a guest has no more connections than it may");
-            assert!((40..=51).contains(&open(1_900_000_002)), "and others have theirs");
-            drop((there, here));
-        })
-        .join()
-        .expect("no panic");
-    }
-
-    #[test]
-    fn a_host_is_reached_through_no_larger_network() {
-        let reach = ["0.0.0.0/0", "192.0.2.10"].map(|text| text.parse().expect("one"));
-        let text =
-            rules(Gid::from_raw(7), &[], &reach, &["192.0.2.9".parse().expect("an address")]);
-        let at = |part: &str| text.find(part).expect(part);
-        assert!(at("224.0.0.0/3 } reject") < at("{ 192.0.2.10 } accept"), "{text}");
-        assert!(at("{ 192.0.2.10 } accept") < at("fib daddr type local reject"), "{text}");
-        assert!(at("{ 192.0.2.9 } reject") < at("0.0.0.0/0 accept"), "{text}");
-        assert!(at("0.0.0.0/0 accept") < at("192.168.0.0/16, "), "{text}");
-    }
 }
