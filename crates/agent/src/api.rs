@@ -16,8 +16,8 @@ use perigee_model::guest::GuestEvent;
 use perigee_model::network::{HostNetworks, NetworksKnown};
 use perigee_model::switchover::Fate;
 use perigee_model::vm::{
-    AskGuestAgent, AskMigrationKey, CancelMigration, EndUnlessRan, HostReport, LinkProbe,
-    MigrateOut, MigrationKey, ProbeLink, RenewGrant, VmChanges, VmReport, VmSpec,
+    AskGuestAgent, AskMigrationKey, CancelMigration, ChangeVm, EndUnlessRan, HostReport, LinkProbe,
+    MigrateOut, MigrationKey, ProbeLink, RenewGrant, VmChanged, VmChanges, VmReport, VmSpec,
 };
 use perigee_model::{Problem, VmId, VmStart, exposition};
 use serde::Deserialize;
@@ -49,6 +49,7 @@ pub fn router(vms: Arc<Vms>) -> Router {
         .route("/v1/vms/{vm}/ssh", get(ssh))
         .route("/v1/networks/{vni}/ssh/{address}", get(ssh_in_network))
         .route("/v1/vms/{vm}/guest-agent", post(ask_guest_agent))
+        .route("/v1/vms/{vm}/change", post(change))
         .route("/v1/vms/{vm}/power-button", post(press_power_button))
         .route("/v1/vms/{vm}/begin-command", post(begin_command))
         .route("/v1/vms/{vm}/end-command", post(end_command))
@@ -263,6 +264,14 @@ async fn ask_guest_agent(
     Json(ask): Json<AskGuestAgent>,
 ) -> Reply<serde_json::Value> {
     Ok(Json(vms.get(&id(&vm)?)?.ask_guest_agent(ask).await?))
+}
+
+async fn change(
+    State(vms): Shared,
+    Path(vm): Path<String>,
+    Json(ask): Json<ChangeVm>,
+) -> Reply<VmChanged> {
+    Ok(Json(vms.get(&id(&vm)?)?.change(ask).await?))
 }
 
 async fn press_power_button(State(vms): Shared, Path(vm): Path<String>) -> Reply<()> {

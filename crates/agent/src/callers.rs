@@ -75,6 +75,7 @@ mod tests {
             (Method::GET, &["v1", "vms", "a", "ssh"]),
             (Method::GET, &["v1", "networks", "7", "ssh", "10.7.0.2"]),
             (Method::POST, &["v1", "vms", "a", "guest-agent"]),
+            (Method::POST, &["v1", "vms", "a", "change"]),
             (Method::POST, &["v1", "vms", "a", "power-button"]),
             (Method::POST, &["v1", "vms", "a", "migrate"]),
             (Method::POST, &["v1", "vms", "a", "migrate", "cancel"]),

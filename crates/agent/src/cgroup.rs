@@ -50,13 +50,22 @@ pub fn limit(
     std::fs::write(Path::new(ROOT).join("cgroup.subtree_control"), "+cpu +memory")?;
     std::fs::create_dir_all(&group)?;
     std::fs::write(Path::new(ROOT).join("perigee/cgroup.subtree_control"), "+cpu +memory")?;
-    let quota_us = (u64::from(cpus) + 1) * PERIOD_US;
-    std::fs::write(group.join("cpu.max"), format!("{quota_us} {PERIOD_US}"))?;
+    std::fs::write(group.join("cpu.max"), cpu_max(cpus))?;
     std::fs::write(group.join("memory.max"), (memory_bytes + OVERHEAD_BYTES).to_string())?;
     for process in [Some(process), network].into_iter().flatten() {
         std::fs::write(group.join("cgroup.procs"), process.pid.to_string())?;
     }
     Ok(())
+}
+
+/// Lets a QEMU with so many vCPUs use their time.
+pub fn allow_cpus(process: &Process, cpus: u32) -> std::io::Result<()> {
+    std::fs::write(group(process).join("cpu.max"), cpu_max(cpus))
+}
+
+/// One CPU more than the guest has, for its I/O.
+fn cpu_max(cpus: u32) -> String {
+    format!("{} {PERIOD_US}", (u64::from(cpus) + 1) * PERIOD_US)
 }
 
 /// Removes the group of a QEMU that has ended; there may be none. What serves its network card ends a moment later.

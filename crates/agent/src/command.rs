@@ -98,7 +98,12 @@ pub fn arguments(
         Cpu::Common | Cpu::Host => of_host.to_owned(),
     };
     add(&[accel, kind, cpu, &model]);
-    add(&["-m", &memory(spec.memory_bytes, accelerator), "-smp", &spec.cpus.to_string()]);
+    let cpus_max = spec.machine.cpus_max.max(spec.cpus);
+    let cpus = match spec.machine.cpus_max {
+        0 => spec.cpus.to_string(),
+        _ => format!("cpus={},sockets={cpus_max},cores=1,threads=1,maxcpus={cpus_max}", spec.cpus),
+    };
+    add(&["-m", &memory(spec.memory_bytes, accelerator), "-smp", &cpus]);
     add(&["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]);
     add(&mark(dir).each_ref().map(String::as_str));
     // A guest that powers off stays until the VM is deleted, so that it can be examined. A job's guest that reboots
@@ -122,7 +127,7 @@ pub fn arguments(
     for (index, disk) in spec.disks.iter().enumerate() {
         add(&["-blockdev", &block_node(disk, volume_socket)]);
         if disk.role != DiskRole::Nvram {
-            add(&["-device", &block_device(disk, index)]);
+            add(&["-device", &block_device(spec, disk, index).to_string()]);
         }
     }
     add(&["-device", "virtio-serial-pci,id=channel"]);
@@ -132,7 +137,9 @@ pub fn arguments(
         add(&["-chardev", &socket("agent", &dir.guest_agent())]);
         // A guest that uses them gives its free memory back to the host, and is reset when it hangs.
         let reporting = if locked { "" } else { ",free-page-reporting=on" };
-        add(&["-device", &format!("virtio-balloon-pci,id=balloon{reporting}")]);
+        // Of a VM whose memory may be made smaller, the guest takes some back before it ends a program.
+        let back = if spec.machine.cpus_max == 0 { "" } else { ",deflate-on-oom=on" };
+        add(&["-device", &format!("virtio-balloon-pci,id=balloon{reporting}{back}")]);
         add(&["-device", "i6300esb,id=watchdog"]);
         let name = "org.qemu.guest_agent.0";
         add(&["-device", &format!("virtserialport,bus=channel.0,nr=2,chardev=agent,name={name}")]);
@@ -178,9 +185,14 @@ pub fn export(disk: &Disk) -> String {
 }
 
 fn block_node(disk: &Disk, volume_socket: &Path) -> String {
+    block_node_as(&disk.role.to_string(), disk, volume_socket).to_string()
+}
+
+/// The arguments of `blockdev-add` for a disk.
+pub fn block_node_as(name: &str, disk: &Disk, volume_socket: &Path) -> serde_json::Value {
     json!({
         "driver": "nbd",
-        "node-name": disk.role,
+        "node-name": name,
         "server": {"type": "unix", "path": volume_socket.display().to_string()},
         "export": export(disk),
         "reconnect-delay": RECONNECT_DELAY_S,
@@ -188,7 +200,6 @@ fn block_node(disk: &Disk, volume_socket: &Path) -> String {
         "read-only": disk.read_only,
         "discard": "unmap",
     })
-    .to_string()
 }
 
 /// The firmware's code, which all VMs of a host share. (Debian's package ovmf.)
@@ -197,8 +208,12 @@ fn firmware_node() -> String {
         .to_string()
 }
 
-fn block_device(disk: &Disk, index: usize) -> String {
-    json!({
+/// Of a VM that may get vCPUs. By default QEMU gives a disk as many queues as the VM has vCPUs when it starts, and the destination of a
+/// migration has to give it the same number.
+const QUEUES: u32 = 4;
+
+fn block_device(spec: &VmSpec, disk: &Disk, index: usize) -> serde_json::Value {
+    let mut device = json!({
         "driver": "virtio-blk-pci",
         "id": format!("disk-{}", disk.role),
         "drive": disk.role,
@@ -212,8 +227,11 @@ fn block_device(disk: &Disk, index: usize) -> String {
         "cyls": 16383,
         "heads": 16,
         "secs": 63,
-    })
-    .to_string()
+    });
+    if spec.machine.cpus_max > 0 {
+        device["num-queues"] = json!(QUEUES.min(spec.machine.cpus_max));
+    }
+    device
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! STATE/accelerator.json the cached answer of the KVM probe
 //! STATE/vms/VM/          root only, except for passing through
 //!   spec.json            the VmSpec; without it the VM was never started
+//!   since.json           how the VM was changed while it ran
 //!   migration.json       the current or last outgoing migration
 //!   tls/                 the key of a migration, for QEMU to read: see [`crate::vm`]'s `tls`
 //!   arrival              for a VM that arrives by migration: whether it has run here
@@ -71,6 +72,11 @@ impl VmDir {
 
     pub fn spec(&self) -> PathBuf {
         self.root.join("spec.json")
+    }
+
+    /// How the VM differs from its spec since it was started.
+    pub fn since(&self) -> PathBuf {
+        self.root.join("since.json")
     }
 
     pub fn migration(&self) -> PathBuf {

@@ -296,6 +296,13 @@ pub struct SocketAddress {
     pub port: String,
 }
 
+/// The answer to `query-balloon`.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub struct BalloonInfo {
+    /// What the guest has.
+    pub actual: u64,
+}
+
 /// The data of `BLOCK_IO_ERROR`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]

@@ -38,7 +38,7 @@ fn of(vm: &Vm) -> Result<VmSocket, Problem> {
     let uid = vm.dir.user().map_err(|error| {
         Problem::internal(format!("can't find out the user of the VM {}", vm.id()), error)
     })?;
-    let exports = vm.spec.disks.iter().map(export).collect();
+    let exports = vm.now().disks.iter().map(export).collect();
     Ok(VmSocket { vm: vm.id().clone(), uid: uid.as_raw(), exports })
 }
 

@@ -12,35 +12,45 @@ pub mod migrate;
 pub mod network;
 pub mod owner;
 mod phases;
+mod since;
 mod start;
 mod strangers;
 mod tls;
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use perigee_model::states::{Refused, VmEvent};
 use perigee_model::switchover::{Arrival, Fate, Switchover};
 use perigee_model::vm::{
-    CancelMigration, MigrateOut, MigrationPhase, MigrationReport, RenewGrant, VmReport, VmSpec,
-    VmStatus,
+    CancelMigration, ChangeVm, MigrateOut, MigrationPhase, MigrationReport, RenewGrant, VmChanged,
+    VmReport, VmSpec, VmStatus,
 };
 use perigee_model::volume::ExportStats;
 use perigee_model::{MigrationId, Problem, VmId};
 use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::time::Instant;
 
 use crate::changes::{Changed, Changes};
 use crate::files::{VmDir, tail};
 use crate::guest::{GuestLog, Wishes};
 use crate::host::select_stats;
 use crate::process::Process;
-use crate::qmp::Qmp;
+use crate::qmp::{BalloonInfo, Qmp};
 use phases::Moments;
+use since::Since;
 
 /// How much of the console's end is shown.
 const CONSOLE_TAIL_BYTES: u64 = 64 << 10;
 /// How much of QEMU's stderr becomes a reason.
 const REASON_BYTES: u64 = 2000;
+
+/// How long a guest that gives memory back is looked at, and how often.
+const BALLOON_PATIENCE: Duration = Duration::from_secs(8);
+const BALLOON_LOOK: Duration = Duration::from_millis(200);
+/// The guest has given enough when only this differs.
+const PAGES_LEFT_BYTES: u64 = 1 << 20;
 
 pub type Answer<T> = oneshot::Sender<Result<T, Problem>>;
 
@@ -53,6 +63,8 @@ pub enum Request {
     CancelMigration(CancelMigration, Answer<()>),
     RenewGrant(RenewGrant, Answer<()>),
     Delete(Answer<()>),
+    /// Changes the VM while it runs.
+    Change(ChangeVm, Answer<()>),
     /// Tells the guest to power off. Answered when QEMU was told.
     PressPowerButton(Answer<()>),
     /// Asks for the fate of the VM that this migration was to bring. The VM is stopped unless it has run.
@@ -104,7 +116,9 @@ impl Observed {
 
 #[derive(Debug)]
 pub struct Vm {
+    /// As it was asked for.
     pub spec: VmSpec,
+    since: Mutex<Since>,
     pub dir: VmDir,
     pub log: Arc<GuestLog>,
     /// What the guest is asked for.
@@ -160,8 +174,13 @@ impl Vm {
         let console_is_free = Arc::new(Semaphore::new(1));
         let viewers = Arc::new(Semaphore::new(console::VIEWERS_MAX));
         let guest_agent_is_free = Semaphore::new(1);
+        let since = Since::load(&dir).unwrap_or_else(|problem| {
+            tracing::error!(vm = %spec.vm, %problem, "how it was changed is not known");
+            Since::default()
+        });
         let vm = Self {
             spec,
+            since: Mutex::new(since),
             dir,
             log,
             wishes,
@@ -174,6 +193,46 @@ impl Vm {
             source: Mutex::default(),
         };
         (Arc::new(vm), queue)
+    }
+
+    /// As it is now.
+    pub fn now(&self) -> VmSpec {
+        self.since.lock().unwrap_or_else(PoisonError::into_inner).applied(&self.spec)
+    }
+
+    /// Changes it while it runs. A guest that is asked for memory gets some seconds to give it.
+    pub async fn change(&self, ask: ChangeVm) -> Result<VmChanged, Problem> {
+        let memory = match ask {
+            ChangeVm::Memory { bytes } => Some(bytes),
+            ChangeVm::GrowDisk { .. } | ChangeVm::Cpus { .. } => None,
+        };
+        let answer = self.ask(|answer| Request::Change(ask, answer)).await;
+        answer.unwrap_or_else(|| Err(crate::vms::gone(self.id())))?;
+        let Some(wanted) = memory else { return Ok(VmChanged::default()) };
+        let begun = Instant::now();
+        loop {
+            let qmp = self.observed(|seen| seen.qmp.clone());
+            let has = match qmp {
+                Some(qmp) => qmp.query::<BalloonInfo>("query-balloon").await.ok(),
+                None => None,
+            };
+            let has = has.map(|info| info.actual);
+            if has.is_none_or(|has| has.abs_diff(wanted) < PAGES_LEFT_BYTES)
+                || begun.elapsed() > BALLOON_PATIENCE
+            {
+                return Ok(VmChanged { memory_bytes: has });
+            }
+            tokio::time::sleep(BALLOON_LOOK).await;
+        }
+    }
+
+    /// Keeps a change that was made. Only its owner changes it.
+    fn note_change(&self, change: impl FnOnce(&mut Since)) -> Result<(), Problem> {
+        let mut changed = self.since.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        change(&mut changed);
+        changed.save(&self.dir)?;
+        *self.since.lock().unwrap_or_else(PoisonError::into_inner) = changed;
+        Ok(())
     }
 
     pub fn id(&self) -> &VmId {
@@ -234,14 +293,14 @@ impl Vm {
 
     /// `boot_id` is the host's; `stats` are the figures of its volume server.
     pub fn report(&self, boot_id: &str, stats: &[ExportStats]) -> VmReport {
-        let volumes = self.spec.disks.iter().map(|disk| &disk.volume);
-        let io = select_stats(stats, volumes);
+        let spec = self.now();
+        let io = select_stats(stats, spec.disks.iter().map(|disk| &disk.volume));
         // This is read first, so that later changes are reported the next time.
         let revision = self.changed.last();
         self.observed(|seen| {
             let live = seen.process.filter(|process| !process.has_ended());
             VmReport {
-                spec: self.spec.clone(),
+                spec,
                 status: seen.arrival.told(seen.status),
                 reason: seen.reason.clone(),
                 boot_id: boot_id.to_owned(),

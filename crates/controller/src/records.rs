@@ -38,7 +38,7 @@ use perigee_model::gang::GangState;
 use perigee_model::guest::GuestKey;
 use perigee_model::home::Tenure;
 use perigee_model::job::{Job, Migration, MigrationState};
-use perigee_model::lasting::{Lasting, PowerWish};
+use perigee_model::lasting::{Lasting, PowerWish, ResizeVm};
 use perigee_model::network::Card;
 use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
 use perigee_model::volume::{ImageFormat, IoStats};
@@ -387,6 +387,9 @@ pub struct JobIntent {
     /// What is asked of a VM without a job, and which request that is.
     #[serde(default)]
     pub power: Option<(u64, PowerWish)>,
+    /// The size that such a VM has got while it ran, and which change that is.
+    #[serde(default)]
+    pub size: Option<(u64, ResizeVm)>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

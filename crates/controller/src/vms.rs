@@ -4,6 +4,7 @@ pub mod change;
 pub mod guest;
 pub mod guest_files;
 pub mod lasting;
+pub mod live;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -129,7 +130,9 @@ fn view(
         status: if stops && status == VmState::Running { VmState::Stopping } else { status },
         reason,
         cpus: report.spec.cpus,
-        memory_bytes: report.spec.memory_bytes,
+        memory_bytes: lasting
+            .and_then(|lasting| lasting.memory_next)
+            .unwrap_or(report.spec.memory_bytes),
         uptime_ms: report.uptime_ms,
         vcpu_ms: report.vcpu_ms,
         io: report.io.iter().copied().fold(IoStats::default(), plus),

@@ -94,6 +94,12 @@ pub struct Lasting {
     /// Of the name of that root disk; 0 for the first one.
     #[serde(default)]
     pub root_number: u32,
+    /// The number of the last size that was taken into account.
+    #[serde(default)]
+    pub sized: u64,
+    /// The memory that its guest was asked to keep at most, and that it starts with next. It counts with what it was started with until then.
+    #[serde(default)]
+    pub memory_next: Option<u64>,
     /// Root disks of before, and their homes, until the cleaner knows of them.
     #[serde(default)]
     pub dropped: Vec<(HostId, VolumeName)>,
@@ -386,13 +392,13 @@ pub struct RestoreVm {
     pub image: ImageName,
 }
 
-/// Another size for a VM that is off.
+/// Another size for a VM.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ResizeVm {
-    /// vCPUs; `None`: as many as before.
+    /// vCPUs; `None`: as many as before. While the VM runs they can only become more.
     #[serde(default)]
     pub cpus: Option<u32>,
-    /// Memory; `None`: as much as before.
+    /// Memory; `None`: as much as before. While the VM runs it is at most what the VM was started with.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
     /// The size of its root disk, which can only grow; `None`: as before.

@@ -17,6 +17,7 @@
 //! | `GET /vms/{vm}/console/attach` | | 101: bytes of both directions, for one client at a time |
 //! | `GET /vms/{vm}/vnc` | | 101: bytes of both directions, between the VM's screen and a VNC viewer |
 //! | `POST /vms/{vm}/guest-agent` | [`AskGuestAgent`] | what qemu-guest-agent in the guest answers |
+//! | `POST /vms/{vm}/change` | [`ChangeVm`] | [`VmChanged`]; the same again changes nothing |
 //! | `POST /vms/{vm}/power-button` | | tells the guest by ACPI to power off, which it may not heed |
 //! | `POST /vms/{vm}/begin-command` | | 202; the guest of a gang's member starts its command; forgotten in the same way |
 //! | `POST /vms/{vm}/end-command` | | 202; the guest ends its command and collects the outputs; the agent forgets this when it is started again, or the VM moves |
@@ -237,7 +238,7 @@ impl VmNetwork {
     }
 }
 
-/// What QEMU is started with. It does not change while the VM is at one host.
+/// What QEMU is started with. Of what a host's agent says, it is what QEMU has now ([`ChangeVm`]).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmSpec {
     /// Unique in the cluster.
@@ -287,6 +288,49 @@ pub struct Machine {
     /// What was asked for.
     #[serde(default)]
     pub hardware: Hardware,
+    /// As many vCPUs the VM can get while it runs; 0: as many as it has.
+    #[serde(default)]
+    pub cpus_max: u32,
+}
+
+/// A change of a VM while it runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChangeVm {
+    /// A disk has grown at its home: the guest is to see that.
+    GrowDisk {
+        /// Which.
+        role: DiskRole,
+        /// At least so large it is now.
+        size_bytes: u64,
+    },
+    /// It gets vCPUs until it has so many.
+    Cpus {
+        /// At most [`Machine::cpus_max`].
+        count: u32,
+    },
+    /// Its guest is asked to give memory back, or to take it again, until it has this much.
+    Memory {
+        /// At most what the VM was started with.
+        bytes: u64,
+    },
+}
+
+/// What a [`ChangeVm`] came to.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmChanged {
+    /// The memory that the guest has, if it was asked to give some back; a guest without a driver for that keeps all.
+    #[serde(default)]
+    pub memory_bytes: Option<u64>,
+}
+
+impl Machine {
+    /// How many vCPUs a VM that starts with so many can get while it runs.
+    pub fn cpus_max_of(cpus: u32) -> u32 {
+        const LEAST: u32 = 8;
+        let most = u32::try_from(crate::limits::CPUS.max).unwrap_or(u32::MAX);
+        cpus.saturating_mul(4).max(LEAST).min(most)
+    }
 }
 
 /// What a person may ask for of a VM's machine.

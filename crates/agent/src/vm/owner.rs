@@ -4,6 +4,7 @@
 //! in [`Vm::observed`]. A migration's task only reads QEMU's state. Its wishes are carried out here, if its
 //! [`Switchover`] allows that.
 
+mod change;
 mod connection;
 mod ending;
 mod orders;
@@ -224,6 +225,7 @@ impl Owner {
                 Ok(()) => return Some(Farewell::Deleted(answer)),
                 Err(problem) => drop(answer.send(Err(problem))),
             },
+            Request::Change(ask, answer) => drop(answer.send(self.change(ask).await)),
             Request::PressPowerButton(answer) => drop(answer.send(self.press_power_button().await)),
             Request::EndUnlessRan(migration, answer) => {
                 match self.end_unless_ran(&migration).await {

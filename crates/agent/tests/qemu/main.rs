@@ -1,6 +1,7 @@
 //! The agent with real QEMU. The guest is the firmware alone, so no image is needed.
 
 mod callers;
+mod changes;
 mod compressed;
 mod screen;
 mod starts;
@@ -18,7 +19,7 @@ use tokio::runtime::Runtime;
 struct Scene {
     agents: Vec<Agent>,
     home: Home,
-    _blocks: Blocks,
+    blocks: Blocks,
     _runtime: Runtime,
     _dir: tempfile::TempDir,
 }
@@ -34,7 +35,7 @@ fn scene_with(names: &[&str], boot_sector: &[u8]) -> Scene {
     let home = Home::serve(&runtime, &socket);
     let blocks = Blocks::serve(&socket, boot_sector);
     let agents = names.iter().map(|name| Agent::start(name, dir.path(), &home)).collect();
-    Scene { agents, home, _blocks: blocks, _runtime: runtime, _dir: dir }
+    Scene { agents, home, blocks, _runtime: runtime, _dir: dir }
 }
 
 /// A VM runs at the first of two agents, and stands in the pause of its migration to the second one. The homes

@@ -18,8 +18,8 @@ use perigee_http::{Client, Failure, Json, Listen, Network, Reply};
 use perigee_model::grant::{GRANT_HEADER, SignedGrant};
 use perigee_model::switchover::{Fate, WriterEpochs};
 use perigee_model::vm::{
-    CancelMigration, Disk, EndUnlessRan, EpochRaise, MigrateOut, MigrationPhase, VmReport, VmSpec,
-    VmStatus,
+    CancelMigration, ChangeVm, Disk, EndUnlessRan, EpochRaise, MigrateOut, MigrationPhase,
+    VmChanged, VmReport, VmSpec, VmStatus,
 };
 use perigee_model::volume::{
     CachePolicy, EpochChange, EpochChanges, ExportStats, FlushVolumes, VmSocket, VmSocketAt,
@@ -67,34 +67,74 @@ pub fn writes_port(port: u16, value: u8) -> [u8; 512] {
 /// Exports `root@1`, `root@2` and `root@3`, one disk, on a unix socket. It begins with this sector, if any.
 pub struct Blocks {
     daemon: Child,
+    socket: PathBuf,
+}
+
+/// Sends commands to a monitor of QEMU's, one after the other. Each has to succeed.
+fn tell(monitor: &Path, commands: &[serde_json::Value]) -> Vec<serde_json::Value> {
+    let stream = UnixStream::connect(monitor).unwrap();
+    let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+    let begin = serde_json::json!({"execute": "qmp_capabilities"});
+    let commands = [begin].into_iter().chain(commands.iter().cloned());
+    let answers = commands.map(|command| {
+        writeln!(&stream, "{command}").unwrap();
+        let answers = lines.by_ref().map(|line| serde_json::from_str(&line.unwrap()).unwrap());
+        let mut answers: Box<dyn Iterator<Item = serde_json::Value>> = Box::new(answers);
+        let is_answer =
+            |line: &serde_json::Value| line.get("return").is_some() || line.get("error").is_some();
+        let answer = answers.find(is_answer).unwrap();
+        assert!(answer.get("return").is_some(), "{command}: {answer}");
+        answer["return"].clone()
+    });
+    answers.skip(1).collect()
 }
 
 impl Blocks {
     pub fn serve(socket: &Path, boot_sector: &[u8]) -> Self {
-        let disk = socket.with_extension("disk");
+        let disk = disk_of(socket);
         std::fs::write(&disk, boot_sector).unwrap();
         std::fs::File::options().write(true).open(&disk).unwrap().set_len(64 << 20).unwrap();
-        let mut command = Command::new("qemu-storage-daemon");
-        command.args(["--blockdev", &format!("file,node-name=blocks,filename={}", disk.display())]);
-        let address = format!("addr.type=unix,addr.path={},max-connections=0", socket.display());
-        command.args(["--nbd-server", &address]);
-        for epoch in 1..=3 {
-            let export = format!("nbd,id=e{epoch},node-name=blocks,name=root@{epoch},writable=on");
-            command.args(["--export", &export]);
-        }
-        let daemon = command.spawn().unwrap();
-        wait_for("the NBD socket", || {
-            socket.exists().then_some(()).ok_or_else(|| "no socket".into())
-        });
-        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666)).unwrap();
-        Self { daemon }
+        Self { daemon: serve_blocks(socket), socket: socket.to_owned() }
     }
+
+    /// As when the volume is resized at its home. A client that is connected has to connect again.
+    pub fn grow(&mut self, size_bytes: u64) {
+        self.end();
+        let disk = std::fs::File::options().write(true).open(disk_of(&self.socket));
+        disk.unwrap().set_len(size_bytes).unwrap();
+        std::fs::remove_file(&self.socket).unwrap();
+        self.daemon = serve_blocks(&self.socket);
+    }
+
+    fn end(&mut self) {
+        self.daemon.kill().unwrap();
+        self.daemon.wait().unwrap();
+    }
+}
+
+fn disk_of(socket: &Path) -> PathBuf {
+    socket.with_extension("disk")
+}
+
+fn serve_blocks(socket: &Path) -> Child {
+    let disk = disk_of(socket);
+    let mut command = Command::new("qemu-storage-daemon");
+    command.args(["--blockdev", &format!("file,node-name=blocks,filename={}", disk.display())]);
+    let address = format!("addr.type=unix,addr.path={},max-connections=0", socket.display());
+    command.args(["--nbd-server", &address]);
+    for epoch in 1..=3 {
+        let export = format!("nbd,id=e{epoch},node-name=blocks,name=root@{epoch},writable=on");
+        command.args(["--export", &export]);
+    }
+    let daemon = command.spawn().unwrap();
+    wait_for("the NBD socket", || socket.exists().then_some(()).ok_or_else(|| "no socket".into()));
+    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666)).unwrap();
+    daemon
 }
 
 impl Drop for Blocks {
     fn drop(&mut self) {
-        self.daemon.kill().unwrap();
-        self.daemon.wait().unwrap();
+        self.end();
     }
 }
 
@@ -352,6 +392,16 @@ impl Agent {
             let answer = answers.by_ref().map(Result::unwrap).find(is_answer).unwrap();
             assert!(answer.contains("return"), "{answer}");
         }
+    }
+
+    /// As [`Self::tell_qemu`], and gives the answer.
+    pub fn ask_qemu(&self, command: &str) -> serde_json::Value {
+        let command = serde_json::json!({"execute": command});
+        tell(&self.vm_dir().join("run/qmp.sock"), &[command]).remove(0)
+    }
+
+    pub fn change(&self, ask: &ChangeVm) -> Result<VmChanged, Problem> {
+        self.here.block_on(self.client.post("/v1/vms/vm-1/change", ask))
     }
 
     pub fn vm_dir(&self) -> PathBuf {

@@ -173,7 +173,8 @@ pub async fn restore(
     json(vms::change::restore(&cluster, &vm, image).await?)
 }
 
-/// Gives a VM that is off other numbers of CPUs, another amount of memory, or a larger root disk.
+/// Gives a VM other numbers of CPUs, another amount of memory, or a larger root disk. While it runs it can get more vCPUs, a larger disk, and
+/// give memory back; `reason` says what the guest has not done for that.
 #[utoipa::path(post, path = "/vms/{vm}/resize", tag = "vms", params(("vm" = String, Path)),
     request_body = ResizeVm, responses((status = 200, body = Vm)))]
 pub async fn resize(

@@ -175,6 +175,7 @@ impl Run {
             lasting.heed(number, wish, self.record.value.job.state);
             self.record.save().await?;
         }
+        self.heed_size(intent.and_then(|intent| intent.size)).await?;
         let (ending, reason) = match intent {
             Some(JobIntent { cancel: true, now: false, stop_vm: false, .. })
                 if self.may_have_outputs() =>

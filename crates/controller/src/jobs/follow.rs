@@ -486,6 +486,7 @@ fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
             lasts: true,
             firmware: lasting.firmware,
             hardware: lasting.hardware.clone(),
+            cpus_max: Machine::cpus_max_of(spec.cpus),
         }),
     })
 }

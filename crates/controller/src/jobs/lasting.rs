@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use perigee_http::Method;
 use perigee_model::job::{Access, JobState, Start};
-use perigee_model::lasting::{Lasting, Next, Seen};
+use perigee_model::lasting::{Lasting, Next, ResizeVm, Seen};
 use perigee_model::states::JobEvent;
 use perigee_model::tenant::SEPARATOR;
 use perigee_model::vm::{Firmware, VmReport, VmStatus};
@@ -32,6 +32,25 @@ impl Run {
 
     fn change_lasting<T: Default>(&mut self, change: impl FnOnce(&mut Lasting) -> T) -> T {
         self.record.value.lasting.as_mut().map(change).unwrap_or_default()
+    }
+
+    /// Records the size that it has got while it ran.
+    pub(super) async fn heed_size(&mut self, size: Option<(u64, ResizeVm)>) -> Result<(), Problem> {
+        let record = &mut self.record.value;
+        let (Some(lasting), Some((number, size))) = (&mut record.lasting, size) else {
+            return Ok(());
+        };
+        if number <= lasting.sized {
+            return Ok(());
+        }
+        lasting.sized = number;
+        let spec = &mut record.job.spec;
+        spec.cpus = size.cpus.unwrap_or(spec.cpus);
+        spec.root_bytes = size.disk_bytes.or(spec.root_bytes);
+        if let Some(bytes) = size.memory_bytes {
+            lasting.memory_next = Some(bytes).filter(|bytes| *bytes != spec.memory_bytes);
+        }
+        self.record.save().await
     }
 
     /// The step of a VM without a job, if it is not one of those that a job's VM has too.
@@ -310,6 +329,8 @@ impl JobRecord {
             }
             placement => *placement = None,
         }
+        let next = self.lasting.as_mut().and_then(|lasting| lasting.memory_next.take());
+        self.job.spec.memory_bytes = next.unwrap_or(self.job.spec.memory_bytes);
         self.vm_started = false;
         self.boot_id.clear();
         self.last_seq = 0;

@@ -27,8 +27,8 @@ use perigee_model::leave_site::{
 use perigee_model::network::{HostNetworks, NetworksKnown, TunnelEnd};
 use perigee_model::switchover::WriterEpochs;
 use perigee_model::vm::{
-    Accelerator, HostAddresses, HostReport, LinkProbe, MigrateOut, MigrationPhase, VmReport,
-    VmStatus,
+    Accelerator, ChangeVm, HostAddresses, HostReport, LinkProbe, MigrateOut, MigrationPhase,
+    VmReport, VmStatus,
 };
 use perigee_model::volume::{
     AllOpeners, Attach, Attachment, BlockProbe, CachePolicy, CollectTrace, CopyImage, CreateVolume,
@@ -46,7 +46,7 @@ use images::{
     copy_image, delete_image, delete_tree, images, import_image, one_image, receive_tree,
 };
 use vms::{
-    ask_guest_agent, begin_command, cancel_migration, changes, delete_vm, end_command,
+    ask_guest_agent, begin_command, cancel_migration, change_vm, changes, delete_vm, end_command,
     end_unless_ran, events, migrate, press_power_button, put_vm, sync, vm, vms as list_vms,
 };
 
@@ -147,6 +147,10 @@ pub struct Inside {
     pub tells_nothing: bool,
     /// How often a power button was pressed.
     pub pressed: u32,
+    /// How VMs were changed while they ran.
+    pub changed: Vec<ChangeVm>,
+    /// VMs can't be changed.
+    pub refuses_changes: bool,
     /// Its images have no runner.
     pub has_cloud_images: bool,
     /// What its guests' agents know.
@@ -330,6 +334,7 @@ fn agent_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/vms/{vm}/events", get(events))
         .route("/v1/vms/{vm}/console", get(async || "panic: no root"))
         .route("/v1/vms/{vm}/power-button", post(press_power_button))
+        .route("/v1/vms/{vm}/change", post(change_vm))
         .route("/v1/vms/{vm}/guest-agent", post(ask_guest_agent))
         .route("/v1/vms/{vm}/begin-command", post(begin_command))
         .route("/v1/vms/{vm}/end-command", post(end_command))

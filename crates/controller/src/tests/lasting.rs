@@ -5,7 +5,7 @@ use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, JobSpec, JobState, Start, Vm};
 use perigee_model::lasting::{NewVm, NewVmVolume, PowerWish, ResizeVm, StopVm, VmState};
 use perigee_model::tenant::{AuditEntry, Quota};
-use perigee_model::vm::{Firmware, Hardware, VmStatus};
+use perigee_model::vm::{ChangeVm, Firmware, Hardware, VmStatus};
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{DiskRole, HostId, ImageName, ProblemKind, VmId, VolumeName};
 
@@ -444,6 +444,84 @@ async fn a_vm_is_resized_when_it_is_off_and_its_disk_only_grows() {
     lab.runs().await;
     let spec = lab.home.inside().vms[&web()].report.spec.clone();
     assert_eq!((spec.cpus, spec.memory_bytes), (2, 512 << 20));
+}
+
+#[tokio::test]
+async fn a_vm_that_runs_gets_cpus_and_a_larger_disk_and_gives_memory_back() {
+    let mut lab = Lab::up().await;
+    lab.make_vm(new_vm("home1")).await;
+    lab.runs().await;
+    let resize = async |lab: &Lab, ask: ResizeVm| change::resize(&lab.cluster, &web(), ask).await;
+    let nothing = ResizeVm::default();
+    for (ask, why) in [
+        (ResizeVm { memory_bytes: Some(512 << 20), ..nothing }, "it was started with 256 MiB"),
+        (ResizeVm { cpus: Some(0), ..nothing }, "1 to 255"),
+        (ResizeVm { cpus: Some(200), ..nothing }, "more are free at its host"),
+        (ResizeVm { disk_bytes: Some(1 << 30), ..nothing }, "it can only grow"),
+    ] {
+        let refused = resize(&lab, ask).await.expect_err("it can't be done");
+        assert!(refused.why.contains(why), "{refused}");
+    }
+    assert_eq!(lab.home.inside().changed, [], "nothing was done");
+
+    lab.home.inside().refuses_changes = true;
+    let ask = ResizeVm { cpus: Some(3), ..nothing };
+    resize(&lab, ask).await.expect_err("its host refuses");
+    let cpus_of = |lab: &Lab| {
+        let record = jobs::of_vm(&lab.cluster, &web()).expect("its record");
+        (record.job.spec.cpus, record.job.spec.root_bytes, record.job.spec.memory_bytes)
+    };
+    assert_eq!(cpus_of(&lab).0, 1, "as before");
+    lab.home.inside().refuses_changes = false;
+
+    let memory_bytes = Some(128 << 20);
+    let ask = ResizeVm { cpus: Some(3), memory_bytes, disk_bytes: Some(3 << 30) };
+    let sized = resize(&lab, ask).await.expect("resized");
+    assert_eq!((sized.cpus, sized.memory_bytes), (3, 128 << 20));
+    assert!(sized.reason.contains("its guest still has 256 MiB"), "{sized:?}");
+    assert!(sized.reason.contains("grows at its next boot"), "{sized:?}");
+    assert_eq!(lab.home.inside().volumes[&root()].info.size_bytes, 3 << 30);
+    let grown = ChangeVm::GrowDisk { role: DiskRole::Root, size_bytes: 3 << 30 };
+    let less = ChangeVm::Memory { bytes: 128 << 20 };
+    assert_eq!(lab.home.inside().changed, [grown, ChangeVm::Cpus { count: 3 }, less]);
+    assert_eq!(cpus_of(&lab), (3, Some(3 << 30), 256 << 20), "its host still has that memory");
+    lab.restart_controller().await;
+    assert_eq!(lab.runs().await.memory_bytes, 128 << 20);
+
+    // What is moved is not changed.
+    let to = lab.cloud.id.clone();
+    vms::move_to(&lab.cluster, &web(), to, VolumesOnMove::Stay).await.expect("it moves");
+    let refused = resize(&lab, ResizeVm { cpus: Some(4), ..nothing }).await.expect_err("it moves");
+    assert!(refused.why.contains("moved"), "{refused}");
+    wait_for("the source to be asked", async || {
+        lab.home.inside().vms[&web()].asked.is_some().then_some(())
+    })
+    .await;
+    switch(&lab, &web());
+    wait_for("it to be there", async || {
+        let spec = lab.cloud.inside().vms.get(&web()).map(|vm| vm.report.spec.clone());
+        spec.is_some_and(|spec| spec.cpus == 3).then_some(())
+    })
+    .await;
+    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.vm_is(VmState::Stopped).await;
+    assert_eq!(cpus_of(&lab).2, 128 << 20);
+}
+
+#[tokio::test]
+async fn a_vm_that_is_being_changed_is_not_moved() {
+    let lab = Lab::up().await;
+    lab.make_vm(new_vm("home1")).await;
+    lab.runs().await;
+    let (held, host) = lab.cluster.index.begin_change(&web()).expect("it runs");
+    assert_eq!(host, lab.home.id);
+    lab.cluster.index.begin_change(&web()).expect_err("one at a time");
+    let to = lab.cloud.id.clone();
+    let refused = vms::move_to(&lab.cluster, &web(), to.clone(), VolumesOnMove::Stay).await;
+    let refused = refused.expect_err("it is being changed");
+    assert!(refused.why.contains("being changed"), "{refused}");
+    drop(held);
+    vms::move_to(&lab.cluster, &web(), to, VolumesOnMove::Stay).await.expect("it moves");
 }
 
 #[tokio::test]

@@ -59,7 +59,7 @@ async fn change(
     vms::get(cluster, vm).await
 }
 
-fn root_of(record: &JobRecord) -> Option<&PlacedDisk> {
+pub(super) fn root_of(record: &JobRecord) -> Option<&PlacedDisk> {
     let disks = record.kept().into_iter().flat_map(|kept| &kept.disks);
     disks.into_iter().find(|disk| disk.role == DiskRole::Root)
 }
@@ -113,14 +113,18 @@ pub async fn restore(cluster: &Arc<Cluster>, vm: &VmId, image: ImageName) -> Res
     .await
 }
 
-/// Gives a VM that is off other numbers of CPUs, another amount of memory, or a larger root disk.
+/// Gives a VM another number of CPUs, another amount of memory, or a larger root disk. One that runs is changed as far as that can be
+/// done ([`vms::live`]).
 ///
 /// # Errors
-/// `Conflict` unless it is off; `Invalid` for what no VM, or not this tenant, can have.
+/// `Conflict` if it is on its way between off and on; `Invalid` for what no VM, or not this tenant, can have.
 pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<Vm, Problem> {
     let what = format!("can't resize VM {vm}");
     let invalid = |why: String| Problem::invalid(&what, why);
     let before = record(cluster, vm).await?;
+    if before.vm_started {
+        return vms::live::resize(cluster, vm, ask).await;
+    }
     check_off(cluster, &what, &before).await?;
     check_stays(cluster, &what, &before)?;
     let mut spec = before.job.spec.clone();

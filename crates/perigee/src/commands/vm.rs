@@ -103,7 +103,9 @@ pub enum Verb {
         /// The image
         image: ImageName,
     },
-    /// Give a stopped virtual machine other numbers of CPUs, another amount of memory, or a larger root disk
+    /// Give a virtual machine another number of CPUs, another amount of memory, or a larger root disk.
+    ///
+    /// One that runs gets more vCPUs and a larger disk at once, and gives memory back; for the rest stop it first
     Resize {
         /// The VM's name
         vm: VmId,
@@ -160,7 +162,7 @@ pub struct Size {
     /// Memory
     #[arg(long, value_name = "SIZE", value_parser = lasting::size)]
     memory: Option<u64>,
-    /// The size of its root disk. cloud-init makes the filesystem larger when the guest boots
+    /// The size of its root disk. The guest makes its filesystem larger at once, if it has qemu-guest-agent and cloud-init, or when it boots
     #[arg(long, value_name = "SIZE", value_parser = lasting::size)]
     disk: Option<u64>,
 }
@@ -259,6 +261,9 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::Resize { vm, to } => {
             let ask = ResizeVm { cpus: to.cpus, memory_bytes: to.memory, disk_bytes: to.disk };
             let resized: Vm = client.post(&format!("/v1/vms/{vm}/resize"), &ask).await?;
+            if !resized.reason.is_empty() {
+                output::note(&resized.reason);
+            }
             output::one(context.format, &resized, SIZED)
         }
         Verb::Ssh(_) => unreachable!("it is another program by now"),

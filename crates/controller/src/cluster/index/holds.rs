@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use perigee_model::job::JobState;
 use perigee_model::lasting::Lasting;
 use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
 use perigee_planner::queue::Demand;
@@ -22,6 +23,8 @@ pub(super) enum Held {
     Import(ImageName),
     /// A migration of the VM to the host is being recorded.
     Move(VmId, HostId),
+    /// The VM is changed while it runs.
+    Change(VmId),
     /// A move of the volume to another home is being recorded.
     VolumeMove(VolumeName),
     /// The attachment gets another address.
@@ -230,6 +233,9 @@ impl Index {
         {
             return Err("it is being moved already".to_owned());
         }
+        if inner.held.contains(&Held::Change(vm.clone())) {
+            return Err("it is being changed".to_owned());
+        }
         let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
         if let Some(disk) = disks.find(|disk| inner.is_changing_home(&disk.volume)) {
             return Err(format!("its volume {} is being moved", disk.volume));
@@ -246,6 +252,37 @@ impl Index {
         inner.held.push(held.clone());
         drop(inner);
         Ok(self.hold(held))
+    }
+
+    /// Keeps a VM that runs where it is while it is changed there. Gives the host too.
+    ///
+    /// # Errors
+    /// Why it can't be changed now, in plain words.
+    pub fn begin_change(&self, vm: &VmId) -> Result<(Hold<'_>, HostId), String> {
+        let mut inner = self.lock();
+        let job = inner.job_of(vm).filter(|record| record.ending.is_none());
+        let Some(record) = job else { return Err("it is being deleted".to_owned()) };
+        let goes_down = record.lasting.as_ref().is_none_or(|lasting| lasting.down.is_some());
+        let host = record.job.host.clone().filter(|_| record.vm_started && !goes_down);
+        let Some(host) = host.filter(|_| record.job.state == JobState::Running) else {
+            return Err("it is neither off nor does it run".to_owned());
+        };
+        if inner.is_move_being_recorded(vm)
+            || inner.unsettled().any(|moved| moved.migration.vm == *vm)
+        {
+            return Err("it is being moved".to_owned());
+        }
+        let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
+        if let Some(disk) = disks.find(|disk| inner.is_changing_home(&disk.volume)) {
+            return Err(format!("its volume {} is being moved", disk.volume));
+        }
+        let held = Held::Change(vm.clone());
+        if inner.held.contains(&held) {
+            return Err("it is being changed already".to_owned());
+        }
+        inner.held.push(held.clone());
+        drop(inner);
+        Ok((self.hold(held), host))
     }
 
     pub fn is_move_being_recorded(&self, vm: &VmId) -> bool {

@@ -11,8 +11,8 @@ use perigee_model::guest::GuestMessage;
 use perigee_model::starts::{OnDelete, OnStart, Starts};
 use perigee_model::switchover::{Arrival, Fate, fate};
 use perigee_model::vm::{
-    AskGuestAgent, CancelMigration, EndUnlessRan, MigrateOut, MigrationPhase, MigrationReport,
-    VmChanges, VmReport, VmSpec, VmStatus,
+    AskGuestAgent, CancelMigration, ChangeVm, EndUnlessRan, MigrateOut, MigrationPhase,
+    MigrationReport, VmChanged, VmChanges, VmReport, VmSpec, VmStatus,
 };
 use perigee_model::volume::IoStats;
 use perigee_model::{Problem, VmId, VmStart};
@@ -37,6 +37,27 @@ pub(super) async fn press_power_button(State(inside): Shared, Path(vm): Path<VmI
         vm.report.status = VmStatus::Shutdown;
     }
     Ok(Json(()))
+}
+
+/// Its guests have no driver with which they give memory back.
+pub(super) async fn change_vm(
+    State(inside): Shared,
+    Path(vm): Path<VmId>,
+    Json(ask): Json<ChangeVm>,
+) -> Reply<VmChanged> {
+    let mut inside = inside.lock().expect("lock");
+    if inside.refuses_changes {
+        return Err(Problem::unavailable("change the VM", "the test wants it so").into());
+    }
+    inside.changed.push(ask.clone());
+    let report = &mut inside.vms.get_mut(&vm).ok_or_else(no_vm)?.report;
+    let mut changed = VmChanged::default();
+    match ask {
+        ChangeVm::Cpus { count } => report.spec.cpus = count,
+        ChangeVm::Memory { .. } => changed.memory_bytes = Some(report.spec.memory_bytes),
+        ChangeVm::GrowDisk { .. } => {}
+    }
+    Ok(Json(changed))
 }
 
 /// A guest agent with one file, of which it gives and takes a little at a time.

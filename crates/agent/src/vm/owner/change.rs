@@ -1,0 +1,177 @@
+//! Changes of a VM while it runs.
+//!
+//! **A disk that has grown.** QEMU's NBD client keeps the size that an export had when it was opened, so the disk's node is opened anew. Its
+//! device is switched to a second node and back to one with the disk's own name. Whatever of this an agent has left that was ended meanwhile, the
+//! same request goes on from there. Both sessions have the disk's epoch, and QEMU waits for requests in flight before it switches.
+
+use perigee_model::vm::{ChangeVm, VmStatus};
+use perigee_model::{DiskRole, Problem};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Owner;
+use crate::command::block_node_as;
+use crate::qmp::{Qmp, QmpError};
+use crate::{cgroup, sockets};
+
+/// One of `query-hotpluggable-cpus`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Slot {
+    r#type: String,
+    props: Props,
+    /// It has a vCPU.
+    #[serde(default)]
+    qom_path: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Props {
+    socket_id: u32,
+    core_id: u32,
+    thread_id: u32,
+}
+
+/// One of `query-block`.
+#[derive(Debug, Deserialize)]
+struct Drive {
+    #[serde(default)]
+    qdev: String,
+    #[serde(default)]
+    inserted: Option<Inserted>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Inserted {
+    node_name: String,
+    image: Image,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Image {
+    virtual_size: u64,
+}
+
+/// The device behind a disk's `virtio-blk-pci`, which has its drive.
+fn device(role: DiskRole) -> String {
+    format!("/machine/peripheral/disk-{role}/virtio-backend")
+}
+
+async fn drive(qmp: &Qmp, role: DiskRole) -> Result<Inserted, String> {
+    let all: Vec<Drive> = qmp.query("query-block").await.map_err(|e| e.to_string())?;
+    let own = all.into_iter().find(|drive| drive.qdev == device(role));
+    own.and_then(|drive| drive.inserted).ok_or_else(|| format!("it has no disk {role}"))
+}
+
+impl Owner {
+    pub(super) async fn change(&mut self, ask: ChangeVm) -> Result<(), Problem> {
+        let what = || format!("can't change the VM {}", self.vm.id());
+        if self.is_migrating() || self.vm.status() != VmStatus::Running {
+            let why = "it does not run here, or is being moved";
+            return Err(Problem::conflict(what(), why));
+        }
+        let qmp = self.vm.observed(|seen| seen.qmp.clone());
+        let qmp = qmp.ok_or_else(|| Problem::unavailable(what(), "its QEMU does not answer"))?;
+        match ask {
+            ChangeVm::GrowDisk { role, size_bytes } => self.grow(&qmp, role, size_bytes).await,
+            ChangeVm::Cpus { count } => self.add_cpus(&qmp, count).await,
+            ChangeVm::Memory { bytes } => {
+                let asked = qmp.execute("balloon", json!({"value": bytes})).await;
+                asked.map(drop).map_err(|error| Problem::unavailable(what(), error))
+            }
+        }
+    }
+
+    async fn grow(&self, qmp: &Qmp, role: DiskRole, size_bytes: u64) -> Result<(), Problem> {
+        let what =
+            || format!("can't show disk {role} of the VM {} with its new size", self.vm.id());
+        let told = |error: QmpError| Problem::unavailable(what(), error);
+        let odd = |why: String| Problem::unavailable(what(), why);
+        let spec = self.vm.now();
+        let disk = spec.disks.iter().find(|disk| disk.role == role && role != DiskRole::Nvram);
+        let disk = disk.ok_or_else(|| Problem::not_found(what(), "it has no such disk"))?;
+        let before = drive(qmp, role).await.map_err(odd)?;
+        let (own, second) = (role.to_string(), format!("{role}-2"));
+        if before.node_name == own && before.image.virtual_size >= size_bytes {
+            return Ok(());
+        }
+        let socket = sockets::open(&self.host, &self.vm).await?;
+        let add = async |name: &str| {
+            let node = block_node_as(name, disk, &socket.path);
+            qmp.execute("blockdev-add", node).await.map(drop)
+        };
+        let remove =
+            async |name: &str| qmp.execute("blockdev-del", json!({"node-name": name})).await;
+        let switch = async |name: &str| {
+            let to = json!({"path": device(role), "property": "drive", "value": name});
+            qmp.execute("qom-set", to).await.map(drop)
+        };
+        if before.node_name == own {
+            // One that an earlier try has left, or none.
+            let _ = remove(&second).await;
+            add(&second).await.map_err(told)?;
+            let size_there = named_size(qmp, &second).await.map_err(told)?;
+            if size_there < size_bytes {
+                let _ = remove(&second).await;
+                let why = format!("its host's volume server says that it has {size_there} bytes");
+                return Err(odd(why));
+            }
+            switch(&second).await.map_err(told)?;
+        }
+        let _ = remove(&own).await;
+        add(&own).await.map_err(told)?;
+        switch(&own).await.map_err(told)?;
+        let _ = remove(&second).await;
+        let size_bytes = named_size(qmp, &own).await.map_err(told)?;
+        // Nothing changes at the home: this tells the guest.
+        let resize = json!({"node-name": own, "size": size_bytes});
+        qmp.execute("block_resize", resize).await.map(drop).map_err(told)
+    }
+
+    async fn add_cpus(&self, qmp: &Qmp, count: u32) -> Result<(), Problem> {
+        let what = || format!("can't give the VM {} more vCPUs", self.vm.id());
+        let told = |error: QmpError| Problem::unavailable(what(), error);
+        let mut slots: Vec<Slot> = qmp.query("query-hotpluggable-cpus").await.map_err(told)?;
+        let has = slots.iter().filter(|slot| slot.qom_path.is_some()).count();
+        let wanted = usize::try_from(count).unwrap_or(usize::MAX);
+        if wanted > slots.len() {
+            let why = format!("it was started for at most {} of them", slots.len());
+            return Err(Problem::unsupported(what(), why).next("stop it first"));
+        }
+        if wanted < has {
+            let why = format!("it has {has}, and a guest that runs keeps its vCPUs");
+            return Err(Problem::unsupported(what(), why).next("stop it first"));
+        }
+        slots.retain(|slot| slot.qom_path.is_none());
+        // A migration's destination gives its vCPUs the lowest numbers.
+        slots.sort_by_key(|slot| slot.props.socket_id);
+        let process = self.vm.observed(|seen| seen.process);
+        if let Some(process) = process.filter(|_| self.host.has_cgroups)
+            && let Err(error) = cgroup::allow_cpus(&process, count)
+        {
+            tracing::warn!(vm = %self.vm.id(), %error, "its vCPUs share the time of fewer");
+        }
+        for slot in slots.iter().take(wanted - has) {
+            let Props { socket_id, core_id, thread_id } = slot.props;
+            let add = json!({
+                "driver": slot.r#type, "id": format!("cpu-{socket_id}"),
+                "socket-id": socket_id, "core-id": core_id, "thread-id": thread_id,
+            });
+            qmp.execute("device_add", add).await.map_err(told)?;
+        }
+        self.vm.note_change(|since| since.cpus = Some(count))
+    }
+}
+
+/// The size of a block node.
+async fn named_size(qmp: &Qmp, name: &str) -> Result<u64, QmpError> {
+    let nodes: Vec<Value> = qmp.query("query-named-block-nodes").await?;
+    let node = nodes.iter().find(|node| node["node-name"] == name);
+    node.and_then(|node| node["image"]["virtual-size"].as_u64()).ok_or_else(|| QmpError::Odd {
+        command: "query-named-block-nodes".to_owned(),
+        reason: format!("it does not say how large {name} is"),
+    })
+}

@@ -1,0 +1,88 @@
+//! VMs that are changed while they run, at real QEMUs.
+
+use perigee_model::vm::{ChangeVm, Machine, MigrationPhase, VmSpec, VmStatus};
+use perigee_model::{DiskRole, ProblemKind};
+
+use super::scene;
+use super::support::{Agent, spec};
+
+const MIB: u64 = 1 << 20;
+
+/// It can have up to four vCPUs.
+fn changeable(spec: VmSpec) -> VmSpec {
+    VmSpec { machine: Machine { lasts: true, cpus_max: 4, ..Machine::default() }, ..spec }
+}
+
+/// The node and the size that the root disk's device has, as its QEMU says while the agent is away.
+fn root_disk(agent: &mut Agent) -> (String, u64) {
+    agent.kill();
+    let drives = agent.ask_qemu("query-block");
+    agent.run();
+    agent.wait_for_status(VmStatus::Running);
+    let inserted = &drives[0]["inserted"];
+    let node = inserted["node-name"].as_str().unwrap().to_owned();
+    (node, inserted["image"]["virtual-size"].as_u64().unwrap())
+}
+
+#[test]
+fn a_disk_that_has_grown_is_seen_by_the_guest_and_a_move_goes_on_with_it() {
+    let mut scene = scene(&["a", "b"]);
+    scene.agents[0].put(&changeable(spec(1, false))).unwrap();
+    scene.agents[0].wait_for_status(VmStatus::Running);
+    assert_eq!(root_disk(&mut scene.agents[0]), ("root".to_owned(), 64 * MIB));
+    let grow = ChangeVm::GrowDisk { role: DiskRole::Root, size_bytes: 96 * MIB };
+    let early = scene.agents[0].change(&grow).unwrap_err();
+    assert!(early.why.contains("67108864"), "the home has not grown it: {early}");
+    scene.blocks.grow(96 * MIB);
+    for _ in 0..2 {
+        scene.agents[0].change(&grow).unwrap();
+        assert_eq!(root_disk(&mut scene.agents[0]), ("root".to_owned(), 96 * MIB));
+    }
+    let none = ChangeVm::GrowDisk { role: DiskRole::Data(0), size_bytes: MIB };
+    assert_eq!(scene.agents[0].change(&none).unwrap_err().kind, ProblemKind::NotFound);
+
+    let waiting = scene.agents[1].put(&changeable(spec(2, true))).unwrap();
+    let uri = waiting.incoming_uri.expect("it waits for the migration");
+    scene.agents[0].order("m-1", 1, uri, &scene.agents[1], &scene.home);
+    scene.agents[0].wait_for_phase(MigrationPhase::Completed);
+    scene.agents[1].wait_for_status(VmStatus::Running);
+}
+
+#[test]
+fn a_vm_gets_vcpus_while_it_runs_and_keeps_them_when_it_moves() {
+    let mut scene = scene(&["a", "b"]);
+    scene.agents[0].put(&changeable(spec(1, false))).unwrap();
+    scene.agents[0].wait_for_status(VmStatus::Running);
+    let cpus = |count| ChangeVm::Cpus { count };
+    for _ in 0..2 {
+        scene.agents[0].change(&cpus(3)).unwrap();
+        assert_eq!(scene.agents[0].get().unwrap().spec.cpus, 3);
+    }
+    for count in [2, 5] {
+        let refused = scene.agents[0].change(&cpus(count)).unwrap_err();
+        assert_eq!(refused.kind, ProblemKind::Unsupported, "{refused}");
+    }
+    scene.agents[0].kill();
+    let running = scene.agents[0].ask_qemu("query-cpus-fast");
+    assert_eq!(running.as_array().map(Vec::len), Some(3));
+    scene.agents[0].run();
+    let report = scene.agents[0].wait_for_status(VmStatus::Running);
+    assert_eq!(report.spec.cpus, 3, "another agent knows it too");
+
+    let there = VmSpec { cpus: report.spec.cpus, ..changeable(spec(2, true)) };
+    let uri = scene.agents[1].put(&there).unwrap().incoming_uri.expect("it waits");
+    scene.agents[0].order("m-1", 1, uri, &scene.agents[1], &scene.home);
+    scene.agents[0].wait_for_phase(MigrationPhase::Completed);
+    assert_eq!(scene.agents[1].wait_for_status(VmStatus::Running).spec.cpus, 3);
+}
+
+/// The firmware has no driver for it. What a guest with one does is seen in `perigee`'s tests.
+#[test]
+fn a_guest_that_gives_no_memory_back_is_told() {
+    let scene = scene(&["a"]);
+    let agent = &scene.agents[0];
+    agent.put(&changeable(VmSpec { memory_bytes: 128 * MIB, ..spec(1, false) })).unwrap();
+    agent.wait_for_status(VmStatus::Running);
+    let changed = agent.change(&ChangeVm::Memory { bytes: 64 * MIB }).unwrap();
+    assert!(changed.memory_bytes.is_some_and(|has| has > 120 * MIB), "{changed:?}");
+}

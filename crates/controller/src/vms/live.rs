@@ -1,0 +1,230 @@
+//! What a person changes of a VM while it runs: more vCPUs, less memory, a larger root disk.
+//!
+//! Each change is made at the host, and then the VM's driver records it, which alone writes the VM's record. While it is made, the VM is neither
+//! moved nor changed otherwise. What the guest has to do for it, its guest agent is asked for; where there is none, the answer says so.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use perigee_model::job::Vm;
+use perigee_model::lasting::{ExecInVm, ResizeVm};
+use perigee_model::limits::{CPUS, JOB_DISK_BYTES, MEMORY_BYTES};
+use perigee_model::tenant::{Running, tenant_of};
+use perigee_model::vm::{ChangeVm, VmChanged};
+use perigee_model::volume::{BLOCK_BYTES, Resize, VolumeInfo};
+use perigee_model::{DiskRole, HostId, Problem, VmId};
+
+use super::change::root_of;
+use super::lasting::record;
+use crate::accounts::hold_volume;
+use crate::cluster::{Cluster, HostLink, capacity};
+use crate::records::{JobIntent, JobRecord, job_intent_key};
+use crate::{catalog, jobs, vms};
+
+/// How long the VM's driver may take to record a change.
+const RECORD_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a program may take in the guest.
+const GUEST_PATIENCE: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// cloud-init does this at each boot, whatever the partition table and the filesystem are.
+const GROW_FILESYSTEM: &str = "command -v cloud-init >/dev/null || exit 127; \
+    cloud-init single --name growpart --frequency always && cloud-init single --name resizefs --frequency always";
+
+/// A guest's kernel finds a new vCPU after a moment, and many guests leave it off.
+fn use_cpus(count: u32) -> String {
+    format!(
+        "tries=0; while [ $tries -lt 50 ]; do \
+           for cpu in /sys/devices/system/cpu/cpu[0-9]*/online; do [ \"$(cat $cpu)\" = 1 ] || echo 1 >$cpu; done; \
+           [ \"$(grep -c ^processor /proc/cpuinfo)\" -ge {count} ] && exit 0; \
+           tries=$((tries + 1)); sleep 0.2; \
+         done; exit 1"
+    )
+}
+
+/// # Errors
+/// `Invalid` or `Conflict` before anything is changed; what a host says where that fails later.
+pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<Vm, Problem> {
+    let what = format!("can't resize VM {vm} while it runs");
+    let (_held, host) =
+        cluster.index.begin_change(vm).map_err(|why| Problem::conflict(&what, why))?;
+    let before = record(cluster, vm).await?;
+    let at = catalog::reachable(cluster, &host)?;
+    let spec = &before.job.spec;
+    let cpus = ask.cpus.filter(|cpus| *cpus != spec.cpus);
+    if let Some(cpus) = cpus {
+        check_cpus(cluster, &what, &before, &host, cpus)?;
+    }
+    if let Some(bytes) = ask.memory_bytes {
+        check_memory(&what, bytes, spec.memory_bytes)?;
+    }
+    let mut notes = Vec::new();
+    if let Some(bytes) = ask.disk_bytes {
+        notes.extend(grow_root(cluster, &what, vm, &before, &at, bytes).await?);
+    }
+    if let Some(count) = cpus {
+        let size = |cpus| ResizeVm { cpus: Some(cpus), ..ResizeVm::default() };
+        // They count before they are there.
+        note(cluster, &before, size(count)).await?;
+        if let Err(problem) = change(&at, vm, &ChangeVm::Cpus { count }).await {
+            note(cluster, &before, size(spec.cpus)).await?;
+            return Err(problem);
+        }
+        let why = in_guest(cluster, vm, &use_cpus(count)).await;
+        notes.extend(why.map(|why| format!("the guest may leave its new vCPUs unused: {why}")));
+    }
+    if let Some(bytes) = ask.memory_bytes {
+        let changed = change(&at, vm, &ChangeVm::Memory { bytes }).await?;
+        note(cluster, &before, ResizeVm { memory_bytes: Some(bytes), ..ResizeVm::default() })
+            .await?;
+        let has = changed.memory_bytes.filter(|has| *has > bytes.saturating_add(1 << 20));
+        notes.extend(has.map(|has| {
+            let mib = has >> 20;
+            format!("its guest still has {mib} MiB, and gives the rest back when it can")
+        }));
+    }
+    let mut shown = vms::get(cluster, vm).await?;
+    if !notes.is_empty() {
+        shown.reason = notes.join("; ");
+    }
+    Ok(shown)
+}
+
+fn check_cpus(
+    cluster: &Cluster,
+    what: &str,
+    before: &JobRecord,
+    host: &HostId,
+    cpus: u32,
+) -> Result<(), Problem> {
+    CPUS.check(cpus).map_err(|error| Problem::invalid(what, format!("cpus: {error}")))?;
+    let Some(more) = cpus.checked_sub(before.job.spec.cpus) else {
+        let why = "cpus: a guest that runs keeps its vCPUs";
+        return Err(Problem::conflict(what, why).next("stop it first"));
+    };
+    let tenant = tenant_of(before.job.id.as_str());
+    let used = cluster.index.taken().running.get(tenant).copied().unwrap_or_default();
+    let needs = Running { vms: 0, cpus: more, memory_bytes: 0 };
+    let quota = cluster.accounts.quota_of(before.job.id.as_str());
+    if let Some(why) = quota.lacks(used, needs) {
+        return Err(
+            Problem::no_space(what, why).next("ask an admin for more (perigee tenant quota)")
+        );
+    }
+    let Some(report) = cluster.hosts.report(host) else {
+        return Err(Problem::unavailable(what, "its host has not reported yet"));
+    };
+    let mut free = capacity(&report);
+    free.take(cluster.index.used().get(host).map(|used| used.demand).unwrap_or_default());
+    if more > free.cpus {
+        let why = format!("cpus: only {} more are free at its host", free.cpus);
+        return Err(Problem::no_space(what, why).next("move it to another host first"));
+    }
+    Ok(())
+}
+
+fn check_memory(what: &str, bytes: u64, started_with: u64) -> Result<(), Problem> {
+    MEMORY_BYTES
+        .check(bytes)
+        .map_err(|error| Problem::invalid(what, format!("memory: {error}")))?;
+    if bytes <= started_with {
+        return Ok(());
+    }
+    let why = format!("memory: it was started with {} MiB, and has no more", started_with >> 20);
+    Err(Problem::conflict(what, why).next("stop it first"))
+}
+
+/// Returns what the guest has not done.
+async fn grow_root(
+    cluster: &Arc<Cluster>,
+    what: &str,
+    vm: &VmId,
+    before: &JobRecord,
+    at: &HostLink,
+    bytes: u64,
+) -> Result<Option<String>, Problem> {
+    let had_bytes = before.job.spec.root_bytes.unwrap_or_default();
+    let size_bytes = bytes.max(1).next_multiple_of(BLOCK_BYTES);
+    let invalid = |why: String| Problem::invalid(what, format!("disk: {why}"));
+    JOB_DISK_BYTES.check(size_bytes).map_err(|error| invalid(error.to_string()))?;
+    if size_bytes < had_bytes {
+        return Err(invalid("it can only grow".to_owned())
+            .next("make a smaller VM, and copy what is on this one"));
+    }
+    let Some(root) = root_of(before) else {
+        return Err(Problem::internal(what, "it runs without a root disk"));
+    };
+    if root.home != at.id {
+        let why = format!("disk: {} is at {}, and the VM at {}", root.volume, root.home, at.id);
+        return Err(Problem::conflict(what, why).next(format!(
+            "move it to its VM (perigee volume move {} {}), or stop the VM",
+            root.volume, at.id
+        )));
+    }
+    let _room = hold_volume(cluster, vm.as_str(), size_bytes - had_bytes).await?;
+    let larger = Resize { size_bytes, shrink: false };
+    let path = format!("/v1/volumes/{}/resize", root.volume);
+    let _: VolumeInfo = at.volume.post(&path, &larger).await?;
+    change(at, vm, &ChangeVm::GrowDisk { role: DiskRole::Root, size_bytes }).await?;
+    note(cluster, before, ResizeVm { disk_bytes: Some(size_bytes), ..ResizeVm::default() }).await?;
+    let why = in_guest(cluster, vm, GROW_FILESYSTEM).await;
+    Ok(why.map(|why| {
+        format!("the disk is larger, and the guest's filesystem grows at its next boot: {why}")
+    }))
+}
+
+async fn change(at: &HostLink, vm: &VmId, ask: &ChangeVm) -> Result<VmChanged, Problem> {
+    at.agent_slow.post(&format!("/v1/vms/{vm}/change"), ask).await
+}
+
+/// Has the VM's driver record its new size.
+async fn note(cluster: &Arc<Cluster>, of: &JobRecord, size: ResizeVm) -> Result<(), Problem> {
+    let id = &of.job.id;
+    let next = |old: Option<JobIntent>| {
+        let old = old.unwrap_or_default();
+        let number = old.size.map_or(1, |(number, _)| number + 1);
+        JobIntent { size: Some((number, size)), ..old }
+    };
+    cluster.records.update(&job_intent_key(id), next).await?;
+    cluster.drive_job(id);
+    let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(id)).await?;
+    let number = asked.and_then(|asked| asked.size).map_or(0, |(number, _)| number);
+    let begun = Instant::now();
+    let is_noted = || {
+        let record = jobs::of_vm(cluster, &crate::records::vm_of(id));
+        record.and_then(|record| Some(record.lasting.as_ref()?.sized >= number)).unwrap_or(true)
+    };
+    while !is_noted() {
+        if begun.elapsed() > RECORD_PATIENCE {
+            let what = format!("can't record the new size of VM {id}");
+            return Err(Problem::unavailable(what, "its driver has not come to it")
+                .next("it is recorded as soon as that goes on"));
+        }
+        tokio::time::sleep(LOOK_EVERY.min(cluster.timing.poll)).await;
+    }
+    Ok(())
+}
+
+/// Runs this in the guest's shell. Returns why it was not done; `None` if it was.
+async fn in_guest(cluster: &Cluster, vm: &VmId, script: &str) -> Option<String> {
+    let command = ["/bin/sh", "-c", script].map(str::to_owned).to_vec();
+    let ended = async {
+        let begun = vms::guest::exec(cluster, vm, ExecInVm { command, input_base64: None }).await?;
+        loop {
+            let status = vms::guest::exec_status(cluster, vm, begun.pid).await?;
+            if status.exited {
+                return Ok::<_, Problem>(status);
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    };
+    match tokio::time::timeout(GUEST_PATIENCE, ended).await {
+        Ok(Ok(status)) => match status.exit_code {
+            Some(0) => None,
+            Some(127) => Some("it has no cloud-init".to_owned()),
+            _ => Some("what was asked of the guest has failed there".to_owned()),
+        },
+        Ok(Err(problem)) => Some(problem.why),
+        Err(_) => Some(format!("it takes longer than {} s", GUEST_PATIENCE.as_secs())),
+    }
+}
