@@ -1,25 +1,28 @@
 //! The lab with the data at both hosts, and the job that is measured.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use perigee_http::Client;
 use perigee_lab::cluster::Cluster;
-use perigee_lab::demo::{self, Stage, Tables, query_bundle};
+use perigee_lab::demo::{self, Stage};
 use perigee_lab::measuring::load_1min;
 use perigee_lab::wan::{self, Change};
 use perigee_lab::{Lab, Steps};
-use perigee_model::job::{Job, JobSpec, JobState, LogLine};
+use perigee_model::job::{Host, Job, JobSpec, JobState, LogLine};
 use perigee_model::{HostId, VolumeName, job_file};
 use sha2::{Digest, Sha256};
 
-use crate::results::{Run, VM_COUNT, Work};
+use crate::results::{HostRun, Run, StepTime, VM_COUNT, Work};
 use crate::series::{Sampler, ServerPoint, of_guest};
+use crate::{domain0, tables};
 
 const MEMORY: &str = "320MiB";
-const SUPPORT: &str = "0.02";
+pub const SUPPORT: &str = "0.02";
+/// The database's volume has this much, and 8 GiB more for scale factor 1.
+const TABLES_BYTES: u64 = 1 << 30;
 const MINING_BYTES: u64 = 1 << 30;
 const SLOW: Duration = Duration::from_secs(600);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -28,6 +31,13 @@ const RUN_DEADLINE: Duration = Duration::from_secs(3 * 3600);
 const SCRIPTS: [(&str, &str); 2] =
     [("works.sh", include_str!("works.sh")), ("rank.sh", include_str!("rank.sh"))];
 const PROGRAMS: [&str; 4] = ["hpa.py", "pfp.py", "blast.py", "itemsets.py"];
+/// The files of TPC-H, and the directories that the guests have them in.
+const TPCH: &str = "tpch";
+const TABLES: &str = "tables";
+/// Below the scratch directory.
+const PROGRAMS_DIR: &str = "programs";
+const MINING: &str = "mining";
+const TPCH_RIGHT: &str = "tpch-right";
 
 #[derive(Debug, Clone, Copy)]
 pub struct Size {
@@ -55,6 +65,9 @@ pub struct Bench<'a> {
     inputs: String,
     pub transactions_bytes: u64,
     pub table_bytes: u64,
+    /// The directory of the programs, and the one with their data.
+    workloads: PathBuf,
+    scratch: PathBuf,
     /// What one process that shares nothing with HPA and PFP has found.
     itemsets_sha256: String,
     number: u32,
@@ -93,8 +106,9 @@ impl<'a> Bench<'a> {
         let hosts = [near, stage.near.clone()];
         let scratch = lab.dir().join("seeds");
         std::fs::create_dir_all(&scratch)?;
-        let step = steps
-            .begin("make the transactions and the sequences, and find the itemsets in one process");
+        let step = steps.begin(
+            "make the transactions, the sequences and the tables, and find the right results on this machine",
+        );
         let workloads = std::path::absolute(workloads)?;
         let count = size.transactions.to_string();
         let made = python(
@@ -109,23 +123,22 @@ impl<'a> Bench<'a> {
         let (count, to) =
             (size.sequences.to_string(), [&database, &queries].map(|p| p.display().to_string()));
         python(&workloads, &["sequences.py", "--sequences", &count, &to[0], &to[1]])?;
+
+        let table_bytes = tables::write(size.scale_factor, &scratch.join(TABLES))?;
+        let answers = python(
+            &workloads,
+            &["tpch/reference.py", "answers", &scratch.join(TABLES).display().to_string()],
+        )?;
+        std::fs::write(scratch.join(TPCH_RIGHT), answers)?;
         step.done(&format!("{} itemsets", itemsets.lines().count()));
 
         let image = std::path::absolute(image.join("debian-pg.raw"))?;
-        let tables = Tables { image: &image, scale_factor: size.scale_factor };
-        let table_bytes = demo::prepare(&cluster, &stage, &scratch, tables, steps).await?;
-        demo::load(&cluster, &stage, &scratch, steps).await?;
-
+        let step = steps.begin("import the image at both hosts");
+        cluster.import_image(&stage.image, &image).await?;
+        step.done("");
+        write_programs(&workloads, &scratch.join(PROGRAMS_DIR))?;
         let bundle = scratch.join("programs.tar");
-        query_bundle(&bundle)?;
-        let mut files: Vec<(String, Vec<u8>)> = Vec::new();
-        for (name, text) in SCRIPTS {
-            files.push((name.to_owned(), text.as_bytes().to_vec()));
-        }
-        for program in PROGRAMS {
-            files.push((program.to_owned(), std::fs::read(workloads.join(program))?));
-        }
-        add_to_tar(&bundle, &files)?;
+        pack(&bundle, &[(&scratch.join(PROGRAMS_DIR), "")])?;
         let inputs = cluster.upload(&bundle).await?;
         let far = Data { mining: name("mining-far")?, tables: stage.volume.clone() };
         let near = Data { mining: name("mining-near")?, tables: name("tables-near")? };
@@ -140,21 +153,24 @@ impl<'a> Bench<'a> {
             inputs,
             transactions_bytes: made.len() as u64,
             table_bytes,
+            workloads,
+            scratch,
             itemsets_sha256: sha256(&itemsets),
             number: 0,
         };
-        let bundle = scratch.join("mining.tar");
-        let mut files = Vec::new();
+        let data = bench.scratch.join(MINING);
+        std::fs::create_dir_all(&data)?;
         for work in ["hpa", "pfp"] {
-            files.push((format!("transactions-{work}"), made.as_bytes().to_vec()));
+            std::fs::write(data.join(format!("transactions-{work}")), &made)?;
         }
         for file in ["database.fa", "queries.fa"] {
-            files.push((file.to_owned(), std::fs::read(scratch.join(file))?));
+            std::fs::rename(bench.scratch.join(file), data.join(file))?;
         }
-        std::fs::write(&bundle, [0_u8; 1024])?;
-        add_to_tar(&bundle, &files)?;
+        let bundle = bench.scratch.join("mining.tar");
+        pack(&bundle, &[(&data, "")])?;
         let mining = bench.cluster.upload(&bundle).await?;
         bench.fill(mining).await?;
+        bench.load(size.scale_factor).await?;
         bench.copy_near().await?;
         Ok(bench)
     }
@@ -176,6 +192,72 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
+    /// Makes the database of the tables, on a volume at the far host.
+    async fn load(&self, scale_factor: f64) -> Result<()> {
+        let volume = &self.stage.volume;
+        let more = (scale_factor * 8.0 * (1_u64 << 30) as f64) as u64;
+        self.cluster
+            .create_volume(volume, &self.hosts[1], (TABLES_BYTES + more) >> 20 << 20)
+            .await?;
+        let bundle = self.scratch.join("load.tar");
+        let programs = self.scratch.join(PROGRAMS_DIR).join(TPCH);
+        pack(&bundle, &[(&programs, TPCH), (&self.scratch.join(TABLES), TABLES)])?;
+        let inputs = self.cluster.upload(&bundle).await?;
+        let text = format!(
+            "name: load\nimage: {}\nmemory: 512MiB\ntimeout: 1h\nplacement: {{host: {}, move: never}}\n\
+             volumes:\n  - {{volume: {volume}, mount: /data, access: write}}\n\
+             command: [sh, inputs/tpch/load.sh, inputs/tables, /data/pg]\n",
+            self.stage.image, self.hosts[1]
+        );
+        let spec = job_file::parse(&text, "load.yaml")?.spec;
+        let mut step = self.steps.begin("load the tables into PostgreSQL");
+        self.cluster.run(&JobSpec { inputs: Some(inputs), ..spec }, &mut step).await?;
+        step.done("");
+        Ok(())
+    }
+
+    /// The same programs on the host itself, one after the other.
+    pub fn on_host(&self, works: &[Work]) -> Result<Vec<HostRun>> {
+        let step = self.steps.begin("the same programs on the host itself");
+        let from = domain0::From {
+            programs: &self.scratch.join(PROGRAMS_DIR),
+            mining: &self.scratch.join(MINING),
+            tables: &self.scratch.join(TABLES),
+        };
+        let measured = domain0::measure(from, works)?;
+        let mut runs = Vec::new();
+        for (work, found) in measured {
+            self.check(work, &found.found, &found.answers)?;
+            let (seconds, busy, load_1min) = (found.seconds, found.busy, found.load_1min);
+            runs.push(HostRun { work, seconds, busy, load_1min });
+        }
+        step.done("");
+        Ok(runs)
+    }
+
+    /// Whether a program has found what it should: itemsets as one process finds them, and answers as SQLite gives them.
+    fn check(&self, work: Work, found: &str, answers: &[String]) -> Result<()> {
+        match work {
+            Work::Hpa | Work::Pfp => ensure!(
+                sha256(found) == self.itemsets_sha256,
+                "{} has found other itemsets than one process",
+                work.name()
+            ),
+            Work::Blast => ensure!(!found.trim().is_empty(), "BLAST has found nothing"),
+            Work::Tpch => {
+                ensure!(answers.len() == VM_COUNT as usize, "{} VMs have answers", answers.len());
+                let right = self.scratch.join(TPCH_RIGHT).display().to_string();
+                for (rank, text) in answers.iter().enumerate() {
+                    let got = self.scratch.join("tpch-got");
+                    std::fs::write(&got, text)?;
+                    let line = ["tpch/reference.py", "compare", &right, &got.display().to_string()];
+                    python(&self.workloads, &line).with_context(|| format!("rank {rank}"))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The same data at the VMs' host: clones that are moved there.
     async fn copy_near(&self) -> Result<()> {
         let step = self.steps.begin(format!("copy the data to {}", self.hosts[0]));
@@ -188,6 +270,13 @@ impl<'a> Bench<'a> {
         }
         step.done("");
         Ok(())
+    }
+
+    /// What the VMs at their host run with: `kvm` or `tcg`.
+    pub async fn accelerator(&self) -> Result<String> {
+        let hosts: Vec<Host> = self.client.get("/v1/hosts").await?;
+        let host = hosts.into_iter().find(|host| host.id == self.hosts[0]).context("no host")?;
+        Ok(host.accelerator.map_or_else(String::new, |it| format!("{it:?}").to_lowercase()))
     }
 
     async fn set_wan(&self, rtt_ms: u32) -> Result<()> {
@@ -299,24 +388,15 @@ impl<'a> Bench<'a> {
             run.clocks.push(clock);
             run.guests.push(points);
         }
+        let answers = of("tpch-answers");
         let found = match work {
-            // Each VM has asked the queries, and wrote the answers.
-            Work::Tpch => {
-                let answers = of("answers.txt");
-                ensure!(answers.len() == VM_COUNT as usize, "{} VMs have answers", answers.len());
-                ensure!(answers.iter().all(|one| *one == answers[0]), "the VMs have other answers");
-                answers[0].clone()
-            }
+            Work::Tpch => answers.first().context("no answers")?.clone(),
             _ => of(&format!("{}-found", work.name())).pop().context("no results")?,
         };
-        ensure!(!found.trim().is_empty(), "{} has found nothing", work.name());
+        self.check(work, &found, &answers)?;
         run.found_sha256 = sha256(&found);
-        if matches!(work, Work::Hpa | Work::Pfp) {
-            ensure!(
-                run.found_sha256 == self.itemsets_sha256,
-                "{} has found other itemsets than one process",
-                work.name()
-            );
+        if work == Work::Tpch {
+            run.steps = step_times(&of("tpch-times"), &run.clocks)?;
         }
         let mine = servers.iter().filter(|(label, _)| label == work.name());
         run.servers = mine.map(|(_, point)| *point).collect();
@@ -326,20 +406,64 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Adds files at the end of a tar.
-fn add_to_tar(path: &Path, files: &[(String, Vec<u8>)]) -> Result<()> {
-    let mut tar = std::fs::read(path)?;
-    // Two blocks of zeros end it.
-    while tar.len() >= 512 && tar[tar.len() - 512..].iter().all(|byte| *byte == 0) {
-        tar.truncate(tar.len() - 512);
+/// What TPC-H's steps took, as means of the VMs by the machine's clock.
+fn step_times(texts: &[String], clocks: &[f64]) -> Result<Vec<StepTime>> {
+    let mut steps: Vec<StepTime> = Vec::new();
+    // Outputs come in the order of the ranks.
+    for (text, clock) in texts.iter().zip(clocks) {
+        for (index, line) in text.lines().enumerate() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [name, began, ended] = words[..] else { bail!("a step's time: {line:?}") };
+            let seconds =
+                (ended.parse::<f64>()? - began.parse::<f64>()?) / clock / texts.len() as f64;
+            match steps.get_mut(index) {
+                Some(step) => step.seconds += seconds,
+                None => steps.push(StepTime { name: name.to_owned(), seconds }),
+            }
+        }
     }
-    let mut builder = tar::Builder::new(tar);
-    for (name, content) in files {
-        let mut header = tar::Header::new_gnu();
-        header.set_mode(0o644);
-        header.set_size(content.len() as u64);
-        builder.append_data(&mut header, name, content.as_slice())?;
+    Ok(steps)
+}
+
+/// The programs, as the guests have them.
+fn write_programs(workloads: &Path, to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to.join(TPCH))?;
+    for (name, text) in SCRIPTS {
+        std::fs::write(to.join(name), text)?;
     }
-    std::fs::write(path, builder.into_inner()?)?;
+    for program in PROGRAMS {
+        std::fs::copy(workloads.join(program), to.join(program))?;
+    }
+    for file in std::fs::read_dir(workloads.join(TPCH))? {
+        let file = file?;
+        if file.file_type()?.is_file() {
+            std::fs::copy(file.path(), to.join(TPCH).join(file.file_name()))?;
+        }
+    }
     Ok(())
+}
+
+/// Packs directories into a tar, each below a name there.
+fn pack(path: &Path, directories: &[(&Path, &str)]) -> Result<()> {
+    let mut tar = tar::Builder::new(std::fs::File::create(path)?);
+    for (directory, name) in directories {
+        tar.append_dir_all(name, directory)?;
+    }
+    tar.into_inner()?.sync_data()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_step_is_the_mean_of_the_vms_by_the_machine_s_clock() {
+        let texts =
+            ["14 10.0 12.0\n2 12.0 13.0\n", "14 20.0 28.0\n2 28.0 30.0\n"].map(str::to_owned);
+        let steps = step_times(&texts, &[1.0, 2.0]).expect("times");
+        let found: Vec<(&str, f64)> = steps.iter().map(|s| (s.name.as_str(), s.seconds)).collect();
+        assert_eq!(found, [("14", 3.0), ("2", 1.0)]);
+        step_times(&["14 10.0".to_owned()], &[1.0]).expect_err("no end");
+    }
 }

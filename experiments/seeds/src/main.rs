@@ -6,12 +6,15 @@
 //! machine.
 
 mod bench;
+mod domain0;
 mod paper;
 mod report;
 mod results;
 mod series;
+mod tables;
 
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use clap::Parser;
@@ -25,11 +28,14 @@ use results::{Results, Work};
 #[derive(Parser)]
 struct Arguments {
     /// The `perigee` binary that the lab runs
-    #[arg(long)]
+    #[arg(long, default_value = "target/release/perigee")]
     program: PathBuf,
     /// The directory of an image with Open MPI, mpi4py, BLAST and PostgreSQL
-    #[arg(long)]
+    #[arg(long, default_value = ".", required_unless_present_any = ["tables", "report_only"])]
     image: PathBuf,
+    /// Only writes TPC-H's tables into this directory
+    #[arg(long)]
+    tables: Option<PathBuf>,
     /// The directory for results.json and report.html
     #[arg(long, default_value = "experiments/seeds")]
     out: PathBuf,
@@ -39,6 +45,9 @@ struct Arguments {
     /// Measure only these: hpa, pfp, blast, tpch
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
+    /// Leave out the same programs on the host itself
+    #[arg(long)]
+    without_host: bool,
     /// Transactions that HPA and PFP look at; 100,000 are about 3 MB
     #[arg(long, default_value_t = 40_000)]
     transactions: u32,
@@ -83,6 +92,10 @@ impl Arguments {
 #[tokio::main]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse().small();
+    if let Some(dir) = &arguments.tables {
+        tables::write(arguments.scale_factor, dir)?;
+        return Ok(());
+    }
     let works = arguments.works()?;
     let mut results = Results::load(&arguments.out)?;
     if arguments.report_only {
@@ -90,6 +103,7 @@ async fn main() -> Result<()> {
         report::print(&results);
         return Ok(());
     }
+    let began = Instant::now();
     results.cpus = std::thread::available_parallelism()?.get();
     results.is_quick = arguments.quick;
     results.versions = measuring::versions(measuring::version_of(&arguments.program), &[QEMU]);
@@ -100,9 +114,26 @@ async fn main() -> Result<()> {
         let measured = measure(&lab, &arguments, &works, &steps, &mut results).await;
         measured.map_err(|error| Problem::internal("the experiment", format!("{error:#}")))
     };
+    let minutes = expected_min(&arguments, &works);
+    steps.say(&format!("This takes about {minutes:.0} minutes on two CPUs without KVM."));
     with_lab(measuring::two_sites(&arguments.image), &options, &steps, work).await?;
+    if arguments.only.is_empty() {
+        results.whole_s = began.elapsed().as_secs_f64();
+        results.write(&arguments.out)?;
+    }
     report::print(&results);
     Ok(())
+}
+
+/// How long it takes, by what it took on two CPUs without KVM: the preparation, and at each distance the VMs' start and the programs.
+fn expected_min(arguments: &Arguments, works: &[Work]) -> f64 {
+    let places = arguments.rtts.len() as f64 + 1.0;
+    let programs = works.len() as f64 / Work::ALL.len() as f64;
+    let (prepare_min, start_min, all_min) = match arguments.quick {
+        true => (1.5, 0.7, 1.3),
+        false => (2.5, 0.7, 2.0),
+    };
+    prepare_min + places * (start_min + programs * all_min)
 }
 
 async fn measure(
@@ -124,6 +155,11 @@ async fn measure(
     results.sequences = arguments.sequences;
     results.scale_factor = arguments.scale_factor;
     results.table_bytes = bench.table_bytes;
+    results.accelerator = bench.accelerator().await?;
+    if !arguments.without_host {
+        results.on_host = bench.on_host(works)?;
+        results.write(&arguments.out)?;
+    }
     for rtt_ms in std::iter::once(None).chain(arguments.rtts.iter().copied().map(Some)) {
         let runs = bench.run(rtt_ms, works).await?;
         results.runs.retain(|run| run.rtt_ms != rtt_ms || !works.contains(&run.work));

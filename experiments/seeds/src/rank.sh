@@ -2,12 +2,17 @@
 # rank.sh WORK COMMAND...: one process of a program. Writes beside its output what its VM uses meanwhile: seconds since boot, ticks that its
 # CPU worked, waited for disks and rested, and kibibytes of its memory: all, free, and cached. The first and the last line are the
 # program's begin and end.
+#
+# On the host itself, where $RANKS is a directory, each process has a directory of its own there.
 set -u
 work=$1
 shift
+rank=${OMPI_COMM_WORLD_RANK:-0}
 export PYTHONDONTWRITEBYTECODE=1 PERIGEE_PROGRESS=/dev/null
-usage=$PERIGEE_OUTPUT/$work-usage-${OMPI_COMM_WORLD_RANK:-0}
-cd /job
+where=/job
+[ -z "${RANKS-}" ] || where=$RANKS/$rank
+cd "$where" || exit 1
+usage=$PERIGEE_OUTPUT/$work-usage-$rank
 
 sample() {
     read -r up _ </proc/uptime
@@ -27,9 +32,11 @@ sample() {
     echo "$up $((user + nice + system + irq + softirq)) $iowait $idle $all $free $cached"
 }
 
-# Each program finds its data cold.
-sync
-echo 3 >/proc/sys/vm/drop_caches
+# Each program finds its data cold. The host's other programs keep their caches.
+if [ -z "${RANKS-}" ]; then
+    sync
+    echo 3 >/proc/sys/vm/drop_caches
+fi
 sample >"$usage"
 (
     while sleep 1; do sample; done

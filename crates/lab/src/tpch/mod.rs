@@ -77,7 +77,11 @@ pub fn write_tables(scale_factor: f64, dir: &Path) -> Result<u64, Problem> {
         + write_table(&table_path(dir, "part"), part.iter())?)
 }
 
-fn write_table<R: std::fmt::Display>(
+/// Writes rows of the generator to a file, and returns its size in bytes.
+///
+/// # Errors
+/// `Internal` when a write fails.
+pub fn write_table<R: std::fmt::Display>(
     path: &Path,
     rows: impl Iterator<Item = R>,
 ) -> Result<u64, Problem> {
