@@ -405,6 +405,12 @@ pub struct LogLine {
     pub stream: LogStream,
     /// Without the end of the line.
     pub line: String,
+    /// When its host's agent got it, by the controller's clock; 0 if that is not known.
+    #[serde(default)]
+    pub arrived_ms: u64,
+    /// Of a job with several VMs, where the lines of all are asked for: the rank of the VM that wrote it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
 }
 
 /// Whether a host's agent answers.

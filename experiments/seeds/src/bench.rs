@@ -443,13 +443,25 @@ fn write_programs(workloads: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Packs directories into a tar, each below a name there.
+/// Packs the files of directories into a tar, each below a name there.
 fn pack(path: &Path, directories: &[(&Path, &str)]) -> Result<()> {
     let mut tar = tar::Builder::new(std::fs::File::create(path)?);
     for (directory, name) in directories {
-        tar.append_dir_all(name, directory)?;
+        add(&mut tar, directory, Path::new(name))?;
     }
     tar.into_inner()?.sync_data()?;
+    Ok(())
+}
+
+fn add(tar: &mut tar::Builder<std::fs::File>, directory: &Path, to: &Path) -> Result<()> {
+    for file in std::fs::read_dir(directory)? {
+        let file = file?;
+        let to = to.join(file.file_name());
+        match file.file_type()?.is_dir() {
+            true => add(tar, &file.path(), &to)?,
+            false => tar.append_path_with_name(file.path(), to)?,
+        }
+    }
     Ok(())
 }
 

@@ -107,14 +107,17 @@ pub struct Page {
     after: u64,
     limit: Option<usize>,
     rank: Option<u32>,
+    after_each: Option<String>,
 }
 
 /// The first log lines with a number higher than `after`, at most `limit`. An empty answer means that there are
 /// no more. Only the end of a long log is kept; then the first line says how much is missing. Each VM of a job with several
-/// ones has a log: `rank` says which, and without it it is the first one's.
+/// ones has a log: `rank` says which, and without it it is the first one's. With `after_each` it is the log of all of them, in the
+/// order in which their lines arrived, each line with its `rank`: it has the number of the last line that is known of each rank,
+/// separated by commas, and is empty at first.
 #[utoipa::path(get, path = "/jobs/{job}/log", tag = "jobs",
     params(("job" = String, Path), ("after" = Option<u64>, Query), ("limit" = Option<usize>, Query),
-        ("rank" = Option<u32>, Query)),
+        ("rank" = Option<u32>, Query), ("after_each" = Option<String>, Query)),
     responses((status = 200, body = Vec<LogLine>)))]
 pub async fn log(
     State(cluster): Shared,
@@ -123,6 +126,12 @@ pub async fn log(
 ) -> Reply<Vec<LogLine>> {
     let Query(page) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
     let limit = page.limit.unwrap_or(jobs::PAGE_LINES_MAX);
+    if let Some(after) = &page.after_each {
+        let numbers = after.split(',').filter(|text| !text.is_empty()).map(str::parse);
+        let after: Result<Vec<u64>, _> = numbers.collect();
+        let after = after.map_err(|e| Problem::invalid("request query", format!("after_each: {e}")))?;
+        return json(jobs::log_of_all(&cluster, &job, &after, limit).await?);
+    }
     json(jobs::log_of(&cluster, &job, page.rank, (page.after, limit)).await?)
 }
 

@@ -193,6 +193,29 @@ pub async fn log_of(
     }
 }
 
+/// The logs of all VMs of a gang as one, in the order in which their lines arrived. `after` has a number for each rank.
+///
+/// # Errors
+/// `NotFound`; `Invalid` if there are more numbers than VMs.
+pub async fn log_of_all(
+    cluster: &Cluster,
+    id: &JobId,
+    after: &[u64],
+    limit: usize,
+) -> Result<Vec<LogLine>, Problem> {
+    let record = super::record(cluster, id).await?;
+    let count = record.job.spec.count;
+    if after.len() > count as usize {
+        let why = format!("after_each: it has {} numbers, and the job has {count} VMs", after.len());
+        return Err(Problem::invalid(format!("can't show the log of job {id}"), why));
+    }
+    let members: Vec<JobId> = match record.gang.is_some() {
+        true => (0..count).map(|rank| member_of(id, rank)).collect(),
+        false => vec![id.clone()],
+    };
+    log::read_all(cluster, &members, after, limit).await
+}
+
 /// A key that nobody else has.
 fn new_key(job: &JobId) -> Result<GuestKey, Problem> {
     let fault = |e: &dyn std::fmt::Display| {

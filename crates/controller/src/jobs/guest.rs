@@ -39,7 +39,14 @@ pub fn apply(record: &mut JobRecord, now_ms: u64, events: Vec<GuestEvent>) -> Ve
         record.last_seq = message.seq;
         if let GuestBody::Log { stream, line } = message.body {
             let line = shorten(&line, LINE_BYTES_MAX);
-            lines.push(LogLine { seq: message.seq, uptime_ms: message.uptime_ms, stream, line });
+            lines.push(LogLine {
+                seq: message.seq,
+                uptime_ms: message.uptime_ms,
+                stream,
+                line,
+                arrived_ms: now_ms.saturating_sub(age_ms),
+                rank: None,
+            });
         } else if record.ending.is_none() && !record.job.state.is_final() {
             take(record, When::new(record, now_ms, age_ms), message.body);
         }

@@ -8,7 +8,7 @@ use perigee_model::job::LogLine;
 use perigee_model::{JobId, Problem};
 
 use crate::cluster::Cluster;
-use crate::records::LogKept;
+use crate::records::{JobRecord, LogKept, job_key};
 
 const MESSAGES_PER_PIECE: u64 = 100;
 
@@ -85,7 +85,15 @@ pub async fn read(
     limit: usize,
 ) -> Result<Vec<LogLine>, Problem> {
     let kept = super::record(cluster, job).await?.log;
-    page(cluster, job, &kept, after, limit).await
+    Ok(page(cluster, job, &kept, after, (limit, PAGE_BYTES)).await?.lines)
+}
+
+/// A part of a log.
+#[derive(Debug, Default)]
+struct Page {
+    lines: Vec<LogLine>,
+    /// There may be more after it.
+    is_cut: bool,
 }
 
 async fn page(
@@ -93,8 +101,8 @@ async fn page(
     job: &JobId,
     kept: &LogKept,
     after: u64,
-    limit: usize,
-) -> Result<Vec<LogLine>, Problem> {
+    (limit, bytes_max): (usize, u64),
+) -> Result<Page, Problem> {
     let limit = limit.clamp(1, PAGE_LINES_MAX);
     let mut page = Vec::new();
     if kept.dropped_seq > after {
@@ -105,16 +113,62 @@ async fn page(
         Some(piece) => key(job, piece),
         None => String::new(),
     };
-    let mut bytes = 0;
-    while page.len() < limit && bytes < PAGE_BYTES {
+    let (mut bytes, mut is_cut) = (0, true);
+    while page.len() < limit && bytes < bytes_max {
         let next = cluster.records.list_after::<Vec<LogLine>>(&prefix(job), &from, 1).await?;
-        let Some((key, piece)) = next.into_iter().next() else { break };
+        let Some((key, piece)) = next.into_iter().next() else {
+            is_cut = false;
+            break;
+        };
         bytes += size_of(&piece);
         page.extend(piece.into_iter().filter(|line| line.seq > after));
         from = key;
     }
+    is_cut |= page.len() > limit;
     page.truncate(limit);
-    Ok(page)
+    Ok(Page { lines: page, is_cut })
+}
+
+/// The same of the VMs of a gang, in the order in which their lines arrived. `after` has a number for each rank. One without a
+/// record has no lines yet.
+pub async fn read_all(
+    cluster: &Cluster,
+    members: &[JobId],
+    after: &[u64],
+    limit: usize,
+) -> Result<Vec<LogLine>, Problem> {
+    let bytes_max = PAGE_BYTES / members.len().max(1) as u64;
+    let mut pages = Vec::new();
+    for (index, member) in members.iter().enumerate() {
+        let after = after.get(index).copied().unwrap_or_default();
+        let found: Option<JobRecord> = cluster.records.read(&job_key(member)).await?;
+        pages.push(match found {
+            Some(found) => page(cluster, member, &found.log, after, (limit, bytes_max)).await?,
+            None => Page::default(),
+        });
+    }
+    Ok(merged(pages, limit.clamp(1, PAGE_LINES_MAX)))
+}
+
+/// Lines of one VM stay in their order. After the last line of a page that was cut nothing follows: the next one may have
+/// arrived before all others.
+fn merged(pages: Vec<Page>, limit: usize) -> Vec<LogLine> {
+    let mut lines = Vec::new();
+    let mut rest: Vec<_> = pages
+        .into_iter()
+        .map(|page| (page.lines.into_iter().peekable(), page.is_cut))
+        .collect();
+    while lines.len() < limit {
+        let heads = rest.iter_mut().enumerate();
+        let heads = heads.filter_map(|(rank, (of, _))| Some((of.peek()?.arrived_ms, rank)));
+        let Some((_, rank)) = heads.min() else { break };
+        let (of, is_cut) = &mut rest[rank];
+        lines.extend(of.next().map(|line| LogLine { rank: u32::try_from(rank).ok(), ..line }));
+        if *is_cut && of.peek().is_none() {
+            break;
+        }
+    }
+    lines
 }
 
 fn gap(kept: &LogKept) -> LogLine {
@@ -126,6 +180,8 @@ fn gap(kept: &LogKept) -> LogLine {
         line: format!(
             "perigee: {lines} lines before this are gone: a job's last {mib} MiB are kept"
         ),
+        arrived_ms: 0,
+        rank: None,
     }
 }
 
@@ -142,6 +198,8 @@ mod tests {
             uptime_ms: 0,
             stream: LogStream::Stdout,
             line: "secret".to_owned(),
+            arrived_ms: 0,
+            rank: None,
         };
         let mut lines = vec![line(1), line(2)];
         hide(&LogKept::default(), &mut lines);
@@ -150,6 +208,34 @@ mod tests {
         let mut lines = vec![line(3)];
         hide(&LogKept { bytes: 100, ..LogKept::default() }, &mut lines);
         assert!(lines.is_empty());
+    }
+
+    fn page_of(arrived: &[u64], is_cut: bool) -> Page {
+        let line = |(seq, arrived_ms): (u64, &u64)| LogLine {
+            seq,
+            uptime_ms: 0,
+            stream: LogStream::Stdout,
+            line: arrived_ms.to_string(),
+            arrived_ms: *arrived_ms,
+            rank: None,
+        };
+        Page { lines: (1..).zip(arrived).map(line).collect(), is_cut }
+    }
+
+    fn order(lines: &[LogLine]) -> Vec<(u32, u64)> {
+        lines.iter().map(|line| (line.rank.expect("a rank"), line.arrived_ms)).collect()
+    }
+
+    #[test]
+    fn lines_of_all_ranks_are_merged_as_they_arrived() {
+        let pages = || vec![page_of(&[3, 7, 6], false), page_of(&[1, 3, 9], false), Page::default()];
+        let all = merged(pages(), 100);
+        assert_eq!(order(&all), [(1, 1), (0, 3), (1, 3), (0, 7), (0, 6), (1, 9)]);
+        assert_eq!(order(&merged(pages(), 2)), [(1, 1), (0, 3)]);
+        // What follows rank 0's line 7 may have arrived before rank 1's line 9.
+        let cut = merged(vec![page_of(&[3, 7], true), page_of(&[1, 3, 9], false)], 100);
+        assert_eq!(order(&cut), [(1, 1), (0, 3), (1, 3), (0, 7)]);
+        assert!(merged(vec![Page::default()], 5).is_empty());
     }
 
     #[tokio::test]
@@ -164,6 +250,8 @@ mod tests {
             uptime_ms: 0,
             stream: LogStream::Stdout,
             line: "x".repeat(32 << 10),
+            arrived_ms: seq,
+            rank: None,
         };
         let mut kept = LogKept::default();
         for batch in 0..20 {
@@ -176,7 +264,7 @@ mod tests {
         }
         let (mut after, mut read) = (0, Vec::new());
         loop {
-            let page = page(cluster, &job, &kept, after, 7).await.expect("read");
+            let page = page(cluster, &job, &kept, after, (7, PAGE_BYTES)).await.expect("read").lines;
             assert!(page.len() <= 7, "{} lines", page.len());
             let Some(last) = page.last() else { break };
             after = last.seq;

@@ -55,7 +55,7 @@ const ERASURE_AGAIN: Duration = Duration::from_millis(10);
 
 pub use again::{Fate, Loss, fate};
 pub use driver::drive;
-pub use gang::{log_of, members};
+pub use gang::{log_of, log_of_all, members};
 #[cfg(feature = "fuzzing")]
 pub(crate) use guest::apply;
 pub use log::PAGE_LINES_MAX;

@@ -182,9 +182,23 @@ async fn a_gang_starts_at_one_barrier_and_leaves_its_outputs_by_rank() {
     let second = member(&id, 1);
     let host = hosts.iter().find(|host| host.inside().vms.contains_key(&second)).expect("a host");
     host.say(&second, GuestBody::Log { stream: LogStream::Stdout, line: "I am 1".into() });
+    let log = |rank| jobs::log_of(&lab.cluster, &id, Some(rank), (0, 100));
+    wait_for("its line", async || (!log(1).await.expect("a log").is_empty()).then_some(())).await;
+    // What comes after that has arrived later, by the clock of the same controller.
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    let third = member(&id, 2);
+    let host = hosts.iter().find(|host| host.inside().vms.contains_key(&third)).expect("a host");
+    host.say(&third, GuestBody::Log { stream: LogStream::Stderr, line: "I am 2".into() });
     let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
     assert_eq!((job.state, job.reason.as_str()), (JobState::Succeeded, ""));
     assert_eq!((job.exit_code, job.members.len()), (Some(0), 3));
+    let all = jobs::log_of_all(&lab.cluster, &id, &[], 100).await.expect("all logs");
+    let ranks: Vec<_> = all.iter().map(|line| (line.rank, line.line.as_str())).collect();
+    assert_eq!(ranks, [(Some(1), "I am 1"), (Some(2), "I am 2")]);
+    let rest = jobs::log_of_all(&lab.cluster, &id, &[0, all[0].seq], 100).await.expect("the rest");
+    assert_eq!(rest.iter().map(|line| line.rank).collect::<Vec<_>>(), [Some(2)]);
+    let few = jobs::log_of_all(&lab.cluster, &id, &[0; 4], 100).await.expect_err("too many");
+    assert_eq!(few.kind, ProblemKind::Invalid);
     let outputs = job.outputs.expect("outputs");
     assert_eq!((outputs.at.as_str(), outputs.files), ("repo://default/jobs/g-0001", 3));
     let tree = lab.dir.path().join("data/tenants/default/tree/jobs/g-0001");
@@ -192,7 +206,6 @@ async fn a_gang_starts_at_one_barrier_and_leaves_its_outputs_by_rank() {
         let who = std::fs::read_to_string(tree.join(format!("rank-{rank}/output/who")));
         assert_eq!(who.expect("its output"), member(&id, rank).to_string());
     }
-    let log = |rank| jobs::log_of(&lab.cluster, &id, Some(rank), (0, 100));
     let lines = log(1).await.expect("a log");
     assert_eq!(lines.iter().map(|line| line.line.as_str()).collect::<Vec<_>>(), ["I am 1"]);
     assert!(log(0).await.expect("a log").is_empty());

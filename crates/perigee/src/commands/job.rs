@@ -55,7 +55,7 @@ pub enum Verb {
         /// Print new lines until the job has ended
         #[arg(long)]
         follow: bool,
-        /// Of a job with several VMs: which of them, from 0 [default: the first]
+        /// Of a job with several VMs: only this one's, from 0. Without it, the lines of all are shown as they arrived, each with its rank before it
         #[arg(long)]
         rank: Option<u32>,
     },
@@ -128,6 +128,7 @@ const LOG: &[Column<LogLine>] = &[
     ("seq", |l| l.seq.to_string()),
     ("stream", |l| output::word(&l.stream)),
     ("line", |l| l.line.clone()),
+    ("rank", |l| l.rank.map_or_else(String::new, |rank| rank.to_string())),
 ];
 
 const OPTIONS: &[Column<PlanOption>] = &[
@@ -347,21 +348,39 @@ async fn log(
     follow: bool,
     format: Format,
 ) -> Result<(), Problem> {
-    let rank = rank.map_or_else(String::new, |rank| format!("&rank={rank}"));
-    let mut after = 0;
-    let mut kept = Vec::new();
     let goes_on = format!("the job goes on; `perigee job log {id}` shows its log");
+    let job: Job = asking::get(client, &format!("/v1/jobs/{id}"), &goes_on).await?;
+    let is_merged = rank.is_none() && job.spec.count > 1;
+    // The number of the last line that was shown, of each rank.
+    let mut after = vec![0_u64; if is_merged { job.spec.count as usize } else { 1 }];
+    let mut kept = Vec::new();
     loop {
         // The state is read before the lines. If it is final, the lines are complete.
         let job: Job = asking::get(client, &format!("/v1/jobs/{id}"), &goes_on).await?;
-        let path = format!("/v1/jobs/{id}/log?after={after}{rank}");
+        let asked = match (is_merged, rank) {
+            (true, _) => {
+                let each: Vec<String> = after.iter().map(u64::to_string).collect();
+                format!("after_each={}", each.join(","))
+            }
+            (false, Some(rank)) => format!("after={}&rank={rank}", after[0]),
+            (false, None) => format!("after={}", after[0]),
+        };
+        let path = format!("/v1/jobs/{id}/log?{asked}");
         let lines: Vec<LogLine> = asking::get(client, &path, &goes_on).await?;
         let none = lines.is_empty();
         for line in lines {
-            after = after.max(line.seq);
+            let rank = line.rank.filter(|_| is_merged);
+            let shown = after.get_mut(rank.unwrap_or_default() as usize);
+            if let Some(shown) = shown {
+                *shown = line.seq.max(*shown);
+            }
+            let text = match rank {
+                Some(rank) => format!("{rank}: {}", line.line),
+                None => line.line.clone(),
+            };
             match (format, line.stream) {
-                (Format::Table, LogStream::Stdout) => output::text(&line.line),
-                (Format::Table, LogStream::Stderr) => output::note(&line.line),
+                (Format::Table, LogStream::Stdout) => output::text(&text),
+                (Format::Table, LogStream::Stderr) => output::note(&text),
                 _ => kept.push(line),
             }
         }
