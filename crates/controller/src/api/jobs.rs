@@ -129,7 +129,8 @@ pub async fn log(
     if let Some(after) = &page.after_each {
         let numbers = after.split(',').filter(|text| !text.is_empty()).map(str::parse);
         let after: Result<Vec<u64>, _> = numbers.collect();
-        let after = after.map_err(|e| Problem::invalid("request query", format!("after_each: {e}")))?;
+        let after =
+            after.map_err(|e| Problem::invalid("request query", format!("after_each: {e}")))?;
         return json(jobs::log_of_all(&cluster, &job, &after, limit).await?);
     }
     json(jobs::log_of(&cluster, &job, page.rank, (page.after, limit)).await?)

@@ -206,7 +206,8 @@ pub async fn log_of_all(
     let record = super::record(cluster, id).await?;
     let count = record.job.spec.count;
     if after.len() > count as usize {
-        let why = format!("after_each: it has {} numbers, and the job has {count} VMs", after.len());
+        let why =
+            format!("after_each: it has {} numbers, and the job has {count} VMs", after.len());
         return Err(Problem::invalid(format!("can't show the log of job {id}"), why));
     }
     let members: Vec<JobId> = match record.gang.is_some() {

@@ -154,10 +154,8 @@ pub async fn read_all(
 /// arrived before all others.
 fn merged(pages: Vec<Page>, limit: usize) -> Vec<LogLine> {
     let mut lines = Vec::new();
-    let mut rest: Vec<_> = pages
-        .into_iter()
-        .map(|page| (page.lines.into_iter().peekable(), page.is_cut))
-        .collect();
+    let mut rest: Vec<_> =
+        pages.into_iter().map(|page| (page.lines.into_iter().peekable(), page.is_cut)).collect();
     while lines.len() < limit {
         let heads = rest.iter_mut().enumerate();
         let heads = heads.filter_map(|(rank, (of, _))| Some((of.peek()?.arrived_ms, rank)));
@@ -228,7 +226,8 @@ mod tests {
 
     #[test]
     fn lines_of_all_ranks_are_merged_as_they_arrived() {
-        let pages = || vec![page_of(&[3, 7, 6], false), page_of(&[1, 3, 9], false), Page::default()];
+        let pages =
+            || vec![page_of(&[3, 7, 6], false), page_of(&[1, 3, 9], false), Page::default()];
         let all = merged(pages(), 100);
         assert_eq!(order(&all), [(1, 1), (0, 3), (1, 3), (0, 7), (0, 6), (1, 9)]);
         assert_eq!(order(&merged(pages(), 2)), [(1, 1), (0, 3)]);
@@ -264,7 +263,8 @@ mod tests {
         }
         let (mut after, mut read) = (0, Vec::new());
         loop {
-            let page = page(cluster, &job, &kept, after, (7, PAGE_BYTES)).await.expect("read").lines;
+            let page =
+                page(cluster, &job, &kept, after, (7, PAGE_BYTES)).await.expect("read").lines;
             assert!(page.len() <= 7, "{} lines", page.len());
             let Some(last) = page.last() else { break };
             after = last.seq;
