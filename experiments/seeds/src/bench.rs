@@ -21,7 +21,7 @@ use crate::{domain0, tables};
 
 const MEMORY: &str = "320MiB";
 pub const SUPPORT: &str = "0.02";
-/// The database's volume has this much, and 8 GiB more for scale factor 1.
+/// The database's volume has this much, and eight times the size of the tables.
 const TABLES_BYTES: u64 = 1 << 30;
 const MINING_BYTES: u64 = 1 << 30;
 const SLOW: Duration = Duration::from_secs(600);
@@ -170,7 +170,7 @@ impl<'a> Bench<'a> {
         pack(&bundle, &[(&data, "")])?;
         let mining = bench.cluster.upload(&bundle).await?;
         bench.fill(mining).await?;
-        bench.load(size.scale_factor).await?;
+        bench.load().await?;
         bench.copy_near().await?;
         Ok(bench)
     }
@@ -193,12 +193,10 @@ impl<'a> Bench<'a> {
     }
 
     /// Makes the database of the tables, on a volume at the far host.
-    async fn load(&self, scale_factor: f64) -> Result<()> {
+    async fn load(&self) -> Result<()> {
         let volume = &self.stage.volume;
-        let more = (scale_factor * 8.0 * (1_u64 << 30) as f64) as u64;
-        self.cluster
-            .create_volume(volume, &self.hosts[1], (TABLES_BYTES + more) >> 20 << 20)
-            .await?;
+        let bytes = TABLES_BYTES + 8 * self.table_bytes;
+        self.cluster.create_volume(volume, &self.hosts[1], bytes >> 20 << 20).await?;
         let bundle = self.scratch.join("load.tar");
         let programs = self.scratch.join(PROGRAMS_DIR).join(TPCH);
         pack(&bundle, &[(&programs, TPCH), (&self.scratch.join(TABLES), TABLES)])?;
