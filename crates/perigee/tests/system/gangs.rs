@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use perigee_model::job::{ClusterImage, JobState, LogLine, NewImage};
+use perigee_model::job::{ClusterImage, JobState, LogLine, NewImage, Vm};
 
-use super::{Checked, System, ensure, with_system};
+use super::{Checked, System, ensure, until, with_system};
 
 async fn log_of(system: &System, job: &str, rank: u32) -> Checked<Vec<String>> {
     let lines: Vec<LogLine> = system.get(&format!("/v1/jobs/{job}/log?rank={rank}")).await?;
@@ -74,6 +74,51 @@ fn mpirun_starts_processes_in_vms_at_two_hosts() {
         ensure!(hosts.len() == 2, "{:?}", ended.members);
         let timed = ended.measured_s.unwrap_or_default();
         eprintln!("from the VMs' start to the command's end: {timed:.1} s");
+        Ok(())
+    });
+}
+
+/// A panic is the guest's own end, and no loss of a host: the job does not start again, whatever its file says of lost hosts.
+#[test]
+fn a_vm_of_a_job_whose_kernel_panics_ends_the_job_as_one() {
+    with_system(async |system| {
+        let job = system
+            .submit(
+                "name: doomed\nimage: debian\nmemory: 200MiB\ncount: 2\nplacement: {site: home}\nrestart: on-host-failure\ntimeout: 3m\n\
+                 command:\n  - /bin/sh\n  - -c\n  - |\n    \
+                 echo here > /output/kept\n    \
+                 if [ $PERIGEE_RANK = 1 ]; then\n      echo about to panic\n      sleep 1\n      echo c > /proc/sysrq-trigger\n    fi\n    \
+                 sleep 600\n",
+            )
+            .await?;
+        let ended = system.ended(&job.id).await?;
+        let log = log_of(&system, job.id.as_str(), 1).await?;
+        ensure!(ended.state == JobState::Failed, "{:?} {}; {log:?}", ended.state, ended.reason);
+        ensure!(ended.reason == "rank 1: the guest's kernel panicked", "{}", ended.reason);
+        ensure!(ended.members.len() == 2, "{:?}", ended.members);
+        ensure!(log == ["about to panic"], "{log:?}");
+        let shown = system.perigee(&["job", "log", job.id.as_str()]);
+        let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+        ensure!(shown.contains("1: about to panic"), "{shown}");
+        // The other VM's command was ended, and what it had written is there.
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let to = scratch.path().to_string_lossy().into_owned();
+        let fetched = system.perigee(&["job", "output", job.id.as_str(), "--to", &to]);
+        ensure!(fetched.status.success(), "{}", String::from_utf8_lossy(&fetched.stderr));
+        let kept = std::fs::read_to_string(scratch.path().join("rank-0/output/kept"));
+        ensure!(kept.as_deref().is_ok_and(|text| text == "here\n"), "{kept:?}");
+        until("its VMs and its network to be removed", async || {
+            let vms: Vec<Vm> = system.get("/v1/vms").await?;
+            let networks = system.perigee(&["network", "list"]);
+            let networks = String::from_utf8_lossy(&networks.stdout).into_owned();
+            let is_gone = vms.iter().all(|vm| vm.host.is_none()) && !networks.contains("doomed");
+            Ok(is_gone.then_some(()))
+        })
+        .await?;
+        let next = "name: next\nimage: debian\nmemory: 200MiB\ncount: 2\nplacement: {site: home}\ncommand: \"true\"\n";
+        let next = system.submit(next).await?;
+        let next = system.ended(&next.id).await?;
+        ensure!(next.state == JobState::Succeeded, "{}", next.reason);
         Ok(())
     });
 }
