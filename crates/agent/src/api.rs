@@ -19,12 +19,13 @@ use perigee_model::vm::{
     AskGuestAgent, AskMigrationKey, CancelMigration, ChangeVm, EndUnlessRan, HostReport, LinkProbe,
     MigrateOut, MigrationKey, ProbeLink, RenewGrant, VmChanged, VmChanges, VmReport, VmSpec,
 };
+use perigee_model::volume::ExportStats;
 use perigee_model::{Problem, VmId, VmStart, exposition};
 use serde::Deserialize;
 use tokio::net::TcpStream;
 
 use crate::metrics::{self, Proc};
-use crate::vm::{Request as Ask, network};
+use crate::vm::{Request as Ask, Vm, network};
 use crate::vms::{Vms, gone};
 use crate::{callers, link};
 
@@ -85,9 +86,15 @@ async fn list(State(vms): Shared) -> Reply<Vec<VmReport>> {
     Ok(Json(reports(&vms).await))
 }
 
+/// With what only the host knows of it.
+fn report_of(vms: &Vms, vm: &Vm, stats: &[ExportStats]) -> VmReport {
+    let report = vm.report(&vms.host.boot_id, stats);
+    VmReport { sent: vms.host.networks.sent(vm.id()), ..report }
+}
+
 async fn reports(vms: &Vms) -> Vec<VmReport> {
     let stats = vms.host.volume_stats().await;
-    vms.list().iter().map(|vm| vm.report(&vms.host.boot_id, &stats)).collect()
+    vms.list().iter().map(|vm| report_of(&vms, vm, &stats)).collect()
 }
 
 async fn figures(State(vms): Shared) -> Result<Response, Failure> {
@@ -113,7 +120,7 @@ async fn changes(State(vms): Shared, Query(query): Query<ChangesQuery>) -> Reply
     Ok(Json(VmChanges {
         revision,
         present: all.iter().map(|vm| vm.id().clone()).collect(),
-        changed: changed.into_iter().map(|vm| vm.report(&vms.host.boot_id, &stats)).collect(),
+        changed: changed.into_iter().map(|vm| report_of(&vms, &vm, &stats)).collect(),
     }))
 }
 
@@ -131,7 +138,7 @@ async fn report(
     // The VM may have been deleted in the meantime, or another one started.
     let vm = vms.get(&id)?;
     callers::check_source(&peer, &id, vm.spec.arrives_from.as_ref())?;
-    Ok(Json(vm.report(&vms.host.boot_id, &vms.host.volume_stats().await)))
+    Ok(Json(report_of(&vms, &vm, &vms.host.volume_stats().await)))
 }
 
 async fn put(
@@ -144,7 +151,7 @@ async fn put(
         return Err(Problem::invalid("can't start a VM", why).into());
     }
     let vm = vms.put(spec).await?;
-    Ok(Json(vm.report(&vms.host.boot_id, &vms.host.volume_stats().await)))
+    Ok(Json(report_of(&vms, &vm, &vms.host.volume_stats().await)))
 }
 
 async fn delete(

@@ -99,6 +99,16 @@ fn write_vms(page: &mut Page, vms: &[VmReport]) {
         }
     }
     page.family(
+        "perigee_vm_sent_bytes_total",
+        Kind::Counter,
+        "Bytes that a VM of a job has sent to another one of it.",
+    );
+    for vm in vms {
+        for sent in &vm.sent {
+            page.figure(&[("vm", &vm.spec.vm), ("to", &sent.to)], sent.bytes);
+        }
+    }
+    page.family(
         "perigee_vm_storage_traffic_bytes_total",
         Kind::Counter,
         "Bytes of its disks' requests.",

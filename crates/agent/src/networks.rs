@@ -12,6 +12,7 @@
 //! | the names in the kernel | `names.rs` |
 //! | bridges, VXLAN, and where frames go | `plan.rs` |
 //! | the packet filter | `rules.rs` |
+//! | what VMs of a job send to each other | `talk.rs` |
 //! | WireGuard between hosts | `tunnel.rs` |
 //! | DHCP, names, and the way out | `gateway.rs` |
 //! | cards in bridges of the operator | `bridged.rs` |
@@ -25,6 +26,7 @@ mod gateway;
 pub mod names;
 mod plan;
 mod rules;
+mod talk;
 mod tap;
 #[cfg(test)]
 mod tests;
@@ -41,7 +43,7 @@ use std::time::Duration;
 
 use nix::fcntl::Flock;
 use perigee_model::network::{Card, HostNetwork, HostNetworks, NetworksKnown, TunnelEnd};
-use perigee_model::vm::{MigrationPhase, VmStatus};
+use perigee_model::vm::{MigrationPhase, SentTo, VmStatus};
 use perigee_model::{HostId, Problem, VmId};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
@@ -97,6 +99,8 @@ pub struct Networks {
     turn: tokio::sync::Mutex<Made>,
     now: Notify,
     said: Mutex<Said>,
+    /// What VMs of a job here have sent to each other, as last read.
+    sent: Mutex<talk::Sent>,
 }
 
 impl std::fmt::Debug for Networks {
@@ -153,6 +157,8 @@ struct Made {
     carried_by_others: Option<String>,
     /// Interfaces that were there after the last pass.
     interfaces: BTreeSet<String>,
+    /// What VMs of a job send to each other is counted.
+    counts_talk: bool,
 }
 
 #[derive(Default)]
@@ -205,6 +211,7 @@ impl Networks {
             turn: tokio::sync::Mutex::default(),
             now: Notify::new(),
             said: Mutex::default(),
+            sent: Mutex::default(),
         };
         networks.look_at_end().await;
         networks
@@ -301,6 +308,30 @@ impl Networks {
         connected.and_then(TcpStream::from_std).map_err(|error| {
             Problem::unavailable(what(), error).next("is an SSH server running in the guest?")
         })
+    }
+
+    /// What a VM of a job has sent to the job's others since its card was made here. It is some seconds old.
+    pub fn sent(&self, vm: &VmId) -> Vec<SentTo> {
+        let sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        let each = sent.get(vm).into_iter().flatten();
+        each.map(|(to, bytes)| SentTo { to: to.clone(), bytes: *bytes }).collect()
+    }
+
+    /// Counts what the VMs of a job send to each other. Where the kernel can't, it is not known, and nothing else is missing.
+    async fn count_talk(&self, made: &mut Made, wanted: &HostNetworks) {
+        let pairs = talk::pairs(&self.tag, &wanted.networks, &made.cards);
+        if pairs.is_empty() {
+            if std::mem::take(&mut made.counts_talk) {
+                let _ = run("nft", &["-f", "-"], &talk::none(&self.tag)).await;
+                self.sent.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            }
+            return;
+        }
+        made.counts_talk = true;
+        match talk::bring_about(&self.tag, &pairs).await {
+            Ok(sent) => *self.sent.lock().unwrap_or_else(PoisonError::into_inner) = sent,
+            Err(why) => tracing::debug!("what VMs send to each other is not counted: {why}"),
+        }
     }
 
     /// The cluster's hosts, as far as the controller has said them.
@@ -469,6 +500,7 @@ impl Networks {
         let forwards = forwarding::is_own(&self.dir, has_way_out)?;
         // Without the filter nothing is connected.
         self.filter(made, &segments, wanted, (&doors, forwards)).await?;
+        self.count_talk(made, wanted).await;
         let before = made.doors.replace(doors);
         troubles.extend(forwarding::bring_about(&self.dir, has_way_out, forwards).err());
         troubles.extend(tap::remove_strange(tag, &segments, &there, &mut made.strange).await.err());
@@ -557,7 +589,7 @@ impl Networks {
             }
             let limits = self.tag.limits();
             let none = format!("table inet {limits}\ndelete table inet {limits}\n");
-            run("nft", &["-f", "-"], &none).await?;
+            run("nft", &["-f", "-"], &(none + &talk::none(&self.tag))).await?;
             (made.rules, made.listed, made.counted) = Default::default();
             return Ok(());
         }

@@ -314,6 +314,7 @@ impl Vm {
                 last_seq: self.log.last_seq(),
                 revision,
                 io,
+                sent: Vec::new(),
             }
         })
     }

@@ -41,6 +41,7 @@ mod seldom;
 mod shadows;
 mod store;
 mod supervisor;
+mod talk;
 mod tars;
 mod vms;
 mod volume_moves;

@@ -256,6 +256,9 @@ pub struct Member {
     /// The code with which its command ended.
     #[serde(default)]
     pub exit_code: Option<i32>,
+    /// Bytes that it has sent to each rank over the gang's network, as last read. Empty if they were not counted.
+    #[serde(default)]
+    pub sent_bytes: Vec<u64>,
 }
 
 /// A job's outputs in the repository.

@@ -494,6 +494,18 @@ pub struct VmReport {
     pub revision: u64,
     /// Figures of this host's volume server for the VM's disks, in the order of the spec.
     pub io: Vec<IoStats>,
+    /// Of a VM of a job with several ones: what it has sent to the others since its card was made at this host.
+    #[serde(default)]
+    pub sent: Vec<SentTo>,
+}
+
+/// What one VM has sent to another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SentTo {
+    /// The other one.
+    pub to: VmId,
+    /// Of IPv4 packets, with their headers.
+    pub bytes: u64,
 }
 
 /// What changed on a host. A first question has `after` 0 and is answered at once with everything.

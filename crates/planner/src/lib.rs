@@ -13,6 +13,7 @@
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
+pub mod arrange;
 mod copying;
 mod experience;
 mod facts;

@@ -101,6 +101,11 @@ impl Tag {
         format!("perigee_limits_{}", self.0)
     }
 
+    /// The packet filter's table that counts what VMs of a job send to each other.
+    pub fn talk(&self) -> String {
+        format!("perigee_talk_{}", self.0)
+    }
+
     /// Whether two interfaces of this agent are of the same network.
     pub fn same_network(&self, one: &str, other: &str) -> bool {
         let vni = |name: &str| name.get(7..11).map(str::to_owned);

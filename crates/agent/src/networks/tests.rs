@@ -868,6 +868,51 @@ fn a_second_agent_has_no_networks_and_says_why() {
 }
 
 #[test]
+fn what_vms_of_a_job_send_to_each_other_is_counted_for_each_pair() {
+    in_a_thread(|| {
+        let Some((runtime, mut host, mut wanted)) = alone() else { return };
+        let (first, second, web) = ("g-0001-n0", "g-0001-n1", "web");
+        let member = |vm: &str, number| Member {
+            vm: vm_id(vm),
+            address: subnet().address(number),
+            host: Some(host_id(1)),
+        };
+        wanted.networks[0].members = vec![member(first, 2), member(second, 3), member(web, 4)];
+        host.networks.store(wanted).expect("it is kept");
+        let mut guests = [(first, 2), (second, 3), (web, 4)]
+            .map(|(vm, number)| host.connect(&runtime, vm, card(1, number)));
+        host.pass(&runtime);
+        let sent = |host: &Host, vm: &str| -> Vec<(String, u64)> {
+            host.pass(&runtime);
+            let sent = host.networks.sent(&vm_id(vm)).into_iter();
+            sent.map(|sent| (sent.to.to_string(), sent.bytes)).collect()
+        };
+        assert_eq!(sent(&host, first), [(second.to_owned(), 0)]);
+        assert_eq!(sent(&host, web), [], "it is of no job with several VMs");
+        let [one, two, other] = &mut guests;
+        let payload = [7; 400];
+        for to in [&*two, &*other] {
+            let frame = one.packet_to(to, &payload);
+            one.send(&frame);
+        }
+        // One that claims to be another VM's does not count for that one.
+        let forged = udp(two.at(1), one.at(2), &payload);
+        other.send(&forged);
+        let counted = sent(&host, first)[0].1;
+        assert!((428..600).contains(&counted), "{counted}");
+        assert_eq!(sent(&host, second), [(first.to_owned(), 0)]);
+        // What an earlier agent has counted stays.
+        host.restart(&runtime);
+        assert_eq!(sent(&host, first), [(second.to_owned(), counted)]);
+        let frame = two.packet_to(one, &payload);
+        two.send(&frame);
+        assert_eq!(sent(&host, second), [(first.to_owned(), counted)]);
+        host.run(&format!("nft delete table bridge {}", host.networks.tag.talk()));
+        assert_eq!(sent(&host, second), [(first.to_owned(), 0)], "counted anew");
+    });
+}
+
+#[test]
 fn a_card_that_is_no_vm_s_is_removed_after_a_while() {
     in_a_thread(|| {
         let Some((runtime, host, wanted)) = alone() else { return };

@@ -412,6 +412,9 @@ impl Run {
             disks.push(Reading { client, home, far: disk.home != here });
         }
         self.record.value.meter.read(report.vcpu_ms, &disks);
+        if let Some(member) = &mut self.record.value.member {
+            member.talk.read(&here, &report.sent);
+        }
         Ok(())
     }
 

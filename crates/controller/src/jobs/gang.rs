@@ -30,6 +30,7 @@ use perigee_model::states::JobEvent;
 use perigee_model::tenant::SEPARATOR;
 use perigee_model::vm::NetworkKind;
 use perigee_model::{HostId, JobId, Problem, ProblemKind};
+use perigee_planner::arrange::{Place, arrange};
 use perigee_planner::queue::Demand;
 use russh::keys::PrivateKey;
 use russh::keys::ssh_key::LineEnding;
@@ -46,7 +47,7 @@ use crate::records::{
     Ending, Gang, GangKeys, JobIntent, JobRecord, Membership, Placement, job_intent_key, job_key,
     vm_of,
 };
-use crate::{catalog, leave_site, networks, outputs};
+use crate::{catalog, leave_site, networks, outputs, talk};
 
 /// Refuses a gang that the cluster's hosts have no room for, even if nothing else runs. A host that has not said how large it is
 /// may be large enough.
@@ -150,8 +151,10 @@ pub fn with_members(job: Job, mut members: Vec<JobRecord>) -> Job {
     members.sort_by_key(|record| record.member.as_ref().map(|member| member.rank));
     let progress = members.first().and_then(|first| first.job.progress.clone());
     let shown = members.into_iter().filter_map(|record| {
+        let member = record.member?;
         Some(Member {
-            rank: record.member?.rank,
+            sent_bytes: member.talk.by_rank(member.count),
+            rank: member.rank,
             vm: vm_of(&record.job.id),
             host: record.job.host,
             address: record.card.map(|card| card.address),
@@ -319,6 +322,7 @@ impl Run {
         let Some(grant) = self.cluster.index.grant_of(&self.id) else { return Ok(Step::Leave) };
         let keys = GangKeys { user: new_key(&self.id)?, host: new_key(&self.id)? };
         let hosts = std::iter::once(&grant.host).chain(&grant.others).cloned().collect();
+        let hosts = self.arranged(hosts).await?;
         let cluster = Arc::clone(&self.cluster);
         self.ensure_network().await?;
         // All get addresses or none, so two gangs never wait for those that the other one has.
@@ -339,6 +343,18 @@ impl Run {
         job.reason.clear();
         self.record.save().await?;
         Ok(Step::Again)
+    }
+
+    /// The hosts in the order of the ranks: those that talked most in the last run of such a gang are near each other.
+    async fn arranged(&self, hosts: Vec<HostId>) -> Result<Vec<HostId>, Problem> {
+        let known = talk::known(&self.cluster, &self.id, self.job().spec.count).await?;
+        let mut places = Vec::new();
+        for host in &hosts {
+            let Ok(of) = self.cluster.hosts.get(host) else { return Ok(hosts) };
+            places.push(Place { host: host.clone(), site: of.addresses.site.clone() });
+        }
+        let places = arrange(places, &known.sent);
+        Ok(places.into_iter().map(|place| place.host).collect())
     }
 
     /// Its own network is there, if it has one.
@@ -422,6 +438,7 @@ impl Run {
             ready: false,
             begun: false,
             lost: None,
+            talk: talk::Talk::default(),
         };
         if member.serves() {
             // It ends when the first member's command does, which has a limit.
@@ -572,6 +589,9 @@ impl Run {
         members: &Members,
     ) -> Result<Step, Problem> {
         networks::remove_own(&self.cluster, &self.id).await?;
+        let of = |member: &Arc<JobRecord>| member.member.as_ref().map(|m| m.talk.by_rank(m.count));
+        let sent = members.iter().map(|member| member.as_ref().and_then(of).unwrap_or_default());
+        talk::remember(&self.cluster, &self.id, sent.collect()).await?;
         let job = &mut self.record.value.job;
         let all = || members.iter().flatten().map(|member| &member.job);
         job.measured_s = all().filter_map(|job| job.measured_s).reduce(f64::max);

@@ -221,6 +221,34 @@ async fn a_gang_starts_at_one_barrier_and_leaves_its_outputs_by_rank() {
 }
 
 #[tokio::test]
+async fn what_the_vms_of_a_gang_send_to_each_other_is_shown_and_remembered() {
+    let lab = Lab::up().await;
+    let hosts = [&lab.home, &lab.cloud];
+    let id = lab.submit(gang(2)).await;
+    until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
+    let [first, second] = [0, 1].map(|rank| member(&id, rank));
+    let sends = |from: &VmId, to: &VmId, bytes| {
+        let host = host_of(&hosts, from);
+        let sent = vec![perigee_model::vm::SentTo { to: to.clone(), bytes }];
+        host.inside().vms.get_mut(from).expect("it is there").report.sent = sent;
+    };
+    sends(&first, &second, 700);
+    sends(&second, &first, 30);
+    let shown = |job: &Job| {
+        let sent: Vec<_> = job.members.iter().map(|one| one.sent_bytes.clone()).collect();
+        sent == [vec![0, 700], vec![30, 0]]
+    };
+    until(&lab, &hosts, &id, |_| Does::RunsOn, shown).await;
+    let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
+    assert!(shown(&job), "{job:?}");
+    let next = JobId::new("g-0007").expect("a name");
+    let known = crate::talk::known(&lab.cluster, &next, 2).await.expect("a record");
+    assert_eq!(known.sent, [vec![0, 700], vec![30, 0]]);
+    let other = crate::talk::known(&lab.cluster, &next, 3).await.expect("no record");
+    assert!(other.sent.is_empty(), "with another number of VMs it is another kind");
+}
+
+#[tokio::test]
 async fn with_mpi_the_others_are_there_until_the_first_has_ended() {
     let lab = Lab::up().await;
     let hosts = [&lab.home, &lab.cloud];

@@ -113,6 +113,7 @@ const JOB: &[Column<Job>] = &[
     ("priority", |j| j.spec.priority.to_string()),
     ("host", hosts),
     ("VMs", members),
+    ("talk", talk),
     ("image", |j| j.spec.image.to_string()),
     ("memory", |j| output::bytes(j.spec.memory_bytes)),
     ("progress", progress),
@@ -181,6 +182,37 @@ fn members(job: &Job) -> String {
         format!("{} {} at {host} {address} {state}{code}{reason}", member.rank, member.vm)
     });
     lines.collect::<Vec<_>>().join("\n")
+}
+
+/// As many pairs of VMs are shown.
+const PAIRS_SHOWN: usize = 5;
+
+/// What the VMs of a job have sent to each other: all of it, what of it crosses from host to host now, and the pairs that have
+/// sent most.
+fn talk(job: &Job) -> String {
+    let mut pairs: Vec<(u64, u32, u32)> = Vec::new();
+    let (mut all, mut crosses) = (0, 0);
+    for from in &job.members {
+        for (to, bytes) in job.members.iter().zip(&from.sent_bytes) {
+            all += bytes;
+            if from.host != to.host {
+                crosses += bytes;
+            }
+            pairs.push((*bytes, from.rank, to.rank));
+        }
+    }
+    if all == 0 {
+        return String::new();
+    }
+    pairs.retain(|(bytes, ..)| *bytes > 0);
+    pairs.sort_unstable_by_key(|(bytes, from, to)| (std::cmp::Reverse(*bytes), *from, *to));
+    let mut lines =
+        vec![format!("{}, {} of it between hosts", output::bytes(all), output::bytes(crosses))];
+    let shown = pairs.iter().take(PAIRS_SHOWN);
+    lines.extend(
+        shown.map(|(bytes, from, to)| format!("{from} to {to}: {}", output::bytes(*bytes))),
+    );
+    lines.join("\n")
 }
 
 /// The seconds until the end of a running command.

@@ -234,6 +234,7 @@ pub fn report_of(spec: VmSpec) -> VmReport {
         last_seq: 0,
         revision: 0,
         io: spec.disks.iter().map(|_| IoStats::default()).collect(),
+        sent: Vec::new(),
         spec,
     }
 }
