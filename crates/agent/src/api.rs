@@ -94,7 +94,7 @@ fn report_of(vms: &Vms, vm: &Vm, stats: &[ExportStats]) -> VmReport {
 
 async fn reports(vms: &Vms) -> Vec<VmReport> {
     let stats = vms.host.volume_stats().await;
-    vms.list().iter().map(|vm| report_of(&vms, vm, &stats)).collect()
+    vms.list().iter().map(|vm| report_of(vms, vm, &stats)).collect()
 }
 
 async fn figures(State(vms): Shared) -> Result<Response, Failure> {
@@ -120,7 +120,7 @@ async fn changes(State(vms): Shared, Query(query): Query<ChangesQuery>) -> Reply
     Ok(Json(VmChanges {
         revision,
         present: all.iter().map(|vm| vm.id().clone()).collect(),
-        changed: changed.into_iter().map(|vm| report_of(&vms, &vm, &stats)).collect(),
+        changed: changed.into_iter().map(|vm| report_of(&vms, vm, &stats)).collect(),
     }))
 }
 
