@@ -49,13 +49,13 @@ struct Arguments {
     #[arg(long)]
     without_host: bool,
     /// Transactions that HPA and PFP look at; 100,000 are about 3 MB
-    #[arg(long, default_value_t = 40_000)]
+    #[arg(long, default_value_t = 8000)]
     transactions: u32,
     /// Sequences of 1,500 bases in BLAST's database
-    #[arg(long, default_value_t = 2000)]
+    #[arg(long, default_value_t = 1000)]
     sequences: u32,
     /// The size of the tables; 1 is about 1 GB
-    #[arg(long, default_value_t = 0.1)]
+    #[arg(long, default_value_t = 0.01)]
     scale_factor: f64,
     /// The programs of experiments/workloads
     #[arg(long, default_value = "experiments/workloads")]
@@ -72,7 +72,7 @@ impl Arguments {
     fn small(mut self) -> Self {
         if self.quick {
             self.rtts = vec![16];
-            (self.transactions, self.sequences, self.scale_factor) = (3000, 100, 0.01);
+            (self.transactions, self.sequences, self.scale_factor) = (1500, 100, 0.003);
         }
         self
     }

@@ -20,7 +20,7 @@ for work in $WORKS; do
     case $work in
     hpa | pfp) measure "$work" /usr/bin/python3 "$inputs/$work.py" "$mine/transactions-$work" --support "$SUPPORT" ;;
     blast) measure blast /usr/bin/python3 "$inputs/blast.py" "$mine/database.fa" "$mine/queries.fa" ;;
-    tpch) measure tpch sh "$inputs/tpch/power.sh" "$database" "$PERIGEE_OUTPUT" ;;
+    tpch) measure tpch /usr/bin/python3 "$inputs/tpch/power.py" "$database" "$PERIGEE_OUTPUT" ;;
     esac
 done
 echo "$total/$total done" >"$PERIGEE_PROGRESS"

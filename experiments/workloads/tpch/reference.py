@@ -17,7 +17,7 @@ RELATIVE = 1e-9
 
 
 def order():
-    """The steps of the power test, as power.sh makes them."""
+    """The steps of the power test, as power.py makes them."""
     return (HERE / "order").read_text().split()
 
 
