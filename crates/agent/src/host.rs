@@ -60,6 +60,7 @@ pub struct Host {
     /// Networks of tenants.
     pub networks: Networks,
     warnings: Vec<String>,
+    outside_addresses: Vec<Ipv4Addr>,
 }
 
 impl Host {
@@ -122,6 +123,7 @@ impl Host {
             bridged,
             networks,
             warnings,
+            outside_addresses: config.outside_addresses.clone(),
         })
     }
 
@@ -154,7 +156,7 @@ impl Host {
             no_networks: self.networks.trouble(),
             bridges: self.bridged.there(),
             no_user_networks: self.user_networks.cannot(),
-            addresses: own_addresses(),
+            addresses: own_addresses(&self.outside_addresses),
         })
     }
 
@@ -245,12 +247,13 @@ fn memory_field(text: &str, name: &str) -> u64 {
     kib.unwrap_or(0) * 1024
 }
 
-/// The IPv4 addresses of this host's interfaces, but for its loopback's.
-fn own_addresses() -> Vec<Ipv4Addr> {
+/// The IPv4 addresses of this host's interfaces, but for its loopback's, and those that a cloud translates for it.
+fn own_addresses(outside: &[Ipv4Addr]) -> Vec<Ipv4Addr> {
     let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
     let found = interfaces.filter_map(|interface| Some(interface.address?.as_sockaddr_in()?.ip()));
     // Those of tunnels and gateways come and go, and guests never reach them.
     let is_own = |ip: &Ipv4Addr| OWN_NETWORKS.contains(&u32::from(*ip));
+    let found = found.chain(outside.iter().copied());
     let mut found: Vec<Ipv4Addr> = found.filter(|ip| !ip.is_loopback() && !is_own(ip)).collect();
     found.sort();
     found.dedup();
@@ -267,6 +270,13 @@ mod tests {
         let text = "MemTotal:       2048 kB\nMemAvailable:   1024 kB\n";
         assert_eq!(memory_field(text, "MemAvailable"), 1 << 20);
         assert_eq!(memory_field(text, "Mem"), 0);
+    }
+
+    #[test]
+    fn an_address_that_a_cloud_translates_is_one_of_the_host_s() {
+        let outside = Ipv4Addr::new(198, 51, 100, 7);
+        assert!(own_addresses(&[outside]).contains(&outside));
+        assert!(!own_addresses(&[]).contains(&outside));
     }
 
     #[test]

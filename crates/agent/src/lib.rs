@@ -56,6 +56,8 @@ pub struct Config {
     pub vm_uids: VmUids,
     /// What VMs in user networks reach beside the internet's addresses.
     pub guests_reach: Vec<GuestsReach>,
+    /// Addresses of this host that are on none of its interfaces.
+    pub outside_addresses: Vec<std::net::Ipv4Addr>,
     /// The bridges of this host in which VMs may have cards.
     pub bridges: Vec<BridgeName>,
     /// Control API of this host's volume server: `unix:PATH`.

@@ -31,7 +31,7 @@ use crate::records::{JobRecord, Owned, vm_of};
 
 #[cfg(test)]
 pub use tell::place_of;
-pub use tell::{Told, concerns, keep};
+pub use tell::{Resolved, Told, concerns, keep};
 
 const NETWORKS_PREFIX: &str = "networks/";
 const LAST_VNI: &str = "network_numbers/last";
@@ -77,6 +77,7 @@ pub struct Networks {
     /// A VM is elsewhere, or a network has changed.
     changed: Notify,
     told: Told,
+    resolved: Resolved,
     /// Where the VMs were in the last round.
     places: Mutex<BTreeMap<VmId, HostId>>,
 }

@@ -552,6 +552,13 @@ fn only_its_own_addresses_are_sent(from: &mut Guest, to: &mut Guest) {
     let strange = Mac([2, 0x50, 0, 1, 0, 77]);
     let address = subnet().address(77);
     let dhcp = udp(from.at(67), to.at(68), MARKER);
+    // It says that it has the gateway's address.
+    let mut arp = [[0xff; 6], own.0.0].concat();
+    arp.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 2]);
+    arp.extend(
+        [&own.0.0[..], &subnet().gateway().octets(), &other.0.0, &other.1.octets()].concat(),
+    );
+    arp.extend(MARKER);
     let mut ipv6 = from.packet_to(to, MARKER);
     ipv6[12..14].copy_from_slice(&[0x86, 0xdd]);
     let to_all = (Mac([0xff; 6]), Ipv4Addr::BROADCAST, 9);
@@ -561,6 +568,7 @@ fn only_its_own_addresses_are_sent(from: &mut Guest, to: &mut Guest) {
         udp(own, to_all, MARKER),
         dhcp,
         ipv6,
+        arp,
     ];
     to.received();
     for frame in &spoofed {
@@ -745,6 +753,67 @@ fn a_flood_fills_nothing(host: &Host, from: &mut Guest) {
     let count = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count");
     let count: u32 = count.expect("it is tracked").trim().parse().expect("a number");
     assert!((100..3000).contains(&count), "{count} connections");
+}
+
+/// As fast as it can, a guest sends a million frames from addresses that are not its own, to nobody, to all, and as a DHCP server.
+#[test]
+fn a_flood_of_a_million_frames_reaches_no_other_tenant_and_keeps_nobody_from_the_network() {
+    in_a_thread(|| {
+        let Some((runtime, host, wanted)) = alone() else { return };
+        host.networks.store(wanted).expect("it is kept");
+        let mut web = host.connect(&runtime, "web", card(1, 2));
+        let mut db = host.connect(&runtime, "db", card(1, 3));
+        let mut bad = host.connect(&runtime, "bad", card(1, 4));
+        let mut other = host.connect(&runtime, "other", card(2, 2));
+        host.pass(&runtime);
+        assert!(reaches(&mut web, &mut db));
+        let learnt = || {
+            enter(&host.namespace);
+            let entries = list::<serde_json::Value>("bridge", &["-json", "fdb", "show"]);
+            runtime.block_on(entries).expect("entries").len()
+        };
+        let (before, own) = (learnt(), bad.card.clone());
+        let (to_db, to_other) = (db.at(9), other.at(9));
+        let nobody = (Mac([2, 0x50, 0, 1, 0, 99]), subnet().address(99), 9);
+        let to_all = (Mac([0xff; 6]), Ipv4Addr::BROADCAST, 68);
+        let flood = std::thread::spawn(move || {
+            let at = |port| (own.mac(), own.address, port);
+            for number in 0..250_000_u32 {
+                let [_, a, b, c] = number.to_be_bytes();
+                let strange = (Mac([2, 0x51, 0, a, b, c]), Ipv4Addr::new(10, a, b, c), 9);
+                bad.send(&udp(strange, to_db, MARKER));
+                bad.send(&udp(at(9), nobody, MARKER));
+                bad.send(&udp(at(67), to_all, MARKER));
+                bad.send(&udp(at(9), to_other, MARKER));
+            }
+            bad
+        });
+        // The others go on meanwhile.
+        let mut rounds = 0;
+        let mut heard = Vec::new();
+        while !flood.is_finished() || rounds == 0 {
+            let frame = web.packet_to(&db, b"of web");
+            let came = (0..TRIES).any(|_| {
+                web.send(&frame);
+                std::thread::sleep(Duration::from_millis(50));
+                heard.extend(db.received());
+                heard.iter().any(|frame: &Vec<u8>| frame.ends_with(b"of web"))
+            });
+            assert!(came, "round {rounds}");
+            heard.retain(|frame| !frame.ends_with(b"of web"));
+            rounds += 1;
+        }
+        let mut bad = flood.join().expect("it has sent all");
+        assert_eq!(db.name("web"), Some(web.card.address), "the gateway answers");
+        heard.extend(db.received());
+        heard.extend(web.received());
+        let has_marker = |frame: &&Vec<u8>| frame.windows(MARKER.len()).any(|part| part == MARKER);
+        assert_eq!(heard.iter().filter(has_marker).count(), 0, "of its own network");
+        assert_eq!(other.received().iter().filter(has_marker).count(), 0, "another tenant");
+        assert_eq!(learnt(), before, "no address was learnt");
+        // It does not mean that it is cut off.
+        assert!(reaches(&mut bad, &mut db));
+    });
 }
 
 /// A host alone, with the gateway of the networks 1 and 2.

@@ -31,6 +31,7 @@ fn config(dir: &Path, identity: &Path, port: u16) -> Config {
         state: dir.join("agent"),
         vm_uids: VmUids::default(),
         guests_reach: Vec::new(),
+        outside_addresses: Vec::new(),
         bridges: Vec::new(),
         volume_control: format!("unix:{}", dir.join("no-volume-server.sock").display()),
         volume_url: "https://127.0.0.1:1".into(),

@@ -294,6 +294,7 @@ impl Agent {
             state: dir.join(name),
             vm_uids: VmUids::default(),
             guests_reach: Vec::new(),
+            outside_addresses: Vec::new(),
             bridges: Vec::new(),
             volume_control: home.url.clone(),
             volume_url: home.url.clone(),

@@ -25,6 +25,53 @@ use crate::records::{JobRecord, MigrationRecord, vm_of};
 /// A host that has lost what it was told gets it again after this time.
 const TELL_AGAIN: Duration = Duration::from_secs(30);
 
+/// For how long an answer for a name counts, and how long one is waited for.
+const RESOLVED_FOR: Duration = Duration::from_secs(60);
+const RESOLVE_MAX: Duration = Duration::from_secs(2);
+const RESOLVE_AGAIN: Duration = Duration::from_secs(5);
+
+/// The addresses of names that hosts' daemons have, with the time of the answer. Without a new answer the former one stays.
+#[derive(Default)]
+pub struct Resolved(Mutex<BTreeMap<String, (Instant, Vec<IpAddr>)>>);
+
+impl Resolved {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, (Instant, Vec<IpAddr>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn of(&self, name: &str) -> Vec<IpAddr> {
+        self.lock().get(name).map(|(_, found)| found.clone()).unwrap_or_default()
+    }
+
+    /// Asks for the names that were not asked for lately, all at once, and forgets those of no host. Returns whether an answer is
+    /// another one.
+    async fn look(&self, names: BTreeSet<String>) -> bool {
+        let is_new = |at: &Instant| at.elapsed() < RESOLVED_FOR;
+        let asked: Vec<String> = {
+            let mut all = self.lock();
+            all.retain(|name, _| names.contains(name));
+            names
+                .into_iter()
+                .filter(|name| !all.get(name).is_some_and(|(at, _)| is_new(at)))
+                .collect()
+        };
+        let answers = asked.iter().map(async |name| {
+            // The port means nothing.
+            let found =
+                tokio::time::timeout(RESOLVE_MAX, tokio::net::lookup_host((name.as_str(), 1)));
+            let found: BTreeSet<IpAddr> =
+                found.await.ok()?.ok()?.map(|address| address.ip()).collect();
+            Some((name.clone(), found.into_iter().collect::<Vec<_>>()))
+        });
+        let mut is_other = false;
+        for (name, found) in futures_util::future::join_all(answers).await.into_iter().flatten() {
+            let before = self.lock().insert(name, (Instant::now(), found.clone()));
+            is_other |= before.is_none_or(|(_, before)| before != found);
+        }
+        is_other
+    }
+}
+
 /// What the hosts were told.
 #[derive(Default)]
 pub struct Told(Mutex<BTreeMap<HostId, Last>>);
@@ -83,8 +130,25 @@ impl Told {
 
 /// Keeps the hosts informed. It does not end.
 pub async fn keep(cluster: Arc<Cluster>) {
+    tokio::join!(keep_telling(&cluster), keep_resolving(&cluster));
+}
+
+/// A resolver that does not answer delays nothing else.
+async fn keep_resolving(cluster: &Cluster) {
     loop {
-        if let Err(problem) = round(&cluster).await {
+        let all = cluster.hosts.all();
+        let names = all.iter().flat_map(|host| daemons_of(host));
+        let names = names.filter(|name| ip_in(name).is_none()).map(str::to_owned).collect();
+        if cluster.networks.resolved.look(names).await {
+            cluster.networks.changed();
+        }
+        tokio::time::sleep(RESOLVE_AGAIN).await;
+    }
+}
+
+async fn keep_telling(cluster: &Arc<Cluster>) {
+    loop {
+        if let Err(problem) = round(cluster).await {
             tracing::warn!("the hosts are not told of networks: {problem}");
         }
         tokio::select! {
@@ -320,18 +384,31 @@ fn addresses(cluster: &Cluster) -> Vec<IpAddr> {
     let reported = reports.flat_map(|report| report.addresses).map(IpAddr::V4);
     let own = nix::ifaddrs::getifaddrs().into_iter().flatten();
     let own = own.filter_map(|interface| Some(interface.address?.as_sockaddr_in()?.ip().into()));
-    let ips = all.iter().flat_map(|host| {
-        let addresses = &host.addresses;
-        [&addresses.agent_url, &addresses.volume_url, &addresses.nbd_addr].map(|text| ip_of(text))
-    });
-    let ips: BTreeSet<IpAddr> = ips.flatten().chain(reported).chain(own).collect();
+    let of_daemons = |host: &Arc<HostLink>| {
+        daemons_of(host)
+            .into_iter()
+            .flat_map(|at| match ip_in(at) {
+                Some(ip) => vec![ip],
+                None => cluster.networks.resolved.of(at),
+            })
+            .collect::<Vec<_>>()
+    };
+    let ips = all.iter().flat_map(of_daemons);
+    let ips: BTreeSet<IpAddr> = ips.chain(reported).chain(own).collect();
     ips.into_iter().filter(|ip| !ip.is_loopback()).collect()
 }
 
-fn ip_of(address: &str) -> Option<IpAddr> {
-    let authority = authority_of(address).unwrap_or(address);
-    let ip = authority.rsplit_once(':').map_or(authority, |(ip, _)| ip);
-    ip.trim_matches(['[', ']']).parse().ok()
+/// Where a host has its daemons: addresses, or names.
+fn daemons_of(host: &HostLink) -> [&str; 3] {
+    let addresses = &host.addresses;
+    [&addresses.agent_url, &addresses.volume_url, &addresses.nbd_addr].map(|address| {
+        let authority = authority_of(address).unwrap_or(address);
+        authority.rsplit_once(':').map_or(authority, |(at, _)| at)
+    })
+}
+
+fn ip_in(text: &str) -> Option<IpAddr> {
+    text.trim_matches(['[', ']']).parse().ok()
 }
 
 /// Whether a report says something of a VM in a tenant's network.
@@ -348,4 +425,21 @@ pub fn place_of(
     before: Option<&HostId>,
 ) -> Option<HostId> {
     place(seen, record, moves, before)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn hosts_that_are_known_by_name_have_addresses() {
+        let resolved = Resolved::default();
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        assert!(resolved.look(names(&["localhost", "no-such-host.invalid"])).await);
+        assert!(resolved.of("localhost").iter().any(IpAddr::is_loopback));
+        assert!(resolved.of("no-such-host.invalid").is_empty());
+        assert!(!resolved.look(names(&["localhost"])).await, "it is known already");
+        resolved.look(BTreeSet::new()).await;
+        assert!(resolved.of("localhost").is_empty(), "no host has the name any more");
+    }
 }

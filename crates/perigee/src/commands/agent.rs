@@ -1,5 +1,6 @@
 //! `perigee agent`
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use clap::Subcommand;
@@ -37,6 +38,10 @@ pub struct RunArgs {
     /// cluster's others they reach only if it is just one address. May be given more than once
     #[arg(long, value_name = "ADDRESS[/BITS]")]
     guests_reach: Vec<GuestsReach>,
+    /// An address of this host that is on none of its interfaces, because a cloud translates it. Guests of all hosts are kept from
+    /// it. May be given more than once
+    #[arg(long = "outside-address", value_name = "ADDRESS")]
+    outside_addresses: Vec<Ipv4Addr>,
     /// A bridge of this host in which VMs may have cards (`network: bridge:NAME`). May be given more than once
     #[arg(long = "bridge", value_name = "NAME")]
     bridges: Vec<BridgeName>,
@@ -74,6 +79,7 @@ pub async fn run(verb: Verb) -> Result<(), Problem> {
         state: args.state,
         vm_uids: args.vm_uids,
         guests_reach: args.guests_reach,
+        outside_addresses: args.outside_addresses,
         bridges: args.bridges,
         volume_control: args.volume_control,
         volume_url: args.volume_url,

@@ -188,6 +188,7 @@ impl Daemons {
             state: dir.join("agent"),
             vm_uids: VmUids::default(),
             guests_reach: Vec::new(),
+            outside_addresses: Vec::new(),
             bridges: Vec::new(),
             volume_control: format!("unix:{}", control.display()),
             volume_url: format!("https://{at_volumes}"),

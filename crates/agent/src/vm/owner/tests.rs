@@ -36,6 +36,7 @@ async fn owner(dir: &Path, qemu: &Qemu) -> Owner {
         state: dir.to_path_buf(),
         vm_uids: crate::VmUids::default(),
         guests_reach: Vec::new(),
+        outside_addresses: Vec::new(),
         bridges: Vec::new(),
         volume_control: "http://127.0.0.1:1".into(),
         volume_url: "http://127.0.0.1:1".into(),
