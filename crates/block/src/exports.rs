@@ -163,6 +163,14 @@ pub trait Exports: Send + Sync + 'static {
         Box::pin(async { Ok(None) })
     }
 
+    /// Other names of the same sealed data: those of the images that a layer is. Who may see one of them may see it.
+    ///
+    /// # Errors
+    /// The reason why they can't be looked up.
+    fn also_named<'a>(&'a self, _name: &'a str) -> BoxFuture<'a, Result<Vec<String>, Problem>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
     /// Where a volume is that a proxy looks for here and that has another home now: `HOST:PORT`.
     fn moved_to<'a>(&'a self, _name: &'a str) -> BoxFuture<'a, Option<String>> {
         Box::pin(async { None })

@@ -11,15 +11,20 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use perigee_model::job::HostState;
-use perigee_model::volume::{AllOpeners, Attachment, ImageInfo, Openers, VolumeInfo};
+use perigee_model::volume::{AllOpeners, Attachment, ImageInfo, Openers, RemoteSource, VolumeInfo};
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
 
 use crate::cluster::{Cluster, Detachment, HostLink};
 use crate::records::{VolumeRecord, volume_key};
 
 /// A home that was told is compared again after so many checks of the hosts.
 const MONITORED: u32 = 30;
+/// The same for one that could not be told.
+const FAILED: u32 = 3;
+/// A host that is being let out of a volume, and is to be let in again, is waited for so long.
+const LEFT_MAX: Duration = Duration::from_secs(60);
 
 /// So long a home's hosts are let out in one round. The rest waits for the next one.
 const LET_OUT_MAX: Duration = Duration::from_secs(10);
@@ -84,7 +89,7 @@ struct Needed {
 impl Needed {
     async fn now(cluster: &Cluster) -> Result<Self, Problem> {
         let mut needed = Self::of_vms(cluster);
-        for reader in cluster.records.list::<Reader>(READERS).await? {
+        for reader in readers(cluster, READERS).await?.into_iter().flatten() {
             let read: Option<VolumeRecord> =
                 cluster.records.read(&volume_key(&reader.read)).await?;
             let Some(VolumeRecord { home, .. }) = read else { continue };
@@ -136,69 +141,81 @@ impl Needed {
 /// A host that a home lets in and that seems not to need it.
 type Surplus = (VolumeName, HostId);
 
-/// What is known of a home while it answers.
+/// What is known of a home.
+#[derive(Default)]
 struct Told {
-    at: Instant,
+    /// When it was told last, or when it could not be.
+    at: Option<Instant>,
     surplus: BTreeSet<Surplus>,
+    /// Whether it could not be. An administrator hears of it once.
+    failed: bool,
+    is_asked: bool,
 }
 
-/// The same for a home that answers and was not told.
-#[derive(Default)]
-struct Failing(BTreeSet<HostId>);
+impl Told {
+    fn is_due(&self, monitor: Duration) -> bool {
+        let pause = monitor * if self.failed { FAILED } else { MONITORED };
+        !self.is_asked && self.at.is_none_or(|at| at.elapsed() >= pause)
+    }
 
-impl Failing {
-    /// An administrator hears of it once.
-    fn note(&mut self, home: &HostId, problem: &Problem) {
-        if self.0.insert(home.clone()) {
-            tracing::warn!("host {home} was not told who may open its volumes: {problem}");
-        }
+    fn note(&mut self, home: &HostId, answer: Result<BTreeSet<Surplus>, Problem>) {
+        let had_failed = self.failed;
+        let surplus = match answer {
+            Ok(surplus) => Some(surplus),
+            Err(problem) => {
+                if !had_failed {
+                    tracing::warn!("host {home} was not told who may open its volumes: {problem}");
+                }
+                None
+            }
+        };
+        let failed = surplus.is_none();
+        let at = Some(Instant::now());
+        *self = Self { at, surplus: surplus.unwrap_or_default(), failed, is_asked: false };
     }
 }
 
-/// Keeps the homes' lists as they are to be. This runs until the controller ends.
+/// Keeps the homes' lists as they are to be. This runs until the controller ends. Each home has a task of its own: one that
+/// answers slowly keeps no other one waiting.
 pub async fn keep(cluster: Arc<Cluster>) {
     let mut told: BTreeMap<HostId, Told> = BTreeMap::new();
-    let mut failing = Failing::default();
+    let mut asked = JoinSet::new();
     loop {
+        while let Some(done) = asked.try_join_next() {
+            let (home, answer): (HostId, _) =
+                done.unwrap_or_else(|error| match error.try_into_panic() {
+                    Ok(panic) => std::panic::resume_unwind(panic),
+                    Err(error) => panic!("nobody ends it: {error}"),
+                });
+            told.entry(home.clone()).or_default().note(&home, answer);
+        }
         let up = cluster.hosts.up();
         // Who was away may come back as another.
-        told.retain(|id, _| up.iter().any(|host| host.id == *id));
-        let again: Duration = cluster.timing.monitor * MONITORED;
-        let is_due = |home: &&Arc<HostLink>| {
-            told.get(&home.id).is_none_or(|told| told.at.elapsed() >= again)
-        };
-        let due: Vec<_> = up.iter().filter(is_due).collect();
-        if due.is_empty() {
-            tokio::time::sleep(cluster.timing.monitor).await;
-            continue;
-        }
-        let needed = match Needed::now(&cluster).await {
-            Ok(needed) => needed,
-            Err(problem) => {
-                tracing::warn!("it is not known who needs which volumes: {problem}");
-                tokio::time::sleep(cluster.timing.monitor).await;
-                continue;
-            }
-        };
-        let asked = due.iter().map(|home| {
-            let before = told.get(&home.id).map(|told| &told.surplus);
-            tell(&cluster, home, needed.at(&home.id), before)
-        });
-        let answers = join_all(asked).await;
-        let answers: Vec<_> = due.iter().map(|home| home.id.clone()).zip(answers).collect();
-        for (home, answer) in answers {
-            match answer {
-                Ok(surplus) => {
-                    failing.0.remove(&home);
-                    told.insert(home, Told { at: Instant::now(), surplus });
+        told.retain(|id, told| told.is_asked || up.iter().any(|host| host.id == *id));
+        let monitor = cluster.timing.monitor;
+        let is_due =
+            |home: &&Arc<HostLink>| told.get(&home.id).is_none_or(|told| told.is_due(monitor));
+        let due: Vec<_> = up.iter().filter(is_due).cloned().collect();
+        if !due.is_empty() {
+            match Needed::now(&cluster).await {
+                Ok(needed) => {
+                    for home in due {
+                        let known = told.entry(home.id.clone()).or_default();
+                        known.is_asked = true;
+                        let before = known.surplus.clone();
+                        let (cluster, needed) = (Arc::clone(&cluster), needed.at(&home.id));
+                        asked.spawn(async move {
+                            let answer = tell(&cluster, &home, needed, &before).await;
+                            (home.id.clone(), answer)
+                        });
+                    }
                 }
                 Err(problem) => {
-                    failing.note(&home, &problem);
-                    told.remove(&home);
+                    tracing::warn!("it is not known who needs which volumes: {problem}");
                 }
             }
         }
-        tokio::time::sleep(cluster.timing.monitor).await;
+        tokio::time::sleep(monitor).await;
     }
 }
 
@@ -206,14 +223,22 @@ pub async fn keep(cluster: Arc<Cluster>) {
 async fn tell(
     cluster: &Cluster,
     home: &HostLink,
-    needed: BTreeMap<VolumeName, Vec<HostId>>,
-    before: Option<&BTreeSet<Surplus>>,
+    mut needed: BTreeMap<VolumeName, Vec<HostId>>,
+    before: &BTreeSet<Surplus>,
 ) -> Result<BTreeSet<Surplus>, Problem> {
-    match home.volume.put::<()>("/v1/openers", &AllOpeners { volumes: needed }).await {
+    let here: AllOpeners = match home.volume.get("/v1/openers").await {
         Err(problem) if problem.kind == ProblemKind::NotFound => return Ok(BTreeSet::new()),
-        done => done?,
+        answer => answer?,
+    };
+    if here.admits_all {
+        // From then on it admits nobody else.
+        for (volume, hosts) in in_use(cluster, home).await? {
+            needed.entry(volume).or_default().extend(hosts);
+        }
     }
-    let here: AllOpeners = home.volume.get("/v1/openers").await?;
+    needed.retain(|_, hosts| !hosts.is_empty());
+    let ask = AllOpeners { volumes: needed, admits_all: false };
+    home.volume.put::<()>("/v1/openers", &ask).await?;
     // Afterwards: what begins in the meantime is needed too. Who reads a volume is asked.
     let now = Needed::of_vms(cluster);
     let mut surplus = BTreeSet::new();
@@ -223,12 +248,12 @@ async fn tell(
         let is_busy = cluster.index.is_promoted(&volume) || cluster.index.is_changing_home(&volume);
         for host in hosts.into_iter().filter(|host| !is_busy && !needed.contains(host)) {
             let one = (volume.clone(), host);
-            let is_old = before.is_some_and(|before| before.contains(&one));
+            let is_old = before.contains(&one);
             if surplus.len() >= SURPLUS_MAX {
                 tracing::warn!("host {} lets in more hosts than can be looked at", home.id);
                 return Ok(surplus);
             }
-            // Hosts that do not answer must not keep the other homes waiting.
+            // Hosts that do not answer must not keep those waiting that are to be let in.
             let may_ask = is_old && Instant::now() < until;
             if !may_ask || !let_out(cluster, home, &one).await {
                 surplus.insert(one);
@@ -236,6 +261,64 @@ async fn tell(
         }
     }
     Ok(surplus)
+}
+
+/// Which volumes of a home the other hosts use, by what they say. The records do not have all of it: a volume may be attached
+/// without a VM, and earlier versions have recorded no readers. Only a home that admits everybody is told what hosts say of themselves.
+///
+/// # Errors
+/// Some do not say it, and would be cut off.
+async fn in_use(
+    cluster: &Cluster,
+    home: &HostLink,
+) -> Result<BTreeMap<VolumeName, BTreeSet<HostId>>, Problem> {
+    let others = cluster.hosts.all();
+    let asked = others.iter().filter(|host| host.id != home.id).map(|host| async {
+        let is_up = cluster.hosts.state(&host.id) == HostState::Up;
+        let answer = if is_up { used_by(host, &home.addresses.nbd_addr).await } else { None };
+        (host.id.clone(), answer)
+    });
+    let (mut volumes, mut silent) = (BTreeMap::<_, BTreeSet<HostId>>::new(), Vec::new());
+    for (host, answer) in join_all(asked).await {
+        let Some(used) = answer else {
+            silent.push(host.to_string());
+            continue;
+        };
+        for volume in used {
+            volumes.entry(volume).or_default().insert(host.clone());
+        }
+    }
+    if silent.is_empty() {
+        return Ok(volumes);
+    }
+    let what =
+        "it is not known what other hosts read there, and it still admits all hosts of the cluster";
+    let why = format!("not all of them say it: {}", silent.join(", "));
+    Err(Problem::unavailable(what, why)
+        .next("upgrade those hosts, or remove them if they are gone"))
+}
+
+/// Which volumes of the home at this address a host uses. `None` if that is not known, or if it reads an image there by its name, which
+/// hosts give to others only before they are told.
+async fn used_by(host: &HostLink, home: &str) -> Option<Vec<VolumeName>> {
+    let (attached, sources) = futures_util::join!(
+        host.volume.get::<Vec<Attachment>>("/v1/attachments"),
+        host.volume.get::<Vec<RemoteSource>>("/v1/sources"),
+    );
+    let mut used: Vec<VolumeName> = attached
+        .ok()?
+        .into_iter()
+        .filter(|one| one.nbd_addr == home)
+        .map(|one| one.volume)
+        .collect();
+    for source in sources.ok()?.into_iter().filter(|source| source.nbd_addr == home) {
+        if source.export.starts_with("image:") && source.layer.is_none() {
+            return None;
+        }
+        let volume = source.export.split('@').next().and_then(|name| name.parse().ok());
+        used.extend(volume);
+    }
+    Some(used)
 }
 
 /// Returns false if the host may need it after all, or if that is not known.
@@ -292,6 +375,16 @@ fn readers_of(read: &VolumeName, host: &HostId) -> String {
     format!("{READERS}{read}/{host}/")
 }
 
+/// `None` stands for a record that can't be read: something reads there.
+async fn readers(cluster: &Cluster, prefix: &str) -> Result<Vec<Option<Reader>>, Problem> {
+    let all: Vec<serde_json::Value> = cluster.records.list(prefix).await?;
+    let read = all.into_iter().map(|record| {
+        let reader = serde_json::from_value(record);
+        reader.inspect_err(|error| tracing::debug!("a reader's record: {error}")).ok()
+    });
+    Ok(read.collect())
+}
+
 /// Lets the home of a new volume, which has its record already, read what that is made of.
 pub async fn allow_reader(
     cluster: &Cluster,
@@ -302,6 +395,17 @@ pub async fn allow_reader(
 ) -> Result<(), Problem> {
     let record = Reader { read: read.clone(), host: host.clone(), reader: reader.clone() };
     cluster.records.put(&record.key(), &record).await?;
+    // Whoever lets the host out at this moment may have looked before there was this record.
+    let until = Instant::now() + LEFT_MAX;
+    while cluster.index.is_being_detached(host, read) {
+        if Instant::now() > until {
+            let what = format!("can't let host {host} read volume {read}");
+            return Err(
+                Problem::unavailable(what, "it is still being detached there").next("try again")
+            );
+        }
+        tokio::time::sleep(cluster.timing.monitor.min(Duration::from_millis(100))).await;
+    }
     allow(home, read, host).await
 }
 
@@ -316,8 +420,8 @@ pub async fn is_read(
     read: &VolumeName,
     host: &HostLink,
 ) -> Result<bool, Problem> {
-    let readers: Vec<Reader> = cluster.records.list(&readers_of(read, &host.id)).await?;
-    for reader in readers {
+    for reader in readers(cluster, &readers_of(read, &host.id)).await? {
+        let Some(reader) = reader else { return Ok(true) };
         let key = volume_key(&reader.reader);
         let is_there = async || -> Result<bool, Problem> {
             Ok(cluster.records.read::<VolumeRecord>(&key).await?.is_some())

@@ -6,7 +6,6 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use perigee_block::exports::LAYER_PREFIX;
 use perigee_block::lease::NO_HOST;
 use perigee_model::limits::NEW_VOLUMES;
 use perigee_model::units::format_bytes;
@@ -119,14 +118,9 @@ impl Pool {
     ) -> Result<(RemoteRow, bool), Problem> {
         let connected = (self.connect.connect)(nbd_addr.to_owned(), export.to_owned());
         let device = connected.await.map_err(|error| Problem::unavailable(what, error))?;
-        // An image may be deleted there, and another one get its name. A host gives it to others by its layer's id only.
-        let export = match device.layer() {
-            Some(layer) if export.starts_with("image:") => format!("{LAYER_PREFIX}{layer}"),
-            _ => export.to_owned(),
-        };
         let row = RemoteRow {
             nbd_addr: nbd_addr.to_owned(),
-            export,
+            export: export.to_owned(),
             size_bytes: device.size_bytes(),
             keep: Keep::Never,
             is_layer: device.layer(),

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use perigee_model::limits::OPENERS;
-use perigee_model::{HostId, Problem, VolumeName};
+use perigee_model::volume::RemoteSource;
+use perigee_model::{HostId, ImageName, LayerId, Problem, VolumeName};
 
 use super::catalog::{TooMany, failed};
 use super::pool::Pool;
@@ -34,12 +35,31 @@ impl Pool {
         self.run(move |pool| pool.catalog.all_openers().map_err(failed(LOOK_UP))).await
     }
 
-    /// Whether no controller has told this pool yet who may open what.
+    /// Whether no controller has told this pool yet who may open what. Then it also gives images by their names, as earlier
+    /// versions read them.
     ///
     /// # Errors
     /// When the catalog can't be read.
     pub async fn admits_all(self: &Arc<Self>) -> Result<bool, Problem> {
         self.run(move |pool| pool.catalog.admits_all().map_err(failed(LOOK_UP))).await
+    }
+
+    /// From which exports of other servers the layers here get what they lack.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn remote_sources(self: &Arc<Self>) -> Result<Vec<RemoteSource>, Problem> {
+        const LOOK_UP: &str = "can't look up which other hosts layers are read from";
+        self.run(move |pool| pool.catalog.remote_sources().map_err(failed(LOOK_UP))).await
+    }
+
+    /// The images that are this layer, by their names.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn images_of(self: &Arc<Self>, layer: LayerId) -> Result<Vec<ImageName>, Problem> {
+        let what = format!("can't look up which images are layer {layer}");
+        self.run(move |pool| pool.catalog.images_of(layer).map_err(failed(&what))).await
     }
 
     /// # Errors
@@ -62,32 +82,30 @@ impl Pool {
         volume: &VolumeName,
         hosts: Vec<HostId>,
     ) -> Result<(), Problem> {
-        self.add(BTreeMap::from([(volume.clone(), hosts)]), false).await
+        let volume = volume.clone();
+        self.run(move |pool| {
+            let done = pool.catalog.add_openers(&volume, &hosts).map_err(failed(STORE))?;
+            done.map_err(|too_many| refusal(&volume, too_many))
+        })
+        .await
     }
 
-    /// The same for all volumes at once. From now on nobody opens a volume who was not let in.
+    /// The same for all volumes at once. From now on nobody opens a volume who was not let in. A volume that would have too
+    /// many keeps its list, and keeps no other one from getting its own.
     ///
     /// # Errors
-    /// As [`Self::add_openers`].
+    /// When the catalog can't be written.
     pub async fn add_all_openers(
         self: &Arc<Self>,
         added: BTreeMap<VolumeName, Vec<HostId>>,
     ) -> Result<(), Problem> {
-        self.add(added, true).await
-    }
-
-    async fn add(
-        self: &Arc<Self>,
-        added: BTreeMap<VolumeName, Vec<HostId>>,
-        told: bool,
-    ) -> Result<(), Problem> {
-        self.run(move |pool| {
-            let done = pool.catalog.add_openers(&added, told).map_err(failed(STORE))?;
-            done.or_else(|TooMany(count)| {
-                OPENERS.check(count).map(drop).map_err(|error| error.problem(STORE))
-            })
-        })
-        .await
+        let refused = self
+            .run(move |pool| pool.catalog.add_all_openers(&added).map_err(failed(STORE)))
+            .await?;
+        for (volume, too_many) in refused {
+            tracing::error!("{}", refusal(&volume, too_many));
+        }
+        Ok(())
     }
 
     /// The host may open the volume no more.
@@ -102,5 +120,13 @@ impl Pool {
         let (volume, host) = (volume.clone(), host.clone());
         self.run(move |pool| pool.catalog.remove_opener(&volume, &host).map_err(failed(STORE)))
             .await
+    }
+}
+
+fn refusal(volume: &VolumeName, TooMany(count): TooMany) -> Problem {
+    let what = format!("{STORE}, of volume {volume}");
+    match OPENERS.check(count) {
+        Err(error) => error.problem(what),
+        Ok(_) => Problem::internal(what, "there were too many hosts"),
     }
 }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use perigee_block::device::{Device, Extent, IoError};
-use perigee_block::exports::{CHECKSUMS_SUFFIX, SHOWN_CHECKSUMS_SUFFIX};
+use perigee_block::exports::{CHECKSUMS_SUFFIX, LAYER_PREFIX, SHOWN_CHECKSUMS_SUFFIX};
 use perigee_block::locking::lock;
 use perigee_block::trace::{self, Stage};
 use perigee_model::volume::BLOCK_BYTES;
@@ -57,7 +57,8 @@ pub(super) struct RemoteParent {
 struct Source {
     nbd_addr: String,
     export: String,
-    device: OnceCell<Arc<dyn Device>>,
+    /// The connection, and the name by which the export was opened.
+    device: OnceCell<(Arc<dyn Device>, String)>,
     /// The reason why the last attempt to connect failed.
     failed: Mutex<String>,
 }
@@ -73,6 +74,7 @@ pub(super) enum Checksums {
 impl Source {
     fn of(row: &RemoteRow, device: Option<Arc<dyn Device>>) -> Arc<Self> {
         let RemoteRow { nbd_addr, export, .. } = row.clone();
+        let device = device.map(|device| (device, export.clone()));
         let (device, failed) = (OnceCell::new_with(device), Mutex::default());
         Arc::new(Self { nbd_addr, export, device, failed })
     }
@@ -165,7 +167,8 @@ impl RemoteParent {
     async fn device(&self, source: &Source) -> Result<Arc<dyn Device>, IoError> {
         let connected = source.device.get_or_init(|| self.connect(source));
         let patience = self.connector.patience;
-        tokio::time::timeout(patience, connected).await.map(Arc::clone).map_err(|_| {
+        let connected = tokio::time::timeout(patience, connected).await;
+        connected.map(|(device, _)| Arc::clone(device)).map_err(|_| {
             let Source { nbd_addr, export, failed, .. } = source;
             let why = lock(failed);
             IoError::Unreachable(format!("{export} at {nbd_addr}: {why}"))
@@ -173,19 +176,33 @@ impl RemoteParent {
     }
 
     /// Tries to connect until it succeeds. Each request that waits for this has its own deadline.
-    async fn connect(&self, source: &Source) -> Arc<dyn Device> {
+    async fn connect(&self, source: &Source) -> (Arc<dyn Device>, String) {
         loop {
-            let Source { nbd_addr, export, .. } = source;
-            let why = match (self.connector.connect)(nbd_addr.clone(), export.clone()).await {
-                Ok(device) => match self.difference(&*device) {
-                    None => return device,
-                    Some(difference) => difference,
-                },
-                Err(error) => error.to_string(),
-            };
-            *lock(&source.failed) = why;
+            let mut reasons = Vec::new();
+            for name in self.names(source) {
+                match (self.connector.connect)(source.nbd_addr.clone(), name.clone()).await {
+                    Ok(device) => match self.difference(&*device) {
+                        None => return (device, name),
+                        Some(difference) => reasons.push(difference),
+                    },
+                    Err(error) => reasons.push(error.to_string()),
+                }
+            }
+            *lock(&source.failed) = reasons.join("; ");
             tokio::time::sleep(RETRY_PAUSE).await;
         }
+    }
+
+    /// By which names the export may be known, the best first. Another image may get the name of this one, and a host gives
+    /// images to the others of its cluster by their layers only; an access list may know only the name.
+    fn names(&self, source: &Source) -> Vec<String> {
+        if let Some((_, name)) = source.device.get() {
+            return vec![name.clone()];
+        }
+        let by_name = source.export.starts_with("image:");
+        let layer = self.row.is_layer.filter(|_| by_name);
+        let by_layer = layer.map(|layer| format!("{LAYER_PREFIX}{layer}"));
+        by_layer.into_iter().chain([source.export.clone()]).collect()
     }
 
     /// The difference, in words, if an export is not the one that it was before.
@@ -227,15 +244,19 @@ impl RemoteParent {
         source: &Source,
         suffix: &str,
     ) -> Result<Option<Arc<dyn Device>>, IoError> {
-        let Source { nbd_addr, export, .. } = source;
-        match (self.connector.connect)(nbd_addr.clone(), format!("{export}{suffix}")).await {
-            Ok(device) => Ok(Some(device)),
-            Err(problem) if problem.kind == ProblemKind::NotFound => Ok(None),
-            Err(problem) => {
-                let why = format!("the checksums of {export} at {nbd_addr}: {problem}");
-                Err(IoError::Unreachable(why))
+        let nbd_addr = &source.nbd_addr;
+        let mut answer = Ok(None);
+        for name in self.names(source) {
+            match (self.connector.connect)(nbd_addr.clone(), format!("{name}{suffix}")).await {
+                Ok(device) => return Ok(Some(device)),
+                Err(problem) if problem.kind == ProblemKind::NotFound => {}
+                Err(problem) => {
+                    let why = format!("the checksums of {name} at {nbd_addr}: {problem}");
+                    answer = Err(IoError::Unreachable(why));
+                }
             }
         }
+        answer
     }
 
     /// Which blocks the export's layer has, and which of them are zeros there; the others are remote here. Several
@@ -296,7 +317,7 @@ impl RemoteParent {
 
     /// The least time that the other host takes to answer, as far as is known.
     pub(super) fn round_trip(&self) -> Duration {
-        self.source().device.get().map_or(Duration::ZERO, |device| device.round_trip())
+        self.source().device.get().map_or(Duration::ZERO, |(device, _)| device.round_trip())
     }
 
     /// Reads a range. The part beyond the export's end is zeros.

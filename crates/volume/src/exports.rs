@@ -571,6 +571,17 @@ impl Exports for PoolExports {
         Box::pin(self.check_opener(name, host))
     }
 
+    fn also_named<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<String>, Problem>> {
+        Box::pin(async move {
+            let Some(Data::Layer(layer)) = Wanted::parse(name).and_then(|wanted| wanted.data())
+            else {
+                return Ok(Vec::new());
+            };
+            let images = self.pool.images_of(layer).await?;
+            Ok(images.iter().map(|image| format!("image:{image}")).collect())
+        })
+    }
+
     fn moved_to<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Option<String>> {
         Box::pin(async move {
             let Some(Wanted::Volume(volume, _)) = Wanted::parse(name) else { return None };

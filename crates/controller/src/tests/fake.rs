@@ -33,7 +33,7 @@ use perigee_model::vm::{
 use perigee_model::volume::{
     AllOpeners, Attach, Attachment, BlockProbe, CachePolicy, CollectTrace, CopyImage, CreateVolume,
     EpochChange, EpochIssued, ExportStats, ImageInfo, IoStats, Openers, PoolInfo, ProbeBlocks,
-    Resize, Snapshot, Upload, VolumeHealth, VolumeInfo, VolumeSource,
+    RemoteSource, Resize, Snapshot, Upload, VolumeHealth, VolumeInfo, VolumeSource,
 };
 use perigee_model::{
     Epoch, HostId, ImageName, LayerId, OwnerName, Problem, SiteId, TenantName, VmId, VmStart,
@@ -143,6 +143,14 @@ pub struct Inside {
     pub hangs: bool,
     /// As a volume server of before: it does not know who may open its volumes.
     pub admits_all: bool,
+    /// What it was asked meanwhile that only a later version knows.
+    pub asked_in_vain: u32,
+    /// Nobody has told it yet who may open its volumes.
+    pub is_untold: bool,
+    /// It never answers who may open its volumes.
+    pub openers_hang: bool,
+    /// From where its layers get what they lack.
+    pub sources: Vec<RemoteSource>,
     /// As an agent of before: it tells no changes.
     pub tells_nothing: bool,
     /// How often a power button was pressed.
@@ -317,8 +325,10 @@ async fn unless_down(State(inside): Shared, request: Request, next: Next) -> Res
 /// What a volume server of before answers to what it does not know.
 async fn unless_of_before(State(inside): Shared, request: Request, next: Next) -> Response {
     let path = request.uri().path();
-    let is_new = path == "/v1/openers" || path.split('/').nth(4) == Some("hosts");
+    let is_new =
+        ["/v1/openers", "/v1/sources"].contains(&path) || path.split('/').nth(4) == Some("hosts");
     if is_new && inside.lock().expect("lock").admits_all {
+        inside.lock().expect("lock").asked_in_vain += 1;
         let what = format!("{} {path}", request.method());
         return Failure(Problem::not_found(what, "it does not have this path")).into_response();
     }
@@ -356,6 +366,7 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/images/{image}/copy", post(copy_image))
         .route("/v1/uploads", post(receive))
         .route("/v1/openers", get(all_openers).put(add_all_openers))
+        .route("/v1/sources", get(sources))
         .route("/v1/volumes/{volume}/hosts", get(openers).put(set_openers))
         .route("/v1/volumes/{volume}/hosts/{host}", put(add_opener).delete(remove_opener))
         .route("/v1/volumes", get(volumes).post(create))
@@ -441,14 +452,23 @@ async fn set_openers(
 }
 
 async fn all_openers(State(inside): Shared) -> Reply<AllOpeners> {
-    let here = inside.lock().expect("lock").openers.clone();
-    let volumes = here.into_iter().map(|(name, hosts)| (name, hosts.into_iter().collect()));
-    Ok(Json(AllOpeners { volumes: volumes.collect() }))
+    if inside.lock().expect("lock").openers_hang {
+        std::future::pending::<()>().await;
+    }
+    let inside = inside.lock().expect("lock");
+    let here = inside.openers.iter();
+    let volumes = here.map(|(name, hosts)| (name.clone(), hosts.iter().cloned().collect()));
+    Ok(Json(AllOpeners { volumes: volumes.collect(), admits_all: inside.is_untold }))
+}
+
+async fn sources(State(inside): Shared) -> Reply<Vec<RemoteSource>> {
+    Ok(Json(inside.lock().expect("lock").sources.clone()))
 }
 
 async fn add_all_openers(State(inside): Shared, Json(ask): Json<AllOpeners>) -> Reply<()> {
     let mut inside = inside.lock().expect("lock");
     inside.told_of_openers += 1;
+    inside.is_untold = false;
     for (name, hosts) in ask.volumes {
         inside.openers.entry(name).or_default().extend(hosts);
     }

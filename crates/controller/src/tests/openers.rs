@@ -1,16 +1,18 @@
 //! Which hosts the homes let open their volumes. What a real home does about it is tested with real volume servers.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, JobState, MigrationState, NewVolume};
-use perigee_model::volume::VolumeSource;
+use perigee_model::volume::{RemoteSource, VolumeSource};
 use perigee_model::volume_move::{VolumeMoveCause, VolumeMoveState};
 use perigee_model::{HostId, JobId, VmId, VolumeName};
 
 use super::fake::FakeHost;
 use super::migrations::{copying_of, switch};
 use super::{Lab, data_volume, finish, spec, vm_of, wait_for};
+use crate::cluster::Detachment;
 use crate::{catalog, volume_moves};
 
 fn host(name: &str) -> HostId {
@@ -172,4 +174,89 @@ async fn a_host_that_is_away_is_not_asked_what_it_needs() {
     assert_eq!(let_in(&lab.cloud, &data_volume()), [host("home1")].into(), "it is not known");
     lab.home.inside().down = false;
     wait_until_let_in(&lab.cloud, &data_volume(), &[]).await;
+}
+
+#[tokio::test]
+async fn an_upgraded_home_admits_everybody_until_it_is_known_what_all_hosts_read_there() {
+    let lab = Lab::up().await;
+    let other = VolumeName::new("other").expect("name");
+    let there = lab.cloud.addresses.nbd_addr.clone();
+    {
+        let mut home = lab.home.inside();
+        home.admits_all = true;
+        // Without a VM, and without a record.
+        home.attachments.insert(other.clone(), there.clone());
+        let export = format!("{}@1", data_volume());
+        home.sources = vec![RemoteSource { nbd_addr: there, export, layer: None }];
+    }
+    lab.cloud.inside().is_untold = true;
+    let told = lab.cloud.inside().told_of_openers;
+    let asked = lab.home.inside().asked_in_vain;
+    wait_for("the other host to be asked again", async || {
+        (lab.home.inside().asked_in_vain > asked + 2).then_some(())
+    })
+    .await;
+    assert!(lab.cloud.inside().is_untold);
+    assert_eq!(lab.cloud.inside().told_of_openers, told);
+    // Now it is upgraded too, and says it.
+    lab.home.inside().admits_all = false;
+    wait_until_let_in(&lab.cloud, &other, &["home1"]).await;
+    wait_until_let_in(&lab.cloud, &data_volume(), &["home1"]).await;
+    assert!(!lab.cloud.inside().is_untold);
+}
+
+/// Else any host could let itself in.
+#[tokio::test]
+async fn a_home_that_was_told_is_told_nothing_of_what_hosts_say_they_use() {
+    let lab = Lab::up().await;
+    let there = lab.cloud.addresses.nbd_addr.clone();
+    lab.home.inside().attachments.insert(data_volume(), there);
+    let told = lab.cloud.inside().told_of_openers;
+    wait_for("two more rounds", async || {
+        (lab.cloud.inside().told_of_openers > told + 1).then_some(())
+    })
+    .await;
+    assert!(let_in(&lab.cloud, &data_volume()).is_empty());
+}
+
+#[tokio::test]
+async fn a_home_that_never_answers_keeps_no_other_one_waiting() {
+    let lab = Lab::up().await;
+    lab.home.inside().openers_hang = true;
+    let told = lab.cloud.inside().told_of_openers;
+    wait_for("two more rounds", async || {
+        (lab.cloud.inside().told_of_openers > told + 1).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_record_of_a_reader_that_can_t_be_read_keeps_no_home_from_being_told() {
+    let lab = Lab::up().await;
+    let key = format!("volume_readers/{}/home1/reader", data_volume());
+    lab.cluster.records.put(&key, &"as an earlier version had it").await.expect("a record");
+    lab.cloud.inside().openers.insert(data_volume(), [host("home1")].into());
+    let told = lab.cloud.inside().told_of_openers;
+    wait_for("three more rounds", async || {
+        (lab.cloud.inside().told_of_openers > told + 2).then_some(())
+    })
+    .await;
+    assert_eq!(let_in(&lab.cloud, &data_volume()), [host("home1")].into(), "it is not known");
+}
+
+#[tokio::test]
+async fn a_reader_is_let_in_after_whoever_lets_its_host_out_at_this_moment() {
+    let lab = Lab::up().await;
+    let export = format!("{}@1", data_volume());
+    let Detachment::Held(hold) = lab.cluster.index.begin_detachment(&lab.home.id, &data_volume())
+    else {
+        panic!("nobody needs it");
+    };
+    let out = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        lab.cloud.inside().openers.clear();
+        drop(hold);
+    };
+    tokio::join!(make_of(&lab, &export), out);
+    assert_eq!(let_in(&lab.cloud, &data_volume()), [host("home1")].into());
 }

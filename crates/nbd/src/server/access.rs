@@ -8,7 +8,8 @@
 //! image:*       *
 //! ```
 //!
-//! A name or an export may end in `*`, which matches any text. `data` also means `data@4`. A client on a
+//! A name or an export may end in `*`, which matches any text. `data` also means `data@4`, and an image's name also means the
+//! layer that it is (`layer:UUID`), which other servers ask for. A client on a
 //! unix socket that runs as the server's own user or as root sees all exports. A VM, which has a socket of its own,
 //! sees its own ones.
 

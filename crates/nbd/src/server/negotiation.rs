@@ -327,7 +327,7 @@ impl<'a> Negotiation<'a> {
                 None => Problem::not_found(what, "it does not exist"),
             }
         };
-        if !view.shows(name, &self.peer) {
+        if !view.shows(name, &self.peer) && !self.shows_by_another_name(&view, name).await? {
             return Err(hidden());
         }
         let proxy = self.claim.as_ref().map(|claim| Opener::Proxy(claim.host()));
@@ -353,6 +353,15 @@ impl<'a> Negotiation<'a> {
             }
             opened => opened,
         }
+    }
+
+    /// An access list names images; other hosts ask for their layers.
+    async fn shows_by_another_name(&self, view: &View, name: &str) -> Result<bool, Problem> {
+        if !matches!(view, View::Only(_)) {
+            return Ok(false);
+        }
+        let names = self.shared.exports.also_named(name).await?;
+        Ok(names.iter().any(|name| view.shows(name, &self.peer)))
     }
 
     /// Where a proxy finds a volume that has left this server. Others find it through this server.

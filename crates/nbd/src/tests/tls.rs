@@ -238,6 +238,49 @@ async fn a_client_sees_the_exports_of_its_certificate_and_no_others() {
     server.stop().await;
 }
 
+/// `data` under the name of a layer, which an image is.
+struct OfImage(Arc<One>);
+
+impl Exports for OfImage {
+    fn names(&self) -> BoxFuture<'_, Result<Vec<String>, Problem>> {
+        self.0.names()
+    }
+
+    fn open<'a>(
+        &'a self,
+        name: &'a str,
+        opener: Opener,
+        peer: Peer,
+    ) -> BoxFuture<'a, Result<Export, Problem>> {
+        let name = if name.starts_with("layer:") { "data" } else { name };
+        self.0.open(name, opener, peer)
+    }
+
+    fn also_named<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<String>, Problem>> {
+        let is_image = name == "layer:7";
+        let names = is_image.then(|| "image:debian".to_owned()).into_iter().collect();
+        Box::pin(async { Ok(names) })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_for_an_image_means_its_layer_too() {
+    let site = Site::new();
+    let list = site.path("access");
+    std::fs::write(&list, "image:* *\n").expect("a file");
+    let options = ServerOptions { access_list: Some(list), ..site.options(true) };
+    let address = Listen::Tcp(format!("127.0.0.1:{}", site.port));
+    let exports = Arc::new(OfImage(One::memory(&Memory::new(1000))));
+    let server = Running::serve(exports, &address, options).await;
+    let shown = program(&["nbdinfo", &site.uri("layer:7", true)]).await;
+    assert!(shown.status.success(), "{shown:?}");
+    for hidden in ["layer:8", "data"] {
+        let hidden = program(&["nbdinfo", &site.uri(hidden, true)]).await;
+        assert!(!hidden.status.success(), "{hidden:?}");
+    }
+    server.stop().await;
+}
+
 #[tokio::test]
 async fn bytes_in_the_clear_after_starttls_are_not_taken_for_encrypted_ones() {
     let site = Site::new();

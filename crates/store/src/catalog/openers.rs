@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use perigee_model::limits::OPENERS;
-use perigee_model::{HostId, VolumeName};
+use perigee_model::{HostId, ImageName, LayerId, VolumeName};
 use rusqlite::{Transaction, params};
 
 use super::columns::parsed;
@@ -33,6 +33,13 @@ impl Catalog {
         Ok(all)
     }
 
+    pub(crate) fn images_of(&self, layer: LayerId) -> Result<Vec<ImageName>> {
+        self.lock()
+            .prepare_cached("SELECT name FROM images WHERE layer = ?1 ORDER BY name")?
+            .query_map([layer.to_string()], |row| parsed(row, 0))?
+            .collect()
+    }
+
     /// Until the controller has told the pool for the first time.
     pub(crate) fn admits_all(&self) -> Result<bool> {
         let sql = "SELECT EXISTS (SELECT 1 FROM pool WHERE NOT openers_told)";
@@ -47,30 +54,38 @@ impl Catalog {
         self.lock().prepare_cached(sql)?.query_row(row, |row| row.get(0))
     }
 
-    /// Lets these hosts in too. `told`: these are all that need it, of all volumes.
+    /// Lets these hosts open the volume too.
     pub(crate) fn add_openers(
         &self,
-        added: &BTreeMap<VolumeName, Vec<HostId>>,
-        told: bool,
+        volume: &VolumeName,
+        hosts: &[HostId],
     ) -> Result<std::result::Result<(), TooMany>> {
         self.change(|tx| {
+            let count = count_with(tx, volume, hosts)?;
+            if OPENERS.check(count).is_err() {
+                return Ok(Err(TooMany(count)));
+            }
+            insert(tx, volume, hosts).map(Ok)
+        })
+    }
+
+    /// The same for all volumes at once: nobody else needs any. Returns the volumes that would have too many, which stay as
+    /// they are.
+    pub(crate) fn add_all_openers(
+        &self,
+        added: &BTreeMap<VolumeName, Vec<HostId>>,
+    ) -> Result<Vec<(VolumeName, TooMany)>> {
+        self.change(|tx| {
+            let mut refused = Vec::new();
             for (volume, hosts) in added {
                 let count = count_with(tx, volume, hosts)?;
-                if OPENERS.check(count).is_err() {
-                    return Ok(Err(TooMany(count)));
+                match OPENERS.check(count) {
+                    Ok(_) => insert(tx, volume, hosts)?,
+                    Err(_) => refused.push((volume.clone(), TooMany(count))),
                 }
             }
-            let mut add =
-                tx.prepare("INSERT INTO openers VALUES (?1, ?2) ON CONFLICT DO NOTHING")?;
-            for (volume, hosts) in added {
-                for host in hosts {
-                    add.execute(params![volume.as_str(), host.as_str()])?;
-                }
-            }
-            if told {
-                tx.execute("UPDATE pool SET openers_told = 1 WHERE NOT openers_told", [])?;
-            }
-            Ok(Ok(()))
+            tx.execute("UPDATE pool SET openers_told = 1 WHERE NOT openers_told", [])?;
+            Ok(refused)
         })
     }
 
@@ -78,6 +93,15 @@ impl Catalog {
         let sql = "DELETE FROM openers WHERE volume = ?1 AND host = ?2";
         self.lock().execute(sql, params![volume.as_str(), host.as_str()]).map(drop)
     }
+}
+
+fn insert(tx: &Transaction<'_>, volume: &VolumeName, hosts: &[HostId]) -> Result<()> {
+    let sql = "INSERT INTO openers VALUES (?1, ?2) ON CONFLICT DO NOTHING";
+    let mut add = tx.prepare_cached(sql)?;
+    for host in hosts {
+        add.execute(params![volume.as_str(), host.as_str()])?;
+    }
+    Ok(())
 }
 
 /// The volume of this name is another one, or never came.

@@ -317,7 +317,7 @@ async fn a_host_that_does_not_answer_is_waited_for_until_a_deadline() {
     let pool = open(&dir, &files, &home, 1);
     let image = pool.open_image(&image_name("i")).await.unwrap();
     let Err(IoError::Unreachable(why)) = read(&image, 0).await else { panic!("it is gone") };
-    assert!(why.contains("layer:") && why.contains("at gone:1"), "{why}");
+    assert!(why.contains("image:i at gone:1"), "{why}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -507,4 +507,29 @@ async fn another_layer_of_the_same_name_is_never_mixed_in() {
     read(&device, 0).await.unwrap();
     let Err(IoError::Unreachable(why)) = read(&device, 1).await else { panic!("another layer") };
     assert!(why.contains("it is now layer"), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_goes_on_by_the_image_s_name_and_by_its_layer() {
+    let bench = Bench::copied(Keep::Never).await;
+    bench.settle().await;
+    let Bench { dir, files, home, pool, boot } = bench;
+    drop(pool);
+    // An access list may know only the name, and hosts of a cluster give images by their layers only.
+    for prefix in ["image:i", "layer:"] {
+        let shown = Arc::clone(&home);
+        let connect = move |_: String, export: String| -> BoxFuture<'static, _> {
+            let missing = || perigee_model::Problem::not_found("can't open it", "it is not there");
+            let device = export.starts_with(prefix).then(|| Arc::clone(&shown) as Arc<dyn Device>);
+            Box::pin(async move { device.ok_or_else(missing) })
+        };
+        let patience = Duration::from_secs(10);
+        let connect = Connector { patience, connect: Arc::new(connect) };
+        let config = PoolConfig { private: None, dir: dir.path().to_owned(), connect };
+        let files = Arc::clone(&files) as _;
+        let pool = Pool::open_with(config, files, Uuid::from_u128(boot)).unwrap();
+        let image = pool.open_image(&image_name("i")).await.unwrap();
+        let found = read(&image, 1).await.unwrap();
+        assert_eq!(found, home.content()[BLOCK..2 * BLOCK], "{prefix}");
+    }
 }

@@ -44,6 +44,19 @@ async fn a_list_that_is_full_takes_again_who_is_on_it_and_nobody_else() {
 }
 
 #[tokio::test]
+async fn a_list_that_is_too_long_keeps_no_other_volume_from_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_sim(dir.path(), &Arc::default(), 1);
+    let (v, w) = (volume_name("v"), volume_name("w"));
+    let max = usize::try_from(OPENERS.max).unwrap();
+    let many = (0..=max).map(host).collect();
+    let all = BTreeMap::from([(v.clone(), many), (w.clone(), vec![host(1)])]);
+    pool.add_all_openers(all).await.unwrap();
+    assert!(pool.may_open(&w, &host(1)).await.unwrap());
+    assert!(!pool.may_open(&v, &host(1)).await.unwrap());
+}
+
+#[tokio::test]
 async fn what_a_pool_is_told_is_added_to_what_it_knows_and_kept() {
     let dir = tempfile::tempdir().unwrap();
     let (v, w) = (volume_name("v"), volume_name("w"));

@@ -58,6 +58,7 @@ mod tests {
             (Method::PUT, &["v1", "trees", "a"]),
             (Method::DELETE, &["v1", "trees", "a"]),
             (Method::GET, &["v1", "clients"]),
+            (Method::GET, &["v1", "sources"]),
             (Method::GET, &["v1", "volumes", "a", "replica", "pins"]),
             (Method::POST, &["v1", "volumes", "a", "replica", "promote"]),
             (Method::PUT, &["v1", "sites"]),
