@@ -115,11 +115,16 @@ impl Lab {
     }
 
     async fn wait_for_job(&self, id: &JobId, what: &str, is: impl Fn(&Job) -> bool) -> Job {
-        wait_for(&format!("job {id} to be {what}"), async || {
+        let begun = tokio::time::Instant::now();
+        loop {
             let job = self.job(id).await;
-            is(&job).then_some(job)
-        })
-        .await
+            if is(&job) {
+                return job;
+            }
+            let waited_s = PATIENCE.as_secs();
+            assert!(begun.elapsed() < PATIENCE, "waited {waited_s} s for {what}: {job:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     async fn wait_for_vm(&self, host: &FakeHost, vm: &VmId) {

@@ -79,7 +79,7 @@ impl Store {
     }
 
     async fn objects_at(&self, port: u16, waits: Waits) -> Arc<Objects> {
-        let credentials = self.dir.path().with_extension("credentials");
+        let credentials = self.dir.path().join("credentials");
         let lines = format!("[default]\naws_access_key_id={KEY}\naws_secret_access_key={KEY}\n");
         fs::write(&credentials, lines).expect("a file");
         let endpoint = Some(format!("http://127.0.0.1:{port}"));
