@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use perigee_model::job::{Host, HostRemoval, HostState, Site};
 use perigee_model::vm::{HostAddresses, HostReport};
 use perigee_model::volume_move::VolumeMove;
 use perigee_model::{HostId, Problem, SiteId, VolumeName};
 
-use crate::cluster::{Cluster, Known, now_ms, state_of};
+use crate::cluster::{Cluster, Known, now_ms};
 use crate::enrol;
 use crate::given_up;
 use crate::jobs::{self, Fate, Loss};
@@ -26,8 +26,7 @@ pub async fn register(
     let same = cluster.hosts.get(id).is_ok_and(|link| link.addresses == addresses);
     if same {
         if let Some(known) = cluster.hosts.lock().get_mut(id) {
-            known.heard = Instant::now();
-            known.last_seen_ms = now_ms();
+            known.is_heard();
         }
         return Ok(());
     }
@@ -103,7 +102,10 @@ async fn observe(cluster: &Cluster, id: &HostId) {
     let before = cluster.hosts.state(id);
     match link.agent.get::<HostReport>("/v1/host").await {
         Ok(report) => cluster.hosts.heard(id, report),
-        Err(problem) => tracing::debug!("no report from host {id}: {problem}"),
+        Err(problem) => {
+            tracing::debug!("no report from host {id}: {problem}");
+            cluster.hosts.missed(id);
+        }
     }
     match (before, cluster.hosts.state(id)) {
         (HostState::Up, HostState::Unreachable) => tracing::warn!("host {id} is unreachable"),
@@ -138,7 +140,7 @@ fn view(id: &HostId, known: &Known, used: &BTreeMap<HostId, u64>, deadline: Dura
     Host {
         id: id.clone(),
         addresses: known.link.addresses.clone(),
-        state: state_of(known.heard.elapsed() > deadline),
+        state: known.state(deadline),
         cpus: report.map_or(0, |r| r.cpus),
         memory_bytes: report.map_or(0, |r| r.memory_bytes),
         memory_used_bytes: used.get(id).copied().unwrap_or(0),

@@ -21,12 +21,12 @@ use perigee_model::network::{
     guest_mtu,
 };
 use perigee_model::tenant::{SEPARATOR, tenant_of};
-use perigee_model::vm::{NetworkKind, VmNetwork};
+use perigee_model::vm::{HostReport, NetworkKind, VmNetwork};
 use perigee_model::{HostId, JobId, NetworkName, Problem, ProblemKind, VmId};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
-use crate::cluster::{Cluster, now_ms};
+use crate::cluster::{Cluster, HostLink, now_ms};
 use crate::records::{JobRecord, Owned, vm_of};
 
 #[cfg(test)]
@@ -449,11 +449,19 @@ pub fn kind_of(record: &JobRecord) -> NetworkKind {
 /// Why no VM with such a card can start at a host, or move there, now; `None` if it can.
 pub fn refusal(cluster: &Cluster, host: &HostId, network: &NetworkKind) -> Option<String> {
     let link = cluster.hosts.get(host).ok()?;
-    let report = cluster.hosts.report(host);
+    refusal_of(&link, cluster.hosts.report(host).as_ref(), network)
+}
+
+/// The same by this report of the host. A host that has not reported yet is refused.
+pub fn refusal_of(
+    link: &HostLink,
+    report: Option<&HostReport>,
+    network: &NetworkKind,
+) -> Option<String> {
     match network {
         NetworkKind::Default | NetworkKind::None => None,
         NetworkKind::User => match report {
-            Some(report) => report.no_user_networks,
+            Some(report) => report.no_user_networks.clone(),
             None => Some("its agent has said nothing of user networks".to_owned()),
         },
         NetworkKind::Bridge(bridge) => {
@@ -461,7 +469,7 @@ pub fn refusal(cluster: &Cluster, host: &HostId, network: &NetworkKind) -> Optio
             (!has).then(|| format!("it has no bridge {bridge} that its operator allows (perigee agent run --bridge)"))
         }
         NetworkKind::Cluster(_) => {
-            match (&link.addresses.tunnel, report.and_then(|report| report.no_networks)) {
+            match (&link.addresses.tunnel, report.and_then(|report| report.no_networks.clone())) {
                 (_, Some(why)) => Some(why),
                 (None, None) => Some("its agent has said nothing of tunnels".to_owned()),
                 (Some(_), None) => None,

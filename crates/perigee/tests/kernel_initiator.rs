@@ -136,9 +136,7 @@ fn linux_s_initiator_does_not_notice_that_the_server_is_killed() {
     let image = PathBuf::from(image);
     let dir = tempfile::tempdir().expect("a directory");
     build(&image, dir.path());
-    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let address = free.local_addr().expect("an address");
-    drop(free);
+    let address = std::net::SocketAddr::from(([127, 0, 0, 1], perigee_http::unused_port()));
     let pool = dir.path().join("pool");
     let mut server = Server { pool, address: address.to_string(), process: None };
     std::fs::write(server.clients(), CLIENT).expect("a file");

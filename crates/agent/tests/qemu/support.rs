@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -153,6 +154,24 @@ struct HomeInner {
     /// Who shows another grant may change nothing.
     expects: Mutex<Option<SignedGrant>>,
     asked: watch::Sender<u32>,
+    /// Requests that are being answered.
+    waiting: AtomicU32,
+}
+
+/// A request that is being answered, until its client is gone.
+struct Waiting(Arc<HomeInner>);
+
+impl Waiting {
+    fn at(home: &Arc<HomeInner>) -> Self {
+        home.waiting.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(home))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Home {
@@ -169,6 +188,7 @@ impl Home {
             refuses: Mutex::new(false),
             expects: Mutex::new(None),
             asked: watch::Sender::new(0),
+            waiting: AtomicU32::new(0),
         });
         let at = VmSocketAt { path: blocks.to_path_buf() };
         let router = axum::Router::new()
@@ -216,6 +236,14 @@ impl Home {
             _ => Ok(()),
         });
     }
+
+    /// Waits until the home has seen that the clients of all its requests are gone.
+    pub fn wait_until_left(&self) {
+        wait_for("the end of the requests", || match self.inner.waiting.load(Ordering::SeqCst) {
+            0 => Ok(()),
+            count => Err(format!("{count} wait")),
+        });
+    }
 }
 
 async fn change_epoch(
@@ -223,6 +251,7 @@ async fn change_epoch(
     headers: HeaderMap,
     Json(change): Json<EpochChange>,
 ) -> Reply<VolumeInfo> {
+    let _waiting = Waiting::at(&home);
     home.asked.send_modify(|asked| *asked += 1);
     home.open.subscribe().wait_for(|open| *open).await.expect("the sender lives in `home`");
     if *home.refuses.lock().unwrap() {
@@ -414,6 +443,15 @@ impl Agent {
             let report = self.get().map_err(|e| e.to_string())?;
             if report.status == status { Ok(report) } else { Err(format!("{report:?}")) }
         })
+    }
+
+    /// The status comes from QEMU, and the reason with its event, which may be handled later.
+    pub fn wait_for_end(&self, reason: &str) {
+        wait_for(&format!("an end, because {reason}"), || {
+            let report = self.get().map_err(|e| e.to_string())?;
+            let has_ended = report.status == VmStatus::Shutdown && report.reason == reason;
+            has_ended.then_some(()).ok_or_else(|| format!("{report:?}"))
+        });
     }
 
     pub fn wait_for_phase(&self, phase: MigrationPhase) -> VmReport {

@@ -24,6 +24,9 @@ const POOL_AGE_MAX: Duration = Duration::from_secs(30);
 /// Volume servers are told the sites of the hosts so often, even if nothing has changed.
 const TELL_SITES_EVERY: Duration = Duration::from_secs(60);
 
+/// How many requests in a row a host has to miss before it counts as unreachable.
+const MISSED_MIN: u32 = 2;
+
 /// The clients for one host. Each has its deadline.
 #[derive(Debug, Clone)]
 pub struct HostLink {
@@ -70,6 +73,8 @@ pub struct Known {
     pub report: Option<HostReport>,
     /// The last answer or registration; at first the time when the controller started to wait.
     pub heard: Instant,
+    /// Requests for its report since then that have failed.
+    pub missed: u32,
     pub last_seen_ms: u64,
     /// The last reports of its VMs. They are shown while it does not answer.
     vms: BTreeMap<VmId, (Instant, VmReport)>,
@@ -86,6 +91,22 @@ pub struct Hosts {
     pub deadline: Duration,
     network: Network,
     known: Mutex<BTreeMap<HostId, Known>>,
+}
+
+impl Known {
+    pub fn is_heard(&mut self) {
+        (self.heard, self.missed, self.last_seen_ms) = (Instant::now(), 0, now_ms());
+    }
+
+    /// A host is unreachable when it has been silent for the deadline although it was asked. The controller itself may
+    /// have stood still meanwhile (a suspended machine, a paused VM): then no host was asked, or one request ran into it.
+    pub fn state(&self, deadline: Duration) -> HostState {
+        if self.heard.elapsed() > deadline && self.missed >= MISSED_MIN {
+            HostState::Unreachable
+        } else {
+            HostState::Up
+        }
+    }
 }
 
 impl Hosts {
@@ -128,6 +149,7 @@ impl Hosts {
             link: Arc::new(link),
             report: None,
             heard: Instant::now(),
+            missed: 0,
             last_seen_ms: seen_ms,
             vms: BTreeMap::new(),
             sites: None,
@@ -148,8 +170,7 @@ impl Hosts {
 
     pub fn state(&self, id: &HostId) -> HostState {
         let known = self.lock();
-        let silent = known.get(id).is_none_or(|host| host.heard.elapsed() > self.deadline);
-        state_of(silent)
+        known.get(id).map_or(HostState::Unreachable, |host| host.state(self.deadline))
     }
 
     /// Whether the host has answered since then.
@@ -203,8 +224,14 @@ impl Hosts {
     pub fn heard(&self, id: &HostId, report: HostReport) {
         if let Some(known) = self.lock().get_mut(id) {
             known.report = Some(report);
-            known.heard = Instant::now();
-            known.last_seen_ms = now_ms();
+            known.is_heard();
+        }
+    }
+
+    /// A request for the host's report has failed.
+    pub fn missed(&self, id: &HostId) {
+        if let Some(known) = self.lock().get_mut(id) {
+            known.missed = known.missed.saturating_add(1);
         }
     }
 
@@ -263,8 +290,7 @@ impl Hosts {
         let mut hosts = self.lock();
         let Some(known) = hosts.get_mut(id) else { return Vec::new() };
         let now = Instant::now();
-        known.heard = now;
-        known.last_seen_ms = now_ms();
+        known.is_heard();
         for report in &changes.changed {
             known.vms.insert(report.spec.vm.clone(), (now, report.clone()));
         }
@@ -339,10 +365,6 @@ impl Hosts {
     }
 }
 
-pub fn state_of(silent: bool) -> HostState {
-    if silent { HostState::Unreachable } else { HostState::Up }
-}
-
 /// Puts a host's name before its address, wherever that is in the text.
 fn name_address(text: &str, host: &str, address: &str) -> String {
     let mut named = String::new();
@@ -365,7 +387,35 @@ fn name_address(text: &str, host: &str, address: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use perigee_model::SiteId;
+
     use super::*;
+
+    #[test]
+    fn a_controller_that_stood_still_takes_no_host_for_gone() {
+        let id = HostId::new("home1").expect("a name");
+        let deadline = Duration::from_secs(30);
+        let hosts = Hosts { deadline, network: Network::default(), known: Mutex::default() };
+        let url = |port: u16| format!("http://127.0.0.1:{port}");
+        let addresses = HostAddresses {
+            site: SiteId::new("here").expect("a name"),
+            agent_url: url(1),
+            volume_url: url(2),
+            nbd_addr: "127.0.0.1:3".to_owned(),
+            tunnel: None,
+        };
+        hosts.set(hosts.link(&id, addresses).expect("a link"), 0);
+        let asleep = 2 * deadline;
+        let woke = Instant::now().checked_sub(asleep).expect("a clock that began before");
+        hosts.lock().get_mut(&id).expect("the host").heard = woke;
+        assert_eq!(hosts.state(&id), HostState::Up);
+        hosts.missed(&id);
+        assert_eq!(hosts.state(&id), HostState::Up, "the request that the sleep has cut");
+        hosts.missed(&id);
+        assert_eq!(hosts.state(&id), HostState::Unreachable);
+        hosts.lock().get_mut(&id).expect("the host").is_heard();
+        assert_eq!(hosts.state(&id), HostState::Up);
+    }
 
     #[test]
     fn an_address_is_shown_with_its_host_s_name() {

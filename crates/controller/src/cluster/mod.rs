@@ -37,7 +37,7 @@ use crate::seldom::Seldom;
 use crate::store::SqliteStore;
 
 pub use capacity::{Counters, ERROR_BUCKETS, capacity, starts_at_once};
-pub use hosts::{HostLink, Hosts, Known, state_of};
+pub use hosts::{HostLink, Hosts, Known};
 pub use index::holds::{Detachment, Hold};
 pub use index::{Grant, Index, demand_of};
 pub use lanes::{Lane, Lanes};

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use perigee_model::guest::GuestEvent;
 use perigee_model::job::{HostState, JobState, Sample};
+use perigee_model::starts::VmStart;
 use perigee_model::vm::{Disk, HostReport, Machine, VmReport, VmSpec, VmStatus};
 use perigee_model::volume::ExportStats;
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
@@ -193,8 +194,11 @@ impl Run {
         let start = placement.start.clone();
         let spec = vm_spec(self, placement)?;
         let host = catalog::reachable(&self.cluster, &start)?;
-        if let Some(why) =
-            networks::refusal(&self.cluster, &start, &networks::kind_of(&self.record.value))
+        // What the controller has heard may be old, or nothing yet after a restart.
+        let report: HostReport = host.agent.get("/v1/host").await?;
+        let network = networks::kind_of(&self.record.value);
+        if let Some(why) = networks::refusal_of(&host, Some(&report), &network)
+            && !self.has_arrived(&host, spec.start).await?
         {
             // It was able when the job was placed. Another one may be, and else the job waits for one.
             tracing::warn!("job {}: host {start} can't have VMs in networks: {why}", self.id);
@@ -203,7 +207,6 @@ impl Run {
         }
         if self.job().started_ms.is_none() {
             // The answer may be lost, and the host may reboot before the next one.
-            let report: HostReport = host.agent.get("/v1/host").await?;
             self.record.value.boot_id = report.boot_id;
             self.record.value.job.started_ms = Some(now_ms());
             self.record.save().await?;
@@ -229,6 +232,15 @@ impl Run {
         self.read_figures(&report).await?;
         self.record.save().await?;
         Ok(Step::Again)
+    }
+
+    /// Whether the host has the VM already: an earlier request's answer may be lost.
+    async fn has_arrived(&self, host: &HostLink, start: VmStart) -> Result<bool, Problem> {
+        match host.agent.get::<VmReport>(&format!("/v1/vms/{}", vm_of(&self.id))).await {
+            Ok(report) => Ok(report.spec.start == start),
+            Err(problem) if problem.kind == ProblemKind::NotFound => Ok(false),
+            Err(problem) => Err(problem),
+        }
     }
 
     /// Whether the VM had a card of which nothing was said; it has none from now on.

@@ -316,8 +316,8 @@ async fn serve(router: Router) -> (String, JoinHandle<()>) {
 }
 
 async fn unless_down(State(inside): Shared, request: Request, next: Next) -> Response {
-    if inside.lock().expect("lock").down {
-        return Failure(Problem::unavailable("answer", "this host is down")).into_response();
+    if let Err(problem) = inside.lock().expect("lock").unless_down() {
+        return Failure(problem).into_response();
     }
     next.run(request).await
 }

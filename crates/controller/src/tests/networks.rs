@@ -1,7 +1,7 @@
 //! Networks of tenants.
 
 use perigee_model::guest::GuestBody;
-use perigee_model::job::Start;
+use perigee_model::job::{JobState, Start};
 use perigee_model::network::NewNetwork;
 use perigee_model::vm::{
     MigrationPhase, MigrationReport, NetworkKind, VmNetwork, VmReport, VmStatus,
@@ -205,6 +205,26 @@ async fn a_vm_starts_without_a_card_that_nobody_asked_for_where_it_can_t_be_made
     lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
     let network = lab.home.inside().vms[&vm_of(&id)].report.spec.network.clone();
     assert_eq!(network, VmNetwork::None);
+}
+
+/// The answer to its start was lost, and then its host can't make cards any more: the VM runs, so it stays.
+#[tokio::test]
+async fn a_vm_that_has_started_is_not_ended_because_its_host_can_have_no_more_cards() {
+    let lab = Lab::up().await;
+    lab.home.inside().loses_answers = true;
+    let id = lab.submit(JobSpec { volumes: Vec::new(), ..spec(Access::Read) }).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    assert_eq!(lab.home.inside().vms[&vm].report.spec.network, VmNetwork::User);
+    lab.home.inside().no_user_networks = Some("passt was removed".to_owned());
+    wait_for("the report", async || {
+        lab.cluster.hosts.report(&lab.home.id)?.no_user_networks.map(drop)
+    })
+    .await;
+    lab.home.inside().loses_answers = false;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    assert_eq!(lab.home.inside().starts[&vm], 1);
 }
 
 /// It keeps its hardware address, and is only at hosts that have the bridge.

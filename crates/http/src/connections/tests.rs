@@ -128,7 +128,7 @@ async fn an_answer_that_nobody_reads_is_not_kept() {
 
 #[tokio::test]
 async fn clients_beyond_the_limit_are_told_so_and_the_silent_ones_lock_nobody_out() {
-    let address = start(LIMITS).await;
+    let address = start(Limits { headers: Duration::from_secs(5), ..LIMITS }).await;
     let mut silent = Vec::new();
     for _ in 0..LIMITS.connections {
         silent.push(connect(address).await);

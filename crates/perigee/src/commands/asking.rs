@@ -60,9 +60,8 @@ mod tests {
 
     const GOES_ON: &str = "the move goes on; `perigee vm info q-0001` shows it";
 
-    async fn free_address() -> String {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        listener.local_addr().expect("an address").to_string()
+    fn free_address() -> String {
+        format!("127.0.0.1:{}", perigee_http::unused_port())
     }
 
     fn client(address: &str) -> Client {
@@ -71,7 +70,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_controller_that_is_started_again_is_waited_for() {
-        let address = free_address().await;
+        let address = free_address();
         let client = client(&address);
         let asked = tokio::spawn(async move { get::<u32>(&client, "/", GOES_ON).await });
         tokio::time::sleep(PAUSE / 2).await;
@@ -86,7 +85,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_controller_that_stays_away_ends_the_waiting_and_not_the_work() {
-        let client = client(&free_address().await);
+        let client = client(&free_address());
         let asked = get_within::<u32>(&client, "/", GOES_ON, PAUSE).await;
         let problem = asked.expect_err("nobody is there");
         assert_eq!((problem.kind, problem.next.as_str()), (ProblemKind::Unavailable, GOES_ON));

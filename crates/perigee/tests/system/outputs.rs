@@ -64,7 +64,7 @@ async fn fails(system: &System) -> Checked<()> {
 
 async fn times_out(system: &System) -> Checked<()> {
     let command = "echo half > /output/half; sleep 100000";
-    let job = system.output_job("late", "timeout: 2s\n", command).await?;
+    let job = system.output_job("late", "timeout: 15s\n", command).await?;
     let job = system.ended(&job.id).await?;
     ensure!(job.state == JobState::Failed && job.reason.contains("timeout"), "{}", job.reason);
     ensure!(system.output_file(&job, "half").await? == "half", "{:?}", job.outputs);

@@ -166,11 +166,11 @@ async fn an_image_is_copied_or_read_from_another_host() {
     assert_io(&host.qemu_io("remote", &["read -P 6 1000 1M", "read -P 5 1049576 1047576"]));
 }
 
-/// fio through the proxy, slow enough to last for seconds on any machine.
+/// fio through the proxy, slow enough to last for 16 s. After a pause it writes faster, so that it ends then.
 fn fio(host: &Server, epoch: Epoch) -> Child {
     Command::new("timeout")
         .args(["60", "fio", "--name=verify", "--ioengine=nbd", "--rw=randwrite", "--bs=16k"])
-        .args(["--iodepth=16", "--size=32m", "--rate=8m", "--verify=crc32c", "--fsync=32"])
+        .args(["--iodepth=16", "--size=64m", "--rate=4m", "--verify=crc32c", "--fsync=32"])
         .args([
             "--verify_fatal=1",
             "--verify_state_save=0",

@@ -119,7 +119,7 @@ pub(super) async fn changes(
     }
     let begun = Instant::now();
     loop {
-        let changes = inside.lock().expect("lock").changes(after);
+        let changes = inside.lock().expect("lock").unless_down()?.changes(after);
         if changes.revision > after || begun.elapsed() >= wait {
             return Ok(Json(changes));
         }
@@ -128,6 +128,13 @@ pub(super) async fn changes(
 }
 
 impl Inside {
+    pub(super) fn unless_down(&mut self) -> Result<&mut Self, Problem> {
+        match self.down {
+            true => Err(Problem::unavailable("answer", "this host is down")),
+            false => Ok(self),
+        }
+    }
+
     pub(super) fn boot_id(&self) -> String {
         format!("boot-{}", self.reboots)
     }
@@ -168,7 +175,7 @@ pub(super) async fn vm(
     let (after, wait) = (of("after"), Duration::from_millis(of("wait_ms")));
     let begun = Instant::now();
     loop {
-        let report = inside.lock().expect("lock").numbered(&vm).ok_or_else(no_vm)?;
+        let report = inside.lock().expect("lock").unless_down()?.numbered(&vm).ok_or_else(no_vm)?;
         if report.revision > after || begun.elapsed() >= wait {
             return Ok(Json(report));
         }
