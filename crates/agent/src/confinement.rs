@@ -98,14 +98,34 @@ fn nothing() -> Result<RulesetCreated, RulesetError> {
     Ruleset::default().handle_access(AccessFs::from_all(LANDLOCK))?.scope(all)?.create()
 }
 
+/// What a program that is not installed below `/usr` has beside its own file: libraries and firmware.
+const INSTALLED: [&str; 9] = [
+    "lib",
+    "lib64",
+    "libexec",
+    "share/qemu",
+    "share/seabios",
+    "share/ipxe",
+    "share/OVMF",
+    "share/edk2",
+    // Of a tree in which QEMU was built, where the program is in `build`.
+    "pc-bios",
+];
+
 /// The program's own file, and what belongs to it where it is not installed below `/usr`. Nothing else of that place is
-/// the program's: it may be somebody's home directory.
+/// the program's: it may be somebody's home directory. A link counts as what it leads to, too.
 fn installed(program: &str) -> Vec<PathBuf> {
-    let Some(path) = which(program) else { return Vec::new() };
-    let prefix = path.parent().and_then(Path::parent);
-    let parts =
-        prefix.map(|prefix| ["lib", "lib64", "share", "libexec"].map(|dir| prefix.join(dir)));
-    parts.into_iter().flatten().chain([path.clone()]).collect()
+    let found = which(program).into_iter();
+    let mut all = Vec::new();
+    for path in found.flat_map(|path| [path.canonicalize().ok(), Some(path)]).flatten() {
+        let dir = path.parent();
+        if let Some(prefix) = dir.and_then(Path::parent) {
+            all.extend(INSTALLED.map(|part| prefix.join(part)));
+        }
+        all.extend(dir.map(|dir| dir.join("qemu-bundle")));
+        all.push(path);
+    }
+    all
 }
 
 /// In plain words, for `perigee host info`, if the kernel does not confine QEMU so.
@@ -137,10 +157,12 @@ mod tests {
         std::fs::read_to_string(log).unwrap()
     }
 
-    /// Without Landlock there is nothing to test. Where a test run must not pass so, the variable says that there is Landlock.
+    /// Without Landlock there is nothing to test. Where the kernel says that it has it, or the variable does, it must be there.
     fn has_landlock() -> bool {
         let missing = missing();
-        let is_wanted = std::env::var_os("PERIGEE_TEST_LANDLOCK").is_some();
+        let modules = std::fs::read_to_string("/sys/kernel/security/lsm").unwrap_or_default();
+        let is_wanted = modules.trim().split(',').any(|module| module == "landlock")
+            || std::env::var_os("PERIGEE_TEST_LANDLOCK").is_some();
         assert!(!is_wanted || missing.is_none(), "{missing:?}");
         missing.is_none()
     }
@@ -182,16 +204,18 @@ mod tests {
     async fn a_program_in_a_home_directory_opens_only_what_belongs_to_it() {
         let home = tempfile::tempdir().unwrap();
         let [bin, share, run_dir] = ["bin", "share", "run"].map(|name| home.path().join(name));
-        for dir in [&bin, &share, &run_dir] {
-            std::fs::create_dir(dir).unwrap();
+        let keys = share.join("keyrings");
+        for dir in [&bin, &share.join("qemu"), &keys, &run_dir] {
+            std::fs::create_dir_all(dir).unwrap();
         }
+        std::fs::write(keys.join("login"), "password\n").unwrap();
         let program = bin.join("shell");
         std::fs::copy(which("bash").unwrap(), &program).unwrap();
-        let own = share.join("firmware");
+        let own = share.join("qemu/firmware");
         std::fs::write(&own, "firmware\n").unwrap();
         std::fs::write(home.path().join("diary"), "diary\n").unwrap();
         std::fs::write(bin.join("other"), "other\n").unwrap();
-        let script = "cd /; for f in share/firmware diary bin/other; do echo $(<$1/$f); done >&2";
+        let script = "cd /; for f in share/qemu/firmware diary bin/other share/keyrings/login; do echo $(<$1/$f); done >&2";
         let arguments = ["-c", script, "sh", &home.path().display().to_string()];
         let arguments = arguments.map(ToOwned::to_owned);
         // An absolute path is found as it is.
@@ -201,6 +225,7 @@ mod tests {
         assert!(said.contains("firmware\n"), "{said}");
         assert_eq!(said.contains("diary\n"), !has_landlock(), "{said}");
         assert_eq!(said.contains("other\n"), !has_landlock(), "{said}");
+        assert_eq!(said.contains("password\n"), !has_landlock(), "{said}");
     }
 
     #[tokio::test]

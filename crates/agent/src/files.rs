@@ -263,8 +263,13 @@ pub fn prepare_state(state: &Path) -> Result<Flock<File>, Problem> {
 
 /// Whether an agent has left VMs here.
 fn has_vms(state: &Path) -> bool {
-    let vms = std::fs::read_dir(state.join("vms"));
-    vms.is_ok_and(|mut vms| vms.any(|vm| vm.is_ok_and(|vm| vm.path().join("spec.json").exists())))
+    let is_vm = |vm: std::fs::DirEntry| vm.path().join("spec.json").try_exists().unwrap_or(true);
+    match std::fs::read_dir(state.join("vms")) {
+        Ok(mut vms) => vms.any(|vm| vm.map_or(true, is_vm)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
+        // It is not known. Nobody would watch them.
+        Err(_) => true,
+    }
 }
 
 /// The first directory above `path` that other users may not pass through.
@@ -393,6 +398,11 @@ mod tests {
         std::fs::create_dir_all(&state).unwrap();
         std::fs::set_permissions(&above, std::fs::Permissions::from_mode(0o775)).unwrap();
         prepare_state(&state).unwrap_err();
+        // What can't be read may have some.
+        std::fs::remove_dir_all(state.join("vms")).ok();
+        std::fs::write(state.join("vms"), "").unwrap();
+        assert!(has_vms(&state));
+        std::fs::remove_file(state.join("vms")).unwrap();
         std::fs::create_dir_all(state.join("vms/a")).unwrap();
         prepare_state(&state).unwrap_err();
         std::fs::write(state.join("vms/a/spec.json"), "{}").unwrap();

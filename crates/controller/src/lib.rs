@@ -159,7 +159,10 @@ fn own_addresses() -> Result<Vec<String>, Problem> {
     Ok(addresses.collect())
 }
 
-/// The TCP ports on which this controller listens.
+/// Of the FTPS gateway, as its unit file has them. It is a program of its own, and may run on any host.
+const FTPS_PORTS: [std::ops::RangeInclusive<u16>; 2] = [21..=21, 50_000..=50_999];
+
+/// The TCP ports on which this controller and its doors listen.
 fn own_ports(config: &Config) -> Vec<u16> {
     let tcp = config.listen.iter().filter_map(|listen| match listen {
         Listen::Tcp(address) => Some(address),
@@ -167,7 +170,7 @@ fn own_ports(config: &Config) -> Vec<u16> {
     });
     let ports =
         tcp.chain(&config.doors.sftp).map(|address| address.rsplit_once(':')?.1.parse().ok());
-    ports.flatten().collect()
+    ports.flatten().chain(FTPS_PORTS.into_iter().flatten()).collect()
 }
 
 async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Problem> {

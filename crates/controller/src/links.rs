@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use perigee_model::job::Link;
 use perigee_model::vm::{LinkProbe, ProbeLink};
-use perigee_model::volume::{BlockProbe, ImageInfo, ProbeBlocks, VolumeInfo};
+use perigee_model::volume::{AllOpeners, BlockProbe, ImageInfo, ProbeBlocks, VolumeInfo};
 use perigee_model::{HostId, Problem, SiteId};
 use tokio::sync::oneshot;
 
@@ -324,10 +324,14 @@ async fn exports_to_read(from: &HostLink, to: &HostLink) -> Result<Vec<String>, 
     // Whoever knows a layer's id may read it, so a host is told only of those that it has.
     let images = images.into_iter().filter(|image| known.iter().any(|k| k.layer == image.layer));
     let images = images.map(|i| (true, i.allocated_bytes, images::by_layer(i.layer)));
-    // With its epoch: without one, nobody elsewhere may open a volume that is written with epochs. Most hosts may not open
-    // it at all, so the images come first.
+    // With its epoch: without one, nobody elsewhere may open a volume that is written with epochs.
     let export = |v: &VolumeInfo| format!("{}@{}", v.name, v.epoch);
-    let volumes = volumes.into_iter().map(|v| (false, v.allocated_bytes, export(&v)));
+    // Of other tenants' volumes it is told nothing.
+    let openers: AllOpeners = to.volume.get("/v1/openers").await.unwrap_or_default();
+    let volumes = volumes.into_iter().filter(|volume| {
+        openers.volumes.get(&volume.name).is_some_and(|hosts| hosts.contains(&from.id))
+    });
+    let volumes = volumes.map(|v| (false, v.allocated_bytes, export(&v)));
     let mut all: Vec<_> = volumes.chain(images).filter(|(_, bytes, _)| *bytes > 0).collect();
     all.sort_unstable_by(|a, b| b.cmp(a));
     Ok(all.into_iter().take(EXPORTS_TRIED_MAX).map(|(.., export)| export).collect())

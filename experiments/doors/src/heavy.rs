@@ -162,11 +162,7 @@ fn lftp(servers: &Servers, client: Client, script: &str) -> Result<()> {
     let ssh = format!("ssh -a -x {}", servers.ssh_options(Door::PerigeeSftp).join(" "));
     let port = servers.sftp_port();
     let open = match client {
-        Client::LftpFtps => format!(
-            "set ftp:ssl-force yes; set ftp:ssl-protect-data yes; set ssl:ca-file {}; open {}",
-            servers.certificate().display(),
-            servers.ftps_login()
-        ),
+        Client::LftpFtps => servers.lftp_open(Door::PerigeeFtps),
         _ => format!("set sftp:connect-program \"{ssh}\"; open -u bench, sftp://127.0.0.1:{port}"),
     };
     let script = format!("set cmd:fail-exit yes; set net:max-retries 1; {open}; {script}; bye");

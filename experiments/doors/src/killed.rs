@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use sha2::{Digest, Sha256};
 
 use crate::clients::{Workspace, all_end, sftp_once};
@@ -26,9 +27,12 @@ pub fn run(servers: &mut Servers, work: &Workspace, sizes: Sizes) -> Result<Vec<
         hashes.insert(bytes, Sha256::digest(fs::read(work.file(bytes))?));
     }
     let mut all = Vec::new();
-    for (door, clients) in
-        [(Door::PerigeeHttp, 64), (Door::PerigeeWebdav, 64), (Door::PerigeeSftp, 16)]
-    {
+    for (door, clients) in [
+        (Door::PerigeeHttp, 64),
+        (Door::PerigeeWebdav, 64),
+        (Door::PerigeeSftp, 16),
+        (Door::PerigeeFtps, 16),
+    ] {
         servers.make_directory(door)?;
         let acknowledged = upload_until_killed(servers, work, door, clients, sizes.acknowledged)?;
         servers.start_perigee()?;
@@ -80,7 +84,8 @@ fn upload_until_killed(
         }
     };
     let shared: &Servers = servers;
-    let pid = shared.pid(door)?.to_string();
+    // Behind FTPS it is the same one.
+    let pid = shared.pid(Door::PerigeeHttp)?.to_string();
     let begun = Instant::now();
     std::thread::scope(|scope| {
         let one_client = &one_client;
@@ -108,6 +113,11 @@ fn upload(servers: &Servers, work: &Workspace, door: Door, name: &str, bytes: u6
     }
     let url = format!("{}/{name}", servers.url(door));
     let mut curl = Command::new("curl");
-    curl.args(["-sS", "-f", "-o", "/dev/null", "-T", text(&file)?, &url]);
-    all_end(vec![curl.stdin(Stdio::null()).stderr(Stdio::null()).spawn()?])
+    curl.args(["-sS", "-f", "-K", "-", "-o", "/dev/null", "-T", text(&file)?, &url]);
+    let mut child = curl.stdin(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    // The login is in no list of processes.
+    let mut stdin = child.stdin.take().context("it has one")?;
+    stdin.write_all(servers.curl_login(door).as_bytes())?;
+    drop(stdin);
+    all_end(vec![child])
 }

@@ -297,9 +297,25 @@ impl Servers {
         self.dir.join("tls.pem")
     }
 
-    /// What lftp opens for FTPS of Perigee.
-    pub fn ftps_login(&self) -> String {
-        format!("-u bench,{} {}", self.token, self.url(Door::PerigeeFtps))
+    /// What lftp is told to reach one of the doors for FTP.
+    pub fn lftp_open(&self, door: Door) -> String {
+        let user = match door {
+            Door::PerigeeFtps => format!("bench,{}", self.token),
+            _ => "anonymous,any".to_owned(),
+        };
+        let tls = match door {
+            Door::Vsftpd => "set ftp:ssl-allow no".to_owned(),
+            _ => format!(
+                "set ftp:ssl-force yes; set ftp:ssl-protect-data yes; set ssl:ca-file {}",
+                self.certificate().display()
+            ),
+        };
+        // As with curl.
+        let version = match door {
+            Door::VsftpdFtps => "set ssl:priority NORMAL:-VERS-TLS1.3; ",
+            _ => "",
+        };
+        format!("{version}{tls}; open -u {user} {}", self.url(door))
     }
 
     /// Where SFTP of Perigee listens.

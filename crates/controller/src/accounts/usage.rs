@@ -4,7 +4,7 @@
 //! that was sent for an import counts with its bytes until its host has removed it. A job's own disks do not count: its memory and its number of VMs are limited. VMs, vCPUs and memory are the scheduler's to compare ([`perigee_planner::queue`]).
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use perigee_model::limits::VOLUMES;
@@ -170,13 +170,15 @@ pub struct UploadRoom {
     /// Taken, and how much of that is used.
     taken: AtomicU64,
     sent: AtomicU64,
+    /// The tenant has no quota, or none any more: nothing more is taken.
+    is_unlimited: AtomicBool,
     refused: Mutex<Option<Problem>>,
 }
 
 impl UploadRoom {
     pub fn new(cluster: Arc<Cluster>, tenant: String) -> Self {
-        let (taken, sent, refused) = Default::default();
-        Self { cluster, tenant, taken, sent, refused }
+        let (taken, sent, is_unlimited, refused) = Default::default();
+        Self { cluster, tenant, taken, sent, is_unlimited, refused }
     }
 
     /// To be called before more bytes are passed on. One task does so.
@@ -186,7 +188,7 @@ impl UploadRoom {
     pub async fn add(&self, bytes: u64) -> Result<(), Problem> {
         let sent = self.sent.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         let taken = self.taken.load(Ordering::Relaxed);
-        if sent <= taken {
+        if sent <= taken || self.is_unlimited.load(Ordering::Relaxed) {
             return Ok(());
         }
         let what = "can't take an upload";
@@ -194,7 +196,10 @@ impl UploadRoom {
         let added = match take(&self.cluster, &self.tenant, needed.max(UPLOAD_STEP_BYTES), what)
             .await
         {
-            Ok(0) => u64::MAX - taken,
+            Ok(0) => {
+                self.is_unlimited.store(true, Ordering::Relaxed);
+                0
+            }
             Ok(added) => added,
             // Near the limit, in small steps.
             Err(_) => match take(&self.cluster, &self.tenant, needed, what).await {
@@ -234,9 +239,9 @@ impl UploadRoom {
         }
     }
 
-    /// Whether anything counts: the tenant has a quota.
+    /// Whether anything counts: the tenant has a quota, or had one when the upload began.
     pub fn counts(&self) -> bool {
-        !matches!(self.taken.load(Ordering::Relaxed), 0 | u64::MAX)
+        self.taken.load(Ordering::Relaxed) != 0
     }
 }
 

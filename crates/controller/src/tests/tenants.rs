@@ -479,6 +479,26 @@ async fn volumes_beyond_a_quota_are_refused_with_the_figures() {
     make("b", 2 << 30).await.expect("there is room again");
 }
 
+#[tokio::test]
+async fn an_upload_gives_back_what_it_took_when_its_tenant_has_no_quota_any_more() {
+    let tenants = Tenants::up().await;
+    let limited = Quota { volume_bytes: Some(2 << 30), ..Quota::default() };
+    tenants.set_quota("acme", limited).await;
+    let making = async || {
+        let shown: Tenant = tenants.ann.get("/v1/tenants/acme").await.expect("an operator sees it");
+        shown.volume_bytes
+    };
+    let cluster = &tenants.lab.cluster;
+    let room = accounts::UploadRoom::new(std::sync::Arc::clone(cluster), "acme".to_owned());
+    room.add(1 << 30).await.expect("there is room");
+    tenants.set_quota("acme", Quota::default()).await;
+    room.add(1 << 30).await.expect("without a quota");
+    tenants.set_quota("acme", limited).await;
+    drop(room);
+    assert_eq!(making().await, 0);
+    accounts::hold_volume(cluster, "acme~v", 2 << 30).await.expect("all of the room is there");
+}
+
 /// A tenant without a quota filled the controller's store with volumes of one block.
 #[tokio::test]
 async fn a_tenant_has_a_limited_number_of_volumes() {

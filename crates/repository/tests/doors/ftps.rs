@@ -307,6 +307,7 @@ async fn the_ftps_gateway_bears_clients_that_keep_no_rules() {
         "a_transfer_that_is_stopped_before_it_begins",
         "an_upload_that_is_given_up_late",
         "strangers_at_the_data_port",
+        "sessions_of_nobody",
         "names_that_change",
         "a_browser",
         "old_tls",
@@ -314,6 +315,40 @@ async fn the_ftps_gateway_bears_clients_that_keep_no_rules() {
         gateway.hostile(what).await;
     }
     assert!(!server.stored("a", "broken").exists());
+    gateway.ok(&["-l"], "").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ftps_data_goes_only_to_the_client_of_the_session_if_that_is_asked_for() {
+    let server = Server::start().await;
+    let (certificate, key) = certificate(server.dir.path()).await;
+    let more = ["--cert", path(&certificate), "--key", path(&key), "--require-session-reuse"];
+    let gateway = Gateway::start_with(&server, &more, certificate.clone()).await;
+    let sent = content(300_000);
+    let file = server.file("sent", &sent);
+    let url = format!("ftp://127.0.0.1:{}/again", gateway.port);
+    gateway.ok(&["-T", path(&file), &url, "-T", path(&file)], "whole").await;
+    gateway.lftp_ok(&format!("put {0} -o l1; put {0} -o l2; cls", path(&file))).await;
+    for name in ["whole", "again", "l1", "l2"] {
+        assert!(fs::read(server.stored("a", name)).expect("it is stored") == sent, "{name}");
+    }
+    gateway.hostile("data_of_another_session").await;
+    assert!(!server.stored("a", "stolen").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ports_for_ftps_data_that_are_all_taken_are_no_reason_to_use_others() {
+    let server = Server::start().await;
+    let (certificate, key) = certificate(server.dir.path()).await;
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("an address").port();
+    let ports = format!("{port}-{port}");
+    let more = ["--cert", path(&certificate), "--key", path(&key), "--passive-ports", &ports];
+    let gateway = Gateway::start_with(&server, &more, certificate.clone()).await;
+    let listed = gateway.curl("token-of-a", &["-l", "-v"], "").await;
+    assert!(!listed.status.success());
+    assert!(text(&listed.stderr).contains("425 all ports"), "{}", text(&listed.stderr));
+    drop(taken);
     gateway.ok(&["-l"], "").await;
 }
 

@@ -4,6 +4,7 @@ import socket
 import ssl
 import struct
 import sys
+import time
 
 PORT, CERTIFICATE, WHAT = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 WAIT_S = 60
@@ -202,6 +203,46 @@ def strangers_at_the_data_port():
             pass
     answer = control.ask("NOOP")
     assert answer.startswith("200"), answer
+
+
+def data_of_another_session():
+    # Somebody behind the same address was faster than the client.
+    for command in ["STOR stolen", "RETR whole", "LIST"]:
+        for is_first in [True, False]:
+            control = Control().log_in()
+            plain = control.data()
+            if is_first:
+                assert control.ask(command)[:3] in ("125", "150")
+            try:
+                assert tls().wrap_socket(plain, server_hostname="127.0.0.1").recv(100) == b""
+            except (ssl.SSLError, OSError):
+                pass
+            answer = control.reply() if is_first else control.ask(command)
+            assert answer.startswith("522"), (command, is_first, answer)
+
+
+def sessions_of_nobody():
+    # Of two addresses, which take all places that there are. Who comes from a third one finds room, also at once.
+    def connect(source):
+        sock = socket.create_connection(("127.0.0.1", PORT), WAIT_S, (source, 0))
+        return sock, sock.recv(100)
+
+    held = []
+    for source in ["127.0.0.2", "127.0.0.3"]:
+        for _ in range(128):
+            try:
+                held.append(connect(source))
+            except OSError:
+                break
+    assert len(held) > 200
+    until = time.monotonic() + WAIT_S
+    while True:
+        try:
+            Control().log_in()
+            return
+        except (OSError, AssertionError):
+            assert time.monotonic() < until, "there is room"
+            time.sleep(0.2)
 
 
 def names_that_change():
