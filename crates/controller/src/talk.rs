@@ -1,4 +1,4 @@
-//! What the VMs of a gang have sent to each other.
+//! What the VMs of a gang have sent to each other, and what is remembered of a kind of gangs: that, and how long they took.
 //!
 //! The agent of a sender's host counts it, from the moment when the VM's card was made there. So the counters begin anew when the VM comes
 //! to another host, and the differences are added up here.
@@ -6,14 +6,22 @@
 use std::collections::BTreeMap;
 
 use perigee_model::gang::of_member;
+use perigee_model::job::{Job, JobSpec};
+use perigee_model::plan::Estimate;
 use perigee_model::vm::SentTo;
 use perigee_model::{HostId, JobId, Problem};
+use perigee_planner::Traits;
+use perigee_planner::gangs::{GangRun, predict};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::cluster::{Cluster, now_ms};
+use crate::files::hex;
 
-/// The talk of as many kinds of gangs is remembered.
+/// As many kinds of gangs are remembered.
 const KINDS_MAX: usize = 1000;
+/// And as many runs of each.
+const RUNS_MAX: usize = 10;
 const PREFIX: &str = "talk/";
 
 /// What one member has sent to the others, by their ranks.
@@ -48,11 +56,30 @@ impl Talk {
     }
 }
 
-/// What the last run of a kind of gang has shown: a row for each rank.
+/// What earlier runs of a kind of gang have shown.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Known {
+    /// What the VMs sent to each other in the last one of which this is known: a row for each rank.
     pub sent: Vec<Vec<u64>>,
+    /// Those that have succeeded, with a digest of their image and command, the oldest first.
+    #[serde(default)]
+    runs: Vec<(String, GangRun)>,
     ended_ms: u64,
+}
+
+impl Known {
+    /// How long such a gang takes; `None` if no equal one has succeeded.
+    pub fn predicted(&self, spec: &JobSpec, traits: &Traits) -> Option<Estimate> {
+        let program = program(spec);
+        let equal = self.runs.iter().filter(|(of, _)| *of == program);
+        let runs: Vec<GangRun> = equal.map(|(_, run)| run.clone()).collect();
+        predict(&runs, traits)
+    }
+}
+
+/// A digest of what a gang runs.
+fn program(spec: &JobSpec) -> String {
+    hex(&Sha256::digest(format!("{}\0{:?}\0{}", spec.image, spec.command, spec.mpi)))
 }
 
 /// Jobs of the same name and with as many VMs are of one kind.
@@ -65,14 +92,30 @@ pub async fn known(cluster: &Cluster, gang: &JobId, count: u32) -> Result<Known,
     Ok(cluster.records.read(&key(gang, count)).await?.unwrap_or_default())
 }
 
-/// Remembers what a gang's run has shown, if it was counted. The oldest kind is forgotten for one too many.
-pub async fn remember(cluster: &Cluster, gang: &JobId, sent: Vec<Vec<u64>>) -> Result<(), Problem> {
-    if sent.iter().flatten().all(|bytes| *bytes == 0) {
+/// Remembers what a gang's run has shown: what its VMs sent, if it was counted, and how long it took, if it has succeeded. The
+/// oldest kind is forgotten for one too many. A step that was cut may repeat this: the run counts twice then, which changes little.
+pub async fn remember(
+    cluster: &Cluster,
+    gang: &Job,
+    sent: Vec<Vec<u64>>,
+    run: Option<GangRun>,
+) -> Result<(), Problem> {
+    let is_counted = sent.iter().flatten().any(|bytes| *bytes > 0);
+    if !is_counted && run.is_none() {
         return Ok(());
     }
-    let count = u32::try_from(sent.len()).unwrap_or(u32::MAX);
+    let key = key(&gang.id, gang.spec.count);
+    let mut known: Known = cluster.records.read(&key).await?.unwrap_or_default();
+    let is_new = known.ended_ms == 0;
+    known.ended_ms = now_ms();
+    if is_counted {
+        known.sent = sent;
+    }
+    known.runs.extend(run.map(|run| (program(&gang.spec), run)));
+    let too_many = known.runs.len().saturating_sub(RUNS_MAX);
+    known.runs.drain(..too_many);
     let keys = cluster.records.keys(PREFIX).await?;
-    if keys.len() >= KINDS_MAX {
+    if is_new && keys.len() >= KINDS_MAX {
         let mut oldest: Option<(u64, String)> = None;
         for key in keys {
             let known: Option<Known> = cluster.records.read(&key).await?;
@@ -85,7 +128,7 @@ pub async fn remember(cluster: &Cluster, gang: &JobId, sent: Vec<Vec<u64>>) -> R
             cluster.records.remove(&key).await?;
         }
     }
-    cluster.records.put(&key(gang, count), &Known { sent, ended_ms: now_ms() }).await
+    cluster.records.put(&key, &known).await
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ mod facts;
 mod figures;
 #[cfg(test)]
 mod fixture;
+pub mod gangs;
 mod hosts;
 mod learn;
 mod modes;

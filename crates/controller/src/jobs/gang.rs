@@ -31,6 +31,7 @@ use perigee_model::tenant::SEPARATOR;
 use perigee_model::vm::NetworkKind;
 use perigee_model::{HostId, JobId, Problem, ProblemKind};
 use perigee_planner::arrange::{Place, arrange};
+use perigee_planner::gangs::GangRun;
 use perigee_planner::queue::Demand;
 use russh::keys::PrivateKey;
 use russh::keys::ssh_key::LineEnding;
@@ -322,7 +323,9 @@ impl Run {
         let Some(grant) = self.cluster.index.grant_of(&self.id) else { return Ok(Step::Leave) };
         let keys = GangKeys { user: new_key(&self.id)?, host: new_key(&self.id)? };
         let hosts = std::iter::once(&grant.host).chain(&grant.others).cloned().collect();
-        let hosts = self.arranged(hosts).await?;
+        let known = talk::known(&self.cluster, &self.id, self.job().spec.count).await?;
+        let hosts = self.arranged(hosts, &known);
+        let predicted = known.predicted(&self.job().spec, &grant.traits);
         let cluster = Arc::clone(&self.cluster);
         self.ensure_network().await?;
         // All get addresses or none, so two gangs never wait for those that the other one has.
@@ -340,21 +343,21 @@ impl Run {
         let job = &mut self.record.value.job;
         job.state = job.state.next(JobEvent::Placed)?;
         job.started_ms = Some(now_ms());
+        job.predicted = predicted;
         job.reason.clear();
         self.record.save().await?;
         Ok(Step::Again)
     }
 
     /// The hosts in the order of the ranks: those that talked most in the last run of such a gang are near each other.
-    async fn arranged(&self, hosts: Vec<HostId>) -> Result<Vec<HostId>, Problem> {
-        let known = talk::known(&self.cluster, &self.id, self.job().spec.count).await?;
+    fn arranged(&self, hosts: Vec<HostId>, known: &talk::Known) -> Vec<HostId> {
         let mut places = Vec::new();
         for host in &hosts {
-            let Ok(of) = self.cluster.hosts.get(host) else { return Ok(hosts) };
+            let Ok(of) = self.cluster.hosts.get(host) else { return hosts };
             places.push(Place { host: host.clone(), site: of.addresses.site.clone() });
         }
         let places = arrange(places, &known.sent);
-        Ok(places.into_iter().map(|place| place.host).collect())
+        places.into_iter().map(|place| place.host).collect()
     }
 
     /// Its own network is there, if it has one.
@@ -591,10 +594,15 @@ impl Run {
         networks::remove_own(&self.cluster, &self.id).await?;
         let of = |member: &Arc<JobRecord>| member.member.as_ref().map(|m| m.talk.by_rank(m.count));
         let sent = members.iter().map(|member| member.as_ref().and_then(of).unwrap_or_default());
-        talk::remember(&self.cluster, &self.id, sent.collect()).await?;
-        let job = &mut self.record.value.job;
+        let sent = sent.collect();
         let all = || members.iter().flatten().map(|member| &member.job);
-        job.measured_s = all().filter_map(|job| job.measured_s).reduce(f64::max);
+        let measured_s = all().filter_map(|job| job.measured_s).reduce(f64::max);
+        let traits = self.gang()?.traits.clone();
+        let run =
+            measured_s.filter(|_| verdict.is_none()).map(|seconds| GangRun { traits, seconds });
+        talk::remember(&self.cluster, self.job(), sent, run).await?;
+        let job = &mut self.record.value.job;
+        job.measured_s = measured_s;
         job.progress = all().next().and_then(|first| first.progress.clone());
         job.outputs = outputs_of(all());
         self.keep_outputs_from_now()?;

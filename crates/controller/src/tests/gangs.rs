@@ -246,6 +246,12 @@ async fn what_the_vms_of_a_gang_send_to_each_other_is_shown_and_remembered() {
     assert_eq!(known.sent, [vec![0, 700], vec![30, 0]]);
     let other = crate::talk::known(&lab.cluster, &next, 3).await.expect("no record");
     assert!(other.sent.is_empty(), "with another number of VMs it is another kind");
+    assert_eq!(job.predicted, None, "no such job had run");
+    let measured_s = job.measured_s.expect("it has succeeded");
+    let again = lab.submit(gang(2)).await;
+    let again = until(&lab, &hosts, &again, |_| Does::Ends(0), |job| job.state.is_final()).await;
+    let predicted = again.predicted.expect("by the run before it");
+    assert!((predicted.expected_s - measured_s).abs() < 1e-9, "{predicted:?}, {measured_s} s");
 }
 
 #[tokio::test]
