@@ -14,7 +14,7 @@ mod series;
 mod tables;
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use clap::Parser;
@@ -39,9 +39,12 @@ struct Arguments {
     /// The directory for results.json and report.html
     #[arg(long, default_value = "experiments/seeds")]
     out: PathBuf,
-    /// Round-trip times in ms, beside the local data
-    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16")]
+    /// Round-trip times in ms, beside the local data, in the order in which they are measured
+    #[arg(long, value_delimiter = ',', default_value = "16,4,1,8,2")]
     rtts: Vec<u32>,
+    /// No distance is begun that would probably end later than this
+    #[arg(long, default_value_t = 19.0)]
+    minutes: f64,
     /// Measure only these: hpa, pfp, blast, tpch
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
@@ -49,7 +52,7 @@ struct Arguments {
     #[arg(long)]
     without_host: bool,
     /// Transactions that HPA and PFP look at; 100,000 are about 3 MB
-    #[arg(long, default_value_t = 8000)]
+    #[arg(long, default_value_t = 6000)]
     transactions: u32,
     /// Sequences of 1,500 bases in BLAST's database
     #[arg(long, default_value_t = 1000)]
@@ -111,11 +114,14 @@ async fn main() -> Result<()> {
     let options = Options { program, ..Options::new()? };
     let steps = Steps::default();
     let work = async |lab: Lab| {
-        let measured = measure(&lab, &arguments, &works, &steps, &mut results).await;
+        let measured = measure(&lab, &arguments, &works, (&steps, began), &mut results).await;
         measured.map_err(|error| Problem::internal("the experiment", format!("{error:#}")))
     };
     let minutes = expected_min(&arguments, &works);
-    steps.say(&format!("This takes about {minutes:.0} minutes on two CPUs without KVM."));
+    steps.say(&format!(
+        "This takes about {minutes:.0} minutes on two quiet CPUs without KVM. What would end later than after {:.0} minutes is not begun.",
+        arguments.minutes
+    ));
     with_lab(measuring::two_sites(&arguments.image), &options, &steps, work).await?;
     if arguments.only.is_empty() {
         results.whole_s = began.elapsed().as_secs_f64();
@@ -130,8 +136,8 @@ fn expected_min(arguments: &Arguments, works: &[Work]) -> f64 {
     let places = arguments.rtts.len() as f64 + 1.0;
     let programs = works.len() as f64 / Work::ALL.len() as f64;
     let (prepare_min, start_min, all_min) = match arguments.quick {
-        true => (1.5, 0.7, 1.3),
-        false => (2.5, 0.7, 2.0),
+        true => (1.5, 0.3, 1.2),
+        false => (2.0, 0.3, 2.2),
     };
     prepare_min + places * (start_min + programs * all_min)
 }
@@ -140,7 +146,7 @@ async fn measure(
     lab: &Lab,
     arguments: &Arguments,
     works: &[Work],
-    steps: &Steps,
+    (steps, began): (&Steps, Instant),
     results: &mut Results,
 ) -> Result<()> {
     let size = Size {
@@ -160,11 +166,18 @@ async fn measure(
         results.on_host = bench.on_host(works)?;
         results.write(&arguments.out)?;
     }
+    let mut longest = Duration::ZERO;
     for rtt_ms in std::iter::once(None).chain(arguments.rtts.iter().copied().map(Some)) {
+        let begins = Instant::now();
+        if (began.elapsed() + longest).as_secs_f64() > arguments.minutes * 60.0 {
+            steps.say(&format!("  no time is left for data {}", results::place(rtt_ms)));
+            continue;
+        }
         let runs = bench.run(rtt_ms, works).await?;
         results.runs.retain(|run| run.rtt_ms != rtt_ms || !works.contains(&run.work));
         results.runs.extend(runs);
         results.write(&arguments.out)?;
+        longest = longest.max(begins.elapsed());
     }
     Ok(())
 }
