@@ -18,6 +18,7 @@
 //! | cards in bridges of the operator | `bridged.rs` |
 //! | which ports of this host lead to VMs | `doors.rs` |
 //! | whether the kernel forwards packets | `forwarding.rs` |
+//! | who removes rules of the packet filter | `watch.rs` |
 
 pub mod bridged;
 pub(crate) mod doors;
@@ -32,6 +33,7 @@ mod tap;
 mod tests;
 pub(crate) mod tools;
 pub(crate) mod tunnel;
+pub(crate) mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;

@@ -19,7 +19,7 @@ use crate::ground::TAP;
 use crate::guest::READY;
 
 const MIGRATION_PORT: u16 = 4444;
-const BOOT_DEADLINE: Duration = Duration::from_secs(300);
+const BOOT_DEADLINE: Duration = Duration::from_secs(900);
 
 pub struct Bare<'a> {
     lab: &'a Lab,

@@ -1,4 +1,4 @@
-//! The clients: hey for the replies, OpenSSH for a session, and curl for a download.
+//! The clients: hey for the replies, OpenSSH and `perigee vm ssh` for sessions, and curl for a download.
 //!
 //! hey is started again and again for a short time: for each run it is known how many requests it has made, so those without a
 //! reply are known too. What it tells of each reply has its time.
@@ -12,27 +12,33 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use perigee_lab::Lab;
 use perigee_lab::netns::within;
-use perigee_model::Problem;
+use perigee_model::{Problem, VmId};
 
 use crate::ground::{Ground, Target};
 use crate::guest::{LARGE, LARGE_BYTES, PAGE};
-use crate::results::{Moved, Run, Stream, System, longest_gap_ms, per_100_ms};
+use crate::results::{Load, Moved, Run, Stream, System, longest_gap_ms, per_100_ms};
 
-/// Requests of one run of hey, of its workers, and of a worker in a second.
-const REQUESTS: u32 = 250;
-const WORKERS: u32 = 10;
+/// Requests of one run of hey, and its workers: for nginx's page, and for Tomcat's.
+const OF_NGINX: (u32, u32) = (250, 10);
+const OF_TOMCAT: (u32, u32) = (50, 2);
+/// Requests of a worker in a second.
 const PER_S: u32 = 5;
 /// A request without a reply for so long has failed.
 const PATIENCE_S: u32 = 20;
 const DOWNLOAD_BYTES_PER_S: &str = "8000000";
 const PIECE_BYTES: usize = 64 << 10;
+/// What a session prints.
+const LINES: &str = "while sleep 0.1; do echo line; done";
 
 pub struct Clients {
     begun: Instant,
     stop: Arc<AtomicBool>,
-    load: JoinHandle<Result<(Vec<f64>, u32)>>,
+    nginx: JoinHandle<Result<(Vec<f64>, u32)>>,
+    tomcat: JoinHandle<Result<(Vec<f64>, u32)>>,
     ssh: Session,
+    vm_ssh: Option<Session>,
     download: Session,
     retransmits: Retransmits,
 }
@@ -53,7 +59,13 @@ struct Retransmits {
 }
 
 impl Clients {
-    pub fn begin(ground: &Ground, target: Target, dir: &Path) -> Result<Self> {
+    /// `ours`: where `perigee vm ssh` finds the VM.
+    pub fn begin(
+        ground: &Ground,
+        target: Target,
+        dir: &Path,
+        ours: Option<(&Lab, &Path, &VmId)>,
+    ) -> Result<Self> {
         let url = |file: &str| format!("http://{}:{}/{file}", target.address, target.http);
         let ssh: Vec<String> =
             ["-p", &target.ssh.to_string(), "-i", &ground.key.display().to_string()]
@@ -66,35 +78,69 @@ impl Clients {
         let retransmits = Retransmits::begin(ground, ssh.clone())?;
         let begun = Instant::now();
         let stop = Arc::new(AtomicBool::new(false));
-        let load = {
-            let (stop, url) = (Arc::clone(&stop), url(PAGE));
+        let load_of = |url: String, size| {
+            let stop = Arc::clone(&stop);
             let hey = ground.client("hey");
             let program: Vec<String> = std::iter::once(hey.get_program())
                 .chain(hey.get_args())
                 .map(|word| word.to_string_lossy().into_owned())
                 .collect();
-            std::thread::spawn(move || load(&program, &url, begun, &stop))
+            std::thread::spawn(move || load(&program, &url, size, begun, &stop))
         };
+        let nginx = load_of(url(PAGE), OF_NGINX);
+        let tomcat = load_of(format!("http://{}:{}/", target.address, target.tomcat), OF_TOMCAT);
         let mut session = ground.client("ssh");
-        session.args(&ssh).arg("while sleep 0.1; do echo line; done");
+        session.args(&ssh).arg(LINES);
         let mut download = ground.client("curl");
         download.args(["-sS", "-f", "-N", "--limit-rate", DOWNLOAD_BYTES_PER_S, &url(LARGE)]);
         let log = |name: &str| std::fs::File::create(dir.join(name)).context("a log");
+        let vm_ssh = ours.map(|(lab, program, vm)| {
+            let mut session = std::process::Command::new(program);
+            session.env("HOME", dir).stdin(Stdio::null());
+            session.args(["--api", &lab.api, "vm", "ssh", "-l", "root", "-i"]).arg(&ground.key);
+            session.args([vm.as_str(), LINES]);
+            Session::begin(session.stderr(log("vm-ssh.log")?).stdout(Stdio::piped()), begun)
+        });
+        let vm_ssh = vm_ssh.transpose()?;
         let ssh = Session::begin(session.stderr(log("ssh.log")?).stdout(Stdio::piped()), begun)?;
         let download =
             Session::begin(download.stderr(log("curl.log")?).stdout(Stdio::piped()), begun)?;
-        Ok(Self { begun, stop, load, ssh, download, retransmits })
+        Ok(Self { begun, stop, nginx, tomcat, ssh, vm_ssh, download, retransmits })
     }
 
     pub fn end(mut self, system: System, moves: Vec<Moved>) -> Result<Run> {
         // Both are looked at before they are ended.
         let ssh_runs = self.ssh.child.try_wait()?.is_none();
+        let vm_ssh_runs = match &mut self.vm_ssh {
+            Some(session) => session.child.try_wait()?.is_none(),
+            None => false,
+        };
         let whole_s = self.begun.elapsed().as_secs_f64();
         self.stop.store(true, Ordering::Relaxed);
-        let load = self.load.join().map_err(|_| anyhow::anyhow!("the load's thread has ended"))?;
-        let (mut replies, failed) = load?;
-        replies.sort_by(f64::total_cmp);
+        let got = |load: JoinHandle<Result<(Vec<f64>, u32)>>| {
+            let load = load.join().map_err(|_| anyhow::anyhow!("the load's thread has ended"))?;
+            let (mut replies, failed) = load?;
+            replies.sort_by(f64::total_cmp);
+            anyhow::Ok((replies, failed))
+        };
+        let (replies, failed) = got(self.nginx)?;
+        let (of_tomcat, tomcat_failed) = got(self.tomcat)?;
+        let tomcat = Load {
+            replies: of_tomcat.len(),
+            failed: tomcat_failed,
+            longest_gap_ms: longest_gap_ms(&of_tomcat),
+            per_100_ms: per_100_ms(&of_tomcat, whole_s),
+        };
         let (lines, _) = self.ssh.end(!ssh_runs)?;
+        let stream = |goes_on, times: &[f64]| Stream {
+            goes_on,
+            longest_gap_ms: longest_gap_ms(times),
+            bytes: 0,
+        };
+        let vm_ssh = match self.vm_ssh {
+            Some(session) => Some(stream(vm_ssh_runs, &session.end(!vm_ssh_runs)?.0)),
+            None => None,
+        };
         // It goes on to its end, which the last move does not delay.
         let (pieces, bytes) = self.download.end(true)?;
         let [clients_resent, guest_resent] = self.retransmits.end()?;
@@ -104,7 +150,9 @@ impl Clients {
             failed,
             longest_gap_ms: longest_gap_ms(&replies),
             per_100_ms: per_100_ms(&replies, whole_s),
-            ssh: Stream { goes_on: ssh_runs, longest_gap_ms: longest_gap_ms(&lines), bytes: 0 },
+            tomcat,
+            ssh: stream(ssh_runs, &lines),
+            vm_ssh,
             download: Stream {
                 goes_on: bytes == LARGE_BYTES,
                 longest_gap_ms: longest_gap_ms(&pieces),
@@ -121,6 +169,7 @@ impl Clients {
 fn load(
     program: &[String],
     url: &str,
+    (requests, workers): (u32, u32),
     begun: Instant,
     stop: &AtomicBool,
 ) -> Result<(Vec<f64>, u32)> {
@@ -128,14 +177,14 @@ fn load(
     while !stop.load(Ordering::Relaxed) {
         let at_s = begun.elapsed().as_secs_f64();
         let mut hey = std::process::Command::new(&program[0]);
-        hey.args(&program[1..]).args(["-n", &REQUESTS.to_string(), "-c", &WORKERS.to_string()]);
+        hey.args(&program[1..]).args(["-n", &requests.to_string(), "-c", &workers.to_string()]);
         hey.args(["-q", &PER_S.to_string(), "-t", &PATIENCE_S.to_string()]);
         hey.args(["-disable-keepalive", "-o", "csv", url]);
         let done = hey.stdin(Stdio::null()).output().context("can't run hey")?;
         let said = String::from_utf8_lossy(&done.stderr);
         ensure!(done.status.success(), "hey failed: {said}");
         let here = replies_of(&String::from_utf8_lossy(&done.stdout), at_s)?;
-        failed += REQUESTS.saturating_sub(u32::try_from(here.len())?);
+        failed += requests.saturating_sub(u32::try_from(here.len())?);
         replies.extend(here);
     }
     Ok((replies, failed))

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use perigee_lab::Lab;
 use perigee_model::HostId;
 
-use crate::guest::{HTTP_PORT, SSH_PORT};
+use crate::guest::{HTTP_PORT, SSH_PORT, TOMCAT_PORT};
 
 pub const SUBNET: &str = "10.7.0.0/24";
 /// The first address that a network gives.
@@ -20,6 +20,7 @@ const HOST_END: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const CLIENTS_END: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 pub const PUBLISHED_HTTP: u16 = 30_080;
 pub const PUBLISHED_SSH: u16 = 30_022;
+pub const PUBLISHED_TOMCAT: u16 = 30_081;
 /// Bare QEMU's card at both hosts, and its VXLAN.
 pub const TAP: &str = "bare0";
 const BRIDGE: &str = "plain0";
@@ -32,6 +33,7 @@ pub struct Target {
     pub address: Ipv4Addr,
     pub http: u16,
     pub ssh: u16,
+    pub tomcat: u16,
 }
 
 pub struct Ground {
@@ -88,11 +90,12 @@ impl Ground {
     }
 
     pub fn published(&self) -> Target {
-        Target { address: HOST_END, http: PUBLISHED_HTTP, ssh: PUBLISHED_SSH }
+        let (http, ssh, tomcat) = (PUBLISHED_HTTP, PUBLISHED_SSH, PUBLISHED_TOMCAT);
+        Target { address: HOST_END, http, ssh, tomcat }
     }
 
     pub fn plain(&self) -> Target {
-        Target { address: GUEST, http: HTTP_PORT, ssh: SSH_PORT }
+        Target { address: GUEST, http: HTTP_PORT, ssh: SSH_PORT, tomcat: TOMCAT_PORT }
     }
 
     /// A program of the clients.

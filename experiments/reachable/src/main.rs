@@ -1,8 +1,8 @@
-//! A web server in a guest answers while the guest moves over a WAN: with Perigee, in a network of its tenant, and with bare
+//! A web server and an application server in a guest answer while the guest moves over a WAN: with Perigee, in a network of its tenant, and with bare
 //! QEMU on a plain bridge over both hosts.
 //!
 //! Both run the same guest in the same lab, one after the other. Its clients are in a network namespace of their own, beside the
-//! first host: a load generator with new connections, an SSH session, and a download of one file.
+//! first host: load generators with new connections, SSH sessions, and a download of one file.
 
 mod bare;
 mod clients;
@@ -32,9 +32,9 @@ const RTT_MS: u32 = 16;
 /// How long the guest serves before its first move, between two, and after the last one.
 const SETTLE: Duration = Duration::from_secs(4);
 
-const SETTING: &str = "nginx in a guest of one vCPU and 256 MiB, whose root disk stays at home1, moves between home1 and cloud1 of a lab on \
+const SETTING: &str = "nginx and Tomcat in a guest of one vCPU and 512 MiB, whose root disk stays at home1, moves between home1 and cloud1 of a lab on \
      one machine with 16 ms of round trip between them. Its clients are beside home1: hey asks for a page of 1 KiB, 50 times a second over \
-     10 workers, with a new connection each time; an SSH session prints ten lines a second; curl downloads 1 GiB with at most 8 MB/s. With Perigee \
+     10 workers, with a new connection each time, and for a page of a shop that Tomcat makes, 10 times a second over 2 workers; an SSH session prints ten lines a second; curl downloads 1 GiB with at most 8 MB/s; a second session is that of `perigee vm ssh`, through the controller. With Perigee \
      the guest is in a network of its tenant (WireGuard, VXLAN, filter) and the clients reach it at a published port of home1. Bare QEMU's guest \
      has the same command line and is on a bridge of both hosts that learns (a VXLAN without encryption), on which the clients are too; \
      it migrates over plain TCP with Perigee's parameters, and its root disk is a volume of the same volume server.";
@@ -83,19 +83,24 @@ async fn measure(lab: &Lab, arguments: &Arguments) -> Result<()> {
         versions: measuring::versions(VERSION, &[QEMU]),
         ..Results::default()
     };
-    results.versions.insert("nginx, sshd".to_owned(), "Debian's, in the guest".to_owned());
+    results.versions.insert("nginx, Tomcat, sshd".to_owned(), "Debian's, in the guest".to_owned());
     let image = std::path::absolute(arguments.image.join("debian-pg.raw"))?;
     let perigee = Perigee::boot(lab, &ground, &image, &hosts[0]).await?;
     // It is taken before the VM is gone.
     let machine = perigee.machine(&hosts[0])?;
     let seed = perigee.seed(&hosts[0]).await?;
-    let clients = Clients::begin(&ground, ground.published(), lab.dir())?;
+    let clients = Clients::begin(
+        &ground,
+        ground.published(),
+        lab.dir(),
+        Some((lab, &arguments.program, perigee.vm())),
+    )?;
     let moves = drive(arguments, &hosts, async |to| perigee.move_to(to).await).await?;
     results.runs.push(clients.end(System::Perigee, moves)?);
     perigee.end().await?;
     results.write(&arguments.out)?;
     let mut bare = Bare::boot(lab, machine, seed, &hosts).await?;
-    let clients = Clients::begin(&ground, ground.plain(), lab.dir())?;
+    let clients = Clients::begin(&ground, ground.plain(), lab.dir(), None)?;
     let moves = drive(arguments, &hosts, async |to| bare.move_to(to)).await?;
     results.runs.push(clients.end(System::Bare, moves)?);
     results.write(&arguments.out)?;
@@ -133,10 +138,14 @@ pub fn dir_of(lab: &Lab, host: &HostId) -> PathBuf {
 
 #[expect(clippy::print_stdout, reason = "the figures are what it is for")]
 fn print(results: &Results) {
-    for Run { system, replies, failed, longest_gap_ms, ssh, download, .. } in &results.runs {
+    for Run { system, replies, failed, longest_gap_ms, tomcat, ssh, download, .. } in &results.runs
+    {
         println!(
-            "{system:?}: {replies} replies, {failed} failed, longest gap {longest_gap_ms:.0} ms; SSH went on: {}, longest gap {:.0} ms; \
+            "{system:?}: {replies} replies, {failed} failed, longest gap {longest_gap_ms:.0} ms; Tomcat: {} replies, {} failed, longest gap {:.0} ms; SSH went on: {}, longest gap {:.0} ms; \
              download: {} MiB, whole: {}",
+            tomcat.replies,
+            tomcat.failed,
+            tomcat.longest_gap_ms,
             ssh.goes_on,
             ssh.longest_gap_ms,
             download.bytes >> 20,

@@ -14,10 +14,10 @@ use perigee_model::vm::NetworkKind;
 use perigee_model::{HostId, ImageName, JobId, NetworkName, VmId};
 
 use crate::dir_of;
-use crate::ground::{Ground, PUBLISHED_HTTP, PUBLISHED_SSH, SUBNET};
-use crate::guest::{self, HTTP_PORT, READY, SSH_PORT};
+use crate::ground::{Ground, PUBLISHED_HTTP, PUBLISHED_SSH, PUBLISHED_TOMCAT, SUBNET};
+use crate::guest::{self, HTTP_PORT, MEMORY_BYTES, READY, SSH_PORT, TOMCAT_PORT};
 
-const BOOT_DEADLINE: Duration = Duration::from_secs(300);
+const BOOT_DEADLINE: Duration = Duration::from_secs(900);
 
 pub struct Perigee<'a> {
     lab: &'a Lab,
@@ -44,14 +44,18 @@ impl<'a> Perigee<'a> {
             command: guest::command(key.trim()),
             env: Default::default(),
             cpus: 1,
-            memory_bytes: 256 << 20,
+            memory_bytes: MEMORY_BYTES,
             root_bytes: None,
             output_bytes: 1 << 20,
             volumes: Vec::new(),
             outputs: Vec::new(),
             outputs_to: None,
             keep_outputs_s: None,
-            publish: vec![publish(PUBLISHED_HTTP, HTTP_PORT), publish(PUBLISHED_SSH, SSH_PORT)],
+            publish: vec![
+                publish(PUBLISHED_HTTP, HTTP_PORT),
+                publish(PUBLISHED_SSH, SSH_PORT),
+                publish(PUBLISHED_TOMCAT, TOMCAT_PORT),
+            ],
             start: Start::Host(at.clone()),
             may_migrate: false,
             writes: perigee_model::LeaveSite::Never,
@@ -69,6 +73,10 @@ impl<'a> Perigee<'a> {
         let console = dir_of(lab, at).join("agent/vms").join(vm.as_str()).join("run/console.log");
         wait_for_console(&console, READY, BOOT_DEADLINE).await?;
         Ok(Self { lab, cluster, job: job.id, vm })
+    }
+
+    pub fn vm(&self) -> &VmId {
+        &self.vm
     }
 
     /// QEMU's command line.

@@ -12,12 +12,15 @@ use crate::results::{Results, Run};
 
 pub fn html(results: &Results) -> String {
     let mut page = page::start("Perigee: a web server moves and answers", "");
-    page.push_str("<h1>A web server that moves, and its clients</h1>\n");
+    page.push_str("<h1>A web server and an application server that move, and their clients</h1>\n");
     let _ = writeln!(page, "<p class=\"lead\">{}</p>", escape(&results.setting));
     page::goals(&mut page, &results.goals());
     table(&mut page, results);
     for run in &results.runs {
-        replies(&mut page, run);
+        let title = format!("Replies with {}", run.system.name());
+        replies(&mut page, run, &run.per_100_ms, (&title, 50));
+        let title = format!("Replies of Tomcat's application with {}", run.system.name());
+        replies(&mut page, run, &run.tomcat.per_100_ms, (&title, 10));
     }
     page::end(&mut page, &results.versions);
     page
@@ -26,7 +29,8 @@ pub fn html(results: &Results) -> String {
 fn table(page: &mut String, results: &Results) {
     page.push_str(
         "<h2>Figures</h2>\n<div class=\"scroll\"><table>\n<tr><th>system</th><th>moves</th><th>replies</th><th>failed</th>\
-         <th>longest time without a reply, ms</th><th>longest pause, ms</th><th>SSH goes on</th><th>its longest gap, ms</th>\
+         <th>longest time without a reply, ms</th><th>longest pause, ms</th><th>Tomcat: replies</th><th>failed</th><th>longest time without a reply, ms</th>\
+         <th>SSH goes on</th><th>its longest gap, ms</th><th>vm ssh goes on</th><th>its longest gap, ms</th>\
          <th>download, MiB</th><th>its longest gap, ms</th><th>segments sent again: clients</th><th>guest</th></tr>\n",
     );
     for run in &results.runs {
@@ -38,8 +42,13 @@ fn table(page: &mut String, results: &Results) {
             run.failed.to_string(),
             format!("{:.0}", run.longest_gap_ms),
             pause_ms.to_string(),
+            run.tomcat.replies.to_string(),
+            run.tomcat.failed.to_string(),
+            format!("{:.0}", run.tomcat.longest_gap_ms),
             if run.ssh.goes_on { "yes" } else { "no" }.to_owned(),
             format!("{:.0}", run.ssh.longest_gap_ms),
+            run.vm_ssh.as_ref().map_or("", |ssh| if ssh.goes_on { "yes" } else { "no" }).to_owned(),
+            run.vm_ssh.as_ref().map(|ssh| format!("{:.0}", ssh.longest_gap_ms)).unwrap_or_default(),
             (run.download.bytes >> 20).to_string(),
             format!("{:.0}", run.download.longest_gap_ms),
             run.clients_resent.to_string(),
@@ -50,9 +59,8 @@ fn table(page: &mut String, results: &Results) {
     page.push_str("</table></div>\n");
 }
 
-fn replies(page: &mut String, run: &Run) {
-    let points: Vec<(f64, f64)> = run
-        .per_100_ms
+fn replies(page: &mut String, run: &Run, per_100_ms: &[u32], (title, per_s): (&str, u32)) {
+    let points: Vec<(f64, f64)> = per_100_ms
         .iter()
         .enumerate()
         .filter_map(|(index, count)| {
@@ -74,13 +82,9 @@ fn replies(page: &mut String, run: &Run) {
         Trace { name: "replies".to_owned(), points },
         Trace { name: "the guest moves".to_owned(), points: moves },
     ];
-    let title = format!("Replies with {}", run.system.name());
-    figure(
-        page,
-        &title,
-        "Replies in each tenth of a second. The clients ask 50 times a second.",
-        &traces(&lines, ("seconds", "replies in 100 ms"), &title),
-    );
+    let asked =
+        format!("Replies in each tenth of a second. The clients ask {per_s} times a second.");
+    figure(page, title, &asked, &traces(&lines, ("seconds", "replies in 100 ms"), title));
 }
 
 #[cfg(test)]
@@ -97,7 +101,9 @@ mod tests {
             failed: 1,
             longest_gap_ms: 250.0,
             per_100_ms: vec![5, 0, 6],
+            tomcat: crate::results::Load::default(),
             ssh: stream.clone(),
+            vm_ssh: Some(stream.clone()),
             download: stream,
             clients_resent: 3,
             guest_resent: 4,

@@ -41,6 +41,17 @@ pub struct Stream {
     pub bytes: u64,
 }
 
+/// What a load generator got.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Load {
+    pub replies: usize,
+    /// Requests without a reply, or with another one than the page.
+    pub failed: u32,
+    /// Between two replies.
+    pub longest_gap_ms: f64,
+    pub per_100_ms: Vec<u32>,
+}
+
 /// All moves of one system.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Run {
@@ -51,7 +62,13 @@ pub struct Run {
     /// Between two replies.
     pub longest_gap_ms: f64,
     pub per_100_ms: Vec<u32>,
+    /// Of the application.
+    #[serde(default)]
+    pub tomcat: Load,
     pub ssh: Stream,
+    /// Of `perigee vm ssh`, which bare QEMU has not.
+    #[serde(default)]
+    pub vm_ssh: Option<Stream>,
     pub download: Stream,
     /// TCP's segments that were sent again.
     pub clients_resent: u64,
@@ -87,6 +104,16 @@ impl Results {
                 format!("{} of {} in {moves} moves", run.failed, run.replies + failed(run)),
             ),
             goal(
+                "no request to the application fails",
+                run.tomcat.failed == 0,
+                format!(
+                    "{} of {}, with {:.0} ms without a reply at most",
+                    run.tomcat.failed,
+                    run.tomcat.replies + usize::try_from(run.tomcat.failed).unwrap_or(usize::MAX),
+                    run.tomcat.longest_gap_ms
+                ),
+            ),
+            goal(
                 "an SSH session goes on",
                 run.ssh.goes_on,
                 format!("its longest gap was {:.0} ms", run.ssh.longest_gap_ms),
@@ -101,6 +128,10 @@ impl Results {
                 ),
             ),
         ];
+        if let Some(ssh) = &run.vm_ssh {
+            let measured = format!("its longest gap was {:.0} ms", ssh.longest_gap_ms);
+            goals.push(goal("a session of perigee vm ssh goes on", ssh.goes_on, measured));
+        }
         if let Some(bare) = self.of(System::Bare) {
             let (own, others) = (run.longest_gap_ms, bare.longest_gap_ms);
             goals.push(goal(

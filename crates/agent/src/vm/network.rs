@@ -36,12 +36,13 @@ use perigee_model::guest::USER_NETWORK;
 use perigee_model::vm::VmNetwork;
 use perigee_model::{Problem, ProblemKind};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Vm;
 use crate::files::{read_json, write_json};
 use crate::host::Host;
 use crate::networks::tools::{is_there, only_one, run};
+use crate::networks::watch::Watch;
 use crate::networks::{DIAL_MAX, FIND_AGAIN, SSH_PORT, connections_max, doors, tunnel};
 use crate::process::{self, Process, QemuUser};
 use crate::users::VmUids;
@@ -57,6 +58,8 @@ const GATEWAY_MAC: &str = "52:55:0a:00:02:02";
 
 /// How often the filter is looked at while it is needed.
 const LOOK_AT_FILTER: Duration = Duration::from_secs(2);
+/// And no oftener, whatever others change.
+const REST: Duration = Duration::from_millis(20);
 const RESOLVERS: &str = "/etc/resolv.conf";
 /// In the agent's directory: the resolvers that guests may know.
 const KNOWN_RESOLVERS: &str = "resolvers.json";
@@ -267,9 +270,21 @@ impl UserNetworks {
 /// Looks at the filter for as long as VMs with cards run, and now and then whether VMs can have cards that couldn't.
 pub async fn keep_filtered(host: Arc<Host>, vms: Arc<Vms>) {
     let networks = &host.user_networks;
+    let watch = Watch::new();
+    if let Err(error) = &watch {
+        tracing::warn!(%error, "the agent sees only every {} s whether somebody has changed the packet filter", LOOK_AT_FILTER.as_secs());
+    }
     let mut looked = Instant::now();
     loop {
-        sleep(LOOK_AT_FILTER).await;
+        sleep(REST).await;
+        let heard = async {
+            let heard = watch.as_ref().map_err(drop)?.removed().await;
+            heard.map_err(drop)
+        };
+        // Without a watch it is looked at now and then.
+        if let Ok(Err(())) = timeout(LOOK_AT_FILTER, heard).await {
+            sleep(LOOK_AT_FILTER).await;
+        }
         host.bridged.look(&vms).await;
         if networks.group.is_none() {
             continue;

@@ -355,7 +355,10 @@ fn what_a_guest_sends_from_is_no_port_of_its_host_and_only_answers_come_to_it() 
             peer.send_to(b"answer", from).expect("it is sent");
             assert_eq!(two.received(), (port, b"answer".to_vec()));
         }
+        let watch = runtime.block_on(async { Watch::new() }).expect("the kernel tells");
         shell("nft flush ruleset");
+        let heard = async { timeout(Duration::from_secs(60), watch.removed()).await };
+        runtime.block_on(heard).expect("it is heard").expect("the kernel tells");
         runtime.block_on(networks.look_at_filter(&[]));
         assert!(networks.warning().is_some_and(|said| said.contains("has set it up again")));
         // The kernel knows what it has seen since: the guest asks again, from another port.

@@ -1,0 +1,83 @@
+//! Hears at once when somebody removes rules of the packet filter (nftables) in this network namespace.
+
+use std::io::ErrorKind;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket,
+};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Changes of nftables are sent to these listeners (`NFNLGRP_NFTABLES`).
+const LISTENERS: u32 = 1 << (7 - 1);
+/// Kinds of messages: a table, a chain or a rule was removed.
+const REMOVED: [u16; 3] = [0x0a02, 0x0a05, 0x0a08];
+/// Before each message: its length (4 bytes), its kind (2), and 10 more.
+const HEADER_BYTES: usize = 16;
+
+#[derive(Debug)]
+pub struct Watch(AsyncFd<OwnedFd>);
+
+impl Watch {
+    pub fn new() -> std::io::Result<Self> {
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        let netfilter = SockProtocol::NetlinkNetFilter;
+        let file = socket(AddressFamily::Netlink, SockType::Raw, flags, netfilter)?;
+        bind(file.as_raw_fd(), &NetlinkAddr::new(0, LISTENERS))?;
+        // SAFETY: the descriptor is open, and the same, for as long as the file is.
+        let watched = unsafe { AsyncFd::register_with_interest(file, Interest::READABLE) }?;
+        Ok(Self(watched))
+    }
+
+    /// Waits until something was removed.
+    pub async fn removed(&self) -> std::io::Result<()> {
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            let mut ready = self.0.readable().await?;
+            let got = ready.try_io(|file| {
+                Ok(recv(file.get_ref().as_raw_fd(), &mut buffer, MsgFlags::empty())?)
+            });
+            match got {
+                Ok(Ok(bytes)) if says_removed(&buffer[..bytes]) => return Ok(()),
+                // More has happened than the kernel keeps.
+                Ok(Err(error)) if error.raw_os_error() == Some(nix::libc::ENOBUFS) => return Ok(()),
+                Ok(Err(error)) if error.kind() != ErrorKind::Interrupted => return Err(error),
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+}
+
+fn says_removed(mut text: &[u8]) -> bool {
+    while let Some((header, _)) = text.split_at_checked(HEADER_BYTES) {
+        let [a, b, c, d, kind @ ..] = header else { return false };
+        if REMOVED.contains(&u16::from_ne_bytes([kind[0], kind[1]])) {
+            return true;
+        }
+        let length = usize::try_from(u32::from_ne_bytes([*a, *b, *c, *d])).unwrap_or(usize::MAX);
+        // Messages begin at multiples of four.
+        let next = length.max(HEADER_BYTES).checked_next_multiple_of(4);
+        text = next.and_then(|next| text.get(next..)).unwrap_or_default();
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_removal_is_found_behind_other_messages() {
+        let message = |kind: u16, bytes: u32| {
+            let mut all = [&bytes.to_ne_bytes()[..], &kind.to_ne_bytes()].concat();
+            all.resize(usize::try_from(bytes).expect("a short one").next_multiple_of(4), 0);
+            all
+        };
+        let [other, removed] = [message(0x0a00, 21), message(0x0a02, 20)];
+        assert!(says_removed(&[other.clone(), removed].concat()));
+        for nothing in [&other[..], &[], &[0; 7], &[0; 40], &[0xff; 40]] {
+            assert!(!says_removed(nothing), "{nothing:?}");
+        }
+    }
+}
