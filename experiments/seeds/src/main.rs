@@ -57,7 +57,7 @@ struct Arguments {
     /// Sequences of 1,500 bases in BLAST's database
     #[arg(long, default_value_t = 1000)]
     sequences: u32,
-    /// The size of the tables; 1 is about 1 GB
+    /// The size of the tables, from 0.01 on; 1 is about 1 GB
     #[arg(long, default_value_t = 0.01)]
     scale_factor: f64,
     /// The programs of experiments/workloads
@@ -75,7 +75,7 @@ impl Arguments {
     fn small(mut self) -> Self {
         if self.quick {
             self.rtts = vec![16];
-            (self.transactions, self.sequences, self.scale_factor) = (1500, 100, 0.003);
+            (self.transactions, self.sequences) = (1500, 100);
         }
         self
     }
@@ -136,7 +136,7 @@ fn expected_min(arguments: &Arguments, works: &[Work]) -> f64 {
     let places = arguments.rtts.len() as f64 + 1.0;
     let programs = works.len() as f64 / Work::ALL.len() as f64;
     let (prepare_min, start_min, all_min) = match arguments.quick {
-        true => (1.5, 0.3, 1.2),
+        true => (1.5, 0.3, 1.6),
         false => (2.0, 0.3, 2.2),
     };
     prepare_min + places * (start_min + programs * all_min)

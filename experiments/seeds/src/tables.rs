@@ -34,7 +34,8 @@ fn order_number(key: i64) -> i64 {
 /// # Errors
 /// The scale factor is out of range, or a write fails.
 pub fn write(scale_factor: f64, dir: &Path) -> Result<u64> {
-    ensure!((0.001..=10.0).contains(&scale_factor), "the scale factor must be from 0.001 to 10");
+    // With fewer than 100 suppliers a part has the same one twice.
+    ensure!((0.01..=10.0).contains(&scale_factor), "the scale factor must be from 0.01 to 10");
     std::fs::create_dir_all(dir)?;
     let path = |table: &str| table_path(dir, table);
     let orders = || OrderGenerator::new(scale_factor, 1, 1).into_iter();
