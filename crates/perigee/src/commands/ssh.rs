@@ -4,6 +4,7 @@
 //! ssh-tunnel`, which carries the bytes.
 
 use std::io::Write as _;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -39,7 +40,12 @@ pub fn run(ask: Ssh, context: &Context) -> Result<std::convert::Infallible, Prob
     let what = || format!("can't log in to {vm}");
     let vm: VmId = vm.parse().map_err(|why| Problem::invalid(what(), why))?;
     let own = std::env::current_exe().map_err(|error| Problem::internal(what(), error))?;
-    let known = login::directory()?.join("known_hosts");
+    let directory = login::directory()?;
+    // ssh makes no directory, and would keep no key.
+    make(&directory).map_err(|error| {
+        Problem::unavailable(what(), format!("can't make {}: {error}", directory.display()))
+    })?;
+    let known = directory.join("known_hosts");
     let mut ssh = Command::new("ssh");
     ssh.args(options(&own, &vm, &known));
     for (option, value) in [("-l", user.map(PathBuf::from)), ("-i", ask.identity.clone())] {
@@ -54,6 +60,11 @@ pub fn run(ask: Ssh, context: &Context) -> Result<std::convert::Infallible, Prob
     let error = ssh.exec();
     Err(Problem::unavailable(what(), format!("can't run ssh: {error}"))
         .next("install an SSH client (package openssh-client)"))
+}
+
+/// Only for this user.
+fn make(directory: &Path) -> std::io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)
 }
 
 fn options(own: &Path, vm: &VmId, known: &Path) -> Vec<String> {
@@ -112,6 +123,18 @@ pub async fn tunnel(client: &Client, vm: &VmId) -> Result<(), Problem> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_keys_of_guests_are_kept_also_for_who_has_never_logged_in() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let home = tempfile::tempdir().expect("a directory");
+        let directory = home.path().join(".config/perigee");
+        for _ in 0..2 {
+            make(&directory).expect("it can be made");
+        }
+        let mode = std::fs::metadata(&directory).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+    }
 
     #[test]
     fn a_path_with_spaces_and_quotes_is_one_word() {
