@@ -449,7 +449,8 @@ impl Agent {
     pub fn wait_for_end(&self, reason: &str) {
         wait_for(&format!("an end, because {reason}"), || {
             let report = self.get().map_err(|e| e.to_string())?;
-            let has_ended = report.status == VmStatus::Shutdown && report.reason == reason;
+            let has_ended =
+                report.status == VmStatus::Shutdown && report.reason.starts_with(reason);
             has_ended.then_some(()).ok_or_else(|| format!("{report:?}"))
         });
     }
