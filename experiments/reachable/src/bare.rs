@@ -94,6 +94,7 @@ async fn make_disks(lab: &Lab, seed: Vec<u8>, [near, far]: &[HostId; 2]) -> Resu
         let name = volume(serial)?;
         let new = CreateVolume::new(name.clone(), size_bytes, source);
         at_near.post::<VolumeInfo>("/v1/volumes", &new).await?;
+        at_near.put::<()>(&format!("/v1/volumes/{name}/hosts/{far}"), &()).await?;
         let address = lab.definition.host_address(near).context("a host has an address")?;
         let attach = Attach { nbd_addr: format!("{address}:{NBD_PORT}") };
         at_far.put::<Attachment>(&format!("/v1/attachments/{name}"), &attach).await?;
