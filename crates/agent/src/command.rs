@@ -124,6 +124,12 @@ pub fn arguments(
         },
     ]);
     add(&["-serial", "chardev:console"]);
+    for port in 0..spec.machine.ports {
+        // In one slot of the root bus. A guest's disks need no ports of the old kind, of which there are few.
+        let first = if port == 0 { ",multifunction=on" } else { "" };
+        let at = format!("chassis={},slot={port},addr={PORTS_SLOT}.{port}{first}", port + 1);
+        add(&["-device", &format!("pcie-root-port,id=port{port},bus=pcie.0,{at},io-reserve=0")]);
+    }
     for (index, disk) in spec.disks.iter().enumerate() {
         add(&["-blockdev", &block_node(disk, volume_socket)]);
         if disk.role != DiskRole::Nvram {
@@ -208,11 +214,14 @@ fn firmware_node() -> String {
         .to_string()
 }
 
+/// The slot of the ports for volumes that come and go: after all that QEMU puts into the first free ones.
+const PORTS_SLOT: &str = "0x1c";
+
 /// Of a VM that may get vCPUs. By default QEMU gives a disk as many queues as the VM has vCPUs when it starts, and the destination of a
 /// migration has to give it the same number.
 const QUEUES: u32 = 4;
 
-fn block_device(spec: &VmSpec, disk: &Disk, index: usize) -> serde_json::Value {
+pub fn block_device(spec: &VmSpec, disk: &Disk, index: usize) -> serde_json::Value {
     let mut device = json!({
         "driver": "virtio-blk-pci",
         "id": format!("disk-{}", disk.role),
@@ -228,6 +237,9 @@ fn block_device(spec: &VmSpec, disk: &Disk, index: usize) -> serde_json::Value {
         "heads": 16,
         "secs": 63,
     });
+    if let Some(port) = spec.machine.port_of(disk.role) {
+        device["bus"] = json!(format!("port{port}"));
+    }
     if spec.machine.cpus_max > 0 {
         device["num-queues"] = json!(QUEUES.min(spec.machine.cpus_max));
     }

@@ -28,7 +28,7 @@ use perigee_model::vm::{
     VmReport, VmSpec, VmStatus,
 };
 use perigee_model::volume::ExportStats;
-use perigee_model::{MigrationId, Problem, VmId};
+use perigee_model::{DiskRole, MigrationId, Problem, ProblemKind, VmId};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -49,6 +49,8 @@ const REASON_BYTES: u64 = 2000;
 /// How long a guest that gives memory back is looked at, and how often.
 const BALLOON_PATIENCE: Duration = Duration::from_secs(8);
 const BALLOON_LOOK: Duration = Duration::from_millis(200);
+/// How long a guest may take to let a disk go.
+const UNPLUG_PATIENCE: Duration = Duration::from_secs(20);
 /// The guest has given enough when only this differs.
 const PAGES_LEFT_BYTES: u64 = 1 << 20;
 
@@ -204,7 +206,8 @@ impl Vm {
     pub async fn change(&self, ask: ChangeVm) -> Result<VmChanged, Problem> {
         let memory = match ask {
             ChangeVm::Memory { bytes } => Some(bytes),
-            ChangeVm::GrowDisk { .. } | ChangeVm::Cpus { .. } => None,
+            ChangeVm::Unplug { role } => return self.unplug(role).await,
+            ChangeVm::GrowDisk { .. } | ChangeVm::Cpus { .. } | ChangeVm::Plug(_) => None,
         };
         let answer = self.ask(|answer| Request::Change(ask, answer)).await;
         answer.unwrap_or_else(|| Err(crate::vms::gone(self.id())))?;
@@ -221,6 +224,23 @@ impl Vm {
                 || begun.elapsed() > BALLOON_PATIENCE
             {
                 return Ok(VmChanged { memory_bytes: has });
+            }
+            tokio::time::sleep(BALLOON_LOOK).await;
+        }
+    }
+
+    /// Asks the guest until it has let the disk go.
+    async fn unplug(&self, role: DiskRole) -> Result<VmChanged, Problem> {
+        let begun = Instant::now();
+        loop {
+            let ask = ChangeVm::Unplug { role };
+            let answer = self.ask(|answer| Request::Change(ask, answer)).await;
+            match answer.unwrap_or_else(|| Err(crate::vms::gone(self.id()))) {
+                Ok(()) => return Ok(VmChanged::default()),
+                Err(problem)
+                    if problem.kind == ProblemKind::Conflict
+                        && begun.elapsed() < UNPLUG_PATIENCE => {}
+                Err(problem) => return Err(problem),
             }
             tokio::time::sleep(BALLOON_LOOK).await;
         }

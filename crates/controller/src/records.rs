@@ -38,7 +38,7 @@ mod access;
 use perigee_model::gang::GangState;
 use perigee_model::guest::GuestKey;
 use perigee_model::home::Tenure;
-use perigee_model::job::{Job, Migration, MigrationState};
+use perigee_model::job::{Job, JobVolume, Migration, MigrationState};
 use perigee_model::lasting::{Lasting, PowerWish, ResizeVm};
 use perigee_model::network::Card;
 use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
@@ -377,7 +377,7 @@ pub struct PlacedDisk {
 }
 
 /// Requests of people about a job.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct JobIntent {
     /// The command is ended, and the outputs are fetched.
     pub cancel: bool,
@@ -395,6 +395,49 @@ pub struct JobIntent {
     /// The size that such a VM has got while it ran, and which change that is.
     #[serde(default)]
     pub size: Option<(u64, ResizeVm)>,
+    /// The volume that has come to such a VM or has gone from it, and which change that is.
+    #[serde(default)]
+    pub volume: Option<(u64, VolumeChange)>,
+}
+
+/// A volume comes to a VM without a job, or goes from it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum VolumeChange {
+    Comes {
+        volume: JobVolume,
+        slot: u8,
+        /// As it is attached, if the VM runs.
+        disk: Option<PlacedDisk>,
+    },
+    Goes(VolumeName),
+}
+
+impl VolumeChange {
+    /// Changes the VM's record. The same again changes nothing.
+    pub fn apply(&self, record: &mut JobRecord) {
+        let Some(lasting) = &mut record.lasting else { return };
+        let volumes = &mut record.job.spec.volumes;
+        let disks = record.placement.as_mut().map(|placement| &mut placement.disks);
+        let at = |name: &VolumeName| volumes.iter().position(|volume| volume.volume == *name);
+        match self {
+            Self::Comes { volume, slot, disk } if at(&volume.volume).is_none() => {
+                lasting.adds(volumes.len(), *slot);
+                volumes.push(volume.clone());
+                if let (Some(disks), Some(disk)) = (disks, disk) {
+                    disks.push(disk.clone());
+                }
+            }
+            Self::Comes { .. } => {}
+            Self::Goes(name) => {
+                let Some(index) = at(name) else { return };
+                lasting.drops(volumes.len(), index);
+                volumes.remove(index);
+                if let Some(disks) = disks {
+                    disks.retain(|disk| !disk.role.is_data() || disk.volume != *name);
+                }
+            }
+        }
+    }
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -5,6 +5,7 @@ pub mod guest;
 pub mod guest_files;
 pub mod lasting;
 pub mod live;
+pub mod volumes;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -83,6 +83,12 @@ pub struct Lasting {
     pub cloud_init: CloudInit,
     /// Which volumes are mounted where, in their order.
     pub mounts: Vec<Option<String>>,
+    /// Which disks the volumes are, in their order; none: 0, 1 and so on.
+    #[serde(default)]
+    pub slots: Vec<u8>,
+    /// The number of the last volume that came or went and was taken into account.
+    #[serde(default)]
+    pub plugged: u64,
     /// What boots its root disk.
     pub firmware: Firmware,
     /// What was asked for of its machine.
@@ -191,6 +197,40 @@ impl Lasting {
     /// Whether this disk of its own has what the guest wrote, so that it is not made anew.
     pub fn has(&self, role: DiskRole) -> bool {
         self.made && !(role == DiskRole::Root && self.root_is_new)
+    }
+
+    /// Which disk the volume at this place in the VM's list is.
+    pub fn role_of(&self, index: usize) -> Option<DiskRole> {
+        match self.slots.get(index) {
+            Some(slot) => Some(DiskRole::Data(*slot)),
+            None => DiskRole::data(index),
+        }
+    }
+
+    /// The first disk that no volume of the VM's list is.
+    pub fn free_slot(&self, volumes: usize) -> Option<u8> {
+        let taken: Vec<_> = (0..volumes).filter_map(|index| self.role_of(index)).collect();
+        (0..=u8::MAX).find(|slot| !taken.contains(&DiskRole::Data(*slot)))
+    }
+
+    /// A volume was added at the end of the VM's list, which had so many.
+    pub fn adds(&mut self, volumes: usize, slot: u8) {
+        let before = (self.slots.len()..volumes).filter_map(|index| u8::try_from(index).ok());
+        self.slots.extend(before);
+        self.slots.push(slot);
+        self.mounts.push(None);
+    }
+
+    /// The volume at this place of the VM's list, which had so many, goes. The others stay the disks that they are.
+    pub fn drops(&mut self, volumes: usize, index: usize) {
+        let before = (self.slots.len()..volumes).filter_map(|index| u8::try_from(index).ok());
+        self.slots.extend(before);
+        if index < self.slots.len() {
+            self.slots.remove(index);
+        }
+        if index < self.mounts.len() {
+            self.mounts.remove(index);
+        }
     }
 
     /// Takes a wish into account, each once.
@@ -377,6 +417,23 @@ pub struct NewVm {
     pub hardware: Hardware,
 }
 
+/// Gives a VM a further volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AttachVolume {
+    /// The volume's name in the cluster.
+    pub volume: VolumeName,
+    /// The guest can't write it.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// Takes a volume from a VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DetachVolume {
+    /// The volume's name in the cluster.
+    pub volume: VolumeName,
+}
+
 /// Whether a stop asks the guest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StopVm {
@@ -508,6 +565,18 @@ mod tests {
 
     fn seen(state: JobState, runs: bool) -> Seen {
         Seen { state, is_started: true, runs }
+    }
+
+    #[test]
+    fn a_volume_that_goes_leaves_the_others_the_disks_that_they_are() {
+        let mut vm = Lasting { mounts: vec![None, None, None], ..Lasting::default() };
+        let role = DiskRole::Data;
+        assert_eq!((vm.role_of(2), vm.free_slot(3)), (Some(role(2)), Some(3)));
+        vm.drops(3, 1);
+        assert_eq!((vm.role_of(0), vm.role_of(1)), (Some(role(0)), Some(role(2))));
+        assert_eq!(vm.free_slot(2), Some(1));
+        vm.adds(2, 1);
+        assert_eq!((vm.slots.clone(), vm.mounts.len()), (vec![0, 2, 1], 3));
     }
 
     fn on() -> Lasting {

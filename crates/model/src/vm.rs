@@ -291,6 +291,9 @@ pub struct Machine {
     /// As many vCPUs the VM can get while it runs; 0: as many as it has.
     #[serde(default)]
     pub cpus_max: u32,
+    /// So many of its volumes, `data0` and so on, can come and go while it runs.
+    #[serde(default)]
+    pub ports: u8,
 }
 
 /// A change of a VM while it runs.
@@ -309,6 +312,13 @@ pub enum ChangeVm {
         /// At most [`Machine::cpus_max`].
         count: u32,
     },
+    /// It gets another volume. The VM's host has it attached.
+    Plug(Disk),
+    /// It gives a volume up. Its guest has to let it go.
+    Unplug {
+        /// Which.
+        role: DiskRole,
+    },
     /// Its guest is asked to give memory back, or to take it again, until it has this much.
     Memory {
         /// At most what the VM was started with.
@@ -325,6 +335,17 @@ pub struct VmChanged {
 }
 
 impl Machine {
+    /// As many as one slot of a PCI Express bus has functions.
+    pub const PORTS: u8 = 8;
+
+    /// The port behind which a disk of such a machine is.
+    pub fn port_of(&self, role: DiskRole) -> Option<u8> {
+        match role {
+            DiskRole::Data(number) if number < self.ports => Some(number),
+            _ => None,
+        }
+    }
+
     /// How many vCPUs a VM that starts with so many can get while it runs.
     pub fn cpus_max_of(cpus: u32) -> u32 {
         const LEAST: u32 = 8;

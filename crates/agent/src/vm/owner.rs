@@ -245,6 +245,7 @@ impl Owner {
                 let reason = event.data.get("reason").and_then(serde_json::Value::as_str);
                 self.ended_because = reason.and_then(decide::shutdown_reason).unwrap_or_default();
             }
+            "DEVICE_DELETED" => return self.on_device_gone(event).await,
             "RESUME" | "STOP" | "POWERDOWN" | "GUEST_PANICKED" => {}
             "MIGRATION" | "MIGRATION_PASS" => {
                 if let Some(migration) = &self.migration {

@@ -1,8 +1,8 @@
 //! How a VM differs from its spec because it was changed while it ran. It is kept for an agent that starts again, and what the agent says
 //! of the VM has it, so the destination of a migration builds the machine that is there.
 
-use perigee_model::Problem;
-use perigee_model::vm::VmSpec;
+use perigee_model::vm::{Disk, VmSpec};
+use perigee_model::{DiskRole, Problem};
 use serde::{Deserialize, Serialize};
 
 use crate::files::{VmDir, read_json, write_json};
@@ -12,6 +12,12 @@ pub struct Since {
     /// So many vCPUs it has.
     #[serde(default)]
     pub cpus: Option<u32>,
+    /// Disks that came, and have not gone again.
+    #[serde(default)]
+    pub plugged: Vec<Disk>,
+    /// Disks of its spec that have gone.
+    #[serde(default)]
+    pub unplugged: Vec<DiskRole>,
 }
 
 impl Since {
@@ -27,6 +33,22 @@ impl Since {
 
     /// The VM as it is now.
     pub fn applied(&self, spec: &VmSpec) -> VmSpec {
-        VmSpec { cpus: self.cpus.unwrap_or(spec.cpus), ..spec.clone() }
+        let mut now = VmSpec { cpus: self.cpus.unwrap_or(spec.cpus), ..spec.clone() };
+        now.disks.retain(|disk| !self.unplugged.contains(&disk.role));
+        now.disks.extend(self.plugged.iter().cloned());
+        now
+    }
+
+    pub fn has_come(&mut self, disk: Disk) {
+        self.plugged.retain(|other| other.role != disk.role);
+        self.plugged.push(disk);
+    }
+
+    pub fn has_gone(&mut self, spec: &VmSpec, role: DiskRole) {
+        self.plugged.retain(|other| other.role != role);
+        let is_new = !self.unplugged.contains(&role);
+        if is_new && spec.disks.iter().any(|disk| disk.role == role) {
+            self.unplugged.push(role);
+        }
     }
 }

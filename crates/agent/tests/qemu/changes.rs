@@ -1,16 +1,17 @@
 //! VMs that are changed while they run, at real QEMUs.
 
-use perigee_model::vm::{ChangeVm, Machine, MigrationPhase, VmSpec, VmStatus};
-use perigee_model::{DiskRole, ProblemKind};
+use perigee_model::vm::{ChangeVm, Disk, Hardware, Machine, MigrationPhase, VmSpec, VmStatus};
+use perigee_model::{DiskRole, Epoch, ProblemKind};
 
 use super::scene;
 use super::support::{Agent, spec};
 
 const MIB: u64 = 1 << 20;
 
-/// It can have up to four vCPUs.
+/// It can have up to four vCPUs, and further disks.
 fn changeable(spec: VmSpec) -> VmSpec {
-    VmSpec { machine: Machine { lasts: true, cpus_max: 4, ..Machine::default() }, ..spec }
+    let machine = Machine { lasts: true, cpus_max: 4, ports: Machine::PORTS, ..Machine::default() };
+    VmSpec { machine, ..spec }
 }
 
 /// The node and the size that the root disk's device has, as its QEMU says while the agent is away.
@@ -85,4 +86,66 @@ fn a_guest_that_gives_no_memory_back_is_told() {
     agent.wait_for_status(VmStatus::Running);
     let changed = agent.change(&ChangeVm::Memory { bytes: 64 * MIB }).unwrap();
     assert!(changed.memory_bytes.is_some_and(|has| has > 120 * MIB), "{changed:?}");
+}
+
+/// The stand-in for a volume server serves only one volume, so the second disk is the root disk's.
+#[test]
+fn a_disk_comes_while_the_vm_runs_and_is_there_after_a_move() {
+    let mut scene = scene(&["a", "b"]);
+    let first = changeable(spec(1, false));
+    let further = Disk { role: DiskRole::Data(1), read_only: true, ..first.disks[0].clone() };
+    scene.agents[0].put(&first).unwrap();
+    scene.agents[0].wait_for_status(VmStatus::Running);
+    for _ in 0..2 {
+        scene.agents[0].change(&ChangeVm::Plug(further.clone())).unwrap();
+        assert_eq!(scene.agents[0].get().unwrap().spec.disks.last(), Some(&further));
+    }
+    let far = Disk { role: DiskRole::Data(8), ..further.clone() };
+    let refused = scene.agents[0].change(&ChangeVm::Plug(far)).unwrap_err();
+    assert_eq!(refused.kind, ProblemKind::Unsupported, "{refused}");
+    scene.agents[0].kill();
+    let drives = scene.agents[0].ask_qemu("query-block");
+    assert_eq!(drives.as_array().map(Vec::len), Some(2), "{drives}");
+    scene.agents[0].run();
+    let report = scene.agents[0].wait_for_status(VmStatus::Running);
+
+    let moved = report.spec.disks.into_iter().map(|disk| Disk { epoch: Epoch(2), ..disk });
+    let there = VmSpec { disks: moved.collect(), ..changeable(spec(2, true)) };
+    let uri = scene.agents[1].put(&there).unwrap().incoming_uri.expect("it waits");
+    scene.agents[0].order("m-1", 1, uri, &scene.agents[1], &scene.home);
+    scene.agents[0].wait_for_phase(MigrationPhase::Completed);
+    let report = scene.agents[1].wait_for_status(VmStatus::Running);
+    assert_eq!(report.spec.disks.len(), 2);
+}
+
+/// Nobody in the firmware answers when a disk is to go.
+#[test]
+fn a_disk_stays_while_its_guest_does_not_let_it_go() {
+    let scene = scene(&["a"]);
+    let agent = &scene.agents[0];
+    let first = changeable(spec(1, false));
+    let further = Disk { role: DiskRole::Data(0), read_only: true, ..first.disks[0].clone() };
+    agent.put(&VmSpec { disks: vec![first.disks[0].clone(), further], ..first }).unwrap();
+    agent.wait_for_status(VmStatus::Running);
+    let unplug = |role| agent.change(&ChangeVm::Unplug { role });
+    let refused = unplug(DiskRole::Data(0)).unwrap_err();
+    assert!(refused.why.contains("has not let it go"), "{refused}");
+    assert_eq!(agent.get().unwrap().spec.disks.len(), 2);
+    unplug(DiskRole::Data(3)).expect("it has no such disk");
+    assert_eq!(unplug(DiskRole::Root).unwrap_err().kind, ProblemKind::Unsupported);
+}
+
+/// It waits for a migration that never comes, so that nothing runs.
+#[test]
+fn qemu_starts_with_everything_that_a_vm_can_have() {
+    let scene = scene(&["a"]);
+    let agent = &scene.agents[0];
+    let hardware = Hardware { vnc: true, ..Hardware::default() };
+    let cpus_max = Machine::cpus_max_of(255);
+    let mut largest = changeable(VmSpec { cpus: 255, ..spec(2, true) });
+    largest.machine = Machine { hardware, cpus_max, ..largest.machine };
+    for role in [DiskRole::CloudInit].into_iter().chain((0..17).map(DiskRole::Data)) {
+        largest.disks.push(Disk { role, ..largest.disks[0].clone() });
+    }
+    assert_eq!(agent.put(&largest).unwrap().spec.disks.len(), 19);
 }

@@ -85,6 +85,8 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Member,   "POST",   "/v1/vms/{vm}/snapshot"),
     (May::Member,   "POST",   "/v1/vms/{vm}/restore"),
     (May::Member,   "POST",   "/v1/vms/{vm}/resize"),
+    (May::Member,   "POST",   "/v1/vms/{vm}/attach"),
+    (May::Member,   "POST",   "/v1/vms/{vm}/detach"),
     (May::Member,   "GET",    "/v1/vms/{vm}/file"),
     (May::Member,   "PUT",    "/v1/vms/{vm}/file"),
     (May::Member,   "GET",    "/v1/vms/{vm}/console"),

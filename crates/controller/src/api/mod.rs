@@ -94,6 +94,8 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(vms::snapshot))
         .routes(routes!(vms::restore))
         .routes(routes!(vms::resize))
+        .routes(routes!(vms::attach))
+        .routes(routes!(vms::detach))
         .routes(routes!(vms::read_file, vms::write_file))
         .routes(routes!(jobs::plan))
         .routes(routes!(jobs::submit, jobs::list))

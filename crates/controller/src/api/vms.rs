@@ -5,8 +5,8 @@ use axum::response::{IntoResponse, Response};
 use perigee_http::{Failure, Json, Peer, Reply};
 use perigee_model::job::{ClusterImage, DEFAULT_OWNER, Migration, MoveVm, Vm};
 use perigee_model::lasting::{
-    CopiedFile, ExecBegun, ExecInVm, ExecStatus, NewVm, PowerWish, ResizeVm, RestoreVm, StopVm,
-    VmState,
+    AttachVolume, CopiedFile, DetachVolume, ExecBegun, ExecInVm, ExecStatus, NewVm, PowerWish,
+    ResizeVm, RestoreVm, StopVm, VmState,
 };
 use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::VolumesOnMove;
@@ -183,6 +183,32 @@ pub async fn resize(
     Json(ask): Json<ResizeVm>,
 ) -> Reply<Vm> {
     json(vms::change::resize(&cluster, &vm, ask).await?)
+}
+
+/// Gives a VM that lives without a job a further volume, also while it runs.
+#[utoipa::path(post, path = "/vms/{vm}/attach", tag = "vms", params(("vm" = String, Path)),
+    request_body = AttachVolume, responses((status = 200, body = Vm)))]
+pub async fn attach(
+    State(cluster): Shared,
+    caller: Caller,
+    Full(vm): Full<VmId>,
+    Json(ask): Json<AttachVolume>,
+) -> Reply<Vm> {
+    let volume = caller.seen_name(&cluster, &ask.volume).await?;
+    json(vms::volumes::attach(&cluster, &vm, AttachVolume { volume, ..ask }).await?)
+}
+
+/// Takes a volume from a VM that lives without a job. While it runs its guest has to let the volume go. The volume stays.
+#[utoipa::path(post, path = "/vms/{vm}/detach", tag = "vms", params(("vm" = String, Path)),
+    request_body = DetachVolume, responses((status = 200, body = Vm)))]
+pub async fn detach(
+    State(cluster): Shared,
+    caller: Caller,
+    Full(vm): Full<VmId>,
+    Json(ask): Json<DetachVolume>,
+) -> Reply<Vm> {
+    let volume = caller.seen_name(&cluster, &ask.volume).await?;
+    json(vms::volumes::detach(&cluster, &vm, DetachVolume { volume }).await?)
 }
 
 /// Which file of a guest.

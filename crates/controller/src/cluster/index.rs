@@ -386,7 +386,9 @@ impl Index {
         if record.job.state != JobState::Queued
             || rests
             || grant.homes_at != inner.home_changes
-            || volumes.any(|volume| inner.is_changing_home(&volume.volume))
+            || volumes.any(|volume| {
+                inner.is_changing_home(&volume.volume) || inner.is_being_attached(&volume.volume)
+            })
         {
             return false;
         }

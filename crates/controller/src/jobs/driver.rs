@@ -168,14 +168,15 @@ impl Run {
         }
         let intent: Option<JobIntent> =
             self.cluster.records.read(&job_intent_key(&self.id)).await?;
-        if let (Some(lasting), Some((number, wish))) =
-            (&mut self.record.value.lasting, intent.and_then(|intent| intent.power))
+        let power = intent.as_ref().and_then(|intent| intent.power);
+        if let (Some(lasting), Some((number, wish))) = (&mut self.record.value.lasting, power)
             && number > lasting.heeded
         {
             lasting.heed(number, wish, self.record.value.job.state);
             self.record.save().await?;
         }
-        self.heed_size(intent.and_then(|intent| intent.size)).await?;
+        self.heed_size(intent.as_ref().and_then(|intent| intent.size)).await?;
+        self.heed_volume(intent.as_ref().and_then(|intent| intent.volume.as_ref())).await?;
         let (ending, reason) = match intent {
             Some(JobIntent { cancel: true, now: false, stop_vm: false, .. })
                 if self.may_have_outputs() =>

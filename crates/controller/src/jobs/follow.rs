@@ -502,6 +502,7 @@ fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
             firmware: lasting.firmware,
             hardware: lasting.hardware.clone(),
             cpus_max: Machine::cpus_max_of(spec.cpus),
+            ports: Machine::PORTS,
         }),
     })
 }

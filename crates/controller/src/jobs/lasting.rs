@@ -21,7 +21,7 @@ use crate::meter::Meter;
 use crate::networks;
 use crate::nocloud::{self, Mounted};
 use crate::records::{
-    JobRecord, MigrationRecord, PlacedDisk, Placement, owner_of, start_of, vm_of,
+    JobRecord, MigrationRecord, PlacedDisk, Placement, VolumeChange, owner_of, start_of, vm_of,
 };
 use crate::volume_moves;
 
@@ -50,6 +50,23 @@ impl Run {
         if let Some(bytes) = size.memory_bytes {
             lasting.memory_next = Some(bytes).filter(|bytes| *bytes != spec.memory_bytes);
         }
+        self.record.save().await
+    }
+
+    /// Records the volume that has come or gone while it ran.
+    pub(super) async fn heed_volume(
+        &mut self,
+        change: Option<&(u64, VolumeChange)>,
+    ) -> Result<(), Problem> {
+        let record = &mut self.record.value;
+        let (Some(lasting), Some((number, change))) = (&mut record.lasting, change) else {
+            return Ok(());
+        };
+        if *number <= lasting.plugged {
+            return Ok(());
+        }
+        lasting.plugged = *number;
+        change.apply(record);
         self.record.save().await
     }
 
@@ -276,7 +293,7 @@ impl Run {
         let mounts = job.spec.volumes.iter().zip(&lasting.mounts).enumerate();
         let mounts = mounts.filter_map(|(index, (volume, path))| {
             Some(Mounted {
-                serial: DiskRole::data(index)?.to_string(),
+                serial: lasting.role_of(index)?.to_string(),
                 path: path.clone()?,
                 read_only: volume.access == Access::Read,
             })

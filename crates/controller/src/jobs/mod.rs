@@ -62,6 +62,7 @@ pub use log::PAGE_LINES_MAX;
 #[cfg(test)]
 pub use log::read as log;
 pub use place::job_of;
+pub(crate) use stage::take_over;
 
 pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Problem> {
     // Until the job is recorded, none of its uploaded files is removed.

@@ -31,6 +31,12 @@ impl Run {
         let own = record.lasting.as_ref().map_or(&JOB_DISKS[..], own_disks);
         let mut disks =
             disks(&self.id, spec, (&start, &confined), &grant.volume_homes, (own, restarts));
+        if let Some(lasting) = &record.lasting {
+            let data = disks.iter_mut().filter(|disk| disk.role.is_data());
+            for (index, disk) in data.enumerate() {
+                disk.role = lasting.role_of(index).unwrap_or(disk.role);
+            }
+        }
         for disk in disks.iter_mut().filter(|disk| disk.temporary) {
             let kept =
                 record.kept().and_then(|kept| kept.disks.iter().find(|k| k.role == disk.role));

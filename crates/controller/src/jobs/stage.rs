@@ -323,7 +323,7 @@ async fn info(home: &HostLink, disk: &PlacedDisk) -> Result<VolumeInfo, Problem>
 }
 
 /// A new epoch for a volume that others wrote before. Sessions with an older epoch can't write any more.
-pub(super) async fn take_over(home: &HostLink, disk: &PlacedDisk) -> Result<Epoch, Problem> {
+pub(crate) async fn take_over(home: &HostLink, disk: &PlacedDisk) -> Result<Epoch, Problem> {
     let from = info(home, disk).await?.epoch;
     let to = disks::issue_epoch(home, disk).await?;
     let target = format!("/v1/volumes/{}/epoch", disk.volume);

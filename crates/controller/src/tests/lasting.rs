@@ -3,9 +3,12 @@
 use axum::body::Bytes;
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, JobSpec, JobState, Start, Vm};
-use perigee_model::lasting::{NewVm, NewVmVolume, PowerWish, ResizeVm, StopVm, VmState};
+use perigee_model::lasting::{
+    AttachVolume, DetachVolume, NewVm, NewVmVolume, PowerWish, ResizeVm, StopVm, VmState,
+};
 use perigee_model::tenant::{AuditEntry, Quota};
 use perigee_model::vm::{ChangeVm, Firmware, Hardware, VmStatus};
+use perigee_model::volume::VolumeSource;
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{DiskRole, HostId, ImageName, ProblemKind, VmId, VolumeName};
 
@@ -15,7 +18,7 @@ use super::queue::unreachable;
 use super::tenants::Tenants;
 use super::{Lab, TIMING, data_volume, spec, wait_for};
 use crate::cluster::Timing;
-use crate::vms::{self, change, guest_files, lasting};
+use crate::vms::{self, change, guest_files, lasting, volumes};
 use crate::{catalog, hosts, jobs};
 
 fn web() -> VmId {
@@ -506,6 +509,76 @@ async fn a_vm_that_runs_gets_cpus_and_a_larger_disk_and_gives_memory_back() {
     lab.wish(PowerWish::Stop { force: true }).await;
     lab.vm_is(VmState::Stopped).await;
     assert_eq!(cpus_of(&lab).2, 128 << 20);
+}
+
+#[tokio::test]
+async fn a_volume_comes_to_a_vm_that_runs_and_goes_and_the_others_keep_their_places() {
+    let mut lab = Lab::up().await;
+    lab.make_vm(new_vm("home1")).await;
+    lab.runs().await;
+    let further = VolumeName::new("further").expect("a name");
+    let new = perigee_model::job::NewVolume {
+        name: further.clone(),
+        size_bytes: Some(1 << 20),
+        source: VolumeSource::Empty,
+        host: Some(lab.cloud.id.clone()),
+        leave_site: Default::default(),
+    };
+    catalog::create(&lab.cluster, new).await.expect("a volume");
+    let ask = AttachVolume { volume: further.clone(), read_only: false };
+    let unknown = AttachVolume { volume: VolumeName::new("no").expect("a name"), ..ask.clone() };
+    let none = volumes::attach(&lab.cluster, &web(), unknown).await.expect_err("there is none");
+    assert_eq!(none.kind, ProblemKind::NotFound);
+
+    lab.home.inside().refuses_changes = true;
+    volumes::attach(&lab.cluster, &web(), ask.clone()).await.expect_err("its host refuses");
+    lab.home.inside().refuses_changes = false;
+    let disks = |host: &FakeHost| -> Vec<(DiskRole, VolumeName)> {
+        let disks = host.inside().vms[&web()].report.spec.disks.clone();
+        let data = disks.into_iter().filter(|disk| disk.role.is_data());
+        data.map(|disk| (disk.role, disk.volume)).collect()
+    };
+    let first = (DiskRole::Data(0), data_volume());
+    let second = (DiskRole::Data(1), further.clone());
+    let record = || jobs::of_vm(&lab.cluster, &web()).expect("its record");
+    let left: Vec<_> = record().job.spec.volumes.iter().map(|v| v.volume.clone()).collect();
+    if left.contains(&further) {
+        // What became of it was not known: it is in the VM's list, and can be taken from it.
+        let ask = DetachVolume { volume: further.clone() };
+        volumes::detach(&lab.cluster, &web(), ask).await.expect("detached");
+    }
+    volumes::attach(&lab.cluster, &web(), ask.clone()).await.expect("attached");
+    assert_eq!(disks(&lab.home), [first.clone(), second.clone()]);
+    assert!(lab.home.inside().attachments.contains_key(&further));
+    let twice = volumes::attach(&lab.cluster, &web(), ask).await.expect_err("it has it");
+    assert_eq!(twice.kind, ProblemKind::Conflict, "{twice}");
+    // It is the VM's as one that was there from the start.
+    let used = catalog::delete(&lab.cluster, &further).await.expect_err("it is used");
+    assert_eq!(used.kind, ProblemKind::Conflict, "{used}");
+
+    let ask = DetachVolume { volume: data_volume() };
+    volumes::detach(&lab.cluster, &web(), ask.clone()).await.expect("detached");
+    assert_eq!(disks(&lab.home), std::slice::from_ref(&second));
+    let gone = volumes::detach(&lab.cluster, &web(), ask).await.expect_err("it has gone");
+    assert_eq!(gone.kind, ProblemKind::NotFound);
+    lab.restart_controller().await;
+    lab.wish(PowerWish::Restart { force: true }).await;
+    wait_for("its second start", async || (lab.home.inside().starts[&web()] == 2).then_some(()))
+        .await;
+    lab.runs().await;
+    assert_eq!(disks(&lab.home), std::slice::from_ref(&second), "it is the disk that it was");
+
+    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.vm_is(VmState::Stopped).await;
+    let ask = AttachVolume { volume: data_volume(), read_only: true };
+    volumes::attach(&lab.cluster, &web(), ask).await.expect("it is off");
+    let record = jobs::of_vm(&lab.cluster, &web()).expect("its record");
+    let lasting = record.lasting.as_ref().expect("it lives without a job");
+    let volumes = record.job.spec.volumes.iter().enumerate();
+    let mut both: Vec<_> =
+        volumes.filter_map(|(at, v)| Some((lasting.role_of(at)?, v.volume.clone()))).collect();
+    both.sort();
+    assert_eq!(both, [first, second]);
 }
 
 #[tokio::test]

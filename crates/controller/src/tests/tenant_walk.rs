@@ -128,6 +128,9 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         "POST /v1/vms/{vm}/restore" => {
             vec![("", json!({"image": "debian"})), ("image", json!({"image": "NAME"}))]
         }
+        "POST /v1/vms/{vm}/attach" | "POST /v1/vms/{vm}/detach" => {
+            vec![("", json!({"volume": "own"})), ("volume", json!({"volume": "NAME"}))]
+        }
         "POST /v1/vms/{vm}/resize" => plain(json!({"cpus": 2})),
         "PUT /v1/vms/{vm}/file" => plain(json!({})),
         "PUT /v1/volumes/{volume}/leave-site" | "PUT /v1/images/{image}/leave-site" => {

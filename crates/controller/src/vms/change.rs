@@ -20,7 +20,11 @@ use crate::{catalog, images, vms};
 
 /// # Errors
 /// `Conflict` unless it is off, and nobody has asked for anything else.
-async fn check_off(cluster: &Cluster, what: &str, record: &JobRecord) -> Result<(), Problem> {
+pub(super) async fn check_off(
+    cluster: &Cluster,
+    what: &str,
+    record: &JobRecord,
+) -> Result<(), Problem> {
     let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(&record.job.id)).await?;
     let asked = asked.unwrap_or_default();
     if record.ending.is_some() || asked.cancel {
@@ -39,7 +43,7 @@ async fn check_off(cluster: &Cluster, what: &str, record: &JobRecord) -> Result<
 }
 
 /// Changes the record of a VM that is off.
-async fn change(
+pub(super) async fn change(
     cluster: &Arc<Cluster>,
     vm: &VmId,
     what: &str,

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use perigee_model::job::Vm;
-use perigee_model::lasting::{ExecInVm, ResizeVm};
+use perigee_model::lasting::{ExecInVm, Lasting, ResizeVm};
 use perigee_model::limits::{CPUS, JOB_DISK_BYTES, MEMORY_BYTES};
 use perigee_model::tenant::{Running, tenant_of};
 use perigee_model::vm::{ChangeVm, VmChanged};
 use perigee_model::volume::{BLOCK_BYTES, Resize, VolumeInfo};
-use perigee_model::{DiskRole, HostId, Problem, VmId};
+use perigee_model::{DiskRole, HostId, JobId, Problem, VmId};
 
 use super::change::root_of;
 use super::lasting::record;
@@ -173,7 +173,7 @@ async fn grow_root(
     }))
 }
 
-async fn change(at: &HostLink, vm: &VmId, ask: &ChangeVm) -> Result<VmChanged, Problem> {
+pub(super) async fn change(at: &HostLink, vm: &VmId, ask: &ChangeVm) -> Result<VmChanged, Problem> {
     at.agent_slow.post(&format!("/v1/vms/{vm}/change"), ask).await
 }
 
@@ -186,17 +186,26 @@ async fn note(cluster: &Arc<Cluster>, of: &JobRecord, size: ResizeVm) -> Result<
         JobIntent { size: Some((number, size)), ..old }
     };
     cluster.records.update(&job_intent_key(id), next).await?;
-    cluster.drive_job(id);
     let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(id)).await?;
     let number = asked.and_then(|asked| asked.size).map_or(0, |(number, _)| number);
+    until_noted(cluster, id, |lasting| lasting.sized >= number).await
+}
+
+/// Waits until the VM's driver has recorded what was asked for.
+pub(super) async fn until_noted(
+    cluster: &Arc<Cluster>,
+    id: &JobId,
+    is_recorded: impl Fn(&Lasting) -> bool,
+) -> Result<(), Problem> {
+    cluster.drive_job(id);
     let begun = Instant::now();
     let is_noted = || {
         let record = jobs::of_vm(cluster, &crate::records::vm_of(id));
-        record.and_then(|record| Some(record.lasting.as_ref()?.sized >= number)).unwrap_or(true)
+        record.and_then(|record| Some(is_recorded(record.lasting.as_ref()?))).unwrap_or(true)
     };
     while !is_noted() {
         if begun.elapsed() > RECORD_PATIENCE {
-            let what = format!("can't record the new size of VM {id}");
+            let what = format!("can't record how VM {id} was changed");
             return Err(Problem::unavailable(what, "its driver has not come to it")
                 .next("it is recorded as soon as that goes on"));
         }

@@ -4,10 +4,10 @@ use std::process::ExitCode;
 
 use clap::{Subcommand, ValueEnum};
 use perigee_model::job::{ClusterImage, Migration, MoveVm, Vm};
-use perigee_model::lasting::{ResizeVm, RestoreVm};
+use perigee_model::lasting::{AttachVolume, DetachVolume, ResizeVm, RestoreVm};
 use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{HostId, ImageName, Problem, VmId};
+use perigee_model::{HostId, ImageName, Problem, VmId, VolumeName};
 use serde::Serialize;
 
 use crate::Context;
@@ -111,6 +111,25 @@ pub enum Verb {
         vm: VmId,
         #[command(flatten)]
         to: Size,
+    },
+    /// Give a virtual machine a volume as a further disk, also while it runs.
+    ///
+    /// Its guest finds it as /dev/disk/by-id/virtio-data0, or the next number that is free
+    Attach {
+        /// The VM's name
+        vm: VmId,
+        /// The volume
+        volume: VolumeName,
+        /// The guest can't write it
+        #[arg(long)]
+        read_only: bool,
+    },
+    /// Take a volume from a virtual machine. While it runs, unmount the volume in its guest first. The volume stays
+    Detach {
+        /// The VM's name
+        vm: VmId,
+        /// The volume
+        volume: VolumeName,
     },
     /// Copy a file into a running virtual machine, or out of it. The guest needs qemu-guest-agent, and no network
     Cp {
@@ -265,6 +284,16 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
                 output::note(&resized.reason);
             }
             output::one(context.format, &resized, SIZED)
+        }
+        Verb::Attach { vm, volume, read_only } => {
+            let ask = AttachVolume { volume, read_only };
+            let changed: Vm = client.post(&format!("/v1/vms/{vm}/attach"), &ask).await?;
+            output::one(context.format, &changed, SHOWN)
+        }
+        Verb::Detach { vm, volume } => {
+            let ask = DetachVolume { volume };
+            let changed: Vm = client.post(&format!("/v1/vms/{vm}/detach"), &ask).await?;
+            output::one(context.format, &changed, SHOWN)
         }
         Verb::Ssh(_) => unreachable!("it is another program by now"),
         Verb::SshTunnel { vm } => ssh::tunnel(&client, &vm).await,

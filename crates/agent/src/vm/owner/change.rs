@@ -3,15 +3,18 @@
 //! **A disk that has grown.** QEMU's NBD client keeps the size that an export had when it was opened, so the disk's node is opened anew. Its
 //! device is switched to a second node and back to one with the disk's own name. Whatever of this an agent has left that was ended meanwhile, the
 //! same request goes on from there. Both sessions have the disk's epoch, and QEMU waits for requests in flight before it switches.
+//!
+//! **A disk that comes or goes.** It is behind a port of its own. The volume server makes the VM's socket anew when its disks change, so QEMU's
+//! other sessions connect again. A disk goes when the guest has let it go, which may be much later than it was asked.
 
-use perigee_model::vm::{ChangeVm, VmStatus};
+use perigee_model::vm::{ChangeVm, Disk, VmStatus};
 use perigee_model::{DiskRole, Problem};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Owner;
-use crate::command::block_node_as;
-use crate::qmp::{Qmp, QmpError};
+use crate::command::{block_device, block_node_as};
+use crate::qmp::{Event, Qmp, QmpError};
 use crate::{cgroup, sockets};
 
 /// One of `query-hotpluggable-cpus`.
@@ -78,6 +81,8 @@ impl Owner {
         match ask {
             ChangeVm::GrowDisk { role, size_bytes } => self.grow(&qmp, role, size_bytes).await,
             ChangeVm::Cpus { count } => self.add_cpus(&qmp, count).await,
+            ChangeVm::Plug(disk) => self.plug(&qmp, disk).await,
+            ChangeVm::Unplug { role } => self.unplug(&qmp, role).await,
             ChangeVm::Memory { bytes } => {
                 let asked = qmp.execute("balloon", json!({"value": bytes})).await;
                 asked.map(drop).map_err(|error| Problem::unavailable(what(), error))
@@ -129,6 +134,83 @@ impl Owner {
         // Nothing changes at the home: this tells the guest.
         let resize = json!({"node-name": own, "size": size_bytes});
         qmp.execute("block_resize", resize).await.map(drop).map_err(told)
+    }
+
+    async fn plug(&self, qmp: &Qmp, disk: Disk) -> Result<(), Problem> {
+        let what = || format!("can't give the VM {} the disk {}", self.vm.id(), disk.role);
+        let now = self.vm.now();
+        if now.machine.port_of(disk.role).is_none() {
+            let why = format!("it was started with {} ports for such disks", now.machine.ports);
+            return Err(Problem::unsupported(what(), why).next("stop the VM first"));
+        }
+        let has = now.disks.iter().find(|other| other.role == disk.role);
+        if has.is_some_and(|has| *has != disk) {
+            return Err(Problem::conflict(what(), "it has another one there"));
+        }
+        if has.is_some() && drive(qmp, disk.role).await.is_ok() {
+            return Ok(());
+        }
+        self.vm.note_change(|since| since.has_come(disk.clone()))?;
+        let plugged = async {
+            let socket = sockets::open(&self.host, &self.vm).await?;
+            let node = disk.role.to_string();
+            // One that an earlier try has left, or none.
+            let _ = qmp.execute("blockdev-del", json!({"node-name": node})).await;
+            let told = |error: QmpError| Problem::unavailable(what(), error);
+            let add = block_node_as(&node, &disk, &socket.path);
+            qmp.execute("blockdev-add", add).await.map_err(told)?;
+            let mut device = block_device(&now, &disk, now.disks.len());
+            if let Some(device) = device.as_object_mut() {
+                // It is for the firmware, which has booted.
+                device.remove("bootindex");
+            }
+            qmp.execute("device_add", device).await.map(drop).map_err(told)
+        };
+        if let Err(problem) = plugged.await {
+            self.forget_disk(qmp, disk.role).await?;
+            return Err(problem);
+        }
+        Ok(())
+    }
+
+    async fn unplug(&self, qmp: &Qmp, role: DiskRole) -> Result<(), Problem> {
+        let what = || format!("can't take the disk {role} from the VM {}", self.vm.id());
+        let now = self.vm.now();
+        if !now.disks.iter().any(|disk| disk.role == role) {
+            return Ok(());
+        }
+        if now.machine.port_of(role).is_none() {
+            let why = "it was there when the VM started, and is behind no port of its own";
+            return Err(Problem::unsupported(what(), why).next("stop the VM first"));
+        }
+        if drive(qmp, role).await.is_err() {
+            return self.forget_disk(qmp, role).await;
+        }
+        // QEMU refuses this while the guest is asked already.
+        let _ = qmp.execute("device_del", json!({"id": format!("disk-{role}")})).await;
+        let why = "its guest has not let it go";
+        Err(Problem::conflict(what(), why).next("unmount it in the guest, and try again"))
+    }
+
+    /// The guest may let a disk go when nobody waits for that any more.
+    pub(super) async fn on_device_gone(&self, event: &Event) {
+        let device = event.data.get("device").and_then(Value::as_str).unwrap_or_default();
+        let role = device.strip_prefix("disk-").and_then(|role| role.parse::<DiskRole>().ok());
+        let qmp = self.vm.observed(|seen| seen.qmp.clone());
+        if let (Some(role), Some(qmp)) = (role, qmp)
+            && let Err(problem) = self.forget_disk(&qmp, role).await
+        {
+            tracing::warn!(vm = %self.vm.id(), %problem, "a disk that has gone is not forgotten");
+        }
+    }
+
+    /// A disk without a device: its session ends, and the volume server serves it no more.
+    async fn forget_disk(&self, qmp: &Qmp, role: DiskRole) -> Result<(), Problem> {
+        for node in [role.to_string(), format!("{role}-2")] {
+            let _ = qmp.execute("blockdev-del", json!({"node-name": node})).await;
+        }
+        self.vm.note_change(|since| since.has_gone(&self.vm.spec, role))?;
+        sockets::open(&self.host, &self.vm).await.map(drop)
     }
 
     async fn add_cpus(&self, qmp: &Qmp, count: u32) -> Result<(), Problem> {

@@ -23,6 +23,8 @@ pub(super) enum Held {
     Import(ImageName),
     /// A migration of the VM to the host is being recorded.
     Move(VmId, HostId),
+    /// The volume comes to a VM.
+    Attachment(VolumeName),
     /// The VM is changed while it runs.
     Change(VmId),
     /// A move of the volume to another home is being recorded.
@@ -101,6 +103,7 @@ impl Index {
         }
         let submitted = inner.held.iter().any(|held| match held {
             Held::Submission(volumes) => volumes.contains(name),
+            Held::Attachment(volume) => volume == name,
             _ => false,
         });
         if inner.is_changing_home(name) {
@@ -254,6 +257,42 @@ impl Index {
         Ok(self.hold(held))
     }
 
+    /// Holds a volume while it comes to a VM that runs, or that may start now.
+    ///
+    /// # Errors
+    /// Why it can't, in plain words.
+    pub fn begin_attachment(
+        &self,
+        vm: &VmId,
+        volume: &VolumeName,
+        writes: bool,
+    ) -> Result<Hold<'_>, String> {
+        let mut inner = self.lock();
+        if inner.held.contains(&Held::Deletion(volume.clone())) || inner.is_promoted(volume) {
+            return Err("it is being deleted, or a replica of it is becoming the volume".to_owned());
+        }
+        if inner.is_changing_home(volume) {
+            return Err("it is being moved to another home".to_owned());
+        }
+        let held = Held::Attachment(volume.clone());
+        if inner.held.contains(&held) {
+            return Err("another VM is just getting it".to_owned());
+        }
+        for (id, record) in &inner.jobs {
+            let waits = record.job.state == JobState::Queued && !inner.grants.contains_key(id);
+            if waits || record.job.vm.as_ref() == Some(vm) {
+                continue;
+            }
+            let mut uses = super::volume_uses(record).into_iter();
+            if uses.any(|used| used.volume == *volume && (writes || used.writes)) {
+                return Err(format!("{id} uses it"));
+            }
+        }
+        inner.held.push(held.clone());
+        drop(inner);
+        Ok(self.hold(held))
+    }
+
     /// Keeps a VM that runs where it is while it is changed there. Gives the host too.
     ///
     /// # Errors
@@ -291,6 +330,10 @@ impl Index {
 }
 
 impl Inner {
+    pub(super) fn is_being_attached(&self, name: &VolumeName) -> bool {
+        self.held.contains(&Held::Attachment(name.clone()))
+    }
+
     pub(super) fn is_promoted(&self, name: &VolumeName) -> bool {
         self.held.contains(&Held::Promotion(name.clone()))
     }

@@ -56,6 +56,8 @@ pub(super) async fn change_vm(
         ChangeVm::Cpus { count } => report.spec.cpus = count,
         ChangeVm::Memory { .. } => changed.memory_bytes = Some(report.spec.memory_bytes),
         ChangeVm::GrowDisk { .. } => {}
+        ChangeVm::Plug(disk) => report.spec.disks.push(disk),
+        ChangeVm::Unplug { role } => report.spec.disks.retain(|disk| disk.role != role),
     }
     Ok(Json(changed))
 }
