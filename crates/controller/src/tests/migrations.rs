@@ -10,7 +10,7 @@ use perigee_model::{HostId, JobId, ProblemKind, VmId, VmStart};
 use perigee_planner::Refused;
 
 use super::fake::FakeHost;
-use super::{Lab, TIMING, finish, spec, vm_of, wait_for};
+use super::{Lab, TIMING, data_volume, finish, spec, vm_of, wait_for};
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::Timing;
 use crate::cluster::taught::History;
@@ -689,6 +689,10 @@ async fn a_migration_whose_source_is_silent_leaves_the_link_to_the_next() {
 async fn a_link_is_measured_although_what_has_the_most_data_may_not_be_read() {
     let lab = Lab::up().await;
     lab.home.inside().reads_no_images = true;
+    for (host, other) in [(&lab.home, &lab.cloud), (&lab.cloud, &lab.home)] {
+        let hosts = [other.id.clone()].into();
+        host.inside().openers.insert(data_volume(), hosts);
+    }
     links::probe_all(&lab.cluster).await.expect("probe");
     let link = lab.cluster.links.get(&lab.home.id, &lab.cloud.id).expect("a link");
     assert!(link.blocks.is_some(), "the data volume is there too: {link:?}");
