@@ -107,13 +107,18 @@ write_files:
     permissions: "0755"
     content: |
       #!/bin/sh
-      {
+      said=$(
         echo "name: $(hostname)"
         echo "root: $(df --output=size -m / | tail -n 1 | tr -d ' ') MiB"
         echo "key: $(cat /home/ann/.ssh/authorized_keys)"
         echo "data: $(cat /srv/data/kept 2>&1)"
         echo said all
-      } >/dev/ttyS0
+      )
+      # The login on this line hangs up who has it open when it begins.
+      for try in 1 2 3 4 5; do
+        echo "$said" >/dev/ttyS0
+        sleep 2
+      done
 "#;
 
 /// `perigee vm console`, as a person at a terminal uses it.
