@@ -387,6 +387,12 @@ impl Space {
         lock(&self.unfinished).get(path).map(|unfinished| unfinished.length)
     }
 
+    /// Where a client goes on that knows no more of a cut upload than the size of a file: one byte before its end. A client
+    /// that found the whole size would take the upload for done, and send nothing.
+    pub fn resumes_at(&self, path: &DataPath) -> Option<u64> {
+        self.unfinished_bytes(path).filter(|length| *length > 1).map(|length| length - 1)
+    }
+
     /// Whose files these are.
     pub fn tenant(&self) -> &TenantName {
         &self.tenant

@@ -446,8 +446,8 @@ pub enum Begin {
     Once,
     /// With what there is of an upload that was cut: this many bytes of it.
     Continue(u64),
-    /// With the file's content, which [`crate::View::write`] copies. If there is no file: with what there is of an upload
-    /// that was cut.
+    /// With the file's content, which [`crate::View::write`] copies. If there is no file: with an upload that was cut,
+    /// where [`Space::resumes_at`] says.
     Present,
 }
 
@@ -476,9 +476,9 @@ impl Upload {
             Begin::Empty | Begin::Continue(0) => Self::empty(space, path),
             Begin::Once => Ok(Self::new(Part::new(space, path)?, false)),
             Begin::Continue(at) => Self::continued(space, path, at),
-            Begin::Present => match space.unfinished_bytes(path) {
-                Some(at) if at > 0 => Self::continued(space, path, at),
-                _ => Self::empty(space, path),
+            Begin::Present => match space.resumes_at(path) {
+                Some(at) => Self::continued(space, path, at),
+                None => Self::empty(space, path),
             },
         }
     }

@@ -177,17 +177,17 @@ impl View {
         .await
     }
 
-    /// As [`View::entry`]. If there is no file, but an upload of it was cut: how much of it there is, so that the client
-    /// can continue there.
+    /// As [`View::entry`]. If there is no file, but an upload of it was cut: its size says where the client goes on
+    /// ([`Space::resumes_at`]).
     ///
     /// # Errors
     /// As [`View::entry`].
     pub async fn entry_or_unfinished(&self, location: Location) -> Result<FileEntry, Problem> {
         let found = self.entry(location.clone()).await;
         let Err(problem) = found else { return found };
-        let unfinished = self.unfinished_bytes(location.clone()).await;
+        let resumes_at = self.of_unfinished(location.clone(), Space::resumes_at).await;
         let Location::In(_, path) = &location else { return Err(problem) };
-        match (unfinished, path.names().last()) {
+        match (resumes_at, path.names().last()) {
             (Some(size_bytes), Some(name)) => {
                 Ok(FileEntry { kind: FileKind::File, size_bytes, ..given(name) })
             }
@@ -197,9 +197,17 @@ impl View {
 
     /// How many bytes there are of an upload that was cut.
     pub async fn unfinished_bytes(&self, location: Location) -> Option<u64> {
+        self.of_unfinished(location, Space::unfinished_bytes).await
+    }
+
+    async fn of_unfinished(
+        &self,
+        location: Location,
+        what: fn(&Space, &DataPath) -> Option<u64>,
+    ) -> Option<u64> {
         let found = self.blocking(move |view| {
             let (space, path) = view.to_write(&location, "find")?;
-            Ok(space.unfinished_bytes(path))
+            Ok(what(&space, path))
         });
         found.await.ok().flatten()
     }
@@ -306,7 +314,9 @@ impl View {
     ) -> Result<Writing, Problem> {
         let at = match &how {
             Begin::Continue(at) => *at,
-            Begin::Present => self.unfinished_bytes(location.clone()).await.unwrap_or(0),
+            Begin::Present => {
+                self.of_unfinished(location.clone(), Space::resumes_at).await.unwrap_or(0)
+            }
             Begin::Empty | Begin::Once => 0,
         };
         // What has arrived is hashed again.

@@ -207,6 +207,10 @@ async fn lftp_goes_on_with_uploads_and_fetches_over_ftps_that_were_cut() {
     assert!(!server.stored("a", "f").exists(), "it is not whole");
     gateway.lftp_ok(&format!("put -c {} -o f", path(&file))).await;
     assert!(fs::read(server.stored("a", "f")).expect("it is stored") == sent);
+    // All has come but the end: lftp must not take it for done.
+    server.cut_at_the_end("almost", &file).await;
+    gateway.lftp_ok(&format!("put -c {} -o almost", path(&file))).await;
+    assert!(fs::read(server.stored("a", "almost")).expect("it is stored") == sent);
     let got = server.file("got", &sent[..1_234_567]);
     gateway.lftp_ok(&format!("get -c f -o {}", path(&got))).await;
     assert!(fs::read(&got).expect("it came") == sent);
@@ -303,6 +307,8 @@ async fn the_ftps_gateway_bears_clients_that_keep_no_rules() {
         "odd_names",
         "a_long_line",
         "a_data_connection_that_breaks",
+        "an_upload_that_breaks_at_its_very_end",
+        "bytes_that_nobody_asked_for",
         "an_upload_that_is_given_up",
         "a_transfer_that_is_stopped_before_it_begins",
         "an_upload_that_is_given_up_late",

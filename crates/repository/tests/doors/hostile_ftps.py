@@ -1,5 +1,6 @@
 """A client of the FTPS gateway that keeps no rules: python3 - PORT CERTIFICATE FUNCTION"""
 
+import select
 import socket
 import ssl
 import struct
@@ -119,6 +120,56 @@ def a_data_connection_that_breaks():
     plain.close()
     answer = control.reply()
     assert answer[:3] in ("426", "522"), answer
+
+
+def an_upload_that_breaks_at_its_very_end():
+    # All bytes have come, but not the end. A client that finds the whole size would think that the file is there.
+    control = Control().log_in()
+    for size, shown in [(100_000, "213 99999"), (2, "213 1"), (1, "550"), (0, "550")]:
+        name = f"almost{size}"
+        plain = control.data()
+        assert control.ask(f"STOR {name}")[:3] in ("125", "150")
+        data = tls().wrap_socket(plain, server_hostname="127.0.0.1")
+        data.sendall(b"x" * size)
+        socket.socket.shutdown(data, socket.SHUT_WR)
+        assert control.reply().startswith("426")
+        answer = control.ask(f"SIZE {name}")
+        assert answer.startswith(shown), (size, answer)
+        if shown.startswith("550"):
+            continue
+        for command in ["APPE", f"REST {size - 1}"]:
+            # It is there twice: what is sent again takes the place of what was sent before.
+            if command != "APPE":
+                assert control.ask(command).startswith("350")
+                command = "STOR"
+            plain = control.data()
+            answer = control.ask(f"{command} {name}")
+            assert answer[:3] in ("125", "150"), answer
+            data = tls().wrap_socket(plain, server_hostname="127.0.0.1")
+            data.sendall(b"y")
+            if command == "APPE":
+                socket.socket.shutdown(data, socket.SHUT_WR)
+                assert control.reply().startswith("426")
+            else:
+                data.unwrap()
+                assert control.reply().startswith("226")
+        data = control.data()
+        assert control.ask(f"RETR {name}")[:3] in ("125", "150")
+        got = tls().wrap_socket(data, server_hostname="127.0.0.1").makefile("rb").read()
+        assert got == b"x" * (size - 1) + b"y", (size, len(got))
+        assert control.reply().startswith("226")
+
+
+def bytes_that_nobody_asked_for():
+    # A client that only sends does not read them. When it closes its socket with them unread, TCP may drop the end of the file.
+    control = Control().log_in()
+    plain = control.data()
+    assert control.ask("STOR unread")[:3] in ("125", "150")
+    data = tls().wrap_socket(plain, server_hostname="127.0.0.1")
+    data.sendall(b"x")
+    assert not select.select([data.fileno()], [], [], 0.5)[0]
+    data.unwrap()
+    assert control.reply().startswith("226")
 
 
 def an_upload_that_is_given_up():

@@ -166,6 +166,17 @@ impl Server {
         }
         client.kill().await.expect("a kill");
     }
+
+    /// All bytes of a file have come from a user of the tenant `a`, but not that these are all.
+    pub async fn cut_at_the_end(&self, at: &str, file: &Path) {
+        let length = std::fs::metadata(file).expect("a file").len();
+        let range = format!("Content-Range: bytes 0-{}/{}", length - 1, length + 1);
+        let url = format!("{}/v1/data/a/{at}", self.http);
+        let token = "Authorization: Bearer token-of-a";
+        let all = ["-sS", "-f", "-H", token, "-H", &range, "-T", path(file), &url];
+        assert!(run("curl", &all, "").await.status.success());
+        assert!(!self.stored("a", at).exists(), "it is not whole");
+    }
 }
 
 pub async fn wait_for(address: &str) {

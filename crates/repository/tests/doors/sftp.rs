@@ -109,6 +109,10 @@ async fn sftp_goes_on_with_uploads_and_fetches_that_were_cut() {
     assert!(!server.stored("a", "f").exists(), "it is not whole");
     client.ok(&format!("reput {} f\n", path(&file))).await;
     assert!(fs::read(server.stored("a", "f")).expect("it is stored") == sent);
+    // All has come but the end: the client must not take it for done.
+    server.cut_at_the_end("almost", &file).await;
+    client.ok(&format!("reput {} almost\n", path(&file))).await;
+    assert!(fs::read(server.stored("a", "almost")).expect("it is stored") == sent);
     let got = server.file("got", &sent[..1_234_567]);
     client.ok(&format!("reget f {}\n", path(&got))).await;
     assert!(fs::read(&got).expect("it came") == sent);
