@@ -2,7 +2,9 @@
 
 use std::io;
 use std::net::Ipv4Addr;
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -128,7 +130,8 @@ pub async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// A free port of this host, for tests and experiments that need its number before they start a server. It is
-/// below 32768, where the ports of clients begin (ip(7)), so no client gets it in the meantime.
+/// below 32768, where the ports of clients begin (ip(7)), so no client gets it in the meantime. Until this process
+/// ends, no other call gives the same port: a server that is killed finds it free again.
 ///
 /// # Panics
 /// If thousands of ports are in use.
@@ -139,9 +142,18 @@ pub fn unused_port() -> u16 {
         let number = of_this_process.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
         10_000 + u16::try_from(number % 20_000).expect("bounded")
     });
-    let mut free =
-        ports.filter(|port| std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok());
+    let mut free = ports.filter(|port| {
+        is_taken_for_this_process(*port)
+            && std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()
+    });
     free.next().expect("a port")
+}
+
+/// The process that has bound this name has the port. The name is no file, and goes with the process.
+fn is_taken_for_this_process(port: u16) -> bool {
+    let name = SocketAddr::from_abstract_name(format!("perigee-unused-port-{port}"));
+    let bound = name.and_then(|name| std::os::unix::net::UnixListener::bind_addr(&name));
+    bound.map(std::mem::forget).is_ok()
 }
 
 /// The problem of an address that could not be bound.
@@ -203,6 +215,12 @@ pub async fn serve(router: Router, addresses: &[Listen], network: &Network) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_that_was_given_is_not_given_again() {
+        let port = unused_port();
+        assert!(!is_taken_for_this_process(port));
+    }
 
     #[tokio::test]
     async fn a_listener_takes_neither_a_live_socket_nor_a_file_away() {

@@ -157,7 +157,7 @@ fn linux_s_initiator_does_not_notice_that_the_server_is_killed() {
         guest.until(&format!("refused: {proof}"));
     }
     guest.until("mounted");
-    // fio writes for ten seconds and more.
+    // fio writes for twenty seconds and more.
     for _ in 0..2 {
         std::thread::sleep(Duration::from_secs(3));
         assert!(!guest.said().contains("initiator: verified"), "fio is still at it");

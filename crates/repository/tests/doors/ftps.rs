@@ -177,7 +177,7 @@ async fn curl_goes_on_with_an_upload_over_ftps_that_was_cut() {
     let mut is_whole = true;
     for number in 0..5 {
         let at = format!("given-up-{number}");
-        let given_up = ["--limit-rate", "200k", "--max-time", "3", "-T", path(&file)];
+        let given_up = ["--limit-rate", "200k", "--max-time", "10", "-T", path(&file)];
         assert!(!gateway.curl("token-of-a", &given_up, &at).await.status.success());
         assert!(gateway.wait_for_kept(&at).await < 6_000_000);
         is_whole = server.stored("a", &at).exists();

@@ -47,7 +47,7 @@ fn server_process() {
         own.clone().map(|(cert, key)| TlsFiles { cert, key, ca: file("ca.pem"), required: true });
     let tls = tls.map(ServerTls::Files);
     let remote_tls = file("ca.pem").map(|ca| RemoteTlsFiles { ca, own });
-    let patience = Duration::from_secs(3);
+    let patience = Duration::from_secs(10);
     let config = Config {
         nbd: vec![
             Listen::Unix(sockets(&pool).join("nbd.sock")),
