@@ -36,6 +36,7 @@
 mod access;
 
 use perigee_model::gang::GangState;
+use perigee_model::gang::moving::GangMove;
 use perigee_model::guest::GuestKey;
 use perigee_model::home::Tenure;
 use perigee_model::job::{Job, JobVolume, Migration, MigrationState};
@@ -235,6 +236,55 @@ pub struct Gang {
     pub cards: Vec<Card>,
     /// The keys of its members; `None` while it is queued, and after its end.
     pub keys: Option<GangKeys>,
+    /// The last move of all its VMs.
+    #[serde(default)]
+    pub last_move: Option<GangMove>,
+    /// [`JobIntent::move_gang`] as far as it is carried out.
+    #[serde(default)]
+    pub heeded_move: u64,
+    /// So many moves of this run have ended with all VMs where they were to go.
+    #[serde(default)]
+    pub moves: u32,
+    /// So many moves in a row were undone.
+    #[serde(default)]
+    pub undone: u32,
+    /// What its VMs had sent to each other when the last move was over.
+    #[serde(default)]
+    pub sent_before: Vec<Vec<u64>>,
+}
+
+impl Gang {
+    /// What is kept when it starts again: what was asked of it is not asked again.
+    pub fn of_next_run(&self) -> Self {
+        let mut next = Self { heeded_move: self.heeded_move, ..Self::default() };
+        next.last_move.clone_from(&self.last_move);
+        next.close_move("the job began anew");
+        next
+    }
+
+    /// The VMs are taken down, wherever they are.
+    pub fn close_move(&mut self, why: &str) {
+        let Some(of) = self.last_move.as_mut().filter(|of| of.is_open()) else { return };
+        of.ended_ms = Some(crate::cluster::now_ms());
+        if of.undone.is_empty() {
+            why.clone_into(&mut of.undone);
+        }
+    }
+
+    /// The move that is under way, unless the gang ends.
+    pub fn open_move(&self) -> Option<&GangMove> {
+        let is_open = |of: &&GangMove| of.is_open() && self.state.verdict.is_none();
+        self.last_move.as_ref().filter(is_open)
+    }
+}
+
+/// What a person asks of a gang's VMs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GangWish {
+    /// Each rank goes to its host.
+    To(Vec<HostId>),
+    /// All stay, or go back.
+    Stay,
 }
 
 /// The SSH keys of a gang's run.
@@ -398,6 +448,9 @@ pub struct JobIntent {
     /// The volume that has come to such a VM or has gone from it, and which change that is.
     #[serde(default)]
     pub volume: Option<(u64, VolumeChange)>,
+    /// Where the VMs of a gang are to go, and which request that is.
+    #[serde(default)]
+    pub move_gang: Option<(u64, GangWish)>,
 }
 
 /// A volume comes to a VM without a job, or goes from it.

@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 use crate::JobId;
 use crate::job::{JobSpec, JobState};
 
+pub mod moving;
+
 /// The gang of a member, and the member's rank in it.
 ///
 /// No other job's id is like a member's: each ends with a number of four digits or more. No VM without a job gets such a name.

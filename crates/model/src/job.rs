@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::gang::moving::GangMove;
 use crate::guest::LogStream;
 use crate::lasting::VmState;
 use crate::network::Publish;
@@ -233,6 +234,9 @@ pub struct Job {
     /// The VMs of a gang, in the order of their ranks; empty for a job with one VM.
     #[serde(default)]
     pub members: Vec<Member>,
+    /// The last move of all VMs of a gang.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gang_move: Option<GangMove>,
 }
 
 /// One VM of a gang.
@@ -671,6 +675,26 @@ pub struct MoveVm {
     /// They come although a replica of one is at the destination's site, and no other site has a copy of it then.
     #[serde(default)]
     pub confirmed: bool,
+}
+
+/// Asks for a move of all VMs of a gang.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+pub struct MoveJob {
+    /// Where to: a host for each rank, or one for all of them. Empty if a site is named.
+    #[serde(default)]
+    pub hosts: Vec<HostId>,
+    /// To this site, to whichever of its hosts have room.
+    #[serde(default)]
+    pub site: Option<SiteId>,
+}
+
+/// A move of all VMs of a gang was asked for.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct JobMoveAsked {
+    /// [`GangMove::asked`] of the move that carries it out.
+    pub request: u64,
+    /// Where each rank goes.
+    pub hosts: Vec<HostId>,
 }
 
 /// One point of a job's time series.

@@ -3,10 +3,16 @@
 //! Its VMs wait for each other, so their parts can't be told apart as those of a job with one VM can. What equal gangs took is all that counts,
 //! wherever they ran and their data was; the range is wide while there are few.
 
-use perigee_model::plan::Estimate;
+mod moves;
+mod place;
+
+use perigee_model::plan::{Estimate, PredictedEnd};
 use serde::{Deserialize, Serialize};
 
 use crate::runs::Traits;
+
+pub use moves::{GangVerdict, RunningGang, consider};
+pub use place::{Room, at_site};
 
 /// Runs of gangs that are less related than this say nothing.
 const SAME_JOB: f64 = 0.95;
@@ -34,6 +40,42 @@ pub fn predict(runs: &[GangRun], traits: &Traits) -> Option<Estimate> {
     Some(Estimate { expected_s, low_s, high_s: expected_s * (1.0 + wide) })
 }
 
+/// The least progress that says something of the pace.
+const PROGRESS_LEAST: f64 = 0.01;
+/// What is left by the pace may be so much less or more.
+const PACE_ERROR: f64 = 0.3;
+
+/// When a gang ends that has run for so long since its VMs were started: by its prediction, and by the progress that its first VM has
+/// reported in so many seconds. The more is done, the more counts the progress; the range holds both.
+pub fn left(
+    predicted: Option<Estimate>,
+    ran_s: f64,
+    (progress, command_s): (Option<f64>, f64),
+) -> PredictedEnd {
+    let by_runs = predicted.map(|all| all.after(ran_s)).filter(|left| left.high_s > 0.0);
+    let done = progress.filter(|done| (PROGRESS_LEAST..=1.0).contains(done) && command_s > 0.0);
+    let by_pace = done.map(|done| {
+        let expected_s = command_s * (1.0 - done) / done;
+        let (low_s, high_s) = (expected_s * (1.0 - PACE_ERROR), expected_s * (1.0 + PACE_ERROR));
+        (done, Estimate { expected_s, low_s, high_s })
+    });
+    let (left, why) = match (by_runs, by_pace) {
+        (Some(runs), Some((done, pace))) => {
+            let expected_s = runs.expected_s * (1.0 - done) + pace.expected_s * done;
+            let (low_s, high_s) = (runs.low_s.min(pace.low_s), runs.high_s.max(pace.high_s));
+            let both = Estimate { expected_s, low_s, high_s };
+            (Some(both), "from its earlier runs and its first VM's progress")
+        }
+        (Some(runs), None) => (Some(runs), "from its earlier runs"),
+        (None, Some((_, pace))) => (Some(pace), "from its first VM's progress"),
+        (None, None) if predicted.is_some() => {
+            (None, "it takes longer than its earlier runs, and its first VM reports no progress")
+        }
+        (None, None) => (None, "no equal job has succeeded, and its first VM reports no progress"),
+    };
+    PredictedEnd { left, why: why.to_owned() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,5 +99,19 @@ mod tests {
         assert_eq!(three.expected_s, 10.0);
         assert!(three.low_s > one.low_s && three.high_s < one.high_s, "{three:?}");
         assert!(runs.iter().all(|run| three.holds(run.seconds)), "{three:?}");
+    }
+
+    #[test]
+    fn its_end_is_known_by_its_runs_by_its_progress_or_not_at_all() {
+        let all = Estimate { expected_s: 100.0, low_s: 80.0, high_s: 120.0 };
+        let by_runs = left(Some(all), 30.0, (None, 20.0));
+        assert_eq!(by_runs.left, Some(Estimate { expected_s: 70.0, low_s: 50.0, high_s: 90.0 }));
+        let by_pace = left(None, 30.0, (Some(0.25), 20.0)).left.expect("a pace");
+        assert_eq!(by_pace.expected_s, 60.0);
+        let both = left(Some(all), 30.0, (Some(0.25), 20.0)).left.expect("both");
+        assert!(both.expected_s > 60.0 && both.expected_s < 70.0 && both.holds(90.0), "{both:?}");
+        let late = left(Some(all), 130.0, (None, 120.0));
+        assert!(late.left.is_none() && late.why.contains("longer"), "{late:?}");
+        assert!(left(None, 1.0, (Some(0.0), 1.0)).left.is_none());
     }
 }

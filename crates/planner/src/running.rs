@@ -52,7 +52,7 @@ use crate::refused::Refused;
 use crate::spread::Spread;
 
 use changes::Better;
-pub(crate) use changes::price_s;
+pub(crate) use changes::{of_host, price_s};
 pub(crate) use left::all_left;
 pub use left::predicted_end;
 pub use sure::SURE_RUNS;

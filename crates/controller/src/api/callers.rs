@@ -99,6 +99,8 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Member,   "GET",    "/v1/jobs/{job}"),
     (May::Member,   "DELETE", "/v1/jobs/{job}"),
     (May::Member,   "POST",   "/v1/jobs/{job}/cancel"),
+    (May::Member,   "POST",   "/v1/jobs/{job}/move"),
+    (May::Member,   "POST",   "/v1/jobs/{job}/move/cancel"),
     (May::Member,   "GET",    "/v1/jobs/{job}/log"),
     (May::Member,   "GET",    "/v1/jobs/{job}/decisions"),
     (May::Member,   "GET",    "/v1/jobs/{job}/samples"),

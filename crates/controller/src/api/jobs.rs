@@ -5,7 +5,7 @@ use axum::extract::{Query, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use perigee_http::{Failure, Json, Reply};
-use perigee_model::job::{Job, JobSpec, LogLine, Sample};
+use perigee_model::job::{Job, JobMoveAsked, JobSpec, LogLine, MoveJob, Sample};
 use perigee_model::plan::{Decision, Plan, Score};
 use perigee_model::{JobId, Problem};
 use serde::Deserialize;
@@ -99,6 +99,25 @@ pub async fn cancel(
         intent.now |= ask.now;
     };
     json(jobs::intend(&cluster, &job, wish).await?)
+}
+
+/// Moves all VMs of a job with several ones while they run, or none: if one can't, those that were moved go back. The answer
+/// comes at once. `gang_move` of the job shows how far it is.
+#[utoipa::path(post, path = "/jobs/{job}/move", tag = "jobs", params(("job" = String, Path)),
+    request_body = MoveJob, responses((status = 200, body = JobMoveAsked)))]
+pub async fn move_job(
+    State(cluster): Shared,
+    Full(job): Full<JobId>,
+    Json(ask): Json<MoveJob>,
+) -> Reply<JobMoveAsked> {
+    json(jobs::ask_to_move(&cluster, &job, ask).await?)
+}
+
+/// Calls such a move off: the VMs that were moved go back. The answer comes at once.
+#[utoipa::path(post, path = "/jobs/{job}/move/cancel", tag = "jobs",
+    params(("job" = String, Path)), responses((status = 200, body = JobMoveAsked)))]
+pub async fn cancel_move(State(cluster): Shared, Full(job): Full<JobId>) -> Reply<JobMoveAsked> {
+    json(jobs::call_off_move(&cluster, &job).await?)
 }
 
 #[derive(Debug, Deserialize)]

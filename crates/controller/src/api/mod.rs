@@ -101,6 +101,8 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(jobs::submit, jobs::list))
         .routes(routes!(jobs::info, jobs::delete))
         .routes(routes!(jobs::cancel))
+        .routes(routes!(jobs::move_job))
+        .routes(routes!(jobs::cancel_move))
         .routes(routes!(jobs::log))
         .routes(routes!(jobs::decisions))
         .routes(routes!(jobs::score))

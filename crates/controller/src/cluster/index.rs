@@ -27,7 +27,7 @@ use tokio::sync::Notify;
 use holds::Held;
 
 use crate::records::{
-    JobRecord, MigrationRecord, PROMOTIONS, PromotedVolume, Records, VolumeMoveRecord,
+    JobRecord, MigrationRecord, PROMOTIONS, PromotedVolume, Records, VolumeMoveRecord, vm_of,
 };
 
 /// Predictions that are older are not shown.
@@ -449,6 +449,23 @@ impl Inner {
         })
     }
 
+    /// The hosts that are kept for the VMs of gangs that move: where they go, and where they were, so that there is a way back.
+    /// Where a VM is now it has its room anyway.
+    fn kept_for_moves(&self) -> impl Iterator<Item = (VmId, &HostId)> {
+        let open = self
+            .jobs
+            .values()
+            .filter_map(|record| Some((&record.job.id, record.gang.as_ref()?.open_move()?)));
+        let legs = open.flat_map(|(id, open)| {
+            (0..).zip(&open.legs).map(move |(rank, leg)| (vm_of(&member_of(id, rank)), leg))
+        });
+        legs.flat_map(|(vm, leg)| {
+            let now = self.job_of(&vm).and_then(|record| record.job.host.as_ref());
+            let hosts = [&leg.from, &leg.to].into_iter().filter(move |host| Some(*host) != now);
+            hosts.map(move |host| (vm.clone(), host))
+        })
+    }
+
     fn used(&self) -> BTreeMap<HostId, Used> {
         let mut used: BTreeMap<HostId, Used> = BTreeMap::new();
         for record in self.jobs.values() {
@@ -474,15 +491,17 @@ impl Inner {
                 of_host.starting += 1;
             }
         }
-        let mut moving: BTreeSet<(&VmId, &HostId)> = BTreeSet::new();
-        moving.extend(self.unsettled().map(|moved| (&moved.migration.vm, &moved.migration.to)));
+        let mut moving: BTreeSet<(VmId, &HostId)> = BTreeSet::new();
+        let unsettled = self.unsettled();
+        moving.extend(unsettled.map(|moved| (moved.migration.vm.clone(), &moved.migration.to)));
         for held in &self.held {
             if let Held::Move(vm, to) = held {
-                moving.insert((vm, to));
+                moving.insert((vm.clone(), to));
             }
         }
+        moving.extend(self.kept_for_moves());
         for (vm, to) in moving {
-            if let Some(record) = self.job_of(vm) {
+            if let Some(record) = self.job_of(&vm) {
                 used.entry(to.clone()).or_default().add(record);
             }
         }

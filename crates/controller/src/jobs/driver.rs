@@ -45,6 +45,13 @@ pub struct Run {
     pub no_room: Option<NoRoom>,
     /// Why the guest of this member was not told to begin, the last time.
     pub not_begun: Option<String>,
+    /// When a migration of a member of this gang was refused last.
+    pub move_refused: Option<Instant>,
+    /// When the planner was asked last whether all members of this gang move, and when what it wants was refused last.
+    pub gang_considered: Option<Instant>,
+    pub gang_refused: Option<Instant>,
+    /// Since when a host has not answered that such a migration needs.
+    pub move_silent: Option<Instant>,
     /// When this controller first saw that a member of this gang has failed.
     pub failure_seen: Option<Instant>,
     /// When this controller first saw that the job is to be cancelled. A clock that is set does not change how long the
@@ -134,6 +141,10 @@ impl Run {
             follow_refused: None,
             no_room: None,
             not_begun: None,
+            move_refused: None,
+            move_silent: None,
+            gang_considered: None,
+            gang_refused: None,
             failure_seen: None,
             cancel_seen: None,
             seen_running: false,

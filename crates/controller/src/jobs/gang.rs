@@ -13,26 +13,23 @@
 //! every job does. It differs in four things. It is made with its placement. Its guest waits before its command. What makes other
 //! jobs begin anew makes it end as lost. And only its gang has it end.
 //!
+//! While its commands run, all members may be moved ([`perigee_model::gang::moving`] decides, `moving` carries it out).
+//!
 //! Only this driver writes the gang's record, and only a member's driver writes the member's. They tell each other nothing but
 //! what is recorded: the gang reads its members' records, the members read the gang's, and an intent ends a member. So each of
 //! them may be stopped anywhere, and goes on from the records.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use perigee_model::gang::{Next, Seen, Verdict, Wish, member_of, next};
-use perigee_model::guest::{GuestGang, GuestKey, GuestMember};
-use perigee_model::job::{
-    HostState, Job, JobOutputs, JobSpec, JobState, LogLine, Member, Restart, Start,
-};
+use perigee_model::guest::GuestKey;
+use perigee_model::job::{HostState, Job, JobOutputs, JobState, Restart};
 use perigee_model::network::Card;
 use perigee_model::states::JobEvent;
-use perigee_model::tenant::SEPARATOR;
-use perigee_model::vm::NetworkKind;
 use perigee_model::{HostId, JobId, Problem, ProblemKind};
 use perigee_planner::arrange::{Place, arrange};
-use perigee_planner::gangs::GangRun;
-use perigee_planner::queue::Demand;
+use perigee_planner::gangs::{GangRun, left};
 use russh::keys::PrivateKey;
 use russh::keys::ssh_key::LineEnding;
 use russh::keys::ssh_key::private::Ed25519Keypair;
@@ -42,184 +39,25 @@ use super::cancel::{CANCELLED, STOPPED};
 use super::driver::{Run, Step};
 use super::guest::EARLY;
 use super::place::{self, JOB_DISKS};
-use super::{erase, log, new_record};
-use crate::cluster::{Cluster, HostLink, capacity, now_ms};
+use super::{erase, new_record};
+use crate::cluster::now_ms;
 use crate::records::{
     Ending, Gang, GangKeys, JobIntent, JobRecord, Membership, Placement, job_intent_key, job_key,
     vm_of,
 };
-use crate::{catalog, leave_site, networks, outputs, talk};
+use crate::{catalog, leave_site, networks, outputs, planning, talk};
 
-/// Refuses a gang that the cluster's hosts have no room for, even if nothing else runs. A host that has not said how large it is
-/// may be large enough.
-///
-/// # Errors
-/// `Invalid`, with what each host has room for.
-pub fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
-    if !spec.is_gang() {
-        return Ok(());
-    }
-    let demand = Demand { cpus: spec.cpus, memory_bytes: spec.memory_bytes };
-    let (mut most, mut each) = (0_u32, Vec::new());
-    for host in cluster.hosts.all() {
-        let may_start = match &spec.start {
-            Start::Anywhere => true,
-            Start::Site(site) => host.addresses.site == *site,
-            Start::Host(id) => host.id == *id,
-        };
-        if !may_start {
-            continue;
-        }
-        let Some(report) = cluster.hosts.report(&host.id) else { return Ok(()) };
-        let holds = capacity(&report).holds(demand);
-        most = most.saturating_add(holds);
-        each.push(format!("{} {holds}", host.id));
-    }
-    if each.is_empty() || most >= spec.count {
-        return Ok(());
-    }
-    let why = format!(
-        "count: it needs {} VMs with {} CPUs and {} of memory each, all at once; the hosts where it may start have room for {most}: {}",
-        spec.count,
-        spec.cpus,
-        perigee_model::units::format_bytes(spec.memory_bytes),
-        each.join(", "),
-    );
-    Err(Problem::invalid(format!("job {}", spec.name), why)
-        .next("ask for fewer or smaller VMs, let it start at more hosts, or add hosts"))
-}
+mod check;
+mod consider;
+mod member;
+mod moving;
+mod shown;
 
-/// Refuses a gang whose network has fewer addresses than it has VMs.
-///
-/// # Errors
-/// `Invalid`; `NotFound` if there is no such network.
-pub async fn check_network(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
-    let Some(name) = spec.network.name().filter(|_| spec.is_gang()) else { return Ok(()) };
-    let subnet = networks::find(cluster, name).await?.subnet;
-    let all = subnet.of_vms().len();
-    if all >= spec.count as usize {
-        return Ok(());
-    }
-    let why = format!(
-        "network: {name} has {all} addresses for VMs ({subnet}), and it needs {}",
-        spec.count
-    );
-    Err(Problem::invalid(format!("job {}", spec.name), why)
-        .next("name a larger network, or none: then it gets one of its own"))
-}
-
-/// Makes the new record of a job that of a gang, if it has several VMs.
-///
-/// # Errors
-/// Never: a job's id is a name.
-pub fn prepare(record: &mut JobRecord) -> Result<(), Problem> {
-    let spec = &mut record.job.spec;
-    if !spec.is_gang() {
-        return Ok(());
-    }
-    if matches!(spec.network, NetworkKind::None | NetworkKind::Default) {
-        spec.network = NetworkKind::Cluster(networks::own_name(&record.job.id)?);
-    }
-    record.gang = Some(Gang::default());
-    Ok(())
-}
-
-/// The records of a gang's members, in the order of their ranks; none for another job.
-///
-/// # Errors
-/// If the store fails.
-pub async fn members(cluster: &Cluster, gang: &JobRecord) -> Result<Vec<JobRecord>, Problem> {
-    let mut members = Vec::new();
-    if gang.gang.is_some() {
-        for rank in 0..gang.job.spec.count {
-            let id = member_of(&gang.job.id, rank);
-            let found: Option<JobRecord> = cluster.records.read(&job_key(&id)).await?;
-            members.extend(found.filter(|found| is_of(found, gang)));
-        }
-    }
-    Ok(members)
-}
-
-/// Whether it is a member of this gang, and of no earlier one with its name.
-fn is_of(found: &JobRecord, gang: &JobRecord) -> bool {
-    let member = found.member.as_ref();
-    member.is_some_and(|member| member.gang == gang.job.id)
-        && found.job.submitted_ms == gang.job.submitted_ms
-}
-
-/// A gang as people see it.
-pub fn with_members(job: Job, mut members: Vec<JobRecord>) -> Job {
-    members.sort_by_key(|record| record.member.as_ref().map(|member| member.rank));
-    let progress = members.first().and_then(|first| first.job.progress.clone());
-    let shown = members.into_iter().filter_map(|record| {
-        let member = record.member?;
-        Some(Member {
-            sent_bytes: member.talk.by_rank(member.count),
-            rank: member.rank,
-            vm: vm_of(&record.job.id),
-            host: record.job.host,
-            address: record.card.map(|card| card.address),
-            state: record.job.state,
-            reason: record.job.reason,
-            exit_code: record.job.exit_code,
-        })
-    });
-    Job { members: shown.collect(), progress: job.progress.or(progress), ..job }
-}
-
-/// The log of a job, or of one VM of a gang; without a rank, of its first one.
-///
-/// # Errors
-/// `NotFound`; `Invalid` if it has no VM with this rank.
-pub async fn log_of(
-    cluster: &Cluster,
-    id: &JobId,
-    rank: Option<u32>,
-    (after, limit): (u64, usize),
-) -> Result<Vec<LogLine>, Problem> {
-    let record = super::record(cluster, id).await?;
-    let (rank, count) = (rank.unwrap_or_default(), record.job.spec.count);
-    if rank >= count {
-        let why = match count {
-            1 => "it has one VM, with the rank 0".to_owned(),
-            _ => format!("its VMs have the ranks 0 to {}", count - 1),
-        };
-        return Err(Problem::invalid(format!("can't show the log of job {id}"), why));
-    }
-    if record.gang.is_none() {
-        return log::read(cluster, id, after, limit).await;
-    }
-    let member = member_of(id, rank);
-    match log::read(cluster, &member, after, limit).await {
-        // It has none yet: the gang waits for hosts.
-        Err(problem) if problem.kind == perigee_model::ProblemKind::NotFound => Ok(Vec::new()),
-        read => read,
-    }
-}
-
-/// The logs of all VMs of a gang as one, in the order in which their lines arrived. `after` has a number for each rank.
-///
-/// # Errors
-/// `NotFound`; `Invalid` if there are more numbers than VMs.
-pub async fn log_of_all(
-    cluster: &Cluster,
-    id: &JobId,
-    after: &[u64],
-    limit: usize,
-) -> Result<Vec<LogLine>, Problem> {
-    let record = super::record(cluster, id).await?;
-    let count = record.job.spec.count;
-    if after.len() > count as usize {
-        let why =
-            format!("after_each: it has {} numbers, and the job has {count} VMs", after.len());
-        return Err(Problem::invalid(format!("can't show the log of job {id}"), why));
-    }
-    let members: Vec<JobId> = match record.gang.is_some() {
-        true => (0..count).map(|rank| member_of(id, rank)).collect(),
-        false => vec![id.clone()],
-    };
-    log::read_all(cluster, &members, after, limit).await
-}
+pub use check::{check, check_network, prepare};
+pub(super) use member::AT_BARRIER;
+pub use moving::{ask_to_move, call_off_move};
+use shown::is_of;
+pub use shown::{log_of, log_of_all, members, with_members};
 
 /// A key that nobody else has.
 fn new_key(job: &JobId) -> Result<GuestKey, Problem> {
@@ -294,7 +132,10 @@ impl Run {
             Next::Succeed => self.finish_gang(None, &members).await,
             Next::End(verdict) => self.finish_gang(Some(verdict), &members).await,
             Next::StartAgain => self.start_gang_again(&members).await,
-            Next::Wait => self.wait_for_members(&members).await,
+            Next::Wait => match self.move_gang(&members, intent.move_gang).await? {
+                Some(step) => Ok(step),
+                None => self.wait_for_members(&members).await,
+            },
         }
     }
 
@@ -339,7 +180,8 @@ impl Run {
             cards => cards?,
         };
         let traits = grant.traits.clone();
-        *self.gang()? = Gang { hosts, traits, cards, keys: Some(keys), ..Gang::default() };
+        let gang = self.gang()?;
+        *gang = Gang { hosts, traits, cards, keys: Some(keys), ..gang.of_next_run() };
         let job = &mut self.record.value.job;
         job.state = job.state.next(JobEvent::Placed)?;
         job.started_ms = Some(now_ms());
@@ -495,6 +337,7 @@ impl Run {
         let all: Vec<&JobRecord> = members.iter().flatten().map(|member| &**member).collect();
         let is_past = |states: &[JobState]| !all.iter().any(|m| states.contains(&m.job.state));
         let state = self.job().state;
+        self.predict_end(&all);
         let event = match state {
             JobState::Staging if is_past(&[JobState::Staging]) => Some(JobEvent::Staged),
             JobState::Running if is_past(&[JobState::Starting, JobState::Running]) => {
@@ -507,10 +350,12 @@ impl Run {
             !reason.is_empty() && reason != AT_BARRIER && !member.job.state.is_final()
         };
         let first = all.iter().find(has_news);
-        let reason = first.map_or_else(String::new, |member| {
+        let first = first.map(|member| {
             let rank = member.member.as_ref().map_or(0, |member| member.rank);
             format!("rank {rank}: {}", member.job.reason)
         });
+        let reason: Vec<String> = self.move_in_words(&all).into_iter().chain(first).collect();
+        let reason = reason.join("; ");
         if let Some(event) = event {
             self.record.value.job.state = state.next(event)?;
             self.record.value.job.reason = reason;
@@ -623,7 +468,9 @@ impl Run {
         };
         job.state = job.state.next(event)?;
         job.ended_ms = Some(now_ms());
-        self.gang()?.keys = None;
+        let gang = self.gang()?;
+        gang.keys = None;
+        gang.close_move("the job ended");
         self.record.save().await?;
         Ok(Step::Again)
     }
@@ -651,7 +498,7 @@ impl Run {
         }
         let record = &mut self.record.value;
         record.restarts += 1;
-        record.gang = Some(Gang::default());
+        record.gang = record.gang.as_ref().map(Gang::of_next_run);
         record.ending = None;
         let job = &mut record.job;
         job.state = job.state.next(JobEvent::HostLost)?;
@@ -675,13 +522,22 @@ fn reason_of(member: &JobRecord) -> String {
     }
 }
 
-/// Shown of a member that is at the barrier.
-pub(super) const AT_BARRIER: &str = "it waits for the other VMs of its job";
-
-/// Whether it is at the barrier.
-fn waits(record: &JobRecord) -> bool {
-    let is_ready = record.member.as_ref().is_some_and(|member| member.ready);
-    is_ready && record.job.state == JobState::Starting
+impl Run {
+    /// When the gang ends, by equal gangs' runs and by the first one's progress.
+    fn predict_end(&self, members: &[&JobRecord]) {
+        let (job, index) = (self.job(), &self.cluster.index);
+        if job.state != JobState::Running
+            || !index.is_end_older(&self.id, self.cluster.timing.monitor)
+        {
+            return;
+        }
+        let since = |ms: u64| planning::seconds(now_ms().saturating_sub(ms));
+        let started_ms = members.iter().filter_map(|member| member.job.started_ms).min();
+        let first = members.first().and_then(|first| super::progress(&first.job));
+        let ran_s = job.running_ms.map_or(0.0, since);
+        let end = left(job.predicted, started_ms.map_or(0.0, since), (first, ran_s));
+        index.put_end(&self.id, Instant::now(), end);
+    }
 }
 
 /// What all members have in the repository; each has a directory in that of the gang.
@@ -698,108 +554,4 @@ fn outputs_of<'a>(members: impl Iterator<Item = &'a Job>) -> Option<JobOutputs> 
     })?;
     let at = sum.at.rsplit_once('/').map_or_else(|| sum.at.clone(), |(above, _)| above.to_owned());
     Some(JobOutputs { at, ..sum })
-}
-
-/// What a member's own driver does for its gang.
-impl Run {
-    /// What the gang's driver wants to know at once.
-    pub(super) fn seen_by_gang(&self) -> Option<Seen> {
-        let is_member = self.record.value.member.is_some();
-        is_member.then(|| seen(Some(&self.record.value)))
-    }
-
-    pub(super) fn wake_gang(&self) {
-        if let Some(member) = &self.record.value.member {
-            self.cluster.wakes.wake(&vm_of(&member.gang));
-        }
-    }
-
-    /// Whether its guest is at the barrier.
-    pub(super) fn waits_for_gang(&self) -> bool {
-        waits(&self.record.value)
-    }
-
-    /// Whether it has no command of its own, and the first member's has ended.
-    pub(super) fn is_released(&self) -> bool {
-        let member = self.record.value.member.as_ref().filter(|member| member.serves());
-        let gang = member.and_then(|member| self.cluster.index.job(&member.gang));
-        gang.and_then(|gang| Some(gang.gang.as_ref()?.state.released)).unwrap_or_default()
-    }
-
-    /// Lets the guest's command start, once all are ready. The agent may forget it, so this is repeated. From the first time
-    /// on the guest has as long for it as for its boot, of the time in which its VM was seen running.
-    pub(super) async fn ask_to_begin(&mut self, host: &HostLink) -> Result<(), Problem> {
-        if !self.waits_for_gang() {
-            return Ok(());
-        }
-        let Some(member) = &mut self.record.value.member else { return Ok(()) };
-        let gang = self.cluster.index.job(&member.gang);
-        let state = gang.and_then(|gang| Some(gang.gang.as_ref()?.state)).unwrap_or_default();
-        if !state.begun || state.verdict.is_some() {
-            return Ok(());
-        }
-        if !member.begun {
-            member.begun = true;
-            self.record.value.counted_ms = 0;
-            self.record.save().await?;
-        }
-        let path = format!("/v1/vms/{}/begin-command", vm_of(&self.id));
-        let asked = host.agent.post::<serde_json::Value>(&path, &serde_json::json!({})).await;
-        self.not_begun = asked.err().map(|problem| {
-            format!(
-                "host {} can't tell its guest to begin: {}: {}",
-                host.id, problem.what, problem.why
-            )
-        });
-        Ok(())
-    }
-
-    /// Why its command has not begun in time, if the others were all ready that long ago.
-    pub(super) fn begins_late(&self) -> Option<String> {
-        let member = self.record.value.member.as_ref()?;
-        let limit = self.cluster.timing.boot_deadline;
-        let is_late = Duration::from_millis(self.record.value.counted_ms) > limit;
-        (member.begun && is_late).then(|| {
-            let why = self.not_begun.as_ref().map_or_else(String::new, |why| format!(": {why}"));
-            format!("the guest did not begin its command within {} s{why}", limit.as_secs_f64())
-        })
-    }
-
-    /// A member's seed names all the others, so it is written when each has its card.
-    pub(super) fn knows_all_addresses(&self) -> bool {
-        let Some(member) = &self.record.value.member else { return true };
-        (0..member.count).all(|rank| {
-            let other = self.cluster.index.job(&member_of(&member.gang, rank));
-            other.is_some_and(|other| other.card.is_some())
-        })
-    }
-
-    /// What a member's guest is told of the others.
-    pub(super) fn guest_gang(&self) -> Result<Option<GuestGang>, Problem> {
-        let Some(member) = &self.record.value.member else { return Ok(None) };
-        let lacks = |what: &str| {
-            Problem::unavailable(format!("can't start job {}", self.id), format!("{what} yet"))
-        };
-        let gang = self.cluster.index.job(&member.gang);
-        let keys = gang.and_then(|gang| gang.gang.as_ref()?.keys.clone());
-        let keys = keys.ok_or_else(|| lacks("its gang has no keys"))?;
-        let mut members = Vec::new();
-        for rank in 0..member.count {
-            let id = member_of(&member.gang, rank);
-            let card = self.cluster.index.job(&id).and_then(|other| other.card.clone());
-            let address = card.ok_or_else(|| lacks("another VM of it has no address"))?.address;
-            let name = id.as_str().rsplit(SEPARATOR).next().unwrap_or_default().to_owned();
-            members.push(GuestMember { name, address });
-        }
-        let card = self.record.value.card.as_ref().ok_or_else(|| lacks("it has no card"))?;
-        Ok(Some(GuestGang {
-            rank: member.rank,
-            members,
-            slots: self.job().spec.cpus,
-            subnet: card.subnet.to_string(),
-            mpi: member.mpi,
-            user: keys.user,
-            host: keys.host,
-        }))
-    }
 }

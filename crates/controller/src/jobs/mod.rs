@@ -55,7 +55,7 @@ const ERASURE_AGAIN: Duration = Duration::from_millis(10);
 
 pub use again::{Fate, Loss, fate};
 pub use driver::drive;
-pub use gang::{log_of, log_of_all, members};
+pub use gang::{ask_to_move, call_off_move, log_of, log_of_all, members};
 #[cfg(feature = "fuzzing")]
 pub(crate) use guest::apply;
 pub use log::PAGE_LINES_MAX;
@@ -213,6 +213,7 @@ fn new_job(id: JobId, spec: JobSpec) -> Job {
         migrations: Vec::new(),
         outputs: None,
         members: Vec::new(),
+        gang_move: None,
     }
 }
 
@@ -311,7 +312,8 @@ fn view(cluster: &Cluster, record: JobRecord, migrations: Vec<Migration>) -> Job
     let predicted_end = predicted_end(cluster, &record.job);
     let inputs = record.inputs.as_ref();
     let staging = inputs.and_then(|inputs| cluster.staging.in_words(&inputs.image));
-    let mut job = Job { migrations: shown.collect(), predicted_end, ..record.job };
+    let gang_move = record.gang.and_then(|gang| gang.last_move);
+    let mut job = Job { migrations: shown.collect(), predicted_end, gang_move, ..record.job };
     if job.state == JobState::Queued
         && let Some((place, reason)) = cluster.index.wait_of(&job.id)
     {

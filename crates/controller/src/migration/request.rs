@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use perigee_model::job::{Migration, MigrationState};
 use perigee_model::phases::Phases;
-use perigee_model::vm::LinkProbe;
+use perigee_model::vm::{HostReport, LinkProbe};
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, Problem, VmId, VmStart};
 use perigee_planner::queue::Demand;
@@ -14,8 +14,8 @@ use super::{name_of, sharing};
 use crate::cleaner;
 use crate::cluster::{Cluster, capacity, now_ms};
 use crate::records::{
-    JobRecord, MigrationIntent, MigrationRecord, migration_intent_key, migration_prefix, start_of,
-    vm_of,
+    JobRecord, Membership, MigrationIntent, MigrationRecord, migration_intent_key,
+    migration_prefix, start_of, vm_of,
 };
 use crate::{catalog, jobs, leave_site, links, networks, planning};
 
@@ -29,18 +29,25 @@ pub struct Wish {
     pub volumes: VolumesOnMove,
 }
 
-/// Reserves the room at the destination, records the migration and starts its driver.
+/// What is known of a VM that may move.
+struct Checked {
+    from: HostId,
+    /// Its migrations so far.
+    earlier: Vec<MigrationRecord>,
+    report: HostReport,
+}
+
+/// Whether the VM may move there now, but for the room there.
 ///
 /// # Errors
 /// `Conflict` if the VM cannot move now, `Unavailable` if the destination does not answer.
-pub async fn request(
-    cluster: &Arc<Cluster>,
-    job: &JobRecord,
-    wish: Wish,
-) -> Result<Migration, Problem> {
+pub async fn check(cluster: &Cluster, job: &JobRecord, to: &HostId) -> Result<(), Problem> {
+    checked(cluster, job, to).await.map(drop)
+}
+
+async fn checked(cluster: &Cluster, job: &JobRecord, to: &HostId) -> Result<Checked, Problem> {
     let vm = vm_of(&job.job.id);
-    let refusal =
-        |why: String| Problem::conflict(format!("can't move VM {vm} to {}", wish.to), why);
+    let refusal = |why: String| Problem::conflict(format!("can't move VM {vm} to {to}"), why);
     let refuse = |why: String| Err(refusal(why));
     let Some(from) = job.job.host.clone() else { return refuse("it is on no host yet".into()) };
     if !job.vm_started || job.ending.is_some() || job.finished.is_some() {
@@ -52,7 +59,7 @@ pub async fn request(
     if job.lasting.as_ref().is_some_and(|lasting| lasting.down.is_some()) {
         return refuse("it is being stopped".into());
     }
-    if from == wish.to {
+    if from == *to {
         return refuse("it is there already".into());
     }
     let earlier: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(&vm)).await?;
@@ -60,24 +67,48 @@ pub async fn request(
         return refuse("it is being moved already".into());
     }
     // The job's next step records a cleanup for what the VM left there.
-    if job.left.as_ref() == Some(&wish.to)
-        || cleaner::is_pending(cluster, &job.job.id, &wish.to).await?
-    {
+    if job.left.as_ref() == Some(to) || cleaner::is_pending(cluster, &job.job.id, to).await? {
         let why = "the remains of an earlier move there are not removed yet";
         return Err(refusal(why.into()).next("try again in some seconds"));
     }
-    catalog::reachable(cluster, &wish.to)?;
-    planning::can_move(cluster, job, &from, &wish.to)?;
-    if let Some(why) = networks::refusal(cluster, &wish.to, &networks::kind_of(job)) {
+    catalog::reachable(cluster, to)?;
+    // What is not known of it yet refuses nothing for good.
+    let Some(report) = cluster.hosts.report(to) else {
+        let what = format!("can't move VM {vm} to {to}");
+        return Err(Problem::unavailable(what, "the host has not reported yet"));
+    };
+    planning::can_move(cluster, job, &from, to)?;
+    if let Some(why) = networks::refusal(cluster, to, &networks::kind_of(job)) {
         return refuse(format!("the host can't have VMs with such a network card now: {why}"));
     }
     if let Some(placement) = &job.placement {
-        leave_site::check_migration(cluster, &placement.disks, &from, &wish.to)?;
+        leave_site::check_migration(cluster, &placement.disks, &from, to)?;
     }
-    let Some(report) = cluster.hosts.report(&wish.to) else {
-        let what = format!("can't move VM {vm} to {}", wish.to);
-        return Err(Problem::unavailable(what, "the host has not reported yet"));
-    };
+    Ok(Checked { from, earlier, report })
+}
+
+/// Reserves the room at the destination, records the migration and starts its driver.
+///
+/// # Errors
+/// `Conflict` if the VM cannot move now, `Unavailable` if the destination does not answer.
+pub async fn request(
+    cluster: &Arc<Cluster>,
+    job: &JobRecord,
+    wish: Wish,
+) -> Result<Migration, Problem> {
+    let vm = vm_of(&job.job.id);
+    if let Some(member) = &job.member
+        && !is_of_gang_move(cluster, member, &wish.to)
+    {
+        let why = format!("it is one of the VMs of job {}, which move all or none", member.gang);
+        return Err(Problem::conflict(format!("can't move VM {vm} to {}", wish.to), why).next(
+            format!(
+                "`perigee job move {}` moves them, each to the host that you name",
+                member.gang
+            ),
+        ));
+    }
+    let Checked { from, earlier, report } = checked(cluster, job, &wish.to).await?;
     let number = earlier.last().map_or(1, |record| record.number + 1);
     let link = links::toward(cluster, &from, &wish.to);
     let cost = planning::move_cost(cluster, job, &from, &wish.to).await?;
@@ -85,6 +116,14 @@ pub async fn request(
     // In a task of its own, so that a client that disconnects leaves no migration without a driver.
     let made = tokio::spawn(begin(Arc::clone(cluster), record, capacity(&report)));
     made.await.map_err(|e| Problem::internal(format!("can't move VM {vm}"), e))?
+}
+
+/// Whether its gang moves, and this VM goes there.
+fn is_of_gang_move(cluster: &Cluster, member: &Membership, to: &HostId) -> bool {
+    let gang = cluster.index.job(&member.gang);
+    let open = gang.as_ref().and_then(|gang| gang.gang.as_ref()?.open_move());
+    let leg = open.and_then(|open| Some((open, open.legs.get(member.rank as usize)?)));
+    leg.is_some_and(|(open, leg)| open.goal(leg) == to)
 }
 
 async fn begin(

@@ -10,13 +10,18 @@ use perigee_model::vm::{NetworkKind, VmNetwork, VmStatus};
 use perigee_model::{JobId, ProblemKind, VmId, VolumeName};
 use sha2::Digest;
 
-use super::fake::{FakeHost, Inside};
+use super::fake::FakeHost;
 use super::gone::second_home;
 use super::queue::unreachable;
 use super::{Lab, PATIENCE, TIMING, data_volume, lasting, spec, vm_of, wait_for};
 use crate::cluster::Timing;
 use crate::records::JobRecord;
 use crate::{cleaner, jobs, networks};
+
+mod addresses;
+mod killed;
+mod moves;
+mod outputs;
 
 fn gang(count: u32) -> JobSpec {
     JobSpec {
@@ -46,16 +51,18 @@ fn said(vm: &super::fake::FakeVm, is: impl Fn(&GuestBody) -> bool) -> bool {
     vm.events.iter().any(|message| is(&message.body))
 }
 
-/// Writes a rank's output on its disk. Returns what the guest says of it.
-fn put_output(inside: &mut Inside, vm: &VmId) -> GuestBody {
-    let disks = &inside.vms[vm].report.spec.disks;
+/// Writes a rank's output on its disk, which has its home at one of the hosts. Returns what the guest says of it.
+fn put_output(hosts: &[&FakeHost], at: &FakeHost, vm: &VmId) -> GuestBody {
+    let disks = at.inside().vms[vm].report.spec.disks.clone();
     let output = disks.iter().find(|disk| disk.role == perigee_model::DiskRole::Output);
     let volume: VolumeName = output.expect("an output").volume.clone();
     let tar = crate::outputs::tests::tar_of(&[("output/who", vm.as_str().as_bytes())]);
     let output_sha256 = crate::files::hex(&sha2::Sha256::digest(&tar));
     let output_bytes = tar.len() as u64;
-    if let Some(volume) = inside.volumes.get_mut(&volume) {
-        volume.data = tar;
+    for host in hosts {
+        if let Some(volume) = host.inside().volumes.get_mut(&volume) {
+            volume.data.clone_from(&tar);
+        }
     }
     GuestBody::Finished { output_bytes, output_sha256, lacks: None }
 }
@@ -106,7 +113,7 @@ fn play(hosts: &[&FakeHost], does: &impl Fn(u32) -> Does) {
             if let Some(body) = next {
                 host.say(&vm, body);
             } else if has == (true, false) {
-                let body = put_output(&mut host.inside(), &vm);
+                let body = put_output(hosts, host, &vm);
                 host.say(&vm, body);
             }
         }
@@ -470,7 +477,7 @@ async fn a_lost_member_with_nothing_left_to_do_does_not_start_a_gang_again() {
     let is_done = |job: &Job| job.members[0].state == JobState::Collecting;
     lab.wait_for_job(&id, "done", is_done).await;
     unreachable(&lab, lost).await;
-    let finished = put_output(&mut first.inside(), &member(&id, 0));
+    let finished = put_output(&hosts, first, &member(&id, 0));
     first.say(&member(&id, 0), finished);
     let job = until(
         &lab,
@@ -507,40 +514,6 @@ async fn a_gang_that_waits_for_a_vm_without_a_job_stops_nobody_else() {
     assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
 }
 
-#[tokio::test]
-async fn a_gang_that_waits_for_addresses_holds_no_host() {
-    let lab = Lab::up().await;
-    let hosts = [&lab.home, &lab.cloud];
-    let name = small_network(&lab).await;
-    let network = NetworkKind::Cluster(name);
-    let mut others = Vec::new();
-    for _ in 0..3 {
-        let one = JobSpec { network: network.clone(), ..gang(1) };
-        others.push(lab.submit(one).await);
-    }
-    for id in &others {
-        run_alone(&lab, &hosts, id).await;
-    }
-    let id = lab.submit(JobSpec { network, memory_bytes: 400 << 20, ..gang(3) }).await;
-    let why = |job: &Job| job.reason.contains("of the 5 addresses of 10.7.0.0/29, 2 are free");
-    let job = lab.wait_for_job(&id, "waiting", why).await;
-    assert_eq!((job.state, job.members.len()), (JobState::Queued, 0), "{}", job.reason);
-    // It would have taken this room.
-    let mut meanwhile = Vec::new();
-    for host in ["home1", "cloud1"] {
-        let start = Start::Host(perigee_model::HostId::new(host).expect("a name"));
-        meanwhile.push(lab.submit(JobSpec { start, memory_bytes: 700 << 20, ..gang(1) }).await);
-    }
-    for id in &meanwhile {
-        run_alone(&lab, &hosts, id).await;
-    }
-    for id in others.iter().chain(&meanwhile) {
-        jobs::intend(&lab.cluster, id, |intent| intent.cancel = true).await.expect("cancel");
-    }
-    let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
-    assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
-}
-
 /// A job with one VM runs.
 async fn run_alone(lab: &Lab, hosts: &[&FakeHost], id: &JobId) {
     let vm = vm_of(id);
@@ -550,46 +523,6 @@ async fn run_alone(lab: &Lab, hosts: &[&FakeHost], id: &JobId) {
     .await;
     host.say(&vm, GuestBody::Started);
     lab.wait_for_state(id, JobState::Running).await;
-}
-
-#[tokio::test]
-async fn the_networks_that_gangs_have_for_themselves_are_none_of_the_tenant_s() {
-    let lab = Lab::up().await;
-    let subnet: perigee_model::network::Subnet = "10.7.0.0/29".parse().expect("addresses");
-    let new = |number: usize| {
-        let name = format!("n{number}").parse().expect("a name");
-        perigee_model::network::NewNetwork { name, subnet, nat: false }
-    };
-    let running = lab.submit(gang(2)).await;
-    let hosts = [&lab.home, &lab.cloud];
-    until(&lab, &hosts, &running, |_| Does::RunsOn, all_run).await;
-    for number in 0..100 {
-        networks::create(&lab.cluster, new(number)).await.expect("a network");
-    }
-    networks::create(&lab.cluster, new(100)).await.expect_err("too many");
-    let id = lab.submit(gang(2)).await;
-    let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
-    assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
-}
-
-#[tokio::test]
-async fn a_gang_s_own_network_is_nobody_else_s() {
-    let lab = Lab::up().await;
-    let hosts = [&lab.home, &lab.cloud];
-    let id = lab.submit(gang(2)).await;
-    until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
-    let network = NetworkKind::Cluster(networks::own_name(&id).expect("a name"));
-    let vm = NewVm { network: network.clone(), ..lasting::new_vm("home1") };
-    let made = crate::vms::lasting::create(&lab.cluster, vm, "ann".to_owned()).await;
-    let refused = made.expect_err("it goes with the job");
-    assert!(refused.why.contains("is job g-0001's own"), "{refused}");
-    let other = JobSpec { network, ..gang(1) };
-    jobs::submit(&lab.cluster, other).await.expect_err("it goes with the job");
-    let subnet = "10.7.0.0/24".parse().expect("addresses");
-    let name: perigee_model::NetworkName = "sort-0007".parse().expect("a name");
-    let new = perigee_model::network::NewNetwork { name, subnet, nat: false };
-    let refused = networks::create(&lab.cluster, new).await.expect_err("a job's name");
-    assert_eq!(refused.kind, ProblemKind::Invalid, "{refused}");
 }
 
 #[tokio::test]
@@ -661,227 +594,4 @@ async fn a_member_that_is_stopped_fails_its_gang_as_it_would_a_job() {
     let job = until(&lab, &hosts, &id, |_| Does::RunsOn, |job| job.state.is_final()).await;
     let reason = "its VM was stopped on request";
     assert_eq!((job.state, job.reason.as_str()), (JobState::Failed, reason));
-}
-
-#[tokio::test]
-async fn outputs_of_a_member_are_kept_for_as_long_as_those_of_its_gang() {
-    let lab = Lab::up().await;
-    let hosts = [&lab.home, &lab.cloud];
-    let id = lab.submit(JobSpec { keep_outputs_s: Some(3600), ..gang(2) }).await;
-    let does = |rank| if rank == 1 { Does::Ends(0) } else { Does::RunsOn };
-    let early = |job: &Job| job.members.get(1).is_some_and(|one| one.state == JobState::Succeeded);
-    until(&lab, &hosts, &id, does, early).await;
-    let later = crate::cluster::now_ms() + 2 * 3600 * 1000;
-    let tree = lab.dir.path().join("data/tenants/default/tree/jobs/g-0001");
-    assert_eq!(crate::outputs::expire(&lab.cluster, later).await.expect("a search"), 0);
-    assert!(tree.join("rank-1/output/who").exists(), "the job has not ended");
-    until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
-    assert_eq!(crate::outputs::expire(&lab.cluster, later).await.expect("a search"), 1);
-    assert!(!tree.exists());
-    assert_eq!(lab.job(&id).await.outputs, None);
-}
-
-#[tokio::test]
-async fn a_place_for_outputs_is_refused_that_has_no_room_for_the_names_of_the_ranks() {
-    let lab = Lab::up().await;
-    for (names, length) in [(64, 1), (16, 255)] {
-        let deep = vec!["a".repeat(length); names].join("/");
-        let to = Some(format!("repo://default/{deep}"));
-        let spec = JobSpec { outputs_to: to, ..gang(2) };
-        crate::outputs::check(&lab.cluster, &JobSpec { count: 1, ..spec.clone() })
-            .await
-            .expect("room");
-        let refused = jobs::submit(&lab.cluster, spec).await.expect_err("no room");
-        assert_eq!(refused.kind, ProblemKind::Invalid, "{refused}");
-    }
-}
-
-#[tokio::test]
-async fn outputs_that_could_not_go_where_the_file_says_go_with_their_gang() {
-    let lab = Lab::up().await;
-    let hosts = [&lab.home, &lab.cloud];
-    let id =
-        lab.submit(JobSpec { outputs_to: Some("repo://default/results".into()), ..gang(2) }).await;
-    until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
-    let tree = lab.dir.path().join("data/tenants/default/tree");
-    std::fs::create_dir(tree.join("results")).expect("a directory");
-    std::fs::write(tree.join("results/rank-1"), "in the way").expect("a file");
-    let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
-    assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
-    assert!(job.reason.contains("repo://default/results/rank-1 is a file"), "{}", job.reason);
-    assert!(tree.join("jobs/g-0001/rank-1/output/who").exists());
-    jobs::delete(&lab.cluster, &id, false).await.expect("delete");
-    assert!(!tree.join("jobs").exists(), "nothing of it is left among the jobs");
-    assert!(tree.join("results/rank-0/output/who").exists(), "what the file names is kept");
-}
-
-async fn small_network(lab: &Lab) -> perigee_model::NetworkName {
-    let name: perigee_model::NetworkName = "tiny".parse().expect("a name");
-    let subnet = "10.7.0.0/29".parse().expect("addresses");
-    let new = perigee_model::network::NewNetwork { name: name.clone(), subnet, nat: false };
-    networks::create(&lab.cluster, new).await.expect("a network");
-    name
-}
-
-#[tokio::test]
-async fn a_gang_in_a_named_network_leaves_it_there() {
-    let lab = Lab::up().await;
-    let hosts = [&lab.home, &lab.cloud];
-    let name: perigee_model::NetworkName = "blue".parse().expect("a name");
-    let subnet = "10.7.0.0/24".parse().expect("addresses");
-    let new = perigee_model::network::NewNetwork { name: name.clone(), subnet, nat: false };
-    networks::create(&lab.cluster, new).await.expect("a network");
-    let id = lab.submit(JobSpec { network: NetworkKind::Cluster(name.clone()), ..gang(2) }).await;
-    let running = |job: &Job| job.state == JobState::Running;
-    until(&lab, &hosts, &id, |_| Does::RunsOn, running).await;
-    let vm = member(&id, 1);
-    let network = host_of(&hosts, &vm).inside().vms[&vm].report.spec.network.clone();
-    assert!(matches!(network, VmNetwork::Cluster(card) if card.network == name));
-    let shown = networks::info(&lab.cluster, &name).await.expect("a network");
-    assert_eq!(shown.vms.len(), 2, "the gang itself is no VM: {shown:?}");
-    networks::delete(&lab.cluster, &name).await.expect_err("it is used");
-    until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
-    networks::find(&lab.cluster, &name).await.expect("it stays");
-}
-
-#[tokio::test]
-async fn two_gangs_in_a_small_network_never_wait_for_each_other_s_addresses() {
-    let lab = Lab::up().await;
-    let hosts = [&lab.home, &lab.cloud];
-    let network = NetworkKind::Cluster(small_network(&lab).await);
-    let few = JobSpec { network: network.clone(), ..gang(3) };
-    let ids = [lab.submit(few.clone()).await, lab.submit(few).await];
-    for id in &ids {
-        let job = until(&lab, &hosts, id, |_| Does::Ends(0), |job| job.state.is_final()).await;
-        assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
-    }
-    let many = JobSpec { network, memory_bytes: 64 << 20, ..gang(6) };
-    let refused = jobs::submit(&lab.cluster, many).await.expect_err("it never fits");
-    assert!(refused.why.contains("tiny has 5 addresses"), "{refused}");
-}
-
-/// What happens to a gang while its controller is killed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Story {
-    Ends,
-    Fails,
-    IsCancelled,
-    /// Its first host is lost, and does not come back.
-    IsLost,
-}
-
-/// The controller is killed instead of this write among those of the gang, and started again. Returns false if the gang
-/// has ended with fewer writes.
-async fn killed_at(write: u64, story: Story) -> bool {
-    let mut lab = Lab::up().await;
-    let second = second_home(&lab).await;
-    let cut = lab.cluster.records.counts.cut_at("g-0001", write);
-    let restart = Restart::OnHostFailure;
-    let new = JobSpec { restart, memory_bytes: 400 << 20, ..gang(2) };
-    let cluster = lab.cluster.clone();
-    let submission = tokio::spawn(async move { jobs::submit(&cluster, new).await });
-    let id = JobId::new("g-0001").expect("a name");
-    let (mut is_cut, mut was_asked) = (false, false);
-    let mut lost = None;
-    let begun = Instant::now();
-    let job = loop {
-        if !is_cut && cut.is_reached() {
-            is_cut = true;
-            submission.abort();
-            lab.restart_controller().await;
-            if jobs::get(&lab.cluster, &id).await.is_err() {
-                // It was cut before anything was recorded.
-                lab.supervisor.stop().await;
-                return true;
-            }
-        }
-        let hosts = [&lab.home, &lab.cloud, &second];
-        let started = (0..2).map(|rank| starts(&hosts, &member(&id, rank))).max().unwrap_or(0);
-        let does = |rank| match story {
-            Story::Ends => Does::Ends(0),
-            Story::Fails if rank == 1 => Does::Ends(3),
-            Story::IsLost if started > 1 => Does::Ends(0),
-            Story::Fails | Story::IsCancelled | Story::IsLost => Does::RunsOn,
-        };
-        play(&hosts, &does);
-        if let Ok(job) = jobs::get(&lab.cluster, &id).await {
-            if job.state.is_final() {
-                break job;
-            }
-            let runs = all_run(&job);
-            if runs && story == Story::IsCancelled && (!was_asked || is_cut) {
-                was_asked = true;
-                // This may be what is cut, and is then asked for again.
-                let cluster = lab.cluster.clone();
-                let of = id.clone();
-                tokio::spawn(async move {
-                    jobs::intend(&cluster, &of, |intent| intent.cancel = true).await.ok();
-                });
-            }
-            if runs && story == Story::IsLost && lost.is_none() {
-                let host = job.members[0].host.clone();
-                let host = hosts.into_iter().find(|of| Some(&of.id) == host.as_ref());
-                let host = host.expect("its host");
-                host.inside().down = true;
-                lost = Some(host.id.clone());
-            }
-            let waited = begun.elapsed();
-            assert!(waited < PATIENCE, "{story:?} without write {write}: {job:?}");
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    };
-    let expected = match story {
-        Story::Ends | Story::IsLost => JobState::Succeeded,
-        Story::Fails => JobState::Failed,
-        Story::IsCancelled => JobState::Cancelled,
-    };
-    assert_eq!(job.state, expected, "{story:?} without write {write}: {}", job.reason);
-    let hosts = [&lab.home, &lab.cloud, &second];
-    let runs = if story == Story::IsLost { 2 } else { 1 };
-    for rank in 0..2 {
-        let started = starts(&hosts, &member(&id, rank));
-        assert_eq!(started, runs, "{story:?} without write {write}: rank {rank}");
-    }
-    let there: Vec<&FakeHost> =
-        hosts.into_iter().filter(|host| Some(&host.id) != lost.as_ref()).collect();
-    wait_until_clean(&there).await;
-    let own = networks::own_name(&id).expect("a name");
-    networks::find(&lab.cluster, &own).await.expect_err("its network went with it");
-    lab.supervisor.stop().await;
-    is_cut
-}
-
-/// Tries each write, several at once.
-async fn killed_at_each_write(story: Story) {
-    const AT_ONCE: u64 = 8;
-    let mut write = 1;
-    loop {
-        let tries = (write..write + AT_ONCE).map(|write| killed_at(write, story));
-        let were_cut = futures_util::future::join_all(tries).await;
-        write += AT_ONCE;
-        if were_cut.contains(&false) {
-            break;
-        }
-    }
-    assert!(write > 2 * AT_ONCE, "{story:?}: it was killed at {write} writes only");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_controller_that_is_killed_at_any_write_of_a_gang_neither_loses_nor_doubles_a_member() {
-    killed_at_each_write(Story::Ends).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_controller_that_is_killed_at_any_write_of_a_gang_that_fails_ends_all_of_it() {
-    killed_at_each_write(Story::Fails).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_controller_that_is_killed_at_any_write_of_a_gang_that_is_cancelled_ends_all_of_it() {
-    killed_at_each_write(Story::IsCancelled).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_controller_that_is_killed_at_any_write_of_a_gang_that_is_lost_starts_it_again_once() {
-    killed_at_each_write(Story::IsLost).await;
 }

@@ -156,6 +156,7 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
             ),
         ],
         "POST /v1/vms/{vm}/stop" | "POST /v1/vms/{vm}/restart" => plain(json!({"force": true})),
+        "POST /v1/jobs/{job}/move" => plain(json!({"hosts": ["cloud1"]})),
         "POST /v1/vms/{vm}/move" => plain(json!({"host": "cloud1"})),
         "POST /v1/tenants/{tenant}/users/{user}/tokens" => plain(json!({"life_s": 3600})),
         "PUT /v1/tenants/{tenant}/users/{user}/keys" => {

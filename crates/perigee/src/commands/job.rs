@@ -7,16 +7,16 @@ use std::time::Duration;
 use clap::Subcommand;
 use perigee_http::Client;
 use perigee_model::guest::LogStream;
-use perigee_model::job::{DEFAULT_OWNER, Job, JobState, LogLine, Sample};
+use perigee_model::job::{DEFAULT_OWNER, Job, JobState, LogLine, MoveJob, Sample};
 use perigee_model::job_file::{self, JobFile};
 use perigee_model::plan::{Decision, Part, Plan, PlanOption};
 use perigee_model::units::format_bytes;
 use perigee_model::volume::IoStats;
-use perigee_model::{JobId, Problem};
+use perigee_model::{HostId, JobId, Problem, SiteId};
 
 use crate::Context;
 use crate::commands::inputs::{Reach, upload};
-use crate::commands::{asking, controller_client, moving};
+use crate::commands::{asking, controller_client, moving, moving_jobs};
 use crate::output::{self, Column, Format};
 use crate::terminal;
 
@@ -67,6 +67,22 @@ pub enum Verb {
         #[arg(long)]
         now: bool,
     },
+    /// Move all VMs of a job with several ones while they run, or none. If one can't move, those that have moved go back
+    ///
+    /// `perigee vm move` moves the VM of a job with one.
+    Move {
+        /// The job's name, as `perigee job list` shows it
+        job: JobId,
+        /// Where to: one host for all of its VMs, or one for each, in the order of their ranks
+        #[arg(required_unless_present_any = ["site", "cancel"])]
+        hosts: Vec<HostId>,
+        /// To whichever hosts of this site have room
+        #[arg(long, conflicts_with_all = ["hosts", "cancel"])]
+        site: Option<SiteId>,
+        /// Call off the move that is under way: the VMs that have moved go back
+        #[arg(long, conflicts_with = "hosts")]
+        cancel: bool,
+    },
     /// Show every decision on a job: options, predictions, choice, reason, measurement
     Explain {
         /// The job's name, as `perigee job list` shows it
@@ -114,6 +130,7 @@ const JOB: &[Column<Job>] = &[
     ("host", hosts),
     ("VMs", members),
     ("talk", talk),
+    ("last move", |j| j.gang_move.as_ref().map_or_else(String::new, moving_jobs::summary)),
     ("image", |j| j.spec.image.to_string()),
     ("memory", |j| output::bytes(j.spec.memory_bytes)),
     ("progress", progress),
@@ -267,6 +284,10 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::Cancel { job, now } => {
             let path = format!("/v1/jobs/{job}/cancel?now={now}");
             let _: serde_json::Value = client.post(&path, &serde_json::json!({})).await?;
+        }
+        Verb::Move { job, cancel: true, .. } => moving_jobs::cancel(&client, &job).await?,
+        Verb::Move { job, hosts, site, .. } => {
+            moving_jobs::begin(&client, &job, &MoveJob { hosts, site }).await?;
         }
         Verb::Explain { job } => explain(&client, &job, context.format).await?,
         Verb::Output { job, to } => fetch_output(&client, &job, to).await?,

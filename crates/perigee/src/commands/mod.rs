@@ -24,6 +24,7 @@ pub mod lab;
 mod lasting;
 pub mod login;
 pub mod moving;
+pub mod moving_jobs;
 pub mod moving_volumes;
 pub mod nbd_clients;
 pub mod network;

@@ -18,7 +18,7 @@ use crate::spread::Spread;
 use crate::work::VolumeWork;
 
 /// A change with which the job would have lost less.
-pub(super) struct Better<'a> {
+pub(crate) struct Better<'a> {
     pub way: Way,
     pub to: &'a HostId,
     pub lost_there_s: f64,
@@ -132,6 +132,15 @@ fn best_place<'a>(running: &'a Running, lost_s: f64, learned: Option<&Learned>) 
         (None, Some(why)) => Err(why),
         (best, _) => Ok(best),
     }
+}
+
+/// A move of one VM of several that move together, judged by its measurements alone.
+pub(crate) fn of_host<'a>(
+    running: &'a Running,
+    lost_s: f64,
+    host: &'a HostFacts,
+) -> Result<Better<'a>, Refused> {
+    place(running, lost_s, host, None)
 }
 
 fn place<'a>(

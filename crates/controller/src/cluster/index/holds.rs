@@ -1,5 +1,6 @@
 //! A task takes a hold for work that no other task may do or undo at the same time.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use perigee_model::job::JobState;
@@ -7,7 +8,7 @@ use perigee_model::lasting::Lasting;
 use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
 use perigee_planner::queue::Demand;
 
-use super::{Index, Inner, demand_of};
+use super::{Index, Inner, Used, demand_of};
 use crate::records::JobRecord;
 
 /// The work that a hold protects.
@@ -219,42 +220,54 @@ impl Index {
         total: Demand,
     ) -> Result<Hold<'_>, String> {
         let mut inner = self.lock();
-        let job = inner.job_of(vm).filter(|record| record.ending.is_none());
-        let Some(record) = job else {
-            return Err("its job has ended".to_owned());
-        };
-        // The caller may have read the record before the job left its host.
-        if record.leaving.is_some() || record.job.host.as_ref() != Some(from) {
-            return Err("its job begins anew".to_owned());
-        }
-        if record.lasting.as_ref().is_some_and(|lasting| lasting.down.is_some()) {
-            return Err("it is being stopped".to_owned());
-        }
-        let demand = demand_of(record);
-        if inner.is_move_being_recorded(vm)
-            || inner.unsettled().any(|moved| moved.migration.vm == *vm)
-        {
-            return Err("it is being moved already".to_owned());
-        }
-        if inner.held.contains(&Held::Change(vm.clone())) {
-            return Err("it is being changed".to_owned());
-        }
-        let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
-        if let Some(disk) = disks.find(|disk| inner.is_changing_home(&disk.volume)) {
-            return Err(format!("its volume {} is being moved", disk.volume));
-        }
-        let mut free = total;
-        free.take(inner.used().get(to).map(|used| used.demand).unwrap_or_default());
-        if demand.memory_bytes > free.memory_bytes {
-            return Err(format!("only {} MiB of memory are free there", free.memory_bytes >> 20));
-        }
-        if demand.cpus > free.cpus {
-            return Err(format!("only {} virtual CPUs are free there", free.cpus));
+        let demand = demand_of(inner.may_move(vm, from)?);
+        // The room for it may be kept already, if all VMs of its gang move.
+        let is_kept = inner.kept_for_moves().any(|(of, at)| of == *vm && at == to);
+        if !is_kept {
+            has_room(total, inner.used().get(to), demand)?;
         }
         let held = Held::Move(vm.clone(), to.clone());
         inner.held.push(held.clone());
         drop(inner);
         Ok(self.hold(held))
+    }
+
+    /// Holds the room for VMs that all move, while that is recorded: each with where it is and where it goes.
+    ///
+    /// # Errors
+    /// Why one of them can't, in plain words; then nothing is held.
+    pub fn begin_gang_move(
+        &self,
+        moves: &[(VmId, HostId, HostId)],
+        total: impl Fn(&HostId) -> Option<Demand>,
+    ) -> Result<Vec<Hold<'_>>, String> {
+        let mut inner = self.lock();
+        let mut needed: BTreeMap<&HostId, Demand> = BTreeMap::new();
+        for (vm, from, to) in moves {
+            let record = inner.may_move(vm, from).map_err(|why| format!("VM {vm}: {why}"))?;
+            needed.entry(to).or_default().add(demand_of(record));
+        }
+        let used = inner.used();
+        for (to, needed) in needed {
+            let total = total(to).ok_or_else(|| format!("host {to} has not reported yet"))?;
+            has_room(total, used.get(to), needed).map_err(|_| {
+                let mut free = total;
+                free.take(used.get(to).map(|used| used.demand).unwrap_or_default());
+                let words = |of: Demand| {
+                    format!("{} MiB of memory and {} virtual CPUs", of.memory_bytes >> 20, of.cpus)
+                };
+                format!(
+                    "host {to}: its VMs that go there need {}, and {} are free",
+                    words(needed),
+                    words(free)
+                )
+            })?;
+        }
+        let held = moves.iter().map(|(vm, _, to)| Held::Move(vm.clone(), to.clone()));
+        let held: Vec<Held> = held.collect();
+        inner.held.extend(held.iter().cloned());
+        drop(inner);
+        Ok(held.into_iter().map(|held| self.hold(held)).collect())
     }
 
     /// Holds a volume while it comes to a VM that runs, or that may start now.
@@ -329,7 +342,47 @@ impl Index {
     }
 }
 
+fn has_room(total: Demand, used: Option<&Used>, demand: Demand) -> Result<(), String> {
+    let mut free = total;
+    free.take(used.map(|used| used.demand).unwrap_or_default());
+    if demand.memory_bytes > free.memory_bytes {
+        return Err(format!("only {} MiB of memory are free there", free.memory_bytes >> 20));
+    }
+    if demand.cpus > free.cpus {
+        return Err(format!("only {} virtual CPUs are free there", free.cpus));
+    }
+    Ok(())
+}
+
 impl Inner {
+    /// The job of a VM that may move now, if there is room.
+    fn may_move(&self, vm: &VmId, from: &HostId) -> Result<&JobRecord, String> {
+        let job = self.job_of(vm).filter(|record| record.ending.is_none());
+        let Some(record) = job else {
+            return Err("its job has ended".to_owned());
+        };
+        // The caller may have read the record before the job left its host.
+        if record.leaving.is_some() || record.job.host.as_ref() != Some(from) {
+            return Err("its job begins anew".to_owned());
+        }
+        if record.lasting.as_ref().is_some_and(|lasting| lasting.down.is_some()) {
+            return Err("it is being stopped".to_owned());
+        }
+        if self.is_move_being_recorded(vm)
+            || self.unsettled().any(|moved| moved.migration.vm == *vm)
+        {
+            return Err("it is being moved already".to_owned());
+        }
+        if self.held.contains(&Held::Change(vm.clone())) {
+            return Err("it is being changed".to_owned());
+        }
+        let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
+        if let Some(disk) = disks.find(|disk| self.is_changing_home(&disk.volume)) {
+            return Err(format!("its volume {} is being moved", disk.volume));
+        }
+        Ok(record)
+    }
+
     pub(super) fn is_being_attached(&self, name: &VolumeName) -> bool {
         self.held.contains(&Held::Attachment(name.clone()))
     }

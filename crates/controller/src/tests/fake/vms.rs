@@ -296,7 +296,8 @@ pub(super) async fn migrate(
         return Err(Problem::invalid("migrate", "this QEMU cannot").into());
     }
     let vm = inside.vms.get_mut(&vm).ok_or_else(no_vm)?;
-    assert!(vm.asked.is_none(), "the source is asked once");
+    let is_other = |before: &MigrateOut| before.migration != order.migration;
+    assert!(vm.asked.as_ref().is_none_or(is_other), "the source is asked once");
     vm.report.migration =
         Some(MigrationReport::new(order.migration.clone(), order.number, MigrationPhase::Copying));
     vm.asked = Some(order);

@@ -1,0 +1,84 @@
+//! Which gangs are refused when they are submitted, and what their records begin with.
+
+use perigee_model::Problem;
+use perigee_model::job::{JobSpec, Start};
+use perigee_model::vm::NetworkKind;
+use perigee_planner::queue::Demand;
+
+use crate::cluster::{Cluster, capacity};
+use crate::networks;
+use crate::records::{Gang, JobRecord};
+
+/// Refuses a gang that the cluster's hosts have no room for, even if nothing else runs. A host that has not said how large it is
+/// may be large enough.
+///
+/// # Errors
+/// `Invalid`, with what each host has room for.
+pub fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
+    if !spec.is_gang() {
+        return Ok(());
+    }
+    let demand = Demand { cpus: spec.cpus, memory_bytes: spec.memory_bytes };
+    let (mut most, mut each) = (0_u32, Vec::new());
+    for host in cluster.hosts.all() {
+        let may_start = match &spec.start {
+            Start::Anywhere => true,
+            Start::Site(site) => host.addresses.site == *site,
+            Start::Host(id) => host.id == *id,
+        };
+        if !may_start {
+            continue;
+        }
+        let Some(report) = cluster.hosts.report(&host.id) else { return Ok(()) };
+        let holds = capacity(&report).holds(demand);
+        most = most.saturating_add(holds);
+        each.push(format!("{} {holds}", host.id));
+    }
+    if each.is_empty() || most >= spec.count {
+        return Ok(());
+    }
+    let why = format!(
+        "count: it needs {} VMs with {} CPUs and {} of memory each, all at once; the hosts where it may start have room for {most}: {}",
+        spec.count,
+        spec.cpus,
+        perigee_model::units::format_bytes(spec.memory_bytes),
+        each.join(", "),
+    );
+    Err(Problem::invalid(format!("job {}", spec.name), why)
+        .next("ask for fewer or smaller VMs, let it start at more hosts, or add hosts"))
+}
+
+/// Refuses a gang whose network has fewer addresses than it has VMs.
+///
+/// # Errors
+/// `Invalid`; `NotFound` if there is no such network.
+pub async fn check_network(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
+    let Some(name) = spec.network.name().filter(|_| spec.is_gang()) else { return Ok(()) };
+    let subnet = networks::find(cluster, name).await?.subnet;
+    let all = subnet.of_vms().len();
+    if all >= spec.count as usize {
+        return Ok(());
+    }
+    let why = format!(
+        "network: {name} has {all} addresses for VMs ({subnet}), and it needs {}",
+        spec.count
+    );
+    Err(Problem::invalid(format!("job {}", spec.name), why)
+        .next("name a larger network, or none: then it gets one of its own"))
+}
+
+/// Makes the new record of a job that of a gang, if it has several VMs.
+///
+/// # Errors
+/// Never: a job's id is a name.
+pub fn prepare(record: &mut JobRecord) -> Result<(), Problem> {
+    let spec = &mut record.job.spec;
+    if !spec.is_gang() {
+        return Ok(());
+    }
+    if matches!(spec.network, NetworkKind::None | NetworkKind::Default) {
+        spec.network = NetworkKind::Cluster(networks::own_name(&record.job.id)?);
+    }
+    record.gang = Some(Gang::default());
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! Asks the planner whether all VMs of a gang move to another site, and begins that.
+
+use std::time::{Duration, Instant};
+
+use perigee_model::job::{JobState, Migration};
+use perigee_model::plan::Way;
+use perigee_model::{HostId, Problem};
+use perigee_planner::gangs::{GangVerdict, RunningGang, consider};
+use perigee_planner::{RefusedWay, Running};
+
+use super::Members;
+use super::moving::{has_ended, may_move, rooms, sent};
+use crate::cluster::now_ms;
+use crate::jobs::driver::{Run, Step};
+use crate::records::{Gang, JobRecord, vm_of};
+use crate::{links, migration, networks, planning};
+
+/// A gang is considered once in so many intervals of [`crate::cluster::Timing::monitor`]: its facts are those of all its VMs.
+const CONSIDERED_EVERY: u32 = 3;
+
+/// After a move that was refused or undone; doubled for each further one that was undone in a row.
+const PAUSE_FIRST: Duration = Duration::from_secs(30);
+const PAUSE_MAX: Duration = Duration::from_secs(60 * 60);
+
+impl Run {
+    /// `Some` if a move was begun.
+    pub(super) async fn consider_gang(
+        &mut self,
+        members: &Members,
+    ) -> Result<Option<Step>, Problem> {
+        if !self.may_be_considered()? {
+            return Ok(None);
+        }
+        self.gang_considered = Some(Instant::now());
+        let Some(running) = self.running_gang(members).await? else { return Ok(None) };
+        let (to, reason, plan) = match consider(&running) {
+            GangVerdict::Stay { reason } => {
+                tracing::debug!("job {}: its VMs stay: {reason}", self.id);
+                return Ok(None);
+            }
+            GangVerdict::Move { to, reason, plan } => (to, reason, plan),
+        };
+        let cluster = self.cluster.clone();
+        let all: Vec<&JobRecord> = members.iter().flatten().map(|member| &**member).collect();
+        match may_move(&cluster, &self.record.value, &all, &to).await {
+            Ok((legs, _room)) => {
+                self.begin_move(legs, None, reason, plan).await?;
+                Ok(Some(Step::Again))
+            }
+            Err(problem) => {
+                tracing::info!("job {}: its VMs stay: {}: {}", self.id, problem.what, problem.why);
+                self.gang_refused = Some(Instant::now());
+                Ok(None)
+            }
+        }
+    }
+
+    fn may_be_considered(&mut self) -> Result<bool, Problem> {
+        let every = self.cluster.timing.monitor * CONSIDERED_EVERY;
+        let job = self.job();
+        let is_due = self.gang_considered.is_none_or(|at| at.elapsed() >= every)
+            && self.gang_refused.is_none_or(|at| at.elapsed() >= PAUSE_FIRST);
+        if !is_due || job.state != JobState::Running || !job.spec.may_migrate {
+            return Ok(false);
+        }
+        let gang = self.gang()?;
+        let Some(of) = gang.last_move.as_ref().filter(|of| of.is_undone()) else { return Ok(true) };
+        let doublings = gang.undone.saturating_sub(1).min(16);
+        let pause = PAUSE_FIRST.saturating_mul(1 << doublings).min(PAUSE_MAX);
+        let since_ms = now_ms().saturating_sub(of.ended_ms.unwrap_or_default());
+        Ok(Duration::from_millis(since_ms) >= pause)
+    }
+
+    /// The facts of all members; `None` if one does not run.
+    async fn running_gang(&mut self, members: &Members) -> Result<Option<RunningGang>, Problem> {
+        let mut running: Vec<Running> = Vec::new();
+        for member in members {
+            let Some(member) = member.as_ref().filter(|member| !has_ended(member)) else {
+                return Ok(None);
+            };
+            let facts = planning::running(&self.cluster, member, Duration::ZERO).await?;
+            let Some(mut facts) = facts else { return Ok(None) };
+            facts.refused = self.refused_to(member);
+            running.push(facts);
+        }
+        let all: Vec<&JobRecord> = members.iter().flatten().map(|member| &**member).collect();
+        let hosts: Vec<HostId> = running.iter().map(|member| member.host.clone()).collect();
+        for (from, to) in links::missing(&self.cluster, &hosts) {
+            // They are known the next time.
+            drop(links::want(&self.cluster, &from, &to, 0));
+        }
+        let rooms = rooms(&self.cluster, &self.record.value);
+        let left = self.cluster.index.predicted_end(&self.id).left;
+        let gang = self.gang()?;
+        let since_move_s =
+            gang.last_move.as_ref().and_then(|of| of.ended_ms).map_or(f64::INFINITY, |ended_ms| {
+                planning::seconds(now_ms().saturating_sub(ended_ms))
+            });
+        let wall_s = running.iter().map(|one| one.wall_s).fold(since_move_s, f64::min);
+        let (sent, moves) = (since(sent(&all), gang), gang.moves);
+        Ok(Some(RunningGang { members: running, sent, wall_s, left, rooms, moves }))
+    }
+
+    /// The hosts to which this member does not go now.
+    fn refused_to(&self, member: &JobRecord) -> Vec<RefusedWay> {
+        let moves = self.cluster.index.migrations_of(&vm_of(&member.job.id));
+        let moves: Vec<&Migration> = moves.iter().map(|record| &record.migration).collect();
+        let hosts: Vec<HostId> =
+            self.cluster.hosts.up().into_iter().map(|host| host.id.clone()).collect();
+        let mut all = migration::refused_after(&moves, &hosts, now_ms());
+        let unable = networks::refusing(&self.cluster, &networks::kind_of(member));
+        all.extend(unable.into_iter().map(|(to, why)| RefusedWay { way: Way::Migrate, to, why }));
+        all
+    }
+}
+
+/// What was sent since the gang's last move.
+fn since(mut sent: Vec<Vec<u64>>, gang: &Gang) -> Vec<Vec<u64>> {
+    for (row, before) in sent.iter_mut().zip(&gang.sent_before) {
+        for (bytes, before) in row.iter_mut().zip(before) {
+            *bytes = bytes.saturating_sub(*before);
+        }
+    }
+    sent
+}

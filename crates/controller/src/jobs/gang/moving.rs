@@ -1,0 +1,507 @@
+//! Moves of all VMs of a gang, or of none: [`perigee_model::gang::moving`] decides, this carries it out.
+//!
+//! A move is in the gang's record before any VM moves, with both hosts of each, and the index keeps the room at both until it
+//! is over. Each VM moves with a migration of its own, as a job's only VM does, and no other one may be asked for meanwhile. So
+//! a controller that is stopped anywhere finds in its records what is left to do.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use perigee_model::gang::moving::{Failed, GangMove, Leg, Next, SeenVm, next};
+use perigee_model::job::{JobMoveAsked, JobState, MigrationState, MoveJob};
+use perigee_model::plan::{Plan, Trigger};
+use perigee_model::volume_move::VolumesOnMove;
+use perigee_model::{HostId, JobId, Problem, ProblemKind, SiteId};
+use perigee_planner::gangs::{Room, at_site};
+
+use super::{Members, members};
+use crate::cluster::{Cluster, Hold, capacity, demand_of, now_ms};
+use crate::jobs::cancel::CANCELLED;
+use crate::jobs::driver::{Run, Step};
+use crate::jobs::{progress, record};
+use crate::records::{
+    Gang, GangWish, JobIntent, JobRecord, MigrationIntent, job_intent_key, migration_intent_key,
+    vm_of,
+};
+use crate::{migration, planning};
+
+/// How long a host may be silent until a move that has begun, and needs it, is undone.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// Has all VMs of a gang move. The gang's driver does it.
+///
+/// # Errors
+/// `Conflict`, `Invalid` or `NotFound`, if one of them can't.
+pub async fn ask_to_move(
+    cluster: &Arc<Cluster>,
+    id: &JobId,
+    ask: MoveJob,
+) -> Result<JobMoveAsked, Problem> {
+    let gang = gang_of(cluster, id).await?;
+    let refuse = |why: &str| Err(Problem::conflict(format!("can't move job {id}"), why));
+    let Some(of) = &gang.gang else { return refuse("it has no VMs") };
+    if of.open_move().is_some() {
+        return refuse("its VMs are being moved already");
+    }
+    let all = members(cluster, &gang).await?;
+    let all: Vec<&JobRecord> = all.iter().collect();
+    let hosts = destinations(cluster, &gang, &all, ask)?;
+    drop(may_move(cluster, &gang, &all, &hosts).await?);
+    let wish = GangWish::To(hosts.clone());
+    let request = intend(cluster, id, wish).await?;
+    Ok(JobMoveAsked { request, hosts })
+}
+
+/// Has the VMs of a gang that move stay, and those that were moved go back.
+///
+/// # Errors
+/// `Conflict` if they do not move.
+pub async fn call_off_move(cluster: &Arc<Cluster>, id: &JobId) -> Result<JobMoveAsked, Problem> {
+    let gang = gang_of(cluster, id).await?;
+    let of = gang.gang.as_ref();
+    let open = of.and_then(Gang::open_move).filter(|open| !open.is_undone());
+    let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(id)).await?;
+    let asked = asked.and_then(|asked| asked.move_gang);
+    let is_pending = asked.is_some_and(|(number, wish)| {
+        wish != GangWish::Stay && of.is_some_and(|of| number > of.heeded_move)
+    });
+    if open.is_none() && !is_pending {
+        let what = format!("can't call off the move of job {id}");
+        return Err(Problem::conflict(what, "its VMs do not move, or go back already"));
+    }
+    let hosts = open.map(|open| open.legs.iter().map(|leg| leg.from.clone()).collect());
+    let request = intend(cluster, id, GangWish::Stay).await?;
+    Ok(JobMoveAsked { request, hosts: hosts.unwrap_or_default() })
+}
+
+async fn gang_of(cluster: &Cluster, id: &JobId) -> Result<JobRecord, Problem> {
+    let found = record(cluster, id).await?;
+    let refuse = |why: String| Problem::conflict(format!("can't move job {id}"), why);
+    match (&found.gang, &found.member) {
+        (_, Some(member)) => Err(refuse(format!("it is a VM of job {}", member.gang))
+            .next(format!("`perigee job move {}` moves all of its VMs", member.gang))),
+        (None, _) => Err(refuse("it has one VM".to_owned()).next("`perigee vm move` moves it")),
+        _ if found.job.state.is_final() => Err(refuse("it has ended".to_owned())),
+        _ => Ok(found),
+    }
+}
+
+async fn intend(cluster: &Cluster, id: &JobId, wish: GangWish) -> Result<u64, Problem> {
+    let change = |old: Option<JobIntent>| {
+        let old = old.unwrap_or_default();
+        let number = old.move_gang.as_ref().map_or(1, |(number, _)| number + 1);
+        JobIntent { move_gang: Some((number, wish.clone())), ..old }
+    };
+    let intent = cluster.records.update(&job_intent_key(id), change).await?;
+    cluster.drive_job(id);
+    Ok(intent.move_gang.map_or(0, |(number, _)| number))
+}
+
+/// The host of each rank.
+fn destinations(
+    cluster: &Cluster,
+    gang: &JobRecord,
+    members: &[&JobRecord],
+    ask: MoveJob,
+) -> Result<Vec<HostId>, Problem> {
+    let count = gang.job.spec.count as usize;
+    let invalid = |why: String| Problem::invalid(format!("can't move job {}", gang.job.id), why);
+    match (ask.hosts.as_slice(), ask.site) {
+        ([], Some(site)) => {
+            let now: Option<Vec<HostId>> =
+                members.iter().map(|member| member.job.host.clone()).collect();
+            let now = now.filter(|now| now.len() == count).unwrap_or_default();
+            let rooms = rooms(cluster, gang);
+            if !rooms.iter().any(|room| room.site == site) {
+                return Err(Problem::not_found(format!("site {site}"), "no host there is up")
+                    .next("`perigee host list` shows the sites"));
+            }
+            at_site(&rooms, &site, &now, &sent(members))
+                .ok_or_else(|| too_full(gang, &site, &rooms))
+        }
+        ([one], None) => Ok(vec![one.clone(); count]),
+        (each, None) if each.len() == count => Ok(each.to_vec()),
+        (each, None) => Err(invalid(format!(
+            "hosts: it has {count} VMs, and {} hosts are named: name one for all, or one for each rank",
+            each.len()
+        ))),
+        (_, Some(_)) => Err(invalid("name hosts or a site, not both".to_owned())),
+    }
+}
+
+fn too_full(gang: &JobRecord, site: &SiteId, rooms: &[Room]) -> Problem {
+    let there = rooms.iter().filter(|room| room.site == *site);
+    let each: Vec<String> = there.map(|room| format!("{} {}", room.host, room.holds)).collect();
+    let why = format!(
+        "its {} VMs have no room there; so many more would have: {}",
+        gang.job.spec.count,
+        each.join(", ")
+    );
+    Problem::conflict(format!("can't move job {} to site {site}", gang.job.id), why)
+}
+
+/// How many more VMs of a gang each host that is up has room for.
+pub(super) fn rooms(cluster: &Cluster, gang: &JobRecord) -> Vec<Room> {
+    let used = cluster.index.used();
+    let mut rooms = Vec::new();
+    for host in cluster.hosts.up() {
+        let Some(report) = cluster.hosts.report(&host.id) else { continue };
+        let mut free = capacity(&report);
+        free.take(used.get(&host.id).copied().unwrap_or_default().demand);
+        rooms.push(Room {
+            host: host.id.clone(),
+            site: host.addresses.site.clone(),
+            holds: free.holds(demand_of(gang)),
+        });
+    }
+    rooms
+}
+
+/// What the members have sent to each other: a row for each rank.
+pub(super) fn sent(members: &[&JobRecord]) -> Vec<Vec<u64>> {
+    let of = |record: &&JobRecord| {
+        record.member.as_ref().map(|member| member.talk.by_rank(member.count)).unwrap_or_default()
+    };
+    members.iter().map(of).collect()
+}
+
+/// Whether all of them may move there now. The room for them is held meanwhile.
+pub(super) async fn may_move<'a>(
+    cluster: &'a Arc<Cluster>,
+    gang: &JobRecord,
+    members: &[&JobRecord],
+    hosts: &[HostId],
+) -> Result<(Vec<Leg>, Vec<Hold<'a>>), Problem> {
+    let id = &gang.job.id;
+    let refusal = |why: String| Problem::conflict(format!("can't move job {id}"), why);
+    let state = gang.gang.as_ref().map(|gang| gang.state).unwrap_or_default();
+    if !state.begun || members.len() != hosts.len() {
+        return Err(refusal("not all of its VMs run".to_owned())
+            .next("its VMs can be moved when all of their commands run"));
+    }
+    if state.verdict.is_some() {
+        return Err(refusal("it ends".to_owned()));
+    }
+    let mut legs = Vec::new();
+    for (member, to) in members.iter().zip(hosts) {
+        let rank = member.member.as_ref().map_or(0, |member| member.rank);
+        let runs = member.job.state == JobState::Running && member.ending.is_none();
+        let Some(from) = member.job.host.clone().filter(|_| runs) else {
+            return Err(refusal(format!("rank {rank} does not run")));
+        };
+        cluster.hosts.get(to)?;
+        let vm = vm_of(&member.job.id);
+        let after = cluster.index.migrations_of(&vm).last().map_or(0, |last| last.number);
+        legs.push(Leg { from, to: to.clone(), after });
+    }
+    if legs.iter().all(|leg| leg.from == leg.to) {
+        return Err(refusal("all of its VMs are there already".to_owned()));
+    }
+    for (member, leg) in members.iter().zip(&legs).filter(|(_, leg)| leg.from != leg.to) {
+        migration::check(cluster, member, &leg.to).await?;
+    }
+    let moves: Vec<_> = members
+        .iter()
+        .zip(&legs)
+        .filter(|(_, leg)| leg.from != leg.to)
+        .map(|(member, leg)| (vm_of(&member.job.id), leg.from.clone(), leg.to.clone()))
+        .collect();
+    let total = |host: &HostId| cluster.hosts.report(host).map(|report| capacity(&report));
+    let holds = cluster.index.begin_gang_move(&moves, total).map_err(refusal)?;
+    Ok((legs, holds))
+}
+
+/// Whether a member's VM has no command to run any more.
+pub(super) fn has_ended(member: &JobRecord) -> bool {
+    let job = &member.job;
+    job.state != JobState::Running || member.ending.is_some() || job.host.is_none()
+}
+
+/// What is seen of a member whose gang moves.
+fn seen(cluster: &Cluster, member: Option<&Arc<JobRecord>>, of: &GangMove, leg: &Leg) -> SeenVm {
+    let Some(record) = member else { return SeenVm { is_over: true, ..SeenVm::default() } };
+    let vm = vm_of(&record.job.id);
+    let moves = cluster.index.migrations_of(&vm);
+    let open = moves.iter().find(|moved| moved.number > record.settled);
+    let to_goal = moves.iter().rev().take_while(|moved| {
+        moved.number > leg.after && moved.migration.state == MigrationState::Aborted
+    });
+    let failed: Vec<_> = to_goal.filter(|moved| moved.migration.to == *of.goal(leg)).collect();
+    let is_last = |last: &&&Arc<_>| moves.last().is_some_and(|newest| Arc::ptr_eq(newest, **last));
+    SeenVm {
+        at: record.job.host.clone(),
+        is_over: has_ended(record),
+        has_no_way_back: cluster.hosts.get(&leg.from).is_err(),
+        is_moving: open.is_some() || cluster.index.is_move_being_recorded(&vm),
+        moves_to: open
+            .filter(|moved| !moved.migration.state.is_final())
+            .map(|moved| moved.migration.to.clone()),
+        failed: failed.first().filter(is_last).map(|last| Failed {
+            why: last.migration.error.clone(),
+            at_ms: last.migration.ended_ms.unwrap_or_default(),
+            times: u32::try_from(failed.len()).unwrap_or(u32::MAX),
+        }),
+    }
+}
+
+impl Run {
+    /// Does what is next of a move of all members: of the one under way, of one that a person asks for, or of one that the
+    /// planner wants. `None` if nothing is to be done now.
+    pub(super) async fn move_gang(
+        &mut self,
+        members: &Members,
+        asked: Option<(u64, GangWish)>,
+    ) -> Result<Option<Step>, Problem> {
+        if !self.gang()?.state.begun {
+            return Ok(None);
+        }
+        let heeded = self.gang()?.heeded_move;
+        let asked = asked.filter(|(number, _)| *number > heeded);
+        let Some(of) = self.gang()?.open_move().cloned() else {
+            return match asked {
+                Some((number, GangWish::To(hosts))) => {
+                    self.begin_asked_move(members, number, &hosts).await.map(Some)
+                }
+                Some((number, GangWish::Stay)) => {
+                    let gang = self.gang()?;
+                    let was_pending = number > gang.heeded_move + 1;
+                    gang.heeded_move = number;
+                    if was_pending {
+                        self.refuse_move(number, CANCELLED.to_owned())?;
+                    }
+                    self.record.save().await?;
+                    Ok(None)
+                }
+                None => self.consider_gang(members).await,
+            };
+        };
+        if let Some((number, GangWish::Stay)) = asked {
+            self.gang()?.heeded_move = number;
+            if !of.is_undone() {
+                return self.undo_move(members, CANCELLED.to_owned()).await.map(Some);
+            }
+            self.record.save().await?;
+        }
+        let all_seen: Vec<SeenVm> = (of.legs.iter().zip(members))
+            .map(|(leg, member)| seen(&self.cluster, member.as_ref(), &of, leg))
+            .collect();
+        match next(&of, &all_seen, now_ms()) {
+            Next::Wait => Ok(None),
+            Next::CallOff(rank) => self.call_off(members, rank).await,
+            Next::Undo(why) => self.undo_move(members, why).await.map(Some),
+            Next::Start(rank) => self.move_member(members, &of, rank).await,
+            Next::Pause(rank, why) => self.move_troubled(rank, &why).await,
+            Next::End => self.end_move(members).await.map(Some),
+        }
+    }
+
+    /// Records the move before any VM moves, or why there is none.
+    async fn begin_asked_move(
+        &mut self,
+        members: &Members,
+        request: u64,
+        hosts: &[HostId],
+    ) -> Result<Step, Problem> {
+        let cluster = Arc::clone(&self.cluster);
+        let all: Vec<&JobRecord> = members.iter().flatten().map(|member| &**member).collect();
+        let reason = "asked".to_owned();
+        match may_move(&cluster, &self.record.value, &all, hosts).await {
+            Ok((legs, _room)) => {
+                self.move_silent = None;
+                self.gang()?.heeded_move = request;
+                let plan = planning::asked_plan(Vec::new());
+                self.begin_move(legs, Some(request), reason, plan).await?;
+            }
+            Err(problem) if problem.kind == ProblemKind::Internal => return Err(problem),
+            Err(problem) if self.waits_for_answers(&problem) => {
+                return Ok(Step::Wait(self.cluster.timing.poll));
+            }
+            Err(problem) => {
+                let undone = format!("{}: {}", problem.what, problem.why);
+                self.gang()?.heeded_move = request;
+                self.refuse_move(request, undone)?;
+                self.record.save().await?;
+            }
+        }
+        Ok(Step::Again)
+    }
+
+    /// Whether a refusal only says that a host does not answer, or that this controller has just been started and has not heard of
+    /// it yet. That is no reason to go back before it has lasted for a while.
+    fn waits_for_answers(&mut self, problem: &Problem) -> bool {
+        let is_silence = problem.kind == ProblemKind::Unavailable;
+        let since = *self.move_silent.get_or_insert_with(Instant::now);
+        is_silence && since.elapsed() < SILENCE_MAX
+    }
+
+    /// The request is not carried out.
+    fn refuse_move(&mut self, request: u64, undone: String) -> Result<(), Problem> {
+        tracing::info!("job {}: its VMs do not move: {undone}", self.id);
+        let of = self.new_move(Vec::new(), Some(request), "asked".to_owned())?;
+        let of = GangMove { ended_ms: Some(of.started_ms), undone, ..of };
+        self.gang()?.last_move = Some(of);
+        Ok(())
+    }
+
+    fn new_move(
+        &mut self,
+        legs: Vec<Leg>,
+        asked: Option<u64>,
+        reason: String,
+    ) -> Result<GangMove, Problem> {
+        let number = self.gang()?.last_move.as_ref().map_or(1, |last| last.number + 1);
+        let (undone, trouble) = (String::new(), String::new());
+        let started_ms = now_ms();
+        Ok(GangMove { number, asked, reason, started_ms, ended_ms: None, legs, undone, trouble })
+    }
+
+    /// The caller holds the room until this is recorded.
+    pub(super) async fn begin_move(
+        &mut self,
+        legs: Vec<Leg>,
+        asked: Option<u64>,
+        reason: String,
+        plan: Plan,
+    ) -> Result<(), Problem> {
+        let to: Vec<&str> = legs.iter().map(|leg| leg.to.as_str()).collect();
+        let summary = format!("move all VMs to {}: {reason}", to.join(", "));
+        tracing::info!("job {}: {summary}", self.id);
+        let trigger = if asked.is_some() { Trigger::Asked } else { Trigger::TimeLost };
+        let of = self.new_move(legs, asked, reason)?;
+        self.gang()?.last_move = Some(of);
+        self.record.save().await?;
+        planning::record(&self.cluster, &self.id, trigger, plan, summary).await
+    }
+
+    /// Records that all go back. Failures before do not count for the way back.
+    async fn undo_move(&mut self, members: &Members, why: String) -> Result<Step, Problem> {
+        tracing::warn!("job {}: its VMs go back: {why}", self.id);
+        let cluster = Arc::clone(&self.cluster);
+        let last = |member: &Arc<JobRecord>| {
+            cluster.index.migrations_of(&vm_of(&member.job.id)).last().map_or(0, |last| last.number)
+        };
+        self.move_silent = None;
+        let Some(of) = &mut self.gang()?.last_move else { return Ok(Step::Again) };
+        of.undone = why;
+        for (leg, member) in of.legs.iter_mut().zip(members) {
+            leg.after = member.as_ref().map_or(leg.after, last);
+        }
+        self.record.save().await?;
+        Ok(Step::Again)
+    }
+
+    async fn call_off(&mut self, members: &Members, rank: usize) -> Result<Option<Step>, Problem> {
+        let Some(Some(member)) = members.get(rank) else { return Ok(None) };
+        let vm = vm_of(&member.job.id);
+        let open = self.cluster.index.migrations_of(&vm).into_iter().next_back();
+        if let Some(open) = open.filter(|open| !open.migration.state.is_final()) {
+            let key = migration_intent_key(&vm, open.number);
+            let asked: Option<MigrationIntent> = self.cluster.records.read(&key).await?;
+            if !asked.is_some_and(|asked| asked.cancel) {
+                let cancel = |old: Option<MigrationIntent>| MigrationIntent {
+                    cancel: true,
+                    ..old.unwrap_or_default()
+                };
+                self.cluster.records.update(&key, cancel).await?;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Asks for the migration of one member. What is refused on the way there undoes the move; on the way back it is asked for again.
+    async fn move_member(
+        &mut self,
+        members: &Members,
+        of: &GangMove,
+        rank: usize,
+    ) -> Result<Option<Step>, Problem> {
+        let monitor = self.cluster.timing.monitor;
+        if self.move_refused.is_some_and(|at| at.elapsed() < monitor) {
+            return Ok(None);
+        }
+        let (Some(Some(member)), Some(leg)) = (members.get(rank), of.legs.get(rank)) else {
+            return Ok(None);
+        };
+        let wish = migration::Wish {
+            to: of.goal(leg).clone(),
+            reason: match of.is_undone() {
+                true => format!("all VMs of job {} go back: {}", self.id, of.undone),
+                false => format!("all VMs of job {} move: {}", self.id, of.reason),
+            },
+            job_progress: progress(&member.job),
+            volumes: VolumesOnMove::Stay,
+        };
+        let Err(problem) = migration::request(&self.cluster, member, wish).await else {
+            (self.move_refused, self.move_silent) = (None, None);
+            return Ok(Some(Step::Wait(self.cluster.timing.poll)));
+        };
+        if seen(&self.cluster, Some(member), of, leg).is_moving {
+            // A step that was cut has asked for it.
+            return Ok(None);
+        }
+        let why = format!("{}: {}", problem.what, problem.why);
+        if of.is_undone() {
+            self.move_refused = Some(Instant::now());
+            return self.move_troubled(rank, &why).await;
+        }
+        if self.waits_for_answers(&problem) {
+            return Ok(None);
+        }
+        self.undo_move(members, format!("rank {rank} did not move: {why}")).await.map(Some)
+    }
+
+    /// Shows why a member that is to go back can't do so now.
+    async fn move_troubled(&mut self, rank: usize, why: &str) -> Result<Option<Step>, Problem> {
+        let why = self.cluster.hosts.named(&format!("rank {rank}: {why}"));
+        let Some(of) = &mut self.gang()?.last_move else { return Ok(None) };
+        if of.trouble != why {
+            of.trouble = why;
+            self.record.save().await?;
+        }
+        Ok(None)
+    }
+
+    async fn end_move(&mut self, members: &Members) -> Result<Step, Problem> {
+        let all: Vec<&JobRecord> = members.iter().flatten().map(|member| &**member).collect();
+        let sent = sent(&all);
+        let Some(of) = self.gang()?.last_move.clone() else { return Ok(Step::Again) };
+        if of.is_undone() {
+            let what = format!("its VMs went back: {}", of.undone);
+            planning::not_done(&self.cluster, &self.id, &what).await?;
+        }
+        let gang = self.gang()?;
+        gang.sent_before = sent;
+        match of.is_undone() {
+            true => gang.undone += 1,
+            false => (gang.moves, gang.undone) = (gang.moves + 1, 0),
+        }
+        let torn = (of.legs.iter().zip(&all)).find(|(leg, member)| {
+            member.job.host.as_ref() != Some(of.goal(leg)) && !has_ended(member)
+        });
+        let trouble = torn.map_or_else(String::new, |(leg, member)| {
+            let vm = vm_of(&member.job.id);
+            format!("{vm} can't go back, because host {} is no host of the cluster now", leg.from)
+        });
+        gang.last_move = Some(GangMove { ended_ms: Some(now_ms()), trouble, ..of });
+        (self.move_refused, self.move_silent) = (None, None);
+        self.record.save().await?;
+        tracing::info!("job {}: the move of its VMs is over", self.id);
+        Ok(Step::Again)
+    }
+
+    /// How far the move is that is under way.
+    pub(super) fn move_in_words(&self, members: &[&JobRecord]) -> Option<String> {
+        let of = self.record.value.gang.as_ref()?.open_move()?;
+        let at_goal = of.legs.iter().zip(members);
+        let at_goal = at_goal.filter(|(leg, one)| one.job.host.as_ref() == Some(of.goal(leg)));
+        let far = format!("{} of {} are there", at_goal.count(), of.legs.len());
+        if !of.is_undone() {
+            return Some(format!("its VMs move one after another ({}): {far}", of.reason));
+        }
+        let trouble = match of.trouble.as_str() {
+            "" => String::new(),
+            trouble => format!("; one of them can't yet and is tried again: {trouble}"),
+        };
+        Some(format!("its VMs go back to where they were ({}): {far}{trouble}", of.undone))
+    }
+}
