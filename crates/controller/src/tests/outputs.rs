@@ -174,6 +174,8 @@ async fn the_root_disk_of_a_running_vm_becomes_an_image_that_jobs_use() {
     assert_eq!(taken.kind, ProblemKind::Conflict);
     finish(&lab.home, &lab.home, &vm);
     lab.wait_for_state(&id, JobState::Succeeded).await;
+    // The index learns of the end a moment after the record.
+    wait_for("the end", async || jobs::of_vm(&lab.cluster, &vm).is_none().then_some(())).await;
     let late = Snapshot { image: ImageName::new("late").expect("a name") };
     let none = images::save(&lab.cluster, &vm, &late).await.expect_err("it has ended");
     assert_eq!(none.kind, ProblemKind::NotFound);
