@@ -23,7 +23,7 @@
 //! | `decisions/JOB/NNNN` | [`perigee_model::plan::Decision`] | the planner's caller |
 //! | `logs/JOB/NNNN` | the [`perigee_model::job::LogLine`]s among 100 messages of the guest | the job's driver |
 //! | `samples/JOB` | the job's time series | the job's driver |
-//! | `talk/NAME/COUNT` | what the VMs of such a gang have sent to each other in its last run | the gang's driver, at its end |
+//! | `talk/NAME/COUNT` | [`crate::talk::Known`]: what the VMs of such a gang sent to each other, and its last runs | the gang's driver, at its end |
 //! | `runs/KEY`, `vm_boots/HOST` | the last runs of a kind of job, the last boots at a host | the job's driver, at its end |
 //! | `cleanups/ID`, `cleanups/deleted/VOLUME` | [`crate::cleaner::Cleanup`] | the cleaner |
 //! | `given_up/HOST` | [`crate::given_up::GivenUp`] | the removal of a host |

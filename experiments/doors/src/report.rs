@@ -13,9 +13,9 @@ pub fn html(results: &Results) -> String {
     let mut page = page::start("Perigee: the doors of the data repository", "");
     let _ = writeln!(
         page,
-        "<h1>The doors of the data repository</h1>\n<p class=\"lead\">HTTP, WebDAV and SFTP of one controller beside nginx with \
+        "<h1>The doors of the data repository</h1>\n<p class=\"lead\">HTTP, WebDAV, SFTP and FTPS of one controller beside nginx with \
          WebDAV, vsftpd, and OpenSSH's sftp-server: on one machine with {} CPUs, over the loopback interface, with the same \
-         clients (curl, OpenSSH's sftp, lftp for small files over FTP; the CLI is the perigee command, whose downloads go to the disk), alternating; medians. HTTP, WebDAV and FTP are not encrypted here, and SFTP is. Perigee \
+         clients (curl, OpenSSH's sftp, lftp for small files over FTP; the CLI is the perigee command, whose downloads go to the disk), alternating; medians. HTTP, WebDAV and plain FTP are not encrypted here; FTPS and SFTP are. Perigee \
          hashes each file, and answers when content, hash and name are on the disk. The others answer when the content is in the \
          page cache, and a power cut may take it. So there is also the time with a <code>sync</code> after the transfer.</p>",
         results.cpus

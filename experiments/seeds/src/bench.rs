@@ -39,7 +39,7 @@ const PROGRAMS_DIR: &str = "programs";
 const MINING: &str = "mining";
 const TPCH_RIGHT: &str = "tpch-right";
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Size {
     pub transactions: u32,
     pub sequences: u32,

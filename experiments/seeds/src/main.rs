@@ -13,10 +13,10 @@ mod results;
 mod series;
 mod tables;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use perigee_lab::measuring::{self, QEMU};
 use perigee_lab::{Lab, Options, Steps, with_lab};
@@ -31,8 +31,8 @@ struct Arguments {
     #[arg(long, default_value = "target/release/perigee")]
     program: PathBuf,
     /// The directory of an image with Open MPI, mpi4py, BLAST and PostgreSQL
-    #[arg(long, default_value = ".", required_unless_present_any = ["tables", "report_only"])]
-    image: PathBuf,
+    #[arg(long)]
+    image: Option<PathBuf>,
     /// Only writes TPC-H's tables into this directory
     #[arg(long)]
     tables: Option<PathBuf>,
@@ -48,9 +48,6 @@ struct Arguments {
     /// Measure only these: hpa, pfp, blast, tpch
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Leave out the same programs on the host itself
-    #[arg(long)]
-    without_host: bool,
     /// Transactions that HPA and PFP look at; 100,000 are about 3 MB
     #[arg(long, default_value_t = 6000)]
     transactions: u32,
@@ -106,6 +103,7 @@ async fn main() -> Result<()> {
         report::print(&results);
         return Ok(());
     }
+    let image = arguments.image.as_deref().context("--image is missing")?;
     let began = Instant::now();
     results.cpus = std::thread::available_parallelism()?.get();
     results.is_quick = arguments.quick;
@@ -114,7 +112,8 @@ async fn main() -> Result<()> {
     let options = Options { program, ..Options::new()? };
     let steps = Steps::default();
     let work = async |lab: Lab| {
-        let measured = measure(&lab, &arguments, &works, (&steps, began), &mut results).await;
+        let measured =
+            measure(&lab, &arguments, image, &works, (&steps, began), &mut results).await;
         measured.map_err(|error| Problem::internal("the experiment", format!("{error:#}")))
     };
     let minutes = expected_min(&arguments, &works);
@@ -122,7 +121,7 @@ async fn main() -> Result<()> {
         "This takes about {minutes:.0} minutes on two quiet CPUs without KVM. What would end later than after {:.0} minutes is not begun.",
         arguments.minutes
     ));
-    with_lab(measuring::two_sites(&arguments.image), &options, &steps, work).await?;
+    with_lab(measuring::two_sites(image), &options, &steps, work).await?;
     if arguments.only.is_empty() {
         results.whole_s = began.elapsed().as_secs_f64();
         results.write(&arguments.out)?;
@@ -145,6 +144,7 @@ fn expected_min(arguments: &Arguments, works: &[Work]) -> f64 {
 async fn measure(
     lab: &Lab,
     arguments: &Arguments,
+    image: &Path,
     works: &[Work],
     (steps, began): (&Steps, Instant),
     results: &mut Results,
@@ -154,18 +154,21 @@ async fn measure(
         sequences: arguments.sequences,
         scale_factor: arguments.scale_factor,
     };
-    let mut bench =
-        Bench::prepare(lab, &arguments.image, &arguments.workloads, size, steps).await?;
-    results.transactions = arguments.transactions;
+    let mut bench = Bench::prepare(lab, image, &arguments.workloads, size, steps).await?;
+    if results.size() != size {
+        steps.say("  the figures of an earlier run are of other data: all are measured anew");
+        (results.runs, results.on_host) = (Vec::new(), Vec::new());
+    }
+    results.transactions = size.transactions;
     results.transactions_bytes = bench.transactions_bytes;
-    results.sequences = arguments.sequences;
-    results.scale_factor = arguments.scale_factor;
+    results.sequences = size.sequences;
+    results.scale_factor = size.scale_factor;
     results.table_bytes = bench.table_bytes;
     results.accelerator = bench.accelerator().await?;
-    if !arguments.without_host {
-        results.on_host = bench.on_host(works)?;
-        results.write(&arguments.out)?;
-    }
+    let on_host = bench.on_host(works)?;
+    results.on_host.retain(|run| !works.contains(&run.work));
+    results.on_host.extend(on_host);
+    results.write(&arguments.out)?;
     let mut longest = Duration::ZERO;
     for rtt_ms in std::iter::once(None).chain(arguments.rtts.iter().copied().map(Some)) {
         let begins = Instant::now();

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use perigee_lab::measuring::{Goal, median};
 use serde::{Deserialize, Serialize};
 
+use crate::bench::Size;
 use crate::report;
 use crate::series::{GuestPoint, ServerPoint};
 
@@ -183,6 +184,12 @@ impl Results {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
             Err(error) => Err(error).with_context(|| path.display().to_string()),
         }
+    }
+
+    /// How much data its runs have had.
+    pub fn size(&self) -> Size {
+        let Self { transactions, sequences, scale_factor, .. } = *self;
+        Size { transactions, sequences, scale_factor }
     }
 
     /// Judges, and writes results.json and report.html.

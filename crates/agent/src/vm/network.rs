@@ -182,7 +182,7 @@ impl UserNetworks {
         Ok(cards)
     }
 
-    /// Two agents whose guests have one group would load one filter, each its own.
+    /// Two agents whose guests have the same group would load the same table, each with its own rules.
     fn be_alone(&self) -> Result<(), String> {
         let mut alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
         if alone.is_none() {

@@ -394,7 +394,7 @@ mod tests {
     #[test]
     fn a_controller_that_stood_still_takes_no_host_for_gone() {
         let id = HostId::new("home1").expect("a name");
-        let deadline = Duration::from_secs(30);
+        let deadline = Duration::from_secs(1);
         let hosts = Hosts { deadline, network: Network::default(), known: Mutex::default() };
         let url = |port: u16| format!("http://127.0.0.1:{port}");
         let addresses = HostAddresses {

@@ -144,3 +144,12 @@ async fn a_probe_that_reads_nothing_keeps_the_figures_of_before() {
     crate::links::probe_all(&lab.cluster).await.expect("round trips, as before");
     assert_eq!(format!("{:?}", blocks(&lab)), format!("{before:?}"));
 }
+
+#[test]
+fn the_ports_of_the_ftps_gateway_are_those_of_its_unit() {
+    let unit = include_str!("../../../../gateways/ftps/perigee-ftps.service");
+    let [commands, data] = crate::FTPS_PORTS;
+    assert!(unit.contains(&format!("--listen 0.0.0.0:{} ", commands.start())), "{unit}");
+    let data = format!("--passive-ports {}-{}\n", data.start(), data.end());
+    assert!(unit.contains(&data), "{unit}");
+}

@@ -19,6 +19,7 @@ mod networks;
 mod openers;
 mod outputs;
 mod queue;
+mod quotas;
 mod replicas;
 mod sure;
 mod tenant_walk;

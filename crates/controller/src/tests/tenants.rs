@@ -2,25 +2,20 @@
 
 use axum::Extension;
 use perigee_http::{Client, Method, Peer};
+use perigee_model::guest::GuestBody;
 use perigee_model::job::{
     Access, AdoptVolume, ClusterImage, ClusterVolume, Job, JobSpec, JobState, JobVolume, NewVolume,
     Start, UnknownVolume, Vm,
 };
 use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
-use perigee_model::limits::{JOB_NAMES, JOBS, UNFINISHED_JOBS, VOLUMES};
 use perigee_model::tenant::{
     AccessToken, AuditEntry, MadeAccessToken, Me, NewAccessToken, NewTenant, NewUser, Quota, Role,
     ShareImage, SshKey, Tenant, User,
 };
-use perigee_model::volume::{Upload, VolumeSource};
-use perigee_model::{
-    ImageName, JobId, LeaveSite, Problem, ProblemKind, TenantName, UserName, VolumeName,
-};
+use perigee_model::volume::VolumeSource;
+use perigee_model::{ImageName, LeaveSite, Problem, ProblemKind, TenantName, UserName, VolumeName};
 
-use super::{Lab, PATIENCE, finish, spec, vm_of, wait_for};
-use crate::accounts;
-use crate::records::JobRecord;
-use perigee_model::guest::GuestBody;
+use super::{Lab, finish, spec, vm_of, wait_for};
 
 /// A cluster with two tenants: `acme` with the operator `ann` and the member `amy`, and `blue` with the operator `bob`.
 pub struct Tenants {
@@ -112,7 +107,7 @@ pub fn small(name: &str) -> JobSpec {
     JobSpec { name, start: Start::Anywhere, memory_bytes: 256 << 20, volumes, ..spec(Access::Read) }
 }
 
-fn is_kind<T: std::fmt::Debug>(result: Result<T, Problem>, kind: ProblemKind) -> Problem {
+pub fn is_kind<T: std::fmt::Debug>(result: Result<T, Problem>, kind: ProblemKind) -> Problem {
     let problem = result.expect_err("it must be refused");
     assert_eq!(problem.kind, kind, "{problem}");
     problem
@@ -452,220 +447,6 @@ async fn only_an_empty_tenant_is_deleted_and_only_default_has_admins() {
     }
 }
 
-#[tokio::test]
-async fn volumes_beyond_a_quota_are_refused_with_the_figures() {
-    let tenants = Tenants::up().await;
-    tenants.set_quota("acme", Quota { volume_bytes: Some(3 << 30), ..Quota::default() }).await;
-    let make = async |name: &str, bytes: u64| {
-        tenants.ann.post::<ClusterVolume>("/v1/volumes", &new_volume(name, bytes)).await
-    };
-    make("a", 2 << 30).await.expect("there is room");
-    let problem = is_kind(make("b", 2 << 30).await, ProblemKind::NoSpace);
-    let why = "tenant acme may have 3 GiB of volumes and images and has 2 GiB; this one has 2 GiB";
-    assert_eq!(problem.why, why);
-    // What two ask for at once does not fit together.
-    let both = tokio::join!(make("c", 1 << 30), make("d", 1 << 30));
-    assert_eq!([&both.0, &both.1].iter().filter(|made| made.is_ok()).count(), 1, "{both:?}");
-    let _: ClusterVolume = tenants
-        .bob
-        .post("/v1/volumes", &new_volume("b", 9 << 30))
-        .await
-        .expect("blue has no quota");
-    let mine: Tenant = tenants.ann.get("/v1/tenants/acme").await.expect("an operator sees it");
-    assert_eq!(mine.volume_bytes, 3 << 30);
-    is_kind(tenants.amy.get::<Tenant>("/v1/tenants/acme").await, ProblemKind::Forbidden);
-    is_kind(tenants.bob.get::<Tenant>("/v1/tenants/acme").await, ProblemKind::NotFound);
-    tenants.ann.delete("/v1/volumes/a").await.expect("deleted");
-    make("b", 2 << 30).await.expect("there is room again");
-}
-
-#[tokio::test]
-async fn an_upload_gives_back_what_it_took_when_its_tenant_has_no_quota_any_more() {
-    let tenants = Tenants::up().await;
-    let limited = Quota { volume_bytes: Some(2 << 30), ..Quota::default() };
-    tenants.set_quota("acme", limited).await;
-    let making = async || {
-        let shown: Tenant = tenants.ann.get("/v1/tenants/acme").await.expect("an operator sees it");
-        shown.volume_bytes
-    };
-    let cluster = &tenants.lab.cluster;
-    let room = accounts::UploadRoom::new(std::sync::Arc::clone(cluster), "acme".to_owned());
-    room.add(1 << 30).await.expect("there is room");
-    tenants.set_quota("acme", Quota::default()).await;
-    room.add(1 << 30).await.expect("without a quota");
-    tenants.set_quota("acme", limited).await;
-    drop(room);
-    assert_eq!(making().await, 0);
-    accounts::hold_volume(cluster, "acme~v", 2 << 30).await.expect("all of the room is there");
-}
-
-/// A tenant without a quota filled the controller's store with volumes of one block.
-#[tokio::test]
-async fn a_tenant_has_a_limited_number_of_volumes() {
-    let tenants = Tenants::up().await;
-    let make = async |by: &Client, name: &str| {
-        by.post::<ClusterVolume>("/v1/volumes", &new_volume(name, 1 << 20)).await
-    };
-    make(&tenants.ann, "a").await.expect("there is room");
-    {
-        let most = u64::try_from(VOLUMES.max).expect("a number") - 1;
-        let _making = accounts::pretend_to_make(&tenants.lab.cluster, "acme", most);
-        let problem = is_kind(make(&tenants.ann, "b").await, ProblemKind::NoSpace);
-        assert!(problem.why.contains("number of volumes and images is 10001"), "{problem}");
-        make(&tenants.bob, "b").await.expect("another tenant's do not count");
-    }
-    make(&tenants.ann, "b").await.expect("there is room again");
-}
-
-/// A member filled the controller's store with jobs in a loop.
-#[tokio::test]
-async fn a_tenant_has_a_limited_number_of_jobs() {
-    let tenants = Tenants::up().await;
-    tenants.share_debian().await;
-    let index = &tenants.lab.cluster.index;
-    let id = |number: u64| JobId::new(format!("acme~j-{number}")).expect("a name");
-    let most = u64::try_from(JOBS.max).expect("a number");
-    (0..most).for_each(|number| index.note_kept(&id(number)));
-    let submit = async |by: &Client| by.post::<Job>("/v1/jobs", &small("j")).await;
-    let problem = is_kind(submit(&tenants.amy).await, ProblemKind::NoSpace);
-    assert!(problem.why.contains("a tenant's number of jobs is 100001"), "{problem}");
-    submit(&tenants.bob).await.expect("another tenant's do not count");
-    index.note_erased(&id(0));
-    assert_eq!(index.unfinished_of("acme"), 0);
-    submit(&tenants.amy).await.expect("there is room again");
-    assert_eq!((index.unfinished_of("acme"), index.kept_of("acme")), (1, most));
-}
-
-/// They are all in the controller's memory.
-#[tokio::test]
-async fn a_tenant_has_a_limited_number_of_jobs_that_have_not_ended() {
-    let tenants = Tenants::up().await;
-    tenants.share_debian().await;
-    let index = &tenants.lab.cluster.index;
-    let submit = async |by: &Client| by.post::<Job>("/v1/jobs", &small("j")).await;
-    let first = submit(&tenants.amy).await.expect("a job");
-    tenants.lab.wait_for_state(&first.id, JobState::Starting).await;
-    // As if it had many more, which nobody drives.
-    let like = index.job(&first.id).expect("it has not ended");
-    let most = u64::try_from(UNFINISHED_JOBS.max).expect("a number");
-    let mut other = JobRecord::clone(&like);
-    other.placement = None;
-    other.job.vm = None;
-    for number in 1..most {
-        other.job.id = JobId::new(format!("acme~other-{number}")).expect("a name");
-        index.put_job(&other);
-    }
-    let problem = is_kind(submit(&tenants.amy).await, ProblemKind::NoSpace);
-    let why = "a tenant's number of jobs that have not ended is 10001";
-    assert!(problem.why.contains(why), "{problem}");
-    submit(&tenants.bob).await.expect("another tenant's do not count");
-    other.job.state = JobState::Succeeded;
-    index.put_job(&other);
-    submit(&tenants.amy).await.expect("there is room again");
-}
-
-/// A member filled the controller's store with the numbers of jobs of ever new names, though the jobs were deleted.
-#[tokio::test]
-async fn a_tenant_has_a_limited_number_of_names_of_jobs() {
-    let tenants = Tenants::up().await;
-    tenants.share_debian().await;
-    let store = rusqlite::Connection::open(tenants.lab.dir.path().join("state.db")).expect("open");
-    store.busy_timeout(PATIENCE).expect("patience");
-    let many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
-                INSERT INTO entries SELECT 'counters/acme~n' || i, '1', 1 FROM n";
-    store.execute(many, [i64::try_from(JOB_NAMES.max).expect("a number")]).expect("names");
-    let submit = async |by: &Client, name: &str| by.post::<Job>("/v1/jobs", &small(name)).await;
-    let problem = is_kind(submit(&tenants.amy, "new").await, ProblemKind::NoSpace);
-    let why = "a tenant's number of names of jobs is 100001";
-    assert!(problem.why.contains(why), "{problem}");
-    let again = submit(&tenants.amy, "n7").await.expect("it has this name already");
-    assert_eq!(again.id.as_str(), "acme~n7-0002");
-    submit(&tenants.bob, "new").await.expect("another tenant's do not count");
-}
-
-/// The numbers of a tenant's jobs stayed when it was deleted.
-#[tokio::test]
-async fn a_tenant_that_is_deleted_leaves_no_numbers_of_jobs() {
-    let tenants = Tenants::up().await;
-    let records = &tenants.lab.cluster.records;
-    records.put("counters/acme~j", &3_u64).await.expect("a record");
-    records.put("counters/j", &4_u64).await.expect("a record");
-    tenants.admin.delete("/v1/tenants/acme").await.expect("it has nothing");
-    assert_eq!(records.keys("counters/").await.expect("keys"), ["counters/j"]);
-}
-
-#[tokio::test]
-async fn an_image_beyond_a_quota_is_not_kept() {
-    let tenants = Tenants::up().await;
-    tenants.set_quota("acme", Quota { volume_bytes: Some(1 << 20), ..Quota::default() }).await;
-    let new = serde_json::json!({"name": "own", "source": "upload:1"});
-    let problem =
-        is_kind(tenants.ann.post::<ClusterImage>("/v1/images", &new).await, ProblemKind::NoSpace);
-    assert!(problem.why.contains("this one has 1 GiB"), "{problem}");
-    let all: Vec<ClusterImage> = tenants.admin.get("/v1/images").await.expect("images");
-    assert!(all.iter().all(|image| image.name.as_str() == "debian"), "{all:?}");
-    let of_a_host = serde_json::json!({"name": "own", "source": "/etc/shadow"});
-    let refused = tenants.ann.post::<ClusterImage>("/v1/images", &of_a_host).await;
-    is_kind(refused, ProblemKind::Forbidden);
-}
-
-#[tokio::test]
-async fn uploads_beyond_a_quota_are_refused_and_count_until_an_image_is_made_of_them() {
-    let tenants = Tenants::up().await;
-    tenants.set_quota("acme", Quota { volume_bytes: Some(2 << 30), ..Quota::default() }).await;
-    let _: ClusterVolume = tenants
-        .ann
-        .post("/v1/volumes", &new_volume("a", (2 << 30) - (1 << 20)))
-        .await
-        .expect("room");
-    let send = async |client: &Client, bytes: usize| {
-        client.send_body::<Upload>(Method::POST, "/v1/uploads?host=home1", vec![0_u8; bytes]).await
-    };
-    let problem = is_kind(send(&tenants.amy, (1 << 20) + 1).await, ProblemKind::NoSpace);
-    let words = "tenant acme may have 2 GiB of volumes and images";
-    assert!(problem.why.contains(words), "{problem}");
-    let used = async || {
-        let shown: Tenant = tenants.ann.get("/v1/tenants/acme").await.expect("an operator sees it");
-        shown.volume_bytes - ((2 << 30) - (1 << 20))
-    };
-    assert_eq!(used().await, 0, "what was refused does not count");
-    let sent = send(&tenants.amy, 700 << 10).await.expect("there is room");
-    assert_eq!(used().await, 700 << 10);
-    is_kind(send(&tenants.amy, 700 << 10).await, ProblemKind::NoSpace);
-    send(&tenants.bob, 3 << 20).await.expect("blue has no quota");
-    tenants.ann.delete("/v1/volumes/a").await.expect("deleted");
-    let import = serde_json::json!({"name": "own", "source": sent.source, "host": "home1"});
-    let image: ClusterImage = tenants.amy.post("/v1/images", &import).await.expect("an image");
-    let shown: Tenant = tenants.ann.get("/v1/tenants/acme").await.expect("an operator sees it");
-    assert_eq!(shown.volume_bytes, image.size_bytes, "only the image counts now");
-}
-
-#[tokio::test]
-async fn files_beyond_a_quota_are_refused_with_the_figures() {
-    let tenants = Tenants::up().await;
-    tenants.set_quota("acme", Quota { file_bytes: Some(1 << 20), ..Quota::default() }).await;
-    let put = async |client: &Client, door: &str, name: &str, bytes: usize| {
-        let body = vec![7_u8; bytes];
-        client.send_body::<serde_json::Value>(Method::PUT, &format!("{door}/{name}"), body).await
-    };
-    // Over WebDAV there is no JSON in an answer.
-    let is_done = |put: Result<serde_json::Value, Problem>| {
-        assert!(!matches!(&put, Err(problem) if problem.kind != ProblemKind::Internal), "{put:?}");
-    };
-    is_done(put(&tenants.amy, "/v1/data/acme", "a", 700 << 10).await);
-    let shown: Tenant = tenants.ann.get("/v1/tenants/acme").await.expect("an operator sees it");
-    assert_eq!(shown.file_bytes, 700 << 10);
-    let problem =
-        is_kind(put(&tenants.amy, "/v1/data/acme", "b", 700 << 10).await, ProblemKind::NoSpace);
-    assert!(problem.to_string().contains("1 MiB"), "{problem}");
-    put(&tenants.amy, "/dav/acme", "c", 700 << 10).await.expect_err("no room over WebDAV either");
-    let kept: Tenant = tenants.ann.get("/v1/tenants/acme").await.expect("an operator sees it");
-    assert_eq!((kept.file_bytes, kept.files), (700 << 10, 1), "nothing of it stays");
-    is_done(put(&tenants.bob, "/v1/data/blue", "a", 2 << 20).await);
-    tenants.amy.delete("/v1/data/acme/a").await.expect("deleted");
-    is_done(put(&tenants.amy, "/v1/data/acme", "b", 700 << 10).await);
-}
-
 /// A host that was broken into says that it has a volume and an image of a tenant. Nobody has made them.
 #[tokio::test]
 async fn what_a_host_says_that_a_tenant_has_is_not_the_tenant_s() {
@@ -706,25 +487,6 @@ async fn what_a_host_says_that_a_tenant_has_is_not_the_tenant_s() {
     tenants.ann.get::<ClusterVolume>("/v1/volumes/data").await.expect("now it is the tenant's");
     let all: Vec<UnknownVolume> = tenants.admin.get(unknown).await.expect("what hosts have");
     assert!(all.is_empty(), "{all:?}");
-}
-
-#[tokio::test]
-async fn a_job_waits_for_its_tenant_s_quota() {
-    let tenants = Tenants::up().await;
-    tenants.share_debian().await;
-    tenants.set_quota("acme", Quota { vms: Some(1), cpus: Some(2), ..Quota::default() }).await;
-    let huge = JobSpec { cpus: 3, ..small("huge") };
-    let problem = is_kind(tenants.ann.post::<Job>("/v1/jobs", &huge).await, ProblemKind::Invalid);
-    assert!(problem.why.contains("it needs 3 of the tenant's 2 vCPUs"), "{problem}");
-    let first: Job = tenants.ann.post("/v1/jobs", &small("q")).await.expect("a job");
-    tenants.lab.wait_for_state(&first.id, JobState::Starting).await;
-    let second: Job = tenants.ann.post("/v1/jobs", &small("q")).await.expect("a job");
-    let why = "it needs 1 of the tenant's 1 VMs, and 1 are in use";
-    tenants.lab.wait_for_job(&second.id, "waiting", |job| job.reason.contains(why)).await;
-    let other: Job = tenants.bob.post("/v1/jobs", &small("q")).await.expect("a job");
-    tenants.lab.wait_for_state(&other.id, JobState::Starting).await;
-    tenants.ann.post::<Job>("/v1/jobs/q-0001/cancel", &()).await.expect("cancelled");
-    tenants.lab.wait_for_state(&second.id, JobState::Starting).await;
 }
 
 #[tokio::test]

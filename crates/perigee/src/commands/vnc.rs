@@ -4,19 +4,15 @@
 //! user who runs this command, as the kernel says.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::sync::Arc;
 
 use nix::unistd::Uid;
 use perigee_http::{Client, Tunnel};
 use perigee_model::{Problem, VmId};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 
 use crate::output;
 
-/// Viewers at the same time; QEMU's host limits them too.
-const VIEWERS_MAX: usize = 8;
 /// A client that failed to be accepted is not waited for at full speed.
 const AFTER_FAILURE: std::time::Duration = std::time::Duration::from_millis(100);
 
@@ -43,7 +39,6 @@ async fn reach(client: &Client, vm: &VmId) -> Result<Tunnel, Problem> {
 }
 
 async fn accept(client: &Client, vm: &VmId, listener: &TcpListener) {
-    let places = Arc::new(Semaphore::new(VIEWERS_MAX));
     let mut viewers = tokio::task::JoinSet::new();
     loop {
         while viewers.try_join_next().is_some() {}
@@ -51,16 +46,12 @@ async fn accept(client: &Client, vm: &VmId, listener: &TcpListener) {
             tokio::time::sleep(AFTER_FAILURE).await;
             continue;
         };
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
         if let Err(why) = check_own(&viewer, from) {
             output::note(&format!("a connection from {from} is refused: {why}"));
             continue;
         }
         let (client, vm) = (client.clone(), vm.clone());
-        viewers.spawn(async move {
-            show(&client, &vm, viewer).await;
-            drop(place);
-        });
+        viewers.spawn(async move { show(&client, &vm, viewer).await });
     }
 }
 

@@ -166,7 +166,7 @@ async fn an_image_is_copied_or_read_from_another_host() {
     assert_io(&host.qemu_io("remote", &["read -P 6 1000 1M", "read -P 5 1049576 1047576"]));
 }
 
-/// fio through the proxy, slow enough to last for 16 s. After a pause it writes faster, so that it ends then.
+/// fio through the proxy, slow enough to last for 16 s. After a pause `--rate` lets it catch up, so it ends at the same time.
 fn fio(host: &Server, epoch: Epoch) -> Child {
     Command::new("timeout")
         .args(["60", "fio", "--name=verify", "--ioengine=nbd", "--rw=randwrite", "--bs=16k"])
