@@ -24,6 +24,7 @@ pub mod bridged;
 pub(crate) mod doors;
 mod forwarding;
 mod gateway;
+mod interface;
 pub mod names;
 mod plan;
 mod rules;

@@ -7,7 +7,6 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use perigee_model::network::{BridgeCard, BridgeName};
@@ -15,8 +14,8 @@ use perigee_model::vm::VmNetwork;
 use perigee_model::{Problem, VmId};
 
 use super::names::Tag;
-use super::tap;
 use super::tools::{batch, run};
+use super::{interface, tap};
 use crate::vms::Vms;
 
 /// Frames to all that a card may send in a second.
@@ -39,10 +38,6 @@ struct Loaded {
     listed: String,
 }
 
-fn interface(name: &str) -> PathBuf {
-    PathBuf::from("/sys/class/net").join(name)
-}
-
 impl Bridged {
     pub fn new(tag: Tag, allowed: Vec<BridgeName>) -> Self {
         Self { tag, allowed, loaded: Default::default(), trouble: Mutex::default() }
@@ -50,7 +45,12 @@ impl Bridged {
 
     /// The bridges in which VMs may have cards here.
     pub fn there(&self) -> Vec<BridgeName> {
-        let is_there = |name: &&BridgeName| interface(name.as_str()).join("bridge").is_dir();
+        let is_there = |name: &&BridgeName| {
+            interface::is_bridge(name.as_str()).unwrap_or_else(|error| {
+                tracing::warn!(%error, "it is not known whether bridge {name} is there");
+                false
+            })
+        };
         self.allowed.iter().filter(is_there).cloned().collect()
     }
 
@@ -70,15 +70,17 @@ impl Bridged {
     pub async fn connect(&self, vm: &VmId, card: &BridgeCard) -> Result<OwnedFd, Problem> {
         let what = || format!("can't connect the network card of the VM {vm}");
         let bridge = &card.bridge;
-        if !self.there().contains(bridge) {
-            let why = match self.allowed.contains(bridge) {
+        let unavailable = |why: String| Problem::unavailable(what(), why);
+        let is_allowed = self.allowed.contains(bridge);
+        let is_there = interface::is_bridge(bridge.as_str());
+        if !is_allowed || !is_there.map_err(|error| unavailable(error.to_string()))? {
+            let why = match is_allowed {
                 true => format!("bridge {bridge} is not there"),
                 false => format!("the operator of this host allows no VM in bridge {bridge}"),
             };
             return Err(Problem::unsupported(what(), why)
                 .next("an operator allows it with `perigee agent run --bridge`"));
         }
-        let unavailable = |why: String| Problem::unavailable(what(), why);
         let name = self.tag.bridged(card);
         let tap = tap::make(&name).map_err(|error| unavailable(error.to_string()))?;
         let mut loaded = self.loaded.lock().await;
@@ -86,11 +88,11 @@ impl Bridged {
         // Without the filter nothing is connected.
         self.filter(&mut loaded).await.map_err(unavailable)?;
         drop(loaded);
-        let mtu = std::fs::read_to_string(interface(bridge.as_str()).join("mtu"));
-        let mtu = mtu.map_err(|error| unavailable(error.to_string()))?;
+        let mtu =
+            interface::mtu(bridge.as_str()).map_err(|error| unavailable(error.to_string()))?;
         let lines = [
             format!("link set dev {name} addrgenmode none"),
-            format!("link set dev {name} mtu {}", mtu.trim()),
+            format!("link set dev {name} mtu {mtu}"),
             format!("link set dev {name} master {bridge}"),
             format!("link set dev {name} up"),
         ];
@@ -111,7 +113,7 @@ impl Bridged {
     async fn look_for(&self, cards: impl Iterator<Item = BridgeCard>) {
         let mut loaded = self.loaded.lock().await;
         // One that is being started is in no list yet.
-        let is_there = |card: &BridgeCard| interface(&self.tag.bridged(card)).exists();
+        let is_there = |card: &BridgeCard| !interface::is_gone(&self.tag.bridged(card));
         loaded.cards.retain(is_there);
         loaded.cards.extend(cards.filter(is_there));
         if loaded.cards.is_empty() && loaded.rules.is_empty() {
@@ -246,9 +248,6 @@ mod tests {
             File::open("/proc/thread-self/ns/net").expect("it is there")
         };
         let (lan, host) = (new(), new());
-        // What is in /sys is of the namespace that has mounted it.
-        unshare(CloneFlags::CLONE_NEWNS).expect("a namespace");
-        shell("mount --make-rprivate / && mount -t sysfs sysfs /sys");
         let at = format!("/proc/{}/fd/{}", std::process::id(), lan.as_raw_fd());
         shell(
             "ip link add br0 mtu 1400 type bridge; ip link set br0 up; ip link add br1 type bridge",
@@ -267,8 +266,10 @@ mod tests {
 
         let bridge = |name: &str| name.parse::<BridgeName>().expect("a name");
         let tag = Tag::new(&HostId::new("home1").expect("a name"), std::path::Path::new("/state"));
-        let bridged = Bridged::new(tag, vec![bridge("br0"), bridge("br7")]);
+        let bridged = Bridged::new(tag, vec![bridge("br0"), bridge("br7"), bridge("port")]);
         assert_eq!(bridged.there(), [bridge("br0")]);
+        assert!(!interface::is_bridge("port").expect("it is known") && !interface::is_gone("port"));
+        assert!(interface::is_gone("br7") && interface::mtu("br0").expect("it is there") == 1400);
         assert!(bridged.warnings()[0].contains("br7"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.expect("a runtime");
