@@ -1,8 +1,9 @@
 //! The cluster's images: each name stands for one layer. The name is recorded in the store before any host
 //! makes the image. Copies are made by the layer's UUID, and the volume servers compare them with its
 //! checksums. A host can use a copy at once, because missing blocks are read from the host that it was copied
-//! from. If that host is gone, another one takes its place.
+//! from. If that host is gone, or what comes from it is not the image's content, another one takes its place.
 
+mod contents;
 mod imports;
 mod sources;
 
@@ -87,12 +88,13 @@ async fn images(cluster: &Cluster) -> Result<Vec<ClusterImage>, Problem> {
     let records = cluster.records.list::<ImageRecord>("images/").await?;
     let shared = records.iter().filter(|record| record.shared).map(|record| record.name.clone());
     let shared: BTreeSet<ImageName> = shared.collect();
-    let known: BTreeSet<ImageName> = records.iter().map(|record| record.name.clone()).collect();
+    let known: BTreeMap<ImageName, ImageRecord> =
+        records.iter().map(|record| (record.name.clone(), record.clone())).collect();
     let mut layers: BTreeMap<ImageName, LayerId> =
         records.into_iter().filter_map(|record| Some((record.name, record.layer?))).collect();
     let mut images: BTreeMap<ImageName, ClusterImage> = BTreeMap::new();
     for Found { host, info } in found(cluster).await {
-        if may_be_foreign(&info.name) && !known.contains(&info.name) {
+        if may_be_foreign(&info.name) && !known.contains_key(&info.name) {
             tracing::warn!("host {host} has an image {} that nobody has made here", info.name);
             continue;
         }
@@ -102,6 +104,9 @@ async fn images(cluster: &Cluster) -> Result<Vec<ClusterImage>, Problem> {
         }
         let image = images.entry(info.name.clone()).or_insert_with(|| view(&info));
         image.shared = shared.contains(&info.name);
+        if contents::is_bad(known.get(&info.name), &info) {
+            continue;
+        }
         image.hosts.push(host);
         image.missing_bytes += missing_bytes(&info);
     }
@@ -218,18 +223,31 @@ pub fn by_layer(layer: LayerId) -> String {
 
 /// If the host has a copy already, the copy gets what it still lacks from this source from now on.
 async fn copy(
+    cluster: &Cluster,
     from: &HostLink,
     to: &HostLink,
     name: &ImageName,
     layer: LayerId,
 ) -> Result<ImageInfo, Problem> {
+    tracing::info!("copy image {name} from {} to {}", from.id, to.id);
+    ask_for_copy(cluster, from, to, name, layer).await
+}
+
+async fn ask_for_copy(
+    cluster: &Cluster,
+    from: &HostLink,
+    to: &HostLink,
+    name: &ImageName,
+    layer: LayerId,
+) -> Result<ImageInfo, Problem> {
+    let record = cluster.records.read::<ImageRecord>(&image_key(name)).await?;
     let ask = CopyImage {
+        content: record.and_then(|record| record.content),
         nbd_addr: from.addresses.nbd_addr.clone(),
         export: Some(by_layer(layer)),
         keep: Keep::All,
         layer: Some(layer),
     };
-    tracing::info!("copy image {name} from {} to {}", from.id, to.id);
     to.volume.post(&format!("/v1/images/{name}/copy"), &ask).await
 }
 
@@ -244,10 +262,17 @@ pub async fn ensure(
     name: &ImageName,
 ) -> Result<ImageInfo, Problem> {
     // The record is read before the hosts are asked, so that an import that ends meanwhile still counts as one.
-    let record = cluster.records.read::<ImageRecord>(&image_key(name)).await?;
+    let mut record = cluster.records.read::<ImageRecord>(&image_key(name)).await?;
     let layer = layer_of(cluster, name).await?;
     match at.volume.get::<ImageInfo>(&format!("/v1/images/{name}")).await {
-        Ok(info) if info.layer == layer => return Ok(info),
+        Ok(info) if info.layer == layer => {
+            let Some(known) = record.as_ref().filter(|known| contents::is_bad(Some(known), &info))
+            else {
+                return Ok(info);
+            };
+            contents::drop_bad(cluster, at, known, &info).await?;
+            record = cluster.records.read(&image_key(name)).await?;
+        }
         Ok(_) => {
             let why = format!("host {} has a different image with this name", at.id);
             return Err(Problem::conflict(format!("can't use image {name}"), why)
@@ -258,6 +283,10 @@ pub async fn ensure(
     }
     let (mut sources, silent) = look(cluster).await;
     sources.retain(|source| source.info.name == *name && source.info.layer == layer);
+    sources.retain(|source| {
+        let is_bad = contents::is_bad(record.as_ref(), &source.info);
+        !is_bad && !contents::was_deceived(record.as_ref(), &at.id, &source.host)
+    });
     // Somebody else has made the copy meanwhile. It is no source of itself.
     if let Some(made) = sources.iter().position(|source| source.host == at.id) {
         return Ok(sources.swap_remove(made).info);
@@ -270,6 +299,9 @@ pub async fn ensure(
         (missing_bytes > 0, made_at != Some(&source.host), missing_bytes)
     });
     let Some(best) = best else {
+        if let Some(problem) = contents::only_deceit(record.as_ref(), &at.id) {
+            return Err(problem);
+        }
         return Err(match record.and_then(|record| record.import) {
             Some(import) => being_imported(name, &import.host),
             None => not_shown(name, &silent),
@@ -285,7 +317,14 @@ pub async fn ensure(
         return Err(Problem::conflict(format!("can't copy image {name}"), why)
             .next("use it at a host of its site"));
     }
-    copy(&from, at, name, layer).await
+    // What the host says that has made it is kept before anybody else has it.
+    if let Some(known) = record.as_ref().filter(|known| known.content.is_none())
+        && known.made_at.as_ref() == Some(&best.host)
+        && let (None, Some(content)) = (&best.info.remote, best.info.content)
+    {
+        contents::keep(cluster, name, content).await?;
+    }
+    copy(cluster, &from, at, name, layer).await
 }
 
 /// Makes sure that each host of a site that is up has a copy, which gets its blocks in the background.

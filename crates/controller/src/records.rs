@@ -43,7 +43,7 @@ use perigee_model::job::{Job, JobVolume, Migration, MigrationState};
 use perigee_model::lasting::{Lasting, PowerWish, ResizeVm};
 use perigee_model::network::Card;
 use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
-use perigee_model::volume::{ImageFormat, IoStats};
+use perigee_model::volume::{ContentDigest, ImageFormat, IoStats};
 use perigee_model::volume_move::VolumeMove;
 use perigee_model::{
     DiskRole, Epoch, HostId, ImageName, JobId, LayerId, LeaveSite, OwnerName, VmId, VmStart,
@@ -96,6 +96,19 @@ pub struct ImageRecord {
     /// It was made of a job's inputs.
     #[serde(default)]
     pub inputs: Option<InputsImage>,
+    /// What it shows; `None` while its host has not said that.
+    #[serde(default)]
+    pub content: Option<ContentDigest>,
+    /// Hosts that have served something else under its name.
+    #[serde(default)]
+    pub refused: Vec<RefusedSource>,
+}
+
+/// A host that has served other content than the image's, and the host that has found that.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedSource {
+    pub at: HostId,
+    pub from: HostId,
 }
 
 pub const UPLOADS: &str = "uploads/";
@@ -129,8 +142,20 @@ impl ImageRecord {
     /// The record of a name that has no layer yet.
     pub fn new(name: ImageName) -> Self {
         let leave_site = LeaveSite::Allowed;
-        let (layer, import, size_bytes, made_at, inputs) = Default::default();
-        Self { name, layer, import, leave_site, size_bytes, shared: false, made_at, inputs }
+        let (layer, import, size_bytes, made_at, inputs, content, refused) = Default::default();
+        let shared = false;
+        Self {
+            name,
+            layer,
+            import,
+            leave_site,
+            size_bytes,
+            shared,
+            made_at,
+            inputs,
+            content,
+            refused,
+        }
     }
 }
 

@@ -64,6 +64,7 @@
 //!
 //! The answer to a request that fails is a [`crate::Problem`].
 
+mod content;
 mod epoch;
 mod figures;
 mod image;
@@ -77,6 +78,7 @@ use utoipa::ToSchema;
 
 use crate::{Epoch, HostId, ImageName, LayerId, LeaveSite, OwnerName, TenantName, VolumeName};
 
+pub use content::{BadContentDigest, ContentDigest};
 pub use epoch::{
     EpochChange, EpochChanges, EpochIssued, FlushVolumes, OpenAhead, VolumeEpochChange,
 };

@@ -5,6 +5,7 @@ mod attachments;
 mod clients;
 mod columns;
 mod confined;
+mod contents;
 mod copies;
 mod epochs;
 mod homes;
@@ -580,7 +581,9 @@ fn insert_layer(tx: &Transaction<'_>, layer: &LayerRow) -> Result<()> {
     }
     if let Some(remote) = &layer.remote {
         tx.execute(
-            "INSERT INTO remote_parents VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+            "INSERT INTO remote_parents
+             (layer, nbd_addr, export, size_bytes, keep, is_layer, own)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
             params![
                 id,
                 remote.nbd_addr,

@@ -26,10 +26,11 @@ use std::sync::Arc;
 use futures_util::future::try_join;
 use perigee_block::device::{Device, IoError};
 use perigee_model::LayerId;
-use perigee_model::volume::BLOCK_BYTES;
+use perigee_model::volume::{BLOCK_BYTES, ContentDigest};
 
 use super::blocking;
 use super::blocks::{BlockState, blocks_of, index};
+use super::content::Content;
 use super::copy::LayerCopy;
 use super::files::{BlockFile, LayerFiles};
 use super::layer::Layer;
@@ -86,17 +87,22 @@ pub(super) fn page_blocks(page: u64, blocks: u64) -> Range<u64> {
 
 /// Reads the data of a page's chunks.
 fn page_checksums(layer: &Layer, page: u64, work: &Work) -> io::Result<PageChecksums> {
-    let runs = layer.states.runs(page_blocks(page, layer.blocks()));
-    let data = runs.filter(|(_, state)| *state == BlockState::Data).map(|(run, _)| run);
-    page_checksums_of(layer, page, data, work)
+    page_checksums_of(layer, page, page_data(layer, page), work, None)
 }
 
-/// As [`page_checksums`], for the given blocks.
+/// The blocks of a page that are data.
+fn page_data(layer: &Layer, page: u64) -> impl Iterator<Item = Range<u64>> {
+    let runs = layer.states.runs(page_blocks(page, layer.blocks()));
+    runs.filter(|(_, state)| *state == BlockState::Data).map(|(run, _)| run)
+}
+
+/// As [`page_checksums`], for the given blocks. They are added to the content too, if one is given.
 fn page_checksums_of(
     layer: &Layer,
     page: u64,
     runs: impl Iterator<Item = Range<u64>>,
     work: &Work,
+    mut content: Option<&mut Content>,
 ) -> io::Result<PageChecksums> {
     let first = page * PAGE_BLOCKS;
     let mut found =
@@ -115,7 +121,12 @@ fn page_checksums_of(
                 _ => layer.data().read_at(at, buffer),
             };
             match read {
-                Ok(()) => add(&mut found.checksums, piece.start - first, buffer),
+                Ok(()) => {
+                    add(&mut found.checksums, piece.start - first, buffer);
+                    if let Some(content) = &mut content {
+                        content.add(piece.start, buffer);
+                    }
+                }
                 Err(error) => {
                     let why = format!("its data can't be read: {error}");
                     found.unreadable.push((Some(at..at + length), why));
@@ -168,12 +179,18 @@ pub(super) fn page_of(page: u64, checksums: &[u32]) -> Vec<u8> {
     bytes
 }
 
-/// Computes the checksums of a sealed layer, and stores them durably.
-pub(super) fn make(files: &dyn LayerFiles, layer: &Layer, work: &Work) -> io::Result<()> {
+/// Computes the checksums of a sealed layer, and stores them durably. Returns what the layer shows if it stands on no other.
+pub(super) fn make(
+    files: &dyn LayerFiles,
+    layer: &Layer,
+    work: &Work,
+) -> io::Result<ContentDigest> {
+    let mut content = Content::new(layer.blocks());
     let pages = page_count(layer.blocks());
     let file = files.create(&checksums_name(layer.id), page_offset(pages))?;
     for page in 0..pages {
-        let found = page_checksums(layer, page, work)?;
+        let data = page_data(layer, page);
+        let found = page_checksums_of(layer, page, data, work, Some(&mut content))?;
         if let Some((_, why)) = found.unreadable.into_iter().next() {
             return Err(io::Error::other(why));
         }
@@ -184,7 +201,8 @@ pub(super) fn make(files: &dyn LayerFiles, layer: &Layer, work: &Work) -> io::Re
     file.sync_created()?;
     file.write_at(0, &map::header(Magic::Checksums, layer.id, layer.blocks(), &[0; 16]))?;
     file.sync()?;
-    files.sync_names()
+    files.sync_names()?;
+    Ok(content.digest())
 }
 
 /// Whether a layer's checksums are complete.
@@ -314,7 +332,7 @@ pub(super) async fn compare_with_source(
         }
         let (same, work) = (Arc::clone(layer), Arc::clone(work));
         let found =
-            blocking(move || page_checksums_of(&same, page, data.into_iter(), &work)).await?;
+            blocking(move || page_checksums_of(&same, page, data.into_iter(), &work, None)).await?;
         findings.extend(found.unreadable);
         findings.extend(differing(page, layer.blocks(), &stored, &found.checksums));
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use perigee_block::device::IoError;
 use perigee_block::exports::OWN_SUFFIX;
-use perigee_model::volume::{BLOCK_BYTES, CopyImage, ImageInfo, Keep};
+use perigee_model::volume::{BLOCK_BYTES, ContentDigest, CopyImage, ImageInfo, Keep};
 use perigee_model::{ImageName, LayerId, Problem};
 use uuid::Uuid;
 
@@ -35,7 +35,7 @@ impl Pool {
         name: &ImageName,
         request: CopyImage,
     ) -> Result<ImageInfo, Problem> {
-        let CopyImage { nbd_addr, export, keep, layer: wanted } = request;
+        let CopyImage { nbd_addr, export, keep, layer: wanted, content } = request;
         let what = format!("can't copy image {name} from {nbd_addr}");
         let export = export.unwrap_or_else(|| format!("image:{name}"));
         if export.ends_with(OWN_SUFFIX) {
@@ -54,19 +54,50 @@ impl Pool {
         let named = name.clone();
         self.change(move |pool| {
             if pool.has_named(&what, &named, layer)? {
+                pool.expect_content(&what, layer, content)?;
                 return pool.change_source(&what, layer, &remote);
             }
             if pool.catalog.has_layer(layer).map_err(failed(&what))? {
+                pool.expect_content(&what, layer, content)?;
                 return pool.catalog.name_layer(&named, layer).map_err(failed(&what));
             }
             let new = LayerRow { id: layer, ..LayerRow::new_head(size_bytes, None) };
             let row = LayerRow { remote: Some(remote), confined, ..new };
             layer::clear(&*pool.files, layer).map_err(|error| io_problem(&what, &error.into()))?;
-            pool.catalog.add_image(&named, &row).map_err(failed(&what))
+            pool.catalog.add_image(&named, &row).map_err(failed(&what))?;
+            // Nobody completes it before this call has ended. If the server is killed here, the controller says it again.
+            pool.expect_content(&what, layer, content)
         })
         .await?;
         self.to_fill.notify_one();
         self.image_info(name).await
+    }
+
+    /// Records what a copy has to show when it is complete. The caller holds the lock `changes`.
+    ///
+    /// # Errors
+    /// A conflict if it is complete and shows something else.
+    fn expect_content(
+        &self,
+        what: &str,
+        layer: LayerId,
+        wanted: Option<ContentDigest>,
+    ) -> Result<(), Problem> {
+        let Some(wanted) = wanted else { return Ok(()) };
+        let chain = self.catalog.chain(layer).map_err(failed(what))?;
+        let remote = chain.first().and_then(|row| row.remote.as_ref());
+        if remote.is_some_and(|remote| !remote.own) {
+            return self.catalog.set_content(layer, wanted).map_err(failed(what));
+        }
+        // What came with a volume is compared when all of it is here: its content is computed then, and the controller sees it.
+        match self.catalog.content(layer).map_err(failed(what))? {
+            Some(found) if found != wanted => {
+                let why = format!("its content here is {found}, and it has to be {wanted}");
+                Err(Problem::conflict(what, why)
+                    .next("delete it here: perigee image delete --pool, and copy it again"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether the pool has this image. A conflict if another layer has the name, or the layer another name, or a
@@ -147,6 +178,10 @@ impl Pool {
         let info = self.image_info(name).await?;
         if info.remote.as_ref().is_some_and(|remote| remote.keep == Keep::Never) {
             return Err(Problem::conflict(what, "it does not keep the blocks that it reads"));
+        }
+        if let Some(remote) = info.remote.as_ref().filter(|remote| remote.refused) {
+            let why = format!("{} has other content than the image's", remote.nbd_addr);
+            return Err(Problem::conflict(what, why).next("copy it from another host"));
         }
         for copy in self.run(move |pool| Ok::<_, Problem>(pool.copies_of(&info))).await? {
             let what = what.clone();
@@ -295,6 +330,30 @@ impl Pool {
         let open = self.layer_copy(copy.layer().id);
         let is_open = open.is_some_and(|open| Arc::ptr_eq(&open, copy));
         if is_open && copy.is_broken() { self.renew_copy(copy) } else { Ok(()) }
+    }
+
+    /// Drops what has come of a copy, because it is not the image's content. The rest is not fetched in the background from
+    /// this source any more.
+    pub(super) async fn refuse_content(
+        self: &Arc<Self>,
+        copy: &Arc<LayerCopy>,
+    ) -> Result<(), IoError> {
+        let copy = Arc::clone(copy);
+        self.change(move |pool| {
+            let layer = copy.layer().id;
+            let open = pool.layer_copy(layer);
+            // It was deleted, or another task has refused it.
+            if !open.is_some_and(|open| Arc::ptr_eq(&open, &copy)) || copy.is_closed() {
+                return Ok(());
+            }
+            // First: a server that is killed after this does not complete it, and drops nothing that could be right.
+            pool.catalog.refuse_source(layer).map_err(catalog::io_error)?;
+            let from = copy.remote.nbd_addr();
+            tracing::error!(%layer, from, "what came of a copy is not the image's content");
+            copy.set_damaged(std::iter::once(0..copy.layer().blocks()).collect());
+            pool.renew_copy(&copy)
+        })
+        .await
     }
 
     fn renew_copy(&self, copy: &LayerCopy) -> Result<(), IoError> {

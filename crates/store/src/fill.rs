@@ -13,13 +13,15 @@ use perigee_block::device::IoError;
 use perigee_block::locking::lock;
 use perigee_model::LayerId;
 use perigee_model::read_ahead::{self, FILL_PIECE_BLOCKS, fill_pieces_in_flight};
-use perigee_model::volume::BLOCK_BYTES;
+use perigee_model::volume::{BLOCK_BYTES, ContentDigest};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::blocking;
 use super::blocks::{blocks_of, index};
 use super::catalog::{self, Sealed};
 use super::checksums;
+use super::content;
 use super::copy::{Came, LayerCopy};
 use super::layer::live_name;
 use super::pool::Pool;
@@ -194,6 +196,12 @@ impl Pool {
                 if self.mend(&copy, &all).await {
                     // The pool has another object for it now.
                     tried.remove(&layer);
+                } else if let Ok(Some(_)) = self.wanted_content(&copy).await {
+                    // Whatever the other host says of its data: they are not the image's.
+                    if let Err(error) = self.refuse_content(&copy).await {
+                        tracing::warn!(%layer, %error, "can't drop what came of a copy");
+                        lock(&all.damaged).insert(layer);
+                    }
                 } else {
                     lock(&all.damaged).insert(layer);
                 }
@@ -287,21 +295,83 @@ impl Pool {
             }
         }
         self.flush_copy(copy).await?;
-        compare_with_source(copy, work).await?;
-        self.complete(copy).await
+        loop {
+            let compared = self.compare(copy, work).await?;
+            if self.complete(copy, compared).await? {
+                return Ok(());
+            }
+        }
     }
 
-    /// Turns a fully fetched copy into a sealed layer like any other.
-    async fn complete(self: &Arc<Self>, copy: &Arc<LayerCopy>) -> Result<(), IoError> {
+    /// Compares a fully fetched copy with the image's content. If that is not known, or differs, with the other host's
+    /// checksums.
+    async fn compare(
+        self: &Arc<Self>,
+        copy: &Arc<LayerCopy>,
+        work: &Arc<Work>,
+    ) -> Result<Compared, IoError> {
+        let Some(wanted) = self.wanted_content(copy).await? else {
+            compare_with_source(copy, work).await?;
+            return Ok(Compared { content: None, data_bytes: copy.layer().data_bytes() });
+        };
+        // A reader may still fetch what the other host has called empty.
+        let data_bytes = copy.layer().data_bytes();
+        work.expect(data_bytes);
+        let (layer, reading) = (Arc::clone(copy.layer()), Arc::clone(work));
+        let found = blocking(move || content::of_layer(&layer, &reading)).await;
+        match found {
+            Ok(found) if found == wanted => {
+                return Ok(Compared { content: Some(wanted), data_bytes });
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Err(error.into()),
+            _ => {}
+        }
+        // If that finds what is damaged, only that is fetched again.
+        if let Err(error) = compare_with_source(copy, work).await {
+            let again = match &error {
+                IoError::Unreachable(_) => true,
+                IoError::Io(error) => {
+                    matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::InvalidData)
+                }
+                _ => false,
+            };
+            if again {
+                return Err(error);
+            }
+        }
+        self.refuse_content(copy).await?;
+        let from = copy.remote.nbd_addr();
+        let why = format!("what came from {from} is not the image's content, which is {wanted}");
+        Err(std::io::Error::new(ErrorKind::InvalidData, why).into())
+    }
+
+    async fn wanted_content(
+        self: &Arc<Self>,
+        copy: &LayerCopy,
+    ) -> Result<Option<ContentDigest>, IoError> {
+        if copy.is_own() {
+            return Ok(None);
+        }
+        let layer = copy.layer().id;
+        let wanted = self.run(move |pool| pool.catalog.content(layer)).await;
+        wanted.map_err(|error| catalog::io_error(error).into())
+    }
+
+    /// Turns a fully fetched copy into a sealed layer like any other. Returns `false` if it has to be compared again.
+    async fn complete(
+        self: &Arc<Self>,
+        copy: &Arc<LayerCopy>,
+        compared: Compared,
+    ) -> Result<bool, IoError> {
         let copy = Arc::clone(copy);
         self.change(move |pool| {
             if copy.is_closed() {
                 // It was deleted in the meantime, or another task has completed it.
-                return Ok(());
+                return Ok(true);
             }
             copy.close(true);
-            let completed = pool.complete_closed(&copy);
-            if completed.is_err() {
+            let completed = pool.complete_closed(&copy, compared);
+            if !matches!(completed, Ok(true)) {
                 copy.close(false);
             }
             completed
@@ -309,9 +379,17 @@ impl Pool {
         .await
     }
 
-    fn complete_closed(&self, copy: &LayerCopy) -> Result<(), IoError> {
+    fn complete_closed(&self, copy: &LayerCopy, compared: Compared) -> Result<bool, IoError> {
         copy.head.flush_now()?;
         let id = copy.layer().id;
+        if !copy.is_own() {
+            let wanted = self.catalog.content(id).map_err(catalog::io_error)?;
+            let is_same =
+                compared.content.is_none() || compared.data_bytes == copy.layer().data_bytes();
+            if wanted != compared.content || !is_same {
+                return Ok(false);
+            }
+        }
         let figures = Sealed { layer: id, data_bytes: copy.layer().data_bytes() };
         self.catalog.complete_copy(figures).map_err(catalog::io_error)?;
         copy.set_complete();
@@ -325,8 +403,17 @@ impl Pool {
             tracing::warn!(layer = %id, %error, "can't remove a complete layer's live map");
         }
         self.note_sealed();
-        Ok(())
+        Ok(true)
     }
+}
+
+/// With what a fully fetched copy was compared.
+#[derive(Clone, Copy)]
+struct Compared {
+    /// The image's content; `None` if it is not known.
+    content: Option<ContentDigest>,
+    /// How much data the copy had then. Data never changes, so it is the same as long as there is no more.
+    data_bytes: u64,
 }
 
 /// Compares the fetched bytes with the other host's checksums, unless it says that there are none.

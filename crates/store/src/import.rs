@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use perigee_model::volume::{BLOCK_BYTES, ImageFormat, ImageInfo, ImportImage};
+use perigee_model::volume::{BLOCK_BYTES, ContentDigest, ImageFormat, ImageInfo, ImportImage};
 use perigee_model::{ImageName, LayerId, Problem, ProblemKind};
 use serde::Deserialize;
 use uuid::Uuid;
@@ -236,7 +236,7 @@ impl Pool {
         (name, layer, confined): (&ImageName, LayerId, bool),
         work: &Work,
     ) -> Result<(), Problem> {
-        let made = || -> std::io::Result<u64> {
+        let made = || -> std::io::Result<(u64, ContentDigest)> {
             let data = File::options().read(true).write(true).open(&temp.0)?;
             data.set_len(size_bytes)?;
             let data = DiskFile::from(data);
@@ -250,10 +250,10 @@ impl Pool {
             // The checksums are computed now, while the data is in memory, and not while clients boot.
             let sealed = Layer::open(&*self.files, layer, size_bytes, false);
             let sealed = sealed.map_err(std::io::Error::other)?;
-            checksums::make(&*self.files, &sealed, work)?;
-            Ok(states.data_bytes())
+            let content = checksums::make(&*self.files, &sealed, work)?;
+            Ok((states.data_bytes(), content))
         };
-        let data_bytes = made().map_err(|error| {
+        let (data_bytes, content) = made().map_err(|error| {
             self.remove_layers(&[layer]);
             if work.is_stopped() { stopped(what) } else { io_problem(what, &error.into()) }
         })?;
@@ -261,6 +261,10 @@ impl Pool {
         let row = LayerRow { data_bytes: Some(data_bytes), confined, ..row };
         let added = self.catalog.add_image(name, &row);
         added.map_err(|error| self.not_recorded(what, &[layer], &error))?;
+        // If that fails, it is computed again in the background.
+        if let Err(error) = self.catalog.set_content(layer, content) {
+            tracing::warn!(%layer, %error, "can't record an image's content");
+        }
         self.note_sealed();
         Ok(())
     }

@@ -1,15 +1,17 @@
-//! The background work of a volume server: it computes checksums of sealed layers, and merges the layers
-//! of deep chains.
+//! The background work of a volume server: it computes checksums of sealed layers and the contents of images, and merges the
+//! layers of deep chains.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use perigee_block::locking::lock;
-use perigee_model::{LayerId, VolumeName};
+use perigee_model::{ImageName, LayerId, Problem, VolumeName};
 
-use super::catalog::LayerRow;
+use super::catalog::{LayerRow, failed};
 use super::checksums;
+use super::content;
 use super::pool::Pool;
+use super::volume::io_problem;
 use super::work::{StopOnDrop, Work};
 
 /// A chain with more sealed layers than this is merged, as far as its layers have no other user.
@@ -22,6 +24,7 @@ impl Pool {
         loop {
             self.compact_deep_chains().await;
             self.make_missing_checksums(&mut checksummed).await;
+            self.find_contents().await;
             self.sealed.notified().await;
         }
     }
@@ -81,6 +84,44 @@ impl Pool {
         }
     }
 
+    /// Computes what images show that were made of volumes here, or by an earlier version, or are copies that nobody could
+    /// compare.
+    pub(super) async fn find_contents(self: &Arc<Self>) {
+        let images = match self.run(|pool| pool.catalog.images_without_content()).await {
+            Ok(images) => images,
+            Err(error) => return tracing::error!(%error, "can't list the images"),
+        };
+        for (name, layer) in images {
+            if let Err(problem) = self.find_content(&name, layer).await {
+                tracing::error!(%problem, "can't compute an image's content; trying again later");
+            }
+        }
+    }
+
+    async fn find_content(
+        self: &Arc<Self>,
+        name: &ImageName,
+        layer: LayerId,
+    ) -> Result<(), Problem> {
+        let what = format!("can't compute the content of image {name}");
+        let now = what.clone();
+        let device = self.run(move |pool| {
+            let chain = pool.catalog.chain(layer).map_err(failed(&now))?;
+            // When the copy is complete, this is done again. The image may have been deleted meanwhile.
+            if chain.is_empty() || chain.iter().any(LayerRow::is_copy) {
+                return Ok(None);
+            }
+            pool.sealed_device(&now, layer).map(Some)
+        });
+        let Some(device) = device.await? else { return Ok(()) };
+        let work = Arc::new(Work::gentle());
+        let _stop = StopOnDrop(Arc::clone(&work));
+        let content = content::of_device(&device, &work).await;
+        let content = content.map_err(|error| io_problem(&what, &error))?;
+        self.change(move |pool| pool.catalog.set_content(layer, content).map_err(failed(&what)))
+            .await
+    }
+
     /// Computes a sealed layer's checksums if it has none. Returns `false` if that is just being done.
     pub(super) fn make_checksums(&self, row: &LayerRow, work: &Work) -> Result<bool, String> {
         let Some(_turn) = Turn::take(&self.checksumming, row.id) else { return Ok(false) };
@@ -96,7 +137,15 @@ impl Pool {
             // The layer was deleted in the meantime.
             self.remove_layers(&[row.id]);
         }
-        made.map(|()| true)
+        let content = made?;
+        // An image of one layer needs no second reading.
+        if row.parent.is_none()
+            && self.catalog.content(row.id).is_ok_and(|known| known.is_none())
+            && let Err(error) = self.catalog.set_content(row.id, content)
+        {
+            tracing::warn!(layer = %row.id, %error, "can't record a layer's content");
+        }
+        Ok(true)
     }
 }
 

@@ -24,6 +24,7 @@
 //! | creating, cloning, sealing, deleting | `lifecycle`, `import`, `imports` |
 //! | files become an image | `trees` |
 //! | merging the layers of a deep chain | `compact` |
+//! | whether a copy has the image's content | `content` |
 //! | whether the bytes are still what was written | `checksums`, `check`, `keeper` |
 //! | the space on the disk of volumes, images and tenants | `space` |
 
@@ -41,6 +42,7 @@ mod cold;
 mod common;
 mod compact;
 mod confined;
+mod content;
 mod copies;
 mod copy;
 mod direct;

@@ -752,7 +752,11 @@ impl Pool {
         self.sealed_device(&what, layer)
     }
 
-    fn sealed_device(&self, what: &str, layer: LayerId) -> Result<SealedDevice, Problem> {
+    pub(super) fn sealed_device(
+        &self,
+        what: &str,
+        layer: LayerId,
+    ) -> Result<SealedDevice, Problem> {
         self.with_open(what, |open| {
             let rows = self.catalog.chain(layer).map_err(failed(what))?;
             let layers =

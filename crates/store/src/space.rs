@@ -236,15 +236,18 @@ impl Pool {
         let spaces = self.catalog.layer_spaces(Some(layer))?;
         let space = self.chain_space(&spaces, layer);
         let source = rows.iter().find_map(|row| Some((row.id, row.remote.clone()?)));
+        let refused = self.catalog.has_refused_source(layer)?;
         let remote = source.map(|(id, remote)| ImageSource {
             nbd_addr: remote.nbd_addr,
             export: remote.export,
             keep: remote.keep,
             missing_bytes: space.remote_bytes,
             failed: self.layer_copy(id).and_then(|copy| copy.why_not_filled()),
+            refused,
         });
         Ok(ImageInfo {
             remote,
+            content: self.catalog.content(layer)?,
             name,
             layer,
             size_bytes: rows[0].size_bytes,

@@ -128,20 +128,22 @@ async fn finish_import(
     if record.inputs.is_some() {
         // Room for its files was taken before. The disk has more, which is empty.
         let made_at = Some(host.id.clone());
-        let known = ImageRecord { import: None, made_at, ..record.clone() };
+        let content = info.content;
+        let known = ImageRecord { import: None, made_at, content, ..record.clone() };
         return cluster.records.put(&key, &known).await;
     }
     let _room = room_for(cluster, host, name, info.size_bytes).await?;
     let size_bytes = Some(info.size_bytes);
     let made_at = Some(host.id.clone());
-    let known = ImageRecord { import: None, size_bytes, made_at, ..record.clone() };
+    let content = info.content;
+    let known = ImageRecord { import: None, size_bytes, made_at, content, ..record.clone() };
     cluster.records.put(&key, &known).await?;
     let gets_copy = |other: &HostLink| {
         let is_near = other.addresses.site == host.addresses.site;
         other.id != host.id && (is_near || !record.leave_site.is_never())
     };
     for other in cluster.hosts.up().iter().filter(|other| gets_copy(other)) {
-        if let Err(problem) = copy(host, other, name, layer).await {
+        if let Err(problem) = copy(cluster, host, other, name, layer).await {
             // It gets its copy when it first needs one.
             tracing::warn!("host {} has no copy of image {name} yet: {problem}", other.id);
         }

@@ -5,19 +5,20 @@
 use std::sync::Arc;
 
 use perigee_model::volume::ImageInfo;
-use perigee_model::{HostId, Problem};
+use perigee_model::{HostId, Problem, ProblemKind};
 
-use super::{Found, by_layer, copy, look};
+use super::{Found, by_layer, contents, copy, look};
 use crate::cluster::{Cluster, HostLink};
+use crate::records::{ImageRecord, image_key};
 
 /// The time between two checks, as a multiple of the monitor's period: 30 s.
 const MONITORED: u32 = 15;
 
 /// The images and states of all hosts at one time.
-struct Look {
+pub(super) struct Look {
     up: Vec<Arc<HostLink>>,
-    found: Vec<Found>,
-    silent: Vec<HostId>,
+    pub(super) found: Vec<Found>,
+    pub(super) silent: Vec<HostId>,
 }
 
 /// Runs until the controller ends.
@@ -26,6 +27,7 @@ pub async fn replace_lost_sources(cluster: Arc<Cluster>) {
         let up = cluster.hosts.up();
         let (found, silent) = look(&cluster).await;
         let look = Look { up, found, silent };
+        contents::settle(&cluster, &look).await;
         for lost in look.found.iter().filter(|found| look.has_lost_source(&found.host, &found.info))
         {
             let (name, host) = (&lost.info.name, &lost.host);
@@ -43,6 +45,9 @@ impl Look {
     /// removed.
     fn has_lost_source(&self, at: &HostId, image: &ImageInfo) -> bool {
         let Some(remote) = &image.remote else { return false };
+        if remote.refused {
+            return true;
+        }
         let mut up = self.up.iter();
         let Some(source) = up.find(|host| host.addresses.nbd_addr == remote.nbd_addr) else {
             return true;
@@ -68,11 +73,14 @@ fn is_same(one: &ImageInfo, other: &ImageInfo) -> bool {
 async fn replace(cluster: &Cluster, lost: &Found, look: &Look) -> Result<(), Problem> {
     let (name, layer) = (&lost.info.name, lost.info.layer);
     let to = cluster.hosts.get(&lost.host)?;
+    let record = cluster.records.read::<ImageRecord>(&image_key(name)).await?;
     // Two copies that lack blocks could wait for each other, so the source has all of them.
     let mut sources: Vec<Arc<HostLink>> = look
         .found
         .iter()
         .filter(|other| is_same(&other.info, &lost.info) && other.info.remote.is_none())
+        .filter(|other| !contents::is_bad(record.as_ref(), &other.info))
+        .filter(|other| !contents::was_deceived(record.as_ref(), &lost.host, &other.host))
         .filter_map(|other| cluster.hosts.get(&other.host).ok())
         .collect();
     let present = lost.info.remote.as_ref().map(|remote| &remote.nbd_addr);
@@ -84,11 +92,15 @@ async fn replace(cluster: &Cluster, lost: &Found, look: &Look) -> Result<(), Pro
     for source in sources {
         // Somebody imports or deletes it at this moment.
         let Some(_alone) = cluster.index.begin_import(name) else { return Ok(()) };
-        let now: ImageInfo = to.volume.get(&format!("/v1/images/{name}")).await?;
+        let now = match to.volume.get::<ImageInfo>(&format!("/v1/images/{name}")).await {
+            // It was deleted, perhaps because it was refused.
+            Err(problem) if problem.kind == ProblemKind::NotFound => return Ok(()),
+            now => now?,
+        };
         if now.layer != layer || !look.has_lost_source(&lost.host, &now) {
             return Ok(());
         }
-        tried = copy(&source, &to, name, layer).await.map(drop);
+        tried = copy(cluster, &source, &to, name, layer).await.map(drop);
         if tried.is_ok() {
             break;
         }

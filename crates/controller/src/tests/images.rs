@@ -242,7 +242,14 @@ async fn copied_from_cloud(lab: &Lab) -> FakeHost {
     hosts::register(&lab.cluster, &third.id, third.addresses.clone()).await.expect("register");
     let nbd_addr = lab.cloud.addresses.nbd_addr.clone();
     let (export, keep) = (images::by_layer(image().layer), Keep::All);
-    let remote = Some(ImageSource { nbd_addr, export, keep, missing_bytes: 1000, failed: None });
+    let remote = Some(ImageSource {
+        nbd_addr,
+        export,
+        keep,
+        missing_bytes: 1000,
+        failed: None,
+        refused: false,
+    });
     lab.home.inside().images.insert(name("debian"), ImageInfo { remote, ..image() });
     third
 }

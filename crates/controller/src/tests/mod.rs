@@ -3,6 +3,7 @@
 
 mod api;
 mod confined;
+mod contents;
 mod copies;
 mod enrol;
 mod fake;

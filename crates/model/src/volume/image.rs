@@ -5,6 +5,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::ContentDigest;
 use crate::{HostId, ImageName, LayerId, LeaveSite};
 
 /// A named sealed layer with its chain: an imported image or a snapshot.
@@ -25,6 +26,9 @@ pub struct ImageInfo {
     /// Where the rest comes from; `None` for an image that is complete.
     #[serde(default)]
     pub remote: Option<ImageSource>,
+    /// What it shows; of one that is not complete, what it has to show. `None` if that is not known yet.
+    #[serde(default)]
+    pub content: Option<ContentDigest>,
     /// Whether it may leave its site.
     #[serde(default)]
     pub leave_site: LeaveSite,
@@ -45,6 +49,10 @@ pub struct ImageSource {
     /// Why the rest could not be copied in the background at the last try; `None` if it could. It is tried again.
     #[serde(default)]
     pub failed: Option<String>,
+    /// What came from there is not the image's content. What had come was dropped, and the rest is not fetched in the
+    /// background from there.
+    #[serde(default)]
+    pub refused: bool,
 }
 
 /// Which blocks a copy keeps of those that it reads from the other host.
@@ -103,6 +111,10 @@ pub struct CopyImage {
     /// The sealed layer that the export must be; another one is refused.
     #[serde(default)]
     pub layer: Option<LayerId>,
+    /// What the copy has to show when it is complete; another content is refused. `None`: what comes is compared with the
+    /// checksums of the other host only.
+    #[serde(default)]
+    pub content: Option<ContentDigest>,
 }
 
 /// A format of disk images.

@@ -276,7 +276,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             change.apply(context, pool, &format!("/v1/images/{name}")).await
         }
         Verb::Copy { name, from, export, keep, pool } => {
-            let body = CopyImage { nbd_addr: from, export, keep, layer: None };
+            let body = CopyImage { content: None, nbd_addr: from, export, keep, layer: None };
             let path = format!("/v1/images/{name}/copy");
             let image: ImageInfo = pool_server(&pool).await?.post(&path, &body).await?;
             output::one(format, &image, LOCAL)

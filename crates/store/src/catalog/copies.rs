@@ -16,7 +16,8 @@ impl Catalog {
 
     /// Sets from which export a layer gets what it lacks.
     pub(crate) fn set_source(&self, layer: LayerId, source: &RemoteRow) -> Result<()> {
-        let sql = "UPDATE remote_parents SET nbd_addr = ?2, export = ?3 WHERE layer = ?1";
+        let sql =
+            "UPDATE remote_parents SET nbd_addr = ?2, export = ?3, refused = 0 WHERE layer = ?1";
         let RemoteRow { nbd_addr, export, .. } = source;
         self.lock().execute(sql, params![layer.to_string(), nbd_addr, export]).map(drop)
     }
@@ -31,7 +32,7 @@ impl Catalog {
     }
 
     pub(crate) fn copies_to_fill(&self) -> Result<Vec<LayerId>> {
-        let sql = "SELECT layer FROM remote_parents WHERE keep = ?1 ORDER BY layer";
+        let sql = "SELECT layer FROM remote_parents WHERE keep = ?1 AND NOT refused ORDER BY layer";
         self.lock()
             .prepare_cached(sql)?
             .query_map([Keep::All.to_string()], |row| parsed(row, 0))?

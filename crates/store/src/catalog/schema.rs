@@ -15,7 +15,7 @@ use rusqlite::Connection;
 const VERSION: i64 = STEPS.len() as i64;
 
 /// Step N upgrades from version N to N + 1.
-const STEPS: [&str; 14] = [
+const STEPS: [&str; 15] = [
     "
 CREATE TABLE IF NOT EXISTS layers (
     id TEXT PRIMARY KEY,
@@ -188,6 +188,10 @@ UPDATE pool SET openers_told = NOT EXISTS (SELECT 1 FROM volumes) AND NOT EXISTS
 ",
     "
 -- Copies of images were named by their layers here once. They keep the names that users gave: an access list may know only those.
+",
+    "
+ALTER TABLE layers ADD COLUMN content TEXT;         -- SHA-256 of what it shows, or has to show when the copy is complete
+ALTER TABLE remote_parents ADD COLUMN refused INTEGER NOT NULL DEFAULT 0;   -- 1: other content came from there
 ",
 ];
 

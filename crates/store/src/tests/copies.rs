@@ -1,6 +1,7 @@
 //! Copies of another host's images: what is fetched, how often, what is kept, and what stays when
 //! the other host goes away.
 
+mod contents;
 mod sources;
 mod troubles;
 
@@ -130,7 +131,13 @@ impl Bench {
     }
 
     async fn copy(&self, keep: Keep) -> Result<ImageInfo, perigee_model::Problem> {
-        let request = CopyImage { nbd_addr: "there:1".to_owned(), export: None, keep, layer: None };
+        let request = CopyImage {
+            content: None,
+            nbd_addr: "there:1".to_owned(),
+            export: None,
+            keep,
+            layer: None,
+        };
         self.pool.copy_image(&image_name("i"), request).await
     }
 
@@ -307,8 +314,13 @@ async fn what_is_here_is_served_while_the_other_host_is_away() {
 async fn a_host_that_does_not_answer_is_waited_for_until_a_deadline() {
     let (dir, files, home) = (tempfile::tempdir().unwrap(), Arc::default(), Home::new());
     let pool = open(&dir, &files, &home, 1);
-    let request =
-        CopyImage { nbd_addr: "there:1".to_owned(), export: None, keep: Keep::Read, layer: None };
+    let request = CopyImage {
+        content: None,
+        nbd_addr: "there:1".to_owned(),
+        export: None,
+        keep: Keep::Read,
+        layer: None,
+    };
     pool.copy_image(&image_name("i"), request).await.unwrap();
     drop(pool);
     // Nobody is there any more: `reach` knows this address only.
@@ -324,6 +336,7 @@ async fn a_host_that_does_not_answer_is_waited_for_until_a_deadline() {
 async fn an_export_that_is_another_layer_than_the_one_wanted_is_not_copied() {
     let bench = Bench::new();
     let request = |layer| CopyImage {
+        content: None,
         nbd_addr: "there:1".to_owned(),
         export: None,
         keep: Keep::All,

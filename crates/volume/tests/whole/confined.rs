@@ -65,7 +65,7 @@ async fn copy(
     export: Option<String>,
 ) -> Result<ImageInfo, Problem> {
     let nbd_addr = from.nbd_addr.clone();
-    let ask = CopyImage { nbd_addr, export, keep: Keep::All, layer: None };
+    let ask = CopyImage { content: None, nbd_addr, export, keep: Keep::All, layer: None };
     to.control.post(&format!("/v1/images/{image}/copy"), &ask).await
 }
 

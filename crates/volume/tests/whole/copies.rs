@@ -6,9 +6,9 @@ use std::process::{Child, Command, Stdio};
 
 use perigee_model::volume::{
     Attach, Attachment, CheckReport, CheckScope, CopyImage, ExportStats, ImageInfo, ImportImage,
-    IoStats, Keep,
+    IoStats, Keep, Snapshot,
 };
-use perigee_model::{ImageName, ProblemKind};
+use perigee_model::{ImageName, LayerId, ProblemKind};
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 
@@ -47,7 +47,8 @@ impl Source {
 
 async fn copy(host: &Server, home: &Server, export: Option<&str>, keep: Keep) -> ImageInfo {
     let nbd_addr = home.nbd_addr.clone();
-    let request = CopyImage { nbd_addr, export: export.map(str::to_owned), keep, layer: None };
+    let request =
+        CopyImage { content: None, nbd_addr, export: export.map(str::to_owned), keep, layer: None };
     host.control.post("/v1/images/golden/copy", &request).await.expect("a copy")
 }
 
@@ -261,8 +262,13 @@ async fn a_home_that_wants_tls_is_copied_from_and_proxied() {
     let source = Source::at(&home).await;
     home.clone_image("data", "golden").await;
     let nbd_addr = home.nbd_addr.clone();
-    let request =
-        CopyImage { nbd_addr: nbd_addr.clone(), export: None, keep: Keep::Read, layer: None };
+    let request = CopyImage {
+        content: None,
+        nbd_addr: nbd_addr.clone(),
+        export: None,
+        keep: Keep::Read,
+        layer: None,
+    };
     let plain = host.control.post::<ImageInfo>("/v1/images/golden/copy", &request).await;
     let plain = plain.expect_err("it wants TLS").to_string();
     assert!(plain.contains("it wants TLS"), "{plain}");
@@ -273,4 +279,100 @@ async fn a_home_that_wants_tls_is_copied_from_and_proxied() {
     let _: Attachment = host.control.put("/v1/attachments/data", &attach).await.expect("attached");
     assert_io(&host.qemu_io("data", &["write -P 7 1M 64k", "flush", "read -P 7 1M 64k"]));
     assert_io(&home.qemu_io("data", &["read -P 7 1M 64k"]));
+}
+
+/// An image of this file, with the layer's id that the controller has chosen.
+async fn imported(server: &Server, file: &std::path::Path, layer: LayerId) -> ImageInfo {
+    let request = ImportImage {
+        name: ImageName::new("golden").expect("a name"),
+        source: file.display().to_string(),
+        layer: Some(layer),
+        leave_site: Default::default(),
+        format: None,
+    };
+    server.control.post_long("/v1/images", &request, |_| {}).await.expect("an image")
+}
+
+/// What the controller asks for.
+fn copy_by_layer(from: &Server, image: &ImageInfo) -> CopyImage {
+    CopyImage {
+        content: image.content,
+        nbd_addr: from.nbd_addr.clone(),
+        export: Some(format!("layer:{}", image.layer)),
+        keep: Keep::All,
+        layer: Some(image.layer),
+    }
+}
+
+/// The checksums of a host that serves an image fit what it serves, whatever that is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_serves_a_changed_image_is_refused_and_the_copy_goes_on_from_another_one() {
+    let (home, liar, host) = (Server::start().await, Server::start().await, Server::start().await);
+    let dir = tempfile::tempdir().expect("a directory");
+    let (right, changed) = (dir.path().join("right.raw"), dir.path().join("changed.raw"));
+    let mut bytes = sample(SIZE);
+    std::fs::write(&right, &bytes).expect("a file");
+    bytes[30 << 20] ^= 1;
+    std::fs::write(&changed, &bytes).expect("a file");
+    let layer = LayerId(uuid::Uuid::new_v4());
+    let image = imported(&home, &right, layer).await;
+    let there = imported(&liar, &changed, layer).await;
+    assert!(image.content.is_some() && there.content.is_some());
+    assert_ne!(image.content, there.content, "one bit is enough");
+
+    let ask = copy_by_layer(&liar, &image);
+    let path = "/v1/images/golden/copy";
+    let made: ImageInfo = host.control.post(path, &ask).await.expect("it can be used at once");
+    assert_eq!(made.content, image.content, "what it has to show");
+    host.clone_image("c", "golden").await;
+    assert_io(&host.qemu_io("c", &["write -P 7 1M 64k", "flush"]));
+    let refused = |info: &ImageInfo| info.remote.as_ref().is_some_and(|remote| remote.refused);
+    until("the copy to be refused", async || refused(&info(&host).await)).await;
+    let now = info(&host).await.remote.expect("it is not complete");
+    assert!(now.missing_bytes > SIZE / 2, "nothing is kept of what came: {now:?}");
+    let again = host.control.post_long::<ImageInfo>("/v1/images/golden/fill", &(), |_| {}).await;
+    assert_eq!(again.expect_err("not from there").kind, ProblemKind::Conflict);
+
+    let _: ImageInfo =
+        host.control.post(path, &copy_by_layer(&home, &image)).await.expect("another source");
+    until("the copy to be complete", async || info(&host).await.remote.is_none()).await;
+    assert_eq!(info(&host).await.content, image.content);
+    host.clone_image("late", "golden").await;
+    let right = right.display().to_string();
+    run(&["qemu-img", "compare", "-f", "raw", "-F", "raw", &right, &host.uri("late")]);
+    assert_io(&host.qemu_io("c", &["read -P 7 1M 64k"]));
+    no_faults(&host).await;
+    let refused: ProblemKind = host
+        .control
+        .post::<ImageInfo>(path, &copy_by_layer(&liar, &there))
+        .await
+        .expect_err("the same layer with other content")
+        .kind;
+    assert_eq!(refused, ProblemKind::Conflict);
+}
+
+/// A snapshot has several layers, and its content is known a little later.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_content_of_a_snapshot_is_that_of_an_import_with_the_same_bytes() {
+    let (home, other) = (Server::start().await, Server::start().await);
+    let source = Source::at(&home).await;
+    home.clone_image("data", "golden").await;
+    assert_io(&home.qemu_io("data", &["write -P 9 3M 1M", "write -z 40M 1M", "flush"]));
+    let snapshot = Snapshot { image: ImageName::new("later").expect("a name") };
+    let made: ImageInfo =
+        home.control.post("/v1/volumes/data/snapshot", &snapshot).await.expect("an image");
+    assert!(made.chain.len() > 1, "{made:?}");
+    until("its content to be known", async || {
+        let now: ImageInfo = home.control.get("/v1/images/later").await.expect("it");
+        now.content.is_some()
+    })
+    .await;
+    let now: ImageInfo = home.control.get("/v1/images/later").await.expect("it");
+    let mut bytes = std::fs::read(&source.file).expect("the file");
+    bytes[3 << 20..4 << 20].fill(9);
+    bytes[40 << 20..41 << 20].fill(0);
+    let file = source._dir.path().join("later.raw");
+    std::fs::write(&file, bytes).expect("a file");
+    let same = imported(&other, &file, LayerId(uuid::Uuid::new_v4())).await;
+    assert_eq!(now.content, same.content);
 }

@@ -140,7 +140,7 @@ async fn a_disk_that_fails_at_the_home_is_an_error_elsewhere_only_until_it_is_ri
         home.control.post("/v1/volumes/data/snapshot", &snapshot).await.expect("an image");
     assert_io(&home.qemu_io(&export, &["write -P 2 4M 1M", "flush"]));
     let nbd_addr = home.nbd_addr.clone();
-    let copy = CopyImage { nbd_addr, export: None, keep: Keep::Read, layer: None };
+    let copy = CopyImage { content: None, nbd_addr, export: None, keep: Keep::Read, layer: None };
     let _: ImageInfo =
         host.control.post("/v1/images/golden/copy", &copy).await.expect("a copy of it");
     host.clone_image("clone", "golden").await;

@@ -301,8 +301,13 @@ async fn another_host_reads_an_image_only_if_it_was_told_its_layer_and_nobody_te
     hosts.credentials("cloud1").save(dir.path()).expect("files");
     let other = Server::start().await.with_tls(dir.path()).await;
     let nbd_addr = hosts.home.nbd_addr.clone();
-    let ask =
-        CopyImage { nbd_addr, export: Some(export), keep: Keep::All, layer: Some(image.layer) };
+    let ask = CopyImage {
+        content: None,
+        nbd_addr,
+        export: Some(export),
+        keep: Keep::All,
+        layer: Some(image.layer),
+    };
     let copy = "/v1/images/acme~base";
     other.control.post::<ImageInfo>(&format!("{copy}/copy"), &ask).await.expect("a copy");
     until("the copy to be complete", async || {

@@ -114,8 +114,13 @@ async fn an_image_that_the_new_home_has_is_not_shipped_again() {
     };
     let image: ImageInfo =
         one.control.post_long("/v1/images", &request, |_| {}).await.expect("an image");
-    let request =
-        CopyImage { nbd_addr: one.nbd_addr.clone(), export: None, keep: Keep::All, layer: None };
+    let request = CopyImage {
+        content: None,
+        nbd_addr: one.nbd_addr.clone(),
+        export: None,
+        keep: Keep::All,
+        layer: None,
+    };
     let _: ImageInfo = two.control.post("/v1/images/golden/copy", &request).await.expect("a copy");
     until("the image to be copied", async || {
         let image = two.control.get::<ImageInfo>("/v1/images/golden").await.expect("an image");

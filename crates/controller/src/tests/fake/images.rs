@@ -22,6 +22,7 @@ pub fn image() -> ImageInfo {
         chain: Vec::new(),
         children: 0,
         remote: None,
+        content: None,
         leave_site: Default::default(),
     }
 }
@@ -120,13 +121,16 @@ pub async fn copy_image(
         keep: ask.keep,
         missing_bytes: 1000,
         failed: None,
+        refused: false,
     };
+    let content = ask.content;
     let is_refused = inside.refuses_source.as_ref() == Some(&ask.nbd_addr);
     inside.copied.push(ask);
     if is_refused {
         return Err(Problem::unavailable("copy the image", "the other host is stuck").into());
     }
-    let info = ImageInfo { name: name.clone(), layer, remote: Some(remote), ..image() };
+    let remote = Some(remote);
+    let info = ImageInfo { name: name.clone(), layer, remote, content, ..image() };
     inside.images.insert(name, info.clone());
     Ok(Json(info))
 }

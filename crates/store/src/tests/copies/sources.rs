@@ -22,7 +22,8 @@ impl Two {
 
     async fn copy(&self, from: &str, keep: Keep) -> Result<ImageInfo, perigee_model::Problem> {
         let layer = Some(LayerId(Uuid::from_u128(77)));
-        let request = CopyImage { nbd_addr: from.to_owned(), export: None, keep, layer };
+        let request =
+            CopyImage { content: None, nbd_addr: from.to_owned(), export: None, keep, layer };
         self.pool.copy_image(&image_name("i"), request).await
     }
 

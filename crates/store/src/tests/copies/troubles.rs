@@ -132,7 +132,7 @@ impl Device for Far {
 
 async fn copy_in(pool: &Arc<Pool>) {
     let (nbd_addr, export, layer) = ("there:1".to_owned(), None, None);
-    let request = CopyImage { nbd_addr, export, keep: Keep::All, layer };
+    let request = CopyImage { content: None, nbd_addr, export, keep: Keep::All, layer };
     pool.copy_image(&image_name("i"), request).await.unwrap();
 }
 
@@ -299,7 +299,7 @@ async fn a_source_that_does_not_answer_holds_up_only_its_own_copies() {
         let pool = Pool::open_with(config, files, Uuid::from_u128(1)).unwrap();
         for (name, nbd_addr) in [("i", "first:1"), ("j", "second:1")] {
             let (nbd_addr, export, layer) = (nbd_addr.to_owned(), None, None);
-            let request = CopyImage { nbd_addr, export, keep: Keep::All, layer };
+            let request = CopyImage { content: None, nbd_addr, export, keep: Keep::All, layer };
             pool.copy_image(&image_name(name), request).await.unwrap();
         }
         let (silent, good) = if is_first_silent { (0, "j") } else { (1, "i") };

@@ -68,7 +68,13 @@ impl World {
         let pool = open_sim(dir.path(), &files, 1);
         let twins = first_twins();
         let nbd_addr = || "there:1".to_owned();
-        let copy = CopyImage { nbd_addr: nbd_addr(), export: None, keep: Keep::Read, layer: None };
+        let copy = CopyImage {
+            content: None,
+            nbd_addr: nbd_addr(),
+            export: None,
+            keep: Keep::Read,
+            layer: None,
+        };
         pool.copy_image(&image_name("yonder"), copy).await.unwrap();
         for (name, twin) in twins.iter().filter(|(name, _)| !name.starts_with("image:")) {
             let source = match name.as_str() {

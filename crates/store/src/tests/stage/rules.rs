@@ -329,7 +329,7 @@ async fn damage_of_a_copied_layer_is_not_passed_on() {
     let copy = Site::new();
     copy.way.lead(&between.pool);
     let (nbd_addr, export) = ("there:1".to_owned(), Some(format!("{LAYER_PREFIX}{top}")));
-    let request = CopyImage { nbd_addr, export, keep: Keep::All, layer: Some(top) };
+    let request = CopyImage { content: None, nbd_addr, export, keep: Keep::All, layer: Some(top) };
     copy.pool.copy_image(&image_name("above"), request).await.unwrap();
     let refused = fill_all(&copy.pool).await.unwrap_err().to_string();
     assert!(refused.contains(&format!("layer {below} is damaged at offset 0")), "{refused}");
@@ -360,7 +360,7 @@ async fn what_is_zeros_at_the_other_host_is_not_missing_once_the_background_has_
     let site = Site::new();
     site.way.lead(&from.pool);
     let (nbd_addr, export) = ("there:1".to_owned(), Some("image:thin".to_owned()));
-    let request = CopyImage { nbd_addr, export, keep: Keep::All, layer: None };
+    let request = CopyImage { content: None, nbd_addr, export, keep: Keep::All, layer: None };
     site.pool.copy_image(&image_name("thin"), request).await.unwrap();
     let missing = async || {
         let info = site.pool.image_info(&image_name("thin")).await.unwrap();
@@ -397,6 +397,7 @@ async fn what_differs_in_a_whole_copy_is_fetched_again_too() {
     let site = Site::new();
     site.way.lead(&from.pool);
     let request = CopyImage {
+        content: None,
         nbd_addr: "there:1".to_owned(),
         export: Some("image:below".to_owned()),
         keep: Keep::All,
@@ -469,6 +470,7 @@ async fn an_image_whose_layer_came_with_a_volume_only_gets_its_name() {
     site.take(&from.pool, "v").await;
     let layer = sealed_chain(&from.pool, "v")[1].layer;
     let request = || CopyImage {
+        content: None,
         nbd_addr: "there:1".to_owned(),
         export: Some("image:below".to_owned()),
         keep: Keep::All,
@@ -482,7 +484,7 @@ async fn an_image_whose_layer_came_with_a_volume_only_gets_its_name() {
     let info = site.pool.fill_image(&image_name("below"), Arc::default()).await.unwrap();
     assert_eq!(info.remote, None);
     assert!(all(&session(&site.pool, "v").await).await == content);
-    let own = CopyImage { export: Some(format!("layer:{layer}@own")), ..request() };
+    let own = CopyImage { content: None, export: Some(format!("layer:{layer}@own")), ..request() };
     let refused = site.pool.copy_image(&image_name("own"), own).await.unwrap_err();
     assert_eq!(refused.kind, ProblemKind::Invalid);
 }
@@ -495,7 +497,7 @@ async fn a_copy_does_not_go_on_from_itself_or_another_that_lacks_blocks() {
     site.way.lead(&from.pool);
     let copy = async |from: &str| {
         let (nbd_addr, keep) = (from.to_owned(), Keep::Read);
-        let request = CopyImage { nbd_addr, export: None, keep, layer: Some(layer) };
+        let request = CopyImage { content: None, nbd_addr, export: None, keep, layer: Some(layer) };
         site.pool.copy_image(&image_name("below"), request).await
     };
     copy("there:1").await.unwrap();
@@ -649,8 +651,13 @@ async fn a_volume_of_8_gib_with_16_mib_written_ships_about_16_mib() {
         image.write(part * 128 * MIB, bytes(7, 1 << 20), false).await.unwrap();
     }
     snapshot(from, "image", "debian").await;
-    let request =
-        CopyImage { nbd_addr: "there:1".to_owned(), export: None, keep: Keep::All, layer: None };
+    let request = CopyImage {
+        content: None,
+        nbd_addr: "there:1".to_owned(),
+        export: None,
+        keep: Keep::All,
+        layer: None,
+    };
     to.copy_image(&image_name("debian"), request).await.unwrap();
     to.fill_image(&image_name("debian"), Arc::default()).await.unwrap();
     let source = VolumeSource::Image(image_name("debian"));

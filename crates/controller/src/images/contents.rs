@@ -1,0 +1,217 @@
+//! What images show. The host that makes an image says the SHA-256 of its content, and the image's record keeps it. Each other
+//! host is told with its copy what that has to show, compares it before the copy counts as complete, and drops what is
+//! something else. Here it is seen to that such a copy is deleted or gets another source, and that people hear of it.
+//!
+//! An image whose content is not known yet (of an earlier version, or just made of a volume) is copied without that. When it
+//! becomes known, hosts whose copies lack blocks are told, and complete copies are compared with what their hosts say.
+
+use perigee_model::tenant::AuditEntry;
+use perigee_model::volume::{ContentDigest, ImageInfo};
+use perigee_model::{HostId, ImageName, Problem, ProblemKind, TenantName};
+
+use super::sources::Look;
+use super::{Found, ask_for_copy};
+use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::records::{ImageRecord, RefusedSource, image_key};
+
+/// Whether a host's copy is complete, and not what the image shows.
+fn differs(record: &ImageRecord, info: &ImageInfo) -> bool {
+    let differs = |found: ContentDigest| record.content.is_some_and(|wanted| wanted != found);
+    info.remote.is_none() && info.content.is_some_and(differs)
+}
+
+/// Whether nothing may be made of this host's copy: it shows something else, or its host has found that its source does.
+pub(super) fn is_bad(record: Option<&ImageRecord>, info: &ImageInfo) -> bool {
+    let is_refused = info.remote.as_ref().is_some_and(|remote| remote.refused);
+    is_refused || record.is_some_and(|record| differs(record, info))
+}
+
+/// Whether this host has got other content of the image from that one.
+pub(super) fn was_deceived(record: Option<&ImageRecord>, at: &HostId, from: &HostId) -> bool {
+    let pair = |refused: &RefusedSource| refused.at == *at && refused.from == *from;
+    record.is_some_and(|record| record.refused.iter().any(pair))
+}
+
+/// The problem of a host that nobody gives the image as it is, if that is so.
+pub(super) fn only_deceit(record: Option<&ImageRecord>, at: &HostId) -> Option<Problem> {
+    let record = record?;
+    let from = record.refused.iter().find(|refused| refused.at == *at)?;
+    let why = format!(
+        "what host {} gave to {at} is not the image's content, and no other host has it",
+        from.from
+    );
+    Some(
+        Problem::conflict(format!("can't use image {} at {at}", record.name), why)
+            .next("look after that host (`perigee host revoke`), and import the image again"),
+    )
+}
+
+/// Once for each look at all hosts.
+pub(super) async fn settle(cluster: &Cluster, look: &Look) {
+    let records = match cluster.records.list::<ImageRecord>("images/").await {
+        Ok(records) => records,
+        Err(problem) => return tracing::warn!("can't list the images: {problem}"),
+    };
+    for record in records {
+        let copies: Vec<&Found> = look
+            .found
+            .iter()
+            .filter(|found| found.info.name == record.name)
+            .filter(|found| Some(found.info.layer) == record.layer)
+            .collect();
+        if record.import.is_some() || copies.is_empty() {
+            continue;
+        }
+        let name = record.name.clone();
+        if let Err(problem) = settle_one(cluster, record, &copies, look).await {
+            tracing::warn!("image {name}: {problem}");
+        }
+    }
+}
+
+async fn settle_one(
+    cluster: &Cluster,
+    mut record: ImageRecord,
+    copies: &[&Found],
+    look: &Look,
+) -> Result<(), Problem> {
+    if record.content.is_none()
+        && let Some(content) = told(cluster, &record, copies, look)
+    {
+        record = keep(cluster, &record.name, content).await?;
+    }
+    for Found { host, info } in copies {
+        let Ok(at) = cluster.hosts.get(host) else { continue };
+        if is_bad(Some(&record), info) {
+            // Somebody imports, copies or deletes it at this moment.
+            let Some(_alone) = cluster.index.begin_import(&record.name) else { return Ok(()) };
+            if let Err(problem) = drop_bad(cluster, &at, &record, info).await {
+                tracing::warn!("{problem}");
+            }
+        } else if let Some(remote) = &info.remote
+            && record.content.is_some()
+            && info.content != record.content
+            && let Some(from) = host_at(cluster, &remote.nbd_addr)
+        {
+            ask_for_copy(cluster, &from, &at, &record.name, info.layer).await?;
+        }
+    }
+    Ok(())
+}
+
+fn host_at(cluster: &Cluster, nbd_addr: &str) -> Option<std::sync::Arc<HostLink>> {
+    cluster.hosts.all().into_iter().find(|host| host.addresses.nbd_addr == nbd_addr)
+}
+
+/// The content as the host says that has made the image. If it is not known who did, or that host is gone, as all hosts say
+/// that have all of it.
+fn told(
+    cluster: &Cluster,
+    record: &ImageRecord,
+    copies: &[&Found],
+    look: &Look,
+) -> Option<ContentDigest> {
+    let mut complete = copies.iter().filter(|found| found.info.remote.is_none());
+    let made_at = record.made_at.as_ref().filter(|host| cluster.hosts.get(host).is_ok());
+    if let Some(made_at) = made_at {
+        return complete.find(|found| found.host == *made_at)?.info.content;
+    }
+    let first = complete.next()?.info.content?;
+    let all_same = complete.all(|found| found.info.content == Some(first));
+    (all_same && look.silent.is_empty()).then_some(first)
+}
+
+/// Keeps what an image shows. What is known already stays.
+pub(super) async fn keep(
+    cluster: &Cluster,
+    name: &ImageName,
+    content: ContentDigest,
+) -> Result<ImageRecord, Problem> {
+    let record = |old: Option<ImageRecord>| {
+        let old = old.unwrap_or_else(|| ImageRecord::new(name.clone()));
+        ImageRecord { content: Some(old.content.unwrap_or(content)), ..old }
+    };
+    cluster.records.update(&image_key(name), record).await
+}
+
+/// Deletes a copy that is not what the image shows. One that volumes stand on stays: it has nothing of what has come, and gets
+/// another source. Its source is kept with the image, so that the host never copies from there again.
+///
+/// # Errors
+/// `Conflict` if volumes stand on a complete copy, or the host has made the image.
+pub(super) async fn drop_bad(
+    cluster: &Cluster,
+    at: &HostLink,
+    record: &ImageRecord,
+    info: &ImageInfo,
+) -> Result<(), Problem> {
+    let name = &record.name;
+    let what = format!("can't use image {name} at {}", at.id);
+    match &info.remote {
+        Some(remote) => {
+            let from = host_at(cluster, &remote.nbd_addr);
+            let from = from.map_or_else(|| remote.nbd_addr.clone(), |host| host.id.to_string());
+            note(cluster, record, &at.id, &from).await?;
+            if info.children > 0 {
+                return Ok(());
+            }
+        }
+        None if record.made_at.as_ref() == Some(&at.id) => {
+            let why =
+                "the host has made the image, and shows another content now than it said then";
+            return Err(Problem::conflict(what, why)
+                .next("check the host's disk: `perigee check`; then delete the image, and import it again"));
+        }
+        None if info.children > 0 => {
+            let why = "its copy there is not what the image shows, and volumes stand on it";
+            return Err(
+                Problem::conflict(what, why).next("end the jobs and VMs there that use the image")
+            );
+        }
+        None => {
+            tracing::error!("host {} has a copy of image {name} that is not what it shows", at.id);
+            audit(cluster, name, &at.id, "an unknown host");
+        }
+    }
+    match at.volume.delete(&format!("/v1/images/{name}")).await {
+        Err(problem) if problem.kind != ProblemKind::NotFound => Err(problem),
+        _ => Ok(()),
+    }
+}
+
+/// Notes that a host has served other content than the image's. The first time, people are told.
+async fn note(
+    cluster: &Cluster,
+    record: &ImageRecord,
+    at: &HostId,
+    from: &str,
+) -> Result<(), Problem> {
+    let Ok(host) = HostId::new(from) else { return Ok(()) };
+    if was_deceived(Some(record), at, &host) {
+        return Ok(());
+    }
+    let name = &record.name;
+    tracing::error!("host {from} has served content to {at} that is not image {name}'s");
+    audit(cluster, name, at, &format!("host {from}"));
+    let there = |host: &HostId| cluster.hosts.get(host).is_ok();
+    let noted = |old: Option<ImageRecord>| {
+        let mut old = old.unwrap_or_else(|| ImageRecord::new(name.clone()));
+        old.refused.retain(|refused| there(&refused.at) && there(&refused.from));
+        if !was_deceived(Some(&old), at, &host) {
+            old.refused.push(RefusedSource { at: at.clone(), from: host.clone() });
+        }
+        old
+    };
+    cluster.records.update(&image_key(name), noted).await.map(drop)
+}
+
+fn audit(cluster: &Cluster, name: &ImageName, at: &HostId, from: &str) {
+    let entry = AuditEntry {
+        at_ms: now_ms(),
+        who: format!("host {at}"),
+        request: format!("REFUSE the content of image {name} from {from}"),
+        thing: name.to_string(),
+        status: 409,
+    };
+    cluster.audit.add(&TenantName::of(name.as_str()), entry);
+}

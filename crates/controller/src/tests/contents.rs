@@ -1,0 +1,154 @@
+//! What images show: hosts that copy them are told, and copies of something else are not used.
+
+use perigee_model::ImageName;
+use perigee_model::ProblemKind;
+use perigee_model::volume::{ContentDigest, ImageInfo, ImageSource, Keep};
+
+use super::fake::{FakeHost, image};
+use super::{Lab, wait_for};
+use crate::records::{ImageRecord, RefusedSource, image_key};
+use crate::{hosts, images};
+
+const CONTENT: ContentDigest = ContentDigest([7; 32]);
+const OTHER: ContentDigest = ContentDigest([8; 32]);
+
+fn debian() -> ImageName {
+    ImageName::new("debian").expect("name")
+}
+
+/// A lab whose image `home1` has made, and a third host that has all of it too.
+async fn lab() -> (Lab, FakeHost) {
+    let lab = Lab::up().await;
+    let third = FakeHost::start("home2", "home").await;
+    hosts::register(&lab.cluster, &third.id, third.addresses.clone()).await.expect("register");
+    let record = ImageRecord {
+        layer: Some(image().layer),
+        made_at: Some(lab.home.id.clone()),
+        ..ImageRecord::new(debian())
+    };
+    lab.cluster.records.put(&image_key(&debian()), &record).await.expect("put");
+    for host in [&lab.home, &third] {
+        show(host, Some(CONTENT));
+    }
+    lab.cloud.inside().images.clear();
+    (lab, third)
+}
+
+fn show(host: &FakeHost, content: Option<ContentDigest>) {
+    host.inside().images.insert(debian(), ImageInfo { content, ..image() });
+}
+
+/// A copy at this host that lacks blocks, which it gets from that one.
+fn lacks(host: &FakeHost, from: &FakeHost, content: Option<ContentDigest>, refused: bool) {
+    let (export, keep) = (images::by_layer(image().layer), Keep::All);
+    let nbd_addr = from.addresses.nbd_addr.clone();
+    let remote =
+        Some(ImageSource { nbd_addr, export, keep, missing_bytes: 1000, failed: None, refused });
+    host.inside().images.insert(debian(), ImageInfo { remote, content, ..image() });
+}
+
+async fn record(lab: &Lab) -> ImageRecord {
+    let record = lab.cluster.records.read(&image_key(&debian())).await.expect("read");
+    record.expect("the image is known")
+}
+
+async fn ensure(lab: &Lab, host: &FakeHost) -> Result<ImageInfo, perigee_model::Problem> {
+    let at = lab.cluster.hosts.get(&host.id).expect("it has joined");
+    images::ensure(&lab.cluster, &at, &debian()).await
+}
+
+async fn wait_until_known(lab: &Lab) {
+    wait_for("the content", async || (record(lab).await.content == Some(CONTENT)).then_some(()))
+        .await;
+}
+
+#[tokio::test]
+async fn a_host_that_copies_an_image_is_told_what_it_has_to_show() {
+    let (lab, _third) = lab().await;
+    ensure(&lab, &lab.cloud).await.expect("a copy");
+    assert_eq!(lab.cloud.inside().copied.last().expect("it was asked").content, Some(CONTENT));
+    assert_eq!(record(&lab).await.content, Some(CONTENT));
+}
+
+#[tokio::test]
+async fn a_host_whose_copy_lacks_blocks_is_told_when_the_content_becomes_known() {
+    let (lab, _third) = lab().await;
+    lacks(&lab.cloud, &lab.home, None, false);
+    wait_for("the host to be told", async || {
+        let told = lab.cloud.inside().images.get(&debian())?.content;
+        (told == Some(CONTENT)).then_some(())
+    })
+    .await;
+    let from = lab.cloud.inside().copied.last().expect("it was asked").nbd_addr.clone();
+    assert_eq!(from, lab.home.addresses.nbd_addr, "from the source that it has");
+}
+
+#[tokio::test]
+async fn a_copy_that_its_host_has_refused_is_deleted_and_made_from_another_host() {
+    let (lab, third) = lab().await;
+    wait_until_known(&lab).await;
+    lacks(&lab.cloud, &lab.home, Some(CONTENT), true);
+    wait_for("the copy to be deleted", async || {
+        (!lab.cloud.inside().images.contains_key(&debian())).then_some(())
+    })
+    .await;
+    let pair = RefusedSource { at: lab.cloud.id.clone(), from: lab.home.id.clone() };
+    assert_eq!(record(&lab).await.refused, [pair]);
+    let log = lab.cluster.audit.read(&Default::default(), 0).expect("the audit log");
+    let entry = log.iter().find(|entry| entry.request.starts_with("REFUSE")).expect("an entry");
+    assert!(entry.who == "host cloud1" && entry.request.ends_with("host home1"), "{entry:?}");
+    ensure(&lab, &lab.cloud).await.expect("another host has it");
+    let from = lab.cloud.inside().copied.last().expect("it was asked").nbd_addr.clone();
+    assert_eq!(from, third.addresses.nbd_addr, "also if another host has made it");
+    // Who says this can keep only himself from copying.
+    show(&third, None);
+    third.inside().images.clear();
+    ensure(&lab, &third).await.expect("from the host that has made it");
+    assert_eq!(third.inside().copied.last().expect("asked").nbd_addr, lab.home.addresses.nbd_addr);
+}
+
+#[tokio::test]
+async fn a_refused_copy_that_a_volume_stands_on_gets_another_source() {
+    let (lab, third) = lab().await;
+    wait_until_known(&lab).await;
+    lab.cloud.inside().image_children = 1;
+    lacks(&lab.cloud, &lab.home, Some(CONTENT), true);
+    wait_for("another source", async || {
+        let remote = lab.cloud.inside().images.get(&debian())?.remote.clone()?;
+        (remote.nbd_addr == third.addresses.nbd_addr && !remote.refused).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_complete_copy_that_shows_something_else_is_deleted_and_never_counts() {
+    let (lab, third) = lab().await;
+    wait_until_known(&lab).await;
+    // A volume keeps it there for now.
+    third.inside().image_children = 1;
+    show(&third, Some(OTHER));
+    let image = images::image(&lab.cluster, &debian()).await.expect("the image");
+    assert_eq!(image.hosts, std::slice::from_ref(&lab.home.id));
+    let refused = ensure(&lab, &third).await.expect_err("nothing is made of it");
+    assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+    third.inside().image_children = 0;
+    wait_for("it to be deleted", async || {
+        (!third.inside().images.contains_key(&debian())).then_some(())
+    })
+    .await;
+    // The host that has made the image keeps what it has, whatever that shows now.
+    show(&lab.home, Some(OTHER));
+    let refused = ensure(&lab, &lab.home).await.expect_err("it is not what it was");
+    assert!(refused.why.contains("has made the image"), "{refused}");
+    assert!(lab.home.inside().images.contains_key(&debian()));
+}
+
+#[tokio::test]
+async fn an_image_that_only_a_deceiving_host_has_is_refused_with_its_name() {
+    let (lab, third) = lab().await;
+    wait_until_known(&lab).await;
+    third.inside().images.clear();
+    lacks(&lab.cloud, &lab.home, Some(CONTENT), true);
+    let refused = ensure(&lab, &lab.cloud).await.expect_err("nobody else has it");
+    assert!(refused.why.contains("what host home1 gave to cloud1"), "{refused}");
+}
