@@ -417,7 +417,7 @@ fn traits(spec: &JobSpec, data_bytes: Vec<u64>) -> Traits {
     }
 }
 
-fn digest(value: &serde_json::Value) -> String {
+pub(crate) fn digest(value: &serde_json::Value) -> String {
     files::hex(&Sha256::digest(value.to_string()))
 }
 

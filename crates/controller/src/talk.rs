@@ -9,14 +9,13 @@ use perigee_model::gang::of_member;
 use perigee_model::job::{Job, JobSpec};
 use perigee_model::plan::Estimate;
 use perigee_model::vm::SentTo;
-use perigee_model::{HostId, JobId, Problem};
+use perigee_model::{HostId, JobId, Problem, TenantName};
 use perigee_planner::Traits;
 use perigee_planner::gangs::{GangRun, predict};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::cluster::{Cluster, now_ms};
-use crate::files::hex;
+use crate::planning::digest;
 
 /// As many kinds of gangs are remembered.
 const KINDS_MAX: usize = 1000;
@@ -79,7 +78,7 @@ impl Known {
 
 /// A digest of what a gang runs.
 fn program(spec: &JobSpec) -> String {
-    hex(&Sha256::digest(format!("{}\0{:?}\0{}", spec.image, spec.command, spec.mpi)))
+    digest(&serde_json::json!([spec.image, spec.command, spec.mpi]))
 }
 
 /// Jobs of the same name and with as many VMs are of one kind.
@@ -131,9 +130,42 @@ pub async fn remember(
     cluster.records.put(&key, &known).await
 }
 
+/// Forgets what a deleted tenant's gangs have taught.
+///
+/// # Errors
+/// If the store fails.
+pub async fn forget_tenant(cluster: &Cluster, tenant: &TenantName) -> Result<(), Problem> {
+    cluster.records.remove_all(&format!("{PREFIX}{}", tenant.full(""))).await
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A new tenant of that name got it.
+    #[tokio::test]
+    async fn what_a_deleted_tenant_s_gangs_have_taught_is_forgotten() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (wanted, _drivers) = tokio::sync::mpsc::unbounded_channel();
+        let (timing, traffic) = (crate::cluster::Timing::default(), crate::cluster::Traffic::Plain);
+        let cluster = Cluster::open(dir.path(), timing, traffic, wanted).await.expect("a cluster");
+        let ids =
+            ["acme~g-0001", "acmes~g-0001", "g-0001"].map(|id| JobId::new(id).expect("a name"));
+        for id in &ids {
+            cluster
+                .records
+                .put(&key(id, 2), &Known { ended_ms: 1, ..Known::default() })
+                .await
+                .expect("put");
+        }
+        let acme: TenantName = "acme".parse().expect("a name");
+        crate::planning::forget_tenant(&cluster, &acme).await.expect("forgotten");
+        let mut kept = Vec::new();
+        for id in &ids {
+            kept.push(known(&cluster, id, 2).await.expect("a record").ended_ms);
+        }
+        assert_eq!(kept, [0, 1, 1]);
+    }
 
     #[test]
     fn counters_are_added_up_over_hosts_and_new_beginnings() {

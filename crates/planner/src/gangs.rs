@@ -9,13 +9,10 @@ mod place;
 use perigee_model::plan::{Estimate, PredictedEnd};
 use serde::{Deserialize, Serialize};
 
-use crate::runs::Traits;
+use crate::runs::{SAME_JOB, Traits};
 
 pub use moves::{GangVerdict, RunningGang, consider};
 pub use place::{Room, at_site};
-
-/// Runs of gangs that are less related than this say nothing.
-const SAME_JOB: f64 = 0.95;
 
 /// One earlier run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

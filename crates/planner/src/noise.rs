@@ -2,10 +2,8 @@
 
 use perigee_model::plan::Noise;
 
-use crate::runs::{FAR_S, PastRun};
+use crate::runs::{FAR_S, PastRun, SAME_JOB};
 
-/// Runs of jobs that are less related than this are not compared.
-const SAME_JOB: f64 = 0.95;
 /// Round trips that differ by this share are equally far.
 const EQUALLY_FAR: f64 = 0.1;
 /// A volume with shares of far requests that differ by this much was in the same place.

@@ -18,6 +18,9 @@ const CHANGED_KEPT: usize = 2;
 const OTHER_NAME: f64 = 0.5;
 const OTHER_INPUTS: f64 = 0.3;
 
+/// Runs of jobs that are less related than this are of different jobs: they are not compared.
+pub(crate) const SAME_JOB: f64 = 0.95;
+
 /// A shorter round trip is one within a site. It does not show how many round trips a job needs.
 pub(crate) const FAR_S: f64 = 0.0005;
 

@@ -305,7 +305,10 @@ impl Results {
             "Times by the guests' clocks: without KVM on a busy machine they can go several times too fast (the column \"fastest guest clock\"), so \
              times are the machine's, and the guests' points over time are stretched to them."
                 .to_owned(),
-            "Worker nodes at several hosts: all four VMs are at one host, so what they tell each other crosses no link.".to_owned(),
+            "Worker nodes at several hosts: all four VMs are at one host, so what they tell each other crosses no link. In the paper each has a \
+             machine of its own, with CPUs and memory of its own. Here all hosts are network namespaces of one machine: four of them would share its CPUs, its disk cache and its \
+             disk as the four VMs do now, and what goes between them would be copied in memory. What would be measured is four volume servers instead of one."
+                .to_owned(),
         ];
         if !Path::new("/dev/kvm").exists() {
             missing.push("KVM: this machine has none. QEMU interprets the guests, which makes computing slower and not reading.".to_owned());

@@ -198,7 +198,7 @@ pub async fn forget_tenant(cluster: &Cluster, tenant: &TenantName) -> Result<(),
             cluster.taught.forget_history(&key);
         }
     }
-    Ok(())
+    crate::talk::forget_tenant(cluster, tenant).await
 }
 
 async fn keep_boot(cluster: &Cluster, host: &HostId, boot: &Boot) -> Result<(), Problem> {

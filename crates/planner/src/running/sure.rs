@@ -31,7 +31,7 @@ use crate::spread::Spread;
 /// So many of the newest runs must have been long enough.
 pub const SURE_RUNS: usize = 2;
 /// A run that is related to the job at least so much is one of the same job: its data may have grown a little.
-const SAME_JOB: f64 = 0.9;
+const NEARLY_THE_SAME_JOB: f64 = 0.9;
 /// What was lost so far says something once this share of the work is done.
 const DONE_LEAST: f64 = 0.1;
 
@@ -58,7 +58,8 @@ impl Saving {
         (traits, history): (&Traits, &[PastRun]),
         price_s: f64,
     ) -> bool {
-        let same = history.iter().rev().filter(|run| traits.relation(&run.traits) >= SAME_JOB);
+        let same =
+            history.iter().rev().filter(|run| traits.relation(&run.traits) >= NEARLY_THE_SAME_JOB);
         let whole_s = self.whole.expected;
         let long_enough = |run: &PastRun| whole_s * run.requests() >= price_s * learned.requests;
         learned.basis == Basis::History
