@@ -230,6 +230,16 @@ async fn tell(
         Err(problem) if problem.kind == ProblemKind::NotFound => return Ok(BTreeSet::new()),
         answer => answer?,
     };
+    let key = let_in_key(&home.id);
+    let known: LetIn = cluster.records.read(&key).await?.unwrap_or_default();
+    let lost = known.hosts.iter().filter(|(volume, host)| {
+        !here.volumes.get(volume).is_some_and(|hosts| hosts.contains(host))
+    });
+    let (again, mut kept) = still_attached(cluster, home, lost.cloned().collect()).await;
+    for (volume, host) in again {
+        needed.entry(volume.clone()).or_default().push(host.clone());
+        kept.insert((volume, host));
+    }
     if here.admits_all {
         // From then on it admits nobody else.
         for (volume, hosts) in in_use(cluster, home).await? {
@@ -256,11 +266,67 @@ async fn tell(
             // Hosts that do not answer must not keep those waiting that are to be let in.
             let may_ask = is_old && Instant::now() < until;
             if !may_ask || !let_out(cluster, home, &one).await {
+                if is_old || known.hosts.contains(&one) {
+                    kept.insert(one.clone());
+                }
                 surplus.insert(one);
             }
         }
     }
+    let now = LetIn { hosts: kept.into_iter().take(SURPLUS_MAX).collect() };
+    if now != known {
+        cluster.records.put(&key, &now).await?;
+    }
     Ok(surplus)
+}
+
+/// Hosts that a home lets in without a VM of theirs, because they have a volume attached. Only the home knows them, and one that
+/// was restored from a backup may have forgotten them.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct LetIn {
+    hosts: BTreeSet<Surplus>,
+}
+
+pub fn let_in_key(home: &HostId) -> String {
+    format!("let_in/{home}")
+}
+
+/// Which of these, which a home lets in no more, have the volume attached from there as before; and those of which that is not
+/// known. Whoever was let out has ended that before.
+async fn still_attached(
+    cluster: &Cluster,
+    home: &HostLink,
+    lost: BTreeSet<Surplus>,
+) -> (BTreeSet<Surplus>, BTreeSet<Surplus>) {
+    let hosts: BTreeSet<HostId> = lost.iter().map(|(_, host)| host.clone()).collect();
+    let asked =
+        hosts.into_iter().filter_map(|host| cluster.hosts.get(&host).ok()).map(async |host| {
+            let is_up = cluster.hosts.state(&host.id) == HostState::Up;
+            let answer = if is_up {
+                host.volume.get::<Vec<Attachment>>("/v1/attachments").await.ok()
+            } else {
+                None
+            };
+            (host.id.clone(), answer)
+        });
+    let answers: BTreeMap<HostId, Option<Vec<Attachment>>> =
+        join_all(asked).await.into_iter().collect();
+    let (mut attached, mut not_known) = (BTreeSet::new(), BTreeSet::new());
+    for (volume, host) in lost {
+        // A host that was removed needs nothing.
+        let Some(answer) = answers.get(&host) else { continue };
+        let Some(answer) = answer else {
+            not_known.insert((volume, host));
+            continue;
+        };
+        let is_there = answer
+            .iter()
+            .any(|one| one.volume == volume && one.nbd_addr == home.addresses.nbd_addr);
+        if is_there && !cluster.index.is_being_detached(&host, &volume) {
+            attached.insert((volume, host));
+        }
+    }
+    (attached, not_known)
 }
 
 /// Which volumes of a home the other hosts use, by what they say. The records do not have all of it: a volume may be attached

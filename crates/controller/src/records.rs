@@ -17,6 +17,7 @@
 //! | `intents/volume_moves/VOLUME` | [`VolumeMoveIntent`] | the API, and drivers of jobs that end |
 //! | `replicas/VOLUME/SITE` | [`crate::replicas::ReplicaRecord`] | the replica's driver |
 //! | `intents/replicas/VOLUME/SITE` | [`crate::replicas::ReplicaIntent`] | the API |
+//! | `let_in/HOST` | which hosts a home lets in because they say that they have a volume attached, without a VM | [`crate::openers::keep`] |
 //! | `promotions/VOLUME` | a promotion of a replica that is not over | the promotion |
 //! | `superseded/HOST/VOLUME/INCARNATION` | what a host that has the volume no more is to be told | the promotion |
 //! | `shadows/VOLUME/HOST/TENURE` | [`crate::shadows::Shadow`] | the move's driver, and who drops it |

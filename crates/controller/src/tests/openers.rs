@@ -117,6 +117,37 @@ async fn a_host_that_needs_a_volume_no_more_is_let_out_and_one_that_has_it_attac
     wait_until_let_in(&lab.cloud, &data_volume(), &["home1"]).await;
 }
 
+/// The controller has no record of an attachment without a VM, but for what the home has said before.
+#[tokio::test]
+async fn a_home_that_was_restored_lets_in_again_who_has_a_volume_attached_without_a_vm() {
+    let lab = Lab::up().await;
+    let (other, gone) =
+        (VolumeName::new("other").expect("name"), VolumeName::new("gone").expect("name"));
+    let home1: BTreeSet<HostId> = [lab.home.id.clone()].into();
+    for volume in [&other, &gone] {
+        lab.cloud.inside().openers.insert(volume.clone(), home1.clone());
+        let at = lab.cloud.addresses.nbd_addr.clone();
+        lab.home.inside().attachments.insert(volume.clone(), at);
+    }
+    let key = crate::openers::let_in_key(&lab.cloud.id);
+    wait_for("the controller to know them", async || {
+        let known: Option<serde_json::Value> = lab.cluster.records.read(&key).await.expect("read");
+        (known?["hosts"].as_array()?.len() == 2).then_some(())
+    })
+    .await;
+    lab.home.inside().attachments.remove(&gone);
+    // From a backup that was made before.
+    lab.cloud.inside().openers.clear();
+    wait_until_let_in(&lab.cloud, &other, &["home1"]).await;
+    let told = lab.cloud.inside().told_of_openers;
+    wait_for("two more rounds", async || {
+        (lab.cloud.inside().told_of_openers > told + 1).then_some(())
+    })
+    .await;
+    assert!(let_in(&lab.cloud, &gone).is_empty(), "nobody has it attached");
+    wait_until_let_in(&lab.cloud, &other, &["home1"]).await;
+}
+
 /// A volume at `home1` of this export of `cloud1`.
 async fn make_of(lab: &Lab, export: &str) -> VolumeName {
     let name = VolumeName::new("reader").expect("name");
