@@ -6,6 +6,7 @@
 //! [`super::caller`].
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
@@ -294,9 +295,20 @@ pub async fn admit(
 /// Notes that a token did not count: somebody may be trying tokens. Anybody can do that, so not each request is noted.
 fn note_unknown_token(cluster: &Arc<Cluster>, request: &Request, why: &str) {
     let address = request.extensions().get::<ClientAddress>().and_then(|address| address.0);
-    let from = address.map_or_else(|| "this host".to_owned(), |address| address.to_string());
+    let mut from = address.map_or_else(|| "this host".to_owned(), |address| address.to_string());
+    if let Some(client) = asks_for(request.headers()) {
+        from = format!("{from}, which says that it asks for {client}");
+    }
     let asked = format!("{} {}", request.method(), request.uri().path());
     note_unknown(cluster, &from, &asked, why);
+}
+
+/// The header in which a gateway names its client. Anybody can send it, so nothing is decided by it: it is noted beside the address
+/// from which the request has come.
+const ASKS_FOR: &str = "perigee-asks-for";
+
+fn asks_for(headers: &HeaderMap) -> Option<IpAddr> {
+    headers.get(ASKS_FOR)?.to_str().ok()?.parse().ok()
 }
 
 /// As [`note_unknown_token`], of a client at an address that has asked for something.

@@ -639,6 +639,25 @@ async fn what_a_token_has_made_ends_with_it() {
     assert_eq!(left, ["own", "admins"]);
 }
 
+/// The gateway of FTPS asks from one address for all of its clients. What it says is noted, and is never taken for who asks.
+#[tokio::test]
+async fn the_audit_log_says_for_which_client_a_gateway_has_tried_a_token() {
+    let tenants = Tenants::up().await;
+    let ask = async |client: &str| {
+        let told = asked_for(&tenants.url, client).await;
+        assert!(told.starts_with("HTTP/1.1 401"), "{told}");
+    };
+    ask("192.0.2.7").await;
+    let tried = wait_for("an entry", async || {
+        let log: Vec<AuditEntry> = tenants.admin.get("/v1/audit").await.expect("a log");
+        log.into_iter().find(|entry| entry.who.starts_with("a client at"))
+    })
+    .await;
+    assert!(tried.who.ends_with(", which says that it asks for 192.0.2.7"), "{tried:?}");
+    // What is no address is left out.
+    ask("root, who has the right token").await;
+}
+
 #[tokio::test]
 async fn the_audit_log_says_that_somebody_tries_tokens_but_not_each_time() {
     let tenants = Tenants::up().await;
@@ -656,4 +675,19 @@ async fn the_audit_log_says_that_somebody_tries_tokens_but_not_each_time() {
     assert!(tried[0].thing.contains("wrong, expired or revoked"), "{tried:?}");
     // On a slow machine there is one every ten seconds.
     assert!(tried.len() < 10, "{tried:?}");
+}
+
+/// The answer to a request with a wrong token which says for whom it asks.
+async fn asked_for(url: &str, client: &str) -> String {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let at = url.strip_prefix("http://").expect("plain");
+    let mut stream = tokio::net::TcpStream::connect(at).await.expect("a connection");
+    let request = format!(
+        "GET /v1/me HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\
+         Authorization: Bearer perigee_0123456789abcdef_0\r\nPerigee-Asks-For: {client}\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.expect("it is sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("an answer");
+    answer
 }
