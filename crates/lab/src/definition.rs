@@ -121,6 +121,9 @@ pub struct Definition {
     /// What VMs in user networks reach beside the internet's addresses.
     #[serde(default)]
     pub guests_reach: Vec<String>,
+    /// Bridges of the hosts' own in which VMs may have cards. Who starts the lab makes them.
+    #[serde(default)]
+    pub bridges: Vec<String>,
 }
 
 impl Definition {
@@ -132,7 +135,15 @@ impl Definition {
                 links.push(Link { sites: [one.name.clone(), other.name.clone()], settings });
             }
         }
-        Self { id, sites, links, probe_kernel: None, insecure: false, guests_reach: Vec::new() }
+        Self {
+            id,
+            sites,
+            links,
+            probe_kernel: None,
+            insecure: false,
+            guests_reach: Vec::new(),
+            bridges: Vec::new(),
+        }
     }
 
     /// Site `home` with two hosts and site `cloud` with one.

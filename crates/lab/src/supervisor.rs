@@ -258,6 +258,9 @@ fn agent(file: &LabFile, dir: &LabDir, site: &SiteId, host: &HostId, address: &s
     for reach in &definition.guests_reach {
         args.extend(words(&["--guests-reach", reach]));
     }
+    for bridge in &definition.bridges {
+        args.extend(words(&["--bridge", bridge]));
+    }
     if let Some(kernel) = &definition.probe_kernel {
         args.extend(words(&["--probe-kernel", &kernel.to_string_lossy()]));
     }

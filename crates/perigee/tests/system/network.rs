@@ -1,15 +1,19 @@
 //! Guests with network cards.
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::process::Stdio;
 use std::time::Duration;
 
 use perigee_lab::definition::{Definition, LabId};
-use perigee_model::job::{Host, JobState, MigrationState};
+use perigee_lab::netns::within;
+use perigee_model::job::{Host, Job, JobState, MigrationState};
 use perigee_model::network::{ClusterNetwork, NewNetwork};
 use perigee_model::{HostId, Problem};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::{Checked, System, ensure, with_system_of};
+use super::tenant_network::{failed, ip};
+use super::{Checked, System, ensure, host, until, with_system_of};
 
 /// The guest connects to the NBD ports of two hosts all the time, whose servers say `NBDMAGIC` first. It is let to the first one.
 fn reaching_job([allowed, other]: [&str; 2]) -> String {
@@ -34,12 +38,89 @@ fn reaching_job([allowed, other]: [&str; 2]) -> String {
     )
 }
 
+/// In a bridge of the operator. It sends back what comes over one connection.
+const BRIDGED: &str = r#"name: bridged
+image: debian
+memory: 200MiB
+network: bridge:br0
+placement: {host: home1, move: never}
+command:
+  - /bin/bash
+  - -c
+  - |
+    modprobe virtio_net
+    busybox ip link set eth0 up
+    busybox ip address add 192.0.2.7/24 dev eth0
+    busybox nc -l -p 80 -e /bin/cat
+    echo "the end"
+"#;
+
+/// A network that the hosts at home have beside the cluster's: a bridge at each, and a cable between them.
+async fn operators_network(system: &System) -> Checked<String> {
+    let at = ["home1", "home2"].map(|name| system.lab.definition.host_namespace(&host(name)));
+    for (number, namespace) in (1..).zip(&at) {
+        ip(&format!("-n {namespace} link add br0 type bridge"))?;
+        ip(&format!("-n {namespace} address add 192.0.2.{number}/24 dev br0"))?;
+        ip(&format!("-n {namespace} link set br0 up"))?;
+    }
+    let [one, other] = &at;
+    ip(&format!("link add lan0 netns {one} type veth peer name lan0 netns {other}"))?;
+    for namespace in &at {
+        ip(&format!("-n {namespace} link set lan0 master br0 up"))?;
+    }
+    until("the hosts to say which of them has no such bridge", async || {
+        let hosts: Vec<Host> = system.get("/v1/hosts").await?;
+        let lacks = |host: &&Host| host.warnings.iter().any(|text| text.contains("bridge br0"));
+        let lack: Vec<&str> = hosts.iter().filter(lacks).map(|host| host.id.as_str()).collect();
+        Ok((lack == ["cloud1"]).then_some(()))
+    })
+    .await?;
+    Ok(one.clone())
+}
+
+/// A connection from a host's own address in the bridge goes on, without a frame of the guest's that nobody has asked for.
+async fn moves_in_its_bridge(system: &System, job: &Job, namespace: &str) -> Checked<()> {
+    let connect = || {
+        let address = ([192, 0, 2, 7], 80).into();
+        let stream = TcpStream::connect_timeout(&address, Duration::from_secs(5));
+        let stream = stream.map_err(failed)?;
+        stream.set_read_timeout(Some(Duration::from_secs(120))).map_err(failed)?;
+        Ok(stream)
+    };
+    let mut stream =
+        until("the guest in the bridge", async || within(namespace, connect).map(Some)).await?;
+    let mut echoes = |text: &str| {
+        let mut back = vec![0; text.len()];
+        let done = stream.write_all(text.as_bytes()).and_then(|()| stream.read_exact(&mut back));
+        done.map_err(failed)?;
+        ensure!(back == text.as_bytes(), "{back:?}");
+        Ok::<_, Problem>(())
+    };
+    echoes("before")?;
+    let moving = system.job(&job.id).await?;
+    let vm = moving.vm.clone().expect("it runs");
+    let refused = system.perigee(&["vm", "move", vm.as_str(), "cloud1"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    ensure!(!refused.status.success() && said.contains("br0"), "cloud1 has no bridge: {said}");
+    let migration = system.begin_move(&moving, "home2").await?;
+    let ended = system.migration_ended(&job.id, &migration).await?;
+    ensure!(ended.state == MigrationState::Completed, "to home2: {}", ended.error);
+    echoes("after")?;
+    drop(stream);
+    let ended = system.ended(&job.id).await?;
+    ensure!(ended.state == JobState::Succeeded, "{}", ended.reason);
+    Ok(())
+}
+
 #[test]
 fn a_guest_has_a_card_and_reaches_only_the_hosts_that_it_may_also_after_it_has_moved() {
     let mut definition = Definition::default_demo(LabId::random(), 16);
     let home2 = HostId::new("home2").expect("a name");
     definition.guests_reach.extend(definition.host_address(&home2).map(|ip| ip.to_string()));
+    definition.bridges.push("br0".to_owned());
     with_system_of(definition, async |system| {
+        let lan = operators_network(&system).await?;
+        let bridged = system.submit(BRIDGED).await?;
         let hosts: Vec<Host> = system.get("/v1/hosts").await?;
         let port = |name: &str| {
             let host = hosts.iter().find(|host| host.id.as_str() == name).expect("a host");
@@ -47,6 +128,7 @@ fn a_guest_has_a_card_and_reaches_only_the_hosts_that_it_may_also_after_it_has_m
         };
         let job = system.submit(&reaching_job([&port("home2"), &port("cloud1")])).await?;
         system.progresses(&job.id, 2).await?;
+        moves_in_its_bridge(&system, &bridged, &lan).await?;
         let job = system.job(&job.id).await?;
         for to in ["cloud1", "home1"] {
             let migration = system.begin_move(&job, to).await?;

@@ -135,14 +135,14 @@ impl World {
     }
 }
 
-fn ip(line: &str) -> Result<(), Problem> {
+pub fn ip(line: &str) -> Result<(), Problem> {
     let done = Command::new("ip").args(line.split(' ')).output();
     let done = done.map_err(|error| Problem::internal("run ip", error))?;
     ensure!(done.status.success(), "ip {line}: {}", String::from_utf8_lossy(&done.stderr));
     Ok(())
 }
 
-fn failed(error: std::io::Error) -> Problem {
+pub fn failed(error: std::io::Error) -> Problem {
     Problem::internal("a connection of the world", error)
 }
 
