@@ -1,6 +1,7 @@
 //! Jobs with several VMs, at two hosts.
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 use perigee_model::job::{ClusterImage, JobState, LogLine, NewImage, Vm};
 
@@ -44,15 +45,17 @@ fn the_vms_of_a_job_begin_together_and_reach_each_other_by_name() {
     });
 }
 
+/// All that one says to the other goes over one connection. If that ends, rank 0 ends, and the job with it.
 #[test]
-fn what_the_vms_of_a_job_send_to_each_other_is_shown_while_it_runs() {
+fn the_vms_of_a_job_talk_which_is_counted_and_go_on_when_all_of_them_have_moved() {
     with_system(async |system| {
         let job = system
             .submit(
-                "name: talkers\nimage: debian\nmemory: 200MiB\ncount: 2\nplacement: {site: home}\ncommand:\n  - /bin/sh\n  - -c\n  - |\n    \
+                "name: talkers\nimage: debian\nmemory: 200MiB\ncount: 2\nplacement: {site: home, move: never}\ncommand:\n  - /bin/sh\n  - -c\n  - |\n    \
                  if [ $PERIGEE_RANK = 0 ]; then\n      mkfifo /tmp/open; exec 3<>/tmp/open\n      \
-                 while :; do busybox nc -l -p 7000 <&3 > /dev/null; done\n    else\n      \
-                 until head -c 1000000 /dev/zero | busybox nc n0 7000; do sleep 1; done\n      sleep 600\n    fi\n",
+                 busybox nc -l -p 7000 <&3 | (\n        head -c 1000000 > /dev/null; n=0\n        \
+                 while read line; do n=$((n+1)); echo \"$n/1000000 lines\" > $PERIGEE_PROGRESS; done\n      )\n      exit 9\n    else\n      \
+                 until (head -c 1000000 /dev/zero; while sleep 0.2; do echo a line; done) | busybox nc n0 7000; do sleep 1; done\n      exit 8\n    fi\n",
             )
             .await?;
         // More than the megabyte that one has sent, and little of the other.
@@ -70,6 +73,30 @@ fn what_the_vms_of_a_job_send_to_each_other_is_shown_while_it_runs() {
         let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
         eprintln!("{shown}");
         ensure!(shown.contains("between hosts") && shown.contains("1 to 0: "), "{shown}");
+        let one = format!("{}-n1", job.id);
+        let alone = system.perigee(&["vm", "move", &one, "cloud1"]);
+        let why = String::from_utf8_lossy(&alone.stderr).into_owned();
+        ensure!(!alone.status.success() && why.contains("perigee job move"), "{why}");
+        system.progresses(&job.id, 5).await?;
+        let begun = Instant::now();
+        // Each at a host of its own, wherever they have started.
+        let apart = system.perigee(&["job", "move", job.id.as_str(), "home1", "home2"]);
+        let said = String::from_utf8_lossy(&apart.stderr).into_owned();
+        eprintln!("{said}after {:.1} s", begun.elapsed().as_secs_f64());
+        ensure!(apart.status.success() || said.contains("there already"), "{said}");
+        system.progresses(&job.id, 20).await?;
+        let begun = Instant::now();
+        let moved = system.perigee(&["job", "move", job.id.as_str(), "--site", "cloud"]);
+        let said = String::from_utf8_lossy(&moved.stderr).into_owned();
+        eprintln!("{said}after {:.1} s", begun.elapsed().as_secs_f64());
+        ensure!(moved.status.success(), "{said}");
+        system.progresses(&job.id, 20).await?;
+        let there = system.job(&job.id).await?;
+        let hosts: BTreeSet<_> = there.members.iter().filter_map(|one| one.host.clone()).collect();
+        ensure!(hosts.len() == 1 && hosts.contains(&super::host("cloud1")), "{:?}", there.members);
+        let pauses: Vec<u64> = there.migrations.iter().map(|one| one.downtime_ms).collect();
+        eprintln!("pauses in ms: {pauses:?}");
+        ensure!(pauses.len() >= 2, "{:?}", there.migrations);
         let cancelled = system.perigee(&["job", "cancel", "--now", job.id.as_str()]);
         ensure!(cancelled.status.success(), "{}", String::from_utf8_lossy(&cancelled.stderr));
         let ended = system.ended(&job.id).await?;
