@@ -3,7 +3,7 @@
 //! checksums. A host can use a copy at once, because missing blocks are read from the host that it was copied
 //! from. If that host is gone, or what comes from it is not the image's content, another one takes its place.
 
-mod contents;
+pub(crate) mod contents;
 mod imports;
 mod sources;
 
@@ -322,7 +322,7 @@ pub async fn ensure(
         && known.made_at.as_ref() == Some(&best.host)
         && let (None, Some(content)) = (&best.info.remote, best.info.content)
     {
-        contents::keep(cluster, name, content).await?;
+        contents::keep(cluster, name, layer, content).await?;
     }
     copy(cluster, &from, at, name, layer).await
 }

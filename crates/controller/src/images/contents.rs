@@ -7,12 +7,15 @@
 
 use perigee_model::tenant::AuditEntry;
 use perigee_model::volume::{ContentDigest, ImageInfo};
-use perigee_model::{HostId, ImageName, Problem, ProblemKind, TenantName};
+use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, TenantName};
 
 use super::sources::Look;
 use super::{Found, ask_for_copy};
 use crate::cluster::{Cluster, HostLink, now_ms};
 use crate::records::{ImageRecord, RefusedSource, image_key};
+
+/// Somebody else may write the record at the same time.
+const TRIES_MAX: u32 = 10;
 
 /// Whether a host's copy is complete, and not what the image shows.
 fn differs(record: &ImageRecord, info: &ImageInfo) -> bool {
@@ -77,15 +80,25 @@ async fn settle_one(
 ) -> Result<(), Problem> {
     if record.content.is_none()
         && let Some(content) = told(cluster, &record, copies, look)
+        && let Some(layer) = record.layer
     {
-        record = keep(cluster, &record.name, content).await?;
+        record = keep(cluster, &record.name, layer, content).await?;
     }
     for Found { host, info } in copies {
         let Ok(at) = cluster.hosts.get(host) else { continue };
         if is_bad(Some(&record), info) {
             // Somebody imports, copies or deletes it at this moment.
             let Some(_alone) = cluster.index.begin_import(&record.name) else { return Ok(()) };
-            if let Err(problem) = drop_bad(cluster, &at, &record, info).await {
+            // The look may be old, and the image another one by now.
+            let path = format!("/v1/images/{}", record.name);
+            let now: ImageInfo = at.volume.get(&path).await?;
+            let known: Option<ImageRecord> = cluster.records.read(&image_key(&record.name)).await?;
+            let Some(known) = known.filter(|known| known.layer == Some(now.layer)) else {
+                return Ok(());
+            };
+            if is_bad(Some(&known), &now)
+                && let Err(problem) = drop_bad(cluster, &at, &known, &now).await
+            {
                 tracing::warn!("{problem}");
             }
         } else if let Some(remote) = &info.remote
@@ -122,16 +135,45 @@ fn told(
 }
 
 /// Keeps what an image shows. What is known already stays.
-pub(super) async fn keep(
+///
+/// # Errors
+/// As [`change`].
+pub(crate) async fn keep(
     cluster: &Cluster,
     name: &ImageName,
+    layer: LayerId,
     content: ContentDigest,
 ) -> Result<ImageRecord, Problem> {
-    let record = |old: Option<ImageRecord>| {
-        let old = old.unwrap_or_else(|| ImageRecord::new(name.clone()));
-        ImageRecord { content: Some(old.content.unwrap_or(content)), ..old }
-    };
-    cluster.records.update(&image_key(name), record).await
+    change(cluster, name, layer, |record| {
+        record.content.get_or_insert(content);
+    })
+    .await
+}
+
+/// Changes the record of this layer's image.
+///
+/// # Errors
+/// Not found if the image was deleted meanwhile, also if another one has its name now.
+async fn change(
+    cluster: &Cluster,
+    name: &ImageName,
+    layer: LayerId,
+    by: impl Fn(&mut ImageRecord),
+) -> Result<ImageRecord, Problem> {
+    let mut tries = 0;
+    loop {
+        let owned = cluster.records.own::<ImageRecord>(&image_key(name)).await?;
+        let Some(mut owned) = owned.filter(|owned| owned.value.layer == Some(layer)) else {
+            let why = "it was deleted in the meantime";
+            return Err(Problem::not_found(format!("can't note what image {name} shows"), why));
+        };
+        by(&mut owned.value);
+        tries += 1;
+        match owned.save().await {
+            Err(problem) if problem.kind == ProblemKind::Internal && tries < TRIES_MAX => {}
+            saved => return saved.map(|()| owned.value),
+        }
+    }
 }
 
 /// Deletes a copy that is not what the image shows. One that volumes stand on stays: it has nothing of what has come, and gets
@@ -194,15 +236,15 @@ async fn note(
     tracing::error!("host {from} has served content to {at} that is not image {name}'s");
     audit(cluster, name, at, &format!("host {from}"));
     let there = |host: &HostId| cluster.hosts.get(host).is_ok();
-    let noted = |old: Option<ImageRecord>| {
-        let mut old = old.unwrap_or_else(|| ImageRecord::new(name.clone()));
-        old.refused.retain(|refused| there(&refused.at) && there(&refused.from));
-        if !was_deceived(Some(&old), at, &host) {
-            old.refused.push(RefusedSource { at: at.clone(), from: host.clone() });
+    let Some(layer) = record.layer else { return Ok(()) };
+    change(cluster, name, layer, |record| {
+        record.refused.retain(|refused| there(&refused.at) && there(&refused.from));
+        if !was_deceived(Some(record), at, &host) {
+            record.refused.push(RefusedSource { at: at.clone(), from: host.clone() });
         }
-        old
-    };
-    cluster.records.update(&image_key(name), noted).await.map(drop)
+    })
+    .await
+    .map(drop)
 }
 
 fn audit(cluster: &Cluster, name: &ImageName, at: &HostId, from: &str) {

@@ -1,11 +1,11 @@
 //! What images show: hosts that copy them are told, and copies of something else are not used.
 
-use perigee_model::ImageName;
-use perigee_model::ProblemKind;
 use perigee_model::volume::{ContentDigest, ImageInfo, ImageSource, Keep};
+use perigee_model::{ImageName, LayerId, ProblemKind};
 
 use super::fake::{FakeHost, image};
 use super::{Lab, wait_for};
+use crate::images::contents;
 use crate::records::{ImageRecord, RefusedSource, image_key};
 use crate::{hosts, images};
 
@@ -151,4 +151,22 @@ async fn an_image_that_only_a_deceiving_host_has_is_refused_with_its_name() {
     lacks(&lab.cloud, &lab.home, Some(CONTENT), true);
     let refused = ensure(&lab, &lab.cloud).await.expect_err("nobody else has it");
     assert!(refused.why.contains("what host home1 gave to cloud1"), "{refused}");
+}
+
+#[tokio::test]
+async fn what_an_image_shows_is_not_kept_with_another_one_that_has_its_name_now() {
+    let lab = Lab::up().await;
+    let name = ImageName::new("db").expect("a name");
+    let (old, new) = (LayerId(uuid::Uuid::new_v4()), LayerId(uuid::Uuid::new_v4()));
+    let key = image_key(&name);
+    let known = async || lab.cluster.records.read::<ImageRecord>(&key).await.expect("read");
+    let gone = contents::keep(&lab.cluster, &name, old, CONTENT).await.expect_err("it was deleted");
+    assert_eq!(gone.kind, ProblemKind::NotFound);
+    assert!(known().await.is_none(), "its name stays free");
+    let again = ImageRecord { layer: Some(new), ..ImageRecord::new(name.clone()) };
+    lab.cluster.records.put(&key, &again).await.expect("put");
+    contents::keep(&lab.cluster, &name, old, CONTENT).await.expect_err("that is another image");
+    assert_eq!(known().await.expect("the new one").content, None);
+    let kept = contents::keep(&lab.cluster, &name, new, CONTENT).await.expect("its own");
+    assert_eq!(kept.content, Some(CONTENT));
 }
