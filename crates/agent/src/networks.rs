@@ -1,6 +1,6 @@
 //! Networks of tenants at this host: makes what the controller wants ([`HostNetworks`]), and keeps it.
 //!
-//! One pass ([`Networks::bring_about`]) compares what is wanted with what the kernel has, and changes what differs. It runs
+//! One pass (`pass.rs`) compares what is wanted with what the kernel has, and changes what differs. It runs
 //! when the controller says something new, when a VM starts, and every few seconds. So what somebody has removed
 //! is there again soon, and the host's report says so. Nothing is made at a host that has no part in a network.
 //!
@@ -26,6 +26,7 @@ mod forwarding;
 mod gateway;
 mod interface;
 pub mod names;
+mod pass;
 mod plan;
 mod rules;
 mod talk;
@@ -45,7 +46,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::fcntl::Flock;
-use perigee_model::network::{Card, HostNetwork, HostNetworks, NetworksKnown, TunnelEnd};
+use perigee_model::network::{Card, HostNetworks, NetworksKnown, TunnelEnd};
 use perigee_model::vm::{MigrationPhase, SentTo, VmStatus};
 use perigee_model::{HostId, Problem, VmId};
 use tokio::net::TcpStream;
@@ -54,9 +55,8 @@ use tokio::time::{Instant, timeout};
 
 use self::gateway::Running;
 use self::names::Tag;
-use self::plan::{Gateway, Segment, There};
-use self::rules::{Door, OfHost, Tap};
-use self::tools::{batch, list, run};
+use self::rules::Door;
+use self::tools::{list, run};
 use self::tunnel::Tunnel;
 use crate::files::{read_json, write_json};
 use crate::host::Host;
@@ -79,8 +79,6 @@ const MENDED_MAX: usize = 8;
 pub const FIND_AGAIN: Duration = Duration::from_secs(10);
 /// Whoever starts a VM waits no longer for those who change networks.
 const TURN_MAX: Duration = Duration::from_secs(30);
-/// A gateway that does not start is tried again after this time, and then after twice as long, up to the second.
-const START_AGAIN: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(60)];
 /// A card that is no VM's is removed after this time.
 const STRANGE_FOR: Duration =
     if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(10) };
@@ -435,311 +433,6 @@ impl Networks {
             said.mended.remove(0);
         }
     }
-
-    /// Compares what is wanted with what is there, and mends it.
-    async fn pass(&self, cards: Cards<'_>) -> Result<(), String> {
-        let turn = timeout(TURN_MAX, self.turn.lock()).await;
-        let late =
-            |_| format!("the host was busy with other networks for {} s", TURN_MAX.as_secs());
-        let mut made = turn.map_err(late)?;
-        match cards {
-            Cards::Of(vms) => made.cards = cards_of(vms),
-            Cards::And(vm, card) => {
-                let here = CardHere { card: card.clone(), runs: false };
-                made.cards.insert(vm.clone(), here);
-            }
-            #[cfg(test)]
-            Cards::Those => {}
-        }
-        let wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let is_nothing = made.cards.is_empty()
-            && wanted.as_ref().is_none_or(|wanted| wanted.networks.is_empty());
-        // A host that never could have networks has nothing of them.
-        if is_nothing && (made.is_idle || wanted.is_none() || self.tunnel().is_none()) {
-            return Ok(());
-        }
-        let result = match &wanted {
-            Some(wanted) => self.bring_about(&mut made, wanted).await,
-            None => self.guard(&mut made).await,
-        };
-        made.is_idle = is_nothing && result.is_ok() && made.strange.is_empty();
-        let trouble =
-            result.as_ref().err().map(|why| format!("a tenant's network is not right: {why}"));
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        if said.trouble != trouble
-            && let Some(trouble) = &trouble
-        {
-            tracing::warn!("{trouble}");
-        }
-        said.trouble = trouble;
-        said.carried_by_others.clone_from(&made.carried_by_others);
-        result
-    }
-
-    /// While it is not known what is wanted, all stays as an earlier agent has made it. But no card is without its filter.
-    async fn guard(&self, made: &mut Made) -> Result<(), String> {
-        if self.listed().await.is_err() {
-            let wanted = HostNetworks::default();
-            let segments = segments(&self.tag, &self.host, &wanted, &made.cards);
-            self.filter(made, &segments, &wanted, (&[], false)).await?;
-        }
-        Err("which networks are here is not known until the controller says it".to_owned())
-    }
-
-    async fn bring_about(&self, made: &mut Made, wanted: &HostNetworks) -> Result<(), String> {
-        let tag = &self.tag;
-        let segments = segments(tag, &self.host, wanted, &made.cards);
-        let mut there = observe().await?;
-        // What fails is said at the end; the rest is done all the same.
-        let mut troubles = Vec::new();
-        self.note_what_is_gone(made, &there);
-        let has_way_out = wanted.networks.iter().any(|network| {
-            network.nat
-                && segments.iter().any(|s| s.vni == network.vni && s.gateway == Gateway::Here)
-        });
-        let (doors, taken) =
-            doors::of(wanted, &segments, made.doors.as_deref(), || doors::taken(self.vm_uids));
-        troubles.extend(taken);
-        let forwards = forwarding::is_own(&self.dir, has_way_out)?;
-        // Without the filter nothing is connected.
-        self.filter(made, &segments, wanted, (&doors, forwards)).await?;
-        self.count_talk(made, wanted).await;
-        let before = made.doors.replace(doors);
-        troubles.extend(forwarding::bring_about(&self.dir, has_way_out, forwards).err());
-        troubles.extend(tap::remove_strange(tag, &segments, &there, &mut made.strange).await.err());
-        let name = tag.tunnel();
-        if let (Some(_), Some(end)) = (wanted.address, self.tunnel()) {
-            let known = there.link(&name).is_some();
-            let tunnel = made.tunnel.bring_about(&name, known, wanted, &end, &self.dir).await;
-            troubles.extend(tunnel.err());
-        } else if there.link(&name).is_some() {
-            troubles.extend(run("ip", &["link", "delete", "dev", &name], "").await.err());
-            made.tunnel = Tunnel::default();
-        }
-        let lines = plan::links(tag, &segments, &there);
-        let mut is_changed = !lines.is_empty();
-        troubles.extend(batch("ip", &lines).await.err());
-        let (gateways_changed, failed) = self.keep_gateways(made, wanted, &segments, &there).await;
-        is_changed |= gateways_changed;
-        troubles.extend(failed);
-        // The filters lead to where they should now, and what has begun before still goes the old way.
-        made.leads |= before != made.doors;
-        if made.leads {
-            let gateways = made.gateways.iter().map(|(vni, running)| (*vni, running.pid()));
-            let gateways: Vec<(u16, u32)> = gateways.collect();
-            let doors = made.doors.as_deref().unwrap_or_default();
-            let forgotten = doors::forget(doors, &gateways).await;
-            made.leads = forgotten.is_err();
-            troubles.extend(forgotten.err());
-        }
-        if is_changed {
-            there = observe().await?;
-            // A cable to a new gateway is connected now.
-            troubles.extend(batch("ip", &plan::links(tag, &segments, &there)).await.err());
-        }
-        let entries = plan::entries(tag, &segments, &there);
-        troubles.extend(batch("bridge", &entries).await.err());
-        let neighbours = plan::neighbours(tag, &segments, &there);
-        troubles.extend(batch("ip", &neighbours).await.err());
-        if is_changed {
-            there = observe().await?;
-            made.carried_by_others = carried_by_others().await;
-        }
-        for tap in segments.iter().flat_map(|segment| &segment.taps) {
-            if there.link(&tap.name).is_none() {
-                let vm = made.cards.iter().find(|(_, here)| tag.tap(&here.card) == tap.name);
-                let vm = vm.map(|(vm, _)| vm.to_string()).unwrap_or_default();
-                troubles.push(format!(
-                    "the card of VM {vm} ({}) was removed: move the VM, or start it again",
-                    tap.name
-                ));
-            }
-        }
-        let own = there.links.iter().map(|link| link.ifname.clone());
-        made.interfaces = own.filter(|name| tag.is_own(name)).collect();
-        match troubles.is_empty() {
-            true => Ok(()),
-            false => Err(troubles.join("; ")),
-        }
-    }
-
-    /// Says which interfaces somebody has removed that are made again now.
-    fn note_what_is_gone(&self, made: &Made, there: &There) {
-        for name in &made.interfaces {
-            // A card is gone with its QEMU, and cannot be made again.
-            if there.link(name).is_none() && !name.starts_with("pt") {
-                self.mended(format!(
-                    "the interface {name} of tenants' networks was removed: the agent makes it again"
-                ));
-            }
-        }
-    }
-
-    /// Loads the packet filter if it is to be another one, or if it is not as it was.
-    async fn filter(
-        &self,
-        made: &mut Made,
-        segments: &[Segment],
-        wanted: &HostNetworks,
-        (doors, forwards_nothing_else): (&[Door], bool),
-    ) -> Result<(), String> {
-        let table = self.tag.table();
-        if segments.is_empty() {
-            for family in ["bridge", "inet"] {
-                // One that is not there cannot be deleted, so it is made first.
-                let rules = format!("table {family} {table}\ndelete table {family} {table}\n");
-                run("nft", &["-f", "-"], &rules).await?;
-            }
-            let limits = self.tag.limits();
-            let none = format!("table inet {limits}\ndelete table inet {limits}\n");
-            run("nft", &["-f", "-"], &(none + &talk::none(&self.tag))).await?;
-            (made.rules, made.listed, made.counted) = Default::default();
-            return Ok(());
-        }
-        let taps: Vec<Tap> = segments.iter().flat_map(|segment| segment.taps.clone()).collect();
-        let mut peers = rules::Peers::new();
-        for segment in segments {
-            for host in segment.hosts() {
-                peers.entry(host).or_default().insert(segment.vni);
-            }
-        }
-        let hosts = &wanted.hosts;
-        let host = OfHost { taps: &taps, peers, hosts, doors, forwards_nothing_else };
-        let rules = rules::of_host(&self.tag, &host);
-        let is_same = rules == made.rules;
-        self.limit(made).await?;
-        if is_same && self.listed().await.is_ok_and(|listed| listed == made.listed) {
-            return Ok(());
-        }
-        if is_same {
-            self.mended(format!(
-                "somebody has changed the packet filter of tenants' networks (nftables, {table}): the agent has set it \
-                 up again"
-            ));
-        }
-        run("nft", &["-f", "-"], &rules).await?;
-        made.rules = rules;
-        made.listed = self.listed().await?;
-        Ok(())
-    }
-
-    /// Loads the limits of connections unless they are there.
-    async fn limit(&self, made: &mut Made) -> Result<(), String> {
-        let table = self.tag.limits();
-        let listed = async || run("nft", &["-s", "-t", "list", "table", "inet", &table], "").await;
-        if !made.counted.is_empty() && listed().await.is_ok_and(|listed| listed == made.counted) {
-            return Ok(());
-        }
-        if !made.counted.is_empty() {
-            self.mended(format!(
-                "somebody has changed the limits of tenants' connections (nftables, {table}): the agent has set them up again"
-            ));
-        }
-        run("nft", &["-f", "-"], &rules::limits(&self.tag, connections_max())).await?;
-        made.counted = listed().await?;
-        Ok(())
-    }
-
-    async fn listed(&self) -> Result<String, String> {
-        let table = self.tag.table();
-        let bridge = run("nft", &["-s", "list", "table", "bridge", &table], "").await?;
-        Ok(bridge + &run("nft", &["-s", "list", "table", "inet", &table], "").await?)
-    }
-
-    /// Starts the gateways that are to be here, and ends the others. Returns whether something has changed, and what failed.
-    async fn keep_gateways(
-        &self,
-        made: &mut Made,
-        wanted: &HostNetworks,
-        segments: &[Segment],
-        there: &There,
-    ) -> (bool, Vec<String>) {
-        let (tag, dir) = (&self.tag, &self.dir);
-        let is_here = |vni| segments.iter().any(|s| s.vni == vni && s.gateway == Gateway::Here);
-        let (mut is_changed, mut troubles) = (false, Vec::new());
-        made.failed.retain(|vni, _| is_here(*vni));
-        let left = gateway::left(dir).into_iter().chain(made.gateways.keys().copied());
-        for vni in left.filter(|vni| !is_here(*vni)).collect::<BTreeSet<u16>>() {
-            troubles.extend(gateway::end(tag, dir, vni, made.gateways.remove(&vni)).await.err());
-            is_changed = true;
-        }
-        for network in wanted.networks.iter().filter(|network| is_here(network.vni)) {
-            let vni = network.vni;
-            let failed = made.failed.get(&vni);
-            if let Some(failed) = failed.filter(|failed| failed.at.elapsed() < failed.wait) {
-                troubles.push(failed.why.clone());
-                continue;
-            }
-            match self.keep_gateway(made, network, there).await {
-                Ok(changed) => {
-                    is_changed |= changed;
-                    made.failed.remove(&vni);
-                }
-                Err(why) => {
-                    let [least, most] = START_AGAIN;
-                    let before = made.failed.get(&vni).map(|failed| failed.wait);
-                    let wait = before.map_or(least, |wait| (wait * 2).min(most));
-                    let failed = Failed { at: Instant::now(), wait, why: why.clone() };
-                    made.failed.insert(vni, failed);
-                    troubles.push(why);
-                    is_changed = true;
-                }
-            }
-        }
-        (is_changed, troubles)
-    }
-
-    /// Returns whether it had to be started.
-    async fn keep_gateway(
-        &self,
-        made: &mut Made,
-        network: &HostNetwork,
-        there: &There,
-    ) -> Result<bool, String> {
-        let (tag, dir, vni) = (&self.tag, &self.dir, network.vni);
-        if !made.gateways.contains_key(&vni)
-            && let Some(running) = gateway::adopt(dir, vni)?
-        {
-            made.gateways.insert(vni, running);
-        }
-        let known = made.gateways.get(&vni);
-        let has_cable = there.link(&tag.gateway(vni)).is_some()
-            && (!network.nat || there.link(&tag.uplink(vni)).is_some());
-        if gateway::runs(known) && has_cable {
-            if let Some(running) = made.gateways.get_mut(&vni) {
-                gateway::update(running, dir, network).await?;
-            }
-            return Ok(false);
-        }
-        if known.is_some() {
-            self.mended(format!(
-                "the gateway of network {} (dnsmasq) was ended: the agent has started it again",
-                network.name
-            ));
-        }
-        if let Some(old) = made.gateways.remove(&vni) {
-            gateway::end(tag, dir, vni, Some(old)).await?;
-        }
-        made.gateways.insert(vni, gateway::start(tag, dir, network).await?);
-        Ok(true)
-    }
-}
-
-/// With it, what bridges carry passes through the filter of other programs too.
-const CARRIED_BY_OTHERS: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
-
-async fn carried_by_others() -> Option<String> {
-    let text = std::fs::read_to_string(CARRIED_BY_OTHERS).unwrap_or_default();
-    if text.trim() != "1" {
-        return None;
-    }
-    let chains = run("nft", &["list", "chains"], "").await.ok()?;
-    let drops = |line: &str| line.contains("hook forward") && line.contains("policy drop");
-    chains.lines().any(drops).then(|| {
-        "rules of another program, for example Docker's, drop frames between VMs of this host (net.bridge.bridge-nf-call-iptables \
-         is 1): set it to 0, or let these rules accept what comes from the bridges pb*"
-            .to_owned()
-    })
 }
 
 /// As many connections as guests may begin, and as many as may be made to them. The other half of the kernel's table is the host's.
@@ -803,68 +496,4 @@ fn cards_of(vms: &Vms) -> BTreeMap<VmId, CardHere> {
         Some((vm.id().clone(), CardHere { card, runs }))
     })
     .collect()
-}
-
-async fn observe() -> Result<There, String> {
-    let (links, entries, neighbours) = tokio::try_join!(
-        list("ip", &["-json", "-details", "link", "show"]),
-        list("bridge", &["-json", "fdb", "show"]),
-        list("ip", &["-json", "neighbour", "show", "nud", "permanent"]),
-    )?;
-    Ok(There { links, entries, neighbours })
-}
-
-/// The networks with a part at this host: those that the controller has named, and those of the cards that are here.
-fn segments(
-    tag: &Tag,
-    host: &HostId,
-    wanted: &HostNetworks,
-    cards: &BTreeMap<VmId, CardHere>,
-) -> Vec<Segment> {
-    let mut all: BTreeMap<u16, Segment> = BTreeMap::new();
-    let address_of = |other: &HostId| {
-        wanted.peers.iter().find(|peer| peer.host == *other).map(|peer| peer.address)
-    };
-    for HostNetwork { vni, subnet, mtu, gateway, members, .. } in &wanted.networks {
-        let segment = all.entry(*vni).or_insert_with(|| Segment {
-            vni: *vni,
-            subnet: *subnet,
-            mtu: *mtu,
-            tunnel: wanted.address,
-            taps: Vec::new(),
-            others: BTreeMap::new(),
-            gateway: Gateway::Nowhere,
-        });
-        segment.gateway = match gateway {
-            Some(at) if at == host => Gateway::Here,
-            Some(at) => address_of(at).map_or(Gateway::Nowhere, Gateway::At),
-            None => Gateway::Nowhere,
-        };
-        let away = members.iter().filter(|member| member.host.as_ref() != Some(host));
-        let away =
-            away.filter_map(|member| Some((member.address, address_of(member.host.as_ref()?)?)));
-        segment.others = away.collect();
-    }
-    for CardHere { card, runs } in cards.values() {
-        // A number may be another network's by now. Then the card of before is connected to nothing.
-        let named = wanted.networks.iter().find(|network| network.vni == card.vni);
-        if named.is_some_and(|named| named.name != card.network || named.subnet != card.subnet) {
-            continue;
-        }
-        let segment = all.entry(card.vni).or_insert_with(|| Segment {
-            vni: card.vni,
-            subnet: card.subnet,
-            mtu: card.mtu,
-            tunnel: wanted.address,
-            taps: Vec::new(),
-            others: BTreeMap::new(),
-            gateway: Gateway::Nowhere,
-        });
-        if *runs {
-            segment.others.remove(&card.address);
-        }
-        let (name, mac) = (tag.tap(card), card.mac());
-        segment.taps.push(Tap { name, vni: card.vni, mac, address: card.address });
-    }
-    all.into_values().collect()
 }

@@ -1,0 +1,221 @@
+//! What needs one host only.
+
+use super::*;
+use crate::networks::pass::segments;
+
+/// A host alone, with the gateway of the networks 1 and 2.
+pub fn alone() -> Option<(Runtime, Host, HostNetworks)> {
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
+    let one = namespace();
+    enter(&one);
+    let up = std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status();
+    assert!(up.expect("ip runs").success());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let host = Host::start(&runtime, one, 1)?;
+    let end = host.networks.tunnel().expect("it is known");
+    let mut wanted = wanted(1, 1, [&end, &end], &[(1, "web", 2, 1), (2, "other", 2, 1)]);
+    wanted.peers.clear();
+    Some((runtime, host, wanted))
+}
+
+pub fn in_a_thread(test: fn()) {
+    if nix::unistd::Uid::effective().is_root() {
+        std::thread::spawn(test).join().expect("no panic");
+    }
+}
+
+impl Host {
+    /// The agent is started again.
+    fn restart(&mut self, runtime: &Runtime) {
+        enter(&self.namespace);
+        let cards = std::mem::take(&mut runtime.block_on(self.networks.turn.lock()).cards);
+        self.networks.alone.lock().expect("no panic").take();
+        let (id, ip) = (host_id(self.number), format!("10.99.0.{}", self.number));
+        let networks = Networks::prepare(self.state.path(), &id, &ip, true);
+        self.networks = runtime.block_on(networks);
+        runtime.block_on(self.networks.turn.lock()).cards = cards;
+    }
+
+    fn has_link(&self, runtime: &Runtime, name: &str) -> bool {
+        enter(&self.namespace);
+        let links = list("ip", &["-json", "link", "show"]);
+        let links: Vec<plan::Link> = runtime.block_on(links).expect("links");
+        links.iter().any(|link| link.ifname == name)
+    }
+}
+
+#[test]
+fn what_can_t_be_read_or_found_out_removes_nothing() {
+    in_a_thread(|| {
+        let Some((runtime, mut host, wanted)) = alone() else { return };
+        host.networks.store(wanted.clone()).expect("it is kept");
+        let _web = host.connect(&runtime, "web", card(1, 2));
+        host.pass(&runtime);
+        let (bridge, gateways) = (host.networks.tag.bridge(1), host.processes("dnsmasq"));
+        assert_eq!(gateways.len(), 2);
+        let dir = host.state.path().join("networks");
+        std::fs::write(dir.join(WANTED), "{ torn").expect("a file");
+        // A key that can't be read once.
+        std::fs::rename(dir.join("tunnel.key"), dir.join("key")).expect("a file");
+        std::fs::create_dir(dir.join("tunnel.key")).expect("a directory");
+        host.restart(&runtime);
+        assert!(host.networks.trouble().is_some_and(|why| why.contains("tunnel.key")));
+        assert!(host.networks.tunnel().is_some(), "what others know of it is still right");
+        for flushed in [false, true] {
+            if flushed {
+                host.run("nft flush ruleset");
+            }
+            enter(&host.namespace);
+            let passed = runtime.block_on(host.networks.pass(Cards::Those));
+            assert!(passed.is_err_and(|why| why.contains("not known")));
+            assert!(host.has_link(&runtime, &bridge));
+            assert_eq!(host.processes("dnsmasq"), gateways);
+            let table = host.networks.tag.table();
+            host.run(&format!("nft list table bridge {table}"));
+        }
+        let late = runtime.block_on(host.networks.connect(&vm_id("db"), &card(1, 3)));
+        assert_eq!(late.map(drop).expect_err("not now").kind, ProblemKind::Unavailable);
+        // The controller says it again, and the key is there again.
+        std::fs::remove_dir(dir.join("tunnel.key")).expect("a directory");
+        std::fs::rename(dir.join("key"), dir.join("tunnel.key")).expect("a file");
+        enter(&host.namespace);
+        runtime.block_on(host.networks.look_at_end());
+        assert_eq!(host.networks.trouble(), None);
+        host.networks.store(wanted).expect("it is kept");
+        host.pass(&runtime);
+        assert_eq!(host.processes("dnsmasq"), gateways, "the same ones go on");
+    });
+}
+
+#[test]
+fn a_gateway_that_can_t_start_holds_up_no_other() {
+    in_a_thread(|| {
+        let Some((runtime, host, wanted)) = alone() else { return };
+        let way = host.state.path().join("networks/gateway-0001");
+        std::fs::write(&way, "in the way").expect("a file");
+        host.networks.store(wanted).expect("it is kept");
+        let pass = || {
+            enter(&host.namespace);
+            runtime.block_on(host.networks.pass(Cards::Those))
+        };
+        assert!(pass().is_err_and(|why| why.contains("gateway-0001")));
+        assert_eq!(host.processes("gateway-0002").len(), 1);
+        std::fs::remove_file(way).expect("a file");
+        let wait = |wait: Duration| {
+            let mut made = runtime.block_on(host.networks.turn.lock());
+            made.failed.get_mut(&1).expect("it has failed").wait = wait;
+        };
+        wait(Duration::from_secs(3600));
+        assert!(pass().is_err(), "it is not tried again at once");
+        wait(Duration::ZERO);
+        host.pass(&runtime);
+        assert_eq!(host.processes("gateway-0001").len(), 1);
+    });
+}
+
+#[test]
+fn a_second_agent_has_no_networks_and_says_why() {
+    in_a_thread(|| {
+        let Some((runtime, host, _)) = alone() else { return };
+        let state = tempfile::tempdir().expect("a directory");
+        let id = host_id(2);
+        let second = Networks::prepare(state.path(), &id, "10.99.0.2", true);
+        let second = runtime.block_on(second);
+        assert!(second.trouble().is_some_and(|why| why.contains("another agent")));
+        drop(host);
+        runtime.block_on(second.look_at_end());
+        assert_eq!(second.trouble(), None);
+    });
+}
+
+#[test]
+fn what_vms_of_a_job_send_to_each_other_is_counted_for_each_pair() {
+    in_a_thread(|| {
+        let Some((runtime, mut host, mut wanted)) = alone() else { return };
+        let (first, second, web) = ("g-0001-n0", "g-0001-n1", "web");
+        let member = |vm: &str, number| Member {
+            vm: vm_id(vm),
+            address: subnet().address(number),
+            host: Some(host_id(1)),
+        };
+        wanted.networks[0].members = vec![member(first, 2), member(second, 3), member(web, 4)];
+        host.networks.store(wanted).expect("it is kept");
+        let mut guests = [(first, 2), (second, 3), (web, 4)]
+            .map(|(vm, number)| host.connect(&runtime, vm, card(1, number)));
+        host.pass(&runtime);
+        let sent = |host: &Host, vm: &str| -> Vec<(String, u64)> {
+            host.pass(&runtime);
+            let sent = host.networks.sent(&vm_id(vm)).into_iter();
+            sent.map(|sent| (sent.to.to_string(), sent.bytes)).collect()
+        };
+        assert_eq!(sent(&host, first), [(second.to_owned(), 0)]);
+        assert_eq!(sent(&host, web), [], "it is of no job with several VMs");
+        let [one, two, other] = &mut guests;
+        let payload = [7; 400];
+        for to in [&*two, &*other] {
+            let frame = one.packet_to(to, &payload);
+            one.send(&frame);
+        }
+        // One that claims to be another VM's does not count for that one.
+        let forged = udp(two.at(1), one.at(2), &payload);
+        other.send(&forged);
+        let counted = sent(&host, first)[0].1;
+        assert!((428..600).contains(&counted), "{counted}");
+        assert_eq!(sent(&host, second), [(first.to_owned(), 0)]);
+        // What an earlier agent has counted stays.
+        host.restart(&runtime);
+        assert_eq!(sent(&host, first), [(second.to_owned(), counted)]);
+        let frame = two.packet_to(one, &payload);
+        two.send(&frame);
+        assert_eq!(sent(&host, second), [(first.to_owned(), counted)]);
+        host.run(&format!("nft delete table bridge {}", host.networks.tag.talk()));
+        assert_eq!(sent(&host, second), [(first.to_owned(), 0)], "counted anew");
+    });
+}
+
+#[test]
+fn a_card_that_is_no_vm_s_is_removed_after_a_while() {
+    in_a_thread(|| {
+        let Some((runtime, host, wanted)) = alone() else { return };
+        host.networks.store(wanted).expect("it is kept");
+        let strange = host.networks.tag.tap(&card(1, 99));
+        host.run(&format!("ip tuntap add mode tap name {strange}"));
+        let _web = host.connect(&runtime, "web", card(1, 2));
+        host.pass(&runtime);
+        // A VM that starts may be about to use it, so it is not removed at once.
+        std::thread::sleep(2 * STRANGE_FOR);
+        host.pass(&runtime);
+        assert!(!host.has_link(&runtime, &strange));
+        assert!(host.has_link(&runtime, &host.networks.tag.tap(&card(1, 2))));
+    });
+}
+
+#[test]
+fn what_is_older_changes_nothing_and_the_controller_learns_it() {
+    in_a_thread(|| {
+        let Some((_runtime, host, wanted)) = alone() else { return };
+        let at = |made_ms| HostNetworks { made_ms, ..wanted.clone() };
+        let take = |made_ms| host.networks.take(at(made_ms)).expect("it is answered").made_ms;
+        assert_eq!(take(50), 50);
+        assert_eq!(take(40), 50, "the clock of the controller was set back");
+        assert_eq!(take(51), 51);
+    });
+}
+
+/// The controller may be away, and has said last that the VM is about to run at the other host.
+#[test]
+fn a_vm_that_runs_here_has_its_card_here() {
+    let tag = Tag::new(&host_id(1), Path::new("/state"));
+    let key = format!("{}=", "a".repeat(43));
+    let end = TunnelEnd { public_key: key, endpoint: "10.99.0.2:1".to_owned(), mtu: 1500 };
+    let wanted = wanted(1, 1, [&end, &end], &[(1, "web", 2, 2)]);
+    let others = |runs| {
+        let here = CardHere { card: card(1, 2), runs };
+        let cards = [(vm_id("web"), here)].into();
+        let all = segments(&tag, &host_id(1), &wanted, &cards);
+        let of_one = all.iter().find(|segment| segment.vni == 1).expect("the network");
+        of_one.others.len()
+    };
+    assert_eq!((others(false), others(true)), (1, 0));
+}
