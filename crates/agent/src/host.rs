@@ -46,6 +46,8 @@ pub struct Host {
     pub network: Network,
     /// The same, for requests that may take long when the host is busy.
     pub sockets: Client,
+    /// Whoever asks for a VM's socket there, or ends one, takes turns: what was found out is so until it is asked for.
+    pub sockets_turn: tokio::sync::Mutex<()>,
     pub accelerator: Found,
     qemu_version: String,
     /// Empty if it is not known.
@@ -113,6 +115,7 @@ impl Host {
             volume: Client::new(&config.volume_control, Duration::from_secs(3))?,
             network: config.network.clone(),
             sockets: Client::new(&config.volume_control, Duration::from_secs(30))?,
+            sockets_turn: tokio::sync::Mutex::default(),
             accelerator,
             qemu_version,
             boot_id: perigee_http::boot_id(&config.boot_id),

@@ -19,6 +19,11 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Asks the volume server for a VM's socket. It may be there already.
 pub async fn open(host: &Host, vm: &Vm) -> Result<VmSocketAt, Problem> {
+    let _turn = host.sockets_turn.lock().await;
+    ask_for(host, vm).await
+}
+
+async fn ask_for(host: &Host, vm: &Vm) -> Result<VmSocketAt, Problem> {
     let socket = of(vm)?;
     let path = format!("/v1/vms/{}/socket", socket.vm);
     let at: VmSocketAt = host.sockets.put(&path, &socket).await?;
@@ -53,19 +58,23 @@ pub async fn keep(host: Arc<Host>, vms: Arc<Vms>) {
 }
 
 async fn put_right(host: &Host, vms: &Vms) -> Result<(), Problem> {
+    // A start that comes meanwhile asks after this.
+    let _turn = host.sockets_turn.lock().await;
     // A VM is in the list before it has a socket. So one whose socket is found and which is not in the list has ended.
     let open: Vec<VmSocket> = host.sockets.get("/v1/vms").await?;
     let here: BTreeMap<VmId, Arc<Vm>> =
         vms.list().into_iter().map(|vm| (vm.id().clone(), vm)).collect();
     for socket in open.iter().filter(|socket| !here.contains_key(&socket.vm)) {
         if vms.get(&socket.vm).is_err_and(|problem| problem.kind == ProblemKind::NotFound) {
-            let path = format!("/v1/vms/{}/socket?uid={}", socket.vm, socket.uid);
+            // A later start of it may have asked for its own one meanwhile.
+            let exports = socket.exports.join(",");
+            let path = format!("/v1/vms/{}/socket?uid={}&exports={exports}", socket.vm, socket.uid);
             host.sockets.delete(&path).await?;
         }
     }
     for vm in here.values().filter(|vm| !vm.qemu_has_ended()) {
         if !open.iter().any(|socket| socket.vm == *vm.id()) {
-            self::open(host, vm).await?;
+            ask_for(host, vm).await?;
         }
     }
     Ok(())

@@ -49,7 +49,7 @@
 //! | `PUT /layers/leave-site` | `SetLayersLeaveSite` | |
 //! | `GET /vms` | | [`VmSocket`] list |
 //! | `PUT /vms/{vm}/socket` | [`VmSocket`] | [`VmSocketAt`]; only through the server's unix socket |
-//! | `DELETE /vms/{vm}/socket?uid=N` | | ends it if it is this user's; only through the server's unix socket |
+//! | `DELETE /vms/{vm}/socket?uid=N&exports=A,B` | | ends it if it is this user's and has these exports; only through the server's unix socket |
 //! | `GET /stats` | | [`ExportStats`] |
 //! | `POST /probe` | [`ProbeBlocks`] | [`BlockProbe`] |
 //! | `POST /trace/start` | [`StartTrace`] | |

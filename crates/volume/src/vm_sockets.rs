@@ -12,6 +12,7 @@ use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::unistd::{Uid, chown};
 use perigee_http::ours;
@@ -31,6 +32,7 @@ const SOCKETS_MAX: usize = 4096;
 
 struct Open {
     socket: VmSocket,
+    vm: Arc<OneVm>,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -111,7 +113,8 @@ impl VmSockets {
         self.open.lock().await.values().map(|open| open.socket.clone()).collect()
     }
 
-    /// Makes a VM's socket, unless it is there. One of an earlier VM with the same name or user ends.
+    /// Makes a VM's socket, unless it is there. One of an earlier VM with the same name or user ends. While a VM runs, its disks change: the
+    /// sessions of those that stay go on.
     pub async fn put(&self, socket: VmSocket) -> Result<VmSocketAt, Problem> {
         let what = format!("can't make the NBD socket of VM {}", socket.vm);
         if let Some(name) = socket.exports.iter().find(|name| !is_session(name)) {
@@ -121,6 +124,19 @@ impl VmSockets {
         let path = self.dir.join(socket.vm.as_str()).join("nbd.sock");
         let mut open = self.open.lock().await;
         if open.get(&socket.vm).is_some_and(|open| open.socket == socket) {
+            return Ok(VmSocketAt { path });
+        }
+        let failed = |error: io::Error| {
+            Problem::internal(what.clone(), error).next("check --vm-sockets of the volume server")
+        };
+        if let Some(own) = open.get_mut(&socket.vm)
+            && own.socket.uid == socket.uid
+            && path.exists()
+        {
+            // A server that starts again serves what is recorded.
+            self.record(&socket).map_err(failed)?;
+            own.vm.change(&socket.exports);
+            own.socket = socket;
             return Ok(VmSocketAt { path });
         }
         // An agent that is not root runs all VMs as its own user, which is this server's.
@@ -138,13 +154,11 @@ impl VmSockets {
         make_passable(&self.dir)
             .map_err(|error| self.failed("can't make the directory of", &error))?;
         self.check_owner()?;
-        let listener = self.bind(&path, &socket).await.map_err(|error| {
-            Problem::internal(what, error).next("check --vm-sockets of the volume server")
-        })?;
-        let (vm, stop) = (socket.vm.clone(), CancellationToken::new());
-        let one = OneVm { uid: socket.uid, exports: socket.exports.iter().cloned().collect() };
-        let task = tokio::spawn(self.server.clone().serve_vm(listener, one, stop.clone()));
-        open.insert(vm, Open { socket, stop, task });
+        let listener = self.bind(&path, &socket).await.map_err(failed)?;
+        let (name, stop) = (socket.vm.clone(), CancellationToken::new());
+        let vm = Arc::new(OneVm::new(socket.uid, &socket.exports));
+        let task = tokio::spawn(self.server.clone().serve_vm(listener, vm.clone(), stop.clone()));
+        open.insert(name, Open { socket, vm, stop, task });
         Ok(VmSocketAt { path })
     }
 
@@ -154,19 +168,24 @@ impl VmSockets {
         for dir in [&*self.dir, dir] {
             std::fs::set_permissions(dir, Permissions::from_mode(PASSABLE))?;
         }
-        let record = Record { server: self.id, socket: socket.clone() };
-        let text = serde_json::to_vec(&record)?;
-        let (new, record) = (dir.join("socket.new"), dir.join("socket.json"));
-        let mut options = File::options();
-        let mut file = options.create(true).truncate(true).write(true).mode(0o600).open(&new)?;
-        file.write_all(&text)?;
-        std::fs::rename(&new, &record)?;
+        self.record(socket)?;
         let listener = perigee_http::bind_unix(path).await?;
         std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
         if Uid::effective().as_raw() != socket.uid {
             chown(path, Some(socket.uid.into()), None)?;
         }
         Ok(listener)
+    }
+
+    /// Stores what the socket is for.
+    fn record(&self, socket: &VmSocket) -> io::Result<()> {
+        let dir = self.dir.join(socket.vm.as_str());
+        let text = serde_json::to_vec(&Record { server: self.id, socket: socket.clone() })?;
+        let (new, record) = (dir.join("socket.new"), dir.join("socket.json"));
+        let mut options = File::options();
+        let mut file = options.create(true).truncate(true).write(true).mode(0o600).open(&new)?;
+        file.write_all(&text)?;
+        std::fs::rename(&new, &record)
     }
 
     fn end(&self, open: &mut BTreeMap<VmId, Open>, vm: &VmId) {
@@ -180,10 +199,14 @@ impl VmSockets {
         }
     }
 
-    /// Ends a VM's socket if it is of this user.
-    pub async fn delete(&self, vm: &VmId, uid: u32) {
+    /// Ends a VM's socket if it is of this user and has these exports, if they are given. A later start of the VM may have the same user by now,
+    /// and has other epochs.
+    pub async fn delete(&self, vm: &VmId, uid: u32, exports: Option<&str>) {
         let mut open = self.open.lock().await;
-        if open.get(vm).is_some_and(|open| open.socket.uid == uid) {
+        let is_meant = |socket: &VmSocket| {
+            socket.uid == uid && exports.is_none_or(|exports| socket.exports.join(",") == exports)
+        };
+        if open.get(vm).is_some_and(|open| is_meant(&open.socket)) {
             self.end(&mut open, vm);
         }
     }
@@ -222,8 +245,6 @@ fn is_session(export: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use futures_util::future::BoxFuture;
     use perigee_block::exports::{Export, Exports, Opener, Peer};
     use perigee_model::ProblemKind;

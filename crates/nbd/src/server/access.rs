@@ -31,7 +31,7 @@ pub struct Access {
 }
 
 /// The client.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct Peer {
     /// Whether it is a process of this host that needs neither TLS nor a line in the access list: one of the
     /// server's own user, or a VM.
@@ -52,7 +52,7 @@ pub struct Peer {
 }
 
 /// The exports that one client may see at this moment.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum View {
     Everything,
     Only(AccessList),
@@ -64,7 +64,7 @@ impl View {
         match self {
             Self::Everything => true,
             Self::Only(list) => list.allows(export, peer.common_name.as_deref()),
-            Self::Vm(vm) => vm.exports.contains(export),
+            Self::Vm(vm) => vm.has(export),
         }
     }
 }
@@ -161,22 +161,38 @@ mod tests {
 
     #[test]
     fn a_vm_sees_its_own_exports_only() {
-        let vm = OneVm { uid: 7, exports: ["data@3".to_owned()].into() };
-        let peer = Peer { local: true, vm: Some(Arc::new(vm)), ..Peer::default() };
+        let vm = Arc::new(OneVm::new(7, &["data@3".to_owned()]));
+        let peer = Peer { local: true, vm: Some(vm.clone()), ..Peer::default() };
         let view = Access { listing: true, list: None }.view(&peer).expect("a view");
         assert!(view.shows("data@3", &peer));
         for other in ["data", "data@4", "other@3", "data@layers", "image:debian"] {
             assert!(!view.shows(other, &peer), "{other}");
         }
+        vm.change(&["other@3".to_owned()]);
+        assert!(view.shows("other@3", &peer) && !view.shows("data@3", &peer));
+    }
+
+    #[test]
+    fn the_sessions_of_exports_that_a_vm_keeps_go_on() {
+        let [one, two] = ["one@3", "two@3"].map(str::to_owned);
+        let vm = OneVm::new(7, &[one.clone(), two.clone()]);
+        let [first, second] = [&one, &two].map(|name| vm.end_of(name));
+        vm.change(&[one.clone(), "three@1".to_owned()]);
+        assert!(!first.is_cancelled() && second.is_cancelled());
+        assert!(vm.end_of(&two).is_cancelled(), "one that was agreed on while it went");
+        vm.change(std::slice::from_ref(&two));
+        assert!(first.is_cancelled() && !vm.end_of(&two).is_cancelled(), "it has come back");
     }
 
     #[test]
     fn without_a_list_and_on_a_unix_socket_everything_is_seen() {
         let open = Access { listing: true, list: None };
-        assert_eq!(open.view(&Peer::default()).expect("a view"), View::Everything);
+        let view = open.view(&Peer::default()).expect("a view");
+        assert!(matches!(view, View::Everything));
         let listed = Access { listing: true, list: Some("/nonexistent".into()) };
         assert!(listed.view(&Peer::default()).is_err());
         let local = Peer { local: true, ..Peer::default() };
-        assert_eq!(listed.view(&local).expect("a view"), View::Everything);
+        let view = listed.view(&local).expect("a view");
+        assert!(matches!(view, View::Everything));
     }
 }

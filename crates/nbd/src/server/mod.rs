@@ -196,30 +196,18 @@ async fn connection(
         ended = tokio::time::timeout(shared.negotiation_max, negotiate(socket, &shared, vm, &stop)) => ended,
     };
     let ended = match negotiated {
-        Ok(Ok(Some((Stream::Plain(socket), agreed)))) => {
-            transmission::run(socket, agreed, stop).await
-        }
-        Ok(Ok(Some((Stream::Encrypted(stream, None), agreed)))) => {
-            transmission::run(*stream, agreed, stop).await
-        }
-        Ok(Ok(Some((Stream::Encrypted(stream, Some(client)), agreed)))) => {
-            let admission = agreed.admission.clone();
-            let let_out = async {
-                match &admission {
-                    Some(admission) => admission.ended().await,
+        Ok(Ok(Some((stream, agreed)))) => {
+            let end = agreed.end.clone();
+            let disk_has_gone = async {
+                match &end {
+                    Some(end) => end.cancelled().await,
                     None => std::future::pending().await,
                 }
             };
-            let mut run = std::pin::pin!(transmission::run(*stream, agreed, stop.clone()));
+            let mut run = std::pin::pin!(run(stream, agreed, stop.clone()));
             tokio::select! {
                 ended = &mut run => ended,
-                () = let_out => {
-                    tracing::info!("an NBD connection ends: its host may open the volume no more");
-                    stop.cancel();
-                    run.await
-                }
-                () = client.until_revoked() => {
-                    tracing::warn!("an NBD connection ends: its client's certificate is revoked");
+                () = disk_has_gone => {
                     stop.cancel();
                     run.await
                 }
@@ -233,6 +221,40 @@ async fn connection(
     };
     if let Err(error) = ended {
         tracing::info!(%error, "an NBD connection was closed because of an error");
+    }
+}
+
+/// The transmission.
+async fn run(
+    stream: Stream,
+    agreed: Agreed,
+    stop: CancellationToken,
+) -> Result<(), ConnectionError> {
+    let (stream, client) = match stream {
+        Stream::Plain(socket) => return transmission::run(socket, agreed, stop).await,
+        Stream::Encrypted(stream, None) => return transmission::run(*stream, agreed, stop).await,
+        Stream::Encrypted(stream, Some(client)) => (stream, client),
+    };
+    let admission = agreed.admission.clone();
+    let let_out = async {
+        match &admission {
+            Some(admission) => admission.ended().await,
+            None => std::future::pending().await,
+        }
+    };
+    let mut run = std::pin::pin!(transmission::run(*stream, agreed, stop.clone()));
+    tokio::select! {
+        ended = &mut run => ended,
+        () = let_out => {
+            tracing::info!("an NBD connection ends: its host may open the volume no more");
+            stop.cancel();
+            run.await
+        }
+        () = client.until_revoked() => {
+            tracing::warn!("an NBD connection ends: its client's certificate is revoked");
+            stop.cancel();
+            run.await
+        }
     }
 }
 

@@ -41,6 +41,8 @@ pub struct Agreed {
     pub login: Option<LoginGuard>,
     /// The connection ends with it.
     pub admission: Option<Arc<Admission>>,
+    /// Of a VM's disk: the connection ends when the disk goes from the VM.
+    pub end: Option<CancellationToken>,
 }
 
 /// The end of the options.
@@ -347,7 +349,7 @@ impl<'a> Negotiation<'a> {
         match opened {
             Err(problem)
                 if problem.kind == ProblemKind::NotFound
-                    && (view != View::Everything || !self.shared.access.listing) =>
+                    && (!matches!(view, View::Everything) || !self.shared.access.listing) =>
             {
                 Err(hidden())
             }
@@ -397,7 +399,9 @@ impl<'a> Negotiation<'a> {
         let login = self.shared.exports.log_in(name, Over::Nbd, &self.peer.address);
         let claim = self.claim.take();
         let admission = self.admission.take();
-        Next::Ended(Outcome::Agreed(Box::new(Agreed { export, rules, claim, login, admission })))
+        let end = self.peer.vm.as_ref().map(|vm| vm.end_of(name));
+        let agreed = Agreed { export, rules, claim, login, admission, end };
+        Next::Ended(Outcome::Agreed(Box::new(agreed)))
     }
 
     async fn go(&mut self, option: u32, go: GoOption) -> Next {

@@ -51,14 +51,17 @@ async fn make(
 #[derive(Deserialize)]
 struct Of {
     uid: u32,
+    /// Those that it had when it was looked at. An agent of before does not say it.
+    #[serde(default)]
+    exports: Option<String>,
 }
 
 async fn end(
     State(control): Shared,
     Named(vm): Named<VmId>,
     asker: Asker,
-    Query(Of { uid }): Query<Of>,
+    Query(Of { uid, exports }): Query<Of>,
 ) -> Reply<()> {
-    sockets(&control, &asker)?.delete(&vm, uid).await;
+    sockets(&control, &asker)?.delete(&vm, uid, exports.as_deref()).await;
     Ok(Json(()))
 }

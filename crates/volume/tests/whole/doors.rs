@@ -1,9 +1,10 @@
 //! Who may use which socket of the server, and for what.
 
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
-use std::process::Output;
-use std::time::Duration;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use perigee_http::Client;
 use perigee_model::volume::{
@@ -101,10 +102,86 @@ async fn a_vm_s_socket_serves_only_this_vm_and_only_its_sessions() {
     assert!(!at.exists());
     let end = format!("/v1/vms/vm-2/socket?uid={OTHER_UID}");
     server.control.delete(&end).await.expect("of another VM: nothing to do");
+    // The agent has seen the socket of an earlier start with the same user.
+    let end = format!("/v1/vms/vm-2/socket?uid={VM_UID}&exports={own}");
+    server.control.delete(&end).await.expect("of an earlier start: nothing to do");
     assert_eq!(server.control.get::<Vec<VmSocket>>("/v1/vms").await.expect("a list"), [later]);
-    let end = format!("/v1/vms/vm-2/socket?uid={VM_UID}");
+    let end = format!("/v1/vms/vm-2/socket?uid={VM_UID}&exports=");
     server.control.delete(&end).await.expect("its end");
     assert!(server.control.get::<Vec<VmSocket>>("/v1/vms").await.expect("a list").is_empty());
+}
+
+/// A session that opens its export, and then reads what it is told to.
+struct Session {
+    child: Child,
+    said: BufReader<ChildStdout>,
+}
+
+impl Session {
+    fn open(socket: &Path, export: &str) -> Self {
+        let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
+        let mut command = Command::new("qemu-io");
+        command.args(["-f", "raw", &uri]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("qemu-io runs");
+        let said = BufReader::new(child.stdout.take().expect("it was asked for"));
+        let mut session = Self { child, said };
+        assert!(session.reads(), "it has opened {export}");
+        session
+    }
+
+    fn reads(&mut self) -> bool {
+        let stdin = self.child.stdin.as_mut().expect("it was asked for");
+        writeln!(stdin, "read 0 4k").and_then(|()| stdin.flush()).expect("it runs");
+        let mut line = String::new();
+        while self.said.read_line(&mut line).expect("it says something") > 0 {
+            // What comes before the number is the prompt.
+            if line.contains("read failed") || line.contains("ops; ") {
+                return !line.contains("read failed");
+            }
+            line.clear();
+        }
+        false
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // It may have ended before.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_disks_that_a_vm_keeps_are_served_on_while_others_come_and_go() {
+    let mut server = Server::start().await;
+    let mut exports = Vec::new();
+    for volume in ["one", "two", "three"] {
+        exports.push(format!("{volume}@{}", server.create(volume, MIB).await.epoch));
+    }
+    let uid = std::fs::metadata("/proc/self").expect("this process").uid();
+    let at = open(&server, &vm_socket(uid, &exports[..2])).await.path;
+    let [mut one, mut two] = [0, 1].map(|index| Session::open(&at, &exports[index]));
+    // `three` comes.
+    open(&server, &vm_socket(uid, &exports)).await;
+    let mut three = Session::open(&at, &exports[2]);
+    assert!(one.reads() && two.reads(), "their sessions are those that they were");
+    // `two` goes.
+    let rest = vm_socket(uid, &[exports[0].clone(), exports[2].clone()]);
+    open(&server, &rest).await;
+    assert!(one.reads() && three.reads());
+    // A request that came first may be answered still.
+    let begun = Instant::now();
+    while two.reads() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it is not the VM's any more");
+    }
+    assert_eq!(server.control.get::<Vec<VmSocket>>("/v1/vms").await.expect("a list"), [rest]);
+    // A server that starts anew knows it so.
+    server.kill();
+    server.start_process().await;
+    Session::open(&at, &exports[2]);
+    let uri = format!("nbd+unix:///{}?socket={}", exports[1], at.display());
+    assert_refused(&try_run(&["qemu-io", "-f", "raw", "-c", "read 0 4k", &uri]), "does not serve");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,8 +4,8 @@
 //! device is switched to a second node and back to one with the disk's own name. Whatever of this an agent has left that was ended meanwhile, the
 //! same request goes on from there. Both sessions have the disk's epoch, and QEMU waits for requests in flight before it switches.
 //!
-//! **A disk that comes or goes.** It is behind a port of its own. The volume server makes the VM's socket anew when its disks change, so QEMU's
-//! other sessions connect again. A disk goes when the guest has let it go, which may be much later than it was asked.
+//! **A disk that comes or goes.** It is behind a port of its own. The volume server serves what the VM has from then on; the sessions of its
+//! other disks go on. A disk goes when the guest has let it go, which may be much later than it was asked.
 
 use perigee_model::vm::{ChangeVm, Disk, VmStatus};
 use perigee_model::{DiskRole, Problem};

@@ -40,7 +40,7 @@ pub async fn run<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let Agreed { export, rules, claim, login, admission: _admission } = agreed;
+    let Agreed { export, rules, claim, login, admission: _admission, end: _ } = agreed;
     let requests = Requests::new(Measured::new(export.device, export.counters), rules);
     let ended = connection::run(stream, requests, &stop).await;
     drop((claim, login));

@@ -226,7 +226,7 @@ async fn serve(
     let device = Switch::new(disk.clone());
     let export =
         Export { device, read_only: false, counters: Arc::default(), home: None, confined: false };
-    let agreed = Agreed { export, rules, claim: None, login: None, admission: None };
+    let agreed = Agreed { export, rules, claim: None, login: None, admission: None, end: None };
     within("the connection to end", run(stream.clone(), agreed, stop)).await
 }
 
