@@ -98,7 +98,10 @@ async fn reports(vms: &Vms) -> Vec<VmReport> {
 }
 
 async fn figures(State(vms): Shared) -> Result<Response, Failure> {
-    let page = metrics::page(&vms.host.report()?, &Proc::read(), &reports(&vms).await);
+    let reports = reports(&vms).await;
+    let name = |vm: &VmReport| vms.host.networks.card_name(&vm.spec.network);
+    let cards: Vec<_> = reports.iter().map(name).collect();
+    let page = metrics::page(&vms.host.report()?, &Proc::read(), &reports, &cards);
     Ok(([(CONTENT_TYPE, exposition::CONTENT_TYPE)], page).into_response())
 }
 

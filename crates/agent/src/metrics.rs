@@ -1,5 +1,6 @@
 //! The figures of this host and its VMs, for Prometheus.
 
+use perigee_model::VmId;
 use perigee_model::exposition::{Kind, Page};
 use perigee_model::vm::{HostReport, VmReport, VmStatus};
 
@@ -25,11 +26,13 @@ impl Proc {
     }
 }
 
-/// The page of `GET /metrics`.
-pub fn page(host: &HostReport, proc: &Proc, vms: &[VmReport]) -> String {
+/// The page of `GET /metrics`. `cards` are the names of the VMs' cards at this host, in the VMs' order.
+pub fn page(host: &HostReport, proc: &Proc, vms: &[VmReport], cards: &[Option<String>]) -> String {
     let mut page = Page::default();
     write_host(&mut page, host, proc);
     write_vms(&mut page, vms);
+    let cards = vms.iter().map(|vm| &vm.spec.vm).zip(cards);
+    write_cards(&mut page, proc, cards);
     page.into_text()
 }
 
@@ -135,6 +138,27 @@ fn write_vms(page: &mut Page, vms: &[VmReport]) {
     }
 }
 
+/// What a host sends through a VM's card, the VM receives. A card in a user network is no device of the host, and is counted by nobody.
+fn write_cards<'a>(
+    page: &mut Page,
+    proc: &Proc,
+    cards: impl Iterator<Item = (&'a VmId, &'a Option<String>)>,
+) {
+    let devices = network_bytes(&proc.net_dev);
+    let counted: Vec<_> = cards
+        .filter_map(|(vm, card)| {
+            let card = card.as_deref()?;
+            Some((vm, devices.iter().find(|(device, ..)| *device == card)?))
+        })
+        .collect();
+    let help = "Bytes that its network card has received at this host.";
+    page.family("perigee_vm_network_receive_bytes_total", Kind::Counter, help);
+    counted.iter().for_each(|(vm, (.., sent))| page.figure(&[("vm", vm)], sent));
+    let help = "Bytes that its network card has sent at this host.";
+    page.family("perigee_vm_network_transmit_bytes_total", Kind::Counter, help);
+    counted.iter().for_each(|(vm, (_, received, _))| page.figure(&[("vm", vm)], received));
+}
+
 #[expect(clippy::cast_precision_loss, reason = "53 bits are enough for a figure")]
 fn float(value: u64) -> f64 {
     value as f64
@@ -203,6 +227,22 @@ mod tests {
         let text = "Inter-|   Receive  |  Transmit\n face |bytes packets\n\
             lo: 5 1 0 0 0 0 0 0 5 1 0 0 0 0 0 0\n  eth0: 70 1 0 0 0 0 0 0 90 1 0 0 0 0 0 0\n";
         assert_eq!(network_bytes(text), [("eth0", 70, 90)]);
+    }
+
+    #[test]
+    fn a_vm_has_received_what_the_host_has_sent_through_its_card() {
+        let proc = Proc {
+            net_dev: "pt1: 70 1 0 0 0 0 0 0 90 1 0 0 0 0 0 0\n".to_owned(),
+            ..Proc::default()
+        };
+        let vms = ["web", "user", "gone"].map(|name| VmId::new(name).expect("a name"));
+        let cards = [Some("pt1".to_owned()), None, Some("pt2".to_owned())];
+        let mut page = Page::default();
+        write_cards(&mut page, &proc, vms.iter().zip(&cards));
+        let text = page.into_text();
+        assert!(text.contains("receive_bytes_total{vm=\"web\"} 90\n"), "{text}");
+        assert!(text.contains("transmit_bytes_total{vm=\"web\"} 70\n"), "{text}");
+        assert!(!text.contains("user") && !text.contains("gone"), "not known is not 0: {text}");
     }
 
     #[test]

@@ -47,7 +47,7 @@ use std::time::Duration;
 
 use nix::fcntl::Flock;
 use perigee_model::network::{Card, HostNetworks, NetworksKnown, TunnelEnd};
-use perigee_model::vm::{MigrationPhase, SentTo, VmStatus};
+use perigee_model::vm::{MigrationPhase, SentTo, VmNetwork, VmStatus};
 use perigee_model::{HostId, Problem, VmId};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
@@ -309,6 +309,15 @@ impl Networks {
         connected.and_then(TcpStream::from_std).map_err(|error| {
             Problem::unavailable(what(), error).next("is an SSH server running in the guest?")
         })
+    }
+
+    /// The device of this host that is a VM's card. In a user network there is none.
+    pub fn card_name(&self, network: &VmNetwork) -> Option<String> {
+        match network {
+            VmNetwork::Cluster(card) => Some(self.tag.tap(card)),
+            VmNetwork::Bridge(card) => Some(self.tag.bridged(card)),
+            VmNetwork::None | VmNetwork::User => None,
+        }
     }
 
     /// What a VM of a job has sent to the job's others since its card was made here. It is some seconds old.
