@@ -12,7 +12,7 @@ pub mod migrate;
 pub mod network;
 pub mod owner;
 mod phases;
-mod since;
+pub mod since;
 mod start;
 mod strangers;
 mod tls;
@@ -151,6 +151,7 @@ impl Vm {
     pub fn new(
         spec: VmSpec,
         dir: VmDir,
+        since: Since,
         log: GuestLog,
         status: VmStatus,
         changes: &Arc<Changes>,
@@ -176,10 +177,6 @@ impl Vm {
         let console_is_free = Arc::new(Semaphore::new(1));
         let viewers = Arc::new(Semaphore::new(console::VIEWERS_MAX));
         let guest_agent_is_free = Semaphore::new(1);
-        let since = Since::load(&dir).unwrap_or_else(|problem| {
-            tracing::error!(vm = %spec.vm, %problem, "how it was changed is not known");
-            Since::default()
-        });
         let vm = Self {
             spec,
             since: Mutex::new(since),

@@ -17,6 +17,7 @@ use crate::guest::GuestLog;
 use crate::host::Host;
 use crate::vm::migrate::Record;
 use crate::vm::owner::{Farewell, Owner};
+use crate::vm::since::Since;
 use crate::vm::{Request, Vm};
 
 /// How often a delete looks whether the VM is still there.
@@ -27,7 +28,7 @@ const DELETE_AGAIN: Duration = Duration::from_millis(20);
 pub struct Vms {
     pub host: Arc<Host>,
     all: Mutex<BTreeMap<VmId, Arc<Vm>>>,
-    /// VMs whose stored spec cannot be read. Their state is not known, and nothing is done with them.
+    /// VMs whose stored spec cannot be read, or how they were changed since. Their state is not known, and nothing is done with them.
     unreadable: BTreeMap<VmId, Problem>,
 }
 
@@ -41,8 +42,9 @@ impl Vms {
             let name = entry.map_err(fail)?.file_name();
             let Some(id) = name.to_str().and_then(|name| VmId::new(name).ok()) else { continue };
             let paths = VmDir::new(&host.state, &id);
-            match read_json::<VmSpec>(&paths.spec()) {
-                Ok(Some(spec)) => found.push((id, paths, spec)),
+            let spec = read_json::<VmSpec>(&paths.spec());
+            match spec.and_then(|spec| Ok(spec.zip(Some(Since::load(&paths)?)))) {
+                Ok(Some((spec, since))) => found.push((id, paths, spec, since)),
                 // Its start was interrupted before QEMU was started.
                 Ok(None) => paths.remove()?,
                 Err(problem) => {
@@ -53,10 +55,11 @@ impl Vms {
         }
         let vms =
             Arc::new(Self { host: host.clone(), all: Mutex::new(BTreeMap::new()), unreadable });
-        for (id, paths, spec) in found {
+        for (id, paths, spec, since) in found {
             let log = GuestLog::open(&paths.events(), spec.hides_output)?;
             let record = Record::load(&paths);
-            let (vm, requests) = Vm::new(spec, paths, log, status_of(&record), &host.changes);
+            let (vm, requests) =
+                Vm::new(spec, paths, since, log, status_of(&record), &host.changes);
             let mut owner = Owner::new(host.clone(), vm.clone(), requests);
             owner.adopt(record).await;
             vms.with(|all| all.insert(id, vm.clone()));
@@ -79,7 +82,7 @@ impl Vms {
     }
 
     /// # Errors
-    /// If the stored spec of this VM cannot be read. Then it is not known whether the VM runs.
+    /// If what is stored of this VM cannot be read. Then it is not known whether the VM runs.
     fn check_readable(&self, id: &VmId) -> Result<(), Problem> {
         let Some(problem) = self.unreadable.get(id) else { return Ok(()) };
         let what = format!("the state of the VM {id} is not known");
@@ -140,9 +143,10 @@ impl Vms {
             let paths = VmDir::new(&self.host.state, &spec.vm);
             self.host.create(&paths)?;
             let log = GuestLog::open(&paths.events(), spec.hides_output)?;
+            let (changes, spec) = (&self.host.changes, spec.clone());
             let (vm, requests) =
-                Vm::new(spec.clone(), paths, log, VmStatus::Starting, &self.host.changes);
-            all.insert(spec.vm.clone(), vm.clone());
+                Vm::new(spec, paths, Since::default(), log, VmStatus::Starting, changes);
+            all.insert(vm.id().clone(), vm.clone());
             let owner = Owner::new(self.host.clone(), vm.clone(), requests);
             Ok(Enlisted::New(vm, Box::new(owner)))
         })

@@ -90,6 +90,7 @@ mod tests {
     use crate::changes::Changes;
     use crate::files::VmDir;
     use crate::guest::GuestLog;
+    use crate::vm::since::Since;
 
     fn host(name: &str) -> Peer {
         let identity = PeerIdentity::Host(HostId::new(name).unwrap());
@@ -118,7 +119,8 @@ mod tests {
         let vm_dir = VmDir::new(dir, &spec.vm);
         std::fs::create_dir_all(vm_dir.run()).unwrap();
         let log = GuestLog::open(&vm_dir.events(), false).unwrap();
-        Vm::new(spec, vm_dir, log, VmStatus::Incoming, &Arc::new(Changes::new())).0
+        let changes = Arc::new(Changes::new());
+        Vm::new(spec, vm_dir, Since::default(), log, VmStatus::Incoming, &changes).0
     }
 
     #[test]

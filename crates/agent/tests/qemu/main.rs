@@ -149,6 +149,14 @@ fn a_vm_whose_spec_cannot_be_read_keeps_no_agent_from_starting() {
     let agent = &mut scene.agents[0];
     let pid = agent.put(&spec(1, false)).unwrap().qemu_pid;
     agent.kill();
+    // Without it the VM would lose the disks that came while it ran.
+    let since = agent.vm_dir().join("since.json");
+    std::fs::write(&since, "{").unwrap();
+    agent.run();
+    let refused = agent.put(&spec(1, false)).unwrap_err();
+    assert!(refused.why.contains("since.json"), "{refused}");
+    agent.kill();
+    std::fs::remove_file(since).unwrap();
     let path = agent.vm_dir().join("spec.json");
     let stored = std::fs::read(&path).unwrap();
     std::fs::write(&path, &stored[..stored.len() / 2]).unwrap();

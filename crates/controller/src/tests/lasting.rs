@@ -531,7 +531,10 @@ async fn a_volume_comes_to_a_vm_that_runs_and_goes_and_the_others_keep_their_pla
     assert_eq!(none.kind, ProblemKind::NotFound);
 
     lab.home.inside().refuses_changes = true;
-    volumes::attach(&lab.cluster, &web(), ask.clone()).await.expect_err("its host refuses");
+    let refused = volumes::attach(&lab.cluster, &web(), ask.clone()).await;
+    let refused = refused.expect_err("its host refuses");
+    assert!(refused.why.contains("the test wants it so"), "{refused}");
+    assert!(refused.next.contains("perigee vm detach"), "{refused}");
     lab.home.inside().refuses_changes = false;
     let disks = |host: &FakeHost| -> Vec<(DiskRole, VolumeName)> {
         let disks = host.inside().vms[&web()].report.spec.disks.clone();
@@ -542,11 +545,9 @@ async fn a_volume_comes_to_a_vm_that_runs_and_goes_and_the_others_keep_their_pla
     let second = (DiskRole::Data(1), further.clone());
     let record = || jobs::of_vm(&lab.cluster, &web()).expect("its record");
     let left: Vec<_> = record().job.spec.volumes.iter().map(|v| v.volume.clone()).collect();
-    if left.contains(&further) {
-        // What became of it was not known: it is in the VM's list, and can be taken from it.
-        let ask = DetachVolume { volume: further.clone() };
-        volumes::detach(&lab.cluster, &web(), ask).await.expect("detached");
-    }
+    assert!(left.contains(&further), "what became of it is not known");
+    let gone = DetachVolume { volume: further.clone() };
+    volumes::detach(&lab.cluster, &web(), gone).await.expect("detached");
     volumes::attach(&lab.cluster, &web(), ask.clone()).await.expect("attached");
     assert_eq!(disks(&lab.home), [first.clone(), second.clone()]);
     assert!(lab.home.inside().attachments.contains_key(&further));

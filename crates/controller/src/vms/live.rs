@@ -66,9 +66,18 @@ pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<
         let size = |cpus| ResizeVm { cpus: Some(cpus), ..ResizeVm::default() };
         // They count before they are there.
         note(cluster, &before, size(count)).await?;
-        if let Err(problem) = change(&at, vm, &ChangeVm::Cpus { count }).await {
-            note(cluster, &before, size(spec.cpus)).await?;
-            return Err(problem);
+        let done = match check_room(cluster, &what, &host) {
+            Ok(()) => change(&at, vm, &ChangeVm::Cpus { count }).await.map(drop),
+            full => full,
+        };
+        if let Err(problem) = done {
+            let undone = note(cluster, &before, size(spec.cpus)).await;
+            return Err(match undone {
+                Ok(()) => problem,
+                Err(_) => {
+                    problem.next(format!("{count} vCPUs still count for it: resize it again"))
+                }
+            });
         }
         let why = in_guest(cluster, vm, &use_cpus(count)).await;
         notes.extend(why.map(|why| format!("the guest may leave its new vCPUs unused: {why}")));
@@ -121,6 +130,19 @@ fn check_cpus(
         return Err(Problem::no_space(what, why).next("move it to another host first"));
     }
     Ok(())
+}
+
+/// Something else may have got the same vCPUs meanwhile: whoever looks when both count finds too many.
+fn check_room(cluster: &Cluster, what: &str, host: &HostId) -> Result<(), Problem> {
+    let Some(report) = cluster.hosts.report(host) else {
+        return Err(Problem::unavailable(what, "its host has not reported yet"));
+    };
+    let used = cluster.index.used().get(host).map(|used| used.demand).unwrap_or_default();
+    if used.cpus <= capacity(&report).cpus {
+        return Ok(());
+    }
+    let why = "cpus: another VM has just got those that were free at its host";
+    Err(Problem::no_space(what, why).next("move it to another host first"))
 }
 
 fn check_memory(what: &str, bytes: u64, started_with: u64) -> Result<(), Problem> {

@@ -59,9 +59,17 @@ pub async fn attach(cluster: &Arc<Cluster>, vm: &VmId, ask: AttachVolume) -> Res
     };
     if let Err(problem) = plugged.await {
         // An answer may have been lost.
-        live::change(&at, vm, &ChangeVm::Unplug { role: disk.role }).await?;
-        forget(cluster, &before, &host, &disk).await?;
-        return Err(problem);
+        let undone = async {
+            live::change(&at, vm, &ChangeVm::Unplug { role: disk.role }).await?;
+            forget(cluster, &before, &host, &disk).await
+        };
+        return Err(match undone.await {
+            Ok(()) => problem,
+            Err(_) => {
+                let next = format!("perigee vm detach {vm} {}", ask.volume);
+                problem.next(format!("it is still in the VM's list; to take it from there: {next}"))
+            }
+        });
     }
     vms::get(cluster, vm).await
 }

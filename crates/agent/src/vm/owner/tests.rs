@@ -11,6 +11,7 @@ use crate::changes::Changes;
 use crate::files::VmDir;
 use crate::guest::GuestLog;
 use crate::process::Process;
+use crate::vm::since::Since;
 
 /// A process that stands for a QEMU without a monitor.
 struct Qemu(Child);
@@ -65,7 +66,7 @@ async fn owner(dir: &Path, qemu: &Qemu) -> Owner {
     std::fs::create_dir_all(vm_dir.run()).unwrap();
     let log = GuestLog::open(&vm_dir.events(), false).unwrap();
     let changes = Arc::new(Changes::new());
-    let (vm, requests) = Vm::new(spec, vm_dir, log, VmStatus::Running, &changes);
+    let (vm, requests) = Vm::new(spec, vm_dir, Since::default(), log, VmStatus::Running, &changes);
     vm.observed(|seen| seen.process = Some(Process::of_pid(qemu.0.id()).unwrap()));
     Owner::new(Arc::new(Host::find_out(&config).await.unwrap()), vm, requests)
 }
