@@ -1,7 +1,6 @@
 //! One case: a controller, its hosts, and jobs that are submitted at once.
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -89,7 +88,7 @@ impl Drop for Controller {
 
 impl Controller {
     async fn start(state: &std::path::Path) -> Result<Self> {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = perigee_http::unused_port();
         let address = format!("127.0.0.1:{port}");
         let child = Command::new(std::env::current_exe()?)
             .arg("controller")
