@@ -232,6 +232,9 @@ pub async fn move_to(
             .next("`perigee vm list` shows the VMs"));
     };
     cluster.hosts.get(&to)?;
+    if let Some(member) = &record.member {
+        return Err(migration::not_alone(vm, member, &to));
+    }
     let cost = match &record.job.host {
         Some(from) => Some(planning::move_cost(cluster, &record, from, &to).await?),
         None => None,

@@ -4,9 +4,11 @@
 //! it makes is named after the job and found again. So a driver may be dropped at any `await` (by a cancel, or
 //! at the controller's end) and later continue from the record.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use perigee_model::gang::moving::Failed;
 use perigee_model::job::JobState;
 use perigee_model::{JobId, Problem, ProblemKind, VmId};
 use tokio::sync::Notify;
@@ -45,8 +47,10 @@ pub struct Run {
     pub no_room: Option<NoRoom>,
     /// Why the guest of this member was not told to begin, the last time.
     pub not_begun: Option<String>,
-    /// When a migration of a member of this gang was refused last.
-    pub move_refused: Option<Instant>,
+    /// The members of this gang, by their ranks, that may not move back now.
+    pub move_refused: BTreeMap<usize, Failed>,
+    /// The migrations of members of this gang that were called off: their ranks and numbers.
+    pub called_off: BTreeMap<usize, u32>,
     /// When the planner was asked last whether all members of this gang move, and when what it wants was refused last.
     pub gang_considered: Option<Instant>,
     pub gang_refused: Option<Instant>,
@@ -141,7 +145,8 @@ impl Run {
             follow_refused: None,
             no_room: None,
             not_begun: None,
-            move_refused: None,
+            move_refused: BTreeMap::new(),
+            called_off: BTreeMap::new(),
             move_silent: None,
             gang_considered: None,
             gang_refused: None,

@@ -42,8 +42,8 @@ use super::place::{self, JOB_DISKS};
 use super::{erase, new_record};
 use crate::cluster::now_ms;
 use crate::records::{
-    Ending, Gang, GangKeys, JobIntent, JobRecord, Membership, Placement, job_intent_key, job_key,
-    vm_of,
+    Ending, Gang, GangKeys, GangWish, JobIntent, JobRecord, Membership, Placement, job_intent_key,
+    job_key, vm_of,
 };
 use crate::{catalog, leave_site, networks, outputs, planning, talk};
 
@@ -477,6 +477,8 @@ impl Run {
 
     /// The members of this run are removed, and it is queued. What is left of them at a lost host is known by the run's number.
     async fn start_gang_again(&mut self, members: &Members) -> Result<Step, Problem> {
+        let intent: Option<JobIntent> =
+            self.cluster.records.read(&job_intent_key(&self.id)).await?;
         let record = &mut self.record.value;
         for member in members.iter().flatten() {
             let lost = member.member.as_ref().and_then(|member| member.lost.clone());
@@ -500,6 +502,16 @@ impl Run {
         record.restarts += 1;
         record.gang = record.gang.as_ref().map(Gang::of_next_run);
         record.ending = None;
+        // A request was for the hosts of this run.
+        let heeded = self.gang()?.heeded_move;
+        let asked = intent.and_then(|intent| intent.move_gang);
+        if let Some((number, wish)) = asked.filter(|(number, _)| *number > heeded) {
+            if wish != GangWish::Stay {
+                self.refuse_move(number, "the job began anew".to_owned())?;
+            }
+            self.gang()?.heeded_move = number;
+        }
+        let record = &mut self.record.value;
         let job = &mut record.job;
         job.state = job.state.next(JobEvent::HostLost)?;
         (job.started_ms, job.running_ms, job.exit_code) = (None, None, None);

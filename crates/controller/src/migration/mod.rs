@@ -41,7 +41,7 @@ use crate::records::{MigrationIntent, MigrationRecord, Owned, migration_intent_k
 pub use aborted::refused_after;
 #[cfg(test)]
 pub(crate) use request::new_record;
-pub use request::{Wish, cancel, check, of_vm, request, shown};
+pub use request::{Wish, cancel, check, not_alone, of_vm, request, shown};
 pub use sharing::{for_moves, is_busy, queue_all, used_lanes};
 
 /// The reason of a migration that a person cancelled.

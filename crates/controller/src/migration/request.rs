@@ -100,13 +100,7 @@ pub async fn request(
     if let Some(member) = &job.member
         && !is_of_gang_move(cluster, member, &wish.to)
     {
-        let why = format!("it is one of the VMs of job {}, which move all or none", member.gang);
-        return Err(Problem::conflict(format!("can't move VM {vm} to {}", wish.to), why).next(
-            format!(
-                "`perigee job move {}` moves them, each to the host that you name",
-                member.gang
-            ),
-        ));
+        return Err(not_alone(&vm, member, &wish.to));
     }
     let Checked { from, earlier, report } = checked(cluster, job, &wish.to).await?;
     let number = earlier.last().map_or(1, |record| record.number + 1);
@@ -114,8 +108,17 @@ pub async fn request(
     let cost = planning::move_cost(cluster, job, &from, &wish.to).await?;
     let record = new_record(&vm, start_of(job, number), from, wish, link, cost)?;
     // In a task of its own, so that a client that disconnects leaves no migration without a driver.
-    let made = tokio::spawn(begin(Arc::clone(cluster), record, capacity(&report)));
+    let begun = begin(Arc::clone(cluster), record, job.member.clone(), capacity(&report));
+    let made = tokio::spawn(begun);
     made.await.map_err(|e| Problem::internal(format!("can't move VM {vm}"), e))?
+}
+
+/// Why one VM of a gang is not moved by itself.
+pub fn not_alone(vm: &VmId, member: &Membership, to: &HostId) -> Problem {
+    let why = format!("it is one of the VMs of job {}, which move all or none", member.gang);
+    let next =
+        format!("`perigee job move {}` moves them, each to the host that you name", member.gang);
+    Problem::conflict(format!("can't move VM {vm} to {to}"), why).next(next)
 }
 
 /// Whether its gang moves, and this VM goes there.
@@ -129,11 +132,16 @@ fn is_of_gang_move(cluster: &Cluster, member: &Membership, to: &HostId) -> bool 
 async fn begin(
     cluster: Arc<Cluster>,
     record: MigrationRecord,
+    member: Option<Membership>,
     total: Demand,
 ) -> Result<Migration, Problem> {
     let Migration { vm, from, to, .. } = &record.migration;
     let refusal = |why: String| Problem::conflict(format!("can't move VM {vm} to {to}"), why);
     let _moving = cluster.index.begin_move(vm, from, to, total).map_err(refusal)?;
+    // From here on its gang's driver waits for this one. The gang may have gone another way before.
+    if member.is_some_and(|member| !is_of_gang_move(&cluster, &member, to)) {
+        return Err(refusal("its job's VMs do not move there any more".to_owned()));
+    }
     if !cluster.create_migration(&record).await? {
         return Err(refusal("it is being moved already".to_owned()));
     }

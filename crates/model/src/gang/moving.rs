@@ -87,9 +87,12 @@ pub struct SeenVm {
     pub has_no_way_back: bool,
     /// A migration of it is under way, or its job has not recorded yet how it ended.
     pub is_moving: bool,
-    /// Where that goes, while it can still be called off.
+    /// Where that goes, while it can still be called off, and was not.
     pub moves_to: Option<HostId>,
-    /// Its migrations in this direction that have failed in a row, the last one's reason, and when that ended.
+    /// The host where its VM is does not answer, so nobody can say how a migration of it ends.
+    pub is_silent: bool,
+    /// Its migrations in this direction that have failed in a row, the last one's reason, and when that ended; or the last one
+    /// that was refused.
     pub failed: Option<Failed>,
 }
 
@@ -129,11 +132,14 @@ pub fn next(of: &GangMove, seen: &[SeenVm], now_ms: u64) -> Next {
     if let Some((rank, _)) = each().find(|(_, (leg, vm))| !vm.is_over && is_wrong(leg, vm)) {
         return Next::CallOff(rank);
     }
-    if each().any(|(_, (_, vm))| !vm.is_over && vm.is_moving) {
+    let mut moving = each().filter(|(_, (_, vm))| !vm.is_over && vm.is_moving).peekable();
+    let is_any_moving = moving.peek().is_some();
+    // On the way back nobody waits for one whose host is silent.
+    if moving.any(|(_, (_, vm))| !(of.is_undone() && vm.is_silent)) {
         return Next::Wait;
     }
     let is_away = |leg: &Leg, vm: &SeenVm| {
-        let stays = vm.is_over || (of.is_undone() && vm.has_no_way_back);
+        let stays = vm.is_over || vm.is_moving || (of.is_undone() && vm.has_no_way_back);
         !stays && vm.at.as_ref() != Some(of.goal(leg))
     };
     let mut paused = None;
@@ -148,7 +154,11 @@ pub fn next(of: &GangMove, seen: &[SeenVm], now_ms: u64) -> Next {
             _ => return Next::Start(rank),
         }
     }
-    paused.map_or(Next::End, |(rank, why)| Next::Pause(rank, why))
+    match paused {
+        Some((rank, why)) => Next::Pause(rank, why),
+        None if is_any_moving => Next::Wait,
+        None => Next::End,
+    }
 }
 
 fn pause_ms(times: u32) -> u64 {
@@ -191,6 +201,10 @@ mod tests {
         /// Of each VM: whether it is there, whether it moves (and whether to there), how often that has failed in this direction.
         vms: Vec<(bool, Option<bool>, u32)>,
         over: Vec<bool>,
+        /// The migration of this one was called off, and has not ended yet.
+        called_off: Vec<bool>,
+        /// The host of this one does not answer.
+        silent: Vec<bool>,
         /// So many more failures may come.
         faults: u32,
         /// A person may still call it off.
@@ -204,13 +218,14 @@ mod tests {
             if self.undone {
                 of.undone = "because".to_owned();
             }
-            let vms = self.vms.iter().zip(&self.over).map(|((there, moves, failures), over)| {
+            let vms = self.vms.iter().enumerate().map(|(rank, (there, moves, failures))| {
                 let failed = Failed { why: "no".to_owned(), at_ms: 0, times: *failures };
                 SeenVm {
                     at: Some(name(*there)),
-                    is_over: *over,
+                    is_over: self.over[rank],
                     is_moving: moves.is_some(),
-                    moves_to: moves.map(name),
+                    moves_to: moves.filter(|_| !self.called_off[rank]).map(name),
+                    is_silent: self.silent[rank],
                     failed: (*failures > 0).then_some(failed),
                     has_no_way_back: false,
                 }
@@ -233,38 +248,56 @@ mod tests {
                     worlds.push(world);
                 }
                 Next::CallOff(rank) => {
-                    // It may also arrive before it hears of it.
-                    for arrives in [false, true] {
-                        let mut world = self.clone();
-                        world.ends(rank, arrives);
-                        worlds.push(world);
-                    }
+                    assert!(!self.called_off[rank], "once is enough: {self:?}");
+                    let mut world = self.clone();
+                    world.called_off[rank] = true;
+                    worlds.push(world);
                 }
                 Next::Start(rank) => {
-                    let moving = self.vms.iter().filter(|vm| vm.1.is_some()).count();
-                    assert_eq!(moving, 0, "one after another: {self:?}");
+                    let moves = |of: usize| self.vms[of].1.is_some();
+                    let moving = (0..self.vms.len()).filter(|of| moves(*of));
+                    let waited_for = moving.filter(|of| !(self.undone && self.silent[*of])).count();
+                    assert_eq!(
+                        (waited_for, moves(rank)),
+                        (0, false),
+                        "one after another: {self:?}"
+                    );
                     let mut world = self.clone();
                     world.vms[rank].1 = Some(!self.undone);
                     worlds.push(world);
-                    // It is refused: the driver undoes the move, or tries again.
-                    if self.faults > 0 && !self.undone {
+                    // It is refused: the driver undoes the move, or tries again later.
+                    if self.faults > 0 {
                         let mut world = self.clone();
                         world.faults -= 1;
-                        world.undone = true;
-                        world.vms.iter_mut().for_each(|vm| vm.2 = 0);
+                        if self.undone {
+                            world.vms[rank].2 += 1;
+                        } else {
+                            world.undone = true;
+                            world.vms.iter_mut().for_each(|vm| vm.2 = 0);
+                        }
                         worlds.push(world);
                     }
                 }
                 Next::Pause(..) => panic!("each pause is over: {self:?}"),
             }
             for rank in 0..self.vms.len() {
-                if self.vms[rank].1.is_some() {
+                if self.silent[rank] {
+                    let mut world = self.clone();
+                    world.silent[rank] = false;
+                    worlds.push(world);
+                } else if self.vms[rank].1.is_some() {
                     let mut world = self.clone();
                     world.ends(rank, true);
                     worlds.push(world);
                     if self.faults > 0 {
                         let mut world = self.clone();
                         world.faults -= 1;
+                        world.silent[rank] = true;
+                        worlds.push(world);
+                    }
+                    if self.faults > 0 || self.called_off[rank] {
+                        let mut world = self.clone();
+                        world.faults -= u32::from(!self.called_off[rank]);
                         world.ends(rank, false);
                         worlds.push(world);
                     }
@@ -287,6 +320,7 @@ mod tests {
 
         fn ends(&mut self, rank: usize, arrives: bool) {
             let Some(to) = self.vms[rank].1.take() else { return };
+            self.called_off[rank] = false;
             match arrives {
                 true => (self.vms[rank].0, self.vms[rank].2) = (to, 0),
                 false if to != self.undone => self.vms[rank].2 += 1,
@@ -303,6 +337,8 @@ mod tests {
             undone: false,
             vms: vec![(false, None, 0); 3],
             over: vec![false; 3],
+            called_off: vec![false; 3],
+            silent: vec![false; 3],
             faults: 3,
             may_call_off: true,
         };
@@ -339,6 +375,11 @@ mod tests {
         assert_eq!(next(&undone, &seen, 1001), paused);
         assert_eq!(next(&undone, &seen, 1000 + PAUSE_FIRST_MS), Next::Start(0));
         assert_eq!(pause_ms(u32::MAX), PAUSE_MAX_MS);
+        // One is half way, and nobody knows: the others go back, and it is waited for in the end.
+        let lost = SeenVm { is_moving: true, is_silent: true, ..at("home") };
+        assert_eq!(next(&undone, &[lost.clone(), at("cloud")], 1001), Next::Start(1));
+        assert_eq!(next(&undone, &[lost.clone(), at("home")], 1001), Next::Wait);
+        assert_eq!(next(&move_of(2), &[lost, at("home")], 1001), Next::Wait);
         let stays = SeenVm { has_no_way_back: true, ..at("cloud") };
         assert_eq!(next(&undone, &[stays.clone(), at("home")], 1001), Next::End);
         assert_eq!(

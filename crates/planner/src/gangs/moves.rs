@@ -83,7 +83,8 @@ pub fn consider(gang: &RunningGang) -> GangVerdict {
         Ok(talk_s) => talk_s,
         Err(why) => return stay(format!("no move can be planned: {why}")),
     };
-    let data_s = gang.members.iter().map(lost_to_data_s).fold(0.0, f64::max);
+    let lost_lately_s = |member| lost_to_data_s(member) * lately(gang, member);
+    let data_s = gang.members.iter().map(lost_lately_s).fold(0.0, f64::max);
     let lost_s = talk_s + data_s;
     let mut sites: Vec<&SiteId> = gang.rooms.iter().map(|room| &room.site).collect();
     sites.sort();
@@ -130,6 +131,12 @@ fn lost_to_data_s(member: &Running) -> f64 {
     lost_s(&member.disks, member.wall_s, member.vcpu_s, member.cpus)
 }
 
+/// The share of what is known of a member that counts: a member which stayed where it was in the gang's last move has figures of
+/// a longer time than the others.
+fn lately(gang: &RunningGang, member: &Running) -> f64 {
+    if member.wall_s > gang.wall_s { gang.wall_s / member.wall_s } else { 1.0 }
+}
+
 /// For how long the busiest link between two sites carries what the VMs have sent to each other; never longer than they took for it.
 fn talk_s(cluster: &Cluster, at: &[HostId], gang: &RunningGang) -> Result<f64, Refused> {
     let mut lanes: BTreeMap<(&SiteId, &SiteId), f64> = BTreeMap::new();
@@ -158,14 +165,14 @@ fn place<'a>(
     let mut cost = MoveCost { wait_s: Some(0.0), ..MoveCost::default() };
     let (mut moved, mut impossible, mut figures) = (0, None, Vec::<String>::new());
     for (member, host) in gang.members.iter().zip(&to) {
-        let here_s = lost_to_data_s(member);
+        let (here_s, lately) = (lost_to_data_s(member), lately(gang, member));
         if *host == member.host {
-            data_s = data_s.max(here_s);
+            data_s = data_s.max(here_s * lately);
             continue;
         }
         let there = of_host(member, here_s, member.cluster.host(host)?)?;
-        data_s = data_s.max(there.lost_there_s);
-        slower_s = slower_s.max(here_s - there.lost_there_s - there.saved_s);
+        data_s = data_s.max(there.lost_there_s * lately);
+        slower_s = slower_s.max((here_s - there.lost_there_s - there.saved_s) * lately);
         cost.job_s += there.cost.job_s;
         cost.total_s += there.cost.total_s;
         cost.wait_s = cost.wait_s.zip(there.cost.wait_s).map(|(one, other)| one.max(other));

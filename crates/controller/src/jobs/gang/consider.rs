@@ -92,10 +92,11 @@ impl Run {
         let rooms = rooms(&self.cluster, &self.record.value);
         let left = self.cluster.index.predicted_end(&self.id).left;
         let gang = self.gang()?;
-        let since_move_s =
-            gang.last_move.as_ref().and_then(|of| of.ended_ms).map_or(f64::INFINITY, |ended_ms| {
-                planning::seconds(now_ms().saturating_sub(ended_ms))
-            });
+        // A request that was refused has moved nothing, and what was sent before it counts on.
+        let last = gang.last_move.as_ref().filter(|of| !of.legs.is_empty());
+        let since_move_s = last
+            .and_then(|of| of.ended_ms)
+            .map_or(f64::INFINITY, |ended_ms| planning::seconds(now_ms().saturating_sub(ended_ms)));
         let wall_s = running.iter().map(|one| one.wall_s).fold(since_move_s, f64::min);
         let (sent, moves) = (since(sent(&all), gang), gang.moves);
         Ok(Some(RunningGang { members: running, sent, wall_s, left, rooms, moves }))

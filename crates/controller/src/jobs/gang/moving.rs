@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use perigee_model::gang::moving::{Failed, GangMove, Leg, Next, SeenVm, next};
-use perigee_model::job::{JobMoveAsked, JobState, MigrationState, MoveJob};
+use perigee_model::job::{HostState, JobMoveAsked, JobState, MigrationState, MoveJob};
 use perigee_model::plan::{Plan, Trigger};
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, JobId, Problem, ProblemKind, SiteId};
@@ -233,6 +233,8 @@ fn seen(cluster: &Cluster, member: Option<&Arc<JobRecord>>, of: &GangMove, leg: 
         is_over: has_ended(record),
         has_no_way_back: cluster.hosts.get(&leg.from).is_err(),
         is_moving: open.is_some() || cluster.index.is_move_being_recorded(&vm),
+        is_silent: (record.job.host.as_ref())
+            .is_some_and(|host| cluster.hosts.state(host) != HostState::Up),
         moves_to: open
             .filter(|moved| !moved.migration.state.is_final())
             .map(|moved| moved.migration.to.clone()),
@@ -282,8 +284,17 @@ impl Run {
             }
             self.record.save().await?;
         }
-        let all_seen: Vec<SeenVm> = (of.legs.iter().zip(members))
-            .map(|(leg, member)| seen(&self.cluster, member.as_ref(), &of, leg))
+        let all_seen: Vec<SeenVm> = (of.legs.iter().zip(members).enumerate())
+            .map(|(rank, (leg, member))| {
+                let mut vm = seen(&self.cluster, member.as_ref(), &of, leg);
+                if self.is_called_off(rank, member.as_ref()) {
+                    vm.moves_to = None;
+                }
+                if of.is_undone() && vm.failed.is_none() {
+                    vm.failed = self.move_refused.get(&rank).cloned();
+                }
+                vm
+            })
             .collect();
         match next(&of, &all_seen, now_ms()) {
             Next::Wait => Ok(None),
@@ -307,7 +318,6 @@ impl Run {
         let reason = "asked".to_owned();
         match may_move(&cluster, &self.record.value, &all, hosts).await {
             Ok((legs, _room)) => {
-                self.move_silent = None;
                 self.gang()?.heeded_move = request;
                 let plan = planning::asked_plan(Vec::new());
                 self.begin_move(legs, Some(request), reason, plan).await?;
@@ -329,13 +339,21 @@ impl Run {
     /// Whether a refusal only says that a host does not answer, or that this controller has just been started and has not heard of
     /// it yet. That is no reason to go back before it has lasted for a while.
     fn waits_for_answers(&mut self, problem: &Problem) -> bool {
-        let is_silence = problem.kind == ProblemKind::Unavailable;
+        if problem.kind != ProblemKind::Unavailable {
+            return false;
+        }
         let since = *self.move_silent.get_or_insert_with(Instant::now);
-        is_silence && since.elapsed() < SILENCE_MAX
+        since.elapsed() < SILENCE_MAX
+    }
+
+    fn forget_refusals(&mut self) {
+        self.move_refused.clear();
+        self.move_silent = None;
     }
 
     /// The request is not carried out.
-    fn refuse_move(&mut self, request: u64, undone: String) -> Result<(), Problem> {
+    pub(super) fn refuse_move(&mut self, request: u64, undone: String) -> Result<(), Problem> {
+        self.forget_refusals();
         tracing::info!("job {}: its VMs do not move: {undone}", self.id);
         let of = self.new_move(Vec::new(), Some(request), "asked".to_owned())?;
         let of = GangMove { ended_ms: Some(of.started_ms), undone, ..of };
@@ -368,6 +386,7 @@ impl Run {
         tracing::info!("job {}: {summary}", self.id);
         let trigger = if asked.is_some() { Trigger::Asked } else { Trigger::TimeLost };
         let of = self.new_move(legs, asked, reason)?;
+        self.forget_refusals();
         self.gang()?.last_move = Some(of);
         self.record.save().await?;
         planning::record(&self.cluster, &self.id, trigger, plan, summary).await
@@ -380,7 +399,7 @@ impl Run {
         let last = |member: &Arc<JobRecord>| {
             cluster.index.migrations_of(&vm_of(&member.job.id)).last().map_or(0, |last| last.number)
         };
-        self.move_silent = None;
+        self.forget_refusals();
         let Some(of) = &mut self.gang()?.last_move else { return Ok(Step::Again) };
         of.undone = why;
         for (leg, member) in of.legs.iter_mut().zip(members) {
@@ -390,11 +409,19 @@ impl Run {
         Ok(Step::Again)
     }
 
+    fn is_called_off(&self, rank: usize, member: Option<&Arc<JobRecord>>) -> bool {
+        let last = member.and_then(|member| {
+            self.cluster.index.migrations_of(&vm_of(&member.job.id)).into_iter().next_back()
+        });
+        last.is_some_and(|last| self.called_off.get(&rank) == Some(&last.number))
+    }
+
     async fn call_off(&mut self, members: &Members, rank: usize) -> Result<Option<Step>, Problem> {
         let Some(Some(member)) = members.get(rank) else { return Ok(None) };
         let vm = vm_of(&member.job.id);
         let open = self.cluster.index.migrations_of(&vm).into_iter().next_back();
         if let Some(open) = open.filter(|open| !open.migration.state.is_final()) {
+            let number = open.number;
             let key = migration_intent_key(&vm, open.number);
             let asked: Option<MigrationIntent> = self.cluster.records.read(&key).await?;
             if !asked.is_some_and(|asked| asked.cancel) {
@@ -404,6 +431,7 @@ impl Run {
                 };
                 self.cluster.records.update(&key, cancel).await?;
             }
+            self.called_off.insert(rank, number);
         }
         Ok(None)
     }
@@ -415,10 +443,6 @@ impl Run {
         of: &GangMove,
         rank: usize,
     ) -> Result<Option<Step>, Problem> {
-        let monitor = self.cluster.timing.monitor;
-        if self.move_refused.is_some_and(|at| at.elapsed() < monitor) {
-            return Ok(None);
-        }
         let (Some(Some(member)), Some(leg)) = (members.get(rank), of.legs.get(rank)) else {
             return Ok(None);
         };
@@ -432,7 +456,8 @@ impl Run {
             volumes: VolumesOnMove::Stay,
         };
         let Err(problem) = migration::request(&self.cluster, member, wish).await else {
-            (self.move_refused, self.move_silent) = (None, None);
+            self.move_refused.remove(&rank);
+            self.move_silent = None;
             return Ok(Some(Step::Wait(self.cluster.timing.poll)));
         };
         if seen(&self.cluster, Some(member), of, leg).is_moving {
@@ -441,7 +466,9 @@ impl Run {
         }
         let why = format!("{}: {}", problem.what, problem.why);
         if of.is_undone() {
-            self.move_refused = Some(Instant::now());
+            // The others are asked for meanwhile.
+            let refused = Failed { why: why.clone(), at_ms: now_ms(), times: 1 };
+            self.move_refused.insert(rank, refused);
             return self.move_troubled(rank, &why).await;
         }
         if self.waits_for_answers(&problem) {
@@ -483,7 +510,7 @@ impl Run {
             format!("{vm} can't go back, because host {} is no host of the cluster now", leg.from)
         });
         gang.last_move = Some(GangMove { ended_ms: Some(now_ms()), trouble, ..of });
-        (self.move_refused, self.move_silent) = (None, None);
+        self.forget_refusals();
         self.record.save().await?;
         tracing::info!("job {}: the move of its VMs is over", self.id);
         Ok(Step::Again)
