@@ -242,7 +242,7 @@ async fn ask_for_copy(
 ) -> Result<ImageInfo, Problem> {
     let record = cluster.records.read::<ImageRecord>(&image_key(name)).await?;
     let ask = CopyImage {
-        content: record.and_then(|record| record.content),
+        content: record.filter(|known| known.layer == Some(layer)).and_then(|known| known.content),
         nbd_addr: from.addresses.nbd_addr.clone(),
         export: Some(by_layer(layer)),
         keep: Keep::All,
@@ -264,6 +264,7 @@ pub async fn ensure(
     // The record is read before the hosts are asked, so that an import that ends meanwhile still counts as one.
     let mut record = cluster.records.read::<ImageRecord>(&image_key(name)).await?;
     let layer = layer_of(cluster, name).await?;
+    let mut unclear_from = None;
     match at.volume.get::<ImageInfo>(&format!("/v1/images/{name}")).await {
         Ok(info) if info.layer == layer => {
             let Some(known) = record.as_ref().filter(|known| contents::is_bad(Some(known), &info))
@@ -271,6 +272,8 @@ pub async fn ensure(
                 return Ok(info);
             };
             contents::drop_bad(cluster, at, known, &info).await?;
+            let remote = info.remote.filter(|remote| remote.unclear);
+            unclear_from = remote.map(|remote| remote.nbd_addr);
             record = cluster.records.read(&image_key(name)).await?;
         }
         Ok(_) => {
@@ -296,7 +299,11 @@ pub async fn ensure(
     let made_at = record.as_ref().and_then(|record| record.made_at.as_ref());
     let best = sources.iter().min_by_key(|source| {
         let missing_bytes = missing_bytes(&source.info);
-        (missing_bytes > 0, made_at != Some(&source.host), missing_bytes)
+        let host = cluster.hosts.get(&source.host).ok();
+        let is_unclear =
+            host.is_some_and(|host| Some(&host.addresses.nbd_addr) == unclear_from.as_ref());
+        // What came from there was not the image's content.
+        (is_unclear, missing_bytes > 0, made_at != Some(&source.host), missing_bytes)
     });
     let Some(best) = best else {
         if let Some(problem) = contents::only_deceit(record.as_ref(), &at.id) {

@@ -33,6 +33,7 @@ use columns::{
     going_round, layer_bytes, optional_parsed, optional_unsigned, parsed, remote_bytes, signed,
     unsigned,
 };
+pub(super) use contents::Verdict;
 pub(super) use openers::TooMany;
 pub(super) use problems::{failed, io_error, open_problem, problem};
 pub(super) use replicas::PointRow;
@@ -582,8 +583,8 @@ fn insert_layer(tx: &Transaction<'_>, layer: &LayerRow) -> Result<()> {
     if let Some(remote) = &layer.remote {
         tx.execute(
             "INSERT INTO remote_parents
-             (layer, nbd_addr, export, size_bytes, keep, is_layer, own)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+             (layer, nbd_addr, export, size_bytes, keep, is_layer, own, one_source)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 1)",
             params![
                 id,
                 remote.nbd_addr,

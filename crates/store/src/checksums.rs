@@ -23,6 +23,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures_util::future::try_join;
 use perigee_block::device::{Device, IoError};
 use perigee_model::LayerId;
@@ -35,6 +36,7 @@ use super::copy::LayerCopy;
 use super::files::{BlockFile, LayerFiles};
 use super::layer::Layer;
 use super::map::{self, Magic, PAGE_BYTES};
+use super::remote::ANSWER_MAX;
 use super::work::Work;
 
 const CHUNK_BLOCKS: u64 = 16;
@@ -306,7 +308,7 @@ pub(super) async fn compare_with_source(
     let wrong = |why: &str| IoError::from(io::Error::other(format!("at the other host: {why}")));
     let size_bytes = page_offset(page_count(layer.blocks()));
     let header = map::header(Magic::Checksums, layer.id, layer.blocks(), &[0; 16]);
-    if checksums.size_bytes() != size_bytes || checksums.read(0, PAGE_BYTES_U32).await? != header {
+    if checksums.size_bytes() != size_bytes || told(checksums, 0).await? != header {
         return Err(wrong("the checksums are not this layer's"));
     }
     let mut findings = Vec::new();
@@ -316,11 +318,9 @@ pub(super) async fn compare_with_source(
             continue;
         }
         let (mut at, length) = bytes_of(&blocks);
-        let (stored, extents) = try_join(
-            checksums.read(page_offset(page), PAGE_BYTES_U32),
-            copy.remote.extents(&(at..at + length)),
-        )
-        .await?;
+        let (stored, extents) =
+            try_join(told(checksums, page_offset(page)), copy.remote.extents(&(at..at + length)))
+                .await?;
         let stored = parse_page(&stored, page).map_err(|why| wrong(&why))?;
         // Data blocks of the source may be zeros that take no space here.
         let mut data = Vec::new();
@@ -337,6 +337,15 @@ pub(super) async fn compare_with_source(
         findings.extend(differing(page, layer.blocks(), &stored, &found.checksums));
     }
     Ok(findings)
+}
+
+/// A page of another host's checksums.
+async fn told(checksums: &dyn Device, offset: u64) -> Result<Bytes, IoError> {
+    let answer = tokio::time::timeout(ANSWER_MAX, checksums.read(offset, PAGE_BYTES_U32));
+    answer.await.unwrap_or_else(|_| {
+        let why = format!("it did not say a layer's checksums in {} s", ANSWER_MAX.as_secs());
+        Err(IoError::Unreachable(why))
+    })
 }
 
 /// A page's checksums. They are all zero if the layer has no data there.

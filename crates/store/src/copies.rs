@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use perigee_block::device::IoError;
 use perigee_block::exports::OWN_SUFFIX;
-use perigee_model::volume::{BLOCK_BYTES, ContentDigest, CopyImage, ImageInfo, Keep};
+use perigee_block::locking::lock;
+use perigee_model::volume::{BLOCK_BYTES, ContentDigest, CopyImage, ImageInfo, ImageSource, Keep};
 use perigee_model::{ImageName, LayerId, Problem};
 use uuid::Uuid;
 
 use super::blocks::BlockState;
-use super::catalog::{self, LayerRow, failed};
+use super::catalog::{self, LayerRow, Verdict, failed};
 use super::copy::LayerCopy;
 use super::fill::Pace;
 use super::head::Head;
@@ -52,28 +53,33 @@ impl Pool {
         let size_bytes = Self::layer_size(&what, remote.size_bytes)?;
         self.check_next_source(&what, layer, &remote).await?;
         let named = name.clone();
-        self.change(move |pool| {
+        let is_new = self.change(move |pool| {
             if pool.has_named(&what, &named, layer)? {
-                pool.expect_content(&what, layer, content)?;
-                return pool.change_source(&what, layer, &remote);
+                let is_told = pool.expect_content(&what, layer, content)?;
+                return Ok(pool.change_source(&what, layer, &remote)? || is_told);
             }
             if pool.catalog.has_layer(layer).map_err(failed(&what))? {
                 pool.expect_content(&what, layer, content)?;
-                return pool.catalog.name_layer(&named, layer).map_err(failed(&what));
+                pool.catalog.name_layer(&named, layer).map_err(failed(&what))?;
+                // Nobody has compared it yet.
+                pool.note_sealed();
+                return Ok(true);
             }
             let new = LayerRow { id: layer, ..LayerRow::new_head(size_bytes, None) };
             let row = LayerRow { remote: Some(remote), confined, ..new };
             layer::clear(&*pool.files, layer).map_err(|error| io_problem(&what, &error.into()))?;
             pool.catalog.add_image(&named, &row).map_err(failed(&what))?;
             // Nobody completes it before this call has ended. If the server is killed here, the controller says it again.
-            pool.expect_content(&what, layer, content)
-        })
-        .await?;
-        self.to_fill.notify_one();
+            pool.expect_content(&what, layer, content).map(|_| true)
+        });
+        // What has failed is not tried again for a request that says nothing new.
+        if is_new.await? {
+            self.to_fill.notify_one();
+        }
         self.image_info(name).await
     }
 
-    /// Records what a copy has to show when it is complete. The caller holds the lock `changes`.
+    /// Records what a copy has to show when it is complete. The caller holds the lock `changes`. Returns whether that is new.
     ///
     /// # Errors
     /// A conflict if it is complete and shows something else.
@@ -82,12 +88,16 @@ impl Pool {
         what: &str,
         layer: LayerId,
         wanted: Option<ContentDigest>,
-    ) -> Result<(), Problem> {
-        let Some(wanted) = wanted else { return Ok(()) };
+    ) -> Result<bool, Problem> {
+        let Some(wanted) = wanted else { return Ok(false) };
         let chain = self.catalog.chain(layer).map_err(failed(what))?;
         let remote = chain.first().and_then(|row| row.remote.as_ref());
         if remote.is_some_and(|remote| !remote.own) {
-            return self.catalog.set_content(layer, wanted).map_err(failed(what));
+            let is_known = self.catalog.content(layer).map_err(failed(what))? == Some(wanted);
+            if !is_known {
+                self.catalog.set_content(layer, wanted).map_err(failed(what))?;
+            }
+            return Ok(!is_known);
         }
         // What came with a volume is compared when all of it is here: its content is computed then, and the controller sees it.
         match self.catalog.content(layer).map_err(failed(what))? {
@@ -96,7 +106,7 @@ impl Pool {
                 Err(Problem::conflict(what, why)
                     .next("delete it here: perigee image delete --pool, and copy it again"))
             }
-            _ => Ok(()),
+            _ => Ok(false),
         }
     }
 
@@ -179,8 +189,12 @@ impl Pool {
         if info.remote.as_ref().is_some_and(|remote| remote.keep == Keep::Never) {
             return Err(Problem::conflict(what, "it does not keep the blocks that it reads"));
         }
-        if let Some(remote) = info.remote.as_ref().filter(|remote| remote.refused) {
-            let why = format!("{} has other content than the image's", remote.nbd_addr);
+        let not_from_there = |remote: &&ImageSource| remote.refused || remote.unclear;
+        if let Some(remote) = info.remote.as_ref().filter(not_from_there) {
+            let why = match remote.refused {
+                true => format!("{} has other content than the image's", remote.nbd_addr),
+                false => format!("what came from {} was not the image's content", remote.nbd_addr),
+            };
             return Err(Problem::conflict(what, why).next("copy it from another host"));
         }
         for copy in self.run(move |pool| Ok::<_, Problem>(pool.copies_of(&info))).await? {
@@ -332,26 +346,38 @@ impl Pool {
         if is_open && copy.is_broken() { self.renew_copy(copy) } else { Ok(()) }
     }
 
-    /// Drops what has come of a copy, because it is not the image's content. The rest is not fetched in the background from
-    /// this source any more.
-    pub(super) async fn refuse_content(
+    /// Drops what has come of a copy, because it is not the image's content. `is_clear`: it is what its source says that it
+    /// has. If all of it came from there, that host is to blame. If not, it is fetched again, but not without end.
+    pub(super) async fn drop_content(
         self: &Arc<Self>,
         copy: &Arc<LayerCopy>,
-    ) -> Result<(), IoError> {
+        is_clear: bool,
+    ) -> Result<Option<Verdict>, IoError> {
         let copy = Arc::clone(copy);
         self.change(move |pool| {
             let layer = copy.layer().id;
             let open = pool.layer_copy(layer);
-            // It was deleted, or another task has refused it.
+            // It was deleted, or another task has dropped it.
             if !open.is_some_and(|open| Arc::ptr_eq(&open, &copy)) || copy.is_closed() {
-                return Ok(());
+                return Ok(None);
             }
-            // First: a server that is killed after this does not complete it, and drops nothing that could be right.
-            pool.catalog.refuse_source(layer).map_err(catalog::io_error)?;
             let from = copy.remote.nbd_addr();
-            tracing::error!(%layer, from, "what came of a copy is not the image's content");
+            let is_proved =
+                is_clear && pool.catalog.is_of_one_source(layer).map_err(catalog::io_error)?;
+            let verdict = match is_proved {
+                true => Some(Verdict::Deceit),
+                false => lock(&pool.doubts).entry(layer).or_default().drop_from(&from),
+            };
+            // First: a server that is killed after this does not complete it from there. What it may still have is not taken
+            // for another source's: that source is not its only one.
+            if let Some(verdict) = verdict {
+                pool.catalog.refuse_source(layer, verdict).map_err(catalog::io_error)?;
+            }
+            tracing::error!(%layer, from, ?verdict, "what came of a copy is not the image's content");
             copy.set_damaged(std::iter::once(0..copy.layer().blocks()).collect());
-            pool.renew_copy(&copy)
+            pool.renew_copy(&copy)?;
+            pool.catalog.begin_with_one_source(layer).map_err(catalog::io_error)?;
+            Ok(verdict)
         })
         .await
     }
@@ -385,5 +411,6 @@ impl Pool {
             copy.stop_filling();
             self.forget_copy(copy.layer().id);
         }
+        lock(&self.doubts).retain(|layer, _| !deleted.contains(layer));
     }
 }

@@ -114,6 +114,19 @@ pub(super) struct LayerCopy {
     failed: Mutex<Option<String>>,
     /// The blocks that have come and differ from the other host's checksums, or can't be read any more.
     damaged: Mutex<Vec<Range<u64>>>,
+    seen: Mutex<Seen>,
+}
+
+/// What reading all of a copy has shown, to compare it with the image's content.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// It was not read, or is the image's.
+    #[default]
+    Nothing,
+    /// This host can't read all of it.
+    Unreadable,
+    /// All of it could be read, and is something else.
+    Differs,
 }
 
 /// What a fetch got from the other host.
@@ -132,7 +145,7 @@ impl LayerCopy {
         let unwritten = Arc::new(Semaphore::new(UNWRITTEN_MAX));
         let (head, missed) = (Arc::new(head), AtomicU64::new(NOWHERE));
         let (closed, complete, holes_bytes, complained) = Default::default();
-        let (filling, failed, damaged) = Default::default();
+        let (filling, failed, damaged, seen) = Default::default();
         Self {
             head,
             remote,
@@ -146,6 +159,7 @@ impl LayerCopy {
             filling,
             failed,
             damaged,
+            seen,
         }
     }
 
@@ -374,6 +388,14 @@ impl LayerCopy {
 
     pub(super) fn why_not_filled(&self) -> Option<String> {
         lock(&self.failed).clone()
+    }
+
+    pub(super) fn set_seen(&self, seen: Seen) {
+        *lock(&self.seen) = seen;
+    }
+
+    pub(super) fn seen(&self) -> Seen {
+        *lock(&self.seen)
     }
 
     /// These blocks differ from the other host's checksums, or can't be read any more.

@@ -19,10 +19,10 @@ use tokio::time::Instant;
 
 use super::blocking;
 use super::blocks::{blocks_of, index};
-use super::catalog::{self, Sealed};
+use super::catalog::{self, Sealed, Verdict};
 use super::checksums;
 use super::content;
-use super::copy::{Came, LayerCopy};
+use super::copy::{Came, LayerCopy, Seen};
 use super::layer::live_name;
 use super::pool::Pool;
 use super::remote::Checksums;
@@ -40,13 +40,62 @@ const OPEN_WINDOWS_MAX: usize = 64;
 /// How often the blocks of a copy that differ from the other host's checksums are fetched again. If they still differ,
 /// the other host's data and checksums don't fit each other.
 const MENDS_MAX: u32 = 3;
+/// How often all of a copy is fetched again from one source, if it is not the image's content and nobody knows why.
+const DROPS_MAX: u32 = 2;
+/// After so many times, from whatever sources, there is a pause before each, which grows.
+const DROPS_AT_ONCE: u32 = 6;
+/// The background reads a copy again after this time, if it can't be compared for a reason that may pass.
+const AGAIN_AFTER: Duration = Duration::from_secs(600);
+/// For so long the source of a copy that is not the image's content is asked for its checksums, while it does not answer.
+const QUESTIONS_MAX: Duration = Duration::from_secs(300);
+const QUESTION_PAUSE: Duration = Duration::from_secs(30);
 
 /// The result of completing a copy in the background.
 #[derive(PartialEq, Eq)]
 enum Filled {
+    Whole,
     AsFarAsItGoes,
     /// The fetched bytes differ from the other host's checksums.
     Damaged,
+}
+
+/// The result of fetching again what is damaged of a copy.
+enum Mended {
+    Again,
+    /// It was tried often enough.
+    InVain,
+    /// This host can't.
+    Failed,
+}
+
+/// What this server remembers of a copy that was not the image's content, or could not be compared with it.
+#[derive(Default)]
+pub(super) struct Doubt {
+    /// The last source, and how often what had come was dropped since then.
+    from: (String, u32),
+    /// How often it was dropped at all.
+    drops: u32,
+    /// The background reads all of it again only then.
+    not_before: Option<Instant>,
+}
+
+impl Doubt {
+    /// What has come from there was dropped, and nobody knows whose fault it was.
+    pub(super) fn drop_from(&mut self, source: &str) -> Option<Verdict> {
+        if self.from.0 != source {
+            self.from = (source.to_owned(), 0);
+        }
+        self.from.1 += 1;
+        self.drops = self.drops.saturating_add(1);
+        if let Some(late) = self.drops.checked_sub(DROPS_AT_ONCE) {
+            self.pause(AGAIN_AFTER * (1 << late.min(7)));
+        }
+        (self.from.1 > DROPS_MAX).then_some(Verdict::Unclear)
+    }
+
+    fn pause(&mut self, pause: Duration) {
+        self.not_before = Some(Instant::now() + pause);
+    }
 }
 
 /// Limits transfers together to a number of bytes per second.
@@ -79,8 +128,8 @@ struct Background {
     busy: Mutex<HashSet<LayerId>>,
     /// Copies that are still damaged when they were mended. They are not tried again before there is something new.
     damaged: Mutex<HashSet<LayerId>>,
-    /// How often a copy was mended.
-    mended: Mutex<HashMap<LayerId, u32>>,
+    /// From where a copy was mended last, and how often.
+    mended: Mutex<HashMap<LayerId, (String, u32)>>,
 }
 
 impl Background {
@@ -189,22 +238,38 @@ impl Pool {
             };
             let layer = copy.layer().id;
             // Its source may have changed while it is completed.
-            if lock(&all.damaged).contains(&layer) || !lock(&all.busy).insert(layer) {
+            let waits = lock(&all.damaged).contains(&layer) || self.is_paused(layer);
+            if waits || !lock(&all.busy).insert(layer) {
                 continue;
             }
-            if self.fill_in_background(&copy, &all.pace).await == Filled::Damaged {
-                if self.mend(&copy, &all).await {
-                    // The pool has another object for it now.
+            match self.fill_in_background(&copy, &all.pace).await {
+                Filled::Whole => {
+                    lock(&all.mended).remove(&layer);
+                    lock(&self.doubts).remove(&layer);
+                }
+                // It was read in vain, which is not done again every half a minute.
+                Filled::AsFarAsItGoes if copy.seen() != Seen::Nothing => self.pause(layer),
+                Filled::AsFarAsItGoes => {}
+                // What had come was dropped. The pool has another object for it now.
+                Filled::Damaged if copy.is_closed() => {
                     tried.remove(&layer);
-                } else if let Ok(Some(_)) = self.wanted_content(&copy).await {
-                    // Whatever the other host says of its data: they are not the image's.
-                    if let Err(error) = self.refuse_content(&copy).await {
-                        tracing::warn!(%layer, %error, "can't drop what came of a copy");
+                }
+                Filled::Damaged => match self.mend(&copy, &all).await {
+                    Mended::Again => {
+                        tried.remove(&layer);
+                    }
+                    // Whatever the other host says of its data: what came is not the image's.
+                    Mended::InVain if copy.seen() == Seen::Differs => {
+                        if let Err(error) = self.drop_content(&copy, false).await {
+                            tracing::warn!(%layer, %error, "can't drop what came of a copy");
+                            self.pause(layer);
+                        }
+                    }
+                    Mended::InVain => {
                         lock(&all.damaged).insert(layer);
                     }
-                } else {
-                    lock(&all.damaged).insert(layer);
-                }
+                    Mended::Failed => self.pause(layer),
+                },
             }
             lock(&all.busy).remove(&layer);
         }
@@ -221,7 +286,7 @@ impl Pool {
         }
         let Err(error) = self.fill(copy, &work, pace).await else {
             copy.filled(None);
-            return Filled::AsFarAsItGoes;
+            return Filled::Whole;
         };
         let kind = if let IoError::Io(error) = &error { Some(error.kind()) } else { None };
         if kind != Some(ErrorKind::Interrupted) {
@@ -231,18 +296,29 @@ impl Pool {
         if kind == Some(ErrorKind::InvalidData) { Filled::Damaged } else { Filled::AsFarAsItGoes }
     }
 
-    /// Has the damaged blocks of a copy fetched again. Returns `false` if that was tried often enough.
-    async fn mend(self: &Arc<Self>, copy: &Arc<LayerCopy>, all: &Background) -> bool {
+    fn is_paused(&self, layer: LayerId) -> bool {
+        let doubts = lock(&self.doubts);
+        doubts.get(&layer).and_then(|doubt| doubt.not_before).is_some_and(|at| Instant::now() < at)
+    }
+
+    fn pause(&self, layer: LayerId) {
+        lock(&self.doubts).entry(layer).or_default().pause(AGAIN_AFTER);
+    }
+
+    /// Has the damaged blocks of a copy fetched again.
+    async fn mend(self: &Arc<Self>, copy: &Arc<LayerCopy>, all: &Background) -> Mended {
         let (layer, copy) = (copy.layer().id, Arc::clone(copy));
+        let from = copy.remote.nbd_addr();
         match lock(&all.mended).entry(layer).or_default() {
-            times if *times == MENDS_MAX => return false,
-            times => *times += 1,
+            (last, times) if *last != from => (*last, *times) = (from, 1),
+            (_, MENDS_MAX) => return Mended::InVain,
+            (_, times) => *times += 1,
         }
         let renewed = self.change(move |pool| pool.renew_damaged(&copy)).await;
         if let Err(error) = &renewed {
             tracing::warn!(%layer, %error, "can't have the damaged blocks of a copy fetched again");
         }
-        renewed.is_ok()
+        if renewed.is_ok() { Mended::Again } else { Mended::Failed }
     }
 
     pub(super) fn copies_to_fill(&self) -> Vec<Arc<LayerCopy>> {
@@ -318,30 +394,61 @@ impl Pool {
         let data_bytes = copy.layer().data_bytes();
         work.expect(data_bytes);
         let (layer, reading) = (Arc::clone(copy.layer()), Arc::clone(work));
+        copy.set_seen(Seen::Nothing);
         let found = blocking(move || content::of_layer(&layer, &reading)).await;
         match found {
             Ok(found) if found == wanted => {
                 return Ok(Compared { content: Some(wanted), data_bytes });
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => return Err(error.into()),
-            _ => {}
-        }
-        // If that finds what is damaged, only that is fetched again.
-        if let Err(error) = compare_with_source(copy, work).await {
-            let again = match &error {
-                IoError::Unreachable(_) => true,
-                IoError::Io(error) => {
-                    matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::InvalidData)
-                }
-                _ => false,
-            };
-            if again {
-                return Err(error);
+            Err(error) => {
+                // It is this host that can't read it. What it can't read is fetched again.
+                copy.set_seen(Seen::Unreadable);
+                return match compare_with_source(copy, work).await {
+                    Err(IoError::Io(found)) if found.kind() == ErrorKind::InvalidData => {
+                        Err(IoError::Io(found))
+                    }
+                    _ => Err(error.into()),
+                };
             }
+            Ok(_) => copy.set_seen(Seen::Differs),
         }
-        self.refuse_content(copy).await?;
+        let asked = Instant::now();
+        let is_clear = loop {
+            match compare_with_source(copy, work).await {
+                Ok(()) => {
+                    // Before a host is accused, all is read again: this host could have misread it.
+                    copy.set_seen(Seen::Unreadable);
+                    let (layer, reading) = (Arc::clone(copy.layer()), Arc::clone(work));
+                    work.expect(data_bytes);
+                    let again = blocking(move || content::of_layer(&layer, &reading)).await?;
+                    copy.set_seen(Seen::Differs);
+                    if again == wanted {
+                        return Ok(Compared { content: Some(wanted), data_bytes });
+                    }
+                    break true;
+                }
+                // Only what is damaged is fetched again.
+                Err(IoError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
+                    return Err(IoError::Io(error));
+                }
+                Err(error) if work.is_stopped() => return Err(error),
+                Err(IoError::Unreachable(why)) if asked.elapsed() < QUESTIONS_MAX => {
+                    tracing::warn!(layer = %copy.layer().id, why, "a copy is not the image's content");
+                    tokio::time::sleep(QUESTION_PAUSE).await;
+                }
+                Err(_) => break false,
+            }
+        };
         let from = copy.remote.nbd_addr();
-        let why = format!("what came from {from} is not the image's content, which is {wanted}");
+        let verdict = self.drop_content(copy, is_clear).await?;
+        let why = match verdict {
+            Some(Verdict::Deceit) => "not from there any more",
+            Some(Verdict::Unclear) => "it needs another source",
+            None => "all of it is fetched again",
+        };
+        let why =
+            format!("what came from {from} is not the image's content, which is {wanted}; {why}");
         Err(std::io::Error::new(ErrorKind::InvalidData, why).into())
     }
 

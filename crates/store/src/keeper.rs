@@ -118,7 +118,7 @@ impl Pool {
         let _stop = StopOnDrop(Arc::clone(&work));
         let content = content::of_device(&device, &work).await;
         let content = content.map_err(|error| io_problem(&what, &error))?;
-        self.change(move |pool| pool.catalog.set_content(layer, content).map_err(failed(&what)))
+        self.change(move |pool| pool.catalog.found_content(layer, content).map_err(failed(&what)))
             .await
     }
 
@@ -140,8 +140,7 @@ impl Pool {
         let content = made?;
         // An image of one layer needs no second reading.
         if row.parent.is_none()
-            && self.catalog.content(row.id).is_ok_and(|known| known.is_none())
-            && let Err(error) = self.catalog.set_content(row.id, content)
+            && let Err(error) = self.catalog.found_content(row.id, content)
         {
             tracing::warn!(layer = %row.id, %error, "can't record a layer's content");
         }

@@ -26,6 +26,7 @@ use super::checksums;
 use super::copy::{LayerCopy, Waiting};
 use super::directories::Directories;
 use super::files::LayerFiles;
+use super::fill::Doubt;
 use super::head::{Head, HeadHome};
 use super::imports::Imports;
 use super::layer::{Layer, LayerError, live_name};
@@ -86,6 +87,8 @@ pub struct Pool {
     pub(super) checksumming: Mutex<HashSet<LayerId>>,
     /// Notified when a copy is to be completed.
     pub(super) to_fill: Notify,
+    /// Of copies that were not what they have to be.
+    pub(super) doubts: Mutex<HashMap<LayerId, Doubt>>,
     /// Layers that were staged for a volume that may come here.
     pub(super) staged: Mutex<HashMap<VolumeName, Vec<LayerId>>>,
     /// Rounds of replicas.
@@ -222,6 +225,7 @@ impl Pool {
             sealed: Notify::new(),
             checksumming: Mutex::default(),
             to_fill: Notify::new(),
+            doubts: Mutex::default(),
             staged: Mutex::default(),
             pulls: Mutex::default(),
             waiting: Arc::default(),

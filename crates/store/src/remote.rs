@@ -25,7 +25,7 @@ use super::chain::join;
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// A host that is reached may need this long for an answer: longer than it waits for another host in its turn.
-const ANSWER_MAX: Duration = Duration::from_secs(180);
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(180);
 
 /// A layer's map is asked for in parts of this much of the layer; an answer of our server covers one.
 const MAP_PART_BYTES: u64 = 1 << 30;
@@ -247,7 +247,14 @@ impl RemoteParent {
         let nbd_addr = &source.nbd_addr;
         let mut answer = Ok(None);
         for name in self.names(source) {
-            match (self.connector.connect)(nbd_addr.clone(), format!("{name}{suffix}")).await {
+            let export = format!("{name}{suffix}");
+            let connected = (self.connector.connect)(nbd_addr.clone(), export.clone());
+            let Ok(connected) = tokio::time::timeout(ANSWER_MAX, connected).await else {
+                let max_s = ANSWER_MAX.as_secs();
+                let why = format!("{export} at {nbd_addr} did not answer in {max_s} s");
+                return Err(IoError::Unreachable(why));
+            };
+            match connected {
                 Ok(device) => return Ok(Some(device)),
                 Err(problem) if problem.kind == ProblemKind::NotFound => {}
                 Err(problem) => {

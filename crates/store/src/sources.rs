@@ -123,16 +123,16 @@ impl Pool {
 
     /// What a layer lacks comes from this export of the same layer from now on. Nothing changes for a layer that
     /// lacks nothing, nor where one is a copy of own blocks and the other is not. The caller holds the lock
-    /// `changes`.
+    /// `changes`. Returns whether that is another source than before.
     pub(super) fn change_source(
         &self,
         what: &str,
         layer: LayerId,
         to: &RemoteRow,
-    ) -> Result<(), Problem> {
-        let Some(now) = self.source(what, layer, to)? else { return Ok(()) };
+    ) -> Result<bool, Problem> {
+        let Some(now) = self.source(what, layer, to)? else { return Ok(false) };
         if (&now.nbd_addr, &now.export) == (&to.nbd_addr, &to.export) {
-            return Ok(());
+            return Ok(false);
         }
         if now.size_bytes != to.size_bytes {
             let why = format!("it has {} bytes there, not {}", to.size_bytes, now.size_bytes);
@@ -144,6 +144,6 @@ impl Pool {
         for remote in self.remotes_of(layer) {
             remote.change_source(to);
         }
-        Ok(())
+        Ok(true)
     }
 }

@@ -9,7 +9,7 @@ use perigee_model::volume::{
 };
 use perigee_model::{ImageName, LayerId, LeaveSite, Problem, TenantName, VolumeName};
 
-use super::catalog::{LayerSpace, NewVolume, VolumeRow, failed};
+use super::catalog::{LayerSpace, NewVolume, Verdict, VolumeRow, failed};
 use super::layer::data_name;
 use super::pool::Pool;
 
@@ -236,14 +236,15 @@ impl Pool {
         let spaces = self.catalog.layer_spaces(Some(layer))?;
         let space = self.chain_space(&spaces, layer);
         let source = rows.iter().find_map(|row| Some((row.id, row.remote.clone()?)));
-        let refused = self.catalog.has_refused_source(layer)?;
+        let refused = self.catalog.refused_source(layer)?;
         let remote = source.map(|(id, remote)| ImageSource {
             nbd_addr: remote.nbd_addr,
             export: remote.export,
             keep: remote.keep,
             missing_bytes: space.remote_bytes,
             failed: self.layer_copy(id).and_then(|copy| copy.why_not_filled()),
-            refused,
+            refused: refused == Some(Verdict::Deceit),
+            unclear: refused == Some(Verdict::Unclear),
         });
         Ok(ImageInfo {
             remote,

@@ -5,17 +5,28 @@
 //! An image whose content is not known yet (of an earlier version, or just made of a volume) is copied without that. When it
 //! becomes known, hosts whose copies lack blocks are told, and complete copies are compared with what their hosts say.
 
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
 use perigee_model::tenant::AuditEntry;
 use perigee_model::volume::{ContentDigest, ImageInfo};
 use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, TenantName};
 
 use super::sources::Look;
-use super::{Found, ask_for_copy};
+use super::{Found, ask_for_copy, by_layer};
 use crate::cluster::{Cluster, HostLink, now_ms};
 use crate::records::{ImageRecord, RefusedSource, image_key};
 
 /// Somebody else may write the record at the same time.
 const TRIES_MAX: u32 = 10;
+/// The pause before an image that somebody works on is tried again.
+const TRY_PAUSE: Duration = Duration::from_secs(1);
+/// A host has this long for one copy. Meanwhile nobody else works on the image.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+/// A host has this long for all its copies, and the rest waits for the next look.
+const HOST_MAX: Duration = Duration::from_secs(30);
 
 /// Whether a host's copy is complete, and not what the image shows.
 fn differs(record: &ImageRecord, info: &ImageInfo) -> bool {
@@ -23,9 +34,9 @@ fn differs(record: &ImageRecord, info: &ImageInfo) -> bool {
     info.remote.is_none() && info.content.is_some_and(differs)
 }
 
-/// Whether nothing may be made of this host's copy: it shows something else, or its host has found that its source does.
+/// Whether nothing may be made of this host's copy: it shows something else, or its host has found that what came does.
 pub(super) fn is_bad(record: Option<&ImageRecord>, info: &ImageInfo) -> bool {
-    let is_refused = info.remote.as_ref().is_some_and(|remote| remote.refused);
+    let is_refused = info.remote.as_ref().is_some_and(|remote| remote.refused || remote.unclear);
     is_refused || record.is_some_and(|record| differs(record, info))
 }
 
@@ -49,70 +60,159 @@ pub(super) fn only_deceit(record: Option<&ImageRecord>, at: &HostId) -> Option<P
     )
 }
 
-/// Once for each look at all hosts.
-pub(super) async fn settle(cluster: &Cluster, look: &Look) {
+/// The copies of which the hosts were told what they have to show, and did not keep it.
+#[derive(Default)]
+pub(super) struct Told(HashSet<(HostId, LayerId)>);
+
+/// An image, and a copy of it to be settled.
+type Settling<'a> = (Arc<ImageRecord>, &'a Found);
+
+/// Once for each look at all hosts. They are asked side by side, each for some time, so that none holds up the others.
+pub(super) async fn settle(cluster: &Cluster, look: &Look, told: &mut Told) {
     let records = match cluster.records.list::<ImageRecord>("images/").await {
         Ok(records) => records,
         Err(problem) => return tracing::warn!("can't list the images: {problem}"),
     };
-    for record in records {
-        let copies: Vec<&Found> = look
-            .found
-            .iter()
-            .filter(|found| found.info.name == record.name)
-            .filter(|found| Some(found.info.layer) == record.layer)
-            .collect();
-        if record.import.is_some() || copies.is_empty() {
-            continue;
-        }
-        let name = record.name.clone();
-        if let Err(problem) = settle_one(cluster, record, &copies, look).await {
-            tracing::warn!("image {name}: {problem}");
+    let mut copies: HashMap<(&ImageName, LayerId), Vec<&Found>> = HashMap::new();
+    for found in &look.found {
+        copies.entry((&found.info.name, found.info.layer)).or_default().push(found);
+    }
+    let here: HashSet<_> =
+        look.found.iter().map(|found| (found.host.clone(), found.info.layer)).collect();
+    told.0.retain(|known| here.contains(known));
+    // In another order each time: a host may wait long for another one, so that the last of its copies are not reached.
+    let mut hosts: HashMap<HostId, HashMap<ImageName, Settling<'_>>> = HashMap::new();
+    for record in records.into_iter().filter(|record| record.import.is_none()) {
+        let (name, layer) = (record.name.clone(), record.layer);
+        let Some(copies) = layer.and_then(|layer| copies.get(&(&name, layer))) else { continue };
+        let record = match with_content(cluster, record, copies, look).await {
+            Ok(record) => Arc::new(record),
+            Err(problem) => {
+                tracing::warn!("image {name}: {problem}");
+                continue;
+            }
+        };
+        for found in copies {
+            let is_told = told.0.contains(&(found.host.clone(), found.info.layer));
+            if is_bad(Some(&record), &found.info) || !is_told && lacks_content(&record, found) {
+                let of_host = hosts.entry(found.host.clone()).or_default();
+                of_host.insert(name.clone(), (Arc::clone(&record), found));
+            }
         }
     }
+    let asked = hosts.into_iter().map(|(host, copies)| async move {
+        let mut kept_not = Vec::new();
+        let settled = settle_host(cluster, &host, &copies, &mut kept_not);
+        if tokio::time::timeout(HOST_MAX, settled).await.is_err() {
+            let max_s = HOST_MAX.as_secs();
+            tracing::warn!(
+                "the copies at host {host} are not settled in {max_s} s; going on later"
+            );
+        }
+        kept_not
+    });
+    told.0.extend(join_all(asked).await.into_iter().flatten());
 }
 
-async fn settle_one(
+/// The record, with the content as soon as it is known.
+async fn with_content(
     cluster: &Cluster,
-    mut record: ImageRecord,
+    record: ImageRecord,
     copies: &[&Found],
     look: &Look,
-) -> Result<(), Problem> {
+) -> Result<ImageRecord, Problem> {
     if record.content.is_none()
         && let Some(content) = told(cluster, &record, copies, look)
         && let Some(layer) = record.layer
     {
-        record = keep(cluster, &record.name, layer, content).await?;
+        return keep(cluster, &record.name, layer, content).await;
     }
-    for Found { host, info } in copies {
-        let Ok(at) = cluster.hosts.get(host) else { continue };
-        if is_bad(Some(&record), info) {
-            // Somebody imports, copies or deletes it at this moment.
-            let Some(_alone) = cluster.index.begin_import(&record.name) else { return Ok(()) };
-            // The look may be old, and the image another one by now.
-            let path = format!("/v1/images/{}", record.name);
-            let now: ImageInfo = at.volume.get(&path).await?;
-            let known: Option<ImageRecord> = cluster.records.read(&image_key(&record.name)).await?;
-            let Some(known) = known.filter(|known| known.layer == Some(now.layer)) else {
-                return Ok(());
-            };
-            if is_bad(Some(&known), &now)
-                && let Err(problem) = drop_bad(cluster, &at, &known, &now).await
-            {
-                tracing::warn!("{problem}");
-            }
-        } else if let Some(remote) = &info.remote
-            && record.content.is_some()
-            && info.content != record.content
-            && let Some(from) = host_at(cluster, &remote.nbd_addr)
-        {
-            ask_for_copy(cluster, &from, &at, &record.name, info.layer).await?;
-        }
-    }
-    Ok(())
+    Ok(record)
 }
 
-fn host_at(cluster: &Cluster, nbd_addr: &str) -> Option<std::sync::Arc<HostLink>> {
+/// Whether a copy that lacks blocks was not told yet what it has to show. What came with a volume is not compared with that.
+fn lacks_content(record: &ImageRecord, found: &Found) -> bool {
+    let info = &found.info;
+    let is_whole_copy =
+        info.remote.as_ref().is_some_and(|remote| remote.export == by_layer(info.layer));
+    is_whole_copy && record.content.is_some() && info.content != record.content
+}
+
+/// What can't be settled of one copy keeps none of the others from it.
+async fn settle_host(
+    cluster: &Cluster,
+    host: &HostId,
+    copies: &HashMap<ImageName, Settling<'_>>,
+    kept_not: &mut Vec<(HostId, LayerId)>,
+) {
+    let Ok(at) = cluster.hosts.get(host) else { return };
+    for (record, found) in copies.values() {
+        match settle_one(cluster, &at, record, found).await {
+            Ok(true) => {}
+            Ok(false) => kept_not.push((host.clone(), found.info.layer)),
+            Err(problem) => tracing::warn!("image {} at {host}: {problem}", record.name),
+        }
+    }
+}
+
+/// Returns `false` if the host was told what its copy has to show, and did not keep that.
+async fn settle_one(
+    cluster: &Cluster,
+    at: &HostLink,
+    record: &ImageRecord,
+    found: &Found,
+) -> Result<bool, Problem> {
+    let name = &record.name;
+    let mut tries = 0;
+    let _alone = loop {
+        match cluster.index.begin_import(name) {
+            Some(alone) => break alone,
+            // Somebody imports or deletes it at this moment, or it is settled at another host.
+            None if tries < TRIES_MAX => tokio::time::sleep(TRY_PAUSE).await,
+            None => return Ok(true),
+        }
+        tries += 1;
+    };
+    let asked = settle_alone(cluster, at, name, found.info.layer);
+    tokio::time::timeout(ANSWER_MAX, asked).await.unwrap_or_else(|_| {
+        let why = format!("the host does not answer in {} s", ANSWER_MAX.as_secs());
+        Err(Problem::unavailable(format!("can't settle image {name} at {}", at.id), why))
+    })
+}
+
+async fn settle_alone(
+    cluster: &Cluster,
+    at: &HostLink,
+    name: &ImageName,
+    layer: LayerId,
+) -> Result<bool, Problem> {
+    // The look may be old, and the image another one by now, or deleted.
+    let now = match at.volume.get::<ImageInfo>(&format!("/v1/images/{name}")).await {
+        Err(problem) if problem.kind == ProblemKind::NotFound => return Ok(true),
+        now => now?,
+    };
+    let known = cluster.records.read::<ImageRecord>(&image_key(name)).await?;
+    let Some(known) = known.filter(|known| known.layer == Some(now.layer)) else {
+        return Ok(true);
+    };
+    if now.layer != layer {
+        return Ok(true);
+    }
+    if is_bad(Some(&known), &now) {
+        return drop_bad(cluster, at, &known, &now).await.map(|()| true);
+    }
+    let now = Found { host: at.id.clone(), info: now };
+    if lacks_content(&known, &now)
+        && let Some(remote) = &now.info.remote
+        && let Some(from) = host_at(cluster, &remote.nbd_addr)
+    {
+        let told = ask_for_copy(cluster, &from, at, name, now.info.layer).await?;
+        return Ok(told.content == known.content);
+    }
+    Ok(true)
+}
+
+fn host_at(cluster: &Cluster, nbd_addr: &str) -> Option<Arc<HostLink>> {
     cluster.hosts.all().into_iter().find(|host| host.addresses.nbd_addr == nbd_addr)
 }
 
@@ -193,7 +293,13 @@ pub(super) async fn drop_bad(
         Some(remote) => {
             let from = host_at(cluster, &remote.nbd_addr);
             let from = from.map_or_else(|| remote.nbd_addr.clone(), |host| host.id.to_string());
-            note(cluster, record, &at.id, &from).await?;
+            if remote.refused {
+                note(cluster, record, &at.id, &from).await?;
+            } else {
+                // Nobody is accused: it may be the disk of either host, or the host of which the copy was made before.
+                let at = &at.id;
+                tracing::warn!("what came to {at} from {from} is not image {name}'s content");
+            }
             if info.children > 0 {
                 return Ok(());
             }

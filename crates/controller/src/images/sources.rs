@@ -23,11 +23,12 @@ pub(super) struct Look {
 
 /// Runs until the controller ends.
 pub async fn replace_lost_sources(cluster: Arc<Cluster>) {
+    let (mut told, period) = (contents::Told::default(), cluster.timing.monitor * MONITORED);
     loop {
         let up = cluster.hosts.up();
         let (found, silent) = look(&cluster).await;
         let look = Look { up, found, silent };
-        contents::settle(&cluster, &look).await;
+        contents::settle(&cluster, &look, &mut told).await;
         for lost in look.found.iter().filter(|found| look.has_lost_source(&found.host, &found.info))
         {
             let (name, host) = (&lost.info.name, &lost.host);
@@ -35,7 +36,7 @@ pub async fn replace_lost_sources(cluster: Arc<Cluster>) {
                 tracing::warn!("the copy of image {name} at {host} has no source: {problem}");
             }
         }
-        tokio::time::sleep(cluster.timing.monitor * MONITORED).await;
+        tokio::time::sleep(period).await;
     }
 }
 
@@ -45,7 +46,7 @@ impl Look {
     /// removed.
     fn has_lost_source(&self, at: &HostId, image: &ImageInfo) -> bool {
         let Some(remote) = &image.remote else { return false };
-        if remote.refused {
+        if remote.refused || remote.unclear {
             return true;
         }
         let mut up = self.up.iter();
@@ -84,9 +85,11 @@ async fn replace(cluster: &Cluster, lost: &Found, look: &Look) -> Result<(), Pro
         .filter_map(|other| cluster.hosts.get(&other.host).ok())
         .collect();
     let present = lost.info.remote.as_ref().map(|remote| &remote.nbd_addr);
+    // The present one is the best, but not after what came from there was not the image's content.
+    let is_unclear = lost.info.remote.as_ref().is_some_and(|remote| remote.unclear);
     sources.sort_by_key(|source| {
         let is_present = present == Some(&source.addresses.nbd_addr);
-        (!is_present, source.addresses.site != to.addresses.site)
+        (is_present == is_unclear, source.addresses.site != to.addresses.site)
     });
     let mut tried = Ok(());
     for source in sources {

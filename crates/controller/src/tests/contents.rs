@@ -42,8 +42,15 @@ fn show(host: &FakeHost, content: Option<ContentDigest>) {
 fn lacks(host: &FakeHost, from: &FakeHost, content: Option<ContentDigest>, refused: bool) {
     let (export, keep) = (images::by_layer(image().layer), Keep::All);
     let nbd_addr = from.addresses.nbd_addr.clone();
-    let remote =
-        Some(ImageSource { nbd_addr, export, keep, missing_bytes: 1000, failed: None, refused });
+    let remote = Some(ImageSource {
+        nbd_addr,
+        export,
+        keep,
+        missing_bytes: 1000,
+        failed: None,
+        refused,
+        unclear: false,
+    });
     host.inside().images.insert(debian(), ImageInfo { remote, content, ..image() });
 }
 
@@ -81,6 +88,69 @@ async fn a_host_whose_copy_lacks_blocks_is_told_when_the_content_becomes_known()
     .await;
     let from = lab.cloud.inside().copied.last().expect("it was asked").nbd_addr.clone();
     assert_eq!(from, lab.home.addresses.nbd_addr, "from the source that it has");
+}
+
+/// Until now, the first host that failed kept all others from being told.
+#[tokio::test]
+async fn a_host_that_fails_or_does_not_answer_keeps_no_other_one_from_being_told() {
+    for hangs in [false, true] {
+        let (lab, third) = lab().await;
+        wait_until_known(&lab).await;
+        {
+            let mut cloud = lab.cloud.inside();
+            cloud.copies_hang = hangs;
+            cloud.refuses_source = Some(lab.home.addresses.nbd_addr.clone());
+        }
+        lacks(&lab.cloud, &lab.home, None, false);
+        lacks(&third, &lab.home, None, false);
+        wait_for("the other host to be told", async || {
+            let told = third.inside().images.get(&debian())?.content;
+            (told == Some(CONTENT)).then_some(())
+        })
+        .await;
+        lab.cloud.inside().copies_hang = false;
+    }
+}
+
+/// Until now, it was told again in each round.
+#[tokio::test]
+async fn what_came_with_a_volume_is_not_told_what_an_image_has_to_show() {
+    let (lab, third) = lab().await;
+    wait_until_known(&lab).await;
+    lacks(&lab.cloud, &lab.home, None, false);
+    let own = |remote: &mut ImageSource| remote.export += "@own";
+    lab.cloud.inside().images.get_mut(&debian()).and_then(|i| i.remote.as_mut()).map(own);
+    for _ in 0..3 {
+        lacks(&third, &lab.home, None, false);
+        wait_for("the other host to be told", async || {
+            let told = third.inside().images.get(&debian())?.content;
+            (told == Some(CONTENT)).then_some(())
+        })
+        .await;
+    }
+    assert!(lab.cloud.inside().copied.is_empty());
+}
+
+/// It may be the disk of either host, or a host that was the source before.
+#[tokio::test]
+async fn a_copy_of_which_nobody_knows_who_spoiled_it_gets_another_source_and_nobody_is_accused() {
+    let (lab, third) = lab().await;
+    wait_until_known(&lab).await;
+    lab.cloud.inside().image_children = 1;
+    lacks(&lab.cloud, &lab.home, Some(CONTENT), false);
+    if let Some(remote) =
+        lab.cloud.inside().images.get_mut(&debian()).and_then(|info| info.remote.as_mut())
+    {
+        remote.unclear = true;
+    }
+    wait_for("another source", async || {
+        let remote = lab.cloud.inside().images.get(&debian())?.remote.clone()?;
+        (remote.nbd_addr == third.addresses.nbd_addr && !remote.unclear).then_some(())
+    })
+    .await;
+    assert_eq!(record(&lab).await.refused, []);
+    let log = lab.cluster.audit.read(&Default::default(), 0).expect("the audit log");
+    assert!(!log.iter().any(|entry| entry.request.starts_with("REFUSE")), "{log:?}");
 }
 
 #[tokio::test]

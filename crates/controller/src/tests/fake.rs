@@ -123,6 +123,8 @@ pub struct Inside {
     pub refuses_imports: bool,
     /// Every import is under way and does not end.
     pub imports_hang: bool,
+    /// It never answers who has it copy an image.
+    pub copies_hang: bool,
     /// The sources of imports do not answer.
     pub has_silent_sources: bool,
     /// The files of the trees that were sent, by their paths.

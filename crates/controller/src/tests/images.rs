@@ -249,6 +249,7 @@ async fn copied_from_cloud(lab: &Lab) -> FakeHost {
         missing_bytes: 1000,
         failed: None,
         refused: false,
+        unclear: false,
     });
     lab.home.inside().images.insert(name("debian"), ImageInfo { remote, ..image() });
     third

@@ -53,6 +53,10 @@ pub struct ImageSource {
     /// background from there.
     #[serde(default)]
     pub refused: bool,
+    /// What came is not the image's content, several times, and it is not known whose fault that is. What had come was
+    /// dropped, and the rest is not fetched in the background from there.
+    #[serde(default)]
+    pub unclear: bool,
 }
 
 /// Which blocks a copy keeps of those that it reads from the other host.

@@ -14,10 +14,11 @@ impl Catalog {
         self.lock().execute(sql, params![layer.to_string(), keep.to_string()]).map(drop)
     }
 
-    /// Sets from which export a layer gets what it lacks.
+    /// Sets from which export a layer gets what it lacks. What it has stays, so nobody knows any more from whom that is.
     pub(crate) fn set_source(&self, layer: LayerId, source: &RemoteRow) -> Result<()> {
         let sql =
-            "UPDATE remote_parents SET nbd_addr = ?2, export = ?3, refused = 0 WHERE layer = ?1";
+            "UPDATE remote_parents SET nbd_addr = ?2, export = ?3, refused = 0, one_source = 0
+                   WHERE layer = ?1";
         let RemoteRow { nbd_addr, export, .. } = source;
         self.lock().execute(sql, params![layer.to_string(), nbd_addr, export]).map(drop)
     }

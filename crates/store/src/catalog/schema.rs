@@ -15,7 +15,7 @@ use rusqlite::Connection;
 const VERSION: i64 = STEPS.len() as i64;
 
 /// Step N upgrades from version N to N + 1.
-const STEPS: [&str; 15] = [
+const STEPS: [&str; 16] = [
     "
 CREATE TABLE IF NOT EXISTS layers (
     id TEXT PRIMARY KEY,
@@ -192,6 +192,10 @@ UPDATE pool SET openers_told = NOT EXISTS (SELECT 1 FROM volumes) AND NOT EXISTS
     "
 ALTER TABLE layers ADD COLUMN content TEXT;         -- SHA-256 of what it shows, or has to show when the copy is complete
 ALTER TABLE remote_parents ADD COLUMN refused INTEGER NOT NULL DEFAULT 0;   -- 1: other content came from there
+",
+    "
+-- 1: all that the copy has came from this source. refused: 2 if other content came, and nobody knows from whom.
+ALTER TABLE remote_parents ADD COLUMN one_source INTEGER NOT NULL DEFAULT 0;
 ",
 ];
 

@@ -60,6 +60,9 @@ pub(super) struct Controls {
     /// This runs once, at the start of the next write.
     pub(super) on_write: Mutex<Option<Hook>>,
     pub(super) fail_sync: AtomicBool,
+    /// Every read fails.
+    pub(super) unreadable: AtomicBool,
+    pub(super) reads: AtomicU64,
     /// A write writes about half of its sectors and then fails because the disk is full.
     pub(super) full: AtomicBool,
     punched_bytes: AtomicU64,
@@ -219,7 +222,10 @@ fn run(hook: &Mutex<Option<Hook>>) {
 impl BlockFile for SimFile {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
         let mut shared = self.lock();
-        if let Some(fault) = shared.fault(false) {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        let fault = shared.fault(false);
+        let fault = fault.or(self.unreadable.load(Ordering::SeqCst).then_some(Fault::Io));
+        if let Some(fault) = fault {
             return Err(fault.error());
         }
         let whole = shared.disk.read(self.inode, offset, buffer);

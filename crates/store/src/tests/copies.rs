@@ -34,6 +34,8 @@ struct Home {
     /// How often each block was read.
     reads: Mutex<Vec<u32>>,
     away: AtomicBool,
+    /// It does not answer who asks for its checksums.
+    hides_checksums: AtomicBool,
     /// How many reads have come.
     asked: AtomicUsize,
     /// A read takes a permit and gives it back.
@@ -48,7 +50,8 @@ impl Home {
         bytes[HOLE.start * BLOCK..HOLE.end * BLOCK].fill(0);
         let (reads, away) = (Mutex::new(vec![0; BLOCKS]), AtomicBool::new(false));
         let (layer, asked) = (Some(LayerId(Uuid::from_u128(77))), AtomicUsize::new(0));
-        Arc::new(Self { bytes, layer, reads, away, asked, gate: Semaphore::new(1000) })
+        let (hides_checksums, gate) = (AtomicBool::new(false), Semaphore::new(1000));
+        Arc::new(Self { bytes, layer, reads, away, hides_checksums, asked, gate })
     }
 
     /// What an image of it has.

@@ -113,6 +113,9 @@ pub async fn copy_image(
     Path(name): Path<ImageName>,
     Json(ask): Json<CopyImage>,
 ) -> Reply<ImageInfo> {
+    while inside.lock().expect("lock").copies_hang {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     let mut inside = inside.lock().expect("lock");
     let layer = ask.layer.expect("the controller names the layer");
     let remote = ImageSource {
@@ -122,6 +125,7 @@ pub async fn copy_image(
         missing_bytes: 1000,
         failed: None,
         refused: false,
+        unclear: false,
     };
     let content = ask.content;
     let is_refused = inside.refuses_source.as_ref() == Some(&ask.nbd_addr);

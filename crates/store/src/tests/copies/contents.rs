@@ -5,7 +5,7 @@ use perigee_model::volume::ContentDigest;
 use super::*;
 use crate::content::Content;
 
-fn digest(bytes: &[u8]) -> ContentDigest {
+pub(super) fn digest(bytes: &[u8]) -> ContentDigest {
     let mut content = Content::new((bytes.len() / BLOCK) as u64);
     content.add(0, bytes);
     content.digest()

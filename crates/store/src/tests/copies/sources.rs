@@ -1,6 +1,11 @@
 //! A copy whose source is gone goes on from another host that has the same layer.
 
+use perigee_model::volume::ContentDigest;
+
+use super::contents::digest;
 use super::*;
+
+const ALL: u64 = (BLOCKS * BLOCK) as u64;
 
 /// A pool that reaches the same layer at two hosts, `there:1` and `other:1`.
 struct Two {
@@ -12,19 +17,58 @@ struct Two {
 
 impl Two {
     async fn copied(keep: Keep) -> Self {
-        let (dir, files, homes) =
-            (tempfile::tempdir().unwrap(), Arc::default(), [Home::new(), Home::new()]);
-        let pool = open_two(&dir, &files, &homes);
-        let two = Self { dir, files, homes, pool };
+        let two = Self::of([Home::new(), Home::new()]);
         two.copy("there:1", keep).await.unwrap();
         two
     }
 
+    fn of(homes: [Arc<Home>; 2]) -> Self {
+        let (dir, files) = (tempfile::tempdir().unwrap(), Arc::default());
+        let pool = open_two(&dir, &files, &homes);
+        Self { dir, files, homes, pool }
+    }
+
+    /// The first host has changed the image, where it has data and where it has none.
+    fn with_a_liar() -> Self {
+        let mut liar = Home::new();
+        let inside = Arc::get_mut(&mut liar).unwrap();
+        inside.bytes[3 * BLOCK] ^= 1;
+        inside.bytes[HOLE.start * BLOCK..HOLE.end * BLOCK].fill(66);
+        Self::of([liar, Home::new()])
+    }
+
     async fn copy(&self, from: &str, keep: Keep) -> Result<ImageInfo, perigee_model::Problem> {
+        self.copy_of(from, keep, None).await
+    }
+
+    async fn copy_of(
+        &self,
+        from: &str,
+        keep: Keep,
+        content: Option<ContentDigest>,
+    ) -> Result<ImageInfo, perigee_model::Problem> {
         let layer = Some(LayerId(Uuid::from_u128(77)));
-        let request =
-            CopyImage { content: None, nbd_addr: from.to_owned(), export: None, keep, layer };
+        let request = CopyImage { content, nbd_addr: from.to_owned(), export: None, keep, layer };
         self.pool.copy_image(&image_name("i"), request).await
+    }
+
+    async fn fill(&self) -> Result<ImageInfo, perigee_model::Problem> {
+        self.pool.fill_image(&image_name("i"), Arc::default()).await
+    }
+
+    /// Whom the copy refuses, whether it is not clear whom, and how much is missing.
+    async fn state(&self) -> (bool, bool, u64) {
+        self.pool.settle_copies().await;
+        let remote = self.pool.image_info(&image_name("i")).await.unwrap().remote.unwrap();
+        (remote.refused, remote.unclear, remote.missing_bytes)
+    }
+
+    /// The server is killed.
+    fn restart(self) -> Self {
+        let Self { dir, files, homes, pool } = self;
+        drop(pool);
+        let pool = open_two(&dir, &files, &homes);
+        Self { dir, files, homes, pool }
     }
 
     async fn clone_it(&self, name: &str) -> Arc<dyn Device> {
@@ -48,10 +92,14 @@ fn open_two(dir: &tempfile::TempDir, files: &Arc<SimFiles>, homes: &[Arc<Home>; 
             "other:1" => Some(other),
             _ => None,
         };
+        let hides = |home: &Arc<Home>| home.hides_checksums.load(Ordering::SeqCst);
+        let hidden = home.as_ref().is_some_and(hides);
         Box::pin(async move {
             let found = home.map(|home| home as Arc<dyn Device>);
             let found = found.ok_or_else(|| Problem::unavailable("can't connect", nbd_addr))?;
-            match export.ends_with("@sums") {
+            let is_sums = export.ends_with("@sums");
+            match is_sums {
+                true if hidden => Err(Problem::unavailable("checksums", "it does not say them")),
                 true => Err(Problem::not_found("checksums", "it has none")),
                 false => Ok(found),
             }
@@ -155,4 +203,90 @@ async fn a_copy_never_goes_on_from_another_layer_of_its_name() {
     assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
     assert!(all(&device).await == two.homes[0].content());
     assert_eq!(two.homes[1].reads(), vec![0; BLOCKS]);
+}
+
+/// Until now, the host from which the rest came was blamed for what the first one had given.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_is_not_blamed_for_what_another_one_gave_and_gives_the_image_in_the_end() {
+    for is_refused_first in [false, true] {
+        let two = Two::with_a_liar();
+        let right = Some(digest(&two.homes[1].content()));
+        two.copy_of("there:1", Keep::All, right).await.unwrap();
+        let device = two.clone_it("c").await;
+        if is_refused_first {
+            two.fill().await.expect_err("the first host gives something else");
+            assert_eq!(two.state().await, (true, false, ALL), "and it is clear who did");
+        }
+        for block in [3, HOLE.start] {
+            assert_ne!(
+                read(&device, block).await.unwrap(),
+                two.homes[1].content()[block * BLOCK..][..BLOCK]
+            );
+        }
+        drop(device);
+        two.pool.settle_copies().await;
+        let two = two.restart();
+        two.copy_of("other:1", Keep::All, right).await.unwrap();
+        let failed = two.fill().await.expect_err("what the first host gave is still there");
+        assert_eq!(failed.kind, ProblemKind::Conflict, "{failed}");
+        assert_eq!(two.state().await, (false, false, ALL), "nobody is blamed");
+        let filled = two.fill().await.expect("now all of it is of one host");
+        assert_eq!((filled.remote, filled.content), (None, right));
+        assert!(all(&session(&two.pool, "c").await).await == two.homes[1].content());
+    }
+}
+
+/// Until now, such a copy kept what had come, and was read again every half a minute.
+#[tokio::test(start_paused = true)]
+async fn a_source_that_does_not_say_its_checksums_does_not_keep_its_content_in_use() {
+    let two = Two::with_a_liar();
+    two.homes[0].hides_checksums.store(true, Ordering::SeqCst);
+    let right = Some(digest(&two.homes[1].content()));
+    two.copy_of("there:1", Keep::All, right).await.unwrap();
+    let background = tokio::spawn(Arc::clone(&two.pool).fill_copies(u64::MAX));
+    for _ in 0..3600 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        if two.state().await.1 {
+            break;
+        }
+    }
+    assert_eq!(
+        two.state().await,
+        (false, true, ALL),
+        "it is dropped, and goes on from there never"
+    );
+    let reads = two.homes[0].reads();
+    assert!(reads.iter().all(|reads| *reads <= 3), "it was tried a few times: {reads:?}");
+    two.copy_of("other:1", Keep::All, right).await.unwrap();
+    while two.pool.image_info(&image_name("i")).await.unwrap().remote.is_some() {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    background.abort();
+    assert_eq!(two.pool.image_info(&image_name("i")).await.unwrap().content, right);
+}
+
+/// Until now, the other host was blamed for it, and all that had come was dropped.
+#[tokio::test(start_paused = true)]
+async fn a_disk_here_that_can_t_be_read_is_no_fault_of_the_other_host() {
+    let two = Two::of([Home::new(), Home::new()]);
+    let right = Some(digest(&two.homes[0].content()));
+    let info = two.copy_of("there:1", Keep::All, right).await.unwrap();
+    read(&two.pool.open_image(&image_name("i")).await.unwrap(), 0).await.unwrap();
+    two.pool.settle_copies().await;
+    let data = two.files.file(&data_name(info.layer));
+    data.unreadable.store(true, Ordering::SeqCst);
+    let background = tokio::spawn(Arc::clone(&two.pool).fill_copies(u64::MAX));
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    let (refused, unclear, _) = two.state().await;
+    assert!(!refused && !unclear);
+    let reads = data.reads.load(Ordering::SeqCst);
+    assert!((1..20).contains(&reads), "it is not read every half a minute: {reads}");
+    data.unreadable.store(false, Ordering::SeqCst);
+    while two.pool.image_info(&image_name("i")).await.unwrap().remote.is_some() {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    background.abort();
+    assert_eq!(two.pool.image_info(&image_name("i")).await.unwrap().content, right);
+    let expected: Vec<u32> = (0..BLOCKS).map(|n| u32::from(!HOLE.contains(&n))).collect();
+    assert_eq!(two.homes[0].reads(), expected, "nothing was dropped");
 }
