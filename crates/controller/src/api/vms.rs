@@ -182,7 +182,7 @@ pub async fn resize(
     Full(vm): Full<VmId>,
     Json(ask): Json<ResizeVm>,
 ) -> Reply<Vm> {
-    json(vms::change::resize(&cluster, &vm, ask).await?)
+    json(to_its_end(async move { vms::change::resize(&cluster, &vm, ask).await }).await?)
 }
 
 /// Gives a VM that lives without a job a further volume, also while it runs.
@@ -195,7 +195,8 @@ pub async fn attach(
     Json(ask): Json<AttachVolume>,
 ) -> Reply<Vm> {
     let volume = caller.seen_name(&cluster, &ask.volume).await?;
-    json(vms::volumes::attach(&cluster, &vm, AttachVolume { volume, ..ask }).await?)
+    let ask = AttachVolume { volume, ..ask };
+    json(to_its_end(async move { vms::volumes::attach(&cluster, &vm, ask).await }).await?)
 }
 
 /// Takes a volume from a VM that lives without a job. While it runs its guest has to let the volume go. The volume stays.
@@ -208,7 +209,15 @@ pub async fn detach(
     Json(ask): Json<DetachVolume>,
 ) -> Reply<Vm> {
     let volume = caller.seen_name(&cluster, &ask.volume).await?;
-    json(vms::volumes::detach(&cluster, &vm, DetachVolume { volume }).await?)
+    let ask = DetachVolume { volume };
+    json(to_its_end(async move { vms::volumes::detach(&cluster, &vm, ask).await }).await?)
+}
+
+/// A change of several steps goes on when the client that has asked for it disconnects.
+async fn to_its_end(
+    change: impl Future<Output = Result<Vm, Problem>> + Send + 'static,
+) -> Result<Vm, Problem> {
+    tokio::spawn(change).await.map_err(|e| Problem::internal("can't change a VM", e))?
 }
 
 /// Which file of a guest.

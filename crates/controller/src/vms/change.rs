@@ -47,12 +47,12 @@ pub(super) async fn change(
     cluster: &Arc<Cluster>,
     vm: &VmId,
     what: &str,
-    change: impl FnOnce(&mut JobRecord),
+    change: impl FnOnce(&mut JobRecord) -> Result<(), Problem>,
 ) -> Result<Vm, Problem> {
     let id = record(cluster, vm).await?.job.id;
     let Some(mut own) = cluster.own_job(&id).await? else { return Err(vms::unknown(vm)) };
     check_off(cluster, what, &own.value).await?;
-    change(&mut own.value);
+    change(&mut own.value)?;
     own.save().await.map_err(|problem| match problem.kind {
         ProblemKind::Internal => {
             Problem::conflict(what, "something else changed it at the same time").next("try again")
@@ -113,6 +113,7 @@ pub async fn restore(cluster: &Arc<Cluster>, vm: &VmId, image: ImageName) -> Res
             lasting.note.clear();
         }
         record.restarts = number;
+        Ok(())
     })
     .await
 }
@@ -165,6 +166,7 @@ pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<
         let to = &mut record.job.spec;
         (to.cpus, to.memory_bytes) = (spec.cpus, spec.memory_bytes);
         to.root_bytes = Some(root_bytes);
+        Ok(())
     })
     .await
 }

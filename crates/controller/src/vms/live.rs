@@ -12,14 +12,14 @@ use perigee_model::limits::{CPUS, JOB_DISK_BYTES, MEMORY_BYTES};
 use perigee_model::tenant::{Running, tenant_of};
 use perigee_model::vm::{ChangeVm, VmChanged};
 use perigee_model::volume::{BLOCK_BYTES, Resize, VolumeInfo};
-use perigee_model::{DiskRole, HostId, JobId, Problem, VmId};
+use perigee_model::{DiskRole, HostId, JobId, Problem, ProblemKind, VmId};
 
 use super::change::root_of;
 use super::lasting::record;
 use crate::accounts::hold_volume;
 use crate::cluster::{Cluster, HostLink, capacity};
 use crate::records::{JobIntent, JobRecord, job_intent_key};
-use crate::{catalog, jobs, vms};
+use crate::{catalog, vms};
 
 /// How long the VM's driver may take to record a change.
 const RECORD_PATIENCE: Duration = Duration::from_secs(30);
@@ -51,8 +51,7 @@ pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<
     let before = record(cluster, vm).await?;
     let at = catalog::reachable(cluster, &host)?;
     let spec = &before.job.spec;
-    let cpus = ask.cpus.filter(|cpus| *cpus != spec.cpus);
-    if let Some(cpus) = cpus {
+    if let Some(cpus) = ask.cpus {
         check_cpus(cluster, &what, &before, &host, cpus)?;
     }
     if let Some(bytes) = ask.memory_bytes {
@@ -62,22 +61,21 @@ pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<
     if let Some(bytes) = ask.disk_bytes {
         notes.extend(grow_root(cluster, &what, vm, &before, &at, bytes).await?);
     }
-    if let Some(count) = cpus {
+    if let Some(count) = ask.cpus {
         let size = |cpus| ResizeVm { cpus: Some(cpus), ..ResizeVm::default() };
         // They count before they are there.
         note(cluster, &before, size(count)).await?;
-        let done = match check_room(cluster, &what, &host) {
+        let done = match check_room(cluster, &what, &before, &host) {
             Ok(()) => change(&at, vm, &ChangeVm::Cpus { count }).await.map(drop),
             full => full,
         };
         if let Err(problem) = done {
-            let undone = note(cluster, &before, size(spec.cpus)).await;
-            return Err(match undone {
-                Ok(()) => problem,
-                Err(_) => {
-                    problem.next(format!("{count} vCPUs still count for it: resize it again"))
-                }
-            });
+            // Without an answer some, or all, may be there.
+            let is_known = problem.kind != ProblemKind::Unavailable;
+            if is_known && note(cluster, &before, size(spec.cpus)).await.is_ok() {
+                return Err(problem);
+            }
+            return Err(problem.next(format!("{count} vCPUs still count for it: resize it again")));
         }
         let why = in_guest(cluster, vm, &use_cpus(count)).await;
         notes.extend(why.map(|why| format!("the guest may leave its new vCPUs unused: {why}")));
@@ -133,7 +131,12 @@ fn check_cpus(
 }
 
 /// Something else may have got the same vCPUs meanwhile: whoever looks when both count finds too many.
-fn check_room(cluster: &Cluster, what: &str, host: &HostId) -> Result<(), Problem> {
+fn check_room(cluster: &Cluster, what: &str, of: &JobRecord, host: &HostId) -> Result<(), Problem> {
+    let id = of.job.id.as_str();
+    let has = cluster.index.taken().running.get(tenant_of(id)).copied().unwrap_or_default();
+    if let Some(why) = cluster.accounts.quota_of(id).lacks(has, Running::default()) {
+        return Err(Problem::no_space(what, why).next("try again: another VM has just got them"));
+    }
     let Some(report) = cluster.hosts.report(host) else {
         return Err(Problem::unavailable(what, "its host has not reported yet"));
     };
@@ -183,12 +186,20 @@ async fn grow_root(
             root.volume, at.id
         )));
     }
-    let _room = hold_volume(cluster, vm.as_str(), size_bytes - had_bytes).await?;
+    let room = hold_volume(cluster, vm.as_str(), size_bytes - had_bytes).await?;
+    let size = |bytes| ResizeVm { disk_bytes: Some(bytes), ..ResizeVm::default() };
+    // It counts before it is there: wherever this is stopped, no disk is larger than what counts.
+    note(cluster, before, size(size_bytes)).await?;
+    drop(room);
     let larger = Resize { size_bytes, shrink: false };
     let path = format!("/v1/volumes/{}/resize", root.volume);
-    let _: VolumeInfo = at.volume.post(&path, &larger).await?;
+    if let Err(problem) = at.volume.post::<VolumeInfo>(&path, &larger).await {
+        if problem.kind != ProblemKind::Unavailable && had_bytes > 0 {
+            note(cluster, before, size(had_bytes)).await?;
+        }
+        return Err(problem);
+    }
     change(at, vm, &ChangeVm::GrowDisk { role: DiskRole::Root, size_bytes }).await?;
-    note(cluster, before, ResizeVm { disk_bytes: Some(size_bytes), ..ResizeVm::default() }).await?;
     let why = in_guest(cluster, vm, GROW_FILESYSTEM).await;
     Ok(why.map(|why| {
         format!("the disk is larger, and the guest's filesystem grows at its next boot: {why}")
@@ -221,11 +232,13 @@ pub(super) async fn until_noted(
 ) -> Result<(), Problem> {
     cluster.drive_job(id);
     let begun = Instant::now();
-    let is_noted = || {
-        let record = jobs::of_vm(cluster, &crate::records::vm_of(id));
-        record.and_then(|record| Some(is_recorded(record.lasting.as_ref()?))).unwrap_or(true)
-    };
-    while !is_noted() {
+    loop {
+        let Some(record) = cluster.index.job(id) else {
+            return Err(vms::unknown(&crate::records::vm_of(id)));
+        };
+        if record.lasting.as_ref().is_none_or(&is_recorded) {
+            return Ok(());
+        }
         if begun.elapsed() > RECORD_PATIENCE {
             let what = format!("can't record how VM {id} was changed");
             return Err(Problem::unavailable(what, "its driver has not come to it")
@@ -233,7 +246,6 @@ pub(super) async fn until_noted(
         }
         tokio::time::sleep(LOOK_EVERY.min(cluster.timing.poll)).await;
     }
-    Ok(())
 }
 
 /// Runs this in the guest's shell. Returns why it was not done; `None` if it was.

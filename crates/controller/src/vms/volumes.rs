@@ -35,11 +35,15 @@ pub async fn attach(cluster: &Arc<Cluster>, vm: &VmId, ask: AttachVolume) -> Res
     catalog::find(cluster, &ask.volume).await?;
     if !before.vm_started {
         change::check_off(cluster, &what, &before).await?;
-        let comes = comes(&what, &before, &ask, None)?;
         let hold = cluster.index.begin_submission(vec![ask.volume.clone()]);
         let _hold =
             hold.map_err(|_| Problem::conflict(&what, "it is being deleted or replaced"))?;
-        return change::change(cluster, vm, &what, |record| comes.apply(record)).await;
+        return change::change(cluster, vm, &what, |record| {
+            // Another one may have come since.
+            comes(&what, record, &ask, None)?.apply(record);
+            Ok(())
+        })
+        .await;
     }
     let conflict = |why: String| Problem::conflict(&what, why);
     let (_held, host) = cluster.index.begin_change(vm).map_err(conflict)?;
@@ -91,7 +95,11 @@ pub async fn detach(cluster: &Arc<Cluster>, vm: &VmId, ask: DetachVolume) -> Res
     has(&before)?;
     let goes = VolumeChange::Goes(ask.volume.clone());
     if !before.vm_started {
-        return change::change(cluster, vm, &what, |record| goes.apply(record)).await;
+        return change::change(cluster, vm, &what, |record| {
+            goes.apply(record);
+            Ok(())
+        })
+        .await;
     }
     let conflict = |why: String| Problem::conflict(&what, why);
     let (_held, host) = cluster.index.begin_change(vm).map_err(conflict)?;

@@ -63,10 +63,11 @@ fn device(role: DiskRole) -> String {
     format!("/machine/peripheral/disk-{role}/virtio-backend")
 }
 
-async fn drive(qmp: &Qmp, role: DiskRole) -> Result<Inserted, String> {
-    let all: Vec<Drive> = qmp.query("query-block").await.map_err(|e| e.to_string())?;
+/// `None` if QEMU says that it has no such disk.
+async fn drive(qmp: &Qmp, role: DiskRole) -> Result<Option<Inserted>, QmpError> {
+    let all: Vec<Drive> = qmp.query("query-block").await?;
     let own = all.into_iter().find(|drive| drive.qdev == device(role));
-    own.and_then(|drive| drive.inserted).ok_or_else(|| format!("it has no disk {role}"))
+    Ok(own.and_then(|drive| drive.inserted))
 }
 
 impl Owner {
@@ -98,7 +99,8 @@ impl Owner {
         let spec = self.vm.now();
         let disk = spec.disks.iter().find(|disk| disk.role == role && role != DiskRole::Nvram);
         let disk = disk.ok_or_else(|| Problem::not_found(what(), "it has no such disk"))?;
-        let before = drive(qmp, role).await.map_err(odd)?;
+        let before = drive(qmp, role).await.map_err(told)?;
+        let before = before.ok_or_else(|| odd(format!("it has no disk {role}")))?;
         let (own, second) = (role.to_string(), format!("{role}-2"));
         if before.node_name == own && before.image.virtual_size >= size_bytes {
             return Ok(());
@@ -147,7 +149,11 @@ impl Owner {
         if has.is_some_and(|has| *has != disk) {
             return Err(Problem::conflict(what(), "it has another one there"));
         }
-        if has.is_some() && drive(qmp, disk.role).await.is_ok() {
+        let is_there = async || {
+            let found = drive(qmp, disk.role).await.map(|found| found.is_some());
+            found.map_err(|error| Problem::unavailable(what(), error))
+        };
+        if has.is_some() && is_there().await? {
             return Ok(());
         }
         self.vm.note_change(|since| since.has_come(disk.clone()))?;
@@ -177,13 +183,15 @@ impl Owner {
         let what = || format!("can't take the disk {role} from the VM {}", self.vm.id());
         let now = self.vm.now();
         if !now.disks.iter().any(|disk| disk.role == role) {
-            return Ok(());
+            // The volume server may have been away when it went.
+            return sockets::open(&self.host, &self.vm).await.map(drop);
         }
         if now.machine.port_of(role).is_none() {
             let why = "it was there when the VM started, and is behind no port of its own";
             return Err(Problem::unsupported(what(), why).next("stop the VM first"));
         }
-        if drive(qmp, role).await.is_err() {
+        let there = drive(qmp, role).await.map_err(|error| Problem::unavailable(what(), error))?;
+        if there.is_none() {
             return self.forget_disk(qmp, role).await;
         }
         // QEMU refuses this while the guest is asked already.
@@ -207,7 +215,14 @@ impl Owner {
     /// A disk without a device: its session ends, and the volume server serves it no more.
     async fn forget_disk(&self, qmp: &Qmp, role: DiskRole) -> Result<(), Problem> {
         for node in [role.to_string(), format!("{role}-2")] {
-            let _ = qmp.execute("blockdev-del", json!({"node-name": node})).await;
+            match qmp.execute("blockdev-del", json!({"node-name": node})).await {
+                // There is no such node.
+                Ok(_) | Err(QmpError::Refused { .. }) => {}
+                Err(error) => {
+                    let what = format!("can't take the disk {role} from the VM {}", self.vm.id());
+                    return Err(Problem::unavailable(what, error));
+                }
+            }
         }
         self.vm.note_change(|since| since.has_gone(&self.vm.spec, role))?;
         sockets::open(&self.host, &self.vm).await.map(drop)
@@ -236,15 +251,23 @@ impl Owner {
         {
             tracing::warn!(vm = %self.vm.id(), %error, "its vCPUs share the time of fewer");
         }
+        let mut added = Ok(());
         for slot in slots.iter().take(wanted - has) {
             let Props { socket_id, core_id, thread_id } = slot.props;
             let add = json!({
                 "driver": slot.r#type, "id": format!("cpu-{socket_id}"),
                 "socket-id": socket_id, "core-id": core_id, "thread-id": thread_id,
             });
-            qmp.execute("device_add", add).await.map_err(told)?;
+            added = qmp.execute("device_add", add).await.map(drop);
+            if added.is_err() {
+                break;
+            }
         }
-        self.vm.note_change(|since| since.cpus = Some(count))
+        // A migration's destination gets as many as there are, also if not all have come.
+        let there: Vec<Slot> = qmp.query("query-hotpluggable-cpus").await.map_err(told)?;
+        let there = there.iter().filter(|slot| slot.qom_path.is_some()).count();
+        self.vm.note_change(|since| since.cpus = u32::try_from(there).ok())?;
+        added.map_err(told)
     }
 }
 

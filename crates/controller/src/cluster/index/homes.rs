@@ -97,6 +97,9 @@ impl Index {
         if inner.is_promoted(volume) {
             return Err("a replica of it is becoming the volume".to_owned());
         }
+        if inner.held.contains(&Held::Attachment(volume.clone())) {
+            return Err("a VM is just getting it".to_owned());
+        }
         for record in inner.jobs.values() {
             if let Some(why) = inner.why_it_stays(record, volume, home) {
                 return Err(why);

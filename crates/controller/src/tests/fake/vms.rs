@@ -47,7 +47,7 @@ pub(super) async fn change_vm(
 ) -> Reply<VmChanged> {
     let mut inside = inside.lock().expect("lock");
     if inside.refuses_changes {
-        return Err(Problem::unavailable("change the VM", "the test wants it so").into());
+        return Err(Problem::conflict("change the VM", "the test wants it so").into());
     }
     inside.changed.push(ask.clone());
     let report = &mut inside.vms.get_mut(&vm).ok_or_else(no_vm)?.report;
