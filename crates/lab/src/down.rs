@@ -218,7 +218,15 @@ mod tests {
         let mut command = Command::new(program);
         // Its first word is not its program, as with a gateway's.
         command.arg0(format!("dnsmasq -l {}/leases", dir.display())).arg("600");
-        command.spawn().expect("a process")
+        let child = command.spawn().expect("a process");
+        // The kernel lets the parent go on before the new program's name and command line are to be seen.
+        let pid = i32::try_from(child.id()).expect("a pid");
+        let end = std::time::Instant::now() + KILL_DEADLINE;
+        while !gateways(dir).contains(&pid) {
+            assert!(std::time::Instant::now() < end, "waited for process {pid} to be listed");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        child
     }
 
     #[tokio::test]

@@ -27,6 +27,9 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 /// A host that is reached may need this long for an answer: longer than it waits for another host in its turn.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(180);
 
+/// The extents of any disk are multiples of this.
+const SECTOR_BYTES: u64 = 512;
+
 /// A layer's map is asked for in parts of this much of the layer; an answer of our server covers one.
 const MAP_PART_BYTES: u64 = 1 << 30;
 const MAP_PARTS_AT_ONCE: usize = 64;
@@ -280,12 +283,6 @@ impl RemoteParent {
         while let Some((mut at, extents)) = answers.try_next().await? {
             for extent in extents {
                 let end = at + extent.length_bytes;
-                if !at.is_multiple_of(BLOCK_BYTES) || !end.is_multiple_of(BLOCK_BYTES) {
-                    let source = self.source();
-                    let (nbd_addr, export) = (&source.nbd_addr, &source.export);
-                    let why = format!("{nbd_addr} has a part of a block in {export}");
-                    return Err(std::io::Error::other(why).into());
-                }
                 let blocks = at / BLOCK_BYTES..end / BLOCK_BYTES;
                 if self.has_bytes(&extent) {
                     states.set(blocks, BlockState::Remote);
@@ -340,41 +337,88 @@ impl RemoteParent {
         self.ask(|device| async move { device.read(start, length_bytes).await }).await
     }
 
-    /// The other host's extents for a range; neighbours differ. It is asked repeatedly until they cover the range.
+    /// The other host's extents for a range; neighbours differ, and each ends where a block does, or the range. It is
+    /// asked repeatedly until they cover the range.
+    ///
+    /// # Errors
+    /// The other host does not answer, or what it tells of is smaller than it can be.
     pub(super) async fn extents(&self, span: &Range<u64>) -> Result<Vec<Extent>, IoError> {
         let within = overlap(span, &(0..self.row.size_bytes));
-        let (mut at, mut extents) = (within.start, Vec::new());
-        while at < within.end {
-            let before = at;
+        let mut found = WholeBlocks { at: span.start, open: None, extents: Vec::new() };
+        while found.at < within.end {
+            let at = found.at;
             let asked = self.ask(|device| async move { device.extents(at, within.end - at).await });
             for extent in asked.await? {
-                let length_bytes = extent.length_bytes.min(within.end - at);
-                at += length_bytes;
-                if length_bytes == 0 {
-                    continue;
-                }
-                join(&mut extents, Extent { length_bytes, ..extent });
-                // Only the first and the last one may be parts of blocks. More would fill the memory.
-                if let [_, .., between, _] = &extents[..]
-                    && between.length_bytes < BLOCK_BYTES
-                {
+                let length_bytes = extent.length_bytes.min(within.end - found.at);
+                found.push(Extent { length_bytes, ..extent });
+                // A layer's own blocks are whole. No other disk has less than a sector.
+                let (least_bytes, part) = match self.is_own() {
+                    true => (BLOCK_BYTES, "a part of a block"),
+                    false => (SECTOR_BYTES, "a part of a sector"),
+                };
+                if !found.at.is_multiple_of(least_bytes) && found.at < within.end {
                     let source = self.source();
                     let (nbd_addr, export) = (&source.nbd_addr, &source.export);
-                    let why = format!("{nbd_addr} has a part of a block in {export}");
+                    let why = format!("{nbd_addr} has {part} in {export}");
                     return Err(std::io::Error::other(why).into());
                 }
             }
-            if at == before {
+            if found.at == at {
                 let source = self.source();
                 let (nbd_addr, export) = (&source.nbd_addr, &source.export);
                 let why = format!("{nbd_addr} returned no extents of {export}");
                 return Err(std::io::Error::other(why).into());
             }
         }
-        if within.end < span.end {
-            let length_bytes = span.end - within.end;
-            join(&mut extents, Extent { length_bytes, hole: true, zero: true });
+        if found.at < span.end {
+            let length_bytes = span.end - found.at;
+            found.push(Extent { length_bytes, hole: true, zero: true });
         }
-        Ok(extents)
+        Ok(found.finish())
+    }
+}
+
+/// Extents in whole blocks, from ones that may end within a block: a block is a hole, and zeros, only if all of it is.
+/// There is no more than one for each block, so another host can't fill the memory with small ones.
+struct WholeBlocks {
+    at: u64,
+    /// What is known of the block in which `at` is.
+    open: Option<Extent>,
+    extents: Vec<Extent>,
+}
+
+impl WholeBlocks {
+    fn push(&mut self, mut extent: Extent) {
+        while extent.length_bytes > 0 {
+            let begun = self.at % BLOCK_BYTES;
+            if begun == 0 && extent.length_bytes >= BLOCK_BYTES {
+                let length_bytes = extent.length_bytes - extent.length_bytes % BLOCK_BYTES;
+                join(&mut self.extents, Extent { length_bytes, ..extent });
+                self.at += length_bytes;
+                extent.length_bytes -= length_bytes;
+                continue;
+            }
+            let length_bytes = extent.length_bytes.min(BLOCK_BYTES - begun);
+            let open = self.open.get_or_insert(Extent { length_bytes: 0, ..extent });
+            open.length_bytes += length_bytes;
+            open.hole &= extent.hole;
+            open.zero &= extent.zero;
+            self.at += length_bytes;
+            extent.length_bytes -= length_bytes;
+            if self.at.is_multiple_of(BLOCK_BYTES) {
+                self.end_block();
+            }
+        }
+    }
+
+    fn end_block(&mut self) {
+        if let Some(block) = self.open.take() {
+            join(&mut self.extents, block);
+        }
+    }
+
+    fn finish(mut self) -> Vec<Extent> {
+        self.end_block();
+        self.extents
     }
 }

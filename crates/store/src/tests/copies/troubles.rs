@@ -240,7 +240,7 @@ async fn another_host_that_tells_extents_of_one_byte_does_not_fill_the_memory() 
     far.shreds.store(true, Ordering::SeqCst);
     far.asked.store(0, Ordering::SeqCst);
     let failed = pool.fill_image(&image_name("i"), Arc::default()).await.unwrap_err();
-    assert!(failed.why.contains("a part of a block"), "{failed}");
+    assert!(failed.why.contains("a part of a sector"), "{failed}");
     assert_eq!(far.asked.load(Ordering::SeqCst), 1, "the first answer is the last");
 }
 

@@ -193,6 +193,12 @@ fn volumes_that_depart_and_arrive_survive_a_cut_at_every_point() {
     run(&steps, 8);
 }
 
+/// The volume's new home could not ask what its layers hold: the export ends within a block.
+#[test]
+fn a_volume_departs_whose_parent_s_size_is_no_multiple_of_a_block() {
+    run(&[write(3, 24_583, 355), Step::CallOff { volume: 3 }, read(3, 20_000, 9000)], 1);
+}
+
 /// A cut that left only the map of a head whose first flush was not acknowledged; the head's new
 /// data would have stood beside that map after the next cut.
 #[test]
