@@ -307,6 +307,8 @@ async fn the_ftps_gateway_bears_clients_that_keep_no_rules() {
         "odd_names",
         "a_long_line",
         "a_data_connection_that_breaks",
+        "a_replacement_that_breaks",
+        "sessions_that_break",
         "an_upload_that_breaks_at_its_very_end",
         "bytes_that_nobody_asked_for",
         "an_upload_that_is_given_up",
@@ -322,6 +324,21 @@ async fn the_ftps_gateway_bears_clients_that_keep_no_rules() {
     }
     assert!(!server.stored("a", "broken").exists());
     gateway.ok(&["-l"], "").await;
+}
+
+/// It ended, and all sessions with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ftps_gateway_goes_on_when_it_can_open_no_more_files() {
+    let server = Server::start().await;
+    let mut gateway = Gateway::start(&server).await;
+    let pid = gateway.process.id().expect("it runs").to_string();
+    assert!(run("prlimit", &["--pid", &pid, "--nofile=40"], "").await.status.success());
+    gateway.hostile("more_connections_than_files").await;
+    assert!(gateway.process.try_wait().expect("its state").is_none(), "it goes on");
+    let until = Instant::now() + PATIENCE;
+    while !gateway.curl("token-of-a", &["-l"], "").await.status.success() {
+        assert!(Instant::now() < until, "waited for the gateway to let a client in again");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

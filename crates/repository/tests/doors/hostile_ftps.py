@@ -59,6 +59,51 @@ def commands_before_the_handshake():
     assert answer.startswith("530"), answer
 
 
+def sessions_that_break():
+    # More than one network may have at once.
+    for _ in range(150):
+        control = Control()
+        assert control.ask("AUTH TLS").startswith("234")
+        control.send(b"this is no handshake\r\n" * 10)
+        try:
+            while control.sock.recv(1000):
+                pass
+        except OSError:
+            pass
+        control.sock.close()
+    Control().log_in()
+
+
+def more_connections_than_files():
+    socks = [socket.create_connection(("127.0.0.1", PORT), WAIT_S) for _ in range(80)]
+    time.sleep(1)
+    for sock in socks:
+        sock.close()
+
+
+def a_replacement_that_breaks():
+    control = Control().log_in()
+    for size, is_whole in [(100_000, True), (60_000, False)]:
+        plain = control.data()
+        assert control.ask("STOR replaced")[:3] in ("125", "150")
+        data = tls().wrap_socket(plain, server_hostname="127.0.0.1")
+        data.sendall(b"x" * size)
+        (data.unwrap() if is_whole else data).close()
+        answer = control.reply()
+        assert answer.startswith("226" if is_whole else "426"), answer
+    answer = control.ask("SIZE replaced")
+    assert answer == "213 59999\r\n", answer
+    plain = control.data()
+    assert control.ask("APPE replaced")[:3] in ("125", "150")
+    data = tls().wrap_socket(plain, server_hostname="127.0.0.1")
+    data.sendall(b"y" * 40_001)
+    data.unwrap().close()
+    answer = control.reply()
+    assert answer.startswith("226"), answer
+    answer = control.ask("SIZE replaced")
+    assert answer == "213 100000\r\n", answer
+
+
 def active_connections():
     control = Control().log_in()
     for line in ["PORT 127,0,0,1,0,22", "EPRT |1|127.0.0.1|22|", "SITE CHMOD 777 f", "MFMT 20200101000000 f", "STOU"]:
