@@ -150,7 +150,8 @@ async fn take_name(cluster: &Cluster, what: &str, record: &ImageRecord) -> Resul
         .filter(|found| found.info.name == *name)
         .map(|found| found.host.to_string())
         .collect();
-    if !at.is_empty() {
+    // What a host shows as an image of inputs without a record may be anything, and takes the name from nobody.
+    if !at.is_empty() && record.inputs.is_none() {
         let why = format!("there is an image with this name at {}", at.join(", "));
         return Err(Problem::conflict(what, why).next("choose another name, or delete it first"));
     }
@@ -251,19 +252,47 @@ async fn ask_for_copy(
     to.volume.post(&format!("/v1/images/{name}/copy"), &ask).await
 }
 
+/// Why a host can't use an image now.
+#[derive(Debug)]
+pub enum NoCopy {
+    /// All hosts have answered, and none has it.
+    Gone(Problem),
+    /// All hosts have answered, and none that may give it to this one shows the image's content.
+    NoneGood(Problem),
+    /// It may be otherwise soon, or when somebody has mended it.
+    Trouble(Problem),
+}
+
+impl From<Problem> for NoCopy {
+    fn from(problem: Problem) -> Self {
+        Self::Trouble(problem)
+    }
+}
+
+impl From<NoCopy> for Problem {
+    fn from(no_copy: NoCopy) -> Self {
+        match no_copy {
+            NoCopy::Gone(problem) | NoCopy::NoneGood(problem) | NoCopy::Trouble(problem) => problem,
+        }
+    }
+}
+
 /// Makes sure that a host can use the image: a host that has no copy gets one now.
 ///
 /// # Errors
-/// `NotFound` if no host has it, `Unavailable` while it is imported or a host that does not answer may have it,
-/// `Conflict` if the host has a different image with that name.
+/// `Gone` with `NotFound`, and `NoneGood` with `Conflict`. Else among others `Unavailable` while it is imported or a host that
+/// does not answer may have it, and `Conflict` if the host has a different image with that name.
 pub async fn ensure(
     cluster: &Cluster,
     at: &HostLink,
     name: &ImageName,
-) -> Result<ImageInfo, Problem> {
+) -> Result<ImageInfo, NoCopy> {
     // The record is read before the hosts are asked, so that an import that ends meanwhile still counts as one.
     let mut record = cluster.records.read::<ImageRecord>(&image_key(name)).await?;
-    let layer = layer_of(cluster, name).await?;
+    let layer = layer_of(cluster, name).await.map_err(|problem| match problem.kind {
+        ProblemKind::NotFound => NoCopy::Gone(problem),
+        _ => NoCopy::Trouble(problem),
+    })?;
     let mut unclear_from = None;
     match at.volume.get::<ImageInfo>(&format!("/v1/images/{name}")).await {
         Ok(info) if info.layer == layer => {
@@ -279,13 +308,15 @@ pub async fn ensure(
         Ok(_) => {
             let why = format!("host {} has a different image with this name", at.id);
             return Err(Problem::conflict(format!("can't use image {name}"), why)
-                .next("delete that one at its host, with `perigee image delete --pool`"));
+                .next("delete that one at its host, with `perigee image delete --pool`")
+                .into());
         }
         Err(problem) if problem.kind == ProblemKind::NotFound => {}
-        Err(problem) => return Err(problem),
+        Err(problem) => return Err(problem.into()),
     }
     let (mut sources, silent) = look(cluster).await;
     sources.retain(|source| source.info.name == *name && source.info.layer == layer);
+    let shown_at: Vec<HostId> = sources.iter().map(|source| source.host.clone()).collect();
     sources.retain(|source| {
         let is_bad = contents::is_bad(record.as_ref(), &source.info);
         !is_bad && !contents::was_deceived(record.as_ref(), &at.id, &source.host)
@@ -306,13 +337,7 @@ pub async fn ensure(
         (is_unclear, missing_bytes > 0, made_at != Some(&source.host), missing_bytes)
     });
     let Some(best) = best else {
-        if let Some(problem) = contents::only_deceit(record.as_ref(), &at.id) {
-            return Err(problem);
-        }
-        return Err(match record.and_then(|record| record.import) {
-            Some(import) => being_imported(name, &import.host),
-            None => not_shown(name, &silent),
-        });
+        return Err(no_source(name, &at.id, record.as_ref(), &shown_at, silent));
     };
     let from = cluster.hosts.get(&best.host)?;
     if best.info.leave_site.is_never() && from.addresses.site != at.addresses.site {
@@ -322,7 +347,8 @@ pub async fn ensure(
             at.id
         );
         return Err(Problem::conflict(format!("can't copy image {name}"), why)
-            .next("use it at a host of its site"));
+            .next("use it at a host of its site")
+            .into());
     }
     // What the host says that has made it is kept before anybody else has it.
     if let Some(known) = record.as_ref().filter(|known| known.content.is_none())
@@ -331,7 +357,28 @@ pub async fn ensure(
     {
         contents::keep(cluster, name, layer, content).await?;
     }
-    copy(cluster, &from, at, name, layer).await
+    Ok(copy(cluster, &from, at, name, layer).await?)
+}
+
+/// Why a host gets the image from nobody. A host that does not answer may have it as it is, unless this one has got something
+/// else from there.
+fn no_source(
+    name: &ImageName,
+    at: &HostId,
+    record: Option<&ImageRecord>,
+    shown_at: &[HostId],
+    mut silent: Vec<HostId>,
+) -> NoCopy {
+    if let Some(import) = record.and_then(|record| record.import.as_ref()) {
+        return being_imported(name, &import.host).into();
+    }
+    silent.retain(|host| !contents::was_deceived(record, at, host));
+    match (shown_at.is_empty(), silent.is_empty()) {
+        (true, true) => NoCopy::Gone(no_image(name)),
+        (true, false) => not_shown(name, &silent).into(),
+        (false, true) => NoCopy::NoneGood(contents::none_good(name, at, record, shown_at, &[])),
+        (false, false) => contents::none_good(name, at, record, shown_at, &silent).into(),
+    }
 }
 
 /// Makes sure that each host of a site that is up has a copy, which gets its blocks in the background.

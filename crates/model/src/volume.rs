@@ -9,7 +9,7 @@
 //! | `POST /images` | [`ImportImage`] | lines of [`Step`] of [`ImageInfo`]; it is stopped when the client leaves |
 //! | `POST /uploads` | a file's bytes | [`Upload`]; for [`ImportImage::source`] |
 //! | `POST /trees` | a tar of files | [`Upload`]; as a source it becomes an ext4 filesystem with these files |
-//! | `DELETE /images/{image}` | | ends an import of it first |
+//! | `DELETE /images/{image}` | | ends an import of it first; `?bad_copy_of=LAYER&unless=CONTENT`: only a copy of this layer of which nothing may be made ([`ImageInfo::is_bad`]) |
 //! | `POST /images/{image}/copy` | [`CopyImage`] | [`ImageInfo`] |
 //! | `PUT /images/{image}/keep` | [`Keep`] | [`ImageInfo`] |
 //! | `PUT /images/{image}/leave-site` | `SetLeaveSiteAs` (see [`crate::leave_site`]) | `LeaveSiteSet` |

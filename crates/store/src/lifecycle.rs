@@ -10,7 +10,8 @@ use perigee_block::lease::NO_HOST;
 use perigee_model::limits::NEW_VOLUMES;
 use perigee_model::units::format_bytes;
 use perigee_model::volume::{
-    CreateVolume, CreateVolumes, ImageInfo, Keep, Resize, Snapshot, VolumeInfo, VolumeSource,
+    ContentDigest, CreateVolume, CreateVolumes, ImageInfo, Keep, Resize, Snapshot, VolumeInfo,
+    VolumeSource,
 };
 use perigee_model::{ImageName, LayerId, OwnerName, Problem, VolumeName};
 
@@ -302,18 +303,54 @@ impl Pool {
                 let why = "there is no such image in this pool";
                 return if was_imported { Ok(()) } else { Err(Problem::not_found(&what, why)) };
             };
-            let children = pool.catalog.dependants(layer).map_err(failed(&what))?;
-            if !children.is_empty() {
-                let verb = if children.len() == 1 { "depends" } else { "depend" };
-                let why = format!("{} {verb} on it", children.join(", "));
-                return Err(Problem::conflict(what, why).next("delete them first"));
-            }
-            let unneeded = pool.catalog.delete_image(&name).map_err(failed(&what))?;
-            pool.drop_copies(&unneeded);
-            pool.remove_layers(&unneeded);
-            Ok(())
+            pool.delete_image_now(what, &name, layer)
         })
         .await
+    }
+
+    /// Deletes an image if it is a copy of this layer of which nothing may be made ([`ImageInfo::is_bad`]).
+    ///
+    /// # Errors
+    /// A conflict if the copy is another one, or good; as [`Pool::delete_image`].
+    pub async fn delete_bad_copy(
+        self: &Arc<Self>,
+        name: &ImageName,
+        copy_of: LayerId,
+        wanted: Option<ContentDigest>,
+    ) -> Result<(), Problem> {
+        let name = name.clone();
+        self.change(move |pool| {
+            let what = format!("can't delete the copy of image {name}");
+            let Some(layer) = pool.catalog.image(&name).map_err(failed(&what))? else {
+                return Err(Problem::not_found(&what, "there is no such image in this pool"));
+            };
+            let info = pool.describe_image(name.clone(), layer).map_err(failed(&what))?;
+            if layer != copy_of || !info.is_bad(wanted) {
+                let why = "it is another one, or good, by now";
+                return Err(Problem::conflict(what, why).next("look at it again"));
+            }
+            pool.delete_image_now(what, &name, layer)
+        })
+        .await
+    }
+
+    /// The caller holds the lock `changes`.
+    fn delete_image_now(
+        &self,
+        what: String,
+        name: &ImageName,
+        layer: LayerId,
+    ) -> Result<(), Problem> {
+        let children = self.catalog.dependants(layer).map_err(failed(&what))?;
+        if !children.is_empty() {
+            let verb = if children.len() == 1 { "depends" } else { "depend" };
+            let why = format!("{} {verb} on it", children.join(", "));
+            return Err(Problem::conflict(what, why).next("delete them first"));
+        }
+        let unneeded = self.catalog.delete_image(name).map_err(failed(&what))?;
+        self.drop_copies(&unneeded);
+        self.remove_layers(&unneeded);
+        Ok(())
     }
 
     /// # Errors

@@ -231,7 +231,11 @@ impl Pool {
         .await
     }
 
-    fn describe_image(&self, name: ImageName, layer: LayerId) -> rusqlite::Result<ImageInfo> {
+    pub(super) fn describe_image(
+        &self,
+        name: ImageName,
+        layer: LayerId,
+    ) -> rusqlite::Result<ImageInfo> {
         let rows = self.catalog.chain(layer)?;
         let spaces = self.catalog.layer_spaces(Some(layer))?;
         let space = self.chain_space(&spaces, layer);

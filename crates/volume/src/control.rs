@@ -31,12 +31,12 @@ use perigee_http::guard::restrict;
 use perigee_http::{ClientAddress, Failure, Json, Reply};
 use perigee_model::limits::{BATCH_VOLUMES, OutOfLimits};
 use perigee_model::volume::{
-    Attach, Attachment, BlockProbe, CheckScope, CopyImage, CreateVolume, CreateVolumes,
-    EpochChange, EpochChanges, EpochIssued, ExportStats, FlushVolumes, ImageInfo, ImportImage,
-    Keep, OpenAhead, PoolInfo, ProbeBlocks, Resize, Snapshot, Upload, VolumeEpochChange,
-    VolumeInfo,
+    Attach, Attachment, BlockProbe, CheckScope, ContentDigest, CopyImage, CreateVolume,
+    CreateVolumes, EpochChange, EpochChanges, EpochIssued, ExportStats, FlushVolumes, ImageInfo,
+    ImportImage, Keep, OpenAhead, PoolInfo, ProbeBlocks, Resize, Snapshot, Upload,
+    VolumeEpochChange, VolumeInfo,
 };
-use perigee_model::{BadName, ImageName, OwnerName, Problem, VolumeName};
+use perigee_model::{BadName, ImageName, LayerId, OwnerName, Problem, VolumeName};
 use perigee_store::{Data, Pool, io_problem};
 use serde::Deserialize;
 
@@ -214,8 +214,27 @@ async fn image_info(State(control): Shared, Named(image): Named<ImageName>) -> R
     Ok(Json(control.pool.image_info(&image).await?))
 }
 
-async fn delete_image(State(control): Shared, Named(image): Named<ImageName>) -> Reply<()> {
-    Ok(Json(control.pool.delete_image(&image).await?))
+#[derive(Deserialize)]
+struct OnlyBad {
+    bad_copy_of: Option<LayerId>,
+    /// The image's content.
+    unless: Option<ContentDigest>,
+}
+
+async fn delete_image(
+    State(control): Shared,
+    Named(image): Named<ImageName>,
+    query: Result<Query<OnlyBad>, QueryRejection>,
+) -> Reply<()> {
+    let Query(OnlyBad { bad_copy_of, unless }) = query.map_err(|error| {
+        Problem::invalid(format!("can't delete image {image}"), error.body_text())
+    })?;
+    let pool = &control.pool;
+    let deleted = match bad_copy_of {
+        Some(layer) => pool.delete_bad_copy(&image, layer, unless).await,
+        None => pool.delete_image(&image).await,
+    };
+    Ok(Json(deleted?))
 }
 
 async fn copy_image(

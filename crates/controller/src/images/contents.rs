@@ -15,7 +15,7 @@ use perigee_model::volume::{ContentDigest, ImageInfo};
 use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, TenantName};
 
 use super::sources::Look;
-use super::{Found, ask_for_copy, by_layer};
+use super::{Found, ask_for_copy, by_layer, in_words};
 use crate::cluster::{Cluster, HostLink, now_ms};
 use crate::records::{ImageRecord, RefusedSource, image_key};
 
@@ -28,16 +28,9 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// A host has this long for all its copies, and the rest waits for the next look.
 const HOST_MAX: Duration = Duration::from_secs(30);
 
-/// Whether a host's copy is complete, and not what the image shows.
-fn differs(record: &ImageRecord, info: &ImageInfo) -> bool {
-    let differs = |found: ContentDigest| record.content.is_some_and(|wanted| wanted != found);
-    info.remote.is_none() && info.content.is_some_and(differs)
-}
-
-/// Whether nothing may be made of this host's copy: it shows something else, or its host has found that what came does.
+/// Whether nothing may be made of this host's copy.
 pub(super) fn is_bad(record: Option<&ImageRecord>, info: &ImageInfo) -> bool {
-    let is_refused = info.remote.as_ref().is_some_and(|remote| remote.refused || remote.unclear);
-    is_refused || record.is_some_and(|record| differs(record, info))
+    info.is_bad(record.and_then(|record| record.content))
 }
 
 /// Whether this host has got other content of the image from that one.
@@ -46,18 +39,28 @@ pub(super) fn was_deceived(record: Option<&ImageRecord>, at: &HostId, from: &Hos
     record.is_some_and(|record| record.refused.iter().any(pair))
 }
 
-/// The problem of a host that nobody gives the image as it is, if that is so.
-pub(super) fn only_deceit(record: Option<&ImageRecord>, at: &HostId) -> Option<Problem> {
-    let record = record?;
-    let from = record.refused.iter().find(|refused| refused.at == *at)?;
-    let why = format!(
-        "what host {} gave to {at} is not the image's content, and no other host has it",
-        from.from
-    );
-    Some(
-        Problem::conflict(format!("can't use image {} at {at}", record.name), why)
-            .next("look after that host (`perigee host revoke`), and import the image again"),
-    )
+/// The problem of a host that no host that answers gives the image as it is.
+pub(super) fn none_good(
+    name: &ImageName,
+    at: &HostId,
+    record: Option<&ImageRecord>,
+    shown_at: &[HostId],
+    silent: &[HostId],
+) -> Problem {
+    let what = format!("can't use image {name} at {at}");
+    let mut refused = record.into_iter().flat_map(|record| &record.refused);
+    let deceit = match refused.find(|refused| refused.at == *at) {
+        Some(refused) => {
+            format!("what host {} gave to {at} is not the image's content", refused.from)
+        }
+        None => format!("what {} shows is not the image's content", in_words(shown_at)),
+    };
+    if silent.is_empty() {
+        return Problem::conflict(what, format!("{deceit}, and no other host shows it"))
+            .next("look after that host (`perigee host revoke`), and import the image again");
+    }
+    Problem::unavailable(what, format!("{deceit}, and {} does not answer", in_words(silent)))
+        .next("bring the host back, or see `perigee host list`")
 }
 
 /// The copies of which the hosts were told what they have to show, and did not keep it.
@@ -277,11 +280,12 @@ async fn change(
 }
 
 /// Deletes a copy that is not what the image shows. One that volumes stand on stays: it has nothing of what has come, and gets
-/// another source. Its source is kept with the image, so that the host never copies from there again.
+/// another source. Its source is kept with the image, so that the host never copies from there again. Somebody else may do the
+/// same, so its host deletes it only if it is not good, and whoever uses the copy looks at it again afterwards.
 ///
 /// # Errors
 /// `Conflict` if volumes stand on a complete copy, or the host has made the image.
-pub(super) async fn drop_bad(
+pub(crate) async fn drop_bad(
     cluster: &Cluster,
     at: &HostLink,
     record: &ImageRecord,
@@ -321,8 +325,12 @@ pub(super) async fn drop_bad(
             audit(cluster, name, &at.id, "an unknown host");
         }
     }
-    match at.volume.delete(&format!("/v1/images/{name}")).await {
-        Err(problem) if problem.kind != ProblemKind::NotFound => Err(problem),
+    let unless = record.content.map(|content| format!("&unless={content}")).unwrap_or_default();
+    let path = format!("/v1/images/{name}?bad_copy_of={}{unless}", info.layer);
+    match at.volume.delete(&path).await {
+        Err(problem) if !matches!(problem.kind, ProblemKind::NotFound | ProblemKind::Conflict) => {
+            Err(problem)
+        }
         _ => Ok(()),
     }
 }

@@ -24,6 +24,7 @@ use uuid::Uuid;
 use super::manifest::{Entry, Manifest};
 use super::{WHAT, resolve, view};
 use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::images::NoCopy;
 use crate::pace::{Way, paced, while_kept};
 use crate::records::{ImageRecord, InputsImage, JobInputs, PendingImport, image_key};
 use crate::tars::{end, padding};
@@ -244,27 +245,26 @@ async fn ensure_image(
         Some(record) => {
             note_use(cluster, &inputs.image).await?;
             match images::ensure(cluster, at, &inputs.image).await {
-                // Every host that had it is gone.
-                Err(problem) if problem.kind == ProblemKind::NotFound => {
+                Ok(_) => return Ok(Staged::Ready),
+                // Every host that had it is gone, or what is left shows something else, or is not given.
+                Err(
+                    NoCopy::Gone(_)
+                    | NoCopy::NoneGood(_)
+                    | NoCopy::Trouble(Problem { kind: ProblemKind::NotFound, .. }),
+                ) => {
                     if !forget(cluster, &record).await? {
                         return Ok(Staged::Waits("its inputs are being staged".to_owned()));
                     }
                 }
-                // One that was made while the record was lost. It has the same files.
-                Err(problem) if problem.kind == ProblemKind::Conflict => {
-                    at.volume.delete(&format!("/v1/images/{}", inputs.image)).await?;
+                // One that was made while the record was lost.
+                Err(NoCopy::Trouble(problem)) if problem.kind == ProblemKind::Conflict => {
+                    drop_copy(at, &inputs.image).await?;
                     return Err(problem);
                 }
-                ensured => return ensured.map(|_| Staged::Ready),
+                Err(no_copy) => return Err(no_copy.into()),
             }
         }
-        // A host may have it all the same.
-        None => match images::ensure(cluster, at, &inputs.image).await {
-            Ok(_) => return note_use(cluster, &inputs.image).await.map(|()| Staged::Ready),
-            Err(problem)
-                if matches!(problem.kind, ProblemKind::NotFound | ProblemKind::Unavailable) => {}
-            Err(problem) => return Err(problem),
-        },
+        None => {}
     }
     if let Some(why) = cluster.staging.waits_after_failure(&at.id, &inputs.image) {
         return Ok(Staged::Waits(why));
@@ -277,7 +277,14 @@ async fn ensure_image(
     made
 }
 
-/// Removes the record of an image that no host has. `false` if somebody is making or deleting the image.
+async fn drop_copy(at: &HostLink, image: &ImageName) -> Result<(), Problem> {
+    match at.volume.delete(&format!("/v1/images/{image}")).await {
+        Err(problem) if problem.kind != ProblemKind::NotFound => Err(problem),
+        _ => Ok(()),
+    }
+}
+
+/// Removes the record of an image that no host has as it is. `false` if somebody is making or deleting the image.
 async fn forget(cluster: &Cluster, record: &ImageRecord) -> Result<bool, Problem> {
     let Some(_alone) = cluster.index.begin_import(&record.name) else { return Ok(false) };
     let key = image_key(&record.name);
@@ -320,6 +327,8 @@ async fn make(
     if cluster.records.read::<ImageRecord>(&image_key(&inputs.image)).await?.is_some() {
         return Ok(Staged::Waits("the image of its inputs was made just now".to_owned()));
     }
+    // What a host has without a record may be anything.
+    drop_copy(at, &inputs.image).await?;
     let room = accounts::hold_volume(cluster, inputs.image.as_str(), inputs.bytes).await?;
     let tree = Uuid::new_v4();
     // A body is not bound to the life of this future.

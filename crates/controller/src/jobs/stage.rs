@@ -19,6 +19,7 @@ use perigee_model::{DiskRole, Epoch, HostId, JobId, LeaveSite, Problem, ProblemK
 use super::driver::{Run, Step};
 use super::place::own_volume;
 use crate::cluster::{Cluster, HostLink};
+use crate::images::NoCopy;
 use crate::inputs::Staged;
 use crate::records::{PlacedDisk, Placement, owner_of};
 use crate::{catalog, disks, images, inputs, networks, nocloud, nvram, tars};
@@ -95,9 +96,25 @@ impl Run {
                 take_over(&home, disk).await.map_err(|problem| self.root_is_lost(&home, problem))
             }
             (DiskRole::Root, _) => {
-                images::ensure(&self.cluster, &home, &spec.image).await?;
+                images::ensure(&self.cluster, &home, &spec.image).await.map_err(|no_copy| {
+                    match no_copy {
+                        // All hosts have said so.
+                        NoCopy::Gone(problem) => problem,
+                        // Somebody mends it, or deletes what is there. Meanwhile the job says why it waits.
+                        NoCopy::NoneGood(problem) | NoCopy::Trouble(problem) => {
+                            to_be_tried_again(problem)
+                        }
+                    }
+                })?;
                 let source = VolumeSource::Image(spec.image.clone());
-                self.create(&home, disk, spec.root_bytes.map(whole_blocks), source).await
+                let size_bytes = spec.root_bytes.map(whole_blocks);
+                // The copy has just been deleted: it is looked for again.
+                self.create(&home, disk, size_bytes, source).await.map_err(|problem| match problem
+                    .kind
+                {
+                    ProblemKind::NotFound => to_be_tried_again(problem),
+                    _ => problem,
+                })
             }
             (DiskRole::Seed, _) => self.make_seed(&home, disk, at).await,
             (DiskRole::CloudInit, _) => self.make_cloud_init(&home, disk).await,
@@ -117,9 +134,7 @@ impl Run {
                 self.create(&home, disk, None, source).await.map_err(|problem| {
                     match problem.kind {
                         // The image has just been collected: it is made again.
-                        ProblemKind::NotFound => {
-                            Problem { kind: ProblemKind::Unavailable, ..problem }
-                        }
+                        ProblemKind::NotFound => to_be_tried_again(problem),
                         _ => problem,
                     }
                 })
@@ -253,6 +268,16 @@ impl Run {
             Problem::unavailable(format!("can't write volume {}", disk.volume), why)
         })??;
         Ok(epoch)
+    }
+}
+
+/// A problem of the cluster, and not of what the job has asked for.
+fn to_be_tried_again(problem: Problem) -> Problem {
+    match problem.kind {
+        ProblemKind::NotFound | ProblemKind::Conflict => {
+            Problem { kind: ProblemKind::Unavailable, ..problem }
+        }
+        _ => problem,
     }
 }
 

@@ -1,10 +1,11 @@
 //! What images show: hosts that copy them are told, and copies of something else are not used.
 
+use perigee_model::job::{Access, JobSpec, JobState, Start};
 use perigee_model::volume::{ContentDigest, ImageInfo, ImageSource, Keep};
-use perigee_model::{ImageName, LayerId, ProblemKind};
+use perigee_model::{ImageName, LayerId, Problem, ProblemKind};
 
 use super::fake::{FakeHost, image};
-use super::{Lab, wait_for};
+use super::{Lab, spec, vm_of, wait_for};
 use crate::images::contents;
 use crate::records::{ImageRecord, RefusedSource, image_key};
 use crate::{hosts, images};
@@ -59,9 +60,9 @@ async fn record(lab: &Lab) -> ImageRecord {
     record.expect("the image is known")
 }
 
-async fn ensure(lab: &Lab, host: &FakeHost) -> Result<ImageInfo, perigee_model::Problem> {
+async fn ensure(lab: &Lab, host: &FakeHost) -> Result<ImageInfo, Problem> {
     let at = lab.cluster.hosts.get(&host.id).expect("it has joined");
-    images::ensure(&lab.cluster, &at, &debian()).await
+    Ok(images::ensure(&lab.cluster, &at, &debian()).await?)
 }
 
 async fn wait_until_known(lab: &Lab) {
@@ -221,6 +222,67 @@ async fn an_image_that_only_a_deceiving_host_has_is_refused_with_its_name() {
     lacks(&lab.cloud, &lab.home, Some(CONTENT), true);
     let refused = ensure(&lab, &lab.cloud).await.expect_err("nobody else has it");
     assert!(refused.why.contains("what host home1 gave to cloud1"), "{refused}");
+}
+
+/// Until now, such a job has failed, because of what another host did.
+#[tokio::test]
+async fn a_job_at_a_host_that_nobody_gives_its_image_waits_and_says_why() {
+    let (lab, third) = lab().await;
+    wait_until_known(&lab).await;
+    third.inside().images.clear();
+    lacks(&lab.cloud, &lab.home, Some(CONTENT), true);
+    let start = Start::Host(lab.cloud.id.clone());
+    let id = lab.submit(JobSpec { start, ..spec(Access::Clone) }).await;
+    let job = lab
+        .wait_for_job(&id, "waiting or ended", |job| {
+            job.state.is_final() || job.reason.contains("what host home1 gave to cloud1")
+        })
+        .await;
+    assert_eq!(job.state, JobState::Staging, "{}", job.reason);
+    show(&third, Some(CONTENT));
+    lab.wait_for_vm(&lab.cloud, &vm_of(&id)).await;
+}
+
+/// Until now, what a host that answers had deceived about was taken for all that there is.
+#[tokio::test]
+async fn a_host_that_one_host_has_deceived_waits_for_the_silent_one_that_has_the_image() {
+    let (lab, third) = lab().await;
+    wait_until_known(&lab).await;
+    lacks(&lab.cloud, &third, Some(CONTENT), true);
+    wait_for("the deceit to be noted", async || {
+        (!record(&lab).await.refused.is_empty()).then_some(())
+    })
+    .await;
+    lab.home.inside().down = true;
+    let refused = ensure(&lab, &lab.cloud).await.expect_err("home1 has it");
+    assert_eq!(refused.kind, ProblemKind::Unavailable, "{refused}");
+    assert!(refused.why.contains("host home1 does not answer"), "{refused}");
+}
+
+#[tokio::test]
+async fn the_silence_of_a_host_that_has_deceived_this_one_is_not_waited_for() {
+    let (lab, third) = lab().await;
+    wait_until_known(&lab).await;
+    lab.home.inside().images.clear();
+    lacks(&lab.cloud, &third, Some(CONTENT), true);
+    wait_for("the deceit to be noted", async || {
+        (!record(&lab).await.refused.is_empty()).then_some(())
+    })
+    .await;
+    third.inside().down = true;
+    let refused = ensure(&lab, &lab.cloud).await.expect_err("nobody else has it");
+    assert_eq!(refused.kind, ProblemKind::NotFound, "{refused}");
+}
+
+#[tokio::test]
+async fn a_copy_that_another_job_has_made_anew_meanwhile_is_not_deleted() {
+    let (lab, third) = lab().await;
+    wait_until_known(&lab).await;
+    let seen = ImageInfo { content: Some(OTHER), ..image() };
+    lacks(&lab.cloud, &third, Some(CONTENT), false);
+    let at = lab.cluster.hosts.get(&lab.cloud.id).expect("it has joined");
+    contents::drop_bad(&lab.cluster, &at, &record(&lab).await, &seen).await.expect("looked at");
+    assert!(lab.cloud.inside().images.contains_key(&debian()));
 }
 
 #[tokio::test]

@@ -96,6 +96,8 @@ pub struct Inside {
     /// What stands on its images.
     pub image_children: u64,
     pub images: BTreeMap<ImageName, ImageInfo>,
+    /// The next image that a volume is made of is deleted just before.
+    pub image_vanishes: bool,
     /// How often its images were listed.
     pub lists_of_images: u32,
     /// Why VMs can't be in networks here.
@@ -550,6 +552,12 @@ async fn create(State(inside): Shared, Json(new): Json<CreateVolume>) -> Reply<V
     }
     if inside.volumes.contains_key(&new.name) {
         return Err(Problem::conflict("create a volume", "there is one").into());
+    }
+    if let VolumeSource::Image(image) = &new.source
+        && std::mem::take(&mut inside.image_vanishes)
+    {
+        inside.images.remove(image);
+        return Err(Problem::not_found("create a volume", "there is no such image").into());
     }
     if let VolumeSource::Volume(source) = &new.source
         && !inside.volumes.contains_key(source)

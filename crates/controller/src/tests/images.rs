@@ -1,6 +1,6 @@
 //! Images: one name, one layer, wherever they are copied to.
 
-use perigee_model::job::{Access, HostState, JobSpec, JobState, NewImage};
+use perigee_model::job::{Access, HostState, Job, JobSpec, JobState, NewImage};
 use perigee_model::volume::{ImageInfo, ImageSource, Keep};
 use perigee_model::{ImageName, LayerId, ProblemKind, SiteId};
 
@@ -61,7 +61,7 @@ async fn a_new_host_starts_vms_from_a_copy_by_layer_before_it_is_complete() {
 }
 
 #[tokio::test]
-async fn a_host_with_another_image_of_the_name_starts_no_job_from_it() {
+async fn a_job_at_a_host_with_another_image_of_the_name_waits_until_that_is_deleted() {
     let lab = Lab::up().await;
     let id = lab.submit(spec(Access::Clone)).await;
     lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
@@ -70,11 +70,40 @@ async fn a_host_with_another_image_of_the_name_starts_no_job_from_it() {
     // The name is known by now. Somebody makes another image of it at the host.
     lab.home.inside().images.get_mut(&name("debian")).expect("image").layer = other_layer();
     let id = lab.submit(spec(Access::Clone)).await;
-    let job = lab.wait_for_job(&id, "ended", |job| job.state.is_final()).await;
-    assert_eq!(job.state, JobState::Failed);
-    assert!(job.reason.contains("a different image with this name"), "{}", job.reason);
+    let job = lab
+        .wait_for_job(&id, "waiting or ended", |job| {
+            job.state.is_final() || job.reason.contains("a different image with this name")
+        })
+        .await;
+    assert_eq!(job.state, JobState::Staging, "{}", job.reason);
     let image = images::image(&lab.cluster, &name("debian")).await.expect("image");
     assert_eq!(image.hosts, std::slice::from_ref(&lab.cloud.id));
+    lab.home.inside().images.remove(&name("debian"));
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+}
+
+#[tokio::test]
+async fn a_job_whose_image_all_hosts_have_lost_ends_and_says_so() {
+    let lab = Lab::up().await;
+    images::layer_of(&lab.cluster, &name("debian")).await.expect("home1 has it");
+    lab.home.inside().images.clear();
+    lab.cloud.inside().images.clear();
+    let id = lab.submit(spec(Access::Clone)).await;
+    let job = lab.wait_for_job(&id, "ended", |job| job.state.is_final()).await;
+    assert_eq!(job.state, JobState::Failed);
+    assert!(job.reason.contains("no host that is up has an image"), "{}", job.reason);
+}
+
+#[tokio::test]
+async fn a_job_whose_copy_is_deleted_before_its_disk_is_made_gets_another_one() {
+    let lab = Lab::up().await;
+    lab.home.inside().image_vanishes = true;
+    let id = lab.submit(spec(Access::Clone)).await;
+    let is_over = |job: &Job| job.state.is_final() || job.started_ms.is_some();
+    let job = lab.wait_for_job(&id, "started or ended", is_over).await;
+    assert!(!job.state.is_final(), "{}", job.reason);
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+    assert_eq!(lab.home.inside().copied.len(), 1);
 }
 
 #[tokio::test]

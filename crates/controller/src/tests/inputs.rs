@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use super::tenants::{Tenants, small};
 use super::{Lab, finish, spec, vm_of, wait_for};
 use crate::inputs::collect_once;
-use crate::records::ImageRecord;
+use crate::records::{ImageRecord, RefusedSource, image_key};
 
 fn sha256(bytes: &[u8]) -> String {
     crate::files::hex(&Sha256::digest(bytes))
@@ -367,6 +367,41 @@ async fn inputs_that_can_not_be_staged_are_not_sent_all_the_time() {
     assert!(lab.home.inside().trees.len() <= 3);
     lab.home.inside().refuses_imports = false;
     lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+}
+
+/// Until now, the job has waited for ever: what is not there was to be deleted.
+#[tokio::test]
+async fn inputs_that_only_a_deceiving_host_has_are_made_anew_of_their_files() {
+    let lab = Lab::up().await;
+    let client = super::api::client(&lab).await;
+    let list = upload(&client, &[("a", "1")]).await;
+    run(&lab, &list).await;
+    let image = images_of_inputs(&lab).pop().expect("one");
+    let key = image_key(&image);
+    let made = lab.cluster.records.read::<ImageRecord>(&key).await.expect("read").expect("known");
+    let pair = RefusedSource { at: lab.cloud.id.clone(), from: lab.home.id.clone() };
+    let known = ImageRecord { refused: vec![pair], ..made.clone() };
+    lab.cluster.records.put(&key, &known).await.expect("put");
+    let start = Start::Host(lab.cloud.id.clone());
+    let id = lab.submit(JobSpec { inputs: Some(list), start, ..spec(Access::Clone) }).await;
+    lab.wait_for_vm(&lab.cloud, &vm_of(&id)).await;
+    assert_eq!(lab.cloud.inside().trees, [tree(&[("a", "1")])]);
+    assert!(lab.cloud.inside().copied.iter().all(|copy| copy.layer != made.layer));
+}
+
+/// It may show anything under this name.
+#[tokio::test]
+async fn what_a_host_has_of_inputs_without_a_record_is_not_used() {
+    let lab = Lab::up().await;
+    let client = super::api::client(&lab).await;
+    let list = upload(&client, &[("a", "1")]).await;
+    run(&lab, &list).await;
+    let image = images_of_inputs(&lab).pop().expect("one");
+    lab.cluster.records.remove(&image_key(&image)).await.expect("removed");
+    let start = Start::Host(lab.cloud.id.clone());
+    let id = lab.submit(JobSpec { inputs: Some(list), start, ..spec(Access::Clone) }).await;
+    lab.wait_for_vm(&lab.cloud, &vm_of(&id)).await;
+    assert_eq!(lab.cloud.inside().trees.len(), 1, "it was made of its files");
 }
 
 #[tokio::test]

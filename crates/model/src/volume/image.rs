@@ -34,6 +34,17 @@ pub struct ImageInfo {
     pub leave_site: LeaveSite,
 }
 
+impl ImageInfo {
+    /// Whether nothing may be made of this copy of an image with this content: it is complete and shows something else, or what
+    /// came from its source was not the content.
+    pub fn is_bad(&self, wanted: Option<ContentDigest>) -> bool {
+        match &self.remote {
+            Some(remote) => remote.refused || remote.unclear,
+            None => wanted.is_some_and(|wanted| self.content.is_some_and(|found| found != wanted)),
+        }
+    }
+}
+
 /// The export of another host that an image is a copy of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageSource {

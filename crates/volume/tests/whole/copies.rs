@@ -211,6 +211,9 @@ async fn a_copy_of_what_is_not_what_was_sealed_is_never_complete() {
     flip(&home);
     home.kill();
     home.start_process().await;
+    let only_bad = format!("/v1/images/golden?bad_copy_of={}", source.image.layer);
+    let kept = host.control.delete(&only_bad).await.expect_err("nobody has refused its source");
+    assert_eq!(kept.kind, ProblemKind::Conflict, "{kept}");
     host.control.delete("/v1/images/golden").await.expect("its deletion");
     copy(&host, &home, None, Keep::Read).await;
     assert_eq!(fill().await.expect("they are the same").remote, None);

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::time::Duration;
 
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Query, Request, State};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::volume::{
-    CopyImage, ImageInfo, ImageSource, ImportImage, Step, TREE_PREFIX, Upload,
+    ContentDigest, CopyImage, ImageInfo, ImageSource, ImportImage, Step, TREE_PREFIX, Upload,
 };
 use perigee_model::{ImageName, LayerId, Problem};
+use serde::Deserialize;
 
 use super::Shared;
 
@@ -139,8 +140,24 @@ pub async fn copy_image(
     Ok(Json(info))
 }
 
-pub async fn delete_image(State(inside): Shared, Path(name): Path<ImageName>) -> Reply<()> {
+#[derive(Deserialize)]
+pub struct OnlyBad {
+    bad_copy_of: Option<LayerId>,
+    unless: Option<ContentDigest>,
+}
+
+pub async fn delete_image(
+    State(inside): Shared,
+    Path(name): Path<ImageName>,
+    Query(OnlyBad { bad_copy_of, unless }): Query<OnlyBad>,
+) -> Reply<()> {
     let mut inside = inside.lock().expect("lock");
+    let Some(info) = inside.images.get(&name) else {
+        return Err(Problem::not_found("delete the image", "there is none").into());
+    };
+    if bad_copy_of.is_some_and(|layer| info.layer != layer || !info.is_bad(unless)) {
+        return Err(Problem::conflict("delete the image", "it is good by now").into());
+    }
     if inside.image_children > 0 {
         return Err(Problem::conflict("delete the image", "a volume stands on it").into());
     }

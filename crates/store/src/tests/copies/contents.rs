@@ -63,6 +63,27 @@ async fn a_copy_with_other_content_is_dropped_and_not_fetched_again_also_after_a
     bench.fill().await.expect("now it is right");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn only_a_bad_copy_of_that_layer_is_deleted_where_that_is_asked_for() {
+    let bench = Bench::new();
+    let content = digest(&bench.home.content());
+    let other = digest(&[1; BLOCK]);
+    let delete = async |layer, wanted| {
+        bench.pool.delete_bad_copy(&image_name("i"), layer, Some(wanted)).await.map_err(|p| p.kind)
+    };
+    let layer = bench.copy_of(content).await.unwrap().layer;
+    assert_eq!(delete(layer, other).await, Err(ProblemKind::Conflict), "it is not complete");
+    bench.fill().await.expect("it is the image's content");
+    assert_eq!(delete(layer, content).await, Err(ProblemKind::Conflict), "it is good");
+    let another = LayerId(uuid::Uuid::new_v4());
+    assert_eq!(delete(another, other).await, Err(ProblemKind::Conflict), "another layer");
+    assert_eq!(delete(layer, other).await, Ok(()), "it shows something else");
+    assert_eq!(delete(layer, other).await, Err(ProblemKind::NotFound));
+    bench.copy_of(other).await.unwrap();
+    bench.fill().await.expect_err("it is not the image's content");
+    assert_eq!(delete(layer, other).await, Ok(()), "it was refused");
+}
+
 /// The background asks what is empty, and a reader just reads.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_host_has_called_empty_and_gives_to_a_reader_is_compared_too() {
