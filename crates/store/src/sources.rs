@@ -11,7 +11,7 @@ use perigee_block::exports::{LAYER_PREFIX, OWN_SUFFIX};
 use perigee_model::home::DepartedLayer;
 use perigee_model::{LayerId, Problem, ProblemKind};
 
-use super::catalog::{RemoteRow, failed};
+use super::catalog::{RemoteRow, Verdict, failed};
 use super::pool::Pool;
 
 /// As many layers of one chain are asked about at once.
@@ -123,7 +123,7 @@ impl Pool {
 
     /// What a layer lacks comes from this export of the same layer from now on. Nothing changes for a layer that
     /// lacks nothing, nor where one is a copy of own blocks and the other is not. The caller holds the lock
-    /// `changes`. Returns whether that is another source than before.
+    /// `changes`. Returns whether that is another source than before, or the same is tried again.
     pub(super) fn change_source(
         &self,
         what: &str,
@@ -132,7 +132,13 @@ impl Pool {
     ) -> Result<bool, Problem> {
         let Some(now) = self.source(what, layer, to)? else { return Ok(false) };
         if (&now.nbd_addr, &now.export) == (&to.nbd_addr, &to.export) {
-            return Ok(false);
+            // There may be no other one, and what was wrong may be mended.
+            let refused = self.catalog.refused_source(layer).map_err(failed(what))?;
+            let is_unclear = refused == Some(Verdict::Unclear);
+            if is_unclear {
+                self.catalog.try_source_again(layer).map_err(failed(what))?;
+            }
+            return Ok(is_unclear);
         }
         if now.size_bytes != to.size_bytes {
             let why = format!("it has {} bytes there, not {}", to.size_bytes, now.size_bytes);

@@ -60,6 +60,12 @@ impl Catalog {
         self.lock().execute(sql, params![layer.to_string(), refused]).map(drop)
     }
 
+    /// Records that a copy, which has nothing now, is completed from its source all the same.
+    pub(crate) fn try_source_again(&self, layer: LayerId) -> Result<()> {
+        let sql = "UPDATE remote_parents SET refused = 0 WHERE layer = ?1";
+        self.lock().execute(sql, [layer.to_string()]).map(drop)
+    }
+
     /// Why a copy is not completed from its source, if that is so.
     pub(crate) fn refused_source(&self, layer: LayerId) -> Result<Option<Verdict>> {
         let sql = "SELECT refused FROM remote_parents WHERE layer = ?1";

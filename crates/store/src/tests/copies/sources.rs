@@ -265,6 +265,39 @@ async fn a_source_that_does_not_say_its_checksums_does_not_keep_its_content_in_u
     assert_eq!(two.pool.image_info(&image_name("i")).await.unwrap().content, right);
 }
 
+/// Until now, a copy with one possible source was never completed, also when what was wrong there was mended.
+#[tokio::test(start_paused = true)]
+async fn the_only_source_of_an_unclear_copy_is_tried_again_more_and_more_seldom() {
+    const DAY_S: u64 = 24 * 3600;
+    let two = Two::with_a_liar();
+    two.homes[0].hides_checksums.store(true, Ordering::SeqCst);
+    let right = Some(digest(&two.homes[1].content()));
+    two.copy_of("there:1", Keep::All, right).await.unwrap();
+    let background = tokio::spawn(Arc::clone(&two.pool).fill_copies(u64::MAX));
+    // As the controller does it, which knows of no other source.
+    for _ in 0..DAY_S / 30 {
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        if two.state().await.1 {
+            two.copy_of("there:1", Keep::All, right).await.unwrap();
+        }
+    }
+    let reads = two.homes[0].reads();
+    assert!((5..=20).contains(&reads[0]), "it was tried a few times a day: {reads:?}");
+    while !two.state().await.1 {
+        tokio::time::sleep(Duration::from_secs(30)).await;
+    }
+    background.abort();
+    // A server that starts with a source that was mended.
+    let Two { dir, files, pool, .. } = two;
+    drop(pool);
+    let homes = [Home::new(), Home::new()];
+    let pool = open_two(&dir, &files, &homes);
+    let two = Two { dir, files, homes, pool };
+    two.copy_of("there:1", Keep::All, right).await.unwrap();
+    let filled = two.fill().await.expect("it is the image's content");
+    assert_eq!((filled.remote, filled.content), (None, right));
+}
+
 /// Until now, the other host was blamed for it, and all that had come was dropped.
 #[tokio::test(start_paused = true)]
 async fn a_disk_here_that_can_t_be_read_is_no_fault_of_the_other_host() {
