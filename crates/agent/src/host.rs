@@ -87,8 +87,13 @@ impl Host {
             users.take_group(user);
         }
         warnings.extend(confinement::missing());
-        let (uids, reach) = (config.vm_uids, config.guests_reach.clone());
-        let user_networks = UserNetworks::prepare(is_root, uids, reach, &config.state).await;
+        let address = link::address_of(&config.agent_url)?;
+        let ip = address.rsplit_once(':').map_or(address, |(ip, _)| ip).to_owned();
+        let networks = Networks::prepare(&config.state, &config.host, &ip, is_root);
+        let networks = networks.await.with_users(config.vm_uids);
+        let (uids, reach, hosts) = (config.vm_uids, config.guests_reach.clone(), networks.hosts());
+        let user_networks =
+            UserNetworks::prepare(is_root, uids, reach, &config.state, hosts.as_deref()).await;
         if let Some(why) = user_networks.cannot() {
             tracing::warn!("{}", no_cards(&why));
         }
@@ -100,10 +105,6 @@ impl Host {
         for warning in &warnings {
             tracing::warn!("{warning}");
         }
-        let address = link::address_of(&config.agent_url)?;
-        let ip = address.rsplit_once(':').map_or(address, |(ip, _)| ip).to_owned();
-        let networks = Networks::prepare(&config.state, &config.host, &ip, is_root);
-        let networks = networks.await.with_users(config.vm_uids);
         Ok(Self {
             name: config.host.clone(),
             changes: Arc::new(Changes::new()),

@@ -188,13 +188,7 @@ impl Networks {
         let mut wanted = Some(HostNetworks::default());
         let mut end = End::default();
         if is_root {
-            wanted = match read_json(&dir.join(WANTED)) {
-                Ok(read) => Some(read.unwrap_or_default()),
-                Err(problem) => {
-                    tracing::warn!(%problem, "which networks are here is not known until the controller says it");
-                    None
-                }
-            };
+            wanted = read_wanted(&dir);
             // Of another address it is not this host's any more.
             let kept: Option<TunnelEnd> = read_json(&dir.join(END)).ok().flatten();
             end.known = kept.filter(|kept| tunnel::is_at(kept, &ip));
@@ -344,10 +338,10 @@ impl Networks {
         }
     }
 
-    /// The cluster's hosts, as far as the controller has said them.
-    pub fn hosts(&self) -> Vec<std::net::IpAddr> {
+    /// The addresses of the cluster's hosts; `None` while the controller has not said them.
+    pub fn hosts(&self) -> Option<Vec<std::net::IpAddr>> {
         let wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
-        wanted.as_ref().map(|wanted| wanted.hosts.clone()).unwrap_or_default()
+        wanted.as_ref().filter(|wanted| wanted.made_ms > 0).map(|wanted| wanted.hosts.clone())
     }
 
     /// Why VMs can't start here in tenants' networks now.
@@ -389,7 +383,9 @@ impl Networks {
             return Ok(known.made_ms);
         }
         let said = |wanted: &HostNetworks| HostNetworks { made_ms: 0, ..wanted.clone() };
-        if known.as_ref().map(said) != Some(said(&wanted)) {
+        // What nobody has said yet (0) differs from all that is said.
+        let is_same = |known: &HostNetworks| known.made_ms > 0 && said(known) == said(&wanted);
+        if !known.as_ref().is_some_and(is_same) {
             write_json(&self.dir.join(WANTED), &wanted)?;
         }
         let made_ms = wanted.made_ms;
@@ -440,6 +436,17 @@ impl Networks {
         said.mended.push((Instant::now(), text));
         if said.mended.len() > MENDED_MAX {
             said.mended.remove(0);
+        }
+    }
+}
+
+/// What was wanted last; `None` if that is not known.
+fn read_wanted(dir: &Path) -> Option<HostNetworks> {
+    match read_json(&dir.join(WANTED)) {
+        Ok(read) => Some(read.unwrap_or_default()),
+        Err(problem) => {
+            tracing::warn!(%problem, "which networks are here is not known until the controller says it");
+            None
         }
     }
 }

@@ -38,14 +38,17 @@ pub async fn register(
         let turn = cluster.enrolling.lock().await;
         check_site(&cluster, &id, &addresses.site).await?;
         let link = cluster.hosts.link(&id, addresses.clone())?;
-        let record = HostRecord { addresses, registered_ms: now_ms() };
+        let interfaces = cluster.hosts.interfaces(&id);
+        let record = HostRecord { addresses, registered_ms: now_ms(), interfaces };
         // The store comes first: a host that is known only in memory would not register again.
         cluster.records.put(&format!("hosts/{id}"), &record).await?;
-        cluster.hosts.set(link, record.registered_ms);
+        cluster.hosts.set(link, record.registered_ms, record.interfaces);
         tracing::info!("host {id} of site {} registered", record.addresses.site);
         drop(turn);
         observe(&cluster, &id).await;
         leave_site::tell_sites(&cluster).await;
+        // Guests of all hosts are kept from its addresses, and its own from the others'.
+        cluster.networks.changed();
         // A removed host may have come back, with VMs and volumes that were given up.
         cluster.clean_now.notify_one();
         Ok(())
@@ -76,10 +79,10 @@ pub async fn set_site(cluster: &Cluster, id: &HostId, site: SiteId) -> Result<()
     let registered_ms = now_ms();
     let addresses = HostAddresses { site, ..known.addresses.clone() };
     let link = cluster.hosts.link(id, addresses.clone())?;
-    let record = HostRecord { addresses, registered_ms };
+    let record = HostRecord { addresses, registered_ms, interfaces: cluster.hosts.interfaces(id) };
     cluster.records.put(&format!("hosts/{id}"), &record).await?;
-    cluster.hosts.set(link, registered_ms);
     tracing::warn!("host {id} is of site {} from now on", record.addresses.site);
+    cluster.hosts.set(link, registered_ms, record.interfaces);
     Ok(())
 }
 
@@ -101,7 +104,12 @@ async fn observe(cluster: &Cluster, id: &HostId) {
     let Ok(link) = cluster.hosts.get(id) else { return };
     let before = cluster.hosts.state(id);
     match link.agent.get::<HostReport>("/v1/host").await {
-        Ok(report) => cluster.hosts.heard(id, report),
+        Ok(report) => {
+            cluster.hosts.heard(id, report);
+            if let Err(problem) = keep_interfaces(cluster, id).await {
+                tracing::warn!("can't keep the addresses of host {id}, trying again: {problem}");
+            }
+        }
         Err(problem) => {
             tracing::debug!("no report from host {id}: {problem}");
             cluster.hosts.missed(id);
@@ -112,6 +120,23 @@ async fn observe(cluster: &Cluster, id: &HostId) {
         (HostState::Unreachable, HostState::Up) => tracing::info!("host {id} is back"),
         _ => {}
     }
+}
+
+/// Keeps the addresses that a host says of its interfaces. A controller that starts tells them to all hosts before it has
+/// heard this one.
+async fn keep_interfaces(cluster: &Cluster, id: &HostId) -> Result<(), Problem> {
+    if cluster.hosts.new_interfaces(id).is_none() {
+        return Ok(());
+    }
+    // It may register again meanwhile, or be removed.
+    let _turn = cluster.enrolling.lock().await;
+    let known = cluster.records.own::<HostRecord>(&format!("hosts/{id}")).await?;
+    if let (Some(mut known), Some(now)) = (known, cluster.hosts.new_interfaces(id)) {
+        known.value.interfaces.clone_from(&now);
+        known.save().await?;
+        cluster.hosts.note_interfaces(id, now);
+    }
+    Ok(())
 }
 
 pub async fn list(cluster: &Cluster) -> Result<Vec<Host>, Problem> {

@@ -36,6 +36,8 @@
 
 mod access;
 
+use std::net::Ipv4Addr;
+
 use perigee_model::gang::GangState;
 use perigee_model::gang::moving::GangMove;
 use perigee_model::guest::GuestKey;
@@ -63,6 +65,9 @@ pub use access::{Owned, Records};
 pub struct HostRecord {
     pub addresses: HostAddresses,
     pub registered_ms: u64,
+    /// The addresses of its interfaces, as it last said them.
+    #[serde(default)]
+    pub interfaces: Vec<Ipv4Addr>,
 }
 
 /// A volume that a person made, and what its home last reported about it.

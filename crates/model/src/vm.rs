@@ -61,6 +61,9 @@ pub enum Accelerator {
     Tcg,
 }
 
+/// As many addresses of a host's interfaces are known.
+pub const HOST_ADDRESSES_MAX: usize = 64;
+
 /// What a host's agent says of its host.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct HostReport {
@@ -98,7 +101,7 @@ pub struct HostReport {
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub bridges: Vec<BridgeName>,
-    /// The addresses of its interfaces. VMs in networks of tenants don't reach them.
+    /// The addresses of its interfaces, at most [`HOST_ADDRESSES_MAX`]. VMs in networks of tenants don't reach them.
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub addresses: Vec<std::net::Ipv4Addr>,

@@ -380,6 +380,27 @@ fn passes(socket: &std::os::fd::OwnedFd) -> Vec<Vec<u8>> {
 }
 
 /// In a thread of its own, because it goes from one namespace to another.
+/// A guest reaches what nobody has said to be a host.
+#[tokio::test]
+async fn the_cluster_s_hosts_are_not_known_before_the_controller_has_said_them() {
+    let (state, id) = (tempfile::tempdir().expect("a directory"), host_id(1));
+    let prepare = async || {
+        let mut networks = Networks::prepare(state.path(), &id, "10.99.0.1", false).await;
+        // As one of root, who keeps what is wanted.
+        networks.wanted = Mutex::new(read_wanted(&networks.dir));
+        networks
+    };
+    std::fs::create_dir(state.path().join("networks")).expect("a directory");
+    let networks = prepare().await;
+    assert_eq!(networks.hosts(), None);
+    let wanted = HostNetworks { made_ms: 1, ..HostNetworks::default() };
+    networks.store(wanted).expect("it is kept");
+    assert_eq!(networks.hosts(), Some(Vec::new()), "there are none, as in one process");
+    assert_eq!(prepare().await.hosts(), Some(Vec::new()));
+    std::fs::write(state.path().join("networks").join(WANTED), "damaged").expect("written");
+    assert_eq!(prepare().await.hosts(), None);
+}
+
 #[test]
 fn guests_of_a_network_reach_each_other_and_nobody_else_and_what_is_removed_comes_back() {
     if !nix::unistd::Uid::effective().is_root() {

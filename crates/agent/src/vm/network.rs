@@ -7,7 +7,7 @@
 //! cluster's others, no private and no link-local addresses. (A cloud's metadata service at 169.254.169.254 tells whoever asks
 //! the host's keys.) A guest can send to any address, so the kernel's packet filter keeps it from these. All `passt` have a group
 //! of their own, and the filter's rules are for this group. It also limits the connections of each VM: they are its host's.
-//! Without the filter no VM gets a card. Whoever sets the host's firewall up anew may flush it, so it is looked at while VMs with
+//! Without the filter no VM gets a card, and none before the controller has said the addresses of the cluster's hosts. Whoever sets the host's firewall up anew may flush it, so it is looked at while VMs with
 //! cards run ([`keep_filtered`]).
 //!
 //! **Who reaches a guest.** Nobody, but for the answers to what it sends ([`ports`]): `passt` has UDP sockets that take everything,
@@ -134,9 +134,10 @@ impl UserNetworks {
         uids: VmUids,
         reach: Vec<GuestsReach>,
         state: &Path,
+        hosts: Option<&[IpAddr]>,
     ) -> Self {
         let networks = Self::new(is_root.then(|| uids.group()), uids, reach, state);
-        networks.look_again(&[]).await;
+        networks.look_again(hosts).await;
         networks
     }
 
@@ -165,12 +166,12 @@ impl UserNetworks {
     }
 
     /// Finds out whether VMs here can have network cards.
-    async fn look_again(&self, hosts: &[IpAddr]) {
+    async fn look_again(&self, hosts: Option<&[IpAddr]>) {
         let found = self.find(hosts).await;
         *self.cards.lock().unwrap_or_else(PoisonError::into_inner) = found;
     }
 
-    async fn find(&self, hosts: &[IpAddr]) -> Result<PathBuf, String> {
+    async fn find(&self, hosts: Option<&[IpAddr]>) -> Result<PathBuf, String> {
         self.group.ok_or("the agent is not root")?;
         if !is_there(PASST) {
             return Err("passt is not installed (package passt)".to_owned());
@@ -226,7 +227,7 @@ impl UserNetworks {
     }
 
     /// Sets the filter up unless it is there. Returns whether somebody has changed it.
-    async fn filter(&self, hosts: &[IpAddr]) -> Result<bool, String> {
+    async fn filter(&self, hosts: Option<&[IpAddr]>) -> Result<bool, String> {
         let group = self.uids.group();
         let table = table(group);
         let rules = rules(group, &self.resolvers(resolvers()), &self.reach, hosts);
@@ -250,7 +251,7 @@ impl UserNetworks {
     }
 
     /// Sets the filter up again if somebody has removed it.
-    async fn look_at_filter(&self, hosts: &[IpAddr]) {
+    async fn look_at_filter(&self, hosts: Option<&[IpAddr]>) {
         match self.filter(hosts).await {
             Ok(false) => {}
             Ok(true) => self.say(format!(
@@ -291,13 +292,13 @@ pub async fn keep_filtered(host: Arc<Host>, vms: Arc<Vms>) {
         }
         let hosts = host.networks.hosts();
         if networks.cannot().is_some() && looked.elapsed() > FIND_AGAIN {
-            networks.look_again(&hosts).await;
+            networks.look_again(hosts.as_deref()).await;
             looked = Instant::now();
         }
         let has_guests = vms.list().iter().any(|vm| vm.spec.network == VmNetwork::User);
         networks.remember_resolvers(resolvers(), has_guests);
         if has_guests && networks.be_alone().is_ok() {
-            networks.look_at_filter(&hosts).await;
+            networks.look_at_filter(hosts.as_deref()).await;
         }
     }
 }
@@ -318,8 +319,14 @@ fn table(group: Gid) -> String {
 }
 
 /// The rules are made anew, so that an earlier agent's don't add up; the sets stay, with what the kernel has counted. An
-/// address of a host is reached only if just this address is allowed.
-fn rules(group: Gid, resolvers: &[Ipv4Addr], reach: &[GuestsReach], hosts: &[IpAddr]) -> String {
+/// address of a host is reached only if just this address is allowed. While the cluster's hosts are not known (`None`), they may
+/// be anywhere: guests begin no other connection.
+fn rules(
+    group: Gid,
+    resolvers: &[Ipv4Addr],
+    reach: &[GuestsReach],
+    hosts: Option<&[IpAddr]>,
+) -> String {
     let name = table(group);
     let to = |addresses: BTreeSet<String>, what: &str| match addresses.is_empty() {
         true => String::new(),
@@ -337,12 +344,15 @@ fn rules(group: Gid, resolvers: &[Ipv4Addr], reach: &[GuestsReach], hosts: &[IpA
     let one = reach.iter().filter(|reach| reach.prefix_bits == 32);
     let one = to(one.map(|reach| reach.address.to_string()).collect(), "accept");
     let many = reach.iter().filter(|reach| reach.prefix_bits < 32);
-    let many =
-        many.map(|reach| format!("    ip daddr {}/{} accept\n", reach.address, reach.prefix_bits));
-    // While the cluster's hosts are not known, they may be in these.
-    let many: String = if hosts.is_empty() { String::new() } else { many.collect() };
-    let hosts =
-        to(hosts.iter().filter(|ip| ip.is_ipv4()).map(ToString::to_string).collect(), "reject");
+    let many: String = many
+        .map(|reach| format!("    ip daddr {}/{} accept\n", reach.address, reach.prefix_bits))
+        .collect();
+    let hosts = match hosts {
+        Some(hosts) => {
+            to(hosts.iter().filter(|ip| ip.is_ipv4()).map(ToString::to_string).collect(), "reject")
+        }
+        None => "    ct state new reject\n".to_owned(),
+    };
     let connections = connections_max();
     let hook = "type filter hook output priority filter; policy accept;";
     let input = "type filter hook input priority filter; policy accept;";
@@ -399,7 +409,7 @@ pub struct Cable {
 /// Connects the VM's card, if it has one.
 ///
 /// # Errors
-/// `Unsupported` if this host can't.
+/// `Unsupported` if this host can't, `Unavailable` if it can't yet.
 pub async fn connect(vm: &Vm, host: &Host) -> Result<Option<Cable>, Problem> {
     match &vm.spec.network {
         VmNetwork::None => return Ok(None),
@@ -416,8 +426,12 @@ pub async fn connect(vm: &Vm, host: &Host) -> Result<Option<Cable>, Problem> {
     let what = || format!("can't connect the network card of the VM {}", vm.id());
     let networks = &host.user_networks;
     networks.cards().map_err(|why| Problem::unsupported(what(), why))?;
+    let hosts = host.networks.hosts().ok_or_else(|| {
+        let why = "the controller has not said yet which addresses the cluster's hosts have, which guests must not reach";
+        Problem::unavailable(what(), why).next("it says them within a minute")
+    })?;
     // Somebody may have set up the host's firewall anew meanwhile.
-    let filtered = networks.filter(&host.networks.hosts()).await;
+    let filtered = networks.filter(Some(&hosts)).await;
     filtered.map_err(|why| Problem::unsupported(what(), why))?;
     let user = host.user_of(&vm.dir)?;
     let user = user.map(|user| QemuUser { gid: networks.uids.group(), ..user });

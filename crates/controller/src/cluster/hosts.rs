@@ -1,9 +1,11 @@
 //! The registry of hosts: their addresses and their last reports.
 //!
 //! The address is the one that the host registered. The report is an observation with its time. A host that has
-//! not answered since the controller started has no report.
+//! not answered since the controller started has no report. Only the addresses of its interfaces are known then too,
+//! because guests must not reach them at any time.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,7 +13,7 @@ use perigee_http::{Client, Expected, Network, PeerIdentity};
 use perigee_model::home::ServerAddresses;
 use perigee_model::job::HostState;
 use perigee_model::leave_site::SiteAddress;
-use perigee_model::vm::{HostAddresses, HostReport, VmChanges, VmReport};
+use perigee_model::vm::{HOST_ADDRESSES_MAX, HostAddresses, HostReport, VmChanges, VmReport};
 use perigee_model::volume::{ExportStats, PoolInfo};
 use perigee_model::{HostId, Problem, VmId};
 
@@ -71,6 +73,8 @@ impl HostLink {
 pub struct Known {
     pub link: Arc<HostLink>,
     pub report: Option<HostReport>,
+    /// The addresses of its interfaces, as its record has them.
+    interfaces: Vec<Ipv4Addr>,
     /// The last answer or registration; at first the time when the controller started to wait.
     pub heard: Instant,
     /// Requests for its report since then that have failed.
@@ -121,7 +125,7 @@ impl Hosts {
             let id = HostId::new(key.trim_start_matches("hosts/"))
                 .map_err(|e| Problem::internal("can't read the hosts", e))?;
             match hosts.link(&id, record.addresses) {
-                Ok(link) => hosts.set(link, record.registered_ms),
+                Ok(link) => hosts.set(link, record.registered_ms, record.interfaces),
                 // Its addresses are of the other kind, encrypted or not. It will register again.
                 Err(problem) => {
                     tracing::warn!(host = %id, %problem, "can't use a host's addresses")
@@ -143,11 +147,12 @@ impl Hosts {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn set(&self, link: HostLink, seen_ms: u64) {
+    pub fn set(&self, link: HostLink, seen_ms: u64, interfaces: Vec<Ipv4Addr>) {
         let id = link.id.clone();
         let known = Known {
             link: Arc::new(link),
             report: None,
+            interfaces,
             heard: Instant::now(),
             missed: 0,
             last_seen_ms: seen_ms,
@@ -181,6 +186,29 @@ impl Hosts {
     /// The host's last report; `None` if it has not answered yet.
     pub fn report(&self, id: &HostId) -> Option<HostReport> {
         self.lock().get(id).and_then(|known| known.report.clone())
+    }
+
+    /// The addresses of its interfaces, as it last said them, also to an earlier controller.
+    pub fn interfaces(&self, id: &HostId) -> Vec<Ipv4Addr> {
+        let hosts = self.lock();
+        let Some(known) = hosts.get(id) else { return Vec::new() };
+        match &known.report {
+            Some(report) => in_bounds(report),
+            None => known.interfaces.clone(),
+        }
+    }
+
+    /// What its record should have of its interfaces, if it has something else.
+    pub fn new_interfaces(&self, id: &HostId) -> Option<Vec<Ipv4Addr>> {
+        let hosts = self.lock();
+        let known = hosts.get(id)?;
+        known.report.as_ref().map(in_bounds).filter(|said| *said != known.interfaces)
+    }
+
+    pub fn note_interfaces(&self, id: &HostId, interfaces: Vec<Ipv4Addr>) {
+        if let Some(known) = self.lock().get_mut(id) {
+            known.interfaces = interfaces;
+        }
     }
 
     pub fn all(&self) -> Vec<Arc<HostLink>> {
@@ -365,6 +393,10 @@ impl Hosts {
     }
 }
 
+fn in_bounds(report: &HostReport) -> Vec<Ipv4Addr> {
+    report.addresses.iter().copied().take(HOST_ADDRESSES_MAX).collect()
+}
+
 /// Puts a host's name before its address, wherever that is in the text.
 fn name_address(text: &str, host: &str, address: &str) -> String {
     let mut named = String::new();
@@ -404,7 +436,7 @@ mod tests {
             nbd_addr: "127.0.0.1:3".to_owned(),
             tunnel: None,
         };
-        hosts.set(hosts.link(&id, addresses).expect("a link"), 0);
+        hosts.set(hosts.link(&id, addresses).expect("a link"), 0, Vec::new());
         let asleep = 2 * deadline;
         let woke = Instant::now().checked_sub(asleep).expect("a clock that began before");
         hosts.lock().get_mut(&id).expect("the host").heard = woke;

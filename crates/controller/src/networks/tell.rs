@@ -380,8 +380,7 @@ async fn wanted_of(
 /// The addresses of the cluster's hosts: at which they have their daemons, those of their other interfaces, and this machine's.
 fn addresses(cluster: &Cluster) -> Vec<IpAddr> {
     let all = cluster.hosts.all();
-    let reports = all.iter().filter_map(|host| cluster.hosts.report(&host.id));
-    let reported = reports.flat_map(|report| report.addresses).map(IpAddr::V4);
+    let reported = all.iter().flat_map(|host| cluster.hosts.interfaces(&host.id)).map(IpAddr::V4);
     let own = nix::ifaddrs::getifaddrs().into_iter().flatten();
     let own = own.filter_map(|interface| Some(interface.address?.as_sockaddr_in()?.ip().into()));
     let of_daemons = |host: &Arc<HostLink>| {

@@ -4,14 +4,15 @@ use perigee_model::guest::GuestBody;
 use perigee_model::job::{JobState, Start};
 use perigee_model::network::NewNetwork;
 use perigee_model::vm::{
-    MigrationPhase, MigrationReport, NetworkKind, VmNetwork, VmReport, VmStatus,
+    HostAddresses, MigrationPhase, MigrationReport, NetworkKind, VmNetwork, VmReport, VmStatus,
 };
-use perigee_model::{HostId, JobId, MigrationId, NetworkName, ProblemKind};
+use perigee_model::{HostId, JobId, MigrationId, NetworkName, ProblemKind, SiteId};
 
 use super::fake::FakeHost;
 use super::{Access, JobSpec, Lab, spec, vm_of, wait_for};
 use crate::networks::{self, create, delete, find};
-use crate::{jobs, migration};
+use crate::records::HostRecord;
+use crate::{hosts, jobs, migration};
 
 fn name(text: &str) -> NetworkName {
     NetworkName::new(text).expect("a name")
@@ -339,4 +340,51 @@ async fn a_host_is_told_what_is_new_also_when_the_clock_was_set_back() {
         (is_new && inside.networks.hosts.contains(&second_card.into())).then_some(())
     })
     .await;
+}
+
+/// Until now, a controller that had just started told a list without the addresses of hosts that it had not heard yet.
+#[tokio::test]
+async fn guests_are_kept_from_a_host_that_a_new_controller_has_not_heard_yet() {
+    let mut lab = Lab::up().await;
+    let second_card = std::net::Ipv4Addr::new(10, 99, 0, 77);
+    lab.cloud.inside().addresses.push(second_card);
+    let told = async |lab: &Lab, later_than_ms| {
+        wait_for("the hosts to be told", async || {
+            let networks = lab.home.inside().networks.clone();
+            (networks.made_ms > later_than_ms).then_some(networks)
+        })
+        .await
+    };
+    wait_for("its address to be kept", async || {
+        let record: Option<HostRecord> =
+            lab.cluster.records.read(&format!("hosts/{}", lab.cloud.id)).await.expect("read");
+        (record?.interfaces == [second_card]).then_some(())
+    })
+    .await;
+    lab.cloud.inside().down = true;
+    let before_ms = lab.home.inside().networks.made_ms;
+    lab.restart_controller().await;
+    let networks = told(&lab, before_ms).await;
+    assert!(networks.hosts.contains(&second_card.into()), "{networks:?}");
+    // Its daemons have moved, and it has not reported since.
+    let nbd_addr = "192.0.2.9:10809".to_owned();
+    let addresses = HostAddresses { nbd_addr, ..lab.cloud.addresses.clone() };
+    hosts::register(&lab.cluster, &lab.cloud.id, addresses).await.expect("registered");
+    let networks = told(&lab, networks.made_ms).await;
+    assert!(networks.hosts.contains(&"192.0.2.9".parse().expect("an address")), "{networks:?}");
+    assert!(networks.hosts.contains(&second_card.into()), "{networks:?}");
+}
+
+#[test]
+fn the_record_of_a_host_of_an_earlier_version_is_read() {
+    let addresses = HostAddresses {
+        site: SiteId::new("home").expect("a name"),
+        agent_url: "http://10.0.0.1:1".to_owned(),
+        volume_url: "http://10.0.0.1:2".to_owned(),
+        nbd_addr: "10.0.0.1:3".to_owned(),
+        tunnel: None,
+    };
+    let earlier = serde_json::json!({ "addresses": addresses, "registered_ms": 7 });
+    let record: HostRecord = serde_json::from_value(earlier).expect("it is read");
+    assert!(record.registered_ms == 7 && record.interfaces.is_empty());
 }

@@ -127,10 +127,12 @@ fn guests_reach_neither_hosts_nor_private_addresses_unless_the_operator_allows_t
         );
         let hosts =
             ["192.0.2.9", "192.0.2.10", "fd00::1"].map(|ip| ip.parse().expect("an address"));
-        runtime.block_on(networks.filter(&[])).expect("the kernel takes it");
-        assert!(connects(GROUP, "192.0.2.9", port), "nobody has said that it is a host");
-        assert!(!connects(GROUP, "10.1.2.3", port), "it could be a host");
-        runtime.block_on(networks.filter(&hosts)).expect("the kernel takes it");
+        runtime.block_on(networks.filter(None)).expect("the kernel takes it");
+        for address in ["192.0.2.9", "10.1.2.3"] {
+            assert!(!connects(GROUP, address, port), "{address} could be a host");
+        }
+        assert!(connects(GROUP, "192.0.2.10", port), "the operator allows just this one");
+        runtime.block_on(networks.filter(Some(&hosts))).expect("the kernel takes it");
         let refused = [
             "127.0.0.1",
             "10.8.8.8",
@@ -153,7 +155,7 @@ fn guests_reach_neither_hosts_nor_private_addresses_unless_the_operator_allows_t
         nix::unistd::setfsgid(root);
         assert!(connects(0, "127.63.179.7", guest.local_addr().expect("an address").port()));
         runtime.block_on(async {
-            networks.look_at_filter(&hosts).await;
+            networks.look_at_filter(Some(&hosts)).await;
             assert_eq!(networks.warning(), None);
             for flush in [
                 "flush ruleset",
@@ -162,7 +164,7 @@ fn guests_reach_neither_hosts_nor_private_addresses_unless_the_operator_allows_t
             ] {
                 shell(&format!("nft {flush}"));
                 assert!(connects(GROUP, "10.9.9.9", port), "{flush}: the filter is gone");
-                networks.look_at_filter(&hosts).await;
+                networks.look_at_filter(Some(&hosts)).await;
                 assert!(!connects(GROUP, "10.9.9.9", port), "{flush}: it is back");
                 let said = networks.warning().expect("it is said");
                 assert!(said.contains("has set it up again"), "{said}");
@@ -190,7 +192,8 @@ fn guests_reach_neither_hosts_nor_private_addresses_unless_the_operator_allows_t
 #[test]
 fn a_host_is_reached_through_no_larger_network() {
     let reach = ["0.0.0.0/0", "192.0.2.10"].map(|text| text.parse().expect("one"));
-    let text = rules(Gid::from_raw(7), &[], &reach, &["192.0.2.9".parse().expect("an address")]);
+    let host = "192.0.2.9".parse().expect("an address");
+    let text = rules(Gid::from_raw(7), &[], &reach, Some(&[host]));
     let at = |part: &str| text.find(part).expect(part);
     assert!(at("224.0.0.0/3 } reject") < at("{ 192.0.2.10 } accept"), "{text}");
     assert!(at("{ 192.0.2.10 } accept") < at("fib daddr type local reject"), "{text}");
@@ -315,11 +318,12 @@ fn what_a_guest_sends_from_is_no_port_of_its_host_and_only_answers_come_to_it() 
         let to = "203.0.113.5:4000".parse().expect("an address");
         enter(&host);
         let (runtime, state) = (runtime(), tempfile::tempdir().expect("a directory"));
-        let networks = UserNetworks::prepare(true, VmUids::default(), Vec::new(), state.path());
+        let networks =
+            UserNetworks::prepare(true, VmUids::default(), Vec::new(), state.path(), Some(&[]));
         let networks = runtime.block_on(networks);
         assert_eq!(networks.cannot(), None);
         // Another agent here would load its own filter for the same guests.
-        let second = UserNetworks::prepare(true, VmUids::default(), Vec::new(), state.path());
+        let second = UserNetworks::prepare(true, VmUids::default(), Vec::new(), state.path(), None);
         let why = runtime.block_on(second).cannot().expect("it has no cards");
         assert!(why.contains("--vm-uids"), "{why}");
         let mut one = Guest::start(&runtime, &networks, 1_900_000_001);
@@ -359,7 +363,7 @@ fn what_a_guest_sends_from_is_no_port_of_its_host_and_only_answers_come_to_it() 
         shell("nft flush ruleset");
         let heard = async { timeout(Duration::from_secs(60), watch.removed()).await };
         runtime.block_on(heard).expect("it is heard").expect("the kernel tells");
-        runtime.block_on(networks.look_at_filter(&[]));
+        runtime.block_on(networks.look_at_filter(Some(&[])));
         assert!(networks.warning().is_some_and(|said| said.contains("has set it up again")));
         // The kernel knows what it has seen since: the guest asks again, from another port.
         asks(&mut two, at[1], "after somebody has flushed the rules");
