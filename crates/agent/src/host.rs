@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nix::unistd::Uid;
 use perigee_http::{Client, Network};
-use perigee_model::vm::HostReport;
+use perigee_model::vm::{HOST_ADDRESSES_MAX, HostReport};
 use perigee_model::volume::{ExportStats, IoStats, OpenAhead};
 use perigee_model::{HostId, Problem, SiteId, VolumeName};
 
@@ -21,11 +21,9 @@ use crate::networks::names::Tag;
 use crate::process::QemuUser;
 use crate::users::Users;
 use crate::vm::ended::Ends;
-use crate::vm::network::UserNetworks;
+use crate::vm::network::{UserNetworks, is_private};
 use crate::{Config, cgroup, confinement, link};
 
-/// As many addresses are said of a host.
-const ADDRESSES_MAX: usize = 64;
 /// 100.124.0.0/14: the addresses of tunnels and gateways.
 const OWN_NETWORKS: std::ops::RangeInclusive<u32> = 0x647c_0000..=0x647f_ffff;
 
@@ -137,6 +135,7 @@ impl Host {
         };
         let memory = read("/proc/meminfo")?;
         let load = read("/proc/loadavg")?;
+        let (addresses, left_out) = told(own_addresses(&self.outside_addresses, interfaces()));
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Ok(HostReport {
             host: self.name.clone(),
@@ -155,12 +154,13 @@ impl Host {
                 self.user_networks.warning().into_iter().collect(),
                 self.networks.warnings(),
                 self.bridged.warnings(),
+                left_out.into_iter().collect(),
             ]
             .concat(),
             no_networks: self.networks.trouble(),
             bridges: self.bridged.there(),
             no_user_networks: self.user_networks.cannot(),
-            addresses: own_addresses(&self.outside_addresses),
+            addresses,
         })
     }
 
@@ -251,18 +251,38 @@ fn memory_field(text: &str, name: &str) -> u64 {
     kib.unwrap_or(0) * 1024
 }
 
-/// The IPv4 addresses of this host's interfaces, but for its loopback's, and those that a cloud translates for it.
-fn own_addresses(outside: &[Ipv4Addr]) -> Vec<Ipv4Addr> {
+/// The IPv4 addresses of this host's interfaces.
+fn interfaces() -> impl Iterator<Item = Ipv4Addr> {
     let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
-    let found = interfaces.filter_map(|interface| Some(interface.address?.as_sockaddr_in()?.ip()));
+    interfaces.filter_map(|interface| Some(interface.address?.as_sockaddr_in()?.ip()))
+}
+
+/// The addresses of this host, but for its loopback's. Those that a cloud translates for it come first, and then those of the
+/// internet: from all others guests are kept anyway, unless the operator allows them.
+fn own_addresses(
+    outside: &[Ipv4Addr],
+    interfaces: impl Iterator<Item = Ipv4Addr>,
+) -> Vec<Ipv4Addr> {
     // Those of tunnels and gateways come and go, and guests never reach them.
     let is_own = |ip: &Ipv4Addr| OWN_NETWORKS.contains(&u32::from(*ip));
-    let found = found.chain(outside.iter().copied());
+    let found = interfaces.chain(outside.iter().copied());
     let mut found: Vec<Ipv4Addr> = found.filter(|ip| !ip.is_loopback() && !is_own(ip)).collect();
-    found.sort();
+    found.sort_by_key(|ip| (!outside.contains(ip), is_private(*ip), *ip));
     found.dedup();
-    found.truncate(ADDRESSES_MAX);
     found
+}
+
+/// Those that the cluster is told, and a warning if these are not all.
+fn told(mut all: Vec<Ipv4Addr>) -> (Vec<Ipv4Addr>, Option<String>) {
+    let left_out = all.split_off(all.len().min(HOST_ADDRESSES_MAX));
+    let warning = left_out.first().map(|first| {
+        format!(
+            "this host has {} addresses, and the cluster is told {HOST_ADDRESSES_MAX} of them: guests at other hosts may \
+             reach the others, for example {first}, where these hosts' operators allow it (--guests-reach) or it is of the internet",
+            all.len() + left_out.len()
+        )
+    });
+    (all, warning)
 }
 
 #[cfg(test)]
@@ -279,8 +299,22 @@ mod tests {
     #[test]
     fn an_address_that_a_cloud_translates_is_one_of_the_host_s() {
         let outside = Ipv4Addr::new(198, 51, 100, 7);
-        assert!(own_addresses(&[outside]).contains(&outside));
-        assert!(!own_addresses(&[]).contains(&outside));
+        assert!(own_addresses(&[outside], interfaces()).contains(&outside));
+        assert!(!own_addresses(&[], interfaces()).contains(&outside));
+    }
+
+    /// Until now, the first ones by their numbers were told.
+    #[test]
+    fn a_host_with_many_addresses_tells_those_that_guests_would_reach() {
+        let private = (0..70).map(|n| Ipv4Addr::new(10, 0, n, 1));
+        let [outside, public] = [[198, 51, 100, 7], [203, 0, 113, 5]].map(Ipv4Addr::from);
+        let interfaces = private.chain([Ipv4Addr::LOCALHOST, public, public]);
+        let (addresses, warning) = told(own_addresses(&[outside], interfaces));
+        assert_eq!(addresses.len(), HOST_ADDRESSES_MAX);
+        assert_eq!(addresses[..3], [outside, public, Ipv4Addr::new(10, 0, 0, 1)]);
+        let warning = warning.expect("some are left out");
+        assert!(warning.contains("72 addresses") && warning.contains("10.0.62.1"), "{warning}");
+        assert_eq!(told(own_addresses(&[outside], [public].into_iter())).1, None);
     }
 
     #[test]

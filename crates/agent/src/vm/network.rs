@@ -102,6 +102,19 @@ impl FromStr for GuestsReach {
     }
 }
 
+impl GuestsReach {
+    fn has(self, ip: Ipv4Addr) -> bool {
+        let host_bits = u32::MAX.checked_shr(self.prefix_bits.into()).unwrap_or(0);
+        u32::from(ip) & !host_bits == u32::from(self.address)
+    }
+}
+
+/// Whether guests reach this address at most where the operator allows it, whoever has it.
+pub fn is_private(ip: Ipv4Addr) -> bool {
+    let networks = NEVER.split(", ").chain(PRIVATE.split(", "));
+    networks.filter_map(|text| text.parse().ok()).any(|network: GuestsReach| network.has(ip))
+}
+
 /// The user networks of this host.
 #[derive(Debug)]
 pub struct UserNetworks {
