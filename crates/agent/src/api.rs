@@ -279,9 +279,10 @@ async fn ask_guest_agent(
 async fn change(
     State(vms): Shared,
     Path(vm): Path<String>,
+    Query(start): Query<VmStart>,
     Json(ask): Json<ChangeVm>,
 ) -> Reply<VmChanged> {
-    Ok(Json(vms.get(&id(&vm)?)?.change(ask).await?))
+    Ok(Json(vms.get(&id(&vm)?)?.change(start, ask).await?))
 }
 
 async fn press_power_button(State(vms): Shared, Path(vm): Path<String>) -> Reply<()> {

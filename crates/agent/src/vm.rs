@@ -28,7 +28,7 @@ use perigee_model::vm::{
     VmReport, VmSpec, VmStatus,
 };
 use perigee_model::volume::ExportStats;
-use perigee_model::{DiskRole, MigrationId, Problem, ProblemKind, VmId};
+use perigee_model::{DiskRole, MigrationId, Problem, ProblemKind, VmId, VmStart};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -199,8 +199,14 @@ impl Vm {
         self.since.lock().unwrap_or_else(PoisonError::into_inner).applied(&self.spec)
     }
 
-    /// Changes it while it runs. A guest that is asked for memory gets some seconds to give it.
-    pub async fn change(&self, ask: ChangeVm) -> Result<VmChanged, Problem> {
+    /// Changes it while it runs, in the run that is meant. A guest that is asked for memory gets some seconds to give it.
+    pub async fn change(&self, start: VmStart, ask: ChangeVm) -> Result<VmChanged, Problem> {
+        let here = self.spec.start;
+        if !here.is_in_run_of(start) {
+            let what = format!("can't change the VM {}", self.id());
+            let why = format!("its start {start} is meant, and its start {here} is here");
+            return Err(Problem::conflict(what, why));
+        }
         let memory = match ask {
             ChangeVm::Memory { bytes } => Some(bytes),
             ChangeVm::Unplug { role } => return self.unplug(role).await,

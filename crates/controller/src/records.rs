@@ -369,6 +369,12 @@ pub struct JobInputs {
 }
 
 impl JobRecord {
+    /// Whether its VM can still be changed in this run: it neither leaves its host nor ends. Once that is not so, it never is again.
+    pub fn is_in_run(&self, run: VmStart) -> bool {
+        let goes_down = self.lasting.as_ref().is_some_and(Lasting::is_taken_down);
+        start_of(self, 0) == run && self.leaving.is_none() && self.ending.is_none() && !goes_down
+    }
+
     /// The disks without which the job can't go on. The guest has read its seed when the command runs; what cloud-init
     /// reads in a VM without a job, it reads again whenever its guest boots.
     pub fn disks_needed(&self) -> impl Iterator<Item = &PlacedDisk> {
@@ -473,15 +479,26 @@ pub struct JobIntent {
     /// What is asked of a VM without a job, and which request that is.
     #[serde(default)]
     pub power: Option<(u64, PowerWish)>,
-    /// The size that such a VM has got while it ran, and which change that is.
+    /// The size that such a VM has got while it ran.
     #[serde(default)]
-    pub size: Option<(u64, ResizeVm)>,
-    /// The volume that has come to such a VM or has gone from it, and which change that is.
+    pub size: Option<Live<ResizeVm>>,
+    /// The volume that has come to such a VM or has gone from it while it ran.
     #[serde(default)]
-    pub volume: Option<(u64, VolumeChange)>,
+    pub volume: Option<Live<VolumeChange>>,
     /// Where the VMs of a gang are to go, and which request that is.
     #[serde(default)]
     pub move_gang: Option<(u64, GangWish)>,
+}
+
+/// A change that a VM has got while it ran. In earlier versions it was a list of the first two fields, which is read too.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Live<T> {
+    /// Which one it is, of its kind.
+    pub number: u64,
+    pub change: T,
+    /// The run in which the VM has got it. To another one it means nothing.
+    #[serde(default)]
+    pub run: VmStart,
 }
 
 /// A volume comes to a VM without a job, or goes from it.
@@ -660,6 +677,16 @@ pub fn start_of(record: &JobRecord, migration: u32) -> VmStart {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_change_of_an_earlier_version_is_read_and_means_no_run() {
+        let stored = serde_json::json!({
+            "cancel": false, "stop_vm": false, "volume": [3, {"Goes": "further"}],
+        });
+        let intent: JobIntent = serde_json::from_value(stored).expect("it can be read");
+        let volume = intent.volume.expect("a change");
+        assert_eq!((volume.number, volume.run), (3, VmStart::default()));
+    }
 
     #[test]
     fn migrations_are_listed_in_their_order_also_after_9999() {

@@ -66,7 +66,12 @@ impl VmStart {
         self.by_migration(u32::MAX)
     }
 
-    /// As a delete names it in its URL, without the question mark.
+    /// Whether both are starts of one run.
+    pub fn is_in_run_of(self, other: Self) -> bool {
+        self.whole_run() == other.whole_run()
+    }
+
+    /// As a delete, or a change, names it in its URL, without the question mark.
     pub fn query(self) -> String {
         let Self { submitted_ms, run, migration } = self;
         format!("submitted_ms={submitted_ms}&run={run}&migration={migration}")

@@ -431,7 +431,12 @@ impl Agent {
     }
 
     pub fn change(&self, ask: &ChangeVm) -> Result<VmChanged, Problem> {
-        self.here.block_on(self.client.post("/v1/vms/vm-1/change", ask))
+        self.change_start(self.get()?.spec.start, ask)
+    }
+
+    pub fn change_start(&self, start: VmStart, ask: &ChangeVm) -> Result<VmChanged, Problem> {
+        let path = format!("/v1/vms/vm-1/change?{}", start.query());
+        self.here.block_on(self.client.post(&path, ask))
     }
 
     pub fn vm_dir(&self) -> PathBuf {

@@ -191,7 +191,7 @@ impl Run {
             lasting.heed(number, wish, self.record.value.job.state);
             self.record.save().await?;
         }
-        self.heed_size(intent.as_ref().and_then(|intent| intent.size)).await?;
+        self.heed_size(intent.as_ref().and_then(|intent| intent.size.clone())).await?;
         self.heed_volume(intent.as_ref().and_then(|intent| intent.volume.as_ref())).await?;
         let (ending, reason) = match intent {
             Some(JobIntent { cancel: true, now: false, stop_vm: false, .. })

@@ -21,7 +21,8 @@ use crate::meter::Meter;
 use crate::networks;
 use crate::nocloud::{self, Mounted};
 use crate::records::{
-    JobRecord, MigrationRecord, PlacedDisk, Placement, VolumeChange, owner_of, start_of, vm_of,
+    JobRecord, Live, MigrationRecord, PlacedDisk, Placement, VolumeChange, owner_of, start_of,
+    vm_of,
 };
 use crate::volume_moves;
 
@@ -34,16 +35,22 @@ impl Run {
         self.record.value.lasting.as_mut().map(change).unwrap_or_default()
     }
 
+    /// Whether the VM has got this in the run that it is in, and that is not recorded yet.
+    fn is_new<T>(&self, live: &Live<T>, heeded: impl Fn(&Lasting) -> u64) -> bool {
+        let record = &self.record.value;
+        let is_next = |lasting: &Lasting| live.number > heeded(lasting);
+        record.is_in_run(live.run) && record.lasting.as_ref().is_some_and(is_next)
+    }
+
     /// Records the size that it has got while it ran.
-    pub(super) async fn heed_size(&mut self, size: Option<(u64, ResizeVm)>) -> Result<(), Problem> {
-        let record = &mut self.record.value;
-        let (Some(lasting), Some((number, size))) = (&mut record.lasting, size) else {
+    pub(super) async fn heed_size(&mut self, size: Option<Live<ResizeVm>>) -> Result<(), Problem> {
+        let Some(size) = size.filter(|size| self.is_new(size, |lasting| lasting.sized)) else {
             return Ok(());
         };
-        if number <= lasting.sized {
-            return Ok(());
-        }
-        lasting.sized = number;
+        let record = &mut self.record.value;
+        let Some(lasting) = &mut record.lasting else { return Ok(()) };
+        lasting.sized = size.number;
+        let size = size.change;
         let spec = &mut record.job.spec;
         spec.cpus = size.cpus.unwrap_or(spec.cpus);
         spec.root_bytes = size.disk_bytes.or(spec.root_bytes);
@@ -56,17 +63,15 @@ impl Run {
     /// Records the volume that has come or gone while it ran.
     pub(super) async fn heed_volume(
         &mut self,
-        change: Option<&(u64, VolumeChange)>,
+        change: Option<&Live<VolumeChange>>,
     ) -> Result<(), Problem> {
-        let record = &mut self.record.value;
-        let (Some(lasting), Some((number, change))) = (&mut record.lasting, change) else {
+        let Some(Live { number, change, .. }) =
+            change.filter(|change| self.is_new(change, |lasting| lasting.plugged))
+        else {
             return Ok(());
         };
-        if *number <= lasting.plugged {
-            return Ok(());
-        }
-        lasting.plugged = *number;
-        change.apply(record);
+        self.change_lasting(|lasting| lasting.plugged = *number);
+        change.apply(&mut self.record.value);
         self.record.save().await
     }
 

@@ -161,6 +161,14 @@ pub struct Inside {
     pub pressed: u32,
     /// How VMs were changed while they ran.
     pub changed: Vec<ChangeVm>,
+    /// Changes of VMs wait.
+    pub holds_changes: bool,
+    /// Epochs are given out later; so many were asked for.
+    pub holds_epochs: bool,
+    pub epochs_asked: u32,
+    /// What is attached is there later; so many attachments were asked for.
+    pub holds_attachments: bool,
+    pub attachments_asked: u32,
     /// VMs can't be changed.
     pub refuses_changes: bool,
     /// Its images have no runner.
@@ -689,7 +697,16 @@ async fn resize(
     Ok(Json(info.clone()))
 }
 
+/// Until the test does not want it so any more.
+async fn while_held(inside: &Mutex<Inside>, holds: impl Fn(&Inside) -> bool) {
+    while holds(&inside.lock().expect("lock")) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 async fn issue(State(inside): Shared, Path(name): Path<VolumeName>) -> Reply<EpochIssued> {
+    inside.lock().expect("lock").epochs_asked += 1;
+    while_held(&inside, |inside| inside.holds_epochs).await;
     let mut inside = inside.lock().expect("lock");
     let volume = inside.volumes.get_mut(&name).ok_or_else(no_volume)?;
     volume.issued += 1;
@@ -729,6 +746,8 @@ async fn attach(
     Path(volume): Path<VolumeName>,
     Json(ask): Json<Attach>,
 ) -> Reply<Attachment> {
+    inside.lock().expect("lock").attachments_asked += 1;
+    while_held(&inside, |inside| inside.holds_attachments).await;
     inside.lock().expect("lock").attachments.insert(volume.clone(), ask.nbd_addr.clone());
     Ok(Json(Attachment { volume, nbd_addr: ask.nbd_addr, sessions: 0 }))
 }

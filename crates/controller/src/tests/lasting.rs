@@ -21,7 +21,7 @@ use crate::cluster::Timing;
 use crate::vms::{self, change, guest_files, lasting, volumes};
 use crate::{catalog, hosts, jobs};
 
-fn web() -> VmId {
+pub fn web() -> VmId {
     VmId::new("web").expect("a name")
 }
 
@@ -50,7 +50,7 @@ impl Lab {
         lasting::create(&self.cluster, new, owner).await.expect("a VM")
     }
 
-    async fn vm_is(&self, state: VmState) -> Vm {
+    pub async fn vm_is(&self, state: VmState) -> Vm {
         wait_for(&format!("the VM to be {state:?}"), async || {
             let vm = vms::get(&self.cluster, &web()).await.expect("the VM");
             (vm.status == state).then_some(vm)
@@ -69,7 +69,7 @@ impl Lab {
         vm
     }
 
-    async fn wish(&self, wish: PowerWish) {
+    pub async fn wish(&self, wish: PowerWish) {
         lasting::wish(&self.cluster, &web(), wish).await.expect("it is taken down");
     }
 }
@@ -587,7 +587,7 @@ async fn a_vm_that_is_being_changed_is_not_moved() {
     let lab = Lab::up().await;
     lab.make_vm(new_vm("home1")).await;
     lab.runs().await;
-    let (held, host) = lab.cluster.index.begin_change(&web()).expect("it runs");
+    let (held, _, host) = lab.cluster.index.begin_change(&web()).expect("it runs");
     assert_eq!(host, lab.home.id);
     lab.cluster.index.begin_change(&web()).expect_err("one at a time");
     let to = lab.cloud.id.clone();

@@ -14,6 +14,7 @@ mod images;
 mod inputs;
 mod jobs;
 mod lasting;
+mod live;
 mod lost;
 mod migrations;
 mod networks;

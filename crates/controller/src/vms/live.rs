@@ -1,7 +1,8 @@
 //! What a person changes of a VM while it runs: more vCPUs, less memory, a larger root disk.
 //!
 //! Each change is made at the host, and then the VM's driver records it, which alone writes the VM's record. While it is made, the VM is neither
-//! moved nor changed otherwise. What the guest has to do for it, its guest agent is asked for; where there is none, the answer says so.
+//! moved nor changed otherwise. It may be stopped or deleted, or begin anew elsewhere: so a change names the run that it means, and both the
+//! host and the driver leave another run alone. What the guest has to do for it, its guest agent is asked for; where there is none, the answer says so.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,13 +13,12 @@ use perigee_model::limits::{CPUS, JOB_DISK_BYTES, MEMORY_BYTES};
 use perigee_model::tenant::{Running, tenant_of};
 use perigee_model::vm::{ChangeVm, VmChanged};
 use perigee_model::volume::{BLOCK_BYTES, Resize, VolumeInfo};
-use perigee_model::{DiskRole, HostId, JobId, Problem, ProblemKind, VmId};
+use perigee_model::{DiskRole, HostId, Problem, ProblemKind, VmId};
 
 use super::change::root_of;
-use super::lasting::record;
 use crate::accounts::hold_volume;
 use crate::cluster::{Cluster, HostLink, capacity};
-use crate::records::{JobIntent, JobRecord, job_intent_key};
+use crate::records::{JobIntent, JobRecord, Live, job_intent_key, start_of, vm_of};
 use crate::{catalog, vms};
 
 /// How long the VM's driver may take to record a change.
@@ -46,9 +46,8 @@ fn use_cpus(count: u32) -> String {
 /// `Invalid` or `Conflict` before anything is changed; what a host says where that fails later.
 pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<Vm, Problem> {
     let what = format!("can't resize VM {vm} while it runs");
-    let (_held, host) =
+    let (_held, before, host) =
         cluster.index.begin_change(vm).map_err(|why| Problem::conflict(&what, why))?;
-    let before = record(cluster, vm).await?;
     let at = catalog::reachable(cluster, &host)?;
     let spec = &before.job.spec;
     if let Some(cpus) = ask.cpus {
@@ -66,13 +65,15 @@ pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<
         // They count before they are there.
         note(cluster, &before, size(count)).await?;
         let done = match check_room(cluster, &what, &before, &host) {
-            Ok(()) => change(&at, vm, &ChangeVm::Cpus { count }).await.map(drop),
+            Ok(()) => change(&at, &before, &ChangeVm::Cpus { count }).await.map(drop),
             full => full,
         };
         if let Err(problem) = done {
             // Without an answer some, or all, may be there.
             let is_known = problem.kind != ProblemKind::Unavailable;
-            if is_known && note(cluster, &before, size(spec.cpus)).await.is_ok() {
+            if is_known && note(cluster, &before, size(spec.cpus)).await.is_ok()
+                || now(cluster, &before).is_none()
+            {
                 return Err(problem);
             }
             return Err(problem.next(format!("{count} vCPUs still count for it: resize it again")));
@@ -81,7 +82,7 @@ pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<
         notes.extend(why.map(|why| format!("the guest may leave its new vCPUs unused: {why}")));
     }
     if let Some(bytes) = ask.memory_bytes {
-        let changed = change(&at, vm, &ChangeVm::Memory { bytes }).await?;
+        let changed = change(&at, &before, &ChangeVm::Memory { bytes }).await?;
         note(cluster, &before, ResizeVm { memory_bytes: Some(bytes), ..ResizeVm::default() })
             .await?;
         let has = changed.memory_bytes.filter(|has| *has > bytes.saturating_add(1 << 20));
@@ -199,48 +200,80 @@ async fn grow_root(
         }
         return Err(problem);
     }
-    change(at, vm, &ChangeVm::GrowDisk { role: DiskRole::Root, size_bytes }).await?;
+    change(at, before, &ChangeVm::GrowDisk { role: DiskRole::Root, size_bytes }).await?;
     let why = in_guest(cluster, vm, GROW_FILESYSTEM).await;
     Ok(why.map(|why| {
         format!("the disk is larger, and the guest's filesystem grows at its next boot: {why}")
     }))
 }
 
-pub(super) async fn change(at: &HostLink, vm: &VmId, ask: &ChangeVm) -> Result<VmChanged, Problem> {
-    at.agent_slow.post(&format!("/v1/vms/{vm}/change"), ask).await
+/// Changes the VM at its host, in the run of this record.
+pub(super) async fn change(
+    at: &HostLink,
+    of: &JobRecord,
+    ask: &ChangeVm,
+) -> Result<VmChanged, Problem> {
+    let path = format!("/v1/vms/{}/change?{}", vm_of(&of.job.id), start_of(of, 0).query());
+    at.agent_slow.post(&path, ask).await
 }
 
 /// Has the VM's driver record its new size.
 async fn note(cluster: &Arc<Cluster>, of: &JobRecord, size: ResizeVm) -> Result<(), Problem> {
-    let id = &of.job.id;
+    check_run(cluster, of)?;
+    let run = start_of(of, 0);
     let next = |old: Option<JobIntent>| {
         let old = old.unwrap_or_default();
-        let number = old.size.map_or(1, |(number, _)| number + 1);
-        JobIntent { size: Some((number, size)), ..old }
+        let number = old.size.as_ref().map_or(1, |last| last.number + 1);
+        JobIntent { size: Some(Live { number, change: size, run }), ..old }
     };
-    cluster.records.update(&job_intent_key(id), next).await?;
-    let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(id)).await?;
-    let number = asked.and_then(|asked| asked.size).map_or(0, |(number, _)| number);
-    until_noted(cluster, id, |lasting| lasting.sized >= number).await
+    let asked = cluster.records.update(&job_intent_key(&of.job.id), next).await?;
+    let number = asked.size.map_or(0, |size| size.number);
+    until_noted(cluster, of, |lasting| lasting.sized >= number).await
+}
+
+/// What was found of a VM in one run says nothing of it in another one, nor of a later VM of its name.
+///
+/// # Errors
+/// `NotFound` if it was deleted; `Conflict` if it has left its host, or does so now.
+pub(super) fn check_run(cluster: &Cluster, of: &JobRecord) -> Result<(), Problem> {
+    let what = || format!("can't record how VM {} was changed", of.job.id);
+    match now(cluster, of) {
+        None => Err(Problem::not_found(what(), "it was deleted meanwhile")),
+        Some(now) if now.is_in_run(start_of(of, 0)) => Ok(()),
+        Some(_) => {
+            let why = "it is being stopped or deleted, or has left its host meanwhile";
+            Err(Problem::conflict(what(), why).next("try again when it runs"))
+        }
+    }
+}
+
+/// The record of the same VM as it is now; `None` if it was deleted.
+pub(super) fn now(cluster: &Cluster, of: &JobRecord) -> Option<Arc<JobRecord>> {
+    let is_it = |now: &Arc<JobRecord>| now.job.submitted_ms == of.job.submitted_ms;
+    cluster.index.job(&of.job.id).filter(is_it)
 }
 
 /// Waits until the VM's driver has recorded what was asked for.
+///
+/// # Errors
+/// As [`check_run`]: then it never does. `Unavailable` if it has not come to it yet.
 pub(super) async fn until_noted(
     cluster: &Arc<Cluster>,
-    id: &JobId,
+    of: &JobRecord,
     is_recorded: impl Fn(&Lasting) -> bool,
 ) -> Result<(), Problem> {
-    cluster.drive_job(id);
+    cluster.drive_job(&of.job.id);
     let begun = Instant::now();
     loop {
-        let Some(record) = cluster.index.job(id) else {
-            return Err(vms::unknown(&crate::records::vm_of(id)));
-        };
-        if record.lasting.as_ref().is_none_or(&is_recorded) {
+        // The run is looked at first: once it is over, nothing more of it is recorded.
+        let in_run = check_run(cluster, of);
+        let record = now(cluster, of);
+        if record.and_then(|now| now.lasting.as_ref().map(&is_recorded)).unwrap_or_default() {
             return Ok(());
         }
+        in_run?;
         if begun.elapsed() > RECORD_PATIENCE {
-            let what = format!("can't record how VM {id} was changed");
+            let what = format!("can't record how VM {} was changed", of.job.id);
             return Err(Problem::unavailable(what, "its driver has not come to it")
                 .next("it is recorded as soon as that goes on"));
         }

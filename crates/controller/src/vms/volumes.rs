@@ -19,7 +19,9 @@ use super::{change, live};
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::{Cluster, HostLink};
 use crate::jobs::take_over;
-use crate::records::{JobIntent, JobRecord, PlacedDisk, VolumeChange, job_intent_key};
+use crate::records::{
+    JobIntent, JobRecord, Live, PlacedDisk, VolumeChange, job_intent_key, start_of,
+};
 use crate::{catalog, disks, leave_site, vms};
 
 /// How long a host is asked to attach a volume.
@@ -46,10 +48,9 @@ pub async fn attach(cluster: &Arc<Cluster>, vm: &VmId, ask: AttachVolume) -> Res
         .await;
     }
     let conflict = |why: String| Problem::conflict(&what, why);
-    let (_held, host) = cluster.index.begin_change(vm).map_err(conflict)?;
+    let (_held, before, host) = cluster.index.begin_change(vm).map_err(conflict)?;
     let writes = !ask.read_only;
     let _volume = cluster.index.begin_attachment(vm, &ask.volume, writes).map_err(conflict)?;
-    let before = record(cluster, vm).await?;
     let at = catalog::reachable(cluster, &host)?;
     let comes = place(cluster, &what, &before, &ask).await?;
     let VolumeChange::Comes { disk: Some(disk), .. } = &comes else {
@@ -59,12 +60,12 @@ pub async fn attach(cluster: &Arc<Cluster>, vm: &VmId, ask: AttachVolume) -> Res
     note(cluster, &before, comes.clone()).await?;
     let plugged = async {
         attach_there(cluster, &disk, &host).await?;
-        live::change(&at, vm, &ChangeVm::Plug(disk_of(&what, &disk)?)).await
+        live::change(&at, &before, &ChangeVm::Plug(disk_of(&what, &disk)?)).await
     };
     if let Err(problem) = plugged.await {
         // An answer may have been lost.
         let undone = async {
-            live::change(&at, vm, &ChangeVm::Unplug { role: disk.role }).await?;
+            live::change(&at, &before, &ChangeVm::Unplug { role: disk.role }).await?;
             forget(cluster, &before, &host, &disk).await
         };
         return Err(match undone.await {
@@ -102,8 +103,7 @@ pub async fn detach(cluster: &Arc<Cluster>, vm: &VmId, ask: DetachVolume) -> Res
         .await;
     }
     let conflict = |why: String| Problem::conflict(&what, why);
-    let (_held, host) = cluster.index.begin_change(vm).map_err(conflict)?;
-    let before = record(cluster, vm).await?;
+    let (_held, before, host) = cluster.index.begin_change(vm).map_err(conflict)?;
     has(&before)?;
     let at = catalog::reachable(cluster, &host)?;
     let placed = before.placement.iter().flat_map(|placement| &placement.disks);
@@ -111,7 +111,7 @@ pub async fn detach(cluster: &Arc<Cluster>, vm: &VmId, ask: DetachVolume) -> Res
     let Some(disk) = data.find(|disk| disk.volume == ask.volume).cloned() else {
         return Err(Problem::internal(what, "the VM runs without it"));
     };
-    live::change(&at, vm, &ChangeVm::Unplug { role: disk.role }).await?;
+    live::change(&at, &before, &ChangeVm::Unplug { role: disk.role }).await?;
     forget(cluster, &before, &host, &disk).await?;
     vms::get(cluster, vm).await
 }
@@ -225,15 +225,15 @@ async fn note(
     of: &JobRecord,
     change: VolumeChange,
 ) -> Result<u64, Problem> {
-    let id = &of.job.id;
+    live::check_run(cluster, of)?;
+    let run = start_of(of, 0);
     let next = |old: Option<JobIntent>| {
         let old = old.unwrap_or_default();
-        let number = old.volume.as_ref().map_or(1, |(number, _)| number + 1);
-        JobIntent { volume: Some((number, change.clone())), ..old }
+        let number = old.volume.as_ref().map_or(1, |last| last.number + 1);
+        JobIntent { volume: Some(Live { number, change: change.clone(), run }), ..old }
     };
-    cluster.records.update(&job_intent_key(id), next).await?;
-    let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(id)).await?;
-    let number = asked.and_then(|asked| asked.volume).map_or(0, |(number, _)| number);
-    live::until_noted(cluster, id, |lasting: &Lasting| lasting.plugged >= number).await?;
+    let asked = cluster.records.update(&job_intent_key(&of.job.id), next).await?;
+    let number = asked.volume.map_or(0, |volume| volume.number);
+    live::until_noted(cluster, of, |lasting: &Lasting| lasting.plugged >= number).await?;
     Ok(number)
 }

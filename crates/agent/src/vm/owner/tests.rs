@@ -2,8 +2,8 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 
 use perigee_http::{Listen, Network};
-use perigee_model::vm::{MigrateOut, MigrationPhase, VmSpec};
-use perigee_model::{HostId, MigrationId, SiteId, VmId, VmStart};
+use perigee_model::vm::{ChangeVm, MigrateOut, MigrationPhase, VmSpec};
+use perigee_model::{HostId, MigrationId, ProblemKind, SiteId, VmId, VmStart};
 
 use super::*;
 use crate::Config;
@@ -27,6 +27,13 @@ impl Drop for Qemu {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
+}
+
+fn directory() -> tempfile::TempDir {
+    tempfile::Builder::new()
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o711))
+        .tempdir()
+        .unwrap()
 }
 
 async fn owner(dir: &Path, qemu: &Qemu) -> Owner {
@@ -71,6 +78,16 @@ async fn owner(dir: &Path, qemu: &Qemu) -> Owner {
     Owner::new(Arc::new(Host::find_out(&config).await.unwrap()), vm, requests)
 }
 
+#[tokio::test]
+async fn a_change_that_means_another_run_of_the_vm_is_refused() {
+    let dir = directory();
+    let qemu = Qemu::start();
+    let owner = owner(dir.path(), &qemu).await;
+    let other = VmStart { run: 1, ..VmStart::default() };
+    let refused = owner.vm.change(other, ChangeVm::Memory { bytes: 1 }).await.unwrap_err();
+    assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+}
+
 fn order() -> MigrateOut {
     MigrateOut {
         migration: MigrationId::new("m-1").unwrap(),
@@ -88,10 +105,7 @@ fn order() -> MigrateOut {
 
 #[tokio::test]
 async fn a_migration_whose_task_has_panicked_continues() {
-    let dir = tempfile::Builder::new()
-        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o711))
-        .tempdir()
-        .unwrap();
+    let dir = directory();
     let qemu = Qemu::start();
     let mut owner = owner(dir.path(), &qemu).await;
     owner.migrate(order()).unwrap();

@@ -306,16 +306,18 @@ impl Index {
         Ok(self.hold(held))
     }
 
-    /// Keeps a VM that runs where it is while it is changed there. Gives the host too.
+    /// Keeps a VM that runs from being moved while it is changed. Gives its record and its host at that moment too. It may still be
+    /// stopped, or begin anew elsewhere: then what was changed is not recorded.
     ///
     /// # Errors
     /// Why it can't be changed now, in plain words.
-    pub fn begin_change(&self, vm: &VmId) -> Result<(Hold<'_>, HostId), String> {
+    pub fn begin_change(&self, vm: &VmId) -> Result<(Hold<'_>, Arc<JobRecord>, HostId), String> {
         let mut inner = self.lock();
         let job = inner.job_of(vm).filter(|record| record.ending.is_none());
         let Some(record) = job else { return Err("it is being deleted".to_owned()) };
         let goes_down = record.lasting.as_ref().is_none_or(|lasting| lasting.down.is_some());
-        let host = record.job.host.clone().filter(|_| record.vm_started && !goes_down);
+        let stays = record.vm_started && record.leaving.is_none() && !goes_down;
+        let host = record.job.host.clone().filter(|_| stays);
         let Some(host) = host.filter(|_| record.job.state == JobState::Running) else {
             return Err("it is neither off nor does it run".to_owned());
         };
@@ -328,13 +330,13 @@ impl Index {
         if let Some(disk) = disks.find(|disk| inner.is_changing_home(&disk.volume)) {
             return Err(format!("its volume {} is being moved", disk.volume));
         }
-        let held = Held::Change(vm.clone());
+        let (record, held) = (Arc::clone(record), Held::Change(vm.clone()));
         if inner.held.contains(&held) {
             return Err("it is being changed already".to_owned());
         }
         inner.held.push(held.clone());
         drop(inner);
-        Ok((self.hold(held), host))
+        Ok((self.hold(held), record, host))
     }
 
     pub fn is_move_being_recorded(&self, vm: &VmId) -> bool {

@@ -19,7 +19,7 @@ use perigee_model::{Problem, VmId, VmStart};
 
 use serde_json::{Value, json};
 
-use super::{FakeVm, Inside, Shared};
+use super::{FakeVm, Inside, Shared, while_held};
 
 /// In one answer: as a real agent, it does not give everything at once.
 const EVENTS_MAX: usize = 3;
@@ -43,13 +43,22 @@ pub(super) async fn press_power_button(State(inside): Shared, Path(vm): Path<VmI
 pub(super) async fn change_vm(
     State(inside): Shared,
     Path(vm): Path<VmId>,
+    Query(start): Query<VmStart>,
     Json(ask): Json<ChangeVm>,
 ) -> Reply<VmChanged> {
-    let mut inside = inside.lock().expect("lock");
-    if inside.refuses_changes {
-        return Err(Problem::conflict("change the VM", "the test wants it so").into());
+    {
+        let mut inside = inside.lock().expect("lock");
+        if inside.refuses_changes {
+            return Err(Problem::conflict("change the VM", "the test wants it so").into());
+        }
+        let report = &inside.vms.get(&vm).ok_or_else(no_vm)?.report;
+        if !report.spec.start.is_in_run_of(start) {
+            return Err(Problem::conflict("change the VM", "another start is meant").into());
+        }
+        inside.changed.push(ask.clone());
     }
-    inside.changed.push(ask.clone());
+    while_held(&inside, |inside| inside.holds_changes).await;
+    let mut inside = inside.lock().expect("lock");
     let report = &mut inside.vms.get_mut(&vm).ok_or_else(no_vm)?.report;
     let mut changed = VmChanged::default();
     match ask {

@@ -1,0 +1,127 @@
+//! VMs that are changed while they run, and that leave their host, or are deleted, meanwhile.
+
+use std::sync::Arc;
+
+use perigee_model::job::{JobState, NewVolume, Start};
+use perigee_model::lasting::{AttachVolume, DetachVolume, NewVm};
+use perigee_model::vm::ChangeVm;
+use perigee_model::volume::VolumeSource;
+use perigee_model::volume_move::VolumesOnMove;
+use perigee_model::{HostId, ProblemKind, VolumeName};
+
+use super::fake::FakeHost;
+use super::gone::{second_home, up};
+use super::lasting::{new_vm, web};
+use super::migrations::switch;
+use super::queue::unreachable;
+use super::{Lab, wait_for};
+use crate::records::JobRecord;
+use crate::vms::{self, volumes};
+use crate::{catalog, jobs};
+
+fn further() -> VolumeName {
+    VolumeName::new("further").expect("a name")
+}
+
+fn attach() -> AttachVolume {
+    AttachVolume { volume: further(), read_only: false }
+}
+
+fn detach() -> DetachVolume {
+    DetachVolume { volume: further() }
+}
+
+impl Lab {
+    async fn make_further(&self, home: &HostId) {
+        let new = NewVolume {
+            name: further(),
+            size_bytes: Some(1 << 20),
+            source: VolumeSource::Empty,
+            host: Some(home.clone()),
+            leave_site: Default::default(),
+        };
+        catalog::create(&self.cluster, new).await.expect("a volume");
+    }
+
+    fn web(&self) -> Arc<JobRecord> {
+        jobs::of_vm(&self.cluster, &web()).expect("its record")
+    }
+
+    fn has_further(&self) -> bool {
+        self.web().job.spec.volumes.iter().any(|volume| volume.volume == further())
+    }
+
+    /// Its host is lost, and it runs at another one.
+    async fn begins_anew(&self) {
+        unreachable(self, &self.cloud).await;
+        wait_for("the VM to run elsewhere", async || {
+            let record = self.web();
+            (record.restarts == 1 && record.job.state == JobState::Running).then_some(())
+        })
+        .await;
+    }
+}
+
+/// A VM at `cloud1` whose own disks are at `home1`, and a volume at a third host.
+async fn away() -> (Lab, FakeHost) {
+    let lab = Lab::up().await;
+    unreachable(&lab, &lab.cloud).await;
+    let (start, restart_elsewhere) = (Start::Anywhere, true);
+    lab.make_vm(NewVm { start, restart_elsewhere, volumes: Vec::new(), ..new_vm("home1") }).await;
+    lab.runs().await;
+    up(&lab, &lab.cloud).await;
+    let third = second_home(&lab).await;
+    up(&lab, &third).await;
+    lab.make_further(&third.id).await;
+    let to = lab.cloud.id.clone();
+    vms::move_to(&lab.cluster, &web(), to.clone(), VolumesOnMove::Stay).await.expect("it moves");
+    wait_for("the source to be asked", async || {
+        lab.home.inside().vms[&web()].asked.is_some().then_some(())
+    })
+    .await;
+    switch(&lab, &web());
+    wait_for("the VM to be there", async || {
+        let moving = lab.cluster.index.migrations_of(&web());
+        let is_over = moving.iter().all(|one| one.migration.state.is_final());
+        (is_over && lab.web().job.host.as_ref() == Some(&to)).then_some(())
+    })
+    .await;
+    (lab, third)
+}
+
+#[tokio::test]
+async fn a_detach_that_is_answered_late_takes_nothing_from_a_later_run() {
+    let (lab, _third) = away().await;
+    wait_for("the volume to come", async || {
+        volumes::attach(&lab.cluster, &web(), attach()).await.ok()
+    })
+    .await;
+    lab.cloud.inside().holds_changes = true;
+    let cluster = Arc::clone(&lab.cluster);
+    let detached = tokio::spawn(async move { volumes::detach(&cluster, &web(), detach()).await });
+    wait_for("the guest to be asked", async || {
+        let changed = lab.cloud.inside().changed.clone();
+        changed.iter().any(|one| matches!(one, ChangeVm::Unplug { .. })).then_some(())
+    })
+    .await;
+    lab.begins_anew().await;
+    lab.cloud.inside().holds_changes = false;
+    let late = detached.await.expect("it ends").expect_err("the VM has it again");
+    assert_eq!(late.kind, ProblemKind::Conflict, "{late}");
+    assert!(lab.has_further());
+}
+
+#[tokio::test]
+async fn an_attachment_that_waits_for_its_home_does_not_come_to_a_later_run() {
+    let (lab, third) = away().await;
+    let asked = third.inside().epochs_asked;
+    third.inside().holds_epochs = true;
+    let cluster = Arc::clone(&lab.cluster);
+    let attached = tokio::spawn(async move { volumes::attach(&cluster, &web(), attach()).await });
+    wait_for("its home to be asked", async || (third.inside().epochs_asked > asked).then_some(()))
+        .await;
+    lab.begins_anew().await;
+    third.inside().holds_epochs = false;
+    attached.await.expect("it ends").expect_err("that run is over");
+    assert!(!lab.has_further());
+}
