@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use perigee_model::job::{JobState, NewVolume, Start};
-use perigee_model::lasting::{AttachVolume, DetachVolume, NewVm};
+use perigee_model::lasting::{AttachVolume, DetachVolume, NewVm, PowerWish, ResizeVm};
 use perigee_model::vm::ChangeVm;
 use perigee_model::volume::VolumeSource;
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{HostId, ProblemKind, VolumeName};
+use perigee_model::{HostId, JobId, ProblemKind, VolumeName};
 
 use super::fake::FakeHost;
 use super::gone::{second_home, up};
@@ -15,8 +15,8 @@ use super::lasting::{new_vm, web};
 use super::migrations::switch;
 use super::queue::unreachable;
 use super::{Lab, wait_for};
-use crate::records::JobRecord;
-use crate::vms::{self, volumes};
+use crate::records::{JobIntent, JobRecord, job_intent_key};
+use crate::vms::{self, change, lasting, volumes};
 use crate::{catalog, jobs};
 
 fn further() -> VolumeName {
@@ -124,4 +124,46 @@ async fn an_attachment_that_waits_for_its_home_does_not_come_to_a_later_run() {
     third.inside().holds_epochs = false;
     attached.await.expect("it ends").expect_err("that run is over");
     assert!(!lab.has_further());
+}
+
+/// A VM at `home1` without volumes, and a volume at `cloud1`.
+async fn beside() -> Lab {
+    let lab = Lab::up().await;
+    lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("home1") }).await;
+    lab.runs().await;
+    lab.make_further(&lab.cloud.id).await;
+    lab
+}
+
+#[tokio::test]
+async fn a_change_that_ends_after_its_vm_was_deleted_changes_no_later_vm_of_its_name() {
+    let lab = beside().await;
+    lab.home.inside().holds_changes = true;
+    let cluster = Arc::clone(&lab.cluster);
+    let ask = ResizeVm { memory_bytes: Some(128 << 20), ..ResizeVm::default() };
+    let resized = tokio::spawn(async move { change::resize(&cluster, &web(), ask).await });
+    wait_for("the guest to be asked", async || {
+        (lab.home.inside().changed.len() == 1).then_some(())
+    })
+    .await;
+    lasting::delete(&lab.cluster, &web(), true).await.expect("deleted");
+    wait_for("the VM to be unknown", async || vms::get(&lab.cluster, &web()).await.err()).await;
+    lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("home1") }).await;
+    lab.runs().await;
+    lab.home.inside().holds_changes = false;
+    let late = resized.await.expect("it ends").expect_err("its VM is no more");
+    assert_eq!(late.kind, ProblemKind::NotFound, "{late}");
+    let lasting = lab.web().lasting.clone().expect("a VM without a job");
+    assert_eq!((lasting.sized, lasting.memory_next), (0, None));
+}
+
+#[tokio::test]
+async fn what_was_asked_of_a_deleted_vm_is_not_asked_of_a_later_one_of_its_name() {
+    let lab = Lab::up().await;
+    let id = JobId::new(web().as_str()).expect("an id");
+    let stop = Some((1, PowerWish::Stop { force: true }));
+    let late = JobIntent { power: stop, cancel: true, ..JobIntent::default() };
+    lab.cluster.records.put(&job_intent_key(&id), &late).await.expect("recorded");
+    lab.make_vm(new_vm("home1")).await;
+    lab.runs().await;
 }

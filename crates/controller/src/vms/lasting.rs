@@ -130,9 +130,14 @@ fn id_of(vm: &VmId) -> Result<JobId, Problem> {
     JobId::new(vm.as_str()).map_err(|e| Problem::invalid(format!("VM {vm}"), e))
 }
 
-/// An earlier VM of this name was deleted, and its record may still be there.
+/// An earlier VM of this name was deleted, and its record may still be there, or what somebody who came late has asked of it.
 async fn forget_deleted(cluster: &Cluster, id: &JobId) -> Result<(), Problem> {
-    let Ok(record) = jobs::any_record(cluster, id).await else { return Ok(()) };
+    let record = match jobs::any_record(cluster, id).await {
+        Err(problem) if problem.kind == ProblemKind::NotFound => {
+            return cluster.records.remove(&job_intent_key(id)).await;
+        }
+        record => record?,
+    };
     if record.lasting.is_none() || !record.job.state.is_final() {
         return Ok(());
     }
