@@ -137,6 +137,33 @@ pub async fn hand_over(cluster: &Cluster, cleanup: &Cleanup) -> Result<(), Probl
     Ok(())
 }
 
+/// Records what is to be taken down of something that a record still names, and then has that record changed. The cleaner waits for
+/// both: before, it would find that what the record names is needed. Where only the first one comes to its end, all of this is to be
+/// done again.
+pub async fn hand_over_and(
+    cluster: &Cluster,
+    cleanup: &Cleanup,
+    change: impl Future<Output = Result<(), Problem>>,
+) -> Result<(), Problem> {
+    let mut waits = 0;
+    let held = loop {
+        match cluster.index.begin_cleanup(&cleanup.key()) {
+            Some(held) => break held,
+            None if waits < OTHER_TRIES_MAX => tokio::time::sleep(OTHER_TRY).await,
+            None => {
+                let what = format!("can't hand over {}", cleanup.key());
+                return Err(Problem::unavailable(what, "the cleaner has not ended with it"));
+            }
+        }
+        waits += 1;
+    };
+    hand_over(cluster, cleanup).await?;
+    change.await?;
+    drop(held);
+    cluster.clean_now.notify_one();
+    Ok(())
+}
+
 /// Whether something of the VM is still to be taken down at a host.
 pub async fn is_pending(cluster: &Cluster, job: &JobId, host: &HostId) -> Result<bool, Problem> {
     let pending: Vec<Cleanup> = cluster.records.list(&prefix(job)).await?;

@@ -60,7 +60,7 @@ impl Run {
         self.record.save().await
     }
 
-    /// Records the volume that has come or gone while it ran.
+    /// Records the volume that has come or gone while it ran. Its host lets one that has gone go.
     pub(super) async fn heed_volume(
         &mut self,
         change: Option<&Live<VolumeChange>>,
@@ -70,9 +70,27 @@ impl Run {
         else {
             return Ok(());
         };
+        let left = self.left_by(change, *number);
         self.change_lasting(|lasting| lasting.plugged = *number);
         change.apply(&mut self.record.value);
-        self.record.save().await
+        match left {
+            Some(left) => cleaner::hand_over_and(&self.cluster, &left, self.record.save()).await,
+            None => self.record.save().await,
+        }
+    }
+
+    /// What the VM's host has attached of a volume that goes with this change.
+    fn left_by(&self, change: &VolumeChange, number: u64) -> Option<Cleanup> {
+        let record = &self.record.value;
+        let (VolumeChange::Goes(volume), Some(host)) = (change, &record.job.host) else {
+            return None;
+        };
+        let disks = record.placement.iter().flat_map(|placement| &placement.disks);
+        let gone = disks.filter(|disk| disk.role.is_data() && disk.volume == *volume).cloned();
+        let name = cleaner::name_of(&record.job, &format!("u{number}"));
+        let mut left = Cleanup::new(&self.id, &name, VmStart::default());
+        left.add_attachments(host, &gone.collect::<Vec<_>>());
+        (!left.attachments.is_empty()).then_some(left)
     }
 
     /// The step of a VM without a job, if it is not one of those that a job's VM has too.

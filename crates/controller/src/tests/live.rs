@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use perigee_model::job::{JobState, NewVolume, Start};
-use perigee_model::lasting::{AttachVolume, DetachVolume, NewVm, PowerWish, ResizeVm};
+use perigee_model::lasting::{AttachVolume, DetachVolume, NewVm, PowerWish, ResizeVm, VmState};
 use perigee_model::vm::ChangeVm;
 use perigee_model::volume::VolumeSource;
 use perigee_model::volume_move::VolumesOnMove;
@@ -14,8 +14,8 @@ use super::gone::{second_home, up};
 use super::lasting::{new_vm, web};
 use super::migrations::switch;
 use super::queue::unreachable;
-use super::{Lab, wait_for};
-use crate::records::{JobIntent, JobRecord, job_intent_key};
+use super::{Lab, TIMING, wait_for};
+use crate::records::{JobIntent, JobRecord, Live, VolumeChange, job_intent_key, start_of};
 use crate::vms::{self, change, lasting, volumes};
 use crate::{catalog, jobs};
 
@@ -133,6 +133,51 @@ async fn beside() -> Lab {
     lab.runs().await;
     lab.make_further(&lab.cloud.id).await;
     lab
+}
+
+async fn until_let_go(lab: &Lab) {
+    wait_for("the host to let the volume go", async || {
+        let has_it = lab.home.inside().attachments.contains_key(&further());
+        let lets_in = lab.cloud.inside().openers.get(&further()).is_some_and(|all| !all.is_empty());
+        (!has_it && !lets_in).then_some(())
+    })
+    .await;
+}
+
+/// The record of what its host had was made afterwards.
+#[tokio::test]
+async fn a_controller_that_ends_in_a_detach_has_the_volume_let_go_by_its_host() {
+    let mut lab = beside().await;
+    volumes::attach(&lab.cluster, &web(), attach()).await.expect("attached");
+    let record = lab.web();
+    let run = start_of(&record, 0);
+    lab.supervisor.stop().await;
+    let goes = |old: Option<JobIntent>| {
+        let change = VolumeChange::Goes(further());
+        JobIntent { volume: Some(Live { number: 2, change, run }), ..old.unwrap_or_default() }
+    };
+    lab.cluster.records.update(&job_intent_key(&record.job.id), goes).await.expect("recorded");
+    lab.start_controller(TIMING).await;
+    until_let_go(&lab).await;
+    assert!(!lab.has_further());
+}
+
+#[tokio::test]
+async fn a_volume_that_comes_while_its_vm_is_stopped_is_let_go_by_its_host() {
+    let lab = beside().await;
+    lab.home.inside().holds_attachments = true;
+    let cluster = Arc::clone(&lab.cluster);
+    let attached = tokio::spawn(async move { volumes::attach(&cluster, &web(), attach()).await });
+    wait_for("the host to be asked", async || {
+        (lab.home.inside().attachments_asked > 0).then_some(())
+    })
+    .await;
+    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.vm_is(VmState::Stopped).await;
+    lab.home.inside().holds_attachments = false;
+    let late = attached.await.expect("it ends").expect_err("the VM is off");
+    assert!(late.next.contains("it is still in the VM's list"), "{late}");
+    until_let_go(&lab).await;
 }
 
 #[tokio::test]

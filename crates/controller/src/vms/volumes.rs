@@ -57,26 +57,37 @@ pub async fn attach(cluster: &Arc<Cluster>, vm: &VmId, ask: AttachVolume) -> Res
         return Err(Problem::internal(what, "it has no place"));
     };
     let disk = disk.clone();
-    note(cluster, &before, comes.clone()).await?;
+    let number = note(cluster, &before, comes.clone()).await?;
     let plugged = async {
         attach_there(cluster, &disk, &host).await?;
         live::change(&at, &before, &ChangeVm::Plug(disk_of(&what, &disk)?)).await
     };
-    if let Err(problem) = plugged.await {
-        // An answer may have been lost.
-        let undone = async {
-            live::change(&at, &before, &ChangeVm::Unplug { role: disk.role }).await?;
-            forget(cluster, &before, &host, &disk).await
-        };
-        return Err(match undone.await {
-            Ok(()) => problem,
-            Err(_) => {
-                let next = format!("perigee vm detach {vm} {}", ask.volume);
-                problem.next(format!("it is still in the VM's list; to take it from there: {next}"))
-            }
-        });
+    let Err(problem) = plugged.await else { return vms::get(cluster, vm).await };
+    // An answer may have been lost.
+    let undone = async {
+        live::change(&at, &before, &ChangeVm::Unplug { role: disk.role }).await?;
+        note(cluster, &before, VolumeChange::Goes(ask.volume.clone())).await
+    };
+    if undone.await.is_ok() {
+        return Err(problem);
     }
-    vms::get(cluster, vm).await
+    if live::check_run(cluster, &before).is_err() {
+        // The host may have been cleaned up before the volume was attached there.
+        let name = cleaner::name_of(&before.job, &format!("a{number}"));
+        let mut left = Cleanup::new(&before.job.id, &name, VmStart::default());
+        left.add_attachments(&host, std::slice::from_ref(&disk));
+        cleaner::hand_over(cluster, &left).await?;
+    }
+    let has_it = |now: Arc<JobRecord>| has(&now, &ask.volume);
+    if !live::now(cluster, &before).is_some_and(has_it) {
+        return Err(problem);
+    }
+    let next = format!("perigee vm detach {vm} {}", ask.volume);
+    Err(problem.next(format!("it is still in the VM's list; to take it from there: {next}")))
+}
+
+fn has(record: &JobRecord, volume: &VolumeName) -> bool {
+    record.job.spec.volumes.iter().any(|has| has.volume == *volume)
 }
 
 /// Takes a volume from a VM. The volume stays.
@@ -86,14 +97,11 @@ pub async fn attach(cluster: &Arc<Cluster>, vm: &VmId, ask: AttachVolume) -> Res
 pub async fn detach(cluster: &Arc<Cluster>, vm: &VmId, ask: DetachVolume) -> Result<Vm, Problem> {
     let what = format!("can't detach volume {} from VM {vm}", ask.volume);
     let before = record(cluster, vm).await?;
-    let has = |record: &JobRecord| {
-        let mut volumes = record.job.spec.volumes.iter();
-        match volumes.any(|volume| volume.volume == ask.volume) {
-            true => Ok(()),
-            false => Err(Problem::not_found(&what, "the VM does not have it")),
-        }
+    let check = |record: &JobRecord| match has(record, &ask.volume) {
+        true => Ok(()),
+        false => Err(Problem::not_found(&what, "the VM does not have it")),
     };
-    has(&before)?;
+    check(&before)?;
     let goes = VolumeChange::Goes(ask.volume.clone());
     if !before.vm_started {
         return change::change(cluster, vm, &what, |record| {
@@ -104,7 +112,7 @@ pub async fn detach(cluster: &Arc<Cluster>, vm: &VmId, ask: DetachVolume) -> Res
     }
     let conflict = |why: String| Problem::conflict(&what, why);
     let (_held, before, host) = cluster.index.begin_change(vm).map_err(conflict)?;
-    has(&before)?;
+    check(&before)?;
     let at = catalog::reachable(cluster, &host)?;
     let placed = before.placement.iter().flat_map(|placement| &placement.disks);
     let mut data = placed.filter(|disk| disk.role.is_data());
@@ -112,7 +120,7 @@ pub async fn detach(cluster: &Arc<Cluster>, vm: &VmId, ask: DetachVolume) -> Res
         return Err(Problem::internal(what, "the VM runs without it"));
     };
     live::change(&at, &before, &ChangeVm::Unplug { role: disk.role }).await?;
-    forget(cluster, &before, &host, &disk).await?;
+    note(cluster, &before, goes).await?;
     vms::get(cluster, vm).await
 }
 
@@ -200,23 +208,6 @@ fn disk_of(what: &str, placed: &PlacedDisk) -> Result<Disk, Problem> {
     let epoch = placed.epoch.ok_or_else(|| Problem::internal(what, "it has no epoch"))?;
     let (role, volume) = (placed.role, placed.volume.clone());
     Ok(Disk { role, volume, epoch, read_only: placed.read_only })
-}
-
-/// The VM does not have it any more: that is recorded, and its host lets it go.
-async fn forget(
-    cluster: &Arc<Cluster>,
-    of: &JobRecord,
-    host: &HostId,
-    disk: &PlacedDisk,
-) -> Result<(), Problem> {
-    let number = note(cluster, of, VolumeChange::Goes(disk.volume.clone())).await?;
-    let name = cleaner::name_of(&of.job, &format!("u{number}"));
-    let mut cleanup = Cleanup::new(&of.job.id, &name, VmStart::default());
-    cleanup.add_attachments(host, std::slice::from_ref(disk));
-    if cleanup.attachments.is_empty() {
-        return Ok(());
-    }
-    cleaner::hand_over(cluster, &cleanup).await
 }
 
 /// Has the VM's driver record it. Returns the number of the change.
