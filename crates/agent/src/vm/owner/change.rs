@@ -213,16 +213,19 @@ impl Owner {
     }
 
     /// A disk without a device: its session ends, and the volume server serves it no more.
-    async fn forget_disk(&self, qmp: &Qmp, role: DiskRole) -> Result<(), Problem> {
+    pub(super) async fn forget_disk(&self, qmp: &Qmp, role: DiskRole) -> Result<(), Problem> {
+        let what = || format!("can't take the disk {role} from the VM {}", self.vm.id());
+        let told = |error: QmpError| Problem::unavailable(what(), error);
         for node in [role.to_string(), format!("{role}-2")] {
             match qmp.execute("blockdev-del", json!({"node-name": node})).await {
-                // There is no such node.
+                // There is no such node, or a device has it.
                 Ok(_) | Err(QmpError::Refused { .. }) => {}
-                Err(error) => {
-                    let what = format!("can't take the disk {role} from the VM {}", self.vm.id());
-                    return Err(Problem::unavailable(what, error));
-                }
+                Err(error) => return Err(told(error)),
             }
+        }
+        // A device that QEMU did not answer for in time may have come since.
+        if drive(qmp, role).await.map_err(told)?.is_some() {
+            return Err(Problem::unavailable(what(), "its guest has it"));
         }
         self.vm.note_change(|since| since.has_gone(&self.vm.spec, role))?;
         sockets::open(&self.host, &self.vm).await.map(drop)

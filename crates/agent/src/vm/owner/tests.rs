@@ -2,8 +2,11 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 
 use perigee_http::{Listen, Network};
-use perigee_model::vm::{ChangeVm, MigrateOut, MigrationPhase, VmSpec};
-use perigee_model::{HostId, MigrationId, ProblemKind, SiteId, VmId, VmStart};
+use perigee_model::vm::{ChangeVm, Disk, MigrateOut, MigrationPhase, VmSpec};
+use perigee_model::{DiskRole, Epoch, HostId, MigrationId, ProblemKind, SiteId, VmId, VmStart};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixListener;
 
 use super::*;
 use crate::Config;
@@ -11,6 +14,7 @@ use crate::changes::Changes;
 use crate::files::VmDir;
 use crate::guest::GuestLog;
 use crate::process::Process;
+use crate::qmp::Qmp;
 use crate::vm::since::Since;
 
 /// A process that stands for a QEMU without a monitor.
@@ -122,4 +126,44 @@ async fn a_migration_whose_task_has_panicked_continues() {
             .is_some_and(|m| m.phase == MigrationPhase::Setup)
     );
     owner.migration.take().unwrap().task.abort();
+}
+
+/// A monitor of a QEMU whose guest has the disk `data0`: its node can't be removed.
+async fn serve_data0(listener: UnixListener) {
+    let (stream, _) = listener.accept().await.unwrap();
+    let (reader, mut writer) = stream.into_split();
+    let mut lines = tokio::io::BufReader::new(reader).lines();
+    writer.write_all(b"{\"QMP\": {}}\n").await.unwrap();
+    while let Some(line) = lines.next_line().await.unwrap() {
+        let request: Value = serde_json::from_str(&line).unwrap();
+        let id = &request["id"];
+        let answer = match request["execute"].as_str().unwrap() {
+            "blockdev-del" => json!({"error": {"desc": "Node is in use"}, "id": id}),
+            "query-block" => {
+                let inserted = json!({"node-name": "data0", "image": {"virtual-size": 1}});
+                let qdev = "/machine/peripheral/disk-data0/virtio-backend";
+                json!({"return": [{"qdev": qdev, "inserted": inserted}], "id": id})
+            }
+            _ => json!({"return": {}, "id": id}),
+        };
+        writer.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_disk_whose_node_is_in_use_is_not_taken_for_gone() {
+    let dir = directory();
+    let qemu = Qemu::start();
+    let owner = owner(dir.path(), &qemu).await;
+    let role = DiskRole::Data(0);
+    let volume = "further".parse().unwrap();
+    let disk = Disk { role, volume, epoch: Epoch(1), read_only: false };
+    owner.vm.note_change(|since| since.has_come(disk.clone())).unwrap();
+    let path = dir.path().join("monitor.sock");
+    let server = tokio::spawn(serve_data0(UnixListener::bind(&path).unwrap()));
+    let (qmp, _events) = Qmp::connect(&path).await.unwrap();
+    let refused = owner.forget_disk(&qmp, role).await.unwrap_err();
+    assert!(refused.why.contains("its guest has it"), "{refused}");
+    assert_eq!(owner.vm.now().disks, [disk], "its export stays");
+    server.abort();
 }
