@@ -4,7 +4,7 @@
 //! A guest sends from its own hardware address only, and answers no DHCP client and announces no router of IPv6. Who has which IP
 //! address in the operator's network is the operator's business.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
@@ -25,6 +25,8 @@ const TO_ALL_PER_S: u32 = 100;
 pub struct Bridged {
     tag: Tag,
     allowed: Vec<BridgeName>,
+    /// Which of them are there, as the kernel has said last.
+    known: Mutex<BTreeMap<BridgeName, bool>>,
     loaded: tokio::sync::Mutex<Loaded>,
     /// What has last happened to the filter, for people.
     trouble: Mutex<Option<String>>,
@@ -40,25 +42,40 @@ struct Loaded {
 
 impl Bridged {
     pub fn new(tag: Tag, allowed: Vec<BridgeName>) -> Self {
-        Self { tag, allowed, loaded: Default::default(), trouble: Mutex::default() }
+        let (known, loaded, trouble) = Default::default();
+        Self { tag, allowed, known, loaded, trouble }
     }
 
     /// The bridges in which VMs may have cards here.
     pub fn there(&self) -> Vec<BridgeName> {
-        let is_there = |name: &&BridgeName| {
-            interface::is_bridge(name.as_str()).unwrap_or_else(|error| {
-                tracing::warn!(%error, "it is not known whether bridge {name} is there");
-                false
-            })
-        };
+        let is_there = |name: &&BridgeName| self.is_there(name) == Some(true);
         self.allowed.iter().filter(is_there).cloned().collect()
+    }
+
+    /// As the kernel says now, or has said last; `None` if it has never said it.
+    fn is_there(&self, name: &BridgeName) -> Option<bool> {
+        self.note(name, interface::is_bridge(name.as_str()))
+    }
+
+    fn note(&self, name: &BridgeName, answer: std::io::Result<bool>) -> Option<bool> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        match answer {
+            Ok(is_there) => drop(known.insert(name.clone(), is_there)),
+            Err(error) => tracing::warn!(%error, "the kernel does not say whether {name} is there"),
+        }
+        known.get(name).copied()
     }
 
     /// Bridges that the operator has allowed and that are not there, and what has happened to the filter.
     pub fn warnings(&self) -> Vec<String> {
-        let there = self.there();
-        let missing = self.allowed.iter().filter(|name| !there.contains(name));
-        let missing = missing.map(|name| format!("VMs can't be in bridge {name}: it is not there"));
+        let missing = self.allowed.iter().filter_map(|name| {
+            let why = match self.is_there(name) {
+                Some(true) => return None,
+                Some(false) => "it is not there",
+                None => "the kernel does not say whether it is there",
+            };
+            Some(format!("VMs can't be in bridge {name}: {why}"))
+        });
         let said = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
         missing.chain(said).collect()
     }
@@ -232,6 +249,20 @@ mod tests {
         packet.extend([0, 9, 0, length - 20, 0, 0]);
         packet.extend(payload);
         packet
+    }
+
+    /// VMs left their host.
+    #[test]
+    fn a_bridge_that_the_kernel_says_nothing_of_is_as_it_was() {
+        let tag = Tag::new(&HostId::new("home1").expect("a name"), std::path::Path::new("/state"));
+        let name = "br0".parse::<BridgeName>().expect("a name");
+        let bridged = Bridged::new(tag, vec![name.clone()]);
+        let fails = || Err(std::io::Error::from(nix::errno::Errno::EMFILE));
+        assert_eq!(bridged.note(&name, fails()), None);
+        for is_there in [true, false] {
+            bridged.note(&name, Ok(is_there));
+            assert_eq!(bridged.note(&name, fails()), Some(is_there));
+        }
     }
 
     /// With the real kernel, in network namespaces of its own: the host, and what is behind its bridge.
