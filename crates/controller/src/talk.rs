@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::{Cluster, now_ms};
 use crate::planning::digest;
 
-/// As many kinds of gangs are remembered.
+/// As many kinds of gangs of each tenant are remembered.
 const KINDS_MAX: usize = 1000;
 /// And as many runs of each.
 const RUNS_MAX: usize = 10;
@@ -91,8 +91,8 @@ pub async fn known(cluster: &Cluster, gang: &JobId, count: u32) -> Result<Known,
     Ok(cluster.records.read(&key(gang, count)).await?.unwrap_or_default())
 }
 
-/// Remembers what a gang's run has shown: what its VMs sent, if it was counted, and how long it took, if it has succeeded. The
-/// oldest kind is forgotten for one too many. A step that was cut may repeat this: the run counts twice then, which changes little.
+/// Remembers what a gang's run has shown: what its VMs sent, if it was counted, and how long it took, if it has succeeded. Its
+/// tenant's oldest kind is forgotten for one too many. A step that was cut may repeat this: the run counts twice then, which changes little.
 pub async fn remember(
     cluster: &Cluster,
     gang: &Job,
@@ -113,21 +113,32 @@ pub async fn remember(
     known.runs.extend(run.map(|run| (program(&gang.spec), run)));
     let too_many = known.runs.len().saturating_sub(RUNS_MAX);
     known.runs.drain(..too_many);
-    let keys = cluster.records.keys(PREFIX).await?;
-    if is_new && keys.len() >= KINDS_MAX {
-        let mut oldest: Option<(u64, String)> = None;
-        for key in keys {
-            let known: Option<Known> = cluster.records.read(&key).await?;
-            let at = known.map_or(0, |known| known.ended_ms);
-            if oldest.as_ref().is_none_or(|(least, _)| at < *least) {
-                oldest = Some((at, key));
-            }
-        }
-        if let Some((_, key)) = oldest {
-            cluster.records.remove(&key).await?;
-        }
+    if is_new {
+        make_room(cluster, &TenantName::of(gang.id.as_str()), KINDS_MAX).await?;
     }
     cluster.records.put(&key, &known).await
+}
+
+/// Forgets the oldest kind of a tenant's gangs if it has so many. Those of other tenants stay.
+async fn make_room(cluster: &Cluster, tenant: &TenantName, max: usize) -> Result<(), Problem> {
+    let mut keys = cluster.records.keys(&format!("{PREFIX}{}", tenant.full(""))).await?;
+    // The names of the default tenant have no mark.
+    keys.retain(|key| key.strip_prefix(PREFIX).is_some_and(|name| tenant.owns(name)));
+    if keys.len() < max {
+        return Ok(());
+    }
+    let mut oldest: Option<(u64, String)> = None;
+    for key in keys {
+        let known: Option<Known> = cluster.records.read(&key).await?;
+        let at = known.map_or(0, |known| known.ended_ms);
+        if oldest.as_ref().is_none_or(|(least, _)| at < *least) {
+            oldest = Some((at, key));
+        }
+    }
+    match oldest {
+        Some((_, key)) => cluster.records.remove(&key).await,
+        None => Ok(()),
+    }
 }
 
 /// Forgets what a deleted tenant's gangs have taught.
@@ -140,31 +151,54 @@ pub async fn forget_tenant(cluster: &Cluster, tenant: &TenantName) -> Result<(),
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+
+    /// A cluster with a gang of each of these ids. The first one is the oldest.
+    async fn knowing(dir: &std::path::Path, ids: &[JobId]) -> Arc<Cluster> {
+        let (wanted, _drivers) = tokio::sync::mpsc::unbounded_channel();
+        let (timing, traffic) = (crate::cluster::Timing::default(), crate::cluster::Traffic::Plain);
+        let cluster = Cluster::open(dir, timing, traffic, wanted).await.expect("a cluster");
+        for (id, ended_ms) in ids.iter().zip(1..) {
+            let known = Known { ended_ms, ..Known::default() };
+            cluster.records.put(&key(id, 2), &known).await.expect("put");
+        }
+        cluster
+    }
+
+    async fn kept(cluster: &Cluster, ids: &[JobId]) -> Vec<u64> {
+        let mut kept = Vec::new();
+        for id in ids {
+            kept.push(known(cluster, id, 2).await.expect("a record").ended_ms);
+        }
+        kept
+    }
 
     /// A new tenant of that name got it.
     #[tokio::test]
     async fn what_a_deleted_tenant_s_gangs_have_taught_is_forgotten() {
         let dir = tempfile::tempdir().expect("a directory");
-        let (wanted, _drivers) = tokio::sync::mpsc::unbounded_channel();
-        let (timing, traffic) = (crate::cluster::Timing::default(), crate::cluster::Traffic::Plain);
-        let cluster = Cluster::open(dir.path(), timing, traffic, wanted).await.expect("a cluster");
         let ids =
             ["acme~g-0001", "acmes~g-0001", "g-0001"].map(|id| JobId::new(id).expect("a name"));
-        for id in &ids {
-            cluster
-                .records
-                .put(&key(id, 2), &Known { ended_ms: 1, ..Known::default() })
-                .await
-                .expect("put");
-        }
+        let cluster = knowing(dir.path(), &ids).await;
         let acme: TenantName = "acme".parse().expect("a name");
         crate::planning::forget_tenant(&cluster, &acme).await.expect("forgotten");
-        let mut kept = Vec::new();
-        for id in &ids {
-            kept.push(known(&cluster, id, 2).await.expect("a record").ended_ms);
+        assert_eq!(kept(&cluster, &ids).await, [0, 2, 3]);
+    }
+
+    #[tokio::test]
+    async fn the_gangs_of_one_tenant_make_nobody_forget_those_of_another() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let ids = ["acme~a-0001", "a-0001", "b-0001", "acme~b-0001"]
+            .map(|id| JobId::new(id).expect("a name"));
+        let cluster = knowing(dir.path(), &ids).await;
+        for _ in 0..2 {
+            make_room(&cluster, &TenantName::default(), 2).await.expect("room");
         }
-        assert_eq!(kept, [0, 1, 1]);
+        assert_eq!(kept(&cluster, &ids).await, [1, 0, 3, 4]);
+        make_room(&cluster, &"acme".parse().expect("a name"), 2).await.expect("room");
+        assert_eq!(kept(&cluster, &ids).await, [0, 0, 3, 4]);
     }
 
     #[test]
