@@ -76,6 +76,10 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     let mut dnsmasq = Dnsmasq::start(&config, &configure(cards.as_ref())).await?;
     let addresses = [http];
     let mut served = std::pin::pin!(perigee_http::serve(router, &addresses, &Network::Plain));
+    // Firmware speaks no TLS that it could check.
+    tracing::warn!(
+        "nothing here is encrypted: whoever is in this network can read scripts with CHAP secrets, and the machines' disks"
+    );
     tracing::info!(interface = %interface.name, http = %addresses[0], "ready");
     let ended = loop {
         cards = tokio::select! {

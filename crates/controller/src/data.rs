@@ -107,7 +107,10 @@ pub fn view(cluster: &Cluster, tenant: &TenantName, user: String, may_write: boo
 pub fn quota_of(cluster: &Cluster, tenant: &TenantName) -> Quota {
     let quota = cluster.accounts.quota_of(&tenant.full("files"));
     let default = Quota::default();
-    Quota { bytes: quota.file_bytes.unwrap_or(default.bytes), ..default }
+    Quota {
+        bytes: quota.file_bytes.unwrap_or(default.bytes),
+        files: quota.files.unwrap_or(default.files),
+    }
 }
 
 fn account_of(cluster: &Cluster, caller: &Caller) -> Account {

@@ -140,6 +140,9 @@ pub struct Quota {
     /// Bytes of its files in the data repository.
     #[serde(default)]
     pub file_bytes: Option<u64>,
+    /// These files and their directories; `None`: a million.
+    #[serde(default)]
+    pub files: Option<u64>,
 }
 
 /// What a tenant's jobs, or one job, take of its quota.

@@ -259,7 +259,7 @@ async fn put(
     let how = from.map_or(Begin::Empty, Begin::Continue);
     let mut writing = view.write(location.clone(), how, true).await?;
     if let Err(problem) = receive(&mut writing, from.unwrap_or(0), range.as_ref(), body).await {
-        // What has arrived is kept, also if the disk does not take more.
+        // What has arrived is kept, also if the disk does not take more; but not if the quota doesn't.
         return Err(writing.leave().await.err().unwrap_or(problem));
     }
     if let Some(ContentRange { until, total: Some(total), .. }) = range

@@ -534,13 +534,13 @@ impl Upload {
             .filter(|end| i64::try_from(*end).is_ok())
             .ok_or_else(|| Problem::invalid("can't write a file", "the offset is too large"))?;
         if offset != self.length {
-            self.out_of_order();
+            self.end_resuming();
         }
         let gaps = match offset.checked_sub(self.length) {
             Some(gap) => self.gaps_with(gap)?,
             None => self.gaps.saturating_sub(bytes.len() as u64),
         };
-        self.part()?.reserve(end)?;
+        self.reserve(end)?;
         self.part()?.write(offset, bytes)?;
         if offset == self.hashed {
             self.hasher.update(bytes);
@@ -587,11 +587,11 @@ impl Upload {
         }
         let mut gaps = if length == 0 { 0 } else { self.gaps };
         if length > self.length {
-            self.out_of_order();
+            self.end_resuming();
             // Some clients set the length first and then send all bytes. Whether they have is looked at in the end.
             gaps = gaps.saturating_add(length - self.length);
         }
-        self.part()?.reserve(length)?;
+        self.reserve(length)?;
         let part = self.part()?;
         let set = part.file.set_len(length);
         set.map_err(|e| problem(part.space.what("write", &part.path), errno(e)))?;
@@ -616,8 +616,18 @@ impl Upload {
         Ok(())
     }
 
-    /// Nobody could say where to continue.
-    fn out_of_order(&mut self) {
+    /// Takes room until the file may have this length. What does not fit into the quota can't be continued: what has come
+    /// of it would fill the quota, and nobody sees it in a list.
+    fn reserve(&mut self, length: u64) -> Result<(), Problem> {
+        let reserved = self.part()?.reserve(length);
+        if reserved.is_err() {
+            self.end_resuming();
+        }
+        reserved
+    }
+
+    /// It can't be continued any more, for example because nobody could say where.
+    fn end_resuming(&mut self) {
         if std::mem::take(&mut self.is_resumable)
             && let Some(part) = &self.part
         {

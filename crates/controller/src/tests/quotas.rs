@@ -227,6 +227,25 @@ async fn files_beyond_a_quota_are_refused_with_the_figures() {
 }
 
 #[tokio::test]
+async fn more_files_than_a_quota_has_are_refused_with_the_figures() {
+    let tenants = Tenants::up().await;
+    tenants.set_quota("acme", Quota { files: Some(2), ..Quota::default() }).await;
+    let put = async |client: &Client, path: &str| {
+        client.send_body::<serde_json::Value>(Method::PUT, path, "x").await
+    };
+    // The directory counts too.
+    put(&tenants.amy, "/v1/data/acme/in/a").await.expect("it fits");
+    let problem = is_kind(put(&tenants.amy, "/v1/data/acme/b").await, ProblemKind::NoSpace);
+    let words = "the tenant has 2 files and directories, and its quota is 2";
+    assert!(problem.why.contains(words), "{problem}");
+    let shown: Tenant = tenants.ann.get("/v1/tenants/acme").await.expect("an operator sees it");
+    assert_eq!((shown.files, shown.quota.files), (2, Some(2)));
+    put(&tenants.bob, "/v1/data/blue/b").await.expect("blue has no quota");
+    tenants.set_quota("acme", Quota { files: Some(3), ..Quota::default() }).await;
+    put(&tenants.amy, "/v1/data/acme/b").await.expect("it fits now");
+}
+
+#[tokio::test]
 async fn a_job_waits_for_its_tenant_s_quota() {
     let tenants = Tenants::up().await;
     tenants.share_debian().await;

@@ -17,13 +17,15 @@ use perigee_model::{ImageName, LeaveSite, Problem, ProblemKind, TenantName, User
 
 use super::{Lab, finish, spec, vm_of, wait_for};
 
-/// A cluster with two tenants: `acme` with the operator `ann` and the member `amy`, and `blue` with the operator `bob`.
+/// A cluster with two tenants: `acme` with the operator `ann` and the member `amy`, and `blue` with the operator `bob`
+/// and the member `bea`.
 pub struct Tenants {
     pub lab: Lab,
     pub admin: Client,
     pub ann: Client,
     pub amy: Client,
     pub bob: Client,
+    pub bea: Client,
     /// Where users ask, who have no certificate.
     url: String,
 }
@@ -71,16 +73,19 @@ impl Tenants {
             let _: Tenant = admin.post("/v1/tenants", &new).await.expect("a tenant");
         }
         let mut users = Vec::new();
-        for (of, role) in
-            [("acme/ann", Role::Operator), ("acme/amy", Role::Member), ("blue/bob", Role::Operator)]
-        {
+        for (of, role) in [
+            ("acme/ann", Role::Operator),
+            ("acme/amy", Role::Member),
+            ("blue/bob", Role::Operator),
+            ("blue/bea", Role::Member),
+        ] {
             let path = format!("/v1/tenants/{}", of.replace('/', "/users/"));
             let _: User = admin.put(&path, &NewUser { role }).await.expect("a user");
             let token = make_token(&admin, of).await.token;
             users.push(client(&url).with_token(&token).expect("a token"));
         }
-        let [ann, amy, bob] = users.try_into().expect("three");
-        Self { lab, admin, ann, amy, bob, url }
+        let [ann, amy, bob, bea] = users.try_into().expect("four");
+        Self { lab, admin, ann, amy, bob, bea, url }
     }
 
     pub async fn set_quota(&self, of: &str, quota: Quota) {

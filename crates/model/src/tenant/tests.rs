@@ -50,6 +50,14 @@ proptest! {
 }
 
 #[test]
+fn a_quota_that_was_stored_before_files_were_counted_is_read() {
+    let old =
+        r#"{"vms": 2, "cpus": null, "memory_bytes": null, "volume_bytes": null, "file_bytes": 5}"#;
+    let quota: Quota = serde_json::from_str(old).expect("a quota");
+    assert_eq!(quota, Quota { vms: Some(2), file_bytes: Some(5), ..Quota::default() });
+}
+
+#[test]
 fn a_quota_says_what_is_lacking() {
     let one = Running { vms: 1, cpus: 2, memory_bytes: 1 << 30 };
     let quota = Quota { vms: Some(2), cpus: Some(3), memory_bytes: None, ..Quota::default() };

@@ -59,13 +59,21 @@ pub struct QuotaFlags {
     /// Files in the data repository together
     #[arg(long, value_name = "SIZE", value_parser = size)]
     files: Option<u64>,
+    /// The number of these files and their directories [default: 1000000]
+    #[arg(long, value_name = "N")]
+    file_count: Option<u64>,
 }
 
 impl From<QuotaFlags> for Quota {
     fn from(flags: QuotaFlags) -> Self {
-        let QuotaFlags { vms, cpus, memory, volumes, files } = flags;
-        let (memory_bytes, volume_bytes, file_bytes) = (memory, volumes, files);
-        Self { vms, cpus, memory_bytes, volume_bytes, file_bytes }
+        Self {
+            vms: flags.vms,
+            cpus: flags.cpus,
+            memory_bytes: flags.memory,
+            volume_bytes: flags.volumes,
+            file_bytes: flags.files,
+            files: flags.file_count,
+        }
     }
 }
 
@@ -95,6 +103,7 @@ const TENANT: &[Column<Tenant>] = &[
     ("memory", |t| bytes_of(t.running.memory_bytes, t.quota.memory_bytes)),
     ("volumes", |t| bytes_of(t.volume_bytes, t.quota.volume_bytes)),
     ("files", |t| bytes_of(t.file_bytes, t.quota.file_bytes)),
+    ("file count", |t| of(t.files, t.quota.files)),
 ];
 
 const AUDIT: &[Column<AuditEntry>] = &[

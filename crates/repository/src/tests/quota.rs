@@ -57,6 +57,20 @@ fn uploads_at_the_same_time_do_not_exceed_the_quota_together() {
 }
 
 #[test]
+fn what_has_come_of_an_upload_that_does_not_fit_takes_no_room() {
+    let dir = tempdir().expect("a directory");
+    let space = space(dir.path());
+    space.usage.set_quota(Quota { bytes: 100, files: 10 });
+    let mut upload = Upload::begin(&space, &path("a"), Begin::Empty).expect("an upload");
+    upload.write(0, &[0; 90]).expect("it fits");
+    let problem = upload.write(90, &[0; 20]).expect_err("110 bytes");
+    assert_eq!(problem.kind, ProblemKind::NoSpace);
+    drop(upload);
+    assert_eq!(used(&space), (0, 0, 0));
+    assert_eq!(space.unfinished_bytes(&path("a")), None);
+}
+
+#[test]
 fn an_upload_that_was_cut_counts_until_it_is_dropped() {
     let dir = tempdir().expect("a directory");
     let space = space(dir.path());

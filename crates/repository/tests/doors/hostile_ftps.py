@@ -22,10 +22,13 @@ class Control:
         assert self.reply().startswith("220")
 
     def reply(self):
-        line = first = self.file.readline().decode()
-        while first[3:4] == "-" and line[:4] != first[:3] + " ":
-            line = self.file.readline().decode()
-        return line
+        return self.whole_reply().splitlines(keepends=True)[-1]
+
+    def whole_reply(self):
+        lines = [self.file.readline().decode()]
+        while lines[0][3:4] == "-" and lines[-1][:4] != lines[0][:3] + " ":
+            lines.append(self.file.readline().decode())
+        return "".join(lines)
 
     def send(self, line):
         self.sock.sendall(line if isinstance(line, bytes) else line.encode() + b"\r\n")
@@ -38,10 +41,10 @@ class Control:
         self.sock = (context or tls()).wrap_socket(self.sock, server_hostname="127.0.0.1")
         self.file = self.sock.makefile("rb")
 
-    def log_in(self):
+    def log_in(self, token="token-of-a"):
         assert self.ask("AUTH TLS").startswith("234")
         self.secure()
-        for line, code in [("USER any", "331"), ("PASS token-of-a", "230"), ("PBSZ 0", "200"), ("PROT P", "200")]:
+        for line, code in [("USER any", "331"), (f"PASS {token}", "230"), ("PBSZ 0", "200"), ("PROT P", "200")]:
             answer = self.ask(line)
             assert answer.startswith(code), answer
         return self
@@ -129,6 +132,40 @@ def odd_names():
         assert answer.startswith("250"), (name, answer)
         answer = control.ask(f"RMD /a/{name}")
         assert answer.startswith("250"), (name, answer)
+
+
+def another_tenants_names():
+    # The user of the tenant b asks with names of the tenant a, and with names that never were.
+    before_these = {"RNTO": "RNFR own", "APPE": "SIZE", "STOR again": "REST 1", "RETR again": "REST 1"}
+    with_data = ["LIST", "NLST", "MLSD", "RETR", "STOR", "APPE", "STOR again", "RETR again"]
+    control = Control().log_in("token-of-b")
+    plain = "CWD XCWD SIZE MDTM MLST STAT DELE RMD XRMD MKD XMKD RNFR RNTO OPTS HELP REST ALLO TYPE MODE STRU".split()
+    for command in plain + with_data:
+        for place in ["/NAME", "/NAME/in", "/NAME/in/f", "/NAME/in/new", "/b/../NAME/in/f", "../NAME/in/f", "/NAME/../NAME/in"]:
+            said = []
+            for name in ["a", "c"]:
+                path, told = place.replace("NAME", name), []
+                first = before_these.get(command)
+                if first:
+                    told.append(control.ask(f"{first} {path}" if first == "SIZE" else first))
+                if command in with_data:
+                    data = control.data()
+                control.send(f"{command.split()[0]} {path}")
+                answer = control.whole_reply()
+                if answer[:3] in ("125", "150"):
+                    # It takes the data connection before it asks the controller.
+                    told.append("1xx")
+                    data = tls().wrap_socket(data, server_hostname="127.0.0.1")
+                    if command.split()[0] in ("STOR", "APPE"):
+                        data.sendall(b"x")
+                        data.unwrap()
+                    else:
+                        told.append(data.makefile("rb").read().decode())
+                    answer = control.whole_reply()
+                told += [answer, control.ask("PWD")]
+                assert "secret" not in str(told), told
+                said.append(str(told).replace(f"/{name}", "/NAME"))
+            assert said[0] == said[1], (command, place, said)
 
 
 def a_long_line():

@@ -1,15 +1,15 @@
-//! The HTTP door with curl, and the WebDAV door with cadaver and curl.
+//! The HTTP and WebDAV doors with curl.
 
-use crate::server::{Server, content, path, run, text};
+use crate::server::{Server, content, cut, path, run, text};
 
-struct Curl<'a> {
-    server: &'a Server,
-    token: &'a str,
+pub struct Curl<'a> {
+    pub server: &'a Server,
+    pub token: &'a str,
 }
 
 impl Curl<'_> {
     /// What curl shows, and the status of the answer.
-    async fn ask(&self, arguments: &[&str], url: &str) -> (u16, String) {
+    pub async fn ask(&self, arguments: &[&str], url: &str) -> (u16, String) {
         let url = format!("{}{url}", self.server.http);
         let token = format!("Authorization: Bearer {}", self.token);
         let mut all = vec!["-sS", "-w", "\n%{http_code}", "-H", &token];
@@ -37,10 +37,6 @@ async fn curl_uploads_reads_ranges_lists_renames_and_deletes() {
     let (status, _) =
         curl.ask(&["-r", "1000-1999", "-o", path(&to)], "/v1/data/a/in/sub%20dir/f").await;
     assert_eq!((status, std::fs::read(&to).expect("it came")), (206, sent[1000..2000].to_vec()));
-    // What a fetch that was cut has left is continued.
-    std::fs::write(&to, &sent[..100_000]).expect("a part");
-    let (status, _) = curl.ask(&["-C", "-", "-o", path(&to)], "/v1/data/a/in/sub%20dir/f").await;
-    assert_eq!((status, std::fs::read(&to).expect("it came")), (206, sent.clone()));
     let (_, head) = curl.ask(&["-I"], "/v1/data/a/in/sub%20dir/f").await;
     let sha256 = serde_json::from_str::<serde_json::Value>(&entry).expect("JSON")["sha256"].clone();
     let etag = format!("etag: \"{}\"", sha256.as_str().expect("a hash"));
@@ -58,7 +54,7 @@ async fn curl_uploads_reads_ranges_lists_renames_and_deletes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn curl_goes_on_with_an_upload_that_was_cut() {
+async fn an_upload_goes_on_only_where_it_has_ended() {
     let server = Server::start().await;
     let curl = Curl { server: &server, token: "token-of-a" };
     let sent = content(400_000);
@@ -104,27 +100,39 @@ async fn an_upload_goes_on_at_an_offset_without_a_known_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upload_whose_connection_breaks_leaves_no_file() {
-    use tokio::io::AsyncWriteExt;
+async fn curl_goes_on_with_uploads_and_fetches_over_http_that_were_cut() {
     let server = Server::start().await;
     let curl = Curl { server: &server, token: "token-of-a" };
-    let address = server.http.strip_prefix("http://").expect("an address");
-    let mut client = tokio::net::TcpStream::connect(address).await.expect("a connection");
-    let head = "PUT /v1/data/a/f HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer token-of-a\r\nContent-Length: 1000000\r\n\r\n";
-    client.write_all(head.as_bytes()).await.expect("headers");
-    client.write_all(&content(600_000)).await.expect("a part");
-    drop(client);
+    let sent = content(6_000_000);
+    let (file, got) = (server.file("sent", &sent), server.dir.path().join("got"));
+    let url = format!("{}/v1/data/a/f", server.http);
+    let slow = || {
+        let mut slow = tokio::process::Command::new("curl");
+        let token = "Authorization: Bearer token-of-a";
+        slow.args(["-sS", "--limit-rate", "200k", "-H", token, &url]);
+        slow
+    };
+    server.cut_upload(slow().args(["-T", path(&file)]), "").await;
     let until = std::time::Instant::now() + crate::server::PATIENCE;
     let offset = loop {
         let (_, head) = curl.ask(&["-I"], "/v1/data/a/f").await;
         if let Some((_, offset)) = head.split_once("upload-offset: ") {
-            break offset.lines().next().expect("a line").trim().parse::<u64>().expect("a number");
+            break offset.lines().next().expect("a line").trim().to_owned();
         }
         assert!(std::time::Instant::now() < until, "what has arrived is kept: {head}");
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     };
-    assert!(offset <= 600_000, "{offset}");
-    assert!(!server.stored("a", "f").exists());
+    let kept: usize = offset.parse().expect("a number");
+    assert!(kept > 0 && kept < sent.len(), "{kept}");
+    assert_eq!(curl.ask(&[], "/v1/data/a/f").await.0, 404, "it has no name yet");
+    let (status, why) = curl.ask(&["-C", &offset, "-T", path(&file)], "/v1/data/a/f").await;
+    assert_eq!(status, 201, "{why}");
+    assert!(std::fs::read(server.stored("a", "f")).expect("it is stored") == sent);
+    let come = || std::fs::metadata(&got).map_or(0, |got| got.len());
+    cut(slow().args(["-o", path(&got)]), "", "some of it has come", || come() > 0).await;
+    assert!(come() < 6_000_000, "it is not whole");
+    assert_eq!(curl.ask(&["-C", "-", "-o", path(&got)], "/v1/data/a/f").await.0, 206);
+    assert!(std::fs::read(&got).expect("it came") == sent);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::Extension;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::header::AUTHORIZATION;
-use axum::middleware::{Next, from_fn};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use perigee_http::{Failure, Listen, Network, unused_port};
@@ -63,7 +63,8 @@ impl Users {
 
     /// Changes what all may do.
     pub fn change(&self, change: impl Fn(&mut Account)) {
-        self.keys.lock().expect("a lock").values_mut().for_each(change);
+        self.keys.lock().expect("a lock").values_mut().for_each(&change);
+        self.tokens.lock().expect("a lock").values_mut().for_each(change);
     }
 }
 
@@ -109,16 +110,16 @@ impl Server {
         objects.into_iter().for_each(|objects| repository.keep_in(objects));
         tokio::spawn(Arc::clone(&repository).tidy());
         let address = format!("127.0.0.1:{}", unused_port());
+        let tokens = Mutex::new(by_token());
+        let accounts = Arc::new(Users { keys: Mutex::default(), tokens, log: Mutex::default() });
         let router = perigee_repository::router(Arc::clone(&repository))
             .route("/v1/me", get(me))
-            .layer(from_fn(admit));
+            .layer(from_fn_with_state(Arc::clone(&accounts), admit));
         let listen = Listen::Tcp(address.clone());
         tokio::spawn(async move {
             perigee_http::serve(router, &[listen], &Network::Plain).await.expect("it serves");
         });
         wait_for(&address).await;
-        let tokens = Mutex::new(by_token());
-        let accounts = Arc::new(Users { keys: Mutex::default(), tokens, log: Mutex::default() });
         let sftp_port = unused_port();
         let server = sftp::Server {
             address: format!("127.0.0.1:{sftp_port}"),
@@ -147,24 +148,12 @@ impl Server {
 impl Server {
     /// Kills a client in the middle of an upload by a user of the tenant `a`: when some bytes of it have arrived.
     pub async fn cut_upload(&self, client: &mut tokio::process::Command, input: &str) {
-        let client = client.stdin(Stdio::piped()).kill_on_drop(true).spawn();
-        let mut client = client.expect("the client; `make setup` installs it");
-        let mut stdin = client.stdin.take().expect("it has one");
-        tokio::io::AsyncWriteExt::write_all(&mut stdin, input.as_bytes()).await.expect("it reads");
-        drop(stdin);
         let parts = self.dir.path().join("data/tenants/a/parts");
         let arrived = || -> u64 {
             let parts = std::fs::read_dir(&parts).into_iter().flatten().flatten();
             parts.filter_map(|part| part.metadata().ok()).map(|part| part.len()).sum()
         };
-        let until = Instant::now() + PATIENCE;
-        while arrived() == 0 {
-            assert!(Instant::now() < until, "nothing arrives");
-            let ended = client.try_wait().expect("its state");
-            assert!(ended.is_none(), "it ended by itself: {ended:?}");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        client.kill().await.expect("a kill");
+        cut(client, input, "some bytes arrive", || arrived() > 0).await;
     }
 
     /// All bytes of a file have come from a user of the tenant `a`, but not that these are all.
@@ -177,6 +166,28 @@ impl Server {
         assert!(run("curl", &all, "").await.status.success());
         assert!(!self.stored("a", at).exists(), "it is not whole");
     }
+}
+
+/// Kills a client when something is so.
+pub async fn cut(
+    client: &mut tokio::process::Command,
+    input: &str,
+    what: &str,
+    is_so: impl Fn() -> bool,
+) {
+    let client = client.stdin(Stdio::piped()).kill_on_drop(true).spawn();
+    let mut client = client.expect("the client; `make setup` installs it");
+    let mut stdin = client.stdin.take().expect("it has one");
+    tokio::io::AsyncWriteExt::write_all(&mut stdin, input.as_bytes()).await.expect("it reads");
+    drop(stdin);
+    let until = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < until, "not in time: {what}");
+        let ended = client.try_wait().expect("its state");
+        assert!(ended.is_none(), "it ended by itself: {ended:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    client.kill().await.expect("a kill");
 }
 
 pub async fn wait_for(address: &str) {
@@ -194,10 +205,15 @@ async fn me(Extension(account): Extension<Account>) -> axum::Json<serde_json::Va
     }))
 }
 
-async fn admit(mut request: Request, next: Next) -> axum::response::Response {
+async fn admit(
+    State(users): State<Arc<Users>>,
+    mut request: Request,
+    next: Next,
+) -> axum::response::Response {
     let text = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let token = text.and_then(|text| text.strip_prefix("Bearer ")).map(str::to_owned);
-    match token.and_then(|token| by_token().remove(&token)) {
+    let token = text.and_then(|text| text.strip_prefix("Bearer "));
+    let credential = token.and_then(|token| users.by_token(token));
+    match credential.and_then(|credential| users.account(&credential)) {
         Some(account) => {
             request.extensions_mut().insert(account);
             next.run(request).await

@@ -8,13 +8,13 @@ use std::process::Output;
 use crate::server::{PATIENCE, Server, content, path, run, text};
 
 /// A user's side: a key, a directory, and what OpenSSH is to know.
-struct Client<'a> {
+pub struct Client<'a> {
     server: &'a Server,
     key: PathBuf,
 }
 
 impl<'a> Client<'a> {
-    async fn new(server: &'a Server, tenant: &str) -> Self {
+    pub async fn new(server: &'a Server, tenant: &str) -> Self {
         let key = server.dir.path().join(format!("key-of-{tenant}"));
         let made =
             run("ssh-keygen", &["-q", "-t", "ed25519", "-N", "", "-f", path(&key)], "").await;
@@ -37,7 +37,7 @@ impl<'a> Client<'a> {
         .into()
     }
 
-    async fn sftp(&self, batch: &str) -> Output {
+    pub async fn sftp(&self, batch: &str) -> Output {
         let options = self.options();
         let mut all: Vec<&str> = options.iter().map(String::as_str).collect();
         all.extend(["-b", "-", "any@127.0.0.1"]);
@@ -448,6 +448,13 @@ async fn over_sftp_another_tenants_files_are_not_there() {
         "rename own/f DIR/in/given".to_owned(),
         "rename DIR/in/f DIR/in/g".to_owned(),
         "chmod 600 DIR/in/f".to_owned(),
+        "chown 0 DIR/in/f".to_owned(),
+        "chgrp 0 DIR/in/f".to_owned(),
+        "ln DIR/in/f own/linked".to_owned(),
+        "ln -s DIR/in/f own/linked".to_owned(),
+        "df DIR/in".to_owned(),
+        "cp DIR/in/f own/copied".to_owned(),
+        format!("reget DIR/in/f {got}"),
     ] {
         let mut said = Vec::new();
         for (of, named) in [("a", "/a"), ("nobody", "/c"), ("a", "/b/../a"), ("nobody", "/b/../c")]
