@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::server::{Server, content, path, run, text};
+use crate::server::{Server, content, cut_download, path, run, text};
 
 /// What makes `dav:` the tree of the tenant `a` for rclone.
 fn dav(server: &Server) -> [(&'static str, String); 4] {
@@ -54,7 +54,7 @@ async fn rclone_sends_changes_and_deletes_over_webdav() {
 
 /// rclone can't go on with an upload: it sends all of it again. What is there already is not sent.
 #[tokio::test(flavor = "multi_thread")]
-async fn rclone_that_was_cut_leaves_no_file_and_a_second_one_sends_the_rest() {
+async fn rclone_that_was_cut_leaves_no_file_and_a_second_one_sends_or_fetches_the_rest() {
     let server = Server::start().await;
     let tree = server.dir.path().join("tree");
     fs::create_dir_all(&tree).expect("a directory");
@@ -64,18 +64,22 @@ async fn rclone_that_was_cut_leaves_no_file_and_a_second_one_sends_the_rest() {
     rclone(&server, &["copy", path(&tree), "dav:tree"]).await;
     let sent = content(4_000_000);
     fs::write(tree.join("large"), &sent).expect("a file");
-    let mut slow = tokio::process::Command::new("rclone");
-    slow.args(["--config", "/dev/null", "--bwlimit", "200k", "copy", path(&tree), "dav:tree"]);
-    for (name, value) in dav(&server) {
-        slow.env(name, value);
-    }
-    server.cut_upload(&mut slow, "").await;
+    let slow = |from: &str, to: &str| {
+        let mut slow = tokio::process::Command::new("rclone");
+        slow.args(["--config", "/dev/null", "--bwlimit", "200k", "copy", from, to]);
+        slow.envs(dav(&server));
+        slow
+    };
+    server.cut_upload(&mut slow(path(&tree), "dav:tree"), "").await;
     assert!(!server.stored("a", "tree/large").exists(), "it is not whole");
     let listed = rclone(&server, &["lsf", "dav:tree"]).await;
     assert!(listed.lines().count() == 20 && !listed.contains("large"), "{listed}");
     rclone(&server, &["copy", path(&tree), "dav:tree"]).await;
     same(&tree, &server.stored("a", "tree")).await;
     let back = server.dir.path().join("back");
+    let large = back.join("large");
+    cut_download(&mut slow("dav:tree", path(&back)), "", &large).await;
+    assert!(fs::read(&large).expect("a part") != sent, "it is not whole");
     rclone(&server, &["copy", "dav:tree", path(&back)]).await;
     same(&tree, &back).await;
 }

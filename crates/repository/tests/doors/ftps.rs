@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::Instant;
 
-use crate::server::{PATIENCE, Server, content, path, run, text, wait_for};
+use crate::server::{PATIENCE, Server, content, cut_download, path, run, text, wait_for};
 
 const GATEWAY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../gateways/ftps/perigee-ftps");
 /// Its first argument is the gateway's port, and its second one the certificate.
@@ -125,9 +125,7 @@ async fn curl_uploads_lists_fetches_renames_and_deletes_over_ftps() {
     assert!(fs::read(&got).expect("it came") == sent);
     gateway.ok(&["-r", "1000-1999", "-o", path(&got)], "in/sub%20d%C3%BC/f").await;
     assert_eq!(fs::read(&got).expect("it came"), sent[1000..2000]);
-    fs::write(&got, &sent[..1_234_567]).expect("a part");
-    gateway.ok(&["-C", "-", "-o", path(&got)], "in/sub%20d%C3%BC/f").await;
-    assert!(fs::read(&got).expect("it came") == sent);
+    fs::write(&got, &sent).expect("a file");
     // All of it is there already.
     gateway.ok(&["-C", "-", "-o", path(&got)], "in/sub%20d%C3%BC/f").await;
     assert!(fs::read(&got).expect("it came") == sent);
@@ -157,21 +155,29 @@ async fn curl_uploads_lists_fetches_renames_and_deletes_over_ftps() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn curl_goes_on_with_an_upload_over_ftps_that_was_cut() {
+async fn curl_goes_on_with_uploads_and_fetches_over_ftps_that_were_cut() {
     let server = Server::start().await;
     let gateway = Gateway::start(&server).await;
     let sent = content(6_000_000);
     let file = server.file("sent", &sent);
     let url = format!("ftp://127.0.0.1:{}/f", gateway.port);
-    let mut slow = tokio::process::Command::new("curl");
-    slow.args(gateway.curl_words("token-of-a")).args(["--limit-rate", "200k"]);
-    server.cut_upload(slow.args(["-T", path(&file), &url]), "").await;
+    let slow = || {
+        let mut slow = tokio::process::Command::new("curl");
+        slow.args(gateway.curl_words("token-of-a")).args(["--limit-rate", "200k", &url]);
+        slow
+    };
+    server.cut_upload(slow().args(["-T", path(&file)]), "").await;
     let kept = gateway.wait_for_kept("f").await;
     assert!(kept > 0 && kept < 6_000_000, "{kept}");
     assert!(!server.stored("a", "f").exists(), "it is not whole");
     assert_eq!(gateway.ok(&["-l"], "").await, "", "it is in no list");
     gateway.ok(&["-C", "-", "-T", path(&file)], "f").await;
     assert!(fs::read(server.stored("a", "f")).expect("it is stored") == sent);
+    let got = server.dir.path().join("got");
+    cut_download(slow().args(["-o", path(&got)]), "", &got).await;
+    assert!(fs::read(&got).expect("a part") != sent, "it is not whole");
+    gateway.ok(&["-C", "-", "-o", path(&got)], "f").await;
+    assert!(fs::read(&got).expect("it came") == sent);
     // A client that gives up ends its data connection in good order, and leaves then. The machine may stand still between
     // the two, but not each time.
     let mut is_whole = true;
@@ -199,10 +205,13 @@ async fn lftp_goes_on_with_uploads_and_fetches_over_ftps_that_were_cut() {
     let gateway = Gateway::start(&server).await;
     let sent = content(6_000_000);
     let file = server.file("sent", &sent);
-    let script = format!("set net:limit-rate 200000; put {} -o f", path(&file));
-    let mut slow = tokio::process::Command::new("lftp");
-    slow.args(["--norc", "-c", &gateway.lftp_script(&script)]);
-    server.cut_upload(&mut slow, "").await;
+    let slow = |command: &str| {
+        let mut slow = tokio::process::Command::new("lftp");
+        let script = gateway.lftp_script(&format!("set net:limit-rate 200000; {command}"));
+        slow.args(["--norc", "-c", &script]);
+        slow
+    };
+    server.cut_upload(&mut slow(&format!("put {} -o f", path(&file))), "").await;
     gateway.wait_for_kept("f").await;
     assert!(!server.stored("a", "f").exists(), "it is not whole");
     gateway.lftp_ok(&format!("put -c {} -o f", path(&file))).await;
@@ -211,7 +220,9 @@ async fn lftp_goes_on_with_uploads_and_fetches_over_ftps_that_were_cut() {
     server.cut_at_the_end("almost", &file).await;
     gateway.lftp_ok(&format!("put -c {} -o almost", path(&file))).await;
     assert!(fs::read(server.stored("a", "almost")).expect("it is stored") == sent);
-    let got = server.file("got", &sent[..1_234_567]);
+    let got = server.dir.path().join("got");
+    cut_download(&mut slow(&format!("get f -o {}", path(&got))), "", &got).await;
+    assert!(fs::read(&got).expect("a part") != sent, "it is not whole");
     gateway.lftp_ok(&format!("get -c f -o {}", path(&got))).await;
     assert!(fs::read(&got).expect("it came") == sent);
 }

@@ -168,8 +168,16 @@ impl Server {
     }
 }
 
+/// Kills a client in the middle of a download into a file: when some bytes of it have come.
+pub async fn cut_download(client: &mut tokio::process::Command, input: &str, got: &Path) {
+    // What an earlier one has left.
+    let _ = std::fs::remove_file(got);
+    let come = || std::fs::metadata(got).map_or(0, |got| got.len());
+    cut(client, input, "some bytes come", || come() > 0).await;
+}
+
 /// Kills a client when something is so.
-pub async fn cut(
+async fn cut(
     client: &mut tokio::process::Command,
     input: &str,
     what: &str,

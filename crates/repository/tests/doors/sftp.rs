@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Output;
 
-use crate::server::{PATIENCE, Server, content, path, run, text};
+use crate::server::{PATIENCE, Server, content, cut_download, path, run, text};
 
 /// A user's side: a key, a directory, and what OpenSSH is to know.
 pub struct Client<'a> {
@@ -96,10 +96,12 @@ async fn sftp_goes_on_with_uploads_and_fetches_that_were_cut() {
     let sent = content(6_000_000);
     let file = server.file("sent", &sent);
     // A client that is killed in the middle: 1 Mbit/s gives it 48 s for all.
-    let mut options = client.options();
-    options.extend(["-l", "1000", "-b", "-", "any@127.0.0.1"].map(str::to_owned));
-    let mut sftp = tokio::process::Command::new("sftp");
-    server.cut_upload(sftp.args(&options), &format!("put {} f\n", path(&file))).await;
+    let slow = || {
+        let mut slow = tokio::process::Command::new("sftp");
+        slow.args(client.options()).args(["-l", "1000", "-b", "-", "any@127.0.0.1"]);
+        slow
+    };
+    server.cut_upload(&mut slow(), &format!("put {} f\n", path(&file))).await;
     let until = std::time::Instant::now() + PATIENCE;
     // Its ssh ends a moment later than sftp.
     while !client.sftp("ls -l f\n").await.status.success() {
@@ -113,7 +115,9 @@ async fn sftp_goes_on_with_uploads_and_fetches_that_were_cut() {
     server.cut_at_the_end("almost", &file).await;
     client.ok(&format!("reput {} almost\n", path(&file))).await;
     assert!(fs::read(server.stored("a", "almost")).expect("it is stored") == sent);
-    let got = server.file("got", &sent[..1_234_567]);
+    let got = server.dir.path().join("got");
+    cut_download(&mut slow(), &format!("get f {}\n", path(&got)), &got).await;
+    assert!(fs::read(&got).expect("a part") != sent, "it is not whole");
     client.ok(&format!("reget f {}\n", path(&got))).await;
     assert!(fs::read(&got).expect("it came") == sent);
 }
@@ -215,9 +219,13 @@ async fn lftp_goes_on_with_uploads_and_fetches_that_were_cut_and_lists() {
     let client = Client::new(&server, "a").await;
     let sent = content(6_000_000);
     let file = server.file("sent", &sent);
-    let slow = client.lftp(&format!("set net:limit-rate 100000; put {} -o f", path(&file)));
-    let mut lftp = tokio::process::Command::new("lftp");
-    server.cut_upload(lftp.args(["--norc", "-c", &slow]).env("HOME", "/nonexistent"), "").await;
+    let slow = |command: &str| {
+        let mut slow = tokio::process::Command::new("lftp");
+        let script = client.lftp(&format!("set net:limit-rate 100000; {command}"));
+        slow.args(["--norc", "-c", &script]).env("HOME", "/nonexistent");
+        slow
+    };
+    server.cut_upload(&mut slow(&format!("put {} -o f", path(&file))), "").await;
     let until = std::time::Instant::now() + PATIENCE;
     // Its ssh ends a moment later.
     while !client.sftp("ls -l f\n").await.status.success() {
@@ -225,10 +233,13 @@ async fn lftp_goes_on_with_uploads_and_fetches_that_were_cut_and_lists() {
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
     assert!(!server.stored("a", "f").exists(), "it is not whole");
-    let got = server.file("got", &sent[..1_234_567]);
+    let put = client.lftp(&format!("put -c {} -o f", path(&file)));
+    assert!(run("lftp", &["--norc", "-c", &put], "").await.status.success());
+    let got = server.dir.path().join("got");
+    cut_download(&mut slow(&format!("get f -o {}", path(&got))), "", &got).await;
+    assert!(fs::read(&got).expect("a part") != sent, "it is not whole");
     let script = client.lftp(&format!(
-        "put -c {} -o f; cls -l f; get -c f -o {}; mkdir in; mv f in/g; cls -1 in; rm in/g; rmdir in",
-        path(&file),
+        "cls -l f; get -c f -o {}; mkdir in; mv f in/g; cls -1 in; rm in/g; rmdir in",
         path(&got)
     ));
     let done = run("lftp", &["--norc", "-c", &script], "").await;
@@ -247,9 +258,12 @@ async fn scp_that_was_cut_leaves_no_file_and_a_second_one_completes_it() {
     let sent = content(6_000_000);
     let file = server.file("sent", &sent);
     let options = client.options();
-    let mut scp = tokio::process::Command::new("scp");
-    let scp = scp.args(&options).args(["-q", "-l", "1000", path(&file), "any@127.0.0.1:f"]);
-    server.cut_upload(scp, "").await;
+    let slow = |from: &str, to: &str| {
+        let mut slow = tokio::process::Command::new("scp");
+        slow.args(&options).args(["-q", "-l", "1000", from, to]);
+        slow
+    };
+    server.cut_upload(&mut slow(path(&file), "any@127.0.0.1:f"), "").await;
     assert!(!server.stored("a", "f").exists(), "it is not whole");
     let got = server.dir.path().join("got");
     for (from, to) in [(path(&file), "any@127.0.0.1:f"), ("any@127.0.0.1:f", path(&got))] {
@@ -263,6 +277,12 @@ async fn scp_that_was_cut_leaves_no_file_and_a_second_one_completes_it() {
         }
     }
     assert!(fs::read(server.stored("a", "f")).expect("it is stored") == sent);
+    assert!(fs::read(&got).expect("it came") == sent);
+    cut_download(&mut slow("any@127.0.0.1:f", path(&got)), "", &got).await;
+    assert!(fs::read(&got).expect("a part") != sent, "it is not whole");
+    let mut all: Vec<&str> = options.iter().map(String::as_str).collect();
+    all.extend(["-q", "any@127.0.0.1:f", path(&got)]);
+    assert!(run("scp", &all, "").await.status.success());
     assert!(fs::read(&got).expect("it came") == sent);
 }
 
