@@ -16,6 +16,7 @@ use crate::{Sizes, is_interrupted};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Client {
     Curl,
+    CurlFtps,
     Sftp,
     Scp,
     Lftp,
@@ -24,8 +25,9 @@ enum Client {
     Perigee,
 }
 
-const CLIENTS: [Client; 7] = [
+const CLIENTS: [Client; 8] = [
     Client::Curl,
+    Client::CurlFtps,
     Client::Sftp,
     Client::Scp,
     Client::Lftp,
@@ -41,6 +43,7 @@ impl Client {
     fn name(self) -> &'static str {
         match self {
             Self::Curl => "curl over HTTP",
+            Self::CurlFtps => "curl over FTPS",
             Self::Sftp => "OpenSSH sftp",
             Self::Scp => "OpenSSH scp",
             Self::Lftp => "lftp over SFTP",
@@ -54,7 +57,7 @@ impl Client {
         match self {
             Self::Curl => Door::PerigeeHttp,
             Self::Sftp | Self::Scp | Self::Lftp => Door::PerigeeSftp,
-            Self::LftpFtps => Door::PerigeeFtps,
+            Self::CurlFtps | Self::LftpFtps => Door::PerigeeFtps,
             Self::Rclone => Door::PerigeeWebdav,
             Self::Perigee => Door::PerigeeCli,
         }
@@ -178,9 +181,15 @@ fn scp(servers: &Servers, from: &str, to: &str) -> Result<()> {
     all_end(vec![command.spawn().context("can't run scp")?])
 }
 
-/// curl has no directories: all files of one, over some connections.
-fn curl_all(lines: &[(String, String)], is_upload: bool) -> Result<()> {
-    let mut config = String::new();
+/// curl has no directories: all files of one, over 50 connections. Over FTP it waits for a second with many of the files, as
+/// [`crate::clients`] says, so 10,000 take some minutes.
+fn curl_all(
+    servers: &Servers,
+    client: Client,
+    lines: &[(String, String)],
+    is_upload: bool,
+) -> Result<()> {
+    let mut config = servers.curl_login(client.door());
     for (url, file) in lines {
         let option = if is_upload { "upload-file" } else { "output" };
         config.push_str(&format!("url = \"{url}\"\n{option} = \"{file}\"\n"));
@@ -195,6 +204,8 @@ fn curl_all(lines: &[(String, String)], is_upload: bool) -> Result<()> {
         "-f",
         "--no-progress-meter",
         "--create-dirs",
+        "--ftp-method",
+        "nocwd",
         "--parallel",
         "-K",
         "-",
@@ -246,7 +257,9 @@ fn send(servers: &Servers, client: Client, from: &Path, to: &str) -> Result<()> 
         }
         Client::Rclone => rclone(servers, "copyto", &[(local.to_owned(), format!("dav:{to}"))]),
         Client::Perigee => servers.perigee(&["data", "put", local, to]),
-        Client::Curl => curl_all(&pairs(servers, from, from, to)?, true),
+        Client::Curl | Client::CurlFtps => {
+            curl_all(servers, client, &pairs(servers, client, from, from, to)?, true)
+        }
     }
 }
 
@@ -270,7 +283,9 @@ fn fetch(servers: &Servers, client: Client, from: &str, sent: &Path, to: &Path) 
         }
         Client::Rclone => rclone(servers, "copyto", &[(format!("dav:{from}"), local.to_owned())]),
         Client::Perigee => servers.perigee(&["data", "get", from, local]),
-        Client::Curl => curl_all(&pairs(servers, sent, to, from)?, false),
+        Client::Curl | Client::CurlFtps => {
+            curl_all(servers, client, &pairs(servers, client, sent, to, from)?, false)
+        }
     }
 }
 
@@ -286,11 +301,12 @@ fn names(directory: &Path) -> Result<Vec<String>> {
 /// The addresses below `remote` of a file or of all files of a directory, and their places below `local`.
 fn pairs(
     servers: &Servers,
+    client: Client,
     sent: &Path,
     local: &Path,
     remote: &str,
 ) -> Result<Vec<(String, String)>> {
-    let url = servers.url(Door::PerigeeHttp);
+    let url = servers.url(client.door());
     if !sent.is_dir() {
         return Ok(vec![(format!("{url}/{remote}"), text(local)?.to_owned())]);
     }

@@ -1,4 +1,4 @@
-//! The server is killed while many clients upload. A file counts as acknowledged when its client has ended well.
+//! A server is killed while many clients upload. A file counts as acknowledged when its client has ended well.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use sha2::{Digest, Sha256};
 
 use crate::clients::{Workspace, all_end, sftp_once};
-use crate::results::{Door, Killed};
+use crate::results::{Door, Killed, Victim};
 use crate::servers::{Servers, text};
 use crate::{Sizes, is_interrupted};
 
@@ -27,15 +27,17 @@ pub fn run(servers: &mut Servers, work: &Workspace, sizes: Sizes) -> Result<Vec<
         hashes.insert(bytes, Sha256::digest(fs::read(work.file(bytes))?));
     }
     let mut all = Vec::new();
-    for (door, clients) in [
-        (Door::PerigeeHttp, 64),
-        (Door::PerigeeWebdav, 64),
-        (Door::PerigeeSftp, 16),
-        (Door::PerigeeFtps, 16),
+    for (door, victim, clients) in [
+        (Door::PerigeeHttp, Victim::Controller, 64),
+        (Door::PerigeeWebdav, Victim::Controller, 64),
+        (Door::PerigeeSftp, Victim::Controller, 16),
+        (Door::PerigeeFtps, Victim::Controller, 16),
+        (Door::PerigeeFtps, Victim::Gateway, 16),
     ] {
         servers.make_directory(door)?;
-        let acknowledged = upload_until_killed(servers, work, door, clients, sizes.acknowledged)?;
-        servers.start_perigee()?;
+        let acknowledged =
+            upload_until_killed(servers, work, (door, victim), clients, sizes.acknowledged)?;
+        servers.start_again(victim)?;
         let mut lost = 0;
         for (name, bytes) in &acknowledged {
             ensure!(!is_interrupted(), "it was interrupted");
@@ -49,10 +51,11 @@ pub fn run(servers: &mut Servers, work: &Workspace, sizes: Sizes) -> Result<Vec<
             }
         }
         eprintln!(
-            "{door:?}: killed under {clients} clients; {} acknowledged, {lost} lost",
+            "{door:?}: {} is killed under {clients} clients; {} acknowledged, {lost} lost",
+            victim.name(),
             acknowledged.len()
         );
-        all.push(Killed { door, clients, acknowledged: acknowledged.len(), lost });
+        all.push(Killed { door, victim, clients, acknowledged: acknowledged.len(), lost });
         servers.clear(door)?;
     }
     Ok(all)
@@ -63,7 +66,7 @@ type Acknowledged = Vec<(String, u64)>;
 fn upload_until_killed(
     servers: &mut Servers,
     work: &Workspace,
-    door: Door,
+    (door, victim): (Door, Victim),
     clients: usize,
     enough: usize,
 ) -> Result<Acknowledged> {
@@ -84,8 +87,7 @@ fn upload_until_killed(
         }
     };
     let shared: &Servers = servers;
-    // Behind FTPS it is the same one.
-    let pid = shared.pid(Door::PerigeeHttp)?.to_string();
+    let pid = shared.pid(victim.door())?.to_string();
     let begun = Instant::now();
     std::thread::scope(|scope| {
         let one_client = &one_client;
@@ -100,7 +102,7 @@ fn upload_until_killed(
         is_killed.store(true, Ordering::Relaxed);
         killed
     })?;
-    servers.kill_perigee()?;
+    servers.ended(victim)?;
     let acknowledged = acknowledged.into_inner().unwrap_or_else(PoisonError::into_inner);
     ensure!(acknowledged.len() >= enough, "only {} uploads were acknowledged", acknowledged.len());
     Ok(acknowledged)

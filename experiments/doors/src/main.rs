@@ -196,10 +196,10 @@ pub fn run(program: &str, arguments: &[&str]) -> Result<()> {
 
 #[expect(clippy::print_stdout, reason = "the medians are what it is for")]
 fn print(results: &Results) {
-    println!("{:<16} {:<28} {:>10} {:>10}", "door", "work", "MiB/s", "files/s");
+    println!("{:<19} {:<28} {:>10} {:>10}", "door", "work", "MiB/s", "files/s");
     for row in results.medians() {
         let (door, what) = (row.door.name(), row.what.name());
-        println!("{door:<16} {what:<28} {:>10.1} {:>10.1}", row.mib_per_s, row.files_per_s);
+        println!("{door:<19} {what:<28} {:>10.1} {:>10.1}", row.mib_per_s, row.files_per_s);
     }
     for goal in &results.goals {
         println!("{}: {} ({:?})", goal.goal, goal.measured, goal.met);

@@ -15,7 +15,8 @@ pub fn html(results: &Results) -> String {
         page,
         "<h1>The doors of the data repository</h1>\n<p class=\"lead\">HTTP, WebDAV, SFTP and FTPS of one controller beside nginx with \
          WebDAV, vsftpd, and OpenSSH's sftp-server: on one machine with {} CPUs, over the loopback interface, with the same \
-         clients (curl, OpenSSH's sftp, lftp for small files over FTP; the CLI is the perigee command, whose downloads go to the disk), alternating; medians. HTTP, WebDAV and plain FTP are not encrypted here; FTPS and SFTP are. Perigee \
+         clients (curl, OpenSSH's sftp, lftp for small files over FTP; the CLI is the perigee command, whose downloads go to the disk), alternating; medians. HTTP, WebDAV and plain FTP are not encrypted here; FTPS, SFTP and the doors with TLS are, and these have a \
+         controller of their own. Perigee \
          hashes each file, and answers when content, hash and name are on the disk. The others answer when the content is in the \
          page cache, and a power cut may take it. So there is also the time with a <code>sync</code> after the transfer.</p>",
         results.cpus
@@ -69,7 +70,7 @@ fn table(page: &mut String, results: &Results, is_small: bool) {
 
 fn heavy(page: &mut String, results: &Results) {
     let text = format!(
-        "The server may have {} MiB of data in memory (<code>prlimit --data</code>). Before each transfer the kernel's record of \
+        "The controller and the FTPS gateway may each have {} MiB of data in memory (<code>prlimit --data</code>). Before each transfer the kernel's record of \
          the most resident memory (<code>VmHWM</code>) is reset.",
         MEMORY_BYTES >> 20
     );
@@ -100,13 +101,14 @@ fn heavy(page: &mut String, results: &Results) {
 fn killed(page: &mut String, results: &Results) {
     page::table(
         page,
-        "The server is killed",
+        "A server is killed",
         "SIGKILL while clients upload. Afterwards each file whose upload was acknowledged must be there with its content.",
-        &["door", "clients", "acknowledged", "lost"],
+        &["door", "killed", "clients", "acknowledged", "lost"],
     );
     for one in &results.killed {
         let cells = [
             one.door.name().to_owned(),
+            one.victim.name().to_owned(),
             one.clients.to_string(),
             one.acknowledged.to_string(),
             one.lost.to_string(),

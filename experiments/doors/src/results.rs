@@ -14,14 +14,17 @@ pub enum Door {
     PerigeeSftp,
     PerigeeCli,
     PerigeeFtps,
+    PerigeeHttpTls,
+    PerigeeWebdavTls,
     NginxWebdav,
+    NginxWebdavTls,
     Vsftpd,
     VsftpdFtps,
     OpensshSftp,
 }
 
 impl Door {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::PerigeeHttp,
         Self::NginxWebdav,
         Self::PerigeeSftp,
@@ -31,6 +34,9 @@ impl Door {
         Self::PerigeeCli,
         Self::PerigeeFtps,
         Self::VsftpdFtps,
+        Self::PerigeeHttpTls,
+        Self::NginxWebdavTls,
+        Self::PerigeeWebdavTls,
     ];
 
     pub fn name(self) -> &'static str {
@@ -40,7 +46,10 @@ impl Door {
             Self::PerigeeSftp => "perigee SFTP",
             Self::PerigeeCli => "perigee CLI",
             Self::PerigeeFtps => "perigee FTPS",
+            Self::PerigeeHttpTls => "perigee HTTP, TLS",
+            Self::PerigeeWebdavTls => "perigee WebDAV, TLS",
             Self::NginxWebdav => "nginx WebDAV",
+            Self::NginxWebdavTls => "nginx WebDAV, TLS",
             Self::Vsftpd => "vsftpd FTP",
             Self::VsftpdFtps => "vsftpd FTPS",
             Self::OpensshSftp => "OpenSSH SFTP",
@@ -48,7 +57,19 @@ impl Door {
     }
 
     pub fn is_perigee(self) -> bool {
-        !matches!(self, Self::NginxWebdav | Self::Vsftpd | Self::VsftpdFtps | Self::OpensshSftp)
+        !matches!(
+            self,
+            Self::NginxWebdav
+                | Self::NginxWebdavTls
+                | Self::Vsftpd
+                | Self::VsftpdFtps
+                | Self::OpensshSftp
+        )
+    }
+
+    /// Whether it is served by the controller that speaks TLS.
+    pub fn is_perigee_tls(self) -> bool {
+        matches!(self, Self::PerigeeHttpTls | Self::PerigeeWebdavTls)
     }
 }
 
@@ -118,10 +139,37 @@ pub struct Heavy {
     pub error: Option<String>,
 }
 
-/// What became of files whose upload was acknowledged when the server was killed.
+/// Which process is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Victim {
+    Controller,
+    /// Of FTPS.
+    Gateway,
+}
+
+impl Victim {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Controller => "the controller",
+            Self::Gateway => "the FTPS gateway",
+        }
+    }
+
+    /// The door that it serves itself.
+    pub fn door(self) -> Door {
+        match self {
+            Self::Controller => Door::PerigeeHttp,
+            Self::Gateway => Door::PerigeeFtps,
+        }
+    }
+}
+
+/// What became of files whose upload was acknowledged when a server was killed.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Killed {
     pub door: Door,
+    pub victim: Victim,
     pub clients: usize,
     pub acknowledged: usize,
     pub lost: usize,
@@ -199,7 +247,7 @@ impl Results {
         let acknowledged: usize = self.killed.iter().map(|killed| killed.acknowledged).sum();
         let lost: usize = self.killed.iter().map(|killed| killed.lost).sum();
         goals.push(Goal {
-            goal: "nothing acknowledged is lost when the server is killed".to_owned(),
+            goal: "nothing acknowledged is lost when a server is killed".to_owned(),
             met: (!self.killed.is_empty()).then_some(lost == 0),
             measured: format!("{lost} of {acknowledged} files"),
         });

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use perigee_http::unused_port;
 
-use crate::results::Door;
+use crate::results::{Door, Victim};
 
-/// How much data the controller may have in memory. The stacks of its threads count, of which little is ever touched:
-/// 64 clients at once need 160 threads with 2 MiB each.
+/// How much data the controller may have in memory, and how much the FTPS gateway. The stacks of their threads count, of which
+/// little is ever touched: with 64 clients at once, 160 threads with 2 MiB each, and 64 with 8 MiB.
 pub const MEMORY_BYTES: u64 = 1 << 30;
 
 /// The FTPS gateway, from the workspace's directory.
@@ -26,13 +26,15 @@ pub struct Servers {
     dir: PathBuf,
     program: PathBuf,
     perigee: Option<Child>,
+    /// It serves FTPS.
+    gateway: Option<Child>,
     others: Vec<Child>,
-    /// Of Perigee's HTTP and SFTP, nginx, vsftpd and OpenSSH, Perigee's FTPS, and vsftpd with TLS.
-    ports: [u16; 7],
+    /// Of Perigee's HTTP and SFTP, nginx, vsftpd and OpenSSH, Perigee's FTPS, and vsftpd, Perigee's HTTP and nginx with TLS.
+    ports: [u16; 9],
     /// Of the user in whose name FTPS is used.
     token: String,
-    /// The process that serves it.
-    gateway_pid: u32,
+    /// Of the user in whose name HTTP with TLS is used.
+    tls_token: String,
 }
 
 impl Drop for Servers {
@@ -43,7 +45,8 @@ impl Drop for Servers {
             let log = fs::read_to_string(self.dir.join("perigee.log")).unwrap_or_default();
             eprintln!("perigee ended by itself: {status}\n{log}");
         }
-        for mut child in self.others.drain(..).chain(self.perigee.take()) {
+        let ours = self.gateway.take().into_iter().chain(self.perigee.take());
+        for mut child in self.others.drain(..).chain(ours) {
             // nginx ends its workers only if it is asked to end.
             let late = Instant::now() + STOP_MAX;
             let _ = crate::run("kill", &["-TERM", &child.id().to_string()]);
@@ -83,14 +86,16 @@ impl Servers {
             dir: dir.to_owned(),
             program,
             perigee: None,
+            gateway: None,
             others: Vec::new(),
             ports,
             token: String::new(),
-            gateway_pid: 0,
+            tls_token: String::new(),
         };
         for part in [
             "home",
             "perigee",
+            "perigee-tls",
             "nginx/files",
             "nginx/temp",
             "vsftpd/files",
@@ -101,22 +106,19 @@ impl Servers {
         }
         servers.make_keys()?;
         servers.start_perigee()?;
-        servers.let_user_in()?;
-        for (name, arguments, port) in [
-            servers.nginx()?,
-            servers.vsftpd(false)?,
-            servers.openssh()?,
-            servers.vsftpd(true)?,
-            servers.gateway()?,
-        ] {
-            let short = name.rsplit('/').next().unwrap_or(name);
-            let log = fs::File::create(dir.join(format!("{short}.log")))?;
+        servers.token = servers.user_token(false)?;
+        servers.start_perigee_tls()?;
+        servers.tls_token = servers.user_token(true)?;
+        servers.start_gateway()?;
+        for (name, arguments, port) in
+            [servers.nginx()?, servers.vsftpd(false)?, servers.openssh()?, servers.vsftpd(true)?]
+        {
+            let log = fs::File::create(dir.join(format!("{name}.log")))?;
             let mut command = Command::new(self::program(name));
             command.args(&arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
             servers.others.push(command.spawn().with_context(|| format!("can't start {name}"))?);
             listens(name, port)?;
         }
-        servers.gateway_pid = servers.others.last().context("it runs")?.id();
         Ok(servers)
     }
 
@@ -134,87 +136,125 @@ impl Servers {
     }
 
     /// Starts it again, if it was killed.
-    pub fn start_perigee(&mut self) -> Result<()> {
+    fn start_perigee(&mut self) -> Result<()> {
         let state = self.dir.join("perigee");
-        let limit = format!("--data={MEMORY_BYTES}");
-        let log =
-            fs::File::options().create(true).append(true).open(self.dir.join("perigee.log"))?;
-        let mut command = Command::new("prlimit");
-        command.args([limit.as_str(), "--"]).arg(&self.program);
+        let mut command = self.limited(&self.program, "perigee.log")?;
         command.args(["controller", "run", "--insecure", "--state", text(&state)?]);
         command.args([
             "--listen",
-            &self.api(),
+            &self.api(false),
             "--listen",
             &format!("127.0.0.1:{}", self.ports[0]),
         ]);
         command.args(["--sftp", &format!("127.0.0.1:{}", self.ports[1])]);
         command.env("PERIGEE_LOG", "warn").env("HOME", self.dir.join("home"));
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.perigee = Some(command.spawn().context("can't start perigee")?);
         listens("perigee", self.ports[0])?;
         listens("perigee's SFTP", self.ports[1])
     }
 
-    /// SIGKILL.
-    pub fn kill_perigee(&mut self) -> Result<()> {
-        let mut child = self.perigee.take().context("it runs")?;
+    /// A program with a limit of its memory, which it is replaced by: the process keeps its id.
+    fn limited(&self, program: &Path, log: &str) -> Result<Command> {
+        let log = fs::File::options().create(true).append(true).open(self.dir.join(log))?;
+        let mut command = Command::new("prlimit");
+        command.args([&format!("--data={MEMORY_BYTES}"), "--"]).arg(program);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        Ok(command)
+    }
+
+    /// Starts what was killed again.
+    pub fn start_again(&mut self, victim: Victim) -> Result<()> {
+        match victim {
+            Victim::Controller => self.start_perigee(),
+            Victim::Gateway => self.start_gateway(),
+        }
+    }
+
+    /// Waits until what was killed has ended.
+    pub fn ended(&mut self, victim: Victim) -> Result<()> {
+        let child = match victim {
+            Victim::Controller => self.perigee.take(),
+            Victim::Gateway => self.gateway.take(),
+        };
+        let mut child = child.context("it runs")?;
         child.kill()?;
         child.wait()?;
         Ok(())
     }
 
-    fn api(&self) -> String {
-        format!("unix:{}", self.dir.join("api.sock").display())
+    fn api(&self, is_tls: bool) -> String {
+        let socket = if is_tls { "tls.sock" } else { "api.sock" };
+        format!("unix:{}", self.dir.join(socket).display())
     }
 
-    /// The `perigee` command at this controller.
-    pub fn command(&self, arguments: &[&str]) -> Command {
+    fn command_at(&self, is_tls: bool, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
-        command.args(arguments).env("PERIGEE_API", self.api()).env("HOME", self.dir.join("home"));
+        let api = self.api(is_tls);
+        command.args(arguments).env("PERIGEE_API", api).env("HOME", self.dir.join("home"));
         command.stdin(Stdio::null()).stdout(Stdio::null());
         command
     }
 
+    /// The `perigee` command at the controller without TLS.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        self.command_at(false, arguments)
+    }
+
     /// Runs it to its end.
     pub fn perigee(&self, arguments: &[&str]) -> Result<()> {
-        let ended = self.command(arguments).status()?;
-        ensure!(ended.success(), "perigee {}: {ended}", arguments.join(" "));
-        Ok(())
+        ended_well(self.command(arguments), arguments)
     }
 
-    fn let_user_in(&mut self) -> Result<()> {
+    /// Makes the user in whose name clients come, and a token.
+    fn user_token(&self, is_tls: bool) -> Result<String> {
         let key = self.dir.join("ssh/user.pub");
         let user = "default/bench";
-        self.perigee(&["user", "add", user, "--role", "member"])?;
-        self.perigee(&["user", "key", "add", "bench", text(&key)?, "--user", user])?;
-        let mut make = self.command(&["token", "create", "--user", user]);
+        for arguments in [
+            &["user", "add", user, "--role", "member"][..],
+            &["user", "key", "add", "bench", text(&key)?, "--user", user],
+        ] {
+            ended_well(self.command_at(is_tls, arguments), arguments)?;
+        }
+        let mut make = self.command_at(is_tls, &["token", "create", "--user", user]);
         let made = make.stdout(Stdio::piped()).output()?;
         ensure!(made.status.success(), "perigee token create: {}", made.status);
-        self.token = String::from_utf8(made.stdout)?.trim().to_owned();
-        Ok(())
+        Ok(String::from_utf8(made.stdout)?.trim().to_owned())
     }
 
-    fn gateway(&self) -> Result<(&'static str, Vec<String>, u16)> {
-        let [http, .., ftps, _] = self.ports;
-        let words = format!("--api http://127.0.0.1:{http} --listen 127.0.0.1:{ftps}");
-        let mut arguments: Vec<String> = words.split(' ').map(str::to_owned).collect();
-        let (key, certificate) = (self.dir.join("tls.key"), self.dir.join("tls.pem"));
-        arguments
-            .extend(["--key", text(&key)?, "--cert", text(&certificate)?].map(ToOwned::to_owned));
-        Ok((GATEWAY, arguments, ftps))
+    /// A second controller, with a state of its own: one speaks TLS at all its ports, or at none.
+    fn start_perigee_tls(&mut self) -> Result<()> {
+        let port = self.ports[7];
+        let mut command = self.limited(&self.program, "perigee-tls.log")?;
+        command.args(["controller", "run", "--state"]).arg(self.dir.join("perigee-tls"));
+        command.args(["--listen", &self.api(true), "--listen", &format!("127.0.0.1:{port}")]);
+        command.env("PERIGEE_LOG", "warn").env("HOME", self.dir.join("home"));
+        self.others.push(command.spawn().context("can't start perigee with TLS")?);
+        listens("perigee with TLS", port)
+    }
+
+    /// Starts it again, if it was killed.
+    fn start_gateway(&mut self) -> Result<()> {
+        let [http, .., ftps, _, _, _] = self.ports;
+        let mut command = self.limited(Path::new(GATEWAY), "perigee-ftps.log")?;
+        command.args(["--api", &format!("http://127.0.0.1:{http}")]);
+        command.args(["--listen", &format!("127.0.0.1:{ftps}")]);
+        command.arg("--key").arg(self.dir.join("tls.key")).arg("--cert").arg(self.certificate());
+        self.gateway = Some(command.spawn().context("can't start the FTPS gateway")?);
+        listens("the FTPS gateway", ftps)
     }
 
     fn nginx(&self) -> Result<(&'static str, Vec<String>, u16)> {
-        let (at, port) = (self.dir.join("nginx"), self.ports[2]);
+        let (at, port, tls_port) = (self.dir.join("nginx"), self.ports[2], self.ports[8]);
         let conf = format!(
             "daemon off; user root; worker_processes auto; pid {at}/pid; error_log {at}/error.log;\n\
              events {{ worker_connections 1024; }}\n\
              http {{\n  access_log off; sendfile on; client_max_body_size 0; client_body_temp_path {at}/temp;\n  \
              proxy_temp_path {at}/p; fastcgi_temp_path {at}/f; uwsgi_temp_path {at}/u; scgi_temp_path {at}/s;\n  \
-             server {{\n    listen 127.0.0.1:{port}; root {at}/files;\n    \
+             server {{\n    listen 127.0.0.1:{port}; listen 127.0.0.1:{tls_port} ssl; root {at}/files;\n    \
+             ssl_certificate {dir}/tls.pem; ssl_certificate_key {dir}/tls.key;\n    \
              location / {{ dav_methods PUT DELETE MKCOL; create_full_put_path on; }}\n  }}\n}}\n",
-            at = at.display()
+            at = at.display(),
+            dir = self.dir.display()
         );
         let file = at.join("nginx.conf");
         fs::write(&file, conf)?;
@@ -267,13 +307,16 @@ impl Servers {
 
     /// What curl begins an address with.
     pub fn url(&self, door: Door) -> String {
-        let [http, _, nginx, ftp, _, ftps, vsftpd_ftps] = self.ports;
+        let [http, _, nginx, ftp, _, ftps, vsftpd_ftps, http_tls, nginx_tls] = self.ports;
         match door {
             Door::PerigeeHttp | Door::PerigeeSftp | Door::PerigeeCli => {
                 format!("http://127.0.0.1:{http}/v1/data/default")
             }
             Door::PerigeeWebdav => format!("http://127.0.0.1:{http}/dav/default"),
+            Door::PerigeeHttpTls => format!("https://127.0.0.1:{http_tls}/v1/data/default"),
+            Door::PerigeeWebdavTls => format!("https://127.0.0.1:{http_tls}/dav/default"),
             Door::NginxWebdav => format!("http://127.0.0.1:{nginx}"),
+            Door::NginxWebdavTls => format!("https://127.0.0.1:{nginx_tls}"),
             Door::PerigeeFtps => format!("ftp://127.0.0.1:{ftps}"),
             Door::Vsftpd => format!("ftp://127.0.0.1:{ftp}"),
             Door::VsftpdFtps => format!("ftp://127.0.0.1:{vsftpd_ftps}"),
@@ -283,8 +326,15 @@ impl Servers {
 
     /// What curl is to be told of a login, as lines of its configuration.
     pub fn curl_login(&self, door: Door) -> String {
-        let tls = format!("ssl-reqd\ncacert = \"{}\"\n", self.certificate().display());
+        let ca = |file: PathBuf| format!("cacert = \"{}\"\n", file.display());
+        let tls = format!("ssl-reqd\n{}", ca(self.certificate()));
         match door {
+            Door::PerigeeHttpTls | Door::PerigeeWebdavTls => format!(
+                "{}header = \"Authorization: Bearer {}\"\n",
+                ca(self.dir.join("perigee-tls/authority/ca.pem")),
+                self.tls_token
+            ),
+            Door::NginxWebdavTls => ca(self.certificate()),
             Door::PerigeeFtps => format!("{tls}user = \"bench:{}\"\n", self.token),
             // With TLS 1.3, vsftpd 3.0.3 now and then takes the end of an upload for a failure (426).
             Door::VsftpdFtps => format!("{tls}tls-max = 1.2\n"),
@@ -292,7 +342,7 @@ impl Servers {
         }
     }
 
-    /// The certificate of both FTPS servers.
+    /// The certificate of both FTPS servers, and of nginx.
     pub fn certificate(&self) -> PathBuf {
         self.dir.join("tls.pem")
     }
@@ -344,10 +394,13 @@ impl Servers {
     /// Removes what was uploaded at a door.
     pub fn clear(&self, door: Door) -> Result<()> {
         let at = match door {
-            Door::NginxWebdav => "nginx/files",
+            Door::NginxWebdav | Door::NginxWebdavTls => "nginx/files",
             Door::Vsftpd | Door::VsftpdFtps => "vsftpd/files",
             Door::OpensshSftp => "ssh/files",
-            _ => return self.perigee(&["data", "delete", "bench", "--recursive"]),
+            _ => {
+                let delete = ["data", "delete", "bench", "--recursive"];
+                return ended_well(self.command_at(door.is_perigee_tls(), &delete), &delete);
+            }
         };
         let at = self.dir.join(at);
         for entry in fs::read_dir(at)? {
@@ -360,7 +413,9 @@ impl Servers {
     /// Makes the directory that all files go to.
     pub fn make_directory(&self, door: Door) -> Result<()> {
         match door {
-            Door::NginxWebdav => fs::create_dir_all(self.dir.join("nginx/files/bench"))?,
+            Door::NginxWebdav | Door::NginxWebdavTls => {
+                fs::create_dir_all(self.dir.join("nginx/files/bench"))?;
+            }
             Door::OpensshSftp => fs::create_dir_all(self.dir.join("ssh/files/bench"))?,
             Door::Vsftpd | Door::VsftpdFtps => {
                 let at = self.dir.join("vsftpd/files/bench");
@@ -368,9 +423,12 @@ impl Servers {
                 fs::set_permissions(at, fs::Permissions::from_mode(0o777))?;
             }
             _ => {
-                let url = format!("{}/bench?directory", self.url(Door::PerigeeHttp));
+                let api = self.api(door.is_perigee_tls());
+                let socket = api.trim_start_matches("unix:");
+                let url = "http://localhost/v1/data/default/bench?directory";
+                let make = ["-sS", "-o", "/dev/null", "-X", "POST", "--unix-socket", socket, url];
                 // It may be there.
-                let _ = crate::run("curl", &["-sS", "-o", "/dev/null", "-X", "POST", &url]);
+                let _ = crate::run("curl", &make);
             }
         }
         Ok(())
@@ -378,11 +436,15 @@ impl Servers {
 
     /// The process that serves a door of Perigee.
     pub fn pid(&self, door: Door) -> Result<u32> {
-        if door == Door::PerigeeFtps {
-            return Ok(self.gateway_pid);
-        }
-        Ok(self.perigee.as_ref().context("it runs")?.id())
+        let process = if door == Door::PerigeeFtps { &self.gateway } else { &self.perigee };
+        Ok(process.as_ref().context("it runs")?.id())
     }
+}
+
+fn ended_well(mut command: Command, arguments: &[&str]) -> Result<()> {
+    let ended = command.status()?;
+    ensure!(ended.success(), "perigee {}: {ended}", arguments.join(" "));
+    Ok(())
 }
 
 pub fn text(path: &Path) -> Result<&str> {
