@@ -52,10 +52,15 @@ pub fn limit(
     std::fs::write(Path::new(ROOT).join("perigee/cgroup.subtree_control"), "+cpu +memory")?;
     std::fs::write(group.join("cpu.max"), cpu_max(cpus))?;
     std::fs::write(group.join("memory.max"), (memory_bytes + OVERHEAD_BYTES).to_string())?;
-    for process in [Some(process), network].into_iter().flatten() {
-        std::fs::write(group.join("cgroup.procs"), process.pid.to_string())?;
+    for member in [Some(process), network].into_iter().flatten() {
+        join(process, member)?;
     }
     Ok(())
+}
+
+/// Puts a process into QEMU's group.
+pub fn join(qemu: &Process, process: &Process) -> std::io::Result<()> {
+    std::fs::write(group(qemu).join("cgroup.procs"), process.pid.to_string())
 }
 
 /// Lets a QEMU with so many vCPUs use their time.

@@ -66,7 +66,7 @@ pub fn mark(dir: &VmDir) -> [String; 2] {
     ["-pidfile".to_owned(), dir.pid().display().to_string()]
 }
 
-/// `cable` is the open socket to the VM's network, if it has a card.
+/// `cable` is QEMU's end of the cable to the VM's network, if it has a card.
 pub fn arguments(
     spec: &VmSpec,
     dir: &VmDir,
@@ -154,9 +154,10 @@ pub fn arguments(
     if let Some(cable) = cable {
         let tap = format!("tap,id=network,fd={cable},vhost=off");
         let (netdev, own) = match &spec.network {
-            VmNetwork::None | VmNetwork::User => {
-                (format!("stream,id=network,addr.type=fd,addr.str={cable}"), String::new())
-            }
+            VmNetwork::None | VmNetwork::User => (
+                format!("stream,id=network,server=on,addr.type=fd,addr.str={cable}"),
+                String::new(),
+            ),
             VmNetwork::Cluster(card) => (tap, format!(",mac={},host_mtu={}", card.mac(), card.mtu)),
             VmNetwork::Bridge(card) => (tap, format!(",mac={}", card.mac())),
         };

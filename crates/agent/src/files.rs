@@ -12,6 +12,9 @@
 //!   arrival              for a VM that arrives by migration: whether it has run here
 //!   events.jsonl         the guest's messages
 //!   qemu.log             QEMU's stderr
+//!   network.sock         where QEMU waits for the `passt` of its card
+//!   passt.json           which process that is
+//!   passt.log            what it says
 //!   run/                 owned by the VM's own user, mode 0700: sockets, pid file, console.log
 //! STATE/ended/VM.json    the last start of a VM that was ended, and the fate of one that arrived by migration
 //! ```
@@ -164,6 +167,16 @@ impl VmDir {
     /// It is there when the VM's network is ready.
     pub fn network_pid(&self) -> PathBuf {
         self.run().join("passt.pid")
+    }
+
+    /// The process of the VM's network.
+    pub fn network_process(&self) -> PathBuf {
+        self.root.join("passt.json")
+    }
+
+    /// Where QEMU waits for the VM's network. Its path is as long as the monitor's.
+    pub fn network_socket(&self) -> PathBuf {
+        self.root.join("network.sock")
     }
 
     pub fn network_log(&self) -> PathBuf {

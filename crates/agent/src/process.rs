@@ -23,6 +23,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Gid, Pid, Uid};
 use perigee_http::memory::{self, LockedMemory};
 use perigee_model::Problem;
+use serde::{Deserialize, Serialize};
 
 use crate::command::MEM_LOCK;
 use crate::confinement::Sandbox;
@@ -38,7 +39,7 @@ pub struct QemuUser {
     pub gid: Gid,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     pub pid: u32,
     start_ticks: u64,

@@ -79,6 +79,8 @@ pub struct Observed {
     /// Changed only by [`Vm::take`].
     status: VmStatus,
     pub reason: String,
+    /// Why its guest has no network, although the VM has a card.
+    no_network: String,
     pub process: Option<Process>,
     /// Whether the agent could not yet examine all processes to find the VM's.
     pub is_searched: bool,
@@ -98,6 +100,12 @@ impl Observed {
         self.status
     }
 
+    /// Why the VM is as it is, for people.
+    fn told_reason(&self) -> String {
+        let runs = self.status == VmStatus::Running && self.reason.is_empty();
+        if runs { self.no_network.clone() } else { self.reason.clone() }
+    }
+
     /// Whether QEMU has ended or was never started.
     fn qemu_has_ended(&self) -> bool {
         self.process.map_or(!self.is_searched, |process| process.has_ended())
@@ -109,7 +117,7 @@ impl Observed {
         let migration = self.migration.as_ref();
         (
             self.arrival.told(self.status),
-            self.reason.clone(),
+            self.told_reason(),
             self.incoming_uri.is_some(),
             migration.map(|report| (report.migration.clone(), report.phase)),
         )
@@ -161,6 +169,7 @@ impl Vm {
         let observed = Observed {
             status,
             reason: String::new(),
+            no_network: String::new(),
             process: None,
             is_searched: false,
             arrival,
@@ -325,7 +334,7 @@ impl Vm {
             VmReport {
                 spec,
                 status: seen.arrival.told(seen.status),
-                reason: seen.reason.clone(),
+                reason: seen.told_reason(),
                 boot_id: boot_id.to_owned(),
                 qemu_pid: seen.process.map_or(0, |process| process.pid),
                 uptime_ms: live.map_or(0, |process| process.uptime_ms()),

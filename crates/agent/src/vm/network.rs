@@ -1,7 +1,7 @@
 //! The network cards of VMs. One in a network of its tenant, or in a bridge of the operator, is a TAP, which
 //! [`crate::networks`] makes. A card in a user network is connected to a `passt` of its own, which makes the guest's
 //! connections as connections of this host. It is a process of the VM's user, and ends when the VM's QEMU does: the
-//! socket between them closes.
+//! socket between them closes. When it ends before, it is started again ([`keep`]).
 //!
 //! **What a guest reaches.** Public addresses, and those that the operator allows ([`GuestsReach`]): neither this host nor the
 //! cluster's others, no private and no link-local addresses. (A cloud's metadata service at 169.254.169.254 tells whoever asks
@@ -16,6 +16,7 @@
 //! **Names.** A guest reaches port 53 of its host's resolvers, wherever they are. `passt` knows those that the host had when the
 //! guest started, so these stay allowed while VMs with cards run.
 
+mod keep;
 mod ports;
 #[cfg(test)]
 mod tests;
@@ -30,13 +31,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::fcntl::Flock;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use nix::unistd::{Gid, Uid};
 use perigee_model::guest::USER_NETWORK;
 use perigee_model::vm::VmNetwork;
 use perigee_model::{Problem, ProblemKind};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
+
+pub use keep::keep;
 
 use super::Vm;
 use crate::files::{read_json, write_json};
@@ -413,7 +415,7 @@ table inet {name} {{
 
 /// A card that is connected.
 pub struct Cable {
-    /// QEMU's end. The network is there while it is open.
+    /// QEMU's end: a TAP, or where it waits for its `passt`.
     pub qemus: OwnedFd,
     /// The network, if it is the VM's own.
     pub passt: Option<Process>,
@@ -436,7 +438,19 @@ pub async fn connect(vm: &Vm, host: &Host) -> Result<Option<Cable>, Problem> {
             return Ok(Some(Cable { qemus, passt: None }));
         }
     }
-    let what = || format!("can't connect the network card of the VM {}", vm.id());
+    let qemus = keep::listen(&vm.dir.network_socket())
+        .map_err(|error| Problem::internal(cannot_connect(vm), error))?;
+    let passt = begin_passt(vm, host).await?;
+    Ok(Some(Cable { qemus, passt: Some(passt) }))
+}
+
+fn cannot_connect(vm: &Vm) -> String {
+    format!("can't connect the network card of the VM {}", vm.id())
+}
+
+/// Starts the `passt` of a VM whose QEMU waits for it, or will.
+async fn begin_passt(vm: &Vm, host: &Host) -> Result<Process, Problem> {
+    let what = || cannot_connect(vm);
     let networks = &host.user_networks;
     networks.cards().map_err(|why| Problem::unsupported(what(), why))?;
     let hosts = host.networks.hosts().ok_or_else(|| {
@@ -449,19 +463,21 @@ pub async fn connect(vm: &Vm, host: &Host) -> Result<Option<Cable>, Problem> {
     let user = host.user_of(&vm.dir)?;
     let user = user.map(|user| QemuUser { gid: networks.uids.group(), ..user });
     let forward = user.as_ref().map(|user| door_of(user.uid));
-    let (ready, log) = (vm.dir.network_pid(), vm.dir.network_log());
+    let (at, ready, log) = (vm.dir.network_socket(), vm.dir.network_pid(), vm.dir.network_log());
     let begin = async |forward| {
-        let begun = networks.begin((&ready, &log), &host.ip, user, forward).await;
+        let begun = networks.begin((&at, &ready, &log), &host.ip, user, forward).await;
         begun.map_err(|problem| Problem { what: what(), ..problem })
     };
-    match begin(forward).await {
+    let passt = match begin(forward).await {
         // Another program has the port: the VM is there all the same, and `vm ssh` is not.
         Err(problem) if problem.kind == ProblemKind::Unsupported && forward.is_some() => {
             tracing::warn!(%problem, "the VM {} is not reached by `vm ssh`", vm.id());
-            begin(None).await.map(Some)
+            begin(None).await?
         }
-        begun => begun.map(Some),
-    }
+        begun => begun?,
+    };
+    write_json(&vm.dir.network_process(), &passt)?;
+    Ok(passt)
 }
 
 /// Where this host reaches port 22 of a guest: each VM has a loopback address of its own, as it has a user.
@@ -490,18 +506,16 @@ pub async fn dial(vm: &Vm, host: &Host) -> Result<TcpStream, Problem> {
 }
 
 impl UserNetworks {
-    /// Starts a VM's `passt`. `forward` leads to the guest's port 22.
+    /// Starts a VM's `passt`, connected to the socket `at`. `forward` leads to the guest's port 22.
     async fn begin(
         &self,
-        (ready, log): (&Path, &Path),
+        (at, ready, log): (&Path, &Path, &Path),
         own_ip: &str,
         user: Option<QemuUser>,
         forward: Option<SocketAddrV4>,
-    ) -> Result<Cable, Problem> {
+    ) -> Result<Process, Problem> {
         const WHAT: &str = "can't connect a network card";
-        let kind = (AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC);
-        let (qemus, networks) = socketpair(kind.0, kind.1, kind.2, kind.3)
-            .map_err(|error| Problem::internal(WHAT, error))?;
+        let networks = keep::reach(at).await.map_err(|error| Problem::internal(WHAT, error))?;
         // One of an earlier start says nothing.
         for old in [ready, log] {
             match std::fs::remove_file(old) {
@@ -541,7 +555,7 @@ impl UserNetworks {
             let why = format!("passt can't be put into {}: {error}", cards.display());
             return Err(Problem::unsupported(WHAT, why));
         }
-        Ok(Cable { qemus, passt: Some(process) })
+        Ok(process)
     }
 }
 

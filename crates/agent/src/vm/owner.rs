@@ -52,6 +52,8 @@ pub struct Owner {
     ended_because: &'static str,
     migration: Option<Handle>,
     guest: Option<AbortHandle>,
+    /// Keeps the VM's user network going.
+    network: Option<AbortHandle>,
     /// Keeps strangers away while QEMU waits for the VM.
     door: Option<AbortHandle>,
 }
@@ -85,6 +87,7 @@ impl Owner {
             ended_because: "",
             migration: None,
             guest: None,
+            network: None,
             door: None,
         }
     }

@@ -1,6 +1,7 @@
 //! The agent with real QEMU. The guest is the firmware alone, so no image is needed.
 
 mod callers;
+mod cards;
 mod changes;
 mod compressed;
 mod screen;

@@ -430,6 +430,15 @@ impl Agent {
         tell(&self.vm_dir().join("run/qmp.sock"), &[command]).remove(0)
     }
 
+    /// What QEMU's monitor for people says, while the agent does not run.
+    pub fn ask_monitor(&self, line: &str) -> String {
+        let ask = serde_json::json!({
+            "execute": "human-monitor-command", "arguments": {"command-line": line},
+        });
+        let answer = tell(&self.vm_dir().join("run/qmp.sock"), &[ask]).remove(0);
+        answer.as_str().expect("a text").to_owned()
+    }
+
     pub fn change(&self, ask: &ChangeVm) -> Result<VmChanged, Problem> {
         self.change_start(self.get()?.spec.start, ask)
     }

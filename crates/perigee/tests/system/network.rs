@@ -112,6 +112,17 @@ async fn moves_in_its_bridge(system: &System, job: &Job, namespace: &str) -> Che
     Ok(())
 }
 
+/// Kills what connects the only VM at a host that has a card in a user network.
+fn kill_passt(namespace: &str) -> Checked<()> {
+    let script = format!(
+        "for pid in $(ip netns pids {namespace}); do \
+         case $(cat /proc/$pid/comm) in passt*) kill -9 $pid && echo killed;; esac; done"
+    );
+    let output = std::process::Command::new("sh").args(["-c", &script]).output().map_err(failed)?;
+    ensure!(output.stdout == b"killed\n", "{output:?}");
+    Ok(())
+}
+
 #[test]
 fn a_guest_has_a_card_and_reaches_only_the_hosts_that_it_may_also_after_it_has_moved() {
     let mut definition = Definition::default_demo(LabId::random(), 16);
@@ -136,6 +147,8 @@ fn a_guest_has_a_card_and_reaches_only_the_hosts_that_it_may_also_after_it_has_m
             ensure!(ended.state == MigrationState::Completed, "to {to}: {}", ended.error);
             system.progresses(&job.id, 2).await?;
         }
+        kill_passt(&system.lab.definition.host_namespace(&host("home1")))?;
+        system.progresses(&job.id, 2).await?;
         system.stop_writer(&job, "home1").await?;
         let ended = system.ended(&job.id).await?;
         let log = system.log(&job.id).await?;

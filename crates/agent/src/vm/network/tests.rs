@@ -223,12 +223,13 @@ impl Guest {
         let dir = tempfile::tempdir().expect("a directory");
         nix::unistd::chown(dir.path(), Some(Uid::from_raw(uid)), None).expect("root may");
         let user = QemuUser { uid: Uid::from_raw(uid), gid: Gid::from_raw(GROUP) };
-        let (ready, log) = (dir.path().join("pid"), dir.path().join("log"));
-        let begun = networks.begin((&ready, &log), "10.8.0.1", Some(user), None);
-        let cable = runtime.block_on(begun).expect("passt starts");
-        let card = std::os::unix::net::UnixStream::from(cable.qemus);
+        let [at, ready, log] = ["card", "pid", "log"].map(|name| dir.path().join(name));
+        let waits = keep::listen(&at).expect("a socket");
+        let begun = networks.begin((&at, &ready, &log), "10.8.0.1", Some(user), None);
+        let passt = runtime.block_on(begun).expect("passt starts");
+        let (card, _) = std::os::unix::net::UnixListener::from(waits).accept().expect("its end");
         card.set_read_timeout(Some(Duration::from_millis(50))).expect("a deadline");
-        Self { card, passt: cable.passt.expect("its own"), _dir: dir }
+        Self { card, passt, _dir: dir }
     }
 
     fn send(&mut self, frame: &[u8]) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use perigee_model::states::VmEvent;
-use perigee_model::vm::{ENDED_SILENTLY, VmStatus};
+use perigee_model::vm::{ENDED_SILENTLY, VmNetwork, VmStatus};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
@@ -13,6 +13,7 @@ use crate::command::{QEMU, mark};
 use crate::guest;
 use crate::process::{Looks, Process};
 use crate::qmp::{Event, Qmp, QmpError};
+use crate::vm::network::keep;
 use crate::vm::start::listen_for_migration;
 use crate::vm::strangers::keep_away;
 
@@ -54,6 +55,10 @@ impl Owner {
             guest::listen(&vm.dir.job(), log, wishes, from_start, process).await;
         });
         self.guest = Some(listening.abort_handle());
+        if self.vm.spec.network == VmNetwork::User {
+            let kept = tokio::spawn(keep(Arc::clone(&self.vm), Arc::clone(&self.host)));
+            self.network = Some(kept.abort_handle());
+        }
     }
 
     pub(super) async fn connected(

@@ -63,7 +63,8 @@ impl Owner {
     }
 
     fn forget(&mut self) -> Result<(), Problem> {
-        for task in [self.guest.take(), self.door.take()].into_iter().flatten() {
+        for task in [self.guest.take(), self.network.take(), self.door.take()].into_iter().flatten()
+        {
             task.abort();
         }
         self.vm.dir.remove()?;

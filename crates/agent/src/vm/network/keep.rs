@@ -1,0 +1,92 @@
+//! A VM's `passt` is started again when it has ended, for as long as the VM's QEMU runs.
+//!
+//! QEMU listens at a socket of the agent's for its card's network, one connection at a time, and again when that one has
+//! closed. So the guest keeps its card; what was connected through the old `passt` is lost. Nobody but root reaches the
+//! socket.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use perigee_model::Problem;
+use tokio::time::{Instant, sleep};
+
+use super::begin_passt;
+use crate::cgroup;
+use crate::files::read_json;
+use crate::host::Host;
+use crate::process::Process;
+use crate::vm::Vm;
+
+const LOOK: Duration = Duration::from_secs(1);
+/// And no oftener: one that ends at once, again and again, costs little.
+const TRY_AGAIN: Duration = Duration::from_secs(10);
+
+/// Where QEMU waits for its network.
+pub fn listen(at: &Path) -> std::io::Result<OwnedFd> {
+    match std::fs::remove_file(at) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => UnixListener::bind(at).map(OwnedFd::from),
+    }
+}
+
+/// The network's end of the cable. A QEMU that takes no connection does not hold this up.
+pub async fn reach(at: &Path) -> std::io::Result<UnixStream> {
+    let stream = tokio::net::UnixStream::connect(at).await?.into_std()?;
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// Runs until the VM's QEMU has ended.
+pub async fn keep(vm: Arc<Vm>, host: Arc<Host>) {
+    let mut passt = match read_json::<Process>(&vm.dir.network_process()) {
+        Ok(Some(passt)) => passt,
+        // An earlier agent has started it, and its QEMU would not take another one.
+        Ok(None) => return,
+        Err(problem) => return tracing::warn!(vm = %vm.id(), %problem, "its passt is not watched"),
+    };
+    let mut tried: Option<Instant> = None;
+    while !vm.qemu_has_ended() {
+        sleep(LOOK).await;
+        let is_due = tried.is_none_or(|tried| tried.elapsed() > TRY_AGAIN);
+        if !passt.has_ended() || vm.qemu_has_ended() {
+            continue;
+        }
+        if !is_due {
+            say(&vm, "passt has ended again".to_owned());
+            continue;
+        }
+        tried = Some(Instant::now());
+        match start_again(&vm, &host).await {
+            Ok(started) => {
+                passt = started;
+                vm.observed(|seen| seen.no_network.clear());
+                tracing::warn!(vm = %vm.id(), "its passt had ended: it has another one now, and the connections of its guest are lost");
+            }
+            Err(problem) => say(&vm, problem.to_string()),
+        }
+    }
+}
+
+fn say(vm: &Vm, why: String) {
+    let again_s = TRY_AGAIN.as_secs();
+    let trouble = format!(
+        "its guest has no network: {why}; the agent tries again every {again_s} s (or move the VM to another host)"
+    );
+    if vm.observed(|seen| std::mem::replace(&mut seen.no_network, trouble.clone())) != trouble {
+        tracing::warn!(vm = %vm.id(), "{trouble}");
+    }
+}
+
+async fn start_again(vm: &Vm, host: &Host) -> Result<Process, Problem> {
+    let passt = begin_passt(vm, host).await?;
+    let qemu = vm.observed(|seen| seen.process).filter(|_| host.has_cgroups);
+    if let Some(qemu) = qemu
+        && let Err(error) = cgroup::join(&qemu, &passt)
+    {
+        tracing::warn!(vm = %vm.id(), %error, "its passt runs without limits");
+    }
+    Ok(passt)
+}
