@@ -29,7 +29,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::{FallocateFlags, Flock, FlockArg, fallocate};
 use nix::libc;
 use nix::unistd::{Gid, Uid, chown};
 use perigee_model::vm::MigrationKey;
@@ -37,6 +37,9 @@ use perigee_model::{Problem, VmId};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
+
+/// The unit in which the kernel says how much of the disk a file takes.
+const BLOCK_BYTES: u64 = 512;
 
 /// The longest path of a unix socket: `sun_path` without its final zero.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -342,21 +345,21 @@ pub fn tail(path: &Path, bytes_max: u64) -> std::io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Shortens a file to which QEMU appends once it is longer than `bytes_max`, and keeps its last `keep_bytes`.
-/// QEMU's next byte follows them, because QEMU has opened the file for appending.
+/// Gives the beginning of a file to which QEMU appends back to the disk once it takes more than `bytes_max` there, and keeps its
+/// last `keep_bytes`. The file stays as long as it is, with a hole: nothing that QEMU writes meanwhile is lost.
 pub fn bound(path: &Path, bytes_max: u64, keep_bytes: u64) -> std::io::Result<()> {
-    let open = OpenOptions::new().read(true).append(true).custom_flags(NO_TRICKS).open(path);
-    let mut file = match open {
+    let file = match OpenOptions::new().write(true).custom_flags(NO_TRICKS).open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         Err(e) => return Err(e),
     };
-    if file.metadata()?.len() <= bytes_max {
+    let meta = file.metadata()?;
+    if meta.blocks() * BLOCK_BYTES <= bytes_max || meta.len() <= keep_bytes {
         return Ok(());
     }
-    let kept = tail(path, keep_bytes)?;
-    file.set_len(0)?;
-    file.write_all(&kept)
+    let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    let length = i64::try_from(meta.len() - keep_bytes).map_err(std::io::Error::other)?;
+    Ok(fallocate(&file, hole, 0, length)?)
 }
 
 /// Connects to a socket of a VM's QEMU, in a directory of QEMU's user. This user can put a link to any other socket in its
@@ -428,14 +431,22 @@ mod tests {
     }
 
     #[test]
-    fn a_long_file_is_cut_and_keeps_its_end() {
+    fn a_long_file_takes_less_of_the_disk_and_nothing_that_is_appended_is_lost() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("console.log");
-        std::fs::write(&path, "0123456789").unwrap();
-        bound(&path, 10, 4).unwrap();
-        assert_eq!(std::fs::read(&path).unwrap(), b"0123456789");
-        bound(&path, 9, 4).unwrap();
-        assert_eq!(std::fs::read(&path).unwrap(), b"6789");
+        let mut qemus = OpenOptions::new().create(true).append(true).open(&path).unwrap();
+        let taken_bytes = || std::fs::metadata(&path).unwrap().blocks() * BLOCK_BYTES;
+        qemus.write_all(&[b'a'; 1 << 20]).unwrap();
+        qemus.sync_all().unwrap();
+        bound(&path, 2 << 20, 64 << 10).unwrap();
+        assert!(taken_bytes() >= 1 << 20, "it is not long yet");
+        qemus.write_all(b"before").unwrap();
+        bound(&path, 512 << 10, 64 << 10).unwrap();
+        qemus.write_all(b" and after").unwrap();
+        qemus.sync_all().unwrap();
+        assert!(taken_bytes() < 128 << 10, "{}", taken_bytes());
+        assert_eq!(tail(&path, 18).unwrap(), b"aabefore and after");
+        assert!(tail(&path, 64 << 10).unwrap().iter().all(|byte| *byte != 0));
     }
 
     #[test]

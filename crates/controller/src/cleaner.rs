@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::{Cluster, Detachment, now_ms};
 use crate::openers;
 use crate::records::{PlacedDisk, VolumeRecord, vm_of, volume_key};
+use crate::vms::console;
 
 /// How many times a job waits while the cleaner works on the same cleanup.
 const OTHER_TRIES_MAX: u32 = 600;
@@ -271,6 +272,7 @@ impl Sweep<'_> {
     async fn clean(&mut self, cleanup: &mut Cleanup) -> Result<(), Problem> {
         let mut left = Vec::new();
         for (host, vm) in std::mem::take(&mut cleanup.vms) {
+            self.keep_console(&host, cleanup).await;
             let path = format!("/v1/vms/{vm}?{}", cleanup.up_to.query());
             if !self.delete(&host, Part::Vm, &path).await {
                 left.push((host, vm));
@@ -300,6 +302,21 @@ impl Sweep<'_> {
         }
         cleanup.volumes = left;
         Ok(())
+    }
+
+    /// What a VM has printed is worth no wait.
+    async fn keep_console(&self, host: &HostId, cleanup: &Cleanup) {
+        let Some(job) = &cleanup.job else { return };
+        let Ok(link) = self.cluster.hosts.get(host) else { return };
+        if self.cluster.hosts.state(host) != HostState::Up || self.silent.contains(host) {
+            return;
+        }
+        let kept = console::keep(self.cluster, job, cleanup.up_to, &link).await;
+        if let Err(problem) = kept
+            && !matches!(problem.kind, ProblemKind::NotFound | ProblemKind::Unsupported)
+        {
+            tracing::warn!("what {job} has printed on its console at {host} is lost: {problem}");
+        }
     }
 
     /// Removes an attachment unless another VM there needs it.

@@ -1,6 +1,7 @@
 //! Lists and moves VMs. VMs of a host that does not answer are shown as they were last seen.
 
 pub mod change;
+pub mod console;
 pub mod guest;
 pub mod guest_files;
 pub mod lasting;
@@ -366,10 +367,4 @@ async fn token_ends(cluster: &Cluster, token: Option<UsedToken>) {
     while cluster.accounts.by_token_id(&token.id).is_some() {
         tokio::time::sleep(cluster.timing.monitor).await;
     }
-}
-
-pub async fn console(cluster: &Cluster, vm: &VmId) -> Result<String, Problem> {
-    let host = catalog::reachable(cluster, &host_of(cluster, vm).await?)?;
-    let bytes = host.agent.get_bytes(&format!("/v1/vms/{vm}/console")).await?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -1,5 +1,5 @@
 //! The serial console of a VM. QEMU listens at a socket for one client at a time, and appends all that the guest prints to
-//! a log, also while nobody is there. The owner keeps that log short (`LOG_BYTES_MAX`).
+//! a log, also while nobody is there. The owner sees to it that the log takes little of the disk (`LOG_BYTES_MAX`).
 //!
 //! And its screen, if it has one: QEMU speaks VNC (RFB, RFC 6143) at another socket there, without a password: whoever gets this far may
 //! see it.

@@ -305,5 +305,5 @@ pub async fn ssh(
 #[utoipa::path(get, path = "/vms/{vm}/console", tag = "vms", params(("vm" = String, Path)),
     responses((status = 200, body = String, content_type = "text/plain")))]
 pub async fn console(State(cluster): Shared, Full(vm): Full<VmId>) -> Result<String, Failure> {
-    Ok(vms::console(&cluster, &vm).await?)
+    Ok(vms::console::read(&cluster, &vm).await?)
 }

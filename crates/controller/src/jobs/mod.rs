@@ -47,6 +47,7 @@ use crate::records::{
     JobInputs, JobIntent, JobRecord, LogKept, MigrationRecord, Traced, job_intent_key, job_key,
     migration_prefix, vm_of,
 };
+use crate::vms::console;
 use crate::{catalog, images, inputs, migration, networks, outputs};
 
 /// How long an erasure waits for another one of the same records.
@@ -467,6 +468,7 @@ pub async fn erase(cluster: &Cluster, record: &JobRecord) -> Result<(), Problem>
     }
     cluster.records.remove_all(&format!("intents/migrations/{id}/")).await?;
     cluster.records.remove(&samples::key(id)).await?;
+    cluster.records.remove(&console::key(id)).await?;
     cluster.records.remove(&job_intent_key(id)).await?;
     cluster.records.remove(&job_key(id)).await?;
     cluster.index.note_erased(id);

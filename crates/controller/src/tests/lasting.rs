@@ -108,6 +108,8 @@ async fn a_vm_without_a_job_is_started_stopped_and_started_again_with_the_same_d
     let off = lab.vm_is(VmState::Stopped).await;
     assert_eq!((off.host, off.reason.as_str()), (None, ""));
     assert!(lab.home.inside().pressed > 0, "the guest was asked");
+    let console = async |lab: &Lab| vms::console::read(&lab.cluster, &web()).await.expect("kept");
+    assert_eq!(console(&lab).await, "panic: no root");
     assert!(lab.home.inside().vms.is_empty() && lab.home.inside().attachments.is_empty());
     assert!(has_root(&lab.home));
     assert_eq!(lab.home.inside().volumes.len(), 2, "what is made for each start is gone");
@@ -124,6 +126,7 @@ async fn a_vm_without_a_job_is_started_stopped_and_started_again_with_the_same_d
         assert_eq!(inside.volumes[&root()].data, b"kept");
         assert_eq!(inside.starts[&web()], 2);
     }
+    assert_eq!(console(&lab).await, "panic: no root", "of this start only");
     let refused = lasting::delete(&lab.cluster, &web(), false).await.expect_err("it runs");
     assert_eq!(refused.kind, ProblemKind::Conflict);
     lasting::delete(&lab.cluster, &web(), true).await.expect("deleted");
@@ -183,6 +186,11 @@ async fn a_vm_without_a_job_moves_and_what_its_guest_says_is_nothing_to_its_reco
     .await;
     assert_eq!(lab.runs().await.host, Some(to));
     assert!(has_root(&lab.home) && !has_root(&lab.cloud));
+    wait_for("what it has printed at both hosts", async || {
+        let said = vms::console::read(&lab.cluster, &web()).await.expect("its console");
+        (said == "panic: no rootpanic: no root").then_some(())
+    })
+    .await;
     lab.wish(PowerWish::Restart { force: true }).await;
     wait_for("its start where it was moved to", async || {
         (lab.cloud.inside().starts[&web()] == 2).then_some(())
