@@ -29,8 +29,28 @@ pub const MEM_LOCK: [&str; 2] = ["-overcommit", "mem-lock=on"];
 /// The last output of a console that is not written to a file.
 const CONSOLE_BYTES: u32 = 64 << 10;
 
-/// UEFI firmware without Secure Boot, with 4 MiB of flash. Both sides of a migration have it in memory that is sent.
-pub const OVMF: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
+/// UEFI firmware with 4 MiB of flash. Both sides of a migration have it in memory that is sent.
+const OVMF: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
+/// The same with Secure Boot.
+const OVMF_SECURE: &str = "/usr/share/OVMF/OVMF_CODE_4M.secboot.fd";
+
+/// The firmware's code, which all VMs of a host share. (Debian's package ovmf.) QEMU itself has the BIOS.
+pub fn firmware_file(firmware: Firmware) -> Option<&'static str> {
+    match firmware {
+        Firmware::Bios => None,
+        Firmware::Uefi => Some(OVMF),
+        Firmware::UefiSecure => Some(OVMF_SECURE),
+    }
+}
+
+/// Only the firmware itself, in system management mode, changes its variables: else the guest could turn Secure Boot off. That mode
+/// does not survive a sleep in which only memory has power.
+const SECURE: [&str; 4] = [
+    "-global",
+    "driver=cfi.pflash01,property=secure,value=on",
+    "-global",
+    "ICH9-LPC.disable_s3=on",
+];
 
 /// How long a request waits for a volume server that does not answer before the guest is paused.
 const RECONNECT_DELAY_S: u32 = 600;
@@ -83,10 +103,14 @@ pub fn arguments(
     let flash = match spec.machine.firmware {
         Firmware::Bios => "",
         Firmware::Uefi => ",pflash0=firmware,pflash1=nvram",
+        Firmware::UefiSecure => ",pflash0=firmware,pflash1=nvram,smm=on",
     };
     add(&["-machine", &format!("{MACHINE}{dump}{flash}")]);
-    if spec.machine.firmware == Firmware::Uefi {
-        add(&["-blockdev", &firmware_node()]);
+    if let Some(file) = firmware_file(spec.machine.firmware) {
+        add(&["-blockdev", &firmware_node(file)]);
+    }
+    if spec.machine.firmware == Firmware::UefiSecure {
+        add(&SECURE);
     }
     if locked {
         add(&MEM_LOCK);
@@ -209,9 +233,8 @@ pub fn block_node_as(name: &str, disk: &Disk, volume_socket: &Path) -> serde_jso
     })
 }
 
-/// The firmware's code, which all VMs of a host share. (Debian's package ovmf.)
-fn firmware_node() -> String {
-    json!({"driver": "file", "node-name": "firmware", "filename": OVMF, "read-only": true})
+fn firmware_node(file: &str) -> String {
+    json!({"driver": "file", "node-name": "firmware", "filename": file, "read-only": true})
         .to_string()
 }
 
@@ -340,6 +363,15 @@ mod tests {
             assert!(text.contains(part), "{text}");
         }
         assert!(!text.contains("disk-nvram"), "{text}");
+    }
+
+    #[test]
+    fn with_secure_boot_only_the_firmware_changes_its_variables() {
+        let machine = Machine { firmware: Firmware::UefiSecure, ..Machine::default() };
+        let text = line(&VmSpec { machine, ..spec() }, "/s").join(" ");
+        for part in ["pflash1=nvram,smm=on", OVMF_SECURE, "property=secure,value=on"] {
+            assert!(text.contains(part), "{text}");
+        }
     }
 
     #[test]

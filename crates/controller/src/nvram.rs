@@ -1,7 +1,10 @@
 //! The variables of a VM's UEFI firmware, as they are before its first boot: what Debian's package `ovmf` has as
 //! `OVMF_VARS_4M.fd`, without a need for that package at the controller. It is erased flash but for the headers of its three
 //! parts (UEFI Platform Initialization 1.8, volume 3, 3.2.1: firmware volume; EDK II's `VariableFormat.h` and
-//! `WorkingBlockHeader.h`).
+//! `WorkingBlockHeader.h`). The keys of Secure Boot are that package's own, which the controller's machine then needs.
+
+use perigee_model::Problem;
+use perigee_model::vm::Firmware;
 
 /// The whole flash.
 pub const BYTES: usize = 0x84000;
@@ -32,8 +35,31 @@ const WORKING: [u8; 0x20] = [
     0x00, //
 ];
 
+/// Its variables are Microsoft's keys, and that Secure Boot is on.
+const WITH_KEYS: &str = "/usr/share/OVMF/OVMF_VARS_4M.ms.fd";
+
+/// The flash of a VM that has never booted.
+///
+/// # Errors
+/// `Unsupported` if the keys of Secure Boot are not there.
+pub fn at_first(firmware: Firmware) -> Result<Vec<u8>, Problem> {
+    if firmware != Firmware::UefiSecure {
+        return Ok(without_variables());
+    }
+    let problem = |why: String| {
+        Problem::unsupported("can't make a VM with Secure Boot", why)
+            .next("install the package ovmf on the controller's machine")
+    };
+    let flash =
+        std::fs::read(WITH_KEYS).map_err(|error| problem(format!("{WITH_KEYS}: {error}")))?;
+    match flash.len() {
+        BYTES => Ok(flash),
+        other => Err(problem(format!("{WITH_KEYS} has {other} bytes, and not {BYTES}"))),
+    }
+}
+
 /// Flash without a variable.
-pub fn without_variables() -> Vec<u8> {
+fn without_variables() -> Vec<u8> {
     let mut flash = vec![0xff; BYTES];
     flash[..VOLUME.len()].copy_from_slice(&VOLUME);
     flash[WORKING_AT..WORKING_AT + WORKING.len()].copy_from_slice(&WORKING);
@@ -47,6 +73,13 @@ mod tests {
     #[test]
     fn it_is_what_debians_package_has() {
         let theirs = std::fs::read("/usr/share/OVMF/OVMF_VARS_4M.fd").expect("ovmf is installed");
-        assert!(without_variables() == theirs);
+        assert!(at_first(Firmware::Uefi).expect("it needs nothing") == theirs);
+    }
+
+    #[test]
+    fn with_secure_boot_it_has_microsofts_keys() {
+        let flash = at_first(Firmware::UefiSecure).expect("ovmf is installed");
+        let name: Vec<u8> = "Microsoft Corporation".bytes().collect();
+        assert!(flash.windows(name.len()).any(|bytes| bytes == name));
     }
 }

@@ -12,7 +12,7 @@ use crate::network::Publish;
 use crate::phases::{Phases, PredictedPhases, copy_left_s};
 use crate::plan::{Estimate, PredictedEnd};
 use crate::replica::Replica;
-use crate::vm::{Accelerator, HostAddresses, LinkProbe, NetworkKind};
+use crate::vm::{Accelerator, Firmware, HostAddresses, LinkProbe, NetworkKind};
 use crate::volume::{BlockProbe, ImageFormat, IoStats, VolumeSource};
 use crate::volume_move::{VolumeMove, VolumesOnMove};
 use crate::{Epoch, HostId, ImageName, JobId, LeaveSite, MigrationId, SiteId, VmId, VolumeName};
@@ -144,6 +144,9 @@ pub struct JobSpec {
     /// Only the first of its VMs runs the command. The others are there, with an SSH server, until it has ended.
     #[serde(default)]
     pub mpi: bool,
+    /// What boots its root disk.
+    #[serde(default)]
+    pub firmware: Firmware,
 }
 
 fn one() -> u32 {

@@ -30,6 +30,7 @@
 //! network: default         # default | none | user | the name of a network | bridge:NAME
 //! publish: ["8080:80"]     # ports of the VM that are reached at the host of the network's gateway
 //! count: 1                 # how many VMs: a gang of them starts and ends as one
+//! firmware: bios           # bios | uefi | uefi-secure: what boots the image
 //! mpi: false               # true: only the first VM runs the command, which starts the others' processes itself
 //! ```
 //!
@@ -117,6 +118,7 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         publish,
         count,
         mpi,
+        firmware,
     ] = root.fields([
         "name",
         "image",
@@ -140,6 +142,7 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         "publish",
         "count",
         "mpi",
+        "firmware",
     ])?;
     let image = image.ok_or_else(|| missing(&root, "image", "image: debian"))?;
     let command = command.ok_or_else(|| missing(&root, "command", "command: echo hello"))?;
@@ -171,6 +174,7 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         publish: read(publish, read_publish)?.unwrap_or_default(),
         count: read(count, |f| read_number(f, &MEMBERS))?.unwrap_or(1),
         mpi: read(mpi, read_bool)?.unwrap_or_default(),
+        firmware: read(firmware, |f| f.parse(str::parse))?.unwrap_or_default(),
     };
     let inputs = read(inputs, read_inputs)?.unwrap_or_default();
     spec.check()?;

@@ -454,6 +454,28 @@ pub enum Firmware {
     Bios,
     /// OVMF, without Secure Boot: the boot loader on the root disk's EFI system partition.
     Uefi,
+    /// The same with Secure Boot: the boot loader has to be signed with one of Microsoft's keys, as distributions' are.
+    UefiSecure,
+}
+
+impl Firmware {
+    /// Whether it keeps variables, for which the VM has a disk [`DiskRole::Nvram`].
+    pub fn has_variables(self) -> bool {
+        self != Self::Bios
+    }
+}
+
+impl std::str::FromStr for Firmware {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "bios" => Ok(Self::Bios),
+            "uefi" => Ok(Self::Uefi),
+            "uefi-secure" => Ok(Self::UefiSecure),
+            _ => Err(format!("{text:?} is not known: use bios, uefi or uefi-secure")),
+        }
+    }
 }
 
 /// What QEMU says of the VM; `Gone` when its process has ended.

@@ -71,6 +71,7 @@ impl<'a> Perigee<'a> {
             network: Default::default(),
             count: 1,
             mpi: false,
+            firmware: Default::default(),
         };
         let job: Job = client.post("/v1/jobs", &spec).await?;
         let vm = VmId::new(job.id.as_str())?;

@@ -144,6 +144,7 @@ impl<'a> Bench<'a> {
             network: Default::default(),
             count: 1,
             mpi: false,
+            firmware: Default::default(),
         }
     }
 

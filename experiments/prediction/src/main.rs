@@ -269,6 +269,7 @@ impl Bench<'_> {
             network: Default::default(),
             count: 1,
             mpi: false,
+            firmware: Default::default(),
         }
     }
 

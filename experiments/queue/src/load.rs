@@ -251,5 +251,6 @@ fn spec(owner: &str) -> JobSpec {
         network: Default::default(),
         count: 1,
         mpi: false,
+        firmware: Default::default(),
     }
 }

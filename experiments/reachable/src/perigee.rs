@@ -67,6 +67,7 @@ impl<'a> Perigee<'a> {
             network: NetworkKind::Cluster(network),
             count: 1,
             mpi: false,
+            firmware: Default::default(),
         };
         let job = cluster.submit(&spec).await?;
         let vm = VmId::new(job.id.as_str())?;

@@ -6,7 +6,6 @@ use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use perigee_model::vm::Firmware;
 use perigee_model::{Problem, ProblemKind};
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -14,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::tls::{End, set_encryption};
 use super::{Vm, arrival, network};
-use crate::command::{OVMF, QEMU, arguments, export};
+use crate::command::{QEMU, arguments, export, firmware_file};
 use crate::confinement::Sandbox;
 use crate::host::Host;
 use crate::process::{Exit, Process};
@@ -38,8 +37,10 @@ pub struct Started {
 /// Starts QEMU. After a failure no process is left.
 pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
     host.open_ahead(vm.spec.disks.iter().map(export).collect());
-    if vm.spec.machine.firmware == Firmware::Uefi && !Path::new(OVMF).exists() {
-        let why = format!("{OVMF} is not there (package ovmf)");
+    if let Some(file) = firmware_file(vm.spec.machine.firmware)
+        && !Path::new(file).exists()
+    {
+        let why = format!("{file} is not there (package ovmf)");
         return Err(Problem::unsupported(format!("can't start the VM {}", vm.id()), why));
     }
     host.create(&vm.dir)?;

@@ -497,13 +497,16 @@ fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
         ),
         hides_output: run.hides_output(placement),
         network: networks::of_vm(&run.record.value)?,
-        machine: run.lasting().map_or_else(Machine::default, |lasting| Machine {
-            lasts: true,
-            firmware: lasting.firmware,
-            hardware: lasting.hardware.clone(),
-            cpus_max: Machine::cpus_max_of(spec.cpus),
-            ports: Machine::PORTS,
-        }),
+        machine: match run.lasting() {
+            None => Machine { firmware: spec.firmware, ..Machine::default() },
+            Some(lasting) => Machine {
+                lasts: true,
+                firmware: lasting.firmware,
+                hardware: lasting.hardware.clone(),
+                cpus_max: Machine::cpus_max_of(spec.cpus),
+                ports: Machine::PORTS,
+            },
+        },
     })
 }
 

@@ -38,7 +38,7 @@ use super::again::{Fate, Loss, fate};
 use super::cancel::{CANCELLED, STOPPED};
 use super::driver::{Run, Step};
 use super::guest::EARLY;
-use super::place::{self, JOB_DISKS};
+use super::place::{self, job_disks};
 use super::{erase, new_record};
 use crate::cluster::now_ms;
 use crate::records::{
@@ -252,7 +252,7 @@ impl Run {
                 &member.job.spec,
                 (host, &confined),
                 &homes,
-                (&JOB_DISKS[..], member.restarts),
+                (job_disks(&member.job.spec), member.restarts),
             );
             if let Some(placement) = &mut member.placement {
                 placement.disks = placed;

@@ -9,7 +9,7 @@ use perigee_model::job::{Access, JobState, Start};
 use perigee_model::lasting::{Lasting, Next, ResizeVm, Seen};
 use perigee_model::states::JobEvent;
 use perigee_model::tenant::SEPARATOR;
-use perigee_model::vm::{Firmware, VmReport, VmStatus};
+use perigee_model::vm::{VmReport, VmStatus};
 use perigee_model::volume::VolumeSource;
 use perigee_model::{DiskRole, Epoch, HostId, Problem, ProblemKind, VmStart, VolumeName};
 
@@ -403,9 +403,9 @@ pub(super) fn of_one_run(disks: &[PlacedDisk]) -> Vec<(HostId, VolumeName)> {
 
 /// The disks of a VM without a job, beside its volumes.
 pub(super) fn own_disks(lasting: &Lasting) -> &'static [DiskRole] {
-    match lasting.firmware {
-        Firmware::Bios => &[DiskRole::Root, DiskRole::CloudInit],
-        Firmware::Uefi => &[DiskRole::Root, DiskRole::CloudInit, DiskRole::Nvram],
+    match lasting.firmware.has_variables() {
+        false => &[DiskRole::Root, DiskRole::CloudInit],
+        true => &[DiskRole::Root, DiskRole::CloudInit, DiskRole::Nvram],
     }
 }
 

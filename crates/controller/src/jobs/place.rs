@@ -12,7 +12,13 @@ use crate::records::{PlacedDisk, Placement, vm_of};
 use crate::{networks, planning};
 
 /// The disks of a job's VM, beside its volumes.
-pub(super) const JOB_DISKS: [DiskRole; 3] = [DiskRole::Root, DiskRole::Seed, DiskRole::Output];
+pub(super) fn job_disks(spec: &JobSpec) -> &'static [DiskRole] {
+    use DiskRole::{Nvram, Output, Root, Seed};
+    match spec.firmware.has_variables() {
+        true => &[Root, Seed, Output, Nvram],
+        false => &[Root, Seed, Output],
+    }
+}
 
 impl Run {
     pub(super) async fn place(&mut self) -> Result<Step, Problem> {
@@ -28,7 +34,7 @@ impl Run {
         let (spec, restarts) = (&record.job.spec, record.restarts);
         let start = grant.host.clone();
         let lasts = record.lasting.is_some();
-        let own = record.lasting.as_ref().map_or(&JOB_DISKS[..], own_disks);
+        let own = record.lasting.as_ref().map_or_else(|| job_disks(spec), own_disks);
         let mut disks =
             disks(&self.id, spec, (&start, &confined), &grant.volume_homes, (own, restarts));
         if let Some(lasting) = &record.lasting {

@@ -119,8 +119,9 @@ impl Run {
             (DiskRole::Seed, _) => self.make_seed(&home, disk, at).await,
             (DiskRole::CloudInit, _) => self.make_cloud_init(&home, disk).await,
             (DiskRole::Nvram, _) => {
-                let size_bytes = nvram::BYTES as u64;
-                self.make_with(&home, disk, size_bytes, nvram::without_variables()).await
+                let firmware = self.lasting().map_or(spec.firmware, |lasting| lasting.firmware);
+                let flash = nvram::at_first(firmware)?;
+                self.make_with(&home, disk, nvram::BYTES as u64, flash).await
             }
             (DiskRole::Output, _) => {
                 let size_bytes = Some(whole_blocks(spec.output_bytes));

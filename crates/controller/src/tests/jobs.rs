@@ -1,9 +1,9 @@
 //! Jobs from submission to their end.
 
 use perigee_model::guest::{GuestBody, LogStream};
-use perigee_model::job::{Access, Job, JobState, Start};
+use perigee_model::job::{Access, Job, JobSpec, JobState, Start};
 use perigee_model::plan::PredictedEnd;
-use perigee_model::vm::VmStatus;
+use perigee_model::vm::{Firmware, VmStatus};
 use perigee_model::{DiskRole, ImageName, ProblemKind};
 
 use super::{Lab, answers, data_volume, finish, spec, vm_of, wait_for};
@@ -51,6 +51,24 @@ async fn a_job_goes_through_all_its_states_and_leaves_nothing() {
     assert_eq!(again.basis, perigee_model::plan::Basis::History);
     jobs::delete(&lab.cluster, &id, false).await.expect("delete");
     assert_eq!(answers(&lab, &id), None);
+}
+
+#[tokio::test]
+async fn a_job_whose_image_needs_uefi_has_the_firmwares_variables_until_its_end() {
+    let lab = Lab::up().await;
+    let id = lab.submit(JobSpec { firmware: Firmware::Uefi, ..spec(Access::Clone) }).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    {
+        let home = lab.home.inside();
+        let spec = &home.vms[&vm].report.spec;
+        assert_eq!(spec.machine.firmware, Firmware::Uefi);
+        assert!(spec.disks.iter().any(|disk| disk.role == DiskRole::Nvram));
+    }
+    lab.home.say(&vm, GuestBody::Started);
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    lab.wait_for_clean_hosts().await;
 }
 
 #[tokio::test]

@@ -197,6 +197,7 @@ pub fn spec(access: Access) -> JobSpec {
         network: Default::default(),
         count: 1,
         mpi: false,
+        firmware: Default::default(),
     }
 }
 

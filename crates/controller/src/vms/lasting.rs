@@ -113,6 +113,7 @@ fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<JobSpec, Prob
         network: new.network.clone(),
         count: 1,
         mpi: false,
+        firmware: Default::default(),
     })
 }
 

@@ -108,6 +108,7 @@ impl Stage {
             network: Default::default(),
             count: 1,
             mpi: false,
+            firmware: Default::default(),
         }
     }
 

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::vm::Firmware;
 
 const SMALLEST: &str = "image: debian\ncommand: hostname\n";
 
@@ -44,6 +45,7 @@ inputs: [sql/q6.sql, {from: /tmp/x, to: bin/run}, repo://physics/in/x]
 outputs: [/job/answers]
 placement: {start: {site: home}, move: never}
 timeout: 1h30m
+firmware: uefi-secure
 "#;
     let JobFile { spec, inputs } = parse(text, "-").unwrap();
     assert_eq!(spec.command, ["/opt/run", "1", "true"]);
@@ -51,6 +53,7 @@ timeout: 1h30m
     assert_eq!((spec.env["EMPTY"].as_str(), spec.env["QUOTED"].as_str()), ("", "yes"));
     assert_eq!((spec.cpus, spec.memory_bytes), (2, 384 << 20));
     assert_eq!((spec.root_bytes, spec.output_bytes), (Some(4 << 30), 100 << 20));
+    assert_eq!(spec.firmware, Firmware::UefiSecure);
     let mounts: Vec<_> = spec.volumes.iter().map(|v| (v.mount.as_str(), v.access)).collect();
     let expected =
         [("/data", Access::Read), ("/data1", Access::Write), ("/mnt/more", Access::Clone)];

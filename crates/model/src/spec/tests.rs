@@ -35,6 +35,7 @@ fn job() -> JobSpec {
         network: Default::default(),
         count: 1,
         mpi: false,
+        firmware: Default::default(),
     }
 }
 

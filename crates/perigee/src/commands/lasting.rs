@@ -5,7 +5,6 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::ValueEnum;
 use perigee_http::Client;
 use perigee_model::job::{Start, Vm};
 use perigee_model::lasting::{CloudInit, NewVm, NewVmVolume, StopVm, VmState};
@@ -43,9 +42,10 @@ pub struct Create {
     /// times
     #[arg(long, value_name = "PORT:PORT[/udp]", requires = "network")]
     publish: Vec<Publish>,
-    /// What boots its root disk
-    #[arg(long, value_enum, default_value_t = Boot::Bios)]
-    firmware: Boot,
+    /// What boots its root disk: bios: its boot record; uefi: the boot loader on its EFI system partition; uefi-secure: only one that
+    /// is signed (Secure Boot)
+    #[arg(long, value_name = "FIRMWARE", default_value = "bios")]
+    firmware: Firmware,
     /// Its CPU under KVM: `common`: such a VM moves between all hosts with processors of one maker; `host`: all that the host has; or a model by its
     /// name in QEMU, for example EPYC-Milan
     #[arg(long, value_name = "CPU", default_value = "common")]
@@ -78,14 +78,6 @@ pub struct Create {
     /// Make it, and don't start it
     #[arg(long)]
     stopped: bool,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Boot {
-    /// Its boot record
-    Bios,
-    /// The boot loader on its EFI system partition, without Secure Boot
-    Uefi,
 }
 
 pub fn size(text: &str) -> Result<u64, String> {
@@ -146,10 +138,7 @@ pub async fn create(client: &Client, ask: Create) -> Result<Vm, Problem> {
         restart_elsewhere: ask.restart_elsewhere,
         stopped: ask.stopped,
         cloud_init,
-        firmware: match ask.firmware {
-            Boot::Bios => Firmware::Bios,
-            Boot::Uefi => Firmware::Uefi,
-        },
+        firmware: ask.firmware,
         hardware: Hardware { vnc: ask.vnc, cpu: ask.cpu },
     };
     let made: Vm = client.post("/v1/vms", &new).await?;

@@ -95,7 +95,12 @@ fn a_vm_lives_without_a_job_and_keeps_its_disk() {
         system.does(&["vm", "delete", "web", "--force"])?;
         let unknown = system.perigee(&["vm", "info", "web"]);
         ensure!(unknown.status.code() == Some(4), "{unknown:?}");
-        Ok(())
+
+        // The golden image's boot loader is not signed.
+        let secure = ["--host", "home1", "--firmware", "uefi-secure"];
+        system.does(&[&["vm", "create", "locked"], &create[3..], &secure].concat())?;
+        system.console_says("locked", "Access Denied").await?;
+        system.does(&["vm", "delete", "locked", "--force"]).map(drop)
     });
 }
 
@@ -195,6 +200,7 @@ impl Drop for Console {
 const JOB: &str = "\
 name: guest
 image: cloud
+firmware: uefi
 memory: 512MiB
 placement: {host: home2, move: never}
 inputs: [words]

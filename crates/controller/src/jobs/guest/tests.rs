@@ -33,6 +33,7 @@ fn record(state: JobState) -> JobRecord {
         network: Default::default(),
         count: 1,
         mpi: false,
+        firmware: Default::default(),
     };
     let mut record = new_record(JobId::new("q-0001").expect("name"), spec);
     record.job.state = state;
