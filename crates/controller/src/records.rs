@@ -243,6 +243,9 @@ pub struct JobRecord {
     /// Since when its command is to end, because the job is cancelled; Unix time.
     #[serde(default)]
     pub cancelled_ms: Option<u64>,
+    /// Its VM ended before its outputs were written, and is started once more only to write them.
+    #[serde(default)]
+    pub collect: Option<Collect>,
     /// Its card in a network of its tenant; `None` until it is staged first.
     #[serde(default)]
     pub card: Option<Card>,
@@ -420,6 +423,40 @@ pub struct Output {
     pub lacks: Option<String>,
 }
 
+/// The outputs of a job whose VM has ended, or was stopped as it was.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Collect {
+    /// How the job ends, whatever becomes of its outputs.
+    pub ending: Ending,
+    pub reason: String,
+    /// The last lines of the VM's console; may be empty.
+    pub console: String,
+    pub step: CollectStep,
+    /// The number of the last message before its guest was started once more. That one counts from 1 again.
+    pub seq_before: u64,
+    /// Why its guest can't write the outputs.
+    pub failed: Option<String>,
+}
+
+impl Collect {
+    pub fn new(ending: Ending, reason: String) -> Self {
+        let (console, step) = (String::new(), CollectStep::Ends);
+        Self { ending, reason, console, step, seq_before: 0, failed: None }
+    }
+}
+
+/// How far a VM is that is started once more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CollectStep {
+    /// The VM of before may still run.
+    Ends,
+    /// That one can't write any more, and the seed says what is to be done.
+    Ready,
+    /// Its host was asked for it.
+    Started,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
@@ -468,9 +505,12 @@ pub struct PlacedDisk {
 pub struct JobIntent {
     /// The command is ended, and the outputs are fetched.
     pub cancel: bool,
-    /// The VM is stopped at once, and there are no outputs.
+    /// The VM is stopped at once, and the outputs are what is on its disks.
     #[serde(default)]
     pub now: bool,
+    /// The job ends at once, without its outputs.
+    #[serde(default)]
+    pub gives_up: bool,
     /// `vm stop`: the VM is stopped, and the job fails.
     pub stop_vm: bool,
     /// How often a person called off that volumes come to the VM.
@@ -667,6 +707,11 @@ pub fn owner_of(job: &Job) -> OwnerName {
 /// Never: the rule for names is the same for both.
 pub fn vm_of(job: &JobId) -> VmId {
     VmId::new(job.as_str()).expect("a job's id is a name")
+}
+
+/// The last start of a job's VM in its present run, with which it only writes its outputs. No migration has so high a number.
+pub fn last_start_of(record: &JobRecord) -> VmStart {
+    start_of(record, 0).whole_run()
 }
 
 /// The start of a job's VM in its present run: at the destination of this migration, or 0 where it boots.

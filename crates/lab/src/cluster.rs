@@ -15,7 +15,7 @@ use perigee_model::plan::{Decision, Plan};
 use perigee_model::replica::{Replica, ReplicateVolume, StopReplica};
 use perigee_model::volume::VolumeSource;
 use perigee_model::volume_move::{MoveVolume, VolumeMove};
-use perigee_model::{HostId, ImageName, JobId, Problem, SiteId, VmId, VolumeName};
+use perigee_model::{HostId, ImageName, JobId, Problem, ProblemKind, SiteId, VmId, VolumeName};
 use sha2::{Digest, Sha256};
 
 use crate::images::{image_of, import_everywhere};
@@ -185,13 +185,17 @@ impl Cluster {
     /// Cancels a job, without its outputs, and waits until it has ended.
     pub async fn cancel(&self, id: &JobId) -> Result<(), Problem> {
         let path = format!("/v1/jobs/{id}");
-        let _: serde_json::Value =
-            self.quick.post(&format!("{path}/cancel?now=true"), &serde_json::json!({})).await?;
+        let cancel = format!("{path}/cancel?now=true");
         let end = tokio::time::Instant::now() + MOVE_DEADLINE;
         while tokio::time::Instant::now() < end {
             let job: Job = self.quick.get(&path).await?;
             if job.state.is_final() {
                 return Ok(());
+            }
+            // The second time, nobody waits for its outputs. It may have ended by then.
+            match self.quick.post::<serde_json::Value>(&cancel, &serde_json::json!({})).await {
+                Err(problem) if problem.kind == ProblemKind::Conflict => {}
+                cancelled => drop(cancelled?),
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }

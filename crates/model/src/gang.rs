@@ -49,7 +49,7 @@ impl JobSpec {
 pub enum Verdict {
     /// A member failed. The others' commands are ended, and their outputs fetched.
     Failed,
-    /// A person wants it to end; `now`: without outputs.
+    /// A person wants it to end.
     Cancelled {
         /// The VMs are stopped as they are.
         now: bool,
@@ -59,7 +59,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Whether the members' VMs are stopped without their outputs.
+    /// Whether the members' VMs are stopped as they are.
     pub fn is_at_once(self) -> bool {
         matches!(self, Self::Cancelled { now: true } | Self::Lost)
     }
@@ -139,7 +139,7 @@ pub struct GangState {
 pub struct Wish {
     /// It is to end.
     pub cancel: bool,
-    /// At once, without outputs.
+    /// At once: the VMs are stopped as they are.
     pub now: bool,
 }
 

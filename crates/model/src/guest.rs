@@ -48,7 +48,7 @@ pub const LINE_BYTES_MAX: usize = 64 * 1024;
 pub struct Seed {
     /// The job's id, for the guest's own messages.
     pub job: String,
-    /// Run as `command[0]` with the rest as arguments, as root, in `/job`.
+    /// Run as `command[0]` with the rest as arguments, as root, in `/job`. Empty only with `collect`.
     pub command: Vec<String>,
     /// The command's environment, beside what the runner sets itself.
     pub env: BTreeMap<String, String>,
@@ -64,6 +64,10 @@ pub struct Seed {
     /// The other VMs of its job, if it is one of several.
     #[serde(default)]
     pub gang: Option<GuestGang>,
+    /// The VM ended under its job and is started once more: nothing is run, and the outputs are what is on its disks. The command
+    /// is empty then, so a runner of an older version, which does not know this, refuses the seed.
+    #[serde(default)]
+    pub collect: bool,
 }
 
 /// What a guest is told of the gang that it belongs to ([`crate::gang`]).

@@ -5,8 +5,11 @@ mod walk;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use perigee_http::authority::{NewKey, now_ms};
+use perigee_http::identity::Strangers;
+use perigee_http::{Authority, Certified, Expected, Identity, PeerIdentity};
 use serde_json::Value;
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -395,6 +398,92 @@ fn each_daemon_is_plain_on_tcp_only_with_insecure_and_says_so_at_each_start() {
         let both = said.contains(EVERYTHING) && said.contains("--insecure: iSCSI is not encrypted");
         assert!(both, "start {start}: {said}");
     }
+}
+
+/// The certificate that the server at this address shows now.
+fn certificate_at(address: &str, own: &Identity) -> Option<Certified> {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let stream = tokio::net::TcpStream::connect(address).await.ok()?;
+        let shaken = own.connect(address, Expected::Address, stream);
+        let stream = tokio::time::timeout(DEADLINE, shaken).await.ok()?.ok()?;
+        Certified::of(stream.get_ref().1.peer_certificates()?.first()?)
+    })
+}
+
+#[test]
+fn a_host_renews_its_certificate_and_its_volume_server_shows_the_new_one_without_a_restart() {
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o711)).expect("a mode");
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let tcp = || format!("127.0.0.1:{}", perigee_http::unused_port());
+    let [controller, agent, control] = std::array::from_fn(|_| tcp());
+    let (url, volume_url) = (format!("https://{controller}"), format!("https://{control}"));
+    let (state, identity, pool) = (path("state"), path("identity"), path("pool"));
+    let (agent_state, nbd) = (path("agent"), format!("unix:{}", path("nbd.sock")));
+    let control_socket = format!("unix:{}", path("control.sock"));
+
+    // It has one day left.
+    let authority = Authority::open(&dir.path().join("state/authority")).expect("an authority");
+    let (host, here) = ("a".parse().expect("a name"), ["127.0.0.1".parse().expect("an address")]);
+    authority.enrol(&host, &here).expect("it is noted");
+    let (key, to) = (NewKey::generate().expect("a key"), PeerIdentity::Host(host));
+    let issued_ms = now_ms() - u64::try_from((29 * DAY).as_millis()).expect("it is short");
+    let old = authority.issue(&to, &here, &key.public(), SystemTime::now() - 29 * DAY, issued_ms);
+    let old = key.credentials(&old.expect("a certificate"), authority.ca_pem());
+    old.save(Path::new(&identity)).expect("it is kept");
+    let own = authority.credentials(&PeerIdentity::Operator, &[]).expect("a certificate");
+    let own = Identity::new(&own, Strangers::Refused).expect("an identity");
+
+    let _controller =
+        Daemon::start(&["controller", "run", "--state", &state, "--listen", &controller]);
+    let mut volume = Daemon::start(&[
+        "volume",
+        "serve",
+        "--pool",
+        &pool,
+        "--nbd",
+        &nbd,
+        "--identity",
+        &identity,
+        "--control",
+        &control_socket,
+        "--control",
+        &control,
+    ]);
+    until("the volume server", || certificate_at(&control, &own).is_some());
+    let shown = certificate_at(&control, &own).expect("a certificate");
+    assert_eq!((&shown.identity, shown.issued_ms), (&to, issued_ms));
+    let _agent = Daemon::start(&[
+        "agent",
+        "run",
+        "--host",
+        "a",
+        "--site",
+        "s",
+        "--listen",
+        &agent,
+        "--state",
+        &agent_state,
+        "--controller",
+        &url,
+        "--identity",
+        &identity,
+        "--volume-url",
+        &volume_url,
+        "--volume-control",
+        &control_socket,
+        "--nbd-addr",
+        "127.0.0.1:1",
+        "--probe-kernel",
+        "/dev/null",
+    ]);
+    let is_new = |shown: Certified| shown.identity == to && shown.issued_ms > issued_ms;
+    for address in [&agent, &control] {
+        until("the new certificate", || certificate_at(address, &own).is_some_and(is_new));
+    }
+    assert!(volume.0.try_wait().expect("its state").is_none(), "it was not started again");
 }
 
 /// A `qemu-img` that an image has taken over. It says what it has, and then does what it may not.

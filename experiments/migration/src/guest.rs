@@ -74,6 +74,7 @@ impl Guest {
             timeout_s: None,
             network: None,
             gang: None,
+            collect: false,
         }
     }
 }

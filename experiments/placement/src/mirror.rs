@@ -116,6 +116,7 @@ pub fn make_disks(dir: &Path, image: &Path, command: Vec<String>) -> Result<()> 
         timeout_s: None,
         network: None,
         gang: None,
+        collect: false,
     };
     std::fs::write(dir.join("seed"), seed_disk(&seed, None)?)?;
     std::fs::File::create(dir.join("output"))?.set_len(OUTPUT_BYTES)?;

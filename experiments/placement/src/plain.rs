@@ -234,6 +234,7 @@ impl Disks {
             timeout_s: None,
             network: None,
             gang: None,
+            collect: false,
         };
         let bundle = (work == Work::Tpch).then_some(bench.bundle.as_path());
         let path = format!("/v1/volumes/{}/data", disks.volume("seed")?);

@@ -74,6 +74,15 @@ pub fn mount(wanted: &Mount) -> Result<Mounted, Error> {
     Ok(mounted)
 }
 
+/// Mounts a disk to read from it, as a VM left it that ended at any moment. The kernel recovers its filesystem first.
+pub fn mount_read_only(wanted: &Mount) -> Result<(), Error> {
+    let path = PathBuf::from(&wanted.path);
+    std::fs::create_dir_all(&path)
+        .map_err(Error::io(format!("make the directory {}", wanted.path)))?;
+    let device = find(wanted.role)?;
+    attach(&Mounted { device, path, read_only: wanted.read_only }, true)
+}
+
 /// Mounts a disk again that [`unmount`] left clean, to read from it. This writes nothing to the disk.
 pub fn mount_again_read_only(mounted: &Mounted) -> Result<(), Error> {
     attach(mounted, true)

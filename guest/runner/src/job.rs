@@ -9,7 +9,7 @@ use perigee_model::DiskRole;
 use perigee_model::guest::{GuestBody, LogStream, Seed};
 
 use crate::command::Wishes;
-use crate::disks::{self, Mounted};
+use crate::disks;
 use crate::error::Error;
 use crate::outbox::Outbox;
 use crate::outputs::{self, Written};
@@ -21,6 +21,9 @@ const OUTPUT_DIRECTORY: &str = "/output";
 
 pub fn run(outbox: &Arc<Outbox>, wishes: &Arc<Wishes>) -> Result<Written, Error> {
     let seed = read_seed()?;
+    if seed.collect {
+        return collect(&seed, outbox);
+    }
     std::fs::create_dir_all(OUTPUT_DIRECTORY).map_err(Error::io("make the output directory"))?;
     if let Err(error) = disks::grow_root() {
         let line = format!("perigee: the root filesystem is as small as in the image: {error}");
@@ -66,7 +69,24 @@ pub fn run(outbox: &Arc<Outbox>, wishes: &Arc<Wishes>) -> Result<Written, Error>
         disks::unmount(disk)?;
     }
     outbox.push(GuestBody::Exited { code });
-    write_outputs(&seed, &mounted, outbox)
+    for disk in mounted.iter().filter(|disk| is_needed(&seed, &disk.path)) {
+        disks::mount_again_read_only(disk)?;
+    }
+    write_outputs(&seed, outbox)
+}
+
+/// Only writes the outputs: the VM ended before it had done that. Its kernel has recovered the root filesystem, and recovers
+/// the others when they are mounted. One that can't be mounted is left out and said.
+fn collect(seed: &Seed, outbox: &Arc<Outbox>) -> Result<Written, Error> {
+    let mut missing = Vec::new();
+    for mount in seed.mounts.iter().filter(|mount| is_needed(seed, Path::new(&mount.path))) {
+        if let Err(error) = disks::mount_read_only(mount) {
+            missing.push(error.to_string());
+        }
+    }
+    let written = write_outputs(seed, outbox)?;
+    let lacks = missing.into_iter().chain(written.lacks).collect::<Vec<_>>().join("; ");
+    Ok(Written { lacks: (!lacks.is_empty()).then_some(lacks), ..written })
 }
 
 fn read_seed() -> Result<Seed, Error> {
@@ -75,21 +95,22 @@ fn read_seed() -> Result<Seed, Error> {
     seed::read(BufReader::with_capacity(256 * 1024, disk), Path::new(JOB_DIRECTORY))
 }
 
-fn write_outputs(seed: &Seed, mounted: &[Mounted], outbox: &Arc<Outbox>) -> Result<Written, Error> {
-    let job = Path::new(JOB_DIRECTORY);
-    let patterns = match &seed.outputs[..] {
-        [] => &[OUTPUT_DIRECTORY.to_owned()],
-        patterns => patterns,
-    };
-    let needed: Vec<&Mounted> = mounted
-        .iter()
-        .filter(|disk| patterns.iter().any(|path| is_on(&job.join(path), &disk.path)))
-        .collect();
-    for disk in &needed {
-        disks::mount_again_read_only(disk)?;
+fn patterns(seed: &Seed) -> Vec<&str> {
+    match &seed.outputs[..] {
+        [] => vec![OUTPUT_DIRECTORY],
+        patterns => patterns.iter().map(String::as_str).collect(),
     }
+}
+
+/// Whether outputs may be on the disk that is mounted there.
+fn is_needed(seed: &Seed, mount: &Path) -> bool {
+    patterns(seed).iter().any(|path| is_on(&Path::new(JOB_DIRECTORY).join(path), mount))
+}
+
+fn write_outputs(seed: &Seed, outbox: &Arc<Outbox>) -> Result<Written, Error> {
+    let job = Path::new(JOB_DIRECTORY);
     let mut paths = Vec::new();
-    for pattern in patterns {
+    for pattern in patterns(seed) {
         let found = globs::expand(job, pattern);
         if found.is_empty() {
             let line = format!("perigee: no file matches the output {pattern}");

@@ -54,7 +54,7 @@ fn job(entry: tar::Entry<'_, impl Read>) -> Result<Seed, Error> {
     }
     let seed: Seed = serde_json::from_reader(entry)
         .map_err(|error| Error::Seed(format!("job.json: {error}")))?;
-    if seed.command.is_empty() {
+    if seed.command.is_empty() && !seed.collect {
         return Err(Error::Seed("job.json: the command is empty".to_owned()));
     }
     Ok(seed)
@@ -115,6 +115,14 @@ mod tests {
     fn a_job_without_a_command_is_refused() {
         let job = JOB.replace("[\"true\"]", "[]");
         assert!(refusal(&[("job.json", &job)]).contains("command is empty"));
+    }
+
+    #[test]
+    fn a_job_whose_outputs_are_only_collected_needs_no_command() {
+        let job = JOB.replace("[\"true\"]", "[]").replace("null}", "null,\"collect\":true}");
+        let directory = tempfile::tempdir().unwrap();
+        let seed = read(&stream(&[("job.json", &job)])[..], directory.path()).unwrap();
+        assert!(seed.collect && seed.command.is_empty());
     }
 
     #[test]

@@ -78,13 +78,14 @@ pub async fn delete(
 
 #[derive(Debug, Deserialize)]
 pub struct Cancelling {
-    /// The VM is stopped at once, and there are no outputs.
+    /// The VM is stopped at once, and the outputs are what is on its disks. The second time, there are none.
     #[serde(default)]
     now: bool,
 }
 
-/// Cancels a job. The answer comes at once. A command that runs is ended, and the outputs that it has are fetched; after 5
-/// minutes the VM is stopped as it is.
+/// Cancels a job. The answer comes at once. A command that runs is ended, and the outputs that it has are fetched. After 5
+/// minutes, or with `now` at once, the VM is stopped as it is, and started once more only to write what is on its disks. A second
+/// request with `now` ends the job without its outputs.
 #[utoipa::path(post, path = "/jobs/{job}/cancel", tag = "jobs",
     params(("job" = String, Path), ("now" = Option<bool>, Query)),
     responses((status = 200, body = Job)))]
@@ -96,6 +97,7 @@ pub async fn cancel(
     let Query(ask) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
     let wish = |intent: &mut JobIntent| {
         intent.cancel = true;
+        intent.gives_up |= intent.now && ask.now;
         intent.now |= ask.now;
     };
     json(jobs::intend(&cluster, &job, wish).await?)

@@ -67,6 +67,8 @@ pub struct Timing {
     pub shadow: Duration,
     /// How long a cancelled job may take to end its command and to give its outputs.
     pub cancel_deadline: Duration,
+    /// How long a VM that has ended may take, started once more, to write its outputs.
+    pub collect_deadline: Duration,
 }
 
 impl Default for Timing {
@@ -81,6 +83,7 @@ impl Default for Timing {
             follow_patience: Duration::from_secs(120),
             shadow: Duration::from_secs(3600),
             cancel_deadline: Duration::from_secs(300),
+            collect_deadline: Duration::from_secs(1200),
         }
     }
 }

@@ -185,7 +185,9 @@ impl Run {
             return Ok(None);
         }
         match fate(&self.record.value, &host.id, Loss::Rebooted) {
-            Fate::Wait(why) | Fate::Fail(why) => self.end(Ending::Failed, why).await?,
+            Fate::Wait(why) | Fate::Fail(why) => {
+                self.end_after_outputs(Ending::Failed, why).await?;
+            }
             Fate::Again => self.leave(&host.id).await?,
         }
         Ok(Some(Step::Again))

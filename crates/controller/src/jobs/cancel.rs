@@ -1,5 +1,6 @@
 //! A job that is cancelled while its command runs: the guest ends the command and writes its outputs, and these are
-//! fetched as after any other end. When that takes too long, the VM is stopped as it is.
+//! fetched as after any other end. When that takes too long, the VM is stopped as it is, and started once more for its
+//! outputs ([`super::collect`]).
 
 use std::time::Instant;
 
@@ -35,7 +36,8 @@ impl Run {
     }
 
     pub(super) async fn begin_cancel(&mut self) -> Result<(), Problem> {
-        if self.record.value.cancelled_ms.is_some() || self.record.value.ending.is_some() {
+        let record = &self.record.value;
+        if record.cancelled_ms.is_some() || record.ending.is_some() || record.collect.is_some() {
             return Ok(());
         }
         self.record.value.cancelled_ms = Some(now_ms());
@@ -43,7 +45,7 @@ impl Run {
         self.record.save().await
     }
 
-    /// Ends a cancelled job whose outputs did not come in time, or whose host was removed.
+    /// Ends a cancelled job whose guest does not end it in time, or whose host was removed.
     pub(super) async fn end_late_cancel(&mut self) -> Result<Option<Step>, Problem> {
         if self.record.value.cancelled_ms.is_none() {
             return Ok(None);
@@ -58,20 +60,18 @@ impl Run {
         if !is_gone && since.elapsed() <= limit {
             return Ok(None);
         }
-        let why = match is_gone {
-            true => "its host was removed".to_owned(),
-            false => {
-                let reason = &self.job().reason;
-                let because = match reason.as_str() {
-                    "" | CANCELLING => String::new(),
-                    reason => format!(": {reason}"),
-                };
-                format!("that took longer than {} s{because}", limit.as_secs())
-            }
+        let because = match self.job().reason.as_str() {
+            "" | CANCELLING => String::new(),
+            reason => format!(": {reason}"),
         };
-        let cancelled = self.why_cancelled();
-        let reason = format!("{cancelled}; its outputs were not fetched: {why}");
-        self.end(Ending::Cancelled, reason).await?;
+        let (cancelled, limit_s) = (self.why_cancelled(), limit.as_secs());
+        let reason = match is_gone {
+            true => cancelled.to_owned(),
+            false => format!(
+                "{cancelled}; its guest did not write its outputs within {limit_s} s{because}"
+            ),
+        };
+        self.end_after_outputs(Ending::Cancelled, reason).await?;
         Ok(Some(Step::Again))
     }
 

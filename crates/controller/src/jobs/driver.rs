@@ -61,6 +61,8 @@ pub struct Run {
     /// When this controller first saw that the job is to be cancelled. A clock that is set does not change how long the
     /// guest has for its outputs.
     pub cancel_seen: Option<Instant>,
+    /// The same for a VM that is to be started once more for its outputs.
+    pub collect_seen: Option<Instant>,
     /// Whether the last report said that the guest runs, and that it does not move.
     pub seen_running: bool,
     /// [`crate::cluster::Index::home_changes`] before the step.
@@ -86,7 +88,8 @@ pub async fn drive(cluster: Arc<Cluster>, id: JobId) -> Result<(), Problem> {
             _ = intents.next() => {
                 // The step was interrupted: continue from what it has recorded.
                 let Some(again) = Run::load(&cluster, &id).await? else { return Ok(()) };
-                run = Run { cancel_seen: run.cancel_seen, ..again };
+                let Run { cancel_seen, collect_seen, .. } = run;
+                run = Run { cancel_seen, collect_seen, ..again };
                 run.heed_intent().await?;
                 continue;
             }
@@ -152,6 +155,7 @@ impl Run {
             gang_refused: None,
             failure_seen: None,
             cancel_seen: None,
+            collect_seen: None,
             seen_running: false,
             homes_at: 0,
         }))
@@ -165,6 +169,9 @@ impl Run {
         self.settle_homes().await?;
         if self.record.value.ending.is_some() {
             return self.finish().await;
+        }
+        if let Some(collect) = self.record.value.collect.clone() {
+            return self.collect(collect).await;
         }
         if let Some(step) = self.lasting_step().await? {
             return Ok(step);
@@ -193,20 +200,21 @@ impl Run {
         }
         self.heed_size(intent.as_ref().and_then(|intent| intent.size.clone())).await?;
         self.heed_volume(intent.as_ref().and_then(|intent| intent.volume.as_ref())).await?;
+        let Some(intent) = intent.filter(|_| self.record.value.ending.is_none()) else {
+            return Ok(());
+        };
         let (ending, reason) = match intent {
-            Some(JobIntent { cancel: true, now: false, stop_vm: false, .. })
-                if self.may_have_outputs() =>
-            {
-                return self.begin_cancel().await;
-            }
-            Some(JobIntent { cancel: true, .. }) => (Ending::Cancelled, self.why_cancelled()),
-            Some(JobIntent { stop_vm: true, .. }) => (Ending::Failed, STOPPED),
+            JobIntent { cancel: true, .. } => (Ending::Cancelled, self.why_cancelled().to_owned()),
+            JobIntent { stop_vm: true, .. } => (Ending::Failed, STOPPED.to_owned()),
             _ => return Ok(()),
         };
-        if self.record.value.ending.is_none() {
-            self.end(ending, reason.to_owned()).await?;
+        if intent.gives_up {
+            return self.give_up_outputs(ending, reason).await;
         }
-        Ok(())
+        if self.may_have_outputs() && !intent.now && !intent.stop_vm {
+            return self.begin_cancel().await;
+        }
+        self.end_after_outputs(ending, reason).await
     }
 
     /// Decides how the job ends. The steps in `finish` follow.
@@ -234,8 +242,9 @@ impl Run {
             ProblemKind::Unavailable
             | ProblemKind::Forbidden
             | ProblemKind::NoSpace
-            | ProblemKind::Unsupported
             | ProblemKind::Internal => false,
+            // There is no other host for what a VM has on its disks.
+            ProblemKind::Unsupported => self.record.value.collect.is_some(),
         };
         let ends = self.record.value.ending.is_some()
             || self.lasting().is_some_and(|lasting| lasting.down.is_some());
@@ -243,6 +252,10 @@ impl Run {
             tracing::warn!("job {} waits: {text}", self.id);
             self.say(&text).await?;
             return Ok(self.cluster.timing.monitor);
+        }
+        if self.record.value.collect.is_some() {
+            self.end_without_outputs(&text).await?;
+            return Ok(Duration::ZERO);
         }
         tracing::warn!("job {} fails: {text}", self.id);
         self.end(Ending::Failed, text).await?;

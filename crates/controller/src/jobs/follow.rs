@@ -98,7 +98,7 @@ impl Run {
             self.figures_read = Some(Instant::now());
             self.take_sample().await?;
         }
-        if self.record.value.ending.is_some() {
+        if self.record.value.ending.is_some() || self.record.value.collect.is_some() {
             return Ok(Step::Again);
         }
         if self.record.value.finished.is_some() {
@@ -110,7 +110,10 @@ impl Run {
         self.say(&self.reason(&report)).await?;
         self.count(seen_before, !moving && report.status == VmStatus::Running).await?;
         if let Some(reason) = self.overdue(&report) {
-            self.end(Ending::Failed, reason).await?;
+            match self.job().state {
+                JobState::Running => self.end_after_outputs(Ending::Failed, reason).await?,
+                _ => self.end(Ending::Failed, reason).await?,
+            }
             return Ok(Step::Again);
         }
         if figures_due && !moving {
@@ -167,7 +170,7 @@ impl Run {
 
     /// The report that the host's agent sent by itself. The agent is asked if that report is old, or if it
     /// would end the job. With it comes when it was made, at the earliest.
-    async fn look(&self, host: &HostLink) -> Result<(Instant, VmReport), Problem> {
+    pub(super) async fn look(&self, host: &HostLink) -> Result<(Instant, VmReport), Problem> {
         let vm = vm_of(&self.id);
         let heard = self.cluster.hosts.fresh_vm(&host.id, &vm, self.cluster.timing.monitor);
         if let Some((at, report)) = heard
@@ -192,7 +195,7 @@ impl Run {
     async fn start_vm(&mut self) -> Result<Step, Problem> {
         let placement = self.placement()?;
         let start = placement.start.clone();
-        let spec = vm_spec(self, placement)?;
+        let spec = vm_spec(self, placement, &start)?;
         let host = catalog::reachable(&self.cluster, &start)?;
         // What the controller has heard may be old, or nothing yet after a restart.
         let report: HostReport = host.agent.get("/v1/host").await?;
@@ -259,10 +262,15 @@ impl Run {
         while self.record.value.last_seq < up_to_seq {
             let hides_output = self.hides_output(self.placement()?);
             let record = &mut self.record.value;
-            let path = format!("/v1/vms/{}/events?after={}", vm_of(&self.id), record.last_seq);
-            let events: Vec<GuestEvent> = host.agent.get(&path).await?;
+            let before = record.collect.as_ref().map_or(0, |collect| collect.seq_before);
+            let after = record.last_seq.saturating_sub(before);
+            let path = format!("/v1/vms/{}/events?after={after}", vm_of(&self.id));
+            let mut events: Vec<GuestEvent> = host.agent.get(&path).await?;
             if events.is_empty() {
                 return Ok(());
+            }
+            for event in &mut events {
+                event.message.seq = event.message.seq.saturating_add(before);
             }
             let mut lines = guest::apply(record, now_ms(), events);
             if hides_output {
@@ -293,8 +301,8 @@ impl Run {
         if self.record.value.cancelled_ms.is_some() {
             let cancelled = self.why_cancelled();
             let reason =
-                format!("{cancelled}; its VM ended before its outputs were fetched: {why}");
-            self.end(Ending::Cancelled, reason).await?;
+                format!("{cancelled}; its VM ended before its outputs were written: {why}");
+            self.end_after_outputs(Ending::Cancelled, reason).await?;
             return Ok(Step::Again);
         }
         if let Some(step) = self.leave_rebooted_host().await? {
@@ -307,15 +315,11 @@ impl Run {
         let host = self.host()?;
         let path = format!("/v1/vms/{}/console", vm_of(&self.id));
         let console = host.agent.get_bytes(&path).await.unwrap_or_default();
-        let mut reason =
-            format!("the VM ended before the job did, and its outputs are lost: {why}");
         let console = String::from_utf8_lossy(&console);
         let lines: Vec<&str> = console.lines().collect();
-        let last = &lines[lines.len().saturating_sub(CONSOLE_LINES)..];
-        if !last.is_empty() {
-            reason = format!("{reason}; its console ends with:\n{}", last.join("\n"));
-        }
-        self.end(Ending::Failed, reason).await?;
+        let console = lines[lines.len().saturating_sub(CONSOLE_LINES)..].join("\n");
+        let reason = format!("the VM ended before the job did: {why}");
+        self.end_after_outputs_of((Ending::Failed, reason), console).await?;
         Ok(Step::Again)
     }
 
@@ -443,7 +447,7 @@ impl Run {
     }
 
     /// The guest's outputs are on their disk: fetches them and ends the job.
-    async fn collected(&mut self) -> Result<Step, Problem> {
+    pub(super) async fn collected(&mut self) -> Result<Step, Problem> {
         self.take_sample().await?;
         self.samples.store(&self.cluster, &self.id).await?;
         let Fetched { damaged, mut notes } = self.fetch_output().await?;
@@ -451,6 +455,11 @@ impl Run {
         let is_whole = damaged.is_none() && lacks.is_none();
         notes.extend(damaged);
         notes.extend(lacks.map(|lacks| format!("its outputs are not complete: {lacks}")));
+        if let Some(collect) = self.record.value.collect.clone() {
+            let (ending, reason) = collect.with_outputs(notes);
+            self.end(ending, reason).await?;
+            return Ok(Step::Again);
+        }
         let code = self.job().exit_code.unwrap_or_default();
         let reason = match (code, self.job().spec.timeout_s, self.job().measured_s) {
             (0, ..) => String::new(),
@@ -473,7 +482,7 @@ impl Run {
     }
 }
 
-fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
+pub(super) fn vm_spec(run: &Run, placement: &Placement, at: &HostId) -> Result<VmSpec, Problem> {
     let spec = &run.job().spec;
     let disks = placement.disks.iter().map(|disk| {
         let epoch = disk.epoch.ok_or_else(|| {
@@ -490,11 +499,7 @@ fn vm_spec(run: &Run, placement: &Placement) -> Result<VmSpec, Problem> {
         arrives_by: None,
         arrives_from: None,
         arrives_compressed: false,
-        locks_memory: leave_site::is_far_from_confined(
-            &run.cluster,
-            &placement.disks,
-            &placement.start,
-        ),
+        locks_memory: leave_site::is_far_from_confined(&run.cluster, &placement.disks, at),
         hides_output: run.hides_output(placement),
         network: networks::of_vm(&run.record.value)?,
         machine: match run.lasting() {

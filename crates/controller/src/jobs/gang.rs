@@ -86,7 +86,10 @@ fn seen(member: Option<&JobRecord>) -> Seen {
     let is_ready = of.is_some_and(|member| member.ready);
     let is_lost = of.is_some_and(|member| member.lost.is_some());
     let ends = matches!(record.ending, Some(Ending::Failed | Ending::Cancelled));
-    Seen::of(record.job.state, (is_ready, is_lost), ends, record.job.exit_code)
+    // Its VM has ended under it, so it fails, whatever becomes of its outputs.
+    let exit_code = record.job.exit_code.filter(|_| record.collect.is_none());
+    let ends = ends || record.collect.is_some();
+    Seen::of(record.job.state, (is_ready, is_lost), ends, exit_code)
 }
 
 impl Run {
@@ -100,7 +103,8 @@ impl Run {
         let intent: Option<JobIntent> =
             self.cluster.records.read(&job_intent_key(&self.id)).await?;
         let intent = intent.unwrap_or_default();
-        let wish = Wish { cancel: intent.cancel, now: intent.now || intent.stop_vm };
+        let now = intent.now || intent.stop_vm;
+        let wish = Wish { cancel: intent.cancel, now };
         let state = self.gang()?.state;
         if intent.stop_vm && !intent.cancel && self.record.value.ending.is_none() {
             // As a job with one VM ends.
@@ -128,7 +132,7 @@ impl Run {
                 Ok(Step::Again)
             }
             Next::Judge(verdict, rank) => self.judge(verdict, rank, &members).await,
-            Next::EndMembers => self.end_members(&members, wish.now).await,
+            Next::EndMembers => self.end_members(&members, now, intent.gives_up).await,
             Next::Succeed => self.finish_gang(None, &members).await,
             Next::End(verdict) => self.finish_gang(Some(verdict), &members).await,
             Next::StartAgain => self.start_gang_again(&members).await,
@@ -407,22 +411,35 @@ impl Run {
     }
 
     /// Has the members end that do not end by themselves. Repeating this changes nothing.
-    async fn end_members(&mut self, members: &Members, at_once: bool) -> Result<Step, Problem> {
+    async fn end_members(
+        &mut self,
+        members: &Members,
+        at_once: bool,
+        gives_up: bool,
+    ) -> Result<Step, Problem> {
         let verdict = self.gang()?.state.verdict;
         let now = at_once || verdict.is_some_and(Verdict::is_at_once);
+        // What a run has written that begins anew is not wanted.
+        let gives_up = gives_up || verdict == Some(Verdict::Lost);
         for member in members.iter().flatten() {
-            let ends = member.ending.is_some() || member.job.state == JobState::Collecting;
+            let ends = member.ending.is_some()
+                || member.collect.is_some()
+                || member.job.state == JobState::Collecting;
             if member.job.state.is_final() || (ends && !now) {
                 continue;
             }
             let key = job_intent_key(&member.job.id);
             let asked: Option<JobIntent> = self.cluster.records.read(&key).await?;
-            if asked.is_some_and(|asked| asked.cancel && (asked.now || !now)) {
+            let is_asked = |asked: JobIntent| {
+                asked.cancel && (asked.now || !now) && (asked.gives_up || !gives_up)
+            };
+            if asked.is_some_and(is_asked) {
                 continue;
             }
             let wish = |old: Option<JobIntent>| {
                 let old = old.unwrap_or_default();
-                JobIntent { cancel: true, now: old.now || now, ..old }
+                let (now, gives_up) = (old.now || now, old.gives_up || gives_up);
+                JobIntent { cancel: true, now, gives_up, ..old }
             };
             self.cluster.records.update(&key, wish).await?;
             self.cluster.drive_job(&member.job.id);
@@ -526,6 +543,9 @@ impl Run {
 /// Why a member ends, as far as that is known.
 fn reason_of(member: &JobRecord) -> String {
     let job = &member.job;
+    if let Some(collect) = &member.collect {
+        return collect.reason.clone();
+    }
     match job.exit_code.filter(|_| job.state == JobState::Collecting) {
         Some(code) => format!("the command ended with code {code}"),
         None if job.state == JobState::Running && member.ending.is_none() => EARLY.to_owned(),

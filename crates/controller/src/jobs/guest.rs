@@ -10,7 +10,7 @@ use perigee_model::volume::BLOCK_BYTES;
 
 use crate::files;
 use crate::planning::seconds;
-use crate::records::{Ending, JobRecord, Output};
+use crate::records::{Collect, Ending, JobRecord, Output};
 
 /// The limit of a guest's text in a job's record.
 const TEXT_BYTES_MAX: usize = 1000;
@@ -99,9 +99,13 @@ fn take(record: &mut JobRecord, when: When, body: GuestBody) {
             finished(record, Output { bytes, sha256, lacks });
         }
         GuestBody::Failed { reason } => {
-            let reason = shorten(&reason, TEXT_BYTES_MAX);
-            let hint = if record.job.state == JobState::Starting { OLD_RUNNER } else { "" };
-            fail(record, format!("the runner in the guest: {reason}{hint}"));
+            let reason = format!("the runner in the guest: {}", shorten(&reason, TEXT_BYTES_MAX));
+            let has_begun = matches!(record.job.state, JobState::Running | JobState::Collecting);
+            match (has_begun, &record.collect) {
+                (true, None) => record.collect = Some(Collect::new(Ending::Failed, reason)),
+                (true, Some(_)) => fail(record, reason),
+                (false, _) => fail(record, format!("{reason}{OLD_RUNNER}")),
+            }
         }
     }
 }
@@ -154,6 +158,11 @@ fn finished(record: &mut JobRecord, output: Output) {
 }
 
 fn fail(record: &mut JobRecord, reason: impl Into<String>) {
+    if let Some(collect) = &mut record.collect {
+        // How the job ends is decided.
+        collect.failed = Some(reason.into());
+        return;
+    }
     record.ending = Some(Ending::Failed);
     record.job.reason = reason.into();
 }

@@ -6,6 +6,7 @@
 //! starting   follow    the VM, until the runner says that the command starts
 //! running    follow    events, figures, migrations, until the command ends
 //! collecting follow    until the outputs stand; then finish
+//!            collect   the same of a VM that has ended, or was stopped as it was
 //! (ending)   finish    output fetched, VM and volumes away; then a final state
 //! ```
 //!
@@ -14,6 +15,7 @@
 
 mod again;
 mod cancel;
+mod collect;
 mod consider;
 mod driver;
 mod finish;
@@ -187,6 +189,7 @@ pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
         lasting: None,
         inputs: None,
         cancelled_ms: None,
+        collect: None,
         card: None,
         gang: None,
         member: None,

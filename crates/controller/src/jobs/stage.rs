@@ -3,6 +3,7 @@
 //! Each part carries the job as its owner. So a repeated step finds the part, and no other volume is mistaken
 //! for it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -258,18 +259,45 @@ impl Run {
         let optional = spec.network == NetworkKind::Default;
         let network = network.map(|network| GuestNetwork { optional, ..network });
         let seed = Seed { gang: self.guest_gang()?, ..seed(&self.id, spec, at, network) };
-        let fault = |e| Problem::internal(format!("can't make the seed of job {}", self.id), e);
-        let seed = tars::write_seed(Vec::new(), &seed).map_err(fault)?;
+        let seed = self.seed_bytes(&seed)?;
         let size_bytes = whole_blocks((seed.len() as u64).max(SEED_BYTES_MIN));
         let epoch = self.create(home, disk, Some(size_bytes), VolumeSource::Empty).await?;
-        let target = format!("/v1/volumes/{}/data", disk.volume);
-        let sent = home.volume_slow.send_body::<serde_json::Value>(Method::PUT, &target, seed);
-        tokio::time::timeout(SEED_DEADLINE, sent).await.map_err(|_| {
-            let why = format!("it took longer than {} s", SEED_DEADLINE.as_secs());
-            Problem::unavailable(format!("can't write volume {}", disk.volume), why)
-        })??;
+        write_disk(home, disk, seed).await?;
         Ok(epoch)
     }
+
+    fn seed_bytes(&self, seed: &Seed) -> Result<Vec<u8>, Problem> {
+        let fault = |e| Problem::internal(format!("can't make the seed of job {}", self.id), e);
+        tars::write_seed(Vec::new(), seed).map_err(fault)
+    }
+
+    /// Replaces the seed of a VM that is started once more: nothing is run, and it needs no network and no other VM.
+    pub(super) async fn write_collecting_seed(&self) -> Result<(), Problem> {
+        let placement = self.placement()?;
+        let disk = placement.disks.iter().find(|disk| disk.role == DiskRole::Seed);
+        let disk = disk.ok_or_else(|| {
+            Problem::internal(format!("can't start job {} again", self.id), "it has no seed")
+        })?;
+        let home = catalog::reachable(&self.cluster, &disk.home)?;
+        let seed = Seed {
+            command: Vec::new(),
+            env: BTreeMap::new(),
+            timeout_s: None,
+            collect: true,
+            ..seed(&self.id, &self.job().spec, placement, None)
+        };
+        write_disk(&home, disk, self.seed_bytes(&seed)?).await
+    }
+}
+
+async fn write_disk(home: &HostLink, disk: &PlacedDisk, content: Vec<u8>) -> Result<(), Problem> {
+    let target = format!("/v1/volumes/{}/data", disk.volume);
+    let sent = home.volume_slow.send_body::<serde_json::Value>(Method::PUT, &target, content);
+    tokio::time::timeout(SEED_DEADLINE, sent).await.map_err(|_| {
+        let why = format!("it took longer than {} s", SEED_DEADLINE.as_secs());
+        Problem::unavailable(format!("can't write volume {}", disk.volume), why)
+    })??;
+    Ok(())
 }
 
 /// A problem of the cluster, and not of what the job has asked for.
@@ -341,6 +369,7 @@ fn seed(job: &JobId, spec: &JobSpec, at: &Placement, network: Option<GuestNetwor
         // Where cloud-init starts the runner, it configures the card too.
         network: network.filter(|_| !has_cloud_init),
         gang: None,
+        collect: false,
     }
 }
 

@@ -50,7 +50,7 @@ async fn checked(cluster: &Cluster, job: &JobRecord, to: &HostId) -> Result<Chec
     let refusal = |why: String| Problem::conflict(format!("can't move VM {vm} to {to}"), why);
     let refuse = |why: String| Err(refusal(why));
     let Some(from) = job.job.host.clone() else { return refuse("it is on no host yet".into()) };
-    if !job.vm_started || job.ending.is_some() || job.finished.is_some() {
+    if !job.vm_started || job.ending.is_some() || job.finished.is_some() || job.collect.is_some() {
         return refuse(format!("its job is {:?}", job.job.state).to_lowercase());
     }
     if job.leaving.is_some() {

@@ -200,7 +200,21 @@ async fn an_archive_that_breaks_off_keeps_what_came_before() {
         tar.end()
     };
     let long_name = vec![b'n'; 1 << 20];
-    let cases: [(&str, Vec<u8>); 5] = [
+    let claims = |kind, content: &[u8]| {
+        good(&|tar| tar.add_claiming("././@PaxHeader", kind, "", content, 16 << 30))
+    };
+    let large = format!("{} size={}\n", 3 + "size=".len() + 11 + 1, 16_u64 << 30);
+    let cases: [(&str, Vec<u8>); 9] = [
+        ("16 GiB of PAX", claims(tar::EntryType::XHeader, b"x")),
+        ("16 GiB of PAX that go on", claims(tar::EntryType::XHeader, &long_name)),
+        ("16 GiB of PAX for all", claims(tar::EntryType::XGlobalHeader, &long_name)),
+        (
+            "16 GiB, as PAX says",
+            good(&|tar| {
+                tar.add("././@PaxHeader", tar::EntryType::XHeader, "", large.as_bytes());
+                tar.add("cut", tar::EntryType::Regular, "", b"x");
+            }),
+        ),
         // A header that claims 16 GiB of a name, and one that has a MiB of it.
         (
             "16 GiB",

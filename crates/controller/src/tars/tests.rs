@@ -29,6 +29,7 @@ fn seed() -> Seed {
         timeout_s: None,
         network: None,
         gang: None,
+        collect: false,
     }
 }
 

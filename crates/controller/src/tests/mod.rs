@@ -2,6 +2,7 @@
 //! controller stops in the middle or a host is away.
 
 mod api;
+mod collect;
 mod confined;
 mod contents;
 mod copies;
@@ -23,6 +24,7 @@ mod outputs;
 mod queue;
 mod quotas;
 mod replicas;
+mod staging;
 mod sure;
 mod tenant_walk;
 mod tenants;
@@ -56,6 +58,7 @@ const TIMING: Timing = Timing {
     follow_patience: Duration::from_secs(1),
     shadow: Duration::ZERO,
     cancel_deadline: Duration::from_millis(50),
+    collect_deadline: Duration::from_millis(50),
 };
 
 /// A wait that succeeds ends at once, so this costs nothing; a busy machine may need it.

@@ -175,6 +175,7 @@ mod tests {
             timeout_s: None,
             network: None,
             gang: None,
+            collect: false,
         };
         let bytes = seed_disk(&seed, Some(&bundle)).expect("a disk");
         assert_eq!(bytes.len(), SEED_BYTES);

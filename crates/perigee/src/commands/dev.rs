@@ -11,7 +11,7 @@ use std::time::Duration;
 use perigee_agent::VmUids;
 use perigee_http::{Client, Identity, Listen, Network, unused_port};
 use perigee_model::job::{ClusterImage, Host, HostState, Job};
-use perigee_model::{HostId, Problem, SiteId};
+use perigee_model::{HostId, Problem, ProblemKind, SiteId};
 use perigee_volume::{IscsiOptions, RemoteOptions, ServerOptions};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -281,7 +281,6 @@ async fn say_when_up(client: &Client, dir: &Path) -> Result<(), Problem> {
 /// Cancels all jobs, and waits until their VMs are stopped.
 async fn end_jobs(client: &Client) -> Result<(), Problem> {
     let deadline = Instant::now() + JOBS_END_MAX;
-    let mut cancelled = Vec::new();
     loop {
         let jobs: Vec<Job> = client.get("/v1/jobs").await?;
         let unfinished: Vec<Job> = jobs.into_iter().filter(|job| !job.state.is_final()).collect();
@@ -289,10 +288,11 @@ async fn end_jobs(client: &Client) -> Result<(), Problem> {
             return Ok(());
         }
         for job in &unfinished {
-            if !cancelled.contains(&job.id) {
-                let path = format!("/v1/jobs/{}/cancel?now=true", job.id);
-                client.post::<serde_json::Value>(&path, &serde_json::json!({})).await?;
-                cancelled.push(job.id.clone());
+            // The second time, nobody waits for its outputs. It may have ended by then.
+            let path = format!("/v1/jobs/{}/cancel?now=true", job.id);
+            match client.post::<serde_json::Value>(&path, &serde_json::json!({})).await {
+                Err(problem) if problem.kind == ProblemKind::Conflict => {}
+                cancelled => drop(cancelled?),
             }
         }
         if Instant::now() >= deadline {

@@ -63,7 +63,7 @@ pub enum Verb {
     Cancel {
         /// The job's name, as `perigee job list` shows it
         job: JobId,
-        /// Stop its VM at once, without its outputs
+        /// Stop its VM at once. It is started once more only to fetch the outputs that are on its disks; say it again to give them up
         #[arg(long)]
         now: bool,
     },

@@ -5,7 +5,7 @@ use std::time::Duration;
 use perigee_model::data::FileEntry;
 use perigee_model::job::{Job, JobState};
 
-use super::{Checked, System, ensure, succeeded, until, with_system};
+use super::{Checked, System, ensure, kill_9, succeeded, until, with_system};
 
 const MIB: u64 = 1 << 20;
 
@@ -116,7 +116,8 @@ async fn controller_is_killed(system: &System) -> Checked<()> {
 }
 
 async fn root_disk_is_saved(system: &System) -> Checked<()> {
-    let command = "echo saved > /root/marker\necho 1/2 > $PERIGEE_PROGRESS\nsleep 100000";
+    let command = "echo saved > /root/marker; echo kept > /output/kept; sync\n\
+                   echo 1/2 > $PERIGEE_PROGRESS\nsleep 100000";
     let job = system.output_job("saved", "", command).await?;
     until("the command to begin", async || Ok(system.job(&job.id).await?.progress.map(drop)))
         .await?;
@@ -125,7 +126,8 @@ async fn root_disk_is_saved(system: &System) -> Checked<()> {
     let done = system.perigee(&["job", "cancel", "--now", job.id.as_str()]);
     ensure!(succeeded(&done), "{done:?}");
     let ended = system.ended(&job.id).await?;
-    ensure!(ended.outputs.is_none(), "{:?}", ended.outputs);
+    ensure!(ended.state == JobState::Cancelled, "{:?} {}", ended.state, ended.reason);
+    ensure!(system.output_file(&ended, "kept").await? == "kept", "{}", ended.reason);
     let job = system
         .submit(
             "name: again\nimage: mine\nmemory: 256MiB\nplacement: {site: cloud}\n\
@@ -135,5 +137,134 @@ async fn root_disk_is_saved(system: &System) -> Checked<()> {
     let job = system.ended(&job.id).await?;
     ensure!(job.state == JobState::Succeeded, "{}", job.reason);
     ensure!(system.output_file(&job, "marker").await? == "saved", "the image has what was written");
+    Ok(())
+}
+
+#[test]
+fn a_vm_that_ends_under_its_job_gives_what_is_on_its_disks() {
+    with_system(async |system| {
+        kernel_panics(&system).await?;
+        qemu_is_killed(&system).await?;
+        guest_is_hostile(&system).await
+    });
+}
+
+/// Says a line when its outputs are on the disks, and panics when the first byte of its seed is an `S`.
+const PANICS: &str = r#"echo half > /output/half; echo part > /data/part.csv; sync; echo begun
+seed=$(grep -lx seed /sys/block/*/serial | cut -d/ -f4)
+while [ "$(dd if=/dev/$seed bs=512 count=1 iflag=direct 2>/dev/null | head -c 1)" != S ]; do sleep 1; done
+echo c > /proc/sysrq-trigger"#;
+
+async fn has_begun(system: &System, job: &Job) -> Checked<()> {
+    until("the command to begin", async || {
+        let log = system.log(&job.id).await?;
+        Ok(log.iter().any(|line| line == "begun").then_some(()))
+    })
+    .await
+}
+
+/// The job has ended with the VM's end, its command ran once, and its outputs are there.
+async fn has_half(system: &System, job: &Job, why: &str) -> Checked<()> {
+    ensure!(job.state == JobState::Failed && job.exit_code.is_none(), "{job:?}");
+    ensure!(job.reason.contains(why), "{}", job.reason);
+    ensure!(job.reason.contains("what was on its disks then"), "{}", job.reason);
+    ensure!(system.output_file(job, "half").await? == "half", "{:?}", job.outputs);
+    let log = system.log(&job.id).await?;
+    ensure!(log.iter().filter(|line| *line == "begun").count() == 1, "{log:?}");
+    Ok(())
+}
+
+/// Meanwhile the controller and the agent are killed.
+async fn kernel_panics(system: &System) -> Checked<()> {
+    system.volume("parts", "home1", 64 * MIB).await?;
+    let more = "outputs: [/output, \"/data/*.csv\"]\nvolumes: [{volume: parts, mount: /data}]\n";
+    let job = system.output_job("panics", more, PANICS).await?;
+    has_begun(system, &job).await?;
+    system.stop_writer(&job, "home1").await?;
+    until("the VM to be started once more", async || {
+        let job = system.job(&job.id).await?;
+        Ok((job.state == JobState::Collecting).then_some(()))
+    })
+    .await?;
+    system.kill_daemon("controller", None).await?;
+    system.kill_daemon("agent", Some("home1")).await?;
+    let job = system.ended(&job.id).await?;
+    has_half(system, &job, "panicked").await?;
+    let part =
+        system.client.get_bytes(&format!("/v1/data/~/jobs/{}/data/part.csv", job.id)).await?;
+    ensure!(part == "part\n", "{part:?}");
+    Ok(())
+}
+
+async fn qemu_is_killed(system: &System) -> Checked<()> {
+    let command = "echo half > /output/half; sync; echo begun; sleep 100000";
+    let job = system.output_job("killed", "", command).await?;
+    has_begun(system, &job).await?;
+    let pid = system.host_file("home1", &format!("agent/vms/{}/run/qemu.pid", job.id));
+    let pid = std::fs::read_to_string(&pid).unwrap_or_default();
+    kill_9(pid.trim().parse().expect("its QEMU runs"));
+    let job = system.ended(&job.id).await?;
+    has_half(system, &job, "its QEMU is gone").await
+}
+
+/// One header of a tar, as GNU tar writes it.
+fn header(name: &str, kind: u8, size_bytes: u64) -> Vec<u8> {
+    let mut bytes = vec![0; 512];
+    let mut put = |at: usize, text: &[u8]| bytes[at..at + text.len()].copy_from_slice(text);
+    put(0, name.as_bytes());
+    for (at, text) in [(100, "0000644"), (108, "0000000"), (116, "0000000"), (136, "00000000000")] {
+        put(at, text.as_bytes());
+    }
+    // The size in base 256: 16 GiB has too many octal digits.
+    put(124, &[0x80, 0, 0, 0]);
+    put(128, &size_bytes.to_be_bytes());
+    put(148, b"        ");
+    put(156, &[kind]);
+    put(257, b"ustar  \0");
+    let sum: u32 = bytes.iter().map(|byte| u32::from(*byte)).sum();
+    bytes[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    bytes
+}
+
+/// In the place of the runner of a guest that was taken over: it writes what it likes to the output disk, fills it to its end,
+/// and reports that with the right hash.
+const TAKEN_OVER: &str = r#"#!/bin/sh
+disk=/dev/$(grep -lx output /sys/block/*/serial | cut -d/ -f4)
+port=/dev/$(grep -lx org.perigee.job /sys/class/virtio-ports/*/name | cut -d/ -f5)
+cat /root/evil > $disk; sync
+bytes=$(blockdev --getsize64 $disk); sum=$(sha256sum < $disk | cut -d' ' -f1)
+while :; do
+  printf '\n{"seq":1,"uptime_ms":1,"type":"finished","output_bytes":%s,"output_sha256":"%s"}\n' $bytes $sum
+  sleep 1
+done > $port"#;
+
+async fn guest_is_hostile(system: &System) -> Checked<()> {
+    let with = |name: &str, kind: u8, text: &str| {
+        let mut bytes = header(name, kind, text.len() as u64);
+        bytes.extend(text.bytes());
+        bytes.resize(bytes.len().next_multiple_of(512), 0);
+        bytes
+    };
+    let evil = [
+        with("output/good", b'0', "good"),
+        with("/output/absolute", b'0', "evil"),
+        with("../../../output/above", b'0', "evil"),
+        with("output/disk", b'4', ""),
+        header("output/endless", b'0', 16 << 30),
+    ]
+    .concat();
+    let hex: String = evil.iter().map(|byte| format!("{byte:02x}")).collect();
+    let command = format!(
+        "perl -e 'print pack(\"H*\", \"{hex}\")' > /root/evil\ncat > /root/runner <<'END'\n{TAKEN_OVER}\nEND\n\
+         chmod 755 /root/runner; mv /root/runner /usr/sbin/perigee-runner; sync; echo c > /proc/sysrq-trigger"
+    );
+    let job = system.output_job("hostile", "output: 16MiB\n", &command).await?;
+    let job = system.ended(&job.id).await?;
+    ensure!(job.state == JobState::Failed, "{job:?}");
+    ensure!(job.outputs.as_ref().is_some_and(|outputs| outputs.files == 1), "{job:?}");
+    ensure!(system.output_file(&job, "good").await? == "good", "{}", job.reason);
+    for why in ["its path is absolute", "goes up", "a device", "the tar ends within it"] {
+        ensure!(job.reason.contains(why), "{why}: {}", job.reason);
+    }
     Ok(())
 }

@@ -21,6 +21,31 @@ async fn outputs_of_a_member_are_kept_for_as_long_as_those_of_its_gang() {
 }
 
 #[tokio::test]
+async fn a_member_whose_vm_ends_gives_its_outputs_as_the_others_do() {
+    let mut lab = Lab::up().await;
+    lab.supervisor.stop().await;
+    let (cancel_deadline, collect_deadline) = (PATIENCE, PATIENCE);
+    lab.start_controller(Timing { cancel_deadline, collect_deadline, ..TIMING }).await;
+    let hosts = [&lab.home, &lab.cloud];
+    let id = lab.submit(gang(2)).await;
+    until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
+    let vm = member(&id, 1);
+    for host in hosts {
+        if let Some(ended) = host.inside().vms.get_mut(&vm) {
+            ended.report.status = VmStatus::Gone;
+        }
+    }
+    let job = until(&lab, &hosts, &id, |_| Does::RunsOn, |job| job.state.is_final()).await;
+    assert_eq!(job.state, JobState::Failed);
+    assert!(job.reason.starts_with("rank 1: the VM ended"), "{}", job.reason);
+    for rank in 0..2 {
+        let tree = lab.dir.path().join("data/tenants/default/tree/jobs/g-0001");
+        assert!(tree.join(format!("rank-{rank}/output/who")).exists(), "rank {rank}");
+    }
+    assert_eq!((starts(&hosts, &vm), starts(&hosts, &member(&id, 0))), (2, 1));
+}
+
+#[tokio::test]
 async fn a_place_for_outputs_is_refused_that_has_no_room_for_the_names_of_the_ranks() {
     let lab = Lab::up().await;
     for (names, length) in [(64, 1), (16, 255)] {
