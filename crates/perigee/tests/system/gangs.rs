@@ -152,7 +152,7 @@ fn a_vm_of_a_job_whose_kernel_panics_ends_the_job_as_one() {
             .submit(
                 "name: doomed\nimage: debian\nmemory: 200MiB\ncount: 2\nplacement: {site: home}\nrestart: on-host-failure\ntimeout: 3m\n\
                  command:\n  - /bin/sh\n  - -c\n  - |\n    \
-                 echo here > /output/kept\n    \
+                 echo here > /output/kept; sync\n    \
                  if [ $PERIGEE_RANK = 1 ]; then\n      echo about to panic\n      sleep 1\n      echo c > /proc/sysrq-trigger\n    fi\n    \
                  sleep 600\n",
             )
@@ -160,20 +160,23 @@ fn a_vm_of_a_job_whose_kernel_panics_ends_the_job_as_one() {
         let ended = system.ended(&job.id).await?;
         let log = log_of(&system, job.id.as_str(), 1).await?;
         ensure!(ended.state == JobState::Failed, "{:?} {}; {log:?}", ended.state, ended.reason);
-        let because = "rank 1: the VM ended before the job did, and its outputs are lost: the guest's kernel panicked";
+        let because = "rank 1: the VM ended before the job did: the guest's kernel panicked";
         ensure!(ended.reason.starts_with(because), "{}", ended.reason);
         ensure!(ended.members.len() == 2, "{:?}", ended.members);
         ensure!(log == ["about to panic"], "{log:?}");
         let shown = system.perigee(&["job", "log", job.id.as_str()]);
         let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
         ensure!(shown.contains("1: about to panic"), "{shown}");
-        // The other VM's command was ended, and what it had written is there.
+        // The other VM's command was ended, and what both had written is there.
         let scratch = tempfile::tempdir().expect("a scratch directory");
         let to = scratch.path().to_string_lossy().into_owned();
         let fetched = system.perigee(&["job", "output", job.id.as_str(), "--to", &to]);
         ensure!(fetched.status.success(), "{}", String::from_utf8_lossy(&fetched.stderr));
-        let kept = std::fs::read_to_string(scratch.path().join("rank-0/output/kept"));
-        ensure!(kept.as_deref().is_ok_and(|text| text == "here\n"), "{kept:?}");
+        for rank in 0..2 {
+            let kept = scratch.path().join(format!("rank-{rank}/output/kept"));
+            let kept = std::fs::read_to_string(kept);
+            ensure!(kept.as_deref().is_ok_and(|text| text == "here\n"), "rank {rank}: {kept:?}");
+        }
         until("its VMs and its network to be removed", async || {
             let vms: Vec<Vm> = system.get("/v1/vms").await?;
             let networks = system.perigee(&["network", "list"]);

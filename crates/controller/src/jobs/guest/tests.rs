@@ -111,6 +111,28 @@ proptest! {
     }
 }
 
+proptest! {
+    /// Nothing that the guest says while it only writes the outputs changes how the job ends.
+    #[test]
+    fn a_guest_that_is_started_once_more_decides_only_what_the_outputs_are(
+        bodies in proptest::collection::vec(any_body(), 0..20),
+    ) {
+        let mut record = record(JobState::Collecting);
+        record.job.exit_code = None;
+        let collect = Collect::new(Ending::Cancelled, "its reason".to_owned());
+        record.collect = Some(collect.clone());
+        for (seq, body) in (1..).zip(bodies) {
+            apply(&mut record, 0, vec![event(seq, 0, body)]);
+        }
+        let after = record.collect.expect("it stays");
+        prop_assert!((record.ending, record.job.exit_code) == (None, None));
+        prop_assert_eq!(record.job.state, JobState::Collecting);
+        prop_assert_eq!(Collect { failed: None, ..after }, collect);
+        let fits = |output: &Output| output.bytes <= record.job.spec.output_bytes;
+        prop_assert!(record.finished.as_ref().is_none_or(fits));
+    }
+}
+
 #[test]
 fn a_message_that_is_read_late_counts_from_when_it_came() {
     let mut record = record(JobState::Starting);
