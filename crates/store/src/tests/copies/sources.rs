@@ -269,14 +269,15 @@ async fn a_source_that_does_not_say_its_checksums_does_not_keep_its_content_in_u
 #[tokio::test(start_paused = true)]
 async fn the_only_source_of_an_unclear_copy_is_tried_again_more_and_more_seldom() {
     const DAY_S: u64 = 24 * 3600;
+    const LOOK_S: u64 = 600;
     let two = Two::with_a_liar();
     two.homes[0].hides_checksums.store(true, Ordering::SeqCst);
     let right = Some(digest(&two.homes[1].content()));
     two.copy_of("there:1", Keep::All, right).await.unwrap();
     let background = tokio::spawn(Arc::clone(&two.pool).fill_copies(u64::MAX));
     // As the controller does it, which knows of no other source.
-    for _ in 0..DAY_S / 30 {
-        tokio::time::sleep(Duration::from_secs(30)).await;
+    for _ in 0..DAY_S / LOOK_S {
+        tokio::time::sleep(Duration::from_secs(LOOK_S)).await;
         if two.state().await.1 {
             two.copy_of("there:1", Keep::All, right).await.unwrap();
         }
@@ -284,9 +285,10 @@ async fn the_only_source_of_an_unclear_copy_is_tried_again_more_and_more_seldom(
     let reads = two.homes[0].reads();
     assert!((5..=20).contains(&reads[0]), "it was tried a few times a day: {reads:?}");
     while !two.state().await.1 {
-        tokio::time::sleep(Duration::from_secs(30)).await;
+        tokio::time::sleep(Duration::from_secs(LOOK_S)).await;
     }
     background.abort();
+    drop(background.await);
     // A server that starts with a source that was mended.
     let Two { dir, files, pool, .. } = two;
     drop(pool);
