@@ -27,7 +27,7 @@ const TRY_AGAIN: Duration = Duration::from_secs(10);
 /// Where QEMU waits for its network.
 pub fn listen(at: &Path) -> std::io::Result<OwnedFd> {
     match std::fs::remove_file(at) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
         _ => UnixListener::bind(at).map(OwnedFd::from),
     }
 }
