@@ -45,12 +45,8 @@ pub fn firmware_file(firmware: Firmware) -> Option<&'static str> {
 
 /// Only the firmware itself, in system management mode, changes its variables: else the guest could turn Secure Boot off. That mode
 /// does not survive a sleep in which only memory has power.
-const SECURE: [&str; 4] = [
-    "-global",
-    "driver=cfi.pflash01,property=secure,value=on",
-    "-global",
-    "ICH9-LPC.disable_s3=on",
-];
+const SECURE: [&str; 4] =
+    ["-global", "driver=cfi.pflash01,property=secure,value=on", "-global", "ICH9-LPC.disable_s3=1"];
 
 /// How long a request waits for a volume server that does not answer before the guest is paused.
 const RECONNECT_DELAY_S: u32 = 600;

@@ -119,7 +119,7 @@ fn vendor_data(mounts: &[Mounted], wanted: &CloudInit) -> Value {
 }
 
 /// Without a card there is nothing to configure. systemd's wait-online waits for a network all the same: it needs an interface with
-/// carrier and an address, and netplan makes none in a guest that has no card (tried with systemd 252).
+/// carrier and an address. A bridge without ports, which netplan could make, is not enough for it (tried with systemd 252).
 fn network_config(network: &VmNetwork) -> Value {
     let ethernets = match network {
         VmNetwork::None => json!({}),

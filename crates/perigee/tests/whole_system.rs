@@ -304,7 +304,13 @@ fn a_full_pool_stops_the_vm_until_there_is_room_and_loses_nothing() {
         mount_tmpfs(&pool, "size=48m")?;
         system.kill_daemon("volume", Some("cloud1")).await?;
         until("the volume server on the small pool", async || {
-            system.volume("data", "cloud1", 256 * MIB).await.map(Some)
+            match system.volume("data", "cloud1", 256 * MIB).await {
+                // The answer to an earlier try was lost.
+                Err(error) if error.to_string().contains("with this name at cloud1") => {
+                    Ok(Some(()))
+                }
+                made => made.map(|_| Some(())),
+            }
         })
         .await?;
         let job = system

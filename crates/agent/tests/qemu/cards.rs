@@ -38,6 +38,7 @@ fn wait_for_another_passt(agent: &Agent, old: u32) -> u32 {
 
 /// An agent whose VM has such a card, and its passt.
 fn started(agent: &Agent) -> u32 {
+    agent.know_the_hosts();
     agent.put(&VmSpec { network: VmNetwork::User, ..spec(1, false) }).unwrap();
     agent.wait_for_status(VmStatus::Running);
     passt_of(agent)

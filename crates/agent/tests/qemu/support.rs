@@ -17,6 +17,7 @@ use axum::routing::{get, post, put};
 use perigee_agent::{Config, VmUids};
 use perigee_http::{Client, Failure, Json, Listen, Network, Reply};
 use perigee_model::grant::{GRANT_HEADER, SignedGrant};
+use perigee_model::network::{HostNetworks, NetworksKnown};
 use perigee_model::switchover::{Fate, WriterEpochs};
 use perigee_model::vm::{
     CancelMigration, ChangeVm, Disk, EndUnlessRan, EpochRaise, MigrateOut, MigrationPhase,
@@ -365,6 +366,13 @@ impl Agent {
 
     pub fn put(&self, spec: &VmSpec) -> Result<VmReport, Problem> {
         self.here.block_on(self.client.put(&format!("/v1/vms/{}", spec.vm), spec))
+    }
+
+    /// As the controller says which hosts the cluster has: this one alone.
+    pub fn know_the_hosts(&self) {
+        let known = HostNetworks { made_ms: 1, ..HostNetworks::default() };
+        let _: NetworksKnown =
+            self.here.block_on(self.client.put("/v1/networks", &known)).expect("it takes them");
     }
 
     pub fn get(&self) -> Result<VmReport, Problem> {
