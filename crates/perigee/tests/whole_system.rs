@@ -7,6 +7,7 @@ mod walk;
 
 use perigee_http::Client;
 use perigee_lab::wan;
+use perigee_model::ProblemKind;
 use perigee_model::job::{ClusterVolume, Host, HostState, JobState, MigrationState, Sample};
 use perigee_model::plan::{Decision, Way};
 use perigee_model::replica::Replica;
