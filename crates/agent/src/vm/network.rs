@@ -1,7 +1,7 @@
 //! The network cards of VMs. One in a network of its tenant, or in a bridge of the operator, is a TAP, which
 //! [`crate::networks`] makes. A card in a user network is connected to a `passt` of its own, which makes the guest's
 //! connections as connections of this host. It is a process of the VM's user, and ends when the VM's QEMU does: the
-//! socket between them closes. When it ends before, it is started again ([`keep`]).
+//! socket between them closes. When it ends before, it is started again ([`mod@keep`]).
 //!
 //! **What a guest reaches.** Public addresses, and those that the operator allows ([`GuestsReach`]): neither this host nor the
 //! cluster's others, no private and no link-local addresses. (A cloud's metadata service at 169.254.169.254 tells whoever asks
