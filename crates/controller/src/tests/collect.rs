@@ -7,7 +7,7 @@ use perigee_model::{JobId, VmId, VolumeName};
 
 use super::fake::FakeHost;
 use super::queue::unreachable;
-use super::{Lab, PATIENCE, TIMING, answers, data_volume, finish, spec, vm_of, wait_for};
+use super::{Lab, PATIENCE, TIMING, answers, data_volume, finish, running, spec, vm_of, wait_for};
 use crate::cluster::Timing;
 use crate::jobs;
 use crate::records::{JobIntent, last_start_of};
@@ -20,15 +20,6 @@ async fn patient() -> Lab {
     lab.supervisor.stop().await;
     lab.start_controller(PATIENT).await;
     lab
-}
-
-async fn running(lab: &Lab) -> (JobId, VmId) {
-    let id = lab.submit(spec(Access::Write)).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
-    (id, vm)
 }
 
 fn end_vm(host: &FakeHost, vm: &VmId) {

@@ -4,6 +4,8 @@
 mod homes;
 #[path = "fake/images.rs"]
 mod images;
+#[path = "fake/openers.rs"]
+mod openers;
 #[path = "fake/replicas.rs"]
 pub mod replicas;
 #[path = "fake/vms.rs"]
@@ -31,9 +33,9 @@ use perigee_model::vm::{
     VmReport, VmStatus,
 };
 use perigee_model::volume::{
-    AllOpeners, Attach, Attachment, BlockProbe, CachePolicy, CollectTrace, CopyImage, CreateVolume,
-    EpochChange, EpochIssued, ExportStats, ImageInfo, IoStats, Openers, PoolInfo, ProbeBlocks,
-    RemoteSource, Resize, Snapshot, Upload, VolumeHealth, VolumeInfo, VolumeSource,
+    Attach, Attachment, BlockProbe, CachePolicy, CollectTrace, CopyImage, CreateVolume,
+    EpochChange, EpochIssued, ExportStats, ImageInfo, IoStats, PoolInfo, ProbeBlocks, RemoteSource,
+    Resize, Snapshot, Upload, VolumeHealth, VolumeInfo, VolumeSource,
 };
 use perigee_model::{
     Epoch, HostId, ImageName, LayerId, OwnerName, Problem, SiteId, TenantName, VmId, VmStart,
@@ -377,10 +379,6 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/images/{image}", get(one_image).delete(delete_image))
         .route("/v1/images/{image}/copy", post(copy_image))
         .route("/v1/uploads", post(receive))
-        .route("/v1/openers", get(all_openers).put(add_all_openers))
-        .route("/v1/sources", get(sources))
-        .route("/v1/volumes/{volume}/hosts", get(openers).put(set_openers))
-        .route("/v1/volumes/{volume}/hosts/{host}", put(add_opener).delete(remove_opener))
         .route("/v1/volumes", get(volumes).post(create))
         .route("/v1/volumes/{volume}", get(volume).delete(delete_volume))
         .route("/v1/volumes/{volume}/data", put(write).get(read))
@@ -398,6 +396,7 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/pool", get(pool))
         .route("/v1/probe", post(probe_blocks))
         .merge(homes::routes())
+        .merge(openers::routes())
         .merge(replicas::routes())
         .layer(from_fn_with_state(inside.clone(), unless_of_before))
         .layer(from_fn_with_state(inside.clone(), unless_down))
@@ -446,61 +445,6 @@ impl Inside {
             Volume { info, issued: 1, returned: 0, data: Vec::new(), stats: IoStats::default() };
         self.volumes.insert(name.clone(), volume);
     }
-}
-
-async fn openers(State(inside): Shared, Path(name): Path<VolumeName>) -> Reply<Openers> {
-    let inside = inside.lock().expect("lock");
-    let hosts = inside.openers.get(&name).into_iter().flatten().cloned().collect();
-    Ok(Json(Openers { hosts }))
-}
-
-async fn set_openers(
-    State(inside): Shared,
-    Path(name): Path<VolumeName>,
-    Json(ask): Json<Openers>,
-) -> Reply<()> {
-    inside.lock().expect("lock").openers.entry(name).or_default().extend(ask.hosts);
-    Ok(Json(()))
-}
-
-async fn all_openers(State(inside): Shared) -> Reply<AllOpeners> {
-    if inside.lock().expect("lock").openers_hang {
-        std::future::pending::<()>().await;
-    }
-    let inside = inside.lock().expect("lock");
-    let here = inside.openers.iter();
-    let volumes = here.map(|(name, hosts)| (name.clone(), hosts.iter().cloned().collect()));
-    Ok(Json(AllOpeners { volumes: volumes.collect(), admits_all: inside.is_untold }))
-}
-
-async fn sources(State(inside): Shared) -> Reply<Vec<RemoteSource>> {
-    Ok(Json(inside.lock().expect("lock").sources.clone()))
-}
-
-async fn add_all_openers(State(inside): Shared, Json(ask): Json<AllOpeners>) -> Reply<()> {
-    let mut inside = inside.lock().expect("lock");
-    inside.told_of_openers += 1;
-    inside.is_untold = false;
-    for (name, hosts) in ask.volumes {
-        inside.openers.entry(name).or_default().extend(hosts);
-    }
-    Ok(Json(()))
-}
-
-async fn add_opener(
-    State(inside): Shared,
-    Path((name, host)): Path<(VolumeName, HostId)>,
-) -> Reply<()> {
-    inside.lock().expect("lock").openers.entry(name).or_default().insert(host);
-    Ok(Json(()))
-}
-
-async fn remove_opener(
-    State(inside): Shared,
-    Path((name, host)): Path<(VolumeName, HostId)>,
-) -> Reply<()> {
-    inside.lock().expect("lock").openers.entry(name).or_default().remove(&host);
-    Ok(Json(()))
 }
 
 /// It takes whatever comes, and forgets it.

@@ -204,6 +204,16 @@ pub fn spec(access: Access) -> JobSpec {
     }
 }
 
+/// A job that runs at `home1` and writes the data volume, whose home is `cloud1`.
+async fn running(lab: &Lab) -> (JobId, VmId) {
+    let id = lab.submit(spec(Access::Write)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    (id, vm)
+}
+
 fn vm_of(job: &JobId) -> VmId {
     crate::records::vm_of(job)
 }

@@ -3,15 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, JobState, MigrationState, NewVolume};
 use perigee_model::volume::{RemoteSource, VolumeSource};
 use perigee_model::volume_move::{VolumeMoveCause, VolumeMoveState};
-use perigee_model::{HostId, JobId, VmId, VolumeName};
+use perigee_model::{HostId, VolumeName};
 
 use super::fake::FakeHost;
 use super::migrations::{copying_of, switch};
-use super::{Lab, data_volume, finish, spec, vm_of, wait_for};
+use super::{Lab, data_volume, finish, running, spec, wait_for};
 use crate::cluster::Detachment;
 use crate::{catalog, volume_moves};
 
@@ -29,16 +28,6 @@ async fn wait_until_let_in(home: &FakeHost, volume: &VolumeName, hosts: &[&str])
         (let_in(home, volume) == wanted).then_some(())
     })
     .await;
-}
-
-/// A job that runs at `home1` and writes the data volume, whose home is `cloud1`.
-async fn running(lab: &Lab) -> (JobId, VmId) {
-    let id = lab.submit(spec(Access::Write)).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
-    (id, vm)
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use perigee_model::{HostId, JobId, Problem, ProblemKind, VmId, VolumeName};
 
 use super::fake::FakeHost;
 use super::migrations::switch;
-use super::{Lab, TIMING, data_volume, finish, spec, vm_of, wait_for};
+use super::{Lab, TIMING, data_volume, finish, running, spec, vm_of, wait_for};
 use crate::cluster::Timing;
 use crate::records::{VolumeRecord, volume_key};
 use crate::{catalog, hosts, images, jobs, migration, vms, volume_moves};
@@ -38,16 +38,6 @@ async fn stands_only_at(lab: &Lab, home: &FakeHost, other: &FakeHost) {
     assert!(!home.inside().attachments.contains_key(&name));
     let other = other.inside();
     assert!(!other.volumes.contains_key(&name) && !other.moves.departed.contains_key(&name));
-}
-
-/// A job that runs at `home1` and writes the data volume, whose home is `cloud1`.
-async fn running(lab: &Lab) -> (JobId, VmId) {
-    let id = lab.submit(spec(Access::Write)).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
-    (id, vm)
 }
 
 pub async fn home_in_record(lab: &Lab, id: &JobId, volume: &str) -> HostId {
