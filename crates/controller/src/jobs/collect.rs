@@ -113,13 +113,15 @@ impl Run {
         }
     }
 
+    /// A host that does not answer may be back before the deadline, but who cancels does not wait for it.
     fn why_not_collected(&self, collect: &Collect, since: Instant) -> Option<String> {
         let host = self.job().host.as_ref()?;
         let limit = self.cluster.timing.collect_deadline;
         if self.cluster.hosts.get(host).is_err() {
             return Some(format!("host {host} was removed"));
         }
-        if self.cluster.hosts.state(host) == HostState::Unreachable {
+        let is_silent = self.cluster.hosts.state(host) == HostState::Unreachable;
+        if is_silent && collect.ending == Ending::Cancelled {
             return Some(format!("host {host} does not answer"));
         }
         if since.elapsed() > limit {
@@ -214,7 +216,6 @@ impl Run {
                     .await?;
                 return Ok(Step::Again);
             }
-            Err(problem) if problem.kind == ProblemKind::Unavailable => return self.pause(),
             Err(problem) => return Err(problem),
         };
         if report.spec.start != last_start_of(&self.record.value) {

@@ -132,13 +132,26 @@ async fn a_runner_that_can_t_write_the_outputs_says_why_they_are_lost() {
 }
 
 #[tokio::test]
-async fn a_host_that_is_gone_has_taken_the_outputs_with_it() {
+async fn a_host_that_is_silent_for_a_while_costs_no_outputs() {
     let lab = patient().await;
     let (id, vm) = running(&lab).await;
     end_vm(&lab.home, &vm);
     started_again(&lab, &id).await;
     unreachable(&lab, &lab.home).await;
-    let job = lab.wait_for_state(&id, JobState::Failed).await;
+    lab.wait_for_job(&id, "the reason", |job| job.reason.contains("is down")).await;
+    lab.home.inside().down = false;
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Failed).await;
+    assert_eq!(answers(&lab, &id).as_deref(), Some("the answers"));
+}
+
+#[tokio::test]
+async fn who_cancels_now_does_not_wait_for_a_host_that_is_silent() {
+    let lab = patient().await;
+    let (id, _) = running(&lab).await;
+    unreachable(&lab, &lab.home).await;
+    cancel_now(&lab, &id).await;
+    let job = lab.wait_for_state(&id, JobState::Cancelled).await;
     assert!(job.reason.contains("outputs are lost: host home1 does not answer"), "{}", job.reason);
 }
 
