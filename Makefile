@@ -38,6 +38,7 @@ faults: setup
 SOAK_LENGTH ?= 1h
 soak: setup
 	PERIGEE_POWER_CASES=200 cargo test --release --locked --package perigee-store
+	PERIGEE_EVERY_WRITE=1 cargo test --locked --package perigee-controller -- gangs::killed
 	PERIGEE_KILLS=50 cargo test --release --locked --package perigee-volume --test whole -- kills --nocapture
 	cargo build --release --locked --package perigee
 	image=$$(scripts/golden-image) && \

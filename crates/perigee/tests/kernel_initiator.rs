@@ -11,7 +11,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long any one thing may take on a busy machine before the test gives up. It is more than the guest gives each of its
-/// steps, of which the longest, fio, waits for some 400 flushes of a disk that may be busy.
+/// steps, of which the longest, fio, waits for some 100 flushes of a disk that may be busy.
 const PATIENCE: Duration = Duration::from_secs(600);
 const VOLUME: &str = "data";
 /// As `initiator/init` has it.

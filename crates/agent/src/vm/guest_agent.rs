@@ -4,7 +4,7 @@
 //! time, and mean nothing to this host.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use perigee_model::guest_agent::{ANSWER_BYTES_MAX, Card, FilePart, FileWritten, ProgramStatus};
 use perigee_model::lasting::ExecBegun;
@@ -25,6 +25,8 @@ use crate::lines::{LineError, next_line};
 const DEADLINE: Duration = Duration::from_secs(8);
 /// The guest's filesystems stand still for at most this time, also if nobody asks to thaw them.
 const FROZEN_MAX: Duration = Duration::from_secs(20);
+/// How long a guest that does not answer is asked to thaw them: one on a busy host may take minutes.
+const THAW_PATIENCE: Duration = Duration::from_secs(900);
 /// Before an answer to `guest-sync-delimited`, so that what an earlier client has left is skipped.
 const BEGIN: u8 = 0xff;
 
@@ -95,22 +97,32 @@ impl Vm {
         }
         let freezes = ask.execute == FREEZE;
         let answer = self.within_deadline(ask).await;
-        // Also after a freeze whose answer did not come.
         if freezes {
+            // A guest whose answer did not come in time has frozen them later, or will: nobody waits for that now.
+            let is_late = answer.as_ref().is_err_and(|e| e.kind == ProblemKind::Unavailable);
             let vm = Arc::clone(self);
             tokio::spawn(async move {
-                tokio::time::sleep(FROZEN_MAX).await;
+                tokio::time::sleep(if is_late { Duration::ZERO } else { FROZEN_MAX }).await;
                 vm.thaw().await;
             });
         }
         answer
     }
 
-    /// Lets the guest's filesystems go on. If they do, nothing changes.
+    /// Lets the guest's filesystems go on. If they do, nothing changes. A busy guest may not answer in time, so it is asked
+    /// until it does.
     pub async fn thaw(&self) {
-        let ask = AskGuestAgent { execute: THAW.to_owned(), arguments: json!({}) };
-        if let Err(problem) = self.within_deadline(ask).await {
-            tracing::debug!(vm = %self.id(), %problem, "its filesystems are not thawed");
+        let begun = Instant::now();
+        let mut pause = Duration::from_secs(1);
+        while !self.qemu_has_ended() {
+            let ask = AskGuestAgent { execute: THAW.to_owned(), arguments: json!({}) };
+            let Err(problem) = self.within_deadline(ask).await else { return };
+            if begun.elapsed() > THAW_PATIENCE {
+                tracing::debug!(vm = %self.id(), %problem, "its filesystems are not thawed");
+                return;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(15));
         }
     }
 

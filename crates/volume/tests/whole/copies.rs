@@ -329,10 +329,11 @@ async fn a_host_that_serves_a_changed_image_is_refused_and_the_copy_goes_on_from
     assert_eq!(made.content, image.content, "what it has to show");
     host.clone_image("c", "golden").await;
     assert_io(&host.qemu_io("c", &["write -P 7 1M 64k", "flush"]));
-    let refused = |info: &ImageInfo| info.remote.as_ref().is_some_and(|remote| remote.refused);
-    until("the copy to be refused", async || refused(&info(&host).await)).await;
-    let now = info(&host).await.remote.expect("it is not complete");
-    assert!(now.missing_bytes > SIZE / 2, "nothing is kept of what came: {now:?}");
+    until("the copy to be refused, and nothing to be kept of what came", async || {
+        let now = info(&host).await.remote.expect("it is not complete");
+        now.refused && now.missing_bytes > SIZE / 2
+    })
+    .await;
     let again = host.control.post_long::<ImageInfo>("/v1/images/golden/fill", &(), |_| {}).await;
     assert_eq!(again.expect_err("not from there").kind, ProblemKind::Conflict);
 

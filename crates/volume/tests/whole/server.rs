@@ -15,7 +15,7 @@ use perigee_volume::{
 };
 use tempfile::TempDir;
 
-const DEADLINE: Duration = Duration::from_secs(120);
+const DEADLINE: Duration = Duration::from_secs(240);
 const POOL_VARIABLE: &str = "PERIGEE_TEST_POOL";
 /// A directory with `ca.pem`, `cert.pem` and `key.pem`: the server then wants TLS, and speaks it. Or one with the identity
 /// of a host: then it is a server of that host's cluster.

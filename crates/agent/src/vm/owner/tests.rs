@@ -2,7 +2,7 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 
 use perigee_http::{Listen, Network};
-use perigee_model::vm::{ChangeVm, Disk, MigrateOut, MigrationPhase, VmSpec};
+use perigee_model::vm::{AskGuestAgent, ChangeVm, Disk, MigrateOut, MigrationPhase, VmSpec};
 use perigee_model::{DiskRole, Epoch, HostId, MigrationId, ProblemKind, SiteId, VmId, VmStart};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _};
@@ -90,6 +90,49 @@ async fn a_change_that_means_another_run_of_the_vm_is_refused() {
     let other = VmStart { run: 1, ..VmStart::default() };
     let refused = owner.vm.change(other, ChangeVm::Memory { bytes: 1 }).await.unwrap_err();
     assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+}
+
+/// A guest that answers no question but the second one to thaw. Returns what it is asked.
+fn busy_guest(socket: UnixListener) -> mpsc::UnboundedReceiver<String> {
+    let (asked, questions) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let mut thaws = 0;
+        loop {
+            let (stream, _) = socket.accept().await.unwrap();
+            let (reader, mut writer) = stream.into_split();
+            let mut lines = tokio::io::BufReader::new(reader).split(b'\n');
+            let _sync = lines.next_segment().await.unwrap().unwrap();
+            writer.write_all(b"\xff{\"return\": 1}\n").await.unwrap();
+            let question = lines.next_segment().await.unwrap().unwrap();
+            let question: Value = serde_json::from_slice(&question).unwrap();
+            let question = question["execute"].as_str().unwrap().to_owned();
+            thaws += u32::from(question.ends_with("thaw"));
+            asked.send(question).unwrap();
+            if thaws == 2 {
+                writer.write_all(b"{\"return\": 1}\n").await.unwrap();
+            }
+            // Until the other side has had enough.
+            assert!(lines.next_segment().await.unwrap().is_none());
+        }
+    });
+    questions
+}
+
+#[tokio::test]
+async fn a_busy_guest_whose_filesystems_stand_still_is_asked_to_thaw_them_until_it_answers() {
+    let dir = directory();
+    let qemu = Qemu::start();
+    let owner = owner(dir.path(), &qemu).await;
+    let mut questions = busy_guest(UnixListener::bind(owner.vm.dir.guest_agent()).unwrap());
+    let freeze = AskGuestAgent { execute: "guest-fsfreeze-freeze".into(), arguments: json!({}) };
+    let late = owner.vm.ask_guest_agent(freeze).await.unwrap_err();
+    assert_eq!(late.kind, ProblemKind::Unavailable, "{late}");
+    for question in ["guest-fsfreeze-freeze", "guest-fsfreeze-thaw", "guest-fsfreeze-thaw"] {
+        let asked = tokio::time::timeout(Duration::from_secs(120), questions.recv()).await;
+        assert_eq!(asked.expect("it is asked").unwrap(), question);
+    }
+    let more = tokio::time::timeout(Duration::from_secs(5), questions.recv()).await;
+    assert!(more.is_err(), "it has answered: {more:?}");
 }
 
 fn order() -> MigrateOut {

@@ -98,7 +98,8 @@ impl Way {
                 Ok(Arc::new(Far { device, way, nbd_addr, export }) as Arc<dyn Device>)
             })
         };
-        Connector { patience: Duration::from_millis(50), connect: Arc::new(connect) }
+        // A read that is to fail waits this long, and one that is not to fail may take this long on a busy machine.
+        Connector { patience: Duration::from_secs(5), connect: Arc::new(connect) }
     }
 }
 
