@@ -18,6 +18,7 @@ mod strangers;
 mod tls;
 
 use std::net::IpAddr;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -142,6 +143,8 @@ pub struct Vm {
     viewers: Arc<Semaphore>,
     /// One question at a time.
     guest_agent_is_free: Semaphore,
+    /// How often the guest was asked to let its filesystems stand still.
+    freezes: AtomicU32,
     /// The address from which the host where the VM comes from has asked for the key.
     source: Mutex<Option<IpAddr>>,
 }
@@ -198,6 +201,7 @@ impl Vm {
             console_is_free,
             viewers,
             guest_agent_is_free,
+            freezes: AtomicU32::new(0),
             source: Mutex::default(),
         };
         (Arc::new(vm), queue)

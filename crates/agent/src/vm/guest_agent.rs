@@ -4,6 +4,7 @@
 //! time, and mean nothing to this host.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use perigee_model::guest_agent::{ANSWER_BYTES_MAX, Card, FilePart, FileWritten, ProgramStatus};
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::Vm;
@@ -23,10 +25,10 @@ use crate::lines::{LineError, next_line};
 
 /// The time for an answer, with the time for others' questions.
 const DEADLINE: Duration = Duration::from_secs(8);
-/// The guest's filesystems stand still for at most this time, also if nobody asks to thaw them.
+/// After this time the guest is asked to let its filesystems go on, also if nobody else asks it to.
 const FROZEN_MAX: Duration = Duration::from_secs(20);
-/// How long a guest that does not answer is asked to thaw them: one on a busy host may take minutes.
-const THAW_PATIENCE: Duration = Duration::from_secs(900);
+/// How long a guest that refuses is asked again.
+const REFUSALS_MAX: Duration = Duration::from_secs(900);
 /// Before an answer to `guest-sync-delimited`, so that what an earlier client has left is skipped.
 const BEGIN: u8 = 0xff;
 
@@ -95,38 +97,60 @@ impl Vm {
         if ask.execute.starts_with("guest-exec") || ask.execute.starts_with("guest-file") {
             self.check_shown()?;
         }
-        let freezes = ask.execute == FREEZE;
-        let answer = self.within_deadline(ask).await;
-        if freezes {
+        if ask.execute != FREEZE {
+            return self.within_deadline(ask, &AtomicBool::default()).await;
+        }
+        // In a task of its own: who asked may go away, and the guest's filesystems have to go on.
+        let number = self.freezes.fetch_add(1, Ordering::Relaxed) + 1;
+        let what = format!("can't ask the guest agent of {}", self.id());
+        let (vm, (said, answer)) = (Arc::clone(self), oneshot::channel());
+        tokio::spawn(async move {
+            let sent = AtomicBool::default();
+            let answer = vm.within_deadline(ask, &sent).await;
             // A guest whose answer did not come in time has frozen them later, or will: nobody waits for that now.
             let is_late = answer.as_ref().is_err_and(|e| e.kind == ProblemKind::Unavailable);
-            let vm = Arc::clone(self);
-            tokio::spawn(async move {
-                tokio::time::sleep(if is_late { Duration::ZERO } else { FROZEN_MAX }).await;
-                vm.thaw().await;
-            });
-        }
-        answer
+            let is_heard = said.send(answer).is_ok();
+            if !sent.load(Ordering::Relaxed) {
+                return;
+            }
+            if is_heard && !is_late {
+                tokio::time::sleep(FROZEN_MAX).await;
+            }
+            vm.thaw_after(number).await;
+        });
+        answer.await.map_err(|e| Problem::internal(what, e))?
     }
 
-    /// Lets the guest's filesystems go on. If they do, nothing changes. A busy guest may not answer in time, so it is asked
-    /// until it does.
+    /// Lets the guest's filesystems go on. If they do, nothing changes.
     pub async fn thaw(&self) {
+        self.thaw_after(self.freezes.load(Ordering::Relaxed)).await;
+    }
+
+    /// The same, unless another freeze has come after this one: that has a thaw of its own. A guest that is busy, or whose
+    /// disks stand still, answers later. So it is asked as long as it runs, but not without end if it refuses.
+    async fn thaw_after(&self, freeze: u32) {
         let begun = Instant::now();
         let mut pause = Duration::from_secs(1);
-        while !self.qemu_has_ended() {
+        while !self.qemu_has_ended() && self.freezes.load(Ordering::Relaxed) == freeze {
             let ask = AskGuestAgent { execute: THAW.to_owned(), arguments: json!({}) };
-            let Err(problem) = self.within_deadline(ask).await else { return };
-            if begun.elapsed() > THAW_PATIENCE {
-                tracing::debug!(vm = %self.id(), %problem, "its filesystems are not thawed");
+            let Err(problem) = self.within_deadline(ask, &AtomicBool::default()).await else {
+                return;
+            };
+            tracing::debug!(vm = %self.id(), %problem, "its filesystems are not thawed");
+            if problem.kind == ProblemKind::Conflict && begun.elapsed() > REFUSALS_MAX {
                 return;
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_secs(15));
+            pause = (pause * 2).min(Duration::from_secs(60));
         }
     }
 
-    async fn within_deadline(&self, ask: AskGuestAgent) -> Result<Value, Problem> {
+    /// `sent` is set when the question goes to the guest.
+    async fn within_deadline(
+        &self,
+        ask: AskGuestAgent,
+        sent: &AtomicBool,
+    ) -> Result<Value, Problem> {
         let what = format!("can't ask the guest agent of {}", self.id());
         let Some((_, read)) = ALLOWED.iter().find(|(execute, _)| *execute == ask.execute) else {
             let why = format!("{:?} is not asked by anybody", ask.execute);
@@ -136,7 +160,7 @@ impl Vm {
             let _alone = self.guest_agent_is_free.acquire().await;
             let stream =
                 files::connect(&self.dir.guest_agent()).await.map_err(|e| e.to_string())?;
-            converse(stream, &ask, *read).await
+            converse(stream, &ask, *read, sent).await
         });
         let why = match asked.await {
             Ok(Ok(Ok(answer))) => return Ok(answer),
@@ -149,7 +173,12 @@ impl Vm {
     }
 }
 
-async fn converse(stream: UnixStream, ask: &AskGuestAgent, read: Read) -> Result<Said, String> {
+async fn converse(
+    stream: UnixStream,
+    ask: &AskGuestAgent,
+    read: Read,
+    sent: &AtomicBool,
+) -> Result<Said, String> {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
     // Any number will do: only what comes after the delimiter counts.
@@ -161,6 +190,7 @@ async fn converse(stream: UnixStream, ask: &AskGuestAgent, read: Read) -> Result
     let mut partial = Vec::new();
     drop(nothing(&next_answer(&mut reader, &mut partial).await?)?);
     let question = format!("{}\n", json!({"execute": ask.execute, "arguments": ask.arguments}));
+    sent.store(true, Ordering::Relaxed);
     writer.write_all(question.as_bytes()).await.map_err(|e| e.to_string())?;
     read(&next_answer(&mut reader, &mut partial).await?)
 }
@@ -223,7 +253,9 @@ mod tests {
         tokio::spawn(guest(theirs, says));
         let ask = AskGuestAgent { execute: execute.to_owned(), arguments: json!({}) };
         let (_, read) = ALLOWED.iter().find(|(allowed, _)| *allowed == execute).unwrap();
-        timeout(Duration::from_secs(60), converse(ours, &ask, *read)).await.expect("it ends")
+        let sent = AtomicBool::default();
+        let said = timeout(Duration::from_secs(60), converse(ours, &ask, *read, &sent));
+        said.await.expect("it ends")
     }
 
     #[tokio::test]

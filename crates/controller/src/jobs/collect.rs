@@ -113,7 +113,7 @@ impl Run {
         }
     }
 
-    /// A host that does not answer may be back before the deadline, but who cancels does not wait for it.
+    /// A host that does not answer may be back before the deadline, but who cancels at once does not wait for it.
     fn why_not_collected(&self, collect: &Collect, since: Instant) -> Option<String> {
         let host = self.job().host.as_ref()?;
         let limit = self.cluster.timing.collect_deadline;
@@ -121,7 +121,7 @@ impl Run {
             return Some(format!("host {host} was removed"));
         }
         let is_silent = self.cluster.hosts.state(host) == HostState::Unreachable;
-        if is_silent && collect.ending == Ending::Cancelled {
+        if is_silent && self.is_hurried {
             return Some(format!("host {host} does not answer"));
         }
         if since.elapsed() > limit {

@@ -63,6 +63,8 @@ pub struct Run {
     pub cancel_seen: Option<Instant>,
     /// The same for a VM that is to be started once more for its outputs.
     pub collect_seen: Option<Instant>,
+    /// Who cancels it does not wait for its outputs from a host that does not answer.
+    pub is_hurried: bool,
     /// Whether the last report said that the guest runs, and that it does not move.
     pub seen_running: bool,
     /// [`crate::cluster::Index::home_changes`] before the step.
@@ -156,6 +158,7 @@ impl Run {
             failure_seen: None,
             cancel_seen: None,
             collect_seen: None,
+            is_hurried: false,
             seen_running: false,
             homes_at: 0,
         }))
@@ -191,6 +194,7 @@ impl Run {
         }
         let intent: Option<JobIntent> =
             self.cluster.records.read(&job_intent_key(&self.id)).await?;
+        self.is_hurried = intent.as_ref().is_some_and(|intent| intent.cancel && intent.now);
         let power = intent.as_ref().and_then(|intent| intent.power);
         if let (Some(lasting), Some((number, wish))) = (&mut self.record.value.lasting, power)
             && number > lasting.heeded
@@ -242,9 +246,9 @@ impl Run {
             ProblemKind::Unavailable
             | ProblemKind::Forbidden
             | ProblemKind::NoSpace
-            | ProblemKind::Internal => false,
-            // There is no other host for what a VM has on its disks.
-            ProblemKind::Unsupported => self.record.value.collect.is_some(),
+            | ProblemKind::Internal
+            // A host may lack for a moment what a VM needs.
+            | ProblemKind::Unsupported => false,
         };
         let ends = self.record.value.ending.is_some()
             || self.lasting().is_some_and(|lasting| lasting.down.is_some());

@@ -156,6 +156,25 @@ async fn who_cancels_now_does_not_wait_for_a_host_that_is_silent() {
 }
 
 #[tokio::test]
+async fn who_cancels_waits_for_a_host_that_is_silent() {
+    let mut lab = patient().await;
+    lab.supervisor.stop().await;
+    lab.start_controller(Timing { cancel_deadline: TIMING.cancel_deadline, ..PATIENT }).await;
+    let (id, vm) = running(&lab).await;
+    unreachable(&lab, &lab.home).await;
+    jobs::intend(&lab.cluster, &id, |intent| intent.cancel = true).await.expect("cancel");
+    wait_for("the time of its guest to be over", async || {
+        jobs::record(&lab.cluster, &id).await.expect("record").collect.map(drop)
+    })
+    .await;
+    lab.home.inside().down = false;
+    started_again(&lab, &id).await;
+    finish(&lab.home, &lab.home, &vm);
+    let job = lab.wait_for_state(&id, JobState::Cancelled).await;
+    assert_eq!(answers(&lab, &id).as_deref(), Some("the answers"), "{}", job.reason);
+}
+
+#[tokio::test]
 async fn a_runner_that_fails_while_its_command_runs_costs_no_outputs() {
     let lab = patient().await;
     let (id, vm) = running(&lab).await;

@@ -58,13 +58,15 @@ pub async fn keep(
         record.lasting.is_none() && (record.ending.is_some() || record.job.state.is_final())
     };
     // Of an ended job nobody asks for it.
-    if jobs::of_vm(cluster, &vm_of(job)).is_none_or(|record| ends(&record)) {
+    let Some(record) = jobs::of_vm(cluster, &vm_of(job)).filter(|record| !ends(record)) else {
         return Ok(());
-    }
+    };
     let path = format!("/v1/vms/{}", vm_of(job));
     let start = host.agent.get::<VmReport>(&path).await?.spec.start;
     let kept = cluster.records.read::<Kept>(&key(job)).await?;
-    if start > up_to || kept.as_ref().is_some_and(|kept| kept.start == start) {
+    // An earlier VM may have had the same name, and an earlier start may be removed later than the last one.
+    let is_its = start.submitted_ms == record.job.submitted_ms;
+    if !is_its || start > up_to || kept.as_ref().is_some_and(|kept| kept.start >= start) {
         return Ok(());
     }
     let bytes = host.agent.get_bytes(&format!("{path}/console")).await?;

@@ -23,7 +23,13 @@ pub(super) async fn ask<T: DeserializeOwned>(
     execute: &str,
     arguments: Value,
 ) -> Result<T, Problem> {
-    let host = catalog::reachable(cluster, &vms::host_of(cluster, vm).await?)?;
+    // No other host is asked where it is: one that is slow would keep a guest's filesystems standing still.
+    let known = jobs::of_vm(cluster, vm).filter(|record| record.vm_started);
+    let host = match known.and_then(|record| record.job.host.clone()) {
+        Some(host) => host,
+        None => vms::host_of(cluster, vm).await?,
+    };
+    let host = catalog::reachable(cluster, &host)?;
     let ask = AskGuestAgent { execute: execute.to_owned(), arguments };
     let answer: Value = host.agent_slow.post(&format!("/v1/vms/{vm}/guest-agent"), &ask).await?;
     serde_json::from_value(answer).map_err(|_| {

@@ -17,7 +17,7 @@ use perigee_model::{DiskRole, HostId, Problem, ProblemKind, VmId};
 
 use super::change::root_of;
 use crate::accounts::hold_volume;
-use crate::cluster::{Cluster, HostLink, capacity};
+use crate::cluster::{Cluster, Hold, HostLink, capacity};
 use crate::records::{JobIntent, JobRecord, Live, job_intent_key, start_of, vm_of};
 use crate::{catalog, vms};
 
@@ -46,8 +46,7 @@ fn use_cpus(count: u32) -> String {
 /// `Invalid` or `Conflict` before anything is changed; what a host says where that fails later.
 pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<Vm, Problem> {
     let what = format!("can't resize VM {vm} while it runs");
-    let (_held, before, host) =
-        cluster.index.begin_change(vm).map_err(|why| Problem::conflict(&what, why))?;
+    let (_held, before, host) = begin(cluster, vm, &what).await?;
     let at = catalog::reachable(cluster, &host)?;
     let spec = &before.job.spec;
     if let Some(cpus) = ask.cpus {
@@ -205,6 +204,29 @@ async fn grow_root(
     Ok(why.map(|why| {
         format!("the disk is larger, and the guest's filesystem grows at its next boot: {why}")
     }))
+}
+
+/// As [`crate::cluster::Index::begin_change`], once all that this run of the VM has got before is recorded: of each kind of change only the last
+/// one is kept until then.
+///
+/// # Errors
+/// `Conflict` if it can't be changed now, `NotFound` if it was deleted, `Unavailable` if an earlier change is not recorded yet.
+pub(super) async fn begin<'a>(
+    cluster: &'a Arc<Cluster>,
+    vm: &VmId,
+    what: &str,
+) -> Result<(Hold<'a>, Arc<JobRecord>, HostId), Problem> {
+    let (held, before, host) =
+        cluster.index.begin_change(vm).map_err(|why| Problem::conflict(what, why))?;
+    let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(&before.job.id)).await?;
+    let (asked, run) = (asked.unwrap_or_default(), start_of(&before, 0));
+    let sized = asked.size.filter(|last| last.run == run).map_or(0, |last| last.number);
+    let plugged = asked.volume.filter(|last| last.run == run).map_or(0, |last| last.number);
+    until_noted(cluster, &before, |has| has.sized >= sized && has.plugged >= plugged).await?;
+    check_run(cluster, &before)?;
+    let gone = || Problem::not_found(what, "it was deleted meanwhile");
+    let before = now(cluster, &before).ok_or_else(gone)?;
+    Ok((held, before, host))
 }
 
 /// Changes the VM at its host, in the run of this record.

@@ -48,7 +48,7 @@ pub async fn attach(cluster: &Arc<Cluster>, vm: &VmId, ask: AttachVolume) -> Res
         .await;
     }
     let conflict = |why: String| Problem::conflict(&what, why);
-    let (_held, before, host) = cluster.index.begin_change(vm).map_err(conflict)?;
+    let (_held, before, host) = live::begin(cluster, vm, &what).await?;
     let writes = !ask.read_only;
     let _volume = cluster.index.begin_attachment(vm, &ask.volume, writes).map_err(conflict)?;
     let at = catalog::reachable(cluster, &host)?;
@@ -110,8 +110,7 @@ pub async fn detach(cluster: &Arc<Cluster>, vm: &VmId, ask: DetachVolume) -> Res
         })
         .await;
     }
-    let conflict = |why: String| Problem::conflict(&what, why);
-    let (_held, before, host) = cluster.index.begin_change(vm).map_err(conflict)?;
+    let (_held, before, host) = live::begin(cluster, vm, &what).await?;
     check(&before)?;
     let at = catalog::reachable(cluster, &host)?;
     let placed = before.placement.iter().flat_map(|placement| &placement.disks);

@@ -48,6 +48,8 @@ pub async fn keep(vm: Arc<Vm>, host: Arc<Host>) {
         Err(problem) => return tracing::warn!(vm = %vm.id(), %problem, "its passt is not watched"),
     };
     let mut tried: Option<Instant> = None;
+    // It has not been tried to start one in place of this one.
+    let mut is_new = true;
     while !vm.qemu_has_ended() {
         sleep(LOOK).await;
         let is_due = tried.is_none_or(|tried| tried.elapsed() > TRY_AGAIN);
@@ -55,17 +57,22 @@ pub async fn keep(vm: Arc<Vm>, host: Arc<Host>) {
             continue;
         }
         if !is_due {
-            say(&vm, "passt has ended again".to_owned());
+            if is_new {
+                say(&vm, "passt has ended again".to_owned());
+            }
             continue;
         }
         tried = Some(Instant::now());
         match start_again(&vm, &host).await {
             Ok(started) => {
-                passt = started;
+                (passt, is_new) = (started, true);
                 vm.observed(|seen| seen.no_network.clear());
                 tracing::warn!(vm = %vm.id(), "its passt had ended: it has another one now, and the connections of its guest are lost");
             }
-            Err(problem) => say(&vm, problem.to_string()),
+            Err(problem) => {
+                is_new = false;
+                say(&vm, problem.to_string());
+            }
         }
     }
 }

@@ -172,11 +172,13 @@ impl Owner {
             }
             qmp.execute("device_add", device).await.map(drop).map_err(told)
         };
-        if let Err(problem) = plugged.await {
-            self.forget_disk(qmp, disk.role).await?;
-            return Err(problem);
+        let Err(problem) = plugged.await else { return Ok(()) };
+        // QEMU may have done it after all, and only have answered late.
+        if is_there().await? {
+            return Ok(());
         }
-        Ok(())
+        self.forget_disk(qmp, disk.role).await?;
+        Err(problem)
     }
 
     async fn unplug(&self, qmp: &Qmp, role: DiskRole) -> Result<(), Problem> {

@@ -135,6 +135,21 @@ async fn a_busy_guest_whose_filesystems_stand_still_is_asked_to_thaw_them_until_
     assert!(more.is_err(), "it has answered: {more:?}");
 }
 
+#[tokio::test]
+async fn filesystems_go_on_though_who_has_asked_them_to_stand_still_went_away() {
+    let dir = directory();
+    let qemu = Qemu::start();
+    let owner = owner(dir.path(), &qemu).await;
+    let mut questions = busy_guest(UnixListener::bind(owner.vm.dir.guest_agent()).unwrap());
+    let freeze = AskGuestAgent { execute: "guest-fsfreeze-freeze".into(), arguments: json!({}) };
+    let asked = owner.vm.ask_guest_agent(freeze);
+    tokio::time::timeout(Duration::from_millis(50), asked).await.unwrap_err();
+    for question in ["guest-fsfreeze-freeze", "guest-fsfreeze-thaw"] {
+        let asked = tokio::time::timeout(Duration::from_secs(120), questions.recv()).await;
+        assert_eq!(asked.expect("it is asked").unwrap(), question);
+    }
+}
+
 fn order() -> MigrateOut {
     MigrateOut {
         migration: MigrationId::new("m-1").unwrap(),

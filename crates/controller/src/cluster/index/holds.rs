@@ -367,6 +367,10 @@ impl Inner {
         if record.leaving.is_some() || record.job.host.as_ref() != Some(from) {
             return Err("its job begins anew".to_owned());
         }
+        // It runs once more only to write its outputs, or has written them.
+        if record.collect.is_some() || record.finished.is_some() {
+            return Err("its job ends".to_owned());
+        }
         if record.lasting.as_ref().is_some_and(|lasting| lasting.down.is_some()) {
             return Err("it is being stopped".to_owned());
         }
