@@ -33,12 +33,12 @@ test: setup
 faults: setup
 	experiments/faults/run --out out/faults $(foreach cells,$(ONLY),--only $(cells))
 
-## What `make test` does a little of, for some twenty minutes: power cuts, faults, kills under fio; and
+## What `make test` does a little of, for some half an hour: power cuts, faults, kills under fio; and
 ## a lab in which daemons are killed and the WAN is cut while jobs and moves go on, for SOAK_LENGTH
 SOAK_LENGTH ?= 1h
 soak: setup
 	PERIGEE_POWER_CASES=200 cargo test --release --locked --package perigee-store
-	PERIGEE_EVERY_WRITE=1 cargo test --locked --package perigee-controller -- gangs::killed
+	PATH=$$(scripts/tools):$$PATH PERIGEE_EVERY_WRITE=1 cargo nextest run --locked --workspace -E 'test(gangs::killed)'
 	PERIGEE_KILLS=50 cargo test --release --locked --package perigee-volume --test whole -- kills --nocapture
 	cargo build --release --locked --package perigee
 	image=$$(scripts/golden-image) && \

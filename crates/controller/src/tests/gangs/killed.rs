@@ -1,4 +1,4 @@
-//! The controller of a gang is killed at each of its writes.
+//! The controller of a gang is killed at its writes.
 
 use perigee_model::HostId;
 use perigee_model::job::MoveJob;
@@ -150,8 +150,8 @@ async fn killed_at(write: u64, story: Story) -> bool {
     is_cut
 }
 
-/// Tries one write of each three, another one in each run; all with `PERIGEE_EVERY_WRITE=1`, which takes ten minutes.
-async fn killed_at_each_write(story: Story) {
+/// Tries one write of each three, another one in each run; all with `PERIGEE_EVERY_WRITE=1`, which takes some minutes.
+async fn killed_at_writes(story: Story) {
     const AT_ONCE: usize = 4;
     let every = std::env::var_os("PERIGEE_EVERY_WRITE").map_or(3, |_| 1);
     let first = 1 + u64::from(std::process::id()) % every;
@@ -170,30 +170,30 @@ async fn killed_at_each_write(story: Story) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_controller_that_is_killed_at_any_write_of_a_gang_neither_loses_nor_doubles_a_member() {
-    killed_at_each_write(Story::Ends).await;
+    killed_at_writes(Story::Ends).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_controller_that_is_killed_at_any_write_of_a_gang_that_fails_ends_all_of_it() {
-    killed_at_each_write(Story::Fails).await;
+    killed_at_writes(Story::Fails).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_controller_that_is_killed_at_any_write_of_a_gang_that_is_cancelled_ends_all_of_it() {
-    killed_at_each_write(Story::IsCancelled).await;
+    killed_at_writes(Story::IsCancelled).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_controller_that_is_killed_at_any_write_of_a_gang_that_is_lost_starts_it_again_once() {
-    killed_at_each_write(Story::IsLost).await;
+    killed_at_writes(Story::IsLost).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_controller_that_is_killed_at_any_write_of_a_gang_that_moves_moves_all_of_it() {
-    killed_at_each_write(Story::Moves).await;
+    killed_at_writes(Story::Moves).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_controller_that_is_killed_at_any_write_of_a_gang_that_can_t_move_leaves_all_of_it() {
-    killed_at_each_write(Story::MovesBack).await;
+    killed_at_writes(Story::MovesBack).await;
 }
