@@ -125,6 +125,7 @@ pub fn spawn(
         warmed: Instant::now(),
         connecting: is_connecting.then(Instant::now),
         stopping: None,
+        is_cut: false,
     };
     let task = tokio::spawn(migration.run(resumed)).abort_handle();
     Handle { cancel, nudge, renewed, wishes: wished, task }
@@ -152,6 +153,8 @@ struct Migration {
     connecting: Option<Instant>,
     /// Since when QEMU is to stop sending.
     stopping: Option<Instant>,
+    /// Whether QEMU's connection was ended so that it stops sending.
+    is_cut: bool,
 }
 
 impl Migration {
@@ -223,12 +226,7 @@ impl Migration {
                     return Ok(None);
                 }
                 Step::StopSending => {
-                    // This is refused only if the migration has just ended, which the next check finds.
-                    let _ = self.wish(Wish::StopSending).await;
-                    let since = *self.stopping.get_or_insert_with(Instant::now);
-                    if since.elapsed() > STOP_MAX {
-                        self.cut().await;
-                    }
+                    self.stop_sending(sending).await;
                     self.pause().await;
                     return Ok(None);
                 }
@@ -427,18 +425,35 @@ impl Migration {
         }
     }
 
-    /// Ends QEMU's connection to the destination.
-    async fn cut(&self) {
+    /// A QEMU that still copies loses its connection, and only one that waits at the switch is told to cancel. QEMU up
+    /// to 8.2 misses a `migrate_cancel` that comes while it goes from the one to the other, and then waits for ever
+    /// with its guest stopped (`migration_maybe_pause` in its `migration.c`).
+    async fn stop_sending(&mut self, sending: Sending) {
+        let since = *self.stopping.get_or_insert_with(Instant::now);
+        let is_late = since.elapsed() > STOP_MAX;
+        if sending == Sending::Copying || is_late {
+            self.is_cut |= self.cut().await;
+        }
+        if sending != Sending::Copying || !self.is_cut || is_late {
+            // This is refused only if the migration has just ended, which the next check finds.
+            let _ = self.wish(Wish::StopSending).await;
+        }
+    }
+
+    /// Ends QEMU's connection to the destination. Returns whether it had one.
+    async fn cut(&self) -> bool {
         let to = self.order.uri.strip_prefix("tcp:").and_then(|address| address.parse().ok());
         let process = self.vm.observed(|seen| seen.process);
-        let (Some(to), Some(process)) = (to, process) else { return };
+        let (Some(to), Some(process)) = (to, process) else { return false };
         let cut = tokio::task::spawn_blocking(move || cut::cut(&process, to)).await;
         match cut.map_err(std::io::Error::other).flatten() {
             Ok(count) => {
-                tracing::warn!(vm = %self.vm.id(), %to, count, "connections of QEMU are ended")
+                tracing::warn!(vm = %self.vm.id(), %to, count, "connections of QEMU are ended");
+                count > 0
             }
             Err(error) => {
                 tracing::error!(vm = %self.vm.id(), %error, "QEMU's connection can't be ended");
+                false
             }
         }
     }

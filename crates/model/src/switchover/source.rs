@@ -167,7 +167,7 @@ pub enum Step {
     Raise,
     /// [`Outgoing::letting_go`], then tell QEMU to send the last state.
     LetGo,
-    /// Have QEMU cancel its migration, and look at it again.
+    /// Have QEMU stop sending, and look at it again.
     StopSending,
     /// Ask the destination's agent, and the homes whether an epoch was never raised, then
     /// [`Outgoing::answered`].

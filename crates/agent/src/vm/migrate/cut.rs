@@ -87,6 +87,7 @@ fn connections(process: &Process) -> std::io::Result<Vec<(TcpStream, SocketAddr,
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::path::Path;
     use std::process::{Child, Command};
     use std::time::{Duration, Instant};
 
@@ -108,25 +109,43 @@ mod tests {
         }
     }
 
+    /// A QEMU, and its monitor.
+    async fn qemu(dir: &Path, name: &str, more: &[&str]) -> (Killed, Qmp) {
+        let monitor = dir.join(format!("{name}.sock"));
+        let mut qemu = Command::new(QEMU);
+        qemu.args(["-nodefaults", "-display", "none", "-machine", "q35", "-m", "64"]);
+        qemu.args(["-qmp", &format!("unix:{},server=on,wait=off", monitor.display())]).args(more);
+        let qemu = Killed(qemu.spawn().unwrap());
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match Qmp::connect(&monitor).await {
+                Ok((qmp, _events)) => return (qemu, qmp),
+                Err(error) => assert!(Instant::now() < until, "{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Waits for a state of QEMU's migration.
+    async fn wait_until(qmp: &Qmp, status: &str) -> MigrateInfo {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let info: MigrateInfo = qmp.query("query-migrate").await.unwrap();
+            if info.status == status {
+                return info;
+            }
+            assert!(Instant::now() < until, "waited for {status:?}, saw {:?}", info.status);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     /// The real QEMU, and a destination that accepts its connection and says nothing.
     #[tokio::test]
     async fn a_handshake_that_nobody_answers_is_ended_and_qemu_goes_on() {
         let dir = tempfile::tempdir().unwrap();
         let key = format!("qemu:{}\n", "ab".repeat(32));
         std::fs::write(dir.path().join("keys.psk"), key).unwrap();
-        let monitor = dir.path().join("qmp.sock");
-        let mut qemu = Command::new(QEMU);
-        qemu.args(["-nodefaults", "-display", "none", "-S", "-machine", "q35", "-m", "64"]);
-        qemu.args(["-qmp", &format!("unix:{},server=on,wait=off", monitor.display())]);
-        let qemu = Killed(qemu.spawn().unwrap());
-        let until = Instant::now() + PATIENCE;
-        let (qmp, _events) = loop {
-            match Qmp::connect(&monitor).await {
-                Ok(connected) => break connected,
-                Err(error) => assert!(Instant::now() < until, "{error}"),
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        };
+        let (qemu, qmp) = qemu(dir.path(), "source", &["-S"]).await;
         set_encryption(&qmp, End::Source, Some(dir.path())).await.unwrap();
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = silent.local_addr().unwrap();
@@ -137,13 +156,37 @@ mod tests {
         let other = SocketAddr::from(([127, 0, 0, 1], 1));
         assert_eq!(cut(&process, other).unwrap(), 0, "only this address is meant");
         assert_eq!(cut(&process, to).unwrap(), 1);
+        let info = wait_until(&qmp, "failed").await;
+        assert!(info.error_desc.contains("TLS handshake"), "{}", info.error_desc);
+    }
+
+    #[tokio::test]
+    async fn a_qemu_that_copies_runs_its_guest_on_when_its_connection_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let (qemu, source) = qemu(dir.path(), "source", &[]).await;
+        let incoming = ["-incoming", "tcp:127.0.0.1:0"];
+        let (_destination, destination) = self::qemu(dir.path(), "destination", &incoming).await;
+        let on = json!({"capabilities": [{"capability": "return-path", "state": true}]});
+        for qmp in [&source, &destination] {
+            qmp.execute("migrate-set-capabilities", on.clone()).await.unwrap();
+        }
+        let waiting: serde_json::Value = destination.query("query-migrate").await.unwrap();
+        let port: u16 = waiting["socket-address"][0]["port"].as_str().unwrap().parse().unwrap();
+        let to = SocketAddr::from(([127, 0, 0, 1], port));
+        let slow = json!({"max-bandwidth": 10_000, "downtime-limit": 1});
+        source.execute("migrate-set-parameters", slow).await.unwrap();
+        source.execute("migrate", json!({"uri": format!("tcp:{to}")})).await.unwrap();
+        wait_until(&source, "active").await;
+        assert_eq!(cut(&Process::of_pid(qemu.0.id()).unwrap(), to).unwrap(), 1);
+        wait_until(&source, "failed").await;
         let until = Instant::now() + PATIENCE;
         loop {
-            let info: MigrateInfo = qmp.query("query-migrate").await.unwrap();
-            if info.status == "failed" {
-                break assert!(info.error_desc.contains("TLS handshake"), "{}", info.error_desc);
+            let state: serde_json::Value = source.query("query-status").await.unwrap();
+            if state["status"] == "running" {
+                break;
             }
-            assert!(Instant::now() < until, "{}", info.status);
+            assert!(Instant::now() < until, "waited for a guest that runs, saw {state}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 }
