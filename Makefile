@@ -75,7 +75,7 @@ experiments: build
 
 ## The volume server beside its peers: experiments/engine/results.json and report.html. QUICK=1 only shows that it works
 bench: build
-	experiments/engine/setup
+	scripts/setup nbdkit qemu-system-common
 	cargo build --release --locked --package perigee-engine-bench
 	target/release/perigee-engine-bench run --rounds $(ROUNDS) \
 	  $(if $(QUICK),--quick --out out/bench,--out experiments/engine)
