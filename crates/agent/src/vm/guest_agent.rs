@@ -4,13 +4,14 @@
 //! time, and mean nothing to this host.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use perigee_model::guest_agent::{ANSWER_BYTES_MAX, Card, FilePart, FileWritten, ProgramStatus};
 use perigee_model::lasting::ExecBegun;
 use perigee_model::vm::AskGuestAgent;
 use perigee_model::{Problem, ProblemKind};
+use rustix::rand::GetRandomFlags;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -98,19 +99,23 @@ impl Vm {
             self.check_shown()?;
         }
         if ask.execute != FREEZE {
-            return self.within_deadline(ask, &AtomicBool::default()).await;
+            return self.within_deadline(ask, &|| {}).await;
         }
         // In a task of its own: who asked may go away, and the guest's filesystems have to go on.
-        let number = self.freezes.fetch_add(1, Ordering::Relaxed) + 1;
         let what = format!("can't ask the guest agent of {}", self.id());
         let (vm, (said, answer)) = (Arc::clone(self), oneshot::channel());
         tokio::spawn(async move {
-            let sent = AtomicBool::default();
-            let answer = vm.within_deadline(ask, &sent).await;
+            let number = AtomicU32::new(0);
+            // One that was never sent takes no earlier one's thaw away.
+            let note = || {
+                number.store(vm.freezes.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+            };
+            let answer = vm.within_deadline(ask, &note).await;
             // A guest whose answer did not come in time has frozen them later, or will: nobody waits for that now.
             let is_late = answer.as_ref().is_err_and(|e| e.kind == ProblemKind::Unavailable);
             let is_heard = said.send(answer).is_ok();
-            if !sent.load(Ordering::Relaxed) {
+            let number = number.load(Ordering::Relaxed);
+            if number == 0 {
                 return;
             }
             if is_heard && !is_late {
@@ -133,7 +138,7 @@ impl Vm {
         let mut pause = Duration::from_secs(1);
         while !self.qemu_has_ended() && self.freezes.load(Ordering::Relaxed) == freeze {
             let ask = AskGuestAgent { execute: THAW.to_owned(), arguments: json!({}) };
-            let Err(problem) = self.within_deadline(ask, &AtomicBool::default()).await else {
+            let Err(problem) = self.within_deadline(ask, &|| {}).await else {
                 return;
             };
             tracing::debug!(vm = %self.id(), %problem, "its filesystems are not thawed");
@@ -145,11 +150,11 @@ impl Vm {
         }
     }
 
-    /// `sent` is set when the question goes to the guest.
+    /// `sent` is called when the question goes to the guest.
     async fn within_deadline(
         &self,
         ask: AskGuestAgent,
-        sent: &AtomicBool,
+        sent: &(dyn Fn() + Sync),
     ) -> Result<Value, Problem> {
         let what = format!("can't ask the guest agent of {}", self.id());
         let Some((_, read)) = ALLOWED.iter().find(|(execute, _)| *execute == ask.execute) else {
@@ -177,22 +182,34 @@ async fn converse(
     stream: UnixStream,
     ask: &AskGuestAgent,
     read: Read,
-    sent: &AtomicBool,
+    sent: &(dyn Fn() + Sync),
 ) -> Result<Said, String> {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
-    // Any number will do: only what comes after the delimiter counts.
-    let sync = json!({"execute": "guest-sync-delimited", "arguments": {"id": 1}});
+    // A guest may answer an earlier client only now. QEMU's reference says: a number of its own, and all before it is left out.
+    let mut id = [0; 4];
+    rustix::rand::getrandom(&mut id, GetRandomFlags::empty()).map_err(|e| e.to_string())?;
+    let id = u32::from_ne_bytes(id);
+    let sync = json!({"execute": "guest-sync-delimited", "arguments": {"id": id}});
     let mut line = vec![BEGIN];
     line.extend(format!("{sync}\n").bytes());
     writer.write_all(&line).await.map_err(|e| e.to_string())?;
-    skip_to_begin(&mut reader).await?;
     let mut partial = Vec::new();
-    drop(nothing(&next_answer(&mut reader, &mut partial).await?)?);
+    loop {
+        skip_to_begin(&mut reader).await?;
+        if is_sync(&next_answer(&mut reader, &mut partial).await?, id) {
+            break;
+        }
+    }
     let question = format!("{}\n", json!({"execute": ask.execute, "arguments": ask.arguments}));
-    sent.store(true, Ordering::Relaxed);
+    sent();
     writer.write_all(question.as_bytes()).await.map_err(|e| e.to_string())?;
     read(&next_answer(&mut reader, &mut partial).await?)
+}
+
+/// Whether this is the answer to `guest-sync-delimited` with this number.
+fn is_sync(line: &[u8], id: u32) -> bool {
+    matches!(read::<u32>(line), Ok(Ok(Some(answered))) if answered == id)
 }
 
 async fn skip_to_begin(reader: &mut (impl AsyncBufReadExt + Unpin)) -> Result<(), String> {
@@ -242,7 +259,15 @@ mod tests {
             heard.extend_from_slice(&buffer[..length]);
         }
         assert_eq!(heard[0], BEGIN);
-        stream.write_all(b"{\"return\": \"old\"}\n\xff{\"return\": 1}\n").await.unwrap();
+        let sync: Value = serde_json::from_slice(&heard[1..]).unwrap();
+        let id = &sync["arguments"]["id"];
+        // An answer to an earlier client whose question came late, and its own.
+        stream
+            .write_all(b"{\"return\": \"old\"}\n\xff{\"return\": 1}\n{\"error\": {}}\n")
+            .await
+            .unwrap();
+        stream.write_all(&[BEGIN]).await.unwrap();
+        stream.write_all(format!("{{\"return\": {id}}}\n").as_bytes()).await.unwrap();
         stream.write_all(says).await.unwrap();
         // Until the other side has read it.
         let _ = tokio::io::AsyncReadExt::read(&mut stream, &mut buffer).await;
@@ -253,8 +278,7 @@ mod tests {
         tokio::spawn(guest(theirs, says));
         let ask = AskGuestAgent { execute: execute.to_owned(), arguments: json!({}) };
         let (_, read) = ALLOWED.iter().find(|(allowed, _)| *allowed == execute).unwrap();
-        let sent = AtomicBool::default();
-        let said = timeout(Duration::from_secs(60), converse(ours, &ask, *read, &sent));
+        let said = timeout(Duration::from_secs(60), converse(ours, &ask, *read, &|| {}));
         said.await.expect("it ends")
     }
 

@@ -49,6 +49,9 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 const SILENT_MAX: Duration = Duration::from_secs(10);
 /// How long connecting to the destination may take, while QEMU answers.
 const CONNECT_MAX: Duration = Duration::from_secs(60);
+/// How long QEMU may take from the switch, or from its cancelling, to its end. It has no deadline itself for a destination
+/// that has got everything and says nothing.
+const END_MAX: Duration = Duration::from_secs(30);
 /// How long QEMU may take to stop sending.
 const STOP_MAX: Duration = Duration::from_secs(20);
 
@@ -126,6 +129,7 @@ pub fn spawn(
         connecting: is_connecting.then(Instant::now),
         stopping: None,
         is_cut: false,
+        ending: None,
     };
     let task = tokio::spawn(migration.run(resumed)).abort_handle();
     Handle { cancel, nudge, renewed, wishes: wished, task }
@@ -155,6 +159,8 @@ struct Migration {
     stopping: Option<Instant>,
     /// Whether QEMU's connection was ended so that it stops sending.
     is_cut: bool,
+    /// Since when QEMU has nothing left but to come to an end.
+    ending: Option<Instant>,
 }
 
 impl Migration {
@@ -205,6 +211,7 @@ impl Migration {
     async fn advance(&mut self) -> Result<Option<MigrationPhase>, Refused> {
         let looked = self.look().await;
         self.bound_handshake(looked.is_some()).await;
+        self.bound_end(looked).await;
         let Some(sending) = looked else {
             self.pause().await;
             return Ok(None);
@@ -317,6 +324,7 @@ impl Migration {
 
     async fn let_go(&mut self) -> Result<(), Refused> {
         self.machine.letting_go()?;
+        self.ending = Some(Instant::now());
         self.publish();
         if let Err(error) = self.wish(Wish::LetGo).await {
             self.give_up(error.into());
@@ -425,6 +433,17 @@ impl Migration {
         }
     }
 
+    /// Gives a connection up over which nothing comes any more while the guest is stopped. QEMU fails then, and where the guest
+    /// has run is found out. A QEMU that is blocked in its sending does not answer.
+    async fn bound_end(&mut self, looked: Option<Sending>) {
+        if matches!(looked, Some(Sending::BehindSwitch | Sending::Ending)) {
+            self.ending.get_or_insert_with(Instant::now);
+        }
+        if self.ending.is_some_and(|since| since.elapsed() > END_MAX) {
+            self.cut().await;
+        }
+    }
+
     /// A QEMU that still copies loses its connection, and only one that waits at the switch is told to cancel. QEMU up
     /// to 8.2 misses a `migrate_cancel` that comes while it goes from the one to the other, and then waits for ever
     /// with its guest stopped (`migration_maybe_pause` in its `migration.c`).
@@ -447,9 +466,10 @@ impl Migration {
         let (Some(to), Some(process)) = (to, process) else { return false };
         let cut = tokio::task::spawn_blocking(move || cut::cut(&process, to)).await;
         match cut.map_err(std::io::Error::other).flatten() {
+            Ok(0) => false,
             Ok(count) => {
                 tracing::warn!(vm = %self.vm.id(), %to, count, "connections of QEMU are ended");
-                count > 0
+                true
             }
             Err(error) => {
                 tracing::error!(vm = %self.vm.id(), %error, "QEMU's connection can't be ended");

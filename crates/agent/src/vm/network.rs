@@ -41,7 +41,7 @@ use tokio::time::{Instant, sleep, timeout};
 pub use keep::keep;
 
 use super::Vm;
-use crate::files::{read_json, write_json};
+use crate::files::{self, read_json, write_json};
 use crate::host::Host;
 use crate::networks::tools::{is_there, only_one, run};
 use crate::networks::watch::Watch;
@@ -54,6 +54,8 @@ const PASST: &str = "passt";
 /// `passt` is ready after some milliseconds.
 const START_DEADLINE: Duration = Duration::from_secs(20);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// What is read of passt's files: a number, and its last words.
+const SHORT_BYTES: u64 = 4096;
 /// The network's end of the cable has this address at every host. QEMU gives the guest's end the address
 /// 52:54:00:12:34:56 by default.
 const GATEWAY_MAC: &str = "52:55:0a:00:02:02";
@@ -535,9 +537,11 @@ impl UserNetworks {
         drop(networks);
         let (process, _exit) = started?;
         let deadline = Instant::now() + START_DEADLINE;
-        while !std::fs::read_to_string(ready).is_ok_and(|pid| pid.ends_with('\n')) {
+        // QEMU's user can write there, and could make them as long as it likes.
+        while !files::tail(ready, SHORT_BYTES).is_ok_and(|pid| pid.ends_with(b"\n")) {
             if process.has_ended() {
-                let said = std::fs::read_to_string(log).unwrap_or_default();
+                let said = files::tail(log, SHORT_BYTES).unwrap_or_default();
+                let said = String::from_utf8_lossy(&said);
                 let last = said.lines().next_back().unwrap_or("it said nothing").to_owned();
                 return Err(Problem::unsupported(WHAT, format!("passt ended: {last}"))
                     .next("passt needs an interface with an address on this host"));

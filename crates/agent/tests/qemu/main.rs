@@ -282,6 +282,18 @@ fn a_destination_killed_in_the_pause_gives_the_vm_back() {
     assert_eq!(there.end_unless_ran("m-1").unwrap(), Fate::DidNotRun, "the question comes again");
 }
 
+/// Its QEMU has got everything and says nothing, for which the source's QEMU has no deadline.
+#[test]
+fn a_destination_that_stands_still_behind_the_switch_gives_the_vm_back() {
+    let scene = scene_in_the_pause();
+    let (here, there) = (&scene.agents[0], &scene.agents[1]);
+    signal("-STOP", there.get().unwrap().qemu_pid);
+    scene.home.open(true);
+    here.wait_for_phase(MigrationPhase::Failed);
+    here.wait_for_status(VmStatus::Running);
+    assert_eq!(scene.home.epoch(), 1);
+}
+
 #[test]
 fn a_paused_vm_whose_grant_is_too_old_goes_on_with_a_new_one() {
     let scene = scene_in_the_pause();

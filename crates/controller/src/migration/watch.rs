@@ -84,6 +84,11 @@ impl Told {
         own.is_some_and(|own| own.phase == MigrationPhase::Switching)
     }
 
+    /// Whether the guest does not run, though its QEMU does.
+    fn stands_still(&self) -> bool {
+        matches!(self, Self::Vm(vm) if matches!(vm.status, VmStatus::Paused | VmStatus::IoError))
+    }
+
     fn is_known(&self) -> bool {
         !matches!(self, Self::NotKnown | Self::Removed)
     }
@@ -94,6 +99,12 @@ impl Told {
             Self::NotThere | Self::NotKnown | Self::Removed => 0,
         }
     }
+}
+
+/// Why the source does not send the VM.
+struct Refusal {
+    why: String,
+    may_pass: bool,
 }
 
 /// One of the two agents: its last report, and the open request.
@@ -208,11 +219,13 @@ impl Run {
         let mut source = Ear::new(&migration.from, self.path(), self.cluster.timing.poll);
         let mut destination = Ear::new(&migration.to, self.path(), QUIET_WAIT);
         let (mut calls_off, mut held_since) = (None::<String>, None::<Instant>);
+        let mut stands_since = None::<Instant>;
         let mut heard = Instant::now();
         let mut grants = Grants::default();
         if let Some(report) = waiting {
             destination.told = Told::Vm(Box::new(report));
-            calls_off = self.ask_source(&destination.told).await;
+            let refusal = self.ask_source(&destination.told).await;
+            calls_off = refusal.filter(|refusal| !refusal.may_pass).map(|refusal| refusal.why);
         }
         loop {
             if calls_off.is_none() {
@@ -259,7 +272,16 @@ impl Run {
                     return Ok(());
                 }
                 Verdict::NotBegun if calls_off.is_none() => {
-                    calls_off = self.ask_source(&destination.told).await;
+                    // A VM that stands still, as after an error of a disk, may go on by itself, but is not waited for without end.
+                    let stands = source.told.stands_still();
+                    stands_since =
+                        stands_since.filter(|_| stands).or_else(|| stands.then(Instant::now));
+                    let limit = cluster.timing.host_deadline;
+                    let is_over = stands_since.is_some_and(|since| since.elapsed() > limit);
+                    let refusal = self.ask_source(&destination.told).await;
+                    calls_off = refusal
+                        .filter(|refusal| !refusal.may_pass || is_over)
+                        .map(|refusal| refusal.why);
                     source.forget();
                 }
                 Verdict::CallOff if calls_off.is_none() => {
@@ -309,9 +331,9 @@ impl Run {
         renewed.is_ok()
     }
 
-    /// Asks the source to send the VM, and returns the reason if it refuses. If no answer comes, it is asked
-    /// again. A conflict may mean this same migration, which is not in its report yet; its next report decides.
-    async fn ask_source(&mut self, destination: &Told) -> Option<String> {
+    /// Asks the source to send the VM, and returns what it says if it refuses. If no answer comes, it is asked again. A
+    /// conflict may pass, or mean this same migration, which is not in its report yet; its next report decides.
+    async fn ask_source(&mut self, destination: &Told) -> Option<Refusal> {
         let Told::Vm(report) = destination else { return None };
         let max_bytes_per_s = self.limit_rate();
         let migration = &self.record.value.migration;
@@ -319,7 +341,7 @@ impl Run {
         let changes = epochs.iter().map(EpochRaise::change).collect();
         let grant = match self.cluster.grant(&migration.from, Allowed::Epochs(changes)) {
             Ok(grant) => grant,
-            Err(problem) => return Some(problem.to_string()),
+            Err(problem) => return Some(Refusal { why: problem.to_string(), may_pass: false }),
         };
         let ask = MigrateOut {
             migration: migration.id.clone(),
@@ -334,14 +356,10 @@ impl Run {
             grant,
         };
         let path = format!("{}/migrate", self.path());
-        match self.source().ok()?.agent.post::<serde_json::Value>(&path, &ask).await {
-            Err(problem)
-                if !matches!(problem.kind, ProblemKind::Unavailable | ProblemKind::Conflict) =>
-            {
-                Some(format!("{}: {}", problem.what, problem.why))
-            }
-            _ => None,
-        }
+        let asked = self.source().ok()?.agent.post::<serde_json::Value>(&path, &ask).await;
+        let problem = asked.err().filter(|problem| problem.kind != ProblemKind::Unavailable)?;
+        let may_pass = problem.kind == ProblemKind::Conflict;
+        Some(Refusal { why: format!("{}: {}", problem.what, problem.why), may_pass })
     }
 
     /// The source ends the migration, or promises that it never begins, because a request may still be on its

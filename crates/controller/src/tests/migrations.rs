@@ -266,6 +266,25 @@ async fn a_source_that_refuses_aborts_the_migration() {
 }
 
 #[tokio::test]
+async fn a_vm_that_stands_still_is_not_moved_and_its_host_says_why() {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Write)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    lab.home.inside().vms.get_mut(&vm).expect("VM").report.status = VmStatus::IoError;
+    vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await.expect("move");
+    let job = lab
+        .wait_for_job(&id, "not moved", |job| {
+            job.migrations.first().is_some_and(|m| m.state == MigrationState::Aborted)
+        })
+        .await;
+    let why = &job.migrations[0].error;
+    assert!(why.contains("it is IoError, and only a running VM can be moved"), "{why}");
+}
+
+#[tokio::test]
 async fn a_migration_that_a_person_cancels_leaves_the_vm_at_the_source() {
     let (lab, id, vm) = copying().await;
     migration::cancel(&lab.cluster, &vm).await.expect("cancel");

@@ -102,8 +102,14 @@ impl Owner {
         let before = drive(qmp, role).await.map_err(told)?;
         let before = before.ok_or_else(|| odd(format!("it has no disk {role}")))?;
         let (own, second) = (role.to_string(), format!("{role}-2"));
+        // Nothing changes at the home: this tells the guest.
+        let tell_guest = async |size_bytes: u64| {
+            let resize = json!({"node-name": own, "size": size_bytes});
+            qmp.execute("block_resize", resize).await.map(drop).map_err(told)
+        };
         if before.node_name == own && before.image.virtual_size >= size_bytes {
-            return Ok(());
+            // An earlier try may have come to this point and not further.
+            return tell_guest(before.image.virtual_size).await;
         }
         let socket = sockets::open(&self.host, &self.vm).await?;
         let add = async |name: &str| {
@@ -132,10 +138,7 @@ impl Owner {
         add(&own).await.map_err(told)?;
         switch(&own).await.map_err(told)?;
         let _ = remove(&second).await;
-        let size_bytes = named_size(qmp, &own).await.map_err(told)?;
-        // Nothing changes at the home: this tells the guest.
-        let resize = json!({"node-name": own, "size": size_bytes});
-        qmp.execute("block_resize", resize).await.map(drop).map_err(told)
+        tell_guest(named_size(qmp, &own).await.map_err(told)?).await
     }
 
     async fn plug(&self, qmp: &Qmp, disk: Disk) -> Result<(), Problem> {

@@ -9,7 +9,7 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::guest::GuestMessage;
 use perigee_model::starts::{OnDelete, OnStart, Starts};
-use perigee_model::switchover::{Arrival, Fate, fate};
+use perigee_model::switchover::{Arrival, Fate, fate, may_begin};
 use perigee_model::vm::{
     AskGuestAgent, CancelMigration, ChangeVm, EndUnlessRan, MigrateOut, MigrationPhase,
     MigrationReport, VmChanged, VmChanges, VmReport, VmSpec, VmStatus,
@@ -305,6 +305,10 @@ pub(super) async fn migrate(
         return Err(Problem::invalid("migrate", "this QEMU cannot").into());
     }
     let vm = inside.vms.get_mut(&vm).ok_or_else(no_vm)?;
+    let last = vm.report.migration.as_ref().map(|last| (last.number, last.phase));
+    if let Err(not_begun) = may_begin(vm.report.status, last, order.number) {
+        return Err(Problem::conflict("can't migrate the VM", not_begun).into());
+    }
     let is_other = |before: &MigrateOut| before.migration != order.migration;
     assert!(vm.asked.as_ref().is_none_or(is_other), "the source is asked once");
     vm.report.migration =
