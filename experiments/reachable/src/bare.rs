@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use crate::dir_of;
 use crate::ground::TAP;
 use crate::guest::READY;
+use crate::results::Sending;
 
 const MIGRATION_PORT: u16 = 4444;
 const BOOT_DEADLINE: Duration = Duration::from_secs(900);
@@ -42,8 +43,7 @@ impl<'a> Bare<'a> {
         Ok(Self { lab, machine, qemu, started: 1 })
     }
 
-    /// Returns the pause in ms, as the source's QEMU tells it.
-    pub fn move_to(&mut self, to: &HostId) -> Result<u64> {
+    pub fn move_to(&mut self, to: &HostId) -> Result<Sending> {
         let address = self.lab.definition.host_address(to).context("a host has an address")?;
         let uri = format!("tcp:{address}:{MIGRATION_PORT}");
         let incoming = ["-incoming".to_owned(), uri.clone()];
@@ -58,19 +58,23 @@ impl<'a> Bare<'a> {
         source.execute("migrate-set-parameters", &parameters)?;
         source.execute("migrate", &json!({"uri": uri}))?;
         source.migration("completed")?;
-        let mut pause_ms = None;
+        let mut sending = None;
         // QEMU calculates it just after it has reported the completion.
         for _ in 0..100 {
             let info = source.execute("query-migrate", &json!({}))?;
-            pause_ms = info["downtime"].as_u64();
-            if pause_ms.is_some() {
+            sending = info["downtime"].as_u64().map(|pause_ms| Sending {
+                pause_ms,
+                copy_ms: info["total-time"].as_u64().unwrap_or_default(),
+                sent_bytes: info["ram"]["transferred"].as_u64().unwrap_or_default(),
+            });
+            if sending.is_some() {
                 break;
             }
             std::thread::sleep(Duration::from_millis(10));
         }
         // The source's QEMU is ended here.
         self.qemu = destination;
-        pause_ms.context("QEMU does not tell the pause of its migration")
+        sending.context("QEMU does not tell the pause of its migration")
     }
 }
 

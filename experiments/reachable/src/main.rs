@@ -26,7 +26,7 @@ use bare::Bare;
 use clients::Clients;
 use ground::Ground;
 use perigee::Perigee;
-use results::{Moved, Results, Run, System};
+use results::{Moved, Results, Run, Sending, System};
 
 const RTT_MS: u32 = 16;
 /// How long the guest serves before its first move, between two, and after the last one.
@@ -55,12 +55,16 @@ struct Arguments {
     /// Two moves, which only show that it works
     #[arg(long)]
     quick: bool,
+    /// Perigee encrypts nothing between the hosts, to see what that costs
+    #[arg(long)]
+    insecure: bool,
 }
 
 #[tokio::main]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let mut definition = two_sites(&arguments.image);
+    definition.insecure = arguments.insecure;
     for link in &mut definition.links {
         link.settings = LinkSettings::of_rtt_us(u64::from(RTT_MS) * 1000);
     }
@@ -83,6 +87,9 @@ async fn measure(lab: &Lab, arguments: &Arguments) -> Result<()> {
         versions: measuring::versions(VERSION, &[QEMU]),
         ..Results::default()
     };
+    if arguments.insecure {
+        results.setting.push_str(" Here Perigee encrypts nothing between the hosts.");
+    }
     results.versions.insert("nginx, Tomcat, sshd".to_owned(), "Debian's, in the guest".to_owned());
     let image = std::path::absolute(arguments.image.join("debian-pg.raw"))?;
     let perigee = Perigee::boot(lab, &ground, &image, &hosts[0]).await?;
@@ -112,7 +119,7 @@ async fn measure(lab: &Lab, arguments: &Arguments) -> Result<()> {
 async fn drive(
     arguments: &Arguments,
     [near, far]: &[HostId; 2],
-    mut move_to: impl AsyncFnMut(&HostId) -> Result<u64>,
+    mut move_to: impl AsyncFnMut(&HostId) -> Result<Sending>,
 ) -> Result<Vec<Moved>> {
     let begun = Instant::now();
     let mut moves = Vec::new();
@@ -122,10 +129,15 @@ async fn drive(
     for number in 0..count {
         let to = if number % 2 == 0 { far } else { near };
         let begun_s = begun.elapsed().as_secs_f64();
-        let pause_ms = move_to(to).await.with_context(|| format!("move {} to {to}", number + 1))?;
+        let sending = move_to(to).await.with_context(|| format!("move {} to {to}", number + 1))?;
         let ended_s = begun.elapsed().as_secs_f64();
-        eprintln!("move {} to {to}: {:.1} s, pause {pause_ms} ms", number + 1, ended_s - begun_s);
-        moves.push(Moved { to: to.to_string(), begun_s, ended_s, pause_ms });
+        let (whole_s, mib) = (ended_s - begun_s, sending.sent_bytes >> 20);
+        let Sending { pause_ms, copy_ms, .. } = sending;
+        eprintln!(
+            "move {} to {to}: {whole_s:.1} s, {mib} MiB in {copy_ms} ms, pause {pause_ms} ms",
+            number + 1
+        );
+        moves.push(Moved { to: to.to_string(), begun_s, ended_s, sending });
         tokio::time::sleep(SETTLE).await;
     }
     Ok(moves)

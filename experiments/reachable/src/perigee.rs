@@ -16,6 +16,7 @@ use perigee_model::{HostId, ImageName, JobId, NetworkName, VmId};
 use crate::dir_of;
 use crate::ground::{Ground, PUBLISHED_HTTP, PUBLISHED_SSH, PUBLISHED_TOMCAT, SUBNET};
 use crate::guest::{self, HTTP_PORT, MEMORY_BYTES, READY, SSH_PORT, TOMCAT_PORT};
+use crate::results::Sending;
 
 const BOOT_DEADLINE: Duration = Duration::from_secs(900);
 
@@ -92,13 +93,17 @@ impl<'a> Perigee<'a> {
         Ok(client.get_bytes(&format!("/v1/volumes/{}-seed/data", self.vm)).await?.to_vec())
     }
 
-    /// Returns the pause in ms.
-    pub async fn move_to(&self, to: &HostId) -> Result<u64> {
+    pub async fn move_to(&self, to: &HostId) -> Result<Sending> {
         let wish = MoveVm { host: to.clone(), volumes: Default::default(), confirmed: false };
         let asked = self.cluster.ask_to_move(&self.vm, &wish).await?;
         let moved = self.cluster.moved(&asked).await?;
         ensure!(moved.state == MigrationState::Completed, "the move ended so: {}", moved.error);
-        Ok(moved.downtime_ms)
+        let prepare_ms = moved.phases.prepare.map_or(0, |prepare| prepare.total_ms());
+        Ok(Sending {
+            pause_ms: moved.downtime_ms,
+            copy_ms: moved.total_ms.saturating_sub(prepare_ms),
+            sent_bytes: moved.bytes,
+        })
     }
 
     pub async fn end(self) -> Result<()> {

@@ -34,7 +34,8 @@ fn table(page: &mut String, results: &Results) {
          <th>download, MiB</th><th>its longest gap, ms</th><th>segments sent again: clients</th><th>guest</th></tr>\n",
     );
     for run in &results.runs {
-        let pause_ms = run.moves.iter().map(|moved| moved.pause_ms).max().unwrap_or_default();
+        let pause_ms =
+            run.moves.iter().map(|moved| moved.sending.pause_ms).max().unwrap_or_default();
         let cells = [
             run.system.name().to_owned(),
             run.moves.len().to_string(),
@@ -90,7 +91,7 @@ fn replies(page: &mut String, run: &Run, per_100_ms: &[u32], (title, per_s): (&s
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::{Moved, Stream, System};
+    use crate::results::{Moved, Sending, Stream, System};
 
     #[test]
     fn the_page_stands_alone_and_names_what_is_missed() {
@@ -111,7 +112,7 @@ mod tests {
                 to: "cloud1".to_owned(),
                 begun_s: 0.1,
                 ended_s: 0.2,
-                pause_ms: 60,
+                sending: Sending { pause_ms: 60, ..Sending::default() },
             }],
         };
         let page = html(&Results { runs: vec![run], ..Results::default() });

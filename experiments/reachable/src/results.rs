@@ -29,8 +29,20 @@ pub struct Moved {
     pub to: String,
     pub begun_s: f64,
     pub ended_s: f64,
+    #[serde(flatten)]
+    pub sending: Sending,
+}
+
+/// What the source's QEMU tells of one migration.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Sending {
     /// As the migration experiment has it.
     pub pause_ms: u64,
+    /// From its begin to its end, without what is made ready before.
+    #[serde(default)]
+    pub copy_ms: u64,
+    #[serde(default)]
+    pub sent_bytes: u64,
 }
 
 /// A connection that lasts.
