@@ -57,6 +57,17 @@ pub struct FileShare {
     pub with: TenantName,
 }
 
+/// An upload that is not complete and that nobody continues just now. It has no name in its directory, and counts for the quota.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CutUpload {
+    /// The path of the file that it is to be, without the tenant's name.
+    pub path: String,
+    /// What counts of it for the quota: what has arrived, or of an upload in parts the file's length.
+    pub size_bytes: u64,
+    /// Until when it can be continued, in milliseconds since 1970. Then it is dropped.
+    pub kept_until_ms: u64,
+}
+
 /// Begins an upload whose parts may come in any order and at the same time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BeginUpload {

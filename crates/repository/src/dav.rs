@@ -81,7 +81,7 @@ async fn answer_of_library(
     // to replace something deletes it.
     request.headers_mut().insert("overwrite", HeaderValue::from_static("F"));
     let handler = DavHandler::builder()
-        .filesystem(Box::new(Filesystem { view }))
+        .filesystem(Box::new(Filesystem { view, deletes: *request.method() == Method::DELETE }))
         .locksystem(FakeLs::new())
         .strip_prefix(PREFIX)
         .build_handler();
@@ -111,6 +111,8 @@ fn bounded(request: &Request, view: View) -> Result<View, Problem> {
 #[derive(Debug, Clone)]
 struct Filesystem {
     view: View,
+    /// The request is a `DELETE`, for which the library looks first whether there is anything.
+    deletes: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -209,7 +211,12 @@ impl DavFileSystem for Filesystem {
 
     fn metadata<'a>(&'a self, path: &'a DavPath) -> FsFuture<'a, Box<dyn DavMetaData>> {
         Box::pin(async move {
-            let entry = self.view.entry(location(path)?).await.map_err(refused)?;
+            let location = location(path)?;
+            let entry = match self.deletes {
+                true => self.view.entry_or_cut(location).await,
+                false => self.view.entry(location).await,
+            };
+            let entry = entry.map_err(refused)?;
             Ok(Box::new(Metadata(entry)) as Box<dyn DavMetaData>)
         })
     }

@@ -8,7 +8,8 @@
 //! | `PUT` | writes a file. With `X-Content-Sha256` only if the content has that SHA-256 |
 //! | `PUT`, `Content-Range: bytes A-B/N` | continues an upload that was cut. `Upload-Offset` in a `HEAD`'s answer says where |
 //! | `PUT`, `Upload-Offset: A` | the same by a client that does not know where the file ends: it ends with the body |
-//! | `DELETE` | deletes a file or an empty directory |
+//! | `DELETE` | deletes a file or an empty directory, and what there is of uploads there that were cut |
+//! | `GET ?uploads` | the uploads to a path and below it that were cut |
 //! | `POST ?directory` | makes a directory |
 //! | `POST ?rename=PATH` | gives it another name in the same tenant's tree |
 //! | `GET ?shares`, `PUT ?share=TENANT`, `DELETE ?share=TENANT` | who else may read it |
@@ -63,6 +64,7 @@ struct Options {
     shares: Option<String>,
     share: Option<TenantName>,
     upload: Option<String>,
+    uploads: Option<String>,
 }
 
 /// The HTTP doors: `/v1/data/` and, for WebDAV, `/dav/`.
@@ -161,6 +163,9 @@ async fn get(
     }
     if options.shares.is_some() {
         return ok(view.shares(location.clone()).await?);
+    }
+    if options.uploads.is_some() {
+        return ok(view.cut_uploads(location.clone()).await?);
     }
     let entry = view.entry(location.clone()).await?;
     if options.stat.is_some() {
@@ -354,7 +359,7 @@ async fn delete(view: &View, location: &Location, options: Options) -> Result<Re
         parallel::drop_upload(view, location, id).await?;
     } else if let Some(with) = options.share {
         view.share(location.clone(), with, false).await?;
-    } else if view.entry(location.clone()).await?.is_directory() {
+    } else if view.entry(location.clone()).await.is_ok_and(|entry| entry.is_directory()) {
         view.remove_directory(location.clone()).await?;
     } else {
         view.remove_file(location.clone()).await?;

@@ -91,10 +91,15 @@ pub fn entry_of(file: &File, name: &str) -> Result<Option<FileEntry>, Errno> {
         kind if kind.is_dir() => (FileKind::Directory, 0),
         _ => return Ok(None),
     };
-    let since_1970 = metadata.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok());
-    let modified_ms = since_1970.map_or(0, |t| u64::try_from(t.as_millis()).unwrap_or(u64::MAX));
+    let modified_ms = metadata.modified().map_or(0, unix_ms);
     let sha256 = if kind == FileKind::File { sha256_of(file.as_fd()) } else { None };
     Ok(Some(FileEntry { name: name.to_owned(), kind, size_bytes, modified_ms, sha256 }))
+}
+
+/// Milliseconds since 1970.
+pub fn unix_ms(at: SystemTime) -> u64 {
+    let since_1970 = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The system's number of an error.

@@ -60,9 +60,14 @@ impl Repository {
         self.objects.get_or_init(|| objects);
     }
 
-    /// Drops uploads in parts to which nobody has sent anything for a while. Their parts are on the disk: this may block.
+    /// Drops uploads that nobody has continued for a while. Their parts are on the disk: this may block.
     pub fn drop_idle_uploads(&self) {
         self.uploads.drop_idle();
+        let spaces: Vec<Opened> = lock(&self.spaces).values().cloned().collect();
+        for space in spaces {
+            let opened = lock(&space).clone();
+            opened.iter().for_each(|space| space.drop_old_unfinished());
+        }
     }
 
     /// Deletes objects that nobody names any more. It does not end.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use perigee_model::data::{FileEntry, FileList};
+use perigee_model::data::{CutUpload, FileEntry, FileList};
 use perigee_model::limits::{PATH_BYTES, PATH_NAMES};
 use perigee_model::{Problem, TenantName};
 use rustix::fs::{
@@ -23,7 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use crate::beneath::{open, open_directory};
 use crate::errors::{missing, no_room, problem};
-use crate::listing::{Directory, entry, entry_of, errno};
+use crate::listing::{Directory, entry, entry_of, errno, unix_ms};
 use crate::objects::{OBJECT, ObjectReader, Objects, SENDING};
 use crate::path::DataPath;
 use crate::reader::{FileReader, Source};
@@ -341,9 +341,31 @@ impl Space {
     /// Drops uploads that were cut long ago.
     pub(crate) fn drop_old_unfinished(&self) {
         let is_old = |since: SystemTime| since.elapsed().is_ok_and(|age| age > UNFINISHED_KEPT);
-        let old: Vec<_> =
-            lock(&self.unfinished).extract_if(|_, unfinished| is_old(unfinished.since)).collect();
-        old.iter().for_each(|(_, unfinished)| self.drop_unfinished(unfinished));
+        self.drop_unfinished_if(|_, unfinished| is_old(unfinished.since));
+    }
+
+    /// Drops what there is of uploads to a path and below it that were cut. Whether there were any.
+    pub(crate) fn drop_unfinished_within(&self, path: &DataPath) -> bool {
+        self.drop_unfinished_if(|of, _| of.is_within(path))
+    }
+
+    fn drop_unfinished_if(&self, is_meant: impl Fn(&DataPath, &Unfinished) -> bool) -> bool {
+        let meant: Vec<_> =
+            lock(&self.unfinished).extract_if(|path, one| is_meant(path, one)).collect();
+        meant.iter().for_each(|(_, unfinished)| self.drop_unfinished(unfinished));
+        !meant.is_empty()
+    }
+
+    /// The uploads to a path and below it that were cut.
+    pub(crate) fn unfinished_within(&self, path: &DataPath) -> Vec<CutUpload> {
+        let all = lock(&self.unfinished);
+        let within = all.iter().filter(|(of, _)| of.is_within(path));
+        let shown = within.map(|(of, unfinished)| CutUpload {
+            path: of.to_string(),
+            size_bytes: unfinished.length,
+            kept_until_ms: unix_ms(unfinished.since + UNFINISHED_KEPT),
+        });
+        shown.collect()
     }
 
     /// The turn to change names.

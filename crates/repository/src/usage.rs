@@ -54,7 +54,7 @@ impl Usage {
         let new_files = used.files.saturating_add(files);
         let over = |why: String| {
             Problem::no_space(format!("can't store a file of tenant {}", self.tenant), why)
-                .next("delete files that nobody needs, or ask an admin for a larger quota")
+                .next("delete files that nobody needs, and uploads that were cut (`perigee data list --uploads`), or ask an admin for a larger quota")
         };
         if bytes > 0 && new_bytes > quota.bytes {
             return Err(over(format!(
@@ -93,7 +93,7 @@ impl Usage {
         let used = &mut self.state().0;
         UPLOADS.check(used.uploads + 1).map_err(|e| {
             Problem::conflict(format!("can't begin an upload of tenant {}", self.tenant), e)
-                .next("wait until others are complete; one that was cut counts for a day")
+                .next("wait until others are complete, or delete those that were cut: `perigee data list --uploads`")
         })?;
         used.uploads += 1;
         Ok(())

@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use perigee_model::data::{FileEntry, FileKind, FileList, FileShare};
+use perigee_model::data::{CutUpload, FileEntry, FileKind, FileList, FileShare};
 use perigee_model::{Problem, ProblemKind, TenantName};
 
 use crate::account::Account;
@@ -367,20 +367,26 @@ impl View {
         .await
     }
 
-    /// Deletes a file.
+    /// Deletes a file, and what there is of an upload of it that was cut. One of both is enough.
     ///
     /// # Errors
-    /// `NotFound` if there is none, `Conflict` if it is a directory.
+    /// `NotFound` if there is neither, `Conflict` if it is a directory.
     pub async fn remove_file(&self, location: Location) -> Result<(), Problem> {
         self.blocking(move |view| {
             let (space, path) = view.to_write(&location, "delete")?;
-            space.remove_file(path)?;
+            let removed = space.remove_file(path);
+            if removed.as_ref().is_err_and(|problem| problem.kind != ProblemKind::NotFound) {
+                return removed;
+            }
+            if !view.drop_cut(&space, path) {
+                removed?;
+            }
             view.repository.shares.end(space.tenant(), path)
         })
         .await
     }
 
-    /// Deletes an empty directory.
+    /// Deletes an empty directory, and what there is of uploads to it that were cut.
     ///
     /// # Errors
     /// `Conflict` if it is not empty.
@@ -388,9 +394,49 @@ impl View {
         self.blocking(move |view| {
             let (space, path) = view.to_write(&location, "delete the directory")?;
             space.remove_directory(path)?;
+            view.drop_cut(&space, path);
             view.repository.shares.end(space.tenant(), path)
         })
         .await
+    }
+
+    /// Whether there was anything of uploads to this path and below it that were cut.
+    fn drop_cut(&self, space: &Space, path: &DataPath) -> bool {
+        let in_parts = self.repository.uploads.drop_cut(space.tenant(), path);
+        space.drop_unfinished_within(path) || in_parts
+    }
+
+    /// The uploads to a path and below it that were cut, sorted by their paths.
+    ///
+    /// # Errors
+    /// If the account may not write there.
+    pub async fn cut_uploads(&self, location: Location) -> Result<Vec<CutUpload>, Problem> {
+        self.blocking(move |view| {
+            let (space, path) = view.to_write(&location, "list the uploads to")?;
+            let mut all = space.unfinished_within(path);
+            all.extend(view.repository.uploads.cut(space.tenant(), path));
+            all.sort_by(|one, other| one.path.cmp(&other.path));
+            Ok(all)
+        })
+        .await
+    }
+
+    /// What a client deletes: as [`View::entry`], or a file of which only an upload is there that was cut.
+    ///
+    /// # Errors
+    /// As [`View::entry`].
+    pub async fn entry_or_cut(&self, location: Location) -> Result<FileEntry, Problem> {
+        let found = self.entry(location.clone()).await;
+        let Err(problem) = found else { return found };
+        let cut = self.cut_uploads(location.clone()).await.unwrap_or_default();
+        let Location::In(_, path) = &location else { return Err(problem) };
+        let of_it = cut.into_iter().find(|one| one.path == path.to_string());
+        match (of_it, path.names().last()) {
+            (Some(CutUpload { size_bytes, .. }), Some(name)) => {
+                Ok(FileEntry { kind: FileKind::File, size_bytes, ..given(name) })
+            }
+            _ => Err(problem),
+        }
     }
 
     /// Gives a file or a directory another name. With `replace`, a file takes the place of another file.

@@ -11,7 +11,7 @@ use std::pin::Pin;
 use clap::Subcommand;
 use indicatif::ProgressBar;
 use perigee_http::Client;
-use perigee_model::data::{FileAddress, FileEntry, FileList, FileShare};
+use perigee_model::data::{CutUpload, FileAddress, FileEntry, FileList, FileShare};
 use perigee_model::{Problem, TenantName};
 use sha2::{Digest, Sha256};
 
@@ -38,11 +38,14 @@ pub enum Verb {
     /// List a directory, or show a file
     #[command(visible_alias = "ls")]
     List {
-        /// `repo://TENANT/PATH`, or a path in your own tenant
-        #[arg(default_value = "")]
+        /// `repo://TENANT/PATH`, or a path in your own tenant [default: all of your tenant's files]
+        #[arg(default_value = "", hide_default_value = true)]
         address: FileAddress,
+        /// List the uploads to this path and below it that were cut. They are in no directory, and count for the quota
+        #[arg(long)]
+        uploads: bool,
     },
-    /// Delete a file or an empty directory
+    /// Delete a file or an empty directory, and what there is of uploads there that were cut
     #[command(visible_alias = "rm")]
     Delete {
         /// `repo://TENANT/PATH`, or a path in your own tenant
@@ -86,7 +89,19 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             bar.finish_and_clear();
             got
         }
-        Verb::List { address } => {
+        Verb::List { address, uploads: true } => {
+            let cut: Vec<CutUpload> = client.get(&format!("{}?uploads", address.url())).await?;
+            output::list(
+                context.format,
+                &cut,
+                &[
+                    ("path", |row| row.path.clone()),
+                    ("size", |row| output::bytes(row.size_bytes)),
+                    ("kept_until", |row| output::time(row.kept_until_ms)),
+                ],
+            )
+        }
+        Verb::List { address, uploads: false } => {
             let entry: FileEntry = client.get(&format!("{}?stat", address.url())).await?;
             let rows =
                 if entry.is_directory() { list(&client, &address).await? } else { vec![entry] };
@@ -147,8 +162,9 @@ fn delete_all(
     address: FileAddress,
 ) -> Pin<Box<dyn Future<Output = Result<(), Problem>> + Send + '_>> {
     Box::pin(async move {
-        let entry: FileEntry = client.get(&format!("{}?stat", address.url())).await?;
-        if entry.is_directory() {
+        let entry = client.get::<FileEntry>(&format!("{}?stat", address.url())).await;
+        // Of a file there may be only an upload that was cut.
+        if entry.is_ok_and(|entry| entry.is_directory()) {
             for entry in list(client, &address).await? {
                 delete_all(client, address.join(&entry.name)).await?;
             }

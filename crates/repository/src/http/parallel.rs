@@ -8,18 +8,18 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use axum::body::Body;
 use futures_util::StreamExt;
-use perigee_model::data::{BeginUpload, FileEntry, UploadState};
+use perigee_model::data::{BeginUpload, CutUpload, FileEntry, UploadState};
 use perigee_model::limits::UPLOAD_PARTS;
 use perigee_model::{Problem, TenantName};
 use sha2::{Digest, Sha256};
 
 use super::headers::ContentRange;
-use crate::listing::is_sha256;
-use crate::path::Location;
+use crate::listing::{is_sha256, unix_ms};
+use crate::path::{DataPath, Location};
 use crate::space::lock;
 use crate::upload::{Part, hex};
 use crate::view::View;
@@ -81,9 +81,41 @@ impl Uploads {
         let idle: Vec<_> = lock(&self.0).extract_if(.., |_, upload| is_idle(upload)).collect();
         drop(idle);
     }
+
+    /// Drops those to a path and below it to which nobody sends anything at this moment. Whether there were any.
+    pub(crate) fn drop_cut(&self, tenant: &TenantName, path: &DataPath) -> bool {
+        let mut uploads = lock(&self.0);
+        let cut = uploads.extract_if(.., |_, upload| Parallel::is_cut(upload, tenant, path));
+        let cut: Vec<_> = cut.collect();
+        drop(uploads);
+        !cut.is_empty()
+    }
+
+    /// Shows those.
+    pub(crate) fn cut(&self, tenant: &TenantName, path: &DataPath) -> Vec<CutUpload> {
+        let uploads = lock(&self.0);
+        let cut = uploads.values().filter(|upload| Parallel::is_cut(upload, tenant, path));
+        let shown = cut.filter_map(|upload| {
+            let Location::In(_, path) = &upload.location else { return None };
+            let left = IDLE_MAX.saturating_sub(lock(&upload.last_used).elapsed());
+            Some(CutUpload {
+                path: path.to_string(),
+                size_bytes: upload.begin.size_bytes,
+                kept_until_ms: unix_ms(SystemTime::now() + left),
+            })
+        });
+        shown.collect()
+    }
 }
 
 impl Parallel {
+    /// Whoever sends something, or completes it, holds it too.
+    fn is_cut(upload: &Arc<Self>, tenant: &TenantName, path: &DataPath) -> bool {
+        let is_meant =
+            matches!(&upload.location, Location::In(of, to) if of == tenant && to.is_within(path));
+        is_meant && Arc::strong_count(upload) == 1
+    }
+
     fn state(&self, id: &str) -> UploadState {
         UploadState { upload: id.to_owned(), parts: lock(&self.arrived).clone() }
     }

@@ -3,10 +3,14 @@
 use std::sync::Arc;
 
 use perigee_model::ProblemKind;
+use perigee_model::data::BeginUpload;
 use tempfile::tempdir;
 
-use super::{path, put, space};
+use super::{path, put, space, view};
 use crate::account::Quota;
+use crate::http::parallel;
+use crate::path::Location;
+use crate::repository::Repository;
 use crate::space::Space;
 use crate::upload::{Begin, Upload};
 
@@ -81,4 +85,40 @@ fn an_upload_that_was_cut_counts_until_it_is_dropped() {
     put(&space, "a", &[0; 5]).expect("a new upload replaces the old one");
     assert_eq!(used(&space), (5, 1, 0));
     assert_eq!(std::fs::read_dir(dir.path().join("parts")).expect("parts").count(), 0);
+}
+
+#[tokio::test]
+async fn uploads_that_were_cut_are_shown_and_deleted_like_files() {
+    let dir = tempdir().expect("a directory");
+    let repository = Repository::open(dir.path()).expect("a repository");
+    let a = view(&repository, "a");
+    let at = |text| Location::resolve(text, &a.account().tenant).expect("a location");
+    let space = repository.space(&a.account().tenant, true).expect("a space").expect("it is made");
+    for (file, bytes) in [("f", 10), ("d/g", 20), ("d/e/h", 30)] {
+        space.make_directories_above(&path(file)).expect("directories");
+        let mut upload = Upload::begin(&space, &path(file), Begin::Empty).expect("an upload");
+        upload.write(0, &vec![0; bytes]).expect("bytes");
+    }
+    let begin = BeginUpload { size_bytes: 40, sha256: "0".repeat(64) };
+    parallel::begin(&a, &at("/a/d/p"), begin).await.expect("an upload in parts");
+    let shown = async |location| {
+        let cut = a.cut_uploads(location).await.expect("a list");
+        cut.into_iter().map(|one| (one.path, one.size_bytes)).collect::<Vec<_>>()
+    };
+    let named = |all: &[(&str, u64)]| {
+        all.iter().map(|(path, bytes)| ((*path).to_owned(), *bytes)).collect::<Vec<_>>()
+    };
+    let below_d = named(&[("d/e/h", 30), ("d/g", 20), ("d/p", 40)]);
+    assert_eq!(shown(at("/a/d")).await, below_d);
+    assert_eq!(shown(at("/a")).await, [below_d, named(&[("f", 10)])].concat());
+    // There is no file of that name.
+    a.remove_file(at("/a/f")).await.expect("deleted");
+    let gone = a.remove_file(at("/a/f")).await.expect_err("nothing is there");
+    assert_eq!(gone.kind, ProblemKind::NotFound, "{gone}");
+    a.remove_file(at("/a/d/p")).await.expect("deleted");
+    a.remove_directory(at("/a/d/e")).await.expect("it is empty");
+    assert_eq!(shown(at("/a")).await, named(&[("d/g", 20)]));
+    put(&space, "d/g", &[0; 5]).expect("a whole file in place of it");
+    a.remove_file(at("/a/d/g")).await.expect("deleted");
+    assert_eq!(used(&space), (0, 1, 0), "the directory is left");
 }

@@ -237,6 +237,23 @@ async fn names_mean_the_same_at_each_door() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_that_was_cut_is_deleted_at_each_door() {
+    let server = Server::start().await;
+    let doors = Doors::of(&server).await;
+    let half = server.file("half", b"12345");
+    let uploads = async || doors.curl("a", &[], "/v1/data/a?uploads").await.1;
+    for door in DOORS {
+        let part = ["-T", path(&half), "-H", "Content-Range: bytes 0-4/10"];
+        assert!(doors.curl("a", &part, "/v1/data/a/cut").await.0, "{door:?}");
+        let shown = uploads().await;
+        assert!(shown.contains(r#""path":"cut","size_bytes":5"#), "{door:?}: {shown}");
+        let removed = doors.ask(door, "a", Ask::Remove("a/cut")).await;
+        assert!(removed.0 && uploads().await == "[]", "{door:?}: {removed:?}");
+        assert!(!doors.is_done(door, "a", Ask::Remove("a/cut")).await, "{door:?}");
+    }
+}
+
 /// Nobody can make a link. If one is in the tree anyway, it leads nowhere.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_door_makes_links_or_follows_them() {
