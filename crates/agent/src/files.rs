@@ -29,6 +29,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, Flock, FlockArg, fallocate};
 use nix::libc;
 use nix::unistd::{Gid, Uid, chown};
@@ -346,9 +347,10 @@ pub fn tail(path: &Path, bytes_max: u64) -> std::io::Result<Vec<u8>> {
 }
 
 /// Gives the beginning of a file to which QEMU appends back to the disk once it takes more than `bytes_max` there, and keeps its
-/// last `keep_bytes`. The file stays as long as it is, with a hole: nothing that QEMU writes meanwhile is lost.
+/// last `keep_bytes`. The file stays as long as it is, with a hole: nothing that QEMU writes meanwhile is lost. Where the filesystem
+/// has no holes, the file becomes as short as that.
 pub fn bound(path: &Path, bytes_max: u64, keep_bytes: u64) -> std::io::Result<()> {
-    let file = match OpenOptions::new().write(true).custom_flags(NO_TRICKS).open(path) {
+    let file = match OpenOptions::new().read(true).append(true).custom_flags(NO_TRICKS).open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         Err(e) => return Err(e),
@@ -359,7 +361,21 @@ pub fn bound(path: &Path, bytes_max: u64, keep_bytes: u64) -> std::io::Result<()
     }
     let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
     let length = i64::try_from(meta.len() - keep_bytes).map_err(std::io::Error::other)?;
-    Ok(fallocate(&file, hole, 0, length)?)
+    match fallocate(&file, hole, 0, length) {
+        Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => shorten(file, keep_bytes),
+        done => Ok(done?),
+    }
+}
+
+/// Keeps the end of a file to which QEMU appends: whatever its length is, the next bytes come at its end. What QEMU writes at this very
+/// moment may be lost, or come before what is kept.
+fn shorten(mut file: File, keep_bytes: u64) -> std::io::Result<()> {
+    let length_bytes = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length_bytes.saturating_sub(keep_bytes)))?;
+    let mut kept = Vec::new();
+    (&file).take(keep_bytes).read_to_end(&mut kept)?;
+    file.set_len(0)?;
+    file.write_all(&kept)
 }
 
 /// Connects to a socket of a VM's QEMU, in a directory of QEMU's user. This user can put a link to any other socket in its
@@ -447,6 +463,19 @@ mod tests {
         assert!(taken_bytes() < 128 << 10, "{}", taken_bytes());
         assert_eq!(tail(&path, 18).unwrap(), b"aabefore and after");
         assert!(tail(&path, 64 << 10).unwrap().iter().all(|byte| *byte != 0));
+    }
+
+    #[test]
+    fn a_long_file_where_there_are_no_holes_becomes_short_and_is_appended_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("console.log");
+        let mut qemus = OpenOptions::new().create(true).append(true).open(&path).unwrap();
+        qemus.write_all(&[b'a'; 100_000]).unwrap();
+        qemus.write_all(b"before").unwrap();
+        let ours = OpenOptions::new().read(true).append(true).open(&path).unwrap();
+        shorten(ours, 8).unwrap();
+        qemus.write_all(b" and after").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"aabefore and after");
     }
 
     #[test]
