@@ -127,7 +127,6 @@ async fn main() -> Result<()> {
         print(&results);
         return Ok(());
     }
-    results.rounds = arguments.rounds;
     results.cpus = std::thread::available_parallelism()?.get();
     let perigee = format!("{VERSION}, commit {}", arguments.revision);
     results.versions = measuring::versions(perigee, &[QEMU]);

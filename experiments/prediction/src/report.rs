@@ -1,5 +1,6 @@
 //! `report.html`: predictions beside measurements on one page. A pure function of [`Results`].
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use perigee_lab::measuring::Goal;
@@ -26,11 +27,11 @@ pub fn html(results: &Results) -> String {
     let _ = writeln!(
         page,
         "<h1>Predictions beside measurements</h1>\n<p class=\"lead\">Jobs are predicted with <code>job plan</code> and then \
-         run, at round trips of {} ms, {} times in each placement. What is predicted from runs is predicted for another \
+         run, at round trips of {} ms, {} in each placement. What is predicted from runs is predicted for another \
          round trip than theirs. The distance of single runs beside the data from their mean {floor}: no prediction can \
          be better than that. All jobs share one lab, so boots and moves of other jobs are known to the planner.</p>",
         escape(&rtts.join(" and ")),
-        results.rounds
+        repeats(results)
     );
     began(&mut page, results);
     page::goals(&mut page, &goals(results));
@@ -43,6 +44,21 @@ pub fn html(results: &Results) -> String {
     measured(&mut page, results);
     page::end(&mut page, &results.all_versions());
     page
+}
+
+/// How often each case was run.
+fn repeats(results: &Results) -> String {
+    let mut cases = BTreeMap::<_, usize>::new();
+    for run in &results.runs {
+        *cases.entry((run.workload, run.rtt_ms, run.placement)).or_default() += 1;
+    }
+    let counts: BTreeSet<usize> = cases.into_values().collect();
+    match (counts.first(), counts.last()) {
+        (Some(1), Some(1)) => "once".to_owned(),
+        (Some(least), Some(most)) if least == most => format!("{most} times"),
+        (Some(least), Some(most)) => format!("{least} to {most} times"),
+        _ => "not yet".to_owned(),
+    }
 }
 
 /// What differs between the changes that the experiment asks for and those that the planner makes.

@@ -194,7 +194,6 @@ pub struct Choices {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Results {
     pub cpus: usize,
-    pub rounds: u32,
     pub versions: BTreeMap<String, String>,
     pub setting: String,
     /// How long the experiment took.
@@ -457,7 +456,7 @@ pub mod tests {
     use super::*;
 
     pub fn results() -> Results {
-        let mut results = Results { rounds: 2, ..Results::default() };
+        let mut results = Results::default();
         let run = |way, total_s, round| Run {
             workload: Workload::Merge,
             rtt_ms: 16,

@@ -11,9 +11,9 @@ pub struct IscsiClientOptions {
     /// target iqn.2026-11.org.perigee:VOLUME, unit 0
     #[arg(long, value_name = "ADDRESS")]
     iscsi: Vec<String>,
-    /// File that says which initiators may use which volumes, with their CHAP secrets: lines of INITIATOR
-    /// VOLUME... [chap=USER:SECRET [mutual=USER:SECRET]]. Without it, and in a pool that never had a
-    /// client, every initiator may use every volume
+    /// The file that says which initiators may use which volumes, and their CHAP secrets. Each line is INITIATOR
+    /// VOLUME... [chap=USER:SECRET [mutual=USER:SECRET]]. Without the file, and in a pool that never had a client, every
+    /// initiator may use every volume
     #[arg(long, value_name = "FILE", requires = "iscsi")]
     iscsi_clients: Option<PathBuf>,
 }

@@ -16,11 +16,11 @@ pub struct ClientOptions {
     /// Require a certificate of this authority from clients that use TLS, a PEM file
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_ca: Option<PathBuf>,
-    /// Whether TCP clients must use TLS. A unix socket is protected by its directory's permissions
+    /// Whether TCP clients must use TLS. Clients of a unix socket use none: the permissions of its directory protect it
     #[arg(long, value_name = "WHEN", default_value = "required", requires = "tls_cert")]
     tls: TlsWhen,
-    /// File that says which TCP clients see which exports: lines of EXPORT and the common names of
-    /// certificates
+    /// The file that says which TCP clients see which exports. Each line has an export, and the common names in the
+    /// certificates of those who see it
     #[arg(long, value_name = "FILE")]
     access_list: Option<PathBuf>,
     /// Do not list the exports to clients

@@ -14,8 +14,8 @@ pub struct NetworkFlags {
     /// This host's certificate, as `perigee host join` has put it there [default: /etc/perigee/identity]
     #[arg(long, value_name = "DIR")]
     identity: Option<PathBuf>,
-    /// Allow what is not encrypted: whoever reaches a port can do everything. With --identity, only what has no
-    /// encryption is not encrypted: iSCSI
+    /// Allow what is not encrypted: whoever reaches a port of this daemon can do everything. With --identity, only a volume
+    /// server's iSCSI is not encrypted
     #[arg(long)]
     pub insecure: bool,
 }

@@ -27,14 +27,14 @@ pub enum Verb {
         /// The tenant's name
         name: TenantName,
     },
-    /// Replace what a tenant may use; without an option it may use as much as there is
+    /// Replace what a tenant may use; without an option it may use as much as there is, and have a million files
     Quota {
         /// The tenant's name
         name: TenantName,
         #[command(flatten)]
         quota: QuotaFlags,
     },
-    /// Delete a tenant that has no volumes, images and jobs any more, with its users
+    /// Delete a tenant that has no volumes, images, networks, files, jobs and VMs any more, with its users
     #[command(visible_alias = "rm")]
     Delete {
         /// The tenant's name
