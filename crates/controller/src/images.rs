@@ -131,6 +131,7 @@ fn view(info: &ImageInfo) -> ClusterImage {
         missing_bytes: 0,
         leave_site: info.leave_site,
         shared: false,
+        note: String::new(),
     }
 }
 
@@ -523,17 +524,18 @@ pub async fn save(cluster: &Cluster, vm: &VmId, ask: &Snapshot) -> Result<Cluste
         return Err(Problem::conflict(what, "its VM does not run")
             .next(format!("`perigee job status {}` says how far it is", job.job.id)));
     };
+    let mut note = String::new();
     if let Some(host) = &job.job.host {
         let path = format!("/v1/vms/{vm}/sync");
         let synced = async {
             cluster.hosts.get(host)?.agent_slow.post::<()>(&path, &serde_json::json!({})).await
         };
-        // Without it, what the guest has not written yet is missing, as after a power cut.
         if let Err(problem) = synced.await {
-            tracing::warn!("image {}: the guest has not synced its disks: {problem}", ask.image);
+            let why = problem.why;
+            note = format!("it lacks what the guest has not written to its disk yet: {why}");
         }
     }
-    snapshot_disk(cluster, root, ask).await
+    Ok(ClusterImage { note, ..snapshot_disk(cluster, root, ask).await? })
 }
 
 async fn seal(

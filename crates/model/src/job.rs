@@ -577,6 +577,10 @@ pub struct ClusterImage {
     /// Whether every tenant may use it.
     #[serde(default)]
     pub shared: bool,
+    /// In the answer to a snapshot of a VM that runs: why it is only what a power cut would have left. Empty if it is more, and of
+    /// every image that is only shown.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub note: String,
 }
 
 /// An image to be imported.

@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 use super::cancel::STOPPED;
 use super::consider::RefusedChange;
 use super::finish::NoRoom;
+use super::follow::FailedStarts;
 use super::samples::Samples;
 use crate::cluster::Cluster;
 use crate::records::{Ending, JobIntent, JobRecord, Owned, job_intent_key, vm_of};
@@ -43,6 +44,8 @@ pub struct Run {
     pub refused: Vec<RefusedChange>,
     /// Since when the next volume that is to come to the VM has been refused.
     pub follow_refused: Option<Instant>,
+    /// The host's tries to start the VM, which have failed so far.
+    pub failed_starts: Option<FailedStarts>,
     /// The last time that the repository had no room for the outputs.
     pub no_room: Option<NoRoom>,
     /// Why the guest of this member was not told to begin, the last time.
@@ -148,6 +151,7 @@ impl Run {
             seen_at_work: None,
             refused: Vec::new(),
             follow_refused: None,
+            failed_starts: None,
             no_room: None,
             not_begun: None,
             move_refused: BTreeMap::new(),

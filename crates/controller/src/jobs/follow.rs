@@ -33,6 +33,17 @@ const COUNT_STORED_EVERY_MS: u64 = 10_000;
 /// Number of console lines that are shown with a lost VM.
 const CONSOLE_LINES: usize = 12;
 
+/// A VM that can't start is tried again after a pause that is doubled each time, up to this.
+const START_AGAIN_MAX: Duration = Duration::from_secs(60);
+
+/// Tries of a host to start the VM, each of which has failed.
+#[derive(Debug)]
+pub struct FailedStarts {
+    host: HostId,
+    count: u32,
+    again: Instant,
+}
+
 impl Run {
     pub(super) async fn follow(&mut self) -> Result<Step, Problem> {
         if !self.record.value.vm_started {
@@ -195,6 +206,11 @@ impl Run {
     async fn start_vm(&mut self) -> Result<Step, Problem> {
         let placement = self.placement()?;
         let start = placement.start.clone();
+        let failed = self.failed_starts.as_ref().filter(|failed| failed.host == start);
+        let left = failed.and_then(|failed| failed.again.checked_duration_since(Instant::now()));
+        if let Some(left) = left {
+            return Ok(Step::Wait(left));
+        }
         let spec = vm_spec(self, placement, &start)?;
         let host = catalog::reachable(&self.cluster, &start)?;
         // What the controller has heard may be old, or nothing yet after a restart.
@@ -226,7 +242,8 @@ impl Run {
             Err(problem) if problem.kind == ProblemKind::Unsupported => {
                 return self.leave_refusing_host(&host.id, &problem).await;
             }
-            answer => answer?,
+            Err(problem) => return Err(self.start_has_failed(&start, problem)),
+            Ok(report) => report,
         };
         self.record.value.vm_started = true;
         if report.status != VmStatus::Gone {
@@ -235,6 +252,22 @@ impl Run {
         self.read_figures(&report).await?;
         self.record.save().await?;
         Ok(Step::Again)
+    }
+
+    /// Says when it is tried again, unless the job asks for what can't be had.
+    fn start_has_failed(&mut self, host: &HostId, problem: Problem) -> Problem {
+        use ProblemKind::{Conflict, Invalid, NotFound};
+        if matches!(problem.kind, Invalid | NotFound | Conflict) {
+            return problem;
+        }
+        let before = self.failed_starts.take().filter(|failed| failed.host == *host);
+        let count = before.map_or(0, |failed| failed.count);
+        let pause = self.cluster.timing.monitor.saturating_mul(1 << count.min(16));
+        let pause = pause.min(START_AGAIN_MAX);
+        let (count, again) = (count + 1, Instant::now() + pause);
+        self.failed_starts = Some(FailedStarts { host: host.clone(), count, again });
+        let pause_s = pause.as_millis().div_ceil(1000);
+        Problem { why: format!("{}; it is tried again in {pause_s} s", problem.why), ..problem }
     }
 
     /// Whether the host has the VM already: an earlier request's answer may be lost.

@@ -108,6 +108,9 @@ pub struct Inside {
     pub no_user_networks: Option<String>,
     /// It has passt, which does not start.
     pub refuses_cards: bool,
+    /// Its QEMUs end when they start; so many have.
+    pub fails_starts: bool,
+    pub failed_starts: u32,
     /// Those of its operator.
     pub bridges: Vec<perigee_model::network::BridgeName>,
     /// Of its interfaces.
@@ -177,6 +180,10 @@ pub struct Inside {
     pub has_cloud_images: bool,
     /// What its guests' agents know.
     pub guest_file: GuestFile,
+    /// How many filesystems of a guest stand still.
+    pub still: u64,
+    /// They go on by themselves when an image is made.
+    pub goes_on: bool,
     /// Guests do not listen to their power buttons.
     pub guests_are_deaf: bool,
     /// How often its kernel was booted before.
@@ -469,6 +476,9 @@ async fn snapshot(
         ..image()
     };
     inside.images.insert(ask.image, made.clone());
+    if inside.goes_on {
+        inside.still = 0;
+    }
     Ok(Json(made))
 }
 

@@ -8,7 +8,7 @@ use perigee_model::lasting::{
 };
 use perigee_model::tenant::{AuditEntry, Quota};
 use perigee_model::vm::{ChangeVm, Firmware, Hardware, VmStatus};
-use perigee_model::volume::VolumeSource;
+use perigee_model::volume::{Snapshot, VolumeSource};
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{DiskRole, HostId, ImageName, ProblemKind, VmId, VolumeName};
 
@@ -313,6 +313,52 @@ async fn the_disk_of_a_vm_counts_for_its_tenant_and_its_memory_only_while_it_run
         (has("/console/attach") && has("/web/ssh")).then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_snapshot_of_filesystems_that_went_on_says_so() {
+    let lab = Lab::up().await;
+    lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("home1") }).await;
+    lab.runs().await;
+    let note = async |name: &str| {
+        let ask = Snapshot { image: ImageName::new(name).expect("a name") };
+        vms::guest::snapshot(&lab.cluster, &web(), &ask).await.expect("an image").note
+    };
+    assert_eq!(note("whole").await, "");
+    lab.home.inside().goes_on = true;
+    assert!(note("late").await.contains("went on"));
+    // Somebody else has frozen them.
+    lab.home.inside().still = 2;
+    assert!(note("refused").await.contains("did not stand still"));
+}
+
+#[tokio::test]
+async fn two_snapshots_of_a_vm_are_not_made_at_the_same_time() {
+    let lab = Lab::up().await;
+    lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("home1") }).await;
+    lab.runs().await;
+    let _first = lab.cluster.index.begin_snapshot(&web()).expect("nobody else makes one");
+    let ask = Snapshot { image: ImageName::new("second").expect("a name") };
+    let second = vms::guest::snapshot(&lab.cluster, &web(), &ask).await.expect_err("later");
+    assert_eq!(second.kind, ProblemKind::Unavailable, "{second}");
+}
+
+#[tokio::test]
+async fn a_vm_that_cannot_start_is_tried_later_each_time_and_says_when() {
+    let lab = Lab::up().await;
+    lab.home.inside().fails_starts = true;
+    lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("home1") }).await;
+    // After 50 ms, and then after twice as long each time.
+    let vm = wait_for("a longer pause", async || {
+        let vm = vms::get(&lab.cluster, &web()).await.expect("the VM");
+        vm.reason.ends_with("it is tried again in 2 s").then_some(vm)
+    })
+    .await;
+    assert!(vm.reason.contains("QEMU ended"), "{}", vm.reason);
+    let tries = lab.home.inside().failed_starts;
+    assert!(tries <= 8, "{tries} in pauses that take 3 s together");
+    lab.home.inside().fails_starts = false;
+    lab.runs().await;
 }
 
 #[tokio::test]

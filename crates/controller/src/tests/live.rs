@@ -181,6 +181,29 @@ async fn a_volume_that_comes_while_its_vm_is_stopped_is_let_go_by_its_host() {
 }
 
 #[tokio::test]
+async fn a_volume_is_let_go_also_where_the_controller_ends_while_it_comes_to_a_vm_that_is_stopped()
+{
+    let mut lab = beside().await;
+    lab.home.inside().holds_attachments = true;
+    let cluster = Arc::clone(&lab.cluster);
+    let attached = tokio::spawn(async move { volumes::attach(&cluster, &web(), attach()).await });
+    wait_for("the host to be asked", async || {
+        (lab.home.inside().attachments_asked > 0).then_some(())
+    })
+    .await;
+    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.vm_is(VmState::Stopped).await;
+    lab.supervisor.stop().await;
+    attached.abort();
+    // The host has done what it was asked.
+    let at = "10.0.0.9:10809".to_owned();
+    lab.home.inside().attachments.insert(further(), at);
+    lab.home.inside().holds_attachments = false;
+    lab.start_controller(TIMING).await;
+    until_let_go(&lab).await;
+}
+
+#[tokio::test]
 async fn a_change_that_ends_after_its_vm_was_deleted_changes_no_later_vm_of_its_name() {
     let lab = beside().await;
     lab.home.inside().holds_changes = true;

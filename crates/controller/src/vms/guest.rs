@@ -98,10 +98,10 @@ pub async fn addresses(cluster: &Cluster, vm: &VmId) -> Vec<String> {
 }
 
 /// Makes an image of the VM's root disk, also while it runs. If a guest agent answers, the guest's filesystems stand still
-/// for that moment; otherwise the image is what a power cut would leave.
+/// for that moment; otherwise the image is what a power cut would leave, and its note says so.
 ///
 /// # Errors
-/// `Conflict` if the VM has no disk yet; others as for a volume's snapshot.
+/// `Conflict` if the VM has no disk yet, `Unavailable` while another one is made; others as for a volume's snapshot.
 pub async fn snapshot(
     cluster: &Cluster,
     vm: &VmId,
@@ -126,17 +126,52 @@ pub async fn snapshot(
         return Err(Problem::unavailable(what, "it is being moved to another host")
             .next("try again when it is there"));
     }
-    let frozen = if record.vm_started {
-        ask::<Value>(cluster, vm, "guest-fsfreeze-freeze", json!({})).await.is_ok()
-    } else {
-        false
+    // The end of one would let the filesystems go on while the other is made.
+    let Some(_alone) = cluster.index.begin_snapshot(vm) else {
+        let what = format!("can't snapshot VM {vm}");
+        return Err(Problem::unavailable(what, "another snapshot of it is just being made")
+            .next("try again in some seconds"));
     };
-    let made = images::snapshot_disk(cluster, root, wanted).await;
-    // Its host's agent does so too, after a while.
-    if frozen
-        && let Err(problem) = ask::<Value>(cluster, vm, "guest-fsfreeze-thaw", json!({})).await
-    {
-        tracing::warn!("VM {vm}: {problem}");
+    if !record.vm_started {
+        return images::snapshot_disk(cluster, root, wanted).await;
     }
-    made
+    let frozen = ask::<Count>(cluster, vm, "guest-fsfreeze-freeze", json!({})).await;
+    let made = images::snapshot_disk(cluster, root, wanted).await;
+    let why = match frozen {
+        Err(problem) => {
+            Some(format!("the guest's filesystems did not stand still: {}", problem.why))
+        }
+        Ok(frozen) => {
+            let thawed = ask::<Count>(cluster, vm, "guest-fsfreeze-thaw", json!({})).await;
+            if let Err(problem) = &thawed {
+                // Its host's agent does so too, after a while.
+                tracing::warn!("VM {vm}: {problem}");
+            }
+            why_not_still(frozen, thawed)
+        }
+    };
+    let note = why.map_or_else(String::new, |why| {
+        format!("it may be no more than what a power cut would have left: {why}")
+    });
+    Ok(ClusterImage { note, ..made? })
+}
+
+/// Of filesystems. An agent of an earlier version does not say it.
+type Count = Option<u64>;
+
+/// Why the filesystems of a guest that has said how many stood still may have gone on before they were let go on.
+fn why_not_still(frozen: Count, thawed: Result<Count, Problem>) -> Option<String> {
+    match (frozen, thawed) {
+        (Some(0), _) => Some("the guest has no filesystem that can stand still".to_owned()),
+        (Some(frozen), Ok(Some(thawed))) if thawed >= frozen => None,
+        // Its host lets them go on after a while, and a person may.
+        (Some(_), Ok(Some(_))) => {
+            Some("the guest's filesystems went on before it was made".to_owned())
+        }
+        (_, thawed) => {
+            let why = thawed
+                .map_or_else(|problem| problem.why, |_| "its host does not say it".to_owned());
+            Some(format!("whether the guest's filesystems stood still is not known: {why}"))
+        }
+    }
 }

@@ -2,6 +2,7 @@
 //!
 //! Of a VM that runs, the volume is recorded first, so nobody else writes it, and then its host's QEMU gets it. It is taken from QEMU before it
 //! is recorded to have gone. Wherever the controller is stopped between the two, the VM has the volume in its list, and starts with it next.
+//! Of a VM that is taken down meanwhile, the cleaner removes from its host what it had, and waits with the volume until this here has ended.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,11 +13,10 @@ use perigee_model::limits::JOB_VOLUMES;
 use perigee_model::spec::{check_beside, check_mount};
 use perigee_model::vm::{ChangeVm, Disk, Machine};
 use perigee_model::volume::VolumeInfo;
-use perigee_model::{DiskRole, HostId, LeaveSite, Problem, ProblemKind, VmId, VmStart, VolumeName};
+use perigee_model::{DiskRole, HostId, LeaveSite, Problem, ProblemKind, VmId, VolumeName};
 
 use super::lasting::record;
 use super::{change, live};
-use crate::cleaner::{self, Cleanup};
 use crate::cluster::{Cluster, HostLink};
 use crate::jobs::take_over;
 use crate::records::{
@@ -50,14 +50,15 @@ pub async fn attach(cluster: &Arc<Cluster>, vm: &VmId, ask: AttachVolume) -> Res
     let conflict = |why: String| Problem::conflict(&what, why);
     let (_held, before, host) = live::begin(cluster, vm, &what).await?;
     let writes = !ask.read_only;
-    let _volume = cluster.index.begin_attachment(vm, &ask.volume, writes).map_err(conflict)?;
+    let _volume =
+        cluster.index.begin_attachment((vm, &host), &ask.volume, writes).map_err(conflict)?;
     let at = catalog::reachable(cluster, &host)?;
     let comes = place(cluster, &what, &before, &ask).await?;
     let VolumeChange::Comes { disk: Some(disk), .. } = &comes else {
         return Err(Problem::internal(what, "it has no place"));
     };
     let disk = disk.clone();
-    let number = note(cluster, &before, comes.clone()).await?;
+    note(cluster, &before, comes).await?;
     let plugged = async {
         attach_there(cluster, &disk, &host).await?;
         live::change(&at, &before, &ChangeVm::Plug(disk_of(&what, &disk)?)).await
@@ -70,13 +71,6 @@ pub async fn attach(cluster: &Arc<Cluster>, vm: &VmId, ask: AttachVolume) -> Res
     };
     if undone.await.is_ok() {
         return Err(problem);
-    }
-    if live::check_run(cluster, &before).is_err() {
-        // The host may have been cleaned up before the volume was attached there.
-        let name = cleaner::name_of(&before.job, &format!("a{number}"));
-        let mut left = Cleanup::new(&before.job.id, &name, VmStart::default());
-        left.add_attachments(&host, std::slice::from_ref(&disk));
-        cleaner::hand_over(cluster, &left).await?;
     }
     let has_it = |now: Arc<JobRecord>| has(&now, &ask.volume);
     if !live::now(cluster, &before).is_some_and(has_it) {
@@ -209,12 +203,8 @@ fn disk_of(what: &str, placed: &PlacedDisk) -> Result<Disk, Problem> {
     Ok(Disk { role, volume, epoch, read_only: placed.read_only })
 }
 
-/// Has the VM's driver record it. Returns the number of the change.
-async fn note(
-    cluster: &Arc<Cluster>,
-    of: &JobRecord,
-    change: VolumeChange,
-) -> Result<u64, Problem> {
+/// Has the VM's driver record it.
+async fn note(cluster: &Arc<Cluster>, of: &JobRecord, change: VolumeChange) -> Result<(), Problem> {
     live::check_run(cluster, of)?;
     let run = start_of(of, 0);
     let next = |old: Option<JobIntent>| {
@@ -224,6 +214,5 @@ async fn note(
     };
     let asked = cluster.records.update(&job_intent_key(&of.job.id), next).await?;
     let number = asked.volume.map_or(0, |volume| volume.number);
-    live::until_noted(cluster, of, |lasting: &Lasting| lasting.plugged >= number).await?;
-    Ok(number)
+    live::until_noted(cluster, of, |lasting: &Lasting| lasting.plugged >= number).await
 }

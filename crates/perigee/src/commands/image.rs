@@ -291,6 +291,9 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let client = controller_client_within(context, SAVE_MAX)?;
             let path = format!("/v1/vms/{vm}/snapshot");
             let image: ClusterImage = client.post(&path, &Snapshot { image: name }).await?;
+            if !image.note.is_empty() {
+                output::note(&image.note);
+            }
             output::one(format, &image, CLUSTER)
         }
         Verb::Share { name, stop } => {

@@ -270,6 +270,9 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::Snapshot { vm, image } => {
             let path = format!("/v1/vms/{vm}/snapshot");
             let made: ClusterImage = client.post(&path, &Snapshot { image }).await?;
+            if !made.note.is_empty() {
+                output::note(&made.note);
+            }
             output::one(context.format, &made, CLUSTER)
         }
         Verb::Restore { vm, image } => {

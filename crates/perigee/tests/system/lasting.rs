@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use perigee_model::JobId;
-use perigee_model::job::{Job, Vm};
+use perigee_model::job::{ClusterImage, Job, Vm};
 use perigee_model::lasting::VmState;
 
 use super::tenant_network::World;
@@ -293,7 +293,9 @@ fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
         ensure!(std::fs::read(&back).expect("it is back") == random, "it is as it was");
         let refused = system.perigee(&["vm", "cp", "web:/nothing/there", &path(&back)]);
         ensure!(refused.status.code() == Some(5), "{refused:?}");
-        system.does(&["vm", "snapshot", "web", "saved"])?;
+        let saved = system.does(&["-f", "json", "vm", "snapshot", "web", "saved"])?;
+        let saved: ClusterImage = serde_json::from_str(&saved).expect("an image");
+        ensure!(saved.note.is_empty(), "{saved:?}");
         let images = system.does(&["image", "list"])?;
         ensure!(images.contains("saved"), "{images}");
 

@@ -24,10 +24,12 @@ pub(super) enum Held {
     Import(ImageName),
     /// A migration of the VM to the host is being recorded.
     Move(VmId, HostId),
-    /// The volume comes to a VM.
-    Attachment(VolumeName),
+    /// The volume comes to a VM at the host.
+    Attachment(HostId, VolumeName),
     /// The VM is changed while it runs.
     Change(VmId),
+    /// The filesystems of the VM's guest stand still, and an image of its disk is made.
+    Snapshot(VmId),
     /// A move of the volume to another home is being recorded.
     VolumeMove(VolumeName),
     /// The attachment gets another address.
@@ -53,7 +55,7 @@ pub enum Detachment<'a> {
     Held(Hold<'a>),
     /// A VM that is at the host, or moves there, needs it.
     Needed,
-    /// It is being given another address.
+    /// It is being given another address, or the volume is just coming to a VM there.
     Busy,
 }
 
@@ -104,7 +106,7 @@ impl Index {
         }
         let submitted = inner.held.iter().any(|held| match held {
             Held::Submission(volumes) => volumes.contains(name),
-            Held::Attachment(volume) => volume == name,
+            Held::Attachment(_, volume) => volume == name,
             _ => false,
         });
         if inner.is_changing_home(name) {
@@ -170,7 +172,12 @@ impl Index {
         if needed {
             return Detachment::Needed;
         }
-        if inner.held.contains(&Held::Reattachment(host.clone(), volume.clone())) {
+        // A VM that just gets the volume may be taken down meanwhile, and its host get it only then.
+        let busy = inner.held.iter().any(|held| match held {
+            Held::Reattachment(at, of) | Held::Attachment(at, of) => at == host && of == volume,
+            _ => false,
+        });
+        if busy {
             return Detachment::Busy;
         }
         let held = Held::Detachment(host.clone(), volume.clone());
@@ -191,6 +198,11 @@ impl Index {
     /// Holds an image while it is imported or deleted; `None` if another task holds it.
     pub fn begin_import(&self, name: &ImageName) -> Option<Hold<'_>> {
         self.hold_alone(Held::Import(name.clone()))
+    }
+
+    /// Holds a VM while a snapshot of it is made; `None` if another task makes one.
+    pub fn begin_snapshot(&self, vm: &VmId) -> Option<Hold<'_>> {
+        self.hold_alone(Held::Snapshot(vm.clone()))
     }
 
     /// Holds the records of an ended job while they are removed; `None` if another task removes them.
@@ -270,13 +282,13 @@ impl Index {
         Ok(held.into_iter().map(|held| self.hold(held)).collect())
     }
 
-    /// Holds a volume while it comes to a VM that runs, or that may start now.
+    /// Holds a volume while it comes to a VM that runs at a host.
     ///
     /// # Errors
     /// Why it can't, in plain words.
     pub fn begin_attachment(
         &self,
-        vm: &VmId,
+        (vm, host): (&VmId, &HostId),
         volume: &VolumeName,
         writes: bool,
     ) -> Result<Hold<'_>, String> {
@@ -287,8 +299,7 @@ impl Index {
         if inner.is_changing_home(volume) {
             return Err("it is being moved to another home".to_owned());
         }
-        let held = Held::Attachment(volume.clone());
-        if inner.held.contains(&held) {
+        if inner.is_being_attached(volume) {
             return Err("another VM is just getting it".to_owned());
         }
         for (id, record) in &inner.jobs {
@@ -301,6 +312,7 @@ impl Index {
                 return Err(format!("{id} uses it"));
             }
         }
+        let held = Held::Attachment(host.clone(), volume.clone());
         inner.held.push(held.clone());
         drop(inner);
         Ok(self.hold(held))
@@ -390,7 +402,7 @@ impl Inner {
     }
 
     pub(super) fn is_being_attached(&self, name: &VolumeName) -> bool {
-        self.held.contains(&Held::Attachment(name.clone()))
+        self.held.iter().any(|held| matches!(held, Held::Attachment(_, volume) if volume == name))
     }
 
     pub(super) fn is_promoted(&self, name: &VolumeName) -> bool {

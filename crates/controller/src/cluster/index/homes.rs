@@ -97,7 +97,7 @@ impl Index {
         if inner.is_promoted(volume) {
             return Err("a replica of it is becoming the volume".to_owned());
         }
-        if inner.held.contains(&Held::Attachment(volume.clone())) {
+        if inner.is_being_attached(volume) {
             return Err("a VM is just getting it".to_owned());
         }
         for record in inner.jobs.values() {

@@ -82,6 +82,17 @@ pub(super) async fn ask_guest_agent(
     if !inside.vms.contains_key(&vm) {
         return Err(no_vm());
     }
+    match ask.execute.as_str() {
+        "guest-fsfreeze-freeze" if inside.still > 0 => {
+            return Err(Problem::conflict("ask the guest", "it is frozen").into());
+        }
+        "guest-fsfreeze-freeze" => {
+            inside.still = 2;
+            return Ok(Json(json!(2)));
+        }
+        "guest-fsfreeze-thaw" => return Ok(Json(json!(std::mem::take(&mut inside.still)))),
+        _ => {}
+    }
     let file = &mut inside.guest_file;
     let asked = |name: &str| ask.arguments[name].as_str().unwrap_or_default().to_owned();
     Ok(Json(match ask.execute.as_str() {
@@ -213,6 +224,10 @@ pub(super) async fn put_vm(
     }
     if inside.refuses_cards && spec.network == perigee_model::vm::VmNetwork::User {
         return Err(Problem::unsupported("connect the card", "passt ended").into());
+    }
+    if inside.fails_starts {
+        inside.failed_starts += 1;
+        return Err(Problem::internal("start the VM", "QEMU ended, and said nothing").into());
     }
     if inside.starts_no_vm {
         return Err(Problem::unsupported("start the VM", "QEMU ended: invalid accelerator").into());
