@@ -262,7 +262,7 @@ async fn ssh_in_network(
 fn carry(mut stream: TcpStream, request: Request) -> Result<Response, Failure> {
     let (answer, begun) = perigee_http::accept(request)?;
     tokio::spawn(async move {
-        let ended = begun.carry(&mut stream, std::future::pending()).await;
+        let ended = begun.carry(&mut stream).await;
         tracing::debug!(?ended, "an SSH connection has ended");
     });
     Ok(answer)

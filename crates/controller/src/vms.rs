@@ -15,6 +15,7 @@ use axum::extract::Request;
 use axum::response::Response;
 use futures_util::future::join_all;
 use perigee_http::authority::CERTIFICATE_LIFE;
+use perigee_http::websocket::{self, Asked};
 use perigee_http::{Peer, Tunnel};
 use perigee_model::job::{Migration, Vm, VmVolume};
 use perigee_model::lasting::{Lasting, PowerWish, StopVm, VmState};
@@ -255,7 +256,7 @@ pub async fn move_to(
     Ok(moved)
 }
 
-/// Carries bytes between a client and a VM's serial console, until one side has closed or the client's token or
+/// Carries bytes between a client's WebSocket and a VM's serial console, until one side has closed or the client's token or
 /// certificate is no longer good.
 ///
 /// # Errors
@@ -268,8 +269,9 @@ pub async fn attach_console(
     request: Request,
 ) -> Result<Response, Problem> {
     let host = catalog::reachable(cluster, &host_of(cluster, vm).await?)?;
+    let asked = websocket::asked(request)?;
     let console = host.agent.tunnel(&format!("/v1/vms/{vm}/console/attach")).await?;
-    carry(cluster, console, (token, peer), request)
+    Ok(carry(cluster, console, (token, peer), asked))
 }
 
 /// Carries bytes between a VNC viewer and a VM's screen, as [`attach_console`] does.
@@ -283,8 +285,9 @@ pub async fn view_screen(
     request: Request,
 ) -> Result<Response, Problem> {
     let host = catalog::reachable(cluster, &host_of(cluster, vm).await?)?;
+    let asked = websocket::asked(request)?;
     let screen = host.agent.tunnel(&format!("/v1/vms/{vm}/vnc")).await?;
-    carry(cluster, screen, (token, peer), request)
+    Ok(carry(cluster, screen, (token, peer), asked))
 }
 
 /// Carries bytes between a client and port 22 of a guest, as [`attach_console`] does. A VM's host reaches a card in a user network, and the
@@ -322,29 +325,30 @@ pub async fn ssh(
                 .next("use `perigee vm console` or `perigee vm exec`"));
         }
     };
+    let asked = websocket::asked(request)?;
     let tunnel = catalog::reachable(cluster, &at)?.agent_slow.tunnel(&path).await?;
-    carry(cluster, tunnel, (token, peer), request)
+    Ok(carry(cluster, tunnel, (token, peer), asked))
 }
 
 fn carry(
     cluster: &Arc<Cluster>,
     mut tunnel: Tunnel,
     (token, peer): (Option<UsedToken>, Peer),
-    request: Request,
-) -> Result<Response, Problem> {
-    let (answer, begun) = perigee_http::accept(request)?;
+    asked: Asked,
+) -> Response {
+    let (answer, opening) = asked.answer();
     let cluster = Arc::clone(cluster);
     tokio::spawn(async move {
-        // What ends it is the guest's or the client's business.
         let over = async {
             tokio::select! {
-                () = token_ends(&cluster, token) => {}
-                () = certificate_ends(&cluster, peer) => {}
+                () = token_ends(&cluster, token) => "the token is not good any more",
+                () = certificate_ends(&cluster, peer) => "the certificate is not good any more",
             }
         };
-        drop(begun.carry(&mut tunnel, over).await);
+        // What ends it is the guest's or the client's business.
+        drop(opening.carry(&mut tunnel, over).await);
     });
-    Ok(answer)
+    answer
 }
 
 /// Returns when the client's certificate is no longer good; never if it has shown none.

@@ -13,12 +13,14 @@ use std::time::Duration;
 pub use answer::Response;
 use axum::body::Body;
 use axum::http::header::{
-    AUTHORIZATION, CONNECTION, CONTENT_RANGE, CONTENT_TYPE, HeaderValue, RANGE, UPGRADE,
+    AUTHORIZATION, CONNECTION, CONTENT_RANGE, CONTENT_TYPE, HeaderValue, RANGE,
+    SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE,
 };
-use axum::http::{HeaderName, Method, Request, StatusCode, Uri};
+use axum::http::{HeaderMap, HeaderName, Method, Request, StatusCode, Uri};
 use bytes::Bytes;
 use connect::{Connector, Way};
 use futures_util::future::{BoxFuture, FutureExt as _};
+use hyper::upgrade::Upgraded;
 use hyper_util::client::legacy;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use perigee_model::Problem;
@@ -27,10 +29,13 @@ use perigee_model::volume::{Progress, Step};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, timeout_at};
+use tokio_tungstenite::tungstenite::handshake::client::generate_key;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
 use crate::network::{Network, authority_of};
-use crate::tunnel::{PROTOCOL, Tunnel};
+use crate::tunnel::{self, Tunnel};
 use crate::verify::Expected;
+use crate::websocket::{self, WebSocket};
 use answer::{ANSWER_BYTES_MAX, too_late, too_long};
 
 /// The client closes a connection that was not used for this long. It is shorter than the server's limit, so that
@@ -435,10 +440,38 @@ impl Client {
     /// # Errors
     /// As [`Client::get`].
     pub async fn tunnel(&self, path: &str) -> Result<Tunnel, Problem> {
+        let (_, upgraded) = self.upgraded(path, tunnel::PROTOCOL, &[]).await?;
+        Ok(TokioIo::new(upgraded))
+    }
+
+    /// The same as a WebSocket ([`websocket::asked`]).
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub async fn websocket(&self, path: &str) -> Result<WebSocket, Problem> {
+        let key = generate_key();
+        let asks = [(SEC_WEBSOCKET_VERSION, websocket::VERSION), (SEC_WEBSOCKET_KEY, &key)];
+        let (head, upgraded) = self.upgraded(path, websocket::PROTOCOL, &asks).await?;
+        let accept = derive_accept_key(key.as_bytes());
+        if head.get(SEC_WEBSOCKET_ACCEPT).is_none_or(|answer| *answer != accept) {
+            return Err(self.broken(&std::io::Error::other("it does not know WebSockets")));
+        }
+        Ok(WebSocket::of_client(TokioIo::new(upgraded)).await)
+    }
+
+    async fn upgraded(
+        &self,
+        path: &str,
+        protocol: &'static str,
+        headers: &[(HeaderName, &str)],
+    ) -> Result<(HeaderMap, Upgraded), Problem> {
         let until = Instant::now() + self.answer_max;
-        let protocol = Some((UPGRADE, PROTOCOL.to_owned()));
+        let protocol = Some((UPGRADE, protocol.to_owned()));
         let mut request = self.request(Method::GET, path, protocol, Body::empty())?;
         request.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        for (name, value) in headers {
+            request.headers_mut().insert(name, value.parse().expect("ASCII"));
+        }
         let answer = self.send(request, until).await?;
         if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
             let (head, body) = answer.into_parts();
@@ -446,9 +479,10 @@ impl Client {
             let why = std::io::Error::other("it does not carry bytes both ways");
             return Err(self.broken(&why));
         }
+        let head = answer.headers().clone();
         let upgraded = timeout_at(until, hyper::upgrade::on(answer)).await;
         let upgraded = upgraded.map_err(|_| self.broken(&too_late()))?;
-        upgraded.map(TokioIo::new).map_err(|e| self.broken(&std::io::Error::other(e)))
+        upgraded.map(|on| (head, on)).map_err(|e| self.broken(&std::io::Error::other(e)))
     }
 
     async fn check(&self, response: Response) -> Result<Response, Problem> {

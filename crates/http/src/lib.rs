@@ -28,6 +28,7 @@ mod tests;
 mod tunnel;
 mod upload;
 mod verify;
+pub mod websocket;
 
 pub use authority::Authority;
 pub use axum::body::Body;

@@ -57,8 +57,12 @@ impl Cluster {
 
 /// A server that says who asks.
 async fn start(network: Network) -> String {
+    start_with(network, Router::new().route("/", get(async |peer: Peer| Json(peer.to_string()))))
+        .await
+}
+
+async fn start_with(network: Network, router: Router) -> String {
     let listen = format!("127.0.0.1:{}", unused_port());
-    let router = Router::new().route("/", get(async |peer: Peer| Json(peer.to_string())));
     let address = format!("{}{listen}", network.scheme());
     let listens = [Listen::Tcp(listen.clone())];
     tokio::spawn(async move { serve(router, &listens, &network).await });
@@ -438,4 +442,35 @@ async fn people_s_programs_know_the_controller_by_its_addresses_and_names() {
     assert!(refused.contains("not valid for name"), "{refused}");
     let refused = cluster.authority.controller(&["no name".to_owned()]).err().expect("spaces");
     assert_eq!(refused.kind, ProblemKind::Invalid);
+}
+
+/// Sends back what comes over its WebSocket.
+async fn echo(request: axum::extract::Request) -> Result<axum::response::Response, Failure> {
+    let (answer, opening) = websocket::asked(request)?.answer();
+    let (mut other, echo) = tokio::io::duplex(1 << 10);
+    tokio::spawn(async move {
+        let (mut reads, mut writes) = tokio::io::split(echo);
+        tokio::io::copy(&mut reads, &mut writes).await
+    });
+    tokio::spawn(async move { opening.carry(&mut other, std::future::pending()).await });
+    Ok(answer)
+}
+
+#[tokio::test]
+async fn a_websocket_goes_over_tls_and_other_requests_are_none() {
+    let cluster = Cluster::new();
+    let controller = cluster.network(&PeerIdentity::Controller);
+    let address = start_with(controller, Router::new().route("/", get(echo))).await;
+    let network = cluster.network(&host("a"));
+    let expected = Expected::Identity(PeerIdentity::Controller);
+    let client = network.client(&address, expected, PATIENCE).expect("a client");
+    let refused = client.get::<String>("/").await.expect_err("it asks for no WebSocket");
+    assert_eq!(refused.kind, ProblemKind::Invalid, "{refused}");
+    let mut socket = client.websocket("/").await.expect("a WebSocket");
+    socket.write_all(b"hello").await.expect("it is taken");
+    socket.flush().await.expect("it is taken");
+    let mut came = [0; 5];
+    let read = tokio::time::timeout(PATIENCE, socket.read_exact(&mut came)).await;
+    read.expect("in time").expect("it comes back");
+    assert_eq!(&came, b"hello");
 }

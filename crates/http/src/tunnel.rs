@@ -1,4 +1,5 @@
-//! A connection that carries bytes both ways once an HTTP request was answered (RFC 9110, 7.8): the console of a VM.
+//! A connection between the controller and an agent that carries bytes both ways once an HTTP request was answered (RFC 9110, 7.8):
+//! the console of a VM. What clients of the controller speak is a WebSocket ([`crate::websocket`]).
 //!
 //! Nothing limits how long it may be silent. A side that receives nothing for a minute while bytes wait for it is
 //! disconnected, as with every answer, and so is one that has vanished. A tunnel counts as a connection of its listener until
@@ -33,20 +34,13 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// Carries bytes between the client and another connection until one of them has closed, or until `over`.
+    /// Carries bytes between the client and another connection until one of them has closed.
     ///
     /// # Errors
     /// When the client has gone before the answer, or one of the connections breaks.
-    pub async fn carry(
-        self,
-        other: &mut (impl AsyncRead + AsyncWrite + Unpin),
-        over: impl Future<Output = ()>,
-    ) -> io::Result<()> {
+    pub async fn carry(self, other: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
         let mut client = TokioIo::new(self.upgrade.await.map_err(io::Error::other)?);
-        tokio::select! {
-            ended = copy_bidirectional(&mut client, other) => ended.map(drop),
-            () = over => Ok(()),
-        }
+        copy_bidirectional(&mut client, other).await.map(drop)
     }
 }
 

@@ -28,7 +28,7 @@ impl Attached {
     /// Carries bytes until one side has closed.
     pub async fn carry(mut self, client: Begun) {
         // What ends it is the guest's or the client's business.
-        let ended = client.carry(&mut self.stream, std::future::pending()).await;
+        let ended = client.carry(&mut self.stream).await;
         tracing::debug!(?ended, "a console or a screen was left");
     }
 }

@@ -261,10 +261,12 @@ pub async fn write_file(
     json(vms::guest_files::write(&cluster, &vm, &path_in_guest(query)?, content).await?)
 }
 
-/// The serial console, for one client at a time. A request with the header `Upgrade: perigee-tunnel` is answered with 101,
-/// and then bytes go both ways, as the guest and the client send them.
+/// The serial console, for one client at a time, as a WebSocket (RFC 6455). Its binary messages are the bytes that the guest
+/// prints and that the client types, cut anywhere; what comes as text counts as its bytes. A message of a client has 64 KiB at most. Who
+/// offers the subprotocol `binary` gets it. A client that answers no ping for a minute is disconnected, and so is one whose token is
+/// not good any more (code 1008).
 #[utoipa::path(get, path = "/vms/{vm}/console/attach", tag = "vms", params(("vm" = String, Path)),
-    responses((status = 101, description = "Bytes of both directions follow")))]
+    responses((status = 101, description = "A WebSocket")))]
 pub async fn attach_console(
     State(cluster): Shared,
     caller: Caller,
@@ -275,9 +277,9 @@ pub async fn attach_console(
     Ok(vms::attach_console(&cluster, &vm, caller.token, peer, request).await?)
 }
 
-/// The screen of a VM that was made with one (`vnc`): a VNC connection through the controller. Bytes as with the console.
+/// The screen of a VM that was made with one (`vnc`): VNC (RFB) in a WebSocket, as with the console, for example for noVNC.
 #[utoipa::path(get, path = "/vms/{vm}/vnc", tag = "vms", params(("vm" = String, Path)),
-    responses((status = 101, description = "Bytes of both directions follow")))]
+    responses((status = 101, description = "A WebSocket")))]
 pub async fn view_screen(
     State(cluster): Shared,
     caller: Caller,
@@ -288,9 +290,9 @@ pub async fn view_screen(
     Ok(vms::view_screen(&cluster, &vm, (caller.token, peer), request).await?)
 }
 
-/// Port 22 of the guest: an SSH connection through the controller. Bytes as with the console.
+/// Port 22 of the guest: an SSH connection in a WebSocket, as with the console.
 #[utoipa::path(get, path = "/vms/{vm}/ssh", tag = "vms", params(("vm" = String, Path)),
-    responses((status = 101, description = "Bytes of both directions follow")))]
+    responses((status = 101, description = "A WebSocket")))]
 pub async fn ssh(
     State(cluster): Shared,
     caller: Caller,

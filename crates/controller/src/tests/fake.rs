@@ -48,8 +48,9 @@ use images::{
     copy_image, delete_image, delete_tree, images, import_image, one_image, receive_tree,
 };
 use vms::{
-    ask_guest_agent, begin_command, cancel_migration, change_vm, changes, delete_vm, end_command,
-    end_unless_ran, events, migrate, press_power_button, put_vm, sync, vm, vms as list_vms,
+    ask_guest_agent, attach_console, begin_command, cancel_migration, change_vm, changes,
+    delete_vm, end_command, end_unless_ran, events, migrate, press_power_button, put_vm, sync,
+    view_screen, vm, vms as list_vms,
 };
 
 pub struct Volume {
@@ -364,6 +365,8 @@ fn agent_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/vms/{vm}", get(vm).put(put_vm).delete(delete_vm))
         .route("/v1/vms/{vm}/events", get(events))
         .route("/v1/vms/{vm}/console", get(async || "panic: no root"))
+        .route("/v1/vms/{vm}/console/attach", get(attach_console))
+        .route("/v1/vms/{vm}/vnc", get(view_screen))
         .route("/v1/vms/{vm}/power-button", post(press_power_button))
         .route("/v1/vms/{vm}/change", post(change_vm))
         .route("/v1/vms/{vm}/guest-agent", post(ask_guest_agent))

@@ -1,5 +1,7 @@
 //! VMs that live without a job.
 
+use std::process::Stdio;
+
 use axum::body::Bytes;
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, JobSpec, JobState, Start, Vm};
@@ -11,11 +13,12 @@ use perigee_model::vm::{ChangeVm, Firmware, Hardware, VmStatus};
 use perigee_model::volume::{Snapshot, VolumeSource};
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{DiskRole, HostId, ImageName, ProblemKind, VmId, VolumeName};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use super::fake::FakeHost;
 use super::migrations::switch;
 use super::queue::unreachable;
-use super::tenants::Tenants;
+use super::tenants::{Tenants, make_token};
 use super::{Lab, TIMING, data_volume, spec, wait_for};
 use crate::cluster::Timing;
 use crate::vms::{self, change, guest_files, lasting, volumes};
@@ -359,6 +362,43 @@ async fn a_vm_that_cannot_start_is_tried_later_each_time_and_says_when() {
     assert!(tries <= 8, "{tries} in pauses that take 3 s together");
     lab.home.inside().fails_starts = false;
     lab.runs().await;
+}
+
+/// python3-websockets: a client that knows nothing of Perigee.
+#[tokio::test]
+async fn a_console_and_a_screen_are_websockets_for_any_client() {
+    let tenants = Tenants::up().await;
+    tenants.share_debian().await;
+    let new = NewVm { volumes: Vec::new(), start: Start::Anywhere, ..new_vm("home1") };
+    let _: Vm = tenants.ann.post("/v1/vms", &new).await.expect("a VM");
+    wait_for("it to run", async || {
+        let vm: Vm = tenants.ann.get("/v1/vms/web").await.expect("its VM");
+        (vm.status == VmState::Running).then_some(())
+    })
+    .await;
+    let made = make_token(&tenants.admin, "acme/ann").await;
+    let url = tenants.url.replacen("http", "ws", 1);
+    let mut client = tokio::process::Command::new("/usr/bin/python3")
+        .args(["-I", "-c", include_str!("websocket.py"), &url, &made.token])
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("python3; `make setup` installs it");
+    let mut said = BufReader::new(client.stdout.take().expect("it was asked for")).lines();
+    let mut next = async || {
+        let line = tokio::time::timeout(super::PATIENCE, said.next_line()).await;
+        line.expect("it says something").expect("text").unwrap_or_default()
+    };
+    assert_eq!(next().await, "a console of bytes");
+    assert_eq!(next().await, "a screen: binary RFB 003.008");
+    assert_eq!(next().await, "too long: 1009");
+    assert_eq!(next().await, "without a token: 403");
+    assert_eq!(next().await, "attached");
+    let token = format!("/v1/tenants/acme/users/ann/tokens/{}", made.id);
+    tenants.admin.delete(&token).await.expect("revoked");
+    assert_eq!(next().await, "revoked: 1008");
+    let ended = tokio::time::timeout(super::PATIENCE, client.wait()).await;
+    assert!(ended.expect("it ends").expect("a status").success());
 }
 
 #[tokio::test]

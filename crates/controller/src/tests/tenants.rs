@@ -27,7 +27,7 @@ pub struct Tenants {
     pub bob: Client,
     pub bea: Client,
     /// Where users ask, who have no certificate.
-    url: String,
+    pub url: String,
 }
 
 pub fn user_name(name: &str) -> UserName {
@@ -54,7 +54,7 @@ pub fn client(url: &str) -> Client {
     Client::new(url, super::PATIENCE).expect("a client")
 }
 
-async fn make_token(admin: &Client, of: &str) -> MadeAccessToken {
+pub async fn make_token(admin: &Client, of: &str) -> MadeAccessToken {
     let (tenant, user) = of.split_once('/').expect("TENANT/USER");
     let path = format!("/v1/tenants/{tenant}/users/{user}/tokens");
     admin.post(&path, &NewAccessToken { life_s: 3600 }).await.expect("a token")

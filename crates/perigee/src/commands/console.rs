@@ -7,12 +7,14 @@ use std::io::{IsTerminal, Read as _};
 use std::time::Duration;
 
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
-use perigee_http::{Client, Tunnel};
+use perigee_http::Client;
+use perigee_http::websocket::WebSocket;
 use perigee_model::job::Vm;
 use perigee_model::lasting::VmState;
 use perigee_model::{Problem, ProblemKind, VmId};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use crate::output;
 
@@ -22,6 +24,8 @@ const LEAVE: u8 = 0x1d;
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long it may be away.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long the other side may take to hear that this one leaves.
+const GOODBYE_MAX: Duration = Duration::from_secs(1);
 
 /// The terminal in raw mode: each key goes to the guest at once, Ctrl-C too. It is as before when this is dropped.
 struct Raw(Option<Termios>);
@@ -58,15 +62,15 @@ enum Left {
 
 /// Attaches until Ctrl-] is typed or the VM has stopped. A VM that moves is followed.
 pub async fn attach(client: &Client, vm: &VmId) -> Result<(), Problem> {
-    let mut tunnel = client.tunnel(&format!("/v1/vms/{vm}/console/attach")).await?;
+    let mut socket = client.websocket(&format!("/v1/vms/{vm}/console/attach")).await?;
     output::note(&format!("attached to {vm}; Ctrl-] leaves"));
     let raw = Raw::begin();
     let mut keys = keys();
     let ended = loop {
-        match carry(&mut tunnel, &mut keys, &mut std::io::stdout()).await {
+        match carry(&mut socket, &mut keys, &mut std::io::stdout()).await {
             Left::Here => break Ok(()),
             Left::There => match again(client, vm).await {
-                Ok(Some(next)) => tunnel = next,
+                Ok(Some(next)) => socket = next,
                 Ok(None) => break Ok(()),
                 Err(problem) => break Err(problem),
             },
@@ -93,11 +97,11 @@ pub(super) fn keys() -> mpsc::Receiver<Vec<u8>> {
 
 /// Carries both directions at the same time: a guest that prints what is pasted takes no more of it while nobody reads.
 async fn carry(
-    tunnel: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    socket: &mut (impl AsyncRead + AsyncWrite + Unpin),
     keys: &mut mpsc::Receiver<Vec<u8>>,
     screen: &mut impl std::io::Write,
 ) -> Left {
-    let (mut from, mut to) = tokio::io::split(tunnel);
+    let (mut from, mut to) = tokio::io::split(socket);
     let shows = async {
         let mut buffer = [0; 16 << 10];
         loop {
@@ -111,17 +115,19 @@ async fn carry(
         }
     };
     let types = async {
-        loop {
-            let Some(typed) = keys.recv().await else { return Left::Here };
+        while let Some(typed) = keys.recv().await {
             let end = typed.iter().position(|key| *key == LEAVE);
             let sent = to.write_all(&typed[..end.unwrap_or(typed.len())]).await;
             if end.is_some() {
-                return Left::Here;
+                break;
             }
-            if sent.is_err() {
+            if sent.is_err() || to.flush().await.is_err() {
                 return Left::There;
             }
         }
+        // The next one may come at once.
+        drop(timeout(GOODBYE_MAX, to.shutdown()).await);
+        Left::Here
     };
     tokio::select! {
         left = shows => left,
@@ -130,7 +136,7 @@ async fn carry(
 }
 
 /// The console of a VM that has moved to another host or is being restarted; `None` if it does not run any more.
-async fn again(client: &Client, vm: &VmId) -> Result<Option<Tunnel>, Problem> {
+async fn again(client: &Client, vm: &VmId) -> Result<Option<WebSocket>, Problem> {
     let begun = std::time::Instant::now();
     loop {
         let shown = match client.get::<Vm>(&format!("/v1/vms/{vm}")).await {
@@ -140,8 +146,8 @@ async fn again(client: &Client, vm: &VmId) -> Result<Option<Tunnel>, Problem> {
         if matches!(shown.status, VmState::Stopped | VmState::Shutdown | VmState::Gone) {
             return Ok(None);
         }
-        match client.tunnel(&format!("/v1/vms/{vm}/console/attach")).await {
-            Ok(tunnel) => return Ok(Some(tunnel)),
+        match client.websocket(&format!("/v1/vms/{vm}/console/attach")).await {
+            Ok(socket) => return Ok(Some(socket)),
             Err(problem) if begun.elapsed() > PATIENCE => return Err(problem),
             Err(_) => tokio::time::sleep(LOOK_EVERY).await,
         }

@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use perigee_http::{Client, Tunnel};
+use perigee_http::Client;
 use perigee_model::{Problem, VmId};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -91,16 +91,16 @@ fn quoted(word: &str) -> String {
 
 /// Carries bytes between this program's input and output, and the guest's port 22.
 pub async fn tunnel(client: &Client, vm: &VmId) -> Result<(), Problem> {
-    let tunnel: Tunnel = client.tunnel(&format!("/v1/vms/{vm}/ssh")).await?;
-    let (mut from, mut to) = tokio::io::split(tunnel);
+    let socket = client.websocket(&format!("/v1/vms/{vm}/ssh")).await?;
+    let (mut from, mut to) = tokio::io::split(socket);
     let mut input = console::keys();
     let sends = async {
         while let Some(part) = input.recv().await {
-            if to.write_all(&part).await.is_err() {
+            if to.write_all(&part).await.is_err() || to.flush().await.is_err() {
                 return;
             }
         }
-        // Its last answers may still come.
+        // What came before the other side has heard that is still passed on.
         let _ = to.shutdown().await;
         std::future::pending().await
     };

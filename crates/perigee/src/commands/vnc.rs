@@ -6,7 +6,8 @@
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 
 use nix::unistd::Uid;
-use perigee_http::{Client, Tunnel};
+use perigee_http::Client;
+use perigee_http::websocket::WebSocket;
 use perigee_model::{Problem, VmId};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
@@ -34,8 +35,8 @@ pub async fn serve(client: &Client, vm: &VmId, port: u16) -> Result<(), Problem>
     }
 }
 
-async fn reach(client: &Client, vm: &VmId) -> Result<Tunnel, Problem> {
-    client.tunnel(&format!("/v1/vms/{vm}/vnc")).await
+async fn reach(client: &Client, vm: &VmId) -> Result<WebSocket, Problem> {
+    client.websocket(&format!("/v1/vms/{vm}/vnc")).await
 }
 
 async fn accept(client: &Client, vm: &VmId, listener: &TcpListener) {
@@ -58,7 +59,7 @@ async fn accept(client: &Client, vm: &VmId, listener: &TcpListener) {
 async fn show(client: &Client, vm: &VmId, mut viewer: TcpStream) {
     match reach(client, vm).await {
         // What ends it is the viewer's or the VM's business.
-        Ok(mut tunnel) => drop(copy_bidirectional(&mut viewer, &mut tunnel).await),
+        Ok(mut screen) => drop(copy_bidirectional(&mut viewer, &mut screen).await),
         Err(problem) => output::note(&problem.to_string()),
     }
 }

@@ -243,6 +243,17 @@ fn check_network(system: &System) -> Checked<()> {
     Ok(())
 }
 
+/// Somebody else's client for WebSockets. The person who was at the console before is still logged in there.
+fn check_websockets(system: &System) -> Checked<()> {
+    let socket = system.lab.api.strip_prefix("unix:").expect("a socket");
+    let typed = "echo eight times eight is $((8 * 8))";
+    let mut client = Command::new("/usr/bin/python3");
+    client.args(["-I", "-c", include_str!("websocket.py"), socket, typed, "is 64"]);
+    let output = client.output().expect("python3; `make setup` installs it");
+    ensure!(output.status.success() && output.stdout == b"binary RFB 003.008\n\n", "{output:?}");
+    Ok(())
+}
+
 #[test]
 fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
     let image = std::env::var("PERIGEE_TEST_CLOUD_IMAGE")
@@ -267,7 +278,7 @@ fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
         let create =
             ["vm", "create", "web", "--image", "cloud", "--memory", "512MiB", "--disk", "6GiB"];
         let options = ["--user", "ann", "--ssh-key", &key, "--user-data", &user_data];
-        let places = ["--site", "home", "--volume", "data:/srv/data", "--network", "blue"];
+        let places = ["--site", "home", "--volume", "data:/srv/data", "--network", "blue", "--vnc"];
         system.does(&["network", "create", "blue", "--subnet", "10.7.0.0/24", "--nat"])?;
         system.does(&[&create[..], &options, &places].concat())?;
         system.console_says("web", "said all").await?;
@@ -312,6 +323,7 @@ fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
         console.types("\u{1d}");
         until("the console to be left", async || Ok(console.child.try_wait().expect("a process")))
             .await?;
+        check_websockets(&system)?;
 
         // Its guest powers off when it is asked to, and boots from the same disk again.
         // On a busy machine it may need more than one try.

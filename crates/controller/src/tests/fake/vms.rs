@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, Query, Request, State};
 use axum::http::StatusCode;
+use axum::response::Response;
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::guest::GuestMessage;
@@ -18,6 +19,7 @@ use perigee_model::volume::IoStats;
 use perigee_model::{Problem, VmId, VmStart};
 
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
 
 use super::{FakeVm, Inside, Shared, while_held};
 
@@ -123,6 +125,27 @@ pub(super) async fn ask_guest_agent(
         }
         _ => json!({}),
     }))
+}
+
+/// Its guests send back what is typed.
+pub(super) async fn attach_console(request: Request) -> Result<Response, Failure> {
+    echo(b"", request)
+}
+
+pub(super) async fn view_screen(request: Request) -> Result<Response, Failure> {
+    echo(b"RFB 003.008\n", request)
+}
+
+fn echo(greeting: &'static [u8], request: Request) -> Result<Response, Failure> {
+    let (answer, begun) = perigee_http::accept(request)?;
+    let (mut ours, theirs) = tokio::io::duplex(1 << 10);
+    tokio::spawn(async move { begun.carry(&mut ours).await });
+    tokio::spawn(async move {
+        let (mut reads, mut writes) = tokio::io::split(theirs);
+        writes.write_all(greeting).await?;
+        tokio::io::copy(&mut reads, &mut writes).await
+    });
+    Ok(answer)
 }
 
 pub(super) async fn vms(State(inside): Shared) -> Reply<Vec<VmReport>> {
