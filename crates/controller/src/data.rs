@@ -57,6 +57,7 @@ pub async fn doors(cluster: &Arc<Cluster>, config: &Config) -> Result<(), Proble
         key_file: config.state.join("sftp-host-key"),
         repository: Arc::clone(&cluster.repository),
         accounts: Arc::new(Users(Arc::clone(cluster))),
+        login_max: sftp::LOGIN_MAX,
     })
     .await
 }

@@ -10,7 +10,8 @@ pub(crate) mod packets;
 mod pump;
 mod session;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Shutdown};
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +26,7 @@ use russh::server::{Auth, ChannelOpenHandle, Config, Handler, Msg, Session, Veri
 use russh::{Channel, ChannelId, MethodKind, MethodSet, SshId};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::account::{Accounts, Credential};
 use crate::repository::Repository;
@@ -35,7 +37,9 @@ use session::User;
 const CONNECTIONS_MAX: usize = 512;
 const CONNECTIONS_OF_ONE_MAX: usize = 128;
 /// How long a client may take to log in.
-const LOGIN_MAX: Duration = Duration::from_secs(30);
+pub const LOGIN_MAX: Duration = Duration::from_secs(30);
+/// How long a client that has taken too long may take to hear so.
+const FAREWELL_MAX: Duration = Duration::from_secs(5);
 /// A session in which nothing happens for this long is ended.
 const SILENCE_MAX: Duration = Duration::from_secs(600);
 /// Channels of one connection.
@@ -51,6 +55,8 @@ pub struct Server {
     pub repository: Arc<Repository>,
     /// The users.
     pub accounts: Arc<dyn Accounts>,
+    /// How long a client may take to log in: [`LOGIN_MAX`].
+    pub login_max: Duration,
 }
 
 /// Serves until the future is dropped.
@@ -100,9 +106,9 @@ pub async fn serve(server: Server) -> Result<(), Problem> {
                     channels: Vec::new(),
                     places: Arc::new(Semaphore::new(CHANNELS_MAX)),
                 };
-                let config = Arc::clone(&config);
+                let (config, until) = (Arc::clone(&config), Instant::now() + server.login_max);
                 tokio::spawn(async move {
-                    converse(config, stream, connection).await;
+                    converse(config, stream, connection, until).await;
                     drop(place);
                 });
             }
@@ -111,23 +117,30 @@ pub async fn serve(server: Server) -> Result<(), Problem> {
     }
 }
 
-/// Ends a connection whose client does not log in.
-async fn converse(config: Arc<Config>, stream: TcpStream, connection: Connection) {
+/// Ends a connection whose client has not logged in until then.
+async fn converse(config: Arc<Config>, stream: TcpStream, connection: Connection, until: Instant) {
     let is_known = Arc::clone(&connection.is_known);
-    let begun =
-        tokio::time::timeout(LOGIN_MAX, russh::server::run_stream(config, stream, connection));
+    let Ok(socket) = stream.as_fd().try_clone_to_owned().map(std::net::TcpStream::from) else {
+        return;
+    };
+    let begun = timeout_at(until, russh::server::run_stream(config, stream, connection));
     let Ok(Ok(running)) = begun.await else { return };
     let handle = running.handle();
     tokio::pin!(running);
-    tokio::select! {
-        _ = &mut running => return,
-        () = tokio::time::sleep(LOGIN_MAX) => {}
+    if timeout_at(until, &mut running).await.is_ok() {
+        return;
     }
     if !is_known.load(Ordering::Relaxed) {
         let why = "it took too long to log in".to_owned();
         // A session that has ended meanwhile needs no farewell.
         let _ = handle.disconnect(russh::Disconnect::ByApplication, why, String::new()).await;
+        // russh says it only between two handshakes, and then waits for the client to hang up.
+        if timeout(FAREWELL_MAX, &mut running).await.is_ok() {
+            return;
+        }
+        let _ = socket.shutdown(Shutdown::Both);
     }
+    drop(socket);
     // However it ends, its place is free again.
     let _ = running.await;
 }

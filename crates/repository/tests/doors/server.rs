@@ -104,8 +104,17 @@ impl Server {
         Self::start_in(tempfile::tempdir().expect("a directory"), None).await
     }
 
+    /// It waits so long for who does not log in over SFTP.
+    pub async fn start_that_waits(login_max: Duration) -> Self {
+        Self::start_with(tempfile::tempdir().expect("a directory"), None, login_max).await
+    }
+
     /// With the contents of files in a store, if one is given. What is in the directory already is served.
     pub async fn start_in(dir: TempDir, objects: Option<Arc<Objects>>) -> Self {
+        Self::start_with(dir, objects, sftp::LOGIN_MAX).await
+    }
+
+    async fn start_with(dir: TempDir, objects: Option<Arc<Objects>>, login_max: Duration) -> Self {
         let repository = Repository::open(&dir.path().join("data")).expect("a repository");
         objects.into_iter().for_each(|objects| repository.keep_in(objects));
         tokio::spawn(Arc::clone(&repository).tidy());
@@ -126,6 +135,7 @@ impl Server {
             key_file: dir.path().join("host-key"),
             repository,
             accounts: Arc::clone(&accounts) as Arc<dyn Accounts>,
+            login_max,
         };
         let sftp_address = server.address.clone();
         tokio::spawn(async move { sftp::serve(server).await.expect("it serves") });

@@ -4,6 +4,15 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Output;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use russh::client::{DisconnectReason, Handler};
+use russh::keys::PublicKeyOrCertificate;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use crate::server::{PATIENCE, Server, content, cut_download, path, run, text};
 
@@ -436,6 +445,74 @@ async fn what_is_changed_over_sftp_is_logged_and_so_is_who_is_not_let_in() {
         server.accounts.log().last().expect("a line"),
         "the key of an SFTP client is nobody's"
     );
+}
+
+const SOON: Duration = Duration::from_secs(1);
+
+/// russh says farewell only to a client that goes on with the handshake.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_says_nothing_or_stops_in_the_handshake_is_disconnected() {
+    let server = Server::start_that_waits(SOON).await;
+    for hello in ["", "SSH-2.0-silent\r\n"] {
+        let mut client =
+            TcpStream::connect(("127.0.0.1", server.sftp_port)).await.expect("it listens");
+        client.write_all(hello.as_bytes()).await.expect("it reads");
+        let mut said = Vec::new();
+        let ended = timeout(PATIENCE, client.read_to_end(&mut said)).await;
+        // With an end of the stream or a reset.
+        assert!(ended.is_ok(), "it is still connected: {hello:?}");
+    }
+}
+
+/// It shakes hands, and tells what it hears at the end.
+struct Nobody(mpsc::UnboundedSender<String>);
+
+impl Handler for Nobody {
+    type Error = russh::Error;
+
+    async fn check_server_key(&mut self, _: &PublicKeyOrCertificate) -> Result<bool, russh::Error> {
+        Ok(true)
+    }
+
+    async fn disconnected(
+        &mut self,
+        reason: DisconnectReason<russh::Error>,
+    ) -> Result<(), russh::Error> {
+        if let DisconnectReason::ReceivedDisconnect(farewell) = reason {
+            let _ = self.0.send(farewell.message);
+        }
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_does_not_log_in_is_disconnected_and_hears_why() {
+    let server = Server::start_that_waits(SOON).await;
+    let begun = Instant::now();
+    let said = loop {
+        assert!(begun.elapsed() < PATIENCE, "it has never heard why");
+        let (tell, mut told) = mpsc::unbounded_channel();
+        let address = ("127.0.0.1", server.sftp_port);
+        let client = russh::client::connect(Arc::default(), address, Nobody(tell)).await;
+        // On a busy machine the handshake, or the farewell, may take too long.
+        let Ok(client) = client else { continue };
+        let _ = timeout(PATIENCE, client).await.expect("it is disconnected");
+        if let Ok(said) = told.try_recv() {
+            break said;
+        }
+    };
+    assert_eq!(said, "it took too long to log in");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_has_logged_in_stays() {
+    let server = Server::start_that_waits(SOON).await;
+    let client = Client::new(&server, "a").await;
+    let begun = Instant::now();
+    // On a busy machine the login may come too late.
+    while !client.sftp("ls\n!sleep 3\nls\n").await.status.success() {
+        assert!(begun.elapsed() < PATIENCE, "it is disconnected each time");
+    }
 }
 
 /// What another tenant has answers as names that never were, whatever is asked.
