@@ -25,13 +25,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use object_store::aws::AmazonS3;
+use object_store::client::{HttpClient, HttpConnector};
 use object_store::multipart::MultipartStore as _;
 use object_store::path::Path;
 use object_store::{
-    Attribute, Attributes, BackoffConfig, ClientOptions, Error, ObjectStore as _,
+    Attribute, Attributes, BackoffConfig, ClientConfigKey, ClientOptions, Error, ObjectStore as _,
     ObjectStoreExt as _, PutOptions, PutPayload, RetryConfig,
 };
 use perigee_model::Problem;
+use reqwest::redirect::Policy;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::space::lock;
@@ -52,6 +54,8 @@ const PIECES_OF_ONE_MAX: usize = 2;
 
 /// How long a request is repeated while the store does not answer or is overloaded.
 const RETRY_MAX: Duration = Duration::from_secs(120);
+/// How long a store may take to accept a connection.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// A store that sends nothing for this long is asked again.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How long the controller's start waits for the store.
@@ -175,10 +179,6 @@ impl Objects {
                 "the store is spoken to without TLS: everybody on the way can read the files"
             );
         }
-        let options = ClientOptions::new()
-            .with_timeout_disabled()
-            .with_read_timeout(SILENCE_MAX)
-            .with_allow_http(plain);
         let retry = RetryConfig {
             backoff: BackoffConfig {
                 max_backoff: Duration::from_secs(5),
@@ -189,7 +189,8 @@ impl Objects {
         };
         let mut builder = credentials::found(address.credentials.as_deref())?
             .with_bucket_name(&address.bucket)
-            .with_client_options(options)
+            .with_client_options(ClientOptions::new().with_allow_http(plain))
+            .with_http_connector(NoRedirects)
             .with_retry(retry);
         if let Some(endpoint) = &address.endpoint {
             builder = builder.with_endpoint(endpoint);
@@ -310,6 +311,27 @@ impl Objects {
     }
 }
 
+/// Makes HTTP clients that follow no redirect. Else whoever answers for the store could have the controller read from any
+/// server that only the controller reaches.
+#[derive(Debug)]
+struct NoRedirects;
+
+impl HttpConnector for NoRedirects {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let plain = options.get_config_value(&ClientConfigKey::AllowHttp);
+        let client = reqwest::Client::builder()
+            .redirect(Policy::none())
+            .http1_only()
+            .https_only(plain.as_deref() != Some("true"))
+            .connect_timeout(CONNECT_MAX)
+            .read_timeout(SILENCE_MAX)
+            .build();
+        let client = client
+            .map_err(|error| Error::Generic { store: "HTTP client", source: Box::new(error) })?;
+        Ok(HttpClient::new(client))
+    }
+}
+
 async fn absent(act: impl Future<Output = object_store::Result<()>>) -> object_store::Result<()> {
     match act.await {
         Err(Error::NotFound { .. }) => Ok(()),
@@ -367,7 +389,36 @@ impl Drop for Held {
 
 #[cfg(test)]
 mod tests {
+    use axum::response::Redirect;
+    use axum::routing::any;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_redirect_of_the_store_is_not_followed() {
+        let asked = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&asked);
+        let elsewhere = move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            std::future::ready("what only this machine reads")
+        };
+        let router = axum::Router::new()
+            .route("/elsewhere", any(elsewhere))
+            .fallback(async || Redirect::temporary("/elsewhere"));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        let credentials = tempfile::NamedTempFile::new().expect("a file");
+        let keys = "[default]\naws_access_key_id=key\naws_secret_access_key=key\n";
+        std::fs::write(&credentials, keys).expect("it is written");
+        let address = Address::parse("s3://files", Some(endpoint)).expect("an address");
+        let address = Address { credentials: Some(credentials.path().to_owned()), ..address };
+        let objects = Objects::open(&address).await.expect("it may do better later");
+        let target = Target { key: "k".into(), path: "f".into(), what: "can't read it".into() };
+        let refused = objects.length_of(&target).await.expect_err("it is elsewhere");
+        assert_eq!(asked.load(Ordering::Relaxed), 0, "{refused}");
+        assert!(refused.why.contains("307"), "{refused}");
+    }
 
     #[test]
     fn an_address_names_a_bucket_and_what_keys_begin_with() {
