@@ -96,6 +96,23 @@ fn qemu_runs_as_a_user_of_its_own_whose_files_are_closed_to_others() {
     assert_eq!((run.uid(), run.mode() & 0o777), (owner, 0o700));
 }
 
+/// A guest that has taken over its QEMU has the rights of this process.
+#[test]
+fn a_vm_s_qemu_has_a_filter_of_system_calls_and_opens_no_file_that_every_user_may_read() {
+    let mut scene = scene(&["a"]);
+    let agent = &mut scene.agents[0];
+    let pid = agent.put(&spec(1, false)).unwrap().qemu_pid;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    assert!(status.lines().any(|line| line == "Seccomp:\t2"), "{status}");
+
+    let has_landlock = !agent.warnings().contains("what every user of this host may read");
+    let is_wanted = std::env::var_os("PERIGEE_TEST_LANDLOCK").is_some();
+    assert!(has_landlock || !is_wanted, "{}", agent.warnings());
+    agent.kill();
+    assert_eq!(agent.qemu_opens("/etc/passwd").is_some(), has_landlock);
+    assert_eq!(agent.qemu_opens("/usr/bin/env"), None, "its programs it opens");
+}
+
 #[test]
 fn a_disk_that_does_not_exist_is_an_error_and_nothing_stays() {
     let scene = scene(&["a"]);

@@ -74,6 +74,16 @@ pub struct Blocks {
 
 /// Sends commands to a monitor of QEMU's, one after the other. Each has to succeed.
 fn tell(monitor: &Path, commands: &[serde_json::Value]) -> Vec<serde_json::Value> {
+    let answers = ask(monitor, commands).into_iter().zip(commands);
+    let answers = answers.map(|(answer, command)| {
+        assert!(answer.get("return").is_some(), "{command}: {answer}");
+        answer["return"].clone()
+    });
+    answers.collect()
+}
+
+/// As [`tell`], and gives errors too.
+fn ask(monitor: &Path, commands: &[serde_json::Value]) -> Vec<serde_json::Value> {
     let stream = UnixStream::connect(monitor).unwrap();
     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
     let begin = serde_json::json!({"execute": "qmp_capabilities"});
@@ -84,9 +94,7 @@ fn tell(monitor: &Path, commands: &[serde_json::Value]) -> Vec<serde_json::Value
         let mut answers: Box<dyn Iterator<Item = serde_json::Value>> = Box::new(answers);
         let is_answer =
             |line: &serde_json::Value| line.get("return").is_some() || line.get("error").is_some();
-        let answer = answers.find(is_answer).unwrap();
-        assert!(answer.get("return").is_some(), "{command}: {answer}");
-        answer["return"].clone()
+        answers.find(is_answer).unwrap()
     });
     answers.skip(1).collect()
 }
@@ -445,6 +453,24 @@ impl Agent {
         });
         let answer = tell(&self.vm_dir().join("run/qmp.sock"), &[ask]).remove(0);
         answer.as_str().expect("a text").to_owned()
+    }
+
+    /// Why its QEMU can't open this file, while the agent does not run; `None` if it can.
+    pub fn qemu_opens(&self, file: &str) -> Option<String> {
+        let name = format!("file{}", file.replace('/', "."));
+        let node = serde_json::json!({
+            "driver": "file", "node-name": name, "read-only": true, "filename": file,
+        });
+        let open = serde_json::json!({"execute": "blockdev-add", "arguments": node});
+        let answer = ask(&self.vm_dir().join("run/qmp.sock"), &[open]).remove(0);
+        answer.get("error").map(|error| error["desc"].to_string())
+    }
+
+    /// What the host lacks, as `perigee host info` says it.
+    pub fn warnings(&self) -> String {
+        let report: serde_json::Value =
+            self.here.block_on(self.client.get("/v1/host")).expect("it answers");
+        report["warnings"].to_string()
     }
 
     pub fn change(&self, ask: &ChangeVm) -> Result<VmChanged, Problem> {
