@@ -25,9 +25,6 @@ use crate::cluster::{Cluster, HostLink};
 /// How long a host has to join.
 const TOKEN_LIFE: Duration = Duration::from_secs(3600);
 
-/// How often the controller renews its own certificate. This also mends one that was made while the clock was wrong.
-const OWN_RENEWAL: Duration = Duration::from_secs(3600);
-
 const TOKENS: &str = "join_tokens/";
 const ENROLLED: &str = "enrolled/";
 const REVOKED: &str = "revoked/";
@@ -62,9 +59,14 @@ fn key(prefix: &str, of: impl std::fmt::Display) -> String {
 }
 
 impl Token {
+    fn new(secret: &str, now_ms: u64) -> Self {
+        let life_ms = u64::try_from(TOKEN_LIFE.as_millis()).unwrap_or(u64::MAX);
+        Self { secret_sha256: fingerprint(secret.as_bytes()), until_ms: now_ms + life_ms }
+    }
+
     /// Both sides of the comparison are hashes, so the time that it takes tells nothing about the secret.
-    fn counts(&self, secret: &str) -> bool {
-        self.secret_sha256 == fingerprint(secret.as_bytes()) && now_ms() < self.until_ms
+    fn counts(&self, secret: &str, now_ms: u64) -> bool {
+        self.secret_sha256 == fingerprint(secret.as_bytes()) && now_ms < self.until_ms
     }
 }
 
@@ -95,11 +97,8 @@ pub async fn token(
     }
     let random = [uuid::Uuid::new_v4(), uuid::Uuid::new_v4()].map(|id| *id.as_bytes());
     let secret = hex(&random.concat());
-    let life_ms = u64::try_from(TOKEN_LIFE.as_millis()).unwrap_or(u64::MAX);
-    let token =
-        Token { secret_sha256: fingerprint(secret.as_bytes()), until_ms: now_ms() + life_ms };
     let _turn = cluster.enrolling.lock().await;
-    cluster.records.put(&key(TOKENS, &host), &token).await?;
+    cluster.records.put(&key(TOKENS, &host), &Token::new(&secret, now_ms())).await?;
     tracing::info!(%host, "made a token for a host to join");
     let fingerprint = cluster.authority.fingerprint().to_owned();
     Ok(JoinToken { host, secret, fingerprint, controller_url })
@@ -118,7 +117,7 @@ pub async fn enrol(cluster: &Cluster, ask: Enrol) -> Result<Enrolled, Problem> {
     let addresses: Vec<IpAddr> = ask.addresses.iter().map(IpAddr::to_canonical).collect();
     let _turn = cluster.enrolling.lock().await;
     let token: Option<Token> = cluster.records.read(&key(TOKENS, host)).await?;
-    if !token.is_some_and(|token| token.counts(&ask.secret)) {
+    if !token.is_some_and(|token| token.counts(&ask.secret, now_ms())) {
         if let Some(count) = cluster.bad_joins.happened() {
             tracing::warn!(%host, count, "a host can't join: its token does not count");
         }
@@ -317,9 +316,24 @@ pub async fn check_addresses(
 /// The controller gives itself a new certificate from time to time. It does not end.
 pub async fn keep_own_certificate(cluster: Arc<Cluster>) {
     loop {
-        tokio::time::sleep(OWN_RENEWAL).await;
+        tokio::time::sleep(cluster.timing.own_renewal).await;
         if let Err(problem) = cluster.traffic.renew(&cluster.authority, &cluster.network) {
             tracing::error!(%problem, "the controller can't renew its own certificate");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_counts_for_an_hour() {
+        const HOUR_MS: u64 = 3600 * 1000;
+        let now_ms = 1_800_000_000_000;
+        let token = Token::new("secret", now_ms);
+        assert!(token.counts("secret", now_ms + HOUR_MS - 1));
+        assert!(!token.counts("secret", now_ms + HOUR_MS));
+        assert!(!token.counts("another", now_ms));
     }
 }

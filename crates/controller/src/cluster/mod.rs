@@ -69,6 +69,8 @@ pub struct Timing {
     pub cancel_deadline: Duration,
     /// How long a VM that has ended may take, started once more, to write its outputs.
     pub collect_deadline: Duration,
+    /// How often the controller renews its own certificate. This also mends one that was made while the clock was wrong.
+    pub own_renewal: Duration,
 }
 
 impl Default for Timing {
@@ -84,6 +86,7 @@ impl Default for Timing {
             shadow: Duration::from_secs(3600),
             cancel_deadline: Duration::from_secs(300),
             collect_deadline: Duration::from_secs(1200),
+            own_renewal: Duration::from_secs(3600),
         }
     }
 }

@@ -15,6 +15,7 @@ use perigee_model::{HostId, Problem, ProblemKind, SiteId, TenantName, UserName};
 use crate::api::{Caller, Sender, TABLE};
 
 use super::{PATIENCE, TIMING, Traffic, wait_for};
+use crate::cluster::Timing;
 use crate::supervisor::Supervisor;
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -252,6 +253,19 @@ async fn a_controller_that_starts_again_knows_its_hosts_and_who_is_revoked() {
     let unused = JoinToken { controller_url: secure.url.clone(), ..unused };
     secure.join(&unused, [127, 0, 0, 3].into()).await.expect("the token is still good");
     secure.supervisor.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_controller_renews_its_own_certificate_by_itself() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let timing = Timing { own_renewal: std::time::Duration::from_millis(10), ..TIMING };
+    let started = Supervisor::start(dir.path(), timing, Traffic::Tls(Vec::new())).await;
+    let supervisor = started.expect("start");
+    let own = supervisor.cluster.network.identity().expect("it has one");
+    let first_ms = own.own().issued_ms;
+    let is_newer = async || (own.own().issued_ms > first_ms).then_some(());
+    wait_for("a newer certificate", is_newer).await;
+    supervisor.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

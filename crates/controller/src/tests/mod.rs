@@ -59,6 +59,7 @@ const TIMING: Timing = Timing {
     shadow: Duration::ZERO,
     cancel_deadline: Duration::from_millis(50),
     collect_deadline: Duration::from_millis(50),
+    own_renewal: Duration::from_secs(3600),
 };
 
 /// A wait that succeeds ends at once, so this costs nothing; a busy machine may need it.
