@@ -1,16 +1,18 @@
 //! Quotas and limits of tenants.
 
 use perigee_http::{Client, Method};
-use perigee_model::job::{ClusterImage, ClusterVolume, Job, JobSpec, JobState};
+use perigee_model::job::{ClusterImage, ClusterVolume, Job, JobSpec, JobState, Start, Vm};
+use perigee_model::lasting::{NewVm, ResizeVm};
 use perigee_model::limits::{JOB_NAMES, JOBS, UNFINISHED_JOBS, VOLUMES};
 use perigee_model::tenant::{Quota, Tenant};
 use perigee_model::volume::Upload;
-use perigee_model::{JobId, Problem, ProblemKind};
+use perigee_model::{JobId, Problem, ProblemKind, VmId};
 
-use super::PATIENCE;
+use super::lasting::new_vm;
 use super::tenants::{Tenants, is_kind, new_volume, small};
-use crate::accounts;
+use super::{PATIENCE, wait_for};
 use crate::records::JobRecord;
+use crate::{accounts, jobs};
 
 #[tokio::test]
 async fn volumes_beyond_a_quota_are_refused_with_the_figures() {
@@ -262,4 +264,60 @@ async fn a_job_waits_for_its_tenant_s_quota() {
     tenants.lab.wait_for_state(&other.id, JobState::Starting).await;
     tenants.ann.post::<Job>("/v1/jobs/q-0001/cancel", &()).await.expect("cancelled");
     tenants.lab.wait_for_state(&second.id, JobState::Starting).await;
+}
+
+/// A VM without a job that needs nothing but the shared image.
+fn lone(name: &str) -> NewVm {
+    let name = VmId::new(name).expect("a name");
+    NewVm { name, volumes: Vec::new(), start: Start::Anywhere, ..new_vm("home1") }
+}
+
+impl Tenants {
+    /// Gives a VM of ann's another number of vCPUs.
+    async fn resize(&self, name: &str, cpus: u32) -> Result<Vm, Problem> {
+        let ask = ResizeVm { cpus: Some(cpus), ..ResizeVm::default() };
+        self.ann.post(&format!("/v1/vms/{name}/resize"), &ask).await
+    }
+
+    /// A VM of ann's, with one vCPU, that runs as its driver knows.
+    async fn run_lone(&self, name: &str) {
+        let made: Vm = self.ann.post("/v1/vms", &lone(name)).await.expect("a VM");
+        wait_for("the VM to run", async || {
+            let record = jobs::of_vm(&self.lab.cluster, &made.id).expect("its record");
+            (record.job.state == JobState::Running).then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_vm_without_a_job_is_not_made_or_resized_beyond_a_quota() {
+    let tenants = Tenants::up().await;
+    tenants.share_debian().await;
+    tenants.set_quota("acme", Quota { cpus: Some(2), ..Quota::default() }).await;
+    let make = async |new: NewVm| tenants.ann.post::<Vm>("/v1/vms", &new).await;
+    let why = "it needs 3 of the tenant's 2 vCPUs";
+    let problem = is_kind(make(NewVm { cpus: 3, ..lone("web") }).await, ProblemKind::Invalid);
+    assert!(problem.why.contains(why), "{problem}");
+    make(NewVm { stopped: true, ..lone("web") }).await.expect("it fits");
+    let problem = is_kind(tenants.resize("web", 3).await, ProblemKind::Invalid);
+    assert!(problem.why.contains(why), "{problem}");
+    tenants.resize("web", 2).await.expect("it fits");
+}
+
+#[tokio::test]
+async fn a_vm_that_runs_gets_no_vcpus_beyond_a_quota() {
+    let tenants = Tenants::up().await;
+    tenants.share_debian().await;
+    tenants.set_quota("acme", Quota { cpus: Some(3), ..Quota::default() }).await;
+    tenants.run_lone("web").await;
+    tenants.run_lone("other").await;
+    let problem = is_kind(tenants.resize("web", 3).await, ProblemKind::NoSpace);
+    let why = "it needs 2 of the tenant's 3 vCPUs, and 2 are in use";
+    assert!(problem.why.contains(why), "{problem}");
+    // Two that ask for the last one at the same time do not both get it.
+    let both = tokio::join!(tenants.resize("web", 2), tenants.resize("other", 2));
+    assert!(both.0.is_err() || both.1.is_err(), "{both:?}");
+    let shown: Tenant = tenants.ann.get("/v1/tenants/acme").await.expect("an operator sees it");
+    assert!(shown.running.cpus <= 3, "{shown:?}");
 }
