@@ -1,15 +1,14 @@
-//! What an operator does with a pool, through the command line: with and without a server.
+//! What an operator does with a pool and with a cluster, through the command line.
 
+mod cluster;
+mod terminal;
 mod walk;
 
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use perigee_http::authority::{NewKey, now_ms};
-use perigee_http::identity::Strangers;
-use perigee_http::{Authority, Certified, Expected, Identity, PeerIdentity};
 use serde_json::Value;
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -69,6 +68,23 @@ impl Pool {
         self.ok(&["image", "import", image, file.to_str().expect("text")]);
     }
 
+    /// Imports an image with this script in the place of `qemu-img`.
+    fn import_with(&self, qemu_img: &str) -> Output {
+        let (programs, image) = (self.dir.join("programs"), self.dir.join("image.qcow2"));
+        std::fs::create_dir_all(&programs).expect("a directory");
+        let program = programs.join("qemu-img");
+        std::fs::write(&program, qemu_img).expect("a program");
+        std::fs::write(&image, [7; 65536]).expect("a file");
+        for path in [&self.dir, &programs, &program] {
+            set_mode(path, 0o755);
+        }
+        set_mode(&image, 0o644);
+        let path = std::env::var("PATH").expect("a path");
+        let mut command = self.command(&["image", "import", "gold", image.to_str().expect("text")]);
+        command.env("PATH", format!("{}:{path}", programs.display()));
+        command.env("SECRET", "of the server").output().expect("coreutils' timeout")
+    }
+
     fn serve(&mut self) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_perigee"));
         command.args(["volume", "serve", "--pool"]).arg(self.pool());
@@ -118,6 +134,10 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(begun.elapsed() < DEADLINE, "waited {DEADLINE:?} for {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("a mode");
 }
 
 fn flip_a_byte(file: &Path, offset: u64) {
@@ -400,92 +420,6 @@ fn each_daemon_is_plain_on_tcp_only_with_insecure_and_says_so_at_each_start() {
     }
 }
 
-/// The certificate that the server at this address shows now.
-fn certificate_at(address: &str, own: &Identity) -> Option<Certified> {
-    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    runtime.block_on(async {
-        let stream = tokio::net::TcpStream::connect(address).await.ok()?;
-        let shaken = own.connect(address, Expected::Address, stream);
-        let stream = tokio::time::timeout(DEADLINE, shaken).await.ok()?.ok()?;
-        Certified::of(stream.get_ref().1.peer_certificates()?.first()?)
-    })
-}
-
-#[test]
-fn a_host_renews_its_certificate_and_its_volume_server_shows_the_new_one_without_a_restart() {
-    const DAY: Duration = Duration::from_secs(24 * 3600);
-    let dir = tempfile::tempdir().expect("a directory");
-    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o711)).expect("a mode");
-    let path = |name: &str| dir.path().join(name).display().to_string();
-    let tcp = || format!("127.0.0.1:{}", perigee_http::unused_port());
-    let [controller, agent, control] = std::array::from_fn(|_| tcp());
-    let (url, volume_url) = (format!("https://{controller}"), format!("https://{control}"));
-    let (state, identity, pool) = (path("state"), path("identity"), path("pool"));
-    let (agent_state, nbd) = (path("agent"), format!("unix:{}", path("nbd.sock")));
-    let control_socket = format!("unix:{}", path("control.sock"));
-
-    // It has one day left.
-    let authority = Authority::open(&dir.path().join("state/authority")).expect("an authority");
-    let (host, here) = ("a".parse().expect("a name"), ["127.0.0.1".parse().expect("an address")]);
-    authority.enrol(&host, &here).expect("it is noted");
-    let (key, to) = (NewKey::generate().expect("a key"), PeerIdentity::Host(host));
-    let issued_ms = now_ms() - u64::try_from((29 * DAY).as_millis()).expect("it is short");
-    let old = authority.issue(&to, &here, &key.public(), SystemTime::now() - 29 * DAY, issued_ms);
-    let old = key.credentials(&old.expect("a certificate"), authority.ca_pem());
-    old.save(Path::new(&identity)).expect("it is kept");
-    let own = authority.credentials(&PeerIdentity::Operator, &[]).expect("a certificate");
-    let own = Identity::new(&own, Strangers::Refused).expect("an identity");
-
-    let _controller =
-        Daemon::start(&["controller", "run", "--state", &state, "--listen", &controller]);
-    let mut volume = Daemon::start(&[
-        "volume",
-        "serve",
-        "--pool",
-        &pool,
-        "--nbd",
-        &nbd,
-        "--identity",
-        &identity,
-        "--control",
-        &control_socket,
-        "--control",
-        &control,
-    ]);
-    until("the volume server", || certificate_at(&control, &own).is_some());
-    let shown = certificate_at(&control, &own).expect("a certificate");
-    assert_eq!((&shown.identity, shown.issued_ms), (&to, issued_ms));
-    let _agent = Daemon::start(&[
-        "agent",
-        "run",
-        "--host",
-        "a",
-        "--site",
-        "s",
-        "--listen",
-        &agent,
-        "--state",
-        &agent_state,
-        "--controller",
-        &url,
-        "--identity",
-        &identity,
-        "--volume-url",
-        &volume_url,
-        "--volume-control",
-        &control_socket,
-        "--nbd-addr",
-        "127.0.0.1:1",
-        "--probe-kernel",
-        "/dev/null",
-    ]);
-    let is_new = |shown: Certified| shown.identity == to && shown.issued_ms > issued_ms;
-    for address in [&agent, &control] {
-        until("the new certificate", || certificate_at(address, &own).is_some_and(is_new));
-    }
-    assert!(volume.0.try_wait().expect("its state").is_none(), "it was not started again");
-}
-
 /// A `qemu-img` that an image has taken over. It says what it has, and then does what it may not.
 const TAKEN_OVER: &str = r#"#!/bin/sh
 if [ "$1" = info ]; then
@@ -514,26 +448,9 @@ fn a_qemu_img_that_was_taken_over_reaches_nothing_but_its_output() {
         return;
     }
     let pool = Pool::new("confined");
-    let open = |path: &Path, mode: u32| {
-        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("a mode");
-    };
-    open(&pool.dir, 0o755);
-    let programs = pool.dir.join("programs");
-    std::fs::create_dir(&programs).expect("a directory");
-    open(&programs, 0o755);
-    let program = programs.join("qemu-img");
-    let text = TAKEN_OVER.replace("POOL", pool.pool().to_str().expect("text"));
-    std::fs::write(&program, text).expect("a program");
-    open(&program, 0o755);
     std::fs::write(pool.dir.join("secret"), "secret").expect("a file");
-    open(&pool.dir.join("secret"), 0o600);
-    let image = pool.dir.join("image.qcow2");
-    std::fs::write(&image, [7; 65536]).expect("a file");
-    open(&image, 0o644);
-    let path = std::env::var("PATH").expect("a path");
-    let mut command = pool.command(&["image", "import", "gold", image.to_str().expect("text")]);
-    command.env("PATH", format!("{}:{path}", programs.display())).env("SECRET", "of the server");
-    let output = command.output().expect("coreutils' timeout");
+    set_mode(&pool.dir.join("secret"), 0o600);
+    let output = pool.import_with(&TAKEN_OVER.replace("POOL", pool.pool().to_str().expect("text")));
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     assert!(!output.status.success(), "{said}");
     for part in [
@@ -558,6 +475,19 @@ fn a_qemu_img_that_was_taken_over_reaches_nothing_but_its_output() {
         assert!(!said.contains(bad), "{said}");
     }
     assert_eq!(pool.fails(&["image", "info", "gold"]).0, 4, "nothing of it stays");
+}
+
+#[test]
+fn a_qemu_img_that_says_too_much_is_stopped() {
+    let pool = Pool::new("loud");
+    for to in ["1", "2"] {
+        // It would go on for an hour.
+        let script = format!("#!/bin/sh\nhead -c 2097152 /dev/zero >&{to}\nexec sleep 3600\n");
+        let output = pool.import_with(&script);
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert_eq!(output.status.code(), Some(3), "{said}");
+        assert!(said.contains("qemu-img said more than 1048576 bytes"), "{said}");
+    }
 }
 
 #[test]
