@@ -1,4 +1,4 @@
-//! What somebody sees who listens on the WAN: nothing of a volume that is read over it, nothing of a file of the repository
+//! What somebody sees who listens on the WAN: nothing of volumes that are read and written over it, nothing of a file of the repository
 //! that a job reads and writes there, and nothing of the memory of a VM that migrates.
 
 use perigee_lab::capture::{Capture, Seen};
@@ -10,6 +10,7 @@ use super::{Checked, System, ensure, until, with_system_of};
 const BYTES: u64 = 16 << 20;
 /// The guest puts them together, so no job file has them.
 const IN_VOLUME: &str = "volume-marker-4711";
+const IN_WRITTEN: &str = "written-marker-4711";
 const IN_MEMORY: &str = "memory-marker-4711";
 const IN_FILE: &str = "file-marker-4711";
 
@@ -27,14 +28,15 @@ fn fill_job() -> String {
     )
 }
 
-/// Reads the volume, fills memory, and then waits until its seed begins with an S.
+/// Reads one volume, writes another one, fills memory, and then waits until its seed begins with an S.
 fn read_job() -> String {
-    let lines = lines("memory");
+    let (lines, written) = (lines("memory"), lines("written"));
     format!(
         "name: read\nimage: debian\nmemory: 256MiB\nplacement: {{host: home1, move: never}}\n\
-         volumes: [{{volume: data, access: read}}]\n\
+         volumes: [{{volume: data, access: read}}, {{volume: new, mount: /new}}]\n\
          command: |\n  set -eu\n  seed=$(grep -lx seed /sys/block/*/serial | cut -d/ -f4)\n  \
          cat /data/text > /dev/null\n  \
+         {written} > /new/text; sync\n  \
          mkdir -p /mnt/memory; mount -t tmpfs tmpfs /mnt/memory\n  \
          {lines} > /mnt/memory/text\n  \
          echo \"1/1 ready\" > $PERIGEE_PROGRESS\n  \
@@ -81,27 +83,28 @@ async fn file(system: &System, begin: impl Fn() -> Checked<Capture>) -> Checked<
     Ok(seen)
 }
 
-/// What is seen while the volume is read, while a file is, and while the VM migrates. The site `cloud` has one host, so all that its
+/// What is seen while a file is read and written, while volumes are, and while the VM migrates. The site `cloud` has one host, so all that its
 /// network carries has come over the WAN or goes there.
 async fn listen(system: &System) -> Checked<[Seen; 3]> {
     let site = "cloud".parse().expect("a name");
     let namespace = system.lab.definition.site_namespace(&site);
-    let begin = || Capture::begin(&namespace, &[IN_VOLUME, IN_MEMORY, IN_FILE]);
+    let begin = || Capture::begin(&namespace, &[IN_VOLUME, IN_MEMORY, IN_FILE, IN_WRITTEN]);
     let file = file(system, begin).await?;
     system.volume("data", "cloud1", 64 << 20).await?;
+    system.volume("new", "cloud1", 64 << 20).await?;
     let filled = system.submit(&fill_job()).await?;
     let filled = system.ended(&filled.id).await?;
     ensure!(filled.state == JobState::Succeeded, "{:?}: {}", filled.state, filled.reason);
-    let reading = begin()?;
+    let using = begin()?;
     let job = system.submit(&read_job()).await?;
-    let job = until("the job to have read the volume", async || {
+    let job = until("the job to have used the volumes", async || {
         let now = system.job(&job.id).await?;
         ensure!(!now.state.is_final(), "{:?}: {}", now.state, now.reason);
         let is_ready = now.progress.as_ref().is_some_and(|progress| progress.done == 1);
         Ok(is_ready.then_some(now))
     })
     .await?;
-    let reading = reading.end()?;
+    let using = using.end()?;
     let moving = begin()?;
     let migration = system.begin_move(&job, "cloud1").await?;
     let migration = system.migration_ended(&job.id, &migration).await?;
@@ -110,8 +113,8 @@ async fn listen(system: &System) -> Checked<[Seen; 3]> {
     system.stop_writer(&job, "home1").await?;
     let job = system.ended(&job.id).await?;
     ensure!(job.state == JobState::Succeeded, "{:?}: {}", job.state, job.reason);
-    eprintln!("file: {file:?}, reading: {reading:?}, moving: {moving:?}");
-    let all = [file, reading, moving];
+    eprintln!("file: {file:?}, using: {using:?}, moving: {moving:?}");
+    let all = [file, using, moving];
     ensure!(all.iter().all(|seen| seen.bytes > BYTES / 2), "{all:?}");
     Ok(all)
 }
@@ -120,7 +123,7 @@ async fn listen(system: &System) -> Checked<[Seen; 3]> {
 fn a_listener_on_the_wan_sees_nothing_of_volumes_files_and_memory() {
     with_system_of(Definition::default_demo(LabId::random(), 16), async |system| {
         let seen = listen(&system).await?;
-        ensure!(seen.iter().all(|seen| seen.found == [0, 0, 0]), "{seen:?}");
+        ensure!(seen.iter().all(|seen| seen.found == [0; 4]), "{seen:?}");
         Ok(())
     });
 }
@@ -130,9 +133,9 @@ fn a_listener_on_the_wan_sees_nothing_of_volumes_files_and_memory() {
 fn a_listener_on_the_wan_sees_all_in_a_lab_without_encryption() {
     let definition = Definition::default_demo(LabId::random(), 16);
     with_system_of(Definition { insecure: true, ..definition }, async |system| {
-        let [file, reading, moving] = listen(&system).await?;
+        let [file, using, moving] = listen(&system).await?;
         ensure!(file.found[2] > 100, "{file:?}");
-        ensure!(reading.found[0] > 100, "{reading:?}");
+        ensure!(using.found[0] > 100 && using.found[3] > 100, "{using:?}");
         ensure!(moving.found[1] > 100, "{moving:?}");
         Ok(())
     });
