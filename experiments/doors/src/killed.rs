@@ -18,6 +18,8 @@ use crate::{Sizes, is_interrupted};
 
 /// Files of different lengths: in one piece, and in many.
 const LENGTHS: [u64; 3] = [4096, 300_000, 5_000_000];
+/// They upload at once.
+const CLIENTS: usize = 64;
 const LOAD_MAX: Duration = Duration::from_secs(600);
 
 pub fn run(servers: &mut Servers, work: &Workspace, sizes: Sizes) -> Result<Vec<Killed>> {
@@ -27,16 +29,15 @@ pub fn run(servers: &mut Servers, work: &Workspace, sizes: Sizes) -> Result<Vec<
         hashes.insert(bytes, Sha256::digest(fs::read(work.file(bytes))?));
     }
     let mut all = Vec::new();
-    for (door, victim, clients) in [
-        (Door::PerigeeHttp, Victim::Controller, 64),
-        (Door::PerigeeWebdav, Victim::Controller, 64),
-        (Door::PerigeeSftp, Victim::Controller, 16),
-        (Door::PerigeeFtps, Victim::Controller, 16),
-        (Door::PerigeeFtps, Victim::Gateway, 16),
+    for (door, victim) in [
+        (Door::PerigeeHttp, Victim::Controller),
+        (Door::PerigeeWebdav, Victim::Controller),
+        (Door::PerigeeSftp, Victim::Controller),
+        (Door::PerigeeFtps, Victim::Controller),
+        (Door::PerigeeFtps, Victim::Gateway),
     ] {
         servers.make_directory(door)?;
-        let acknowledged =
-            upload_until_killed(servers, work, (door, victim), clients, sizes.acknowledged)?;
+        let acknowledged = upload_until_killed(servers, work, (door, victim), sizes.acknowledged)?;
         servers.start_again(victim)?;
         let mut lost = 0;
         for (name, bytes) in &acknowledged {
@@ -51,11 +52,11 @@ pub fn run(servers: &mut Servers, work: &Workspace, sizes: Sizes) -> Result<Vec<
             }
         }
         eprintln!(
-            "{door:?}: {} is killed under {clients} clients; {} acknowledged, {lost} lost",
+            "{door:?}: {} is killed under {CLIENTS} clients; {} acknowledged, {lost} lost",
             victim.name(),
             acknowledged.len()
         );
-        all.push(Killed { door, victim, clients, acknowledged: acknowledged.len(), lost });
+        all.push(Killed { door, victim, clients: CLIENTS, acknowledged: acknowledged.len(), lost });
         servers.clear(door)?;
     }
     Ok(all)
@@ -67,7 +68,6 @@ fn upload_until_killed(
     servers: &mut Servers,
     work: &Workspace,
     (door, victim): (Door, Victim),
-    clients: usize,
     enough: usize,
 ) -> Result<Acknowledged> {
     let acknowledged: Mutex<Acknowledged> = Mutex::default();
@@ -91,7 +91,7 @@ fn upload_until_killed(
     let begun = Instant::now();
     std::thread::scope(|scope| {
         let one_client = &one_client;
-        for client in 0..clients {
+        for client in 0..CLIENTS {
             scope.spawn(move || one_client(shared, client));
         }
         while lock().len() < enough && begun.elapsed() < LOAD_MAX && !is_interrupted() {

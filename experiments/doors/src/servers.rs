@@ -65,11 +65,16 @@ fn program(name: &str) -> String {
     if Path::new(&in_sbin).exists() { in_sbin } else { name.to_owned() }
 }
 
-/// What the others say of their versions: on standard error, if anywhere.
+/// The versions of the others, as they say them on standard error. vsftpd says nothing there, so its package is asked.
 pub fn versions() -> BTreeMap<String, String> {
     let mut versions = BTreeMap::new();
-    for (name, arguments) in [("nginx", "-v"), ("vsftpd", "-v"), ("ssh", "-V")] {
-        let said = Command::new(program(name)).arg(arguments).stdin(Stdio::null()).output();
+    let vsftpd = ("dpkg-query".to_owned(), &["-W", "-f", "vsftpd ${Version}", "vsftpd"][..]);
+    for (name, (program, arguments)) in [
+        ("nginx", (program("nginx"), &["-v"][..])),
+        ("vsftpd", vsftpd),
+        ("ssh", (program("ssh"), &["-V"][..])),
+    ] {
+        let said = Command::new(program).args(arguments).stdin(Stdio::null()).output();
         let Ok(said) = said else { continue };
         let text = [said.stdout, said.stderr].concat();
         let line = String::from_utf8_lossy(&text).lines().next().unwrap_or_default().to_owned();
