@@ -39,10 +39,10 @@ fn group(process: &Process) -> PathBuf {
     Path::new(ROOT).join("perigee").join(process.pid.to_string())
 }
 
-/// Puts QEMU into its own group, with what serves its network card. They get one CPU more than the guest, for its I/O.
+/// Puts QEMU into its own group, with what serves its network card and its TPM. They get one CPU more than the guest, for its I/O.
 pub fn limit(
     process: &Process,
-    network: Option<&Process>,
+    servants: &[Process],
     cpus: u32,
     memory_bytes: u64,
 ) -> std::io::Result<()> {
@@ -52,10 +52,8 @@ pub fn limit(
     std::fs::write(Path::new(ROOT).join("perigee/cgroup.subtree_control"), "+cpu +memory")?;
     std::fs::write(group.join("cpu.max"), cpu_max(cpus))?;
     std::fs::write(group.join("memory.max"), (memory_bytes + OVERHEAD_BYTES).to_string())?;
-    for member in [Some(process), network].into_iter().flatten() {
-        join(process, member)?;
-    }
-    Ok(())
+    join(process, process)?;
+    servants.iter().try_for_each(|servant| join(process, servant))
 }
 
 /// Puts a process into QEMU's group.

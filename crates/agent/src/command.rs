@@ -150,9 +150,11 @@ pub fn arguments(
         let at = format!("chassis={},slot={port},addr={PORTS_SLOT}.{port}{first}", port + 1);
         add(&["-device", &format!("pcie-root-port,id=port{port},bus=pcie.0,{at},io-reserve=0")]);
     }
-    for (index, disk) in spec.disks.iter().enumerate() {
+    // The state of a TPM is its own program's ([`crate::vm::tpm`]).
+    let own = spec.disks.iter().enumerate().filter(|(_, disk)| disk.role != DiskRole::Tpm);
+    for (index, disk) in own {
         add(&["-blockdev", &block_node(disk, volume_socket)]);
-        if disk.role != DiskRole::Nvram {
+        if disk.role.is_disk_of_guest() {
             add(&["-device", &block_device(spec, disk, index).to_string()]);
         }
     }
@@ -189,6 +191,10 @@ pub fn arguments(
         add(&["-device", "VGA,id=screen", "-vnc", &format!("unix:{}", escape(&dir.vnc()))]);
         // A tablet says where the pointer is, so that the viewer's and the guest's are at one place. The keyboard is q35's own.
         add(&["-device", "qemu-xhci,id=usb", "-device", "usb-tablet,bus=usb.0,id=pointer"]);
+    }
+    if spec.tpm().is_some() {
+        add(&["-chardev", &format!("socket,id=tpm,path={}", escape(&dir.tpm()))]);
+        add(&["-tpmdev", "emulator,id=tpm,chardev=tpm", "-device", "tpm-crb,tpmdev=tpm"]);
     }
     if spec.arrives_by.is_some() {
         // It arrives stopped. The agent first records that it has arrived, and then lets it run.
@@ -368,6 +374,26 @@ mod tests {
         for part in ["pflash1=nvram,smm=on", OVMF_SECURE, "property=secure,value=on"] {
             assert!(text.contains(part), "{text}");
         }
+    }
+
+    #[test]
+    fn a_tpm_is_reached_by_a_socket_and_its_state_is_no_disk_of_qemu() {
+        let tpm = Disk {
+            role: DiskRole::Tpm,
+            volume: VolumeName::new("web-tpm").unwrap(),
+            epoch: Epoch(3),
+            read_only: false,
+        };
+        let disks = spec().disks.into_iter().chain([tpm]).collect();
+        let mut with = line(&VmSpec { disks, ..spec() }, "/s");
+        assert!(!with.join(" ").contains("web-tpm"), "{with:?}");
+        let own = with.split_off(with.len() - 6);
+        assert_eq!(own[1], "socket,id=tpm,path=/s/vms/job-1/run/tpm.sock");
+        assert_eq!(
+            own[2..],
+            ["-tpmdev", "emulator,id=tpm,chardev=tpm", "-device", "tpm-crb,tpmdev=tpm"]
+        );
+        assert_eq!(with, line(&spec(), "/s"), "all else is as without one");
     }
 
     #[test]

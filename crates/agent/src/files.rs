@@ -15,6 +15,7 @@
 //!   network.sock         where QEMU waits for the `passt` of its card
 //!   passt.json           which process that is
 //!   passt.log            what it says
+//!   tpm.log              what the VM's TPM says
 //!   run/                 owned by the VM's own user, mode 0700: sockets, pid file, console.log
 //! STATE/ended/VM.json    the last start of a VM that was ended, and the fate of one that arrived by migration
 //! ```
@@ -157,6 +158,30 @@ impl VmDir {
     /// The VM's screen, if it has one. Its path is as long as the monitor's.
     pub fn vnc(&self) -> PathBuf {
         self.run().join("vnc.sock")
+    }
+
+    /// Where QEMU reaches the VM's TPM. Its path is as long as the monitor's.
+    pub fn tpm(&self) -> PathBuf {
+        self.run().join("tpm.sock")
+    }
+
+    /// It is there when the TPM can be used.
+    pub fn tpm_pid(&self) -> PathBuf {
+        self.run().join("tpm.pid")
+    }
+
+    /// The volume with the TPM's state, as the TPM's programs see it. Others see an empty file.
+    pub fn tpm_state(&self) -> PathBuf {
+        self.run().join("tpm-state")
+    }
+
+    /// It is there when the TPM's state can be used.
+    pub fn tpm_state_pid(&self) -> PathBuf {
+        self.run().join("tpm-state.pid")
+    }
+
+    pub fn tpm_log(&self) -> PathBuf {
+        self.root.join("tpm.log")
     }
 
     /// What the guest has printed there.

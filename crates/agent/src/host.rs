@@ -22,6 +22,7 @@ use crate::process::QemuUser;
 use crate::users::Users;
 use crate::vm::ended::Ends;
 use crate::vm::network::{UserNetworks, is_private};
+use crate::vm::tpm;
 use crate::{Config, cgroup, confinement, link};
 
 /// 100.124.0.0/14: the addresses of tunnels and gateways.
@@ -160,6 +161,7 @@ impl Host {
             no_networks: self.networks.trouble(),
             bridges: self.bridged.there(),
             no_user_networks: self.user_networks.cannot(),
+            no_tpm: tpm::missing(),
             addresses,
         })
     }

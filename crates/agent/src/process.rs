@@ -17,10 +17,14 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open};
 use nix::libc;
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::prctl::set_dumpable;
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Gid, Pid, Uid};
+use nix::sys::stat::Mode;
+use nix::unistd::{Gid, Pid, Uid, setgid, setgroups, setuid, write};
 use perigee_http::memory::{self, LockedMemory};
 use perigee_model::Problem;
 use serde::{Deserialize, Serialize};
@@ -291,9 +295,6 @@ pub fn start(
     socket: Option<BorrowedFd<'_>>,
     sandbox: Option<Sandbox>,
 ) -> Result<(Process, Exit), Problem> {
-    let fail = |e: std::io::Error| Problem::internal(format!("can't start {program}"), e);
-    let log: File =
-        OpenOptions::new().create(true).append(true).mode(0o600).open(log).map_err(fail)?;
     // A QEMU that locks no memory needs no right for it.
     let locks = arguments.windows(2).any(|pair| pair == MEM_LOCK);
     let locked_memory = if locks { allow_locked_memory()? } else { LockedMemory::Unlimited };
@@ -308,7 +309,92 @@ pub fn start(
         // SAFETY: between fork and exec the closure only makes system calls that are async-signal-safe.
         unsafe { command.pre_exec(keep) };
     }
-    let mut sandbox = sandbox;
+    launch(program, command, log, sandbox)
+}
+
+/// Which mounts a process sees.
+#[derive(Debug, Clone, Copy)]
+pub enum Mounts<'a> {
+    /// Those of its host, and its own ones, which nobody else sees and which end with it. It may mount what the kernel lets any user mount.
+    Own,
+    /// What this process sees.
+    Of(&'a Process),
+}
+
+/// Starts a program of a VM as [`start`] does, with such mounts. Only root can.
+pub fn start_with_mounts(
+    program: &str,
+    arguments: &[String],
+    user: QemuUser,
+    mounts: Mounts<'_>,
+    log: &Path,
+    sandbox: Option<Sandbox>,
+) -> Result<(Process, Exit), Problem> {
+    let fail = |e: std::io::Error| Problem::internal(format!("can't start {program}"), e);
+    let mut command = detached(program, arguments, None, LockedMemory::Unlimited);
+    match mounts {
+        Mounts::Own => {
+            let [uids, gids] = [user.uid.as_raw(), user.gid.as_raw()].map(|id| format!("0 {id} 1"));
+            let enter = move || enter_own_mounts(user, &uids, &gids);
+            // SAFETY: between fork and exec the closure only makes system calls that are async-signal-safe.
+            unsafe { command.pre_exec(enter) };
+        }
+        Mounts::Of(process) => {
+            let namespace = File::open(format!("/proc/{}/ns/mnt", process.pid)).map_err(fail)?;
+            // Else it may be that of another process with its number.
+            if process.has_ended() {
+                return Err(fail(ErrorKind::NotFound.into()));
+            }
+            let enter = move || {
+                setns(&namespace, CloneFlags::CLONE_NEWNS)?;
+                Ok(become_user(user)?)
+            };
+            // SAFETY: between fork and exec the closure only makes system calls that are async-signal-safe.
+            unsafe { command.pre_exec(enter) };
+        }
+    }
+    launch(program, command, log, sandbox)
+}
+
+fn become_user(user: QemuUser) -> nix::Result<()> {
+    setgroups(&[])?;
+    setgid(user.gid)?;
+    setuid(user.uid)
+}
+
+/// The user is root in a user namespace of its own, which has no other users, and so may mount. At the host it has no rights. It is made
+/// before root gives its rights up, because hosts may refuse that to all others.
+fn enter_own_mounts(user: QemuUser, uids: &str, gids: &str) -> std::io::Result<()> {
+    // `SECBIT_NO_SETUID_FIXUP` of capabilities(7).
+    const KEEP_RIGHTS: libc::c_ulong = 1 << 2;
+    // SAFETY: it takes a number only.
+    Errno::result(unsafe { libc::prctl(libc::PR_SET_SECUREBITS, KEEP_RIGHTS) })?;
+    become_user(user)?;
+    // With it the rights that were kept until here end, and the bit too.
+    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)?;
+    // Else what is below /proc/self is root's.
+    set_dumpable(true)?;
+    let maps = [
+        ("/proc/self/setgroups", "deny"),
+        ("/proc/self/uid_map", uids),
+        ("/proc/self/gid_map", gids),
+    ];
+    for (path, text) in maps {
+        let file = open(path, OFlag::O_WRONLY | OFlag::O_CLOEXEC, Mode::empty())?;
+        write(&file, text.as_bytes())?;
+    }
+    Ok(())
+}
+
+fn launch(
+    program: &str,
+    mut command: tokio::process::Command,
+    log: &Path,
+    mut sandbox: Option<Sandbox>,
+) -> Result<(Process, Exit), Problem> {
+    let fail = |e: std::io::Error| Problem::internal(format!("can't start {program}"), e);
+    let log: File =
+        OpenOptions::new().create(true).append(true).mode(0o600).open(log).map_err(fail)?;
     let enter = move || sandbox.take().map_or(Ok(()), Sandbox::enter);
     // SAFETY: between fork and exec the closure only makes system calls that are async-signal-safe.
     unsafe { command.pre_exec(enter) };

@@ -16,6 +16,7 @@ pub mod since;
 mod start;
 mod strangers;
 mod tls;
+pub mod tpm;
 
 use std::net::IpAddr;
 use std::sync::atomic::AtomicU32;
@@ -82,6 +83,8 @@ pub struct Observed {
     pub reason: String,
     /// Why its guest has no network, although the VM has a card.
     no_network: String,
+    /// Why its guest's TPM does not answer, although the VM has one.
+    no_tpm: String,
     pub process: Option<Process>,
     /// Whether the agent could not yet examine all processes to find the VM's.
     pub is_searched: bool,
@@ -103,8 +106,11 @@ impl Observed {
 
     /// Why the VM is as it is, for people.
     fn told_reason(&self) -> String {
-        let runs = self.status == VmStatus::Running && self.reason.is_empty();
-        if runs { self.no_network.clone() } else { self.reason.clone() }
+        if self.status != VmStatus::Running || !self.reason.is_empty() {
+            return self.reason.clone();
+        }
+        let troubles = [&self.no_network, &self.no_tpm].into_iter().filter(|why| !why.is_empty());
+        troubles.cloned().collect::<Vec<_>>().join("; ")
     }
 
     /// Whether QEMU has ended or was never started.
@@ -173,6 +179,7 @@ impl Vm {
             status,
             reason: String::new(),
             no_network: String::new(),
+            no_tpm: String::new(),
             process: None,
             is_searched: false,
             arrival,

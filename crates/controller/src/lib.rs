@@ -43,6 +43,7 @@ mod store;
 mod supervisor;
 mod talk;
 mod tars;
+mod tpm;
 mod vms;
 mod volume_moves;
 mod watching;

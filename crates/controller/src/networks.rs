@@ -484,11 +484,12 @@ pub fn refusing(cluster: &Cluster, network: &NetworkKind) -> Vec<(HostId, String
     up.filter_map(|host| Some((host.id.clone(), refusal(cluster, &host.id, network)?))).collect()
 }
 
-/// Why a job waits that none of the hosts can take at which it may start.
+/// Why a job waits that none of the hosts can take at which it may start. `what` it is that these can't.
 pub fn why_blocked(
     cluster: &Cluster,
     start: &Start,
     refusing: &[(HostId, String)],
+    what: &str,
 ) -> Option<String> {
     let first = refusing.first()?;
     let up = cluster.hosts.up();
@@ -505,9 +506,7 @@ pub fn why_blocked(
         Start::Host(id) => refusing.iter().find(|(host, _)| host == id)?,
         _ => first,
     };
-    Some(format!(
-        "it waits for a host that can have VMs in networks such as its own; {host} can't: {why}"
-    ))
+    Some(format!("it waits for a host that can {what}; {host} can't: {why}"))
 }
 
 /// A removed host's address in the tunnels is free for another one.

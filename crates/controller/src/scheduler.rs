@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 
 use crate::cluster::{Cluster, Grant, capacity, demand_of, now_ms, starts_at_once};
 use crate::records::JobRecord;
-use crate::{cleaner, links, networks, planning};
+use crate::{cleaner, links, networks, planning, tpm};
 
 /// The pause between two decisions, so that many concurrent changes cause only one.
 const GAP: Duration = Duration::from_millis(20);
@@ -254,12 +254,18 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
     let mut waiting = Vec::new();
     for record in records {
         let mut one = self::waiting(record, avoided(cluster, record).await);
-        let refusing = networks::refusing(cluster, &record.job.spec.network);
-        one.blocked = networks::why_blocked(cluster, &one.start, &refusing);
+        let no_network = networks::refusing(cluster, &record.job.spec.network);
+        let what = "have VMs in networks such as its own";
+        one.blocked = networks::why_blocked(cluster, &one.start, &no_network, what);
         if one.blocked.is_none() {
             one.blocked = networks::why_no_cards(cluster, record).await;
         }
-        one.avoid.extend(refusing.into_iter().map(|(host, _)| host));
+        let no_tpm = tpm::refusing(cluster, record);
+        if one.blocked.is_none() {
+            let what = "have VMs with a TPM";
+            one.blocked = networks::why_blocked(cluster, &one.start, &no_tpm, what);
+        }
+        one.avoid.extend(no_network.into_iter().chain(no_tpm).map(|(host, _)| host));
         waiting.push(one);
     }
     let used = cluster.index.used();

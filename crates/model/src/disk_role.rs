@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 /// What a VM's disk is for. In JSON, as virtio-blk's serial number and as the name of QEMU's block
-/// node it is `root`, `seed`, `output`, `inputs`, `cidata`, `nvram`, `data0`, `data1` and so on: the runner in the guest finds
+/// node it is `root`, `seed`, `output`, `inputs`, `cidata`, `nvram`, `tpm`, `data0`, `data1` and so on: the runner in the guest finds
 /// its disks by it. (A serial number has at most 20 bytes, `VIRTIO_BLK_ID_BYTES`.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -21,6 +21,8 @@ pub enum DiskRole {
     CloudInit,
     /// The variables of a VM's UEFI firmware. It is the firmware's flash memory and no disk of the guest.
     Nvram,
+    /// The state of a VM's TPM. It is no disk of the guest either.
+    Tpm,
     /// A clone of the image of the job's input files, which the guest mounts.
     Inputs,
     /// The job's volume of this index, from 0, in the order of the job file.
@@ -30,7 +32,7 @@ pub enum DiskRole {
 /// Why a text is no [`DiskRole`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{text:?} is not what a disk is for: root, seed, output, inputs, cidata, nvram, or data0 to data255"
+    "{text:?} is not what a disk is for: root, seed, output, inputs, cidata, nvram, tpm, or data0 to data255"
 )]
 pub struct BadDiskRole {
     text: String,
@@ -47,6 +49,11 @@ impl DiskRole {
     pub fn is_data(self) -> bool {
         matches!(self, Self::Data(_))
     }
+
+    /// Whether the guest has it as a disk.
+    pub fn is_disk_of_guest(self) -> bool {
+        !matches!(self, Self::Nvram | Self::Tpm)
+    }
 }
 
 impl fmt::Display for DiskRole {
@@ -57,6 +64,7 @@ impl fmt::Display for DiskRole {
             Self::Output => f.pad("output"),
             Self::CloudInit => f.pad("cidata"),
             Self::Nvram => f.pad("nvram"),
+            Self::Tpm => f.pad("tpm"),
             Self::Inputs => f.pad("inputs"),
             Self::Data(index) => f.pad(&format!("data{index}")),
         }
@@ -73,6 +81,7 @@ impl FromStr for DiskRole {
             "output" => Some(Self::Output),
             "cidata" => Some(Self::CloudInit),
             "nvram" => Some(Self::Nvram),
+            "tpm" => Some(Self::Tpm),
             "inputs" => Some(Self::Inputs),
             _ => text
                 .strip_prefix("data")
@@ -110,6 +119,7 @@ mod tests {
             (DiskRole::Output, "output"),
             (DiskRole::CloudInit, "cidata"),
             (DiskRole::Nvram, "nvram"),
+            (DiskRole::Tpm, "tpm"),
             (DiskRole::Inputs, "inputs"),
             (DiskRole::Data(0), "data0"),
             (DiskRole::Data(255), "data255"),

@@ -97,6 +97,9 @@ pub struct HostReport {
     /// Why VMs here can't have a user network; `None` if they can.
     #[serde(default = "said_nothing")]
     pub no_user_networks: Option<String>,
+    /// Why VMs here can't have a TPM; `None` if they can.
+    #[serde(default = "said_nothing")]
+    pub no_tpm: Option<String>,
     /// The bridges in which its operator allows VMs.
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
@@ -337,6 +340,13 @@ pub struct VmChanged {
     pub memory_bytes: Option<u64>,
 }
 
+impl VmSpec {
+    /// The disk with the state of its TPM, if it has one.
+    pub fn tpm(&self) -> Option<&Disk> {
+        self.disks.iter().find(|disk| disk.role == DiskRole::Tpm)
+    }
+}
+
 impl Machine {
     /// As many as one slot of a PCI Express bus has functions.
     pub const PORTS: u8 = 8;
@@ -363,6 +373,9 @@ pub struct Hardware {
     /// It has a screen, a keyboard and a pointer, which are reached by VNC.
     #[serde(default)]
     pub vnc: bool,
+    /// It has a TPM 2.0, whose state is on a disk [`DiskRole::Tpm`].
+    #[serde(default)]
+    pub tpm: bool,
     /// What its CPU is like.
     #[serde(default)]
     #[schema(value_type = String)]

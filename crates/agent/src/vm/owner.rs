@@ -54,6 +54,8 @@ pub struct Owner {
     guest: Option<AbortHandle>,
     /// Keeps the VM's user network going.
     network: Option<AbortHandle>,
+    /// Looks after the VM's TPM.
+    tpm: Option<AbortHandle>,
     /// Keeps strangers away while QEMU waits for the VM.
     door: Option<AbortHandle>,
 }
@@ -88,6 +90,7 @@ impl Owner {
             migration: None,
             guest: None,
             network: None,
+            tpm: None,
             door: None,
         }
     }
@@ -366,7 +369,7 @@ impl Owner {
         if self.events.is_none() {
             self.reconnect_soon().await;
         }
-        for path in [self.vm.dir.console(), self.vm.dir.log()] {
+        for path in [self.vm.dir.console(), self.vm.dir.log(), self.vm.dir.tpm_log()] {
             if let Err(error) = files::bound(&path, LOG_BYTES_MAX, LOG_KEEP_BYTES) {
                 tracing::debug!(path = %path.display(), %error, "a long log is not cut");
             }

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::tls::{End, set_encryption};
-use super::{Vm, arrival, network};
+use super::{Vm, arrival, network, tpm};
 use crate::command::{QEMU, arguments, export, firmware_file};
 use crate::confinement::Sandbox;
 use crate::host::Host;
@@ -50,6 +50,7 @@ pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
     files::write_json(&vm.dir.spec(), &vm.spec)?;
     let socket = sockets::open(host, vm).await?;
     let cable = network::connect(vm, host).await?;
+    let tpm = tpm::start(vm, host, &socket.path).await?;
     let (user, log) = (host.user_of(&vm.dir)?, vm.dir.log());
     let card = cable.as_ref().map(|cable| cable.qemus.as_raw_fd());
     let line = arguments(&vm.spec, &vm.dir, &socket.path, host.accelerator.kind, card);
@@ -57,8 +58,9 @@ pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
     let sandbox = Sandbox::of_qemu(&vm.dir)?;
     let (process, exit) = process::start(QEMU, &line, user, &log, end, Some(sandbox))?;
     if host.has_cgroups {
-        let network = cable.as_ref().and_then(|cable| cable.passt.as_ref());
-        let limited = cgroup::limit(&process, network, vm.spec.cpus, vm.spec.memory_bytes);
+        let network = cable.as_ref().and_then(|cable| cable.passt);
+        let servants: Vec<Process> = network.into_iter().chain(tpm).collect();
+        let limited = cgroup::limit(&process, &servants, vm.spec.cpus, vm.spec.memory_bytes);
         if let Err(error) = limited {
             tracing::warn!(vm = %vm.id(), %error, "QEMU runs without limits");
         }
@@ -110,7 +112,7 @@ fn why_ended(status: Option<ExitStatus>, said: &str) -> String {
 
 /// Why QEMU did not start, by who can solve it. QEMU reports this only in words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum StartError {
+pub(super) enum StartError {
     /// The volume server has no such export: the job ends.
     NoExport,
     /// No QEMU can make such a VM: the job ends.
@@ -161,7 +163,7 @@ impl StartError {
     ];
 
     /// Finds the error in QEMU's last words.
-    fn of(said: &str) -> Self {
+    pub(super) fn of(said: &str) -> Self {
         if said.contains("xport '") && said.contains("not ") {
             return Self::NoExport;
         }
@@ -172,7 +174,7 @@ impl StartError {
         known.map_or(Self::Other, |(error, _)| *error)
     }
 
-    fn kind(self) -> ProblemKind {
+    pub(super) fn kind(self) -> ProblemKind {
         match self {
             Self::NoExport => ProblemKind::NotFound,
             Self::BadVm => ProblemKind::Invalid,

@@ -7,6 +7,7 @@ mod compressed;
 mod screen;
 mod starts;
 mod support;
+mod tpm;
 
 use perigee_model::grant::SignedGrant;
 use perigee_model::switchover::Fate;

@@ -66,7 +66,7 @@ pub fn writes_port(port: u16, value: u8) -> [u8; 512] {
     sector
 }
 
-/// Exports `root@1`, `root@2` and `root@3`, one disk, on a unix socket. It begins with this sector, if any.
+/// Exports `root@1`, `root@2` and `root@3`, one disk, on a unix socket. It begins with this sector, if any. `tpm@1` and so on are another one.
 pub struct Blocks {
     daemon: Child,
     socket: PathBuf,
@@ -104,6 +104,7 @@ impl Blocks {
         let disk = disk_of(socket);
         std::fs::write(&disk, boot_sector).unwrap();
         std::fs::File::options().write(true).open(&disk).unwrap().set_len(64 << 20).unwrap();
+        std::fs::File::create_new(tpm_of(socket)).unwrap().set_len(TPM_BYTES).unwrap();
         Self { daemon: serve_blocks(socket), socket: socket.to_owned() }
     }
 
@@ -116,25 +117,46 @@ impl Blocks {
         self.daemon = serve_blocks(&self.socket);
     }
 
+    /// The file of the volume `tpm`.
+    pub fn tpm(&self) -> PathBuf {
+        tpm_of(&self.socket)
+    }
+
+    pub fn wipe_tpm(&self) {
+        let file = std::fs::File::options().write(true).open(self.tpm()).unwrap();
+        file.set_len(0).unwrap();
+        file.set_len(TPM_BYTES).unwrap();
+    }
+
     fn end(&mut self) {
         self.daemon.kill().unwrap();
         self.daemon.wait().unwrap();
     }
 }
 
+const TPM_BYTES: u64 = 4 << 20;
+
 fn disk_of(socket: &Path) -> PathBuf {
     socket.with_extension("disk")
 }
 
+fn tpm_of(socket: &Path) -> PathBuf {
+    socket.with_extension("tpm")
+}
+
 fn serve_blocks(socket: &Path) -> Child {
-    let disk = disk_of(socket);
     let mut command = Command::new("qemu-storage-daemon");
-    command.args(["--blockdev", &format!("file,node-name=blocks,filename={}", disk.display())]);
+    for (node, file) in [("blocks", disk_of(socket)), ("tpm", tpm_of(socket))] {
+        let node = format!("file,node-name={node},filename={}", file.display());
+        command.args(["--blockdev", &node]);
+    }
     let address = format!("addr.type=unix,addr.path={},max-connections=0", socket.display());
     command.args(["--nbd-server", &address]);
     for epoch in 1..=3 {
-        let export = format!("nbd,id=e{epoch},node-name=blocks,name=root@{epoch},writable=on");
-        command.args(["--export", &export]);
+        for (node, name) in [("blocks", "root"), ("tpm", "tpm")] {
+            let export = format!("nbd,id={name}{epoch},node-name={node},name={name}@{epoch}");
+            command.args(["--export", &format!("{export},writable=on")]);
+        }
     }
     let daemon = command.spawn().unwrap();
     wait_for("the NBD socket", || socket.exists().then_some(()).ok_or_else(|| "no socket".into()));

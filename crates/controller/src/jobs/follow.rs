@@ -18,7 +18,7 @@ use super::{guest, log};
 use crate::cluster::{HostLink, now_ms};
 use crate::meter::Reading;
 use crate::records::{Ending, PlacedDisk, Placement, start_of, vm_of};
-use crate::{catalog, disks, leave_site, networks};
+use crate::{catalog, disks, leave_site, networks, tpm};
 
 /// How much longer than the job's own timeout the guest may take to report the end.
 const TIMEOUT_GRACE_MS: u64 = 30_000;
@@ -216,11 +216,12 @@ impl Run {
         // What the controller has heard may be old, or nothing yet after a restart.
         let report: HostReport = host.agent.get("/v1/host").await?;
         let network = networks::kind_of(&self.record.value);
-        if let Some(why) = networks::refusal_of(&host, Some(&report), &network)
+        let no_network = networks::refusal_of(&host, Some(&report), &network);
+        if let Some(why) = no_network.or_else(|| tpm::refusal(&self.record.value, Some(&report)))
             && !self.has_arrived(&host, spec.start).await?
         {
             // It was able when the job was placed. Another one may be, and else the job waits for one.
-            tracing::warn!("job {}: host {start} can't have VMs in networks: {why}", self.id);
+            tracing::warn!("job {}: host {start} can't have such VMs: {why}", self.id);
             self.leave(&start).await?;
             return Ok(Step::Again);
         }

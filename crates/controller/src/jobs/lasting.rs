@@ -403,13 +403,16 @@ pub(super) fn of_one_run(disks: &[PlacedDisk]) -> Vec<(HostId, VolumeName)> {
 
 /// The disks of a VM without a job, beside its volumes.
 pub(super) fn own_disks(lasting: &Lasting) -> &'static [DiskRole] {
-    match lasting.firmware.has_variables() {
-        false => &[DiskRole::Root, DiskRole::CloudInit],
-        true => &[DiskRole::Root, DiskRole::CloudInit, DiskRole::Nvram],
+    use DiskRole::{CloudInit, Nvram, Root, Tpm};
+    match (lasting.firmware.has_variables(), lasting.hardware.tpm) {
+        (false, false) => &[Root, CloudInit],
+        (true, false) => &[Root, CloudInit, Nvram],
+        (false, true) => &[Root, CloudInit, Tpm],
+        (true, true) => &[Root, CloudInit, Nvram, Tpm],
     }
 }
 
 /// Whether it is the same one at all starts of a VM without a job.
 pub(super) fn lasts(role: DiskRole) -> bool {
-    matches!(role, DiskRole::Root | DiskRole::Nvram)
+    matches!(role, DiskRole::Root | DiskRole::Nvram | DiskRole::Tpm)
 }

@@ -23,7 +23,7 @@ use crate::cluster::{Cluster, HostLink};
 use crate::images::NoCopy;
 use crate::inputs::Staged;
 use crate::records::{PlacedDisk, Placement, owner_of};
-use crate::{catalog, disks, images, inputs, networks, nocloud, nvram, tars};
+use crate::{catalog, disks, images, inputs, networks, nocloud, nvram, tars, tpm};
 
 /// A seed is at least so large.
 const SEED_BYTES_MIN: u64 = 1 << 20;
@@ -91,7 +91,7 @@ impl Run {
         let home = catalog::reachable(&self.cluster, &disk.home)?;
         let spec = &self.job().spec;
         match (disk.role, &disk.data_of) {
-            (role @ (DiskRole::Root | DiskRole::Nvram), _)
+            (role @ (DiskRole::Root | DiskRole::Nvram | DiskRole::Tpm), _)
                 if self.lasting().is_some_and(|lasting| lasting.has(role)) =>
             {
                 take_over(&home, disk).await.map_err(|problem| self.root_is_lost(&home, problem))
@@ -123,6 +123,9 @@ impl Run {
                 let firmware = self.lasting().map_or(spec.firmware, |lasting| lasting.firmware);
                 let flash = nvram::at_first(firmware)?;
                 self.make_with(&home, disk, nvram::BYTES as u64, flash).await
+            }
+            (DiskRole::Tpm, _) => {
+                self.create(&home, disk, Some(tpm::BYTES), VolumeSource::Empty).await
             }
             (DiskRole::Output, _) => {
                 let size_bytes = Some(whole_blocks(spec.output_bytes));

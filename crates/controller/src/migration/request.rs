@@ -17,7 +17,7 @@ use crate::records::{
     JobRecord, Membership, MigrationIntent, MigrationRecord, migration_intent_key,
     migration_prefix, start_of, vm_of,
 };
-use crate::{catalog, jobs, leave_site, links, networks, planning};
+use crate::{catalog, jobs, leave_site, links, networks, planning, tpm};
 
 /// A requested migration.
 #[derive(Debug, Clone)]
@@ -80,6 +80,9 @@ async fn checked(cluster: &Cluster, job: &JobRecord, to: &HostId) -> Result<Chec
     planning::can_move(cluster, job, &from, to)?;
     if let Some(why) = networks::refusal(cluster, to, &networks::kind_of(job)) {
         return refuse(format!("the host can't have VMs with such a network card now: {why}"));
+    }
+    if let Some(why) = tpm::refusal(job, Some(&report)) {
+        return refuse(format!("the host can't have VMs with a TPM now: {why}"));
     }
     if let Some(placement) = &job.placement {
         leave_site::check_migration(cluster, &placement.disks, &from, to)?;

@@ -107,6 +107,8 @@ pub struct Inside {
     pub no_networks: Option<String>,
     /// Why VMs have no user networks here.
     pub no_user_networks: Option<String>,
+    /// Why VMs have no TPM here.
+    pub no_tpm: Option<String>,
     /// It has passt, which does not start.
     pub refuses_cards: bool,
     /// Its QEMUs end when they start; so many have.
@@ -414,17 +416,17 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
 }
 
 async fn host(State(inside): Shared) -> Reply<HostReport> {
-    let (kvm_on, boot_id, no_networks, addresses, (no_user_networks, bridges)) = {
+    let (kvm_on, boot_id, no_networks, addresses, (no_user_networks, no_tpm, bridges)) = {
         let inside = inside.lock().expect("lock");
         let bridges = inside.bridges.clone();
-        let no_user_networks = inside.no_user_networks.clone();
+        let (no_user_networks, no_tpm) = (inside.no_user_networks.clone(), inside.no_tpm.clone());
         let (no_networks, addresses) = (inside.no_networks.clone(), inside.addresses.clone());
         (
             inside.kvm_on.clone(),
             inside.boot_id(),
             no_networks,
             addresses,
-            (no_user_networks, bridges),
+            (no_user_networks, no_tpm, bridges),
         )
     };
     Ok(Json(HostReport {
@@ -441,6 +443,7 @@ async fn host(State(inside): Shared) -> Reply<HostReport> {
         warnings: Vec::new(),
         no_networks,
         no_user_networks,
+        no_tpm,
         bridges,
         addresses,
     }))

@@ -140,6 +140,48 @@ async fn a_vm_without_a_job_is_started_stopped_and_started_again_with_the_same_d
     lab.runs().await;
 }
 
+/// It starts only where a TPM is possible, and moves only there.
+#[tokio::test]
+async fn a_vm_with_a_tpm_keeps_its_state_and_is_only_at_hosts_that_can_have_it() {
+    let lab = Lab::up().await;
+    let none = || Some("swtpm is not installed".to_owned());
+    let says = async |host: &FakeHost, why: Option<String>| {
+        host.inside().no_tpm.clone_from(&why);
+        wait_for("the report", async || {
+            (lab.cluster.hosts.report(&host.id)?.no_tpm == why).then_some(())
+        })
+        .await;
+    };
+    says(&lab.home, none()).await;
+    says(&lab.cloud, none()).await;
+    let hardware = Hardware { tpm: true, ..Hardware::default() };
+    let new = NewVm { hardware, start: Start::Anywhere, volumes: Vec::new(), ..new_vm("home1") };
+    lab.make_vm(new).await;
+    wait_for("the reason", async || {
+        let vm = vms::get(&lab.cluster, &web()).await.expect("the VM");
+        vm.reason.contains("can have VMs with a TPM").then_some(())
+    })
+    .await;
+    says(&lab.cloud, None).await;
+    assert_eq!(lab.runs().await.host, Some(lab.cloud.id.clone()));
+    let state = VolumeName::new("web-tpm").expect("a name");
+    {
+        let mut inside = lab.cloud.inside();
+        let disks = &inside.vms[&web()].report.spec.disks;
+        assert!(disks.iter().any(|d| d.role == DiskRole::Tpm && d.volume == state && !d.read_only));
+        inside.volumes.get_mut(&state).expect("its state").data = b"kept".to_vec();
+    }
+    let to = lab.home.id.clone();
+    let refused = vms::move_to(&lab.cluster, &web(), to, VolumesOnMove::Stay).await;
+    let refused = refused.expect_err("it has no TPMs");
+    assert!(refused.why.contains("swtpm is not installed"), "{refused}");
+    lab.wish(PowerWish::Restart { force: true }).await;
+    wait_for("another start", async || (lab.cloud.inside().starts[&web()] == 2).then_some(()))
+        .await;
+    lab.runs().await;
+    assert_eq!(lab.cloud.inside().volumes[&state].data, b"kept");
+}
+
 #[tokio::test]
 async fn a_guest_that_powers_off_by_itself_is_off_and_its_vm_says_so() {
     let lab = Lab::up().await;

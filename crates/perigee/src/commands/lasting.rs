@@ -53,6 +53,9 @@ pub struct Create {
     /// Give it a screen, a keyboard and a pointer, for `perigee vm vnc`
     #[arg(long)]
     vnc: bool,
+    /// Give it a TPM 2.0. Its state is a small volume of the VM's own, which stays when the VM is stopped and goes with it when it moves
+    #[arg(long)]
+    tpm: bool,
     /// A volume of the cluster as a further disk. With a PATH cloud-init mounts it there; with `ro` the guest can't
     /// write it. May be given several times
     #[arg(long = "volume", value_name = "VOLUME[:PATH][:ro]", value_parser = volume)]
@@ -139,7 +142,7 @@ pub async fn create(client: &Client, ask: Create) -> Result<Vm, Problem> {
         stopped: ask.stopped,
         cloud_init,
         firmware: ask.firmware,
-        hardware: Hardware { vnc: ask.vnc, cpu: ask.cpu },
+        hardware: Hardware { vnc: ask.vnc, tpm: ask.tpm, cpu: ask.cpu },
     };
     let made: Vm = client.post("/v1/vms", &new).await?;
     if ask.stopped { Ok(made) } else { until_it_runs(client, &made.id).await }

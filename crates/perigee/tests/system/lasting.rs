@@ -277,7 +277,7 @@ fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
         let job: Job = serde_json::from_str(&job).expect("a job");
         let create =
             ["vm", "create", "web", "--image", "cloud", "--memory", "512MiB", "--disk", "6GiB"];
-        let options = ["--user", "ann", "--ssh-key", &key, "--user-data", &user_data];
+        let options = ["--user", "ann", "--ssh-key", &key, "--user-data", &user_data, "--tpm"];
         let places = ["--site", "home", "--volume", "data:/srv/data", "--network", "blue", "--vnc"];
         system.does(&["network", "create", "blue", "--subnet", "10.7.0.0/24", "--nat"])?;
         system.does(&[&create[..], &options, &places].concat())?;
@@ -293,6 +293,10 @@ fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
         let host_name = system.does(&["vm", "exec", "web", "--", "cat", "/etc/hostname"])?;
         ensure!(host_name == "web\n", "{host_name:?}");
         check_network(&system)?;
+        // What the firmware has told the TPM of itself: not zeros, and only in the TPM's memory.
+        let measured = ["vm", "exec", "web", "--", "cat", "/sys/class/tpm/tpm0/pcr-sha256/0"];
+        let before = system.does(&measured)?;
+        ensure!(before.trim().chars().any(|digit| digit != '0'), "{before:?}");
         let exits = system.perigee(&["vm", "exec", "web", "--", "sh", "-c", "echo no >&2; exit 7"]);
         ensure!(exits.status.code() == Some(7) && exits.stderr == b"no\n", "{exits:?}");
         let (here, back) = (files.join("random"), files.join("random-back"));
@@ -320,6 +324,8 @@ fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
         ensure!(second.status.code() == Some(5), "one at a time: {second:?}");
         system.does(&["vm", "move", "web", "cloud1"])?;
         console.answers_again("echo seven times seven is $((7 * 7))\n", "is 49").await?;
+        let after = system.does(&measured)?;
+        ensure!(after == before, "the TPM has not moved: {before:?}, {after:?}");
         console.types("\u{1d}");
         until("the console to be left", async || Ok(console.child.try_wait().expect("a process")))
             .await?;

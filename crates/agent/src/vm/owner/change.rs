@@ -97,7 +97,7 @@ impl Owner {
         let told = |error: QmpError| Problem::unavailable(what(), error);
         let odd = |why: String| Problem::unavailable(what(), why);
         let spec = self.vm.now();
-        let disk = spec.disks.iter().find(|disk| disk.role == role && role != DiskRole::Nvram);
+        let disk = spec.disks.iter().find(|disk| disk.role == role && role.is_disk_of_guest());
         let disk = disk.ok_or_else(|| Problem::not_found(what(), "it has no such disk"))?;
         let before = drive(qmp, role).await.map_err(told)?;
         let before = before.ok_or_else(|| odd(format!("it has no disk {role}")))?;

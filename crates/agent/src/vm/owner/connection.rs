@@ -16,6 +16,7 @@ use crate::qmp::{Event, Qmp, QmpError};
 use crate::vm::network::keep;
 use crate::vm::start::listen_for_migration;
 use crate::vm::strangers::keep_away;
+use crate::vm::tpm;
 
 /// A QEMU that hangs must not delay the agent's start or its answers. The next tick of the clock tries again.
 const RECONNECT_DEADLINE: Duration = Duration::from_secs(3);
@@ -58,6 +59,9 @@ impl Owner {
         if self.vm.spec.network == VmNetwork::User {
             let kept = tokio::spawn(keep(Arc::clone(&self.vm), Arc::clone(&self.host)));
             self.network = Some(kept.abort_handle());
+        }
+        if self.vm.spec.tpm().is_some() {
+            self.tpm = Some(tokio::spawn(tpm::keep(Arc::clone(&self.vm))).abort_handle());
         }
     }
 

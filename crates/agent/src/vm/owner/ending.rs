@@ -8,6 +8,7 @@ use perigee_model::{MigrationId, Problem};
 use super::Owner;
 use crate::cgroup;
 use crate::vm::ended::Arrived;
+use crate::vm::tpm;
 
 /// The deadline for a QEMU that may hang. The requester waits some seconds.
 const LOOK_DEADLINE: Duration = Duration::from_secs(2);
@@ -63,8 +64,8 @@ impl Owner {
     }
 
     fn forget(&mut self) -> Result<(), Problem> {
-        for task in [self.guest.take(), self.network.take(), self.door.take()].into_iter().flatten()
-        {
+        let tasks = [&mut self.guest, &mut self.network, &mut self.tpm, &mut self.door];
+        for task in tasks.into_iter().filter_map(Option::take) {
             task.abort();
         }
         self.vm.dir.remove()?;
@@ -85,6 +86,9 @@ impl Owner {
         }
         if let Some(process) = process {
             process.kill().await?;
+        }
+        tpm::end(&self.vm).await?;
+        if let Some(process) = process {
             cgroup::forget(&process).await;
         }
         Ok(())

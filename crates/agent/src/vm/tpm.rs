@@ -1,0 +1,273 @@
+//! A VM's TPM: the program `swtpm`, whose state is a volume of the VM's own, as the variables of its UEFI firmware are.
+//!
+//! `swtpm` knows files only, so `qemu-storage-daemon` shows it the volume as one (FUSE). A change of the state is in the volume before the
+//! guest hears that its command was carried out.
+//!
+//! ```text
+//! guest ── QEMU ── run/tpm.sock ── swtpm ── run/tpm-state ── qemu-storage-daemon ── NBD, unix socket ── volume server
+//! ```
+//!
+//! Both are processes of the VM's user and in its cgroup. `swtpm` ends when QEMU closes its socket, and then the other one is ended. The
+//! file is in mounts that only these two see, so no mount is left on the host, however they end. Like QEMU, they outlive the agent and are
+//! found again by their command lines.
+//!
+//! QEMU connects once. When one of the two ends before QEMU, the guest's TPM answers with errors until the VM is started again; the
+//! VM's reason says so.
+//!
+//! **Migration.** QEMU sends the TPM's whole state with that of its other devices, after the epochs were raised. The destination's `swtpm` opens
+//! the file only when it has come. (`tpm_emulator_post_load` in QEMU's `tpm_emulator.c`.)
+
+use std::fs::OpenOptions;
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::unistd::{Gid, Uid, fchown};
+use perigee_model::Problem;
+use perigee_model::vm::Disk;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use super::Vm;
+use super::start::StartError;
+use crate::command::block_node_as;
+use crate::confinement::Sandbox;
+use crate::files::{VmDir, tail};
+use crate::host::Host;
+use crate::networks::tools::is_there;
+use crate::process::{self, Looks, Mounts, Process};
+
+const SWTPM: &str = "swtpm";
+const STORAGE: &str = "qemu-storage-daemon";
+const FUSE: &str = "/dev/fuse";
+/// As many of them may be made.
+const NAMESPACES: &str = "/proc/sys/user/max_user_namespaces";
+
+/// The storage daemon opens the volume before it is ready, and waits some time for the volume server.
+const START_DEADLINE: Duration = Duration::from_secs(60);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const LOOK: Duration = Duration::from_secs(1);
+/// `swtpm` ends by itself within some milliseconds, unless its state's volume does not answer.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+const REASON_BYTES: u64 = 2000;
+
+/// Why VMs at this host can't have a TPM; `None` if they can.
+pub fn missing() -> Option<String> {
+    if !Uid::effective().is_root() {
+        return Some("the agent is not root".to_owned());
+    }
+    let programs = [(SWTPM, "swtpm"), (STORAGE, "qemu-system-common")];
+    if let Some((program, package)) = programs.into_iter().find(|(program, _)| !is_there(program)) {
+        return Some(format!("{program} is not installed (package {package})"));
+    }
+    if std::fs::read_to_string(NAMESPACES).is_ok_and(|most| most.trim() == "0") {
+        return Some("user namespaces are off (sysctl user.max_user_namespaces)".to_owned());
+    }
+    match std::fs::metadata(FUSE) {
+        Ok(meta) if meta.mode() & 0o006 == 0o006 => None,
+        Ok(_) => Some(format!("{FUSE} is closed to the users of VMs (chmod 0666 {FUSE})")),
+        Err(error) => Some(format!("{FUSE} can't be used: {error} (modprobe fuse)")),
+    }
+}
+
+/// Starts the VM's TPM, if it has one. After a failure [`end`] ends what runs.
+///
+/// # Errors
+/// `Unsupported` if this host can't.
+pub async fn start(vm: &Vm, host: &Host, volume_socket: &Path) -> Result<Vec<Process>, Problem> {
+    let Some(disk) = vm.spec.tpm() else { return Ok(Vec::new()) };
+    let what = || format!("can't start the TPM of the VM {}", vm.id());
+    if let Some(why) = missing() {
+        return Err(Problem::unsupported(what(), why)
+            .next("change that, or let the VM run at another host"));
+    }
+    let user = host.user_of(&vm.dir)?;
+    let user = user.ok_or_else(|| Problem::unsupported(what(), "the agent is not root"))?;
+    let dir = &vm.dir;
+    prepare(dir, user.uid, user.gid).map_err(|error| Problem::internal(what(), error))?;
+    let log = dir.tpm_log();
+    let arguments = storage_arguments(dir, disk, volume_socket);
+    let (storage, _) =
+        process::start_with_mounts(STORAGE, &arguments, user, Mounts::Own, &log, None)?;
+    ready(vm, &storage, &dir.tpm_state_pid()).await?;
+    let sandbox = Some(Sandbox::new(SWTPM, &dir.root(), &dir.run())?);
+    let arguments = swtpm_arguments(dir);
+    let mounts = Mounts::Of(&storage);
+    let (swtpm, _) = process::start_with_mounts(SWTPM, &arguments, user, mounts, &log, sandbox)?;
+    ready(vm, &swtpm, &dir.tpm_pid()).await?;
+    Ok(vec![storage, swtpm])
+}
+
+/// The file over which the volume is mounted, and nothing of an earlier start that would say that something is ready.
+fn prepare(dir: &VmDir, uid: Uid, gid: Gid) -> std::io::Result<()> {
+    for old in [dir.tpm_pid(), dir.tpm_state_pid(), dir.tpm(), dir.tpm_state(), dir.tpm_log()] {
+        match std::fs::remove_file(old) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    let mut options = OpenOptions::new();
+    let file = options.create_new(true).write(true).mode(0o600).open(dir.tpm_state())?;
+    Ok(fchown(file, Some(uid), Some(gid))?)
+}
+
+fn storage_arguments(dir: &VmDir, disk: &Disk, volume_socket: &Path) -> Vec<String> {
+    let export = json!({
+        "type": "fuse",
+        "id": "tpm",
+        "node-name": "tpm",
+        "mountpoint": dir.tpm_state().display().to_string(),
+        "writable": true,
+        "growable": false,
+        "allow-other": "off",
+    });
+    let node = block_node_as("tpm", disk, volume_socket).to_string();
+    let [mark, pid] = storage_mark(dir);
+    ["--blockdev".to_owned(), node, "--export".to_owned(), export.to_string(), mark, pid].into()
+}
+
+fn swtpm_arguments(dir: &VmDir) -> Vec<String> {
+    let [mark, pid] = swtpm_mark(dir);
+    let state = format!("backend-uri=file://{}", dir.tpm_state().display());
+    let control = format!("type=unixio,path={},mode=0600", dir.tpm().display());
+    let line = ["socket", "--tpm2", "--terminate", "--tpmstate", &state, "--ctrl", &control];
+    line.map(str::to_owned).into_iter().chain([mark, pid]).collect()
+}
+
+/// The arguments by which each is recognized among all processes.
+fn storage_mark(dir: &VmDir) -> [String; 2] {
+    ["--pidfile".to_owned(), dir.tpm_state_pid().display().to_string()]
+}
+
+fn swtpm_mark(dir: &VmDir) -> [String; 2] {
+    ["--pid".to_owned(), format!("file={}", dir.tpm_pid().display())]
+}
+
+/// Waits until a process that was just started has written its pid.
+async fn ready(vm: &Vm, process: &Process, pid: &Path) -> Result<(), Problem> {
+    let what = || format!("can't start the TPM of the VM {}", vm.id());
+    let deadline = Instant::now() + START_DEADLINE;
+    while std::fs::symlink_metadata(pid).map_or(0, |meta| meta.len()) == 0 {
+        if process.has_ended() {
+            let said = tail(&vm.dir.tpm_log(), REASON_BYTES).unwrap_or_default();
+            let said = String::from_utf8_lossy(&said).trim().to_owned();
+            return Err(Problem::new(StartError::of(&said).kind(), what(), said));
+        }
+        if Instant::now() > deadline {
+            let why = format!(
+                "its programs were not ready within {} s, and have not said why",
+                START_DEADLINE.as_secs()
+            );
+            return Err(Problem::unavailable(what(), why));
+        }
+        sleep(LOOK_AGAIN).await;
+    }
+    Ok(())
+}
+
+/// The processes of a VM's TPM: the storage daemon and `swtpm`.
+fn find(dir: &VmDir) -> std::io::Result<[Option<Process>; 2]> {
+    let uid = match dir.user() {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok([None, None]),
+        user => user?,
+    };
+    let one = |program, mark: [String; 2]| {
+        let arguments = mark.each_ref().map(String::as_str);
+        Process::find(Looks { program, arguments, uid })
+    };
+    Ok([one(STORAGE, storage_mark(dir))?, one(SWTPM, swtpm_mark(dir))?])
+}
+
+/// Ends what is left of a VM's TPM when QEMU has ended. `swtpm` ends by itself, and what it wrote is in the volume then.
+///
+/// # Errors
+/// `Unavailable` if the processes of this host can't be read.
+pub async fn end(vm: &Vm) -> Result<(), Problem> {
+    if vm.spec.tpm().is_none() {
+        return Ok(());
+    }
+    let [storage, swtpm] = find(&vm.dir).map_err(|error| {
+        let what = format!("can't end the TPM of the VM {}", vm.id());
+        Problem::unavailable(what, error)
+    })?;
+    if let Some(swtpm) = swtpm {
+        let deadline = Instant::now() + END_PATIENCE;
+        while !swtpm.has_ended() && Instant::now() < deadline {
+            sleep(LOOK_AGAIN).await;
+        }
+    }
+    // One that waits for its volume ends only after what it waits for.
+    for process in [storage, swtpm].into_iter().flatten() {
+        process.kill().await?;
+    }
+    Ok(())
+}
+
+/// Says when the TPM ends before the VM's QEMU, and ends it after that.
+pub async fn keep(vm: Arc<Vm>) {
+    let mut found = None;
+    // A QEMU that has just ended takes its TPM with it, so one look says nothing.
+    let mut has_ended = false;
+    while !vm.qemu_has_ended() {
+        let parts = match found {
+            Some(parts) => parts,
+            None => match find(&vm.dir) {
+                Ok(parts) => *found.insert(parts),
+                Err(error) => {
+                    tracing::warn!(vm = %vm.id(), %error, "whether its TPM runs is not known");
+                    sleep(LOOK).await;
+                    continue;
+                }
+            },
+        };
+        if has_ended {
+            say_dead(&vm);
+        }
+        has_ended = parts.iter().any(|part| part.is_none_or(|process| process.has_ended()));
+        sleep(LOOK).await;
+    }
+    if let Err(problem) = end(&vm).await {
+        tracing::warn!(vm = %vm.id(), %problem, "what served its TPM goes on");
+    }
+}
+
+fn say_dead(vm: &Vm) {
+    if vm.qemu_has_ended() || vm.observed(|seen| !seen.no_tpm.is_empty()) {
+        return;
+    }
+    let said = tail(&vm.dir.tpm_log(), REASON_BYTES).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said).lines().next_back().unwrap_or_default().to_owned();
+    let said = if said.is_empty() { said } else { format!(" ({said})") };
+    let why = format!(
+        "its TPM has ended{said}: the guest's TPM answers with errors, and the VM may end when its guest reboots; \
+         `perigee vm restart {}` starts it again",
+        vm.id()
+    );
+    tracing::warn!(vm = %vm.id(), "{why}");
+    vm.observed(|seen| seen.no_tpm = why);
+}
+
+#[cfg(test)]
+mod tests {
+    use perigee_model::{DiskRole, Epoch, VmId, VolumeName};
+
+    use super::*;
+
+    #[test]
+    fn the_state_is_the_vm_s_volume_with_its_epoch_and_never_grows() {
+        let dir = VmDir::new(Path::new("/s"), &VmId::new("web").unwrap());
+        let volume = VolumeName::new("web-tpm").unwrap();
+        let disk = Disk { role: DiskRole::Tpm, volume, epoch: Epoch(4), read_only: false };
+        let storage = storage_arguments(&dir, &disk, Path::new("/run/v.sock")).join(" ");
+        let state = "/s/vms/web/run/tpm-state";
+        for part in [r#""export":"web-tpm@4""#, r#""growable":false"#, r#""path":"/run/v.sock""#] {
+            assert!(storage.contains(part), "{storage}");
+        }
+        assert!(storage.contains(&format!(r#""mountpoint":"{state}""#)), "{storage}");
+        let swtpm = swtpm_arguments(&dir).join(" ");
+        assert!(swtpm.contains(&format!("backend-uri=file://{state}")), "{swtpm}");
+        assert!(swtpm.contains("path=/s/vms/web/run/tpm.sock"), "{swtpm}");
+    }
+}
