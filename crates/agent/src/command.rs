@@ -203,7 +203,7 @@ pub fn arguments(
     line
 }
 
-fn socket(id: &str, path: &Path) -> String {
+pub fn socket(id: &str, path: &Path) -> String {
     format!("socket,id={id},path={},server=on,wait=off", escape(path))
 }
 

@@ -180,6 +180,11 @@ impl VmDir {
         self.run().join("tpm-state.pid")
     }
 
+    /// Where the program that shows the state is told what to do. Its path is as long as the monitor's.
+    pub fn tpm_monitor(&self) -> PathBuf {
+        self.run().join("tpm.qmp")
+    }
+
     pub fn tpm_log(&self) -> PathBuf {
         self.root.join("tpm.log")
     }

@@ -12,6 +12,8 @@ mod orders;
 mod tests;
 mod wishes;
 
+pub(super) use change::named_size;
+
 use std::sync::Arc;
 use std::time::Duration;
 

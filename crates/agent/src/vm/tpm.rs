@@ -15,7 +15,9 @@
 //! VM's reason says so.
 //!
 //! **Migration.** QEMU sends the TPM's whole state with that of its other devices, after the epochs were raised. The destination's `swtpm` opens
-//! the file only when it has come. (`tpm_emulator_post_load` in QEMU's `tpm_emulator.c`.)
+//! the file only when it has come. (`tpm_emulator_post_load` in QEMU's `tpm_emulator.c`.) The source's `swtpm` writes what is only in its memory to
+//! the file before it gives it away, and the volume takes no more writes from there. So the storage daemon drops them from then on
+//! ([`let_go`]). If the VM goes on here after all, the file is written to the volume again ([`take_back`]).
 
 use std::fs::OpenOptions;
 use std::io::ErrorKind;
@@ -28,16 +30,18 @@ use nix::unistd::{Gid, Uid, fchown};
 use perigee_model::Problem;
 use perigee_model::vm::Disk;
 use serde_json::json;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Vm;
+use super::owner::named_size;
 use super::start::StartError;
-use crate::command::block_node_as;
+use crate::command::{block_node_as, socket};
 use crate::confinement::Sandbox;
 use crate::files::{VmDir, tail};
 use crate::host::Host;
 use crate::networks::tools::is_there;
 use crate::process::{self, Looks, Mounts, Process};
+use crate::qmp::{Qmp, QmpError};
 
 const SWTPM: &str = "swtpm";
 const STORAGE: &str = "qemu-storage-daemon";
@@ -52,6 +56,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// `swtpm` ends by itself within some milliseconds, unless its state's volume does not answer.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 const REASON_BYTES: u64 = 2000;
+/// How long a guest that goes on may have to wait for its TPM's volume.
+const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Why VMs at this host can't have a TPM; `None` if they can.
 pub fn missing() -> Option<String> {
@@ -102,7 +108,9 @@ pub async fn start(vm: &Vm, host: &Host, volume_socket: &Path) -> Result<Vec<Pro
 
 /// The file over which the volume is mounted, and nothing of an earlier start that would say that something is ready.
 fn prepare(dir: &VmDir, uid: Uid, gid: Gid) -> std::io::Result<()> {
-    for old in [dir.tpm_pid(), dir.tpm_state_pid(), dir.tpm(), dir.tpm_state(), dir.tpm_log()] {
+    let pids = [dir.tpm_pid(), dir.tpm_state_pid()];
+    let files = [dir.tpm(), dir.tpm_monitor(), dir.tpm_state(), dir.tpm_log()];
+    for old in pids.into_iter().chain(files) {
         match std::fs::remove_file(old) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -114,6 +122,14 @@ fn prepare(dir: &VmDir, uid: Uid, gid: Gid) -> std::io::Result<()> {
 }
 
 fn storage_arguments(dir: &VmDir, disk: &Disk, volume_socket: &Path) -> Vec<String> {
+    // Of several places to write to, it is enough if one takes it. There is one, but for the end of a migration.
+    let places = json!({
+        "driver": "quorum",
+        "node-name": "tpm",
+        "children": ["volume"],
+        "vote-threshold": 1,
+        "read-pattern": "fifo",
+    });
     let export = json!({
         "type": "fuse",
         "id": "tpm",
@@ -123,9 +139,86 @@ fn storage_arguments(dir: &VmDir, disk: &Disk, volume_socket: &Path) -> Vec<Stri
         "growable": false,
         "allow-other": "off",
     });
-    let node = block_node_as("tpm", disk, volume_socket).to_string();
-    let [mark, pid] = storage_mark(dir);
-    ["--blockdev".to_owned(), node, "--export".to_owned(), export.to_string(), mark, pid].into()
+    let node = block_node_as("volume", disk, volume_socket);
+    let parts = [
+        ("--blockdev", node.to_string()),
+        ("--blockdev", places.to_string()),
+        ("--export", export.to_string()),
+        ("--chardev", socket("monitor", &dir.tpm_monitor())),
+        ("--monitor", "chardev=monitor".to_owned()),
+    ];
+    let parts = parts.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
+    parts.chain(storage_mark(dir)).collect()
+}
+
+/// The source of a migration may not write the volume any more: what its `swtpm` writes from here on is dropped.
+pub async fn let_go(vm: &Vm) -> Result<(), QmpError> {
+    if vm.spec.tpm().is_none() {
+        return Ok(());
+    }
+    // It answers, or has ended.
+    let (storage, _events) =
+        Qmp::connect(&vm.dir.tpm_monitor()).await.map_err(|_| QmpError::Closed)?;
+    // All places have to be equally large.
+    let size_bytes = named_size(&storage, "volume").await?;
+    let nowhere = json!({"driver": "null-co", "node-name": "nowhere", "size": size_bytes});
+    match storage.execute("blockdev-add", nowhere).await {
+        Ok(_) => {}
+        // It was done before.
+        Err(QmpError::Refused { .. }) => return Ok(()),
+        Err(error) => return Err(error),
+    }
+    let add = json!({"parent": "tpm", "node": "nowhere"});
+    storage.execute("x-blockdev-change", add).await.map(drop)
+}
+
+/// The VM goes on here after [`let_go`], if that was done: what `swtpm` has in the file is written to the volume. The VM goes on also without that.
+pub async fn take_back(vm: &Vm, host: &Host) {
+    if vm.spec.tpm().is_none() {
+        return;
+    }
+    if let Err(problem) = try_to_take_back(vm, host).await {
+        let why = format!("what its TPM has changed may be lost when the VM is stopped: {problem}");
+        tracing::warn!(vm = %vm.id(), "{why}");
+        vm.observed(|seen| seen.no_tpm = why);
+    }
+}
+
+async fn try_to_take_back(vm: &Vm, host: &Host) -> Result<(), Problem> {
+    let what = || format!("can't keep the state of the TPM of the VM {}", vm.id());
+    let told = |error: QmpError| Problem::unavailable(what(), error);
+    let (storage, _events) = Qmp::connect(&vm.dir.tpm_monitor())
+        .await
+        .map_err(|error| Problem::unavailable(what(), error))?;
+    let remove = json!({"parent": "tpm", "child": "children.1"});
+    match storage.execute("x-blockdev-change", remove).await {
+        Ok(_) => {}
+        // It was not let go.
+        Err(QmpError::Refused { .. }) => return Ok(()),
+        Err(error) => return Err(told(error)),
+    }
+    storage.execute("blockdev-del", json!({"node-name": "nowhere"})).await.map_err(told)?;
+    write_anew(vm, host).await
+}
+
+/// The kernel has what `swtpm` wrote, and takes it for written. `swtpm` itself does nothing while the guest stands still.
+async fn write_anew(vm: &Vm, host: &Host) -> Result<(), Problem> {
+    let what = || format!("can't keep the state of the TPM of the VM {}", vm.id());
+    let [storage, _] = find(&vm.dir).map_err(|error| Problem::unavailable(what(), error))?;
+    let user = host.user_of(&vm.dir)?;
+    let (Some(storage), Some(user)) = (storage, user) else {
+        return Err(Problem::unavailable(what(), "the storage daemon has ended"));
+    };
+    let state = vm.dir.tpm_state().display().to_string();
+    let arguments = [format!("if={state}"), format!("of={state}")].into_iter();
+    let rest = ["bs=4M", "conv=notrunc,fsync", "status=none"].map(str::to_owned);
+    let arguments: Vec<String> = arguments.chain(rest).collect();
+    let (mounts, log) = (Mounts::Of(&storage), vm.dir.tpm_log());
+    let (_, exit) = process::start_with_mounts("dd", &arguments, user, mounts, &log, None)?;
+    match timeout(WRITE_DEADLINE, exit).await {
+        Ok(Ok(status)) if status.success() => Ok(()),
+        _ => Err(Problem::unavailable(what(), "its volume does not take it")),
+    }
 }
 
 fn swtpm_arguments(dir: &VmDir) -> Vec<String> {

@@ -280,7 +280,7 @@ impl Owner {
 }
 
 /// The size of a block node.
-async fn named_size(qmp: &Qmp, name: &str) -> Result<u64, QmpError> {
+pub async fn named_size(qmp: &Qmp, name: &str) -> Result<u64, QmpError> {
     let nodes: Vec<Value> = qmp.query("query-named-block-nodes").await?;
     let node = nodes.iter().find(|node| node["node-name"] == name);
     node.and_then(|node| node["image"]["virtual-size"].as_u64()).ok_or_else(|| QmpError::Odd {

@@ -9,6 +9,7 @@ use super::Owner;
 use crate::qmp::{Qmp, QmpError};
 use crate::vm::start::set_compression;
 use crate::vm::tls::{End, set_encryption};
+use crate::vm::tpm;
 
 impl Owner {
     /// # Errors
@@ -32,11 +33,15 @@ impl Owner {
                 qmp.execute("migrate-set-parameters", limit).await
             }
             Wish::LetGo => {
+                tpm::let_go(&self.vm).await?;
                 qmp.execute("migrate-continue", json!({"state": "pre-switchover"})).await
             }
             Wish::StopSending => qmp.execute("migrate_cancel", json!({})).await,
             Wish::Hold => qmp.execute("stop", json!({})).await,
-            Wish::Run => qmp.execute("cont", json!({})).await,
+            Wish::Run => {
+                tpm::take_back(&self.vm, &self.host).await;
+                qmp.execute("cont", json!({})).await
+            }
         };
         done.map(drop)
     }
