@@ -188,7 +188,7 @@ pub(crate) async fn host_of(cluster: &Cluster, vm: &VmId) -> Result<HostId, Prob
 }
 
 /// Stops a VM: one without a job as `ask` says, and a job's at once.
-pub async fn stop(cluster: &Cluster, vm: &VmId, ask: StopVm) -> Result<(), Problem> {
+pub async fn stop(cluster: &Arc<Cluster>, vm: &VmId, ask: StopVm) -> Result<(), Problem> {
     if let Some(record) = jobs::of_vm(cluster, vm) {
         if record.lasting.is_some() {
             let wish = PowerWish::Stop { force: ask.force };

@@ -11,6 +11,7 @@ use perigee_model::spec::{check_beside, check_job_name, check_mount};
 use perigee_model::tenant::{Running, tenant_of};
 use perigee_model::{JobId, LeaveSite, Problem, ProblemKind, VmId};
 
+use super::live;
 use crate::accounts::hold_volume;
 use crate::cluster::Cluster;
 use crate::records::{JobIntent, JobRecord, job_intent_key};
@@ -167,7 +168,7 @@ pub(super) async fn record(cluster: &Cluster, vm: &VmId) -> Result<JobRecord, Pr
 ///
 /// # Errors
 /// `NotFound` if there is none; `Conflict` if it is a job's or is being deleted.
-pub async fn wish(cluster: &Cluster, vm: &VmId, wish: PowerWish) -> Result<Vm, Problem> {
+pub async fn wish(cluster: &Arc<Cluster>, vm: &VmId, wish: PowerWish) -> Result<Vm, Problem> {
     let record = record(cluster, vm).await?;
     let id = &record.job.id;
     let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(id)).await?;
@@ -179,8 +180,9 @@ pub async fn wish(cluster: &Cluster, vm: &VmId, wish: PowerWish) -> Result<Vm, P
         let number = old.power.map_or(1, |(number, _)| number + 1);
         JobIntent { power: Some((number, wish)), ..old }
     };
-    cluster.records.update(&job_intent_key(id), next).await?;
-    cluster.drive_job(id);
+    let asked = cluster.records.update(&job_intent_key(id), next).await?;
+    // Before that it would still be shown as it was, and whoever looks at it could take that for the end.
+    live::until_heeded(cluster, &record, asked.power.map_or(0, |(number, _)| number)).await?;
     vms::get(cluster, vm).await
 }
 

@@ -284,16 +284,43 @@ pub(super) async fn until_noted(
     of: &JobRecord,
     is_recorded: impl Fn(&Lasting) -> bool,
 ) -> Result<(), Problem> {
+    until(cluster, of, is_recorded, || check_run(cluster, of)).await
+}
+
+/// Waits until the VM's driver has begun what was wished.
+///
+/// # Errors
+/// `NotFound` if it was deleted. `Unavailable` if the driver has not come to it yet.
+pub(super) async fn until_heeded(
+    cluster: &Arc<Cluster>,
+    of: &JobRecord,
+    number: u64,
+) -> Result<(), Problem> {
+    let is_there = || {
+        let what = format!("can't change VM {}", of.job.id);
+        let gone = || Problem::not_found(what, "it was deleted meanwhile");
+        now(cluster, of).map(drop).ok_or_else(gone)
+    };
+    until(cluster, of, |lasting| lasting.heeded >= number, is_there).await
+}
+
+/// `may_come` says why it never will.
+async fn until(
+    cluster: &Arc<Cluster>,
+    of: &JobRecord,
+    is_recorded: impl Fn(&Lasting) -> bool,
+    may_come: impl Fn() -> Result<(), Problem>,
+) -> Result<(), Problem> {
     cluster.drive_job(&of.job.id);
     let begun = Instant::now();
     loop {
-        // The run is looked at first: once it is over, nothing more of it is recorded.
-        let in_run = check_run(cluster, of);
+        // This is looked at first: once it is over, nothing more is recorded.
+        let may_come = may_come();
         let record = now(cluster, of);
         if record.and_then(|now| now.lasting.as_ref().map(&is_recorded)).unwrap_or_default() {
             return Ok(());
         }
-        in_run?;
+        may_come?;
         if begun.elapsed() > RECORD_PATIENCE {
             let what = format!("can't record how VM {} was changed", of.job.id);
             return Err(Problem::unavailable(what, "its driver has not come to it")
