@@ -15,6 +15,7 @@
 //!   network.sock         where QEMU waits for the `passt` of its card
 //!   passt.json           which process that is
 //!   passt.log            what it says
+//!   tpm.qmp              the monitor of the program that shows the TPM's state as a file
 //!   tpm.log              what the VM's TPM says
 //!   run/                 owned by the VM's own user, mode 0700: sockets, pid file, console.log
 //! STATE/ended/VM.json    the last start of a VM that was ended, and the fate of one that arrived by migration
@@ -180,9 +181,9 @@ impl VmDir {
         self.run().join("tpm-state.pid")
     }
 
-    /// Where the program that shows the state is told what to do. Its path is as long as the monitor's.
+    /// Where the program that shows the state is told what to do, by root only.
     pub fn tpm_monitor(&self) -> PathBuf {
-        self.run().join("tpm.qmp")
+        self.root.join("tpm.qmp")
     }
 
     pub fn tpm_log(&self) -> PathBuf {

@@ -21,7 +21,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open};
 use nix::libc;
 use nix::sched::{CloneFlags, setns, unshare};
-use nix::sys::prctl::set_dumpable;
+use nix::sys::prctl::{set_dumpable, set_no_new_privs};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::{Gid, Pid, Uid, setgid, setgroups, setuid, write};
@@ -298,18 +298,8 @@ pub fn start(
     // A QEMU that locks no memory needs no right for it.
     let locks = arguments.windows(2).any(|pair| pair == MEM_LOCK);
     let locked_memory = if locks { allow_locked_memory()? } else { LockedMemory::Unlimited };
-    let mut command = detached(program, arguments, user, locked_memory);
-    if let Some(socket) = socket.map(|socket| socket.as_raw_fd()) {
-        let keep = move || {
-            // SAFETY: the caller has it open until the process is started.
-            let socket = unsafe { BorrowedFd::borrow_raw(socket) };
-            fcntl(socket, FcntlArg::F_SETFD(FdFlag::empty()))?;
-            Ok(())
-        };
-        // SAFETY: between fork and exec the closure only makes system calls that are async-signal-safe.
-        unsafe { command.pre_exec(keep) };
-    }
-    launch(program, command, log, sandbox)
+    let command = detached(program, arguments, user, locked_memory);
+    launch(program, command, socket, log, sandbox)
 }
 
 /// Which mounts a process sees.
@@ -327,6 +317,7 @@ pub fn start_with_mounts(
     arguments: &[String],
     user: QemuUser,
     mounts: Mounts<'_>,
+    socket: Option<BorrowedFd<'_>>,
     log: &Path,
     sandbox: Option<Sandbox>,
 ) -> Result<(Process, Exit), Problem> {
@@ -353,7 +344,11 @@ pub fn start_with_mounts(
             unsafe { command.pre_exec(enter) };
         }
     }
-    launch(program, command, log, sandbox)
+    // With mounts of its own it could be shown other programs than the host's, also those that are run with more rights.
+    let give_up_rights = || Ok(set_no_new_privs()?);
+    // SAFETY: between fork and exec the closure only makes system calls that are async-signal-safe.
+    unsafe { command.pre_exec(give_up_rights) };
+    launch(program, command, socket, log, sandbox)
 }
 
 fn become_user(user: QemuUser) -> nix::Result<()> {
@@ -389,12 +384,23 @@ fn enter_own_mounts(user: QemuUser, uids: &str, gids: &str) -> std::io::Result<(
 fn launch(
     program: &str,
     mut command: tokio::process::Command,
+    socket: Option<BorrowedFd<'_>>,
     log: &Path,
     mut sandbox: Option<Sandbox>,
 ) -> Result<(Process, Exit), Problem> {
     let fail = |e: std::io::Error| Problem::internal(format!("can't start {program}"), e);
     let log: File =
         OpenOptions::new().create(true).append(true).mode(0o600).open(log).map_err(fail)?;
+    if let Some(socket) = socket.map(|socket| socket.as_raw_fd()) {
+        let keep = move || {
+            // SAFETY: the caller has it open until the process is started.
+            let socket = unsafe { BorrowedFd::borrow_raw(socket) };
+            fcntl(socket, FcntlArg::F_SETFD(FdFlag::empty()))?;
+            Ok(())
+        };
+        // SAFETY: between fork and exec the closure only makes system calls that are async-signal-safe.
+        unsafe { command.pre_exec(keep) };
+    }
     let enter = move || sandbox.take().map_or(Ok(()), Sandbox::enter);
     // SAFETY: between fork and exec the closure only makes system calls that are async-signal-safe.
     unsafe { command.pre_exec(enter) };

@@ -16,6 +16,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::io::{AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
@@ -160,7 +161,17 @@ impl Qmp {
     /// # Errors
     /// If no process of the VM's user listens, or what listens is not a monitor.
     pub async fn connect(path: &Path) -> Result<(Self, mpsc::Receiver<Event>), std::io::Error> {
-        let (reader, writer) = files::connect(path).await?.into_split();
+        Self::begin(files::connect(path).await?).await
+    }
+
+    /// Negotiates over a connection to a monitor. The events end with the connection.
+    ///
+    /// # Errors
+    /// If what listens there is not a monitor.
+    pub async fn begin(
+        stream: UnixStream,
+    ) -> Result<(Self, mpsc::Receiver<Event>), std::io::Error> {
+        let (reader, writer) = stream.into_split();
         let (event_tx, event_rx) = mpsc::channel(EVENTS_MAX);
         let (greeted_tx, greeted_rx) = oneshot::channel();
         let waiting = Arc::new(Waiting(Mutex::new(Some(HashMap::new()))));

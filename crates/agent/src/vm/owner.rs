@@ -104,6 +104,7 @@ impl Owner {
             Err(problem) => Err(problem),
         };
         if let Err(problem) = begun {
+            self.end_tasks();
             self.end_process().await?;
             self.vm.dir.remove()?;
             return Err(problem);

@@ -15,13 +15,18 @@
 //! VM's reason says so.
 //!
 //! **Migration.** QEMU sends the TPM's whole state with that of its other devices, after the epochs were raised. The destination's `swtpm` opens
-//! the file only when it has come. (`tpm_emulator_post_load` in QEMU's `tpm_emulator.c`.) The source's `swtpm` writes what is only in its memory to
-//! the file before it gives it away, and the volume takes no more writes from there. So the storage daemon drops them from then on
-//! ([`let_go`]). If the VM goes on here after all, the file is written to the volume again ([`take_back`]).
+//! the file only when it has come. (`tpm_emulator_post_load` in QEMU's `tpm_emulator.c`.) The source's `swtpm` writes its state to
+//! the file once more before it gives it away, and the volume takes no more writes from there. So the storage daemon drops them from then on
+//! ([`let_go`]), until the VM goes on here after all ([`take_back`]). All that the guest was told to be kept is in the volume before.
+//!
+//! **An escaped guest** has the user of both programs. The storage daemon may mount, in mounts of its own, so nobody but root tells it
+//! what to do, and no program with these mounts gets more rights than its user has.
 
-use std::fs::OpenOptions;
+use std::fs::{OpenOptions, Permissions};
 use std::io::ErrorKind;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,12 +35,13 @@ use nix::unistd::{Gid, Uid, fchown};
 use perigee_model::Problem;
 use perigee_model::vm::Disk;
 use serde_json::json;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::net::UnixStream;
+use tokio::time::{Instant, sleep};
 
 use super::Vm;
 use super::owner::named_size;
 use super::start::StartError;
-use crate::command::{block_node_as, socket};
+use crate::command::block_node_as;
 use crate::confinement::Sandbox;
 use crate::files::{VmDir, tail};
 use crate::host::Host;
@@ -56,8 +62,6 @@ const LOOK: Duration = Duration::from_secs(1);
 /// `swtpm` ends by itself within some milliseconds, unless its state's volume does not answer.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 const REASON_BYTES: u64 = 2000;
-/// How long a guest that goes on may have to wait for its TPM's volume.
-const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Why VMs at this host can't have a TPM; `None` if they can.
 pub fn missing() -> Option<String> {
@@ -94,14 +98,17 @@ pub async fn start(vm: &Vm, host: &Host, volume_socket: &Path) -> Result<Vec<Pro
     let dir = &vm.dir;
     prepare(dir, user.uid, user.gid).map_err(|error| Problem::internal(what(), error))?;
     let log = dir.tpm_log();
-    let arguments = storage_arguments(dir, disk, volume_socket);
+    let monitor = listen(&dir.tpm_monitor()).map_err(|error| Problem::internal(what(), error))?;
+    let arguments = storage_arguments(dir, disk, volume_socket, monitor.as_raw_fd());
+    let monitor = Some(monitor.as_fd());
     let (storage, _) =
-        process::start_with_mounts(STORAGE, &arguments, user, Mounts::Own, &log, None)?;
+        process::start_with_mounts(STORAGE, &arguments, user, Mounts::Own, monitor, &log, None)?;
     ready(vm, &storage, &dir.tpm_state_pid()).await?;
     let sandbox = Some(Sandbox::new(SWTPM, &dir.root(), &dir.run())?);
     let arguments = swtpm_arguments(dir);
     let mounts = Mounts::Of(&storage);
-    let (swtpm, _) = process::start_with_mounts(SWTPM, &arguments, user, mounts, &log, sandbox)?;
+    let (swtpm, _) =
+        process::start_with_mounts(SWTPM, &arguments, user, mounts, None, &log, sandbox)?;
     ready(vm, &swtpm, &dir.tpm_pid()).await?;
     Ok(vec![storage, swtpm])
 }
@@ -121,7 +128,20 @@ fn prepare(dir: &VmDir, uid: Uid, gid: Gid) -> std::io::Result<()> {
     Ok(fchown(file, Some(uid), Some(gid))?)
 }
 
-fn storage_arguments(dir: &VmDir, disk: &Disk, volume_socket: &Path) -> Vec<String> {
+/// A socket that only root can connect to.
+fn listen(path: &Path) -> std::io::Result<UnixListener> {
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// `monitor`: the number of its socket.
+fn storage_arguments(
+    dir: &VmDir,
+    disk: &Disk,
+    volume_socket: &Path,
+    monitor: RawFd,
+) -> Vec<String> {
     // Of several places to write to, it is enough if one takes it. There is one, but for the end of a migration.
     let places = json!({
         "driver": "quorum",
@@ -144,7 +164,7 @@ fn storage_arguments(dir: &VmDir, disk: &Disk, volume_socket: &Path) -> Vec<Stri
         ("--blockdev", node.to_string()),
         ("--blockdev", places.to_string()),
         ("--export", export.to_string()),
-        ("--chardev", socket("monitor", &dir.tpm_monitor())),
+        ("--chardev", format!("socket,id=monitor,fd={monitor},server=on,wait=off")),
         ("--monitor", "chardev=monitor".to_owned()),
     ];
     let parts = parts.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
@@ -156,9 +176,10 @@ pub async fn let_go(vm: &Vm) -> Result<(), QmpError> {
     if vm.spec.tpm().is_none() {
         return Ok(());
     }
-    // It answers, or has ended.
-    let (storage, _events) =
-        Qmp::connect(&vm.dir.tpm_monitor()).await.map_err(|_| QmpError::Closed)?;
+    let storage = monitor_of(vm).await.map_err(|error| QmpError::Refused {
+        command: "what drops the writes of its TPM".to_owned(),
+        reason: error.to_string(),
+    })?;
     // All places have to be equally large.
     let size_bytes = named_size(&storage, "volume").await?;
     let nowhere = json!({"driver": "null-co", "node-name": "nowhere", "size": size_bytes});
@@ -172,24 +193,27 @@ pub async fn let_go(vm: &Vm) -> Result<(), QmpError> {
     storage.execute("x-blockdev-change", add).await.map(drop)
 }
 
-/// The VM goes on here after [`let_go`], if that was done: what `swtpm` has in the file is written to the volume. The VM goes on also without that.
-pub async fn take_back(vm: &Vm, host: &Host) {
+async fn monitor_of(vm: &Vm) -> std::io::Result<Qmp> {
+    let stream = UnixStream::connect(vm.dir.tpm_monitor()).await?;
+    Ok(Qmp::begin(stream).await?.0)
+}
+
+/// The VM goes on here after [`let_go`], if that was done. It goes on also if this fails.
+pub async fn take_back(vm: &Vm) {
     if vm.spec.tpm().is_none() {
         return;
     }
-    if let Err(problem) = try_to_take_back(vm, host).await {
-        let why = format!("what its TPM has changed may be lost when the VM is stopped: {problem}");
+    if let Err(problem) = try_to_take_back(vm).await {
+        let why = format!("what its TPM changes may be lost when the VM is stopped: {problem}");
         tracing::warn!(vm = %vm.id(), "{why}");
         vm.observed(|seen| seen.no_tpm = why);
     }
 }
 
-async fn try_to_take_back(vm: &Vm, host: &Host) -> Result<(), Problem> {
-    let what = || format!("can't keep the state of the TPM of the VM {}", vm.id());
+async fn try_to_take_back(vm: &Vm) -> Result<(), Problem> {
+    let what = || format!("can't have the TPM of the VM {} write its state", vm.id());
     let told = |error: QmpError| Problem::unavailable(what(), error);
-    let (storage, _events) = Qmp::connect(&vm.dir.tpm_monitor())
-        .await
-        .map_err(|error| Problem::unavailable(what(), error))?;
+    let storage = monitor_of(vm).await.map_err(|error| Problem::unavailable(what(), error))?;
     let remove = json!({"parent": "tpm", "child": "children.1"});
     match storage.execute("x-blockdev-change", remove).await {
         Ok(_) => {}
@@ -197,28 +221,7 @@ async fn try_to_take_back(vm: &Vm, host: &Host) -> Result<(), Problem> {
         Err(QmpError::Refused { .. }) => return Ok(()),
         Err(error) => return Err(told(error)),
     }
-    storage.execute("blockdev-del", json!({"node-name": "nowhere"})).await.map_err(told)?;
-    write_anew(vm, host).await
-}
-
-/// The kernel has what `swtpm` wrote, and takes it for written. `swtpm` itself does nothing while the guest stands still.
-async fn write_anew(vm: &Vm, host: &Host) -> Result<(), Problem> {
-    let what = || format!("can't keep the state of the TPM of the VM {}", vm.id());
-    let [storage, _] = find(&vm.dir).map_err(|error| Problem::unavailable(what(), error))?;
-    let user = host.user_of(&vm.dir)?;
-    let (Some(storage), Some(user)) = (storage, user) else {
-        return Err(Problem::unavailable(what(), "the storage daemon has ended"));
-    };
-    let state = vm.dir.tpm_state().display().to_string();
-    let arguments = [format!("if={state}"), format!("of={state}")].into_iter();
-    let rest = ["bs=4M", "conv=notrunc,fsync", "status=none"].map(str::to_owned);
-    let arguments: Vec<String> = arguments.chain(rest).collect();
-    let (mounts, log) = (Mounts::Of(&storage), vm.dir.tpm_log());
-    let (_, exit) = process::start_with_mounts("dd", &arguments, user, mounts, &log, None)?;
-    match timeout(WRITE_DEADLINE, exit).await {
-        Ok(Ok(status)) if status.success() => Ok(()),
-        _ => Err(Problem::unavailable(what(), "its volume does not take it")),
-    }
+    storage.execute("blockdev-del", json!({"node-name": "nowhere"})).await.map(drop).map_err(told)
 }
 
 fn swtpm_arguments(dir: &VmDir) -> Vec<String> {
@@ -353,7 +356,7 @@ mod tests {
         let dir = VmDir::new(Path::new("/s"), &VmId::new("web").unwrap());
         let volume = VolumeName::new("web-tpm").unwrap();
         let disk = Disk { role: DiskRole::Tpm, volume, epoch: Epoch(4), read_only: false };
-        let storage = storage_arguments(&dir, &disk, Path::new("/run/v.sock")).join(" ");
+        let storage = storage_arguments(&dir, &disk, Path::new("/run/v.sock"), 7).join(" ");
         let state = "/s/vms/web/run/tpm-state";
         for part in [r#""export":"web-tpm@4""#, r#""growable":false"#, r#""path":"/run/v.sock""#] {
             assert!(storage.contains(part), "{storage}");

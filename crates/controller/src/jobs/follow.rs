@@ -36,10 +36,11 @@ const CONSOLE_LINES: usize = 12;
 /// A VM that can't start is tried again after a pause that is doubled each time, up to this.
 const START_AGAIN_MAX: Duration = Duration::from_secs(60);
 
-/// Tries of a host to start the VM, each of which has failed.
+/// Tries of a host to start the VM in one run, each of which has failed.
 #[derive(Debug)]
 pub struct FailedStarts {
     host: HostId,
+    run: VmStart,
     count: u32,
     again: Instant,
 }
@@ -206,7 +207,9 @@ impl Run {
     async fn start_vm(&mut self) -> Result<Step, Problem> {
         let placement = self.placement()?;
         let start = placement.start.clone();
-        let failed = self.failed_starts.as_ref().filter(|failed| failed.host == start);
+        let run = start_of(&self.record.value, 0);
+        let is_now = |failed: &&FailedStarts| failed.host == start && failed.run == run;
+        let failed = self.failed_starts.as_ref().filter(is_now);
         let left = failed.and_then(|failed| failed.again.checked_duration_since(Instant::now()));
         if let Some(left) = left {
             return Ok(Step::Wait(left));
@@ -261,12 +264,14 @@ impl Run {
         if matches!(problem.kind, Invalid | NotFound | Conflict) {
             return problem;
         }
-        let before = self.failed_starts.take().filter(|failed| failed.host == *host);
+        let run = start_of(&self.record.value, 0);
+        let is_now = |failed: &FailedStarts| failed.host == *host && failed.run == run;
+        let before = self.failed_starts.take().filter(is_now);
         let count = before.map_or(0, |failed| failed.count);
         let pause = self.cluster.timing.monitor.saturating_mul(1 << count.min(16));
         let pause = pause.min(START_AGAIN_MAX);
         let (count, again) = (count + 1, Instant::now() + pause);
-        self.failed_starts = Some(FailedStarts { host: host.clone(), count, again });
+        self.failed_starts = Some(FailedStarts { host: host.clone(), run, count, again });
         let pause_s = pause.as_millis().div_ceil(1000);
         Problem { why: format!("{}; it is tried again in {pause_s} s", problem.why), ..problem }
     }

@@ -63,11 +63,16 @@ impl Owner {
         self.host.ends.hold(self.vm.id()).add(self.vm.spec.start, arrived)
     }
 
-    fn forget(&mut self) -> Result<(), Problem> {
+    /// Ends what watches this start of the VM, so that it finds nothing of the next one.
+    pub(super) fn end_tasks(&mut self) {
         let tasks = [&mut self.guest, &mut self.network, &mut self.tpm, &mut self.door];
         for task in tasks.into_iter().filter_map(Option::take) {
             task.abort();
         }
+    }
+
+    fn forget(&mut self) -> Result<(), Problem> {
+        self.end_tasks();
         self.vm.dir.remove()?;
         tracing::info!(vm = %self.vm.id(), "deleted");
         Ok(())

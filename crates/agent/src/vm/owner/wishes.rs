@@ -39,7 +39,7 @@ impl Owner {
             Wish::StopSending => qmp.execute("migrate_cancel", json!({})).await,
             Wish::Hold => qmp.execute("stop", json!({})).await,
             Wish::Run => {
-                tpm::take_back(&self.vm, &self.host).await;
+                tpm::take_back(&self.vm).await;
                 qmp.execute("cont", json!({})).await
             }
         };
