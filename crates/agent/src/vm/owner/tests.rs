@@ -101,8 +101,11 @@ fn busy_guest(socket: UnixListener) -> mpsc::UnboundedReceiver<String> {
             let (stream, _) = socket.accept().await.unwrap();
             let (reader, mut writer) = stream.into_split();
             let mut lines = tokio::io::BufReader::new(reader).split(b'\n');
-            let _sync = lines.next_segment().await.unwrap().unwrap();
-            writer.write_all(b"\xff{\"return\": 1}\n").await.unwrap();
+            let sync = lines.next_segment().await.unwrap().unwrap();
+            let sync: Value = serde_json::from_slice(&sync[1..]).unwrap();
+            let id = &sync["arguments"]["id"];
+            writer.write_all(b"\xff").await.unwrap();
+            writer.write_all(format!("{{\"return\": {id}}}\n").as_bytes()).await.unwrap();
             let question = lines.next_segment().await.unwrap().unwrap();
             let question: Value = serde_json::from_slice(&question).unwrap();
             let question = question["execute"].as_str().unwrap().to_owned();
