@@ -203,7 +203,7 @@ pub fn arguments(
     line
 }
 
-pub fn socket(id: &str, path: &Path) -> String {
+fn socket(id: &str, path: &Path) -> String {
     format!("socket,id={id},path={},server=on,wait=off", escape(path))
 }
 
