@@ -22,9 +22,11 @@ const LANDLOCK: ABI = ABI::V6;
 
 /// Programs, libraries and QEMU's firmware.
 const PROGRAMS: [&str; 4] = ["/usr", "/lib", "/lib64", "/nix/store"];
-/// How libraries are found, how GnuTLS is set up, and how many processors there are.
-const SETTINGS: [&str; 6] = [
+/// How libraries are found, how GnuTLS and OpenSSL are set up, and how many processors there are.
+const SETTINGS: [&str; 8] = [
     "/etc/ld.so.cache",
+    "/etc/ssl/openssl.cnf",
+    "/etc/pki/tls/openssl.cnf",
     "/etc/gnutls",
     "/etc/crypto-policies",
     "/sys/devices/system/cpu",

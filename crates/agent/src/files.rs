@@ -96,7 +96,25 @@ impl VmDir {
         self.root.join("tls")
     }
 
-    /// Keeps the key of a migration where the VM's QEMU reads it, and nobody else can.
+    pub fn migration_key_file(&self) -> PathBuf {
+        self.tls().join(PSK_FILE)
+    }
+
+    /// Where QEMU's own end of a tunnel is, if it sends. Its path is as long as the monitor's.
+    pub fn migration_out(&self) -> PathBuf {
+        self.run().join("out.sock")
+    }
+
+    /// The same if it waits.
+    pub fn migration_in(&self) -> PathBuf {
+        self.run().join("in.sock")
+    }
+
+    pub fn tunnel_log(&self, end: &str) -> PathBuf {
+        self.root.join(format!("tunnel-{end}.log"))
+    }
+
+    /// Keeps the key of a migration where what encrypts it reads it, and nobody else can.
     pub fn keep_migration_key(&self, key: &MigrationKey) -> Result<(), Problem> {
         let what = || format!("can't keep the key of a migration in {}", self.tls().display());
         if !key.is_one() {
@@ -104,16 +122,15 @@ impl VmDir {
         }
         let keep = || -> std::io::Result<()> {
             make_dir(&self.tls(), 0o711)?;
-            let user = self.user()?;
-            write_for(user, &self.tls().join(PSK_FILE), &format!("{PSK_USER}:{}\n", key.hex))?;
-            write_for(user, &self.tls().join(DH_FILE), DH_PARAMETERS)
+            self.write_for_user(&self.migration_key_file(), &format!("{PSK_USER}:{}\n", key.hex))?;
+            self.write_for_user(&self.tls().join(DH_FILE), DH_PARAMETERS)
         };
         keep().map_err(|e| Problem::internal(what(), e))
     }
 
     /// `None` if there is no key.
     pub fn migration_key(&self) -> Result<Option<MigrationKey>, Problem> {
-        let path = self.tls().join(PSK_FILE);
+        let path = self.migration_key_file();
         let text = tail(&path, PSK_FILE_BYTES_MAX)
             .map_err(|e| Problem::internal(format!("can't read {}", path.display()), e))?;
         let text = String::from_utf8_lossy(&text);
@@ -218,6 +235,20 @@ impl VmDir {
         self.root.join("passt.log")
     }
 
+    /// Replaces a file that only the VM's user and root read.
+    pub fn write_for_user(&self, path: &Path, text: &str) -> std::io::Result<()> {
+        let user = self.user()?;
+        let temporary = path.with_extension("new");
+        let mut options = OpenOptions::new();
+        let mut file =
+            options.create(true).truncate(true).write(true).mode(0o600).open(&temporary)?;
+        file.write_all(text.as_bytes())?;
+        if user != Uid::effective() {
+            chown(&temporary, Some(user), Some(Gid::from_raw(user.as_raw())))?;
+        }
+        std::fs::rename(&temporary, path)
+    }
+
     /// The VM's user.
     pub fn user(&self) -> std::io::Result<Uid> {
         Ok(Uid::from_raw(std::fs::symlink_metadata(self.run())?.uid()))
@@ -264,18 +295,6 @@ fn make_dir(path: &Path, mode: u32) -> std::io::Result<()> {
         other => other?,
     }
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
-}
-
-/// Replaces a file that only the VM's user and root read.
-fn write_for(user: Uid, path: &Path, text: &str) -> std::io::Result<()> {
-    let temporary = path.with_extension("new");
-    let mut options = OpenOptions::new();
-    let mut file = options.create(true).truncate(true).write(true).mode(0o600).open(&temporary)?;
-    file.write_all(text.as_bytes())?;
-    if user != Uid::effective() {
-        chown(&temporary, Some(user), Some(Gid::from_raw(user.as_raw())))?;
-    }
-    std::fs::rename(&temporary, path)
 }
 
 /// Makes the state directory and takes its lock.

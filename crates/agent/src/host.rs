@@ -22,7 +22,7 @@ use crate::process::QemuUser;
 use crate::users::Users;
 use crate::vm::ended::Ends;
 use crate::vm::network::{UserNetworks, is_private};
-use crate::vm::tpm;
+use crate::vm::{tpm, tunnel};
 use crate::{Config, cgroup, confinement, link};
 
 /// 100.124.0.0/14: the addresses of tunnels and gateways.
@@ -86,6 +86,9 @@ impl Host {
             users.take_group(user);
         }
         warnings.extend(confinement::missing());
+        if config.network.identity().is_some() {
+            warnings.extend(tunnel::missing());
+        }
         let address = link::address_of(&config.agent_url)?;
         let ip = address.rsplit_once(':').map_or(address, |(ip, _)| ip).to_owned();
         let networks = Networks::prepare(&config.state, &config.host, &ip, is_root);

@@ -17,6 +17,7 @@ mod start;
 mod strangers;
 mod tls;
 pub mod tpm;
+pub mod tunnel;
 
 use std::net::IpAddr;
 use std::sync::atomic::AtomicU32;
@@ -86,6 +87,8 @@ pub struct Observed {
     /// Why its guest's TPM does not answer, although the VM has one.
     no_tpm: String,
     pub process: Option<Process>,
+    /// What it comes through, while it is to come by migration, if its QEMU does not listen itself.
+    tunnel: Option<Process>,
     /// Whether the agent could not yet examine all processes to find the VM's.
     pub is_searched: bool,
     /// Whether the guest has run in this QEMU.
@@ -181,6 +184,7 @@ impl Vm {
             no_network: String::new(),
             no_tpm: String::new(),
             process: None,
+            tunnel: None,
             is_searched: false,
             arrival,
             incoming_uri: None,

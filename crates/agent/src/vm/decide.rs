@@ -99,9 +99,13 @@ pub fn sending(info: &MigrateInfo) -> Sending {
     }
 }
 
-/// Whether QEMU still connects to the destination: it has sent nothing, and its guest runs.
+/// What may lie between the two QEMUs, in the buffers of sockets and of what encrypts.
+const BETWEEN_BYTES_MAX: u64 = 16 << 20;
+
+/// Whether the destination may not have taken anything yet. The guest runs.
 pub fn is_connecting(info: &MigrateInfo) -> bool {
-    info.status == "setup"
+    let is_sending = info.status == "active" && info.ram.transferred < BETWEEN_BYTES_MAX;
+    info.status == "setup" || is_sending
 }
 
 /// Why QEMU has stopped sending.

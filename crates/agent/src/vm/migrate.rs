@@ -32,7 +32,8 @@ use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::phases::Watch;
-use super::{Vm, decide};
+use super::tls::End;
+use super::{Vm, decide, tunnel};
 use crate::qmp::{MigrateInfo, QmpError};
 
 pub(super) use figures::bits_to_bytes;
@@ -153,7 +154,7 @@ struct Migration {
     wishes: mpsc::Sender<Wished>,
     /// When the connections that the pause needs were last used.
     warmed: Instant,
-    /// Since when QEMU connects to the destination; `None` once it is connected.
+    /// Since when the destination has taken nothing; `None` once it has surely taken something.
     connecting: Option<Instant>,
     /// Since when QEMU is to stop sending.
     stopping: Option<Instant>,
@@ -343,6 +344,9 @@ impl Migration {
     }
 
     async fn finish(&mut self, end: MigrationPhase) {
+        if let Err(problem) = tunnel::end(&self.vm.dir, End::Source).await {
+            tracing::warn!(vm = %self.vm.id(), %problem, "what carried its migration goes on");
+        }
         if end == MigrationPhase::Completed {
             self.final_figures().await;
             self.tell_pause().await;
@@ -407,6 +411,8 @@ impl Migration {
         };
         if !decide::is_connecting(&info) {
             self.connecting = None;
+        } else if info.ram.transferred > self.record.report.transferred_bytes {
+            self.connecting = self.connecting.map(|_| Instant::now());
         }
         let sending = decide::sending(&info);
         self.follow(&info, sending).await;
@@ -417,7 +423,7 @@ impl Migration {
         Some(sending)
     }
 
-    /// Gives a connection up that does not come about. QEMU itself has no deadline for it.
+    /// Gives a connection up that does not come about, or over which the destination takes nothing. QEMU itself has no deadline for it.
     async fn bound_handshake(&mut self, qemu_answers: bool) {
         let limit = if qemu_answers { CONNECT_MAX } else { SILENT_MAX };
         if self.connecting.is_none_or(|since| since.elapsed() < limit) {
@@ -425,7 +431,7 @@ impl Migration {
         }
         if !self.machine.is_given_up() {
             let limit_s = limit.as_secs();
-            let why = format!("the destination has not answered QEMU's handshake for {limit_s} s");
+            let why = format!("the destination has taken nothing for {limit_s} s");
             self.give_up(Stop::Failed(why));
         }
         if !qemu_answers {
@@ -461,6 +467,11 @@ impl Migration {
 
     /// Ends QEMU's connection to the destination. Returns whether it had one.
     async fn cut(&self) -> bool {
+        match tunnel::end(&self.vm.dir, End::Source).await {
+            Ok(true) => return true,
+            Ok(false) => {}
+            Err(problem) => tracing::error!(vm = %self.vm.id(), %problem, "a migration goes on"),
+        }
         let to = self.order.uri.strip_prefix("tcp:").and_then(|address| address.parse().ok());
         let process = self.vm.observed(|seen| seen.process);
         let (Some(to), Some(process)) = (to, process) else { return false };
@@ -480,7 +491,9 @@ impl Migration {
 
     fn ended(&mut self, why: &str) {
         if self.stop.is_none() {
-            self.give_up(Stop::Failed(why.to_owned()));
+            let said = tunnel::said(&self.vm.dir, End::Source);
+            let said = said.map_or_else(String::new, |said| format!(" (stunnel: {said})"));
+            self.give_up(Stop::Failed(format!("{why}{said}")));
         }
     }
 

@@ -60,6 +60,7 @@ pub struct Owner {
     tpm: Option<AbortHandle>,
     /// Keeps strangers away while QEMU waits for the VM.
     door: Option<AbortHandle>,
+    tunnel: Option<AbortHandle>,
 }
 
 /// What woke the owner up.
@@ -94,6 +95,7 @@ impl Owner {
             network: None,
             tpm: None,
             door: None,
+            tunnel: None,
         }
     }
 

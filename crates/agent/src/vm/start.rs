@@ -17,7 +17,7 @@ use crate::command::{QEMU, arguments, export, firmware_file};
 use crate::confinement::Sandbox;
 use crate::host::Host;
 use crate::process::{Exit, Process};
-use crate::qmp::{Event, MigrateInfo, Qmp, QmpError};
+use crate::qmp::{Event, MigrateInfo, Qmp, QmpError, SocketAddress};
 use crate::{cgroup, files, process, sockets};
 
 /// QEMU opens its disks before it answers, and waits some time for the volume server.
@@ -186,28 +186,31 @@ impl StartError {
     }
 }
 
-/// Makes a QEMU that waits for a migration listen, unless it already does. Returns its address.
+/// Where a QEMU listens that waits for a migration, if it does already. A unix socket has no port.
+pub async fn waits_at(qmp: &Qmp) -> Result<Option<SocketAddress>, QmpError> {
+    let info: MigrateInfo = qmp.query("query-migrate").await?;
+    Ok(info.socket_address.into_iter().next())
+}
+
+/// Makes a QEMU that waits for a migration listen there, unless it already listens. Returns where.
 pub async fn listen_for_migration(
     qmp: &Qmp,
-    ip: &str,
+    uri: &str,
     compressed: bool,
     tls: Option<&Path>,
-) -> Result<String, QmpError> {
-    let info: MigrateInfo = qmp.query("query-migrate").await?;
-    if info.socket_address.is_empty() {
+) -> Result<SocketAddress, QmpError> {
+    if waits_at(qmp).await?.is_none() {
         let capabilities = json!([{"capability": "events", "state": true}]);
         let set = json!({"capabilities": capabilities});
         qmp.execute("migrate-set-capabilities", set).await?;
         set_compression(qmp, compressed).await?;
         set_encryption(qmp, End::Destination, tls).await?;
-        qmp.execute("migrate-incoming", json!({"uri": format!("tcp:{ip}:0")})).await?;
+        qmp.execute("migrate-incoming", json!({"uri": uri})).await?;
     }
-    let info: MigrateInfo = qmp.query("query-migrate").await?;
-    let address = info.socket_address.first().ok_or_else(|| QmpError::Odd {
+    waits_at(qmp).await?.ok_or_else(|| QmpError::Odd {
         command: "query-migrate".to_owned(),
         reason: "it does not say where it listens".to_owned(),
-    })?;
-    Ok(format!("tcp:{ip}:{}", address.port))
+    })
 }
 
 /// Sets whether memory is sent compressed. Both QEMUs of a migration must be set to the same. Compression works

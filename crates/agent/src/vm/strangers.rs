@@ -29,7 +29,8 @@ pub async fn keep_away(vm: Arc<Vm>) {
         vm.observed(|seen| {
             let uri = seen.incoming_uri.as_deref().filter(|_| seen.status() == VmStatus::Incoming);
             let at = uri?.strip_prefix("tcp:")?.parse().ok()?;
-            Some(Waiting { process: seen.process?, at, source: vm.source(), qmp: seen.qmp.clone() })
+            let process = seen.tunnel.or(seen.process)?;
+            Some(Waiting { process, at, source: vm.source(), qmp: seen.qmp.clone() })
         })
     };
     keep_away_from(waiting).await;

@@ -1,8 +1,9 @@
 //! The key with which the two QEMUs of a migration encrypt what they send.
 //!
 //! The destination's agent makes a new key for each VM that arrives. Only the agent of the host from which the VM comes
-//! gets it, over TLS with certificates on both sides. Each QEMU reads it from a file of its VM: TLS with a pre-shared
-//! key. So no QEMU has its host's key, and nobody else can connect to a QEMU that waits for a VM.
+//! gets it, over TLS with certificates on both sides. What encrypts at each end, [`tunnel`](super::tunnel) or QEMU itself, reads
+//! it from a file of its VM: TLS with a pre-shared key. So it does not have its host's key, and nobody else can connect to a QEMU
+//! that waits for a VM.
 
 use std::path::Path;
 
@@ -22,6 +23,23 @@ const ID: &str = "migration-tls";
 pub enum End {
     Source,
     Destination,
+}
+
+impl End {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Source => "source",
+            Self::Destination => "destination",
+        }
+    }
+
+    /// The file with the settings of what carries the migration at this end.
+    pub fn settings(self) -> &'static str {
+        match self {
+            Self::Source => "source.conf",
+            Self::Destination => "destination.conf",
+        }
+    }
 }
 
 impl Vm {

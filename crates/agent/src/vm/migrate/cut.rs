@@ -55,8 +55,27 @@ pub fn peers_at(process: &Process, at: SocketAddr) -> std::io::Result<BTreeSet<S
     Ok(all.filter(|(_, local, _)| *local == at).map(|(_, _, peer)| peer).collect())
 }
 
+/// Where a process listens for TCP connections; `None` if it does not. It has one such socket at most.
+///
+/// # Errors
+/// As [`cut`].
+pub fn listens_at(process: &Process) -> std::io::Result<Option<SocketAddr>> {
+    let all = sockets(process)?.into_iter();
+    let listen = all.filter(|socket| rustix::net::sockopt::socket_acceptconn(socket) == Ok(true));
+    Ok(listen.filter_map(|socket| socket.local_addr().ok()).next())
+}
+
 /// The process's TCP connections, and the addresses of their two ends.
 fn connections(process: &Process) -> std::io::Result<Vec<(TcpStream, SocketAddr, SocketAddr)>> {
+    let of = |socket: TcpStream| {
+        let (local, peer) = (socket.local_addr().ok()?, socket.peer_addr().ok()?);
+        Some((socket, local, peer))
+    };
+    Ok(sockets(process)?.into_iter().filter_map(of).collect())
+}
+
+/// Another handle of each of the process's sockets, of whatever kind.
+fn sockets(process: &Process) -> std::io::Result<Vec<TcpStream>> {
     let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or(std::io::ErrorKind::InvalidInput)?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
@@ -71,14 +90,11 @@ fn connections(process: &Process) -> std::io::Result<Vec<(TcpStream, SocketAddr,
             .is_ok_and(|target| target.to_string_lossy().starts_with("socket:"));
         let number = path.file_name().and_then(|name| name.to_str()?.parse().ok());
         let Some(number) = number.filter(|_| is_socket) else { continue };
-        let socket = match pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty()) {
-            Ok(socket) => TcpStream::from(socket),
+        match pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty()) {
+            Ok(socket) => all.push(TcpStream::from(socket)),
             // It was closed meanwhile.
-            Err(rustix::io::Errno::BADF) => continue,
+            Err(rustix::io::Errno::BADF) => {}
             Err(error) => return Err(error.into()),
-        };
-        if let (Ok(local), Ok(peer)) = (socket.local_addr(), socket.peer_addr()) {
-            all.push((socket, local, peer));
         }
     }
     Ok(all)

@@ -14,9 +14,8 @@ use crate::guest;
 use crate::process::{Looks, Process};
 use crate::qmp::{Event, Qmp, QmpError};
 use crate::vm::network::keep;
-use crate::vm::start::listen_for_migration;
 use crate::vm::strangers::keep_away;
-use crate::vm::tpm;
+use crate::vm::{tpm, tunnel};
 
 /// A QEMU that hangs must not delay the agent's start or its answers. The next tick of the clock tries again.
 const RECONNECT_DEADLINE: Duration = Duration::from_secs(3);
@@ -60,6 +59,9 @@ impl Owner {
             let kept = tokio::spawn(keep(Arc::clone(&self.vm), Arc::clone(&self.host)));
             self.network = Some(kept.abort_handle());
         }
+        if self.vm.spec.arrives_by.is_some() {
+            self.tunnel = Some(tokio::spawn(tunnel::keep(Arc::clone(&self.vm))).abort_handle());
+        }
         if self.vm.spec.tpm().is_some() {
             self.tpm = Some(tokio::spawn(tpm::keep(Arc::clone(&self.vm))).abort_handle());
         }
@@ -74,16 +76,7 @@ impl Owner {
         self.run_state.clear();
         self.look(&qmp).await?;
         if self.vm.status() == VmStatus::Incoming {
-            let compressed = self.vm.spec.arrives_compressed;
-            let tls = self.host.network.identity().map(|_| self.vm.dir.tls());
-            if tls.is_some() {
-                self.vm.make_migration_key().map_err(|problem| QmpError::Odd {
-                    command: "object-add".to_owned(),
-                    reason: problem.to_string(),
-                })?;
-            }
-            let listening = listen_for_migration(&qmp, &self.host.ip, compressed, tls.as_deref());
-            let uri = listening.await?;
+            let uri = tunnel::way_in(&self.vm, &self.host, &qmp).await?;
             self.vm.observed(|seen| seen.incoming_uri = Some(uri));
         }
         self.vm.observed(|seen| seen.qmp = Some(qmp));

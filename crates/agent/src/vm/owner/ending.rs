@@ -8,7 +8,8 @@ use perigee_model::{MigrationId, Problem};
 use super::Owner;
 use crate::cgroup;
 use crate::vm::ended::Arrived;
-use crate::vm::tpm;
+use crate::vm::tls::End;
+use crate::vm::{tpm, tunnel};
 
 /// The deadline for a QEMU that may hang. The requester waits some seconds.
 const LOOK_DEADLINE: Duration = Duration::from_secs(2);
@@ -65,7 +66,8 @@ impl Owner {
 
     /// Ends what watches this start of the VM, so that it finds nothing of the next one.
     pub(super) fn end_tasks(&mut self) {
-        let tasks = [&mut self.guest, &mut self.network, &mut self.tpm, &mut self.door];
+        let tasks =
+            [&mut self.guest, &mut self.network, &mut self.tpm, &mut self.door, &mut self.tunnel];
         for task in tasks.into_iter().filter_map(Option::take) {
             task.abort();
         }
@@ -93,6 +95,9 @@ impl Owner {
             process.kill().await?;
         }
         tpm::end(&self.vm).await?;
+        for end in [End::Source, End::Destination] {
+            tunnel::end(&self.vm.dir, end).await?;
+        }
         if let Some(process) = process {
             cgroup::forget(&process).await;
         }

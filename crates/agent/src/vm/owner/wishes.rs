@@ -1,7 +1,5 @@
 //! Carries out what a migration wishes of QEMU, if its switchover allows that.
 
-use std::path::Path;
-
 use perigee_model::switchover::{Switchover, Wish};
 use serde_json::json;
 
@@ -9,7 +7,7 @@ use super::Owner;
 use crate::qmp::{Qmp, QmpError};
 use crate::vm::start::set_compression;
 use crate::vm::tls::{End, set_encryption};
-use crate::vm::tpm;
+use crate::vm::{tpm, tunnel};
 
 impl Owner {
     /// # Errors
@@ -25,8 +23,7 @@ impl Owner {
         let qmp = self.vm.observed(|seen| seen.qmp.clone()).ok_or(QmpError::Closed)?;
         let done = match wish {
             begin @ Wish::Begin { .. } => {
-                let tls = self.host.network.identity().map(|_| self.vm.dir.tls());
-                return begin_to_send(&qmp, begin, tls.as_deref()).await;
+                return self.begin_to_send(&qmp, begin).await;
             }
             Wish::AllowPause { downtime_limit_ms } => {
                 let limit = json!({"downtime-limit": downtime_limit_ms});
@@ -50,26 +47,31 @@ impl Owner {
 /// For how many percent of the time QEMU stops the vCPUs at first if the planner chose nothing: QEMU's default.
 const THROTTLE_PERCENT: u8 = 20;
 
-/// `auto-converge` is always on. With it QEMU slows the VM down if copying would not end, also if the planner did not
-/// predict that.
-async fn begin_to_send(qmp: &Qmp, begin: Wish, tls: Option<&Path>) -> Result<(), QmpError> {
-    let Wish::Begin { uri, downtime_limit_ms, compressed, max_bytes_per_s, throttle_percent } =
-        begin
-    else {
-        return Ok(());
-    };
-    let on = |name: &str| json!({"capability": name, "state": true});
-    let capabilities =
-        ["pause-before-switchover", "return-path", "events", "auto-converge"].map(on);
-    qmp.execute("migrate-set-capabilities", json!({"capabilities": capabilities})).await?;
-    set_compression(qmp, compressed).await?;
-    set_encryption(qmp, End::Source, tls).await?;
-    let parameters = json!({
-        "downtime-limit": downtime_limit_ms.clamp(1, 2_000_000),
-        // In bytes per second; without this QEMU's limit is 128 MiB/s.
-        "max-bandwidth": max_bytes_per_s.unwrap_or(1 << 40),
-        "cpu-throttle-initial": throttle_percent.unwrap_or(THROTTLE_PERCENT).clamp(1, 99),
-    });
-    qmp.execute("migrate-set-parameters", parameters).await?;
-    qmp.execute("migrate", json!({"uri": uri})).await.map(drop)
+impl Owner {
+    /// `auto-converge` is always on. With it QEMU slows the VM down if copying would not end, also if the planner did not
+    /// predict that.
+    async fn begin_to_send(&self, qmp: &Qmp, begin: Wish) -> Result<(), QmpError> {
+        let Wish::Begin { uri, downtime_limit_ms, compressed, max_bytes_per_s, throttle_percent } =
+            begin
+        else {
+            return Ok(());
+        };
+        let on = |name: &str| json!({"capability": name, "state": true});
+        let capabilities =
+            ["pause-before-switchover", "return-path", "events", "auto-converge"].map(on);
+        qmp.execute("migrate-set-capabilities", json!({"capabilities": capabilities})).await?;
+        set_compression(qmp, compressed).await?;
+        let inside =
+            if compressed { None } else { tunnel::way_out(&self.vm, &self.host, &uri).await };
+        let tls = self.host.network.identity().filter(|_| inside.is_none());
+        set_encryption(qmp, End::Source, tls.map(|_| self.vm.dir.tls()).as_deref()).await?;
+        let parameters = json!({
+            "downtime-limit": downtime_limit_ms.clamp(1, 2_000_000),
+            // In bytes per second; without this QEMU's limit is 128 MiB/s.
+            "max-bandwidth": max_bytes_per_s.unwrap_or(1 << 40),
+            "cpu-throttle-initial": throttle_percent.unwrap_or(THROTTLE_PERCENT).clamp(1, 99),
+        });
+        qmp.execute("migrate-set-parameters", parameters).await?;
+        qmp.execute("migrate", json!({"uri": inside.unwrap_or(uri)})).await.map(drop)
+    }
 }

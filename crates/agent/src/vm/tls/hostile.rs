@@ -1,9 +1,10 @@
 //! A real QEMU that waits for a migration, and those who should not send it one.
 
+use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
-use std::process::{Child, Command};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use perigee_model::VmId;
@@ -17,9 +18,10 @@ use crate::command::QEMU;
 use crate::files::VmDir;
 use crate::process::Process;
 use crate::qmp::{Event, MigrateInfo, Qmp};
-use crate::vm::migrate::cut::peers_at;
+use crate::vm::migrate::cut::{listens_at, peers_at};
 use crate::vm::start::listen_for_migration;
 use crate::vm::strangers::{Waiting, keep_away_from};
+use crate::vm::tunnel::{self, Tunnel, said};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How QEMU's state begins when it is not encrypted: its mark, and version 3.
@@ -53,7 +55,13 @@ impl Vm {
         let until = Instant::now() + PATIENCE;
         loop {
             match Qmp::connect(&monitor).await {
-                Ok((qmp, _events)) => return Self { process, qmp, _events },
+                Ok((qmp, _events)) => {
+                    // As for all VMs that move: the source ends when the destination says that it has everything.
+                    let on = json!({"capability": "return-path", "state": true});
+                    let set = json!({"capabilities": [on]});
+                    qmp.execute("migrate-set-capabilities", set).await.unwrap();
+                    return Self { process, qmp, _events };
+                }
                 Err(error) => assert!(Instant::now() < until, "{error}"),
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -67,7 +75,11 @@ impl Vm {
 
     /// Sends its state there, and returns how that ended.
     async fn migrate(&self, to: SocketAddr) -> MigrateInfo {
-        self.qmp.execute("migrate", json!({"uri": format!("tcp:{to}")})).await.unwrap();
+        self.migrate_to(&format!("tcp:{to}")).await
+    }
+
+    async fn migrate_to(&self, uri: &str) -> MigrateInfo {
+        self.qmp.execute("migrate", json!({"uri": uri})).await.unwrap();
         let until = Instant::now() + PATIENCE;
         loop {
             let info: MigrateInfo = self.qmp.query("query-migrate").await.unwrap();
@@ -102,8 +114,8 @@ async fn a_qemu_that_waits_for_a_vm_takes_it_only_from_who_has_the_key() {
     let (right, wrong) = (key(dir.path(), "right", "ab"), key(dir.path(), "wrong", "cd"));
     let waiting = Vm::start(dir.path(), "waiting", &["-incoming", "defer"]).await;
     let keys = right.tls();
-    let uri = listen_for_migration(&waiting.qmp, "127.0.0.1", false, Some(&keys)).await.unwrap();
-    let to: SocketAddr = uri.strip_prefix("tcp:").unwrap().parse().unwrap();
+    let at = listen_for_migration(&waiting.qmp, "tcp:127.0.0.1:0", false, Some(&keys)).await;
+    let to = SocketAddr::from(([127, 0, 0, 1], at.unwrap().port.parse().unwrap()));
 
     let mut plain = TcpStream::connect(to).unwrap();
     plain.write_all(PLAIN_STATE).unwrap();
@@ -165,4 +177,157 @@ async fn a_qemu_that_waits_for_a_vm_takes_it_only_from_who_has_the_key() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     door.abort();
+}
+
+/// What sends with these keys, or waits for who has them.
+fn tunnel_of(of: &VmDir, end: End) -> Tunnel<'_> {
+    Tunnel { dir: of, user: None, end }
+}
+
+/// A certificate, in the directory, as the cluster's or as a stranger's own.
+fn certificate(dir: &Path, name: &str) -> [PathBuf; 2] {
+    let [key, certificate] = ["key", "crt"].map(|kind| dir.join(format!("{name}.{kind}")));
+    let mut openssl = Command::new("openssl");
+    openssl.args([
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+    ]);
+    openssl.args(["-subj", "/CN=test", "-keyout"]).arg(&key).arg("-out").arg(&certificate);
+    assert!(openssl.output().expect("openssl is installed").status.success());
+    [key, certificate]
+}
+
+fn outwards(of: &VmDir) -> String {
+    format!("unix:{}", of.migration_out().display())
+}
+
+#[tokio::test]
+async fn a_tunnel_and_qemu_s_own_tls_carry_a_vm_to_each_other_with_one_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let [_, cluster] = certificate(dir.path(), "cluster");
+    for (sends_itself, waits_itself) in [(false, false), (false, true), (true, false)] {
+        let name = |end| format!("{end}-{sends_itself}-{waits_itself}");
+        let [from, at] = ["from", "at"].map(|end| key(dir.path(), &name(end), "ab"));
+        let waiting = Vm::start(dir.path(), &name("waiting"), &["-incoming", "defer"]).await;
+        let (uri, own) = match waits_itself {
+            true => ("tcp:127.0.0.1:0".to_owned(), Some(at.tls())),
+            false => (format!("unix:{}", at.migration_in().display()), None),
+        };
+        let listens = listen_for_migration(&waiting.qmp, &uri, false, own.as_deref()).await;
+        let (carried, to) = match listens.unwrap().port.parse() {
+            Ok(port) => (None, SocketAddr::from(([127, 0, 0, 1], port))),
+            Err(_) => {
+                let (process, at) =
+                    tunnel_of(&at, End::Destination).receive("127.0.0.1").await.unwrap();
+                (Some(process), at)
+            }
+        };
+        let source = Vm::start(dir.path(), &name("source"), &[]).await;
+        let own = sends_itself.then(|| from.tls());
+        set_encryption(&source.qmp, End::Source, own.as_deref()).await.unwrap();
+        let done = match sends_itself {
+            true => source.migrate(to).await,
+            false => {
+                tunnel_of(&from, End::Source).send(to, &cluster).await.unwrap();
+                source.migrate_to(&outwards(&from)).await
+            }
+        };
+        let said = said(&from, End::Source);
+        assert_eq!(done.status, "completed", "{}: {} {said:?}", name(""), done.error_desc);
+        let until = Instant::now() + PATIENCE;
+        while waiting.waits().await {
+            assert!(Instant::now() < until, "it did not take the VM that it waited for");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let [sent, received] = [(&from, End::Source), (&at, End::Destination)]
+            .map(async |(dir, end)| tunnel::end(dir, end).await.unwrap());
+        assert_eq!((sent.await, received.await), (!sends_itself, !waits_itself));
+        assert!(carried.is_none_or(|process| process.has_ended()));
+    }
+}
+
+#[tokio::test]
+async fn what_comes_through_a_tunnel_has_the_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let (right, wrong) = (key(dir.path(), "right", "ab"), key(dir.path(), "wrong", "cd"));
+    let [_, cluster] = certificate(dir.path(), "cluster");
+    let waiting = Vm::start(dir.path(), "waiting", &["-incoming", "defer"]).await;
+    let inside = format!("unix:{}", right.migration_in().display());
+    listen_for_migration(&waiting.qmp, &inside, false, None).await.unwrap();
+    let (process, to) = tunnel_of(&right, End::Destination).receive("127.0.0.1").await.unwrap();
+
+    let mut plain = TcpStream::connect(to).unwrap();
+    plain.write_all(PLAIN_STATE).unwrap();
+    plain.write_all(&[0; 4096]).unwrap();
+    let ended = tokio::task::spawn_blocking(move || is_hung_up_on(plain)).await.unwrap();
+    assert!(ended && waiting.waits().await, "a plain connection");
+
+    let stranger = Vm::start(dir.path(), "stranger", &[]).await;
+    tunnel_of(&wrong, End::Source).send(to, &cluster).await.unwrap();
+    let refused = stranger.migrate_to(&outwards(&wrong)).await;
+    assert_eq!(refused.status, "failed", "a wrong key");
+    assert!(said(&wrong, End::Source).is_some(), "why");
+    assert!(waiting.waits().await);
+    set_encryption(&stranger.qmp, End::Source, Some(&wrong.tls())).await.unwrap();
+    assert_eq!(stranger.migrate(to).await.status, "failed", "a wrong key in QEMU");
+    assert!(waiting.waits().await);
+
+    let silent = TcpStream::connect(to).unwrap();
+    let source = Vm::start(dir.path(), "source", &[]).await;
+    let own = key(dir.path(), "own", "ab");
+    let sends = tunnel_of(&own, End::Source).send(to, &cluster).await.unwrap();
+    let done = source.migrate_to(&outwards(&own)).await;
+    assert_eq!(done.status, "completed", "beside a silent connection: {}", done.error_desc);
+    drop(silent);
+    for process in [process, sends] {
+        process.kill().await.unwrap();
+    }
+    tunnel::end(&wrong, End::Source).await.unwrap();
+}
+
+/// It has a certificate in place of the key, and would take everything.
+#[tokio::test]
+async fn a_destination_without_the_key_gets_nothing_through_a_tunnel() {
+    let dir = tempfile::tempdir().unwrap();
+    let right = key(dir.path(), "right", "ab");
+    let [_, cluster] = certificate(dir.path(), "cluster");
+    let [own_key, own] = certificate(dir.path(), "own");
+    let got = dir.path().join("got");
+    let mut server = Command::new("openssl");
+    server.args(["s_server", "-quiet", "-accept", "127.0.0.1:0", "-key"]).arg(own_key);
+    server.arg("-cert").arg(own).stdin(Stdio::piped()).stdout(File::create(&got).unwrap());
+    let server = Ended(server.spawn().unwrap());
+    let process = Process::of_pid(server.0.id()).unwrap();
+    let until = Instant::now() + PATIENCE;
+    let to = loop {
+        if let Some(at) = listens_at(&process).unwrap() {
+            break at;
+        }
+        assert!(Instant::now() < until, "the stranger does not listen");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    let source = Vm::start(dir.path(), "source", &[]).await;
+    let sends = tunnel_of(&right, End::Source).send(to, &cluster).await.unwrap();
+    let refused = source.migrate_to(&outwards(&right)).await;
+    assert_eq!(refused.status, "failed");
+    let said = said(&right, End::Source).unwrap();
+    assert!(said.contains("certificate verify failed"), "{said}");
+    sends.kill().await.unwrap();
+    drop(server);
+    assert_eq!(std::fs::read(got).unwrap(), b"");
+}
+
+/// A process that is killed at the end.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
