@@ -1,5 +1,6 @@
 //! A VM with random bytes in its memory that migrates.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -42,28 +43,47 @@ pub async fn boot(lab: &Lab, image: &Path, at: &HostId, bytes: u64) -> Result<Vm
     bail!("the guest has not filled its memory within {DEADLINE:?}")
 }
 
-/// Moves it to the second host. Returns bytes, seconds, and the CPU seconds of both QEMUs.
+/// Moves it to the second host. Returns bytes, seconds, and the CPU seconds of both QEMUs and of what encrypts beside them.
 pub async fn there(lab: &Lab, vm: &VmId, [from, to]: &[HostId; 2]) -> Result<(u64, f64, f64)> {
     let cluster = Cluster::new(lab)?;
     let source = Machine::of(lab, from, vm)?.1;
     let before = Usage::of(source)?.cpu_s;
     let wish = MoveVm { host: to.clone(), volumes: Default::default(), confirmed: false };
     let asked = cluster.ask_to_move(vm, &wish).await?;
-    // The source's process ends with the migration, so its figures are read meanwhile.
+    // These processes end with the migration, so their figures are read meanwhile.
     let last = async {
-        let mut last = before;
+        let (mut last, mut tunnels) = (before, BTreeMap::new());
         while let Ok(usage) = Usage::of(source) {
             last = usage.cpu_s;
+            look_at_tunnels(lab, &mut tunnels)?;
             tokio::time::sleep(LOOK_EVERY).await;
         }
-        last
+        Ok::<f64, anyhow::Error>(last + tunnels.values().sum::<f64>())
     };
     let (moved, last) = tokio::join!(cluster.moved(&asked), last);
     let moved = completed(moved?)?;
     let destination = Usage::of(Machine::of(lab, to, vm)?.1)?.cpu_s;
     let prepare_ms = moved.phases.prepare.map_or(0, |prepare| prepare.total_ms());
     let millis = u32::try_from(moved.total_ms.saturating_sub(prepare_ms))?;
-    Ok((moved.bytes, f64::from(millis) / 1e3, last - before + destination))
+    Ok((moved.bytes, f64::from(millis) / 1e3, last? - before + destination))
+}
+
+/// The CPU seconds of each process of this lab that encrypts a migration.
+fn look_at_tunnels(lab: &Lab, seen: &mut BTreeMap<u32, f64>) -> Result<()> {
+    let of_lab = lab.dir().display().to_string();
+    for entry in std::fs::read_dir("/proc")? {
+        let path = entry?.path();
+        let pid = path.file_name().and_then(|name| name.to_str()?.parse().ok());
+        let line = std::fs::read_to_string(path.join("cmdline")).unwrap_or_default();
+        let is_one = line.starts_with("stunnel\0") && line.contains(&of_lab);
+        // It may have ended meanwhile.
+        if let (true, Some(pid)) = (is_one, pid)
+            && let Ok(usage) = Usage::of(pid)
+        {
+            seen.insert(pid, usage.cpu_s);
+        }
+    }
+    Ok(())
 }
 
 /// Moves it to where it was.
