@@ -3,7 +3,7 @@
 PERIGEE_SCALE ?= 0.1
 ROUNDS ?= 5
 
-.PHONY: setup build image demo test faults soak fuzz lint bench experiments clean
+.PHONY: setup build image demo test alpine faults soak fuzz lint bench experiments clean
 
 ## Install the Debian packages that are missing
 setup:
@@ -27,6 +27,12 @@ demo: setup
 ## All tests: unit, property, and the whole system with QEMU
 test: setup
 	scripts/test
+
+## A job and a VM in a cloud image without systemd, bash and glibc. Under emulation it boots too slowly for `make test`
+alpine: setup
+	image=$$(scripts/golden-image) alpine=$$(scripts/cloud-image alpine) && \
+	PATH=$$(scripts/tools):$$PATH PERIGEE_TEST_IMAGE=$$image PERIGEE_TEST_ALPINE_IMAGE=$$alpine \
+	  cargo nextest run --locked --workspace --run-ignored only -E 'test(an_alpine_image)'
 
 ## Each fault in each phase of each placement, some 200 cells in about an hour: out/faults/report.html. It goes on where
 ## an earlier run has stopped; ONLY="copy,filling remote" runs these cells again

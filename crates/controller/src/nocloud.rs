@@ -4,6 +4,8 @@
 //! `vendor-data`; `user-data` is the user's own, and cloud-init prefers it to `vendor-data`. Maps are written as JSON,
 //! which is YAML too.
 
+use std::net::Ipv4Addr;
+
 use perigee_model::guest::USER_NETWORK;
 use perigee_model::lasting::CloudInit;
 use perigee_model::network::DOMAIN;
@@ -44,25 +46,29 @@ pub fn disk(
         &[
             ("meta-data", meta_data(instance, host_name, wanted).to_string().as_bytes()),
             ("user-data", user_data.as_bytes()),
-            ("vendor-data", cloud_config(&vendor_data(mounts, wanted)).as_bytes()),
+            ("vendor-data", cloud_config(&vendor_data(mounts, wanted, network)).as_bytes()),
             ("network-config", network_config(network).to_string().as_bytes()),
         ],
     )
 }
 
-/// Installs the runner and has systemd start it once cloud-init has configured the guest's disks and network. It runs as in the
-/// golden image (`perigee-runner.service` there).
+/// Installs the runner and starts it, with what the golden image gives it (`perigee-runner.service` there). Any POSIX shell runs this,
+/// and no init is asked for anything. cloud-init does this at each boot and goes on with its work, for which the runner waits.
 const START_RUNNER: &str = "\
 set -e
 [ ! -e /usr/sbin/perigee-runner ] || exit 0
 dir=/var/lib/perigee
 mkdir -p $dir/disk
-mount -t vfat -o ro /dev/disk/by-id/virtio-cidata $dir/disk
+for serial in /sys/block/*/serial; do
+  [ \"$(cat $serial)\" != cidata ] || disk=${serial%/serial}
+done
+mount -t vfat -o ro /dev/${disk##*/} $dir/disk
 cp $dir/disk/runner $dir/runner
 umount $dir/disk
 chmod 755 $dir/runner
-systemd-run --quiet --no-block --unit=perigee-runner -p After=cloud-init.service -p Delegate=yes -p KillMode=control-group \
--p OOMPolicy=continue -p OOMScoreAdjust=-900 -p LimitNOFILE=65536 $dir/runner
+echo -900 >/proc/self/oom_score_adj
+ulimit -n 65536
+setsid $dir/runner </dev/null >/dev/null 2>&1 &
 ";
 
 /// The disk of a job's VM whose image has no runner.
@@ -76,7 +82,9 @@ pub fn job_disk(
     runner: &[u8],
 ) -> Result<Fat, String> {
     let nobody = CloudInit::default();
-    let user_data = cloud_config(&json!({"bootcmd": [["sh", "-c", START_RUNNER]]}));
+    let mut user_data = resolvers(network);
+    user_data["bootcmd"] = json!([["sh", "-c", START_RUNNER]]);
+    let user_data = cloud_config(&user_data);
     filesystem(
         LABEL,
         &[
@@ -101,8 +109,8 @@ fn meta_data(instance: &str, host_name: &str, wanted: &CloudInit) -> Value {
     })
 }
 
-fn vendor_data(mounts: &[Mounted], wanted: &CloudInit) -> Value {
-    let mut config = json!({});
+fn vendor_data(mounts: &[Mounted], wanted: &CloudInit, network: &VmNetwork) -> Value {
+    let mut config = resolvers(network);
     if let Some(user) = &wanted.user {
         config["user"] = json!({"name": user});
     }
@@ -116,6 +124,19 @@ fn vendor_data(mounts: &[Mounted], wanted: &CloudInit) -> Value {
         config["mounts"] = Value::Array(mounts);
     }
     config
+}
+
+/// Where Alpine's cloud-init takes the resolvers from: ifupdown there does nothing with those of the network's configuration. That
+/// of Debian and Ubuntu does not read this.
+fn resolvers(network: &VmNetwork) -> Value {
+    let resolvers = match network {
+        VmNetwork::None | VmNetwork::Bridge(_) => return json!({}),
+        VmNetwork::Cluster(card) => {
+            json!({"nameservers": [card.subnet.gateway()], "searchdomains": [DOMAIN]})
+        }
+        VmNetwork::User => json!({"nameservers": [USER_NETWORK.dns]}),
+    };
+    json!({"manage_resolv_conf": true, "resolv_conf": resolvers})
 }
 
 /// Without a card there is nothing to configure. systemd's wait-online waits for a network all the same: it needs an interface with
@@ -132,7 +153,7 @@ fn network_config(network: &VmNetwork) -> Value {
         VmNetwork::Cluster(card) => json!({"card": {
             "match": {"macaddress": card.mac().to_string()},
             "addresses": [format!("{}/{}", card.address, card.subnet.prefix_bits())],
-            "gateway4": card.subnet.gateway(),
+            "routes": default_route(card.subnet.gateway()),
             "mtu": card.mtu,
             "nameservers": {"addresses": [card.subnet.gateway()], "search": [DOMAIN]},
         }}),
@@ -141,7 +162,7 @@ fn network_config(network: &VmNetwork) -> Value {
             json!({"card": {
                 "match": {"macaddress": CARD},
                 "addresses": [format!("{}/{}", of.address, of.prefix_bits)],
-                "gateway4": of.gateway,
+                "routes": default_route(of.gateway),
                 "nameservers": {"addresses": [of.dns]},
                 // The guest boots without it.
                 "optional": true,
@@ -149,6 +170,10 @@ fn network_config(network: &VmNetwork) -> Value {
         }
     };
     json!({"version": 2, "ethernets": ethernets})
+}
+
+fn default_route(gateway: Ipv4Addr) -> Value {
+    json!([{"to": "0.0.0.0/0", "via": gateway}])
 }
 
 #[cfg(test)]
@@ -166,10 +191,11 @@ mod tests {
         let meta = meta_data("web-1", "web", &wanted);
         assert_eq!(meta["public-keys"][0], "ssh-ed25519 AAAA ann");
         assert_eq!(meta["local-hostname"], "web");
-        let vendor = vendor_data(std::slice::from_ref(&mount), &wanted);
+        let vendor = vendor_data(std::slice::from_ref(&mount), &wanted, &VmNetwork::User);
         assert_eq!(vendor["user"]["name"], "ann");
         assert_eq!(vendor["mounts"][0][0], "/dev/disk/by-id/virtio-data0");
         assert_eq!(vendor["mounts"][0][3], "ro,nofail");
+        assert_eq!(vendor["resolv_conf"]["nameservers"][0], "10.0.2.3");
         let made = disk("web-1", "web", &VmNetwork::None, &[mount], &wanted).expect("it fits");
         let text = String::from_utf8_lossy(&made.bytes);
         assert!(text.contains("runcmd: [\"echo 'hi'\"]\n"));
@@ -179,7 +205,7 @@ mod tests {
     fn a_job_whose_image_has_no_runner_gets_it_from_its_disk() {
         let made = job_disk("q-1", "q-0001", &VmNetwork::None, b"\x7fELF").expect("it fits");
         let text = String::from_utf8_lossy(&made.bytes);
-        assert!(text.contains("\x7fELF") && text.contains("systemd-run"));
+        assert!(text.contains("\x7fELF") && text.contains("setsid"));
         let checked = std::process::Command::new("sh").args(["-n", "-c", START_RUNNER]).status();
         assert!(checked.expect("a shell").success());
     }
@@ -189,7 +215,7 @@ mod tests {
         assert_eq!(network_config(&VmNetwork::None)["ethernets"], json!({}));
         let card = &network_config(&VmNetwork::User)["ethernets"]["card"];
         assert_eq!(
-            (&card["addresses"][0], &card["gateway4"]),
+            (&card["addresses"][0], &card["routes"][0]["via"]),
             (&json!("10.0.2.15/24"), &json!("10.0.2.2"))
         );
     }
@@ -202,6 +228,9 @@ mod tests {
         let card = perigee_model::network::Card { network, vni: 3, subnet, address, mtu: 1370 };
         let config = &network_config(&VmNetwork::Cluster(card))["ethernets"]["card"];
         assert_eq!(config["match"]["macaddress"], "02:50:00:03:00:09");
-        assert_eq!((&config["mtu"], &config["gateway4"]), (&json!(1370), &json!("10.7.0.1")));
+        assert_eq!(
+            (&config["mtu"], &config["routes"][0]["via"]),
+            (&json!(1370), &json!("10.7.0.1"))
+        );
     }
 }

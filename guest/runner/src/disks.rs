@@ -141,13 +141,13 @@ pub fn grow_root() -> Result<(), Error> {
         return Ok(());
     }
     let number = root.number.to_string();
-    let mut table = Command::new("/sbin/sfdisk");
+    let mut table = Command::new("sfdisk");
     table.args(["--quiet", "--no-reread", "--no-tell-kernel", "-N", &number]).arg(&disk);
     grow(table, Some(", +\n"))?;
-    let mut tell = Command::new("/usr/bin/partx");
+    let mut tell = Command::new("partx");
     tell.args(["--update", "--nr", &number]).arg(&disk);
     grow(tell, None)?;
-    let mut resize = Command::new("/sbin/resize2fs");
+    let mut resize = Command::new("resize2fs");
     resize.arg(Path::new("/dev").join(&root.name));
     grow(resize, None)
 }
@@ -205,7 +205,7 @@ fn is_empty(disk: impl Read) -> io::Result<bool> {
 }
 
 fn format(role: DiskRole, device: &Path) -> Result<(), Error> {
-    let run = Command::new("/sbin/mkfs.ext4")
+    let run = Command::new("mkfs.ext4")
         .args(["-q", "-F", "-m", "0"])
         .args(["-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"])
         .arg(device)

@@ -20,6 +20,8 @@ pub enum Error {
     EmptyReadOnly(DiskRole),
     #[error("mount path `{0}` must be absolute and not the root directory")]
     MountPath(String),
+    #[error("cloud-init has not configured the guest's disks and network within {0} s")]
+    CloudInit(u64),
     #[error("can't set up the network card: {0}")]
     Network(String),
     #[error("its image has no SSH server, which `mpi: true` needs: install openssh-server in it")]

@@ -14,12 +14,13 @@ use crate::error::Error;
 use crate::outbox::Outbox;
 use crate::outputs::{self, Written};
 use crate::processes::JobCgroup;
-use crate::{command, gang, globs, network, seed};
+use crate::{cloud_init, command, gang, globs, network, seed};
 
 const JOB_DIRECTORY: &str = "/job";
 const OUTPUT_DIRECTORY: &str = "/output";
 
 pub fn run(outbox: &Arc<Outbox>, wishes: &Arc<Wishes>) -> Result<Written, Error> {
+    cloud_init::wait()?;
     let seed = read_seed()?;
     if seed.collect {
         return collect(&seed, outbox);

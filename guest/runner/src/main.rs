@@ -1,11 +1,12 @@
 //! The runner in the guest. It reads the job from the seed disk, runs it, reports to the host, writes the
 //! outputs, and powers the guest off. `perigee_model::guest` is the contract with the host.
 //!
-//! It needs a kernel with devtmpfs, sysfs and version 2 cgroups, `mkfs.ext4` and `/bin/sh`. It needs no udev,
+//! It needs a kernel with devtmpfs, sysfs and version 2 cgroups, `mkfs.ext4` and `/bin/sh`. It needs no particular init, no udev,
 //! no network and no login. The guest may be migrated at any moment, so nothing here depends on elapsed time or
 //! on one lasting connection.
 
 mod channel;
+mod cloud_init;
 mod command;
 mod disks;
 mod error;
@@ -54,7 +55,7 @@ fn main() {
         console("no host stored the end of the job within its deadline");
     }
     nix::unistd::sync();
-    // This returns only if the kernel refused. Then systemd powers off, because its only service has ended.
+    // This returns only if the kernel refused. In the golden image systemd then powers off, because its only service has ended.
     let Err(error) = reboot(RebootMode::RB_POWER_OFF);
     console(&format!("power off: {error}"));
 }

@@ -1,9 +1,9 @@
 //! All processes of the job, in one cgroup. This includes those that left its process group.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::mount::MsFlags;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
@@ -13,7 +13,7 @@ const TERM_GRACE: Duration = Duration::from_secs(10);
 const KILL_DEADLINE_S: u64 = 30;
 const POLL_DELAY: Duration = Duration::from_millis(20);
 
-/// A cgroup (version 2) below the runner's own.
+/// A cgroup (version 2) at the top, where no init looks after it.
 pub struct JobCgroup {
     directory: PathBuf,
 }
@@ -21,11 +21,17 @@ pub struct JobCgroup {
 impl JobCgroup {
     pub fn create() -> Result<Self, Error> {
         let doing = "make the job's cgroup";
-        let own = std::fs::read_to_string("/proc/self/cgroup").map_err(Error::io(doing))?;
-        let own = own_path(&own).ok_or_else(|| {
-            Error::io(doing)(io::Error::other("the runner is in no version 2 cgroup"))
-        })?;
-        let directory = Path::new("/sys/fs/cgroup").join(own.trim_start_matches('/')).join("job");
+        let mounts = std::fs::read_to_string("/proc/self/mounts").map_err(Error::io(doing))?;
+        let top = if let Some(top) = top_of(&mounts) {
+            top
+        } else {
+            // OpenRC mounts it only where a service asks for it.
+            let (top, kind) = (Path::new("/sys/fs/cgroup"), Some("cgroup2"));
+            nix::mount::mount(kind, top, kind, MsFlags::empty(), None::<&str>)
+                .map_err(Error::io("mount the cgroups"))?;
+            top
+        };
+        let directory = top.join("perigee-job");
         std::fs::create_dir_all(&directory).map_err(Error::io(doing))?;
         Ok(Self { directory })
     }
@@ -82,9 +88,12 @@ impl JobCgroup {
     }
 }
 
-/// The path in the version 2 hierarchy, parsed from `/proc/self/cgroup`.
-fn own_path(cgroups: &str) -> Option<&str> {
-    cgroups.lines().find_map(|line| line.strip_prefix("0::"))
+/// Where the cgroups of version 2 are mounted, parsed from `/proc/self/mounts`.
+fn top_of(mounts: &str) -> Option<&Path> {
+    mounts.lines().find_map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
+        [_, top, "cgroup2", ..] => Some(Path::new(top)),
+        _ => None,
+    })
 }
 
 #[cfg(test)]
@@ -92,9 +101,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_own_cgroup_is_the_one_of_version_2() {
-        let cgroups = "1:cpu:/x\n0::/system.slice/perigee-runner.service\n";
-        assert_eq!(own_path(cgroups), Some("/system.slice/perigee-runner.service"));
-        assert_eq!(own_path("1:cpu:/x\n"), None);
+    fn the_cgroups_of_version_2_are_found_beside_those_of_version_1() {
+        let first = "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n";
+        let second = "none /sys/fs/cgroup/unified cgroup2 rw,nsdelegate 0 0\n";
+        assert_eq!(top_of(&[first, second].concat()), Some(Path::new("/sys/fs/cgroup/unified")));
+        assert_eq!(top_of(first), None);
     }
 }

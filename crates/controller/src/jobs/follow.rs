@@ -30,7 +30,7 @@ const COLLECT_MS_MAX: u64 = 20 * 60 * 1000;
 /// stops.
 const COUNT_STORED_EVERY_MS: u64 = 10_000;
 
-/// Number of console lines that are shown with a lost VM.
+/// Number of console lines that are shown with a lost VM, and with a guest that does not start its job.
 const CONSOLE_LINES: usize = 12;
 
 /// A VM that can't start is tried again after a pause that is doubled each time, up to this.
@@ -124,6 +124,10 @@ impl Run {
         if let Some(reason) = self.overdue(&report) {
             match self.job().state {
                 JobState::Running => self.end_after_outputs(Ending::Failed, reason).await?,
+                JobState::Starting => {
+                    let console = self.end_of_console().await?;
+                    self.end_after_outputs_of((Ending::Failed, reason), console).await?;
+                }
                 _ => self.end(Ending::Failed, reason).await?,
             }
             return Ok(Step::Again);
@@ -351,15 +355,20 @@ impl Run {
             self.fail_lasting(why).await?;
             return Ok(Step::Again);
         }
+        let console = self.end_of_console().await?;
+        let reason = format!("the VM ended before the job did: {why}");
+        self.end_after_outputs_of((Ending::Failed, reason), console).await?;
+        Ok(Step::Again)
+    }
+
+    /// What the guest has said last, if that can be had.
+    async fn end_of_console(&self) -> Result<String, Problem> {
         let host = self.host()?;
         let path = format!("/v1/vms/{}/console", vm_of(&self.id));
         let console = host.agent.get_bytes(&path).await.unwrap_or_default();
         let console = String::from_utf8_lossy(&console);
         let lines: Vec<&str> = console.lines().collect();
-        let console = lines[lines.len().saturating_sub(CONSOLE_LINES)..].join("\n");
-        let reason = format!("the VM ended before the job did: {why}");
-        self.end_after_outputs_of((Ending::Failed, reason), console).await?;
-        Ok(Step::Again)
+        Ok(lines[lines.len().saturating_sub(CONSOLE_LINES)..].join("\n"))
     }
 
     /// Counts the time since the previous check if the VM was at work at both. So migrations, hosts or homes
@@ -404,7 +413,7 @@ impl Run {
                     let limit_s = limit.as_secs();
                     format!(
                         "the guest had a CPU for {limit_s} s and did not start the job{}",
-                        guest::OLD_RUNNER
+                        guest::why_not_started(&self.record.value)
                     )
                 })
             }

@@ -3,6 +3,7 @@
 //! The guest is not trusted. A message that does not fit the job's state is ignored, or, if the job could
 //! otherwise never end, it ends the job. No message is an error.
 
+use perigee_model::DiskRole;
 use perigee_model::guest::{GuestBody, GuestEvent};
 use perigee_model::job::{JobState, LogLine, Progress};
 use perigee_model::states::JobEvent;
@@ -16,8 +17,12 @@ use crate::records::{Collect, Ending, JobRecord, Output};
 const TEXT_BYTES_MAX: usize = 1000;
 
 /// What helps if a job did not start in a guest whose image has a runner of its own.
-pub(super) const OLD_RUNNER: &str = "; if the image was saved or built with an older version of Perigee, its runner may not know this job: \
+const OLD_RUNNER: &str = "; if the image was saved or built with an older version of Perigee, its runner may not know this job: \
      build or save the image again";
+
+/// What helps if nothing has started the runner that a job brings with it.
+const NO_CLOUD_INIT: &str = "; its image has no runner of Perigee, so cloud-init in it has to start the job: use an image in which \
+     cloud-init is installed, runs at each boot and has the data source NoCloud";
 
 /// Why a gang fails whose guests do not wait for each other.
 const OLD_RUNNER_OF_GANG: &str =
@@ -104,10 +109,21 @@ fn take(record: &mut JobRecord, when: When, body: GuestBody) {
             match (has_begun, &record.collect) {
                 (true, None) => record.collect = Some(Collect::new(Ending::Failed, reason)),
                 (true, Some(_)) => fail(record, reason),
+                (false, _) if brings_runner(record) => fail(record, reason),
                 (false, _) => fail(record, format!("{reason}{OLD_RUNNER}")),
             }
         }
     }
+}
+
+/// What may be wrong with the image of a job that its guest has not started.
+pub(super) fn why_not_started(record: &JobRecord) -> &'static str {
+    if brings_runner(record) { NO_CLOUD_INIT } else { OLD_RUNNER }
+}
+
+fn brings_runner(record: &JobRecord) -> bool {
+    let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
+    disks.any(|disk| disk.role == DiskRole::CloudInit)
 }
 
 /// Whether it is a gang's member whose guest was not told to begin.

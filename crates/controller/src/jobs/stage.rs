@@ -334,7 +334,8 @@ fn guest_network(network: &VmNetwork) -> Option<GuestNetwork> {
 fn read_runner(cluster: &Cluster) -> Result<Vec<u8>, Problem> {
     const NAME: &str = "perigee-runner";
     let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.to_owned()));
-    let near = beside.iter().flat_map(|dir| [dir.join(NAME), dir.join("../release").join(NAME)]);
+    // Beside a debug build there may be one that is not static.
+    let near = beside.iter().flat_map(|dir| [dir.join("../release").join(NAME), dir.join(NAME)]);
     let known = cluster.runner.get().cloned().into_iter();
     let places: Vec<PathBuf> =
         known.chain(near).chain([Path::new("/usr/lib/perigee").join(NAME)]).collect();

@@ -1,12 +1,15 @@
 //! Jobs from submission to their end.
 
+use std::time::Duration;
+
 use perigee_model::guest::{GuestBody, LogStream};
 use perigee_model::job::{Access, Job, JobSpec, JobState, Start};
 use perigee_model::plan::PredictedEnd;
 use perigee_model::vm::{Firmware, VmStatus};
 use perigee_model::{DiskRole, ImageName, ProblemKind};
 
-use super::{Lab, answers, data_volume, finish, spec, vm_of, wait_for};
+use super::{Lab, TIMING, answers, data_volume, finish, spec, vm_of, wait_for};
+use crate::cluster::Timing;
 use crate::jobs::traces::tests::serial_reads;
 use crate::{catalog, hosts, jobs, planning, vms};
 
@@ -383,13 +386,34 @@ async fn a_host_that_does_not_measure_keeps_no_plan_from_the_others() {
     assert_eq!(chosen.start, lab.home.id);
 }
 
-#[tokio::test]
-async fn a_job_whose_image_has_no_runner_gets_it_from_a_disk_for_cloud_init() {
+/// A lab in which no image has the runner.
+async fn lab_with_cloud_images() -> Lab {
     let lab = Lab::up().await;
     let runner = lab.dir.path().join("runner");
     std::fs::write(&runner, b"\x7fELF runner").expect("written");
     lab.cluster.runner.set(runner).expect("once");
     lab.home.inside().has_cloud_images = true;
+    lab
+}
+
+#[tokio::test]
+async fn a_job_whose_image_has_neither_the_runner_nor_cloud_init_fails_and_says_so() {
+    let mut lab = lab_with_cloud_images().await;
+    let job = lab.submit(spec(Access::Read)).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&job)).await;
+    lab.supervisor.stop().await;
+    let boot_deadline = Duration::from_millis(200);
+    lab.start_controller(Timing { boot_deadline, ..TIMING }).await;
+    let job = lab.wait_for_job(&job, "over", |job| job.state.is_final()).await;
+    assert_eq!(job.state, JobState::Failed, "{}", job.reason);
+    assert!(job.reason.contains("cloud-init in it has to start the job"), "{}", job.reason);
+    assert!(job.reason.contains("its console ends with:"), "{}", job.reason);
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
+async fn a_job_whose_image_has_no_runner_gets_it_from_a_disk_for_cloud_init() {
+    let lab = lab_with_cloud_images().await;
     let job = lab.submit(spec(Access::Read)).await;
     let vm = vm_of(&job);
     lab.wait_for_vm(&lab.home, &vm).await;

@@ -348,3 +348,53 @@ fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
         system.does(&["vm", "delete", "web", "--force"]).map(drop)
     });
 }
+
+/// No part of this image is Debian's, systemd's or the GNU project's that Perigee could count on.
+#[test]
+#[ignore = "it boots for minutes under emulation; `make alpine` runs it"]
+fn an_alpine_image_is_configured_and_runs_a_job() {
+    let image = std::env::var("PERIGEE_TEST_ALPINE_IMAGE")
+        .expect("PERIGEE_TEST_ALPINE_IMAGE names the image; make alpine sets it");
+    with_system(async |system| {
+        system.volume("data", "home1", 64 * MIB).await?;
+        let files = system.lab.dir().join("cloud-init");
+        std::fs::create_dir_all(&files).expect("a directory");
+        let path = |name: &str| files.join(name).display().to_string();
+        std::fs::write(path("id.pub"), "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKey ann@desk\n")
+            .expect("a key");
+        std::fs::write(path("job.yaml"), JOB.replace("firmware: uefi\n", "")).expect("a job file");
+        std::fs::write(path("words"), "one two three\n").expect("its input");
+        system.does(&["image", "import", "cloud", &image])?;
+        let job = system.does(&["-f", "json", "job", "submit", &path("job.yaml")])?;
+        let job: Job = serde_json::from_str(&job).expect("a job");
+        system.does(&["network", "create", "blue", "--subnet", "10.7.0.0/24", "--nat"])?;
+        let create =
+            ["vm", "create", "web", "--image", "cloud", "--memory", "512MiB", "--disk", "3GiB"];
+        let options = ["--site", "home", "--network", "blue", "--volume", "data"];
+        let user = ["--user", "ann", "--ssh-key", &path("id.pub")];
+        system.does(&[&create[..], &options, &user].concat())?;
+        check_job(&system, &job.id, &path("out")).await?;
+        system.console_says("web", "web login:").await?;
+        until_within(BOOT_PATIENCE, "the end of cloud-init's work", async || {
+            let status = ["vm", "exec", "web", "--", "cat", "/run/cloud-init/result.json"];
+            Ok(system.perigee(&status).status.success().then_some(()))
+        })
+        .await?;
+        for (command, wanted) in [
+            ("df -h /", "2.9G"),
+            ("cat /home/ann/.ssh/authorized_keys", "ann@desk"),
+            ("ls /dev/disk/by-id", "virtio-data0"),
+            ("ip -4 address show", "10.7.0.2/24"),
+            ("ip link show", "mtu 1370"),
+            ("nslookup web.perigee.internal", "10.7.0.2"),
+        ] {
+            let said = system.does(&["vm", "exec", "web", "--", "sh", "-c", command])?;
+            ensure!(said.contains(wanted), "{command}: {wanted:?} is not in {said:?}");
+        }
+        until_within(BOOT_PATIENCE, "the guest to power off", async || {
+            system.does(&["vm", "stop", "web"]).map(Some)
+        })
+        .await?;
+        system.does(&["vm", "delete", "web"]).map(drop)
+    });
+}
