@@ -367,7 +367,8 @@ impl Run {
         let path = format!("/v1/vms/{}/console", vm_of(&self.id));
         let console = host.agent.get_bytes(&path).await.unwrap_or_default();
         let console = String::from_utf8_lossy(&console);
-        let lines: Vec<&str> = console.lines().collect();
+        // OpenRC's lines end with the two characters the other way round.
+        let lines: Vec<&str> = console.lines().map(|line| line.trim_matches('\r')).collect();
         Ok(lines[lines.len().saturating_sub(CONSOLE_LINES)..].join("\n"))
     }
 
