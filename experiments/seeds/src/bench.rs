@@ -1,7 +1,6 @@
 //! The lab with the data at both hosts, and the job that is measured.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -16,6 +15,7 @@ use perigee_model::{HostId, VolumeName, job_file};
 use sha2::{Digest, Sha256};
 
 use crate::results::{HostRun, Run, StepTime, VM_COUNT, Work};
+use crate::right::{self, Right, python};
 use crate::series::{Sampler, ServerPoint, of_guest};
 use crate::{domain0, tables};
 
@@ -68,23 +68,13 @@ pub struct Bench<'a> {
     /// The directory of the programs, and the one with their data.
     workloads: PathBuf,
     scratch: PathBuf,
-    /// What one process that shares nothing with HPA and PFP has found.
-    itemsets_sha256: String,
+    /// What HPA, PFP and BLAST have to find.
+    right: Right,
     number: u32,
 }
 
 fn sha256(text: &str) -> String {
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// The output of a program of `experiments/workloads`.
-fn python(workloads: &Path, line: &[&str]) -> Result<String> {
-    let mut command = Command::new("python3");
-    command.current_dir(workloads).args(line).env("PYTHONDONTWRITEBYTECODE", "1");
-    let output = command.stdin(Stdio::null()).output().context("can't start python3")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{} failed: {said}", line[0]);
-    Ok(String::from_utf8(output.stdout)?)
 }
 
 fn name(text: &str) -> Result<VolumeName> {
@@ -110,19 +100,10 @@ impl<'a> Bench<'a> {
             "make the transactions, the sequences and the tables, and find the right results on this machine",
         );
         let workloads = std::path::absolute(workloads)?;
-        let count = size.transactions.to_string();
-        let made = python(
-            &workloads,
-            &["quest.py", "--transactions", &count, "--items", "150", "--length", "8"],
-        )?;
-        let transactions = scratch.join("transactions");
-        std::fs::write(&transactions, &made)?;
-        let path = transactions.display().to_string();
-        let itemsets = python(&workloads, &["reference.py", &path, "--support", SUPPORT])?;
-        let [database, queries] = ["database.fa", "queries.fa"].map(|file| scratch.join(file));
-        let (count, to) =
-            (size.sequences.to_string(), [&database, &queries].map(|p| p.display().to_string()));
-        python(&workloads, &["sequences.py", "--sequences", &count, &to[0], &to[1]])?;
+        let mining = scratch.join(MINING);
+        let transactions_bytes =
+            right::make_data(&workloads, size.transactions, size.sequences, &mining)?;
+        let right = Right::find(&workloads, &mining)?;
 
         let table_bytes = tables::write(size.scale_factor, &scratch.join(TABLES))?;
         let answers = python(
@@ -130,7 +111,7 @@ impl<'a> Bench<'a> {
             &["tpch/reference.py", "answers", &scratch.join(TABLES).display().to_string()],
         )?;
         std::fs::write(scratch.join(TPCH_RIGHT), answers)?;
-        step.done(&format!("{} itemsets", itemsets.lines().count()));
+        step.done(&format!("{} itemsets", right.itemsets.lines().count()));
 
         let image = std::path::absolute(image.join("debian-pg.raw"))?;
         let step = steps.begin("import the image at both hosts");
@@ -151,25 +132,17 @@ impl<'a> Bench<'a> {
             hosts,
             data: [near, far],
             inputs,
-            transactions_bytes: made.len() as u64,
+            transactions_bytes,
             table_bytes,
             workloads,
             scratch,
-            itemsets_sha256: sha256(&itemsets),
+            right,
             number: 0,
         };
-        let data = bench.scratch.join(MINING);
-        std::fs::create_dir_all(&data)?;
-        for work in ["hpa", "pfp"] {
-            std::fs::write(data.join(format!("transactions-{work}")), &made)?;
-        }
-        for file in ["database.fa", "queries.fa"] {
-            std::fs::rename(bench.scratch.join(file), data.join(file))?;
-        }
         let bundle = bench.scratch.join("mining.tar");
-        pack(&bundle, &[(&data, "")])?;
-        let mining = bench.cluster.upload(&bundle).await?;
-        bench.fill(mining).await?;
+        pack(&bundle, &[(&mining, "")])?;
+        let inputs = bench.cluster.upload(&bundle).await?;
+        bench.fill(inputs).await?;
         bench.load().await?;
         bench.copy_near().await?;
         Ok(bench)
@@ -233,15 +206,10 @@ impl<'a> Bench<'a> {
         Ok(runs)
     }
 
-    /// Whether a program has found what it should: itemsets as one process finds them, and answers as SQLite gives them.
+    /// Whether a program has found what it should: what one process finds, and answers as SQLite gives them.
     fn check(&self, work: Work, found: &str, answers: &[String]) -> Result<()> {
         match work {
-            Work::Hpa | Work::Pfp => ensure!(
-                sha256(found) == self.itemsets_sha256,
-                "{} has found other itemsets than one process",
-                work.name()
-            ),
-            Work::Blast => ensure!(!found.trim().is_empty(), "BLAST has found nothing"),
+            Work::Hpa | Work::Pfp | Work::Blast => self.right.check(work, found)?,
             Work::Tpch => {
                 ensure!(answers.len() == VM_COUNT as usize, "{} VMs have answers", answers.len());
                 let right = self.scratch.join(TPCH_RIGHT).display().to_string();
@@ -424,7 +392,7 @@ fn step_times(texts: &[String], clocks: &[f64]) -> Result<Vec<StepTime>> {
 }
 
 /// The programs, as the guests have them.
-fn write_programs(workloads: &Path, to: &Path) -> Result<()> {
+pub fn write_programs(workloads: &Path, to: &Path) -> Result<()> {
     std::fs::create_dir_all(to.join(TPCH))?;
     for (name, text) in SCRIPTS {
         std::fs::write(to.join(name), text)?;

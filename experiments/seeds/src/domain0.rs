@@ -11,6 +11,9 @@ use crate::bench::SUPPORT;
 use crate::results::{VM_COUNT, Work};
 use crate::series::of_guest;
 
+/// For one program.
+const DEADLINE_S: &str = "3600";
+
 /// Where the programs and their data are.
 #[derive(Debug, Clone, Copy)]
 pub struct From<'a> {
@@ -58,7 +61,8 @@ pub fn measure(from: From<'_>, works: &[Work]) -> Result<Vec<(Work, Found)>> {
         forget(dir)?;
         forget(from.mining)?;
         let (load_1min, began) = (load_1min()?, Instant::now());
-        run(Command::new("sh")
+        run(Command::new("timeout")
+            .args(["--verbose", DEADLINE_S, "sh"])
             .arg(from.programs.join("works.sh"))
             .current_dir(dir)
             .env("WORKS", work.name())

@@ -10,6 +10,7 @@ mod domain0;
 mod paper;
 mod report;
 mod results;
+mod right;
 mod series;
 mod tables;
 
