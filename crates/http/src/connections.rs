@@ -63,7 +63,7 @@ impl Default for Limits {
             connections_of_one: 512,
             handshake: Duration::from_secs(10),
             headers: Duration::from_secs(30),
-            silence: Duration::from_secs(60),
+            silence: SILENCE_MAX,
             body_bytes_per_s: 4096,
         }
     }
@@ -178,7 +178,7 @@ pub(crate) async fn serve<L: Listener>(
             tracing::debug!(?address, %error, "can't set an option of a connection");
         }
         stream.notice_loss();
-        let stream = Impatient { stream, patience: limits.silence, until: None };
+        let stream = Impatient::new(stream, limits.silence);
         let why = match places.take(address) {
             Ok(place) => {
                 let (router, tls, peer) = (router.clone(), tls.clone(), plain);
@@ -287,8 +287,11 @@ fn in_time(
     })
 }
 
+/// How long bytes may wait until the other side takes some of them.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
 /// A stream whose writes fail if the other side receives nothing for too long.
-struct Impatient<S> {
+pub(crate) struct Impatient<S> {
     stream: S,
     patience: Duration,
     /// Set while a write waits.
@@ -296,6 +299,16 @@ struct Impatient<S> {
 }
 
 impl<S> Impatient<S> {
+    fn new(stream: S, patience: Duration) -> Self {
+        Self { stream, patience, until: None }
+    }
+
+    /// What bytes are carried to, from a connection that is not read while they wait: that its other side has gone would not be
+    /// noticed.
+    pub(crate) fn carried_to(stream: S) -> Self {
+        Self::new(stream, SILENCE_MAX)
+    }
+
     fn judge<T>(
         &mut self,
         context: &mut Context<'_>,
@@ -308,7 +321,7 @@ impl<S> Impatient<S> {
         let patience = self.patience;
         let until = self.until.get_or_insert_with(|| Box::pin(sleep(patience)));
         ready!(until.as_mut().poll(context));
-        let why = format!("the client received nothing for {} s", patience.as_secs());
+        let why = format!("the other side received nothing for {} s", patience.as_secs());
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, why)))
     }
 }

@@ -18,6 +18,7 @@ use hyper_util::rt::TokioIo;
 use perigee_model::Problem;
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 
+use crate::connections::Impatient;
 use crate::connections::places::Place;
 
 /// The bytes of both directions.
@@ -40,7 +41,7 @@ impl Begun {
     /// When the client has gone before the answer, or one of the connections breaks.
     pub async fn carry(self, other: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
         let mut client = TokioIo::new(self.upgrade.await.map_err(io::Error::other)?);
-        copy_bidirectional(&mut client, other).await.map(drop)
+        copy_bidirectional(&mut client, &mut Impatient::carried_to(other)).await.map(drop)
     }
 }
 

@@ -2,9 +2,9 @@
 //! and port 22 of a VM.
 //!
 //! The bytes are cut into binary messages anywhere. Text that a client sends counts as its bytes. Who offers the subprotocol `binary`
-//! gets it. Nothing limits how long both sides may be silent: the server pings, and a client that answers no ping has vanished. Who takes
-//! nothing for a minute while bytes wait for it is disconnected, as with every answer. A WebSocket counts as a connection of its
-//! listener until it has ended.
+//! gets it. Nothing limits how long both sides may be silent: the server pings, and a client that answers no ping has vanished. It pings
+//! only while it reads. If one of the two takes nothing for a minute while bytes wait for it, both are disconnected. A WebSocket counts
+//! as a connection of its listener until it has ended.
 
 use std::io;
 use std::pin::Pin;
@@ -34,6 +34,7 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role, WebSocketConfig};
 
+use crate::connections::Impatient;
 use crate::connections::places::Place;
 
 pub(crate) const PROTOCOL: &str = "websocket";
@@ -283,7 +284,7 @@ async fn carry<S: AsyncRead + AsyncWrite + Unpin>(
 ) {
     let (code, why) = {
         let (mut from_client, mut to_client) = split(&mut client);
-        let (mut from_other, mut to_other) = split(other);
+        let (mut from_other, mut to_other) = split(Impatient::carried_to(other));
         tokio::select! {
             ended = copy(&mut from_client, &mut to_other) => match ended {
                 // The client has said goodbye, and was answered, or has gone.
@@ -373,6 +374,19 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_that_answers_no_ping_has_vanished() {
         let (_client, carried) = echo().await;
+        timeout(Duration::from_secs(120), carried).await.expect("it ends").expect("no panic");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_has_sent_what_nobody_takes_is_not_kept_for_ever() {
+        let (client, at_server) = duplex(1 << 20);
+        let (mut other, _takes_nothing) = duplex(1 << 10);
+        let server = WebSocket::new(at_server, Role::Server).await;
+        let carried =
+            tokio::spawn(async move { carry(server, &mut other, std::future::pending()).await });
+        let mut client = WebSocket::of_client(client).await;
+        client.write_all(&[0; 100_000]).await.expect("there is room");
+        client.flush().await.expect("there is room");
         timeout(Duration::from_secs(120), carried).await.expect("it ends").expect("no panic");
     }
 
