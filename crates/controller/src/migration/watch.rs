@@ -84,11 +84,6 @@ impl Told {
         own.is_some_and(|own| own.phase == MigrationPhase::Switching)
     }
 
-    /// Whether the guest does not run, though its QEMU does.
-    fn stands_still(&self) -> bool {
-        matches!(self, Self::Vm(vm) if matches!(vm.status, VmStatus::Paused | VmStatus::IoError))
-    }
-
     fn is_known(&self) -> bool {
         !matches!(self, Self::NotKnown | Self::Removed)
     }
@@ -219,13 +214,13 @@ impl Run {
         let mut source = Ear::new(&migration.from, self.path(), self.cluster.timing.poll);
         let mut destination = Ear::new(&migration.to, self.path(), QUIET_WAIT);
         let (mut calls_off, mut held_since) = (None::<String>, None::<Instant>);
-        let mut stands_since = None::<Instant>;
+        let mut refused_since = None::<Instant>;
         let mut heard = Instant::now();
         let mut grants = Grants::default();
         if let Some(report) = waiting {
             destination.told = Told::Vm(Box::new(report));
             let refusal = self.ask_source(&destination.told).await;
-            calls_off = refusal.filter(|refusal| !refusal.may_pass).map(|refusal| refusal.why);
+            calls_off = self.why_over(refusal, &mut refused_since);
         }
         loop {
             if calls_off.is_none() {
@@ -272,16 +267,8 @@ impl Run {
                     return Ok(());
                 }
                 Verdict::NotBegun if calls_off.is_none() => {
-                    // A VM that stands still, as after an error of a disk, may go on by itself, but is not waited for without end.
-                    let stands = source.told.stands_still();
-                    stands_since =
-                        stands_since.filter(|_| stands).or_else(|| stands.then(Instant::now));
-                    let limit = cluster.timing.host_deadline;
-                    let is_over = stands_since.is_some_and(|since| since.elapsed() > limit);
                     let refusal = self.ask_source(&destination.told).await;
-                    calls_off = refusal
-                        .filter(|refusal| !refusal.may_pass || is_over)
-                        .map(|refusal| refusal.why);
+                    calls_off = self.why_over(refusal, &mut refused_since);
                     source.forget();
                 }
                 Verdict::CallOff if calls_off.is_none() => {
@@ -301,6 +288,18 @@ impl Run {
                 }
             }
         }
+    }
+
+    /// Why the source is not asked again, if so. What may pass, as a VM that stands still after an error of a disk, is not
+    /// waited for without end.
+    fn why_over(&self, refusal: Option<Refusal>, since: &mut Option<Instant>) -> Option<String> {
+        let Some(refusal) = refusal else {
+            *since = None;
+            return None;
+        };
+        let since = *since.get_or_insert_with(Instant::now);
+        let is_over = since.elapsed() > self.cluster.timing.host_deadline;
+        (is_over || !refusal.may_pass).then_some(refusal.why)
     }
 
     /// Why the migration should not continue, if so.
@@ -332,7 +331,8 @@ impl Run {
     }
 
     /// Asks the source to send the VM, and returns what it says if it refuses. If no answer comes, it is asked again. A
-    /// conflict may pass, or mean this same migration, which is not in its report yet; its next report decides.
+    /// conflict may pass, or mean this same migration, which is not in its report yet; its next report decides. So may a
+    /// refusal of a connection that shows a replaced certificate: the next one shows the new one.
     async fn ask_source(&mut self, destination: &Told) -> Option<Refusal> {
         let Told::Vm(report) = destination else { return None };
         let max_bytes_per_s = self.limit_rate();
@@ -358,7 +358,7 @@ impl Run {
         let path = format!("{}/migrate", self.path());
         let asked = self.source().ok()?.agent.post::<serde_json::Value>(&path, &ask).await;
         let problem = asked.err().filter(|problem| problem.kind != ProblemKind::Unavailable)?;
-        let may_pass = problem.kind == ProblemKind::Conflict;
+        let may_pass = matches!(problem.kind, ProblemKind::Conflict | ProblemKind::Forbidden);
         Some(Refusal { why: format!("{}: {}", problem.what, problem.why), may_pass })
     }
 

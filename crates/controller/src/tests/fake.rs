@@ -92,6 +92,8 @@ pub struct Inside {
     /// Nothing answers.
     pub down: bool,
     pub refuse_migration: bool,
+    /// The next connection that asks for a migration shows a replaced certificate.
+    pub forbids_migration_once: bool,
     /// It has not what its VMs need.
     pub starts_no_vm: bool,
     /// Its agent is of an older version, and does not know that guests wait.

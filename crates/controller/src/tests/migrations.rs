@@ -266,6 +266,23 @@ async fn a_source_that_refuses_aborts_the_migration() {
 }
 
 #[tokio::test]
+async fn a_source_that_refuses_an_old_certificate_is_asked_again() {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Write)).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    lab.home.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    lab.home.inside().forbids_migration_once = true;
+    vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await.expect("move");
+    lab.wait_for_job(&id, "copying", |job| {
+        job.migrations.first().is_some_and(|m| m.state == MigrationState::Copying)
+    })
+    .await;
+    assert!(!lab.home.inside().forbids_migration_once);
+}
+
+#[tokio::test]
 async fn a_vm_that_stands_still_is_not_moved_and_its_host_says_why() {
     let lab = Lab::up().await;
     let id = lab.submit(spec(Access::Write)).await;

@@ -339,6 +339,9 @@ pub(super) async fn migrate(
     Json(order): Json<MigrateOut>,
 ) -> Reply<()> {
     let mut inside = inside.lock().expect("lock");
+    if std::mem::take(&mut inside.forbids_migration_once) {
+        return Err(Problem::forbidden("migrate", "its certificate was replaced").into());
+    }
     if inside.refuse_migration {
         return Err(Problem::invalid("migrate", "this QEMU cannot").into());
     }
