@@ -95,8 +95,8 @@ async fn converse(
             match intake.judge(message.seq) {
                 Verdict::Store => {
                     acknowledge = true;
-                    if message.body == GuestBody::Synced {
-                        wishes.note_synced();
+                    if let GuestBody::Synced { number } = message.body {
+                        wishes.note_synced(number);
                     }
                     store.push(message);
                 }
@@ -206,10 +206,13 @@ mod tests {
         }
 
         async fn expect(&mut self, wanted: HostMessage) {
+            assert_eq!(self.next(&format!("{wanted:?}")).await, wanted);
+        }
+
+        async fn next(&mut self, wanted: &str) -> HostMessage {
             let next = tokio::time::timeout(PATIENCE, self.lines.next_line());
-            let text = next.await.unwrap_or_else(|_| panic!("waited for {wanted:?}"));
-            let said: HostMessage = serde_json::from_str(&text.unwrap().unwrap()).unwrap();
-            assert_eq!(said, wanted);
+            let text = next.await.unwrap_or_else(|_| panic!("waited for {wanted}"));
+            serde_json::from_str(&text.unwrap().unwrap()).unwrap()
         }
     }
 
@@ -267,10 +270,18 @@ mod tests {
         guest.expect(HostMessage::Resume).await;
         guest.expect(HostMessage::EndCommand).await;
         let asked = tokio::spawn(async move { wishes.sync().await });
+        let HostMessage::SyncNumber(number) = guest.next("a number").await else {
+            panic!("it is said which question comes")
+        };
         guest.expect(HostMessage::Sync).await;
-        let synced = GuestMessage { seq: 1, uptime_ms: 1, body: GuestBody::Synced };
-        guest.send(&(serde_json::to_string(&synced).unwrap() + "\n")).await;
-        guest.expect(HostMessage::Ack(1)).await;
+        // The answer to another agent's question, and then that to this one.
+        for (seq, number) in [(1, number.wrapping_sub(1)), (2, number)] {
+            assert!(!asked.is_finished());
+            let body = GuestBody::Synced { number: Some(number) };
+            let synced = GuestMessage { seq, uptime_ms: 1, body };
+            guest.send(&(serde_json::to_string(&synced).unwrap() + "\n")).await;
+            guest.expect(HostMessage::Ack(seq)).await;
+        }
         asked.await.unwrap().unwrap();
         host.abort();
     }

@@ -234,7 +234,11 @@ pub enum GuestBody {
         lacks: Option<String>,
     },
     /// All that was in memory when the host asked for it is on the disks.
-    Synced,
+    Synced {
+        /// The number with which the host asked; `None` from a runner that knows none.
+        #[serde(default)]
+        number: Option<u32>,
+    },
     /// The runner itself could not do its part (a mount, a bad seed).
     Failed {
         /// Why not, for the person who submitted the job.
@@ -264,6 +268,8 @@ pub enum HostMessage {
     Begin,
     /// The command is to end now; then the outputs are written as after any end. A later one changes nothing.
     EndCommand,
+    /// The number of the next [`HostMessage::Sync`]. A runner that does not know this sends its messages again, which does no harm.
+    SyncNumber(u32),
     /// Write everything that is in memory to the disks, and say [`GuestBody::Synced`].
     Sync,
 }

@@ -75,6 +75,7 @@ fn write_forever(mut port: File, outbox: &Outbox) {
 fn read_forever(mut port: File, outbox: &Arc<Outbox>, wishes: &Wishes) {
     let mut framing = HostLines::default();
     let mut buffer = [0; 4096];
+    let mut sync_number = None;
     loop {
         match port.read(&mut buffer) {
             Ok(0) | Err(_) => {
@@ -84,7 +85,8 @@ fn read_forever(mut port: File, outbox: &Arc<Outbox>, wishes: &Wishes) {
             Ok(length) => framing.feed(&buffer[..length], |message| match message {
                 HostMessage::Begin => wishes.begin(),
                 HostMessage::EndCommand => wishes.end_command(),
-                HostMessage::Sync => sync(outbox),
+                HostMessage::SyncNumber(number) => sync_number = Some(number),
+                HostMessage::Sync => sync(outbox, sync_number.take()),
                 message => outbox.apply(&message),
             }),
         }
@@ -92,11 +94,11 @@ fn read_forever(mut port: File, outbox: &Arc<Outbox>, wishes: &Wishes) {
 }
 
 /// In a thread of its own, because it may take long, and acknowledgements must be read meanwhile.
-fn sync(outbox: &Arc<Outbox>) {
+fn sync(outbox: &Arc<Outbox>, number: Option<u32>) {
     let outbox = Arc::clone(outbox);
     std::thread::spawn(move || {
         nix::unistd::sync();
-        outbox.push(GuestBody::Synced);
+        outbox.push(GuestBody::Synced { number });
     });
 }
 

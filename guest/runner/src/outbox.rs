@@ -67,7 +67,10 @@ impl Outbox {
         match message {
             HostMessage::Resume => state.resume(),
             HostMessage::Ack(seq) => state.ack(*seq),
-            HostMessage::Begin | HostMessage::EndCommand | HostMessage::Sync => {}
+            HostMessage::Begin
+            | HostMessage::EndCommand
+            | HostMessage::SyncNumber(_)
+            | HostMessage::Sync => {}
         }
         drop(state);
         self.changed.notify_all();

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use perigee_model::Problem;
 use perigee_model::guest::HostMessage;
+use rustix::rand::{GetRandomFlags, getrandom};
 use tokio::sync::watch;
 
 /// How long a guest may take to write what is in its memory to its disks.
@@ -19,8 +20,8 @@ pub struct Wanted {
     begin: bool,
     /// The command is to end, and the outputs are to be collected.
     end_command: bool,
-    /// How often it was asked to write everything to its disks.
-    syncs: u64,
+    /// The number of the last question to write everything to its disks.
+    sync: Option<u32>,
 }
 
 impl Wanted {
@@ -28,17 +29,30 @@ impl Wanted {
     pub fn since(self, before: Self) -> impl Iterator<Item = HostMessage> {
         let begin = (self.begin && !before.begin).then_some(HostMessage::Begin);
         let end = (self.end_command && !before.end_command).then_some(HostMessage::EndCommand);
-        let sync = (self.syncs > before.syncs).then_some(HostMessage::Sync);
-        begin.into_iter().chain(end).chain(sync)
+        let sync = self.sync.filter(|_| self.sync != before.sync);
+        let sync = sync.map(|number| [HostMessage::SyncNumber(number), HostMessage::Sync]);
+        begin.into_iter().chain(end).chain(sync.into_iter().flatten())
     }
 }
 
 /// The wishes for one guest, and what it has done.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Wishes {
     wanted: watch::Sender<Wanted>,
-    /// How often it said that it has written everything.
-    synced: watch::Sender<u64>,
+    /// How many of the questions to write everything were asked, and are answered.
+    synced: watch::Sender<u32>,
+    /// The number of the first question. A guest may answer late what an agent has asked that ran before, or at another host.
+    first_sync: u32,
+}
+
+impl Default for Wishes {
+    fn default() -> Self {
+        let mut number = [0; 4];
+        // Without randomness all begin at zero, which an answer that comes late may hit.
+        let _ = getrandom(&mut number, GetRandomFlags::empty());
+        let first_sync = u32::from_ne_bytes(number);
+        Self { wanted: watch::Sender::default(), synced: watch::Sender::default(), first_sync }
+    }
 }
 
 impl Wishes {
@@ -54,9 +68,23 @@ impl Wishes {
         self.wanted.send_if_modified(|wanted| !std::mem::replace(&mut wanted.end_command, true));
     }
 
-    /// The guest has said that it is done.
-    pub fn note_synced(&self) {
-        self.synced.send_modify(|count| *count += 1);
+    /// Which question this is, from 1 on.
+    fn count(&self, number: u32) -> u32 {
+        number.wrapping_sub(self.first_sync).wrapping_add(1)
+    }
+
+    /// The guest has done what the question with this number asked for. One that knows no numbers means the last question.
+    pub fn note_synced(&self, number: Option<u32>) {
+        let Some(last) = self.wanted.borrow().sync else { return };
+        let answered = self.count(number.unwrap_or(last));
+        // The answer to somebody else's question has a number that was not asked with here.
+        if (1..=self.count(last)).contains(&answered) {
+            self.synced.send_if_modified(|done| {
+                let is_new = answered > *done;
+                *done = answered.max(*done);
+                is_new
+            });
+        }
     }
 
     /// Asks the guest to write everything to its disks, and waits until it has.
@@ -65,12 +93,50 @@ impl Wishes {
     /// `Unavailable` if it does not say so in time.
     pub async fn sync(&self) -> Result<(), Problem> {
         let mut synced = self.synced.subscribe();
-        self.wanted.send_modify(|wanted| wanted.syncs += 1);
-        let done = tokio::time::timeout(SYNC_DEADLINE, synced.changed()).await;
-        if matches!(done, Ok(Ok(()))) {
+        let mut number = self.first_sync;
+        self.wanted.send_modify(|wanted| {
+            number = wanted.sync.map_or(number, |last| last.wrapping_add(1));
+            wanted.sync = Some(number);
+        });
+        let asked = self.count(number);
+        let done = synced.wait_for(|done| *done >= asked);
+        if matches!(tokio::time::timeout(SYNC_DEADLINE, done).await, Ok(Ok(_))) {
             return Ok(());
         }
         let why = format!("it did not answer within {} s", SYNC_DEADLINE.as_secs());
         Err(Problem::unavailable("can't have the guest write its memory to its disks", why))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_guest_that_answers_an_earlier_question_late_has_not_answered_the_next_one() {
+        let wishes = Wishes::default();
+        let first = tokio::time::timeout(Duration::from_millis(1), wishes.sync()).await;
+        first.expect_err("it is not answered");
+        let number = wishes.wanted.borrow().sync.unwrap();
+        let second = wishes.sync();
+        tokio::pin!(second);
+        assert!(second.as_mut().now_or_never().is_none());
+        wishes.note_synced(Some(number));
+        assert!(second.as_mut().now_or_never().is_none());
+        wishes.note_synced(Some(number.wrapping_add(1)));
+        second.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_knows_no_numbers_answers_the_last_question() {
+        let wishes = Wishes::default();
+        wishes.note_synced(None);
+        let asked = wishes.sync();
+        tokio::pin!(asked);
+        assert!(asked.as_mut().now_or_never().is_none());
+        wishes.note_synced(None);
+        asked.await.unwrap();
     }
 }

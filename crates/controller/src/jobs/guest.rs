@@ -79,7 +79,7 @@ impl When {
 
 fn take(record: &mut JobRecord, when: When, body: GuestBody) {
     match body {
-        GuestBody::Log { .. } | GuestBody::Synced => {}
+        GuestBody::Log { .. } | GuestBody::Synced { .. } => {}
         GuestBody::Ready => {
             if let Some(member) = &mut record.member
                 && record.job.state == JobState::Starting

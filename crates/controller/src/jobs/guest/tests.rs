@@ -53,7 +53,7 @@ fn any_body() -> impl Strategy<Value = GuestBody> {
     let bytes = prop_oneof![0..3_u64 << 20, any::<u64>()];
     prop_oneof![
         Just(GuestBody::Started),
-        Just(GuestBody::Synced),
+        Just(GuestBody::Synced { number: None }),
         (stream, ".{0,20}").prop_map(|(stream, line)| GuestBody::Log { stream, line }),
         (any::<u64>(), any::<u64>(), ".{0,2000}")
             .prop_map(|(done, total, label)| GuestBody::Progress { done, total, label }),
