@@ -25,9 +25,10 @@
 //! [`crate::users`]. Everything under `run/` was written by this user: it is opened without following links, and a
 //! socket there counts only if the process that listens has this user.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -426,6 +427,17 @@ fn shorten(mut file: File, keep_bytes: u64) -> std::io::Result<()> {
     (&file).take(keep_bytes).read_to_end(&mut kept)?;
     file.set_len(0)?;
     file.write_all(&kept)
+}
+
+/// A socket in place of what is there, which only root can connect to.
+pub fn listen(socket: &Path) -> std::io::Result<UnixListener> {
+    match std::fs::remove_file(socket) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(socket)?;
+    std::fs::set_permissions(socket, Permissions::from_mode(0o600))?;
+    Ok(listener)
 }
 
 /// Connects to a socket of a VM's QEMU, in a directory of QEMU's user. This user can put a link to any other socket in its

@@ -41,7 +41,7 @@ use tokio::time::{Instant, sleep, timeout};
 pub use keep::keep;
 
 use super::Vm;
-use crate::files::{self, read_json, write_json};
+use crate::files::{self, listen, read_json, write_json};
 use crate::host::Host;
 use crate::networks::tools::{is_there, only_one, run};
 use crate::networks::watch::Watch;
@@ -440,10 +440,10 @@ pub async fn connect(vm: &Vm, host: &Host) -> Result<Option<Cable>, Problem> {
             return Ok(Some(Cable { qemus, passt: None }));
         }
     }
-    let qemus = keep::listen(&vm.dir.network_socket())
+    let qemus = listen(&vm.dir.network_socket())
         .map_err(|error| Problem::internal(cannot_connect(vm), error))?;
     let passt = begin_passt(vm, host).await?;
-    Ok(Some(Cable { qemus, passt: Some(passt) }))
+    Ok(Some(Cable { qemus: qemus.into(), passt: Some(passt) }))
 }
 
 fn cannot_connect(vm: &Vm) -> String {

@@ -12,7 +12,8 @@
 //! found again by their command lines.
 //!
 //! QEMU connects once. When one of the two ends before QEMU, the guest's TPM answers with errors until the VM is started again; the
-//! VM's reason says so.
+//! VM's reason says so. Such a VM can't be moved either: QEMU gets no state of the TPM to send (`tpm_emulator_pre_save` in QEMU's
+//! `tpm_emulator.c`; `swtpm` writes to the file for it).
 //!
 //! **Migration.** QEMU sends the TPM's whole state with that of its other devices, after the epochs were raised. The destination's `swtpm` opens
 //! the file only when it has come. (`tpm_emulator_post_load` in QEMU's `tpm_emulator.c`.) The source's `swtpm` writes its state to
@@ -22,11 +23,10 @@
 //! **An escaped guest** has the user of both programs. The storage daemon may mount, in mounts of its own, so nobody but root tells it
 //! what to do, and no program with these mounts gets more rights than its user has.
 
-use std::fs::{OpenOptions, Permissions};
-use std::io::ErrorKind;
+use std::fs::OpenOptions;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::UnixListener;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,16 +34,16 @@ use std::time::Duration;
 use nix::unistd::{Gid, Uid, fchown};
 use perigee_model::Problem;
 use perigee_model::vm::Disk;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::net::UnixStream;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Vm;
 use super::owner::named_size;
 use super::start::StartError;
 use crate::command::block_node_as;
 use crate::confinement::Sandbox;
-use crate::files::{VmDir, tail};
+use crate::files::{VmDir, listen, tail};
 use crate::host::Host;
 use crate::networks::tools::is_there;
 use crate::process::{self, Looks, Mounts, Process};
@@ -57,11 +57,14 @@ const NAMESPACES: &str = "/proc/sys/user/max_user_namespaces";
 
 /// The storage daemon opens the volume before it is ready, and waits some time for the volume server.
 const START_DEADLINE: Duration = Duration::from_secs(60);
+/// How long the storage daemon may take to change where it writes: the guest stands still meanwhile.
+const TELL_DEADLINE: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 const LOOK: Duration = Duration::from_secs(1);
 /// `swtpm` ends by itself within some milliseconds, unless its state's volume does not answer.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 const REASON_BYTES: u64 = 2000;
+const MAY_BE_LOST: &str = "what its TPM changes may be lost when the VM is stopped";
 
 /// Why VMs at this host can't have a TPM; `None` if they can.
 pub fn missing() -> Option<String> {
@@ -114,9 +117,9 @@ pub async fn start(vm: &Vm, host: &Host, volume_socket: &Path) -> Result<Vec<Pro
 }
 
 /// The file over which the volume is mounted, and nothing of an earlier start that would say that something is ready.
-fn prepare(dir: &VmDir, uid: Uid, gid: Gid) -> std::io::Result<()> {
+fn prepare(dir: &VmDir, uid: Uid, gid: Gid) -> io::Result<()> {
     let pids = [dir.tpm_pid(), dir.tpm_state_pid()];
-    let files = [dir.tpm(), dir.tpm_monitor(), dir.tpm_state(), dir.tpm_log()];
+    let files = [dir.tpm(), dir.tpm_state(), dir.tpm_log()];
     for old in pids.into_iter().chain(files) {
         match std::fs::remove_file(old) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -128,13 +131,6 @@ fn prepare(dir: &VmDir, uid: Uid, gid: Gid) -> std::io::Result<()> {
     Ok(fchown(file, Some(uid), Some(gid))?)
 }
 
-/// A socket that only root can connect to.
-fn listen(path: &Path) -> std::io::Result<UnixListener> {
-    let listener = UnixListener::bind(path)?;
-    std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
-    Ok(listener)
-}
-
 /// `monitor`: the number of its socket.
 fn storage_arguments(
     dir: &VmDir,
@@ -142,14 +138,6 @@ fn storage_arguments(
     volume_socket: &Path,
     monitor: RawFd,
 ) -> Vec<String> {
-    // Of several places to write to, it is enough if one takes it. There is one, but for the end of a migration.
-    let places = json!({
-        "driver": "quorum",
-        "node-name": "tpm",
-        "children": ["volume"],
-        "vote-threshold": 1,
-        "read-pattern": "fifo",
-    });
     let export = json!({
         "type": "fuse",
         "id": "tpm",
@@ -162,7 +150,7 @@ fn storage_arguments(
     let node = block_node_as("volume", disk, volume_socket);
     let parts = [
         ("--blockdev", node.to_string()),
-        ("--blockdev", places.to_string()),
+        ("--blockdev", places().to_string()),
         ("--export", export.to_string()),
         ("--chardev", format!("socket,id=monitor,fd={monitor},server=on,wait=off")),
         ("--monitor", "chardev=monitor".to_owned()),
@@ -171,29 +159,75 @@ fn storage_arguments(
     parts.chain(storage_mark(dir)).collect()
 }
 
+/// Of several places to write to, it is enough if one takes it. There is one, but for the end of a migration.
+fn places() -> Value {
+    json!({
+        "driver": "quorum",
+        "node-name": "tpm",
+        "children": ["volume"],
+        "vote-threshold": 1,
+        "read-pattern": "fifo",
+    })
+}
+
 /// The source of a migration may not write the volume any more: what its `swtpm` writes from here on is dropped.
 pub async fn let_go(vm: &Vm) -> Result<(), QmpError> {
     if vm.spec.tpm().is_none() {
         return Ok(());
     }
-    let storage = monitor_of(vm).await.map_err(|error| QmpError::Refused {
+    let told = async { drop_writes(&monitor_of(vm).await?).await.map_err(io::Error::other) };
+    let told = timeout(TELL_DEADLINE, told).await.map_err(io::Error::from).flatten();
+    told.map_err(|error| QmpError::Refused {
         command: "what drops the writes of its TPM".to_owned(),
         reason: error.to_string(),
-    })?;
-    // All places have to be equally large.
-    let size_bytes = named_size(&storage, "volume").await?;
-    let nowhere = json!({"driver": "null-co", "node-name": "nowhere", "size": size_bytes});
-    match storage.execute("blockdev-add", nowhere).await {
-        Ok(_) => {}
-        // It was done before.
-        Err(QmpError::Refused { .. }) => return Ok(()),
-        Err(error) => return Err(error),
-    }
-    let add = json!({"parent": "tpm", "node": "nowhere"});
-    storage.execute("x-blockdev-change", add).await.map(drop)
+    })
 }
 
-async fn monitor_of(vm: &Vm) -> std::io::Result<Qmp> {
+/// Whether one of the programs of the VM's TPM is known to have ended: then QEMU can't get the TPM's state, which it has to send with the VM.
+pub fn has_ended(vm: &Vm) -> bool {
+    let is_over = |part: Option<Process>| part.is_none_or(|process| process.has_ended());
+    vm.spec.tpm().is_some() && find(&vm.dir).is_ok_and(|parts| parts.into_iter().any(is_over))
+}
+
+/// It may have been done before, or in part.
+async fn drop_writes(storage: &Qmp) -> Result<(), QmpError> {
+    // All places have to be equally large.
+    let size_bytes = named_size(storage, "volume").await?;
+    let nowhere = json!({"driver": "null-co", "node-name": "nowhere", "size": size_bytes});
+    done_or_refused(storage.execute("blockdev-add", nowhere).await)?;
+    let add = json!({"parent": "tpm", "node": "nowhere"});
+    let Err(refused) = storage.execute("x-blockdev-change", add).await else { return Ok(()) };
+    // What is in use as a place can't be removed.
+    match storage.execute("blockdev-del", json!({"node-name": "nowhere"})).await {
+        Err(QmpError::Refused { .. }) if has_node(storage, "nowhere").await? => Ok(()),
+        _ => Err(refused),
+    }
+}
+
+/// It may have been done before, or in part, or there is nothing to do.
+async fn write_again(storage: &Qmp) -> Result<(), QmpError> {
+    let remove = json!({"parent": "tpm", "child": "children.1"});
+    done_or_refused(storage.execute("x-blockdev-change", remove).await)?;
+    let deleted = storage.execute("blockdev-del", json!({"node-name": "nowhere"})).await;
+    match has_node(storage, "nowhere").await? {
+        true => deleted.map(drop),
+        false => Ok(()),
+    }
+}
+
+fn done_or_refused(result: Result<Value, QmpError>) -> Result<(), QmpError> {
+    match result {
+        Ok(_) | Err(QmpError::Refused { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+async fn has_node(storage: &Qmp, name: &str) -> Result<bool, QmpError> {
+    let nodes: Vec<Value> = storage.query("query-named-block-nodes").await?;
+    Ok(nodes.iter().any(|node| node["node-name"] == name))
+}
+
+async fn monitor_of(vm: &Vm) -> io::Result<Qmp> {
     let stream = UnixStream::connect(vm.dir.tpm_monitor()).await?;
     Ok(Qmp::begin(stream).await?.0)
 }
@@ -203,25 +237,24 @@ pub async fn take_back(vm: &Vm) {
     if vm.spec.tpm().is_none() {
         return;
     }
-    if let Err(problem) = try_to_take_back(vm).await {
-        let why = format!("what its TPM changes may be lost when the VM is stopped: {problem}");
+    let told = async { write_again(&monitor_of(vm).await?).await.map_err(io::Error::other) };
+    let taken = timeout(TELL_DEADLINE, told).await.map_err(io::Error::from).flatten();
+    let why = match taken {
+        Err(error) if !has_ended(vm) => format!("{MAY_BE_LOST}: {error}"),
+        _ => String::new(),
+    };
+    if !why.is_empty() {
         tracing::warn!(vm = %vm.id(), "{why}");
-        vm.observed(|seen| seen.no_tpm = why);
     }
+    vm.observed(|seen| {
+        if is_not_said_dead(&seen.no_tpm) {
+            seen.no_tpm = why;
+        }
+    });
 }
 
-async fn try_to_take_back(vm: &Vm) -> Result<(), Problem> {
-    let what = || format!("can't have the TPM of the VM {} write its state", vm.id());
-    let told = |error: QmpError| Problem::unavailable(what(), error);
-    let storage = monitor_of(vm).await.map_err(|error| Problem::unavailable(what(), error))?;
-    let remove = json!({"parent": "tpm", "child": "children.1"});
-    match storage.execute("x-blockdev-change", remove).await {
-        Ok(_) => {}
-        // It was not let go.
-        Err(QmpError::Refused { .. }) => return Ok(()),
-        Err(error) => return Err(told(error)),
-    }
-    storage.execute("blockdev-del", json!({"node-name": "nowhere"})).await.map(drop).map_err(told)
+fn is_not_said_dead(no_tpm: &str) -> bool {
+    no_tpm.is_empty() || no_tpm.starts_with(MAY_BE_LOST)
 }
 
 fn swtpm_arguments(dir: &VmDir) -> Vec<String> {
@@ -264,7 +297,7 @@ async fn ready(vm: &Vm, process: &Process, pid: &Path) -> Result<(), Problem> {
 }
 
 /// The processes of a VM's TPM: the storage daemon and `swtpm`.
-fn find(dir: &VmDir) -> std::io::Result<[Option<Process>; 2]> {
+fn find(dir: &VmDir) -> io::Result<[Option<Process>; 2]> {
     let uid = match dir.user() {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok([None, None]),
         user => user?,
@@ -330,7 +363,7 @@ pub async fn keep(vm: Arc<Vm>) {
 }
 
 fn say_dead(vm: &Vm) {
-    if vm.qemu_has_ended() || vm.observed(|seen| !seen.no_tpm.is_empty()) {
+    if vm.qemu_has_ended() || !vm.observed(|seen| is_not_said_dead(&seen.no_tpm)) {
         return;
     }
     let said = tail(&vm.dir.tpm_log(), REASON_BYTES).unwrap_or_default();
@@ -350,6 +383,76 @@ mod tests {
     use perigee_model::{DiskRole, Epoch, VmId, VolumeName};
 
     use super::*;
+
+    /// A storage daemon whose volume is no volume and has no export.
+    struct Storage {
+        daemon: std::process::Child,
+        monitor: Qmp,
+        _dir: tempfile::TempDir,
+    }
+
+    impl Storage {
+        async fn start() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let at = dir.path().join("monitor.sock");
+            let mut daemon = std::process::Command::new(STORAGE);
+            let volume = json!({"driver": "null-co", "node-name": "volume", "size": 1 << 20});
+            daemon.args(["--blockdev", &volume.to_string(), "--blockdev", &places().to_string()]);
+            let socket = format!("socket,id=monitor,path={},server=on,wait=off", at.display());
+            daemon.args(["--chardev", &socket, "--monitor", "chardev=monitor"]);
+            let daemon = daemon.spawn().unwrap();
+            let deadline = Instant::now() + START_DEADLINE;
+            let monitor = loop {
+                match UnixStream::connect(&at).await {
+                    Ok(stream) => break Qmp::begin(stream).await.unwrap().0,
+                    Err(error) => assert!(Instant::now() < deadline, "its monitor: {error}"),
+                }
+                sleep(LOOK_AGAIN).await;
+            };
+            Self { daemon, monitor, _dir: dir }
+        }
+
+        /// Whether what is written goes nowhere as well.
+        async fn drops(&self) -> bool {
+            let graph = self.monitor.execute("x-debug-query-block-graph", json!({})).await.unwrap();
+            let id = |name: &str| {
+                let nodes = graph["nodes"].as_array().unwrap();
+                nodes.iter().find(|node| node["name"] == name).map(|node| node["id"].clone())
+            };
+            let Some(nowhere) = id("nowhere") else { return false };
+            graph["edges"].as_array().unwrap().iter().any(|edge| edge["child"] == nowhere)
+        }
+    }
+
+    impl Drop for Storage {
+        fn drop(&mut self) {
+            self.daemon.kill().unwrap();
+            self.daemon.wait().unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn writes_are_dropped_and_taken_again_however_often_this_is_asked() {
+        let storage = Storage::start().await;
+        write_again(&storage.monitor).await.unwrap();
+        for _ in 0..2 {
+            drop_writes(&storage.monitor).await.unwrap();
+            drop_writes(&storage.monitor).await.unwrap();
+            assert!(storage.drops().await);
+            write_again(&storage.monitor).await.unwrap();
+            write_again(&storage.monitor).await.unwrap();
+            assert!(!storage.drops().await);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_ended_before_it_had_dropped_the_writes_drops_them_when_it_is_back() {
+        let storage = Storage::start().await;
+        let nowhere = json!({"driver": "null-co", "node-name": "nowhere", "size": 1 << 20});
+        storage.monitor.execute("blockdev-add", nowhere).await.unwrap();
+        drop_writes(&storage.monitor).await.unwrap();
+        assert!(storage.drops().await);
+    }
 
     #[test]
     fn the_state_is_the_vm_s_volume_with_its_epoch_and_never_grows() {

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 use nix::unistd::Uid;
-use perigee_model::vm::{Disk, MigrationPhase, VmSpec, VmStatus};
-use perigee_model::{DiskRole, VolumeName};
+use perigee_model::vm::{Disk, Machine, MigrationPhase, VmSpec, VmStatus};
+use perigee_model::{DiskRole, ProblemKind, VolumeName};
 
-use super::support::{Agent, directory, kill_9, spec, start, wait_for};
+use super::support::{Agent, directory, kill_9, order, signal, spec, start, wait_for};
 use super::{is_running, scene};
 
 const SECRET: &[u8; 16] = b"kept by the TPM!";
@@ -140,6 +140,62 @@ fn what_a_tpm_keeps_is_there_after_a_stop_and_after_a_move() {
     scene.agents[0].delete().unwrap();
     scene.agents[1].delete().unwrap();
     assert_eq!(Tpm::on(&state).kept(), SECRET);
+}
+
+/// QEMU would find that out in the pause only.
+#[test]
+fn a_vm_whose_tpm_has_ended_is_not_moved_and_runs_on() {
+    if !Uid::effective().is_root() {
+        return;
+    }
+    let scene = scene(&["a", "b"]);
+    let (here, there) = (&scene.agents[0], &scene.agents[1]);
+    here.put(&with_tpm(spec(1, false))).unwrap();
+    here.wait_for_status(VmStatus::Running);
+    let [storage, _] = parts_of(here);
+    kill_9(storage);
+    wait_for("the end of its storage daemon", || {
+        (!is_running(storage)).then_some(()).ok_or_else(|| "it runs".to_owned())
+    });
+    let waiting = there.put(&with_tpm(spec(2, true))).unwrap();
+    let uri = waiting.incoming_uri.expect("it waits for the migration");
+    let order = order("m-1", 1, uri, there, &scene.home);
+    let refused = here.post("migrate", &order).unwrap_err();
+    assert_eq!(refused.kind, ProblemKind::Unsupported, "{refused}");
+    here.wait_for_status(VmStatus::Running);
+}
+
+#[test]
+fn what_a_tpm_changes_is_kept_after_a_move_that_was_undone_behind_the_switch() {
+    if !Uid::effective().is_root() {
+        return;
+    }
+    let mut scene = scene(&["a", "b"]);
+    let state = scene.blocks.tpm();
+    let reboots = |spec: VmSpec| {
+        let machine = Machine { lasts: true, ..spec.machine.clone() };
+        with_tpm(VmSpec { machine, ..spec })
+    };
+    scene.agents[0].put(&reboots(spec(1, false))).unwrap();
+    scene.agents[0].wait_for_status(VmStatus::Running);
+    let waiting = scene.agents[1].put(&reboots(spec(2, true))).unwrap();
+    let uri = waiting.incoming_uri.expect("it waits for the migration");
+    scene.home.open(false);
+    scene.agents[0].order("m-1", 1, uri, &scene.agents[1], &scene.home);
+    scene.home.wait_until_asked();
+    let destination = scene.agents[1].get().unwrap().qemu_pid;
+    signal("-STOP", destination);
+    scene.home.open(true);
+    scene.agents[0].wait_for_phase(MigrationPhase::Failed);
+    scene.agents[0].wait_for_status(VmStatus::Running);
+    scene.agents[0].kill();
+    let before = std::fs::read(&state).unwrap();
+    // The firmware starts the TPM, which counts that.
+    scene.agents[0].tell_qemu("system_reset");
+    wait_for("a change of what the TPM keeps", || {
+        let is_changed = std::fs::read(&state).unwrap() != before;
+        is_changed.then_some(()).ok_or_else(|| "none".to_owned())
+    });
 }
 
 #[test]

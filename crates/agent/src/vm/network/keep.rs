@@ -4,8 +4,7 @@
 //! closed. So the guest keeps its card; what was connected through the old `passt` is lost. Nobody but root reaches the
 //! socket.
 
-use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,14 +22,6 @@ use crate::vm::Vm;
 const LOOK: Duration = Duration::from_secs(1);
 /// And no oftener: one that ends at once, again and again, costs little.
 const TRY_AGAIN: Duration = Duration::from_secs(10);
-
-/// Where QEMU waits for its network.
-pub fn listen(at: &Path) -> std::io::Result<OwnedFd> {
-    match std::fs::remove_file(at) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-        _ => UnixListener::bind(at).map(OwnedFd::from),
-    }
-}
 
 /// The network's end of the cable. A QEMU that takes no connection does not hold this up.
 pub async fn reach(at: &Path) -> std::io::Result<UnixStream> {

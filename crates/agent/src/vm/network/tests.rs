@@ -224,10 +224,10 @@ impl Guest {
         nix::unistd::chown(dir.path(), Some(Uid::from_raw(uid)), None).expect("root may");
         let user = QemuUser { uid: Uid::from_raw(uid), gid: Gid::from_raw(GROUP) };
         let [at, ready, log] = ["card", "pid", "log"].map(|name| dir.path().join(name));
-        let waits = keep::listen(&at).expect("a socket");
+        let waits = listen(&at).expect("a socket");
         let begun = networks.begin((&at, &ready, &log), "10.8.0.1", Some(user), None);
         let passt = runtime.block_on(begun).expect("passt starts");
-        let (card, _) = std::os::unix::net::UnixListener::from(waits).accept().expect("its end");
+        let (card, _) = waits.accept().expect("its end");
         card.set_read_timeout(Some(Duration::from_millis(50))).expect("a deadline");
         Self { card, passt, _dir: dir }
     }

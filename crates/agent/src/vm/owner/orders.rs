@@ -11,6 +11,7 @@ use serde_json::json;
 use super::Owner;
 use crate::vm::decide;
 use crate::vm::migrate::{self, Record};
+use crate::vm::tpm;
 
 impl Owner {
     pub(super) fn migrate(&mut self, order: MigrateOut) -> Result<(), Problem> {
@@ -19,6 +20,12 @@ impl Owner {
             .map_err(|refusal| migrate_refused(self.vm.id(), &refusal))?;
         if !begin {
             return Ok(());
+        }
+        if tpm::has_ended(&self.vm) {
+            let what = format!("can't migrate the VM {}", self.vm.id());
+            let why = "its TPM has ended, and QEMU can't send it without the TPM's state";
+            let next = format!("perigee vm restart {}", self.vm.id());
+            return Err(Problem::unsupported(what, why).next(next));
         }
         let record = Record::new(order.clone());
         self.keep(&record)?;
