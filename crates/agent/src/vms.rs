@@ -28,7 +28,7 @@ const DELETE_AGAIN: Duration = Duration::from_millis(20);
 pub struct Vms {
     pub host: Arc<Host>,
     all: Mutex<BTreeMap<VmId, Arc<Vm>>>,
-    /// VMs whose stored spec cannot be read, or how they were changed since. Their state is not known, and nothing is done with them.
+    /// VMs whose stored spec cannot be read, or how they were changed since, or their guests' messages. Their state is not known, and nothing is done with them.
     unreadable: BTreeMap<VmId, Problem>,
 }
 
@@ -42,9 +42,8 @@ impl Vms {
             let name = entry.map_err(fail)?.file_name();
             let Some(id) = name.to_str().and_then(|name| VmId::new(name).ok()) else { continue };
             let paths = VmDir::new(&host.state, &id);
-            let spec = read_json::<VmSpec>(&paths.spec());
-            match spec.and_then(|spec| Ok(spec.zip(Some(Since::load(&paths)?)))) {
-                Ok(Some((spec, since))) => found.push((id, paths, spec, since)),
+            match stored(&paths) {
+                Ok(Some(stored)) => found.push((id, paths, stored)),
                 // Its start was interrupted before QEMU was started.
                 Ok(None) => paths.remove()?,
                 Err(problem) => {
@@ -55,8 +54,7 @@ impl Vms {
         }
         let vms =
             Arc::new(Self { host: host.clone(), all: Mutex::new(BTreeMap::new()), unreadable });
-        for (id, paths, spec, since) in found {
-            let log = GuestLog::open(&paths.events(), spec.hides_output)?;
+        for (id, paths, (spec, since, log)) in found {
             let record = Record::load(&paths);
             let (vm, requests) =
                 Vm::new(spec, paths, since, log, status_of(&record), &host.changes);
@@ -248,6 +246,13 @@ impl Vms {
         }
         Ok(fate(last.map(|last| (&last.migration, last.arrival)), migration))
     }
+}
+
+/// What an agent of before has stored of a VM; `None` if it has not started it.
+fn stored(paths: &VmDir) -> Result<Option<(VmSpec, Since, GuestLog)>, Problem> {
+    let Some(spec) = read_json::<VmSpec>(&paths.spec())? else { return Ok(None) };
+    let log = GuestLog::open(&paths.events(), spec.hides_output)?;
+    Ok(Some((spec, Since::load(paths)?, log)))
 }
 
 /// Whether something was written to the disk.
