@@ -69,6 +69,8 @@ const RESOLVERS: &str = "/etc/resolv.conf";
 const KNOWN_RESOLVERS: &str = "resolvers.json";
 /// As many of them.
 const RESOLVERS_MAX: usize = 16;
+/// A guest that is refused hears it at once: the kernel heeds an ICMP message for TCP only when it has sent its first packet again, a second later.
+const REFUSE: &str = "goto refuse";
 
 /// No guest reaches these, whatever the operator allows: this host itself, link-local addresses, multicast and all.
 const NEVER: &str = "0.0.0.0/8, 127.0.0.0/8, 169.254.0.0/16, 224.0.0.0/3";
@@ -366,9 +368,9 @@ fn rules(
         .collect();
     let hosts = match hosts {
         Some(hosts) => {
-            to(hosts.iter().filter(|ip| ip.is_ipv4()).map(ToString::to_string).collect(), "reject")
+            to(hosts.iter().filter(|ip| ip.is_ipv4()).map(ToString::to_string).collect(), REFUSE)
         }
-        None => "    ct state new reject\n".to_owned(),
+        None => format!("    ct state new {REFUSE}\n"),
     };
     let connections = connections_max();
     let hook = "type filter hook output priority filter; policy accept;";
@@ -380,12 +382,14 @@ fn rules(
   set total {{ type nf_proto; size 16; flags dynamic; }}
   set used {{ type inet_service; size 65535; flags dynamic,timeout; timeout {USED_FOR}; }}
   chain guests {{ }}
+  chain refuse {{ }}
   chain strangers {{ }}
   chain in {{ {input} }}
   chain out {{ {hook} }}
 }}
 flush chain inet {name} out
 flush chain inet {name} guests
+flush chain inet {name} refuse
 flush chain inet {name} in
 flush chain inet {name} strangers
 table inet {name} {{
@@ -399,13 +403,17 @@ table inet {name} {{
   chain guests {{
     meta l4proto udp update @used {{ udp sport }}
     ct direction reply ct state {{ established, related }} accept
-    ct state new update @fresh {{ meta skuid limit rate over {NEW_PER_S}/second burst {BURST} packets }} reject
-    ct state new add @total {{ meta nfproto ct count over {connections} }} reject
-    ct state new add @open {{ meta skuid ct count over {CONNECTIONS} }} reject
-{names}    meta nfproto ipv6 reject
-    ip daddr {{ {NEVER} }} reject
-{one}    fib daddr type local reject
-{hosts}{many}    ip daddr {{ {PRIVATE} }} reject
+    ct state new update @fresh {{ meta skuid limit rate over {NEW_PER_S}/second burst {BURST} packets }} {REFUSE}
+    ct state new add @total {{ meta nfproto ct count over {connections} }} {REFUSE}
+    ct state new add @open {{ meta skuid ct count over {CONNECTIONS} }} {REFUSE}
+{names}    meta nfproto ipv6 {REFUSE}
+    ip daddr {{ {NEVER} }} {REFUSE}
+{one}    fib daddr type local {REFUSE}
+{hosts}{many}    ip daddr {{ {PRIVATE} }} {REFUSE}
+  }}
+  chain refuse {{
+    meta l4proto tcp reject with tcp reset
+    reject
   }}
   chain out {{ {hook}
     meta skgid {group} jump guests

@@ -195,9 +195,9 @@ fn a_host_is_reached_through_no_larger_network() {
     let host = "192.0.2.9".parse().expect("an address");
     let text = rules(Gid::from_raw(7), &[], &reach, Some(&[host]));
     let at = |part: &str| text.find(part).expect(part);
-    assert!(at("224.0.0.0/3 } reject") < at("{ 192.0.2.10 } accept"), "{text}");
-    assert!(at("{ 192.0.2.10 } accept") < at("fib daddr type local reject"), "{text}");
-    assert!(at("{ 192.0.2.9 } reject") < at("0.0.0.0/0 accept"), "{text}");
+    assert!(at("224.0.0.0/3 } goto refuse") < at("{ 192.0.2.10 } accept"), "{text}");
+    assert!(at("{ 192.0.2.10 } accept") < at("fib daddr type local goto refuse"), "{text}");
+    assert!(at("{ 192.0.2.9 } goto refuse") < at("0.0.0.0/0 accept"), "{text}");
     assert!(at("0.0.0.0/0 accept") < at("192.168.0.0/16, "), "{text}");
 }
 
