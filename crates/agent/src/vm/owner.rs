@@ -28,6 +28,7 @@ use tokio::time::MissedTickBehavior;
 use super::decide::DiskError;
 use super::migrate::{self, Handle, Record, Wished};
 use super::start::{Started, start};
+use super::tls::End;
 use super::{Answer, Request, Vm, arrival, decide};
 use crate::files;
 use crate::host::Host;
@@ -374,7 +375,9 @@ impl Owner {
         if self.events.is_none() {
             self.reconnect_soon().await;
         }
-        for path in [self.vm.dir.console(), self.vm.dir.log(), self.vm.dir.tpm_log()] {
+        let dir = &self.vm.dir;
+        let tunnels = [End::Source, End::Destination].map(|end| dir.tunnel_log(end.name()));
+        for path in [dir.console(), dir.log(), dir.tpm_log()].into_iter().chain(tunnels) {
             if let Err(error) = files::bound(&path, LOG_BYTES_MAX, LOG_KEEP_BYTES) {
                 tracing::debug!(path = %path.display(), %error, "a long log is not cut");
             }

@@ -1,7 +1,7 @@
 //! What a migration sends is encrypted by `stunnel`, beside QEMU.
 //!
 //! QEMU's own TLS makes a record of each page's header and of each page, and sends each alone, which makes a migration
-//! several times as long (`experiments/tls`). QEMU sends to a socket of its `stunnel` here, and what comes from
+//! two or three times as long (`experiments/tls`). QEMU sends to a socket of its `stunnel` here, and what comes from
 //! another host reaches a waiting QEMU through its own `stunnel`. Both have the migration's key, the VM's user, and nothing of their
 //! host. On the wire it is the same as QEMU's own: TLS 1.3 with this key. So a host without `stunnel` and an agent of another version
 //! do their end with QEMU's TLS.
@@ -21,12 +21,12 @@ use perigee_model::vm::VmStatus;
 use tokio::time::{Instant, sleep};
 
 use super::Vm;
-use super::migrate::cut::listens_at;
+use super::migrate::cut::{listens_at, peers_at};
 use super::start::{listen_for_migration, waits_at};
 use super::tls::End;
 use crate::cgroup;
 use crate::confinement::Sandbox;
-use crate::files::{VmDir, bound, tail};
+use crate::files::{VmDir, tail};
 use crate::host::Host;
 use crate::process::{self, Looks, Process, QemuUser};
 use crate::qmp::{Qmp, QmpError};
@@ -36,11 +36,12 @@ const PROGRAM: &str = "stunnel";
 const START_DEADLINE: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const LOOK: Duration = Duration::from_secs(1);
+/// For how long it may still pass on what QEMU has said last.
+const LAST_WORDS_MAX: Duration = Duration::from_secs(30);
 /// For how long the other end of a connection may keep the handshake waiting. It holds nothing up meanwhile.
 const HANDSHAKE_MAX_S: u32 = 60;
-/// Of what it says. Whoever connects can make it say something.
-const LOG_BYTES_MAX: u64 = 256 << 10;
-const LOG_BYTES_KEPT: u64 = 16 << 10;
+/// Its descriptors. It takes about half as many connections, from whoever makes them, and has memory and a thread for each.
+const FILES: u32 = 2048;
 const REASON_BYTES: u64 = 1000;
 
 /// In plain words, if this host has no `stunnel`.
@@ -48,7 +49,7 @@ pub fn missing() -> Option<String> {
     let found = process::which(PROGRAM);
     found.is_none().then(|| {
         format!(
-            "moving a VM from or to this host takes several times as long: {PROGRAM} is missing, and QEMU encrypts the VM's memory \
+            "moving a VM from or to this host takes about twice as long: {PROGRAM} is missing, and QEMU encrypts the VM's memory \
              itself (package stunnel4)"
         )
     })
@@ -106,7 +107,8 @@ impl<'a> Tunnel<'a> {
         let log = self.dir.tunnel_log(self.end.name());
         remove(&log).map_err(cannot_start)?;
         let sandbox = Sandbox::new(PROGRAM, &self.dir.root(), &self.dir.run())?;
-        let started = process::start(PROGRAM, &[settings], self.user, &log, None, Some(sandbox))?;
+        let limited = [format!("--nofile={FILES}:{FILES}"), PROGRAM.to_owned(), settings];
+        let started = process::start("prlimit", &limited, self.user, &log, None, Some(sandbox))?;
         Ok(started.0)
     }
 
@@ -187,14 +189,16 @@ pub async fn end(dir: &VmDir, end: End) -> Result<bool, Problem> {
     Ok(true)
 }
 
-/// Where QEMU sends to so that it comes encrypted to the destination. `None` if QEMU is to encrypt itself.
-pub async fn way_out(vm: &Vm, host: &Host, uri: &str) -> Option<String> {
+/// Where QEMU sends to so that it comes encrypted to the destination. `None` if QEMU is to encrypt itself, which it does with what is
+/// `compressed`.
+pub async fn way_out(vm: &Vm, host: &Host, uri: &str, compressed: bool) -> Option<String> {
     let to = uri.strip_prefix("tcp:")?.parse().ok()?;
     let cluster = host.network.identity()?.dir()?.join(CA_FILE);
     let begin = async || {
         end(&vm.dir, End::Source).await?;
         remove(&vm.dir.tunnel_log(End::Source.name())).map_err(cannot_start)?;
-        let Some(tunnel) = Tunnel::of(vm, host, End::Source)? else { return Ok(None) };
+        let tunnel = if compressed { None } else { Tunnel::of(vm, host, End::Source)? };
+        let Some(tunnel) = tunnel else { return Ok(None) };
         tunnel.send(to, &cluster).await.map(Some)
     };
     let process = or_not(vm, begin().await)?;
@@ -219,7 +223,12 @@ pub async fn way_in(vm: &Vm, host: &Host, qmp: &Qmp) -> Result<String, QmpError>
     // An earlier agent may have done it.
     let is_behind = waits_at(qmp).await?.map(|at| at.port.is_empty());
     let is_to_be = is_behind.unwrap_or(tls.is_some() && !compressed);
-    let tunnel = if is_to_be { or_not(vm, receive(vm, host).await) } else { None };
+    let tunnel = if is_to_be { receive(vm, host).await } else { Ok(None) };
+    let tunnel = match tunnel {
+        // The VM may be coming through one.
+        Err(problem) if is_behind == Some(true) => return Err(odd(problem)),
+        tunnel => or_not(vm, tunnel),
+    };
     let Some((process, at)) = tunnel else {
         if is_behind == Some(true) {
             return Err(odd(cannot_start("QEMU waits for what comes through it")));
@@ -239,12 +248,12 @@ async fn receive(vm: &Vm, host: &Host) -> Result<Option<(Process, SocketAddr)>, 
     if let Some(process) = find(&vm.dir, End::Destination)? {
         match listens_at(&process) {
             Ok(Some(at)) => return Ok(Some((process, at))),
-            Ok(None) => {}
+            Ok(None) => process.kill().await?,
             Err(error) => {
-                tracing::warn!(vm = %vm.id(), %error, "where its {PROGRAM} listens is not known")
+                let what = format!("can't tell where its {PROGRAM} listens");
+                return Err(Problem::unavailable(what, error));
             }
         }
-        process.kill().await?;
     }
     let Some(tunnel) = Tunnel::of(vm, host, End::Destination)? else { return Ok(None) };
     tunnel.receive(&host.ip).await.map(Some)
@@ -267,13 +276,27 @@ fn share_limits(vm: &Vm, host: &Host, process: &Process) {
     }
 }
 
+/// Whether somebody is connected to what the VM has come through. It ends a connection when QEMU has ended it and all is passed on.
+async fn is_in_use(vm: &Vm) -> bool {
+    let Some(process) = vm.observed(|seen| seen.tunnel) else { return false };
+    let looked = move || match listens_at(&process)? {
+        Some(at) => Ok(!peers_at(&process, at)?.is_empty()),
+        None => Ok(false),
+    };
+    let looked = tokio::task::spawn_blocking(looked).await;
+    looked.map_err(std::io::Error::other).flatten().unwrap_or_else(|error| {
+        tracing::warn!(vm = %vm.id(), %error, "whether its {PROGRAM} still passes something on is not known");
+        true
+    })
+}
+
 /// Ends what a VM comes through when it has come.
 pub async fn keep(vm: Arc<Vm>) {
     while matches!(vm.status(), VmStatus::Starting | VmStatus::Incoming) && !vm.qemu_has_ended() {
-        let log = vm.dir.tunnel_log(End::Destination.name());
-        if let Err(error) = bound(&log, LOG_BYTES_MAX, LOG_BYTES_KEPT) {
-            tracing::warn!(vm = %vm.id(), %error, "the log of its {PROGRAM} grows");
-        }
+        sleep(LOOK).await;
+    }
+    let deadline = Instant::now() + LAST_WORDS_MAX;
+    while !vm.qemu_has_ended() && Instant::now() < deadline && is_in_use(&vm).await {
         sleep(LOOK).await;
     }
     if let Err(problem) = end(&vm.dir, End::Destination).await {

@@ -100,12 +100,20 @@ fn key(dir: &Path, name: &str, byte: &str) -> VmDir {
     of
 }
 
-/// Waits until QEMU has hung up.
+/// Waits until QEMU, or what is before it, has hung up.
 fn is_hung_up_on(mut stream: TcpStream) -> bool {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     // It may send an alert of TLS first.
     let ended = stream.read_to_end(&mut Vec::new());
     ended.is_ok() || ended.is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset)
+}
+
+/// Whether a VM that is sent without encryption is hung up on.
+async fn refuses_plain(to: SocketAddr) -> bool {
+    let mut plain = TcpStream::connect(to).unwrap();
+    plain.write_all(PLAIN_STATE).unwrap();
+    plain.write_all(&[0; 4096]).unwrap();
+    tokio::task::spawn_blocking(move || is_hung_up_on(plain)).await.unwrap()
 }
 
 #[tokio::test]
@@ -117,11 +125,7 @@ async fn a_qemu_that_waits_for_a_vm_takes_it_only_from_who_has_the_key() {
     let at = listen_for_migration(&waiting.qmp, "tcp:127.0.0.1:0", false, Some(&keys)).await;
     let to = SocketAddr::from(([127, 0, 0, 1], at.unwrap().port.parse().unwrap()));
 
-    let mut plain = TcpStream::connect(to).unwrap();
-    plain.write_all(PLAIN_STATE).unwrap();
-    plain.write_all(&[0; 4096]).unwrap();
-    let ended = tokio::task::spawn_blocking(move || is_hung_up_on(plain)).await.unwrap();
-    assert!(ended && waiting.waits().await, "a plain connection");
+    assert!(refuses_plain(to).await && waiting.waits().await, "a plain connection");
 
     let stranger = Vm::start(dir.path(), "stranger", &[]).await;
     set_encryption(&stranger.qmp, End::Source, Some(&wrong.tls())).await.unwrap();
@@ -260,12 +264,11 @@ async fn what_comes_through_a_tunnel_has_the_key() {
     let inside = format!("unix:{}", right.migration_in().display());
     listen_for_migration(&waiting.qmp, &inside, false, None).await.unwrap();
     let (process, to) = tunnel_of(&right, End::Destination).receive("127.0.0.1").await.unwrap();
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", process.pid)).unwrap();
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    assert!(files.contains(" 2048 "), "who connects can make it take little: {files}");
 
-    let mut plain = TcpStream::connect(to).unwrap();
-    plain.write_all(PLAIN_STATE).unwrap();
-    plain.write_all(&[0; 4096]).unwrap();
-    let ended = tokio::task::spawn_blocking(move || is_hung_up_on(plain)).await.unwrap();
-    assert!(ended && waiting.waits().await, "a plain connection");
+    assert!(refuses_plain(to).await && waiting.waits().await, "a plain connection");
 
     let stranger = Vm::start(dir.path(), "stranger", &[]).await;
     tunnel_of(&wrong, End::Source).send(to, &cluster).await.unwrap();
