@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::console;
 use crate::error::Error;
 
 /// It is there from cloud-init's first step of this boot on.
@@ -19,7 +20,11 @@ const POLL_DELAY: Duration = Duration::from_millis(200);
 /// packages, goes on beside the job.
 pub fn wait() -> Result<(), Error> {
     let deadline = Instant::now() + DEADLINE;
-    while std::fs::read_to_string(STATUS).is_ok_and(|status| is_at_work(&status)) {
+    let waits = || std::fs::read_to_string(STATUS).is_ok_and(|status| is_at_work(&status));
+    if waits() {
+        console("the job waits until cloud-init has configured this guest");
+    }
+    while waits() {
         if Instant::now() >= deadline {
             return Err(Error::CloudInit(DEADLINE.as_secs()));
         }
