@@ -300,6 +300,9 @@ pub struct Machine {
     /// So many of its volumes, `data0` and so on, can come and go while it runs.
     #[serde(default)]
     pub ports: u8,
+    /// It has a balloon, through which its guest gives free memory back to its host. One that lasts has it in any case.
+    #[serde(default)]
+    pub balloon: bool,
 }
 
 /// A change of a VM while it runs.
@@ -468,6 +471,8 @@ pub enum Firmware {
     /// OVMF, without Secure Boot: the boot loader on the root disk's EFI system partition.
     Uefi,
     /// The same with Secure Boot: the boot loader has to be signed with one of Microsoft's keys, as distributions' are.
+    /// A job file names it as the CLI does.
+    #[serde(alias = "uefi-secure")]
     UefiSecure,
 }
 

@@ -56,6 +56,22 @@ impl System {
     async fn vm(&self, name: &str) -> Checked<Vm> {
         self.get(&format!("/v1/vms/{name}")).await
     }
+
+    /// What a shell says in the guest of the VM `web`. Every command has to succeed.
+    fn in_web(&self, script: &str) -> Checked<String> {
+        self.does(&["vm", "exec", "web", "--", "sh", "-ec", script])
+    }
+
+    /// Waits until the guest of `web` has come to that.
+    async fn web_says(&self, script: &str, wanted: &str) -> Checked<()> {
+        let what = format!("the guest to say {wanted:?} to {script:?}");
+        until_within(BOOT_PATIENCE, &what, async || {
+            let said = self.in_web(script)?;
+            ensure!(said == wanted, "it says {said:?}");
+            Ok(Some(()))
+        })
+        .await
+    }
 }
 
 #[test]
@@ -200,7 +216,6 @@ impl Drop for Console {
 const JOB: &str = "\
 name: guest
 image: cloud
-firmware: uefi
 memory: 512MiB
 placement: {host: home2, move: never}
 inputs: [words]
@@ -208,8 +223,12 @@ command: |
   test ! -e /usr/sbin/perigee-runner
   hostname
   wc -w <inputs/words >/output/count
+  od -A n -t u1 /sys/firmware/efi/efivars/SecureBoot-* | xargs || true
   exit 3
 ";
+
+/// Four bytes of attributes, and that Secure Boot is on (UEFI specification, 3.3 and 8.2).
+const IS_SECURE: &str = "6 0 0 0 1";
 
 async fn check_job(system: &System, id: &JobId, to: &str) -> Checked<()> {
     let job = until_within(BOOT_PATIENCE, "the end of the cloud image's job", async || {
@@ -254,8 +273,54 @@ fn check_websockets(system: &System) -> Checked<()> {
     Ok(())
 }
 
+/// The disk of the second volume of `web`.
+const SECOND: &str = "/dev/disk/by-id/virtio-data1";
+
+/// Gives `web` a vCPU, a larger disk and a volume, and takes memory from it, while its guest runs.
+async fn change_live(system: &System) -> Checked<()> {
+    system.web_says("nproc", "1\n").await?;
+    system.does(&["vm", "resize", "web", "--cpus", "2", "--disk", "7GiB"])?;
+    // As often as it takes the guest to give it.
+    until("the guest to give memory back", async || {
+        let less = ["-f", "json", "vm", "resize", "web", "--memory", "448MiB"];
+        let has: Vm = serde_json::from_str(&system.does(&less)?).expect("a VM");
+        ensure!(has.reason.is_empty(), "{}", has.reason);
+        Ok(Some(()))
+    })
+    .await?;
+    system.volume("more", "home1", 32 * MIB).await?;
+    system.does(&["vm", "attach", "web", "more"])?;
+    system.web_says(&format!("test -b {SECOND}"), "").await?;
+    let write = "mount $disk /mnt; echo kept >/mnt/kept; sync";
+    system.in_web(&format!("disk={SECOND}; mkfs.ext4 -q $disk; {write}"))?;
+    check_live(system).await
+}
+
+/// Whether its guest has all of it.
+async fn check_live(system: &System) -> Checked<()> {
+    let size = "lsblk --bytes --nodeps --noheadings --output SIZE /dev/disk/by-id/virtio-root";
+    let grown = "test $(df --output=size -m / | tail -n 1) -gt 6144";
+    let kept = "echo 3 >/proc/sys/vm/drop_caches; cat /mnt/kept";
+    system.web_says(&format!("nproc; {size}; {grown}; {kept}"), "2\n7516192768\nkept\n").await
+}
+
+/// Takes the volume from `web`. It keeps what was written, and can't be written when it comes again to be read.
+async fn take_volume(system: &System) -> Checked<()> {
+    system.in_web("umount /mnt")?;
+    system.does(&["vm", "detach", "web", "more"])?;
+    let disks = system.in_web("cat /sys/block/*/serial")?;
+    let disks: Vec<&str> = disks.split_whitespace().collect();
+    ensure!(disks.contains(&"data0") && !disks.contains(&"data1"), "{disks:?}");
+    system.does(&["vm", "attach", "web", "more", "--read-only"])?;
+    system.web_says(&format!("test -b {SECOND}"), "").await?;
+    let read = "mount -o ro $disk /mnt; cat /mnt/kept; blockdev --getro $disk";
+    let read = system.in_web(&format!("disk={SECOND}; {read}"))?;
+    ensure!(read == "kept\n1\n", "{read:?}");
+    Ok(())
+}
+
 #[test]
-fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
+fn a_cloud_image_is_configured_changed_moved_stopped_and_spoken_to() {
     let image = std::env::var("PERIGEE_TEST_CLOUD_IMAGE")
         .expect("PERIGEE_TEST_CLOUD_IMAGE names the cloud image; make test sets it");
     with_system(async |system| {
@@ -270,7 +335,8 @@ fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
 
         system.does(&["image", "import", "cloud", &image])?;
         let job_file = files.join("job.yaml");
-        std::fs::write(&job_file, JOB).expect("a job file");
+        let secure = format!("firmware: uefi-secure\n{JOB}");
+        std::fs::write(&job_file, secure).expect("a job file");
         std::fs::write(files.join("words"), "one two three\n").expect("its input");
         // It boots while the VM does.
         let job = system.does(&["-f", "json", "job", "submit", &path(&job_file)])?;
@@ -314,6 +380,7 @@ fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
         let images = system.does(&["image", "list"])?;
         ensure!(images.contains("saved"), "{images}");
 
+        change_live(&system).await?;
         // A person at the console, who stays while the VM moves.
         let mut console = Console::attach(&system, "web");
         console.answers("\n", "login:").await?;
@@ -326,6 +393,8 @@ fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
         console.answers_again("echo seven times seven is $((7 * 7))\n", "is 49").await?;
         let after = system.does(&measured)?;
         ensure!(after == before, "the TPM has not moved: {before:?}, {after:?}");
+        check_live(&system).await?;
+        take_volume(&system).await?;
         console.types("\u{1d}");
         until("the console to be left", async || Ok(console.child.try_wait().expect("a process")))
             .await?;
@@ -339,12 +408,14 @@ fn a_cloud_image_is_configured_stopped_moved_and_spoken_to() {
         .await?;
         let off = system.vm("web").await?;
         ensure!(off.status == VmState::Stopped && off.reason.is_empty(), "{off:?}");
-        system.does(&["vm", "resize", "web", "--memory", "640MiB", "--disk", "7GiB"])?;
+        system.does(&["vm", "resize", "web", "--memory", "640MiB", "--disk", "8GiB"])?;
         system.does(&["vm", "start", "web"])?;
         system.console_says("web", BOOTS_AGAIN).await?;
         let again = system.vm("web").await?;
         ensure!(again.memory_bytes == 640 * MIB, "{again:?}");
         check_job(&system, &job.id, &path(&files.join("out"))).await?;
+        let log = system.log(&job.id).await?;
+        ensure!(log.iter().any(|line| line == IS_SECURE), "Secure Boot is not on: {log:?}");
         system.does(&["vm", "delete", "web", "--force"]).map(drop)
     });
 }
@@ -362,7 +433,7 @@ fn an_alpine_image_is_configured_and_runs_a_job() {
         let path = |name: &str| files.join(name).display().to_string();
         std::fs::write(path("id.pub"), "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKey ann@desk\n")
             .expect("a key");
-        std::fs::write(path("job.yaml"), JOB.replace("firmware: uefi\n", "")).expect("a job file");
+        std::fs::write(path("job.yaml"), JOB).expect("a job file");
         std::fs::write(path("words"), "one two three\n").expect("its input");
         system.does(&["image", "import", "cloud", &image])?;
         let job = system.does(&["-f", "json", "job", "submit", &path("job.yaml")])?;
