@@ -163,11 +163,16 @@ pub fn arguments(
     add(&["-device", &format!("virtserialport,bus=channel.0,nr=1,chardev=job,name={PORT_NAME}")]);
     if spec.machine.lasts {
         add(&["-chardev", &socket("agent", &dir.guest_agent())]);
-        // A guest that uses them gives its free memory back to the host, and is reset when it hangs.
+    }
+    if spec.machine.lasts || spec.machine.balloon {
+        // A guest that uses it gives its free memory back to the host.
         let reporting = if locked { "" } else { ",free-page-reporting=on" };
         // Of a VM whose memory may be made smaller, the guest takes some back before it ends a program.
         let back = if spec.machine.cpus_max == 0 { "" } else { ",deflate-on-oom=on" };
         add(&["-device", &format!("virtio-balloon-pci,id=balloon{reporting}{back}")]);
+    }
+    if spec.machine.lasts {
+        // It resets a guest that has switched it on and hangs.
         add(&["-device", "i6300esb,id=watchdog"]);
         let name = "org.qemu.guest_agent.0";
         add(&["-device", &format!("virtserialport,bus=channel.0,nr=2,chardev=agent,name={name}")]);
@@ -341,6 +346,22 @@ mod tests {
         }
         assert!(!locked.contains("console.log"), "{locked}");
         assert!(!line(&spec(), "/s").join(" ").contains("mem-lock"));
+    }
+
+    /// As an older agent has built it, and builds it at the other end of a migration.
+    #[test]
+    fn a_job_s_vm_has_a_balloon_only_if_its_spec_says_so() {
+        assert!(!line(&spec(), "/s").join(" ").contains("balloon"));
+        let machine = Machine { balloon: true, ..Machine::default() };
+        let with = VmSpec { machine: machine.clone(), ..spec() };
+        let device = "virtio-balloon-pci,id=balloon,free-page-reporting=on".to_owned();
+        assert!(line(&with, "/s").contains(&device));
+        let lasting = Machine { lasts: true, ..machine };
+        let both = [false, true].map(|balloon| {
+            line(&VmSpec { machine: Machine { balloon, ..lasting.clone() }, ..spec() }, "/s")
+        });
+        assert_eq!(both[0], both[1]);
+        assert!(both[0].contains(&device));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use perigee_http::Peer;
 use perigee_model::starts::{OnDelete, OnStart, Starts};
 use perigee_model::switchover::{Fate, Switchover, fate};
-use perigee_model::vm::{VmSpec, VmStatus};
+use perigee_model::vm::{Machine, VmSpec, VmStatus};
 use perigee_model::{MigrationId, Problem, VmId, VmStart};
 use tokio::sync::oneshot;
 
@@ -269,7 +269,10 @@ enum Enlisted {
 
 /// The answer where this start is here already.
 async fn same(vm: Arc<Vm>, spec: &VmSpec, what: String) -> Result<Arc<Vm>, Problem> {
-    if vm.spec != *spec {
+    // The controller or this agent may have been replaced between two tries, and an older one knows nothing of balloons. The VM stays as
+    // it was begun.
+    let machine = Machine { balloon: vm.spec.machine.balloon, ..spec.machine.clone() };
+    if vm.spec != (VmSpec { machine, ..spec.clone() }) {
         return Err(Problem::conflict(what, "this start of it is here with another spec"));
     }
     match vm.ask(Request::Started).await {

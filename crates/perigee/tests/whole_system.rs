@@ -26,7 +26,9 @@ fn a_job_runs_and_what_is_wrong_is_said_plainly() {
             .submit(
                 "name: hello\nimage: debian\nmemory: 256MiB\nvolumes: [{volume: data}]\n\
                  placement: {host: home1, move: never}\n\
-                 command: echo to the log; echo kept > /data/file; echo result > /output/answer",
+                 command: |\n  \
+                   echo to the log; echo kept > /data/file; echo result > /output/answer\n  \
+                   echo reports: $(cut -c 6 /sys/bus/virtio/drivers/virtio_balloon/virtio*/features)\n",
             )
             .await?;
         let job = system.ended(&job.id).await?;
@@ -35,6 +37,8 @@ fn a_job_runs_and_what_is_wrong_is_said_plainly() {
         ensure!(job.measured_s.is_some() && job.predicted.is_some(), "no figures: {job:?}");
         let log = system.log(&job.id).await?;
         ensure!(log.iter().any(|l| l == "to the log"), "the log is {log:?}");
+        // Bit 5 of the balloon's features (VIRTIO_BALLOON_F_REPORTING).
+        ensure!(log.iter().any(|l| l == "reports: 1"), "it keeps its free memory: {log:?}");
         output_arrives(&system, job.id.as_str())?;
 
         let job = system

@@ -552,13 +552,14 @@ pub(super) fn vm_spec(run: &Run, placement: &Placement, at: &HostId) -> Result<V
         hides_output: run.hides_output(placement),
         network: networks::of_vm(&run.record.value)?,
         machine: match run.lasting() {
-            None => Machine { firmware: spec.firmware, ..Machine::default() },
+            None => Machine { firmware: spec.firmware, balloon: true, ..Machine::default() },
             Some(lasting) => Machine {
                 lasts: true,
                 firmware: lasting.firmware,
                 hardware: lasting.hardware.clone(),
                 cpus_max: Machine::cpus_max_of(spec.cpus),
                 ports: Machine::PORTS,
+                balloon: false,
             },
         },
     })

@@ -98,6 +98,8 @@ pub struct Inside {
     pub starts_no_vm: bool,
     /// Its agent is of an older version, and does not know that guests wait.
     pub lets_nothing_begin: bool,
+    /// Nor that machines of jobs have balloons.
+    pub builds_no_balloon: bool,
     /// What stands on its images.
     pub image_children: u64,
     pub images: BTreeMap<ImageName, ImageInfo>,

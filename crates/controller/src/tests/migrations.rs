@@ -245,20 +245,31 @@ async fn a_migration_whose_waiting_qemu_was_killed_says_where_it_was() {
 
 #[tokio::test]
 async fn a_source_that_refuses_aborts_the_migration() {
+    ends_at_the_source(|lab| lab.home.inside().refuse_migration = true, "this QEMU cannot").await;
+}
+
+#[tokio::test]
+async fn a_vm_does_not_move_to_a_host_whose_older_agent_builds_another_machine() {
+    let makes_older = |lab: &Lab| lab.cloud.inside().builds_no_balloon = true;
+    ends_at_the_source(makes_older, "the agent of cloud1 is an older one").await;
+}
+
+/// A move that is aborted for this reason, and its job.
+async fn ends_at_the_source(prepare: impl FnOnce(&Lab), reason: &str) {
     let lab = Lab::up().await;
     let id = lab.submit(spec(Access::Write)).await;
     let vm = vm_of(&id);
     lab.wait_for_vm(&lab.home, &vm).await;
     lab.home.say(&vm, GuestBody::Started);
     lab.wait_for_state(&id, JobState::Running).await;
-    lab.home.inside().refuse_migration = true;
+    prepare(&lab);
     vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await.expect("move");
     let job = lab
         .wait_for_job(&id, "not moved", |job| {
             job.migrations.first().is_some_and(|m| m.state == MigrationState::Aborted)
         })
         .await;
-    assert!(job.migrations[0].error.contains("this QEMU cannot"), "{}", job.migrations[0].error);
+    assert!(job.migrations[0].error.contains(reason), "{}", job.migrations[0].error);
     wait_for("the destination to be empty", async || {
         lab.cloud.inside().vms.is_empty().then_some(())
     })

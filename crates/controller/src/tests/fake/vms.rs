@@ -231,9 +231,10 @@ pub(super) async fn vm(
 pub(super) async fn put_vm(
     State(inside): Shared,
     Path(vm): Path<VmId>,
-    Json(spec): Json<VmSpec>,
+    Json(mut spec): Json<VmSpec>,
 ) -> Reply<VmReport> {
     let mut inside = inside.lock().expect("lock");
+    spec.machine.balloon &= !inside.builds_no_balloon;
     let decided = inside.starts_of(&vm).on_start(spec.start);
     if let OnStart::EndFirst(older) = decided.map_err(|e| Problem::conflict("start the VM", e))? {
         inside.delete(&vm, older)?;
