@@ -22,7 +22,7 @@ pub enum Format {
 /// A column: its heading, and the function that formats its cell of a row.
 pub type Column<T> = (&'static str, fn(&T) -> String);
 
-/// Prints rows. JSON and YAML have every field; a table and CSV have only the columns.
+/// Prints rows. JSON and YAML have every field; a table and CSV have only the columns, and a table one line for each row.
 pub fn list<T: Serialize>(
     format: Format,
     rows: &[T],
@@ -101,10 +101,18 @@ fn print_table<T>(rows: &[T], columns: &[Column<T>]) {
     table.load_style(NOTHING);
     table.set_header(columns.iter().map(|(head, _)| head.to_uppercase()));
     for row in rows {
-        table.add_row(columns.iter().map(|(_, show)| show(row)));
+        table.add_row(columns.iter().map(|(_, show)| one_line(show(row))));
     }
     for line in table.to_string().lines() {
         text(line.trim_end());
+    }
+}
+
+/// The first line of a text, with a sign if there is more.
+fn one_line(text: String) -> String {
+    match text.split_once('\n') {
+        Some((first, _)) => format!("{} …", first.trim_end()),
+        None => text,
     }
 }
 
@@ -180,4 +188,15 @@ pub fn word<T: Serialize>(value: &T) -> String {
 /// The value, or `-` if there is none.
 pub fn or_dash<T: std::fmt::Display>(value: Option<&T>) -> String {
     value.map_or_else(|| "-".to_owned(), ToString::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_has_one_line() {
+        assert_eq!(one_line("it has failed: \nand why\nin full".to_owned()), "it has failed: …");
+        assert_eq!(one_line("it has failed".to_owned()), "it has failed");
+    }
 }
