@@ -388,7 +388,7 @@ impl Migration {
     /// QEMU's migration now; this also updates the report. `None` if QEMU does not answer.
     async fn look(&mut self) -> Option<Sending> {
         let qmp = self.vm.observed(|seen| seen.qmp.clone());
-        let limit = if self.connecting.is_some() { SILENT_MAX } else { Duration::MAX };
+        let limit = self.silent_max();
         let looked = match qmp {
             Some(qmp) => {
                 let query = qmp.query::<MigrateInfo>("query-migrate");
@@ -423,9 +423,18 @@ impl Migration {
         Some(sending)
     }
 
+    /// How long QEMU may be silent. Behind its handshake it is so for other reasons, as a disk that does not answer.
+    fn silent_max(&self) -> Duration {
+        match self.connecting {
+            Some(_) if self.record.report.transferred_bytes == 0 => SILENT_MAX,
+            Some(_) => CONNECT_MAX,
+            None => Duration::MAX,
+        }
+    }
+
     /// Gives a connection up that does not come about, or over which the destination takes nothing. QEMU itself has no deadline for it.
     async fn bound_handshake(&mut self, qemu_answers: bool) {
-        let limit = if qemu_answers { CONNECT_MAX } else { SILENT_MAX };
+        let limit = if qemu_answers { CONNECT_MAX } else { self.silent_max() };
         if self.connecting.is_none_or(|since| since.elapsed() < limit) {
             return;
         }
