@@ -228,6 +228,7 @@ impl JobSpec {
         field("cpus", within(CPUS.check(self.cpus)))?;
         field("memory", within(MEMORY_BYTES.check(self.memory_bytes)))?;
         field("volumes", within(JOB_VOLUMES.check(self.volumes.len())))?;
+        field("publish", check_publish(self))?;
         field("owner", check_owner(&self.owner))
     }
 

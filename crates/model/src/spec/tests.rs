@@ -108,7 +108,9 @@ fn a_job_is_checked_at_each_of_its_limits() {
         JobSpec { publish: ports, network, ..job() }
     };
     ends(&PUBLISHED, |count| publish(count).check());
-    assert!(JobSpec { network: NetworkKind::User, ..publish(1) }.check().is_err());
+    let nowhere = JobSpec { network: NetworkKind::User, ..publish(1) };
+    assert!(nowhere.check().is_err());
+    assert!(nowhere.check_vm("make it").is_err() && publish(1).check_vm("make it").is_ok());
     let twice =
         JobSpec { publish: [publish(2).publish, publish(1).publish].concat(), ..publish(1) };
     assert!(twice.check().is_err());
