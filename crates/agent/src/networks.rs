@@ -42,6 +42,7 @@ use std::fs::File;
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -94,6 +95,8 @@ pub struct Networks {
     end: Mutex<End>,
     /// `None` while it is not known.
     wanted: Mutex<Option<HostNetworks>>,
+    /// It could not be kept over a restart.
+    is_unsaved: AtomicBool,
     /// Of the agents in one network namespace the one that has this makes networks.
     alone: Mutex<Option<Flock<File>>>,
     /// Whoever changes the kernel's state takes turns.
@@ -202,6 +205,7 @@ impl Networks {
             vm_uids: VmUids::default(),
             end: Mutex::new(end),
             wanted: Mutex::new(wanted),
+            is_unsaved: AtomicBool::new(false),
             alone: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             now: Notify::new(),
@@ -369,9 +373,9 @@ impl Networks {
                 false => Err(Problem::unsupported("can't set up the networks of this host", why)),
             };
         }
-        let made_ms = self.store(wanted)?;
+        let stored = self.store(wanted);
         self.now.notify_one();
-        Ok(NetworksKnown { made_ms })
+        Ok(NetworksKnown { made_ms: stored? })
     }
 
     /// Keeps what is wanted from now on, also over a restart, unless something later is known. Returns when what is known was
@@ -385,12 +389,16 @@ impl Networks {
         let said = |wanted: &HostNetworks| HostNetworks { made_ms: 0, ..wanted.clone() };
         // What nobody has said yet (0) differs from all that is said.
         let is_same = |known: &HostNetworks| known.made_ms > 0 && said(known) == said(&wanted);
-        if !known.as_ref().is_some_and(is_same) {
-            write_json(&self.dir.join(WANTED), &wanted)?;
-        }
+        let is_saved = !self.is_unsaved.load(Ordering::Relaxed);
+        let saved = match is_saved && known.as_ref().is_some_and(is_same) {
+            true => Ok(()),
+            false => write_json(&self.dir.join(WANTED), &wanted),
+        };
+        self.is_unsaved.store(saved.is_err(), Ordering::Relaxed);
         let made_ms = wanted.made_ms;
+        // It is made all the same, and said again until it is kept.
         *known = Some(wanted);
-        Ok(made_ms)
+        saved.map(|()| made_ms)
     }
 
     /// Makes a VM's card, and connects it to its network.

@@ -86,12 +86,15 @@ impl Networks {
         let (doors, taken) =
             doors::of(wanted, &segments, made.doors.as_deref(), || doors::taken(self.vm_uids));
         troubles.extend(taken);
-        let forwards = forwarding::is_own(&self.dir, has_way_out)?;
+        let own_forwarding = forwarding::is_own(&self.dir, has_way_out);
+        let forwards = own_forwarding.as_ref().is_ok_and(|own| *own);
         // Without the filter nothing is connected.
         self.filter(made, &segments, wanted, (&doors, forwards)).await?;
         self.count_talk(made, wanted).await;
         let before = made.doors.replace(doors);
-        troubles.extend(forwarding::bring_about(&self.dir, has_way_out, forwards).err());
+        let forwarding =
+            own_forwarding.and_then(|own| forwarding::bring_about(&self.dir, has_way_out, own));
+        troubles.extend(forwarding.err());
         troubles.extend(tap::remove_strange(tag, &segments, &there, &mut made.strange).await.err());
         let name = tag.tunnel();
         if let (Some(_), Some(end)) = (wanted.address, self.tunnel()) {

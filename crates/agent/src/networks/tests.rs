@@ -379,6 +379,19 @@ fn passes(socket: &std::os::fd::OwnedFd) -> Vec<Vec<u8>> {
     frames
 }
 
+/// What can't be kept over a restart counts all the same, and is kept when it is said again.
+fn check_full_disk(networks: &Networks, kept: &Path) {
+    let host = Ipv4Addr::new(192, 0, 2, 1);
+    let wanted = HostNetworks { made_ms: 2, hosts: vec![host.into()], ..HostNetworks::default() };
+    std::fs::remove_file(kept).expect("it was kept");
+    std::fs::create_dir_all(kept.join("in its place")).expect("a directory");
+    networks.store(wanted.clone()).expect_err("it can't be kept");
+    assert_eq!(networks.hosts(), Some(vec![host.into()]));
+    std::fs::remove_dir_all(kept).expect("an empty directory");
+    networks.store(HostNetworks { made_ms: 3, ..wanted }).expect("it is kept");
+    assert!(kept.is_file());
+}
+
 /// In a thread of its own, because it goes from one namespace to another.
 /// A guest reaches what nobody has said to be a host.
 #[tokio::test]
@@ -397,6 +410,7 @@ async fn the_cluster_s_hosts_are_not_known_before_the_controller_has_said_them()
     networks.store(wanted).expect("it is kept");
     assert_eq!(networks.hosts(), Some(Vec::new()), "there are none, as in one process");
     assert_eq!(prepare().await.hosts(), Some(Vec::new()));
+    check_full_disk(&networks, &state.path().join("networks").join(WANTED));
     std::fs::write(state.path().join("networks").join(WANTED), "damaged").expect("written");
     assert_eq!(prepare().await.hosts(), None);
 }

@@ -558,7 +558,7 @@ impl UserNetworks {
                 process.kill().await?;
                 let limit_s = START_DEADLINE.as_secs();
                 let why = format!("passt was not ready within {limit_s} s");
-                return Err(Problem::unsupported(WHAT, why));
+                return Err(Problem::unavailable(WHAT, why));
             }
             sleep(LOOK_AGAIN).await;
         }

@@ -174,6 +174,7 @@ impl Run {
             return self.gang_step().await;
         }
         self.settle_homes().await?;
+        self.drop_old_roots().await?;
         if self.record.value.ending.is_some() {
             return self.finish().await;
         }

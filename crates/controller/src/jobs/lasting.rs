@@ -95,7 +95,6 @@ impl Run {
 
     /// The step of a VM without a job, if it is not one of those that a job's VM has too.
     pub(super) async fn lasting_step(&mut self) -> Result<Option<Step>, Problem> {
-        self.drop_old_roots().await?;
         let (state, runs) = (self.job().state, self.seen_running);
         let seen = Seen { state, is_started: self.record.value.vm_started, runs };
         match self.lasting().map(|lasting| lasting.next(seen, now_ms())) {
@@ -110,7 +109,7 @@ impl Run {
     }
 
     /// Gives the root disks to the cleaner in whose place another image was restored.
-    async fn drop_old_roots(&mut self) -> Result<(), Problem> {
+    pub(super) async fn drop_old_roots(&mut self) -> Result<(), Problem> {
         let Some(lasting) = self.lasting().filter(|lasting| !lasting.dropped.is_empty()) else {
             return Ok(());
         };

@@ -143,10 +143,13 @@ pub async fn add(cluster: &Arc<Cluster>, record: JobRecord) -> Result<Job, Probl
             );
             Problem::conflict(format!("can't make {id}"), why)
         })?;
-        // Of two that publish one port at the same instant, the second one finds the first.
-        let publishes = !record.job.spec.publish.is_empty();
-        let _turn = if publishes { Some(cluster.networks.turn().await) } else { None };
-        if publishes {
+        // Of two that publish one port at the same instant, the second one finds the first. And its network is not deleted meanwhile: a
+        // gang's own one is made later.
+        let own = networks::own_name(&id)?;
+        let network = record.job.spec.network.name();
+        let is_named = network.is_some_and(|name| record.gang.is_none() || *name != own);
+        let _turn = if is_named { Some(cluster.networks.turn().await) } else { None };
+        if is_named {
             networks::check(&cluster, &record.job.spec).await?;
         }
         if !cluster.records.create(&job_key(&id), &record).await? {

@@ -16,7 +16,7 @@ use perigee_model::network::{
     HostNetwork, HostNetworks, Member, NetworksKnown, Published, TunnelPeer,
 };
 use perigee_model::vm::{MigrationPhase, VmReport, VmStatus};
-use perigee_model::{HostId, JobId, NetworkName, Problem};
+use perigee_model::{HostId, JobId, NetworkName, Problem, ProblemKind};
 
 use super::{NetworkRecord, all, key, publish, tunnel_address};
 use crate::cluster::{Cluster, HostLink, now_ms};
@@ -272,7 +272,15 @@ async fn spread(
         && !hosts.is_empty()
         && let Some(next) = best_gateway(&members, hosts.iter().filter(|host| answers(host)))
     {
-        network = set_gateway(cluster, &network.name, next).await?;
+        match set_gateway(cluster, &network.name, next).await {
+            Ok(changed) => network = changed,
+            // It was deleted just now.
+            Err(problem) if problem.kind == ProblemKind::NotFound => return Err(problem),
+            // Its hosts would remove what they are not told of.
+            Err(problem) => {
+                tracing::warn!("network {} keeps its gateway: {problem}", network.name)
+            }
+        }
     }
     if !hosts.is_empty() {
         hosts.extend(network.gateway.clone());
