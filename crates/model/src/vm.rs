@@ -28,6 +28,8 @@
 //! | `POST /probe` | [`ProbeLink`] | [`LinkProbe`] |
 //! | `GET /blob?length_bytes=N` | | N bytes, for a peer's probe |
 
+mod firmware;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -40,6 +42,8 @@ use crate::volume::{EpochChange, IoStats, VolumeEpochChange};
 use crate::{
     BadName, DiskRole, Epoch, HostId, MigrationId, NetworkName, SiteId, VmId, VmStart, VolumeName,
 };
+
+pub use self::firmware::Firmware;
 
 /// A question to the program qemu-guest-agent in a guest, as its protocol has it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -457,41 +461,6 @@ impl From<Cpu> for String {
             Cpu::Common => "common".to_owned(),
             Cpu::Host => "host".to_owned(),
             Cpu::Model(model) => model.0,
-        }
-    }
-}
-
-/// What a VM's machine begins with.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Firmware {
-    /// SeaBIOS: the root disk's boot record.
-    #[default]
-    Bios,
-    /// OVMF, without Secure Boot: the boot loader on the root disk's EFI system partition.
-    Uefi,
-    /// The same with Secure Boot: the boot loader has to be signed with one of Microsoft's keys, as distributions' are.
-    /// A job file names it as the CLI does.
-    #[serde(alias = "uefi-secure")]
-    UefiSecure,
-}
-
-impl Firmware {
-    /// Whether it keeps variables, for which the VM has a disk [`DiskRole::Nvram`].
-    pub fn has_variables(self) -> bool {
-        self != Self::Bios
-    }
-}
-
-impl std::str::FromStr for Firmware {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "bios" => Ok(Self::Bios),
-            "uefi" => Ok(Self::Uefi),
-            "uefi-secure" => Ok(Self::UefiSecure),
-            _ => Err(format!("{text:?} is not known: use bios, uefi or uefi-secure")),
         }
     }
 }
