@@ -12,6 +12,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use perigee_model::ids::Owned as _;
 use perigee_model::job::{Job, JobSpec, Start};
@@ -80,6 +81,8 @@ pub struct Networks {
     resolved: Resolved,
     /// Where the VMs were in the last round.
     places: Mutex<BTreeMap<VmId, HostId>>,
+    /// The hosts that say that they can't have networks, and since when.
+    unable: Mutex<BTreeMap<HostId, Instant>>,
 }
 
 impl Networks {

@@ -24,7 +24,9 @@ use crate::meter::Totals;
 use crate::records::{JobRecord, PlacedDisk, Placement};
 use crate::{catalog, files, leave_site, links, migration, replicas};
 
-pub use decisions::{asked_plan, decisions, not_done, record, record_submission, score};
+pub use decisions::{
+    asked_plan, decisions, not_done, prefix as decisions_prefix, record, record_submission, score,
+};
 use history::history;
 #[cfg(test)]
 pub(crate) use history::history_key;

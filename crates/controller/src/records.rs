@@ -347,7 +347,10 @@ pub struct Membership {
     /// All others are ready, and its guest is told to begin.
     #[serde(default)]
     pub begun: bool,
-    /// It ends because of its host, and its gang may start again elsewhere.
+    /// The first member's command has ended, and its guest is told to end.
+    #[serde(default)]
+    pub released: bool,
+    /// It ends because of its host, and its gang may start again elsewhere. Of one that was released this undoes nothing.
     pub lost: Option<HostId>,
     /// What it has sent to the others.
     #[serde(default)]
@@ -681,15 +684,19 @@ pub fn migration_prefix(vm: &VmId) -> String {
 }
 
 pub fn migration_key(vm: &VmId, number: u32) -> String {
-    format!("migrations/{vm}/{}", in_order(number))
+    format!("{}{}", migration_prefix(vm), in_order(number))
+}
+
+pub fn migration_intent_prefix(vm: &VmId) -> String {
+    format!("intents/migrations/{vm}/")
 }
 
 pub fn migration_intent_key(vm: &VmId, number: u32) -> String {
-    format!("intents/migrations/{vm}/{}", in_order(number))
+    format!("{}{}", migration_intent_prefix(vm), in_order(number))
 }
 
 /// Texts in the order of their numbers. Those of up to 9999 are as they always were, and a letter comes after all digits.
-fn in_order(number: u32) -> String {
+pub fn in_order(number: u32) -> String {
     if number <= 9999 { format!("{number:04}") } else { format!("n{number:010}") }
 }
 

@@ -255,7 +255,7 @@ pub enum Trigger {
     Asked,
 }
 
-/// One decision, kept for good.
+/// One decision. Of each job the first one and the last 100 are kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Decision {
     /// The job that was decided on.

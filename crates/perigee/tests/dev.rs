@@ -113,12 +113,14 @@ fn a_newcomer_runs_a_job_and_nothing_runs_after_ctrl_c() {
     std::fs::write(&endless, text).expect("a file");
     dev.ok(&["job", "submit", &endless.display().to_string()]);
     wait_for("its VM", || (dev.vms() == 1).then_some(()));
+    dev.ok(&["vm", "create", "web", "--image", "debian", "--memory", "256MiB"]);
+    wait_for("the other VM", || (dev.vms() == 2).then_some(()));
     // A second one at the same socket would end the first one's jobs.
     let other = dev.dir.path().join("other").display().to_string();
     let refused = dev.perigee(&["dev", "--dir", &other]);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("a controller answers at"), "{said}");
-    assert_eq!(dev.vms(), 1);
+    assert_eq!(dev.vms(), 2);
     dev.interrupt();
     assert_eq!(dev.vms(), 0, "a VM goes on");
 }

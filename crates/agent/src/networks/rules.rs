@@ -33,10 +33,11 @@ const CONNECTIONS: u32 = 2048;
 const NEW_PER_S: u32 = 200;
 const BURST: u32 = 5 * NEW_PER_S;
 const NEW_OF_ALL_PER_S: u32 = 2000;
-/// Connections to the published ports of one network, and new ones of them in a second.
-const CONNECTIONS_IN: u32 = if cfg!(test) { 200 } else { 8192 };
-const NEW_IN_PER_S: u32 = 1000;
-const BURST_IN: u32 = 2 * NEW_IN_PER_S;
+/// Connections to the published ports of one network, and new ones of them in a second. And the same of what its VMs, and its gateway
+/// for their names, open outside.
+const CONNECTIONS_OF_NETWORK: u32 = if cfg!(test) { 200 } else { 8192 };
+const NEW_OF_NETWORK_PER_S: u32 = 1000;
+const BURST_OF_NETWORK: u32 = 2 * NEW_OF_NETWORK_PER_S;
 
 /// A card that is connected here.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,11 +92,15 @@ pub fn of_host(tag: &Tag, host: &OfHost) -> String {
 /// many as all published ports may have: the kernel's table is the host's own too.
 pub fn limits(tag: &Tag, connections: u32) -> String {
     let (table, uplinks) = (format!("table inet {}", tag.limits()), tag.uplinks());
-    let of_one = CONNECTIONS_IN.min(connections);
+    let of_one = CONNECTIONS_OF_NETWORK.min(connections);
+    let rate =
+        format!("limit rate over {NEW_OF_NETWORK_PER_S}/second burst {BURST_OF_NETWORK} packets");
     format!(
         "{table} {{
   set fresh {{ type ipv4_addr; size 65535; flags dynamic,timeout; timeout 1m; }}
   set inside {{ type ipv4_addr; size 65535; flags dynamic; }}
+  set begun {{ type ipv4_addr; size 65535; flags dynamic,timeout; timeout 1m; }}
+  set outside {{ type ipv4_addr; size 65535; flags dynamic; }}
   set all_in {{ type nf_proto; size 16; flags dynamic; }}
   set all_out {{ type nf_proto; size 16; flags dynamic; }}
   chain pass {{ type filter hook forward priority -310; policy accept; }}
@@ -103,9 +108,11 @@ pub fn limits(tag: &Tag, connections: u32) -> String {
 flush chain inet {} pass
 {table} {{
   chain pass {{
-    oifname \"{uplinks}\" ct state new update @fresh {{ ip daddr limit rate over {NEW_IN_PER_S}/second burst {BURST_IN} packets }} drop
+    oifname \"{uplinks}\" ct state new update @fresh {{ ip daddr {rate} }} drop
     oifname \"{uplinks}\" ct state new add @inside {{ ip daddr ct count over {of_one} }} drop
     oifname \"{uplinks}\" ct state new add @all_in {{ meta nfproto ct count over {connections} }} drop
+    iifname \"{uplinks}\" ct state new update @begun {{ ip saddr {rate} }} drop
+    iifname \"{uplinks}\" ct state new add @outside {{ ip saddr ct count over {of_one} }} drop
     iifname \"{uplinks}\" ct state new add @all_out {{ meta nfproto ct count over {connections} }} drop
   }}
 }}

@@ -14,6 +14,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 const DEADLINE: Duration = Duration::from_secs(10);
+const LATE: &str = "took longer than";
 
 /// Runs a program with this input, and gives what it prints.
 pub async fn run(program: &str, arguments: &[&str], input: &str) -> Result<String, String> {
@@ -32,7 +33,7 @@ pub async fn run(program: &str, arguments: &[&str], input: &str) -> Result<Strin
         }
         running.wait_with_output().await
     };
-    let late = |_| format!("{program} took longer than {} s", DEADLINE.as_secs());
+    let late = |_| format!("{program} {LATE} {} s", DEADLINE.as_secs());
     let ended = timeout(DEADLINE, ended).await.map_err(late)?.map_err(failed)?;
     if ended.status.success() {
         return Ok(String::from_utf8_lossy(&ended.stdout).into_owned());
@@ -40,6 +41,11 @@ pub async fn run(program: &str, arguments: &[&str], input: &str) -> Result<Strin
     let said = String::from_utf8_lossy(&ended.stderr);
     let said = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
     Err(format!("{program} {} failed: {said}", arguments.join(" ")))
+}
+
+/// Whether this error of [`run`] is the host's passing trouble: the program did not end in time.
+pub fn was_late(error: &str) -> bool {
+    error.contains(LATE)
 }
 
 /// Runs all lines of a batch, also if one of them fails.

@@ -43,7 +43,7 @@ pub use keep::keep;
 use super::Vm;
 use crate::files::{self, listen, read_json, write_json};
 use crate::host::Host;
-use crate::networks::tools::{is_there, only_one, run};
+use crate::networks::tools::{is_there, only_one, run, was_late};
 use crate::networks::watch::Watch;
 use crate::networks::{DIAL_MAX, FIND_AGAIN, SSH_PORT, connections_max, doors, tunnel};
 use crate::process::{self, Process, QemuUser};
@@ -469,7 +469,10 @@ async fn begin_passt(vm: &Vm, host: &Host) -> Result<Process, Problem> {
     })?;
     // Somebody may have set up the host's firewall anew meanwhile.
     let filtered = networks.filter(Some(&hosts)).await;
-    filtered.map_err(|why| Problem::unsupported(what(), why))?;
+    filtered.map_err(|why| match was_late(&why) {
+        true => Problem::unavailable(what(), why),
+        false => Problem::unsupported(what(), why),
+    })?;
     let user = host.user_of(&vm.dir)?;
     let user = user.map(|user| QemuUser { gid: networks.uids.group(), ..user });
     let forward = user.as_ref().map(|user| door_of(user.uid));

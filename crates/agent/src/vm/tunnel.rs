@@ -21,7 +21,7 @@ use perigee_model::vm::VmStatus;
 use tokio::time::{Instant, sleep};
 
 use super::Vm;
-use super::migrate::cut::{listens_at, peers_at};
+use super::migrate::cut::{listening, listens_at, peers_at};
 use super::start::{listen_for_migration, waits_at};
 use super::tls::End;
 use crate::cgroup;
@@ -85,7 +85,8 @@ impl<'a> Tunnel<'a> {
             self.write("ca.pem", &cluster)?.display()
         );
         let process = self.start(&settings)?;
-        self.ready(process, || Ok(socket.exists().then_some(process))).await
+        // The socket's file is there before it takes connections.
+        self.ready(process, || Ok((!listening(&process)?.is_empty()).then_some(process))).await
     }
 
     /// What comes to the address that is returned goes to a QEMU that listens at [`VmDir::migration_in`].

@@ -317,7 +317,12 @@ impl Index {
         self.lock().past_moves.clone()
     }
 
-    /// The migrations of an unfinished job's VM, the first one first.
+    /// The migrations of a VM up to this one are not kept any more.
+    pub fn forget_migrations(&self, vm: &VmId, last: u32) {
+        self.lock().migrations.retain(|(of, number), _| of != vm || *number > last);
+    }
+
+    /// The migrations of an unfinished job's VM that are kept, the first one first.
     pub fn migrations_of(&self, vm: &VmId) -> Vec<Arc<MigrationRecord>> {
         let inner = self.lock();
         let of_vm = inner.migrations.range((vm.clone(), 0)..=(vm.clone(), u32::MAX));

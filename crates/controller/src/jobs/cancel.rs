@@ -76,15 +76,19 @@ impl Run {
     }
 
     /// Asks the guest to end the command. The agent may forget it, so this is repeated.
-    pub(super) async fn ask_to_end(&self, host: &HostLink) {
-        let is_to_end = self.record.value.cancelled_ms.is_some() || self.is_released();
-        if !is_to_end || self.job().state != JobState::Running {
-            return;
+    pub(super) async fn ask_to_end(&mut self, host: &HostLink) -> Result<(), Problem> {
+        if self.job().state != JobState::Running {
+            return Ok(());
+        }
+        let is_to_end = self.record.value.cancelled_ms.is_some() || self.is_released().await?;
+        if !is_to_end {
+            return Ok(());
         }
         let path = format!("/v1/vms/{}/end-command", vm_of(&self.id));
         let asked = host.agent.post::<serde_json::Value>(&path, &serde_json::json!({})).await;
         if let Err(problem) = asked {
             tracing::debug!("job {}: {problem}", self.id);
         }
+        Ok(())
     }
 }

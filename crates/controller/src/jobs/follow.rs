@@ -96,7 +96,7 @@ impl Run {
             self.reported = reported;
         }
         if figures_due {
-            self.ask_to_end(&host).await;
+            self.ask_to_end(&host).await?;
         }
         self.ask_to_begin(&host).await?;
         let ran_before = self.job().state == JobState::Running;
@@ -121,6 +121,9 @@ impl Run {
         }
         self.say(&self.reason(&report)).await?;
         self.count(seen_before, !moving && report.status == VmStatus::Running).await?;
+        if let Some(step) = self.end_late_release().await? {
+            return Ok(step);
+        }
         if let Some(reason) = self.overdue(&report) {
             match self.job().state {
                 JobState::Running => self.end_after_outputs(Ending::Failed, reason).await?,

@@ -286,6 +286,7 @@ impl Run {
             mpi: spec.mpi,
             ready: false,
             begun: false,
+            released: false,
             lost: None,
             talk: talk::Talk::default(),
         };

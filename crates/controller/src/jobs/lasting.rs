@@ -4,7 +4,6 @@
 
 use std::time::Instant;
 
-use perigee_http::Method;
 use perigee_model::job::{Access, JobState, Start};
 use perigee_model::lasting::{Lasting, Next, ResizeVm, Seen};
 use perigee_model::states::JobEvent;
@@ -15,6 +14,7 @@ use perigee_model::{DiskRole, Epoch, HostId, Problem, ProblemKind, VmStart, Volu
 
 use super::driver::{Run, Step};
 use super::follow::ended;
+use super::stage::write_disk;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::{HostLink, now_ms};
 use crate::meter::Meter;
@@ -271,6 +271,7 @@ impl Run {
         record.job.reason = record.lasting.as_mut().map(Lasting::is_down).unwrap_or_default();
         self.seen_running = false;
         self.record.save().await?;
+        self.forget_old_moves().await?;
         Ok(Step::Again)
     }
 
@@ -340,9 +341,7 @@ impl Run {
         bytes: Vec<u8>,
     ) -> Result<Epoch, Problem> {
         let epoch = self.create(home, disk, Some(size_bytes), VolumeSource::Empty).await?;
-        let target = format!("/v1/volumes/{}/data", disk.volume);
-        let sent = home.volume_slow.send_body::<serde_json::Value>(Method::PUT, &target, bytes);
-        sent.await?;
+        write_disk(home, disk, bytes).await?;
         Ok(epoch)
     }
 

@@ -47,10 +47,10 @@ use crate::cluster::{Cluster, now_ms};
 use crate::meter::Meter;
 use crate::records::{
     JobInputs, JobIntent, JobRecord, LogKept, MigrationRecord, Traced, job_intent_key, job_key,
-    migration_prefix, vm_of,
+    migration_intent_prefix, migration_prefix, vm_of,
 };
 use crate::vms::console;
-use crate::{catalog, images, inputs, migration, networks, outputs};
+use crate::{catalog, images, inputs, migration, networks, outputs, planning};
 
 /// How long an erasure waits for another one of the same records.
 const ERASURE_DEADLINE: Duration = Duration::from_secs(30);
@@ -469,10 +469,11 @@ pub async fn erase(cluster: &Cluster, record: &JobRecord) -> Result<(), Problem>
     if !now.is_some_and(is_it) {
         return Ok(());
     }
-    for prefix in [log::prefix(id), format!("decisions/{id}/"), migration_prefix(&vm_of(id))] {
-        cluster.records.remove_all(&prefix).await?;
+    let vm = vm_of(id);
+    let moves = [migration_prefix(&vm), migration_intent_prefix(&vm)];
+    for prefix in [log::prefix(id), planning::decisions_prefix(id)].iter().chain(&moves) {
+        cluster.records.remove_all(prefix).await?;
     }
-    cluster.records.remove_all(&format!("intents/migrations/{id}/")).await?;
     cluster.records.remove(&samples::key(id)).await?;
     cluster.records.remove(&console::key(id)).await?;
     cluster.records.remove(&job_intent_key(id)).await?;

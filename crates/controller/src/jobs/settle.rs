@@ -10,6 +10,7 @@ use perigee_model::{HostId, Problem, ProblemKind, VmStart};
 use super::driver::Run;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::now_ms;
+use crate::migration;
 use crate::records::{
     MigrationIntent, MigrationRecord, Traced, migration_intent_key, start_of, vm_of,
 };
@@ -40,6 +41,7 @@ impl Run {
                 self.clean_up(next.number, next.start, &next.migration.to).await?;
                 self.record.value.settled = next.number;
                 self.record.save().await?;
+                self.forget_old_moves().await?;
             }
             MigrationState::Preparing | MigrationState::Copying | MigrationState::Switching => {
                 return Ok(Some(true));
@@ -120,7 +122,12 @@ impl Run {
         record.moves += 1;
         // A trace of a part of the run says nothing about the whole run.
         record.traced = Traced::Not;
-        self.record.save().await
+        self.record.save().await?;
+        self.forget_old_moves().await
+    }
+
+    pub(super) async fn forget_old_moves(&self) -> Result<(), Problem> {
+        migration::forget_old(&self.cluster, &vm_of(&self.id), self.record.value.settled).await
     }
 
     /// Counts what the VM did at its old host since the figures were last read there. A host that does not answer, or has

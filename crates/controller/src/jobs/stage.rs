@@ -293,7 +293,12 @@ impl Run {
     }
 }
 
-async fn write_disk(home: &HostLink, disk: &PlacedDisk, content: Vec<u8>) -> Result<(), Problem> {
+/// Writes this to the begin of a disk.
+pub(super) async fn write_disk(
+    home: &HostLink,
+    disk: &PlacedDisk,
+    content: Vec<u8>,
+) -> Result<(), Problem> {
     let target = format!("/v1/volumes/{}/data", disk.volume);
     let sent = home.volume_slow.send_body::<serde_json::Value>(Method::PUT, &target, content);
     tokio::time::timeout(SEED_DEADLINE, sent).await.map_err(|_| {

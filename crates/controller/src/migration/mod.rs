@@ -36,7 +36,10 @@ use perigee_model::switchover::judge;
 use perigee_model::{MigrationId, Problem, VmId};
 
 use crate::cluster::{Cluster, HostLink, now_ms};
-use crate::records::{MigrationIntent, MigrationRecord, Owned, migration_intent_key};
+use crate::records::{
+    MigrationIntent, MigrationRecord, Owned, migration_intent_key, migration_intent_prefix,
+    migration_key, migration_prefix,
+};
 
 pub use aborted::refused_after;
 #[cfg(test)]
@@ -46,6 +49,28 @@ pub use sharing::{for_moves, is_busy, queue_all, used_lanes};
 
 /// The reason of a migration that a person cancelled.
 const CANCELLED: &str = "cancelled";
+
+/// How many migrations of a VM are kept.
+pub const KEPT: u32 = 100;
+
+/// Forgets the oldest migrations of a VM, all of which its job has settled.
+///
+/// # Errors
+/// If the store fails.
+pub async fn forget_old(cluster: &Cluster, vm: &VmId, settled: u32) -> Result<(), Problem> {
+    let Some(last) = settled.checked_sub(KEPT).filter(|last| *last > 0) else { return Ok(()) };
+    let all = [
+        (migration_prefix(vm), migration_key(vm, last)),
+        (migration_intent_prefix(vm), migration_intent_key(vm, last)),
+    ];
+    for (prefix, last) in all {
+        for key in cluster.records.keys(&prefix).await?.into_iter().filter(|key| *key <= last) {
+            cluster.records.remove(&key).await?;
+        }
+    }
+    cluster.index.forget_migrations(vm, last);
+    Ok(())
+}
 
 /// Drives a migration to its end.
 ///

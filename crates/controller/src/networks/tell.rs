@@ -25,6 +25,10 @@ use crate::records::{JobRecord, MigrationRecord, vm_of};
 /// A host that has lost what it was told gets it again after this time.
 const TELL_AGAIN: Duration = Duration::from_secs(30);
 
+/// For how long the host of a gateway may say that it can't have networks. It may be its passing trouble.
+const UNABLE_MAX: Duration =
+    if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(60) };
+
 /// For how long an answer for a name counts, and how long one is waited for.
 const RESOLVED_FOR: Duration = Duration::from_secs(60);
 const RESOLVE_MAX: Duration = Duration::from_secs(2);
@@ -168,6 +172,7 @@ async fn round(cluster: &Arc<Cluster>) -> Result<(), Problem> {
         .retain(|vm, _| crate::jobs::of_vm(cluster, vm).is_some());
     let able: Vec<Arc<HostLink>> =
         cluster.hosts.all().into_iter().filter(|host| host.addresses.tunnel.is_some()).collect();
+    note_unable(cluster, &able);
     let owners = publish::owners(cluster);
     let mut here = Vec::new();
     for network in networks {
@@ -219,6 +224,18 @@ async fn tell(cluster: Arc<Cluster>, host: Arc<HostLink>, sent: HostNetworks) {
     }
 }
 
+fn note_unable(cluster: &Cluster, hosts: &[Arc<HostLink>]) {
+    let is_unable = |host: &&Arc<HostLink>| {
+        cluster.hosts.report(&host.id).is_some_and(|report| report.no_networks.is_some())
+    };
+    let now: Vec<&HostId> = hosts.iter().filter(is_unable).map(|host| &host.id).collect();
+    let mut unable = cluster.networks.unable.lock().unwrap_or_else(PoisonError::into_inner);
+    unable.retain(|host, _| now.contains(&host));
+    for host in now {
+        unable.entry(host.clone()).or_insert_with(Instant::now);
+    }
+}
+
 /// A network with the hosts that have a part of it.
 struct Spread {
     network: NetworkRecord,
@@ -227,7 +244,7 @@ struct Spread {
     hosts: BTreeSet<HostId>,
 }
 
-/// Where the VMs of a network are. Chooses another gateway if it has none that answers.
+/// Where the VMs of a network are. Chooses another gateway if it has none that answers and can be one.
 async fn spread(
     cluster: &Cluster,
     network: NetworkRecord,
@@ -267,11 +284,12 @@ async fn spread(
         able.iter().any(|able| able.id == *host) && cluster.hosts.state(host) == HostState::Up
     };
     let mut network = network;
-    let is_served = network.gateway.as_ref().is_some_and(answers);
-    if !is_served
-        && !hosts.is_empty()
-        && let Some(next) = best_gateway(&members, hosts.iter().filter(|host| answers(host)))
-    {
+    let unable = cluster.networks.unable.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let is_served = network.gateway.as_ref().is_some_and(|host| {
+        answers(host) && unable.get(host).is_none_or(|since| since.elapsed() < UNABLE_MAX)
+    });
+    let able = hosts.iter().filter(|host| answers(host) && !unable.contains_key(*host));
+    if !is_served && let Some(next) = best_gateway(&members, able) {
         match set_gateway(cluster, &network.name, next).await {
             Ok(changed) => network = changed,
             // It was deleted just now.

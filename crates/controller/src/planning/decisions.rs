@@ -5,9 +5,13 @@ use perigee_model::{JobId, Problem};
 
 use crate::cluster::taught::{History, RUNS};
 use crate::cluster::{Cluster, now_ms};
+use crate::records::in_order;
 
 /// The prefix of the records of all decisions.
 const DECISIONS: &str = "decisions/";
+
+/// How many decisions about a job are kept beside the first one.
+const KEPT: usize = 100;
 
 /// Stores a decision.
 pub async fn record(
@@ -27,9 +31,19 @@ pub async fn record(
         measured_s: None,
         measured: None,
     };
-    let mut number = cluster.records.keys(&prefix(job)).await?.len();
-    while !cluster.records.create(&format!("{}{number:04}", prefix(job)), &decision).await? {
+    let key_of = |number: u32| format!("{}{}", prefix(job), in_order(number));
+    let mut keys = cluster.records.keys(&prefix(job)).await?;
+    keys.sort();
+    let number_of =
+        |key: &String| key.rsplit('/').next()?.trim_start_matches('n').parse::<u32>().ok();
+    let mut number = keys.last().and_then(number_of).map_or(0, |last| last + 1);
+    while !cluster.records.create(&key_of(number), &decision).await? {
         number += 1;
+    }
+    // The first one is that of the job's submission.
+    let excess = keys.len().saturating_sub(KEPT);
+    for key in keys.iter().skip(1).take(excess) {
+        cluster.records.remove(key).await?;
     }
     Ok(())
 }
@@ -80,6 +94,6 @@ pub async fn decisions(cluster: &Cluster, job: &JobId) -> Result<Vec<Decision>, 
     cluster.records.list(&prefix(job)).await
 }
 
-pub(super) fn prefix(job: &JobId) -> String {
+pub fn prefix(job: &JobId) -> String {
     format!("{DECISIONS}{job}/")
 }

@@ -45,6 +45,8 @@ enum Does {
     RunsOn,
     /// It is ready, and never begins.
     Hangs,
+    /// It does not end when it is asked to.
+    Stays,
 }
 
 fn said(vm: &super::fake::FakeVm, is: impl Fn(&GuestBody) -> bool) -> bool {
@@ -101,12 +103,12 @@ fn play(hosts: &[&FakeHost], does: &impl Fn(u32) -> Does) {
                     guest.may_begin.then_some(GuestBody::Started)
                 } else if has.0 {
                     None
-                } else if guest.is_to_end {
+                } else if guest.is_to_end && does(rank) != Does::Stays {
                     Some(GuestBody::Exited { code: 0 })
                 } else {
                     match does(rank) {
                         Does::Ends(code) => Some(GuestBody::Exited { code }),
-                        Does::RunsOn | Does::Hangs => None,
+                        Does::RunsOn | Does::Hangs | Does::Stays => None,
                     }
                 };
                 (has, next)
@@ -279,6 +281,24 @@ async fn with_mpi_the_others_are_there_until_the_first_has_ended() {
     let does = |rank| if rank == 0 { Does::Ends(0) } else { Does::RunsOn };
     let job = until(&lab, &hosts, &id, does, |job| job.state.is_final()).await;
     assert_eq!((job.state, job.reason.as_str()), (JobState::Succeeded, ""));
+}
+
+#[tokio::test]
+async fn a_guest_that_does_not_end_when_the_first_one_has_ended_undoes_nothing() {
+    let mut lab = Lab::up().await;
+    let id = lab.submit(JobSpec { mpi: true, ..gang(2) }).await;
+    let hosts = [&lab.home, &lab.cloud];
+    until(&lab, &hosts, &id, |_| Does::Stays, all_run).await;
+    lab.supervisor.stop().await;
+    lab.start_controller(Timing { boot_deadline: Duration::from_millis(200), ..TIMING }).await;
+    let hosts = [&lab.home, &lab.cloud];
+    let does = |rank| if rank == 0 { Does::Ends(0) } else { Does::Stays };
+    let job = until(&lab, &hosts, &id, does, |job| job.state.is_final()).await;
+    assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
+    assert!(job.reason.contains("rank 1 did not end within 0.2 s"), "{}", job.reason);
+    let files = job.outputs.map(|outputs| outputs.files);
+    assert_eq!(files, Some(2), "both have left theirs");
+    lab.wait_for_clean_hosts().await;
 }
 
 #[tokio::test]

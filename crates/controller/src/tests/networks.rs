@@ -135,6 +135,29 @@ async fn a_job_in_a_network_waits_for_a_host_that_can_have_networks() {
     .await;
 }
 
+#[tokio::test]
+async fn a_gateway_leaves_a_host_that_can_t_have_networks_any_more() {
+    let lab = Lab::up().await;
+    let new = NewNetwork {
+        name: name("blue"),
+        subnet: "10.7.0.0/24".parse().expect("addresses"),
+        nat: false,
+    };
+    create(&lab.cluster, new).await.expect("a network");
+    let network = NetworkKind::Cluster(name("blue"));
+    for host in [&lab.home, &lab.cloud] {
+        let (network, volumes) = (network.clone(), Vec::new());
+        let start = Start::Host(host.id.clone());
+        let id = lab.submit(JobSpec { network, start, volumes, ..spec(Access::Read) }).await;
+        lab.wait_for_vm(host, &vm_of(&id)).await;
+    }
+    let gateway = async || find(&lab.cluster, &name("blue")).await.ok()?.gateway;
+    let first = wait_for("a gateway", gateway).await;
+    let host = if first == lab.home.id { &lab.home } else { &lab.cloud };
+    host.inside().no_networks = Some("dnsmasq is not installed".to_owned());
+    wait_for("another gateway", async || gateway().await.filter(|host| *host != first)).await;
+}
+
 /// A job that says nothing of a card has one where its host can, and it moves only to hosts that can.
 #[tokio::test]
 async fn a_vm_has_a_card_by_default_where_its_host_can() {

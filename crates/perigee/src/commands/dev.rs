@@ -1,8 +1,10 @@
 //! `perigee dev`: the three daemons of one host in one process, for a newcomer.
 //!
 //! Everything is in one directory. The cluster's authority and the host's certificate are made there at each start. Ctrl-C
-//! cancels the jobs, which stops their VMs, and then ends the daemons: the controller, the agent and the volume server.
+//! cancels the jobs, which stops their VMs, stops the VMs without a job, and then ends the daemons: the controller, the agent and the
+//! volume server.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -10,8 +12,9 @@ use std::time::Duration;
 
 use perigee_agent::VmUids;
 use perigee_http::{Client, Identity, Listen, Network, unused_port};
-use perigee_model::job::{ClusterImage, Host, HostState, Job};
-use perigee_model::{HostId, Problem, ProblemKind, SiteId};
+use perigee_model::job::{ClusterImage, Host, HostState, Job, Vm};
+use perigee_model::lasting::{StopVm, VmState};
+use perigee_model::{HostId, Problem, ProblemKind, SiteId, VmId};
 use perigee_volume::{IscsiOptions, RemoteOptions, ServerOptions};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -26,8 +29,9 @@ const NAME: &str = "dev";
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// How long the start may take. A new machine boots a kernel once to find out whether KVM works.
 const START_MAX: Duration = Duration::from_secs(180);
-/// How long the end of the jobs may take.
+/// How long the end of the jobs and VMs may take, and how long the guest of a VM without a job may take to power off.
 const JOBS_END_MAX: Duration = Duration::from_secs(60);
+const POWER_OFF_MAX: Duration = Duration::from_secs(30);
 /// How long a daemon may take to end. The volume server flushes its volumes.
 const DAEMON_END_MAX: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -91,23 +95,21 @@ pub async fn run(options: Options, context: &Context) -> Result<(), Problem> {
         () = &mut stop => Ok(()),
     };
     if ended.is_ok() {
-        output::note("stopping; Ctrl-C once more does not wait for the jobs");
+        output::note("stopping; Ctrl-C once more does not wait for the jobs and VMs");
         tokio::select! {
             ended = end_jobs(&client) => if let Err(problem) = ended {
                 output::note(&format!(
-                    "not all jobs have ended: {problem}\ntheir VMs may go on; `perigee dev` finds them again"
+                    "not all jobs and VMs have ended: {problem}\nVMs may go on; `perigee dev` finds them again"
                 ));
             },
             () = perigee_http::stopped()? => output::note(
-                "the VMs of unfinished jobs go on; `perigee dev` finds them again, and stops them at its end",
+                "VMs that have not ended go on; `perigee dev` finds them again, and stops them at its end",
             ),
         }
     }
     daemons.stop().await;
     if ended.is_err() && has_vms(&dir) {
-        output::note(
-            "the VMs of unfinished jobs may go on; `perigee dev` finds them again, and stops them at its end",
-        );
+        output::note("VMs may go on; `perigee dev` finds them again, and stops them at its end");
     }
     ended
 }
@@ -274,18 +276,33 @@ async fn say_when_up(client: &Client, dir: &Path) -> Result<(), Problem> {
         );
     }
     output::text("    perigee job submit --wait examples/hello.yaml");
-    output::text("Ctrl-C ends it, with its jobs and their VMs. Images and volumes stay.");
+    output::text(
+        "Ctrl-C ends it, with its jobs and all VMs. Images, volumes and the disks of VMs stay.",
+    );
     Ok(())
 }
 
-/// Cancels all jobs, and waits until their VMs are stopped.
+/// Cancels all jobs, stops the VMs that have none, and waits until no VM runs.
 async fn end_jobs(client: &Client) -> Result<(), Problem> {
-    let deadline = Instant::now() + JOBS_END_MAX;
+    let begun = Instant::now();
+    let mut asked: BTreeSet<(VmId, bool)> = BTreeSet::new();
     loop {
         let jobs: Vec<Job> = client.get("/v1/jobs").await?;
         let unfinished: Vec<Job> = jobs.into_iter().filter(|job| !job.state.is_final()).collect();
-        if unfinished.is_empty() {
+        let vms: Vec<Vm> = client.get("/v1/vms").await?;
+        let runs = |vm: &Vm| vm.job.is_none() && vm.status != VmState::Stopped;
+        let vms: Vec<Vm> = vms.into_iter().filter(runs).collect();
+        if unfinished.is_empty() && vms.is_empty() {
             return Ok(());
+        }
+        let force = begun.elapsed() > POWER_OFF_MAX;
+        for vm in vms.iter().filter(|vm| asked.insert((vm.id.clone(), force))) {
+            let path = format!("/v1/vms/{}/stop", vm.id);
+            match client.post::<serde_json::Value>(&path, &StopVm { force }).await {
+                // It is being deleted.
+                Err(problem) if problem.kind == ProblemKind::Conflict => {}
+                stopped => drop(stopped?),
+            }
         }
         for job in &unfinished {
             // The second time, nobody waits for its outputs. It may have ended by then.
@@ -295,11 +312,12 @@ async fn end_jobs(client: &Client) -> Result<(), Problem> {
                 cancelled => drop(cancelled?),
             }
         }
-        if Instant::now() >= deadline {
-            let names: Vec<String> = unfinished.iter().map(|job| job.id.to_string()).collect();
+        if begun.elapsed() >= JOBS_END_MAX {
+            let jobs = unfinished.iter().map(|job| job.id.to_string());
+            let names: Vec<String> = jobs.chain(vms.iter().map(|vm| vm.id.to_string())).collect();
             let limit_s = JOBS_END_MAX.as_secs();
             let why = format!("{} did not end within {limit_s} s", names.join(", "));
-            return Err(Problem::unavailable("can't stop the jobs", why));
+            return Err(Problem::unavailable("can't stop the jobs and VMs", why));
         }
         sleep(LOOK_EVERY).await;
     }

@@ -60,9 +60,17 @@ pub fn peers_at(process: &Process, at: SocketAddr) -> std::io::Result<BTreeSet<S
 /// # Errors
 /// As [`cut`].
 pub fn listens_at(process: &Process) -> std::io::Result<Option<SocketAddr>> {
-    let all = sockets(process)?.into_iter();
-    let listen = all.filter(|socket| rustix::net::sockopt::socket_acceptconn(socket) == Ok(true));
-    Ok(listen.filter_map(|socket| socket.local_addr().ok()).next())
+    Ok(listening(process)?.into_iter().filter_map(|socket| socket.local_addr().ok()).next())
+}
+
+/// The sockets at which a process takes connections, of whatever kind.
+///
+/// # Errors
+/// As [`cut`].
+pub fn listening(process: &Process) -> std::io::Result<Vec<TcpStream>> {
+    let mut all = sockets(process)?;
+    all.retain(|socket| rustix::net::sockopt::socket_acceptconn(socket) == Ok(true));
+    Ok(all)
 }
 
 /// The process's TCP connections, and the addresses of their two ends.

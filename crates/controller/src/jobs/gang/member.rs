@@ -10,8 +10,8 @@ use perigee_model::tenant::SEPARATOR;
 
 use super::seen;
 use crate::cluster::HostLink;
-use crate::jobs::driver::Run;
-use crate::records::{JobRecord, vm_of};
+use crate::jobs::driver::{Run, Step};
+use crate::records::{Ending, JobRecord, vm_of};
 
 /// Shown of a member that is at the barrier.
 pub(in crate::jobs) const AT_BARRIER: &str = "it waits for the other VMs of its job";
@@ -41,11 +41,39 @@ impl Run {
         waits(&self.record.value)
     }
 
-    /// Whether it has no command of its own, and the first member's has ended.
-    pub(in crate::jobs) fn is_released(&self) -> bool {
-        let member = self.record.value.member.as_ref().filter(|member| member.serves());
-        let gang = member.and_then(|member| self.cluster.index.job(&member.gang));
-        gang.and_then(|gang| Some(gang.gang.as_ref()?.state.released)).unwrap_or_default()
+    /// Whether it has no command of its own, and the first member's has ended. From then on the guest has as long to end as for its
+    /// boot, of the time in which its VM was seen running.
+    pub(in crate::jobs) async fn is_released(&mut self) -> Result<bool, Problem> {
+        let member = self.record.value.member.as_mut().filter(|member| member.serves());
+        let Some(member) = member else { return Ok(false) };
+        let gang = self.cluster.index.job(&member.gang);
+        let gang = gang.and_then(|gang| Some(gang.gang.as_ref()?.state.released));
+        let is_released = gang.unwrap_or_default();
+        if is_released && !member.released {
+            member.released = true;
+            self.record.value.counted_ms = 0;
+            self.record.save().await?;
+        }
+        Ok(is_released)
+    }
+
+    /// Ends a member that was released that long ago, as one whose host was lost: its gang has done its work.
+    pub(in crate::jobs) async fn end_late_release(&mut self) -> Result<Option<Step>, Problem> {
+        let limit = self.cluster.timing.boot_deadline;
+        let is_late = Duration::from_millis(self.record.value.counted_ms) > limit;
+        let (host, state) = (self.job().host.clone(), self.job().state);
+        let member = self.record.value.member.as_mut();
+        let Some(member) = member.filter(|member| member.released) else { return Ok(None) };
+        if !is_late || state != JobState::Running {
+            return Ok(None);
+        }
+        member.lost = host;
+        let (rank, limit_s) = (member.rank, limit.as_secs_f64());
+        let reason = format!(
+            "the guest of rank {rank} did not end within {limit_s} s after the job's command"
+        );
+        self.end_after_outputs(Ending::Failed, reason).await?;
+        Ok(Some(Step::Again))
     }
 
     /// Lets the guest's command start, once all are ready. The agent may forget it, so this is repeated. From the first time
