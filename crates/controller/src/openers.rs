@@ -106,6 +106,10 @@ impl Needed {
         let moving = cluster.unfinished_migrations();
         for job in cluster.unfinished_jobs() {
             let Some(placement) = &job.placement else { continue };
+            // A VM that is off keeps its disks, and nobody opens them.
+            if job.lasting.is_some() && job.job.host.is_none() {
+                continue;
+            }
             let moves = moving.iter().filter(|one| Some(&one.migration.vm) == job.job.vm.as_ref());
             let ends = moves.flat_map(|one| [&one.migration.from, &one.migration.to]);
             let hosts = ends.chain(&job.job.host).chain(&job.left).chain([&placement.start]);
