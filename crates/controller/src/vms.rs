@@ -97,6 +97,7 @@ fn unseen(cluster: &Cluster, record: &JobRecord, lasting: &Lasting) -> Vm {
         cpus: job.spec.cpus,
         memory_bytes: job.spec.memory_bytes,
         uptime_ms: 0,
+        run: record.restarts,
         vcpu_ms: 0,
         io: IoStats::default(),
         migration: None,
@@ -137,6 +138,7 @@ fn view(
             .and_then(|lasting| lasting.memory_next)
             .unwrap_or(report.spec.memory_bytes),
         uptime_ms: report.uptime_ms,
+        run: report.spec.start.run,
         vcpu_ms: report.vcpu_ms,
         io: report.io.iter().copied().fold(IoStats::default(), plus),
         migration: migration_of(moves, &vm),

@@ -629,6 +629,9 @@ pub struct Vm {
     pub memory_bytes: u64,
     /// Since its present QEMU was started: a migration begins anew.
     pub uptime_ms: u64,
+    /// Which of its runs this is, from 0: it ends when the VM is off, also for a restart.
+    #[serde(default)]
+    pub run: u32,
     /// CPU time of all its vCPUs since its present QEMU was started.
     pub vcpu_ms: u64,
     /// What all its disks together were asked for at its present host, since its volume server was started.

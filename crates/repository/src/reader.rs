@@ -1,15 +1,15 @@
 //! Reading a file. Whoever reads all of it in order gets what was written, or an error before its last bytes.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 
 use bytes::Bytes;
 use perigee_model::Problem;
 use perigee_model::data::FileEntry;
+use rustix::buffer::spare_capacity;
+use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
 use crate::errors::problem;
-use crate::listing::errno;
 use crate::objects::ObjectReader;
 use crate::upload::hex;
 
@@ -31,11 +31,13 @@ pub struct FileReader {
     hasher: Sha256,
     /// How many bytes from the beginning were read in order.
     hashed: u64,
+    /// The content is not what was written: nothing is read any more.
+    damage: Option<Problem>,
 }
 
 impl FileReader {
     pub(crate) fn new(source: Source, entry: FileEntry, what: String) -> Self {
-        Self { source, entry, what, hasher: Sha256::new(), hashed: 0 }
+        Self { source, entry, what, hasher: Sha256::new(), hashed: 0, damage: None }
     }
 
     /// Whether reading waits for another host. Then [`FileReader::read_async`] takes no thread meanwhile.
@@ -88,6 +90,9 @@ impl FileReader {
     }
 
     fn checked(&mut self, offset: u64, piece: Bytes) -> Result<Bytes, Problem> {
+        if let Some(damage) = &self.damage {
+            return Err(damage.clone());
+        }
         if offset == self.hashed {
             self.hasher.update(&piece);
             self.hashed += piece.len() as u64;
@@ -106,7 +111,9 @@ impl FileReader {
                 let why = format!(
                     "its content was damaged where it is kept: the SHA-256 is {found}, and was {written}"
                 );
-                Err(Problem::internal(&self.what, why).next("upload the file again"))
+                let damage = Problem::internal(&self.what, why).next("upload the file again");
+                self.damage = Some(damage.clone());
+                Err(damage)
             }
             _ => Ok(()),
         }
@@ -114,7 +121,16 @@ impl FileReader {
 }
 
 fn read_local(file: &File, offset: u64, length: usize, what: &str) -> Result<Bytes, Problem> {
-    let mut piece = vec![0; length];
-    file.read_exact_at(&mut piece, offset).map_err(|e| problem(what, errno(e)))?;
+    let mut piece = Vec::with_capacity(length);
+    while piece.len() < length {
+        let at = offset + piece.len() as u64;
+        match rustix::io::pread(file, spare_capacity(&mut piece), at) {
+            // It was cut.
+            Ok(0) => return Err(problem(what, Errno::IO)),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(problem(what, error)),
+        }
+    }
+    piece.truncate(length);
     Ok(piece.into())
 }

@@ -1,5 +1,5 @@
-//! Files for the doors: the next piece is read, and the last one is hashed and written, while the network has another
-//! one. Each open file needs two pieces of memory, however long it is.
+//! Files for the doors: the next pieces are read, and the last one is hashed and written, while the network has another
+//! one. Each open file needs 512 KiB of memory, however long it is.
 
 use std::convert::identity;
 use std::sync::{Arc, Weak};
@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 use perigee_model::Problem;
 use perigee_model::data::FileEntry;
+use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinHandle};
 
 use crate::reader::FileReader;
@@ -19,13 +20,66 @@ fn lost(error: JoinError) -> Problem {
     Problem::internal("can't use the repository", error)
 }
 
-type Ahead = JoinHandle<(FileReader, u64, Result<Bytes, Problem>)>;
+/// Pieces that are read, and were not taken yet. Smaller ones than those that are written, and more of them, so that the disk and the
+/// network seldom wait for each other.
+const READ_BYTES: usize = PIECE_BYTES / 2;
+const AHEAD: usize = 3;
+
+/// What is being read ahead.
+#[derive(Debug)]
+struct Ahead {
+    /// It gives the reader back when nobody takes the pieces any more.
+    task: JoinHandle<Result<FileReader, JoinError>>,
+    pieces: mpsc::Receiver<Result<Bytes, Problem>>,
+    /// The offset of the first of them.
+    next: u64,
+}
+
+/// Reads on, to the file's end or an error. A client that is slow keeps no thread.
+async fn read_ahead(
+    mut reader: FileReader,
+    mut offset: u64,
+    mut to: mpsc::Sender<Result<Bytes, Problem>>,
+) -> Result<FileReader, JoinError> {
+    let mut is_over = false;
+    while !is_over && to.reserve().await.is_ok() {
+        if reader.is_remote() {
+            let piece = reader.read_async(offset, READ_BYTES).await;
+            is_over = !hand_on(&to, &mut offset, piece);
+            continue;
+        }
+        let reads = move || {
+            while !is_over && to.capacity() > 0 && !to.is_closed() {
+                let piece = reader.read(offset, READ_BYTES);
+                is_over = !hand_on(&to, &mut offset, piece);
+            }
+            (reader, offset, to, is_over)
+        };
+        (reader, offset, to, is_over) = tokio::task::spawn_blocking(reads).await?;
+    }
+    Ok(reader)
+}
+
+/// Returns whether there may be more. There is room for the piece.
+fn hand_on(
+    to: &mpsc::Sender<Result<Bytes, Problem>>,
+    offset: &mut u64,
+    piece: Result<Bytes, Problem>,
+) -> bool {
+    let length = piece.as_ref().map(Bytes::len);
+    if length == Ok(0) {
+        return false;
+    }
+    *offset += length.as_ref().map_or(0, |length| *length as u64);
+    let may_go_on = length.is_ok();
+    to.try_send(piece).is_ok() && may_go_on
+}
 
 /// A file that is read.
 #[derive(Debug)]
 pub struct Reading {
     entry: FileEntry,
-    /// `None` while a piece is read ahead.
+    /// `None` while something is read ahead.
     reader: Option<FileReader>,
     ahead: Option<Ahead>,
     /// The last piece, and its offset.
@@ -65,42 +119,35 @@ impl Reading {
     }
 
     async fn fetch(&mut self, offset: u64) -> Result<(), Problem> {
-        let mut found = None;
-        if let Some(ahead) = self.ahead.take() {
-            let (reader, at, piece) = ahead.await.map_err(lost)?;
-            self.reader = Some(reader);
-            found = (at == offset).then_some(piece);
+        if self.take_next(offset).await? {
+            return Ok(());
         }
-        if found.is_none() {
-            self.start(offset);
-            let Some(ahead) = self.ahead.take() else {
-                return Err(Problem::internal("can't read a file", "it is closed"));
-            };
-            let (reader, _, piece) = ahead.await.map_err(lost)?;
-            self.reader = Some(reader);
-            found = Some(piece);
+        // Another place in the file, or what was read ahead has ended.
+        if let Some(Ahead { task, pieces, .. }) = self.ahead.take() {
+            drop(pieces);
+            self.reader = Some(task.await.and_then(identity).map_err(lost)?);
         }
-        self.piece = (offset, found.unwrap_or_else(|| Ok(Bytes::new()))?);
-        let next = offset + self.piece.1.len() as u64;
-        if next < self.entry.size_bytes {
-            self.start(next);
+        let closed = || Problem::internal("can't read a file", "it is closed");
+        let reader = self.reader.take().ok_or_else(closed)?;
+        let (to, pieces) = mpsc::channel(AHEAD);
+        let task = tokio::spawn(read_ahead(reader, offset, to));
+        self.ahead = Some(Ahead { task, pieces, next: offset });
+        match self.take_next(offset).await? {
+            true => Ok(()),
+            false => Err(Problem::internal("can't read a file", "its reader has ended")),
         }
-        Ok(())
     }
 
-    fn start(&mut self, offset: u64) {
-        let Some(mut reader) = self.reader.take() else { return };
-        self.ahead = Some(if reader.is_remote() {
-            tokio::spawn(async move {
-                let piece = reader.read_async(offset, PIECE_BYTES).await;
-                (reader, offset, piece)
-            })
-        } else {
-            tokio::task::spawn_blocking(move || {
-                let piece = reader.read(offset, PIECE_BYTES);
-                (reader, offset, piece)
-            })
-        });
+    /// Takes the piece with this offset, if it is the one that comes next.
+    async fn take_next(&mut self, offset: u64) -> Result<bool, Problem> {
+        let Some(ahead) = self.ahead.as_mut().filter(|ahead| ahead.next == offset) else {
+            return Ok(false);
+        };
+        let Some(piece) = ahead.pieces.recv().await else { return Ok(false) };
+        let piece = piece?;
+        ahead.next += piece.len() as u64;
+        self.piece = (offset, piece);
+        Ok(true)
     }
 }
 

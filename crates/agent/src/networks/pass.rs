@@ -75,14 +75,15 @@ impl Networks {
     async fn bring_about(&self, made: &mut Made, wanted: &HostNetworks) -> Result<(), String> {
         let tag = &self.tag;
         let segments = segments(tag, &self.host, wanted, &made.cards);
+        // A gateway that is at another host now answers nobody here, also where there can't be a filter. What fails is said at the end;
+        // the rest is done all the same.
+        let (mut is_changed, mut troubles) = self.end_gateways(made, &segments).await;
         let mut there = observe().await?;
-        // What fails is said at the end; the rest is done all the same.
-        let mut troubles = Vec::new();
         self.note_what_is_gone(made, &there);
-        let has_way_out = wanted.networks.iter().any(|network| {
-            network.nat
-                && segments.iter().any(|s| s.vni == network.vni && s.gateway == Gateway::Here)
-        });
+        let has_way_out = wanted
+            .networks
+            .iter()
+            .any(|network| network.nat && has_gateway(&segments, network.vni));
         let (doors, taken) =
             doors::of(wanted, &segments, made.doors.as_deref(), || doors::taken(self.vm_uids));
         troubles.extend(taken);
@@ -106,7 +107,7 @@ impl Networks {
             made.tunnel = Tunnel::default();
         }
         let lines = plan::links(tag, &segments, &there);
-        let mut is_changed = !lines.is_empty();
+        is_changed |= !lines.is_empty();
         troubles.extend(batch("ip", &lines).await.err());
         let (gateways_changed, failed) = self.keep_gateways(made, wanted, &segments, &there).await;
         is_changed |= gateways_changed;
@@ -236,6 +237,18 @@ impl Networks {
     }
 
     /// Starts the gateways that are to be here, and ends the others. Returns whether something has changed, and what failed.
+    /// Ends the gateways that are not here any more. Returns whether there were some.
+    async fn end_gateways(&self, made: &mut Made, segments: &[Segment]) -> (bool, Vec<String>) {
+        let (tag, dir) = (&self.tag, &self.dir);
+        let (mut is_changed, mut troubles) = (false, Vec::new());
+        let left = gateway::left(dir).into_iter().chain(made.gateways.keys().copied());
+        for vni in left.filter(|vni| !has_gateway(segments, *vni)).collect::<BTreeSet<u16>>() {
+            troubles.extend(gateway::end(tag, dir, vni, made.gateways.remove(&vni)).await.err());
+            is_changed = true;
+        }
+        (is_changed, troubles)
+    }
+
     async fn keep_gateways(
         &self,
         made: &mut Made,
@@ -243,16 +256,10 @@ impl Networks {
         segments: &[Segment],
         there: &There,
     ) -> (bool, Vec<String>) {
-        let (tag, dir) = (&self.tag, &self.dir);
-        let is_here = |vni| segments.iter().any(|s| s.vni == vni && s.gateway == Gateway::Here);
         let (mut is_changed, mut troubles) = (false, Vec::new());
-        made.failed.retain(|vni, _| is_here(*vni));
-        let left = gateway::left(dir).into_iter().chain(made.gateways.keys().copied());
-        for vni in left.filter(|vni| !is_here(*vni)).collect::<BTreeSet<u16>>() {
-            troubles.extend(gateway::end(tag, dir, vni, made.gateways.remove(&vni)).await.err());
-            is_changed = true;
-        }
-        for network in wanted.networks.iter().filter(|network| is_here(network.vni)) {
+        made.failed.retain(|vni, _| has_gateway(segments, *vni));
+        let here = wanted.networks.iter().filter(|network| has_gateway(segments, network.vni));
+        for network in here {
             let vni = network.vni;
             let failed = made.failed.get(&vni);
             if let Some(failed) = failed.filter(|failed| failed.at.elapsed() < failed.wait) {
@@ -312,6 +319,10 @@ impl Networks {
         made.gateways.insert(vni, gateway::start(tag, dir, network).await?);
         Ok(true)
     }
+}
+
+fn has_gateway(segments: &[Segment], vni: u16) -> bool {
+    segments.iter().any(|segment| segment.vni == vni && segment.gateway == Gateway::Here)
 }
 
 /// With it, what bridges carry passes through the filter of other programs too.

@@ -29,7 +29,7 @@ const NEVER: &str = "0.0.0.0/8, 100.64.0.0/10, 127.0.0.0/8, 168.63.129.16, 169.2
 /// Connections that a gateway follows for one VM. The kernel's table of connections is the host's too, which needs it for
 /// its own.
 const CONNECTIONS: u32 = 2048;
-/// New ones in a second: of one VM, and of all gateways of a host.
+/// New ones in a second: of one VM, and of all gateways of a host. And questions for names of one VM.
 const NEW_PER_S: u32 = 200;
 const BURST: u32 = 5 * NEW_PER_S;
 const NEW_OF_ALL_PER_S: u32 = 2000;
@@ -323,9 +323,13 @@ pub fn of_gateway(nat: bool, published: &[Published]) -> String {
   set open {{
     type ipv4_addr; size 65535; flags dynamic;
   }}
+  set asks {{
+    type ipv4_addr; size 65535; flags dynamic,timeout; timeout 1m;
+  }}
   chain come {{
     type filter hook input priority filter; policy drop;
     iifname \"lo\" accept
+    iifname \"inner\" meta l4proto {{ tcp, udp }} th dport 53 update @asks {{ ip saddr limit rate over {NEW_PER_S}/second burst {BURST} packets }} drop
     iifname \"inner\" udp dport {{ 53, 67 }} accept
     iifname \"inner\" tcp dport 53 accept
     iifname \"inner\" icmp type echo-request accept
@@ -336,6 +340,7 @@ pub fn of_gateway(nat: bool, published: &[Published]) -> String {
     iifname \"inner\" oifname \"outer\" ct direction reply accept
     iifname \"outer\" oifname \"inner\" ct status dnat accept
     iifname \"inner\" oifname \"outer\" ip daddr {{ {NEVER} }} drop
+    iifname \"inner\" ct state invalid drop
     iifname \"inner\" ct state new update @fresh {{ ip saddr limit rate over {NEW_PER_S}/second burst {BURST} packets }} drop
     iifname \"inner\" ct state new add @open {{ ip saddr ct count over {CONNECTIONS} }} drop
     iifname \"inner\" oifname \"outer\" accept

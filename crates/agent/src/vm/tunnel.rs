@@ -130,7 +130,8 @@ impl<'a> Tunnel<'a> {
             match is_ready() {
                 Ok(Some(ready)) => return Ok(ready),
                 Ok(None) => {}
-                Err(error) => break error.to_string(),
+                // It may just have ended.
+                Err(error) => break said(self.dir, self.end).unwrap_or_else(|| error.to_string()),
             }
             if process.has_ended() {
                 break said(self.dir, self.end).unwrap_or_else(|| "it ended at once".to_owned());

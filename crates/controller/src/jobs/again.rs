@@ -119,7 +119,10 @@ impl Run {
         };
         match fate(&self.record.value, &lost, loss) {
             Fate::Wait(_) => return Ok(None),
-            Fate::Fail(why) => self.end(Ending::Failed, why).await?,
+            Fate::Fail(why) => {
+                self.note_idle_loss().await?;
+                self.end(Ending::Failed, why).await?;
+            }
             Fate::Again => self.leave(&host).await?,
         }
         Ok(Some(Step::Again))
@@ -186,6 +189,7 @@ impl Run {
         }
         match fate(&self.record.value, &host.id, Loss::Rebooted) {
             Fate::Wait(why) | Fate::Fail(why) => {
+                self.note_idle_loss().await?;
                 self.end_after_outputs(Ending::Failed, why).await?;
             }
             Fate::Again => self.leave(&host.id).await?,

@@ -360,6 +360,7 @@ impl Run {
         }
         let console = self.end_of_console().await?;
         let reason = format!("the VM ended before the job did: {why}");
+        self.note_idle_loss().await?;
         self.end_after_outputs_of((Ending::Failed, reason), console).await?;
         Ok(Step::Again)
     }

@@ -302,6 +302,25 @@ async fn a_guest_that_does_not_end_when_the_first_one_has_ended_undoes_nothing()
 }
 
 #[tokio::test]
+async fn a_released_member_whose_vm_ends_undoes_nothing() {
+    let lab = Lab::up().await;
+    let id = lab.submit(JobSpec { mpi: true, ..gang(2) }).await;
+    let hosts = [&lab.home, &lab.cloud];
+    let does = |rank| if rank == 0 { Does::Ends(0) } else { Does::Stays };
+    let first_is_over =
+        |job: &Job| job.members.first().is_some_and(|one| one.state == JobState::Succeeded);
+    until(&lab, &hosts, &id, does, first_is_over).await;
+    let vm = member(&id, 1);
+    if let Some(ended) = host_of(&hosts, &vm).inside().vms.get_mut(&vm) {
+        ended.report.status = VmStatus::Gone;
+    }
+    let job = until(&lab, &hosts, &id, does, |job| job.state.is_final()).await;
+    assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
+    assert!(job.reason.contains("the VM ended"), "{}", job.reason);
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
 async fn a_gang_fails_as_one_and_keeps_what_the_others_had() {
     let lab = Lab::up().await;
     let hosts = [&lab.home, &lab.cloud];

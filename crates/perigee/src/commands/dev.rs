@@ -295,15 +295,6 @@ async fn end_jobs(client: &Client) -> Result<(), Problem> {
         if unfinished.is_empty() && vms.is_empty() {
             return Ok(());
         }
-        let force = begun.elapsed() > POWER_OFF_MAX;
-        for vm in vms.iter().filter(|vm| asked.insert((vm.id.clone(), force))) {
-            let path = format!("/v1/vms/{}/stop", vm.id);
-            match client.post::<serde_json::Value>(&path, &StopVm { force }).await {
-                // It is being deleted.
-                Err(problem) if problem.kind == ProblemKind::Conflict => {}
-                stopped => drop(stopped?),
-            }
-        }
         for job in &unfinished {
             // The second time, nobody waits for its outputs. It may have ended by then.
             let path = format!("/v1/jobs/{}/cancel?now=true", job.id);
@@ -311,6 +302,23 @@ async fn end_jobs(client: &Client) -> Result<(), Problem> {
                 Err(problem) if problem.kind == ProblemKind::Conflict => {}
                 cancelled => drop(cancelled?),
             }
+        }
+        let force = begun.elapsed() > POWER_OFF_MAX;
+        for vm in &vms {
+            let once = (vm.id.clone(), force);
+            if asked.contains(&once) {
+                continue;
+            }
+            let path = format!("/v1/vms/{}/stop", vm.id);
+            match client.post::<serde_json::Value>(&path, &StopVm { force }).await {
+                // It was deleted, or is just being deleted.
+                Err(problem)
+                    if matches!(problem.kind, ProblemKind::Conflict | ProblemKind::NotFound) => {}
+                // It is asked again.
+                Err(problem) if problem.kind == ProblemKind::Unavailable => continue,
+                stopped => drop(stopped?),
+            }
+            asked.insert(once);
         }
         if begun.elapsed() >= JOBS_END_MAX {
             let jobs = unfinished.iter().map(|job| job.id.to_string());

@@ -171,14 +171,15 @@ pub async fn stop(client: &Client, vm: &VmId, force: bool) -> Result<(), Problem
     .map(drop)
 }
 
-/// Waits for another start: its uptime begins anew.
+/// Waits for another run. An older controller does not say which one it is: then the VM has to be seen off, or with a shorter uptime.
 pub async fn restart(client: &Client, vm: &VmId, force: bool) -> Result<Vm, Problem> {
-    let before: Vm = client.post(&format!("/v1/vms/{vm}/restart"), &StopVm { force }).await?;
-    let mut was_down = before.status == VmState::Waiting;
-    let mut up_ms = before.uptime_ms;
+    let before: Vm = client.get(&format!("/v1/vms/{vm}")).await?;
+    let asked: Vm = client.post(&format!("/v1/vms/{vm}/restart"), &StopVm { force }).await?;
+    let mut was_down = asked.status == VmState::Waiting;
+    let mut up_ms = asked.uptime_ms;
     let what = format!("restart VM {vm}");
     follow(client, vm, &what, |shown| {
-        was_down |= shown.host.is_none() || shown.uptime_ms < up_ms;
+        was_down |= shown.run > before.run || shown.host.is_none() || shown.uptime_ms < up_ms;
         up_ms = shown.uptime_ms;
         match shown.status {
             VmState::Running if was_down => Some(Ok(())),

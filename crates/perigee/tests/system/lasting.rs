@@ -393,7 +393,8 @@ fn a_cloud_image_is_configured_changed_moved_stopped_and_spoken_to() {
         ensure!(images.contains("saved"), "{images}");
 
         change_live(&system).await?;
-        // A person at the console, who stays while the VM moves.
+        // A person at the console, who stays while the VM moves. A guest that boots for long gives its login there up.
+        system.web_says("systemctl start serial-getty@ttyS0", "").await?;
         let mut console = Console::attach(&system, "web");
         console.logs_in().await?;
         console.answers("echo six times seven is $((6 * 7))\n", "is 42").await?;

@@ -5,6 +5,7 @@ mod forget;
 mod model;
 mod names;
 mod quota;
+mod reading;
 mod sharing;
 
 use std::path::Path;

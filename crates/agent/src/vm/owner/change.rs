@@ -7,15 +7,23 @@
 //! **A disk that comes or goes.** It is behind a port of its own. The volume server serves what the VM has from then on; the sessions of its
 //! other disks go on. A disk goes when the guest has let it go, which may be much later than it was asked.
 
+use std::time::Duration;
+
 use perigee_model::vm::{ChangeVm, Disk, VmStatus};
 use perigee_model::{DiskRole, Problem};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use tokio::time::{Instant, sleep};
+
 use super::Owner;
 use crate::command::{block_device, block_node_as};
 use crate::qmp::{Event, Qmp, QmpError};
 use crate::{cgroup, sockets};
+
+/// How long QEMU may have a node after its device has gone.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
+const CLOSE_AGAIN: Duration = Duration::from_millis(20);
 
 /// One of `query-hotpluggable-cpus`.
 #[derive(Debug, Deserialize)]
@@ -50,6 +58,13 @@ struct Drive {
 struct Inserted {
     node_name: String,
     image: Image,
+}
+
+/// One of `query-named-block-nodes`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Node {
+    node_name: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -218,19 +233,34 @@ impl Owner {
     }
 
     /// A disk without a device: its session ends, and the volume server serves it no more.
+    ///
+    /// QEMU has a device for a moment longer than its guest. The node is closed before its session ends: QEMU 7.2 flushes what it closes,
+    /// and stands still with its guest until there is a session.
     pub(super) async fn forget_disk(&self, qmp: &Qmp, role: DiskRole) -> Result<(), Problem> {
         let what = || format!("can't take the disk {role} from the VM {}", self.vm.id());
         let told = |error: QmpError| Problem::unavailable(what(), error);
-        for node in [role.to_string(), format!("{role}-2")] {
-            match qmp.execute("blockdev-del", json!({"node-name": node})).await {
-                // There is no such node, or a device has it.
-                Ok(_) | Err(QmpError::Refused { .. }) => {}
-                Err(error) => return Err(told(error)),
+        let names = [role.to_string(), format!("{role}-2")];
+        let begun = Instant::now();
+        loop {
+            for node in &names {
+                match qmp.execute("blockdev-del", json!({"node-name": node})).await {
+                    // There is no such node, or a device has it.
+                    Ok(_) | Err(QmpError::Refused { .. }) => {}
+                    Err(error) => return Err(told(error)),
+                }
             }
-        }
-        // A device that QEMU did not answer for in time may have come since.
-        if drive(qmp, role).await.map_err(told)?.is_some() {
-            return Err(Problem::unavailable(what(), "its guest has it"));
+            // A device that QEMU did not answer for in time may have come since.
+            if drive(qmp, role).await.map_err(told)?.is_some() {
+                return Err(Problem::unavailable(what(), "its guest has it"));
+            }
+            let nodes: Vec<Node> = qmp.query("query-named-block-nodes").await.map_err(told)?;
+            if nodes.iter().all(|node| !names.contains(&node.node_name)) {
+                break;
+            }
+            if begun.elapsed() > CLOSE_PATIENCE {
+                return Err(Problem::conflict(what(), "QEMU has not closed it yet"));
+            }
+            sleep(CLOSE_AGAIN).await;
         }
         self.vm.note_change(|since| since.has_gone(&self.vm.spec, role))?;
         sockets::open(&self.host, &self.vm).await.map(drop)

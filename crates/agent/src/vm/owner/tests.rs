@@ -189,8 +189,8 @@ async fn a_migration_whose_task_has_panicked_continues() {
     owner.migration.take().unwrap().task.abort();
 }
 
-/// A monitor of a QEMU whose guest has the disk `data0`: its node can't be removed.
-async fn serve_data0(listener: UnixListener) {
+/// A monitor of a QEMU that has the node `data0`, which can't be removed before the `refused`-th try. `has_device`: its guest has it.
+async fn serve_data0(listener: UnixListener, has_device: bool, mut refused: u32) {
     let (stream, _) = listener.accept().await.unwrap();
     let (reader, mut writer) = stream.into_split();
     let mut lines = tokio::io::BufReader::new(reader).lines();
@@ -199,7 +199,15 @@ async fn serve_data0(listener: UnixListener) {
         let request: Value = serde_json::from_str(&line).unwrap();
         let id = &request["id"];
         let answer = match request["execute"].as_str().unwrap() {
-            "blockdev-del" => json!({"error": {"desc": "Node is in use"}, "id": id}),
+            "blockdev-del" if refused > 0 => {
+                refused -= u32::from(request["arguments"]["node-name"] == "data0");
+                json!({"error": {"desc": "Node is in use"}, "id": id})
+            }
+            "query-named-block-nodes" if refused > 0 => {
+                json!({"return": [{"node-name": "data0"}], "id": id})
+            }
+            "query-block" if !has_device => json!({"return": [], "id": id}),
+            "query-named-block-nodes" => json!({"return": [], "id": id}),
             "query-block" => {
                 let inserted = json!({"node-name": "data0", "image": {"virtual-size": 1}});
                 let qdev = "/machine/peripheral/disk-data0/virtio-backend";
@@ -221,10 +229,21 @@ async fn a_disk_whose_node_is_in_use_is_not_taken_for_gone() {
     let disk = Disk { role, volume, epoch: Epoch(1), read_only: false };
     owner.vm.note_change(|since| since.has_come(disk.clone())).unwrap();
     let path = dir.path().join("monitor.sock");
-    let server = tokio::spawn(serve_data0(UnixListener::bind(&path).unwrap()));
+    for (has_device, why) in [(true, "its guest has it"), (false, "has not closed it")] {
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = tokio::spawn(serve_data0(listener, has_device, u32::MAX));
+        let (qmp, _events) = Qmp::connect(&path).await.unwrap();
+        let refused = owner.forget_disk(&qmp, role).await.unwrap_err();
+        assert!(refused.why.contains(why), "{refused}");
+        assert_eq!(owner.vm.now().disks, std::slice::from_ref(&disk), "its export stays");
+        server.abort();
+        std::fs::remove_file(&path).unwrap();
+    }
+    // The device has gone, and QEMU has it for a moment longer.
+    let server = tokio::spawn(serve_data0(UnixListener::bind(&path).unwrap(), false, 3));
     let (qmp, _events) = Qmp::connect(&path).await.unwrap();
-    let refused = owner.forget_disk(&qmp, role).await.unwrap_err();
-    assert!(refused.why.contains("its guest has it"), "{refused}");
-    assert_eq!(owner.vm.now().disks, [disk], "its export stays");
+    // There is no volume server here.
+    owner.forget_disk(&qmp, role).await.unwrap_err();
+    assert_eq!(owner.vm.now().disks, []);
     server.abort();
 }

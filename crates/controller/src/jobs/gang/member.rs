@@ -57,21 +57,30 @@ impl Run {
         Ok(is_released)
     }
 
-    /// Ends a member that was released that long ago, as one whose host was lost: its gang has done its work.
+    /// Of one that was released, nothing is left to do that its gang needs. The caller saves this with its end.
+    pub(in crate::jobs) async fn note_idle_loss(&mut self) -> Result<(), Problem> {
+        if self.is_released().await? {
+            let host = self.job().host.clone();
+            if let Some(member) = &mut self.record.value.member {
+                member.lost = host;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a member that was released that long ago, as one whose host was lost.
     pub(in crate::jobs) async fn end_late_release(&mut self) -> Result<Option<Step>, Problem> {
         let limit = self.cluster.timing.boot_deadline;
         let is_late = Duration::from_millis(self.record.value.counted_ms) > limit;
-        let (host, state) = (self.job().host.clone(), self.job().state);
-        let member = self.record.value.member.as_mut();
-        let Some(member) = member.filter(|member| member.released) else { return Ok(None) };
-        if !is_late || state != JobState::Running {
+        let Some(member) = &self.record.value.member else { return Ok(None) };
+        if !member.released || !is_late || self.job().state != JobState::Running {
             return Ok(None);
         }
-        member.lost = host;
         let (rank, limit_s) = (member.rank, limit.as_secs_f64());
         let reason = format!(
             "the guest of rank {rank} did not end within {limit_s} s after the job's command"
         );
+        self.note_idle_loss().await?;
         self.end_after_outputs(Ending::Failed, reason).await?;
         Ok(Some(Step::Again))
     }

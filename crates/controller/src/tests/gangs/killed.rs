@@ -21,10 +21,15 @@ enum Story {
     MovesBack,
 }
 
+/// A guest that ends when it is asked to is not started again for its outputs, however busy the machine is.
+const PATIENT: Timing = Timing { cancel_deadline: PATIENCE, collect_deadline: PATIENCE, ..TIMING };
+
 /// The controller is killed instead of this write among those of the gang, and started again. Returns false if the gang
 /// has ended with fewer writes.
 async fn killed_at(write: u64, story: Story) -> bool {
     let mut lab = Lab::up().await;
+    lab.supervisor.stop().await;
+    lab.start_controller(PATIENT).await;
     let second = second_home(&lab).await;
     let cut = lab.cluster.records.counts.cut_at("g-0001", write);
     let restart = Restart::OnHostFailure;
@@ -43,7 +48,8 @@ async fn killed_at(write: u64, story: Story) -> bool {
         if !is_cut && cut.is_reached() {
             is_cut = true;
             submission.abort();
-            lab.restart_controller().await;
+            lab.supervisor.stop().await;
+            lab.start_controller(PATIENT).await;
             if jobs::get(&lab.cluster, &id).await.is_err() {
                 // It was cut before anything was recorded.
                 lab.supervisor.stop().await;
