@@ -236,19 +236,23 @@ impl Networks {
         Ok(bridge + &run("nft", &["-s", "list", "table", "inet", &table], "").await?)
     }
 
-    /// Starts the gateways that are to be here, and ends the others. Returns whether something has changed, and what failed.
-    /// Ends the gateways that are not here any more. Returns whether there were some.
+    /// Ends the gateways that are not to be here any more. Returns whether there were some, and what failed.
     async fn end_gateways(&self, made: &mut Made, segments: &[Segment]) -> (bool, Vec<String>) {
         let (tag, dir) = (&self.tag, &self.dir);
         let (mut is_changed, mut troubles) = (false, Vec::new());
         let left = gateway::left(dir).into_iter().chain(made.gateways.keys().copied());
         for vni in left.filter(|vni| !has_gateway(segments, *vni)).collect::<BTreeSet<u16>>() {
             troubles.extend(gateway::end(tag, dir, vni, made.gateways.remove(&vni)).await.err());
+            // Nobody else has removed them.
+            for cable in [tag.gateway(vni), tag.uplink(vni)] {
+                made.interfaces.remove(&cable);
+            }
             is_changed = true;
         }
         (is_changed, troubles)
     }
 
+    /// Starts the gateways that are to be here. Returns whether something has changed, and what failed.
     async fn keep_gateways(
         &self,
         made: &mut Made,

@@ -14,12 +14,13 @@ mod wishes;
 
 pub(super) use change::named_size;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_model::Problem;
 use perigee_model::switchover::{Arrival, ArrivalStep, Fate, Switchover, on_arrival};
 use perigee_model::vm::VmStatus;
+use perigee_model::{DiskRole, Problem};
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
@@ -62,6 +63,8 @@ pub struct Owner {
     /// Keeps strangers away while QEMU waits for the VM.
     door: Option<AbortHandle>,
     tunnel: Option<AbortHandle>,
+    /// Disks whose devices have gone, and which QEMU has not closed yet.
+    leaving: BTreeSet<DiskRole>,
 }
 
 /// What woke the owner up.
@@ -97,6 +100,7 @@ impl Owner {
             tpm: None,
             door: None,
             tunnel: None,
+            leaving: BTreeSet::new(),
         }
     }
 
@@ -383,6 +387,7 @@ impl Owner {
             }
         }
         let Some(qmp) = self.vm.observed(|seen| seen.qmp.clone()) else { return };
+        self.forget_leaving(&qmp).await;
         if self.vm.status() == VmStatus::Paused || self.is_waiting_to_be_stored() {
             self.on_arrival(&qmp).await;
         }

@@ -221,14 +221,29 @@ impl Owner {
     }
 
     /// The guest may let a disk go when nobody waits for that any more.
-    pub(super) async fn on_device_gone(&self, event: &Event) {
+    pub(super) async fn on_device_gone(&mut self, event: &Event) {
         let device = event.data.get("device").and_then(Value::as_str).unwrap_or_default();
         let role = device.strip_prefix("disk-").and_then(|role| role.parse::<DiskRole>().ok());
         let qmp = self.vm.observed(|seen| seen.qmp.clone());
         if let (Some(role), Some(qmp)) = (role, qmp)
             && let Err(problem) = self.forget_disk(&qmp, role).await
         {
-            tracing::warn!(vm = %self.vm.id(), %problem, "a disk that has gone is not forgotten");
+            tracing::warn!(vm = %self.vm.id(), %problem, "a disk that has gone is not forgotten yet");
+            self.leaving.insert(role);
+        }
+    }
+
+    /// Tries again to forget what has gone. One that has come again stays.
+    pub(super) async fn forget_leaving(&mut self, qmp: &Qmp) {
+        for role in self.leaving.clone() {
+            let is_over = match drive(qmp, role).await {
+                Ok(Some(_)) => true,
+                Ok(None) => self.forget_disk_within(qmp, role, Duration::ZERO).await.is_ok(),
+                Err(_) => false,
+            };
+            if is_over {
+                self.leaving.remove(&role);
+            }
         }
     }
 
@@ -237,6 +252,15 @@ impl Owner {
     /// QEMU has a device for a moment longer than its guest. The node is closed before its session ends: QEMU 7.2 flushes what it closes,
     /// and stands still with its guest until there is a session.
     pub(super) async fn forget_disk(&self, qmp: &Qmp, role: DiskRole) -> Result<(), Problem> {
+        self.forget_disk_within(qmp, role, CLOSE_PATIENCE).await
+    }
+
+    async fn forget_disk_within(
+        &self,
+        qmp: &Qmp,
+        role: DiskRole,
+        patience: Duration,
+    ) -> Result<(), Problem> {
         let what = || format!("can't take the disk {role} from the VM {}", self.vm.id());
         let told = |error: QmpError| Problem::unavailable(what(), error);
         let names = [role.to_string(), format!("{role}-2")];
@@ -257,7 +281,7 @@ impl Owner {
             if nodes.iter().all(|node| !names.contains(&node.node_name)) {
                 break;
             }
-            if begun.elapsed() > CLOSE_PATIENCE {
+            if begun.elapsed() >= patience {
                 return Err(Problem::conflict(what(), "QEMU has not closed it yet"));
             }
             sleep(CLOSE_AGAIN).await;

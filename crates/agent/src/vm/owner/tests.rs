@@ -223,7 +223,7 @@ async fn serve_data0(listener: UnixListener, has_device: bool, mut refused: u32)
 async fn a_disk_whose_node_is_in_use_is_not_taken_for_gone() {
     let dir = directory();
     let qemu = Qemu::start();
-    let owner = owner(dir.path(), &qemu).await;
+    let mut owner = owner(dir.path(), &qemu).await;
     let role = DiskRole::Data(0);
     let volume = "further".parse().unwrap();
     let disk = Disk { role, volume, epoch: Epoch(1), read_only: false };
@@ -244,6 +244,18 @@ async fn a_disk_whose_node_is_in_use_is_not_taken_for_gone() {
     let (qmp, _events) = Qmp::connect(&path).await.unwrap();
     // There is no volume server here.
     owner.forget_disk(&qmp, role).await.unwrap_err();
+    assert_eq!(owner.vm.now().disks, []);
+    server.abort();
+    std::fs::remove_file(&path).unwrap();
+    // It may take QEMU longer than anybody waits.
+    owner.vm.note_change(|since| since.has_come(disk.clone())).unwrap();
+    let server = tokio::spawn(serve_data0(UnixListener::bind(&path).unwrap(), false, 2));
+    let (qmp, _events) = Qmp::connect(&path).await.unwrap();
+    owner.leaving.insert(role);
+    owner.forget_leaving(&qmp).await;
+    assert_eq!((owner.leaving.len(), owner.vm.now().disks), (1, vec![disk]));
+    owner.forget_leaving(&qmp).await;
+    owner.forget_leaving(&qmp).await;
     assert_eq!(owner.vm.now().disks, []);
     server.abort();
 }

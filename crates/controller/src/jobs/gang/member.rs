@@ -1,5 +1,6 @@
 //! What a member's own driver does for its gang.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use perigee_model::Problem;
@@ -11,7 +12,7 @@ use perigee_model::tenant::SEPARATOR;
 use super::seen;
 use crate::cluster::HostLink;
 use crate::jobs::driver::{Run, Step};
-use crate::records::{Ending, JobRecord, vm_of};
+use crate::records::{Ending, JobRecord, job_key, vm_of};
 
 /// Shown of a member that is at the barrier.
 pub(in crate::jobs) const AT_BARRIER: &str = "it waits for the other VMs of its job";
@@ -44,11 +45,18 @@ impl Run {
     /// Whether it has no command of its own, and the first member's has ended. From then on the guest has as long to end as for its
     /// boot, of the time in which its VM was seen running.
     pub(in crate::jobs) async fn is_released(&mut self) -> Result<bool, Problem> {
+        let run = self.record.value.restarts;
         let member = self.record.value.member.as_mut().filter(|member| member.serves());
         let Some(member) = member else { return Ok(false) };
-        let gang = self.cluster.index.job(&member.gang);
-        let gang = gang.and_then(|gang| Some(gang.gang.as_ref()?.state.released));
-        let is_released = gang.unwrap_or_default();
+        // Its gang may not have recorded yet that the first member is done.
+        let first = member_of(&member.gang, 0);
+        let first = match self.cluster.index.job(&first) {
+            Some(first) => Some(first),
+            None => self.cluster.records.read(&job_key(&first)).await?.map(Arc::new),
+        };
+        let first = first.filter(|first: &Arc<JobRecord>| first.restarts == run);
+        let is_released =
+            member.begun && matches!(seen(first.as_deref()), Seen::Done | Seen::Succeeded);
         if is_released && !member.released {
             member.released = true;
             self.record.value.counted_ms = 0;
