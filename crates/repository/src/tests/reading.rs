@@ -6,10 +6,10 @@ use tempfile::tempdir;
 use super::{path, put, space};
 use crate::transfer::Reading;
 
-const LENGTH: usize = 1_500_000;
+const LENGTH: u32 = 1_500_000;
 
 fn content() -> Vec<u8> {
-    (0..LENGTH as u32).map(|at| at.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect()
+    (0..LENGTH).map(|at| at.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect()
 }
 
 proptest! {
@@ -18,7 +18,7 @@ proptest! {
     /// A client may read on, or go to any other place; and rest, so that nobody takes what is read ahead.
     #[test]
     fn what_is_read_at_a_place_is_what_stands_there(
-        places in prop::collection::vec((prop::option::of(0..LENGTH as u64 + 10), 1..400_000_usize, any::<bool>()), 1..30),
+        places in prop::collection::vec((prop::option::of(0..u64::from(LENGTH) + 10), 1..400_000_usize, any::<bool>()), 1..30),
     ) {
         let dir = tempdir().expect("a directory");
         let space = space(dir.path());
@@ -31,7 +31,7 @@ proptest! {
             for (place, max, rests) in places {
                 at = place.unwrap_or(at);
                 let piece = reading.read(at, max).await.expect("a piece");
-                let from = content.len().min(at as usize);
+                let from = usize::try_from(at).map_or(content.len(), |at| content.len().min(at));
                 assert!(piece.len() <= max && content[from..].starts_with(&piece), "at {at}");
                 assert_eq!(piece.is_empty(), from == content.len(), "at {at}");
                 at += piece.len() as u64;
@@ -41,7 +41,7 @@ proptest! {
             }
             let mut whole = Vec::new();
             while whole.len() < content.len() {
-                let piece = reading.read(whole.len() as u64, LENGTH).await.expect("a piece");
+                let piece = reading.read(whole.len() as u64, content.len()).await.expect("a piece");
                 assert!(!piece.is_empty(), "it ends at {}", whole.len());
                 whole.extend_from_slice(&piece);
             }
@@ -65,7 +65,7 @@ async fn of_a_damaged_file_nobody_gets_the_end() {
             Ok(piece) => at += piece.len() as u64,
             Err(problem) => break problem,
         }
-        assert!(at < LENGTH as u64, "all of it was read");
+        assert!(at < u64::from(LENGTH), "all of it was read");
     };
     assert!(problem.why.contains("damaged"), "{problem}");
     reading.read(at, 100_000).await.expect_err("again");
