@@ -14,6 +14,7 @@ mod gone;
 mod images;
 mod inputs;
 mod jobs;
+mod kept;
 mod lasting;
 mod live;
 mod lost;

@@ -18,14 +18,13 @@ fn name(text: &str) -> NetworkName {
     NetworkName::new(text).expect("a name")
 }
 
+fn new(text: &str) -> NewNetwork {
+    NewNetwork { name: name(text), subnet: "10.7.0.0/24".parse().expect("addresses"), nat: false }
+}
+
 #[tokio::test]
 async fn a_network_is_its_tenant_s_and_stays_while_vms_use_it() {
     let lab = Lab::up().await;
-    let new = |text: &str| NewNetwork {
-        name: name(text),
-        subnet: "10.7.0.0/24".parse().expect("addresses"),
-        nat: false,
-    };
     let blue = create(&lab.cluster, new("blue")).await.expect("a network");
     assert_eq!((blue.mtu, blue.gateway.to_string().as_str()), (1370, "10.7.0.1"));
     let twice = create(&lab.cluster, new("blue")).await.expect_err("it is there");
@@ -85,12 +84,7 @@ async fn a_vm_that_moves_counts_as_where_it_runs_or_is_about_to() {
 #[tokio::test]
 async fn a_job_in_a_network_waits_for_a_host_that_can_have_networks() {
     let lab = Lab::up().await;
-    let new = NewNetwork {
-        name: name("blue"),
-        subnet: "10.7.0.0/24".parse().expect("addresses"),
-        nat: false,
-    };
-    create(&lab.cluster, new).await.expect("a network");
+    create(&lab.cluster, new("blue")).await.expect("a network");
     let says = async |host: &FakeHost, why: Option<&str>| {
         host.inside().no_networks = why.map(str::to_owned);
         wait_for("the report", async || {
@@ -138,12 +132,7 @@ async fn a_job_in_a_network_waits_for_a_host_that_can_have_networks() {
 #[tokio::test]
 async fn a_gateway_leaves_a_host_that_can_t_have_networks_any_more() {
     let lab = Lab::up().await;
-    let new = NewNetwork {
-        name: name("blue"),
-        subnet: "10.7.0.0/24".parse().expect("addresses"),
-        nat: false,
-    };
-    create(&lab.cluster, new).await.expect("a network");
+    create(&lab.cluster, new("blue")).await.expect("a network");
     let network = NetworkKind::Cluster(name("blue"));
     for host in [&lab.home, &lab.cloud] {
         let (network, volumes) = (network.clone(), Vec::new());
@@ -347,12 +336,7 @@ async fn a_host_is_told_what_is_new_also_when_the_clock_was_set_back() {
     lab.home.inside().networks.made_ms = later;
     let second_card = std::net::Ipv4Addr::new(10, 99, 0, 77);
     lab.cloud.inside().addresses.push(second_card);
-    let new = NewNetwork {
-        name: name("blue"),
-        subnet: "10.7.0.0/24".parse().expect("addresses"),
-        nat: false,
-    };
-    create(&lab.cluster, new).await.expect("a network");
+    create(&lab.cluster, new("blue")).await.expect("a network");
     let network = NetworkKind::Cluster(name("blue"));
     let id = lab.submit(JobSpec { network, ..spec(Access::Read) }).await;
     lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
