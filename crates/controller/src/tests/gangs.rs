@@ -290,14 +290,16 @@ async fn a_guest_that_does_not_end_when_the_first_one_has_ended_undoes_nothing()
     let hosts = [&lab.home, &lab.cloud];
     until(&lab, &hosts, &id, |_| Does::Stays, all_run).await;
     lab.supervisor.stop().await;
-    lab.start_controller(Timing { boot_deadline: Duration::from_millis(200), ..TIMING }).await;
+    let timing =
+        Timing { boot_deadline: Duration::from_millis(200), collect_deadline: PATIENCE, ..TIMING };
+    lab.start_controller(timing).await;
     let hosts = [&lab.home, &lab.cloud];
     let does = |rank| if rank == 0 { Does::Ends(0) } else { Does::Stays };
     let job = until(&lab, &hosts, &id, does, |job| job.state.is_final()).await;
     assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
     assert!(job.reason.contains("rank 1 did not end within 0.2 s"), "{}", job.reason);
     let files = job.outputs.map(|outputs| outputs.files);
-    assert_eq!(files, Some(2), "both have left theirs");
+    assert_eq!(files, Some(2), "{}", job.reason);
     lab.wait_for_clean_hosts().await;
 }
 
