@@ -23,6 +23,8 @@ use crate::locking;
 /// The session to which a connection belongs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SessionKey {
+    /// The host that the client has proved to be; empty if it has proved nothing. What another host sends names another session.
+    proved: Bytes,
     owner: Bytes,
     /// The id of the start of the owner's process; empty if the owner has not sent one.
     start: Bytes,
@@ -67,7 +69,7 @@ impl SessionKey {
     /// A key without a start id: it equals only itself.
     pub fn plain(key: impl Into<Bytes>) -> Self {
         let (start, number) = (Bytes::new(), Bytes::new());
-        Self { owner: key.into(), start, number, opening: 0, connection: 0 }
+        Self { proved: Bytes::new(), owner: key.into(), start, number, opening: 0, connection: 0 }
     }
 
     /// Parses the key that a proxy has sent.
@@ -82,21 +84,33 @@ impl SessionKey {
                     return Self::plain(told.clone());
                 };
                 let (owner, start, number) = (owner.clone(), start.clone(), session.clone());
-                Self { owner, start, number, opening, connection }
+                Self { proved: Bytes::new(), owner, start, number, opening, connection }
             }
             _ => Self::plain(told.clone()),
         }
     }
 
-    /// Which host's server it is of. [`NO_HOST`] for who is no such server.
+    /// The key as that of a client that has proved to be this host.
+    #[must_use]
+    pub fn of_host(self, host: &str) -> Self {
+        Self { proved: Bytes::copy_from_slice(host.as_bytes()), ..self }
+    }
+
+    /// Which host's server it is of. [`NO_HOST`] for who is no such server. Another host's is another one, whatever it sends.
     pub fn host(&self) -> HostTag {
         let server = self.owner.split(|byte| *byte == b'/').next().unwrap_or_default();
         let id = std::str::from_utf8(server).ok().and_then(|text| Uuid::parse_str(text).ok());
-        id.map(|id| id.as_u64_pair().1).filter(|tag| *tag != SEVERAL).unwrap_or(NO_HOST)
+        // FNV-1a, because the catalog remembers the tag: it must be the same after a restart.
+        let mix = |tag: u64| {
+            let bytes = self.proved.iter();
+            bytes.fold(tag, |tag, byte| (tag ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+        };
+        id.map(|id| mix(id.as_u64_pair().1)).filter(|tag| *tag != SEVERAL).unwrap_or(NO_HOST)
     }
 
     fn is_session_of(&self, other: &Self) -> bool {
-        (&self.owner, &self.start, &self.number) == (&other.owner, &other.start, &other.number)
+        (&self.proved, &self.owner, &self.start, &self.number)
+            == (&other.proved, &other.owner, &other.start, &other.number)
     }
 
     /// Whether an older connection has to end before the one of this key begins: it is of an earlier
@@ -104,7 +118,8 @@ impl SessionKey {
     /// knows which one goes on as which.
     fn ends(&self, older: &Self) -> bool {
         let replaced = older.is_session_of(self) && (older.opening < self.opening || older == self);
-        replaced || older.owner == self.owner && older.start != self.start
+        let is_of_same = older.proved == self.proved && older.owner == self.owner;
+        replaced || is_of_same && older.start != self.start
     }
 
     /// Whether the session was connected anew since this key was made.
@@ -183,9 +198,29 @@ impl Drop for Claim {
 
 #[cfg(test)]
 mod tests {
-    use std::task::{Context, Waker};
+    use std::task::{Context, Poll, Waker};
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_host_that_sends_another_ones_key_ends_nothing_and_is_another_host() {
+        let table = SessionTable::default();
+        let (stop, other_stop) = (CancellationToken::new(), CancellationToken::new());
+        let server = Uuid::from_u128(7);
+        let key = |start: &str, host: &str| {
+            let key = ProxyKey::new(server, "data@5", start, 0);
+            SessionKey::parse(&key.told(1, 0)).of_host(host)
+        };
+        let own = table.claim(key("first", "x"), &stop).await.expect("the first");
+        let mut claiming = Box::pin(table.claim(key("evil", "b"), &other_stop));
+        let mut context = Context::from_waker(Waker::noop());
+        let Poll::Ready(Some(other)) = claiming.as_mut().poll(&mut context) else {
+            panic!("it waits for the other host's connection");
+        };
+        assert!(!stop.is_cancelled());
+        assert_ne!(own.host(), other.host());
+        assert_ne!(own.host(), NO_HOST);
+    }
 
     #[tokio::test]
     async fn a_session_s_new_connection_waits_for_the_end_of_the_old_one() {

@@ -247,7 +247,10 @@ impl<'a> Negotiation<'a> {
         } else if self.claim.is_some() {
             self.refuse(option, reply::ERR_INVALID, "the session is named already");
         } else {
-            let key = SessionKey::parse(&key);
+            let mut key = SessionKey::parse(&key);
+            if let Some(host) = &self.peer.host {
+                key = key.of_host(host.as_str());
+            }
             self.claim = self.shared.sessions.claim(key, &self.stop).await;
             self.refused = self.claim.is_none();
             match self.claim {
