@@ -259,7 +259,14 @@ impl Pool {
         if made.is_none_or(|m| m.lifetime != Lifetime::Ephemeral || m.client != row.name) {
             return Ok(None);
         }
-        let volume = self.volume_now(name)?;
+        let volume = match self.volume_now(name) {
+            Ok(volume) => volume,
+            // It was for one boot. The next one gets another clone.
+            Err(problem) => {
+                tracing::warn!(volume = %name, %problem, "the clone of the last boot can't be opened");
+                return Ok(None);
+            }
+        };
         let stack = volume.stack();
         let base = self.catalog.image(image).map_err(failed(what))?;
         let fresh = stack.head.is_untouched()
@@ -347,7 +354,14 @@ impl Pool {
                 let (row, service) = (row.clone(), binding.service.clone());
                 self.change(move |pool| pool.boot_by_login(&what, &row, &service)).await?
             }
-            _ => row.volume.into_iter().collect(),
+            // Anybody can ask for a boot. The machine comes back to what it runs from.
+            _ => {
+                let name = row.name.clone();
+                let running = self
+                    .run(move |pool| pool.catalog.running_clones(&name).map_err(failed(&what)))
+                    .await?;
+                row.volume.into_iter().chain(running).collect()
+            }
         };
         Ok(Some(Grant { volumes, chap: row.chap, target_chap: row.target_chap }))
     }

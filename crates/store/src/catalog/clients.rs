@@ -181,6 +181,15 @@ impl Catalog {
         Ok(())
     }
 
+    /// The clones of a client's earlier boots from which it may still run: it has not opened its present volume yet.
+    pub(crate) fn running_clones(&self, client: &ClientName) -> Result<Vec<VolumeName>> {
+        let sql = "SELECT c.volume FROM client_clones c JOIN clients ON clients.name = c.client
+                   WHERE c.client = ?1 AND c.opened AND NOT clients.arrived
+                     AND clients.volume IS NOT c.volume";
+        let volume = |row: &Row<'_>| parsed(row, 0);
+        self.lock().prepare_cached(sql)?.query_map([client.as_str()], volume)?.collect()
+    }
+
     /// The clones for a single boot that is over. A clone's boot is over if the clone was never opened and is
     /// not the client's current disk, if the client has opened another volume since, or if the client was
     /// removed.

@@ -112,7 +112,9 @@ async fn a_restart_does_not_sweep_a_running_clone_because_somebody_asked_for_the
     let pool = open_real(dir.path()).await;
     pool.drop_spent_clones().await;
     assert_eq!(volumes(&pool).await, ["c.a.1", "c.a.2", "v"], "its machine comes back to it");
+    assert_eq!(granted(&pool, "c").await, ["c.a.2", "c.a.1"], "and is let in");
     drop(session(&pool, "c.a.2").await);
+    assert_eq!(granted(&pool, "c").await, ["c.a.2"]);
     pool.drop_spent_clones().await;
     assert_eq!(volumes(&pool).await, ["c.a.2", "v"], "it has booted from the next one");
 }
