@@ -32,8 +32,9 @@ use perigee_model::guest::GuestBody;
 use crate::command::Wishes;
 use crate::outbox::Outbox;
 
-/// How long the runner waits until a host has stored the end of the job.
-const LAST_ACK_DEADLINE: Duration = Duration::from_secs(300);
+/// How long the runner waits until a host has stored the end of the job. Its agent may be away, and without the last messages the
+/// job counts as failed.
+const LAST_ACK_DEADLINE: Duration = Duration::from_secs(24 * 3600);
 
 fn main() {
     let outbox = Arc::new(Outbox::new(uptime_ms));
