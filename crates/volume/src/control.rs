@@ -36,7 +36,7 @@ use perigee_model::volume::{
     ImportImage, Keep, OpenAhead, PoolInfo, ProbeBlocks, Resize, Snapshot, Upload,
     VolumeEpochChange, VolumeInfo,
 };
-use perigee_model::{BadName, ImageName, LayerId, OwnerName, Problem, VolumeName};
+use perigee_model::{BadName, ImageName, LayerId, OwnerName, Problem, TenantName, VolumeName};
 use perigee_store::{Data, Pool, io_problem};
 use serde::Deserialize;
 
@@ -181,9 +181,19 @@ async fn import_image(
     })
 }
 
-async fn upload(State(control): Shared, request: Request) -> Reply<Upload> {
+/// For which tenant the controller sends an upload; nobody's if an operator sends it.
+#[derive(Debug, Deserialize)]
+struct UploadOf {
+    tenant: Option<TenantName>,
+}
+
+async fn upload(
+    State(control): Shared,
+    Query(UploadOf { tenant }): Query<UploadOf>,
+    request: Request,
+) -> Reply<Upload> {
     let mut body = request.into_body().into_data_stream();
-    let received = control.sources.receive(&mut body).await;
+    let received = control.sources.receive(tenant, &mut body).await;
     if received.is_err() {
         drain(&mut body).await;
     }

@@ -139,7 +139,12 @@ impl PoolExports {
             Err(problem) => Err(problem),
         };
         match prepared {
-            Err(problem) if problem.kind == ProblemKind::NoSpace => Err(problem),
+            // The volume is still there, and its clients would stand still while the same is tried in vain.
+            Err(problem)
+                if matches!(problem.kind, ProblemKind::NoSpace | ProblemKind::Unavailable) =>
+            {
+                Err(problem)
+            }
             Err(problem) => {
                 // It may have departed already.
                 tracing::info!(%volume, %problem, "can't make copies of its layers ahead");

@@ -4,19 +4,20 @@
 //! a file below a directory that the operator allowed. Such a file is opened once, without leaving the directory by a link or
 //! by `..`, and what was opened is what is read.
 
+use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
-use perigee_model::Problem;
 use perigee_model::units::format_bytes;
 use perigee_model::volume::{TREE_PREFIX, UPLOAD_PREFIX, Upload};
+use perigee_model::{Problem, TenantName};
 use perigee_store::{ImportFrom, give_to_qemu_img};
 use tokio::io::AsyncWriteExt;
 use uuid::Uuid;
@@ -26,8 +27,9 @@ use crate::trees::Trees;
 /// An upload that no image was made of is removed after this time.
 const KEPT_MAX: Duration = Duration::from_secs(3600);
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
-/// The most uploads at one time.
+/// The most uploads at one time, and the most of them of one tenant.
 const UPLOADS_MAX: usize = 16;
+const UPLOADS_OF_ONE_MAX: usize = 4;
 /// An upload from which nothing comes for this long ends.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How fast a file has to come on average, after the first minute: others wait for its place.
@@ -40,7 +42,25 @@ const LOOK_EVERY_BYTES: u64 = 64 << 20;
 pub struct Sources {
     image_dirs: Vec<PathBuf>,
     uploads: PathBuf,
+    /// The uploads that are coming, and those that are here and of which no image was made yet; each with its tenant, if the
+    /// request named one.
+    places: Mutex<BTreeMap<Uuid, Option<TenantName>>>,
     pub trees: Trees,
+}
+
+/// The place of an upload that comes. It is removed with this, unless all of it has come.
+struct Coming<'a> {
+    sources: &'a Sources,
+    id: Uuid,
+    is_here: bool,
+}
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        if !self.is_here {
+            self.sources.remove(self.id);
+        }
+    }
 }
 
 impl Sources {
@@ -75,7 +95,7 @@ impl Sources {
                 Problem::internal(format!("can't make the directory {}", uploads.display()), error)
             })?,
         }
-        Ok(Self { image_dirs, uploads, trees: Trees::new(pool)? })
+        Ok(Self { image_dirs, uploads, places: Mutex::default(), trees: Trees::new(pool)? })
     }
 
     /// Opens what an image is to be made of. `is_own` says that the server's own user asks.
@@ -87,7 +107,7 @@ impl Sources {
             return self.trees.open(what, id);
         }
         if let Some(id) = source.strip_prefix(UPLOAD_PREFIX) {
-            let opened = File::open(self.upload(what, id)?);
+            let opened = File::open(self.path_of(upload_id(what, id)?));
             return match opened {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     let why = "there is no such upload, or it was removed because no image was made of it";
@@ -138,11 +158,22 @@ impl Sources {
         ImportFrom::opened(what, Ok(opened))
     }
 
-    fn upload(&self, what: &str, id: &str) -> Result<PathBuf, Problem> {
-        let id: Uuid = id
-            .parse()
-            .map_err(|_| Problem::invalid(what, format!("{id:?} is not the id of an upload")))?;
-        Ok(self.uploads.join(id.to_string()))
+    fn path_of(&self, upload: Uuid) -> PathBuf {
+        self.uploads.join(upload.to_string())
+    }
+
+    fn places(&self) -> MutexGuard<'_, BTreeMap<Uuid, Option<TenantName>>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn remove(&self, upload: Uuid) {
+        match std::fs::remove_file(self.path_of(upload)) {
+            // Its place stays taken, and this is tried again when it is old.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(%error, "can't remove an upload");
+            }
+            _ => drop(self.places().remove(&upload)),
+        }
     }
 
     /// To be called when an image was made of a source, or could not be.
@@ -150,41 +181,48 @@ impl Sources {
         if let Some(id) = source.strip_prefix(TREE_PREFIX) {
             return self.trees.remove(id);
         }
-        let path = source.strip_prefix(UPLOAD_PREFIX).and_then(|id| self.upload("", id).ok());
-        if let Some(Err(error)) = path.map(std::fs::remove_file)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            tracing::warn!(%error, "can't remove an upload");
-        }
+        let id = source.strip_prefix(UPLOAD_PREFIX).and_then(|id| upload_id("", id).ok());
+        id.into_iter().for_each(|id| self.remove(id));
     }
 
-    /// Stores a file that is sent.
+    /// Stores a file that is sent for a tenant.
     ///
     /// # Errors
     /// `NoSpace` if the pool's disk has no room, `Unavailable` if the sender is gone or silent, a conflict if there
     /// are too many.
     pub async fn receive<E: std::fmt::Display>(
         &self,
+        tenant: Option<TenantName>,
         body: impl Stream<Item = Result<bytes::Bytes, E>> + Unpin,
     ) -> Result<Upload, Problem> {
         let what = "can't take an upload";
-        let count = self.remove_old().map_err(|error| Problem::internal(what, error))?;
-        if count >= UPLOADS_MAX {
+        self.remove_old().map_err(|error| Problem::internal(what, error))?;
+        let mut coming = self.place_for(what, tenant)?;
+        let bytes = self.write(what, &self.path_of(coming.id), body).await?;
+        coming.is_here = true;
+        Ok(Upload { host: None, source: format!("{UPLOAD_PREFIX}{}", coming.id), bytes })
+    }
+
+    fn place_for(&self, what: &str, tenant: Option<TenantName>) -> Result<Coming<'_>, Problem> {
+        let mut places = self.places();
+        if places.len() >= UPLOADS_MAX {
             let why =
                 format!("{UPLOADS_MAX} files are being uploaded or imported, which is the limit");
             return Err(Problem::conflict(what, why).next("try again when some of them are done"));
         }
-        let id = Uuid::new_v4();
-        let path = self.uploads.join(id.to_string());
-        let received = self.write(what, &path, body).await;
-        let source = format!("{UPLOAD_PREFIX}{id}");
-        match received {
-            Ok(bytes) => Ok(Upload { host: None, source, bytes }),
-            Err(problem) => {
-                self.used(&source);
-                Err(problem)
-            }
+        let of_one = |tenant: &TenantName| {
+            places.values().filter(|other| other.as_ref() == Some(tenant)).count()
+        };
+        if tenant.as_ref().is_some_and(|tenant| of_one(tenant) >= UPLOADS_OF_ONE_MAX) {
+            let why = format!(
+                "{UPLOADS_OF_ONE_MAX} uploads of the tenant are coming or wait to be imported, which is the limit"
+            );
+            return Err(Problem::conflict(what, why)
+                .next("import them, or wait: what nobody imports is removed after an hour"));
         }
+        let id = Uuid::new_v4();
+        places.insert(id, tenant);
+        Ok(Coming { sources: self, id, is_here: false })
     }
 
     /// Removes old uploads until the future is dropped.
@@ -201,27 +239,19 @@ impl Sources {
         }
     }
 
-    /// Returns how many are left.
-    fn remove_old(&self) -> io::Result<usize> {
-        let mut left = 0;
-        let entries = match std::fs::read_dir(&self.uploads) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
-            entries => entries?,
-        };
-        for entry in entries {
-            let entry = entry?;
-            let looked = entry.metadata().and_then(|meta| {
-                let age = meta.modified()?.elapsed().unwrap_or_default();
-                let is_old = age > KEPT_MAX;
-                if is_old { std::fs::remove_file(entry.path()).map(|()| 0) } else { Ok(1) }
-            });
-            left += match looked {
-                // An image was made of it just now.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
-                looked => looked?,
-            };
+    fn remove_old(&self) -> io::Result<()> {
+        let all: Vec<Uuid> = self.places().keys().copied().collect();
+        for upload in all {
+            match std::fs::metadata(self.path_of(upload)) {
+                Ok(meta) if meta.modified()?.elapsed().unwrap_or_default() > KEPT_MAX => {
+                    self.remove(upload);
+                }
+                // An image was made of it just now, or nothing of it has come yet.
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
         }
-        Ok(left)
+        Ok(())
     }
 
     async fn write<E: std::fmt::Display>(
@@ -286,6 +316,10 @@ fn no_room(what: &str) -> Problem {
         (RESERVE_BYTES + LOOK_EVERY_BYTES) >> 20
     );
     Problem::no_space(what, why).next("free space in the pool, or import at another host")
+}
+
+fn upload_id(what: &str, id: &str) -> Result<Uuid, Problem> {
+    id.parse().map_err(|_| Problem::invalid(what, format!("{id:?} is not the id of an upload")))
 }
 
 /// Opens a file below a directory. The kernel follows only links that stay below it.
@@ -374,7 +408,8 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let sources = sources(dir.path());
         let chunks = ["ab", "cd"].map(|text| Ok::<_, String>(bytes::Bytes::from(text)));
-        let upload = sources.receive(futures_util::stream::iter(chunks)).await.expect("an upload");
+        let upload =
+            sources.receive(None, futures_util::stream::iter(chunks)).await.expect("an upload");
         assert_eq!(upload.bytes, 4);
         assert!(sources.open("import", &upload.source, false).is_ok());
         sources.used(&upload.source);
@@ -384,12 +419,45 @@ mod tests {
         assert_eq!(odd.kind, ProblemKind::Invalid);
     }
 
+    #[tokio::test]
+    async fn one_tenant_leaves_places_for_uploads_to_others() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let sources = sources(dir.path());
+        let send = async |tenant: &str| {
+            let chunks = [Ok::<_, String>(bytes::Bytes::from("ab"))];
+            let tenant = Some(tenant.parse().expect("a name"));
+            sources.receive(tenant, futures_util::stream::iter(chunks)).await
+        };
+        let mut sent = Vec::new();
+        for _ in 0..UPLOADS_OF_ONE_MAX {
+            sent.push(send("acme").await.expect("an upload"));
+        }
+        let refused = send("acme").await.expect_err("it has its share");
+        assert!(refused.why.contains("4 uploads of the tenant"), "{refused}");
+        send("blue").await.expect("another tenant's");
+        sources.used(&sent[0].source);
+        send("acme").await.expect("one of its own was used");
+    }
+
+    #[tokio::test]
+    async fn nothing_is_left_of_an_upload_whose_sender_nobody_waits_for() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let sources = sources(dir.path());
+        let begun = futures_util::stream::iter([Ok::<_, String>(bytes::Bytes::from("ab"))]);
+        let begun = Box::pin(begun.chain(futures_util::stream::pending()));
+        let receiving = sources.receive(None, begun);
+        tokio::time::timeout(Duration::from_millis(100), receiving).await.expect_err("it waits");
+        assert_eq!(sources.uploads.read_dir().expect("it is there").count(), 0);
+        assert!(sources.places().is_empty());
+    }
+
     #[tokio::test(start_paused = true)]
     async fn an_upload_that_nobody_uses_goes_without_another_one() {
         let dir = tempfile::tempdir().expect("a directory");
         let sources = Arc::new(sources(dir.path()));
         let chunks = [Ok::<_, String>(bytes::Bytes::from("ab"))];
-        let upload = sources.receive(futures_util::stream::iter(chunks)).await.expect("an upload");
+        let upload =
+            sources.receive(None, futures_util::stream::iter(chunks)).await.expect("an upload");
         let sweeper = tokio::spawn(sources.clone().keep_removing_old());
         tokio::time::sleep(SWEEP_EVERY * 2).await;
         let ImportFrom::File(file) = sources.open("import", &upload.source, false).expect("new")
@@ -418,10 +486,10 @@ mod tests {
             Some((Ok::<_, &str>(bytes::Bytes::from("a")), ()))
         });
         let begun = tokio::time::Instant::now();
-        let problem = sources.receive(Box::pin(slow)).await.expect_err("it is too slow");
+        let problem = sources.receive(None, Box::pin(slow)).await.expect_err("it is too slow");
         assert_eq!(problem.kind, ProblemKind::Unavailable, "{problem}");
         assert!(begun.elapsed() < SILENCE_MAX * 3, "{:?}", begun.elapsed());
-        assert_eq!(sources.remove_old().expect("a directory"), 0, "its place is free");
+        assert!(sources.places().is_empty(), "its place is free");
     }
 
     #[tokio::test]
@@ -429,8 +497,10 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let sources = sources(dir.path());
         let chunks = [Ok(bytes::Bytes::from("ab")), Err("the client is gone")];
-        let problem = sources.receive(futures_util::stream::iter(chunks)).await.expect_err("cut");
+        let problem =
+            sources.receive(None, futures_util::stream::iter(chunks)).await.expect_err("cut");
         assert_eq!(problem.kind, ProblemKind::Unavailable);
-        assert_eq!(sources.remove_old().expect("a list"), 0);
+        assert!(sources.places().is_empty());
+        assert_eq!(sources.uploads.read_dir().expect("it is there").count(), 0);
     }
 }

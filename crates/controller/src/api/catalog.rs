@@ -72,7 +72,12 @@ pub async fn upload_image(
     Query(UploadTo { host }): Query<UploadTo>,
     body: Body,
 ) -> Reply<Upload> {
-    json(images::upload(&cluster, &caller.tenant, host.as_ref(), body).await?)
+    // In a task of its own: what the host has by then is counted also if the client does not wait for the answer.
+    let sent =
+        tokio::spawn(
+            async move { images::upload(&cluster, &caller.tenant, host.as_ref(), body).await },
+        );
+    json(sent.await.map_err(|e| Problem::internal("can't take an upload", e))??)
 }
 
 #[utoipa::path(get, path = "/images/{image}", tag = "images", params(("image" = String, Path)),

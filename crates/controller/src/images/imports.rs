@@ -203,7 +203,8 @@ pub async fn upload(
         Ok::<_, io::Error>(Some((part, (parts, room))))
     });
     let body = perigee_http::Body::from_stream(counted);
-    let sent = to.volume.send_body::<Upload>(Method::POST, "/v1/uploads", body).await;
+    let path = format!("/v1/uploads?tenant={tenant}");
+    let sent = to.volume.send_body::<Upload>(Method::POST, &path, body).await;
     if let Some(problem) = room.refused() {
         room.give_back();
         drain(&parts, DRAIN_MAX).await;
