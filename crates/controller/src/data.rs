@@ -58,6 +58,7 @@ pub async fn doors(cluster: &Arc<Cluster>, config: &Config) -> Result<(), Proble
         repository: Arc::clone(&cluster.repository),
         accounts: Arc::new(Users(Arc::clone(cluster))),
         login_max: sftp::LOGIN_MAX,
+        look_every: sftp::LOOK_EVERY,
     })
     .await
 }

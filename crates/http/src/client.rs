@@ -24,6 +24,7 @@ use hyper::upgrade::Upgraded;
 use hyper_util::client::legacy;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use perigee_model::Problem;
+use perigee_model::data::CONTENT_SHA256;
 use perigee_model::grant::{GRANT_HEADER, SignedGrant};
 use perigee_model::volume::{Progress, Step};
 use serde::Serialize;
@@ -261,6 +262,20 @@ impl Client {
     ) -> Result<T, Problem> {
         let range = format!("bytes {from}-{}/{total}", until.saturating_sub(1));
         let header = Some((CONTENT_RANGE, range));
+        self.parse(&self.exchange(Method::PUT, path, header, body, TRANSFER_MAX).await?)
+    }
+
+    /// Puts a file at a path, only if what arrives has this SHA-256.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub async fn put_checked<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        sha256: &str,
+        body: Body,
+    ) -> Result<T, Problem> {
+        let header = Some((HeaderName::from_static(CONTENT_SHA256), sha256.to_owned()));
         self.parse(&self.exchange(Method::PUT, path, header, body, TRANSFER_MAX).await?)
     }
 

@@ -98,6 +98,9 @@ pub struct FileAddress {
 /// What the address of a file begins with.
 pub const REPOSITORY_SCHEME: &str = "repo://";
 
+/// The header with which a file is stored only if its content has this SHA-256, in 64 hexadecimal digits.
+pub const CONTENT_SHA256: &str = "x-content-sha256";
+
 /// Stands for the caller's own tenant in a request.
 pub const OWN_TENANT: &str = "~";
 

@@ -110,6 +110,18 @@ fn files_and_directories_go_there_and_come_back() {
     );
     let stored = cluster.dir.join("state/data/tenants/default/tree/set/large");
     assert_eq!(fs::metadata(stored).expect("a file").permissions().mode() & 0o777, 0o600);
+    let fifo = cluster.dir.join("fifo");
+    let made = Command::new("mkfifo").arg(&fifo).status().expect("coreutils' mkfifo");
+    assert!(made.success());
+    // It would be an empty file, and replace the good one.
+    assert_eq!(cluster.fails(&["put", "fifo", "repo://default/set/large"]), Some(3));
+    // Whoever reads from it would get nothing, and it would be a file from then on.
+    assert_eq!(cluster.fails(&["get", "set/empty", "fifo"]), Some(3));
+    assert!(!fs::metadata(&fifo).expect("it is there").is_file());
+    fs::remove_dir_all(cluster.dir.join("out")).expect("a directory");
+    fs::create_dir(cluster.dir.join("out")).expect("a directory");
+    cluster.ok(&["get", "set/large", "out"]);
+    assert_eq!(fs::read(cluster.dir.join("out/large")).expect("it came"), large);
     cluster.ok(&["share", "set", "--with", "physics"]);
     let shares = cluster.ok(&["share", "set"]);
     assert_eq!(shares[0]["with"], "physics");

@@ -31,7 +31,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use futures_util::{StreamExt, stream};
 use perigee_http::{Failure, Json};
-use perigee_model::data::{BeginUpload, FileEntry, OWN_TENANT};
+use perigee_model::data::{BeginUpload, CONTENT_SHA256, FileEntry, OWN_TENANT};
 use perigee_model::limits::FILE_LIST;
 use perigee_model::{Problem, TenantName};
 use serde::Deserialize;
@@ -47,8 +47,6 @@ use headers::{ContentRange, Wanted, content_range, is_unchanged, wanted};
 
 /// Where an upload that was cut can be continued; in a request, where it is.
 const UPLOAD_OFFSET: &str = "upload-offset";
-/// The SHA-256 that the content must have.
-const CONTENT_SHA256: &str = "x-content-sha256";
 /// The most bytes of a request in JSON.
 const JSON_BYTES_MAX: usize = 64 << 10;
 /// How many bytes of a file are sent at once.

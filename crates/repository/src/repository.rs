@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use perigee_http::{BOOT_ID, boot_id, private_directory};
-use perigee_model::{Problem, TenantName};
+use perigee_model::{Problem, ProblemKind, TenantName};
 use rustix::fs::{XattrFlags, fsetxattr};
 use rustix::io::Errno;
+use tokio::sync::Semaphore;
 
 use crate::errors::problem;
 use crate::http::parallel::Uploads;
@@ -22,6 +23,10 @@ use crate::space::{Space, lock};
 /// How often objects that nobody names are looked for.
 const TIDY_EVERY: Duration = Duration::from_secs(10);
 
+/// The most threads on which one tenant's requests work with the disk or wait for each other. The process has 512 in all, and
+/// a change in a large directory can hold up the tenant's others for seconds.
+const PLACES: usize = 64;
+
 /// A tenant's files once they are counted. Who comes meanwhile waits here, and holds up no other tenant.
 type Opened = Arc<Mutex<Option<Arc<Space>>>>;
 
@@ -31,6 +36,8 @@ pub struct Repository {
     directory: PathBuf,
     boot_id: String,
     spaces: Mutex<BTreeMap<TenantName, Opened>>,
+    /// What is left of [`PLACES`] for each tenant whose users were here.
+    places: Mutex<BTreeMap<TenantName, Arc<Semaphore>>>,
     /// Where contents of files are, if not on the disk.
     objects: OnceLock<Arc<Objects>>,
     pub(crate) shares: Shares,
@@ -49,6 +56,7 @@ impl Repository {
             directory: directory.to_owned(),
             boot_id: boot_id(Path::new(BOOT_ID)),
             spaces: Mutex::default(),
+            places: Mutex::default(),
             objects: OnceLock::new(),
             shares: Shares::open(directory.join("shares.json"))?,
             uploads: Uploads::default(),
@@ -121,9 +129,47 @@ impl Repository {
         let mut opened = lock(&opened);
         if opened.is_none() && (make || directory.is_dir()) {
             let space = Space::open(tenant.clone(), &directory, &self.boot_id)?;
+            // The one before may have been killed between the end of a file and the end of its shares.
+            for share in self.shares.of(tenant) {
+                if let Ok(path) = DataPath::parse(&share.path)
+                    && let Err(problem) = self.end_shares_if_missing(&space, &path)
+                {
+                    tracing::warn!(%problem, "a share of what is gone does not end");
+                }
+            }
             *opened = Some(Arc::new(space.kept_in(self.objects.get().cloned())));
         }
         Ok(opened.clone())
+    }
+
+    /// The tenant's share of the threads that may block.
+    pub(crate) fn places(&self, tenant: &TenantName) -> Arc<Semaphore> {
+        let new = || Arc::new(Semaphore::new(PLACES));
+        Arc::clone(lock(&self.places).entry(tenant.clone()).or_insert_with(new))
+    }
+
+    /// Ends the shares of a path whose name was to go: when it has gone, and when it was gone before, because to end them may
+    /// have failed then.
+    pub(crate) fn end_shares(
+        &self,
+        space: &Space,
+        path: &DataPath,
+        gone: &Result<(), Problem>,
+    ) -> Result<(), Problem> {
+        match gone {
+            Ok(()) => self.shares.end(space.tenant(), path),
+            Err(_) => self.end_shares_if_missing(space, path),
+        }
+    }
+
+    fn end_shares_if_missing(&self, space: &Space, path: &DataPath) -> Result<(), Problem> {
+        match space.entry(path) {
+            Err(problem) if problem.kind == ProblemKind::NotFound => {
+                self.shares.end(space.tenant(), path)
+            }
+            // There is something, or that is not known.
+            _ => Ok(()),
+        }
     }
 
     /// Forgets a tenant that has no files: its unfinished uploads, what it shares, and what is shared with it. Another
@@ -150,6 +196,7 @@ impl Repository {
             }
         }
         self.uploads.forget(tenant);
+        lock(&self.places).remove(tenant);
         self.shares.forget(tenant)
     }
 

@@ -13,8 +13,7 @@ mod session;
 use std::net::{IpAddr, Shutdown};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use perigee_http::{ClientAddress, Listen, Places, cannot_listen, write_private};
@@ -42,6 +41,8 @@ pub const LOGIN_MAX: Duration = Duration::from_secs(30);
 const FAREWELL_MAX: Duration = Duration::from_secs(5);
 /// A session in which nothing happens for this long is ended.
 const SILENCE_MAX: Duration = Duration::from_secs(600);
+/// How often it is looked whether a connection's user is still one. So long a removed user may keep open what it has.
+pub const LOOK_EVERY: Duration = Duration::from_secs(30);
 /// Channels of one connection.
 const CHANNELS_MAX: usize = 4;
 
@@ -57,6 +58,8 @@ pub struct Server {
     pub accounts: Arc<dyn Accounts>,
     /// How long a client may take to log in: [`LOGIN_MAX`].
     pub login_max: Duration,
+    /// How often it is looked whether a connection's user is still one: [`LOOK_EVERY`].
+    pub look_every: Duration,
 }
 
 /// Serves until the future is dropped.
@@ -101,14 +104,14 @@ pub async fn serve(server: Server) -> Result<(), Problem> {
                     accounts: Arc::clone(&server.accounts),
                     files: Arc::clone(&files),
                     address: address.ip().to_canonical(),
-                    credential: None,
-                    is_known: Arc::default(),
+                    credential: Arc::default(),
                     channels: Vec::new(),
                     places: Arc::new(Semaphore::new(CHANNELS_MAX)),
                 };
-                let (config, until) = (Arc::clone(&config), Instant::now() + server.login_max);
+                let (config, look_every) = (Arc::clone(&config), server.look_every);
+                let until = Instant::now() + server.login_max;
                 tokio::spawn(async move {
-                    converse(config, stream, connection, until).await;
+                    converse(config, stream, connection, (until, look_every)).await;
                     drop(place);
                 });
             }
@@ -117,9 +120,16 @@ pub async fn serve(server: Server) -> Result<(), Problem> {
     }
 }
 
-/// Ends a connection whose client has not logged in until then.
-async fn converse(config: Arc<Config>, stream: TcpStream, connection: Connection, until: Instant) {
-    let is_known = Arc::clone(&connection.is_known);
+/// Ends a connection whose client has not logged in by `until`, or whose user was removed: what that one has open takes
+/// others' room.
+async fn converse(
+    config: Arc<Config>,
+    stream: TcpStream,
+    connection: Connection,
+    (until, look_every): (Instant, Duration),
+) {
+    let (credential, accounts) =
+        (Arc::clone(&connection.credential), Arc::clone(&connection.accounts));
     let Ok(socket) = stream.as_fd().try_clone_to_owned().map(std::net::TcpStream::from) else {
         return;
     };
@@ -130,7 +140,18 @@ async fn converse(config: Arc<Config>, stream: TcpStream, connection: Connection
     if timeout_at(until, &mut running).await.is_ok() {
         return;
     }
-    if !is_known.load(Ordering::Relaxed) {
+    if let Some(credential) = credential.get() {
+        let is_over = async {
+            while accounts.account(credential).is_some() {
+                tokio::time::sleep(look_every).await;
+            }
+        };
+        tokio::select! {
+            _ = &mut running => return,
+            () = is_over => {}
+        }
+        let _ = socket.shutdown(Shutdown::Both);
+    } else {
         let why = "it took too long to log in".to_owned();
         // A session that has ended meanwhile needs no farewell.
         let _ = handle.disconnect(russh::Disconnect::ByApplication, why, String::new()).await;
@@ -173,10 +194,8 @@ struct Connection {
     accounts: Arc<dyn Accounts>,
     files: Arc<OpenFiles>,
     address: IpAddr,
-    /// By what the client has logged in.
-    credential: Option<Credential>,
-    /// Whether the client has logged in.
-    is_known: Arc<AtomicBool>,
+    /// By what the client has logged in, if it has.
+    credential: Arc<OnceLock<Credential>>,
     /// Channels on which no subsystem was asked for yet.
     channels: Vec<Channel<Msg>>,
     /// What is left of [`CHANNELS_MAX`] for channels on which files are served.
@@ -188,8 +207,10 @@ impl Connection {
         let known = credential.and_then(|own| Some((self.accounts.account(&own)?, own)));
         let Some((account, credential)) = known else { return Auth::reject() };
         tracing::info!(tenant = %account.tenant, user = account.user, "a user comes by SFTP");
-        self.credential = Some(credential);
-        self.is_known.store(true, Ordering::Relaxed);
+        // A client logs in once.
+        if self.credential.set(credential).is_err() {
+            return Auth::reject();
+        }
         Auth::Accept
     }
 }
@@ -243,7 +264,7 @@ impl Handler for Connection {
         session: &mut Session,
     ) -> Result<(), Self::Error> {
         let place = self.channels.iter().position(|channel| channel.id() == id);
-        let (Some(credential), Some(place), "sftp") = (&self.credential, place, name) else {
+        let (Some(credential), Some(place), "sftp") = (self.credential.get(), place, name) else {
             return session.channel_failure(id);
         };
         let user = User {

@@ -377,6 +377,12 @@ impl Space {
         if self.is_gone.load(Ordering::Relaxed) { Err(missing(what)) } else { Ok(turn) }
     }
 
+    /// Until this is dropped, all changes wait.
+    #[cfg(test)]
+    pub fn hold(&self) -> MutexGuard<'_, ()> {
+        lock(&self.changes)
+    }
+
     /// From now on nothing gets a name here: the tenant is deleted.
     ///
     /// # Errors
@@ -606,9 +612,6 @@ impl Space {
         if from == to {
             return Ok(());
         }
-        if moved.is_directory() {
-            self.check_depth(from, to, &what)?;
-        }
         let replaced = entry(new_above.as_fd(), new).map_err(fault)?;
         let mut retired = None;
         match replaced {
@@ -618,8 +621,13 @@ impl Space {
                 self.usage.give(file.size_bytes, 1);
             }
             Some(_) => return Err(fault(Errno::EXIST)),
-            None => renameat_with(&old_above, old, &new_above, new, RenameFlags::NOREPLACE)
-                .map_err(fault)?,
+            None => {
+                if moved.is_directory() {
+                    self.check_depth(from, to, &what)?;
+                }
+                renameat_with(&old_above, old, &new_above, new, RenameFlags::NOREPLACE)
+                    .map_err(fault)?;
+            }
         }
         drop(turn);
         fsync(&new_above).and_then(|()| fsync(&old_above)).map_err(fault)?;

@@ -153,7 +153,14 @@ impl View {
         act: impl FnOnce(&Self) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
         let view = self.clone();
-        let done = tokio::task::spawn_blocking(move || act(&view)).await;
+        let places = self.repository.places(&self.account.tenant);
+        let place = places.acquire_owned().await;
+        let place = place.map_err(|e| Problem::internal("can't use the repository", e))?;
+        let done = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            act(&view)
+        })
+        .await;
         done.map_err(|e| Problem::internal("can't use the repository", e))?
     }
 
@@ -378,10 +385,11 @@ impl View {
             if removed.as_ref().is_err_and(|problem| problem.kind != ProblemKind::NotFound) {
                 return removed;
             }
+            view.repository.end_shares(&space, path, &removed)?;
             if !view.drop_cut(&space, path) {
                 removed?;
             }
-            view.repository.shares.end(space.tenant(), path)
+            Ok(())
         })
         .await
     }
@@ -393,9 +401,11 @@ impl View {
     pub async fn remove_directory(&self, location: Location) -> Result<(), Problem> {
         self.blocking(move |view| {
             let (space, path) = view.to_write(&location, "delete the directory")?;
-            space.remove_directory(path)?;
+            let removed = space.remove_directory(path);
+            view.repository.end_shares(&space, path, &removed)?;
+            removed?;
             view.drop_cut(&space, path);
-            view.repository.shares.end(space.tenant(), path)
+            Ok(())
         })
         .await
     }
@@ -452,11 +462,12 @@ impl View {
                 return Err(Problem::conflict(what, "they are of two tenants")
                     .next("copy the file, and delete the old one"));
             }
-            space.rename(old, new, replace)?;
             if old == new {
-                return Ok(());
+                return space.rename(old, new, replace);
             }
-            view.repository.shares.end(space.tenant(), old)
+            let renamed = space.rename(old, new, replace);
+            view.repository.end_shares(&space, old, &renamed)?;
+            renamed
         })
         .await
     }

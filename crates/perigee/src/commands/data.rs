@@ -1,6 +1,6 @@
 //! `perigee data`: files of the repository.
 
-mod get;
+pub mod get;
 pub mod put;
 
 use std::fs::File;

@@ -12,6 +12,7 @@ use perigee_model::spec::check_guest_path;
 use perigee_model::{Problem, VmId};
 use tokio::io::AsyncReadExt as _;
 
+use crate::commands::data::get::check_replaceable;
 use crate::output;
 
 /// Of a file here, in one piece.
@@ -114,6 +115,7 @@ async fn send(client: &Client, file: &Path, vm: &VmId, path: &str) -> Result<(),
 async fn fetch(client: &Client, vm: &VmId, path: &str, file: &Path) -> Result<(), Problem> {
     let what = || format!("can't write {}", file.display());
     let problem = |error: std::io::Error| Problem::invalid(what(), error);
+    check_replaceable(file)?;
     let mut answer = client.get_response(&address(vm, path)?).await?;
     let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty());
     let mut part =

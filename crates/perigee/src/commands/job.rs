@@ -534,29 +534,32 @@ async fn fetch_output(client: &Client, id: &JobId, to: Option<PathBuf>) -> Resul
     let internal =
         |e: std::io::Error| Problem::internal(format!("can't fetch the output of {id}"), e);
     let to_stdout = to.as_deref() == Some(Path::new("-"));
-    let mut scratch = tempfile::tempfile().map_err(internal)?;
+    let to = to.unwrap_or_else(|| PathBuf::from(id.as_str()));
+    let unpack = |e: std::io::Error| {
+        Problem::conflict(format!("can't unpack the output of {id} into {}", to.display()), e)
+            .next("name another directory with --to")
+    };
+    // Where the files are to be there is room, and `/tmp` may be memory.
+    let mut scratch = match to_stdout {
+        true => None,
+        false => {
+            std::fs::create_dir_all(&to).map_err(unpack)?;
+            Some(tempfile::tempfile_in(&to).map_err(unpack)?)
+        }
+    };
     loop {
         let chunk = response
             .chunk()
             .await
             .map_err(|e| Problem::unavailable(format!("can't fetch the output of {id}"), e))?;
         let Some(chunk) = chunk else { break };
-        if to_stdout {
-            output::put(&chunk);
-        } else {
-            std::io::Write::write_all(&mut scratch, &chunk).map_err(internal)?;
+        match &mut scratch {
+            None => output::put(&chunk),
+            Some(scratch) => std::io::Write::write_all(scratch, &chunk).map_err(internal)?,
         }
     }
-    if to_stdout {
-        return Ok(());
-    }
+    let Some(mut scratch) = scratch else { return Ok(()) };
     std::io::Seek::rewind(&mut scratch).map_err(internal)?;
-    let to = to.unwrap_or_else(|| PathBuf::from(id.as_str()));
-    let unpack = |e: std::io::Error| {
-        Problem::conflict(format!("can't unpack the output of {id} into {}", to.display()), e)
-            .next("name another directory with --to")
-    };
-    std::fs::create_dir_all(&to).map_err(unpack)?;
     // Whatever answered: `check_output` refuses headers that would fill the memory and files that claim to be huge;
     // `unpack` refuses paths that lead out of the directory.
     perigee_controller::check_output(&scratch).map_err(|e| unpack(std::io::Error::other(e)))?;

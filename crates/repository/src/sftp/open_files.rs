@@ -1,4 +1,4 @@
-//! How many files all sessions have open together. Each has pieces in memory, and each session may have
+//! How many files and directories all sessions have open together. Each has pieces in memory, and each session may have
 //! [`super::packets::HANDLES_MAX`] of them.
 
 use std::collections::BTreeMap;
@@ -30,7 +30,8 @@ impl OpenFiles {
     pub fn take(self: &Arc<Self>, tenant: &TenantName) -> Result<OpenFile, Problem> {
         let mut open = lock(&self.0);
         let refused = |why| {
-            Problem::unavailable("can't open a file", why).next("close others, or try again later")
+            Problem::unavailable("can't open a file or directory", why)
+                .next("close others, or try again later")
         };
         if open.values().sum::<usize>() >= FILES_MAX {
             return Err(refused(format!("{FILES_MAX} are open by SFTP, which is the limit")));

@@ -44,8 +44,12 @@ enum Open {
         path: String,
         _place: OpenFile,
     },
-    /// `None` at the end.
-    Directory(Option<Entries>),
+    Directory {
+        /// `None` at the end.
+        entries: Option<Entries>,
+        /// It takes descriptors, as a file does.
+        _place: OpenFile,
+    },
 }
 
 /// Who uses the session.
@@ -130,7 +134,9 @@ impl Sftp {
 
     fn add(&mut self, id: u32, open: Open) -> Result<Handle, StatusReply> {
         if self.open.len() >= HANDLES_MAX {
-            let why = format!("{HANDLES_MAX} files are open, which is the limit of a session");
+            let why = format!(
+                "{HANDLES_MAX} files and directories are open, which is the limit of a session"
+            );
             return Err(StatusCode::Failure.with_message(why));
         }
         self.next += 1;
@@ -241,7 +247,7 @@ impl Handler for Sftp {
                 let committed = writing.commit(None).await.map(drop);
                 self.did(|| format!("write {path}"), committed)?;
             }
-            Open::Reading { .. } | Open::Directory(_) => {}
+            Open::Reading { .. } | Open::Directory { .. } => {}
         }
         Ok(done(id))
     }
@@ -296,7 +302,7 @@ impl Handler for Sftp {
                 permissions: Some(0o100_644),
                 ..FileAttributes::default()
             },
-            Open::Directory(_) => attributes(&FileEntry {
+            Open::Directory { .. } => attributes(&FileEntry {
                 name: String::new(),
                 kind: FileKind::Directory,
                 size_bytes: 0,
@@ -332,19 +338,20 @@ impl Handler for Sftp {
 
     async fn opendir(&mut self, id: u32, path: String) -> Result<Handle, StatusReply> {
         let (view, at) = self.at(&path)?;
-        let entries = view.directory(at).await.map_err(refused)?;
-        self.add(id, Open::Directory(Some(entries)))
+        let _place = self.files.take(&view.account().tenant).map_err(refused)?;
+        let entries = Some(view.directory(at).await.map_err(refused)?);
+        self.add(id, Open::Directory { entries, _place })
     }
 
     async fn readdir(&mut self, id: u32, handle: String) -> Result<Name, StatusReply> {
         let view = self.view()?;
-        let Open::Directory(entries) = self.handle(&handle)? else { return Err(closed()) };
+        let Open::Directory { entries, .. } = self.handle(&handle)? else { return Err(closed()) };
         let Some(directory) = entries.take() else { return Err(StatusCode::Eof.into()) };
         let (next, directory) = view.next(directory, ENTRIES).await.map_err(refused)?;
         if next.is_empty() {
             return Err(StatusCode::Eof.into());
         }
-        self.open.insert(handle, Open::Directory(Some(directory)));
+        *entries = Some(directory);
         let files = next.iter().map(|entry| File::new(entry.name.as_str(), attributes(entry)));
         Ok(Name { id, files: files.collect() })
     }

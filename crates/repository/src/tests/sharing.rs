@@ -9,6 +9,9 @@ use crate::repository::Repository;
 use crate::upload::Begin;
 use crate::view::View;
 
+/// What waits for nothing is there at once, and on a busy machine soon.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+
 fn at(text: &str) -> Location {
     Location::resolve(text, &perigee_model::TenantName::default()).expect("a location")
 }
@@ -110,6 +113,67 @@ async fn a_share_ends_with_what_is_shared() {
     }
     b.read(at("/a/new/file")).await.expect_err("it has another name now");
     b.read(at("/a/stays/file")).await.expect("it is shared");
+}
+
+/// The controller may be killed between the end of a file and that of its shares.
+#[tokio::test]
+async fn a_share_ends_also_when_its_file_was_gone_before() {
+    for is_killed in [false, true] {
+        let dir = tempdir().expect("a directory");
+        let mut repository = Repository::open(dir.path()).expect("a repository");
+        put(&view(&repository, "a"), "/a/file", b"shared").await;
+        let with = "b".parse().expect("b");
+        view(&repository, "a").share(at("/a/file"), with, true).await.expect("it is shared");
+        let space = repository.space(&"a".parse().expect("a"), false).expect("files");
+        space.expect("it has some").remove_file(&super::path("file")).expect("it is deleted");
+        if is_killed {
+            repository = Repository::open(dir.path()).expect("the repository again");
+        } else {
+            let again = view(&repository, "a").remove_file(at("/a/file")).await;
+            assert_eq!(again.expect_err("it is gone").kind, ProblemKind::NotFound);
+        }
+        put(&view(&repository, "a"), "/a/file", b"secret").await;
+        view(&repository, "b").read(at("/a/file")).await.expect_err("another file");
+    }
+}
+
+/// A rename looks through all of a directory before, and all other changes of the tenant wait meanwhile.
+#[test]
+fn a_tenant_whose_changes_wait_leaves_threads_to_others() {
+    let threads = 80;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .max_blocking_threads(threads)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let dir = tempdir().expect("a directory");
+    let repository = Repository::open(dir.path()).expect("a repository");
+    let space =
+        repository.space(&"a".parse().expect("a"), true).expect("files").expect("it is made");
+    let held = space.hold();
+    runtime.block_on(async {
+        let mut waiting = Vec::new();
+        for number in 0..2 * threads {
+            let a = view(&repository, "a");
+            waiting.push(tokio::spawn(async move {
+                a.make_directory(at(&format!("/a/d{number}"))).await
+            }));
+        }
+        let places = repository.places(&"a".parse().expect("a"));
+        let all_wait = async {
+            while places.available_permits() > 0 {
+                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, all_wait).await.expect("all of its places are taken");
+        let b = view(&repository, "b");
+        let answered = tokio::time::timeout(PATIENCE, b.list(at("/b"), None, 1)).await;
+        answered.expect("it waits for the other tenant").expect("a list");
+        drop(held);
+        for one in waiting {
+            one.await.expect("it ends").expect("a directory");
+        }
+    });
 }
 
 #[tokio::test]

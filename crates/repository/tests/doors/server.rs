@@ -106,15 +106,26 @@ impl Server {
 
     /// It waits so long for who does not log in over SFTP.
     pub async fn start_that_waits(login_max: Duration) -> Self {
-        Self::start_with(tempfile::tempdir().expect("a directory"), None, login_max).await
+        Self::start_with(tempfile::tempdir().expect("a directory"), None, (login_max, PATIENCE))
+            .await
+    }
+
+    /// It looks so often whether a connection's user is still one.
+    pub async fn start_that_looks(every: Duration) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        Self::start_with(dir, None, (5 * every, every)).await
     }
 
     /// With the contents of files in a store, if one is given. What is in the directory already is served.
     pub async fn start_in(dir: TempDir, objects: Option<Arc<Objects>>) -> Self {
-        Self::start_with(dir, objects, sftp::LOGIN_MAX).await
+        Self::start_with(dir, objects, (sftp::LOGIN_MAX, PATIENCE)).await
     }
 
-    async fn start_with(dir: TempDir, objects: Option<Arc<Objects>>, login_max: Duration) -> Self {
+    async fn start_with(
+        dir: TempDir,
+        objects: Option<Arc<Objects>>,
+        (login_max, look_every): (Duration, Duration),
+    ) -> Self {
         let repository = Repository::open(&dir.path().join("data")).expect("a repository");
         objects.into_iter().for_each(|objects| repository.keep_in(objects));
         tokio::spawn(Arc::clone(&repository).tidy());
@@ -136,6 +147,7 @@ impl Server {
             repository,
             accounts: Arc::clone(&accounts) as Arc<dyn Accounts>,
             login_max,
+            look_every,
         };
         let sftp_address = server.address.clone();
         tokio::spawn(async move { sftp::serve(server).await.expect("it serves") });

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use russh::client::{DisconnectReason, Handler};
 use russh::keys::PublicKeyOrCertificate;
+use russh_sftp::client::RawSftpSession;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -513,6 +514,60 @@ async fn a_client_that_has_logged_in_stays() {
     while !client.sftp("ls\n!sleep 3\nls\n").await.status.success() {
         assert!(begun.elapsed() < PATIENCE, "it is disconnected each time");
     }
+}
+
+/// Logs in as the tester of the tenant `a`.
+async fn logged_in(server: &Server) -> russh::client::Handle<Nobody> {
+    let (address, begun) = (("127.0.0.1", server.sftp_port), Instant::now());
+    loop {
+        assert!(begun.elapsed() < PATIENCE, "it is not let in");
+        let (tell, _) = mpsc::unbounded_channel();
+        let client = russh::client::connect(Arc::default(), address, Nobody(tell)).await;
+        // On a busy machine the login may come too late.
+        let Ok(mut client) = client else { continue };
+        let Ok(admitted) = client.authenticate_password("any", "token-of-a").await else {
+            continue;
+        };
+        assert!(admitted.success());
+        return client;
+    }
+}
+
+async fn session(client: &russh::client::Handle<Nobody>) -> RawSftpSession {
+    let channel = client.channel_open_session().await.expect("a channel");
+    channel.request_subsystem(true, "sftp").await.expect("a subsystem");
+    let session = RawSftpSession::new(channel.into_stream());
+    session.init().await.expect("it speaks SFTP");
+    session
+}
+
+/// It may have files open, which count.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_whose_user_is_none_any_more_is_ended_although_it_asks_nothing() {
+    let server = Server::start_that_looks(SOON).await;
+    let client = logged_in(&server).await;
+    let _session = session(&client).await;
+    server.accounts.forget_all();
+    let _ = timeout(PATIENCE, client).await.expect("it is disconnected");
+}
+
+/// Each takes descriptors of the server.
+#[tokio::test(flavor = "multi_thread")]
+async fn open_directories_count_as_open_files() {
+    let server = Server::start().await;
+    let client = logged_in(&server).await;
+    let mut sessions = Vec::new();
+    for _ in 0..2 {
+        let session = session(&client).await;
+        for number in 0..128 {
+            let opened = session.opendir("/").await;
+            opened.unwrap_or_else(|error| panic!("directory {number}: {error}"));
+        }
+        sessions.push(session);
+    }
+    let third = session(&client).await;
+    let refused = third.opendir("/").await.expect_err("all are in use");
+    assert!(refused.to_string().contains("256 of the tenant"), "{refused}");
 }
 
 /// What another tenant has answers as names that never were, whatever is asked.

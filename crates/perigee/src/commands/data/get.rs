@@ -28,6 +28,10 @@ pub async fn get(
         let what = format!("can't fetch {from}");
         return Err(Problem::invalid(what, "it has no name").next("say where it is to be put"));
     }
+    let to = match !entry.is_directory() && to.is_dir() {
+        true => to.join(check_name(&entry.name)?),
+        false => to,
+    };
     get_entry(client, from.clone(), entry, to, bar).await
 }
 
@@ -70,6 +74,17 @@ fn unwritable(path: &Path, error: &std::io::Error) -> Problem {
     }
 }
 
+/// A file gets its name when all of it is here. A device or a pipe would be replaced by it.
+pub fn check_replaceable(to: &Path) -> Result<(), Problem> {
+    if std::fs::metadata(to).is_ok_and(|found| !found.is_file()) {
+        let what = format!("can't write {}", to.display());
+        return Err(
+            Problem::invalid(what, "it is there, and is no regular file").next("name another file")
+        );
+    }
+    Ok(())
+}
+
 /// What has arrived of a file is beside it, under a name with the beginning of its hash: it is not used for another
 /// version of the file.
 async fn get_file(
@@ -79,6 +94,7 @@ async fn get_file(
     to: &Path,
     bar: &ProgressBar,
 ) -> Result<(), Problem> {
+    check_replaceable(to)?;
     let sha256 = entry.sha256.as_deref().unwrap_or("unknown");
     let mut part = to.as_os_str().to_owned();
     part.push(format!(".part-{}", sha256.get(..12).unwrap_or(sha256)));

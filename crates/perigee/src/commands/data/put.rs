@@ -53,7 +53,12 @@ fn collect(
 ) -> Result<(), Problem> {
     let fault = |e| unreadable(from, &e);
     let metadata = from.metadata().map_err(fault)?;
-    if !metadata.is_dir() {
+    if !metadata.is_dir() && !metadata.is_file() {
+        let what = format!("can't send {}", from.display());
+        return Err(Problem::invalid(what, "it is neither a file nor a directory")
+            .next("write what it gives to a file first"));
+    }
+    if metadata.is_file() {
         sources.push(Source { path: from.to_owned(), to, size_bytes: metadata.len() });
         return Ok(());
     }
@@ -131,13 +136,9 @@ async fn put_whole(
 ) -> Result<(), Problem> {
     let content = read(file, 0, source.size_bytes).await?;
     let url = source.to.url();
-    let entry: FileEntry = client.send_body(Method::PUT, &url, Body::from(content)).await?;
+    let _: FileEntry = client.put_checked(&url, sha256, Body::from(content)).await?;
     bar.inc(source.size_bytes);
-    if entry.sha256.as_deref() == Some(sha256) {
-        return Ok(());
-    }
-    let what = format!("can't send {}", source.path.display());
-    Err(Problem::internal(what, "what has arrived has another SHA-256").next("send it again"))
+    Ok(())
 }
 
 async fn put_parts(
