@@ -30,6 +30,9 @@ use wishes::Wanted;
 pub use wishes::Wishes;
 
 const RECONNECT: Duration = Duration::from_millis(300);
+/// After messages that say nothing new the next ones are read so much later: a guest that floods its port would otherwise take
+/// the agent's CPU.
+const NOTHING_NEW: Duration = Duration::from_millis(20);
 /// Messages that are stored with one sync.
 const BATCH_MAX: usize = 256;
 /// The highest message number. No guest sends so many, and beyond it arithmetic could overflow.
@@ -105,7 +108,9 @@ async fn converse(
                 Verdict::Wait => {}
             }
         }
-        if !store.is_empty() {
+        if store.is_empty() {
+            tokio::time::sleep(NOTHING_NEW).await;
+        } else {
             append(log.clone(), store).await?;
         }
         if acknowledge {

@@ -32,6 +32,8 @@ pub(crate) const LINE_BYTES_MAX: usize = 4 << 20;
 pub const EVENTS_MAX: usize = 4096;
 /// How long a command may take. QEMU answers within milliseconds, on an overloaded machine within seconds.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(30);
+/// The capability of commands out of band.
+const OOB: &str = "oob";
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum QmpError {
@@ -79,7 +81,10 @@ struct Refusal {
 /// One line from QEMU.
 #[derive(Debug)]
 enum Message {
-    Greeting,
+    /// Whether it takes commands out of band.
+    Greeting {
+        has_oob: bool,
+    },
     Event(Event),
     Answer {
         id: u64,
@@ -91,8 +96,9 @@ enum Message {
 
 fn parse(line: &[u8]) -> Result<Message, serde_json::Error> {
     let mut value: Value = serde_json::from_slice(line)?;
-    if value.get("QMP").is_some() {
-        return Ok(Message::Greeting);
+    if let Some(greeting) = value.get("QMP") {
+        let can = greeting.get("capabilities").and_then(Value::as_array);
+        return Ok(Message::Greeting { has_oob: can.is_some_and(|can| can.contains(&OOB.into())) });
     }
     if value.get("event").is_some() {
         return serde_json::from_value(value).map(Message::Event);
@@ -119,7 +125,7 @@ pub(crate) fn read_line(line: &[u8]) {
             drop(serde_json::from_value::<StatusInfo>(value.clone()));
             drop(serde_json::from_value::<MigrateInfo>(value));
         }
-        Ok(Message::Greeting | Message::Other | Message::Answer { .. }) | Err(_) => {}
+        Ok(Message::Greeting { .. } | Message::Other | Message::Answer { .. }) | Err(_) => {}
     }
 }
 
@@ -183,13 +189,14 @@ impl Qmp {
             reader: reader.abort_handle(),
         });
         let late = || std::io::Error::from(std::io::ErrorKind::TimedOut);
-        match tokio::time::timeout(COMMAND_DEADLINE, greeted_rx).await {
-            Ok(Ok(())) => {}
+        let has_oob = match tokio::time::timeout(COMMAND_DEADLINE, greeted_rx).await {
+            Ok(Ok(has_oob)) => has_oob,
             Ok(Err(_)) => return Err(std::io::ErrorKind::ConnectionReset.into()),
             Err(_) => return Err(late()),
-        }
+        };
         let qmp = Self { inner };
-        qmp.execute("qmp_capabilities", json!({})).await.map_err(std::io::Error::other)?;
+        let enable = if has_oob { json!({"enable": [OOB]}) } else { json!({}) };
+        qmp.execute("qmp_capabilities", enable).await.map_err(std::io::Error::other)?;
         Ok((qmp, event_rx))
     }
 
@@ -198,13 +205,25 @@ impl Qmp {
     /// # Errors
     /// [`QmpError`]. After `Late` the command may still take effect.
     pub async fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+        self.send("execute", command, arguments).await
+    }
+
+    /// The same out of band: QEMU does it although it is busy with another command. Few commands can be sent so.
+    ///
+    /// # Errors
+    /// As [`execute`](Self::execute).
+    pub async fn execute_oob(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+        self.send("exec-oob", command, arguments).await
+    }
+
+    async fn send(&self, how: &str, command: &str, arguments: Value) -> Result<Value, QmpError> {
         let id = self.inner.next_id.fetch_add(1, Ordering::Relaxed);
         let (answer_tx, answer_rx) = oneshot::channel();
         self.inner.waiting.with(|waiting| {
             waiting.as_mut().ok_or(QmpError::Closed)?.insert(id, answer_tx);
             Ok(())
         })?;
-        let mut line = json!({"execute": command, "arguments": arguments, "id": id}).to_string();
+        let mut line = json!({how: command, "arguments": arguments, "id": id}).to_string();
         line.push('\n');
         let exchange = async {
             let mut writer = self.inner.writer.lock().await;
@@ -232,15 +251,15 @@ async fn read_all(
     reader: OwnedReadHalf,
     waiting: Arc<Waiting>,
     events: mpsc::Sender<Event>,
-    greeted: oneshot::Sender<()>,
+    greeted: oneshot::Sender<bool>,
 ) {
     let mut greeted = Some(greeted);
     let mut reader = BufReader::new(reader);
     let mut partial = Vec::new();
     while let Ok(Some(line)) = next_line(&mut reader, &mut partial, LINE_BYTES_MAX).await {
         match parse(&line) {
-            Ok(Message::Greeting) => {
-                greeted.take().map(|greeted| greeted.send(()));
+            Ok(Message::Greeting { has_oob }) => {
+                greeted.take().map(|greeted| greeted.send(has_oob));
             }
             Ok(Message::Event(event)) => {
                 if let Err(TrySendError::Full(event)) = events.try_send(event) {

@@ -64,18 +64,20 @@ async fn put_right(host: &Host, vms: &Vms) -> Result<(), Problem> {
     let open: Vec<VmSocket> = host.sockets.get("/v1/vms").await?;
     let here: BTreeMap<VmId, Arc<Vm>> =
         vms.list().into_iter().map(|vm| (vm.id().clone(), vm)).collect();
+    // One that fails holds up no other.
+    let mut failed = Ok(());
     for socket in open.iter().filter(|socket| !here.contains_key(&socket.vm)) {
         if vms.get(&socket.vm).is_err_and(|problem| problem.kind == ProblemKind::NotFound) {
             // A later start of it may have asked for its own one meanwhile.
             let exports = socket.exports.join(",");
             let path = format!("/v1/vms/{}/socket?uid={}&exports={exports}", socket.vm, socket.uid);
-            host.sockets.delete(&path).await?;
+            failed = host.sockets.delete(&path).await.and(failed);
         }
     }
     for vm in here.values().filter(|vm| !vm.qemu_has_ended()) {
         if !open.iter().any(|socket| socket.vm == *vm.id()) {
-            ask_for(host, vm).await?;
+            failed = ask_for(host, vm).await.map(drop).and(failed);
         }
     }
-    Ok(())
+    failed
 }

@@ -42,6 +42,8 @@ pub struct Running {
     told: Names,
     /// The packet filter's rules in its namespace.
     rules: String,
+    /// Whether its cables surely have their addresses: an agent that was ended while it made them may have left them without.
+    is_set_up: bool,
 }
 
 /// The files of names and addresses.
@@ -66,7 +68,8 @@ impl Names {
             let name = name.rsplit(SEPARATOR).next().unwrap_or(name);
             let mac = mac(network.vni, network.subnet, address);
             let is_host_name = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-            let host_name = if is_host_name { format!(",{name}") } else { String::new() };
+            let is_told = is_host_name && !is_dnsmasqs(name);
+            let host_name = if is_told { format!(",{name}") } else { String::new() };
             let _ = writeln!(names.dhcp, "{mac},{address}{host_name}");
             // A name with dots could be one of the internet's.
             let own = if is_host_name && !KEPT.contains(&name) { name } else { "" };
@@ -74,6 +77,13 @@ impl Names {
         }
         names
     }
+}
+
+/// Whether dnsmasq would take this name of a client for something else: a word of its own, or a lease time such as `12h`
+/// (`--dhcp-host` in its manual).
+fn is_dnsmasqs(name: &str) -> bool {
+    let number = name.strip_suffix(['s', 'm', 'h', 'd', 'w']).unwrap_or(name);
+    ["ignore", "infinite"].contains(&name) || number.bytes().all(|b| b.is_ascii_digit())
 }
 
 fn directory(dir: &Path, vni: u16) -> PathBuf {
@@ -200,7 +210,8 @@ async fn begin(tag: &Tag, dir: &Path, network: &HostNetwork) -> Result<Running, 
     let (process, _exit) = process::start("unshare", &line, None, &own.join("log"), None, None)
         .map_err(|problem| format!("{}: {}", problem.what, problem.why))?;
     connect(tag, network, &process).await?;
-    Ok(Running { process, told, rules: of_gateway(network.nat, &network.published) })
+    let rules = of_gateway(network.nat, &network.published);
+    Ok(Running { process, told, rules, is_set_up: true })
 }
 
 /// Lets a group read a file, or enter a directory, and nobody else. (The daemons' umask lets nobody.)
@@ -223,16 +234,27 @@ fn write(own: &Path, names: &Names) -> Result<(), String> {
 
 /// Makes the cables, and gives the gateway its addresses.
 async fn connect(tag: &Tag, network: &HostNetwork, process: &Process) -> Result<(), String> {
-    let (vni, mtu, pid) = (network.vni, network.mtu, process.pid);
+    let (vni, pid) = (network.vni, process.pid);
     wait_for_namespace(process).await?;
     let (inner, outer) = (tag.gateway(vni), tag.uplink(vni));
-    let gateway = network.subnet.gateway();
-    let mac = mac(vni, network.subnet, gateway);
+    let mac = mac(vni, network.subnet, network.subnet.gateway());
     // The filter comes first, and the cables after it.
     filter(pid, &of_gateway(network.nat, &network.published)).await?;
-    let mut outside =
+    let mut cables =
         vec![format!("link add name {inner} type veth peer name inner address {mac} netns {pid}")];
-    outside.push(format!("link set dev {inner} addrgenmode none"));
+    if network.nat {
+        cables.push(format!("link add name {outer} type veth peer name outer netns {pid}"));
+    }
+    batch("ip", &cables).await?;
+    set_up(tag, network, pid).await
+}
+
+/// Gives the cables their addresses. This can be repeated, and changes nothing then.
+async fn set_up(tag: &Tag, network: &HostNetwork, pid: u32) -> Result<(), String> {
+    let (vni, mtu) = (network.vni, network.mtu);
+    let (inner, outer) = (tag.gateway(vni), tag.uplink(vni));
+    let gateway = network.subnet.gateway();
+    let mut outside = vec![format!("link set dev {inner} addrgenmode none")];
     let mut inside = vec![
         "link set dev lo up".to_owned(),
         "link set dev inner addrgenmode none".to_owned(),
@@ -241,7 +263,6 @@ async fn connect(tag: &Tag, network: &HostNetwork, process: &Process) -> Result<
     ];
     if network.nat {
         let (host, own) = uplink_addresses(vni);
-        outside.push(format!("link add name {outer} type veth peer name outer netns {pid}"));
         outside.push(format!("link set dev {outer} addrgenmode none"));
         outside.push(format!("link set dev {outer} up"));
         outside.push(format!("address replace {host}/31 dev {outer}"));
@@ -282,6 +303,7 @@ async fn wait_for_namespace(process: &Process) -> Result<(), String> {
 
 /// Tells a gateway its VMs and their published ports, if they have changed, and keeps its log short.
 pub async fn update(
+    tag: &Tag,
     running: &mut Running,
     dir: &Path,
     network: &HostNetwork,
@@ -289,6 +311,10 @@ pub async fn update(
     let log = directory(dir, network.vni).join("log");
     if let Err(error) = files::bound(&log, LOG_BYTES_MAX, LOG_KEEP_BYTES) {
         tracing::debug!(path = %log.display(), %error, "a long log is not cut");
+    }
+    if !running.is_set_up {
+        set_up(tag, network, running.process.pid).await?;
+        running.is_set_up = true;
     }
     let rules = of_gateway(network.nat, &network.published);
     if rules != running.rules {
@@ -309,7 +335,12 @@ pub async fn update(
 /// Takes over the gateway of an earlier agent. It is told everything again.
 pub fn adopt(dir: &Path, vni: u16) -> Result<Option<Running>, String> {
     let process = find(&directory(dir, vni))?;
-    Ok(process.map(|process| Running { process, told: Names::default(), rules: String::new() }))
+    Ok(process.map(|process| Running {
+        process,
+        told: Names::default(),
+        rules: String::new(),
+        is_set_up: false,
+    }))
 }
 
 /// Ends a gateway; its cables go with it.
@@ -363,7 +394,7 @@ mod tests {
             mtu: 1370,
             nat: false,
             gateway: None,
-            members: vec![member("acme~web", 2), member("acme~a_b.c", 3)],
+            members: vec![member("acme~web", 2), member("acme~a_b.c", 3), member("ignore", 4)],
             published: Vec::new(),
         }
     }
@@ -373,9 +404,14 @@ mod tests {
         let names = Names::of(&network());
         assert_eq!(
             names.dns,
-            "10.7.0.1 gateway\n10.7.0.2 web.perigee.internal web\n10.7.0.3 a_b.c.perigee.internal \n"
+            "10.7.0.1 gateway\n10.7.0.2 web.perigee.internal web\n10.7.0.3 a_b.c.perigee.internal \n\
+             10.7.0.4 ignore.perigee.internal ignore\n"
         );
-        assert_eq!(names.dhcp, "02:50:00:07:00:02,10.7.0.2,web\n02:50:00:07:00:03,10.7.0.3\n");
+        let told: Vec<&str> = names.dhcp.lines().collect();
+        let [web, dots, word] = told[..] else { panic!("{told:?}") };
+        assert_eq!(web, "02:50:00:07:00:02,10.7.0.2,web");
+        assert_eq!((dots, word), ("02:50:00:07:00:03,10.7.0.3", "02:50:00:07:00:04,10.7.0.4"));
+        assert!(["7", "12h", "infinite"].into_iter().all(is_dnsmasqs) && !is_dnsmasqs("web7"));
     }
 
     #[test]

@@ -307,7 +307,7 @@ impl Networks {
             && (!network.nat || there.link(&tag.uplink(vni)).is_some());
         if gateway::runs(known) && has_cable {
             if let Some(running) = made.gateways.get_mut(&vni) {
-                gateway::update(running, dir, network).await?;
+                gateway::update(tag, running, dir, network).await?;
             }
             return Ok(false);
         }

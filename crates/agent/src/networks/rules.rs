@@ -19,7 +19,7 @@ use super::names::{Tag, uplink_addresses};
 
 /// The port of VXLAN between hosts. It is another one than VXLAN's own, which other programs may use.
 pub const VXLAN_PORT: u16 = 51_872;
-/// Frames to all that a card may send in a second.
+/// Frames to all, and messages to a DHCP server, that a card may send in a second.
 const TO_ALL_PER_S: u32 = 100;
 
 /// What is never an address of a guest's peer outside: this host, link-local ones, those of tunnels and uplinks,
@@ -131,6 +131,7 @@ fn bridge_chains(tag: &Tag, taps: &[Tap]) -> String {
             "  chain from_{name} {{
     ether saddr != {mac} drop
     meta pkttype {{ broadcast, multicast }} limit rate over {TO_ALL_PER_S}/second burst {TO_ALL_PER_S} packets drop
+    ether type ip udp dport 67 limit rate over {TO_ALL_PER_S}/second burst {TO_ALL_PER_S} packets drop
     ether type arp arp saddr ether {mac} arp saddr ip {{ 0.0.0.0, {address} }} accept
     ether type ip ip saddr {{ 0.0.0.0, {address} }} udp sport 68 udp dport 67 @th,288,48 {own} accept
     ether type ip udp sport 67 drop

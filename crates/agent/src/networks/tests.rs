@@ -246,8 +246,8 @@ impl Guest {
         None
     }
 
-    /// The address that is offered to who has this hardware address.
-    fn asks_dhcp(&mut self, mac: Mac) -> Option<Ipv4Addr> {
+    /// Asks for an address for who has this hardware address.
+    fn dhcp_question(&self, mac: Mac, from: Ipv4Addr, to: (Mac, Ipv4Addr, u16)) -> Vec<u8> {
         const TYPE: [u8; 3] = [53, 1, 1];
         let mut message = vec![1, 1, 6, 0, 0x47, 0x11, 0, 0, 0, 0, 0x80, 0];
         message.extend([0; 16]);
@@ -256,8 +256,13 @@ impl Guest {
         message.extend([99, 130, 83, 99]);
         message.extend(TYPE);
         message.push(255);
-        let from = (self.card.mac(), Ipv4Addr::UNSPECIFIED, 68);
-        let frame = udp(from, (Mac([0xff; 6]), Ipv4Addr::BROADCAST, 67), &message);
+        udp((self.card.mac(), from, 68), to, &message)
+    }
+
+    /// The address that is offered to who has this hardware address.
+    fn asks_dhcp(&mut self, mac: Mac) -> Option<Ipv4Addr> {
+        let to = (Mac([0xff; 6]), Ipv4Addr::BROADCAST, 67);
+        let frame = self.dhcp_question(mac, Ipv4Addr::UNSPECIFIED, to);
         self.received();
         for _ in 0..TRIES / 4 {
             self.send(&frame);

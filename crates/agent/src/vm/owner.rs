@@ -381,7 +381,8 @@ impl Owner {
         }
         let dir = &self.vm.dir;
         let tunnels = [End::Source, End::Destination].map(|end| dir.tunnel_log(end.name()));
-        for path in [dir.console(), dir.log(), dir.tpm_log()].into_iter().chain(tunnels) {
+        let own = [dir.console(), dir.log(), dir.tpm_log(), dir.network_log()];
+        for path in own.into_iter().chain(tunnels) {
             if let Err(error) = files::bound(&path, LOG_BYTES_MAX, LOG_KEEP_BYTES) {
                 tracing::debug!(path = %path.display(), %error, "a long log is not cut");
             }

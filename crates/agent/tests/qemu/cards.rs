@@ -64,6 +64,8 @@ fn a_passt_that_was_killed_is_started_again_and_qemu_takes_it() {
     kill_9(second);
     let third = wait_for_another_passt(agent, second);
 
+    // It does not see that its QEMU has ended.
+    shell(&format!("kill -STOP {third}"));
     agent.delete().unwrap();
     wait_for("the end of passt", || match is_running(third) {
         true => Err("it runs".to_owned()),

@@ -4,7 +4,7 @@ use perigee_model::vm::{ChangeVm, Disk, Hardware, Machine, MigrationPhase, VmSpe
 use perigee_model::{DiskRole, Epoch, ProblemKind};
 
 use super::scene;
-use super::support::{Agent, spec};
+use super::support::{Agent, spec, wait_for};
 
 const MIB: u64 = 1 << 20;
 
@@ -133,6 +133,42 @@ fn a_disk_stays_while_its_guest_does_not_let_it_go() {
     assert_eq!(agent.get().unwrap().spec.disks.len(), 2);
     unplug(DiskRole::Data(3)).expect("it has no such disk");
     assert_eq!(unplug(DiskRole::Root).unwrap_err().kind, ProblemKind::Unsupported);
+}
+
+/// The firmware lets no disk go, but a reset takes those that are to go.
+#[test]
+fn a_disk_goes_while_its_home_answers_nothing_and_the_guest_goes_on() {
+    let mut scene = scene(&["a"]);
+    let first = changeable(spec(1, false));
+    let further = Disk { role: DiskRole::Data(0), ..first.disks[0].clone() };
+    scene.agents[0].put(&first).unwrap();
+    scene.agents[0].wait_for_status(VmStatus::Running);
+    scene.agents[0].change(&ChangeVm::Plug(further)).unwrap();
+    scene.agents[0].kill();
+    let device = "/machine/peripheral/disk-data0/virtio-backend";
+    let written = scene.agents[0].ask_monitor(&format!("qemu-io -d {device} \"write 0 4k\""));
+    assert!(!written.contains("rror"), "{written}");
+    scene.agents[0].run();
+    scene.agents[0].wait_for_status(VmStatus::Running);
+    let gone = ChangeVm::Unplug { role: DiskRole::Data(0) };
+    let refused = scene.agents[0].change(&gone).unwrap_err();
+    assert!(refused.why.contains("has not let it go"), "{refused}");
+    scene.agents[0].kill();
+    scene.agents[0].ask_qemu("system_reset");
+    wait_for("its device to go", || {
+        let drives = scene.agents[0].ask_qemu("query-block");
+        let count = drives.as_array().map_or(0, Vec::len);
+        if count == 1 { Ok(()) } else { Err(format!("{drives}")) }
+    });
+    scene.blocks.pause();
+    scene.agents[0].run();
+    scene.agents[0].wait_for_status(VmStatus::Running);
+    wait_for("the disk to go", || scene.agents[0].change(&gone).map_err(|e| e.to_string()));
+    assert_eq!(scene.agents[0].get().unwrap().spec.disks.len(), 1);
+    scene.agents[0].kill();
+    assert_eq!(scene.agents[0].ask_qemu("query-status")["status"], "running");
+    scene.agents[0].run();
+    scene.blocks.go_on();
 }
 
 /// It waits for a migration that never comes, so that nothing runs.

@@ -117,6 +117,20 @@ impl Blocks {
         self.daemon = serve_blocks(&self.socket);
     }
 
+    /// It answers nothing until it goes on.
+    pub fn pause(&self) {
+        self.signal(nix::sys::signal::Signal::SIGSTOP);
+    }
+
+    pub fn go_on(&self) {
+        self.signal(nix::sys::signal::Signal::SIGCONT);
+    }
+
+    fn signal(&self, signal: nix::sys::signal::Signal) {
+        let pid = i32::try_from(self.daemon.id()).unwrap();
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
+    }
+
     /// The file of the volume `tpm`.
     pub fn tpm(&self) -> PathBuf {
         tpm_of(&self.socket)

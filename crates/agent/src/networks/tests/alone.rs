@@ -114,6 +114,56 @@ fn a_gateway_that_can_t_start_holds_up_no_other() {
     });
 }
 
+/// Its agent was ended after the cables were made, and before they had addresses.
+#[test]
+fn a_gateway_that_was_left_half_made_is_completed() {
+    in_a_thread(|| {
+        let Some((runtime, mut host, wanted)) = alone() else { return };
+        host.networks.store(wanted).expect("it is kept");
+        let mut web = host.connect(&runtime, "web", card(1, 2));
+        host.pass(&runtime);
+        let gateways = host.processes("dnsmasq");
+        let own = web.card.mac();
+        assert_eq!(again(|| web.asks_dhcp(own)), web.card.address);
+        let gateway = host.processes("gateway-0001")[0];
+        host.run(&format!("nsenter --net=/proc/{gateway}/ns/net ip address flush dev inner"));
+        host.restart(&runtime);
+        host.pass(&runtime);
+        assert_eq!(host.processes("dnsmasq"), gateways, "the same ones go on");
+        assert_eq!(again(|| web.asks_dhcp(own)), web.card.address);
+    });
+}
+
+#[test]
+fn a_guest_that_asks_only_its_gateway_for_addresses_is_limited_too() {
+    in_a_thread(|| {
+        let Some((runtime, host, wanted)) = alone() else { return };
+        host.networks.store(wanted).expect("it is kept");
+        let mut web = host.connect(&runtime, "web", card(1, 2));
+        host.pass(&runtime);
+        let own = web.card.mac();
+        assert_eq!(again(|| web.asks_dhcp(own)), web.card.address);
+        let gateway = subnet().gateway();
+        let to = (mac(1, subnet(), gateway), gateway, 67);
+        let frame = web.dhcp_question(own, web.card.address, to);
+        let offers =
+            |web: &mut Guest| web.received().iter().filter(|f| f.len() > 62 && f[42] == 2).count();
+        let (mut seen, begun) = (0, std::time::Instant::now());
+        for _ in 0..60 {
+            for _ in 0..50 {
+                web.send(&frame);
+            }
+            // Neither the card's queue nor dnsmasq's socket has room for all of them.
+            std::thread::sleep(Duration::from_millis(10));
+            seen += offers(&mut web);
+        }
+        let most = 2 * (200 + 100 * usize::try_from(begun.elapsed().as_secs()).expect("some"));
+        std::thread::sleep(Duration::from_secs(2));
+        seen += offers(&mut web);
+        assert!(seen > 0 && seen <= most, "{seen} offers, at most {most}");
+    });
+}
+
 #[test]
 fn a_second_agent_has_no_networks_and_says_why() {
     in_a_thread(|| {

@@ -32,11 +32,17 @@ pub async fn reach(at: &Path) -> std::io::Result<UnixStream> {
 
 /// Runs until the VM's QEMU has ended.
 pub async fn keep(vm: Arc<Vm>, host: Arc<Host>) {
-    let mut passt = match read_json::<Process>(&vm.dir.network_process()) {
-        Ok(Some(passt)) => passt,
-        // An earlier agent has started it, and its QEMU would not take another one.
-        Ok(None) => return,
-        Err(problem) => return tracing::warn!(vm = %vm.id(), %problem, "its passt is not watched"),
+    let mut passt = loop {
+        match read_json::<Process>(&vm.dir.network_process()) {
+            Ok(Some(passt)) => break passt,
+            // An earlier agent has started it, and its QEMU would not take another one.
+            Ok(None) => return,
+            Err(_) if vm.qemu_has_ended() => return,
+            Err(problem) => {
+                tracing::warn!(vm = %vm.id(), %problem, "its passt is not watched yet");
+                sleep(TRY_AGAIN).await;
+            }
+        }
     };
     let mut tried: Option<Instant> = None;
     // It has not been tried to start one in place of this one.

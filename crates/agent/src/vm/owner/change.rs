@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use perigee_model::vm::{ChangeVm, Disk, VmStatus};
-use perigee_model::{DiskRole, Problem};
+use perigee_model::{DiskRole, Problem, ProblemKind};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -24,6 +24,8 @@ use crate::{cgroup, sockets};
 /// How long QEMU may have a node after its device has gone.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
 const CLOSE_AGAIN: Duration = Duration::from_millis(20);
+/// How long QEMU may take to flush and close a node before its session is ended. The guest stands still meanwhile.
+const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
 
 /// One of `query-hotpluggable-cpus`.
 #[derive(Debug, Deserialize)]
@@ -58,6 +60,34 @@ struct Drive {
 struct Inserted {
     node_name: String,
     image: Image,
+}
+
+/// Closes a node that no device has, or does nothing.
+///
+/// QEMU 7.2 flushes it first, and the guest stands still meanwhile. A volume's home that is away may not answer that for a long time, so
+/// then the node's session is ended under it. What the guest had written is at the volume server; what it had flushed is kept. The
+/// caller has just seen that no device has the node: one that is in use would get errors from then on.
+async fn close(qmp: &Qmp, node: &str) -> Result<(), QmpError> {
+    let command = qmp.execute("blockdev-del", json!({"node-name": node}));
+    let mut command = std::pin::pin!(command);
+    let closed = match tokio::time::timeout(FLUSH_PATIENCE, &mut command).await {
+        Ok(closed) => closed,
+        Err(_) => {
+            tracing::warn!(node, "QEMU can't flush a disk that goes: its session is ended");
+            let of = json!({"instances": [{"type": "block-node", "node-name": node}]});
+            match qmp.execute_oob("yank", of).await {
+                // It has been closed just now, or this QEMU takes nothing out of band.
+                Ok(_) | Err(QmpError::Refused { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            command.await
+        }
+    };
+    match closed {
+        // There is no such node, or a device has it.
+        Ok(_) | Err(QmpError::Refused { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 /// One of `query-named-block-nodes`.
@@ -131,28 +161,26 @@ impl Owner {
             let node = block_node_as(name, disk, &socket.path);
             qmp.execute("blockdev-add", node).await.map(drop)
         };
-        let remove =
-            async |name: &str| qmp.execute("blockdev-del", json!({"node-name": name})).await;
         let switch = async |name: &str| {
             let to = json!({"path": device(role), "property": "drive", "value": name});
             qmp.execute("qom-set", to).await.map(drop)
         };
         if before.node_name == own {
             // One that an earlier try has left, or none.
-            let _ = remove(&second).await;
+            let _ = close(qmp, &second).await;
             add(&second).await.map_err(told)?;
             let size_there = named_size(qmp, &second).await.map_err(told)?;
             if size_there < size_bytes {
-                let _ = remove(&second).await;
+                let _ = close(qmp, &second).await;
                 let why = format!("its host's volume server says that it has {size_there} bytes");
                 return Err(odd(why));
             }
             switch(&second).await.map_err(told)?;
         }
-        let _ = remove(&own).await;
+        let _ = close(qmp, &own).await;
         add(&own).await.map_err(told)?;
         switch(&own).await.map_err(told)?;
-        let _ = remove(&second).await;
+        let _ = close(qmp, &second).await;
         tell_guest(named_size(qmp, &own).await.map_err(told)?).await
     }
 
@@ -179,7 +207,7 @@ impl Owner {
             let socket = sockets::open(&self.host, &self.vm).await?;
             let node = disk.role.to_string();
             // One that an earlier try has left, or none.
-            let _ = qmp.execute("blockdev-del", json!({"node-name": node})).await;
+            let _ = close(qmp, &node).await;
             let told = |error: QmpError| Problem::unavailable(what(), error);
             let add = block_node_as(&node, &disk, &socket.path);
             qmp.execute("blockdev-add", add).await.map_err(told)?;
@@ -236,10 +264,15 @@ impl Owner {
     /// Tries again to forget what has gone. One that has come again stays.
     pub(super) async fn forget_leaving(&mut self, qmp: &Qmp) {
         for role in self.leaving.clone() {
+            // If QEMU does not answer, each further question may take as long, and a request to delete the VM waits meanwhile.
             let is_over = match drive(qmp, role).await {
                 Ok(Some(_)) => true,
-                Ok(None) => self.forget_disk_within(qmp, role, Duration::ZERO).await.is_ok(),
-                Err(_) => false,
+                Ok(None) => match self.forget_disk_within(qmp, role, Duration::ZERO).await {
+                    Ok(()) => true,
+                    Err(problem) if problem.kind == ProblemKind::Unavailable => return,
+                    Err(_) => false,
+                },
+                Err(_) => return,
             };
             if is_over {
                 self.leaving.remove(&role);
@@ -264,14 +297,12 @@ impl Owner {
         let what = || format!("can't take the disk {role} from the VM {}", self.vm.id());
         let told = |error: QmpError| Problem::unavailable(what(), error);
         let names = [role.to_string(), format!("{role}-2")];
+        // Without the volume server a node's session can't even be ended: QEMU waits for a new one.
+        sockets::open(&self.host, &self.vm).await?;
         let begun = Instant::now();
         loop {
             for node in &names {
-                match qmp.execute("blockdev-del", json!({"node-name": node})).await {
-                    // There is no such node, or a device has it.
-                    Ok(_) | Err(QmpError::Refused { .. }) => {}
-                    Err(error) => return Err(told(error)),
-                }
+                close(qmp, node).await.map_err(told)?;
             }
             // A device that QEMU did not answer for in time may have come since.
             if drive(qmp, role).await.map_err(told)?.is_some() {

@@ -7,6 +7,8 @@ use perigee_model::{MigrationId, Problem};
 
 use super::Owner;
 use crate::cgroup;
+use crate::files::read_json;
+use crate::process::Process;
 use crate::vm::ended::Arrived;
 use crate::vm::tls::End;
 use crate::vm::{tpm, tunnel};
@@ -93,6 +95,12 @@ impl Owner {
         }
         if let Some(process) = process {
             process.kill().await?;
+        }
+        // It ends by itself, unless it hangs or its guest has taken it over.
+        match read_json::<Process>(&self.vm.dir.network_process()) {
+            Ok(Some(passt)) => passt.kill().await?,
+            Ok(None) => {}
+            Err(problem) => tracing::warn!(vm = %self.vm.id(), %problem, "its passt may go on"),
         }
         tpm::end(&self.vm).await?;
         for end in [End::Source, End::Destination] {

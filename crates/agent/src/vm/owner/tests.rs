@@ -1,8 +1,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Child;
 
-use perigee_http::{Listen, Network};
+use perigee_http::{Json, Listen, Network};
 use perigee_model::vm::{AskGuestAgent, ChangeVm, Disk, MigrateOut, MigrationPhase, VmSpec};
+use perigee_model::volume::{VmSocket, VmSocketAt};
 use perigee_model::{DiskRole, Epoch, HostId, MigrationId, ProblemKind, SiteId, VmId, VmStart};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _};
@@ -41,6 +42,10 @@ fn directory() -> tempfile::TempDir {
 }
 
 async fn owner(dir: &Path, qemu: &Qemu) -> Owner {
+    owner_beside(dir, qemu, "http://127.0.0.1:1".into()).await
+}
+
+async fn owner_beside(dir: &Path, qemu: &Qemu, volume_control: String) -> Owner {
     let config = Config {
         host: HostId::new("a").unwrap(),
         site: SiteId::new("here").unwrap(),
@@ -50,7 +55,7 @@ async fn owner(dir: &Path, qemu: &Qemu) -> Owner {
         guests_reach: Vec::new(),
         outside_addresses: Vec::new(),
         bridges: Vec::new(),
-        volume_control: "http://127.0.0.1:1".into(),
+        volume_control,
         volume_url: "http://127.0.0.1:1".into(),
         nbd_addr: "127.0.0.1:1".into(),
         agent_url: "http://127.0.0.1:1".into(),
@@ -219,14 +224,63 @@ async fn serve_data0(listener: UnixListener, has_device: bool, mut refused: u32)
     }
 }
 
+/// A volume server that has a socket for each VM.
+async fn volume_server() -> String {
+    let port = perigee_http::unused_port();
+    let at = VmSocketAt { path: PathBuf::from("/dev/null") };
+    let socket = axum::routing::put(async |_: Json<VmSocket>| Json(at));
+    let router = axum::Router::new().route("/v1/vms/{vm}/socket", socket);
+    let listen = [Listen::Tcp(format!("127.0.0.1:{port}"))];
+    tokio::spawn(async move { perigee_http::serve(router, &listen, &Network::Plain).await });
+    let begun = tokio::time::Instant::now();
+    while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+        assert!(begun.elapsed() < Duration::from_secs(120), "it does not listen");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    format!("http://127.0.0.1:{port}")
+}
+
+fn further_disk() -> (DiskRole, Disk) {
+    let role = DiskRole::Data(0);
+    let volume = "further".parse().unwrap();
+    (role, Disk { role, volume, epoch: Epoch(1), read_only: false })
+}
+
+/// QEMU would stand still until it has a session again.
+#[tokio::test]
+async fn a_disk_is_not_closed_while_the_volume_server_is_away() {
+    let dir = directory();
+    let qemu = Qemu::start();
+    let owner = owner(dir.path(), &qemu).await;
+    let (role, disk) = further_disk();
+    owner.vm.note_change(|since| since.has_come(disk.clone())).unwrap();
+    let path = dir.path().join("monitor.sock");
+    let server = tokio::spawn(serve_data0(UnixListener::bind(&path).unwrap(), false, 0));
+    let (qmp, _events) = Qmp::connect(&path).await.unwrap();
+    let refused = owner.forget_disk(&qmp, role).await.unwrap_err();
+    assert_eq!(refused.kind, ProblemKind::Unavailable, "{refused}");
+    assert_eq!(owner.vm.now().disks, [disk]);
+    server.abort();
+}
+
+#[tokio::test]
+async fn a_long_log_of_a_vm_s_network_is_cut() {
+    let dir = directory();
+    let qemu = Qemu::start();
+    let mut owner = owner(dir.path(), &qemu).await;
+    let log = owner.vm.dir.network_log();
+    std::fs::write(&log, vec![b'x'; 6 << 20]).unwrap();
+    owner.on_tick().await;
+    let kept = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&log).unwrap()) * 512;
+    assert!(kept < 6 << 20, "{kept} bytes");
+}
+
 #[tokio::test]
 async fn a_disk_whose_node_is_in_use_is_not_taken_for_gone() {
     let dir = directory();
     let qemu = Qemu::start();
-    let mut owner = owner(dir.path(), &qemu).await;
-    let role = DiskRole::Data(0);
-    let volume = "further".parse().unwrap();
-    let disk = Disk { role, volume, epoch: Epoch(1), read_only: false };
+    let mut owner = owner_beside(dir.path(), &qemu, volume_server().await).await;
+    let (role, disk) = further_disk();
     owner.vm.note_change(|since| since.has_come(disk.clone())).unwrap();
     let path = dir.path().join("monitor.sock");
     for (has_device, why) in [(true, "its guest has it"), (false, "has not closed it")] {
@@ -242,8 +296,7 @@ async fn a_disk_whose_node_is_in_use_is_not_taken_for_gone() {
     // The device has gone, and QEMU has it for a moment longer.
     let server = tokio::spawn(serve_data0(UnixListener::bind(&path).unwrap(), false, 3));
     let (qmp, _events) = Qmp::connect(&path).await.unwrap();
-    // There is no volume server here.
-    owner.forget_disk(&qmp, role).await.unwrap_err();
+    owner.forget_disk(&qmp, role).await.unwrap();
     assert_eq!(owner.vm.now().disks, []);
     server.abort();
     std::fs::remove_file(&path).unwrap();
@@ -255,7 +308,6 @@ async fn a_disk_whose_node_is_in_use_is_not_taken_for_gone() {
     owner.forget_leaving(&qmp).await;
     assert_eq!((owner.leaving.len(), owner.vm.now().disks), (1, vec![disk]));
     owner.forget_leaving(&qmp).await;
-    owner.forget_leaving(&qmp).await;
-    assert_eq!(owner.vm.now().disks, []);
+    assert_eq!((owner.leaving.len(), owner.vm.now().disks), (0, vec![]));
     server.abort();
 }
