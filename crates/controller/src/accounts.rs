@@ -21,6 +21,8 @@ use crate::cluster::{Cluster, now_ms};
 use crate::inputs;
 use crate::records::Records;
 
+#[cfg(test)]
+pub use tokens::expire;
 pub use tokens::{TokenRecord, UsedToken, make_token, revoke_token, tokens_of};
 #[cfg(test)]
 pub use usage::pretend_to_make;

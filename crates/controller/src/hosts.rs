@@ -16,6 +16,7 @@ use crate::jobs::{self, Fate, Loss};
 use crate::leave_site;
 use crate::networks;
 use crate::records::{HostRecord, JobRecord, VolumeRecord, vm_of};
+use crate::volume_moves;
 
 /// `PUT /hosts/{host}`: registers a host. The host repeats this as a heartbeat.
 pub async fn register(
@@ -257,7 +258,8 @@ async fn what_goes_with(cluster: &Cluster, id: &HostId) -> Result<HostRemoval, P
     removal.lost_volumes = lost.map(|volume| volume.name).collect();
     for record in cluster.index.unfinished_volume_moves() {
         let shown = &record.shown;
-        let goes_back = shown.to == *id && record.tenure.is_some() && record.listed;
+        let is_kept = record.listed || volume_moves::is_kept_by_a_vm(cluster, &shown.volume);
+        let goes_back = shown.to == *id && record.tenure.is_some() && is_kept;
         if goes_back && cluster.hosts.get(&shown.from).is_ok() {
             removal.lost_volumes.retain(|lost| *lost != shown.volume);
             removal.returned_volumes.push(shown.volume.clone());

@@ -53,6 +53,9 @@ pub struct Meter {
     late_ms: u64,
     last_vcpu_ms: u64,
     last: Vec<LastSeen>,
+    /// How long the VM has stood still in the migrations that were taken into account.
+    #[serde(default)]
+    pub paused_ms: u64,
 }
 
 /// Counters as last read; `None` until the first reading at this server.

@@ -22,15 +22,15 @@ use sha2::{Digest, Sha256};
 use crate::cluster::{Cluster, capacity, now_ms};
 use crate::meter::Totals;
 use crate::records::{JobRecord, PlacedDisk, Placement};
-use crate::{catalog, files, leave_site, links, migration, replicas};
+use crate::{catalog, files, leave_site, links, migration, replicas, volume_moves};
 
 pub use decisions::{
     asked_plan, decisions, not_done, prefix as decisions_prefix, record, record_submission, score,
 };
 use history::history;
-#[cfg(test)]
-pub(crate) use history::history_key;
 pub use history::{forget_tenant, job_ended, wants_trace};
+#[cfg(test)]
+pub(crate) use history::{history_key, make_room};
 
 /// The planner's facts about a job that has not started.
 #[derive(Debug, Clone)]
@@ -126,6 +126,9 @@ pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<Plan, Problem> {
         (refused, _) => refused.into(),
     })
 }
+
+/// A volume whose move was called off by trouble may move again after this.
+const TROUBLE_MS: u64 = 10 * 60 * 1000;
 
 /// Why the home of a volume that a job only reads does not move.
 const READ_BY_OTHERS: &str = "the job only reads it, and others may too";
@@ -252,8 +255,12 @@ async fn disks_that_may_come(
     let data = placement.disks.iter().filter(|disk| disk.data_of.is_some());
     for ((fact, disk), bytes) in facts.iter_mut().zip(data).zip(&placement.traits.data_bytes) {
         let last = cluster.index.volume_move(&disk.volume).filter(|last| {
+            // What a person does not want stays so, and trouble may pass.
+            let age_ms = now_ms().saturating_sub(last.shown.ended_ms.unwrap_or_default());
+            let counts = last.shown.problem == volume_moves::CANCELLED || age_ms < TROUBLE_MS;
             last.shown.state == VolumeMoveState::CalledOff
                 && last.shown.started_ms >= record.meter.arrived_ms
+                && counts
         });
         fact.coming = still_to_come(cluster, record, disk, *bytes);
         let called_off = last.map(|last| last.shown.problem.clone());

@@ -11,7 +11,8 @@ pub const BYTES: u64 = 4 << 20;
 
 /// Why this VM can't start at a host that reports so, or move there, now; `None` if it can or has no TPM.
 pub fn refusal(record: &JobRecord, report: Option<&HostReport>) -> Option<String> {
-    if !record.lasting.as_ref().is_some_and(|lasting| lasting.hardware.tpm) {
+    let lasting = record.lasting.as_ref();
+    if !lasting.map_or(record.job.spec.tpm, |lasting| lasting.hardware.tpm) {
         return None;
     }
     match report {

@@ -147,6 +147,9 @@ pub struct JobSpec {
     /// What boots its root disk.
     #[serde(default)]
     pub firmware: Firmware,
+    /// Its VM has a TPM 2.0, which is new at each start and goes with the VM's disks.
+    #[serde(default)]
+    pub tpm: bool,
 }
 
 fn one() -> u32 {

@@ -31,6 +31,7 @@
 //! publish: ["8080:80"]     # ports of the VM that are reached at the host of the network's gateway
 //! count: 1                 # how many VMs: a gang of them starts and ends as one
 //! firmware: bios           # bios | uefi | uefi-secure: what boots the image
+//! tpm: false               # true: its VM has a TPM 2.0
 //! mpi: false               # true: only the first VM runs the command, which starts the others' processes itself
 //! ```
 //!
@@ -119,6 +120,7 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         count,
         mpi,
         firmware,
+        tpm,
     ] = root.fields([
         "name",
         "image",
@@ -143,6 +145,7 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         "count",
         "mpi",
         "firmware",
+        "tpm",
     ])?;
     let image = image.ok_or_else(|| missing(&root, "image", "image: debian"))?;
     let command = command.ok_or_else(|| missing(&root, "command", "command: echo hello"))?;
@@ -175,6 +178,7 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         count: read(count, |f| read_number(f, &MEMBERS))?.unwrap_or(1),
         mpi: read(mpi, read_bool)?.unwrap_or_default(),
         firmware: read(firmware, |f| f.parse(str::parse))?.unwrap_or_default(),
+        tpm: read(tpm, read_bool)?.unwrap_or_default(),
     };
     let inputs = read(inputs, read_inputs)?.unwrap_or_default();
     spec.check()?;

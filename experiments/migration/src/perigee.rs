@@ -72,6 +72,7 @@ impl<'a> Perigee<'a> {
             count: 1,
             mpi: false,
             firmware: Default::default(),
+            tpm: false,
         };
         let job: Job = client.post("/v1/jobs", &spec).await?;
         let vm = VmId::new(job.id.as_str())?;

@@ -145,6 +145,7 @@ impl<'a> Bench<'a> {
             count: 1,
             mpi: false,
             firmware: Default::default(),
+            tpm: false,
         }
     }
 

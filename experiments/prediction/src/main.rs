@@ -269,6 +269,7 @@ impl Bench<'_> {
             count: 1,
             mpi: false,
             firmware: Default::default(),
+            tpm: false,
         }
     }
 

@@ -252,5 +252,6 @@ fn spec(owner: &str) -> JobSpec {
         count: 1,
         mpi: false,
         firmware: Default::default(),
+        tpm: false,
     }
 }

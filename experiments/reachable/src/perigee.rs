@@ -69,6 +69,7 @@ impl<'a> Perigee<'a> {
             count: 1,
             mpi: false,
             firmware: Default::default(),
+            tpm: false,
         };
         let job = cluster.submit(&spec).await?;
         let vm = VmId::new(job.id.as_str())?;

@@ -94,10 +94,12 @@ pub async fn make_token(
     ACCESS_TOKEN_S.check(life_s).map_err(|e| e.problem(&what))?;
     let _turn = cluster.accounts.turn.lock().await;
     cluster.accounts.user(tenant, user)?;
-    for token in tokens_of(cluster, tenant, user) {
-        if token.expires_ms <= now_ms() {
-            forget(cluster, &token.id).await?;
-        }
+    let mut over = tokens_of(cluster, tenant, user);
+    over.retain(|token| token.expires_ms <= now_ms());
+    // A token that has made another one may be over too, and then its keys go on to its own maker.
+    while hand_on_keys(cluster, tenant, user, &over).await? {}
+    for token in over {
+        forget(cluster, &token.id).await?;
     }
     let count = tokens_of(cluster, tenant, user).len() + 1;
     ACCESS_TOKENS
@@ -169,6 +171,32 @@ pub async fn revoke_token(
     Ok(())
 }
 
+/// The SSH keys that were added with a token that is over are revoked with the token that has made it. Returns whether there
+/// were any. The caller has the turn.
+async fn hand_on_keys(
+    cluster: &Cluster,
+    tenant: &TenantName,
+    user: &UserName,
+    over: &[AccessToken],
+) -> Result<bool, Problem> {
+    let mut owner = cluster.accounts.user(tenant, user)?;
+    let mut has_some = false;
+    for key in &mut owner.keys {
+        let Some(by) = key.by_token.as_ref().filter(|by| over.iter().any(|o| o.id == **by)) else {
+            continue;
+        };
+        let made_by = |token: &TokenRecord| token.made_by.clone();
+        let maker = cluster.accounts.read().tokens.get(by).and_then(made_by);
+        if maker.is_some() {
+            (key.by_token, has_some) = (maker, true);
+        }
+    }
+    if has_some {
+        super::save_user(cluster, &owner).await?;
+    }
+    Ok(has_some)
+}
+
 /// The id of a token, and those of the tokens that were made with it, and with these.
 fn with_made_by(cluster: &Cluster, id: &str) -> Vec<String> {
     let inner = cluster.accounts.read();
@@ -180,6 +208,14 @@ fn with_made_by(cluster: &Cluster, id: &str) -> Vec<String> {
         next += 1;
     }
     ids
+}
+
+/// As if its time were over.
+#[cfg(test)]
+pub fn expire(cluster: &Cluster, id: &str) {
+    if let Some(token) = cluster.accounts.write().tokens.get_mut(id) {
+        token.expires_ms = 0;
+    }
 }
 
 async fn forget(cluster: &Cluster, id: &str) -> Result<(), Problem> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use perigee_model::tenant::tenant_of;
-use perigee_model::{HostId, Problem};
+use perigee_model::{HostId, JobId, Problem};
 use perigee_planner::{Boot, PastRun};
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +29,12 @@ pub struct History {
     pub runs: Vec<PastRun>,
     /// The dirty rate that the last migration of such a job measured.
     pub dirty_bytes_per_s: Option<u64>,
+    /// When such a job has succeeded last; Unix time.
+    #[serde(default)]
+    pub ended_ms: u64,
+    /// The job of the newest run.
+    #[serde(default)]
+    pub newest: Option<JobId>,
 }
 
 #[derive(Debug, Default)]

@@ -20,12 +20,12 @@ use super::driver::{Run, Step};
 use super::homes::incomplete;
 use super::lasting::{self, of_one_run};
 use super::{log, stage};
-use crate::catalog;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::Cluster;
 use crate::records::{
     Ending, JobRecord, LogKept, MigrationRecord, PlacedDisk, Traced, owner_of, start_of, vm_of,
 };
+use crate::{catalog, planning};
 
 /// How a host was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -228,6 +228,11 @@ impl Run {
         cleaner::hand_over(&self.cluster, &cleanup).await?;
         self.cluster.records.remove_all(&log::prefix(&self.id)).await?;
         self.drop_outputs().await;
+        if self.lasting().is_none() {
+            // What was predicted for the run that was lost does not come true in the next one.
+            self.cluster.records.remove_all(&planning::decisions_prefix(&self.id)).await?;
+            self.forget_volume_moves().await?;
+        }
         tracing::warn!("job {} begins anew: host {host} is gone", self.id);
         let record = &mut self.record.value;
         record.restarts = number;

@@ -11,7 +11,7 @@ use perigee_planner::{RefusedWay, Verdict};
 use super::driver::Run;
 use crate::cluster::now_ms;
 use crate::records::vm_of;
-use crate::{migration, networks, planning};
+use crate::{migration, networks, planning, tpm};
 
 /// How long a change is not made again after it was refused. After an aborted migration: [`migration::refused_after`].
 const AFTER_REFUSAL: Duration = Duration::from_secs(30);
@@ -126,7 +126,8 @@ impl Run {
             self.cluster.hosts.up().into_iter().map(|host| host.id.clone()).collect();
         all.extend(migration::refused_after(&moves, &hosts, now_ms()));
         let unable = networks::refusing(&self.cluster, &networks::kind_of(&self.record.value));
-        all.extend(unable.into_iter().map(|(to, why)| RefusedWay { way: Way::Migrate, to, why }));
+        let unable = unable.into_iter().chain(tpm::refusing(&self.cluster, &self.record.value));
+        all.extend(unable.map(|(to, why)| RefusedWay { way: Way::Migrate, to, why }));
         all
     }
 

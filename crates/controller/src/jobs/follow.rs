@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use perigee_model::guest::GuestEvent;
 use perigee_model::job::{HostState, JobState, Sample};
 use perigee_model::starts::VmStart;
-use perigee_model::vm::{Disk, HostReport, Machine, VmReport, VmSpec, VmStatus};
+use perigee_model::vm::{Disk, Hardware, HostReport, Machine, VmReport, VmSpec, VmStatus};
 use perigee_model::volume::ExportStats;
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 
@@ -556,7 +556,12 @@ pub(super) fn vm_spec(run: &Run, placement: &Placement, at: &HostId) -> Result<V
         hides_output: run.hides_output(placement),
         network: networks::of_vm(&run.record.value)?,
         machine: match run.lasting() {
-            None => Machine { firmware: spec.firmware, balloon: true, ..Machine::default() },
+            None => Machine {
+                firmware: spec.firmware,
+                hardware: Hardware { tpm: spec.tpm, ..Hardware::default() },
+                balloon: true,
+                ..Machine::default()
+            },
             Some(lasting) => Machine {
                 lasts: true,
                 firmware: lasting.firmware,

@@ -20,11 +20,20 @@ impl Run {
     pub(super) async fn settle_homes(&mut self) -> Result<(), Problem> {
         let record = &mut self.record.value;
         let here = record.job.host.clone();
+        // A VM that runs can't go on with its disk as it was at an earlier time; one that is off can start with it.
+        let is_off = record.lasting.is_some() && !record.vm_started;
         let disks = record.placement.iter_mut().flat_map(|placement| &mut placement.disks);
-        let mut changed = false;
-        for (index, disk) in disks.enumerate() {
-            if let Some(home) = self.cluster.index.moved_from(&disk.volume, &disk.home) {
-                record.meter.home_moved(index, here.as_ref() == Some(&home));
+        let (mut changed, index) = (false, &self.cluster.index);
+        for (number, disk) in disks.enumerate() {
+            let back = index.returned_from(&disk.volume, &disk.home).filter(|_| is_off);
+            if let Some(home) = &back {
+                let PlacedDisk { volume, home: lost, .. } = &disk;
+                record.job.reason = format!(
+                    "its disk {volume} is what it was when it left {home}: host {lost} was removed"
+                );
+            }
+            if let Some(home) = index.moved_from(&disk.volume, &disk.home).or(back) {
+                record.meter.home_moved(number, here.as_ref() == Some(&home));
                 disk.home = home;
                 disk.home_changed = true;
                 changed = true;

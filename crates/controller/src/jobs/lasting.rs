@@ -10,6 +10,7 @@ use perigee_model::states::JobEvent;
 use perigee_model::tenant::SEPARATOR;
 use perigee_model::vm::{VmReport, VmStatus};
 use perigee_model::volume::VolumeSource;
+use perigee_model::volume_move::VolumeMoveState;
 use perigee_model::{DiskRole, Epoch, HostId, Problem, ProblemKind, VmStart, VolumeName};
 
 use super::driver::{Run, Step};
@@ -132,7 +133,15 @@ impl Run {
     async fn rest(&mut self) -> Result<Step, Problem> {
         let disks = self.record.value.placement.iter().flat_map(|placement| &placement.disks);
         let mut own = disks.filter(|disk| disk.temporary);
-        let lost = own.find(|disk| self.cluster.hosts.get(&disk.home).is_err()).cloned();
+        // One that moved there may yet go back to its old home.
+        let is_over = |volume: &VolumeName| {
+            let last = self.cluster.index.volume_move(volume);
+            last.is_none_or(|last| last.shown.state.is_final())
+        };
+        let is_lost = |disk: &&PlacedDisk| {
+            self.cluster.hosts.get(&disk.home).is_err() && is_over(&disk.volume)
+        };
+        let lost = own.find(is_lost).cloned();
         if let Some(disk) = lost {
             let why = format!(
                 "its disk {} is lost with host {}, which was removed; the VM can only be deleted",
@@ -247,6 +256,11 @@ impl Run {
         if moves.iter().any(|record| !record.migration.state.is_final()) {
             return Ok(Step::Wait(poll));
         }
+        // The home of a disk that is made anew for each start has to be known, so that the disk is deleted there.
+        if self.disks_of_one_run_move().await? {
+            self.say("it waits until the move of its cloud-init disk has ended").await?;
+            return Ok(Step::Wait(poll));
+        }
         if !self.lasting().is_some_and(Lasting::is_taken_down) {
             self.change_lasting(Lasting::takes_down);
             self.record.save().await?;
@@ -273,6 +287,24 @@ impl Run {
         self.record.save().await?;
         self.forget_old_moves().await?;
         Ok(Step::Again)
+    }
+
+    /// Whether a volume that is made anew for each start is just getting another home. That is called off.
+    async fn disks_of_one_run_move(&self) -> Result<bool, Problem> {
+        let disks = self.record.value.placement.iter().flat_map(|placement| &placement.disks);
+        let disks: Vec<PlacedDisk> = disks.cloned().collect();
+        let mut are_moving = false;
+        for (_, volume) in of_one_run(&disks) {
+            if !self.cluster.index.is_changing_home(&volume) {
+                continue;
+            }
+            are_moving = true;
+            let last = self.cluster.index.volume_move(&volume);
+            if let Some(last) = last.filter(|last| last.shown.state == VolumeMoveState::Taking) {
+                volume_moves::call_off(&self.cluster, &last).await?;
+            }
+        }
+        Ok(are_moving)
     }
 
     /// The VM and its attachments at every host where it may be. `None` if it has none.
@@ -378,6 +410,7 @@ impl JobRecord {
         self.meter = Meter::default();
         self.to_follow.clear();
         self.counted_ms = 0;
+        self.moves = 0;
         let job = &mut self.job;
         job.host = None;
         if self.lasting.is_none() {
@@ -411,6 +444,6 @@ pub(super) fn own_disks(lasting: &Lasting) -> &'static [DiskRole] {
 }
 
 /// Whether it is the same one at all starts of a VM without a job.
-pub(super) fn lasts(role: DiskRole) -> bool {
+pub fn lasts(role: DiskRole) -> bool {
     matches!(role, DiskRole::Root | DiskRole::Nvram | DiskRole::Tpm)
 }

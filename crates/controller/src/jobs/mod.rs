@@ -61,6 +61,7 @@ pub use driver::drive;
 pub use gang::{ask_to_move, call_off_move, log_of, log_of_all, members};
 #[cfg(feature = "fuzzing")]
 pub(crate) use guest::apply;
+pub use lasting::lasts;
 pub use log::PAGE_LINES_MAX;
 #[cfg(test)]
 pub use log::read as log;

@@ -13,10 +13,12 @@ use crate::{networks, planning};
 
 /// The disks of a job's VM, beside its volumes.
 pub(super) fn job_disks(spec: &JobSpec) -> &'static [DiskRole] {
-    use DiskRole::{Nvram, Output, Root, Seed};
-    match spec.firmware.has_variables() {
-        true => &[Root, Seed, Output, Nvram],
-        false => &[Root, Seed, Output],
+    use DiskRole::{Nvram, Output, Root, Seed, Tpm};
+    match (spec.firmware.has_variables(), spec.tpm) {
+        (false, false) => &[Root, Seed, Output],
+        (true, false) => &[Root, Seed, Output, Nvram],
+        (false, true) => &[Root, Seed, Output, Tpm],
+        (true, true) => &[Root, Seed, Output, Nvram, Tpm],
     }
 }
 

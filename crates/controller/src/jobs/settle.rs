@@ -40,6 +40,7 @@ impl Run {
             MigrationState::Aborted => {
                 self.clean_up(next.number, next.start, &next.migration.to).await?;
                 self.record.value.settled = next.number;
+                self.record.value.meter.paused_ms += next.migration.downtime_ms;
                 self.record.save().await?;
                 self.forget_old_moves().await?;
             }
@@ -119,6 +120,7 @@ impl Run {
         record.job.host = Some(to);
         record.boot_id.clone_from(&moved.boot_id);
         record.settled = moved.number;
+        record.meter.paused_ms += moved.migration.downtime_ms;
         record.moves += 1;
         // A trace of a part of the run says nothing about the whole run.
         record.traced = Traced::Not;

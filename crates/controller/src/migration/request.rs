@@ -14,8 +14,8 @@ use super::{name_of, sharing};
 use crate::cleaner;
 use crate::cluster::{Cluster, capacity, now_ms};
 use crate::records::{
-    JobRecord, Membership, MigrationIntent, MigrationRecord, migration_intent_key,
-    migration_prefix, start_of, vm_of,
+    JobIntent, JobRecord, Membership, MigrationIntent, MigrationRecord, job_intent_key,
+    migration_intent_key, migration_prefix, start_of, vm_of,
 };
 use crate::{catalog, jobs, leave_site, links, networks, planning, tpm};
 
@@ -248,6 +248,9 @@ async fn cancel_following(
         Problem::conflict(what, "no migration is running")
     };
     let job = jobs::of_vm(cluster, vm).ok_or_else(refusal)?;
+    if job.job.state.is_final() {
+        return Err(refusal());
+    }
     let is_followed = |last: &MigrationRecord| {
         let is_settled = job.settled >= last.number;
         last.migration.state == MigrationState::Completed
@@ -270,8 +273,12 @@ async fn cancel_following(
     };
     // Its job may not know yet that it has arrived.
     cluster.records.update(&migration_intent_key(vm, last.number), cancel).await?;
-    jobs::intend(cluster, &job.job.id, |intent| intent.stay = intent.stay.saturating_add(1))
-        .await?;
+    let stay = |intent: Option<JobIntent>| {
+        let intent = intent.unwrap_or_default();
+        JobIntent { stay: intent.stay.saturating_add(1), ..intent }
+    };
+    cluster.records.update(&job_intent_key(&job.job.id), stay).await?;
+    cluster.drive_job(&job.job.id);
     Ok(last.migration)
 }
 

@@ -12,12 +12,16 @@ use perigee_planner::{Boot, DiskFacts, Measured, MeasuredVolume, PastRun};
 
 use super::decisions::prefix;
 use super::{data_disks, digest, facts, last_dirty_rate, milliseconds, seconds};
-use crate::cluster::Cluster;
 use crate::cluster::taught::{BOOTS, History, RUNS};
+use crate::cluster::{Cluster, now_ms};
 use crate::records::{JobRecord, Placement, Traced};
 
 /// Number of boots that are kept for each host.
 const BOOTS_KEPT: usize = 5;
+
+/// The most kinds of jobs of one tenant whose histories are kept. A program that gets another argument each time is another
+/// kind each time.
+const KINDS_MAX: usize = 2000;
 
 /// Writes the measured times beside the predictions, and keeps the run for later predictions. A job whose
 /// command failed is not kept: it did not do its work.
@@ -38,8 +42,9 @@ pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Prob
     let parts = newest.as_ref().map(|(run, paused_s)| run.parts(*paused_s));
     for key in cluster.records.keys(&prefix(&job.id)).await? {
         if let Some(mut decision) = cluster.records.own::<Decision>(&key).await? {
+            let is_new = decision.value.measured_s.is_none();
             measure(&mut decision.value, ended_ms, measured_s, parts);
-            if let Some((in_range, error)) = decision.value.came_true() {
+            if let Some((in_range, error)) = decision.value.came_true().filter(|_| is_new) {
                 cluster.counters.came_true(in_range, error);
             }
             if decision.value.trigger == Trigger::Submitted {
@@ -64,13 +69,52 @@ pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Prob
     let dirty = last_dirty_rate(cluster, record);
     let keep = |old: Option<History>| {
         let mut history = old.unwrap_or_default();
-        perigee_planner::keep(&mut history.runs, newest.clone());
+        // A job whose end could not be recorded ends once more.
+        if history.newest.as_ref() != Some(&job.id) {
+            perigee_planner::keep(&mut history.runs, newest.clone());
+        }
+        history.newest = Some(job.id.clone());
         history.dirty_bytes_per_s = dirty.or(history.dirty_bytes_per_s);
+        history.ended_ms = now_ms();
         history
     };
     let key = history_key(&job.spec);
+    make_room(cluster, &key, tenant_of(&job.spec.name), KINDS_MAX).await?;
     let kept = cluster.records.update(&key, keep).await?;
     cluster.taught.set_history(&key, Arc::new(kept));
+    Ok(())
+}
+
+/// Forgets the tenth of a tenant's kinds of jobs that succeeded longest ago, if it has so many and this is one more. To find
+/// them, all are read.
+pub(crate) async fn make_room(
+    cluster: &Cluster,
+    key: &str,
+    tenant: &str,
+    max: usize,
+) -> Result<(), Problem> {
+    if cluster.records.read::<History>(key).await?.is_some() {
+        return Ok(());
+    }
+    if cluster.records.keys(RUNS).await?.len() < max {
+        return Ok(());
+    }
+    let all = cluster.records.list_after::<History>(RUNS, "", usize::MAX).await?;
+    let is_own =
+        |history: &History| history.runs.iter().any(|run| tenant_of(&run.traits.name) == tenant);
+    let mut own: Vec<(u64, String)> = all
+        .into_iter()
+        .filter(|(_, history)| is_own(history))
+        .map(|(key, history)| (history.ended_ms, key))
+        .collect();
+    if own.len() < max {
+        return Ok(());
+    }
+    own.sort();
+    for (_, old) in own.into_iter().take(max.div_ceil(10)) {
+        cluster.records.remove(&old).await?;
+        cluster.taught.forget_history(&old);
+    }
     Ok(())
 }
 
@@ -109,7 +153,8 @@ fn measured(
     let (started_ms, running_ms) =
         (job.started_ms.unwrap_or(ended_ms), job.running_ms.unwrap_or(ended_ms));
     let moves = job.vm.as_ref().map(|vm| cluster.index.migrations_of(vm)).unwrap_or_default();
-    let paused_ms: u64 = moves.iter().map(|m| m.migration.downtime_ms).sum();
+    let unsettled = moves.iter().filter(|moved| moved.number > record.settled);
+    let paused_ms = meter.paused_ms + unsettled.map(|m| m.migration.downtime_ms).sum::<u64>();
     let disks = data_disks(placement, &work);
     // Disks of one home wait for the same outage, so it counts once.
     let outage_ns = disks.iter().map(|disk| disk.outage_ns).max().unwrap_or_default();

@@ -85,6 +85,12 @@ pub(super) async fn begin(
              has seen",
         )
     })?;
+    let last = cluster.index.volume_move(volume).filter(|last| !last.shown.state.is_final());
+    if let Some(last) = last.filter(|last| cluster.hosts.get(&last.shown.to).is_err()) {
+        cluster.index.end_promotion(volume);
+        let why = format!("it is being brought back to {}", last.shown.from);
+        return Err(Problem::conflict(what(volume), why).next("try again in some seconds"));
+    }
     match cluster.records.create(&key(volume), record).await {
         Ok(true) => {}
         Ok(false) => {

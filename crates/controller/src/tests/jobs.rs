@@ -57,6 +57,24 @@ async fn a_job_goes_through_all_its_states_and_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn a_job_that_asks_for_a_tpm_has_its_state_on_a_disk_until_its_end() {
+    let lab = Lab::up().await;
+    let id = lab.submit(JobSpec { tpm: true, ..spec(Access::Clone) }).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    {
+        let home = lab.home.inside();
+        let spec = &home.vms[&vm].report.spec;
+        let state = spec.tpm().expect("a disk for the TPM");
+        assert!(!state.read_only && home.volumes.contains_key(&state.volume));
+    }
+    lab.home.say(&vm, GuestBody::Started);
+    finish(&lab.home, &lab.home, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
 async fn a_job_whose_image_needs_uefi_has_the_firmwares_variables_until_its_end() {
     let lab = Lab::up().await;
     let id = lab.submit(JobSpec { firmware: Firmware::Uefi, ..spec(Access::Clone) }).await;

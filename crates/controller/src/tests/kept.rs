@@ -4,9 +4,11 @@ use perigee_model::VmStart;
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, JobState, MigrationState};
 use perigee_model::plan::Trigger;
+use perigee_model::tenant::DEFAULT_TENANT;
 use perigee_planner::Refused;
 
 use super::{Lab, spec, vm_of, wait_for};
+use crate::cluster::taught::{History, RUNS};
 use crate::records::{
     MigrationIntent, MigrationRecord, migration_intent_key, migration_intent_prefix,
     migration_prefix,
@@ -36,6 +38,7 @@ async fn of_many_moves_and_decisions_the_last_ones_are_kept() {
             migration::new_record(&vm, start, lab.home.id.clone(), wish, None, unknown)
                 .expect("record");
         record.migration.state = MigrationState::Aborted;
+        record.migration.downtime_ms = 2;
         assert!(lab.cluster.create_migration(&record).await.expect("create"));
         let intent = migration_intent_key(&vm, number);
         lab.cluster.records.put(&intent, &MigrationIntent::default()).await.expect("recorded");
@@ -55,6 +58,8 @@ async fn of_many_moves_and_decisions_the_last_ones_are_kept() {
         (all && numbers().await == wanted).then_some(())
     })
     .await;
+    let record = lab.cluster.index.job(&id).expect("the job");
+    assert_eq!(record.meter.paused_ms, 2 * u64::from(last), "also in those that are forgotten");
     wait_for("the next one", async || {
         let next = vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default());
         next.await.ok()
@@ -72,4 +77,34 @@ async fn of_many_moves_and_decisions_the_last_ones_are_kept() {
     assert!(before < 110 && kept.len() <= 102, "{} of {}", kept.len(), before + 110);
     assert_eq!(kept[0].trigger, Trigger::Submitted);
     assert_eq!(kept.last().expect("one").summary, "number 109");
+}
+
+/// A program that is given another number each time is another kind each time.
+#[tokio::test]
+async fn of_many_kinds_of_jobs_the_last_ones_are_remembered() {
+    let lab = Lab::up().await;
+    let known = async |of: &str| {
+        let key = format!("{RUNS}{of}");
+        lab.cluster.records.read::<History>(&key).await.expect("read").is_some()
+    };
+    let learn = async |of: &str, tenant: &str, ended_ms: u64| {
+        let mut run = super::sure::some_run(&lab);
+        run.traits.name = format!("{tenant}q");
+        let history = History { runs: vec![run], ended_ms, ..History::default() };
+        lab.cluster.records.put(&format!("{RUNS}{of}"), &history).await.expect("put");
+    };
+    learn("other", "acme~", 1).await;
+    for number in 0..20 {
+        learn(&format!("own{number}"), "", 100 - number).await;
+    }
+    let make_room = async |of: &str| {
+        let key = format!("{RUNS}{of}");
+        planning::make_room(&lab.cluster, &key, DEFAULT_TENANT, 20).await.expect("room");
+    };
+    make_room("own3").await;
+    assert!(known("own19").await, "it is none more");
+    make_room("new").await;
+    for (of, is_known) in [("other", true), ("own19", false), ("own18", false), ("own17", true)] {
+        assert_eq!(known(of).await, is_known, "{of}");
+    }
 }

@@ -203,6 +203,7 @@ pub fn spec(access: Access) -> JobSpec {
         count: 1,
         mpi: false,
         firmware: Default::default(),
+        tpm: false,
     }
 }
 

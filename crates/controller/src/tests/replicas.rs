@@ -9,12 +9,13 @@ use perigee_model::replica::{
     PromoteReplica, PromoteVolume, Promotion, ReplicaPin, ReplicaPoint, ReplicateVolume,
 };
 use perigee_model::vm::HostAddresses;
+use perigee_model::volume_move::{VolumeMoveCause, VolumeMoveState};
 use perigee_model::{Incarnation, Problem, ProblemKind, SiteId};
 
 use super::fake::FakeHost;
 use super::fake::replicas::point;
 use super::{Lab, data_volume, spec, vm_of, wait_for};
-use crate::{catalog, hosts, jobs, planning, replicas, vms};
+use crate::{catalog, hosts, jobs, planning, replicas, vms, volume_moves};
 
 /// The data volume at `cloud1` has a complete replica at `home1`.
 async fn replicated() -> Lab {
@@ -123,6 +124,32 @@ async fn a_promotion_whose_host_does_not_answer_can_be_called_off() {
     lab.home.inside().replicas.promotes_none = false;
     promote(&lab, PromoteVolume::default()).await.expect("it is lost");
     assert_eq!(home_of(&lab).await, "home1");
+}
+
+/// Its move had not copied all of it when the new home was lost, so it could also go back to the old one.
+#[tokio::test]
+async fn a_volume_that_is_being_promoted_does_not_go_back_to_its_old_home_too() {
+    let lab = replicated().await;
+    let third = FakeHost::start("edge1", "edge").await;
+    hosts::register(&lab.cluster, &third.id, third.addresses.clone()).await.expect("register");
+    third.inside().moves.missing_bytes = 1 << 20;
+    let asked = VolumeMoveCause::Asked;
+    volume_moves::request(&lab.cluster, &data_volume(), &third.id, asked).await.expect("a move");
+    wait_for("the new home to copy", async || {
+        let shown = volume_moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
+        (shown.state == VolumeMoveState::Filling).then_some(())
+    })
+    .await;
+    is_unreachable(&lab, &third).await;
+    lab.home.inside().replicas.promotes_none = true;
+    promote(&lab, PromoteVolume::default()).await.expect_err("nobody answers");
+    hosts::remove(&lab.cluster, &third.id, true).await.expect("removed");
+    // The driver of the move looks several times meanwhile.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    lab.home.inside().replicas.promotes_none = false;
+    is_over(&lab).await;
+    let homes = [&lab.home, &lab.cloud].map(|host| host.has(&data_volume()).is_some());
+    assert_eq!((homes, home_of(&lab).await.as_str()), ([true, false], "home1"));
 }
 
 #[tokio::test]

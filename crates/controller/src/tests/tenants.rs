@@ -644,6 +644,30 @@ async fn what_a_token_has_made_ends_with_it() {
     assert_eq!(left, ["own", "admins"]);
 }
 
+/// A token that is over is forgotten when the user gets another one.
+#[tokio::test]
+async fn a_key_that_was_added_with_a_forgotten_token_ends_with_that_tokens_maker() {
+    let tenants = Tenants::up().await;
+    let own = "/v1/tenants/acme/users/amy";
+    let make = async |by: &Client| {
+        let life = NewAccessToken { life_s: 86_400 };
+        let made = by.post::<MadeAccessToken>(&format!("{own}/tokens"), &life).await;
+        let made = made.expect("a token");
+        (made.id, client(&tenants.url).with_token(&made.token).expect("a token"))
+    };
+    let (stolen, thief) = make(&tenants.amy).await;
+    let (short, further) = make(&thief).await;
+    let key = SshKey::new(user_name("thiefs"), "ssh-ed25519 AAAAthiefs").expect("a key");
+    let _: User = further.put(&format!("{own}/keys"), &key).await.expect("a key");
+    crate::accounts::expire(&tenants.lab.cluster, &short);
+    make(&tenants.amy).await;
+    let list: Vec<AccessToken> = tenants.amy.get(&format!("{own}/tokens")).await.expect("tokens");
+    assert!(list.iter().all(|token| token.id != short), "it is forgotten");
+    tenants.amy.delete(&format!("{own}/tokens/{stolen}")).await.expect("revoked");
+    let amy: User = tenants.amy.get(own).await.expect("she is known");
+    assert_eq!(amy.keys, []);
+}
+
 /// The gateway of FTPS asks from one address for all of its clients. What it says is noted, and is never taken for who asks.
 #[tokio::test]
 async fn the_audit_log_says_for_which_client_a_gateway_has_tried_a_token() {

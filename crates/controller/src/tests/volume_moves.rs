@@ -4,10 +4,12 @@
 use perigee_model::guest::GuestBody;
 use perigee_model::home::{Place, Tenure};
 use perigee_model::job::{Access, HostState, JobState, MigrationState};
+use perigee_model::lasting::{NewVm, PowerWish, VmState};
 use perigee_model::volume_move::{VolumeMove, VolumeMoveCause, VolumeMoveState, VolumesOnMove};
 use perigee_model::{HostId, JobId, Problem, ProblemKind, VmId, VolumeName};
 
 use super::fake::FakeHost;
+use super::lasting::{new_vm, web};
 use super::migrations::switch;
 use super::{Lab, TIMING, data_volume, finish, running, spec, vm_of, wait_for};
 use crate::cluster::Timing;
@@ -255,6 +257,27 @@ async fn volumes_that_follow_their_vm_stay_when_a_person_calls_it_off() {
     finish(&lab.cloud, &lab.home, &vm);
     lab.wait_for_state(&id, JobState::Succeeded).await;
     lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
+async fn disks_that_follow_a_vm_without_a_job_stay_when_a_person_calls_it_off() {
+    let lab = Lab::up().await;
+    lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("home1") }).await;
+    lab.runs().await;
+    let to = lab.cloud.id.clone();
+    vms::move_to(&lab.cluster, &web(), to, VolumesOnMove::Follow).await.expect("move");
+    wait_for("the source to be asked", async || {
+        lab.home.inside().vms[&web()].asked.is_some().then_some(())
+    })
+    .await;
+    lab.cloud.inside().moves.stands_still = true;
+    switch(&lab, &web());
+    wait_for_move(&lab, &own(&web(), "root"), VolumeMoveState::Taking).await;
+    let ended = migration::cancel(&lab.cluster, &web()).await.expect("disks follow it");
+    assert_eq!(ended.state, MigrationState::Completed);
+    wait_for_move(&lab, &own(&web(), "root"), VolumeMoveState::CalledOff).await;
+    wait_for_no_followers(&lab, &web()).await;
+    lab.cloud.inside().moves.stands_still = false;
 }
 
 #[tokio::test]
@@ -647,6 +670,62 @@ async fn the_new_home_is_removed_and_the_volume_is_what_it_was() {
         lab.cluster.records.read(&volume_key(&data_volume())).await.expect("read").expect("record");
     assert_eq!(record.home, lab.cloud.id);
     assert!(lab.cloud.inside().volumes.contains_key(&data_volume()));
+}
+
+/// The old home has it as it was when its move began.
+#[tokio::test]
+async fn a_vm_without_a_job_whose_disks_new_home_is_removed_starts_with_what_its_disk_was() {
+    let lab = Lab::up().await;
+    lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("home1") }).await;
+    lab.runs().await;
+    lab.cloud.inside().moves.missing_bytes = MISSING;
+    let root = own(&web(), "root");
+    begin(&lab, &root, &lab.cloud.id).await.expect("move");
+    wait_for_move(&lab, &root, VolumeMoveState::Filling).await;
+    down(&lab, &lab.cloud).await;
+    let removal = hosts::remove(&lab.cluster, &lab.cloud.id, true).await.expect("removed");
+    assert!(removal.returned_volumes.contains(&root), "{removal:?}");
+    wait_for_move(&lab, &root, VolumeMoveState::CalledOff).await;
+    lab.vm_is(VmState::Stopped).await;
+    wait_for("the reason", async || {
+        let vm = vms::get(&lab.cluster, &web()).await.expect("the VM");
+        vm.reason.contains("is what it was when it left home1").then_some(())
+    })
+    .await;
+    wait_for("its disk's home", async || {
+        let record = jobs::of_vm(&lab.cluster, &web()).expect("its record");
+        let disks = record.placement.clone().expect("placed").disks;
+        disks.iter().any(|disk| disk.volume == root && disk.home == lab.home.id).then_some(())
+    })
+    .await;
+    lab.wish(PowerWish::Start).await;
+    lab.runs().await;
+    assert!(lab.home.inside().volumes.contains_key(&root));
+}
+
+/// Its home does not let in a host that has never had it attached.
+#[tokio::test]
+async fn a_host_that_is_away_and_never_had_a_volume_does_not_keep_its_move_from_ending() {
+    for was_let_in in [false, true] {
+        let lab = Lab::up().await;
+        let third = FakeHost::start("edge1", "edge").await;
+        hosts::register(&lab.cluster, &third.id, third.addresses.clone()).await.expect("register");
+        if was_let_in {
+            let mut cloud = lab.cloud.inside();
+            cloud.openers.entry(data_volume()).or_default().insert(third.id.clone());
+        }
+        down(&lab, &third).await;
+        begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
+        if was_let_in {
+            wait_for("the move to say what it waits for", async || {
+                let shown = volume_moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
+                shown.problem.contains("may still look for it").then_some(())
+            })
+            .await;
+            third.inside().down = false;
+        }
+        wait_for_move(&lab, &data_volume(), VolumeMoveState::Completed).await;
+    }
 }
 
 #[tokio::test]

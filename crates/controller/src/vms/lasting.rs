@@ -115,6 +115,7 @@ fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<JobSpec, Prob
         count: 1,
         mpi: false,
         firmware: Default::default(),
+        tpm: false,
     })
 }
 

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use perigee_model::home::{HomeState, Tenure, VolumeHome};
+use perigee_model::volume::AllOpeners;
 use perigee_model::volume_move::VolumeMoveEvent;
-use perigee_model::{Problem, ProblemKind};
+use perigee_model::{HostId, Problem, ProblemKind};
 
 use super::{Run, Step};
 use crate::cluster::{Detachment, HostLink};
@@ -34,6 +35,7 @@ impl Run<'_> {
         if missing_bytes > 0 {
             return Ok(Step::Wait(self.cluster.timing.figures));
         }
+        let left = self.let_in(&from, left).await;
         if !is_deleted && !left.is_empty() {
             let names: Vec<&str> = left.iter().map(|host| host.as_str()).collect();
             let why =
@@ -53,6 +55,22 @@ impl Run<'_> {
             super::request::forget(&self.cluster, &self.shown().volume).await?;
         }
         Ok(Step::Again)
+    }
+
+    /// Of the hosts that could not be told of the new home, those that the old one lets in. The others can't have the volume
+    /// open there, so nobody waits for them.
+    async fn let_in(&self, from: &HostLink, mut left: Vec<HostId>) -> Vec<HostId> {
+        if left.is_empty() {
+            return left;
+        }
+        // If the old home does not say whom it lets in, all of them are waited for.
+        let Ok(all) = from.volume.get::<AllOpeners>("/v1/openers").await else { return left };
+        if !all.admits_all {
+            let hosts = all.volumes.get(&self.shown().volume);
+            let is_let_in = |host: &HostId| hosts.is_some_and(|hosts| hosts.contains(host));
+            left.retain(|host| *host == from.id || is_let_in(host));
+        }
+        left
     }
 
     /// Whether the volume has this tenure since it moved. A new home that was set up anew knows of none, and
@@ -155,10 +173,16 @@ impl Run<'_> {
     }
 
     /// The new home was removed. The old one still has what the volume was when its move began; a
-    /// job's own volume is no use like that.
+    /// job's own volume is no use like that. But a disk that a VM without a job keeps while it is off goes back too.
     pub(super) async fn bring_back(&mut self) -> Result<Step, Problem> {
         let to = self.shown().to.clone();
-        let from = self.from().filter(|_| self.record.value.listed);
+        if self.cluster.index.is_promoted(&self.shown().volume) {
+            let why = "a replica of it is becoming the volume";
+            return Err(Problem::unavailable(self.what(), why));
+        }
+        let is_listed = self.record.value.listed;
+        let is_kept = is_listed || super::is_kept_by_a_vm(&self.cluster, &self.shown().volume);
+        let from = self.from().filter(|_| is_kept);
         let (Some(from), Some(tenure)) = (from, self.record.value.tenure) else {
             if let Some(from) = self.from() {
                 self.forget_at(&from).await?;
@@ -172,9 +196,12 @@ impl Run<'_> {
             home: from.id.clone(),
             seen: None,
         };
-        self.cluster.records.update(&volume_key(&volume), at_home).await?;
+        if is_listed {
+            self.cluster.records.update(&volume_key(&volume), at_home).await?;
+        }
         let why = format!("host {to} was removed; what was written to the volume there is lost");
         self.end(VolumeMoveEvent::Returned, why).await?;
+        self.drive_users();
         Ok(Step::Again)
     }
 }

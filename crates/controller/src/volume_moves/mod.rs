@@ -26,7 +26,7 @@ use crate::openers;
 use crate::records::{Owned, VolumeMoveIntent, VolumeMoveRecord, volume_move_intent_key};
 
 use pace::Pace;
-pub use request::{call_off, cancel, forget, home_in_a_job, of_volume, request};
+pub use request::{call_off, cancel, forget, home_in_a_job, is_kept_by_a_vm, of_volume, request};
 pub use tell::attach_at;
 
 /// The new home stops its clients for a moment and asks the old one; then it answers.
@@ -36,7 +36,7 @@ const TAKE_DEADLINE: Duration = Duration::from_secs(60);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Why a move ended that a person did not want any more.
-const CANCELLED: &str = "cancelled";
+pub const CANCELLED: &str = "cancelled";
 
 /// How the driver goes on after a step.
 enum Step {
@@ -265,7 +265,16 @@ impl Run<'_> {
     async fn lost(&mut self, why: String) -> Result<Step, Problem> {
         tracing::warn!("the move of volume {}: {why}", self.shown().volume);
         self.end(VolumeMoveEvent::HostRemoved, why).await?;
+        self.drive_users();
         Ok(Step::Again)
+    }
+
+    /// The jobs and VMs with the volume at the host that was removed hear what has become of it.
+    fn drive_users(&self) {
+        let VolumeMove { volume, to, .. } = self.shown();
+        for record in self.cluster.index.jobs_that_name(volume, to) {
+            self.cluster.drive_job(&record.job.id);
+        }
     }
 
     /// The one place where a move ends.

@@ -7,6 +7,7 @@ use perigee_model::{HostId, Problem, VolumeName};
 
 use crate::catalog;
 use crate::cluster::{Cluster, now_ms};
+use crate::jobs;
 use crate::leave_site;
 use crate::records::{
     JobRecord, PlacedDisk, VolumeMoveIntent, VolumeMoveRecord, VolumeRecord, volume_key,
@@ -106,6 +107,12 @@ pub(super) fn job_with(
         let disk = disks.find(|disk| disk.volume == *volume && disk.temporary)?.clone();
         Some((job, disk))
     })
+}
+
+/// Whether it is a disk of a VM without a job that the VM keeps when it is off.
+pub fn is_kept_by_a_vm(cluster: &Cluster, volume: &VolumeName) -> bool {
+    job_with(cluster, volume)
+        .is_some_and(|(record, disk)| record.lasting.is_some() && jobs::lasts(disk.role))
 }
 
 /// The home of a volume that was made for an unfinished job.

@@ -109,6 +109,7 @@ impl Stage {
             count: 1,
             mpi: false,
             firmware: Default::default(),
+            tpm: false,
         }
     }
 

@@ -46,6 +46,7 @@ outputs: [/job/answers]
 placement: {start: {site: home}, move: never}
 timeout: 1h30m
 firmware: uefi-secure
+tpm: true
 "#;
     let JobFile { spec, inputs } = parse(text, "-").unwrap();
     assert_eq!(spec.command, ["/opt/run", "1", "true"]);
@@ -53,7 +54,7 @@ firmware: uefi-secure
     assert_eq!((spec.env["EMPTY"].as_str(), spec.env["QUOTED"].as_str()), ("", "yes"));
     assert_eq!((spec.cpus, spec.memory_bytes), (2, 384 << 20));
     assert_eq!((spec.root_bytes, spec.output_bytes), (Some(4 << 30), 100 << 20));
-    assert_eq!(spec.firmware, Firmware::UefiSecure);
+    assert_eq!((spec.firmware, spec.tpm), (Firmware::UefiSecure, true));
     let mounts: Vec<_> = spec.volumes.iter().map(|v| (v.mount.as_str(), v.access)).collect();
     let expected =
         [("/data", Access::Read), ("/data1", Access::Write), ("/mnt/more", Access::Clone)];

@@ -36,6 +36,7 @@ fn job() -> JobSpec {
         count: 1,
         mpi: false,
         firmware: Default::default(),
+        tpm: false,
     }
 }
 

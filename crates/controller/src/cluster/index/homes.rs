@@ -65,6 +65,14 @@ impl Index {
         is_settling.then(|| shown.to.clone())
     }
 
+    /// The old home of a disk's volume, where it is again because the host `home`, which had taken it, was removed.
+    pub fn returned_from(&self, volume: &VolumeName, home: &HostId) -> Option<HostId> {
+        let inner = self.lock();
+        let shown = &inner.volume_moves.get(volume)?.shown;
+        let is_back = shown.state == VolumeMoveState::CalledOff && shown.taken_ms.is_some();
+        (is_back && shown.to == *home).then(|| shown.from.clone())
+    }
+
     /// The jobs whose records name this home of the volume.
     pub fn jobs_that_name(&self, volume: &VolumeName, home: &HostId) -> Vec<Arc<JobRecord>> {
         let inner = self.lock();

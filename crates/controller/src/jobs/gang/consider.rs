@@ -13,7 +13,7 @@ use super::moving::{has_ended, may_move, rooms, sent};
 use crate::cluster::now_ms;
 use crate::jobs::driver::{Run, Step};
 use crate::records::{Gang, JobRecord, vm_of};
-use crate::{links, migration, networks, planning};
+use crate::{links, migration, networks, planning, tpm};
 
 /// A gang is considered once in so many intervals of [`crate::cluster::Timing::monitor`]: its facts are those of all its VMs.
 const CONSIDERED_EVERY: u32 = 3;
@@ -110,7 +110,8 @@ impl Run {
             self.cluster.hosts.up().into_iter().map(|host| host.id.clone()).collect();
         let mut all = migration::refused_after(&moves, &hosts, now_ms());
         let unable = networks::refusing(&self.cluster, &networks::kind_of(member));
-        all.extend(unable.into_iter().map(|(to, why)| RefusedWay { way: Way::Migrate, to, why }));
+        let unable = unable.into_iter().chain(tpm::refusing(&self.cluster, member));
+        all.extend(unable.map(|(to, why)| RefusedWay { way: Way::Migrate, to, why }));
         all
     }
 }

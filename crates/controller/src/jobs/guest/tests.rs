@@ -34,6 +34,7 @@ fn record(state: JobState) -> JobRecord {
         count: 1,
         mpi: false,
         firmware: Default::default(),
+        tpm: false,
     };
     let mut record = new_record(JobId::new("q-0001").expect("name"), spec);
     record.job.state = state;
