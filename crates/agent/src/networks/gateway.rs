@@ -83,7 +83,8 @@ impl Names {
 /// (`--dhcp-host` in its manual).
 fn is_dnsmasqs(name: &str) -> bool {
     let number = name.strip_suffix(['s', 'm', 'h', 'd', 'w']).unwrap_or(name);
-    ["ignore", "infinite"].contains(&name) || number.bytes().all(|b| b.is_ascii_digit())
+    let is_number = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+    ["ignore", "infinite"].contains(&name) || is_number
 }
 
 fn directory(dir: &Path, vni: u16) -> PathBuf {

@@ -76,7 +76,7 @@ async fn close(qmp: &Qmp, node: &str) -> Result<(), QmpError> {
             tracing::warn!(node, "QEMU can't flush a disk that goes: its session is ended");
             let of = json!({"instances": [{"type": "block-node", "node-name": node}]});
             match qmp.execute_oob("yank", of).await {
-                // It has been closed just now, or this QEMU takes nothing out of band.
+                // It has been closed just now.
                 Ok(_) | Err(QmpError::Refused { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -184,7 +184,7 @@ impl Owner {
         tell_guest(named_size(qmp, &own).await.map_err(told)?).await
     }
 
-    async fn plug(&self, qmp: &Qmp, disk: Disk) -> Result<(), Problem> {
+    async fn plug(&mut self, qmp: &Qmp, disk: Disk) -> Result<(), Problem> {
         let what = || format!("can't give the VM {} the disk {}", self.vm.id(), disk.role);
         let now = self.vm.now();
         if now.machine.port_of(disk.role).is_none() {
@@ -223,7 +223,9 @@ impl Owner {
         if is_there().await? {
             return Ok(());
         }
-        self.forget_disk(qmp, disk.role).await?;
+        if self.forget_disk(qmp, disk.role).await.is_err() {
+            self.leaving.insert(disk.role);
+        }
         Err(problem)
     }
 
@@ -301,12 +303,12 @@ impl Owner {
         sockets::open(&self.host, &self.vm).await?;
         let begun = Instant::now();
         loop {
-            for node in &names {
-                close(qmp, node).await.map_err(told)?;
-            }
-            // A device that QEMU did not answer for in time may have come since.
+            // One that has come again, or that QEMU did not answer for in time, is not closed.
             if drive(qmp, role).await.map_err(told)?.is_some() {
                 return Err(Problem::unavailable(what(), "its guest has it"));
+            }
+            for node in &names {
+                close(qmp, node).await.map_err(told)?;
             }
             let nodes: Vec<Node> = qmp.query("query-named-block-nodes").await.map_err(told)?;
             if nodes.iter().all(|node| !names.contains(&node.node_name)) {
