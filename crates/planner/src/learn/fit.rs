@@ -91,7 +91,11 @@ fn samples<'a>(
 ) -> Vec<Sample<'a>> {
     let mut age_share = 1.0;
     let mut samples = Vec::new();
-    for run in history.iter().rev().filter(|run| run.is_at_one_distance()) {
+    // What was measured of each volume says nothing of a job with other ones.
+    let is_alike = |run: &&PastRun| {
+        run.is_at_one_distance() && run.traits.data_bytes.len() == traits.data_bytes.len()
+    };
+    for run in history.iter().rev().filter(is_alike) {
         let factor = cpu_factor(cluster, &run.host).0.expected;
         let cpu_s = run.cpu_s / factor;
         let bytes_s = run.bytes_s() * on_links.waited;

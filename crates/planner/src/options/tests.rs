@@ -338,6 +338,18 @@ fn a_link_that_is_not_measured_is_a_refusal() {
     assert!(matches!(plan(&snapshot), Err(Refused::LinkNotMeasured { .. })));
 }
 
+/// What the runs did with each volume is known by its place in the job file.
+#[test]
+fn runs_with_fewer_volumes_say_nothing_of_each_one() {
+    let mut snapshot = at_site_home(500.0);
+    assert_eq!(plan(&snapshot).unwrap().basis, Basis::History);
+    let mut other = snapshot.job.volumes[0].clone();
+    other.volume = volume_name("other");
+    snapshot.job.volumes.push(other);
+    snapshot.job.traits.data_bytes.push(32 * MIB);
+    assert_eq!(plan(&snapshot).unwrap().basis, Basis::OnePass);
+}
+
 #[test]
 fn a_job_with_data_at_two_sites_equally_gains_nothing_by_a_move() {
     let mut snapshot = at_site_home(500.0);

@@ -269,16 +269,26 @@ fn try_start(
         uses.extend(uses_of(waiting));
         return Err(reason);
     }
-    let turn = if waiting.count == 1 {
-        let hosts = rooms.with_room(waiting).map_err(|wait| wait.reason(waiting))?;
-        let host = choose(waiting, &hosts)?;
-        rooms.take(&host, waiting.demand);
-        Turn::Start(host)
-    } else {
-        Turn::StartAll(gang::start(waiting, rooms, choose)?)
+    let turn = match waiting.count {
+        1 => start_one(waiting, rooms, choose).map(Turn::Start),
+        _ => gang::start(waiting, rooms, choose).map(Turn::StartAll),
     };
-    uses.extend(uses_of(waiting));
-    Ok(turn)
+    // For what keeps a host its volumes are kept too. Else it could have one or the other in turn, and never both.
+    if turn.is_ok() || rooms.keep_one_for(&waiting.job) {
+        uses.extend(uses_of(waiting));
+    }
+    turn
+}
+
+fn start_one(
+    waiting: &Waiting,
+    rooms: &mut Rooms,
+    choose: &mut impl FnMut(&Waiting, &[HostId]) -> Result<HostId, String>,
+) -> Result<HostId, String> {
+    let hosts = rooms.with_room(waiting).map_err(|wait| wait.reason(waiting))?;
+    let host = choose(waiting, &hosts)?;
+    rooms.take(&host, waiting.demand);
+    Ok(host)
 }
 
 fn uses_of(waiting: &Waiting) -> impl Iterator<Item = VolumeUse> {

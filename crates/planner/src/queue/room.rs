@@ -52,6 +52,11 @@ impl Rooms {
         }
     }
 
+    /// Whether a host is reserved for this job.
+    pub(super) fn keep_one_for(&self, job: &JobId) -> bool {
+        self.rooms.iter().any(|room| room.kept_for.as_ref() == Some(job))
+    }
+
     /// The hosts where the job can start now. If no host has enough CPUs or memory free, one may be reserved
     /// for the job.
     pub(super) fn with_room(&mut self, waiting: &Waiting) -> Result<Vec<HostId>, Wait> {

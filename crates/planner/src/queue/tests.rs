@@ -343,12 +343,31 @@ fn a_job_that_fits_nowhere_says_so_and_holds_nobody_up() {
     assert!(reason(&turns, "j-0001").contains("the largest host is h1 with 2 CPUs"));
 }
 
+fn using(access: Access, job: Waiting) -> Waiting {
+    let volume = JobVolume { volume: volume_name("data"), mount: "/data".into(), access };
+    Waiting { volumes: vec![volume], ..job }
+}
+
+/// Else the readers at the other host would have the volume when its own host has room.
+#[test]
+fn readers_do_not_start_while_a_host_is_kept_for_a_writer_of_their_volume() {
+    let free = |cpus: u32| Demand { cpus, memory_bytes: u64::from(cpus) * 256 * MIB };
+    let hosts = vec![
+        HostRoom { free: free(2), ..room("h1", 4, 4096) },
+        HostRoom { free: free(1), ..room("h2", 4, 4096) },
+    ];
+    let writer = using(Access::Write, job(1, "ann", 4));
+    let reader = using(Access::Read, job(2, "ann", 1));
+    let queue =
+        Queue { hosts, waiting: vec![writer, reader, job(3, "ann", 1)], ..Queue::default() };
+    let turns = schedule(&queue, first);
+    assert_eq!(reason(&turns, "j-0002"), "volume data is in use by job j-0001");
+    assert_eq!(started(&turns), ["j-0003"]);
+}
+
 #[test]
 fn readers_do_not_starve_a_writer_of_their_volume() {
-    let using = |number, access| Waiting {
-        volumes: vec![JobVolume { volume: volume_name("data"), mount: "/data".into(), access }],
-        ..job(number, "ann", 1)
-    };
+    let using = |number, access| using(access, job(number, "ann", 1));
     let queue = Queue {
         hosts: vec![room("h1", 8, 8192)],
         waiting: vec![using(1, Access::Write), using(2, Access::Read), using(3, Access::Clone)],
