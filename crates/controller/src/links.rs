@@ -194,7 +194,7 @@ async fn ask(cluster: &Cluster, from: &HostId, to: &HostId, since_ms: u64) -> Re
 }
 
 /// Requests a measurement. The caller may drop the answer.
-pub fn want(
+fn want(
     cluster: &Cluster,
     from: &HostId,
     to: &HostId,
@@ -203,6 +203,14 @@ pub fn want(
     let (answer, answered) = oneshot::channel();
     cluster.links.ask(Ask { from: from.clone(), to: to.clone(), oldest_ms, answer });
     answered
+}
+
+/// Requests a missing measurement, if nobody has a short time ago: many jobs wait for the same one, and one that fails takes
+/// long. Nobody waits for the answer.
+pub fn want_missing(cluster: &Cluster, from: &HostId, to: &HostId) {
+    if cluster.links.is_wanted_anew(from, to, cluster.timing.links_again) {
+        drop(want(cluster, from, to, 0));
+    }
 }
 
 /// Measures on request, and also measures links between sites that were never measured.
@@ -233,13 +241,21 @@ async fn measure(
     oldest_ms: u64,
 ) -> Result<(), Problem> {
     let (from, to) = (cluster.hosts.get(from)?, cluster.hosts.get(to)?);
-    if oldest_ms > 0 && is_known(cluster, &from.id, &to.id, oldest_ms) {
+    if is_known(cluster, &from.id, &to.id, oldest_ms) {
         return Ok(());
     }
     if from.id == to.id {
-        probe_local(cluster, &from).await
-    } else {
-        probe_link(cluster, &from, &to).await
+        return probe_local(cluster, &from).await;
+    }
+    // Where there was nothing to read, only that is tried again.
+    let probed = cluster.links.get(&from.id, &to.id).filter(|_| oldest_ms == 0);
+    match probed {
+        Some(link) => {
+            let Some(blocks) = probe_blocks(&from, &to).await else { return Ok(()) };
+            let link = Link { blocks: Some(blocks), ..link };
+            cluster.links.put(&cluster.records, link).await
+        }
+        None => probe_link(cluster, &from, &to).await,
     }
 }
 
@@ -249,7 +265,8 @@ async fn measure_one_new_link(cluster: &Cluster) -> Result<(), Problem> {
         return Ok(());
     }
     for (from, to) in pairs(&by_site(cluster)) {
-        if !is_known(cluster, &from, &to, 0) {
+        let again = cluster.timing.links_again;
+        if !is_known(cluster, &from, &to, 0) && cluster.links.is_wanted_anew(&from, &to, again) {
             return measure(cluster, &from, &to, 0).await;
         }
     }

@@ -191,7 +191,9 @@ impl Scheduler {
         let id = &record.job.id;
         let homes_at = cluster.index.home_changes();
         // Homes that may be old ones are not planned with.
-        self.known.retain(|of, known| of != id || known.homes_at == homes_at);
+        if self.known.get(id).is_some_and(|known| known.homes_at != homes_at) {
+            self.known.remove(id);
+        }
         let known = self.known.get(id);
         if known.is_none_or(|known| !known.is_fresh()) && !self.asked.contains_key(id) {
             self.asked.insert(id.clone(), Instant::now());
@@ -233,7 +235,7 @@ impl Scheduler {
         if begun {
             for (from, to) in &missing {
                 // The measuring task wakes the scheduler.
-                drop(links::want(cluster, from, to, 0));
+                links::want_missing(cluster, from, to);
             }
         }
         if since.elapsed() > LINKS_PATIENCE {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use perigee_model::job::Link;
 use perigee_model::volume::BlockProbe;
@@ -41,6 +42,8 @@ pub struct Links {
 struct Known {
     links: BTreeMap<(HostId, HostId), Link>,
     locals: BTreeMap<HostId, Local>,
+    /// When somebody wanted a missing measurement last.
+    wanted: BTreeMap<(HostId, HostId), Instant>,
 }
 
 impl Links {
@@ -71,6 +74,17 @@ impl Links {
     pub fn ask(&self, ask: Ask) {
         // Without a measuring task the answer's sender is dropped, so the waiting caller gets an error.
         drop(self.asks.send(ask));
+    }
+
+    /// Whether nobody wanted this missing measurement in the last `pause`. From now on somebody has.
+    pub fn is_wanted_anew(&self, from: &HostId, to: &HostId, pause: Duration) -> bool {
+        let mut known = self.lock();
+        let pair = (from.clone(), to.clone());
+        if known.wanted.get(&pair).is_some_and(|at| at.elapsed() < pause) {
+            return false;
+        }
+        known.wanted.insert(pair, Instant::now());
+        true
     }
 
     pub fn all(&self) -> Vec<Link> {
@@ -115,6 +129,7 @@ impl Links {
         records.remove(&format!("local_blocks/{host}")).await?;
         let mut known = self.lock();
         known.links.retain(|(from, to), _| from != host && to != host);
+        known.wanted.retain(|(from, to), _| from != host && to != host);
         known.locals.remove(host);
         Ok(())
     }

@@ -54,6 +54,8 @@ pub struct Timing {
     pub figures: Duration,
     /// The time between two checks of a host, and between two tries of a cleanup.
     pub monitor: Duration,
+    /// Until a measurement of a link that is missing is wanted again: it may have failed, or there was nothing to read.
+    pub links_again: Duration,
     /// A host that has not answered for this long is unreachable.
     pub host_deadline: Duration,
     /// The longest time from the VM's start to the runner's first message.
@@ -79,6 +81,7 @@ impl Default for Timing {
             poll: Duration::from_millis(250),
             figures: Duration::from_millis(500),
             monitor: Duration::from_secs(2),
+            links_again: Duration::from_secs(60),
             host_deadline: Duration::from_secs(30),
             boot_deadline: Duration::from_secs(300),
             take_patience: Duration::from_secs(20),

@@ -11,7 +11,7 @@ use perigee_model::job::{
 use perigee_model::plan::{Decision, Plan};
 
 use super::inputs::upload;
-use super::{Lab, finish, spec, vm_of};
+use super::{Lab, finish, spec, vm_of, wait_for};
 
 pub async fn client(lab: &Lab) -> Client {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
@@ -143,6 +143,32 @@ async fn a_probe_that_reads_nothing_keeps_the_figures_of_before() {
     lab.home.inside().reads_no_blocks = true;
     crate::links::probe_all(&lab.cluster).await.expect("round trips, as before");
     assert_eq!(format!("{:?}", blocks(&lab)), format!("{before:?}"));
+}
+
+/// A cluster in which nothing was stored yet would send 8 MiB over each link every half a minute.
+#[tokio::test]
+async fn a_link_over_which_there_is_nothing_to_read_is_not_measured_again_and_again() {
+    let lab = Lab::up().await;
+    crate::links::probe_all(&lab.cluster).await.expect("figures");
+    let hosts = [&lab.home, &lab.cloud];
+    hosts.iter().for_each(|host| host.inside().reads_no_blocks = true);
+    for link in lab.cluster.links.all() {
+        let measured_ms = link.measured_ms - 60_000;
+        let link = Link { blocks: None, measured_ms, ..link };
+        lab.cluster.links.put(&lab.cluster.records, link).await.expect("a link");
+    }
+    let probes = || hosts.map(|host| host.inside().link_probes);
+    let before = probes();
+    // The task that measures looks several times meanwhile.
+    tokio::time::sleep(std::time::Duration::from_millis(600)).await;
+    assert_eq!(probes(), before);
+    // When there is something to read, it is read.
+    hosts.iter().for_each(|host| host.inside().reads_no_blocks = false);
+    wait_for("the reads of blocks", async || {
+        lab.cluster.links.all().iter().all(|link| link.blocks.is_some()).then_some(())
+    })
+    .await;
+    assert_eq!(probes(), before);
 }
 
 #[test]

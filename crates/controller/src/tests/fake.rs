@@ -155,6 +155,8 @@ pub struct Inside {
     pub reads_no_images: bool,
     /// It can't read anything for a probe.
     pub reads_no_blocks: bool,
+    /// How often it has measured a link.
+    pub link_probes: u32,
     /// Probes of links and removals of attachments are never answered.
     pub hangs: bool,
     /// As a volume server of before: it does not know who may open its volumes.
@@ -500,6 +502,7 @@ async fn hang(inside: &Mutex<Inside>) {
 
 async fn probe_link(State(inside): Shared) -> Reply<LinkProbe> {
     hang(&inside).await;
+    inside.lock().expect("lock").link_probes += 1;
     Ok(Json(LinkProbe { rtt_ms: 16.0, rate_bytes_per_s: 50 << 20 }))
 }
 

@@ -87,7 +87,7 @@ impl Run {
         let hosts: Vec<HostId> = running.iter().map(|member| member.host.clone()).collect();
         for (from, to) in links::missing(&self.cluster, &hosts) {
             // They are known the next time.
-            drop(links::want(&self.cluster, &from, &to, 0));
+            links::want_missing(&self.cluster, &from, &to);
         }
         let rooms = rooms(&self.cluster, &self.record.value);
         let left = self.cluster.index.predicted_end(&self.id).left;
