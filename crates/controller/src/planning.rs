@@ -244,7 +244,8 @@ fn data_disks(placement: &Placement, totals: &Totals) -> Vec<DiskFacts> {
 }
 
 /// The data volumes' counters, with what a copy to the VM's host would ship. A volume that others may read stays
-/// at its home, and so does one whose last move was called off.
+/// at its home, and so does one whose last move a person has called off, or
+/// trouble less than [`TROUBLE_MS`] ago.
 async fn disks_that_may_come(
     cluster: &Cluster,
     record: &JobRecord,

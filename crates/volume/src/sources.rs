@@ -27,9 +27,9 @@ use crate::trees::Trees;
 /// An upload that no image was made of is removed after this time.
 const KEPT_MAX: Duration = Duration::from_secs(3600);
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
-/// The most uploads at one time, and the most of them of one tenant.
+/// The most uploads at one time, and the most of them of one tenant: some places are left to others.
 const UPLOADS_MAX: usize = 16;
-const UPLOADS_OF_ONE_MAX: usize = 4;
+const UPLOADS_OF_ONE_MAX: usize = 12;
 /// An upload from which nothing comes for this long ends.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How fast a file has to come on average, after the first minute: others wait for its place.
@@ -433,7 +433,7 @@ mod tests {
             sent.push(send("acme").await.expect("an upload"));
         }
         let refused = send("acme").await.expect_err("it has its share");
-        assert!(refused.why.contains("4 uploads of the tenant"), "{refused}");
+        assert!(refused.why.contains("12 uploads of the tenant"), "{refused}");
         send("blue").await.expect("another tenant's");
         sources.used(&sent[0].source);
         send("acme").await.expect("one of its own was used");

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use perigee_model::job::JobState;
 use perigee_model::plan::Way;
 use perigee_model::volume_move::{VolumeMoveCause, VolumeMoveState};
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
@@ -21,7 +22,9 @@ impl Run {
         let record = &mut self.record.value;
         let here = record.job.host.clone();
         // A VM that runs can't go on with its disk as it was at an earlier time; one that is off can start with it.
-        let is_off = record.lasting.is_some() && !record.vm_started;
+        // While it starts, the loss of the host ends that first; one that is deleted is deleted where its disk is.
+        let is_off = record.lasting.is_some()
+            && (record.job.state == JobState::Queued || record.ending.is_some());
         let disks = record.placement.iter_mut().flat_map(|placement| &mut placement.disks);
         let (mut changed, index) = (false, &self.cluster.index);
         for (number, disk) in disks.enumerate() {

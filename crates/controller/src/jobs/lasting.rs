@@ -256,9 +256,8 @@ impl Run {
         if moves.iter().any(|record| !record.migration.state.is_final()) {
             return Ok(Step::Wait(poll));
         }
-        // The home of a disk that is made anew for each start has to be known, so that the disk is deleted there.
-        if self.disks_of_one_run_move().await? {
-            self.say("it waits until the move of its cloud-init disk has ended").await?;
+        // A move that is just being recorded has to be known, so that the disk is deleted where it goes.
+        if self.call_off_moves_of_one_run().await? {
             return Ok(Step::Wait(poll));
         }
         if !self.lasting().is_some_and(Lasting::is_taken_down) {
@@ -289,22 +288,22 @@ impl Run {
         Ok(Step::Again)
     }
 
-    /// Whether a volume that is made anew for each start is just getting another home. That is called off.
-    async fn disks_of_one_run_move(&self) -> Result<bool, Problem> {
+    /// Calls off the moves of volumes that are made anew for each start. Returns whether one is just being recorded.
+    async fn call_off_moves_of_one_run(&self) -> Result<bool, Problem> {
         let disks = self.record.value.placement.iter().flat_map(|placement| &placement.disks);
         let disks: Vec<PlacedDisk> = disks.cloned().collect();
-        let mut are_moving = false;
+        let mut is_unknown = false;
         for (_, volume) in of_one_run(&disks) {
             if !self.cluster.index.is_changing_home(&volume) {
                 continue;
             }
-            are_moving = true;
             let last = self.cluster.index.volume_move(&volume);
+            is_unknown |= last.as_ref().is_none_or(|last| last.shown.state.is_final());
             if let Some(last) = last.filter(|last| last.shown.state == VolumeMoveState::Taking) {
                 volume_moves::call_off(&self.cluster, &last).await?;
             }
         }
-        Ok(are_moving)
+        Ok(is_unknown)
     }
 
     /// The VM and its attachments at every host where it may be. `None` if it has none.
@@ -332,6 +331,13 @@ impl Run {
             }
         }
         cleanup.volumes = of_one_run(&placement.disks);
+        // A move that is not over may bring it to either end. The cleaner waits for the move.
+        for (home, volume) in of_one_run(&placement.disks) {
+            let last = self.cluster.index.volume_move(&volume);
+            let Some(last) = last.filter(|last| !last.shown.state.is_final()) else { continue };
+            let others = [&last.shown.from, &last.shown.to].into_iter().filter(|at| **at != home);
+            cleanup.volumes.extend(others.map(|at| (at.clone(), volume.clone())));
+        }
         Some(cleanup)
     }
 

@@ -88,8 +88,14 @@ pub(super) async fn begin(
     let last = cluster.index.volume_move(volume).filter(|last| !last.shown.state.is_final());
     if let Some(last) = last.filter(|last| cluster.hosts.get(&last.shown.to).is_err()) {
         cluster.index.end_promotion(volume);
-        let why = format!("it is being brought back to {}", last.shown.from);
-        return Err(Problem::conflict(what(volume), why).next("try again in some seconds"));
+        let from = &last.shown.from;
+        let why = format!("it is being brought back to {from}");
+        return Err(Problem::conflict(what(volume), why).next(match cluster.hosts.state(from) {
+            HostState::Up => "try again in some seconds".to_owned(),
+            _ => format!(
+                "try again when {from} answers; or if it is gone for good: perigee host remove {from} --force"
+            ),
+        }));
     }
     match cluster.records.create(&key(volume), record).await {
         Ok(true) => {}

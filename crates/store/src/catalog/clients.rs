@@ -181,10 +181,11 @@ impl Catalog {
         Ok(())
     }
 
-    /// The clones of a client's earlier boots from which it may still run: it has not opened its present volume yet.
+    /// The clones of a client's earlier boots from which it may still run: it has not opened its present volume yet. One that has
+    /// booted once at most runs from none of them: they were an earlier client's of that name.
     pub(crate) fn running_clones(&self, client: &ClientName) -> Result<Vec<VolumeName>> {
         let sql = "SELECT c.volume FROM client_clones c JOIN clients ON clients.name = c.client
-                   WHERE c.client = ?1 AND c.opened AND NOT clients.arrived
+                   WHERE c.client = ?1 AND c.opened AND NOT clients.arrived AND clients.boots > 1
                      AND clients.volume IS NOT c.volume";
         let volume = |row: &Row<'_>| parsed(row, 0);
         self.lock().prepare_cached(sql)?.query_map([client.as_str()], volume)?.collect()
