@@ -130,26 +130,44 @@ pub fn unmount(mounted: &Mounted) -> Result<(), Error> {
         .map_err(Error::io(format!("flush {} after unmounting {place}", mounted.device.display())))
 }
 
-/// Grows the root filesystem to the end of its disk, if only its own partition lies before that. The root disk of a job
+/// Grows the root filesystem to the end of its disk, if nothing but its own partition lies before that. The root disk of a job
 /// may be larger than its image.
 pub fn grow_root() -> Result<(), Error> {
-    let device = std::fs::metadata("/").map_err(Error::io("look at the root filesystem"))?.dev();
-    let device = format!("{}:{}", nix::sys::stat::major(device), nix::sys::stat::minor(device));
-    let Some(root) = partition(Path::new("/sys"), &device) else { return Ok(()) };
-    let disk = Path::new("/dev").join(&root.disk);
-    if find(DiskRole::Root)? != disk || root.unused_sectors < WORTH_GROWING_SECTORS {
+    let disk = find(DiskRole::Root)?;
+    let about = Path::new("/sys/block").join(disk.file_name().unwrap_or_default());
+    let Some(last) = last_partition(&about) else { return Ok(()) };
+    if last.unused_sectors < WORTH_GROWING_SECTORS {
         return Ok(());
     }
-    let number = root.number.to_string();
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo")
+        .map_err(Error::io("look at the root filesystem"))?;
+    let root = root_filesystem(&mounts).ok_or(Error::RootNotLast)?;
+    if root.device()? != last.device {
+        return Err(Error::RootNotLast);
+    }
+    let node = format!("/dev/{}", last.name);
+    // What can't be grown keeps its partition as it was.
+    let step = resize(root.kind, &node)?;
+    let number = last.number.to_string();
     let mut table = Command::new("sfdisk");
     table.args(["--quiet", "--no-reread", "--no-tell-kernel", "-N", &number]).arg(&disk);
     grow(table, Some(", +\n"))?;
     let mut tell = Command::new("partx");
     tell.args(["--update", "--nr", &number]).arg(&disk);
     grow(tell, None)?;
-    let mut resize = Command::new("resize2fs");
-    resize.arg(Path::new("/dev").join(&root.name));
+    let mut resize = Command::new(step[0]);
+    resize.args(&step[1..]);
     grow(resize, None)
+}
+
+/// The program, with its arguments, that makes a mounted filesystem of this kind as large as its partition.
+fn resize<'a>(kind: &str, partition: &'a str) -> Result<Vec<&'a str>, Error> {
+    match kind {
+        "ext2" | "ext3" | "ext4" => Ok(vec!["resize2fs", partition]),
+        "xfs" => Ok(vec!["xfs_growfs", "/"]),
+        "btrfs" => Ok(vec!["btrfs", "filesystem", "resize", "max", "/"]),
+        _ => Err(Error::RootKind(kind.to_owned())),
+    }
 }
 
 /// Runs a step of growing.
@@ -170,32 +188,69 @@ fn grow(mut command: Command, input: Option<&str>) -> Result<(), Error> {
     Err(Error::Grow { name, detail: String::from_utf8_lossy(&run.stderr).trim().to_owned() })
 }
 
+/// The filesystem that is mounted at `/`.
+#[derive(Debug, PartialEq, Eq)]
+struct RootFilesystem<'a> {
+    /// `MAJOR:MINOR`
+    device: &'a str,
+    kind: &'a str,
+    source: &'a str,
+}
+
+impl RootFilesystem<'_> {
+    /// The number of its partition. btrfs has a number of its own there, which is no disk's.
+    fn device(&self) -> Result<String, Error> {
+        if !self.device.starts_with("0:") {
+            return Ok(self.device.to_owned());
+        }
+        let doing = format!("find {}, where the root filesystem is", self.source);
+        let device = std::fs::metadata(self.source).map_err(Error::io(doing))?.rdev();
+        Ok(format!("{}:{}", nix::sys::stat::major(device), nix::sys::stat::minor(device)))
+    }
+}
+
+/// Parsed from `/proc/self/mountinfo` (proc(5)). Of several, the last one lies on top.
+fn root_filesystem(mounts: &str) -> Option<RootFilesystem<'_>> {
+    mounts.lines().rev().find_map(|line| {
+        let (place, what) = line.split_once(" - ")?;
+        let mut what = what.split(' ');
+        match place.split(' ').collect::<Vec<_>>()[..] {
+            [_, _, device, _, "/", ..] => {
+                Some(RootFilesystem { device, kind: what.next()?, source: what.next()? })
+            }
+            _ => None,
+        }
+    })
+}
+
 /// A partition of a disk.
 #[derive(Debug, PartialEq, Eq)]
 struct Partition {
     name: String,
-    disk: String,
+    /// `MAJOR:MINOR`
+    device: String,
     /// From 1 on.
     number: u32,
     /// Of 512 bytes, behind it to the end of the disk.
     unused_sectors: u64,
 }
 
-/// The partition with this device number (`MAJOR:MINOR`); `None` if that is none.
-fn partition(sys: &Path, device: &str) -> Option<Partition> {
-    let link = std::fs::canonicalize(sys.join("dev/block").join(device)).ok()?;
-    let disk = link.parent()?;
-    let number = |path: &Path, name: &str| -> Option<u64> {
-        std::fs::read_to_string(path.join(name)).ok()?.trim().parse().ok()
-    };
-    let name = |path: &Path| Some(path.file_name()?.to_str()?.to_owned());
-    let end = number(&link, "start")? + number(&link, "size")?;
-    Some(Partition {
-        name: name(&link)?,
-        disk: name(disk)?,
-        number: u32::try_from(number(&link, "partition")?).ok()?,
-        unused_sectors: number(disk, "size")?.saturating_sub(end),
-    })
+/// The partition that ends last of the disk that sysfs has here; `None` if it has none.
+fn last_partition(disk: &Path) -> Option<Partition> {
+    let text = |path: PathBuf| Some(std::fs::read_to_string(path).ok()?.trim().to_owned());
+    let sectors = |path: PathBuf| text(path)?.parse::<u64>().ok();
+    let size = sectors(disk.join("size"))?;
+    let partitions = std::fs::read_dir(disk).ok()?.flatten().filter_map(|entry| {
+        let path = entry.path();
+        let end = sectors(path.join("start"))? + sectors(path.join("size"))?;
+        Some(Partition {
+            name: entry.file_name().into_string().ok()?,
+            device: text(path.join("dev"))?,
+            number: text(path.join("partition"))?.parse().ok()?,
+            unused_sectors: size.saturating_sub(end),
+        })
+    });
+    partitions.min_by_key(|partition| partition.unused_sectors)
 }
 
 fn is_empty(disk: impl Read) -> io::Result<bool> {
@@ -235,23 +290,58 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_is_found_by_its_device_number_and_a_whole_disk_is_none() {
+    fn the_partition_that_ends_last_is_found_and_a_disk_without_any_has_none() {
         let sys = tempfile::tempdir().unwrap();
-        let disk = sys.path().join("devices/vda");
-        std::fs::create_dir_all(disk.join("vda2")).unwrap();
-        for (name, number) in
-            [("size", 1000), ("vda2/start", 100), ("vda2/size", 300), ("vda2/partition", 2)]
-        {
-            std::fs::write(disk.join(name), format!("{number}\n")).unwrap();
+        let disk = sys.path();
+        std::fs::write(disk.join("size"), "1000\n").unwrap();
+        std::fs::create_dir(disk.join("queue")).unwrap();
+        assert_eq!(last_partition(disk), None);
+        // As in Debian's and Ubuntu's images: the root has the first number, and the others lie before it.
+        for (number, start, size) in [(1, 100, 300), (14, 2, 8), (15, 10, 90)] {
+            let directory = disk.join(format!("vda{number}"));
+            std::fs::create_dir(&directory).unwrap();
+            for (name, value) in [
+                ("start", start.to_string()),
+                ("size", size.to_string()),
+                ("partition", number.to_string()),
+                ("dev", format!("254:{number}")),
+            ] {
+                std::fs::write(directory.join(name), format!("{value}\n")).unwrap();
+            }
         }
-        let devices = sys.path().join("dev/block");
-        std::fs::create_dir_all(&devices).unwrap();
-        std::os::unix::fs::symlink(disk.join("vda2"), devices.join("254:2")).unwrap();
-        std::os::unix::fs::symlink(&disk, devices.join("254:0")).unwrap();
-        let (name, disk) = ("vda2".to_owned(), "vda".to_owned());
-        let wanted = Partition { name, disk, number: 2, unused_sectors: 600 };
-        assert_eq!(partition(sys.path(), "254:2"), Some(wanted));
-        assert_eq!(partition(sys.path(), "254:0"), None);
+        let (name, device) = ("vda1".to_owned(), "254:1".to_owned());
+        let wanted = Partition { name, device, number: 1, unused_sectors: 600 };
+        assert_eq!(last_partition(disk), Some(wanted));
+    }
+
+    /// The number of a root on btrfs is no partition's, and it stayed as small as in the image without a word.
+    #[test]
+    fn a_root_on_btrfs_is_found_by_the_name_of_its_partition() {
+        let mounts = "22 1 0:30 /root / rw,relatime shared:1 - btrfs /dev/null rw,compress=zstd:1,subvol=/root\n\
+                      23 22 0:30 /home /home rw,relatime shared:2 - btrfs /dev/vda4 rw,subvol=/home\n";
+        let root = root_filesystem(mounts).unwrap();
+        assert_eq!((root.kind, root.source), ("btrfs", "/dev/null"));
+        assert_eq!(root.device().unwrap(), "1:3", "that of /dev/null");
+        let gone = RootFilesystem { source: "/dev/nothing", ..root };
+        assert!(gone.device().unwrap_err().to_string().contains("/dev/nothing"));
+    }
+
+    #[test]
+    fn the_root_filesystem_is_the_one_on_top() {
+        let mounts = "1 1 0:2 / / rw - rootfs rootfs rw\n22 1 254:4 / / rw - xfs /dev/vda4 rw\n";
+        let root = root_filesystem(mounts).unwrap();
+        assert_eq!((root.kind, root.device().unwrap().as_str()), ("xfs", "254:4"));
+        assert_eq!(root_filesystem(""), None);
+    }
+
+    /// A root on xfs was given to resize2fs, which knows only ext4.
+    #[test]
+    fn each_filesystem_is_grown_by_its_own_program() {
+        let grown = |kind| resize(kind, "/dev/vda4").unwrap();
+        assert_eq!(grown("ext4"), ["resize2fs", "/dev/vda4"]);
+        assert_eq!(grown("xfs"), ["xfs_growfs", "/"]);
+        assert_eq!(grown("btrfs"), ["btrfs", "filesystem", "resize", "max", "/"]);
+        assert!(resize("f2fs", "/dev/vda4").unwrap_err().to_string().contains("f2fs"));
     }
 
     #[test]

@@ -16,6 +16,10 @@ pub enum Error {
     Format { role: DiskRole, detail: String },
     #[error("{name}: {detail}")]
     Grow { name: String, detail: String },
+    #[error("it is not in the last partition of its disk")]
+    RootNotLast,
+    #[error("it is {0}, and only ext4, xfs and btrfs can be grown here")]
+    RootKind(String),
     #[error("disk `{0}` is empty, so there is nothing to mount read-only")]
     EmptyReadOnly(DiskRole),
     #[error("mount path `{0}` must be absolute and not the root directory")]
