@@ -3,7 +3,7 @@
 PERIGEE_SCALE ?= 0.1
 ROUNDS ?= 5
 
-.PHONY: setup build image demo test alpine faults soak fuzz lint bench experiments clean
+.PHONY: setup build image demo test alpine btrfs faults soak fuzz lint bench experiments clean
 
 ## Install the Debian packages that are missing
 setup:
@@ -34,6 +34,13 @@ alpine: setup
 	image=$$(scripts/golden-image) alpine=$$(scripts/cloud-image alpine) && \
 	PATH=$$(scripts/tools):$$PATH PERIGEE_TEST_IMAGE=$$image PERIGEE_TEST_ALPINE_IMAGE=$$alpine \
 	  cargo nextest run --locked --workspace --run-ignored only -E 'test(an_alpine_image)'
+
+## A job and a VM whose root is on btrfs and smaller than its disk
+btrfs: setup
+	scripts/setup btrfs-progs
+	image=$$(scripts/golden-image) btrfs=$$(scripts/cloud-image btrfs) && \
+	PATH=$$(scripts/tools):$$PATH PERIGEE_TEST_IMAGE=$$image PERIGEE_TEST_BTRFS_IMAGE=$$btrfs \
+	  cargo nextest run --locked --workspace --run-ignored only -E 'test(a_root_on_btrfs_becomes)'
 
 ## Each fault in each phase of each placement, some 200 cells in about an hour: out/faults/report.html. It goes on where
 ## an earlier run has stopped; ONLY="copy,filling remote" runs these cells again

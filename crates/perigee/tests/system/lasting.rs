@@ -480,3 +480,47 @@ fn an_alpine_image_is_configured_and_runs_a_job() {
         system.does(&["vm", "delete", "web"]).map(drop)
     });
 }
+
+/// As Fedora has it. cloud-init of this image does not grow its root at boot: of a job the runner does, and of a VM cloud-init when the
+/// disk becomes larger.
+#[test]
+#[ignore = "its image takes minutes to build; `make btrfs` runs it"]
+fn a_root_on_btrfs_becomes_as_large_as_its_disk() {
+    let image = std::env::var("PERIGEE_TEST_BTRFS_IMAGE")
+        .expect("PERIGEE_TEST_BTRFS_IMAGE names the image; make btrfs sets it");
+    with_system(async |system| {
+        system.does(&["image", "import", "cloud", &image])?;
+        let job = system
+            .submit(
+                "name: grows\nimage: cloud\nmemory: 512MiB\nroot: 6GiB\nplacement: {site: home}\n\
+                 command: df --output=fstype,size -B1M / | tail -n 1",
+            )
+            .await?;
+        let create =
+            ["vm", "create", "web", "--image", "cloud", "--memory", "512MiB", "--disk", "6GiB"];
+        system.does(&[&create[..], &["--site", "home"]].concat())?;
+        let job = until_within(BOOT_PATIENCE, "the end of the job", async || {
+            let job = system.job(&job.id).await?;
+            Ok(job.state.is_final().then_some(job))
+        })
+        .await?;
+        let log = system.log(&job.id).await?;
+        ensure!(job.exit_code == Some(0), "{:?} {}; {log:?}", job.state, job.reason);
+        let size = log.iter().find_map(|line| line.trim().strip_prefix("btrfs"));
+        let root_mib = size.and_then(|mib| mib.trim().parse::<u64>().ok());
+        ensure!(root_mib.is_some_and(|mib| mib > 5 << 10), "it has not grown: {log:?}");
+
+        system.web_says("nproc", "1\n").await?;
+        until_within(BOOT_PATIENCE, "the filesystem of the VM to grow", async || {
+            let larger = ["-f", "json", "vm", "resize", "web", "--disk", "7GiB"];
+            let has: Vm = serde_json::from_str(&system.does(&larger)?).expect("a VM");
+            ensure!(has.reason.is_empty(), "{}", has.reason);
+            Ok(Some(()))
+        })
+        .await?;
+        system
+            .web_says("test $(df --output=size -BM / | tail -n 1 | tr -d M) -gt 6144", "")
+            .await?;
+        system.does(&["vm", "delete", "web", "--force"]).map(drop)
+    });
+}
