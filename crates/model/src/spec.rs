@@ -62,6 +62,11 @@ pub enum BadSpec {
     /// A volume over what the guest's system itself mounts.
     #[error("/{0} belongs to the VM's system: mount it elsewhere")]
     SystemMount(String),
+    /// A path that would be several fields there.
+    #[error(
+        "cloud-init writes the path {0:?} into /etc/fstab, so it can't have spaces, control characters or `\\`"
+    )]
+    FstabMount(String),
     /// A job names a volume in two places.
     #[error("volume {0} is named twice")]
     VolumeTwice(VolumeName),
@@ -196,6 +201,18 @@ pub fn check_mount(path: &str) -> Result<(), BadSpec> {
     let top = path.split('/').find(|part| !part.is_empty()).unwrap_or_default();
     if SYSTEM_DIRECTORIES.contains(&top) {
         return Err(BadSpec::SystemMount(top.to_owned()));
+    }
+    Ok(())
+}
+
+/// Where cloud-init mounts a volume: it writes the path into the guest's `/etc/fstab` as it is.
+///
+/// # Errors
+/// As [`check_mount`], and [`BadSpec::FstabMount`].
+pub fn check_fstab_mount(path: &str) -> Result<(), BadSpec> {
+    check_mount(path)?;
+    if path.contains(|c: char| c.is_whitespace() || c.is_control() || c == '\\') {
+        return Err(BadSpec::FstabMount(path.chars().take(80).collect()));
     }
     Ok(())
 }

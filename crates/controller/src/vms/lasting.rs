@@ -7,7 +7,7 @@ use std::sync::Arc;
 use perigee_model::job::{Access, JobSpec, JobState, JobVolume, Restart, Vm};
 use perigee_model::lasting::{Lasting, NewVm, PowerWish};
 use perigee_model::limits::{JOB_DISK_BYTES, LASTING_VMS};
-use perigee_model::spec::{check_beside, check_job_name, check_mount};
+use perigee_model::spec::{check_beside, check_fstab_mount, check_job_name};
 use perigee_model::tenant::{Running, tenant_of};
 use perigee_model::{JobId, LeaveSite, Problem, ProblemKind, VmId};
 
@@ -82,7 +82,7 @@ fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<JobSpec, Prob
         let access = if volume.read_only { Access::Read } else { Access::Write };
         // As a job's volume each needs a place of its own.
         let mount = volume.mount.clone().unwrap_or(format!("/mnt/{}", volume.volume));
-        check_mount(&mount)
+        check_fstab_mount(&mount)
             .map_err(|why| Problem::invalid(format!("can't make VM {}", new.name), why))?;
         let next = JobVolume { volume: volume.volume.clone(), mount, access };
         check_beside(&next, &volumes)

@@ -165,6 +165,16 @@ fn the_longest_job_name_leaves_room_for_every_name_that_is_made_of_it() {
     }
 }
 
+/// A path with a space was two fields of the guest's fstab, and systemd in it went into its emergency mode.
+#[test]
+fn a_mount_in_fstab_is_one_field() {
+    assert_eq!(check_fstab_mount("/srv/data-1.ä"), Ok(()));
+    for path in ["/srv/my data", "/srv/a\tb", "/srv/a\n/b", "/srv/a\\040b", "/srv/\u{7f}"] {
+        let refused = check_fstab_mount(path);
+        assert!(matches!(refused, Err(BadSpec::FstabMount(_))), "{path:?}: {refused:?}");
+    }
+}
+
 #[test]
 fn what_no_guest_can_have_is_refused_with_its_field() {
     let why = |spec: JobSpec| spec.check().unwrap_err().why;
