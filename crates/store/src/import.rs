@@ -10,7 +10,7 @@ mod source;
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -467,8 +467,29 @@ fn check_source(
     }
 }
 
-/// `qemu-img` takes any unknown file for a raw image, so the length of a raw image is checked.
+/// How the files begin in which images are often published: where, with what, and which program unpacks them.
+const PACKED: [(usize, &[u8], &str); 6] = [
+    (0, b"\x1f\x8b\x08", "gunzip"),
+    (0, b"\xfd7zXZ\0", "unxz"),
+    (0, b"BZh", "bunzip2"),
+    (0, b"\x28\xb5\x2f\xfd", "unzstd"),
+    (0, b"PK\x03\x04", "unzip"),
+    (257, b"ustar", "tar"),
+];
+
+/// `qemu-img` takes any unknown file for a raw image, so the beginning and the length of a raw image are checked.
 fn check_raw_file(what: &str, file: &File) -> Result<(), Problem> {
+    let mut start = [0; 512];
+    let length = file.read_at(&mut start, 0).map_err(|e| Problem::invalid(what, e))?;
+    let packed = PACKED.iter().find(|(at, begin, _)| {
+        start[..length].get(*at..).is_some_and(|from| from.starts_with(begin))
+    });
+    if let Some((_, _, program)) = packed {
+        return Err(Problem::invalid(what, "it is a packed file, and not a disk image itself")
+            .next(format!(
+                "unpack it with {program} and import what is in it; or, if its bytes are the disk: --image-format raw"
+            )));
+    }
     let length_bytes = file.metadata().map_err(|e| Problem::invalid(what, e))?.len();
     if length_bytes.is_multiple_of(SECTOR_BYTES) {
         return Ok(());

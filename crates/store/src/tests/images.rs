@@ -4,7 +4,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use perigee_model::volume::{ImportImage, VolumeSource};
+use perigee_model::volume::{ImageFormat, ImportImage, VolumeSource};
 use perigee_model::{LayerId, ProblemKind};
 
 use super::*;
@@ -93,6 +93,27 @@ async fn what_is_no_image_of_its_own_is_refused() {
     assert_eq!(relative.kind, ProblemKind::Invalid);
     assert!(pool.images().await.unwrap().is_empty());
     assert_eq!(std::fs::read_dir(path("pool").join("layers")).unwrap().count(), 0);
+}
+
+/// An archive, and one of 128 files that xz makes, are as long as a disk may be. They became images that boot nowhere.
+#[tokio::test]
+async fn a_packed_image_is_none_unless_it_is_said_to_be_raw() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    std::fs::write(path("disk"), [7; 4096]).unwrap();
+    let mut tar = Command::new("tar");
+    tar.args(["-C", &text(dir.path()), "-cf", &text(&path("ova")), "disk"]);
+    assert!(tar.status().unwrap().success());
+    std::fs::write(path("xz"), [&b"\xfd7zXZ\0"[..], &[9; 506]].concat()).unwrap();
+    let pool = open_real(&path("pool")).await;
+    for (name, program) in [("ova", "tar"), ("xz", "unxz")] {
+        let packed = import("i", &path(name));
+        let problem = pool.import_image(packed.clone(), &Arc::default()).await.unwrap_err();
+        assert!(problem.next.contains(program), "{problem}");
+        let meant =
+            ImportImage { name: image_name(name), format: Some(ImageFormat::Raw), ..packed };
+        pool.import_image(meant, &Arc::default()).await.unwrap();
+    }
 }
 
 fn text(path: &Path) -> String {
