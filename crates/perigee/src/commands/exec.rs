@@ -42,10 +42,28 @@ pub async fn run(client: &Client, vm: &VmId, command: Vec<String>) -> Result<Exi
     if ended.truncated {
         output::note("the guest agent has dropped a part of what it printed");
     }
-    // As a shell says it.
-    let code = match (ended.exit_code, ended.signal) {
+    Ok(ExitCode::from(code_of(ended.exit_code, ended.signal)))
+}
+
+/// As a shell says it. Both are the guest's word.
+fn code_of(exit_code: Option<i32>, signal: Option<i32>) -> u8 {
+    let code = match (exit_code, signal) {
         (Some(code), _) => code,
-        (None, signal) => 128 + signal.unwrap_or(0),
+        (None, signal) => signal.unwrap_or(0).saturating_add(128),
     };
-    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+    u8::try_from(code).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_names_no_real_signal_is_a_failure_and_no_overflow() {
+        assert_eq!(code_of(Some(7), None), 7);
+        assert_eq!(code_of(None, Some(9)), 137);
+        for odd in [i32::MAX, i32::MIN] {
+            assert_eq!((code_of(None, Some(odd)), code_of(Some(odd), None)), (1, 1));
+        }
+    }
 }
