@@ -37,6 +37,8 @@ struct State {
     held: bool,
     /// Nobody waits for answers any more.
     hung_up: bool,
+    /// The present device is the last one.
+    ended: bool,
 }
 
 /// A device between two changes. Each request that waits for something has one.
@@ -59,7 +61,8 @@ impl Current {
 impl Switch {
     /// An open switch with this device.
     pub fn new(device: Arc<dyn Device>) -> Arc<Self> {
-        let state = State { current: Current::new(device), held: false, hung_up: false };
+        let current = Current::new(device);
+        let state = State { current, held: false, hung_up: false, ended: false };
         Arc::new(Self { state: RwLock::new(state), opened: Notify::new() })
     }
 
@@ -97,6 +100,16 @@ impl Switch {
         let mut state = self.write();
         state.hung_up = true;
         state.current.device.hang_up();
+    }
+
+    /// Gives it its last device. No change brings another one, not even one that is under way. What is in flight ends
+    /// at the device that it began on.
+    pub fn end(&self, device: Arc<dyn Device>) {
+        let mut state = self.write();
+        state.ended = true;
+        let old = std::mem::replace(&mut state.current, Current::new(device));
+        drop(state);
+        drop(old);
     }
 
     /// Does what waits for nothing. `None` while the switch is held, too.
@@ -157,10 +170,10 @@ impl Switch {
         (!state.held).then(|| Arc::clone(&state.current))
     }
 
-    /// Holds new requests. `None` when somebody else holds them.
+    /// Holds new requests. `None` when somebody else holds them, and when it has its last device.
     pub fn hold(self: &Arc<Self>) -> Option<Held> {
         let mut state = self.write();
-        if std::mem::replace(&mut state.held, true) {
+        if state.ended || std::mem::replace(&mut state.held, true) {
             return None;
         }
         // From now on only requests keep the old one.
@@ -186,17 +199,18 @@ impl Held {
         tokio::time::timeout_at(deadline, self.drained.cancelled()).await.is_ok()
     }
 
-    /// Opens with another device. Everything in flight has ended, or fails with [`IoError::Moved`] and is
-    /// asked of the new device.
+    /// Opens with another device, unless it got its last one meanwhile. Everything in flight has ended, or fails with
+    /// [`IoError::Moved`] and is asked of the new device.
     pub fn change(mut self, device: Arc<dyn Device>) {
         self.in_flight = Weak::new();
         let mut state = self.switch.write();
         if state.hung_up {
             device.hang_up();
         }
-        let old = std::mem::replace(&mut state.current, Current::new(device));
+        let new = Current::new(device);
+        let unused = if state.ended { new } else { std::mem::replace(&mut state.current, new) };
         drop(state);
-        drop(old);
+        drop(unused);
     }
 
     /// Opens with another device, which is asked everything again that was in flight: because of
@@ -214,8 +228,11 @@ impl Drop for Held {
     fn drop(&mut self) {
         let mut state = self.switch.write();
         state.held = false;
-        // It is still in flight, and the next change has to wait for it too.
-        let unused = self.in_flight.upgrade().map(|old| std::mem::replace(&mut state.current, old));
+        let unused = match self.in_flight.upgrade() {
+            // It is still in flight, and the next change has to wait for it too.
+            Some(old) if !state.ended => Some(std::mem::replace(&mut state.current, old)),
+            old => old,
+        };
         drop(state);
         drop(unused);
         self.switch.opened.notify_waiters();

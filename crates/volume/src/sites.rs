@@ -247,11 +247,8 @@ impl PoolExports {
             let Some(switch) = switch.upgrade() else { continue };
             tracing::info!(%of, ?peer, "closing a connection: the data are confined");
             let size_bytes = switch.size_bytes();
-            // A change that is under way ends soon, and the session is then opened anew or closed.
-            match switch.hold() {
-                Some(held) => held.change(Arc::new(Withdrawn { size_bytes })),
-                None => switch.hang_up(),
-            }
+            // A move of the volume, also one that is under way, gives it no other device.
+            switch.end(Arc::new(Withdrawn { size_bytes }));
         }
         Ok(())
     }

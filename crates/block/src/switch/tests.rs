@@ -362,3 +362,28 @@ async fn a_drain_that_takes_too_long_is_undone_and_still_counts_for_the_next() {
     assert_eq!(&reading.await.expect("a read")[..], [7; 8]);
     writing.await.expect("the task").expect("the write");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_session_with_its_last_device_gets_no_other_one() {
+    let home = Arc::<Home>::default();
+    let slow = Change { after_ms: 0, delays_ms: vec![100], away: false, fails: u64::MAX };
+    let last = Change { fails: 1, ..slow.clone() };
+    for undone in [false, true] {
+        let switch = Switch::new(route(&home, &slow));
+        let writing = tokio::spawn({
+            let switch = switch.clone();
+            async move { switch.run(|device| device.write(0, vec![7; 8].into(), false)).await }
+        });
+        tokio::task::yield_now().await;
+        let held = switch.hold().expect("nobody else holds it");
+        switch.end(route(&home, &last));
+        if undone {
+            drop(held)
+        } else {
+            held.change(route(&home, &slow))
+        }
+        switch.run(|device| device.read(0, 8)).await.expect_err("the last one fails");
+        assert!(switch.hold().is_none(), "there is no later change");
+        writing.await.expect("the task").expect("the write, which was under way");
+    }
+}

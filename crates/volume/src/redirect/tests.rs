@@ -5,14 +5,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use perigee_block::device::IoError;
 use perigee_block::exports::{Exports, Opener, Peer};
 use perigee_http::{Listen, Network};
+use perigee_model::SiteId;
 use perigee_model::home::{CallOff, Depart, ServerAddresses, TakeVolume, Tenure};
+use perigee_model::leave_site::{LeaveSite, SetLeaveSite, SiteAddress, SiteMap};
 use perigee_model::replica::Supersede;
 use perigee_model::volume::{CreateVolume, VolumeSource};
 use perigee_nbd::ServerOptions;
 use perigee_nbd::server::{Listener, Server};
-use perigee_store::{Pool, PoolConfig};
+use perigee_store::{Data, Pool, PoolConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -370,6 +373,24 @@ async fn a_client_of_the_network_that_comes_before_the_volume_does_not_join_its_
     drop(turn);
     let refused = within("an answer", asks).await.expect("no panic").expect_err("a job writes it");
     assert!(refused.why.contains("written with epochs"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_may_not_have_its_data_any_more_gets_them_by_no_move_of_the_volume() {
+    let (one, two) = (Host::with_a_volume().await, Host::start().await);
+    let site = |name| SiteId::new(name).expect("a name");
+    let cloud = SiteAddress { address: [10, 0, 1, 1].into(), site: site("cloud") };
+    let map = SiteMap { here: site("home"), hosts: vec![cloud], teller: None };
+    one.exports.set_sites(map).await.expect("that it is told");
+    let address = Some([10, 0, 1, 1].into());
+    let foreign = Peer { address, encrypted: false, is_own: false, is_authenticated: false };
+    let opened = one.exports.open("data", Opener::Client, foreign).await;
+    let session = opened.expect("the data may leave").device;
+    let never = SetLeaveSite { leave_site: LeaveSite::Never, confirmed: false };
+    one.exports.set_leave_site(&Data::Volume(data()), never.into()).await.expect("a policy");
+    two.take_from(&one).await;
+    let answer = within("an answer", session.run(|device| device.read(0, 4096))).await;
+    assert!(matches!(answer, Err(IoError::Moved)), "{answer:?}");
 }
 
 /// A link to a server that counts for each connection how often the client waits for an answer and goes on.
