@@ -138,6 +138,8 @@ pub struct Cluster {
     pub authority: Authority,
     /// Whoever makes tokens and certificates, or revokes some, takes turns.
     pub enrolling: tokio::sync::Mutex<()>,
+    /// Whoever makes or removes both records of a replica takes turns.
+    pub replica_records: tokio::sync::Mutex<()>,
     /// Hosts that tried to join with a token that does not count.
     pub bad_joins: Seldom,
     /// Requests with a token that does not count.
@@ -224,6 +226,7 @@ impl Cluster {
             records,
             authority,
             enrolling: tokio::sync::Mutex::default(),
+            replica_records: tokio::sync::Mutex::default(),
             bad_joins: Seldom::default(),
             bad_tokens: Seldom::default(),
             accounts,

@@ -355,8 +355,9 @@ impl Run<'_> {
             home.volume.post::<()>(&path, &pin).await?;
         }
         let key = intent_key(&intent.volume, &intent.site);
+        // A replica may have been asked for again meanwhile, or is from here on.
+        let _turn = cluster.replica_records.lock().await;
         let intent_now: Option<ReplicaIntent> = cluster.records.read(&key).await?;
-        // A replica may have been asked for again meanwhile.
         if intent_now.is_some_and(|now| !now.stop) {
             return Ok(());
         }

@@ -34,25 +34,25 @@ pub async fn replicate(
         return Err(Problem::conflict(what, why).next("choose another site: `perigee site list`"));
     }
     let key = record_key(volume, &ask.to);
-    if cluster.records.read::<ReplicaRecord>(&key).await?.is_none() {
-        let host = host_at(cluster, &what, &ask.to).await?;
-        let shown = Replica {
-            volume: volume.clone(),
-            site: ask.to.clone(),
-            host: host.id.clone(),
-            every_s: ask.every_s,
-            keep: ask.keep,
-            complete_ms: None,
-            points: 0,
-            behind_bytes: None,
-            missing_bytes: None,
-            stopping: false,
-            problem: String::new(),
-        };
-        let record =
-            ReplicaRecord { shown, home: None, tenure: None, in_use: None, from_nbd_addr: None };
-        cluster.records.create(&key, &record).await?;
-    }
+    let host = match cluster.records.read::<ReplicaRecord>(&key).await? {
+        Some(there) => there.shown.host,
+        None => host_at(cluster, &what, &ask.to).await?.id.clone(),
+    };
+    let shown = Replica {
+        volume: volume.clone(),
+        site: ask.to.clone(),
+        host,
+        every_s: ask.every_s,
+        keep: ask.keep,
+        complete_ms: None,
+        points: 0,
+        behind_bytes: None,
+        missing_bytes: None,
+        stopping: false,
+        problem: String::new(),
+    };
+    let record =
+        ReplicaRecord { shown, home: None, tenure: None, in_use: None, from_nbd_addr: None };
     let intent = ReplicaIntent {
         volume: volume.clone(),
         site: ask.to.clone(),
@@ -60,7 +60,12 @@ pub async fn replicate(
         keep: ask.keep,
         stop: false,
     };
+    // One that is just being dropped has both records or none.
+    let turn = cluster.replica_records.lock().await;
+    // Nothing is written if it is there.
+    cluster.records.create(&key, &record).await?;
     cluster.records.put(&intent_key(volume, &ask.to), &intent).await?;
+    drop(turn);
     cluster.drive_replica(volume, &ask.to);
     shown_at(cluster, volume, &ask.to).await
 }

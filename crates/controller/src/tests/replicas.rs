@@ -14,7 +14,7 @@ use perigee_model::{Incarnation, Problem, ProblemKind, SiteId};
 
 use super::fake::FakeHost;
 use super::fake::replicas::point;
-use super::{Lab, data_volume, spec, vm_of, wait_for};
+use super::{Lab, PATIENCE, data_volume, spec, vm_of, wait_for};
 use crate::{catalog, hosts, jobs, planning, replicas, vms, volume_moves};
 
 /// The data volume at `cloud1` has a complete replica at `home1`.
@@ -215,6 +215,26 @@ async fn no_round_drops_a_point_that_is_becoming_the_volume() {
         (home.replicas.pulls, home.replicas.points.len())
     };
     assert_eq!((pulls, points), (before, 1), "rounds, and the points that are left");
+}
+
+#[tokio::test]
+async fn a_replica_that_is_asked_for_again_when_it_is_dropped_is_there() {
+    let lab = replicated().await;
+    let ask = ReplicateVolume { to: SiteId::new("home").expect("name"), every_s: 3600, keep: 1 };
+    let is_pinned = || !lab.cloud.inside().replicas.pins.is_empty();
+    for _ in 0..30 {
+        wait_for("a complete round", async || is_pinned().then_some(())).await;
+        replicas::stop(&lab.cluster, &data_volume(), &ask.to).await.expect("it is there");
+        let dropped = async {
+            while is_pinned() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, dropped).await.expect("that it is dropped");
+        // Its records are removed at this moment.
+        replicas::replicate(&lab.cluster, &data_volume(), &ask).await.expect("it is wanted");
+    }
+    wait_for("the last round", async || is_pinned().then_some(())).await;
 }
 
 #[tokio::test]
