@@ -197,6 +197,9 @@ pub struct JobRecord {
     pub finished: Option<Output>,
     /// How it ends. This is decided before anything is taken down.
     pub ending: Option<Ending>,
+    /// Why it ends, while [`Job::reason`] says what its end waits for.
+    #[serde(default)]
+    pub ends_because: Option<String>,
     /// Number of the last migration that was taken into account.
     pub settled: u32,
     /// Completed migrations among them, and data volumes that came to its VM.

@@ -145,6 +145,9 @@ impl Run {
             return Ok(poll);
         }
         if self.homes_are_changing().await? {
+            if let Some(why) = self.why_homes_wait() {
+                self.say(&why).await?;
+            }
             return Ok(poll);
         }
         if self.settle().await?.is_none() {

@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use perigee_model::job::JobState;
+use perigee_model::job::{HostState, JobState};
 use perigee_model::plan::Way;
-use perigee_model::volume_move::{VolumeMoveCause, VolumeMoveState};
+use perigee_model::volume_move::{VolumeMove, VolumeMoveCause, VolumeMoveState};
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 
 use super::consider::Change;
@@ -62,6 +62,31 @@ impl Run {
             }
         }
         Ok(changing)
+    }
+
+    /// What a change of a volume's home waits for, if that is a host that does not answer. It ends when the host is back or is
+    /// removed. Otherwise it is over in a moment.
+    pub(super) fn why_homes_wait(&self) -> Option<String> {
+        let hosts = &self.cluster.hosts;
+        let mut disks = self.record.value.placement.iter().flat_map(|placement| &placement.disks);
+        disks.find_map(|disk| {
+            let last = self.cluster.index.volume_move(&disk.volume)?;
+            let VolumeMove { volume, from, to, state, .. } = &last.shown;
+            if !state.is_changing_home() {
+                return None;
+            }
+            let is_silent =
+                |host: &&HostId| hosts.get(host).is_ok() && hosts.state(host) == HostState::Unreachable;
+            let silent = [to, from].into_iter().find(is_silent)?;
+            let goes_on = match state {
+                VolumeMoveState::CallingOff => "is being called off",
+                _ => "is under way",
+            };
+            Some(format!(
+                "it waits for its volume {volume}, whose move from {from} to {to} {goes_on}: {silent} does not \
+                 answer; if {silent} is gone for good: perigee host remove {silent} --force"
+            ))
+        })
     }
 
     /// Whether a volume of the job moves, or is not yet complete at its new home.

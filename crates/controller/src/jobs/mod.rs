@@ -176,6 +176,7 @@ pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
         last_seq: 0,
         finished: None,
         ending: None,
+        ends_because: None,
         settled: 0,
         moves: 0,
         left: None,

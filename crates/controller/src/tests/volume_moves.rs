@@ -3,7 +3,7 @@
 
 use perigee_model::guest::GuestBody;
 use perigee_model::home::{Place, Tenure};
-use perigee_model::job::{Access, HostState, JobState, MigrationState};
+use perigee_model::job::{Access, HostState, Job, JobState, MigrationState};
 use perigee_model::lasting::{NewVm, PowerWish, VmState};
 use perigee_model::volume_move::{VolumeMove, VolumeMoveCause, VolumeMoveState, VolumesOnMove};
 use perigee_model::{HostId, JobId, Problem, ProblemKind, VmId, VolumeName};
@@ -138,6 +138,31 @@ async fn an_answer_that_is_lost_is_asked_for_again_and_never_taken_for_a_no() {
     lab.home.inside().moves.loses_answers = false;
     wait_for_move(&lab, &data_volume(), VolumeMoveState::Completed).await;
     stands_only_at(&lab, &lab.home, &lab.cloud).await;
+}
+
+#[tokio::test]
+async fn a_job_that_ends_says_which_host_the_move_of_its_volume_waits_for() {
+    let lab = Lab::up().await;
+    let third = FakeHost::start("edge1", "edge").await;
+    hosts::register(&lab.cluster, &third.id, third.addresses.clone()).await.expect("register");
+    let (id, vm) = running(&lab).await;
+    third.inside().moves.stands_still = true;
+    begin(&lab, &data_volume(), &third.id).await.expect("move");
+    third.inside().down = true;
+    wait_for("the host to be unreachable", async || {
+        (lab.cluster.hosts.state(&third.id) == HostState::Unreachable).then_some(())
+    })
+    .await;
+    volume_moves::cancel(&lab.cluster, &data_volume()).await.expect("cancel");
+    wait_for_move(&lab, &data_volume(), VolumeMoveState::CallingOff).await;
+    finish(&lab.home, &lab.home, &vm);
+    let says_why = |job: &Job| {
+        ["volume tpch", "edge1 does not answer"].iter().all(|part| job.reason.contains(part))
+    };
+    lab.wait_for_job(&id, "its reason", says_why).await;
+    hosts::remove(&lab.cluster, &third.id, true).await.expect("removed");
+    let ended = lab.wait_for_state(&id, JobState::Succeeded).await;
+    assert!(!says_why(&ended), "that is over: {ended:?}");
 }
 
 #[tokio::test]
