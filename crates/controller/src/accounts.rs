@@ -18,6 +18,7 @@ use perigee_model::{Problem, TenantName, UserName};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Cluster, now_ms};
+use crate::data;
 use crate::inputs;
 use crate::records::Records;
 
@@ -230,9 +231,18 @@ pub async fn set_quota(cluster: &Cluster, name: &TenantName, quota: Quota) -> Re
 }
 
 async fn put_tenant(cluster: &Cluster, record: TenantRecord) -> Result<(), Problem> {
-    cluster.records.put(&tenant_key(&record.name), &record).await?;
-    cluster.accounts.write().tenants.insert(record.name.clone(), record);
+    let name = record.name.clone();
+    cluster.records.put(&tenant_key(&name), &record).await?;
+    cluster.accounts.write().tenants.insert(name.clone(), record);
+    cluster.repository.set_quota(&name, data::quota_of(cluster, &name));
     Ok(())
+}
+
+/// Tells the repository the quotas of all tenants, after a restart.
+pub fn tell_quotas(cluster: &Cluster) {
+    for name in cluster.accounts.tenant_names() {
+        cluster.repository.set_quota(&name, data::quota_of(cluster, &name));
+    }
 }
 
 /// Deletes a tenant that has nothing any more, with its users.

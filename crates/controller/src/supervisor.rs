@@ -22,8 +22,8 @@ use tokio::task::JoinSet;
 use crate::cluster::{Cluster, Timing, Traffic, Wanted};
 use crate::records::job_intent_key;
 use crate::{
-    cleaner, enrol, hosts, images, inputs, jobs, links, migration, networks, openers, outputs,
-    replicas, scheduler, shadows, volume_moves, watching,
+    accounts, cleaner, enrol, hosts, images, inputs, jobs, links, migration, networks, openers,
+    outputs, replicas, scheduler, shadows, volume_moves, watching,
 };
 
 /// The pause before a driver that failed is started again. It doubles with each failure, up to the maximum.
@@ -65,6 +65,7 @@ impl Supervisor {
         let (wanted, wishes) = mpsc::unbounded_channel();
         let cluster = Cluster::open(state_dir, timing, traffic, wanted).await?;
         objects.into_iter().for_each(|objects| cluster.repository.keep_in(objects));
+        accounts::tell_quotas(&cluster);
         enrol::know_revoked(&cluster).await?;
         enrol::know_enrolled_here(&cluster).await?;
         let asked = cluster.records.keys("intents/jobs/").await?;

@@ -12,6 +12,7 @@ use rustix::fs::{XattrFlags, fsetxattr};
 use rustix::io::Errno;
 use tokio::sync::Semaphore;
 
+use crate::account::Quota;
 use crate::errors::problem;
 use crate::http::parallel::Uploads;
 use crate::listing::SHA256;
@@ -36,6 +37,8 @@ pub struct Repository {
     directory: PathBuf,
     boot_id: String,
     spaces: Mutex<BTreeMap<TenantName, Opened>>,
+    /// Those that were told, whoever writes. See [`Repository::set_quota`].
+    quotas: Mutex<BTreeMap<TenantName, Quota>>,
     /// What is left of [`PLACES`] for each tenant whose users were here.
     places: Mutex<BTreeMap<TenantName, Arc<Semaphore>>>,
     /// Where contents of files are, if not on the disk.
@@ -56,6 +59,7 @@ impl Repository {
             directory: directory.to_owned(),
             boot_id: boot_id(Path::new(BOOT_ID)),
             spaces: Mutex::default(),
+            quotas: Mutex::default(),
             places: Mutex::default(),
             objects: OnceLock::new(),
             shares: Shares::open(directory.join("shares.json"))?,
@@ -66,6 +70,11 @@ impl Repository {
     /// Keeps the contents of new files in an S3 store. To be called before the first use of the repository.
     pub fn keep_in(&self, objects: Arc<Objects>) {
         self.objects.get_or_init(|| objects);
+    }
+
+    /// How much a tenant may keep from now on, also when an admin of another tenant writes, who does not bring its quota.
+    pub fn set_quota(&self, tenant: &TenantName, quota: Quota) {
+        lock(&self.quotas).insert(tenant.clone(), quota);
     }
 
     /// Drops uploads that nobody has continued for a while. Their parts are on the disk: this may block.
@@ -139,6 +148,10 @@ impl Repository {
             }
             *opened = Some(Arc::new(space.kept_in(self.objects.get().cloned())));
         }
+        let quota = lock(&self.quotas).get(tenant).copied();
+        if let (Some(space), Some(quota)) = (&*opened, quota) {
+            space.usage.set_quota(quota);
+        }
         Ok(opened.clone())
     }
 
@@ -196,6 +209,7 @@ impl Repository {
             }
         }
         self.uploads.forget(tenant);
+        lock(&self.quotas).remove(tenant);
         lock(&self.places).remove(tenant);
         self.shares.forget(tenant)
     }

@@ -421,6 +421,20 @@ async fn accounts_are_there_after_the_controller_starts_again() {
 }
 
 #[tokio::test]
+async fn an_admin_writes_no_more_files_than_a_tenant_s_quota_has_after_a_restart() {
+    let mut tenants = Tenants::up().await;
+    tenants.set_quota("acme", Quota { files: Some(1), ..Quota::default() }).await;
+    tenants.lab.restart_controller().await;
+    let admin = client(&serve(&tenants.lab, Peer::Local).await);
+    let put = async |name: &str| {
+        let path = format!("/v1/data/acme/{name}");
+        admin.send_body::<serde_json::Value>(Method::PUT, &path, "x").await
+    };
+    put("a").await.expect("it fits");
+    is_kind(put("b").await, ProblemKind::NoSpace);
+}
+
+#[tokio::test]
 async fn only_an_empty_tenant_is_deleted_and_only_default_has_admins() {
     let tenants = Tenants::up().await;
     let path = "/v1/tenants/blue/users/bob";
