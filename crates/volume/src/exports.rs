@@ -16,10 +16,11 @@
 //! A volume that is not in this pool but attached is proxied. The same export name is sent to its home, so the home
 //! enforces the epoch.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use futures_util::future::BoxFuture;
 use perigee_block::device::Device;
@@ -28,6 +29,7 @@ use perigee_block::exports::{
     Peer, SHOWN_CHECKSUMS_SUFFIX, SINCE_INFIX, SessionHome,
 };
 use perigee_block::lease::NO_HOST;
+use perigee_block::locking;
 use perigee_block::logins::{LoginGuard, Logins};
 use perigee_block::sessions::ProxyKey;
 use perigee_block::stats::StatsTable;
@@ -35,7 +37,7 @@ use perigee_block::switch::Switch;
 use perigee_http::PeerIdentity;
 use perigee_model::client::Over;
 use perigee_model::{Epoch, HostId, ImageName, LayerId, Problem, ProblemKind, VolumeName};
-use perigee_nbd::{NbdDevice, Opened};
+use perigee_nbd::{Durability, NbdDevice, Opened};
 use perigee_store::{Data, Pool};
 use uuid::Uuid;
 
@@ -139,6 +141,8 @@ pub struct Here {
 pub struct PoolExports {
     pub(crate) stats: Arc<StatsTable>,
     pub(crate) proxies: Arc<Proxies>,
+    /// Volumes that have been attached since before this server started: clients may have had sessions on them.
+    attached_before: Mutex<HashSet<VolumeName>>,
     pub(crate) ahead: Arc<Ahead>,
     here: Here,
     /// Identifies this start of the server to the homes, so that they first drain what an earlier start has left.
@@ -161,10 +165,11 @@ impl PoolExports {
         let proxies = Proxies::new(Arc::clone(&stats), remotes.cache_bytes);
         let (start, proxies, ahead) = (Uuid::new_v4(), Arc::new(proxies), Arc::default());
         let (logins, boot_secrets, local, turns, sites) = Default::default();
-        let (spares, arriving, admissions) = Default::default();
+        let (spares, arriving, admissions, attached_before) = Default::default();
         Arc::new_cyclic(|this| Self {
             stats,
             proxies,
+            attached_before,
             ahead,
             here,
             start,
@@ -187,6 +192,16 @@ impl PoolExports {
         self.proxies.count(volume)
     }
 
+    /// To be called when the server starts, before it has clients.
+    ///
+    /// # Errors
+    /// When the catalog can't be read.
+    pub async fn know_attached_before(&self) -> Result<(), Problem> {
+        let attached = self.pool.attachments().await?.into_iter().map(|(volume, _)| volume);
+        locking::lock(&self.attached_before).extend(attached);
+        Ok(())
+    }
+
     /// To be called when a volume was attached, perhaps at another home than before.
     pub fn attached(&self, volume: &VolumeName) {
         self.ahead.forget(volume);
@@ -196,6 +211,7 @@ impl PoolExports {
     /// To be called when a volume was detached. Its figures are removed when the last of its sessions has ended.
     pub fn detached(&self, volume: &VolumeName) {
         self.ahead.forget(volume);
+        locking::lock(&self.attached_before).remove(volume);
         self.proxies.detached(volume);
     }
 
@@ -464,7 +480,13 @@ impl PoolExports {
         (key, slot): (Arc<ProxyKey>, Arc<ProxySlot>),
         before: Option<&ProxySession>,
     ) -> Result<Result<Arc<ProxySession>, String>, Problem> {
-        let durability = before.map(|before| before.upstream.durability()).unwrap_or_default();
+        // An earlier start of this server may have left unflushed writes of the same client.
+        let may_go_on = before.is_none() && locking::lock(&self.attached_before).contains(volume);
+        let durability = match before {
+            Some(before) => before.upstream.durability(),
+            None if may_go_on => Arc::new(Durability::of_unknown()),
+            None => Arc::default(),
+        };
         let open = async |export: &str, connections| {
             let mut remote = self.remotes.export(nbd_addr.clone(), export);
             remote.session = Some(Arc::clone(&key));
@@ -499,6 +521,15 @@ impl PoolExports {
         });
         let counters = self.stats.of(volume);
         let session = ProxySession::new(&export, nbd_addr, upstream, (key, slot), cached, counters);
+        if may_go_on {
+            let (upstream, volume) = (Arc::clone(&session.upstream), volume.clone());
+            session.run_while_open(async move {
+                // Until the client flushes, a reboot of the home's host then counts as a loss.
+                if let Err(error) = upstream.flush().await {
+                    tracing::info!(%volume, %error, "can't flush what an earlier session may have written");
+                }
+            });
+        }
         if let Some(learning) = learning {
             session.run_while_open(learning);
         }

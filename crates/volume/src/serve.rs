@@ -113,6 +113,7 @@ async fn run(config: Config, stopped: BoxFuture<'static, ()>) -> Result<(), Prob
     let here = Here { server_id, boot: perigee_http::boot_id(&config.boot_id) };
     let exports = PoolExports::new(pool.clone(), stats.clone(), here, remotes.clone());
     exports.sites.set(pool.sites().await?);
+    exports.know_attached_before().await?;
     let server = Server::new(exports.clone(), config.nbd_options())?;
     let listeners = try_join_all(config.nbd.iter().map(Listener::bind)).await?;
     let portals = config.iscsi.listen.iter().map(|address| perigee_iscsi::Listener::bind(address));

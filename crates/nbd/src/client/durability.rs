@@ -4,6 +4,12 @@
 //! the home is back, it does not know which writes were lost, but this side knows that there were some. From then
 //! on all flushes of the session fail. If only one flush failed, QEMU would repeat it for a guest that it has
 //! stopped, the second one would succeed, and the guest would continue with a disk that lacks its writes.
+//!
+//! A client whose server was started again, as QEMU's is, goes on with a new session, and nobody knows what its earlier one
+//! has left unflushed. That session begins as [`Durability::of_unknown`]: as with a write that needs a flush. Whoever
+//! opens it flushes at once, because a flush covers what earlier sessions wrote too. If the home's host boots anew before
+//! a flush has succeeded, all flushes of the session fail. A reboot before this session was connected first is not
+//! noticed: which boot the earlier session knew has ended with its process.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -26,6 +32,11 @@ struct State {
 }
 
 impl Durability {
+    /// For a session whose client may have left unflushed writes in an earlier one.
+    pub fn of_unknown() -> Self {
+        Self(Mutex::new(State { acknowledged: 1, ..State::default() }))
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         locking::lock(&self.0)
     }
@@ -99,5 +110,19 @@ mod tests {
         assert!(session.check().is_ok());
         assert!(session.connected(Some(&home(2, "f"))), "a write came after the flush began");
         assert!(session.check().is_err() && session.check().is_err());
+    }
+
+    #[test]
+    fn a_session_that_may_go_on_with_an_earlier_one_has_to_flush_before_a_reboot_loses_nothing() {
+        let session = Durability::of_unknown();
+        assert!(!session.connected(Some(&home(1, "a"))));
+        assert!(session.connected(Some(&home(1, "b"))), "the earlier one may have written");
+        session.flushed(session.flush_begins());
+        assert!(session.check().is_err(), "a later flush does not bring that back");
+        let session = Durability::of_unknown();
+        session.connected(Some(&home(1, "a")));
+        session.flushed(session.flush_begins());
+        assert!(!session.connected(Some(&home(1, "b"))), "all of it was flushed");
+        assert!(session.check().is_ok());
     }
 }

@@ -319,6 +319,25 @@ async fn writes_that_the_home_s_host_lost_with_its_power_fail_the_flush() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_was_written_before_this_host_s_server_was_started_again_is_flushed_at_once() {
+    let (home, mut host) = (Server::start().await, Server::start().await);
+    let epoch = home.create("data", 8 * MIB).await.epoch;
+    attach(&host, "data", &home).await;
+    let mut disk = Disk::open(&host, epoch);
+    disk.tell("write -P 1 0 4k");
+    disk.has_done(1).await;
+    let flushes = stats(&home).await.flushes;
+    host.kill();
+    host.start_process().await;
+    // For this qemu-io connects again.
+    disk.tell("read -P 1 0 4k");
+    disk.has_done(2).await;
+    until("a flush at the home", async || stats(&home).await.flushes > flushes).await;
+    let said = disk.end().await;
+    assert!(!said.contains("failed"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_session_without_an_epoch_stays_fenced_when_it_is_connected_anew() {
     let (mut home, host) = (Server::start().await, Server::start().await);
     let epoch = home.create("data", 8 * MIB).await.epoch;
