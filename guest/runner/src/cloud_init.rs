@@ -3,6 +3,7 @@
 //! No init orders the two, because inits differ, and so do the names of cloud-init's services. cloud-init itself writes down how far
 //! it is.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -15,6 +16,11 @@ const STATUS: &str = "/run/cloud-init/status.json";
 /// The host gives a guest that has a CPU less time to start its job.
 const DEADLINE: Duration = Duration::from_secs(900);
 const POLL_DELAY: Duration = Duration::from_millis(200);
+
+/// Whether cloud-init configures this guest. The golden image has none.
+pub fn is_there() -> bool {
+    Path::new(STATUS).exists()
+}
 
 /// Waits until cloud-init has configured the guest's disks, network and users. What people want to be done later, as installing
 /// packages, goes on beside the job.
