@@ -28,12 +28,12 @@ demo: setup
 test: setup
 	scripts/test
 
-## A job and a VM in a cloud image without systemd, bash and glibc. Under emulation it boots too slowly for `make test`
+## Jobs and a VM in a cloud image without systemd, bash and glibc. Under emulation it boots too slowly for `make test`
 alpine: setup
 	scripts/setup python3-pip
 	image=$$(scripts/golden-image) alpine=$$(scripts/cloud-image alpine) && \
 	PATH=$$(scripts/tools):$$PATH PERIGEE_TEST_IMAGE=$$image PERIGEE_TEST_ALPINE_IMAGE=$$alpine \
-	  cargo nextest run --locked --workspace --run-ignored only -E 'test(an_alpine_image)'
+	  cargo nextest run --locked --workspace --run-ignored only --test-threads 1 -E 'test(an_alpine_image)'
 
 ## A job and a VM whose root is on btrfs and smaller than its disk
 btrfs: setup

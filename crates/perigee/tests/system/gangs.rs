@@ -7,7 +7,7 @@ use perigee_model::job::{ClusterImage, JobState, LogLine, NewImage, Vm};
 
 use super::{Checked, System, ensure, until, with_system};
 
-async fn log_of(system: &System, job: &str, rank: u32) -> Checked<Vec<String>> {
+pub async fn log_of(system: &System, job: &str, rank: u32) -> Checked<Vec<String>> {
     let lines: Vec<LogLine> = system.get(&format!("/v1/jobs/{job}/log?rank={rank}")).await?;
     Ok(lines.into_iter().map(|line| line.line).collect())
 }

@@ -5,9 +5,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use perigee_model::JobId;
-use perigee_model::job::{ClusterImage, Job, Vm};
+use perigee_model::job::{ClusterImage, Job, JobState, Vm};
 use perigee_model::lasting::VmState;
 
+use super::gangs::log_of;
 use super::tenant_network::World;
 use super::{Checked, System, ensure, host, until, until_within, with_system};
 
@@ -473,11 +474,63 @@ fn an_alpine_image_is_configured_and_runs_a_job() {
             let said = system.does(&["vm", "exec", "web", "--", "sh", "-c", command])?;
             ensure!(said.contains(wanted), "{command}: {wanted:?} is not in {said:?}");
         }
+        // Its login asks again when nobody is named.
+        let mut console = Console::attach(&system, "web");
+        console.answers("\n", "web login:").await?;
+        console.types("\u{1d}");
+        until("the console to be left", async || Ok(console.child.try_wait().expect("a process")))
+            .await?;
         until_within(BOOT_PATIENCE, "the guest to power off", async || {
             system.does(&["vm", "stop", "web"]).map(Some)
         })
         .await?;
         system.does(&["vm", "delete", "web"]).map(drop)
+    });
+}
+
+/// Rank 1 is there until rank 0 has logged in there, and its SSH server ends with its command.
+const PAIR: &str = "\
+name: pair
+image: cloud
+memory: 512MiB
+count: 2
+placement: {site: home, move: never}
+command: |
+  set -e
+  echo rank $PERIGEE_RANK of $PERIGEE_COUNT is $(hostname)
+  if [ $PERIGEE_RANK = 0 ]; then
+    other=$(sed -n 2p $PERIGEE_HOSTS | cut -d ' ' -f 1)
+    ssh $other 'echo $(hostname) is rank $PERIGEE_RANK' >/output/said
+    ssh n1 touch /tmp/seen || true
+  else
+    until [ -e /tmp/seen ]; do sleep 1; done
+  fi
+";
+
+#[test]
+#[ignore = "it boots for minutes under emulation; `make alpine` runs it"]
+fn an_alpine_image_runs_a_job_whose_vms_log_in_to_each_other() {
+    let image = std::env::var("PERIGEE_TEST_ALPINE_IMAGE")
+        .expect("PERIGEE_TEST_ALPINE_IMAGE names the image; make alpine sets it");
+    with_system(async |system| {
+        system.does(&["image", "import", "cloud", &image])?;
+        let job = system.submit(PAIR).await?;
+        let ended = until_within(BOOT_PATIENCE, "the end of the job", async || {
+            let job = system.job(&job.id).await?;
+            Ok(job.state.is_final().then_some(job))
+        })
+        .await?;
+        for rank in 0..2 {
+            let log = log_of(&system, job.id.as_str(), rank).await?;
+            ensure!(ended.state == JobState::Succeeded, "{}; {rank}: {log:?}", ended.reason);
+            let wanted = format!("rank {rank} of 2 is {}-n{rank}", job.id);
+            ensure!(log.contains(&wanted), "{wanted:?} is not in {log:?}");
+        }
+        let to = system.lab.dir().join("outputs");
+        system.does(&["job", "output", job.id.as_str(), "--to", &to.display().to_string()])?;
+        let said = std::fs::read_to_string(to.join("rank-0/output/said")).unwrap_or_default();
+        ensure!(said == format!("{}-n1 is rank 1\n", job.id), "{said:?}");
+        Ok(())
     });
 }
 
