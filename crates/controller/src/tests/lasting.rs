@@ -735,6 +735,23 @@ async fn a_vm_that_is_being_changed_is_not_moved() {
 }
 
 #[tokio::test]
+async fn a_vm_of_which_a_snapshot_is_made_is_not_moved() {
+    let lab = Lab::up().await;
+    lab.make_vm(new_vm("home1")).await;
+    lab.runs().await;
+    let made = lab.cluster.index.begin_snapshot(&web()).expect("nobody else makes one");
+    let to = lab.cloud.id.clone();
+    let refused = vms::move_to(&lab.cluster, &web(), to.clone(), VolumesOnMove::Stay).await;
+    let refused = refused.expect_err("its guest may stand still");
+    assert!(refused.why.contains("a snapshot of it"), "{refused}");
+    drop(made);
+    vms::move_to(&lab.cluster, &web(), to, VolumesOnMove::Stay).await.expect("it moves");
+    let ask = Snapshot { image: ImageName::new("moving").expect("a name") };
+    let late = vms::guest::snapshot(&lab.cluster, &web(), &ask).await.expect_err("it moves");
+    assert!(late.why.contains("being moved"), "{late}");
+}
+
+#[tokio::test]
 async fn a_file_is_copied_into_a_guest_and_out_of_it() {
     let lab = Lab::up().await;
     lab.make_vm(new_vm("home1")).await;

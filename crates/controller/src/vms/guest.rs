@@ -118,6 +118,12 @@ pub async fn snapshot(
         let why = "its root disk is not made yet";
         return Err(Problem::conflict(format!("can't snapshot VM {vm}"), why));
     };
+    // The end of one would let the filesystems go on while the other is made. Nor does a move begin from here on.
+    let Some(_alone) = cluster.index.begin_snapshot(vm) else {
+        let what = format!("can't snapshot VM {vm}");
+        return Err(Problem::unavailable(what, "another snapshot of it is just being made")
+            .next("try again in some seconds"));
+    };
     // A guest that stands still for the snapshot would arrive at another host so.
     let is_moving = cluster.index.is_move_being_recorded(vm)
         || cluster.index.migrations_of(vm).iter().any(|moved| !moved.migration.state.is_final());
@@ -126,12 +132,6 @@ pub async fn snapshot(
         return Err(Problem::unavailable(what, "it is being moved to another host")
             .next("try again when it is there"));
     }
-    // The end of one would let the filesystems go on while the other is made.
-    let Some(_alone) = cluster.index.begin_snapshot(vm) else {
-        let what = format!("can't snapshot VM {vm}");
-        return Err(Problem::unavailable(what, "another snapshot of it is just being made")
-            .next("try again in some seconds"));
-    };
     if !record.vm_started {
         return images::snapshot_disk(cluster, root, wanted).await;
     }

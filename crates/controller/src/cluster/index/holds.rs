@@ -394,6 +394,10 @@ impl Inner {
         if self.held.contains(&Held::Change(vm.clone())) {
             return Err("it is being changed".to_owned());
         }
+        // Its guest, which may stand still for that, would arrive so.
+        if self.held.contains(&Held::Snapshot(vm.clone())) {
+            return Err("a snapshot of it is just being made".to_owned());
+        }
         let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
         if let Some(disk) = disks.find(|disk| self.is_changing_home(&disk.volume)) {
             return Err(format!("its volume {} is being moved", disk.volume));
