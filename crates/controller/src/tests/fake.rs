@@ -180,6 +180,9 @@ pub struct Inside {
     /// Epochs are given out later; so many were asked for.
     pub holds_epochs: bool,
     pub epochs_asked: u32,
+    /// It makes volumes larger later; so often it was asked to.
+    pub holds_resizes: bool,
+    pub resizes_asked: u32,
     /// What is attached is there later; so many attachments were asked for.
     pub holds_attachments: bool,
     pub attachments_asked: u32,
@@ -658,6 +661,8 @@ async fn resize(
     Path(name): Path<VolumeName>,
     Json(ask): Json<Resize>,
 ) -> Reply<VolumeInfo> {
+    inside.lock().expect("lock").resizes_asked += 1;
+    while_held(&inside, |inside| inside.holds_resizes).await;
     let mut inside = inside.lock().expect("lock");
     let info = &mut inside.volumes.get_mut(&name).ok_or_else(no_volume)?.info;
     info.size_bytes = ask.size_bytes;

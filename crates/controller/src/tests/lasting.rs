@@ -586,6 +586,30 @@ async fn a_vm_is_resized_when_it_is_off_and_its_disk_only_grows() {
 }
 
 #[tokio::test]
+async fn of_two_who_resize_a_vm_at_once_each_gets_what_was_asked_for() {
+    let lab = Lab::up().await;
+    lab.make_vm(new_vm("home1")).await;
+    lab.runs().await;
+    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.vm_is(VmState::Stopped).await;
+    lab.home.inside().holds_resizes = true;
+    let cluster = lab.cluster.clone();
+    let larger = ResizeVm { disk_bytes: Some(3 << 30), ..ResizeVm::default() };
+    let larger = tokio::spawn(async move { change::resize(&cluster, &web(), larger).await });
+    wait_for("the disk's home to be asked", async || {
+        (lab.home.inside().resizes_asked > 0).then_some(())
+    })
+    .await;
+    let cpus = ResizeVm { cpus: Some(2), ..ResizeVm::default() };
+    change::resize(&lab.cluster, &web(), cpus).await.expect("resized");
+    lab.home.inside().holds_resizes = false;
+    let both = larger.await.expect("it ends").expect("resized");
+    assert_eq!(both.cpus, 2);
+    let record = jobs::of_vm(&lab.cluster, &web()).expect("its record");
+    assert_eq!(record.job.spec.root_bytes, Some(3 << 30));
+}
+
+#[tokio::test]
 async fn a_vm_that_runs_gets_cpus_and_a_larger_disk_and_gives_memory_back() {
     let mut lab = Lab::up().await;
     lab.make_vm(new_vm("home1")).await;

@@ -163,9 +163,13 @@ pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<
         let _: VolumeInfo = home.volume.post(&path, &larger).await?;
     }
     change(cluster, vm, &what, |record| {
+        // Somebody else may have changed the rest meanwhile.
         let to = &mut record.job.spec;
-        (to.cpus, to.memory_bytes) = (spec.cpus, spec.memory_bytes);
-        to.root_bytes = Some(root_bytes);
+        to.cpus = ask.cpus.unwrap_or(to.cpus);
+        to.memory_bytes = ask.memory_bytes.unwrap_or(to.memory_bytes);
+        if ask.disk_bytes.is_some() {
+            to.root_bytes = to.root_bytes.max(Some(root_bytes));
+        }
         Ok(())
     })
     .await
