@@ -131,7 +131,7 @@ fn view(
             None => record.job.id.clone(),
         }),
         host: Some(host.clone()),
-        status: if stops && status == VmState::Running { VmState::Stopping } else { status },
+        status: if stops && status.is_up() { VmState::Stopping } else { status },
         reason,
         cpus: report.spec.cpus,
         memory_bytes: lasting

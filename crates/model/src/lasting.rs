@@ -548,6 +548,11 @@ impl From<VmStatus> for VmState {
 }
 
 impl VmState {
+    /// Its guest runs, or stands still and may go on.
+    pub fn is_up(self) -> bool {
+        matches!(self, Self::Running | Self::Paused | Self::IoError)
+    }
+
     /// That of a VM without a job, of which no host has said anything.
     pub fn unseen(lasting: &Lasting, state: JobState) -> Self {
         match state {

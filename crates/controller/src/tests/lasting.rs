@@ -212,6 +212,17 @@ async fn a_vm_is_stopped_at_once_and_restarted_when_its_guest_does_not_listen() 
 }
 
 #[tokio::test]
+async fn a_vm_that_stands_still_is_shown_to_be_stopped_too() {
+    let lab = Lab::up().await;
+    lab.make_vm(new_vm("home1")).await;
+    lab.runs().await;
+    lab.home.inside().vms.get_mut(&web()).expect("VM").report.status = VmStatus::IoError;
+    lab.vm_is(VmState::IoError).await;
+    lab.wish(PowerWish::Stop { force: false }).await;
+    lab.vm_is(VmState::Stopping).await;
+}
+
+#[tokio::test]
 async fn a_vm_without_a_job_moves_and_what_its_guest_says_is_nothing_to_its_record() {
     let lab = Lab::up().await;
     lab.make_vm(new_vm("home1")).await;

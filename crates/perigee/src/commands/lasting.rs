@@ -13,6 +13,7 @@ use perigee_model::units::parse_bytes;
 use perigee_model::vm::{Cpu, Firmware, Hardware, NetworkKind};
 use perigee_model::{HostId, ImageName, Problem, ProblemKind, SiteId, VmId};
 
+use crate::commands::asking;
 use crate::output;
 use crate::terminal;
 
@@ -161,14 +162,25 @@ pub async fn stop(client: &Client, vm: &VmId, force: bool) -> Result<(), Problem
         return Ok(());
     }
     let what = format!("stop VM {vm}");
-    follow(client, vm, &what, |shown| match shown.status {
+    follow(client, vm, &what, stopped).await.map(drop)
+}
+
+/// What came of a stop that the VM's driver has begun. While it lasts, the VM is shown as being stopped.
+fn stopped(shown: &Vm) -> Option<Result<(), String>> {
+    let reason = &shown.reason;
+    match shown.status {
         VmState::Stopped => Some(Ok(())),
-        // The stop is over, and the guest has not followed it.
-        VmState::Running if !shown.reason.is_empty() => Some(Err(shown.reason.clone())),
+        VmState::Running if reason.is_empty() => {
+            Some(Err("somebody has started it again".to_owned()))
+        }
+        VmState::Running => Some(Err(reason.clone())),
+        status if status.is_up() => Some(Err(format!(
+            "it stands still ({}: {reason}); `perigee vm stop {} --force` stops it at once",
+            output::word(&status),
+            shown.id
+        ))),
         _ => None,
-    })
-    .await
-    .map(drop)
+    }
 }
 
 /// Waits for another run. An older controller does not say which one it is: then the VM has to be seen off, or with a shorter uptime.
@@ -183,7 +195,10 @@ pub async fn restart(client: &Client, vm: &VmId, force: bool) -> Result<Vm, Prob
         up_ms = shown.uptime_ms;
         match shown.status {
             VmState::Running if was_down => Some(Ok(())),
-            VmState::Running if !shown.reason.is_empty() => Some(Err(shown.reason.clone())),
+            // The stop is over, and the guest has not followed it.
+            status if !was_down && status.is_up() && !shown.reason.is_empty() => {
+                Some(Err(shown.reason.clone()))
+            }
             VmState::Stopped => Some(Err(or_unknown(shown))),
             _ => None,
         }
@@ -222,9 +237,10 @@ async fn follow(
 ) -> Result<Vm, Problem> {
     let bar = output::progress_bar(vm, "{msg}");
     let mut said = String::new();
+    let goes_on = format!("it goes on; `perigee vm info {vm}` shows how far it is");
     let looking = async {
         loop {
-            let shown: Vm = client.get(&format!("/v1/vms/{vm}")).await?;
+            let shown: Vm = asking::get(client, &format!("/v1/vms/{vm}"), &goes_on).await?;
             match is_over(&shown) {
                 Some(Ok(())) => return Ok(Some(shown)),
                 Some(Err(why)) => return Err(Problem::conflict(format!("can't {what}"), why)),
@@ -249,7 +265,7 @@ async fn follow(
     match found? {
         Some(shown) => Ok(shown),
         None => {
-            output::note(&format!("it goes on; `perigee vm info {vm}` shows how far it is"));
+            output::note(&goes_on);
             client.get(&format!("/v1/vms/{vm}")).await
         }
     }
@@ -267,5 +283,24 @@ mod tests {
         let mounted = volume("data:/srv:ro").expect("a volume");
         assert!(mounted.read_only && mounted.mount.as_deref() == Some("/srv"));
         assert!(volume("data:rw").is_err() && volume(":ro").is_err());
+    }
+
+    fn shown(status: &str, reason: &str) -> Vm {
+        let text = format!(
+            r#"{{"id":"web","job":null,"host":"home1","status":"{status}","reason":"{reason}","cpus":1,
+            "memory_bytes":1,"uptime_ms":1,"vcpu_ms":1,"migration":null}}"#
+        );
+        serde_json::from_str(&text).expect("a VM")
+    }
+
+    #[test]
+    fn a_stop_is_not_waited_for_when_it_is_over_and_the_vm_is_up() {
+        assert_eq!(stopped(&shown("stopping", "")), None);
+        assert_eq!(stopped(&shown("stopped", "")), Some(Ok(())));
+        let why = |vm: &Vm| stopped(vm).expect("it is over").expect_err("it is up");
+        assert_eq!(why(&shown("running", "its guest runs on")), "its guest runs on");
+        assert_eq!(why(&shown("running", "")), "somebody has started it again");
+        let stands = why(&shown("io_error", "disk root: no space"));
+        assert!(stands.contains("disk root: no space") && stands.contains("--force"), "{stands}");
     }
 }
