@@ -60,7 +60,8 @@ enum Left {
     There,
 }
 
-/// Attaches until Ctrl-] is typed or the VM has stopped. A VM that moves is followed.
+/// Attaches until Ctrl-] is typed or the VM has stopped. A VM that moves or is restarted is followed, and a controller that is started again is
+/// waited for.
 pub async fn attach(client: &Client, vm: &VmId) -> Result<(), Problem> {
     let mut socket = client.websocket(&format!("/v1/vms/{vm}/console/attach")).await?;
     output::note(&format!("attached to {vm}; Ctrl-] leaves"));
@@ -69,16 +70,27 @@ pub async fn attach(client: &Client, vm: &VmId) -> Result<(), Problem> {
     let ended = loop {
         match carry(&mut socket, &mut keys, &mut std::io::stdout()).await {
             Left::Here => break Ok(()),
-            Left::There => match again(client, vm).await {
-                Ok(Some(next)) => socket = next,
-                Ok(None) => break Ok(()),
-                Err(problem) => break Err(problem),
-            },
+            Left::There => {
+                let next = tokio::select! {
+                    next = again(client, vm) => next,
+                    () = leaves(&mut keys) => Ok(None),
+                };
+                match next {
+                    Ok(Some(next)) => socket = next,
+                    Ok(None) => break Ok(()),
+                    Err(problem) => break Err(problem),
+                }
+            }
         }
     };
     drop(raw);
     output::note(&format!("\nleft the console of {vm}"));
     ended
+}
+
+/// Returns when Ctrl-] is typed, or the input has ended. Other keys are typed to nobody.
+async fn leaves(keys: &mut mpsc::Receiver<Vec<u8>>) {
+    while keys.recv().await.is_some_and(|typed| !typed.contains(&LEAVE)) {}
 }
 
 /// The keys that are typed. A thread reads them that nobody waits for: a read of a terminal can't be ended.
@@ -139,24 +151,83 @@ async fn carry(
 async fn again(client: &Client, vm: &VmId) -> Result<Option<WebSocket>, Problem> {
     let begun = std::time::Instant::now();
     loop {
-        let shown = match client.get::<Vm>(&format!("/v1/vms/{vm}")).await {
-            Err(problem) if problem.kind == ProblemKind::NotFound => return Ok(None),
-            shown => shown?,
+        let problem = match client.get::<Vm>(&format!("/v1/vms/{vm}")).await {
+            Ok(shown) if has_stopped(&shown) => return Ok(None),
+            Ok(_) => match client.websocket(&format!("/v1/vms/{vm}/console/attach")).await {
+                Ok(socket) => return Ok(Some(socket)),
+                Err(problem) => problem,
+            },
+            Err(problem) => match problem.kind {
+                ProblemKind::NotFound => return Ok(None),
+                // The controller may be starting again.
+                ProblemKind::Unavailable => problem,
+                _ => return Err(problem),
+            },
         };
-        if matches!(shown.status, VmState::Stopped | VmState::Shutdown | VmState::Gone) {
-            return Ok(None);
+        if begun.elapsed() > PATIENCE {
+            return Err(problem);
         }
-        match client.websocket(&format!("/v1/vms/{vm}/console/attach")).await {
-            Ok(socket) => return Ok(Some(socket)),
-            Err(problem) if begun.elapsed() > PATIENCE => return Err(problem),
-            Err(_) => tokio::time::sleep(LOOK_EVERY).await,
-        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// One without a job whose guest has ended is being taken down, maybe to be started again.
+fn has_stopped(vm: &Vm) -> bool {
+    match vm.status {
+        VmState::Stopped => true,
+        VmState::Shutdown | VmState::Gone => vm.job.is_some(),
+        _ => false,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn shown(status: &str, job: &str) -> String {
+        format!(
+            r#"{{"id":"web","job":{job},"host":null,"status":"{status}","cpus":1,"memory_bytes":1,"uptime_ms":1,
+            "vcpu_ms":1,"migration":null}}"#
+        )
+    }
+
+    #[tokio::test]
+    async fn a_controller_that_is_started_again_is_waited_for() {
+        let address = format!("127.0.0.1:{}", perigee_http::unused_port());
+        let client = Client::new(&format!("http://{address}"), PATIENCE).expect("a client");
+        let vm: VmId = "web".parse().expect("a name");
+        let found = tokio::spawn(async move { again(&client, &vm).await });
+        tokio::time::sleep(LOOK_EVERY / 2).await;
+        let listener = tokio::net::TcpListener::bind(&address).await.expect("still free");
+        let (mut stream, _) = listener.accept().await.expect("a request");
+        let mut request = [0; 4096];
+        assert!(stream.read(&mut request).await.expect("a request") > 0);
+        let body = shown("stopped", "null");
+        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        stream.write_all(answer.as_bytes()).await.expect("answered");
+        assert!(matches!(found.await.expect("no panic"), Ok(None)), "it is off by now");
+    }
+
+    #[test]
+    fn a_vm_that_is_restarted_is_followed() {
+        let has_stopped = |status: &str, job: &str| {
+            super::has_stopped(&serde_json::from_str(&shown(status, job)).expect("a VM"))
+        };
+        assert!(!has_stopped("shutdown", "null") && !has_stopped("waiting", "null"));
+        assert!(has_stopped("stopped", "null") && has_stopped("shutdown", "\"hello-0001\""));
+    }
+
+    #[tokio::test]
+    async fn a_console_is_left_also_while_its_vm_is_away() {
+        let (typed, mut keys) = mpsc::channel(2);
+        typed.send(b"ls\n".to_vec()).await.expect("there is room");
+        let soon = Duration::from_millis(50);
+        timeout(soon, leaves(&mut keys)).await.expect_err("nobody wants to leave");
+        typed.send(vec![b'x', LEAVE]).await.expect("there is room");
+        timeout(PATIENCE, leaves(&mut keys)).await.expect("it was typed");
+        drop(typed);
+        timeout(PATIENCE, leaves(&mut keys)).await.expect("the input has ended");
+    }
 
     /// A guest that prints what is typed, and whose host keeps little of it.
     #[tokio::test]
