@@ -9,20 +9,23 @@ use perigee_http::Client;
 use perigee_model::lasting::{ExecBegun, ExecInVm, ExecStatus};
 use perigee_model::{Problem, VmId};
 
+use crate::commands::asking;
 use crate::{output, terminal};
 
 /// The first pause between two looks; each is longer than the one before, up to a second.
 const LOOK_FIRST: Duration = Duration::from_millis(100);
 const LOOK_MAX: Duration = Duration::from_secs(1);
 
-/// Runs it, prints what it has printed, and ends as it has ended.
+/// Runs it, waits also for a guest or a controller that answers late, prints what it has printed, and ends as it has ended.
 pub async fn run(client: &Client, vm: &VmId, command: Vec<String>) -> Result<ExitCode, Problem> {
     let wanted = ExecInVm { command, input_base64: None };
     let path = format!("/v1/vms/{vm}/exec");
     let begun: ExecBegun = client.post(&path, &wanted).await?;
     let mut pause = LOOK_FIRST;
     let ended: ExecStatus = loop {
-        let status: ExecStatus = client.get(&format!("{path}?pid={}", begun.pid)).await?;
+        let asked = format!("{path}?pid={}", begun.pid);
+        let status: ExecStatus =
+            asking::get(client, &asked, "the program goes on in the guest").await?;
         if status.exited {
             break status;
         }
