@@ -101,7 +101,8 @@ async fn figures(State(vms): Shared) -> Result<Response, Failure> {
     let reports = reports(&vms).await;
     let name = |vm: &VmReport| vms.host.networks.card_name(&vm.spec.network);
     let cards: Vec<_> = reports.iter().map(name).collect();
-    let page = metrics::page(&vms.host.report()?, &Proc::read(), &reports, &cards);
+    let is_made = |device: &str| vms.host.networks.has_made(device);
+    let page = metrics::page((&vms.host.report()?, is_made), &Proc::read(), &reports, &cards);
     Ok(([(CONTENT_TYPE, exposition::CONTENT_TYPE)], page).into_response())
 }
 

@@ -26,10 +26,17 @@ impl Proc {
     }
 }
 
-/// The page of `GET /metrics`. `cards` are the names of the VMs' cards at this host, in the VMs' order.
-pub fn page(host: &HostReport, proc: &Proc, vms: &[VmReport], cards: &[Option<String>]) -> String {
+/// The page of `GET /metrics`. `is_made` says which devices are made for VMs: their bytes are also those of the host's other devices, and their
+/// names change with each network. `cards` are the names of the VMs' cards at this host, in the VMs' order.
+pub fn page(
+    (host, is_made): (&HostReport, impl Fn(&str) -> bool),
+    proc: &Proc,
+    vms: &[VmReport],
+    cards: &[Option<String>],
+) -> String {
     let mut page = Page::default();
     write_host(&mut page, host, proc);
+    write_network(&mut page, proc, is_made);
     write_vms(&mut page, vms);
     let cards = vms.iter().map(|vm| &vm.spec.vm).zip(cards);
     write_cards(&mut page, proc, cards);
@@ -52,16 +59,20 @@ fn write_host(page: &mut Page, host: &HostReport, proc: &Proc) {
     for (mode, seconds) in cpu_seconds(&proc.stat) {
         page.figure(&[("mode", &mode)], seconds);
     }
-    let devices = network_bytes(&proc.net_dev);
-    page.family("perigee_host_network_receive_bytes_total", Kind::Counter, "Bytes received.");
-    devices.iter().for_each(|(device, received, _)| page.figure(&[("device", device)], received));
-    page.family("perigee_host_network_transmit_bytes_total", Kind::Counter, "Bytes sent.");
-    devices.iter().for_each(|(device, _, sent)| page.figure(&[("device", device)], sent));
     let disks = disk_bytes(&proc.diskstats);
     page.family("perigee_host_disk_read_bytes_total", Kind::Counter, "Bytes read from disks.");
     disks.iter().for_each(|(device, read, _)| page.figure(&[("device", device)], read));
     page.family("perigee_host_disk_written_bytes_total", Kind::Counter, "Bytes written to disks.");
     disks.iter().for_each(|(device, _, written)| page.figure(&[("device", device)], written));
+}
+
+fn write_network(page: &mut Page, proc: &Proc, is_made: impl Fn(&str) -> bool) {
+    let mut devices = network_bytes(&proc.net_dev);
+    devices.retain(|(device, ..)| !is_made(device));
+    page.family("perigee_host_network_receive_bytes_total", Kind::Counter, "Bytes received.");
+    devices.iter().for_each(|(device, received, _)| page.figure(&[("device", device)], received));
+    page.family("perigee_host_network_transmit_bytes_total", Kind::Counter, "Bytes sent.");
+    devices.iter().for_each(|(device, _, sent)| page.figure(&[("device", device)], sent));
 }
 
 /// A family of figures of VMs, and its value for one of them.
@@ -227,6 +238,18 @@ mod tests {
         let text = "Inter-|   Receive  |  Transmit\n face |bytes packets\n\
             lo: 5 1 0 0 0 0 0 0 5 1 0 0 0 0 0 0\n  eth0: 70 1 0 0 0 0 0 0 90 1 0 0 0 0 0 0\n";
         assert_eq!(network_bytes(text), [("eth0", 70, 90)]);
+    }
+
+    #[test]
+    fn devices_that_come_and_go_with_vms_are_none_of_the_hosts_figures() {
+        let net_dev = "eth0: 70 1 0 0 0 0 0 0 90 1 0 0 0 0 0 0\n\
+            pt1: 7 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n";
+        let proc = Proc { net_dev: net_dev.to_owned(), ..Proc::default() };
+        let mut page = Page::default();
+        write_network(&mut page, &proc, |device| device.starts_with("pt"));
+        let text = page.into_text();
+        assert!(text.contains("receive_bytes_total{device=\"eth0\"} 70\n"), "{text}");
+        assert!(!text.contains("pt1"), "its name is another one in each network: {text}");
     }
 
     #[test]

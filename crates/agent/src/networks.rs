@@ -318,6 +318,11 @@ impl Networks {
         }
     }
 
+    /// Whether an agent here has made this device of the host.
+    pub fn has_made(&self, device: &str) -> bool {
+        self.tag.is_own(device) || self.tag.is_bridged(device)
+    }
+
     /// What a VM of a job has sent to the job's others since its card was made here. It is some seconds old.
     pub fn sent(&self, vm: &VmId) -> Vec<SentTo> {
         let sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);

@@ -56,6 +56,11 @@ impl Tag {
         format!("pn{}{:08x}", self.0, card.number)
     }
 
+    /// Whether it is such a card.
+    pub fn is_bridged(&self, interface: &str) -> bool {
+        interface.strip_prefix("pn").is_some_and(|rest| rest.starts_with(&self.0))
+    }
+
     /// Of all of them.
     pub fn all_bridged(&self) -> String {
         format!("pn{}*", self.0)
@@ -162,6 +167,8 @@ mod tests {
             assert!(tag.is_own(&name), "{name}");
         }
         assert!(!tag.is_own("eth0") && !tag.is_own("pb"));
+        let bridged = tag.all_bridged().replace('*', "00000001");
+        assert!(tag.is_bridged(&bridged) && !tag.is_bridged(&tag.tunnel()), "{bridged}");
     }
 
     #[test]
