@@ -157,7 +157,7 @@ pub async fn snapshot(
     Json(ask): Json<Snapshot>,
 ) -> Reply<ClusterImage> {
     let ask = Snapshot { image: caller.new_image_name(&cluster, &ask.image)? };
-    json(vms::guest::snapshot(&cluster, &vm, &ask).await?)
+    json(to_its_end(async move { vms::guest::snapshot(&cluster, &vm, &ask).await }).await?)
 }
 
 /// Makes the root disk of a VM that is off a clone of an image; what was on it is lost. It is made when the VM starts next.
@@ -214,9 +214,9 @@ pub async fn detach(
 }
 
 /// A change of several steps goes on when the client that has asked for it disconnects.
-async fn to_its_end(
-    change: impl Future<Output = Result<Vm, Problem>> + Send + 'static,
-) -> Result<Vm, Problem> {
+async fn to_its_end<T: Send + 'static>(
+    change: impl Future<Output = Result<T, Problem>> + Send + 'static,
+) -> Result<T, Problem> {
     tokio::spawn(change).await.map_err(|e| Problem::internal("can't change a VM", e))?
 }
 

@@ -183,6 +183,8 @@ pub struct Inside {
     /// It makes volumes larger later; so often it was asked to.
     pub holds_resizes: bool,
     pub resizes_asked: u32,
+    /// Snapshots are made later.
+    pub holds_snapshots: bool,
     /// What is attached is there later; so many attachments were asked for.
     pub holds_attachments: bool,
     pub attachments_asked: u32,
@@ -481,6 +483,7 @@ async fn snapshot(
     Path(name): Path<VolumeName>,
     Json(ask): Json<Snapshot>,
 ) -> Reply<ImageInfo> {
+    while_held(&inside, |inside| inside.holds_snapshots).await;
     let mut inside = inside.lock().expect("lock");
     let volume = inside.volumes.get(&name).ok_or_else(no_volume)?;
     let made = ImageInfo {

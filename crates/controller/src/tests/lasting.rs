@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use axum::body::Bytes;
 use perigee_model::guest::GuestBody;
-use perigee_model::job::{Access, JobSpec, JobState, Start, Vm};
+use perigee_model::job::{Access, ClusterImage, JobSpec, JobState, Start, Vm};
 use perigee_model::lasting::{
     AttachVolume, DetachVolume, NewVm, NewVmVolume, PowerWish, ResizeVm, StopVm, VmState,
 };
@@ -386,6 +386,33 @@ async fn a_snapshot_of_filesystems_that_went_on_says_so() {
     // Somebody else has frozen them.
     lab.home.inside().still = 2;
     assert!(note("refused").await.contains("did not stand still"));
+}
+
+/// Its guest stands still until the snapshot is made.
+#[tokio::test]
+async fn a_snapshot_goes_on_when_who_has_asked_for_it_goes_away() {
+    let tenants = Tenants::up().await;
+    tenants.share_debian().await;
+    let new = NewVm { volumes: Vec::new(), start: Start::Anywhere, ..new_vm("home1") };
+    let _: Vm = tenants.ann.post("/v1/vms", &new).await.expect("a VM");
+    wait_for("it to run", async || {
+        let vm: Vm = tenants.ann.get("/v1/vms/web").await.expect("its VM");
+        (vm.status == VmState::Running).then_some(())
+    })
+    .await;
+    let hosts = [&tenants.lab.home, &tenants.lab.cloud];
+    hosts.iter().for_each(|host| host.inside().holds_snapshots = true);
+    let stands_still = || hosts.iter().any(|host| host.inside().still > 0);
+    let ann = tenants.ann.clone();
+    let asked = tokio::spawn(async move {
+        let ask = Snapshot { image: ImageName::new("saved").expect("a name") };
+        ann.post::<ClusterImage>("/v1/vms/web/snapshot", &ask).await
+    });
+    wait_for("its guest to stand still", async || stands_still().then_some(())).await;
+    asked.abort();
+    asked.await.expect_err("it was not answered");
+    hosts.iter().for_each(|host| host.inside().holds_snapshots = false);
+    wait_for("its guest to go on", async || (!stands_still()).then_some(())).await;
 }
 
 #[tokio::test]
