@@ -406,10 +406,14 @@ async fn log(
     let is_merged = rank.is_none() && job.spec.count > 1;
     // The number of the last line that was shown, of each rank.
     let mut after = vec![0_u64; if is_merged { job.spec.count as usize } else { 1 }];
-    let mut kept = Vec::new();
+    let (mut kept, mut started_ms) = (Vec::new(), None);
     loop {
         // The state is read before the lines. If it is final, the lines are complete.
         let job: Job = asking::get(client, &format!("/v1/jobs/{id}"), &goes_on).await?;
+        if has_begun_anew(&mut started_ms, job.started_ms) {
+            output::note("the job has begun anew, and its log too");
+            after.fill(0);
+        }
         let asked = match (is_merged, rank) {
             (true, _) => {
                 let each: Vec<String> = after.iter().map(u64::to_string).collect();
@@ -444,6 +448,13 @@ async fn log(
             tokio::time::sleep(Duration::from_millis(300)).await;
         }
     }
+}
+
+/// Whether a job was started once more since it was seen started last. Then its log begins anew, with the number 1.
+fn has_begun_anew(seen_ms: &mut Option<u64>, started_ms: Option<u64>) -> bool {
+    let before = *seen_ms;
+    *seen_ms = started_ms.or(before);
+    before.is_some() && *seen_ms != before
 }
 
 async fn explain(client: &Client, id: &JobId, format: Format) -> Result<(), Problem> {
@@ -575,6 +586,14 @@ async fn fetch_output(client: &Client, id: &JobId, to: Option<PathBuf>) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_is_followed_from_its_begin_again_when_its_job_begins_anew() {
+        let mut seen_ms = None;
+        let looks = [None, Some(5), Some(5), None, Some(9), Some(9)];
+        let anew = looks.map(|started_ms| has_begun_anew(&mut seen_ms, started_ms));
+        assert_eq!(anew, [false, false, false, false, true, false]);
+    }
 
     #[test]
     fn what_a_job_was_spared_on_the_network_is_told() {
