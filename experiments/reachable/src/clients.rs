@@ -7,9 +7,9 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{JoinHandle, sleep};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use perigee_lab::Lab;
@@ -17,7 +17,7 @@ use perigee_lab::netns::within;
 use perigee_model::{Problem, VmId};
 
 use crate::ground::{Ground, Target};
-use crate::guest::{LARGE, LARGE_BYTES, PAGE};
+use crate::guest::{LARGE, PAGE};
 use crate::results::{Load, Moved, Run, Stream, System, longest_gap_ms, per_100_ms};
 
 /// Requests of one run of hey, and its workers: for nginx's page, and for Tomcat's.
@@ -27,7 +27,10 @@ const OF_TOMCAT: (u32, u32) = (50, 2);
 const PER_S: u32 = 5;
 /// A request without a reply for so long has failed.
 const PATIENCE_S: u32 = 20;
-const DOWNLOAD_BYTES_PER_S: &str = "8000000";
+/// The guest's processor, which is emulated, has time left for all other clients. At this rate the file lasts for half an hour.
+const DOWNLOAD_BYTES_PER_S: &str = "500000";
+/// A client of which nothing more comes for so long does not go on.
+const GOES_ON_MAX: Duration = Duration::from_secs(30);
 const PIECE_BYTES: usize = 64 << 10;
 /// What a session prints.
 const LINES: &str = "while sleep 0.1; do echo line; done";
@@ -46,8 +49,10 @@ pub struct Clients {
 /// A client that reads something for all of its time.
 struct Session {
     child: Child,
-    /// When something came, and how many bytes.
-    reader: JoinHandle<(Vec<f64>, u64)>,
+    /// So many bytes have come until now.
+    bytes: Arc<AtomicU64>,
+    /// When something came.
+    reader: JoinHandle<Vec<f64>>,
 }
 
 /// TCP's segments that were sent again: by the clients, and by the guest.
@@ -109,12 +114,13 @@ impl Clients {
     }
 
     pub fn end(mut self, system: System, moves: Vec<Moved>) -> Result<Run> {
-        // Both are looked at before they are ended.
-        let ssh_runs = self.ssh.child.try_wait()?.is_none();
-        let vm_ssh_runs = match &mut self.vm_ssh {
-            Some(session) => session.child.try_wait()?.is_none(),
+        // The load goes on meanwhile.
+        let ssh_goes_on = self.ssh.goes_on()?;
+        let vm_ssh_goes_on = match &mut self.vm_ssh {
+            Some(session) => session.goes_on()?,
             None => false,
         };
+        let download_goes_on = self.download.goes_on()?;
         let whole_s = self.begun.elapsed().as_secs_f64();
         self.stop.store(true, Ordering::Relaxed);
         let got = |load: JoinHandle<Result<(Vec<f64>, u32)>>| {
@@ -131,18 +137,15 @@ impl Clients {
             longest_gap_ms: longest_gap_ms(&of_tomcat),
             per_100_ms: per_100_ms(&of_tomcat, whole_s),
         };
-        let (lines, _) = self.ssh.end(!ssh_runs)?;
-        let stream = |goes_on, times: &[f64]| Stream {
+        let stream = |goes_on, (times, bytes): (Vec<f64>, u64)| Stream {
             goes_on,
-            longest_gap_ms: longest_gap_ms(times),
-            bytes: 0,
+            longest_gap_ms: longest_gap_ms(&times),
+            bytes,
         };
-        let vm_ssh = match self.vm_ssh {
-            Some(session) => Some(stream(vm_ssh_runs, &session.end(!vm_ssh_runs)?.0)),
-            None => None,
-        };
-        // It goes on to its end, which the last move does not delay.
-        let (pieces, bytes) = self.download.end(true)?;
+        let ssh = stream(ssh_goes_on, self.ssh.end()?);
+        let vm_ssh = self.vm_ssh.map(Session::end).transpose()?;
+        let vm_ssh = vm_ssh.map(|read| stream(vm_ssh_goes_on, read));
+        let download = stream(download_goes_on, self.download.end()?);
         let [clients_resent, guest_resent] = self.retransmits.end()?;
         Ok(Run {
             system,
@@ -151,13 +154,9 @@ impl Clients {
             longest_gap_ms: longest_gap_ms(&replies),
             per_100_ms: per_100_ms(&replies, whole_s),
             tomcat,
-            ssh: stream(ssh_runs, &lines),
+            ssh,
             vm_ssh,
-            download: Stream {
-                goes_on: bytes == LARGE_BYTES,
-                longest_gap_ms: longest_gap_ms(&pieces),
-                bytes,
-            },
+            download,
             clients_resent,
             guest_resent,
             moves,
@@ -209,8 +208,10 @@ impl Session {
     fn begin(command: &mut std::process::Command, begun: Instant) -> Result<Self> {
         let mut child = command.spawn().context("can't start a client")?;
         let out = child.stdout.take().context("it was asked for")?;
+        let bytes = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&bytes);
         let reader = std::thread::spawn(move || {
-            let (mut times, mut bytes) = (Vec::new(), 0);
+            let mut times = Vec::new();
             let mut out = BufReader::with_capacity(PIECE_BYTES, out);
             while let Ok(piece) = out.fill_buf() {
                 let length = piece.len();
@@ -218,21 +219,33 @@ impl Session {
                     break;
                 }
                 times.push(begun.elapsed().as_secs_f64());
-                bytes += length as u64;
+                counted.fetch_add(length as u64, Ordering::Relaxed);
                 out.consume(length);
             }
-            (times, bytes)
+            times
         });
-        Ok(Self { child, reader })
+        Ok(Self { child, bytes, reader })
     }
 
-    /// `by_itself`: it is waited for.
-    fn end(mut self, by_itself: bool) -> Result<(Vec<f64>, u64)> {
-        if !by_itself {
-            self.child.kill()?;
+    /// Whether more comes. A client may run on though its connection leads nowhere any more.
+    fn goes_on(&mut self) -> Result<bool> {
+        let (before, asked) = (self.bytes.load(Ordering::Relaxed), Instant::now());
+        while self.child.try_wait()?.is_none() && asked.elapsed() < GOES_ON_MAX {
+            if self.bytes.load(Ordering::Relaxed) > before {
+                return Ok(true);
+            }
+            sleep(Duration::from_millis(20));
         }
+        Ok(false)
+    }
+
+    /// When something came, and how many bytes in all.
+    fn end(mut self) -> Result<(Vec<f64>, u64)> {
+        self.child.kill()?;
         self.child.wait()?;
-        self.reader.join().map_err(|_| anyhow::anyhow!("a client's thread has ended"))
+        let times = self.reader.join();
+        let times = times.map_err(|_| anyhow::anyhow!("a client's thread has ended"))?;
+        Ok((times, self.bytes.load(Ordering::Relaxed)))
     }
 }
 
@@ -282,6 +295,25 @@ fn resent(snmp: &str) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Until now a session counted as going on for as long as its program ran.
+    #[test]
+    fn a_session_of_which_nothing_comes_any_more_does_not_go_on() {
+        let session = |script: &str| {
+            let mut shell = std::process::Command::new("sh");
+            Session::begin(shell.args(["-c", script]).stdout(Stdio::piped()), Instant::now())
+        };
+        let mut lasts = session("while sleep 0.1; do echo line; done").expect("it begins");
+        assert!(lasts.goes_on().expect("it is known"));
+        let (times, bytes) = lasts.end().expect("it ends");
+        assert!(!times.is_empty() && bytes >= 5);
+        let mut ended = session("echo line").expect("it begins");
+        ended.child.wait().expect("it ends by itself");
+        while !ended.reader.is_finished() {
+            sleep(Duration::from_millis(5));
+        }
+        assert!(!ended.goes_on().expect("it is known"));
+    }
 
     #[test]
     fn heys_lines_are_read() {

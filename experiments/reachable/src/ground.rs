@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use perigee_lab::Lab;
-use perigee_model::HostId;
+use perigee_lab::netns;
+use perigee_model::{HostId, Problem};
 
 use crate::guest::{HTTP_PORT, SSH_PORT, TOMCAT_PORT};
 
@@ -26,6 +27,9 @@ pub const TAP: &str = "bare0";
 const BRIDGE: &str = "plain0";
 const VNI: u32 = 4_000_000;
 const MTU: u32 = 1370;
+/// The kernel keeps no more bytes than these (least, at first, most) for a client that reads slowly: it would read on from megabytes while
+/// nothing comes.
+const RECEIVED_BYTES: &str = "4096 65536 131072";
 
 /// Where the clients find the guest.
 #[derive(Debug, Clone)]
@@ -59,6 +63,10 @@ impl Ground {
         let near = lab.definition.host_namespace(&hosts[0]);
         let within = |line: &str| ground.run_in(&ground.clients, line);
         within("ip link set lo up")?;
+        netns::within(&ground.clients, || {
+            std::fs::write("/proc/sys/net/ipv4/tcp_rmem", RECEIVED_BYTES)
+                .map_err(|error| Problem::internal("can't limit the clients' buffers", error))
+        })?;
         for (ours, theirs) in [("pub0", "pub1"), ("plain", "plain1")] {
             within(&format!("ip link add {ours} type veth peer name {theirs} netns {near}"))?;
             within(&format!("ip link set {ours} mtu {MTU} up"))?;

@@ -34,7 +34,7 @@ const SETTLE: Duration = Duration::from_secs(4);
 
 const SETTING: &str = "nginx and Tomcat in a guest of one vCPU and 512 MiB, whose root disk stays at home1, moves between home1 and cloud1 of a lab on \
      one machine with 16 ms of round trip between them. Its clients are beside home1: hey asks for a page of 1 KiB, 50 times a second over \
-     10 workers, with a new connection each time, and for a page of a shop that Tomcat makes, 10 times a second over 2 workers; an SSH session prints ten lines a second; curl downloads 1 GiB with at most 8 MB/s; a second session is that of `perigee vm ssh`, through the controller. With Perigee \
+     10 workers, with a new connection each time, and for a page of a shop that Tomcat makes, 10 times a second over 2 workers; an SSH session prints ten lines a second; curl downloads a file of 1 GiB with at most 500 kB/s, until all moves are over; a second session is that of `perigee vm ssh`, through the controller. With Perigee \
      the guest is in a network of its tenant (WireGuard, VXLAN, filter) and the clients reach it at a published port of home1. Bare QEMU's guest \
      has the same command line and is on a bridge of both hosts that learns (a VXLAN without encryption), on which the clients are too; \
      it migrates over plain TCP with Perigee's parameters, and its root disk is a volume of the same volume server.";
