@@ -26,7 +26,8 @@ use crate::files;
 use crate::process::{self, Looks, Process};
 
 const DNSMASQ: &str = "dnsmasq";
-const RESOLVERS: &str = "/etc/resolv.conf";
+/// Who has `systemd-resolved` finds an address of this host in the first file, and the resolvers that it asks in the second one.
+const RESOLVERS: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
 /// Names that are no VM's.
 const KEPT: [&str; 2] = ["gateway", "localhost"];
 /// One that does not start holds up the others of its host for so long.
@@ -46,11 +47,12 @@ pub struct Running {
     is_set_up: bool,
 }
 
-/// The files of names and addresses.
+/// The files of names and addresses, and of who is asked for other names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Names {
     dhcp: String,
     dns: String,
+    servers: String,
 }
 
 impl Running {
@@ -60,8 +62,11 @@ impl Running {
 }
 
 impl Names {
-    fn of(network: &HostNetwork) -> Self {
+    fn of(network: &HostNetwork, resolvers: &[Ipv4Addr]) -> Self {
         let mut names = Self::default();
+        for ip in resolvers.iter().filter(|_| network.nat) {
+            let _ = writeln!(names.servers, "server={ip}");
+        }
         let _ = writeln!(names.dns, "{} gateway", network.subnet.gateway());
         for member in &network.members {
             let (address, name) = (member.address, member.vm.as_str());
@@ -76,6 +81,14 @@ impl Names {
             let _ = writeln!(names.dns, "{address} {name}.{DOMAIN} {own}");
         }
         names
+    }
+
+    /// While the host has no resolvers, the gateway keeps those that it knows.
+    fn or_servers_of(mut self, told: &Self) -> Self {
+        if self.servers.is_empty() {
+            self.servers.clone_from(&told.servers);
+        }
+        self
     }
 }
 
@@ -97,6 +110,12 @@ fn user() -> Result<(String, String, Gid), String> {
     let user = User::from_name("nobody").ok().flatten().ok_or_else(unknown)?;
     let group = Group::from_gid(user.gid).ok().flatten().ok_or_else(unknown)?;
     Ok((user.name, group.name, user.gid))
+}
+
+/// Those of the first file that has some.
+fn resolvers_in(files: [impl AsRef<Path>; 2]) -> Vec<Ipv4Addr> {
+    let read = files.map(|file| resolvers(&std::fs::read_to_string(file).unwrap_or_default()));
+    read.into_iter().find(|found| !found.is_empty()).unwrap_or_default()
 }
 
 /// Resolvers that a gateway can reach: those that are not on this host.
@@ -147,13 +166,16 @@ fn arguments(network: &HostNetwork, dir: &Path, user: &str, group: &str) -> Vec<
         format!("--dhcp-option=option:domain-search,{DOMAIN}"),
     ]);
     if network.nat {
-        let text = std::fs::read_to_string(RESOLVERS).unwrap_or_default();
-        line.extend(resolvers(&text).iter().map(|ip| format!("--server={ip}")));
+        line.push(format!("--servers-file={}", servers(dir).display()));
     } else {
         // It leads nowhere.
         line.push("--dhcp-option=option:router".to_owned());
     }
     line
+}
+
+fn servers(dir: &Path) -> PathBuf {
+    dir.join("servers")
 }
 
 /// The argument by which a gateway's process is found.
@@ -205,7 +227,7 @@ async fn begin(tag: &Tag, dir: &Path, network: &HostNetwork) -> Result<Running, 
     let (user, group, gid) = user()?;
     let made = std::fs::create_dir_all(&own).and_then(|()| give(&own, gid, 0o750));
     made.map_err(|error| format!("can't make {}: {error}", own.display()))?;
-    let told = Names::of(network);
+    let told = Names::of(network, &resolvers_in(RESOLVERS));
     write(&own, &told)?;
     let line = arguments(network, &own, &user, &group);
     let (process, _exit) = process::start("unshare", &line, None, &own.join("log"), None, None)
@@ -223,7 +245,7 @@ pub fn give(path: &Path, group: Gid, mode: u32) -> std::io::Result<()> {
 
 fn write(own: &Path, names: &Names) -> Result<(), String> {
     let (_, _, gid) = user()?;
-    for (file, text) in [("dhcp", &names.dhcp), ("dns", &names.dns)] {
+    for (file, text) in [("dhcp", &names.dhcp), ("dns", &names.dns), ("servers", &names.servers)] {
         let (path, new) = (own.join(file), own.join(format!("{file}.new")));
         let written = std::fs::write(&new, text);
         let written = written.and_then(|()| give(&new, gid, 0o640));
@@ -302,7 +324,7 @@ async fn wait_for_namespace(process: &Process) -> Result<(), String> {
     }
 }
 
-/// Tells a gateway its VMs and their published ports, if they have changed, and keeps its log short.
+/// Tells a gateway its VMs, their published ports and the host's resolvers, if they have changed, and keeps its log short.
 pub async fn update(
     tag: &Tag,
     running: &mut Running,
@@ -322,7 +344,7 @@ pub async fn update(
         filter(running.process.pid, &rules).await?;
         running.rules = rules;
     }
-    let names = Names::of(network);
+    let names = Names::of(network, &resolvers_in(RESOLVERS)).or_servers_of(&running.told);
     if names == running.told {
         return Ok(());
     }
@@ -335,10 +357,12 @@ pub async fn update(
 
 /// Takes over the gateway of an earlier agent. It is told everything again.
 pub fn adopt(dir: &Path, vni: u16) -> Result<Option<Running>, String> {
-    let process = find(&directory(dir, vni))?;
+    let own = directory(dir, vni);
+    let process = find(&own)?;
+    let servers = std::fs::read_to_string(servers(&own)).unwrap_or_default();
     Ok(process.map(|process| Running {
         process,
-        told: Names::default(),
+        told: Names { servers, ..Names::default() },
         rules: String::new(),
         is_set_up: false,
     }))
@@ -402,7 +426,7 @@ mod tests {
 
     #[test]
     fn a_vm_is_found_by_its_short_name() {
-        let names = Names::of(&network());
+        let names = Names::of(&network(), &[]);
         assert_eq!(
             names.dns,
             "10.7.0.1 gateway\n10.7.0.2 web.perigee.internal web\n10.7.0.3 a_b.c.perigee.internal \n\
@@ -424,5 +448,35 @@ mod tests {
         assert!(line.contains("--dhcp-range=10.7.0.0,static,255.255.255.0,12h"), "{line}");
         assert!(line.contains("--dhcp-option=option:mtu,1370"), "{line}");
         assert!(line.ends_with("--dhcp-option=option:router"), "{line}");
+        let names = |nat| Names::of(&HostNetwork { nat, ..network() }, &resolvers(text));
+        assert_eq!(
+            (names(false).servers.as_str(), names(true).servers.as_str()),
+            ("", "server=10.1.1.1\n")
+        );
+        let line = arguments(&HostNetwork { nat: true, ..network() }, Path::new("/d"), "a", "b");
+        assert!(line.contains(&"--servers-file=/d/servers".to_owned()), "{line:?}");
+    }
+
+    /// Until now its guests found no name of the internet for as long as the gateway ran.
+    #[test]
+    fn a_gateway_learns_its_host_s_resolvers_later_too_and_keeps_them_while_there_are_none() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let files = ["resolv.conf", "resolved.conf"].map(|name| dir.path().join(name));
+        let told = |before: &Names| {
+            let network = HostNetwork { nat: true, ..network() };
+            Names::of(&network, &resolvers_in(files.clone())).or_servers_of(before)
+        };
+        // The host boots.
+        let first = told(&Names::default());
+        assert_eq!(first.servers, "");
+        std::fs::write(&files[0], "nameserver 127.0.0.53\n").expect("a file");
+        std::fs::write(&files[1], "nameserver 10.1.1.1\n").expect("a file");
+        let second = told(&first);
+        assert_eq!(second.servers, "server=10.1.1.1\n", "those that systemd-resolved asks");
+        std::fs::write(&files[0], "nameserver 10.1.1.2\n").expect("a file");
+        let third = told(&second);
+        assert_eq!(third.servers, "server=10.1.1.2\n");
+        files.iter().for_each(|file| std::fs::remove_file(file).expect("a file"));
+        assert_eq!(told(&third).servers, third.servers);
     }
 }
