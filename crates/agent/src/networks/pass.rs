@@ -98,13 +98,19 @@ impl Networks {
         troubles.extend(forwarding.err());
         troubles.extend(tap::remove_strange(tag, &segments, &there, &mut made.strange).await.err());
         let name = tag.tunnel();
-        if let (Some(_), Some(end)) = (wanted.address, self.tunnel()) {
-            let known = there.link(&name).is_some();
-            let tunnel = made.tunnel.bring_about(&name, known, wanted, &end, &self.dir).await;
-            troubles.extend(tunnel.err());
-        } else if there.link(&name).is_some() {
-            troubles.extend(run("ip", &["link", "delete", "dev", &name], "").await.err());
-            made.tunnel = Tunnel::default();
+        let is_there = there.link(&name).is_some();
+        match (wanted.address, self.tunnel()) {
+            (Some(_), Some(end)) => {
+                let tunnel = made.tunnel.bring_about(&name, is_there, wanted, &end, &self.dir);
+                troubles.extend(tunnel.await.err());
+            }
+            // What this host's end is can't be found out now, and what an earlier agent has set up goes on.
+            (Some(_), None) => {}
+            (None, _) if is_there => {
+                troubles.extend(run("ip", &["link", "delete", "dev", &name], "").await.err());
+                made.tunnel = Tunnel::default();
+            }
+            (None, _) => {}
         }
         let lines = plan::links(tag, &segments, &there);
         is_changed |= !lines.is_empty();

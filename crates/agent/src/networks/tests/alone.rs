@@ -88,6 +88,66 @@ fn what_can_t_be_read_or_found_out_removes_nothing() {
     });
 }
 
+/// Until now an agent that started then removed the tunnel under the VMs that used it.
+#[test]
+fn a_tunnel_goes_on_while_its_end_can_t_be_found_out() {
+    in_a_thread(|| {
+        let Some((runtime, mut host, wanted)) = alone() else { return };
+        host.networks.store(wanted).expect("it is kept");
+        let _web = host.connect(&runtime, "web", card(1, 2));
+        host.pass(&runtime);
+        let dir = host.state.path().join("networks");
+        std::fs::write(dir.join(END), "{ torn").expect("a file");
+        std::fs::remove_file(dir.join("tunnel.key")).expect("a file");
+        std::fs::create_dir(dir.join("tunnel.key")).expect("a directory");
+        host.restart(&runtime);
+        assert_eq!(host.networks.tunnel(), None);
+        host.pass(&runtime);
+        assert!(host.has_link(&runtime, &host.networks.tag.tunnel()));
+    });
+}
+
+/// Another program has made the packet filter's table its own, so the agent can't change it.
+#[test]
+fn a_gateway_that_is_elsewhere_now_ends_also_where_there_can_t_be_a_filter() {
+    in_a_thread(|| {
+        let Some((runtime, host, mut wanted)) = alone() else { return };
+        host.networks.store(wanted.clone()).expect("it is kept");
+        let _web = host.connect(&runtime, "web", card(1, 2));
+        host.pass(&runtime);
+        assert_eq!(host.processes("gateway-0001").len(), 1);
+        let table = host.networks.tag.table();
+        host.run(&format!("nft delete table bridge {table}"));
+        let mut owner = std::process::Command::new("nft");
+        let owner = owner.arg("-i").stdin(std::process::Stdio::piped());
+        let mut owner = owner.stdout(std::process::Stdio::null()).spawn().expect("nft runs");
+        // It is the owner for as long as it reads.
+        let mut input = owner.stdin.take().expect("it was asked for");
+        let line = format!("add table bridge {table} {{ flags owner; }}\n");
+        input.write_all(line.as_bytes()).expect("it reads");
+        let list = format!("list table bridge {table}");
+        let is_owned = || {
+            let listed = runtime.block_on(run("nft", &list.split(' ').collect::<Vec<_>>(), ""));
+            listed.is_ok_and(|listed| listed.contains("owner"))
+        };
+        for _ in 0..TRIES {
+            if is_owned() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert!(is_owned(), "nft has made the table its own");
+        wanted.networks[0].gateway = Some(host_id(2));
+        host.networks.store(wanted).expect("it is kept");
+        let passed = runtime.block_on(host.networks.pass(Cards::Those));
+        assert!(passed.is_err_and(|why| why.contains("nft")));
+        assert_eq!(host.processes("gateway-0001").len(), 0);
+        drop(input);
+        owner.wait().expect("it ends");
+        host.pass(&runtime);
+    });
+}
+
 #[test]
 fn a_gateway_that_can_t_start_holds_up_no_other() {
     in_a_thread(|| {
