@@ -18,6 +18,15 @@ const LATE: &str = "took longer than";
 
 /// Runs a program with this input, and gives what it prints.
 pub async fn run(program: &str, arguments: &[&str], input: &str) -> Result<String, String> {
+    run_within(DEADLINE, program, arguments, input).await
+}
+
+async fn run_within(
+    deadline: Duration,
+    program: &str,
+    arguments: &[&str],
+    input: &str,
+) -> Result<String, String> {
     let failed = |error: std::io::Error| match error.kind() {
         ErrorKind::NotFound => format!("{program} is not installed"),
         _ => format!("can't run {program}: {error}"),
@@ -33,8 +42,8 @@ pub async fn run(program: &str, arguments: &[&str], input: &str) -> Result<Strin
         }
         running.wait_with_output().await
     };
-    let late = |_| format!("{program} {LATE} {} s", DEADLINE.as_secs());
-    let ended = timeout(DEADLINE, ended).await.map_err(late)?.map_err(failed)?;
+    let late = |_| format!("{program} {LATE} {} s", deadline.as_secs());
+    let ended = timeout(deadline, ended).await.map_err(late)?.map_err(failed)?;
     if ended.status.success() {
         return Ok(String::from_utf8_lossy(&ended.stdout).into_owned());
     }
@@ -98,5 +107,20 @@ pub fn only_one(what: &str) -> Result<Option<Flock<File>>, String> {
         Ok(lock) => Ok(Some(lock)),
         Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
         Err((_, error)) => Err(format!("can't lock {}: {error}", path.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A slow host is tried again, and one that can't is not.
+    #[tokio::test]
+    async fn a_program_that_is_late_is_told_from_one_that_fails() {
+        let short = Duration::from_millis(100);
+        let late = run_within(short, "sleep", &["3600"], "").await.expect_err("it is slow");
+        let failed = run("sh", &["-c", "echo no >&2; exit 1"], "").await.expect_err("it fails");
+        assert!(was_late(&late) && !was_late(&failed), "{late}; {failed}");
+        assert!(failed.ends_with("failed: no"), "{failed}");
     }
 }

@@ -162,15 +162,18 @@ async fn make(name: &str, dir: &Path) -> Result<(), String> {
             "the kernel has no WireGuard ({why}), and {USERSPACE} is not installed"
         ));
     }
-    let arguments = ["--foreground".to_owned(), name.to_owned()];
+    // It says on its output why it does not start; what is kept is what comes on the other one, for errors.
+    let arguments = ["-c", "exec \"$0\" \"$@\" >&2", USERSPACE, "--foreground", name];
     let log = dir.join(LOG);
-    let started = process::start(USERSPACE, &arguments, None, &log, None, None);
+    let started = process::start("sh", &arguments.map(str::to_owned), None, &log, None, None);
     let (process, _exit) = started.map_err(|problem| problem.why)?;
     let deadline = Instant::now() + START_DEADLINE;
     while run("wg", &["show", name, "public-key"], "").await.is_err() {
         if process.has_ended() || Instant::now() > deadline {
             process.kill().await.map_err(|problem| problem.why)?;
-            let said = std::fs::read_to_string(&log).unwrap_or_default();
+            // A log that was cut is as long as before, with a hole.
+            let said = files::tail(&log, LOG_KEEP_BYTES).unwrap_or_default();
+            let said = String::from_utf8_lossy(&said);
             let last = said.lines().next_back().unwrap_or("it said nothing");
             return Err(format!("{USERSPACE} did not start: {last}"));
         }
@@ -202,6 +205,19 @@ mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
+    }
+
+    /// Until now these were not kept, and all of the log was read as text.
+    #[tokio::test]
+    async fn a_tunnel_that_does_not_start_says_its_last_words() {
+        if !is_there(USERSPACE) {
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::write(dir.path().join(LOG), b"what is no text: \xff\n").expect("a log");
+        let name = "a-name-that-is-too-long";
+        let why = make(name, dir.path()).await.expect_err("no interface has such a name");
+        assert!(why.contains("did not start: ERROR") && why.contains("too long"), "{why}");
     }
 
     #[tokio::test]
