@@ -49,6 +49,29 @@ async fn a_network_is_its_tenant_s_and_stays_while_vms_use_it() {
     assert_eq!(gone.kind, ProblemKind::NotFound);
 }
 
+#[tokio::test]
+async fn a_network_is_not_deleted_under_a_job_that_comes_at_the_same_instant() {
+    let lab = Lab::up().await;
+    for round in 0..8 {
+        let text = format!("blue{round}");
+        let network = name(&text);
+        create(&lab.cluster, new(&text)).await.expect("a network");
+        let kind = NetworkKind::Cluster(network.clone());
+        let job = JobSpec { name: format!("j{round}"), network: kind, ..spec(Access::Read) };
+        let cluster = lab.cluster.clone();
+        let submitted = tokio::spawn(async move { jobs::submit(&cluster, job).await });
+        for _ in 0..round * 8 {
+            tokio::task::yield_now().await;
+        }
+        let deleted = delete(&lab.cluster, &network).await;
+        match (submitted.await.expect("no panic"), deleted) {
+            (Ok(_), Err(used)) => assert_eq!(used.kind, ProblemKind::Conflict, "{used}"),
+            (Err(gone), Ok(())) => assert_eq!(gone.kind, ProblemKind::NotFound, "{gone}"),
+            both => panic!("{both:?}"),
+        }
+    }
+}
+
 /// In the pause of a migration what is sent to the VM waits for it at its destination.
 #[tokio::test]
 async fn a_vm_that_moves_counts_as_where_it_runs_or_is_about_to() {
