@@ -1,6 +1,7 @@
 //! The tunnels between hosts: one WireGuard interface for all. The kernel makes it where it can, and otherwise
 //! `wireguard-go` does. That ends when the interface is gone, and the interface is gone when that is killed.
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use perigee_model::network::{HostNetworks, TUNNEL_NETWORK, TunnelEnd, TunnelPeer
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
+use super::names::is_uplink;
 use super::tools::{batch, is_there, list, run};
 use crate::{files, process};
 
@@ -38,6 +40,13 @@ pub async fn prepare(dir: &Path, ip: &str) -> Result<TunnelEnd, String> {
             return Err(format!("{program} is not installed (package {package})"));
         }
     }
+    let interfaces: Vec<Interface> = list("ip", &["-json", "address", "show"]).await?;
+    if let Some((name, address)) = of_others(&interfaces) {
+        // The packet filter would drop what comes to it.
+        return Err(format!(
+            "its interface {name} has the address {address}, and those of 100.124.0.0/14 are the networks' own: give it another one"
+        ));
+    }
     let key = key(dir).await?;
     let public_key = run("wg", &["pubkey"], &key).await?.trim().to_owned();
     let ip: std::net::IpAddr = ip
@@ -45,7 +54,7 @@ pub async fn prepare(dir: &Path, ip: &str) -> Result<TunnelEnd, String> {
         .parse()
         .map_err(|_| format!("its address {ip} is not an IP address"))?;
     let endpoint = std::net::SocketAddr::new(ip, PORT).to_string();
-    let mtu = if ip.is_loopback() { MTU_DEFAULT } else { mtu_at(ip).await? };
+    let mtu = if ip.is_loopback() { MTU_DEFAULT } else { mtu_at(ip, &interfaces) };
     let end = TunnelEnd { public_key, endpoint, mtu };
     end.check().map_err(|problem| problem.why)?;
     Ok(end)
@@ -74,6 +83,8 @@ async fn key(dir: &Path) -> Result<String, String> {
 #[derive(Deserialize)]
 struct Interface {
     #[serde(default)]
+    ifname: String,
+    #[serde(default)]
     mtu: u32,
     #[serde(default)]
     addr_info: Vec<Address>,
@@ -86,11 +97,22 @@ struct Address {
 }
 
 /// The largest packet of the interface with this address.
-async fn mtu_at(ip: std::net::IpAddr) -> Result<u16, String> {
-    let interfaces: Vec<Interface> = list("ip", &["-json", "address", "show"]).await?;
+fn mtu_at(ip: std::net::IpAddr, interfaces: &[Interface]) -> u16 {
     let own = ip.to_string();
     let found = interfaces.iter().find(|i| i.addr_info.iter().any(|a| a.local == own));
-    Ok(found.map_or(MTU_DEFAULT, |found| u16::try_from(found.mtu).unwrap_or(u16::MAX)))
+    found.map_or(MTU_DEFAULT, |found| u16::try_from(found.mtu).unwrap_or(u16::MAX))
+}
+
+/// An interface that is not of tenants' networks and has an address of the tunnels or of gateways.
+fn of_others(interfaces: &[Interface]) -> Option<(&str, Ipv4Addr)> {
+    let is_agents = |name: &str| name.starts_with("pw") || name.starts_with("pu");
+    let others = interfaces.iter().filter(|interface| !is_agents(&interface.ifname));
+    let mut all = others.flat_map(|interface| {
+        let addresses = interface.addr_info.iter();
+        let addresses = addresses.filter_map(|address| address.local.parse::<Ipv4Addr>().ok());
+        addresses.map(move |address| (interface.ifname.as_str(), address))
+    });
+    all.find(|(_, address)| TUNNEL_NETWORK.contains(*address) || is_uplink(*address))
 }
 
 /// What `wg setconf` reads.

@@ -88,6 +88,31 @@ fn what_can_t_be_read_or_found_out_removes_nothing() {
     });
 }
 
+/// Until now the filter cut the host off from this address: a VPN may have given it.
+#[test]
+fn a_host_with_an_address_of_the_tunnels_has_no_networks_and_says_why() {
+    in_a_thread(|| {
+        let Some((runtime, host, wanted)) = alone() else { return };
+        host.networks.store(wanted).expect("it is kept");
+        let _web = host.connect(&runtime, "web", card(1, 2));
+        host.pass(&runtime);
+        runtime.block_on(host.networks.look_at_end());
+        assert_eq!(
+            host.networks.trouble(),
+            None,
+            "its own tunnel and gateways have such addresses"
+        );
+        for address in ["100.127.3.4", "100.124.3.4"] {
+            host.run(&format!("ip address add {address}/32 dev lo"));
+            runtime.block_on(host.networks.look_at_end());
+            assert!(host.networks.trouble().is_some_and(|why| why.contains(address)));
+            host.run(&format!("ip address delete {address}/32 dev lo"));
+        }
+        runtime.block_on(host.networks.look_at_end());
+        assert_eq!(host.networks.trouble(), None);
+    });
+}
+
 /// Until now an agent that started then removed the tunnel under the VMs that used it.
 #[test]
 fn a_tunnel_goes_on_while_its_end_can_t_be_found_out() {
