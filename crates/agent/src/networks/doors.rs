@@ -43,7 +43,8 @@ pub fn of(
             network.published.iter().map(|one| {
                 let (protocol, port) = (one.publish.protocol, one.publish.outside);
                 let to = (one.address, one.publish.inside);
-                (network.name.as_str(), Door { vni: network.vni, protocol, port, to })
+                let (vni, subnet) = (network.vni, network.subnet);
+                (network.name.as_str(), Door { vni, subnet, protocol, port, to })
             })
         })
         .collect();
@@ -257,7 +258,8 @@ mod tests {
                 of(&wanted, std::slice::from_ref(&segment), Some(before), || taken);
             (doors.iter().map(|door| door.port).collect::<Vec<_>>(), troubles.join(";"))
         };
-        let before = [Door { vni: 1, protocol: Protocol::Tcp, port: 8080, to: (address, 80) }];
+        let (protocol, to) = (Protocol::Tcp, (address, 80));
+        let before = [Door { vni: 1, subnet, protocol, port: 8080, to }];
         let (ports, said) = of(&before, Err("no memory".to_owned()));
         assert!(ports == [8080] && said.contains("8081") && said.contains("no memory"), "{said}");
         let (ports, said) = of(&before, Ok([(Protocol::Tcp, 8080)].into()));

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 
-use perigee_model::network::{Mac, Protocol, Publish, Published, TUNNEL_NETWORK};
+use perigee_model::network::{Mac, Protocol, Publish, Published, Subnet, TUNNEL_NETWORK};
 
 use super::names::{Tag, uplink_addresses};
 
@@ -55,6 +55,7 @@ pub type Peers = BTreeMap<Ipv4Addr, BTreeSet<u16>>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Door {
     pub vni: u16,
+    pub subnet: Subnet,
     pub protocol: Protocol,
     pub port: u16,
     /// The VM's address, and its port.
@@ -213,6 +214,7 @@ fn host_chains(tag: &Tag, host: &OfHost) -> String {
             .concat(),
     };
     let bridges = tag.bridges();
+    let hide = hide_likes(tag, host.doors);
     let (doors, to_doors) = doors(tag, host.doors);
     let nothing_else = match host.forwards_nothing_else {
         false => String::new(),
@@ -256,9 +258,20 @@ fn host_chains(tag: &Tag, host: &OfHost) -> String {
   chain hide {{
     type nat hook postrouting priority srcnat; policy accept;
     iifname \"{uplinks}\" masquerade
-  }}
+{hide}  }}
 "
     )
+}
+
+/// A client with an address like those of a network's VMs: its answers would stay in that network. So its VMs see the address of the
+/// gateway's cable in place of it.
+fn hide_likes(tag: &Tag, doors: &[Door]) -> String {
+    let networks: BTreeMap<u16, Subnet> =
+        doors.iter().map(|door| (door.vni, door.subnet)).collect();
+    let line = |(vni, subnet): (u16, Subnet)| {
+        format!("    oifname \"{}\" ip saddr {subnet} masquerade\n", tag.uplink(vni))
+    };
+    networks.into_iter().map(line).collect()
 }
 
 /// Ports of this host that lead to gateways: for whoever comes from outside, and for this host's own programs.
@@ -385,6 +398,7 @@ mod tests {
         let to = (Ipv4Addr::new(10, 7, 0, 2), 80);
         let doors = [Protocol::Tcp, Protocol::Udp].map(|protocol| Door {
             vni: 1,
+            subnet: "10.7.0.0/24".parse().expect("addresses"),
             protocol,
             port: 8080,
             to,

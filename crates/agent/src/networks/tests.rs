@@ -20,7 +20,8 @@ use tokio::runtime::Runtime;
 
 use self::alone::{alone, in_a_thread};
 use self::ports::{
-    a_port_fills_nothing, a_port_leads_to, connections, dials, what_has_begun_follows_its_port,
+    a_port_fills_nothing, a_port_leads, a_port_leads_to, connections, dials,
+    what_has_begun_follows_its_port,
 };
 use super::*;
 
@@ -516,6 +517,12 @@ fn two_hosts() {
     ip("address add 10.99.0.9/24 dev br0");
     a_port_leads_to(&between, &mut db, Ipv4Addr::new(10, 99, 0, 9));
     a_port_leads_to(&one.namespace, &mut db, Ipv4Addr::new(10, 99, 0, 1));
+    // Also for a client with an address like those of the network's VMs.
+    enter(&between);
+    let like = subnet().address(9);
+    ip(&format!("address add {like}/32 dev br0"));
+    one.run(&format!("ip route add {like}/32 dev eth0"));
+    a_port_leads(&between, like, &mut db, names::uplink_addresses(1).0);
     a_port_fills_nothing(&runtime, &one, &between);
     a_flood_fills_nothing(&one, &mut web);
     let guests = [&mut web, &mut db, &mut other];

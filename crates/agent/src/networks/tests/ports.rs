@@ -4,8 +4,13 @@ use super::*;
 
 /// Whoever asks the host's port gets the VM's answer, and the VM sees who asks.
 pub fn a_port_leads_to(from: &File, to: &mut Guest, asker: Ipv4Addr) {
+    a_port_leads(from, Ipv4Addr::UNSPECIFIED, to, asker);
+}
+
+/// `at`: the address from which it is asked; `asker`: the one that the VM sees.
+pub fn a_port_leads(from: &File, at: Ipv4Addr, to: &mut Guest, asker: Ipv4Addr) {
     enter(from);
-    let socket = std::net::UdpSocket::bind("0.0.0.0:0").expect("a port");
+    let socket = std::net::UdpSocket::bind((at, 0)).expect("a port");
     socket.connect("10.99.0.1:8080").expect("an address");
     socket.set_nonblocking(true).expect("it waits for nothing");
     let own = socket.local_addr().expect("an address").port();
