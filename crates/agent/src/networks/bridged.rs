@@ -176,6 +176,7 @@ fn rules(tag: &Tag, cards: &BTreeSet<BridgeCard>) -> String {
     let mut text = format!("{table}\ndelete {table}\n{table} {{\n");
     let mut known = Vec::new();
     for card in cards {
+        // What a first fragment of IPv6 carries has to stand in it: behind other headers the second one could announce a router.
         let (name, mac) = (tag.bridged(card), card.mac());
         known.push(format!("\"{name}\" : jump from_{name}"));
         let _ = write!(
@@ -187,6 +188,9 @@ fn rules(tag: &Tag, cards: &BTreeSet<BridgeCard>) -> String {
     ether type ip udp sport 67 drop
     ether type ip6 icmpv6 type nd-router-advert drop
     ether type ip6 udp sport 547 drop
+    ether type ip6 frag frag-off 0 icmpv6 type != nd-router-advert accept
+    ether type ip6 frag frag-off 0 udp sport != 547 accept
+    ether type ip6 frag frag-off 0 drop
     ether type {{ ip, ip6, 0x8035 }} accept
     drop
   }}
@@ -214,7 +218,7 @@ fn rules(tag: &Tag, cards: &BTreeSet<BridgeCard>) -> String {
 mod tests {
     use std::fs::File;
     use std::io::{Read as _, Write as _};
-    use std::net::Ipv4Addr;
+    use std::net::{Ipv4Addr, Ipv6Addr};
     use std::os::fd::AsRawFd as _;
     use std::time::{Duration, Instant};
 
@@ -248,6 +252,18 @@ mod tests {
         packet.extend(port.to_be_bytes());
         packet.extend([0, 9, 0, length - 20, 0, 0]);
         packet.extend(payload);
+        packet
+    }
+
+    /// The first fragment of an IPv6 packet.
+    fn fragment(next_header: u8, rest: &[u8]) -> Vec<u8> {
+        let length = u8::try_from(8 + rest.len()).expect("a short one");
+        let mut packet = vec![0x60, 0, 0, 0, 0, length, 44, 255];
+        for address in ["fe80::7", "ff02::1"] {
+            packet.extend(address.parse::<Ipv6Addr>().expect("an address").octets());
+        }
+        packet.extend([next_header, 0, 0, 1, 0, 0, 0, 7]);
+        packet.extend(rest);
         packet
     }
 
@@ -342,9 +358,14 @@ mod tests {
             rest.extend([192, 0, 2, 7, 0, 0, 0, 0, 0, 0, 192, 0, 2, 1]);
             frame(own.mac(), [8, 6], &rest)
         };
+        let ipv6 = |packet: Vec<u8>| frame(own.mac(), [0x86, 0xdd], &packet);
+        let large = ipv6(fragment(17, &[0, 9, 0, 9, 5, 0, 0, 0]));
+        // Options, and behind them ICMPv6, of which all is in the second fragment: the announcement of a router.
+        let hidden = ipv6(fragment(60, &[58, 0, 1, 4, 0, 0, 0, 0]));
         for round in 0..2 {
             assert!(hears(&mut connected, &mine) && hears(&mut connected, &arp(own.mac())));
-            for bad in [&stranger, &dhcp, &arp(Mac([2, 0x51, 0, 0, 0, 8]))] {
+            assert!(hears(&mut connected, &large));
+            for bad in [&stranger, &dhcp, &arp(Mac([2, 0x51, 0, 0, 0, 8])), &hidden] {
                 assert!(!hears(&mut connected, bad), "{bad:?} in round {round}");
             }
             if round == 0 {
