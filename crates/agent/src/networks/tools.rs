@@ -35,13 +35,14 @@ async fn run_within(
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut running = command.kill_on_drop(true).spawn().map_err(failed)?;
     let mut stdin = running.stdin.take();
-    let ended = async {
+    let write = async {
         if let Some(mut stdin) = stdin.take() {
             // A program that has failed reads no more.
             let _ = stdin.write_all(input.as_bytes()).await;
         }
-        running.wait_with_output().await
     };
+    // It may say much before it has read all.
+    let ended = async { tokio::join!(write, running.wait_with_output()).1 };
     let late = |_| format!("{program} {LATE} {} s", deadline.as_secs());
     let ended = timeout(deadline, ended).await.map_err(late)?.map_err(failed)?;
     if ended.status.success() {
@@ -113,6 +114,15 @@ pub fn only_one(what: &str) -> Result<Option<Flock<File>>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Until now each waited for the other one: a batch with many lines that fail says more than a pipe takes.
+    #[tokio::test]
+    async fn a_program_may_say_much_before_it_has_read_its_input() {
+        let much = "line\n".repeat(100_000);
+        let talks = ["-c", "head -c 1000000 /dev/zero; cat"];
+        let said = run("sh", &talks, &much).await.expect("it ends");
+        assert_eq!(said.len(), 1_000_000 + much.len());
+    }
 
     /// A slow host is tried again, and one that can't is not.
     #[tokio::test]
