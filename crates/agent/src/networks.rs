@@ -155,6 +155,8 @@ struct Made {
     tunnel: Tunnel,
     gateways: BTreeMap<u16, Running>,
     failed: BTreeMap<u16, Failed>,
+    /// It is not known of all VMs here which cards they have: one that is no known VM's may be another one's.
+    cards_unknown: bool,
     /// Cards that are no VM's, and since when.
     strange: BTreeMap<String, Instant>,
     /// Other programs' rules may drop what bridges carry.

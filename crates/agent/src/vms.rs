@@ -79,6 +79,11 @@ impl Vms {
         self.with(|all| all.values().cloned().collect())
     }
 
+    /// Whether it is known of all VMs here what they have.
+    pub fn are_readable(&self) -> bool {
+        self.unreadable.is_empty()
+    }
+
     /// # Errors
     /// If what is stored of this VM cannot be read. Then it is not known whether the VM runs.
     fn check_readable(&self, id: &VmId) -> Result<(), Problem> {

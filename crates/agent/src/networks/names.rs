@@ -51,6 +51,12 @@ impl Tag {
         format!("pt{}{:04x}{:04x}", self.0, card.vni, card.subnet.number_of(card.address))
     }
 
+    /// The numbers of a card's network and address, by the name of its device.
+    pub fn numbers_of(&self, tap: &str) -> Option<(u16, u16)> {
+        let (vni, number) = tap.strip_prefix("pt")?.strip_prefix(&self.0)?.split_at_checked(4)?;
+        Some((u16::from_str_radix(vni, 16).ok()?, u16::from_str_radix(number, 16).ok()?))
+    }
+
     /// A VM's card in a bridge of the operator.
     pub fn bridged(&self, card: &BridgeCard) -> String {
         format!("pn{}{:08x}", self.0, card.number)
@@ -166,6 +172,8 @@ mod tests {
             assert!(name.len() <= 15, "{name}");
             assert!(tag.is_own(&name), "{name}");
         }
+        assert_eq!(tag.numbers_of(&tag.tap(&card)), Some((vni, 0xfffe)));
+        assert_eq!(tag.numbers_of(&tag.bridge(vni)), None);
         assert!(!tag.is_own("eth0") && !tag.is_own("pb"));
         let bridged = tag.all_bridged().replace('*', "00000001");
         assert!(tag.is_bridged(&bridged) && !tag.is_bridged(&tag.tunnel()), "{bridged}");

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use perigee_model::network::{HostNetwork, HostNetworks};
+use perigee_model::network::{HostNetwork, HostNetworks, mac};
 use perigee_model::{HostId, VmId};
 use tokio::time::{Instant, timeout};
 
 use super::names::Tag;
-use super::plan::{self, Gateway, Segment, There};
+use super::plan::{self, Gateway, Link, Segment, There};
 use super::rules::{self, Door, OfHost, Tap};
 use super::tools::{batch, list, run};
 use super::tunnel::Tunnel;
@@ -29,7 +29,10 @@ impl Networks {
             |_| format!("the host was busy with other networks for {} s", TURN_MAX.as_secs());
         let mut made = turn.map_err(late)?;
         match cards {
-            Cards::Of(vms) => made.cards = cards_of(vms),
+            Cards::Of(vms) => {
+                made.cards = cards_of(vms);
+                made.cards_unknown = !vms.are_readable();
+            }
             Cards::And(vm, card) => {
                 let here = CardHere { card: card.clone(), runs: false };
                 made.cards.insert(vm.clone(), here);
@@ -74,11 +77,14 @@ impl Networks {
 
     async fn bring_about(&self, made: &mut Made, wanted: &HostNetworks) -> Result<(), String> {
         let tag = &self.tag;
-        let segments = segments(tag, &self.host, wanted, &made.cards);
+        let mut segments = segments(tag, &self.host, wanted, &made.cards);
         // A gateway that is at another host now answers nobody here, also where there can't be a filter. What fails is said at the end;
         // the rest is done all the same.
         let (mut is_changed, mut troubles) = self.end_gateways(made, &segments).await;
         let mut there = observe().await?;
+        if made.cards_unknown {
+            add_unknown(tag, &mut segments, &there);
+        }
         self.note_what_is_gone(made, &there);
         let has_way_out = wanted
             .networks
@@ -96,7 +102,10 @@ impl Networks {
         let forwarding =
             own_forwarding.and_then(|own| forwarding::bring_about(&self.dir, has_way_out, own));
         troubles.extend(forwarding.err());
-        troubles.extend(tap::remove_strange(tag, &segments, &there, &mut made.strange).await.err());
+        if !made.cards_unknown {
+            let removed = tap::remove_strange(tag, &segments, &there, &mut made.strange);
+            troubles.extend(removed.await.err());
+        }
         let name = tag.tunnel();
         let is_there = there.link(&name).is_some();
         match (wanted.address, self.tunnel()) {
@@ -414,4 +423,19 @@ pub(super) fn segments(
         segment.taps.push(Tap { name, vni: card.vni, mac, address: card.address });
     }
     all.into_values().collect()
+}
+
+/// The cards that are there and are no known VM's: what a card may send is known by its name.
+fn add_unknown(tag: &Tag, segments: &mut [Segment], there: &There) {
+    for Link { ifname: name, .. } in &there.links {
+        let Some((vni, number)) = tag.numbers_of(name) else { continue };
+        let Some(segment) = segments.iter_mut().find(|segment| segment.vni == vni) else {
+            continue;
+        };
+        if segment.taps.iter().all(|tap| tap.name != *name) {
+            let address = segment.subnet.address(number);
+            let mac = mac(vni, segment.subnet, address);
+            segment.taps.push(Tap { name: name.clone(), vni, mac, address });
+        }
+    }
 }

@@ -326,6 +326,28 @@ fn a_card_that_is_no_vm_s_is_removed_after_a_while() {
     });
 }
 
+/// Until now it was cut off from its network at once, and its card was removed after a while.
+#[test]
+fn a_vm_of_which_nothing_can_be_read_keeps_its_card_and_its_network() {
+    in_a_thread(|| {
+        let Some((runtime, host, wanted)) = alone() else { return };
+        host.networks.store(wanted).expect("it is kept");
+        let mut web = host.connect(&runtime, "web", card(1, 2));
+        let mut db = host.connect(&runtime, "db", card(1, 3));
+        {
+            let mut made = runtime.block_on(host.networks.turn.lock());
+            made.cards.remove(&vm_id("web"));
+            made.cards_unknown = true;
+        }
+        for _ in 0..2 {
+            host.pass(&runtime);
+            std::thread::sleep(2 * STRANGE_FOR);
+        }
+        assert!(reaches(&mut web, &mut db) && reaches(&mut db, &mut web));
+        only_its_own_addresses_are_sent(&mut web, &mut db);
+    });
+}
+
 #[test]
 fn what_is_older_changes_nothing_and_the_controller_learns_it() {
     in_a_thread(|| {
