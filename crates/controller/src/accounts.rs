@@ -15,9 +15,10 @@ use perigee_model::tenant::{
     DEFAULT_TENANT, NewTenant, Quota, Role, Running, SEPARATOR, SshKey, User,
 };
 use perigee_model::{Problem, TenantName, UserName};
+use perigee_planner::queue::QuotaUse;
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::{Cluster, now_ms};
+use crate::cluster::{Cluster, Taken, now_ms};
 use crate::data;
 use crate::inputs;
 use crate::records::Records;
@@ -145,16 +146,18 @@ impl Accounts {
     }
 
     /// All quotas, with what is used of each.
-    pub fn quotas(
-        &self,
-        running: &BTreeMap<String, Running>,
-    ) -> BTreeMap<String, (Quota, Running)> {
+    pub fn quotas(&self, taken: &Taken) -> BTreeMap<String, QuotaUse> {
         let inner = self.read();
         let limited = inner.tenants.values().filter(|tenant| tenant.quota != Quota::default());
-        let of = |name: &str| running.get(name).copied().unwrap_or_default();
-        limited
-            .map(|tenant| (tenant.name.to_string(), (tenant.quota, of(tenant.name.as_str()))))
-            .collect()
+        let of = |all: &BTreeMap<String, Running>, name: &str| {
+            all.get(name).copied().unwrap_or_default()
+        };
+        let used = limited.map(|tenant| {
+            let name = tenant.name.to_string();
+            let (used, lasting) = (of(&taken.running, &name), of(&taken.lasting, &name));
+            (name, QuotaUse { quota: tenant.quota, used, lasting })
+        });
+        used.collect()
     }
 
     pub fn tenant_names(&self) -> Vec<TenantName> {

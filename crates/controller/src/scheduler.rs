@@ -288,7 +288,7 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
         });
     }
     let taken = cluster.index.taken();
-    let quotas = cluster.accounts.quotas(&taken.running);
+    let quotas = cluster.accounts.quotas(&taken);
     Queue { hosts, waiting, held: taken.held, quotas, uses: taken.uses }
 }
 

@@ -124,6 +124,8 @@ pub struct Taken {
     pub held: BTreeMap<Holder, Demand>,
     /// By tenant.
     pub running: BTreeMap<String, Running>,
+    /// The part of it that VMs without a job have.
+    pub lasting: BTreeMap<String, Running>,
     pub uses: Vec<VolumeUse>,
 }
 
@@ -375,6 +377,9 @@ impl Index {
             let demand = demand_of(record).times(count);
             let running = Running { vms: count, ..demand.running() };
             taken.running.entry(holder.tenant.clone()).or_default().add(running);
+            if record.lasting.is_some() {
+                taken.lasting.entry(holder.tenant.clone()).or_default().add(running);
+            }
             taken.held.entry(holder).or_default().add(demand);
             taken.uses.extend(volume_uses(record));
         }

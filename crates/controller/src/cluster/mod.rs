@@ -39,7 +39,7 @@ use crate::store::SqliteStore;
 pub use capacity::{Counters, ERROR_BUCKETS, capacity, starts_at_once};
 pub use hosts::{HostLink, Hosts, Known};
 pub use index::holds::{Detachment, Hold};
-pub use index::{Grant, Index, demand_of};
+pub use index::{Grant, Index, Taken, demand_of};
 pub use lanes::{Lane, Lanes};
 pub use links::{Ask, Links, Local};
 use taught::Taught;

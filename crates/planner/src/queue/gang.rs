@@ -100,6 +100,11 @@ fn scopes(waiting: &Waiting, rooms: &Rooms) -> Result<Vec<Scope>, String> {
     Err(too_large(waiting, rooms))
 }
 
+/// Whether there is room for all of its VMs, or for its only one, when all jobs have ended.
+pub(super) fn may_have_room(waiting: &Waiting, rooms: &Rooms) -> bool {
+    scopes(waiting, rooms).is_ok()
+}
+
 fn total(waiting: &Waiting, room: &Room) -> u32 {
     if may_use(waiting, room) { room.host.total.holds(waiting.demand) } else { 0 }
 }

@@ -4,7 +4,10 @@
 //!   nobody overtakes another tenant with a priority; within a priority comes the owner with the smallest share. The share
 //!   is the larger of the shares of CPUs and memory (dominant resource fairness, Ghodsi et al., NSDI 2011). Of one owner's
 //!   jobs the one that was submitted first comes next. Between equal shares the earlier submission decides.
-//! - **Quotas**: a job waits while its tenant's quota has no room for it.
+//! - **Quotas**: a job waits while its tenant's quota has no room for it. What of the quota is not in use is reserved for the
+//!   first job that waits for nothing else but the ends of others: the tenant's jobs behind it wait until it has started. So
+//!   small jobs never starve a large one of their tenant. What VMs without a job have may never be free, so nothing is reserved
+//!   for that.
 //! - **Ageing**: a waiting job gains a point of priority over its tenant's jobs of other priorities in each
 //!   [`AGEING_STEP_MS`], so that none starves. Ageing does not change the order within a priority.
 //! - **Room**: a host takes a job when its vCPUs, its memory and a start slot are free for it.
@@ -16,6 +19,9 @@
 //!   them; a gang waits for such a site rather than be torn apart. All are decided about at once, so two gangs never wait for
 //!   what the other one holds. A gang that does not fit reserves as many hosts as it needs.
 //! - **Volumes**: a job that waits for a volume reserves it against the jobs behind it.
+//!
+//! A job for which a host is reserved has its volumes and its part of the quota reserved too. Else it could have one or the
+//! other in turn, and never all.
 
 mod gang;
 mod room;
@@ -43,10 +49,21 @@ pub struct Queue {
     pub waiting: Vec<Waiting>,
     /// The resources of each owner's jobs that no longer wait.
     pub held: BTreeMap<Holder, Demand>,
-    /// The tenants that have a quota, each with what its jobs use that no longer wait.
-    pub quotas: BTreeMap<String, (Quota, Running)>,
+    /// The tenants that have a quota.
+    pub quotas: BTreeMap<String, QuotaUse>,
     /// The volumes that these jobs use.
     pub uses: Vec<VolumeUse>,
+}
+
+/// A tenant's quota, and what is in use of it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct QuotaUse {
+    /// The most that it may have.
+    pub quota: Quota,
+    /// What its jobs have that no longer wait, and its VMs without a job.
+    pub used: Running,
+    /// The part of `used` that VMs without a job have. They do not end by themselves.
+    pub lasting: Running,
 }
 
 /// Whose a job is, to share the cluster fairly.
@@ -222,24 +239,14 @@ pub fn schedule(
 ) -> Vec<(JobId, Turn)> {
     let mut rooms = Rooms::new(&queue.hosts);
     let mut uses = queue.uses.clone();
-    let mut quotas = queue.quotas.clone();
+    let mut quotas: BTreeMap<&str, Left> =
+        queue.quotas.iter().map(|(tenant, of)| (tenant.as_str(), Left::of(*of))).collect();
     let mut turns = Vec::with_capacity(queue.waiting.len());
     let mut places: BTreeMap<&str, u32> = BTreeMap::new();
     for waiting in InOrder::new(queue) {
-        let mut quota = quotas.get_mut(&waiting.holder.tenant);
-        let lacks =
-            quota.as_deref().and_then(|(quota, used)| quota.lacks(*used, waiting.running()));
-        let started = match lacks {
-            Some(reason) => Err(reason),
-            None => try_start(waiting, &mut rooms, &mut uses, &mut choose),
-        };
-        let turn = match started {
-            Ok(turn) => {
-                if let Some((_, used)) = &mut quota {
-                    used.add(waiting.running());
-                }
-                turn
-            }
+        let quota = quotas.get_mut(waiting.holder.tenant.as_str());
+        let turn = match try_start(waiting, &mut rooms, &mut uses, quota, &mut choose) {
+            Ok(turn) => turn,
             Err(mut reason) => {
                 let place = places.entry(&waiting.holder.tenant).or_default();
                 *place += 1;
@@ -260,24 +267,88 @@ fn try_start(
     waiting: &Waiting,
     rooms: &mut Rooms,
     uses: &mut Vec<VolumeUse>,
+    mut quota: Option<&mut Left>,
     choose: &mut impl FnMut(&Waiting, &[HostId]) -> Result<HostId, String>,
 ) -> Result<Turn, String> {
     if let Some(reason) = &waiting.blocked {
         return Err(reason.clone());
     }
+    if let Some(reason) = quota.as_deref().and_then(|quota| quota.never_has(waiting)) {
+        return Err(reason);
+    }
     if let Some(reason) = volume_taken(waiting, uses) {
         uses.extend(uses_of(waiting));
+        return Err(reason);
+    }
+    if let Some(reason) = quota.as_deref_mut().and_then(|quota| quota.lacks(waiting, rooms)) {
         return Err(reason);
     }
     let turn = match waiting.count {
         1 => start_one(waiting, rooms, choose).map(Turn::Start),
         _ => gang::start(waiting, rooms, choose).map(Turn::StartAll),
     };
-    // For what keeps a host its volumes are kept too. Else it could have one or the other in turn, and never both.
-    if turn.is_ok() || rooms.keep_one_for(&waiting.job) {
+    let is_kept = turn.is_err() && rooms.keep_one_for(&waiting.job);
+    if turn.is_ok() || is_kept {
         uses.extend(uses_of(waiting));
     }
+    if let Some(quota) = quota {
+        if turn.is_ok() {
+            quota.of.used.add(waiting.running());
+        } else if is_kept {
+            quota.keep(waiting);
+        }
+    }
     turn
+}
+
+/// What is left of a tenant's quota while the queue is processed.
+struct Left {
+    of: QuotaUse,
+    /// What is reserved beside what is in use.
+    kept: Running,
+    /// The last job for which something is.
+    kept_for: Option<JobId>,
+}
+
+impl Left {
+    fn of(of: QuotaUse) -> Self {
+        Self { of, kept: Running::default(), kept_for: None }
+    }
+
+    fn keep(&mut self, waiting: &Waiting) {
+        self.kept.add(waiting.running());
+        self.kept_for = Some(waiting.job.clone());
+    }
+
+    /// Why the quota has no room for the job when all of the tenant's jobs have ended.
+    fn never_has(&self, waiting: &Waiting) -> Option<String> {
+        let QuotaUse { quota, used, lasting } = &self.of;
+        quota.lacks(*lasting, waiting.running())?;
+        let reason = quota.lacks(*used, waiting.running())?;
+        Some(match quota.lacks(Running::default(), waiting.running()) {
+            Some(_) => reason,
+            None => format!("{reason}; VMs without a job leave less than it needs"),
+        })
+    }
+
+    /// Why the quota has no room for the job now. If nothing is missing but what other jobs have, all of the rest is reserved
+    /// for it, unless it is for another one.
+    fn lacks(&mut self, waiting: &Waiting, rooms: &Rooms) -> Option<String> {
+        let all = Running { vms: u32::MAX, cpus: u32::MAX, memory_bytes: u64::MAX };
+        let QuotaUse { quota, used, .. } = &self.of;
+        if let Some(reason) = quota.lacks(*used, waiting.running()) {
+            if self.kept == all || !gang::may_have_room(waiting, rooms) {
+                return Some(reason);
+            }
+            (self.kept, self.kept_for) = (all, Some(waiting.job.clone()));
+            return Some(format!("{reason}; the rest of the quota is reserved for it"));
+        }
+        let mut taken = *used;
+        taken.add(self.kept);
+        quota.lacks(taken, waiting.running())?;
+        let other = self.kept_for.as_ref()?;
+        Some(format!("the rest of the tenant's quota is reserved for job {other}"))
+    }
 }
 
 fn start_one(

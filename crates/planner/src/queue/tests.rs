@@ -145,14 +145,13 @@ fn a_gang_that_waits_for_hosts_to_start_jobs_keeps_those_that_are_free() {
 fn a_quota_counts_all_vms_of_a_gang() {
     let quota = Quota { vms: Some(3), ..Quota::default() };
     let used = Running { vms: 1, ..Running::default() };
-    let queue = Queue {
-        hosts: vec![room("h1", 8, 8192)],
-        waiting: vec![gang(1, 3, 1), gang(2, 2, 1)],
-        quotas: [("default".to_owned(), (quota, used))].into(),
-        ..Queue::default()
-    };
-    let turns = schedule(&queue, first);
-    assert_eq!((hosts_of(&turns, 1).len(), hosts_of(&turns, 2).len()), (0, 2));
+    let quotas = [("default".to_owned(), QuotaUse { quota, used, ..QuotaUse::default() })];
+    let queue =
+        Queue { hosts: vec![room("h1", 8, 8192)], quotas: quotas.into(), ..Queue::default() };
+    for (count, starts) in [(3, 0), (2, 2)] {
+        let queue = Queue { waiting: vec![gang(1, count, 1)], ..queue.clone() };
+        assert_eq!(hosts_of(&schedule(&queue, first), 1).len(), starts);
+    }
 }
 
 #[test]
@@ -274,13 +273,74 @@ fn a_job_waits_for_its_tenant_s_quota_and_keeps_no_host_meanwhile() {
     let queue = Queue {
         hosts: vec![room("h1", 8, 8192)],
         waiting: vec![job_of("acme", 1, "ann"), job_of("acme", 2, "ann"), job_of("blue", 3, "dan")],
-        quotas: [("acme".to_owned(), (quota, used))].into(),
+        quotas: [("acme".to_owned(), QuotaUse { quota, used, ..QuotaUse::default() })].into(),
         ..Queue::default()
     };
     let turns = schedule(&queue, first);
     assert_eq!(started(&turns), ["acme~j-0001", "blue~j-0003"]);
-    let why = "it needs 1 of the tenant's 2 VMs, and 2 are in use";
+    let why = "it needs 1 of the tenant's 2 VMs, and 2 are in use; the rest of the quota is reserved for it";
     assert_eq!(reason(&turns, "acme~j-0002"), why);
+}
+
+/// Of so many vCPUs, of which some are in use, and some of these by VMs without a job.
+fn vcpus(limit: u32, used: u32, lasting: u32) -> BTreeMap<String, QuotaUse> {
+    let running = |cpus| Running { cpus, ..Running::default() };
+    let quota = Quota { cpus: Some(limit), ..Quota::default() };
+    let of = QuotaUse { quota, used: running(used), lasting: running(lasting) };
+    [("default".to_owned(), of)].into()
+}
+
+#[test]
+fn what_is_left_of_a_quota_is_reserved_for_the_first_job_that_needs_more() {
+    let blocked = Waiting { blocked: Some("no network".to_owned()), ..job(1, "ann", 8) };
+    let nowhere = job(2, "ann", 7);
+    let waiting = vec![blocked, nowhere, job(3, "ann", 6), job(4, "ann", 1), job(5, "ann", 6)];
+    let other = job_of("blue", 6, "dan");
+    let queue = Queue {
+        hosts: vec![room("h1", 6, 8192), room("h2", 6, 8192)],
+        waiting: waiting.into_iter().chain([other]).collect(),
+        quotas: vcpus(8, 4, 0),
+        ..Queue::default()
+    };
+    let turns = schedule(&queue, first);
+    assert_eq!(started(&turns), ["blue~j-0006"]);
+    let lacks = |cpus: u32| format!("it needs {cpus} of the tenant's 8 vCPUs, and 4 are in use");
+    assert_eq!(reason(&turns, "j-0002"), lacks(7), "no host is so large");
+    let kept = format!("{}; the rest of the quota is reserved for it", lacks(6));
+    assert_eq!(reason(&turns, "j-0003"), kept);
+    let why = "the rest of the tenant's quota is reserved for job j-0003";
+    assert_eq!(reason(&turns, "j-0004"), why);
+    assert_eq!(reason(&turns, "j-0005"), lacks(6));
+}
+
+#[test]
+fn no_quota_is_reserved_for_what_vms_without_a_job_have() {
+    let queue = Queue {
+        hosts: vec![room("h1", 8, 8192)],
+        waiting: vec![job(1, "ann", 6), job(2, "ann", 1)],
+        quotas: vcpus(8, 4, 3),
+        ..Queue::default()
+    };
+    let turns = schedule(&queue, first);
+    assert_eq!(started(&turns), ["j-0002"]);
+    let why = "it needs 6 of the tenant's 8 vCPUs, and 4 are in use; VMs without a job leave less than it needs";
+    assert_eq!(reason(&turns, "j-0001"), why);
+}
+
+/// Else small jobs at the other host would have the quota when its host has room.
+#[test]
+fn a_job_for_which_a_host_is_kept_keeps_its_part_of_the_quota() {
+    let free = Demand { cpus: 2, memory_bytes: 512 * MIB };
+    let queue = Queue {
+        hosts: vec![HostRoom { free, ..room("h1", 4, 1024) }, room("h2", 3, 768)],
+        waiting: vec![job(1, "ann", 4), job(2, "ann", 2), job(3, "ann", 1)],
+        quotas: vcpus(5, 0, 0),
+        ..Queue::default()
+    };
+    let turns = schedule(&queue, first);
+    assert_eq!(started(&turns), ["j-0003"], "{turns:?}");
+    let why = "the rest of the tenant's quota is reserved for job j-0001";
+    assert_eq!(reason(&turns, "j-0002"), why);
 }
 
 #[test]
@@ -418,6 +478,8 @@ struct Run {
     running: Vec<(HostId, Holder, Demand, u64)>,
     /// The hosts that boot a VM in this step and the next one, as their slots allow.
     booting: Vec<(HostId, u64)>,
+    /// Of the tenant `default`.
+    quota: Option<Quota>,
 }
 
 impl Run {
@@ -433,6 +495,10 @@ impl Run {
         for (host, owner, demand, _) in &self.running {
             queue.hosts.iter_mut().find(|h| h.id == *host).unwrap().free.take(*demand);
             queue.held.entry(owner.clone()).or_default().add(*demand);
+        }
+        if let Some(quota) = self.quota {
+            let of = QuotaUse { quota, used: self.used(), ..QuotaUse::default() };
+            queue.quotas.insert("default".to_owned(), of);
         }
         queue.waiting = std::mem::take(waiting);
         let turns: BTreeMap<JobId, Turn> = schedule(&queue, first).into_iter().collect();
@@ -457,7 +523,17 @@ impl Run {
                 Turn::Wait { .. } => waiting.push(job),
             }
         }
+        let over = self.quota.and_then(|quota| quota.lacks(self.used(), Running::default()));
+        assert_eq!(over, None, "a quota holds");
         starts
+    }
+
+    /// What the jobs of the tenant `default` have.
+    fn used(&self) -> Running {
+        let mut used = Running::default();
+        let own = self.running.iter().filter(|(_, holder, ..)| holder.tenant == "default");
+        own.for_each(|(_, _, demand, _)| used.add(demand.running()));
+        used
     }
 }
 
@@ -552,6 +628,44 @@ proptest! {
             }
         }
         prop_assert!(started_at.is_some(), "not started after {limit} steps");
+    }
+
+    /// Small jobs of the same tenant arrive without end, and the hosts have room for more than its quota.
+    #[test]
+    fn small_jobs_never_starve_a_large_one_that_needs_most_of_their_quota(
+        smalls_a_step in 1u64..6,
+        steps in 1u64..6,
+        most in 2u32..9,
+        large_of in 0u32..8,
+        own_owner in any::<bool>(),
+    ) {
+        let quota = Some(Quota { cpus: Some(most), ..Quota::default() });
+        let mut run = Run { hosts: vec![room("h1", 20, 8192)], quota, ..Run::default() };
+        let large = job(500, if own_owner { "bob" } else { "ann" }, 2 + large_of % (most - 1));
+        let (mut waiting, mut number) = (Vec::new(), 0);
+        // As where hosts are short: at most eight small jobs before it, and the running ones.
+        let limit = 20 + 12 * steps;
+        let mut started = false;
+        for now in 0..=limit {
+            for _ in 0..smalls_a_step {
+                number += 1;
+                let at = if now < 20 { number } else { 1000 + number };
+                waiting.push(job(at, "ann", 1));
+            }
+            if now == 20 {
+                waiting.truncate(8);
+                waiting.push(large.clone());
+            }
+            let other = job_of("blue", 5000 + now, "dan");
+            waiting.push(other.clone());
+            let starts = run.step(now, &mut waiting, steps);
+            prop_assert!(starts.iter().any(|w| w.job == other.job), "another tenant's starts at once");
+            if starts.iter().any(|w| w.job == large.job) {
+                started = true;
+                break;
+            }
+        }
+        prop_assert!(started, "not started after {limit} steps");
     }
 
     /// Small jobs and other gangs arrive without end. Each gang starts, and all of its VMs with it.
