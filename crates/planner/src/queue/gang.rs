@@ -131,21 +131,32 @@ fn count(
 }
 
 /// Reserves the hosts of the scope where most is free already, as many as all of its VMs need. Nothing else starts there, so
-/// what is free only grows. Returns why the gang waits.
+/// what is free only grows. Hosts that are reserved for other jobs are left to these; if the others are too few, none is
+/// reserved. Returns why the gang waits.
 fn reserve(waiting: &Waiting, rooms: &mut Rooms, scopes: &[Scope]) -> String {
     let needs = words(waiting.demand);
     let wanted = waiting.count;
-    let unreserved = |waiting: &Waiting, room: &Room| {
+    let free_there = |waiting: &Waiting, room: &Room| {
         if may_use(waiting, room) { room.host.free.holds(waiting.demand) } else { 0 }
     };
+    let unreserved = |waiting: &Waiting, room: &Room| {
+        if room.kept_for.is_none() { free_there(waiting, room) } else { 0 }
+    };
+    let may_keep = |waiting: &Waiting, room: &Room| {
+        if room.kept_for.is_none() { for_jobs(waiting, room) } else { 0 }
+    };
     let most = scopes.iter().max_by_key(|scope| {
-        let kept = rooms.rooms.iter().any(|room| scope.has(room) && room.kept_for.is_some());
-        (!kept, count(waiting, rooms, scope, unreserved))
+        let is_enough = count(waiting, rooms, scope, may_keep) >= wanted;
+        (is_enough, count(waiting, rooms, scope, unreserved))
     });
     let Some(scope) = most else { return "no host is up".to_owned() };
-    let now = count(waiting, rooms, scope, unreserved);
-    let other = rooms.rooms.iter().filter(|room| scope.has(room));
-    let other = other.filter_map(|room| room.kept_for.as_ref()).find(|job| **job != waiting.job);
+    let is_enough = count(waiting, rooms, scope, may_keep) >= wanted;
+    let now = match is_enough {
+        true => count(waiting, rooms, scope, unreserved),
+        false => count(waiting, rooms, scope, free_there),
+    };
+    let mut others = rooms.rooms.iter().filter(|room| scope.has(room) && !is_enough);
+    let other = others.find_map(|room| room.kept_for.as_ref());
     let other = other.map(|job| named(job, waiting));
     let place = match (scope, &waiting.start) {
         (_, Start::Host(host)) => format!(" at {host}"),
@@ -166,7 +177,7 @@ fn reserve(waiting: &Waiting, rooms: &mut Rooms, scopes: &[Scope]) -> String {
         return reason;
     }
     let holds =
-        |room: &Room| if is_starting { unreserved(waiting, room) } else { for_jobs(waiting, room) };
+        |room: &Room| if is_starting { unreserved(waiting, room) } else { may_keep(waiting, room) };
     let mut within: Vec<&mut Room> =
         rooms.rooms.iter_mut().filter(|room| scope.has(room) && holds(room) > 0).collect();
     within.sort_by_key(|room| std::cmp::Reverse(room.host.free.holds(waiting.demand)));

@@ -142,6 +142,20 @@ fn a_gang_that_waits_for_hosts_to_start_jobs_keeps_those_that_are_free() {
 }
 
 #[test]
+fn a_gang_reserves_the_hosts_beside_one_that_is_reserved_for_another_job() {
+    let busy = |id: &str| HostRoom { free: Demand::default(), ..room(id, 2, 512) };
+    let pinned = Waiting { start: Start::Host(host_id("h2")), ..job(1, "ann", 1) };
+    let hosts = vec![busy("h1"), busy("h2"), busy("h3")];
+    let queue = Queue { hosts, waiting: vec![pinned, gang(2, 4, 1)], ..Queue::default() };
+    let turns = schedule(&queue, first);
+    assert!(reason(&turns, "j-0002").ends_with("reserved for it: h1, h3"), "{turns:?}");
+    let queue = Queue { waiting: vec![queue.waiting[0].clone(), gang(2, 5, 1)], ..queue };
+    let turns = schedule(&queue, first);
+    let why = reason(&turns, "j-0002");
+    assert!(why.ends_with("and hosts there are reserved for job j-0001"), "{why}");
+}
+
+#[test]
 fn a_quota_counts_all_vms_of_a_gang() {
     let quota = Quota { vms: Some(3), ..Quota::default() };
     let used = Running { vms: 1, ..Running::default() };
@@ -661,6 +675,44 @@ proptest! {
             let starts = run.step(now, &mut waiting, steps);
             prop_assert!(starts.iter().any(|w| w.job == other.job), "another tenant's starts at once");
             if starts.iter().any(|w| w.job == large.job) {
+                started = true;
+                break;
+            }
+        }
+        prop_assert!(started, "not started after {limit} steps");
+    }
+
+    /// A host of the site is always reserved for another tenant's jobs, and small jobs arrive without end.
+    #[test]
+    fn a_gang_is_not_starved_where_a_host_is_reserved_for_others(
+        steps in 1u64..5,
+        cpus in 1u32..5,
+        count in 2u32..9,
+    ) {
+        let sized = |id: &str, cpus: u32| room(id, cpus, u64::from(cpus) * 256);
+        let hosts = vec![sized("h0", cpus), sized("h1", cpus), sized("h2", cpus), sized("h3", 2 * cpus)];
+        // It ends after all others. By it, the other tenant has the smaller share and comes first.
+        let long = job(1, "ann", 2 * cpus);
+        let running = vec![(host_id("h3"), long.holder, long.demand, u64::MAX)];
+        let mut run = Run { hosts, running, ..Run::default() };
+        let large = gang(500, count.min(2 * cpus), 1);
+        let (mut waiting, mut number) = (Vec::new(), 1);
+        let limit = 5 + 20 * steps;
+        let mut started = false;
+        for now in 0..=limit {
+            for _ in 0..2 * cpus {
+                number += 1;
+                waiting.push(job(if now < 5 { number } else { 1000 + number }, "ann", 1));
+            }
+            for _ in 0..2 {
+                number += 1;
+                let (start, demand) = (Start::Host(host_id("h0")), job(0, "dan", cpus).demand);
+                waiting.push(Waiting { start, demand, ..job_of("blue", number, "dan") });
+            }
+            if now == 5 {
+                waiting.push(large.clone());
+            }
+            if run.step(now, &mut waiting, steps).iter().any(|w| w.job == large.job) {
                 started = true;
                 break;
             }
