@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use perigee_model::job::{ClusterVolume, NewVolume, UnknownVolume};
+use perigee_model::job::{ClusterVolume, JobSpec, NewVolume, UnknownVolume};
 use perigee_model::units::format_bytes;
 use perigee_model::volume::{CreateVolume, PoolInfo, VolumeInfo, VolumeSource};
 use perigee_model::volume_move::VolumeMove;
@@ -158,6 +158,18 @@ pub fn writer<'a>(jobs: &'a [Arc<JobRecord>], name: &VolumeName) -> Option<&'a J
         disks.into_iter().any(|disk| disk.volume == *name && !disk.read_only)
     })?;
     Some(record)
+}
+
+/// The homes of a job's volumes, as far as they are recorded. No host is asked.
+pub async fn homes(cluster: &Cluster, spec: &JobSpec) -> Vec<HostId> {
+    let mut homes = Vec::new();
+    for volume in &spec.volumes {
+        let record = cluster.records.read::<VolumeRecord>(&volume_key(&volume.volume)).await;
+        homes.extend(record.ok().flatten().map(|record| record.home));
+    }
+    homes.sort();
+    homes.dedup();
+    homes
 }
 
 /// A volume's home, and what is known of the volume. The home is asked if it answers.

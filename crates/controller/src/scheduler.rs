@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use perigee_model::gang::member_of;
 use perigee_model::job::HostState;
 use perigee_model::{HostId, JobId, Problem};
-use perigee_planner::queue::{Holder, HostRoom, Queue, Turn, Waiting, schedule};
+use perigee_planner::queue::{Holder, HostRoom, NotChosen, Queue, Turn, Waiting, schedule};
 use perigee_planner::{Cluster as Facts, PastRun, Snapshot};
 use tokio::task::JoinSet;
 
 use crate::cluster::{Cluster, Grant, capacity, demand_of, now_ms, starts_at_once};
 use crate::records::JobRecord;
-use crate::{cleaner, links, networks, planning, tpm};
+use crate::{catalog, cleaner, links, networks, planning, tpm};
 
 /// The pause between two decisions, so that many concurrent changes cause only one.
 const GAP: Duration = Duration::from_millis(20);
@@ -32,6 +32,15 @@ const RETRY: Duration = Duration::from_secs(2);
 
 /// A job waits for this long until its links are measured; then it is placed with the known figures.
 const LINKS_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Room is kept for a job for this long while its facts are read, or its links are measured.
+const ROOM_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What the plans of so many of each tenant's next jobs need is read early, so that free hosts do not wait for it.
+const READ_AHEAD: u32 = 16;
+
+/// A home is asked for the facts about so many jobs at once. One that does not answer holds up only those jobs.
+const ASKED_OF_HOME_MAX: u32 = 8;
 
 /// What is known of a queued job beyond its record.
 #[derive(Debug)]
@@ -49,6 +58,10 @@ struct Scheduler {
     known: BTreeMap<JobId, Known>,
     learning: JoinSet<Learned>,
     asked: BTreeMap<JobId, Instant>,
+    /// The homes of each queued job's volumes when the job was first seen. They are asked for its facts.
+    homes: BTreeMap<JobId, Vec<HostId>>,
+    /// The number of jobs about which each home is being asked.
+    asked_of: BTreeMap<HostId, u32>,
     /// Since when a job's links have been missing.
     unmeasured: BTreeMap<JobId, Instant>,
 }
@@ -90,24 +103,44 @@ impl Scheduler {
         self.known.retain(|job, _| waiting_ids(job));
         self.unmeasured.retain(|job, _| waiting_ids(job));
         self.asked.retain(|job, at| at.elapsed() < FACTS_AGE_MAX && waiting_ids(job));
+        self.homes.retain(|job, _| waiting_ids(job));
         if !records.is_empty() {
+            self.look_up_homes(cluster, &records).await;
             let queue = queue(cluster, &records).await;
-            self.decide(cluster, &records, &queue);
+            self.decide(cluster, &records, queue);
         }
         let spent_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
         cluster.counters.passes.fetch_add(1, Ordering::Relaxed);
         cluster.counters.pass_us.fetch_add(spent_us, Ordering::Relaxed);
     }
 
-    fn decide(&mut self, cluster: &Arc<Cluster>, records: &[Arc<JobRecord>], queue: &Queue) {
+    /// Learns the homes of new jobs' volumes, and counts for how many jobs each home is being asked.
+    async fn look_up_homes(&mut self, cluster: &Cluster, records: &[Arc<JobRecord>]) {
+        let is_new = |record: &&Arc<JobRecord>| !self.homes.contains_key(&record.job.id);
+        let new: Vec<&Arc<JobRecord>> = records.iter().filter(is_new).collect();
+        for record in new {
+            let homes = catalog::homes(cluster, &record.job.spec).await;
+            self.homes.insert(record.job.id.clone(), homes);
+        }
+        self.asked_of.clear();
+        for home in self.asked.keys().filter_map(|job| self.homes.get(job)).flatten() {
+            *self.asked_of.entry(home.clone()).or_default() += 1;
+        }
+    }
+
+    fn decide(&mut self, cluster: &Arc<Cluster>, records: &[Arc<JobRecord>], mut queue: Queue) {
         let mut facts = planning::facts(cluster);
         let by_id: BTreeMap<&JobId, &Arc<JobRecord>> =
             records.iter().map(|record| (&record.job.id, record)).collect();
+        // Nothing is reserved for a job whose data can't be reached.
+        for waiting in queue.waiting.iter_mut().filter(|waiting| waiting.blocked.is_none()) {
+            waiting.blocked = self.why_unknown(&waiting.job);
+        }
         // Of a gang: one for each of its VMs.
         let mut grants: BTreeMap<JobId, Vec<Grant>> = BTreeMap::new();
         // The facts before the first VM of a gang was planned with. If one of them can't be, none is there.
         let mut before_gang: Option<(JobId, Facts)> = None;
-        let turns = schedule(queue, |waiting, hosts| {
+        let turns = schedule(&queue, |waiting, hosts| {
             if waiting.count > 1 && before_gang.as_ref().is_none_or(|(of, _)| *of != waiting.job) {
                 before_gang = Some((waiting.job.clone(), facts.clone()));
             }
@@ -122,7 +155,7 @@ impl Scheduler {
             grants.entry(waiting.job.clone()).or_default().push(grant);
             Ok(host)
         });
-        let mut waits = BTreeMap::new();
+        let (mut waits, mut next) = (BTreeMap::new(), Vec::new());
         for (job, turn) in turns {
             match turn {
                 Turn::Start(_) | Turn::StartAll(_) => {
@@ -138,11 +171,33 @@ impl Scheduler {
                     cluster.drive_job(&job);
                 }
                 Turn::Wait { place, reason } => {
+                    if place <= READ_AHEAD {
+                        next.push(by_id[&job]);
+                    }
                     waits.insert(job, (place, reason));
                 }
             }
         }
         cluster.index.set_waits(waits);
+        self.read_ahead(cluster, &next);
+        for record in records {
+            if self.why_unknown(&record.job.id).is_some() {
+                self.read_facts(cluster, record);
+            }
+        }
+    }
+
+    /// Requests early what the plans of these jobs need.
+    fn read_ahead(&mut self, cluster: &Arc<Cluster>, next: &[&Arc<JobRecord>]) {
+        let mut homes: BTreeSet<HostId> = BTreeSet::new();
+        for record in next {
+            self.read_facts(cluster, record);
+            homes.extend(self.homes.get(&record.job.id).into_iter().flatten().cloned());
+        }
+        let homes: Vec<HostId> = homes.into_iter().collect();
+        for (from, to) in links::missing(cluster, &homes) {
+            links::want_missing(cluster, &from, &to);
+        }
     }
 
     /// The planner's choice among the hosts with room, or why the job waits.
@@ -152,7 +207,7 @@ impl Scheduler {
         record: &Arc<JobRecord>,
         hosts: &[HostId],
         facts: &mut Facts,
-    ) -> Result<Grant, String> {
+    ) -> Result<Grant, NotChosen> {
         let (job, homes_at) = self.facts_of(cluster, record)?;
         let homes: Vec<HostId> = job.volumes.iter().map(|volume| volume.home.clone()).collect();
         self.links_known(cluster, &record.job.id, &homes)?;
@@ -167,10 +222,11 @@ impl Scheduler {
         let plan = planned.map_err(|refused| refused.to_string())?;
         let chosen = plan.chosen().map(|option| (option.start.clone(), option.total));
         let Some((host, predicted)) = chosen else {
-            return Err("the planner chose nothing".to_owned());
+            return Err("the planner chose nothing".to_owned().into());
         };
         if !hosts.contains(&host) {
-            return Err(format!("the planner would start it at {host}, which has no room now"));
+            let why = format!("the planner would start it at {host}, which has no room now");
+            return Err(why.into());
         }
         // The next one is chosen as if this one ran there.
         if let Some(host) = facts.hosts.iter_mut().find(|facts| facts.id == host) {
@@ -182,20 +238,22 @@ impl Scheduler {
         Ok(Grant { host, plan, predicted, volume_homes, others, homes_at, traits })
     }
 
-    /// The planner's facts about the job. If they are not known yet, they are requested.
-    fn facts_of(
-        &mut self,
-        cluster: &Arc<Cluster>,
-        record: &Arc<JobRecord>,
-    ) -> Result<(perigee_planner::JobFacts, u64), String> {
+    /// Requests the planner's facts about the job, unless they are known or requested. Returns which homes they are of.
+    fn read_facts(&mut self, cluster: &Arc<Cluster>, record: &Arc<JobRecord>) -> u64 {
         let id = &record.job.id;
         let homes_at = cluster.index.home_changes();
         // Homes that may be old ones are not planned with.
         if self.known.get(id).is_some_and(|known| known.homes_at != homes_at) {
             self.known.remove(id);
         }
-        let known = self.known.get(id);
-        if known.is_none_or(|known| !known.is_fresh()) && !self.asked.contains_key(id) {
+        let homes = self.homes.get(id).map(Vec::as_slice).unwrap_or_default();
+        let asked_of = |home: &HostId| self.asked_of.get(home).copied().unwrap_or_default();
+        let may_ask = homes.iter().all(|home| asked_of(home) < ASKED_OF_HOME_MAX);
+        let is_fresh = self.known.get(id).is_some_and(Known::is_fresh);
+        if !is_fresh && may_ask && !self.asked.contains_key(id) {
+            for home in homes {
+                *self.asked_of.entry(home.clone()).or_default() += 1;
+            }
             self.asked.insert(id.clone(), Instant::now());
             let (cluster, record) = (Arc::clone(cluster), Arc::clone(record));
             self.learning.spawn(async move {
@@ -204,11 +262,30 @@ impl Scheduler {
                 (record.job.id.clone(), homes_at, facts)
             });
         }
-        match known.map(|known| &known.facts) {
-            Some(Ok(facts)) => Ok((facts.job.clone(), homes_at)),
-            Some(Err(problem)) => Err(format!("{}: {}", problem.what, problem.why)),
-            None => Err("the facts for its plan are being read".to_owned()),
+        homes_at
+    }
+
+    /// The planner's facts about the job. If they are not known yet, they are requested.
+    fn facts_of(
+        &mut self,
+        cluster: &Arc<Cluster>,
+        record: &Arc<JobRecord>,
+    ) -> Result<(perigee_planner::JobFacts, u64), NotChosen> {
+        let homes_at = self.read_facts(cluster, record);
+        let id = &record.job.id;
+        if let Some(why) = self.why_unknown(id) {
+            return Err(why.into());
         }
+        let known = self.known.get(id).and_then(|known| known.facts.as_ref().ok());
+        known.map(|facts| (facts.job.clone(), homes_at)).ok_or_else(|| {
+            not_yet(self.asked.get(id), "the facts for its plan are being read".to_owned())
+        })
+    }
+
+    /// Why the facts about the job could not be read when that was last tried.
+    fn why_unknown(&self, job: &JobId) -> Option<String> {
+        let problem = self.known.get(job)?.facts.as_ref().err()?;
+        Some(format!("{}: {}", problem.what, problem.why))
     }
 
     /// The earlier runs of such jobs, and of others.
@@ -223,7 +300,7 @@ impl Scheduler {
         cluster: &Cluster,
         job: &JobId,
         homes: &[HostId],
-    ) -> Result<(), String> {
+    ) -> Result<(), NotChosen> {
         let missing = links::missing(cluster, homes);
         let Some((from, to)) = missing.first() else {
             // Other links may be missing when a volume has moved.
@@ -241,7 +318,16 @@ impl Scheduler {
         if since.elapsed() > LINKS_PATIENCE {
             return Ok(());
         }
-        Err(format!("the link between {from} and {to} is being measured"))
+        let why = format!("the link between {from} and {to} is being measured");
+        Err(not_yet(Some(&since), why))
+    }
+}
+
+/// Something was requested then that a job's plan needs.
+fn not_yet(since: Option<&Instant>, why: String) -> NotChosen {
+    match since {
+        Some(since) if since.elapsed() < ROOM_PATIENCE => NotChosen::NotYet(why),
+        _ => NotChosen::Refused(why),
     }
 }
 

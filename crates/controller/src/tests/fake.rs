@@ -185,6 +185,10 @@ pub struct Inside {
     pub resizes_asked: u32,
     /// Snapshots are made later.
     pub holds_snapshots: bool,
+    /// What its volumes are is told later; so many wait for it now, and waited at once.
+    pub holds_infos: bool,
+    pub infos_open: u32,
+    pub infos_open_max: u32,
     /// What is attached is there later; so many attachments were asked for.
     pub holds_attachments: bool,
     pub attachments_asked: u32,
@@ -521,7 +525,29 @@ async fn volumes(State(inside): Shared) -> Reply<Vec<VolumeInfo>> {
     Ok(Json(inside.volumes.values().map(|volume| volume.info.clone()).collect()))
 }
 
+/// Somebody waits until it is told what a volume is, or no longer.
+struct OpenInfo(Arc<Mutex<Inside>>);
+
+impl OpenInfo {
+    fn new(inside: &Arc<Mutex<Inside>>) -> Self {
+        let mut counted = inside.lock().expect("lock");
+        counted.infos_open += 1;
+        counted.infos_open_max = counted.infos_open_max.max(counted.infos_open);
+        Self(Arc::clone(inside))
+    }
+}
+
+impl Drop for OpenInfo {
+    fn drop(&mut self) {
+        if let Ok(mut inside) = self.0.lock() {
+            inside.infos_open -= 1;
+        }
+    }
+}
+
 async fn volume(State(inside): Shared, Path(name): Path<VolumeName>) -> Reply<VolumeInfo> {
+    let _open = OpenInfo::new(&inside);
+    while_held(&inside, |inside| inside.holds_infos).await;
     let inside = inside.lock().expect("lock");
     inside.volumes.get(&name).map(|v| Json(v.info.clone())).ok_or_else(no_volume)
 }

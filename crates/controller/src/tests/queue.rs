@@ -56,6 +56,41 @@ async fn jobs_submitted_at_once_boot_a_few_at_a_time_and_say_their_places() {
     assert_eq!(lab.cluster.counters.placed.load(Ordering::Relaxed), 12);
 }
 
+/// It was asked about all of them at once.
+#[tokio::test]
+async fn a_home_is_asked_about_a_few_queued_jobs_at_a_time() {
+    let mut lab = Lab::up().await;
+    // No host is large enough for them.
+    let waits = JobSpec { memory_bytes: 64 << 30, ..spec(Access::Read) };
+    for _ in 0..16 {
+        lab.submit(waits.clone()).await;
+    }
+    lab.cloud.inside().holds_infos = true;
+    lab.restart_controller().await;
+    wait_for("it to be asked", async || (lab.cloud.inside().infos_open >= 8).then_some(())).await;
+    let other = lab.submit(JobSpec { start: Start::Host(lab.home.id.clone()), ..small() }).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&other)).await;
+    let max = lab.cloud.inside().infos_open_max;
+    assert!(max < 16, "about {max} at once");
+    lab.cloud.inside().holds_infos = false;
+}
+
+/// Its host was kept free, and was not given to it.
+#[tokio::test]
+async fn no_host_is_kept_for_a_job_whose_data_can_not_be_reached() {
+    let lab = Lab::up().await;
+    let at_home = || JobSpec { start: Start::Host(lab.home.id.clone()), ..small() };
+    let first = lab.submit(at_home()).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&first)).await;
+    lab.home.say(&vm_of(&first), GuestBody::Started);
+    unreachable(&lab, &lab.cloud).await;
+    // Beside the first one there is no room for it.
+    let large = lab.submit(JobSpec { memory_bytes: 900 << 20, ..spec(Access::Write) }).await;
+    lab.wait_for_job(&large, "waiting for its data", |job| job.reason.contains("cloud1")).await;
+    let second = lab.submit(at_home()).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&second)).await;
+}
+
 #[tokio::test]
 async fn a_queued_job_is_cancelled_without_a_driver() {
     let lab = Lab::up().await;

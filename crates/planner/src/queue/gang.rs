@@ -6,7 +6,7 @@ use perigee_model::job::Start;
 use perigee_model::{HostId, SiteId};
 
 use super::room::{Room, Rooms, may_use, words};
-use super::{Waiting, named};
+use super::{NotChosen, Waiting, named};
 
 /// Where all VMs of a gang may be: at one site, or anywhere.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,15 +32,15 @@ pub(super) fn start<C>(
     waiting: &Waiting,
     rooms: &mut Rooms,
     choose: &mut C,
-) -> Result<Vec<HostId>, String>
+) -> Result<Vec<HostId>, NotChosen>
 where
-    C: FnMut(&Waiting, &[HostId]) -> Result<HostId, String>,
+    C: FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
 {
     let scopes = scopes(waiting, rooms)?;
     let fits_now = |scope: &&Scope| count(waiting, rooms, scope, free) >= waiting.count;
     let ready: Vec<&Scope> = scopes.iter().filter(fits_now).collect();
     if ready.is_empty() {
-        return Err(reserve(waiting, rooms, &scopes));
+        return Err(reserve(waiting, rooms, &scopes).into());
     }
     let mut candidates: BTreeSet<HostId> = BTreeSet::new();
     for scope in &ready {
@@ -55,7 +55,11 @@ where
             candidates.contains(&room.host.id) && room.host.free.holds(waiting.demand) > 0
         });
         let open: Vec<HostId> = open.map(|room| room.host.id.clone()).collect();
-        let host = choose(waiting, &open)?;
+        let host = choose(waiting, &open).inspect_err(|not_chosen| {
+            if matches!(not_chosen, NotChosen::NotYet(_)) {
+                reserve(waiting, rooms, &scopes);
+            }
+        })?;
         if hosts.is_empty() {
             let site = site_of(rooms, &host);
             let scope = ready.iter().find(|scope| site.as_ref().is_none_or(|site| scope.is(site)));

@@ -19,8 +19,9 @@
 //!   them; a gang waits for such a site rather than be torn apart. All are decided about at once, so two gangs never wait for
 //!   what the other one holds. A gang that does not fit reserves as many hosts as it needs.
 //! - **Volumes**: a job that waits for a volume reserves it against the jobs behind it.
+//! - **Plans**: while what a job's plan needs is being read, the room that it could have is kept for it.
 //!
-//! A job for which a host is reserved has its volumes and its part of the quota reserved too. Else it could have one or the
+//! A job for which a host or room is kept has its volumes and its part of the quota reserved too. Else it could have one or the
 //! other in turn, and never all.
 
 mod gang;
@@ -231,11 +232,34 @@ pub enum Turn {
     },
 }
 
+/// Why a job starts at none of the hosts that have room for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotChosen {
+    /// It waits, and others may have the room.
+    Refused(String),
+    /// What its plan needs is being read. The room is kept for it meanwhile.
+    NotYet(String),
+}
+
+impl NotChosen {
+    fn reason(self) -> String {
+        match self {
+            Self::Refused(reason) | Self::NotYet(reason) => reason,
+        }
+    }
+}
+
+impl From<String> for NotChosen {
+    fn from(reason: String) -> Self {
+        Self::Refused(reason)
+    }
+}
+
 /// Decides about every waiting job. `choose` picks one of the hosts that have room for a job, or returns why
 /// the job starts at none of them. For a gang it is asked once for each VM.
 pub fn schedule(
     queue: &Queue,
-    mut choose: impl FnMut(&Waiting, &[HostId]) -> Result<HostId, String>,
+    mut choose: impl FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
 ) -> Vec<(JobId, Turn)> {
     let mut rooms = Rooms::new(&queue.hosts);
     let mut uses = queue.uses.clone();
@@ -247,7 +271,8 @@ pub fn schedule(
         let quota = quotas.get_mut(waiting.holder.tenant.as_str());
         let turn = match try_start(waiting, &mut rooms, &mut uses, quota, &mut choose) {
             Ok(turn) => turn,
-            Err(mut reason) => {
+            Err(not_chosen) => {
+                let mut reason = not_chosen.reason();
                 let place = places.entry(&waiting.holder.tenant).or_default();
                 *place += 1;
                 if waiting.gained() > 0 {
@@ -268,26 +293,30 @@ fn try_start(
     rooms: &mut Rooms,
     uses: &mut Vec<VolumeUse>,
     mut quota: Option<&mut Left>,
-    choose: &mut impl FnMut(&Waiting, &[HostId]) -> Result<HostId, String>,
-) -> Result<Turn, String> {
+    choose: &mut impl FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
+) -> Result<Turn, NotChosen> {
     if let Some(reason) = &waiting.blocked {
-        return Err(reason.clone());
+        return Err(reason.clone().into());
     }
     if let Some(reason) = quota.as_deref().and_then(|quota| quota.never_has(waiting)) {
-        return Err(reason);
+        return Err(reason.into());
     }
     if let Some(reason) = volume_taken(waiting, uses) {
         uses.extend(uses_of(waiting));
-        return Err(reason);
+        return Err(reason.into());
     }
     if let Some(reason) = quota.as_deref_mut().and_then(|quota| quota.lacks(waiting, rooms)) {
-        return Err(reason);
+        return Err(reason.into());
     }
     let turn = match waiting.count {
         1 => start_one(waiting, rooms, choose).map(Turn::Start),
         _ => gang::start(waiting, rooms, choose).map(Turn::StartAll),
     };
-    let is_kept = turn.is_err() && rooms.keep_one_for(&waiting.job);
+    let is_kept = match &turn {
+        Ok(_) => false,
+        Err(NotChosen::NotYet(_)) => true,
+        Err(NotChosen::Refused(_)) => rooms.keep_one_for(&waiting.job),
+    };
     if turn.is_ok() || is_kept {
         uses.extend(uses_of(waiting));
     }
@@ -354,12 +383,20 @@ impl Left {
 fn start_one(
     waiting: &Waiting,
     rooms: &mut Rooms,
-    choose: &mut impl FnMut(&Waiting, &[HostId]) -> Result<HostId, String>,
-) -> Result<HostId, String> {
+    choose: &mut impl FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
+) -> Result<HostId, NotChosen> {
     let hosts = rooms.with_room(waiting).map_err(|wait| wait.reason(waiting))?;
-    let host = choose(waiting, &hosts)?;
-    rooms.take(&host, waiting.demand);
-    Ok(host)
+    let chosen = choose(waiting, &hosts);
+    let taken = match &chosen {
+        Ok(host) => Some(host),
+        // Which one it will be is not known yet.
+        Err(NotChosen::NotYet(_)) => hosts.first(),
+        Err(NotChosen::Refused(_)) => None,
+    };
+    if let Some(host) = taken {
+        rooms.take(host, waiting.demand);
+    }
+    chosen
 }
 
 fn uses_of(waiting: &Waiting) -> impl Iterator<Item = VolumeUse> {

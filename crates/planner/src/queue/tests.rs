@@ -42,7 +42,7 @@ fn job(number: u64, owner: &str, cpus: u32) -> Waiting {
     }
 }
 
-fn first(_: &Waiting, hosts: &[HostId]) -> Result<HostId, String> {
+fn first(_: &Waiting, hosts: &[HostId]) -> Result<HostId, NotChosen> {
     Ok(hosts[0].clone())
 }
 
@@ -179,12 +179,35 @@ fn a_gang_that_is_refused_takes_nothing() {
     let turns = schedule(&queue, |waiting: &Waiting, hosts: &[HostId]| {
         asked += 1;
         if waiting.count > 1 && asked == 3 {
-            Err("not now".to_owned())
+            Err(NotChosen::Refused("not now".to_owned()))
         } else {
             first(waiting, hosts)
         }
     });
     assert_eq!((hosts_of(&turns, 1).len(), hosts_of(&turns, 2)), (0, vec!["h1"]));
+}
+
+#[test]
+fn room_is_kept_for_a_job_while_what_its_plan_needs_is_read() {
+    for large in [job(1, "ann", 3), gang(1, 3, 1)] {
+        let queue = Queue {
+            hosts: vec![room("h1", 4, 4096)],
+            waiting: vec![using(Access::Write, large), job(2, "ann", 2)],
+            quotas: vcpus(4, 0, 0),
+            ..Queue::default()
+        };
+        let start_unless = |not_chosen: &NotChosen| {
+            let turns =
+                schedule(&queue, |waiting: &Waiting, hosts: &[HostId]| match waiting.submitted {
+                    1 => Err(not_chosen.clone()),
+                    _ => first(waiting, hosts),
+                });
+            assert_eq!(reason(&turns, "j-0001"), "why");
+            hosts_of(&turns, 2).len()
+        };
+        assert_eq!(start_unless(&NotChosen::NotYet("why".to_owned())), 0);
+        assert_eq!(start_unless(&NotChosen::Refused("why".to_owned())), 1);
+    }
 }
 
 fn started(turns: &[(JobId, Turn)]) -> Vec<&str> {
