@@ -452,7 +452,7 @@ pub fn kind_of(record: &JobRecord) -> NetworkKind {
 /// Why no VM with such a card can start at a host, or move there, now; `None` if it can.
 pub fn refusal(cluster: &Cluster, host: &HostId, network: &NetworkKind) -> Option<String> {
     let link = cluster.hosts.get(host).ok()?;
-    refusal_of(&link, cluster.hosts.report(host).as_ref(), network)
+    refusal_of(&link, cluster.hosts.report(host).as_deref(), network)
 }
 
 /// The same by this report of the host. A host that has not reported yet is refused.
@@ -483,6 +483,10 @@ pub fn refusal_of(
 
 /// The hosts that are up and at which no VM with such a card can be now, each with the reason.
 pub fn refusing(cluster: &Cluster, network: &NetworkKind) -> Vec<(HostId, String)> {
+    // Most VMs are so, and are asked for one after the other.
+    if matches!(network, NetworkKind::Default | NetworkKind::None) {
+        return Vec::new();
+    }
     let up = cluster.hosts.up().into_iter();
     up.filter_map(|host| Some((host.id.clone(), refusal(cluster, &host.id, network)?))).collect()
 }

@@ -321,7 +321,7 @@ fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
             running_vms: used.vms,
             takes_jobs: true,
             accelerator: report.accelerator,
-            cpu_model: report.cpu_model,
+            cpu_model: report.cpu_model.clone(),
             boots: cluster.taught.boots(&host.id),
             local_blocks: cluster.links.local(&host.id).and_then(|local| local.blocks),
             pool_free_bytes: cluster.hosts.pool_free_bytes(&host.id),

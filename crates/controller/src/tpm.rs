@@ -9,10 +9,14 @@ use crate::records::JobRecord;
 /// `swtpm` keeps three parts in it. The largest, the TPM's permanent memory, has less than 256 KiB.
 pub const BYTES: u64 = 4 << 20;
 
+fn has_one(record: &JobRecord) -> bool {
+    let lasting = record.lasting.as_ref();
+    lasting.map_or(record.job.spec.tpm, |lasting| lasting.hardware.tpm)
+}
+
 /// Why this VM can't start at a host that reports so, or move there, now; `None` if it can or has no TPM.
 pub fn refusal(record: &JobRecord, report: Option<&HostReport>) -> Option<String> {
-    let lasting = record.lasting.as_ref();
-    if !lasting.map_or(record.job.spec.tpm, |lasting| lasting.hardware.tpm) {
+    if !has_one(record) {
         return None;
     }
     match report {
@@ -23,7 +27,10 @@ pub fn refusal(record: &JobRecord, report: Option<&HostReport>) -> Option<String
 
 /// The hosts that are up and at which this VM can't be now, each with the reason.
 pub fn refusing(cluster: &Cluster, record: &JobRecord) -> Vec<(HostId, String)> {
-    let refused = |host: &HostId| refusal(record, cluster.hosts.report(host).as_ref());
+    if !has_one(record) {
+        return Vec::new();
+    }
+    let refused = |host: &HostId| refusal(record, cluster.hosts.report(host).as_deref());
     let up = cluster.hosts.up().into_iter();
     up.filter_map(|host| Some((host.id.clone(), refused(&host.id)?))).collect()
 }

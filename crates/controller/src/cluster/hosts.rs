@@ -72,7 +72,7 @@ impl HostLink {
 #[derive(Debug)]
 pub struct Known {
     pub link: Arc<HostLink>,
-    pub report: Option<HostReport>,
+    pub report: Option<Arc<HostReport>>,
     /// The addresses of its interfaces, as its record has them.
     interfaces: Vec<Ipv4Addr>,
     /// The last answer or registration; at first the time when the controller started to wait.
@@ -184,7 +184,7 @@ impl Hosts {
     }
 
     /// The host's last report; `None` if it has not answered yet.
-    pub fn report(&self, id: &HostId) -> Option<HostReport> {
+    pub fn report(&self, id: &HostId) -> Option<Arc<HostReport>> {
         self.lock().get(id).and_then(|known| known.report.clone())
     }
 
@@ -202,7 +202,7 @@ impl Hosts {
     pub fn new_interfaces(&self, id: &HostId) -> Option<Vec<Ipv4Addr>> {
         let hosts = self.lock();
         let known = hosts.get(id)?;
-        known.report.as_ref().map(in_bounds).filter(|said| *said != known.interfaces)
+        known.report.as_deref().map(in_bounds).filter(|said| *said != known.interfaces)
     }
 
     pub fn note_interfaces(&self, id: &HostId, interfaces: Vec<Ipv4Addr>) {
@@ -251,7 +251,7 @@ impl Hosts {
 
     pub fn heard(&self, id: &HostId, report: HostReport) {
         if let Some(known) = self.lock().get_mut(id) {
-            known.report = Some(report);
+            known.report = Some(Arc::new(report));
             known.is_heard();
         }
     }

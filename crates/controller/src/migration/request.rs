@@ -34,7 +34,7 @@ struct Checked {
     from: HostId,
     /// Its migrations so far.
     earlier: Vec<MigrationRecord>,
-    report: HostReport,
+    report: Arc<HostReport>,
 }
 
 /// Whether the VM may move there now, but for the room there.
