@@ -9,12 +9,12 @@ use perigee_model::{ImageName, JobId, ProblemKind, TenantName, VmId};
 use perigee_repository::{Begin, Location};
 
 use super::tenants::{Tenants, small};
-use super::{Lab, TIMING, answers, finish, spec, vm_of, wait_for};
+use super::{HASTY, Lab, TIMING, answers, finish, spec, vm_of, wait_for};
 use crate::cluster::Timing;
 use crate::records::JobIntent;
 use crate::{data, images, jobs, outputs};
 
-const PATIENT: Timing = Timing { cancel_deadline: super::PATIENCE, ..TIMING };
+const PATIENT: Timing = Timing { cancel_deadline: super::PATIENCE, ..HASTY };
 
 async fn running(lab: &Lab, spec: JobSpec) -> (JobId, VmId) {
     let id = lab.submit(spec).await;
@@ -30,12 +30,16 @@ async fn cancel(lab: &Lab, id: &JobId) {
     jobs::intend(&lab.cluster, id, wish).await.expect("cancel");
 }
 
-/// A controller that gives a guest time to collect its outputs.
-async fn patient() -> Lab {
+async fn up_with(timing: Timing) -> Lab {
     let mut lab = Lab::up().await;
     lab.supervisor.stop().await;
-    lab.start_controller(PATIENT).await;
+    lab.start_controller(timing).await;
     lab
+}
+
+/// A controller that gives a guest time to collect its outputs.
+async fn patient() -> Lab {
+    up_with(PATIENT).await
 }
 
 #[tokio::test]
@@ -65,7 +69,7 @@ async fn a_cancelled_job_gives_its_log_and_the_outputs_that_it_has() {
 
 #[tokio::test]
 async fn a_guest_that_does_not_heed_a_cancel_is_stopped_after_a_while() {
-    let lab = Lab::up().await;
+    let lab = up_with(HASTY).await;
     let (id, _) = running(&lab, spec(Access::Clone)).await;
     cancel(&lab, &id).await;
     let job = lab.wait_for_state(&id, JobState::Cancelled).await;
