@@ -8,7 +8,7 @@ use perigee_model::vm::NetworkKind;
 use perigee_model::volume_move::{VolumeMoveCause, VolumesOnMove};
 use perigee_model::{DiskRole, LeaveSite, ProblemKind};
 
-use super::{Lab, data_volume, finish, spec, vm_of};
+use super::{Lab, data_volume, finish, running_as, spec, vm_of};
 use crate::leave_site::{self, Of};
 use crate::{jobs, planning, vms, volume_moves};
 
@@ -143,11 +143,7 @@ async fn no_move_is_begun_or_planned_that_the_home_would_refuse() {
     if let Some(migrate) = migrate {
         assert!(migrate.reason.contains("leave-site: never"), "{}", migrate.reason);
     }
-    let id = lab.submit(spec(Access::Read)).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (_, vm) = running_as(&lab, spec(Access::Read)).await;
     let (to, stay) = (lab.cloud.id.clone(), VolumesOnMove::Stay);
     let refused = vms::move_to(&lab.cluster, &vm, to, stay).await;
     let refused = refused.expect_err("its memory has some of it");

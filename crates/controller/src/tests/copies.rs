@@ -1,6 +1,5 @@
 //! The data of a running job come to its VM, where the planner wants that, and what stands against it.
 
-use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, JobSpec, JobState, JobVolume, NewVolume};
 use perigee_model::plan::{Plan, PlanOption, Trigger, Way};
 use perigee_model::replica::Replica;
@@ -9,7 +8,7 @@ use perigee_model::{LeaveSite, VmId, VolumeName};
 
 use super::fake::FakeHost;
 use super::volume_moves::home_in_record;
-use super::{Lab, data_volume, finish, spec, vm_of, wait_for};
+use super::{Lab, data_volume, finish, running_as, spec, wait_for};
 use crate::replicas::ReplicaRecord;
 use crate::{catalog, jobs, planning};
 
@@ -17,11 +16,7 @@ use crate::{catalog, jobs, planning};
 #[tokio::test]
 async fn the_data_of_a_job_that_loses_time_to_the_network_come_to_its_vm() {
     let lab = Lab::up().await;
-    let id = lab.submit(JobSpec { may_migrate: true, ..spec(Access::Write) }).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (id, vm) = running_as(&lab, JobSpec { may_migrate: true, ..spec(Access::Write) }).await;
     wait_for("the data to come", async || {
         let asked = lab.home.inside().vms[&vm].asked.is_some();
         assert!(!asked, "512 MiB of memory cost more than little data");
@@ -58,11 +53,7 @@ fn wait_for_the_network(host: &FakeHost, vm: &VmId, disk: usize) {
 async fn a_copy_that_is_refused_is_off_for_a_while_and_the_vm_moves_instead() {
     let lab = Lab::up().await;
     let wanted = JobSpec { may_migrate: true, memory_bytes: 256 << 20, ..spec(Access::Write) };
-    let id = lab.submit(wanted).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (id, vm) = running_as(&lab, wanted).await;
     let confined = LeaveSite::Never;
     lab.cloud.inside().volumes.get_mut(&data_volume()).expect("data").info.leave_site = confined;
     wait_for("the VM to be moved", async || {
@@ -87,11 +78,7 @@ async fn a_copy_that_is_refused_is_off_for_a_while_and_the_vm_moves_instead() {
 async fn a_copy_that_its_home_calls_off_is_said_and_does_not_make_the_next_change_dearer() {
     let lab = Lab::up().await;
     let wanted = JobSpec { may_migrate: true, memory_bytes: 256 << 20, ..spec(Access::Write) };
-    let id = lab.submit(wanted).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (id, vm) = running_as(&lab, wanted).await;
     lab.cloud.inside().moves.lets_none_go = true;
     wait_for("the VM to be moved", async || {
         wait_for_the_network(&lab.home, &vm, 3);
@@ -122,11 +109,7 @@ async fn a_second_volume_that_is_refused_does_not_keep_the_planner_waiting() {
     let mut wanted = JobSpec { may_migrate: true, ..spec(Access::Write) };
     let mount = "/second".to_owned();
     wanted.volumes.push(JobVolume { volume: second.clone(), mount, access: Access::Write });
-    let id = lab.submit(wanted).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (id, vm) = running_as(&lab, wanted).await;
     let confined = LeaveSite::Never;
     lab.cloud.inside().volumes.get_mut(&second).expect("data").info.leave_site = confined;
     wait_for("the first volume to come", async || {

@@ -8,7 +8,7 @@ use perigee_model::plan::PredictedEnd;
 use perigee_model::vm::{Firmware, VmStatus};
 use perigee_model::{DiskRole, ImageName, ProblemKind};
 
-use super::{Lab, TIMING, answers, data_volume, finish, spec, vm_of, wait_for};
+use super::{Lab, TIMING, answers, data_volume, finish, running_as, spec, vm_of, wait_for};
 use crate::cluster::Timing;
 use crate::jobs::traces::tests::serial_reads;
 use crate::{catalog, hosts, jobs, planning, vms};
@@ -310,11 +310,7 @@ async fn a_command_that_fails_fails_its_job_and_keeps_the_output() {
 #[tokio::test]
 async fn a_job_outlives_its_silent_host() {
     let lab = Lab::up().await;
-    let id = lab.submit(spec(Access::Clone)).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (id, vm) = running_as(&lab, spec(Access::Clone)).await;
     lab.home.inside().down = true;
     let job = lab.wait_for_job(&id, "waiting", |job| !job.reason.is_empty()).await;
     assert_eq!(job.state, JobState::Running);

@@ -1,13 +1,12 @@
 //! What is kept of a VM's past.
 
 use perigee_model::VmStart;
-use perigee_model::guest::GuestBody;
-use perigee_model::job::{Access, JobState, MigrationState};
+use perigee_model::job::MigrationState;
 use perigee_model::plan::Trigger;
 use perigee_model::tenant::DEFAULT_TENANT;
 use perigee_planner::Refused;
 
-use super::{Lab, spec, vm_of, wait_for};
+use super::{Lab, running, wait_for};
 use crate::cluster::taught::{History, RUNS};
 use crate::records::{
     MigrationIntent, MigrationRecord, migration_intent_key, migration_intent_prefix,
@@ -19,11 +18,7 @@ use crate::{migration, planning, vms};
 #[tokio::test]
 async fn of_many_moves_and_decisions_the_last_ones_are_kept() {
     let lab = Lab::up().await;
-    let id = lab.submit(spec(Access::Write)).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (id, vm) = running(&lab).await;
     let last = migration::KEPT + 3;
     for number in 1..=last {
         let wish = migration::Wish {

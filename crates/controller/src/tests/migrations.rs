@@ -10,7 +10,7 @@ use perigee_model::{HostId, JobId, ProblemKind, VmId, VmStart};
 use perigee_planner::Refused;
 
 use super::fake::FakeHost;
-use super::{Lab, TIMING, data_volume, finish, spec, vm_of, wait_for};
+use super::{Lab, TIMING, data_volume, finish, running, running_as, spec, vm_of, wait_for};
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::Timing;
 use crate::cluster::taught::History;
@@ -23,11 +23,7 @@ async fn copying() -> (Lab, JobId, VmId) {
 
 pub async fn copying_of(job: JobSpec) -> (Lab, JobId, VmId) {
     let lab = Lab::up().await;
-    let id = lab.submit(job).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (id, vm) = running_as(&lab, job).await;
     vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await.expect("move");
     wait_for("the source to be asked", async || {
         lab.home.inside().vms[&vm].asked.is_some().then_some(())
@@ -117,11 +113,7 @@ async fn what_a_vm_did_last_at_its_old_host_is_counted() {
 #[tokio::test]
 async fn a_request_without_an_answer_does_not_undo_a_migration_that_is_preparing() {
     let lab = Lab::up().await;
-    let id = lab.submit(spec(Access::Write)).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (id, vm) = running(&lab).await;
     lab.cloud.inside().loses_answers = true;
     vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await.expect("move");
     wait_for("the destination's QEMU", async || {
@@ -147,11 +139,7 @@ async fn a_job_that_loses_time_to_the_network_is_moved_to_its_data() {
     let lab = Lab::up().await;
     let mut moving = spec(Access::Read);
     (moving.may_migrate, moving.memory_bytes) = (true, 64 << 20);
-    let id = lab.submit(moving).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (id, vm) = running_as(&lab, moving).await;
     wait_for("the planner to move the VM", async || {
         let mut home = lab.home.inside();
         let io = &mut home.vms.get_mut(&vm).expect("VM").report.io[3];
@@ -186,11 +174,7 @@ async fn a_controller_restart_in_the_middle_of_a_migration_goes_on() {
 #[tokio::test]
 async fn a_controller_restart_at_any_moment_of_a_migration_goes_on() {
     let mut lab = Lab::up().await;
-    let id = lab.submit(spec(Access::Write)).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (id, vm) = running(&lab).await;
     vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await.expect("move");
     for _ in 0..10 {
         lab.restart_controller().await;
@@ -257,11 +241,7 @@ async fn a_vm_does_not_move_to_a_host_whose_older_agent_builds_another_machine()
 /// A move that is aborted for this reason, and its job.
 async fn ends_at_the_source(prepare: impl FnOnce(&Lab), reason: &str) {
     let lab = Lab::up().await;
-    let id = lab.submit(spec(Access::Write)).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (id, vm) = running(&lab).await;
     prepare(&lab);
     vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await.expect("move");
     let job = lab
@@ -279,11 +259,7 @@ async fn ends_at_the_source(prepare: impl FnOnce(&Lab), reason: &str) {
 #[tokio::test]
 async fn a_source_that_refuses_an_old_certificate_is_asked_again() {
     let lab = Lab::up().await;
-    let id = lab.submit(spec(Access::Write)).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (id, vm) = running(&lab).await;
     lab.home.inside().forbids_migration_once = true;
     vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await.expect("move");
     lab.wait_for_job(&id, "copying", |job| {
@@ -296,11 +272,7 @@ async fn a_source_that_refuses_an_old_certificate_is_asked_again() {
 #[tokio::test]
 async fn a_vm_that_stands_still_is_not_moved_and_its_host_says_why() {
     let lab = Lab::up().await;
-    let id = lab.submit(spec(Access::Write)).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (id, vm) = running(&lab).await;
     lab.home.inside().vms.get_mut(&vm).expect("VM").report.status = VmStatus::IoError;
     vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await.expect("move");
     let job = lab
@@ -339,11 +311,7 @@ async fn a_migration_that_a_person_cancels_leaves_the_vm_at_the_source() {
 #[tokio::test]
 async fn a_migration_can_be_cancelled_while_it_is_prepared() {
     let lab = Lab::up().await;
-    let id = lab.submit(spec(Access::Write)).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (id, vm) = running(&lab).await;
     lab.cloud.inside().down = true;
     let moved = vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default())
         .await
@@ -450,11 +418,7 @@ async fn what_an_arrived_vm_needs_is_not_detached_before_its_job_knows() {
 #[tokio::test]
 async fn a_vm_does_not_move_back_to_what_it_left_and_is_not_removed_yet() {
     let lab = Lab::up().await;
-    let id = lab.submit(spec(Access::Write)).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (id, _) = running(&lab).await;
     let mut record = jobs::record(&lab.cluster, &id).await.expect("job");
     record.left = Some(lab.cloud.id.clone());
     let wish = migration::Wish {
@@ -474,11 +438,7 @@ async fn a_host_is_not_forgotten_while_a_vm_is_on_its_way_there() {
     let third = FakeHost::start("cloud2", "cloud").await;
     let register = hosts::register(&lab.cluster, &third.id, third.addresses.clone());
     register.await.expect("register");
-    let id = lab.submit(spec(Access::Write)).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (_, vm) = running(&lab).await;
     vms::move_to(&lab.cluster, &vm, third.id.clone(), Default::default()).await.expect("move");
     wait_for("the source to be asked", async || {
         lab.home.inside().vms[&vm].asked.is_some().then_some(())
@@ -498,11 +458,7 @@ async fn a_host_is_not_forgotten_while_a_vm_is_on_its_way_there() {
 #[tokio::test]
 async fn a_move_whose_request_is_dropped_has_a_driver() {
     let lab = Lab::up().await;
-    let id = lab.submit(spec(Access::Write)).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (id, vm) = running(&lab).await;
     let record = jobs::record(&lab.cluster, &id).await.expect("job");
     let wish = migration::Wish {
         to: lab.cloud.id.clone(),
@@ -528,11 +484,7 @@ async fn a_move_whose_request_is_dropped_has_a_driver() {
 #[tokio::test]
 async fn a_migration_without_a_driver_keeps_no_job_from_its_end() {
     let lab = Lab::up().await;
-    let id = lab.submit(spec(Access::Write)).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (id, vm) = running(&lab).await;
     let wish = migration::Wish {
         to: lab.cloud.id.clone(),
         reason: "asked".into(),
@@ -556,11 +508,7 @@ async fn two_running() -> (Lab, [(JobId, VmId); 2]) {
     let mut both = Vec::new();
     for _ in 0..2 {
         let small = JobSpec { memory_bytes: 64 << 20, ..spec(Access::Read) };
-        let id = lab.submit(small).await;
-        let vm = vm_of(&id);
-        lab.wait_for_vm(&lab.home, &vm).await;
-        lab.home.say(&vm, GuestBody::Started);
-        lab.wait_for_state(&id, JobState::Running).await;
+        let (id, vm) = running_as(&lab, small).await;
         both.push((id, vm));
     }
     (lab, both.try_into().expect("two"))

@@ -214,7 +214,12 @@ pub fn spec(access: Access) -> JobSpec {
 
 /// A job that runs at `home1` and writes the data volume, whose home is `cloud1`.
 async fn running(lab: &Lab) -> (JobId, VmId) {
-    let id = lab.submit(spec(Access::Write)).await;
+    running_as(lab, spec(Access::Write)).await
+}
+
+/// A job like this that runs at `home1`.
+async fn running_as(lab: &Lab, spec: JobSpec) -> (JobId, VmId) {
+    let id = lab.submit(spec).await;
     let vm = vm_of(&id);
     lab.wait_for_vm(&lab.home, &vm).await;
     lab.home.say(&vm, GuestBody::Started);

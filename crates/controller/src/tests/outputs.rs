@@ -5,25 +5,16 @@ use perigee_model::job::{Access, ClusterImage, JobSpec, JobState, Start};
 use perigee_model::tenant::Quota;
 use perigee_model::vm::VmStatus;
 use perigee_model::volume::Snapshot;
-use perigee_model::{ImageName, JobId, ProblemKind, TenantName, VmId};
+use perigee_model::{ImageName, JobId, ProblemKind, TenantName};
 use perigee_repository::{Begin, Location};
 
 use super::tenants::{Tenants, small};
-use super::{HASTY, Lab, TIMING, answers, finish, spec, vm_of, wait_for};
+use super::{HASTY, Lab, TIMING, answers, finish, running_as, spec, wait_for};
 use crate::cluster::Timing;
 use crate::records::JobIntent;
 use crate::{data, images, jobs, outputs};
 
 const PATIENT: Timing = Timing { cancel_deadline: super::PATIENCE, ..HASTY };
-
-async fn running(lab: &Lab, spec: JobSpec) -> (JobId, VmId) {
-    let id = lab.submit(spec).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
-    (id, vm)
-}
 
 async fn cancel(lab: &Lab, id: &JobId) {
     let wish = |intent: &mut JobIntent| intent.cancel = true;
@@ -45,7 +36,7 @@ async fn patient() -> Lab {
 #[tokio::test]
 async fn a_cancelled_job_gives_its_log_and_the_outputs_that_it_has() {
     let mut lab = patient().await;
-    let (id, vm) = running(&lab, spec(Access::Clone)).await;
+    let (id, vm) = running_as(&lab, spec(Access::Clone)).await;
     cancel(&lab, &id).await;
     wait_for("the guest to be asked", async || {
         lab.home.inside().ended_commands.contains(&vm).then_some(())
@@ -70,7 +61,7 @@ async fn a_cancelled_job_gives_its_log_and_the_outputs_that_it_has() {
 #[tokio::test]
 async fn a_guest_that_does_not_heed_a_cancel_is_stopped_after_a_while() {
     let lab = up_with(HASTY).await;
-    let (id, _) = running(&lab, spec(Access::Clone)).await;
+    let (id, _) = running_as(&lab, spec(Access::Clone)).await;
     cancel(&lab, &id).await;
     let job = lab.wait_for_state(&id, JobState::Cancelled).await;
     assert!(job.reason.contains("did not write its outputs within"), "{}", job.reason);
@@ -81,7 +72,7 @@ async fn a_guest_that_does_not_heed_a_cancel_is_stopped_after_a_while() {
 #[tokio::test]
 async fn a_cancelled_job_whose_vm_dies_ends_and_says_what_is_lost() {
     let lab = patient().await;
-    let (id, vm) = running(&lab, spec(Access::Clone)).await;
+    let (id, vm) = running_as(&lab, spec(Access::Clone)).await;
     cancel(&lab, &id).await;
     lab.wait_for_job(&id, "cancelling", |job| !job.reason.is_empty()).await;
     lab.home.inside().vms.get_mut(&vm).expect("VM").report.status = VmStatus::Gone;
@@ -93,7 +84,7 @@ async fn a_cancelled_job_whose_vm_dies_ends_and_says_what_is_lost() {
 #[tokio::test]
 async fn outputs_that_did_not_fit_fail_the_job_and_what_fitted_is_kept() {
     let lab = Lab::up().await;
-    let (id, vm) = running(&lab, spec(Access::Clone)).await;
+    let (id, vm) = running_as(&lab, spec(Access::Clone)).await;
     let tar = outputs::tests::tar_of(&[("output/answers", b"the answers")]);
     let out = perigee_model::VolumeName::new(format!("{vm}-out")).expect("name");
     let output_sha256 = crate::files::hex(&<sha2::Sha256 as sha2::Digest>::digest(&tar));
@@ -111,10 +102,10 @@ async fn outputs_that_did_not_fit_fail_the_job_and_what_fitted_is_kept() {
 async fn outputs_are_deleted_when_their_time_is_over_and_the_audit_log_says_so() {
     let lab = Lab::up().await;
     let hour = JobSpec { keep_outputs_s: Some(3600), ..spec(Access::Clone) };
-    let (kept, vm) = running(&lab, spec(Access::Clone)).await;
+    let (kept, vm) = running_as(&lab, spec(Access::Clone)).await;
     finish(&lab.home, &lab.home, &vm);
     lab.wait_for_state(&kept, JobState::Succeeded).await;
-    let (id, vm) = running(&lab, hour).await;
+    let (id, vm) = running_as(&lab, hour).await;
     finish(&lab.home, &lab.home, &vm);
     let job = lab.wait_for_state(&id, JobState::Succeeded).await;
     let until_ms = job.outputs.expect("outputs").kept_until_ms.expect("a time");
@@ -132,7 +123,7 @@ async fn outputs_are_deleted_when_their_time_is_over_and_the_audit_log_says_so()
 #[tokio::test]
 async fn a_job_can_be_deleted_without_its_outputs() {
     let lab = Lab::up().await;
-    let (id, vm) = running(&lab, spec(Access::Clone)).await;
+    let (id, vm) = running_as(&lab, spec(Access::Clone)).await;
     finish(&lab.home, &lab.home, &vm);
     lab.wait_for_state(&id, JobState::Succeeded).await;
     lab.wait_for_clean_hosts().await;
@@ -144,7 +135,7 @@ async fn a_job_can_be_deleted_without_its_outputs() {
 async fn outputs_go_where_the_file_says_and_stay_there() {
     let lab = Lab::up().await;
     let to = Some("runs/today".to_owned());
-    let (id, vm) = running(&lab, JobSpec { outputs_to: to, ..spec(Access::Clone) }).await;
+    let (id, vm) = running_as(&lab, JobSpec { outputs_to: to, ..spec(Access::Clone) }).await;
     finish(&lab.home, &lab.home, &vm);
     let job = lab.wait_for_state(&id, JobState::Succeeded).await;
     assert_eq!(job.outputs.expect("outputs").at, "repo://default/runs/today");
@@ -160,7 +151,7 @@ async fn outputs_go_where_the_file_says_and_stay_there() {
 #[tokio::test]
 async fn the_root_disk_of_a_running_vm_becomes_an_image_that_jobs_use() {
     let lab = Lab::up().await;
-    let (id, vm) = running(&lab, spec(Access::Clone)).await;
+    let (id, vm) = running_as(&lab, spec(Access::Clone)).await;
     let ask = Snapshot { image: ImageName::new("mine").expect("a name") };
     let made: ClusterImage = images::save(&lab.cluster, &vm, &ask).await.expect("an image");
     assert_eq!((made.name.as_str(), lab.home.inside().synced), ("mine", 1));
@@ -174,7 +165,7 @@ async fn the_root_disk_of_a_running_vm_becomes_an_image_that_jobs_use() {
     let none = images::save(&lab.cluster, &vm, &late).await.expect_err("it has ended");
     assert_eq!(none.kind, ProblemKind::NotFound);
     let image = ImageName::new("mine").expect("a name");
-    let (_, vm) = running(&lab, JobSpec { image, ..spec(Access::Clone) }).await;
+    let (_, vm) = running_as(&lab, JobSpec { image, ..spec(Access::Clone) }).await;
     finish(&lab.home, &lab.home, &vm);
 }
 
@@ -183,7 +174,7 @@ async fn a_file_where_outputs_are_to_go_sends_them_to_the_jobs_own_directory() {
     let lab = Lab::up().await;
     let to = Some("runs/today".to_owned());
     let with = || JobSpec { outputs_to: to.clone(), ..spec(Access::Clone) };
-    let (id, vm) = running(&lab, with()).await;
+    let (id, vm) = running_as(&lab, with()).await;
     let view = data::view(&lab.cluster, &TenantName::default(), "ann".to_owned(), true);
     let at = Location::new("default", "runs/today").expect("a path");
     let writing = view.write(at, Begin::Empty, true).await.expect("a file");
@@ -210,7 +201,7 @@ async fn outputs_that_have_no_room_are_read_again_only_when_there_is_some() {
     tenants.set_quota("acme", quota(4)).await;
     let lab = &tenants.lab;
     let start = Start::Host(lab.home.id.clone());
-    let (id, vm) = running(lab, JobSpec { start, ..small("acme~out") }).await;
+    let (id, vm) = running_as(lab, JobSpec { start, ..small("acme~out") }).await;
     let before = lab.home.inside().data_reads;
     finish(&lab.home, &lab.home, &vm);
     let waits = |job: &perigee_model::job::Job| job.reason.contains("quota");

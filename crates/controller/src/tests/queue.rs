@@ -9,7 +9,7 @@ use perigee_model::vm::{Cpu, Hardware};
 use perigee_model::{ProblemKind, VmId};
 
 use super::fake::FakeHost;
-use super::{Lab, data_volume, finish, spec, vm_of, wait_for};
+use super::{Lab, data_volume, finish, running_as, spec, vm_of, wait_for};
 use crate::{hosts, jobs};
 
 /// A job of a quarter of a GiB without data, that starts anywhere.
@@ -228,11 +228,7 @@ async fn a_vm_is_not_moved_to_another_processor() {
         })
         .await;
     }
-    let id = lab.submit(spec(Access::Clone)).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (_, vm) = running_as(&lab, spec(Access::Clone)).await;
     let moved =
         crate::vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await;
     let refused = moved.expect_err("the processors differ");
