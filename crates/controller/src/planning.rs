@@ -244,8 +244,7 @@ fn data_disks(placement: &Placement, totals: &Totals) -> Vec<DiskFacts> {
 }
 
 /// The data volumes' counters, with what a copy to the VM's host would ship. A volume that others may read stays
-/// at its home, and so does one whose last move a person has called off, or
-/// trouble less than [`TROUBLE_MS`] ago.
+/// at its home, and so does one whose last move was called off on purpose, or by trouble less than [`TROUBLE_MS`] ago.
 async fn disks_that_may_come(
     cluster: &Cluster,
     record: &JobRecord,
@@ -256,7 +255,8 @@ async fn disks_that_may_come(
     let data = placement.disks.iter().filter(|disk| disk.data_of.is_some());
     for ((fact, disk), bytes) in facts.iter_mut().zip(data).zip(&placement.traits.data_bytes) {
         let last = cluster.index.volume_move(&disk.volume).filter(|last| {
-            // What a person does not want stays so, and trouble may pass.
+            // What was called off on purpose stays so, and trouble may pass. Beside people, the program itself does that, with
+            // volumes of a run that ends.
             let age_ms = now_ms().saturating_sub(last.shown.ended_ms.unwrap_or_default());
             let counts = last.shown.problem == volume_moves::CANCELLED || age_ms < TROUBLE_MS;
             last.shown.state == VolumeMoveState::CalledOff

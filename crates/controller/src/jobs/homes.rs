@@ -54,11 +54,8 @@ impl Run {
                 continue;
             }
             changing = true;
-            let last = self.cluster.index.volume_move(&disk.volume);
-            let called_off =
-                last.filter(|last| disk.temporary && last.shown.state == VolumeMoveState::Taking);
-            if let Some(last) = called_off {
-                volume_moves::call_off(&self.cluster, &last).await?;
+            if disk.temporary {
+                self.call_off_taking(&disk.volume).await?;
             }
         }
         Ok(changing)
@@ -87,6 +84,15 @@ impl Run {
                  answer; if {silent} is gone for good: perigee host remove {silent} --force"
             ))
         })
+    }
+
+    /// Calls off the move of a volume that its new home has not taken yet.
+    pub(super) async fn call_off_taking(&self, volume: &VolumeName) -> Result<(), Problem> {
+        let last = self.cluster.index.volume_move(volume);
+        match last.filter(|last| last.shown.state == VolumeMoveState::Taking) {
+            Some(last) => volume_moves::call_off(&self.cluster, &last).await,
+            None => Ok(()),
+        }
     }
 
     /// Whether a volume of the job moves, or is not yet complete at its new home.

@@ -10,7 +10,6 @@ use perigee_model::states::JobEvent;
 use perigee_model::tenant::SEPARATOR;
 use perigee_model::vm::{VmReport, VmStatus};
 use perigee_model::volume::VolumeSource;
-use perigee_model::volume_move::VolumeMoveState;
 use perigee_model::{DiskRole, Epoch, HostId, Problem, ProblemKind, VmStart, VolumeName};
 
 use super::driver::{Run, Step};
@@ -298,10 +297,8 @@ impl Run {
                 continue;
             }
             let last = self.cluster.index.volume_move(&volume);
-            is_unknown |= last.as_ref().is_none_or(|last| last.shown.state.is_final());
-            if let Some(last) = last.filter(|last| last.shown.state == VolumeMoveState::Taking) {
-                volume_moves::call_off(&self.cluster, &last).await?;
-            }
+            is_unknown |= last.is_none_or(|last| last.shown.state.is_final());
+            self.call_off_taking(&volume).await?;
         }
         Ok(is_unknown)
     }
