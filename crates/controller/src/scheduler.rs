@@ -27,6 +27,9 @@ const GAP: Duration = Duration::from_millis(20);
 /// The facts about a queued job are read again after this time.
 const FACTS_AGE_MAX: Duration = Duration::from_secs(60);
 
+/// Older ones are not planned with.
+const FACTS_USE_MAX: Duration = Duration::from_secs(120);
+
 /// The pause after a failure to read them.
 const RETRY: Duration = Duration::from_secs(2);
 
@@ -238,12 +241,10 @@ impl Scheduler {
         Ok(Grant { host, plan, predicted, volume_homes, others, homes_at, traits })
     }
 
-    /// Requests the planner's facts about the job, unless they are known or requested. Returns which homes they are of.
-    fn read_facts(&mut self, cluster: &Arc<Cluster>, record: &Arc<JobRecord>) -> u64 {
+    /// Requests the planner's facts about the job, unless they are known or requested.
+    fn read_facts(&mut self, cluster: &Arc<Cluster>, record: &Arc<JobRecord>) {
         let id = &record.job.id;
-        let homes_at = cluster.index.home_changes();
-        // Homes that may be old ones are not planned with.
-        if self.known.get(id).is_some_and(|known| known.homes_at != homes_at) {
+        if self.known.get(id).is_some_and(|known| known.may_be_wrong(cluster)) {
             self.known.remove(id);
         }
         let homes = self.homes.get(id).map(Vec::as_slice).unwrap_or_default();
@@ -262,7 +263,6 @@ impl Scheduler {
                 (record.job.id.clone(), homes_at, facts)
             });
         }
-        homes_at
     }
 
     /// The planner's facts about the job. If they are not known yet, they are requested.
@@ -271,13 +271,14 @@ impl Scheduler {
         cluster: &Arc<Cluster>,
         record: &Arc<JobRecord>,
     ) -> Result<(perigee_planner::JobFacts, u64), NotChosen> {
-        let homes_at = self.read_facts(cluster, record);
+        self.read_facts(cluster, record);
         let id = &record.job.id;
         if let Some(why) = self.why_unknown(id) {
             return Err(why.into());
         }
-        let known = self.known.get(id).and_then(|known| known.facts.as_ref().ok());
-        known.map(|facts| (facts.job.clone(), homes_at)).ok_or_else(|| {
+        let known = self.known.get(id);
+        let facts = known.and_then(|known| Some((known.facts.as_ref().ok()?, known.homes_at)));
+        facts.map(|(facts, homes_at)| (facts.job.clone(), homes_at)).ok_or_else(|| {
             not_yet(self.asked.get(id), "the facts for its plan are being read".to_owned())
         })
     }
@@ -332,6 +333,14 @@ fn not_yet(since: Option<&Instant>, why: String) -> NotChosen {
 }
 
 impl Known {
+    /// Whether its volumes may have other homes by now. What could not be read is read again soon anyway.
+    fn may_be_wrong(&self, cluster: &Cluster) -> bool {
+        let Ok(facts) = &self.facts else { return false };
+        let volumes = facts.job.volumes.iter().map(|volume| &volume.volume);
+        self.at.elapsed() >= FACTS_USE_MAX
+            || cluster.index.home_changed_since(volumes, self.homes_at)
+    }
+
     fn is_fresh(&self) -> bool {
         let age_max = if self.facts.is_ok() { FACTS_AGE_MAX } else { RETRY };
         self.at.elapsed() < age_max

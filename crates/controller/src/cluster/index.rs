@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use perigee_model::gang::member_of;
-use perigee_model::job::{Access, JobState, Migration, MigrationState};
+use perigee_model::job::{Access, JobState, JobVolume, Migration, MigrationState};
 use perigee_model::lasting::Lasting;
 use perigee_model::plan::{Estimate, Plan, PredictedEnd};
 use perigee_model::tenant::{Running, tenant_of};
@@ -96,8 +96,12 @@ struct Inner {
     held: Vec<Held>,
     /// The last move of each volume that ever moved.
     volume_moves: BTreeMap<VolumeName, Arc<VolumeMoveRecord>>,
-    /// How often a move of a volume changed its state since the controller started.
+    /// How often a volume may have got another home since the controller started.
     home_changes: u64,
+    /// Which of these changes was each volume's last one.
+    last_home_changes: BTreeMap<VolumeName, u64>,
+    /// The last one of the volumes that are no longer among them.
+    forgotten_home_change: u64,
     /// How many records of jobs and VMs each tenant has in the store.
     kept: BTreeMap<String, u64>,
 }
@@ -395,9 +399,10 @@ impl Index {
         let rests = record.lasting.as_ref().is_some_and(|lasting| !lasting.waits_for_a_host());
         if record.job.state != JobState::Queued
             || rests
-            || grant.homes_at != inner.home_changes
-            || volumes.any(|volume| {
-                inner.is_changing_home(&volume.volume) || inner.is_being_attached(&volume.volume)
+            || volumes.any(|JobVolume { volume, .. }| {
+                inner.home_changed_since(volume, grant.homes_at)
+                    || inner.is_changing_home(volume)
+                    || inner.is_being_attached(volume)
             })
         {
             return false;

@@ -243,7 +243,8 @@ impl Run {
             homes.push(catalog::find(&cluster, &volume.volume).await?.home);
         }
         let confined = leave_site::confined_of(&cluster, &spec).await?;
-        if cluster.index.home_changes() != changes {
+        let volumes = spec.volumes.iter().map(|volume| &volume.volume);
+        if cluster.index.home_changed_since(volumes, changes) {
             return Ok(Step::Again);
         }
         let Gang { hosts, cards, .. } = self.gang()?.clone();

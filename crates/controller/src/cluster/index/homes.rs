@@ -19,14 +19,17 @@ impl Index {
         let before = inner.volume_moves.insert(volume, Arc::new(record.clone()));
         let state = |record: &VolumeMoveRecord| (record.number, record.shown.state);
         if before.is_none_or(|before| state(&before) != state(record)) {
-            inner.home_changes += 1;
+            inner.note_home_change(&record.shown.volume);
             drop(inner);
             self.changed.notify_one();
         }
     }
 
     pub fn forget_volume_move(&self, volume: &VolumeName) {
-        self.lock().volume_moves.remove(volume);
+        let mut inner = self.lock();
+        inner.volume_moves.remove(volume);
+        let change = inner.last_home_changes.remove(volume).unwrap_or_default();
+        inner.forgotten_home_change = inner.forgotten_home_change.max(change);
     }
 
     /// The volume's last move.
@@ -51,6 +54,16 @@ impl Index {
     /// can tell afterwards whether the home may be an old one.
     pub fn home_changes(&self) -> u64 {
         self.lock().home_changes
+    }
+
+    /// Whether one of these volumes may have got another home since [`Self::home_changes`] was this number.
+    pub fn home_changed_since<'a>(
+        &self,
+        mut volumes: impl Iterator<Item = &'a VolumeName>,
+        at: u64,
+    ) -> bool {
+        let inner = self.lock();
+        volumes.any(|volume| inner.home_changed_since(volume, at))
     }
 
     pub fn is_changing_home(&self, volume: &VolumeName) -> bool {
@@ -133,6 +146,16 @@ impl Index {
 }
 
 impl Inner {
+    pub(super) fn note_home_change(&mut self, volume: &VolumeName) {
+        self.home_changes += 1;
+        self.last_home_changes.insert(volume.clone(), self.home_changes);
+    }
+
+    pub(super) fn home_changed_since(&self, volume: &VolumeName, at: u64) -> bool {
+        let last = self.last_home_changes.get(volume).copied().unwrap_or_default();
+        last.max(self.forgotten_home_change) > at
+    }
+
     pub(super) fn is_changing_home(&self, volume: &VolumeName) -> bool {
         let last = self.volume_moves.get(volume);
         last.is_some_and(|record| record.shown.state.is_changing_home())
@@ -171,5 +194,26 @@ impl Inner {
         let moves = self.is_move_being_recorded(vm)
             || self.unsettled().any(|moved| moved.migration.vm == *vm);
         moves.then(|| format!("VM {vm}, which uses it, is being moved"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// While volumes moved one after the other, no job got a host.
+    #[test]
+    fn a_move_changes_the_home_of_its_volume_and_of_no_other() {
+        let index = Index::default();
+        let [moved, other] = ["moved", "other"].map(|name| VolumeName::new(name).expect("a name"));
+        let before = index.home_changes();
+        index.lock().note_home_change(&moved);
+        let changed = |volume: &VolumeName, at| index.home_changed_since([volume].into_iter(), at);
+        assert!(changed(&moved, before) && !changed(&other, before));
+        assert!(!changed(&moved, index.home_changes()));
+        // Whose the change was is not known any more.
+        index.forget_volume_move(&moved);
+        assert!(changed(&moved, before) && changed(&other, before));
+        assert!(!changed(&moved, index.home_changes()));
     }
 }
