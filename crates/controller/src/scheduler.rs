@@ -67,6 +67,8 @@ struct Scheduler {
     asked_of: BTreeMap<HostId, u32>,
     /// Since when a job's links have been missing.
     unmeasured: BTreeMap<JobId, Instant>,
+    /// The links that are missing for data with these homes, as seen in this pass. Many jobs have the same homes.
+    missing_links: BTreeMap<Vec<HostId>, Vec<(HostId, HostId)>>,
 }
 
 pub async fn run(cluster: Arc<Cluster>) {
@@ -132,6 +134,7 @@ impl Scheduler {
     }
 
     fn decide(&mut self, cluster: &Arc<Cluster>, records: &[Arc<JobRecord>], mut queue: Queue) {
+        self.missing_links.clear();
         let mut facts = planning::facts(cluster);
         let by_id: BTreeMap<&JobId, &Arc<JobRecord>> =
             records.iter().map(|record| (&record.job.id, record)).collect();
@@ -302,7 +305,8 @@ impl Scheduler {
         job: &JobId,
         homes: &[HostId],
     ) -> Result<(), NotChosen> {
-        let missing = links::missing(cluster, homes);
+        let missing = self.missing_links.entry(homes.to_vec());
+        let missing = missing.or_insert_with(|| links::missing(cluster, homes));
         let Some((from, to)) = missing.first() else {
             // Other links may be missing when a volume has moved.
             self.unmeasured.remove(job);
@@ -311,7 +315,7 @@ impl Scheduler {
         let begun = !self.unmeasured.contains_key(job);
         let since = *self.unmeasured.entry(job.clone()).or_insert_with(Instant::now);
         if begun {
-            for (from, to) in &missing {
+            for (from, to) in missing.iter() {
                 // The measuring task wakes the scheduler.
                 links::want_missing(cluster, from, to);
             }
