@@ -262,7 +262,8 @@ pub fn schedule(
     mut choose: impl FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
 ) -> Vec<(JobId, Turn)> {
     let mut rooms = Rooms::new(&queue.hosts);
-    let mut uses = queue.uses.clone();
+    let mut uses = Uses::default();
+    uses.add(queue.uses.iter().cloned());
     let mut quotas: BTreeMap<&str, Left> =
         queue.quotas.iter().map(|(tenant, of)| (tenant.as_str(), Left::of(*of))).collect();
     let mut turns = Vec::with_capacity(queue.waiting.len());
@@ -291,7 +292,7 @@ pub fn schedule(
 fn try_start(
     waiting: &Waiting,
     rooms: &mut Rooms,
-    uses: &mut Vec<VolumeUse>,
+    uses: &mut Uses,
     mut quota: Option<&mut Left>,
     choose: &mut impl FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
 ) -> Result<Turn, NotChosen> {
@@ -301,8 +302,8 @@ fn try_start(
     if let Some(reason) = quota.as_deref().and_then(|quota| quota.never_has(waiting)) {
         return Err(reason.into());
     }
-    if let Some(reason) = volume_taken(waiting, uses) {
-        uses.extend(uses_of(waiting));
+    if let Some(reason) = uses.why_taken(waiting) {
+        uses.add(uses_of(waiting));
         return Err(reason.into());
     }
     if let Some(reason) = quota.as_deref_mut().and_then(|quota| quota.lacks(waiting, rooms)) {
@@ -318,7 +319,7 @@ fn try_start(
         Err(NotChosen::Refused(_)) => rooms.keep_one_for(&waiting.job),
     };
     if turn.is_ok() || is_kept {
-        uses.extend(uses_of(waiting));
+        uses.add(uses_of(waiting));
     }
     if let Some(quota) = quota {
         if turn.is_ok() {
@@ -408,13 +409,25 @@ fn uses_of(waiting: &Waiting) -> impl Iterator<Item = VolumeUse> {
     })
 }
 
-/// A volume that is written has one user, because a reader cannot use a filesystem that changes underneath.
-fn volume_taken(waiting: &Waiting, uses: &[VolumeUse]) -> Option<String> {
-    let mine: Vec<VolumeUse> = uses_of(waiting).collect();
-    let taken = uses.iter().find(|other| {
-        mine.iter().any(|own| own.volume == other.volume && (own.writes || other.writes))
-    })?;
-    Some(format!("volume {} is in use by {}", taken.volume, named(&taken.job, waiting)))
+/// Who uses each volume, or has it reserved.
+#[derive(Default)]
+struct Uses(BTreeMap<VolumeName, Vec<VolumeUse>>);
+
+impl Uses {
+    fn add(&mut self, uses: impl Iterator<Item = VolumeUse>) {
+        for one in uses {
+            self.0.entry(one.volume.clone()).or_default().push(one);
+        }
+    }
+
+    /// A volume that is written has one user, because a reader cannot use a filesystem that changes underneath.
+    fn why_taken(&self, waiting: &Waiting) -> Option<String> {
+        let taken = uses_of(waiting).find_map(|own| {
+            let mut others = self.0.get(&own.volume)?.iter();
+            others.find(|other| own.writes || other.writes)
+        })?;
+        Some(format!("volume {} is in use by {}", taken.volume, named(&taken.job, waiting)))
+    }
 }
 
 /// A job as the owner of another one may know it.
