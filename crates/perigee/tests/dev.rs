@@ -31,7 +31,8 @@ impl Dev {
             .expect("perigee runs");
         let (said, lines) = mpsc::channel();
         let output = BufReader::new(process.stdout.take().expect("its output"));
-        std::thread::spawn(move || output.lines().try_for_each(|line| said.send(line)));
+        // All is read: who prints to a pipe that nobody reads any more is ended.
+        std::thread::spawn(move || output.lines().for_each(|line| drop(said.send(line))));
         let dev = Self { dir, process };
         let first = lines.recv_timeout(PATIENCE).expect("it says that it runs").expect("a line");
         assert!(first.starts_with("perigee dev runs"), "{first}");
