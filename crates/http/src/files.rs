@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use perigee_model::Problem;
 
@@ -41,12 +41,18 @@ pub fn read_private(path: &Path) -> Result<Vec<u8>, Problem> {
     Ok(bytes)
 }
 
+/// Where the next content of a file is written. No host has such a name.
+pub(crate) fn unfinished(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.new-{}", std::process::id()))
+}
+
 /// Replaces a file, so that it is the old or the new one at any time. Its directory is made if it does not exist.
 ///
 /// # Errors
 /// When it can't be written.
 pub fn write_private(path: &Path, bytes: &[u8]) -> Result<(), Problem> {
-    let part = path.with_extension(format!("new-{}", std::process::id()));
+    let part = unfinished(path);
     let write = || {
         if let Some(dir) = path.parent() {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;

@@ -316,6 +316,19 @@ fn those_who_make_an_authority_together_have_one() {
     assert!(made.iter().all(|fingerprint| *fingerprint == made[0]), "{made:?}");
 }
 
+/// It had a name that a host may have, and the controller did not start any more.
+#[test]
+fn a_note_of_a_host_that_was_not_written_to_its_end_is_no_host() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let dir = dir.path().join("authority");
+    let authority = Authority::open(&dir).expect("an authority");
+    let home1 = HostId::new("home1").expect("a name");
+    authority.enrol(&home1, &[HERE]).expect("credentials");
+    let note = dir.join("hosts").join("home1");
+    std::fs::write(crate::files::unfinished(&note), b"[\"127.").expect("the machine stops");
+    assert_eq!(authority.enrolled_here().expect("a list"), [(home1, vec![HERE])]);
+}
+
 #[tokio::test]
 async fn an_authority_that_is_opened_again_is_the_same() {
     let dir = tempfile::tempdir().expect("a directory");
