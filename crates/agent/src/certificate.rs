@@ -99,8 +99,8 @@ impl Keeper<'_> {
         let path = format!("/v1/hosts/{}/certificate", self.host);
         let new: Enrolled = self.client.post(&path, &ask).await?;
         let new = key.credentials(&new.certificate, &new.ca);
-        // What can't be used does not replace what is in the directory.
-        self.identity.replace(&new)?;
+        // What can't be used does not replace what is in the directory: with it the host could not ask for another one.
+        self.identity.renew(&new)?;
         tracing::info!(host = %self.host, "the host has a new certificate");
         Ok(new)
     }

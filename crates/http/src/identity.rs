@@ -27,7 +27,7 @@ use crate::authority::{CERTIFICATE_LIFE, now_ms};
 use crate::files::read_private;
 use crate::grants::{self, NoGrant};
 use crate::peer::{Certified, Peer, PeerIdentity};
-use crate::verify::{Expected, Refusal, Roots, Verifier};
+use crate::verify::{Expected, Refusal, Roots, Verifier, check_now};
 
 /// The authority's certificate, in an identity's directory.
 pub const CA_FILE: &str = "ca.pem";
@@ -169,10 +169,31 @@ impl Identity {
     /// # Errors
     /// When the certificates or the key can't be used. Then the former ones stay.
     pub fn replace(&self, new: &Credentials) -> Result<(), Problem> {
-        let loaded = Loaded::new(new, self.strangers, &self.provider);
-        let loaded = loaded.map_err(|why| Problem::invalid("can't use the certificates", why))?;
-        *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(loaded);
+        self.set(self.read(new)?);
         Ok(())
+    }
+
+    /// As [`Identity::replace`], with a certificate that was just issued. If the clock of its issuer is wrong, nobody may take it.
+    ///
+    /// # Errors
+    /// Also when the new certificate does not count now.
+    pub fn renew(&self, new: &Credentials) -> Result<(), Problem> {
+        let loaded = self.read(new)?;
+        check_now(&loaded.chain, &loaded.roots, &self.provider).map_err(|why| {
+            Problem::invalid("can't use the new certificate", why)
+                .next("check the clocks of this host and of the controller")
+        })?;
+        self.set(loaded);
+        Ok(())
+    }
+
+    fn read(&self, new: &Credentials) -> Result<Loaded, Problem> {
+        let loaded = Loaded::new(new, self.strangers, &self.provider);
+        loaded.map_err(|why| Problem::invalid("can't use the certificates", why))
+    }
+
+    fn set(&self, loaded: Loaded) {
+        *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(loaded);
     }
 
     /// Adds to the list of revoked certificates, and returns the whole list. What is revoked stays so, even if the

@@ -228,6 +228,24 @@ async fn a_certificate_outside_of_its_time_counts_on_neither_side() {
     }
 }
 
+/// The host could not ask for another one, and had to join again.
+#[tokio::test]
+async fn a_certificate_of_an_authority_whose_clock_is_wrong_replaces_none() {
+    let cluster = Cluster::new();
+    let (address, home1) = cluster.serve(&host("home1")).await;
+    let network = cluster.network(&PeerIdentity::Controller);
+    let (now, day) = (SystemTime::now(), Duration::from_secs(24 * 3600));
+    for then in [now - authority::CERTIFICATE_LIFE - day, now + day] {
+        let wrong = cluster.issued(&host("home1"), then, authority::now_ms());
+        let refused = home1.renew(&wrong).expect_err("it does not count now");
+        assert!(refused.next.contains("clocks"), "{refused}");
+        ask(&network, &address, Expected::Address).await.expect("the former one is used");
+    }
+    let right = cluster.issued(&host("home1"), now, authority::now_ms() + 1);
+    home1.renew(&right).expect("it counts");
+    ask(&network, &address, Expected::Address).await.expect("the new one is used");
+}
+
 #[tokio::test]
 async fn an_identity_is_kept_in_files_that_only_its_owner_reads_and_followed_there() {
     use std::os::unix::fs::PermissionsExt as _;

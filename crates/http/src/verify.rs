@@ -73,6 +73,22 @@ impl Roots {
     }
 }
 
+/// Whether the first certificate of a chain counts now.
+pub(crate) fn check_now(
+    chain: &[CertificateDer<'_>],
+    roots: &RootCertStore,
+    provider: &CryptoProvider,
+) -> Result<(), Error> {
+    let (own, intermediates) = chain.split_first().ok_or(Refusal::NotOurs)?;
+    verify_server_cert_signed_by_trust_anchor(
+        &ParsedCertificate::try_from(own)?,
+        roots,
+        intermediates,
+        UnixTime::now(),
+        provider.signature_verification_algorithms.all,
+    )
+}
+
 /// Checks a server's certificate.
 #[derive(Debug)]
 pub(crate) struct Verifier {
