@@ -95,20 +95,17 @@ impl Accounts {
         self.inner.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The user who has this token, if the token is good now.
-    pub fn by_token(&self, token: &str) -> Option<User> {
+    /// The user who has this token, and the token without its secret, if it is good now. What is made with it ends with it, so
+    /// nobody gets the one without the other.
+    pub fn by_token(&self, token: &str) -> Option<(User, UsedToken)> {
         self.by_token_at(token, now_ms())
     }
 
-    pub fn by_token_at(&self, token: &str, now_ms: u64) -> Option<User> {
+    pub fn by_token_at(&self, token: &str, now_ms: u64) -> Option<(User, UsedToken)> {
         let inner = self.read();
         let record = tokens::find(&inner.tokens, token, now_ms)?;
-        inner.users.get(&(record.tenant.clone(), record.user.clone())).cloned()
-    }
-
-    /// The token itself, without its secret, if it is good now.
-    pub fn used(&self, token: &str) -> Option<UsedToken> {
-        tokens::find(&self.read().tokens, token, now_ms()).map(UsedToken::from)
+        let user = inner.users.get(&(record.tenant.clone(), record.user.clone())).cloned()?;
+        Some((user, UsedToken::from(record)))
     }
 
     /// The id of this token, if the token is good now.
@@ -360,7 +357,7 @@ async fn forget_user(cluster: &Cluster, user: &User) -> Result<(), Problem> {
 /// Adds an SSH key. One of the same name is replaced. Other users may have the key too: the login name says who comes.
 ///
 /// # Errors
-/// `NotFound` without such a user; `Invalid` beyond a limit.
+/// `NotFound` without such a user; `Invalid` beyond a limit; `Forbidden` if the token that adds it is not good any more.
 pub async fn put_key(
     cluster: &Cluster,
     (tenant, name): (&TenantName, &UserName),
@@ -369,6 +366,7 @@ pub async fn put_key(
     let what = format!("can't add key {} of user {tenant}/{name}", key.name);
     let accounts = &cluster.accounts;
     let _turn = accounts.turn.lock().await;
+    tokens::check_used(cluster, &what, key.by_token.as_deref())?;
     let mut user = accounts.user(tenant, name)?;
     user.keys.retain(|own| own.name != key.name && own.key != key.key);
     user.keys.push(key);

@@ -82,7 +82,7 @@ fn random<const N: usize>() -> Result<String, Problem> {
 /// outlive its end.
 ///
 /// # Errors
-/// `NotFound` without such a user; `Invalid` beyond a limit.
+/// `NotFound` without such a user; `Invalid` beyond a limit; `Forbidden` if the user's token is not good any more.
 pub async fn make_token(
     cluster: &Cluster,
     tenant: &TenantName,
@@ -93,6 +93,7 @@ pub async fn make_token(
     let what = format!("can't make a token for {tenant}/{user}");
     ACCESS_TOKEN_S.check(life_s).map_err(|e| e.problem(&what))?;
     let _turn = cluster.accounts.turn.lock().await;
+    check_used(cluster, &what, by.map(|by| by.id.as_str()))?;
     cluster.accounts.user(tenant, user)?;
     let mut over = tokens_of(cluster, tenant, user);
     over.retain(|token| token.expires_ms <= now_ms());
@@ -124,6 +125,18 @@ pub async fn make_token(
     let is_secure = cluster.network.identity().is_some();
     let fingerprint = is_secure.then(|| cluster.authority.fingerprint().to_owned());
     Ok(MadeAccessToken { token, id, expires_ms, fingerprint })
+}
+
+/// A token may be revoked while the request that it has sent waits for its turn. What that made would not be found any more
+/// as made with it. The caller has the turn.
+///
+/// # Errors
+/// `Forbidden`.
+pub fn check_used(cluster: &Cluster, what: &str, id: Option<&str>) -> Result<(), Problem> {
+    if id.is_none_or(|id| cluster.accounts.by_token_id(id).is_some()) {
+        return Ok(());
+    }
+    Err(Problem::forbidden(what, "the token that asks for it is not good any more"))
 }
 
 /// A user's tokens, the oldest first.

@@ -160,9 +160,9 @@ impl Sender {
     /// When a token does not count, or it is not known who sends the request.
     fn of(cluster: &Cluster, request: &Request) -> Result<Self, String> {
         if let Some(token) = token(request.headers(), request.uri().path()) {
-            let user = cluster.accounts.by_token(&token);
-            let user = user.ok_or("the token is wrong, expired or revoked")?;
-            return Ok(Self::User(Caller { token: cluster.accounts.used(&token), ..user.into() }));
+            let known = cluster.accounts.by_token(&token);
+            let (user, token) = known.ok_or("the token is wrong, expired or revoked")?;
+            return Ok(Self::User(Caller { token: Some(token), ..user.into() }));
         }
         match request.extensions().get::<Peer>() {
             None => Err("an unknown client may not ask for this".to_owned()),

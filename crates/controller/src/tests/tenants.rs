@@ -407,7 +407,7 @@ async fn accounts_are_there_after_the_controller_starts_again() {
     let _: User = tenants.bob.put(path, &key).await.expect("anybody can register a public key");
     tenants.lab.restart_controller().await;
     let accounts = &tenants.lab.cluster.accounts;
-    let ann = accounts.by_token(&made.token).expect("it is known");
+    let (ann, _) = accounts.by_token(&made.token).expect("it is known");
     assert_eq!((ann.name.as_str(), ann.role), ("ann", Role::Operator));
     for login in ["acme/ann", "acme~ann"] {
         assert_eq!(accounts.by_key(&key.key, login).as_ref(), Some(&ann), "{login}");
@@ -656,6 +656,26 @@ async fn what_a_token_has_made_ends_with_it() {
     let amy: User = tenants.amy.get(own).await.expect("she is known");
     let left: Vec<&str> = amy.keys.iter().map(|key| key.name.as_str()).collect();
     assert_eq!(left, ["own", "admins"]);
+}
+
+/// Requests take turns. What it had made would have stayed.
+#[tokio::test]
+async fn a_token_that_is_revoked_while_its_request_waits_makes_nothing() {
+    let tenants = Tenants::up().await;
+    let (acme, amy) = (tenant("acme"), user_name("amy"));
+    let cluster = &tenants.lab.cluster;
+    let stolen = make_token(&tenants.admin, "acme/amy").await;
+    let (_, used) = cluster.accounts.by_token(&stolen.token).expect("it is good");
+    tenants
+        .amy
+        .delete(&format!("/v1/tenants/acme/users/amy/tokens/{}", stolen.id))
+        .await
+        .expect("revoked");
+    let made = crate::accounts::make_token(cluster, &acme, &amy, 3600, Some(&used)).await;
+    is_kind(made, ProblemKind::Forbidden);
+    let key = SshKey::new(user_name("thiefs"), "ssh-ed25519 AAAAthiefs").expect("a key");
+    let key = SshKey { by_token: Some(used.id), ..key };
+    is_kind(crate::accounts::put_key(cluster, (&acme, &amy), key).await, ProblemKind::Forbidden);
 }
 
 /// A token that is over is forgotten when the user gets another one.
