@@ -7,7 +7,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -58,11 +58,19 @@ impl Audit {
         let mut line = serde_json::to_vec(entry)?;
         line.push(b'\n');
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = || File::options().create(true).append(true).mode(0o600).open(path);
+        let open = || File::options().create(true).read(true).append(true).mode(0o600).open(path);
         let mut file = open()?;
         if file.metadata()?.len() >= FILE_BYTES_MAX {
             std::fs::rename(path, old(path))?;
             file = open()?;
+        }
+        // A disk that was full, or a power cut, may have cut the last line. This one does not become a part of it.
+        let mut last = [b'\n'];
+        if let Some(at) = file.metadata()?.len().checked_sub(1) {
+            file.read_exact_at(&mut last, at)?;
+        }
+        if last != [b'\n'] {
+            line.insert(0, b'\n');
         }
         // In one piece: a reader never sees half of it, unless the disk is full.
         file.write_all(&line)
@@ -106,6 +114,22 @@ mod tests {
     fn entry(at_ms: u64, request: &str) -> AuditEntry {
         let (who, thing) = ("acme/ann".to_owned(), String::new());
         AuditEntry { at_ms, who, request: request.to_owned(), thing, status: 200 }
+    }
+
+    #[test]
+    fn a_line_that_was_cut_costs_no_later_entry() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let audit = Audit::open(dir.path()).expect("a log");
+        let acme = TenantName::new("acme").expect("a name");
+        let add = |at_ms| audit.add(&acme, entry(at_ms, "POST /v1/jobs"));
+        add(1);
+        let mut file = File::options().append(true).open(audit.path(&acme)).expect("the log");
+        file.write_all(b"{\"at_ms\":2,").expect("the disk is full");
+        add(3);
+        add(4);
+        let times: Vec<u64> =
+            audit.read(&acme, 0).expect("entries").iter().map(|entry| entry.at_ms).collect();
+        assert_eq!(times, [1, 3, 4]);
     }
 
     #[test]
