@@ -21,7 +21,7 @@ const LINE_BYTES: u64 = 80;
 /// The most lines in one answer, which is also the default.
 pub const PAGE_LINES_MAX: usize = 10_000;
 
-/// An answer ends after the piece that reaches this size.
+/// An answer ends after the line that reaches this size.
 const PAGE_BYTES: u64 = 4 << 20;
 
 pub fn prefix(job: &JobId) -> String {
@@ -124,8 +124,16 @@ async fn page(
         page.extend(piece.into_iter().filter(|line| line.seq > after));
         from = key;
     }
-    is_cut |= page.len() > limit;
-    page.truncate(limit);
+    // The last piece may be many times as large as what is left.
+    let mut sum = 0;
+    let fits = page.iter().take_while(|line| {
+        let has_room = sum < bytes_max;
+        sum += size_of(std::slice::from_ref(*line));
+        has_room
+    });
+    let fits = fits.count().min(limit);
+    is_cut |= page.len() > fits;
+    page.truncate(fits);
     Ok(Page { lines: page, is_cut })
 }
 
@@ -276,5 +284,9 @@ mod tests {
         );
         let seqs: Vec<u64> = read.iter().map(|line| line.seq).collect();
         assert_eq!(seqs, (299..=800).collect::<Vec<_>>());
+        // Of each of a gang's 128 VMs, whose lines may be long.
+        let part = page(cluster, &job, &kept, 700, (PAGE_LINES_MAX, 40 << 10)).await.expect("read");
+        let seqs: Vec<u64> = part.lines.iter().map(|line| line.seq).collect();
+        assert_eq!((&seqs[..], part.is_cut), (&[701, 702][..], true));
     }
 }
