@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::header::{
     ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, X_CONTENT_TYPE_OPTIONS,
@@ -77,15 +78,16 @@ pub fn router(repository: Arc<Repository>) -> Router {
 }
 
 type Shared = State<Arc<Repository>>;
+type Asked = Result<Query<Options>, QueryRejection>;
 
-async fn top(repository: Shared, options: Query<Options>, request: Request) -> Response {
+async fn top(repository: Shared, options: Asked, request: Request) -> Response {
     answer(repository, None, options, request).await
 }
 
 async fn of_tenant(
     repository: Shared,
     Path(tenant): Path<String>,
-    options: Query<Options>,
+    options: Asked,
     request: Request,
 ) -> Response {
     answer(repository, Some((tenant, String::new())), options, request).await
@@ -94,7 +96,7 @@ async fn of_tenant(
 async fn of_path(
     repository: Shared,
     Path((tenant, path)): Path<(String, String)>,
-    options: Query<Options>,
+    options: Asked,
     request: Request,
 ) -> Response {
     answer(repository, Some((tenant, path)), options, request).await
@@ -117,9 +119,15 @@ pub fn view_of(repository: &Arc<Repository>, request: &Request) -> Result<View, 
 async fn answer(
     State(repository): Shared,
     named: Option<(String, String)>,
-    Query(options): Query<Options>,
+    options: Asked,
     request: Request,
 ) -> Response {
+    let Query(options) = match options {
+        Ok(options) => options,
+        Err(e) => {
+            return Failure(Problem::invalid("request query", e.body_text())).into_response();
+        }
+    };
     let view = view_of(&repository, &request);
     let located = view.and_then(|view| Ok((locate(&view, named)?, view)));
     let (location, view) = match located {

@@ -1,6 +1,7 @@
 //! `/images`, `/volumes`
 
 use axum::body::Body;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use perigee_http::{Json, Reply};
 use perigee_model::job::{
@@ -32,8 +33,10 @@ pub struct Which {
 pub async fn images(
     State(cluster): Shared,
     caller: Caller,
-    Query(Which { all }): Query<Which>,
+    query: Result<Query<Which>, QueryRejection>,
 ) -> Reply<Vec<ClusterImage>> {
+    let Query(Which { all }) =
+        query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
     let mut images = images::list(&cluster, all).await?;
     images.retain(|image| image.shared || caller.sees(image.name.as_str()));
     json(images)
@@ -69,9 +72,11 @@ pub struct UploadTo {
 pub async fn upload_image(
     State(cluster): Shared,
     caller: Caller,
-    Query(UploadTo { host }): Query<UploadTo>,
+    query: Result<Query<UploadTo>, QueryRejection>,
     body: Body,
 ) -> Reply<Upload> {
+    let Query(UploadTo { host }) =
+        query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
     // In a task of its own: what the host has by then is counted also if the client does not wait for the answer.
     let sent =
         tokio::spawn(

@@ -94,6 +94,8 @@ async fn a_wrong_request_is_answered_with_what_is_wrong() {
         ("/v1/vms/none", ProblemKind::NotFound),
         ("/v1/hosts/none", ProblemKind::NotFound),
         ("/v1/jobs/q-0001/log?after=x", ProblemKind::Invalid),
+        ("/v1/images?all=x", ProblemKind::Invalid),
+        ("/v1/data/default/a?limit=x", ProblemKind::Invalid),
         ("/v2/jobs", ProblemKind::NotFound),
     ];
     for (path, kind) in wrong {
