@@ -15,7 +15,7 @@ use perigee_model::volume_move::{MoveVolume, VolumeMove, VolumeMoveCause};
 use perigee_model::{HostId, ImageName, Problem, VolumeName};
 
 use super::caller::{Caller, Full};
-use super::{Shared, json};
+use super::{Shared, json, to_its_end};
 use crate::cluster::Cluster;
 use crate::leave_site::{self, Of};
 use crate::{catalog, images, replicas as of_volumes, volume_moves};
@@ -206,7 +206,8 @@ pub async fn set_volume_leave_site(
     Json(ask): Json<SetLeaveSite>,
 ) -> Reply<LeaveSiteSet> {
     let asker = asker(&cluster, &caller).await?;
-    json(leave_site::set(&cluster, &Of::Volume(volume), ask, asker).await?)
+    let of = Of::Volume(volume);
+    json(to_its_end(async move { leave_site::set(&cluster, &of, ask, asker).await }).await?)
 }
 
 /// `None` for an admin.
@@ -229,7 +230,8 @@ pub async fn set_image_leave_site(
 ) -> Reply<LeaveSiteSet> {
     caller.check_shared(&cluster, &image).await?;
     let asker = asker(&cluster, &caller).await?;
-    json(leave_site::set(&cluster, &Of::Image(image), ask, asker).await?)
+    let of = Of::Image(image);
+    json(to_its_end(async move { leave_site::set(&cluster, &of, ask, asker).await }).await?)
 }
 
 /// Copies an image to all hosts of a site. The copies can be used at once, and get their blocks in the background.

@@ -6,7 +6,7 @@ use perigee_http::{Json, Reply};
 use perigee_model::HostId;
 use perigee_model::enrol::{Enrol, Enrolled, HostRevoked, MadeToken, NewToken, RenewCertificate};
 
-use super::{Name, Shared, json};
+use super::{Name, Shared, json, to_its_end};
 use crate::enrol;
 
 /// Makes a token with which the host joins the cluster. It is good for one time and one hour, and replaces an earlier one.
@@ -43,13 +43,13 @@ pub async fn renew(
 #[utoipa::path(post, path = "/hosts/{host}/revoke", tag = "hosts", params(("host" = String, Path)),
     responses((status = 200, body = HostRevoked)))]
 pub async fn revoke_host(State(cluster): Shared, Name(host): Name<HostId>) -> Reply<HostRevoked> {
-    json(enrol::revoke_host(&cluster, host).await?)
+    json(to_its_end(async move { enrol::revoke_host(&cluster, host).await }).await?)
 }
 
 /// The certificates that operators have do not count any more.
 #[utoipa::path(post, path = "/operators/revoke", tag = "hosts", responses((status = 200)))]
 pub async fn revoke_operators(State(cluster): Shared) -> Reply<()> {
-    json(enrol::revoke_operators(&cluster).await?)
+    json(to_its_end(async move { enrol::revoke_operators(&cluster).await }).await?)
 }
 
 /// For each identity whose certificates are revoked, the time in ms up to which they are.

@@ -8,7 +8,7 @@ use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem};
 use serde::Deserialize;
 
-use super::{Name, Shared, json};
+use super::{Name, Shared, json, to_its_end};
 use crate::{hosts, links};
 
 /// Registers a host. The host repeats this every few seconds as a heartbeat.
@@ -31,7 +31,7 @@ pub async fn set_site(
     Name(host): Name<HostId>,
     Json(SetSite { site }): Json<SetSite>,
 ) -> Reply<()> {
-    json(hosts::set_site(&cluster, &host, site).await?)
+    json(to_its_end(async move { hosts::set_site(&cluster, &host, site).await }).await?)
 }
 
 #[utoipa::path(get, path = "/hosts", tag = "hosts", responses((status = 200, body = Vec<Host>)))]
@@ -61,7 +61,7 @@ pub async fn remove(
     query: Result<Query<Force>, axum::extract::rejection::QueryRejection>,
 ) -> Reply<HostRemoval> {
     let Query(query) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
-    json(hosts::remove(&cluster, &host, query.force).await?)
+    json(to_its_end(async move { hosts::remove(&cluster, &host, query.force).await }).await?)
 }
 
 #[utoipa::path(get, path = "/sites", tag = "hosts", responses((status = 200, body = Vec<Site>)))]

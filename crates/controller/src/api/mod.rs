@@ -201,6 +201,13 @@ pub fn operations() -> Vec<(String, String)> {
     all.collect()
 }
 
+/// A change of several steps goes on when the client that has asked for it disconnects.
+async fn to_its_end<T: Send + 'static>(
+    change: impl Future<Output = Result<T, Problem>> + Send + 'static,
+) -> Result<T, Problem> {
+    tokio::spawn(change).await.map_err(|e| Problem::internal("can't do what was asked for", e))?
+}
+
 fn json<T>(value: T) -> Result<Json<T>, Failure> {
     Ok(Json(value))
 }

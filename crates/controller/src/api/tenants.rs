@@ -11,7 +11,7 @@ use perigee_model::{Problem, TenantName, UserName};
 use serde::Deserialize;
 
 use super::caller::Caller;
-use super::{Name, Shared, json};
+use super::{Name, Shared, json, to_its_end};
 use crate::accounts;
 
 /// A tenant and one of its users, in a path.
@@ -93,7 +93,7 @@ pub async fn info(
 #[utoipa::path(delete, path = "/tenants/{tenant}", tag = "tenants",
     params(("tenant" = String, Path)), responses((status = 200)))]
 pub async fn delete(State(cluster): Shared, Name(tenant): Name<TenantName>) -> Reply<()> {
-    json(accounts::delete_tenant(&cluster, &tenant).await?)
+    json(to_its_end(async move { accounts::delete_tenant(&cluster, &tenant).await }).await?)
 }
 
 /// Changes what a tenant may use. What it has already stays.
@@ -136,7 +136,8 @@ pub async fn put_user(
     Json(new): Json<NewUser>,
 ) -> Reply<User> {
     let (tenant, user) = parsed(path)?;
-    json(accounts::put_user(&cluster, &tenant, &user, new.role).await?)
+    let change = async move { accounts::put_user(&cluster, &tenant, &user, new.role).await };
+    json(to_its_end(change).await?)
 }
 
 /// Removes a user with its tokens and SSH keys. What it has made is its tenant's, and stays.
@@ -144,7 +145,7 @@ pub async fn put_user(
     params(("tenant" = String, Path), ("user" = String, Path)), responses((status = 200)))]
 pub async fn remove_user(State(cluster): Shared, path: OfUser) -> Reply<()> {
     let (tenant, user) = parsed(path)?;
-    json(accounts::remove_user(&cluster, &tenant, &user).await?)
+    json(to_its_end(async move { accounts::remove_user(&cluster, &tenant, &user).await }).await?)
 }
 
 /// A user's tokens, without their secrets.
@@ -192,7 +193,8 @@ pub async fn revoke_token(
 ) -> Reply<()> {
     let (tenant, user, token) = parsed(path)?;
     caller.check_self(&tenant, &user)?;
-    json(accounts::revoke_token(&cluster, &tenant, &user, &token).await?)
+    let change = async move { accounts::revoke_token(&cluster, &tenant, &user, &token).await };
+    json(to_its_end(change).await?)
 }
 
 /// Adds an SSH key. One of the same name is replaced.
@@ -211,7 +213,8 @@ pub async fn put_key(
         .map_err(|e| Problem::invalid(format!("can't add a key of {tenant}/{user}"), e))?;
     let by_token = caller.own_token(&tenant, &user).map(|token| token.id.clone());
     let key = SshKey { by_token, ..key };
-    json(accounts::put_key(&cluster, (&tenant, &user), key).await?)
+    let change = async move { accounts::put_key(&cluster, (&tenant, &user), key).await };
+    json(to_its_end(change).await?)
 }
 
 /// Removes an SSH key.
@@ -225,5 +228,42 @@ pub async fn remove_key(
 ) -> Reply<()> {
     let (tenant, user, key) = parsed(path)?;
     caller.check_self(&tenant, &user)?;
-    json(accounts::remove_key(&cluster, (&tenant, &user), &key).await?)
+    let change = async move { accounts::remove_key(&cluster, (&tenant, &user), &key).await };
+    json(to_its_end(change).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use futures_util::FutureExt as _;
+    use perigee_http::Peer;
+    use perigee_model::tenant::Role;
+
+    use super::*;
+    use crate::cluster::{Cluster, Timing, Traffic};
+    use crate::tests::PATIENCE;
+
+    /// It was not in the store any more, and good until the controller started again.
+    #[tokio::test]
+    async fn a_token_is_revoked_also_if_the_client_does_not_wait_for_the_answer() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (wanted, _drivers) = tokio::sync::mpsc::unbounded_channel();
+        let opened = Cluster::open(dir.path(), Timing::default(), Traffic::Plain, wanted).await;
+        let cluster = opened.expect("a cluster");
+        let (tenant, ann) = (TenantName::default(), UserName::new("ann").expect("a name"));
+        accounts::put_user(&cluster, &tenant, &ann, Role::Member).await.expect("a user");
+        let made = accounts::make_token(&cluster, &tenant, &ann, 3600, None).await;
+        let made = made.expect("a token");
+        let path = Ok(Path((tenant, ann, made.id.clone())));
+        let request = revoke_token(State(Arc::clone(&cluster)), Caller::admin(&Peer::Local), path);
+        assert!(request.now_or_never().is_none(), "the client has gone before the answer");
+        let revoked = async {
+            while cluster.accounts.by_token(&made.token).is_some() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, revoked).await.expect("it is revoked");
+    }
 }

@@ -13,7 +13,7 @@ use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{Problem, VmId};
 
 use super::caller::{Caller, Full};
-use super::{Shared, json};
+use super::{Shared, json, to_its_end};
 use crate::{jobs, migration, vms};
 
 /// All VMs. A VM whose host does not answer is shown as it was last seen, with the reason.
@@ -211,13 +211,6 @@ pub async fn detach(
     let volume = caller.seen_name(&cluster, &ask.volume).await?;
     let ask = DetachVolume { volume };
     json(to_its_end(async move { vms::volumes::detach(&cluster, &vm, ask).await }).await?)
-}
-
-/// A change of several steps goes on when the client that has asked for it disconnects.
-async fn to_its_end<T: Send + 'static>(
-    change: impl Future<Output = Result<T, Problem>> + Send + 'static,
-) -> Result<T, Problem> {
-    tokio::spawn(change).await.map_err(|e| Problem::internal("can't change a VM", e))?
 }
 
 /// Which file of a guest.
