@@ -185,31 +185,34 @@ pub async fn layer_of(cluster: &Cluster, name: &ImageName) -> Result<LayerId, Pr
     let (mut found, silent) = look(cluster).await;
     found.retain(|found| found.info.name == *name);
     let Some(first) = found.first() else { return Err(not_shown(name, &silent)) };
-    let (layer, size_bytes) = (first.info.layer, first.info.size_bytes);
+    let layer = first.info.layer;
     if let Some(other) = found.iter().find(|other| other.info.layer != layer) {
         let why = format!("{} and {} have different images with this name", first.host, other.host);
         return Err(Problem::conflict(format!("image {name}"), why)
             .next("delete the wrong one at its host, with `perigee image delete --pool`"));
     }
-    bind(cluster, name, layer, size_bytes, None).await?;
+    bind(cluster, name, &first.info, None).await?;
     Ok(layer)
 }
 
 async fn bind(
     cluster: &Cluster,
     name: &ImageName,
-    layer: LayerId,
-    size_bytes: u64,
+    shown: &ImageInfo,
     made_at: Option<&HostId>,
 ) -> Result<(), Problem> {
     let record = |old: Option<ImageRecord>| {
         let old = old.unwrap_or_else(|| ImageRecord::new(name.clone()));
-        let layer = Some(old.layer.unwrap_or(layer));
+        let layer = Some(old.layer.unwrap_or(shown.layer));
         let made_at = old.made_at.clone().or_else(|| made_at.cloned());
-        ImageRecord { layer, import: None, size_bytes: Some(size_bytes), made_at, ..old }
+        // With the same write: whoever uses the image from then on finds it confined.
+        let is_confined = layer == Some(shown.layer) && shown.leave_site.is_never();
+        let leave_site = if is_confined { shown.leave_site } else { old.leave_site };
+        let size_bytes = Some(shown.size_bytes);
+        ImageRecord { layer, import: None, size_bytes, made_at, leave_site, ..old }
     };
     let kept = cluster.records.update(&image_key(name), record).await?;
-    if kept.layer == Some(layer) {
+    if kept.layer == Some(shown.layer) {
         return Ok(());
     }
     Err(Problem::conflict(
@@ -552,14 +555,7 @@ async fn seal(
     let path = format!("/v1/volumes/{volume}/snapshot");
     match home.volume_slow.post::<ImageInfo>(&path, ask).await {
         Ok(info) => {
-            bind(cluster, &ask.image, info.layer, info.size_bytes, Some(&home.id)).await?;
-            if info.leave_site.is_never() {
-                let confined = |old: Option<ImageRecord>| ImageRecord {
-                    leave_site: info.leave_site,
-                    ..old.unwrap_or_else(|| ImageRecord::new(ask.image.clone()))
-                };
-                cluster.records.update(&image_key(&ask.image), confined).await?;
-            }
+            bind(cluster, &ask.image, &info, Some(&home.id)).await?;
             Ok(ClusterImage { hosts: vec![home.id.clone()], ..view(&info) })
         }
         Err(problem) => {

@@ -5,12 +5,14 @@ use perigee_model::job::{Access, JobSpec, JobState};
 use perigee_model::leave_site::SetLeaveSite;
 use perigee_model::plan::Way;
 use perigee_model::vm::NetworkKind;
+use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::{VolumeMoveCause, VolumesOnMove};
-use perigee_model::{DiskRole, LeaveSite, ProblemKind};
+use perigee_model::{DiskRole, ImageName, LeaveSite, ProblemKind};
 
 use super::{Lab, data_volume, finish, running_as, spec, vm_of};
 use crate::leave_site::{self, Of};
-use crate::{jobs, planning, vms, volume_moves};
+use crate::records::{ImageRecord, image_key};
+use crate::{images, jobs, planning, vms, volume_moves};
 
 async fn confined() -> Lab {
     let lab = Lab::up().await;
@@ -126,6 +128,23 @@ async fn a_job_with_a_network_card_does_not_get_confined_data() {
     lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
     let network = lab.home.inside().vms[&vm_of(&id)].report.spec.network.clone();
     assert_eq!(network, perigee_model::vm::VmNetwork::None, "it has none by default");
+}
+
+/// The controller was stopped before it had the answer, and jobs from the image got a network card.
+#[tokio::test]
+async fn an_image_of_confined_data_is_known_as_confined_when_it_is_found_at_its_host() {
+    let lab = confined().await;
+    let image = ImageName::new("copy").expect("a name");
+    let ask = Snapshot { image: image.clone() };
+    images::snapshot(&lab.cluster, &data_volume(), &ask).await.expect("an image");
+    let before = ImageRecord::new(image.clone());
+    lab.cluster.records.put(&image_key(&image), &before).await.expect("as before the answer");
+    images::layer_of(&lab.cluster, &image).await.expect("its host has it");
+    let (volumes, network) = (Vec::new(), NetworkKind::User);
+    let spec = JobSpec { image, volumes, network, ..spec(Access::Read) };
+    let refused = leave_site::confined_of(&lab.cluster, &spec).await.expect_err("a way out");
+    assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+    assert!(refused.why.contains("image copy"), "{refused}");
 }
 
 #[tokio::test]
