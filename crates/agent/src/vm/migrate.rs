@@ -17,7 +17,6 @@ mod record;
 mod steps;
 mod wishes;
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -59,8 +58,9 @@ const STOP_MAX: Duration = Duration::from_secs(20);
 /// Why the migration does not continue.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum Stop {
-    #[error("cancelled")]
-    Cancelled,
+    /// The reason is that of whoever has asked for it.
+    #[error("{0}")]
+    Cancelled(String),
     #[error("{0}")]
     Failed(String),
 }
@@ -88,9 +88,12 @@ pub type Wished = (Wish, oneshot::Sender<Result<(), QmpError>>);
 
 type Renewed = Arc<Mutex<Option<SignedGrant>>>;
 
+/// Why the migration is to end; `None` while nobody has asked for that.
+type Cancel = Arc<Mutex<Option<String>>>;
+
 /// The owner's handle of a migration.
 pub struct Handle {
-    pub cancel: Arc<AtomicBool>,
+    pub cancel: Cancel,
     pub nudge: Arc<Notify>,
     /// A newer grant, until the migration's task has taken it.
     pub renewed: Renewed,
@@ -106,7 +109,7 @@ pub fn spawn(
     order: MigrateOut,
     resumed: bool,
 ) -> Handle {
-    let (cancel, nudge) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
+    let (cancel, nudge) = (Cancel::default(), Arc::new(Notify::new()));
     let (wishes, wished) = mpsc::channel(1);
     let renewed = Renewed::default();
     let downtime_limit_ms = order.downtime_limit_ms;
@@ -148,7 +151,7 @@ struct Migration {
     /// Why it was given up.
     stop: Option<Stop>,
     watch: Watch,
-    cancel: Arc<AtomicBool>,
+    cancel: Cancel,
     nudge: Arc<Notify>,
     renewed: Renewed,
     wishes: mpsc::Sender<Wished>,
@@ -272,11 +275,11 @@ impl Migration {
     }
 
     fn hear_cancel(&mut self) {
-        if self.cancel.load(Ordering::SeqCst) && !self.machine.is_given_up() {
-            self.machine.cancel();
-            if self.machine.is_given_up() {
-                self.give_up(Stop::Cancelled);
-            }
+        let asked = self.cancel.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(why) = asked.filter(|_| !self.machine.is_given_up()) else { return };
+        self.machine.cancel();
+        if self.machine.is_given_up() {
+            self.give_up(Stop::Cancelled(why));
         }
     }
 
@@ -338,7 +341,7 @@ impl Migration {
         self.note_switchover();
         self.run_again().await;
         match self.stop {
-            Some(Stop::Cancelled) => MigrationPhase::Cancelled,
+            Some(Stop::Cancelled(_)) => MigrationPhase::Cancelled,
             _ => MigrationPhase::Failed,
         }
     }

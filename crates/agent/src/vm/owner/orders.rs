@@ -1,7 +1,6 @@
 //! Orders to migrate the VM, to cancel that, and to power it off.
 
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
 
 use perigee_model::switchover::{OnCancel, on_cancel};
 use perigee_model::vm::{CancelMigration, MigrateOut, RenewGrant};
@@ -66,7 +65,8 @@ impl Owner {
             OnCancel::Store => self.keep(&Record::called_off(asked)),
             OnCancel::Stop => {
                 if let Some(migration) = &self.migration {
-                    migration.cancel.store(true, Ordering::SeqCst);
+                    let mut why = migration.cancel.lock().unwrap_or_else(PoisonError::into_inner);
+                    why.get_or_insert_with(|| asked.reason.clone());
                     migration.nudge.notify_one();
                 }
                 Ok(())

@@ -2,7 +2,9 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 
 use perigee_http::{Json, Listen, Network};
-use perigee_model::vm::{AskGuestAgent, ChangeVm, Disk, MigrateOut, MigrationPhase, VmSpec};
+use perigee_model::vm::{
+    AskGuestAgent, CancelMigration, ChangeVm, Disk, MigrateOut, MigrationPhase, VmSpec,
+};
 use perigee_model::volume::{VmSocket, VmSocketAt};
 use perigee_model::{DiskRole, Epoch, HostId, MigrationId, ProblemKind, SiteId, VmId, VmStart};
 use serde_json::{Value, json};
@@ -194,6 +196,67 @@ async fn a_migration_whose_task_has_panicked_continues() {
     owner.migration.take().unwrap().task.abort();
 }
 
+/// A monitor of a QEMU that sends its VM until it is told to stop.
+async fn serve_sending(listener: UnixListener) {
+    let (stream, _) = listener.accept().await.unwrap();
+    let (reader, mut writer) = stream.into_split();
+    let mut lines = tokio::io::BufReader::new(reader).lines();
+    writer.write_all(b"{\"QMP\": {}}\n").await.unwrap();
+    let mut status = "active";
+    while let Some(line) = lines.next_line().await.unwrap() {
+        let request: Value = serde_json::from_str(&line).unwrap();
+        let answer = match request["execute"].as_str().unwrap() {
+            "migrate_cancel" => {
+                status = "cancelled";
+                json!({})
+            }
+            "query-migrate" => json!({"status": status}),
+            "query-status" => json!({"status": "running"}),
+            _ => json!({}),
+        };
+        let answer = json!({"return": answer, "id": request["id"]});
+        writer.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
+    }
+}
+
+/// Whatever the reason was, people were told "cancelled".
+#[tokio::test]
+async fn a_migration_that_is_called_off_says_why() {
+    let dir = directory();
+    let qemu = Qemu::start();
+    let mut owner = owner(dir.path(), &qemu).await;
+    let path = dir.path().join("monitor.sock");
+    tokio::spawn(serve_sending(UnixListener::bind(&path).unwrap()));
+    let (qmp, events) = Qmp::connect(&path).await.unwrap();
+    owner.events = Some(events);
+    let vm = Arc::clone(&owner.vm);
+    vm.observed(|seen| seen.qmp = Some(qmp));
+    let mut there = vm.report("boot", &[]);
+    there.spec.arrives_by = Some(order().migration);
+    there.incoming_uri = Some(order().uri);
+    let destination = axum::routing::get(async || Json(there));
+    let destination_agent_url = serve(axum::Router::new().route("/v1/vms/{vm}", destination)).await;
+    let order = MigrateOut { destination_agent_url, ..order() };
+    let MigrateOut { migration, number, .. } = order.clone();
+    let reason = "it took longer than 15 minutes".to_owned();
+    let cancel = CancelMigration { migration, number, reason: reason.clone() };
+    tokio::spawn(owner.run());
+    let asked = vm.ask(|answer| Request::Migrate(Box::new(order), answer)).await;
+    asked.expect("an owner").expect("it begins");
+    let asked = vm.ask(|answer| Request::CancelMigration(cancel, answer)).await;
+    asked.expect("an owner").expect("it ends");
+    let begun = tokio::time::Instant::now();
+    let ended = loop {
+        let seen = vm.observed(|seen| seen.migration.clone()).expect("it has begun");
+        if seen.phase.is_final() {
+            break seen;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(120), "it does not end: {seen:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    assert_eq!((ended.phase, ended.reason), (MigrationPhase::Cancelled, reason));
+}
+
 /// A monitor of a QEMU that has the node `data0`, which can't be removed before the `refused`-th try. `has_device`: its guest has it.
 async fn serve_data0(listener: UnixListener, has_device: bool, mut refused: u32) {
     let (stream, _) = listener.accept().await.unwrap();
@@ -226,10 +289,13 @@ async fn serve_data0(listener: UnixListener, has_device: bool, mut refused: u32)
 
 /// A volume server that has a socket for each VM.
 async fn volume_server() -> String {
-    let port = perigee_http::unused_port();
     let at = VmSocketAt { path: PathBuf::from("/dev/null") };
     let socket = axum::routing::put(async |_: Json<VmSocket>| Json(at));
-    let router = axum::Router::new().route("/v1/vms/{vm}/socket", socket);
+    serve(axum::Router::new().route("/v1/vms/{vm}/socket", socket)).await
+}
+
+async fn serve(router: axum::Router) -> String {
+    let port = perigee_http::unused_port();
     let listen = [Listen::Tcp(format!("127.0.0.1:{port}"))];
     tokio::spawn(async move { perigee_http::serve(router, &listen, &Network::Plain).await });
     let begun = tokio::time::Instant::now();
