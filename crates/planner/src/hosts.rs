@@ -141,7 +141,8 @@ pub(crate) fn slower_s(computed_s: f64, here: Spread, there: Spread) -> f64 {
     (computed_s * (there.expected / here.expected - 1.0)).max(0.0)
 }
 
-fn median(values: &mut [f64]) -> Option<f64> {
+/// `None` of nothing.
+pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let upper = *values.get(values.len() / 2)?;
     let lower = values[(values.len() - 1) / 2];

@@ -46,9 +46,13 @@ fn groups(runs: &[PastRun]) -> Vec<Vec<&PastRun>> {
     groups
 }
 
+/// Whether runs at these two distances were equally far from their data.
+pub(crate) fn is_as_far(a: f64, b: f64) -> bool {
+    (a - b).abs() <= FAR_S.max(EQUALLY_FAR * a.max(b))
+}
+
 fn is_same(one: &PastRun, other: &PastRun) -> bool {
     let volumes = || one.volumes.iter().zip(&other.volumes);
-    let is_as_far = |a: f64, b: f64| (a - b).abs() <= FAR_S.max(EQUALLY_FAR * a.max(b));
     one.host == other.host
         && one.traits.relation(&other.traits) >= SAME_JOB
         && one.volumes.len() == other.volumes.len()

@@ -5,7 +5,8 @@ use perigee_model::plan::{Basis, Part, Unknown};
 use super::{Learned, REPEATED, VolumeLearned};
 use crate::facts::Cluster;
 use crate::figures::Figures;
-use crate::hosts::cpu_factor;
+use crate::hosts::{cpu_factor, median};
+use crate::noise::is_as_far;
 use crate::runs::{FAR_S, PastRun, Traits};
 use crate::spread::Spread;
 
@@ -13,6 +14,9 @@ use crate::spread::Spread;
 const REPEATED_RUNS: f64 = 4.0;
 /// Each older run counts as this share of the next newer one.
 const OLDER: f64 = 0.8;
+/// A run that took less than this share of what the runs from its distance take has probably not done the same work. It
+/// weighs as much as the others do: by its own time it would outweigh all of them.
+const TOO_SHORT: f64 = 0.5;
 /// The share of a run that was moved midway, because only the mean of its round trips is known.
 const MOVED: f64 = 0.5;
 
@@ -95,7 +99,8 @@ fn samples<'a>(
     let is_alike = |run: &&PastRun| {
         run.is_at_one_distance() && run.traits.data_bytes.len() == traits.data_bytes.len()
     };
-    for run in history.iter().rev().filter(is_alike) {
+    let alike: Vec<&PastRun> = history.iter().rev().filter(is_alike).collect();
+    for run in alike.iter().copied() {
         let factor = cpu_factor(cluster, &run.host).0.expected;
         let cpu_s = run.cpu_s / factor;
         let bytes_s = run.bytes_s() * on_links.waited;
@@ -107,11 +112,20 @@ fn samples<'a>(
         if share <= 0.0 || command_s <= 0.0 {
             continue;
         }
-        let weight = share / (REPEATED * run.wall_s).powi(2);
+        let weight = share / (REPEATED * weighed_s(run, &alike)).powi(2);
         let round_trip_s = run.round_trip_s();
         samples.push(Sample { run, share, weight, round_trip_s, bytes_s, command_s, cpu_s });
     }
     samples
+}
+
+/// The time by which a run is weighed: its own, unless it is [`TOO_SHORT`].
+fn weighed_s(run: &PastRun, all: &[&PastRun]) -> f64 {
+    let round_trip_s = run.round_trip_s();
+    let beside = all.iter().filter(|other| is_as_far(other.round_trip_s(), round_trip_s));
+    let mut walls_s: Vec<f64> = beside.map(|other| other.wall_s).collect();
+    let usual_s = median(&mut walls_s).unwrap_or(run.wall_s);
+    if run.wall_s < usual_s * TOO_SHORT { usual_s } else { run.wall_s }
 }
 
 /// The mean, with the weights of the least squares.
@@ -133,7 +147,8 @@ fn from_runs(samples: &[Sample], on_links: OnLinks, figures: &mut Figures) -> Le
     }
     let unexplained = |s: &Sample| {
         let line_s = command_s + round_trips.expected * (s.round_trip_s - mean_round_trip_s);
-        (s.command_s - line_s) / s.command_s
+        // Of one that was too short no more is unexplained than all of it.
+        ((s.command_s - line_s) / s.command_s).max(-1.0)
     };
     let count: f64 = samples.iter().map(|s| s.share).sum();
     // 9 of 10 values are within 1.645 standard deviations.

@@ -84,6 +84,17 @@ fn a_job_that_changes_is_followed() {
 }
 
 #[test]
+fn one_run_that_found_nothing_to_do_does_not_hide_the_others() {
+    let mut runs = vec![past_run(0.016, 2500.0); 15];
+    let short = PastRun { wall_s: 1.0, cpu_s: 0.5, ..past_run(0.016, 10.0) };
+    runs[10] = short;
+    let (predicted, truth_s) = (at(&learned(&runs), 0.016), truth_s(0.016, 2500.0));
+    assert!(predicted.expected > 0.8 * truth_s, "{predicted:?}, and most took {truth_s} s");
+    assert!(predicted.estimate().holds(truth_s), "{predicted:?}");
+    assert!(predicted.high() < 3.0 * truth_s, "{predicted:?}");
+}
+
+#[test]
 fn a_relative_counts_less_and_makes_the_range_wider() {
     let mut relative = past_run(0.016, 1000.0);
     relative.traits.inputs = "other".to_owned();
