@@ -157,7 +157,7 @@ fn stay(
             Ok::<_, Refused>(learned.at(&place).1.expected - of_command.expected)
         };
         let (less, more) = (if_it_reads(0.0)?, if_it_reads(CHANGED_READ_MORE)?);
-        of_command = of_command.plus(Spread::between(less, 0.0, more));
+        of_command = of_command.plus(Spread::between(less, 0.0, more)).at_least(0.0);
     }
     unknown.extend(cpu_factor(cluster, &host.id).1);
     unknown

@@ -124,6 +124,19 @@ fn a_host_with_a_replica_reads_only_the_difference_remotely() {
 }
 
 #[test]
+fn a_first_run_beside_a_replica_takes_no_less_than_no_time() {
+    let mut snapshot = at_site_home(0.0);
+    snapshot.history.clear();
+    snapshot.job.volumes[0].copy.lacking = vec![(host_id("home1"), 200 * MIB)];
+    for host in &mut snapshot.cluster.hosts {
+        host.boots = vec![booted_in(0.1)];
+    }
+    let plan = plan(&snapshot).unwrap();
+    let total = option(&plan, Way::Replica).total;
+    assert!(total.low_s >= 0.0, "{total}");
+}
+
+#[test]
 fn a_replica_of_a_volume_that_another_host_writes_is_not_used() {
     let mut snapshot = at_site_home(2500.0);
     snapshot.job.may_migrate = false;
