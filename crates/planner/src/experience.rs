@@ -9,6 +9,7 @@ use perigee_model::phases::{CopyRound, Pause, Phases, Prepare};
 
 use crate::facts::PastMove;
 use crate::figures::Figures;
+use crate::hosts::median;
 use crate::modes::CompressionGain;
 
 /// Round trips before the first byte, counted in the protocol: issue the epochs (1), attach the disks (2),
@@ -19,7 +20,8 @@ pub(crate) const PREPARE_ROUND_TRIPS: f64 = 8.0;
 /// state (1), learn that the guest runs (1).
 pub(crate) const PAUSE_ROUND_TRIPS: f64 = 4.0;
 
-/// Means over the moves that measured a figure. If no move did, the figure is 0 and the assumption is named.
+/// Medians over the moves that measured a figure, so that one move during a fault says nothing of the others. If no move
+/// did, the figure is 0 and the assumption is named.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Experience {
     /// The preparation without its round trips.
@@ -38,12 +40,13 @@ impl Experience {
     pub fn of(moves: &[PastMove], figures: &mut Figures) -> Self {
         let usable: Vec<&PastMove> =
             moves.iter().filter(|m| m.memory_bytes > 0 && m.rate_bytes_per_s > 0).collect();
-        let prepare_s = mean(usable.iter().filter_map(|m| Some(prepare_s(m, m.phases.prepare?))));
+        let prepare_s = usual(usable.iter().filter_map(|m| Some(prepare_s(m, m.phases.prepare?))));
         let first = || usable.iter().filter_map(|m| Some((m, first_round(&m.phases)?)));
-        let share_sent = mean(first().map(|(m, round)| round.bytes as f64 / m.memory_bytes as f64));
+        let share_sent =
+            usual(first().map(|(m, round)| round.bytes as f64 / m.memory_bytes as f64));
         let plain = first().filter(|(m, _)| !m.compressed);
-        let scan_s_per_byte = mean(plain.map(|(m, round)| scan_s_per_byte(m, round)));
-        let pause_s = mean(usable.iter().filter_map(|m| Some(pause_s(m, m.phases.pause?))));
+        let scan_s_per_byte = usual(plain.map(|(m, round)| scan_s_per_byte(m, round)));
+        let pause_s = usual(usable.iter().filter_map(|m| Some(pause_s(m, m.phases.pause?))));
         match (prepare_s, share_sent) {
             (None, None) => {
                 figures.assumed("all of the memory is sent, and starting QEMU takes no time");
@@ -120,6 +123,10 @@ fn pause_s(past: &PastMove, pause: Pause) -> f64 {
     (fixed_us as f64 / 1e6 - PAUSE_ROUND_TRIPS * past.rtt_ms / 1e3).max(0.0)
 }
 
+fn usual(values: impl Iterator<Item = f64>) -> Option<f64> {
+    median(&mut values.collect::<Vec<_>>())
+}
+
 fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let (mut sum, mut count) = (0.0, 0.0);
     for value in values {
@@ -183,6 +190,16 @@ mod tests {
         assert_close(learned.pause_s, 0.04);
         let words = figures.into_vec().join("\n");
         assert!(words.contains("1 earlier move: preparation 1.00 s, 50 %"), "{words}");
+    }
+
+    #[test]
+    fn a_move_during_a_fault_says_nothing_of_the_next_ones() {
+        let mut faulty = past();
+        faulty.phases.prepare = Some(Prepare { qemu_ms: 60_000, ..Prepare::default() });
+        faulty.phases.pause = Some(Pause { epochs_us: 10_000_000, ..Pause::default() });
+        let learned = Experience::of(&[past(), faulty, past()], &mut Figures::default());
+        assert_close(learned.prepare_s, 1.0);
+        assert_close(learned.pause_s, 0.04);
     }
 
     #[test]
