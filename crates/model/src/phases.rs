@@ -24,6 +24,10 @@ pub const DOWNTIME_LIMIT_MAX_MS: u32 = 2000;
 /// A migration that takes longer than this many seconds from its turn on is cancelled: it hardly ends.
 pub const TOTAL_MAX_S: u64 = 15 * 60;
 
+/// A migration that has sent less says nothing of its link's rate: up to 16 MiB of it may still be in buffers of the two
+/// hosts, where they come as fast as memory is read.
+const RATE_BYTES_MIN: u64 = 64 << 20;
+
 /// More rounds than that are thinned out: two neighbours become one.
 pub const ROUNDS_MAX: usize = 32;
 
@@ -161,6 +165,13 @@ impl Phases {
         self.rounds.iter().map(|round| round.duration_ms).sum()
     }
 
+    /// The bytes that all rounds sent in a second; `None` if they sent too few to say it.
+    pub fn copy_rate_bytes_per_s(&self) -> Option<u64> {
+        let bytes = self.copied_bytes();
+        let rate = bytes.saturating_mul(1000).checked_div(self.copy_ms());
+        rate.filter(|_| bytes >= RATE_BYTES_MIN)
+    }
+
     /// All phases that were seen, in their order.
     pub fn parts(&self) -> Vec<Part> {
         let mut parts = Vec::new();
@@ -279,6 +290,14 @@ mod tests {
         assert_eq!((phases.rounds[0].first, phases.rounds[0].last), (1, 2));
         assert_eq!((phases.rounds[16].first, phases.rounds[16].last), (33, 33));
         assert_eq!(phases.rounds[0].dirty_bytes_per_s, 2);
+    }
+
+    #[test]
+    fn what_may_be_in_buffers_says_nothing_of_a_link_s_rate() {
+        let sent = |bytes| Phases { rounds: vec![round(1, bytes)], ..Phases::default() };
+        assert_eq!(sent(16 << 20).copy_rate_bytes_per_s(), None);
+        assert_eq!(sent(128 << 20).copy_rate_bytes_per_s(), Some((128 << 20) * 100));
+        assert_eq!(Phases::default().copy_rate_bytes_per_s(), None);
     }
 
     #[test]

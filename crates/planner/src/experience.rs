@@ -72,10 +72,7 @@ const GAIN_MAX: f64 = 4.0;
 /// for the CPUs. So both say nothing about the gain.
 pub fn compression(moves: &[PastMove]) -> CompressionGain {
     let compressed = || moves.iter().filter(|m| m.compressed && m.rate_bytes_per_s > 0);
-    let rate = |m: &PastMove| {
-        let ms = m.phases.copy_ms();
-        (ms > 0).then(|| m.phases.copied_bytes() as f64 * 1e3 / ms as f64)
-    };
+    let rate = |m: &PastMove| m.phases.copy_rate_bytes_per_s().map(|rate| rate as f64);
     let assumed = CompressionGain::default();
     let free = compressed().filter(|m| m.max_bytes_per_s.is_none());
     let gains = free.filter_map(|m| Some(rate(m)? / m.rate_bytes_per_s as f64));
@@ -236,6 +233,11 @@ mod tests {
         let lucky =
             PastMove { compressed: true, rate_bytes_per_s: WAN_BYTES_PER_S / 1000, ..past() };
         assert_close(compression(&[lucky]).gain, 3.0);
+        // What was sent is still in buffers.
+        let mut short = PastMove { compressed: true, rate_bytes_per_s: 8 * MIB, ..past() };
+        short.phases.rounds =
+            vec![CopyRound { duration_ms: 50, bytes: 16 * MIB, ..past().phases.rounds[0] }];
+        assert_eq!(compression(&[short]), CompressionGain::default());
     }
 
     #[test]

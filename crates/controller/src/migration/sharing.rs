@@ -209,7 +209,7 @@ fn max_bytes_per_s(
     let seen = cluster.index.past_moves().into_iter().filter_map(|record| {
         let moved = &record.migration;
         (lane_of(cluster, moved) == lane && !moved.compressed).then_some(())?;
-        (moved.phases.copied_bytes() * 1000).checked_div(moved.phases.copy_ms())
+        moved.phases.copy_rate_bytes_per_s()
     });
     let rate = seen.chain([probed]).max().filter(|rate| *rate > 0)?;
     Some(rate / 100 * SHARE_PERCENT)
