@@ -76,6 +76,7 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
     let data_bytes = volumes.iter().map(|volume| volume.allocated_bytes).collect();
     let job = JobFacts {
         traits: traits(spec, data_bytes),
+        image: spec.image.to_string(),
         memory_bytes: spec.memory_bytes,
         start: spec.start.clone(),
         may_migrate: spec.may_migrate,

@@ -6,7 +6,7 @@ use perigee_model::HostId;
 use perigee_model::plan::{Part, Unknown};
 use perigee_model::vm::Accelerator;
 
-use crate::facts::{Cluster, HostFacts};
+use crate::facts::{Boot, Cluster, HostFacts};
 use crate::spread::Spread;
 
 /// Measured: in 9 of 10 cases a repeated boot differs from the others by less than this share.
@@ -27,19 +27,22 @@ const EQUALLY_FAST: f64 = 0.1;
 /// How much faster or slower a host may be at which nothing has run.
 const UNKNOWN_SPEED: (f64, f64) = (0.6, 1.7);
 
-/// Predicts the time from the VM's start to the command's start. It uses the last boots at this host; if they
-/// are few, also those at hosts that look the same; if there are none, those at other hosts with the same
-/// accelerator; and else a guess.
-pub(crate) fn boot(cluster: &Cluster, host: &HostFacts) -> (Spread, Option<Unknown>) {
-    let mut here: Vec<f64> = host.boots.iter().map(|boot| boot.seconds).collect();
+/// Predicts the time from the VM's start to the command's start. It uses the last boots of this image at this host; if
+/// they are few, also those at hosts that look the same; if there are none, those at other hosts with the same
+/// accelerator. If this image has booted at none of these, it uses the boots of all images, and else a guess.
+pub(crate) fn boot(cluster: &Cluster, host: &HostFacts, image: &str) -> (Spread, Option<Unknown>) {
+    let accelerator = host.accelerator;
+    let alike = || cluster.hosts.iter().filter(move |other| other.accelerator == accelerator);
+    let is_known = alike().flat_map(|other| &other.boots).any(|boot| boot.image == image);
+    let boots_at = |at: &HostFacts| -> Vec<f64> {
+        let counts = |boot: &&Boot| !is_known || boot.image == image;
+        at.boots.iter().filter(counts).map(|boot| boot.seconds).collect()
+    };
+    let mut here = boots_at(host);
     if (1..BOOTS_ENOUGH).contains(&here.len()) {
         // A few boots are mostly noise, so those of hosts that look the same say as much.
-        let same = cluster.hosts.iter().filter(|other| {
-            other.id != host.id
-                && other.accelerator == host.accelerator
-                && other.cpu_model == host.cpu_model
-        });
-        here.extend(same.flat_map(|other| &other.boots).map(|boot| boot.seconds));
+        let same = alike().filter(|other| other.id != host.id && other.cpu_model == host.cpu_model);
+        here.extend(same.flat_map(boots_at));
     }
     if let Some(median_s) = median(&mut here) {
         let repeated = REPEATED * (1.0 + 1.0 / here.len() as f64).sqrt();
@@ -52,15 +55,14 @@ pub(crate) fn boot(cluster: &Cluster, host: &HostFacts) -> (Spread, Option<Unkno
         return (Spread::between(low_s, median_s, most_s.max(spread.high())), None);
     }
     let unknown = |why| Some(Unknown { part: Part::Boot, why });
-    let alike = cluster.hosts.iter().filter(|other| other.accelerator == host.accelerator);
-    let mut elsewhere: Vec<f64> =
-        alike.flat_map(|other| &other.boots).map(|boot| boot.seconds).collect();
+    let mut elsewhere: Vec<f64> = alike().flat_map(boots_at).collect();
     if let Some(median_s) = median(&mut elsewhere) {
         let (less, more) = ELSEWHERE;
         let spread = Spread::between(median_s * less, median_s, median_s * more);
+        let what = if host.boots.is_empty() { "no VM" } else { "no VM of this image" };
         return (
             spread,
-            unknown(format!("no VM has booted at {} yet, only at other hosts", host.id)),
+            unknown(format!("{what} has booted at {} yet, only at other hosts", host.id)),
         );
     }
     let (low_s, expected_s, high_s) = match host.accelerator {
@@ -94,7 +96,8 @@ pub(crate) fn cpu_factor(cluster: &Cluster, host: &HostId) -> (Spread, Option<Un
     (Spread::between(low, 1.0, high), Some(Unknown { part: Part::Cpu, why }))
 }
 
-/// The host's CPU time relative to the mean of the hosts that booted the same image, averaged over the images.
+/// The host's CPU time relative to the mean of the hosts that booted the same image. Of several images the one in the middle
+/// counts: a guest may compute at one host and not at another.
 fn measured_factor(cluster: &Cluster, facts: &HostFacts) -> Option<f64> {
     let here = boot_cpu_s(facts);
     if here.is_empty() {
@@ -106,7 +109,7 @@ fn measured_factor(cluster: &Cluster, facts: &HostFacts) -> Option<f64> {
         let all: Vec<f64> = of_hosts.iter().filter_map(|boots| boots.get(image)).copied().collect();
         factors.push(cpu_s * all.len() as f64 / all.iter().sum::<f64>());
     }
-    Some(factors.iter().sum::<f64>() / factors.len() as f64)
+    median(&mut factors)
 }
 
 /// For each image, the median of the boots whose CPU time was measured.
@@ -152,7 +155,6 @@ pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::Boot;
     use crate::fixture::*;
 
     fn booted(cluster: &mut Cluster, host: usize, seconds: f64, cpu_s: f64) {
@@ -169,15 +171,15 @@ mod tests {
     #[test]
     fn a_boot_is_never_no_time() {
         let mut cluster = nothing_booted();
-        let (guess, unknown) = boot(&cluster, &cluster.hosts[0]);
+        let (guess, unknown) = boot(&cluster, &cluster.hosts[0], "debian");
         assert!(guess.low() > 0.0 && guess.high() > 5.0 * guess.expected);
         assert_eq!(unknown.expect("a part").part, Part::Boot);
         booted(&mut cluster, 2, 10.0, 5.0);
-        let (elsewhere, unknown) = boot(&cluster, &cluster.hosts[0]);
+        let (elsewhere, unknown) = boot(&cluster, &cluster.hosts[0], "debian");
         assert_close(elsewhere.expected, 10.0);
         assert_close(elsewhere.high(), 20.0);
         assert!(unknown.expect("a part").why.contains("only at other hosts"));
-        let (there, unknown) = boot(&cluster, &cluster.hosts[2]);
+        let (there, unknown) = boot(&cluster, &cluster.hosts[2], "debian");
         assert!(unknown.is_none() && there.high() < elsewhere.high());
     }
 
@@ -187,10 +189,10 @@ mod tests {
         booted(&mut cluster, 0, 7.0, 5.0);
         booted(&mut cluster, 1, 12.0, 5.0);
         booted(&mut cluster, 2, 10.0, 5.0);
-        assert_close(boot(&cluster, &cluster.hosts[0]).0.expected, 10.0);
+        assert_close(boot(&cluster, &cluster.hosts[0], "debian").0.expected, 10.0);
         cluster.hosts[1].cpu_model = "Xeon".to_owned();
         cluster.hosts[2].cpu_model = "Xeon".to_owned();
-        assert_close(boot(&cluster, &cluster.hosts[0]).0.expected, 7.0);
+        assert_close(boot(&cluster, &cluster.hosts[0], "debian").0.expected, 7.0);
     }
 
     #[test]
@@ -199,9 +201,38 @@ mod tests {
         for seconds in [10.0, 11.0, 40.0] {
             booted(&mut cluster, 0, seconds, 5.0);
         }
-        let (range, _) = boot(&cluster, &cluster.hosts[0]);
+        let (range, _) = boot(&cluster, &cluster.hosts[0], "debian");
         assert_close(range.expected, 11.0);
         assert_close(range.high(), 40.0);
+    }
+
+    #[test]
+    fn slow_boots_of_other_images_say_nothing_of_an_image_that_has_booted() {
+        let mut cluster = nothing_booted();
+        booted(&mut cluster, 0, 10.0, 5.0);
+        for _ in 0..4 {
+            booted(&mut cluster, 0, 600.0, 5.0);
+            cluster.hosts[0].boots.last_mut().expect("a boot").image = "other".to_owned();
+        }
+        let boot_s = |host: usize, image| boot(&cluster, &cluster.hosts[host], image).0.expected;
+        assert_close(boot_s(0, "debian"), 10.0);
+        assert_close(boot_s(1, "debian"), 10.0);
+        assert_close(boot_s(0, "new"), 600.0);
+    }
+
+    /// Such an image made its host look a third slower to all jobs.
+    #[test]
+    fn one_image_that_computes_at_one_host_only_does_not_make_that_host_slow() {
+        let mut cluster = nothing_booted();
+        for (image, cpu_s) in [("debian", 5.0), ("alpine", 2.0), ("odd", 500.0)] {
+            for host in [0, 2] {
+                let cpu_s = if host == 0 { cpu_s } else { cpu_s.min(5.0) };
+                booted(&mut cluster, host, 10.0, cpu_s);
+                cluster.hosts[host].boots.last_mut().expect("a boot").image = image.to_owned();
+            }
+        }
+        assert_close(cpu_factor(&cluster, &host_id("home1")).0.expected, 1.0);
+        assert_close(cpu_factor(&cluster, &host_id("cloud1")).0.expected, 1.0);
     }
 
     #[test]

@@ -16,8 +16,9 @@ use crate::cluster::taught::{BOOTS, History, RUNS};
 use crate::cluster::{Cluster, now_ms};
 use crate::records::{JobRecord, Placement, Traced};
 
-/// Number of boots that are kept for each host.
+/// Number of boots that are kept for each host, of one image and of all.
 const BOOTS_KEPT: usize = 5;
+const ALL_BOOTS_KEPT: usize = 50;
 
 /// The most kinds of jobs of one tenant whose histories are kept. A program that gets another argument each time is another
 /// kind each time.
@@ -247,14 +248,44 @@ pub async fn forget_tenant(cluster: &Cluster, tenant: &TenantName) -> Result<(),
 }
 
 async fn keep_boot(cluster: &Cluster, host: &HostId, boot: &Boot) -> Result<(), Problem> {
-    let keep = |old: Option<Vec<Boot>>| {
-        let mut boots = old.unwrap_or_default();
-        boots.push(boot.clone());
-        let excess = boots.len().saturating_sub(BOOTS_KEPT);
-        boots.drain(..excess);
-        boots
-    };
+    let keep = |old: Option<Vec<Boot>>| with_boot(old.unwrap_or_default(), boot.clone());
     let boots = cluster.records.update(&format!("{BOOTS}{host}"), keep).await?;
     cluster.taught.set_boots(host, boots);
     Ok(())
+}
+
+/// Adds a boot, the newest last. Jobs of one image don't push out the boots of another one.
+fn with_boot(mut boots: Vec<Boot>, newest: Boot) -> Vec<Boot> {
+    if boots.iter().filter(|boot| boot.image == newest.image).count() >= BOOTS_KEPT
+        && let Some(oldest) = boots.iter().position(|boot| boot.image == newest.image)
+    {
+        boots.remove(oldest);
+    }
+    boots.push(newest);
+    let excess = boots.len().saturating_sub(ALL_BOOTS_KEPT);
+    boots.drain(..excess);
+    boots
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn boot(image: &str, seconds: f64) -> Boot {
+        Boot { image: image.to_owned(), seconds, cpu_s: 1.0 }
+    }
+
+    #[test]
+    fn many_boots_of_one_image_do_not_push_out_those_of_another() {
+        let mut boots = vec![boot("debian", 10.0)];
+        for _ in 0..20 {
+            boots = with_boot(boots, boot("other", 600.0));
+        }
+        assert_eq!((boots.len(), boots[0].seconds), (1 + BOOTS_KEPT, 10.0));
+        for number in 0..100 {
+            boots = with_boot(boots, boot(&format!("image-{number}"), 1.0));
+        }
+        assert_eq!(boots.len(), ALL_BOOTS_KEPT);
+        assert_eq!(boots[ALL_BOOTS_KEPT - 1].image, "image-99");
+    }
 }
