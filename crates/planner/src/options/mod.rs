@@ -314,10 +314,26 @@ fn reason(candidates: &[Candidate], index: usize) -> String {
         let what = if other.option.way == Way::Copy { "copy" } else { "move" };
         format!("a {what} costs {} and saves {}", format_seconds(cost), format_seconds(saved))
     } else {
-        waiting
+        not_the_network(predicted, other_s).unwrap_or(waiting)
     };
     let other_total = format_seconds(other_s.total_s);
     format!("{total} instead of {other_total} {}: {why}", way_name(other.option.way))
+}
+
+/// What makes most of the difference between two ways, if that is not the network.
+fn not_the_network(this: &Seconds, other: &Seconds) -> Option<String> {
+    let less_s = |part: Part| other.of(part) - this.of(part);
+    let most = Part::ALL.into_iter().max_by(|a, b| less_s(*a).total_cmp(&less_s(*b)))?;
+    let what = match most {
+        Part::Boot => "booting",
+        Part::Cpu => "computing",
+        Part::LocalIo => "local I/O",
+        Part::Other => "other waiting",
+        Part::Migration => "moving",
+        Part::Network => return None,
+    };
+    // Less is shown as nothing.
+    (less_s(most) >= 0.01).then(|| format!("{} less {what}", format_seconds(less_s(most))))
 }
 
 /// With which one the best way is compared: a change with staying, and staying with the next way. `follow` is

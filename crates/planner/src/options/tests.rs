@@ -257,6 +257,19 @@ fn no_move_is_listed_that_the_rule_for_running_vms_would_not_make() {
 }
 
 #[test]
+fn the_reason_names_what_makes_the_difference() {
+    let mut snapshot = snapshot(10.0);
+    snapshot.job.may_migrate = false;
+    for (host, boot_s) in snapshot.cluster.hosts.iter_mut().zip([12.0, 12.0, 60.0]) {
+        host.boots = vec![booted_in(boot_s); 3];
+    }
+    let plan = plan(&snapshot).unwrap();
+    let best = &plan.options[0];
+    assert_eq!(best.way, Way::Remote);
+    assert!(best.reason.ends_with(" beside: 48 s less booting"), "{}", best.reason);
+}
+
+#[test]
 fn a_job_that_may_not_move_stays_remote() {
     let mut snapshot = at_site_home(2500.0);
     snapshot.job.may_migrate = false;
