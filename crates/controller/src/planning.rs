@@ -319,7 +319,7 @@ fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
             site: host.addresses.site.clone(),
             cpus: report.cpus,
             memory_free_bytes: free.memory_bytes,
-            running_vms: used.vms,
+            running_vcpus: used.demand.cpus,
             takes_jobs: true,
             accelerator: report.accelerator,
             cpu_model: report.cpu_model.clone(),

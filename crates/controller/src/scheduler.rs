@@ -236,7 +236,8 @@ impl Scheduler {
         }
         // The next one is chosen as if this one ran there.
         if let Some(host) = facts.hosts.iter_mut().find(|facts| facts.id == host) {
-            host.running_vms += 1;
+            let cpus = record.job.spec.cpus;
+            host.running_vcpus = host.running_vcpus.saturating_add(cpus);
             let needed_bytes = record.job.spec.memory_bytes;
             host.memory_free_bytes = host.memory_free_bytes.saturating_sub(needed_bytes);
         }

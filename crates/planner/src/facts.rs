@@ -72,8 +72,8 @@ pub struct HostFacts {
     /// The memory that is free for VMs, without the host's reserve and the demands of the VMs that are placed
     /// there.
     pub memory_free_bytes: u64,
-    /// Number of VMs that are placed there now.
-    pub running_vms: u32,
+    /// The vCPUs of the VMs that are placed there now.
+    pub running_vcpus: u32,
     /// Whether a job may start there now.
     pub takes_jobs: bool,
     /// What runs the VMs there.

@@ -42,7 +42,7 @@ fn host(id: &str, site: &str) -> HostFacts {
         site: SiteId::new(site).unwrap(),
         cpus: 2,
         memory_free_bytes: 4096 * MIB,
-        running_vms: 0,
+        running_vcpus: 0,
         takes_jobs: true,
         accelerator: Accelerator::Kvm,
         cpu_model: "EPYC".to_owned(),

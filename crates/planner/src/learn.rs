@@ -51,6 +51,8 @@ pub(crate) struct Learned {
     /// Of the time that is neither computing nor network, the share that is waiting for local blocks.
     local_share: f64,
     pub volumes: Vec<VolumeLearned>,
+    /// The vCPUs of its VM.
+    vcpus: u32,
     /// The number of requests of a run.
     pub requests: f64,
     /// How much the next run may differ from the mean, as a share of it.
@@ -155,7 +157,7 @@ impl Learned {
         fit::fit(cluster, traits, history, figures)
     }
 
-    /// A host as a place for this job, with its volumes there.
+    /// A host as a place for this job, with its volumes there. The job's VM is not among those that run there.
     ///
     /// # Errors
     /// [`Refused`] if a link is not measured.
@@ -166,8 +168,8 @@ impl Learned {
         sources: &[Source],
         figures: &mut Figures,
     ) -> Result<Place, Refused> {
-        let vms = host.running_vms.saturating_add(1);
-        let mut place = Place::local(computing_factor(cluster, host, vms));
+        let (others, own) = (host.running_vcpus, self.vcpus);
+        let mut place = Place::local(computing_factor(cluster, host, others, own));
         for (Source { home, far_share }, volume) in sources.iter().zip(&self.volumes) {
             let far_share = far_of_all(*far_share, volume.read_share);
             if let Some(path) = path(cluster, &host.id, home, figures)? {

@@ -60,7 +60,7 @@ pub(super) fn fit(
         1 => "work: 1 earlier run".to_owned(),
         runs => format!("work: {runs} earlier runs"),
     });
-    Some(from_runs(&samples, on_links, figures))
+    Some(from_runs(traits, &samples, on_links, figures))
 }
 
 /// The shares of the bytes of a job's requests that it waits for, and that a link carries.
@@ -134,7 +134,12 @@ fn mean(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> f64 {
     samples.iter().map(|s| s.weight * value(s)).sum::<f64>() / weights
 }
 
-fn from_runs(samples: &[Sample], on_links: OnLinks, figures: &mut Figures) -> Learned {
+fn from_runs(
+    traits: &Traits,
+    samples: &[Sample],
+    on_links: OnLinks,
+    figures: &mut Figures,
+) -> Learned {
     let weights: f64 = samples.iter().map(|s| s.weight).sum();
     let mean_round_trip_s = mean(samples, |s| s.round_trip_s);
     let command_s = mean(samples, |s| s.command_s);
@@ -180,6 +185,7 @@ fn from_runs(samples: &[Sample], on_links: OnLinks, figures: &mut Figures) -> Le
         cpu: Spread::relative(cpu_s, REPEATED),
         local_share,
         volumes: (0..newest.volumes.len()).map(volume).collect(),
+        vcpus: traits.cpus,
         requests: mean(samples, |s| s.run.requests()),
         repeated: repeated.sqrt(),
         unknown,

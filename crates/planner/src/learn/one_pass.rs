@@ -118,6 +118,7 @@ pub(super) fn one_pass(
         cpu,
         local_share: 1.0,
         volumes: volumes.into_iter().map(share).collect(),
+        vcpus: job.traits.cpus,
         requests: reads,
         repeated: REPEATED,
         unknown,

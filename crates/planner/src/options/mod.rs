@@ -68,8 +68,8 @@ fn stays(
     let needed_bytes = snapshot.job.memory_bytes;
     let mut hosts: Vec<&HostFacts> =
         snapshot.cluster.hosts.iter().filter(|h| h.memory_free_bytes >= needed_bytes).collect();
-    // VMs per CPU in thousandths, as an integer so that it can be compared.
-    let busy = |h: &HostFacts| u64::from(h.running_vms) * 1000 / u64::from(h.cpus.max(1));
+    // vCPUs per CPU in thousandths, as an integer so that it can be compared.
+    let busy = |h: &HostFacts| u64::from(h.running_vcpus) * 1000 / u64::from(h.cpus.max(1));
     hosts.sort_by_key(|h| (busy(h), Reverse(h.memory_free_bytes), h.id.clone()));
     let mut refused = None;
     let mut stays = Vec::new();

@@ -24,7 +24,7 @@ fn option(plan: &Plan, way: Way) -> &PlanOption {
 #[test]
 fn a_job_that_may_start_anywhere_starts_beside_its_data() {
     let mut snapshot = snapshot(2500.0);
-    snapshot.cluster.hosts[2].running_vms = 1;
+    snapshot.cluster.hosts[2].running_vcpus = 1;
     let plan = plan(&snapshot).unwrap();
     let best = &plan.options[0];
     assert_eq!((best.way, best.start.as_str()), (Way::Beside, "cloud1"));
@@ -334,7 +334,7 @@ fn what_options_have_in_common_cancels_out() {
 #[test]
 fn of_equal_hosts_the_least_busy_is_taken() {
     let mut snapshot = at_site_home(10.0);
-    snapshot.cluster.hosts[0].running_vms = 1;
+    snapshot.cluster.hosts[0].running_vcpus = 1;
     assert_eq!(plan(&snapshot).unwrap().options[0].start.as_str(), "home2");
 }
 

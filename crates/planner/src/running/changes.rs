@@ -13,7 +13,7 @@ use crate::network::{io_s, lost_by_reads_share, not_computing_s};
 use crate::options::CONFINED;
 use crate::refused::Refused;
 use crate::running::is_clearly_less;
-use crate::running::left::{by_progress, share_left, sources};
+use crate::running::left::{by_progress, share_left, sources, without_it};
 use crate::spread::Spread;
 use crate::work::VolumeWork;
 
@@ -182,8 +182,9 @@ fn place<'a>(
 fn computing_longer_s(running: &Running, there: &HostFacts) -> Result<f64, Refused> {
     let cluster = &running.cluster;
     let here = cluster.host(&running.host)?;
-    let factor_here = computing_factor(cluster, here, here.running_vms);
-    let factor_there = computing_factor(cluster, there, there.running_vms.saturating_add(1));
+    let (here, own) = (without_it(running, here), running.cpus);
+    let factor_here = computing_factor(cluster, &here, here.running_vcpus, own);
+    let factor_there = computing_factor(cluster, there, there.running_vcpus, own);
     let waiting_s = not_computing_s(running.wall_s, running.vcpu_s, running.cpus);
     Ok(slower_s(running.wall_s - waiting_s, factor_here, factor_there))
 }

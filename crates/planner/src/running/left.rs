@@ -95,6 +95,12 @@ pub(super) fn sources<'a>(running: &'a Running, at: &HostId) -> Vec<Source<'a>> 
     disks.map(|disk| Source { home: &disk.home, far_share: disk.copy.far_share(at) }).collect()
 }
 
+/// A host where the VM itself is among those that run there, without it.
+pub(super) fn without_it(running: &Running, host: &HostFacts) -> HostFacts {
+    let running_vcpus = host.running_vcpus.saturating_sub(running.cpus);
+    HostFacts { running_vcpus, ..host.clone() }
+}
+
 /// An error says why its earlier runs do not tell.
 fn by_history(running: &Running, learned: &Learned) -> Result<Spread, String> {
     let cluster = &running.cluster;
@@ -104,8 +110,7 @@ fn by_history(running: &Running, learned: &Learned) -> Result<Spread, String> {
         return Ok(left);
     }
     let here = cluster.host(&running.host).map_err(|why| why.to_string())?;
-    // The VM itself is among those that run here.
-    let here = HostFacts { running_vms: here.running_vms.saturating_sub(1), ..here.clone() };
+    let here = without_it(running, here);
     if let Some(left) = after_the_copy(running, learned, &here) {
         return Ok(left);
     }
@@ -131,9 +136,10 @@ fn by_history(running: &Running, learned: &Learned) -> Result<Spread, String> {
 fn after_the_move(running: &Running, learned: &Learned, moving: &Moving) -> Option<Spread> {
     let to = &moving.to;
     let (cluster, from) = (&running.cluster, &running.host);
-    let there = cluster.host(to).ok()?;
+    // It has had its room there since the move has begun.
+    let there = without_it(running, cluster.host(to).ok()?);
     let place =
-        learned.place(cluster, there, &sources(running, to), &mut Figures::default()).ok()?;
+        learned.place(cluster, &there, &sources(running, to), &mut Figures::default()).ok()?;
     let dirty = Dirty::of_running(running.dirty_bytes_per_s, &running.disks, running.wall_s);
     let cost = move_cost(cluster, from, to, running.memory_bytes, dirty).ok()?;
     let (_, whole) = learned.at(&place);

@@ -17,7 +17,7 @@ use perigee_model::units::format_seconds;
 
 use super::Verdict;
 use super::changes::{price_s, why_it_may_not_come, why_it_may_not_go};
-use super::left::{share_left, sources};
+use super::left::{share_left, sources, without_it};
 use crate::copying::copy_of;
 use crate::facts::{HostFacts, Running};
 use crate::figures::Figures;
@@ -116,10 +116,10 @@ pub(super) fn at_once(running: &Running, lost_s: f64, learned: &Learned) -> Opti
     Some(Verdict::Move { way: best.way, to: best.to.clone(), reason, plan })
 }
 
-/// Where the VM is. It is among the VMs of its host itself.
+/// Where the VM is.
 fn now(running: &Running, learned: &Learned) -> Option<Place> {
     let here = running.cluster.host(&running.host).ok()?;
-    let here = HostFacts { running_vms: here.running_vms.saturating_sub(1), ..here.clone() };
+    let here = without_it(running, here);
     place(running, learned, &here, &sources(running, &running.host))
 }
 

@@ -353,7 +353,7 @@ fn a_destination_where_others_compute_saves_less() {
     let mut running = reading(200, 10.0);
     running.vcpu_s = 6.0;
     assert_eq!(moved_to(&consider(&running)), Some("cloud1"));
-    running.cluster.hosts[2].running_vms = 7;
+    running.cluster.hosts[2].running_vcpus = 7;
     assert_eq!(moved_to(&consider(&running)), None);
 }
 

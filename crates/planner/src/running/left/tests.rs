@@ -51,6 +51,16 @@ fn a_job_on_its_way_ends_as_at_the_host_to_which_it_goes() {
     assert_close(left(&lost).expected_s, stays_s);
 }
 
+#[test]
+fn a_job_on_its_way_does_not_wait_for_itself_at_its_destination() {
+    let moving = Some(Moving { to: host_id("cloud1"), left_s: None });
+    let mut goes = Running { moving, cpus: 2, ..remembered(500, WHOLE_S / 2.0, 1000.0) };
+    goes.traits.cpus = 2;
+    let alone_s = left(&goes).expected_s;
+    goes.cluster.hosts[2].running_vcpus = 2;
+    assert_close(left(&goes).expected_s, alone_s);
+}
+
 /// It was predicted as if its data stayed far away until the last block was there, and then as if nothing had to come.
 #[test]
 fn a_job_whose_data_comes_ends_between_one_beside_them_and_one_far_away() {
@@ -121,9 +131,9 @@ fn a_job_beyond_its_expected_end_is_not_to_end_in_0_seconds() {
 #[test]
 fn other_vms_at_the_host_make_it_longer_and_the_vm_itself_does_not() {
     let mut running = remembered(500, WHOLE_S / 2.0, 1000.0);
-    running.cluster.hosts[0].running_vms = 2;
+    running.cluster.hosts[0].running_vcpus = 2;
     assert_close(left(&running).expected_s, WHOLE_S / 2.0);
-    running.cluster.hosts[0].running_vms = 4;
+    running.cluster.hosts[0].running_vcpus = 4;
     assert!(left(&running).expected_s > WHOLE_S / 2.0);
 }
 

@@ -120,7 +120,7 @@ fn a_move_that_has_to_wait_longer_than_it_saves_is_not_made() {
 /// The job of a snapshot at the moment when its command starts at `home1`.
 fn started(snapshot: &Snapshot) -> Running {
     let mut cluster = snapshot.cluster.clone();
-    cluster.hosts[0].running_vms += 1;
+    cluster.hosts[0].running_vcpus += 1;
     let mut disk = disk("data", "cloud1", 0, 1, true);
     disk.copy = snapshot.job.volumes[0].copy.clone();
     let history = snapshot.history.clone();
@@ -134,13 +134,13 @@ proptest! {
     #[test]
     fn the_plan_and_the_rule_agree(
         reads in 10.0..20_000.0f64, copied_mib in 0u64..4096, far_runs in 0usize..3,
-        rtt_ms in 1.0..40.0f64, vms in 0u32..6,
+        rtt_ms in 1.0..40.0f64, vcpus in 0u32..6,
     ) {
         let mut job = job();
         job.start = Start::Host(host_id("home1"));
         job.volumes[0].copy = CopyFacts { bytes: copied_mib * MIB, ..CopyFacts::default() };
         let mut cluster = cluster();
-        cluster.hosts[2].running_vms = vms;
+        cluster.hosts[2].running_vcpus = vcpus;
         for link in cluster.links.iter_mut().filter(|link| link.from_site != link.to_site) {
             link.probe.rtt_ms = rtt_ms;
         }
