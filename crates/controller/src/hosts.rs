@@ -15,6 +15,7 @@ use crate::given_up;
 use crate::jobs::{self, Fate, Loss};
 use crate::leave_site;
 use crate::networks;
+use crate::planning;
 use crate::records::{HostRecord, JobRecord, VolumeRecord, vm_of};
 use crate::volume_moves;
 
@@ -243,6 +244,7 @@ pub async fn remove(cluster: &Cluster, id: &HostId, force: bool) -> Result<HostR
         cluster.records.remove(&format!("volumes/{volume}")).await?;
     }
     cluster.links.forget(&cluster.records, id).await?;
+    planning::forget_host(cluster, id).await?;
     networks::forget_host(cluster, id).await?;
     cluster.records.remove(&format!("hosts/{id}")).await?;
     cluster.hosts.lock().remove(id);

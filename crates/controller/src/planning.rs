@@ -28,7 +28,7 @@ pub use decisions::{
     asked_plan, decisions, not_done, prefix as decisions_prefix, record, record_submission, score,
 };
 use history::history;
-pub use history::{forget_tenant, job_ended, wants_trace};
+pub use history::{forget_host, forget_tenant, job_ended, wants_trace};
 #[cfg(test)]
 pub(crate) use history::{history_key, make_room};
 

@@ -75,6 +75,10 @@ impl Taught {
         self.lock().boots.insert(host.clone(), boots);
     }
 
+    pub fn forget_boots(&self, host: &HostId) {
+        self.lock().boots.remove(host);
+    }
+
     pub fn boots(&self, host: &HostId) -> Vec<Boot> {
         self.lock().boots.get(host).cloned().unwrap_or_default()
     }

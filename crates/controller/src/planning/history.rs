@@ -254,6 +254,13 @@ async fn keep_boot(cluster: &Cluster, host: &HostId, boot: &Boot) -> Result<(), 
     Ok(())
 }
 
+/// Forgets the boots at a removed host: the next machine with its name may be another one.
+pub async fn forget_host(cluster: &Cluster, host: &HostId) -> Result<(), Problem> {
+    cluster.records.remove(&format!("{BOOTS}{host}")).await?;
+    cluster.taught.forget_boots(host);
+    Ok(())
+}
+
 /// Adds a boot, the newest last. Jobs of one image don't push out the boots of another one.
 fn with_boot(mut boots: Vec<Boot>, newest: Boot) -> Vec<Boot> {
     if boots.iter().filter(|boot| boot.image == newest.image).count() >= BOOTS_KEPT

@@ -8,6 +8,7 @@ use perigee_model::vm::VmStatus;
 use perigee_model::volume::VolumeSource;
 use perigee_model::volume_move::{VolumeMoveCause, VolumeMoveState};
 use perigee_model::{HostId, JobId, ProblemKind, VmStart, VolumeName};
+use perigee_planner::Boot;
 
 use super::fake::FakeHost;
 use super::gone::{ends_anew, restarting, second_home, up};
@@ -15,6 +16,7 @@ use super::migrations::{copying_of, switch};
 use super::queue::unreachable;
 use super::{Lab, data_volume, finish, spec, vm_of, wait_for};
 use crate::cleaner::{self, Cleanup};
+use crate::cluster::taught::BOOTS;
 use crate::{catalog, given_up, hosts, jobs, volume_moves};
 
 fn epoch(host: &FakeHost) -> u64 {
@@ -65,6 +67,19 @@ async fn a_removed_source_ends_its_migration_and_writes_no_more() {
     assert!(job.reason.contains("home1 was removed"), "{}", job.reason);
     assert!(epoch(&lab.cloud) > before, "the source could write");
     assert!(!lab.cloud.inside().vms.contains_key(&vm), "its memory never came");
+}
+
+#[tokio::test]
+async fn what_a_removed_host_has_taught_says_nothing_of_the_next_one_with_its_name() {
+    let lab = Lab::up().await;
+    let (key, host) = (format!("{BOOTS}{}", lab.cloud.id), &lab.cloud.id);
+    let boots = vec![Boot { image: "debian".to_owned(), seconds: 60.0, cpu_s: 50.0 }];
+    lab.cluster.records.put(&key, &boots).await.expect("stored");
+    lab.cluster.taught.set_boots(host, boots);
+    remove(&lab, &lab.cloud).await;
+    assert_eq!(lab.cluster.taught.boots(host), []);
+    let kept: Option<Vec<Boot>> = lab.cluster.records.read(&key).await.expect("read");
+    assert_eq!(kept, None);
 }
 
 #[tokio::test]
