@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn one_image_that_computes_at_one_host_only_does_not_make_that_host_slow() {
         let mut cluster = nothing_booted();
-        for (image, cpu_s) in [("debian", 5.0), ("alpine", 2.0), ("odd", 500.0)] {
+        for (image, cpu_s) in [("debian", 5.0_f64), ("alpine", 2.0), ("odd", 500.0)] {
             for host in [0, 2] {
                 let cpu_s = if host == 0 { cpu_s } else { cpu_s.min(5.0) };
                 booted(&mut cluster, host, 10.0, cpu_s);

@@ -214,6 +214,7 @@ async fn a_vm_is_stopped_at_once_and_restarted_when_its_guest_does_not_listen() 
 #[tokio::test]
 async fn a_vm_that_stands_still_is_shown_to_be_stopped_too() {
     let lab = Lab::up().await;
+    lab.home.inside().guests_are_deaf = true;
     lab.make_vm(new_vm("home1")).await;
     lab.runs().await;
     lab.home.inside().vms.get_mut(&web()).expect("VM").report.status = VmStatus::IoError;
