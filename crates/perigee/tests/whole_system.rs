@@ -8,7 +8,8 @@ mod walk;
 use perigee_http::Client;
 use perigee_lab::wan;
 use perigee_model::ProblemKind;
-use perigee_model::job::{ClusterVolume, Host, HostState, JobState, MigrationState, Sample};
+use perigee_model::job::{ClusterVolume, Host, HostState, JobState, MigrationState, Sample, Vm};
+use perigee_model::lasting::VmState;
 use perigee_model::plan::{Decision, Way};
 use perigee_model::replica::Replica;
 use perigee_model::volume::ImageInfo;
@@ -148,12 +149,12 @@ async fn a_gone_host_is_named(system: &system::System) -> system::Checked<()> {
         .status()
         .expect("ip runs");
     ensure!(cut.success(), "the host could not be cut off");
-    let hosts = until("home2 to be unreachable", async || {
-        let output = system.perigee(&["host", "list"]);
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        Ok(text.contains("unreachable").then_some(text))
+    until("home2 to be unreachable", async || {
+        let hosts: Vec<Host> = system.get("/v1/hosts").await?;
+        Ok(hosts.iter().any(|host| host.state == HostState::Unreachable).then_some(()))
     })
     .await?;
+    let hosts = command(system, &["host", "list"])?;
     ensure!(hosts.matches("unreachable").count() == 1, "more than one host is gone:\n{hosts}");
     let output = system.perigee(&["volume", "create", "lost", "--size", "1MiB", "--host", "home2"]);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -332,14 +333,14 @@ fn a_full_pool_stops_the_vm_until_there_is_room_and_loses_nothing() {
                  \x20 echo all is there\n",
             )
             .await?;
-        let said = until("the VM to stop for want of space", async || {
+        until("the VM to stop for want of space", async || {
             let job = system.job(&job.id).await?;
             ensure!(!job.state.is_final(), "it ended: {:?} {}", job.state, job.reason);
-            let output = system.perigee(&["vm", "list", "-f", "json"]);
-            let text = String::from_utf8_lossy(&output.stdout).into_owned();
-            Ok(text.contains("io_error").then_some(text))
+            let vms: Vec<Vm> = system.get("/v1/vms").await?;
+            Ok(vms.iter().any(|vm| vm.status == VmState::IoError).then_some(()))
         })
         .await?;
+        let said = command(&system, &["vm", "list", "-f", "json"])?;
         ensure!(said.contains("space"), "it is not said why the VM stands: {said}");
         mount_tmpfs(&pool, "remount,size=512m")?;
         let ended = system.ended(&job.id).await?;
