@@ -16,11 +16,12 @@ use super::tenant_network::{failed, ip};
 use super::{Checked, System, ensure, host, until, with_system_of};
 
 /// The guest connects to the NBD ports of two hosts all the time, whose servers say `NBDMAGIC` first. It is let to the first one.
+/// Both have the same time to answer: if that were too short, it would not get on.
 fn reaching_job([allowed, other]: [&str; 2]) -> String {
     let script = format!(
         "seed=$(grep -lx seed /sys/block/*/serial | cut -d/ -f4)\n\
          reached=0\n\
-         says() {{ timeout 10 bash -c \"exec 3<>/dev/tcp/$1; head -c 8 <&3\"; }}\n\
+         says() {{ timeout 5 bash -c \"exec 3<>/dev/tcp/$1; head -c 8 <&3\"; }}\n\
          while [ \"$(dd if=/dev/$seed bs=512 count=1 iflag=direct 2>/dev/null | head -c 1)\" != S ]; do\n\
          \x20 if [ \"$(says {allowed})\" = NBDMAGIC ]; then\n\
          \x20   reached=$((reached + 1))\n\
