@@ -36,6 +36,10 @@ pub const IDENTITY_FILE: &str = "identity.pem";
 /// The revoked certificates.
 pub const REVOKED_FILE: &str = "revoked.json";
 
+/// A host that gets only certificates that do not seem to count keeps its own one up to this age. That leaves another third of its
+/// life, in case that the host's clock is behind.
+const KEPT_MAX: Duration = Duration::from_secs(CERTIFICATE_LIFE.as_secs() / 3 * 2);
+
 /// How often the files are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
@@ -174,15 +178,21 @@ impl Identity {
     }
 
     /// As [`Identity::replace`], with a certificate that was just issued. If the clock of its issuer is wrong, nobody may take it.
+    /// If the clock of this host is wrong, all others take it. So it is used also if it does not seem to count, before the former
+    /// one ends.
     ///
     /// # Errors
-    /// Also when the new certificate does not count now.
+    /// Also when the new certificate does not count now, and the former one is less than [`KEPT_MAX`] old.
     pub fn renew(&self, new: &Credentials) -> Result<(), Problem> {
         let loaded = self.read(new)?;
-        check_now(&loaded.chain, &loaded.roots, &self.provider).map_err(|why| {
-            Problem::invalid("can't use the new certificate", why)
-                .next("check the clocks of this host and of the controller")
-        })?;
+        let counts = check_now(&loaded.chain, &loaded.roots, &self.provider);
+        let age_ms = now_ms().abs_diff(self.own().issued_ms);
+        if let Err(why) = counts
+            && u128::from(age_ms) < KEPT_MAX.as_millis()
+        {
+            return Err(Problem::invalid("can't use the new certificate", why)
+                .next("check the clocks of this host and of the controller"));
+        }
         self.set(loaded);
         Ok(())
     }

@@ -246,6 +246,25 @@ async fn a_certificate_of_an_authority_whose_clock_is_wrong_replaces_none() {
     ask(&network, &address, Expected::Address).await.expect("the new one is used");
 }
 
+/// It refused each new one, and had to join again when its own one had ended.
+#[test]
+fn a_host_whose_own_clock_is_wrong_has_a_new_certificate_before_the_former_one_ends() {
+    let (cluster, hour) = (Cluster::new(), Duration::from_secs(3600));
+    let ms = |time: Duration| u64::try_from(time.as_millis()).expect("a short time");
+    let renew_after = |days: u32| {
+        let age = 24 * hour * days;
+        let issued_ms = authority::now_ms() - ms(age);
+        let former = cluster.issued(&host("home1"), SystemTime::now() - age, issued_ms);
+        let home1 = Identity::new(&former, Strangers::Refused).expect("an identity");
+        let new_ms = authority::now_ms() + ms(2 * hour);
+        // Its clock is two hours behind.
+        let new = cluster.issued(&host("home1"), SystemTime::now() + 2 * hour, new_ms);
+        home1.renew(&new).map(|()| assert_eq!(home1.own().issued_ms, new_ms))
+    };
+    renew_after(19).expect_err("the controller's clock may be wrong");
+    renew_after(21).expect("the former one ends soon");
+}
+
 #[tokio::test]
 async fn an_identity_is_kept_in_files_that_only_its_owner_reads_and_followed_there() {
     use std::os::unix::fs::PermissionsExt as _;
