@@ -177,6 +177,7 @@ fn rules(tag: &Tag, cards: &BTreeSet<BridgeCard>) -> String {
     let mut known = Vec::new();
     for card in cards {
         // What a first fragment of IPv6 carries has to stand in it: behind other headers the second one could announce a router.
+        // 47 is GRE.
         let (name, mac) = (tag.bridged(card), card.mac());
         known.push(format!("\"{name}\" : jump from_{name}"));
         let _ = write!(
@@ -190,6 +191,7 @@ fn rules(tag: &Tag, cards: &BTreeSet<BridgeCard>) -> String {
     ether type ip6 udp sport 547 drop
     ether type ip6 frag frag-off 0 icmpv6 type != nd-router-advert accept
     ether type ip6 frag frag-off 0 udp sport != 547 accept
+    ether type ip6 frag frag-off 0 meta l4proto {{ tcp, esp, sctp, 47 }} accept
     ether type ip6 frag frag-off 0 drop
     ether type {{ ip, ip6, 0x8035 }} accept
     drop
@@ -360,11 +362,13 @@ mod tests {
         };
         let ipv6 = |packet: Vec<u8>| frame(own.mac(), [0x86, 0xdd], &packet);
         let large = ipv6(fragment(17, &[0, 9, 0, 9, 5, 0, 0, 0]));
+        // Of a VPN's.
+        let esp = ipv6(fragment(50, &[7; 16]));
         // Options, and behind them ICMPv6, of which all is in the second fragment: the announcement of a router.
         let hidden = ipv6(fragment(60, &[58, 0, 1, 4, 0, 0, 0, 0]));
         for round in 0..2 {
             assert!(hears(&mut connected, &mine) && hears(&mut connected, &arp(own.mac())));
-            assert!(hears(&mut connected, &large));
+            assert!(hears(&mut connected, &large) && hears(&mut connected, &esp));
             for bad in [&stranger, &dhcp, &arp(Mac([2, 0x51, 0, 0, 0, 8])), &hidden] {
                 assert!(!hears(&mut connected, bad), "{bad:?} in round {round}");
             }
