@@ -73,8 +73,11 @@ pub async fn create(
 ) -> Reply<Tenant> {
     let name = new.name.clone();
     caller.did(name.as_str());
-    accounts::create_tenant(&cluster, new).await?;
-    json(accounts::tenant(&cluster, &name).await?)
+    let change = async move {
+        accounts::create_tenant(&cluster, new).await?;
+        accounts::tenant(&cluster, &name).await
+    };
+    json(to_its_end(change).await?)
 }
 
 /// A tenant, with what it may use and what it uses.
@@ -105,8 +108,11 @@ pub async fn set_quota(
     Name(tenant): Name<TenantName>,
     Json(quota): Json<Quota>,
 ) -> Reply<Tenant> {
-    accounts::set_quota(&cluster, &tenant, quota).await?;
-    json(accounts::tenant(&cluster, &tenant).await?)
+    let change = async move {
+        accounts::set_quota(&cluster, &tenant, quota).await?;
+        accounts::tenant(&cluster, &tenant).await
+    };
+    json(to_its_end(change).await?)
 }
 
 #[utoipa::path(get, path = "/tenants/{tenant}/users", tag = "tenants",
@@ -176,8 +182,11 @@ pub async fn make_token(
 ) -> Reply<MadeAccessToken> {
     let (tenant, user) = parsed(path)?;
     caller.check_self(&tenant, &user)?;
-    let by = caller.own_token(&tenant, &user);
-    let made = accounts::make_token(&cluster, &tenant, &user, new.life_s, by).await?;
+    let by = caller.own_token(&tenant, &user).cloned();
+    let change = async move {
+        accounts::make_token(&cluster, &tenant, &user, new.life_s, by.as_ref()).await
+    };
+    let made = to_its_end(change).await?;
     caller.did(&format!("token {}", made.id));
     json(made)
 }
@@ -245,13 +254,34 @@ mod tests {
     use crate::cluster::{Cluster, Timing, Traffic};
     use crate::tests::PATIENCE;
 
+    /// A cluster, and what is kept for as long as it is used.
+    async fn opened() -> (Arc<Cluster>, impl Sized) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (wanted, drivers) = tokio::sync::mpsc::unbounded_channel();
+        let opened = Cluster::open(dir.path(), Timing::default(), Traffic::Plain, wanted).await;
+        (opened.expect("a cluster"), (dir, drivers))
+    }
+
+    /// It was in the store, and did not count until the controller started again.
+    #[tokio::test]
+    async fn a_quota_is_changed_also_if_the_client_does_not_wait_for_the_answer() {
+        let (cluster, _kept) = opened().await;
+        let quota = Quota { vms: Some(7), ..Quota::default() };
+        let tenant = Name(TenantName::default());
+        let request = set_quota(State(Arc::clone(&cluster)), tenant, Json(quota));
+        assert!(request.now_or_never().is_none(), "the client has gone before the answer");
+        let changed = async {
+            while cluster.accounts.quota_of("a-job") != quota {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, changed).await.expect("it is changed");
+    }
+
     /// It was not in the store any more, and good until the controller started again.
     #[tokio::test]
     async fn a_token_is_revoked_also_if_the_client_does_not_wait_for_the_answer() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let (wanted, _drivers) = tokio::sync::mpsc::unbounded_channel();
-        let opened = Cluster::open(dir.path(), Timing::default(), Traffic::Plain, wanted).await;
-        let cluster = opened.expect("a cluster");
+        let (cluster, _kept) = opened().await;
         let (tenant, ann) = (TenantName::default(), UserName::new("ann").expect("a name"));
         accounts::put_user(&cluster, &tenant, &ann, Role::Member).await.expect("a user");
         let made = accounts::make_token(&cluster, &tenant, &ann, 3600, None).await;
