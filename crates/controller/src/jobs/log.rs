@@ -120,8 +120,9 @@ async fn page(
             is_cut = false;
             break;
         };
-        bytes += size_of(&piece);
+        let before = page.len();
         page.extend(piece.into_iter().filter(|line| line.seq > after));
+        bytes += size_of(&page[before..]);
         from = key;
     }
     // The last piece may be many times as large as what is left.
@@ -288,5 +289,9 @@ mod tests {
         let part = page(cluster, &job, &kept, 700, (PAGE_LINES_MAX, 40 << 10)).await.expect("read");
         let seqs: Vec<u64> = part.lines.iter().map(|line| line.seq).collect();
         assert_eq!((&seqs[..], part.is_cut), (&[701, 702][..], true));
+        // After the last line of a piece that is itself larger than such an answer.
+        let part = page(cluster, &job, &kept, 699, (PAGE_LINES_MAX, 40 << 10)).await.expect("read");
+        let seqs: Vec<u64> = part.lines.iter().map(|line| line.seq).collect();
+        assert_eq!((&seqs[..], part.is_cut), (&[700, 701][..], true));
     }
 }
