@@ -93,10 +93,11 @@ pub async fn stop(
     let Some(mut intent) = cluster.records.read::<ReplicaIntent>(&key).await? else {
         return Err(no_replica(volume, site));
     };
+    // It may be gone a moment after the driver hears of this.
+    let mut shown = shown_at(cluster, volume, site).await?;
     intent.stop = true;
     cluster.records.put(&key, &intent).await?;
     cluster.drive_replica(volume, site);
-    let mut shown = shown_at(cluster, volume, site).await?;
     shown.stopping = true;
     Ok(shown)
 }
