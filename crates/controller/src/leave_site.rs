@@ -19,8 +19,8 @@ use perigee_model::{
 };
 
 use crate::cluster::{Cluster, HostLink};
-use crate::records::{ImageRecord, PlacedDisk, image_key};
-use crate::{catalog, replicas, shadows};
+use crate::records::{ImageRecord, JobRecord, PlacedDisk, image_key};
+use crate::{catalog, networks, replicas, shadows};
 
 /// What a policy is about.
 #[derive(Debug, Clone)]
@@ -320,25 +320,32 @@ pub async fn set(
     let find = of.find(&set.layers);
     let asked = Asked { leave_site: ask.leave_site, asker: asker.as_ref() };
     let mut done = look(cluster, first, &find, asked).await;
-    if (set.before, ask.leave_site) == (LeaveSite::Allowed, LeaveSite::Never) {
-        done = done.and_then(|()| check_jobs(cluster, of, &set.also, asker.as_ref()));
-        if done.is_err() {
+    let was_confined = set.before.is_never();
+    if ask.leave_site.is_never() {
+        // Also if it was confined before: an earlier request may have been cut here.
+        done = done.and_then(|()| check_jobs(cluster, of, &set, asker.as_ref()));
+        if done.is_err() && !was_confined {
             undo(cluster, first, &find).await;
         }
     }
-    match done {
+    let done = match done {
         Err(problem) if ask.leave_site == LeaveSite::Allowed => {
             tracing::warn!("{of} stays confined at some hosts: {problem}");
+            Ok(())
         }
-        done => done.map_err(|problem| Problem { what, ..problem })?,
-    }
-    if let Of::Image(image) = of {
+        done => done.map_err(|problem| Problem { what, ..problem }),
+    };
+    // What was confined before stays confined, whatever stands against it.
+    if let Of::Image(image) = of
+        && (done.is_ok() || was_confined)
+    {
         let change = |record: Option<ImageRecord>| {
             let record = record.unwrap_or_else(|| ImageRecord::new(image.clone()));
             ImageRecord { leave_site: ask.leave_site, ..record }
         };
         cluster.records.update(&image_key(image), change).await?;
     }
+    done?;
     if let Some(asker) = &asker {
         set.also.retain(|user| asker.sees(user));
         set.may_leave.retain(|user| asker.sees(user));
@@ -406,15 +413,16 @@ async fn check_replicas(
 }
 
 /// Refuses while a job uses the data, or something else that stands on them. What the policy asks of the job's
-/// VM is decided when the VM starts. A job that gets its host after this finds the data confined.
+/// VM is decided when the VM starts. A job that gets its host after this finds the data confined. So has one that was
+/// placed when they were confined already.
 fn check_jobs(
     cluster: &Cluster,
     of: &Of,
-    also: &[String],
+    set: &LeaveSiteSet,
     asker: Option<&LeaveSiteAsker>,
 ) -> Result<(), Problem> {
     let of = of.to_string();
-    let is_confined = |name: String| name == of || also.contains(&name);
+    let is_confined = |name: String| name == of || set.also.contains(&name);
     let jobs = cluster.unfinished_jobs();
     let user = jobs.iter().find(|record| {
         let (job, placement) = (&record.job, record.placement.as_ref());
@@ -425,6 +433,7 @@ fn check_jobs(
         is_placed
             && (is_confined(format!("image {}", job.spec.image))
                 || volumes.any(|volume| is_confined(format!("volume {volume}"))))
+            && !(set.before.is_never() && found_confined(record, is_confined))
     });
     let Some(user) = user else { return Ok(()) };
     let is_seen = asker.is_none_or(|asker| asker.tenant.owns(user.job.id.as_str()));
@@ -432,6 +441,24 @@ fn check_jobs(
     let why = format!("{job} uses it, and was started while it could leave its site");
     Err(Problem::conflict("can't confine it to its site", why)
         .next("wait for the job's end, or cancel it"))
+}
+
+/// Whether the job was placed as one that uses these data confined.
+fn found_confined(record: &JobRecord, is_confined: impl Fn(String) -> bool) -> bool {
+    let Some(placement) = &record.placement else { return false };
+    let has_card = networks::kind_of(record) != NetworkKind::None;
+    let spec = &record.job.spec;
+    let mut unaware = placement.disks.iter().filter(|disk| !disk.leave_site.is_never());
+    let is_wrong = |disk: &PlacedDisk| {
+        if disk.role == DiskRole::Root {
+            // What it writes on an image may leave if its file says so.
+            let of_image = is_confined(format!("image {}", spec.image));
+            return of_image && spec.writes.is_never();
+        }
+        let mut names = std::iter::once(&disk.volume).chain(&disk.data_of);
+        names.any(|name| is_confined(format!("volume {name}")))
+    };
+    !has_card && !unaware.any(is_wrong)
 }
 
 fn copies(what: &str, copies: &[String]) -> Problem {

@@ -97,6 +97,32 @@ async fn data_become_confined_only_without_copies_elsewhere_and_while_no_job_use
     assert_eq!(now(), LeaveSite::Allowed);
 }
 
+/// The controller was stopped after the home had confined the volume, and before it had looked for jobs.
+#[tokio::test]
+async fn a_job_that_does_not_know_that_its_data_became_confined_is_named_when_that_is_asked_again()
+{
+    let lab = Lab::up().await;
+    let (id, _) = running_as(&lab, spec(Access::Read)).await;
+    let name = data_volume();
+    lab.cloud.inside().volumes.get_mut(&name).expect("it").info.leave_site = LeaveSite::Never;
+    let ask = SetLeaveSite { leave_site: LeaveSite::Never, confirmed: true };
+    let refused = leave_site::set(&lab.cluster, &Of::Volume(name.clone()), ask, None).await;
+    let refused = refused.expect_err("a VM elsewhere has it in its memory");
+    assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+    assert!(refused.why.contains(id.as_str()), "{refused}");
+    let now = lab.cloud.inside().volumes[&name].info.leave_site;
+    assert_eq!(now, LeaveSite::Never, "what was confined before stays so");
+}
+
+#[tokio::test]
+async fn confining_data_again_does_not_mind_a_job_that_was_placed_with_them_confined() {
+    let lab = confined().await;
+    running_as(&lab, spec(Access::Read)).await;
+    let ask = SetLeaveSite { leave_site: LeaveSite::Never, confirmed: true };
+    let of = Of::Volume(data_volume());
+    leave_site::set(&lab.cluster, &of, ask, None).await.expect("nothing stands against it");
+}
+
 #[tokio::test]
 async fn a_job_file_may_let_what_it_writes_leave_and_a_free_volume_is_no_way_out() {
     let lab = confined().await;
