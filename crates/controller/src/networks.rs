@@ -11,7 +11,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use perigee_model::ids::Owned as _;
@@ -83,6 +83,11 @@ pub struct Networks {
     places: Mutex<BTreeMap<VmId, HostId>>,
     /// The hosts that say that they can't have networks, and since when.
     unable: Mutex<BTreeMap<HostId, Instant>>,
+    /// Why there can be no more networks, since that was last tried. None was removed since then.
+    full: Mutex<Option<String>>,
+    /// Networks that count and have no records, so that a test of their limit need not make them.
+    #[cfg(test)]
+    pub counted: std::sync::atomic::AtomicUsize,
 }
 
 impl Networks {
@@ -94,6 +99,16 @@ impl Networks {
     /// Has the hosts told soon what has changed.
     pub fn changed(&self) {
         self.changed.notify_one();
+    }
+
+    fn full(&self) -> MutexGuard<'_, Option<String>> {
+        self.full.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A network was removed. The caller has its turn.
+    fn removed(&self) {
+        self.full().take();
+        self.changed();
     }
 }
 
@@ -163,7 +178,13 @@ async fn create_for(
     if job.is_none() && others.iter().all(|other| other.name != *name) {
         NETWORKS.check(own + 1).map_err(|error| error.problem(what()))?;
     }
-    VNIS.check(others.len() + 1).map_err(|error| error.problem(what()))?;
+    let count = others.len() + 1;
+    #[cfg(test)]
+    let count = count + cluster.networks.counted.load(std::sync::atomic::Ordering::SeqCst);
+    if let Err(error) = VNIS.check(count) {
+        *cluster.networks.full() = Some(error.to_string());
+        return Err(error.problem(what()));
+    }
     let ends = cluster.hosts.all();
     let underlay = ends.iter().filter_map(|host| Some(host.addresses.tunnel.as_ref()?.mtu)).min();
     let record = NetworkRecord {
@@ -213,7 +234,7 @@ pub async fn delete(cluster: &Cluster, name: &NetworkName) -> Result<(), Problem
             .next("delete these VMs first, or wait until their jobs have ended"));
     }
     cluster.records.remove(&key(name)).await?;
-    cluster.networks.changed();
+    cluster.networks.removed();
     Ok(())
 }
 
@@ -252,7 +273,7 @@ pub async fn remove_own(cluster: &Cluster, job: &JobId) -> Result<(), Problem> {
     let found: Option<NetworkRecord> = cluster.records.read(&key(&name)).await?;
     if found.is_some_and(|network| network.job.as_ref() == Some(job)) {
         cluster.records.remove(&key(&name)).await?;
-        cluster.networks.changed();
+        cluster.networks.removed();
     }
     Ok(())
 }
@@ -394,11 +415,15 @@ fn lacks(
     Err(Problem::no_space(what, why).next("delete VMs of this network, or use a larger one"))
 }
 
-/// Why a gang can't have its addresses now. It then waits without hosts.
+/// Why a gang can't have its network or its addresses now. It then waits without hosts.
 pub async fn why_no_cards(cluster: &Cluster, gang: &JobRecord) -> Option<String> {
     let name = gang.job.spec.network.name().filter(|_| gang.gang.is_some())?;
-    // Its own network is made when it has hosts, and has addresses for all.
-    let network = find(cluster, name).await.ok()?;
+    let Ok(network) = find(cluster, name).await else {
+        // Its own network is made when it has hosts, and has addresses for all.
+        own_name(&gang.job.id).ok().filter(|own| own == name)?;
+        let why = cluster.networks.full().clone()?;
+        return Some(format!("it waits until a network is deleted: {why}"));
+    };
     let count = gang.job.spec.count as usize;
     let refused = lacks(&network, &taken(cluster, &network), count, &gang.job.id).err()?;
     Some(format!("{}: {}", refused.what, refused.why))

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! queued      the scheduler gives hosts for all members, or for none; they are recorded with one write, and with the
-//!             members' addresses: a gang that waits for addresses holds no host
+//!             members' addresses: a gang that waits for its network or for addresses holds no host
 //! staging     the members are made, each with its placement, so that none waits in the queue
 //! starting    each member's guest has its address and says that it is ready
 //! running     all were ready: each is told to begin
@@ -172,10 +172,14 @@ impl Run {
         let hosts = self.arranged(hosts, &known);
         let predicted = known.predicted(&self.job().spec, &grant.traits);
         let cluster = Arc::clone(&self.cluster);
-        self.ensure_network().await?;
+        let network = self.ensure_network().await;
         // All get addresses or none, so two gangs never wait for those that the other one has.
         let _turn = cluster.networks.turn().await;
-        let cards = match self.new_cards().await {
+        let cards = match network {
+            Ok(()) => self.new_cards().await,
+            Err(problem) => Err(problem),
+        };
+        let cards = match cards {
             Err(problem) if problem.kind == ProblemKind::NoSpace => {
                 // They went in the meantime. The scheduler says so from now on.
                 cluster.index.take_back(&self.id);

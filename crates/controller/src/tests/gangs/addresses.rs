@@ -1,5 +1,7 @@
 //! The networks of gangs, and their addresses.
 
+use std::sync::atomic::Ordering;
+
 use super::*;
 
 #[tokio::test]
@@ -32,6 +34,29 @@ async fn a_gang_that_waits_for_addresses_holds_no_host() {
     for id in others.iter().chain(&meanwhile) {
         jobs::intend(&lab.cluster, id, |intent| intent.cancel = true).await.expect("cancel");
     }
+    let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
+    assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
+}
+
+#[tokio::test]
+async fn a_gang_that_waits_for_a_network_holds_no_host() {
+    let lab = Lab::up().await;
+    let hosts = [&lab.home, &lab.cloud];
+    let other = small_network(&lab).await;
+    lab.cluster.networks.counted.store(65_534, Ordering::SeqCst);
+    let id = lab.submit(JobSpec { memory_bytes: 400 << 20, ..gang(3) }).await;
+    let why = |job: &Job| job.reason.contains("it waits until a network is deleted");
+    let job = lab.wait_for_job(&id, "waiting", why).await;
+    assert_eq!((job.state, job.members.len()), (JobState::Queued, 0), "{}", job.reason);
+    // It would have taken this room.
+    for host in ["home1", "cloud1"] {
+        let start = Start::Host(perigee_model::HostId::new(host).expect("a name"));
+        let one = JobSpec { start, memory_bytes: 700 << 20, ..gang(1) };
+        let one = lab.submit(one).await;
+        run_alone(&lab, &hosts, &one).await;
+        jobs::intend(&lab.cluster, &one, |intent| intent.cancel = true).await.expect("cancel");
+    }
+    networks::delete(&lab.cluster, &other).await.expect("nobody uses it");
     let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
     assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
 }
