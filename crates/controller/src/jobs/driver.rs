@@ -255,11 +255,17 @@ impl Run {
             // A host may lack for a moment what a VM needs.
             | ProblemKind::Unsupported => false,
         };
-        let ends = self.record.value.ending.is_some()
-            || self.lasting().is_some_and(|lasting| lasting.down.is_some());
+        let record = &self.record.value;
+        let is_judged = record.gang.as_ref().is_some_and(|gang| gang.state.verdict.is_some());
+        let is_ending = record.ending.is_some() || is_judged;
+        let ends =
+            record.ending.is_some() || self.lasting().is_some_and(|lasting| lasting.down.is_some());
         if !asked_for_it || self.homes_may_be_old() || ends {
             tracing::warn!("job {} waits: {text}", self.id);
-            self.say(&text).await?;
+            match is_ending {
+                true => self.say_end_waits(&text).await?,
+                false => self.say(&text).await?,
+            }
             return Ok(self.cluster.timing.monitor);
         }
         if self.record.value.collect.is_some() {
@@ -285,6 +291,21 @@ impl Run {
             self.record.save().await?;
         }
         Ok(())
+    }
+
+    /// Says what the job's end waits for.
+    pub(super) async fn say_end_waits(&mut self, why: &str) -> Result<(), Problem> {
+        let record = &mut self.record.value;
+        record.ends_because.get_or_insert_with(|| record.job.reason.clone());
+        self.say(why).await
+    }
+
+    /// The end waits no more: the reason is again why the job ends.
+    pub(super) fn end_goes_on(&mut self) {
+        let record = &mut self.record.value;
+        if let Some(because) = record.ends_because.take() {
+            record.job.reason = because;
+        }
     }
 
     pub fn job(&self) -> &perigee_model::job::Job {

@@ -58,9 +58,7 @@ impl Run {
         }
         if self.homes_are_changing().await? {
             if let Some(why) = self.why_homes_wait() {
-                let record = &mut self.record.value;
-                record.ends_because.get_or_insert_with(|| record.job.reason.clone());
-                self.say(&why).await?;
+                self.say_end_waits(&why).await?;
             }
             return Ok(Step::Wait(self.cluster.timing.poll));
         }
@@ -88,10 +86,8 @@ impl Run {
             planning::job_ended(&self.cluster, record).await?;
         }
         record.job.state = record.job.state.next(event)?;
-        if let Some(because) = record.ends_because.take() {
-            record.job.reason = because;
-        }
         record.job.ended_ms = Some(now_ms());
+        self.end_goes_on();
         self.record.save().await?;
         if self.lasting().is_some() && !cleaner::is_left(&self.cluster, &self.id).await? {
             super::erase(&self.cluster, &self.record.value).await?;

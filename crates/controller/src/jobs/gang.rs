@@ -386,6 +386,7 @@ impl Run {
         if verdict == Verdict::Failed && self.may_be_a_lost_host(members) {
             return Ok(Step::Wait(self.cluster.timing.poll));
         }
+        self.end_goes_on();
         let because = rank.and_then(|rank| Some((rank, members.get(rank as usize)?.as_ref()?)));
         let why = match (verdict, because) {
             (Verdict::Cancelled { .. }, _) => CANCELLED.to_owned(),
@@ -474,6 +475,7 @@ impl Run {
         job.progress = all().next().and_then(|first| first.progress.clone());
         job.outputs = outputs_of(all());
         self.keep_outputs_from_now()?;
+        self.end_goes_on();
         let job = &mut self.record.value.job;
         let event = match verdict {
             Some(Verdict::Cancelled { .. }) => JobEvent::Cancelled,
@@ -534,8 +536,8 @@ impl Run {
             }
             self.gang()?.heeded_move = number;
         }
-        let record = &mut self.record.value;
-        let job = &mut record.job;
+        self.end_goes_on();
+        let job = &mut self.record.value.job;
         job.state = job.state.next(JobEvent::HostLost)?;
         (job.started_ms, job.running_ms, job.exit_code) = (None, None, None);
         job.reason = format!("{}; all of its VMs start again", job.reason);
@@ -556,7 +558,7 @@ fn reason_of(member: &JobRecord) -> String {
         Some(code) => format!("the command ended with code {code}"),
         None if job.state == JobState::Running && member.ending.is_none() => EARLY.to_owned(),
         None if job.reason.is_empty() => "its VM ended".to_owned(),
-        None => job.reason.clone(),
+        None => member.ends_because.as_ref().unwrap_or(&job.reason).clone(),
     }
 }
 

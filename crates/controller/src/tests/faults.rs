@@ -66,6 +66,23 @@ async fn a_store_that_is_full_for_a_while_ends_no_job_and_loses_no_line() {
 }
 
 #[tokio::test]
+async fn trouble_at_a_job_s_end_does_not_hide_why_it_ended() {
+    let lab = Lab::up().await;
+    let id = lab.submit(spec(Access::Clone)).await;
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+    let other = rusqlite::Connection::open(lab.dir.path().join("state.db")).expect("open");
+    other.busy_timeout(super::PATIENCE).expect("patience");
+    let full = "CREATE TRIGGER full_2 BEFORE INSERT ON entries WHEN NEW.key LIKE 'cleanups/%'
+                BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END;";
+    other.execute_batch(full).expect("the disk fills up");
+    jobs::intend(&lab.cluster, &id, |intent| intent.cancel = true).await.expect("cancel");
+    lab.wait_for_job(&id, "waiting for its cleanup", |job| job.reason.contains("full")).await;
+    other.execute_batch("DROP TRIGGER full_2").expect("there is room again");
+    let job = lab.wait_for_state(&id, JobState::Cancelled).await;
+    assert_eq!(job.reason, "cancelled on request");
+}
+
+#[tokio::test]
 async fn a_guest_that_begins_with_finished_ends_its_job() {
     let lab = Lab::up().await;
     let id = lab.submit(spec(Access::Clone)).await;
