@@ -42,10 +42,11 @@ pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
         }
     }
     for record in records {
-        // In the middle of a move, neither home may name it.
+        // In the middle of a move, neither home may name it. One that is not made yet, perhaps because the controller was
+        // stopped, has its name all the same.
         let silent = !hosts.iter().any(|host| host.id == record.home)
             || cluster.index.is_changing_home(&record.name);
-        if silent {
+        if silent || record.seen.is_none() {
             let view = view(cluster, &record.name, &record.home, record.seen.as_ref(), &jobs);
             volumes.entry(record.name).or_insert(view);
         }

@@ -1,18 +1,34 @@
 //! What is kept of a VM's past.
 
-use perigee_model::VmStart;
 use perigee_model::job::MigrationState;
 use perigee_model::plan::Trigger;
 use perigee_model::tenant::DEFAULT_TENANT;
+use perigee_model::{VmStart, VolumeName};
 use perigee_planner::Refused;
 
 use super::{Lab, running, wait_for};
 use crate::cluster::taught::{History, RUNS};
 use crate::records::{
-    MigrationIntent, MigrationRecord, migration_intent_key, migration_intent_prefix,
-    migration_prefix,
+    MigrationIntent, MigrationRecord, VolumeRecord, migration_intent_key, migration_intent_prefix,
+    migration_prefix, volume_key,
 };
-use crate::{migration, planning, vms};
+use crate::{catalog, migration, planning, vms};
+
+/// The controller was stopped before the home had made it.
+#[tokio::test]
+async fn a_volume_whose_making_was_cut_is_shown_and_can_be_deleted() {
+    let lab = Lab::up().await;
+    let name = VolumeName::new("cut").expect("a name");
+    let record = VolumeRecord { name: name.clone(), home: lab.cloud.id.clone(), seen: None };
+    lab.cluster.records.put(&volume_key(&name), &record).await.expect("as it was left");
+    let is_shown = async || {
+        let all = catalog::volumes(&lab.cluster).await.expect("volumes");
+        all.iter().any(|volume| volume.name == name && volume.home == lab.cloud.id)
+    };
+    assert!(is_shown().await);
+    catalog::delete(&lab.cluster, &name).await.expect("the name is free");
+    assert!(!is_shown().await);
+}
 
 /// Of a VM that lives for ever there would be ever more.
 #[tokio::test]
