@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use perigee_http::authority::{CERTIFICATE_LIFE, NewKey, now_ms};
-use perigee_http::identity::{Credentials, REVOKED_FILE, Revoked};
+use perigee_http::identity::{Credentials, REVOKED_FILE, Revoked, list_id};
 use perigee_http::{Client, Identity, write_private};
 use perigee_model::enrol::{Enrolled, RenewCertificate};
 use perigee_model::{HostId, Problem};
@@ -14,6 +14,9 @@ use crate::{Config, register};
 
 /// How often the controller is asked which certificates are revoked.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
+
+/// How long the whole list may take, which may have grown for years.
+const LIST_MAX: Duration = LOOK_EVERY;
 
 /// The least time between two tries to renew the certificate.
 const RENEWAL_PAUSE: Duration = Duration::from_secs(3600);
@@ -26,11 +29,12 @@ pub async fn keep(config: &Config) {
 }
 
 async fn ask_controller(config: &Config, identity: &Identity) {
-    let client = config.controller.as_ref().map(|url| register::client(url, &config.network));
+    let client = |url| register::client(url, &config.network, LIST_MAX);
+    let client = config.controller.as_deref().map(client);
     // An address that can't be used is the heartbeat's problem.
     let Some(Ok(client)) = client else { return };
-    let mut keeper =
-        Keeper { client, host: &config.host, identity, known: None, tried: None, unsaved: None };
+    let (host, told, known, tried, unsaved) = (&config.host, None, None, None, None);
+    let mut keeper = Keeper { client, host, identity, told, known, tried, unsaved };
     let mut said = None;
     loop {
         let failed = keeper.look().await.err().map(|problem| problem.to_string());
@@ -48,7 +52,9 @@ struct Keeper<'a> {
     client: Client,
     host: &'a HostId,
     identity: &'a Identity,
-    /// The list of revoked certificates that is in the directory.
+    /// Which list of revoked certificates the controller has sent last.
+    told: Option<String>,
+    /// The list that is in the directory.
     known: Option<Revoked>,
     /// When it was last tried to renew the certificate.
     tried: Option<Instant>,
@@ -58,7 +64,14 @@ struct Keeper<'a> {
 
 impl Keeper<'_> {
     async fn look(&mut self) -> Result<(), Problem> {
-        let revoked = self.identity.revoke(self.client.get("/v1/revoked").await?);
+        let known = self.told.iter().map(|told| format!("?known={told}"));
+        let path = format!("/v1/revoked{}", known.collect::<String>());
+        // An older controller sends the whole list each time.
+        let news: Revoked = self.client.get(&path).await?;
+        if !news.is_empty() {
+            self.told = Some(list_id(&news));
+        }
+        let revoked = self.identity.revoke(news);
         // The certificate is renewed also where nothing can be written at present.
         let mut kept = Ok(());
         if self.known.as_ref() != Some(&revoked) {

@@ -112,7 +112,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     let heartbeat = async {
         match &config.controller {
             Some(url) => {
-                let client = register::client(url, &config.network);
+                let client = register::client(url, &config.network, register::ANSWER_MAX);
                 register::keep_registered(client, &config.host, addresses).await
             }
             None => std::future::pending().await,

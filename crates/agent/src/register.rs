@@ -9,17 +9,21 @@ use perigee_model::{HostId, Problem};
 const HEARTBEAT: Duration = Duration::from_secs(5);
 const RETRY_MIN: Duration = Duration::from_millis(200);
 
-const ANSWER_MAX: Duration = Duration::from_secs(5);
+pub const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// A client of the controller at this address, which is from the configuration.
 ///
 /// # Errors
 /// `Invalid` when it can't be used.
-pub fn client(controller: &str, network: &Network) -> Result<Client, Problem> {
+pub fn client(
+    controller: &str,
+    network: &Network,
+    answer_max: Duration,
+) -> Result<Client, Problem> {
     if controller.starts_with("unix:") {
-        return Client::new(controller, ANSWER_MAX);
+        return Client::new(controller, answer_max);
     }
-    network.client(controller, Expected::Identity(PeerIdentity::Controller), ANSWER_MAX)
+    network.client(controller, Expected::Identity(PeerIdentity::Controller), answer_max)
 }
 
 /// Registers the host repeatedly. Returns only if the controller's address is not valid.

@@ -251,6 +251,21 @@ pub async fn revoked(cluster: &Cluster) -> Result<Revoked, Problem> {
     Ok(cluster.network.identity().map_or(all.clone(), |identity| identity.revoke(all)))
 }
 
+/// The same for whoever knows the list with this id: nothing if that is still the list. The list grows with each name that a
+/// host ever had, and every agent asks often.
+///
+/// # Errors
+/// When the store can't be used.
+pub async fn revoked_but(cluster: &Cluster, known: Option<&str>) -> Result<Revoked, Problem> {
+    let all = match cluster.network.identity() {
+        // It has what the store has.
+        Some(identity) => identity.revoke(Revoked::new()),
+        None => revoked(cluster).await?,
+    };
+    let is_known = known.is_some_and(|known| known == identity::list_id(&all));
+    Ok(if is_known { Revoked::new() } else { all })
+}
+
 /// From now on the controller itself refuses what is revoked, also if it loses its store: the list is kept beside the
 /// authority's key too.
 ///

@@ -23,7 +23,7 @@ use tokio_rustls::rustls::{
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
-use crate::authority::{CERTIFICATE_LIFE, now_ms};
+use crate::authority::{CERTIFICATE_LIFE, fingerprint, now_ms};
 use crate::files::read_private;
 use crate::grants::{self, NoGrant};
 use crate::peer::{Certified, Peer, PeerIdentity};
@@ -45,6 +45,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// For each identity, the time up to which its certificates are revoked. The key is the identity as a URI.
 pub type Revoked = BTreeMap<String, u64>;
+
+/// Says which list it is: whoever knows it already need not be sent it again.
+pub fn list_id(revoked: &Revoked) -> String {
+    let lines = revoked.iter().map(|(identity, until_ms)| format!("{identity} {until_ms}\n"));
+    fingerprint(lines.collect::<String>().as_bytes())
+}
 
 /// Says whether a certificate that the authority has signed still counts.
 #[derive(Debug, Default)]

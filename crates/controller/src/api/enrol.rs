@@ -1,10 +1,11 @@
 //! `/enrol`, `/revoked`, and the certificates below `/hosts`
 
-use axum::extract::State;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
 use perigee_http::identity::Revoked;
 use perigee_http::{Json, Reply};
-use perigee_model::HostId;
 use perigee_model::enrol::{Enrol, Enrolled, HostRevoked, MadeToken, NewToken, RenewCertificate};
+use perigee_model::{HostId, Problem};
 
 use super::{Name, Shared, json, to_its_end};
 use crate::enrol;
@@ -52,9 +53,20 @@ pub async fn revoke_operators(State(cluster): Shared) -> Reply<()> {
     json(to_its_end(async move { enrol::revoke_operators(&cluster).await }).await?)
 }
 
-/// For each identity whose certificates are revoked, the time in ms up to which they are.
+#[derive(serde::Deserialize)]
+pub struct KnownList {
+    known: Option<String>,
+}
+
+/// For each identity whose certificates are revoked, the time in ms up to which they are; nothing if the list is the one that is `known`.
 #[utoipa::path(get, path = "/revoked", tag = "hosts",
+    params(("known" = Option<String>, Query)),
     responses((status = 200, body = std::collections::BTreeMap<String, u64>)))]
-pub async fn revoked(State(cluster): Shared) -> Reply<Revoked> {
-    json(enrol::revoked(&cluster).await?)
+pub async fn revoked(
+    State(cluster): Shared,
+    query: Result<Query<KnownList>, QueryRejection>,
+) -> Reply<Revoked> {
+    let Query(KnownList { known }) =
+        query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
+    json(enrol::revoked_but(&cluster, known.as_deref()).await?)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::http::Method;
 use perigee_http::authority::NewKey;
-use perigee_http::identity::{Credentials, Revoked, Strangers};
+use perigee_http::identity::{Credentials, Revoked, Strangers, list_id};
 use perigee_http::{Client, Expected, Identity, Listen, Network, Peer, PeerIdentity};
 use perigee_model::enrol::{Enrol, Enrolled, JoinToken, RenewCertificate, SetSite};
 use perigee_model::tenant::{Me, NewTenant, Quota, Role};
@@ -174,6 +174,26 @@ async fn a_certificate_is_renewed_by_its_host_until_it_is_revoked() {
     let again = secure.joined("home1").await;
     let revoked = again.get::<Revoked>("/v1/revoked").await.expect("it counts");
     assert!(revoked.contains_key("perigee:host:home1"), "{revoked:?}");
+    secure.supervisor.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_knows_the_list_of_revoked_certificates_is_not_sent_it_again() {
+    let secure = Secure::up().await;
+    let client = secure.joined("home1").await;
+    let revoke = async |name: &str| {
+        let done = crate::enrol::revoke_host(&secure.supervisor.cluster, host(name)).await;
+        done.expect("revoked");
+    };
+    revoke("gone1").await;
+    let all = client.get::<Revoked>("/v1/revoked").await.expect("the list");
+    assert_eq!(all.len(), 1, "{all:?}");
+    let path = format!("/v1/revoked?known={}", list_id(&all));
+    let news = client.get::<Revoked>(&path).await.expect("nothing");
+    assert_eq!(news, Revoked::new(), "it is the same list");
+    revoke("gone2").await;
+    let all = client.get::<Revoked>(&path).await.expect("the new list");
+    assert_eq!(all.len(), 2, "{all:?}");
     secure.supervisor.stop().await;
 }
 
