@@ -16,7 +16,7 @@ use rcgen::{
 use sha2::{Digest as _, Sha256};
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use crate::files::{read, read_private, write_private};
+use crate::files::{keep_entry, read, read_private, write_private};
 use crate::identity::{CA_FILE, Credentials, IDENTITY_FILE};
 use crate::peer::{Certified, PeerIdentity};
 
@@ -177,6 +177,7 @@ impl Authority {
             }
             return removed.map_err(failed);
         }
+        keep_entry(dir).map_err(failed)?;
         tracing::info!(dir = %dir.display(), "made the cluster's certificate authority");
         Ok(())
     }

@@ -1,9 +1,10 @@
 //! What every daemon does first.
 
-use std::fs::{DirBuilder, Permissions};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use crate::files::make_directories;
 use crate::ours;
 use futures_util::future::{BoxFuture, FutureExt as _};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -48,7 +49,7 @@ pub fn private_directory(path: &Path) -> Result<(), Problem> {
         Problem::invalid(format!("can't use the directory {}", path.display()), error)
             .next("choose a directory that this user may make, or that it owns")
     };
-    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(refused)?;
+    make_directories(path).map_err(refused)?;
     ours::check_owner(path)?;
     std::fs::set_permissions(path, Permissions::from_mode(0o700)).map_err(refused)?;
     ours::check(path)

@@ -1,6 +1,6 @@
 //! Files that only their owner may read.
 
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -47,7 +47,22 @@ pub(crate) fn unfinished(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.new-{}", std::process::id()))
 }
 
-/// Replaces a file, so that it is the old or the new one at any time. Its directory is made if it does not exist.
+/// Has what was made at this path, or renamed to it, be there after a power cut.
+pub(crate) fn keep_entry(path: &Path) -> std::io::Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    File::open(dir.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+/// Makes a directory and those above it that do not exist, which nobody else may use.
+pub(crate) fn make_directories(dir: &Path) -> std::io::Result<()> {
+    let is_missing = |dir: &&Path| !dir.as_os_str().is_empty() && !dir.exists();
+    let missing: Vec<&Path> = dir.ancestors().take_while(is_missing).collect();
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    missing.into_iter().try_for_each(keep_entry)
+}
+
+/// Replaces a file, so that it is the old or the new one at any time, also after a power cut. Its directory is made if it does
+/// not exist. When this returns, the new one stays.
 ///
 /// # Errors
 /// When it can't be written.
@@ -55,13 +70,14 @@ pub fn write_private(path: &Path, bytes: &[u8]) -> Result<(), Problem> {
     let part = unfinished(path);
     let write = || {
         if let Some(dir) = path.parent() {
-            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+            make_directories(dir)?;
         }
         let mut file =
             File::options().write(true).create(true).truncate(true).mode(0o600).open(&part)?;
         file.write_all(bytes)?;
         file.sync_all()?;
-        std::fs::rename(&part, path)
+        std::fs::rename(&part, path)?;
+        keep_entry(path)
     };
     write().map_err(|e| can_not("write", path, &e))
 }
