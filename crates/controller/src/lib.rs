@@ -37,7 +37,6 @@ mod planning;
 mod records;
 mod replicas;
 mod scheduler;
-mod seldom;
 mod shadows;
 mod store;
 mod supervisor;

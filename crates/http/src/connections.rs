@@ -29,6 +29,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 
 use crate::guard::{self, Guard};
 use crate::peer::Peer;
+use crate::seldom::Seldom;
 use places::{Place, Places};
 
 pub mod places;
@@ -169,6 +170,7 @@ pub(crate) async fn serve<L: Listener>(
     let router = router.layer(slow_bodies).layer(checked);
     let places = Places::new(limits.connections, limits.connections_of_one);
     let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
+    let no_tls = Arc::new(Seldom::default());
     loop {
         let (stream, address) = listener.accept().await;
         let address = ClientAddress::from(address);
@@ -182,22 +184,24 @@ pub(crate) async fn serve<L: Listener>(
         let why = match places.take(address) {
             Ok(place) => {
                 let (router, tls, peer) = (router.clone(), tls.clone(), plain);
+                let no_tls = Arc::clone(&no_tls);
                 tokio::spawn(async move {
                     // A tunnel keeps it for longer than the conversation.
                     let place = Some(Arc::new(place));
                     let Some(tls) = tls else {
                         return converse(stream, (address, peer, place), router, limits).await;
                     };
-                    match timeout(limits.handshake, tls.accept(stream)).await {
+                    let error = match timeout(limits.handshake, tls.accept(stream)).await {
                         Ok(Ok((stream, peer))) => {
-                            converse(stream, (address, peer, place), router, limits).await;
+                            return converse(stream, (address, peer, place), router, limits).await;
                         }
                         // Whoever measures the way here only connects.
-                        Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {}
-                        Ok(Err(error)) => tracing::info!(?address, %error, "no TLS with a client"),
-                        Err(_) => {
-                            tracing::info!(?address, "a client did not finish its TLS handshake")
-                        }
+                        Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => return,
+                        Ok(Err(error)) => error.to_string(),
+                        Err(_) => "it did not finish its handshake in time".to_owned(),
+                    };
+                    if let Some(count) = no_tls.happened() {
+                        tracing::info!(?address, %error, count, "no TLS with a client");
                     }
                 });
                 continue;

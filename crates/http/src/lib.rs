@@ -22,6 +22,7 @@ pub mod memory;
 mod network;
 pub mod ours;
 mod peer;
+mod seldom;
 mod server;
 #[cfg(test)]
 mod tests;
@@ -42,6 +43,7 @@ pub use grants::NoGrant;
 pub use identity::Identity;
 pub use network::{Network, authority_of};
 pub use peer::{Certified, Peer, PeerIdentity};
+pub use seldom::Seldom;
 pub use server::{
     BOOT_ID, Failure, Json, Listen, Reply, bind_unix, boot_id, cannot_listen, serve, unused_port,
 };

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use perigee_http::identity::Strangers;
-use perigee_http::{Authority, Identity, Network};
+use perigee_http::{Authority, Identity, Network, Seldom};
 use perigee_model::grant::{self, Allowed, GRANT_LIFE_MS, SignedGrant};
 use perigee_model::network::PublishPorts;
 use perigee_model::{HostId, ImageName, JobId, Problem, SiteId, VmId, VolumeName};
@@ -33,7 +33,6 @@ use crate::records::{
     JobRecord, MigrationRecord, Owned, Records, VolumeMoveRecord, job_key, migration_key,
     volume_move_key,
 };
-use crate::seldom::Seldom;
 use crate::store::SqliteStore;
 
 pub use capacity::{Counters, ERROR_BUCKETS, capacity, starts_at_once};
