@@ -439,13 +439,64 @@ fn named(job: &JobId, to: &Waiting) -> String {
     }
 }
 
-/// A tenant's jobs of one priority, by owner.
-type Line<'a> = BTreeMap<&'a Holder, VecDeque<&'a Waiting>>;
+/// Jobs from which one is chosen. The key is the share to which a job counts, and the order between equal shares.
+type Firsts<'a> = BTreeMap<(u64, u64, &'a JobId), &'a Waiting>;
 
-/// The waiting jobs in scheduling order. Each job counts to its owner's share as soon as it was returned.
+fn key(share: u64, first: &Waiting) -> (u64, u64, &JobId) {
+    (share, first.submitted, &first.job)
+}
+
+/// A tenant's jobs of one priority.
+#[derive(Default)]
+struct Line<'a> {
+    /// Each owner's first submission comes first.
+    owners: BTreeMap<&'a Holder, VecDeque<&'a Waiting>>,
+    /// The first one of each owner, by the owner's share.
+    firsts: Firsts<'a>,
+}
+
+impl<'a> Line<'a> {
+    fn push(&mut self, share: u64, waiting: &'a Waiting) {
+        let of_owner = self.owners.entry(&waiting.holder).or_default();
+        if of_owner.is_empty() {
+            self.firsts.insert(key(share, waiting), waiting);
+        }
+        of_owner.push_back(waiting);
+    }
+
+    /// The owner's share was `before` and is `now`. If `is_taken`, its first job is not in the line any more.
+    fn changed(&mut self, holder: &Holder, (before, now): (u64, u64), is_taken: bool) {
+        let Some(of_owner) = self.owners.get_mut(holder) else { return };
+        if let Some(first) = of_owner.front().copied() {
+            self.firsts.remove(&key(before, first));
+        }
+        if is_taken {
+            of_owner.pop_front();
+        }
+        if let Some(first) = of_owner.front().copied() {
+            self.firsts.insert(key(now, first), first);
+        } else {
+            self.owners.remove(holder);
+        }
+    }
+}
+
+/// A tenant's jobs.
+type Lines<'a> = BTreeMap<Reverse<i32>, Line<'a>>;
+
+/// A tenant's next job.
+fn first_of<'a>(lines: &Lines<'a>) -> Option<&'a Waiting> {
+    let firsts = lines.values().filter_map(|line| line.firsts.first_key_value());
+    // Of equal priorities `min_by_key` returns the first, which is the higher one before ageing.
+    firsts.map(|(_, first)| *first).min_by_key(|first| Reverse(first.aged_priority()))
+}
+
+/// The waiting jobs in scheduling order. Each job counts to its owner's share as soon as it was returned. With each job only
+/// its owner and its tenant are looked at again: there may be thousands of them.
 struct InOrder<'a> {
-    /// By tenant, then by priority, then by owner; each owner's first submission comes first.
-    tenants: BTreeMap<&'a str, BTreeMap<Reverse<i32>, Line<'a>>>,
+    tenants: BTreeMap<&'a str, Lines<'a>>,
+    /// The next one of each tenant, by the tenant's share.
+    firsts: Firsts<'a>,
     held: BTreeMap<&'a Holder, Demand>,
     held_by_tenants: BTreeMap<&'a str, Demand>,
     total: Demand,
@@ -455,17 +506,22 @@ impl<'a> InOrder<'a> {
     fn new(queue: &'a Queue) -> Self {
         let mut all: Vec<&Waiting> = queue.waiting.iter().collect();
         all.sort_by_key(|waiting| (waiting.submitted, &waiting.job));
-        let mut tenants: BTreeMap<_, BTreeMap<_, Line>> = BTreeMap::new();
-        for waiting in all {
-            let lines = tenants.entry(waiting.holder.tenant.as_str()).or_default();
-            let owners = lines.entry(Reverse(waiting.priority)).or_default();
-            owners.entry(&waiting.holder).or_default().push_back(waiting);
-        }
         let mut total = Demand::default();
         queue.hosts.iter().for_each(|host| total.add(host.total));
         let (held, held_by_tenants) = (BTreeMap::new(), BTreeMap::new());
-        let mut order = Self { tenants, held, held_by_tenants, total };
+        let (tenants, firsts) = (BTreeMap::new(), BTreeMap::new());
+        let mut order = Self { tenants, firsts, held, held_by_tenants, total };
         queue.held.iter().for_each(|(holder, held)| order.hold(holder, *held));
+        for waiting in all {
+            let share = order.owners_share(&waiting.holder);
+            let lines = order.tenants.entry(waiting.holder.tenant.as_str()).or_default();
+            lines.entry(Reverse(waiting.priority)).or_default().push(share, waiting);
+        }
+        let firsts = order.tenants.iter().filter_map(|(tenant, lines)| {
+            let first = first_of(lines)?;
+            Some((key(order.tenants_share(tenant), first), first))
+        });
+        order.firsts = firsts.collect();
         order
     }
 
@@ -474,18 +530,8 @@ impl<'a> InOrder<'a> {
         self.held_by_tenants.entry(&holder.tenant).or_default().add(demand);
     }
 
-    /// A tenant's next job of one priority.
-    fn first_of(&self, line: &Line<'a>) -> Option<&'a Waiting> {
-        let firsts = line.values().filter_map(|of_owner| of_owner.front().copied());
-        let share = |holder| self.share(self.held.get(holder).copied().unwrap_or_default());
-        firsts.min_by_key(|first| (share(&first.holder), first.submitted, &first.job))
-    }
-
-    /// A tenant's next job.
-    fn first_of_tenant(&self, lines: &BTreeMap<Reverse<i32>, Line<'a>>) -> Option<&'a Waiting> {
-        // Of equal priorities `min_by_key` returns the first, which is the higher one before ageing.
-        let firsts = lines.values().filter_map(|line| self.first_of(line));
-        firsts.min_by_key(|first| Reverse(first.aged_priority()))
+    fn owners_share(&self, holder: &Holder) -> u64 {
+        self.share(self.held.get(holder).copied().unwrap_or_default())
     }
 
     fn tenants_share(&self, tenant: &str) -> u64 {
@@ -507,26 +553,19 @@ impl<'a> Iterator for InOrder<'a> {
     type Item = &'a Waiting;
 
     fn next(&mut self) -> Option<&'a Waiting> {
-        let firsts = self.tenants.values().filter_map(|lines| self.first_of_tenant(lines));
-        let waiting = firsts.min_by_key(|first| {
-            (self.tenants_share(&first.holder.tenant), first.submitted, &first.job)
-        })?;
-        let (priority, holder) = (Reverse(waiting.priority), &waiting.holder);
-        let tenant = holder.tenant.as_str();
-        let lines = self.tenants.get_mut(tenant)?;
-        let line = lines.get_mut(&priority)?;
-        let of_owner = line.get_mut(holder)?;
-        of_owner.pop_front();
-        if of_owner.is_empty() {
-            line.remove(holder);
-        }
-        if line.is_empty() {
-            lines.remove(&priority);
-        }
-        if lines.is_empty() {
-            self.tenants.remove(tenant);
-        }
+        let (_, waiting) = self.firsts.pop_first()?;
+        let holder = &waiting.holder;
+        let before = self.owners_share(holder);
         self.hold(holder, waiting.whole());
+        let shares = (before, self.owners_share(holder));
+        let tenants_share = self.tenants_share(&holder.tenant);
+        let lines = self.tenants.get_mut(holder.tenant.as_str())?;
+        for (priority, line) in &mut *lines {
+            line.changed(holder, shares, priority.0 == waiting.priority);
+        }
+        if let Some(first) = first_of(lines) {
+            self.firsts.insert(key(tenants_share, first), first);
+        }
         Some(waiting)
     }
 }

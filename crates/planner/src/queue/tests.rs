@@ -507,6 +507,51 @@ fn jobs() -> impl Strategy<Value = Vec<Waiting>> {
     })
 }
 
+/// Jobs of several tenants and owners, some of which have waited for long.
+fn jobs_of_tenants() -> impl Strategy<Value = Vec<Waiting>> {
+    let one = (0usize..3, 0usize..3, 1u32..5, -1i32..2, 0u64..4);
+    proptest::collection::vec(one, 0..40).prop_map(|jobs| {
+        let jobs = jobs.into_iter().zip(1u64..);
+        let jobs = jobs.map(|((tenant, owner, cpus, priority, steps), number)| {
+            let of = job_of(["acme", "beta", "corp"][tenant], number, ["ann", "bob", "cid"][owner]);
+            let demand = Demand { cpus, ..of.demand };
+            Waiting { priority, demand, waited_ms: steps * AGEING_STEP_MS, ..of }
+        });
+        jobs.collect()
+    })
+}
+
+/// The job that comes next of all that wait, when each one is looked at.
+fn next_of<'a>(
+    left: &[&'a Waiting],
+    held: &BTreeMap<Holder, Demand>,
+    total: Demand,
+) -> &'a Waiting {
+    let share = |is_of: &dyn Fn(&Holder) -> bool| {
+        let mut sum = Demand::default();
+        held.iter().filter(|(holder, _)| is_of(holder)).for_each(|(_, demand)| sum.add(*demand));
+        let of = |part: u64, whole: u64| part * 1_000_000 / whole.max(1);
+        of(sum.cpus.into(), total.cpus.into()).max(of(sum.memory_bytes, total.memory_bytes))
+    };
+    let in_tenant = |one: &Waiting| (share(&|holder| *holder == one.holder), one.submitted);
+    let mut tenants: BTreeMap<&str, BTreeMap<Reverse<i32>, &'a Waiting>> = BTreeMap::new();
+    for one in left.iter().copied() {
+        let firsts = tenants.entry(&one.holder.tenant).or_default();
+        let first = firsts.entry(Reverse(one.priority)).or_insert(one);
+        if in_tenant(one) < in_tenant(first) {
+            *first = one;
+        }
+    }
+    let firsts = tenants.values().filter_map(|firsts| {
+        firsts.values().copied().min_by_key(|first| Reverse(first.aged_priority()))
+    });
+    let of_tenant = |one: &&Waiting| {
+        let tenant = &one.holder.tenant;
+        (share(&|holder| holder.tenant == *tenant), one.submitted)
+    };
+    firsts.min_by_key(of_tenant).unwrap()
+}
+
 /// A simulated cluster: every job runs for its number of steps, and the queue is decided at each step.
 #[derive(Default)]
 struct Run {
@@ -576,6 +621,28 @@ impl Run {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn the_order_is_the_same_as_when_each_job_is_looked_at_for_each_turn(
+        hosts in hosts(),
+        waiting in jobs_of_tenants(),
+        others in jobs_of_tenants(),
+    ) {
+        let mut held: BTreeMap<Holder, Demand> = BTreeMap::new();
+        for one in others {
+            held.entry(one.holder.clone()).or_default().add(one.whole());
+        }
+        let queue = Queue { hosts, waiting, held: held.clone(), ..Queue::default() };
+        let order = InOrder::new(&queue);
+        let total = order.total;
+        let mut left: Vec<&Waiting> = queue.waiting.iter().collect();
+        for one in order {
+            prop_assert_eq!(&one.job, &next_of(&left, &held, total).job);
+            left.retain(|other| other.job != one.job);
+            held.entry(one.holder.clone()).or_default().add(one.whole());
+        }
+        prop_assert!(left.is_empty());
+    }
 
     #[test]
     fn no_host_gets_more_than_it_has(hosts in hosts(), waiting in jobs()) {
