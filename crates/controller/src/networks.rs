@@ -506,6 +506,14 @@ pub fn refusal_of(
     }
 }
 
+/// What a card needs of its host: [`refusing`] is the same for all networks that need the same.
+pub fn needed(network: &NetworkKind) -> String {
+    match network {
+        NetworkKind::Cluster(_) => "a tunnel".to_owned(),
+        other => other.clone().into(),
+    }
+}
+
 /// The hosts that are up and at which no VM with such a card can be now, each with the reason.
 pub fn refusing(cluster: &Cluster, network: &NetworkKind) -> Vec<(HostId, String)> {
     // Most VMs are so, and are asked for one after the other.

@@ -5,6 +5,8 @@
 //! job is queued again. The facts that a job's plan needs (the homes of its volumes, earlier runs) are read
 //! in separate tasks; the scheduler never waits for a host.
 
+mod refusals;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,6 +17,7 @@ use perigee_model::job::HostState;
 use perigee_model::{HostId, JobId, Problem};
 use perigee_planner::queue::{Holder, HostRoom, NotChosen, Queue, Turn, Waiting, schedule};
 use perigee_planner::{Cluster as Facts, PastRun, Snapshot};
+use refusals::Refusals;
 use tokio::task::JoinSet;
 
 use crate::cluster::{Cluster, Grant, capacity, demand_of, now_ms, starts_at_once};
@@ -69,16 +72,19 @@ struct Scheduler {
     unmeasured: BTreeMap<JobId, Instant>,
     /// The links that are missing for data with these homes, as seen in this pass. Many jobs have the same homes.
     missing_links: BTreeMap<Vec<HostId>, Vec<(HostId, HostId)>>,
+    refusals: Refusals,
 }
 
 pub async fn run(cluster: Arc<Cluster>) {
     let mut scheduler = Scheduler::default();
     loop {
         scheduler.pass(&cluster).await;
+        let timing = &cluster.timing;
+        let pause = if scheduler.refusals.has_put_off() { timing.poll } else { timing.monitor };
         tokio::select! {
             () = cluster.index.changed.notified() => {}
             Some(learned) = scheduler.learning.join_next() => scheduler.learned(learned),
-            () = tokio::time::sleep(cluster.timing.monitor) => {}
+            () = tokio::time::sleep(pause) => {}
         }
         tokio::time::sleep(GAP).await;
         while let Some(learned) = scheduler.learning.try_join_next() {
@@ -109,6 +115,7 @@ impl Scheduler {
         self.unmeasured.retain(|job, _| waiting_ids(job));
         self.asked.retain(|job, at| at.elapsed() < FACTS_AGE_MAX && waiting_ids(job));
         self.homes.retain(|job, _| waiting_ids(job));
+        self.refusals.begin_pass(waiting_ids);
         if !records.is_empty() {
             self.look_up_homes(cluster, &records).await;
             let queue = queue(cluster, &records).await;
@@ -217,6 +224,9 @@ impl Scheduler {
         let (job, homes_at) = self.facts_of(cluster, record)?;
         let homes: Vec<HostId> = job.volumes.iter().map(|volume| volume.home.clone()).collect();
         self.links_known(cluster, &record.job.id, &homes)?;
+        if let Some(why) = self.refusals.why_not_now(&record.job.id) {
+            return Err(why.into());
+        }
         for host in &mut facts.hosts {
             host.takes_jobs = hosts.contains(&host.id);
         }
@@ -225,15 +235,18 @@ impl Scheduler {
         let snapshot = Snapshot { cluster: std::mem::take(facts), job, history, others };
         let planned = perigee_planner::plan(&snapshot);
         *facts = snapshot.cluster;
-        let plan = planned.map_err(|refused| refused.to_string())?;
-        let chosen = plan.chosen().map(|option| (option.start.clone(), option.total));
-        let Some((host, predicted)) = chosen else {
-            return Err("the planner chose nothing".to_owned().into());
-        };
-        if !hosts.contains(&host) {
-            let why = format!("the planner would start it at {host}, which has no room now");
-            return Err(why.into());
-        }
+        let chosen = planned.map_err(|refused| refused.to_string()).and_then(|plan| {
+            let chosen = plan.chosen().map(|option| (option.start.clone(), option.total));
+            let (host, predicted) = chosen.ok_or("the planner chose nothing")?;
+            match hosts.contains(&host) {
+                true => Ok((plan, host, predicted)),
+                false => {
+                    Err(format!("the planner would start it at {host}, which has no room now"))
+                }
+            }
+        });
+        let (plan, host, predicted) =
+            chosen.inspect_err(|why| self.refusals.note(&record.job.id, why))?;
         // The next one is chosen as if this one ran there.
         if let Some(host) = facts.hosts.iter_mut().find(|facts| facts.id == host) {
             let cpus = record.job.spec.cpus;
@@ -354,20 +367,28 @@ impl Known {
 
 async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
     let mut waiting = Vec::new();
+    // Many jobs ask the same of the hosts.
+    let mut without_network = BTreeMap::new();
+    let mut without_tpm = None;
     for record in records {
         let mut one = self::waiting(record, avoided(cluster, record).await);
-        let no_network = networks::refusing(cluster, &record.job.spec.network);
+        let network = &record.job.spec.network;
+        let no_network = without_network.entry(networks::needed(network));
+        let no_network = no_network.or_insert_with(|| networks::refusing(cluster, network));
         let what = "have VMs in networks such as its own";
-        one.blocked = networks::why_blocked(cluster, &one.start, &no_network, what);
+        one.blocked = networks::why_blocked(cluster, &one.start, no_network, what);
         if one.blocked.is_none() {
             one.blocked = networks::why_no_cards(cluster, record).await;
         }
-        let no_tpm = tpm::refusing(cluster, record);
+        let no_tpm: &[_] = match tpm::has_one(record) {
+            true => without_tpm.get_or_insert_with(|| tpm::refusing(cluster, record)).as_slice(),
+            false => &[],
+        };
         if one.blocked.is_none() {
             let what = "have VMs with a TPM";
-            one.blocked = networks::why_blocked(cluster, &one.start, &no_tpm, what);
+            one.blocked = networks::why_blocked(cluster, &one.start, no_tpm, what);
         }
-        one.avoid.extend(no_network.into_iter().chain(no_tpm).map(|(host, _)| host));
+        one.avoid.extend(no_network.iter().chain(no_tpm).map(|(host, _)| host.clone()));
         waiting.push(one);
     }
     let used = cluster.index.used();

@@ -9,7 +9,8 @@ use crate::records::JobRecord;
 /// `swtpm` keeps three parts in it. The largest, the TPM's permanent memory, has less than 256 KiB.
 pub const BYTES: u64 = 4 << 20;
 
-fn has_one(record: &JobRecord) -> bool {
+/// Whether the VM has a TPM.
+pub fn has_one(record: &JobRecord) -> bool {
     let lasting = record.lasting.as_ref();
     lasting.map_or(record.job.spec.tpm, |lasting| lasting.hardware.tpm)
 }
