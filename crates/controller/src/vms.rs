@@ -8,6 +8,7 @@ pub mod lasting;
 pub mod live;
 pub mod volumes;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,22 +24,32 @@ use perigee_model::plan::Trigger;
 use perigee_model::vm::{VmNetwork, VmReport};
 use perigee_model::volume::IoStats;
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{HostId, MigrationId, Problem, ProblemKind, VmId};
+use perigee_model::{HostId, JobId, MigrationId, Problem, ProblemKind, VmId};
 
 use crate::accounts::UsedToken;
-use crate::cluster::{Cluster, now_ms};
+use crate::cluster::{Cluster, HostLink, now_ms};
 use crate::meter::plus;
 use crate::records::{JobRecord, MigrationRecord, vm_of};
 use crate::{catalog, jobs, migration, networks, planning, replicas};
 
 pub async fn list(cluster: &Cluster) -> Result<Vec<Vm>, Problem> {
+    let mut vms = list_at(cluster, &cluster.hosts.all(), |_| true).await;
+    vms.sort_by(|one, other| one.id.cmp(&other.id));
+    Ok(vms)
+}
+
+/// The wanted ones of the VMs that these hosts have, and of those without a job that none of the hosts has.
+async fn list_at(
+    cluster: &Cluster,
+    hosts: &[Arc<HostLink>],
+    is_wanted: impl Fn(&VmId) -> bool,
+) -> Vec<Vm> {
     let jobs = cluster.unfinished_jobs();
     let moves = cluster.unfinished_migrations();
-    let hosts = cluster.hosts.all();
     let asked = hosts.iter().map(|host| reports_of(cluster, &host.id));
     let mut vms = Vec::new();
     for (host, (reports, silence)) in hosts.iter().zip(join_all(asked).await) {
-        for report in reports {
+        for report in reports.into_iter().filter(|report| is_wanted(&report.spec.vm)) {
             vms.push(view(cluster, &host.id, report, silence.as_deref(), &jobs, &moves));
         }
     }
@@ -47,13 +58,13 @@ pub async fn list(cluster: &Cluster) -> Result<Vec<Vm>, Problem> {
     };
     for record in jobs {
         if let Some(lasting) = &record.lasting
+            && is_wanted(&vm_of(&record.job.id))
             && !is_seen(&vms, &record)
         {
             vms.push(unseen(cluster, &record, lasting));
         }
     }
-    vms.sort_by(|one, other| one.id.cmp(&other.id));
-    Ok(vms)
+    vms
 }
 
 /// A host's VMs; and if the host does not answer, the reason.
@@ -167,11 +178,25 @@ fn migration_of(moves: &[Arc<MigrationRecord>], vm: &VmId) -> Option<MigrationId
     moves.iter().find(|m| m.migration.vm == *vm).map(|m| m.migration.id.clone())
 }
 
-/// During a migration a VM exists at two hosts. Its job's record says which one counts.
+/// During a migration a VM exists at two hosts. Its job's record says which one counts. Other hosts are asked only if it is at
+/// none of its own.
 pub async fn get(cluster: &Cluster, vm: &VmId) -> Result<Vm, Problem> {
-    let at = jobs::of_vm(cluster, vm).and_then(|record| record.job.host.clone());
-    let found = list(cluster).await?.into_iter().filter(|found| found.id == *vm);
-    found.max_by_key(|found| found.host == at).ok_or_else(|| unknown(vm))
+    let record = JobId::new(vm.as_str()).ok().and_then(|id| cluster.index.job(&id));
+    let at = record.as_ref().and_then(|record| record.job.host.clone());
+    let mut own: BTreeSet<HostId> = at.iter().cloned().collect();
+    for moved in cluster.unfinished_migrations().iter().filter(|m| m.migration.vm == *vm) {
+        own.extend([moved.migration.from.clone(), moved.migration.to.clone()]);
+    }
+    let own: Vec<_> = own.iter().filter_map(|host| cluster.hosts.get(host).ok()).collect();
+    let mut found = match record {
+        Some(_) => list_at(cluster, &own, |found| found == vm).await,
+        None => Vec::new(),
+    };
+    if found.is_empty() {
+        found = list_at(cluster, &cluster.hosts.all(), |found| found == vm).await;
+    }
+    let found = found.into_iter().max_by_key(|found| found.host == at);
+    found.ok_or_else(|| unknown(vm))
 }
 
 /// The problem of a VM that does not exist, or that somebody may not know of.

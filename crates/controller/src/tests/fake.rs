@@ -227,6 +227,8 @@ pub struct Inside {
     /// What each of them holds.
     pub trace: Vec<u8>,
     pub vms: BTreeMap<VmId, FakeVm>,
+    /// How often it was asked for all of them.
+    pub vms_listed: u32,
     /// VMs whose guest was asked to end its command.
     pub ended_commands: BTreeSet<VmId>,
     /// How often a guest has written everything to its disks.

@@ -14,7 +14,7 @@ use super::gone::{second_home, up};
 use super::lasting::{new_vm, web};
 use super::migrations::switch;
 use super::queue::unreachable;
-use super::{Lab, TIMING, wait_for};
+use super::{Lab, TIMING, running, wait_for};
 use crate::records::{JobIntent, JobRecord, Live, VolumeChange, job_intent_key, start_of};
 use crate::vms::{self, change, lasting, volumes};
 use crate::{catalog, jobs};
@@ -234,4 +234,18 @@ async fn what_was_asked_of_a_deleted_vm_is_not_asked_of_a_later_one_of_its_name(
     lab.cluster.records.put(&job_intent_key(&id), &late).await.expect("recorded");
     lab.make_vm(new_vm("home1")).await;
     lab.runs().await;
+}
+
+#[tokio::test]
+async fn a_look_at_one_vm_asks_only_its_own_host() {
+    let lab = Lab::up().await;
+    let (_, vm) = running(&lab).await;
+    let listed = || (lab.home.inside().vms_listed, lab.cloud.inside().vms_listed);
+    let (at_home, at_cloud) = listed();
+    let found = vms::get(&lab.cluster, &vm).await.expect("the VM");
+    assert_eq!(found.host, Some(lab.home.id.clone()));
+    assert_eq!(listed(), (at_home + 1, at_cloud));
+    let unknown = "nobody".parse().expect("a name");
+    vms::get(&lab.cluster, &unknown).await.expect_err("no host has it");
+    assert_eq!(listed(), (at_home + 2, at_cloud + 1), "any host could have it");
 }

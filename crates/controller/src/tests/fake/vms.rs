@@ -149,7 +149,8 @@ fn echo(greeting: &'static [u8], request: Request) -> Result<Response, Failure> 
 }
 
 pub(super) async fn vms(State(inside): Shared) -> Reply<Vec<VmReport>> {
-    let inside = inside.lock().expect("lock");
+    let mut inside = inside.lock().expect("lock");
+    inside.vms_listed += 1;
     Ok(Json(inside.vms.values().map(|vm| vm.report.clone()).collect()))
 }
 
