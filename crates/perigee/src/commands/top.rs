@@ -88,10 +88,15 @@ fn rate(bytes_per_s: Option<f64>) -> String {
 pub async fn run(options: &Options, context: &Context) -> Result<(), Problem> {
     let client = controller_client(context)?;
     let lasts = io::stdout().is_terminal() && !options.once && context.format == Format::Table;
+    let every = Duration::from_secs(options.every.max(1));
     let mut before = look(&client).await?;
+    let mut due = before.at + every;
+    let mut said = None;
     loop {
-        sleep_until(before.at + Duration::from_secs(options.every.max(1))).await;
-        let now = look(&client).await?;
+        sleep_until(due).await;
+        due = Instant::now() + every;
+        let Some(now) = or_next_time(look(&client).await, lasts, &mut said)? else { continue };
+        due = now.at + every;
         let page = page(&before, &now);
         if lasts {
             clear();
@@ -101,6 +106,28 @@ pub async fn run(options: &Options, context: &Context) -> Result<(), Problem> {
             return Ok(());
         }
         before = now;
+    }
+}
+
+/// What was seen. If there will be another look, a problem is said, once, under the last page, and is none of the command's.
+fn or_next_time(
+    looked: Result<Look, Problem>,
+    is_another: bool,
+    said: &mut Option<String>,
+) -> Result<Option<Look>, Problem> {
+    match looked {
+        Err(problem) if is_another => {
+            let problem = problem.to_string();
+            if said.as_ref() != Some(&problem) {
+                output::note(&problem);
+                *said = Some(problem);
+            }
+            Ok(None)
+        }
+        looked => {
+            *said = None;
+            looked.map(Some)
+        }
     }
 }
 
@@ -176,6 +203,18 @@ mod tests {
         let mut vm: Vm = serde_json::from_str(&text).expect("a VM");
         vm.io.read_bytes = read_bytes;
         vm
+    }
+
+    #[test]
+    fn a_look_that_fails_does_not_end_what_looks_again() {
+        let failed = || Err(Problem::unavailable("the controller", "it does not answer"));
+        let mut said = None;
+        assert!(or_next_time(failed(), true, &mut said).expect("it goes on").is_none());
+        assert!(said.is_some());
+        let looked = Ok(Look { at: Instant::now(), hosts: None, vms: Vec::new() });
+        assert!(or_next_time(looked, true, &mut said).expect("a look").is_some());
+        assert!(said.is_none());
+        assert!(or_next_time(failed(), false, &mut said).is_err());
     }
 
     #[test]
