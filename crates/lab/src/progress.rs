@@ -2,7 +2,7 @@
 //!
 //! On a terminal each step under way has a line that changes; elsewhere each step prints a line at its start and at its end.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write as _};
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
@@ -35,7 +35,7 @@ impl Steps {
             bar
         });
         if bar.is_none() {
-            eprintln!("  … {what}");
+            print(&format!("  … {what}"));
         }
         let bars = self.bars.clone();
         Step { what, began: Instant::now(), bar, bars, said: String::new(), ended: false }
@@ -43,8 +43,13 @@ impl Steps {
 
     /// Prints a line that stays.
     pub fn say(&self, line: &str) {
-        self.bars.suspend(|| eprintln!("{line}"));
+        self.bars.suspend(|| print(line));
     }
+}
+
+/// Whether anybody reads it does not matter: a lab is taken down all the same.
+fn print(line: &str) {
+    drop(writeln!(std::io::stderr(), "{line}"));
 }
 
 /// A step of the work. If it is dropped before [`Step::done`], it prints that it was not finished.
@@ -67,11 +72,11 @@ impl Step {
         how_far.clone_into(&mut self.said);
         match &self.bar {
             Some(bar) => bar.set_message(self.said.clone()),
-            None => eprintln!(
+            None => print(&format!(
                 "    {} ({:.0} s): {how_far}",
                 self.what,
                 self.began.elapsed().as_secs_f64()
-            ),
+            )),
         }
     }
 
@@ -86,7 +91,8 @@ impl Step {
         }
         let gap = if result.is_empty() { "" } else { "  " };
         let took_s = self.began.elapsed().as_secs_f64();
-        self.bars.suspend(|| eprintln!("  {sign} {} ({took_s:.1} s){gap}{result}", self.what));
+        let line = format!("  {sign} {} ({took_s:.1} s){gap}{result}", self.what);
+        self.bars.suspend(|| print(&line));
     }
 }
 

@@ -1,6 +1,7 @@
 //! Printing: one value or a list, as a table, JSON, YAML or CSV.
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
@@ -63,22 +64,40 @@ pub fn text(text: &str) {
     put(format!("{text}\n").as_bytes());
 }
 
-/// Prints a line to standard error.
+/// Prints a line to standard error. It does not matter whether anybody reads it.
 pub fn note(text: &str) {
-    eprintln!("{}", terminal::for_stderr(text));
+    drop(writeln!(io::stderr(), "{}", terminal::for_stderr(text)));
+}
+
+/// Whether the program has more to do than to print.
+static HAS_MORE_TO_DO: AtomicBool = AtomicBool::new(false);
+
+/// From now on the program does not end because nobody reads what it prints: it has VMs, which it ends itself.
+pub fn outlive_reader() {
+    HAS_MORE_TO_DO.store(true, Ordering::Relaxed);
 }
 
 /// Writes to standard output; what a terminal would obey is made harmless. If the reader has closed the pipe, as `head` does, the program exits without a
-/// message.
+/// message, unless it has more to do.
 pub fn put(bytes: &[u8]) {
     let mut stdout = io::stdout().lock();
-    if let Err(error) = stdout.write_all(&terminal::for_stdout(bytes)).and_then(|()| stdout.flush())
-    {
-        if error.kind() == io::ErrorKind::BrokenPipe {
-            std::process::exit(128 + 13); // as a shell reports SIGPIPE
-        }
-        eprintln!("perigee: write to standard output: {error}");
-        std::process::exit(1);
+    let written = stdout.write_all(&terminal::for_stdout(bytes)).and_then(|()| stdout.flush());
+    let Err(error) = written else { return };
+    let is_closed = error.kind() == io::ErrorKind::BrokenPipe;
+    if !is_closed {
+        note(&format!("perigee: write to standard output: {error}"));
+    }
+    if let Some(code) = exit_code(is_closed, HAS_MORE_TO_DO.load(Ordering::Relaxed)) {
+        std::process::exit(code);
+    }
+}
+
+/// With which code the program exits that can't print.
+fn exit_code(is_closed: bool, has_more_to_do: bool) -> Option<i32> {
+    match (has_more_to_do, is_closed) {
+        (true, _) => None,
+        (false, true) => Some(128 + 13), // as a shell reports SIGPIPE
+        (false, false) => Some(1),
     }
 }
 
@@ -193,6 +212,12 @@ pub fn or_dash<T: std::fmt::Display>(value: Option<&T>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_that_has_vms_does_not_exit_because_nobody_reads_what_it_prints() {
+        assert_eq!(exit_code(true, false), Some(141));
+        assert_eq!(exit_code(true, true), None);
+    }
 
     #[test]
     fn a_row_has_one_line() {

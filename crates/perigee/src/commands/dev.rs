@@ -50,6 +50,7 @@ pub struct Options {
 
 /// Runs until Ctrl-C or SIGTERM.
 pub async fn run(options: Options, context: &Context) -> Result<(), Problem> {
+    output::outlive_reader();
     let dir = match options.dir {
         Some(dir) => dir,
         None => default_dir()?,

@@ -168,6 +168,9 @@ const LABS: &[Column<LabSummary>] = &[
 
 pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
     let steps = Steps::default();
+    if matches!(verb, Verb::Run { .. } | Verb::Demo { .. }) {
+        output::outlive_reader();
+    }
     match verb {
         Verb::Up { shape } => {
             let (definition, options) = shape.lab()?;
