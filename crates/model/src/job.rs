@@ -635,6 +635,9 @@ pub struct Vm {
     /// Which of its runs this is, from 0: it ends when the VM is off, also for a restart.
     #[serde(default)]
     pub run: u32,
+    /// When it was made: two VMs of one name, one after the other, differ in this. 0 for one that the controller knows nothing of.
+    #[serde(default)]
+    pub made_ms: u64,
     /// CPU time of all its vCPUs since its present QEMU was started.
     pub vcpu_ms: u64,
     /// What all its disks together were asked for at its present host, since its volume server was started.

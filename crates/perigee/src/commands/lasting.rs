@@ -207,12 +207,19 @@ pub async fn restart(client: &Client, vm: &VmId, force: bool) -> Result<Vm, Prob
 }
 
 pub async fn delete(client: &Client, vm: &VmId, force: bool) -> Result<(), Problem> {
+    let before: Vm = client.get(&format!("/v1/vms/{vm}")).await?;
     client.delete(&format!("/v1/vms/{vm}?force={force}")).await?;
-    let gone = follow(client, vm, &format!("delete VM {vm}"), |_| None).await;
+    let is_over = |shown: &Vm| is_another(&before, shown).then_some(Ok(()));
+    let gone = follow(client, vm, &format!("delete VM {vm}"), is_over).await;
     match gone {
         Err(problem) if problem.kind == ProblemKind::NotFound => Ok(()),
         other => other.map(drop),
     }
+}
+
+/// Whether somebody has made another VM of this name meanwhile. When it was made is not known of one whose record is gone.
+fn is_another(before: &Vm, shown: &Vm) -> bool {
+    before.made_ms > 0 && shown.made_ms > 0 && shown.made_ms != before.made_ms
 }
 
 async fn until_it_runs(client: &Client, vm: &VmId) -> Result<Vm, Problem> {
@@ -291,6 +298,14 @@ mod tests {
             "memory_bytes":1,"uptime_ms":1,"vcpu_ms":1,"migration":null}}"#
         );
         serde_json::from_str(&text).expect("a VM")
+    }
+
+    #[test]
+    fn a_delete_does_not_wait_for_the_end_of_another_vm_of_the_same_name() {
+        let made = |made_ms| Vm { made_ms, ..shown("running", "") };
+        assert!(!is_another(&made(5), &made(5)));
+        assert!(is_another(&made(5), &made(9)));
+        assert!(!is_another(&made(5), &made(0)), "its record is gone, and its host still has it");
     }
 
     #[test]
