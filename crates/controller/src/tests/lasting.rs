@@ -389,6 +389,27 @@ async fn a_snapshot_of_filesystems_that_went_on_says_so() {
     assert!(note("refused").await.contains("did not stand still"));
 }
 
+#[tokio::test]
+async fn a_snapshot_of_a_vm_that_is_started_meanwhile_says_that_its_guest_may_have_written() {
+    let lab = Lab::up().await;
+    lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("home1") }).await;
+    lab.runs().await;
+    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.vm_is(VmState::Stopped).await;
+    let ask = |name: &str| Snapshot { image: ImageName::new(name).expect("a name") };
+    let still = vms::guest::snapshot(&lab.cluster, &web(), &ask("still")).await.expect("an image");
+    assert_eq!(still.note, "");
+    lab.home.inside().holds_snapshots = true;
+    let started = async {
+        lab.wish(PowerWish::Start).await;
+        lab.runs().await;
+        lab.home.inside().holds_snapshots = false;
+    };
+    let begun = ask("begun");
+    let (made, ()) = tokio::join!(vms::guest::snapshot(&lab.cluster, &web(), &begun), started);
+    assert!(made.expect("an image").note.contains("started meanwhile"));
+}
+
 /// Its guest stands still until the snapshot is made.
 #[tokio::test]
 async fn a_snapshot_goes_on_when_who_has_asked_for_it_goes_away() {

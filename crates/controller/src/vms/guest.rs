@@ -3,7 +3,7 @@
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use perigee_model::guest_agent::{Card, ProgramStatus};
-use perigee_model::job::ClusterImage;
+use perigee_model::job::{ClusterImage, JobState};
 use perigee_model::lasting::{ExecBegun, ExecInVm, ExecStatus};
 use perigee_model::vm::AskGuestAgent;
 use perigee_model::volume::Snapshot;
@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
+use crate::records::JobRecord;
 use crate::{catalog, images, jobs, vms};
 
 /// Of the addresses that a guest says it has.
@@ -133,7 +134,14 @@ pub async fn snapshot(
             .next("try again when it is there"));
     }
     if !record.vm_started {
-        return images::snapshot_disk(cluster, root, wanted).await;
+        let made = images::snapshot_disk(cluster, root, wanted).await?;
+        // From the moment on that it has a host, its guest may run without having been recorded so.
+        let is_off =
+            |now: &JobRecord| now.job.state == JobState::Queued && now.restarts == record.restarts;
+        if jobs::of_vm(cluster, vm).is_some_and(|now| is_off(&now)) {
+            return Ok(made);
+        }
+        return Ok(ClusterImage { note: in_doubt("it was started meanwhile"), ..made });
     }
     let frozen = ask::<Count>(cluster, vm, "guest-fsfreeze-freeze", json!({})).await;
     let made = images::snapshot_disk(cluster, root, wanted).await;
@@ -150,10 +158,12 @@ pub async fn snapshot(
             why_not_still(frozen, thawed)
         }
     };
-    let note = why.map_or_else(String::new, |why| {
-        format!("it may be no more than what a power cut would have left: {why}")
-    });
+    let note = why.map_or_else(String::new, |why| in_doubt(&why));
     Ok(ClusterImage { note, ..made? })
+}
+
+fn in_doubt(why: &str) -> String {
+    format!("it may be no more than what a power cut would have left: {why}")
 }
 
 /// Of filesystems. An agent of an earlier version does not say it.
