@@ -146,7 +146,8 @@ struct Made {
     rules: String,
     /// The rules as the kernel lists them.
     listed: String,
-    /// The same of the rules that count connections.
+    /// The same of the rules that count connections, as they were loaded and as the kernel lists them.
+    limits: String,
     counted: String,
     /// The ports of this host that lead to VMs; `None` before the first pass: those of an earlier agent go on.
     doors: Option<Vec<Door>>,

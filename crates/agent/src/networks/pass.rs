@@ -5,6 +5,7 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use perigee_model::network::{HostNetwork, HostNetworks, mac};
+use perigee_model::tenant::tenant_of;
 use perigee_model::{HostId, VmId};
 use tokio::time::{Instant, timeout};
 
@@ -198,7 +199,7 @@ impl Networks {
             let limits = self.tag.limits();
             let none = format!("table inet {limits}\ndelete table inet {limits}\n");
             run("nft", &["-f", "-"], &(none + &talk::none(&self.tag))).await?;
-            (made.rules, made.listed, made.counted) = Default::default();
+            (made.rules, made.listed, made.limits, made.counted) = Default::default();
             return Ok(());
         }
         let taps: Vec<Tap> = segments.iter().flat_map(|segment| segment.taps.clone()).collect();
@@ -212,7 +213,7 @@ impl Networks {
         let host = OfHost { taps: &taps, peers, hosts, doors, forwards_nothing_else };
         let rules = rules::of_host(&self.tag, &host);
         let is_same = rules == made.rules;
-        self.limit(made).await?;
+        self.limit(made, wanted).await?;
         if is_same && self.listed().await.is_ok_and(|listed| listed == made.listed) {
             return Ok(());
         }
@@ -228,20 +229,27 @@ impl Networks {
         Ok(())
     }
 
-    /// Loads the limits of connections unless they are there.
-    async fn limit(&self, made: &mut Made) -> Result<(), String> {
+    /// Loads the limits of connections if they are to be others, or if they are not as they were.
+    async fn limit(&self, made: &mut Made, wanted: &HostNetworks) -> Result<(), String> {
         let table = self.tag.limits();
         let listed = async || run("nft", &["-s", "-t", "list", "table", "inet", &table], "").await;
-        if !made.counted.is_empty() && listed().await.is_ok_and(|listed| listed == made.counted) {
+        let of_cards = made.cards.values().map(|CardHere { card, .. }| (card.vni, &card.network));
+        let named = wanted.networks.iter().map(|network| (network.vni, &network.name));
+        let whose = of_cards.chain(named).map(|(vni, name)| (vni, tenant_of(name.as_str())));
+        let connections = if cfg!(test) { 400 } else { connections_max() };
+        let limits = rules::limits(&self.tag, &whose.collect(), connections);
+        let is_same = limits == made.limits && !made.counted.is_empty();
+        if is_same && listed().await.is_ok_and(|listed| listed == made.counted) {
             return Ok(());
         }
-        if !made.counted.is_empty() {
+        if is_same {
             self.mended(format!(
                 "somebody has changed the limits of tenants' connections (nftables, {table}): the agent has set them up again"
             ));
         }
-        run("nft", &["-f", "-"], &rules::limits(&self.tag, connections_max())).await?;
+        run("nft", &["-f", "-"], &limits).await?;
         made.counted = listed().await?;
+        made.limits = limits;
         Ok(())
     }
 

@@ -33,11 +33,10 @@ const CONNECTIONS: u32 = 2048;
 const NEW_PER_S: u32 = 200;
 const BURST: u32 = 5 * NEW_PER_S;
 const NEW_OF_ALL_PER_S: u32 = 2000;
-/// Connections to the published ports of one network, and new ones of them in a second. And the same of what its VMs, and its gateway
-/// for their names, open outside.
-const CONNECTIONS_OF_NETWORK: u32 = if cfg!(test) { 200 } else { 8192 };
-const NEW_OF_NETWORK_PER_S: u32 = 1000;
-const BURST_OF_NETWORK: u32 = 2 * NEW_OF_NETWORK_PER_S;
+/// New connections to the published ports of one tenant in a second. And the same of what its VMs, and its gateways for their names,
+/// open outside: half of [`NEW_OF_ALL_PER_S`].
+const NEW_OF_TENANT_PER_S: u32 = NEW_OF_ALL_PER_S / 2;
+const BURST_OF_TENANT: u32 = 2 * NEW_OF_TENANT_PER_S;
 
 /// A card that is connected here.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,12 +89,32 @@ pub fn of_host(tag: &Tag, host: &OfHost) -> String {
 
 /// How many connections of guests, and to guests, the host follows. The kernel counts them in sets, and forgets them with these. So
 /// the sets are made once, and only what is asked of them is made anew. `connections` is as many as all guests may have, and as
-/// many as all published ports may have: the kernel's table is the host's own too.
-pub fn limits(tag: &Tag, connections: u32) -> String {
+/// many as all published ports may have: the kernel's table is the host's own too. A tenant has at most half of them, in all its
+/// networks, so that it leaves some to the others. `networks` says whose each network is.
+pub fn limits(tag: &Tag, networks: &BTreeMap<u16, &str>, connections: u32) -> String {
     let (table, uplinks) = (format!("table inet {}", tag.limits()), tag.uplinks());
-    let of_one = CONNECTIONS_OF_NETWORK.min(connections);
+    let of_one = (connections / 2).max(1);
     let rate =
-        format!("limit rate over {NEW_OF_NETWORK_PER_S}/second burst {BURST_OF_NETWORK} packets");
+        format!("limit rate over {NEW_OF_TENANT_PER_S}/second burst {BURST_OF_TENANT} packets");
+    let mut cables: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for (vni, tenant) in networks {
+        cables.entry(tenant).or_default().push(format!("\"{}\"", tag.uplink(*vni)));
+    }
+    let mut of_tenants = String::new();
+    for (tenant, cables) in cables {
+        let (number, cables) = (number_of(tenant), cables.join(", "));
+        for (cable, address, fresh, open) in
+            [("oifname", "daddr", "fresh", "inside"), ("iifname", "saddr", "begun", "outside")]
+        {
+            // nft 1.0.6 takes no constant and no map as a key: of the packet's address no bit is left but the tenant's number.
+            let _ = write!(
+                of_tenants,
+                "    {cable} {{ {cables} }} update @{fresh} {{ ip {address} & 0.0.0.0 | {number} {rate} }} drop
+    {cable} {{ {cables} }} add @{open} {{ ip {address} & 0.0.0.0 | {number} ct count over {of_one} }} drop
+"
+            );
+        }
+    }
     format!(
         "{table} {{
   set fresh {{ type ipv4_addr; size 65535; flags dynamic,timeout; timeout 1m; }}
@@ -109,17 +128,23 @@ pub fn limits(tag: &Tag, connections: u32) -> String {
 flush chain inet {} pass
 {table} {{
   chain pass {{
-    oifname \"{uplinks}\" ct state new update @fresh {{ ip daddr {rate} }} drop
-    oifname \"{uplinks}\" ct state new add @inside {{ ip daddr ct count over {of_one} }} drop
-    oifname \"{uplinks}\" ct state new add @all_in {{ meta nfproto ct count over {connections} }} drop
-    iifname \"{uplinks}\" ct state new update @begun {{ ip saddr {rate} }} drop
-    iifname \"{uplinks}\" ct state new add @outside {{ ip saddr ct count over {of_one} }} drop
-    iifname \"{uplinks}\" ct state new add @all_out {{ meta nfproto ct count over {connections} }} drop
+    ct state != new accept
+{of_tenants}    oifname \"{uplinks}\" add @all_in {{ meta nfproto ct count over {connections} }} drop
+    iifname \"{uplinks}\" add @all_out {{ meta nfproto ct count over {connections} }} drop
   }}
 }}
 ",
         tag.limits()
     )
+}
+
+/// A tenant's number, by which its connections are counted: FNV-1a of its name. It is the same for every version of the agent, because
+/// the kernel goes on counting when another one begins.
+fn number_of(tenant: &str) -> Ipv4Addr {
+    let hash = tenant
+        .bytes()
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    Ipv4Addr::from(hash)
 }
 
 fn bridge_chains(tag: &Tag, taps: &[Tap]) -> String {
@@ -417,7 +442,8 @@ mod tests {
         let all = [
             of_host(&tag(), &full),
             of_host(&tag(), &OfHost::default()),
-            limits(&tag(), 16_384),
+            limits(&tag(), &[(1, "default"), (2, "acme"), (7, "acme")].into(), 16_384),
+            limits(&tag(), &BTreeMap::new(), 16_384),
             of_gateway(true, &published),
             of_gateway(true, &[]),
             of_gateway(false, &published),

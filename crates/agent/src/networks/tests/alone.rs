@@ -219,6 +219,45 @@ fn a_gateway_that_was_left_half_made_is_completed() {
     });
 }
 
+/// Until now two networks of one tenant had all the connections that guests may have outside.
+#[test]
+fn the_networks_of_one_tenant_leave_connections_to_another_one() {
+    in_a_thread(|| {
+        let Some((runtime, host, mut wanted)) = alone() else { return };
+        host.run("ip link add eth0 type veth peer name far");
+        host.run("ip address add 10.99.0.1/24 dev eth0");
+        host.run("ip link set eth0 up");
+        host.run("ip link set far up");
+        host.run("ip neighbour replace 10.99.0.2 lladdr 02:00:00:00:00:09 dev eth0");
+        let of_acme =
+            Card { network: NetworkName::new("acme~net3").expect("a name"), ..card(3, 2) };
+        let member =
+            Member { vm: vm_id("acme~web"), address: of_acme.address, host: Some(host_id(1)) };
+        wanted.networks.push(HostNetwork {
+            name: of_acme.network.clone(),
+            vni: 3,
+            members: vec![member],
+            published: Vec::new(),
+            ..wanted.networks[1].clone()
+        });
+        host.networks.store(wanted).expect("it is kept");
+        let guests = [("web", card(1, 2)), ("other", card(2, 2)), ("acme~web", of_acme)];
+        let mut guests = guests.map(|(vm, card)| host.connect(&runtime, vm, card));
+        host.pass(&runtime);
+        let [one, two, acme] = guests.each_mut().map(|guest| {
+            assert_eq!(again(|| guest.name("gateway")), subnet().gateway());
+            a_flood(&host, guest);
+            let own = names::uplink_addresses(guest.card.vni).1.to_string();
+            enter(&host.namespace);
+            let line = ["-L", "-f", "ipv4", "-s", &own];
+            let listed = runtime.block_on(run("conntrack", &line, "")).expect("connections");
+            listed.lines().count()
+        });
+        assert!((100..260).contains(&(one + two)), "{one} and {two} of one tenant");
+        assert!(acme >= 100, "{acme} of another tenant");
+    });
+}
+
 #[test]
 fn a_guest_that_asks_only_its_gateway_for_addresses_is_limited_too() {
     in_a_thread(|| {
