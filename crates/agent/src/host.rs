@@ -162,6 +162,7 @@ impl Host {
             ]
             .concat(),
             no_networks: self.networks.trouble(),
+            failing_gateways: self.networks.failing_gateways(),
             bridges: self.bridged.there(),
             no_user_networks: self.user_networks.cannot(),
             no_tpm: tpm::missing(),

@@ -171,6 +171,7 @@ struct Made {
 #[derive(Default)]
 struct Said {
     trouble: Option<String>,
+    failing_gateways: Vec<u16>,
     carried_by_others: Option<String>,
     mended: Vec<(Instant, String)>,
 }
@@ -359,6 +360,11 @@ impl Networks {
     /// Why VMs can't start here in tenants' networks now.
     pub fn trouble(&self) -> Option<String> {
         self.end.lock().unwrap_or_else(PoisonError::into_inner).trouble.clone()
+    }
+
+    /// The numbers of the networks whose gateways do not start here.
+    pub fn failing_gateways(&self) -> Vec<u16> {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner).failing_gateways.clone()
     }
 
     /// Takes what the controller wants. It is brought about soon, and what can't be done stands in the host's report.

@@ -30,6 +30,7 @@ use tokio::sync::Notify;
 use crate::cluster::{Cluster, HostLink, now_ms};
 use crate::records::{JobRecord, Owned, vm_of};
 
+use tell::Failing;
 #[cfg(test)]
 pub use tell::place_of;
 pub use tell::{Resolved, Told, concerns, keep};
@@ -88,6 +89,7 @@ pub struct Networks {
     /// Networks that count and have no records, so that a test of their limit need not make them.
     #[cfg(test)]
     pub counted: std::sync::atomic::AtomicUsize,
+    failing: Mutex<Failing>,
 }
 
 impl Networks {

@@ -68,6 +68,9 @@ pub enum Accelerator {
 /// As many addresses of a host's interfaces are known.
 pub const HOST_ADDRESSES_MAX: usize = 64;
 
+/// As many gateways that do not start are said; the others when these are elsewhere.
+pub const FAILING_GATEWAYS_MAX: usize = 256;
+
 /// What a host's agent says of its host.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct HostReport {
@@ -98,6 +101,9 @@ pub struct HostReport {
     /// Why VMs can't start here in networks of tenants now; `None` if they can.
     #[serde(default)]
     pub no_networks: Option<String>,
+    /// The numbers of the networks whose gateways are to be here and do not start, at most [`FAILING_GATEWAYS_MAX`].
+    #[serde(default)]
+    pub failing_gateways: Vec<u16>,
     /// Why VMs here can't have a user network; `None` if they can.
     #[serde(default = "said_nothing")]
     pub no_user_networks: Option<String>,

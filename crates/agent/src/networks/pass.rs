@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use perigee_model::network::{HostNetwork, HostNetworks, mac};
 use perigee_model::tenant::tenant_of;
+use perigee_model::vm::FAILING_GATEWAYS_MAX;
 use perigee_model::{HostId, VmId};
 use tokio::time::{Instant, timeout};
 
@@ -62,6 +63,9 @@ impl Networks {
             tracing::warn!("{trouble}");
         }
         said.trouble = trouble;
+        // One that runs and can't be told something new is no reason to end what goes through it.
+        let failing = made.failed.keys().filter(|vni| !gateway::runs(made.gateways.get(*vni)));
+        said.failing_gateways = failing.take(FAILING_GATEWAYS_MAX).copied().collect();
         said.carried_by_others.clone_from(&made.carried_by_others);
         result
     }
@@ -263,6 +267,7 @@ impl Networks {
     async fn end_gateways(&self, made: &mut Made, segments: &[Segment]) -> (bool, Vec<String>) {
         let (tag, dir) = (&self.tag, &self.dir);
         let (mut is_changed, mut troubles) = (false, Vec::new());
+        made.failed.retain(|vni, _| has_gateway(segments, *vni));
         let left = gateway::left(dir).into_iter().chain(made.gateways.keys().copied());
         for vni in left.filter(|vni| !has_gateway(segments, *vni)).collect::<BTreeSet<u16>>() {
             troubles.extend(gateway::end(tag, dir, vni, made.gateways.remove(&vni)).await.err());
@@ -284,7 +289,6 @@ impl Networks {
         there: &There,
     ) -> (bool, Vec<String>) {
         let (mut is_changed, mut troubles) = (false, Vec::new());
-        made.failed.retain(|vni, _| has_gateway(segments, *vni));
         let here = wanted.networks.iter().filter(|network| has_gateway(segments, network.vni));
         for network in here {
             let vni = network.vni;

@@ -25,9 +25,13 @@ use crate::records::{JobRecord, MigrationRecord, vm_of};
 /// A host that has lost what it was told gets it again after this time.
 const TELL_AGAIN: Duration = Duration::from_secs(30);
 
-/// For how long the host of a gateway may say that it can't have networks. It may be its passing trouble.
+/// For how long the host of a gateway may say that it can't have networks, or that the gateway does not start. It may be its passing
+/// trouble.
 const UNABLE_MAX: Duration =
     if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(60) };
+
+/// For how long a gateway does not come back to a host where it did not start. Where it starts nowhere, it does not go to and fro.
+const LEFT_FOR: Duration = Duration::from_secs(3600);
 
 /// For how long an answer for a name counts, and how long one is waited for.
 const RESOLVED_FOR: Duration = Duration::from_secs(60);
@@ -173,6 +177,7 @@ async fn round(cluster: &Arc<Cluster>) -> Result<(), Problem> {
     let able: Vec<Arc<HostLink>> =
         cluster.hosts.all().into_iter().filter(|host| host.addresses.tunnel.is_some()).collect();
     note_unable(cluster, &able);
+    note_failing(cluster, &able);
     let owners = publish::owners(cluster);
     let mut here = Vec::new();
     for network in networks {
@@ -236,6 +241,50 @@ fn note_unable(cluster: &Cluster, hosts: &[Arc<HostLink>]) {
     }
 }
 
+/// The gateways that do not start at their hosts, by the host and the network's number.
+#[derive(Default)]
+pub struct Failing {
+    /// Since when their hosts say so.
+    since: BTreeMap<(HostId, u16), Instant>,
+    /// When they have left a host because of that.
+    left: BTreeMap<(HostId, u16), Instant>,
+}
+
+impl Failing {
+    fn note(&mut self, said: BTreeSet<(HostId, u16)>) {
+        self.since.retain(|gateway, _| said.contains(gateway));
+        for gateway in said {
+            self.since.entry(gateway).or_insert_with(Instant::now);
+        }
+        self.left.retain(|_, at| at.elapsed() < LEFT_FOR);
+    }
+
+    /// Whether the gateway is to leave this host, if another one can have it.
+    fn is_to_leave(&self, host: &HostId, vni: u16) -> bool {
+        let since = self.since.get(&(host.clone(), vni));
+        since.is_some_and(|since| since.elapsed() >= UNABLE_MAX)
+    }
+
+    fn has_left(&self, host: &HostId, vni: u16) -> bool {
+        self.left.contains_key(&(host.clone(), vni))
+    }
+}
+
+fn lock_failing(cluster: &Cluster) -> MutexGuard<'_, Failing> {
+    cluster.networks.failing.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn note_failing(cluster: &Cluster, hosts: &[Arc<HostLink>]) {
+    let of_host = |host: &Arc<HostLink>| {
+        let report = cluster.hosts.report(&host.id);
+        let numbers = report.map(|report| report.failing_gateways.clone()).unwrap_or_default();
+        let id = host.id.clone();
+        numbers.into_iter().map(move |vni| (id.clone(), vni))
+    };
+    let said = hosts.iter().flat_map(of_host).collect();
+    lock_failing(cluster).note(said);
+}
+
 /// A network with the hosts that have a part of it.
 struct Spread {
     network: NetworkRecord,
@@ -289,9 +338,28 @@ async fn spread(
         answers(host) && unable.get(host).is_none_or(|since| since.elapsed() < UNABLE_MAX)
     });
     let able = hosts.iter().filter(|host| answers(host) && !unable.contains_key(*host));
-    if !is_served && let Some(next) = best_gateway(&members, able) {
+    let able: Vec<&HostId> = able.collect();
+    let (fails, next) = {
+        let failing = lock_failing(cluster);
+        let at = network.gateway.as_ref();
+        let fails = at.is_some_and(|host| failing.is_to_leave(host, network.vni));
+        let is_untried = |host: &&HostId| Some(*host) != at && !failing.has_left(host, network.vni);
+        let next = match best_gateway(&members, able.iter().copied().filter(is_untried)) {
+            Some(next) if !is_served || fails => Some(next),
+            // One that may not start is better than none.
+            None if !is_served => best_gateway(&members, able.into_iter()),
+            Some(_) | None => None,
+        };
+        (fails, next)
+    };
+    if let Some(next) = next {
+        let before = network.gateway.clone();
         match set_gateway(cluster, &network.name, next).await {
-            Ok(changed) => network = changed,
+            Ok(changed) => {
+                let left = before.filter(|_| fails).map(|host| (host, changed.vni));
+                lock_failing(cluster).left.extend(left.map(|left| (left, Instant::now())));
+                network = changed;
+            }
             // It was deleted just now.
             Err(problem) if problem.kind == ProblemKind::NotFound => return Err(problem),
             // Its hosts would remove what they are not told of.

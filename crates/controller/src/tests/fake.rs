@@ -109,6 +109,8 @@ pub struct Inside {
     pub lists_of_images: u32,
     /// Why VMs can't be in networks here.
     pub no_networks: Option<String>,
+    /// The numbers of networks whose gateways do not start here.
+    pub failing_gateways: Vec<u16>,
     /// Why VMs have no user networks here.
     pub no_user_networks: Option<String>,
     /// Why VMs have no TPM here.
@@ -433,7 +435,7 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
 }
 
 async fn host(State(inside): Shared) -> Reply<HostReport> {
-    let (kvm_on, boot_id, no_networks, addresses, (no_user_networks, no_tpm, bridges)) = {
+    let (kvm_on, boot_id, no_networks, addresses, (no_user_networks, no_tpm, bridges), failing) = {
         let inside = inside.lock().expect("lock");
         let bridges = inside.bridges.clone();
         let (no_user_networks, no_tpm) = (inside.no_user_networks.clone(), inside.no_tpm.clone());
@@ -444,6 +446,7 @@ async fn host(State(inside): Shared) -> Reply<HostReport> {
             no_networks,
             addresses,
             (no_user_networks, no_tpm, bridges),
+            inside.failing_gateways.clone(),
         )
     };
     Ok(Json(HostReport {
@@ -459,6 +462,7 @@ async fn host(State(inside): Shared) -> Reply<HostReport> {
         boot_id,
         warnings: Vec::new(),
         no_networks,
+        failing_gateways: failing,
         no_user_networks,
         no_tpm,
         bridges,

@@ -1,5 +1,7 @@
 //! Networks of tenants.
 
+use std::time::Duration;
+
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{JobState, Start};
 use perigee_model::network::NewNetwork;
@@ -7,6 +9,7 @@ use perigee_model::vm::{
     HostAddresses, MigrationPhase, MigrationReport, NetworkKind, VmNetwork, VmReport, VmStatus,
 };
 use perigee_model::{HostId, JobId, MigrationId, NetworkName, ProblemKind, SiteId};
+use tokio::time::sleep;
 
 use super::fake::FakeHost;
 use super::{Access, JobSpec, Lab, spec, vm_of, wait_for};
@@ -168,6 +171,43 @@ async fn a_gateway_leaves_a_host_that_can_t_have_networks_any_more() {
     let host = if first == lab.home.id { &lab.home } else { &lab.cloud };
     host.inside().no_networks = Some("dnsmasq is not installed".to_owned());
     wait_for("another gateway", async || gateway().await.filter(|host| *host != first)).await;
+}
+
+/// Until now only a host that can't have any networks lost its gateways.
+#[tokio::test]
+async fn a_gateway_that_does_not_start_goes_to_another_host_and_not_to_and_fro() {
+    let lab = Lab::up().await;
+    let vni = create(&lab.cluster, new("blue")).await.expect("a network").vni;
+    let network = NetworkKind::Cluster(name("blue"));
+    for host in [&lab.home, &lab.cloud] {
+        let (network, volumes) = (network.clone(), Vec::new());
+        let start = Start::Host(host.id.clone());
+        let id = lab.submit(JobSpec { network, start, volumes, ..spec(Access::Read) }).await;
+        lab.wait_for_vm(host, &vm_of(&id)).await;
+    }
+    let gateway = async || find(&lab.cluster, &name("blue")).await.ok()?.gateway;
+    let first = wait_for("a gateway", gateway).await;
+    let [host, other] = match first == lab.home.id {
+        true => [&lab.home, &lab.cloud],
+        false => [&lab.cloud, &lab.home],
+    };
+    let says = async |host: &FakeHost, failing: &[u16]| {
+        host.inside().failing_gateways = failing.to_vec();
+        wait_for("the report", async || {
+            let report = lab.cluster.hosts.report(&host.id)?;
+            (report.failing_gateways == failing).then_some(())
+        })
+        .await;
+    };
+    says(host, &[vni + 1]).await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(gateway().await, Some(first.clone()), "another network's");
+    says(host, &[vni]).await;
+    wait_for("another gateway", async || gateway().await.filter(|host| *host != first)).await;
+    says(host, &[]).await;
+    says(other, &[vni]).await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(gateway().await, Some(other.id.clone()), "it has failed at the other one lately");
 }
 
 /// A job that says nothing of a card has one where its host can, and it moves only to hosts that can.

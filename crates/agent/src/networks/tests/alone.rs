@@ -186,6 +186,7 @@ fn a_gateway_that_can_t_start_holds_up_no_other() {
         };
         assert!(pass().is_err_and(|why| why.contains("gateway-0001")));
         assert_eq!(host.processes("gateway-0002").len(), 1);
+        assert_eq!(host.networks.failing_gateways(), [1], "the controller hears of it");
         std::fs::remove_file(way).expect("a file");
         let wait = |wait: Duration| {
             let mut made = runtime.block_on(host.networks.turn.lock());
@@ -196,6 +197,7 @@ fn a_gateway_that_can_t_start_holds_up_no_other() {
         wait(Duration::ZERO);
         host.pass(&runtime);
         assert_eq!(host.processes("gateway-0001").len(), 1);
+        assert!(host.networks.failing_gateways().is_empty());
     });
 }
 
