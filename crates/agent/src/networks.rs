@@ -59,6 +59,7 @@ use self::names::Tag;
 use self::rules::Door;
 use self::tools::{list, run};
 use self::tunnel::Tunnel;
+use self::watch::Watch;
 use crate::files::{read_json, write_json};
 use crate::host::Host;
 use crate::users::VmUids;
@@ -143,6 +144,8 @@ struct Made {
     cards: BTreeMap<VmId, CardHere>,
     /// Nothing is wanted, and nothing is left of earlier.
     is_idle: bool,
+    /// There is no filter, because no network is here.
+    has_no_filter: bool,
     rules: String,
     /// The rules as the kernel lists them.
     listed: String,
@@ -367,6 +370,23 @@ impl Networks {
         self.said.lock().unwrap_or_else(PoisonError::into_inner).failing_gateways.clone()
     }
 
+    /// Waits until the controller has said something new, or somebody has removed a packet filter.
+    async fn is_to_pass(&self, watch: &std::io::Result<Watch>) {
+        let removed = async {
+            if let Ok(watch) = watch
+                && watch.removed().await.is_ok()
+            {
+                return;
+            }
+            // The kernel does not tell.
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = self.now.notified() => {}
+            () = removed => {}
+        }
+    }
+
     /// Takes what the controller wants. It is brought about soon, and what can't be done stands in the host's report.
     ///
     /// # Errors
@@ -497,6 +517,10 @@ pub async fn keep(host: Arc<Host>, vms: Arc<Vms>) {
     if !networks.is_root {
         return std::future::pending().await;
     }
+    let watch = Watch::new();
+    if let Err(error) = &watch {
+        tracing::warn!(%error, "the agent sees only every {} s whether somebody has changed the filter of tenants' networks", LOOK_AGAIN.as_secs());
+    }
     let mut looked = Instant::now();
     loop {
         if networks.trouble().is_some() && looked.elapsed() > FIND_AGAIN {
@@ -515,7 +539,7 @@ pub async fn keep(host: Arc<Host>, vms: Arc<Vms>) {
                 break;
             }
             tokio::select! {
-                () = networks.now.notified() => break,
+                () = networks.is_to_pass(&watch) => break,
                 () = host.changes.wait(seen, left) => {}
             }
         }

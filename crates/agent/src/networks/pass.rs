@@ -195,6 +195,10 @@ impl Networks {
     ) -> Result<(), String> {
         let table = self.tag.table();
         if segments.is_empty() {
+            // The watch would hear each removal.
+            if made.has_no_filter {
+                return Ok(());
+            }
             for family in ["bridge", "inet"] {
                 // One that is not there cannot be deleted, so it is made first.
                 let rules = format!("table {family} {table}\ndelete table {family} {table}\n");
@@ -204,8 +208,10 @@ impl Networks {
             let none = format!("table inet {limits}\ndelete table inet {limits}\n");
             run("nft", &["-f", "-"], &(none + &talk::none(&self.tag))).await?;
             (made.rules, made.listed, made.limits, made.counted) = Default::default();
+            made.has_no_filter = true;
             return Ok(());
         }
+        made.has_no_filter = false;
         let taps: Vec<Tap> = segments.iter().flat_map(|segment| segment.taps.clone()).collect();
         let mut peers = rules::Peers::new();
         for segment in segments {

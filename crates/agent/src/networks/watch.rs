@@ -1,4 +1,4 @@
-//! Hears at once when somebody removes rules of the packet filter (nftables) in this network namespace.
+//! Hears at once when somebody removes rules of an agent's packet filter (nftables) in this network namespace.
 
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -13,6 +13,8 @@ use tokio::io::unix::AsyncFd;
 const LISTENERS: u32 = 1 << (7 - 1);
 /// Kinds of messages: a table, a chain or a rule was removed.
 const REMOVED: [u16; 3] = [0x0a02, 0x0a05, 0x0a08];
+/// All tables of agents begin so. Other programs change theirs often.
+const OWN: &[u8] = b"perigee_";
 /// Before each message: its length (4 bytes), its kind (2), and 10 more.
 const HEADER_BYTES: usize = 16;
 
@@ -50,14 +52,17 @@ impl Watch {
 }
 
 fn says_removed(mut text: &[u8]) -> bool {
-    while let Some((header, _)) = text.split_at_checked(HEADER_BYTES) {
+    while let Some((header, rest)) = text.split_at_checked(HEADER_BYTES) {
         let [a, b, c, d, kind @ ..] = header else { return false };
-        if REMOVED.contains(&u16::from_ne_bytes([kind[0], kind[1]])) {
+        let length = usize::try_from(u32::from_ne_bytes([*a, *b, *c, *d])).unwrap_or(usize::MAX);
+        let length = length.max(HEADER_BYTES);
+        let said = &rest[..rest.len().min(length - HEADER_BYTES)];
+        let is_own = || said.windows(OWN.len()).any(|part| part == OWN);
+        if REMOVED.contains(&u16::from_ne_bytes([kind[0], kind[1]])) && is_own() {
             return true;
         }
-        let length = usize::try_from(u32::from_ne_bytes([*a, *b, *c, *d])).unwrap_or(usize::MAX);
         // Messages begin at multiples of four.
-        let next = length.max(HEADER_BYTES).checked_next_multiple_of(4);
+        let next = length.checked_next_multiple_of(4);
         text = next.and_then(|next| text.get(next..)).unwrap_or_default();
     }
     false
@@ -69,14 +74,19 @@ mod tests {
 
     #[test]
     fn a_removal_is_found_behind_other_messages() {
-        let message = |kind: u16, bytes: u32| {
+        let message = |kind: u16, table: &str| {
+            let bytes = u32::try_from(HEADER_BYTES + table.len()).expect("a short one");
             let mut all = [&bytes.to_ne_bytes()[..], &kind.to_ne_bytes()].concat();
-            all.resize(usize::try_from(bytes).expect("a short one").next_multiple_of(4), 0);
+            all.resize(HEADER_BYTES, 0);
+            all.extend(table.bytes());
+            all.resize(all.len().next_multiple_of(4), 0);
             all
         };
-        let [other, removed] = [message(0x0a00, 21), message(0x0a02, 20)];
-        assert!(says_removed(&[other.clone(), removed].concat()));
-        for nothing in [&other[..], &[], &[0; 7], &[0; 40], &[0xff; 40]] {
+        let [other, removed] = [message(0x0a00, "perigee_net_1"), message(0x0a02, "perigee_net_1")];
+        assert!(says_removed(&[&other[..], &removed].concat()));
+        // Another program's table is removed, and one of an agent is made.
+        let strange = [message(0x0a02, "docker"), other.clone()].concat();
+        for nothing in [&other[..], &strange, &[], &[0; 7], &[0; 40], &[0xff; 40]] {
             assert!(!says_removed(nothing), "{nothing:?}");
         }
     }

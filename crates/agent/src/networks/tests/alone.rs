@@ -221,6 +221,30 @@ fn a_gateway_that_was_left_half_made_is_completed() {
     });
 }
 
+/// Until now their cards had no filter until the next look, 2 s later at most.
+#[test]
+fn who_flushes_the_filter_of_tenants_networks_is_heard_at_once() {
+    in_a_thread(|| {
+        let Some((runtime, host, wanted)) = alone() else { return };
+        host.networks.store(wanted).expect("it is kept");
+        let _web = host.connect(&runtime, "web", card(1, 2));
+        host.pass(&runtime);
+        let watch = runtime.block_on(async { Watch::new() });
+        let heard = |within: Duration| {
+            let heard = async { timeout(within, host.networks.is_to_pass(&watch)).await };
+            runtime.block_on(heard).is_ok()
+        };
+        host.pass(&runtime);
+        host.run("nft add table inet other");
+        host.run("nft delete table inet other");
+        assert!(!heard(Duration::from_millis(200)), "it looks for nothing of its own or of others");
+        host.run("nft flush ruleset");
+        assert!(heard(Duration::from_secs(60)));
+        host.pass(&runtime);
+        assert!(host.has("packet filter"));
+    });
+}
+
 /// Until now two networks of one tenant had all the connections that guests may have outside.
 #[test]
 fn the_networks_of_one_tenant_leave_connections_to_another_one() {
