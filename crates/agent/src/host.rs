@@ -258,7 +258,7 @@ fn memory_field(text: &str, name: &str) -> u64 {
 }
 
 /// The IPv4 addresses of this host's interfaces.
-fn interfaces() -> impl Iterator<Item = Ipv4Addr> {
+pub fn interfaces() -> impl Iterator<Item = Ipv4Addr> {
     let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
     interfaces.filter_map(|interface| Some(interface.address?.as_sockaddr_in()?.ip()))
 }

@@ -165,6 +165,8 @@ struct Made {
     strange: BTreeMap<String, Instant>,
     /// Other programs' rules may drop what bridges carry.
     carried_by_others: Option<String>,
+    /// Gateways here have nobody to ask for names of the outside.
+    no_resolvers: Option<String>,
     /// Interfaces that were there after the last pass.
     interfaces: BTreeSet<String>,
     /// What VMs of a job send to each other is counted.
@@ -176,6 +178,7 @@ struct Said {
     trouble: Option<String>,
     failing_gateways: Vec<u16>,
     carried_by_others: Option<String>,
+    no_resolvers: Option<String>,
     mended: Vec<(Instant, String)>,
 }
 
@@ -467,7 +470,8 @@ impl Networks {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         said.mended.retain(|(at, _)| at.elapsed() < MENDED_FOR);
         let mended = said.mended.iter().map(|(_, text)| text.clone());
-        let troubles = said.trouble.iter().chain(&said.carried_by_others).cloned();
+        let troubles = said.trouble.iter().chain(&said.carried_by_others);
+        let troubles = troubles.chain(&said.no_resolvers).cloned();
         cannot.into_iter().chain(troubles).chain(mended).collect()
     }
 

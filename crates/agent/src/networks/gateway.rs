@@ -23,6 +23,7 @@ use super::names::{Tag, uplink_addresses};
 use super::rules::of_gateway;
 use super::tools::{batch, batch_within, namespace_of, run};
 use crate::files;
+use crate::host;
 use crate::process::{self, Looks, Process};
 
 const DNSMASQ: &str = "dnsmasq";
@@ -112,18 +113,49 @@ fn user() -> Result<(String, String, Gid), String> {
     Ok((user.name, group.name, user.gid))
 }
 
+/// The addresses of this host, with which the packet filter lets no gateway speak.
+fn own_addresses() -> Vec<Ipv4Addr> {
+    host::interfaces().collect()
+}
+
 /// Those of the first file that has some.
-fn resolvers_in(files: [impl AsRef<Path>; 2]) -> Vec<Ipv4Addr> {
-    let read = files.map(|file| resolvers(&std::fs::read_to_string(file).unwrap_or_default()));
+fn resolvers_in(files: [impl AsRef<Path>; 2], own: &[Ipv4Addr]) -> Vec<Ipv4Addr> {
+    let read = files.map(|file| resolvers(&std::fs::read_to_string(file).unwrap_or_default(), own));
     read.into_iter().find(|found| !found.is_empty()).unwrap_or_default()
 }
 
+/// Why gateways here find no names of the outside, if this host has resolvers and a gateway can reach none of them.
+pub fn no_resolvers() -> Option<String> {
+    no_resolvers_in(RESOLVERS, &own_addresses())
+}
+
+fn no_resolvers_in(files: [impl AsRef<Path> + Clone; 2], own: &[Ipv4Addr]) -> Option<String> {
+    if !resolvers_in(files.clone(), own).is_empty() {
+        return None;
+    }
+    let [first, _] = files;
+    let named = named(&std::fs::read_to_string(first).unwrap_or_default());
+    let named: Vec<String> = named.iter().map(ToString::to_string).collect();
+    (!named.is_empty()).then(|| {
+        format!(
+            "VMs in networks whose gateway is here find no names of the outside: the resolvers of this host ({}) are on the host \
+             itself or have link-local addresses, which VMs don't reach: name another one in {}",
+            named.join(", "),
+            RESOLVERS[0]
+        )
+    })
+}
+
 /// Resolvers that a gateway can reach: those that are not on this host.
-fn resolvers(text: &str) -> Vec<Ipv4Addr> {
+fn resolvers(text: &str, own: &[Ipv4Addr]) -> Vec<Ipv4Addr> {
+    let is_away = |ip: &Ipv4Addr| !ip.is_loopback() && !ip.is_link_local() && !own.contains(ip);
+    named(text).into_iter().filter(is_away).collect()
+}
+
+fn named(text: &str) -> Vec<Ipv4Addr> {
     let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let named = lines.filter(|words| words.first() == Some(&"nameserver"));
-    let addresses = named.filter_map(|words| words.get(1)?.parse::<Ipv4Addr>().ok());
-    addresses.filter(|ip| !ip.is_loopback() && !ip.is_link_local()).collect()
+    named.filter_map(|words| words.get(1)?.parse().ok()).collect()
 }
 
 fn arguments(network: &HostNetwork, dir: &Path, user: &str, group: &str) -> Vec<String> {
@@ -227,7 +259,7 @@ async fn begin(tag: &Tag, dir: &Path, network: &HostNetwork) -> Result<Running, 
     let (user, group, gid) = user()?;
     let made = std::fs::create_dir_all(&own).and_then(|()| give(&own, gid, 0o750));
     made.map_err(|error| format!("can't make {}: {error}", own.display()))?;
-    let told = Names::of(network, &resolvers_in(RESOLVERS));
+    let told = Names::of(network, &resolvers_in(RESOLVERS, &own_addresses()));
     write(&own, &told)?;
     let line = arguments(network, &own, &user, &group);
     let (process, _exit) = process::start("unshare", &line, None, &own.join("log"), None, None)
@@ -344,7 +376,8 @@ pub async fn update(
         filter(running.process.pid, &rules).await?;
         running.rules = rules;
     }
-    let names = Names::of(network, &resolvers_in(RESOLVERS)).or_servers_of(&running.told);
+    let names =
+        Names::of(network, &resolvers_in(RESOLVERS, &own_addresses())).or_servers_of(&running.told);
     if names == running.told {
         return Ok(());
     }
@@ -442,19 +475,36 @@ mod tests {
     #[test]
     fn only_a_network_with_a_way_out_asks_other_resolvers() {
         let text = "nameserver 127.0.0.53\nnameserver 10.1.1.1\nnameserver 169.254.169.253\n";
-        assert_eq!(resolvers(text), [Ipv4Addr::new(10, 1, 1, 1)]);
+        assert_eq!(resolvers(text, &[]), [Ipv4Addr::new(10, 1, 1, 1)]);
         let line = arguments(&network(), Path::new("/d"), "nobody", "nogroup").join(" ");
         assert!(line.contains("--net -- dnsmasq -l /d/leases"), "{line}");
         assert!(line.contains("--dhcp-range=10.7.0.0,static,255.255.255.0,12h"), "{line}");
         assert!(line.contains("--dhcp-option=option:mtu,1370"), "{line}");
         assert!(line.ends_with("--dhcp-option=option:router"), "{line}");
-        let names = |nat| Names::of(&HostNetwork { nat, ..network() }, &resolvers(text));
+        let names = |nat| Names::of(&HostNetwork { nat, ..network() }, &resolvers(text, &[]));
         assert_eq!(
             (names(false).servers.as_str(), names(true).servers.as_str()),
             ("", "server=10.1.1.1\n")
         );
         let line = arguments(&HostNetwork { nat: true, ..network() }, Path::new("/d"), "a", "b");
         assert!(line.contains(&"--servers-file=/d/servers".to_owned()), "{line:?}");
+    }
+
+    /// Until now the gateway asked it, and the packet filter dropped the questions.
+    #[test]
+    fn a_resolver_on_the_gateway_s_host_is_not_asked_and_the_host_says_so() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let files = ["resolv.conf", "resolved.conf"].map(|name| dir.path().join(name));
+        let own = Ipv4Addr::new(10, 1, 1, 1);
+        std::fs::write(&files[0], "nameserver 10.1.1.1\n").expect("a file");
+        assert!(resolvers_in(files.clone(), &[own]).is_empty());
+        let said = no_resolvers_in(files.clone(), &[own]);
+        assert!(said.is_some_and(|said| said.contains("10.1.1.1")));
+        std::fs::write(&files[0], "nameserver 10.1.1.1\nnameserver 10.1.1.2\n").expect("a file");
+        assert_eq!(resolvers_in(files.clone(), &[own]), [Ipv4Addr::new(10, 1, 1, 2)]);
+        assert_eq!(no_resolvers_in(files.clone(), &[own]), None);
+        std::fs::remove_file(&files[0]).expect("a file");
+        assert_eq!(no_resolvers_in(files, &[own]), None, "it has none");
     }
 
     /// Until now its guests found no name of the internet for as long as the gateway ran.
@@ -464,7 +514,7 @@ mod tests {
         let files = ["resolv.conf", "resolved.conf"].map(|name| dir.path().join(name));
         let told = |before: &Names| {
             let network = HostNetwork { nat: true, ..network() };
-            Names::of(&network, &resolvers_in(files.clone())).or_servers_of(before)
+            Names::of(&network, &resolvers_in(files.clone(), &[])).or_servers_of(before)
         };
         // The host boots.
         let first = told(&Names::default());

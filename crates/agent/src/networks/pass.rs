@@ -67,6 +67,7 @@ impl Networks {
         let failing = made.failed.keys().filter(|vni| !gateway::runs(made.gateways.get(*vni)));
         said.failing_gateways = failing.take(FAILING_GATEWAYS_MAX).copied().collect();
         said.carried_by_others.clone_from(&made.carried_by_others);
+        said.no_resolvers.clone_from(&made.no_resolvers);
         result
     }
 
@@ -95,6 +96,7 @@ impl Networks {
             .networks
             .iter()
             .any(|network| network.nat && has_gateway(&segments, network.vni));
+        made.no_resolvers = if has_way_out { gateway::no_resolvers() } else { None };
         let (doors, taken) =
             doors::of(wanted, &segments, made.doors.as_deref(), || doors::taken(self.vm_uids));
         troubles.extend(taken);
