@@ -138,7 +138,7 @@ impl Proxies {
         }
     }
 
-    /// The open sessions whose device uses another address.
+    /// The open sessions whose device uses another address, or has to be opened again.
     pub fn elsewhere(
         &self,
         volume: &VolumeName,
@@ -147,7 +147,9 @@ impl Proxies {
         let sessions = self.lock().sessions.get(volume).cloned().unwrap_or_default();
         // A session that ends at this moment is dropped here, because its drop takes the lock.
         let open = sessions.iter().filter_map(OpenSession::get);
-        open.filter(|(_, device)| device.nbd_addr != nbd_addr).collect()
+        let is_old =
+            |device: &ProxySession| device.nbd_addr != nbd_addr || device.is_to_be_opened_again();
+        open.filter(|(_, device)| is_old(device)).collect()
     }
 
     pub fn take(proxies: &Arc<Self>, volume: &VolumeName, export: &str) -> ProxySlot {

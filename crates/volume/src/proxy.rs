@@ -82,6 +82,13 @@ impl ProxySession {
         Self { export: export.to_owned(), nbd_addr, upstream, key, slot, requests, ended, _ended }
     }
 
+    /// Whether its home has its data confined since it was opened, so that it has to be opened again there.
+    pub fn is_to_be_opened_again(&self) -> bool {
+        let moves = self.upstream.moves();
+        let to = moves.borrow();
+        to.as_deref() == Some(self.nbd_addr.as_str())
+    }
+
     /// Runs a task until the session ends.
     pub fn run_while_open(&self, task: impl Future<Output = ()> + Send + 'static) {
         let ended = self.ended.clone();

@@ -5,6 +5,9 @@
 //!    [`DRAIN_EXTRA`]. If some have not ended by then, all sessions stay as they were.
 //! 3. The sessions get their new devices, and the held requests go on.
 //!
+//! If the home confines the volume, the sessions that began before are opened again at the same address, in the same way: this
+//! host knows then what it has, and closes those that may not have it ([`crate::sites`]).
+//!
 //! If the connection to the old address is lost, requests in flight can't end. Then the new connection belongs to the
 //! same session: the home first ends what is left of the old connection, and unanswered requests are sent again, as
 //! after any lost connection.
@@ -21,6 +24,7 @@ use tokio::time::Instant;
 use crate::exports::PoolExports;
 use crate::proxies::Proxies;
 use crate::proxy::ProxySession;
+use crate::sites;
 
 pub const DRAIN_EXTRA: Duration = Duration::from_millis(50);
 /// A long request, for example a flush, may be in flight now, and will have ended a moment later.
@@ -113,7 +117,8 @@ impl PoolExports {
         Ok(self.attachment(volume).await?.or_else(|| found.map(str::to_owned)))
     }
 
-    /// `None` if another volume has its name there, and the session has lost its own one: it ends.
+    /// `None` if the session ends: another volume has its name there and it has lost its own one, or its client may not have the
+    /// data any more.
     async fn open_again(
         &self,
         volume: &VolumeName,
@@ -146,7 +151,14 @@ impl PoolExports {
             }
             Err(problem) => return Err(problem),
         };
-        if !new.upstream.is_still(&old.upstream) {
+        let is_confined_since = new.upstream.is_confined() && !old.upstream.is_confined();
+        if is_confined_since && !self.goes_on_confined(&switch, nbd_addr).await {
+            tracing::warn!(%volume, "a session ends: its data are confined since it began");
+            switch.hang_up();
+            sites::withdraw(&switch);
+            return Ok(None);
+        }
+        if !new.upstream.is_same(&old.upstream) {
             let what = format!("volume {volume} at {nbd_addr}");
             let why = format!("it is another one than that at {}", old.nbd_addr);
             return Err(Problem::conflict(what, why).next("stop what uses it, then attach it"));

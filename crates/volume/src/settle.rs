@@ -13,12 +13,15 @@ use perigee_block::device::Device;
 use perigee_block::lease::NO_HOST;
 use perigee_block::locking;
 use perigee_block::switch::{Held, Switch};
+use perigee_model::leave_site::LeaveSite;
 use perigee_model::{Problem, ProblemKind, VolumeName};
+use perigee_store::Data;
 use tokio::sync::OwnedRwLockReadGuard;
 use tokio::time::Instant;
 
 use crate::exports::{PoolExports, epoch_of};
 use crate::proxy::ProxySession;
+use crate::sites;
 
 /// How long a session waits until its volume is found again. After that its client has to connect again.
 const SETTLE_MAX: Duration = Duration::from_secs(600);
@@ -97,6 +100,12 @@ impl HeldSession {
         Some(Self { export: export.to_owned(), switch, held, old })
     }
 
+    /// Its client may not have the data.
+    fn end(self) {
+        self.switch.hang_up();
+        sites::withdraw(&self.switch);
+    }
+
     fn open(self, device: Arc<dyn Device>) {
         match self.old {
             Some(old) => self.held.recall(|| old.recall(), device),
@@ -145,8 +154,11 @@ impl PoolExports {
         waiting: Vec<HeldSession>,
     ) -> Vec<HeldSession> {
         let mut left = Vec::new();
+        let policy = self.pool.leave_site(&Data::Volume(volume.clone())).await;
+        let is_confined = !matches!(policy, Ok(None | Some(LeaveSite::Allowed)));
         for one in waiting {
             match self.pool.open_session(volume, epoch_of(&one.export), NO_HOST).await {
+                Ok(_) if is_confined && !self.may_have_confined(&one.switch) => one.end(),
                 Ok(device) => {
                     self.proxies.leave(volume, &one.switch);
                     self.local.enter(volume, &one.export, &one.switch);
@@ -165,6 +177,12 @@ impl PoolExports {
     /// Gives the session a proxy. Returns the session if it has to wait longer.
     async fn settle_elsewhere(&self, volume: &VolumeName, one: HeldSession) -> Option<HeldSession> {
         match self.find_elsewhere(volume, &one).await {
+            Ok((device, _turn))
+                if device.upstream.is_confined() && !self.may_have_confined(&one.switch) =>
+            {
+                one.end();
+                None
+            }
             Ok((device, _turn)) => {
                 one.open(device);
                 None

@@ -10,15 +10,19 @@
 //! | a volume, for any other client | yes | no |
 //! | an image, a layer, their checksums | yes; the copy is confined too | no |
 //! | the volume's home, its data over HTTP | yes | no |
+//!
+//! A proxy at this site may have clients from other sites. So when a volume becomes confined, its home closes the sessions of all
+//! proxies that do not know it. These open them again for those of their clients that may have the data.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use perigee_block::device::{Device, Extent, IoError, Zeroing};
 use perigee_block::exports::{Opener, Peer};
+use perigee_block::lease::{LeaseAnswer, LeaseAsk};
 use perigee_block::switch::Switch;
 use perigee_model::leave_site::{LeaveSite, LeaveSiteSet, SetLeaveSiteAs, SiteMap};
 use perigee_model::{Problem, SiteId};
@@ -50,7 +54,7 @@ enum Place {
     Unknown(IpAddr),
 }
 
-/// A session of an asker who is not at this site.
+/// A session of an asker who is not at this site, or of a proxy that does not know that the data are confined.
 struct Foreign {
     of: Data,
     want: Want,
@@ -177,7 +181,7 @@ impl PoolExports {
         Ok(confined)
     }
 
-    /// Remembers what an asker from another site has open. It is closed when the asker may not have it any more.
+    /// Remembers what an asker from another site has open, and a proxy. It is closed when the asker may not have it any more.
     pub(crate) async fn note_foreign(
         &self,
         of: Data,
@@ -186,11 +190,20 @@ impl PoolExports {
         confined: bool,
         switch: &Arc<Switch>,
     ) -> Result<(), Problem> {
-        if self.sites.site_of(peer) == Place::Here {
+        let is_proxy = matches!(want, Want::Session(Opener::Proxy(_))) && peer.address.is_some();
+        if self.sites.site_of(peer) == Place::Here && (confined || !is_proxy) {
             return Ok(());
         }
-        let switch = Arc::downgrade(switch);
-        self.sites.enter(Foreign { of: of.clone(), want, peer, confined, switch });
+        let its = Arc::downgrade(switch);
+        self.sites.enter(Foreign { of: of.clone(), want, peer, confined, switch: its });
+        // Its home may be another host, and have confined it before this was remembered.
+        if let Data::Volume(volume) = &of {
+            let sessions = self.proxies.sessions(volume);
+            let mut own = sessions.iter().filter(|(its, _)| Arc::ptr_eq(its, switch));
+            if own.any(|(_, device)| device.upstream.is_confined()) {
+                self.sites.check(&of, want, peer)?;
+            }
+        }
         // The policy may have changed since it was looked up.
         if self.check_leaving(&of, want, peer).await? == confined {
             return Ok(());
@@ -246,12 +259,39 @@ impl PoolExports {
             }
             let Some(switch) = switch.upgrade() else { continue };
             tracing::info!(%of, ?peer, "closing a connection: the data are confined");
-            let size_bytes = switch.size_bytes();
-            // A move of the volume, also one that is under way, gives it no other device.
-            switch.end(Arc::new(Withdrawn { size_bytes }));
+            withdraw(&switch);
         }
         Ok(())
     }
+
+    /// Whether the session's client may have its data if they are confined.
+    pub(crate) fn may_have_confined(&self, switch: &Arc<Switch>) -> bool {
+        let its = Arc::downgrade(switch);
+        let may = |one: &Foreign| self.sites.check(&one.of, one.want, one.peer).is_ok();
+        self.sites.lock().iter().filter(|one| one.switch.ptr_eq(&its)).all(may)
+    }
+
+    /// Whether a session on a volume with its home at this address goes on, now that the home has confined it: the client and the
+    /// home are at this site. A client elsewhere has to open it again.
+    pub(crate) async fn goes_on_confined(&self, switch: &Arc<Switch>, nbd_addr: &str) -> bool {
+        if !self.may_have_confined(switch) {
+            return false;
+        }
+        let found = tokio::net::lookup_host(nbd_addr).await;
+        let found: Vec<_> = found.map(Iterator::collect).unwrap_or_default();
+        let is_here = |at: &SocketAddr| {
+            let address = Some(at.ip().to_canonical());
+            let home = Peer { address, encrypted: false, is_own: false, is_authenticated: false };
+            self.sites.site_of(home) == Place::Here
+        };
+        !found.is_empty() && found.iter().all(is_here)
+    }
+}
+
+/// Gives a session its last device: a move of the volume, also one that is under way, gives it no other one.
+pub(crate) fn withdraw(switch: &Switch) {
+    let size_bytes = switch.size_bytes();
+    switch.end(Arc::new(Withdrawn { size_bytes }));
 }
 
 /// The device of a client that may not have its data any more. The client's next request ends the connection.
@@ -285,6 +325,11 @@ impl Device for Withdrawn {
     }
 
     fn extents(&self, _: u64, _: u64) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
+        gone()
+    }
+
+    /// A proxy that reads from its memory asks for nothing else.
+    fn lease(&self, _: LeaseAsk) -> BoxFuture<'_, Result<LeaseAnswer, IoError>> {
         gone()
     }
 }

@@ -53,9 +53,16 @@ impl ExportInfo {
     /// Whether it is the export that was there before, as far as the server says. One that is confined now and was not
     /// is another one: whoever opened it has to open it again.
     pub fn is_still(&self, before: &Self) -> bool {
-        if self.confined && !before.confined {
-            return false;
-        }
+        !self.is_confined_since(before) && self.is_same(before)
+    }
+
+    /// Whether it was not confined before.
+    pub fn is_confined_since(&self, before: &Self) -> bool {
+        self.confined && !before.confined
+    }
+
+    /// As [`Self::is_still`], also if it is confined now and was not.
+    pub fn is_same(&self, before: &Self) -> bool {
         match (self.incarnation, before.incarnation) {
             // The volume may have been enlarged in the meantime.
             (Some(is), Some(was)) => is == was && self.size_bytes >= before.size_bytes,

@@ -247,6 +247,18 @@ impl Link {
                     why = format!("the volume has another home now, at {nbd_addr}");
                     self.shared.moved.send_replace(Some(nbd_addr));
                 }
+                Ok((stream, info))
+                    if self.way.session.is_some()
+                        && info.is_confined_since(&self.info)
+                        && info.is_same(&self.info) =>
+                {
+                    drop(stream);
+                    why = "its data may not leave their site since then".to_owned();
+                    let here = Address(&self.way.address).to_string();
+                    self.shared.moved.send_replace(Some(here));
+                    // Another try would close the connection of the one that takes this one's place.
+                    self.wait_for(std::future::pending::<()>(), &why).await?;
+                }
                 Ok(_) => why = "the export of that name is another one now".to_owned(),
                 Err(error) => why = error.to_string(),
             }

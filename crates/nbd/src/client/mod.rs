@@ -161,8 +161,8 @@ impl NbdDevice {
         Ok(Self::over(stream, opening, way, info, &remote))
     }
 
-    /// Gets the address of the volume's new home each time the server says that the volume has one. It ends
-    /// with the device.
+    /// Gets the address of the volume's new home each time the server says that the volume has one. It is the same address
+    /// if the data are confined since the device was opened: then it has to be opened again. It ends with the device.
     pub fn moves(&self) -> watch::Receiver<Option<String>> {
         self.shared.moved.subscribe()
     }
@@ -220,9 +220,9 @@ impl NbdDevice {
         !link::lock(&self.shared).is_connected()
     }
 
-    /// Whether it is the same export, as far as the servers say.
-    pub fn is_still(&self, other: &Self) -> bool {
-        self.info.is_still(&other.info)
+    /// Whether it is the same export, as far as the servers say. It may be confined now.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.info.is_same(&other.info)
     }
 
     /// Ends the connection: all unanswered requests fail now.

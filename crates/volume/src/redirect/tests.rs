@@ -393,6 +393,53 @@ async fn a_session_that_may_not_have_its_data_any_more_gets_them_by_no_move_of_t
     assert!(matches!(answer, Err(IoError::Moved)), "{answer:?}");
 }
 
+/// A volume at the first host, and what a client from another site and one of this site have open at the second one when it
+/// becomes confined.
+async fn confined_while_open_at_a_third_host() -> ([Host; 2], [Arc<Switch>; 2]) {
+    let (home, between) = (Host::with_a_volume().await, Host::start().await);
+    let site = |name| SiteId::new(name).expect("a name");
+    let cloud = SiteAddress { address: [10, 0, 1, 1].into(), site: site("cloud") };
+    let map = SiteMap { here: site("home"), hosts: vec![cloud], teller: None };
+    between.exports.set_sites(map).await.expect("that it is told");
+    between.attach(&home).await;
+    let address = Some([10, 0, 1, 1].into());
+    let foreign = Peer { address, encrypted: false, is_own: false, is_authenticated: false };
+    let opened = between.exports.open("data", Opener::Client, foreign).await;
+    let foreign = opened.expect("the data may leave").device;
+    let own = between.open().await;
+    write(&own, 5).await;
+    assert_eq!((read(&foreign).await, read(&own).await), (5, 5));
+    let never = SetLeaveSite { leave_site: LeaveSite::Never, confirmed: false };
+    home.exports.set_leave_site(&Data::Volume(data()), never.into()).await.expect("a policy");
+    ([home, between], [foreign, own])
+}
+
+/// Until now its home did not know of it: the host in between is at the home's site.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_from_elsewhere_loses_confined_data_at_a_third_host_and_others_there_go_on() {
+    let ([home, _between], [foreign, own]) = confined_while_open_at_a_third_host().await;
+    // What it has in memory it may read until it asks the home again.
+    until("the end of its session", async || {
+        foreign.run(|device| device.read(0, 4096)).await.is_err()
+    })
+    .await;
+    write(&own, 6).await;
+    assert_eq!(read(&own).await, 6);
+    assert_eq!(read(&*home.open().await).await, 6);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_confined_volume_that_comes_to_a_host_is_not_given_to_its_clients_from_elsewhere() {
+    let ([home, between], [foreign, own]) = confined_while_open_at_a_third_host().await;
+    between.take_from(&home).await;
+    until("the end of its session", async || {
+        foreign.run(|device| device.read(0, 4096)).await.is_err()
+    })
+    .await;
+    write(&own, 6).await;
+    assert_eq!(read(&*between.open().await).await, 6);
+}
+
 /// A link to a server that counts for each connection how often the client waits for an answer and goes on.
 struct Counted {
     nbd_addr: String,
