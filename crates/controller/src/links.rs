@@ -16,7 +16,7 @@ use perigee_model::{HostId, Problem, SiteId};
 use tokio::sync::oneshot;
 
 use crate::cluster::{Ask, Cluster, HostLink, Local, now_ms};
-use crate::images;
+use crate::{images, migration};
 
 /// The size of a block read in a probe: PostgreSQL's page, and close to what guests send.
 pub const PROBE_REQUEST_BYTES: u32 = 8192;
@@ -28,6 +28,9 @@ const PROBE_LENGTH_BYTES: u64 = 8 << 20;
 
 /// A plan measures links again whose figures are older.
 const FRESH_MS: u64 = 10 * 60 * 1000;
+
+/// The same for links that something uses: a measurement disturbs that, and shows less than the link carries.
+const IN_USE_FRESH_MS: u64 = 24 * 60 * 60 * 1000;
 
 /// A plan measures again after this time where there was nothing to read.
 const EMPTY_MS: u64 = 30 * 1000;
@@ -48,11 +51,8 @@ pub fn list(cluster: &Cluster) -> Vec<Link> {
 /// The last measurement of the direction from one host to the other, which the reading host makes. Any pair of
 /// hosts of the same sites counts.
 pub fn toward(cluster: &Cluster, from: &HostId, to: &HostId) -> Option<LinkProbe> {
-    let site = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
-    let (from_site, to_site) = (site(from), site(to));
-    let of_sites = |link: &Link| site(&link.from) == to_site && site(&link.to) == from_site;
     let exact = cluster.links.get(to, from);
-    exact.or_else(|| cluster.links.all().into_iter().find(of_sites)).map(|link| link.probe)
+    exact.or_else(|| of_sites(cluster, to, from).into_iter().next()).map(|link| link.probe)
 }
 
 /// Measures now, once for each ordered pair of sites.
@@ -140,34 +140,46 @@ fn is_known(cluster: &Cluster, from: &HostId, to: &HostId, oldest_ms: u64) -> bo
         let link = cluster.links.get(from, to);
         return link.is_some_and(|link| counts(link.blocks.is_some(), link.measured_ms));
     }
-    let site = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
-    let (from_site, to_site) = (site(from), site(to));
-    let same = |link: &Link| {
-        site(&link.from) == from_site
-            && site(&link.to) == to_site
-            && counts(link.blocks.is_some(), link.measured_ms)
-    };
-    cluster.links.all().iter().any(same)
+    let counts = |link: &Link| counts(link.blocks.is_some(), link.measured_ms);
+    of_sites(cluster, from, to).iter().any(counts)
 }
 
-/// Measures what a plan with these homes needs. Known but old figures are measured again, unless VMs use the
-/// links.
+/// The measurements between any hosts of the sites of these two.
+fn of_sites(cluster: &Cluster, from: &HostId, to: &HostId) -> Vec<Link> {
+    let site = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
+    let (from_site, to_site) = (site(from), site(to));
+    let mut links = cluster.links.all();
+    links.retain(|link| site(&link.from) == from_site && site(&link.to) == to_site);
+    links
+}
+
+/// Measures what a plan with these homes needs. Known but old figures are measured again; those of links that something
+/// uses, only once a day.
 ///
 /// A host that fails to measure does not prevent the others' plans: the first problem is returned.
 pub async fn ensure(cluster: &Cluster, homes: &[HostId]) -> Option<Problem> {
-    let busy = cluster.unfinished_jobs().iter().any(|record| record.vm_started);
-    let oldest_ms = if busy { 0 } else { now_ms().saturating_sub(FRESH_MS) };
-    let mut wanted = missing(cluster, homes);
-    if !busy {
-        let sites = by_site(cluster);
-        wanted.extend(
-            pairs(&sites).into_iter().filter(|(from, to)| !is_known(cluster, from, to, oldest_ms)),
-        );
-        wanted.sort();
-        wanted.dedup();
+    let in_use = match migration::in_use(cluster).await {
+        Ok(in_use) => in_use,
+        Err(problem) => return Some(problem),
+    };
+    let now = now_ms();
+    let missing = missing(cluster, homes).into_iter().map(|pair| (pair, 0));
+    let mut wanted: BTreeMap<(HostId, HostId), u64> = missing.collect();
+    for (from, to) in pairs(&by_site(cluster)) {
+        let due_since = if in_use.has(cluster, &from, &to) {
+            let oldest_ms = now.saturating_sub(IN_USE_FRESH_MS);
+            let measured_ms = of_sites(cluster, &from, &to).iter().map(|l| l.measured_ms).max();
+            measured_ms.is_some_and(|measured_ms| measured_ms < oldest_ms).then_some(oldest_ms)
+        } else {
+            let oldest_ms = now.saturating_sub(FRESH_MS);
+            (!is_known(cluster, &from, &to, oldest_ms)).then_some(oldest_ms)
+        };
+        if let Some(oldest_ms) = due_since {
+            wanted.insert((from, to), oldest_ms);
+        }
     }
     let mut failed = None;
-    for (from, to) in wanted {
+    for ((from, to), oldest_ms) in wanted {
         if let Err(problem) = ask(cluster, &from, &to, oldest_ms).await {
             tracing::warn!("can't measure between {from} and {to}: {problem}");
             failed.get_or_insert(problem);

@@ -45,7 +45,7 @@ pub use aborted::refused_after;
 #[cfg(test)]
 pub(crate) use request::new_record;
 pub use request::{Wish, cancel, check, not_alone, of_vm, request, shown};
-pub use sharing::{for_moves, is_busy, queue_all, used_lanes};
+pub use sharing::{for_moves, in_use, is_busy, queue_all, used_lanes};
 
 /// The reason of a migration that a person cancelled.
 const CANCELLED: &str = "cancelled";

@@ -4,15 +4,15 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use perigee_model::job::{HostState, Migration};
+use perigee_model::job::{HostState, JobState, Migration};
 use perigee_model::vm::{VmReport, VmStatus};
-use perigee_model::{HostId, MigrationId, Problem, ProblemKind, VmId};
+use perigee_model::{HostId, MigrationId, Problem, ProblemKind, SiteId, VmId};
 use perigee_planner::LinkForMoves;
 
 use super::Run;
 use crate::cluster::{Cluster, Lane, now_ms};
 use crate::records::vm_of;
-use crate::{links, planning};
+use crate::{links, planning, replicas};
 
 /// The longest wait for other migrations over the link.
 const TURN_MAX: Duration = Duration::from_secs(60 * 60);
@@ -172,11 +172,14 @@ fn lane_of(cluster: &Cluster, migration: &Migration) -> Lane {
 
 /// The queue of migrations from one host to the other.
 fn lane(cluster: &Cluster, from: &HostId, to: &HostId) -> Lane {
-    let site = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.to_string());
-    match (site(from), site(to)) {
-        (Some(from), Some(to)) if from != to => (from, to),
+    match (site_of(cluster, from), site_of(cluster, to)) {
+        (Some(from), Some(to)) if from != to => (from.to_string(), to.to_string()),
         _ => (from.to_string(), to.to_string()),
     }
+}
+
+fn site_of(cluster: &Cluster, host: &HostId) -> Option<SiteId> {
+    cluster.hosts.get(host).ok().map(|host| host.addresses.site.clone())
 }
 
 /// The links over which running VMs use their disks, whatever the direction; without those of one VM.
@@ -191,6 +194,45 @@ pub fn used_lanes(cluster: &Cluster, except: Option<&VmId>) -> BTreeSet<Lane> {
         used.extend(far.map(|disk| unordered(lane(cluster, &disk.home, host))));
     }
     used
+}
+
+/// What something uses now, as far as the controller knows.
+#[derive(Debug, Default)]
+pub struct InUse {
+    lanes: BTreeSet<Lane>,
+    /// Images and inputs come to them, which may be from anywhere.
+    sites: BTreeSet<SiteId>,
+}
+
+impl InUse {
+    /// Whether a link between these two hosts is used, whatever the direction.
+    pub fn has(&self, cluster: &Cluster, one: &HostId, other: &HostId) -> bool {
+        let is_used =
+            |host: &HostId| site_of(cluster, host).is_some_and(|site| self.sites.contains(&site));
+        is_used(one) || is_used(other) || self.lanes.contains(&unordered(lane(cluster, one, other)))
+    }
+}
+
+/// The links over which VMs use their disks, VMs move, or volumes are copied, and the sites where a job is staged or its
+/// VM boots.
+///
+/// # Errors
+/// If the store can't be read.
+pub async fn in_use(cluster: &Cluster) -> Result<InUse, Problem> {
+    let replicas = replicas::being_shipped(cluster).await?;
+    let moves = cluster.unfinished_migrations();
+    let moves = moves.iter().map(|r| (r.migration.from.clone(), r.migration.to.clone()));
+    let volumes = cluster.index.unfinished_volume_moves();
+    let volumes = volumes.iter().filter(|record| record.shown.missing_bytes != Some(0));
+    let volumes = volumes.map(|r| (r.shown.from.clone(), r.shown.to.clone()));
+    let between = moves.chain(volumes).chain(replicas);
+    let mut lanes = used_lanes(cluster, None);
+    lanes.extend(between.map(|(from, to)| unordered(lane(cluster, &from, &to))));
+    let jobs = cluster.unfinished_jobs();
+    let begins = [JobState::Staging, JobState::Starting];
+    let begin = jobs.iter().filter(|record| begins.contains(&record.job.state));
+    let sites = begin.filter_map(|record| site_of(cluster, record.job.host.as_ref()?)).collect();
+    Ok(InUse { lanes, sites })
 }
 
 /// The most that a migration may use of this link, if VMs use their disks over it.

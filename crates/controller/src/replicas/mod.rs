@@ -14,7 +14,7 @@ mod request;
 pub use driver::drive;
 pub use lost::{is_superseded, run};
 pub use promote::promote;
-pub use request::{check_far, list, of_volume, replicate, stop};
+pub use request::{being_shipped, check_far, list, of_volume, replicate, stop};
 
 use perigee_model::home::Tenure;
 use perigee_model::replica::Replica;

@@ -134,6 +134,16 @@ pub async fn list(cluster: &Cluster) -> Result<Vec<Replica>, Problem> {
     shown(cluster, "replicas/", super::INTENTS).await
 }
 
+/// The hosts between which a round of a replica is under way: the volume's home and the replica's host.
+///
+/// # Errors
+/// If the store can't be read.
+pub async fn being_shipped(cluster: &Cluster) -> Result<Vec<(HostId, HostId)>, Problem> {
+    let records: Vec<ReplicaRecord> = cluster.records.list("replicas/").await?;
+    let under_way = records.into_iter().filter(|record| record.shown.missing_bytes.is_some());
+    Ok(under_way.filter_map(|record| Some((record.home?, record.shown.host))).collect())
+}
+
 async fn shown(cluster: &Cluster, records: &str, intents: &str) -> Result<Vec<Replica>, Problem> {
     let intents: Vec<ReplicaIntent> = cluster.records.list(intents).await?;
     let mut all: Vec<Replica> = cluster

@@ -16,6 +16,7 @@ mod inputs;
 mod jobs;
 mod kept;
 mod lasting;
+mod links;
 mod live;
 mod lost;
 mod migrations;
