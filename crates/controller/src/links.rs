@@ -191,7 +191,8 @@ pub async fn ensure(cluster: &Cluster, homes: &[HostId]) -> Option<Problem> {
 /// Requests a measurement, and waits for it.
 async fn ask(cluster: &Cluster, from: &HostId, to: &HostId, since_ms: u64) -> Result<(), Problem> {
     let what = || format!("can't measure the link from {from} to {to}");
-    let answered = want(cluster, from, to, since_ms);
+    let (answer, answered) = oneshot::channel();
+    want(cluster, from, to, since_ms, Some(answer));
     match tokio::time::timeout(MEASURE_DEADLINE, answered).await {
         Ok(Ok(measured)) => measured,
         Ok(Err(_)) => Err(Problem::unavailable(what(), "the controller is stopping")),
@@ -205,36 +206,35 @@ async fn ask(cluster: &Cluster, from: &HostId, to: &HostId, since_ms: u64) -> Re
     }
 }
 
-/// Requests a measurement. The caller may drop the answer.
+/// Requests a measurement.
 fn want(
     cluster: &Cluster,
     from: &HostId,
     to: &HostId,
     oldest_ms: u64,
-) -> oneshot::Receiver<Result<(), Problem>> {
-    let (answer, answered) = oneshot::channel();
+    answer: Option<oneshot::Sender<Result<(), Problem>>>,
+) {
     cluster.links.ask(Ask { from: from.clone(), to: to.clone(), oldest_ms, answer });
-    answered
 }
 
 /// Requests a missing measurement, if nobody has a short time ago: many jobs wait for the same one, and one that fails takes
 /// long. Nobody waits for the answer.
 pub fn want_missing(cluster: &Cluster, from: &HostId, to: &HostId) {
     if cluster.links.is_wanted_anew(from, to, cluster.timing.links_again) {
-        drop(want(cluster, from, to, 0));
+        want(cluster, from, to, 0, None);
     }
 }
 
 /// Measures on request, and also measures links between sites that were never measured.
 pub async fn run(cluster: Arc<Cluster>) {
-    let mut asked = cluster.links.asked().await;
     loop {
         tokio::select! {
-            ask = asked.recv() => {
-                let Some(ask) = ask else { return };
+            ask = cluster.links.next_ask() => {
                 let measured = measure(&cluster, &ask.from, &ask.to, ask.oldest_ms).await;
-                // The caller may no longer wait.
-                drop(ask.answer.send(measured));
+                if let Err(problem) = &measured {
+                    cluster.links.fail_others(&ask.from, &ask.to, problem);
+                }
+                ask.answer(measured);
                 cluster.index.changed.notify_one();
             }
             () = tokio::time::sleep(cluster.timing.monitor) => {

@@ -1,6 +1,6 @@
 //! The measurements of links between hosts, and the requests to measure them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use perigee_model::job::Link;
 use perigee_model::volume::BlockProbe;
 use perigee_model::{HostId, Problem};
 use serde::{Deserialize, Serialize};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, oneshot};
 
 use crate::records::Records;
 
@@ -20,6 +20,9 @@ pub struct Local {
     pub measured_ms: u64,
 }
 
+/// The most requests to measure that wait.
+const ASKS_MAX: usize = 1000;
+
 /// A request to measure a link unless it was measured since `oldest_ms`. If `from` and `to` are the same host,
 /// its reads from itself are measured.
 #[derive(Debug)]
@@ -27,15 +30,34 @@ pub struct Ask {
     pub from: HostId,
     pub to: HostId,
     pub oldest_ms: u64,
-    pub answer: oneshot::Sender<Result<(), Problem>>,
+    /// `None`: nobody waits for it.
+    pub answer: Option<oneshot::Sender<Result<(), Problem>>>,
 }
 
-#[derive(Debug)]
+impl Ask {
+    /// Whoever has waited for it does not any more.
+    fn is_given_up(&self) -> bool {
+        self.answer.as_ref().is_some_and(oneshot::Sender::is_closed)
+    }
+
+    fn is_of_same(&self, from: &HostId, to: &HostId) -> bool {
+        (&self.from, &self.to) == (from, to)
+    }
+
+    pub fn answer(self, measured: Result<(), Problem>) {
+        if let Some(answer) = self.answer {
+            // The caller may no longer wait.
+            drop(answer.send(measured));
+        }
+    }
+}
+
+#[derive(Debug, Default)]
 pub struct Links {
     known: Mutex<Known>,
-    asks: mpsc::UnboundedSender<Ask>,
-    /// The receiver, for the one task that measures.
-    asked: tokio::sync::Mutex<mpsc::UnboundedReceiver<Ask>>,
+    asks: Mutex<VecDeque<Ask>>,
+    /// Notified when there is one.
+    asked: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -58,22 +80,61 @@ impl Links {
                 known.locals.insert(host, local);
             }
         }
-        let (asks, asked) = mpsc::unbounded_channel();
-        Ok(Self { known: Mutex::new(known), asks, asked: tokio::sync::Mutex::new(asked) })
+        Ok(Self { known: Mutex::new(known), ..Self::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The receiver for the task that measures. That task can be started again after a panic.
-    pub async fn asked(&self) -> tokio::sync::MutexGuard<'_, mpsc::UnboundedReceiver<Ask>> {
-        self.asked.lock().await
+    fn asks(&self) -> MutexGuard<'_, VecDeque<Ask>> {
+        self.asks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next request, for the one task that measures. Nothing is measured for somebody who does not wait any more.
+    pub async fn next_ask(&self) -> Ask {
+        loop {
+            let next = {
+                let mut asks = self.asks();
+                asks.retain(|ask| !ask.is_given_up());
+                asks.pop_front()
+            };
+            match next {
+                Some(ask) => return ask,
+                None => self.asked.notified().await,
+            }
+        }
     }
 
     pub fn ask(&self, ask: Ask) {
-        // Without a measuring task the answer's sender is dropped, so the waiting caller gets an error.
-        drop(self.asks.send(ask));
+        let mut asks = self.asks();
+        asks.retain(|ask| !ask.is_given_up());
+        let is_twice = |other: &Ask| other.is_of_same(&ask.from, &ask.to);
+        if ask.answer.is_none() && asks.iter().any(is_twice) {
+            return;
+        }
+        if asks.len() >= ASKS_MAX {
+            drop(asks);
+            let what = format!("can't measure the link from {} to {}", ask.from, ask.to);
+            let why = format!("{ASKS_MAX} measurements are waited for");
+            return ask.answer(Err(Problem::unavailable(what, why).next("try again in a minute")));
+        }
+        asks.push_back(ask);
+        self.asked.notify_one();
+    }
+
+    /// Gives the problem to all who wait for the same measurement, which would fail for each of them again.
+    pub fn fail_others(&self, from: &HostId, to: &HostId, problem: &Problem) {
+        let same = {
+            let mut asks = self.asks();
+            let (same, others) =
+                asks.drain(..).partition::<VecDeque<Ask>, _>(|ask| ask.is_of_same(from, to));
+            *asks = others;
+            same
+        };
+        for ask in same {
+            ask.answer(Err(problem.clone()));
+        }
     }
 
     /// Whether nobody wanted this missing measurement in the last `pause`. From now on somebody has.
@@ -132,5 +193,70 @@ impl Links {
         known.wanted.retain(|(from, to), _| from != host && to != host);
         known.locals.remove(host);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Answered = oneshot::Receiver<Result<(), Problem>>;
+
+    fn host(name: &str) -> HostId {
+        HostId::new(name).expect("a name")
+    }
+
+    /// Somebody wants the link from `home1` to this host measured.
+    fn ask(links: &Links, to: &str) -> Answered {
+        let (answer, answered) = oneshot::channel();
+        links.ask(Ask { from: host("home1"), to: host(to), oldest_ms: 0, answer: Some(answer) });
+        answered
+    }
+
+    /// Plans that were asked for again and again held up all other measurements while one host hung.
+    #[tokio::test]
+    async fn what_nobody_waits_for_any_more_is_not_measured() {
+        let links = Links::default();
+        for _ in 0..10 {
+            drop(ask(&links, "hangs1"));
+        }
+        let _answered = ask(&links, "cloud1");
+        assert_eq!(links.next_ask().await.to, host("cloud1"));
+    }
+
+    #[tokio::test]
+    async fn what_fails_is_tried_once_for_all_who_wait_for_it() {
+        let links = Links::default();
+        let first = [ask(&links, "hangs1"), ask(&links, "hangs1")];
+        let _other = ask(&links, "cloud1");
+        let failed = links.next_ask().await;
+        let problem = Problem::unavailable("can't measure", "it hangs");
+        links.fail_others(&failed.from, &failed.to, &problem);
+        failed.answer(Err(problem.clone()));
+        for answered in first {
+            assert_eq!(answered.await.expect("an answer"), Err(problem.clone()));
+        }
+        assert_eq!(links.next_ask().await.to, host("cloud1"));
+    }
+
+    #[tokio::test]
+    async fn what_nobody_waits_for_is_wanted_once() {
+        let links = Links::default();
+        for to in ["cloud1", "cloud1", "cloud2"] {
+            links.ask(Ask { from: host("home1"), to: host(to), oldest_ms: 0, answer: None });
+        }
+        assert_eq!(links.next_ask().await.to, host("cloud1"));
+        assert_eq!(links.next_ask().await.to, host("cloud2"));
+    }
+
+    #[tokio::test]
+    async fn more_requests_than_may_wait_are_refused() {
+        let links = Links::default();
+        let mut waiting: Vec<Answered> = (0..ASKS_MAX).map(|_| ask(&links, "hangs1")).collect();
+        let problem = ask(&links, "cloud1").await.expect("an answer").expect_err("too many");
+        assert!(problem.to_string().contains("1000 measurements"), "{problem}");
+        drop(waiting.pop());
+        let mut answered = ask(&links, "cloud1");
+        assert!(answered.try_recv().is_err(), "it waits for its turn");
     }
 }
