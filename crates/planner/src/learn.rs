@@ -9,7 +9,8 @@
 //! ```
 //!
 //! `D` is the number of *dependent round trips*: requests during which the command does nothing else. It is
-//! learned from the runs by weighted least squares. Newer runs and runs of more similar jobs weigh more. If all
+//! learned from the runs by weighted least squares. Newer runs and runs of more similar jobs weigh more. A job whose
+//! newest two or more runs all took longer than those before them, or all less, has changed: these do not count. If all
 //! runs are at one distance, `D` comes from the counters of their volume servers, or from the replay of their
 //! block traces. The same figure is the prior if there are few runs.
 //!

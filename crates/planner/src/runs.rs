@@ -54,6 +54,12 @@ impl Traits {
         let inputs = if self.inputs == other.inputs { 1.0 } else { OTHER_INPUTS };
         data * memory * cpus * name * inputs
     }
+
+    /// Whether both are traits of one job, whose data may have grown.
+    pub(crate) fn is_same_but_for_data(&self, other: &Self) -> bool {
+        let of = |traits: &Self| (traits.cpus, traits.memory_bytes);
+        self.name == other.name && self.inputs == other.inputs && of(self) == of(other)
+    }
 }
 
 /// The measurements of a finished run. It may have been local, remote, or migrated midway.

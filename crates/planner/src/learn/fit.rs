@@ -14,9 +14,12 @@ use crate::spread::Spread;
 const REPEATED_RUNS: f64 = 4.0;
 /// Each older run counts as this share of the next newer one.
 const OLDER: f64 = 0.8;
-/// A run that took less than this share of what the runs from its distance take has probably not done the same work. It
-/// weighs as much as the others do: by its own time it would outweigh all of them.
-const TOO_SHORT: f64 = 0.5;
+/// A run that took longer than so many times what the runs from its distance take is weighed by its own time: it has probably
+/// not done the same work. All others weigh as what they usually take: by its own time a short run would outweigh the others.
+const TOO_LONG: f64 = 2.0;
+/// If so many of the newest runs all took longer than those before them, or all less, the job has changed. One alone may be
+/// an odd one.
+const CHANGED_RUNS: usize = 2;
 /// The share of a run that was moved midway, because only the mean of its round trips is known.
 const MOVED: f64 = 0.5;
 
@@ -44,6 +47,16 @@ struct Sample<'a> {
     cpu_s: f64,
 }
 
+/// What the newest runs of the job itself show if they differ from all before them.
+#[derive(Debug, Clone, Copy)]
+struct Apart {
+    /// How many runs were left out, because the job has changed since.
+    left_out: usize,
+    /// What the next run may take too: while only one run is new, what that one took; while only [`CHANGED_RUNS`] are, what
+    /// the last one before them took.
+    also: Option<Took>,
+}
+
 /// What the runs show; `None` if none is usable.
 pub(super) fn fit(
     cluster: &Cluster,
@@ -52,7 +65,9 @@ pub(super) fn fit(
     figures: &mut Figures,
 ) -> Option<Learned> {
     let on_links = OnLinks::of(traits, history);
-    let samples = samples(cluster, traits, history, on_links);
+    let mut samples = samples(cluster, traits, history, on_links);
+    let apart = leave_out_old(traits, &mut samples);
+    weigh(&mut samples);
     if samples.is_empty() {
         return None;
     }
@@ -60,7 +75,17 @@ pub(super) fn fit(
         1 => "work: 1 earlier run".to_owned(),
         runs => format!("work: {runs} earlier runs"),
     });
-    Some(from_runs(traits, &samples, on_links, figures))
+    if let Some(left_out) = apart.map(|apart| apart.left_out).filter(|left_out| *left_out > 0) {
+        figures.measured(format!("the job has changed: {left_out} older runs do not count"));
+    }
+    let mut learned = from_runs(traits, &samples, on_links, figures);
+    if let Some((round_trip_s, also)) = apart.and_then(|apart| apart.also) {
+        let farther_s = round_trip_s - learned.mean_round_trip_s;
+        let line_s = learned.mean.expected + learned.round_trips.expected * farther_s;
+        learned.mean.up = learned.mean.up.max(also.high() - line_s);
+        learned.mean.down = learned.mean.down.max(line_s - also.low());
+    }
+    Some(learned)
 }
 
 /// The shares of the bytes of a job's requests that it waits for, and that a link carries.
@@ -99,8 +124,7 @@ fn samples<'a>(
     let is_alike = |run: &&PastRun| {
         run.is_at_one_distance() && run.traits.data_bytes.len() == traits.data_bytes.len()
     };
-    let alike: Vec<&PastRun> = history.iter().rev().filter(is_alike).collect();
-    for run in alike.iter().copied() {
+    for run in history.iter().rev().filter(is_alike) {
         let factor = cpu_factor(cluster, &run.host).0.expected;
         let cpu_s = run.cpu_s / factor;
         let bytes_s = run.bytes_s() * on_links.waited;
@@ -112,20 +136,84 @@ fn samples<'a>(
         if share <= 0.0 || command_s <= 0.0 {
             continue;
         }
-        let weight = share / (REPEATED * weighed_s(run, &alike)).powi(2);
         let round_trip_s = run.round_trip_s();
-        samples.push(Sample { run, share, weight, round_trip_s, bytes_s, command_s, cpu_s });
+        samples.push(Sample { run, share, weight: 0.0, round_trip_s, bytes_s, command_s, cpu_s });
     }
     samples
 }
 
-/// The time by which a run is weighed: its own, unless it is [`TOO_SHORT`].
-fn weighed_s(run: &PastRun, all: &[&PastRun]) -> f64 {
-    let round_trip_s = run.round_trip_s();
-    let beside = all.iter().filter(|other| is_as_far(other.round_trip_s(), round_trip_s));
-    let mut walls_s: Vec<f64> = beside.map(|other| other.wall_s).collect();
-    let usual_s = median(&mut walls_s).unwrap_or(run.wall_s);
-    if run.wall_s < usual_s * TOO_SHORT { usual_s } else { run.wall_s }
+/// Removes the runs of the job itself from before it changed. The newest one is the first.
+fn leave_out_old(traits: &Traits, samples: &mut Vec<Sample>) -> Option<Apart> {
+    let is_own = |s: &Sample| traits.is_same_but_for_data(&s.run.traits);
+    let own: Vec<&Sample> = samples.iter().filter(|s| is_own(s)).collect();
+    let split = |newer: usize| Some((newer, compare(&own[..newer], &own[newer..])?));
+    let splits: Vec<(usize, Compared)> = (1..own.len()).filter_map(split).collect();
+    // The last change counts.
+    let changed = splits.iter().find(|(_, compared)| compared.runs >= CHANGED_RUNS);
+    let Some((newer, compared)) = changed else {
+        let (_, compared) = splits.first()?;
+        return Some(Apart { left_out: 0, also: Some(compared.new) });
+    };
+    let left_out = own.len() - newer;
+    let mut seen = 0;
+    samples.retain(|s| {
+        seen += usize::from(is_own(s));
+        !is_own(s) || seen <= *newer
+    });
+    Some(Apart { left_out, also: (compared.runs == CHANGED_RUNS).then_some(compared.old) })
+}
+
+/// What a run took, with its round trip.
+type Took = (f64, Spread);
+
+/// New runs that all took longer than all old ones from the same distance, or all less.
+#[derive(Debug, Clone, Copy)]
+struct Compared {
+    /// How many of the new ones there are old ones for.
+    runs: usize,
+    /// The newest of them.
+    new: Took,
+    /// The newest of the old ones.
+    old: Took,
+}
+
+/// `None` if the new runs are like the old ones, or if there are none from the same distance.
+fn compare(new: &[&Sample], old: &[&Sample]) -> Option<Compared> {
+    let took = |s: &Sample| (s.round_trip_s, Spread::repeated(s.command_s, REPEATED));
+    let (mut longer, mut less, mut first) = (0, 0, None);
+    for s in new {
+        let as_far = |other: &&&Sample| is_as_far(other.round_trip_s, s.round_trip_s);
+        let old: Vec<Took> = old.iter().filter(as_far).map(|other| took(other)).collect();
+        let Some(newest) = old.first() else { continue };
+        first.get_or_insert((took(s), *newest));
+        if old.iter().all(|(_, before)| s.command_s > before.high()) {
+            longer += 1;
+        } else if old.iter().all(|(_, before)| s.command_s < before.low()) {
+            less += 1;
+        } else {
+            return None;
+        }
+    }
+    let (new, old) = first.filter(|_| longer == 0 || less == 0)?;
+    Some(Compared { runs: longer + less, new, old })
+}
+
+/// Gives the runs their weights in the least squares.
+fn weigh(samples: &mut [Sample]) {
+    let weight = |s: &Sample| s.share / (REPEATED * weighed_s(s, samples)).powi(2);
+    let weights: Vec<f64> = samples.iter().map(weight).collect();
+    for (sample, weight) in samples.iter_mut().zip(weights) {
+        sample.weight = weight;
+    }
+}
+
+/// The time by which a run is weighed: what the runs from its distance usually take, unless it is [`TOO_LONG`].
+fn weighed_s(sample: &Sample, all: &[Sample]) -> f64 {
+    let own_s = sample.run.wall_s;
+    let beside = all.iter().filter(|other| is_as_far(other.round_trip_s, sample.round_trip_s));
+    let mut walls_s: Vec<f64> = beside.map(|other| other.run.wall_s).collect();
+    let usual_s = median(&mut walls_s).unwrap_or(own_s);
+    if own_s > usual_s * TOO_LONG { own_s } else { usual_s }
 }
 
 /// The mean, with the weights of the least squares.

@@ -83,6 +83,59 @@ fn a_job_that_changes_is_followed() {
     assert!(between > 0.4, "{between}");
 }
 
+/// A run far from its data that took so long.
+fn taking(wall_s: f64) -> PastRun {
+    PastRun { wall_s, ..past_run(0.016, 1000.0) }
+}
+
+/// What is predicted after ten runs of 100 s and these.
+fn after_ten(newer: Vec<PastRun>) -> Spread {
+    let runs: Vec<PastRun> = vec![taking(100.0); 10].into_iter().chain(newer).collect();
+    at(&learned(&runs), 0.016)
+}
+
+/// Runs weighed by the inverse square of their time, so ten old ones of 100 s still predicted 107 s after three of 1,000 s.
+#[test]
+fn a_job_that_has_grown_tenfold_is_followed_after_three_runs() {
+    for seconds in [1000.0, 10.0] {
+        let predicted = after_ten(vec![taking(seconds); 3]);
+        assert_close(predicted.expected, seconds.max(20.0));
+        assert!(predicted.high() < 100.0 || predicted.low() > 100.0, "{predicted:?}");
+    }
+}
+
+#[test]
+fn after_two_runs_that_took_longer_the_range_also_holds_what_was_before() {
+    let predicted = after_ten(vec![taking(1000.0); 2]);
+    assert_close(predicted.expected, 1000.0);
+    assert!(predicted.estimate().holds(100.0), "{predicted:?}");
+}
+
+#[test]
+fn one_odd_run_makes_the_range_wider_and_does_not_move_the_prediction() {
+    let predicted = after_ten(vec![taking(1000.0)]);
+    assert!(predicted.expected < 110.0, "{predicted:?}");
+    assert!(predicted.estimate().holds(1000.0), "{predicted:?}");
+    let old_again = after_ten(vec![taking(1000.0), taking(100.0)]);
+    assert!(old_again.expected < 110.0 && old_again.high() < 300.0, "{old_again:?}");
+}
+
+#[test]
+fn runs_with_other_inputs_do_not_show_that_a_job_has_changed() {
+    let mut other = taking(1000.0);
+    other.traits.inputs = "other".to_owned();
+    let predicted = after_ten(vec![other; 3]);
+    assert!(predicted.expected < 110.0, "{predicted:?}");
+}
+
+#[test]
+fn a_job_that_takes_a_little_longer_each_time_is_followed() {
+    let runs: Vec<PastRun> = (0..16).map(|run| taking(100.0 * 1.05_f64.powi(run))).collect();
+    let (predicted, newest_s) = (at(&learned(&runs), 0.016), runs[15].wall_s);
+    assert!(predicted.expected > 0.8 * newest_s, "{predicted:?}, and the last took {newest_s} s");
+    assert!(predicted.estimate().holds(newest_s * 1.05), "{predicted:?}");
+}
+
 #[test]
 fn one_run_that_found_nothing_to_do_does_not_hide_the_others() {
     let mut runs = vec![past_run(0.016, 2500.0); 15];
