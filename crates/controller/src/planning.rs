@@ -412,10 +412,26 @@ fn last_dirty_rate(cluster: &Cluster, record: &JobRecord) -> Option<u64> {
     moves.iter().rev().map(|m| dirty_rate(&m.migration)).find(|rate| *rate > 0)
 }
 
-/// The highest rate that was seen: QEMU slows down a VM that changes its memory fast, and then it changes less.
+/// QEMU may slow a VM down after so many passes in which it changed more than half of what was sent.
+const SLOWED_AFTER_PASSES: u32 = 2;
+
+/// The mean over the rounds before QEMU may have slowed the VM down. Afterwards it changes less.
 fn dirty_rate(migration: &Migration) -> u64 {
-    let rounds = migration.phases.rounds.iter().map(|round| round.dirty_bytes_per_s);
-    rounds.max().unwrap_or(0).max(migration.dirty_bytes_per_s)
+    let (mut high_passes, mut changed_bytes, mut ms) = (0, 0_u64, 0_u64);
+    for round in &migration.phases.rounds {
+        if high_passes >= SLOWED_AFTER_PASSES {
+            break;
+        }
+        let changed = round.dirty_bytes_per_s.saturating_mul(round.duration_ms) / 1000;
+        if changed > round.bytes / 2 {
+            let passes = round.last.saturating_sub(round.first).saturating_add(1);
+            high_passes = passes.saturating_add(high_passes);
+        }
+        (changed_bytes, ms) =
+            (changed_bytes.saturating_add(changed), ms.saturating_add(round.duration_ms));
+    }
+    let mean = changed_bytes.saturating_mul(1000).checked_div(ms).filter(|mean| *mean > 0);
+    mean.unwrap_or(migration.dirty_bytes_per_s)
 }
 
 fn traits(spec: &JobSpec, data_bytes: Vec<u64>) -> Traits {
@@ -460,24 +476,43 @@ mod tests {
 
     use super::*;
 
-    /// QEMU does so without an order too.
-    #[test]
-    fn a_vm_that_was_slowed_down_does_not_teach_its_slow_rate() {
+    /// A migration with rounds of so many seconds and bytes a second that changed; 100 MiB are sent in a second.
+    fn moved(rounds: &[(u64, u64)]) -> Migration {
         let mut moved: Migration = serde_json::from_value(serde_json::json!({
             "id": "q-0001-m1", "vm": "q-0001", "from": "home1", "to": "cloud1", "state": "completed",
             "reason": "asked", "started_ms": 0, "ended_ms": 1, "predicted_total_ms": null,
             "total_ms": 0, "downtime_ms": 0, "bytes": 0, "job_progress": null
         }))
         .expect("a migration");
-        let round = |number, dirty_bytes_per_s| CopyRound {
-            first: number,
-            last: number,
-            duration_ms: 1000,
-            bytes: 1,
-            dirty_bytes_per_s,
-        };
-        moved.phases.rounds = vec![round(1, 200 << 20), round(2, 4 << 20)];
-        moved.dirty_bytes_per_s = 4 << 20;
-        assert_eq!(dirty_rate(&moved), 200 << 20);
+        for (number, (seconds, dirty_bytes_per_s)) in (1..).zip(rounds) {
+            moved.phases.rounds.push(CopyRound {
+                first: number,
+                last: number,
+                duration_ms: seconds * 1000,
+                bytes: seconds * (100 << 20),
+                dirty_bytes_per_s: *dirty_bytes_per_s,
+            });
+            moved.dirty_bytes_per_s = *dirty_bytes_per_s;
+        }
+        moved
+    }
+
+    /// QEMU does so without an order too.
+    #[test]
+    fn a_vm_that_was_slowed_down_does_not_teach_its_slow_rate() {
+        let slowed = moved(&[(10, 200 << 20), (10, 200 << 20), (10, 4 << 20), (10, 4 << 20)]);
+        assert_eq!(dirty_rate(&slowed), 200 << 20);
+    }
+
+    /// It made all later moves of the job look dear.
+    #[test]
+    fn a_short_burst_is_not_how_fast_a_vm_changes_its_memory() {
+        assert_eq!(dirty_rate(&moved(&[(9, 10 << 20), (1, 500 << 20)])), 59 << 20);
+    }
+
+    #[test]
+    fn before_the_first_round_is_over_the_last_figure_counts() {
+        let begun = Migration { dirty_bytes_per_s: 7, ..moved(&[]) };
+        assert_eq!(dirty_rate(&begun), 7);
     }
 }

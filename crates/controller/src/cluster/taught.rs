@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use perigee_model::tenant::tenant_of;
 use perigee_model::{HostId, JobId, Problem};
-use perigee_planner::{Boot, PastRun};
+use perigee_planner::{Boot, PastRun, RUNS_KEPT};
 use serde::{Deserialize, Serialize};
 
 use crate::records::Records;
@@ -27,14 +27,28 @@ const OTHERS_MAX: usize = 32;
 pub struct History {
     /// The newest last.
     pub runs: Vec<PastRun>,
-    /// The dirty rate that the last migration of such a job measured.
+    /// The dirty rate that the last migration of such a job measured; `None` again after [`RUNS_KEPT`] runs without one.
     pub dirty_bytes_per_s: Option<u64>,
+    /// How many runs ago.
+    #[serde(default)]
+    pub dirty_age_runs: usize,
     /// When such a job has succeeded last; Unix time.
     #[serde(default)]
     pub ended_ms: u64,
     /// The job of the newest run.
     #[serde(default)]
     pub newest: Option<JobId>,
+}
+
+impl History {
+    /// Keeps what a run's migrations have measured. A rate that says that moves are dear is also the reason why none
+    /// measures it again, so it is not kept for longer than a run is.
+    pub fn keep_dirty_rate(&mut self, measured: Option<u64>) {
+        self.dirty_age_runs = if measured.is_some() { 0 } else { self.dirty_age_runs + 1 };
+        if measured.is_some() || self.dirty_age_runs >= RUNS_KEPT {
+            self.dirty_bytes_per_s = measured;
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -110,5 +124,22 @@ impl Taught {
             inner.histories.clear();
         }
         inner.histories.insert(key.to_owned(), history);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dirty_rate_is_forgotten_when_no_migration_measures_it_again() {
+        let mut history = History::default();
+        history.keep_dirty_rate(Some(5));
+        for _ in 1..RUNS_KEPT {
+            history.keep_dirty_rate(None);
+        }
+        assert_eq!(history.dirty_bytes_per_s, Some(5));
+        history.keep_dirty_rate(None);
+        assert_eq!(history.dirty_bytes_per_s, None);
     }
 }

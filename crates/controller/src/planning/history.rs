@@ -73,9 +73,9 @@ pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Prob
         // A job whose end could not be recorded ends once more.
         if history.newest.as_ref() != Some(&job.id) {
             perigee_planner::keep(&mut history.runs, newest.clone());
+            history.keep_dirty_rate(dirty);
         }
         history.newest = Some(job.id.clone());
-        history.dirty_bytes_per_s = dirty.or(history.dirty_bytes_per_s);
         history.ended_ms = now_ms();
         history
     };
