@@ -33,7 +33,8 @@ use crate::records::{
 /// Predictions that are older are not shown.
 const END_AGE_MAX: Duration = Duration::from_secs(10);
 
-/// How many of the last completed migrations the planner learns from.
+/// How many of the last completed migrations the planner learns from: of one tenant's VMs and of all.
+const PAST_MOVES_OF_TENANT_MAX: usize = 10;
 const PAST_MOVES_MAX: usize = 50;
 
 #[derive(Debug, Default)]
@@ -234,9 +235,7 @@ impl Index {
         if state == MigrationState::Completed
             && !inner.past_moves.iter().any(|past| past.migration.id == record.migration.id)
         {
-            inner.past_moves.push(Arc::new(record.clone()));
-            let excess = inner.past_moves.len().saturating_sub(PAST_MOVES_MAX);
-            inner.past_moves.drain(..excess);
+            inner.add_past_move(record);
         }
         // The migrations of an ended job are not needed.
         let mut before = None;
@@ -432,6 +431,20 @@ impl Index {
 }
 
 impl Inner {
+    /// Adds a move, the newest last. A tenant whose VMs move often doesn't push out those of another one.
+    fn add_past_move(&mut self, newest: &MigrationRecord) {
+        let tenant = tenant_of(newest.migration.vm.as_str());
+        let is_own = |past: &Arc<MigrationRecord>| tenant_of(past.migration.vm.as_str()) == tenant;
+        if self.past_moves.iter().filter(|past| is_own(past)).count() >= PAST_MOVES_OF_TENANT_MAX
+            && let Some(oldest) = self.past_moves.iter().position(is_own)
+        {
+            self.past_moves.remove(oldest);
+        }
+        self.past_moves.push(Arc::new(newest.clone()));
+        let excess = self.past_moves.len().saturating_sub(PAST_MOVES_MAX);
+        self.past_moves.drain(..excess);
+    }
+
     fn is_move_being_recorded(&self, vm: &VmId) -> bool {
         self.held.iter().any(|held| matches!(held, Held::Move(of, _) if of == vm))
     }
@@ -521,5 +534,43 @@ impl Inner {
             }
         }
         used
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A completed migration of a VM.
+    fn moved(vm: &str, number: u32) -> MigrationRecord {
+        serde_json::from_value(serde_json::json!({
+            "migration": {
+                "id": format!("{vm}-m{number}"), "vm": vm, "from": "home1", "to": "cloud1",
+                "state": "completed", "reason": "asked", "started_ms": 0, "ended_ms": 1,
+                "predicted_total_ms": null, "total_ms": 0, "downtime_ms": 0, "bytes": 0,
+                "job_progress": null
+            },
+            "number": number, "plan": null, "asked_source": true, "io_before": []
+        }))
+        .expect("a migration")
+    }
+
+    /// How many of the moves that the planner learns from are of this tenant.
+    fn of(index: &Index, tenant: &str) -> usize {
+        let moves = index.past_moves();
+        moves.iter().filter(|past| tenant_of(past.migration.vm.as_str()) == tenant).count()
+    }
+
+    #[test]
+    fn a_tenant_whose_vms_move_often_does_not_push_out_the_moves_of_others() {
+        let index = Index::default();
+        (1..=3).for_each(|number| index.put_migration(&moved("acme~q-0001", number)));
+        (1..=60).for_each(|number| index.put_migration(&moved("q-0001", number)));
+        assert_eq!((of(&index, "acme"), of(&index, "default")), (3, PAST_MOVES_OF_TENANT_MAX));
+        assert_eq!(index.past_moves().last().expect("the newest").number, 60);
+        for tenant in 0..60 {
+            index.put_migration(&moved(&format!("t{tenant}~q-0001"), 1));
+        }
+        assert_eq!(index.past_moves().len(), PAST_MOVES_MAX);
     }
 }
