@@ -1,4 +1,5 @@
-//! A cache of what ended jobs have taught, for figures that are needed often.
+//! A cache of what ended jobs have taught, for figures that are needed often. What it answers does not depend on what is in it
+//! by chance: beside the histories that were needed last, it has the newest run of each tenant's last kinds of jobs.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,8 +20,11 @@ const HISTORIES_MAX: usize = 1000;
 /// The prefix of the records of the last runs of one kind of job.
 pub const RUNS: &str = "runs/";
 
-/// The most other kinds of jobs from which the prediction of a new one is made.
-const OTHERS_MAX: usize = 32;
+/// The most other kinds of jobs from which the prediction of a new one is made: those of its tenant that succeeded last.
+pub const OTHERS_MAX: usize = 32;
+
+/// How many histories are read at once at the start.
+const PAGE: usize = 100;
 
 /// What jobs with one image and command have taught.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -62,6 +66,23 @@ struct Inner {
     boots: BTreeMap<HostId, Vec<Boot>>,
     /// By their keys.
     histories: BTreeMap<String, Arc<History>>,
+    /// For each tenant, the kinds of jobs that succeeded last: when, and the newest run, by the keys of their histories.
+    last_kinds: BTreeMap<String, BTreeMap<String, (u64, PastRun)>>,
+}
+
+impl Inner {
+    fn note_kind(&mut self, key: &str, history: &History) {
+        let Some(newest) = history.runs.last() else { return };
+        let tenant = tenant_of(&newest.traits.name).to_owned();
+        let kinds = self.last_kinds.entry(tenant).or_default();
+        kinds.insert(key.to_owned(), (history.ended_ms, newest.clone()));
+        // One more than others are needed: a kind is no other one of itself.
+        let oldest = kinds.iter().min_by_key(|(_, (ended_ms, _))| *ended_ms);
+        let oldest = oldest.map(|(key, _)| key.clone()).filter(|_| kinds.len() > OTHERS_MAX + 1);
+        if let Some(oldest) = oldest {
+            kinds.remove(&oldest);
+        }
+    }
 }
 
 impl Taught {
@@ -73,12 +94,13 @@ impl Taught {
                 taught.set_boots(&host, boots);
             }
         }
-        for key in records.keys(RUNS).await?.into_iter().take(OTHERS_MAX) {
-            if let Some(history) = records.read(&key).await? {
-                taught.set_history(&key, Arc::new(history));
-            }
+        let mut after = String::new();
+        loop {
+            let page = records.list_after::<History>(RUNS, &after, PAGE).await?;
+            let Some((last, _)) = page.last() else { return Ok(taught) };
+            after.clone_from(last);
+            page.iter().for_each(|(key, history)| taught.lock().note_kind(key, history));
         }
-        Ok(taught)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -102,24 +124,27 @@ impl Taught {
         self.lock().histories.get(key).cloned()
     }
 
-    /// The newest run of each other kind of the tenant's jobs that is in memory, [`OTHERS_MAX`] at most.
+    /// The newest run of each other kind of the tenant's jobs, of the [`OTHERS_MAX`] that succeeded last at most. The newest
+    /// is the first.
     pub fn others(&self, key: &str, tenant: &str) -> Vec<PastRun> {
         let inner = self.lock();
-        let others = inner.histories.iter().filter(|(other, _)| *other != key);
-        let newest = others.filter_map(|(_, history)| history.runs.last());
-        newest
-            .filter(|run| tenant_of(&run.traits.name) == tenant)
-            .take(OTHERS_MAX)
-            .cloned()
-            .collect()
+        let kinds = inner.last_kinds.get(tenant).into_iter().flatten();
+        let mut others: Vec<&(u64, PastRun)> =
+            kinds.filter(|(other, _)| *other != key).map(|(_, newest)| newest).collect();
+        others.sort_by_key(|(ended_ms, _)| std::cmp::Reverse(*ended_ms));
+        others.into_iter().take(OTHERS_MAX).map(|(_, run)| run.clone()).collect()
     }
 
     pub fn forget_history(&self, key: &str) {
-        self.lock().histories.remove(key);
+        let mut inner = self.lock();
+        inner.histories.remove(key);
+        inner.last_kinds.values_mut().for_each(|kinds| drop(kinds.remove(key)));
+        inner.last_kinds.retain(|_, kinds| !kinds.is_empty());
     }
 
     pub fn set_history(&self, key: &str, history: Arc<History>) {
         let mut inner = self.lock();
+        inner.note_kind(key, &history);
         if inner.histories.len() >= HISTORIES_MAX {
             inner.histories.clear();
         }

@@ -1,5 +1,7 @@
 //! What is kept of a VM's past.
 
+use std::sync::Arc;
+
 use perigee_model::job::MigrationState;
 use perigee_model::plan::Trigger;
 use perigee_model::tenant::DEFAULT_TENANT;
@@ -7,7 +9,7 @@ use perigee_model::{VmStart, VolumeName};
 use perigee_planner::Refused;
 
 use super::{Lab, running, wait_for};
-use crate::cluster::taught::{History, RUNS};
+use crate::cluster::taught::{History, OTHERS_MAX, RUNS, Taught};
 use crate::records::{
     MigrationIntent, MigrationRecord, VolumeRecord, migration_intent_key, migration_intent_prefix,
     migration_prefix, volume_key,
@@ -117,5 +119,32 @@ async fn of_many_kinds_of_jobs_the_last_ones_are_remembered() {
     make_room("new").await;
     for (of, is_known) in [("other", true), ("own19", false), ("own18", false), ("own17", true)] {
         assert_eq!(known(of).await, is_known, "{of}");
+    }
+}
+
+/// After a restart the ranges of first runs were those of other jobs' runs, and perhaps of none.
+#[tokio::test]
+async fn a_restart_does_not_change_from_which_jobs_a_new_one_is_predicted() {
+    let lab = Lab::up().await;
+    let before = Taught::default();
+    // The last ones come last in the store, behind those of other tenants.
+    for number in 0..150_u32 {
+        for (prefix, tenant) in [("0", "acme~"), ("1", "")] {
+            let mut run = super::sure::some_run(&lab);
+            (run.traits.name, run.boot_s) = (format!("{tenant}q"), f64::from(number));
+            let ended_ms = u64::from(number);
+            let history = History { runs: vec![run], ended_ms, ..History::default() };
+            let key = format!("{RUNS}{prefix}{number:03}");
+            lab.cluster.records.put(&key, &history).await.expect("put");
+            before.set_history(&key, Arc::new(history));
+        }
+    }
+    let after = Taught::load(&lab.cluster.records).await.expect("read");
+    for taught in [&before, &after] {
+        let others = taught.others(&format!("{RUNS}1149"), DEFAULT_TENANT);
+        assert_eq!(others.len(), OTHERS_MAX);
+        assert!(others.iter().all(|run| run.traits.name == "q"), "{others:?}");
+        let boots: Vec<f64> = others.iter().map(|run| run.boot_s).collect();
+        assert_eq!((boots[0], boots[OTHERS_MAX - 1]), (148.0, 117.0));
     }
 }
