@@ -319,6 +319,13 @@ pub struct RamInfo {
     pub dirty_sync_count: u64,
 }
 
+impl RamInfo {
+    /// How fast the guest changes its memory.
+    pub fn dirty_bytes_per_s(&self) -> u64 {
+        self.dirty_pages_rate.saturating_mul(self.page_size)
+    }
+}
+
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct SocketAddress {

@@ -125,9 +125,9 @@ impl Rounds {
             last,
             duration_ms: info.total_time.saturating_sub(self.begun_ms),
             bytes: info.ram.transferred.saturating_sub(self.begun_bytes),
-            dirty_bytes_per_s: info.ram.dirty_pages_rate * info.ram.page_size,
+            dirty_bytes_per_s: info.ram.dirty_bytes_per_s(),
         });
-        self.pass = last + 1;
+        self.pass = last.saturating_add(1);
         (self.begun_ms, self.begun_bytes) = (info.total_time, info.ram.transferred);
     }
 }
@@ -273,6 +273,19 @@ mod tests {
             phases.rounds.iter().map(|r| (r.first, r.last, r.duration_ms, r.bytes)).collect();
         assert_eq!(seen, [(1, 1, 1000, 500), (2, 4, 300, 60), (5, 5, 50, 40)]);
         assert_eq!(phases.rounds[0].dirty_bytes_per_s, 40960);
+    }
+
+    /// They wrapped, or ended the migration's task.
+    #[test]
+    fn figures_of_qemu_that_are_too_large_stay_at_the_largest() {
+        let (mut rounds, mut phases) = (Rounds::default(), Phases::default());
+        let mut odd = info(u64::MAX, 100, 50, 0);
+        odd.ram.dirty_pages_rate = u64::MAX;
+        rounds.look(&odd, &mut phases);
+        odd.ram.transferred = u64::MAX;
+        rounds.end(&odd, &mut phases);
+        assert_eq!(phases.rounds.len(), 2);
+        assert!(phases.rounds.iter().all(|round| round.dirty_bytes_per_s == u64::MAX));
     }
 
     fn event(name: &str, status: &str, microseconds: u64) -> Event {

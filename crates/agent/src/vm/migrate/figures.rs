@@ -58,7 +58,7 @@ impl Migration {
             report.downtime_ms = info.downtime;
             report.transferred_bytes = info.ram.transferred;
             report.remaining_bytes = info.ram.remaining;
-            report.dirty_bytes_per_s = info.ram.dirty_pages_rate * info.ram.page_size;
+            report.dirty_bytes_per_s = info.ram.dirty_bytes_per_s();
             report.rate_bytes_per_s = bits_to_bytes(info.ram.mbps);
         }
         self.publish();
