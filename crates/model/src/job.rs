@@ -319,7 +319,7 @@ pub struct Migration {
     pub state: MigrationState,
     /// Why the VM was moved.
     pub reason: String,
-    /// Why it was aborted.
+    /// Why it was aborted; while it is under way, what hinders it.
     #[serde(default)]
     pub error: String,
     /// When it was asked for; Unix time.

@@ -45,7 +45,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(250);
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// How long QEMU may be silent after it was told to send: it may stand in its handshake with the destination, and its
-/// guest with it.
+/// guest with it. Later it is told to people from then on.
 const SILENT_MAX: Duration = Duration::from_secs(10);
 /// How long connecting to the destination may take, while QEMU answers.
 const CONNECT_MAX: Duration = Duration::from_secs(60);
@@ -134,6 +134,7 @@ pub fn spawn(
         stopping: None,
         is_cut: false,
         ending: None,
+        silent: None,
     };
     let task = tokio::spawn(migration.run(resumed)).abort_handle();
     Handle { cancel, nudge, renewed, wishes: wished, task }
@@ -165,6 +166,8 @@ struct Migration {
     is_cut: bool,
     /// Since when QEMU has nothing left but to come to an end.
     ending: Option<Instant>,
+    /// Since when QEMU does not answer.
+    silent: Option<Instant>,
 }
 
 impl Migration {
@@ -213,13 +216,18 @@ impl Migration {
 
     /// Checks QEMU once and does what is due. Returns the end when it has come.
     async fn advance(&mut self) -> Result<Option<MigrationPhase>, Refused> {
+        let asked = Instant::now();
         let looked = self.look().await;
         self.bound_handshake(looked.is_some()).await;
         self.bound_end(looked).await;
         let Some(sending) = looked else {
+            // It is carried out when QEMU answers.
+            self.hear_cancel();
+            self.note_silence(asked);
             self.pause().await;
             return Ok(None);
         };
+        self.end_silence();
         loop {
             self.hear_greeting();
             self.hear_cancel();
@@ -376,6 +384,29 @@ impl Migration {
         if self.stop.is_none() {
             self.say(stop.to_string());
             self.stop = Some(stop);
+        }
+    }
+
+    /// Says that QEMU does not answer. Nothing else is known of the migration meanwhile.
+    fn note_silence(&mut self, asked: Instant) {
+        let since = *self.silent.get_or_insert(asked);
+        if since.elapsed() < SILENT_MAX {
+            return;
+        }
+        let silent = format!("QEMU has not answered for more than {} s", SILENT_MAX.as_secs());
+        let reason = match &self.stop {
+            Some(stop) => format!("{stop}; {silent}"),
+            None => silent,
+        };
+        if reason != self.record.report.reason {
+            self.say(reason);
+        }
+    }
+
+    /// QEMU answers again, or has ended.
+    fn end_silence(&mut self) {
+        if self.silent.take().is_some_and(|since| since.elapsed() >= SILENT_MAX) {
+            self.say(self.stop.as_ref().map(ToString::to_string).unwrap_or_default());
         }
     }
 

@@ -1,7 +1,7 @@
 //! Copies the agents' reports of a migration to its record: state, bytes, times.
 
 use perigee_model::Problem;
-use perigee_model::job::MigrationState;
+use perigee_model::job::{Migration, MigrationState};
 use perigee_model::states::MigrationEvent;
 use perigee_model::vm::{MigrationPhase, MigrationReport};
 
@@ -13,6 +13,7 @@ impl Run {
         let Some(report) = report else { return Ok(()) };
         let before = self.record.value.migration.clone();
         self.take_figures(report);
+        self.record.value.migration.error = self.cluster.hosts.named(&report.reason);
         match report.phase {
             MigrationPhase::Setup | MigrationPhase::Copying => {
                 self.advance_to(MigrationState::Copying)?;
@@ -20,7 +21,8 @@ impl Run {
             _ => self.advance_to(MigrationState::Switching)?,
         }
         let after = &self.record.value.migration;
-        if (before.state, before.bytes) != (after.state, after.bytes) {
+        let of = |m: &Migration| (m.state, m.bytes, m.error.clone());
+        if of(&before) != of(after) {
             self.record.value.watched_ms =
                 u64::try_from(self.age().as_millis()).unwrap_or(u64::MAX);
             self.record.save().await?;

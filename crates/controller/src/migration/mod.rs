@@ -172,6 +172,7 @@ impl Run {
     async fn complete(&mut self) -> Result<(), Problem> {
         self.advance_to(MigrationState::Completed)?;
         self.record.value.migration.ended_ms = Some(now_ms());
+        self.record.value.migration.error.clear();
         self.record.save().await?;
         self.leave_queue();
         let migration = &self.record.value.migration;

@@ -327,6 +327,22 @@ async fn a_migration_can_be_cancelled_while_it_is_prepared() {
 }
 
 #[tokio::test]
+async fn what_hinders_a_migration_is_shown_while_it_is_under_way() {
+    let (lab, id, vm) = copying().await;
+    let why = "QEMU has not answered for more than 10 s";
+    {
+        let mut home = lab.home.inside();
+        let report = &mut home.vms.get_mut(&vm).expect("VM").report;
+        report.migration.as_mut().expect("it migrates").reason = why.to_owned();
+    }
+    lab.wait_for_job(&id, "what hinders it", |job| job.migrations[0].error == why).await;
+    switch(&lab, &vm);
+    let completed = |job: &Job| job.migrations[0].state == MigrationState::Completed;
+    let job = lab.wait_for_job(&id, "at cloud1", completed).await;
+    assert_eq!(job.migrations[0].error, "");
+}
+
+#[tokio::test]
 async fn an_old_move_teaches_with_the_link_it_went_over() {
     let (lab, id, vm) = copying().await;
     switch(&lab, &vm);

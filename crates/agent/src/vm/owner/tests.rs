@@ -196,6 +196,16 @@ async fn a_migration_whose_task_has_panicked_continues() {
     owner.migration.take().unwrap().task.abort();
 }
 
+/// The order to send the VM to a destination that waits for it.
+async fn order_to_one_that_waits(vm: &Vm) -> MigrateOut {
+    let mut there = vm.report("boot", &[]);
+    there.spec.arrives_by = Some(order().migration);
+    there.incoming_uri = Some(order().uri);
+    let destination = axum::routing::get(async || Json(there));
+    let destination_agent_url = serve(axum::Router::new().route("/v1/vms/{vm}", destination)).await;
+    MigrateOut { destination_agent_url, ..order() }
+}
+
 /// A monitor of a QEMU that sends its VM until it is told to stop.
 async fn serve_sending(listener: UnixListener) {
     let (stream, _) = listener.accept().await.unwrap();
@@ -219,6 +229,65 @@ async fn serve_sending(listener: UnixListener) {
     }
 }
 
+/// A monitor of a QEMU that sends its VM, says once how far it is, and then nothing any more.
+async fn serve_silent(listener: UnixListener) {
+    let (stream, _) = listener.accept().await.unwrap();
+    let (reader, mut writer) = stream.into_split();
+    let mut lines = tokio::io::BufReader::new(reader).lines();
+    writer.write_all(b"{\"QMP\": {}}\n").await.unwrap();
+    let mut looks = 0;
+    while let Some(line) = lines.next_line().await.unwrap() {
+        let request: Value = serde_json::from_str(&line).unwrap();
+        let ram = json!({"transferred": 1_u64 << 30, "page-size": 4096});
+        let answer = match request["execute"].as_str().unwrap() {
+            "query-migrate" if looks > 0 => return,
+            "query-migrate" => {
+                looks += 1;
+                json!({"status": "active", "total-time": 1000, "ram": ram})
+            }
+            "query-status" => json!({"status": "running"}),
+            _ => json!({}),
+        };
+        let answer = json!({"return": answer, "id": request["id"]});
+        writer.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
+    }
+}
+
+/// A cancel was heard only when QEMU had answered again, and nobody was told why the move stood still.
+#[tokio::test]
+async fn a_cancel_is_heard_while_qemu_does_not_answer() {
+    let dir = directory();
+    let qemu = Qemu::start();
+    let mut owner = owner(dir.path(), &qemu).await;
+    let path = dir.path().join("monitor.sock");
+    tokio::spawn(serve_silent(UnixListener::bind(&path).unwrap()));
+    let (qmp, events) = Qmp::connect(&path).await.unwrap();
+    owner.events = Some(events);
+    let vm = Arc::clone(&owner.vm);
+    vm.observed(|seen| seen.qmp = Some(qmp));
+    let order = order_to_one_that_waits(&vm).await;
+    let MigrateOut { migration, number, .. } = order.clone();
+    let reason = "somebody wants it to stay".to_owned();
+    let cancel = CancelMigration { migration, number, reason: reason.clone() };
+    tokio::spawn(owner.run());
+    let asked = vm.ask(|answer| Request::Migrate(Box::new(order), answer)).await;
+    asked.expect("an owner").expect("it begins");
+    let until = async |what: &str, is: &dyn Fn() -> bool| {
+        let begun = tokio::time::Instant::now();
+        while !is() {
+            assert!(begun.elapsed() < Duration::from_secs(120), "waited 120 s for {what}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    until("QEMU to be silent", &|| vm.observed(|seen| seen.qmp.is_none())).await;
+    let asked = vm.ask(|answer| Request::CancelMigration(cancel, answer)).await;
+    asked.expect("an owner").expect("it is taken down");
+    let said = || vm.observed(|seen| seen.migration.clone()).expect("it has begun");
+    until("the cancel to be heard", &|| said().reason.starts_with(&reason)).await;
+    until("the silence to be told", &|| said().reason.contains("QEMU has not answered")).await;
+    assert!(!said().phase.is_final(), "QEMU may still send: {:?}", said());
+}
+
 /// Whatever the reason was, people were told "cancelled".
 #[tokio::test]
 async fn a_migration_that_is_called_off_says_why() {
@@ -231,12 +300,7 @@ async fn a_migration_that_is_called_off_says_why() {
     owner.events = Some(events);
     let vm = Arc::clone(&owner.vm);
     vm.observed(|seen| seen.qmp = Some(qmp));
-    let mut there = vm.report("boot", &[]);
-    there.spec.arrives_by = Some(order().migration);
-    there.incoming_uri = Some(order().uri);
-    let destination = axum::routing::get(async || Json(there));
-    let destination_agent_url = serve(axum::Router::new().route("/v1/vms/{vm}", destination)).await;
-    let order = MigrateOut { destination_agent_url, ..order() };
+    let order = order_to_one_that_waits(&vm).await;
     let MigrateOut { migration, number, .. } = order.clone();
     let reason = "it took longer than 15 minutes".to_owned();
     let cancel = CancelMigration { migration, number, reason: reason.clone() };
