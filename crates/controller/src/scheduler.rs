@@ -45,7 +45,8 @@ const ROOM_PATIENCE: Duration = Duration::from_secs(5);
 /// What the plans of so many of each tenant's next jobs need is read early, so that free hosts do not wait for it.
 const READ_AHEAD: u32 = 16;
 
-/// A home is asked for the facts about so many jobs at once. One that does not answer holds up only those jobs.
+/// A home is asked for the facts about so many jobs at once. One that does not answer holds up these jobs, and
+/// until they are given up, others at the other homes of these.
 const ASKED_OF_HOME_MAX: u32 = 8;
 
 /// What is known of a queued job beyond its record.
@@ -64,7 +65,7 @@ struct Scheduler {
     known: BTreeMap<JobId, Known>,
     learning: JoinSet<Learned>,
     asked: BTreeMap<JobId, Instant>,
-    /// The homes of each queued job's volumes when the job was first seen. They are asked for its facts.
+    /// The homes of each queued job's volumes, as last heard. They are asked for its facts.
     homes: BTreeMap<JobId, Vec<HostId>>,
     /// The number of jobs about which each home is being asked.
     asked_of: BTreeMap<HostId, u32>,
@@ -98,6 +99,12 @@ impl Scheduler {
         match learned {
             Ok((job, homes_at, facts)) => {
                 self.asked.remove(&job);
+                // A volume may have moved since the job was first seen.
+                if let Ok(facts) = &facts {
+                    let homes = facts.job.volumes.iter().map(|volume| volume.home.clone());
+                    let homes: BTreeSet<HostId> = homes.collect();
+                    self.homes.insert(job.clone(), homes.into_iter().collect());
+                }
                 self.known.insert(job, Known { at: Instant::now(), homes_at, facts });
             }
             // Facts that are too old are requested again.

@@ -405,8 +405,8 @@ async fn a_snapshot_of_a_vm_that_is_started_meanwhile_says_that_its_guest_may_ha
         lab.runs().await;
         lab.home.inside().holds_snapshots = false;
     };
-    let begun = ask("begun");
-    let (made, ()) = tokio::join!(vms::guest::snapshot(&lab.cluster, &web(), &begun), started);
+    let (begun, vm) = (ask("begun"), web());
+    let (made, ()) = tokio::join!(vms::guest::snapshot(&lab.cluster, &vm, &begun), started);
     assert!(made.expect("an image").note.contains("started meanwhile"));
 }
 
