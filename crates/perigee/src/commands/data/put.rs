@@ -141,6 +141,14 @@ async fn put_whole(
     Ok(())
 }
 
+/// A server that was started again has forgotten the upload, which then begins anew.
+fn begins_anew(problem: Problem) -> Problem {
+    match problem.kind {
+        ProblemKind::NotFound => Problem { kind: ProblemKind::Unavailable, ..problem },
+        _ => problem,
+    }
+}
+
 async fn put_parts(
     client: &Client,
     source: &Source,
@@ -161,7 +169,8 @@ async fn put_parts(
         let (url, file) = (&url, file);
         async move {
             let part = Body::from(read(file, from, until).await?);
-            let _: UploadState = client.put_range(url, (from, until, size), part).await?;
+            let put = client.put_range::<UploadState>(url, (from, until, size), part).await;
+            put.map_err(begins_anew)?;
             bar.inc(until - from);
             Ok::<_, Problem>(())
         }
@@ -177,7 +186,7 @@ async fn put_parts(
         Err(problem) if problem.kind == ProblemKind::NotFound => {
             let found = client.get::<FileEntry>(&format!("{}?stat", source.to.url())).await;
             let is_there = found.is_ok_and(|entry| entry.sha256.as_deref() == Some(sha256));
-            if is_there { Ok(()) } else { Err(problem) }
+            if is_there { Ok(()) } else { Err(begins_anew(problem)) }
         }
         completed => completed.map(drop),
     }
