@@ -69,6 +69,8 @@ use crate::vms::Vms;
 const WANTED: &str = "wanted.json";
 const END: &str = "end.json";
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// After a pass it is heard no sooner that somebody has removed rules: it may have been the pass itself.
+const REST: Duration = Duration::from_millis(500);
 /// For how long the host's report says what was mended.
 const MENDED_FOR: Duration = Duration::from_secs(3600);
 /// Guests' SSH servers.
@@ -373,9 +375,10 @@ impl Networks {
         self.said.lock().unwrap_or_else(PoisonError::into_inner).failing_gateways.clone()
     }
 
-    /// Waits until the controller has said something new, or somebody has removed a packet filter.
-    async fn is_to_pass(&self, watch: &std::io::Result<Watch>) {
+    /// Waits until the controller has said something new, or, from `rested` on, somebody has removed a packet filter.
+    async fn is_to_pass(&self, watch: &std::io::Result<Watch>, rested: Instant) {
         let removed = async {
+            tokio::time::sleep_until(rested).await;
             if let Ok(watch) = watch
                 && watch.removed().await.is_ok()
             {
@@ -534,7 +537,7 @@ pub async fn keep(host: Arc<Host>, vms: Arc<Vms>) {
         let cards = cards_of(&vms);
         // It is said in the host's report.
         let _ = networks.pass(Cards::Of(&vms)).await;
-        let until = Instant::now() + LOOK_AGAIN;
+        let (rested, until) = (Instant::now() + REST, Instant::now() + LOOK_AGAIN);
         loop {
             // A VM that runs here from now on is not waited for: what is sent to it still goes to its old host.
             let seen = host.changes.now();
@@ -543,7 +546,7 @@ pub async fn keep(host: Arc<Host>, vms: Arc<Vms>) {
                 break;
             }
             tokio::select! {
-                () = networks.is_to_pass(&watch) => break,
+                () = networks.is_to_pass(&watch, rested) => break,
                 () = host.changes.wait(seen, left) => {}
             }
         }

@@ -15,6 +15,8 @@ const LISTENERS: u32 = 1 << (7 - 1);
 const REMOVED: [u16; 3] = [0x0a02, 0x0a05, 0x0a08];
 /// All tables of agents begin so. Other programs change theirs often.
 const OWN: &[u8] = b"perigee_";
+/// Those that only count hold nothing off.
+const COUNTING: &[u8] = b"perigee_talk_";
 /// Before each message: its length (4 bytes), its kind (2), and 10 more.
 const HEADER_BYTES: usize = 16;
 
@@ -32,20 +34,25 @@ impl Watch {
         Ok(Self(watched))
     }
 
-    /// Waits until something was removed.
+    /// Waits until something was removed. All that was removed by then is heard with it.
     pub async fn removed(&self) -> std::io::Result<()> {
         let mut buffer = vec![0; 64 << 10];
+        let mut is_heard = false;
         loop {
             let mut ready = self.0.readable().await?;
             let got = ready.try_io(|file| {
                 Ok(recv(file.get_ref().as_raw_fd(), &mut buffer, MsgFlags::empty())?)
             });
             match got {
-                Ok(Ok(bytes)) if says_removed(&buffer[..bytes]) => return Ok(()),
+                Ok(Ok(bytes)) => is_heard |= says_removed(&buffer[..bytes]),
                 // More has happened than the kernel keeps.
-                Ok(Err(error)) if error.raw_os_error() == Some(nix::libc::ENOBUFS) => return Ok(()),
+                Ok(Err(error)) if error.raw_os_error() == Some(nix::libc::ENOBUFS) => {
+                    is_heard = true;
+                }
                 Ok(Err(error)) if error.kind() != ErrorKind::Interrupted => return Err(error),
-                Ok(_) | Err(_) => {}
+                // The kernel has said all.
+                Err(_) if is_heard => return Ok(()),
+                Ok(Err(_)) | Err(_) => {}
             }
         }
     }
@@ -57,8 +64,9 @@ fn says_removed(mut text: &[u8]) -> bool {
         let length = usize::try_from(u32::from_ne_bytes([*a, *b, *c, *d])).unwrap_or(usize::MAX);
         let length = length.max(HEADER_BYTES);
         let said = &rest[..rest.len().min(length - HEADER_BYTES)];
-        let is_own = || said.windows(OWN.len()).any(|part| part == OWN);
-        if REMOVED.contains(&u16::from_ne_bytes([kind[0], kind[1]])) && is_own() {
+        let names = |table: &[u8]| said.windows(table.len()).any(|part| part == table);
+        let is_removal = REMOVED.contains(&u16::from_ne_bytes([kind[0], kind[1]]));
+        if is_removal && names(OWN) && !names(COUNTING) {
             return true;
         }
         // Messages begin at multiples of four.
@@ -86,7 +94,8 @@ mod tests {
         assert!(says_removed(&[&other[..], &removed].concat()));
         // Another program's table is removed, and one of an agent is made.
         let strange = [message(0x0a02, "docker"), other.clone()].concat();
-        for nothing in [&other[..], &strange, &[], &[0; 7], &[0; 40], &[0xff; 40]] {
+        let counting = message(0x0a08, "perigee_talk_1");
+        for nothing in [&other[..], &strange, &counting, &[], &[0; 7], &[0; 40], &[0xff; 40]] {
             assert!(!says_removed(nothing), "{nothing:?}");
         }
     }

@@ -231,7 +231,8 @@ fn who_flushes_the_filter_of_tenants_networks_is_heard_at_once() {
         host.pass(&runtime);
         let watch = runtime.block_on(async { Watch::new() });
         let heard = |within: Duration| {
-            let heard = async { timeout(within, host.networks.is_to_pass(&watch)).await };
+            let heard =
+                async { timeout(within, host.networks.is_to_pass(&watch, Instant::now())).await };
             runtime.block_on(heard).is_ok()
         };
         host.pass(&runtime);
@@ -242,6 +243,25 @@ fn who_flushes_the_filter_of_tenants_networks_is_heard_at_once() {
         assert!(heard(Duration::from_secs(60)));
         host.pass(&runtime);
         assert!(host.has("packet filter"));
+    });
+}
+
+/// Each message brought about a pass. To load the rules of many cards anew is dozens of messages.
+#[test]
+fn all_that_was_removed_meanwhile_is_heard_once() {
+    in_a_thread(|| {
+        let Some((runtime, host, _)) = alone() else { return };
+        let watch = runtime.block_on(async { Watch::new() }).expect("the kernel tells");
+        let heard = |within: Duration| {
+            let heard = async { timeout(within, watch.removed()).await };
+            runtime.block_on(heard).is_ok()
+        };
+        for _ in 0..3 {
+            host.run("nft add table inet perigee_net_other");
+            host.run("nft delete table inet perigee_net_other");
+        }
+        assert!(heard(Duration::from_secs(60)));
+        assert!(!heard(Duration::from_millis(200)), "nothing was removed since");
     });
 }
 
