@@ -154,6 +154,10 @@ impl PoolExports {
         let is_confined_since = new.upstream.is_confined() && !old.upstream.is_confined();
         if is_confined_since && !self.goes_on_confined(&switch, nbd_addr).await {
             tracing::warn!(%volume, "a session ends: its data are confined since it began");
+            if away && let Some(held) = switch.hold() {
+                // What is in flight is not answered: a client that may open the volume again sends it again.
+                held.recall(|| old.recall(), sites::withdrawn(&switch));
+            }
             switch.hang_up();
             sites::withdraw(&switch);
             return Ok(None);

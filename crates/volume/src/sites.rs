@@ -290,8 +290,12 @@ impl PoolExports {
 
 /// Gives a session its last device: a move of the volume, also one that is under way, gives it no other one.
 pub(crate) fn withdraw(switch: &Switch) {
-    let size_bytes = switch.size_bytes();
-    switch.end(Arc::new(Withdrawn { size_bytes }));
+    switch.end(withdrawn(switch));
+}
+
+/// That device.
+pub(crate) fn withdrawn(switch: &Switch) -> Arc<dyn Device> {
+    Arc::new(Withdrawn { size_bytes: switch.size_bytes() })
 }
 
 /// The device of a client that may not have its data any more. The client's next request ends the connection.

@@ -440,6 +440,27 @@ async fn a_confined_volume_that_comes_to_a_host_is_not_given_to_its_clients_from
     assert_eq!(read(&*between.open().await).await, 6);
 }
 
+/// What was in flight failed, and QEMU pauses a guest for that. A client that is hung up on connects again, and sends it again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_may_open_confined_data_again_is_hung_up_on_and_gets_no_error() {
+    let (home, away) = (Host::with_a_volume().await, Host::start().await);
+    let site = |name| SiteId::new(name).expect("a name");
+    let address = SiteAddress { address: [127, 0, 0, 1].into(), site: site("home") };
+    let map = SiteMap { here: site("cloud"), hosts: vec![address], teller: None };
+    away.exports.set_sites(map).await.expect("that it is told");
+    away.attach(&home).await;
+    let disk = away.open().await;
+    write(&disk, 5).await;
+    let never = SetLeaveSite { leave_site: LeaveSite::Never, confirmed: false };
+    home.exports.set_leave_site(&Data::Volume(data()), never.into()).await.expect("a policy");
+    let written = disk.run(|device| device.write(0, Bytes::from(vec![6; 4096]), true));
+    let written = within("the end of its session", written).await;
+    assert!(matches!(written, Err(IoError::Moved)), "{written:?}");
+    let disk = away.open().await;
+    write(&disk, 6).await;
+    assert_eq!(read(&*home.open().await).await, 6);
+}
+
 /// A link to a server that counts for each connection how often the client waits for an answer and goes on.
 struct Counted {
     nbd_addr: String,
