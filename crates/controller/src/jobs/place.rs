@@ -49,7 +49,10 @@ impl Run {
             let kept =
                 record.kept().and_then(|kept| kept.disks.iter().find(|k| k.role == disk.role));
             if let Some(kept) = kept {
-                *disk = PlacedDisk { epoch: None, ..kept.clone() };
+                // Its image may have become confined since it was made.
+                let is_confined = disk.leave_site.is_never() || kept.leave_site.is_never();
+                let leave_site = LeaveSite::confined(is_confined);
+                *disk = PlacedDisk { epoch: None, leave_site, ..kept.clone() };
             } else if lasts && lasting::lasts(disk.role) {
                 // It is the same one at all starts, unless another image was restored.
                 let root = record.lasting.as_ref().map_or(0, |lasting| lasting.root_number);

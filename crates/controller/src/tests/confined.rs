@@ -2,6 +2,7 @@
 
 use perigee_model::guest::{GuestBody, LogStream};
 use perigee_model::job::{Access, JobSpec, JobState};
+use perigee_model::lasting::{NewVm, PowerWish, VmState};
 use perigee_model::leave_site::SetLeaveSite;
 use perigee_model::plan::Way;
 use perigee_model::vm::NetworkKind;
@@ -9,6 +10,7 @@ use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::{VolumeMoveCause, VolumesOnMove};
 use perigee_model::{DiskRole, ImageName, LeaveSite, ProblemKind};
 
+use super::lasting::{new_vm, web};
 use super::{Lab, data_volume, finish, running_as, spec, vm_of};
 use crate::leave_site::{self, Of};
 use crate::records::{ImageRecord, image_key};
@@ -154,6 +156,29 @@ async fn a_job_with_a_network_card_does_not_get_confined_data() {
     lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
     let network = lab.home.inside().vms[&vm_of(&id)].report.spec.network.clone();
     assert_eq!(network, perigee_model::vm::VmNetwork::None, "it has none by default");
+}
+
+/// Its root disk counted as free for ever, so confining the image again was refused because of it, however often it was started.
+#[tokio::test]
+async fn a_vm_that_starts_after_its_image_became_confined_knows_its_disk_as_confined() {
+    let lab = Lab::up().await;
+    let new = new_vm("home1");
+    let image = new.image.clone();
+    lab.make_vm(NewVm { volumes: Vec::new(), ..new }).await;
+    lab.runs().await;
+    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.vm_is(VmState::Stopped).await;
+    let confine = |old: Option<ImageRecord>| {
+        let old = old.unwrap_or_else(|| ImageRecord::new(image.clone()));
+        ImageRecord { leave_site: LeaveSite::Never, ..old }
+    };
+    lab.cluster.records.update(&image_key(&image), confine).await.expect("it is confined");
+    lab.wish(PowerWish::Start).await;
+    lab.runs().await;
+    let record = jobs::of_vm(&lab.cluster, &web()).expect("its record");
+    let disks = &record.placement.as_ref().expect("its disks").disks;
+    let root = disks.iter().find(|disk| disk.role == DiskRole::Root).expect("its root disk");
+    assert_eq!(root.leave_site, LeaveSite::Never);
 }
 
 /// The controller was stopped before it had the answer, and jobs from the image got a network card.
