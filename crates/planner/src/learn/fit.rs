@@ -76,7 +76,10 @@ pub(super) fn fit(
         runs => format!("work: {runs} earlier runs"),
     });
     if let Some(left_out) = apart.map(|apart| apart.left_out).filter(|left_out| *left_out > 0) {
-        figures.measured(format!("the job has changed: {left_out} older runs do not count"));
+        figures.measured(match left_out {
+            1 => "the job has changed: 1 older run does not count".to_owned(),
+            runs => format!("the job has changed: {runs} older runs do not count"),
+        });
     }
     let mut learned = from_runs(traits, &samples, on_links, figures);
     if let Some((round_trip_s, also)) = apart.and_then(|apart| apart.also) {

@@ -112,6 +112,18 @@ fn after_two_runs_that_took_longer_the_range_also_holds_what_was_before() {
 }
 
 #[test]
+fn how_many_runs_do_not_count_any_more_is_said() {
+    for (old, words) in [(1, "1 older run does not count"), (10, "10 older runs do not count")] {
+        let mut runs = vec![taking(100.0); old];
+        runs.extend(vec![taking(1000.0); 2]);
+        let mut figures = Figures::default();
+        Learned::from_history(&cluster(), &traits(), &runs, &mut figures).expect("runs");
+        let said = figures.into_vec();
+        assert!(said.contains(&format!("the job has changed: {words}")), "{said:?}");
+    }
+}
+
+#[test]
 fn one_odd_run_makes_the_range_wider_and_does_not_move_the_prediction() {
     let predicted = after_ten(vec![taking(1000.0)]);
     assert!(predicted.expected < 110.0, "{predicted:?}");
