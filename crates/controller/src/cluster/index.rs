@@ -33,7 +33,7 @@ use crate::records::{
 /// Predictions that are older are not shown.
 const END_AGE_MAX: Duration = Duration::from_secs(10);
 
-/// How many of the last completed migrations the planner learns from: of one tenant's VMs and of all.
+/// How many of the last completed migrations the planner learns from: of one tenant's VMs, if others' have moved too, and of all.
 const PAST_MOVES_OF_TENANT_MAX: usize = 10;
 const PAST_MOVES_MAX: usize = 50;
 
@@ -433,14 +433,21 @@ impl Index {
 impl Inner {
     /// Adds a move, the newest last. A tenant whose VMs move often doesn't push out those of another one.
     fn add_past_move(&mut self, newest: &MigrationRecord) {
-        let tenant = tenant_of(newest.migration.vm.as_str());
-        let is_own = |past: &Arc<MigrationRecord>| tenant_of(past.migration.vm.as_str()) == tenant;
-        if self.past_moves.iter().filter(|past| is_own(past)).count() >= PAST_MOVES_OF_TENANT_MAX
-            && let Some(oldest) = self.past_moves.iter().position(is_own)
-        {
-            self.past_moves.remove(oldest);
-        }
         self.past_moves.push(Arc::new(newest.clone()));
+        let of = |past: &MigrationRecord| tenant_of(past.migration.vm.as_str()).to_owned();
+        let newest_of = of(newest);
+        // A tenant whose VMs alone have moved may have them all.
+        if self.past_moves.iter().any(|past| of(past) != newest_of) {
+            let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+            // The newest ones stay.
+            self.past_moves.reverse();
+            self.past_moves.retain(|past| {
+                let count = counts.entry(of(past)).or_default();
+                *count += 1;
+                *count <= PAST_MOVES_OF_TENANT_MAX
+            });
+            self.past_moves.reverse();
+        }
         let excess = self.past_moves.len().saturating_sub(PAST_MOVES_MAX);
         self.past_moves.drain(..excess);
     }
@@ -563,6 +570,9 @@ mod tests {
 
     #[test]
     fn a_tenant_whose_vms_move_often_does_not_push_out_the_moves_of_others() {
+        let index = Index::default();
+        (1..=60).for_each(|number| index.put_migration(&moved("q-0001", number)));
+        assert_eq!(of(&index, "default"), PAST_MOVES_MAX);
         let index = Index::default();
         (1..=3).for_each(|number| index.put_migration(&moved("acme~q-0001", number)));
         (1..=60).for_each(|number| index.put_migration(&moved("q-0001", number)));
