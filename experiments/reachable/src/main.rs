@@ -154,7 +154,7 @@ fn print(results: &Results) {
     {
         println!(
             "{system:?}: {replies} replies, {failed} failed, longest gap {longest_gap_ms:.0} ms; Tomcat: {} replies, {} failed, longest gap {:.0} ms; SSH went on: {}, longest gap {:.0} ms; \
-             download: {} MiB, whole: {}",
+             download: {} MiB, went on: {}",
             tomcat.replies,
             tomcat.failed,
             tomcat.longest_gap_ms,
