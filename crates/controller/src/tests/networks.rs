@@ -155,10 +155,7 @@ async fn a_job_in_a_network_waits_for_a_host_that_can_have_networks() {
     .await;
 }
 
-#[tokio::test]
-async fn a_gateway_leaves_a_host_that_can_t_have_networks_any_more() {
-    let lab = Lab::up().await;
-    create(&lab.cluster, new("blue")).await.expect("a network");
+async fn blue_has_vms_at_both(lab: &Lab) {
     let network = NetworkKind::Cluster(name("blue"));
     for host in [&lab.home, &lab.cloud] {
         let (network, volumes) = (network.clone(), Vec::new());
@@ -166,6 +163,13 @@ async fn a_gateway_leaves_a_host_that_can_t_have_networks_any_more() {
         let id = lab.submit(JobSpec { network, start, volumes, ..spec(Access::Read) }).await;
         lab.wait_for_vm(host, &vm_of(&id)).await;
     }
+}
+
+#[tokio::test]
+async fn a_gateway_leaves_a_host_that_can_t_have_networks_any_more() {
+    let lab = Lab::up().await;
+    create(&lab.cluster, new("blue")).await.expect("a network");
+    blue_has_vms_at_both(&lab).await;
     let gateway = async || find(&lab.cluster, &name("blue")).await.ok()?.gateway;
     let first = wait_for("a gateway", gateway).await;
     let host = if first == lab.home.id { &lab.home } else { &lab.cloud };
@@ -178,13 +182,7 @@ async fn a_gateway_leaves_a_host_that_can_t_have_networks_any_more() {
 async fn a_gateway_that_does_not_start_goes_to_another_host_and_not_to_and_fro() {
     let lab = Lab::up().await;
     let vni = create(&lab.cluster, new("blue")).await.expect("a network").vni;
-    let network = NetworkKind::Cluster(name("blue"));
-    for host in [&lab.home, &lab.cloud] {
-        let (network, volumes) = (network.clone(), Vec::new());
-        let start = Start::Host(host.id.clone());
-        let id = lab.submit(JobSpec { network, start, volumes, ..spec(Access::Read) }).await;
-        lab.wait_for_vm(host, &vm_of(&id)).await;
-    }
+    blue_has_vms_at_both(&lab).await;
     let gateway = async || find(&lab.cluster, &name("blue")).await.ok()?.gateway;
     let first = wait_for("a gateway", gateway).await;
     let [host, other] = match first == lab.home.id {

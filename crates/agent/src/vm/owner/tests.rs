@@ -253,25 +253,35 @@ async fn serve_silent(listener: UnixListener) {
     }
 }
 
-/// A cancel was heard only when QEMU had answered again, and nobody was told why the move stood still.
-#[tokio::test]
-async fn a_cancel_is_heard_while_qemu_does_not_answer() {
-    let dir = directory();
-    let qemu = Qemu::start();
-    let mut owner = owner(dir.path(), &qemu).await;
-    let path = dir.path().join("monitor.sock");
-    tokio::spawn(serve_silent(UnixListener::bind(&path).unwrap()));
+/// A VM that is being sent, whose monitor is served so; and what calls that off for this reason.
+async fn is_sent<F: Future<Output = ()> + Send + 'static>(
+    dir: &Path,
+    qemu: &Qemu,
+    serve: fn(UnixListener) -> F,
+    reason: &str,
+) -> (Arc<Vm>, CancelMigration) {
+    let mut owner = owner(dir, qemu).await;
+    let path = dir.join("monitor.sock");
+    tokio::spawn(serve(UnixListener::bind(&path).unwrap()));
     let (qmp, events) = Qmp::connect(&path).await.unwrap();
     owner.events = Some(events);
     let vm = Arc::clone(&owner.vm);
     vm.observed(|seen| seen.qmp = Some(qmp));
     let order = order_to_one_that_waits(&vm).await;
     let MigrateOut { migration, number, .. } = order.clone();
-    let reason = "somebody wants it to stay".to_owned();
-    let cancel = CancelMigration { migration, number, reason: reason.clone() };
+    let cancel = CancelMigration { migration, number, reason: reason.to_owned() };
     tokio::spawn(owner.run());
     let asked = vm.ask(|answer| Request::Migrate(Box::new(order), answer)).await;
     asked.expect("an owner").expect("it begins");
+    (vm, cancel)
+}
+
+/// A cancel was heard only when QEMU had answered again, and nobody was told why the move stood still.
+#[tokio::test]
+async fn a_cancel_is_heard_while_qemu_does_not_answer() {
+    let (dir, qemu) = (directory(), Qemu::start());
+    let (vm, cancel) = is_sent(dir.path(), &qemu, serve_silent, "somebody wants it to stay").await;
+    let reason = cancel.reason.clone();
     let until = async |what: &str, is: &dyn Fn() -> bool| {
         let begun = tokio::time::Instant::now();
         while !is() {
@@ -291,22 +301,10 @@ async fn a_cancel_is_heard_while_qemu_does_not_answer() {
 /// Whatever the reason was, people were told "cancelled".
 #[tokio::test]
 async fn a_migration_that_is_called_off_says_why() {
-    let dir = directory();
-    let qemu = Qemu::start();
-    let mut owner = owner(dir.path(), &qemu).await;
-    let path = dir.path().join("monitor.sock");
-    tokio::spawn(serve_sending(UnixListener::bind(&path).unwrap()));
-    let (qmp, events) = Qmp::connect(&path).await.unwrap();
-    owner.events = Some(events);
-    let vm = Arc::clone(&owner.vm);
-    vm.observed(|seen| seen.qmp = Some(qmp));
-    let order = order_to_one_that_waits(&vm).await;
-    let MigrateOut { migration, number, .. } = order.clone();
-    let reason = "it took longer than 15 minutes".to_owned();
-    let cancel = CancelMigration { migration, number, reason: reason.clone() };
-    tokio::spawn(owner.run());
-    let asked = vm.ask(|answer| Request::Migrate(Box::new(order), answer)).await;
-    asked.expect("an owner").expect("it begins");
+    let (dir, qemu) = (directory(), Qemu::start());
+    let (vm, cancel) =
+        is_sent(dir.path(), &qemu, serve_sending, "it took longer than 15 minutes").await;
+    let reason = cancel.reason.clone();
     let asked = vm.ask(|answer| Request::CancelMigration(cancel, answer)).await;
     asked.expect("an owner").expect("it ends");
     let begun = tokio::time::Instant::now();
