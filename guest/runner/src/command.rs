@@ -16,6 +16,7 @@ use crate::gang;
 use crate::lines;
 use crate::outbox::Outbox;
 use crate::processes::JobCgroup;
+use crate::program::{self, Finding};
 use crate::progress::{self, ProgressReader};
 
 /// The exit code of a command that exits with 0 when it is stopped. `timeout` of coreutils uses the same code.
@@ -24,7 +25,10 @@ const STOPPED_CODE: i32 = 124;
 const STOP_AGAIN: Duration = Duration::from_secs(1);
 /// Joins the cgroup first, so that every child process is in it. Also gives up the runner's protection from the
 /// out-of-memory killer, which is not for the job.
-pub const ENTER_CGROUP: &str = r#"echo 0 >"$0" && echo 0 >/proc/self/oom_score_adj && exec "$@""#;
+pub const ENTER_CGROUP: &str =
+    r#"echo 0 >"$1" && shift && echo 0 >/proc/self/oom_score_adj && exec "$@""#;
+/// How the shell that does so calls itself in its errors.
+pub const NAME: &str = "perigee";
 
 /// Returns the exit code when no process of the job is left and all of their output is in the outbox.
 pub fn run(
@@ -35,16 +39,32 @@ pub fn run(
     outbox: &Arc<Outbox>,
     wishes: &Arc<Wishes>,
 ) -> Result<i32, Error> {
+    let say = |line: String| {
+        let line = format!("perigee: {line}");
+        outbox.push(GuestBody::Log { stream: LogStream::Stderr, line });
+    };
+    match program::look(&seed.command, &seed.env, directory) {
+        Finding::Fine => {}
+        Finding::Doubt(why) => say(why),
+        Finding::Wrong(code, why) => {
+            say(why);
+            return Ok(code);
+        }
+    }
     let fifo = Path::new(progress::FIFO_PATH);
     let progress = ProgressReader::start(fifo, Arc::clone(outbox))?;
     let mut child = Command::new("/bin/sh")
-        .args(["-c", ENTER_CGROUP])
+        .args(["-c", ENTER_CGROUP, NAME])
         .arg(cgroup.procs_file())
         .args(&seed.command)
         .current_dir(directory)
         .env_clear()
-        .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+        .env("PATH", program::PATH)
         .env("HOME", "/root")
+        .env("USER", "root")
+        .env("LOGNAME", "root")
+        .env("SHELL", "/bin/sh")
+        .env("TMPDIR", "/tmp")
         .env("LANG", "C.UTF-8")
         .envs(&seed.env)
         .env("PERIGEE_JOB", &seed.job)
@@ -74,8 +94,7 @@ pub fn run(
             }
             _ => "is to end on request".to_owned(),
         };
-        let line = format!("perigee: the command {why} and is being stopped");
-        outbox.push(GuestBody::Log { stream: LogStream::Stderr, line });
+        say(format!("the command {why} and is being stopped"));
         loop {
             cgroup.end_all(Some(group))?;
             // One that has just been started may not have been in the cgroup yet.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use perigee_model::guest::GuestGang;
 
+use crate::command;
 use crate::error::Error;
 use crate::processes::JobCgroup;
 
@@ -173,7 +174,7 @@ fn unlocked(shadow: &str) -> String {
 
 fn start_server(at: SocketAddr, cgroup: &JobCgroup) -> Result<(), Error> {
     let mut server = Command::new("/bin/sh")
-        .args(["-c", crate::command::ENTER_CGROUP])
+        .args(["-c", command::ENTER_CGROUP, command::NAME])
         .arg(cgroup.procs_file())
         .args([SERVER, "-D", "-e", "-f", &format!("{SERVER_DIRECTORY}/sshd_config")])
         .args(["-o", &format!("ListenAddress={at}")])

@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::outbox::Outbox;
 use crate::outputs::{self, Written};
 use crate::processes::JobCgroup;
-use crate::{cloud_init, command, gang, globs, network, seed};
+use crate::{cloud_init, command, console, gang, globs, host_name, network, seed};
 
 const JOB_DIRECTORY: &str = "/job";
 const OUTPUT_DIRECTORY: &str = "/output";
@@ -24,6 +24,9 @@ pub fn run(outbox: &Arc<Outbox>, wishes: &Arc<Wishes>) -> Result<Written, Error>
     let seed = read_seed()?;
     if seed.collect {
         return collect(&seed, outbox);
+    }
+    if let Err(error) = host_name::set(&seed.job) {
+        console(&format!("the guest has not its job's name: {error}"));
     }
     std::fs::create_dir_all(OUTPUT_DIRECTORY).map_err(Error::io("make the output directory"))?;
     if let Err(error) = disks::grow_root() {

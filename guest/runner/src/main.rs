@@ -12,12 +12,14 @@ mod disks;
 mod error;
 mod gang;
 mod globs;
+mod host_name;
 mod job;
 mod lines;
 mod network;
 mod outbox;
 mod outputs;
 mod processes;
+mod program;
 mod progress;
 mod seed;
 
