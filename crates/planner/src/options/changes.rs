@@ -26,7 +26,7 @@ pub(super) fn best_moves(
     stays: &[Stay],
     figures: &mut Figures,
 ) -> Vec<Candidate> {
-    let starts = stays.iter().filter(|s| s.allowed && s.way != Way::Beside);
+    let starts = stays.iter().filter(|s| s.refused.is_none() && s.way != Way::Beside);
     let pairs = starts.flat_map(|start| {
         let better = stays.iter().filter(|end| may_pay(learned, start, &end.place));
         better.map(move |end| (start, end))
@@ -83,7 +83,7 @@ pub(super) fn best_copy(
     stays: &[Stay],
     figures: &mut Figures,
 ) -> Option<Candidate> {
-    let starts = stays.iter().filter(|s| s.allowed && s.way != Way::Beside);
+    let starts = stays.iter().filter(|s| s.refused.is_none() && s.way != Way::Beside);
     let copies = starts.filter_map(|start| predict_copy(snapshot, learned, start));
     let (best, cost) = copies.min_by(|a, b| by_time(&a.0, &b.0))?;
     if best.impossible.is_none() {

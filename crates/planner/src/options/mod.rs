@@ -39,15 +39,15 @@ pub fn plan(snapshot: &Snapshot) -> Result<Plan, Refused> {
         .collect();
     candidates.extend(changes::best_moves(snapshot, &learned, &stays, &mut figures));
     candidates.extend(changes::best_copy(snapshot, &learned, &stays, &mut figures));
-    let default_start = stays.iter().find(|s| s.allowed).map(|s| s.host.clone());
+    let default_start = stays.iter().find(|s| s.refused.is_none()).map(|s| s.host.clone());
     Ok(choose(candidates, &learned, default_start, figures))
 }
 
 /// The whole job on one host.
 struct Stay {
     host: HostId,
-    /// Whether the job may start there.
-    allowed: bool,
+    /// Why the job may not start there.
+    refused: Option<String>,
     way: Way,
     place: Place,
     boot: Spread,
@@ -76,11 +76,11 @@ fn stays(
     for host in hosts {
         match stay(snapshot, learned, host, figures) {
             Ok(stay) => stays.push(stay),
-            Err(why) if may_start(&snapshot.job.start, host) => refused = Some(why),
+            Err(why) if why_not_start(&snapshot.job.start, host).is_none() => refused = Some(why),
             Err(_) => {}
         }
     }
-    if stays.iter().any(|stay| stay.allowed) {
+    if stays.iter().any(|stay| stay.refused.is_none()) {
         return Ok(stays);
     }
     Err(refused.unwrap_or_else(|| no_host(snapshot)))
@@ -105,8 +105,21 @@ fn no_host(snapshot: &Snapshot) -> Refused {
     Refused::NoHost(why)
 }
 
-fn may_start(start: &Start, host: &HostFacts) -> bool {
-    host.takes_jobs && is_allowed(start, host)
+/// Why the job may not start at a host.
+fn why_not_start(start: &Start, host: &HostFacts) -> Option<String> {
+    match start {
+        Start::Site(site) if !is_allowed(start, host) => {
+            Some(format!("its file lets the job start only at site {site}"))
+        }
+        Start::Host(only) if !is_allowed(start, host) => {
+            Some(format!("its file lets the job start only at host {only}"))
+        }
+        _ if !host.takes_jobs => {
+            let why = "has no room, starts as many VMs as it can, or is kept for an earlier one";
+            Some(format!("host {} takes no job now: it {why}", host.id))
+        }
+        _ => None,
+    }
 }
 
 /// Whether the job file lets it start there.
@@ -164,7 +177,7 @@ fn stay(
         .extend(learned.unknown.iter().filter(|u| is_remote || u.part != Part::Network).cloned());
     Ok(Stay {
         host: host.id.clone(),
-        allowed: may_start(&snapshot.job.start, host),
+        refused: why_not_start(&snapshot.job.start, host),
         way: match homes.iter().all(|home| **home == host.id) {
             true => Way::Beside,
             false if has_replica => Way::Replica,
@@ -241,13 +254,11 @@ impl Candidate {
 fn best_stay(stays: &[Stay], way: Way) -> Option<Candidate> {
     let of_way = stays.iter().filter(|s| s.way == way);
     let best = of_way.min_by(|a, b| {
-        b.allowed.cmp(&a.allowed).then(a.seconds.total_s.total_cmp(&b.seconds.total_s))
+        let (a_is_last, b_is_last) = (a.refused.is_some(), b.refused.is_some());
+        a_is_last.cmp(&b_is_last).then(a.seconds.total_s.total_cmp(&b.seconds.total_s))
     })?;
     let mut candidate = Candidate::new(way, best, &best.host);
-    if !best.allowed {
-        candidate.impossible =
-            Some("the job may not start there: its file does not allow it, or the host takes no jobs now".to_owned());
-    }
+    candidate.impossible.clone_from(&best.refused);
     Some(candidate)
 }
 
@@ -268,7 +279,9 @@ fn choose(
         candidates.iter().map(|c| c.longer(&candidates[0], learned).estimate()).collect();
     for (index, (candidate, reason)) in candidates.iter_mut().zip(reasons).enumerate() {
         candidate.option.reason = reason;
-        candidate.option.longer = (index > 0).then_some(longer[index]);
+        // What is not possible takes no time.
+        let is_other = index > 0 && candidate.impossible.is_none();
+        candidate.option.longer = is_other.then_some(longer[index]);
     }
     let mut options: Vec<PlanOption> = candidates.into_iter().map(|c| c.option).collect();
     let mut moves = false;

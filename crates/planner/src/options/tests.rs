@@ -70,6 +70,17 @@ fn a_host_that_takes_no_jobs_now_is_not_started_at() {
     snapshot.cluster.hosts[2].takes_jobs = false;
     let plan = plan(&snapshot).unwrap();
     assert_eq!(plan.options[0].way, Way::Migrate, "it may still be moved there");
+    let beside = option(&plan, Way::Beside);
+    assert!(beside.reason.contains("cloud1 takes no job now"), "{}", beside.reason);
+    assert_eq!(beside.longer, None, "what is not possible takes no time");
+}
+
+#[test]
+fn a_place_that_the_jobs_file_rules_out_is_said_to_be_ruled_out_by_the_file() {
+    let plan = plan(&at_site_home(100.0)).unwrap();
+    let beside = option(&plan, Way::Beside);
+    assert_eq!(beside.reason, "not possible: its file lets the job start only at site home");
+    assert_eq!(beside.longer, None);
 }
 
 #[test]
