@@ -1,7 +1,8 @@
 //! Sizes, durations and rates as people write and read them.
 //!
-//! Sizes are IEC only (`512MiB`, `1.5 GiB`): a size without a unit is refused, because nobody can
-//! tell what was meant. Parsing never panics and checks for overflow.
+//! What has one meaning for everybody is taken: `2GiB`, `2Gi` and `2G` are the same, as in Slurm, HTCondor, QEMU and LVM, and
+//! `1:30:00` is an hour and a half. What people mean differently is refused, with its meanings named: a number without a
+//! unit, `2GB`, `1:30`. Parsing never panics and checks for overflow.
 
 const SIZE_UNITS: [(&str, u64); 6] = [
     ("EiB", 1 << 60),
@@ -14,34 +15,70 @@ const SIZE_UNITS: [(&str, u64); 6] = [
 
 const TIME_UNITS: [(char, u64); 4] = [('d', 86_400), ('h', 3600), ('m', 60), ('s', 1)];
 
+/// How people write a unit of time out.
+const TIME_WORDS: [(char, &[&str]); 4] = [
+    ('d', &["d", "day", "days"]),
+    ('h', &["h", "hour", "hours"]),
+    ('m', &["m", "min", "minute", "minutes"]),
+    ('s', &["s", "sec", "second", "seconds"]),
+];
+
 /// Why a text is no size or no duration. Each has the text, cut to 40 characters.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadUnit {
-    /// The unit is missing or not IEC, or the number is none.
-    #[error("{0:?} is not a size: use KiB, MiB, GiB or TiB (512MiB = 512 × 1024² bytes)")]
+    /// The number or the unit is none.
+    #[error("{0:?} is not a size: use K, M, G or T (512M, 512Mi and 512MiB are 512 × 1024² bytes)")]
     Size(String),
-    /// A unit is missing, not known or out of order.
-    #[error("{0:?} is not a duration: use d, h, m and s (90s, 10m, 1h30m)")]
+    /// It has no unit.
+    #[error(
+        "{0:?} has no unit, and programs mean bytes, KiB or MiB by it: write {0}B for bytes, {0}K for KiB or {0}M for MiB"
+    )]
+    NoSizeUnit(String),
+    /// Its unit is a decimal one, such as `GB`, which many take for a binary one.
+    #[error(
+        "{text:?} may be powers of 1000 or of 1024: write {number}{letter}iB for 1024, or the number of bytes with B"
+    )]
+    Decimal {
+        /// All of it.
+        text: String,
+        /// Without the unit.
+        number: String,
+        /// Of the unit.
+        letter: char,
+    },
+    /// A unit is not known or out of order.
+    #[error(
+        "{0:?} is not a duration: use d, h, m and s (90s, 10m, 1h30m), or HOURS:MINUTES:SECONDS (1:30:00)"
+    )]
     Duration(String),
+    /// It has no unit.
+    #[error(
+        "{0:?} has no unit, and Slurm means minutes by it, HTCondor seconds: write {0}m or {0}s"
+    )]
+    NoTimeUnit(String),
+    /// Two numbers with a colon.
+    #[error(
+        "{text:?} may be hours and minutes, or minutes and seconds: write {text}:00 or 0:{text}"
+    )]
+    TwoParts {
+        /// All of it.
+        text: String,
+    },
     /// It does not fit into 64 bits.
     #[error("{0:?} is too large")]
     TooLarge(String),
 }
 
-/// `512MiB`, `1.5 GiB` or `4096B`. A fraction of a byte is dropped.
+/// `512MiB`, `512M`, `1.5 GiB` or `4096B`. A fraction of a byte is dropped.
 ///
 /// # Errors
-/// [`BadUnit`] when the unit is missing or not IEC, or the size does not fit in 64 bits.
+/// [`BadUnit`] when it is none, when its unit means different things, or when the size does not fit in 64 bits.
 pub fn parse_bytes(text: &str) -> Result<u64, BadUnit> {
     let bad = || BadUnit::Size(shortened(text));
     let trimmed = text.trim();
-    let number_end = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(bad)?;
-    let (number, unit) = trimmed.split_at(number_end);
+    let number_end = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.');
+    let (number, unit) = trimmed.split_at(number_end.unwrap_or(trimmed.len()));
     let unit = unit.trim_start();
-    let scale = match unit {
-        "B" => 1,
-        _ => SIZE_UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(bad)?.1,
-    };
     let (whole, fraction) = match number.split_once('.') {
         None => (number, ""),
         Some((_, "")) => return Err(bad()),
@@ -50,6 +87,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, BadUnit> {
     if whole.is_empty() || fraction.contains('.') || fraction.len() > 9 {
         return Err(bad());
     }
+    let scale = size_unit(text, number, unit)?;
     let too_large = || BadUnit::TooLarge(shortened(text));
     let whole: u64 = whole.parse().map_err(|_| too_large())?;
     let mut bytes = u128::from(whole) * u128::from(scale);
@@ -59,6 +97,30 @@ pub fn parse_bytes(text: &str) -> Result<u64, BadUnit> {
         bytes += numerator * u128::from(scale) / digits;
     }
     u64::try_from(bytes).map_err(|_| too_large())
+}
+
+/// How many bytes a unit of a size is.
+fn size_unit(text: &str, number: &str, unit: &str) -> Result<u64, BadUnit> {
+    let bad = || BadUnit::Size(shortened(text));
+    let mut letters = unit.chars();
+    let letter = match letters.next() {
+        None => return Err(BadUnit::NoSizeUnit(shortened(text.trim()))),
+        Some('B') if unit == "B" => return Ok(1),
+        Some(letter) => letter.to_ascii_uppercase(),
+    };
+    let known = SIZE_UNITS.iter().find(|(name, _)| name.starts_with(letter));
+    let (_, scale) = known.ok_or_else(bad)?;
+    let is_small = unit.starts_with(|c: char| c.is_ascii_lowercase());
+    match letters.as_str() {
+        "" => Ok(*scale),
+        "i" | "iB" if !is_small => Ok(*scale),
+        "B" | "b" => Err(BadUnit::Decimal {
+            text: shortened(text.trim()),
+            number: shortened(number),
+            letter,
+        }),
+        _ => Err(bad()),
+    }
 }
 
 /// `512 MiB`, `1.5 GiB`, `17 B`: at most one decimal, which is left out where it is zero.
@@ -80,7 +142,7 @@ pub fn format_rate(bytes_per_s: u64) -> String {
     format!("{}/s", format_bytes(bytes_per_s))
 }
 
-/// A Unix time as `2026-11-23 16:07:02` in UTC.
+/// A Unix time as `2026-11-23 16:07:02 UTC`.
 pub fn format_time(unix_ms: u64) -> String {
     let (seconds, days) = (unix_ms / 1000 % 86_400, unix_ms / 86_400_000);
     // A year that begins in March has its leap day at its end; 400 years have 146097 days.
@@ -94,10 +156,11 @@ pub fn format_time(unix_ms: u64) -> String {
     let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
     let year = era * 400 + year_of_era + u64::from(month <= 2);
     let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
 }
 
-/// `90s`, `10m`, `1h30m`, `2d`: in seconds. Units go from large to small, each once.
+/// `90s`, `10m`, `1h30m`, `2d`, `10 min`, and `1:30:00` or `1-12:00:00` as in Slurm: in seconds. Units go from large to small, each
+/// once.
 ///
 /// # Errors
 /// [`BadUnit`] when it is anything else, or does not fit.
@@ -105,6 +168,12 @@ pub fn parse_duration(text: &str) -> Result<u64, BadUnit> {
     let bad = || BadUnit::Duration(shortened(text));
     let too_large = || BadUnit::TooLarge(shortened(text));
     let mut rest = text.trim();
+    if rest.contains(':') {
+        return parse_clock(rest);
+    }
+    if !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(BadUnit::NoTimeUnit(shortened(rest)));
+    }
     let mut units = TIME_UNITS.as_slice();
     let mut total_s: u64 = 0;
     if rest.is_empty() {
@@ -113,13 +182,52 @@ pub fn parse_duration(text: &str) -> Result<u64, BadUnit> {
     while !rest.is_empty() {
         let digits = rest.find(|c: char| !c.is_ascii_digit()).filter(|n| *n > 0).ok_or_else(bad)?;
         let (number, tail) = rest.split_at(digits);
-        let unit = tail.chars().next().ok_or_else(bad)?;
-        let index = units.iter().position(|(name, _)| *name == unit).ok_or_else(bad)?;
+        let tail = tail.trim_start();
+        let word_end = tail.find(|c: char| !c.is_ascii_lowercase()).unwrap_or(tail.len());
+        let (word, after) = tail.split_at(word_end);
+        let known = TIME_WORDS.iter().find(|(_, words)| words.contains(&word)).ok_or_else(bad)?;
+        let index = units.iter().position(|(name, _)| *name == known.0).ok_or_else(bad)?;
         let number: u64 = number.parse().map_err(|_| too_large())?;
         let part_s = number.checked_mul(units[index].1).ok_or_else(too_large)?;
         total_s = total_s.checked_add(part_s).ok_or_else(too_large)?;
         units = &units[index + 1..];
-        rest = &tail[unit.len_utf8()..];
+        rest = after.trim_start();
+    }
+    Ok(total_s)
+}
+
+/// `HOURS:MINUTES:SECONDS`, `DAYS-HOURS:MINUTES` or `DAYS-HOURS:MINUTES:SECONDS`.
+fn parse_clock(text: &str) -> Result<u64, BadUnit> {
+    let bad = || BadUnit::Duration(shortened(text));
+    let too_large = || BadUnit::TooLarge(shortened(text));
+    let (days, clock) = match text.split_once('-') {
+        Some((days, clock)) => (Some(days), clock),
+        None => (None, text),
+    };
+    let parts: Vec<&str> = clock.split(':').collect();
+    let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    if !parts.iter().chain(&days).all(is_number) {
+        return Err(bad());
+    }
+    let (hours, minutes, seconds) = match (days, parts.as_slice()) {
+        (_, [hours, minutes, seconds]) => (*hours, *minutes, *seconds),
+        (Some(_), [hours, minutes]) => (*hours, *minutes, "0"),
+        (None, [_, _]) => return Err(BadUnit::TwoParts { text: shortened(text) }),
+        _ => return Err(bad()),
+    };
+    let mut total_s: u64 = 0;
+    for (part, unit_s, below) in [
+        (days.unwrap_or("0"), 86_400, None),
+        (hours, 3600, days.map(|_| 24)),
+        (minutes, 60, Some(60)),
+        (seconds, 1, Some(60)),
+    ] {
+        let number: u64 = part.parse().map_err(|_| too_large())?;
+        if below.is_some_and(|below| number >= below) {
+            return Err(bad());
+        }
+        let part_s = number.checked_mul(unit_s).ok_or_else(too_large)?;
+        total_s = total_s.checked_add(part_s).ok_or_else(too_large)?;
     }
     Ok(total_s)
 }
@@ -164,26 +272,37 @@ mod tests {
     #[test]
     fn a_time_is_shown_with_its_date() {
         for (unix_s, shown) in [
-            (0, "1970-01-01 00:00:00"),
-            (951_782_399, "2000-02-28 23:59:59"),
-            (951_782_400, "2000-02-29 00:00:00"),
-            (1_709_251_199, "2024-02-29 23:59:59"),
-            (4_107_542_400, "2100-03-01 00:00:00"),
-            (1_795_450_022, "2026-11-23 16:07:02"),
+            (0, "1970-01-01 00:00:00 UTC"),
+            (951_782_399, "2000-02-28 23:59:59 UTC"),
+            (951_782_400, "2000-02-29 00:00:00 UTC"),
+            (1_709_251_199, "2024-02-29 23:59:59 UTC"),
+            (4_107_542_400, "2100-03-01 00:00:00 UTC"),
+            (1_795_450_022, "2026-11-23 16:07:02 UTC"),
         ] {
             assert_eq!(format_time(unix_s * 1000), shown);
         }
     }
 
     #[test]
-    fn sizes_are_iec_and_have_a_unit() {
-        assert_eq!(parse_bytes("512MiB"), Ok(512 << 20));
+    fn sizes_are_taken_as_slurm_htcondor_and_kubernetes_write_them() {
+        for size in ["512MiB", "512Mi", "512M", "512m", " 512 MiB "] {
+            assert_eq!(parse_bytes(size), Ok(512 << 20), "{size}");
+        }
         assert_eq!(parse_bytes(" 1.5 GiB "), Ok(3 << 29));
-        assert_eq!(parse_bytes("4096B"), Ok(4096));
-        for bad in
-            ["512", "512MB", "512M", "512mib", "MiB", ".5GiB", "1.GiB", "1.2.3GiB", "-1GiB", ""]
-        {
+        assert_eq!((parse_bytes("2G"), parse_bytes("2Gi")), (Ok(2 << 30), Ok(2 << 30)));
+        assert_eq!((parse_bytes("4096B"), parse_bytes("4k")), (Ok(4096), Ok(4096)));
+        for bad in ["512mib", "MiB", "G", ".5GiB", "1.GiB", "1.2.3GiB", "-1GiB", "", "2b", "2 x"] {
             assert_eq!(parse_bytes(bad), Err(BadUnit::Size(bad.to_owned())), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_size_that_people_mean_differently_is_refused_with_what_to_write() {
+        let plain = parse_bytes("67108864").expect_err("no unit").to_string();
+        assert!(plain.contains("67108864B for bytes"), "{plain}");
+        for text in ["2GB", "2gb", "2 GB"] {
+            let decimal = parse_bytes(text).expect_err("1000 or 1024").to_string();
+            assert!(decimal.contains("2GiB"), "{decimal}");
         }
     }
 
@@ -208,10 +327,30 @@ mod tests {
         assert_eq!(parse_duration("90s"), Ok(90));
         assert_eq!(parse_duration("1h30m"), Ok(5400));
         assert_eq!(parse_duration("2d"), Ok(172_800));
-        for bad in ["", "10", "m", "30m1h", "1h1h", "1.5h", "10 m", "10ms", "-1s"] {
+        assert_eq!(parse_duration("10 min"), Ok(600));
+        assert_eq!(parse_duration("1 hour 30 minutes"), Ok(5400));
+        for bad in ["", "m", "30m1h", "1h1h", "1.5h", "10ms", "-1s", "10M", "1h30"] {
             assert!(matches!(parse_duration(bad), Err(BadUnit::Duration(_))), "{bad:?}");
         }
         assert!(matches!(parse_duration("999999999999999999d"), Err(BadUnit::TooLarge(_))));
+    }
+
+    #[test]
+    fn durations_are_taken_as_slurm_writes_them_where_they_have_one_meaning() {
+        assert_eq!(parse_duration("1:30:00"), Ok(5400));
+        assert_eq!(parse_duration("36:00:00"), Ok(36 * 3600));
+        assert_eq!(parse_duration("1-12:00:00"), Ok(36 * 3600));
+        assert_eq!(parse_duration("1-12:30"), Ok(36 * 3600 + 1800));
+        for bad in ["1:60:00", "1:00:60", "1-24:00:00", "1::00", "1:2:3:4", "-1:00:00", "1:-1:00"] {
+            assert!(matches!(parse_duration(bad), Err(BadUnit::Duration(_))), "{bad:?}");
+        }
+        let plain = parse_duration("90").expect_err("no unit").to_string();
+        assert!(plain.contains("minutes") && plain.contains("90s"), "{plain}");
+        let two = parse_duration("1:30").expect_err("two meanings").to_string();
+        assert!(two.contains("1:30:00") && two.contains("0:1:30"), "{two}");
+        assert_eq!(parse_duration("0:1:30"), Ok(90));
+        let large = format!("{}:00:00", u64::MAX);
+        assert!(matches!(parse_duration(&large), Err(BadUnit::TooLarge(_))));
     }
 
     #[test]
@@ -235,7 +374,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_a_parser_panic(text in "\\PC*", number in "[0-9.]{0,30}[a-zA-Z ]{0,4}") {
+        fn no_text_makes_a_parser_panic(text in "\\PC*", number in "[0-9.:-]{0,30}[a-zA-Z ]{0,4}") {
             for text in [text, number] {
                 let _ = (parse_bytes(&text), parse_duration(&text));
             }

@@ -8,6 +8,7 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::options::{DuplicateKeyPolicy, NonFiniteFloatPolicy};
 use serde_saphyr::{SnippetMode, Spanned};
 
 use crate::Problem;
@@ -44,13 +45,34 @@ impl<'a> Document<'a> {
     /// `name` is what errors call the document.
     ///
     /// # Errors
-    /// [`Problem`] when the text is not one YAML document, or too large.
+    /// [`Problem`] when the text is not one YAML document, has a field twice, or is too large.
     pub fn parse(name: &'a str, text: &'a str) -> Result<Self, Problem> {
+        Self::parse_with(name, text, DuplicateKeyPolicy::Error)
+    }
+
+    /// As [`Self::parse`]; of a field that is there twice the last one counts, as in most programs that read YAML.
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    pub fn parse_as_others_do(name: &'a str, text: &'a str) -> Result<Self, Problem> {
+        Self::parse_with(name, text, DuplicateKeyPolicy::LastWins)
+    }
+
+    fn parse_with(
+        name: &'a str,
+        text: &'a str,
+        duplicate_keys: DuplicateKeyPolicy,
+    ) -> Result<Self, Problem> {
         DOCUMENT_BYTES.check(text.len()).map_err(|error| error.problem(name))?;
-        let root = serde_saphyr::from_str(text).map_err(|error| {
-            let line = error.location().map_or(1, |location| location.line());
-            let options = serde_saphyr::render_options! { snippets: SnippetMode::Off };
-            Problem::invalid(format!("{name}:{line}"), error.render_with_options(options))
+        let options = serde_saphyr::options! {
+            duplicate_keys: duplicate_keys,
+            non_finite_float_policy: NonFiniteFloatPolicy::PassThrough,
+        };
+        let root = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+            let at = error.location();
+            let (line, column) = at.map_or((1, 1), |at| (at.line().max(1), at.column().max(1)));
+            let why = why(&error, text, line);
+            Problem::invalid(format!("{name}:{line}:{column}"), why)
                 .next("the file must be one YAML document with lines `field: value`")
         })?;
         Ok(Self { name, text, root })
@@ -67,6 +89,64 @@ impl<'a> Document<'a> {
         Problem::new(ProblemKind::Invalid, format!("{name}:{line}{separator}{path}"), why)
     }
 }
+
+/// Why a text is no YAML, in our words: the library's are for those who program with it.
+fn why(error: &serde_saphyr::Error, text: &str, line: u64) -> String {
+    match error.without_snippet() {
+        serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => {
+            return format!("the field {key:?} is there already");
+        }
+        serde_saphyr::Error::DuplicateMappingKey { .. } => {
+            return "this field is there already".to_owned();
+        }
+        serde_saphyr::Error::MultipleDocuments { .. } => {
+            return "a second document begins above, with `---`".to_owned();
+        }
+        serde_saphyr::Error::Eof { .. } => return "it is empty".to_owned(),
+        _ => {}
+    }
+    let options = serde_saphyr::render_options! { snippets: SnippetMode::Off };
+    let said = error.render_with_options(options).to_string();
+    let known = SYNTAX.iter().find(|(mark, _)| said.contains(mark));
+    if let Some((_, why)) = known {
+        return (*why).to_owned();
+    }
+    let index = usize::try_from(line.saturating_sub(1)).unwrap_or(usize::MAX);
+    let line = text.lines().nth(index).unwrap_or_default();
+    let indent = &line[..line.len() - line.trim_start().len()];
+    let content = line.trim_start();
+    if indent.contains('\t') {
+        "the line begins with a tab: YAML wants spaces".to_owned()
+    } else if content.starts_with(['@', '`', '%', '&', '*', '!']) {
+        "a text that begins with such a sign has to be in quotes".to_owned()
+    } else if content.matches(": ").count() > 1 {
+        "a value with `: ` in it has to be in quotes".to_owned()
+    } else if !content.contains(':') && !content.starts_with('-') {
+        "a line `field: value` is wanted here".to_owned()
+    } else {
+        "from here on it is no YAML: look at indentation, quotes and brackets here and in the line above"
+            .to_owned()
+    }
+}
+
+/// What the parser says, in part, and what that means for who has written the text.
+const SYNTAX: [(&str, &str); 9] = [
+    ("quoted scalar", "a quote is opened and not closed, here or in a line above"),
+    ("found a tab", "there is a tab: YAML wants spaces"),
+    ("tabs disallowed", "there is a tab: YAML wants spaces"),
+    ("unclosed bracket", "a bracket is opened here and closed nowhere"),
+    (
+        "mapping values are not allowed",
+        "a `: ` is not possible here: put the value in quotes, or look at the indentation",
+    ),
+    (
+        "unknown anchor",
+        "the name after `*` was given to nothing before: if it is a text, put it in quotes",
+    ),
+    ("simple key expect", "a line `field: value` is wanted here"),
+    ("unexpected end of stream", "a quote or a bracket is opened and not closed"),
+    ("invalid indentation", "the line is not indented as those that belong with it"),
+];
 
 impl<'a> Field<'a> {
     /// What is wrong with this value.
@@ -253,5 +333,56 @@ impl<'de> Visitor<'de> for NodeVisitor {
             entries.push(entry);
         }
         Ok(Node::Map(entries))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_yaml_is_said_in_our_words_with_line_and_column() {
+        let mut wrong = Vec::new();
+        for (text, at, expected) in [
+            ("a: 1\nb: 2\na: 3\n", "f:3:1", "\"a\" is there already"),
+            ("a: 1\n---\nb: 2\n", "f:3:1", "second document"),
+            ("a:\n\t- b\n", "f:2", "tab"),
+            ("a: b: c\n", "f:1:5", "quotes"),
+            ("a: [1, 2\nb: 3\n", "f:", "bracket"),
+            ("a: \"x\nb: 1\n", "f:", "quote"),
+            ("a: 1\nbroken\nb: 2\n", "f:", "`field: value`"),
+            ("a: *x\n", "f:1", "quotes"),
+            ("a: @x\n", "f:1", "quotes"),
+            ("a: 1\n  b: 2\n", "f:2", ""),
+            ("a:\n  - b\n c: d\n", "f:3", ""),
+        ] {
+            let problem = Document::parse("f", text).expect_err(text);
+            let shown = problem.to_string();
+            let foreign =
+                ["Policy", "Options", "set ", "scan", "token", "from_str", "mapping values"];
+            if !shown.starts_with(at)
+                || !shown.contains(expected)
+                || foreign.iter().any(|word| problem.why.contains(word))
+            {
+                wrong.push(format!("{text:?}: {shown}"));
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+
+    #[test]
+    fn a_number_that_is_none_is_a_text_like_others() {
+        let document = Document::parse("f", "a: .nan\n").expect("it is YAML");
+        let [a] = document.root().fields(["a"]).expect("fields");
+        assert_eq!(a.expect("it is there").text(), Ok(".nan"));
+    }
+
+    #[test]
+    fn a_field_that_is_there_twice_is_only_refused_in_files_of_our_own() {
+        let text = "a: 1\na: 2\n";
+        let document = Document::parse_as_others_do("f", text).expect("the last one counts");
+        let [a] = document.root().fields(["a"]).expect("fields");
+        assert_eq!(a.expect("it is there").text(), Ok("2"));
+        assert!(Document::parse("f", text).is_err());
     }
 }

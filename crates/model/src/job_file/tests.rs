@@ -82,11 +82,20 @@ fn the_start_can_be_written_in_three_ways() {
 fn a_wrong_unit_names_line_field_and_the_right_units() {
     assert_eq!(
         problem("memory: \"512MB\"\n"),
-        "jobs/scan.yaml:3: memory: \"512MB\" is not a size: use KiB, MiB, GiB or TiB \
-         (512MiB = 512 × 1024² bytes)"
+        "jobs/scan.yaml:3: memory: \"512MB\" may be powers of 1000 or of 1024: \
+         write 512MiB for 1024, or the number of bytes with B"
     );
-    assert!(problem("memory: 512\n").starts_with("jobs/scan.yaml:3: memory: \"512\" is not"));
-    assert!(problem("timeout: 10\n").contains("timeout: \"10\" is not a duration"));
+    assert!(problem("memory: 512\n").starts_with("jobs/scan.yaml:3: memory: \"512\" has no unit"));
+    assert!(problem("timeout: 10\n").contains("timeout: \"10\" has no unit"));
+    assert!(problem("timeout: 1x\n").contains("timeout: \"1x\" is not a duration"));
+}
+
+#[test]
+fn sizes_and_times_may_be_written_as_for_slurm() {
+    let text = format!("{SMALLEST}memory: 2G\noutput: 512M\ntimeout: 1:30:00\n");
+    let spec = parse(&text, "a.yaml").expect("a job file").spec;
+    assert_eq!((spec.memory_bytes, spec.output_bytes), (2 << 30, 512 << 20));
+    assert_eq!(spec.timeout_s, Some(5400));
 }
 
 #[test]
