@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use perigee_model::VolumeName;
 use perigee_model::client::{Login, Over};
+use perigee_model::{Problem, ProblemKind, VolumeName};
+
+/// The most sessions that an error names.
+const NAMED_MAX: usize = 8;
 
 /// The sessions that are open at one volume server.
 #[derive(Default)]
@@ -46,6 +49,23 @@ impl Logins {
     pub fn list(&self) -> Vec<Login> {
         self.lock().logins.values().cloned().collect()
     }
+
+    /// A conflict of a volume, with those who have it open.
+    pub fn name_users(&self, volume: &VolumeName, mut problem: Problem) -> Problem {
+        let open = self.lock();
+        let its: Vec<&Login> =
+            open.logins.values().filter(|login| login.volume == *volume).collect();
+        if problem.kind == ProblemKind::Conflict && !its.is_empty() {
+            let named = its.iter().take(NAMED_MAX);
+            let mut named: Vec<_> =
+                named.map(|login| format!("{} over {}", login.peer, login.over)).collect();
+            if its.len() > NAMED_MAX {
+                named.push(format!("{} more", its.len() - NAMED_MAX));
+            }
+            problem.why = format!("{} (open at {})", problem.why, named.join(", "));
+        }
+        problem
+    }
 }
 
 impl Drop for LoginGuard {
@@ -66,6 +86,12 @@ mod tests {
         let second = logins.enter(volume, Over::Iscsi, "iqn.a at 10.0.0.8:1024".into());
         let peers: Vec<_> = logins.list().into_iter().map(|login| login.peer).collect();
         assert_eq!(peers, ["10.0.0.7:1024", "iqn.a at 10.0.0.8:1024"]);
+        let volume = VolumeName::new("data").expect("a name");
+        let conflict = Problem::conflict("can't delete volume data", "open sessions: 2");
+        let why = logins.name_users(&volume, conflict).why;
+        let users =
+            "open sessions: 2 (open at 10.0.0.7:1024 over nbd, iqn.a at 10.0.0.8:1024 over iscsi)";
+        assert_eq!(why, users);
         drop(first);
         assert_eq!(logins.list().len(), 1);
         drop(second);

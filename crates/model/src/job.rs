@@ -580,8 +580,8 @@ pub struct ClusterImage {
     /// Whether every tenant may use it.
     #[serde(default)]
     pub shared: bool,
-    /// In the answer to a snapshot of a VM that runs: why it is only what a power cut would have left. Empty if it is more, and of
-    /// every image that is only shown.
+    /// In the answer to a snapshot of a VM that runs: why it is only what a power cut would have left. In the answer to an import: what its
+    /// user is to know about it. Otherwise empty, as of every image that is only shown.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
 }

@@ -66,10 +66,14 @@ pub static JOB_VOLUMES: Limit =
 pub static JOB_DISK_BYTES: Limit =
     Limit::new("the size of a job's disk", Unit::Bytes, MIB, VOLUME_BYTES.max);
 
-/// The size of a volume or an image. A layer is one file, and a file of ext4 with blocks of 4 KiB
-/// is smaller than 16 TiB.
-pub static VOLUME_BYTES: Limit =
-    Limit::new("the size of a volume", Unit::Bytes, 1, 16 * TIB - BLOCK_BYTES as i128);
+/// The size of a volume or an image. It has at least one block, so that clients never see a smaller disk as a larger one. A
+/// layer is one file, and a file of ext4 with blocks of 4 KiB is smaller than 16 TiB.
+pub static VOLUME_BYTES: Limit = Limit::new(
+    "the size of a volume",
+    Unit::Bytes,
+    BLOCK_BYTES as i128,
+    16 * TIB - BLOCK_BYTES as i128,
+);
 
 /// How long a job's command may run. A year: what is longer is a mistake in the unit.
 pub static TIMEOUT_S: Limit = Limit::new("a job's timeout", Unit::Seconds, 1, 365 * 86_400);

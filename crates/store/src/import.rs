@@ -6,18 +6,22 @@
 //! An import may take as long as it needs while it makes progress. It ends when it makes none for
 //! [`Patience::progress`], or when it is stopped: because nobody waits for it, or because the image is deleted.
 
+mod inspect;
+mod looks;
+mod notes;
+mod qcow2;
 mod source;
+mod whole;
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use perigee_model::volume::{BLOCK_BYTES, ContentDigest, ImageFormat, ImageInfo, ImportImage};
-use perigee_model::{ImageName, LayerId, Problem, ProblemKind};
-use serde::Deserialize;
+use perigee_model::volume::{BLOCK_BYTES, ContentDigest, ImageInfo, ImportImage};
+use perigee_model::{ImageName, LayerId, Problem};
 use uuid::Uuid;
 
 use super::blocks::{BlockState, BlockStates, index};
@@ -27,10 +31,11 @@ use super::files::{BlockFile, DiskFile};
 use super::layer::{Layer, data_name, map_name};
 use super::map::{self, MapFile};
 use super::pool::Pool;
-use super::qemu_img::{self, OUTPUT, Program, Run, RunUser};
+use super::qemu_img::RunUser;
 use super::trees;
 use super::volume::io_problem;
 use super::work::Work;
+use inspect::Source;
 pub use source::{ImportFrom, Tree};
 
 /// How long an import waits for its source, which may be on another host that does not answer.
@@ -44,41 +49,7 @@ pub(super) struct Patience {
 
 const PATIENCE: Patience =
     Patience { info: Duration::from_secs(60), progress: Duration::from_secs(5 * 60) };
-const SECTOR_BYTES: u64 = 512;
-
-/// The fields of `qemu-img info` that matter here.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-struct SourceInfo {
-    format: String,
-    virtual_size: u64,
-    backing_filename: Option<String>,
-    format_specific: Option<FormatSpecific>,
-}
-
-#[derive(Debug, Deserialize)]
-struct FormatSpecific {
-    #[serde(default)]
-    data: FormatData,
-}
-
-#[derive(Debug, Default, Deserialize)]
-struct FormatData {
-    #[serde(rename = "data-file")]
-    data_file: Option<String>,
-    /// The files with a VMDK's data.
-    #[serde(default)]
-    extents: Vec<ExtentFile>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ExtentFile {
-    filename: Option<String>,
-}
-
-/// For each of so many bytes of an image, `qemu-img` gets one second of CPU time, and some for a start.
-const BYTES_PER_CPU_SECOND: u64 = 8 << 20;
-const START_CPU_S: u64 = 60;
+pub(super) const SECTOR_BYTES: u64 = 512;
 
 /// A file that is removed when this is dropped, unless it was renamed.
 struct TempFile(PathBuf);
@@ -137,20 +108,24 @@ impl Pool {
         }
         let temp = self.temp_file();
         let user = RunUser::new();
-        let size_bytes = match open(&what, &request.source)? {
+        let (size_bytes, note) = match open(&what, &request.source)? {
             ImportFrom::Tree(tree) => {
                 let target = new_file(&temp.0).map_err(|error| Problem::internal(&what, error))?;
                 let to = (temp.0.as_path(), &target);
-                trees::build(&what, &tree.directory, to, &user, patience.progress, work).await?
+                let built =
+                    trees::build(&what, &tree.directory, to, &user, patience.progress, work);
+                (built.await?, String::new())
             }
             source => {
                 let source = self.readable(&what, source, &user, work).await?;
                 let from = Source { what: &what, source: &source, user: &user, work };
-                let info = from.inspect(request.format, patience.info).await?;
-                let size_bytes = Self::layer_size(&what, info.virtual_size)?;
+                let found = from.inspect(request.format, patience.info).await?;
+                let size_bytes = found.image_bytes(&what)?;
                 work.expect(size_bytes);
-                from.convert(&info, &temp.0, patience.progress).await?;
-                size_bytes
+                from.check_whole(&found, patience.progress).await?;
+                from.convert(&found, &temp.0, patience.progress).await?;
+                let note = notes::of(&found, size_bytes, &temp.0);
+                (size_bytes, note.map_err(|error| Problem::internal(&what, error))?)
             }
         };
 
@@ -165,7 +140,7 @@ impl Pool {
             })
             .await?;
         }
-        self.image_info(&request.name).await
+        Ok(ImageInfo { note, ..self.image_info(&request.name).await? })
     }
 
     fn temp_file(&self) -> TempFile {
@@ -270,7 +245,7 @@ impl Pool {
     }
 }
 
-fn new_file(path: &Path) -> std::io::Result<File> {
+pub(super) fn new_file(path: &Path) -> std::io::Result<File> {
     File::options().read(true).write(true).create_new(true).mode(0o600).open(path)
 }
 
@@ -343,165 +318,6 @@ pub(super) fn no_progress(what: &str, silence_max: Duration) -> Problem {
 pub(super) fn stopped(what: &str) -> Problem {
     Problem::conflict(what, "it was stopped, because the image was deleted or nobody waited for it")
         .next("import it again if it is still wanted")
-}
-
-/// A source that is read by `qemu-img`.
-#[derive(Clone, Copy)]
-struct Source<'a> {
-    what: &'a str,
-    source: &'a ImportFrom,
-    user: &'a RunUser,
-    work: &'a Work,
-}
-
-impl Source<'_> {
-    /// Refuses a source that is not an image, or that refers to other files of the machine.
-    async fn inspect(
-        &self,
-        format: Option<ImageFormat>,
-        silence_max: Duration,
-    ) -> Result<SourceInfo, Problem> {
-        let Self { what, source, user, work } = *self;
-        let format = match source {
-            ImportFrom::File(_) | ImportFrom::Tree(_) => format,
-            // A guest wrote these bytes, so qemu-img must not guess a format from them.
-            ImportFrom::Nbd(_) => Some(ImageFormat::Raw),
-        };
-        let mut arguments = vec!["info", "--output=json"];
-        if let Some(format) = format {
-            arguments.extend(["-f", format.name()]);
-        }
-        arguments.push(source.argument());
-        let run = Run {
-            what,
-            user,
-            program: Program::QemuImg,
-            directory: None,
-            arguments: &arguments,
-            input: source.file(),
-            output: None,
-            edits: None,
-            has_network: matches!(source, ImportFrom::Nbd(_)),
-            cpu_s_max: START_CPU_S,
-            silence_max,
-        };
-        let said = run.run(None, work).await?;
-        if !said.status.success() {
-            let kind = match source {
-                ImportFrom::File(_) | ImportFrom::Tree(_) => ProblemKind::Invalid,
-                ImportFrom::Nbd(_) => ProblemKind::Unavailable,
-            };
-            return Err(Problem::new(kind, what, said.reason()));
-        }
-        let info: SourceInfo = serde_json::from_slice(&said.stdout)
-            .map_err(|error| Problem::internal(what, format!("qemu-img's answer: {error}")))?;
-        check_source(what, source, &info, format)?;
-        Ok(info)
-    }
-
-    async fn convert(
-        &self,
-        info: &SourceInfo,
-        to: &Path,
-        silence_max: Duration,
-    ) -> Result<(), Problem> {
-        let Self { what, source, user, work } = *self;
-        let failed = |error: std::io::Error| Problem::internal(what, error);
-        let target = new_file(to).map_err(failed)?;
-        target.set_len(info.virtual_size).and_then(|()| user.give(&target)).map_err(failed)?;
-        let new = ["convert", "-n", "--target-is-zero", "-f", &info.format, "-O", "raw"];
-        let run = Run {
-            what,
-            user,
-            program: Program::QemuImg,
-            directory: None,
-            edits: None,
-            arguments: &[&new[..], &[source.argument(), OUTPUT]].concat(),
-            input: source.file(),
-            output: Some((&target, info.virtual_size.next_multiple_of(BLOCK_BYTES))),
-            has_network: matches!(source, ImportFrom::Nbd(_)),
-            cpu_s_max: START_CPU_S + info.virtual_size / BYTES_PER_CPU_SECOND,
-            silence_max,
-        };
-        let said = run.run(Some(to), work).await?;
-        qemu_img::take_back(&target).map_err(failed)?;
-        if said.status.success() {
-            return Ok(());
-        }
-        let reason = said.reason();
-        if reason.contains("No space left on device") {
-            return Err(no_room(what));
-        }
-        Err(Problem::invalid(what, reason))
-    }
-}
-
-fn check_source(
-    what: &str,
-    source: &ImportFrom,
-    info: &SourceInfo,
-    said: Option<ImageFormat>,
-) -> Result<(), Problem> {
-    if let Some(backing) = &info.backing_filename {
-        return Err(Problem::invalid(what, format!("it has a backing file, {backing}"))
-            .next("flatten it with `qemu-img convert` first"));
-    }
-    let data = info.format_specific.as_ref().map(|specific| &specific.data);
-    let own_name = source.argument();
-    let foreign = data.and_then(|data| {
-        let extents = data.extents.iter().filter_map(|extent| extent.filename.as_ref());
-        data.data_file.iter().chain(extents.filter(|name| **name != own_name)).next()
-    });
-    if let Some(file) = foreign {
-        return Err(Problem::invalid(what, format!("its data is in another file, {file}"))
-            .next("convert it to one file with `qemu-img convert` first"));
-    }
-    if info.virtual_size == 0 {
-        return Err(Problem::invalid(what, "it is not a disk image: its size is 0"));
-    }
-    match source {
-        ImportFrom::File(file) if info.format == "raw" && said.is_none() => {
-            check_raw_file(what, file)
-        }
-        _ => Ok(()),
-    }
-}
-
-/// How the files begin in which images are often published: where, with what, and which program unpacks them.
-const PACKED: [(usize, &[u8], &str); 6] = [
-    (0, b"\x1f\x8b\x08", "gunzip"),
-    (0, b"\xfd7zXZ\0", "unxz"),
-    (0, b"BZh", "bunzip2"),
-    (0, b"\x28\xb5\x2f\xfd", "unzstd"),
-    (0, b"PK\x03\x04", "unzip"),
-    (257, b"ustar", "tar"),
-];
-
-/// `qemu-img` takes any unknown file for a raw image, so the beginning and the length of a raw image are checked.
-fn check_raw_file(what: &str, file: &File) -> Result<(), Problem> {
-    let mut start = [0; 512];
-    let length = file.read_at(&mut start, 0).map_err(|e| Problem::invalid(what, e))?;
-    let packed = PACKED.iter().find(|(at, begin, _)| {
-        start[..length].get(*at..).is_some_and(|from| from.starts_with(begin))
-    });
-    if let Some((_, _, program)) = packed {
-        return Err(Problem::invalid(what, "it is a packed file, and not a disk image itself")
-            .next(format!(
-                "unpack it with {program} and import what is in it; or, if its bytes are the disk: --image-format raw"
-            )));
-    }
-    let length_bytes = file.metadata().map_err(|e| Problem::invalid(what, e))?.len();
-    if length_bytes.is_multiple_of(SECTOR_BYTES) {
-        return Ok(());
-    }
-    Err(Problem::invalid(
-        what,
-        format!(
-            "it is not a disk image: qemu-img does not know its format, and its length of \
-             {length_bytes} bytes is no whole number of {SECTOR_BYTES}-byte sectors"
-        ),
-    )
-    .next("`qemu-img info FILE` shows the format that qemu-img detects"))
 }
 
 /// Finds the blocks of a sparse file that are data. Blocks of zeros are freed: an image has no parent, so

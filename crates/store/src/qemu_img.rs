@@ -24,7 +24,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
 use perigee_model::Problem;
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::process::Command;
+use tokio::process::{ChildStdout, Command};
 
 use super::import::{Footprint, Silence, no_progress, no_room, stopped};
 use super::work::Work;
@@ -38,6 +38,8 @@ const PROCESSES_MAX: u64 = 128;
 /// An import leaves so much of the disk free, for what clients write; on a small disk, this part of it.
 const RESERVE_BYTES_MAX: u64 = 256 << 20;
 const RESERVE_PART: u64 = 32;
+/// How long the end of one that was killed may take.
+const GONE_MAX: Duration = Duration::from_secs(5);
 /// How often somebody looks whether it makes progress or is to be stopped.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
@@ -93,15 +95,16 @@ pub struct Run<'a> {
 }
 
 /// What it said.
-pub struct Said {
+pub struct Said<T = Vec<u8>> {
     program: Program,
     pub status: ExitStatus,
-    pub stdout: Vec<u8>,
+    /// What was made of its output.
+    pub stdout: T,
     stderr: Vec<u8>,
 }
 
-impl Said {
-    /// Why it failed.
+impl<T> Said<T> {
+    /// Why it failed. The files are named as its caller knows them.
     pub fn reason(&self) -> String {
         use std::os::unix::process::ExitStatusExt;
         let text = String::from_utf8_lossy(&self.stderr);
@@ -116,7 +119,9 @@ impl Said {
             Some(signal) => format!("{name} was killed by signal {signal}"),
             None => {
                 let said = text.trim().trim_start_matches(name).trim_start_matches(": ");
-                format!("{name}: {said}")
+                let said =
+                    said.replace(&format!("'{INPUT}'"), "the file").replace(INPUT, "the file");
+                format!("{name}: {}", said.replace(OUTPUT, "the image"))
             }
         }
     }
@@ -173,6 +178,16 @@ impl Run<'_> {
     /// Runs it until it ends, the import is stopped, or there was no progress for too long. `writes` is the path of
     /// its output, which shows the progress.
     pub async fn run(self, writes: Option<&Path>, work: &Work) -> Result<Said, Problem> {
+        self.run_reading(writes, work, bounded).await
+    }
+
+    /// As [`Self::run`]. `read` takes what it says while it runs, so that it need not be in memory as a whole.
+    pub async fn run_reading<T, F: Future<Output = io::Result<T>>>(
+        self,
+        writes: Option<&Path>,
+        work: &Work,
+        read: impl FnOnce(Option<ChildStdout>) -> F,
+    ) -> Result<Said<T>, Problem> {
         let cannot_run = |error: io::Error| {
             let name = self.program.name();
             let why = format!("can't run {name} as a user of its own without network: {error}");
@@ -198,33 +213,47 @@ impl Run<'_> {
         let mut process = self.command().and_then(|mut c| c.spawn()).map_err(cannot_run)?;
         let pid = process.id();
         // Also when nobody waits for it any more: nothing that it has started goes on.
-        let _end = users::End::of(self.user, pid);
+        let end = users::End::of(self.user, pid);
         let (stdout, stderr) = (process.stdout.take(), process.stderr.take());
-        let mut ended = std::pin::pin!(async {
-            let (stdout, stderr) = tokio::try_join!(bounded(stdout), bounded(stderr))?;
-            let status = process.wait().await?;
+        let running = &mut process;
+        let mut ended = Box::pin(async {
+            let (stdout, stderr) = tokio::try_join!(read(stdout), bounded(stderr))?;
+            let status = running.wait().await?;
             Ok::<_, io::Error>(Said { program: self.program, status, stdout, stderr })
         });
         let mut silence = Silence::new(Instant::now());
-        loop {
+        let given_up = loop {
             match tokio::time::timeout(LOOK_EVERY, &mut ended).await {
                 Ok(Err(error)) if error.kind() == io::ErrorKind::FileTooLarge => {
                     let why = {
                         let name = self.program.name();
                         format!("{name} said more than {OUTPUT_BYTES_MAX} bytes about it")
                     };
-                    return Err(Problem::invalid(self.what, why));
+                    break Problem::invalid(self.what, why);
                 }
                 Ok(ended) => return ended.map_err(cannot_run),
                 Err(_) => {}
             }
-            has_room()?;
-            let now = Footprint::of(pid, writes);
-            work.step(silence.newly_written(&now)).map_err(|_| stopped(self.what))?;
-            if silence.after(now, Instant::now()) > self.silence_max {
-                return Err(no_progress(self.what, self.silence_max));
+            if let Err(problem) = has_room() {
+                break problem;
             }
+            let now = Footprint::of(pid, writes);
+            if work.step(silence.newly_written(&now)).is_err() {
+                break stopped(self.what);
+            }
+            if silence.after(now, Instant::now()) > self.silence_max {
+                break no_progress(self.what, self.silence_max);
+            }
+        };
+        // It keeps the space of its file until it is gone.
+        drop((end, ended));
+        if process.id().is_some() && tokio::time::timeout(GONE_MAX, process.wait()).await.is_err() {
+            tracing::warn!(
+                seconds = GONE_MAX.as_secs(),
+                "a program that was killed is still there"
+            );
         }
+        Err(given_up)
     }
 
     fn command(&self) -> io::Result<Command> {

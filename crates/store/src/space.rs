@@ -260,6 +260,7 @@ impl Pool {
             chain: space.chain,
             leave_site: LeaveSite::confined(space.confined),
             children: self.catalog.dependants(layer)?.len() as u64,
+            note: String::new(),
         })
     }
 

@@ -320,7 +320,8 @@ async fn delete_volume(
     while control.pool.open_sessions(&volume) > 0 && Instant::now() < patience {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    control.pool.delete_volume_of(&volume, owner).await?;
+    let deleted = control.pool.delete_volume_of(&volume, owner).await;
+    deleted.map_err(|problem| control.exports.logins.name_users(&volume, problem))?;
     control.stats.forget(&volume);
     Ok(Json(()))
 }
@@ -338,7 +339,8 @@ async fn resize(
     Named(volume): Named<VolumeName>,
     Json(request): Json<Resize>,
 ) -> Reply<VolumeInfo> {
-    Ok(Json(control.pool.resize_volume(&volume, request).await?))
+    let resized = control.pool.resize_volume(&volume, request).await;
+    Ok(Json(resized.map_err(|problem| control.exports.logins.name_users(&volume, problem))?))
 }
 
 async fn issue_epoch(

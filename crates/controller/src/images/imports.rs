@@ -49,8 +49,8 @@ pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Pr
     let import = Some(import);
     let record = ImageRecord { layer, import, leave_site, ..ImageRecord::new(new.name.clone()) };
     take_name(cluster, &what, &record).await?;
-    finish_import(cluster, &first, record).await?;
-    image(cluster, &new.name).await
+    let note = finish_import(cluster, &first, record).await?;
+    Ok(ClusterImage { note, ..image(cluster, &new.name).await? })
 }
 
 /// Makes an image of inputs at one host, of a tree that `send` sends there. Its name is taken before: if the controller
@@ -74,17 +74,19 @@ pub async fn import_inputs(
         cluster.records.remove(&image_key(&record.name)).await?;
         return Err(problem);
     }
-    finish_import(cluster, host, record).await
+    finish_import(cluster, host, record).await.map(drop)
 }
 
 /// Requests the image from its host until the result is known. The layer is in the record, so the image is made
-/// only once. If the import fails, the name is free again.
+/// only once. If the import fails, the name is free again. Returns what the host says to the image's user.
 async fn finish_import(
     cluster: &Cluster,
     host: &HostLink,
     record: ImageRecord,
-) -> Result<(), Problem> {
-    let (Some(layer), Some(import)) = (record.layer, &record.import) else { return Ok(()) };
+) -> Result<String, Problem> {
+    let (Some(layer), Some(import)) = (record.layer, &record.import) else {
+        return Ok(String::new());
+    };
     let (name, key) = (&record.name, image_key(&record.name));
     let (source, format, leave_site) = (import.source.clone(), import.format, record.leave_site);
     let ask = ImportImage { name: name.clone(), source, format, layer: Some(layer), leave_site };
@@ -130,7 +132,7 @@ async fn finish_import(
         let made_at = Some(host.id.clone());
         let content = info.content;
         let known = ImageRecord { import: None, made_at, content, ..record.clone() };
-        return cluster.records.put(&key, &known).await;
+        return cluster.records.put(&key, &known).await.map(|()| info.note);
     }
     let _room = room_for(cluster, host, name, info.size_bytes).await?;
     let size_bytes = Some(info.size_bytes);
@@ -148,7 +150,7 @@ async fn finish_import(
             tracing::warn!("host {} has no copy of image {name} yet: {problem}", other.id);
         }
     }
-    Ok(())
+    Ok(info.note)
 }
 
 /// Takes room in the tenant's quota for an image that was just made. Its size was not known before.
@@ -322,7 +324,11 @@ async fn settle_import(cluster: &Cluster, name: ImageName) {
         let Some((host, record)) = pending else { return Ok(()) };
         match cluster.hosts.get(&host) {
             Ok(link) if cluster.hosts.state(&host) == HostState::Up => {
-                finish_import(cluster, &link, record).await
+                let note = finish_import(cluster, &link, record).await?;
+                if !note.is_empty() {
+                    tracing::info!("image {name}: {note}");
+                }
+                Ok(())
             }
             Ok(_) => Ok(()),
             // The host was removed, and the image with it.

@@ -32,6 +32,9 @@ pub struct ImageInfo {
     /// Whether it may leave its site.
     #[serde(default)]
     pub leave_site: LeaveSite,
+    /// In the answer to an import: what its user is to know about it, for example that it is longer than its file. Otherwise empty.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub note: String,
 }
 
 impl ImageInfo {
@@ -144,17 +147,38 @@ pub enum ImageFormat {
     Vmdk,
     /// Hyper-V's.
     Vhdx,
+    /// Its predecessor, also Azure's and Xen's.
+    Vhd,
+    /// VirtualBox's.
+    Vdi,
 }
 
 impl ImageFormat {
-    /// As `qemu-img` names it.
+    const ALL: [Self; 6] = [Self::Raw, Self::Qcow2, Self::Vmdk, Self::Vhdx, Self::Vhd, Self::Vdi];
+
+    /// As people name it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
             Self::Qcow2 => "qcow2",
             Self::Vmdk => "vmdk",
             Self::Vhdx => "vhdx",
+            Self::Vhd => "vhd",
+            Self::Vdi => "vdi",
         }
+    }
+
+    /// As `qemu-img` names it.
+    pub fn qemu_name(self) -> &'static str {
+        match self {
+            Self::Vhd => "vpc",
+            other => other.name(),
+        }
+    }
+
+    /// The format that `qemu-img` names so.
+    pub fn of_qemu(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.qemu_name() == name)
     }
 }
 
@@ -162,10 +186,10 @@ impl FromStr for ImageFormat {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let all = [Self::Raw, Self::Qcow2, Self::Vmdk, Self::Vhdx];
-        all.into_iter()
-            .find(|format| format.name() == text)
-            .ok_or_else(|| format!("{text:?} is not raw, qcow2, vmdk or vhdx"))
+        Self::ALL.into_iter().find(|format| format.name() == text).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("{text:?} is none of the formats {names}")
+        })
     }
 }
 

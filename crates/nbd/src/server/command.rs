@@ -160,7 +160,9 @@ fn check_change(request: &Request, rules: &Rules, size_bytes: u64) -> Result<(),
     if rules.read_only {
         return refuse(Errno::Perm, "the export is read-only");
     }
-    check_range(request, size_bytes, Errno::NoSpace)
+    // As the protocol says: no space for more data, and nothing there to be trimmed.
+    let beyond = if request.command == command::TRIM { Errno::Invalid } else { Errno::NoSpace };
+    check_range(request, size_bytes, beyond)
 }
 
 /// FAST_ZERO is possible for whole blocks only, which need only a change of the map. A partial block has to
@@ -203,14 +205,21 @@ mod tests {
     }
 
     #[test]
-    fn a_write_beyond_the_end_has_no_space_and_a_read_is_invalid() {
-        assert_eq!(refused(request(command::WRITE, 0, 1 << 20, 1), rules()), Errno::NoSpace);
-        assert_eq!(refused(request(command::READ, 0, 1 << 20, 1), rules()), Errno::Invalid);
+    fn beyond_the_end_there_is_no_space_to_write_and_nothing_to_read_or_trim() {
+        for (command, errno) in [
+            (command::WRITE, Errno::NoSpace),
+            (command::WRITE_ZEROES, Errno::NoSpace),
+            (command::TRIM, Errno::Invalid),
+            (command::READ, Errno::Invalid),
+            (command::CACHE, Errno::Invalid),
+        ] {
+            assert_eq!(refused(request(command, 0, 1 << 20, 1), rules()), errno, "{command}");
+        }
     }
 
     #[test]
     fn an_offset_that_overflows_is_refused() {
-        assert_eq!(refused(request(command::TRIM, 0, u64::MAX, 2), rules()), Errno::NoSpace);
+        assert_eq!(refused(request(command::TRIM, 0, u64::MAX, 2), rules()), Errno::Invalid);
     }
 
     #[test]

@@ -3,10 +3,11 @@
 
 use futures_util::stream;
 use perigee_http::{Body, Client, Method};
-use perigee_model::limits::VOLUME_BYTES;
-use perigee_model::volume::Upload;
+use perigee_model::limits::{OutOfLimits, VOLUME_BYTES};
+use perigee_model::volume::{BLOCK_BYTES, Upload};
 use perigee_model::{HostId, Problem};
 use reqwest::redirect::Policy;
+use reqwest::{Version, header};
 use sha2::{Digest as _, Sha256};
 use tokio_rustls::rustls::crypto::ring;
 
@@ -30,17 +31,16 @@ struct Fetched {
     hash: Sha256,
     expected: Option<String>,
     bar: indicatif::ProgressBar,
-    address: String,
 }
 
 impl Fetched {
     async fn next(mut self) -> Result<Option<(bytes::Bytes, Self)>, std::io::Error> {
-        let broken =
-            |why: String| std::io::Error::other(format!("can't download {}: {why}", self.address));
+        // Who prints it says what could not be done.
+        let broken = std::io::Error::other::<String>;
         match self.answer.chunk().await.map_err(|error| broken(chain(&error)))? {
             Some(piece) => {
                 self.bytes += piece.len() as u64;
-                VOLUME_BYTES.check(self.bytes).map_err(|error| broken(error.to_string()))?;
+                check_length(self.bytes).map_err(|error| broken(error.to_string()))?;
                 self.hash.update(&piece);
                 self.bar.set_position(self.bytes);
                 Ok(Some((piece, self)))
@@ -57,6 +57,19 @@ impl Fetched {
             }
         }
     }
+}
+
+/// A file is not longer than the largest disk. It may be shorter than any.
+fn check_length(bytes: u64) -> Result<(), OutOfLimits> {
+    VOLUME_BYTES.check(bytes.max(BLOCK_BYTES)).map(drop)
+}
+
+/// Whether the answer ends where the connection does, be that the file's end or not.
+fn ends_anywhere(answer: &reqwest::Response) -> bool {
+    let has = |name: header::HeaderName| answer.headers().contains_key(name);
+    answer.version() <= Version::HTTP_11
+        && !has(header::CONTENT_LENGTH)
+        && !has(header::TRANSFER_ENCODING)
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -108,20 +121,20 @@ pub async fn send_on(
     if !status.is_success() {
         return Err(Problem::not_found(what(), format!("the server answers {status}")));
     }
+    if sha256.is_none() && ends_anywhere(&answer) {
+        let why = "the server does not say where the file ends, so nobody can tell whether all of it comes";
+        return Err(Problem::invalid(what(), why).next(
+            "say what it has to be: --sha256 …; or download it, check it, and import the file",
+        ));
+    }
     let length = answer.content_length();
     if let Some(length) = length {
-        VOLUME_BYTES.check(length).map_err(|error| error.problem(what()))?;
+        check_length(length).map_err(|error| error.problem(what()))?;
     }
     let bar = output::progress_bar(&"download", "{bytes} of {total_bytes}");
     bar.set_length(length.unwrap_or_default());
-    let fetched = Fetched {
-        answer,
-        bytes: 0,
-        hash: Sha256::new(),
-        expected: sha256,
-        bar: bar.clone(),
-        address: address.to_owned(),
-    };
+    let fetched =
+        Fetched { answer, bytes: 0, hash: Sha256::new(), expected: sha256, bar: bar.clone() };
     let (tell, told) = std::sync::mpsc::channel();
     let pieces = stream::try_unfold(fetched, move |fetched| {
         let tell = tell.clone();
@@ -218,7 +231,6 @@ mod tests {
             hash: Sha256::new(),
             expected: Some(expected.to_owned()),
             bar: indicatif::ProgressBar::hidden(),
-            address,
         }
     }
 

@@ -30,7 +30,7 @@ const SAVE_MAX: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Import a disk image (qcow2, raw, vmdk, vhdx) as a golden image
+    /// Import a disk image (qcow2, raw, vmdk, vhdx, vhd, vdi) as a golden image
     Import {
         /// The new image's name
         name: ImageName,
@@ -43,7 +43,7 @@ pub enum Verb {
         /// (--image-dir); otherwise the file is sent there
         #[arg(long, conflicts_with = "pool")]
         on_host: bool,
-        /// The file's format: raw, qcow2, vmdk or vhdx [default: it is found out]
+        /// The file's format: raw, qcow2, vmdk, vhdx, vhd or vdi [default: it is found out]
         #[arg(long, value_name = "FORMAT")]
         image_format: Option<ImageFormat>,
         /// The host that imports it; the others read from there [default: the host with the most free
@@ -252,6 +252,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
                 let image: ImageInfo =
                     output::with_progress(|tell| server.post_long("/v1/images", &body, tell))
                         .await?;
+                say(&image.note);
                 output::one(context.format, &image, LOCAL)
             }
             None => {
@@ -269,6 +270,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
                 };
                 let body = NewImage { name, source, format, host, leave_site };
                 let image: ClusterImage = client.post("/v1/images", &body).await?;
+                say(&image.note);
                 output::one(context.format, &image, CLUSTER)
             }
         },
@@ -291,9 +293,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let client = controller_client_within(context, SAVE_MAX)?;
             let path = format!("/v1/vms/{vm}/snapshot");
             let image: ClusterImage = client.post(&path, &Snapshot { image: name }).await?;
-            if !image.note.is_empty() {
-                output::note(&image.note);
-            }
+            say(&image.note);
             output::one(format, &image, CLUSTER)
         }
         Verb::Share { name, stop } => {
@@ -325,6 +325,12 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         }
     };
     done.map(|()| ExitCode::SUCCESS)
+}
+
+fn say(note: &str) {
+    if !note.is_empty() {
+        output::note(note);
+    }
 }
 
 /// Sends a file to the host that is to make an image of it.

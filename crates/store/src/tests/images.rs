@@ -104,7 +104,7 @@ async fn a_packed_image_is_none_unless_it_is_said_to_be_raw() {
     let mut tar = Command::new("tar");
     tar.args(["-C", &text(dir.path()), "-cf", &text(&path("ova")), "disk"]);
     assert!(tar.status().unwrap().success());
-    std::fs::write(path("xz"), [&b"\xfd7zXZ\0"[..], &[9; 506]].concat()).unwrap();
+    std::fs::write(path("xz"), [&b"\xfd7zXZ\0"[..], &[9; 4090]].concat()).unwrap();
     let pool = open_real(&path("pool")).await;
     for (name, program) in [("ova", "tar"), ("xz", "unxz")] {
         let packed = import("i", &path(name));
@@ -114,6 +114,156 @@ async fn a_packed_image_is_none_unless_it_is_said_to_be_raw() {
             ImportImage { name: image_name(name), format: Some(ImageFormat::Raw), ..packed };
         pool.import_image(meant, &Arc::default()).await.unwrap();
     }
+}
+
+/// A pool, and a directory with a disk of random bytes that has holes.
+async fn with_disk(mib: usize) -> (tempfile::TempDir, Arc<Pool>, std::path::PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let raw = dir.path().join("disk.raw");
+    let mut state = 7_u64;
+    let mut disk: Vec<u8> = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        // So few values that they can be compressed.
+        b"0123456789abcdef"[(state >> 60) as usize]
+    })
+    .take(mib << 20)
+    .collect();
+    disk[1 << 20..2 << 20].fill(0);
+    std::fs::write(&raw, &disk).unwrap();
+    let pool = open_real(&dir.path().join("pool")).await;
+    (dir, pool, raw)
+}
+
+async fn refused(pool: &Arc<Pool>, source: &Path) -> perigee_model::Problem {
+    let imported = pool.import_image(import("i", source), &Arc::default()).await;
+    imported.expect_err(&source.display().to_string())
+}
+
+/// What was cut off read as zeros, and half a download became an image.
+#[tokio::test]
+async fn a_file_that_was_cut_off_is_no_image() {
+    let (dir, pool, raw) = with_disk(6).await;
+    for (format, more) in [
+        ("qcow2", &[][..]),
+        ("qcow2", &["-c"][..]),
+        ("qcow2", &["-o", "extended_l2=on,cluster_size=16k"][..]),
+        ("vmdk", &[][..]),
+        ("vmdk", &["-o", "subformat=streamOptimized"][..]),
+        ("vhdx", &[][..]),
+        ("vdi", &[][..]),
+    ] {
+        let whole = dir.path().join("whole");
+        let to = ["-f", "raw", "-O", format, &text(&raw), &text(&whole)];
+        qemu_img(&[&["convert"], more, &to[..]].concat());
+        let image = std::fs::read(&whole).unwrap();
+        let info = pool.import_image(import("i", &whole), &Arc::default()).await.unwrap();
+        assert_eq!(info.allocated_bytes, 5 << 20, "{format} {more:?}");
+        pool.delete_image(&image_name("i")).await.unwrap();
+        let tried = [512, 4096, 300_000, image.len() / 2, image.len() - 150_000];
+        for cut in tried {
+            let short = dir.path().join("short");
+            std::fs::write(&short, &image[..image.len() - cut]).unwrap();
+            match pool.import_image(import("i", &short), &Arc::default()).await {
+                // Some formats have much at their end that is no part of the disk.
+                Ok(made) => {
+                    assert_eq!(made.content, info.content, "{format} {more:?}: {cut} are missing");
+                    pool.delete_image(&image_name("i")).await.unwrap();
+                }
+                Err(problem) => {
+                    assert_eq!(problem.kind, ProblemKind::Invalid, "{format} {cut}: {problem}");
+                    assert!(!problem.why.contains("/proc/"), "{problem}");
+                }
+            }
+        }
+    }
+}
+
+/// Only the tables say so: the data that is there is whole, and the rest looked empty.
+#[tokio::test]
+async fn a_qcow2_file_without_its_last_table_is_no_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let (whole, short) = (dir.path().join("whole"), dir.path().join("short"));
+    qemu_img(&["create", "-q", "-f", "qcow2", &text(&whole), "2G"]);
+    let mut write = Command::new("qemu-io");
+    write.args(["-f", "qcow2", "-c", "write -P 1 0 64k", "-c", "write -P 2 1G 64k"]);
+    assert!(write.arg(&whole).stdout(std::process::Stdio::null()).status().unwrap().success());
+    let image = std::fs::read(&whole).unwrap();
+    let pool = open_real(&dir.path().join("pool")).await;
+    // The second table and its data are the last two clusters. With half of the table, qemu-img reads it as empty.
+    std::fs::write(&short, &image[..image.len() - (64 << 10) - (32 << 10)]).unwrap();
+    let problem = refused(&pool, &short).await;
+    assert!(problem.why.contains("it was cut off") && problem.why.contains("table"), "{problem}");
+    pool.import_image(import("i", &whole), &Arc::default()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_vhd_of_fixed_size_is_imported_without_its_footer() {
+    let (dir, pool, raw) = with_disk(4).await;
+    let vhd = dir.path().join("disk.vhd");
+    let fixed = ["-O", "vpc", "-o", "subformat=fixed,force_size=on"];
+    qemu_img(&[&["convert", "-f", "raw"], &fixed[..], &[&text(&raw), &text(&vhd)]].concat());
+    let info = pool.import_image(import("i", &vhd), &Arc::default()).await.unwrap();
+    assert_eq!(info.size_bytes, 4 << 20);
+    assert!(info.note.contains("VHD") && info.note.contains("--image-format raw"), "{}", info.note);
+    let read = all(&pool.open_image(&image_name("i")).await.unwrap()).await;
+    assert!(read == std::fs::read(&raw).unwrap());
+    // A footer that describes another disk.
+    pool.delete_image(&image_name("i")).await.unwrap();
+    let mut bytes = std::fs::read(&vhd).unwrap();
+    bytes.splice(0..0, vec![5; 1 << 20]);
+    std::fs::write(&vhd, bytes).unwrap();
+    let problem = refused(&pool, &vhd).await;
+    assert!(problem.next.contains("--image-format vhd"), "{problem}");
+}
+
+#[tokio::test]
+async fn what_a_disk_is_that_nobody_can_use_is_said_and_how_it_can_be_imported() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let pool = open_real(&path("pool")).await;
+    let mut luks = vec![0; 1 << 20];
+    luks[..6].copy_from_slice(b"LUKS\xba\xbe");
+    std::fs::write(path("luks"), luks).unwrap();
+    let mut dmg = vec![3; 1 << 20];
+    dmg[(1 << 20) - 512..][..4].copy_from_slice(b"koly");
+    std::fs::write(path("dmg"), dmg).unwrap();
+    let flat = ["-f", "vmdk", "-o", "subformat=monolithicFlat"];
+    qemu_img(&[&["create", "-q"], &flat[..], &[&text(&path("disk.vmdk")), "1M"]].concat());
+    std::fs::remove_file(path("disk-flat.vmdk")).unwrap();
+    qemu_img(&["create", "-q", "-f", "qcow", &text(&path("qcow")), "1M"]);
+    std::fs::write(path("small"), [7; 1024]).unwrap();
+    for (name, why, next) in [
+        ("luks", "LUKS", "--image-format raw"),
+        ("dmg", "DMG", "--image-format raw"),
+        ("disk.vmdk", "\"disk-flat.vmdk\"", "qemu-img convert"),
+        ("qcow", "its format is qcow", "qemu-img convert"),
+        ("small", "4 KiB", "truncate"),
+    ] {
+        let problem = refused(&pool, &path(name)).await;
+        assert!(problem.why.contains(why) && problem.next.contains(next), "{name}: {problem}");
+    }
+    let meant = ImportImage { format: Some(ImageFormat::Raw), ..import("i", &path("luks")) };
+    pool.import_image(meant, &Arc::default()).await.unwrap();
+}
+
+/// Both became other disks in silence: longer ones, and ones without partitions.
+#[tokio::test]
+async fn what_a_guest_sees_of_a_disk_that_is_not_of_our_blocks_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = open_real(&dir.path().join("pool")).await;
+    let source = dir.path().join("disk");
+    let mut disk = vec![0; (1 << 20) + 512];
+    disk[4096..4104].copy_from_slice(b"EFI PART");
+    std::fs::write(&source, &disk).unwrap();
+    let info = pool.import_image(import("i", &source), &Arc::default()).await.unwrap();
+    assert_eq!(info.size_bytes, (1 << 20) + 4096);
+    assert!(info.note.contains("the disk has 1049088 bytes"), "{}", info.note);
+    assert!(info.note.contains("sectors of 4096 bytes"), "{}", info.note);
+    disk.truncate(1 << 20);
+    disk[512..520].copy_from_slice(b"EFI PART");
+    std::fs::write(&source, &disk).unwrap();
+    let info = pool.import_image(import("j", &source), &Arc::default()).await.unwrap();
+    assert_eq!(info.note, "");
 }
 
 fn text(path: &Path) -> String {

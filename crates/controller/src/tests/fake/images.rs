@@ -25,6 +25,7 @@ pub fn image() -> ImageInfo {
         remote: None,
         content: None,
         leave_site: Default::default(),
+        note: String::new(),
     }
 }
 
