@@ -433,7 +433,7 @@ pub async fn delete(cluster: &Cluster, name: &VolumeName) -> Result<(), Problem>
     find(cluster, name).await?;
     let _deletion = cluster.index.begin_deletion(name).map_err(|why| {
         Problem::conflict(format!("can't delete volume {name}"), why)
-            .next("wait until that is over, or cancel it")
+            .next("wait until that is over, or end it")
     })?;
     // From here on it does not move; it may have moved since.
     if let Some(last) = cluster.index.incomplete_move(name) {

@@ -11,7 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::future::join_all;
 use perigee_model::job::ClusterImage;
-use perigee_model::volume::{CopyImage, ImageInfo, Keep, Snapshot, VolumeInfo};
+use perigee_model::leave_site::{FindLayers, FoundLayers};
+use perigee_model::volume::{CopyImage, DeletedImage, ImageInfo, Keep, Snapshot, VolumeInfo};
 use perigee_model::{
     DiskRole, HostId, ImageName, LayerId, Problem, ProblemKind, SiteId, TenantName, VmId,
     VolumeName,
@@ -407,20 +408,24 @@ pub async fn replicate(
     image(cluster, name).await
 }
 
-/// Deletes an image from all hosts. Then its name is free.
+/// Deletes an image from all hosts. Then its name is free. What stands on it goes on: each host merges the image's layer
+/// into that as soon as only one chain needs it.
 ///
 /// # Errors
-/// `Conflict` if something uses it. `Unavailable` while a host does not answer, because a copy that remains
-/// there would conflict with the next image of the name.
-pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> {
-    for job in cluster.unfinished_jobs() {
-        if job.inputs.as_ref().is_some_and(|inputs| inputs.image == *name) {
-            let why = format!("job {} has it as its inputs", job.job.id);
-            return Err(Problem::conflict(format!("can't delete image {name}"), why));
+/// `Conflict` if somebody needs it by its name, or another host for what is not complete. `Unavailable` while a host does
+/// not answer, because a copy that remains there would conflict with the next image of the name.
+pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<DeletedImage, Problem> {
+    let what = format!("can't delete image {name}");
+    for record in cluster.unfinished_jobs() {
+        if record.inputs.as_ref().is_some_and(|inputs| inputs.image == *name) {
+            let why = format!("{} has it as its inputs", record.in_words());
+            return Err(Problem::conflict(what, why).next("wait for its end, or end it"));
         }
-        if job.job.spec.image == *name {
-            let why = format!("job {} starts from it", job.job.id);
-            return Err(Problem::conflict(format!("can't delete image {name}"), why));
+        // A VM without a job that has its root disk needs its image no more.
+        let has_root = record.lasting.as_ref().is_some_and(|lasting| lasting.has(DiskRole::Root));
+        if record.job.spec.image == *name && !has_root {
+            let why = format!("{} starts from it", record.in_words());
+            return Err(Problem::conflict(what, why).next("wait for its end, or end it"));
         }
     }
     let _importing = end_import(cluster, name).await?;
@@ -433,15 +438,18 @@ pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> 
     }
     if !silent.is_empty() {
         let why = format!("{} does not answer and may have a copy", in_words(&silent));
-        return Err(Problem::unavailable(format!("can't delete image {name}"), why)
+        return Err(Problem::unavailable(what, why)
             .next("bring the host back, or `perigee host remove` it if it is gone for good"));
     }
     for found in &found {
         let host = reachable(cluster, &found.host)?;
         shadows::drop_on(cluster, &host, found.info.layer).await?;
     }
-    // The image with the most dependants comes first. If its deletion is refused, no copy has been deleted yet.
-    found.sort_by_key(|found| std::cmp::Reverse(found.info.children));
+    check_not_read(cluster, &what, &found).await?;
+    // A copy that is not complete, and has something on it, is not deleted. It comes first: then no copy has been deleted yet.
+    found.sort_by_key(|found| {
+        std::cmp::Reverse((missing_bytes(&found.info) > 0, found.info.children))
+    });
     let mut hosts: Vec<HostId> = found.into_iter().map(|found| found.host).collect();
     if let Some(import) = record.and_then(|record| record.import)
         && cluster.hosts.get(&import.host).is_ok()
@@ -450,14 +458,32 @@ pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<(), Problem> 
         // It may not have ended its part of the import yet.
         hosts.push(import.host);
     }
+    let mut on_it = BTreeSet::new();
     for host in hosts {
         let host = reachable(cluster, &host)?;
-        match host.volume.delete(&format!("/v1/images/{name}")).await {
+        match host.volume.delete_answered::<DeletedImage>(&format!("/v1/images/{name}")).await {
             Err(problem) if problem.kind != ProblemKind::NotFound => return Err(problem),
-            _ => {}
+            Err(_) => {}
+            Ok(deleted) => on_it.extend(deleted.stands_on_it),
         }
     }
-    cluster.records.remove(&image_key(name)).await
+    cluster.records.remove(&image_key(name)).await?;
+    Ok(DeletedImage { stands_on_it: on_it.into_iter().collect() })
+}
+
+/// Refuses while a volume of another host reads the image's layer from there and keeps nothing: it would lose what it reads.
+async fn check_not_read(cluster: &Cluster, what: &str, found: &[Found]) -> Result<(), Problem> {
+    let layers: BTreeSet<LayerId> = found.iter().map(|found| found.info.layer).collect();
+    let find = FindLayers { layers: layers.into_iter().collect(), volume: None };
+    for host in cluster.hosts.up() {
+        let read: FoundLayers = host.volume.post("/v1/layers/find", &find).await?;
+        if !read.readers.is_empty() {
+            let why =
+                format!("{} at {} reads it from another host", read.readers.join(", "), host.id);
+            return Err(Problem::conflict(what, why).next("delete that first"));
+        }
+    }
+    Ok(())
 }
 
 /// Lets every tenant use an image, or ends that.

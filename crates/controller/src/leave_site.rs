@@ -437,10 +437,9 @@ fn check_jobs(
     });
     let Some(user) = user else { return Ok(()) };
     let is_seen = asker.is_none_or(|asker| asker.tenant.owns(user.job.id.as_str()));
-    let job = if is_seen { format!("job {}", user.job.id) } else { "a job".to_owned() };
-    let why = format!("{job} uses it, and was started while it could leave its site");
-    Err(Problem::conflict("can't confine it to its site", why)
-        .next("wait for the job's end, or cancel it"))
+    let user = if is_seen { user.in_words() } else { "a job or VM".to_owned() };
+    let why = format!("{user} uses it, and was started while it could leave its site");
+    Err(Problem::conflict("can't confine it to its site", why).next("wait for its end, or end it"))
 }
 
 /// Whether the job was placed as one that uses these data confined.

@@ -378,6 +378,12 @@ pub struct JobInputs {
 }
 
 impl JobRecord {
+    /// For messages: a VM without a job is no job.
+    pub fn in_words(&self) -> String {
+        let what = if self.lasting.is_some() { "VM" } else { "job" };
+        format!("{what} {}", self.job.id)
+    }
+
     /// Whether its VM can still be changed in this run: it neither leaves its host nor ends. Once that is not so, it never is again.
     pub fn is_in_run(&self, run: VmStart) -> bool {
         let goes_down = self.lasting.as_ref().is_some_and(Lasting::is_taken_down);

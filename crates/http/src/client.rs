@@ -221,7 +221,15 @@ impl Client {
     /// # Errors
     /// As [`Client::get`].
     pub async fn delete(&self, path: &str) -> Result<(), Problem> {
-        self.json::<serde_json::Value>(Method::DELETE, path, None::<&()>).await.map(drop)
+        self.delete_answered::<serde_json::Value>(path).await.map(drop)
+    }
+
+    /// As [`Client::delete`], of what answers what has become of it.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub async fn delete_answered<T: DeserializeOwned>(&self, path: &str) -> Result<T, Problem> {
+        self.json(Method::DELETE, path, None::<&()>).await
     }
 
     /// Sends bytes as they come from a stream. The time of the whole request is not limited.

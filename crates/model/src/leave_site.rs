@@ -172,6 +172,10 @@ pub struct FoundLayers {
     /// The volumes of which something stands on them that they left here when they moved away.
     #[serde(default)]
     pub departed: Vec<VolumeName>,
+    /// The volumes and images, named as in `users`, that read one of the layers that were asked for from another host and
+    /// keep nothing of it.
+    #[serde(default)]
+    pub readers: Vec<String>,
 }
 
 /// The sites of the cluster's hosts, as the controller knows them. A volume server keeps the last map that

@@ -87,8 +87,8 @@ pub use figures::{
     TraceSummary, TracedRequest,
 };
 pub use image::{
-    BadKeep, CopyImage, ImageFormat, ImageInfo, ImageSource, ImportImage, Keep, TREE_PREFIX,
-    UPLOAD_PREFIX, Upload,
+    BadKeep, CopyImage, DeletedImage, ImageFormat, ImageInfo, ImageSource, ImportImage, Keep,
+    TREE_PREFIX, UPLOAD_PREFIX, Upload,
 };
 pub use long::{ByteRange, CheckReport, CheckScope, Compacted, Fault, FaultKind, Progress, Step};
 pub use vm_socket::{VmSocket, VmSocketAt};

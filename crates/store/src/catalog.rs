@@ -10,6 +10,7 @@ mod copies;
 mod epochs;
 mod homes;
 mod leases;
+mod merged;
 mod openers;
 mod problems;
 mod replicas;
@@ -349,15 +350,27 @@ impl Catalog {
 
     /// The volumes and images above a layer, without its own name: `volume NAME`, `image NAME`.
     pub(super) fn dependants(&self, layer: LayerId) -> Result<Vec<String>> {
-        self.names_above("SELECT id FROM layers WHERE parent = ?1", layer)
+        self.names_above("SELECT id FROM layers WHERE parent = ?1", layer, "TRUE")
+    }
+
+    /// Those of [`Self::dependants`] that are volumes which departed from here.
+    pub(super) fn departed_dependants(&self, layer: LayerId) -> Result<Vec<String>> {
+        let above = "SELECT id FROM layers WHERE parent = ?1";
+        self.names_above(above, layer, "what = 'departed'")
     }
 
     /// The volumes and images with the layer in their chain: `volume NAME`, `image NAME`.
     pub(super) fn users(&self, layer: LayerId) -> Result<Vec<String>> {
-        self.names_above("SELECT ?1", layer)
+        self.names_above("SELECT ?1", layer, "TRUE")
     }
 
-    fn names_above(&self, start: &str, layer: LayerId) -> Result<Vec<String>> {
+    /// The volumes and images here that read this layer from another host, and keep nothing of it.
+    pub(super) fn remote_readers(&self, layer: LayerId) -> Result<Vec<String>> {
+        let start = "SELECT layer FROM remote_parents WHERE is_layer = ?1 AND layer <> ?1";
+        self.names_above(start, layer, "TRUE")
+    }
+
+    fn names_above(&self, start: &str, layer: LayerId, which: &str) -> Result<Vec<String>> {
         // DISTINCT or ORDER BY would make SQLite read all keepers, and not use their indices.
         let sql = format!(
             "{} SELECT CASE what
@@ -366,7 +379,7 @@ impl Catalog {
                     WHEN 'departed' THEN 'volume ' || name || ', which departed,'
                     WHEN 'replica' THEN 'the replica of volume ' || name
                 END
-                FROM keepers WHERE layer IN above",
+                FROM keepers WHERE layer IN above AND {which}",
             above(start)
         );
         let connection = self.lock();
@@ -418,52 +431,7 @@ impl Catalog {
         })
     }
 
-    /// Replaces a run of layers, given from the top down, by one layer. Returns `false` and changes nothing
-    /// unless the run is still in the catalog, no other host may be reading a layer of it, and each of its layers
-    /// has exactly one layer above it, no name, and no volume for which it is the head.
-    pub(super) fn replace_layers(&self, run: &[LayerId], by: &LayerRow) -> Result<bool> {
-        self.change(|tx| {
-            if homes::is_read_elsewhere(tx, run.last().copied())? {
-                return Ok(false);
-            }
-            let sql = "SELECT parent, (SELECT count(*) FROM layers c WHERE c.parent = l.id),
-                              EXISTS (SELECT 1 FROM keepers k WHERE k.layer = l.id)
-                                  OR EXISTS (SELECT 1 FROM replica_pins p WHERE p.layer = l.id)
-                       FROM layers l WHERE id = ?1";
-            let mut statement = tx.prepare(sql)?;
-            for (at, id) in run.iter().enumerate() {
-                let found = statement.query_row([id.to_string()], |row| {
-                    let free = unsigned(row, 1)? == 1 && !row.get::<_, bool>(2)?;
-                    Ok((optional_parsed::<LayerId>(row, 0)?, free))
-                });
-                let next = run.get(at + 1).copied().or(by.parent);
-                if !matches!(found.optional()?, Some((parent, true)) if parent == next) {
-                    return Ok(false);
-                }
-            }
-            insert_layer(tx, by)?;
-            confined::take_over(tx, run, by.id)?;
-            tx.execute(
-                "UPDATE layers SET parent = ?2 WHERE parent = ?1",
-                params![run[0].to_string(), by.id.to_string()],
-            )?;
-            for id in run {
-                tx.execute("DELETE FROM layers WHERE id = ?1", [id.to_string()])?;
-            }
-            Ok(true)
-        })
-    }
-
-    /// Removes the name. Returns the layers that are no longer needed.
-    pub(super) fn delete_image(&self, name: &ImageName) -> Result<Vec<LayerId>> {
-        self.change_on_full_disk(|tx| {
-            let sql = "DELETE FROM images WHERE name = ?1 RETURNING layer";
-            let layer = tx.query_row(sql, [name.as_str()], |row| parsed(row, 0)).optional()?;
-            layer.map_or(Ok(Vec::new()), |layer| delete_unneeded(tx, layer))
-        })
-    }
-
-    /// As [`Self::delete_image`].
+    /// Removes the volume. Returns the layers that are no longer needed.
     pub(super) fn delete_volume(&self, name: &VolumeName) -> Result<Vec<LayerId>> {
         self.change_on_full_disk(|tx| {
             // The next volume of this name is another one.
@@ -600,6 +568,7 @@ fn insert_layer(tx: &Transaction<'_>, layer: &LayerRow) -> Result<()> {
 }
 
 fn insert_image(tx: &Transaction<'_>, name: &ImageName, layer: LayerId) -> Result<()> {
+    tx.execute("DELETE FROM released WHERE layer = ?1", [layer.to_string()])?;
     let sql = "INSERT INTO images VALUES (?1, ?2)";
     tx.execute(sql, params![name.as_str(), layer.to_string()]).map(drop)
 }

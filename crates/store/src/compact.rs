@@ -1,6 +1,8 @@
-//! Compaction: merges the sealed layers of a chain that nothing else needs.
+//! Compaction: merges the sealed layers of a chain that nothing else needs into what stands on them.
 //!
-//! A run of layers without names, where each has only the next one above it, becomes one layer:
+//! A run is made of layers without names, of which each but the topmost has only the next one above it. Where a volume's head
+//! stands on the run, and nothing else does, the head takes the blocks that it lacks ([`super::absorb`]). Elsewhere the run
+//! becomes one layer:
 //!
 //! 1. The layers are compared with their checksums, so that damage is not sealed again.
 //! 2. The visible blocks are copied into a new layer's files, which are made durable.
@@ -10,11 +12,15 @@
 //!
 //! A crash before 3 leaves the old chain and files that the next server removes; a crash after it
 //! leaves the new chain. A read that began before 4 ends in the old files, which are still open.
+//!
+//! A sealed layer with a name, and one that another host uses, stays as it is: other hosts know it by its id. So a deleted
+//! snapshot whose neighbour above has a name waits until that name is deleted too.
 
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+use perigee_model::units::format_bytes;
 use perigee_model::volume::{BLOCK_BYTES, Compacted};
 use perigee_model::{LayerId, Problem, VolumeName};
 use uuid::Uuid;
@@ -29,17 +35,38 @@ use super::volume::io_problem;
 use super::work::Work;
 
 /// Bytes are copied in pieces of this size.
-const PIECE_BLOCKS: u64 = 256;
+pub(super) const PIECE_BLOCKS: u64 = 256;
 
-/// Layers of one chain that are merged into one, from the top down.
+/// Layers of one chain that become one, from the top down.
 pub(super) struct Run {
-    rows: Vec<LayerRow>,
+    pub(super) rows: Vec<LayerRow>,
     /// The end of the layers below the run, in blocks.
-    below_blocks: u64,
+    pub(super) below_blocks: u64,
+    /// The chain's topmost layer stands directly on the run, and nothing else does.
+    is_below_top: bool,
 }
 
+/// What is to be merged of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// All that can be: the chain becomes as short as possible.
+    All,
+    /// Sealed layers with each other. The head stays small, because a volume that moves ships its head last.
+    Sealed,
+    /// The run with this layer, whose name was deleted.
+    Released(LayerId),
+}
+
+/// A run of at most so many bytes is merged at once in the background.
+const SMALL_BYTES: u64 = 1 << 30;
+/// A larger one only when all but its largest layer have this part of that layer: a merge copies all of it, to give back no more than they
+/// have.
+const WORTH_PART: u64 = 8;
+/// What work in the background leaves free for the volumes' clients: this part of the disk.
+const SPARE_PART: u64 = 20;
+
 impl Pool {
-    /// Merges all layers that can be merged in a volume's chain. It is not an error if there are none.
+    /// Makes a volume's chain as short as it can be. It is not an error if nothing can be merged.
     ///
     /// # Errors
     /// Not found; a conflict when a layer is damaged or the chain changed in the meantime; no space;
@@ -49,34 +76,143 @@ impl Pool {
         name: &VolumeName,
         work: Arc<Work>,
     ) -> Result<Compacted, Problem> {
+        self.compact(name, Wanted::All, work).await
+    }
+
+    /// Merges the sealed layers of a volume's deep chain.
+    pub(super) async fn compact_deep(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        work: Arc<Work>,
+    ) -> Result<Compacted, Problem> {
+        self.compact(name, Wanted::Sealed, work).await
+    }
+
+    async fn compact(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        wanted: Wanted,
+        work: Arc<Work>,
+    ) -> Result<Compacted, Problem> {
         let what = format!("can't compact volume {name}");
         let (named, now) = (name.clone(), what.clone());
         let head = self.run(move |pool| pool.head_of(&now, &named)).await?;
-        self.compact_below(what, head, work).await
+        self.merge_chain(what, head, Some(name), wanted, work).await
     }
 
-    /// Merges all layers that can be merged below this one.
+    /// Merges the sealed layers below this one.
     pub(super) async fn compact_below(
         self: &Arc<Self>,
         what: String,
         top: LayerId,
         work: Arc<Work>,
     ) -> Result<Compacted, Problem> {
+        self.merge_chain(what, top, None, Wanted::Sealed, work).await
+    }
+
+    /// `top` is the head of the volume, if one is given.
+    async fn merge_chain(
+        self: &Arc<Self>,
+        what: String,
+        top: LayerId,
+        volume: Option<&VolumeName>,
+        wanted: Wanted,
+        work: Arc<Work>,
+    ) -> Result<Compacted, Problem> {
         let now = what.clone();
         let (runs, layers) = self.run(move |pool| pool.runs(&now, top)).await?;
         let mut done = Compacted { layers_before: layers, layers_after: layers, copied_bytes: 0 };
         for run in runs {
+            let has = |layer: &LayerId| run.rows.iter().any(|row| row.id == *layer);
+            let into = volume.filter(|_| run.is_below_top && wanted != Wanted::Sealed);
+            let is_wanted = match &wanted {
+                Wanted::All | Wanted::Sealed => true,
+                Wanted::Released(layer) => has(layer),
+            };
+            if !is_wanted || (into.is_none() && run.rows.len() == 1) {
+                continue;
+            }
             let merged = run.rows.len() as u64;
-            let (now, work) = (what.clone(), Arc::clone(&work));
-            let (row, run) = self.run(move |pool| pool.merge(&now, run, &work)).await?;
-            let copied_bytes = row.data_bytes.unwrap_or(0);
-            // While this lock is held, no layer is sealed, cloned or named.
-            let now = what.clone();
-            self.change(move |pool| pool.put_in_place(&now, &run, &row)).await?;
-            done.layers_after -= merged - 1;
-            done.copied_bytes += copied_bytes;
+            if let Wanted::Released(_) = wanted {
+                let above = into.map(|_| top);
+                let ids: Vec<_> = run.rows.iter().map(|row| row.id).chain(above).collect();
+                if !self.run(move |pool| pool.is_worth(&ids)).await.map_err(failed(&what))? {
+                    continue;
+                }
+            }
+            let work = Arc::clone(&work);
+            if let Some(volume) = into {
+                done.copied_bytes += self.absorb(&what, volume, top, run, work).await?;
+                done.layers_after -= merged;
+            } else {
+                done.copied_bytes += self.merge_into_one(&what, run, work).await?;
+                done.layers_after -= merged - 1;
+            }
         }
         Ok(done)
+    }
+
+    async fn merge_into_one(
+        self: &Arc<Self>,
+        what: &str,
+        run: Run,
+        work: Arc<Work>,
+    ) -> Result<u64, Problem> {
+        let now = what.to_owned();
+        let (row, run) = self.run(move |pool| pool.merge(&now, run, &work)).await?;
+        let copied_bytes = row.data_bytes.unwrap_or(0);
+        // While this lock is held, no layer is sealed, cloned or named.
+        let now = what.to_owned();
+        self.change(move |pool| pool.put_in_place(&now, &run, &row)).await?;
+        Ok(copied_bytes)
+    }
+
+    /// Merges a layer whose name was deleted into what stands on it, if that can be done now and is worth what it costs.
+    pub(super) async fn merge_released(
+        self: &Arc<Self>,
+        layer: LayerId,
+        work: Arc<Work>,
+    ) -> Result<(), Problem> {
+        let what = format!("can't merge layer {layer}, which has no name any more,");
+        let above = self.run(move |pool| pool.catalog.top_above(layer));
+        let Some((top, volume)) = above.await.map_err(failed(&what))? else { return Ok(()) };
+        let wanted = Wanted::Released(layer);
+        let done = self.merge_chain(what, top, volume.as_ref(), wanted, work).await?;
+        if done.layers_after < done.layers_before {
+            let Compacted { layers_before, layers_after, copied_bytes } = done;
+            tracing::info!(%layer, layers_before, layers_after, copied_bytes, "merged what was a snapshot");
+        }
+        Ok(())
+    }
+
+    /// Whether merging these layers gives back enough for what it copies.
+    fn is_worth(&self, layers: &[LayerId]) -> rusqlite::Result<bool> {
+        let spaces = self.catalog.layer_spaces(None)?;
+        let bytes = layers.iter().filter_map(|id| Some(self.layer_bytes(*id, spaces.get(id)?)));
+        let (total, largest) = bytes.fold((0_u64, 0), |(total, largest), bytes| {
+            (total.saturating_add(bytes), bytes.max(largest))
+        });
+        Ok(total <= SMALL_BYTES || total - largest >= largest / WORTH_PART)
+    }
+
+    /// Refuses to copy more than there is space for. Work in the background leaves some for others.
+    pub(super) fn check_room(
+        &self,
+        what: &str,
+        needed_bytes: u64,
+        work: &Work,
+    ) -> Result<(), Problem> {
+        let disk = nix::sys::statvfs::statvfs(&self.dir)
+            .map_err(|error| Problem::internal(what, error))?;
+        let fragment = disk.fragment_size();
+        let spare_bytes = disk.blocks() * fragment / SPARE_PART * u64::from(work.is_gentle());
+        let free_bytes = (disk.blocks_available() * fragment).saturating_sub(spare_bytes);
+        if needed_bytes <= free_bytes {
+            return Ok(());
+        }
+        let [needed, free] = [needed_bytes, free_bytes].map(format_bytes);
+        let why = format!("it has to copy {needed} first, and there is space for {free}");
+        Err(Problem::no_space(what, why).next("free space in the pool"))
     }
 
     fn head_of(&self, what: &str, name: &VolumeName) -> Result<LayerId, Problem> {
@@ -91,24 +227,35 @@ impl Pool {
         let spaces = self.catalog.layer_spaces(Some(top)).map_err(failed(what))?;
         // Copies that are not complete are not merged.
         let kept = self.catalog.layers_kept_for_others().map_err(failed(what))?;
-        let own = |row: &LayerRow| {
-            !row.is_copy()
-                && !kept.contains(&row.id)
-                && spaces.get(&row.id).is_some_and(|space| !space.is_shared())
+        let space = |row: &LayerRow| spaces.get(&row.id);
+        let free = |row: &LayerRow| {
+            let is_named = space(row).is_none_or(|space| space.named);
+            !row.is_copy() && !kept.contains(&row.id) && !is_named
         };
+        let is_alone = |row: &LayerRow| space(row).is_some_and(|space| space.children == 1);
         let sealed = &rows[1..];
         let mut runs = Vec::new();
         let mut at = 0;
         while at < sealed.len() {
-            let end = at + sealed[at..].iter().take_while(|row| own(row)).count();
-            if end - at > 1 {
+            // Several may stand on the topmost layer of a run: all of them get the merged one.
+            let length = match free(&sealed[at]) {
+                false => 0,
+                true => {
+                    let next = sealed[at + 1..].iter();
+                    1 + next.take_while(|row| free(row) && is_alone(row)).count()
+                }
+            };
+            let end = at + length;
+            if length > 0 {
                 let rows = sealed[at..end].to_vec();
+                let is_below_top = at == 0 && is_alone(&rows[0]);
                 let remote = rows.last().and_then(|row| row.remote.as_ref());
                 let below = sealed.get(end).map(|row| row.size_bytes);
                 let below_bytes = below.or(remote.map(|remote| remote.size_bytes)).unwrap_or(0);
-                runs.push(Run { rows, below_blocks: below_bytes.div_ceil(BLOCK_BYTES) });
+                let below_blocks = below_bytes.div_ceil(BLOCK_BYTES);
+                runs.push(Run { rows, below_blocks, is_below_top });
             }
-            at = end + 1;
+            at = end.max(at + 1);
         }
         Ok((runs, rows.len() as u64))
     }
@@ -120,16 +267,10 @@ impl Pool {
         run: Run,
         work: &Work,
     ) -> Result<(LayerRow, Run), Problem> {
-        let mut layers = Vec::new();
-        for row in &run.rows {
-            let layer = self.open_sealed(row).map_err(|error| Problem::conflict(what, error))?;
-            // Each layer is read twice: to compare it, and to copy it.
-            work.expect(2 * layer.data_bytes());
-            layers.push(layer);
-        }
-        for layer in &layers {
-            self.check_before_merge(what, layer, work)?;
-        }
+        let layers = self.open_run(what, &run, work)?;
+        let data_bytes = layers.iter().map(Layer::data_bytes).fold(0, u64::saturating_add);
+        self.check_room(what, data_bytes, work)?;
+        self.check_before_merge(what, &layers, work)?;
         let id = LayerId(Uuid::new_v4());
         let made = self.copy(id, &layers, run.below_blocks, work);
         let states = made.map_err(|error| {
@@ -145,21 +286,44 @@ impl Pool {
         Ok((row, run))
     }
 
-    fn check_before_merge(&self, what: &str, layer: &Layer, work: &Work) -> Result<(), Problem> {
-        if !layer.has_files() {
-            return Ok(());
+    /// The layers of a run, from the top down.
+    pub(super) fn open_run(
+        &self,
+        what: &str,
+        run: &Run,
+        work: &Work,
+    ) -> Result<Vec<Layer>, Problem> {
+        let mut layers = Vec::new();
+        for row in &run.rows {
+            let layer = self.open_sealed(row).map_err(|error| Problem::conflict(what, error))?;
+            // Each layer is read twice: to compare it, and to copy it.
+            work.expect(2 * layer.data_bytes());
+            layers.push(layer);
         }
-        let compared = checksums::compare(&*self.files, layer, work);
-        match compared.map_err(|error| stopped_or_failed(what, error))? {
-            Compared::WithoutChecksums => work.step(layer.data_bytes()),
-            Compared::Data { findings, .. } if findings.is_empty() => Ok(()),
-            Compared::Data { .. } | Compared::DamagedChecksums(_) => {
-                let why = format!("layer {} is damaged", layer.id);
-                return Err(Problem::conflict(what, why)
-                    .next("`perigee volume check` shows what is damaged"));
+        Ok(layers)
+    }
+
+    pub(super) fn check_before_merge(
+        &self,
+        what: &str,
+        layers: &[Layer],
+        work: &Work,
+    ) -> Result<(), Problem> {
+        for layer in layers.iter().filter(|layer| layer.has_files()) {
+            let compared = checksums::compare(&*self.files, layer, work);
+            match compared.map_err(|error| stopped_or_failed(what, error))? {
+                Compared::WithoutChecksums => {
+                    work.step(layer.data_bytes()).map_err(|error| stopped_or_failed(what, error))?
+                }
+                Compared::Data { findings, .. } if findings.is_empty() => {}
+                Compared::Data { .. } | Compared::DamagedChecksums(_) => {
+                    let why = format!("layer {} is damaged", layer.id);
+                    return Err(Problem::conflict(what, why)
+                        .next("`perigee volume check` shows what is damaged"));
+                }
             }
         }
-        .map_err(|error| stopped_or_failed(what, error))
+        Ok(())
     }
 
     /// Writes the visible blocks of these layers into a new layer, durably.
@@ -214,23 +378,31 @@ impl Pool {
             Ok(true) => {}
             Ok(false) => {
                 self.remove_layers(&[row.id]);
-                let why =
-                    "a layer of it was named, cloned, deleted or given to another host meanwhile";
-                return Err(Problem::conflict(what, why).next("compact it again"));
+                return Err(changed(what));
             }
             Err(error) => return Err(self.not_recorded(what, &[row.id], &error)),
         }
-        if let Err(error) = self.reopen_chains(&old) {
+        self.forget_merged(&old);
+        Ok(())
+    }
+
+    /// Open volumes use the new chains from now on, and the files of these layers are removed.
+    pub(super) fn forget_merged(&self, old: &[LayerId]) {
+        if let Err(error) = self.reopen_chains(old) {
             // Their chains in memory have the same bytes, in files that stay open.
             tracing::error!(%error, "volumes keep their old chains until the next start");
         }
-        self.remove_layers(&old);
+        self.remove_layers(old);
         self.note_sealed();
-        Ok(())
     }
 }
 
-fn stopped_or_failed(what: &str, error: io::Error) -> Problem {
+pub(super) fn changed(what: &str) -> Problem {
+    let why = "a layer of it was named, cloned, deleted or given to another host meanwhile";
+    Problem::conflict(what, why).next("compact it again")
+}
+
+pub(super) fn stopped_or_failed(what: &str, error: io::Error) -> Problem {
     if error.kind() == io::ErrorKind::Interrupted {
         Problem::unavailable(what, error)
     } else {
@@ -239,7 +411,7 @@ fn stopped_or_failed(what: &str, error: io::Error) -> Problem {
 }
 
 /// The visible content of a block in a stack of layers.
-enum Shown<'a> {
+pub(super) enum Shown<'a> {
     /// None of the layers has the block; the layers below are visible.
     Nothing,
     Zeros,
@@ -247,7 +419,7 @@ enum Shown<'a> {
 }
 
 /// Runs of blocks in order, with their visible content.
-fn showing(layers: &[Layer], blocks: Range<u64>) -> Vec<(Range<u64>, Shown<'_>)> {
+pub(super) fn showing(layers: &[Layer], blocks: Range<u64>) -> Vec<(Range<u64>, Shown<'_>)> {
     let Some((top, below)) = layers.split_first() else {
         return vec![(blocks, Shown::Nothing)];
     };

@@ -203,7 +203,13 @@ impl Pool {
             for layer in &layers {
                 departed.extend(pool.catalog.departed_on(*layer).map_err(failed(what))?);
             }
-            Ok(FoundLayers { layers, users, departed: departed.into_iter().collect() })
+            let mut readers = BTreeSet::new();
+            for layer in &ask.layers {
+                readers.extend(pool.catalog.remote_readers(*layer).map_err(failed(what))?);
+            }
+            let (departed, readers) =
+                (departed.into_iter().collect(), readers.into_iter().take(NAMES_MAX).collect());
+            Ok(FoundLayers { layers, users, departed, readers })
         })
         .await
     }

@@ -336,6 +336,8 @@ impl Pool {
             let unneeded = forgotten.map_err(failed(&what))?;
             pool.drop_copies(&unneeded);
             pool.remove_layers(&unneeded);
+            // Layers that were kept for its new home may be free to be merged now.
+            pool.note_sealed();
             Ok(())
         })
         .await

@@ -1,8 +1,9 @@
 //! The background work of a volume server: it computes checksums of sealed layers and the contents of images, and merges the
-//! layers of deep chains.
+//! layers of deep chains and of snapshots that were deleted.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use perigee_block::locking::lock;
 use perigee_model::{ImageName, LayerId, Problem, VolumeName};
@@ -16,22 +17,40 @@ use super::work::{StopOnDrop, Work};
 
 /// A chain with more sealed layers than this is merged, as far as its layers have no other user.
 pub(super) const SEALED_LAYERS_MAX: usize = 16;
+/// After so long the keeper looks again, whatever happens.
+const LOOK_AGAIN: Duration = Duration::from_secs(600);
 
 impl Pool {
-    /// Works at once, and again whenever a layer was sealed or imported. It runs until it is dropped.
+    /// Works at once, and again whenever a layer was sealed, imported or released, and from time to time: a layer that
+    /// could not be merged may be free by now. It runs until it is dropped.
     pub async fn keep(self: Arc<Self>) {
         let mut checksummed = HashSet::new();
         loop {
+            self.merge_all_released().await;
             self.compact_deep_chains().await;
             self.make_missing_checksums(&mut checksummed).await;
             self.find_contents().await;
-            self.sealed.notified().await;
+            drop(tokio::time::timeout(LOOK_AGAIN, self.sealed.notified()).await);
         }
     }
 
-    /// Tells the keeper that a layer was sealed or imported.
+    /// Tells the keeper that a layer was sealed, imported or released.
     pub(super) fn note_sealed(&self) {
         self.sealed.notify_one();
+    }
+
+    async fn merge_all_released(self: &Arc<Self>) {
+        let released = match self.run(|pool| pool.catalog.released()).await {
+            Ok(released) => released,
+            Err(error) => return tracing::error!(%error, "can't find the layers without names"),
+        };
+        for layer in released {
+            let work = Arc::new(Work::gentle());
+            let _stop = StopOnDrop(Arc::clone(&work));
+            if let Err(problem) = self.merge_released(layer, work).await {
+                tracing::warn!(%problem, "the space of a deleted snapshot is not free yet; trying again later");
+            }
+        }
     }
 
     async fn compact_deep_chains(self: &Arc<Self>) {
@@ -42,7 +61,7 @@ impl Pool {
         for name in deep {
             let work = Arc::new(Work::gentle());
             let _stop = StopOnDrop(Arc::clone(&work));
-            if let Err(problem) = self.compact_volume(&name, work).await {
+            if let Err(problem) = self.compact_deep(&name, work).await {
                 tracing::error!(%problem, "can't merge a deep chain");
             }
         }

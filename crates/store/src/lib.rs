@@ -23,11 +23,12 @@
 //! | a volume gets another home, or comes from one | `homes`, `steps`, `arrive` |
 //! | creating, cloning, sealing, deleting | `lifecycle`, `import`, `imports` |
 //! | files become an image | `trees` |
-//! | merging the layers of a deep chain | `compact` |
+//! | merging the layers of a deep chain, and of a snapshot that was deleted | `compact`, `absorb` |
 //! | whether a copy has the image's content | `content` |
 //! | whether the bytes are still what was written | `checksums`, `check`, `keeper` |
 //! | the space on the disk of volumes, images and tenants | `space` |
 
+mod absorb;
 mod ahead;
 mod arrive;
 mod attach;

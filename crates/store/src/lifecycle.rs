@@ -1,7 +1,8 @@
 //! Creating, cloning, sealing and deleting volumes and images.
 //!
 //! Each of these is one transaction of the catalog, because a new head has no files before its first
-//! write. A deletion first changes the catalog; after a crash, the next start removes the files.
+//! write. A deletion first changes the catalog; after a crash, the next start removes the files. What becomes of the layer
+//! of a deleted snapshot says [`super::compact`].
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,8 +11,8 @@ use perigee_block::lease::NO_HOST;
 use perigee_model::limits::NEW_VOLUMES;
 use perigee_model::units::format_bytes;
 use perigee_model::volume::{
-    ContentDigest, CreateVolume, CreateVolumes, ImageInfo, Keep, Resize, Snapshot, VolumeInfo,
-    VolumeSource,
+    ContentDigest, CreateVolume, CreateVolumes, DeletedImage, ImageInfo, Keep, Resize, Snapshot,
+    VolumeInfo, VolumeSource,
 };
 use perigee_model::{ImageName, LayerId, OwnerName, Problem, VolumeName};
 
@@ -292,18 +293,41 @@ impl Pool {
         self.volume_info(name).await
     }
 
+    /// Deletes an image's name at once. If something stands on its layer, the layer is merged into that in the
+    /// background, as soon as only one chain needs it.
+    ///
     /// # Errors
-    /// A conflict, with their names, when volumes or images depend on it.
-    pub async fn delete_image(self: &Arc<Self>, name: &ImageName) -> Result<(), Problem> {
+    /// A conflict, with their names, when volumes that departed from here stand on it, or when it is a copy that is
+    /// not complete and something stands on it: other hosts are still needed for them.
+    pub async fn delete_image(self: &Arc<Self>, name: &ImageName) -> Result<DeletedImage, Problem> {
         let was_imported = self.imports.stop(name).await?;
         let name = name.clone();
         self.change(move |pool| {
             let what = format!("can't delete image {name}");
             let Some(layer) = pool.catalog.image(&name).map_err(failed(&what))? else {
                 let why = "there is no such image in this pool";
-                return if was_imported { Ok(()) } else { Err(Problem::not_found(&what, why)) };
+                return match was_imported {
+                    true => Ok(DeletedImage::default()),
+                    false => Err(Problem::not_found(&what, why)),
+                };
             };
-            pool.delete_image_now(what, &name, layer)
+            let rows = pool.catalog.chain(layer).map_err(failed(&what))?;
+            let on_it = pool.catalog.dependants(layer).map_err(failed(&what))?;
+            let departed = pool.catalog.departed_dependants(layer).map_err(failed(&what))?;
+            if rows[0].is_copy() && !on_it.is_empty() {
+                let why = format!(
+                    "{} on it, and this copy of it is not complete",
+                    names_and_verb(&on_it, "stands", "stand")
+                );
+                return Err(Problem::conflict(what, why).next("delete them first"));
+            }
+            if !departed.is_empty() {
+                let why = format!("{} on it", names_and_verb(&departed, "depends", "depend"));
+                return Err(Problem::conflict(what, why)
+                    .next("wait until their new homes have copied all of them"));
+            }
+            pool.delete_image_now(&what, &name)?;
+            Ok(DeletedImage { stands_on_it: on_it })
         })
         .await
     }
@@ -329,27 +353,23 @@ impl Pool {
                 let why = "it is another one, or good, by now";
                 return Err(Problem::conflict(what, why).next("look at it again"));
             }
-            pool.delete_image_now(what, &name, layer)
+            let on_it = pool.catalog.dependants(layer).map_err(failed(&what))?;
+            if !on_it.is_empty() {
+                let why = format!("{} on it", names_and_verb(&on_it, "depends", "depend"));
+                return Err(Problem::conflict(what, why).next("delete them first"));
+            }
+            pool.delete_image_now(&what, &name)
         })
         .await
     }
 
     /// The caller holds the lock `changes`.
-    fn delete_image_now(
-        &self,
-        what: String,
-        name: &ImageName,
-        layer: LayerId,
-    ) -> Result<(), Problem> {
-        let children = self.catalog.dependants(layer).map_err(failed(&what))?;
-        if !children.is_empty() {
-            let verb = if children.len() == 1 { "depends" } else { "depend" };
-            let why = format!("{} {verb} on it", children.join(", "));
-            return Err(Problem::conflict(what, why).next("delete them first"));
-        }
-        let unneeded = self.catalog.delete_image(name).map_err(failed(&what))?;
+    fn delete_image_now(&self, what: &str, name: &ImageName) -> Result<(), Problem> {
+        let unneeded = self.catalog.delete_image(name).map_err(failed(what))?;
         self.drop_copies(&unneeded);
         self.remove_layers(&unneeded);
+        // Its layer, or one below it, may be free to be merged now.
+        self.note_sealed();
         Ok(())
     }
 
@@ -386,6 +406,7 @@ impl Pool {
                 pool.forget_volume(&name);
                 pool.drop_copies(&unneeded);
                 pool.remove_layers(&unneeded);
+                pool.note_sealed();
                 Ok(())
             })
             .await?;
@@ -425,8 +446,14 @@ impl Pool {
         })?;
         self.drop_copies(&unneeded);
         self.remove_layers(&unneeded);
+        self.note_sealed();
         Ok(opened)
     }
+}
+
+/// For example: `volume a, volume b stand`.
+fn names_and_verb(names: &[String], one: &str, several: &str) -> String {
+    format!("{} {}", names.join(", "), if names.len() == 1 { one } else { several })
 }
 
 fn check_shrink(what: &str, old_bytes: u64, shrink: bool, sessions: u64) -> Result<(), Problem> {

@@ -151,6 +151,13 @@ impl Volume {
         if session != volume {
             return Err(IoError::Fenced { session, volume });
         }
+        self.check_there()
+    }
+
+    /// # Errors
+    /// When the volume was deleted, or has another home now.
+    pub(super) fn check_there(&self) -> Result<(), IoError> {
+        self.check_here()?;
         if self.deleted.load(Ordering::SeqCst) {
             return Err(IoError::Invalid(format!("volume {} was deleted", self.name)));
         }

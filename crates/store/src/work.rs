@@ -27,6 +27,11 @@ impl Work {
         Self { stepped: Some(Mutex::new(Instant::now())), ..Self::default() }
     }
 
+    /// Whether it is done in the background.
+    pub(super) fn is_gentle(&self) -> bool {
+        self.stepped.is_some()
+    }
+
     pub fn progress(&self) -> Progress {
         Progress {
             done_bytes: self.done_bytes.load(Ordering::Relaxed),

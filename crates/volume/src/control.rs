@@ -32,8 +32,8 @@ use perigee_http::{ClientAddress, Failure, Json, Reply};
 use perigee_model::limits::{BATCH_VOLUMES, OutOfLimits};
 use perigee_model::volume::{
     Attach, Attachment, BlockProbe, CheckScope, ContentDigest, CopyImage, CreateVolume,
-    CreateVolumes, EpochChange, EpochChanges, EpochIssued, ExportStats, FlushVolumes, ImageInfo,
-    ImportImage, Keep, OpenAhead, PoolInfo, ProbeBlocks, Resize, Snapshot, Upload,
+    CreateVolumes, DeletedImage, EpochChange, EpochChanges, EpochIssued, ExportStats, FlushVolumes,
+    ImageInfo, ImportImage, Keep, OpenAhead, PoolInfo, ProbeBlocks, Resize, Snapshot, Upload,
     VolumeEpochChange, VolumeInfo,
 };
 use perigee_model::{BadName, ImageName, LayerId, OwnerName, Problem, TenantName, VolumeName};
@@ -235,13 +235,15 @@ async fn delete_image(
     State(control): Shared,
     Named(image): Named<ImageName>,
     query: Result<Query<OnlyBad>, QueryRejection>,
-) -> Reply<()> {
+) -> Reply<DeletedImage> {
     let Query(OnlyBad { bad_copy_of, unless }) = query.map_err(|error| {
         Problem::invalid(format!("can't delete image {image}"), error.body_text())
     })?;
     let pool = &control.pool;
     let deleted = match bad_copy_of {
-        Some(layer) => pool.delete_bad_copy(&image, layer, unless).await,
+        Some(layer) => {
+            pool.delete_bad_copy(&image, layer, unless).await.map(|()| DeletedImage::default())
+        }
         None => pool.delete_image(&image).await,
     };
     Ok(Json(deleted?))

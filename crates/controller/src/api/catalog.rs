@@ -10,7 +10,7 @@ use perigee_model::job::{
 use perigee_model::leave_site::{LeaveSiteAsker, LeaveSiteSet, SetLeaveSite};
 use perigee_model::replica::{PromoteVolume, Promotion, Replica, ReplicateVolume, StopReplica};
 use perigee_model::tenant::ShareImage;
-use perigee_model::volume::{Snapshot, Upload};
+use perigee_model::volume::{DeletedImage, Snapshot, Upload};
 use perigee_model::volume_move::{MoveVolume, VolumeMove, VolumeMoveCause};
 use perigee_model::{HostId, ImageName, Problem, VolumeName};
 
@@ -96,15 +96,21 @@ pub async fn image(
     json(images::image(&cluster, &image).await?)
 }
 
+/// Frees an image's name at once, also of a snapshot of a volume that is in use. The answer says what stands on its layer: the
+/// layer is merged into that in the background, as soon as only one chain needs it.
 #[utoipa::path(delete, path = "/images/{image}", tag = "images", params(("image" = String, Path)),
-    responses((status = 200)))]
+    responses((status = 200, body = DeletedImage)))]
 pub async fn delete_image(
     State(cluster): Shared,
     caller: Caller,
     Full(image): Full<ImageName>,
-) -> Reply<()> {
+) -> Reply<DeletedImage> {
     caller.check_shared(&cluster, &image).await?;
-    json(images::delete(&cluster, &image).await?)
+    let mut deleted = images::delete(&cluster, &image).await?;
+    // Of a shared image, what other tenants have made is not told.
+    let is_seen = |what: &String| what.split(' ').next_back().is_some_and(|name| caller.sees(name));
+    deleted.stands_on_it.retain(is_seen);
+    json(deleted)
 }
 
 #[utoipa::path(get, path = "/volumes", tag = "volumes",

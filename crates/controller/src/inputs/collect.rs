@@ -70,8 +70,8 @@ async fn collect_images(cluster: &Cluster, now_ms: u64) -> Result<(), Problem> {
             note_use(cluster, &record.name).await?;
         } else if now_ms.saturating_sub(inputs.used_ms) > IMAGE_KEPT_MS && record.import.is_none() {
             match images::delete(cluster, &record.name).await {
-                Ok(()) => tracing::info!("image {} of inputs is removed", record.name),
-                // A volume may still stand on it, or a host not answer. The next round tries again.
+                Ok(_) => tracing::info!("image {} of inputs is removed", record.name),
+                // Another host may still need it, or a host not answer. The next round tries again.
                 Err(problem) => tracing::info!("image {} stays: {problem}", record.name),
             }
         }

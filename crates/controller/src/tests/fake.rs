@@ -102,6 +102,8 @@ pub struct Inside {
     pub builds_no_balloon: bool,
     /// What stands on its images.
     pub image_children: u64,
+    /// Volumes that read images of other hosts, and keep nothing.
+    pub readers: Vec<String>,
     pub images: BTreeMap<ImageName, ImageInfo>,
     /// The next image that a volume is made of is deleted just before.
     pub image_vanishes: bool,
@@ -620,7 +622,8 @@ async fn find_layers(State(inside): Shared, Json(ask): Json<FindLayers>) -> Repl
     let layers = if users.is_empty() { Vec::new() } else { ask.layers };
     let is_on = |name: &&VolumeName| inside.stand_on_images.contains(name);
     let departed = inside.moves.departed.keys().filter(is_on);
-    Ok(Json(FoundLayers { layers, users, departed: departed.cloned().collect() }))
+    let readers = inside.readers.clone();
+    Ok(Json(FoundLayers { layers, users, departed: departed.cloned().collect(), readers }))
 }
 
 async fn set_layers_leave_site(

@@ -21,7 +21,7 @@ pub struct ImageInfo {
     pub allocated_bytes: u64,
     /// Layers from the top down.
     pub chain: Vec<LayerId>,
-    /// Volumes and images that stand on it; it can be deleted only when there are none.
+    /// Volumes and images that stand on it.
     pub children: u64,
     /// Where the rest comes from; `None` for an image that is complete.
     #[serde(default)]
@@ -35,6 +35,14 @@ pub struct ImageInfo {
     /// In the answer to an import: what its user is to know about it, for example that it is longer than its file. Otherwise empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
+}
+
+/// What became of an image that was deleted: its name is free.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeletedImage {
+    /// The volumes and images that stand on its layer, for example `volume web-root`. The layer stays until it is merged
+    /// into the only one that needs it, in the background.
+    pub stands_on_it: Vec<String>,
 }
 
 impl ImageInfo {

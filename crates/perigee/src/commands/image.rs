@@ -10,7 +10,8 @@ use perigee_model::job::{ClusterImage, NewImage, ReplicateImage};
 use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
 use perigee_model::tenant::ShareImage;
 use perigee_model::volume::{
-    CheckScope, CopyImage, ImageFormat, ImageInfo, ImportImage, Keep, Snapshot, Upload,
+    CheckScope, CopyImage, DeletedImage, ImageFormat, ImageInfo, ImportImage, Keep, Snapshot,
+    Upload,
 };
 use perigee_model::{HostId, ImageName, LeaveSite, Problem, SiteId, VmId};
 use serde::Serialize;
@@ -150,7 +151,8 @@ pub enum Verb {
         #[command(flatten)]
         pool: PoolOption,
     },
-    /// Delete an image that no volume or image depends on
+    /// Delete an image or a snapshot. Volumes that stand on it go on, also while they are in use: what they need of it is
+    /// merged into them in the background
     #[command(visible_alias = "rm")]
     Delete {
         /// The image's name
@@ -321,7 +323,16 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             info(context, pool, &format!("/v1/images/{name}"), LOCAL, CLUSTER).await
         }
         Verb::Delete { name, pool } => {
-            server(context, pool).await?.delete(&format!("/v1/images/{name}")).await
+            let server = server(context, pool).await?;
+            let deleted: DeletedImage =
+                server.delete_answered(&format!("/v1/images/{name}")).await?;
+            if let [_, ..] = &deleted.stands_on_it[..] {
+                let on_it = deleted.stands_on_it.join(", ");
+                output::note(&format!(
+                    "its space is shared with {on_it}: what is not needed is freed in the background"
+                ));
+            }
+            Ok(())
         }
     };
     done.map(|()| ExitCode::SUCCESS)

@@ -15,7 +15,7 @@ use rusqlite::Connection;
 const VERSION: i64 = STEPS.len() as i64;
 
 /// Step N upgrades from version N to N + 1.
-const STEPS: [&str; 16] = [
+const STEPS: [&str; 17] = [
     "
 CREATE TABLE IF NOT EXISTS layers (
     id TEXT PRIMARY KEY,
@@ -196,6 +196,11 @@ ALTER TABLE remote_parents ADD COLUMN refused INTEGER NOT NULL DEFAULT 0;   -- 1
     "
 -- 1: all that the copy has came from this source. refused: 2 if other content came, and nobody knows from whom.
 ALTER TABLE remote_parents ADD COLUMN one_source INTEGER NOT NULL DEFAULT 0;
+",
+    "
+CREATE TABLE released (                 -- layers whose names were deleted while something stood on them
+    layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE
+) STRICT;
 ",
 ];
 

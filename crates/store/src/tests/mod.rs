@@ -14,6 +14,7 @@ mod map;
 mod openers;
 mod pool;
 mod power;
+mod released;
 mod resize;
 mod rules;
 mod space;

@@ -135,19 +135,6 @@ async fn of_many_volumes_there_are_all_or_none() {
 }
 
 #[tokio::test]
-async fn an_image_with_children_stays_and_the_refusal_names_them() {
-    let dir = tempfile::tempdir().unwrap();
-    let pool = open_real(dir.path()).await;
-    empty(&pool, "v", 4096).await;
-    pool.snapshot(&volume_name("v"), Snapshot { image: image_name("s") }).await.unwrap();
-    let clone = create("c", None, VolumeSource::Image(image_name("s")));
-    pool.create_volume(clone).await.unwrap();
-    let refused = pool.delete_image(&image_name("s")).await.unwrap_err();
-    assert_eq!(refused.kind, ProblemKind::Conflict);
-    assert!(refused.why.contains("volume c") && refused.why.contains("volume v"), "{refused}");
-}
-
-#[tokio::test]
 async fn deleting_everything_leaves_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let pool = open_real(dir.path()).await;

@@ -101,7 +101,7 @@ impl Index {
             let wanted = record.job.spec.volumes.iter().any(|volume| volume.volume == *name);
             let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
             if wanted || disks.any(|disk| disk.volume == *name) {
-                return Err(format!("job {} uses it", record.job.id));
+                return Err(format!("{} uses it", record.in_words()));
             }
         }
         let submitted = inner.held.iter().any(|held| match held {
@@ -309,7 +309,7 @@ impl Index {
             }
             let mut uses = super::volume_uses(record).into_iter();
             if uses.any(|used| used.volume == *volume && (writes || used.writes)) {
-                return Err(format!("{id} uses it"));
+                return Err(format!("{} uses it", record.in_words()));
             }
         }
         let held = Held::Attachment(host.clone(), volume.clone());

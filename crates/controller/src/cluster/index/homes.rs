@@ -177,14 +177,15 @@ impl Inner {
         if waits || !(wanted || disk.is_some()) {
             return None;
         }
+        let user = record.in_words();
         if record.ending.is_some() {
-            return Some(format!("job {job}, which uses it, is ending"));
+            return Some(format!("{user}, which uses it, is ending"));
         }
         if record.leaving.is_some() {
-            return Some(format!("job {job}, which uses it, begins anew"));
+            return Some(format!("{user}, which uses it, begins anew"));
         }
         if !record.vm_started {
-            return Some(format!("job {job}, which uses it, is starting"));
+            return Some(format!("{user}, which uses it, is starting"));
         }
         let disk = disk?;
         if disk.home != *home {

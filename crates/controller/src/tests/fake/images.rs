@@ -7,7 +7,8 @@ use std::time::Duration;
 use axum::extract::{Path, Query, Request, State};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::volume::{
-    ContentDigest, CopyImage, ImageInfo, ImageSource, ImportImage, Step, TREE_PREFIX, Upload,
+    ContentDigest, CopyImage, DeletedImage, ImageInfo, ImageSource, ImportImage, Step, TREE_PREFIX,
+    Upload,
 };
 use perigee_model::{ImageName, LayerId, Problem};
 use serde::Deserialize;
@@ -151,7 +152,7 @@ pub async fn delete_image(
     State(inside): Shared,
     Path(name): Path<ImageName>,
     Query(OnlyBad { bad_copy_of, unless }): Query<OnlyBad>,
-) -> Reply<()> {
+) -> Reply<DeletedImage> {
     let mut inside = inside.lock().expect("lock");
     let Some(info) = inside.images.get(&name) else {
         return Err(Problem::not_found("delete the image", "there is none").into());
@@ -163,5 +164,5 @@ pub async fn delete_image(
         return Err(Problem::conflict("delete the image", "a volume stands on it").into());
     }
     inside.images.remove(&name);
-    Ok(Json(()))
+    Ok(Json(DeletedImage::default()))
 }

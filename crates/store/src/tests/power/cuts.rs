@@ -1,5 +1,6 @@
 //! A power cut and a kill at every point of a workload.
 
+use perigee_block::device::Zeroing;
 use proptest::prelude::*;
 
 use super::cases;
@@ -119,6 +120,43 @@ fn snapshots_clones_and_deletions_survive_a_cut_at_every_point() {
         Step::DeleteImage { image: 0 },
     ];
     run(&steps, 2);
+}
+
+#[test]
+fn deleted_snapshots_that_are_merged_survive_a_cut_at_every_point() {
+    let ios = |at: usize| {
+        let (zero, how) = (at + 4096, Zeroing::FreeSpace);
+        vec![
+            Io::Write { at, length: 5000, fua: false },
+            Io::Zero { at: zero + 4096, length: 3000, how, fua: false },
+            Io::Flush,
+        ]
+    };
+    let steps = [
+        write(1, 0, 8192),
+        Step::Snapshot { volume: 1 },
+        discard(1, 0, 4096),
+        write(1, 10_000, 3000),
+        Step::Snapshot { volume: 1 },
+        write(1, 4096, 100),
+        // The older one, whose layer is below a name, and then that name.
+        Step::DeleteImage { image: 0 },
+        Step::Merge { volume: 1, ios: ios(0) },
+        Step::DeleteImage { image: 0 },
+        Step::Kill,
+        Step::Merge { volume: 1, ios: ios(8192) },
+        write(1, 0, 100),
+        Step::Snapshot { volume: 1 },
+        Step::CloneImage { image: 0 },
+        Step::Resize { volume: 1, blocks: 9 },
+        write(1, 5000, 100),
+        Step::DeleteImage { image: 0 },
+        Step::Merge { volume: 1, ios: ios(0) },
+        Step::Delete { volume: 0 },
+        Step::Merge { volume: 0, ios: ios(4096) },
+        Step::Kill,
+    ];
+    run(&steps, 11);
 }
 
 #[test]

@@ -224,17 +224,22 @@ pub(super) enum What {
     Delete {
         name: String,
     },
+    /// Layers are merged, and some of these volumes flushed for it, perhaps.
+    Merge {
+        volumes: Vec<String>,
+    },
 }
 
 impl What {
-    /// The volume that it flushes, or may have to.
-    fn flushes(&self) -> Option<&str> {
+    /// The volumes that it flushes, or may have to.
+    fn flushes(&self) -> Vec<String> {
         match self {
             Self::Write { volume, .. } | Self::Flush { volume } | Self::Resize { volume, .. } => {
-                Some(volume)
+                vec![volume.clone()]
             }
-            Self::Copy { of, .. } => Some(of),
-            Self::Arrive { .. } | Self::Delete { .. } => None,
+            Self::Copy { of, .. } => vec![of.clone()],
+            Self::Merge { volumes } => volumes.clone(),
+            Self::Arrive { .. } | Self::Delete { .. } => Vec::new(),
         }
     }
 }
@@ -332,6 +337,7 @@ impl Expected {
                 self.twin(volume).next_size_bytes = Some(*size_bytes);
             }
             What::Delete { name } => self.twin(name).presence = Presence::Maybe,
+            What::Merge { .. } => {}
         }
         self.running.insert(request, Running { started: now, what, new, covered });
     }
@@ -386,10 +392,10 @@ impl Expected {
             What::Arrive { name, .. } if well => self.twin(name).presence = Presence::Certain,
             What::Arrive { .. } => {}
             What::Delete { name } if well => drop(self.twins.remove(name)),
-            What::Delete { .. } => {}
+            What::Delete { .. } | What::Merge { .. } => {}
         }
-        if let (false, Some(volume)) = (well, what.flushes()) {
-            self.twin(volume).may_be_poisoned = true;
+        for volume in what.flushes().into_iter().filter(|_| !well) {
+            self.twin(&volume).may_be_poisoned = true;
         }
     }
 

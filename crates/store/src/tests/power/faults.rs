@@ -93,6 +93,30 @@ fn copies_of_own_blocks_lose_nothing_whichever_operation_fails() {
     run(&steps, Fault::Io, u64::MAX);
 }
 
+/// With the head that takes a deleted snapshot's layer, and with layers that become one.
+fn merging() -> [Step; 10] {
+    let ios = vec![Io::Write { at: 4096, length: 3000, fua: false }, Io::Flush];
+    [
+        write(1, 0, 8192),
+        Step::Snapshot { volume: 1 },
+        discard(1, 4096, 4096),
+        write(1, 9000, 100),
+        Step::DeleteImage { image: 0 },
+        Step::Merge { volume: 1, ios: ios.clone() },
+        Step::Snapshot { volume: 1 },
+        write(1, 100, 5000),
+        Step::DeleteImage { image: 0 },
+        Step::Compact { volume: 1, ios },
+    ]
+}
+
+#[test]
+fn a_merge_loses_nothing_whichever_operation_fails() {
+    run(&merging(), Fault::Io, 1);
+    run(&merging(), Fault::NoSpace, 1);
+    run(&merging(), Fault::Io, u64::MAX);
+}
+
 #[test]
 fn an_io_error_of_any_operation_loses_nothing() {
     run(&mixed(), Fault::Io, 1);

@@ -224,6 +224,14 @@ impl World {
                 let this = &*self;
                 tokio::join!(this.together_now(&name, ios), this.compact(&name));
             }
+            Step::Merge { volume, ios } => {
+                let Some(name) = self.choose(*volume, false) else { return };
+                if self.device(&name).await.is_none() {
+                    return;
+                }
+                let this = &*self;
+                tokio::join!(this.together_now(&name, ios), this.merge());
+            }
             Step::CallOff { volume } => {
                 let Some(name) = self.choose(*volume, false) else { return };
                 self.call_off(&name).await;
@@ -390,10 +398,23 @@ impl World {
 
     /// Changes nothing that anybody sees.
     async fn compact(&self, name: &str) {
-        match self.pool().compact_volume(&volume_name(name), Arc::default()).await {
-            Err(_) if self.faulty => {}
-            result => drop(result.unwrap()),
+        let request = self.start(What::Merge { volumes: vec![name.to_owned()] });
+        let done = self.pool().compact_volume(&volume_name(name), Arc::default()).await;
+        self.end(request, &done.map(drop));
+    }
+
+    /// What the keeper does. It changes nothing that anybody sees, either.
+    async fn merge(&self) {
+        let pool = self.pool();
+        let twins = self.expected().twins;
+        let volumes = twins.into_keys().filter(|name| !name.starts_with("image:")).collect();
+        let request = self.start(What::Merge { volumes });
+        let mut merged = Ok(());
+        for layer in pool.catalog.released().unwrap_or_default() {
+            let done = pool.merge_released(layer, Arc::default()).await;
+            merged = merged.and(done);
         }
+        self.end(request, &merged);
     }
 
     /// Changes nothing that anybody sees, either.
@@ -468,7 +489,7 @@ impl World {
     async fn delete(&self, name: String) {
         let request = self.start(What::Delete { name: name.clone() });
         let result: Result<(), Problem> = match name.strip_prefix("image:") {
-            Some(image) => self.pool().delete_image(&image_name(image)).await,
+            Some(image) => self.pool().delete_image(&image_name(image)).await.map(drop),
             None => self.pool().delete_volume(&volume_name(&name)).await,
         };
         match &result {

@@ -47,6 +47,11 @@ pub(super) enum Step {
         volume: usize,
         ios: Vec<Io>,
     },
+    /// Merges the layers whose names were deleted while requests are in flight.
+    Merge {
+        volume: usize,
+        ios: Vec<Io>,
+    },
     /// A volume departs and comes back.
     CallOff {
         volume: usize,
@@ -128,12 +133,13 @@ fn step() -> impl Strategy<Value = Step> {
         2 => some().prop_map(|image| Step::CloneImage { image }),
         2 => (some(), 1..12_u64).prop_map(|(volume, blocks)| Step::Resize { volume, blocks }),
         1 => (some(), ios()).prop_map(|(volume, ios)| Step::Compact { volume, ios }),
+        2 => (some(), ios()).prop_map(|(volume, ios)| Step::Merge { volume, ios }),
         1 => Just(Step::Fill),
         1 => some().prop_map(|volume| Step::CallOff { volume }),
         1 => any::<bool>().prop_map(|fill| Step::Arrive { fill }),
         1 => Just(Step::FillOwn),
         1 => some().prop_map(|volume| Step::Delete { volume }),
-        1 => some().prop_map(|image| Step::DeleteImage { image }),
+        2 => some().prop_map(|image| Step::DeleteImage { image }),
         1 => Just(Step::Kill),
         1 => any::<u64>().prop_map(|seed| Step::PowerCut { seed }),
     ]
