@@ -256,6 +256,9 @@ pub enum LogStream {
     Stderr,
 }
 
+/// A runner's reason begins so if it can't read what it is to do, for example because it is older than the controller.
+pub const SEED_REFUSED: &str = "the seed disk is not valid";
+
 /// What the agent says to the runner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -17,26 +17,38 @@ use super::work::{StopOnDrop, Work};
 
 /// A chain with more sealed layers than this is merged, as far as its layers have no other user.
 pub(super) const SEALED_LAYERS_MAX: usize = 16;
-/// After so long the keeper looks again, whatever happens.
+/// After so long the keeper looks again what can be merged.
 const LOOK_AGAIN: Duration = Duration::from_secs(600);
 
 impl Pool {
-    /// Works at once, and again whenever a layer was sealed, imported or released, and from time to time: a layer that
-    /// could not be merged may be free by now. It runs until it is dropped.
+    /// Works at once, and again whenever a layer was sealed, imported or released. It runs until it is dropped. A merge may take
+    /// hours: what others wait for goes on beside it.
     pub async fn keep(self: Arc<Self>) {
-        let mut checksummed = HashSet::new();
+        tokio::join!(self.keep_merged(), self.keep_compared());
+    }
+
+    async fn keep_merged(self: &Arc<Self>) {
         loop {
             self.merge_all_released().await;
             self.compact_deep_chains().await;
+            // A layer that could not be merged may be free by now, or the head on it larger.
+            drop(tokio::time::timeout(LOOK_AGAIN, self.to_merge.notified()).await);
+        }
+    }
+
+    async fn keep_compared(self: &Arc<Self>) {
+        let mut checksummed = HashSet::new();
+        loop {
             self.make_missing_checksums(&mut checksummed).await;
             self.find_contents().await;
-            drop(tokio::time::timeout(LOOK_AGAIN, self.sealed.notified()).await);
+            self.sealed.notified().await;
         }
     }
 
     /// Tells the keeper that a layer was sealed, imported or released.
     pub(super) fn note_sealed(&self) {
         self.sealed.notify_one();
+        self.to_merge.notify_one();
     }
 
     async fn merge_all_released(self: &Arc<Self>) {

@@ -83,6 +83,8 @@ pub struct Pool {
     pub(super) changes: Arc<tokio::sync::Mutex<()>>,
     /// Notified when a layer without checksums was added.
     pub(super) sealed: Notify,
+    /// Notified when layers may be free to be merged.
+    pub(super) to_merge: Notify,
     /// The layers whose checksums are being computed.
     pub(super) checksumming: Mutex<HashSet<LayerId>>,
     /// Notified when a copy is to be completed.
@@ -223,6 +225,7 @@ impl Pool {
             opened_at: Instant::now(),
             changes: Arc::default(),
             sealed: Notify::new(),
+            to_merge: Notify::new(),
             checksumming: Mutex::default(),
             to_fill: Notify::new(),
             doubts: Mutex::default(),

@@ -96,12 +96,15 @@ fn attach(mounted: &Mounted, read_only: bool) -> Result<(), Error> {
     // A damaged filesystem stops the job instead of being damaged further. Unused inode tables are not
     // initialized, because that would only cause writes in the background to a disk that may be far away.
     let options = "errors=remount-ro,noinit_itable";
+    let (device, path) = (mounted.device.display(), mounted.path.display());
     nix::mount::mount(Some(&mounted.device), &mounted.path, Some("ext4"), flags, Some(options))
-        .map_err(Error::io(format!(
-            "mount {} as ext4 at {}",
-            mounted.device.display(),
-            mounted.path.display()
-        )))
+        .map_err(|error| match error {
+            // ext4 refuses nothing else so of a disk that can't be written.
+            Errno::EROFS if read_only => {
+                Error::WantsRecovery { disk: device.to_string(), path: path.to_string() }
+            }
+            error => Error::io(format!("mount {device} as ext4 at {path}"))(error),
+        })
 }
 
 /// Writes everything back and unmounts. Only after this may the job be reported as ended: it returns an error

@@ -3,6 +3,7 @@
 use std::io;
 
 use perigee_model::DiskRole;
+use perigee_model::guest::SEED_REFUSED;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -10,7 +11,7 @@ pub enum Error {
     NoDisk(DiskRole),
     #[error("cannot {doing}: {source}")]
     Io { doing: String, source: io::Error },
-    #[error("the seed disk is not valid: {0}")]
+    #[error("{SEED_REFUSED}: {0}")]
     Seed(String),
     #[error("cannot make a filesystem on disk `{role}`: {detail}")]
     Format { role: DiskRole, detail: String },
@@ -22,6 +23,11 @@ pub enum Error {
     RootKind(String),
     #[error("disk `{0}` is empty, so there is nothing to mount read-only")]
     EmptyReadOnly(DiskRole),
+    #[error(
+        "the filesystem on {disk} can't be mounted at {path} to read from it: it was not unmounted, and its journal has to be \
+         replayed, which takes writing; use `access: clone` for that volume"
+    )]
+    WantsRecovery { disk: String, path: String },
     #[error("mount path `{0}` must be absolute and not the root directory")]
     MountPath(String),
     #[error("cloud-init has not configured the guest's disks and network within {0} s")]

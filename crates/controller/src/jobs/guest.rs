@@ -4,7 +4,7 @@
 //! otherwise never end, it ends the job. No message is an error.
 
 use perigee_model::DiskRole;
-use perigee_model::guest::{GuestBody, GuestEvent};
+use perigee_model::guest::{GuestBody, GuestEvent, SEED_REFUSED};
 use perigee_model::job::{JobState, LogLine, Progress};
 use perigee_model::states::JobEvent;
 use perigee_model::volume::BLOCK_BYTES;
@@ -16,7 +16,8 @@ use crate::records::{Collect, Ending, JobRecord, Output};
 /// The limit of a guest's text in a job's record.
 const TEXT_BYTES_MAX: usize = 1000;
 
-/// What helps if a job did not start in a guest whose image has a runner of its own.
+/// What helps if a job did not start in a guest whose image has a runner of its own, and that runner has said nothing or that it
+/// can't read what it is to do.
 const OLD_RUNNER: &str = "; if the image was saved or built with an older version of Perigee, its runner may not know this job: \
      build or save the image again";
 
@@ -25,8 +26,8 @@ const NO_CLOUD_INIT: &str = "; its image has no runner of Perigee, so cloud-init
      cloud-init is installed, runs at each boot and has the data source NoCloud";
 
 /// Why a gang fails whose guests do not wait for each other.
-const OLD_RUNNER_OF_GANG: &str =
-    "its image has a runner of an older version, which waits for no other VM";
+const OLD_RUNNER_OF_GANG: &str = "its guest began without waiting for the other VMs; if its image was saved or built with an older \
+     version of Perigee, build or save the image again";
 
 /// The same, of a guest that has said that it waits.
 pub(super) const EARLY: &str = "its guest began before the other VMs were ready";
@@ -104,13 +105,16 @@ fn take(record: &mut JobRecord, when: When, body: GuestBody) {
             finished(record, Output { bytes, sha256, lacks });
         }
         GuestBody::Failed { reason } => {
+            let is_seed_refused = reason.starts_with(SEED_REFUSED);
             let reason = format!("the runner in the guest: {}", shorten(&reason, TEXT_BYTES_MAX));
             let has_begun = matches!(record.job.state, JobState::Running | JobState::Collecting);
             match (has_begun, &record.collect) {
                 (true, None) => record.collect = Some(Collect::new(Ending::Failed, reason)),
                 (true, Some(_)) => fail(record, reason),
-                (false, _) if brings_runner(record) => fail(record, reason),
-                (false, _) => fail(record, format!("{reason}{OLD_RUNNER}")),
+                (false, _) if !brings_runner(record) && is_seed_refused => {
+                    fail(record, format!("{reason}{OLD_RUNNER}"));
+                }
+                (false, _) => fail(record, reason),
             }
         }
     }

@@ -26,6 +26,7 @@ mod homes;
 mod lasting;
 mod log;
 mod place;
+mod recovery;
 mod samples;
 mod settle;
 mod stage;
@@ -321,6 +322,7 @@ fn view(cluster: &Cluster, record: JobRecord, migrations: Vec<Migration>) -> Job
     let predicted_end = predicted_end(cluster, &record.job);
     let inputs = record.inputs.as_ref();
     let staging = inputs.and_then(|inputs| cluster.staging.in_words(&inputs.image));
+    let recovered = recovery::in_words(&record);
     let gang_move = record.gang.and_then(|gang| gang.last_move);
     let mut job = Job { migrations: shown.collect(), predicted_end, gang_move, ..record.job };
     if job.state == JobState::Queued
@@ -336,6 +338,10 @@ fn view(cluster: &Cluster, record: JobRecord, migrations: Vec<Migration>) -> Job
     {
         let separator = if job.reason.is_empty() { "" } else { "; " };
         job.reason = format!("{words}{separator}{}", job.reason);
+    }
+    if let Some(words) = recovered {
+        let separator = if job.reason.is_empty() { "" } else { "; " };
+        job.reason = format!("{}{separator}{words}", job.reason);
     }
     job
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use perigee_http::Method;
 use perigee_model::guest::{GuestNetwork, Mount, RUNNER_MARK, RUNNER_MARK_AT, Seed, USER_NETWORK};
 use perigee_model::inputs::INPUTS_MOUNT;
-use perigee_model::job::JobSpec;
+use perigee_model::job::{Access, JobSpec};
 use perigee_model::states::JobEvent;
 use perigee_model::tenant::SEPARATOR;
 use perigee_model::vm::{NetworkKind, VmNetwork};
@@ -57,9 +57,10 @@ impl Run {
         }
         for (index, disk) in placement.disks.iter().enumerate() {
             if disk.epoch.is_none() {
-                let epoch = self.make_disk(disk, self.placement()?).await?;
+                let disk = self.readable(disk).await?;
+                let epoch = self.make_disk(&disk, self.placement()?).await?;
                 if let Some(placement) = &mut self.record.value.placement {
-                    placement.disks[index].epoch = Some(epoch);
+                    placement.disks[index] = PlacedDisk { epoch: Some(epoch), ..disk };
                 }
                 self.record.save().await?;
             }
@@ -365,7 +366,7 @@ fn seed(job: &JobId, spec: &JobSpec, at: &Placement, network: Option<GuestNetwor
     let volumes = data.zip(&spec.volumes).map(|(disk, volume)| Mount {
         role: disk.role,
         path: volume.mount.clone(),
-        read_only: disk.read_only,
+        read_only: volume.access == Access::Read,
     });
     Seed {
         job: job.to_string(),

@@ -118,6 +118,11 @@ async fn an_image_in_use_at_one_host_is_deleted_at_none() {
         assert!(!free.inside().images.is_empty(), "the copy at {} is kept", free.id);
         used.inside().image_children = 0;
     }
+    lab.cloud.inside().readers = vec!["volume far".to_owned()];
+    let problem = client.delete("/v1/images/debian").await.expect_err("another host reads it");
+    assert!(problem.why.contains("volume far at cloud1"), "{problem}");
+    assert!(!lab.home.inside().images.is_empty() && !lab.cloud.inside().images.is_empty());
+    lab.cloud.inside().readers.clear();
     client.delete("/v1/images/debian").await.expect("nothing stands on it");
     assert!(lab.home.inside().images.is_empty() && lab.cloud.inside().images.is_empty());
 }

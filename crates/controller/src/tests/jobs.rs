@@ -56,6 +56,38 @@ async fn a_job_goes_through_all_its_states_and_leaves_nothing() {
     assert_eq!(answers(&lab, &id), None);
 }
 
+/// It failed, and the image was said to be old.
+#[tokio::test]
+async fn a_job_reads_a_clone_of_a_volume_whose_journal_wants_replaying_and_says_so() {
+    let lab = Lab::up().await;
+    let with_journal = |incompatible: u32| {
+        let mut first = vec![0; 4096];
+        first[0x438..0x43a].copy_from_slice(&0xef53_u16.to_le_bytes());
+        first[0x460..0x464].copy_from_slice(&incompatible.to_le_bytes());
+        lab.cloud.inside().volumes.get_mut(&data_volume()).expect("the data").data = first;
+    };
+    for (incompatible, disk) in [(0x2c6, "data0"), (0x2c2, "")] {
+        with_journal(incompatible);
+        let id = lab.submit(spec(Access::Read)).await;
+        let vm = vm_of(&id);
+        lab.wait_for_vm(&lab.home, &vm).await;
+        let clone = format!("{id}-{disk}");
+        {
+            let home = lab.home.inside();
+            let disks = &home.vms[&vm].report.spec.disks;
+            let data = disks.iter().find(|disk| disk.role.is_data()).expect("the data");
+            let is_clone = data.volume.as_str() == clone;
+            assert_eq!((is_clone, data.read_only), (!disk.is_empty(), disk.is_empty()));
+        }
+        let said = lab.job(&id).await.reason;
+        assert_eq!(said.contains("a clone of volume tpch"), !disk.is_empty(), "{said}");
+        lab.home.say(&vm, GuestBody::Started);
+        finish(&lab.home, &lab.home, &vm);
+        lab.wait_for_state(&id, JobState::Succeeded).await;
+        lab.wait_for_clean_hosts().await;
+    }
+}
+
 #[tokio::test]
 async fn a_job_that_asks_for_a_tpm_has_its_state_on_a_disk_until_its_end() {
     let lab = Lab::up().await;

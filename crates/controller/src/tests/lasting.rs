@@ -336,6 +336,7 @@ async fn a_vm_without_a_job_is_no_job_and_a_jobs_vm_is_none_of_these() {
     let refused = lasting::wish(&lab.cluster, &vm, PowerWish::Start).await.expect_err("a job's");
     assert_eq!(refused.kind, ProblemKind::Conflict);
     let in_use = catalog::delete(&lab.cluster, &data_volume()).await.expect_err("the VM has it");
+    assert!(in_use.why.contains("VM web uses it"), "{in_use}");
     assert_eq!(in_use.kind, ProblemKind::Conflict);
 }
 
