@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use perigee_model::Problem;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{Error, RootCertStore};
 use webpki::EndEntityCert;
@@ -28,15 +28,27 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Problem
     let found: Result<Vec<_>, _> =
         CertificateDer::pem_file_iter(path).map_err(|e| wrong(path, e))?.collect();
     match found {
+        Ok(found) if found.is_empty() && has_key(path) => {
+            Err(wrong(path, "it has a private key and no certificate")
+                .next("name the file with the certificate here, and this one as its key"))
+        }
         Ok(found) if found.is_empty() => Err(wrong(path, "it has no certificate")),
         found => found.map_err(|e| wrong(path, e)),
     }
 }
 
+fn has_key(path: &Path) -> bool {
+    PrivateKeyDer::from_pem_file(path).is_ok()
+}
+
 /// # Errors
 /// When the file can't be read, or has none.
 pub fn key(path: &Path) -> Result<PrivateKeyDer<'static>, Problem> {
-    PrivateKeyDer::from_pem_file(path).map_err(|e| wrong(path, e))
+    PrivateKeyDer::from_pem_file(path).map_err(|e| match e {
+        pem::Error::NoItemsFound => wrong(path, "it has no private key")
+            .next("name the file with the key, in PEM and without a passphrase"),
+        other => wrong(path, other),
+    })
 }
 
 /// A certificate and its key that can't be used together.
@@ -79,9 +91,45 @@ fn rsa_bits(certificate: &CertificateDer<'_>) -> Option<usize> {
 /// # Errors
 /// When the file can't be read, or an entry in it is not a certificate.
 pub fn roots(path: &Path) -> Result<RootCertStore, Problem> {
+    // With the key of an authority, whoever reads this file makes certificates of his own.
+    if has_key(path) {
+        return Err(wrong(path, "it has the private key of an authority, which no server needs")
+            .next("name a file that has only the authority's certificate"));
+    }
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
         roots.add(certificate).map_err(|e| wrong(path, e))?;
     }
     Ok(roots)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_in_place_of_a_certificate_is_named_and_an_authoritys_key_refused() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = |name: &str, labels: &[&str]| {
+            let parts = labels
+                .iter()
+                .map(|label| format!("-----BEGIN {label}-----\nAAAA\n-----END {label}-----\n"));
+            let path = dir.path().join(name);
+            std::fs::write(&path, parts.collect::<String>()).expect("a file");
+            path
+        };
+        let cert = file("cert", &["CERTIFICATE"]);
+        let private = file("key", &["PRIVATE KEY"]);
+        let both = file("both", &["CERTIFICATE", "PRIVATE KEY"]);
+        let why = certificates(&private).expect_err("no certificate").why;
+        assert!(why.contains("a private key and no certificate"), "{why}");
+        let why = key(&cert).expect_err("no key").why;
+        assert!(why.contains("no private key"), "{why}");
+        assert!(
+            certificates(&both).is_ok() && key(&both).is_ok(),
+            "a server's own may be in one file"
+        );
+        let why = roots(&both).expect_err("the authority's key").why;
+        assert!(why.contains("private key of an authority"), "{why}");
+    }
 }
