@@ -92,7 +92,7 @@ impl Client {
             None => Network::Plain.client(address, Expected::Address, answer_max).map_err(|_| {
                 Problem::invalid(
                     format!("can't use the address {address:?}"),
-                    "it is neither http://HOST:PORT nor unix:PATH",
+                    "it is none of unix:PATH, https://HOST:PORT and http://HOST:PORT",
                 )
             }),
         }

@@ -9,7 +9,7 @@ use crate::ours;
 use futures_util::future::{BoxFuture, FutureExt as _};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, umask};
-use perigee_model::Problem;
+use perigee_model::{Problem, ProblemKind};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// The most files that a daemon may open. The limit is not higher, because some programs that it starts close
@@ -45,9 +45,13 @@ pub fn stopped() -> Result<BoxFuture<'static, ()>, Problem> {
 /// # Errors
 /// If it can't be made, or if another user can have put something else in its place.
 pub fn private_directory(path: &Path) -> Result<(), Problem> {
-    let refused = |error| {
-        Problem::invalid(format!("can't use the directory {}", path.display()), error)
-            .next("choose a directory that this user may make, or that it owns")
+    let refused = |error: std::io::Error| {
+        let what = format!("can't use the directory {}", path.display());
+        let problem = Problem::of_io(ProblemKind::Invalid, what, &error);
+        match problem.kind {
+            ProblemKind::NoSpace => problem,
+            _ => problem.next("choose a directory that this user may make, or that it owns"),
+        }
     };
     make_directories(path).map_err(refused)?;
     ours::check_owner(path)?;

@@ -5,11 +5,15 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use perigee_model::Problem;
+use perigee_model::{Problem, ProblemKind};
 
 fn can_not(what: &str, path: &Path, error: &std::io::Error) -> Problem {
-    Problem::invalid(format!("can't {what} {}", path.display()), error)
-        .next("check that the directory exists and that this user may use it")
+    let problem =
+        Problem::of_io(ProblemKind::Invalid, format!("can't {what} {}", path.display()), error);
+    match problem.kind {
+        ProblemKind::NoSpace => problem,
+        _ => problem.next("check that the directory exists and that this user may use it"),
+    }
 }
 
 pub fn read(path: &Path) -> Result<Vec<u8>, Problem> {

@@ -87,6 +87,19 @@ impl Problem {
         Self::new(ProblemKind::Internal, what, why)
     }
 
+    /// What the operating system refused. A disk without room, or a full quota, is [`ProblemKind::NoSpace`], whatever `kind` the rest
+    /// is.
+    pub fn of_io(kind: ProblemKind, what: impl Into<String>, error: &std::io::Error) -> Self {
+        let is_full = matches!(
+            error.kind(),
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded
+        );
+        match is_full {
+            true => Self::no_space(what, error).next("free space there, or use another disk"),
+            false => Self::new(kind, what, error),
+        }
+    }
+
     /// Adds what the user can do next.
     #[must_use]
     pub fn next(mut self, next: impl Into<String>) -> Self {
@@ -134,3 +147,22 @@ impl fmt::Display for Problem {
 }
 
 impl std::error::Error for Problem {}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Error, ErrorKind};
+
+    use super::*;
+
+    #[test]
+    fn a_full_disk_has_the_exit_code_of_no_space_wherever_it_is() {
+        for (kind, code) in [
+            (ErrorKind::StorageFull, 6),
+            (ErrorKind::QuotaExceeded, 6),
+            (ErrorKind::PermissionDenied, 3),
+        ] {
+            let problem = Problem::of_io(ProblemKind::Invalid, "can't write", &Error::from(kind));
+            assert_eq!(problem.exit_code(), code, "{kind}");
+        }
+    }
+}

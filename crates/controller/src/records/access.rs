@@ -11,8 +11,13 @@ use crate::store::{Entry, Revision, Store, StoreError, Swap, Watch, Write};
 
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
-        Problem::internal("can't use the controller's store", error)
-            .next("check the free space and the permissions of the controller's state directory")
+        let what = "can't use the controller's store";
+        match error.is_full() {
+            true => Problem::no_space(what, "the disk of the controller's state directory is full")
+                .next("free space there: nothing can be recorded until then"),
+            false => Problem::internal(what, error)
+                .next("check the permissions of the controller's state directory and its disk"),
+        }
     }
 }
 
@@ -244,4 +249,22 @@ fn decode<T: DeserializeOwned>(entry: Entry) -> Result<(T, Revision), Problem> {
             .next("check whether another version of perigee has written the state directory")
     })?;
     Ok((value, entry.revision))
+}
+
+#[cfg(test)]
+mod tests {
+    use perigee_model::ProblemKind;
+    use rusqlite::ffi;
+
+    use super::*;
+
+    #[test]
+    fn a_full_disk_of_the_controller_is_no_fault_of_ours() {
+        let failed = |code| {
+            let error = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
+            Problem::from(StoreError::Sqlite(error)).kind
+        };
+        assert_eq!(failed(ffi::SQLITE_FULL), ProblemKind::NoSpace);
+        assert_eq!(failed(ffi::SQLITE_CORRUPT), ProblemKind::Internal);
+    }
 }

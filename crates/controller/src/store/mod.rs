@@ -61,6 +61,17 @@ pub enum StoreError {
     Stopped(#[from] tokio::task::JoinError),
 }
 
+impl StoreError {
+    /// Whether its disk has no room.
+    pub fn is_full(&self) -> bool {
+        let code = match self {
+            Self::Sqlite(error) => error.sqlite_error_code(),
+            _ => None,
+        };
+        code == Some(rusqlite::ErrorCode::DiskFull)
+    }
+}
+
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
 pub trait Store: Send + Sync + 'static {

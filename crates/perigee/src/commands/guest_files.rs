@@ -9,7 +9,7 @@ use perigee_http::{Body, Client, Method};
 use perigee_model::lasting::CopiedFile;
 use perigee_model::limits::GUEST_FILE_BYTES;
 use perigee_model::spec::check_guest_path;
-use perigee_model::{Problem, VmId};
+use perigee_model::{Problem, ProblemKind, VmId};
 use tokio::io::AsyncReadExt as _;
 
 use crate::commands::data::get::check_replaceable;
@@ -114,7 +114,7 @@ async fn send(client: &Client, file: &Path, vm: &VmId, path: &str) -> Result<(),
 /// The file appears under its name when all of it is here.
 async fn fetch(client: &Client, vm: &VmId, path: &str, file: &Path) -> Result<(), Problem> {
     let what = || format!("can't write {}", file.display());
-    let problem = |error: std::io::Error| Problem::invalid(what(), error);
+    let problem = |error: std::io::Error| Problem::of_io(ProblemKind::Invalid, what(), &error);
     check_replaceable(file)?;
     let mut answer = client.get_response(&address(vm, path)?).await?;
     let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty());

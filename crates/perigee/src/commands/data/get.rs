@@ -9,8 +9,8 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 use indicatif::ProgressBar;
 use perigee_http::Client;
-use perigee_model::Problem;
 use perigee_model::data::{FileAddress, FileEntry};
+use perigee_model::{Problem, ProblemKind};
 use sha2::Digest as _;
 use tokio::sync::mpsc;
 
@@ -67,11 +67,7 @@ fn check_name(name: &str) -> Result<&str, Problem> {
 }
 
 fn unwritable(path: &Path, error: &std::io::Error) -> Problem {
-    let what = format!("can't write {}", path.display());
-    match error.kind() {
-        std::io::ErrorKind::StorageFull => Problem::no_space(what, error),
-        _ => Problem::invalid(what, error),
-    }
+    Problem::of_io(ProblemKind::Invalid, format!("can't write {}", path.display()), error)
 }
 
 /// A file gets its name when all of it is here. A device or a pipe would be replaced by it.
