@@ -11,6 +11,7 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use perigee_model::secret::without_tokens;
 use perigee_model::tenant::AuditEntry;
 use perigee_model::{Problem, TenantName};
 
@@ -46,6 +47,7 @@ impl Audit {
     /// Adds an entry. The request has been answered, so a disk that is full does not fail it.
     pub fn add(&self, tenant: &TenantName, mut entry: AuditEntry) {
         for text in [&mut entry.request, &mut entry.thing] {
+            *text = without_tokens(text);
             text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
         }
         if let Err(error) = self.write(&self.path(tenant), &entry) {
@@ -130,6 +132,17 @@ mod tests {
         let times: Vec<u64> =
             audit.read(&acme, 0).expect("entries").iter().map(|entry| entry.at_ms).collect();
         assert_eq!(times, [1, 3, 4]);
+    }
+
+    #[test]
+    fn a_token_that_somebody_has_put_into_a_path_is_not_written_down() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let audit = Audit::open(dir.path()).expect("a log");
+        let acme = TenantName::new("acme").expect("a name");
+        let secret = "5e".repeat(32);
+        audit.add(&acme, entry(1, &format!("DELETE /v1/tokens/perigee_0123456789abcdef_{secret}")));
+        let log = std::fs::read_to_string(audit.path(&acme)).expect("the log");
+        assert!(log.contains("perigee_0123456789abcdef_…") && !log.contains(&secret), "{log}");
     }
 
     #[test]

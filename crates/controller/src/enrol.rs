@@ -86,14 +86,21 @@ fn has_certificates(cluster: &Cluster, what: &str) -> Result<(), Problem> {
 pub async fn token(
     cluster: &Cluster,
     host: HostId,
-    controller_url: String,
+    controller_url: Option<String>,
 ) -> Result<JoinToken, Problem> {
     let what = format!("can't make a token for host {host}");
     has_certificates(cluster, &what)?;
+    let known = controller_url.or_else(|| cluster.own_url.get().cloned());
+    let controller_url = known.ok_or_else(|| {
+        let why = "the controller listens at no address that other machines reach";
+        Problem::invalid(&what, why).next(format!(
+            "name the address at which the host reaches the controller: perigee host token {host} --controller https://HOST:PORT"
+        ))
+    })?;
     if !controller_url.starts_with("https://") || authority_of(&controller_url).is_none() {
         let why = format!("{controller_url:?} is not https://HOST:PORT");
         return Err(Problem::invalid(what, why)
-            .next("name the address at which the host reaches the controller: --controller URL"));
+            .next(format!("name the address at which the host reaches the controller: perigee host token {host} --controller https://HOST:PORT")));
     }
     let random = [uuid::Uuid::new_v4(), uuid::Uuid::new_v4()].map(|id| *id.as_bytes());
     let secret = hex(&random.concat());

@@ -43,6 +43,7 @@ mod supervisor;
 mod talk;
 mod tars;
 mod tpm;
+pub mod user_data;
 mod vms;
 mod volume_moves;
 mod watching;
@@ -147,6 +148,31 @@ fn called(config: &Config) -> Result<Vec<String>, Problem> {
     Ok(called)
 }
 
+/// Where other machines call the controller: by the first name that it was told, else by an address that others reach.
+fn own_url(config: &Config) -> Result<Option<String>, Problem> {
+    let mut urls = Vec::new();
+    for listen in &config.listen {
+        let Listen::Tcp(address) = listen else { continue };
+        let Some((host, port)) = address.rsplit_once(':') else { continue };
+        let host = host.trim_matches(['[', ']']);
+        let hosts = match host.parse::<IpAddr>() {
+            _ if !config.names.is_empty() => config.names.clone(),
+            Ok(ip) if ip.is_unspecified() => own_addresses()?,
+            _ => vec![host.to_owned()],
+        };
+        urls.extend(hosts.into_iter().filter_map(|host| match host.parse::<IpAddr>() {
+            Ok(ip) if ip.is_loopback() => None,
+            // An address of one link means nothing without the link.
+            Ok(IpAddr::V6(ip)) if ip.is_unicast_link_local() => None,
+            Ok(IpAddr::V6(ip)) => Some(format!("https://[{ip}]:{port}")),
+            _ => Some(format!("https://{host}:{port}")),
+        }));
+    }
+    // Most machines have both, and more people know their IPv4 addresses.
+    urls.sort_by_key(|url| url.starts_with("https://["));
+    Ok(urls.into_iter().next())
+}
+
 /// The addresses of this machine.
 fn own_addresses() -> Result<Vec<String>, Problem> {
     let interfaces = nix::ifaddrs::getifaddrs()
@@ -190,6 +216,9 @@ async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Probl
     }
     supervisor.cluster.publish_ports.get_or_init(|| config.publish_ports);
     supervisor.cluster.own_ports.get_or_init(|| own_ports(&config));
+    if let Some(url) = own_url(&config)? {
+        supervisor.cluster.own_url.get_or_init(|| url);
+    }
     let router = api::router(supervisor.cluster.clone());
     let serve = perigee_http::serve(router, &config.listen, &supervisor.cluster.network);
     let doors = data::doors(&supervisor.cluster, &config);

@@ -2,6 +2,7 @@
 
 pub mod change;
 pub mod console;
+pub mod exec;
 pub mod guest;
 pub mod guest_files;
 pub mod lasting;
@@ -54,7 +55,8 @@ async fn list_at(
         }
     }
     let is_seen = |vms: &[Vm], record: &JobRecord| {
-        vms.iter().any(|vm| Some(&vm.id) == record.job.vm.as_ref() && vm.host == record.job.host)
+        let at = cluster.index.host_of(record);
+        vms.iter().any(|vm| Some(&vm.id) == record.job.vm.as_ref() && vm.host == at)
     };
     for record in jobs {
         if let Some(lasting) = &record.lasting
@@ -102,7 +104,7 @@ fn unseen(cluster: &Cluster, record: &JobRecord, lasting: &Lasting) -> Vm {
     Vm {
         id: vm_of(&job.id),
         job: None,
-        host: job.host.clone(),
+        host: cluster.index.host_of(record),
         status,
         reason,
         cpus: job.spec.cpus,
@@ -184,7 +186,7 @@ fn migration_of(moves: &[Arc<MigrationRecord>], vm: &VmId) -> Option<MigrationId
 /// none of its own.
 pub async fn get(cluster: &Cluster, vm: &VmId) -> Result<Vm, Problem> {
     let record = JobId::new(vm.as_str()).ok().and_then(|id| cluster.index.job(&id));
-    let at = record.as_ref().and_then(|record| record.job.host.clone());
+    let at = record.as_ref().and_then(|record| cluster.index.host_of(record));
     let mut own: BTreeSet<HostId> = at.iter().cloned().collect();
     for moved in cluster.unfinished_migrations().iter().filter(|m| m.migration.vm == *vm) {
         own.extend([moved.migration.from.clone(), moved.migration.to.clone()]);
@@ -197,6 +199,8 @@ pub async fn get(cluster: &Cluster, vm: &VmId) -> Result<Vm, Problem> {
     if found.is_empty() {
         found = list_at(cluster, &cluster.hosts.all(), |found| found == vm).await;
     }
+    // It may have arrived while the hosts were asked.
+    let at = jobs::of_vm(cluster, vm).and_then(|record| cluster.index.host_of(&record)).or(at);
     let found = found.into_iter().max_by_key(|found| found.host == at);
     found.ok_or_else(|| unknown(vm))
 }

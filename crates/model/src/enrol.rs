@@ -13,8 +13,9 @@ use crate::{HostId, SiteId};
 /// `POST /v1/hosts/{host}/token`: asks for a token with which the host joins once.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct NewToken {
-    /// `https://HOST:PORT`, where the host reaches the controller.
-    pub controller_url: String,
+    /// `https://HOST:PORT`, where the host reaches the controller. None: the address that the controller knows of itself.
+    #[serde(default)]
+    pub controller_url: Option<String>,
 }
 
 /// The answer to [`NewToken`].

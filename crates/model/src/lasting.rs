@@ -21,6 +21,7 @@ use utoipa::ToSchema;
 use crate::job::{JobState, Start};
 use crate::limits::{SSH_KEYS, USER_DATA_BYTES};
 use crate::network::Publish;
+use crate::secret::Secret;
 use crate::vm::{Firmware, Hardware, NetworkKind, VmStatus};
 use crate::{DiskRole, HostId, ImageName, Problem, VmId, VolumeName};
 
@@ -138,10 +139,14 @@ impl CloudInit {
             }
         }
         SSH_KEYS.check(self.ssh_keys.len()).map_err(|error| invalid(error.to_string()))?;
-        if let Some(key) = self.ssh_keys.iter().find(|key| !is_guest_key(key)) {
-            let shown: String = key.chars().take(40).collect();
+        // A key that is private is not shown in the error.
+        if let Some(secret) = self.ssh_keys.iter().find_map(|key| Secret::of(key)) {
+            return Err(invalid(format!("SSH keys: there is {secret} among them"))
+                .next("give the public half, which is in the file whose name ends with .pub"));
+        }
+        if let Some(at) = self.ssh_keys.iter().position(|key| !is_guest_key(key)) {
             let why = "no line of a public key file, like `ssh-ed25519 AAAA… ann@desk`";
-            return Err(invalid(format!("SSH key: {shown:?} is {why}")));
+            return Err(invalid(format!("SSH key {}: it is {why}", at + 1)));
         }
         let length = self.user_data.as_ref().map(String::len);
         let checked = length.map(|length| USER_DATA_BYTES.check(length));
@@ -471,13 +476,16 @@ pub struct CopiedFile {
 }
 
 /// A program to be run in a guest, as root.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExecInVm {
     /// The program and its arguments.
     pub command: Vec<String>,
     /// What it reads from its standard input, in base64.
     #[serde(default)]
     pub input_base64: Option<String>,
+    /// It is ended when nobody has asked for its status for a minute and a half.
+    #[serde(default)]
+    pub end_unwatched: bool,
 }
 
 /// A program that runs in a guest.
@@ -608,6 +616,10 @@ mod tests {
         ] {
             with(key).check("vm").expect_err(key);
         }
+        let private = "b3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQAAAAAAAAABAAAAMwAAAAtzc2gtZW";
+        let problem = with(private).check("vm").expect_err("a private key");
+        assert!(problem.why.contains("a private key"), "{problem}");
+        assert!(!problem.to_string().contains("b3Blb"), "it is not shown: {problem}");
     }
 
     #[test]

@@ -29,6 +29,7 @@ pub mod plan;
 pub mod problem;
 pub mod read_ahead;
 pub mod replica;
+pub mod secret;
 pub mod spec;
 pub mod starts;
 pub mod states;

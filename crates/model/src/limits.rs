@@ -219,10 +219,10 @@ pub static INPUT_LIST_BYTES: Limit =
 /// Files and directories that a job names as its output.
 pub static OUTPUTS: Limit = Limit::new("a job's number of outputs", Unit::Count, 0, 256);
 
-/// The user's part of what cloud-init reads: as much as clouds take (EC2: 16 KiB, OpenStack: 64 KiB). It is a part of the VM's
-/// record.
+/// The user's part of what cloud-init reads, unpacked: more than clouds take (EC2: 16 KiB, OpenStack: 64 KiB), because people
+/// compress what is longer. It is a part of the VM's record.
 pub static USER_DATA_BYTES: Limit =
-    Limit::new("the length of user-data", Unit::TextBytes, 1, 64 * 1024);
+    Limit::new("the length of user-data", Unit::TextBytes, 1, 256 * 1024);
 
 /// VMs of a tenant that live without a job, also those that are off: each has a record and a disk.
 pub static LASTING_VMS: Limit =

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::ids::{BadName, Owned, TenantName, UserName};
+use crate::secret::Secret;
 use crate::units::format_bytes;
 use crate::{ImageName, Problem};
 
@@ -252,12 +253,18 @@ pub struct SshKey {
     pub by_token: Option<String>,
 }
 
-/// A text that is not an SSH key.
+/// Why a text is not an SSH key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "it is not an OpenSSH public key of the kind Ed25519 or ECDSA: one line like `ssh-ed25519 AAAA…`"
-)]
-pub struct BadSshKey;
+pub enum BadSshKey {
+    /// It is something that nobody else may know.
+    #[error("it is {0}; the public half is wanted, which is in the file whose name ends with .pub")]
+    Secret(Secret),
+    /// Anything else.
+    #[error(
+        "it is not an OpenSSH public key of the kind Ed25519 or ECDSA: one line like `ssh-ed25519 AAAA…`"
+    )]
+    Other,
+}
 
 impl SshKey {
     /// A key, of one line of a public key file. The comment at its end is dropped.
@@ -265,8 +272,13 @@ impl SshKey {
     /// # Errors
     /// [`BadSshKey`].
     pub fn new(name: UserName, line: &str) -> Result<Self, BadSshKey> {
+        if let Some(secret) = Secret::of(line) {
+            return Err(BadSshKey::Secret(secret));
+        }
         let mut words = line.split_ascii_whitespace();
-        let (Some(kind), Some(key)) = (words.next(), words.next()) else { return Err(BadSshKey) };
+        let (Some(kind), Some(key)) = (words.next(), words.next()) else {
+            return Err(BadSshKey::Other);
+        };
         // The door knows no others, and a key that never lets its user in should not be taken.
         let known = kind == "ssh-ed25519" || kind.starts_with("ecdsa-sha2-");
         let base64 = key.bytes().all(|b| b.is_ascii_alphanumeric() || b"+/=".contains(&b));
@@ -274,7 +286,7 @@ impl SshKey {
         if known && base64 && key.starts_with("AAAA") && line.len() <= KEY_BYTES_MAX {
             Ok(Self { name, key: format!("{kind} {key}"), by_token: None })
         } else {
-            Err(BadSshKey)
+            Err(BadSshKey::Other)
         }
     }
 }
@@ -301,6 +313,9 @@ pub struct MadeAccessToken {
     /// Of the cluster's authority: `perigee login` asks for it. None if the controller runs with `--insecure`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
+    /// `https://HOST:PORT`, where other machines reach the controller, as far as the controller knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub controller_url: Option<String>,
 }
 
 /// A user's token, without its secret.

@@ -67,11 +67,14 @@ impl<'a> Document<'a> {
         let options = serde_saphyr::options! {
             duplicate_keys: duplicate_keys,
             non_finite_float_policy: NonFiniteFloatPolicy::PassThrough,
+            // What is in it may be no text.
+            ignore_binary_tag_for_string: true,
         };
         let root = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
             let at = error.location();
             let (line, column) = at.map_or((1, 1), |at| (at.line().max(1), at.column().max(1)));
             let why = why(&error, text, line);
+            let (line, column) = if why == TAB { tab_at(text, line) } else { (line, column) };
             Problem::invalid(format!("{name}:{line}:{column}"), why)
                 .next("the file must be one YAML document with lines `field: value`")
         })?;
@@ -89,6 +92,19 @@ impl<'a> Document<'a> {
         Problem::new(ProblemKind::Invalid, format!("{name}:{line}{separator}{path}"), why)
     }
 }
+
+/// Where the tab is of which the parser has said that it is at a line, or after it.
+fn tab_at(text: &str, line: u64) -> (u64, u64) {
+    let skipped = usize::try_from(line.saturating_sub(1)).unwrap_or(usize::MAX);
+    let lines = (line..).zip(text.lines().skip(skipped));
+    let mut with_tab = lines.filter_map(|(number, content)| {
+        let before = content.chars().position(|c| c == '\t')?;
+        Some((number, before as u64 + 1))
+    });
+    with_tab.next().unwrap_or((line, 1))
+}
+
+const TAB: &str = "there is a tab: YAML wants spaces";
 
 /// Why a text is no YAML, in our words: the library's are for those who program with it.
 fn why(error: &serde_saphyr::Error, text: &str, line: u64) -> String {
@@ -116,7 +132,7 @@ fn why(error: &serde_saphyr::Error, text: &str, line: u64) -> String {
     let indent = &line[..line.len() - line.trim_start().len()];
     let content = line.trim_start();
     if indent.contains('\t') {
-        "the line begins with a tab: YAML wants spaces".to_owned()
+        TAB.to_owned()
     } else if content.starts_with(['@', '`', '%', '&', '*', '!']) {
         "a text that begins with such a sign has to be in quotes".to_owned()
     } else if content.matches(": ").count() > 1 {
@@ -132,8 +148,8 @@ fn why(error: &serde_saphyr::Error, text: &str, line: u64) -> String {
 /// What the parser says, in part, and what that means for who has written the text.
 const SYNTAX: [(&str, &str); 9] = [
     ("quoted scalar", "a quote is opened and not closed, here or in a line above"),
-    ("found a tab", "there is a tab: YAML wants spaces"),
-    ("tabs disallowed", "there is a tab: YAML wants spaces"),
+    ("found a tab", TAB),
+    ("tabs disallowed", TAB),
     ("unclosed bracket", "a bracket is opened here and closed nowhere"),
     (
         "mapping values are not allowed",
@@ -347,6 +363,7 @@ mod tests {
             ("a: 1\nb: 2\na: 3\n", "f:3:1", "\"a\" is there already"),
             ("a: 1\n---\nb: 2\n", "f:3:1", "second document"),
             ("a:\n\t- b\n", "f:2", "tab"),
+            ("a: 1\n\tb: 2\n", "f:2:1", "tab"),
             ("a: b: c\n", "f:1:5", "quotes"),
             ("a: [1, 2\nb: 3\n", "f:", "bracket"),
             ("a: \"x\nb: 1\n", "f:", "quote"),

@@ -23,7 +23,7 @@ use crate::output::Format;
 
 /// Runs virtual-machine jobs where their data is.
 #[derive(Debug, Parser)]
-#[command(version, propagate_version = true, max_term_width = 100)]
+#[command(version, propagate_version = true, max_term_width = 100, after_help = EXIT_CODES)]
 struct Cli {
     /// Address of the controller's API: `unix:PATH`, `https://HOST:PORT` or `http://HOST:PORT` [default: that of
     /// `perigee login`, else unix:/run/perigee/controller.sock]
@@ -44,6 +44,10 @@ struct Cli {
     #[command(subcommand)]
     noun: Noun,
 }
+
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 internal, 2 wrong usage, 3 invalid, 4 not found, 5 conflict, 6 no space, \
+7 unavailable, 8 not supported by this host, 9 not allowed. `job submit --wait`, `lab run` and `vm exec` end with the code of the \
+program that they ran.";
 
 #[derive(Debug, Subcommand)]
 enum Noun {

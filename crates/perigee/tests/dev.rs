@@ -1,6 +1,7 @@
 //! `perigee dev`: the three daemons in one process, with a real guest.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
@@ -12,6 +13,8 @@ const PATIENCE: Duration = Duration::from_secs(300);
 struct Dev {
     dir: tempfile::TempDir,
     process: Child,
+    /// Where files are served over SFTP.
+    sftp: String,
 }
 
 impl Dev {
@@ -21,7 +24,7 @@ impl Dev {
         let passable = std::os::unix::fs::PermissionsExt::from_mode(0o711);
         let dir = tempfile::Builder::new().permissions(passable).tempdir().expect("a directory");
         let mut process = Command::new(env!("CARGO_BIN_EXE_perigee"))
-            .args(["dev", "--kernel"])
+            .args(["dev", "--probe-kernel"])
             .arg(image.join("vmlinuz"))
             .arg("--dir")
             .arg(dir.path().join("dev"))
@@ -33,9 +36,15 @@ impl Dev {
         let output = BufReader::new(process.stdout.take().expect("its output"));
         // All is read: who prints to a pipe that nobody reads any more is ended.
         std::thread::spawn(move || output.lines().for_each(|line| drop(said.send(line))));
-        let dev = Self { dir, process };
-        let first = lines.recv_timeout(PATIENCE).expect("it says that it runs").expect("a line");
+        let mut dev = Self { dir, process, sftp: String::new() };
+        let line = || lines.recv_timeout(PATIENCE).expect("it goes on").expect("a line");
+        let first = line();
         assert!(first.starts_with("perigee dev runs"), "{first}");
+        let said = std::iter::repeat_with(line).find(|line| line.contains("sftp -P"));
+        let said = said.unwrap_or_default();
+        let words: Vec<&str> = said.split_whitespace().collect();
+        let host = words[3].split_once('@').expect("USER@HOST").1;
+        dev.sftp = format!("{host}:{}", words[2]);
         dev
     }
 
@@ -102,6 +111,10 @@ fn a_newcomer_runs_a_job_and_nothing_runs_after_ctrl_c() {
         .expect("PERIGEE_TEST_IMAGE names the golden image's directory; make test sets it");
     let image = PathBuf::from(image);
     let mut dev = Dev::start(&image);
+    let mut door = TcpStream::connect(&dev.sftp).expect("the SFTP door");
+    let mut banner = [0; 8];
+    door.read_exact(&mut banner).expect("its banner");
+    assert_eq!(&banner, b"SSH-2.0-");
     let disk = image.join("debian-pg.raw").display().to_string();
     dev.ok(&["image", "import", "debian", &disk]);
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/hello.yaml");

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use perigee_http::authority::{fingerprint, hex};
 use perigee_model::limits::{ACCESS_TOKEN_S, ACCESS_TOKENS};
+use perigee_model::secret::{TOKEN_PREFIX, without_tokens};
 use perigee_model::tenant::{AccessToken, MadeAccessToken};
 use perigee_model::{Problem, TenantName, UserName};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -15,7 +16,6 @@ use crate::cluster::{Cluster, now_ms};
 
 pub const RECORDS: &str = "tokens/";
 
-const PREFIX: &str = "perigee_";
 const ID_BYTES: usize = 8;
 const SECRET_BYTES: usize = 32;
 
@@ -55,7 +55,7 @@ pub fn find<'a>(
     token: &str,
     now_ms: u64,
 ) -> Option<&'a TokenRecord> {
-    let (id, _) = token.strip_prefix(PREFIX)?.split_once('_')?;
+    let (id, _) = token.strip_prefix(TOKEN_PREFIX)?.split_once('_')?;
     let found = all.get(id);
     let expected = found.map_or("", |record| record.sha256.as_str());
     let is_equal = bool::from(fingerprint(token.as_bytes()).as_bytes().ct_eq(expected.as_bytes()));
@@ -107,7 +107,7 @@ pub async fn make_token(
         .check(count)
         .map_err(|e| e.problem(&what).next("revoke one that is not used: perigee token revoke"))?;
     let id = random::<ID_BYTES>()?;
-    let token = format!("{PREFIX}{id}_{}", random::<SECRET_BYTES>()?);
+    let token = format!("{TOKEN_PREFIX}{id}_{}", random::<SECRET_BYTES>()?);
     let created_ms = now_ms();
     let expires_ms = created_ms.saturating_add(life_s.saturating_mul(1000));
     let expires_ms = by.map_or(expires_ms, |by| expires_ms.min(by.expires_ms));
@@ -124,7 +124,8 @@ pub async fn make_token(
     cluster.accounts.write().tokens.insert(id.clone(), record);
     let is_secure = cluster.network.identity().is_some();
     let fingerprint = is_secure.then(|| cluster.authority.fingerprint().to_owned());
-    Ok(MadeAccessToken { token, id, expires_ms, fingerprint })
+    let controller_url = cluster.own_url.get().filter(|_| is_secure).cloned();
+    Ok(MadeAccessToken { token, id, expires_ms, fingerprint, controller_url })
 }
 
 /// A token may be revoked while the request that it has sent waits for its turn. What that made would not be found any more
@@ -166,7 +167,7 @@ pub async fn revoke_token(
 ) -> Result<(), Problem> {
     let _turn = cluster.accounts.turn.lock().await;
     if !tokens_of(cluster, tenant, user).iter().any(|token| token.id == id) {
-        let id: String = id.chars().take(80).collect();
+        let id: String = without_tokens(id).chars().take(80).collect();
         return Err(Problem::not_found(format!("token {id}"), "the user has no such token")
             .next("`perigee token list` shows the tokens"));
     }

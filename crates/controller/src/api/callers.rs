@@ -83,6 +83,7 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Member,   "GET",    "/v1/vms/{vm}/migrations"),
     (May::Member,   "POST",   "/v1/vms/{vm}/exec"),
     (May::Member,   "GET",    "/v1/vms/{vm}/exec"),
+    (May::Member,   "DELETE", "/v1/vms/{vm}/exec"),
     (May::Member,   "POST",   "/v1/vms/{vm}/snapshot"),
     (May::Member,   "POST",   "/v1/vms/{vm}/restore"),
     (May::Member,   "POST",   "/v1/vms/{vm}/resize"),

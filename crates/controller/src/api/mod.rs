@@ -90,7 +90,7 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(vms::attach_console))
         .routes(routes!(vms::view_screen))
         .routes(routes!(vms::ssh))
-        .routes(routes!(vms::exec, vms::exec_status))
+        .routes(routes!(vms::exec, vms::exec_status, vms::exec_end))
         .routes(routes!(vms::snapshot))
         .routes(routes!(vms::restore))
         .routes(routes!(vms::resize))

@@ -132,7 +132,7 @@ pub async fn exec(
     Full(vm): Full<VmId>,
     Json(wanted): Json<ExecInVm>,
 ) -> Reply<ExecBegun> {
-    json(vms::guest::exec(&cluster, &vm, wanted).await?)
+    json(vms::exec::begin(&cluster, &vm, wanted).await?)
 }
 
 /// How far such a program is, and what it has printed. It is told once that it has ended.
@@ -144,7 +144,20 @@ pub async fn exec_status(
     query: Result<Query<ExecBegun>, axum::extract::rejection::QueryRejection>,
 ) -> Reply<ExecStatus> {
     let Query(begun) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
-    json(vms::guest::exec_status(&cluster, &vm, begun.pid).await?)
+    json(vms::exec::status(&cluster, &vm, begun.pid).await?)
+}
+
+/// Ends such a program, with all that it has started: it is asked to, and killed when it does not follow within seconds. Says what it
+/// has printed.
+#[utoipa::path(delete, path = "/vms/{vm}/exec", tag = "vms",
+    params(("vm" = String, Path), ("pid" = u64, Query)), responses((status = 200, body = ExecStatus)))]
+pub async fn exec_end(
+    State(cluster): Shared,
+    Full(vm): Full<VmId>,
+    query: Result<Query<ExecBegun>, axum::extract::rejection::QueryRejection>,
+) -> Reply<ExecStatus> {
+    let Query(begun) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
+    json(to_its_end(async move { vms::exec::end(&cluster, &vm, begun.pid).await }).await?)
 }
 
 /// Makes an image of the root disk of a VM that lives without a job, also while it runs.

@@ -334,6 +334,16 @@ impl Index {
         of_vm.map(|(_, record)| Arc::clone(record)).collect()
     }
 
+    /// Where a job's VM is. A VM that has just arrived is at its new host, also before its driver has recorded that.
+    pub fn host_of(&self, record: &JobRecord) -> Option<HostId> {
+        let moves = self.migrations_of(&vm_of(&record.job.id)).into_iter().rev();
+        let arrived = moves.take_while(|moved| moved.number > record.settled);
+        let mut arrived =
+            arrived.filter(|moved| moved.migration.state == MigrationState::Completed);
+        let to = arrived.next().map(|moved| moved.migration.to.clone());
+        to.or_else(|| record.job.host.clone())
+    }
+
     pub fn unfinished_migrations(&self) -> Vec<Arc<MigrationRecord>> {
         let inner = self.lock();
         let unfinished = inner.migrations.values().filter(|r| !r.migration.state.is_final());
@@ -560,6 +570,24 @@ mod tests {
             "number": number, "plan": null, "asked_source": true, "io_before": []
         }))
         .expect("a migration")
+    }
+
+    #[test]
+    fn a_vm_that_has_just_arrived_is_shown_at_its_new_host() {
+        let index = Index::default();
+        let id: JobId = "q-0001".parse().expect("a name");
+        let spec = crate::tests::spec(Access::Read);
+        let mut record = crate::jobs::new_record(id, spec);
+        record.job.vm = Some("q-0001".parse().expect("a name"));
+        record.job.host = Some("home1".parse().expect("a name"));
+        index.put_job(&record);
+        let host = |record: &JobRecord| index.host_of(record).expect("it has one").to_string();
+        assert_eq!(host(&record), "home1");
+        index.put_migration(&moved("q-0001", 1));
+        assert_eq!(host(&record), "cloud1", "its driver has not recorded that yet");
+        record.settled = 1;
+        record.job.host = Some("home2".parse().expect("a name"));
+        assert_eq!(host(&record), "home2", "the move is an old one");
     }
 
     /// How many of the moves that the planner learns from are of this tenant.

@@ -34,6 +34,7 @@ use crate::records::{
     volume_move_key,
 };
 use crate::store::SqliteStore;
+use crate::vms::exec::Watched;
 
 pub use capacity::{Counters, ERROR_BUCKETS, capacity, starts_at_once};
 pub use hosts::{HostLink, Hosts, Known};
@@ -70,6 +71,8 @@ pub struct Timing {
     pub cancel_deadline: Duration,
     /// How long a VM that has ended may take, started once more, to write its outputs.
     pub collect_deadline: Duration,
+    /// How long a program in a guest goes on about which nobody asks, if it is to end then.
+    pub exec_unwatched: Duration,
     /// How often the controller renews its own certificate. This also mends one that was made while the clock was wrong.
     pub own_renewal: Duration,
 }
@@ -88,6 +91,7 @@ impl Default for Timing {
             shadow: Duration::from_secs(3600),
             cancel_deadline: Duration::from_secs(300),
             collect_deadline: Duration::from_secs(1200),
+            exec_unwatched: Duration::from_secs(90),
             own_renewal: Duration::from_secs(3600),
         }
     }
@@ -180,6 +184,10 @@ pub struct Cluster {
     pub publish_ports: OnceLock<PublishPorts>,
     /// The controller's own TCP ports: of its API and its doors.
     pub own_ports: OnceLock<Vec<u16>>,
+    /// Where other machines call this controller, if they can.
+    pub own_url: OnceLock<String>,
+    /// Programs in guests that end when nobody asks about them any more.
+    pub watched: Watched,
     /// The program that runs jobs in guests whose image does not have it; not set: where it is installed.
     pub runner: OnceLock<PathBuf>,
     wanted: mpsc::UnboundedSender<Wanted>,
@@ -251,6 +259,8 @@ impl Cluster {
             keep_outputs_s: OnceLock::new(),
             publish_ports: OnceLock::new(),
             own_ports: OnceLock::new(),
+            own_url: OnceLock::new(),
+            watched: Watched::default(),
             runner: OnceLock::new(),
             wanted,
             lock: Mutex::new(Some(lock)),

@@ -13,6 +13,9 @@ use crate::records::{Ending, vm_of};
 
 pub(super) const CANCELLED: &str = "cancelled on request";
 
+/// Of a VM without a job.
+const DELETED: &str = "deleted on request";
+
 /// A person has stopped its VM.
 pub(super) const STOPPED: &str = "its VM was stopped on request";
 
@@ -26,7 +29,11 @@ pub(super) const CANCELLING: &str =
 impl Run {
     /// Why it is cancelled, in plain words.
     pub(super) fn why_cancelled(&self) -> &'static str {
-        if self.record.value.member.is_some() { ENDED_WITH_GANG } else { CANCELLED }
+        match &self.record.value {
+            record if record.member.is_some() => ENDED_WITH_GANG,
+            record if record.lasting.is_some() => DELETED,
+            _ => CANCELLED,
+        }
     }
 
     /// Whether its command has begun, so that there may be something to fetch. A VM without a job has no command.

@@ -43,7 +43,8 @@ impl Secure {
     }
 
     async fn token(&self, name: &str) -> JoinToken {
-        let made = crate::enrol::token(&self.supervisor.cluster, host(name), self.url.clone());
+        let made =
+            crate::enrol::token(&self.supervisor.cluster, host(name), Some(self.url.clone()));
         made.await.expect("a token")
     }
 
@@ -308,7 +309,7 @@ async fn a_controller_without_tls_gives_no_certificates() {
     let (cluster, home1) = (&supervisor.cluster, host("home1"));
     let key = NewKey::generate().expect("a key").public().to_hex();
     forbidden(crate::enrol::renew(cluster, &home1, &key).await);
-    forbidden(crate::enrol::token(cluster, home1, "https://127.0.0.1:1".to_owned()).await);
+    forbidden(crate::enrol::token(cluster, home1, Some("https://127.0.0.1:1".to_owned())).await);
     supervisor.stop().await;
 }
 
@@ -442,4 +443,39 @@ async fn what_an_operator_has_open_ends_with_the_certificate() {
     assert!(!local.is_finished(), "who needs no certificate loses none");
     local.abort();
     secure.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_token_for_a_host_has_the_controllers_own_address_unless_another_one_is_named() {
+    let secure = Secure::up().await;
+    let cluster = &secure.supervisor.cluster;
+    let asked = crate::enrol::token(cluster, host("home9"), None).await;
+    let problem = asked.expect_err("no other machine reaches it");
+    assert!(problem.next.contains("host token home9 --controller https://"), "{problem}");
+    cluster.own_url.get_or_init(|| "https://10.0.0.1:7000".to_owned());
+    let made = crate::enrol::token(cluster, host("home9"), None).await.expect("a token");
+    assert_eq!(made.controller_url, "https://10.0.0.1:7000");
+}
+
+#[test]
+fn the_controllers_own_address_is_its_name_or_one_that_other_machines_reach() {
+    let url = |listen: &[&str], names: &[&str]| {
+        let config = crate::Config {
+            state: "state".into(),
+            listen: listen.iter().map(|address| address.parse().expect("an address")).collect(),
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+            site: None,
+            insecure: false,
+            doors: crate::Doors::default(),
+            data: None,
+            keep_outputs_s: None,
+            publish_ports: Default::default(),
+        };
+        crate::own_url(&config).expect("this machine's addresses")
+    };
+    let unix = "unix:/run/c.sock";
+    assert_eq!(url(&[unix, "127.0.0.1:7000"], &[]), None);
+    let listen = [unix, "127.0.0.1:7000", "[fd00::1]:7000", "10.0.0.1:7000"];
+    assert_eq!(url(&listen, &[]).as_deref(), Some("https://10.0.0.1:7000"));
+    assert_eq!(url(&listen, &["c.example"]).as_deref(), Some("https://c.example:7000"));
 }

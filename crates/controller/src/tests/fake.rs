@@ -202,6 +202,8 @@ pub struct Inside {
     pub has_cloud_images: bool,
     /// What its guests' agents know.
     pub guest_file: GuestFile,
+    /// Programs that its guests' agents have started: processes of this machine.
+    pub programs: BTreeMap<u32, std::process::Child>,
     /// How many filesystems of a guest stand still.
     pub still: u64,
     /// They go on by themselves when an image is made.

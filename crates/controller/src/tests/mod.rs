@@ -7,6 +7,7 @@ mod confined;
 mod contents;
 mod copies;
 mod enrol;
+mod exec;
 mod fake;
 mod faults;
 mod gangs;
@@ -63,6 +64,7 @@ const TIMING: Timing = Timing {
     cancel_deadline: Duration::from_millis(50),
     // Some tests end VMs whose guests write no outputs, and wait for this. One that awaits outputs has `PATIENCE`.
     collect_deadline: Duration::from_secs(5),
+    exec_unwatched: Duration::from_secs(3600),
     own_renewal: Duration::from_secs(3600),
 };
 

@@ -1,10 +1,8 @@
-//! What qemu-guest-agent does in a VM that lives without a job: it runs programs, says the guest's addresses, and holds its
-//! filesystems while a snapshot is made. Whatever it answers is the guest's word.
+//! What qemu-guest-agent does in a VM that lives without a job: it says the guest's addresses, and holds its filesystems while a
+//! snapshot is made. Programs: [`super::exec`]. Whatever it answers is the guest's word.
 
-use base64::prelude::{BASE64_STANDARD, Engine as _};
-use perigee_model::guest_agent::{Card, ProgramStatus};
+use perigee_model::guest_agent::Card;
 use perigee_model::job::{ClusterImage, JobState};
-use perigee_model::lasting::{ExecBegun, ExecInVm, ExecStatus};
 use perigee_model::vm::AskGuestAgent;
 use perigee_model::volume::Snapshot;
 use perigee_model::{DiskRole, Problem, ProblemKind, VmId};
@@ -26,7 +24,7 @@ pub(super) async fn ask<T: DeserializeOwned>(
 ) -> Result<T, Problem> {
     // No other host is asked where it is: one that is slow would keep a guest's filesystems standing still.
     let known = jobs::of_vm(cluster, vm).filter(|record| record.vm_started);
-    let host = match known.and_then(|record| record.job.host.clone()) {
+    let host = match known.and_then(|record| cluster.index.host_of(&record)) {
         Some(host) => host,
         None => vms::host_of(cluster, vm).await?,
     };
@@ -50,44 +48,6 @@ pub(super) fn check_lasts(cluster: &Cluster, vm: &VmId) -> Result<(), Problem> {
             Err(Problem::conflict(format!("can't ask VM {vm}"), why))
         }
     }
-}
-
-/// Starts a program in the guest, as root.
-///
-/// # Errors
-/// `Unavailable` if no guest agent answers; `Conflict` with its words if it can't.
-pub async fn exec(cluster: &Cluster, vm: &VmId, wanted: ExecInVm) -> Result<ExecBegun, Problem> {
-    check_lasts(cluster, vm)?;
-    let Some((program, arguments)) = wanted.command.split_first() else {
-        return Err(Problem::invalid(format!("can't run it in VM {vm}"), "it names no program"));
-    };
-    let mut order = json!({"path": program, "arg": arguments, "capture-output": true});
-    if let Some(input) = &wanted.input_base64 {
-        order["input-data"] = json!(input);
-    }
-    ask(cluster, vm, "guest-exec", order).await
-}
-
-/// Of a program that was started. The guest agent forgets it when it has said that it ended.
-///
-/// # Errors
-/// As [`exec`].
-pub async fn exec_status(cluster: &Cluster, vm: &VmId, pid: u64) -> Result<ExecStatus, Problem> {
-    check_lasts(cluster, vm)?;
-    let said: ProgramStatus = ask(cluster, vm, "guest-exec-status", json!({"pid": pid})).await?;
-    let is_base64 = |text: &String| BASE64_STANDARD.decode(text).is_ok();
-    if !is_base64(&said.out_data) || !is_base64(&said.err_data) {
-        let what = format!("can't understand the guest agent of {vm}");
-        return Err(Problem::new(ProblemKind::Unsupported, what, "an output is no base64"));
-    }
-    Ok(ExecStatus {
-        exited: said.exited,
-        exit_code: said.exitcode,
-        signal: said.signal,
-        stdout_base64: said.out_data,
-        stderr_base64: said.err_data,
-        truncated: said.out_truncated || said.err_truncated,
-    })
 }
 
 /// The addresses that the guest says it has, without those of its loopback; none if no guest agent answers.

@@ -15,7 +15,7 @@ use super::live;
 use crate::accounts::hold_volume;
 use crate::cluster::Cluster;
 use crate::records::{JobIntent, JobRecord, job_intent_key};
-use crate::{catalog, cleaner, images, jobs, networks, vms};
+use crate::{catalog, cleaner, images, jobs, networks, user_data, vms};
 
 /// Makes a VM. Unless it is to be stopped at first, it starts as soon as a host has room.
 ///
@@ -41,6 +41,7 @@ pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result
     spec.check_vm(&what())?;
     networks::check(cluster, &spec).await?;
     new.cloud_init.check(&what())?;
+    new.cloud_init.user_data.as_deref().map(user_data::check).transpose()?;
     let needs = Running { vms: 1, cpus: spec.cpus, memory_bytes: spec.memory_bytes };
     if let Some(why) = cluster.accounts.quota_of(name.as_str()).lacks(Running::default(), needs) {
         return Err(

@@ -334,9 +334,10 @@ async fn until(
 async fn in_guest(cluster: &Cluster, vm: &VmId, script: &str) -> Option<String> {
     let command = ["/bin/sh", "-c", script].map(str::to_owned).to_vec();
     let ended = async {
-        let begun = vms::guest::exec(cluster, vm, ExecInVm { command, input_base64: None }).await?;
+        let wanted = ExecInVm { command, ..ExecInVm::default() };
+        let begun = vms::exec::start(cluster, vm, wanted).await?;
         loop {
-            let status = vms::guest::exec_status(cluster, vm, begun.pid).await?;
+            let status = vms::exec::status(cluster, vm, begun.pid).await?;
             if status.exited {
                 return Ok::<_, Problem>(status);
             }

@@ -86,6 +86,10 @@ fn an_ssh_key_is_kept_without_its_comment() {
     for bad in
         ["", "ssh-ed25519", "ssh-dss AAAA", "ssh-ed25519 BBBB", "ssh-rsa AAAA", "ssh-ed25519 AAAA!"]
     {
-        assert_eq!(SshKey::new(name.clone(), bad), Err(BadSshKey), "{bad:?}");
+        assert_eq!(SshKey::new(name.clone(), bad), Err(BadSshKey::Other), "{bad:?}");
     }
+    let private = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3Blb\n";
+    let refused = SshKey::new(name, private).expect_err("a private key");
+    assert_eq!(refused, BadSshKey::Secret(crate::secret::Secret::PrivateKey));
+    assert!(!refused.to_string().contains("b3Blb"));
 }

@@ -51,6 +51,43 @@ async fn get_within<T: DeserializeOwned>(
     }
 }
 
+/// Waits for work that goes on without the command. Ctrl-C ends only the waiting: then `goes_on` is said, and there is no result.
+///
+/// # Errors
+/// As the work.
+pub async fn until_interrupted<T>(
+    waiting: impl Future<Output = Result<T, Problem>>,
+    goes_on: &str,
+) -> Result<Option<T>, Problem> {
+    tokio::select! {
+        ended = waiting => ended.map(Some),
+        _ = tokio::signal::ctrl_c() => {
+            // The terminal shows `^C` where the cursor is.
+            let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
+            output::note(&format!("{}{goes_on}", if is_terminal { "\n" } else { "" }));
+            Ok(None)
+        }
+    }
+}
+
+/// What was said last of something that is looked at again and again, so that nothing is said twice.
+#[derive(Debug, Default)]
+pub struct Said(String);
+
+impl Said {
+    /// Whether a text says something else than the last one. A number that has changed, as in `has not answered for 31 s`, is nothing
+    /// new.
+    pub fn is_news(&mut self, text: &str) -> bool {
+        let words: String = text.chars().filter(|c| !c.is_ascii_digit()).collect();
+        let is_news = words != self.0;
+        self.0 = words;
+        is_news
+    }
+}
+
+/// The exit code of a command that Ctrl-C has ended, as a shell reports it.
+pub const INTERRUPTED: u8 = 128 + 2;
+
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -66,6 +103,15 @@ mod tests {
 
     fn client(address: &str) -> Client {
         Client::new(&format!("http://{address}"), Duration::from_secs(60)).expect("a client")
+    }
+
+    #[test]
+    fn a_text_whose_seconds_alone_have_changed_is_not_said_again() {
+        let mut said = Said::default();
+        let texts =
+            ["running", "host a has not answered for 9 s", "host a has not answered for 10 s"];
+        assert_eq!(texts.map(|text| said.is_news(text)), [true, true, false]);
+        assert!(said.is_news("running") && !said.is_news("running"));
     }
 
     #[tokio::test]

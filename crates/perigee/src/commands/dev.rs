@@ -27,6 +27,8 @@ use crate::output;
 /// The host, and its site.
 const NAME: &str = "dev";
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+/// As in the documents.
+const SFTP_PORT: u16 = 7022;
 /// How long the start may take. A new machine boots a kernel once to find out whether KVM works.
 const START_MAX: Duration = Duration::from_secs(180);
 /// How long the end of the jobs and VMs may take, and how long the guest of a VM without a job may take to power off.
@@ -45,7 +47,7 @@ pub struct Options {
     dir: Option<PathBuf>,
     /// The kernel to boot for a test of KVM [default: the newest in /boot]
     #[arg(long, value_name = "FILE")]
-    kernel: Option<PathBuf>,
+    probe_kernel: Option<PathBuf>,
 }
 
 /// Runs until Ctrl-C or SIGTERM.
@@ -81,11 +83,12 @@ pub async fn run(options: Options, context: &Context) -> Result<(), Problem> {
     }
     let mut stop = perigee_http::stopped()?;
     let client = Client::new(&address, ANSWER_MAX)?;
-    let mut daemons = Daemons::start(&dir, api, options.kernel)?;
+    let sftp = sftp_address();
+    let mut daemons = Daemons::start(&dir, api, options.probe_kernel, &sftp)?;
     let ended = tokio::select! {
         biased;
         problem = daemons.one_ends() => Err(problem),
-        started = say_when_up(&client, &dir) => match started {
+        started = say_when_up(&client, &dir, &sftp) => match started {
             Err(problem) => Err(problem),
             Ok(()) => tokio::select! {
                 biased;
@@ -113,6 +116,12 @@ pub async fn run(options: Options, context: &Context) -> Result<(), Problem> {
         output::note("VMs may go on; `perigee dev` finds them again, and stops them at its end");
     }
     ended
+}
+
+/// Where files are served over SFTP: always at the same port, where that is free, because clients remember its key.
+fn sftp_address() -> String {
+    let is_free = std::net::TcpListener::bind((LOCAL, SFTP_PORT)).is_ok();
+    format!("{LOCAL}:{}", if is_free { SFTP_PORT } else { unused_port() })
 }
 
 /// Whether the agent has not ended all of its VMs.
@@ -149,7 +158,12 @@ struct Daemons {
 }
 
 impl Daemons {
-    fn start(dir: &Path, api: Listen, kernel: Option<PathBuf>) -> Result<Self, Problem> {
+    fn start(
+        dir: &Path,
+        api: Listen,
+        probe_kernel: Option<PathBuf>,
+        sftp: &str,
+    ) -> Result<Self, Problem> {
         let host = HostId::new(NAME).map_err(|e| Problem::internal("perigee dev", e))?;
         let site = SiteId::new(NAME).map_err(|e| Problem::internal("perigee dev", e))?;
         perigee_http::prepare_daemon();
@@ -169,7 +183,7 @@ impl Daemons {
             names: Vec::new(),
             site: Some(site.clone()),
             insecure: false,
-            doors: perigee_controller::Doors::default(),
+            doors: perigee_controller::Doors { sftp: Some(sftp.to_owned()) },
             data: None,
         };
         let volumes = perigee_volume::Config {
@@ -198,7 +212,7 @@ impl Daemons {
             nbd_addr: at_nbd,
             agent_url: format!("https://{at_agent}"),
             controller: Some(format!("https://{at_controller}")),
-            probe_kernel: kernel,
+            probe_kernel,
             boot_id: PathBuf::from(perigee_http::BOOT_ID),
             network,
         };
@@ -251,7 +265,7 @@ impl Daemons {
 }
 
 /// Waits until the host is up, and says how to go on.
-async fn say_when_up(client: &Client, dir: &Path) -> Result<(), Problem> {
+async fn say_when_up(client: &Client, dir: &Path, sftp: &str) -> Result<(), Problem> {
     let deadline = Instant::now() + START_MAX;
     loop {
         let why = match client.get::<Vec<Host>>("/v1/hosts").await {
@@ -277,6 +291,11 @@ async fn say_when_up(client: &Client, dir: &Path) -> Result<(), Problem> {
         );
     }
     output::text("    perigee job submit --wait examples/hello.yaml");
+    if let Some((host, port)) = sftp.rsplit_once(':') {
+        output::text("Files, after `perigee user add default/me --role member` and");
+        output::text("`perigee user key add mine ~/.ssh/id_ed25519.pub --user default/me`:");
+        output::text(&format!("    sftp -P {port} me@{host}"));
+    }
     output::text(
         "Ctrl-C ends it, with its jobs and all VMs. Images, volumes and the disks of VMs stay.",
     );

@@ -11,7 +11,7 @@ use perigee_model::{HostId, Problem, SiteId};
 
 use crate::Context;
 use crate::commands::network::IDENTITY_DIR;
-use crate::commands::{api, controller_client, join};
+use crate::commands::{controller_client, join, login};
 use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]
@@ -28,7 +28,8 @@ pub enum HostVerb {
     Token {
         /// The name that the host gets
         host: HostId,
-        /// Where the host reaches the controller [default: --api, if that is https]
+        /// Where the host reaches the controller [default: where you do, if that is https, else the first name or address that the
+        /// controller has]
         #[arg(long, value_name = "URL")]
         controller: Option<String>,
     },
@@ -143,9 +144,19 @@ pub async fn run(verb: HostVerb, context: &Context) -> Result<(), Problem> {
             join::join(token, &identity, address).await
         }
         HostVerb::Token { host, controller } => {
-            let controller_url = controller.unwrap_or_else(|| api(context));
+            let is_named = controller.is_some();
+            let controller_url = match controller {
+                None => login::https_url(context)?,
+                named => named,
+            };
             let (path, ask) = (format!("/v1/hosts/{host}/token"), NewToken { controller_url });
             let made: MadeToken = client()?.post(&path, &ask).await?;
+            if let (false, Ok(token)) = (is_named, made.token.parse::<JoinToken>()) {
+                let url = token.controller_url;
+                output::note(&format!(
+                    "the host will look for the controller at {url}; if it is reached elsewhere: perigee host token {host} --controller URL"
+                ));
+            }
             output::text(&made.token);
             Ok(())
         }

@@ -1,5 +1,6 @@
 //! `perigee job`
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,11 +13,12 @@ use perigee_model::job_file::{self, JobFile};
 use perigee_model::plan::{Decision, Part, Plan, PlanOption};
 use perigee_model::units::format_bytes;
 use perigee_model::volume::IoStats;
-use perigee_model::{HostId, JobId, Problem, SiteId};
+use perigee_model::{HostId, JobId, Problem, ProblemKind, SiteId};
 
 use crate::Context;
+use crate::commands::asking::{self, Said};
 use crate::commands::inputs::{Reach, upload};
-use crate::commands::{asking, controller_client, moving, moving_jobs};
+use crate::commands::{controller_client, moving, moving_jobs};
 use crate::output::{self, Column, Format};
 use crate::terminal;
 
@@ -24,9 +26,9 @@ use crate::terminal;
 pub enum Verb {
     /// Submit a job file
     Submit {
-        /// The job file: YAML, as the README shows
+        /// The job file: YAML, as the README shows. `-` reads it from standard input; its inputs are then relative to this directory
         file: PathBuf,
-        /// Wait until the job has ended; the exit code is then the job's
+        /// Wait until the job has ended; the exit code is then the job's. Ctrl-C ends only the waiting
         #[arg(long, short)]
         wait: bool,
         /// Let the job file name inputs that are not below its own directory
@@ -37,7 +39,7 @@ pub enum Verb {
     ///
     /// Exit code 0: nothing would move; 1: something would move; 255: error.
     Plan {
-        /// The job file
+        /// The job file; `-` reads it from standard input
         file: PathBuf,
     },
     /// List jobs
@@ -298,7 +300,16 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The name of a job whose file comes from standard input and names none.
+const STDIN_NAME: &str = "stdin";
+
 fn read_job_file(file: &Path) -> Result<JobFile, Problem> {
+    if file == Path::new("-") {
+        let mut text = String::new();
+        let read = std::io::stdin().take(DOCUMENT_BYTES_READ).read_to_string(&mut text);
+        read.map_err(|e| Problem::invalid("can't read the job file from standard input", e))?;
+        return job_file::parse(&text, STDIN_NAME);
+    }
     let text = std::fs::read_to_string(file).map_err(|e| {
         let what = format!("can't read the job file {}", file.display());
         match e.kind() {
@@ -308,6 +319,9 @@ fn read_job_file(file: &Path) -> Result<JobFile, Problem> {
     })?;
     job_file::parse(&text, &file.display().to_string())
 }
+
+/// More than a job file may have, so that a longer one is refused and not cut.
+const DOCUMENT_BYTES_READ: u64 = 2 << 20;
 
 async fn plan(file: &Path, context: &Context) -> Result<ExitCode, Problem> {
     let job = read_job_file(file)?;
@@ -355,7 +369,13 @@ async fn submit(
         output::one(context.format, &job, JOB)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let job = follow(&client, &job.id).await?;
+    let id = &job.id;
+    let goes_on = format!(
+        "the job goes on; `perigee job status {id}` shows it, `perigee job cancel {id}` ends it"
+    );
+    let Some(job) = asking::until_interrupted(follow(&client, id), &goes_on).await? else {
+        return Ok(ExitCode::from(asking::INTERRUPTED));
+    };
     output::one(context.format, &job, JOB)?;
     Ok(match job.state {
         JobState::Succeeded => ExitCode::SUCCESS,
@@ -368,7 +388,7 @@ async fn submit(
 /// Shows a job's state and progress until the job has ended.
 async fn follow(client: &Client, id: &JobId) -> Result<Job, Problem> {
     let bar = output::progress_bar(id, "{pos}/{len} {msg}");
-    let mut said = String::new();
+    let mut said = Said::default();
     let goes_on = format!("the job goes on; `perigee job status {id}` shows it");
     loop {
         let job: Job = asking::get(client, &format!("/v1/jobs/{id}"), &goes_on).await?;
@@ -381,10 +401,9 @@ async fn follow(client: &Client, id: &JobId) -> Result<Job, Problem> {
         let state = output::word(&job.state);
         bar.set_message(terminal::for_stderr(&format!("{state} on {host} {label} {}", job.reason)));
         bar.tick();
-        if bar.is_hidden() && said != format!("{state}{}", job.reason) {
+        if bar.is_hidden() && said.is_news(&format!("{state}{}", job.reason)) {
             let colon = if job.reason.is_empty() { "" } else { ": " };
             output::note(&format!("{id} {state} on {host}{colon}{}", job.reason));
-            said = format!("{state}{}", job.reason);
         }
         if job.state.is_final() {
             bar.finish_and_clear();
@@ -542,13 +561,14 @@ fn print_measured(decision: &Decision) {
 
 async fn fetch_output(client: &Client, id: &JobId, to: Option<PathBuf>) -> Result<(), Problem> {
     let mut response = client.get_response(&format!("/v1/jobs/{id}/output")).await?;
-    let internal =
-        |e: std::io::Error| Problem::internal(format!("can't fetch the output of {id}"), e);
+    let internal = |e: std::io::Error| {
+        Problem::of_io(ProblemKind::Internal, format!("can't fetch the output of {id}"), &e)
+    };
     let to_stdout = to.as_deref() == Some(Path::new("-"));
     let to = to.unwrap_or_else(|| PathBuf::from(id.as_str()));
     let unpack = |e: std::io::Error| {
-        Problem::conflict(format!("can't unpack the output of {id} into {}", to.display()), e)
-            .next("name another directory with --to")
+        let what = format!("can't unpack the output of {id} into {}", to.display());
+        Problem::of_io(ProblemKind::Conflict, what, &e).next("name another directory with --to")
     };
     // Where the files are to be there is room, and `/tmp` may be memory.
     let mut scratch = match to_stdout {

@@ -123,7 +123,7 @@ pub struct Shape {
     loss: u32,
     /// The kernel to boot for a test of KVM [default: the newest in /boot]
     #[arg(long, value_name = "FILE")]
-    kernel: Option<PathBuf>,
+    probe_kernel: Option<PathBuf>,
     /// Encrypt nothing between the hosts, to see what encryption costs
     #[arg(long)]
     insecure: bool,
@@ -143,7 +143,7 @@ impl Shape {
             Some(file) => lab_file::read(file, id, settings)?,
             None => Definition::new(id, Definition::default_sites(), settings),
         };
-        definition.probe_kernel = self.kernel;
+        definition.probe_kernel = self.probe_kernel;
         definition.insecure = self.insecure;
         Ok((definition, Options { base: self.base.base, ..Options::new()? }))
     }

@@ -3,8 +3,9 @@
 //! Each command waits until what it asked for has come true; Ctrl-C ends only the wait.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use perigee_controller::user_data;
 use perigee_http::Client;
 use perigee_model::job::{Start, Vm};
 use perigee_model::lasting::{CloudInit, NewVm, NewVmVolume, StopVm, VmState};
@@ -13,11 +14,14 @@ use perigee_model::units::parse_bytes;
 use perigee_model::vm::{Cpu, Firmware, Hardware, NetworkKind};
 use perigee_model::{HostId, ImageName, Problem, ProblemKind, SiteId, VmId};
 
-use crate::commands::asking;
+use crate::commands::asking::{self, Said};
+use crate::commands::public_keys;
 use crate::output;
 use crate::terminal;
 
 const LOOK_EVERY: Duration = Duration::from_millis(300);
+/// How long a command waits for a VM whose state and reason stay the same.
+const NO_CHANGE_MAX: Duration = Duration::from_secs(15 * 60);
 
 #[derive(Debug, clap::Args)]
 pub struct Create {
@@ -67,7 +71,7 @@ pub struct Create {
     /// A file with public SSH keys of the guest's first user; may be given several times
     #[arg(long = "ssh-key", value_name = "FILE")]
     ssh_keys: Vec<PathBuf>,
-    /// A file with user-data for cloud-init
+    /// A file with user-data for cloud-init, which may be compressed with gzip
     #[arg(long, value_name = "FILE")]
     user_data: Option<PathBuf>,
     /// Run it at this host and no other
@@ -103,22 +107,16 @@ fn volume(text: &str) -> Result<NewVmVolume, String> {
     Ok(made)
 }
 
-fn read(file: &Path) -> Result<String, Problem> {
+fn read(file: &Path) -> Result<Vec<u8>, Problem> {
     let what = || format!("can't read {}", file.display());
-    let bytes = std::fs::read(file).map_err(|e| match e.kind() {
+    std::fs::read(file).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Problem::not_found(what(), "there is no such file"),
         _ => Problem::invalid(what(), e),
-    })?;
-    String::from_utf8(bytes).map_err(|_| Problem::invalid(what(), "it is no text"))
+    })
 }
 
-/// The keys of a public key file, without comments and empty lines.
-fn keys(text: &str) -> impl Iterator<Item = String> {
-    let lines = text.lines().map(str::trim);
-    lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned)
-}
-
-pub async fn create(client: &Client, ask: Create) -> Result<Vm, Problem> {
+/// What is asked for. Faults in it are found before anything is sent.
+pub fn wanted(ask: Create) -> Result<NewVm, Problem> {
     let start = match (ask.host, ask.site) {
         (Some(host), _) => Start::Host(host),
         (None, Some(site)) => Start::Site(site),
@@ -126,10 +124,15 @@ pub async fn create(client: &Client, ask: Create) -> Result<Vm, Problem> {
     };
     let mut cloud_init = CloudInit { user: ask.user, ..CloudInit::default() };
     for file in &ask.ssh_keys {
-        cloud_init.ssh_keys.extend(keys(&read(file)?));
+        cloud_init.ssh_keys.extend(public_keys::read(file)?);
     }
-    cloud_init.user_data = ask.user_data.as_deref().map(read).transpose()?;
-    let new = NewVm {
+    if let Some(file) = &ask.user_data {
+        let text = user_data::text_of(&read(file)?)?;
+        user_data::check(&text)?;
+        cloud_init.user_data = Some(text);
+    }
+    cloud_init.check(&format!("can't make VM {}", ask.name))?;
+    Ok(NewVm {
         name: ask.name,
         image: ask.image,
         cpus: ask.cpus,
@@ -144,9 +147,12 @@ pub async fn create(client: &Client, ask: Create) -> Result<Vm, Problem> {
         cloud_init,
         firmware: ask.firmware,
         hardware: Hardware { vnc: ask.vnc, tpm: ask.tpm, cpu: ask.cpu },
-    };
-    let made: Vm = client.post("/v1/vms", &new).await?;
-    if ask.stopped { Ok(made) } else { until_it_runs(client, &made.id).await }
+    })
+}
+
+pub async fn create(client: &Client, new: &NewVm) -> Result<Vm, Problem> {
+    let made: Vm = client.post("/v1/vms", new).await?;
+    if new.stopped { Ok(made) } else { until_it_runs(client, &made.id).await }
 }
 
 pub async fn start(client: &Client, vm: &VmId) -> Result<Vm, Problem> {
@@ -243,13 +249,13 @@ async fn follow(
     mut is_over: impl FnMut(&Vm) -> Option<Result<(), String>>,
 ) -> Result<Vm, Problem> {
     let bar = output::progress_bar(vm, "{msg}");
-    let mut said = String::new();
+    let (mut said, mut changed) = (Said::default(), Instant::now());
     let goes_on = format!("it goes on; `perigee vm info {vm}` shows how far it is");
     let looking = async {
         loop {
             let shown: Vm = asking::get(client, &format!("/v1/vms/{vm}"), &goes_on).await?;
             match is_over(&shown) {
-                Some(Ok(())) => return Ok(Some(shown)),
+                Some(Ok(())) => return Ok(shown),
                 Some(Err(why)) => return Err(Problem::conflict(format!("can't {what}"), why)),
                 None => {}
             }
@@ -257,24 +263,25 @@ async fn follow(
             let now = format!("{}{colon}{}", output::word(&shown.status), shown.reason);
             bar.set_message(terminal::for_stderr(&now));
             bar.tick();
-            if bar.is_hidden() && said != now {
-                output::note(&format!("{vm} {now}"));
-                said = now;
+            if said.is_news(&now) {
+                changed = Instant::now();
+                if bar.is_hidden() {
+                    output::note(&format!("{vm} {now}"));
+                }
+            }
+            if changed.elapsed() >= NO_CHANGE_MAX {
+                let minutes = NO_CHANGE_MAX.as_secs() / 60;
+                let why = format!("it is {now}, and nothing has changed for {minutes} minutes");
+                return Err(Problem::unavailable(format!("can't {what}"), why).next(&goes_on));
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
     };
-    let found = tokio::select! {
-        found = looking => found,
-        _ = tokio::signal::ctrl_c() => Ok(None),
-    };
+    let found = asking::until_interrupted(looking, &goes_on).await;
     bar.finish_and_clear();
     match found? {
         Some(shown) => Ok(shown),
-        None => {
-            output::note(&goes_on);
-            client.get(&format!("/v1/vms/{vm}")).await
-        }
+        None => client.get(&format!("/v1/vms/{vm}")).await,
     }
 }
 

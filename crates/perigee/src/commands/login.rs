@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use perigee_http::{Client, read_private, write_private};
 use perigee_model::Problem;
+use perigee_model::secret::Secret;
 use perigee_model::tenant::Me;
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +39,11 @@ pub struct Kept {
 }
 
 impl Kept {
+    /// Of the controller.
+    pub fn url(&self) -> &str {
+        &self.controller
+    }
+
     /// A client of the controller that sends the token.
     pub fn client(&self, wait: Duration) -> Result<Client, Problem> {
         Client::to_enrol(&self.controller, &self.fingerprint, wait)?.with_token(&self.token)
@@ -76,14 +82,22 @@ pub fn kept(context: &Context) -> Result<Option<Kept>, Problem> {
     Ok(is_meant.then_some(kept))
 }
 
-/// The address that other machines reach the controller at, as far as this one knows it.
-pub fn controller_url(context: &Context) -> Result<String, Problem> {
+/// The address at which this machine reaches the controller, if other machines may reach it there too.
+pub fn https_url(context: &Context) -> Result<Option<String>, Problem> {
     let kept = kept(context)?.map(|kept| kept.controller);
-    let known = kept.or_else(|| context.api.clone()).filter(|url| url.starts_with("https://"));
-    Ok(known.unwrap_or_else(|| "https://HOST:PORT".to_owned()))
+    Ok(kept.or_else(|| context.api.clone()).filter(|url| url.starts_with("https://")))
 }
 
 pub async fn login(ask: Login, context: &Context) -> Result<(), Problem> {
+    if let Some(secret) =
+        [&ask.controller, &ask.fingerprint].into_iter().find_map(|text| Secret::of(text))
+    {
+        let why = format!(
+            "{secret} stands among the arguments, where other users of this machine see it"
+        );
+        return Err(Problem::invalid("can't log in", why)
+            .next("give it on standard input: perigee login URL --fingerprint HEX < FILE; and revoke it if others may have seen it"));
+    }
     let mut token = String::new();
     if std::io::IsTerminal::is_terminal(&std::io::stdin()) {
         output::note("paste the token, and press Enter and Ctrl-D");

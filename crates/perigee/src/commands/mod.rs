@@ -30,6 +30,7 @@ pub mod nbd_clients;
 pub mod network;
 pub mod planner;
 pub mod pool;
+mod public_keys;
 pub mod remotes;
 mod replicas;
 pub mod soak;
@@ -47,6 +48,8 @@ pub mod wan;
 use std::path::Path;
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::unistd::AccessFlags;
 use perigee_http::{Client, Expected, Identity, Network, PeerIdentity};
 use perigee_model::Problem;
 use perigee_volume::Offline;
@@ -62,26 +65,46 @@ pub fn controller_client(context: &Context) -> Result<Client, Problem> {
 /// For a request whose answer may take this long.
 pub fn controller_client_within(context: &Context, wait: Duration) -> Result<Client, Problem> {
     if let Some(kept) = login::kept(context)? {
-        return Ok(kept.client(wait)?.hint(NO_CONTROLLER));
+        let hint = format!(
+            "you are logged in at {}: ask whoever runs it whether it is up, or log out (perigee logout) to use another one",
+            kept.url()
+        );
+        return Ok(kept.client(wait)?.hint(hint));
     }
     let api = api(context);
-    if let Some(path) = api.strip_prefix("unix:")
-        && !Path::new(path).exists()
-    {
-        return Err(Problem::unavailable(
-            "can't reach the controller",
-            format!("the socket {path} does not exist"),
-        )
-        .next(NO_CONTROLLER));
+    if let Some(path) = api.strip_prefix("unix:") {
+        check_socket(path)?;
     }
     if api.starts_with("https://") {
         let network = Network::Tls(Identity::load(&context.operator).map_err(|problem| {
             problem.next("log in with a token: perigee login; or make a certificate at the controller: perigee controller operator DIR, and name it with --operator")
         })?);
         let expected = Expected::Identity(PeerIdentity::Controller);
-        return Ok(network.client(&api, expected, wait)?.hint(NO_CONTROLLER));
+        let hint = format!(
+            "check that the controller runs and listens at {api}, or name another one with --api or PERIGEE_API"
+        );
+        return Ok(network.client(&api, expected, wait)?.hint(hint));
     }
     Ok(Client::new(&api, wait)?.hint(NO_CONTROLLER))
+}
+
+/// Whether this user may use the controller's socket.
+fn check_socket(path: &str) -> Result<(), Problem> {
+    let what = "can't reach the controller";
+    match nix::unistd::access(path, AccessFlags::W_OK) {
+        Err(Errno::ENOENT) => {
+            let why = format!("the socket {path} does not exist");
+            Err(Problem::unavailable(what, why).next(NO_CONTROLLER))
+        }
+        Err(Errno::EACCES) => {
+            let why = format!("this user may not use the socket {path}");
+            Err(Problem::forbidden(what, why).next(
+                "log in with a token that an admin has made for you (perigee login), or be root or the controller's own user",
+            ))
+        }
+        // Whoever connects is told the rest.
+        _ => Ok(()),
+    }
 }
 
 /// The controller's address for those who have not logged in.

@@ -124,13 +124,9 @@ pub async fn begin(
     if !migration.mode_reason.is_empty() {
         output::note(&format!("{}: {}", migration.id, migration.mode_reason));
     }
-    let ended = tokio::select! {
-        ended = watch(client, &migration.id, vm) => ended?,
-        _ = tokio::signal::ctrl_c() => {
-            output::note(&format!("the migration continues; `perigee vm move {vm} --cancel` cancels it"));
-            return Ok(());
-        }
-    };
+    let goes_on = format!("the migration goes on; `perigee vm move {vm} --cancel` cancels it");
+    let watching = watch(client, &migration.id, vm);
+    let Some(ended) = asking::until_interrupted(watching, &goes_on).await? else { return Ok(()) };
     output::one(format, &ended, MIGRATION)?;
     is_there(&ended)?;
     match ask.volumes {

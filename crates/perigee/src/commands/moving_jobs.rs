@@ -7,7 +7,7 @@ use perigee_model::gang::moving::GangMove;
 use perigee_model::job::{Job, JobMoveAsked, MoveJob};
 use perigee_model::{JobId, Problem};
 
-use crate::commands::asking;
+use crate::commands::asking::{self, Said};
 use crate::output;
 use crate::terminal;
 
@@ -33,13 +33,9 @@ pub fn summary(of: &GangMove) -> String {
 /// `Conflict` if the VMs are where they were.
 pub async fn begin(client: &Client, job: &JobId, ask: &MoveJob) -> Result<(), Problem> {
     let asked: JobMoveAsked = client.post(&format!("/v1/jobs/{job}/move"), ask).await?;
-    let over = tokio::select! {
-        over = watch(client, job, Some(asked.request)) => over?,
-        _ = tokio::signal::ctrl_c() => {
-            output::note(&format!("the move goes on; `perigee job move {job} --cancel` calls it off"));
-            return Ok(());
-        }
-    };
+    let goes_on = format!("the move goes on; `perigee job move {job} --cancel` calls it off");
+    let watching = watch(client, job, Some(asked.request));
+    let Some(over) = asking::until_interrupted(watching, &goes_on).await? else { return Ok(()) };
     if over.is_undone() {
         let problem = Problem::conflict(format!("can't move job {job}"), &over.undone);
         return Err(problem
@@ -64,7 +60,7 @@ pub async fn cancel(client: &Client, job: &JobId) -> Result<(), Problem> {
 /// Waits until the move of this request is over; without one, until none is under way.
 async fn watch(client: &Client, job: &JobId, request: Option<u64>) -> Result<GangMove, Problem> {
     let goes_on = format!("the move goes on; `perigee job status {job}` shows it");
-    let mut said = String::new();
+    let mut said = Said::default();
     loop {
         let found: Job = asking::get(client, &format!("/v1/jobs/{job}"), &goes_on).await?;
         let is_it = |of: &GangMove| request.is_none_or(|request| of.asked >= Some(request));
@@ -74,9 +70,8 @@ async fn watch(client: &Client, job: &JobId, request: Option<u64>) -> Result<Gan
         if found.state.is_final() {
             return Err(Problem::conflict(format!("can't move job {job}"), "it has ended"));
         }
-        if said != found.reason && !found.reason.is_empty() {
+        if !found.reason.is_empty() && said.is_news(&found.reason) {
             output::note(&terminal::for_stderr(&format!("{job}: {}", found.reason)));
-            said.clone_from(&found.reason);
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }

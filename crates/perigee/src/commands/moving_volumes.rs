@@ -61,13 +61,11 @@ pub async fn begin(
     format: Format,
 ) -> Result<(), Problem> {
     let asked: VolumeMove = client.post(&format!("/v1/volumes/{volume}/move"), ask).await?;
-    let ended = tokio::select! {
-        ended = watch(client, &asked) => ended?,
-        _ = tokio::signal::ctrl_c() => {
-            output::note(&format!("the move continues; `perigee volume info {volume}` shows how far it is"));
-            return Ok(());
-        }
-    };
+    let goes_on = format!(
+        "the move goes on; `perigee volume info {volume}` shows how far it is, `perigee volume move {volume} --cancel` calls it off"
+    );
+    let watching = watch(client, &asked);
+    let Some(ended) = asking::until_interrupted(watching, &goes_on).await? else { return Ok(()) };
     output::one(format, &ended, MOVE)?;
     is_there(&ended)
 }
@@ -96,19 +94,16 @@ pub async fn cancel(client: &Client, volume: &VolumeName, format: Format) -> Res
 /// # Errors
 /// When a volume stays behind.
 pub async fn follow(client: &Client, vm: &VmId, to: &HostId) -> Result<(), Problem> {
-    tokio::select! {
-        done = watch_following(client, vm, to) => done,
-        _ = tokio::signal::ctrl_c() => {
-            output::note(&format!("the volumes continue to follow; `perigee vm info {vm}` shows how far they are"));
-            Ok(())
-        }
-    }
+    let watching = watch_following(client, vm, to);
+    asking::until_interrupted(watching, &follow_on(vm)).await.map(drop)
+}
+
+fn follow_on(vm: &VmId) -> String {
+    format!("the volumes go on following; `perigee vm info {vm}` shows how far they are")
 }
 
 async fn get_vm(client: &Client, vm: &VmId) -> Result<Vm, Problem> {
-    let goes_on =
-        format!("the volumes continue to follow; `perigee vm info {vm}` shows how far they are");
-    asking::get(client, &format!("/v1/vms/{vm}"), &goes_on).await
+    asking::get(client, &format!("/v1/vms/{vm}"), &follow_on(vm)).await
 }
 
 /// Waits until no volume follows the VM any more, and shows where they are.

@@ -1,9 +1,10 @@
 //! `perigee user`, `perigee token`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use perigee_http::Client;
+use perigee_model::secret::{Secret, id_of_token};
 use perigee_model::tenant::{
     AccessToken, MadeAccessToken, NewAccessToken, NewUser, Role, SshKey, User,
 };
@@ -11,7 +12,7 @@ use perigee_model::units::parse_duration;
 use perigee_model::{Problem, TenantName, UserName};
 
 use crate::Context;
-use crate::commands::{controller_client, login};
+use crate::commands::{controller_client, login, public_keys};
 use crate::output::{self, Column};
 
 /// `TENANT/USER`
@@ -129,7 +130,7 @@ pub enum TokenVerb {
     },
     /// Revoke a token
     Revoke {
-        /// The token's id, as `perigee token list` shows it
+        /// The token's id, as `perigee token list` shows it, or the token itself
         id: String,
         /// `TENANT/USER` [default: yourself]
         #[arg(long)]
@@ -152,6 +153,18 @@ const TOKENS: &[Column<AccessToken>] = &[
     ("expires", |t| output::time(t.expires_ms)),
 ];
 
+/// The key of a file that has one.
+fn public_key(name: UserName, file: &Path) -> Result<SshKey, Problem> {
+    let what = || format!("can't use {} as a public key", file.display());
+    match public_keys::read(file)?.as_slice() {
+        [line] => SshKey::new(name, line).map_err(|e| Problem::invalid(what(), e)),
+        lines => {
+            let why = format!("it has {} keys, and a name is for one", lines.len());
+            Err(Problem::invalid(what(), why).next("put each into a file of its own"))
+        }
+    }
+}
+
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     let client = controller_client(context)?;
     match verb {
@@ -171,10 +184,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
 async fn run_key(verb: KeyVerb, client: &Client, context: &Context) -> Result<(), Problem> {
     match verb {
         KeyVerb::Add { name, file, user } => {
-            let line = std::fs::read_to_string(&file)
-                .map_err(|e| Problem::invalid(format!("can't read {}", file.display()), e))?;
-            let key = SshKey::new(name, &line)
-                .map_err(|e| Problem::invalid(format!("can't use {}", file.display()), e))?;
+            let key = public_key(name, &file)?;
             let user = UserPath::or_me(user, client).await?;
             let changed: User = client.put(&format!("{}/keys", user.url()), &key).await?;
             output::list(context.format, &changed.keys, KEYS)
@@ -191,6 +201,15 @@ async fn run_key(verb: KeyVerb, client: &Client, context: &Context) -> Result<()
     }
 }
 
+/// Whether standard output is a file that other users may read.
+fn others_read_stdout() -> bool {
+    let stdout = nix::sys::stat::fstat(std::io::stdout());
+    stdout.is_ok_and(|meta| {
+        let is_file = meta.st_mode & nix::libc::S_IFMT == nix::libc::S_IFREG;
+        is_file && meta.st_mode & 0o044 != 0
+    })
+}
+
 pub async fn run_token(verb: TokenVerb, context: &Context) -> Result<(), Problem> {
     let client = controller_client(context)?;
     match verb {
@@ -204,12 +223,18 @@ pub async fn run_token(verb: TokenVerb, context: &Context) -> Result<(), Problem
                 made.id
             ));
             if let Some(fingerprint) = &made.fingerprint {
-                let url = login::controller_url(context)?;
+                let known = login::https_url(context)?.or(made.controller_url);
+                let url = known.unwrap_or_else(|| "https://HOST:PORT".to_owned());
                 output::note(&format!(
                     "to use it: perigee login {url} --fingerprint {fingerprint}"
                 ));
             }
             output::text(&made.token);
+            if others_read_stdout() {
+                output::note(
+                    "other users of this machine may read the file with the token: chmod 600 it",
+                );
+            }
             Ok(())
         }
         TokenVerb::List { user } => {
@@ -218,6 +243,13 @@ pub async fn run_token(verb: TokenVerb, context: &Context) -> Result<(), Problem
             output::list(context.format, &tokens, TOKENS)
         }
         TokenVerb::Revoke { id, user } => {
+            // The secret of a token that is given whole stays here.
+            let id = id_of_token(&id).unwrap_or(&id);
+            if let Some(secret) = Secret::of(id) {
+                let why = format!("there is {secret} in what was given as its id");
+                return Err(Problem::invalid("can't revoke the token", why)
+                    .next("`perigee token list` shows the ids"));
+            }
             let user = UserPath::or_me(user, &client).await?;
             client.delete(&format!("{}/tokens/{id}", user.url())).await
         }

@@ -260,8 +260,15 @@ const INFO: &[Column<Info>] = &[
 ];
 
 pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
+    // What is wrong with these is said also if no controller runs.
     let verb = match verb {
         Verb::Ssh(ask) => match ssh::run(ask, context)? {},
+        Verb::Create(ask) => {
+            let new = lasting::wanted(*ask)?;
+            let made = lasting::create(&controller_client(context)?, &new).await?;
+            output::one(context.format, &made, SHOWN)?;
+            return Ok(ExitCode::SUCCESS);
+        }
         other => other,
     };
     let client = controller_client(context)?;
@@ -298,7 +305,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let changed: Vm = client.post(&format!("/v1/vms/{vm}/detach"), &ask).await?;
             output::one(context.format, &changed, SHOWN)
         }
-        Verb::Ssh(_) => unreachable!("it is another program by now"),
+        Verb::Ssh(_) | Verb::Create(_) => unreachable!("it was done above"),
         Verb::SshTunnel { vm } => ssh::tunnel(&client, &vm).await,
         Verb::Cp { from, to } => guest_files::copy(&client, &from, &to).await,
         Verb::List => {
@@ -309,9 +316,6 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let found: Vm = client.get(&format!("/v1/vms/{vm}")).await?;
             let moves: Vec<Migration> = client.get(&format!("/v1/vms/{vm}/migrations")).await?;
             output::one(context.format, &Info { vm: found, migrations: moves }, INFO)
-        }
-        Verb::Create(ask) => {
-            output::one(context.format, &lasting::create(&client, *ask).await?, SHOWN)
         }
         Verb::Start { vm } => {
             output::one(context.format, &lasting::start(&client, &vm).await?, SHOWN)

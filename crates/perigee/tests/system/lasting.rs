@@ -334,6 +334,24 @@ async fn take_volume(system: &System) -> Checked<()> {
     system.web_says(&read, "kept\n1\n").await
 }
 
+/// Ctrl-C at `vm exec` ends what runs in the guest.
+async fn program_ends_with_its_client(system: &System) -> Checked<()> {
+    let mut client = Command::new(env!("CARGO_BIN_EXE_perigee"))
+        .args(["vm", "exec", "web", "--", "sh", "-c", "sleep 98765; true"])
+        .env("PERIGEE_API", &system.lab.api)
+        .spawn()
+        .expect("the perigee binary runs");
+    let looks = "pgrep -x sleep -a | grep -c 98765 || true";
+    system.web_says(looks, "1\n").await?;
+    let pid = client.id().to_string();
+    let interrupted = Command::new("kill").args(["-INT", &pid]).status().expect("kill runs");
+    ensure!(interrupted.success(), "{interrupted}");
+    let ended =
+        until("the client to end", async || Ok(client.try_wait().expect("a process"))).await?;
+    ensure!(ended.code() == Some(130), "{ended}");
+    system.web_says(looks, "0\n").await
+}
+
 #[test]
 fn a_cloud_image_is_configured_changed_moved_stopped_and_spoken_to() {
     let image = std::env::var("PERIGEE_TEST_CLOUD_IMAGE")
@@ -380,6 +398,7 @@ fn a_cloud_image_is_configured_changed_moved_stopped_and_spoken_to() {
         ensure!(before.trim().chars().any(|digit| digit != '0'), "{before:?}");
         let exits = system.perigee(&["vm", "exec", "web", "--", "sh", "-c", "echo no >&2; exit 7"]);
         ensure!(exits.status.code() == Some(7) && exits.stderr == b"no\n", "{exits:?}");
+        program_ends_with_its_client(&system).await?;
         let (here, back) = (files.join("random"), files.join("random-back"));
         let random: Vec<u8> =
             (0..400_000_u32).map(|at| at.wrapping_mul(31).to_le_bytes()[1]).collect();
@@ -404,6 +423,8 @@ fn a_cloud_image_is_configured_changed_moved_stopped_and_spoken_to() {
         let second = system.perigee(&["vm", "console", "web"]);
         ensure!(second.status.code() == Some(5), "one at a time: {second:?}");
         system.does(&["vm", "move", "web", "cloud1"])?;
+        let moved = system.vm("web").await?;
+        ensure!(moved.host == Some(host("cloud1")), "{moved:?}");
         console.answers("echo seven times seven is $((7 * 7))\n", "is 49").await?;
         let after = system.does(&measured)?;
         ensure!(after == before, "the TPM has not moved: {before:?}, {after:?}");

@@ -73,6 +73,21 @@ pub(super) async fn change_vm(
     Ok(Json(changed))
 }
 
+/// As qemu-guest-agent does, on this machine.
+fn run(inside: &mut Inside, arguments: &Value) -> Value {
+    let path = arguments["path"].as_str().expect("a program");
+    let words = arguments["arg"].as_array().expect("its arguments");
+    let child = std::process::Command::new(path)
+        .args(words.iter().filter_map(Value::as_str))
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let pid = child.id();
+    inside.programs.insert(pid, child);
+    json!({"pid": pid})
+}
+
 /// A guest agent with one file, of which it gives and takes a little at a time.
 pub(super) async fn ask_guest_agent(
     State(inside): Shared,
@@ -91,6 +106,16 @@ pub(super) async fn ask_guest_agent(
         "guest-fsfreeze-freeze" => {
             inside.still = 2;
             return Ok(Json(json!(2)));
+        }
+        "guest-exec" => return Ok(Json(run(&mut inside, &ask.arguments))),
+        "guest-exec-status" => {
+            let pid = ask.arguments["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+            let program = pid.and_then(|pid| inside.programs.get_mut(&pid));
+            let program = program.ok_or_else(|| Problem::conflict("ask the guest", "no PID"))?;
+            let ended = program.try_wait().expect("its state");
+            return Ok(Json(
+                json!({"exited": ended.is_some(), "exitcode": ended.and_then(|e| e.code())}),
+            ));
         }
         "guest-fsfreeze-thaw" => return Ok(Json(json!(std::mem::take(&mut inside.still)))),
         _ => {}
