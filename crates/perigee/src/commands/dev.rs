@@ -27,6 +27,8 @@ use crate::output;
 /// The host, and its site.
 const NAME: &str = "dev";
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+/// The volume server's control API, in the directory.
+const VOLUME_CONTROL: &str = "volume-control.sock";
 /// As in the documents.
 const SFTP_PORT: u16 = 7022;
 /// How long the start may take. A new machine boots a kernel once to find out whether KVM works.
@@ -174,7 +176,7 @@ impl Daemons {
         let network = Network::Tls(Identity::load(&identity)?);
         let [at_controller, at_agent, at_volumes, at_nbd] =
             [(); 4].map(|()| format!("{LOCAL}:{}", unused_port()));
-        let control = dir.join("volume-control.sock");
+        let control = dir.join(VOLUME_CONTROL);
         let controller = perigee_controller::Config {
             keep_outputs_s: None,
             publish_ports: Default::default(),
@@ -269,7 +271,13 @@ async fn say_when_up(client: &Client, dir: &Path, sftp: &str) -> Result<(), Prob
     let deadline = Instant::now() + START_MAX;
     loop {
         let why = match client.get::<Vec<Host>>("/v1/hosts").await {
-            Ok(hosts) if hosts.iter().any(|host| host.state == HostState::Up) => break,
+            Ok(hosts) if hosts.iter().any(|host| host.state == HostState::Up) => {
+                // The agent is up, and the volume server may still be opening its pool.
+                match std::os::unix::net::UnixStream::connect(dir.join(VOLUME_CONTROL)) {
+                    Ok(_) => break,
+                    Err(error) => format!("the volume server does not answer: {error}"),
+                }
+            }
             Ok(_) => "the host is not up".to_owned(),
             Err(problem) => problem.why,
         };
