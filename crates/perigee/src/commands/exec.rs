@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
-use perigee_http::{Client, Method};
+use perigee_http::Client;
 use perigee_model::lasting::{ExecBegun, ExecInVm, ExecStatus};
 use perigee_model::{Problem, VmId};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -53,7 +53,7 @@ async fn until_it_ends(client: &Client, of_it: &str) -> Result<ExecStatus, Probl
 
 async fn end(client: &Client, vm: &VmId, of_it: &str) -> Result<ExecStatus, Problem> {
     output::note(&format!("ending the program in {vm}"));
-    client.send_body(Method::DELETE, of_it, "").await
+    client.delete_answered(of_it).await
 }
 
 /// What ends this command: Ctrl-C, `kill`, and a terminal that is closed.
