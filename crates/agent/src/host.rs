@@ -40,7 +40,8 @@ pub struct Host {
     pub agent_url: String,
     /// The address at which incoming migrations listen.
     pub ip: String,
-    volume: Client,
+    /// This host's volume server.
+    pub volume: Client,
     /// How it talks with the controller and the other hosts.
     pub network: Network,
     /// The same, for requests that may take long when the host is busy.

@@ -87,9 +87,17 @@ pub fn run(config: Config) -> BoxFuture<'static, Result<(), Problem>> {
 async fn until_stopped(config: Config) -> Result<(), Problem> {
     perigee_http::prepare_daemon();
     let stop = perigee_http::stopped()?;
+    let (host, network, controller) =
+        (config.host.clone(), config.network.clone(), config.controller.clone());
     tokio::select! {
         result = serve(config) => result,
-        () = stop => Ok(()),
+        () = stop => {
+            if let Some(url) = controller {
+                let client = register::client(&url, &network, register::ANSWER_MAX);
+                register::say_stop(client, &host).await;
+            }
+            Ok(())
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The figures of this host and its VMs, for Prometheus.
 
+use perigee_http::authority::now_ms;
 use perigee_model::VmId;
 use perigee_model::exposition::{Kind, Page};
 use perigee_model::vm::{HostReport, VmReport, VmStatus};
@@ -110,6 +111,17 @@ fn write_vms(page: &mut Page, vms: &[VmReport]) {
             if let Some(value) = value(vm) {
                 page.figure(&[("vm", &vm.spec.vm)], value);
             }
+        }
+    }
+    let (name, help) = (
+        "perigee_vm_waiting_seconds",
+        "How long the VM has waited for what its disks need, or for QEMU.",
+    );
+    page.family(name, Kind::Gauge, help);
+    for vm in vms {
+        for waiting in &vm.waits {
+            let seconds = float(now_ms().saturating_sub(waiting.since_ms)) / 1e3;
+            page.figure(&[("vm", &vm.spec.vm), ("for", &waiting.waits_for.word())], seconds);
         }
     }
     page.family(

@@ -205,7 +205,8 @@ impl Qmp {
     /// # Errors
     /// [`QmpError`]. After `Late` the command may still take effect.
     pub async fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
-        self.send("execute", command, arguments).await
+        let answer = self.send("execute", command, arguments);
+        in_time(command, answer).await
     }
 
     /// The same out of band: QEMU does it although it is busy with another command. Few commands can be sent so.
@@ -213,9 +214,11 @@ impl Qmp {
     /// # Errors
     /// As [`execute`](Self::execute).
     pub async fn execute_oob(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
-        self.send("exec-oob", command, arguments).await
+        let answer = self.send("exec-oob", command, arguments);
+        in_time(command, answer).await
     }
 
+    /// Ends only with the answer, with the connection, or when it is dropped.
     async fn send(&self, how: &str, command: &str, arguments: Value) -> Result<Value, QmpError> {
         let id = self.inner.next_id.fetch_add(1, Ordering::Relaxed);
         let (answer_tx, answer_rx) = oneshot::channel();
@@ -223,28 +226,53 @@ impl Qmp {
             waiting.as_mut().ok_or(QmpError::Closed)?.insert(id, answer_tx);
             Ok(())
         })?;
+        let _asked = Asked { waiting: &self.inner.waiting, id };
         let mut line = json!({how: command, "arguments": arguments, "id": id}).to_string();
         line.push('\n');
-        let exchange = async {
-            let mut writer = self.inner.writer.lock().await;
-            writer.write_all(line.as_bytes()).await.map_err(|_| QmpError::Closed)?;
-            drop(writer);
-            answer_rx
-                .await
-                .map_err(|_| QmpError::Closed)?
-                .map_err(|reason| QmpError::Refused { command: command.to_owned(), reason })
-        };
-        let answer = tokio::time::timeout(COMMAND_DEADLINE, exchange).await;
-        self.inner.waiting.with(|waiting| waiting.as_mut().map(|waiting| waiting.remove(&id)));
-        answer.unwrap_or_else(|_| Err(QmpError::Late { command: command.to_owned() }))
+        let mut writer = self.inner.writer.lock().await;
+        writer.write_all(line.as_bytes()).await.map_err(|_| QmpError::Closed)?;
+        drop(writer);
+        answer_rx
+            .await
+            .map_err(|_| QmpError::Closed)?
+            .map_err(|reason| QmpError::Refused { command: command.to_owned(), reason })
     }
 
     /// Sends a command without arguments, and parses its answer.
     pub async fn query<T: DeserializeOwned>(&self, command: &str) -> Result<T, QmpError> {
-        let value = self.execute(command, json!({})).await?;
-        serde_json::from_value(value)
-            .map_err(|e| QmpError::Odd { command: command.to_owned(), reason: e.to_string() })
+        parsed(command, self.execute(command, json!({})).await?)
     }
+
+    /// The same without a deadline. QEMU answers when it has done what it is busy with, which may take as long as the home of a
+    /// volume is away.
+    pub async fn query_patiently<T: DeserializeOwned>(&self, command: &str) -> Result<T, QmpError> {
+        parsed(command, self.send("execute", command, json!({})).await?)
+    }
+}
+
+/// Nobody waits any more for a command when this is dropped.
+struct Asked<'a> {
+    waiting: &'a Waiting,
+    id: u64,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.waiting.with(|waiting| waiting.as_mut().map(|waiting| waiting.remove(&self.id)));
+    }
+}
+
+async fn in_time(
+    command: &str,
+    answer: impl Future<Output = Result<Value, QmpError>>,
+) -> Result<Value, QmpError> {
+    let late = || QmpError::Late { command: command.to_owned() };
+    tokio::time::timeout(COMMAND_DEADLINE, answer).await.unwrap_or_else(|_| Err(late()))
+}
+
+fn parsed<T: DeserializeOwned>(command: &str, answer: Value) -> Result<T, QmpError> {
+    serde_json::from_value(answer)
+        .map_err(|e| QmpError::Odd { command: command.to_owned(), reason: e.to_string() })
 }
 
 async fn read_all(

@@ -60,3 +60,24 @@ pub async fn keep_registered(
         tokio::time::sleep(wait).await;
     }
 }
+
+/// Tells the controller that this agent stops in order. The VMs go on, unless the machine itself goes down.
+pub async fn say_stop(controller: Result<Client, Problem>, host: &HostId) {
+    if machine_goes_down().await {
+        return;
+    }
+    let Ok(client) = controller else { return };
+    let said = client.post::<()>(&format!("/v1/hosts/{host}/stops"), &serde_json::json!({})).await;
+    if let Err(problem) = said {
+        tracing::warn!(%problem, "the controller does not know that the agent stops in order");
+    }
+}
+
+/// Whether systemd stops everything. Where there is none, who stops the agent alone is a person.
+async fn machine_goes_down() -> bool {
+    let asked = tokio::process::Command::new("systemctl").arg("is-system-running").output();
+    match tokio::time::timeout(ANSWER_MAX, asked).await {
+        Ok(Ok(answer)) => answer.stdout.starts_with(b"stopping"),
+        Ok(Err(_)) | Err(_) => false,
+    }
+}

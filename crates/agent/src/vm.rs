@@ -31,6 +31,7 @@ use perigee_model::vm::{
     VmReport, VmSpec, VmStatus,
 };
 use perigee_model::volume::ExportStats;
+use perigee_model::waiting::{Waiting, WaitsFor};
 use perigee_model::{DiskRole, MigrationId, Problem, ProblemKind, VmId, VmStart};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
@@ -100,7 +101,15 @@ pub struct Observed {
     /// The moments of a migration from here or to here, from QEMU's events.
     pub moments: Moments,
     pub qmp: Option<Qmp>,
+    /// Since when QEMU has not answered how the VM is.
+    qemu_silent_since_ms: Option<u64>,
+    /// The last error of a disk for which the guest stands still, and since when it has done so.
+    disk_error: Option<(String, u64)>,
+    /// What the disks wait for, as far as the volume server says, or because it does not answer.
+    pub disks_wait: Vec<Waiting>,
 }
+
+type News = (VmStatus, String, Vec<Waiting>, bool, Option<(MigrationId, MigrationPhase)>);
 
 impl Observed {
     pub fn status(&self) -> VmStatus {
@@ -116,6 +125,22 @@ impl Observed {
         troubles.cloned().collect::<Vec<_>>().join("; ")
     }
 
+    /// What the VM waits for. A disk that waits is why QEMU does not answer, and why the disk has answered with an error.
+    fn waits(&self) -> Vec<Waiting> {
+        if self.qemu_has_ended() || self.status == VmStatus::Shutdown {
+            return Vec::new();
+        }
+        if !self.disks_wait.is_empty() {
+            return self.disks_wait.clone();
+        }
+        let disk = self.disk_error.clone().filter(|_| self.status == VmStatus::IoError);
+        let disk =
+            disk.map(|(why, since_ms)| Waiting { waits_for: WaitsFor::Disk { why }, since_ms });
+        let qemu = self.qemu_silent_since_ms;
+        let qemu = qemu.map(|since_ms| Waiting { waits_for: WaitsFor::Qemu, since_ms });
+        disk.or(qemu).into_iter().collect()
+    }
+
     /// Whether QEMU has ended or was never started.
     fn qemu_has_ended(&self) -> bool {
         self.process.map_or(!self.is_searched, |process| process.has_ended())
@@ -123,11 +148,12 @@ impl Observed {
 
     /// The parts that are reported to watchers at once when they change. Figures that only grow are not among
     /// them.
-    fn news(&self) -> (VmStatus, String, bool, Option<(MigrationId, MigrationPhase)>) {
+    fn news(&self) -> News {
         let migration = self.migration.as_ref();
         (
             self.arrival.told(self.status),
             self.told_reason(),
+            self.waits(),
             self.incoming_uri.is_some(),
             migration.map(|report| (report.migration.clone(), report.phase)),
         )
@@ -192,6 +218,9 @@ impl Vm {
             switchover: Some(Switchover::Source),
             moments: Moments::default(),
             qmp: None,
+            qemu_silent_since_ms: None,
+            disk_error: None,
+            disks_wait: Vec::new(),
         };
         let changed = Arc::new(Changed::new(Arc::clone(changes)));
         log.tell(Arc::clone(&changed));
@@ -350,6 +379,7 @@ impl Vm {
                 spec,
                 status: seen.arrival.told(seen.status),
                 reason: seen.told_reason(),
+                waits: seen.waits(),
                 boot_id: boot_id.to_owned(),
                 qemu_pid: seen.process.map_or(0, |process| process.pid),
                 uptime_ms: live.map_or(0, |process| process.uptime_ms()),

@@ -9,10 +9,11 @@ use perigee_model::job::{ClusterVolume, JobSpec, NewVolume, UnknownVolume};
 use perigee_model::units::format_bytes;
 use perigee_model::volume::{CreateVolume, PoolInfo, VolumeInfo, VolumeSource};
 use perigee_model::volume_move::VolumeMove;
+use perigee_model::waiting::{Waiting, WaitsFor};
 use perigee_model::{Epoch, HostId, LeaveSite, Problem, ProblemKind, VolumeName};
 
 use crate::cleaner::{self, Cleanup};
-use crate::cluster::{Cluster, HostLink};
+use crate::cluster::{Cluster, HostLink, now_ms};
 use crate::records::{JobRecord, VolumeRecord, VolumeSeen, volume_key};
 use crate::{accounts, given_up, images, openers, replicas, volume_moves};
 
@@ -20,7 +21,7 @@ pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
     let replicas = replicas::list(cluster).await?;
     let jobs = cluster.unfinished_jobs();
     let mut volumes = BTreeMap::new();
-    let hosts = cluster.hosts.up();
+    let hosts = cluster.hosts.serving();
     let asked = hosts.iter().map(|host| host.volume.get::<Vec<VolumeInfo>>("/v1/volumes"));
     let answers = join_all(asked).await;
     let records: Vec<VolumeRecord> = cluster.records.list("volumes/").await?;
@@ -28,8 +29,11 @@ pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
         records.iter().map(|record| (&record.name, &record.home)).collect();
     let given_up = given_up::all(cluster).await?;
     let disks: BTreeMap<&VolumeName, &HostId> = disks_of(&jobs).collect();
+    let mut answered = BTreeSet::new();
     for (host, answer) in hosts.iter().zip(answers) {
-        for info in or_silent(host, answer).into_iter().flatten() {
+        let answer = or_silent(host, answer);
+        answered.extend(answer.is_some().then_some(&host.id));
+        for info in answer.into_iter().flatten() {
             // A host can say anything. A volume is where the records say it is.
             let is_here = match homes.get(&info.name).or_else(|| disks.get(&info.name)) {
                 Some(home) => **home == host.id || is_moving_to(cluster, &info.name, &host.id),
@@ -44,12 +48,21 @@ pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
     for record in records {
         // In the middle of a move, neither home may name it. One that is not made yet, perhaps because the controller was
         // stopped, has its name all the same.
-        let silent = !hosts.iter().any(|host| host.id == record.home)
-            || cluster.index.is_changing_home(&record.name);
+        let silent =
+            !answered.contains(&record.home) || cluster.index.is_changing_home(&record.name);
         if silent || record.seen.is_none() {
             let view = view(cluster, &record.name, &record.home, record.seen.as_ref(), &jobs);
             volumes.entry(record.name).or_insert(view);
         }
+    }
+    // Jobs' own disks have no records.
+    for (volume, home) in disks.into_iter().filter(|(_, home)| !answered.contains(*home)) {
+        if !volumes.contains_key(volume) {
+            volumes.insert(volume.clone(), view(cluster, volume, home, None, &jobs));
+        }
+    }
+    for volume in volumes.values_mut().filter(|volume| !answered.contains(&volume.home)) {
+        volume.waits = silent_home(cluster, &volume.home);
     }
     for replica in replicas {
         if let Some(volume) = volumes.get_mut(&replica.volume) {
@@ -61,7 +74,7 @@ pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
 
 /// What hosts say that they have and no record names, for an admin to adopt. Jobs' own volumes are not among it.
 pub async fn unknown_volumes(cluster: &Cluster) -> Result<Vec<UnknownVolume>, Problem> {
-    let hosts = cluster.hosts.up();
+    let hosts = cluster.hosts.serving();
     let asked = hosts.iter().map(|host| host.volume.get::<Vec<VolumeInfo>>("/v1/volumes"));
     let answers = join_all(asked).await;
     // Afterwards: what has just been made is recorded by now.
@@ -140,7 +153,17 @@ fn view(
             .filter(|shown| !shown.state.is_final()),
         leave_site: seen.map_or(LeaveSite::Allowed, |s| s.leave_site),
         replicas: Vec::new(),
+        waits: cluster.hosts.waits_for_volume_server(home).into_iter().collect(),
     }
+}
+
+/// Why a home could not be asked just now. What has just begun to be silent is not known as silent yet.
+fn silent_home(cluster: &Cluster, home: &HostId) -> Vec<Waiting> {
+    let waits = cluster.hosts.waits_for_volume_server(home).unwrap_or_else(|| Waiting {
+        waits_for: WaitsFor::VolumeServer { host: home.clone() },
+        since_ms: now_ms(),
+    });
+    vec![waits]
 }
 
 fn seen(info: &VolumeInfo) -> VolumeSeen {
@@ -200,7 +223,7 @@ pub async fn find(cluster: &Cluster, name: &VolumeName) -> Result<VolumeRecord, 
     if let Some(record) = disk_of_a_job(cluster, name).await? {
         return Ok(record);
     }
-    for host in cluster.hosts.up() {
+    for host in cluster.hosts.serving() {
         // What a lost home still has is not the volume.
         if !given_up::has(cluster, &host.id, name).await?
             || replicas::is_superseded(cluster, &host.id, name).await?
@@ -513,7 +536,7 @@ pub async fn roomiest_of(
     cluster: &Cluster,
     is_wanted: impl Fn(&HostLink) -> bool,
 ) -> Result<Arc<HostLink>, Problem> {
-    let mut hosts = cluster.hosts.up();
+    let mut hosts = cluster.hosts.able();
     hosts.retain(|host| is_wanted(host));
     let asked = hosts.iter().map(|host| host.volume.get::<PoolInfo>("/v1/pool"));
     let pools = join_all(asked).await;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use perigee_model::job::{Host, HostRemoval, HostState, Site};
 use perigee_model::vm::{HostAddresses, HostReport};
+use perigee_model::volume::VmSocketSeen;
 use perigee_model::volume_move::VolumeMove;
 use perigee_model::{HostId, Problem, SiteId, VolumeName};
 
@@ -58,6 +59,17 @@ pub async fn register(
     done.await.map_err(|e| Problem::internal("can't register a host", e))?
 }
 
+/// `POST /hosts/{host}/stops`: the host's agent stops in order. Its VMs go on, and no job is lost with it.
+///
+/// # Errors
+/// `NotFound`.
+pub fn stops(cluster: &Cluster, id: &HostId) -> Result<(), Problem> {
+    cluster.hosts.get(id)?;
+    tracing::info!("the agent of host {id} stops; its VMs go on");
+    cluster.hosts.stops(id);
+    Ok(())
+}
+
 /// Data that may not leave a site may be read at each host of the site. So a host that is known does not choose another one.
 async fn check_site(cluster: &Cluster, id: &HostId, site: &SiteId) -> Result<(), Problem> {
     let known: Option<HostRecord> = cluster.records.read(&format!("hosts/{id}")).await?;
@@ -105,7 +117,12 @@ pub async fn monitor(cluster: Arc<Cluster>) {
 async fn observe(cluster: &Cluster, id: &HostId) {
     let Ok(link) = cluster.hosts.get(id) else { return };
     let before = cluster.hosts.state(id);
-    match link.agent.get::<HostReport>("/v1/host").await {
+    let (agent, volume_server) = tokio::join!(
+        link.agent.get::<HostReport>("/v1/host"),
+        link.volume.get::<Vec<VmSocketSeen>>("/v1/vms")
+    );
+    cluster.hosts.note_volume_server(id, volume_server.ok().as_deref());
+    match agent {
         Ok(report) => {
             cluster.hosts.heard(id, report);
             if let Err(problem) = keep_interfaces(cluster, id).await {
@@ -176,7 +193,8 @@ fn view(id: &HostId, known: &Known, used: &BTreeMap<HostId, u64>, deadline: Dura
         accelerator: report.map(|r| r.accelerator),
         cpu_model: report.map(|r| r.cpu_model.clone()).unwrap_or_default(),
         warnings: report.map(|r| r.warnings.clone()).unwrap_or_default(),
-        last_seen_ms: known.last_seen_ms,
+        waits: known.waits(id),
+        last_seen_ms: known.heard.seen_ms,
     }
 }
 

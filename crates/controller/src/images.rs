@@ -41,7 +41,7 @@ async fn found(cluster: &Cluster) -> Vec<Found> {
 
 /// The images at all hosts, and the hosts that do not answer.
 async fn look(cluster: &Cluster) -> (Vec<Found>, Vec<HostId>) {
-    let hosts = cluster.hosts.up();
+    let hosts = cluster.hosts.serving();
     let mut silent: Vec<HostId> = cluster.hosts.all().iter().map(|host| host.id.clone()).collect();
     let asked = hosts.iter().map(|host| host.volume.get::<Vec<ImageInfo>>("/v1/images"));
     let mut found = Vec::new();

@@ -194,6 +194,9 @@ pub struct JobRecord {
     pub vm_started: bool,
     /// The number of the last guest message that was taken into account.
     pub last_seq: u64,
+    /// The number of the last message of the runs before: a guest that is started again counts from 1 again.
+    #[serde(default)]
+    pub seq_before: u64,
     pub finished: Option<Output>,
     /// How it ends. This is decided before anything is taken down.
     pub ending: Option<Ending>,
@@ -444,8 +447,6 @@ pub struct Collect {
     /// The last lines of the VM's console; may be empty.
     pub console: String,
     pub step: CollectStep,
-    /// The number of the last message before its guest was started once more. That one counts from 1 again.
-    pub seq_before: u64,
     /// Why its guest can't write the outputs.
     pub failed: Option<String>,
 }
@@ -453,7 +454,7 @@ pub struct Collect {
 impl Collect {
     pub fn new(ending: Ending, reason: String) -> Self {
         let (console, step) = (String::new(), CollectStep::Ends);
-        Self { ending, reason, console, step, seq_before: 0, failed: None }
+        Self { ending, reason, console, step, failed: None }
     }
 }
 

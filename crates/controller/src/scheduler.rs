@@ -400,7 +400,7 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
     }
     let used = cluster.index.used();
     let mut hosts = Vec::new();
-    for host in cluster.hosts.up() {
+    for host in cluster.hosts.able() {
         let Some(report) = cluster.hosts.report(&host.id) else { continue };
         let used = used.get(&host.id).copied().unwrap_or_default();
         let total = capacity(&report);

@@ -25,6 +25,7 @@ use perigee_model::plan::Trigger;
 use perigee_model::vm::{VmNetwork, VmReport};
 use perigee_model::volume::IoStats;
 use perigee_model::volume_move::VolumesOnMove;
+use perigee_model::waiting::in_words;
 use perigee_model::{HostId, JobId, MigrationId, Problem, ProblemKind, VmId};
 
 use crate::accounts::UsedToken;
@@ -107,6 +108,7 @@ fn unseen(cluster: &Cluster, record: &JobRecord, lasting: &Lasting) -> Vm {
         host: cluster.index.host_of(record),
         status,
         reason,
+        waits: job.waits.clone(),
         cpus: job.spec.cpus,
         memory_bytes: job.spec.memory_bytes,
         uptime_ms: 0,
@@ -137,6 +139,14 @@ fn view(
     if lasting.is_some() && reason.is_empty() {
         reason = job.map(|record| record.job.reason.clone()).unwrap_or_default();
     }
+    let waits = match silence {
+        Some(_) => cluster.hosts.waits(host),
+        None => cluster.hosts.named_waits(&report.waits),
+    };
+    if !waits.is_empty() {
+        let said = [in_words(&waits), reason].into_iter().filter(|said| !said.is_empty());
+        reason = said.collect::<Vec<_>>().join("; ");
+    }
     let stops = lasting.is_some_and(|lasting| lasting.down.is_some());
     let status = VmState::from(report.status);
     Vm {
@@ -147,6 +157,7 @@ fn view(
         host: Some(host.clone()),
         status: if stops && status.is_up() { VmState::Stopping } else { status },
         reason,
+        waits,
         cpus: report.spec.cpus,
         memory_bytes: lasting
             .and_then(|lasting| lasting.memory_next)

@@ -124,6 +124,9 @@ pub struct Definition {
     /// Bridges of the hosts' own in which VMs may have cards. Who starts the lab makes them.
     #[serde(default)]
     pub bridges: Vec<String>,
+    /// How long a VM's request waits for the home of its volume that does not answer; `None`: as by default.
+    #[serde(default)]
+    pub home_patience_s: Option<u64>,
 }
 
 impl Definition {
@@ -143,6 +146,7 @@ impl Definition {
             insecure: false,
             guests_reach: Vec::new(),
             bridges: Vec::new(),
+            home_patience_s: None,
         }
     }
 

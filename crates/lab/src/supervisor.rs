@@ -220,6 +220,9 @@ fn volume_server_args(file: &LabFile, dir: &LabDir, host: &HostId, address: &str
         &dir.boot_id(host).to_string_lossy(),
     ]);
     args.extend(network_args(&file.definition, dir, host));
+    if let Some(patience_s) = file.definition.home_patience_s {
+        args.extend(words(&["--home-patience", &patience_s.to_string()]));
+    }
     if let Some(cache) = images::cache() {
         args.extend(words(&["--image-dir", &cache.to_string_lossy()]));
     }

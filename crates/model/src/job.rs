@@ -15,6 +15,7 @@ use crate::replica::Replica;
 use crate::vm::{Accelerator, Firmware, HostAddresses, LinkProbe, NetworkKind};
 use crate::volume::{BlockProbe, ImageFormat, IoStats, VolumeSource};
 use crate::volume_move::{VolumeMove, VolumesOnMove};
+use crate::waiting::Waiting;
 use crate::{Epoch, HostId, ImageName, JobId, LeaveSite, MigrationId, SiteId, VmId, VolumeName};
 
 /// How a job uses a volume.
@@ -205,6 +206,9 @@ pub struct Job {
     /// Why it waits or failed, in plain words.
     #[serde(default)]
     pub reason: String,
+    /// What its VM, or the controller for it, waits for.
+    #[serde(default)]
+    pub waits: Vec<Waiting>,
     /// While it is queued: its place among its tenant's jobs in the queue, from 1 on.
     #[serde(default)]
     pub queue_place: Option<u32>,
@@ -464,7 +468,10 @@ pub struct Host {
     pub cpu_model: String,
     /// What this host cannot do, in plain words; see [`crate::vm::HostReport::warnings`].
     pub warnings: Vec<String>,
-    /// When it answered last; Unix time of the controller.
+    /// Its parts that do not answer, its agent and its volume server, each by itself.
+    #[serde(default)]
+    pub waits: Vec<Waiting>,
+    /// When its agent answered last; Unix time of the controller.
     pub last_seen_ms: u64,
 }
 
@@ -516,6 +523,9 @@ pub struct ClusterVolume {
     /// Its replicas at other sites.
     #[serde(default)]
     pub replicas: Vec<Replica>,
+    /// Its home does not answer: what is shown is as last seen there.
+    #[serde(default)]
+    pub waits: Vec<Waiting>,
 }
 
 /// Makes a volume known to the controller that was made at a host without it.
@@ -626,6 +636,9 @@ pub struct Vm {
     /// Why the status is what it is, where that needs words.
     #[serde(default)]
     pub reason: String,
+    /// What it waits for: its guest, or a part of it, stands still.
+    #[serde(default)]
+    pub waits: Vec<Waiting>,
     /// Its vCPUs.
     pub cpus: u32,
     /// Its memory, as asked for.

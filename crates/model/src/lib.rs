@@ -41,6 +41,7 @@ pub mod units;
 pub mod vm;
 pub mod volume;
 pub mod volume_move;
+pub mod waiting;
 #[cfg(test)]
 mod walker;
 pub mod yaml;

@@ -39,6 +39,7 @@ use crate::phases::Phases;
 #[cfg(doc)]
 use crate::switchover::Fate;
 use crate::volume::{EpochChange, IoStats, VolumeEpochChange};
+use crate::waiting::Waiting;
 use crate::{
     BadName, DiskRole, Epoch, HostId, MigrationId, NetworkName, SiteId, VmId, VmStart, VolumeName,
 };
@@ -503,6 +504,9 @@ pub struct VmReport {
     /// Why the status is what it is, where that needs words.
     #[serde(default)]
     pub reason: String,
+    /// What it waits for: its guest, or a part of it, stands still.
+    #[serde(default)]
+    pub waits: Vec<Waiting>,
     /// The host's, as in [`HostReport::boot_id`].
     #[serde(default)]
     pub boot_id: String,

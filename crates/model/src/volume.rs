@@ -47,7 +47,7 @@
 //! | `PUT /sites` | `SiteMap` | |
 //! | `POST /layers/find` | `FindLayers` | `FoundLayers` |
 //! | `PUT /layers/leave-site` | `SetLayersLeaveSite` | |
-//! | `GET /vms` | | [`VmSocket`] list |
+//! | `GET /vms` | | [`VmSocketSeen`] list |
 //! | `PUT /vms/{vm}/socket` | [`VmSocket`] | [`VmSocketAt`]; only through the server's unix socket |
 //! | `DELETE /vms/{vm}/socket?uid=N&exports=A,B` | | ends it if it is this user's and has these exports; only through the server's unix socket |
 //! | `GET /stats` | | [`ExportStats`] |
@@ -91,7 +91,7 @@ pub use image::{
     TREE_PREFIX, UPLOAD_PREFIX, Upload,
 };
 pub use long::{ByteRange, CheckReport, CheckScope, Compacted, Fault, FaultKind, Progress, Step};
-pub use vm_socket::{VmSocket, VmSocketAt};
+pub use vm_socket::{Unanswered, VmSocket, VmSocketAt, VmSocketSeen};
 
 /// The unit of a layer's map and of copy-on-write.
 pub const BLOCK_BYTES: u64 = 4096;

@@ -23,7 +23,8 @@ pub mod fuzzing {
 }
 
 pub use client::{
-    ClientTls, Durability, NbdDevice, Opened, Prepared, RemoteExport, RemoteTlsFiles,
+    ClientTls, Durability, NbdDevice, Opened, PATIENCE_DEFAULT, Prepared, RemoteExport,
+    RemoteTlsFiles,
 };
 pub use server::{ServerOptions, ServerTls, TlsFiles};
 

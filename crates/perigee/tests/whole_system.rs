@@ -15,7 +15,7 @@ use perigee_model::replica::Replica;
 use perigee_model::volume::ImageInfo;
 use perigee_model::volume_move::VolumesOnMove;
 
-use system::{ensure, kill_9, succeeded, until, with_system, writer_job};
+use system::{ensure, kill_9, succeeded, until, with_system, with_system_of, writer_job};
 
 const MIB: u64 = 1 << 20;
 
@@ -258,8 +258,8 @@ async fn a_killed_destination_changes_nothing(
 }
 
 #[test]
-fn a_killed_daemon_costs_no_job() {
-    with_system(async |system| {
+fn a_killed_daemon_or_a_long_partition_costs_no_job() {
+    with_system_of(system::parts::impatient(), async |system| {
         system.volume("data", "cloud1", 256 * MIB).await?;
         let job = system.submit(&writer_job("home1")).await?;
         system.progresses(&job.id, 2).await?;
@@ -274,6 +274,7 @@ fn a_killed_daemon_costs_no_job() {
             system.kill_daemon(daemon, at).await?;
             system.progresses(&job.id, 3).await?;
         }
+        system::parts::a_vm_goes_on_after_a_long_partition(&system, &job).await?;
         // The controller and the source's agent, in the middle of a migration.
         for (round, (daemon, at)) in
             [("controller", None), ("agent", Some("cloud1"))].into_iter().enumerate()

@@ -16,11 +16,12 @@
 //! A volume that is not in this pool but attached is proxied. The same export name is sent to its home, so the home
 //! enforces the epoch.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
 
 use futures_util::future::BoxFuture;
 use perigee_block::device::Device;
@@ -35,7 +36,9 @@ use perigee_block::sessions::ProxyKey;
 use perigee_block::stats::StatsTable;
 use perigee_block::switch::Switch;
 use perigee_http::PeerIdentity;
+use perigee_http::authority::now_ms;
 use perigee_model::client::Over;
+use perigee_model::volume::Unanswered;
 use perigee_model::{Epoch, HostId, ImageName, LayerId, Problem, ProblemKind, VolumeName};
 use perigee_nbd::{Durability, NbdDevice, Opened};
 use perigee_store::{Data, Pool};
@@ -143,6 +146,8 @@ pub struct PoolExports {
     pub(crate) proxies: Arc<Proxies>,
     /// Volumes that have been attached since before this server started: clients may have had sessions on them.
     attached_before: Mutex<HashSet<VolumeName>>,
+    /// Volumes whose homes did not answer when a session was to be opened: since when, and where.
+    unopened: Mutex<HashMap<VolumeName, (Instant, String)>>,
     pub(crate) ahead: Arc<Ahead>,
     here: Here,
     /// Identifies this start of the server to the homes, so that they first drain what an earlier start has left.
@@ -165,11 +170,12 @@ impl PoolExports {
         let proxies = Proxies::new(Arc::clone(&stats), remotes.cache_bytes);
         let (start, proxies, ahead) = (Uuid::new_v4(), Arc::new(proxies), Arc::default());
         let (logins, boot_secrets, local, turns, sites) = Default::default();
-        let (spares, arriving, admissions, attached_before) = Default::default();
+        let (spares, arriving, admissions, attached_before, unopened) = Default::default();
         Arc::new_cyclic(|this| Self {
             stats,
             proxies,
             attached_before,
+            unopened,
             ahead,
             here,
             start,
@@ -192,6 +198,32 @@ impl PoolExports {
         self.proxies.count(volume)
     }
 
+    /// Since when the home of an attached volume has not answered one of the sessions here, or has not let one be opened.
+    pub fn unanswered(&self, volume: VolumeName) -> Option<Unanswered> {
+        let sessions = self.proxies.sessions(&volume);
+        let since = |session: &ProxySession| session.upstream.unanswered_since();
+        let open = sessions.iter().map(|(_, session)| session);
+        let silent = open.filter_map(|session| Some((since(session)?, session.nbd_addr.clone())));
+        let (since, nbd_addr) = if sessions.is_empty() {
+            locking::lock(&self.unopened).get(&volume).cloned()?
+        } else {
+            silent.min_by_key(|(since, _)| *since)?
+        };
+        let for_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Some(Unanswered { volume, nbd_addr, since_ms: now_ms().saturating_sub(for_ms) })
+    }
+
+    fn note_opening<T>(&self, volume: &VolumeName, nbd_addr: String, opened: &Result<T, Problem>) {
+        let is_silent =
+            opened.as_ref().is_err_and(|problem| problem.kind == ProblemKind::Unavailable);
+        let mut unopened = locking::lock(&self.unopened);
+        if !is_silent {
+            unopened.remove(volume);
+        } else {
+            unopened.entry(volume.clone()).or_insert_with(|| (Instant::now(), nbd_addr));
+        }
+    }
+
     /// To be called when the server starts, before it has clients.
     ///
     /// # Errors
@@ -212,6 +244,7 @@ impl PoolExports {
     pub fn detached(&self, volume: &VolumeName) {
         self.ahead.forget(volume);
         locking::lock(&self.attached_before).remove(volume);
+        locking::lock(&self.unopened).remove(volume);
         self.proxies.detached(volume);
     }
 
@@ -477,6 +510,19 @@ impl PoolExports {
         volume: &VolumeName,
         export: &str,
         nbd_addr: String,
+        own: (Arc<ProxyKey>, Arc<ProxySlot>),
+        before: Option<&ProxySession>,
+    ) -> Result<Result<Arc<ProxySession>, String>, Problem> {
+        let opened = self.open_proxy_at(volume, export, nbd_addr.clone(), own, before).await;
+        self.note_opening(volume, nbd_addr, &opened);
+        opened
+    }
+
+    async fn open_proxy_at(
+        &self,
+        volume: &VolumeName,
+        export: &str,
+        nbd_addr: String,
         (key, slot): (Arc<ProxyKey>, Arc<ProxySlot>),
         before: Option<&ProxySession>,
     ) -> Result<Result<Arc<ProxySession>, String>, Problem> {
@@ -488,7 +534,7 @@ impl PoolExports {
             None => Arc::default(),
         };
         let open = async |export: &str, connections| {
-            let mut remote = self.remotes.export(nbd_addr.clone(), export);
+            let mut remote = self.remotes.export_of_home(nbd_addr.clone(), export);
             remote.session = Some(Arc::clone(&key));
             remote.counters = Some(self.stats.of(volume));
             remote.durability = Arc::clone(&durability);

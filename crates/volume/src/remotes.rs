@@ -23,6 +23,8 @@ pub struct RemoteOptions {
     pub tls: Option<RemoteTlsFiles>,
     /// How long a read of a layer waits for a host that is away.
     pub patience: Duration,
+    /// How long a request of a VM waits for the home of its volume, before the VM is stopped.
+    pub home_patience: Duration,
     /// The highest rate at which copies are completed in the background.
     pub fill_bytes_per_s: u64,
     /// How much memory may be used for blocks of proxied volumes.
@@ -33,7 +35,8 @@ impl Default for RemoteOptions {
     fn default() -> Self {
         let (patience, fill_bytes_per_s) = (Duration::from_secs(60), FILL_BYTES_PER_S);
         let (network, tls, cache_bytes) = (Network::Plain, None, READ_CACHE_BYTES);
-        Self { network, tls, patience, fill_bytes_per_s, cache_bytes }
+        let home_patience = perigee_nbd::PATIENCE_DEFAULT;
+        Self { network, tls, patience, home_patience, fill_bytes_per_s, cache_bytes }
     }
 }
 
@@ -42,6 +45,7 @@ pub struct Remotes {
     network: Network,
     tls: Option<ClientTls>,
     patience: Duration,
+    home_patience: Duration,
     pub cache_bytes: u64,
 }
 
@@ -54,7 +58,8 @@ impl Remotes {
             (None, identity) => identity.cloned().map(ClientTls::from),
         };
         let (network, patience) = (options.network.clone(), options.patience);
-        Ok(Self { network, tls, patience, cache_bytes: options.cache_bytes })
+        let (home_patience, cache_bytes) = (options.home_patience, options.cache_bytes);
+        Ok(Self { network, tls, patience, home_patience, cache_bytes })
     }
 
     /// This host's identity, if it has one.
@@ -82,6 +87,13 @@ impl Remotes {
     pub fn export(&self, nbd_addr: String, name: impl Into<String>) -> RemoteExport {
         let remote = RemoteExport::new(Listen::Tcp(nbd_addr), name);
         RemoteExport { tls: self.tls.clone(), ..remote }
+    }
+
+    /// An export of a volume's home for a VM. A home is lost when it is silent for half of the time that a request waits.
+    pub fn export_of_home(&self, nbd_addr: String, name: impl Into<String>) -> RemoteExport {
+        let remote = self.export(nbd_addr, name);
+        let silence_max = remote.silence_max.min(self.home_patience / 2);
+        RemoteExport { patience: self.home_patience, silence_max, ..remote }
     }
 
     /// How the pool's layers reach what they stand on.

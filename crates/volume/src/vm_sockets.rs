@@ -109,8 +109,10 @@ impl VmSockets {
             .next("check --vm-sockets of the volume server")
     }
 
-    pub async fn list(&self) -> Vec<VmSocket> {
-        self.open.lock().await.values().map(|open| open.socket.clone()).collect()
+    /// The sockets, and how many connections each has.
+    pub async fn list(&self) -> Vec<(VmSocket, usize)> {
+        let open = self.open.lock().await;
+        open.values().map(|open| (open.socket.clone(), open.vm.connections())).collect()
     }
 
     /// Makes a VM's socket, unless it is there. One of an earlier VM with the same name or user ends. While a VM runs, its disks change: the
@@ -294,7 +296,7 @@ mod tests {
         sockets.drain().await;
         mode(&above, 0o775);
         let sockets = load().await.expect("its VMs keep their disks after an upgrade");
-        assert_eq!(sockets.list().await, [socket("vm-1")]);
+        assert_eq!(sockets.list().await, [(socket("vm-1"), 0)]);
         sockets.drain().await;
         mode(&own, 0o777);
         load().await.err().expect("everybody can put records there");

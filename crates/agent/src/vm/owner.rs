@@ -8,6 +8,7 @@ mod change;
 mod connection;
 mod ending;
 mod orders;
+mod question;
 #[cfg(test)]
 mod tests;
 mod wishes;
@@ -18,13 +19,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use perigee_http::authority::now_ms;
 use perigee_model::switchover::{Arrival, ArrivalStep, Fate, Switchover, on_arrival};
 use perigee_model::vm::VmStatus;
 use perigee_model::{DiskRole, Problem};
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use super::decide::DiskError;
 use super::migrate::{self, Handle, Record, Wished};
@@ -34,6 +36,7 @@ use super::{Answer, Request, Vm, arrival, decide};
 use crate::files;
 use crate::host::Host;
 use crate::qmp::{BlockIoError, Event, Qmp, QmpError, StatusInfo};
+use question::{Question, next_answer};
 
 const TICK: Duration = Duration::from_secs(1);
 /// The limit for the console's log and for QEMU's stderr.
@@ -52,6 +55,12 @@ pub struct Owner {
     logged: String,
     /// QEMU's last run state. Nothing changes while it stays the same.
     run_state: String,
+    /// The question how the VM is that QEMU has not answered yet.
+    question: Option<Question>,
+    /// Something has happened since that was asked.
+    asks_again: bool,
+    /// When QEMU was last asked.
+    asked: Instant,
     /// Why the guest powered off, if QEMU gave a special reason.
     ended_because: &'static str,
     migration: Option<Handle>,
@@ -72,6 +81,7 @@ enum Wake {
     Request(Option<Request>),
     Event(Option<Event>),
     Wish(Option<Wished>),
+    Status(Result<StatusInfo, QmpError>),
     Tick,
 }
 
@@ -93,6 +103,9 @@ impl Owner {
             is_fenced: false,
             logged: String::new(),
             run_state: String::new(),
+            question: None,
+            asks_again: false,
+            asked: Instant::now(),
             ended_because: "",
             migration: None,
             guest: None,
@@ -204,6 +217,7 @@ impl Owner {
                 request = self.requests.recv() => Wake::Request(request),
                 event = next_event(&mut self.events) => Wake::Event(event),
                 wish = next_wish(&mut self.migration) => Wake::Wish(wish),
+                answer = next_answer(&mut self.question) => Wake::Status(answer),
                 _ = tick.tick() => Wake::Tick,
             };
             match wake {
@@ -223,6 +237,7 @@ impl Owner {
                     let _ = outcome.send(self.grant(wish).await);
                 }
                 Wake::Wish(None) => self.migration = None,
+                Wake::Status(answer) => self.on_status(answer).await,
                 Wake::Tick => self.on_tick().await,
             }
         }
@@ -273,10 +288,7 @@ impl Owner {
             }
             _ => return,
         }
-        let Some(qmp) = self.vm.observed(|seen| seen.qmp.clone()) else { return };
-        if let Err(error) = self.look(&qmp).await {
-            tracing::debug!(vm = %self.vm.id(), %error, "QEMU did not tell its status");
-        }
+        self.ask_status(false);
     }
 
     fn on_disk_error(&mut self, event: &Event) {
@@ -285,7 +297,14 @@ impl Owner {
             return;
         }
         self.is_fenced = DiskError::of(&error) == DiskError::Fenced;
-        self.trouble(decide::describe(&error));
+        let why = decide::describe(&error);
+        self.vm.observed(|seen| {
+            seen.disk_error = Some((
+                why.clone(),
+                seen.disk_error.take().map_or_else(now_ms, |(_, since_ms)| since_ms),
+            ))
+        });
+        self.trouble(why);
     }
 
     fn trouble(&mut self, reason: String) {
@@ -296,9 +315,15 @@ impl Owner {
         }
     }
 
-    /// Reads the VM's status from QEMU, and lets a VM run that has arrived by migration.
+    /// Reads the VM's status from QEMU.
     async fn look(&mut self, qmp: &Qmp) -> Result<(), QmpError> {
-        let info: StatusInfo = qmp.query("query-status").await?;
+        let info: StatusInfo = qmp.query(question::COMMAND).await?;
+        self.take_status(&info, qmp).await;
+        Ok(())
+    }
+
+    /// Takes over what QEMU has said, and lets a VM run that has arrived by migration.
+    async fn take_status(&mut self, info: &StatusInfo, qmp: &Qmp) {
         if info.status != self.run_state {
             if let Some(event) = decide::event_of(&info.status) {
                 self.vm.take(event, &info.status);
@@ -322,7 +347,6 @@ impl Owner {
             _ => {}
         });
         self.on_arrival(qmp).await;
-        Ok(())
     }
 
     /// Stores that the VM has arrived by migration, and then lets it run. This also applies to a VM that an
@@ -375,6 +399,7 @@ impl Owner {
         }
         if self.vm.status() == VmStatus::Running {
             self.logged.clear();
+            self.vm.observed(|seen| seen.disk_error = None);
         }
         if self.events.is_none() {
             self.reconnect_soon().await;
@@ -388,6 +413,9 @@ impl Owner {
             }
         }
         let Some(qmp) = self.vm.observed(|seen| seen.qmp.clone()) else { return };
+        if self.is_asking() {
+            return;
+        }
         self.forget_leaving(&qmp).await;
         if self.vm.status() == VmStatus::Paused || self.is_waiting_to_be_stored() {
             self.on_arrival(&qmp).await;
@@ -397,8 +425,9 @@ impl Owner {
         if decide::may_retry(status, switchover, self.is_fenced, has_come)
             && !self.is_waiting_to_be_stored()
         {
-            // Events report the result.
-            let _ = qmp.execute("cont", json!({})).await;
+            self.ask_status(true);
+        } else {
+            self.look_now_and_then();
         }
     }
 

@@ -44,6 +44,7 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Stranger, "POST",   "/v1/enrol"),
     (May::ThisHost, "PUT",    "/v1/hosts/{host}"),
     (May::ThisHost, "POST",   "/v1/hosts/{host}/certificate"),
+    (May::ThisHost, "POST",   "/v1/hosts/{host}/stops"),
     (May::Host,     "GET",    "/v1/revoked"),
     (May::Member,   "GET",    "/v1/me"),
     (May::Member,   "GET",    "/v1/openapi.json"),

@@ -23,6 +23,14 @@ pub async fn register(
     json(())
 }
 
+/// The host's agent stops in order, for an upgrade: its VMs go on, and no job is lost with it.
+#[utoipa::path(post, path = "/hosts/{host}/stops", tag = "hosts", params(("host" = String, Path)),
+    responses((status = 200)))]
+pub async fn stops(State(cluster): Shared, Name(host): Name<HostId>) -> Reply<()> {
+    hosts::stops(&cluster, &host)?;
+    json(())
+}
+
 /// Says at which site a host is from now on. Its agent has to say the same.
 #[utoipa::path(put, path = "/hosts/{host}/site", tag = "hosts", params(("host" = String, Path)),
     request_body = SetSite, responses((status = 200)))]

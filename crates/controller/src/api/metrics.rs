@@ -15,13 +15,14 @@ use axum::response::{IntoResponse, Response};
 use perigee_http::{Client, Failure, Reply};
 use perigee_model::exposition::{self, Kind, Page};
 use perigee_model::job::{Host, HostState, JobState};
+use perigee_model::waiting::{Waiting, WaitsFor};
 use perigee_model::{HostId, Problem};
 use serde::Serialize;
 use tokio::time::timeout;
 use utoipa::ToSchema;
 
 use super::{Name, Shared, json};
-use crate::cluster::{Cluster, ERROR_BUCKETS, HostLink};
+use crate::cluster::{Cluster, ERROR_BUCKETS, HostLink, now_ms};
 use crate::hosts;
 
 /// Prometheus waits 10 s for a page by default.
@@ -29,15 +30,19 @@ const PAGE_DEADLINE: Duration = Duration::from_secs(8);
 
 /// The controller's own figures, and what it knows of hosts, links, VMs and jobs.
 pub async fn metrics(State(cluster): Shared) -> Result<Response, Failure> {
-    let hosts = hosts::list(&cluster).await?;
+    Ok(answer(page(&cluster).await?))
+}
+
+pub async fn page(cluster: &Cluster) -> Result<String, Problem> {
+    let hosts = hosts::list(cluster).await?;
     let mut page = Page::default();
     write_hosts(&mut page, &hosts);
-    write_links(&mut page, &cluster);
-    write_jobs(&mut page, &cluster);
-    write_migrations(&mut page, &cluster);
-    write_predictions(&mut page, &cluster);
-    write_own(&mut page, &cluster);
-    Ok(answer(page.into_text()))
+    write_links(&mut page, cluster);
+    write_jobs(&mut page, cluster);
+    write_migrations(&mut page, cluster);
+    write_predictions(&mut page, cluster);
+    write_own(&mut page, cluster);
+    Ok(page.into_text())
 }
 
 fn answer(text: String) -> Response {
@@ -73,6 +78,20 @@ fn write_hosts(page: &mut Page, hosts: &[Host]) {
         let labels: [(&str, &dyn Display); 2] =
             [("host", &host.id), ("site", &host.addresses.site)];
         page.figure(&labels, seconds(host.last_seen_ms));
+    }
+    page.family(
+        "perigee_host_part_up",
+        Kind::Gauge,
+        "Whether a part of the host answers: its agent, its volume server.",
+    );
+    for host in hosts {
+        let is_server = |w: &&Waiting| matches!(w.waits_for, WaitsFor::VolumeServer { .. });
+        let silent = host.waits.iter().filter(is_server).count();
+        for (part, silent) in [("agent", host.waits.len() - silent), ("volume_server", silent)] {
+            let labels: [(&str, &dyn Display); 3] =
+                [("host", &host.id), ("site", &host.addresses.site), ("part", &part)];
+            page.figure(&labels, u8::from(silent == 0));
+        }
     }
     page.family("perigee_host_warnings", Kind::Gauge, "What `perigee host info` warns of.");
     for host in hosts {
@@ -117,6 +136,19 @@ fn write_jobs(page: &mut Page, cluster: &Cluster) {
         ("cancelled", &tally.jobs_cancelled),
     ] {
         page.figure(&[("state", &state)], read(count));
+    }
+    let name = "perigee_job_waiting_seconds";
+    page.family(
+        name,
+        Kind::Gauge,
+        "How long a job, or a VM without one, has waited for a part that does not answer.",
+    );
+    let now_ms = now_ms();
+    for record in &unfinished {
+        for waiting in &record.job.waits {
+            let waited = seconds(now_ms.saturating_sub(waiting.since_ms));
+            page.figure(&[("job", &record.job.id), ("for", &waiting.waits_for.word())], waited);
+        }
     }
     let lasting = unfinished.iter().filter(|record| record.lasting.is_some()).count();
     page.one(

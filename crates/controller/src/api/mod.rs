@@ -29,6 +29,8 @@ pub use caller::Caller;
 pub(crate) use callers::note_unknown;
 #[cfg(test)]
 pub use callers::{Sender, TABLE, may};
+#[cfg(test)]
+pub use metrics::page as metrics_page;
 
 type Shared = State<Arc<Cluster>>;
 
@@ -47,6 +49,7 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
     let v1 = OpenApiRouter::new()
         .routes(routes!(hosts::register, hosts::info, hosts::remove))
         .routes(routes!(hosts::set_site))
+        .routes(routes!(hosts::stops))
         .routes(routes!(hosts::list))
         .routes(routes!(enrol::token))
         .routes(routes!(enrol::enrol))

@@ -17,7 +17,7 @@ use perigee_model::vm::{HOST_ADDRESSES_MAX, HostAddresses, HostReport, VmChanges
 use perigee_model::volume::{ExportStats, PoolInfo};
 use perigee_model::{HostId, Problem, VmId};
 
-use super::now_ms;
+use super::parts::{Heard, VolumeServer};
 use crate::records::{HostRecord, Records};
 
 /// A pool is asked for its free bytes this often: it reads its whole catalog for the answer.
@@ -25,9 +25,6 @@ const POOL_AGE_MAX: Duration = Duration::from_secs(30);
 
 /// Volume servers are told the sites of the hosts so often, even if nothing has changed.
 const TELL_SITES_EVERY: Duration = Duration::from_secs(60);
-
-/// How many requests in a row a host has to miss before it counts as unreachable.
-const MISSED_MIN: u32 = 2;
 
 /// The clients for one host. Each has its deadline.
 #[derive(Debug, Clone)]
@@ -75,11 +72,11 @@ pub struct Known {
     pub report: Option<Arc<HostReport>>,
     /// The addresses of its interfaces, as its record has them.
     interfaces: Vec<Ipv4Addr>,
-    /// The last answer or registration; at first the time when the controller started to wait.
-    pub heard: Instant,
-    /// Requests for its report since then that have failed.
-    pub missed: u32,
-    pub last_seen_ms: u64,
+    /// When its agent was heard of.
+    pub heard: Heard,
+    /// When its agent has said that it stops, if it was not heard of since.
+    pub(super) stopped: Option<Instant>,
+    pub(super) volume_server: VolumeServer,
     /// The last reports of its VMs. They are shown while it does not answer.
     vms: BTreeMap<VmId, (Instant, VmReport)>,
     /// The sites of the hosts, as its volume server was told them.
@@ -95,22 +92,6 @@ pub struct Hosts {
     pub deadline: Duration,
     network: Network,
     known: Mutex<BTreeMap<HostId, Known>>,
-}
-
-impl Known {
-    pub fn is_heard(&mut self) {
-        (self.heard, self.missed, self.last_seen_ms) = (Instant::now(), 0, now_ms());
-    }
-
-    /// A host is unreachable when it has been silent for the deadline although it was asked. The controller itself may
-    /// have stood still meanwhile (a suspended machine, a paused VM): then no host was asked, or one request ran into it.
-    pub fn state(&self, deadline: Duration) -> HostState {
-        if self.heard.elapsed() > deadline && self.missed >= MISSED_MIN {
-            HostState::Unreachable
-        } else {
-            HostState::Up
-        }
-    }
 }
 
 impl Hosts {
@@ -153,9 +134,9 @@ impl Hosts {
             link: Arc::new(link),
             report: None,
             interfaces,
-            heard: Instant::now(),
-            missed: 0,
-            last_seen_ms: seen_ms,
+            heard: Heard::new(seen_ms),
+            stopped: None,
+            volume_server: VolumeServer::new(seen_ms),
             vms: BTreeMap::new(),
             sites: None,
             stats: None,
@@ -180,7 +161,7 @@ impl Hosts {
 
     /// Whether the host has answered since then.
     pub fn heard_since(&self, id: &HostId, then: Instant) -> bool {
-        self.lock().get(id).is_some_and(|known| known.heard >= then)
+        self.lock().get(id).is_some_and(|known| known.heard.at >= then)
     }
 
     /// The host's last report; `None` if it has not answered yet.
@@ -225,7 +206,7 @@ impl Hosts {
     pub fn silence(&self, id: &HostId) -> String {
         match self.lock().get(id) {
             Some(known) => {
-                format!("host {id} has not answered for {} s", known.heard.elapsed().as_secs())
+                format!("host {id} has not answered for {} s", known.heard.at.elapsed().as_secs())
             }
             None => format!("host {id} is not known"),
         }
@@ -259,7 +240,7 @@ impl Hosts {
     /// A request for the host's report has failed.
     pub fn missed(&self, id: &HostId) {
         if let Some(known) = self.lock().get_mut(id) {
-            known.missed = known.missed.saturating_add(1);
+            known.heard.missed();
         }
     }
 
@@ -439,7 +420,7 @@ mod tests {
         hosts.set(hosts.link(&id, addresses).expect("a link"), 0, Vec::new());
         let asleep = 2 * deadline;
         let woke = Instant::now().checked_sub(asleep).expect("a clock that began before");
-        hosts.lock().get_mut(&id).expect("the host").heard = woke;
+        hosts.lock().get_mut(&id).expect("the host").heard.at = woke;
         assert_eq!(hosts.state(&id), HostState::Up);
         hosts.missed(&id);
         assert_eq!(hosts.state(&id), HostState::Up, "the request that the sleep has cut");

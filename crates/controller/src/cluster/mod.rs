@@ -7,6 +7,7 @@ mod hosts;
 mod index;
 mod lanes;
 mod links;
+mod parts;
 pub mod taught;
 mod wakes;
 

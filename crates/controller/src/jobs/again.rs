@@ -9,10 +9,12 @@
 //! A job also leaves a host that cannot start its VM, for example because it has no suitable accelerator. The
 //! VM never ran there. Such a job ends when no other host is left to try, or after [`REFUSALS`] hosts.
 
-use perigee_model::job::{HostState, Restart, Start};
+use perigee_model::guest::LogStream;
+use perigee_model::job::{LogLine, Restart, Start};
 use perigee_model::limits::{REFUSALS, RESTARTS};
 use perigee_model::states::JobEvent;
 use perigee_model::vm::HostReport;
+use perigee_model::waiting::in_words;
 use perigee_model::{HostId, Problem, ProblemKind};
 
 use super::cancel::CANCELLED;
@@ -21,9 +23,9 @@ use super::homes::incomplete;
 use super::lasting::{self, of_one_run};
 use super::{log, stage};
 use crate::cleaner::{self, Cleanup};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, now_ms};
 use crate::records::{
-    Ending, JobRecord, LogKept, MigrationRecord, PlacedDisk, Traced, owner_of, start_of, vm_of,
+    Ending, JobRecord, MigrationRecord, PlacedDisk, Traced, owner_of, start_of, vm_of,
 };
 use crate::{catalog, planning};
 
@@ -200,6 +202,10 @@ impl Run {
     /// Why the job waits for a host that does not answer. If its file asks for a restart elsewhere, it also
     /// says why there is none.
     pub(super) fn why_it_stays(&self, host: &HostId) -> String {
+        if !self.cluster.hosts.is_lost(host, &vm_of(&self.id)) {
+            let waits = in_words(&self.cluster.hosts.waits(host));
+            return format!("{waits}; its VM goes on, and the job when the agent is back");
+        }
         let waits = format!("host {host} is unreachable; the job continues when it is back");
         match fate(&self.record.value, host, Loss::Silent) {
             Fate::Wait(why) if self.job().spec.restart == Restart::OnHostFailure => format!(
@@ -226,27 +232,52 @@ impl Run {
             None => own.map(|disk| (disk.home.clone(), disk.volume.clone())).collect(),
         };
         cleaner::hand_over(&self.cluster, &cleanup).await?;
-        self.cluster.records.remove_all(&log::prefix(&self.id)).await?;
         self.drop_outputs().await;
         if self.lasting().is_none() {
             // What was predicted for the run that was lost does not come true in the next one.
             self.cluster.records.remove_all(&planning::decisions_prefix(&self.id)).await?;
             self.forget_volume_moves().await?;
         }
+        // Last: what comes before may be repeated.
+        self.mark_log(host, number).await?;
         tracing::warn!("job {} begins anew: host {host} is gone", self.id);
         let record = &mut self.record.value;
         record.restarts = number;
         if !record.avoid.contains(host) {
             record.avoid.push(host.clone());
         }
-        record.log = LogKept::default();
         record.traced = Traced::default();
+        // The messages of the next run come after those of this one in the log.
+        let said = record.last_seq;
         record.forget_run();
+        (record.last_seq, record.seq_before) = (said, said);
         let job = &mut record.job;
         job.outputs = None;
         job.state = job.state.next(JobEvent::HostLost)?;
         job.reason = format!("it was lost at host {host} and starts again");
         self.record.save().await
+    }
+
+    /// The log of a run that is lost is kept: it may say why. A line tells where the next one begins.
+    async fn mark_log(&mut self, host: &HostId, restart: u32) -> Result<(), Problem> {
+        let record = &mut self.record.value;
+        if record.log.bytes == 0 {
+            return Ok(());
+        }
+        record.last_seq += 1;
+        let line = format!(
+            "perigee: host {host} was lost, and the job starts again: what follows is of its start {}",
+            restart + 1
+        );
+        let line = LogLine {
+            seq: record.last_seq,
+            uptime_ms: 0,
+            stream: LogStream::Stderr,
+            line,
+            arrived_ms: now_ms(),
+            rank: None,
+        };
+        log::store(&self.cluster, &self.id, &mut record.log, vec![line]).await
     }
 
     /// A move that was requested just before must end first. It is settled while the job is still at the VM's
@@ -302,6 +333,6 @@ fn lost_host(cluster: &Cluster, record: &JobRecord, host: &HostId) -> Option<(Ho
     if let Some((_, removed)) = incomplete(cluster, record) {
         return Some((removed, Loss::Removed));
     }
-    let is_up = cluster.hosts.state(host) == HostState::Up;
-    (!is_up).then(|| (host.clone(), Loss::Silent))
+    let is_lost = cluster.hosts.is_lost(host, &vm_of(&record.job.id));
+    is_lost.then(|| (host.clone(), Loss::Silent))
 }

@@ -109,7 +109,7 @@ impl Run {
         match collect.step {
             CollectStep::Ends => self.prepare_collecting().await,
             CollectStep::Ready => self.start_collecting().await,
-            CollectStep::Started => self.follow_collecting(&collect).await,
+            CollectStep::Started => self.follow_collecting().await,
         }
     }
 
@@ -182,7 +182,7 @@ impl Run {
         }
         if let Some(collect) = &mut record.collect {
             (collect.step, collect.failed) = (CollectStep::Ready, None);
-            collect.seq_before = record.last_seq;
+            record.seq_before = record.last_seq;
         }
         COLLECTING.clone_into(&mut record.job.reason);
         self.record.save().await?;
@@ -210,7 +210,7 @@ impl Run {
         Ok(Step::Again)
     }
 
-    async fn follow_collecting(&mut self, collect: &Collect) -> Result<Step, Problem> {
+    async fn follow_collecting(&mut self) -> Result<Step, Problem> {
         let host = self.host()?;
         let report = match self.look(&host).await {
             Ok((_, report)) => report,
@@ -225,7 +225,7 @@ impl Run {
             // It is older than the request.
             return self.pause();
         }
-        let said = report.last_seq.saturating_add(collect.seq_before);
+        let said = report.last_seq.saturating_add(self.record.value.seq_before);
         self.take_events(&host, said).await?;
         let record = &self.record.value;
         let has_failed = record.collect.as_ref().is_some_and(|collect| collect.failed.is_some());
@@ -238,7 +238,8 @@ impl Run {
             return Ok(Step::Again);
         }
         let trouble = self.reason(&report);
-        self.say(if trouble.is_empty() { COLLECTING } else { &trouble }).await?;
+        let waits = self.cluster.hosts.named_waits(&report.waits);
+        self.say_waiting(if trouble.is_empty() { COLLECTING } else { &trouble }, waits).await?;
         self.pause()
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use perigee_model::gang::moving::Failed;
 use perigee_model::job::JobState;
+use perigee_model::waiting::Waiting;
 use perigee_model::{JobId, Problem, ProblemKind, VmId};
 use tokio::sync::Notify;
 
@@ -40,6 +41,9 @@ pub struct Run {
     pub reported: Instant,
     /// When the last check found the VM at work; `None` if it did not.
     pub seen_at_work: Option<Instant>,
+    /// When its VM was last seen to stand still, because its disks wait, and how long it has done so.
+    pub seen_to_stand: Option<Instant>,
+    pub stood_still: Duration,
     /// The last refusal of each kind of change that the planner wanted.
     pub refused: Vec<RefusedChange>,
     /// Since when the next volume that is to come to the VM has been refused.
@@ -149,6 +153,8 @@ impl Run {
             figures_read: None,
             reported: Instant::now(),
             seen_at_work: None,
+            seen_to_stand: None,
+            stood_still: Duration::ZERO,
             refused: Vec::new(),
             follow_refused: None,
             failed_starts: None,
@@ -233,6 +239,7 @@ impl Run {
         }
         self.record.value.ending = Some(ending);
         self.record.value.job.reason = reason;
+        self.record.value.job.waits.clear();
         self.record.save().await
     }
 
@@ -286,8 +293,19 @@ impl Run {
 
     /// Says why the job waits; an empty text when it does not.
     pub async fn say(&mut self, reason: &str) -> Result<(), Problem> {
-        if self.record.value.job.reason != reason {
-            reason.clone_into(&mut self.record.value.job.reason);
+        self.say_waiting(reason, Vec::new()).await
+    }
+
+    /// The same, with what its VM waits for.
+    pub(super) async fn say_waiting(
+        &mut self,
+        reason: &str,
+        waits: Vec<Waiting>,
+    ) -> Result<(), Problem> {
+        let job = &mut self.record.value.job;
+        if job.reason != reason || job.waits != waits {
+            reason.clone_into(&mut job.reason);
+            job.waits = waits;
             self.record.save().await?;
         }
         Ok(())

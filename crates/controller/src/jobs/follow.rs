@@ -8,6 +8,7 @@ use perigee_model::job::{HostState, JobState, Sample};
 use perigee_model::starts::VmStart;
 use perigee_model::vm::{Disk, Hardware, HostReport, Machine, VmReport, VmSpec, VmStatus};
 use perigee_model::volume::ExportStats;
+use perigee_model::waiting::in_words;
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 
 use super::cancel::CANCELLING;
@@ -87,7 +88,8 @@ impl Run {
         if self.lasting().is_some() {
             return self.follow_lasting(&report, moving).await;
         }
-        let has_news = report.last_seq > self.record.value.last_seq;
+        let said = report.last_seq.saturating_add(self.record.value.seq_before);
+        let has_news = said > self.record.value.last_seq;
         let figures_due =
             self.figures_read.is_none_or(|at| at.elapsed() >= self.cluster.timing.figures);
         if has_news || figures_due {
@@ -101,7 +103,7 @@ impl Run {
         self.ask_to_begin(&host).await?;
         let ran_before = self.job().state == JobState::Running;
         if has_news {
-            self.take_events(&host, report.last_seq).await?;
+            self.take_events(&host, said).await?;
             self.trace(&host).await?;
         }
         // A change that history is sure of is made when the command starts, and not at the next figures.
@@ -119,8 +121,11 @@ impl Run {
         if !moving && matches!(report.status, VmStatus::Gone | VmStatus::Shutdown) {
             return self.lost(&ended(&report)).await;
         }
-        self.say(&self.reason(&report)).await?;
-        self.count(seen_before, !moving && report.status == VmStatus::Running).await?;
+        let waits = self.cluster.hosts.named_waits(&report.waits);
+        let runs = report.status == VmStatus::Running && waits.is_empty();
+        self.note_stand(!waits.is_empty());
+        self.say_waiting(&self.reason(&report), waits).await?;
+        self.count(seen_before, !moving && runs).await?;
         if let Some(step) = self.end_late_release().await? {
             return Ok(step);
         }
@@ -146,7 +151,9 @@ impl Run {
 
     /// What people are to know of the running job: why its VM does not run, or does not get nearer to its data.
     pub(super) fn reason(&self, report: &VmReport) -> String {
+        let waits = in_words(&self.cluster.hosts.named_waits(&report.waits));
         match trouble_of(report) {
+            _ if !waits.is_empty() => waits,
             trouble if !trouble.is_empty() => trouble,
             _ if self.record.value.cancelled_ms.is_some() => CANCELLING.to_owned(),
             _ if self.waits_for_gang() => {
@@ -212,6 +219,7 @@ impl Run {
 
     /// Requests the VM. Repeating this with the same spec changes nothing, so a crash here does no harm.
     async fn start_vm(&mut self) -> Result<Step, Problem> {
+        (self.seen_to_stand, self.stood_still) = (None, Duration::ZERO);
         let placement = self.placement()?;
         let start = placement.start.clone();
         let run = start_of(&self.record.value, 0);
@@ -308,7 +316,7 @@ impl Run {
         while self.record.value.last_seq < up_to_seq {
             let hides_output = self.hides_output(self.placement()?);
             let record = &mut self.record.value;
-            let before = record.collect.as_ref().map_or(0, |collect| collect.seq_before);
+            let before = record.seq_before;
             let after = record.last_seq.saturating_sub(before);
             let path = format!("/v1/vms/{}/events?after={after}", vm_of(&self.id));
             let mut events: Vec<GuestEvent> = host.agent.get(&path).await?;
@@ -332,10 +340,13 @@ impl Run {
         leave_site::hides_output(&self.cluster, &placement.disks, &placement.start)
     }
 
-    /// A host that does not answer for a moment is asked again. One that is unreachable is shown as the reason.
+    /// A host that does not answer for a moment is asked again. One that goes on to be silent is shown as the reason.
     async fn host_silent(&mut self, host: &HostLink, problem: Problem) -> Result<Step, Problem> {
+        let waits = self.cluster.hosts.waits(&host.id);
         if self.cluster.hosts.state(&host.id) == HostState::Unreachable {
-            self.say(&self.why_it_stays(&host.id)).await?;
+            self.say_waiting(&self.why_it_stays(&host.id), waits).await?;
+        } else if !waits.is_empty() {
+            self.say_waiting(&in_words(&waits), waits).await?;
         } else {
             tracing::debug!("job {}: {problem}", self.id);
         }
@@ -404,6 +415,16 @@ impl Run {
         Ok(())
     }
 
+    /// Counts how long the VM has stood still, because its disks waited for somebody.
+    fn note_stand(&mut self, stands: bool) {
+        let now = Instant::now();
+        let before = self.seen_to_stand.take();
+        self.seen_to_stand = stands.then_some(now);
+        if let (true, Some(before)) = (stands, before) {
+            self.stood_still += now - before;
+        }
+    }
+
     /// Why the job has taken too long, if it has. Only time in which its VM was seen running counts.
     fn overdue(&self, report: &VmReport) -> Option<String> {
         let (job, now) = (self.job(), now_ms());
@@ -413,7 +434,8 @@ impl Run {
             (JobState::Starting, _) if self.waits_for_gang() => self.begins_late(),
             (JobState::Starting, Some(started_ms)) => {
                 let limit = self.cluster.timing.boot_deadline;
-                let late = boot_time(report, now.saturating_sub(started_ms)) > limit;
+                let booted = boot_time(report, now.saturating_sub(started_ms));
+                let late = booted.saturating_sub(self.stood_still) > limit;
                 late.then(|| {
                     let limit_s = limit.as_secs();
                     format!(

@@ -205,7 +205,8 @@ impl Run {
         }
         let note = self.lasting().map(|lasting| lasting.note.clone()).unwrap_or_default();
         let trouble = self.reason(report);
-        self.say(if trouble.is_empty() { &note } else { &trouble }).await?;
+        let waits = self.cluster.hosts.named_waits(&report.waits);
+        self.say_waiting(if trouble.is_empty() { &note } else { &trouble }, waits).await?;
         if figures_due && !moving {
             self.bring_volumes().await?;
         }
@@ -406,7 +407,7 @@ impl JobRecord {
         self.job.spec.memory_bytes = next.unwrap_or(self.job.spec.memory_bytes);
         self.vm_started = false;
         self.boot_id.clear();
-        self.last_seq = 0;
+        (self.last_seq, self.seq_before) = (0, 0);
         self.finished = None;
         self.left = None;
         self.leaving = None;
@@ -416,6 +417,7 @@ impl JobRecord {
         self.moves = 0;
         let job = &mut self.job;
         job.host = None;
+        job.waits.clear();
         if self.lasting.is_none() {
             job.vm = None;
         }

@@ -35,7 +35,7 @@ use perigee_model::vm::{
 use perigee_model::volume::{
     Attach, Attachment, BlockProbe, CachePolicy, CollectTrace, CopyImage, CreateVolume,
     EpochChange, EpochIssued, ExportStats, ImageInfo, IoStats, PoolInfo, ProbeBlocks, RemoteSource,
-    Resize, Snapshot, Upload, VolumeHealth, VolumeInfo, VolumeSource,
+    Resize, Snapshot, Upload, VmSocket, VmSocketSeen, VolumeHealth, VolumeInfo, VolumeSource,
 };
 use perigee_model::{
     Epoch, HostId, ImageName, LayerId, OwnerName, Problem, SiteId, TenantName, VmId, VmStart,
@@ -91,6 +91,11 @@ pub struct GuestFile {
 pub struct Inside {
     /// Nothing answers.
     pub down: bool,
+    /// Only its agent, or only its volume server, does not answer.
+    pub agent_down: bool,
+    pub server_down: bool,
+    /// Its QEMUs have ended, and its volume server sees no connections of them.
+    pub sees_no_vms: bool,
     pub refuse_migration: bool,
     /// The next connection that asks for a migration shows a replaced certificate.
     pub forbids_migration_once: bool,
@@ -369,6 +374,33 @@ async fn unless_down(State(inside): Shared, request: Request, next: Next) -> Res
     next.run(request).await
 }
 
+fn part_is_down() -> Response {
+    Failure(Problem::unavailable("answer", "this part of the host is down")).into_response()
+}
+
+async fn unless_agent_down(State(inside): Shared, request: Request, next: Next) -> Response {
+    let down = inside.lock().expect("lock").agent_down;
+    if down { part_is_down() } else { next.run(request).await }
+}
+
+async fn unless_server_down(State(inside): Shared, request: Request, next: Next) -> Response {
+    let down = inside.lock().expect("lock").server_down;
+    if down { part_is_down() } else { next.run(request).await }
+}
+
+/// The VMs' sockets at the volume server.
+async fn sockets(State(inside): Shared) -> Reply<Vec<VmSocketSeen>> {
+    let inside = inside.lock().expect("lock");
+    let seen = inside.vms.values().map(|vm| {
+        let spec = &vm.report.spec;
+        let exports = spec.disks.iter().map(|disk| format!("{}@{}", disk.volume, disk.epoch));
+        let socket = VmSocket { vm: spec.vm.clone(), uid: 1, exports: exports.collect() };
+        let connections = if inside.sees_no_vms { 0 } else { spec.disks.len() };
+        VmSocketSeen { socket, connections, unanswered: Vec::new() }
+    });
+    Ok(Json(seen.collect()))
+}
+
 /// What a volume server of before answers to what it does not know.
 async fn unless_of_before(State(inside): Shared, request: Request, next: Next) -> Response {
     let path = request.uri().path();
@@ -403,6 +435,7 @@ fn agent_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/vms/{vm}/end-unless-ran", post(end_unless_ran))
         .route("/v1/probe", post(probe_link))
         .route("/v1/networks", put(take_networks))
+        .layer(from_fn_with_state(inside.clone(), unless_agent_down))
         .layer(from_fn_with_state(inside.clone(), unless_down))
         .with_state(inside)
 }
@@ -428,12 +461,14 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/attachments/{volume}", put(attach).delete(detach))
         .route("/v1/traces/{name}", put(collect_trace).get(trace).delete(end_trace))
         .route("/v1/stats", get(stats))
+        .route("/v1/vms", get(sockets))
         .route("/v1/pool", get(pool))
         .route("/v1/probe", post(probe_blocks))
         .merge(homes::routes())
         .merge(openers::routes())
         .merge(replicas::routes())
         .layer(from_fn_with_state(inside.clone(), unless_of_before))
+        .layer(from_fn_with_state(inside.clone(), unless_server_down))
         .layer(from_fn_with_state(inside.clone(), unless_down))
         .with_state(inside)
 }

@@ -24,6 +24,7 @@ mod migrations;
 mod networks;
 mod openers;
 mod outputs;
+mod parts;
 mod queue;
 mod quotas;
 mod replicas;

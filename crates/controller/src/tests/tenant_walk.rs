@@ -167,6 +167,7 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         | "PUT /v1/hosts/{host}/site"
         | "POST /v1/hosts/{host}/token"
         | "POST /v1/hosts/{host}/certificate"
+        | "POST /v1/hosts/{host}/stops"
         | "POST /v1/enrol"
         | "POST /v1/tenants"
         | "PUT /v1/tenants/{tenant}/quota"

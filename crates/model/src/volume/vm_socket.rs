@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::VmId;
+use crate::{VmId, VolumeName};
 
 /// A VM's own NBD socket at its host's volume server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,4 +23,29 @@ pub struct VmSocket {
 pub struct VmSocketAt {
     /// On the volume server's host.
     pub path: PathBuf,
+}
+
+/// A VM's socket as the volume server sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmSocketSeen {
+    /// What it is for.
+    #[serde(flatten)]
+    pub socket: VmSocket,
+    /// How many connections the VM's QEMU has open. Each disk has one.
+    #[serde(default)]
+    pub connections: usize,
+    /// The volumes whose homes do not answer.
+    #[serde(default)]
+    pub unanswered: Vec<Unanswered>,
+}
+
+/// A volume of a VM whose home does not answer this host's volume server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unanswered {
+    /// The volume.
+    pub volume: VolumeName,
+    /// `IP:PORT` of the home's NBD server.
+    pub nbd_addr: String,
+    /// Unix time.
+    pub since_ms: u64,
 }

@@ -45,6 +45,9 @@ pub const PATIENCE_DEFAULT: Duration = Duration::from_secs(600);
 /// A server that takes requests and sends nothing for this long is considered lost.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
+/// A request that has waited for this long is told. Writes wait for other hosts' leases, which takes up to 10 s.
+const LONG: Duration = Duration::from_secs(15);
+
 /// Longest range of one zeroing or block status: their length has 32 bits on the wire.
 const RANGE_BYTES_MAX: u64 = 1 << 30;
 
@@ -218,6 +221,11 @@ impl NbdDevice {
     /// Whether the connection is lost now.
     pub fn is_away(&self) -> bool {
         !link::lock(&self.shared).is_connected()
+    }
+
+    /// Since when the server has not answered, if it is away or a request waits for long.
+    pub fn unanswered_since(&self) -> Option<Instant> {
+        link::lock(&self.shared).unanswered_since(LONG)
     }
 
     /// Whether it is the same export, as far as the servers say. It may be confined now.

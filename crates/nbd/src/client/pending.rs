@@ -64,6 +64,8 @@ pub struct PendingTable {
     lanes: Vec<Lane>,
     /// The reason why no requests are accepted any more.
     closed: Option<String>,
+    /// While there are no connections: since when the server has not answered.
+    away_since: Option<Instant>,
     /// The number of answered requests.
     pub answered: u64,
     durability: Arc<Durability>,
@@ -121,6 +123,7 @@ impl PendingTable {
             lane.take(pending);
         }
         self.lanes = vec![lane];
+        self.away_since = None;
     }
 
     /// Adds one more connection and returns its number.
@@ -132,6 +135,14 @@ impl PendingTable {
     /// Removes all connections.
     pub fn disconnect(&mut self) {
         self.lanes.clear();
+        let oldest = self.pending.values().next().map(|pending| pending.since);
+        self.away_since.get_or_insert_with(|| oldest.unwrap_or_else(Instant::now));
+    }
+
+    /// Since when the server has not answered: it is away, or a request has waited for this long.
+    pub fn unanswered_since(&self, at_least: Duration) -> Option<Instant> {
+        let oldest = self.pending.values().next().map(|pending| pending.since);
+        self.away_since.or(oldest.filter(|since| since.elapsed() >= at_least))
     }
 
     pub fn is_connected(&self) -> bool {

@@ -24,13 +24,19 @@ pub struct OneVm {
     pub uid: u32,
     /// Its exports, each `VOLUME@EPOCH`, and what ends the sessions of each.
     exports: Mutex<BTreeMap<String, CancellationToken>>,
+    connections: Places,
 }
 
 impl OneVm {
     #[must_use]
     pub fn new(uid: u32, exports: &[String]) -> Self {
         let exports = exports.iter().map(|name| (name.clone(), CancellationToken::new())).collect();
-        Self { uid, exports: Mutex::new(exports) }
+        Self { uid, exports: Mutex::new(exports), connections: Places::default() }
+    }
+
+    /// How many connections it has.
+    pub fn connections(&self) -> usize {
+        self.connections.0.load(Ordering::Relaxed)
     }
 
     /// From now on it has these. The sessions of those that it has no more end.
@@ -97,7 +103,7 @@ impl Server {
     /// Serves a VM's own socket until `stop`; returns when every connection is drained.
     pub async fn serve_vm(self, listener: UnixListener, vm: Arc<OneVm>, stop: CancellationToken) {
         let (shared, token) = (self.0, stop.clone());
-        let places = Places::default();
+        let places = vm.connections.clone();
         let admit = move |socket: Socket| {
             if socket.peer_uid() != Some(vm.uid) {
                 let (uid, peer) = (vm.uid, socket.peer_uid());

@@ -4,9 +4,10 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::Subcommand;
-use perigee_http::Method;
+use perigee_http::{Client, Method};
 use perigee_model::enrol::{HostRevoked, JoinToken, MadeToken, NewToken, SetSite};
 use perigee_model::job::{Host, HostRemoval, Link, Site};
+use perigee_model::waiting::{Waiting, WaitsFor, in_words};
 use perigee_model::{HostId, Problem, SiteId};
 
 use crate::Context;
@@ -95,6 +96,7 @@ const HOSTS: &[Column<Host>] = &[
     ("memory", |h| output::bytes(h.memory_bytes)),
     ("used", |h| output::bytes(h.memory_used_bytes)),
     ("accelerator", |h| h.accelerator.map_or_else(|| "-".to_owned(), |a| output::word(&a))),
+    ("waits", |h| in_words(&h.waits)),
 ];
 
 /// The further columns of one host.
@@ -203,4 +205,16 @@ pub async fn run_link(verb: LinkVerb, context: &Context) -> Result<(), Problem> 
         client.get("/v1/links").await?
     };
     output::list(context.format, &links, LINKS)
+}
+
+/// Says which hosts could not be asked for a list of what the hosts have. Only an admin is told.
+pub async fn note_silent(client: &Client) {
+    let Ok(hosts) = client.get::<Vec<Host>>("/v1/hosts").await else { return };
+    let is_server = |w: &Waiting| matches!(w.waits_for, WaitsFor::VolumeServer { .. });
+    for host in hosts.iter().filter(|host| host.waits.iter().any(is_server)) {
+        output::note(&format!(
+            "the volume server of host {} does not answer: what only it has is not listed",
+            host.id
+        ));
+    }
 }

@@ -18,6 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::Context;
+use crate::commands::host::note_silent;
 use crate::commands::{
     Server, check, controller_client, controller_client_within, download, pool_server,
 };
@@ -317,6 +318,9 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         }
         Verb::List { all, pool } => {
             let path = if all { "/v1/images?all=true" } else { "/v1/images" };
+            if pool.pool.is_none() {
+                note_silent(&controller_client(context)?).await;
+            }
             list(context, pool, path, LOCAL, CLUSTER).await
         }
         Verb::Info { name, pool } => {

@@ -14,6 +14,9 @@ pub struct RemoteFlags {
     /// How long a read waits for another host that does not answer
     #[arg(long, value_name = "SECONDS", default_value_t = RemoteOptions::default().patience.as_secs())]
     remote_patience: u64,
+    /// How long a request of a VM waits for the home of its volume that does not answer, before the VM is paused
+    #[arg(long, value_name = "SECONDS", default_value_t = RemoteOptions::default().home_patience.as_secs())]
+    home_patience: u64,
     /// Fetch at most this much per second for copies in the background
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "100MiB")]
     fill_rate: u64,
@@ -39,6 +42,7 @@ impl RemoteFlags {
             network,
             tls: flags.remote_tls_ca.map(|ca| RemoteTlsFiles { ca, own }),
             patience: Duration::from_secs(flags.remote_patience),
+            home_patience: Duration::from_secs(flags.home_patience),
             fill_bytes_per_s: flags.fill_rate,
             cache_bytes: flags.read_cache,
         }

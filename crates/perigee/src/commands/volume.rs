@@ -14,9 +14,11 @@ use perigee_model::volume::{
     VolumeSource,
 };
 use perigee_model::volume_move::MoveVolume;
+use perigee_model::waiting::in_words;
 use perigee_model::{HostId, ImageName, LeaveSite, Problem, SiteId, TenantName, VolumeName};
 
 use crate::Context;
+use crate::commands::host::note_silent;
 use crate::commands::image::{LeaveSiteChange, PoolOption, info, list, server};
 use crate::commands::iscsi_clients::IscsiClientOptions;
 use crate::commands::nbd_clients::ClientOptions;
@@ -251,14 +253,20 @@ pub enum Verb {
 const CLUSTER: &[Column<ClusterVolume>] = &[
     ("name", |v| v.name.to_string()),
     ("home", |v| v.home.to_string()),
-    ("size", |v| output::bytes(v.size_bytes)),
-    ("allocated", |v| output::bytes(v.allocated_bytes)),
-    ("epoch", |v| v.epoch.to_string()),
+    ("size", |v| seen(v, output::bytes(v.size_bytes))),
+    ("allocated", |v| seen(v, output::bytes(v.allocated_bytes))),
+    ("epoch", |v| seen(v, v.epoch.to_string())),
     ("used by", |v| output::or_dash(v.used_by.as_ref())),
     ("leave site", |v| v.leave_site.to_string()),
     ("replicas", |v| replicas::summary(&v.replicas)),
     ("moving", |v| v.moving.as_ref().map_or_else(|| "-".to_owned(), moving_volumes::summary)),
+    ("waits", |v| in_words(&v.waits)),
 ];
+
+/// What is not known is not shown as 0.
+fn seen(volume: &ClusterVolume, text: String) -> String {
+    if volume.size_bytes == 0 && !volume.waits.is_empty() { "?".to_owned() } else { text }
+}
 
 const UNKNOWN: &[Column<UnknownVolume>] = &[
     ("name", |v| v.name.to_string()),
@@ -347,6 +355,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::List { unknown: true, .. } => {
             let all: Vec<UnknownVolume> =
                 controller_client(context)?.get("/v1/unknown-volumes").await?;
+            note_silent(&controller_client(context)?).await;
             output::list(format, &all, UNKNOWN)
         }
         Verb::List { pool, .. } => list(context, pool, "/v1/volumes", LOCAL, CLUSTER).await,

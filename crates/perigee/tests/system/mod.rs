@@ -8,6 +8,7 @@ mod links;
 mod listening;
 mod network;
 mod outputs;
+pub mod parts;
 mod tenant_network;
 
 use std::path::PathBuf;
@@ -55,7 +56,7 @@ where
     with_system_of(Definition::default_demo(LabId::random(), 16), test);
 }
 
-fn with_system_of<W>(mut definition: Definition, test: impl FnOnce(System) -> W)
+pub fn with_system_of<W>(mut definition: Definition, test: impl FnOnce(System) -> W)
 where
     W: Future<Output = Checked<()>>,
 {

@@ -6,7 +6,7 @@ use axum::Router;
 use axum::extract::{Query, State};
 use axum::routing::{get, put};
 use perigee_http::{Json, Reply};
-use perigee_model::volume::{VmSocket, VmSocketAt};
+use perigee_model::volume::{VmSocket, VmSocketAt, VmSocketSeen};
 use perigee_model::{Problem, VmId};
 use serde::Deserialize;
 
@@ -28,11 +28,15 @@ fn sockets<'a>(control: &'a Control, Asker(peer): &Asker) -> Result<&'a VmSocket
     })
 }
 
-async fn list(State(control): Shared) -> Reply<Vec<VmSocket>> {
-    match &control.vm_sockets {
-        Some(sockets) => Ok(Json(sockets.list().await)),
-        None => Ok(Json(Vec::new())),
-    }
+async fn list(State(control): Shared) -> Reply<Vec<VmSocketSeen>> {
+    let Some(sockets) = &control.vm_sockets else { return Ok(Json(Vec::new())) };
+    let seen = sockets.list().await.into_iter().map(|(socket, connections)| {
+        let volumes = socket.exports.iter().filter_map(|export| export.split('@').next());
+        let volumes = volumes.filter_map(|volume| volume.parse().ok());
+        let unanswered = volumes.filter_map(|volume| control.exports.unanswered(volume)).collect();
+        VmSocketSeen { socket, connections, unanswered }
+    });
+    Ok(Json(seen.collect()))
 }
 
 async fn make(

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use perigee_http::authority::now_ms;
 use perigee_model::states::VmEvent;
 use perigee_model::vm::{ENDED_SILENTLY, VmNetwork, VmStatus};
 use tokio::sync::mpsc;
@@ -79,7 +80,7 @@ impl Owner {
             let uri = tunnel::way_in(&self.vm, &self.host, &qmp).await?;
             self.vm.observed(|seen| seen.incoming_uri = Some(uri));
         }
-        self.vm.observed(|seen| seen.qmp = Some(qmp));
+        self.vm.observed(|seen| (seen.qmp, seen.qemu_silent_since_ms) = (Some(qmp), None));
         // Without a key nobody can tell who a stranger is.
         let waits =
             self.vm.status() == VmStatus::Incoming && self.host.network.identity().is_some();
@@ -92,6 +93,7 @@ impl Owner {
     /// The monitor was closed: QEMU has ended, or another client has connected to it.
     pub(super) fn disconnected(&mut self) {
         self.events = None;
+        self.question = None;
         self.vm.observed(|seen| seen.qmp = None);
         if let Some(migration) = &self.migration {
             migration.nudge.notify_one();
@@ -111,6 +113,8 @@ impl Owner {
         if tokio::time::timeout(RECONNECT_DEADLINE, self.reconnect()).await.is_err() {
             tracing::warn!(vm = %self.vm.id(), "QEMU does not answer yet");
             self.disconnected();
+            self.vm
+                .observed(|seen| seen.qemu_silent_since_ms.get_or_insert_with(now_ms).to_owned());
         }
     }
 

@@ -6,6 +6,7 @@ use perigee_model::vm::{
     AskGuestAgent, CancelMigration, ChangeVm, Disk, MigrateOut, MigrationPhase, VmSpec,
 };
 use perigee_model::volume::{VmSocket, VmSocketAt};
+use perigee_model::waiting::WaitsFor;
 use perigee_model::{DiskRole, Epoch, HostId, MigrationId, ProblemKind, SiteId, VmId, VmStart};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _};
@@ -317,6 +318,65 @@ async fn a_migration_that_is_called_off_says_why() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     };
     assert_eq!((ended.phase, ended.reason), (MigrationPhase::Cancelled, reason));
+}
+
+/// A monitor of a QEMU that stops its guest for an error of a disk, and then flushes its disks for two minutes. Says when it
+/// was told to let the guest run.
+async fn serve_flushing(listener: UnixListener, resumed: mpsc::UnboundedSender<()>) {
+    let (stream, _) = listener.accept().await.unwrap();
+    let (reader, mut writer) = stream.into_split();
+    let mut lines = tokio::io::BufReader::new(reader).lines();
+    writer.write_all(b"{\"QMP\": {}}\n").await.unwrap();
+    let mut status = "io-error";
+    let error =
+        json!({"event": "BLOCK_IO_ERROR", "data": {"action": "stop", "operation": "write"}});
+    let mut events = vec![error, json!({"event": "STOP"})];
+    while let Some(line) = lines.next_line().await.unwrap() {
+        let request: Value = serde_json::from_str(&line).unwrap();
+        let answer = match request["execute"].as_str().unwrap() {
+            "query-status" => {
+                let flushes = status == "io-error" && events.is_empty();
+                tokio::time::sleep(Duration::from_secs(if flushes { 120 } else { 0 })).await;
+                json!({"status": status})
+            }
+            "cont" => {
+                status = "running";
+                resumed.send(()).unwrap();
+                json!({})
+            }
+            _ => json!({}),
+        };
+        let answer = json!({"return": answer, "id": request["id"]});
+        let said = std::iter::once(answer).chain(std::mem::take(&mut events));
+        let said: String = said.map(|line| format!("{line}\n")).collect();
+        writer.write_all(said.as_bytes()).await.unwrap();
+    }
+}
+
+/// Its first question was given up after 30 s, and nobody asked QEMU again: the guest stood still until somebody started the
+/// agent anew.
+#[tokio::test]
+async fn a_vm_goes_on_though_qemu_flushes_for_longer_than_a_command_may_take() {
+    let (dir, qemu) = (directory(), Qemu::start());
+    let mut owner = owner(dir.path(), &qemu).await;
+    let path = dir.path().join("monitor.sock");
+    let (resumed_tx, mut resumed) = mpsc::unbounded_channel();
+    tokio::spawn(serve_flushing(UnixListener::bind(&path).unwrap(), resumed_tx));
+    let (qmp, events) = Qmp::connect(&path).await.unwrap();
+    owner.events = Some(events);
+    let vm = Arc::clone(&owner.vm);
+    vm.observed(|seen| seen.qmp = Some(qmp));
+    // From now on time passes as soon as all wait for it.
+    tokio::time::pause();
+    tokio::spawn(owner.run());
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let told = vm.report("boot", &[]).waits;
+    assert_eq!(told.first().map(|waiting| &waiting.waits_for), Some(&WaitsFor::Qemu), "{told:?}");
+    let resumed = tokio::time::timeout(Duration::from_secs(300), resumed.recv()).await;
+    resumed.expect("the guest is let run").expect("its QEMU is there");
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let report = vm.report("boot", &[]);
+    assert_eq!((report.status, report.waits), (VmStatus::Running, Vec::new()));
 }
 
 /// A monitor of a QEMU that has the node `data0`, which can't be removed before the `refused`-th try. `has_device`: its guest has it.

@@ -315,6 +315,7 @@ pub fn report_of(spec: VmSpec) -> VmReport {
         migration: None,
         resume_us: None,
         last_seq: 0,
+        waits: Vec::new(),
         revision: 0,
         io: spec.disks.iter().map(|_| IoStats::default()).collect(),
         sent: Vec::new(),
