@@ -36,6 +36,7 @@
 
 mod access;
 
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use perigee_model::gang::GangState;
@@ -291,6 +292,9 @@ pub struct Gang {
     /// What its VMs had sent to each other when the last move was over.
     #[serde(default)]
     pub sent_before: Vec<Vec<u64>>,
+    /// The logs of the members of runs that were lost, by their ranks, and the numbers of their last lines.
+    #[serde(default)]
+    pub logs: BTreeMap<u32, (LogKept, u64)>,
 }
 
 impl Gang {
@@ -298,6 +302,7 @@ impl Gang {
     pub fn of_next_run(&self) -> Self {
         let mut next = Self { heeded_move: self.heeded_move, ..Self::default() };
         next.last_move.clone_from(&self.last_move);
+        next.logs.clone_from(&self.logs);
         next.close_move("the job began anew");
         next
     }
@@ -421,7 +426,7 @@ pub enum Traced {
 }
 
 /// How much of a job's log is kept, and how much was dropped.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct LogKept {
     pub bytes: u64,
     pub dropped_lines: u64,

@@ -86,7 +86,7 @@ pub struct Waiting {
 
 impl fmt::Display for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "waits for {} (since {} UTC)", self.waits_for, format_time(self.since_ms))
+        write!(f, "waits for {} (since {})", self.waits_for, format_time(self.since_ms))
     }
 }
 

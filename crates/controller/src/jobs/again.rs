@@ -9,8 +9,7 @@
 //! A job also leaves a host that cannot start its VM, for example because it has no suitable accelerator. The
 //! VM never ran there. Such a job ends when no other host is left to try, or after [`REFUSALS`] hosts.
 
-use perigee_model::guest::LogStream;
-use perigee_model::job::{LogLine, Restart, Start};
+use perigee_model::job::{Restart, Start};
 use perigee_model::limits::{REFUSALS, RESTARTS};
 use perigee_model::states::JobEvent;
 use perigee_model::vm::HostReport;
@@ -23,7 +22,7 @@ use super::homes::incomplete;
 use super::lasting::{self, of_one_run};
 use super::{log, stage};
 use crate::cleaner::{self, Cleanup};
-use crate::cluster::{Cluster, now_ms};
+use crate::cluster::Cluster;
 use crate::records::{
     Ending, JobRecord, MigrationRecord, PlacedDisk, Traced, owner_of, start_of, vm_of,
 };
@@ -239,7 +238,13 @@ impl Run {
             self.forget_volume_moves().await?;
         }
         // Last: what comes before may be repeated.
-        self.mark_log(host, number).await?;
+        let why = format!(
+            "host {host} was lost, and the job starts again: what follows is of its start {}",
+            number + 1
+        );
+        let record = &mut self.record.value;
+        let (kept, last_seq) = (&mut record.log, &mut record.last_seq);
+        log::mark(&self.cluster, &self.id, kept, last_seq, why).await?;
         tracing::warn!("job {} begins anew: host {host} is gone", self.id);
         let record = &mut self.record.value;
         record.restarts = number;
@@ -256,28 +261,6 @@ impl Run {
         job.state = job.state.next(JobEvent::HostLost)?;
         job.reason = format!("it was lost at host {host} and starts again");
         self.record.save().await
-    }
-
-    /// The log of a run that is lost is kept: it may say why. A line tells where the next one begins.
-    async fn mark_log(&mut self, host: &HostId, restart: u32) -> Result<(), Problem> {
-        let record = &mut self.record.value;
-        if record.log.bytes == 0 {
-            return Ok(());
-        }
-        record.last_seq += 1;
-        let line = format!(
-            "perigee: host {host} was lost, and the job starts again: what follows is of its start {}",
-            restart + 1
-        );
-        let line = LogLine {
-            seq: record.last_seq,
-            uptime_ms: 0,
-            stream: LogStream::Stderr,
-            line,
-            arrived_ms: now_ms(),
-            rank: None,
-        };
-        log::store(&self.cluster, &self.id, &mut record.log, vec![line]).await
     }
 
     /// A move that was requested just before must end first. It is settled while the job is still at the VM's

@@ -39,7 +39,7 @@ use super::cancel::{CANCELLED, STOPPED};
 use super::driver::{Run, Step};
 use super::guest::EARLY;
 use super::place::{self, job_disks};
-use super::{erase, new_record};
+use super::{erase_all_but_log, log, new_record};
 use crate::cluster::now_ms;
 use crate::records::{
     Ending, Gang, GangKeys, GangWish, JobIntent, JobRecord, Membership, Placement, job_intent_key,
@@ -318,6 +318,9 @@ impl Run {
         made.inputs.clone_from(&gang.inputs);
         made.refused_by.clone_from(&gang.refused_by);
         made.member = Some(member);
+        let lost = gang.gang.as_ref().and_then(|gang| gang.logs.get(&rank)).copied();
+        (made.log, made.last_seq) = lost.unwrap_or_default();
+        made.seq_before = made.last_seq;
         Ok(made)
     }
 
@@ -516,12 +519,22 @@ impl Run {
                 }
             }
         }
+        let number = record.restarts + 2;
+        for member in members.iter().flatten() {
+            let (mut kept, mut last_seq) = (member.log, member.last_seq);
+            let why =
+                format!("all VMs of the job start again: what follows is of its start {number}");
+            log::mark(&self.cluster, &member.job.id, &mut kept, &mut last_seq, why).await?;
+            if let (Some(gang), Some(of)) = (&mut self.record.value.gang, &member.member) {
+                gang.logs.insert(of.rank, (kept, last_seq));
+            }
+        }
         self.record.save().await?;
         if let Err(problem) = outputs::remove(&self.cluster, self.job()).await {
             tracing::warn!("job {}: outputs of an earlier start stay: {problem}", self.id);
         }
         for member in members.iter().flatten() {
-            erase(&self.cluster, member).await?;
+            erase_all_but_log(&self.cluster, member).await?;
         }
         let record = &mut self.record.value;
         record.restarts += 1;

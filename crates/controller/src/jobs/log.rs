@@ -7,7 +7,7 @@ use perigee_model::guest::LogStream;
 use perigee_model::job::LogLine;
 use perigee_model::{JobId, Problem};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, now_ms};
 use crate::records::{JobRecord, LogKept, job_key};
 
 const MESSAGES_PER_PIECE: u64 = 100;
@@ -59,6 +59,25 @@ pub async fn store(
         cluster.records.remove(&key).await?;
     }
     Ok(())
+}
+
+/// The log of a run that is lost is kept: it may say why. A line with the next number tells where the next run begins. Nothing is
+/// added to an empty log.
+pub async fn mark(
+    cluster: &Cluster,
+    job: &JobId,
+    kept: &mut LogKept,
+    last_seq: &mut u64,
+    why: String,
+) -> Result<(), Problem> {
+    if kept.bytes == 0 {
+        return Ok(());
+    }
+    *last_seq += 1;
+    let (stream, line) = (LogStream::Stderr, format!("perigee: {why}"));
+    let (seq, uptime_ms, arrived_ms) = (*last_seq, 0, now_ms());
+    let line = LogLine { seq, uptime_ms, stream, line, arrived_ms, rank: None };
+    store(cluster, job, kept, vec![line]).await
 }
 
 /// What a job prints may not come here: one line takes the place of all of them.

@@ -37,6 +37,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use perigee_model::gang::member_of;
 use perigee_model::job::{Job, JobSpec, JobState, Migration, Sample};
 use perigee_model::limits::{JOB_NAMES, JOB_NUMBER, JOBS, Limit, UNFINISHED_JOBS};
 use perigee_model::plan::PredictedEnd;
@@ -458,6 +459,23 @@ pub async fn erase_deleted(cluster: &Cluster) -> Result<(), Problem> {
 /// # Errors
 /// If the store fails.
 pub async fn erase(cluster: &Cluster, record: &JobRecord) -> Result<(), Problem> {
+    // Of a gang that waits to start again only the logs of its VMs are there.
+    let members = record.gang.iter().flat_map(|_| 0..record.job.spec.count);
+    let members = members.map(|rank| member_of(&record.job.id, rank));
+    let logs = members.chain([record.job.id.clone()]).map(|id| log::prefix(&id));
+    erase_with(cluster, record, logs.collect()).await
+}
+
+/// The same, of a VM of a gang that starts again: what its lost run has printed is kept.
+async fn erase_all_but_log(cluster: &Cluster, record: &JobRecord) -> Result<(), Problem> {
+    erase_with(cluster, record, Vec::new()).await
+}
+
+async fn erase_with(
+    cluster: &Cluster,
+    record: &JobRecord,
+    logs: Vec<String>,
+) -> Result<(), Problem> {
     let id = &record.job.id;
     let begun = Instant::now();
     let _alone = loop {
@@ -481,7 +499,7 @@ pub async fn erase(cluster: &Cluster, record: &JobRecord) -> Result<(), Problem>
     }
     let vm = vm_of(id);
     let moves = [migration_prefix(&vm), migration_intent_prefix(&vm)];
-    for prefix in [log::prefix(id), planning::decisions_prefix(id)].iter().chain(&moves) {
+    for prefix in logs.iter().chain(&[planning::decisions_prefix(id)]).chain(&moves) {
         cluster.records.remove_all(prefix).await?;
     }
     cluster.records.remove(&samples::key(id)).await?;

@@ -417,6 +417,10 @@ async fn a_gang_that_loses_a_host_starts_again_as_one() {
         job.members.len() == 3 && job.members.iter().all(|one| one.state == JobState::Running)
     };
     let job = until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
+    let (stream, line) = (LogStream::Stdout, "the last words".to_owned());
+    host_of(&hosts, &member(&id, 0)).say(&member(&id, 0), GuestBody::Log { stream, line });
+    let log = async || jobs::log_of(&lab.cluster, &id, Some(0), (0, 100)).await.expect("a log");
+    wait_for("the line", async || (!log().await.is_empty()).then_some(())).await;
     let lost = host_of(&hosts, &member(&id, 2));
     unreachable(&lab, lost).await;
     // The program of another member ends, because it misses the lost one.
@@ -431,6 +435,9 @@ async fn a_gang_that_loses_a_host_starts_again_as_one() {
     for rank in 0..3 {
         assert_eq!(starts(&hosts, &member(&id, rank)), 2, "rank {rank}");
     }
+    let lines: Vec<String> = log().await.into_iter().map(|line| line.line).collect();
+    assert_eq!(lines[0], "the last words", "the log of the lost run is kept");
+    assert!(lines[1].ends_with("what follows is of its start 2"), "{lines:?}");
     lab.wait_for_clean_hosts().await;
 }
 

@@ -178,6 +178,7 @@ fn up_host(name: &str) -> Host {
         accelerator: None,
         cpu_model: String::new(),
         warnings: Vec::new(),
+        waits: Vec::new(),
         last_seen_ms: 0,
     }
 }
