@@ -52,6 +52,15 @@ impl Disk {
         if !unaffected && let Some(attention) = self.nexus.take_attention() {
             return Err(attention.into());
         }
+        if command.is_about_content() && self.nexus.knows_another() {
+            let (volume, initiator) = (self.unit.volume(), &self.nexus.port.0);
+            tracing::warn!(
+                volume,
+                initiator,
+                "a session goes on that knows another volume of this name: it has to ask first what this one is (INQUIRY)"
+            );
+            return Err(Sense::UNKNOWN_UNIT.into());
+        }
         if !self.unit.allows(&self.nexus, command) {
             return Err(Outcome::Conflict);
         }
@@ -65,15 +74,8 @@ impl Disk {
     pub fn answer_now(&self, command: &Command, blocks: u64) -> Option<Outcome> {
         Some(match *command {
             Command::TestUnitReady | Command::PreventAllow => Outcome::DONE,
-            Command::Inquiry { page: None, allocated_bytes } => {
-                Outcome::answer(inquiry::standard(true), allocated_bytes)
-            }
-            Command::Inquiry { page: Some(page), allocated_bytes } => {
-                match inquiry::page(page, &self.unit.identity) {
-                    Ok(data) => Outcome::answer(data, allocated_bytes),
-                    Err(sense) => sense.into(),
-                }
-            }
+            Command::Inquiry { .. } if self.nexus.knows_another() => return None,
+            Command::Inquiry { page, allocated_bytes } => self.inquiry(page, allocated_bytes),
             Command::RequestSense { descriptors, allocated_bytes } => {
                 let sense = self.nexus.take_attention().unwrap_or(Sense::NONE);
                 Outcome::answer(sense.encode(descriptors), allocated_bytes)
@@ -105,6 +107,16 @@ impl Disk {
             }
             _ => return None,
         })
+    }
+
+    fn inquiry(&self, page: Option<u8>, allocated_bytes: u16) -> Outcome {
+        let Some(page) = page else {
+            return Outcome::answer(inquiry::standard(true), allocated_bytes);
+        };
+        match inquiry::page(page, &self.unit.identity) {
+            Ok(data) => Outcome::answer(data, allocated_bytes),
+            Err(sense) => sense.into(),
+        }
     }
 
     /// Writes into the page cache, directly from the received bytes.
@@ -155,6 +167,11 @@ impl Disk {
                 }
             }
             Command::StartStop { flush: false } => Ok(Outcome::DONE),
+            // The first one of an initiator that knew another unit of this name.
+            Command::Inquiry { page, allocated_bytes } => {
+                self.unit.get_known(&self.nexus).await;
+                Ok(self.inquiry(page, allocated_bytes))
+            }
             // These are answered at once or unknown. They must never count as done.
             _ => Ok(Sense::INVALID_OPCODE.into()),
         };

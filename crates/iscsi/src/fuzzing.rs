@@ -9,12 +9,11 @@ use perigee_http::ClientAddress;
 use perigee_model::Problem;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use super::access::{Client, Clients};
 use super::chap::{Chap, Credentials, Secret};
 use super::pdu::{Digests, Head, NO_TAG, flag, request};
-use super::unit::KeepReservations;
+use super::unit::Keep;
 use super::{Options, Target, converse};
 
 /// Any conversation ends much sooner: a client that says nothing more has hung up.
@@ -40,12 +39,24 @@ impl Clients for Strangers {
 
 struct Nowhere;
 
-impl KeepReservations for Nowhere {
+impl Keep for Nowhere {
     fn load<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Option<String>, Problem>> {
         Box::pin(async { Ok(None) })
     }
 
     fn save<'a>(&'a self, _: &'a str, _: Option<String>) -> BoxFuture<'a, Result<(), Problem>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn seen<'a>(
+        &'a self,
+        _: &'a str,
+        _: &'a str,
+    ) -> BoxFuture<'a, Result<Option<String>, Problem>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    fn see<'a>(&'a self, _: &'a str, _: &'a str, _: String) -> BoxFuture<'a, Result<(), Problem>> {
         Box::pin(async { Ok(()) })
     }
 }
@@ -59,7 +70,6 @@ fn talk(said: &[u8]) {
             exports: Arc::new(One),
             clients: Arc::new(Strangers),
             keep: Arc::new(Nowhere),
-            pool: Uuid::nil(),
             sessions_max: 1,
         });
         let portal = ([127, 0, 0, 1], 3260).into();

@@ -57,11 +57,10 @@ use perigee_http::{ClientAddress, Listen, Place, Places};
 use perigee_model::Problem;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use access::Clients;
 use login::Login;
-use unit::{KeepReservations, Units};
+use unit::{Keep, Units};
 
 /// An initiator that has not logged in within this time is disconnected.
 const LOGIN_MAX: Duration = Duration::from_secs(30);
@@ -91,9 +90,7 @@ enum ConnectionError {
 pub struct Options {
     pub exports: Arc<dyn Exports>,
     pub clients: Arc<dyn Clients>,
-    pub keep: Arc<dyn KeepReservations>,
-    /// The pool's id, which is a part of the volumes' serial numbers.
-    pub pool: Uuid,
+    pub keep: Arc<dyn Keep>,
     /// The most sessions. Further initiators are disconnected.
     pub sessions_max: usize,
 }
@@ -142,12 +139,12 @@ pub struct Target(Arc<Shared>);
 
 impl Target {
     pub fn new(options: Options) -> Self {
-        let Options { exports, clients, keep, pool, sessions_max } = options;
+        let Options { exports, clients, keep, sessions_max } = options;
         Self(Arc::new(Shared {
             exports,
             clients,
             sessions: SessionTable::default(),
-            units: Units::new(pool, keep),
+            units: Units::new(keep),
             places: Places::shared(sessions_max),
             logins: Places::new(usize::MAX, LOGINS_PER_ADDRESS_MAX),
             next_tsih: AtomicU16::new(0),

@@ -23,6 +23,7 @@ use super::access::Client;
 use super::chap::{self, Algorithm, Challenge, Chap};
 use super::execute::Disk;
 use super::pdu::{Digests, HEAD_BYTES, Head, flag, padded, request, response};
+use super::scsi::inquiry::Identity;
 use super::scsi::reservations::Port;
 use super::session::{Attached, COMMANDS_MAX, Numbers, PORTAL_GROUP, Session, export_of};
 use super::text::{self, Answers, OUR_DATA_BYTES_MAX, Parameters, TEXT_BYTES_MAX};
@@ -321,7 +322,9 @@ impl<'a> Login<'a> {
         })?;
         let size_bytes = opened.device.size_bytes();
         let units = &self.shared.units;
-        let joined = units.join(export, target.clone(), port, size_bytes, &opened.counters).await;
+        let (incarnation, layer) = (opened.device.incarnation(), opened.device.layer());
+        let identity = Identity::new(target.clone(), export, incarnation, layer);
+        let joined = units.join(export, identity, port, size_bytes).await;
         let place = joined.map_err(|problem| {
             tracing::error!(%target, %problem, "can't open a target");
             Refusal::TARGET_ERROR

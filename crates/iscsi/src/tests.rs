@@ -9,11 +9,10 @@ use perigee_http::ClientAddress;
 use perigee_model::Problem;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use super::access::{Client, Clients};
 use super::pdu::{Digests, HEAD_BYTES, Head, NO_TAG, flag, request, response};
-use super::unit::KeepReservations;
+use super::unit::Keep;
 use super::{Options, Target, converse};
 
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -43,12 +42,24 @@ impl Clients for Nothing {
     }
 }
 
-impl KeepReservations for Nothing {
+impl Keep for Nothing {
     fn load<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Option<String>, Problem>> {
         Box::pin(async { Ok(None) })
     }
 
     fn save<'a>(&'a self, _: &'a str, _: Option<String>) -> BoxFuture<'a, Result<(), Problem>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn seen<'a>(
+        &'a self,
+        _: &'a str,
+        _: &'a str,
+    ) -> BoxFuture<'a, Result<Option<String>, Problem>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    fn see<'a>(&'a self, _: &'a str, _: &'a str, _: String) -> BoxFuture<'a, Result<(), Problem>> {
         Box::pin(async { Ok(()) })
     }
 }
@@ -60,7 +71,6 @@ async fn discovering(silence_max: Duration) -> DuplexStream {
         exports: nothing.clone(),
         clients: nothing.clone(),
         keep: nothing,
-        pool: Uuid::nil(),
         sessions_max: 1,
     });
     let shared = Arc::get_mut(&mut target.0).expect("nobody else has it");

@@ -2,14 +2,13 @@
 //! lock for commands that must not be interleaved with writes.
 //!
 //! A unit exists while a session of its volume is open, or while the volume is reserved. Reservations that
-//! must survive the server are stored through [`KeepReservations`] before the command is answered.
+//! must survive the server are stored through [`Keep`] before the command is answered.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::BoxFuture;
-use perigee_block::stats::Counters;
 use perigee_model::Problem;
 use tokio::sync::{RwLock, mpsc, oneshot};
 
@@ -30,8 +29,8 @@ pub mod attention {
     pub const COMMANDS_CLEARED: u16 = 0x2f00;
 }
 
-/// The storage of persistent reservations.
-pub trait KeepReservations: Send + Sync + 'static {
+/// The storage of persistent reservations, and of what initiators have seen.
+pub trait Keep: Send + Sync + 'static {
     /// The stored reservations of a volume.
     ///
     /// # Errors
@@ -47,6 +46,27 @@ pub trait KeepReservations: Send + Sync + 'static {
         volume: &'a str,
         state: Option<String>,
     ) -> BoxFuture<'a, Result<(), Problem>>;
+
+    /// The serial number that this port of an initiator has last found under an export's name.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    fn seen<'a>(
+        &'a self,
+        export: &'a str,
+        port: &'a str,
+    ) -> BoxFuture<'a, Result<Option<String>, Problem>>;
+
+    /// Stores it durably.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    fn see<'a>(
+        &'a self,
+        export: &'a str,
+        port: &'a str,
+        serial: String,
+    ) -> BoxFuture<'a, Result<(), Problem>>;
 }
 
 /// Asks a session to end its tasks. The session drops the sender when none of them runs any more.
@@ -59,9 +79,16 @@ pub struct Nexus {
     has_attention: AtomicBool,
     aborts: mpsc::UnboundedSender<Abort>,
     size_bytes: AtomicU64,
+    /// The initiator knows another unit of this name, and has not asked since what this one is.
+    knows_another: AtomicBool,
 }
 
 impl Nexus {
+    /// Whether what it writes may be meant for the unit of this name that it knew before.
+    pub fn knows_another(&self) -> bool {
+        self.knows_another.load(Ordering::Acquire)
+    }
+
     /// Adds a unit attention, which the session's next command reports.
     fn attend(&self, code: u16) {
         let mut attentions = lock(&self.attentions);
@@ -106,9 +133,7 @@ pub struct Unit {
     nexuses: Mutex<Vec<Arc<Nexus>>>,
     /// Commands that read and then write hold the write side; writes hold the read side.
     pub order: RwLock<()>,
-    keep: Arc<dyn KeepReservations>,
-    /// The volume's counters. A new volume with the same name has other counters.
-    counters: Arc<Counters>,
+    keep: Arc<dyn Keep>,
 }
 
 impl Unit {
@@ -133,6 +158,20 @@ impl Unit {
     fn others(&self, by: &Nexus) -> Vec<Arc<Nexus>> {
         let nexuses = lock(&self.nexuses);
         nexuses.iter().filter(|nexus| nexus.port != by.port).cloned().collect()
+    }
+
+    /// The initiator has asked what this unit is. When it returns, that is stored. If it can't be, the initiator has to ask again
+    /// in its next session.
+    pub async fn get_known(&self, nexus: &Nexus) {
+        let stored = self.keep.see(&self.volume, &nexus.port.0, self.identity.serial()).await;
+        if let Err(problem) = stored {
+            tracing::warn!(volume = %self.volume, initiator = %nexus.port.0, %problem, "can't store what an initiator has seen");
+        }
+        nexus.knows_another.store(false, Ordering::Release);
+    }
+
+    pub fn volume(&self) -> &str {
+        &self.volume
     }
 
     pub fn allows(&self, nexus: &Nexus, command: &Command) -> bool {
@@ -241,8 +280,7 @@ async fn abort(nexuses: impl Iterator<Item = &Arc<Nexus>>) {
 
 /// The existing units.
 pub struct Units {
-    pool: uuid::Uuid,
-    keep: Arc<dyn KeepReservations>,
+    keep: Arc<dyn Keep>,
     units: Arc<Mutex<HashMap<String, Arc<Unit>>>>,
 }
 
@@ -255,22 +293,31 @@ pub struct Place {
 }
 
 impl Units {
-    /// `pool` is the pool's id, which tells its volumes from those of other pools.
-    pub fn new(pool: uuid::Uuid, keep: Arc<dyn KeepReservations>) -> Self {
-        Self { pool, keep, units: Arc::default() }
+    pub fn new(keep: Arc<dyn Keep>) -> Self {
+        Self { keep, units: Arc::default() }
     }
 
     /// # Errors
-    /// When the stored reservations of the volume can't be read.
+    /// When what is stored of the volume and the initiator can't be read.
     pub async fn join(
         &self,
         volume: &str,
-        target: String,
+        identity: Identity,
         port: Port,
         size_bytes: u64,
-        counters: &Arc<Counters>,
     ) -> Result<Place, Problem> {
-        let there = self.forget_another(volume, counters);
+        let serial = identity.serial();
+        let knows_another = match self.keep.seen(volume, &port.0).await? {
+            Some(seen) => seen != serial,
+            None => {
+                if let Err(problem) = self.keep.see(volume, &port.0, serial).await {
+                    // A full pool still serves its volumes.
+                    tracing::warn!(volume, initiator = %port.0, %problem, "can't store what an initiator has seen");
+                }
+                false
+            }
+        };
+        let there = self.forget_another(volume, &identity);
         // If another session creates the unit first, these reservations are not used.
         let loaded = if there { Reservations::default() } else { self.load(volume).await? };
         let (aborts, receiver) = mpsc::unbounded_channel();
@@ -280,13 +327,14 @@ impl Units {
             has_attention: AtomicBool::new(false),
             aborts,
             size_bytes: AtomicU64::new(size_bytes),
+            knows_another: AtomicBool::new(knows_another),
         });
         nexus.attend(attention::POWER_ON);
         let mut units = lock(&self.units);
         let unit = units.entry(volume.to_owned()).or_insert_with(|| {
             Arc::new(Unit {
                 volume: volume.to_owned(),
-                identity: Identity::new(target, self.pool, volume),
+                identity,
                 settings: Mutex::default(),
                 write_protected: AtomicBool::new(false),
                 restricted: AtomicBool::new(!loaded.is_empty()),
@@ -295,7 +343,6 @@ impl Units {
                 nexuses: Mutex::default(),
                 order: RwLock::default(),
                 keep: Arc::clone(&self.keep),
-                counters: Arc::clone(counters),
             })
         });
         lock(&unit.nexuses).push(Arc::clone(&nexus));
@@ -303,13 +350,10 @@ impl Units {
         Ok(Place { unit, nexus, aborts: receiver, units: Arc::clone(&self.units) })
     }
 
-    /// Whether the unit of this volume exists. The unit of a deleted volume with the same name is removed.
-    fn forget_another(&self, volume: &str, counters: &Arc<Counters>) -> bool {
+    /// Whether the unit of this volume exists. The unit of a deleted volume with the same name is removed. If it has sessions, they keep it.
+    fn forget_another(&self, volume: &str, identity: &Identity) -> bool {
         let mut units = lock(&self.units);
-        let stale = units.get(volume).is_some_and(|unit| {
-            !Arc::ptr_eq(&unit.counters, counters) && lock(&unit.nexuses).is_empty()
-        });
-        if stale {
+        if units.get(volume).is_some_and(|unit| unit.identity != *identity) {
             units.remove(volume);
         }
         units.contains_key(volume)
@@ -335,7 +379,9 @@ impl Drop for Place {
         let idle = nexuses.is_empty()
             && lock(&self.unit.reservations).is_empty()
             && self.unit.settings() == Settings::default();
-        if idle {
+        let is_listed =
+            units.get(&self.unit.volume).is_some_and(|unit| Arc::ptr_eq(unit, &self.unit));
+        if idle && is_listed {
             units.remove(&self.unit.volume);
         }
     }
@@ -355,12 +401,29 @@ mod tests {
 
     struct Nothing;
 
-    impl KeepReservations for Nothing {
+    impl Keep for Nothing {
         fn load<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Option<String>, Problem>> {
             Box::pin(async { Ok(None) })
         }
 
         fn save<'a>(&'a self, _: &'a str, _: Option<String>) -> BoxFuture<'a, Result<(), Problem>> {
+            Box::pin(async { Ok(()) })
+        }
+
+        fn seen<'a>(
+            &'a self,
+            _: &'a str,
+            _: &'a str,
+        ) -> BoxFuture<'a, Result<Option<String>, Problem>> {
+            Box::pin(async { Ok(None) })
+        }
+
+        fn see<'a>(
+            &'a self,
+            _: &'a str,
+            _: &'a str,
+            _: String,
+        ) -> BoxFuture<'a, Result<(), Problem>> {
             Box::pin(async { Ok(()) })
         }
     }
@@ -371,16 +434,16 @@ mod tests {
         Out::parse(action, 3, &list).expect("a list")
     }
 
+    fn identity() -> Identity {
+        Identity::new("target".to_owned(), "data", None, None)
+    }
+
     #[tokio::test]
     async fn initiators_that_preempt_each_other_both_get_an_answer() {
         const REGISTER: u8 = 0;
         const PREEMPT_AND_ABORT: u8 = 5;
-        let units = Units::new(uuid::Uuid::nil(), Arc::new(Nothing));
-        let counters = Arc::default();
-        let join = |port: &str| {
-            let port = Port(port.to_owned());
-            units.join("data", "target".to_owned(), port, 1 << 20, &counters)
-        };
+        let units = Units::new(Arc::new(Nothing));
+        let join = |port: &str| units.join("data", identity(), Port(port.to_owned()), 1 << 20);
         let a = join("a").await.expect("a place");
         let mut b = join("b").await.expect("a place");
         for (place, key) in [(&a, 1), (&b, 2)] {

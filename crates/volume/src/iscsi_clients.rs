@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use perigee_iscsi::access::{Client, ClientFile, Clients};
 use perigee_iscsi::chap::{Chap, Credentials, Secret};
-use perigee_iscsi::unit::KeepReservations;
+use perigee_iscsi::unit::Keep;
 use perigee_model::{Problem, VolumeName};
 use perigee_store::{Grant, Pool};
 
@@ -69,10 +69,10 @@ impl Clients for KnownClients {
     }
 }
 
-/// Keeps persistent reservations in the catalog, so that they survive a restart of the server.
-pub struct KeptReservations(pub Arc<Pool>);
+/// Keeps persistent reservations, and what initiators have seen, in the catalog, so that they survive a restart of the server.
+pub struct Kept(pub Arc<Pool>);
 
-impl KeepReservations for KeptReservations {
+impl Keep for Kept {
     fn load<'a>(&'a self, volume: &'a str) -> BoxFuture<'a, Result<Option<String>, Problem>> {
         Box::pin(async move {
             match VolumeName::new(volume) {
@@ -94,6 +94,23 @@ impl KeepReservations for KeptReservations {
                 Err(_) => Ok(()),
             }
         })
+    }
+
+    fn seen<'a>(
+        &'a self,
+        export: &'a str,
+        port: &'a str,
+    ) -> BoxFuture<'a, Result<Option<String>, Problem>> {
+        Box::pin(self.0.seen_by_initiator(export, port))
+    }
+
+    fn see<'a>(
+        &'a self,
+        export: &'a str,
+        port: &'a str,
+        serial: String,
+    ) -> BoxFuture<'a, Result<(), Problem>> {
+        Box::pin(self.0.keep_seen_by_initiator(export, port, serial))
     }
 }
 

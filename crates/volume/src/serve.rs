@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::control::{self, Control};
 use crate::exports::{self, Here, PoolExports};
-use crate::iscsi_clients::{KeptReservations, KnownClients};
+use crate::iscsi_clients::{Kept, KnownClients};
 use crate::remotes::{RemoteOptions, Remotes};
 use crate::sources::Sources;
 use crate::vm_sockets::VmSockets;
@@ -127,8 +127,7 @@ async fn run(config: Config, stopped: BoxFuture<'static, ()>) -> Result<(), Prob
     let target = Target::new(perigee_iscsi::Options {
         exports: exports.clone(),
         clients: Arc::new(known),
-        keep: Arc::new(KeptReservations(pool.clone())),
-        pool: server_id,
+        keep: Arc::new(Kept(pool.clone())),
         sessions_max: config.clients.clients_max,
     });
     let stop = CancellationToken::new();

@@ -160,6 +160,19 @@ impl Command {
         }
     }
 
+    /// Whether it reads or changes the volume's bytes.
+    pub fn is_about_content(&self) -> bool {
+        self.writes()
+            || matches!(
+                self,
+                Self::Read { .. }
+                    | Self::Verify { .. }
+                    | Self::Prefetch { .. }
+                    | Self::LbaStatus { .. }
+                    | Self::SynchronizeCache
+            )
+    }
+
     /// Whether it changes the volume's bytes.
     pub fn writes(&self) -> bool {
         matches!(

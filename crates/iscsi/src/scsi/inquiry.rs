@@ -1,7 +1,7 @@
 //! INQUIRY and its pages of vital product data.
 
 use md5::{Digest, Md5};
-use uuid::Uuid;
+use perigee_model::{Incarnation, LayerId};
 
 use super::sense::Sense;
 use super::{PHYSICAL_EXPONENT, TRANSFER_BLOCKS_MAX, UNMAP_RANGES_MAX, WRITE_SAME_BLOCKS_MAX};
@@ -25,13 +25,26 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity of a volume of a pool, which never changes. Its hash is not a secret and need not be strong.
-    pub fn new(target: String, pool: Uuid, volume: &str) -> Self {
-        let id = Md5::new().chain_update(pool).chain_update(volume).finalize().into();
-        Self { target, id }
+    /// The identity of a volume, which is the same at every host and no other volume has, also not the next one of its name; or of a
+    /// sealed layer, under whatever name. Its hash is not a secret and need not be strong.
+    pub fn new(
+        target: String,
+        export: &str,
+        incarnation: Option<Incarnation>,
+        layer: Option<LayerId>,
+    ) -> Self {
+        let id = match layer {
+            Some(layer) => Md5::new().chain_update(layer.0),
+            None => {
+                let number = incarnation.map_or(0, |incarnation| incarnation.0);
+                Md5::new().chain_update(export).chain_update([0]).chain_update(number.to_be_bytes())
+            }
+        };
+        Self { target, id: id.finalize().into() }
     }
 
-    fn serial(&self) -> String {
+    /// As 32 hex digits.
+    pub fn serial(&self) -> String {
         self.id.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
@@ -134,8 +147,13 @@ fn provisioning() -> Vec<u8> {
 mod tests {
     use super::*;
 
+    fn of(volume: &str, incarnation: u32) -> Identity {
+        let target = format!("iqn.2026-11.org.perigee:{volume}");
+        Identity::new(target, volume, Some(Incarnation(incarnation)), None)
+    }
+
     fn identity(volume: &str) -> Identity {
-        Identity::new(format!("iqn.2026-11.org.perigee:{volume}"), Uuid::nil(), volume)
+        of(volume, 1)
     }
 
     #[test]
@@ -152,6 +170,7 @@ mod tests {
     fn volumes_have_serial_numbers_of_their_own_that_stay() {
         assert_eq!(identity("data").serial(), identity("data").serial());
         assert_ne!(identity("data").serial(), identity("other").serial());
+        assert_ne!(of("data", 1).serial(), of("data", 2).serial(), "it was made anew");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use rusqlite::Connection;
 const VERSION: i64 = STEPS.len() as i64;
 
 /// Step N upgrades from version N to N + 1.
-const STEPS: [&str; 17] = [
+const STEPS: [&str; 18] = [
     "
 CREATE TABLE IF NOT EXISTS layers (
     id TEXT PRIMARY KEY,
@@ -200,6 +200,14 @@ ALTER TABLE remote_parents ADD COLUMN one_source INTEGER NOT NULL DEFAULT 0;
     "
 CREATE TABLE released (                 -- layers whose names were deleted while something stood on them
     layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE
+) STRICT;
+",
+    "
+CREATE TABLE seen_units (               -- what each port of an initiator has last found under a name
+    export TEXT NOT NULL,
+    port TEXT NOT NULL,
+    serial TEXT NOT NULL,
+    PRIMARY KEY (export, port)
 ) STRICT;
 ",
 ];

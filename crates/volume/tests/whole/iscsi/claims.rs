@@ -63,7 +63,9 @@ async fn a_reservation_outlives_the_server_and_not_its_volume() {
     drop(second);
     server.control.delete("/v1/volumes/data").await.expect("a deletion");
     server.create("data", 8 * MIB).await;
-    assert_eq!(write(&mut port(&server, owner)), GOOD, "it is another volume of that name");
+    let mut owner = port(&server, owner);
+    read_serial(&mut owner);
+    assert_eq!(write(&mut owner), GOOD, "it is another volume of that name");
 }
 
 /// A machine whose volume has another writer now: nothing that it still sends reaches the disk, and it does not come back.
@@ -113,4 +115,42 @@ async fn an_initiator_that_nobody_has_added_gets_nothing_at_a_host_of_a_cluster(
     assert_eq!(log_in(&server), 0, "a server that is in no cluster, and knows no clients");
     let server = server.with_tls(&dir.path().join("identity")).await;
     assert_ne!(log_in(&server), 0);
+}
+
+fn read_serial(initiator: &mut Initiator) -> Vec<u8> {
+    let outcome = initiator.execute(0x40 | 0x80, 255, &[0x12, 1, 0x80, 0, 255, 0], &[]);
+    outcome.data[4..].to_vec()
+}
+
+/// Linux' initiator goes on with a session after a break without asking what the unit is: it wrote its old pages into the new volume.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_of_a_deleted_volume_does_not_write_into_the_next_one_of_its_name() {
+    let name = "iqn.2026-11.test:old";
+    let mut server = Server::start().await;
+    server.create("data", 8 * MIB).await;
+    let mut old = port(&server, name);
+    let serial = read_serial(&mut old);
+    assert_eq!(write(&mut old), GOOD);
+    drop(old);
+    server.kill();
+    server.start_process().await;
+    let mut old = port(&server, name);
+    assert_eq!(write(&mut old), GOOD, "the volume is the same");
+    drop(old);
+
+    server.control.delete("/v1/volumes/data").await.expect("nobody uses it");
+    server.create("data", 8 * MIB).await;
+    let mut again = port(&server, name);
+    const NOT_SUPPORTED: (u8, u8) = (2, 5);
+    assert_eq!(write(&mut again), NOT_SUPPORTED, "it knows another volume");
+    drop(again);
+    server.kill();
+    server.start_process().await;
+    let mut again = port(&server, name);
+    assert_eq!(write(&mut again), NOT_SUPPORTED, "also when the server was killed");
+    assert_ne!(read_serial(&mut again), serial, "the volume is another one");
+    assert_eq!(write(&mut again), GOOD, "it knows that now");
+    drop(again);
+    assert_eq!(write(&mut port(&server, name)), GOOD);
+    assert_eq!(write(&mut port(&server, "iqn.2026-11.test:new")), GOOD, "it has known none");
 }
