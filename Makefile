@@ -55,6 +55,7 @@ soak: setup
 	PATH=$$(scripts/tools):$$PATH PERIGEE_EVERY_WRITE=1 cargo nextest run --locked --workspace -E 'test(gangs::killed)'
 	PERIGEE_KILLS=50 cargo test --release --locked --package perigee-volume --test whole -- kills --nocapture
 	cargo build --release --locked --package perigee
+	scripts/iotests target/release/perigee
 	image=$$(scripts/golden-image) && \
 	PERIGEE_SERVER_AWAY_S=150 PERIGEE_TEST_IMAGE=$$image cargo test --release --locked --package perigee \
 	  --test network_boot -- machines_without_disks && \
