@@ -146,6 +146,29 @@ impl LabDir {
             .map_err(|e| Problem::internal(format!("can't change the boot id of {host}"), e))
     }
 
+    /// A daemon that has this file is not started again.
+    fn kept_away(&self, daemon: &str) -> PathBuf {
+        self.0.join("away").join(daemon.replace('/', "-"))
+    }
+
+    pub fn is_kept_away(&self, daemon: &str) -> bool {
+        self.kept_away(daemon).exists()
+    }
+
+    /// From now on a daemon is not started again when it has ended, or is.
+    ///
+    /// # Errors
+    /// When the lab's directory can't be written.
+    pub fn keep_away(&self, daemon: &str, away: bool) -> Result<(), Problem> {
+        let path = self.kept_away(daemon);
+        let done = match away {
+            true => std::fs::create_dir_all(self.0.join("away"))
+                .and_then(|()| std::fs::write(&path, daemon)),
+            false => std::fs::remove_file(&path),
+        };
+        done.map_err(|e| Problem::internal(format!("can't change {}", path.display()), e))
+    }
+
     pub fn supervisor(&self) -> Option<Process> {
         self.read("supervisor.json").ok().flatten()
     }

@@ -113,6 +113,9 @@ impl Daemon {
 async fn keep(daemon: Daemon, registry: Registry) {
     let mut pause = RESTART_MIN;
     loop {
+        while registry.dir.is_kept_away(&daemon.name) {
+            tokio::time::sleep(RESTART_MIN).await;
+        }
         let began = Instant::now();
         match daemon.spawn() {
             Ok(mut child) => {

@@ -18,6 +18,11 @@ const PAUSE_S: (u64, u64) = (3, 15);
 /// The shortest and the longest cut of the WAN. Some exceed the 30 s for which a host may be silent.
 const CUT_S: (u64, u64) = (1, 40);
 
+/// The shortest and the longest pause before the next long trouble. One begins that long after the soak, and after the last one.
+const LONG_PAUSE_S: (u64, u64) = (60, 240);
+/// The shortest and the longest of these. Guests stand still meanwhile, and have to go on by themselves.
+const LONG_S: (u64, u64) = (120, 420);
+
 /// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): the same seed gives the same numbers.
 struct Random(u64);
 
@@ -53,6 +58,15 @@ enum Act {
     PowerCut,
 }
 
+/// A trouble that lasts. They take turns, and none begins while the WAN is down for a moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Long {
+    /// The WAN is down.
+    Cut,
+    /// The volume server of this host is killed, and is not started again.
+    Away(HostId),
+}
+
 /// The acts to choose from: more moves than kills, and more kills than cuts.
 const ACTS: [Act; 10] = [
     Act::Move,
@@ -76,14 +90,35 @@ pub struct Breaks<'a> {
     kill_at: Option<Instant>,
     /// When the WAN comes back.
     cut_until: Option<Instant>,
+    /// When the next long trouble begins, how many there were, and the longest.
+    long_due: Instant,
+    longs: u64,
+    long_s_max: u64,
+    /// The one under way, and when it ends.
+    long: Option<(Long, Instant)>,
 }
 
 impl<'a> Breaks<'a> {
-    pub fn new(lab: &'a Lab, seed: u64, power_cuts: bool) -> Self {
+    pub fn new(lab: &'a Lab, seed: u64, power_cuts: bool, length: Duration) -> Self {
         let due = Instant::now() + Duration::from_secs(30);
+        let long_due = Instant::now() + Duration::from_secs(LONG_PAUSE_S.0);
+        // Of a short soak something is left for all else.
+        let long_s_max = (length.as_secs() / 4).clamp(LONG_S.0, LONG_S.1);
         let mut acts = ACTS.to_vec();
         acts.extend(power_cuts.then_some(Act::PowerCut));
-        Self { lab, acts, random: Random(seed), due, kill_at: None, cut_until: None }
+        let (random, kill_at, cut_until) = (Random(seed), None, None);
+        Self {
+            lab,
+            acts,
+            random,
+            due,
+            kill_at,
+            cut_until,
+            long_due,
+            longs: 0,
+            long_s_max,
+            long: None,
+        }
     }
 
     /// Performs the acts that are due.
@@ -102,6 +137,13 @@ impl<'a> Breaks<'a> {
             self.cut_until = None;
             self.set_wan(true).await?;
             events.push("the WAN is back".to_owned());
+        }
+        if let Some((long, _)) = self.long.take_if(|(_, until)| *until <= now) {
+            events.push(self.end_long(long).await?);
+            self.long_due = now + Duration::from_secs(self.random.between(LONG_PAUSE_S));
+        }
+        if self.long.is_none() && self.long_due <= now && self.cut_until.is_none() {
+            events.push(self.begin_long(now).await?);
         }
         if self.kill_at.is_some_and(|at| at <= now) {
             self.kill_at = None;
@@ -122,6 +164,10 @@ impl<'a> Breaks<'a> {
     /// When the WAN cannot be changed.
     pub async fn mend(&mut self, outcome: &mut Outcome, began: Instant) -> Result<(), Problem> {
         self.kill_at = None;
+        if let Some((long, _)) = self.long.take() {
+            let (at_s, what) = (began.elapsed().as_secs_f64(), self.end_long(long).await?);
+            outcome.events.push(Event { at_s, what });
+        }
         if self.cut_until.take().is_some() {
             self.set_wan(true).await?;
             let at_s = began.elapsed().as_secs_f64();
@@ -139,7 +185,7 @@ impl<'a> Breaks<'a> {
                 Ok(self.begin_move(stream).await)
             }
             Act::Kill => self.kill(),
-            Act::Cut if self.cut_until.is_none() => {
+            Act::Cut if self.cut_until.is_none() && self.long.is_none() => {
                 let seconds = self.random.between(CUT_S);
                 self.set_wan(false).await?;
                 self.cut_until = Some(Instant::now() + Duration::from_secs(seconds));
@@ -147,6 +193,44 @@ impl<'a> Breaks<'a> {
             }
             Act::Cut => Ok(None),
             Act::PowerCut => self.cut_power().await,
+        }
+    }
+
+    async fn begin_long(&mut self, now: Instant) -> Result<String, Problem> {
+        let seconds = self.random.between((LONG_S.0, self.long_s_max));
+        let hosts = self.hosts();
+        let host = self.random.pick(&hosts).cloned();
+        let (long, what) = match host.filter(|_| self.longs % 2 == 1) {
+            Some(host) => {
+                let daemon = volume_server(&host);
+                self.lab.lab_dir().keep_away(&daemon, true)?;
+                // One that is just being started is found the next time that something is killed, or is not away.
+                if let Ok(pid) = self.lab.host_pid(&host, "volume") {
+                    signal_pid(pid, Signal::SIGKILL)?;
+                }
+                (Long::Away(host), format!("{daemon} is killed and stays away for {seconds} s"))
+            }
+            None => {
+                self.set_wan(false).await?;
+                (Long::Cut, format!("the WAN is down for {seconds} s"))
+            }
+        };
+        self.longs += 1;
+        self.long = Some((long, now + Duration::from_secs(seconds)));
+        Ok(what)
+    }
+
+    async fn end_long(&self, long: Long) -> Result<String, Problem> {
+        match long {
+            Long::Cut => {
+                self.set_wan(true).await?;
+                Ok("the WAN is back".to_owned())
+            }
+            Long::Away(host) => {
+                let daemon = volume_server(&host);
+                self.lab.lab_dir().keep_away(&daemon, false)?;
+                Ok(format!("{daemon} may start again"))
+            }
         }
     }
 
@@ -203,4 +287,9 @@ impl<'a> Breaks<'a> {
     async fn set_wan(&self, is_up: bool) -> Result<(), Problem> {
         wan::set_all(self.lab, Change { down: Some(!is_up), ..Change::default() }).await
     }
+}
+
+/// The name of a host's volume server among the lab's daemons.
+fn volume_server(host: &HostId) -> String {
+    format!("{host}/volume")
 }

@@ -1,7 +1,7 @@
 //! The stream of jobs. Each uses one of a few volumes, and its right answer is known.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use perigee_http::Client;
 use perigee_model::job::{
@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::outcome::{Outcome, SoakJob};
 use super::patiently;
+use super::waits::Still;
 use crate::up::Lab;
 
 const WORK: &str = include_str!("work.sh");
@@ -32,6 +33,7 @@ pub struct Stream {
     jobs_max: usize,
     /// Jobs begin anew when their host is lost.
     restart: Restart,
+    began: Instant,
 }
 
 struct Running {
@@ -40,6 +42,7 @@ struct Running {
     volume: VolumeName,
     /// How often the job's VM was started. After the loss of its host a job begins anew.
     starts: u32,
+    still: Still,
 }
 
 impl Stream {
@@ -73,7 +76,8 @@ impl Stream {
             volumes.push(name);
         }
         let jobs_max = usize::from(jobs);
-        Ok(Self { client, volumes, submitted: 0, unfinished: Vec::new(), jobs_max, restart })
+        let (unfinished, began) = (Vec::new(), Instant::now());
+        Ok(Self { client, volumes, submitted: 0, unfinished, jobs_max, restart, began })
     }
 
     pub fn client(&self) -> &Client {
@@ -108,7 +112,8 @@ impl Stream {
             };
             let Some(job) = job else { return Ok(()) };
             let starts = u32::from(job.started_ms.is_some());
-            self.unfinished.push(Running { job, number, volume, starts });
+            let still = Still::new(&job, Instant::now());
+            self.unfinished.push(Running { job, number, volume, starts, still });
             self.submitted = number;
             outcome.jobs_submitted = self.submitted;
         }
@@ -132,6 +137,8 @@ impl Stream {
             if job.started_ms.is_some() && job.started_ms != running.job.started_ms {
                 running.starts += 1;
             }
+            let now = Instant::now();
+            outcome.waits.extend(running.still.look(&job, self.began, now));
             running.job = job;
             if is_final {
                 let ended = self.unfinished.remove(at);
@@ -143,7 +150,7 @@ impl Stream {
     }
 
     async fn judge(&self, ended: Running) -> Result<(SoakJob, Vec<MigrationState>), Problem> {
-        let Running { job, number, volume, starts } = ended;
+        let Running { job, number, volume, starts, .. } = ended;
         let answer = match job.state {
             JobState::Succeeded => self.answer(&job.id).await?,
             _ => String::new(),
@@ -182,7 +189,8 @@ impl Stream {
 
     /// Records the jobs that have not ended.
     pub fn give_up(&mut self, outcome: &mut Outcome) {
-        for Running { job, volume, starts, .. } in self.unfinished.drain(..) {
+        for Running { job, volume, starts, still, .. } in self.unfinished.drain(..) {
+            outcome.waits.extend(still.wait(&job, self.began, Instant::now()));
             let reason = format!("it has not ended: {}", job.reason);
             let judged = SoakJob {
                 id: job.id,

@@ -5,12 +5,16 @@
 //! is down for a while. QEMU is never killed, so every job must end with the right answer, and at
 //! the end nothing of the jobs may be left on any host. With power cuts, all that runs on a host is
 //! killed at once: the jobs that ran there begin anew, and all must still end right.
+//!
+//! Every few minutes a trouble lasts for minutes: the WAN is down, or a volume server stays away. Guests stand still
+//! then and must go on by themselves, and a job that stands still has to say why.
 
 mod breaks;
 mod jobs;
 pub(crate) mod left;
 mod outcome;
 mod stall;
+mod waits;
 
 use std::fs;
 use std::path::PathBuf;
@@ -111,7 +115,7 @@ async fn go_on(
     began: Instant,
     step: &mut Step,
 ) -> Result<Option<String>, Problem> {
-    let mut breaks = breaks::Breaks::new(lab, options.seed, options.power_cuts);
+    let mut breaks = breaks::Breaks::new(lab, options.seed, options.power_cuts, options.length);
     let mut stall = Stall::default();
     let mut is_breaking = true;
     while is_breaking || stream.is_busy() {

@@ -16,6 +16,9 @@ pub struct Outcome {
     pub events: Vec<Event>,
     pub moves_completed: u32,
     pub moves_aborted: u32,
+    /// The times for which a job has stood still.
+    #[serde(default)]
+    pub waits: Vec<Wait>,
     /// The leftovers on the hosts after the last job, for people.
     pub left: Vec<String>,
     /// Why the soak failed; empty when all is right.
@@ -37,6 +40,18 @@ pub struct SoakJob {
     /// Whether the checksum in the job's answer is the expected one.
     pub is_right: bool,
     pub moves: u32,
+}
+
+/// A time for which a job has stood still.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Wait {
+    pub job: JobId,
+    /// Where it stood.
+    pub at: String,
+    pub from_s: f64,
+    pub length_s: f64,
+    /// What the job showed as its reason meanwhile.
+    pub why: String,
 }
 
 /// An act on the lab.
@@ -94,6 +109,12 @@ impl Outcome {
                 self.faults.push(format!("the jobs of volume {volume} counted {seen:?}"));
             }
         }
+        for wait in self.waits.iter().filter(|wait| wait.why.is_empty()) {
+            let Wait { job, at, from_s, length_s, .. } = wait;
+            self.faults.push(format!(
+                "job {job} ({at}) stood still for {length_s:.0} s from {from_s:.0} s on, and did not say why"
+            ));
+        }
         self.faults.extend(self.left.iter().map(|left| format!("left behind: {left}")));
     }
 }
@@ -149,6 +170,22 @@ mod tests {
     fn a_failed_job_and_a_wrong_answer_are_faults() {
         let jobs = vec![job(1, JobState::Failed, false), job(2, JobState::Succeeded, false)];
         assert_eq!(faults(jobs).len(), 2);
+    }
+
+    #[test]
+    fn a_wait_that_nobody_explains_is_a_fault() {
+        let wait = |why: &str| Wait {
+            job: JobId::new("soak-0001").expect("a name"),
+            at: "running at home1, 3 done, 0 of 0 moves over".to_owned(),
+            from_s: 60.0,
+            length_s: 100.0,
+            why: why.to_owned(),
+        };
+        let waits = vec![wait("its volume's home cloud1 does not answer"), wait("")];
+        let mut outcome = Outcome { waits, ..Outcome::default() };
+        outcome.judge();
+        assert_eq!(outcome.faults.len(), 1, "{:?}", outcome.faults);
+        assert!(outcome.faults[0].contains("stood still for 100 s from 60 s on"));
     }
 
     #[test]
