@@ -5,7 +5,7 @@ use perigee_model::volume::{ImageInfo, ImageSource, Keep};
 use perigee_model::{ImageName, LayerId, ProblemKind, SiteId};
 
 use super::fake::{FakeHost, image};
-use super::{Lab, spec, vm_of, wait_for};
+use super::{Lab, spec, vm_of, wait_for, wait_while};
 use crate::records::{ImageRecord, PendingImport, image_key};
 use crate::{hosts, images, jobs};
 
@@ -236,9 +236,9 @@ async fn deleting_an_image_that_is_being_imported_ends_its_import() {
     let host = Some(lab.home.id.clone());
     let new = |source: &str| NewImage { host: host.clone(), ..import(source) };
     let (cluster, first) = (std::sync::Arc::clone(&lab.cluster), new("nbd://nobody"));
-    let import = tokio::spawn(async move { images::import(&cluster, first).await });
+    let mut import = tokio::spawn(async move { images::import(&cluster, first).await });
     let key = image_key(&name("db"));
-    wait_for("the name to be taken", async || {
+    wait_while(&mut import, "the name to be taken", async || {
         lab.cluster.records.read::<ImageRecord>(&key).await.expect("read")
     })
     .await;

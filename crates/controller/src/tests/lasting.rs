@@ -21,7 +21,7 @@ use super::fake::FakeHost;
 use super::migrations::switch;
 use super::queue::unreachable;
 use super::tenants::{Tenants, make_token};
-use super::{Lab, TIMING, data_volume, spec, wait_for};
+use super::{Lab, TIMING, data_volume, spec, wait_for, wait_while};
 use crate::cluster::Timing;
 use crate::vms::{self, change, guest_files, lasting, volumes};
 use crate::{catalog, hosts, jobs};
@@ -588,8 +588,8 @@ async fn of_two_who_resize_a_vm_at_once_each_gets_what_was_asked_for() {
     lab.home.inside().holds_resizes = true;
     let cluster = lab.cluster.clone();
     let larger = ResizeVm { disk_bytes: Some(3 << 30), ..ResizeVm::default() };
-    let larger = tokio::spawn(async move { change::resize(&cluster, &web(), larger).await });
-    wait_for("the disk's home to be asked", async || {
+    let mut larger = tokio::spawn(async move { change::resize(&cluster, &web(), larger).await });
+    wait_while(&mut larger, "the disk's home to be asked", async || {
         (lab.home.inside().resizes_asked > 0).then_some(())
     })
     .await;

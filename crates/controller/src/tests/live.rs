@@ -14,7 +14,7 @@ use super::gone::{second_home, up};
 use super::lasting::{new_vm, web};
 use super::migrations::switch;
 use super::queue::unreachable;
-use super::{Lab, TIMING, running, wait_for};
+use super::{Lab, TIMING, running, wait_for, wait_while};
 use crate::records::{JobIntent, JobRecord, Live, VolumeChange, job_intent_key, start_of};
 use crate::vms::{self, change, lasting, volumes};
 use crate::{catalog, jobs};
@@ -98,8 +98,9 @@ async fn a_detach_that_is_answered_late_takes_nothing_from_a_later_run() {
     .await;
     lab.cloud.inside().holds_changes = true;
     let cluster = Arc::clone(&lab.cluster);
-    let detached = tokio::spawn(async move { volumes::detach(&cluster, &web(), detach()).await });
-    wait_for("the guest to be asked", async || {
+    let mut detached =
+        tokio::spawn(async move { volumes::detach(&cluster, &web(), detach()).await });
+    wait_while(&mut detached, "the guest to be asked", async || {
         let changed = lab.cloud.inside().changed.clone();
         changed.iter().any(|one| matches!(one, ChangeVm::Unplug { .. })).then_some(())
     })
@@ -117,9 +118,12 @@ async fn an_attachment_that_waits_for_its_home_does_not_come_to_a_later_run() {
     let asked = third.inside().epochs_asked;
     third.inside().holds_epochs = true;
     let cluster = Arc::clone(&lab.cluster);
-    let attached = tokio::spawn(async move { volumes::attach(&cluster, &web(), attach()).await });
-    wait_for("its home to be asked", async || (third.inside().epochs_asked > asked).then_some(()))
-        .await;
+    let mut attached =
+        tokio::spawn(async move { volumes::attach(&cluster, &web(), attach()).await });
+    wait_while(&mut attached, "its home to be asked", async || {
+        (third.inside().epochs_asked > asked).then_some(())
+    })
+    .await;
     lab.begins_anew().await;
     third.inside().holds_epochs = false;
     attached.await.expect("it ends").expect_err("that run is over");
@@ -167,8 +171,9 @@ async fn a_volume_that_comes_while_its_vm_is_stopped_is_let_go_by_its_host() {
     let lab = beside().await;
     lab.home.inside().holds_attachments = true;
     let cluster = Arc::clone(&lab.cluster);
-    let attached = tokio::spawn(async move { volumes::attach(&cluster, &web(), attach()).await });
-    wait_for("the host to be asked", async || {
+    let mut attached =
+        tokio::spawn(async move { volumes::attach(&cluster, &web(), attach()).await });
+    wait_while(&mut attached, "the host to be asked", async || {
         (lab.home.inside().attachments_asked > 0).then_some(())
     })
     .await;
@@ -186,8 +191,9 @@ async fn a_volume_is_let_go_also_where_the_controller_ends_while_it_comes_to_a_v
     let mut lab = beside().await;
     lab.home.inside().holds_attachments = true;
     let cluster = Arc::clone(&lab.cluster);
-    let attached = tokio::spawn(async move { volumes::attach(&cluster, &web(), attach()).await });
-    wait_for("the host to be asked", async || {
+    let mut attached =
+        tokio::spawn(async move { volumes::attach(&cluster, &web(), attach()).await });
+    wait_while(&mut attached, "the host to be asked", async || {
         (lab.home.inside().attachments_asked > 0).then_some(())
     })
     .await;
@@ -209,8 +215,8 @@ async fn a_change_that_ends_after_its_vm_was_deleted_changes_no_later_vm_of_its_
     lab.home.inside().holds_changes = true;
     let cluster = Arc::clone(&lab.cluster);
     let ask = ResizeVm { memory_bytes: Some(128 << 20), ..ResizeVm::default() };
-    let resized = tokio::spawn(async move { change::resize(&cluster, &web(), ask).await });
-    wait_for("the guest to be asked", async || {
+    let mut resized = tokio::spawn(async move { change::resize(&cluster, &web(), ask).await });
+    wait_while(&mut resized, "the guest to be asked", async || {
         (lab.home.inside().changed.len() == 1).then_some(())
     })
     .await;

@@ -180,6 +180,19 @@ async fn wait_for<T, F: Future<Output = Option<T>>>(what: &str, ask: impl Fn() -
         .unwrap_or_else(|_| panic!("waited {} s for {what}", PATIENCE.as_secs()))
 }
 
+/// As [`wait_for`], for what comes only while a request is under way: once that is over, nobody waits any longer.
+async fn wait_while<T, R: std::fmt::Debug, F: Future<Output = Option<T>>>(
+    asked: &mut tokio::task::JoinHandle<R>,
+    what: &str,
+    ask: impl Fn() -> F,
+) -> T {
+    tokio::select! {
+        biased;
+        answer = wait_for(what, ask) => answer,
+        over = asked => panic!("waited for {what}, and the request is over: {over:?}"),
+    }
+}
+
 fn data_volume() -> VolumeName {
     VolumeName::new("tpch").expect("name")
 }

@@ -93,11 +93,11 @@ pub async fn snapshot(
         return Err(Problem::unavailable(what, "it is being moved to another host")
             .next("try again when it is there"));
     }
-    if !record.vm_started {
+    // From the moment on that it has a host, its guest may run without having been recorded so.
+    let is_off =
+        |now: &JobRecord| now.job.state == JobState::Queued && now.restarts == record.restarts;
+    if is_off(&record) {
         let made = images::snapshot_disk(cluster, root, wanted).await?;
-        // From the moment on that it has a host, its guest may run without having been recorded so.
-        let is_off =
-            |now: &JobRecord| now.job.state == JobState::Queued && now.restarts == record.restarts;
         if jobs::of_vm(cluster, vm).is_some_and(|now| is_off(&now)) {
             return Ok(made);
         }

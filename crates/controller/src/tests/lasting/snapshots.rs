@@ -48,11 +48,12 @@ async fn a_snapshot_goes_on_when_who_has_asked_for_it_goes_away() {
     hosts.iter().for_each(|host| host.inside().holds_snapshots = true);
     let stands_still = || hosts.iter().any(|host| host.inside().still > 0);
     let ann = tenants.ann.clone();
-    let asked = tokio::spawn(async move {
+    let mut asked = tokio::spawn(async move {
         let ask = Snapshot { image: ImageName::new("saved").expect("a name") };
         ann.post::<ClusterImage>("/v1/vms/web/snapshot", &ask).await
     });
-    wait_for("its guest to stand still", async || stands_still().then_some(())).await;
+    let still = async || stands_still().then_some(());
+    wait_while(&mut asked, "its guest to stand still", still).await;
     asked.abort();
     asked.await.expect_err("it was not answered");
     hosts.iter().for_each(|host| host.inside().holds_snapshots = false);
