@@ -30,6 +30,25 @@ pub enum Step {
     Leave,
 }
 
+/// The log says the same trouble of a job again after so long, and another one. A step may be tried twice a second.
+const SAME_AGAIN: Duration = Duration::from_secs(600);
+const OTHER_AGAIN: Duration = Duration::from_secs(10);
+
+/// The trouble that the log has last said of a job, and when.
+#[derive(Debug, Default)]
+pub struct Said(Option<(String, Instant)>);
+
+impl Said {
+    fn is_new(&mut self, text: &str, now: Instant) -> bool {
+        let after = |said: &str| if said == text { SAME_AGAIN } else { OTHER_AGAIN };
+        if self.0.as_ref().is_some_and(|(said, at)| now < *at + after(said)) {
+            return false;
+        }
+        self.0 = Some((text.to_owned(), now));
+        true
+    }
+}
+
 /// A job with its record, held by its driver.
 pub struct Run {
     pub cluster: Arc<Cluster>,
@@ -52,6 +71,8 @@ pub struct Run {
     pub failed_starts: Option<FailedStarts>,
     /// The last time that the repository had no room for the outputs.
     pub no_room: Option<NoRoom>,
+    /// What the log says of its troubles.
+    pub trouble_said: Said,
     /// Why the guest of this member was not told to begin, the last time.
     pub not_begun: Option<String>,
     /// The members of this gang, by their ranks, that may not move back now.
@@ -159,6 +180,7 @@ impl Run {
             follow_refused: None,
             failed_starts: None,
             no_room: None,
+            trouble_said: Said::default(),
             not_begun: None,
             move_refused: BTreeMap::new(),
             called_off: BTreeMap::new(),
@@ -268,7 +290,9 @@ impl Run {
         let ends =
             record.ending.is_some() || self.lasting().is_some_and(|lasting| lasting.down.is_some());
         if !asked_for_it || self.homes_may_be_old() || ends {
-            tracing::warn!("job {} waits: {text}", self.id);
+            if self.trouble_said.is_new(&text, Instant::now()) {
+                tracing::warn!("job {} waits: {text}", self.id);
+            }
             match is_ending {
                 true => self.say_end_waits(&text).await?,
                 false => self.say(&text).await?,
@@ -328,5 +352,24 @@ impl Run {
 
     pub fn job(&self) -> &perigee_model::job::Job {
         &self.record.value.job
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trouble_that_stays_is_said_once_however_often_it_is_met() {
+        let (mut said, begun) = (Said::default(), Instant::now());
+        let half = Duration::from_millis(500);
+        let times =
+            (0..1000_u32).filter(|time| said.is_new("the disk is full", begun + half * *time));
+        assert_eq!(times.count(), 1);
+        let at = begun + half * 1000;
+        assert!(said.is_new("the host does not answer", at));
+        assert!(!said.is_new("the disk is full", at + half));
+        assert!(said.is_new("the disk is full", at + OTHER_AGAIN));
+        assert!(said.is_new("the disk is full", at + OTHER_AGAIN + SAME_AGAIN));
     }
 }
