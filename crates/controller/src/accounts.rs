@@ -9,19 +9,20 @@ mod usage;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use perigee_http::Clock;
 use perigee_model::client::EXPORT_KINDS;
 use perigee_model::limits::{SSH_KEYS, TENANT_NAME_BYTES, TENANTS, USERS};
 use perigee_model::tenant::{
     DEFAULT_TENANT, NewTenant, Quota, Role, Running, SEPARATOR, SshKey, User,
 };
+use perigee_model::units::format_duration;
 use perigee_model::{Problem, TenantName, UserName};
 use perigee_planner::queue::QuotaUse;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Cluster, Taken, now_ms};
-use crate::data;
-use crate::inputs;
 use crate::records::Records;
+use crate::{clock, data, inputs};
 
 #[cfg(test)]
 pub use tokens::expire;
@@ -106,6 +107,23 @@ impl Accounts {
         let record = tokens::find(&inner.tokens, token, now_ms)?;
         let user = inner.users.get(&(record.tenant.clone(), record.user.clone())).cloned()?;
         Some((user, UsedToken::from(record)))
+    }
+
+    /// Why a token does not count, for whoever has sent it. That its time is over is said only to those who have its secret.
+    pub fn refusal(&self, token: &str, clock: &Clock) -> String {
+        let inner = self.read();
+        let Some(over) = tokens::known(&inner.tokens, token) else {
+            return "the token is wrong, expired or revoked".to_owned();
+        };
+        let since_s = now_ms().saturating_sub(over.expires_ms) / 1000;
+        let why = format!(
+            "the token has expired {} ago, by the controller's clock",
+            format_duration(since_s)
+        );
+        match clock.seen().last_jump {
+            Some(jump) if jump.is_ahead() => format!("{why}; {}", clock::in_words(jump)),
+            _ => why,
+        }
     }
 
     /// The id of this token, if the token is good now.

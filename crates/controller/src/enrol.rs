@@ -66,7 +66,11 @@ impl Token {
 
     /// Both sides of the comparison are hashes, so the time that it takes tells nothing about the secret.
     fn counts(&self, secret: &str, now_ms: u64) -> bool {
-        self.secret_sha256 == fingerprint(secret.as_bytes()) && now_ms < self.until_ms
+        self.is(secret) && now_ms < self.until_ms
+    }
+
+    fn is(&self, secret: &str) -> bool {
+        self.secret_sha256 == fingerprint(secret.as_bytes())
     }
 }
 
@@ -124,11 +128,14 @@ pub async fn enrol(cluster: &Cluster, ask: Enrol) -> Result<Enrolled, Problem> {
     let addresses: Vec<IpAddr> = ask.addresses.iter().map(IpAddr::to_canonical).collect();
     let _turn = cluster.enrolling.lock().await;
     let token: Option<Token> = cluster.records.read(&key(TOKENS, host)).await?;
-    if !token.is_some_and(|token| token.counts(&ask.secret, now_ms())) {
+    if !token.as_ref().is_some_and(|token| token.counts(&ask.secret, now_ms())) {
         if let Some(count) = cluster.bad_joins.happened() {
             tracing::warn!(%host, count, "a host can't join: its token does not count");
         }
-        let why = "the token is wrong, used, or older than an hour";
+        let why = match token.is_some_and(|token| token.is(&ask.secret)) {
+            true => "by the controller's clock, the token is older than an hour",
+            false => "the token is wrong, used, or older than an hour",
+        };
         return Err(
             Problem::forbidden(what, why).next(format!("make one: perigee host token {host}"))
         );

@@ -131,11 +131,13 @@ async fn observe(cluster: &Cluster, id: &HostId) {
         }
         Err(problem) => {
             tracing::debug!("no report from host {id}: {problem}");
-            cluster.hosts.missed(id);
+            cluster.hosts.missed(id, &problem);
         }
     }
     match (before, cluster.hosts.state(id)) {
-        (HostState::Up, HostState::Unreachable) => tracing::warn!("host {id} is unreachable"),
+        (HostState::Up, HostState::Unreachable) => {
+            tracing::warn!("host {id} is unreachable: {}", cluster.hosts.silence(id));
+        }
         (HostState::Unreachable, HostState::Up) => tracing::info!("host {id} is back"),
         _ => {}
     }
@@ -181,10 +183,15 @@ pub async fn info(cluster: &Cluster, id: &HostId) -> Result<Host, Problem> {
 
 fn view(id: &HostId, known: &Known, used: &BTreeMap<HostId, u64>, deadline: Duration) -> Host {
     let report = known.report.as_ref();
+    let state = known.state(deadline);
+    let mut warnings = report.map(|r| r.warnings.clone()).unwrap_or_default();
+    if state == HostState::Unreachable {
+        warnings.insert(0, known.silence(id));
+    }
     Host {
         id: id.clone(),
         addresses: known.link.addresses.clone(),
-        state: known.state(deadline),
+        state,
         cpus: report.map_or(0, |r| r.cpus),
         memory_bytes: report.map_or(0, |r| r.memory_bytes),
         memory_used_bytes: used.get(id).copied().unwrap_or(0),
@@ -192,7 +199,7 @@ fn view(id: &HostId, known: &Known, used: &BTreeMap<HostId, u64>, deadline: Dura
         load_1min: report.map_or(0.0, |r| r.load_1min),
         accelerator: report.map(|r| r.accelerator),
         cpu_model: report.map(|r| r.cpu_model.clone()).unwrap_or_default(),
-        warnings: report.map(|r| r.warnings.clone()).unwrap_or_default(),
+        warnings,
         waits: known.waits(id),
         last_seen_ms: known.heard.seen_ms,
     }

@@ -8,6 +8,7 @@ mod imports;
 mod sources;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
 
 use futures_util::future::join_all;
 use perigee_model::job::ClusterImage;
@@ -24,7 +25,7 @@ use crate::cluster::{Cluster, HostLink};
 use crate::records::{ImageRecord, PlacedDisk, image_key};
 use crate::{jobs, shadows, vms};
 
-pub use imports::{import, import_inputs, settle_imports, upload};
+pub use imports::{UPLOAD_KEPT_MS, import, import_inputs, settle_imports, upload};
 pub use sources::replace_lost_sources;
 
 use imports::end_import;
@@ -94,13 +95,14 @@ async fn images(cluster: &Cluster) -> Result<Vec<ClusterImage>, Problem> {
     let mut layers: BTreeMap<ImageName, LayerId> =
         records.into_iter().filter_map(|record| Some((record.name, record.layer?))).collect();
     let mut images: BTreeMap<ImageName, ClusterImage> = BTreeMap::new();
+    let mut strange = BTreeSet::new();
     for Found { host, info } in found(cluster).await {
         if may_be_foreign(&info.name) && !known.contains_key(&info.name) {
-            tracing::warn!("host {host} has an image {} that nobody has made here", info.name);
+            strange.insert((host, info.name));
             continue;
         }
         if *layers.entry(info.name.clone()).or_insert(info.layer) != info.layer {
-            tracing::warn!("host {host} has a different image with the name {}", info.name);
+            strange.insert((host, info.name));
             continue;
         }
         let image = images.entry(info.name.clone()).or_insert_with(|| view(&info));
@@ -111,7 +113,26 @@ async fn images(cluster: &Cluster) -> Result<Vec<ClusterImage>, Problem> {
         image.hosts.push(host);
         image.missing_bytes += missing_bytes(&info);
     }
+    cluster.strange_images.tell(strange);
     Ok(images.into_values().collect())
+}
+
+/// The images of hosts that are not shown, because the controller does not know them or knows another one by that name. The log says each
+/// once, for as long as it is there.
+#[derive(Default)]
+pub struct StrangeImages(Mutex<BTreeSet<(HostId, ImageName)>>);
+
+impl StrangeImages {
+    fn tell(&self, now: BTreeSet<(HostId, ImageName)>) {
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (host, image) in now.difference(&told) {
+            tracing::warn!(
+                "host {host} has an image {image} that is not the one of that name here, or that nobody has made here; \
+                 `perigee image delete --pool` deletes it there"
+            );
+        }
+        *told = now;
+    }
 }
 
 pub async fn image(cluster: &Cluster, name: &ImageName) -> Result<ClusterImage, Problem> {
@@ -196,7 +217,11 @@ pub async fn layer_of(cluster: &Cluster, name: &ImageName) -> Result<LayerId, Pr
     Ok(layer)
 }
 
-async fn bind(
+/// Records which layer an image's name means.
+///
+/// # Errors
+/// `Conflict` if the name means another one.
+pub(crate) async fn bind(
     cluster: &Cluster,
     name: &ImageName,
     shown: &ImageInfo,

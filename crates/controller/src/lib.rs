@@ -10,6 +10,7 @@ mod api;
 mod audit;
 mod catalog;
 mod cleaner;
+mod clock;
 mod cluster;
 mod data;
 mod disks;

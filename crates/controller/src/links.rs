@@ -127,10 +127,12 @@ pub fn missing(cluster: &Cluster, homes: &[HostId]) -> Vec<(HostId, HostId)> {
 
 /// Whether the figure was measured since then; for a link, by any hosts of these sites.
 fn is_known(cluster: &Cluster, from: &HostId, to: &HostId, oldest_ms: u64) -> bool {
-    // If there was nothing to read before, there may be something now.
-    let counts = |has_blocks: bool, measured_ms: u64| {
-        let oldest_ms = if has_blocks { oldest_ms } else { oldest_ms.max(now_ms() - EMPTY_MS) };
-        measured_ms >= oldest_ms
+    let now = now_ms();
+    // If there was nothing to read before, there may be something now. What was measured while the clock was ahead is not new.
+    let counts = |has_blocks: bool, measured_ms: u64| match has_blocks {
+        true if oldest_ms == 0 => true,
+        true => (oldest_ms..=now).contains(&measured_ms),
+        false => (oldest_ms.max(now.saturating_sub(EMPTY_MS))..=now).contains(&measured_ms),
     };
     if from == to {
         let local = cluster.links.local(from);

@@ -19,7 +19,7 @@ use perigee_planner::{
 };
 use sha2::{Digest, Sha256};
 
-use crate::cluster::{Cluster, capacity, now_ms};
+use crate::cluster::{Cluster, capacity};
 use crate::meter::Totals;
 use crate::records::{JobRecord, PlacedDisk, Placement};
 use crate::{catalog, files, leave_site, links, migration, replicas, volume_moves};
@@ -190,7 +190,7 @@ pub async fn running(
         refused: Vec::new(),
         moves: record.moves,
         dirty_bytes_per_s: last_dirty_rate(cluster, record).or(history.dirty_bytes_per_s),
-        wall_s: (at_its_host_s(record) - age.as_secs_f64()).max(0.0),
+        wall_s: (at_its_host_s(cluster, record) - age.as_secs_f64()).max(0.0),
         vcpu_s: seconds(here.vcpu_ms),
         disks: disks_that_may_come(cluster, record, placement, &here).await?,
     }))
@@ -211,7 +211,7 @@ pub async fn move_cost(
     let here = record.meter.totals.since(&record.meter.at_arrival);
     let placement = record.placement.as_ref();
     let disks = placement.map(|placement| data_disks(placement, &here)).unwrap_or_default();
-    let dirty = Dirty::of_running(measured, &disks, at_its_host_s(record));
+    let dirty = Dirty::of_running(measured, &disks, at_its_host_s(cluster, record));
     let mut facts = facts_for(cluster, record.job.vm.as_ref());
     as_its_guest_sees(&mut facts, record);
     let memory_bytes = record.job.spec.memory_bytes;
@@ -219,8 +219,8 @@ pub async fn move_cost(
 }
 
 /// For how long the command has run at the VM's present host, with its data where they are now.
-fn at_its_host_s(record: &JobRecord) -> f64 {
-    seconds(now_ms().saturating_sub(record.meter.arrived_ms))
+fn at_its_host_s(cluster: &Cluster, record: &JobRecord) -> f64 {
+    seconds(cluster.clock.age_ms(record.meter.arrived_ms))
 }
 
 /// The data volumes' counters, by the names in the job file. The VM's own disks are left out. The boot and the
@@ -258,8 +258,9 @@ async fn disks_that_may_come(
         let last = cluster.index.volume_move(&disk.volume).filter(|last| {
             // What was called off on purpose stays so, and trouble may pass. Beside people, the program itself does that, with
             // volumes of a run that ends.
-            let age_ms = now_ms().saturating_sub(last.shown.ended_ms.unwrap_or_default());
-            let counts = last.shown.problem == volume_moves::CANCELLED || age_ms < TROUBLE_MS;
+            let is_recent = |ended_ms| cluster.clock.age_ms(ended_ms) < TROUBLE_MS;
+            let counts = last.shown.problem == volume_moves::CANCELLED
+                || last.shown.ended_ms.is_some_and(is_recent);
             last.shown.state == VolumeMoveState::CalledOff
                 && last.shown.started_ms >= record.meter.arrived_ms
                 && counts

@@ -128,8 +128,8 @@ pub struct UploadRecord {
     pub source: String,
     pub tenant: String,
     pub bytes: u64,
-    /// When its host has removed it at the latest; Unix time.
-    pub until_ms: u64,
+    /// Since when it is there; Unix time.
+    pub since_ms: u64,
 }
 
 impl UploadRecord {
@@ -184,6 +184,21 @@ pub struct VolumeSeen {
     pub leave_site: LeaveSite,
 }
 
+/// Outputs that are deleted after a time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptOutputs {
+    /// Unix time.
+    pub since_ms: u64,
+    pub for_ms: u64,
+}
+
+impl KeptOutputs {
+    /// Until when, if the clock goes right and the controller's machine is on; Unix time.
+    pub fn until_ms(&self) -> u64 {
+        self.since_ms.saturating_add(self.for_ms)
+    }
+}
+
 /// A job with everything its driver must know after a restart.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct JobRecord {
@@ -199,6 +214,9 @@ pub struct JobRecord {
     #[serde(default)]
     pub seq_before: u64,
     pub finished: Option<Output>,
+    /// For how long its outputs are kept; `None`: until somebody deletes them.
+    #[serde(default)]
+    pub kept_outputs: Option<KeptOutputs>,
     /// How it ends. This is decided before anything is taken down.
     pub ending: Option<Ending>,
     /// Why it ends, while [`Job::reason`] says what its end waits for.

@@ -20,7 +20,7 @@ use perigee_planner::{Cluster as Facts, PastRun, Snapshot};
 use refusals::Refusals;
 use tokio::task::JoinSet;
 
-use crate::cluster::{Cluster, Grant, capacity, demand_of, now_ms, starts_at_once};
+use crate::cluster::{Cluster, Grant, capacity, demand_of, starts_at_once};
 use crate::records::JobRecord;
 use crate::{catalog, cleaner, links, networks, planning, tpm};
 
@@ -378,7 +378,7 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
     let mut without_network = BTreeMap::new();
     let mut without_tpm = None;
     for record in records {
-        let mut one = self::waiting(record, avoided(cluster, record).await);
+        let mut one = self::waiting(cluster, record, avoided(cluster, record).await);
         let network = &record.job.spec.network;
         let no_network = without_network.entry(networks::needed(network));
         let no_network = no_network.or_insert_with(|| networks::refusing(cluster, network));
@@ -446,14 +446,14 @@ async fn is_pending(cluster: &Cluster, record: &JobRecord, host: &HostId) -> Res
     Ok(false)
 }
 
-fn waiting(record: &JobRecord, avoid: Vec<HostId>) -> Waiting {
+fn waiting(cluster: &Cluster, record: &JobRecord, avoid: Vec<HostId>) -> Waiting {
     let spec = &record.job.spec;
     Waiting {
         job: record.job.id.clone(),
         holder: Holder::of(&record.job.id, &spec.owner),
         priority: spec.priority,
         submitted: record.job.submitted_ms,
-        waited_ms: now_ms().saturating_sub(record.job.submitted_ms),
+        waited_ms: cluster.clock.age_ms(record.job.submitted_ms),
         demand: demand_of(record),
         count: spec.count,
         start: spec.start.clone(),

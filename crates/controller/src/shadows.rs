@@ -82,8 +82,8 @@ async fn is_over(cluster: &Cluster, shadow: &Shadow, host: &HostLink) -> Result<
     if cluster.index.volume_move(&shadow.volume).is_some_and(|last| !last.shown.state.is_final()) {
         return Ok(false);
     }
-    let age_ms = u128::from(now_ms().saturating_sub(shadow.since_ms));
-    if age_ms >= cluster.timing.shadow.as_millis() {
+    let age_ms = cluster.clock.age_ms(shadow.since_ms);
+    if u128::from(age_ms) >= cluster.timing.shadow.as_millis() {
         return Ok(true);
     }
     let record: Option<VolumeRecord> = cluster.records.read(&volume_key(&shadow.volume)).await?;

@@ -22,8 +22,8 @@ use tokio::task::JoinSet;
 use crate::cluster::{Cluster, Timing, Traffic, Wanted};
 use crate::records::job_intent_key;
 use crate::{
-    accounts, cleaner, enrol, hosts, images, inputs, jobs, links, migration, networks, openers,
-    outputs, replicas, scheduler, shadows, volume_moves, watching,
+    accounts, cleaner, clock, enrol, hosts, images, inputs, jobs, links, migration, networks,
+    openers, outputs, replicas, scheduler, shadows, volume_moves, watching,
 };
 
 /// The pause before a driver that failed is started again. It doubles with each failure, up to the maximum.
@@ -93,6 +93,7 @@ impl Supervisor {
         supervisor.keep_running("the telling of hosts about networks", networks::keep);
         supervisor.keep_running("the measuring of links", links::run);
         supervisor.keep_running("the controller's own certificate", enrol::keep_own_certificate);
+        supervisor.keep_running("the watch over the clock", clock::watch);
         supervisor.keep_running("the scheduler", scheduler::run);
         supervisor.keep_running("the cleaner", cleaner::run);
         supervisor.keep_running("the promotion of replicas", replicas::run);

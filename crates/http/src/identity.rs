@@ -60,8 +60,9 @@ impl Trust {
     /// A handshake has looked at the certificate's time already, but a connection may be open for longer.
     pub fn check(&self, certified: &Certified) -> Result<(), Refusal> {
         let life_ms = u64::try_from(CERTIFICATE_LIFE.as_millis()).unwrap_or(u64::MAX);
-        if now_ms() > certified.issued_ms.saturating_add(life_ms) {
-            return Err(Refusal::Expired(certified.identity.clone()));
+        let (now_ms, end_ms) = (now_ms(), certified.issued_ms.saturating_add(life_ms));
+        if now_ms > end_ms {
+            return Err(Refusal::Expired(certified.identity.clone(), (now_ms - end_ms) / 1000));
         }
         let revoked = self.0.read().unwrap_or_else(PoisonError::into_inner);
         match revoked.get(&certified.identity.to_string()) {

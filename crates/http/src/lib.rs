@@ -10,6 +10,7 @@
 
 pub mod authority;
 mod client;
+pub mod clock;
 mod connections;
 mod daemon;
 mod files;
@@ -35,6 +36,7 @@ pub use authority::Authority;
 pub use axum::body::Body;
 pub use axum::http::Method;
 pub use client::{Client, Response};
+pub use clock::Clock;
 pub use connections::ClientAddress;
 pub use connections::places::{Place, Places};
 pub use daemon::{prepare_daemon, private_directory, stopped};

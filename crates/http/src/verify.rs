@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use perigee_model::units::format_duration;
 use tokio_rustls::rustls::client::danger::{
     HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
 };
@@ -37,8 +38,10 @@ pub(crate) enum Refusal {
     AnotherCluster,
     #[error("the certificate of {0} is revoked")]
     Revoked(PeerIdentity),
-    #[error("the time of the certificate of {0} is over")]
-    Expired(PeerIdentity),
+    #[error("by the clock here the certificate of {0} has expired {age} ago: this clock, or that of its issuer, may be wrong", age = format_duration(*.1))]
+    Expired(PeerIdentity, u64),
+    #[error("by the clock here the certificate of {0} does not count yet, for {age}: this clock, or that of its issuer, may be wrong", age = format_duration(*.1))]
+    NotYet(PeerIdentity, u64),
     #[error("the certificate is for {0}, and not for {1}")]
     Another(PeerIdentity, PeerIdentity),
     #[error("the certificate is for {0}, which is no host")]
@@ -70,6 +73,20 @@ impl Roots {
                 Ok(Arc::new(roots))
             }
         }
+    }
+}
+
+/// Says whose certificate does not count by the clock, and by how much.
+fn by_clock(error: Error, shown: &CertificateDer<'_>) -> Error {
+    let Some(Certified { identity, .. }) = Certified::of(shown) else { return error };
+    match error {
+        Error::InvalidCertificate(CertificateError::ExpiredContext { time, not_after }) => {
+            Refusal::Expired(identity, time.as_secs().abs_diff(not_after.as_secs())).into()
+        }
+        Error::InvalidCertificate(CertificateError::NotValidYetContext { time, not_before }) => {
+            Refusal::NotYet(identity, time.as_secs().abs_diff(not_before.as_secs())).into()
+        }
+        other => other,
     }
 }
 
@@ -129,7 +146,8 @@ impl ServerCertVerifier for Verifier {
             intermediates,
             now,
             self.provider.signature_verification_algorithms.all,
-        )?;
+        )
+        .map_err(|error| by_clock(error, end_entity))?;
         let certified = Certified::of(end_entity).ok_or(Refusal::NotOurs)?;
         self.check(&certified)?;
         if self.expected == Expected::Address {

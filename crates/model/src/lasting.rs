@@ -54,11 +54,11 @@ pub enum PowerWish {
 pub struct GoingDown {
     /// The guest is not asked.
     pub force: bool,
-    /// When its power button was pressed first; Unix time.
+    /// When its power button was pressed first. This and the others are in the time that the controller has seen to pass.
     pub pressed_ms: Option<u64>,
-    /// When it was pressed last; Unix time.
+    /// When it was pressed last.
     pub pressed_again_ms: u64,
-    /// Since when the guest could not be asked, because the VM does not run; Unix time.
+    /// Since when the guest could not be asked, because the VM does not run.
     #[serde(default)]
     pub stands_ms: Option<u64>,
     /// Why it goes down, where nobody has asked for that.

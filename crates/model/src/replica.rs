@@ -240,8 +240,11 @@ pub struct Promotion {
     pub layer: LayerId,
     /// Everything that was written after this is lost; Unix time.
     pub taken_ms: u64,
-    /// How long ago that is.
+    /// How long that is before the home last answered. What a home that is cut off still takes is lost too.
     pub age_s: u64,
+    /// How long ago the home last answered; 0 if it answers.
+    #[serde(default)]
+    pub silent_s: u64,
     /// What was known to be written since, when the home last answered; `None` if that is not known.
     pub behind_bytes: Option<u64>,
     /// Whether the volume had sessions at its home when that last answered; `None` if that is not known.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use perigee_http::{BOOT_ID, boot_id, private_directory};
+use perigee_http::{BOOT_ID, Clock, boot_id, private_directory};
 use perigee_model::{Problem, ProblemKind, TenantName};
 use rustix::fs::{XattrFlags, fsetxattr};
 use rustix::io::Errno;
@@ -36,6 +36,8 @@ type Opened = Arc<Mutex<Option<Arc<Space>>>>;
 pub struct Repository {
     directory: PathBuf,
     boot_id: String,
+    /// How long ago uploads were cut.
+    clock: Arc<Clock>,
     spaces: Mutex<BTreeMap<TenantName, Opened>>,
     /// Those that were told, whoever writes. See [`Repository::set_quota`].
     quotas: Mutex<BTreeMap<TenantName, Quota>>,
@@ -55,9 +57,12 @@ impl Repository {
     pub fn open(directory: &Path) -> Result<Arc<Self>, Problem> {
         private_directory(directory)?;
         check_attributes(directory)?;
+        let boot_id = boot_id(Path::new(BOOT_ID));
+        let clock = Arc::new(Clock::new(boot_id.clone()));
         Ok(Arc::new(Self {
             directory: directory.to_owned(),
-            boot_id: boot_id(Path::new(BOOT_ID)),
+            boot_id,
+            clock,
             spaces: Mutex::default(),
             quotas: Mutex::default(),
             places: Mutex::default(),
@@ -137,7 +142,8 @@ impl Repository {
         };
         let mut opened = lock(&opened);
         if opened.is_none() && (make || directory.is_dir()) {
-            let space = Space::open(tenant.clone(), &directory, &self.boot_id)?;
+            let space =
+                Space::open(tenant.clone(), &directory, &self.boot_id, Arc::clone(&self.clock))?;
             // The one before may have been killed between the end of a file and the end of its shares.
             for share in self.shares.of(tenant) {
                 if let Ok(path) = DataPath::parse(&share.path)

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use perigee_http::Clock;
 use perigee_model::data::{CutUpload, FileEntry, FileList};
 use perigee_model::limits::{PATH_BYTES, PATH_NAMES};
 use perigee_model::{Problem, TenantName};
@@ -81,6 +82,7 @@ pub struct Space {
     pub(crate) unfinished: Mutex<HashMap<DataPath, Unfinished>>,
     /// Which boot of this host it is.
     pub(crate) boot_id: String,
+    pub(crate) clock: Arc<Clock>,
     /// Where the contents of new files are, if not on the disk.
     pub(crate) objects: Option<Arc<Objects>>,
     /// Who hashes files again that are on the disk: it takes a CPU and the disk for as long as they are large.
@@ -113,7 +115,12 @@ impl Space {
     ///
     /// # Errors
     /// If the directory can't be used.
-    pub fn open(tenant: TenantName, directory: &Path, boot_id: &str) -> Result<Self, Problem> {
+    pub fn open(
+        tenant: TenantName,
+        directory: &Path,
+        boot_id: &str,
+        clock: Arc<Clock>,
+    ) -> Result<Self, Problem> {
         let fault =
             |e: Errno| problem(format!("can't use the directory {}", directory.display()), e);
         let opened = |name: &str| {
@@ -134,6 +141,7 @@ impl Space {
             is_gone: AtomicBool::new(false),
             unfinished: Mutex::default(),
             boot_id: boot_id.to_owned(),
+            clock,
             objects: None,
             hashing: Arc::new(Semaphore::new(HASHING_OF_ONE_MAX)),
             garbage: Mutex::default(),
@@ -197,7 +205,7 @@ impl Space {
         let length = fgetxattr(&file, TARGET, &mut text[..]).ok()?;
         let (boot_id, path) = std::str::from_utf8(text.get(..length)?).ok()?.split_once('\n')?;
         let metadata = file.metadata().ok()?;
-        let is_new = metadata.modified().ok()?.elapsed().is_ok_and(|age| age < UNFINISHED_KEPT);
+        let is_new = self.clock.age(metadata.modified().ok()?) < UNFINISHED_KEPT;
         (boot_id == self.boot_id && is_new).then_some(())?;
         Some((DataPath::parse(path).ok()?, metadata.len()))
     }
@@ -340,7 +348,7 @@ impl Space {
 
     /// Drops uploads that were cut long ago.
     pub(crate) fn drop_old_unfinished(&self) {
-        let is_old = |since: SystemTime| since.elapsed().is_ok_and(|age| age > UNFINISHED_KEPT);
+        let is_old = |since: SystemTime| self.clock.age(since) > UNFINISHED_KEPT;
         self.drop_unfinished_if(|_, unfinished| is_old(unfinished.since));
     }
 

@@ -18,7 +18,7 @@ use perigee_model::replica::{
     Superseded, VolumeReplica,
 };
 use perigee_model::volume::{CachePolicy, Compacted, Keep};
-use perigee_model::{ImageName, LayerId, Problem, ProblemKind, VolumeName};
+use perigee_model::{ImageName, LayerId, Problem, ProblemKind, TenantName, VolumeName};
 
 use super::catalog::{self, LayerRow, PointRow, failed};
 use super::homes::refused;
@@ -485,6 +485,26 @@ impl Pool {
 fn lost_image(name: &VolumeName, lost: Tenure) -> ImageName {
     let which = lost.incarnation();
     ImageName::new(format!("{name}-lost-{which}"))
-        .or_else(|_| ImageName::new(format!("lost-{which}")))
-        .expect("an incarnation makes a name")
+        .or_else(|_| ImageName::new(TenantName::of(name.as_str()).full(&format!("lost-{which}"))))
+        .expect("a tenant and an incarnation make a name")
+}
+
+#[cfg(test)]
+mod tests {
+    use perigee_model::Incarnation;
+
+    use super::*;
+
+    #[test]
+    fn what_a_lost_home_keeps_has_the_volume_s_tenant_however_long_its_name_is() {
+        let lost = Tenure::first(Incarnation(u32::MAX));
+        let names = (1..=200)
+            .filter_map(|length| VolumeName::new(format!("acme~{}", "d".repeat(length))).ok());
+        let names: Vec<VolumeName> = names.collect();
+        assert!(names.last().is_some_and(|longest| longest.as_str().len() > 50));
+        for name in names {
+            let image = lost_image(&name, lost);
+            assert!(image.as_str().starts_with("acme~"), "{name}: {image}");
+        }
+    }
 }

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use perigee_http::{BOOT_ID, Clock, boot_id};
 use perigee_model::units::format_bytes;
 use perigee_model::volume::{TREE_PREFIX, UPLOAD_PREFIX, Upload};
 use perigee_model::{Problem, TenantName};
@@ -45,6 +46,7 @@ pub struct Sources {
     /// The uploads that are coming, and those that are here and of which no image was made yet; each with its tenant, if the
     /// request named one.
     places: Mutex<BTreeMap<Uuid, Option<TenantName>>>,
+    clock: Arc<Clock>,
     pub trees: Trees,
 }
 
@@ -95,7 +97,9 @@ impl Sources {
                 Problem::internal(format!("can't make the directory {}", uploads.display()), error)
             })?,
         }
-        Ok(Self { image_dirs, uploads, places: Mutex::default(), trees: Trees::new(pool)? })
+        let clock = Arc::new(Clock::new(boot_id(Path::new(BOOT_ID))));
+        let trees = Trees::new(pool, Arc::clone(&clock))?;
+        Ok(Self { image_dirs, uploads, places: Mutex::default(), clock, trees })
     }
 
     /// Opens what an image is to be made of. `is_own` says that the server's own user asks.
@@ -243,7 +247,7 @@ impl Sources {
         let all: Vec<Uuid> = self.places().keys().copied().collect();
         for upload in all {
             match std::fs::metadata(self.path_of(upload)) {
-                Ok(meta) if meta.modified()?.elapsed().unwrap_or_default() > KEPT_MAX => {
+                Ok(meta) if self.clock.age(meta.modified()?) > KEPT_MAX => {
                     self.remove(upload);
                 }
                 // An image was made of it just now, or nothing of it has come yet.
@@ -467,10 +471,14 @@ mod tests {
         let path = dir.path().join("pool/uploads");
         let left = || std::fs::read_dir(&path).expect("a directory").count();
         assert_eq!(left(), 1);
-        let long_ago = std::time::SystemTime::now() - KEPT_MAX * 2;
-        let name = upload.source.strip_prefix(UPLOAD_PREFIX).expect("an upload");
-        let writable = File::options().write(true).open(path.join(name)).expect("it is there");
-        writable.set_modified(long_ago).expect("a time");
+        // That the clock is set, and set right again, removes nothing.
+        let days_60_ms = 60 * 24 * 3600 * 1000;
+        for by_ms in [days_60_ms, -days_60_ms, -days_60_ms, days_60_ms] {
+            sources.clock.pretend_set(by_ms);
+            tokio::time::sleep(SWEEP_EVERY * 2).await;
+            assert_eq!(left(), 1);
+        }
+        sources.clock.pretend_passed(KEPT_MAX * 2);
         tokio::time::sleep(SWEEP_EVERY * 2).await;
         assert_eq!(left(), 0);
         assert_eq!(file.metadata().expect("who reads it still can").len(), 2);

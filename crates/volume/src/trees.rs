@@ -15,6 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use perigee_block::locking::lock;
+use perigee_http::Clock;
 use perigee_model::units::format_bytes;
 use perigee_model::volume::{TREE_PREFIX, Upload};
 use perigee_model::{Problem, ProblemKind};
@@ -37,6 +38,7 @@ const PIECES_MAX: usize = 16;
 pub struct Trees {
     directory: PathBuf,
     in_use: InUse,
+    clock: Arc<Clock>,
 }
 
 /// Trees that are being unpacked or read. They are not old, whatever the time of their directory.
@@ -118,7 +120,7 @@ impl Trees {
     ///
     /// # Errors
     /// When the directory can't be used.
-    pub fn new(pool: &Path) -> Result<Self, Problem> {
+    pub fn new(pool: &Path, clock: Arc<Clock>) -> Result<Self, Problem> {
         let directory = pool.join("trees");
         let fault = |error| {
             Problem::internal(format!("can't use the directory {}", directory.display()), error)
@@ -136,7 +138,7 @@ impl Trees {
             }
             Err(error) => return Err(fault(error)),
         }
-        Ok(Self { directory, in_use: InUse::default() })
+        Ok(Self { directory, in_use: InUse::default(), clock })
     }
 
     fn path(&self, what: &str, id: &str) -> Result<PathBuf, Problem> {
@@ -237,7 +239,7 @@ impl Trees {
             }
             let changed = std::fs::metadata(&path).and_then(|meta| meta.modified());
             match changed {
-                Ok(changed) if changed.elapsed().unwrap_or_default() > KEPT_MAX => remove(&path),
+                Ok(changed) if self.clock.age(changed) > KEPT_MAX => remove(&path),
                 // An image was made of it just now.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 _ => left += 1,
@@ -336,6 +338,11 @@ mod tests {
         stream::iter(pieces)
     }
 
+    fn trees_in(pool: &Path) -> Trees {
+        let clock = Arc::new(Clock::new("a boot".to_owned()));
+        Trees::new(pool, clock).expect("a directory")
+    }
+
     fn left(pool: &Path) -> BTreeSet<PathBuf> {
         let entries = std::fs::read_dir(pool.join("trees")).expect("a directory");
         entries.map(|entry| entry.expect("an entry").path()).collect()
@@ -344,7 +351,7 @@ mod tests {
     #[tokio::test]
     async fn a_tree_is_there_until_it_was_used() {
         let pool = tempfile::tempdir().expect("a directory");
-        let trees = Trees::new(pool.path()).expect("a directory");
+        let trees = trees_in(pool.path());
         let tree = trees.receive(ID, sent(&tar())).await.expect("a tree");
         assert_eq!(tree.bytes, 5000);
         let id = tree.source.strip_prefix(TREE_PREFIX).expect("a tree");
@@ -354,12 +361,9 @@ mod tests {
         let Ok(ImportFrom::Tree(open)) = trees.open("import", id) else { panic!("it is there") };
         assert_eq!(std::fs::read(open.directory().join("a/b")).expect("a file"), [7; 5000]);
         // However old it is, it is not removed while somebody reads it.
-        let long_ago = std::time::SystemTime::now() - KEPT_MAX * 2;
-        let directory = std::fs::File::open(open.directory()).expect("it is there");
-        directory.set_modified(long_ago).expect("a time");
+        trees.clock.pretend_passed(KEPT_MAX * 2);
         assert_eq!(trees.remove_old().expect("a list"), 1);
         drop(open);
-        directory.set_modified(std::time::SystemTime::now()).expect("a time");
         for bad in ["..", "../layers", "", "a"] {
             let refused = trees.open("import", bad).expect_err(bad);
             assert_eq!(refused.kind, ProblemKind::Invalid);
@@ -374,7 +378,7 @@ mod tests {
     #[tokio::test]
     async fn a_tar_that_breaks_or_is_refused_leaves_nothing() {
         let pool = tempfile::tempdir().expect("a directory");
-        let trees = Trees::new(pool.path()).expect("a directory");
+        let trees = trees_in(pool.path());
         let whole = tar();
         let cut = stream::iter([Ok(Bytes::copy_from_slice(&whole[..3000])), Err("it is gone")]);
         let problem = trees.receive(ID, cut).await.expect_err("cut");
@@ -388,7 +392,7 @@ mod tests {
     #[tokio::test]
     async fn nothing_is_left_of_a_tar_whose_sender_nobody_waits_for() {
         let pool = tempfile::tempdir().expect("a directory");
-        let trees = Trees::new(pool.path()).expect("a directory");
+        let trees = trees_in(pool.path());
         let whole = tar();
         let begun = sent(&whole[..3000]).chain(stream::pending());
         let receiving = trees.receive(ID, begun);
@@ -408,16 +412,16 @@ mod tests {
     #[tokio::test]
     async fn a_server_that_starts_removes_trees_and_old_ones_go_by_themselves() {
         let pool = tempfile::tempdir().expect("a directory");
-        let trees = Trees::new(pool.path()).expect("a directory");
+        let trees = trees_in(pool.path());
         trees.receive(ID, sent(&tar())).await.expect("a tree");
         assert_eq!(trees.remove_old().expect("a list"), 1);
-        let path = left(pool.path()).into_iter().next().expect("a tree");
-        let long_ago = std::time::SystemTime::now() - KEPT_MAX * 2;
-        std::fs::File::open(&path).expect("it is there").set_modified(long_ago).expect("a time");
+        trees.clock.pretend_set(60 * 24 * 3600 * 1000);
+        assert_eq!(trees.remove_old().expect("a list"), 1, "only the clock was set");
+        trees.clock.pretend_passed(KEPT_MAX * 2);
         assert_eq!(trees.remove_old().expect("a list"), 0);
         assert!(left(pool.path()).is_empty());
         trees.receive(ID, sent(&tar())).await.expect("a tree");
-        Trees::new(pool.path()).expect("a directory");
+        trees_in(pool.path());
         assert!(left(pool.path()).is_empty());
     }
 }

@@ -12,7 +12,8 @@ use perigee_model::tenant::{Tenant, tenant_of};
 use perigee_model::units::format_bytes;
 use perigee_model::{Problem, ProblemKind, TenantName};
 
-use crate::cluster::{Cluster, now_ms};
+use crate::cluster::Cluster;
+use crate::images::UPLOAD_KEPT_MS;
 use crate::records::{ImageRecord, UPLOADS, UploadRecord, VolumeRecord};
 
 /// Room for a file that is being sent is taken in such steps, because each looks at all that the tenant has.
@@ -74,8 +75,8 @@ pub async fn volume_bytes(cluster: &Cluster, tenant: &str) -> Result<u64, Proble
     let roots = lasting.filter(|record| tenant_of(record.job.id.as_str()) == tenant);
     let roots = roots.filter_map(|record| record.job.spec.root_bytes);
     let uploads: Vec<UploadRecord> = cluster.records.list(UPLOADS).await?;
-    let now_ms = now_ms();
-    let uploads = uploads.iter().filter(|one| one.tenant == tenant && one.until_ms > now_ms);
+    let is_kept = |one: &UploadRecord| cluster.clock.age_ms(one.since_ms) < UPLOAD_KEPT_MS;
+    let uploads = uploads.iter().filter(|one| one.tenant == tenant && is_kept(one));
     let uploads = uploads.map(|upload| upload.bytes);
     let sizes =
         volumes.chain(images.filter_map(|image| image.size_bytes)).chain(roots).chain(uploads);

@@ -163,7 +163,8 @@ impl Sender {
     fn of(cluster: &Cluster, request: &Request) -> Result<Self, String> {
         if let Some(token) = token(request.headers(), request.uri().path()) {
             let known = cluster.accounts.by_token(&token);
-            let (user, token) = known.ok_or("the token is wrong, expired or revoked")?;
+            let refusal = || cluster.accounts.refusal(&token, &cluster.clock);
+            let (user, token) = known.ok_or_else(refusal)?;
             return Ok(Self::User(Caller { token: Some(token), ..user.into() }));
         }
         match request.extensions().get::<Peer>() {

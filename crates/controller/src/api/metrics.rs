@@ -211,6 +211,12 @@ fn write_own(page: &mut Page, cluster: &Cluster) {
     page.one("perigee_scheduler_pass_seconds_total", counter, "Time they took.", spent);
     let help = "Jobs that were given a host.";
     page.one("perigee_jobs_placed_total", counter, help, read(&counters.placed));
+    let seen = cluster.clock.seen();
+    let help = "How often the controller's system clock was set by a minute or more.";
+    page.one("perigee_clock_jumps_total", counter, help, seen.jumps);
+    let help = "By how much it was set the last time; negative: back.";
+    let by_s = seen.last_jump.map_or(0.0, |jump| seconds(jump.to_ms) - seconds(jump.from_ms));
+    page.one("perigee_clock_last_jump_seconds", Kind::Gauge, help, by_s);
     page.family("perigee_store_operations_total", counter, "Operations of the store.");
     let counts = &cluster.records.counts;
     for (operation, count) in

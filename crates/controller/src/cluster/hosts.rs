@@ -74,6 +74,8 @@ pub struct Known {
     interfaces: Vec<Ipv4Addr>,
     /// When its agent was heard of.
     pub heard: Heard,
+    /// Why the last request to it has failed, if it does not answer.
+    pub(super) trouble: String,
     /// When its agent has said that it stops, if it was not heard of since.
     pub(super) stopped: Option<Instant>,
     pub(super) volume_server: VolumeServer,
@@ -92,6 +94,15 @@ pub struct Hosts {
     pub deadline: Duration,
     network: Network,
     known: Mutex<BTreeMap<HostId, Known>>,
+}
+
+impl Known {
+    /// How long its agent has not answered, and why, in plain words.
+    pub fn silence(&self, id: &HostId) -> String {
+        let silent_s = self.heard.at.elapsed().as_secs();
+        let colon = if self.trouble.is_empty() { "" } else { ": " };
+        format!("host {id} has not answered for {silent_s} s{colon}{}", self.trouble)
+    }
 }
 
 impl Hosts {
@@ -135,6 +146,7 @@ impl Hosts {
             report: None,
             interfaces,
             heard: Heard::new(seen_ms),
+            trouble: String::new(),
             stopped: None,
             volume_server: VolumeServer::new(seen_ms),
             vms: BTreeMap::new(),
@@ -202,12 +214,17 @@ impl Hosts {
         hosts
     }
 
+    /// How long ago the host has last answered; nothing if it answers.
+    pub fn silent_for(&self, id: &HostId) -> Duration {
+        let known = self.lock();
+        let silent = known.get(id).filter(|known| known.heard.missed > 0);
+        silent.map_or(Duration::ZERO, |known| known.heard.at.elapsed())
+    }
+
     /// How long the host has not answered, in plain words.
     pub fn silence(&self, id: &HostId) -> String {
         match self.lock().get(id) {
-            Some(known) => {
-                format!("host {id} has not answered for {} s", known.heard.at.elapsed().as_secs())
-            }
+            Some(known) => known.silence(id),
             None => format!("host {id} is not known"),
         }
     }
@@ -238,9 +255,10 @@ impl Hosts {
     }
 
     /// A request for the host's report has failed.
-    pub fn missed(&self, id: &HostId) {
+    pub fn missed(&self, id: &HostId, problem: &Problem) {
         if let Some(known) = self.lock().get_mut(id) {
             known.heard.missed();
+            known.trouble.clone_from(&problem.why);
         }
     }
 
@@ -422,9 +440,10 @@ mod tests {
         let woke = Instant::now().checked_sub(asleep).expect("a clock that began before");
         hosts.lock().get_mut(&id).expect("the host").heard.at = woke;
         assert_eq!(hosts.state(&id), HostState::Up);
-        hosts.missed(&id);
+        let problem = Problem::unavailable("no answer", "it is asleep");
+        hosts.missed(&id, &problem);
         assert_eq!(hosts.state(&id), HostState::Up, "the request that the sleep has cut");
-        hosts.missed(&id);
+        hosts.missed(&id, &problem);
         assert_eq!(hosts.state(&id), HostState::Unreachable);
         hosts.lock().get_mut(&id).expect("the host").is_heard();
         assert_eq!(hosts.state(&id), HostState::Up);

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use perigee_http::identity::Strangers;
-use perigee_http::{Authority, Identity, Network, Seldom};
+use perigee_http::{Authority, BOOT_ID, Clock, Identity, Network, Seldom, boot_id};
 use perigee_model::grant::{self, Allowed, GRANT_LIFE_MS, SignedGrant};
 use perigee_model::network::PublishPorts;
 use perigee_model::{HostId, ImageName, JobId, Problem, SiteId, VmId, VolumeName};
@@ -27,6 +27,7 @@ use tokio::sync::{Notify, broadcast, mpsc};
 use crate::accounts::Accounts;
 use crate::audit::Audit;
 use crate::files;
+use crate::images::StrangeImages;
 use crate::inputs::Staging;
 use crate::networks::Networks;
 use crate::pace::Paces;
@@ -138,6 +139,8 @@ impl Traffic {
 
 pub struct Cluster {
     pub records: Records,
+    /// How long ago something was, whatever is done to the system's clock.
+    pub clock: Clock,
     /// Makes the certificates of the hosts.
     pub authority: Authority,
     /// Whoever makes tokens and certificates, or revokes some, takes turns.
@@ -177,6 +180,8 @@ pub struct Cluster {
     pub clean_now: Notify,
     /// Images whose import is to end, because they are deleted.
     pub cancelled_imports: broadcast::Sender<ImageName>,
+    /// What hosts have and the controller does not show.
+    pub strange_images: StrangeImages,
     /// Where the controller is, if it was told.
     pub site: OnceLock<SiteId>,
     /// For how long outputs are kept whose job does not say it; not set: until somebody deletes them.
@@ -223,6 +228,7 @@ impl Cluster {
         let lock = lock(state_dir)?;
         files::prepare(state_dir)?;
         let records = Records::new(Arc::new(SqliteStore::open(&state_dir.join("state.db"))?));
+        let clock = open_clock(&records).await?;
         let authority = crate::authority(state_dir)?;
         let network = traffic.network(&authority)?;
         let (accounts, audit) = (Accounts::load(&records).await?, Audit::open(state_dir)?);
@@ -232,6 +238,7 @@ impl Cluster {
         let taught = Taught::load(&records).await?;
         Ok(Arc::new(Self {
             records,
+            clock,
             authority,
             enrolling: tokio::sync::Mutex::default(),
             replica_records: tokio::sync::Mutex::default(),
@@ -256,6 +263,7 @@ impl Cluster {
             counters: Counters::default(),
             clean_now: Notify::new(),
             cancelled_imports: broadcast::Sender::new(16),
+            strange_images: StrangeImages::default(),
             site: OnceLock::new(),
             keep_outputs_s: OnceLock::new(),
             publish_ports: OnceLock::new(),
@@ -363,6 +371,20 @@ impl Cluster {
     pub fn release(&self) {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
+}
+
+/// What the controller has seen of the system's clock.
+pub const CLOCK: &str = "clock";
+
+/// The clock goes on from what earlier controllers have seen.
+async fn open_clock(records: &Records) -> Result<Clock, Problem> {
+    let boot_id = boot_id(Path::new(BOOT_ID));
+    let clock = match records.read(CLOCK).await? {
+        Some(seen) => Clock::going_on(boot_id, seen),
+        None => Clock::new(boot_id),
+    };
+    records.put(CLOCK, &clock.seen()).await?;
+    Ok(clock)
 }
 
 /// Locks the state directory. The kernel releases the lock when the process ends, in whatever way.

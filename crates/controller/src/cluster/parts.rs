@@ -182,6 +182,7 @@ impl Hosts {
 impl super::hosts::Known {
     pub fn is_heard(&mut self) {
         self.heard.now();
+        self.trouble.clear();
         self.stopped = self.stopped.filter(|at| at.elapsed() < UNDER_WAY);
     }
 

@@ -22,7 +22,7 @@ use crate::cluster::{Cluster, Hold, HostLink, now_ms};
 use crate::records::{ImageRecord, PendingImport, UPLOADS, UploadRecord, image_key};
 
 /// A host removes an upload after an hour, and looks once a minute.
-const UPLOAD_KEPT_MS: u64 = (3600 + 120) * 1000;
+pub const UPLOAD_KEPT_MS: u64 = (3600 + 120) * 1000;
 
 /// So much of a refused upload is read, for so long.
 const DRAIN_BYTES_MAX: usize = 64 << 20;
@@ -220,7 +220,7 @@ pub async fn upload(
             source: stored.source.clone(),
             tenant: tenant.to_string(),
             bytes: stored.bytes,
-            until_ms: now_ms().saturating_add(UPLOAD_KEPT_MS),
+            since_ms: now_ms(),
         };
         let key = UploadRecord::key(&record.host, &record.source);
         // Only if the controller ends before this does it count for nobody, until its host removes it after an hour.
@@ -249,9 +249,8 @@ async fn drain<T: AsRef<[u8]>, E>(
 
 /// Uploads that their hosts have removed because no image was made of them.
 async fn forget_old_uploads(cluster: &Cluster) -> Result<(), Problem> {
-    let now_ms = now_ms();
     for old in cluster.records.list::<UploadRecord>(UPLOADS).await? {
-        if old.until_ms <= now_ms {
+        if cluster.clock.age_ms(old.since_ms) >= UPLOAD_KEPT_MS {
             cluster.records.remove(&UploadRecord::key(&old.host, &old.source)).await?;
         }
     }

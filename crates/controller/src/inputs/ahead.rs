@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 
 use super::staging;
 use crate::catalog;
-use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::cluster::{Cluster, HostLink};
 
 /// A job that starts at once stages its inputs itself.
 const WAITED_MS: u64 = 3000;
@@ -50,7 +50,7 @@ pub async fn stage_ahead(cluster: Arc<Cluster>) {
             .iter()
             .filter(|record| record.job.state == JobState::Queued && record.ending.is_none())
             .filter(|record| record.job.spec.inputs.is_some())
-            .filter(|record| now_ms().saturating_sub(record.job.submitted_ms) > WAITED_MS)
+            .filter(|record| cluster.clock.age_ms(record.job.submitted_ms) > WAITED_MS)
             .map(|record| record.job.clone())
             .collect();
         waiting.sort_by_key(|job| (-job.spec.priority, job.submitted_ms));

@@ -12,7 +12,7 @@ use perigee_repository::{Location, View};
 
 use super::staging::note_use;
 use super::{PAGE, read_list, uploaded};
-use crate::cluster::{Cluster, now_ms};
+use crate::cluster::Cluster;
 use crate::files::is_sha256;
 use crate::records::ImageRecord;
 use crate::{data, images, jobs};
@@ -32,7 +32,7 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// Removes what no job needs any more. This is repeated.
 pub async fn collect(cluster: Arc<Cluster>) {
     loop {
-        collect_once(&cluster, now_ms()).await;
+        collect_once(&cluster).await;
         let repository = Arc::clone(&cluster.repository);
         drop(tokio::task::spawn_blocking(move || repository.drop_idle_uploads()).await);
         if let Err(problem) = jobs::erase_deleted(&cluster).await {
@@ -42,8 +42,8 @@ pub async fn collect(cluster: Arc<Cluster>) {
     }
 }
 
-pub async fn collect_once(cluster: &Cluster, now_ms: u64) {
-    if let Err(problem) = collect_images(cluster, now_ms).await {
+pub async fn collect_once(cluster: &Cluster) {
+    if let Err(problem) = collect_images(cluster).await {
         tracing::warn!("can't collect images of inputs: {problem}");
     }
     let mut tenants = cluster.accounts.tenant_names();
@@ -51,7 +51,7 @@ pub async fn collect_once(cluster: &Cluster, now_ms: u64) {
     tenants.sort();
     tenants.dedup();
     for tenant in tenants {
-        if let Err(problem) = collect_files(cluster, &tenant, now_ms).await {
+        if let Err(problem) = collect_files(cluster, &tenant).await {
             tracing::warn!("can't collect uploaded input files of tenant {tenant}: {problem}");
         }
     }
@@ -63,12 +63,12 @@ fn is_needed(cluster: &Cluster, image: &ImageName) -> bool {
     jobs.iter().any(|job| job.inputs.as_ref().is_some_and(|inputs| inputs.image == *image))
 }
 
-async fn collect_images(cluster: &Cluster, now_ms: u64) -> Result<(), Problem> {
+async fn collect_images(cluster: &Cluster) -> Result<(), Problem> {
     for record in cluster.records.list::<ImageRecord>("images/").await? {
         let Some(inputs) = record.inputs else { continue };
         if is_needed(cluster, &record.name) {
             note_use(cluster, &record.name).await?;
-        } else if now_ms.saturating_sub(inputs.used_ms) > IMAGE_KEPT_MS && record.import.is_none() {
+        } else if cluster.clock.age_ms(inputs.used_ms) > IMAGE_KEPT_MS && record.import.is_none() {
             match images::delete(cluster, &record.name).await {
                 Ok(_) => tracing::info!("image {} of inputs is removed", record.name),
                 // Another host may still need it, or a host not answer. The next round tries again.
@@ -80,17 +80,13 @@ async fn collect_images(cluster: &Cluster, now_ms: u64) -> Result<(), Problem> {
 }
 
 /// The uploaded files that jobs of the tenant need: those of unfinished ones, and of those that ended less than a day ago.
-async fn needed_files(
-    cluster: &Cluster,
-    tenant: &TenantName,
-    now_ms: u64,
-) -> Result<BTreeSet<String>, Problem> {
+async fn needed_files(cluster: &Cluster, tenant: &TenantName) -> Result<BTreeSet<String>, Problem> {
     let mut needed = BTreeSet::new();
     for record in cluster.jobs().await? {
         let job = &record.job;
         let Some(list) = &job.spec.inputs else { continue };
         let is_over =
-            job.ended_ms.is_some_and(|ended_ms| now_ms.saturating_sub(ended_ms) > FILE_KEPT_MS);
+            job.ended_ms.is_some_and(|ended_ms| cluster.clock.age_ms(ended_ms) > FILE_KEPT_MS);
         if is_over || !tenant.owns(job.id.as_str()) || !needed.insert(list.clone()) {
             continue;
         }
@@ -116,7 +112,6 @@ async fn remove_unneeded(
     view: &View,
     tenant: &TenantName,
     files: &[FileEntry],
-    now_ms: u64,
 ) -> Result<bool, Problem> {
     let submissions = cluster.staging.submissions(tenant);
     let mut left = files;
@@ -128,7 +123,7 @@ async fn remove_unneeded(
             tokio::time::sleep(AGAIN).await;
             continue;
         }
-        let needed = needed_files(cluster, tenant, now_ms).await?;
+        let needed = needed_files(cluster, tenant).await?;
         while !left.is_empty() {
             let (some, others) = left.split_at(left.len().min(REMOVED_AT_ONCE));
             let Ok(_alone) = submissions.under_way.try_write() else { break };
@@ -184,7 +179,7 @@ pub async fn forget_tenant(cluster: &Cluster, tenant: &TenantName) -> Result<(),
 }
 
 /// Removes old uploads that no job needs, one page of the directory after the other.
-async fn collect_files(cluster: &Cluster, tenant: &TenantName, now_ms: u64) -> Result<(), Problem> {
+async fn collect_files(cluster: &Cluster, tenant: &TenantName) -> Result<(), Problem> {
     let view = data::view(cluster, tenant, "the controller".to_owned(), true);
     let directory = Location::new(tenant.as_str(), UPLOADED_INPUTS)?;
     let mut after = None;
@@ -194,10 +189,10 @@ async fn collect_files(cluster: &Cluster, tenant: &TenantName, now_ms: u64) -> R
             page => page?,
         };
         let is_old = |entry: &FileEntry| {
-            is_sha256(&entry.name) && now_ms.saturating_sub(entry.modified_ms) > FILE_KEPT_MS
+            is_sha256(&entry.name) && cluster.clock.age_ms(entry.modified_ms) > FILE_KEPT_MS
         };
         let old: Vec<FileEntry> = page.entries.into_iter().filter(is_old).collect();
-        if !old.is_empty() && !remove_unneeded(cluster, &view, tenant, &old, now_ms).await? {
+        if !old.is_empty() && !remove_unneeded(cluster, &view, tenant, &old).await? {
             tracing::debug!(%tenant, "uploaded inputs stay: jobs are being submitted all the time");
             return Ok(());
         }

@@ -9,7 +9,6 @@ use perigee_model::{HostId, Problem};
 use perigee_planner::{RefusedWay, Verdict};
 
 use super::driver::Run;
-use crate::cluster::now_ms;
 use crate::records::vm_of;
 use crate::{migration, networks, planning, tpm};
 
@@ -124,7 +123,9 @@ impl Run {
         let moves: Vec<&Migration> = moves.iter().map(|record| &record.migration).collect();
         let hosts: Vec<HostId> =
             self.cluster.hosts.up().into_iter().map(|host| host.id.clone()).collect();
-        all.extend(migration::refused_after(&moves, &hosts, now_ms()));
+        all.extend(migration::refused_after(&moves, &hosts, |at_ms| {
+            self.cluster.clock.age_ms(at_ms)
+        }));
         let unable = networks::refusing(&self.cluster, &networks::kind_of(&self.record.value));
         let unable = unable.into_iter().chain(tpm::refusing(&self.cluster, &self.record.value));
         all.extend(unable.map(|(to, why)| RefusedWay { way: Way::Migrate, to, why }));

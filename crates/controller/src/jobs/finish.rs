@@ -15,8 +15,8 @@ use crate::cluster::now_ms;
 use crate::outputs::{self, Expected, Place, Taken};
 use crate::pace::{Way, paced, while_kept};
 use crate::records::{
-    Ending, JobRecord, MigrationIntent, MigrationRecord, PlacedDisk, migration_intent_key,
-    migration_prefix, owner_of, start_of, vm_of,
+    Ending, JobRecord, KeptOutputs, MigrationIntent, MigrationRecord, PlacedDisk,
+    migration_intent_key, migration_prefix, owner_of, start_of, vm_of,
 };
 use crate::{catalog, leave_site, planning};
 
@@ -187,7 +187,8 @@ impl Run {
         }
         let taken = taken?;
         let Taken { files, bytes, left_out, damaged } = taken;
-        let kept_until_ms = self.kept_until_ms(&place);
+        self.record.value.kept_outputs = self.kept_outputs(&place);
+        let kept_until_ms = self.record.value.kept_outputs.as_ref().map(KeptOutputs::until_ms);
         self.record.value.job.outputs =
             Some(JobOutputs { at: place.to_string(), files, bytes, kept_until_ms });
         self.record.save().await?;
@@ -233,18 +234,19 @@ impl Run {
         if self.job().outputs.is_none() {
             return Ok(());
         }
-        let kept_until_ms = self.kept_until_ms(&Place::of(self.job())?);
+        let kept = self.kept_outputs(&Place::of(self.job())?);
         if let Some(outputs) = &mut self.record.value.job.outputs {
-            outputs.kept_until_ms = kept_until_ms;
+            outputs.kept_until_ms = kept.as_ref().map(KeptOutputs::until_ms);
         }
+        self.record.value.kept_outputs = kept;
         Ok(())
     }
 
-    /// Until when its outputs are kept, as its file says or else the controller was told.
-    fn kept_until_ms(&self, place: &Place) -> Option<u64> {
+    /// For how long its outputs are kept from now on, as its file says or else the controller was told.
+    fn kept_outputs(&self, place: &Place) -> Option<KeptOutputs> {
         let keep_s = self.job().spec.keep_outputs_s.or(self.cluster.keep_outputs_s.get().copied());
-        let keep_ms = keep_s.filter(|_| place.is_own)?.saturating_mul(1000);
-        Some(now_ms().saturating_add(keep_ms))
+        let for_ms = keep_s.filter(|_| place.is_own)?.saturating_mul(1000);
+        Some(KeptOutputs { since_ms: now_ms(), for_ms })
     }
 }
 

@@ -427,14 +427,14 @@ impl Run {
 
     /// Why the job has taken too long, if it has. Only time in which its VM was seen running counts.
     fn overdue(&self, report: &VmReport) -> Option<String> {
-        let (job, now) = (self.job(), now_ms());
+        let job = self.job();
         let counted_ms = self.record.value.counted_ms;
         match (job.state, job.started_ms) {
             // The others that it waits for have time limits of their own, and then it has one.
             (JobState::Starting, _) if self.waits_for_gang() => self.begins_late(),
             (JobState::Starting, Some(started_ms)) => {
                 let limit = self.cluster.timing.boot_deadline;
-                let booted = boot_time(report, now.saturating_sub(started_ms));
+                let booted = boot_time(report, self.cluster.clock.age_ms(started_ms));
                 let late = booted.saturating_sub(self.stood_still) > limit;
                 late.then(|| {
                     let limit_s = limit.as_secs();

@@ -584,7 +584,7 @@ impl Run {
         {
             return;
         }
-        let since = |ms: u64| planning::seconds(now_ms().saturating_sub(ms));
+        let since = |ms: u64| planning::seconds(self.cluster.clock.age_ms(ms));
         let started_ms = members.iter().filter_map(|member| member.job.started_ms).min();
         let first = members.first().and_then(|first| super::progress(&first.job));
         let ran_s = job.running_ms.map_or(0.0, since);

@@ -97,7 +97,8 @@ impl Run {
     pub(super) async fn lasting_step(&mut self) -> Result<Option<Step>, Problem> {
         let (state, runs) = (self.job().state, self.seen_running);
         let seen = Seen { state, is_started: self.record.value.vm_started, runs };
-        match self.lasting().map(|lasting| lasting.next(seen, now_ms())) {
+        let passed_ms = self.cluster.clock.passed_ms();
+        match self.lasting().map(|lasting| lasting.next(seen, passed_ms)) {
             None | Some(Next::GoOn) => Ok(None),
             Some(Next::Rest) => self.rest().await.map(Some),
             Some(Next::TakeDown) => self.take_down().await.map(Some),
@@ -158,7 +159,8 @@ impl Run {
         // An agent that does not answer is asked again later; how long that may take is counted from the first answer.
         match host.agent.post::<()>(&path, &()).await {
             Ok(()) => {
-                self.change_lasting(|lasting| lasting.pressed(now_ms()));
+                let passed_ms = self.cluster.clock.passed_ms();
+                self.change_lasting(|lasting| lasting.pressed(passed_ms));
                 self.record.save().await
             }
             Err(problem) => {
@@ -193,13 +195,14 @@ impl Run {
             self.record.save().await?;
         }
         self.seen_running = report.status == VmStatus::Running && !moving;
+        let passed_ms = self.cluster.clock.passed_ms();
         if !self.seen_running
             && !moving
-            && self.change_lasting(|lasting| lasting.stands_still(now_ms()))
+            && self.change_lasting(|lasting| lasting.stands_still(passed_ms))
         {
             self.record.save().await?;
         }
-        if self.change_lasting(|lasting| lasting.give_up(now_ms())) {
+        if self.change_lasting(|lasting| lasting.give_up(passed_ms)) {
             tracing::warn!("VM {}: its guest does not power off", self.id);
             self.record.save().await?;
         }

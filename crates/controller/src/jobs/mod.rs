@@ -178,6 +178,7 @@ pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
         last_seq: 0,
         seq_before: 0,
         finished: None,
+        kept_outputs: None,
         ending: None,
         ends_because: None,
         settled: 0,

@@ -12,18 +12,22 @@ const PAUSE_FIRST_MS: u64 = 30_000;
 
 const PAUSE_MAX_MS: u64 = 60 * 60 * 1000;
 
-/// The hosts to which a VM does not move now. `moves` are its migrations, the first one first.
+/// The hosts to which a VM does not move now. `moves` are its migrations, the first one first; `age_ms` says how long ago one has ended.
 ///
 /// Each aborted migration keeps it from its own destination. The cause may be at the source or at a volume's home,
 /// and then the next destination fails too; so all of them count for the pause. After a person has cancelled a
 /// migration, the VM moves to none of the `hosts`.
-pub fn refused_after(moves: &[&Migration], hosts: &[HostId], now_ms: u64) -> Vec<RefusedWay> {
+pub fn refused_after(
+    moves: &[&Migration],
+    hosts: &[HostId],
+    age_ms: impl Fn(u64) -> u64,
+) -> Vec<RefusedWay> {
     let is_aborted = |migration: &&&Migration| migration.state == MigrationState::Aborted;
     let in_a_row = moves.iter().rev().take_while(is_aborted);
     let doublings = u32::try_from(in_a_row.clone().count()).unwrap_or(u32::MAX).saturating_sub(1);
     let pause_ms = PAUSE_FIRST_MS.saturating_mul(2u64.saturating_pow(doublings)).min(PAUSE_MAX_MS);
     let is_recent = |migration: &&&Migration| {
-        now_ms.saturating_sub(migration.ended_ms.unwrap_or_default()) < pause_ms
+        migration.ended_ms.is_some_and(|ended_ms| age_ms(ended_ms) < pause_ms)
     };
     let of_one = |migration: &&Migration| {
         let is_cancelled = migration.error == CANCELLED;
@@ -56,7 +60,7 @@ mod tests {
 
     fn refused_at(moves: &[Migration], now_ms: u64) -> Vec<String> {
         let moves: Vec<&Migration> = moves.iter().collect();
-        let refused = refused_after(&moves, &hosts(), now_ms);
+        let refused = refused_after(&moves, &hosts(), |at_ms| now_ms - at_ms);
         refused.into_iter().map(|way| way.to.to_string()).collect()
     }
 

@@ -19,6 +19,7 @@ use perigee_model::vm::{MigrationPhase, VmReport, VmStatus};
 use perigee_model::{HostId, JobId, NetworkName, Problem, ProblemKind};
 
 use super::{NetworkRecord, all, key, publish, tunnel_address};
+use crate::clock;
 use crate::cluster::{Cluster, HostLink, now_ms};
 use crate::records::{JobRecord, MigrationRecord, vm_of};
 
@@ -218,10 +219,15 @@ async fn tell(cluster: Arc<Cluster>, host: Arc<HostLink>, sent: HostNetworks) {
     }
     let has_answered = result.is_ok();
     if !cluster.networks.told.end(&host.id, sent, result.ok()) && has_answered {
-        tracing::warn!(
-            "host {} knows of networks what was made later: the clock was set back",
-            host.id
-        );
+        let set_back = cluster.clock.seen().last_jump.filter(|jump| !jump.is_ahead());
+        let why = match set_back {
+            Some(jump) => clock::in_words(jump),
+            None => {
+                "another controller has told the host, or the clock of an earlier one was ahead"
+                    .to_owned()
+            }
+        };
+        tracing::warn!("host {} knows of networks what was made later: {why}", host.id);
     }
     // Something may have changed meanwhile. A host that does not answer is asked again later.
     if has_answered {

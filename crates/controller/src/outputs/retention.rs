@@ -9,6 +9,7 @@ use perigee_model::{JobId, Problem, TenantName};
 use super::remove;
 use crate::cluster::{Cluster, now_ms};
 use crate::jobs;
+use crate::records::KeptOutputs;
 
 /// The time between two searches.
 const EVERY: Duration = Duration::from_secs(60);
@@ -18,30 +19,32 @@ const WHO: &str = "perigee";
 
 pub async fn run(cluster: Arc<Cluster>) {
     loop {
-        if let Err(problem) = expire(&cluster, now_ms()).await {
+        if let Err(problem) = expire(&cluster).await {
             tracing::warn!("{problem}");
         }
         tokio::time::sleep(EVERY).await;
     }
 }
 
-/// Deletes what is kept until a time before this. Returns how many jobs had such outputs.
+/// Deletes what was kept for as long as it was to be, by the time that was seen to pass: a clock that is set deletes nothing. Returns
+/// how many jobs had such outputs.
 ///
 /// # Errors
 /// If the jobs can't be listed. Outputs that can't be deleted now are tried again.
-pub async fn expire(cluster: &Arc<Cluster>, now_ms: u64) -> Result<usize, Problem> {
+pub async fn expire(cluster: &Arc<Cluster>) -> Result<usize, Problem> {
     let mut deleted = 0;
     for record in cluster.jobs().await? {
-        let until_ms = record.job.outputs.as_ref().and_then(|outputs| outputs.kept_until_ms);
+        let is_over = |kept: &KeptOutputs| cluster.clock.age_ms(kept.since_ms) >= kept.for_ms;
         // What a member has goes with all that its gang has, and only when that has ended.
         if record.member.is_some()
             || !record.job.state.is_final()
-            || until_ms.is_none_or(|until_ms| until_ms > now_ms)
+            || record.job.outputs.is_none()
+            || !record.kept_outputs.as_ref().is_some_and(is_over)
         {
             continue;
         }
         let id = record.job.id;
-        match expire_one(cluster, &id, now_ms).await {
+        match expire_one(cluster, &id).await {
             Ok(()) => deleted += 1,
             Err(problem) => tracing::warn!("job {id}: {problem}"),
         }
@@ -49,7 +52,7 @@ pub async fn expire(cluster: &Arc<Cluster>, now_ms: u64) -> Result<usize, Proble
     Ok(deleted)
 }
 
-async fn expire_one(cluster: &Arc<Cluster>, id: &JobId, now_ms: u64) -> Result<(), Problem> {
+async fn expire_one(cluster: &Arc<Cluster>, id: &JobId) -> Result<(), Problem> {
     // The job has ended, so no driver has its record.
     let Some(mut record) = cluster.own_job(id).await? else { return Ok(()) };
     remove(cluster, &record.value.job).await?;
@@ -63,7 +66,7 @@ async fn expire_one(cluster: &Arc<Cluster>, id: &JobId, now_ms: u64) -> Result<(
     record.save().await?;
     let request = format!("DELETE {} (its time is over)", outputs.at);
     let entry = AuditEntry {
-        at_ms: now_ms,
+        at_ms: now_ms(),
         who: WHO.to_owned(),
         request,
         thing: id.to_string(),

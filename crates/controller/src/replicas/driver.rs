@@ -263,7 +263,7 @@ impl Run<'_> {
         let every = Duration::from_secs(self.intent.every_s);
         let Some(newest) = newest else { return Duration::ZERO };
         let age = self.rounds.begun.map_or_else(
-            || Duration::from_millis(now_ms().saturating_sub(newest.taken_ms)),
+            || Duration::from_millis(self.cluster.clock.age_ms(newest.taken_ms)),
             |begun| begun.elapsed(),
         );
         every.saturating_sub(age)

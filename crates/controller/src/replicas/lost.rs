@@ -6,13 +6,14 @@ use std::sync::Arc;
 use perigee_model::home::{HomeState, Tenure, VolumeHome};
 use perigee_model::job::HostState;
 use perigee_model::replica::{Supersede, Superseded};
-use perigee_model::{HostId, Problem, VolumeName};
+use perigee_model::volume::ImageInfo;
+use perigee_model::{HostId, ImageName, Problem, ProblemKind, TenantName, VolumeName};
 use serde::{Deserialize, Serialize};
 
 use super::carry_out;
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{VolumeRecord, volume_key};
-use crate::{given_up, openers};
+use crate::{given_up, images, openers};
 
 const PREFIX: &str = "superseded/";
 
@@ -77,10 +78,31 @@ pub(super) async fn tell(cluster: &Cluster, what: &SupersededVolume) -> Result<(
         let done: Superseded = link.volume.post(&path, &ask).await?;
         if let Some(image) = done.image {
             tracing::warn!("what {host} had of volume {volume} is image {image} there");
+            take_note(cluster, &link, volume, &image).await?;
         }
         given_up::found_again(cluster, host, volume).await?;
     }
     cluster.records.remove(&what.key()).await
+}
+
+/// What the lost home has kept is an image like one that somebody has made: the volume's tenant sees it, uses it and deletes it.
+async fn take_note(
+    cluster: &Cluster,
+    at: &HostLink,
+    volume: &VolumeName,
+    image: &ImageName,
+) -> Result<(), Problem> {
+    // A host that was broken into may name anything.
+    if !TenantName::of(volume.as_str()).owns(image.as_str()) || !image.as_str().contains("lost-") {
+        tracing::warn!("host {} has named {image} as what it had of volume {volume}", at.id);
+        return Ok(());
+    }
+    match at.volume.get::<ImageInfo>(&format!("/v1/images/{image}")).await {
+        Ok(info) => images::bind(cluster, image, &info, Some(&at.id)).await,
+        // Somebody has deleted it there meanwhile.
+        Err(problem) if problem.kind == ProblemKind::NotFound => Ok(()),
+        Err(problem) => Err(problem),
+    }
 }
 
 /// Where the volume is now. When it is nowhere, some other host will do: the lost one is not to have it.

@@ -4,6 +4,7 @@
 //! ([`super::carry_out`]). The volume gets a new incarnation, so that no session of the lost one goes on with content
 //! that is older than what it has seen. The lost home is told as soon as it answers ([`super::lost`]).
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
@@ -15,7 +16,7 @@ use uuid::Uuid;
 
 use super::carry_out::{self, PromotionRecord, answers, key};
 use super::{ReplicaRecord, records_of};
-use crate::cluster::{Cluster, now_ms};
+use crate::cluster::Cluster;
 use crate::records::{VolumeRecord, volume_key};
 
 /// Makes the newest complete point of a replica the volume, or only says what would be lost. A promotion that is
@@ -76,6 +77,9 @@ pub(super) async fn choose(
         )));
     }
     let asked = records.iter().map(|record| points(cluster, &record.shown.host, volume));
+    // A point that was taken while the controller's clock was wrong is not the newest one because of that.
+    let newness = |taken_ms| (Reverse(cluster.clock.age_ms(taken_ms)), taken_ms);
+    let newest = |point: &ReplicaPoint| newness(point.taken_ms);
     let (mut chosen, mut silent): (Option<Chosen<'_>>, Vec<_>) = (None, Vec::new());
     for (record, answer) in records.iter().zip(join_all(asked).await) {
         let replica = match answer {
@@ -93,7 +97,7 @@ pub(super) async fn choose(
             point.missing_bytes == 0 && ask.layer.is_none_or(|layer| point.layer == layer)
         };
         let Some(point) = replica.points.iter().find(wanted).cloned() else { continue };
-        if chosen.as_ref().is_none_or(|(_, best)| point.taken_ms > best.taken_ms) {
+        if chosen.as_ref().is_none_or(|(_, best)| newest(&point) > newest(best)) {
             chosen = Some((record, point));
         }
     }
@@ -108,7 +112,9 @@ pub(super) async fn choose(
         };
         return Err(silent.pop().map_or_else(gone, |(_, problem)| problem));
     };
-    let is_newer = |record: &ReplicaRecord| record.shown.complete_ms > Some(point.taken_ms);
+    let is_newer = |record: &ReplicaRecord| {
+        record.shown.complete_ms.is_some_and(|taken_ms| newness(taken_ms) > newest(&point))
+    };
     if let Some((newer, _)) = silent.iter().find(|(silent, _)| is_newer(silent)) {
         let (better, best) = (&newer.shown.host, &record.shown.host);
         let why = format!("{better} has a newer replica than {best} and does not answer");
@@ -119,13 +125,16 @@ pub(super) async fn choose(
     let Some(from) = home.or_else(|| record.home.clone()) else {
         return Err(Problem::not_found(what(volume), "its home was never known"));
     };
-    Ok(recorded(volume, from, (record, point), ask.force))
+    let silent = cluster.hosts.silent_for(&from).as_secs();
+    let age_s = (cluster.clock.age_ms(point.taken_ms) / 1000).saturating_sub(silent);
+    Ok(recorded(volume, from, (record, point), (age_s, silent), ask.force))
 }
 
 fn recorded(
     volume: &VolumeName,
     from: HostId,
     (record, point): Chosen<'_>,
+    (age_s, silent_s): (u64, u64),
     forced: bool,
 ) -> PromotionRecord {
     let shown = Promotion {
@@ -133,7 +142,8 @@ fn recorded(
         to: record.shown.host.clone(),
         layer: point.layer,
         taken_ms: point.taken_ms,
-        age_s: now_ms().saturating_sub(point.taken_ms) / 1000,
+        age_s,
+        silent_s,
         behind_bytes: record.shown.behind_bytes,
         in_use: record.in_use,
         from,

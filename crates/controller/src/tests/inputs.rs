@@ -11,7 +11,7 @@ use perigee_model::{DiskRole, ImageName, Problem, ProblemKind};
 use sha2::{Digest, Sha256};
 
 use super::tenants::{Tenants, small};
-use super::{Lab, finish, spec, vm_of, wait_for};
+use super::{Lab, finish, running_as, spec, vm_of, wait_for};
 use crate::inputs::collect_once;
 use crate::records::{ImageRecord, RefusedSource, image_key};
 
@@ -310,31 +310,39 @@ async fn images_of_inputs_are_hidden_and_nobody_makes_one() {
 
 #[tokio::test]
 async fn what_no_job_needs_any_more_is_removed_after_its_time() {
-    const HOUR_MS: u64 = 3_600_000;
+    const HOUR_MS: i64 = 3_600_000;
     let lab = Lab::up().await;
     let client = super::api::client(&lab).await;
     let list = upload(&client, &[("a", "1")]).await;
-    let now = crate::cluster::now_ms;
+    let pass = |hours: f64| {
+        lab.cluster.clock.pretend_passed(std::time::Duration::from_secs_f64(hours * 3600.0));
+    };
     let ask = JobSpec { inputs: Some(list.clone()), ..spec(Access::Clone) };
-    let id = lab.submit(ask).await;
-    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+    let (id, _) = running_as(&lab, ask).await;
     let files = async || {
         let list: perigee_model::data::FileList =
             client.get("/v1/data/~/.inputs").await.expect("a list");
         list.entries.len()
     };
-    collect_once(&lab.cluster, now() + 1000 * HOUR_MS).await;
+    pass(1000.0);
+    collect_once(&lab.cluster).await;
     assert_eq!((images_of_inputs(&lab).len(), files().await), (1, 2), "a job needs them");
+    lab.cluster.clock.pretend_set(-1000 * HOUR_MS);
+    // Its use is noted by a clock that is right again.
+    collect_once(&lab.cluster).await;
     let image = images_of_inputs(&lab).pop().expect("one");
     let problem = client.delete(&format!("/v1/images/{image}")).await.expect_err("in use");
     assert_eq!(problem.kind, ProblemKind::Conflict, "{problem}");
     finish(&lab.home, &lab.home, &vm_of(&id));
     lab.wait_for_state(&id, JobState::Succeeded).await;
-    collect_once(&lab.cluster, now() + HOUR_MS / 2).await;
+    pass(0.5);
+    collect_once(&lab.cluster).await;
     assert_eq!((images_of_inputs(&lab).len(), files().await), (1, 2), "the next job may come");
-    collect_once(&lab.cluster, now() + 2 * HOUR_MS).await;
+    pass(1.5);
+    collect_once(&lab.cluster).await;
     assert_eq!((images_of_inputs(&lab).len(), files().await), (0, 2));
-    collect_once(&lab.cluster, now() + 25 * HOUR_MS).await;
+    pass(23.0);
+    collect_once(&lab.cluster).await;
     assert_eq!(files().await, 0);
 }
 

@@ -296,8 +296,7 @@ async fn a_migration_that_a_person_cancels_leaves_the_vm_at_the_source() {
     wait_for("the planner to wait for a while", async || {
         let moves = lab.cluster.index.migrations_of(&vm);
         let moves: Vec<&Migration> = moves.iter().map(|record| &record.migration).collect();
-        let ended_ms = moves[0].ended_ms?;
-        Some(migration::refused_after(&moves, &elsewhere, ended_ms)).filter(|all| all.len() == 1)
+        Some(migration::refused_after(&moves, &elsewhere, |_| 0)).filter(|all| all.len() == 1)
     })
     .await;
     assert_eq!(job.host.as_ref(), Some(&lab.home.id));

@@ -1,5 +1,7 @@
 //! What becomes of the outputs of jobs that end in other ways than well, and how long outputs are kept.
 
+use std::time::Duration;
+
 use perigee_model::guest::{GuestBody, LogStream};
 use perigee_model::job::{Access, ClusterImage, JobSpec, JobState, Start};
 use perigee_model::tenant::Quota;
@@ -98,6 +100,8 @@ async fn outputs_that_did_not_fit_fail_the_job_and_what_fitted_is_kept() {
     assert_eq!(answers(&lab, &id).as_deref(), Some("the answers"));
 }
 
+const DAYS_60_MS: i64 = 60 * 24 * 3600 * 1000;
+
 #[tokio::test]
 async fn outputs_are_deleted_when_their_time_is_over_and_the_audit_log_says_so() {
     let lab = Lab::up().await;
@@ -108,11 +112,18 @@ async fn outputs_are_deleted_when_their_time_is_over_and_the_audit_log_says_so()
     let (id, vm) = running_as(&lab, hour).await;
     finish(&lab.home, &lab.home, &vm);
     let job = lab.wait_for_state(&id, JobState::Succeeded).await;
-    let until_ms = job.outputs.expect("outputs").kept_until_ms.expect("a time");
-    let expire = async |at_ms| outputs::expire(&lab.cluster, at_ms).await.expect("a search");
-    assert_eq!(expire(until_ms - 1).await, 0);
-    assert_eq!(expire(until_ms).await, 1);
-    assert_eq!(expire(until_ms).await, 0);
+    job.outputs.expect("outputs").kept_until_ms.expect("a time");
+    let expire = async || outputs::expire(&lab.cluster).await.expect("a search");
+    assert_eq!(expire().await, 0);
+    for by_ms in [DAYS_60_MS, -DAYS_60_MS, -DAYS_60_MS, DAYS_60_MS] {
+        lab.cluster.clock.pretend_set(by_ms);
+        assert_eq!(expire().await, 0, "the clock was set by {by_ms} ms, and nothing is older");
+    }
+    lab.cluster.clock.pretend_passed(Duration::from_secs(3500));
+    assert_eq!(expire().await, 0);
+    lab.cluster.clock.pretend_passed(Duration::from_secs(100));
+    assert_eq!(expire().await, 1);
+    assert_eq!(expire().await, 0);
     assert_eq!((answers(&lab, &id), lab.job(&id).await.outputs), (None, None));
     assert!(answers(&lab, &kept).is_some(), "a job that says nothing keeps its outputs");
     let log = lab.cluster.audit.read(&Default::default(), 0).expect("the audit log");

@@ -3,17 +3,19 @@
 use std::time::Duration;
 
 use perigee_model::home::{Tenure, VolumeHome};
-use perigee_model::job::{Access, HostState, Start};
+use perigee_model::job::{Access, ClusterImage, ClusterVolume, HostState, NewVolume, Start};
 use perigee_model::plan::Way;
 use perigee_model::replica::{
     PromoteReplica, PromoteVolume, Promotion, ReplicaPin, ReplicaPoint, ReplicateVolume,
 };
 use perigee_model::vm::HostAddresses;
+use perigee_model::volume::VolumeSource;
 use perigee_model::volume_move::{VolumeMoveCause, VolumeMoveState};
-use perigee_model::{Incarnation, Problem, ProblemKind, SiteId};
+use perigee_model::{Incarnation, Problem, ProblemKind, SiteId, VolumeName};
 
 use super::fake::FakeHost;
 use super::fake::replicas::point;
+use super::tenants::{Tenants, new_volume};
 use super::{Lab, PATIENCE, data_volume, spec, vm_of, wait_for};
 use crate::{catalog, hosts, jobs, planning, replicas, vms, volume_moves};
 
@@ -347,4 +349,44 @@ async fn a_job_is_planned_at_a_replica_and_a_volume_does_not_come_to_its_replica
     let near = near.expect_err("one site would have both");
     assert!(near.kind == ProblemKind::Conflict && near.next.contains("--yes"), "{near}");
     replicas::check_far(&lab.cluster, &data_volume(), &lab.cloud.id).await.expect("its own site");
+}
+
+/// The volume is a tenant's.
+#[tokio::test]
+async fn what_a_lost_home_keeps_is_an_image_of_the_volumes_tenant() {
+    let tenants = Tenants::up().await;
+    let (lab, ann) = (&tenants.lab, &tenants.ann);
+    let mut new = new_volume("data", 1 << 20);
+    new.host = Some(lab.cloud.id.clone());
+    new.name = VolumeName::new("acme~data").expect("a name");
+    let made: ClusterVolume = tenants.admin.post("/v1/volumes", &new).await.expect("a volume");
+    let name = made.name;
+    let ask = ReplicateVolume { to: SiteId::new("home").expect("name"), every_s: 3600, keep: 1 };
+    replicas::replicate(&lab.cluster, &name, &ask).await.expect("a replica");
+    wait_for("the first round", async || {
+        replicas::of_volume(&lab.cluster, &name).await.ok()?.first()?.behind_bytes
+    })
+    .await;
+    is_unreachable(lab, &lab.cloud).await;
+    replicas::promote(&lab.cluster, &name, PromoteVolume::default()).await.expect("it is lost");
+    lab.cloud.inside().down = false;
+    let kept = |images: Vec<ClusterImage>| {
+        let mut kept = images.into_iter().map(|image| image.name);
+        kept.find(|name| name.as_str().contains("data-lost-"))
+    };
+    let image = wait_for("the tenant to see it", async || {
+        kept(ann.get("/v1/images").await.expect("images"))
+    })
+    .await;
+    let of_admin = kept(tenants.admin.get("/v1/images").await.expect("images")).expect("it");
+    assert_eq!(of_admin.as_str(), format!("acme~{}", image.as_str().trim_start_matches("acme~")));
+    assert_eq!(kept(tenants.bob.get("/v1/images").await.expect("images")), None);
+    let source = VolumeSource::Image(image.clone());
+    let again = NewVolume { source, size_bytes: None, ..new_volume("again", 0) };
+    let again: ClusterVolume = ann.post("/v1/volumes", &again).await.expect("a volume of it");
+    ann.delete(&format!("/v1/volumes/{}", again.name)).await.expect("deleted");
+    let path = format!("/v1/images/{image}");
+    tenants.bob.delete(&path).await.expect_err("another tenant's");
+    ann.delete(&path).await.expect("its own");
+    assert!(!lab.cloud.inside().images.contains_key(&of_admin), "it is gone at its host too");
 }

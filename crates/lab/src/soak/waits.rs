@@ -21,7 +21,7 @@ pub struct Still {
 
 impl Still {
     pub fn new(job: &Job, now: Instant) -> Self {
-        Self { mark: mark(job), since: now, why: job.reason.clone() }
+        Self { mark: mark(job), since: now, why: why(job) }
     }
 
     /// Takes note of what the controller says of the job. Returns the wait that has ended, if it was one.
@@ -30,7 +30,7 @@ impl Still {
         if ended.is_some() {
             *self = Self::new(job, now);
         } else if self.why.is_empty() {
-            self.why.clone_from(&job.reason);
+            self.why = why(job);
         }
         ended.flatten()
     }
@@ -50,6 +50,13 @@ impl Still {
 }
 
 const RUNNING: &str = "running";
+
+/// What the job shows as what it waits for.
+fn why(job: &Job) -> String {
+    let waits = job.waits.iter().map(ToString::to_string);
+    let reason = Some(job.reason.clone()).filter(|reason| !reason.is_empty());
+    reason.into_iter().chain(waits).collect::<Vec<_>>().join("; ")
+}
 
 /// What changes when the job goes on.
 fn mark(job: &Job) -> String {

@@ -101,7 +101,7 @@ pub struct SeenVm {
 pub struct Failed {
     /// Why.
     pub why: String,
-    /// When; Unix time.
+    /// When, in the time that the controller has seen to pass.
     pub at_ms: u64,
     /// So many in a row.
     pub times: u32,

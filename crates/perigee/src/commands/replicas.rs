@@ -88,10 +88,20 @@ pub async fn stop(
 
 /// What is lost with the home, in words.
 fn lost(promotion: &Promotion) -> String {
-    let mut words = format!("what was written in the last {}", format_duration(promotion.age_s));
+    let age = format_duration(promotion.age_s);
+    let mut words = match promotion.silent_s {
+        0 => format!("what was written in the last {age}"),
+        // A host that is dead writes nothing. Whether it is, nobody here knows.
+        silent_s => format!(
+            "what was written in the {age} before {} last answered, {} ago, and since then if it runs on",
+            promotion.from,
+            format_duration(silent_s)
+        ),
+    };
     match promotion.behind_bytes {
-        Some(bytes) => words
-            .push_str(&format!(", at least {} when the host last answered", output::bytes(bytes))),
+        Some(bytes) => {
+            words.push_str(&format!(", at least {} when it last answered", output::bytes(bytes)));
+        }
         None => words.push_str("; how much that is is not known"),
     }
     match promotion.in_use {
@@ -166,8 +176,16 @@ mod tests {
         .expect("a promotion");
         assert_eq!(
             lost(&promotion),
-            "what was written in the last 9m, at least 2 MiB when the host last answered; the volume was in use"
+            "what was written in the last 9m, at least 2 MiB when it last answered; the volume was in use"
         );
+        promotion.silent_s = 656;
+        assert!(
+            lost(&promotion).starts_with(
+                "what was written in the 9m before home1 last answered, 10m56s ago, and since then if it runs on"
+            ),
+            "the time for which it is dead counts as lost"
+        );
+        promotion.silent_s = 0;
         (promotion.behind_bytes, promotion.in_use) = (None, None);
         assert_eq!(
             lost(&promotion),

@@ -1,6 +1,7 @@
 //! A file is whole or not there, and damage is found.
 
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use perigee_model::{ProblemKind, TenantName};
 use tempfile::tempdir;
@@ -46,7 +47,9 @@ fn an_upload_goes_on_after_a_kill_but_not_after_a_reboot() {
     upload.commit(None).expect("it is complete");
     assert_eq!(get(&again, "d").expect("the file"), b"0123456789");
     cut();
-    let rebooted = Space::open(TenantName::default(), dir.path(), "boot 2").expect("a space");
+    let clock = Arc::clone(&again.clock);
+    let rebooted = Space::open(TenantName::default(), dir.path(), "boot 2", clock);
+    let rebooted = rebooted.expect("a space");
     assert_eq!(rebooted.unfinished_bytes(&path("d")), None);
     assert_eq!(std::fs::read_dir(dir.path().join("parts")).expect("parts").count(), 0);
 }

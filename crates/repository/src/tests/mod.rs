@@ -25,7 +25,8 @@ pub fn path(text: &str) -> DataPath {
 }
 
 pub fn space(directory: &Path) -> Arc<Space> {
-    let space = Space::open(TenantName::default(), directory, "boot 1").expect("a space");
+    let clock = Arc::new(perigee_http::Clock::new("boot 1".to_owned()));
+    let space = Space::open(TenantName::default(), directory, "boot 1", clock).expect("a space");
     Arc::new(space)
 }
 

@@ -1,5 +1,6 @@
 //! Asks the planner whether all VMs of a gang move to another site, and begins that.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use perigee_model::job::{JobState, Migration};
@@ -10,7 +11,6 @@ use perigee_planner::{RefusedWay, Running};
 
 use super::Members;
 use super::moving::{has_ended, may_move, rooms, sent};
-use crate::cluster::now_ms;
 use crate::jobs::driver::{Run, Step};
 use crate::records::{Gang, JobRecord, vm_of};
 use crate::{links, migration, networks, planning, tpm};
@@ -63,11 +63,13 @@ impl Run {
         if !is_due || job.state != JobState::Running || !job.spec.may_migrate {
             return Ok(false);
         }
+        let cluster = Arc::clone(&self.cluster);
         let gang = self.gang()?;
         let Some(of) = gang.last_move.as_ref().filter(|of| of.is_undone()) else { return Ok(true) };
         let doublings = gang.undone.saturating_sub(1).min(16);
         let pause = PAUSE_FIRST.saturating_mul(1 << doublings).min(PAUSE_MAX);
-        let since_ms = now_ms().saturating_sub(of.ended_ms.unwrap_or_default());
+        let age_ms = |ended_ms| cluster.clock.age_ms(ended_ms);
+        let since_ms = of.ended_ms.map_or(u64::MAX, age_ms);
         Ok(Duration::from_millis(since_ms) >= pause)
     }
 
@@ -91,12 +93,13 @@ impl Run {
         }
         let rooms = rooms(&self.cluster, &self.record.value);
         let left = self.cluster.index.predicted_end(&self.id).left;
+        let cluster = Arc::clone(&self.cluster);
         let gang = self.gang()?;
         // A request that was refused has moved nothing, and what was sent before it counts on.
         let last = gang.last_move.as_ref().filter(|of| !of.legs.is_empty());
         let since_move_s = last
             .and_then(|of| of.ended_ms)
-            .map_or(f64::INFINITY, |ended_ms| planning::seconds(now_ms().saturating_sub(ended_ms)));
+            .map_or(f64::INFINITY, |ended_ms| planning::seconds(cluster.clock.age_ms(ended_ms)));
         let wall_s = running.iter().map(|one| one.wall_s).fold(since_move_s, f64::min);
         let (sent, moves) = (since(sent(&all), gang), gang.moves);
         Ok(Some(RunningGang { members: running, sent, wall_s, left, rooms, moves }))
@@ -108,7 +111,8 @@ impl Run {
         let moves: Vec<&Migration> = moves.iter().map(|record| &record.migration).collect();
         let hosts: Vec<HostId> =
             self.cluster.hosts.up().into_iter().map(|host| host.id.clone()).collect();
-        let mut all = migration::refused_after(&moves, &hosts, now_ms());
+        let mut all =
+            migration::refused_after(&moves, &hosts, |at_ms| self.cluster.clock.age_ms(at_ms));
         let unable = networks::refusing(&self.cluster, &networks::kind_of(member));
         let unable = unable.into_iter().chain(tpm::refusing(&self.cluster, member));
         all.extend(unable.map(|(to, why)| RefusedWay { way: Way::Migrate, to, why }));

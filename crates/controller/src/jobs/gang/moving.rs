@@ -228,6 +228,7 @@ fn seen(cluster: &Cluster, member: Option<&Arc<JobRecord>>, of: &GangMove, leg: 
     });
     let failed: Vec<_> = to_goal.filter(|moved| moved.migration.to == *of.goal(leg)).collect();
     let is_last = |last: &&&Arc<_>| moves.last().is_some_and(|newest| Arc::ptr_eq(newest, **last));
+    let passed_at = |at_ms| cluster.clock.passed_ms().saturating_sub(cluster.clock.age_ms(at_ms));
     SeenVm {
         at: record.job.host.clone(),
         is_over: has_ended(record),
@@ -240,7 +241,7 @@ fn seen(cluster: &Cluster, member: Option<&Arc<JobRecord>>, of: &GangMove, leg: 
             .map(|moved| moved.migration.to.clone()),
         failed: failed.first().filter(is_last).map(|last| Failed {
             why: last.migration.error.clone(),
-            at_ms: last.migration.ended_ms.unwrap_or_default(),
+            at_ms: last.migration.ended_ms.map_or(0, passed_at),
             times: u32::try_from(failed.len()).unwrap_or(u32::MAX),
         }),
     }
@@ -296,7 +297,7 @@ impl Run {
                 vm
             })
             .collect();
-        match next(&of, &all_seen, now_ms()) {
+        match next(&of, &all_seen, self.cluster.clock.passed_ms()) {
             Next::Wait => Ok(None),
             Next::CallOff(rank) => self.call_off(members, rank).await,
             Next::Undo(why) => self.undo_move(members, why).await.map(Some),
@@ -467,7 +468,8 @@ impl Run {
         let why = format!("{}: {}", problem.what, problem.why);
         if of.is_undone() {
             // The others are asked for meanwhile.
-            let refused = Failed { why: why.clone(), at_ms: now_ms(), times: 1 };
+            let refused =
+                Failed { why: why.clone(), at_ms: self.cluster.clock.passed_ms(), times: 1 };
             self.move_refused.insert(rank, refused);
             return self.move_troubled(rank, &why).await;
         }

@@ -12,7 +12,8 @@ use perigee_model::replica::{
     PinReplica, PromoteReplica, PullReplica, PulledReplica, ReplicaPin, ReplicaPoint, Supersede,
     Superseded, VolumeReplica,
 };
-use perigee_model::{Incarnation, LayerId, Problem, VolumeName};
+use perigee_model::volume::ImageInfo;
+use perigee_model::{ImageName, Incarnation, LayerId, Problem, VolumeName};
 
 use super::{FakeHost, Inside, Shared};
 
@@ -146,6 +147,7 @@ async fn supersede(
         return Err(Problem::unavailable("give up", "another host has blocks of it").into());
     }
     let which = ask.lost.incarnation();
+    let image = ImageName::new(format!("{volume}-lost-{which}")).expect("a name");
     inside.replicas.over.insert((volume.clone(), which));
     let before = inside.residence(&volume);
     if matches!(before.place, Place::Here(here) if here.incarnation() == which) {
@@ -153,6 +155,10 @@ async fn supersede(
         inside.put_residence(&volume, after);
         inside.volumes.remove(&volume);
         inside.replicas.lost.push(ask.lost);
+        let layer = LayerId(uuid::Uuid::new_v4());
+        let info = ImageInfo { name: image.clone(), layer, ..super::image() };
+        inside.images.insert(image.clone(), info);
     }
-    Ok(Json(Superseded { image: None }))
+    let image = inside.images.contains_key(&image).then_some(image);
+    Ok(Json(Superseded { image }))
 }
