@@ -14,7 +14,7 @@ use crate::{jobs, outputs, tars};
 /// An archive of a guest.
 pub fn tar(input: &[u8]) {
     drop(tars::check_output(input));
-    outputs::read_entries(input, |_| true);
+    outputs::read_entries(input, 1 << 20, |_| true);
 }
 
 /// A job's description in the first line, and its guest's messages in the others. Whatever they are, the job

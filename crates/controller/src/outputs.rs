@@ -16,6 +16,7 @@
 mod archive;
 mod entries;
 mod intake;
+pub mod left_out;
 mod links;
 mod retention;
 
@@ -38,15 +39,10 @@ use crate::data;
 #[cfg(feature = "fuzzing")]
 pub(crate) use entries::read as read_entries;
 pub use intake::{Expected, Taken};
+use left_out::LeftOutList;
 #[cfg(test)]
 pub use retention::expire;
 pub(crate) use retention::run as keep_to_retention;
-
-/// Names that are shown of what was left out. The others are counted.
-const SHOWN: usize = 5;
-
-/// The longest name or reason that is shown.
-const TEXT_BYTES_MAX: usize = 120;
 
 /// The entries of a directory that are read at once.
 const PAGE: usize = 1000;
@@ -132,45 +128,6 @@ fn short(job: &JobId) -> &str {
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "repo://{}/{}", self.tenant, self.path)
-    }
-}
-
-/// What of a job's outputs did not come into the repository, and why.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct LeftOut {
-    count: u64,
-    first: Vec<String>,
-}
-
-impl LeftOut {
-    pub fn add(&mut self, name: &str, why: &str) {
-        self.count += 1;
-        if self.first.len() < SHOWN {
-            let why = shortened(why);
-            self.first.push(match name {
-                "" => why,
-                name => format!("{:?} ({why})", shortened(name)),
-            });
-        }
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-}
-
-fn shortened(text: &str) -> String {
-    let end = text.floor_char_boundary(TEXT_BYTES_MAX);
-    if end < text.len() { format!("{}…", &text[..end]) } else { text.to_owned() }
-}
-
-impl fmt::Display for LeftOut {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "left out of the outputs: {}", self.first.join(", "))?;
-        match self.count.saturating_sub(self.first.len() as u64) {
-            0 => Ok(()),
-            more => write!(f, ", and {more} more"),
-        }
     }
 }
 

@@ -22,6 +22,7 @@
 //! | `superseded/HOST/VOLUME/INCARNATION` | what a host that has the volume no more is to be told | the promotion |
 //! | `shadows/VOLUME/HOST/TENURE` | [`crate::shadows::Shadow`] | the move's driver, and who drops it |
 //! | `decisions/JOB/NNNN` | [`perigee_model::plan::Decision`] | the planner's caller |
+//! | `left-out/JOB` | the files that are not among its outputs ([`crate::outputs::left_out`]) | the job's driver |
 //! | `logs/JOB/NNNN` | the [`perigee_model::job::LogLine`]s among 100 messages of the guest | the job's driver |
 //! | `samples/JOB` | the job's time series | the job's driver |
 //! | `talk/NAME/COUNT` | [`crate::talk::Known`]: what the VMs of such a gang sent to each other, and its last runs | the gang's driver, at its end |

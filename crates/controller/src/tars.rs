@@ -20,6 +20,8 @@ pub enum TarError {
     Io(#[from] io::Error),
     #[error("entry {0:?} is a sparse file")]
     Kind(String),
+    #[error("with entry {0:?}, the holes of its files are larger than they may be")]
+    Holes(String),
     #[error("it has more than {0} entries")]
     Entries(u64),
     #[error("the seed's description: {0}")]

@@ -56,8 +56,14 @@ pub struct Seed {
     pub mounts: Vec<Mount>,
     /// Paths in the guest that go to the output disk, and patterns of paths. A relative one begins at the job's directory.
     pub outputs: Vec<String>,
-    /// The command is ended after so many seconds; `None`: never.
+    /// `/output` is to have so much room, because the job's file says so.
+    #[serde(default)]
+    pub output_bytes: Option<u64>,
+    /// The command is ended after so many seconds from its start; `None`: never.
     pub timeout_s: Option<u64>,
+    /// A process of the job that is to end gets SIGTERM, and SIGKILL so many seconds later.
+    #[serde(default = "crate::job::default_stop_grace_s")]
+    pub stop_grace_s: u64,
     /// The address of its network card, if it has one.
     #[serde(default)]
     pub network: Option<GuestNetwork>,
@@ -171,10 +177,15 @@ impl GuestMessage {
     #[must_use]
     pub fn without_words(self) -> Self {
         let body = match self.body {
-            GuestBody::Log { stream, .. } => GuestBody::Log { stream, line: String::new() },
+            GuestBody::Log { stream, .. } => GuestBody::log(stream, String::new()),
             GuestBody::Progress { done, total, .. } => {
                 GuestBody::Progress { done, total, label: String::new() }
             }
+            GuestBody::LeftOut(LeftOut { is_lost, .. }) => GuestBody::LeftOut(LeftOut {
+                path: String::new(),
+                why: "the names of files may not leave the site of this job's data".to_owned(),
+                is_lost,
+            }),
             body => body,
         };
         Self { body, ..self }
@@ -202,12 +213,15 @@ pub enum GuestBody {
     Ready,
     /// The runner has read the seed and mounted the disks; the command starts now.
     Started,
-    /// One line of the command's output.
+    /// A line of the command's output, or a part of one.
     Log {
         /// Where the command wrote it.
         stream: LogStream,
         /// Without the end of the line; cut so that the message fits into [`LINE_BYTES_MAX`].
         line: String,
+        /// The line goes on in the next message of this stream: it is long, or its end had not come after a moment.
+        #[serde(default, skip_serializing_if = "is_false")]
+        continues: bool,
     },
     /// From the FIFO named by `PERIGEE_PROGRESS`, where the command writes lines `DONE/TOTAL LABEL`.
     Progress {
@@ -218,18 +232,30 @@ pub enum GuestBody {
         /// The command's own words for what it does now; may be empty.
         label: String,
     },
+    /// The guest's kernel has killed processes of the job because no memory was left. Said at once, and again when there are more.
+    OutOfMemory {
+        /// How many until now.
+        killed: u64,
+        /// The memory that all programs of the guest have together.
+        memory_bytes: u64,
+    },
     /// The command ended; outputs are written next. `code` is 128 + N for a signal N.
     Exited {
         /// 0 to 255; 0 is success.
         code: i32,
+        /// What the code does not say.
+        #[serde(default)]
+        end: CommandEnd,
     },
+    /// A file that is not among the outputs. All of them come before [`GuestBody::Finished`].
+    LeftOut(LeftOut),
     /// The output tar stands on the output disk; the guest powers off after the acknowledgement.
     Finished {
         /// The tar's length on the disk.
         output_bytes: u64,
         /// The SHA-256 of these bytes, in lower-case hexadecimal digits.
         output_sha256: String,
-        /// Why the tar has not all of the outputs; `None` if it has.
+        /// Why the tar has not all of the outputs, beside the files that were named; `None` if it has.
         #[serde(default)]
         lacks: Option<String>,
     },
@@ -244,6 +270,71 @@ pub enum GuestBody {
         /// Why not, for the person who submitted the job.
         reason: String,
     },
+}
+
+pub(crate) fn is_false(flag: &bool) -> bool {
+    !flag
+}
+
+impl GuestBody {
+    /// A whole line of the command's output.
+    pub fn log(stream: LogStream, line: impl Into<String>) -> Self {
+        Self::Log { stream, line: line.into(), continues: false }
+    }
+
+    /// The command ended with this code, and nobody has stopped it.
+    #[must_use]
+    pub fn exited(code: i32) -> Self {
+        Self::Exited { code, end: CommandEnd::default() }
+    }
+}
+
+/// A file of a job that is not among its outputs in the repository.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LeftOut {
+    /// Where it was in the guest. Bytes that are no UTF-8 are shown as `\xe9`.
+    pub path: String,
+    /// Why it was left out.
+    pub why: String,
+    /// It had content, which is lost: the job has failed. Without: a device, a FIFO, a link that leads nowhere and the like.
+    pub is_lost: bool,
+}
+
+/// A file's name, or a path, in words: bytes that are no UTF-8 are shown as `\xe9`.
+pub fn name_in_text(name: &[u8]) -> String {
+    let chunks = name.utf8_chunks();
+    let text = chunks.map(|chunk| {
+        let invalid: String = chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")).collect();
+        format!("{}{invalid}", chunk.valid())
+    });
+    text.collect()
+}
+
+/// The holes of all outputs may be so many times as large as the output disk. They take no room there, but in the repository.
+pub const HOLES_FACTOR: u64 = 16;
+
+/// How a command ended, beside its code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+pub struct CommandEnd {
+    /// The signal that ended it; `None`: it has exited.
+    #[serde(default)]
+    pub signal: Option<i32>,
+    /// Why it was stopped; `None`: it ended by itself.
+    #[serde(default)]
+    pub stopped: Option<Stopped>,
+    /// A process did not end within the job's `stop-grace`, and was killed.
+    #[serde(default)]
+    pub outlived_grace: bool,
+}
+
+/// Why a command was stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Stopped {
+    /// It ran longer than the job's `timeout`.
+    TimedOut,
+    /// Somebody asked for it.
+    Cancelled,
 }
 
 /// Which of its two outputs a command wrote to.
@@ -275,4 +366,20 @@ pub enum HostMessage {
     SyncNumber(u32),
     /// Write everything that is in memory to the disks, and say [`GuestBody::Synced`].
     Sync,
+    /// The VM has stood still, and with it the guest's clock: this is its host's. A guest whose clock is behind sets it.
+    Clock {
+        /// Unix time in microseconds.
+        unix_us: u64,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_names_that_are_no_utf8_are_two_texts() {
+        let names: [&[u8]; 3] = [b"caf\xe9.txt", b"caf\xe8.txt", "café.txt".as_bytes()];
+        assert_eq!(names.map(name_in_text), ["caf\\xe9.txt", "caf\\xe8.txt", "café.txt"]);
+    }
 }

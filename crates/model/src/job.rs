@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::gang::moving::GangMove;
-use crate::guest::LogStream;
+use crate::guest::{CommandEnd, LeftOut, LogStream};
 use crate::lasting::VmState;
 use crate::network::Publish;
 use crate::phases::{Phases, PredictedPhases, copy_left_s};
@@ -67,6 +67,34 @@ pub enum Restart {
     OnHostFailure,
 }
 
+/// What becomes of a job if the guest's kernel has killed one of its processes because no memory was left, and the command goes on
+/// without it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OomKill {
+    /// It fails when its command has ended, whatever its code is.
+    #[default]
+    Fail,
+    /// Only the command's code counts.
+    Ignore,
+}
+
+/// Processes of a job that the guest's kernel has killed because no memory was left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OomKills {
+    /// How many.
+    pub processes: u64,
+    /// The memory that all programs of the guest have together.
+    pub memory_bytes: u64,
+}
+
+/// How long a process has between SIGTERM and SIGKILL whose job's file does not say it.
+pub const STOP_GRACE_S_DEFAULT: u64 = 10;
+
+pub(crate) fn default_stop_grace_s() -> u64 {
+    STOP_GRACE_S_DEFAULT
+}
+
 /// Whose a job is that names nobody.
 pub const DEFAULT_OWNER: &str = "default";
 
@@ -94,6 +122,9 @@ pub struct JobSpec {
     pub root_bytes: Option<u64>,
     /// The size of the output disk: as much as the tar of all outputs can take.
     pub output_bytes: u64,
+    /// `/output` in the VM is to have room for as much. Where `root_bytes` says nothing, the root disk is so much larger than its image.
+    #[serde(default)]
+    pub has_output_room: bool,
     /// The job's data disks, at most [`crate::limits::JOB_VOLUMES`].
     pub volumes: Vec<JobVolume>,
     /// Files and directories in the VM that go into the repository at the end; none: `/output`. A path is absolute, or
@@ -114,8 +145,14 @@ pub struct JobSpec {
     /// output are confined to that site.
     #[serde(default = "never")]
     pub writes: LeaveSite,
-    /// The command is ended after so many seconds; `None`: never.
+    /// The command is ended after so many seconds from its start, so without the VM's boot; `None`: never.
     pub timeout_s: Option<u64>,
+    /// A process that is to end, for whatever reason, gets SIGTERM, and SIGKILL so many seconds later.
+    #[serde(default = "default_stop_grace_s")]
+    pub stop_grace_s: u64,
+    /// Whether it fails when one of its processes is killed because no memory is left.
+    #[serde(default)]
+    pub oom_kill: OomKill,
     /// SHA-256 of the list of its inputs ([`crate::inputs::InputList`] in JSON), which is the file `.inputs/SHA256` of
     /// the job's tenant in the data repository. Uploaded files that it names are `.inputs/SHA256` too, each under its
     /// own hash.
@@ -218,6 +255,12 @@ pub struct Job {
     pub vm: Option<VmId>,
     /// The code with which the command ended, 0 to 255.
     pub exit_code: Option<i32>,
+    /// What the code does not say of the command's end.
+    #[serde(default)]
+    pub end: Option<CommandEnd>,
+    /// The processes that its guest's kernel has killed because no memory was left, if any.
+    #[serde(default)]
+    pub oom_kills: Option<OomKills>,
     /// What the command said last of its progress.
     pub progress: Option<Progress>,
     /// Unix time.
@@ -241,6 +284,9 @@ pub struct Job {
     /// What it has in the repository; `None` until all of it is there, and after it was deleted.
     #[serde(default)]
     pub outputs: Option<JobOutputs>,
+    /// How many files of its VM are not among them. `GET /v1/jobs/JOB/left-out` names them.
+    #[serde(default)]
+    pub left_out: u64,
     /// The VMs of a gang, in the order of their ranks; empty for a job with one VM.
     #[serde(default)]
     pub members: Vec<Member>,
@@ -287,6 +333,15 @@ pub struct JobOutputs {
     /// When they will be deleted; Unix time. `None`: not by itself.
     #[serde(default)]
     pub kept_until_ms: Option<u64>,
+}
+
+/// The files of a job's VM that are not among its outputs.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+pub struct LeftOutFiles {
+    /// By their paths. For a job with several VMs, `rank-N:` stands before them.
+    pub files: Vec<LeftOut>,
+    /// How many there are beside them.
+    pub more: u64,
 }
 
 /// ```text
@@ -422,6 +477,9 @@ pub struct LogLine {
     pub stream: LogStream,
     /// Without the end of the line.
     pub line: String,
+    /// The line goes on in the next one of this stream (and rank): it is longer than 8 KiB, or its end had not come after a second.
+    #[serde(default, skip_serializing_if = "crate::guest::is_false")]
+    pub continues: bool,
     /// When its host's agent got it, by the controller's clock; 0 if that is not known.
     #[serde(default)]
     pub arrived_ms: u64,

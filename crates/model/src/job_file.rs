@@ -8,7 +8,7 @@
 //! cpus: 1
 //! memory: 512MiB
 //! root: 4GiB                # default: the image's size
-//! output: 1GiB
+//! output: 1GiB              # of all outputs together; where it is given, /output has as much room
 //! volumes:
 //!   - volume: tpch-data
 //!     mount: /data          # then /data1, /data2 …
@@ -24,7 +24,9 @@
 //!   start: anywhere         # anywhere | {site: NAME} | {host: NAME}
 //!   move: auto              # auto | never
 //! writes: {leave-site: never}   # or allowed, where it uses data that may not leave its site
-//! timeout: 10m
+//! timeout: 10m              # of the command, from its start
+//! stop-grace: 10s           # a process that is to end gets SIGTERM, and SIGKILL so much later
+//! oom-kill: fail            # fail | ignore: if a process is killed because no memory is left, and the command goes on
 //! priority: 0              # of a tenant's jobs, those with a higher number start first
 //! restart: never           # never | on-host-failure
 //! network: default         # default | none | user | the name of a network | bridge:NAME
@@ -43,10 +45,12 @@ use std::path::Path;
 
 use crate::data::{FileAddress, REPOSITORY_SCHEME};
 use crate::inputs::check_input_path;
-use crate::job::{Access, DEFAULT_OWNER, JobSpec, JobVolume, Restart, Start};
+use crate::job::{
+    Access, DEFAULT_OWNER, JobSpec, JobVolume, OomKill, Restart, STOP_GRACE_S_DEFAULT, Start,
+};
 use crate::limits::{
     CPUS, JOB_DISK_BYTES, JOB_VOLUMES, KEEP_OUTPUTS_S, Limit, MEMBERS, MEMORY_BYTES, OUTPUTS,
-    PRIORITY, PUBLISHED, TIMEOUT_S,
+    PRIORITY, PUBLISHED, STOP_GRACE_S, TIMEOUT_S,
 };
 use crate::network::Publish;
 use crate::spec::{
@@ -113,6 +117,8 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         placement,
         writes,
         timeout,
+        stop_grace,
+        oom_kill,
         priority,
         restart,
         network,
@@ -138,6 +144,8 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         "placement",
         "writes",
         "timeout",
+        "stop-grace",
+        "oom-kill",
         "priority",
         "restart",
         "network",
@@ -149,6 +157,7 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
     ])?;
     let image = image.ok_or_else(|| missing(&root, "image", "image: debian"))?;
     let command = command.ok_or_else(|| missing(&root, "command", "command: echo hello"))?;
+    let has_output_room = output.is_some();
     let (start, may_migrate) = read(placement, read_placement)?.unwrap_or((Start::Anywhere, true));
     let spec = JobSpec {
         name: read_name(name.as_ref(), &root, file_name)?,
@@ -161,6 +170,7 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         root_bytes: read(root_size, |f| read_size(f, &JOB_DISK_BYTES))?,
         output_bytes: read(output, |f| read_size(f, &JOB_DISK_BYTES))?
             .unwrap_or(OUTPUT_BYTES_DEFAULT),
+        has_output_room,
         volumes: read(volumes, read_volumes)?.unwrap_or_default(),
         outputs: read(outputs, read_outputs)?.unwrap_or_else(|| vec!["/output".to_owned()]),
         outputs_to: read(outputs_to, read_outputs_to)?,
@@ -169,6 +179,8 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         may_migrate,
         writes: read(writes, read_writes)?.unwrap_or(LeaveSite::Never),
         timeout_s: read(timeout, read_timeout)?,
+        stop_grace_s: read(stop_grace, read_stop_grace)?.unwrap_or(STOP_GRACE_S_DEFAULT),
+        oom_kill: read(oom_kill, read_oom_kill)?.unwrap_or_default(),
         inputs: None,
         owner: DEFAULT_OWNER.to_owned(),
         priority: read(priority, |f| read_number(f, &PRIORITY))?.unwrap_or_default(),
@@ -259,6 +271,18 @@ fn read_size(field: &Field<'_>, limit: &'static Limit) -> Result<u64, Problem> {
 
 fn read_timeout(field: &Field<'_>) -> Result<u64, Problem> {
     TIMEOUT_S.check(field.parse(parse_duration)?).map_err(|why| field.problem(why))
+}
+
+fn read_stop_grace(field: &Field<'_>) -> Result<u64, Problem> {
+    STOP_GRACE_S.check(field.parse(parse_duration)?).map_err(|why| field.problem(why))
+}
+
+fn read_oom_kill(field: &Field<'_>) -> Result<OomKill, Problem> {
+    field.parse(|text| match text {
+        "fail" => Ok(OomKill::Fail),
+        "ignore" => Ok(OomKill::Ignore),
+        _ => Err(format!("{text:?} is not known: use fail or ignore")),
+    })
 }
 
 fn read_bool(field: &Field<'_>) -> Result<bool, Problem> {

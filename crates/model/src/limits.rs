@@ -78,6 +78,13 @@ pub static VOLUME_BYTES: Limit = Limit::new(
 /// How long a job's command may run. A year: what is longer is a mistake in the unit.
 pub static TIMEOUT_S: Limit = Limit::new("a job's timeout", Unit::Seconds, 1, 365 * 86_400);
 
+/// How long a process of a job has between SIGTERM and SIGKILL. A day: what is longer is a mistake in the unit.
+pub static STOP_GRACE_S: Limit = Limit::new("a job's stop-grace", Unit::Seconds, 0, 86_400);
+
+/// Files of a job that are named because they are not among its outputs. More of them are counted.
+pub static LEFT_OUT: Limit =
+    Limit::new("the number of files that are named as left out", Unit::Count, 0, 10_000);
+
 /// A job's priority, the higher the sooner.
 pub static PRIORITY: Limit = Limit::new("a job's priority", Unit::Count, -100, 100);
 

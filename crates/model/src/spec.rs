@@ -11,7 +11,7 @@ use crate::job::{Access, JobSpec, JobVolume};
 use crate::limits::{
     ARGUMENT_BYTES, COMMAND_BYTES, CPUS, GANG_NAME_BYTES, JOB_DISK_BYTES, JOB_NAME_BYTES,
     JOB_VOLUMES, KEEP_OUTPUTS_S, MEMBERS, MEMORY_BYTES, OUTPUTS, OWNER_BYTES, OutOfLimits,
-    PATH_BYTES, PRIORITY, PUBLISHED, TIMEOUT_S, VM_DISKS,
+    PATH_BYTES, PRIORITY, PUBLISHED, STOP_GRACE_S, TIMEOUT_S, VM_DISKS,
 };
 use crate::vm::{NetworkKind, VmSpec};
 use crate::{JobId, Problem, VolumeName};
@@ -295,6 +295,7 @@ impl JobSpec {
         if let Some(timeout_s) = self.timeout_s {
             field("timeout", within(TIMEOUT_S.check(timeout_s)))?;
         }
+        field("stop-grace", within(STOP_GRACE_S.check(self.stop_grace_s)))?;
         field("priority", within(PRIORITY.check(self.priority)))?;
         field("publish", check_publish(self))?;
         field("count", within(MEMBERS.check(self.count)))?;

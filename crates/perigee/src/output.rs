@@ -69,6 +69,11 @@ pub fn note(text: &str) {
     drop(writeln!(io::stderr(), "{}", terminal::for_stderr(text)));
 }
 
+/// Prints to standard error without an end of the line.
+pub fn put_note(text: &str) {
+    drop(write!(io::stderr(), "{}", terminal::for_stderr(text)));
+}
+
 /// Whether the program has more to do than to print.
 static HAS_MORE_TO_DO: AtomicBool = AtomicBool::new(false);
 

@@ -72,6 +72,8 @@ impl Guest {
             }],
             outputs: Vec::new(),
             timeout_s: None,
+            output_bytes: None,
+            stop_grace_s: perigee_model::job::STOP_GRACE_S_DEFAULT,
             network: None,
             gang: None,
             collect: false,

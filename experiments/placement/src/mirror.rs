@@ -114,6 +114,8 @@ pub fn make_disks(dir: &Path, image: &Path, command: Vec<String>) -> Result<()> 
         mounts: Vec::new(),
         outputs: Vec::new(),
         timeout_s: None,
+        output_bytes: None,
+        stop_grace_s: perigee_model::job::STOP_GRACE_S_DEFAULT,
         network: None,
         gang: None,
         collect: false,

@@ -28,7 +28,7 @@ pub async fn live(hosts: Arc<Vec<FakeHost>>) {
                     None => drop(begun.insert(vm, Some(Instant::now()))),
                     Some(Some(at)) if at.elapsed() >= BOOT => {
                         host.say(&vm, GuestBody::Started);
-                        host.say(&vm, GuestBody::Exited { code: 0 });
+                        host.say(&vm, GuestBody::exited(0));
                         let output_sha256 = EMPTY.to_owned();
                         host.say(
                             &vm,

@@ -1,21 +1,20 @@
 //! Runs the job's command and puts its output into the outbox.
 
-use std::io::{BufReader, Read};
+use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use nix::unistd::Pid;
-use perigee_model::guest::{GuestBody, LogStream, Seed};
+use perigee_model::guest::{CommandEnd, GuestBody, LogStream, Seed, Stopped};
 
 use crate::error::Error;
 use crate::gang;
-use crate::lines;
+use crate::lines::{self, Piece};
 use crate::outbox::Outbox;
-use crate::processes::JobCgroup;
+use crate::processes::{JobCgroup, memory_bytes};
 use crate::program::{self, Finding};
 use crate::progress::{self, ProgressReader};
 
@@ -30,7 +29,10 @@ pub const ENTER_CGROUP: &str =
 /// How the shell that does so calls itself in its errors.
 pub const NAME: &str = "perigee";
 
-/// Returns the exit code when no process of the job is left and all of their output is in the outbox.
+/// How often somebody looks whether the kernel has killed a process for lack of memory.
+const OOM_LOOK: Duration = Duration::from_secs(1);
+
+/// Returns the exit code, and what it does not say, when no process of the job is left and all of their output is in the outbox.
 pub fn run(
     seed: &Seed,
     cgroup: &JobCgroup,
@@ -38,17 +40,16 @@ pub fn run(
     output: &Path,
     outbox: &Arc<Outbox>,
     wishes: &Arc<Wishes>,
-) -> Result<i32, Error> {
-    let say = |line: String| {
-        let line = format!("perigee: {line}");
-        outbox.push(GuestBody::Log { stream: LogStream::Stderr, line });
+) -> Result<(i32, CommandEnd), Error> {
+    let say = |line: &str| {
+        outbox.push(GuestBody::log(LogStream::Stderr, format!("perigee: {line}")));
     };
     match program::look(&seed.command, &seed.env, directory) {
         Finding::Fine => {}
-        Finding::Doubt(why) => say(why),
+        Finding::Doubt(why) => say(&why),
         Finding::Wrong(code, why) => {
-            say(why);
-            return Ok(code);
+            say(&why);
+            return Ok((code, CommandEnd::default()));
         }
     }
     let fifo = Path::new(progress::FIFO_PATH);
@@ -81,38 +82,79 @@ pub fn run(
         child.stdout.take().map(|pipe| read_log(pipe, LogStream::Stdout, outbox)),
         child.stderr.take().map(|pipe| read_log(pipe, LogStream::Stderr, outbox)),
     ];
-    let group = Pid::from_raw(child.id().cast_signed());
     let ended = Arc::clone(wishes);
     std::thread::spawn(move || ended.note_end(child.wait()));
 
-    let why = wishes.wait(seed.timeout_s.map(Duration::from_secs));
-    let was_stopped = why != Wake::Ended;
-    if was_stopped {
-        let why = match (why, seed.timeout_s) {
-            (Wake::TimedOut, Some(limit_s)) => {
-                format!("ran longer than its timeout of {limit_s} s")
+    let (grace, mut oom_kills) = (Duration::from_secs(seed.stop_grace_s), OomKills::default());
+    let began = Instant::now();
+    let why = loop {
+        let left = seed.timeout_s.map(|s| Duration::from_secs(s).saturating_sub(began.elapsed()));
+        match wishes.wait(left.map_or(OOM_LOOK, |left| left.min(OOM_LOOK))) {
+            Wake::Later if left.is_some_and(|left| left <= OOM_LOOK) => {
+                break Some(Stopped::TimedOut);
             }
-            _ => "is to end on request".to_owned(),
-        };
-        say(format!("the command {why} and is being stopped"));
+            Wake::Later => oom_kills.say(cgroup, outbox),
+            Wake::Ended => break None,
+            Wake::Asked => break Some(Stopped::Cancelled),
+        }
+    };
+    let mut stop = cgroup.stop(grace);
+    if let Some(why) = why {
+        say(&being_stopped(why, seed));
         loop {
-            cgroup.end_all(Some(group))?;
+            stop.end_all()?;
             // One that has just been started may not have been in the cgroup yet.
             if wishes.ends_within(STOP_AGAIN) {
                 break;
             }
         }
     }
+    let outlived_grace = stop.killed;
     let status = wishes.wait_for_end().map_err(Error::io("wait for the command"))?;
     // Processes that the command left in the background would keep the disks and the pipes open.
-    cgroup.end_all(None)?;
+    cgroup.end_all(grace)?;
+    oom_kills.say(cgroup, outbox);
     for reader in readers.into_iter().flatten() {
         if reader.join().is_err() {
             crate::console("a log reader panicked");
         }
     }
     progress.finish();
-    Ok(exit_code(status, was_stopped))
+    let end = CommandEnd { signal: status.signal(), stopped: why, outlived_grace };
+    Ok((exit_code(status, why.is_some()), end))
+}
+
+fn being_stopped(why: Stopped, seed: &Seed) -> String {
+    let why = match (why, seed.timeout_s) {
+        (Stopped::TimedOut, Some(limit_s)) => format!("ran longer than its timeout of {limit_s} s"),
+        _ => "is to end on request".to_owned(),
+    };
+    let grace_s = seed.stop_grace_s;
+    format!("the command {why} and is being stopped: SIGTERM now, SIGKILL in {grace_s} s")
+}
+
+/// What was said of processes that the kernel has killed.
+#[derive(Default)]
+struct OomKills {
+    said: u64,
+}
+
+impl OomKills {
+    /// Says it as soon as there are more.
+    fn say(&mut self, cgroup: &JobCgroup, outbox: &Outbox) {
+        let killed = cgroup.oom_kills();
+        if killed <= self.said {
+            return;
+        }
+        let (more, memory_bytes) = (killed - self.said, memory_bytes());
+        self.said = killed;
+        let line = format!(
+            "perigee: out of memory: the kernel killed {more} of the job's processes; all programs of this VM have {} MiB together",
+            memory_bytes >> 20
+        );
+        outbox.push(GuestBody::log(LogStream::Stderr, line));
+        outbox.push(GuestBody::OutOfMemory { killed, memory_bytes });
+    }
 }
 
 type Ended = std::io::Result<ExitStatus>;
@@ -121,7 +163,8 @@ type Ended = std::io::Result<ExitStatus>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wake {
     Ended,
-    TimedOut,
+    /// The time is over.
+    Later,
     /// The host wants it to end.
     Asked,
 }
@@ -170,18 +213,14 @@ impl Wishes {
     }
 
     /// Waits until the command has ended, or is to.
-    fn wait(&self, limit: Option<Duration>) -> Wake {
+    fn wait(&self, limit: Duration) -> Wake {
         let goes_on = |state: &mut Wanted| !state.end && state.ended.is_none();
-        let state = match limit {
-            None => self.changed.wait_while(self.lock(), goes_on).expect(NO_PANIC),
-            Some(limit) => {
-                self.changed.wait_timeout_while(self.lock(), limit, goes_on).expect(NO_PANIC).0
-            }
-        };
+        let waited = self.changed.wait_timeout_while(self.lock(), limit, goes_on);
+        let state = waited.expect(NO_PANIC).0;
         match (&state.ended, state.end) {
             (Some(_), _) => Wake::Ended,
             (None, true) => Wake::Asked,
-            (None, false) => Wake::TimedOut,
+            (None, false) => Wake::Later,
         }
     }
 
@@ -211,14 +250,12 @@ fn read_log(
 ) -> JoinHandle<()> {
     let outbox = Arc::clone(outbox);
     std::thread::spawn(move || {
-        let read = lines::read_lines(BufReader::new(pipe), lines::TEXT_BYTES_MAX, |line| {
-            outbox.push_when_room(GuestBody::Log { stream, line });
+        let read = lines::read_lines_and_parts(pipe, |Piece { text: line, continues }| {
+            outbox.push_when_room(GuestBody::Log { stream, line, continues });
         });
         if let Err(error) = read {
-            outbox.push(GuestBody::Log {
-                stream,
-                line: format!("perigee: reading the command's output stopped: {error}"),
-            });
+            let line = format!("perigee: reading the command's output stopped: {error}");
+            outbox.push(GuestBody::log(stream, line));
         }
     })
 }
@@ -245,11 +282,11 @@ mod tests {
     #[test]
     fn a_wish_that_comes_before_the_command_is_kept() {
         let wishes = Wishes::default();
-        assert_eq!(wishes.wait(Some(Duration::ZERO)), Wake::TimedOut);
+        assert_eq!(wishes.wait(Duration::ZERO), Wake::Later);
         wishes.end_command();
-        assert_eq!(wishes.wait(None), Wake::Asked);
+        assert_eq!(wishes.wait(OOM_LOOK), Wake::Asked);
         wishes.note_end(Ok(ExitStatus::from_raw(0)));
-        assert_eq!(wishes.wait(None), Wake::Ended);
+        assert_eq!(wishes.wait(OOM_LOOK), Wake::Ended);
         assert!(wishes.wait_for_end().is_ok());
     }
 

@@ -11,6 +11,7 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags};
 use perigee_model::DiskRole;
 use perigee_model::guest::Mount;
+use perigee_model::units::format_bytes;
 
 use crate::error::Error;
 
@@ -161,6 +162,18 @@ pub fn grow_root() -> Result<(), Error> {
     let mut resize = Command::new(step[0]);
     resize.args(&step[1..]);
     grow(resize, None)
+}
+
+/// What to say if the root filesystem, on which `/output` lies, has not the room that the job's file gives its outputs.
+pub fn lacks_room_for_outputs(output_bytes: u64) -> Option<String> {
+    let about = nix::sys::statvfs::statvfs("/output").ok()?;
+    let free_bytes = about.blocks_available() * about.fragment_size();
+    (free_bytes < output_bytes).then(|| {
+        let (free, wanted) = (format_bytes(free_bytes), format_bytes(output_bytes));
+        format!(
+            "perigee: the root disk, where /output is, has room for {free} and not for the {wanted} of `output`: say a larger `root`"
+        )
+    })
 }
 
 /// The program, with its arguments, that makes a mounted filesystem of this kind as large as its partition.

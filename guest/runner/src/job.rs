@@ -4,9 +4,10 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use perigee_model::DiskRole;
-use perigee_model::guest::{GuestBody, LogStream, Seed};
+use perigee_model::guest::{CommandEnd, GuestBody, LogStream, Seed};
 
 use crate::command::Wishes;
 use crate::disks;
@@ -31,7 +32,10 @@ pub fn run(outbox: &Arc<Outbox>, wishes: &Arc<Wishes>) -> Result<Written, Error>
     std::fs::create_dir_all(OUTPUT_DIRECTORY).map_err(Error::io("make the output directory"))?;
     if let Err(error) = disks::grow_root() {
         let line = format!("perigee: the root filesystem is as small as in the image: {error}");
-        outbox.push(GuestBody::Log { stream: LogStream::Stderr, line });
+        outbox.push(GuestBody::log(LogStream::Stderr, line));
+    }
+    if let Some(line) = seed.output_bytes.and_then(disks::lacks_room_for_outputs) {
+        outbox.push(GuestBody::log(LogStream::Stderr, line));
     }
     let mut mounted = Vec::new();
     for mount in &seed.mounts {
@@ -50,7 +54,7 @@ pub fn run(outbox: &Arc<Outbox>, wishes: &Arc<Wishes>) -> Result<Written, Error>
     let cgroup = JobCgroup::create()?;
     if let Some(gang) = &seed.gang {
         let say = |line| {
-            outbox.push(GuestBody::Log { stream: LogStream::Stderr, line });
+            outbox.push(GuestBody::log(LogStream::Stderr, line));
         };
         gang::set_up(gang, &cgroup, say)?;
         outbox.push(GuestBody::Ready);
@@ -60,19 +64,19 @@ pub fn run(outbox: &Arc<Outbox>, wishes: &Arc<Wishes>) -> Result<Written, Error>
 
     let directory = Path::new(JOB_DIRECTORY);
     let has_command = seed.gang.as_ref().is_none_or(|gang| !gang.mpi || gang.rank == 0);
-    let code = if has_command {
+    let (code, end) = if has_command {
         command::run(&seed, &cgroup, directory, Path::new(OUTPUT_DIRECTORY), outbox, wishes)?
     } else {
         wishes.wait_until_asked();
-        cgroup.end_all(None)?;
-        0
+        cgroup.end_all(Duration::from_secs(seed.stop_grace_s))?;
+        (0, CommandEnd::default())
     };
 
     // The exit code is sent only when the data disks are clean, because the host may then detach them.
     for disk in mounted.iter().rev() {
         disks::unmount(disk)?;
     }
-    outbox.push(GuestBody::Exited { code });
+    outbox.push(GuestBody::Exited { code, end });
     for disk in mounted.iter().filter(|disk| is_needed(&seed, &disk.path)) {
         disks::mount_again_read_only(disk)?;
     }
@@ -118,12 +122,14 @@ fn write_outputs(seed: &Seed, outbox: &Arc<Outbox>) -> Result<Written, Error> {
         let found = globs::expand(job, pattern);
         if found.is_empty() {
             let line = format!("perigee: no file matches the output {pattern}");
-            outbox.push(GuestBody::Log { stream: LogStream::Stderr, line });
+            outbox.push(GuestBody::log(LogStream::Stderr, line));
         }
         paths.extend(found);
     }
     let device = disks::find(DiskRole::Output)?;
-    outputs::write(&device, &globs::without_nested(paths))
+    outputs::write(&device, &globs::without_nested(paths), &mut |left_out| {
+        outbox.push_when_room(GuestBody::LeftOut(left_out));
+    })
 }
 
 /// Whether files below `output` may be on the disk that is mounted at `mount`. Of a pattern, only what is before its first

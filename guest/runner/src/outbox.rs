@@ -70,7 +70,8 @@ impl Outbox {
             HostMessage::Begin
             | HostMessage::EndCommand
             | HostMessage::SyncNumber(_)
-            | HostMessage::Sync => {}
+            | HostMessage::Sync
+            | HostMessage::Clock { .. } => {}
         }
         drop(state);
         self.changed.notify_all();
@@ -171,7 +172,7 @@ mod tests {
     use super::*;
 
     fn log(line: &str) -> GuestBody {
-        GuestBody::Log { stream: LogStream::Stdout, line: line.to_owned() }
+        GuestBody::log(LogStream::Stdout, line.to_owned())
     }
 
     fn outbox_with(messages: usize) -> Outbox {

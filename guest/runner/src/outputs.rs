@@ -1,10 +1,16 @@
 //! Writes the outputs as one tar stream to the output disk.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
+use nix::unistd::{Whence, lseek};
+use perigee_model::guest::{HOLES_FACTOR, LeftOut, name_in_text};
+use perigee_model::limits::LEFT_OUT;
+use perigee_model::units::format_bytes;
 use sha2::{Digest, Sha256};
 
 use crate::error::Error;
@@ -14,19 +20,23 @@ const WRITE_BUFFER_BYTES: usize = 256 * 1024;
 /// The end of a tar. There is always room for it.
 const END_BYTES: u64 = 1024;
 
-/// What could not be written is named up to this number.
-const NAMED_MAX: usize = 5;
+/// A file with holes that has more parts is written with its holes: the controller reads no larger headers.
+const PARTS_MAX: u64 = 2000;
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct Written {
     pub bytes: u64,
     pub sha256: String,
-    /// Why the tar has not all of the outputs.
+    /// Why the tar has not all of the outputs, beside the files that were told.
     pub lacks: Option<String>,
 }
 
-/// Writes the tar of `paths` from byte 0 of the disk. What does not fit, or can't be read, is left out and said.
-pub fn write(device: &Path, paths: &[PathBuf]) -> Result<Written, Error> {
+/// Writes the tar of `paths` from byte 0 of the disk. Each file that is left out is told, with the reason.
+pub fn write(
+    device: &Path,
+    paths: &[PathBuf],
+    tell: &mut dyn FnMut(LeftOut),
+) -> Result<Written, Error> {
     let mut disk = OpenOptions::new()
         .read(true)
         .write(true)
@@ -46,7 +56,8 @@ pub fn write(device: &Path, paths: &[PathBuf]) -> Result<Written, Error> {
     let mut tar = tar::Builder::new(sink);
     tar.follow_symlinks(false);
     tar.sparse(false);
-    let mut archive = Archive { tar, disk_bytes: room_bytes, left_out: Vec::new(), more: 0 };
+    let mut archive =
+        Archive { tar, disk_bytes: room_bytes, holes_bytes: 0, tell, told: 0, more: 0 };
     for path in paths {
         archive.append(path)?;
     }
@@ -62,32 +73,44 @@ pub fn write(device: &Path, paths: &[PathBuf]) -> Result<Written, Error> {
     Ok(Written { bytes, sha256: hex(&sink.hash.finalize()), lacks })
 }
 
-struct Archive {
+struct Archive<'a> {
     tar: tar::Builder<Sink>,
     disk_bytes: u64,
-    /// The first ones, with the reason.
-    left_out: Vec<String>,
+    /// Of all files together.
+    holes_bytes: u64,
+    tell: &'a mut dyn FnMut(LeftOut),
+    told: u64,
+    /// Lost files that were not told, because there are too many.
     more: u64,
 }
 
-impl Archive {
+impl Archive<'_> {
     /// Adds a path with all that is below it. Names are the guest's paths without the leading `/`, in sorted order, so
     /// that equal outputs give equal archives.
     fn append(&mut self, path: &Path) -> Result<(), Error> {
         let kind = match path.symlink_metadata() {
             Ok(metadata) => metadata.file_type(),
             Err(error) => {
-                self.leave_out(path, &error);
+                self.lose(path, &error);
                 return Ok(());
             }
         };
-        if kind.is_socket() {
-            // A socket is of no use without the process that listened.
+        if let Some(what) = without_content(kind) {
+            self.leave_out(path, what, false);
             return Ok(());
         }
-        if !kind.is_file() && !kind.is_dir() && !kind.is_symlink() {
-            self.leave_out(path, &"it is a device or a pipe");
-            return Ok(());
+        if kind.is_file() {
+            match self.choose_format(path) {
+                Ok(None) => {}
+                Ok(Some(why)) => {
+                    self.lose(path, &why);
+                    return Ok(());
+                }
+                Err(error) => {
+                    self.lose(path, &error);
+                    return Ok(());
+                }
+            }
         }
         let name = path.strip_prefix("/").unwrap_or(path);
         if !name.as_os_str().is_empty() {
@@ -97,12 +120,13 @@ impl Archive {
                 match trouble {
                     Trouble::Disk => return Err(Error::io("write the output disk")(error)),
                     Trouble::Full => {
-                        let disk_bytes = self.disk_bytes;
-                        let why =
-                            format!("it does not fit on the output disk of {disk_bytes} bytes");
-                        self.leave_out(path, &why);
+                        let disk = format_bytes(self.disk_bytes);
+                        let why = format!(
+                            "it does not fit on the output disk of {disk}: say `output: SIZE`"
+                        );
+                        self.lose(path, &why);
                     }
-                    Trouble::None => self.leave_out(path, &error),
+                    Trouble::None => self.leave_out(path, &error.to_string(), !kind.is_symlink()),
                 }
             }
         }
@@ -113,7 +137,7 @@ impl Archive {
         let mut children = match children {
             Ok(children) => children,
             Err(error) => {
-                self.leave_out(path, &error);
+                self.lose(path, &error);
                 return Ok(());
             }
         };
@@ -121,20 +145,70 @@ impl Archive {
         children.iter().try_for_each(|child| self.append(&child.path()))
     }
 
-    fn leave_out(&mut self, path: &Path, why: &dyn std::fmt::Display) {
-        if self.left_out.len() < NAMED_MAX {
-            self.left_out.push(format!("{}: {why}", path.display()));
-        } else {
-            self.more += 1;
+    /// A file with holes is judged by what it holds. Returns why it can't be written.
+    fn choose_format(&mut self, path: &Path) -> io::Result<Option<String>> {
+        let file = File::open(path)?;
+        let about = file.metadata()?;
+        let data = if about.blocks() * 512 < about.len() { data_of(&file)? } else { None };
+        self.tar.sparse(data.is_some());
+        let Some(data_bytes) = data else { return Ok(None) };
+        let holes_bytes = self.holes_bytes.saturating_add(about.len().saturating_sub(data_bytes));
+        if holes_bytes > self.disk_bytes.saturating_mul(HOLES_FACTOR) {
+            let size = format_bytes(about.len());
+            return Ok(Some(format!(
+                "with its holes it has {size}, and the holes of all outputs may be {HOLES_FACTOR} times as large as `output`: \
+                 pack it with tar -S"
+            )));
         }
+        self.holes_bytes = holes_bytes;
+        Ok(None)
+    }
+
+    fn lose(&mut self, path: &Path, why: &dyn std::fmt::Display) {
+        self.leave_out(path, &why.to_string(), true);
+    }
+
+    fn leave_out(&mut self, path: &Path, why: &str, is_lost: bool) {
+        if LEFT_OUT.check(self.told + 1).is_err() {
+            self.more += u64::from(is_lost);
+            return;
+        }
+        self.told += 1;
+        let path = name_in_text(path.as_os_str().as_bytes());
+        (self.tell)(LeftOut { path, why: why.to_owned(), is_lost });
     }
 
     fn lacks(&self) -> Option<String> {
-        let named = self.left_out.join("; ");
-        match (self.left_out.is_empty(), self.more) {
-            (true, _) => None,
-            (false, 0) => Some(named),
-            (false, more) => Some(format!("{named}; and {more} more")),
+        (self.more > 0).then(|| format!("{} more files than can be named", self.more))
+    }
+}
+
+/// What of a directory is of no use without the processes that had it open.
+fn without_content(kind: FileType) -> Option<&'static str> {
+    match () {
+        () if kind.is_socket() => Some("a socket"),
+        () if kind.is_fifo() => Some("a FIFO"),
+        () if kind.is_char_device() || kind.is_block_device() => Some("a device"),
+        () => None,
+    }
+}
+
+/// How much data a file with holes has; `None` if it has none, or so many that they are written too.
+fn data_of(file: &File) -> io::Result<Option<u64>> {
+    let (mut data_bytes, mut parts, mut at) = (0, 0, 0);
+    loop {
+        let begin = match lseek(file, at, Whence::SeekData) {
+            // Nothing but a hole follows.
+            Err(Errno::ENXIO) => return Ok(Some(data_bytes)),
+            // The filesystem knows no holes.
+            Err(Errno::EINVAL) => return Ok(None),
+            begin => begin?,
+        };
+        at = lseek(file, begin, Whence::SeekHole)?;
+        data_bytes += u64::try_from(at - begin).unwrap_or_default();
+        parts += 1;
+        if parts > PARTS_MAX {
+            return Ok(None);
         }
     }
 }
@@ -220,8 +294,16 @@ mod tests {
         }
 
         fn write(&self, outputs: &[&str]) -> Written {
+            self.write_and_tell(outputs).0
+        }
+
+        fn write_and_tell(&self, outputs: &[&str]) -> (Written, Vec<LeftOut>) {
             let outputs: Vec<_> = outputs.iter().map(|name| self.path(name)).collect();
-            write(&self.path("disk"), &outputs).unwrap()
+            let mut told = Vec::new();
+            let written = write(&self.path("disk"), &outputs, &mut |one| told.push(one)).unwrap();
+            let below = format!("{}/", self.directory.path().display());
+            let short = |one: LeftOut| LeftOut { path: one.path.replace(&below, ""), ..one };
+            (written, told.into_iter().map(short).collect())
         }
 
         /// What the tar on the disk has, below the bench's directory.
@@ -251,10 +333,10 @@ mod tests {
         let bench = Bench::new(8192);
         std::fs::write(bench.path("output/b"), vec![1; 10_000]).unwrap();
         std::fs::write(bench.path("output/c"), "small").unwrap();
-        let written = bench.write(&["output"]);
+        let (written, told) = bench.write_and_tell(&["output"]);
         assert_eq!(bench.names(&written), ["output", "output/a", "output/c"].map(PathBuf::from));
-        let lacks = written.lacks.unwrap();
-        assert!(lacks.contains("output/b") && lacks.contains("disk of 8192 bytes"), "{lacks}");
+        assert!(told.len() == 1 && told[0].path == "output/b" && told[0].is_lost, "{told:?}");
+        assert!(told[0].why.contains("disk of 8 KiB"), "{told:?}");
     }
 
     #[test]
@@ -267,22 +349,42 @@ mod tests {
         }
     }
 
+    /// A FIFO made a job fail that had ended with 0, and a socket was passed over in silence.
     #[test]
-    fn only_the_first_names_of_what_is_left_out_are_told() {
-        let bench = Bench::new(1024);
-        for number in 0..9 {
-            std::fs::write(bench.path(&format!("output/{number}")), "x").unwrap();
-        }
-        let lacks = bench.write(&["output"]).lacks.unwrap();
-        assert!(lacks.ends_with("and 6 more"), "{lacks}");
-    }
-
-    #[test]
-    fn sockets_are_passed_over_and_links_are_kept_as_links() {
+    fn what_has_no_content_is_named_and_not_lost_and_links_are_kept_as_links() {
         let bench = Bench::new(1024 * 1024);
         let socket = std::os::unix::net::UnixListener::bind(bench.path("output/s")).unwrap();
+        nix::unistd::mkfifo(&bench.path("output/f"), nix::sys::stat::Mode::S_IRUSR).unwrap();
         std::os::unix::fs::symlink("/nowhere", bench.path("output/link")).unwrap();
-        assert_eq!(bench.write(&["output"]).lacks, None);
+        let (written, told) = bench.write_and_tell(&["output"]);
+        let names = ["output", "output/a", "output/link"].map(PathBuf::from);
+        assert_eq!((bench.names(&written), &written.lacks), (names.to_vec(), &None));
+        let told: Vec<_> =
+            told.iter().map(|one| (one.path.as_str(), one.why.as_str(), one.is_lost)).collect();
+        assert_eq!(told, [("output/f", "a FIFO", false), ("output/s", "a socket", false)]);
         drop(socket);
+    }
+
+    /// A file with almost no data made a job fail for its apparent size.
+    #[test]
+    fn a_file_with_holes_takes_the_room_of_what_it_holds() {
+        let bench = Bench::new(1024 * 1024);
+        let file = File::create(bench.path("output/holes")).unwrap();
+        file.set_len(8 * 1024 * 1024).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, b"data", 5 * 1024 * 1024).unwrap();
+        let (written, told) = bench.write_and_tell(&["output"]);
+        assert_eq!(told, []);
+        assert!(written.bytes < 100 * 1024, "{written:?}");
+        let disk = std::fs::read(bench.path("disk")).unwrap();
+        let mut archive = tar::Archive::new(&disk[..usize::try_from(written.bytes).unwrap()]);
+        let mut holes = archive.entries().unwrap().nth(2).unwrap().unwrap();
+        let mut content = Vec::new();
+        io::Read::read_to_end(&mut holes, &mut content).unwrap();
+        assert!(content == std::fs::read(bench.path("output/holes")).unwrap());
+
+        file.set_len(1024 * 1024 * 1024).unwrap();
+        let (written, told) = bench.write_and_tell(&["output"]);
+        assert_eq!(bench.names(&written).len(), 2);
+        assert!(told[0].is_lost && told[0].why.contains("with its holes it has 1 GiB"), "{told:?}");
     }
 }

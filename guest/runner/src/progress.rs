@@ -11,7 +11,7 @@ use nix::sys::stat::Mode;
 use perigee_model::guest::{GuestBody, LogStream};
 
 use crate::error::Error;
-use crate::lines;
+use crate::lines::{self, Piece};
 use crate::outbox::Outbox;
 
 pub const FIFO_PATH: &str = "/run/perigee-progress";
@@ -40,16 +40,14 @@ impl ProgressReader {
         let thread = std::thread::spawn(move || {
             let until_stopped = UntilStopped { input, stopped };
             let read =
-                lines::read_lines(BufReader::new(until_stopped), lines::TEXT_BYTES_MAX, |line| {
-                    if !line.is_empty() {
-                        outbox.push_when_room(message(&line));
+                lines::read_lines(BufReader::new(until_stopped), |Piece { text, .. }| {
+                    if !text.is_empty() {
+                        outbox.push_when_room(message(&text));
                     }
                 });
             if let Err(error) = read {
-                outbox.push(GuestBody::Log {
-                    stream: LogStream::Stderr,
-                    line: format!("perigee: reading progress stopped: {error}"),
-                });
+                let line = format!("perigee: reading progress stopped: {error}");
+                outbox.push(GuestBody::log(LogStream::Stderr, line));
             }
         });
         Ok(Self { fifo, stop, thread })
@@ -96,12 +94,10 @@ impl std::io::Read for UntilStopped {
 fn message(line: &str) -> GuestBody {
     match parse(line) {
         Some((done, total, label)) => GuestBody::Progress { done, total, label: label.to_owned() },
-        None => GuestBody::Log {
-            stream: LogStream::Stderr,
-            line: lines::shorten(&format!(
-                "perigee: not a progress line `DONE/TOTAL LABEL`: {line}"
-            )),
-        },
+        None => {
+            let why = format!("perigee: not a progress line `DONE/TOTAL LABEL`: {line}");
+            GuestBody::log(LogStream::Stderr, lines::shorten(&why))
+        }
     }
 }
 

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     fn message(seq: u64, length_bytes: usize) -> GuestMessage {
-        let body = GuestBody::Log { stream: LogStream::Stdout, line: "x".repeat(length_bytes) };
+        let body = GuestBody::log(LogStream::Stdout, "x".repeat(length_bytes));
         GuestMessage { seq, uptime_ms: seq, body }
     }
 

@@ -107,6 +107,7 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Member,   "GET",    "/v1/jobs/{job}/log"),
     (May::Member,   "GET",    "/v1/jobs/{job}/decisions"),
     (May::Member,   "GET",    "/v1/jobs/{job}/samples"),
+    (May::Member,   "GET",    "/v1/jobs/{job}/left-out"),
     (May::Member,   "GET",    "/v1/jobs/{job}/output"),
     (May::Member,   "GET",    "/v1/planner/score"),
     (May::Member,   "GET",    "/v1/tenants/{tenant}/users/{user}"),

@@ -5,7 +5,7 @@ use axum::extract::{Query, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use perigee_http::{Failure, Json, Reply};
-use perigee_model::job::{Job, JobMoveAsked, JobSpec, LogLine, MoveJob, Sample};
+use perigee_model::job::{Job, JobMoveAsked, JobSpec, LeftOutFiles, LogLine, MoveJob, Sample};
 use perigee_model::plan::{Decision, Plan, Score};
 use perigee_model::{JobId, Problem};
 use serde::Deserialize;
@@ -176,6 +176,13 @@ pub async fn score(State(cluster): Shared, caller: Caller) -> Reply<Score> {
     responses((status = 200, body = Vec<Sample>)))]
 pub async fn samples(State(cluster): Shared, Full(job): Full<JobId>) -> Reply<Vec<Sample>> {
     json(jobs::samples(&cluster, &job).await?)
+}
+
+/// The files of the job's VM that are not among its outputs, with the reasons.
+#[utoipa::path(get, path = "/jobs/{job}/left-out", tag = "jobs", params(("job" = String, Path)),
+    responses((status = 200, body = LeftOutFiles)))]
+pub async fn left_out(State(cluster): Shared, Full(job): Full<JobId>) -> Reply<LeftOutFiles> {
+    json(jobs::left_out(&cluster, &job).await?)
 }
 
 /// The outputs of an ended job as a tar, made of its files in the repository.

@@ -110,6 +110,7 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(jobs::decisions))
         .routes(routes!(jobs::score))
         .routes(routes!(jobs::samples))
+        .routes(routes!(jobs::left_out))
         .routes(routes!(jobs::output))
         .routes(routes!(tenants::me))
         .routes(routes!(tenants::audit))

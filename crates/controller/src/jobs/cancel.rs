@@ -2,7 +2,7 @@
 //! fetched as after any other end. When that takes too long, the VM is stopped as it is, and started once more for its
 //! outputs ([`super::collect`]).
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use perigee_model::Problem;
 use perigee_model::job::JobState;
@@ -62,7 +62,8 @@ impl Run {
             // The guest has done its part.
             return Ok(None);
         }
-        let limit = self.cluster.timing.cancel_deadline;
+        let grace = Duration::from_secs(self.job().spec.stop_grace_s);
+        let limit = self.cluster.timing.cancel_deadline.saturating_add(grace);
         let is_gone = self.host().is_err();
         if !is_gone && since.elapsed() <= limit {
             return Ok(None);

@@ -19,7 +19,7 @@ use perigee_model::vm::{VmReport, VmSpec, VmStatus};
 use perigee_model::{Problem, ProblemKind};
 
 use super::driver::{Run, Step};
-use super::follow::{ended, vm_spec};
+use super::follow::{vm_ended, vm_spec};
 use super::stage;
 use crate::records::{Collect, CollectStep, Ending, last_start_of, vm_of};
 use crate::{catalog, disks};
@@ -233,7 +233,7 @@ impl Run {
             return Ok(Step::Again);
         }
         if matches!(report.status, VmStatus::Gone | VmStatus::Shutdown) {
-            let why = format!("the VM that was to write them ended: {}", ended(&report));
+            let why = format!("the VM that was to write them ended: {}", vm_ended(&report));
             self.end_without_outputs(&why).await?;
             return Ok(Step::Again);
         }

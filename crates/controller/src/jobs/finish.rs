@@ -12,6 +12,7 @@ use super::driver::{Run, Step};
 use super::stage;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::now_ms;
+use crate::outputs::left_out::{self, LeftOutList};
 use crate::outputs::{self, Expected, Place, Taken};
 use crate::pace::{Way, paced, while_kept};
 use crate::records::{
@@ -193,8 +194,7 @@ impl Run {
             Some(JobOutputs { at: place.to_string(), files, bytes, kept_until_ms });
         self.record.save().await?;
         let damaged = damaged.map(|why| format!("its outputs in {place} may be damaged: {why}"));
-        let left_out = (!left_out.is_empty()).then(|| left_out.to_string());
-        Ok(Fetched { damaged, notes: elsewhere.into_iter().chain(left_out).collect() })
+        Ok(Fetched { damaged, notes: elsewhere.into_iter().collect(), refused: left_out })
     }
 
     /// When the repository had no room, all is read again only if it has more now, or after a while: more than a quota
@@ -224,6 +224,8 @@ impl Run {
             Some(_) => outputs::remove(&self.cluster, self.job()).await,
             None => outputs::remove_part(&self.cluster, self.job()).await,
         };
+        let forgotten = left_out::forget(&self.cluster, &self.id).await;
+        let removed = removed.and(forgotten);
         if let Err(problem) = removed {
             tracing::warn!("job {}: outputs of an earlier start stay: {problem}", self.id);
         }
@@ -255,6 +257,8 @@ impl Run {
 pub(super) struct Fetched {
     pub damaged: Option<String>,
     pub notes: Vec<String>,
+    /// The files that the repository did not take.
+    pub refused: LeftOutList,
 }
 
 impl Run {

@@ -15,13 +15,15 @@ use super::cancel::CANCELLING;
 use super::driver::{Run, Step};
 use super::finish::Fetched;
 use super::gang::AT_BARRIER;
-use super::{guest, log};
+use super::guest::Said;
+use super::{ended, guest, log};
 use crate::cluster::{HostLink, now_ms};
 use crate::meter::Reading;
+use crate::outputs::left_out;
 use crate::records::{Ending, PlacedDisk, Placement, start_of, vm_of};
 use crate::{catalog, disks, leave_site, networks, tpm};
 
-/// How much longer than the job's own timeout the guest may take to report the end.
+/// How much longer than the job's own timeout and stop-grace the guest may take to report the end.
 const TIMEOUT_GRACE_MS: u64 = 30_000;
 
 /// The time for writing the outputs, counted from the command's end.
@@ -119,7 +121,7 @@ impl Run {
             return self.collected().await;
         }
         if !moving && matches!(report.status, VmStatus::Gone | VmStatus::Shutdown) {
-            return self.lost(&ended(&report)).await;
+            return self.lost(&vm_ended(&report)).await;
         }
         let waits = self.cluster.hosts.named_waits(&report.waits);
         let runs = report.status == VmStatus::Running && waits.is_empty();
@@ -159,7 +161,7 @@ impl Run {
             _ if self.waits_for_gang() => {
                 self.not_begun.clone().unwrap_or_else(|| AT_BARRIER.to_owned())
             }
-            _ => self.refusals(),
+            _ => ended::out_of_memory(self.job()).unwrap_or_else(|| self.refusals()),
         }
     }
 
@@ -326,10 +328,11 @@ impl Run {
             for event in &mut events {
                 event.message.seq = event.message.seq.saturating_add(before);
             }
-            let mut lines = guest::apply(record, now_ms(), events);
+            let Said { mut lines, left_out } = guest::apply(record, now_ms(), events);
             if hides_output {
                 log::hide(&record.log, &mut lines);
             }
+            left_out::add_of_guest(&self.cluster, &self.id, left_out).await?;
             log::store(&self.cluster, &self.id, &mut record.log, lines).await?;
             self.record.save().await?;
         }
@@ -450,7 +453,8 @@ impl Run {
             }),
             (JobState::Running, _) => {
                 let timeout_s = job.spec.timeout_s?;
-                let limit_ms = timeout_s.saturating_mul(1000).saturating_add(TIMEOUT_GRACE_MS);
+                let limit_s = timeout_s.saturating_add(job.spec.stop_grace_s);
+                let limit_ms = limit_s.saturating_mul(1000).saturating_add(TIMEOUT_GRACE_MS);
                 (counted_ms > limit_ms)
                     .then(|| format!("the command took longer than its timeout of {timeout_s} s"))
             }
@@ -525,10 +529,13 @@ impl Run {
     pub(super) async fn collected(&mut self) -> Result<Step, Problem> {
         self.take_sample().await?;
         self.samples.store(&self.cluster, &self.id).await?;
-        let Fetched { damaged, mut notes } = self.fetch_output().await?;
+        let Fetched { damaged, mut notes, refused } = self.fetch_output().await?;
+        let left_out = left_out::set_of_repository(&self.cluster, &self.id, refused).await?;
+        self.record.value.job.left_out = left_out.count();
         let lacks = self.record.value.finished.as_ref().and_then(|output| output.lacks.clone());
-        let is_whole = damaged.is_none() && lacks.is_none();
+        let is_whole = damaged.is_none() && lacks.is_none() && !left_out.has_lost();
         notes.extend(damaged);
+        notes.extend(left_out.in_words());
         notes.extend(lacks.map(|lacks| format!("its outputs are not complete: {lacks}")));
         if let Some(collect) = self.record.value.collect.clone() {
             let (ending, reason) = collect.with_outputs(notes);
@@ -536,22 +543,16 @@ impl Run {
             return Ok(Step::Again);
         }
         let code = self.job().exit_code.unwrap_or_default();
-        let reason = match (code, self.job().spec.timeout_s, self.job().measured_s) {
-            (0, ..) => String::new(),
-            // This is how the guest ends a command at its timeout. The job's log says so too.
-            (124 | 137 | 143, Some(timeout_s), Some(measured_s))
-                if measured_s >= timeout_s as f64 =>
-            {
-                format!("the command ended with code {code}; its timeout is {timeout_s} s")
-            }
-            _ => format!("the command ended with code {code}"),
+        let lacks_process = code == 0 && ended::fails_of_memory(self.job());
+        let is_cancelled = self.record.value.cancelled_ms.is_some();
+        let ending = match is_whole && !lacks_process {
+            _ if is_cancelled => Ending::Cancelled,
+            true => Ending::Collected { exit_code: code },
+            false => Ending::Failed,
         };
-        let (ending, reason) = match (self.record.value.cancelled_ms, is_whole) {
-            (Some(_), _) => (Ending::Cancelled, self.why_cancelled().to_owned()),
-            (None, true) => (Ending::Collected { exit_code: code }, reason),
-            (None, false) => (Ending::Failed, reason),
-        };
-        let said = [reason].into_iter().chain(notes).filter(|text| !text.is_empty());
+        let cancelled = is_cancelled.then(|| self.why_cancelled().to_owned());
+        let said = cancelled.into_iter().chain([ended::in_words(self.job())]).chain(notes);
+        let said = said.filter(|text| !text.is_empty());
         self.end(ending, said.collect::<Vec<_>>().join("; ")).await?;
         Ok(Step::Again)
     }
@@ -612,7 +613,7 @@ fn stats_of(
     stats.as_ref()?.iter().find(|export| export.volume == *volume).map(|export| export.stats)
 }
 
-pub(super) fn ended(report: &VmReport) -> String {
+pub(super) fn vm_ended(report: &VmReport) -> String {
     match report.status {
         VmStatus::Shutdown if report.reason.is_empty() => "the guest powered off".to_owned(),
         VmStatus::Shutdown => report.reason.clone(),

@@ -39,7 +39,7 @@ use super::cancel::{CANCELLED, STOPPED};
 use super::driver::{Run, Step};
 use super::guest::EARLY;
 use super::place::{self, job_disks};
-use super::{erase_all_but_log, log, new_record};
+use super::{ended, erase_all_but_log, log, new_record};
 use crate::cluster::now_ms;
 use crate::records::{
     Ending, Gang, GangKeys, GangWish, JobIntent, JobRecord, Membership, Placement, job_intent_key,
@@ -88,6 +88,8 @@ fn seen(member: Option<&JobRecord>) -> Seen {
     let ends = matches!(record.ending, Some(Ending::Failed | Ending::Cancelled));
     // Its VM has ended under it, so it fails, whatever becomes of its outputs.
     let exit_code = record.job.exit_code.filter(|_| record.collect.is_none());
+    let lacks_process = ended::fails_of_memory(&record.job);
+    let exit_code = exit_code.map(|code| if lacks_process { code.max(1) } else { code });
     let ends = ends || record.collect.is_some();
     Seen::of(record.job.state, (is_ready, is_lost), ends, exit_code)
 }
@@ -398,7 +400,10 @@ impl Run {
             (_, None) => "the record of one of its VMs is gone".to_owned(),
         };
         tracing::info!("job {} ends: {verdict:?}: {why}", self.id);
-        self.record.value.job.exit_code = because.and_then(|(_, member)| member.job.exit_code);
+        let of = because.map(|(_, member)| &member.job);
+        let how = of.map(|job| (job.exit_code, job.end, job.oom_kills)).unwrap_or_default();
+        let job = &mut self.record.value.job;
+        (job.exit_code, job.end, job.oom_kills) = how;
         self.record.value.job.reason = why;
         self.gang()?.state.verdict = Some(verdict);
         self.record.save().await?;
@@ -477,6 +482,7 @@ impl Run {
         job.measured_s = measured_s;
         job.progress = all().next().and_then(|first| first.progress.clone());
         job.outputs = outputs_of(all());
+        job.left_out = all().map(|job| job.left_out).sum();
         self.keep_outputs_from_now()?;
         self.end_goes_on();
         let job = &mut self.record.value.job;
@@ -552,7 +558,8 @@ impl Run {
         self.end_goes_on();
         let job = &mut self.record.value.job;
         job.state = job.state.next(JobEvent::HostLost)?;
-        (job.started_ms, job.running_ms, job.exit_code) = (None, None, None);
+        (job.started_ms, job.running_ms) = (None, None);
+        (job.exit_code, job.end, job.oom_kills) = (None, None, None);
         job.reason = format!("{}; all of its VMs start again", job.reason);
         self.failure_seen = None;
         self.record.save().await?;
@@ -568,7 +575,10 @@ fn reason_of(member: &JobRecord) -> String {
         return collect.reason.clone();
     }
     match job.exit_code.filter(|_| job.state == JobState::Collecting) {
-        Some(code) => format!("the command ended with code {code}"),
+        Some(code) => match ended::in_words(job) {
+            words if words.is_empty() => format!("the command ended with code {code}"),
+            words => words,
+        },
         None if job.state == JobState::Running && member.ending.is_none() => EARLY.to_owned(),
         None if job.reason.is_empty() => "its VM ended".to_owned(),
         None => member.ends_because.as_ref().unwrap_or(&job.reason).clone(),

@@ -4,8 +4,8 @@
 //! otherwise never end, it ends the job. No message is an error.
 
 use perigee_model::DiskRole;
-use perigee_model::guest::{GuestBody, GuestEvent, SEED_REFUSED};
-use perigee_model::job::{JobState, LogLine, Progress};
+use perigee_model::guest::{CommandEnd, GuestBody, GuestEvent, LeftOut, SEED_REFUSED};
+use perigee_model::job::{JobState, LogLine, OomKills, Progress};
 use perigee_model::states::JobEvent;
 use perigee_model::volume::BLOCK_BYTES;
 
@@ -35,29 +35,39 @@ pub(super) const EARLY: &str = "its guest began before the other VMs were ready"
 /// The limit of a log line. The runner splits longer lines; only a guest with another program sends them.
 const LINE_BYTES_MAX: usize = 8 << 10;
 
-/// Applies messages in order, each of them once. Returns the log lines among them.
-pub fn apply(record: &mut JobRecord, now_ms: u64, events: Vec<GuestEvent>) -> Vec<LogLine> {
-    let mut lines = Vec::new();
+/// What a guest has said that is kept beside its job's record.
+#[derive(Debug, Default)]
+pub struct Said {
+    pub lines: Vec<LogLine>,
+    pub left_out: Vec<LeftOut>,
+}
+
+/// Applies messages in order, each of them once. Returns the log lines and the names of files among them.
+pub fn apply(record: &mut JobRecord, now_ms: u64, events: Vec<GuestEvent>) -> Said {
+    let mut said = Said::default();
     for GuestEvent { age_ms, message } in events {
         if message.seq <= record.last_seq {
             continue;
         }
         record.last_seq = message.seq;
-        if let GuestBody::Log { stream, line } = message.body {
+        if let GuestBody::Log { stream, line, continues } = message.body {
             let line = shorten(&line, LINE_BYTES_MAX);
-            lines.push(LogLine {
+            said.lines.push(LogLine {
                 seq: message.seq,
                 uptime_ms: message.uptime_ms,
                 stream,
                 line,
+                continues,
                 arrived_ms: now_ms.saturating_sub(age_ms),
                 rank: None,
             });
+        } else if let GuestBody::LeftOut(left_out) = message.body {
+            said.left_out.push(left_out);
         } else if record.ending.is_none() && !record.job.state.is_final() {
             take(record, When::new(record, now_ms, age_ms), message.body);
         }
     }
-    lines
+    said
 }
 
 /// The time of a message, by the controller's clock.
@@ -80,7 +90,7 @@ impl When {
 
 fn take(record: &mut JobRecord, when: When, body: GuestBody) {
     match body {
-        GuestBody::Log { .. } | GuestBody::Synced { .. } => {}
+        GuestBody::Log { .. } | GuestBody::Synced { .. } | GuestBody::LeftOut(_) => {}
         GuestBody::Ready => {
             if let Some(member) = &mut record.member
                 && record.job.state == JobState::Starting
@@ -99,7 +109,13 @@ fn take(record: &mut JobRecord, when: When, body: GuestBody) {
             record.job.progress =
                 Some(Progress { done, total, label: shorten(&label, TEXT_BYTES_MAX) });
         }
-        GuestBody::Exited { code } => exited(record, when, code),
+        GuestBody::OutOfMemory { killed: processes, memory_bytes } => {
+            // Of the guest that only writes the outputs no process of the job is left.
+            if record.collect.is_none() && processes > 0 {
+                record.job.oom_kills = Some(OomKills { processes, memory_bytes });
+            }
+        }
+        GuestBody::Exited { code, end } => exited(record, when, code, end),
         GuestBody::Finished { output_bytes: bytes, output_sha256: sha256, lacks } => {
             let lacks = lacks.map(|lacks| shorten(&lacks, TEXT_BYTES_MAX));
             finished(record, Output { bytes, sha256, lacks });
@@ -146,7 +162,7 @@ fn started(record: &mut JobRecord, when: When) -> bool {
     true
 }
 
-fn exited(record: &mut JobRecord, when: When, code: i32) {
+fn exited(record: &mut JobRecord, when: When, code: i32, end: CommandEnd) {
     if record.job.state == JobState::Starting && !started(record, when) {
         return;
     }
@@ -154,7 +170,7 @@ fn exited(record: &mut JobRecord, when: When, code: i32) {
     record.job.state = state;
     record.meter.command_ended(when.late_ms);
     record.counted_ms = 0;
-    record.job.exit_code = Some(code);
+    (record.job.exit_code, record.job.end) = (Some(code), Some(end));
     record.job.measured_s = record.job.started_ms.map(|ms| seconds(when.at_ms.saturating_sub(ms)));
 }
 
@@ -192,4 +208,4 @@ fn shorten(text: &str, bytes_max: usize) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

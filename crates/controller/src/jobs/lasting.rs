@@ -13,7 +13,7 @@ use perigee_model::volume::VolumeSource;
 use perigee_model::{DiskRole, Epoch, HostId, Problem, ProblemKind, VmStart, VolumeName};
 
 use super::driver::{Run, Step};
-use super::follow::ended;
+use super::follow::vm_ended;
 use super::stage::write_disk;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::{HostLink, now_ms};
@@ -237,7 +237,7 @@ impl Run {
         {
             return Ok(step);
         }
-        let why = ended(report);
+        let why = vm_ended(report);
         self.change_lasting(|lasting| lasting.ended(&why));
         self.record.save().await?;
         Ok(Step::Again)
@@ -424,7 +424,9 @@ impl JobRecord {
         if self.lasting.is_none() {
             job.vm = None;
         }
-        (job.exit_code, job.progress, job.predicted) = (None, None, None);
+        (job.exit_code, job.end, job.oom_kills) = (None, None, None);
+        (job.progress, job.predicted) = (None, None);
+        job.left_out = 0;
         (job.started_ms, job.running_ms, job.measured_s) = (None, None, None);
     }
 

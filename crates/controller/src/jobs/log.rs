@@ -76,7 +76,8 @@ pub async fn mark(
     *last_seq += 1;
     let (stream, line) = (LogStream::Stderr, format!("perigee: {why}"));
     let (seq, uptime_ms, arrived_ms) = (*last_seq, 0, now_ms());
-    let line = LogLine { seq, uptime_ms, stream, line, arrived_ms, rank: None };
+    let continues = false;
+    let line = LogLine { seq, uptime_ms, stream, line, continues, arrived_ms, rank: None };
     store(cluster, job, kept, vec![line]).await
 }
 
@@ -84,6 +85,7 @@ pub async fn mark(
 pub fn hide(kept: &LogKept, lines: &mut Vec<LogLine>) {
     lines.truncate(usize::from(kept.bytes == 0));
     for line in lines {
+        line.continues = false;
         line.line =
             "perigee: what this job prints may not leave its site and is not kept: write it \
                      to a file in /output, or say `writes: {leave-site: allowed}` in the job file"
@@ -203,6 +205,7 @@ fn gap(kept: &LogKept) -> LogLine {
         seq: kept.dropped_seq,
         uptime_ms: 0,
         stream: LogStream::Stderr,
+        continues: false,
         line: format!(
             "perigee: {lines} lines before this are gone: a job's last {mib} MiB are kept"
         ),
@@ -223,6 +226,7 @@ mod tests {
             seq,
             uptime_ms: 0,
             stream: LogStream::Stdout,
+            continues: false,
             line: "secret".to_owned(),
             arrived_ms: 0,
             rank: None,
@@ -241,6 +245,7 @@ mod tests {
             seq,
             uptime_ms: 0,
             stream: LogStream::Stdout,
+            continues: false,
             line: arrived_ms.to_string(),
             arrived_ms: *arrived_ms,
             rank: None,
@@ -276,6 +281,7 @@ mod tests {
             seq,
             uptime_ms: 0,
             stream: LogStream::Stdout,
+            continues: false,
             line: "x".repeat(32 << 10),
             arrived_ms: seq,
             rank: None,

@@ -18,6 +18,7 @@ mod cancel;
 mod collect;
 mod consider;
 mod driver;
+mod ended;
 mod finish;
 mod follow;
 mod gang;
@@ -38,7 +39,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use perigee_model::gang::member_of;
-use perigee_model::job::{Job, JobSpec, JobState, Migration, Sample};
+use perigee_model::guest::LeftOut;
+use perigee_model::job::{Job, JobSpec, JobState, LeftOutFiles, Migration, Sample};
 use perigee_model::limits::{JOB_NAMES, JOB_NUMBER, JOBS, Limit, UNFINISHED_JOBS};
 use perigee_model::plan::PredictedEnd;
 use perigee_model::tenant::{Running, tenant_of};
@@ -47,6 +49,7 @@ use perigee_planner::queue::Demand;
 
 use crate::cluster::{Cluster, now_ms};
 use crate::meter::Meter;
+use crate::outputs::left_out;
 use crate::records::{
     JobInputs, JobIntent, JobRecord, LogKept, MigrationRecord, Traced, job_intent_key, job_key,
     migration_intent_prefix, migration_prefix, vm_of,
@@ -216,6 +219,8 @@ fn new_job(id: JobId, spec: JobSpec) -> Job {
         host: None,
         vm: None,
         exit_code: None,
+        end: None,
+        oom_kills: None,
         progress: None,
         submitted_ms: now_ms(),
         started_ms: None,
@@ -226,6 +231,7 @@ fn new_job(id: JobId, spec: JobSpec) -> Job {
         measured_s: None,
         migrations: Vec::new(),
         outputs: None,
+        left_out: 0,
         members: Vec::new(),
         gang_move: None,
     }
@@ -412,6 +418,23 @@ pub async fn samples(cluster: &Cluster, id: &JobId) -> Result<Vec<Sample>, Probl
     samples::read(cluster, id).await
 }
 
+/// The files that are not among a job's outputs.
+pub async fn left_out(cluster: &Cluster, id: &JobId) -> Result<LeftOutFiles, Problem> {
+    let spec = record(cluster, id).await?.job.spec;
+    if !spec.is_gang() {
+        return left_out::of(cluster, id).await;
+    }
+    let mut all = LeftOutFiles::default();
+    for rank in 0..spec.count {
+        let of = left_out::of(cluster, &member_of(id, rank)).await?;
+        all.more += of.more;
+        let files = of.files.into_iter();
+        all.files
+            .extend(files.map(|one| LeftOut { path: format!("rank-{rank}:{}", one.path), ..one }));
+    }
+    Ok(all)
+}
+
 /// Deletes an ended job with everything that was kept of it; its outputs only if they are not to be kept.
 ///
 /// # Errors
@@ -504,6 +527,7 @@ async fn erase_with(
         cluster.records.remove_all(prefix).await?;
     }
     cluster.records.remove(&samples::key(id)).await?;
+    left_out::forget(cluster, id).await?;
     cluster.records.remove(&console::key(id)).await?;
     cluster.records.remove(&job_intent_key(id)).await?;
     cluster.records.remove(&job_key(id)).await?;

@@ -98,7 +98,8 @@ impl Run {
                 take_over(&home, disk).await.map_err(|problem| self.root_is_lost(&home, problem))
             }
             (DiskRole::Root, _) => {
-                images::ensure(&self.cluster, &home, &spec.image).await.map_err(|no_copy| {
+                let image = images::ensure(&self.cluster, &home, &spec.image).await;
+                let image = image.map_err(|no_copy| {
                     match no_copy {
                         // All hosts have said so.
                         NoCopy::Gone(problem) => problem,
@@ -109,7 +110,7 @@ impl Run {
                     }
                 })?;
                 let source = VolumeSource::Image(spec.image.clone());
-                let size_bytes = spec.root_bytes.map(whole_blocks);
+                let size_bytes = root_bytes(spec, image.size_bytes).map(whole_blocks);
                 // The copy has just been deleted: it is looked for again.
                 self.create(&home, disk, size_bytes, source).await.map_err(|problem| match problem
                     .kind
@@ -287,6 +288,7 @@ impl Run {
             command: Vec::new(),
             env: BTreeMap::new(),
             timeout_s: None,
+            output_bytes: None,
             collect: true,
             ..seed(&self.id, &self.job().spec, placement, None)
         };
@@ -317,6 +319,13 @@ fn to_be_tried_again(problem: Problem) -> Problem {
         }
         _ => problem,
     }
+}
+
+/// The size of a job's root disk; `None`: its image's. The outputs are written there first, and a filesystem needs room for itself.
+fn root_bytes(spec: &JobSpec, image_bytes: u64) -> Option<u64> {
+    let for_outputs = spec.output_bytes.saturating_add(spec.output_bytes / 16);
+    let with_room = spec.has_output_room.then(|| image_bytes.saturating_add(for_outputs));
+    spec.root_bytes.or(with_room)
 }
 
 /// The addresses that a guest is told.
@@ -375,7 +384,9 @@ fn seed(job: &JobId, spec: &JobSpec, at: &Placement, network: Option<GuestNetwor
         // A volume may be mounted below the inputs.
         mounts: inputs.into_iter().chain(volumes).collect(),
         outputs: spec.outputs.clone(),
+        output_bytes: spec.has_output_room.then_some(spec.output_bytes),
         timeout_s: spec.timeout_s,
+        stop_grace_s: spec.stop_grace_s,
         // Where cloud-init starts the runner, it configures the card too.
         network: network.filter(|_| !has_cloud_init),
         gang: None,

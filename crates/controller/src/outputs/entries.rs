@@ -5,6 +5,7 @@
 use std::io::{ErrorKind, Read};
 
 use bytes::Bytes;
+use perigee_model::guest::name_in_text;
 use perigee_repository::DataPath;
 
 use crate::tars::{self, ENTRIES_MAX, TarError};
@@ -20,6 +21,8 @@ pub enum Part {
     File {
         path: DataPath,
         size_bytes: u64,
+        /// So much of it is not in the archive.
+        holes_bytes: u64,
     },
     Content(Bytes),
     Link {
@@ -29,60 +32,68 @@ pub enum Part {
     LeftOut {
         name: String,
         why: String,
+        /// It has content.
+        is_lost: bool,
     },
 }
 
-/// Reads an archive, and passes on each part until `each` returns false.
-pub fn read(archive: impl Read, mut each: impl FnMut(Part) -> bool) {
-    let mut is_wanted = true;
+/// Reads an archive, and passes on each part until `each` returns false. The holes of its files may have `holes_max` bytes together.
+pub fn read(archive: impl Read, holes_max: u64, mut each: impl FnMut(Part) -> bool) {
+    let (mut is_wanted, mut holes_left) = (true, holes_max);
     let end = tars::for_each_entry(archive, ENTRIES_MAX, |entry| {
-        is_wanted = take(entry, &mut each)?;
+        is_wanted = take(entry, &mut holes_left, &mut each)?;
         if is_wanted { Ok(()) } else { Err(TarError::Io(ErrorKind::Interrupted.into())) }
     });
     if let Err(error) = end
         && is_wanted
     {
         let why = format!("what follows could not be read: {error}");
-        each(Part::LeftOut { name: String::new(), why });
+        each(Part::LeftOut { name: String::new(), why, is_lost: true });
     }
 }
 
 fn take<R: Read>(
     entry: &mut tar::Entry<'_, R>,
+    holes_left: &mut u64,
     each: &mut impl FnMut(Part) -> bool,
 ) -> Result<bool, TarError> {
     let kind = entry.header().entry_type();
     if kind.is_pax_global_extensions() {
         return Ok(true);
     }
-    let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+    let name = name_in_text(&entry.path_bytes());
+    let is_file = kind.is_file() || kind.is_gnu_sparse();
+    let mut holes_bytes = 0;
     if kind.is_gnu_sparse() {
-        // How much of the archive belongs to it is in what it says itself. The runner never writes one.
-        return Err(TarError::Kind(name));
+        // Nobody writes zeros without end because a header says so. The runner writes no more holes than this.
+        holes_bytes = entry.size().saturating_sub(entry.header().entry_size()?);
+        *holes_left =
+            holes_left.checked_sub(holes_bytes).ok_or_else(|| TarError::Holes(name.clone()))?;
     }
-    let mut left_out = |name, why: &str| Ok(each(Part::LeftOut { name, why: why.to_owned() }));
+    let mut left_out =
+        |name, why: &str, is_lost| Ok(each(Part::LeftOut { name, why: why.to_owned(), is_lost }));
     let path = match inside(&entry.path_bytes()) {
         Ok(path) => path,
-        Err(why) => return left_out(name, &why),
+        Err(why) => return left_out(name, &why, is_file),
     };
     if kind.is_dir() {
         return Ok(path.is_root() || each(Part::Directory(path)));
     }
     if path.is_root() {
-        return left_out(name, "it has no name");
+        return left_out(name, "it has no name", false);
     }
     if kind.is_symlink() {
         let to = entry.link_name_bytes().and_then(|to| String::from_utf8(to.into_owned()).ok());
         return match to {
             Some(to) => Ok(each(Part::Link { path, to })),
-            None => left_out(name, "a link to a name that is not UTF-8"),
+            None => left_out(name, "a link to a name that is not UTF-8", false),
         };
     }
-    if !kind.is_file() {
-        return left_out(name, in_words(kind));
+    if !is_file {
+        return left_out(name, in_words(kind), false);
     }
     let size_bytes = entry.size();
-    if !each(Part::File { path, size_bytes }) {
+    if !each(Part::File { path, size_bytes, holes_bytes }) {
         return Ok(false);
     }
     let mut piece = vec![0; PIECE_BYTES];
@@ -90,7 +101,8 @@ fn take<R: Read>(
     while left > 0 {
         let length = entry.read(&mut piece)?;
         if length == 0 {
-            return Ok(each(Part::LeftOut { name, why: "the tar ends within it".to_owned() }));
+            let why = "the tar ends within it".to_owned();
+            return Ok(each(Part::LeftOut { name, why, is_lost: true }));
         }
         left = left.saturating_sub(length as u64);
         if !each(Part::Content(Bytes::copy_from_slice(&piece[..length]))) {

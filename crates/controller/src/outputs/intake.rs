@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use perigee_model::data::FileKind;
+use perigee_model::guest::HOLES_FACTOR;
 use perigee_model::units::format_bytes;
 use perigee_model::{Problem, ProblemKind};
 use perigee_repository::{Begin, DataPath, Location, View, Writing};
@@ -19,7 +20,7 @@ use tokio::task::JoinSet;
 
 use super::entries::{self, Part};
 use super::links::Links;
-use super::{LeftOut, Place, put_in_place, remove_tree};
+use super::{LeftOutList, Place, put_in_place, remove_tree};
 use crate::files::hex;
 
 /// The stream of a tar without new bytes for this long is given up.
@@ -48,7 +49,7 @@ pub struct Expected {
 pub struct Taken {
     pub files: u64,
     pub bytes: u64,
-    pub left_out: LeftOut,
+    pub left_out: LeftOutList,
     /// Why what was read is not what the guest has written.
     pub damaged: Option<String>,
 }
@@ -72,9 +73,10 @@ where
     let mut intake = begun.map_err(to_wait_for)?;
     let (parts, mut arriving) = mpsc::channel(PARTS_MAX);
     let (runtime, bytes_max) = (Handle::current(), expected.bytes);
+    let holes_max = expected.room_bytes.saturating_mul(HOLES_FACTOR);
     let reader = tokio::task::spawn_blocking(move || {
         let mut arrived = Arrived::new(body, runtime, bytes_max);
-        entries::read(&mut arrived, |part| parts.blocking_send(part).is_ok());
+        entries::read(&mut arrived, holes_max, |part| parts.blocking_send(part).is_ok());
         arrived.end(|| parts.is_closed())
     });
     while let Some(part) = arriving.recv().await {
@@ -278,7 +280,7 @@ impl<'a> Intake<'a> {
             self.begun = None;
         }
         match part {
-            Part::LeftOut { name, why } => self.taken.left_out.add(&name, &why),
+            Part::LeftOut { name, why, is_lost } => self.taken.left_out.add(&name, &why, is_lost),
             Part::Directory(path) => {
                 let made = match self.below(&path.to_string()) {
                     Ok(below) => {
@@ -292,10 +294,12 @@ impl<'a> Intake<'a> {
             Part::Link { path, to } => {
                 let name = path.to_string();
                 if !self.links.add(name.clone(), to) {
-                    self.taken.left_out.add(&name, "there are too many links");
+                    self.taken.left_out.add(&name, "there are too many links", false);
                 }
             }
-            Part::File { path, size_bytes } => {
+            Part::File { path, size_bytes, holes_bytes } => {
+                // They take nothing from the room for copies of what links lead to.
+                self.room_bytes = self.room_bytes.saturating_add(holes_bytes);
                 let begun = self.begin_file(&path, size_bytes).await;
                 self.begun = Some(match begun {
                     Ok(begun) => begun,
@@ -393,7 +397,7 @@ impl<'a> Intake<'a> {
                     || (problem.kind == ProblemKind::Conflict
                         && self.is_taken(name, wanted).await) =>
             {
-                self.taken.left_out.add(name, &problem.why);
+                self.taken.left_out.add(name, &problem.why, wanted == FileKind::File);
                 Ok(())
             }
             done => done,
@@ -442,7 +446,7 @@ impl<'a> Intake<'a> {
     /// Makes a copy of what a link leads to.
     async fn copy_linked(&mut self, name: &str, to: Option<&str>) -> Result<(), Problem> {
         let leave_out = |intake: &mut Self, why: &str| {
-            intake.taken.left_out.add(name, why);
+            intake.taken.left_out.add(name, why, false);
             Ok(())
         };
         let Some(to) = to else {

@@ -27,6 +27,8 @@ fn seed() -> Seed {
         mounts: Vec::new(),
         outputs: Vec::new(),
         timeout_s: None,
+        output_bytes: None,
+        stop_grace_s: perigee_model::job::STOP_GRACE_S_DEFAULT,
         network: None,
         gang: None,
         collect: false,

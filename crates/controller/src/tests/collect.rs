@@ -50,7 +50,7 @@ fn seed_of(lab: &Lab, vm: &VmId) -> Seed {
 }
 
 fn log(line: &str) -> GuestBody {
-    GuestBody::Log { stream: LogStream::Stdout, line: line.to_owned() }
+    GuestBody::log(LogStream::Stdout, line)
 }
 
 async fn lines(lab: &Lab, id: &JobId) -> Vec<String> {

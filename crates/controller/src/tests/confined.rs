@@ -49,10 +49,10 @@ async fn what_a_job_writes_stays_at_the_site_of_confined_data() {
         "its memory stays off the disks there"
     );
     lab.home.say(&vm, GuestBody::Started);
-    let line = |line: &str| GuestBody::Log { stream: LogStream::Stdout, line: line.to_owned() };
+    let line = |line: &str| GuestBody::log(LogStream::Stdout, line);
     lab.home.say(&vm, line("the secret"));
     lab.home.say(&vm, line("and more"));
-    lab.home.say(&vm, GuestBody::Exited { code: 0 });
+    lab.home.say(&vm, GuestBody::exited(0));
     lab.wait_for_state(&id, JobState::Collecting).await;
     let log = jobs::log(&lab.cluster, &id, 0, 10).await.expect("its log");
     assert_eq!(log.len(), 1, "{log:?}");

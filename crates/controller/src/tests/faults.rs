@@ -51,7 +51,7 @@ async fn a_store_that_is_full_for_a_while_ends_no_job_and_loses_no_line() {
     let full = "CREATE TRIGGER full_1 BEFORE INSERT ON entries WHEN NEW.key LIKE 'logs/%'
                 BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END;";
     other.execute_batch(full).expect("the disk fills up");
-    lab.home.say(&vm, GuestBody::Log { stream: LogStream::Stdout, line: "kept".into() });
+    lab.home.say(&vm, GuestBody::log(LogStream::Stdout, "kept"));
     let job = lab
         .wait_for_job(&id, "waiting for its log", |job| {
             job.state.is_final() || job.reason.contains("full")
@@ -102,7 +102,7 @@ async fn a_guest_that_begins_with_finished_ends_its_job() {
 async fn an_output_that_the_guest_claims_beyond_its_disk_ends_the_job() {
     let lab = Lab::up().await;
     let (id, vm) = running(&lab).await;
-    lab.home.say(&vm, GuestBody::Exited { code: 0 });
+    lab.home.say(&vm, GuestBody::exited(0));
     let sha256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855".into();
     lab.home.say(
         &vm,

@@ -104,10 +104,10 @@ fn play(hosts: &[&FakeHost], does: &impl Fn(u32) -> Does) {
                 } else if has.0 {
                     None
                 } else if guest.is_to_end && does(rank) != Does::Stays {
-                    Some(GuestBody::Exited { code: 0 })
+                    Some(GuestBody::exited(0))
                 } else {
                     match does(rank) {
-                        Does::Ends(code) => Some(GuestBody::Exited { code }),
+                        Does::Ends(code) => Some(GuestBody::exited(code)),
                         Does::RunsOn | Does::Hangs | Does::Stays => None,
                     }
                 };
@@ -194,14 +194,14 @@ async fn a_gang_starts_at_one_barrier_and_leaves_its_outputs_by_rank() {
     until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
     let second = member(&id, 1);
     let host = hosts.iter().find(|host| host.inside().vms.contains_key(&second)).expect("a host");
-    host.say(&second, GuestBody::Log { stream: LogStream::Stdout, line: "I am 1".into() });
+    host.say(&second, GuestBody::log(LogStream::Stdout, "I am 1"));
     let log = |rank| jobs::log_of(&lab.cluster, &id, Some(rank), (0, 100));
     wait_for("its line", async || (!log(1).await.expect("a log").is_empty()).then_some(())).await;
     // What comes after that has arrived later, by the clock of the same controller.
     tokio::time::sleep(Duration::from_millis(2)).await;
     let third = member(&id, 2);
     let host = hosts.iter().find(|host| host.inside().vms.contains_key(&third)).expect("a host");
-    host.say(&third, GuestBody::Log { stream: LogStream::Stderr, line: "I am 2".into() });
+    host.say(&third, GuestBody::log(LogStream::Stderr, "I am 2"));
     let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
     assert_eq!((job.state, job.reason.as_str()), (JobState::Succeeded, ""));
     assert_eq!((job.exit_code, job.members.len()), (Some(0), 3));
@@ -418,14 +418,14 @@ async fn a_gang_that_loses_a_host_starts_again_as_one() {
     };
     let job = until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
     let (stream, line) = (LogStream::Stdout, "the last words".to_owned());
-    host_of(&hosts, &member(&id, 0)).say(&member(&id, 0), GuestBody::Log { stream, line });
+    host_of(&hosts, &member(&id, 0)).say(&member(&id, 0), GuestBody::log(stream, line));
     let log = async || jobs::log_of(&lab.cluster, &id, Some(0), (0, 100)).await.expect("a log");
     wait_for("the line", async || (!log().await.is_empty()).then_some(())).await;
     let lost = host_of(&hosts, &member(&id, 2));
     unreachable(&lab, lost).await;
     // The program of another member ends, because it misses the lost one.
     let stays = job.members.iter().find(|one| one.host.as_ref() != Some(&lost.id)).expect("one");
-    host_of(&hosts, &stays.vm).say(&stays.vm, GuestBody::Exited { code: 1 });
+    host_of(&hosts, &stays.vm).say(&stays.vm, GuestBody::exited(1));
     let again = |job: &Job| job.reason.contains("start again") || job.state.is_final();
     let job = until(&lab, &hosts, &id, |_| Does::RunsOn, again).await;
     assert!(!job.state.is_final(), "{job:?}");
@@ -525,7 +525,7 @@ async fn a_lost_member_with_nothing_left_to_do_does_not_start_a_gang_again() {
     let first = host_of(&hosts, &member(&id, 0));
     let lost = job.members.iter().find(|one| one.host.as_ref() != Some(&first.id));
     let lost = host_of(&hosts, &lost.expect("another host").vm);
-    first.say(&member(&id, 0), GuestBody::Exited { code: 0 });
+    first.say(&member(&id, 0), GuestBody::exited(0));
     let is_done = |job: &Job| job.members[0].state == JobState::Collecting;
     lab.wait_for_job(&id, "done", is_done).await;
     unreachable(&lab, lost).await;
@@ -606,7 +606,7 @@ async fn behind_the_barrier_each_member_has_a_limit() {
 
 #[tokio::test]
 async fn a_guest_that_does_not_wait_for_the_others_ends_its_gang() {
-    for early in [GuestBody::Started, GuestBody::Exited { code: 0 }] {
+    for early in [GuestBody::Started, GuestBody::exited(0)] {
         let lab = Lab::up().await;
         let hosts = [&lab.home, &lab.cloud];
         let id = lab.submit(gang(2)).await;

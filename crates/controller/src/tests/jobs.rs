@@ -31,7 +31,7 @@ async fn a_job_goes_through_all_its_states_and_leaves_nothing() {
         assert_eq!(serials, ["root", "seed", "output", "data0"]);
     }
     lab.home.say(&vm, GuestBody::Started);
-    lab.home.say(&vm, GuestBody::Log { stream: LogStream::Stdout, line: "hello".into() });
+    lab.home.say(&vm, GuestBody::log(LogStream::Stdout, "hello"));
     lab.home.say(&vm, GuestBody::Progress { done: 1, total: 2, label: "q1".into() });
     lab.wait_for_job(&id, "half done", |job| job.progress.is_some()).await;
     finish(&lab.home, &lab.home, &vm);
@@ -203,10 +203,10 @@ async fn a_controller_restart_in_the_middle_of_a_job_does_nothing_twice_and_lose
     let vm = vm_of(&id);
     lab.wait_for_vm(&lab.home, &vm).await;
     lab.home.say(&vm, GuestBody::Started);
-    lab.home.say(&vm, GuestBody::Log { stream: LogStream::Stdout, line: "one".into() });
+    lab.home.say(&vm, GuestBody::log(LogStream::Stdout, "one"));
     lab.wait_for_state(&id, JobState::Running).await;
     lab.supervisor.stop().await;
-    lab.home.say(&vm, GuestBody::Log { stream: LogStream::Stderr, line: "two".into() });
+    lab.home.say(&vm, GuestBody::log(LogStream::Stderr, "two"));
     lab.restart_controller().await;
     finish(&lab.home, &lab.home, &vm);
     lab.wait_for_state(&id, JobState::Succeeded).await;
@@ -226,7 +226,7 @@ async fn a_guest_that_said_much_and_powered_off_has_not_lost_its_job() {
     lab.home.say(&vm, GuestBody::Started);
     for number in 0..10 {
         let line = format!("line {number}");
-        lab.home.say(&vm, GuestBody::Log { stream: LogStream::Stdout, line });
+        lab.home.say(&vm, GuestBody::log(LogStream::Stdout, line));
     }
     finish(&lab.home, &lab.home, &vm);
     lab.home.inside().vms.get_mut(&vm).expect("the VM").report.status = VmStatus::Shutdown;
@@ -328,7 +328,7 @@ async fn a_command_that_fails_fails_its_job_and_keeps_the_output() {
     let vm = vm_of(&id);
     lab.wait_for_vm(&lab.home, &vm).await;
     lab.home.say(&vm, GuestBody::Started);
-    lab.home.say(&vm, GuestBody::Exited { code: 3 });
+    lab.home.say(&vm, GuestBody::exited(3));
     let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
     lab.home.say(
         &vm,

@@ -250,7 +250,7 @@ async fn a_vm_without_a_job_moves_and_what_its_guest_says_is_nothing_to_its_reco
         lab.home.inside().vms[&web()].asked.is_some().then_some(())
     })
     .await;
-    lab.home.say(&web(), GuestBody::Exited { code: 1 });
+    lab.home.say(&web(), GuestBody::exited(1));
     switch(&lab, &web());
     wait_for("the VM to be there", async || {
         let record = jobs::of_vm(&lab.cluster, &web()).expect("its record");

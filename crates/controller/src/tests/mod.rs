@@ -217,6 +217,10 @@ pub fn spec(access: Access) -> JobSpec {
         may_migrate: false,
         writes: perigee_model::LeaveSite::Never,
         timeout_s: None,
+        has_output_room: false,
+        // Tests do not wait for guests that end late.
+        stop_grace_s: 0,
+        oom_kill: Default::default(),
         inputs: None,
         owner: DEFAULT_OWNER.to_owned(),
         priority: 0,
@@ -264,6 +268,6 @@ fn finish(host: &FakeHost, output_home: &FakeHost, vm: &VmId) {
     };
     let output_bytes = output.len() as u64;
     output_home.inside().volumes.get_mut(&volume).expect("output volume").data = output;
-    host.say(vm, GuestBody::Exited { code: 0 });
+    host.say(vm, GuestBody::exited(0));
     host.say(vm, GuestBody::Finished { output_bytes, output_sha256: sha256, lacks: None });
 }

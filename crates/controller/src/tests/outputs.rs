@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use perigee_model::guest::{GuestBody, LogStream};
+use perigee_model::guest::{GuestBody, LeftOut, LogStream};
 use perigee_model::job::{Access, ClusterImage, JobSpec, JobState, Start};
 use perigee_model::tenant::Quota;
 use perigee_model::vm::VmStatus;
@@ -51,7 +51,7 @@ async fn a_cancelled_job_gives_its_log_and_the_outputs_that_it_has() {
     let job = lab.wait_for_job(&id, "cancelling", |job| !job.reason.is_empty()).await;
     assert!(job.reason.contains("its command ends"), "{}", job.reason);
     let line = "half of it".to_owned();
-    lab.home.say(&vm, GuestBody::Log { stream: LogStream::Stdout, line });
+    lab.home.say(&vm, GuestBody::log(LogStream::Stdout, line));
     finish(&lab.home, &lab.home, &vm);
     let job = lab.wait_for_state(&id, JobState::Cancelled).await;
     assert_eq!(job.reason, "cancelled on request");
@@ -92,11 +92,20 @@ async fn outputs_that_did_not_fit_fail_the_job_and_what_fitted_is_kept() {
     let output_sha256 = crate::files::hex(&<sha2::Sha256 as sha2::Digest>::digest(&tar));
     let output_bytes = tar.len() as u64;
     lab.home.inside().volumes.get_mut(&out).expect("its disk").data = tar;
-    lab.home.say(&vm, GuestBody::Exited { code: 0 });
-    let lacks = Some("/output/huge: it does not fit".to_owned());
-    lab.home.say(&vm, GuestBody::Finished { output_bytes, output_sha256, lacks });
+    lab.home.say(&vm, GuestBody::exited(0));
+    let left_out = |path: &str, why: &str, is_lost| {
+        GuestBody::LeftOut(LeftOut { path: path.to_owned(), why: why.to_owned(), is_lost })
+    };
+    lab.home.say(&vm, left_out("/output/huge", "it does not fit", true));
+    lab.home.say(&vm, left_out("/output/pipe", "a FIFO", false));
+    lab.home.say(&vm, GuestBody::Finished { output_bytes, output_sha256, lacks: None });
     let job = lab.wait_for_state(&id, JobState::Failed).await;
-    assert!(job.reason.contains("not complete: /output/huge"), "{}", job.reason);
+    assert_eq!(
+        job.reason,
+        "its outputs are not complete: \"/output/huge\" (it does not fit); left out of the outputs: \"/output/pipe\" (a FIFO)"
+    );
+    let named = jobs::left_out(&lab.cluster, &id).await.expect("a list");
+    assert_eq!((job.left_out, named.files.len(), named.more), (2, 2, 0));
     assert_eq!(answers(&lab, &id).as_deref(), Some("the answers"));
 }
 

@@ -123,7 +123,7 @@ async fn a_job_whose_vm_no_part_of_its_host_sees_begins_anew_and_keeps_its_log()
     let other = second_home(&lab).await;
     let (id, [host, second]) = running_here(&lab, &other).await;
     let line = "the last words".to_owned();
-    host.say(&vm_of(&id), GuestBody::Log { stream: LogStream::Stdout, line });
+    host.say(&vm_of(&id), GuestBody::log(LogStream::Stdout, line));
     let log = async || jobs::log(&lab.cluster, &id, 0, 100).await.expect("a log");
     wait_for("the line", async || (!log().await.is_empty()).then_some(())).await;
     {

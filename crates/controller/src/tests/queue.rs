@@ -128,7 +128,7 @@ pub fn finish_again(host: &FakeHost, id: &perigee_model::JobId) {
     let out = perigee_model::VolumeName::new(format!("{vm}-r1-out")).expect("name");
     let digest = crate::files::hex(&<sha2::Sha256 as sha2::Digest>::digest(b"x"));
     host.inside().volumes.get_mut(&out).expect("output volume").data = b"x".to_vec();
-    host.say(&vm, GuestBody::Exited { code: 0 });
+    host.say(&vm, GuestBody::exited(0));
     host.say(&vm, GuestBody::Finished { output_bytes: 1, output_sha256: digest, lacks: None });
 }
 

@@ -19,9 +19,11 @@ fn image_and_command_are_enough() {
     assert_eq!(job.spec.command, ["/bin/sh", "-c", "hostname"]);
     assert_eq!((job.spec.cpus, job.spec.memory_bytes), (1, 512 << 20));
     assert_eq!((job.spec.output_bytes, job.spec.root_bytes), (1 << 30, None));
+    assert!(!job.spec.has_output_room);
     assert_eq!(job.spec.outputs, ["/output"]);
     assert_eq!((job.spec.start, job.spec.may_migrate), (Start::Anywhere, true));
     assert!(job.inputs.is_empty() && job.spec.timeout_s.is_none());
+    assert_eq!((job.spec.stop_grace_s, job.spec.oom_kill), (10, OomKill::Fail));
 }
 
 #[test]
@@ -45,6 +47,8 @@ inputs: [sql/q6.sql, {from: /tmp/x, to: bin/run}, repo://physics/in/x]
 outputs: [/job/answers]
 placement: {start: {site: home}, move: never}
 timeout: 1h30m
+stop-grace: 2m
+oom-kill: ignore
 firmware: uefi-secure
 tpm: true
 "#;
@@ -54,6 +58,7 @@ tpm: true
     assert_eq!((spec.env["EMPTY"].as_str(), spec.env["QUOTED"].as_str()), ("", "yes"));
     assert_eq!((spec.cpus, spec.memory_bytes), (2, 384 << 20));
     assert_eq!((spec.root_bytes, spec.output_bytes), (Some(4 << 30), 100 << 20));
+    assert!(spec.has_output_room);
     assert_eq!((spec.firmware, spec.tpm), (Firmware::UefiSecure, true));
     let mounts: Vec<_> = spec.volumes.iter().map(|v| (v.mount.as_str(), v.access)).collect();
     let expected =
@@ -67,6 +72,7 @@ tpm: true
     assert_eq!(names, expected.map(|(from, to)| (from, to.to_owned())));
     assert_eq!(spec.start, Start::Site(SiteId::new("home").unwrap()));
     assert_eq!((spec.may_migrate, spec.timeout_s), (false, Some(5400)));
+    assert_eq!((spec.stop_grace_s, spec.oom_kill), (120, OomKill::Ignore));
 }
 
 #[test]

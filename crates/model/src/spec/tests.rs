@@ -28,6 +28,9 @@ fn job() -> JobSpec {
         may_migrate: true,
         writes: crate::LeaveSite::Never,
         timeout_s: None,
+        has_output_room: false,
+        stop_grace_s: crate::job::STOP_GRACE_S_DEFAULT,
+        oom_kill: Default::default(),
         inputs: None,
         owner: DEFAULT_OWNER.to_owned(),
         priority: 0,
@@ -101,6 +104,7 @@ fn a_job_and_its_vm_have_the_same_limits_of_cpus_and_memory() {
 fn a_job_is_checked_at_each_of_its_limits() {
     ends(&JOB_DISK_BYTES, |bytes: u64| JobSpec { root_bytes: Some(bytes), ..job() }.check());
     ends(&JOB_DISK_BYTES, |output_bytes: u64| JobSpec { output_bytes, ..job() }.check());
+    ends(&STOP_GRACE_S, |stop_grace_s: u64| JobSpec { stop_grace_s, ..job() }.check());
     ends(&TIMEOUT_S, |timeout_s: u64| JobSpec { timeout_s: Some(timeout_s), ..job() }.check());
     let publish = |count: usize| {
         let one = |port| Publish { outside: port, inside: 80, protocol: Protocol::Tcp };

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use perigee_http::Client;
-use perigee_model::guest::LogStream;
-use perigee_model::job::{DEFAULT_OWNER, Job, JobState, LogLine, MoveJob, Sample};
+use perigee_model::guest::LeftOut;
+use perigee_model::job::{DEFAULT_OWNER, Job, JobState, LeftOutFiles, LogLine, MoveJob, Sample};
 use perigee_model::job_file::{self, JobFile};
 use perigee_model::plan::{Decision, Part, Plan, PlanOption};
 use perigee_model::units::format_bytes;
@@ -18,6 +18,7 @@ use perigee_model::{HostId, JobId, Problem, ProblemKind, SiteId};
 use crate::Context;
 use crate::commands::asking::{self, Said};
 use crate::commands::inputs::{Reach, upload};
+use crate::commands::job_log::Printer;
 use crate::commands::{controller_client, moving, moving_jobs};
 use crate::output::{self, Column, Format};
 use crate::terminal;
@@ -50,7 +51,7 @@ pub enum Verb {
         /// The job's name, as `perigee job list` shows it
         job: JobId,
     },
-    /// Print a job's log; with -f json, yaml or csv each line has its number and stream
+    /// Print a job's log; with -f json, yaml or csv each line has its number and stream, and whether it is a part that continues
     Log {
         /// The job's name, as `perigee job list` shows it
         job: JobId,
@@ -141,6 +142,13 @@ const JOB: &[Column<Job>] = &[
     ("end", |j| j.predicted_end.as_ref().map_or_else(String::new, ToString::to_string)),
     ("measured", |j| output::seconds(j.measured_s)),
     ("outputs", outputs),
+    ("left out", |j| {
+        if j.left_out == 0 {
+            String::new()
+        } else {
+            format!("{} files; `perigee job explain` names them", j.left_out)
+        }
+    }),
     ("migrations", |j| j.migrations.iter().map(moving::summary).collect::<Vec<_>>().join("\n")),
 ];
 
@@ -148,6 +156,7 @@ const LOG: &[Column<LogLine>] = &[
     ("seq", |l| l.seq.to_string()),
     ("stream", |l| output::word(&l.stream)),
     ("line", |l| l.line.clone()),
+    ("continues", |l| l.continues.to_string()),
     ("rank", |l| l.rank.map_or_else(String::new, |rank| rank.to_string())),
 ];
 
@@ -426,6 +435,7 @@ async fn log(
     // The number of the last line that was shown, of each rank.
     let mut after = vec![0_u64; if is_merged { job.spec.count as usize } else { 1 }];
     let (mut kept, mut started_ms) = (Vec::new(), None);
+    let mut printer = Printer::new(is_merged);
     loop {
         // The state is read before the lines. If it is final, the lines are complete.
         let job: Job = asking::get(client, &format!("/v1/jobs/{id}"), &goes_on).await?;
@@ -450,13 +460,8 @@ async fn log(
             if let Some(shown) = shown {
                 *shown = line.seq.max(*shown);
             }
-            let text = match rank {
-                Some(rank) => format!("{rank}: {}", line.line),
-                None => line.line.clone(),
-            };
-            match (format, line.stream) {
-                (Format::Table, LogStream::Stdout) => output::text(&text),
-                (Format::Table, LogStream::Stderr) => output::note(&text),
+            match format {
+                Format::Table => printer.print(&line),
                 _ => kept.push(line),
             }
         }
@@ -517,6 +522,12 @@ async fn explain(client: &Client, id: &JobId, format: Format) -> Result<(), Prob
             output::text(&format!("  {line}"));
         }
     }
+    for line in left_out(client, &job).await? {
+        output::text(&line);
+    }
+    if job.state.is_final() && !job.reason.is_empty() {
+        output::text(&format!("{}: {}", output::word(&job.state), job.reason));
+    }
     Ok(())
 }
 
@@ -559,6 +570,20 @@ fn print_measured(decision: &Decision) {
     }
 }
 
+/// The files of the job's VM that are not among its outputs.
+async fn left_out(client: &Client, job: &Job) -> Result<Vec<String>, Problem> {
+    if job.left_out == 0 {
+        return Ok(Vec::new());
+    }
+    let left_out: LeftOutFiles = client.get(&format!("/v1/jobs/{}/left-out", job.id)).await?;
+    let lines = left_out.files.into_iter().map(|LeftOut { path, why, is_lost }| {
+        let what = if is_lost { "lost" } else { "left out" };
+        format!("{what}: {path} ({why})")
+    });
+    let more = (left_out.more > 0).then(|| format!("and {} more", left_out.more));
+    Ok(lines.chain(more).collect())
+}
+
 async fn fetch_output(client: &Client, id: &JobId, to: Option<PathBuf>) -> Result<(), Problem> {
     let mut response = client.get_response(&format!("/v1/jobs/{id}/output")).await?;
     let internal = |e: std::io::Error| {
@@ -588,6 +613,10 @@ async fn fetch_output(client: &Client, id: &JobId, to: Option<PathBuf>) -> Resul
             None => output::put(&chunk),
             Some(scratch) => std::io::Write::write_all(scratch, &chunk).map_err(internal)?,
         }
+    }
+    let job: Job = client.get(&format!("/v1/jobs/{id}")).await?;
+    for line in left_out(client, &job).await? {
+        output::note(&line);
     }
     let Some(mut scratch) = scratch else { return Ok(()) };
     std::io::Seek::rewind(&mut scratch).map_err(internal)?;

@@ -19,6 +19,7 @@ pub mod image;
 mod inputs;
 pub mod iscsi_clients;
 pub mod job;
+mod job_log;
 mod join;
 pub mod lab;
 mod lasting;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use perigee_model::data::FileEntry;
-use perigee_model::job::{Job, JobState};
+use perigee_model::job::{Job, JobState, LogLine};
 
 use super::{Checked, System, ensure, kill_9, succeeded, until, with_system};
 
@@ -33,6 +33,7 @@ fn a_job_that_fails_or_is_stopped_gives_its_outputs() {
     with_system(async |system| {
         fails(&system).await?;
         times_out(&system).await?;
+        has_no_memory(&system).await?;
         is_cancelled(&system).await?;
         controller_is_killed(&system).await?;
         root_disk_is_saved(&system).await
@@ -40,17 +41,28 @@ fn a_job_that_fails_or_is_stopped_gives_its_outputs() {
 }
 
 async fn fails(system: &System) -> Checked<()> {
-    let more = "outputs: [\"/output/*.csv\", /output/dev, \"none/*\"]\n";
+    let more = "output: 400MiB\noutputs: [\"/output/*.csv\", /output/dev, \"none/*\"]\n";
     let command = "echo one > /output/a.csv; ln -s a.csv /output/latest.csv; echo no > /output/b.txt\n\
-                   mknod /output/dev c 1 3; exit 3";
+                   echo lost > $(printf '/output/caf\\351.csv'); truncate -s 450M /output/holes.csv\n\
+                   free=$(df --output=avail -m /output | tail -n 1); [ $free -lt 400 ] || echo 'has room'\n\
+                   mkfifo /output/pipe.csv; mknod /output/dev c 1 3; exit 3";
     let job = system.output_job("fails", more, command).await?;
     let job = system.ended(&job.id).await?;
     ensure!(job.state == JobState::Failed && job.exit_code == Some(3), "{}", job.reason);
     ensure!(system.output_file(&job, "a.csv").await? == "one", "{:?}", job.outputs);
     ensure!(system.output_file(&job, "latest.csv").await? == "one", "a link is a copy");
     ensure!(system.output_file(&job, "b.txt").await.is_err(), "no pattern names it");
-    ensure!(job.reason.contains("/output/dev: it is a device"), "{}", job.reason);
+    let reason = "its outputs are not complete: \"output/caf\\\\xe9.csv\" (its name is not UTF-8); \
+                  left out of the outputs: \"/output/dev\" (a device), \"/output/pipe.csv\" (a FIFO)";
+    ensure!(job.reason.ends_with(reason) && job.left_out == 3, "{}", job.reason);
+    let holes: FileEntry =
+        system.get(&format!("/v1/data/~/jobs/{}/output/holes.csv?stat", job.id)).await?;
+    ensure!(holes.size_bytes == 450 * MIB, "{holes:?}");
+    let explained = system.perigee(&["job", "explain", job.id.as_str()]);
+    let explained = String::from_utf8_lossy(&explained.stdout).into_owned();
+    ensure!(explained.contains("left out: /output/pipe.csv (a FIFO)"), "{explained}");
     let log = system.log(&job.id).await?;
+    ensure!(log.iter().any(|line| line == "has room"), "{log:?}");
     ensure!(log.iter().any(|line| line.contains("no file matches the output none/*")), "{log:?}");
     let dir = tempfile::tempdir().expect("a directory");
     let to = dir.path().join("files");
@@ -62,17 +74,49 @@ async fn fails(system: &System) -> Checked<()> {
     Ok(())
 }
 
+/// The command exits with a code of its own when it is stopped. What it leaves behind heeds no SIGTERM.
 async fn times_out(system: &System) -> Checked<()> {
-    let command = "echo half > /output/half; sleep 100000";
-    let job = system.output_job("late", "timeout: 15s\n", command).await?;
+    let command = "trap 'echo half > /output/half; exit 1' TERM\n\
+                   (trap '' TERM; while :; do sleep 1; done) &\nwhile :; do sleep 1; done";
+    let job = system.output_job("late", "timeout: 3s\nstop-grace: 4s\n", command).await?;
     let job = system.ended(&job.id).await?;
-    ensure!(job.state == JobState::Failed && job.reason.contains("timeout"), "{}", job.reason);
+    ensure!(job.state == JobState::Failed && job.exit_code == Some(1), "{job:?}");
+    ensure!(
+        job.reason
+            == "the command ran longer than its timeout of 3s and was stopped; \
+                it had not ended within its stop-grace of 4s and was killed",
+        "{}",
+        job.reason
+    );
     ensure!(system.output_file(&job, "half").await? == "half", "{:?}", job.outputs);
     Ok(())
 }
 
+/// The guest's kernel kills a process of the job, which goes on without it.
+async fn has_no_memory(system: &System) -> Checked<()> {
+    let command = "printf 'reading '; tail /dev/zero; echo 'is over'; echo there > /output/there";
+    let job = system.output_job("hungry", "", command).await?;
+    let job = system.ended(&job.id).await?;
+    ensure!(job.state == JobState::Failed && job.exit_code == Some(0), "{job:?}");
+    ensure!(job.oom_kills.is_some_and(|kills| kills.processes == 1), "{job:?}");
+    ensure!(
+        job.reason.starts_with("out of memory: the guest's kernel killed a process of the job"),
+        "{}",
+        job.reason
+    );
+    ensure!(system.output_file(&job, "there").await? == "there", "{:?}", job.outputs);
+    let log: Vec<LogLine> = system.get(&format!("/v1/jobs/{}/log", job.id)).await?;
+    ensure!(log.iter().any(|line| line.line.contains("out of memory")), "{log:?}");
+    // The part of a line that had no end for a while.
+    ensure!(log.iter().any(|line| line.line == "reading " && line.continues), "{log:?}");
+    let explained = system.perigee(&["job", "explain", job.id.as_str()]);
+    let explained = String::from_utf8_lossy(&explained.stdout).into_owned();
+    ensure!(explained.contains("failed: out of memory"), "{explained}");
+    Ok(())
+}
+
 async fn is_cancelled(system: &System) -> Checked<()> {
-    let command = "trap 'echo end > /output/end; echo bye; exit 0' TERM\necho begin > /output/begin\n\
+    let command = "trap 'echo bye; sleep 1; echo end >> /output/end; exit 0' TERM\necho begin > /output/begin\n\
                    echo 1/2 > $PERIGEE_PROGRESS\nwhile :; do sleep 1; done";
     let job = system.output_job("stopped", "", command).await?;
     until("the command to begin", async || Ok(system.job(&job.id).await?.progress.map(drop)))
@@ -86,7 +130,8 @@ async fn is_cancelled(system: &System) -> Checked<()> {
         ensure!(system.output_file(&job, name).await? == name, "{name}: {:?}", job.outputs);
     }
     let log = system.log(&job.id).await?;
-    ensure!(log.iter().any(|line| line == "bye"), "{log:?}");
+    // A program may take a second SIGTERM as an order to leave its work as it is.
+    ensure!(log.iter().filter(|line| *line == "bye").count() == 1, "{log:?}");
     Ok(())
 }
 

@@ -76,9 +76,10 @@ impl Run {
         Ok(())
     }
 
-    /// Ends a member that was released that long ago, as one whose host was lost.
+    /// Ends a member that was released that long ago, without the job's stop-grace, as one whose host was lost.
     pub(in crate::jobs) async fn end_late_release(&mut self) -> Result<Option<Step>, Problem> {
-        let limit = self.cluster.timing.boot_deadline;
+        let grace = Duration::from_secs(self.job().spec.stop_grace_s);
+        let limit = self.cluster.timing.boot_deadline.saturating_add(grace);
         let is_late = Duration::from_millis(self.record.value.counted_ms) > limit;
         let Some(member) = &self.record.value.member else { return Ok(None) };
         if !member.released || !is_late || self.job().state != JobState::Running {

@@ -7,7 +7,7 @@ use super::*;
 
 const SHA256: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
-fn record(state: JobState) -> JobRecord {
+pub fn record(state: JobState) -> JobRecord {
     let spec = perigee_model::job::JobSpec {
         name: "q".into(),
         image: ImageName::new("debian").expect("name"),
@@ -26,6 +26,9 @@ fn record(state: JobState) -> JobRecord {
         may_migrate: false,
         writes: perigee_model::LeaveSite::Never,
         timeout_s: None,
+        has_output_room: false,
+        stop_grace_s: perigee_model::job::STOP_GRACE_S_DEFAULT,
+        oom_kill: Default::default(),
         inputs: None,
         owner: "ann".into(),
         priority: 0,
@@ -55,10 +58,12 @@ fn any_body() -> impl Strategy<Value = GuestBody> {
     prop_oneof![
         Just(GuestBody::Started),
         Just(GuestBody::Synced { number: None }),
-        (stream, ".{0,20}").prop_map(|(stream, line)| GuestBody::Log { stream, line }),
+        (stream, ".{0,20}").prop_map(|(stream, line)| GuestBody::log(stream, line)),
         (any::<u64>(), any::<u64>(), ".{0,2000}")
             .prop_map(|(done, total, label)| GuestBody::Progress { done, total, label }),
-        any::<i32>().prop_map(|code| GuestBody::Exited { code }),
+        any::<i32>().prop_map(GuestBody::exited),
+        (any::<u64>(), any::<u64>())
+            .prop_map(|(killed, memory_bytes)| GuestBody::OutOfMemory { killed, memory_bytes }),
         (bytes, sha256, proptest::option::of(".{0,2000}")).prop_map(
             |(output_bytes, output_sha256, lacks)| GuestBody::Finished {
                 output_bytes,
@@ -138,8 +143,7 @@ proptest! {
 fn a_message_that_is_read_late_counts_from_when_it_came() {
     let mut record = record(JobState::Starting);
     let now_ms = 1_100_000;
-    let said =
-        vec![event(1, 90_000, GuestBody::Started), event(2, 60_000, GuestBody::Exited { code: 0 })];
+    let said = vec![event(1, 90_000, GuestBody::Started), event(2, 60_000, GuestBody::exited(0))];
     apply(&mut record, now_ms, said);
     assert_eq!(record.job.running_ms, Some(1_010_000));
     assert_eq!(record.job.measured_s, Some(40.0));

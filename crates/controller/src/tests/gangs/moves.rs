@@ -239,7 +239,7 @@ async fn a_gang_ends_while_it_moves_and_nothing_of_it_is_left() {
             });
             cancel.await.expect("cancel");
         } else {
-            lab.cloud.say(&member(&id, 0), GuestBody::Exited { code: 3 });
+            lab.cloud.say(&member(&id, 0), GuestBody::exited(3));
         }
         let job = until_moved(&lab, &hosts, &id, |_, _| Way::Arrives, |job| job.state.is_final());
         let job = job.await;
