@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use perigee_model::guest::{GuestBody, HostMessage, LINE_BYTES_MAX, PORT_NAME};
 
+use crate::clock;
 use crate::command::Wishes;
 use crate::outbox::Outbox;
 
@@ -87,6 +88,7 @@ fn read_forever(mut port: File, outbox: &Arc<Outbox>, wishes: &Wishes) {
                 HostMessage::EndCommand => wishes.end_command(),
                 HostMessage::SyncNumber(number) => sync_number = Some(number),
                 HostMessage::Sync => sync(outbox, sync_number.take()),
+                HostMessage::Clock { unix_us } => clock::catch_up(unix_us),
                 message => outbox.apply(&message),
             }),
         }

@@ -6,6 +6,7 @@
 //! on one lasting connection.
 
 mod channel;
+mod clock;
 mod cloud_init;
 mod command;
 mod disks;

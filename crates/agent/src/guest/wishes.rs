@@ -3,7 +3,7 @@
 //! A wish is told at every connection until it is taken back with the VM, so a restarted guest port loses none. An agent
 //! that starts again has forgotten it: whoever wants it asks again.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use perigee_model::Problem;
 use perigee_model::guest::HostMessage;
@@ -22,6 +22,8 @@ pub struct Wanted {
     end_command: bool,
     /// The number of the last question to write everything to its disks.
     sync: Option<u32>,
+    /// How often its VM has gone on after it stood still, or came here.
+    resumes: u32,
 }
 
 impl Wanted {
@@ -31,8 +33,16 @@ impl Wanted {
         let end = (self.end_command && !before.end_command).then_some(HostMessage::EndCommand);
         let sync = self.sync.filter(|_| self.sync != before.sync);
         let sync = sync.map(|number| [HostMessage::SyncNumber(number), HostMessage::Sync]);
-        begin.into_iter().chain(end).chain(sync.into_iter().flatten())
+        let clock =
+            (self.resumes != before.resumes).then(|| HostMessage::Clock { unix_us: now_us() });
+        begin.into_iter().chain(end).chain(sync.into_iter().flatten()).chain(clock)
     }
+}
+
+/// Unix time.
+fn now_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// The wishes for one guest, and what it has done.
@@ -66,6 +76,11 @@ impl Wishes {
 
     pub fn end_command(&self) {
         self.wanted.send_if_modified(|wanted| !std::mem::replace(&mut wanted.end_command, true));
+    }
+
+    /// The VM goes on after it has stood still: the guest's clock is behind.
+    pub fn tell_time(&self) {
+        self.wanted.send_modify(|wanted| wanted.resumes = wanted.resumes.wrapping_add(1));
     }
 
     /// Which question this is, from 1 on.
@@ -127,6 +142,23 @@ mod tests {
         assert!(second.as_mut().now_or_never().is_none());
         wishes.note_synced(Some(number.wrapping_add(1)));
         second.await.unwrap();
+    }
+
+    #[test]
+    fn a_guest_is_told_the_time_each_time_its_vm_goes_on_and_at_each_new_connection() {
+        let wishes = Wishes::default();
+        let told = *wishes.wanted.borrow();
+        assert_eq!(told.since(Wanted::default()).count(), 0);
+        wishes.tell_time();
+        let now = *wishes.wanted.borrow();
+        for before in [told, Wanted::default()] {
+            let said: Vec<_> = now.since(before).collect();
+            assert!(
+                matches!(said[..], [HostMessage::Clock { unix_us }] if unix_us > 0),
+                "{said:?}"
+            );
+        }
+        assert_eq!(now.since(now).count(), 0);
     }
 
     #[tokio::test]

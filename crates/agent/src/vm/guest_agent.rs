@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use perigee_model::guest_agent::{ANSWER_BYTES_MAX, Card, FilePart, FileWritten, ProgramStatus};
 use perigee_model::lasting::ExecBegun;
@@ -39,7 +39,7 @@ const BEGIN: u8 = 0xff;
 type Read = fn(&[u8]) -> Result<Said, String>;
 
 /// What may be asked, and how its answer is read. Nothing here reads the host.
-const ALLOWED: [(&str, Read); 11] = [
+const ALLOWED: [(&str, Read); 13] = [
     ("guest-ping", nothing),
     // How many filesystems stand still, and how many have stood still until now.
     (FREEZE, as_a::<u64>),
@@ -53,7 +53,14 @@ const ALLOWED: [(&str, Read); 11] = [
     ("guest-file-write", as_a::<FileWritten>),
     ("guest-file-flush", nothing),
     ("guest-file-close", nothing),
+    // Unix time in nanoseconds.
+    (GET_TIME, as_a::<i64>),
+    (SET_TIME, nothing),
 ];
+const GET_TIME: &str = "guest-get-time";
+const SET_TIME: &str = "guest-set-time";
+/// A guest's clock that is less behind stays as it is.
+const BEHIND_MIN_NS: i64 = 50_000_000;
 const FREEZE: &str = "guest-fsfreeze-freeze";
 const THAW: &str = "guest-fsfreeze-thaw";
 
@@ -129,6 +136,37 @@ impl Vm {
         answer.await.map_err(|e| Problem::internal(what, e))?
     }
 
+    /// The VM goes on after it has stood still, and with it its guest's clock: the guest sets it by this host's. Of a job the runner
+    /// does that; without one it is the guest's agent, if there is one.
+    pub fn tell_time(self: &Arc<Self>) {
+        self.wishes.tell_time();
+        if !self.spec.machine.lasts {
+            return;
+        }
+        let vm = Arc::clone(self);
+        tokio::spawn(async move {
+            match vm.set_late_clock().await {
+                Ok(()) => {}
+                Err(problem) => tracing::debug!(vm = %vm.id(), %problem, "its clock is not set"),
+            }
+        });
+    }
+
+    /// A clock never goes back by this.
+    async fn set_late_clock(&self) -> Result<(), Problem> {
+        let ask =
+            |execute: &str, arguments| AskGuestAgent { execute: execute.to_owned(), arguments };
+        let said = self.within_deadline(ask(GET_TIME, json!({})), &|| {}).await?;
+        let behind_ns = now_ns().saturating_sub(said.as_i64().unwrap_or(i64::MAX));
+        if behind_ns < BEHIND_MIN_NS {
+            return Ok(());
+        }
+        let time = ask(SET_TIME, json!({"time": now_ns()}));
+        self.within_deadline(time, &|| {}).await?;
+        tracing::info!(vm = %self.id(), behind_ms = behind_ns / 1_000_000, "the guest's clock was behind and is set");
+        Ok(())
+    }
+
     /// Lets the guest's filesystems go on. If they do, nothing changes.
     pub async fn thaw(&self) {
         self.thaw_after(self.freezes.load(Ordering::Relaxed)).await;
@@ -179,6 +217,12 @@ impl Vm {
         Err(Problem::unavailable(what, why)
             .next("the guest needs qemu-guest-agent, and has to have booted"))
     }
+}
+
+/// Unix time of this host.
+fn now_ns() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
 async fn converse(

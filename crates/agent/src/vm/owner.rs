@@ -277,7 +277,8 @@ impl Owner {
                 self.ended_because = reason.and_then(decide::shutdown_reason).unwrap_or_default();
             }
             "DEVICE_DELETED" => return self.on_device_gone(event).await,
-            "RESUME" | "STOP" | "POWERDOWN" | "GUEST_PANICKED" => {}
+            "RESUME" => self.vm.tell_time(),
+            "STOP" | "POWERDOWN" | "GUEST_PANICKED" => {}
             "MIGRATION" | "MIGRATION_PASS" => {
                 if let Some(migration) = &self.migration {
                     migration.nudge.notify_one();
