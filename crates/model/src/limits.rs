@@ -180,6 +180,13 @@ pub static PATH_BYTES: Limit = Limit::new("the length of a path", Unit::TextByte
 pub static FILE_NAME_BYTES: Limit =
     Limit::new("the length of a file's name", Unit::TextBytes, 1, 255);
 
+/// What clients of WebDAV note about a file. It is an extended attribute: ext4 has one block for all of a file.
+pub static FILE_PROPERTIES_BYTES: Limit =
+    Limit::new("the length of a file's WebDAV properties", Unit::Bytes, 0, 2048);
+
+/// Locks of clients of WebDAV. Each request looks at all of them.
+pub static DAV_LOCKS: Limit = Limit::new("a tenant's number of WebDAV locks", Unit::Count, 0, 1000);
+
 /// How deep the repository's directories go.
 pub static PATH_NAMES: Limit = Limit::new("the number of names in a path", Unit::Count, 0, 64);
 
@@ -388,7 +395,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 61] = [
+    const ALL: [&Limit; 63] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
@@ -416,6 +423,8 @@ mod tests {
         &COMMAND_BYTES,
         &PATH_BYTES,
         &FILE_NAME_BYTES,
+        &FILE_PROPERTIES_BYTES,
+        &DAV_LOCKS,
         &PATH_NAMES,
         &UPLOADS,
         &OBJECT_BYTES,

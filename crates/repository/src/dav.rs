@@ -1,9 +1,12 @@
-//! The WebDAV door, `/dav/TENANT/PATH`. dav-server speaks the protocol; this is its filesystem.
-//!
-//! Locks are granted and mean nothing: two clients that write one file at the same time each write a whole one, and the
-//! later one stays. Some clients do not write without a lock.
+//! The WebDAV door, `/dav/TENANT/PATH`. dav-server speaks the protocol; this is its filesystem. What it would understand
+//! wrongly never gets there ([`headers`]).
+
+mod headers;
+mod locks;
+mod properties;
 
 use std::io::SeekFrom;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -11,46 +14,56 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
-use axum::http::{HeaderMap, HeaderValue, Method};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use bytes::{Buf, Bytes};
 use dav_server::DavHandler;
 use dav_server::davpath::DavPath;
-use dav_server::fakels::FakeLs;
 use dav_server::fs::{
-    DavDirEntry, DavFile, DavFileSystem, DavMetaData, FsError, FsFuture, FsResult, FsStream,
-    OpenOptions, ReadDirMeta,
+    DavDirEntry, DavFile, DavFileSystem, DavMetaData, DavProp, FsError, FsFuture, FsResult,
+    FsStream, OpenOptions, ReadDirMeta,
 };
 use futures_util::{StreamExt, stream};
 use perigee_http::Failure;
 use perigee_model::data::FileEntry;
 use perigee_model::{Problem, ProblemKind};
 
+use crate::http::headers::{MODIFIED, modified_ms};
 use crate::http::view_of;
 use crate::listing::modified;
-use crate::path::Location;
+use crate::path::{Location, not_utf8};
 use crate::repository::Repository;
 use crate::transfer::{Reading, Writing};
 use crate::upload::Begin;
 use crate::view::View;
+use locks::Locks;
 
 const PREFIX: &str = "/dav";
 
 /// How many entries of a directory are read at once.
 const ENTRIES: usize = 256;
 
+type Shared = State<(Arc<Repository>, Locks)>;
+
 pub fn router(repository: Arc<Repository>) -> Router {
     Router::new()
         .route("/dav", any(answer))
         .route("/dav/", any(answer))
         .route("/dav/{*path}", any(answer))
-        .with_state(repository)
+        .with_state((repository, Locks::default()))
 }
 
-async fn answer(state: State<Arc<Repository>>, request: Request) -> Response {
+async fn answer(State((repository, locks)): Shared, mut request: Request) -> Response {
     let is_read = [Method::GET, Method::HEAD].contains(request.method());
-    let mut response = answer_of_library(state, request).await;
+    let prepared = match view_of(&repository, &request) {
+        Ok(view) => prepared(view, &locks, &mut request).await,
+        Err(problem) => Err(problem),
+    };
+    let mut response = match prepared {
+        Ok(filesystem) => answer_of_library(filesystem, locks, request).await,
+        Err(problem) => Failure(problem).into_response(),
+    };
     let is_content = is_read && response.status().is_success();
     close_to_browsers(response.headers_mut(), is_content);
     response
@@ -69,50 +82,141 @@ fn close_to_browsers(headers: &mut HeaderMap, is_content: bool) {
     }
 }
 
-async fn answer_of_library(
-    State(repository): State<Arc<Repository>>,
-    mut request: Request,
-) -> Response {
-    let view = match view_of(&repository, &request).and_then(|view| bounded(&request, view)) {
-        Ok(view) => view,
-        Err(problem) => return Failure(problem).into_response(),
-    };
-    // To replace what is there, the library deletes it first, before it knows whether the rest will work. So whoever wants
-    // to replace something deletes it.
-    request.headers_mut().insert("overwrite", HeaderValue::from_static("F"));
+async fn answer_of_library(filesystem: Filesystem, locks: Locks, request: Request) -> Response {
+    let keeps_time = filesystem.modified_ms.is_some();
     let handler = DavHandler::builder()
-        .filesystem(Box::new(Filesystem { view, deletes: *request.method() == Method::DELETE }))
-        .locksystem(FakeLs::new())
+        .principal(filesystem.view.account().user.clone())
+        .filesystem(Box::new(filesystem))
+        .locksystem(Box::new(locks))
         .strip_prefix(PREFIX)
         .build_handler();
-    handler.handle(request).await.map(Body::new)
+    let mut response = handler.handle(request).await.map(Body::new);
+    if keeps_time && response.status().is_success() {
+        response.headers_mut().insert(MODIFIED, HeaderValue::from_static("accepted"));
+    }
+    response
+}
+
+/// The files for a request, when it is one that may be answered.
+async fn prepared(view: View, locks: &Locks, request: &mut Request) -> Result<Filesystem, Problem> {
+    headers::check(request.headers_mut())?;
+    let at = place(request.uri().path())?;
+    check_bounds(request, &at)?;
+    let method = request.method().clone();
+    if let Some(max) = headers::body_bytes_max(&method) {
+        let body = std::mem::take(request.body_mut());
+        let body = axum::body::to_bytes(body, max).await;
+        let body = body.map_err(|e| Problem::invalid("can't answer the request", e))?;
+        let body = headers::checked_body(&method, body.to_vec())?;
+        if method.as_str() == "LOCK" && !body.is_empty() {
+            view.may_write(at.clone()).await?;
+            if let Location::In(tenant, _) = &at {
+                locks.check_room(tenant)?;
+            }
+        }
+        *request.body_mut() = Body::from(body);
+    }
+    let modified_ms = match method.as_str() {
+        "PUT" | "COPY" | "MOVE" => modified_ms(request.headers())?,
+        _ => None,
+    };
+    let mut filesystem = Filesystem { view, method, replaces: None, modified_ms };
+    if matches!(filesystem.method.as_str(), "COPY" | "MOVE") {
+        let to = place(&headers::destination(request.headers())?)?;
+        let overwrites = headers::overwrites(request.headers())?;
+        filesystem.replaces = replaced(&filesystem, at, to).await?.filter(|_| overwrites);
+    }
+    Ok(filesystem)
+}
+
+/// What the path of an address means: as the library takes it, with `.` and `..` in it.
+fn place(path: &str) -> Result<Location, Problem> {
+    let invalid = |_| Problem::invalid("can't answer the request", "its path can't be understood");
+    let mut path = DavPath::new(path).map_err(invalid)?;
+    path.set_prefix(PREFIX).map_err(invalid)?;
+    meant(&path)
+}
+
+fn meant(path: &DavPath) -> Result<Location, Problem> {
+    let text = std::str::from_utf8(path.as_bytes()).map_err(|_| not_utf8(path.as_bytes()))?;
+    match text.trim_start_matches('/').split_once('/') {
+        None if text.trim_matches('/').is_empty() => Ok(Location::Top),
+        None => Location::new(text.trim_matches('/'), ""),
+        Some((tenant, path)) => Location::new(tenant, path),
+    }
+}
+
+/// All of a tenant's files, or of all tenants.
+fn is_all(at: &Location) -> bool {
+    match at {
+        Location::Top => true,
+        Location::In(_, path) => path.is_root(),
+    }
 }
 
 /// A list of a whole tree could be of any length: RFC 4918, 9.1 lets a server refuse it.
-fn bounded(request: &Request, view: View) -> Result<View, Problem> {
+fn check_bounds(request: &Request, at: &Location) -> Result<(), Problem> {
     let depth = request.headers().get("depth").map(|depth| depth.as_bytes());
     let is_list = request.method().as_str() == "PROPFIND";
     if is_list && !matches!(depth, Some(b"0" | b"1")) {
         return Err(Problem::forbidden("can't list a whole tree", "its length has no limit")
             .next("list one directory at a time, with `Depth: 1`"));
     }
-    let parts = request.uri().path().split('/').filter(|part| !part.is_empty());
     let is_change = ["DELETE", "MOVE", "COPY"].contains(&request.method().as_str());
-    if is_change && parts.count() < 3 {
-        return Err(Problem::forbidden(
-            "can't do that with all files of a tenant",
-            "it may be a mistake",
-        )
-        .next("name what is in the tenant's directory"));
+    if is_change && is_all(at) {
+        return Err(all_at_once());
     }
-    Ok(view)
+    Ok(())
+}
+
+fn all_at_once() -> Problem {
+    Problem::forbidden("can't do that with all files of a tenant", "it may be a mistake")
+        .next("name what is in the tenant's directory")
+}
+
+/// The file that a copy or a move replaces. What else is at the destination the library deletes first, so whatever could
+/// fail after that is looked at before.
+async fn replaced(
+    filesystem: &Filesystem,
+    from: Location,
+    to: Location,
+) -> Result<Option<Location>, Problem> {
+    let Filesystem { view, method, .. } = filesystem;
+    let is_move = method.as_str() == "MOVE";
+    let what = || format!("can't {} repo:/{from} to repo:/{to}", method.as_str().to_lowercase());
+    if is_all(&to) {
+        return Err(all_at_once());
+    }
+    if let (Location::In(of, old), Location::In(other, new)) = (&from, &to) {
+        if of == other && old != new && (old.is_within(new) || new.is_within(old)) {
+            return Err(Problem::forbidden(what(), "one of them is in the other"));
+        }
+        if is_move && of != other {
+            return Err(Problem::forbidden(what(), "they are of two tenants")
+                .next("copy the file, and delete the old one"));
+        }
+    }
+    // The library says what is not there.
+    let Ok(source) = view.entry(from.clone()).await else { return Ok(None) };
+    for changed in [Some(&to), is_move.then_some(&from)].into_iter().flatten() {
+        match view.may_write(changed.clone()).await {
+            Err(problem) if problem.kind != ProblemKind::NotFound => return Err(problem),
+            _ => {}
+        }
+    }
+    let there = view.entry(to.clone()).await;
+    let is_file = there.is_ok_and(|there| !there.is_directory()) && !source.is_directory();
+    Ok(is_file.then_some(to))
 }
 
 #[derive(Debug, Clone)]
 struct Filesystem {
     view: View,
-    /// The request is a `DELETE`, for which the library looks first whether there is anything.
-    deletes: bool,
+    method: Method,
+    /// The file that the request replaces. It is not deleted first: it is there until the new one is.
+    replaces: Option<Location>,
+    /// When the client says that what it writes was changed.
+    modified_ms: Option<u64>,
 }
 
 #[derive(Debug, Clone)]
@@ -144,12 +248,7 @@ fn refused(problem: Problem) -> FsError {
 }
 
 fn location(path: &DavPath) -> FsResult<Location> {
-    let text = std::str::from_utf8(path.as_bytes()).map_err(|_| FsError::Forbidden)?;
-    match text.trim_start_matches('/').split_once('/') {
-        None if text.trim_matches('/').is_empty() => Ok(Location::Top),
-        None => Location::new(text.trim_matches('/'), "").map_err(refused),
-        Some((tenant, path)) => Location::new(tenant, path).map_err(refused),
-    }
+    meant(path).map_err(refused)
 }
 
 impl Filesystem {
@@ -167,7 +266,15 @@ impl Filesystem {
             return Err(FsError::NotFound);
         }
         let how = if options.truncate { Begin::Empty } else { Begin::Present };
-        let writing = self.view.write(location, how, false).await.map_err(refused)?;
+        let mut writing = self.view.write(location, how, false).await.map_err(refused)?;
+        if self.method.as_str() == "LOCK" {
+            // What is locked and not there is made empty: RFC 4918, 7.3.
+            let entry = writing.commit(None).await.map_err(refused)?;
+            return Ok(Box::new(OpenFile { open: Open::Written(entry), at: 0 }));
+        }
+        if let Some(modified_ms) = self.modified_ms {
+            writing.set_modified(modified_ms).await.map_err(refused)?;
+        }
         let at = if options.append { writing.length() } else { 0 };
         let announced = options.size.filter(|_| options.truncate);
         Ok(Box::new(OpenFile { open: Open::Writing(Some(writing), announced), at }))
@@ -212,7 +319,8 @@ impl DavFileSystem for Filesystem {
     fn metadata<'a>(&'a self, path: &'a DavPath) -> FsFuture<'a, Box<dyn DavMetaData>> {
         Box::pin(async move {
             let location = location(path)?;
-            let entry = match self.deletes {
+            // A DELETE is also of an upload that was cut.
+            let entry = match self.method == Method::DELETE {
                 true => self.view.entry_or_cut(location).await,
                 false => self.view.entry(location).await,
             };
@@ -230,20 +338,62 @@ impl DavFileSystem for Filesystem {
     }
 
     fn remove_file<'a>(&'a self, path: &'a DavPath) -> FsFuture<'a, ()> {
-        Box::pin(async move { self.view.remove_file(location(path)?).await.map_err(refused) })
+        Box::pin(async move {
+            let location = location(path)?;
+            if self.replaces.as_ref() == Some(&location) {
+                return Ok(());
+            }
+            self.view.remove_file(location).await.map_err(refused)
+        })
     }
 
     fn rename<'a>(&'a self, from: &'a DavPath, to: &'a DavPath) -> FsFuture<'a, ()> {
         Box::pin(async move {
             let (from, to) = (location(from)?, location(to)?);
-            self.view.rename(from, to, true).await.map_err(refused)
+            self.view.rename(from, to.clone(), true).await.map_err(refused)?;
+            match self.modified_ms {
+                Some(modified_ms) => self.view.set_modified(to, modified_ms).await.map_err(refused),
+                None => Ok(()),
+            }
         })
     }
 
     fn copy<'a>(&'a self, from: &'a DavPath, to: &'a DavPath) -> FsFuture<'a, ()> {
-        Box::pin(
-            async move { self.view.copy(location(from)?, location(to)?).await.map_err(refused) },
-        )
+        Box::pin(async move {
+            let (from, to) = (location(from)?, location(to)?);
+            self.view.copy(from, to, self.modified_ms).await.map_err(refused)
+        })
+    }
+
+    fn have_props<'a>(
+        &'a self,
+        _path: &'a DavPath,
+    ) -> Pin<Box<dyn Future<Output = bool> + Send + 'a>> {
+        Box::pin(std::future::ready(true))
+    }
+
+    fn patch_props<'a>(
+        &'a self,
+        path: &'a DavPath,
+        patch: Vec<(bool, DavProp)>,
+    ) -> FsFuture<'a, Vec<(StatusCode, DavProp)>> {
+        Box::pin(async move { properties::patch(&self.view, location(path)?, patch).await })
+    }
+
+    fn get_props<'a>(&'a self, path: &'a DavPath, _content: bool) -> FsFuture<'a, Vec<DavProp>> {
+        Box::pin(async move {
+            let noted = self.view.properties(location(path)?).await.map_err(refused)?;
+            Ok(noted.into_iter().map(properties::shown).collect())
+        })
+    }
+
+    fn get_prop<'a>(&'a self, path: &'a DavPath, prop: DavProp) -> FsFuture<'a, Vec<u8>> {
+        Box::pin(async move {
+            let noted = self.view.properties(location(path)?).await.map_err(refused)?;
+            let namespace = prop.namespace.unwrap_or_default();
+            let asked = noted.into_iter().find(|one| one.is(&namespace, &prop.name));
+            asked.map(|one| one.xml.into_bytes()).ok_or(FsError::NotFound)
+        })
     }
 }
 
@@ -260,8 +410,9 @@ impl DavMetaData for Metadata {
         self.0.is_directory()
     }
 
+    /// Half of the hash: clients put a few of them into one header, for which some have little room.
     fn etag(&self) -> Option<String> {
-        self.0.sha256.clone()
+        self.0.sha256.as_deref()?.get(..32).map(str::to_owned)
     }
 }
 

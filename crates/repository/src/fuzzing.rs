@@ -1,23 +1,21 @@
 //! Entries for the fuzz targets, with bytes that people could send.
 
-use std::pin::Pin;
-use std::task::{Context, Waker};
-
 use axum::http::HeaderMap;
 use axum::http::header::{CONTENT_RANGE, IF_NONE_MATCH, IF_RANGE, RANGE};
+use futures_util::FutureExt as _;
 use perigee_model::TenantName;
 use perigee_model::data::{FileEntry, FileKind};
-use tokio::io::{AsyncRead as _, ReadBuf};
+use russh_sftp::protocol::Packet;
 
 use crate::http::headers::{Wanted, content_range, is_unchanged, wanted};
 use crate::path::Location;
-use crate::sftp::frames::Frames;
-use crate::sftp::packets::{PACKET_BYTES_MAX, two_texts};
+use crate::sftp::packets::{PACKET_BYTES_MAX, two_paths};
+use crate::sftp::serve::{next_packet, request};
 
-/// What a client sends over SFTP: packets, and texts and paths in them. No packet is longer than it may be, and no path
-/// leads out of its tenant's tree.
+/// What a client sends over SFTP: packets, and paths in them. No packet is longer than it may be, paths are what was sent,
+/// and none leads out of its tenant's tree.
 pub fn sftp(input: &[u8]) {
-    drop(two_texts(input));
+    drop(two_paths(input));
     if let Ok(text) = std::str::from_utf8(input) {
         let home = TenantName::default();
         if let Ok(Location::In(tenant, path)) = Location::resolve(text, &home) {
@@ -28,27 +26,25 @@ pub fn sftp(input: &[u8]) {
             assert_eq!(Location::resolve(&location.to_string(), &home).ok(), Some(location));
         }
     }
-    // The first byte says how much is read at once.
-    let Some((step, stream)) = input.split_first() else { return };
-    let mut frames = Frames::new(stream);
-    let mut read = Vec::new();
-    let mut piece = vec![0; usize::from(*step) + 1];
-    loop {
-        let mut buffer = ReadBuf::new(&mut piece);
-        let mut cx = Context::from_waker(Waker::noop());
-        let polled = Pin::new(&mut frames).poll_read(&mut cx, &mut buffer);
-        assert!(polled.is_ready(), "all bytes are there");
-        if buffer.filled().is_empty() {
-            break;
+    let mut stream = input;
+    while let Some(Some(packet)) = next_packet(&mut stream).now_or_never() {
+        assert!(packet.len() <= PACKET_BYTES_MAX as usize);
+        let parsed = request(packet.clone());
+        let mut paths = Vec::new();
+        match &parsed {
+            Ok(Packet::Open(open)) => paths.push(&open.filename),
+            Ok(Packet::Stat(stat)) => paths.push(&stat.path),
+            Ok(Packet::Rename(rename)) => paths.extend([&rename.oldpath, &rename.newpath]),
+            _ => {}
         }
-        read.extend_from_slice(buffer.filled());
-    }
-    assert!(stream.starts_with(&read));
-    let mut rest = &read[..];
-    while let Some((length, after)) = rest.split_first_chunk::<4>() {
-        let length = u32::from_be_bytes(*length);
-        assert!(length <= PACKET_BYTES_MAX);
-        rest = after.get(length as usize..).unwrap_or_default();
+        // After kind and number: each with its length before it, and as it was sent.
+        let mut rest = packet.get(5..).unwrap_or_default();
+        for path in paths {
+            let (length, after) = rest.split_first_chunk::<4>().expect("it was parsed");
+            assert_eq!(u32::from_be_bytes(*length) as usize, path.len());
+            assert!(after.starts_with(path.as_bytes()));
+            rest = &after[path.len()..];
+        }
     }
 }
 

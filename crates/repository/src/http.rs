@@ -11,6 +11,9 @@
 //! | `DELETE` | deletes a file or an empty directory, and what there is of uploads there that were cut |
 //! | `GET ?uploads` | the uploads to a path and below it that were cut |
 //! | `POST ?directory` | makes a directory |
+//! | `PUT`, `DELETE` with `If-Match`, `If-None-Match` | only if what is there has, or has not, one of these tags; `*` is any file |
+//! | `PUT`, `X-OC-Mtime: SECONDS` | it was last changed then, since 1970; `Last-Modified` says so |
+//! | `POST ?modified=SECONDS` | says when a file or a directory was last changed |
 //! | `POST ?rename=PATH` | gives it another name in the same tenant's tree |
 //! | `GET ?shares`, `PUT ?share=TENANT`, `DELETE ?share=TENANT` | who else may read it |
 //! | `POST ?upload`, then `PUT`, `GET`, `POST`, `DELETE` with `?upload=ID` | an upload in parts, see [`parallel`] |
@@ -25,7 +28,8 @@ use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::header::{
-    ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, X_CONTENT_TYPE_OPTIONS,
+    ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, LAST_MODIFIED,
+    X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -44,7 +48,10 @@ use crate::repository::Repository;
 use crate::transfer::{Reading, Writing};
 use crate::upload::Begin;
 use crate::view::View;
-use headers::{ContentRange, Wanted, content_range, is_unchanged, wanted};
+use headers::{
+    ContentRange, Expected, Wanted, content_range, expected, is_unchanged, modified_ms, modified_s,
+    wanted,
+};
 
 /// Where an upload that was cut can be continued; in a request, where it is.
 const UPLOAD_OFFSET: &str = "upload-offset";
@@ -60,6 +67,7 @@ struct Options {
     limit: Option<usize>,
     directory: Option<String>,
     rename: Option<String>,
+    modified: Option<String>,
     shares: Option<String>,
     share: Option<TenantName>,
     upload: Option<String>,
@@ -139,7 +147,7 @@ async fn answer(
         Method::GET | Method::HEAD => get(&view, &location, options, request).await,
         Method::PUT => put(&view, &location, options, request).await,
         Method::POST => post(&view, &location, options, request).await,
-        Method::DELETE => delete(&view, &location, options).await,
+        Method::DELETE => delete(&view, &location, options, request.headers()).await,
         _ => Err(Problem::invalid("can't answer the request", "files know no such method")
             .next("WebDAV is spoken at /dav/TENANT/PATH")),
     };
@@ -183,7 +191,7 @@ async fn get(
         return ok(view.list(location.clone(), options.after, limit).await?);
     }
     if is_unchanged(request.headers(), &entry) {
-        return Ok(with_etag(StatusCode::NOT_MODIFIED.into_response(), &entry));
+        return Ok(with_version(StatusCode::NOT_MODIFIED.into_response(), &entry));
     }
     let range = wanted(request.headers(), &entry);
     if *request.method() == Method::HEAD {
@@ -201,10 +209,13 @@ async fn get(
     Ok(file_response(&entry, &range, body))
 }
 
-fn with_etag(mut response: Response, entry: &FileEntry) -> Response {
+fn with_version(mut response: Response, entry: &FileEntry) -> Response {
     let etag = entry.sha256.as_ref().and_then(|sha256| format!("\"{sha256}\"").parse().ok());
     if let Some(etag) = etag {
         response.headers_mut().insert(ETAG, etag);
+    }
+    if let Ok(modified) = httpdate::fmt_http_date(modified_s(entry)).parse() {
+        response.headers_mut().insert(LAST_MODIFIED, modified);
     }
     response
 }
@@ -221,7 +232,7 @@ fn file_response(entry: &FileEntry, range: &Wanted, body: Body) -> Response {
             Some(format!("bytes {from}-{}/{size}", until - 1)),
         ),
     };
-    let mut response = with_etag((status, body).into_response(), entry);
+    let mut response = with_version((status, body).into_response(), entry);
     let headers = response.headers_mut();
     headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
@@ -267,8 +278,16 @@ async fn put(
             return Err(Problem::invalid("can't write a file", why).next("send one of them"));
         }
     };
+    let modified_ms = modified_ms(&head.headers)?;
+    let expected = expected(&head.headers)?;
+    if let Some(refused) = failed(view, location, expected.as_ref()).await {
+        return Ok(refused);
+    }
     let how = from.map_or(Begin::Empty, Begin::Continue);
     let mut writing = view.write(location.clone(), how, true).await?;
+    if let Some(expected) = expected {
+        writing.expect(expected).await?;
+    }
     if let Err(problem) = receive(&mut writing, from.unwrap_or(0), range.as_ref(), body).await {
         // What has arrived is kept, also if the disk does not take more; but not if the quota doesn't.
         return Err(writing.leave().await.err().unwrap_or(problem));
@@ -279,8 +298,25 @@ async fn put(
         writing.leave().await?;
         return Ok(StatusCode::ACCEPTED.into_response());
     }
+    if let Some(modified_ms) = modified_ms {
+        writing.set_modified(modified_ms).await?;
+    }
     let entry = writing.commit(expected_sha256(&head.headers)?).await?;
-    Ok(with_etag((StatusCode::CREATED, Json(entry.clone())).into_response(), &entry))
+    Ok(with_version((StatusCode::CREATED, Json(entry.clone())).into_response(), &entry))
+}
+
+/// The answer to a client that expects something else to be there. It is told before all bytes have come; what changes
+/// meanwhile is seen when the file gets its name.
+async fn failed(view: &View, at: &Location, expected: Option<&Expected>) -> Option<Response> {
+    let expected = expected?;
+    let there = view.entry(at.clone()).await.ok();
+    if expected.holds(there.as_ref()) {
+        return None;
+    }
+    let problem = Expected::failed(format!("can't change repo:/{at}"));
+    let mut response = Failure(problem).into_response();
+    *response.status_mut() = StatusCode::PRECONDITION_FAILED;
+    Some(response)
 }
 
 async fn receive(
@@ -348,19 +384,34 @@ async fn post(
             view.rename(location.clone(), to, false).await?;
             ok(())
         }
+        Options { modified: Some(at), .. } => {
+            let why = "it is no number of seconds since 1970";
+            let at = headers::unix_time_ms(&at);
+            let at = at.ok_or_else(|| Problem::invalid("can't set the time of a file", why))?;
+            view.set_modified(location.clone(), at).await?;
+            ok(())
+        }
         Options { directory: Some(_), .. } => {
             view.make_directory(location.clone()).await?;
             ok(())
         }
         _ => Err(Problem::invalid(
             "can't answer the request",
-            "a POST needs ?upload, ?rename or ?directory",
+            "a POST needs ?upload, ?rename, ?modified or ?directory",
         )
         .next("send a file with PUT")),
     }
 }
 
-async fn delete(view: &View, location: &Location, options: Options) -> Result<Response, Problem> {
+async fn delete(
+    view: &View,
+    location: &Location,
+    options: Options,
+    headers: &HeaderMap,
+) -> Result<Response, Problem> {
+    if let Some(refused) = failed(view, location, expected(headers)?.as_ref()).await {
+        return Ok(refused);
+    }
     if let Some(id) = &options.upload {
         parallel::drop_upload(view, location, id).await?;
     } else if let Some(with) = options.share {

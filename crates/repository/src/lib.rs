@@ -29,6 +29,7 @@ mod http;
 mod listing;
 mod objects;
 mod path;
+mod properties;
 mod reader;
 mod repository;
 pub mod sftp;

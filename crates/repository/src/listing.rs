@@ -6,7 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use perigee_model::data::{FileEntry, FileKind, FileList};
-use rustix::fs::{Dir, Mode, OFlags, fgetxattr, openat};
+use rustix::fs::{
+    Dir, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, fgetxattr, futimens, openat,
+};
 use rustix::io::Errno;
 
 use crate::path::DataPath;
@@ -117,6 +119,15 @@ fn sha256_of(fd: BorrowedFd<'_>) -> Option<String> {
 /// Whether a text is a SHA-256 in hexadecimal.
 pub fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Says when an open file or directory was last changed.
+pub fn set_modified(file: &File, modified_ms: u64) -> Result<(), Errno> {
+    let (seconds, ms) = (modified_ms / 1000, modified_ms % 1000);
+    let tv_sec = seconds.try_into().map_err(|_| Errno::RANGE)?;
+    let last_modification = Timespec { tv_sec, tv_nsec: ms.cast_signed() * 1_000_000 };
+    let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+    futimens(file, &Timestamps { last_access, last_modification })
 }
 
 /// The time of an entry's last change.

@@ -75,6 +75,13 @@ impl fmt::Display for DataPath {
     }
 }
 
+/// Bytes that no door takes for a path. To make them into a text would give two files one name.
+pub fn not_utf8(path: &[u8]) -> Problem {
+    let shown: String = path.escape_ascii().take(80).map(char::from).collect();
+    Problem::invalid(format!("can't use the path \"{shown}\""), "it is not UTF-8")
+        .next("rename the file, or convert its name (convmv)")
+}
+
 fn check_name(name: &str) -> Result<(), String> {
     if name == "." || name == ".." {
         return Err(format!("{name:?} is not the name of a file"));

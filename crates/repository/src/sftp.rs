@@ -4,11 +4,12 @@
 //! anew what the user may do. There are no shells, no forwarding and no links: only the subsystem `sftp`, which scp of
 //! OpenSSH 9 uses too.
 
-pub(crate) mod frames;
 mod open_files;
 pub(crate) mod packets;
 mod pump;
+pub(crate) mod serve;
 mod session;
+mod written;
 
 use std::net::{IpAddr, Shutdown};
 use std::os::fd::AsFd as _;
@@ -278,7 +279,7 @@ impl Handler for Connection {
         };
         let files = Arc::clone(&self.files);
         session.channel_success(id)?;
-        session::run(channel.into_stream(), user, files, place).await;
+        session::run(channel.into_stream(), user, files, place);
         Ok(())
     }
 

@@ -24,9 +24,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use crate::beneath::{open, open_directory};
 use crate::errors::{missing, no_room, problem};
-use crate::listing::{Directory, entry, entry_of, errno, unix_ms};
+use crate::http::headers::Expected;
+use crate::listing::{Directory, entry, entry_of, errno, set_modified, unix_ms};
 use crate::objects::{OBJECT, ObjectReader, Objects, SENDING};
 use crate::path::DataPath;
+use crate::properties::{self, Property};
 use crate::reader::{FileReader, Source};
 use crate::usage::{Below, Usage, Used, count};
 
@@ -470,6 +472,50 @@ impl Space {
         Ok((file, found.ok_or_else(|| missing(self.what(verb, path)))?))
     }
 
+    /// Says when a file or a directory was last changed.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none.
+    pub fn set_modified(&self, path: &DataPath, modified_ms: u64) -> Result<(), Problem> {
+        let verb = "set the time of";
+        let (file, _) = self.open_entry(path, verb)?;
+        set_modified(&file, modified_ms).map_err(|e| problem(self.what(verb, path), e))
+    }
+
+    /// What clients have noted about a file or a directory.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none.
+    pub fn properties(&self, path: &DataPath) -> Result<Vec<Property>, Problem> {
+        self.open_entry(path, "find").map(|(file, _)| properties::read(&file))
+    }
+
+    /// Changes what is noted about a file or a directory.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none, `NoSpace` if it is too much.
+    pub fn change_properties(
+        &self,
+        path: &DataPath,
+        change: impl FnOnce(&mut Vec<Property>),
+    ) -> Result<(), Problem> {
+        let what = self.what("note anything about", path);
+        let _turn = self.turn(&what)?;
+        let (file, _) = self.open_entry(path, "note anything about")?;
+        let mut noted = properties::read(&file);
+        change(&mut noted);
+        let packed = properties::packed(&noted, &what)?;
+        let noted = properties::write(&file, &packed).and_then(|()| fsync(&file));
+        noted.map_err(|e| problem(what, e))
+    }
+
+    /// What is noted about a file that a part replaces stays.
+    fn carry_over(&self, above: &OwnedFd, name: &str, part: &str) -> Result<(), Errno> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let old = File::from(openat(above, name, flags, Mode::empty())?);
+        properties::carry_over(&old, &self.open_part(part)?)
+    }
+
     /// Opens a file to read it.
     ///
     /// # Errors
@@ -656,7 +702,12 @@ impl Space {
     }
 
     /// Gives a part that is complete and on the disk its name in the tree.
-    pub(crate) fn publish(&self, part: &str, path: &DataPath) -> Result<(), Problem> {
+    pub(crate) fn publish(
+        &self,
+        part: &str,
+        path: &DataPath,
+        expected: Option<&Expected>,
+    ) -> Result<(), Problem> {
         let what = self.what("write", path);
         let fault = |e| problem(&what, e);
         let turn = self.turn(&what)?;
@@ -665,8 +716,14 @@ impl Space {
         if replaced.as_ref().is_some_and(FileEntry::is_directory) {
             return Err(fault(Errno::ISDIR));
         }
+        if expected.is_some_and(|expected| !expected.holds(replaced.as_ref())) {
+            return Err(Expected::failed(&what));
+        }
         let retired = match replaced {
-            Some(_) => self.retire(&above, name).map_err(fault)?,
+            Some(_) => {
+                self.carry_over(&above, name, part).map_err(fault)?;
+                self.retire(&above, name).map_err(fault)?
+            }
             None => None,
         };
         renameat(&self.parts, part, &above, name).map_err(fault)?;

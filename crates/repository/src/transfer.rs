@@ -10,6 +10,9 @@ use perigee_model::data::FileEntry;
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinHandle};
 
+use crate::http::headers::Expected;
+use crate::path::DataPath;
+use crate::properties::Property;
 use crate::reader::FileReader;
 use crate::upload::{Begin, Upload};
 
@@ -152,13 +155,13 @@ impl Reading {
 }
 
 /// The upload, and whether the work with it was done; or nothing, because a thread has panicked.
-type Worked = Result<(Upload, Result<(), Problem>), JoinError>;
+type Worked<T = ()> = Result<(Upload, Result<T, Problem>), JoinError>;
 
 /// Works with an upload on a thread that may block. It ends what it has begun also if nobody waits for it any more.
-async fn worked(
+async fn worked<T: Send + 'static>(
     mut upload: Upload,
-    act: impl FnOnce(&mut Upload) -> Result<(), Problem> + Send + 'static,
-) -> Worked {
+    act: impl FnOnce(&mut Upload) -> Result<T, Problem> + Send + 'static,
+) -> Worked<T> {
     tokio::task::spawn_blocking(move || {
         let done = act(&mut upload);
         (upload, done)
@@ -307,14 +310,74 @@ impl Writing {
     /// # Errors
     /// As [`Writing::write`].
     pub async fn set_length(&mut self, length: u64) -> Result<(), Problem> {
+        self.settled(move |upload| upload.set_length(length)).await?;
+        (self.length, self.offset) = (length, length);
+        Ok(())
+    }
+
+    /// Works with all that was written so far.
+    async fn settled<T: Send + 'static>(
+        &mut self,
+        act: impl FnOnce(&mut Upload) -> Result<T, Problem> + Send + 'static,
+    ) -> Result<T, Problem> {
         self.hand_over().await?;
         self.settle().await?;
         let upload = self.take_upload()?;
-        let set = worked(upload, move |upload| upload.set_length(length));
-        let (upload, set) = set.await.map_err(lost)?;
+        let (upload, done) = worked(upload, act).await.map_err(lost)?;
         self.upload = Some(upload);
-        (self.length, self.offset) = (length, length);
-        set
+        done
+    }
+
+    /// Reads at most `max` bytes of what was written; none at the end.
+    ///
+    /// # Errors
+    /// As [`Writing::write`].
+    pub async fn read(&mut self, offset: u64, max: usize) -> Result<Vec<u8>, Problem> {
+        self.settled(move |upload| upload.read(offset, max)).await
+    }
+
+    /// When the file was last changed, as its client says. Otherwise that is when it was written.
+    ///
+    /// # Errors
+    /// As [`Writing::write`].
+    pub async fn set_modified(&mut self, modified_ms: u64) -> Result<(), Problem> {
+        self.settled(move |upload| upload.set_modified(modified_ms)).await
+    }
+
+    /// What is to have its name until it gets it: otherwise it gets none.
+    ///
+    /// # Errors
+    /// As [`Writing::write`].
+    pub(crate) async fn expect(&mut self, expected: Expected) -> Result<(), Problem> {
+        self.settled(move |upload| upload.expect(expected)).await
+    }
+
+    /// What clients have noted about it, instead of what was noted about a file that it replaces.
+    ///
+    /// # Errors
+    /// As [`Writing::write`], and `NoSpace` if it is too much.
+    pub(crate) async fn set_properties(&mut self, noted: Vec<Property>) -> Result<(), Problem> {
+        self.settled(move |upload| upload.set_properties(&noted)).await
+    }
+
+    /// The file is to have another name, in the same tenant's tree.
+    ///
+    /// # Errors
+    /// As [`Writing::write`].
+    pub(crate) async fn move_to(&mut self, path: DataPath) -> Result<(), Problem> {
+        self.settled(move |upload| upload.move_to(path)).await
+    }
+
+    /// Nobody will continue it, whatever becomes of its client.
+    ///
+    /// # Errors
+    /// As [`Writing::write`].
+    pub(crate) async fn end_resuming(&mut self) -> Result<(), Problem> {
+        self.settled(|upload| {
+            upload.end_resuming();
+            Ok(())
+        })
+        .await
     }
 
     /// The file is complete: it gets its name.

@@ -31,9 +31,11 @@ use sha2::{Digest, Sha256};
 use tokio::runtime::Handle;
 
 use crate::errors::{missing, problem};
-use crate::listing::{SHA256, entry_of, errno};
+use crate::http::headers::Expected;
+use crate::listing::{SHA256, entry_of, errno, set_modified};
 use crate::objects::{OBJECT, PIECE_BYTES as SENT_BYTES, SENDING, Sending, Target};
 use crate::path::DataPath;
+use crate::properties::{self, Property};
 use crate::space::{Space, TARGET, attribute, lock};
 
 /// How much is read at once to hash it.
@@ -45,6 +47,9 @@ const LOOK_EVERY_BYTES: u64 = 16 << 20;
 /// So much of a file may be left out, to be written later: a client that sends pieces out of order has not more under way.
 /// What is never written costs its sender nothing, and whoever hashes it much.
 const GAPS_BYTES_MAX: u64 = 64 << 20;
+
+/// An upload to a longer path can't be continued: ext4 has one block for all attributes of a file.
+const TARGET_BYTES_MAX: usize = 1024;
 
 /// Each time a file has grown by this much, the disk begins to write it: the client does not wait for all of it at the end.
 const FLUSH_EVERY_BYTES: u64 = 32 << 20;
@@ -75,6 +80,10 @@ pub struct Part {
     flushing: Arc<Flushing>,
     name: String,
     reserved_bytes: u64,
+    /// When the client says that the file was last changed. Otherwise that is now.
+    modified_ms: Option<u64>,
+    /// What is to have its name until it gets it.
+    expected: Option<Expected>,
     /// What of it was sent to the store.
     sending: Option<Sending>,
     /// It has a name in the tree, or is kept as an unfinished upload.
@@ -106,6 +115,8 @@ impl Part {
                 flushing: Arc::default(),
                 name,
                 reserved_bytes: 0,
+                modified_ms: None,
+                expected: None,
                 sending: None,
                 is_settled: false,
             }),
@@ -137,6 +148,8 @@ impl Part {
                     flushing: Arc::default(),
                     name: unfinished.part,
                     reserved_bytes: unfinished.length,
+                    modified_ms: None,
+                    expected: None,
                     sending: None,
                     is_settled: false,
                 };
@@ -249,8 +262,12 @@ impl Part {
                 return Err(fault(Errno::IO));
             }
         }
+        // The last change of the part itself: until here its time says how old an unfinished upload is.
+        if let Some(modified_ms) = self.modified_ms {
+            set_modified(&self.file, modified_ms).map_err(fault)?;
+        }
         self.file.sync_all().map_err(|e| fault(errno(e)))?;
-        self.space.publish(&self.name, &self.path)?;
+        self.space.publish(&self.name, &self.path, self.expected.as_ref())?;
         self.is_settled = true;
         // The part may have reserved more than the file has in the end.
         let name = self.path.names().last().map_or("", String::as_str);
@@ -403,7 +420,8 @@ impl Part {
     /// Remembers for whoever continues the upload, also after a kill of the server, which file this is to be.
     fn mark_resumable(&self) -> bool {
         let target = format!("{}\n{}", self.space.boot_id, self.path);
-        fsetxattr(&self.file, TARGET, target.as_bytes(), XattrFlags::empty()).is_ok()
+        target.len() <= TARGET_BYTES_MAX
+            && fsetxattr(&self.file, TARGET, target.as_bytes(), XattrFlags::empty()).is_ok()
     }
 
     fn keep(mut self, length: u64) {
@@ -567,6 +585,50 @@ impl Upload {
         Err(Problem::invalid("can't write a file", why).next("send its bytes in order"))
     }
 
+    /// Reads at most `max` bytes of what has come.
+    ///
+    /// # Errors
+    /// If the disk fails.
+    pub fn read(&mut self, offset: u64, max: usize) -> Result<Vec<u8>, Problem> {
+        let left = usize::try_from(self.length.saturating_sub(offset)).unwrap_or(max);
+        let part = self.part()?;
+        let mut piece = vec![0; left.min(max)];
+        let read = part.file.read_exact_at(&mut piece, offset);
+        read.map_err(|e| problem(part.space.what("read again", &part.path), errno(e)))?;
+        Ok(piece)
+    }
+
+    /// When the file was last changed, as its client says.
+    pub fn set_modified(&mut self, modified_ms: u64) -> Result<(), Problem> {
+        self.part()?.modified_ms = Some(modified_ms);
+        Ok(())
+    }
+
+    /// What is to have its name until it gets it.
+    pub fn expect(&mut self, expected: Expected) -> Result<(), Problem> {
+        self.part()?.expected = Some(expected);
+        Ok(())
+    }
+
+    /// What clients have noted about it.
+    pub fn set_properties(&mut self, noted: &[Property]) -> Result<(), Problem> {
+        let part = self.part()?;
+        let what = part.space.what("write", &part.path);
+        let packed = properties::packed(noted, &what)?;
+        properties::write(&part.file, &packed).map_err(|e| problem(what, e))
+    }
+
+    /// It is to have another name in the same tenant's tree.
+    pub fn move_to(&mut self, path: DataPath) -> Result<(), Problem> {
+        let is_resumable = self.is_resumable;
+        let part = self.part()?;
+        part.path = path;
+        if is_resumable && !part.mark_resumable() {
+            self.end_resuming();
+        }
+        Ok(())
+    }
+
     /// Whose file it is; `None` after the commit.
     pub fn space(&self) -> Option<Arc<Space>> {
         self.part.as_ref().map(|part| Arc::clone(&part.space))
@@ -627,7 +689,7 @@ impl Upload {
     }
 
     /// It can't be continued any more, for example because nobody could say where.
-    fn end_resuming(&mut self) {
+    pub fn end_resuming(&mut self) {
         if std::mem::take(&mut self.is_resumable)
             && let Some(part) = &self.part
         {

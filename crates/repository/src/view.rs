@@ -17,6 +17,7 @@ use crate::account::Account;
 use crate::errors::missing;
 use crate::listing::Directory;
 use crate::path::{DataPath, Location};
+use crate::properties::Property;
 use crate::repository::Repository;
 use crate::space::{HashTurn, Space};
 use crate::transfer::{Reading, Writing};
@@ -351,15 +352,56 @@ impl View {
         Some(space.ok()?.hash_turn().await)
     }
 
-    /// Copies a file.
+    /// Copies a file, with what is noted about it. It is as old as it is said, or new.
     ///
     /// # Errors
     /// As [`View::read`] and [`View::write`].
-    pub async fn copy(&self, from: Location, to: Location) -> Result<(), Problem> {
+    pub async fn copy(
+        &self,
+        from: Location,
+        to: Location,
+        modified_ms: Option<u64>,
+    ) -> Result<(), Problem> {
+        let noted = self.properties(from.clone()).await?;
         let mut reading = self.read(from).await?;
         let mut writing = self.begin(to, Begin::Once, false).await?;
         writing.copy_from(&mut reading).await?;
+        writing.set_properties(noted).await?;
+        if let Some(modified_ms) = modified_ms {
+            writing.set_modified(modified_ms).await?;
+        }
         writing.commit(reading.entry().sha256.clone()).await.map(drop)
+    }
+
+    /// What clients have noted about a file or a directory.
+    ///
+    /// # Errors
+    /// As [`View::entry`].
+    pub(crate) async fn properties(&self, location: Location) -> Result<Vec<Property>, Problem> {
+        self.blocking(move |view| {
+            if view.given_in(&location).is_some() {
+                return Ok(Vec::new());
+            }
+            let (space, path) = view.to_read(&location, "find")?;
+            space.properties(path)
+        })
+        .await
+    }
+
+    /// Changes what is noted about a file or a directory.
+    ///
+    /// # Errors
+    /// As [`View::entry`], and `NoSpace` if it is too much.
+    pub(crate) async fn change_properties(
+        &self,
+        location: Location,
+        change: impl FnOnce(&mut Vec<Property>) + Send + 'static,
+    ) -> Result<(), Problem> {
+        self.blocking(move |view| {
+            let (space, path) = view.to_write(&location, "note anything about")?;
+            space.change_properties(path, change)
+        })
+        .await
     }
 
     /// Makes a directory.
@@ -468,6 +510,30 @@ impl View {
             let renamed = space.rename(old, new, replace);
             view.repository.end_shares(&space, old, &renamed)?;
             renamed
+        })
+        .await
+    }
+
+    /// Says when a file or a directory was last changed.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none.
+    pub async fn set_modified(&self, location: Location, modified_ms: u64) -> Result<(), Problem> {
+        self.blocking(move |view| {
+            let (space, path) = view.to_write(&location, "set the time of")?;
+            space.set_modified(path, modified_ms)
+        })
+        .await
+    }
+
+    /// Whether a file may be written there, as far as rights go, and the directory above it.
+    ///
+    /// # Errors
+    /// `Forbidden` if the account may not write there, `NotFound` if there is no such directory.
+    pub(crate) async fn may_write(&self, location: Location) -> Result<(), Problem> {
+        self.blocking(move |view| {
+            let (space, path) = view.to_write(&location, "write")?;
+            path.split().map_or(Ok(()), |(above, _)| space.directory(&above).map(drop))
         })
         .await
     }

@@ -477,7 +477,7 @@ impl<'a> Intake<'a> {
             None => Ok(()),
         };
         let copied = match made {
-            Ok(()) => self.view.copy(self.at(&from), self.at(&path)).await,
+            Ok(()) => self.view.copy(self.at(&from), self.at(&path), None).await,
             refused => refused,
         };
         self.count((name.to_owned(), entry.size_bytes, copied)).await

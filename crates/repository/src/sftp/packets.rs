@@ -8,6 +8,8 @@ use russh_sftp::extensions::LimitsExtension;
 use russh_sftp::protocol::{FileAttributes, Status, StatusCode};
 use russh_sftp::server::StatusReply;
 
+use crate::path::not_utf8;
+
 /// The longest packet from a client: 255 KiB of a file, as OpenSSH's server takes, and its header.
 pub const PACKET_BYTES_MAX: u32 = 256 << 10;
 pub const DATA_BYTES_MAX: u32 = 255 << 10;
@@ -62,35 +64,73 @@ pub fn attributes(entry: &FileEntry) -> FileAttributes {
     }
 }
 
-/// Two texts, each with its length before it.
-pub fn two_texts(data: &[u8]) -> Option<(String, String)> {
-    let (first, rest) = text(data)?;
-    let (second, _) = text(rest)?;
-    Some((first, second))
+/// When a client says that a file was last changed, in milliseconds since 1970.
+pub fn modified_ms(attrs: &FileAttributes) -> Option<u64> {
+    attrs.mtime.map(|seconds| u64::from(seconds) * 1000)
 }
 
-fn text(data: &[u8]) -> Option<(String, &[u8])> {
+/// How many paths stand at the beginning of a request of this kind.
+fn paths_of(kind: u8) -> usize {
+    match kind {
+        // OPEN, LSTAT, SETSTAT, OPENDIR, REMOVE to STAT, READLINK
+        3 | 7 | 9 | 11 | 13..=17 | 19 => 1,
+        // RENAME, SYMLINK
+        18 | 20 => 2,
+        _ => 0,
+    }
+}
+
+/// Whether version 3 of SFTP has a request of this kind.
+pub fn is_request(kind: u8) -> bool {
+    matches!(kind, 1 | 3..=20 | 200)
+}
+
+/// Whether the paths of a request are UTF-8, as names are at every door. What is no request passes.
+///
+/// # Errors
+/// With the path that is not.
+pub fn check_paths(packet: &[u8]) -> Result<(), StatusReply> {
+    let Some((kind, rest)) = packet.split_first() else { return Ok(()) };
+    let mut rest = rest.get(4..).unwrap_or_default();
+    for _ in 0..paths_of(*kind) {
+        let Some((path, after)) = text(rest) else { break };
+        path_of(path)?;
+        rest = after;
+    }
+    Ok(())
+}
+
+/// Two paths, each with its length before it.
+///
+/// # Errors
+/// If they are none.
+pub fn two_paths(data: &[u8]) -> Result<(String, String), StatusReply> {
+    let (first, rest) = text(data).ok_or(StatusCode::BadMessage)?;
+    let (second, _) = text(rest).ok_or(StatusCode::BadMessage)?;
+    Ok((path_of(first)?.to_owned(), path_of(second)?.to_owned()))
+}
+
+fn path_of(bytes: &[u8]) -> Result<&str, StatusReply> {
+    std::str::from_utf8(bytes).map_err(|_| refused(not_utf8(bytes)))
+}
+
+fn text(data: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = data.split_first_chunk::<4>()?;
     let length = usize::try_from(u32::from_be_bytes(*length)).ok()?;
-    let (text, rest) = rest.split_at_checked(length)?;
-    Some((String::from_utf8(text.to_vec()).ok()?, rest))
+    rest.split_at_checked(length)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::two_texts;
+    use super::*;
 
     #[test]
-    fn texts_are_not_longer_than_their_packet() {
-        assert_eq!(two_texts(b"\0\0\0\x01a\0\0\0\x02bc"), Some(("a".into(), "bc".into())));
-        for bad in [
-            &b""[..],
-            b"\0\0\0",
-            b"\0\0\0\x01a",
-            b"\0\0\0\x01a\xff\xff\xff\xffb",
-            b"\0\0\0\x01\xff\0\0\0\0",
-        ] {
-            assert_eq!(two_texts(bad), None, "{bad:?}");
+    fn paths_are_not_longer_than_their_packet() {
+        assert_eq!(two_paths(b"\0\0\0\x01a\0\0\0\x02bc"), Ok(("a".into(), "bc".into())));
+        for bad in [&b""[..], b"\0\0\0", b"\0\0\0\x01a", b"\0\0\0\x01a\xff\xff\xff\xffb"] {
+            assert_eq!(two_paths(bad), Err(StatusCode::BadMessage.into()), "{bad:?}");
         }
+        let refused = two_paths(b"\0\0\0\x01\xff\0\0\0\0").expect_err("it is no UTF-8");
+        assert_eq!(refused.status_code, StatusCode::Failure);
     }
 }

@@ -62,7 +62,7 @@ async fn anothers_files_look_like_files_that_never_were() {
     }
     assert_eq!(names(&b, "/").await, ["b"]);
     b.rename(at("/a/secret/file"), at("/b/mine"), true).await.expect_err("it is not theirs");
-    b.copy(at("/a/secret/file"), at("/b/mine")).await.expect_err("it is not theirs");
+    b.copy(at("/a/secret/file"), at("/b/mine"), None).await.expect_err("it is not theirs");
 }
 
 #[tokio::test]

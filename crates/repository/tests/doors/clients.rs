@@ -1,9 +1,11 @@
-//! The WebDAV door with rclone.
+//! The WebDAV and SFTP doors with rclone.
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
 
 use crate::server::{Server, content, cut_download, path, run, text};
+use crate::sftp::Client;
 
 /// What makes `dav:` the tree of the tenant `a` for rclone.
 fn dav(server: &Server) -> [(&'static str, String); 4] {
@@ -50,6 +52,44 @@ async fn rclone_sends_changes_and_deletes_over_webdav() {
     assert_eq!(rclone(&server, &["cat", "dav:tree/c"]).await, "other");
     rclone(&server, &["purge", "dav:tree"]).await;
     assert!(!server.stored("a", "tree").exists());
+}
+
+/// It compares lengths and times. Over WebDAV it keeps times where it takes the server for one that knows ownCloud's header.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_rclone_sync_sends_nothing_over_sftp_and_webdav() {
+    let server = Server::start().await;
+    let client = Client::new(&server, "a").await;
+    let tree = server.dir.path().join("tree");
+    fs::create_dir_all(tree.join("sub %+# ü")).expect("a directory");
+    fs::write(tree.join("sub %+# ü/b"), "b").expect("a file");
+    let old = tree.join("old");
+    fs::write(&old, "old").expect("a file");
+    assert!(run("touch", &["-d", "@1000000000", path(&old)], "").await.status.success());
+    let settings = dav(&server).into_iter().chain(client.rclone());
+    let settings: Vec<String> = settings.map(|(name, value)| format!("{name}={value}")).collect();
+    for to in ["sftp:s", "dav,vendor=owncloud:o", "dav,vendor=nextcloud:n"] {
+        let rclone = async |arguments: &[&str]| {
+            let mut all: Vec<&str> = settings.iter().map(String::as_str).collect();
+            all.extend(["rclone", "--config", "/dev/null", "-v"]);
+            let output = run("env", &[&all, arguments].concat(), "").await;
+            assert!(output.status.success(), "{arguments:?}");
+            text(&output.stderr)
+        };
+        let sync = ["sync", path(&tree), to];
+        let first = rclone(&sync).await;
+        assert!(first.contains("old: Copied (new)"), "{to}: {first}");
+        let second = rclone(&sync).await;
+        assert!(second.contains("There was nothing to transfer"), "{to}: {second}");
+        rclone(&["check", path(&tree), to]).await;
+        let stored = server.stored("a", to.split_once(':').expect("a place").1);
+        same(&tree, &stored).await;
+        let old = fs::metadata(stored.join("old")).and_then(|old| old.modified());
+        assert_eq!(old.expect("a time"), UNIX_EPOCH + Duration::from_secs(1_000_000_000), "{to}");
+        // A copy at the server is as old, too.
+        rclone(&["copyto", &format!("{to}/old"), &format!("{to}/copy")]).await;
+        let copy = fs::metadata(stored.join("copy")).and_then(|copy| copy.modified());
+        assert_eq!(copy.expect("a time"), UNIX_EPOCH + Duration::from_secs(1_000_000_000), "{to}");
+    }
 }
 
 /// rclone can't go on with an upload: it sends all of it again. What is there already is not sent.

@@ -454,7 +454,10 @@ async fn over_http_and_webdav_another_tenants_files_are_not_there() {
         let mut said = Vec::new();
         for named in ["a", "c"] {
             let to = format!("Destination: {root}/{named}/in/given");
-            said.push(reply(&server, &["-X", method, "-H", &to], "/dav/b/own", &[&to]).await);
+            let hide = format!("repo://{named}/in/given");
+            said.push(
+                reply(&server, &["-X", method, "-H", &to], "/dav/b/own", &[&to, &hide]).await,
+            );
         }
         assert_eq!(said[0], said[1], "{method}");
     }

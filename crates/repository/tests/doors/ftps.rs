@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
-use std::time::Instant;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use crate::server::{PATIENCE, Server, content, cut_download, path, run, text, wait_for};
 
@@ -235,8 +235,15 @@ async fn lftp_mirrors_a_tree_over_ftps_there_and_back() {
         fs::write(tree.join(format!("sub/f{number}")), content(number)).expect("a file");
     }
     fs::write(tree.join("sub/deeper ü/g"), content(100_000)).expect("a file");
+    let old = ["-d", "@1000000000", &format!("{}/sub/f3", path(&tree))];
+    assert!(run("touch", &old, "").await.status.success());
     let send = format!("mirror -R --parallel=4 {} tree", path(&tree));
     gateway.lftp_ok(&send).await;
+    let stored = fs::metadata(server.stored("a", "tree/sub/f3")).and_then(|found| found.modified());
+    assert_eq!(stored.expect("a time"), UNIX_EPOCH + Duration::from_secs(1_000_000_000));
+    // Times are kept, so nothing is sent again.
+    let again = gateway.lftp_ok(&format!("mirror -R --dry-run {} tree", path(&tree))).await;
+    assert!(again.lines().all(|line| line.starts_with("mkdir ")), "{again}");
     gateway.lftp_ok(&format!("mirror --parallel=4 tree {}", path(&back))).await;
     let same = run("diff", &["-r", path(&tree), path(&back)], "").await;
     assert!(same.status.success());

@@ -109,7 +109,7 @@ def a_replacement_that_breaks():
 
 def active_connections():
     control = Control().log_in()
-    for line in ["PORT 127,0,0,1,0,22", "EPRT |1|127.0.0.1|22|", "SITE CHMOD 777 f", "MFMT 20200101000000 f", "STOU"]:
+    for line in ["PORT 127,0,0,1,0,22", "EPRT |1|127.0.0.1|22|", "SITE CHMOD 777 f", "STOU"]:
         answer = control.ask(line)
         assert answer.startswith("500"), answer
 

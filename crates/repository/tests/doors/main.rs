@@ -1,9 +1,11 @@
-//! The doors with the clients that people have: curl, OpenSSH, lftp and rclone. They are Debian packages (`make setup`).
+//! The doors with the clients that people have: curl, OpenSSH, lftp, rclone, sshfs and litmus. They are Debian packages (`make setup`).
 
 mod clients;
+mod dav;
 mod each_door;
 mod ftps;
 mod http;
+mod mounted;
 mod relay;
 mod server;
 mod sftp;

@@ -1,6 +1,9 @@
 //! The SFTP door with OpenSSH's sftp and scp, and with lftp.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Output;
@@ -10,6 +13,7 @@ use std::time::{Duration, Instant};
 use russh::client::{DisconnectReason, Handler};
 use russh::keys::PublicKeyOrCertificate;
 use russh_sftp::client::RawSftpSession;
+use russh_sftp::protocol::{FileAttributes, OpenFlags};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -34,7 +38,7 @@ impl<'a> Client<'a> {
         Self { server, key }
     }
 
-    fn options(&self) -> Vec<String> {
+    pub fn options(&self) -> Vec<String> {
         let known = self.server.dir.path().join("known_hosts");
         [
             format!("-oPort={}", self.server.sftp_port),
@@ -52,6 +56,17 @@ impl<'a> Client<'a> {
         let mut all: Vec<&str> = options.iter().map(String::as_str).collect();
         all.extend(["-b", "-", "any@127.0.0.1"]);
         run("sftp", &all, batch).await
+    }
+
+    /// What makes `sftp:` the tree of the tenant for rclone.
+    pub fn rclone(&self) -> [(&'static str, String); 5] {
+        [
+            ("RCLONE_CONFIG_SFTP_TYPE", "sftp".to_owned()),
+            ("RCLONE_CONFIG_SFTP_HOST", "127.0.0.1".to_owned()),
+            ("RCLONE_CONFIG_SFTP_PORT", self.server.sftp_port.to_string()),
+            ("RCLONE_CONFIG_SFTP_USER", "any".to_owned()),
+            ("RCLONE_CONFIG_SFTP_KEY_FILE", path(&self.key).to_owned()),
+        ]
     }
 
     /// What lftp is to do to do some commands.
@@ -568,6 +583,163 @@ async fn open_directories_count_as_open_files() {
     let third = session(&client).await;
     let refused = third.opendir("/").await.expect_err("all are in use");
     assert!(refused.to_string().contains("256 of the tenant"), "{refused}");
+}
+
+async fn length_at(session: &RawSftpSession, at: &str) -> Option<u64> {
+    session.lstat(at).await.ok().and_then(|found| found.attrs.size)
+}
+
+/// sshfs asks for a file as soon as it is open, and closes it a moment after its program has.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_is_written_is_there_for_its_own_session_and_for_no_other() {
+    let server = Server::start().await;
+    let client = logged_in(&server).await;
+    let (own, other) = (session(&client).await, session(&client).await);
+    let new = OpenFlags::WRITE | OpenFlags::CREATE | OpenFlags::EXCLUDE;
+    let none = FileAttributes::empty;
+    let file = own.open("/a/f", new, none()).await.expect("a new file").handle;
+    assert_eq!(length_at(&own, "/a/f").await, Some(0));
+    own.write(file.as_str(), 0, b"01234".to_vec()).await.expect("it is written");
+    let stat = own.fstat(file.as_str()).await.expect("it is open").attrs;
+    assert_eq!((length_at(&own, "/a/f").await, stat.size), (Some(5), Some(5)));
+    assert_eq!(own.read(file.as_str(), 1, 100).await.expect("what was written").data, b"1234");
+    let reader = own.open("/a/f", OpenFlags::READ, none()).await.expect("it is there").handle;
+    assert_eq!(own.read(reader.as_str(), 0, 2).await.expect("what was written").data, b"01");
+    own.open("/a/f", new, none()).await.expect_err("it is there already");
+    own.mkdir("/a/f", none()).await.expect_err("it is there already");
+    let directory = own.opendir("/a").await.expect("a directory").handle;
+    let listed = own.readdir(directory.as_str()).await.expect("an entry").files;
+    assert_eq!((listed.len(), listed[0].filename.as_str()), (1, "f"));
+    own.readdir(directory.as_str()).await.expect_err("no more");
+    assert_eq!(length_at(&other, "/a/f").await, None);
+    other.open("/a/f", OpenFlags::READ, none()).await.expect_err("it is not whole");
+    own.close(file.as_str()).await.expect("it gets its name");
+    assert_eq!(length_at(&other, "/a/f").await, Some(5));
+    assert_eq!(own.read(reader.as_str(), 3, 9).await.expect("as it is now").data, b"34");
+    // What is only looked at stays as it is.
+    let before = fs::metadata(server.stored("a", "f")).expect("a file").modified().expect("a time");
+    let both = OpenFlags::READ | OpenFlags::WRITE;
+    let file = own.open("/a/f", both, none()).await.expect("a file").handle;
+    assert_eq!(own.read(file.as_str(), 0, 9).await.expect("a file").data, b"01234");
+    own.close(file.as_str()).await.expect("nothing to do");
+    let after = fs::metadata(server.stored("a", "f")).expect("a file").modified().expect("a time");
+    assert_eq!(before, after);
+    // Other bytes of it: the rest stays.
+    let file = own.open("/a/f", both, none()).await.expect("a file").handle;
+    own.write(file.as_str(), 1, b"xy".to_vec()).await.expect("it is written");
+    own.close(file.as_str()).await.expect("it is stored");
+    assert_eq!(fs::read(server.stored("a", "f")).expect("a file"), b"0xy34");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_is_written_is_renamed_and_deleted_before_it_is_closed() {
+    let server = Server::start().await;
+    let client = logged_in(&server).await;
+    let own = session(&client).await;
+    let new = OpenFlags::WRITE | OpenFlags::CREATE | OpenFlags::TRUNCATE;
+    let begin = async |at: &str, content: &[u8]| {
+        let opened = own.open(at, new, FileAttributes::empty()).await.expect("a file");
+        own.write(opened.handle.as_str(), 0, content.to_vec()).await.expect("it is written");
+        opened.handle
+    };
+    // To a new name, and from a directory that moves.
+    own.mkdir("/a/d", FileAttributes::empty()).await.expect("a directory");
+    let file = begin("/a/d/f", b"moved").await;
+    own.rename("/a/d/f", "/a/d/g").await.expect("it moves");
+    own.rename("/a/d", "/a/e").await.expect("they move");
+    own.rmdir("/a/e").await.expect_err("it is not empty");
+    assert_eq!(length_at(&own, "/a/d/f").await, None);
+    assert_eq!(length_at(&own, "/a/e/g").await, Some(5));
+    own.close(file.as_str()).await.expect("it gets its name");
+    assert_eq!(fs::read(server.stored("a", "e/g")).expect("a file"), b"moved");
+    // Over a file that is there: only if that is asked for.
+    let file = begin("/a/new", b"new").await;
+    own.rename("/a/new", "/a/e/g").await.expect_err("the name is taken");
+    own.rename("/a/new", "/b/new").await.expect_err("it is of another tenant");
+    let mut names = Vec::new();
+    for name in ["/a/new", "/a/e/g"] {
+        names.extend(u32::try_from(name.len()).expect("short").to_be_bytes());
+        names.extend(name.as_bytes());
+    }
+    own.extended("posix-rename@openssh.com", names).await.expect("it replaces the other");
+    assert_eq!(fs::read(server.stored("a", "e/g")).expect("a file"), b"moved", "until it is whole");
+    own.close(file.as_str()).await.expect("it gets its name");
+    assert_eq!(fs::read(server.stored("a", "e/g")).expect("a file"), b"new");
+    let file = begin("/a/gone", b"gone").await;
+    own.remove("/a/gone").await.expect("it is there");
+    own.write(file.as_str(), 4, b"more".to_vec()).await.expect("it is still open");
+    own.close(file.as_str()).await.expect("nothing to do");
+    own.remove("/a/gone").await.expect_err("it is not there");
+    let parts = fs::read_dir(server.dir.path().join("data/tenants/a/parts")).expect("parts");
+    assert_eq!((length_at(&own, "/a/gone").await, parts.count()), (None, 0));
+}
+
+/// What rsync, rclone and `cp -p` set, of a file that is being written too. Owner and mode are not kept, and to set them is no error.
+#[tokio::test(flavor = "multi_thread")]
+async fn sftp_keeps_modification_times_and_sets_lengths() {
+    let server = Server::start().await;
+    let client = logged_in(&server).await;
+    let own = session(&client).await;
+    let new = OpenFlags::WRITE | OpenFlags::CREATE | OpenFlags::TRUNCATE;
+    let at = |mtime: u32| FileAttributes {
+        mtime: Some(mtime),
+        atime: Some(1),
+        permissions: Some(0o600),
+        uid: Some(7),
+        gid: Some(7),
+        ..FileAttributes::empty()
+    };
+    let file = own.open("/a/f", new, FileAttributes::empty()).await.expect("a file").handle;
+    own.write(file.as_str(), 0, b"0123456789".to_vec()).await.expect("it is written");
+    own.fsetstat(file.as_str(), at(1_000_000_000)).await.expect("a time");
+    let now = own.stat("/a/f").await.expect("it is there").attrs.mtime;
+    own.close(file.as_str()).await.expect("it is stored");
+    let then = own.stat("/a/f").await.expect("it is there").attrs.mtime;
+    assert_eq!((now, then), (Some(1_000_000_000), Some(1_000_000_000)));
+    for place in ["/a/f", "/a"] {
+        own.setstat(place, at(1_100_000_000)).await.expect("a time");
+        let then = own.stat(place).await.expect("it is there").attrs.mtime;
+        assert_eq!(then, Some(1_100_000_000), "{place}");
+    }
+    let cut = FileAttributes { size: Some(4), ..at(1_200_000_000) };
+    own.setstat("/a/f", cut).await.expect("a length");
+    let stat = own.stat("/a/f").await.expect("it is there").attrs;
+    assert_eq!((stat.size, stat.mtime), (Some(4), Some(1_200_000_000)));
+    assert_eq!(fs::read(server.stored("a", "f")).expect("a file"), b"0123");
+    own.setstat("/a/nothing", at(1)).await.expect_err("it is not there");
+    own.setstat("/b/f", at(1)).await.expect_err("it is another's");
+}
+
+/// Two such names would become one text, and two files one.
+#[tokio::test(flavor = "multi_thread")]
+async fn names_that_are_no_utf_8_are_refused_over_sftp() {
+    let server = Server::start().await;
+    let client = Client::new(&server, "a").await;
+    let tree = server.dir.path().join("names");
+    fs::create_dir(&tree).expect("a directory");
+    for name in [&b"caf\xe9.txt"[..], b"caf\xe8.txt", "café.txt".as_bytes(), b"plain"] {
+        fs::write(tree.join(OsStr::from_bytes(name)), name).expect("a file");
+    }
+    let options = client.options().join(" ");
+    // Each of them after the others, whatever became of these.
+    let script = format!(
+        "cd {} && for name in *; do printf -- '-put \"%s\"\\n' \"$name\"; done > ../batch; \
+         printf -- '-mkdir \"d\\351\"\\n-rename plain \"p\\351\"\\n-ls \"d\\351\"\\n' >> ../batch; \
+         sftp {options} -b ../batch any@127.0.0.1",
+        path(&tree)
+    );
+    let output = run("sh", &["-c", &script], "").await;
+    let said = text(&output.stderr);
+    for name in [r"caf\350.txt", r"caf\351.txt", r"d\351", r"p\351"] {
+        assert!(said.contains(&format!("{name}\": Failure")), "{name}: {said}");
+    }
+    let names = fs::read_dir(server.stored("a", "")).expect("a directory").map(|entry| {
+        let entry = entry.expect("an entry");
+        assert_eq!(fs::read(entry.path()).expect("a file"), entry.file_name().as_bytes());
+        entry.file_name().into_string().expect("UTF-8")
+    });
+    let names: BTreeSet<String> = names.collect();
+    assert_eq!(names, ["café.txt", "plain"].map(str::to_owned).into());
 }
 
 /// What another tenant has answers as names that never were, whatever is asked.
