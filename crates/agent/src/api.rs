@@ -102,7 +102,9 @@ async fn figures(State(vms): Shared) -> Result<Response, Failure> {
     let name = |vm: &VmReport| vms.host.networks.card_name(&vm.spec.network);
     let cards: Vec<_> = reports.iter().map(name).collect();
     let is_made = |device: &str| vms.host.networks.has_made(device);
-    let page = metrics::page((&vms.host.report()?, is_made), &Proc::read(), &reports, &cards);
+    let mut page = metrics::page((&vms.host.report()?, is_made), &Proc::read(), &reports, &cards);
+    metrics::write_terms(&mut page, &vms.host.terms);
+    let page = page.into_text();
     Ok(([(CONTENT_TYPE, exposition::CONTENT_TYPE)], page).into_response())
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::unistd::Uid;
+use perigee_http::terms::Terms;
 use perigee_http::{Client, Network};
 use perigee_model::vm::{HOST_ADDRESSES_MAX, HostReport};
 use perigee_model::volume::{ExportStats, IoStats, OpenAhead};
@@ -61,6 +62,8 @@ pub struct Host {
     pub bridged: Bridged,
     /// Networks of tenants.
     pub networks: Networks,
+    /// Which controller commands it.
+    pub terms: Arc<Terms>,
     warnings: Vec<String>,
     outside_addresses: Vec<Ipv4Addr>,
 }
@@ -129,6 +132,7 @@ impl Host {
             user_networks,
             bridged,
             networks,
+            terms: Terms::open(&config.state, &config.network),
             warnings,
             outside_addresses: config.outside_addresses.clone(),
         })
@@ -159,6 +163,7 @@ impl Host {
                 self.user_networks.warning().into_iter().collect(),
                 self.networks.warnings(),
                 self.bridged.warnings(),
+                self.terms.warnings(),
                 left_out.into_iter().collect(),
             ]
             .concat(),

@@ -36,6 +36,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, FutureExt as _};
+use perigee_http::terms::obey;
 use perigee_http::{Listen, Network};
 use perigee_model::network::BridgeName;
 use perigee_model::vm::HostAddresses;
@@ -129,9 +130,10 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     let sockets = sockets::keep(host.clone(), vms.clone());
     let filter = vm::network::keep_filtered(host.clone(), vms.clone());
     let networks = networks::keep(host.clone(), vms.clone());
+    let router = obey(api::router(vms), Arc::clone(&host.terms));
     tracing::info!(host = %config.host, accelerator = ?host.accelerator.kind, "the agent is ready");
     tokio::select! {
-        result = perigee_http::serve(api::router(vms), &config.listen, &config.network) => result,
+        result = perigee_http::serve(router, &config.listen, &config.network) => result,
         problem = heartbeat => Err(problem),
         () = sockets => Ok(()),
         () = filter => Ok(()),

@@ -1,6 +1,7 @@
 //! The figures of this host and its VMs, for Prometheus.
 
 use perigee_http::authority::now_ms;
+use perigee_http::terms::Terms;
 use perigee_model::VmId;
 use perigee_model::exposition::{Kind, Page};
 use perigee_model::vm::{HostReport, VmReport, VmStatus};
@@ -34,14 +35,23 @@ pub fn page(
     proc: &Proc,
     vms: &[VmReport],
     cards: &[Option<String>],
-) -> String {
+) -> Page {
     let mut page = Page::default();
     write_host(&mut page, host, proc);
     write_network(&mut page, proc, is_made);
     write_vms(&mut page, vms);
     let cards = vms.iter().map(|vm| &vm.spec.vm).zip(cards);
     write_cards(&mut page, proc, cards);
-    page.into_text()
+    page
+}
+
+/// Which controller commands this host.
+pub fn write_terms(page: &mut Page, terms: &Terms) {
+    let help = "The number of the controller's start that commands here; 0 if it is not known.";
+    page.one("perigee_host_controller_term", Kind::Gauge, help, terms.number());
+    let help = "Requests of controllers that do not command here any more.";
+    let refused = terms.refused_total();
+    page.one("perigee_host_refused_controller_requests_total", Kind::Counter, help, refused);
 }
 
 fn write_host(page: &mut Page, host: &HostReport, proc: &Proc) {

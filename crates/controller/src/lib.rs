@@ -43,6 +43,7 @@ mod store;
 mod supervisor;
 mod talk;
 mod tars;
+mod term;
 mod tpm;
 pub mod user_data;
 mod vms;
@@ -65,6 +66,7 @@ use cluster::{Timing, Traffic};
 pub use data::Doors;
 use supervisor::Supervisor;
 pub use tars::{TarError, check_output};
+pub use term::take_over;
 
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -224,10 +226,18 @@ async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Probl
     let serve = perigee_http::serve(router, &config.listen, &supervisor.cluster.network);
     let doors = data::doors(&supervisor.cluster, &config);
     let tidy = supervisor.cluster.repository.clone().tidy();
+    // A controller that does not command any more changes no files either; another one may use the same S3 store.
+    let while_it_commands = async {
+        tokio::select! {
+            biased;
+            _ = supervisor.cluster.claim.until_refused() => std::future::pending().await,
+            ended = doors => ended,
+            () = tidy => Ok(()),
+        }
+    };
     let ended = tokio::select! {
         ended = serve => ended,
-        ended = doors => ended,
-        () = tidy => Ok(()),
+        ended = while_it_commands => ended,
         () = stop => Ok(()),
     };
     supervisor.stop().await;

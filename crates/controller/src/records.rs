@@ -31,6 +31,7 @@
 //! | `given_up/HOST` | [`crate::given_up::GivenUp`] | the removal of a host |
 //! | `networks/NETWORK`, `network_numbers/last`, `tunnels/HOST` | those of [`crate::networks`] | the API; who tells hosts |
 //! | `counters/NAME` | the last number given to a job of that name | submission |
+//! | `controller` | the number and the place of the last start | [`crate::term`] |
 //!
 //! Intents (`intents/…`, placements), observations (job states, reports) and unknown values (`None`) have
 //! separate fields everywhere.

@@ -17,13 +17,13 @@ use perigee_model::job::JobState;
 use perigee_model::{JobId, Problem};
 use perigee_repository::Objects;
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use crate::cluster::{Cluster, Timing, Traffic, Wanted};
 use crate::records::job_intent_key;
 use crate::{
     accounts, cleaner, clock, enrol, hosts, images, inputs, jobs, links, migration, networks,
-    openers, outputs, replicas, scheduler, shadows, volume_moves, watching,
+    openers, outputs, replicas, scheduler, shadows, term, volume_moves, watching,
 };
 
 /// The pause before a driver that failed is started again. It doubles with each failure, up to the maximum.
@@ -35,6 +35,8 @@ pub struct Supervisor {
     tasks: Mutex<JoinSet<()>>,
     /// The running drivers, and whether each was requested again since it started.
     driven: Mutex<BTreeMap<Wanted, bool>>,
+    /// Waits until another controller commands.
+    superseded: Mutex<Option<AbortHandle>>,
 }
 
 impl Supervisor {
@@ -68,6 +70,26 @@ impl Supervisor {
         accounts::tell_quotas(&cluster);
         enrol::know_revoked(&cluster).await?;
         enrol::know_enrolled_here(&cluster).await?;
+        let supervisor = Arc::new(Self {
+            cluster: Arc::clone(&cluster),
+            tasks: Mutex::default(),
+            driven: Mutex::default(),
+            superseded: Mutex::default(),
+        });
+        supervisor.end_when_superseded();
+        term::prove(&cluster).await;
+        if cluster.claim.refusal().is_none() {
+            supervisor.begin(wishes).await?;
+        }
+        Ok(supervisor)
+    }
+
+    /// Continues everything that is unfinished.
+    async fn begin(
+        self: &Arc<Self>,
+        wishes: mpsc::UnboundedReceiver<Wanted>,
+    ) -> Result<(), Problem> {
+        let (supervisor, cluster) = (self, &self.cluster);
         let asked = cluster.records.keys("intents/jobs/").await?;
         for record in cluster.unfinished_jobs() {
             let id = &record.job.id;
@@ -77,17 +99,15 @@ impl Supervisor {
                 cluster.drive_job(id);
             }
         }
-        migration::queue_all(&cluster);
+        migration::queue_all(cluster);
         for record in cluster.unfinished_migrations() {
             cluster.drive_migration(&record);
         }
         for record in cluster.index.unfinished_volume_moves() {
             cluster.drive_volume_move(&record.shown.volume);
         }
-        replicas::drive_all(&cluster).await?;
-        let supervisor =
-            Arc::new(Self { cluster, tasks: Mutex::default(), driven: Mutex::default() });
-        supervisor.spawn(heed(Arc::clone(&supervisor), wishes));
+        replicas::drive_all(cluster).await?;
+        supervisor.spawn(heed(Arc::clone(supervisor), wishes));
         supervisor.keep_running("the monitor of the hosts", hosts::monitor);
         supervisor.keep_running("the watchers of the hosts", watching::run);
         supervisor.keep_running("the telling of hosts about networks", networks::keep);
@@ -104,7 +124,25 @@ impl Supervisor {
         supervisor.keep_running("the collecting of input files", inputs::collect);
         supervisor.keep_running("the staging of queued jobs' inputs", inputs::stage_ahead);
         supervisor.keep_running("the retention of outputs", outputs::keep_to_retention);
-        Ok(supervisor)
+        Ok(())
+    }
+
+    /// Ends all tasks when a host has shown that another controller commands. The API goes on, to say so.
+    fn end_when_superseded(self: &Arc<Self>) {
+        let (supervisor, cluster) = (Arc::downgrade(self), Arc::clone(&self.cluster));
+        let watch = tokio::spawn(async move {
+            let refusal = cluster.claim.until_refused().await;
+            let problem = term::superseded(&cluster, "the cluster is not commanded", &refusal);
+            tracing::error!("{problem}");
+            if let Err(problem) = term::note(&cluster.records, &refusal).await {
+                tracing::error!("the next start will ask the hosts again: {problem}");
+            }
+            if let Some(supervisor) = supervisor.upgrade() {
+                supervisor.end_tasks().await;
+            }
+        });
+        *self.superseded.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(watch.abort_handle());
     }
 
     fn drive(self: &Arc<Self>, wanted: Wanted) {
@@ -221,10 +259,16 @@ impl Supervisor {
 
     /// Stops every task at once. All of them can continue from their records.
     pub async fn stop(&self) {
+        let watch = self.superseded.lock().unwrap_or_else(PoisonError::into_inner).take();
+        watch.inspect(AbortHandle::abort);
+        self.end_tasks().await;
+        self.cluster.release();
+    }
+
+    async fn end_tasks(&self) {
         let mut tasks =
             std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         tasks.shutdown().await;
-        self.cluster.release();
     }
 }
 

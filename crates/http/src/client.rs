@@ -8,6 +8,8 @@ mod connect;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use answer::Response;
@@ -23,16 +25,18 @@ use futures_util::future::{BoxFuture, FutureExt as _};
 use hyper::upgrade::Upgraded;
 use hyper_util::client::legacy;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use perigee_model::Problem;
 use perigee_model::data::CONTENT_SHA256;
 use perigee_model::grant::{GRANT_HEADER, SignedGrant};
+use perigee_model::term::TERM_HEADER;
 use perigee_model::volume::{Progress, Step};
+use perigee_model::{Problem, ProblemKind};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, timeout_at};
 use tokio_tungstenite::tungstenite::handshake::client::generate_key;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
+use crate::claim::Claim;
 use crate::network::{Network, authority_of};
 use crate::tunnel::{self, Tunnel};
 use crate::verify::Expected;
@@ -57,6 +61,9 @@ fn json() -> Header {
     (CONTENT_TYPE, "application/json".to_owned())
 }
 
+/// The header of an answer with what whoever asks should know beside it.
+pub const NOTICE_HEADER: &str = "perigee-notice";
+
 /// This much of an error that is not ours is shown.
 const FOREIGN_BYTES_MAX: usize = 4096;
 
@@ -76,6 +83,10 @@ pub struct Client {
     authorization: Option<HeaderValue>,
     /// What the controller allows this host at the server.
     grant: Option<HeaderValue>,
+    /// By what a controller commands the server.
+    claim: Option<Arc<Claim>>,
+    /// Whether the server's notice was shown.
+    noticed: Arc<AtomicBool>,
 }
 
 impl Client {
@@ -147,7 +158,17 @@ impl Client {
             .pool_idle_timeout(IDLE_MAX)
             .build(Connector(way));
         let (address, hint) = (address.to_owned(), String::new());
-        Self { http, base, address, answer_max, hint, authorization: None, grant: None }
+        Self {
+            http,
+            base,
+            address,
+            answer_max,
+            hint,
+            authorization: None,
+            grant: None,
+            claim: None,
+            noticed: Arc::default(),
+        }
     }
 
     /// Sends a user's token with each request.
@@ -176,6 +197,13 @@ impl Client {
     pub fn granted(mut self, grant: Option<&SignedGrant>) -> Self {
         // One that is no header's value was never signed, and the server would refuse it too.
         self.grant = grant.and_then(|grant| HeaderValue::from_str(&grant.0).ok());
+        self
+    }
+
+    /// Shows with each request by what this controller commands the server. Nothing is sent when that does not count any more.
+    #[must_use]
+    pub fn claiming(mut self, claim: &Arc<Claim>) -> Self {
+        self.claim = Some(Arc::clone(claim));
         self
     }
 
@@ -421,7 +449,8 @@ impl Client {
         let until = Instant::now() + answer_max;
         let request = self.request(method, path, header, body)?;
         let (head, body) = self.send(request, until).await?.into_parts();
-        Ok(Response { status: head.status, body, until })
+        let term = head.headers.get(TERM_HEADER).cloned();
+        Ok(Response { status: head.status, term, body, until })
     }
 
     fn request(
@@ -445,6 +474,10 @@ impl Client {
         if let Some(grant) = &self.grant {
             request.headers_mut().insert(GRANT_HEADER, grant.clone());
         }
+        if let Some(claim) = &self.claim {
+            claim.check(&self.address)?;
+            request.headers_mut().insert(TERM_HEADER, claim.header().clone());
+        }
         Ok(request)
     }
 
@@ -455,7 +488,14 @@ impl Client {
     ) -> Result<hyper::Response<hyper::body::Incoming>, Problem> {
         let answer = timeout_at(until, self.http.request(request));
         let answer = answer.await.map_err(|_| self.broken(&too_late()))?;
-        answer.map_err(|e| self.unavailable(&e))
+        let answer = answer.map_err(|e| self.unavailable(&e))?;
+        let notice = answer.headers().get(NOTICE_HEADER).and_then(|notice| notice.to_str().ok());
+        if let Some(notice) = notice
+            && !self.noticed.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!("{}: {notice}", self.address);
+        }
+        Ok(answer)
     }
 
     /// Asks for bytes of both directions ([`crate::accept`]), for which nothing is a deadline afterwards.
@@ -498,7 +538,8 @@ impl Client {
         let answer = self.send(request, until).await?;
         if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
             let (head, body) = answer.into_parts();
-            self.check(Response { status: head.status, body, until }).await?;
+            let term = head.headers.get(TERM_HEADER).cloned();
+            self.check(Response { status: head.status, term, body, until }).await?;
             let why = std::io::Error::other("it does not carry bytes both ways");
             return Err(self.broken(&why));
         }
@@ -509,19 +550,25 @@ impl Client {
     }
 
     async fn check(&self, response: Response) -> Result<Response, Problem> {
-        let status = response.status;
+        let (status, term) = (response.status, response.term.clone());
         if status.is_success() {
             return Ok(response);
         }
         let body = response.whole().await.map_err(|e| self.broken(&e))?;
-        Err(serde_json::from_slice(&body).unwrap_or_else(|_| {
+        let problem = serde_json::from_slice(&body).unwrap_or_else(|_| {
             let text =
                 String::from_utf8_lossy(&body[..body.len().min(FOREIGN_BYTES_MAX)]).into_owned();
             Problem::internal(
                 format!("a request to {} failed", self.address),
                 format!("HTTP {status}: {text}"),
             )
-        }))
+        });
+        Err(match &self.claim {
+            Some(claim) if problem.kind == ProblemKind::Superseded => {
+                claim.heed(&self.address, term.as_ref(), &problem)
+            }
+            _ => problem,
+        })
     }
 
     fn parse<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, Problem> {

@@ -1,16 +1,21 @@
-//! Signs what the controller allows a host to do at others ([`perigee_model::grant`]), and checks it there.
+//! Signs what the controller allows a host to do at others ([`perigee_model::grant`]) and which controller commands ([`perigee_model::term`]), and
+//! checks it.
 
 use perigee_model::grant::{Grant, SignedGrant};
+use perigee_model::term::{SignedTerm, Term};
 use perigee_model::{HostId, Problem};
 use rcgen::SigningKey as _;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio_rustls::rustls::crypto::CryptoProvider;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use webpki::EndEntityCert;
 
 use crate::authority::{Authority, hex, of_hex};
 
-/// What is signed begins with this, so that a signature of the authority for something else is none for a grant.
-const DOMAIN: &str = "perigee grant 1\n";
+/// What is signed begins with one of these, so that a signature of the authority for something else is none for a grant.
+const GRANT: &str = "perigee grant 1\n";
+const TERM: &str = "perigee term 1\n";
 
 /// Why a grant does not count.
 #[derive(Debug, thiserror::Error)]
@@ -30,27 +35,36 @@ impl Authority {
     /// # Errors
     /// `Internal` when it can't be signed.
     pub fn sign(&self, grant: &Grant) -> Result<SignedGrant, Problem> {
-        let failed = |e: &dyn std::fmt::Display| Problem::internal("can't sign a grant", e);
-        let text = serde_json::to_string(grant).map_err(|e| failed(&e))?;
-        let signature = self.key().sign(signed(&text).as_bytes()).map_err(|e| failed(&e))?;
-        Ok(SignedGrant(format!("{} {text}", hex(&signature))))
+        self.signed(GRANT, grant).map(SignedGrant)
+    }
+
+    /// # Errors
+    /// `Internal` when it can't be signed.
+    pub fn sign_term(&self, term: &Term) -> Result<SignedTerm, Problem> {
+        self.signed(TERM, term).map(SignedTerm)
+    }
+
+    fn signed(&self, domain: &str, value: &impl Serialize) -> Result<String, Problem> {
+        let failed = |e: &dyn std::fmt::Display| Problem::internal("can't sign for a host", e);
+        let text = serde_json::to_string(value).map_err(|e| failed(&e))?;
+        let message = format!("{domain}{text}");
+        let signature = self.key().sign(message.as_bytes()).map_err(|e| failed(&e))?;
+        Ok(format!("{} {text}", hex(&signature)))
     }
 }
 
-fn signed(text: &str) -> String {
-    format!("{DOMAIN}{text}")
-}
+/// The certificates of the authorities, and what checks their signatures.
+pub(crate) type Authorities<'a> = (&'a [CertificateDer<'a>], &'a CryptoProvider);
 
-/// The grant of this host, if one of the authorities has signed it.
-pub(crate) fn check(
-    shown: &SignedGrant,
-    host: &HostId,
-    (authorities, provider): (&[CertificateDer<'_>], &CryptoProvider),
-    now_ms: u64,
-) -> Result<Grant, NoGrant> {
-    let (signature, text) = shown.0.split_once(' ').ok_or(NoGrant::NotSigned)?;
-    let signature = of_hex(signature).ok_or(NoGrant::NotSigned)?;
-    let message = signed(text);
+/// What one of the authorities has signed in this domain.
+fn read<T: DeserializeOwned>(
+    shown: &str,
+    domain: &str,
+    (authorities, provider): Authorities<'_>,
+) -> Option<T> {
+    let (signature, text) = shown.split_once(' ')?;
+    let signature = of_hex(signature)?;
+    let message = format!("{domain}{text}");
     let algorithms = provider.signature_verification_algorithms.all;
     let has_signed = |authority: EndEntityCert<'_>| {
         let with = |algorithm| {
@@ -59,10 +73,22 @@ pub(crate) fn check(
         algorithms.iter().copied().any(with)
     };
     let mut authorities = authorities.iter().filter_map(|der| EndEntityCert::try_from(der).ok());
-    if !authorities.any(has_signed) {
-        return Err(NoGrant::NotSigned);
-    }
-    let grant: Grant = serde_json::from_str(text).map_err(|_| NoGrant::NotSigned)?;
+    if authorities.any(has_signed) { serde_json::from_str(text).ok() } else { None }
+}
+
+/// The term that is shown, if one of the authorities has signed it.
+pub(crate) fn term(shown: &SignedTerm, authorities: Authorities<'_>) -> Option<Term> {
+    read(&shown.0, TERM, authorities)
+}
+
+/// The grant of this host, if one of the authorities has signed it.
+pub(crate) fn check(
+    shown: &SignedGrant,
+    host: &HostId,
+    authorities: Authorities<'_>,
+    now_ms: u64,
+) -> Result<Grant, NoGrant> {
+    let grant: Grant = read(&shown.0, GRANT, authorities).ok_or(NoGrant::NotSigned)?;
     if grant.host != *host {
         return Err(NoGrant::Another(grant.host));
     }

@@ -12,6 +12,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use perigee_model::grant::{Grant, SignedGrant};
+use perigee_model::term::{SignedTerm, Term};
 use perigee_model::{HostId, Problem};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
@@ -291,6 +292,11 @@ impl Identity {
     pub fn grant(&self, shown: &SignedGrant, host: &HostId) -> Result<Grant, NoGrant> {
         let loaded = self.loaded();
         grants::check(shown, host, (&loaded.authorities, &self.provider), now_ms())
+    }
+
+    /// The term that is shown, if the authority has signed it.
+    pub fn term(&self, shown: &SignedTerm) -> Option<Term> {
+        grants::term(shown, (&self.loaded().authorities, &self.provider))
     }
 
     /// The client's side of a handshake with the server at `HOST:PORT`.

@@ -4,11 +4,12 @@
 //! [`perigee_model::Problem`] in JSON and its HTTP status. The client returns the same `Problem`.
 //!
 //! Over TLS both sides show a certificate of the cluster's authority ([`identity`]). A handler learns from [`Peer`] who
-//! asks. [`guard::restrict`] refuses what the sender may not ask for.
+//! asks. [`guard::restrict`] refuses what the sender may not ask for, and [`terms::obey`] a controller that does not command any more.
 
 #![warn(missing_docs)]
 
 pub mod authority;
+mod claim;
 mod client;
 pub mod clock;
 mod connections;
@@ -25,6 +26,8 @@ pub mod ours;
 mod peer;
 mod seldom;
 mod server;
+mod slots;
+pub mod terms;
 #[cfg(test)]
 mod tests;
 mod tunnel;
@@ -35,7 +38,8 @@ pub mod websocket;
 pub use authority::Authority;
 pub use axum::body::Body;
 pub use axum::http::Method;
-pub use client::{Client, Response};
+pub use claim::{Claim, Refusal};
+pub use client::{Client, NOTICE_HEADER, Response};
 pub use clock::Clock;
 pub use connections::ClientAddress;
 pub use connections::places::{Place, Places};

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use perigee_model::Problem;
+use perigee_model::term::{SignedTerm, Term};
 
 use crate::Client;
 use crate::identity::Identity;
@@ -46,6 +47,14 @@ impl Network {
         match self {
             Self::Plain => None,
             Self::Tls(identity) => Some(identity),
+        }
+    }
+
+    /// The term that is shown; `None` if it does not count here. Without certificates everybody is believed.
+    pub fn term(&self, shown: &SignedTerm) -> Option<Term> {
+        match self {
+            Self::Plain => serde_json::from_str(shown.0.split_once(' ')?.1).ok(),
+            Self::Tls(identity) => identity.term(shown),
         }
     }
 

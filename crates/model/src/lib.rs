@@ -36,6 +36,7 @@ pub mod states;
 pub mod switchover;
 pub mod tar_headers;
 pub mod tenant;
+pub mod term;
 pub mod trace;
 pub mod units;
 pub mod vm;

@@ -23,6 +23,8 @@ pub enum ProblemKind {
     Unavailable,
     /// This host cannot do it, now or later; another host may (501).
     Unsupported,
+    /// Another controller commands the cluster, and not this one (421).
+    Superseded,
     /// A fault of ours or of the machine (500).
     Internal,
 }
@@ -82,6 +84,11 @@ impl Problem {
         Self::new(ProblemKind::Unsupported, what, why)
     }
 
+    /// What only the controller may do that commands the cluster; see [`ProblemKind::Superseded`].
+    pub fn superseded(what: impl Into<String>, why: impl fmt::Display) -> Self {
+        Self::new(ProblemKind::Superseded, what, why)
+    }
+
     /// A fault of ours or of the machine; see [`ProblemKind::Internal`].
     pub fn internal(what: impl Into<String>, why: impl fmt::Display) -> Self {
         Self::new(ProblemKind::Internal, what, why)
@@ -114,6 +121,7 @@ impl Problem {
             ProblemKind::Forbidden => 403,
             ProblemKind::NotFound => 404,
             ProblemKind::Conflict => 409,
+            ProblemKind::Superseded => 421,
             ProblemKind::NoSpace => 507,
             ProblemKind::Unavailable => 503,
             ProblemKind::Unsupported => 501,
@@ -132,6 +140,7 @@ impl Problem {
             ProblemKind::Unavailable => 7,
             ProblemKind::Unsupported => 8,
             ProblemKind::Forbidden => 9,
+            ProblemKind::Superseded => 10,
         }
     }
 }

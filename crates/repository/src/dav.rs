@@ -243,7 +243,9 @@ fn refused(problem: Problem) -> FsError {
         ProblemKind::Forbidden | ProblemKind::Invalid => FsError::Forbidden,
         ProblemKind::NoSpace => FsError::InsufficientStorage,
         ProblemKind::Unsupported => FsError::NotImplemented,
-        ProblemKind::Unavailable | ProblemKind::Internal => FsError::GeneralFailure,
+        ProblemKind::Unavailable | ProblemKind::Superseded | ProblemKind::Internal => {
+            FsError::GeneralFailure
+        }
     }
 }
 

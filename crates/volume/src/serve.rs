@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt as _, try_join_all};
 use perigee_block::stats::StatsTable;
 use perigee_http::Listen;
+use perigee_http::terms::{Terms, obey};
 use perigee_iscsi::Target;
 use perigee_iscsi::access::ClientFile;
 use perigee_model::Problem;
@@ -157,7 +158,9 @@ async fn run(config: Config, stopped: BoxFuture<'static, ()>) -> Result<(), Prob
         sources,
     };
     let network = &config.remotes.network;
-    let api = perigee_http::serve(control::router(Arc::new(control)), &config.control, network);
+    let terms = Terms::open(&config.pool, network);
+    let router = obey(control::router(Arc::new(control)), terms);
+    let api = perigee_http::serve(router, &config.control, network);
     let ready = async {
         tracing::info!(pool = %config.pool.display(), nbd = addresses(&config.nbd), iscsi = config.iscsi.listen.join(","), control = addresses(&config.control), "ready");
         std::future::pending().await

@@ -11,16 +11,17 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
-use axum::http::{HeaderMap, Method, StatusCode, Uri};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
-use perigee_http::{ClientAddress, Failure, Peer, PeerIdentity};
+use perigee_http::{ClientAddress, Failure, NOTICE_HEADER, Peer, PeerIdentity};
 use perigee_model::tenant::{AuditEntry, Role};
 use perigee_model::{HostId, Problem, TenantName};
 
 use super::caller::Caller;
 use crate::cluster::{Cluster, now_ms};
+use crate::term;
 
 /// Who may send a request. Admins may send all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,6 +148,9 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Admin,    "GET",    "/v1/metrics/targets"),
     (May::Admin,    "GET",    "/v1/hosts/{host}/metrics"),
 ];
+
+/// The methods of requests that change nothing.
+const READS: [&str; 4] = ["GET", "HEAD", "OPTIONS", "PROPFIND"];
 
 /// Who sends a request.
 #[derive(Debug, Clone)]
@@ -281,17 +285,31 @@ pub async fn admit(
             return challenge(refuse(why));
         }
     };
+    let refused = |sender: &Sender, path: &str| {
+        if matches!(sender, Sender::Stranger) && path.starts_with("/dav") {
+            return challenge(refuse("it needs a token as the password".to_owned()));
+        }
+        refuse(format!("{sender} may not ask for this"))
+    };
     let mut unwritten = Unwritten::new(&cluster, &sender, &request);
-    let answer = if may(&sender, &method, &path) {
+    let refusal = cluster.claim.refusal();
+    let superseded = refusal.map(|refusal| {
+        term::superseded(&cluster, format!("can't answer {method} {path}"), &refusal)
+    });
+    let mut answer = if !may(&sender, &method, &path) {
+        refused(&sender, &path)
+    } else if let Some(problem) = superseded.clone().filter(|_| !READS.contains(&method.as_str())) {
+        Failure(problem).into_response()
+    } else {
         if let Sender::User(caller) = &sender {
             request.extensions_mut().insert(caller.clone());
         }
         next.run(request).await
-    } else if matches!(sender, Sender::Stranger) && path.starts_with("/dav") {
-        challenge(refuse("it needs a token as the password".to_owned()))
-    } else {
-        refuse(format!("{sender} may not ask for this"))
     };
+    // What is read is as this controller has known it.
+    if let Some(notice) = superseded.and_then(|problem| HeaderValue::from_str(&problem.why).ok()) {
+        answer.headers_mut().insert(NOTICE_HEADER, notice);
+    }
     unwritten.answered(answer.status());
     answer
 }
@@ -365,7 +383,7 @@ impl Unwritten {
         let in_guest = path.starts_with("/v1/vms/");
         let types = path.ends_with("/console/attach")
             || (in_guest && ["/file", "/ssh", "/vnc"].iter().any(|end| path.ends_with(end)));
-        let reads = ["GET", "HEAD", "OPTIONS", "PROPFIND"].contains(&method.as_str()) && !types;
+        let reads = READS.contains(&method.as_str()) && !types;
         let is_noise = match sender {
             Sender::User(_) => reads,
             Sender::Host(_) => reads || *method == Method::PUT,

@@ -205,6 +205,11 @@ fn write_predictions(page: &mut Page, cluster: &Cluster) {
 
 fn write_own(page: &mut Page, cluster: &Cluster) {
     let (counters, counter) = (&cluster.counters, Kind::Counter);
+    let help = "The number of this start of the controller.";
+    page.one("perigee_controller_term", Kind::Gauge, help, cluster.claim.term().number);
+    let help = "Whether another controller commands the hosts, so that this one does nothing.";
+    let is_superseded = u64::from(cluster.claim.refusal().is_some());
+    page.one("perigee_controller_superseded", Kind::Gauge, help, is_superseded);
     let help = "Decisions over the whole queue.";
     page.one("perigee_scheduler_passes_total", counter, help, read(&counters.passes));
     let spent = Duration::from_micros(read(&counters.pass_us)).as_secs_f64();

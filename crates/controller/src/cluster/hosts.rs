@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use perigee_http::{Client, Expected, Network, PeerIdentity};
+use perigee_http::{Claim, Client, Expected, Network, PeerIdentity};
 use perigee_model::home::ServerAddresses;
 use perigee_model::job::HostState;
 use perigee_model::leave_site::SiteAddress;
@@ -26,6 +26,13 @@ const POOL_AGE_MAX: Duration = Duration::from_secs(30);
 /// Volume servers are told the sites of the hosts so often, even if nothing has changed.
 const TELL_SITES_EVERY: Duration = Duration::from_secs(60);
 
+/// How hosts are reached, and by what they are commanded.
+#[derive(Debug)]
+pub(super) struct Ways {
+    pub network: Network,
+    pub claim: Arc<Claim>,
+}
+
 /// The clients for one host. Each has its deadline.
 #[derive(Debug, Clone)]
 pub struct HostLink {
@@ -41,10 +48,12 @@ pub struct HostLink {
 }
 
 impl HostLink {
-    fn new(id: HostId, addresses: HostAddresses, network: &Network) -> Result<Self, Problem> {
-        let client = |address: &str, answer_max_s| {
+    fn new(id: HostId, addresses: HostAddresses, ways: &Ways) -> Result<Self, Problem> {
+        let client = |address: &str, answer_max_s| -> Result<Client, Problem> {
             let expected = Expected::Identity(PeerIdentity::Host(id.clone()));
-            network.client(address, expected, Duration::from_secs(answer_max_s))
+            let client =
+                ways.network.client(address, expected, Duration::from_secs(answer_max_s))?;
+            Ok(client.claiming(&ways.claim))
         };
         Ok(Self {
             agent: client(&addresses.agent_url, 10)?,
@@ -92,7 +101,7 @@ pub struct Known {
 #[derive(Debug)]
 pub struct Hosts {
     pub deadline: Duration,
-    network: Network,
+    ways: Ways,
     known: Mutex<BTreeMap<HostId, Known>>,
 }
 
@@ -106,12 +115,12 @@ impl Known {
 }
 
 impl Hosts {
-    pub async fn load(
+    pub(super) async fn load(
         records: &Records,
         deadline: Duration,
-        network: Network,
+        ways: Ways,
     ) -> Result<Self, Problem> {
-        let hosts = Self { deadline, network, known: Mutex::default() };
+        let hosts = Self { deadline, ways, known: Mutex::default() };
         for key in records.keys("hosts/").await? {
             let Some(record) = records.read::<HostRecord>(&key).await? else { continue };
             let id = HostId::new(key.trim_start_matches("hosts/"))
@@ -132,7 +141,7 @@ impl Hosts {
     /// # Errors
     /// `Invalid` when an address can't be used over the network.
     pub fn link(&self, id: &HostId, addresses: HostAddresses) -> Result<HostLink, Problem> {
-        HostLink::new(id.clone(), addresses, &self.network)
+        HostLink::new(id.clone(), addresses, &self.ways)
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, BTreeMap<HostId, Known>> {
@@ -426,7 +435,11 @@ mod tests {
     fn a_controller_that_stood_still_takes_no_host_for_gone() {
         let id = HostId::new("home1").expect("a name");
         let deadline = Duration::from_secs(1);
-        let hosts = Hosts { deadline, network: Network::default(), known: Mutex::default() };
+        let term = perigee_model::term::Term { number: 1, start: Default::default() };
+        let signed = perigee_model::term::SignedTerm("unsigned".to_owned());
+        let claim = Claim::new(term, &signed, &Network::Plain).expect("a claim");
+        let ways = Ways { network: Network::Plain, claim };
+        let hosts = Hosts { deadline, ways, known: Mutex::default() };
         let url = |port: u16| format!("http://127.0.0.1:{port}");
         let addresses = HostAddresses {
             site: SiteId::new("here").expect("a name"),

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use perigee_http::identity::Strangers;
-use perigee_http::{Authority, BOOT_ID, Clock, Identity, Network, Seldom, boot_id};
+use perigee_http::{Authority, BOOT_ID, Claim, Clock, Identity, Network, Seldom, boot_id};
 use perigee_model::grant::{self, Allowed, GRANT_LIFE_MS, SignedGrant};
 use perigee_model::network::PublishPorts;
 use perigee_model::{HostId, ImageName, JobId, Problem, SiteId, VmId, VolumeName};
@@ -36,9 +36,11 @@ use crate::records::{
     volume_move_key,
 };
 use crate::store::SqliteStore;
+use crate::term;
 use crate::vms::exec::Watched;
 
 pub use capacity::{Counters, ERROR_BUCKETS, capacity, starts_at_once};
+use hosts::Ways;
 pub use hosts::{HostLink, Hosts, Known};
 pub use index::holds::{Detachment, Hold};
 pub use index::{Grant, Index, Taken, demand_of};
@@ -156,6 +158,8 @@ pub struct Cluster {
     pub audit: Audit,
     /// How the controller talks with hosts and clients over TCP.
     pub network: Network,
+    /// By what it commands the hosts.
+    pub claim: Arc<Claim>,
     pub traffic: Traffic,
     pub hosts: Hosts,
     pub index: Index,
@@ -225,14 +229,16 @@ impl Cluster {
         wanted: mpsc::UnboundedSender<Wanted>,
     ) -> Result<Arc<Self>, Problem> {
         perigee_http::private_directory(state_dir)?;
-        let lock = lock(state_dir)?;
+        let lock = files::lock(state_dir)?;
         files::prepare(state_dir)?;
-        let records = Records::new(Arc::new(SqliteStore::open(&state_dir.join("state.db"))?));
+        let records = Records::new(Arc::new(SqliteStore::open(&state_dir.join(files::STORE))?));
         let clock = open_clock(&records).await?;
         let authority = crate::authority(state_dir)?;
         let network = traffic.network(&authority)?;
         let (accounts, audit) = (Accounts::load(&records).await?, Audit::open(state_dir)?);
-        let hosts = Hosts::load(&records, timing.host_deadline, network.clone()).await?;
+        let claim = term::begin(&records, state_dir, &authority, &network).await?;
+        let ways = Ways { network: network.clone(), claim: Arc::clone(&claim) };
+        let hosts = Hosts::load(&records, timing.host_deadline, ways).await?;
         let index = Index::load(&records).await?;
         let links = Links::load(&records).await?;
         let taught = Taught::load(&records).await?;
@@ -247,6 +253,7 @@ impl Cluster {
             accounts,
             audit,
             network,
+            claim,
             traffic,
             hosts,
             index,
@@ -385,18 +392,6 @@ async fn open_clock(records: &Records) -> Result<Clock, Problem> {
     };
     records.put(CLOCK, &clock.seen()).await?;
     Ok(clock)
-}
-
-/// Locks the state directory. The kernel releases the lock when the process ends, in whatever way.
-fn lock(state_dir: &Path) -> Result<File, Problem> {
-    let path = state_dir.join("lock");
-    let file = File::create(&path)
-        .map_err(|e| Problem::internal(format!("can't make {}", path.display()), e))?;
-    file.try_lock().map_err(|e| {
-        Problem::conflict(format!("can't use the state directory {}", state_dir.display()), e)
-            .next("another controller uses it: stop that one, or choose another directory")
-    })?;
-    Ok(file)
 }
 
 pub fn now_ms() -> u64 {

@@ -280,6 +280,7 @@ impl Run {
             ProblemKind::Unavailable
             | ProblemKind::Forbidden
             | ProblemKind::NoSpace
+            | ProblemKind::Superseded
             | ProblemKind::Internal
             // A host may lack for a moment what a VM needs.
             | ProblemKind::Unsupported => false,

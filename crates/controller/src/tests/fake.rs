@@ -21,7 +21,8 @@ use axum::extract::{Path, Query, Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
-use perigee_http::{Failure, Json, Reply};
+use perigee_http::terms::{Terms, obey};
+use perigee_http::{Failure, Json, Network, Reply};
 use perigee_model::guest::{GuestBody, GuestMessage, RUNNER_MARK, RUNNER_MARK_AT};
 use perigee_model::leave_site::{
     FindLayers, FoundLayers, LeaveSiteAsker, LeaveSiteSet, SetLayersLeaveSite, SetLeaveSiteAs,
@@ -261,7 +262,10 @@ pub struct FakeHost {
     pub id: HostId,
     pub addresses: HostAddresses,
     inside: Arc<Mutex<Inside>>,
+    /// Which controller its agent obeys.
+    pub terms: Arc<Terms>,
     servers: Vec<JoinHandle<()>>,
+    _dir: tempfile::TempDir,
 }
 
 type Shared = State<Arc<Mutex<Inside>>>;
@@ -278,8 +282,15 @@ impl FakeHost {
     pub async fn start(id: &str, site: &str) -> Self {
         let images = BTreeMap::from([(image().name, image())]);
         let inside = Arc::new(Mutex::new(Inside { images, ..Inside::default() }));
-        let (agent_url, agent) = serve(agent_routes(inside.clone())).await;
-        let (volume_url, volume) = serve(volume_routes(inside.clone())).await;
+        let dir = tempfile::tempdir().expect("a directory");
+        let [of_agent, of_volumes] = ["agent", "pool"].map(|daemon| {
+            let own = dir.path().join(daemon);
+            std::fs::create_dir(&own).expect("a directory");
+            Terms::open(&own, &Network::Plain)
+        });
+        let terms = Arc::clone(&of_agent);
+        let (agent_url, agent) = serve(obey(agent_routes(inside.clone()), of_agent)).await;
+        let (volume_url, volume) = serve(obey(volume_routes(inside.clone()), of_volumes)).await;
         let addresses = HostAddresses {
             tunnel: Some(tunnel_end(id)),
             site: SiteId::new(site).expect("name"),
@@ -288,7 +299,7 @@ impl FakeHost {
             volume_url,
         };
         let id = HostId::new(id).expect("name");
-        Self { id, addresses, inside, servers: vec![agent, volume] }
+        Self { id, addresses, inside, terms, servers: vec![agent, volume], _dir: dir }
     }
 
     pub fn inside(&self) -> MutexGuard<'_, Inside> {

@@ -32,6 +32,7 @@ mod staging;
 mod sure;
 mod tenant_walk;
 mod tenants;
+mod term;
 mod volume_moves;
 
 use std::future::Future;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode};
 use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, stream};
 use http_body_util::BodyExt as _;
@@ -18,6 +18,8 @@ pub(super) const ANSWER_BYTES_MAX: usize = 64 << 20;
 #[derive(Debug)]
 pub struct Response {
     pub(super) status: StatusCode,
+    /// The term of a controller that commands the server instead of this one.
+    pub(super) term: Option<HeaderValue>,
     pub(super) body: Incoming,
     /// When the whole body has to be here.
     pub(super) until: Instant,

@@ -59,6 +59,13 @@ pub enum Verb {
         #[arg(long, default_value = STATE, value_name = "DIR")]
         state: PathBuf,
     },
+    /// Make a copy of a controller's directory the controller from its next start on, also a restored one. The hosts refuse the original and all
+    /// other copies then
+    TakeOver {
+        /// The controller's directory. No controller may run on it now
+        #[arg(long, default_value = STATE, value_name = "DIR")]
+        state: PathBuf,
+    },
     /// Make a certificate with which a person or program may do everything over https for 30 days
     Operator {
         /// The directory in which it is put
@@ -115,6 +122,14 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
         }
         Verb::Init { state } => {
             output::text(perigee_controller::authority(&state)?.fingerprint());
+            Ok(())
+        }
+        Verb::TakeOver { state } => {
+            let term = perigee_controller::take_over(&state).await?;
+            output::text(&format!(
+                "the controller in {} commands the hosts from its next start on, with terms above {term}",
+                state.display()
+            ));
             Ok(())
         }
         Verb::Operator { dir, state } => {

@@ -237,3 +237,42 @@ fn a_host_renews_its_certificate_and_its_volume_server_shows_the_new_one_without
     }
     assert!(volume.0.try_wait().expect("its state").is_none(), "it was not started again");
 }
+
+/// A copy of a controller's directory was started beside it, and both commanded the hosts.
+#[test]
+fn a_second_controller_on_a_copy_starts_only_when_it_is_told_to_and_the_hosts_refuse_the_first() {
+    let cluster = Cluster::up();
+    let host = cluster.host("home1", "127.0.0.1");
+    let (_volume, _agent) = (host.volume_server(), host.agent());
+    let create = ["volume", "create", "data", "--size", "1MiB", "--host", "home1"];
+    until("the volume", || cluster.run(&create, "").status.success());
+    let (copy, second) = (cluster.path("copy"), cluster.path("second.sock"));
+    let copied = Command::new("cp").args(["-a", &cluster.path("state"), &copy]).status();
+    assert!(copied.expect("cp").success());
+    let second_api = format!("unix:{second}");
+    let run = ["controller", "run", "--state", &copy, "--listen", &second_api];
+    let refused = cluster.run(&run, "");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(10), "{said}");
+    assert!(said.contains(&format!("perigee controller take-over --state {copy}")), "{said}");
+    cluster.ok(&["volume", "info", "data"], "");
+
+    cluster.ok(&["controller", "take-over", "--state", &copy], "");
+    let _second = Daemon::start(&run);
+    until("the second controller", || UnixStream::connect(&second).is_ok());
+    let delete = ["volume", "delete", "data"];
+    let mut said = String::new();
+    until("the first controller to be refused", || {
+        let listed = cluster.run(&["host", "list"], "");
+        said = String::from_utf8_lossy(&listed.stderr).into_owned();
+        said.contains("another controller commands the hosts")
+    });
+    let refused = cluster.run(&delete, "");
+    assert_eq!(refused.status.code(), Some(10), "{refused:?}");
+    let ask_second = |args: &[&str]| cluster.ok(&[&["--api", &second_api], args].concat(), "");
+    until("the host to be up", || ask_second(&["host", "list"]).contains("up"));
+    let shown = ask_second(&["host", "info", "home1"]);
+    assert!(shown.contains("is refused, because the one with term 10000"), "{shown}");
+    ask_second(&["volume", "info", "data"]);
+    ask_second(&delete);
+}
