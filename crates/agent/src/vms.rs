@@ -137,7 +137,7 @@ impl Vms {
             let here = all.get(&spec.vm);
             let starts = Starts { here: here.map(|vm| vm.spec.start), ended };
             let what = || format!("can't start the VM {}", spec.vm);
-            let decided = starts.on_start(spec.start).map_err(|e| Problem::conflict(what(), e))?;
+            let decided = starts.on_start(spec.start).map_err(|e| e.problem(what()))?;
             match (decided, here) {
                 (OnStart::EndFirst(start), _) => return Ok(Enlisted::Older(start)),
                 (OnStart::Same, Some(vm)) => return Ok(Enlisted::Same(Arc::clone(vm))),

@@ -2,10 +2,10 @@
 //! a volume is still known while its home does not answer.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use futures_util::future::join_all;
-use perigee_model::job::{ClusterVolume, JobSpec, NewVolume, UnknownVolume};
+use perigee_model::job::{ClusterVolume, JobSpec, NewVolume};
 use perigee_model::units::format_bytes;
 use perigee_model::volume::{CreateVolume, PoolInfo, VolumeInfo, VolumeSource};
 use perigee_model::volume_move::VolumeMove;
@@ -70,40 +70,6 @@ pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
         }
     }
     Ok(volumes.into_values().collect())
-}
-
-/// What hosts say that they have and no record names, for an admin to adopt. Jobs' own volumes are not among it.
-pub async fn unknown_volumes(cluster: &Cluster) -> Result<Vec<UnknownVolume>, Problem> {
-    let hosts = cluster.hosts.serving();
-    let asked = hosts.iter().map(|host| host.volume.get::<Vec<VolumeInfo>>("/v1/volumes"));
-    let answers = join_all(asked).await;
-    // Afterwards: what has just been made is recorded by now.
-    let known: BTreeSet<VolumeName> = cluster
-        .records
-        .list::<VolumeRecord>("volumes/")
-        .await?
-        .into_iter()
-        .map(|v| v.name)
-        .collect();
-    let given_up = given_up::all(cluster).await?;
-    let jobs = cluster.unfinished_jobs();
-    let disks: BTreeSet<&VolumeName> = disks_of(&jobs).map(|(volume, _)| volume).collect();
-    let mut unknown = Vec::new();
-    for (host, answer) in hosts.iter().zip(answers) {
-        for info in or_silent(host, answer).into_iter().flatten() {
-            let is_given_up = given_up.get(&host.id).is_some_and(|all| all.contains(&info.name));
-            let is_known = known.contains(&info.name) || disks.contains(&info.name) || is_given_up;
-            if !is_known && info.owner.is_none() {
-                unknown.push(UnknownVolume {
-                    name: info.name,
-                    host: host.id.clone(),
-                    size_bytes: info.size_bytes,
-                    allocated_bytes: info.allocated_bytes,
-                });
-            }
-        }
-    }
-    Ok(unknown)
 }
 
 /// Where the disks of jobs are.
@@ -276,10 +242,11 @@ async fn record_found(
     Ok(record)
 }
 
-/// Makes a volume known that was made at a host without the controller, as the volume of this name.
+/// Makes a volume known that a host has and no record names there, as the volume of this name. If its record names another home, that one must
+/// have answered that it does not have it.
 ///
 /// # Errors
-/// `Conflict` if there is one, or if a job made it; `NotFound` if the host has none; `NoSpace` beyond the tenant's quota.
+/// `Conflict` if there is one, or if a job needs it; `NotFound` if the host has none; `NoSpace` beyond the tenant's quota.
 pub async fn adopt(
     cluster: &Cluster,
     name: &VolumeName,
@@ -287,15 +254,22 @@ pub async fn adopt(
 ) -> Result<ClusterVolume, Problem> {
     let what = format!("can't adopt volume {name} of host {host}");
     let refused = |why: String| Err(Problem::conflict(&what, why));
-    match find(cluster, name).await {
-        Ok(present) => {
-            return refused(format!("there is a volume with this name at {}", present.home));
-        }
-        Err(problem) if problem.kind == ProblemKind::NotFound => {}
-        Err(problem) => return Err(problem),
+    let key = volume_key(name);
+    let jobs = cluster.unfinished_jobs();
+    if disks_of(&jobs).any(|(disk, _)| disk == name) {
+        return refused("a job or VM has it as a disk".to_owned());
     }
-    if cluster.records.read::<VolumeRecord>(&volume_key(name)).await?.is_some() {
-        return refused("there is a volume with this name whose home does not answer".to_owned());
+    let before = cluster.records.own::<VolumeRecord>(&key).await?;
+    if let Some(record) = &before {
+        let home = &record.value.home;
+        if home == host || !lacks(cluster, home, name).await {
+            return refused(format!(
+                "there is a volume with this name at {home}, or that home does not answer"
+            ));
+        }
+    }
+    if cluster.index.volume_move(name).is_some_and(|last| !last.shown.state.is_final()) {
+        return refused("it is moving".to_owned());
     }
     if replicas::is_superseded(cluster, host, name).await? {
         return refused("a replica became the volume when this host was lost".to_owned());
@@ -305,12 +279,30 @@ pub async fn adopt(
     if info.name != *name {
         return Err(Problem::internal(what, "the host answers with another volume"));
     }
-    if let Some(owner) = &info.owner {
-        return refused(format!("it was made for {owner}"));
+    if let Some(owner) = &info.owner
+        && cleaner::needs_volume(cluster, host, name).await?
+    {
+        return refused(format!("it was made for {owner}, and is being removed"));
     }
     let _room = accounts::hold_volume(cluster, name.as_str(), info.size_bytes).await?;
-    let record = record_found(cluster, host, &info).await?;
+    let record = match before {
+        // Nobody else may have changed it since.
+        Some(mut before) => {
+            before.value.home = host.clone();
+            before.value.seen = Some(seen(&info));
+            before.save().await?;
+            before.value.clone()
+        }
+        None => record_found(cluster, host, &info).await?,
+    };
     Ok(view(cluster, name, host, record.seen.as_ref(), &[]))
+}
+
+/// Whether the host answers that it has no such volume.
+async fn lacks(cluster: &Cluster, host: &HostId, name: &VolumeName) -> bool {
+    let Ok(link) = cluster.hosts.get(host) else { return false };
+    let answer = link.volume.get::<VolumeInfo>(&format!("/v1/volumes/{name}")).await;
+    answer.is_err_and(|problem| problem.kind == ProblemKind::NotFound)
 }
 
 /// The problem of a volume that does not exist, or that somebody may not know of.
@@ -323,10 +315,15 @@ pub fn unknown(name: &VolumeName) -> Problem {
 }
 
 pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, Problem> {
+    let _making = Making::begin(cluster, &new.name)?;
     if let Ok(present) = find(cluster, &new.name).await {
-        let why = format!("there is a volume with this name at {}", present.home);
-        return Err(Problem::conflict(format!("can't create volume {}", new.name), why)
-            .next("choose another name, or delete it first"));
+        // The answer to an earlier request was lost, and it has made none.
+        if present.seen.is_some() || !lacks(cluster, &present.home, &new.name).await {
+            let why = format!("there is a volume with this name at {}", present.home);
+            return Err(Problem::conflict(format!("can't create volume {}", new.name), why)
+                .next("choose another name, or delete it first"));
+        }
+        cluster.records.remove(&volume_key(&new.name)).await?;
     }
     if cluster.index.volume_move(&new.name).is_some_and(|last| !last.shown.state.is_final()) {
         let why = "a volume of this name has moved, and what it left behind is not deleted yet";
@@ -335,6 +332,7 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
     }
     volume_moves::forget(cluster, &new.name).await?;
     let home = home_for(cluster, &new).await?;
+    check_free(&home, &new.name).await?;
     if let VolumeSource::Image(image) = &new.source {
         images::ensure(cluster, &home, image).await?;
     }
@@ -371,6 +369,41 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
                 cluster.records.remove(&key).await?;
             }
             Err(problem)
+        }
+    }
+}
+
+/// A name of which a volume is being made.
+struct Making<'a>(&'a Cluster, VolumeName);
+
+impl<'a> Making<'a> {
+    fn begin(cluster: &'a Cluster, name: &VolumeName) -> Result<Self, Problem> {
+        let mut making = cluster.making.lock().unwrap_or_else(PoisonError::into_inner);
+        if !making.insert(name.clone()) {
+            let why = "another request is creating a volume with this name";
+            return Err(Problem::conflict(format!("can't create volume {name}"), why));
+        }
+        Ok(Self(cluster, name.clone()))
+    }
+}
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        self.0.making.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.1);
+    }
+}
+
+/// Whether the home of a new volume answers, and has none of its name. Until it does, nothing is recorded that would take the name.
+async fn check_free(home: &HostLink, name: &VolumeName) -> Result<(), Problem> {
+    match home.volume.get::<VolumeInfo>(&format!("/v1/volumes/{name}")).await {
+        Err(problem) if problem.kind == ProblemKind::NotFound => Ok(()),
+        Err(problem) => Err(problem),
+        Ok(_) => {
+            let why = format!("host {} has a volume with this name that no record names", home.id);
+            Err(Problem::conflict(format!("can't create volume {name}"), why).next(format!(
+                "choose another name, or use that one: perigee volume adopt {name} --host {}",
+                home.id
+            )))
         }
     }
 }

@@ -103,6 +103,16 @@ impl Cleanup {
         self.attachments.extend(attached.map(|disk| (host.clone(), disk.volume.clone())));
     }
 
+    /// Whether it ends this start of a VM at the host.
+    pub fn ends(&self, host: &HostId, vm: &VmId, start: VmStart) -> bool {
+        start <= self.up_to && self.vms.iter().any(|(at, one)| at == host && one == vm)
+    }
+
+    /// Whether it removes the volume at the host.
+    pub fn removes(&self, host: &HostId, volume: &VolumeName) -> bool {
+        self.volumes.iter().any(|(at, one)| at == host && one == volume)
+    }
+
     fn key(&self) -> String {
         match &self.job {
             Some(job) => format!("{}{}", prefix(job), self.name),
@@ -172,6 +182,16 @@ pub async fn is_pending(cluster: &Cluster, job: &JobId, host: &HostId) -> Result
         cleanup.vms.iter().any(|(at, _)| at == host)
             || cleanup.attachments.iter().any(|(at, _)| at == host)
     }))
+}
+
+/// Whether the volume is still to be removed at the host.
+pub async fn needs_volume(
+    cluster: &Cluster,
+    host: &HostId,
+    volume: &VolumeName,
+) -> Result<bool, Problem> {
+    let all: Vec<Cleanup> = cluster.records.list("cleanups/").await?;
+    Ok(all.iter().any(|cleanup| cleanup.removes(host, volume)))
 }
 
 /// Whether something of a job stands at a host of the cluster.

@@ -54,6 +54,44 @@ async fn look(cluster: &Cluster) -> (Vec<Found>, Vec<HostId>) {
     (found, silent)
 }
 
+/// Why an image that a host shows is not one of the cluster; `None` if it is.
+pub async fn why_unknown(cluster: &Cluster, info: &ImageInfo) -> Result<Option<String>, Problem> {
+    let record: Option<ImageRecord> = cluster.records.read(&image_key(&info.name)).await?;
+    Ok(match record {
+        None if may_be_foreign(&info.name) => Some("no record has this name".to_owned()),
+        Some(ImageRecord { layer: Some(layer), .. }) if layer != info.layer => {
+            Some("the image of this name is another one".to_owned())
+        }
+        _ => None,
+    })
+}
+
+/// Makes an image known that a host has and no record names.
+///
+/// # Errors
+/// `Conflict` if there is one with this name.
+pub async fn adopt(
+    cluster: &Cluster,
+    name: &ImageName,
+    host: &HostId,
+) -> Result<ClusterImage, Problem> {
+    let link = reachable(cluster, host)?;
+    let info: ImageInfo = link.volume.get(&format!("/v1/images/{name}")).await?;
+    let record = ImageRecord {
+        layer: Some(info.layer),
+        size_bytes: Some(info.size_bytes),
+        made_at: Some(host.clone()),
+        leave_site: info.leave_site,
+        ..ImageRecord::new(name.clone())
+    };
+    if info.name != *name || !cluster.records.create(&image_key(name), &record).await? {
+        let what = format!("can't adopt image {name} of host {host}");
+        return Err(Problem::conflict(what, "there is an image with this name")
+            .next(format!("delete that one first: perigee image delete {name}")));
+    }
+    image(cluster, name).await
+}
+
 /// The problem of an image that no answering host has. A host that does not answer may have it.
 fn not_shown(name: &ImageName, silent: &[HostId]) -> Problem {
     if silent.is_empty() {

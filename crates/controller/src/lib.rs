@@ -45,6 +45,7 @@ mod talk;
 mod tars;
 mod term;
 mod tpm;
+mod unknown;
 pub mod user_data;
 mod vms;
 mod volume_moves;

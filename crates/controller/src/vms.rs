@@ -32,7 +32,7 @@ use crate::accounts::UsedToken;
 use crate::cluster::{Cluster, HostLink, now_ms};
 use crate::meter::plus;
 use crate::records::{JobRecord, MigrationRecord, vm_of};
-use crate::{catalog, jobs, migration, networks, planning, replicas};
+use crate::{catalog, jobs, migration, networks, planning, replicas, unknown};
 
 pub async fn list(cluster: &Cluster) -> Result<Vec<Vm>, Problem> {
     let mut vms = list_at(cluster, &cluster.hosts.all(), |_| true).await;
@@ -243,10 +243,8 @@ pub async fn stop(cluster: &Arc<Cluster>, vm: &VmId, ask: StopVm) -> Result<(), 
         jobs::intend(cluster, job, |intent| intent.stop_vm = true).await?;
         return Ok(());
     }
-    let host = catalog::reachable(cluster, &host_of(cluster, vm).await?)?;
-    let path = format!("/v1/vms/{vm}");
-    let report: VmReport = host.agent.get(&path).await?;
-    host.agent.delete(&format!("{path}?{}", report.spec.start.query())).await
+    unknown::check_untouched(cluster, vm).await?;
+    Err(unknown(vm))
 }
 
 /// Refuses a move of a VM if a volume would follow it to a site with its replica.

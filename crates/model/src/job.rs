@@ -12,7 +12,7 @@ use crate::network::Publish;
 use crate::phases::{Phases, PredictedPhases, copy_left_s};
 use crate::plan::{Estimate, PredictedEnd};
 use crate::replica::Replica;
-use crate::vm::{Accelerator, Firmware, HostAddresses, LinkProbe, NetworkKind};
+use crate::vm::{Accelerator, Firmware, HostAddresses, LinkProbe, NetworkKind, VmStatus};
 use crate::volume::{BlockProbe, ImageFormat, IoStats, VolumeSource};
 use crate::volume_move::{VolumeMove, VolumesOnMove};
 use crate::waiting::Waiting;
@@ -593,17 +593,48 @@ pub struct AdoptVolume {
     pub host: HostId,
 }
 
-/// A volume that a host says it has, and that the controller does not know. It is nobody's until it is adopted.
+/// Something that a host says it has, and that no record of the controller names there. Nothing is done with it until somebody says so.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct UnknownVolume {
+pub struct Unknown {
+    /// What it is.
+    pub kind: UnknownKind,
     /// Its name there.
-    pub name: VolumeName,
+    pub name: String,
     /// The host.
     pub host: HostId,
-    /// The size of the disk that a client sees.
+    /// A VM's memory, or the size of the disk that a client sees.
     pub size_bytes: u64,
-    /// Its data.
+    /// The data of a volume or an image.
     pub allocated_bytes: u64,
+    /// What a VM does.
+    #[serde(default)]
+    pub status: Option<VmStatus>,
+    /// Why it is unknown.
+    pub why: String,
+    /// What can be done with it.
+    pub next: String,
+}
+
+/// What a host may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum UnknownKind {
+    /// A virtual machine.
+    Vm,
+    /// A volume, also one that was made for a job.
+    Volume,
+    /// An image or a snapshot.
+    Image,
+}
+
+/// Ends a VM that a host has and no record names there.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct EndUnknownVm {
+    /// The host that has it.
+    pub host: HostId,
+    /// At once, as a power cut does. Else its guest is asked to power off, and one that is off is removed.
+    #[serde(default)]
+    pub force: bool,
 }
 
 /// A volume to be made.

@@ -12,6 +12,7 @@
 //!                    nothing here        start N is here
 //! start M > ended    begins M            M = N: the same again    M > N: ends N, then begins M
 //!                                        M < N: refused
+//!                                        of another submission: refused
 //! start M <= ended   refused             refused
 //! delete M           keeps M as ended    M >= N: keeps M as ended, ends N
 //!                                        M < N: keeps M as ended, leaves N alone and says so
@@ -19,12 +20,15 @@
 //!
 //! A newer start may end an older one because the controller gives out a number only after it has decided that
 //! no older start is to run at that host: a migration never goes to the host where the VM runs, and a job
-//! begins anew only when it has given up its VM.
+//! begins anew only when it has given up its VM. That is so for the starts of one job. What another job or VM of that name has left is ended by
+//! a delete alone: a controller whose state was restored from an older copy gives out its name again, and does not know that it runs.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+
+use crate::Problem;
 
 #[cfg(test)]
 mod walk;
@@ -117,6 +121,16 @@ pub enum StartRefused {
         /// The greatest start that was ended.
         ended: VmStart,
     },
+    /// Another VM of this name is here.
+    #[error(
+        "another VM with this name is here (start {here}, and not {asked}); it ends when somebody ends it"
+    )]
+    Another {
+        /// The start that was asked for.
+        asked: VmStart,
+        /// The one that is here.
+        here: VmStart,
+    },
     /// A later start is here.
     #[error(
         "this is the VM's start {asked}, and its later start {here} is here; the request came late"
@@ -127,6 +141,17 @@ pub enum StartRefused {
         /// The one that is here.
         here: VmStart,
     },
+}
+
+impl StartRefused {
+    /// What an agent answers. The place of another VM may become free.
+    pub fn problem(self, what: impl Into<String>) -> Problem {
+        match self {
+            Self::Another { .. } => Problem::unavailable(what, self)
+                .next("`perigee vm list --unknown` shows it if no record names it"),
+            Self::Ended { .. } | Self::Older { .. } => Problem::conflict(what, self),
+        }
+    }
 }
 
 /// What an agent does when it is asked to delete a VM.
@@ -163,6 +188,9 @@ impl Starts {
         match self.here {
             None => Ok(OnStart::Begin),
             Some(here) if here == asked => Ok(OnStart::Same),
+            Some(here) if here.submitted_ms < asked.submitted_ms => {
+                Err(StartRefused::Another { asked, here })
+            }
             Some(here) if here < asked => Ok(OnStart::EndFirst(here)),
             Some(here) => Err(StartRefused::Older { asked, here }),
         }
@@ -196,6 +224,17 @@ mod tests {
         assert!(start(0, 0).whole_run() < start(1, 0));
         let of_a_later_job = VmStart { submitted_ms: 1001, run: 0, migration: 0 };
         assert!(start(3, 0).whole_run() < of_a_later_job);
+    }
+
+    /// A new job of a restored controller had the id of one that ran, and ended its VM.
+    #[test]
+    fn what_another_vm_of_the_name_has_left_is_ended_by_a_delete_alone() {
+        let of_a_later_job = VmStart { submitted_ms: 1001, run: 0, migration: 0 };
+        let starts = Starts { here: Some(start(3, 1)), ended: None };
+        let refused = starts.on_start(of_a_later_job).unwrap_err();
+        assert_eq!(refused, StartRefused::Another { asked: of_a_later_job, here: start(3, 1) });
+        assert_eq!(refused.problem("start it").kind, crate::ProblemKind::Unavailable);
+        assert_eq!(starts.on_start(start(4, 0)), Ok(OnStart::EndFirst(start(3, 1))));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use perigee_http::{Json, Reply};
 use perigee_model::job::{
-    AdoptVolume, ClusterImage, ClusterVolume, NewImage, NewVolume, ReplicateImage, UnknownVolume,
+    AdoptVolume, ClusterImage, ClusterVolume, NewImage, NewVolume, ReplicateImage, Unknown,
 };
 use perigee_model::leave_site::{LeaveSiteAsker, LeaveSiteSet, SetLeaveSite};
 use perigee_model::replica::{PromoteVolume, Promotion, Replica, ReplicateVolume, StopReplica};
@@ -18,7 +18,7 @@ use super::caller::{Caller, Full};
 use super::{Shared, json, to_its_end};
 use crate::cluster::Cluster;
 use crate::leave_site::{self, Of};
-use crate::{catalog, images, replicas as of_volumes, volume_moves};
+use crate::{catalog, images, replicas as of_volumes, unknown, volume_moves};
 
 #[derive(serde::Deserialize)]
 pub struct Which {
@@ -147,11 +147,23 @@ pub async fn volume(
     json(catalog::volume(&cluster, &volume).await?)
 }
 
-/// What hosts have that the controller does not know: volumes that were made there without it. An admin may adopt them.
-#[utoipa::path(get, path = "/unknown-volumes", tag = "volumes",
-    responses((status = 200, body = Vec<UnknownVolume>)))]
-pub async fn unknown_volumes(State(cluster): Shared) -> Reply<Vec<UnknownVolume>> {
-    json(catalog::unknown_volumes(&cluster).await?)
+/// What hosts have and no record names there: VMs, volumes and images, with what can be done with each. Nothing is done by itself.
+#[utoipa::path(get, path = "/unknown", tag = "hosts",
+    responses((status = 200, body = Vec<Unknown>)))]
+pub async fn unknown(State(cluster): Shared) -> Reply<Vec<Unknown>> {
+    json(unknown::list(&cluster).await?)
+}
+
+/// Makes an image known that a host has and no record names.
+#[utoipa::path(post, path = "/images/{image}/adopt", tag = "images",
+    params(("image" = String, Path)), request_body = AdoptVolume,
+    responses((status = 200, body = ClusterImage)))]
+pub async fn adopt_image(
+    State(cluster): Shared,
+    Full(image): Full<ImageName>,
+    Json(ask): Json<AdoptVolume>,
+) -> Reply<ClusterImage> {
+    json(images::adopt(&cluster, &image, &ask.host).await?)
 }
 
 /// Makes a volume known that was made at a host without the controller. A host that reports a volume does not do that by

@@ -3,7 +3,7 @@
 use axum::extract::{Query, Request, State};
 use axum::response::{IntoResponse, Response};
 use perigee_http::{Failure, Json, Peer, Reply};
-use perigee_model::job::{ClusterImage, DEFAULT_OWNER, Migration, MoveVm, Vm};
+use perigee_model::job::{ClusterImage, DEFAULT_OWNER, EndUnknownVm, Migration, MoveVm, Vm};
 use perigee_model::lasting::{
     AttachVolume, CopiedFile, DetachVolume, ExecBegun, ExecInVm, ExecStatus, NewVm, PowerWish,
     ResizeVm, RestoreVm, StopVm, VmState,
@@ -14,7 +14,7 @@ use perigee_model::{Problem, VmId};
 
 use super::caller::{Caller, Full};
 use super::{Shared, json, to_its_end};
-use crate::{jobs, migration, vms};
+use crate::{jobs, migration, unknown, vms};
 
 /// All VMs. A VM whose host does not answer is shown as it was last seen, with the reason.
 #[utoipa::path(get, path = "/vms", tag = "vms", responses((status = 200, body = Vec<Vm>)))]
@@ -94,6 +94,18 @@ pub async fn delete(
 ) -> Reply<()> {
     let Query(ask) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
     json(vms::lasting::delete(&cluster, &vm, ask.force).await?)
+}
+
+/// Ends a VM that a host has and no record names there: its guest is asked to power off, or it is ended at once. One that is off is removed. Its
+/// disks stay.
+#[utoipa::path(post, path = "/vms/{vm}/end-unknown", tag = "vms", params(("vm" = String, Path)),
+    request_body = EndUnknownVm, responses((status = 200)))]
+pub async fn end_unknown(
+    State(cluster): Shared,
+    Full(vm): Full<VmId>,
+    Json(ask): Json<EndUnknownVm>,
+) -> Reply<()> {
+    json(unknown::end_vm(&cluster, &vm, &ask).await?)
 }
 
 /// Starts a live migration. The answer comes at once.

@@ -11,6 +11,7 @@ mod parts;
 pub mod taught;
 mod wakes;
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -178,6 +179,10 @@ pub struct Cluster {
     pub lanes: Lanes,
     pub taught: Taught,
     pub wakes: Wakes,
+    /// When this controller was started. What it knows of what is older may come from a backup.
+    pub begun_ms: u64,
+    /// Names of which volumes are being made.
+    pub making: Mutex<BTreeSet<VolumeName>>,
     /// What the scheduler did.
     pub counters: Counters,
     /// Wakes the cleaner.
@@ -267,6 +272,8 @@ impl Cluster {
             lanes: Lanes::default(),
             taught,
             wakes: Wakes::default(),
+            begun_ms: now_ms(),
+            making: Mutex::default(),
             counters: Counters::default(),
             clean_now: Notify::new(),
             cancelled_imports: broadcast::Sender::new(16),

@@ -77,6 +77,8 @@ impl Run {
                 // During a migration the destination's agent decides what this means.
                 return if moving {
                     self.pause()
+                } else if self.is_found_elsewhere(&host).await? {
+                    Ok(Step::Again)
                 } else {
                     self.lost("its host does not know it").await
                 };
@@ -219,6 +221,39 @@ impl Run {
         self.cluster.hosts.get(host)
     }
 
+    /// Looks for the VM at the other hosts, and takes it up where it is: the record may be older than its last move, because the controller was
+    /// restored from a backup.
+    async fn is_found_elsewhere(&mut self, before: &HostLink) -> Result<bool, Problem> {
+        let Some((host, report)) = self.at_another_host(&before.id).await else { return Ok(false) };
+        tracing::warn!("job {}: its VM is at host {host}, and not at {}", self.id, before.id);
+        let record = &mut self.record.value;
+        record.left = Some(before.id.clone());
+        record.job.host = Some(host);
+        record.boot_id = report.boot_id;
+        // A trace of a part of the run says nothing about the whole run.
+        record.traced = crate::records::Traced::Not;
+        self.record.save().await?;
+        Ok(true)
+    }
+
+    /// The host where a VM of this run, or of a later one, runs. Hosts that do not answer are not waited for.
+    async fn at_another_host(&self, but: &HostId) -> Option<(HostId, VmReport)> {
+        let (path, own) = (format!("/v1/vms/{}", vm_of(&self.id)), start_of(&self.record.value, 0));
+        let others = self.cluster.hosts.up().into_iter().filter(|host| host.id != *but);
+        let asked = others.map(async |host| {
+            let report = host.agent.get::<VmReport>(&path).await.ok()?;
+            Some((host.id.clone(), report))
+        });
+        let is_its = |(_, report): &(HostId, VmReport)| {
+            // What a migration that was given up has left waits or stands still.
+            let runs = [VmStatus::Running, VmStatus::IoError];
+            report.spec.start.submitted_ms == own.submitted_ms
+                && report.spec.start.whole_run() >= own.whole_run()
+                && runs.contains(&report.status)
+        };
+        futures_util::future::join_all(asked).await.into_iter().flatten().find(is_its)
+    }
+
     /// Requests the VM. Repeating this with the same spec changes nothing, so a crash here does no harm.
     async fn start_vm(&mut self) -> Result<Step, Problem> {
         (self.seen_to_stand, self.stood_still) = (None, Duration::ZERO);
@@ -233,6 +268,16 @@ impl Run {
         }
         let spec = vm_spec(self, placement, &start)?;
         let host = catalog::reachable(&self.cluster, &start)?;
+        let vm = &spec.vm;
+        let may_be_old = self.job().submitted_ms < self.cluster.begun_ms;
+        if may_be_old && let Some((at, _)) = self.at_another_host(&start).await {
+            let why = format!(
+                "host {at} has it already: what this controller knows of it is older, perhaps from a backup"
+            );
+            let next =
+                format!("if it is not needed there, end it: perigee vm end {vm} --host {at}");
+            return Err(Problem::unavailable(format!("can't start VM {vm}"), why).next(next));
+        }
         // What the controller has heard may be old, or nothing yet after a restart.
         let report: HostReport = host.agent.get("/v1/host").await?;
         let network = networks::kind_of(&self.record.value);

@@ -81,10 +81,16 @@ pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Proble
     check_room(cluster, &spec).await?;
     let inputs = check(cluster, &spec).await?;
     let counter = counter_key(&spec.name);
-    let number = cluster.records.update(&counter, |n: Option<u64>| n.unwrap_or(0) + 1).await?;
-    JOB_NUMBER.check(number).map_err(|error| error.problem("can't submit a job"))?;
-    let id = JobId::new(format!("{}-{number:04}", spec.name))
-        .map_err(|e| Problem::invalid("can't submit a job", e))?;
+    let id = loop {
+        let number = cluster.records.update(&counter, |n: Option<u64>| n.unwrap_or(0) + 1).await?;
+        JOB_NUMBER.check(number).map_err(|error| error.problem("can't submit a job"))?;
+        let id = JobId::new(format!("{}-{number:04}", spec.name))
+            .map_err(|e| Problem::invalid("can't submit a job", e))?;
+        // A controller that was restored from an older copy gives out a number again.
+        if cluster.hosts.seen(&vm_of(&id)).is_empty() {
+            break id;
+        }
+    };
     let mut record = JobRecord { inputs, ..new_record(id, spec) };
     gang::prepare(&mut record)?;
     add(cluster, record).await

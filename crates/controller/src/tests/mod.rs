@@ -33,6 +33,7 @@ mod sure;
 mod tenant_walk;
 mod tenants;
 mod term;
+mod unknown;
 mod volume_moves;
 
 use std::future::Future;

@@ -138,7 +138,9 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         }
         "PUT /v1/images/{image}/shared" => plain(json!({"shared": true})),
         "POST /v1/images/{image}/replicate" => plain(json!({"to": "home"})),
-        "POST /v1/volumes/{volume}/adopt" => plain(json!({"host": "home1"})),
+        "POST /v1/volumes/{volume}/adopt"
+        | "POST /v1/images/{image}/adopt"
+        | "POST /v1/vms/{vm}/end-unknown" => plain(json!({"host": "home1"})),
         "POST /v1/volumes/{volume}/move" => plain(json!({"to": "home1"})),
         "POST /v1/volumes/{volume}/replicas" => plain(json!({"to": "cloud"})),
         "POST /v1/volumes/{volume}/replicas/stop" => plain(json!({"to": "cloud"})),

@@ -11,14 +11,14 @@ use crate::supervisor::Supervisor;
 use crate::{jobs, term};
 
 /// A copy of the store, as a backup has it.
-fn copy_store(from: &Path, to: &Path) {
+pub fn copy_store(from: &Path, to: &Path) {
     let store = rusqlite::Connection::open(from.join("state.db")).expect("the store");
     let copy = to.join("state.db").display().to_string();
     store.execute("VACUUM INTO ?1", [copy]).expect("a copy");
 }
 
 /// Puts the copy's content into the store, whose file stays the same.
-fn restore_store(backup: &Path, to: &Path) {
+pub fn restore_store(backup: &Path, to: &Path) {
     let store = rusqlite::Connection::open(to.join("state.db")).expect("the store");
     let copy = backup.join("state.db").display().to_string();
     store.execute("ATTACH ?1 AS backup", [copy]).expect("the backup");

@@ -15,7 +15,7 @@ use super::live;
 use crate::accounts::hold_volume;
 use crate::cluster::Cluster;
 use crate::records::{JobIntent, JobRecord, job_intent_key};
-use crate::{catalog, cleaner, images, jobs, networks, user_data, vms};
+use crate::{catalog, cleaner, images, jobs, networks, unknown, user_data, vms};
 
 /// Makes a VM. Unless it is to be stopped at first, it starts as soon as a host has room.
 ///
@@ -61,6 +61,8 @@ pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result
     })?;
     let id = id_of(&name)?;
     forget_deleted(cluster, &id).await?;
+    let untouched = unknown::check_untouched(cluster, &name).await;
+    untouched.map_err(|problem| Problem { what: what(), ..problem })?;
     let _room = hold_volume(cluster, name.as_str(), root_bytes).await?;
     let mut record = jobs::new_record(id, spec);
     record.job.vm = Some(name.clone());
@@ -159,7 +161,10 @@ async fn forget_deleted(cluster: &Cluster, id: &JobId) -> Result<(), Problem> {
 /// # Errors
 /// `NotFound` if there is no VM with this name; `Conflict` if it is a job's.
 pub(super) async fn record(cluster: &Cluster, vm: &VmId) -> Result<JobRecord, Problem> {
-    let Some(record) = jobs::of_vm(cluster, vm) else { return Err(vms::unknown(vm)) };
+    let Some(record) = jobs::of_vm(cluster, vm) else {
+        unknown::check_untouched(cluster, vm).await?;
+        return Err(vms::unknown(vm));
+    };
     match record.lasting {
         Some(_) => Ok(JobRecord::clone(&record)),
         None => {

@@ -12,7 +12,7 @@ use perigee_model::{HostId, Problem, SiteId};
 
 use crate::Context;
 use crate::commands::network::IDENTITY_DIR;
-use crate::commands::{controller_client, join, login};
+use crate::commands::{controller_client, join, login, unknown};
 use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]
@@ -25,6 +25,8 @@ pub enum HostVerb {
         /// The host's name, as `perigee host list` shows it
         host: HostId,
     },
+    /// Show what hosts have that no record of the controller names there, with what can be done with each: VMs, volumes, images
+    Unknown,
     /// Make a token with which a host joins the cluster. It is good for one time and one hour
     Token {
         /// The name that the host gets
@@ -173,6 +175,7 @@ pub async fn run(verb: HostVerb, context: &Context) -> Result<(), Problem> {
         HostVerb::Site { host, site } => {
             client()?.put(&format!("/v1/hosts/{host}/site"), &SetSite { site }).await
         }
+        HostVerb::Unknown => unknown::list(context, None).await,
         HostVerb::List => {
             let hosts: Vec<Host> = client()?.get("/v1/hosts").await?;
             output::list(context.format, &hosts, HOSTS)

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use perigee_http::Client;
-use perigee_model::job::{ClusterImage, NewImage, ReplicateImage};
+use perigee_model::job::{AdoptVolume, ClusterImage, NewImage, ReplicateImage};
 use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
 use perigee_model::tenant::ShareImage;
 use perigee_model::volume::{
@@ -151,6 +151,14 @@ pub enum Verb {
         name: ImageName,
         #[command(flatten)]
         pool: PoolOption,
+    },
+    /// Make an image of the cluster of one that a host has and no record names
+    Adopt {
+        /// The image's name, as `perigee host unknown` shows it
+        name: ImageName,
+        /// The host that has it
+        #[arg(long)]
+        host: HostId,
     },
     /// Delete an image or a snapshot. Volumes that stand on it go on, also while they are in use: what they need of it is
     /// merged into them in the background
@@ -325,6 +333,11 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         }
         Verb::Info { name, pool } => {
             info(context, pool, &format!("/v1/images/{name}"), LOCAL, CLUSTER).await
+        }
+        Verb::Adopt { name, host } => {
+            let (client, path) = (controller_client(context)?, format!("/v1/images/{name}/adopt"));
+            let image: ClusterImage = client.post(&path, &AdoptVolume { host }).await?;
+            output::one(format, &image, CLUSTER)
         }
         Verb::Delete { name, pool } => {
             let server = server(context, pool).await?;

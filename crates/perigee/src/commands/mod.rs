@@ -40,6 +40,7 @@ mod storm;
 pub mod tenant;
 pub mod top;
 pub mod trace;
+mod unknown;
 pub mod user;
 pub mod vm;
 mod vnc;

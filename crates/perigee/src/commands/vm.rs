@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Subcommand, ValueEnum};
-use perigee_model::job::{ClusterImage, Migration, MoveVm, Vm};
+use perigee_model::job::{ClusterImage, Migration, MoveVm, UnknownKind, Vm};
 use perigee_model::lasting::{AttachVolume, DetachVolume, ResizeVm, RestoreVm};
 use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::VolumesOnMove;
@@ -14,7 +14,7 @@ use crate::Context;
 use crate::commands::image::CLUSTER;
 use crate::commands::lasting::{self, Create};
 use crate::commands::{
-    console, controller_client, exec, guest_files, moving, moving_volumes, ssh, vnc,
+    console, controller_client, exec, guest_files, moving, moving_volumes, ssh, unknown, vnc,
 };
 use crate::output::{self, Column};
 
@@ -22,7 +22,22 @@ use crate::output::{self, Column};
 pub enum Verb {
     /// List virtual machines
     #[command(visible_alias = "ls")]
-    List,
+    List {
+        /// Show instead those of hosts that no record of the controller names there
+        #[arg(long)]
+        unknown: bool,
+    },
+    /// End a virtual machine that a host has and no record of the controller names there. Its guest is asked to power off, and its disks stay
+    End {
+        /// The VM's name, as `perigee vm list --unknown` shows it
+        vm: VmId,
+        /// The host that has it
+        #[arg(long)]
+        host: HostId,
+        /// At once, as a power cut does
+        #[arg(long)]
+        force: bool,
+    },
     /// Show one virtual machine
     Info {
         /// The VM's name, as `perigee vm list` shows it
@@ -308,7 +323,9 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::Ssh(_) | Verb::Create(_) => unreachable!("it was done above"),
         Verb::SshTunnel { vm } => ssh::tunnel(&client, &vm).await,
         Verb::Cp { from, to } => guest_files::copy(&client, &from, &to).await,
-        Verb::List => {
+        Verb::List { unknown: true } => unknown::list(context, Some(UnknownKind::Vm)).await,
+        Verb::End { vm, host, force } => unknown::end_vm(context, &vm, host, force).await,
+        Verb::List { unknown: false } => {
             let vms: Vec<Vm> = client.get("/v1/vms").await?;
             output::list(context.format, &vms, COLUMNS)
         }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 use perigee_http::{Listen, Network};
-use perigee_model::job::{AdoptVolume, ClusterVolume, NewVolume, UnknownVolume};
+use perigee_model::job::{AdoptVolume, ClusterVolume, NewVolume, UnknownKind};
 use perigee_model::limits::NEW_VOLUMES;
 use perigee_model::replica::{PromoteVolume, ReplicateVolume};
 use perigee_model::units::parse_bytes;
@@ -26,7 +26,7 @@ use crate::commands::network::NetworkFlags;
 use crate::commands::remotes::RemoteFlags;
 use crate::commands::trace::{self, TraceVerb};
 use crate::commands::{
-    CONTROL_SOCKET, check, controller_client, moving_volumes, pool_server, replicas,
+    CONTROL_SOCKET, check, controller_client, moving_volumes, pool_server, replicas, unknown,
 };
 use crate::output::{self, Column};
 
@@ -180,7 +180,7 @@ pub enum Verb {
     },
     /// Use a volume in the cluster that was made at a host with --pool
     Adopt {
-        /// The volume's name
+        /// The volume's name, as `perigee volume list --unknown` shows it
         name: VolumeName,
         /// The host whose pool has it
         #[arg(long)]
@@ -268,13 +268,6 @@ fn seen(volume: &ClusterVolume, text: String) -> String {
     if volume.size_bytes == 0 && !volume.waits.is_empty() { "?".to_owned() } else { text }
 }
 
-const UNKNOWN: &[Column<UnknownVolume>] = &[
-    ("name", |v| v.name.to_string()),
-    ("host", |v| v.host.to_string()),
-    ("size", |v| output::bytes(v.size_bytes)),
-    ("allocated", |v| output::bytes(v.allocated_bytes)),
-];
-
 const LOCAL: &[Column<VolumeInfo>] = &[
     ("name", |v| v.name.to_string()),
     ("virtual", |v| output::bytes(v.size_bytes)),
@@ -353,10 +346,8 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             change.apply(context, pool, &format!("/v1/volumes/{name}")).await
         }
         Verb::List { unknown: true, .. } => {
-            let all: Vec<UnknownVolume> =
-                controller_client(context)?.get("/v1/unknown-volumes").await?;
             note_silent(&controller_client(context)?).await;
-            output::list(format, &all, UNKNOWN)
+            unknown::list(context, Some(UnknownKind::Volume)).await
         }
         Verb::List { pool, .. } => list(context, pool, "/v1/volumes", LOCAL, CLUSTER).await,
         Verb::Info { name, pool } => {

@@ -262,7 +262,7 @@ pub(super) async fn put_vm(
     let mut inside = inside.lock().expect("lock");
     spec.machine.balloon &= !inside.builds_no_balloon;
     let decided = inside.starts_of(&vm).on_start(spec.start);
-    if let OnStart::EndFirst(older) = decided.map_err(|e| Problem::conflict("start the VM", e))? {
+    if let OnStart::EndFirst(older) = decided.map_err(|e| e.problem("start the VM"))? {
         inside.delete(&vm, older)?;
     }
     if let Some(present) = inside.vms.get(&vm) {
