@@ -262,8 +262,13 @@ fn answers(lab: &Lab, job: &JobId) -> Option<String> {
 
 /// The guest ends its command well and leaves an output.
 fn finish(host: &FakeHost, output_home: &FakeHost, vm: &VmId) {
-    let output = crate::outputs::tests::tar_of(&[("output/answers", &b"the answers"[..])]);
     let volume = VolumeName::new(format!("{vm}-out")).expect("name");
+    finish_with(host, output_home, vm, volume);
+}
+
+/// The same, and the output is in this volume.
+fn finish_with(host: &FakeHost, output_home: &FakeHost, vm: &VmId, volume: VolumeName) {
+    let output = crate::outputs::tests::tar_of(&[("output/answers", &b"the answers"[..])]);
     let sha256 = {
         use sha2::Digest;
         crate::files::hex(&sha2::Sha256::digest(&output))

@@ -126,10 +126,7 @@ async fn a_job_whose_host_went_away_before_its_vm_started_is_placed_again() {
 pub fn finish_again(host: &FakeHost, id: &perigee_model::JobId) {
     let vm = vm_of(id);
     let out = perigee_model::VolumeName::new(format!("{vm}-r1-out")).expect("name");
-    let digest = crate::files::hex(&<sha2::Sha256 as sha2::Digest>::digest(b"x"));
-    host.inside().volumes.get_mut(&out).expect("output volume").data = b"x".to_vec();
-    host.say(&vm, GuestBody::exited(0));
-    host.say(&vm, GuestBody::Finished { output_bytes: 1, output_sha256: digest, lacks: None });
+    super::finish_with(host, host, &vm, out);
 }
 
 #[tokio::test]
