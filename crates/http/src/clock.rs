@@ -99,9 +99,8 @@ impl Seen {
 
     fn look(&mut self, boot_id: &str, now: Moment) {
         let was_here = self.boot_id == boot_id && self.kernel_ms <= now.kernel_ms;
-        if was_here {
-            self.passed_ms += now.kernel_ms - self.kernel_ms;
-        }
+        let since_look_ms = if was_here { now.kernel_ms - self.kernel_ms } else { 0 };
+        self.passed_ms += since_look_ms;
         let expected_ms = self.expected_ms();
         let is_step = expected_ms.abs_diff(now.wall_ms) >= STEP_MS;
         // While the machine was off, its clock went on: only one that went back has jumped.
@@ -111,7 +110,12 @@ impl Seen {
             self.last_jump = Some(Jump { from_ms: expected_ms, to_ms: now.wall_ms });
         }
         if is_step || !was_here {
-            self.stretches.push(Stretch { wall_ms: now.wall_ms, passed_ms: self.passed_ms });
+            // A clock that was set back may have been so since the last look: what was noted since is not what it said the first time.
+            let before_ms = if now.wall_ms < expected_ms { since_look_ms } else { 0 };
+            self.stretches.push(Stretch {
+                wall_ms: now.wall_ms.saturating_sub(before_ms),
+                passed_ms: self.passed_ms - before_ms,
+            });
         }
         let surplus = self.stretches.len().saturating_sub(STRETCHES_MAX);
         self.stretches.drain(..surplus);
@@ -265,6 +269,17 @@ mod tests {
             seen.look("a", at(30 * DAY_MS, 0));
             assert_eq!(seen.age_ms(noted_ms), 30 * DAY_MS - MINUTE_MS, "{jump}");
         }
+    }
+
+    /// The clock says a time again that it has said before.
+    #[test]
+    fn what_is_noted_between_a_jump_back_and_the_next_look_is_not_old() {
+        let mut seen = Seen::new("a", START);
+        seen.look("a", at(DAY_MS, 0));
+        let back = -i64::try_from(60 * MINUTE_MS).unwrap();
+        let noted_ms = at(DAY_MS + 10_000, back).wall_ms;
+        seen.look("a", at(DAY_MS + MINUTE_MS, back));
+        assert_eq!(seen.age_ms(noted_ms), MINUTE_MS - 10_000);
     }
 
     #[test]
