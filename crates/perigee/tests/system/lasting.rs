@@ -341,6 +341,14 @@ async fn program_ends_with_its_client(system: &System) -> Checked<()> {
         .env("PERIGEE_API", &system.lab.api)
         .spawn()
         .expect("the perigee binary runs");
+    let checked = interrupted_client_ends(system, &mut client).await;
+    // It has ended already, unless a check has failed.
+    let _ = client.kill();
+    client.wait().expect("a process");
+    checked
+}
+
+async fn interrupted_client_ends(system: &System, client: &mut Child) -> Checked<()> {
     let looks = "pgrep -x sleep -a | grep -c 98765 || true";
     system.web_says(looks, "1\n").await?;
     let pid = client.id().to_string();
