@@ -198,8 +198,10 @@ fn with_holes(name: &str, size_bytes: u64) -> Vec<u8> {
     header.set_size(4);
     let gnu = header.as_gnu_mut().expect("a GNU header");
     gnu.set_real_size(size_bytes);
-    (gnu.sparse[0].set_offset(0), gnu.sparse[0].set_length(4));
-    (gnu.sparse[1].set_offset(size_bytes), gnu.sparse[1].set_length(0));
+    gnu.sparse[0].set_offset(0);
+    gnu.sparse[0].set_length(4);
+    gnu.sparse[1].set_offset(size_bytes);
+    gnu.sparse[1].set_length(0);
     header.set_cksum();
     let mut bytes = header.as_bytes().to_vec();
     bytes.extend_from_slice(b"data");
