@@ -252,7 +252,10 @@ async fn clients_see_nothing_of_merges_under_them() {
                         device.zero(offset, length as u64, how, false).await.unwrap();
                         model[at..at + length].fill(0);
                     } else {
-                        device.write(offset, bytes(byte, length), rounds % 7 == 0).await.unwrap();
+                        device
+                            .write(offset, bytes(byte, length), rounds.is_multiple_of(7))
+                            .await
+                            .unwrap();
                         model[at..at + length].fill(byte);
                     }
                     let found =
@@ -447,7 +450,8 @@ impl Reference {
         // The pool's directory has one user at a time.
         self.pool = open_sim(crate::sim::scratch_dir().path(), &Arc::default(), 1);
         if power_cut {
-            self.files.power_cut(&mut crate::sim::Dice(self.boot as u64));
+            self.files
+                .power_cut(&mut crate::sim::Dice(u64::try_from(self.boot).expect("few boots")));
             self.boot += 1;
         }
         self.pool = open_sim(self.dir.path(), &self.files, self.boot);
