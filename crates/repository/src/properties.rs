@@ -40,7 +40,7 @@ pub fn are_noted(file: &File) -> bool {
     attribute(file, PROPERTIES).is_some()
 }
 
-/// A text that [`write`] takes.
+/// A text that [`write()`] takes.
 ///
 /// # Errors
 /// `NoSpace` if they are too long.
