@@ -356,7 +356,12 @@ fn hosts_and_strangers_get_nothing_of_the_api_but_what_the_table_names() {
         }
     }
     open.sort();
-    let table = ["GET /v1/revoked", "POST /v1/hosts/home1/certificate", "PUT /v1/hosts/home1"];
+    let table = [
+        "GET /v1/revoked",
+        "POST /v1/hosts/home1/certificate",
+        "POST /v1/hosts/home1/stops",
+        "PUT /v1/hosts/home1",
+    ];
     assert_eq!(open, table);
 }
 
