@@ -6,6 +6,33 @@
 //!
 //! The agent never reads or writes a disk: QEMU does, through the volume server of this host. The agent
 //! changes a volume's writer epoch only in the pause of a migration.
+//!
+//! | question | file |
+//! |---|---|
+//! | What may be asked of a guest's agent, and what of its answers is kept? | `vm/guest_agent.rs`, `model/src/guest_agent.rs`; files: `controller/src/vms/guest_files.rs`; programs, and their ends: `controller/src/vms/exec.rs` |
+//! | As which user does a VM's QEMU run? | `users.rs` |
+//! | How does a VM's network card reach the network, and what does a guest reach? | `vm/network.rs`; in the guest: `guest/runner/src/network.rs` |
+//! | Who starts a VM's `passt` again when it has ended, and how does QEMU take the new one? | `vm/network/keep.rs` |
+//! | Who hears at once that somebody has removed the packet filter? | `networks/watch.rs` |
+//! | Which ports of its host has a guest in a user network? | `vm/network/ports.rs` |
+//! | How does a card get into a bridge of the operator, and what may it send there? | `networks/bridged.rs`; which interfaces are there: `networks/interface.rs` |
+//! | How does a VNC viewer reach a VM's screen? | `view` in `vm/console.rs`; at the viewer's machine: `perigee/src/commands/vnc.rs` |
+//! | Which CPU does a guest see, and to which hosts can it move with it? | `arguments` in `command.rs`, `as_its_guest_sees` in `controller/src/planning.rs` |
+//! | How does a frame get from one VM to another in a tenant's network? | `networks/plan.rs`; between hosts: `networks/tunnel.rs`; who mends what was removed: `networks/pass.rs` |
+//! | What may a VM send in its tenant's network, and what does it reach through the gateway? | `networks/rules.rs`, `networks/gateway.rs` |
+//! | When does a host forward packets? | `networks/forwarding.rs` |
+//! | What is QEMU's command line? | `command.rs` |
+//! | What boots a VM's disk, and which variables does its UEFI firmware have at first? | `firmware_file` in `command.rs`, `controller/src/nvram.rs` |
+//! | How does a VM get a TPM, and where is what it keeps? | `vm/tpm.rs`; which hosts can: `controller/src/tpm.rs` |
+//! | How is a VM adopted after a restart? | `vms.rs`, `vm/owner.rs` |
+//! | What ends a migration whose destination does not answer QEMU's handshake? | `vm/migrate/cut.rs` |
+//! | Who ends strangers' connections to a QEMU that waits for a VM? | `vm/strangers.rs` |
+//! | With which key is a VM's memory encrypted on its way, and who has it? | `vm/tls.rs` |
+//! | What encrypts it? | `vm/tunnel.rs` |
+//! | Which task acts on a QEMU, and what may a migration ask of it? | `vm/owner.rs`, `vm/owner/wishes.rs` |
+//! | Does KVM work here? | `accelerator.rs` |
+//! | What do its VMs send to each other, and what follows from it? | counted: `networks/talk.rs`; added up and remembered: `controller/src/talk.rs`; which rank gets which host: `planner/src/arrange.rs`; how long a gang takes: `planner/src/gangs.rs` |
+//! | How does the controller hear what changed on a host? | `changes.rs`, `controller/src/watching.rs` |
 
 mod accelerator;
 mod api;

@@ -16,6 +16,8 @@
 //! | the HTTP server | `serve` |
 //! | what is missing on the network | `check` |
 //! | which DHCP servers answer | `dhcp` |
+//! | Which scripts does the firmware of a machine without a disk get, and which machines get an address? | `dnsmasq.rs`, `script.rs`; addresses: `cards.rs` |
+//! | How is a network checked before machines boot? | `check.rs` |
 //!
 //! The boot server keeps no state except for dnsmasq's leases: the volume server knows which client boots
 //! what. After a crash the next start writes dnsmasq's configuration again and ends the old dnsmasq.

@@ -5,6 +5,19 @@
 //!
 //! Over TLS both sides show a certificate of the cluster's authority ([`identity`]). A handler learns from [`Peer`] who
 //! asks. [`guard::restrict`] refuses what the sender may not ask for, and [`terms::obey`] a controller that does not command any more.
+//!
+//! | question | file |
+//! |---|---|
+//! | How do the bytes of a console, a screen and port 22 get to a client? | as a WebSocket from the controller: `websocket.rs`; to the controller: `tunnel.rs` |
+//! | Which of the daemons' files can other users read? | none: `daemon.rs`; tested by `perigee/tests/walk/mod.rs` |
+//! | Could another user have put something else in a daemon's directory? | `ours.rs` |
+//! | Which user is at the other end of a daemon's unix socket? | `Peer::of_plain` in `peer.rs` |
+//! | Which requests of a browser are refused? | `guard.rs` |
+//! | What may somebody cause as often as he likes without filling a log? | `seldom.rs` |
+//! | How long may a client of the HTTP APIs be silent, and how many may there be? | `connections.rs`, `connections/places.rs` (for NBD and iSCSI too) |
+//! | What becomes of a request that a web page makes its reader's browser send? | `guard.rs` |
+//! | Which addresses may come from another host, and how long may an answer be? | `network.rs`, `client/answer.rs` |
+//! | What is in a certificate of the cluster, and which ones count? | `authority.rs`, `peer.rs`, `verify.rs` |
 
 #![warn(missing_docs)]
 

@@ -14,6 +14,10 @@
 //! | pings, task management, discovery, logout | `requests` |
 //! | what do the sessions of a volume share | `unit` |
 //! | what does a command mean, and what does it do | `scsi`, `execute` |
+//! | Which iSCSI messages may an initiator send, and how does a session begin? | `lib.rs`, `login.rs` |
+//! | Which initiator may use which target, and how does it authenticate? | `access.rs`, `volume/src/iscsi_clients.rs`, `chap.rs` |
+//! | What does a SCSI command mean, and what does it do? | `scsi/`, `execute.rs` |
+//! | What do the sessions of one volume share, and which part of it survives a restart? | `unit.rs`, `scsi/reservations.rs` |
 //!
 //! A target is a volume: `iqn.2026-11.org.perigee:VOLUME`, with one unit, number 0. A session has one
 //! connection (MaxConnections is 1); a volume can have any number of sessions. A write is answered when

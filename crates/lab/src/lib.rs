@@ -23,6 +23,15 @@
 //! | what does `perigee lab run faults` do | `faults/` |
 //! | how is the report drawn | `report/` |
 //! | how do long programs clean up after a signal | `interrupt.rs` |
+//! | How is the lab's network made? | `net.rs` |
+//! | When does a frame arrive at another site, and what carries it? | `wan/wire.rs`, `wan/relay.rs`, `wan/netem.rs` |
+//! | Which fields has a lab's definition file? | `lab_file.rs` |
+//! | How is a lab removed completely? | `down.rs` |
+//! | How do real machines without disks boot together in a lab? | `storm/mod.rs`, `diskless.rs` |
+//! | What is broken in a soak, and what must still hold? | `soak/mod.rs`, `soak/breaks.rs` |
+//! | What does `make faults` test: which fault comes in which phase, and what must hold afterwards? | `faults/table.rs`, `faults/mod.rs` |
+//! | What does `make demo` do? | `demo/mod.rs` |
+//! | How do experiments run and move jobs in a lab, and run a QEMU without Perigee? | `cluster.rs`, `bare/mod.rs` |
 
 pub mod bare;
 pub mod capture;

@@ -1,6 +1,36 @@
 //! The words of the system: ids, specs, states and their legal transitions, API types, errors.
 //!
 //! No I/O and no clock. Every daemon and every client speaks these types.
+//!
+//! | question | file |
+//! |---|---|
+//! | What do the daemons say to each other? | `volume.rs`, `vm.rs`, `job.rs`, `controller/openapi.json` |
+//! | What do host and guest say to each other? | `guest.rs` |
+//! | Which state follows which event? | `states.rs`; of a VM that migrates: `switchover.rs` |
+//! | Which fields has a job file? | `job_file.rs` |
+//! | How many CPUs, how long a name, how large a volume: where are the limits? | `limits.rs`; which of them a job and a VM have: `spec.rs` |
+//! | How does a VM live without a job: what is wanted of it, and what happens next? | `lasting.rs` (the decisions), `controller/src/jobs/lasting.rs` (what its driver does), `controller/src/vms/lasting.rs` (what people ask for), `controller/src/vms/change.rs` (while it is off) |
+//! | Which controller commands the hosts, and how does a copy take over? | `term.rs`, `controller/src/term.rs`; at the hosts: `http/src/terms.rs`; what the controller shows them: `http/src/claim.rs` |
+//! | What keeps a private key or a token from being sent where a public thing is wanted? | `secret.rs`; before anything leaves the machine: `perigee/src/commands/public_keys.rs` |
+//! | What is a VM's disk for? | `disk_role.rs` |
+//! | Which networks do tenants have, who has which address in them, and where is the gateway? | `network.rs`, `controller/src/networks.rs`; who tells the hosts: `controller/src/networks/tell.rs` |
+//! | How do all VMs of a job move, or none, and what if one can't? | `gang/moving.rs` (the decisions), `controller/src/jobs/gang/moving.rs` (what the job's driver does); the room at both ends: `kept_for_moves` in `controller/src/cluster/index.rs` |
+//! | What are a job's inputs, and whose files may they be? | `inputs.rs` (the list), `controller/src/inputs.rs` |
+//! | Which reads between hosts are compressed? | `compression.rs` (the decision); on the wire: `PERIGEE_COMPRESSED` in `nbd/src/wire/mod.rs` |
+//! | What does a proxy fetch before it is asked for? | `read_ahead.rs` |
+//! | Who decides where a volume's home is, and why are there never two? | `home/residence.rs`; `home/walk.rs` walks it through every order of events |
+//! | What is in a trace file, and what writes it? | `trace.rs`, `block/src/recording.rs` |
+//! | How does a migration proceed, and how does it fail? | `switchover/` (what is decided), `agent/src/vm/migrate.rs` (done at the source), `controller/src/migration/` (the whole: `prepare.rs`, then `watch.rs`) |
+//! | What may one host do to volumes of another one, and how does that one know? | what the controller has allowed: `grant.rs`; signed and checked: `http/src/grants.rs`; where: `volume/src/control/grants.rs` |
+//! | Which start of a VM does a request mean, and what becomes of one that comes late? | `starts.rs` (the decision), `agent/src/vms.rs`, `agent/src/vm/ended.rs` (what is kept) |
+//! | How does a volume get another home, step by step? | `volume_move.rs` (the states), `controller/src/volume_moves/` (who is asked and told) |
+//! | Why do two VMs never write one volume? | `switchover/walk.rs` |
+//! | Where does a migration's time go? | `phases.rs`; what that teaches the planner: `planner/src/experience.rs` |
+//! | What does a job with several VMs do next, and what does its driver do for it? | `gang.rs` (the decisions), `controller/src/jobs/gang.rs` |
+//! | What does a job, a VM or a host wait for, and since when? | `waiting.rs`; which part of a host answers: `controller/src/cluster/parts.rs`; at the host: `agent/src/sockets.rs`, `agent/src/vm/owner/question.rs` |
+//! | Whose is a thing, and what does a user mean with a name? | `tenant.rs`; in the controller's API: `controller/src/api/caller.rs` |
+//! | Which figures are there for Prometheus, and how is a page written? | `exposition.rs`, `controller/src/api/metrics.rs`, `agent/src/metrics.rs`, `volume/src/metrics.rs` |
+//! | What may a tar from a guest contain? | `tar_headers.rs`, `controller/src/tars.rs`, `controller/src/outputs/entries.rs` |
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
 

@@ -8,6 +8,13 @@
 //! Only the fixed newstyle handshake is spoken. Every length that comes from the other side is
 //! checked before memory is allocated for it, and a frame that makes no sense ends the connection:
 //! after it nobody knows where the next one begins.
+//!
+//! | question | file |
+//! |---|---|
+//! | Which NBD messages may a client send? | `wire/`, `server/` |
+//! | Why does the reply to a read end with a chunk of its own? | `put_data_end` in `wire/answer.rs`; the test with QEMU: `tests/qemu.rs` |
+//! | Which client sees which export? | `server/access.rs`; who may join a volume's writer: `epoch_of_session` in `volume/src/exports.rs` |
+//! | How does a proxy survive its home's restart, and how do its several connections keep their order? | `client/link.rs` |
 
 pub mod client;
 mod of_files;

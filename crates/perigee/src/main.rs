@@ -1,4 +1,12 @@
 //! `perigee`, the only binary. It parses arguments, calls the other crates and prints their results.
+//!
+//! | question | file |
+//! |---|---|
+//! | What may a guest's output do to a terminal? | nothing: `terminal.rs` |
+//! | Which input files may a job file name? | `commands/inputs.rs` |
+//! | What does a command do that waits for work while the controller is away? | `commands/asking.rs` |
+//! | How does a newcomer run everything in one process? | `commands/dev.rs` |
+//! | What can somebody see who listens between the sites? | nothing of the data: `perigee/tests/system/listening.rs` |
 
 mod commands;
 mod output;

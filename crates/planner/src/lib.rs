@@ -10,6 +10,21 @@
 //! - [`move_cost`]: how long one live migration takes.
 //! - [`PastRun::learn`]: what a finished run shows about the job.
 //! - [`mod@noise`]: how much equal runs differ.
+//!
+//! | question | file |
+//! |---|---|
+//! | When does the planner move all VMs of a job? | `gangs/moves.rs`; its facts: `controller/src/jobs/gang/consider.rs` |
+//! | Is a VM's memory sent compressed, and is the VM slowed down meanwhile? | `modes.rs` |
+//! | Which queued job starts next, and where? | `queue/` (the decision), `controller/src/scheduler.rs` (its snapshot), `controller/src/scheduler/refusals.rs` (how many refused plans a pass makes) |
+//! | Where do all of its VMs start, or none? | `queue/gang.rs` |
+//! | What would each way to run a job take? | `options/mod.rs` |
+//! | When does a running VM move, or its data? | `running.rs`, `running/changes.rs`; at once, by its history: `running/sure.rs`; what that costs: `moving.rs`, `copying.rs` |
+//! | When does a running job end, and how much of its work is left? | `running/left.rs` |
+//! | How much do equal runs differ? | `noise.rs` |
+//! | What is kept of a job's runs, and which runs count for which job? | `runs.rs` |
+//! | How is a time predicted at a distance that a job never ran at, and how sure is that? | `learn.rs`; from runs: `learn/fit.rs`, without: `learn/one_pass.rs` (a guess, improved by the cluster's other jobs); whether recorded runs are in the ranges: `options/recorded.rs` |
+//! | What would a run have taken farther from its data, by its block trace? | `replay/mod.rs`; over the proxy of its host: `replay/proxy.rs` |
+//! | How long does a VM boot at a host, and how fast is the host? | `hosts.rs` |
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
 

@@ -16,6 +16,18 @@
 //!
 //! Nothing outside of a tenant's tree can be named: a path is checked ([`path`]), and the kernel resolves it below the
 //! tree and follows no link ([`beneath`]). The tree has only files and directories.
+//!
+//! | question | file |
+//! |---|---|
+//! | How is a file of the repository written, and what survives a crash? | `upload.rs` |
+//! | How do contents of files get into an S3 store, and when are they deleted there? | `objects.rs`, `Part::send_all` in `upload.rs` |
+//! | What becomes of an upload that was cut? | `upload.rs`, `drop_cut` and `cut_uploads` in `view.rs` |
+//! | What can be named in the repository, and what keeps a path in its tenant's tree? | `path.rs`, `beneath.rs` |
+//! | Who may read and change which files? | `view.rs` |
+//! | What does each request to the repository do? | `http.rs`, `http/parallel.rs`; WebDAV: `dav.rs`; SFTP: `sftp/session.rs` |
+//! | What do the libraries of WebDAV and SFTP never see? | `dav/headers.rs`, `sftp/serve.rs` |
+//! | What does an SFTP session see of a file before it is closed? | `sftp/written.rs` |
+//! | Who may log in over SFTP, and how long may that take? | `sftp.rs` |
 
 #![warn(missing_docs)]
 

@@ -27,6 +27,34 @@
 //! | whether a copy has the image's content | `content` |
 //! | whether the bytes are still what was written | `checksums`, `check`, `keeper` |
 //! | the space on the disk of volumes, images and tenants | `space` |
+//! | What survives a power cut? | `map.rs`, `head.rs` |
+//! | What survives a kill of the volume server? | `live.rs` |
+//! | How is damage found? | `checksums.rs`, `shown.rs`, `check.rs` |
+//! | Which format does a pool have, and how is an older one upgraded? | `catalog/schema.rs` |
+//! | How is it known that a copy of an image is what its host has made? | `content.rs` (what is computed), `compare` in `fill.rs`, `controller/src/images/contents.rs` (what becomes of one that is not) |
+//! | Which files are refused as images, and how is it known that all of one is there? | `import/looks.rs`, `import/whole.rs`, `import/qcow2.rs` |
+//! | How do deep chains become shallow, and what becomes of a deleted snapshot? | `compact.rs`; into a volume's head: `absorb.rs` |
+//! | How long may an import take, and how is one ended? | `import.rs`, `imports.rs`, `controller/src/images/imports.rs` |
+//! | How does long work report its progress, and how is it stopped? | `work.rs`, `volume/src/control/long.rs` |
+//! | How does a copy of another host's layer get its blocks, and where are they kept? | `copy.rs`, `copies.rs`, `fill.rs` |
+//! | Which layers of a volume that comes from another host are copied, and which are used as they are here? | `stage.rs` |
+//! | What happens if the other host does not answer, or has another image with that name? | `remote.rs` |
+//! | In which directory are a layer's files? | `directories.rs` |
+//! | How much space does a volume take on the disk? | `space.rs` |
+//! | Which layer answers a read? | `chain.rs` |
+//! | When does a head get its files, and what happens if a crash interrupts this? | `head.rs` |
+//! | Which requests are answered at once, and which wait? | `session.rs`; for the disk: `cold.rs` |
+//! | For which clients is data read ahead, and how much? | `ahead.rs` |
+//! | How many file operations does a request need? | `tests/costs.rs` |
+//! | Who may write a volume now? | `volume.rs` |
+//! | What may a tenant confine or release of data that it shares? | `let_go` in `confined.rs`, `LeaveSiteAsker` in `model/src/leave_site.rs` |
+//! | As which user do `qemu-img` and `mke2fs` run, and what ends with them? | `qemu_img/users.rs` |
+//! | Which blocks of another host's volume are read from a replica here, and why are they never old? | `common.rs` (which blocks), `volume/src/common.rs` (when the home is asked), `volume/src/coherent.rs` (the rules) |
+//! | What does a server do when a volume leaves it or comes to it? | on the disk: `{homes,arrive}.rs`; with open sessions: `volume/src/{homes,settle}.rs` |
+//! | What does a client boot, and when is its clone made or dropped? | `clients.rs` |
+//! | How is a volume sealed while it is in use, for other hosts to copy? | `sealing.rs` |
+//! | How is a replica of a volume made, and how does it become the volume? | `replicas.rs`, `controller/src/replicas/` |
+//! | Which data may not leave its site, and who may have it? | `confined.rs` (which data), `volume/src/sites.rs` (who may have it); what the controller does about it: `controller/src/leave_site.rs` |
 
 mod absorb;
 mod ahead;

@@ -4,6 +4,11 @@
 //! It needs a kernel with devtmpfs, sysfs and version 2 cgroups, `mkfs.ext4` and `/bin/sh`. It needs no particular init, no udev,
 //! no network and no login. The guest may be migrated at any moment, so nothing here depends on elapsed time or
 //! on one lasting connection.
+//!
+//! | question | file |
+//! |---|---|
+//! | How do its guests find each other, and wait for all? | `gang.rs` |
+//! | What does the runner in the guest do? | `main.rs` |
 
 mod channel;
 mod clock;
