@@ -27,7 +27,7 @@ use crate::terminal;
 pub enum Verb {
     /// Submit a job file
     Submit {
-        /// The job file: YAML, as the README shows. `-` reads it from standard input; its inputs are then relative to this directory
+        /// The job file: YAML, as docs/jobs.md shows. `-` reads it from standard input; its inputs are then relative to this directory
         file: PathBuf,
         /// Wait until the job has ended; the exit code is then the job's. Ctrl-C ends only the waiting
         #[arg(long, short)]
