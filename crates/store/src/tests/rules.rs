@@ -24,7 +24,7 @@
 //! | 9 serve first | answered after the write | `copies::who_reads_is_answered_before_it_is_written` |
 //! | 10 growing | a parent shows beyond its end | `resize::what_a_shrunken_volume_had_does_not_come_back_when_it_grows`, `compact`, `power::cuts` |
 //! | 10 one inode for all clones | | `clones_share_the_open_layer_below` |
-//! | 11 a deleted snapshot | a block taken without its lock; a zero not taken; not flushed before the catalog; a layer with another child | `released`, `power::cuts::deleted_snapshots_that_are_merged_survive_a_cut_at_every_point` |
+//! | 11 a deleted snapshot | | `released`, `power::cuts::deleted_snapshots_that_are_merged_survive_a_cut_at_every_point` |
 //! | 11 deep chains | the index names the wrong layer | `compact`, `resize`, `power::cuts::resizes_and_merged_chains_survive_a_cut_at_every_point` |
 
 use std::sync::atomic::Ordering;
