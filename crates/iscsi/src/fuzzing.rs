@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::access::{Client, Clients};
 use super::chap::{Chap, Credentials, Secret};
 use super::pdu::{Digests, Head, NO_TAG, flag, request};
-use super::unit::Keep;
+use super::unit::KeepNothing;
 use super::{Options, Target, converse};
 
 /// Any conversation ends much sooner: a client that says nothing more has hung up.
@@ -37,30 +37,6 @@ impl Clients for Strangers {
     }
 }
 
-struct Nowhere;
-
-impl Keep for Nowhere {
-    fn load<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Option<String>, Problem>> {
-        Box::pin(async { Ok(None) })
-    }
-
-    fn save<'a>(&'a self, _: &'a str, _: Option<String>) -> BoxFuture<'a, Result<(), Problem>> {
-        Box::pin(async { Ok(()) })
-    }
-
-    fn seen<'a>(
-        &'a self,
-        _: &'a str,
-        _: &'a str,
-    ) -> BoxFuture<'a, Result<Option<String>, Problem>> {
-        Box::pin(async { Ok(None) })
-    }
-
-    fn see<'a>(&'a self, _: &'a str, _: &'a str, _: String) -> BoxFuture<'a, Result<(), Problem>> {
-        Box::pin(async { Ok(()) })
-    }
-}
-
 /// An initiator that says this, takes every answer, and hangs up.
 fn talk(said: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -69,7 +45,7 @@ fn talk(said: &[u8]) {
         let Target(shared) = Target::new(Options {
             exports: Arc::new(One),
             clients: Arc::new(Strangers),
-            keep: Arc::new(Nowhere),
+            keep: Arc::new(KeepNothing),
             sessions_max: 1,
         });
         let portal = ([127, 0, 0, 1], 3260).into();

@@ -12,12 +12,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::access::{Client, Clients};
 use super::pdu::{Digests, HEAD_BYTES, Head, NO_TAG, flag, request, response};
-use super::unit::Keep;
+use super::unit::KeepNothing;
 use super::{Options, Target, converse};
 
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// No volumes, no secrets, nothing kept.
+/// No volumes, and no secrets.
 struct Nothing;
 
 impl Exports for Nothing {
@@ -42,35 +42,13 @@ impl Clients for Nothing {
     }
 }
 
-impl Keep for Nothing {
-    fn load<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Option<String>, Problem>> {
-        Box::pin(async { Ok(None) })
-    }
-
-    fn save<'a>(&'a self, _: &'a str, _: Option<String>) -> BoxFuture<'a, Result<(), Problem>> {
-        Box::pin(async { Ok(()) })
-    }
-
-    fn seen<'a>(
-        &'a self,
-        _: &'a str,
-        _: &'a str,
-    ) -> BoxFuture<'a, Result<Option<String>, Problem>> {
-        Box::pin(async { Ok(None) })
-    }
-
-    fn see<'a>(&'a self, _: &'a str, _: &'a str, _: String) -> BoxFuture<'a, Result<(), Problem>> {
-        Box::pin(async { Ok(()) })
-    }
-}
-
 /// A session for discovery, with a target that is soon impatient.
 async fn discovering(silence_max: Duration) -> DuplexStream {
     let nothing = Arc::new(Nothing);
     let mut target = Target::new(Options {
         exports: nothing.clone(),
-        clients: nothing.clone(),
-        keep: nothing,
+        clients: nothing,
+        keep: Arc::new(KeepNothing),
         sessions_max: 1,
     });
     let shared = Arc::get_mut(&mut target.0).expect("nobody else has it");

@@ -393,40 +393,38 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Keeps nothing, for tests and fuzzing.
+#[cfg(any(test, feature = "fuzzing"))]
+pub struct KeepNothing;
+
+#[cfg(any(test, feature = "fuzzing"))]
+impl Keep for KeepNothing {
+    fn load<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Option<String>, Problem>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    fn save<'a>(&'a self, _: &'a str, _: Option<String>) -> BoxFuture<'a, Result<(), Problem>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn seen<'a>(
+        &'a self,
+        _: &'a str,
+        _: &'a str,
+    ) -> BoxFuture<'a, Result<Option<String>, Problem>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    fn see<'a>(&'a self, _: &'a str, _: &'a str, _: String) -> BoxFuture<'a, Result<(), Problem>> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
-
-    struct Nothing;
-
-    impl Keep for Nothing {
-        fn load<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Option<String>, Problem>> {
-            Box::pin(async { Ok(None) })
-        }
-
-        fn save<'a>(&'a self, _: &'a str, _: Option<String>) -> BoxFuture<'a, Result<(), Problem>> {
-            Box::pin(async { Ok(()) })
-        }
-
-        fn seen<'a>(
-            &'a self,
-            _: &'a str,
-            _: &'a str,
-        ) -> BoxFuture<'a, Result<Option<String>, Problem>> {
-            Box::pin(async { Ok(None) })
-        }
-
-        fn see<'a>(
-            &'a self,
-            _: &'a str,
-            _: &'a str,
-            _: String,
-        ) -> BoxFuture<'a, Result<(), Problem>> {
-            Box::pin(async { Ok(()) })
-        }
-    }
 
     /// A PERSISTENT RESERVE OUT: for exclusive access, where that means something.
     fn out(action: u8, key: u64, action_key: u64) -> Out {
@@ -442,7 +440,7 @@ mod tests {
     async fn initiators_that_preempt_each_other_both_get_an_answer() {
         const REGISTER: u8 = 0;
         const PREEMPT_AND_ABORT: u8 = 5;
-        let units = Units::new(Arc::new(Nothing));
+        let units = Units::new(Arc::new(KeepNothing));
         let join = |port: &str| units.join("data", identity(), Port(port.to_owned()), 1 << 20);
         let a = join("a").await.expect("a place");
         let mut b = join("b").await.expect("a place");
