@@ -262,8 +262,8 @@ pub struct FakeHost {
     pub id: HostId,
     pub addresses: HostAddresses,
     inside: Arc<Mutex<Inside>>,
-    /// Which controller its agent obeys.
-    pub terms: Arc<Terms>,
+    /// Which controller its agent and its volume server obey.
+    pub terms: [Arc<Terms>; 2],
     servers: Vec<JoinHandle<()>>,
     _dir: tempfile::TempDir,
 }
@@ -283,12 +283,12 @@ impl FakeHost {
         let images = BTreeMap::from([(image().name, image())]);
         let inside = Arc::new(Mutex::new(Inside { images, ..Inside::default() }));
         let dir = tempfile::tempdir().expect("a directory");
-        let [of_agent, of_volumes] = ["agent", "pool"].map(|daemon| {
+        let terms = ["agent", "pool"].map(|daemon| {
             let own = dir.path().join(daemon);
             std::fs::create_dir(&own).expect("a directory");
             Terms::open(&own, &Network::Plain)
         });
-        let terms = Arc::clone(&of_agent);
+        let [of_agent, of_volumes] = terms.clone();
         let (agent_url, agent) = serve(obey(agent_routes(inside.clone()), of_agent)).await;
         let (volume_url, volume) = serve(obey(volume_routes(inside.clone()), of_volumes)).await;
         let addresses = HostAddresses {
