@@ -29,10 +29,22 @@ pub fn versions(perigee: impl Into<String>, programs: &[(&str, &str)]) -> BTreeM
 
 /// The version that a `perigee` binary prints, and the commit of the working directory.
 pub fn version_of(perigee: &Path) -> String {
-    let version = first_line(&perigee.to_string_lossy(), &["--version"]);
-    let commit = first_line("git", &["describe", "--always", "--dirty"]);
-    let or_unknown = |text: Option<String>| text.unwrap_or_else(|| "unknown".to_owned());
-    format!("{}, commit {}", or_unknown(version), or_unknown(commit))
+    with_commit(first_line(&perigee.to_string_lossy(), &["--version"]))
+}
+
+/// The version of the code that calls this function, and the commit of the working directory.
+pub fn own_version() -> String {
+    with_commit(Some(format!("perigee {VERSION}")))
+}
+
+fn with_commit(version: Option<String>) -> String {
+    let commit = first_line("git", &["rev-parse", "--short=12", "HEAD"]);
+    // A run writes its results as it goes. They are no change of what is measured.
+    let changes = "git diff --quiet HEAD -- . ':!experiments/*/results.json' ':!experiments/*/report.html' || echo -dirty";
+    let dirty = first_line("sh", &["-c", changes]).unwrap_or_default();
+    let [version, commit] =
+        [version, commit].map(|text| text.unwrap_or_else(|| "unknown".to_owned()));
+    format!("{version}, commit {commit}{dirty}")
 }
 
 /// The first line that a program prints. `None` if it can't be run or prints nothing.

@@ -17,7 +17,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use perigee_lab::measuring::{self, QEMU, VERSION};
+use perigee_lab::measuring::{self, QEMU};
 use perigee_lab::{Definition, Lab, LabId, Options, Steps, import_everywhere, with_lab};
 use perigee_model::job::NewImage;
 use perigee_model::{HostId, ImageName, Problem};
@@ -77,7 +77,7 @@ async fn main() -> Result<()> {
     let mut results = Results::load(&arguments.out, &rtts_ms)?;
     (results.setting, results.goals) = (SETTING.to_owned(), GOALS.to_owned());
     results.cpus = std::thread::available_parallelism()?.get();
-    results.versions = measuring::versions(VERSION, &[QEMU]);
+    results.versions = measuring::versions(measuring::version_of(&arguments.program), &[QEMU]);
     for rtt_ms in rtts_ms {
         let mut definition = Definition::default_demo(LabId::random(), rtt_ms);
         definition.probe_kernel = Some(arguments.image.join("vmlinuz"));

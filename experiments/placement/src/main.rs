@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use perigee_lab::bare::Machine;
-use perigee_lab::measuring::{self, QEMU, VERSION};
+use perigee_lab::measuring::{self, QEMU};
 use perigee_lab::wan::{Change, Rate};
 use perigee_lab::{Lab, Options, Steps, with_lab};
 use perigee_model::{Problem, VolumeName};
@@ -43,9 +43,6 @@ struct Arguments {
     /// The golden image's directory
     #[arg(long)]
     image: PathBuf,
-    /// The commit that is measured
-    #[arg(long, default_value = "unknown")]
-    revision: String,
     /// The directory for results.json and report.html
     #[arg(long, default_value = "experiments/placement")]
     out: PathBuf,
@@ -121,7 +118,7 @@ async fn main() -> Result<()> {
         return Ok(());
     }
     results.cpus = std::thread::available_parallelism()?.get();
-    let perigee = format!("{VERSION}, commit {}", arguments.revision);
+    let perigee = measuring::version_of(&arguments.program);
     results.versions = measuring::versions(perigee, &[QEMU, ("qemu-nbd", "qemu-nbd")]);
     let program = std::path::absolute(&arguments.program)?;
     let options = Options { program, ..Options::new()? };

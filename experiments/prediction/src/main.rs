@@ -19,7 +19,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use perigee_lab::cluster::Cluster;
 use perigee_lab::demo::{self, Stage, Tables, query_bundle};
-use perigee_lab::measuring::{self, QEMU, VERSION};
+use perigee_lab::measuring::{self, QEMU};
 use perigee_lab::wan::{self, Change};
 use perigee_lab::{Lab, Options, Steps, with_lab};
 use perigee_model::job::{
@@ -48,9 +48,6 @@ struct Arguments {
     /// The golden image's directory
     #[arg(long)]
     image: PathBuf,
-    /// The commit that is measured
-    #[arg(long, default_value = "unknown")]
-    revision: String,
     /// The directory for results.json and report.html
     #[arg(long, default_value = "experiments/prediction")]
     out: PathBuf,
@@ -128,7 +125,7 @@ async fn main() -> Result<()> {
         return Ok(());
     }
     results.cpus = std::thread::available_parallelism()?.get();
-    let perigee = format!("{VERSION}, commit {}", arguments.revision);
+    let perigee = measuring::version_of(&arguments.program);
     results.versions = measuring::versions(perigee, &[QEMU]);
     let program = std::path::absolute(&arguments.program)?;
     let options = Options { program, ..Options::new()? };

@@ -25,6 +25,7 @@ const DEADLINE: Duration = Duration::from_secs(1200);
 
 #[derive(Debug, Serialize)]
 pub struct Results {
+    pub versions: BTreeMap<String, String>,
     /// The build profile: `release`, or `debug` without optimisation.
     pub build: String,
     pub cpus: usize,

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
-use perigee_lab::measuring::load_1min;
+use perigee_lab::measuring::{self, load_1min};
 
 use load::{Case, Results};
 
@@ -74,7 +74,9 @@ async fn main() -> Result<()> {
     }
     let build = if cfg!(debug_assertions) { "debug" } else { "release" }.to_owned();
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let results = Results { build, cpus, load_1min, boot_ms: guests::BOOT.as_millis(), cases };
+    let versions = measuring::versions(measuring::own_version(), &[]);
+    let boot_ms = guests::BOOT.as_millis();
+    let results = Results { versions, build, cpus, load_1min, boot_ms, cases };
     fs::create_dir_all(&options.out)?;
     fs::write(options.out.join("results.json"), serde_json::to_string_pretty(&results)? + "\n")?;
     fs::write(options.out.join("report.html"), report::html(&results))?;

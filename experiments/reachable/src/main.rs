@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use perigee_lab::measuring::{self, QEMU, VERSION, two_sites};
+use perigee_lab::measuring::{self, QEMU, two_sites};
 use perigee_lab::wan::LinkSettings;
 use perigee_lab::{Lab, Options, Steps, with_lab};
 use perigee_model::{HostId, Problem};
@@ -84,7 +84,7 @@ async fn measure(lab: &Lab, arguments: &Arguments) -> Result<()> {
     let mut results = Results {
         cpus: std::thread::available_parallelism()?.get(),
         setting: SETTING.to_owned(),
-        versions: measuring::versions(VERSION, &[QEMU]),
+        versions: measuring::versions(measuring::version_of(&arguments.program), &[QEMU]),
         ..Results::default()
     };
     if arguments.insecure {
