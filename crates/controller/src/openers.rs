@@ -1,9 +1,7 @@
 //! Which hosts may open which volumes at their homes. A home lets in nobody else.
 //!
 //! A host is let in before it attaches a volume, and let out when it has it attached no more. [`keep`] compares what each home has
-//! with what is needed, again and again: a home may come from a backup or an earlier version, or may not have answered
-//! when it was told. A home of an earlier version has no such list and answers that it does not know the request: it lets
-//! every host in.
+//! with what is needed, again and again: a home may come from a backup, or may not have answered when it was told.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use perigee_model::job::HostState;
-use perigee_model::volume::{AllOpeners, Attachment, ImageInfo, Openers, RemoteSource, VolumeInfo};
-use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
+use perigee_model::volume::{AllOpeners, Attachment, ImageInfo, Openers, VolumeInfo};
+use perigee_model::{HostId, Problem, VolumeName};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
@@ -34,21 +32,13 @@ const SURPLUS_MAX: usize = 10_000;
 /// Lets a host open a volume at its home.
 pub async fn allow(home: &HostLink, volume: &VolumeName, host: &HostId) -> Result<(), Problem> {
     let path = format!("/v1/volumes/{volume}/hosts/{host}");
-    unless_unknown(home.volume.put(&path, &()).await)
+    home.volume.put(&path, &()).await
 }
 
 /// Ends that, when the host has the volume attached no more.
 pub async fn disallow(home: &HostLink, volume: &VolumeName, host: &HostId) -> Result<(), Problem> {
     let path = format!("/v1/volumes/{volume}/hosts/{host}");
-    unless_unknown(home.volume.delete(&path).await)
-}
-
-/// These requests never answer of a volume that it is not there.
-fn unless_unknown<T: Default>(answer: Result<T, Problem>) -> Result<T, Problem> {
-    match answer {
-        Err(problem) if problem.kind == ProblemKind::NotFound => Ok(T::default()),
-        answer => answer,
-    }
+    home.volume.delete(&path).await
 }
 
 /// Tells the host that is to become the volume's home which hosts may open it, beside those that it knows. Its old home may
@@ -60,12 +50,12 @@ pub async fn allow_the_same(
     volume: &VolumeName,
 ) -> Result<(), Problem> {
     let path = format!("/v1/volumes/{volume}/hosts");
-    let here: Openers = unless_unknown(from.volume.get(&path).await)?;
+    let here: Openers = from.volume.get(&path).await?;
     let needed = Needed::now(cluster).await?.hosts_of(volume);
     let hosts: BTreeSet<HostId> =
         here.hosts.into_iter().chain(needed).chain([from.id.clone()]).collect();
     let openers = Openers { hosts: hosts.into_iter().filter(|host| *host != to.id).collect() };
-    unless_unknown(to.volume.put(&path, &openers).await)
+    to.volume.put(&path, &openers).await
 }
 
 /// Lets the hosts that were let in at the old home while the volume moved open it at its new one too. An old home that does not
@@ -74,8 +64,7 @@ pub async fn allow_those_too(from: &HostLink, to: &HostLink, volume: &VolumeName
     let path = format!("/v1/volumes/{volume}/hosts");
     let Ok(mut openers) = from.volume.get::<Openers>(&path).await else { return };
     openers.hosts.retain(|host| *host != to.id);
-    let told: Result<(), Problem> = unless_unknown(to.volume.put(&path, &openers).await);
-    if let Err(problem) = told {
+    if let Err(problem) = to.volume.put::<()>(&path, &openers).await {
         tracing::warn!("not all hosts can open volume {volume} at {}: {problem}", to.id);
     }
 }
@@ -230,10 +219,7 @@ async fn tell(
     mut needed: BTreeMap<VolumeName, Vec<HostId>>,
     before: &BTreeSet<Surplus>,
 ) -> Result<BTreeSet<Surplus>, Problem> {
-    let here: AllOpeners = match home.volume.get("/v1/openers").await {
-        Err(problem) if problem.kind == ProblemKind::NotFound => return Ok(BTreeSet::new()),
-        answer => answer?,
-    };
+    let here: AllOpeners = home.volume.get("/v1/openers").await?;
     let key = let_in_key(&home.id);
     let known: LetIn = cluster.records.read(&key).await?.unwrap_or_default();
     let lost = known.hosts.iter().filter(|(volume, host)| {
@@ -244,14 +230,8 @@ async fn tell(
         needed.entry(volume.clone()).or_default().push(host.clone());
         kept.insert((volume, host));
     }
-    if here.admits_all {
-        // From then on it admits nobody else.
-        for (volume, hosts) in in_use(cluster, home).await? {
-            needed.entry(volume).or_default().extend(hosts);
-        }
-    }
     needed.retain(|_, hosts| !hosts.is_empty());
-    let ask = AllOpeners { volumes: needed, admits_all: false };
+    let ask = AllOpeners { volumes: needed };
     home.volume.put::<()>("/v1/openers", &ask).await?;
     // Afterwards: what begins in the meantime is needed too. Who reads a volume is asked.
     let now = Needed::of_vms(cluster);
@@ -333,64 +313,6 @@ async fn still_attached(
     (attached, not_known)
 }
 
-/// Which volumes of a home the other hosts use, by what they say. The records do not have all of it: a volume may be attached
-/// without a VM, and earlier versions have recorded no readers. Only a home that admits everybody is told what hosts say of themselves.
-///
-/// # Errors
-/// Some do not say it, and would be cut off.
-async fn in_use(
-    cluster: &Cluster,
-    home: &HostLink,
-) -> Result<BTreeMap<VolumeName, BTreeSet<HostId>>, Problem> {
-    let others = cluster.hosts.all();
-    let asked = others.iter().filter(|host| host.id != home.id).map(|host| async {
-        let is_up = cluster.hosts.state(&host.id) == HostState::Up;
-        let answer = if is_up { used_by(host, &home.addresses.nbd_addr).await } else { None };
-        (host.id.clone(), answer)
-    });
-    let (mut volumes, mut silent) = (BTreeMap::<_, BTreeSet<HostId>>::new(), Vec::new());
-    for (host, answer) in join_all(asked).await {
-        let Some(used) = answer else {
-            silent.push(host.to_string());
-            continue;
-        };
-        for volume in used {
-            volumes.entry(volume).or_default().insert(host.clone());
-        }
-    }
-    if silent.is_empty() {
-        return Ok(volumes);
-    }
-    let what =
-        "it is not known what other hosts read there, and it still admits all hosts of the cluster";
-    let why = format!("not all of them say it: {}", silent.join(", "));
-    Err(Problem::unavailable(what, why)
-        .next("upgrade those hosts, or remove them if they are gone"))
-}
-
-/// Which volumes of the home at this address a host uses. `None` if that is not known, or if it reads an image there by its name, which
-/// hosts give to others only before they are told.
-async fn used_by(host: &HostLink, home: &str) -> Option<Vec<VolumeName>> {
-    let (attached, sources) = futures_util::join!(
-        host.volume.get::<Vec<Attachment>>("/v1/attachments"),
-        host.volume.get::<Vec<RemoteSource>>("/v1/sources"),
-    );
-    let mut used: Vec<VolumeName> = attached
-        .ok()?
-        .into_iter()
-        .filter(|one| one.nbd_addr == home)
-        .map(|one| one.volume)
-        .collect();
-    for source in sources.ok()?.into_iter().filter(|source| source.nbd_addr == home) {
-        if source.export.starts_with("image:") && source.layer.is_none() {
-            return None;
-        }
-        let volume = source.export.split('@').next().and_then(|name| name.parse().ok());
-        used.extend(volume);
-    }
-    Some(used)
-}
-
 /// Returns false if the host may need it after all, or if that is not known.
 async fn let_out(cluster: &Cluster, home: &HostLink, (volume, host): &Surplus) -> bool {
     // A removed host needs nothing. Clients of another one may use the volume without a VM; one that is away is not asked.
@@ -406,7 +328,7 @@ async fn let_out(cluster: &Cluster, home: &HostLink, (volume, host): &Surplus) -
             Ok(attached) if attached.iter().all(|one| one.volume != *volume) => {}
             _ => return false,
         }
-        // What an earlier version has made of the volume has no record.
+        // What was made at the host itself has no record.
         let asked = async {
             Ok::<_, Problem>(
                 reads_elsewhere(&link).await? || is_read(cluster, volume, &link).await?,

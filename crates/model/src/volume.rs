@@ -345,20 +345,6 @@ pub struct Openers {
 pub struct AllOpeners {
     /// By the volumes' names.
     pub volumes: BTreeMap<VolumeName, Vec<HostId>>,
-    /// Whether the host still admits every host of the cluster, because nobody has told it yet who needs what. Only in answers.
-    #[serde(default)]
-    pub admits_all: bool,
-}
-
-/// An export of another server from which layers of a host get what they lack.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
-pub struct RemoteSource {
-    /// Where it is, `HOST:PORT`.
-    pub nbd_addr: String,
-    /// Its name there.
-    pub export: String,
-    /// The layer that it has to be, where that is known.
-    pub layer: Option<LayerId>,
 }
 
 /// A volume of another host that can be opened here under its name.

@@ -149,7 +149,7 @@ pub(super) struct NewVolume {
 
 /// The first epoch of a volume that is created now.
 pub(super) fn first_epoch() -> Epoch {
-    // Incarnation 0 belongs to volumes that are older than incarnations.
+    // Incarnation 0 is that of no volume.
     let random = Uuid::new_v4().as_fields().0.max(1);
     Epoch::first(Incarnation(random))
 }

@@ -1,14 +1,11 @@
 //! Which other hosts of the cluster may open a volume here. The controller says so before it has a host attach the volume.
-//! A volume that moves has the same ones at its new home, because the controller tells that before.
-//!
-//! A pool of an earlier version knows of none, and its volumes may be open. It admits every host until the controller has told
-//! it for the first time who needs what: [`Pool::add_all_openers`].
+//! A volume that moves has the same ones at its new home, because the controller tells that before. Nobody else may: a new pool
+//! lets in no other host.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use perigee_model::limits::OPENERS;
-use perigee_model::volume::RemoteSource;
 use perigee_model::{HostId, ImageName, LayerId, Problem, VolumeName};
 
 use super::catalog::{TooMany, failed};
@@ -33,24 +30,6 @@ impl Pool {
         self: &Arc<Self>,
     ) -> Result<BTreeMap<VolumeName, Vec<HostId>>, Problem> {
         self.run(move |pool| pool.catalog.all_openers().map_err(failed(LOOK_UP))).await
-    }
-
-    /// Whether no controller has told this pool yet who may open what. Then it also gives images by their names, as earlier
-    /// versions read them.
-    ///
-    /// # Errors
-    /// When the catalog can't be read.
-    pub async fn admits_all(self: &Arc<Self>) -> Result<bool, Problem> {
-        self.run(move |pool| pool.catalog.admits_all().map_err(failed(LOOK_UP))).await
-    }
-
-    /// From which exports of other servers the layers here get what they lack.
-    ///
-    /// # Errors
-    /// When the catalog can't be read.
-    pub async fn remote_sources(self: &Arc<Self>) -> Result<Vec<RemoteSource>, Problem> {
-        const LOOK_UP: &str = "can't look up which other hosts layers are read from";
-        self.run(move |pool| pool.catalog.remote_sources().map_err(failed(LOOK_UP))).await
     }
 
     /// The images that are this layer, by their names.
@@ -90,8 +69,8 @@ impl Pool {
         .await
     }
 
-    /// The same for all volumes at once. From now on nobody opens a volume who was not let in. A volume that would have too
-    /// many keeps its list, and keeps no other one from getting its own.
+    /// The same for all volumes at once. A volume that would have too many keeps its list, and keeps no other one from getting its
+    /// own.
     ///
     /// # Errors
     /// When the catalog can't be written.

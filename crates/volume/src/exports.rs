@@ -385,7 +385,7 @@ impl PoolExports {
         let of = Wanted::parse(name).and_then(|wanted| wanted.data());
         let volume = match of {
             Some(Data::Volume(volume)) if !is_own => volume,
-            Some(Data::Image(_)) if !is_own && !self.pool.admits_all().await? => {
+            Some(Data::Image(_)) if !is_own => {
                 let why = "another host reads an image by the id of its layer, which the controller tells it";
                 return Err(Problem::forbidden(what, why)
                     .next("let the controller copy it: perigee image replicate"));
@@ -700,12 +700,9 @@ pub fn server_id(pool: &Path) -> Result<Uuid, Problem> {
         Problem::internal(format!("the server's id in {}", path.display()), error)
     };
     match std::fs::read_to_string(&path) {
-        // Earlier versions could leave an empty file.
-        Ok(text) if !text.is_empty() => {
-            text.trim().parse().map_err(|e| failed(std::io::Error::other(e)))
-        }
+        Ok(text) => text.trim().parse().map_err(|e| failed(std::io::Error::other(e))),
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed(error)),
-        _ => make_server_id(pool, &path).map_err(failed),
+        Err(_) => make_server_id(pool, &path).map_err(failed),
     }
 }
 

@@ -58,10 +58,6 @@ impl Look {
         if !by_name && remote.export != by_layer(image.layer) || self.silent.contains(&source.id) {
             return false;
         }
-        // As earlier versions copied it. The host gives it by its layer's id only, as soon as it is of this version.
-        if by_name {
-            return true;
-        }
         let mut images = self.found.iter().filter(|found| found.host == source.id);
         source.id == *at || !images.any(|found| is_same(&found.info, image))
     }

@@ -35,8 +35,8 @@ use perigee_model::vm::{
 };
 use perigee_model::volume::{
     Attach, Attachment, BlockProbe, CachePolicy, CollectTrace, CopyImage, CreateVolume,
-    EpochChange, EpochIssued, ExportStats, ImageInfo, IoStats, PoolInfo, ProbeBlocks, RemoteSource,
-    Resize, Snapshot, Upload, VmSocket, VmSocketSeen, VolumeHealth, VolumeInfo, VolumeSource,
+    EpochChange, EpochIssued, ExportStats, ImageInfo, IoStats, PoolInfo, ProbeBlocks, Resize,
+    Snapshot, Upload, VmSocket, VmSocketSeen, VolumeHealth, VolumeInfo, VolumeSource,
 };
 use perigee_model::{
     Epoch, HostId, ImageName, LayerId, OwnerName, Problem, SiteId, TenantName, VmId, VmStart,
@@ -169,16 +169,8 @@ pub struct Inside {
     pub link_probes: u32,
     /// Probes of links and removals of attachments are never answered.
     pub hangs: bool,
-    /// As a volume server of before: it does not know who may open its volumes.
-    pub admits_all: bool,
-    /// What it was asked meanwhile that only a later version knows.
-    pub asked_in_vain: u32,
-    /// Nobody has told it yet who may open its volumes.
-    pub is_untold: bool,
     /// It never answers who may open its volumes.
     pub openers_hang: bool,
-    /// From where its layers get what they lack.
-    pub sources: Vec<RemoteSource>,
     /// As an agent of before: it tells no changes.
     pub tells_nothing: bool,
     /// How often a power button was pressed.
@@ -412,19 +404,6 @@ async fn sockets(State(inside): Shared) -> Reply<Vec<VmSocketSeen>> {
     Ok(Json(seen.collect()))
 }
 
-/// What a volume server of before answers to what it does not know.
-async fn unless_of_before(State(inside): Shared, request: Request, next: Next) -> Response {
-    let path = request.uri().path();
-    let is_new =
-        ["/v1/openers", "/v1/sources"].contains(&path) || path.split('/').nth(4) == Some("hosts");
-    if is_new && inside.lock().expect("lock").admits_all {
-        inside.lock().expect("lock").asked_in_vain += 1;
-        let what = format!("{} {path}", request.method());
-        return Failure(Problem::not_found(what, "it does not have this path")).into_response();
-    }
-    next.run(request).await
-}
-
 fn agent_routes(inside: Arc<Mutex<Inside>>) -> Router {
     Router::new()
         .route("/v1/host", get(host))
@@ -478,7 +457,6 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .merge(homes::routes())
         .merge(openers::routes())
         .merge(replicas::routes())
-        .layer(from_fn_with_state(inside.clone(), unless_of_before))
         .layer(from_fn_with_state(inside.clone(), unless_server_down))
         .layer(from_fn_with_state(inside.clone(), unless_down))
         .with_state(inside)

@@ -302,21 +302,6 @@ async fn a_copy_whose_source_host_is_silent_goes_on_from_another_host() {
 }
 
 #[tokio::test]
-async fn a_copy_that_an_earlier_version_made_reads_its_source_by_the_layer_from_now_on() {
-    let lab = Lab::up().await;
-    let _third = copied_from_cloud(&lab).await;
-    let mut by_name = lab.home.inside().images[&name("debian")].clone();
-    by_name.remote.as_mut().expect("it lacks blocks").export = "image:debian".to_owned();
-    lab.home.inside().images.insert(name("debian"), by_name);
-    let remote = wait_for("another export", async || {
-        let remote = lab.home.inside().images[&name("debian")].remote.clone()?;
-        (remote.export == images::by_layer(image().layer)).then_some(remote)
-    })
-    .await;
-    assert_eq!(remote.nbd_addr, lab.cloud.addresses.nbd_addr, "the source is as good as before");
-}
-
-#[tokio::test]
 async fn a_copy_whose_source_host_was_removed_goes_on_from_another_host() {
     let lab = Lab::up().await;
     let third = copied_from_cloud(&lab).await;

@@ -4,15 +4,14 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use perigee_model::job::{Access, JobState, MigrationState, NewVolume};
-use perigee_model::volume::{RemoteSource, VolumeSource};
-use perigee_model::volume_move::{VolumeMoveCause, VolumeMoveState};
+use perigee_model::volume::VolumeSource;
 use perigee_model::{HostId, VolumeName};
 
 use super::fake::FakeHost;
 use super::migrations::{copying_of, switch};
 use super::{Lab, data_volume, finish, running, spec, wait_for};
+use crate::catalog;
 use crate::cluster::Detachment;
-use crate::{catalog, volume_moves};
 
 fn host(name: &str) -> HostId {
     HostId::new(name).expect("name")
@@ -26,33 +25,6 @@ async fn wait_until_let_in(home: &FakeHost, volume: &VolumeName, hosts: &[&str])
     let wanted: BTreeSet<HostId> = hosts.iter().map(|name| host(name)).collect();
     wait_for(&format!("{} to let in {hosts:?}", home.id), async || {
         (let_in(home, volume) == wanted).then_some(())
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn a_home_of_an_earlier_version_takes_part_in_starts_moves_and_migrations() {
-    let lab = Lab::up().await;
-    lab.home.inside().admits_all = true;
-    lab.cloud.inside().admits_all = true;
-    let (id, vm) = running(&lab).await;
-    let cause = VolumeMoveCause::Asked;
-    let to = &lab.home.id;
-    volume_moves::request(&lab.cluster, &data_volume(), to, cause).await.expect("a move");
-    wait_for("the volume to have moved", async || {
-        let shown = volume_moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
-        assert_ne!(shown.state, VolumeMoveState::CalledOff, "{}", shown.problem);
-        (shown.state == VolumeMoveState::Completed).then_some(())
-    })
-    .await;
-    finish(&lab.home, &lab.home, &vm);
-    lab.wait_for_state(&id, JobState::Succeeded).await;
-    assert!(let_in(&lab.cloud, &data_volume()).is_empty());
-    // Its volume server is a new one now, and is told without a word from anybody.
-    lab.cloud.inside().admits_all = false;
-    lab.cloud.inside().told_of_openers = 0;
-    wait_for("the home to be told", async || {
-        (lab.cloud.inside().told_of_openers > 0).then_some(())
     })
     .await;
 }
@@ -196,38 +168,9 @@ async fn a_host_that_is_away_is_not_asked_what_it_needs() {
     wait_until_let_in(&lab.cloud, &data_volume(), &[]).await;
 }
 
-#[tokio::test]
-async fn an_upgraded_home_admits_everybody_until_it_is_known_what_all_hosts_read_there() {
-    let lab = Lab::up().await;
-    let other = VolumeName::new("other").expect("name");
-    let there = lab.cloud.addresses.nbd_addr.clone();
-    {
-        let mut home = lab.home.inside();
-        home.admits_all = true;
-        // Without a VM, and without a record.
-        home.attachments.insert(other.clone(), there.clone());
-        let export = format!("{}@1", data_volume());
-        home.sources = vec![RemoteSource { nbd_addr: there, export, layer: None }];
-    }
-    lab.cloud.inside().is_untold = true;
-    let told = lab.cloud.inside().told_of_openers;
-    let asked = lab.home.inside().asked_in_vain;
-    wait_for("the other host to be asked again", async || {
-        (lab.home.inside().asked_in_vain > asked + 2).then_some(())
-    })
-    .await;
-    assert!(lab.cloud.inside().is_untold);
-    assert_eq!(lab.cloud.inside().told_of_openers, told);
-    // Now it is upgraded too, and says it.
-    lab.home.inside().admits_all = false;
-    wait_until_let_in(&lab.cloud, &other, &["home1"]).await;
-    wait_until_let_in(&lab.cloud, &data_volume(), &["home1"]).await;
-    assert!(!lab.cloud.inside().is_untold);
-}
-
 /// Else any host could let itself in.
 #[tokio::test]
-async fn a_home_that_was_told_is_told_nothing_of_what_hosts_say_they_use() {
+async fn a_home_is_told_nothing_of_what_hosts_say_they_use() {
     let lab = Lab::up().await;
     let there = lab.cloud.addresses.nbd_addr.clone();
     lab.home.inside().attachments.insert(data_volume(), there);
@@ -254,7 +197,7 @@ async fn a_home_that_never_answers_keeps_no_other_one_waiting() {
 async fn a_record_of_a_reader_that_can_t_be_read_keeps_no_home_from_being_told() {
     let lab = Lab::up().await;
     let key = format!("volume_readers/{}/home1/reader", data_volume());
-    lab.cluster.records.put(&key, &"as an earlier version had it").await.expect("a record");
+    lab.cluster.records.put(&key, &"no reader").await.expect("a record");
     lab.cloud.inside().openers.insert(data_volume(), [host("home1")].into());
     let told = lab.cloud.inside().told_of_openers;
     wait_for("three more rounds", async || {

@@ -65,11 +65,9 @@ impl Run<'_> {
         }
         // If the old home does not say whom it lets in, all of them are waited for.
         let Ok(all) = from.volume.get::<AllOpeners>("/v1/openers").await else { return left };
-        if !all.admits_all {
-            let hosts = all.volumes.get(&self.shown().volume);
-            let is_let_in = |host: &HostId| hosts.is_some_and(|hosts| hosts.contains(host));
-            left.retain(|host| *host == from.id || is_let_in(host));
-        }
+        let hosts = all.volumes.get(&self.shown().volume);
+        let is_let_in = |host: &HostId| hosts.is_some_and(|hosts| hosts.contains(host));
+        left.retain(|host| *host == from.id || is_let_in(host));
         left
     }
 

@@ -1,10 +1,10 @@
 //! Layers that are copies of another host's layers. They have a remote parent until they are complete.
 
 use perigee_model::LayerId;
-use perigee_model::volume::{Keep, RemoteSource};
+use perigee_model::volume::Keep;
 use rusqlite::{Transaction, params};
 
-use super::columns::{optional_parsed, parsed, signed};
+use super::columns::{parsed, signed};
 use super::{Catalog, LayerRow, RemoteRow, Result, Sealed, delete_unneeded, insert_layer};
 
 impl Catalog {
@@ -21,15 +21,6 @@ impl Catalog {
                    WHERE layer = ?1";
         let RemoteRow { nbd_addr, export, .. } = source;
         self.lock().execute(sql, params![layer.to_string(), nbd_addr, export]).map(drop)
-    }
-
-    pub(crate) fn remote_sources(&self) -> Result<Vec<RemoteSource>> {
-        let sql = "SELECT DISTINCT nbd_addr, export, is_layer FROM remote_parents ORDER BY 1, 2, 3";
-        let source = |row: &rusqlite::Row<'_>| {
-            let (nbd_addr, export) = (row.get(0)?, row.get(1)?);
-            Ok(RemoteSource { nbd_addr, export, layer: optional_parsed(row, 2)? })
-        };
-        self.lock().prepare_cached(sql)?.query_map([], source)?.collect()
     }
 
     pub(crate) fn copies_to_fill(&self) -> Result<Vec<LayerId>> {

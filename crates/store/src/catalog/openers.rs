@@ -40,16 +40,8 @@ impl Catalog {
             .collect()
     }
 
-    /// Until the controller has told the pool for the first time.
-    pub(crate) fn admits_all(&self) -> Result<bool> {
-        let sql = "SELECT EXISTS (SELECT 1 FROM pool WHERE NOT openers_told)";
-        self.lock().prepare_cached(sql)?.query_row([], |row| row.get(0))
-    }
-
-    /// Every host may until the controller has told the pool for the first time.
     pub(crate) fn may_open(&self, volume: &VolumeName, host: &HostId) -> Result<bool> {
-        let sql = "SELECT EXISTS (SELECT 1 FROM openers WHERE volume = ?1 AND host = ?2)
-                       OR EXISTS (SELECT 1 FROM pool WHERE NOT openers_told)";
+        let sql = "SELECT EXISTS (SELECT 1 FROM openers WHERE volume = ?1 AND host = ?2)";
         let row = params![volume.as_str(), host.as_str()];
         self.lock().prepare_cached(sql)?.query_row(row, |row| row.get(0))
     }
@@ -69,8 +61,7 @@ impl Catalog {
         })
     }
 
-    /// The same for all volumes at once: nobody else needs any. Returns the volumes that would have too many, which stay as
-    /// they are.
+    /// The same for all volumes at once. Returns the volumes that would have too many, which stay as they are.
     pub(crate) fn add_all_openers(
         &self,
         added: &BTreeMap<VolumeName, Vec<HostId>>,
@@ -84,7 +75,6 @@ impl Catalog {
                     Err(_) => refused.push((volume.clone(), TooMany(count))),
                 }
             }
-            tx.execute("UPDATE pool SET openers_told = 1 WHERE NOT openers_told", [])?;
             Ok(refused)
         })
     }

@@ -1,7 +1,6 @@
-//! The format of a pool, and the upgrade from older formats.
+//! The format of a pool, and the upgrade from the formats before it.
 //!
-//! SQLite's `user_version` is the format's version. Pools that are older than this number have version 0,
-//! as a new file does; the first step creates what is missing and leaves the rest. All steps are one
+//! SQLite's `user_version` is the format's version. A new file has version 0. All missing steps are one
 //! transaction, so a crash leaves the old format or the new one. A newer format is refused before
 //! anything is written.
 
@@ -15,107 +14,95 @@ use rusqlite::Connection;
 const VERSION: i64 = STEPS.len() as i64;
 
 /// Step N upgrades from version N to N + 1.
-const STEPS: [&str; 18] = [
-    "
-CREATE TABLE IF NOT EXISTS layers (
+const STEPS: [&str; 1] = ["
+CREATE TABLE pool (                     -- one row
+    id TEXT NOT NULL,
+    has_known_clients INTEGER NOT NULL DEFAULT 0,   -- never 0 again
+    site TEXT                           -- NULL: not told yet
+) STRICT;
+INSERT INTO pool (id) VALUES (lower(hex(randomblob(16))));
+CREATE TABLE stores (                   -- directories of layers beside the pool's own
+    dir TEXT PRIMARY KEY
+) STRICT;
+CREATE TABLE layers (
     id TEXT PRIMARY KEY,
     size_bytes INTEGER NOT NULL,
     parent TEXT REFERENCES layers(id),
-    poisoned TEXT                       -- why it is read-only, if a flush failed
+    poisoned TEXT,                      -- why it is read-only, if a flush failed
+    data_bytes INTEGER,                 -- of a sealed layer, once it is known
+    content TEXT                        -- SHA-256 of what it shows, or has to show when the copy is complete
 ) STRICT;
-CREATE INDEX IF NOT EXISTS layers_by_parent ON layers(parent);
-CREATE TABLE IF NOT EXISTS remote_parents (
+CREATE INDEX layers_by_parent ON layers(parent);
+CREATE TABLE untouched (                -- layers of which no flush is known to be durable
+    layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE
+) STRICT;
+CREATE TABLE staged (                   -- layers that were made before anything stood on them
+    layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE
+) STRICT;
+CREATE TABLE held (                     -- layers that may not leave their site, nor may what stands on them
+    layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE
+) STRICT;
+CREATE TABLE released (                 -- layers whose names were deleted while something stood on them
+    layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE
+) STRICT;
+CREATE TABLE remote_parents (
     layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE,
     nbd_addr TEXT NOT NULL,
     export TEXT NOT NULL,
-    size_bytes INTEGER NOT NULL
+    size_bytes INTEGER NOT NULL,
+    keep TEXT NOT NULL,                 -- 'never', 'read' or 'all'
+    is_layer TEXT,                      -- which sealed layer it is, where that is known
+    own INTEGER NOT NULL,               -- 1: only what the layer itself has
+    one_source INTEGER NOT NULL,        -- 1: all that the copy has came from this source
+    -- 1: other content came from there. 2: other content came, and nobody knows from whom.
+    refused INTEGER NOT NULL DEFAULT 0
 ) STRICT;
-CREATE TABLE IF NOT EXISTS images (
+CREATE TABLE images (
     name TEXT PRIMARY KEY,
     layer TEXT NOT NULL UNIQUE REFERENCES layers(id)
 ) STRICT;
-CREATE TABLE IF NOT EXISTS volumes (
+CREATE TABLE volumes (
     name TEXT PRIMARY KEY,
     head TEXT NOT NULL UNIQUE REFERENCES layers(id),
     size_bytes INTEGER NOT NULL,
     epoch INTEGER NOT NULL,
-    epoch_issued_max INTEGER NOT NULL
+    epoch_issued_max INTEGER NOT NULL,
+    tenant TEXT NOT NULL,
+    cache TEXT NOT NULL,
+    owner TEXT,                         -- the job that made it, if no person did
+    tenure INTEGER NOT NULL             -- grows with each move
 ) STRICT;
-CREATE TABLE IF NOT EXISTS returned_epochs (
+CREATE TABLE returned_epochs (
     volume TEXT PRIMARY KEY REFERENCES volumes(name) ON DELETE CASCADE,
     epoch_max INTEGER NOT NULL          -- the highest one that was given back for an older one
-) STRICT;
-CREATE TABLE IF NOT EXISTS attachments (
-    volume TEXT PRIMARY KEY,
-    nbd_addr TEXT NOT NULL
-) STRICT;
-",
-    "
-CREATE TABLE stores (                   -- directories of layers beside the pool's own
-    dir TEXT PRIMARY KEY
-) STRICT;
-ALTER TABLE layers ADD COLUMN data_bytes INTEGER;   -- of a sealed layer, once it is known
-ALTER TABLE volumes ADD COLUMN tenant TEXT NOT NULL DEFAULT 'default';
-ALTER TABLE volumes ADD COLUMN cache TEXT NOT NULL DEFAULT 'shared';
-CREATE TABLE untouched (                -- layers of which no flush is known to be durable
-    layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE
-) STRICT;
-CREATE TABLE pool (id TEXT NOT NULL) STRICT;        -- one row
-INSERT INTO pool VALUES (lower(hex(randomblob(16))));
-",
-    "
-ALTER TABLE remote_parents ADD COLUMN keep TEXT NOT NULL DEFAULT 'never';   -- or 'read' or 'all'
-ALTER TABLE remote_parents ADD COLUMN is_layer TEXT;    -- which sealed layer it is, where that is known
-CREATE TABLE clients (                  -- machines that boot from volumes
-    name TEXT PRIMARY KEY,
-    mac TEXT UNIQUE,
-    initiator TEXT NOT NULL UNIQUE,
-    chap_user TEXT,
-    chap_secret TEXT,                   -- as it is: CHAP can't be answered with a hash of it
-    target_user TEXT,
-    target_secret TEXT,
-    bound_volume TEXT,                  -- what it boots next: a volume,
-    bound_image TEXT,                   -- or a clone of an image
-    lifetime TEXT,                      -- of that clone
-    over TEXT NOT NULL DEFAULT 'iscsi',
-    volume TEXT,                        -- what it booted last
-    boots INTEGER NOT NULL DEFAULT 0,
-    booted_s INTEGER
-) STRICT;
-CREATE TABLE client_clones (            -- volumes that were made for clients, who may be gone
-    volume TEXT PRIMARY KEY REFERENCES volumes(name) ON DELETE CASCADE,
-    client TEXT NOT NULL,
-    lifetime TEXT NOT NULL
 ) STRICT;
 CREATE TABLE reservations (             -- who has a claim on a volume over SCSI, kept over a restart
     volume TEXT PRIMARY KEY REFERENCES volumes(name) ON DELETE CASCADE,
     state TEXT NOT NULL
 ) STRICT;
-",
-    "
-ALTER TABLE volumes ADD COLUMN owner TEXT;          -- the job that made it, if no person did
-",
-    "
-ALTER TABLE pool ADD COLUMN has_known_clients INTEGER NOT NULL DEFAULT 0;  -- never 0 again
-UPDATE pool SET has_known_clients = EXISTS (SELECT 1 FROM clients);
-ALTER TABLE clients ADD COLUMN arrived INTEGER NOT NULL DEFAULT 1;  -- it has opened what it booted last
-ALTER TABLE client_clones ADD COLUMN opened INTEGER NOT NULL DEFAULT 1;
-",
-    "
+CREATE TABLE seen_units (               -- what each port of an initiator has last found under a name
+    export TEXT NOT NULL,
+    port TEXT NOT NULL,
+    serial TEXT NOT NULL,
+    PRIMARY KEY (export, port)
+) STRICT;
 CREATE TABLE leases (                   -- hosts that may have blocks of a volume in memory
     volume TEXT PRIMARY KEY REFERENCES volumes(name) ON DELETE CASCADE,
     host INTEGER NOT NULL
 ) STRICT;
-",
-    "
-ALTER TABLE remote_parents ADD COLUMN own INTEGER NOT NULL DEFAULT 0;   -- only what the layer itself has
-CREATE TABLE staged (                   -- layers that were made before anything stood on them
-    layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE
+CREATE TABLE attachments (
+    volume TEXT PRIMARY KEY,
+    nbd_addr TEXT NOT NULL
 ) STRICT;
-",
-    "
-ALTER TABLE volumes ADD COLUMN tenure INTEGER NOT NULL DEFAULT 0;   -- grows with each move
-UPDATE volumes SET tenure = (epoch >> 20) << 20;    -- the first one of its incarnation
+CREATE TABLE openers (                  -- other hosts that may open a volume, which may come here later
+    volume TEXT NOT NULL,
+    host TEXT NOT NULL,
+    PRIMARY KEY (volume, host)
+) STRICT;
+CREATE TABLE sites (                    -- where other hosts are
+    address TEXT PRIMARY KEY,
+    site TEXT NOT NULL
+) STRICT;
 CREATE TABLE departed (                 -- volumes that have other homes, which may still need their layers
     volume TEXT NOT NULL,
     tenure INTEGER NOT NULL,            -- at the new home
@@ -129,6 +116,7 @@ CREATE TABLE departed (                 -- volumes that have other homes, which 
     tenant TEXT NOT NULL,
     cache TEXT NOT NULL,
     owner TEXT,
+    held INTEGER NOT NULL,              -- 1: the volume itself was
     PRIMARY KEY (volume, tenure)
 ) STRICT;
 CREATE INDEX departed_by_top ON departed(top);
@@ -136,24 +124,9 @@ CREATE TABLE spent_tenures (            -- of volumes that are not here: none up
     volume TEXT NOT NULL,
     incarnation INTEGER NOT NULL,
     tenure INTEGER NOT NULL,
+    had INTEGER NOT NULL,               -- the highest that began here; 0: none did
     PRIMARY KEY (volume, incarnation)
 ) STRICT;
-",
-    "
-ALTER TABLE spent_tenures ADD COLUMN had INTEGER NOT NULL DEFAULT 0;    -- the highest that began here; 0: not known
-",
-    "
-CREATE TABLE held (                     -- layers that may not leave their site, nor may what stands on them
-    layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE
-) STRICT;
-ALTER TABLE departed ADD COLUMN held INTEGER NOT NULL DEFAULT 0;    -- the volume itself was
-ALTER TABLE pool ADD COLUMN site TEXT;  -- NULL: not told yet
-CREATE TABLE sites (                    -- where other hosts are
-    address TEXT PRIMARY KEY,
-    site TEXT NOT NULL
-) STRICT;
-",
-    "
 CREATE TABLE replicas (                 -- points of replicas of volumes that have their homes elsewhere
     volume TEXT NOT NULL,
     layer TEXT NOT NULL REFERENCES layers(id),
@@ -173,44 +146,30 @@ CREATE TABLE replica_pins (             -- layers of volumes here that replicas 
     PRIMARY KEY (volume, replica, layer)
 ) STRICT;
 CREATE INDEX replica_pins_by_layer ON replica_pins(layer);
-",
-    "
-CREATE TABLE openers (                  -- other hosts that may open a volume, which may come here later
-    volume TEXT NOT NULL,
-    host TEXT NOT NULL,
-    PRIMARY KEY (volume, host)
+CREATE TABLE clients (                  -- machines that boot from volumes
+    name TEXT PRIMARY KEY,
+    mac TEXT UNIQUE,
+    initiator TEXT NOT NULL UNIQUE,
+    chap_user TEXT,
+    chap_secret TEXT,                   -- as it is: CHAP can't be answered with a hash of it
+    target_user TEXT,
+    target_secret TEXT,
+    bound_volume TEXT,                  -- what it boots next: a volume,
+    bound_image TEXT,                   -- or a clone of an image
+    lifetime TEXT,                      -- of that clone
+    over TEXT NOT NULL DEFAULT 'iscsi',
+    volume TEXT,                        -- what it booted last
+    boots INTEGER NOT NULL DEFAULT 0,
+    booted_s INTEGER,
+    arrived INTEGER NOT NULL            -- 1: it has opened what it booted last
 ) STRICT;
-",
-    "
-ALTER TABLE pool ADD COLUMN openers_told INTEGER NOT NULL DEFAULT 1;    -- 0: by no controller yet
-UPDATE pool SET openers_told = NOT EXISTS (SELECT 1 FROM volumes) AND NOT EXISTS (SELECT 1 FROM departed)
-    AND NOT EXISTS (SELECT 1 FROM images);
-",
-    "
--- Copies of images were named by their layers here once. They keep the names that users gave: an access list may know only those.
-",
-    "
-ALTER TABLE layers ADD COLUMN content TEXT;         -- SHA-256 of what it shows, or has to show when the copy is complete
-ALTER TABLE remote_parents ADD COLUMN refused INTEGER NOT NULL DEFAULT 0;   -- 1: other content came from there
-",
-    "
--- 1: all that the copy has came from this source. refused: 2 if other content came, and nobody knows from whom.
-ALTER TABLE remote_parents ADD COLUMN one_source INTEGER NOT NULL DEFAULT 0;
-",
-    "
-CREATE TABLE released (                 -- layers whose names were deleted while something stood on them
-    layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE
+CREATE TABLE client_clones (            -- volumes that were made for clients, who may be gone
+    volume TEXT PRIMARY KEY REFERENCES volumes(name) ON DELETE CASCADE,
+    client TEXT NOT NULL,
+    lifetime TEXT NOT NULL,
+    opened INTEGER NOT NULL
 ) STRICT;
-",
-    "
-CREATE TABLE seen_units (               -- what each port of an initiator has last found under a name
-    export TEXT NOT NULL,
-    port TEXT NOT NULL,
-    serial TEXT NOT NULL,
-    PRIMARY KEY (export, port)
-) STRICT;
-",
-];
+"];
 
 /// What keeps a layer and all layers below it from being deleted. Each connection makes this view for itself, so it is
 /// not part of the format.
@@ -240,14 +199,18 @@ pub(super) fn close_to_others(path: &Path) -> std::io::Result<()> {
 
 /// Upgrades the catalog to the newest format.
 pub(super) fn upgrade(connection: &mut Connection) -> Result<(), OpenError> {
-    let found = user_version(connection)?;
-    if found > VERSION {
+    upgrade_by(connection, &STEPS)
+}
+
+fn upgrade_by(connection: &mut Connection, steps: &[&str]) -> Result<(), OpenError> {
+    let (found, version) = (user_version(connection)?, steps.len() as i64);
+    if found > version {
         return Err(OpenError::Newer { found });
     }
     connection.pragma_update(None, "journal_mode", "WAL")?;
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "foreign_keys", true)?;
-    let missing = usize::try_from(found).map_or(&STEPS[..], |done| &STEPS[done..]);
+    let missing = usize::try_from(found).map_or(steps, |done| &steps[done..]);
     if missing.is_empty() {
         return Ok(());
     }
@@ -255,7 +218,7 @@ pub(super) fn upgrade(connection: &mut Connection) -> Result<(), OpenError> {
     for step in missing {
         transaction.execute_batch(step)?;
     }
-    transaction.pragma_update(None, "user_version", VERSION)?;
+    transaction.pragma_update(None, "user_version", version)?;
     Ok(transaction.commit()?)
 }
 
@@ -267,62 +230,43 @@ fn user_version(connection: &Connection) -> rusqlite::Result<i64> {
 mod tests {
     use super::*;
 
-    fn catalog_of_version_0() -> Connection {
-        let connection = Connection::open_in_memory().expect("a catalog");
-        connection.execute_batch(STEPS[0]).expect("the first format");
-        let rows = "INSERT INTO layers VALUES ('a', 4096, NULL, NULL);
-                    INSERT INTO volumes VALUES ('v', 'a', 4096, 3, 5);";
-        connection.execute_batch(rows).expect("rows of the first format");
+    /// As a next format would come.
+    const NEXT: &str = "ALTER TABLE volumes ADD COLUMN note TEXT NOT NULL DEFAULT 'none';
+                        CREATE TABLE notes (id TEXT) STRICT;";
+
+    fn catalog_of_this_version() -> Connection {
+        let mut connection = Connection::open_in_memory().expect("a catalog");
+        upgrade(&mut connection).expect("the format");
+        let rows = "INSERT INTO layers (id, size_bytes) VALUES ('a', 4096);
+                    INSERT INTO volumes (name, head, size_bytes, epoch, epoch_issued_max, tenant, cache, tenure)
+                    VALUES ('v', 'a', 4096, 3, 5, 'acme', 'shared', 1);";
+        connection.execute_batch(rows).expect("rows");
         connection
     }
 
     #[test]
     fn an_older_format_keeps_its_rows_and_gets_the_new_columns() {
-        let mut connection = catalog_of_version_0();
-        upgrade(&mut connection).expect("an upgrade");
-        assert_eq!(user_version(&connection), Ok(VERSION));
-        let sql = "SELECT epoch, tenant, cache FROM volumes JOIN layers ON id = head
-                   WHERE name = 'v' AND data_bytes IS NULL AND tenure = 0";
+        let mut connection = catalog_of_this_version();
+        let steps = [STEPS[0], NEXT];
+        upgrade_by(&mut connection, &steps).expect("an upgrade");
+        assert_eq!(user_version(&connection), Ok(VERSION + 1));
+        let sql =
+            "SELECT epoch, tenant, note FROM volumes JOIN layers ON id = head WHERE name = 'v'";
         let row = connection.query_row(sql, [], |row| {
             Ok((row.get(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?))
         });
-        assert_eq!(row, Ok((3, "default".to_owned(), "shared".to_owned())));
-        upgrade(&mut connection).expect("a second opening changes nothing");
-    }
-
-    #[test]
-    fn a_pool_with_volumes_of_an_older_format_waits_to_be_told_who_may_open_them() {
-        let told = |connection: &Connection| {
-            connection.query_row("SELECT openers_told FROM pool", [], |row| row.get::<_, bool>(0))
-        };
-        let mut old = catalog_of_version_0();
-        upgrade(&mut old).expect("an upgrade");
-        assert_eq!(told(&old), Ok(false));
-        let mut new = Connection::open_in_memory().expect("a catalog");
-        upgrade(&mut new).expect("the format");
-        assert_eq!(told(&new), Ok(true), "nobody has opened anything of it yet");
-    }
-
-    #[test]
-    fn a_pool_with_images_waits_too_because_hosts_of_an_earlier_version_read_them_by_name() {
-        let mut old = Connection::open_in_memory().expect("a catalog");
-        old.execute_batch(STEPS[0]).expect("the first format");
-        let rows = "INSERT INTO layers VALUES ('a', 4096, NULL, NULL);
-                    INSERT INTO images VALUES ('debian', 'a');";
-        old.execute_batch(rows).expect("rows of the first format");
-        upgrade(&mut old).expect("an upgrade");
-        let told = old.query_row("SELECT openers_told FROM pool", [], |row| row.get::<_, bool>(0));
-        assert_eq!(told, Ok(false));
+        assert_eq!(row, Ok((3, "acme".to_owned(), "none".to_owned())));
+        upgrade_by(&mut connection, &steps).expect("a second opening changes nothing");
     }
 
     #[test]
     fn an_upgrade_that_fails_half_way_leaves_the_old_format() {
-        let mut connection = catalog_of_version_0();
-        connection.execute_batch("CREATE TABLE pool (x TEXT)").expect("what the step trips over");
-        upgrade(&mut connection).expect_err("there is a table of that name");
-        assert_eq!(user_version(&connection), Ok(0));
-        let stores = "SELECT count(*) FROM sqlite_schema WHERE name = 'stores'";
-        assert_eq!(connection.query_row(stores, [], |row| row.get(0)), Ok(0));
+        let mut connection = catalog_of_this_version();
+        connection.execute_batch("CREATE TABLE notes (x TEXT)").expect("what the step trips over");
+        upgrade_by(&mut connection, &[STEPS[0], NEXT]).expect_err("there is a table of that name");
+        assert_eq!(user_version(&connection), Ok(VERSION));
+        let columns = "SELECT count(*) FROM pragma_table_info('volumes') WHERE name = 'note'";
+        assert_eq!(connection.query_row(columns, [], |row| row.get(0)), Ok(0));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use axum::Router;
 use axum::extract::{DefaultBodyLimit, Path};
 use axum::routing::{get, put};
 use perigee_http::{Json, Reply};
-use perigee_model::volume::{AllOpeners, Openers, RemoteSource};
+use perigee_model::volume::{AllOpeners, Openers};
 use perigee_model::{HostId, VolumeName};
 
 use super::{Control, Named, Shared};
@@ -18,26 +18,18 @@ const ALL_BYTES_MAX: usize = 64 << 20;
 pub fn routes() -> Router<Arc<Control>> {
     Router::new()
         .route("/openers", get(list_all).put(add_all).layer(DefaultBodyLimit::max(ALL_BYTES_MAX)))
-        .route("/sources", get(list_sources))
         .route("/volumes/{volume}/hosts", get(list).put(add_several))
         .route("/volumes/{volume}/hosts/{host}", put(add).delete(remove))
 }
 
 async fn list_all(State(control): Shared) -> Reply<AllOpeners> {
-    let (volumes, admits_all) =
-        (control.pool.all_openers().await?, control.pool.admits_all().await?);
-    Ok(Json(AllOpeners { volumes, admits_all }))
+    Ok(Json(AllOpeners { volumes: control.pool.all_openers().await? }))
 }
 
-/// What is read here of other hosts, also of some outside of the cluster.
-async fn list_sources(State(control): Shared) -> Reply<Vec<RemoteSource>> {
-    Ok(Json(control.pool.remote_sources().await?))
-}
-
-/// From then on the pool admits nobody else.
+/// Those that were let in before stay so.
 async fn add_all(
     State(control): Shared,
-    Json(AllOpeners { volumes, .. }): Json<AllOpeners>,
+    Json(AllOpeners { volumes }): Json<AllOpeners>,
 ) -> Reply<()> {
     Ok(Json(control.pool.add_all_openers(volumes).await?))
 }

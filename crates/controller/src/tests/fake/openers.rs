@@ -4,7 +4,7 @@ use axum::Router;
 use axum::extract::{Path, State};
 use axum::routing::{get, put};
 use perigee_http::{Json, Reply};
-use perigee_model::volume::{AllOpeners, Openers, RemoteSource};
+use perigee_model::volume::{AllOpeners, Openers};
 use perigee_model::{HostId, VolumeName};
 
 use super::Shared;
@@ -12,7 +12,6 @@ use super::Shared;
 pub fn routes() -> Router<std::sync::Arc<std::sync::Mutex<super::Inside>>> {
     Router::new()
         .route("/v1/openers", get(all_openers).put(add_all_openers))
-        .route("/v1/sources", get(sources))
         .route("/v1/volumes/{volume}/hosts", get(openers).put(set_openers))
         .route("/v1/volumes/{volume}/hosts/{host}", put(add_opener).delete(remove_opener))
 }
@@ -39,17 +38,12 @@ async fn all_openers(State(inside): Shared) -> Reply<AllOpeners> {
     let inside = inside.lock().expect("lock");
     let here = inside.openers.iter();
     let volumes = here.map(|(name, hosts)| (name.clone(), hosts.iter().cloned().collect()));
-    Ok(Json(AllOpeners { volumes: volumes.collect(), admits_all: inside.is_untold }))
-}
-
-async fn sources(State(inside): Shared) -> Reply<Vec<RemoteSource>> {
-    Ok(Json(inside.lock().expect("lock").sources.clone()))
+    Ok(Json(AllOpeners { volumes: volumes.collect() }))
 }
 
 async fn add_all_openers(State(inside): Shared, Json(ask): Json<AllOpeners>) -> Reply<()> {
     let mut inside = inside.lock().expect("lock");
     inside.told_of_openers += 1;
-    inside.is_untold = false;
     for (name, hosts) in ask.volumes {
         inside.openers.entry(name).or_default().extend(hosts);
     }
