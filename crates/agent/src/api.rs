@@ -25,8 +25,9 @@ use serde::Deserialize;
 use tokio::net::TcpStream;
 
 use crate::metrics::{self, Proc};
+use crate::vm::gone;
 use crate::vm::{Request as Ask, Vm, network};
-use crate::vms::{Vms, gone};
+use crate::vms::Vms;
 use crate::{callers, link};
 
 type Shared = State<Arc<Vms>>;

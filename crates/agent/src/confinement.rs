@@ -15,7 +15,7 @@ use perigee_model::Problem;
 
 use crate::command::QEMU;
 use crate::files::VmDir;
-use crate::process::which;
+use crate::programs::which;
 
 /// What is known of Landlock here. Of this, an older kernel does what it can.
 const LANDLOCK: ABI = ABI::V6;

@@ -9,22 +9,23 @@ use nix::unistd::Uid;
 use perigee_http::terms::Terms;
 use perigee_http::{Client, Network};
 use perigee_model::vm::{HOST_ADDRESSES_MAX, HostReport};
-use perigee_model::volume::{ExportStats, IoStats, OpenAhead};
-use perigee_model::{HostId, Problem, SiteId, VolumeName};
+use perigee_model::volume::{ExportStats, OpenAhead};
+use perigee_model::{HostId, Problem, SiteId};
 
 use crate::accelerator::{self, Found};
 use crate::changes::Changes;
 use crate::command::QEMU;
+use crate::config::Config;
+use crate::ended::Ends;
 use crate::files::{VmDir, closed_ancestor};
 use crate::networks::Networks;
 use crate::networks::bridged::Bridged;
+use crate::networks::interface::interfaces;
 use crate::networks::names::Tag;
 use crate::process::QemuUser;
+use crate::user_networks::{UserNetworks, is_private};
 use crate::users::Users;
-use crate::vm::ended::Ends;
-use crate::vm::network::{UserNetworks, is_private};
-use crate::vm::{tpm, tunnel};
-use crate::{Config, cgroup, confinement, link};
+use crate::{cgroup, confinement, link, programs};
 
 /// 100.124.0.0/14: the addresses of tunnels and gateways.
 const OWN_NETWORKS: std::ops::RangeInclusive<u32> = 0x647c_0000..=0x647f_ffff;
@@ -91,7 +92,7 @@ impl Host {
         }
         warnings.extend(confinement::missing());
         if config.network.identity().is_some() {
-            warnings.extend(tunnel::missing());
+            warnings.extend(programs::no_tunnel());
         }
         let address = link::address_of(&config.agent_url)?;
         let ip = address.rsplit_once(':').map_or(address, |(ip, _)| ip).to_owned();
@@ -171,7 +172,7 @@ impl Host {
             failing_gateways: self.networks.failing_gateways(),
             bridges: self.bridged.there(),
             no_user_networks: self.user_networks.cannot(),
-            no_tpm: tpm::missing(),
+            no_tpm: programs::no_tpm(),
             addresses,
         })
     }
@@ -215,19 +216,6 @@ fn no_cards(why: &str) -> String {
     format!("VMs here have no network cards: {why}")
 }
 
-/// The figures of some volumes, in their order. A volume that the server does not know has zeros; the result is
-/// empty if the server did not answer.
-pub fn select_stats<'a>(
-    all: &[ExportStats],
-    volumes: impl Iterator<Item = &'a VolumeName>,
-) -> Vec<IoStats> {
-    if all.is_empty() {
-        return Vec::new();
-    }
-    let of = |volume: &VolumeName| all.iter().find(|stats| stats.volume == *volume);
-    volumes.map(|volume| of(volume).map_or_else(IoStats::default, |found| found.stats)).collect()
-}
-
 /// # Errors
 /// If QEMU's users can't enter a directory above this path.
 pub fn check_reachable(path: &Path) -> Result<(), Problem> {
@@ -261,12 +249,6 @@ fn memory_field(text: &str, name: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
     kib.unwrap_or(0) * 1024
-}
-
-/// The IPv4 addresses of this host's interfaces.
-pub fn interfaces() -> impl Iterator<Item = Ipv4Addr> {
-    let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
-    interfaces.filter_map(|interface| Some(interface.address?.as_sockaddr_in()?.ip()))
 }
 
 /// The addresses of this host, but for its loopback's. Those that a cloud translates for it come first, and then those of the
@@ -334,19 +316,5 @@ mod tests {
         let text = "processor\t: 0\nmodel name\t: EPYC 7B13 @ 2.4GHz\nflags\t: fpu\n";
         assert_eq!(cpu_model(text), "EPYC 7B13 @ 2.4GHz");
         assert_eq!(cpu_model("processor : 0"), "");
-    }
-
-    #[test]
-    fn stats_stand_in_the_order_of_the_disks() {
-        let volume = |name: &str| VolumeName::new(name).unwrap();
-        let stats = |name: &str, reads| ExportStats {
-            volume: volume(name),
-            stats: IoStats { reads, ..IoStats::default() },
-        };
-        let all = [stats("b", 2), stats("a", 1)];
-        let wanted = [volume("a"), volume("new"), volume("b")];
-        let reads: Vec<u64> = select_stats(&all, wanted.iter()).iter().map(|s| s.reads).collect();
-        assert_eq!(reads, [1, 0, 2]);
-        assert!(select_stats(&[], wanted.iter()).is_empty());
     }
 }

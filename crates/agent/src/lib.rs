@@ -7,6 +7,13 @@
 //! The agent never reads or writes a disk: QEMU does, through the volume server of this host. The agent
 //! changes a volume's writer epoch only in the pause of a migration.
 //!
+//! The floors of the modules, from the ground up; no module imports one that stands after it:
+//!
+//! ```text
+//! lines, programs, files → command, confinement, process, accelerator → changes, guest, qmp, cgroup, users, link
+//! → networks → user_networks → config → ended → host → vm → metrics, callers → vms → api, register, certificate → upkeep
+//! ```
+//!
 //! | question | file |
 //! |---|---|
 //! | What may be asked of a guest's agent, and what of its answers is kept? | `vm/guest_agent.rs`, `model/src/guest_agent.rs`; files: `controller/src/vms/guest_files.rs`; programs, and their ends: `controller/src/vms/exec.rs` |
@@ -14,7 +21,8 @@
 //! | How does a VM's network card reach the network, and what does a guest reach? | `vm/network.rs`; in the guest: `guest/runner/src/network.rs` |
 //! | Who starts a VM's `passt` again when it has ended, and how does QEMU take the new one? | `vm/network/keep.rs` |
 //! | Who hears at once that somebody has removed the packet filter? | `networks/watch.rs` |
-//! | Which ports of its host has a guest in a user network? | `vm/network/ports.rs` |
+//! | Which endless tasks keep right what VMs need? | `upkeep.rs` |
+//! | Which ports of its host has a guest in a user network? | `user_networks/ports.rs` |
 //! | How does a card get into a bridge of the operator, and what may it send there? | `networks/bridged.rs`; which interfaces are there: `networks/interface.rs` |
 //! | How does a VNC viewer reach a VM's screen? | `view` in `vm/console.rs`; at the viewer's machine: `perigee/src/commands/vnc.rs` |
 //! | Which CPU does a guest see, and to which hosts can it move with it? | `arguments` in `command.rs`, `as_its_guest_sees` in `controller/src/planning.rs` |
@@ -41,7 +49,9 @@ mod certificate;
 mod cgroup;
 mod changes;
 mod command;
+mod config;
 mod confinement;
+mod ended;
 mod files;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -52,57 +62,25 @@ mod link;
 mod metrics;
 mod networks;
 mod process;
+mod programs;
 mod qmp;
 mod register;
-mod sockets;
+mod upkeep;
+mod user_networks;
 mod users;
 mod vm;
 mod vms;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, FutureExt as _};
 use perigee_http::terms::obey;
-use perigee_http::{Listen, Network};
-use perigee_model::network::BridgeName;
+use perigee_model::Problem;
 use perigee_model::vm::HostAddresses;
-use perigee_model::{HostId, Problem, SiteId};
 
+pub use config::Config;
+pub use user_networks::GuestsReach;
 pub use users::VmUids;
-pub use vm::network::GuestsReach;
-
-/// The configuration of an agent.
-#[derive(Debug, Clone)]
-pub struct Config {
-    pub host: HostId,
-    pub site: SiteId,
-    pub listen: Vec<Listen>,
-    /// The state directory. QEMU's users must be able to enter the directories above it.
-    pub state: PathBuf,
-    /// The users of VMs, one for each.
-    pub vm_uids: VmUids,
-    /// What VMs in user networks reach beside the internet's addresses.
-    pub guests_reach: Vec<GuestsReach>,
-    /// Addresses of this host that are on none of its interfaces.
-    pub outside_addresses: Vec<std::net::Ipv4Addr>,
-    /// The bridges of this host in which VMs may have cards.
-    pub bridges: Vec<BridgeName>,
-    /// Control API of this host's volume server: `unix:PATH`.
-    pub volume_control: String,
-    /// The same control API's address for other hosts.
-    pub volume_url: String,
-    pub nbd_addr: String,
-    /// `https://IP:PORT`, or `http://IP:PORT` without TLS; incoming migrations listen on the same IP.
-    pub agent_url: String,
-    pub controller: Option<String>,
-    /// The kernel to boot once to find out whether KVM works; by default the newest `/boot/vmlinuz-*`.
-    pub probe_kernel: Option<PathBuf>,
-    /// The file with the id of this boot: [`perigee_http::boot_id`]. Hosts that share a kernel have one file each.
-    pub boot_id: PathBuf,
-    /// How it talks with the controller and the other hosts.
-    pub network: Network,
-}
 
 /// Runs the agent until SIGTERM or SIGINT. VMs keep running. The future is boxed, so that it is compiled in this crate only.
 ///
@@ -154,9 +132,9 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
             None => std::future::pending().await,
         }
     };
-    let sockets = sockets::keep(host.clone(), vms.clone());
-    let filter = vm::network::keep_filtered(host.clone(), vms.clone());
-    let networks = networks::keep(host.clone(), vms.clone());
+    let sockets = upkeep::sockets::keep(host.clone(), vms.clone());
+    let filter = upkeep::user_networks::keep(host.clone(), vms.clone());
+    let networks = upkeep::networks::keep(host.clone(), vms.clone());
     let router = obey(api::router(vms), Arc::clone(&host.terms));
     tracing::info!(host = %config.host, accelerator = ?host.accelerator.kind, "the agent is ready");
     tokio::select! {

@@ -24,7 +24,7 @@ pub mod bridged;
 pub(crate) mod doors;
 mod forwarding;
 mod gateway;
-mod interface;
+pub mod interface;
 pub mod names;
 mod pass;
 mod plan;
@@ -43,12 +43,12 @@ use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::fcntl::Flock;
 use perigee_model::network::{Card, HostNetworks, NetworksKnown, TunnelEnd};
-use perigee_model::vm::{MigrationPhase, SentTo, VmNetwork, VmStatus};
+use perigee_model::vm::{SentTo, VmNetwork};
 use perigee_model::{HostId, Problem, VmId};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
@@ -61,16 +61,11 @@ use self::tools::{list, run};
 use self::tunnel::Tunnel;
 use self::watch::Watch;
 use crate::files::{read_json, write_json};
-use crate::host::Host;
 use crate::users::VmUids;
-use crate::vms::Vms;
 
 /// Files in the directory of networks.
 const WANTED: &str = "wanted.json";
 const END: &str = "end.json";
-const LOOK_AGAIN: Duration = Duration::from_secs(2);
-/// After a pass it is heard no sooner that somebody has removed rules: it may have been the pass itself.
-const REST: Duration = Duration::from_millis(500);
 /// For how long the host's report says what was mended.
 const MENDED_FOR: Duration = Duration::from_secs(3600);
 /// Guests' SSH servers.
@@ -83,9 +78,6 @@ const MENDED_MAX: usize = 8;
 pub const FIND_AGAIN: Duration = Duration::from_secs(10);
 /// Whoever starts a VM waits no longer for those who change networks.
 const TURN_MAX: Duration = Duration::from_secs(30);
-/// A card that is no VM's is removed after this time.
-const STRANGE_FOR: Duration =
-    if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(10) };
 
 pub struct Networks {
     tag: Tag,
@@ -127,10 +119,10 @@ struct End {
 
 /// A card of a VM that has a QEMU here.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct CardHere {
-    card: Card,
+pub struct CardHere {
+    pub card: Card,
     /// The VM runs here. Then frames for it go to its card, whatever the controller has said last.
-    runs: bool,
+    pub runs: bool,
 }
 
 /// A gateway that did not start.
@@ -186,8 +178,8 @@ struct Said {
 
 /// Which cards are connected here.
 pub enum Cards<'a> {
-    /// Those of these VMs.
-    Of(&'a Vms),
+    /// These, of the VMs that have a QEMU here, and whether it is known of all VMs here what they have.
+    Of(BTreeMap<VmId, CardHere>, bool),
     /// Those of before, and this one.
     And(&'a VmId, &'a Card),
     /// Those of before.
@@ -232,8 +224,13 @@ impl Networks {
         Self { vm_uids, ..self }
     }
 
+    /// Whether this host could have networks of tenants: its agent is root.
+    pub fn are_possible(&self) -> bool {
+        self.is_root
+    }
+
     /// Finds out whether VMs here can be in tenants' networks.
-    async fn look_at_end(&self) {
+    pub async fn look_at_end(&self) {
         let found = self.find_end().await;
         let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
         match found {
@@ -376,7 +373,7 @@ impl Networks {
     }
 
     /// Waits until the controller has said something new, or, from `rested` on, somebody has removed a packet filter.
-    async fn is_to_pass(&self, watch: &std::io::Result<Watch>, rested: Instant) {
+    pub async fn is_to_pass(&self, watch: &std::io::Result<Watch>, rested: Instant) {
         let removed = async {
             tokio::time::sleep_until(rested).await;
             if let Ok(watch) = watch
@@ -516,53 +513,4 @@ fn make_directory(dir: &Path) -> std::io::Result<()> {
         Ok(Some(user)) => gateway::give(dir, user.gid, 0o710),
         _ => Ok(()),
     }
-}
-
-/// Brings about what is wanted now and then. It does not end.
-pub async fn keep(host: Arc<Host>, vms: Arc<Vms>) {
-    let networks = &host.networks;
-    if !networks.is_root {
-        return std::future::pending().await;
-    }
-    let watch = Watch::new();
-    if let Err(error) = &watch {
-        tracing::warn!(%error, "the agent sees only every {} s whether somebody has changed the filter of tenants' networks", LOOK_AGAIN.as_secs());
-    }
-    let mut looked = Instant::now();
-    loop {
-        if networks.trouble().is_some() && looked.elapsed() > FIND_AGAIN {
-            networks.look_at_end().await;
-            looked = Instant::now();
-        }
-        let cards = cards_of(&vms);
-        // It is said in the host's report.
-        let _ = networks.pass(Cards::Of(&vms)).await;
-        let (rested, until) = (Instant::now() + REST, Instant::now() + LOOK_AGAIN);
-        loop {
-            // A VM that runs here from now on is not waited for: what is sent to it still goes to its old host.
-            let seen = host.changes.now();
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || cards_of(&vms) != cards {
-                break;
-            }
-            tokio::select! {
-                () = networks.is_to_pass(&watch, rested) => break,
-                () = host.changes.wait(seen, left) => {}
-            }
-        }
-    }
-}
-
-/// The cards of the VMs that have a QEMU here.
-fn cards_of(vms: &Vms) -> BTreeMap<VmId, CardHere> {
-    let here = vms.list().into_iter().filter(|vm| vm.status() != VmStatus::Gone);
-    here.filter_map(|vm| {
-        let card = vm.spec.network.card()?.clone();
-        let runs = vm.observed(|seen| {
-            let phase = seen.migration.as_ref().map(|migration| migration.phase);
-            seen.status() == VmStatus::Running && phase != Some(MigrationPhase::Switching)
-        });
-        Some((vm.id().clone(), CardHere { card, runs }))
-    })
-    .collect()
 }

@@ -13,7 +13,7 @@ use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -31,6 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::command::MEM_LOCK;
 use crate::confinement::Sandbox;
+use crate::programs;
 
 /// The unit of times in `/proc`, the same for every process on Linux.
 pub const TICK_MS: u64 = 10;
@@ -128,15 +129,8 @@ impl Looks<'_> {
 fn is_program(path: &Path, name: &str) -> bool {
     let text = path.to_string_lossy();
     let path = Path::new(text.strip_suffix(" (deleted)").unwrap_or(&text));
-    let wanted = which(name);
+    let wanted = programs::which(name);
     Some(path) == wanted.as_deref() || path.file_name() == Some(OsStr::new(name))
-}
-
-/// The file of a program, with links followed.
-pub fn which(name: &str) -> Option<PathBuf> {
-    let dirs = std::env::var_os("PATH")?;
-    let found = std::env::split_paths(&dirs).map(|dir| dir.join(name)).find(|path| path.is_file());
-    found?.canonicalize().ok()
 }
 
 impl Process {

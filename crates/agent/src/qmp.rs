@@ -348,6 +348,16 @@ pub struct RamInfo {
 }
 
 impl RamInfo {
+    /// How fast QEMU sends; it says so in megabits per second.
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a measured rate: neither negative nor near 2^64"
+    )]
+    pub fn bytes_per_s(&self) -> u64 {
+        (self.mbps * 1e6 / 8.0) as u64
+    }
+
     /// How fast the guest changes its memory.
     pub fn dirty_bytes_per_s(&self) -> u64 {
         self.dirty_pages_rate.saturating_mul(self.page_size)
@@ -378,6 +388,16 @@ pub struct BlockIoError {
     pub action: String,
     pub nospace: bool,
     pub reason: String,
+}
+
+/// The size of a block node.
+pub async fn named_size(qmp: &Qmp, name: &str) -> Result<u64, QmpError> {
+    let nodes: Vec<Value> = qmp.query("query-named-block-nodes").await?;
+    let node = nodes.iter().find(|node| node["node-name"] == name);
+    node.and_then(|node| node["image"]["virtual-size"].as_u64()).ok_or_else(|| QmpError::Odd {
+        command: "query-named-block-nodes".to_owned(),
+        reason: format!("it does not say how large {name} is"),
+    })
 }
 
 #[cfg(test)]

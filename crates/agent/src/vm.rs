@@ -6,14 +6,15 @@
 mod arrival;
 pub mod console;
 pub mod decide;
-pub mod ended;
 pub mod guest_agent;
 pub mod migrate;
 pub mod network;
 pub mod owner;
 mod phases;
 pub mod since;
+pub mod socket;
 mod start;
+mod start_error;
 mod strangers;
 mod tls;
 pub mod tpm;
@@ -30,16 +31,15 @@ use perigee_model::vm::{
     CancelMigration, ChangeVm, MigrateOut, MigrationPhase, MigrationReport, RenewGrant, VmChanged,
     VmReport, VmSpec, VmStatus,
 };
-use perigee_model::volume::ExportStats;
+use perigee_model::volume::{ExportStats, IoStats};
 use perigee_model::waiting::{Waiting, WaitsFor};
-use perigee_model::{DiskRole, MigrationId, Problem, ProblemKind, VmId, VmStart};
+use perigee_model::{DiskRole, MigrationId, Problem, ProblemKind, VmId, VmStart, VolumeName};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::changes::{Changed, Changes};
 use crate::files::{VmDir, tail};
 use crate::guest::{GuestLog, Wishes};
-use crate::host::select_stats;
 use crate::process::Process;
 use crate::qmp::{BalloonInfo, Qmp};
 use phases::Moments;
@@ -266,7 +266,7 @@ impl Vm {
             ChangeVm::GrowDisk { .. } | ChangeVm::Cpus { .. } | ChangeVm::Plug(_) => None,
         };
         let answer = self.ask(|answer| Request::Change(ask, answer)).await;
-        answer.unwrap_or_else(|| Err(crate::vms::gone(self.id())))?;
+        answer.unwrap_or_else(|| Err(gone(self.id())))?;
         let Some(wanted) = memory else { return Ok(VmChanged::default()) };
         let begun = Instant::now();
         loop {
@@ -291,7 +291,7 @@ impl Vm {
         loop {
             let ask = ChangeVm::Unplug { role };
             let answer = self.ask(|answer| Request::Change(ask, answer)).await;
-            match answer.unwrap_or_else(|| Err(crate::vms::gone(self.id()))) {
+            match answer.unwrap_or_else(|| Err(gone(self.id()))) {
                 Ok(()) => return Ok(VmChanged::default()),
                 Err(problem)
                     if problem.kind == ProblemKind::Conflict
@@ -410,5 +410,42 @@ impl Vm {
         let (answer, answered) = oneshot::channel();
         self.requests.send(make(answer)).await.ok()?;
         answered.await.ok()
+    }
+}
+
+/// The figures of some volumes, in their order. A volume that the server does not know has zeros; the result is
+/// empty if the server did not answer.
+fn select_stats<'a>(
+    all: &[ExportStats],
+    volumes: impl Iterator<Item = &'a VolumeName>,
+) -> Vec<IoStats> {
+    if all.is_empty() {
+        return Vec::new();
+    }
+    let of = |volume: &VolumeName| all.iter().find(|stats| stats.volume == *volume);
+    volumes.map(|volume| of(volume).map_or_else(IoStats::default, |found| found.stats)).collect()
+}
+
+/// The answer if the VM was deleted during the request.
+pub fn gone(id: &VmId) -> Problem {
+    Problem::not_found(format!("can't ask the VM {id}"), "it was deleted in the meantime")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stats_stand_in_the_order_of_the_disks() {
+        let volume = |name: &str| VolumeName::new(name).unwrap();
+        let stats = |name: &str, reads| ExportStats {
+            volume: volume(name),
+            stats: IoStats { reads, ..IoStats::default() },
+        };
+        let all = [stats("b", 2), stats("a", 1)];
+        let wanted = [volume("a"), volume("new"), volume("b")];
+        let reads: Vec<u64> = select_stats(&all, wanted.iter()).iter().map(|s| s.reads).collect();
+        assert_eq!(reads, [1, 0, 2]);
+        assert!(select_stats(&[], wanted.iter()).is_empty());
     }
 }

@@ -293,8 +293,3 @@ fn status_of(record: &Result<Option<Record>, Problem>) -> VmStatus {
         _ => VmStatus::Starting,
     }
 }
-
-/// The answer if the VM was deleted during the request.
-pub fn gone(id: &VmId) -> Problem {
-    Problem::not_found(format!("can't ask the VM {id}"), "it was deleted in the meantime")
-}

@@ -22,12 +22,12 @@
 //! | What is in a trace file, and what writes it? | `trace.rs`, `block/src/recording.rs` |
 //! | How does a migration proceed, and how does it fail? | `switchover/` (what is decided), `agent/src/vm/migrate.rs` (done at the source), `controller/src/migration/` (the whole: `prepare.rs`, then `watch.rs`) |
 //! | What may one host do to volumes of another one, and how does that one know? | what the controller has allowed: `grant.rs`; signed and checked: `http/src/grants.rs`; where: `volume/src/control/grants.rs` |
-//! | Which start of a VM does a request mean, and what becomes of one that comes late? | `starts.rs` (the decision), `agent/src/vms.rs`, `agent/src/vm/ended.rs` (what is kept) |
+//! | Which start of a VM does a request mean, and what becomes of one that comes late? | `starts.rs` (the decision), `agent/src/vms.rs`, `agent/src/ended.rs` (what is kept) |
 //! | How does a volume get another home, step by step? | `volume_move.rs` (the states), `controller/src/volume_moves/` (who is asked and told) |
 //! | Why do two VMs never write one volume? | `switchover/walk.rs` |
 //! | Where does a migration's time go? | `phases.rs`; what that teaches the planner: `planner/src/experience.rs` |
 //! | What does a job with several VMs do next, and what does its driver do for it? | `gang.rs` (the decisions), `controller/src/jobs/gang.rs` |
-//! | What does a job, a VM or a host wait for, and since when? | `waiting.rs`; which part of a host answers: `controller/src/cluster/parts.rs`; at the host: `agent/src/sockets.rs`, `agent/src/vm/owner/question.rs` |
+//! | What does a job, a VM or a host wait for, and since when? | `waiting.rs`; which part of a host answers: `controller/src/cluster/parts.rs`; at the host: `agent/src/upkeep/sockets.rs`, `agent/src/vm/owner/question.rs` |
 //! | Whose is a thing, and what does a user mean with a name? | `tenant.rs`; in the controller's API: `controller/src/api/caller.rs` |
 //! | Which figures are there for Prometheus, and how is a page written? | `exposition.rs`, `controller/src/api/metrics.rs`, `agent/src/metrics.rs`, `volume/src/metrics.rs` |
 //! | What may a tar from a guest contain? | `tar_headers.rs`, `controller/src/tars.rs`, `controller/src/outputs/entries.rs` |

@@ -27,7 +27,7 @@
 //! | starting and stopping | `serve` |
 //! | the control API without a server, for one command | `offline` |
 //! | What does an export name mean; what is proxied? | `exports.rs` |
-//! | Through which socket does a VM reach its disks, and who else can use it? | `vm_sockets.rs`, `nbd/src/server/vm_socket.rs`; who asks for it: `agent/src/sockets.rs` |
+//! | Through which socket does a VM reach its disks, and who else can use it? | `vm_sockets.rs`, `nbd/src/server/vm_socket.rs`; who asks for it: `agent/src/vm/socket.rs` |
 //! | Which files may an image be made of, and what reads them? | `sources.rs`, `store/src/qemu_img.rs` |
 //! | How does a tree of files become an image, and what may it have? | `trees.rs`, `store/src/trees.rs` |
 //! | How are other hosts reached, and encrypted? | `remotes.rs`, `nbd/src/client/tls.rs`, `nbd/src/server/tls.rs`; certificates of an operator's own, which change: `nbd/src/of_files.rs` |

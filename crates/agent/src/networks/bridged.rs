@@ -10,13 +10,11 @@ use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
 
 use perigee_model::network::{BridgeCard, BridgeName};
-use perigee_model::vm::VmNetwork;
 use perigee_model::{Problem, VmId};
 
 use super::names::Tag;
 use super::tools::{batch, run};
 use super::{interface, tap};
-use crate::vms::Vms;
 
 /// Frames to all that a card may send in a second.
 const TO_ALL_PER_S: u32 = 100;
@@ -117,22 +115,13 @@ impl Bridged {
         Ok(tap)
     }
 
-    /// Sets the filter up again if somebody has removed it, for as long as there are cards.
-    pub async fn look(&self, vms: &Vms) {
-        let all = vms.list();
-        self.look_for(all.iter().filter_map(|vm| match &vm.spec.network {
-            VmNetwork::Bridge(card) => Some(card.clone()),
-            _ => None,
-        }))
-        .await;
-    }
-
-    async fn look_for(&self, cards: impl Iterator<Item = BridgeCard>) {
+    /// Sets the filter up again if somebody has removed it, for as long as there are cards. `cards` are those of VMs that run here.
+    pub async fn look_for(&self, cards: Vec<BridgeCard>) {
         let mut loaded = self.loaded.lock().await;
         // One that is being started is in no list yet.
         let is_there = |card: &BridgeCard| !interface::is_gone(&self.tag.bridged(card));
         loaded.cards.retain(is_there);
-        loaded.cards.extend(cards.filter(is_there));
+        loaded.cards.extend(cards.into_iter().filter(is_there));
         if loaded.cards.is_empty() && loaded.rules.is_empty() {
             return;
         }
@@ -375,7 +364,7 @@ mod tests {
             if round == 0 {
                 shell("nft flush ruleset");
                 assert!(hears(&mut connected, &stranger), "the filter is gone");
-                runtime.block_on(bridged.look_for(std::iter::empty()));
+                runtime.block_on(bridged.look_for(Vec::new()));
                 assert!(bridged.warnings().iter().any(|said| said.contains("set it up again")));
             }
         }

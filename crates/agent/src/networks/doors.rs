@@ -12,6 +12,8 @@ use super::names::{is_uplink, uplink_addresses};
 use super::plan::{Gateway, Segment};
 use super::rules::Door;
 use super::tools;
+
+use crate::programs;
 use crate::users::VmUids;
 
 const CONNTRACK: &str = "conntrack";
@@ -106,7 +108,7 @@ pub async fn forget(doors: &[Door], gateways: &[(u16, u32)]) -> Result<(), Strin
         // The packet filter leads nothing to a VM then.
         return Ok(());
     }
-    if !tools::is_there(CONNTRACK) {
+    if programs::which(CONNTRACK).is_none() {
         return Err(format!(
             "connections to ports that another VM had before are not ended: {CONNTRACK} is not installed (package conntrack)"
         ));

@@ -19,11 +19,11 @@ use nix::unistd::{Gid, Group, Pid, Uid, User, chown};
 use perigee_model::network::{DOMAIN, HostNetwork, mac};
 use perigee_model::tenant::SEPARATOR;
 
+use super::interface;
 use super::names::{Tag, uplink_addresses};
 use super::rules::of_gateway;
 use super::tools::{batch, batch_within, namespace_of, run};
 use crate::files;
-use crate::host;
 use crate::process::{self, Looks, Process};
 
 const DNSMASQ: &str = "dnsmasq";
@@ -115,7 +115,7 @@ fn user() -> Result<(String, String, Gid), String> {
 
 /// The addresses of this host, with which the packet filter lets no gateway speak.
 fn own_addresses() -> Vec<Ipv4Addr> {
-    host::interfaces().collect()
+    interface::interfaces().collect()
 }
 
 /// Those of the first file that has some.

@@ -2,6 +2,7 @@
 //! mounted it.)
 
 use std::io::{Error, ErrorKind, Result};
+use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use nix::libc::{self, ifreq};
@@ -75,4 +76,10 @@ pub fn mtu(name: &str) -> Result<u32> {
 /// Whether the kernel says that there is none.
 pub fn is_gone(name: &str) -> bool {
     mtu(name).is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV))
+}
+
+/// The IPv4 addresses of this host's interfaces.
+pub fn interfaces() -> impl Iterator<Item = Ipv4Addr> {
+    let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
+    interfaces.filter_map(|interface| Some(interface.address?.as_sockaddr_in()?.ip()))
 }

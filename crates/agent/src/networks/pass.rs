@@ -16,8 +16,8 @@ use super::rules::{self, Door, OfHost, Tap};
 use super::tools::{batch, list, run};
 use super::tunnel::Tunnel;
 use super::{
-    CardHere, Cards, Failed, Made, Networks, TURN_MAX, cards_of, connections_max, doors,
-    forwarding, gateway, talk, tap,
+    CardHere, Cards, Failed, Made, Networks, TURN_MAX, connections_max, doors, forwarding, gateway,
+    talk, tap,
 };
 
 /// A gateway that does not start is tried again after this time, and then after twice as long, up to the second.
@@ -25,15 +25,15 @@ const START_AGAIN: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(
 
 impl Networks {
     /// Compares what is wanted with what is there, and mends it.
-    pub(super) async fn pass(&self, cards: Cards<'_>) -> Result<(), String> {
+    pub async fn pass(&self, cards: Cards<'_>) -> Result<(), String> {
         let turn = timeout(TURN_MAX, self.turn.lock()).await;
         let late =
             |_| format!("the host was busy with other networks for {} s", TURN_MAX.as_secs());
         let mut made = turn.map_err(late)?;
         match cards {
-            Cards::Of(vms) => {
-                made.cards = cards_of(vms);
-                made.cards_unknown = !vms.are_readable();
+            Cards::Of(here, are_all_known) => {
+                made.cards = here;
+                made.cards_unknown = !are_all_known;
             }
             Cards::And(vm, card) => {
                 let here = CardHere { card: card.clone(), runs: false };

@@ -4,14 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::time::Duration;
 
 use nix::libc;
 use tokio::time::Instant;
 
-use super::STRANGE_FOR;
 use super::names::Tag;
 use super::plan::{Segment, There};
 use super::tools::batch;
+
+/// A card that is no VM's is removed after this time.
+pub(super) const STRANGE_FOR: Duration =
+    if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(10) };
 
 mod ioctl {
     use nix::libc;

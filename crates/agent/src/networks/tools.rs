@@ -91,11 +91,6 @@ pub async fn list<T: DeserializeOwned>(
         .map_err(|error| format!("{program} says what can't be read: {error}"))
 }
 
-pub fn is_there(program: &str) -> bool {
-    let dirs = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&dirs).any(|dir| dir.join(program).is_file())
-}
-
 /// Of all agents in this network namespace one has this. Another one is told `None`.
 pub fn only_one(what: &str) -> Result<Option<Flock<File>>, String> {
     let namespace = std::fs::metadata("/proc/thread-self/ns/net");

@@ -10,7 +10,8 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
 use super::names::is_uplink;
-use super::tools::{batch, is_there, list, run};
+use super::tools::{batch, list, run};
+use crate::programs;
 use crate::{files, process};
 
 /// WireGuard's port (UDP).
@@ -36,7 +37,7 @@ pub async fn prepare(dir: &Path, ip: &str) -> Result<TunnelEnd, String> {
         ("dnsmasq", "dnsmasq-base"),
         ("nsenter", "util-linux"),
     ] {
-        if !is_there(program) {
+        if programs::which(program).is_none() {
             return Err(format!("{program} is not installed (package {package})"));
         }
     }
@@ -179,7 +180,7 @@ impl Tunnel {
 async fn make(name: &str, dir: &Path) -> Result<(), String> {
     let in_kernel = run("ip", &["link", "add", "name", name, "type", "wireguard"], "").await;
     let Err(why) = in_kernel else { return Ok(()) };
-    if !is_there(USERSPACE) {
+    if programs::which(USERSPACE).is_none() {
         return Err(format!(
             "the kernel has no WireGuard ({why}), and {USERSPACE} is not installed"
         ));
@@ -232,7 +233,7 @@ mod tests {
     /// Until now these were not kept, and all of the log was read as text.
     #[tokio::test]
     async fn a_tunnel_that_does_not_start_says_its_last_words() {
-        if !is_there(USERSPACE) {
+        if programs::which(USERSPACE).is_none() {
             return;
         }
         let dir = tempfile::tempdir().expect("a directory");
@@ -244,7 +245,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_key_is_made_once_and_nobody_else_reads_it() {
-        if !is_there("wg") {
+        if programs::which("wg").is_none() {
             return;
         }
         let dir = tempfile::tempdir().expect("a directory");

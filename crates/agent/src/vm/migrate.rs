@@ -35,7 +35,6 @@ use super::tls::End;
 use super::{Vm, decide, tunnel};
 use crate::qmp::{MigrateInfo, QmpError};
 
-pub(super) use figures::bits_to_bytes;
 pub use record::Record;
 
 /// How often the figures are read. Events report changes of state.

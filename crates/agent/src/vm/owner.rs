@@ -13,8 +13,6 @@ mod question;
 mod tests;
 mod wishes;
 
-pub(super) use change::named_size;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use perigee_model::phases::{CopyRound, DOWNTIME_LIMIT_MAX_MS, Pause, Phases};
 
-use super::migrate::bits_to_bytes;
 use crate::qmp::{Event, MigrateInfo};
 
 /// The switch is near if copying the rest takes at most this time.
@@ -56,7 +55,7 @@ impl Watch {
 
     pub fn copying(&mut self, info: &MigrateInfo, phases: &mut Phases) -> Seen {
         self.rounds.look(info, phases);
-        let rate = bits_to_bytes(info.ram.mbps);
+        let rate = info.ram.bytes_per_s();
         let soon_ms = self.limit_ms.saturating_add(1000 * NEAR.as_secs());
         let is_near = rate > 0 && info.ram.remaining <= rate.saturating_mul(soon_ms) / 1000;
         let pass = info.ram.dirty_sync_count;
@@ -72,7 +71,7 @@ impl Watch {
     pub fn at_switch(&mut self, info: &MigrateInfo, phases: &mut Phases) {
         if self.before_pause.is_none() {
             self.rounds.end(info, phases);
-            self.before_pause = Some((info.ram.transferred, bits_to_bytes(info.ram.mbps)));
+            self.before_pause = Some((info.ram.transferred, info.ram.bytes_per_s()));
         }
     }
 

@@ -6,19 +6,20 @@ use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use perigee_model::{Problem, ProblemKind};
+use perigee_model::Problem;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::start_error::StartError;
 use super::tls::{End, set_encryption};
-use super::{Vm, arrival, network, tpm};
+use super::{Vm, arrival, network, socket, tpm};
 use crate::command::{QEMU, arguments, export, firmware_file};
 use crate::confinement::Sandbox;
 use crate::host::Host;
 use crate::process::{Exit, Process};
 use crate::qmp::{Event, MigrateInfo, Qmp, QmpError, SocketAddress};
-use crate::{cgroup, files, process, sockets};
+use crate::{cgroup, files, process};
 
 /// QEMU opens its disks before it answers, and waits some time for the volume server.
 const START_DEADLINE: Duration = Duration::from_secs(90);
@@ -48,7 +49,7 @@ pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
         arrival::prepare(&vm.dir.arrival())?;
     }
     files::write_json(&vm.dir.spec(), &vm.spec)?;
-    let socket = sockets::open(host, vm).await?;
+    let socket = socket::open(host, vm).await?;
     let cable = network::connect(vm, host).await?;
     let tpm = tpm::start(vm, host, &socket.path).await?;
     let (user, log) = (host.user_of(&vm.dir)?, vm.dir.log());
@@ -107,82 +108,6 @@ fn why_ended(status: Option<ExitStatus>, said: &str) -> String {
     match said {
         "" => format!("{how}, and said nothing"),
         said => format!("{how}: {said}"),
-    }
-}
-
-/// Why QEMU did not start, by who can solve it. QEMU reports this only in words.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum StartError {
-    /// The volume server has no such export: the job ends.
-    NoExport,
-    /// No QEMU can make such a VM: the job ends.
-    BadVm,
-    /// The volume server does not answer: the job waits for it.
-    NoVolumeServer,
-    /// The host lacks something that other VMs use now: the job waits for it.
-    NoRoom,
-    /// The host does not have this accelerator, or has an unknown version of QEMU: the job goes to another
-    /// host.
-    HostCannot,
-    /// The words are not known. This counts as a fault of the cluster and ends no job: the job waits and shows
-    /// the words.
-    Other,
-}
-
-impl StartError {
-    /// The words of QEMU by which each error is recognized, in the order of the search.
-    const WORDS: [(Self, &'static [&'static str]); 4] = [
-        (Self::NoVolumeServer, &["Failed to connect", "Connection refused"]),
-        (
-            Self::NoRoom,
-            &[
-                "Cannot allocate memory",
-                "Too many open files",
-                "No space left on device",
-                "Resource temporarily unavailable",
-            ],
-        ),
-        (Self::BadVm, &["Invalid SMP CPUs"]),
-        (
-            Self::HostCannot,
-            &[
-                "invalid accelerator",
-                "failed to initialize",
-                "Could not access KVM",
-                "supported by KVM",
-                "invalid option",
-                "Invalid parameter",
-                "is not a valid device model name",
-                "unsupported machine type",
-                "unable to find CPU model",
-                "support is not enabled",
-                "support requested feature",
-                "requires KVM",
-            ],
-        ),
-    ];
-
-    /// Finds the error in QEMU's last words.
-    pub(super) fn of(said: &str) -> Self {
-        if said.contains("xport '") && said.contains("not ") {
-            return Self::NoExport;
-        }
-        if said.contains("Property '") && said.contains("not found") {
-            return Self::HostCannot;
-        }
-        let known = Self::WORDS.iter().find(|(_, words)| words.iter().any(|w| said.contains(w)));
-        known.map_or(Self::Other, |(error, _)| *error)
-    }
-
-    pub(super) fn kind(self) -> ProblemKind {
-        match self {
-            Self::NoExport => ProblemKind::NotFound,
-            Self::BadVm => ProblemKind::Invalid,
-            Self::NoVolumeServer => ProblemKind::Unavailable,
-            Self::NoRoom => ProblemKind::NoSpace,
-            Self::HostCannot => ProblemKind::Unsupported,
-            Self::Other => ProblemKind::Internal,
-        }
     }
 }
 

@@ -26,7 +26,7 @@
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,21 +39,14 @@ use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Vm;
-use super::owner::named_size;
-use super::start::StartError;
+use super::start_error::StartError;
 use crate::command::block_node_as;
 use crate::confinement::Sandbox;
 use crate::files::{VmDir, listen, tail};
 use crate::host::Host;
-use crate::networks::tools::is_there;
 use crate::process::{self, Looks, Mounts, Process};
-use crate::qmp::{Qmp, QmpError};
-
-const SWTPM: &str = "swtpm";
-const STORAGE: &str = "qemu-storage-daemon";
-const FUSE: &str = "/dev/fuse";
-/// As many of them may be made.
-const NAMESPACES: &str = "/proc/sys/user/max_user_namespaces";
+use crate::programs::{STORAGE_DAEMON, SWTPM, no_tpm};
+use crate::qmp::{Qmp, QmpError, named_size};
 
 /// The storage daemon opens the volume before it is ready, and waits some time for the volume server.
 const START_DEADLINE: Duration = Duration::from_secs(60);
@@ -66,25 +59,6 @@ const END_PATIENCE: Duration = Duration::from_secs(5);
 const REASON_BYTES: u64 = 2000;
 const MAY_BE_LOST: &str = "what its TPM changes may be lost when the VM is stopped";
 
-/// Why VMs at this host can't have a TPM; `None` if they can.
-pub fn missing() -> Option<String> {
-    if !Uid::effective().is_root() {
-        return Some("the agent is not root".to_owned());
-    }
-    let programs = [(SWTPM, "swtpm"), (STORAGE, "qemu-system-common")];
-    if let Some((program, package)) = programs.into_iter().find(|(program, _)| !is_there(program)) {
-        return Some(format!("{program} is not installed (package {package})"));
-    }
-    if std::fs::read_to_string(NAMESPACES).is_ok_and(|most| most.trim() == "0") {
-        return Some("user namespaces are off (sysctl user.max_user_namespaces)".to_owned());
-    }
-    match std::fs::metadata(FUSE) {
-        Ok(meta) if meta.mode() & 0o006 == 0o006 => None,
-        Ok(_) => Some(format!("{FUSE} is closed to the users of VMs (chmod 0666 {FUSE})")),
-        Err(error) => Some(format!("{FUSE} can't be used: {error} (modprobe fuse)")),
-    }
-}
-
 /// Starts the VM's TPM, if it has one. After a failure [`end`] ends what runs.
 ///
 /// # Errors
@@ -92,7 +66,7 @@ pub fn missing() -> Option<String> {
 pub async fn start(vm: &Vm, host: &Host, volume_socket: &Path) -> Result<Vec<Process>, Problem> {
     let Some(disk) = vm.spec.tpm() else { return Ok(Vec::new()) };
     let what = || format!("can't start the TPM of the VM {}", vm.id());
-    if let Some(why) = missing() {
+    if let Some(why) = no_tpm() {
         return Err(Problem::unsupported(what(), why)
             .next("change that, or let the VM run at another host"));
     }
@@ -104,8 +78,15 @@ pub async fn start(vm: &Vm, host: &Host, volume_socket: &Path) -> Result<Vec<Pro
     let monitor = listen(&dir.tpm_monitor()).map_err(|error| Problem::internal(what(), error))?;
     let arguments = storage_arguments(dir, disk, volume_socket, monitor.as_raw_fd());
     let monitor = Some(monitor.as_fd());
-    let (storage, _) =
-        process::start_with_mounts(STORAGE, &arguments, user, Mounts::Own, monitor, &log, None)?;
+    let (storage, _) = process::start_with_mounts(
+        STORAGE_DAEMON,
+        &arguments,
+        user,
+        Mounts::Own,
+        monitor,
+        &log,
+        None,
+    )?;
     ready(vm, &storage, &dir.tpm_state_pid()).await?;
     let sandbox = Some(Sandbox::new(SWTPM, &dir.root(), &dir.run())?);
     let arguments = swtpm_arguments(dir);
@@ -306,7 +287,7 @@ fn find(dir: &VmDir) -> io::Result<[Option<Process>; 2]> {
         let arguments = mark.each_ref().map(String::as_str);
         Process::find(Looks { program, arguments, uid })
     };
-    Ok([one(STORAGE, storage_mark(dir))?, one(SWTPM, swtpm_mark(dir))?])
+    Ok([one(STORAGE_DAEMON, storage_mark(dir))?, one(SWTPM, swtpm_mark(dir))?])
 }
 
 /// Ends what is left of a VM's TPM when QEMU has ended. `swtpm` ends by itself, and what it wrote is in the volume then.
@@ -395,7 +376,7 @@ mod tests {
         async fn start() -> Self {
             let dir = tempfile::tempdir().unwrap();
             let at = dir.path().join("monitor.sock");
-            let mut daemon = std::process::Command::new(STORAGE);
+            let mut daemon = std::process::Command::new(STORAGE_DAEMON);
             let volume = json!({"driver": "null-co", "node-name": "volume", "size": 1 << 20});
             daemon.args(["--blockdev", &volume.to_string(), "--blockdev", &places().to_string()]);
             let socket = format!("socket,id=monitor,path={},server=on,wait=off", at.display());

@@ -29,9 +29,9 @@ use crate::confinement::Sandbox;
 use crate::files::{VmDir, tail};
 use crate::host::Host;
 use crate::process::{self, Looks, Process, QemuUser};
+use crate::programs::{STUNNEL, no_tunnel};
 use crate::qmp::{Qmp, QmpError};
 
-const PROGRAM: &str = "stunnel";
 /// It reads a small file and listens.
 const START_DEADLINE: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -44,17 +44,6 @@ const HANDSHAKE_MAX_S: u32 = 60;
 const FILES: u32 = 2048;
 const REASON_BYTES: u64 = 1000;
 
-/// In plain words, if this host has no `stunnel`.
-pub fn missing() -> Option<String> {
-    let found = process::which(PROGRAM);
-    found.is_none().then(|| {
-        format!(
-            "moving a VM from or to this host takes about twice as long: {PROGRAM} is missing, and QEMU encrypts the VM's memory \
-             itself (package stunnel4)"
-        )
-    })
-}
-
 /// One end of a tunnel.
 pub struct Tunnel<'a> {
     pub dir: &'a VmDir,
@@ -65,7 +54,7 @@ pub struct Tunnel<'a> {
 impl<'a> Tunnel<'a> {
     /// `None` if this host has no `stunnel`, or the VM's memory may not be swapped.
     fn of(vm: &'a Vm, host: &Host, end: End) -> Result<Option<Self>, Problem> {
-        if missing().is_some() || vm.spec.locks_memory {
+        if no_tunnel().is_some() || vm.spec.locks_memory {
             return Ok(None);
         }
         Ok(Some(Self { dir: &vm.dir, user: host.user_of(&vm.dir)?, end }))
@@ -107,8 +96,8 @@ impl<'a> Tunnel<'a> {
         let settings = self.write(self.end.settings(), &settings)?.display().to_string();
         let log = self.dir.tunnel_log(self.end.name());
         remove(&log).map_err(cannot_start)?;
-        let sandbox = Sandbox::new(PROGRAM, &self.dir.root(), &self.dir.run())?;
-        let limited = [format!("--nofile={FILES}:{FILES}"), PROGRAM.to_owned(), settings];
+        let sandbox = Sandbox::new(STUNNEL, &self.dir.root(), &self.dir.run())?;
+        let limited = [format!("--nofile={FILES}:{FILES}"), STUNNEL.to_owned(), settings];
         let started = process::start("prlimit", &limited, self.user, &log, None, Some(sandbox))?;
         Ok(started.0)
     }
@@ -147,7 +136,7 @@ impl<'a> Tunnel<'a> {
 }
 
 fn cannot_start(why: impl std::fmt::Display) -> Problem {
-    Problem::unavailable(format!("can't start {PROGRAM}"), why)
+    Problem::unavailable(format!("can't start {STUNNEL}"), why)
 }
 
 fn remove(path: &Path) -> std::io::Result<()> {
@@ -173,11 +162,11 @@ fn find(dir: &VmDir, end: End) -> Result<Option<Process>, Problem> {
     let found = match dir.user() {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         user => user.and_then(|uid| {
-            Process::find(Looks { program: PROGRAM, arguments: [PROGRAM, &settings], uid })
+            Process::find(Looks { program: STUNNEL, arguments: [STUNNEL, &settings], uid })
         }),
     };
     found.map_err(|error| {
-        Problem::unavailable(format!("can't tell whether {PROGRAM} runs with {settings}"), error)
+        Problem::unavailable(format!("can't tell whether {STUNNEL} runs with {settings}"), error)
     })
 }
 
@@ -252,7 +241,7 @@ async fn receive(vm: &Vm, host: &Host) -> Result<Option<(Process, SocketAddr)>, 
             Ok(Some(at)) => return Ok(Some((process, at))),
             Ok(None) => process.kill().await?,
             Err(error) => {
-                let what = format!("can't tell where its {PROGRAM} listens");
+                let what = format!("can't tell where its {STUNNEL} listens");
                 return Err(Problem::unavailable(what, error));
             }
         }
@@ -274,7 +263,7 @@ fn share_limits(vm: &Vm, host: &Host, process: &Process) {
     if let Some(qemu) = qemu
         && let Err(error) = cgroup::join(&qemu, process)
     {
-        tracing::warn!(vm = %vm.id(), %error, "its {PROGRAM} runs without limits");
+        tracing::warn!(vm = %vm.id(), %error, "its {STUNNEL} runs without limits");
     }
 }
 
@@ -287,7 +276,7 @@ async fn is_in_use(vm: &Vm) -> bool {
     };
     let looked = tokio::task::spawn_blocking(looked).await;
     looked.map_err(std::io::Error::other).flatten().unwrap_or_else(|error| {
-        tracing::warn!(vm = %vm.id(), %error, "whether its {PROGRAM} still passes something on is not known");
+        tracing::warn!(vm = %vm.id(), %error, "whether its {STUNNEL} still passes something on is not known");
         true
     })
 }

@@ -404,7 +404,7 @@ fn a_card_that_is_no_vm_s_is_removed_after_a_while() {
         let _web = host.connect(&runtime, "web", card(1, 2));
         host.pass(&runtime);
         // A VM that starts may be about to use it, so it is not removed at once.
-        std::thread::sleep(2 * STRANGE_FOR);
+        std::thread::sleep(2 * tap::STRANGE_FOR);
         host.pass(&runtime);
         assert!(!host.has_link(&runtime, &strange));
         assert!(host.has_link(&runtime, &host.networks.tag.tap(&card(1, 2))));
@@ -426,7 +426,7 @@ fn a_vm_of_which_nothing_can_be_read_keeps_its_card_and_its_network() {
         }
         for _ in 0..2 {
             host.pass(&runtime);
-            std::thread::sleep(2 * STRANGE_FOR);
+            std::thread::sleep(2 * tap::STRANGE_FOR);
         }
         assert!(reaches(&mut web, &mut db) && reaches(&mut db, &mut web));
         only_its_own_addresses_are_sent(&mut web, &mut db);

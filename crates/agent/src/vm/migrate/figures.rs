@@ -59,7 +59,7 @@ impl Migration {
             report.transferred_bytes = info.ram.transferred;
             report.remaining_bytes = info.ram.remaining;
             report.dirty_bytes_per_s = info.ram.dirty_bytes_per_s();
-            report.rate_bytes_per_s = bits_to_bytes(info.ram.mbps);
+            report.rate_bytes_per_s = info.ram.bytes_per_s();
         }
         self.publish();
     }
@@ -84,14 +84,4 @@ impl Migration {
 fn unix_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// Converts megabits to bytes.
-#[allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a measured rate: neither negative nor near 2^64"
-)]
-pub(in crate::vm) fn bits_to_bytes(megabits: f64) -> u64 {
-    (megabits * 1e6 / 8.0) as u64
 }

@@ -4,8 +4,6 @@
 //! closed. So the guest keeps its card; what was connected through the old `passt` is lost. Nobody but root reaches the
 //! socket.
 
-use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,13 +20,6 @@ use crate::vm::Vm;
 const LOOK: Duration = Duration::from_secs(1);
 /// And no oftener: one that ends at once, again and again, costs little.
 const TRY_AGAIN: Duration = Duration::from_secs(10);
-
-/// The network's end of the cable. A QEMU that takes no connection does not hold this up.
-pub async fn reach(at: &Path) -> std::io::Result<UnixStream> {
-    let stream = tokio::net::UnixStream::connect(at).await?.into_std()?;
-    stream.set_nonblocking(false)?;
-    Ok(stream)
-}
 
 /// Runs until the VM's QEMU has ended.
 pub async fn keep(vm: Arc<Vm>, host: Arc<Host>) {

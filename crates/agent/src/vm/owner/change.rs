@@ -16,10 +16,11 @@ use serde_json::{Value, json};
 
 use tokio::time::{Instant, sleep};
 
+use super::super::socket;
 use super::Owner;
+use crate::cgroup;
 use crate::command::{block_device, block_node_as};
-use crate::qmp::{Event, Qmp, QmpError};
-use crate::{cgroup, sockets};
+use crate::qmp::{Event, Qmp, QmpError, named_size};
 
 /// How long QEMU may have a node after its device has gone.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
@@ -156,7 +157,7 @@ impl Owner {
             // An earlier try may have come to this point and not further.
             return tell_guest(before.image.virtual_size).await;
         }
-        let socket = sockets::open(&self.host, &self.vm).await?;
+        let socket = socket::open(&self.host, &self.vm).await?;
         let add = async |name: &str| {
             let node = block_node_as(name, disk, &socket.path);
             qmp.execute("blockdev-add", node).await.map(drop)
@@ -204,7 +205,7 @@ impl Owner {
         }
         self.vm.note_change(|since| since.has_come(disk.clone()))?;
         let plugged = async {
-            let socket = sockets::open(&self.host, &self.vm).await?;
+            let socket = socket::open(&self.host, &self.vm).await?;
             let node = disk.role.to_string();
             // One that an earlier try has left, or none.
             let _ = close(qmp, &node).await;
@@ -234,7 +235,7 @@ impl Owner {
         let now = self.vm.now();
         if !now.disks.iter().any(|disk| disk.role == role) {
             // The volume server may have been away when it went.
-            return sockets::open(&self.host, &self.vm).await.map(drop);
+            return socket::open(&self.host, &self.vm).await.map(drop);
         }
         if now.machine.port_of(role).is_none() {
             let why = "it was there when the VM started, and is behind no port of its own";
@@ -300,7 +301,7 @@ impl Owner {
         let told = |error: QmpError| Problem::unavailable(what(), error);
         let names = [role.to_string(), format!("{role}-2")];
         // Without the volume server a node's session can't even be ended: QEMU waits for a new one.
-        sockets::open(&self.host, &self.vm).await?;
+        socket::open(&self.host, &self.vm).await?;
         let begun = Instant::now();
         loop {
             // One that has come again, or that QEMU did not answer for in time, is not closed.
@@ -320,7 +321,7 @@ impl Owner {
             sleep(CLOSE_AGAIN).await;
         }
         self.vm.note_change(|since| since.has_gone(&self.vm.spec, role))?;
-        sockets::open(&self.host, &self.vm).await.map(drop)
+        socket::open(&self.host, &self.vm).await.map(drop)
     }
 
     async fn add_cpus(&self, qmp: &Qmp, count: u32) -> Result<(), Problem> {
@@ -364,14 +365,4 @@ impl Owner {
         self.vm.note_change(|since| since.cpus = u32::try_from(there).ok())?;
         added.map_err(told)
     }
-}
-
-/// The size of a block node.
-pub async fn named_size(qmp: &Qmp, name: &str) -> Result<u64, QmpError> {
-    let nodes: Vec<Value> = qmp.query("query-named-block-nodes").await?;
-    let node = nodes.iter().find(|node| node["node-name"] == name);
-    node.and_then(|node| node["image"]["virtual-size"].as_u64()).ok_or_else(|| QmpError::Odd {
-        command: "query-named-block-nodes".to_owned(),
-        reason: format!("it does not say how large {name} is"),
-    })
 }

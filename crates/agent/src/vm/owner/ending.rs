@@ -7,9 +7,9 @@ use perigee_model::{MigrationId, Problem};
 
 use super::Owner;
 use crate::cgroup;
+use crate::ended::Arrived;
 use crate::files::read_json;
 use crate::process::Process;
-use crate::vm::ended::Arrived;
 use crate::vm::tls::End;
 use crate::vm::{tpm, tunnel};
 

@@ -1,21 +1,15 @@
+use std::os::fd::AsRawFd as _;
+
 use nix::sched::CloneFlags;
+use nix::unistd::Uid;
+use perigee_model::guest::USER_NETWORK;
 use perigee_model::network::Protocol;
+use tokio::time::timeout;
 
 use super::*;
-
-const ROUTES: &str = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n\
-     eth0\t00000000\t0102000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n\
-     eth0\t0000000A\t00000000\t0001\t0\t0\t0\t000000FF\t0\t0\t0\n\
-     br0\t0002000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n";
-
-#[test]
-fn the_interface_is_the_one_of_the_nearest_network() {
-    let to = |ip: [u8; 4]| interface_to(ip.into(), ROUTES);
-    assert_eq!(to([10, 0, 2, 7]).as_deref(), Some("br0"));
-    assert_eq!(to([10, 9, 2, 7]).as_deref(), Some("eth0"));
-    assert_eq!(to([192, 0, 2, 7]), None, "the default route is passt's own choice");
-    assert_eq!(interface_to([10, 0, 2, 7].into(), "Iface\nbroken\n"), None);
-}
+use crate::files::listen;
+use crate::networks::watch::Watch;
+use crate::process::{Process, QemuUser};
 
 #[test]
 fn guests_reach_the_resolvers_of_their_host() {
@@ -34,13 +28,6 @@ fn what_guests_may_reach_is_a_network_or_an_address() {
     for wrong in ["10.1.0.7/16", "10.1.0.0/33", "web", "::1", ""] {
         assert!(reach(wrong).is_err(), "{wrong}");
     }
-}
-
-#[test]
-fn no_address_of_the_host_is_mapped_into_the_network() {
-    let line = arguments(7, Path::new("/run/p"), Some("br0"), None).join(" ");
-    assert!(line.contains("--no-map-gw"), "{line}");
-    assert!(line.ends_with("--interface br0 --fd 7"), "{line}");
 }
 
 /// Whether a process of this group connects to an address.

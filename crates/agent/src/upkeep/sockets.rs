@@ -1,53 +1,20 @@
-//! The NBD sockets of this host's VMs at the volume server: the agent asks for each VM's, and ends those of VMs that
-//! are no more.
+//! Keeps the volume server's NBD sockets those of this host's VMs, and ends those of VMs that are no more.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use perigee_http::authority::now_ms;
-use perigee_model::volume::{Unanswered, VmSocket, VmSocketAt, VmSocketSeen};
+use perigee_model::volume::{Unanswered, VmSocket, VmSocketSeen};
 use perigee_model::waiting::{Waiting, WaitsFor};
 use perigee_model::{Problem, ProblemKind, VmId};
 
-use crate::command::export;
-use crate::files::SOCKET_PATH_BYTES_MAX;
-use crate::host::{Host, check_reachable};
-use crate::vm::Vm;
+use crate::host::Host;
+use crate::vm::{Vm, socket};
 use crate::vms::Vms;
 
 /// A volume server that lost its records gets them again within this time. QEMU tries to reconnect once a second.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// Asks the volume server for a VM's socket. It may be there already.
-pub async fn open(host: &Host, vm: &Vm) -> Result<VmSocketAt, Problem> {
-    let _turn = host.sockets_turn.lock().await;
-    ask_for(host, vm).await
-}
-
-async fn ask_for(host: &Host, vm: &Vm) -> Result<VmSocketAt, Problem> {
-    let socket = of(vm)?;
-    let path = format!("/v1/vms/{}/socket", socket.vm);
-    let at: VmSocketAt = host.sockets.put(&path, &socket).await?;
-    let what = || format!("can't use the socket {} for a VM", at.path.display());
-    if at.path.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
-        let why = format!("the path is longer than {SOCKET_PATH_BYTES_MAX} bytes");
-        return Err(Problem::invalid(what(), why)
-            .next("give the volume server a shorter directory with --vm-sockets"));
-    }
-    if !nix::unistd::Uid::effective().is_root() {
-        return Ok(at);
-    }
-    check_reachable(&at.path).map(|()| at)
-}
-
-fn of(vm: &Vm) -> Result<VmSocket, Problem> {
-    let uid = vm.dir.user().map_err(|error| {
-        Problem::internal(format!("can't find out the user of the VM {}", vm.id()), error)
-    })?;
-    let exports = vm.now().disks.iter().map(export).collect();
-    Ok(VmSocket { vm: vm.id().clone(), uid: uid.as_raw(), exports })
-}
 
 /// Keeps the volume server's sockets those of this host's VMs, and notes what their disks wait for.
 pub async fn keep(host: Arc<Host>, vms: Arc<Vms>) {
@@ -125,7 +92,7 @@ async fn put_right(host: &Host, vms: &Vms, open: &[VmSocket]) -> Result<(), Prob
     }
     for vm in here.values().filter(|vm| !vm.qemu_has_ended()) {
         if !open.iter().any(|socket| socket.vm == *vm.id()) {
-            failed = ask_for(host, vm).await.map(drop).and(failed);
+            failed = socket::ask_for(host, vm).await.map(drop).and(failed);
         }
     }
     failed

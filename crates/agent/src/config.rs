@@ -1,0 +1,43 @@
+//! What an agent is told at its start.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+use perigee_http::{Listen, Network};
+use perigee_model::network::BridgeName;
+use perigee_model::{HostId, SiteId};
+
+use crate::user_networks::GuestsReach;
+use crate::users::VmUids;
+
+/// The configuration of an agent.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub host: HostId,
+    pub site: SiteId,
+    pub listen: Vec<Listen>,
+    /// The state directory. QEMU's users must be able to enter the directories above it.
+    pub state: PathBuf,
+    /// The users of VMs, one for each.
+    pub vm_uids: VmUids,
+    /// What VMs in user networks reach beside the internet's addresses.
+    pub guests_reach: Vec<GuestsReach>,
+    /// Addresses of this host that are on none of its interfaces.
+    pub outside_addresses: Vec<Ipv4Addr>,
+    /// The bridges of this host in which VMs may have cards.
+    pub bridges: Vec<BridgeName>,
+    /// Control API of this host's volume server: `unix:PATH`.
+    pub volume_control: String,
+    /// The same control API's address for other hosts.
+    pub volume_url: String,
+    pub nbd_addr: String,
+    /// `https://IP:PORT`, or `http://IP:PORT` without TLS; incoming migrations listen on the same IP.
+    pub agent_url: String,
+    pub controller: Option<String>,
+    /// The kernel to boot once to find out whether KVM works; by default the newest `/boot/vmlinuz-*`.
+    pub probe_kernel: Option<PathBuf>,
+    /// The file with the id of this boot: [`perigee_http::boot_id`]. Hosts that share a kernel have one file each.
+    pub boot_id: PathBuf,
+    /// How it talks with the controller and the other hosts.
+    pub network: Network,
+}
