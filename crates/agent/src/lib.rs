@@ -30,7 +30,7 @@
 //! | What may a VM send in its tenant's network, and what does it reach through the gateway? | `networks/rules.rs`, `networks/gateway.rs` |
 //! | When does a host forward packets? | `networks/forwarding.rs` |
 //! | What is QEMU's command line? | `command.rs` |
-//! | What boots a VM's disk, and which variables does its UEFI firmware have at first? | `firmware_file` in `command.rs`, `controller/src/nvram.rs` |
+//! | What boots a VM's disk, and which variables does its UEFI firmware have at first? | `firmware_file` in `command.rs`, `controller/src/guest/nvram.rs` |
 //! | How does a VM get a TPM, and where is what it keeps? | `vm/tpm.rs`; which hosts can: `controller/src/tpm.rs` |
 //! | How is a VM adopted after a restart? | `vms.rs`, `vm/owner.rs` |
 //! | What ends a migration whose destination does not answer QEMU's handshake? | `vm/migrate/cut.rs` |
@@ -39,8 +39,8 @@
 //! | What encrypts it? | `vm/tunnel.rs` |
 //! | Which task acts on a QEMU, and what may a migration ask of it? | `vm/owner.rs`, `vm/owner/wishes.rs` |
 //! | Does KVM work here? | `accelerator.rs` |
-//! | What do its VMs send to each other, and what follows from it? | counted: `networks/talk.rs`; added up and remembered: `controller/src/talk.rs`; which rank gets which host: `planner/src/arrange.rs`; how long a gang takes: `planner/src/gangs.rs` |
-//! | How does the controller hear what changed on a host? | `changes.rs`, `controller/src/watching.rs` |
+//! | What do its VMs send to each other, and what follows from it? | counted: `networks/talk.rs`; added up and remembered: `controller/src/planning/talk.rs`; which rank gets which host: `planner/src/arrange.rs`; how long a gang takes: `planner/src/gangs.rs` |
+//! | How does the controller hear what changed on a host? | `changes.rs`, `controller/src/hosts/watching.rs` |
 
 mod accelerator;
 mod api;

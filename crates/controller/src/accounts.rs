@@ -20,9 +20,11 @@ use perigee_model::{Problem, TenantName, UserName};
 use perigee_planner::queue::QuotaUse;
 use serde::{Deserialize, Serialize};
 
+use crate::api::doors;
+use crate::clock;
 use crate::cluster::{Cluster, Taken, now_ms};
+use crate::files::inputs;
 use crate::records::Records;
-use crate::{clock, data, inputs};
 
 #[cfg(test)]
 pub use tokens::expire;
@@ -252,14 +254,14 @@ async fn put_tenant(cluster: &Cluster, record: TenantRecord) -> Result<(), Probl
     let name = record.name.clone();
     cluster.records.put(&tenant_key(&name), &record).await?;
     cluster.accounts.write().tenants.insert(name.clone(), record);
-    cluster.repository.set_quota(&name, data::quota_of(cluster, &name));
+    cluster.repository.set_quota(&name, doors::quota_of(cluster, &name));
     Ok(())
 }
 
 /// Tells the repository the quotas of all tenants, after a restart.
 pub fn tell_quotas(cluster: &Cluster) {
     for name in cluster.accounts.tenant_names() {
-        cluster.repository.set_quota(&name, data::quota_of(cluster, &name));
+        cluster.repository.set_quota(&name, doors::quota_of(cluster, &name));
     }
 }
 

@@ -15,8 +15,8 @@ use perigee_model::job::{HostState, Job};
 use perigee_model::{HostId, JobId, OwnerName, Problem, ProblemKind, VmId, VmStart, VolumeName};
 use serde::{Deserialize, Serialize};
 
+use crate::admissions;
 use crate::cluster::{Cluster, Detachment, now_ms};
-use crate::openers;
 use crate::records::{PlacedDisk, VolumeRecord, vm_of, volume_key};
 use crate::vms::console;
 
@@ -364,11 +364,11 @@ impl Sweep<'_> {
         }
         // Something else there may read it. If that is not known, the host is let out later.
         if let Ok(at) = self.cluster.hosts.get(host)
-            && !matches!(openers::is_read(self.cluster, volume, &at).await, Ok(false))
+            && !matches!(admissions::is_read(self.cluster, volume, &at).await, Ok(false))
         {
             return;
         }
-        if let Err(problem) = openers::disallow(&link, volume, host).await {
+        if let Err(problem) = admissions::disallow(&link, volume, host).await {
             tracing::warn!("host {host} may still open volume {volume} at {home}: {problem}");
         }
     }

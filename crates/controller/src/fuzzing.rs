@@ -7,9 +7,11 @@ use perigee_model::states::JobEvent;
 use perigee_model::{JobId, TenantName};
 use perigee_repository::Location;
 
-use crate::inputs::{InputManifest, ManifestEntry, ManifestFile};
+use crate::files::inputs::{InputManifest, ManifestEntry, ManifestFile};
+use crate::files::outputs;
+use crate::guest::tars;
+use crate::jobs;
 use crate::records::Ending;
-use crate::{jobs, outputs, tars};
 
 /// An archive of a guest.
 pub fn tar(input: &[u8]) {

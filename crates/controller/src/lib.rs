@@ -7,93 +7,74 @@
 //!
 //! | question | file |
 //! |---|---|
-//! | What do hosts have that no record names, and what is done with it? | `unknown.rs`; why a host does not end it for a new VM of its name: `model/src/starts.rs` |
-//! | How does a job run in an image without the runner? | `add_runner` in `jobs/stage.rs`; in the guest: `START_RUNNER` in `nocloud.rs`, `guest/runner/src/cloud_init.rs` |
-//! | What does cloud-init read in such a VM, and in a job's whose image has no runner? | `nocloud.rs`; the filesystem of that disk: `fat.rs`; which user-data is refused: `user_data.rs` |
-//! | What becomes of a copy whose source host is gone? | `images/sources.rs` (another source is chosen), `store/src/sources.rs` (whether it will do), `store/src/remote.rs` (the copy goes on from it) |
+//! | What do hosts have that no record names, and what is done with it? | `storage/unknown.rs`; why a host does not end it for a new VM of its name: `model/src/starts.rs` |
+//! | How does a job run in an image without the runner? | `add_runner` in `jobs/stage.rs`; in the guest: `START_RUNNER` in `guest/nocloud.rs`, `guest/runner/src/cloud_init.rs` |
+//! | What does cloud-init read in such a VM, and in a job's whose image has no runner? | `guest/nocloud.rs`; the filesystem of that disk: `guest/fat.rs`; which user-data is refused: `guest/user_data.rs` |
+//! | What becomes of a copy whose source host is gone? | `storage/images/sources.rs` (another source is chosen), `store/src/sources.rs` (whether it will do), `store/src/remote.rs` (the copy goes on from it) |
 //! | Which VM has which network card? | `kind_of` in `networks.rs` |
-//! | How did a command end, and which files are not among a job's outputs? | `jobs/ended.rs`, `outputs/left_out.rs`; in the guest: `guest/runner/src/command.rs`, `guest/runner/src/processes.rs`, `guest/runner/src/outputs.rs`; the guest's clock: `guest/runner/src/clock.rs` |
+//! | How did a command end, and which files are not among a job's outputs? | `jobs/ended.rs`, `files/outputs/left_out.rs`; in the guest: `guest/runner/src/command.rs`, `guest/runner/src/processes.rs`, `guest/runner/src/outputs.rs`; the guest's clock: `guest/runner/src/clock.rs` |
 //! | How is a VM changed while it runs? | `vms/live.rs`; at the host: `agent/src/vm/owner/change.rs`, `agent/src/vm/since.rs` (what differs from the VM's spec since) |
-//! | How does a volume come to a VM and go from it while it runs? | `vms/volumes.rs`, `begin_attachment` in `cluster/index/holds.rs`; at the host: `agent/src/vm/owner/change.rs` |
+//! | How does a volume come to a VM and go from it while it runs? | `vms/attachments.rs`, `begin_attachment` in `cluster/index/holds.rs`; at the host: `agent/src/vm/owner/change.rs` |
 //! | What has a VM printed on its console, and where is that when it has left its host? | `vms/console.rs`; at the host: `agent/src/vm/console.rs` |
 //! | How does `perigee vm ssh` reach a guest? | `ssh` in `vms.rs`; at the host: `dial` in `agent/src/vm/network.rs` and `agent/src/networks.rs` |
 //! | Which ports may a VM publish, and how does a client get from a port of a host to the VM? | `networks/publish.rs`; at the host: `agent/src/networks/doors.rs`, `agent/src/networks/rules.rs` |
 //! | Which hosts can have VMs in networks, and what becomes of a job when one can't any more? | `refusal` in `networks.rs`, `start_vm` in `jobs/follow.rs`; at the host: `look_at_end` in `agent/src/networks.rs` |
-//! | Who says at which site a host is? | its agent the first time, then an admin: `check_site` in `hosts.rs` |
-//! | How is staging kept from starving VMs on the network? | `pace.rs` |
-//! | How do inputs get to the job's host, and when are they removed? | `inputs/staging.rs`, `inputs/ahead.rs`, `inputs/collect.rs` |
-//! | Which volumes and images of another host may a host open over NBD? | images and layers whose layer's id it was told (`by_layer` in `images.rs`), and the volumes that the controller has let it: `store/src/openers.rs`; checked: `check_opener` in `volume/src/exports.rs`; told, and let out again: `openers.rs`; what it has open ends: `volume/src/admissions.rs` |
-//! | Whose is a volume that a host has and the controller does not know? | nobody's: `find` and `adopt` in `catalog.rs` |
+//! | Who says at which site a host is? | its agent the first time, then an admin: `check_site` in `hosts/mod.rs` |
+//! | How is staging kept from starving VMs on the network? | `files/pace.rs` |
+//! | How do inputs get to the job's host, and when are they removed? | `files/inputs/staging.rs`, `files/inputs/ahead.rs`, `files/inputs/collect.rs` |
+//! | Which volumes and images of another host may a host open over NBD? | images and layers whose layer's id it was told (`by_layer` in `storage/images.rs`), and the volumes that the controller has let it: `store/src/openers.rs`; checked: `check_opener` in `volume/src/exports.rs`; told, and let out again: `admissions.rs`; what it has open ends: `volume/src/admissions.rs` |
+//! | Whose is a volume that a host has and the controller does not know? | nobody's: `find` and `adopt` in `storage/volumes.rs` |
 //! | What waits for a volume that moves, and what does the volume wait for? | `cluster/index/homes.rs`, `jobs/homes.rs` |
 //! | How do migrations share a link? | `migration/sharing.rs` (turns, the largest share, the time left); the queues: `cluster/lanes.rs` |
 //! | What happens to a job, step by step? | `jobs/driver.rs` |
 //! | What happens to a job whose host is gone? | `jobs/again.rs` |
-//! | What of a removed host is remembered, for the case that it comes back? | `cleaner.rs` (its VMs), `given_up.rs` (its volumes) |
+//! | What of a removed host is remembered, for the case that it comes back? | `cleaner.rs` (its VMs), `storage/given_up.rs` (its volumes) |
 //! | What do all parts of the controller share, and what starts the drivers? | `cluster/` (the state below), `supervisor.rs` (the drivers above) |
 //! | Which records are stored, and under which keys? | `records.rs`, `store/mod.rs` |
 //! | Which messages may a guest send in which state of its job? | `jobs/guest.rs` |
-//! | Which image does a name mean, and how does a host get its copy? | `images.rs` |
+//! | Which image does a name mean, and how does a host get its copy? | `storage/images.rs` |
 //! | Which volumes are a job's own? | `owner_of` in `records.rs`, `create` in `jobs/stage.rs` |
 //! | Which problems end a job, and which does it wait for? | `troubled` in `jobs/driver.rs` |
 //! | How are tenants, users and tokens kept, and what counts for a quota? | `accounts.rs`, `accounts/usage.rs`; VMs, vCPUs and memory: `planner/src/queue/mod.rs` |
 //! | What is in the audit log? | `audit.rs`, `api/callers.rs` |
 //! | Does a user learn anything of another tenant? | `tests/tenant_walk.rs` |
 //! | Who may send which request to which daemon? | `api/callers.rs`, `agent/src/callers.rs`, `volume/src/control/callers.rs` |
-//! | How does a host join, get its next certificate, and lose what it has? | `enrol.rs`, `agent/src/certificate.rs`, `perigee/src/commands/join.rs` |
+//! | How does a host join, get its next certificate, and lose what it has? | `hosts/enrol.rs`, `agent/src/certificate.rs`, `perigee/src/commands/join.rs` |
 //! | How are the logs of a job's VMs shown as one? | `merged` in `jobs/log.rs` |
 //! | What bounds a job's log and samples? | `jobs/log.rs`, `jobs/samples.rs` |
-//! | How do a job's outputs come into the repository, and how long do they stay there? | `outputs.rs`; what a hostile guest may have written: `outputs/entries.rs`; in the guest: `guest/runner/src/outputs.rs`, `guest/runner/src/globs.rs` |
+//! | How do a job's outputs come into the repository, and how long do they stay there? | `files/outputs.rs`; what a hostile guest may have written: `files/outputs/entries.rs`; in the guest: `guest/runner/src/outputs.rs`, `guest/runner/src/globs.rs` |
 //! | What becomes of the outputs of a job whose VM ends under it? | `jobs/collect.rs`; in the guest: `collect` in `guest/runner/src/job.rs` |
 //! | What happens to a running job that is cancelled? | `jobs/cancel.rs`; how the guest hears of it: `agent/src/guest/wishes.rs` |
-//! | How does the root disk of a running VM become an image? | `save` in `images.rs` |
+//! | How does the root disk of a running VM become an image? | `save` in `storage/images.rs` |
 //! | Who carries that out, and what follows when it is refused? | `jobs/consider.rs`; volumes that come to their VM: `jobs/homes.rs` |
 //! | Which jobs are traced for that, how does the trace get there, and why is it not kept? | `jobs/traces.rs`, `block/src/collection.rs` |
 
 mod accounts;
+mod admissions;
 mod api;
 mod audit;
-mod catalog;
 mod cleaner;
 mod clock;
 mod cluster;
-mod data;
-mod disks;
-mod enrol;
-mod fat;
 mod files;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
-mod given_up;
+mod guest;
+mod hash;
 mod hosts;
-mod images;
-mod inputs;
 mod jobs;
-mod leave_site;
-mod links;
 mod meter;
 mod migration;
 mod networks;
-mod nocloud;
-mod nvram;
-mod openers;
-mod outputs;
-mod pace;
 mod planning;
 mod records;
-mod replicas;
 mod scheduler;
-mod shadows;
+mod storage;
 mod store;
 mod supervisor;
-mod talk;
-mod tars;
 mod term;
 mod tpm;
-mod unknown;
-pub mod user_data;
 mod vms;
-mod volume_moves;
-mod watching;
 
 #[cfg(test)]
 mod tests;
@@ -107,10 +88,12 @@ use perigee_model::network::PublishPorts;
 use perigee_model::{Problem, SiteId};
 use perigee_repository::Objects;
 
+use api::doors;
+pub use api::doors::Doors;
 use cluster::{Timing, Traffic};
-pub use data::Doors;
+pub use guest::tars::{TarError, check_output};
+pub use guest::user_data;
 use supervisor::Supervisor;
-pub use tars::{TarError, check_output};
 pub use term::take_over;
 
 #[derive(Debug, Clone)]
@@ -269,7 +252,7 @@ async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Probl
     }
     let router = api::router(supervisor.cluster.clone());
     let serve = perigee_http::serve(router, &config.listen, &supervisor.cluster.network);
-    let doors = data::doors(&supervisor.cluster, &config);
+    let doors = doors::doors(&supervisor.cluster, &config);
     let tidy = supervisor.cluster.repository.clone().tidy();
     // A controller that does not command any more changes no files either; another one may use the same S3 store.
     let while_it_commands = async {

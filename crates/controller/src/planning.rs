@@ -3,6 +3,8 @@
 
 mod decisions;
 mod history;
+pub mod links;
+pub mod talk;
 
 use std::time::Duration;
 
@@ -22,7 +24,8 @@ use sha2::{Digest, Sha256};
 use crate::cluster::{Cluster, capacity};
 use crate::meter::Totals;
 use crate::records::{JobRecord, PlacedDisk, Placement};
-use crate::{catalog, files, leave_site, links, migration, replicas, volume_moves};
+use crate::storage::{leave_site, moves, replicas, volumes};
+use crate::{hash, migration};
 
 pub use decisions::{
     asked_plan, decisions, not_done, prefix as decisions_prefix, record, record_submission, score,
@@ -47,8 +50,8 @@ pub struct Prepared {
 pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Problem> {
     let mut volumes = Vec::new();
     for volume in &spec.volumes {
-        let record = catalog::find(cluster, &volume.volume).await?;
-        catalog::reachable(cluster, &record.home)?;
+        let record = volumes::find(cluster, &volume.volume).await?;
+        volumes::reachable(cluster, &record.home)?;
         let bytes = record.seen.as_ref().map_or(0, |seen| seen.allocated_bytes);
         let replicas = replicas::of_volume(cluster, &volume.volume).await?;
         let only_read = volume.access == Access::Read;
@@ -98,7 +101,7 @@ pub async fn prepare_record(cluster: &Cluster, record: &JobRecord) -> Result<Pre
     let mut prepared = prepare(cluster, &record.job.spec).await?;
     let own = record.kept().into_iter().flat_map(|kept| &kept.disks);
     for disk in own.filter(|disk| disk.role == DiskRole::Root) {
-        catalog::reachable(cluster, &disk.home)?;
+        volumes::reachable(cluster, &disk.home)?;
         let bytes = ROOT_BYTES_READ;
         let confined = disk.leave_site.is_never();
         let copy = CopyFacts { bytes, confined, ..CopyFacts::default() };
@@ -259,7 +262,7 @@ async fn disks_that_may_come(
             // What was called off on purpose stays so, and trouble may pass. Beside people, the program itself does that, with
             // volumes of a run that ends.
             let is_recent = |ended_ms| cluster.clock.age_ms(ended_ms) < TROUBLE_MS;
-            let counts = last.shown.problem == volume_moves::CANCELLED
+            let counts = last.shown.problem == moves::CANCELLED
                 || last.shown.ended_ms.is_some_and(is_recent);
             last.shown.state == VolumeMoveState::CalledOff
                 && last.shown.started_ms >= record.meter.arrived_ms
@@ -446,7 +449,7 @@ fn traits(spec: &JobSpec, data_bytes: Vec<u64>) -> Traits {
 }
 
 pub(crate) fn digest(value: &serde_json::Value) -> String {
-    files::hex(&Sha256::digest(value.to_string()))
+    hash::hex(&Sha256::digest(value.to_string()))
 }
 
 pub fn seconds(ms: u64) -> f64 {

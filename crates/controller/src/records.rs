@@ -3,7 +3,7 @@
 //! | key | value | written by |
 //! |---|---|---|
 //! | `hosts/HOST` | [`HostRecord`] | the host's registration |
-//! | `join_tokens/HOST`, `enrolled/HOST`, `revoked/IDENTITY` | those of [`crate::enrol`] | enrolment |
+//! | `join_tokens/HOST`, `enrolled/HOST`, `revoked/IDENTITY` | those of [`crate::hosts::enrol`] | enrolment |
 //! | `tenants/TENANT`, `users/TENANT/USER`, `tokens/ID` | those of [`crate::accounts`] | the API |
 //! | `links/FROM/TO`, `local_blocks/HOST` | [`perigee_model::job::Link`], `BlockProbe` | probes |
 //! | `images/IMAGE` | [`ImageRecord`] | whoever makes or deletes the image |
@@ -15,20 +15,20 @@
 //! | `intents/migrations/VM/NNNN` | [`MigrationIntent`] | the job's driver |
 //! | `volume_moves/VOLUME` | [`VolumeMoveRecord`] of its last move | the move's driver only |
 //! | `intents/volume_moves/VOLUME` | [`VolumeMoveIntent`] | the API, and drivers of jobs that end |
-//! | `replicas/VOLUME/SITE` | [`crate::replicas::ReplicaRecord`] | the replica's driver |
-//! | `intents/replicas/VOLUME/SITE` | [`crate::replicas::ReplicaIntent`] | the API |
-//! | `let_in/HOST` | which hosts a home lets in because they say that they have a volume attached, without a VM | [`crate::openers::keep`] |
+//! | `replicas/VOLUME/SITE` | [`crate::storage::replicas::ReplicaRecord`] | the replica's driver |
+//! | `intents/replicas/VOLUME/SITE` | [`crate::storage::replicas::ReplicaIntent`] | the API |
+//! | `let_in/HOST` | which hosts a home lets in because they say that they have a volume attached, without a VM | [`crate::admissions::keep`] |
 //! | `promotions/VOLUME` | a promotion of a replica that is not over | the promotion |
 //! | `superseded/HOST/VOLUME/INCARNATION` | what a host that has the volume no more is to be told | the promotion |
-//! | `shadows/VOLUME/HOST/TENURE` | [`crate::shadows::Shadow`] | the move's driver, and who drops it |
+//! | `shadows/VOLUME/HOST/TENURE` | [`crate::storage::left_behind::Shadow`] | the move's driver, and who drops it |
 //! | `decisions/JOB/NNNN` | [`perigee_model::plan::Decision`] | the planner's caller |
-//! | `left-out/JOB` | the files that are not among its outputs ([`crate::outputs::left_out`]) | the job's driver |
+//! | `left-out/JOB` | the files that are not among its outputs ([`crate::files::outputs::left_out`]) | the job's driver |
 //! | `logs/JOB/NNNN` | the [`perigee_model::job::LogLine`]s among 100 messages of the guest | the job's driver |
 //! | `samples/JOB` | the job's time series | the job's driver |
-//! | `talk/NAME/COUNT` | [`crate::talk::Known`]: what the VMs of such a gang sent to each other, and its last runs | the gang's driver, at its end |
+//! | `talk/NAME/COUNT` | [`crate::planning::talk::Known`]: what the VMs of such a gang sent to each other, and its last runs | the gang's driver, at its end |
 //! | `runs/KEY`, `vm_boots/HOST` | the last runs of a kind of job, the last boots at a host | the job's driver, at its end |
 //! | `cleanups/ID`, `cleanups/deleted/VOLUME` | [`crate::cleaner::Cleanup`] | the cleaner |
-//! | `given_up/HOST` | [`crate::given_up::GivenUp`] | the removal of a host |
+//! | `given_up/HOST` | [`crate::storage::given_up::GivenUp`] | the removal of a host |
 //! | `networks/NETWORK`, `network_numbers/last`, `tunnels/HOST` | those of [`crate::networks`] | the API; who tells hosts |
 //! | `counters/NAME` | the last number given to a job of that name | submission |
 //! | `controller` | the number and the place of the last start | [`crate::term`] |
@@ -60,7 +60,7 @@ use perigee_planner::replay::Replayed;
 use serde::{Deserialize, Serialize};
 
 use crate::meter::Meter;
-use crate::talk::Talk;
+use crate::planning::talk::Talk;
 
 pub use access::{Owned, Records};
 
@@ -682,7 +682,7 @@ pub struct VolumeMoveIntent {
     pub cancel: u32,
 }
 
-/// Whose promotion a record is; [`crate::replicas`] has the rest.
+/// Whose promotion a record is; [`crate::storage::replicas`] has the rest.
 #[derive(Debug, Clone, Deserialize)]
 pub struct PromotedVolume {
     pub volume: VolumeName,

@@ -21,8 +21,10 @@ use refusals::Refusals;
 use tokio::task::JoinSet;
 
 use crate::cluster::{Cluster, Grant, capacity, demand_of, starts_at_once};
+use crate::planning::links;
 use crate::records::JobRecord;
-use crate::{catalog, cleaner, links, networks, planning, tpm};
+use crate::storage::volumes;
+use crate::{cleaner, networks, planning, tpm};
 
 /// The pause between two decisions, so that many concurrent changes cause only one.
 const GAP: Duration = Duration::from_millis(20);
@@ -138,7 +140,7 @@ impl Scheduler {
         let is_new = |record: &&Arc<JobRecord>| !self.homes.contains_key(&record.job.id);
         let new: Vec<&Arc<JobRecord>> = records.iter().filter(is_new).collect();
         for record in new {
-            let homes = catalog::homes(cluster, &record.job.spec).await;
+            let homes = volumes::homes(cluster, &record.job.spec).await;
             self.homes.insert(record.job.id.clone(), homes);
         }
         self.asked_of.clear();

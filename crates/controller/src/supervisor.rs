@@ -20,10 +20,13 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::cluster::{Cluster, Timing, Traffic, Wanted};
+use crate::files::{inputs, outputs};
+use crate::hosts::{enrol, watching};
+use crate::planning::links;
 use crate::records::job_intent_key;
+use crate::storage::{images, left_behind, moves, replicas};
 use crate::{
-    accounts, cleaner, clock, enrol, hosts, images, inputs, jobs, links, migration, networks,
-    openers, outputs, replicas, scheduler, shadows, term, volume_moves, watching,
+    accounts, admissions, cleaner, clock, hosts, jobs, migration, networks, scheduler, term,
 };
 
 /// The pause before a driver that failed is started again. It doubles with each failure, up to the maximum.
@@ -117,9 +120,9 @@ impl Supervisor {
         supervisor.keep_running("the scheduler", scheduler::run);
         supervisor.keep_running("the cleaner", cleaner::run);
         supervisor.keep_running("the promotion of replicas", replicas::run);
-        supervisor.keep_running("the shadows of volumes", shadows::run);
+        supervisor.keep_running("the shadows of volumes", left_behind::run);
         supervisor.keep_running("the settling of imports", images::settle_imports);
-        supervisor.keep_running("the letting in of hosts to volumes", openers::keep);
+        supervisor.keep_running("the letting in of hosts to volumes", admissions::keep);
         supervisor.keep_running("the sources of copies", images::replace_lost_sources);
         supervisor.keep_running("the collecting of input files", inputs::collect);
         supervisor.keep_running("the staging of queued jobs' inputs", inputs::stage_ahead);
@@ -154,9 +157,8 @@ impl Supervisor {
             Wanted::Migration { vm, number } => self.keep(wanted, move || {
                 Box::pin(migration::drive(Arc::clone(&cluster), vm.clone(), number))
             }),
-            Wanted::VolumeMove(volume) => self.keep(wanted, move || {
-                Box::pin(volume_moves::drive(Arc::clone(&cluster), volume.clone()))
-            }),
+            Wanted::VolumeMove(volume) => self
+                .keep(wanted, move || Box::pin(moves::drive(Arc::clone(&cluster), volume.clone()))),
             Wanted::Replica(volume, site) => self.keep(wanted, move || {
                 Box::pin(replicas::drive(Arc::clone(&cluster), volume.clone(), site.clone()))
             }),

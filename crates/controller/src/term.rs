@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::cluster::{Cluster, now_ms};
-use crate::files;
+use crate::hash;
 use crate::records::Records;
 use crate::store::SqliteStore;
 
@@ -70,7 +70,7 @@ impl Place {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(e) => return Err(failed(Path::new(MACHINE_ID), &e)),
         };
-        let file = state_dir.join(files::STORE);
+        let file = state_dir.join(hash::STORE);
         let inode = std::fs::metadata(&file).map_err(|e| failed(&file, &e))?.ino();
         let directory = state_dir.canonicalize().map_err(|e| failed(state_dir, &e))?;
         Ok(Self { machine, directory: directory.display().to_string(), inode })
@@ -151,13 +151,13 @@ fn take_over_of(state_dir: &Path) -> String {
 /// # Errors
 /// `NotFound` if there is none, `Conflict` while a controller uses it.
 pub async fn take_over(state_dir: &Path) -> Result<u64, Problem> {
-    let file = state_dir.join(files::STORE);
+    let file = state_dir.join(hash::STORE);
     let what = || format!("can't take over with the state in {}", state_dir.display());
     if !file.try_exists().map_err(|e| Problem::internal(what(), e))? {
         return Err(Problem::not_found(what(), format!("there is no {}", file.display()))
             .next("name the directory of the copy: --state DIR"));
     }
-    let _lock = files::lock(state_dir)?;
+    let _lock = hash::lock(state_dir)?;
     let records = Records::new(Arc::new(SqliteStore::open(&file)?));
     let place = Place::of(state_dir)?;
     let before: Option<TermRecord> = records.read(KEY).await?;

@@ -1,5 +1,6 @@
 //! Lists and moves VMs. VMs of a host that does not answer are shown as they were last seen.
 
+pub mod attachments;
 pub mod change;
 pub mod console;
 pub mod exec;
@@ -7,7 +8,6 @@ pub mod guest;
 pub mod guest_files;
 pub mod lasting;
 pub mod live;
-pub mod volumes;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,7 +32,8 @@ use crate::accounts::UsedToken;
 use crate::cluster::{Cluster, HostLink, now_ms};
 use crate::meter::plus;
 use crate::records::{JobRecord, MigrationRecord, vm_of};
-use crate::{catalog, jobs, migration, networks, planning, replicas, unknown};
+use crate::storage::{replicas, unknown, volumes};
+use crate::{jobs, migration, networks, planning};
 
 pub async fn list(cluster: &Cluster) -> Result<Vec<Vm>, Problem> {
     let mut vms = list_at(cluster, &cluster.hosts.all(), |_| true).await;
@@ -72,7 +73,7 @@ async fn list_at(
 
 /// A host's VMs; and if the host does not answer, the reason.
 async fn reports_of(cluster: &Cluster, host: &HostId) -> (Vec<VmReport>, Option<String>) {
-    let fresh = match catalog::reachable(cluster, host) {
+    let fresh = match volumes::reachable(cluster, host) {
         Ok(link) => link.agent.get::<Vec<VmReport>>("/v1/vms").await,
         Err(problem) => Err(problem),
     };
@@ -310,7 +311,7 @@ pub async fn attach_console(
     peer: Peer,
     request: Request,
 ) -> Result<Response, Problem> {
-    let host = catalog::reachable(cluster, &host_of(cluster, vm).await?)?;
+    let host = volumes::reachable(cluster, &host_of(cluster, vm).await?)?;
     let asked = websocket::asked(request)?;
     let console = host.agent.tunnel(&format!("/v1/vms/{vm}/console/attach")).await?;
     Ok(carry(cluster, console, (token, peer), asked))
@@ -326,7 +327,7 @@ pub async fn view_screen(
     (token, peer): (Option<UsedToken>, Peer),
     request: Request,
 ) -> Result<Response, Problem> {
-    let host = catalog::reachable(cluster, &host_of(cluster, vm).await?)?;
+    let host = volumes::reachable(cluster, &host_of(cluster, vm).await?)?;
     let asked = websocket::asked(request)?;
     let screen = host.agent.tunnel(&format!("/v1/vms/{vm}/vnc")).await?;
     Ok(carry(cluster, screen, (token, peer), asked))
@@ -368,7 +369,7 @@ pub async fn ssh(
         }
     };
     let asked = websocket::asked(request)?;
-    let tunnel = catalog::reachable(cluster, &at)?.agent_slow.tunnel(&path).await?;
+    let tunnel = volumes::reachable(cluster, &at)?.agent_slow.tunnel(&path).await?;
     Ok(carry(cluster, tunnel, (token, peer), asked))
 }
 

@@ -15,7 +15,7 @@
 //! | What is a VM's disk for? | `disk_role.rs` |
 //! | Which networks do tenants have, who has which address in them, and where is the gateway? | `network.rs`, `controller/src/networks.rs`; who tells the hosts: `controller/src/networks/tell.rs` |
 //! | How do all VMs of a job move, or none, and what if one can't? | `gang/moving.rs` (the decisions), `controller/src/jobs/gang/moving.rs` (what the job's driver does); the room at both ends: `kept_for_moves` in `controller/src/cluster/index.rs` |
-//! | What are a job's inputs, and whose files may they be? | `inputs.rs` (the list), `controller/src/inputs.rs` |
+//! | What are a job's inputs, and whose files may they be? | `inputs.rs` (the list), `controller/src/files/inputs.rs` |
 //! | Which reads between hosts are compressed? | `compression.rs` (the decision); on the wire: `PERIGEE_COMPRESSED` in `nbd/src/wire/mod.rs` |
 //! | What does a proxy fetch before it is asked for? | `read_ahead.rs` |
 //! | Who decides where a volume's home is, and why are there never two? | `home/residence.rs`; `home/walk.rs` walks it through every order of events |
@@ -23,14 +23,14 @@
 //! | How does a migration proceed, and how does it fail? | `switchover/` (what is decided), `agent/src/vm/migrate.rs` (done at the source), `controller/src/migration/` (the whole: `prepare.rs`, then `watch.rs`) |
 //! | What may one host do to volumes of another one, and how does that one know? | what the controller has allowed: `grant.rs`; signed and checked: `http/src/grants.rs`; where: `volume/src/control/grants.rs` |
 //! | Which start of a VM does a request mean, and what becomes of one that comes late? | `starts.rs` (the decision), `agent/src/vms.rs`, `agent/src/ended.rs` (what is kept) |
-//! | How does a volume get another home, step by step? | `volume_move.rs` (the states), `controller/src/volume_moves/` (who is asked and told) |
+//! | How does a volume get another home, step by step? | `volume_move.rs` (the states), `controller/src/storage/moves/` (who is asked and told) |
 //! | Why do two VMs never write one volume? | `switchover/walk.rs` |
 //! | Where does a migration's time go? | `phases.rs`; what that teaches the planner: `planner/src/experience.rs` |
 //! | What does a job with several VMs do next, and what does its driver do for it? | `gang.rs` (the decisions), `controller/src/jobs/gang.rs` |
 //! | What does a job, a VM or a host wait for, and since when? | `waiting.rs`; which part of a host answers: `controller/src/cluster/parts.rs`; at the host: `agent/src/upkeep/sockets.rs`, `agent/src/vm/owner/question.rs` |
 //! | Whose is a thing, and what does a user mean with a name? | `tenant.rs`; in the controller's API: `controller/src/api/caller.rs` |
 //! | Which figures are there for Prometheus, and how is a page written? | `exposition.rs`, `controller/src/api/metrics.rs`, `agent/src/metrics.rs`, `volume/src/metrics.rs` |
-//! | What may a tar from a guest contain? | `tar_headers.rs`, `controller/src/tars.rs`, `controller/src/outputs/entries.rs` |
+//! | What may a tar from a guest contain? | `tar_headers.rs`, `controller/src/guest/tars.rs`, `controller/src/files/outputs/entries.rs` |
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
 

@@ -31,10 +31,10 @@
 //! | What survives a kill of the volume server? | `live.rs` |
 //! | How is damage found? | `checksums.rs`, `shown.rs`, `check.rs` |
 //! | Which format does a pool have, and how is an older one upgraded? | `catalog/schema.rs` |
-//! | How is it known that a copy of an image is what its host has made? | `content.rs` (what is computed), `compare` in `fill.rs`, `controller/src/images/contents.rs` (what becomes of one that is not) |
+//! | How is it known that a copy of an image is what its host has made? | `content.rs` (what is computed), `compare` in `fill.rs`, `controller/src/storage/images/contents.rs` (what becomes of one that is not) |
 //! | Which files are refused as images, and how is it known that all of one is there? | `import/looks.rs`, `import/whole.rs`, `import/qcow2.rs` |
 //! | How do deep chains become shallow, and what becomes of a deleted snapshot? | `compact.rs`; into a volume's head: `absorb.rs` |
-//! | How long may an import take, and how is one ended? | `import.rs`, `imports.rs`, `controller/src/images/imports.rs` |
+//! | How long may an import take, and how is one ended? | `import.rs`, `imports.rs`, `controller/src/storage/images/imports.rs` |
 //! | How does long work report its progress, and how is it stopped? | `work.rs`, `volume/src/control/long.rs` |
 //! | How does a copy of another host's layer get its blocks, and where are they kept? | `copy.rs`, `copies.rs`, `fill.rs` |
 //! | Which layers of a volume that comes from another host are copied, and which are used as they are here? | `stage.rs` |
@@ -53,8 +53,8 @@
 //! | What does a server do when a volume leaves it or comes to it? | on the disk: `{homes,arrive}.rs`; with open sessions: `volume/src/{homes,settle}.rs` |
 //! | What does a client boot, and when is its clone made or dropped? | `clients.rs` |
 //! | How is a volume sealed while it is in use, for other hosts to copy? | `sealing.rs` |
-//! | How is a replica of a volume made, and how does it become the volume? | `replicas.rs`, `controller/src/replicas/` |
-//! | Which data may not leave its site, and who may have it? | `confined.rs` (which data), `volume/src/sites.rs` (who may have it); what the controller does about it: `controller/src/leave_site.rs` |
+//! | How is a replica of a volume made, and how does it become the volume? | `replicas.rs`, `controller/src/storage/replicas/` |
+//! | Which data may not leave its site, and who may have it? | `confined.rs` (which data), `volume/src/sites.rs` (who may have it); what the controller does about it: `controller/src/storage/leave_site.rs` |
 
 mod absorb;
 mod ahead;

@@ -13,8 +13,8 @@ use perigee_model::units::format_bytes;
 use perigee_model::{Problem, ProblemKind, TenantName};
 
 use crate::cluster::Cluster;
-use crate::images::UPLOAD_KEPT_MS;
 use crate::records::{ImageRecord, UPLOADS, UploadRecord, VolumeRecord};
+use crate::storage::images::UPLOAD_KEPT_MS;
 
 /// Room for a file that is being sent is taken in such steps, because each looks at all that the tenant has.
 const UPLOAD_STEP_BYTES: u64 = 64 << 20;

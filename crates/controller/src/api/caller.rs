@@ -21,9 +21,10 @@ use perigee_model::{
 
 use crate::accounts::UsedToken;
 use crate::cluster::Cluster;
-use crate::files::is_sha256;
+use crate::hash::is_sha256;
 use crate::records::{ImageRecord, image_key};
-use crate::{catalog, jobs, vms};
+use crate::storage::volumes;
+use crate::{jobs, vms};
 
 const OTHER_NETWORK: &str =
     "use a network of your own (perigee network create), or leave `network` out";
@@ -322,7 +323,7 @@ pub trait Named: Owned + Send + Sync {
 impl Named for VolumeName {
     /// A job's own disks are volumes while it runs.
     fn of_job(&self) -> Option<(JobId, Problem)> {
-        jobs::job_of(self).map(|job| (job, catalog::unknown(self)))
+        jobs::job_of(self).map(|job| (job, volumes::unknown(self)))
     }
 }
 

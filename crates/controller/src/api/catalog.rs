@@ -17,8 +17,8 @@ use perigee_model::{HostId, ImageName, Problem, VolumeName};
 use super::caller::{Caller, Full};
 use super::{Shared, json, to_its_end};
 use crate::cluster::Cluster;
-use crate::leave_site::{self, Of};
-use crate::{catalog, images, replicas as of_volumes, unknown, volume_moves};
+use crate::storage::leave_site::{self, Of};
+use crate::storage::{images, moves, replicas as of_volumes, unknown, volumes};
 
 #[derive(serde::Deserialize)]
 pub struct Which {
@@ -116,7 +116,7 @@ pub async fn delete_image(
 #[utoipa::path(get, path = "/volumes", tag = "volumes",
     responses((status = 200, body = Vec<ClusterVolume>)))]
 pub async fn volumes(State(cluster): Shared, caller: Caller) -> Reply<Vec<ClusterVolume>> {
-    let mut volumes = catalog::volumes(&cluster).await?;
+    let mut volumes = volumes::volumes(&cluster).await?;
     volumes.retain(|volume| caller.sees(volume.name.as_str()));
     let mut seen = Vec::with_capacity(volumes.len());
     for volume in volumes {
@@ -135,7 +135,7 @@ pub async fn create_volume(
     Json(new): Json<NewVolume>,
 ) -> Reply<ClusterVolume> {
     let new = caller.new_volume(&cluster, new).await?;
-    json(catalog::create(&cluster, new).await?)
+    json(volumes::create(&cluster, new).await?)
 }
 
 #[utoipa::path(get, path = "/volumes/{volume}", tag = "volumes",
@@ -144,7 +144,7 @@ pub async fn volume(
     State(cluster): Shared,
     Full(volume): Full<VolumeName>,
 ) -> Reply<ClusterVolume> {
-    json(catalog::volume(&cluster, &volume).await?)
+    json(volumes::volume(&cluster, &volume).await?)
 }
 
 /// What hosts have and no record names there: VMs, volumes and images, with what can be done with each. Nothing is done by itself.
@@ -176,13 +176,13 @@ pub async fn adopt_volume(
     Full(volume): Full<VolumeName>,
     Json(ask): Json<AdoptVolume>,
 ) -> Reply<ClusterVolume> {
-    json(catalog::adopt(&cluster, &volume, &ask.host).await?)
+    json(volumes::adopt(&cluster, &volume, &ask.host).await?)
 }
 
 #[utoipa::path(delete, path = "/volumes/{volume}", tag = "volumes",
     params(("volume" = String, Path)), responses((status = 200)))]
 pub async fn delete_volume(State(cluster): Shared, Full(volume): Full<VolumeName>) -> Reply<()> {
-    json(catalog::delete(&cluster, &volume).await?)
+    json(volumes::delete(&cluster, &volume).await?)
 }
 
 /// Seals the current content of a volume under an image's name, at the volume's home.
@@ -277,7 +277,7 @@ pub async fn move_volume(
     if !ask.confirmed {
         of_volumes::check_far(&cluster, &volume, &ask.to).await?;
     }
-    json(volume_moves::request(&cluster, &volume, &ask.to, VolumeMoveCause::Asked).await?)
+    json(moves::request(&cluster, &volume, &ask.to, VolumeMoveCause::Asked).await?)
 }
 
 /// The volume's last move, ended or not.
@@ -287,7 +287,7 @@ pub async fn last_move(
     State(cluster): Shared,
     Full(volume): Full<VolumeName>,
 ) -> Reply<VolumeMove> {
-    json(volume_moves::of_volume(&cluster, &volume).await?)
+    json(moves::of_volume(&cluster, &volume).await?)
 }
 
 /// Calls off a volume's move while the new home has not taken the volume; the answer comes at once.
@@ -297,7 +297,7 @@ pub async fn cancel_volume_move(
     State(cluster): Shared,
     Full(volume): Full<VolumeName>,
 ) -> Reply<VolumeMove> {
-    json(volume_moves::cancel(&cluster, &volume).await?)
+    json(moves::cancel(&cluster, &volume).await?)
 }
 
 /// Keeps a replica of a volume at another site, or changes how often it is made; the answer comes at once.

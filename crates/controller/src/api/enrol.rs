@@ -8,7 +8,7 @@ use perigee_model::enrol::{Enrol, Enrolled, HostRevoked, MadeToken, NewToken, Re
 use perigee_model::{HostId, Problem};
 
 use super::{Name, Shared, json, to_its_end};
-use crate::enrol;
+use crate::hosts::enrol;
 
 /// Makes a token with which the host joins the cluster. It is good for one time and one hour, and replaces an earlier one.
 #[utoipa::path(post, path = "/hosts/{host}/token", tag = "hosts", params(("host" = String, Path)),

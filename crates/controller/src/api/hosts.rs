@@ -9,7 +9,8 @@ use perigee_model::{HostId, Problem};
 use serde::Deserialize;
 
 use super::{Name, Shared, json, to_its_end};
-use crate::{hosts, links};
+use crate::hosts;
+use crate::planning::links;
 
 /// Registers a host. The host repeats this every few seconds as a heartbeat.
 #[utoipa::path(put, path = "/hosts/{host}", tag = "hosts", params(("host" = String, Path)),

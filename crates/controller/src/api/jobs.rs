@@ -12,8 +12,9 @@ use serde::Deserialize;
 
 use super::caller::{Caller, Full};
 use super::{Shared, json};
+use crate::files::outputs;
 use crate::records::JobIntent;
-use crate::{jobs, outputs, planning};
+use crate::{jobs, planning};
 
 /// Predicts the ways to run a job without running it. Links that the plan needs are measured first.
 #[utoipa::path(post, path = "/jobs/plan", tag = "jobs", request_body = JobSpec,

@@ -3,6 +3,7 @@
 mod caller;
 mod callers;
 mod catalog;
+pub mod doors;
 mod enrol;
 mod hosts;
 mod jobs;
@@ -24,7 +25,6 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::cluster::Cluster;
-use crate::data;
 pub use caller::Caller;
 pub(crate) use callers::note_unknown;
 #[cfg(test)]
@@ -154,7 +154,7 @@ pub fn router(cluster: Arc<Cluster>) -> Router {
         .route("/metrics", axum::routing::get(metrics::metrics))
         .fallback(nothing_here)
         .with_state(Arc::clone(&cluster))
-        .merge(data::router(&cluster));
+        .merge(doors::router(&cluster));
     router.layer(from_fn_with_state(cluster, callers::admit))
 }
 

@@ -14,7 +14,8 @@ use perigee_model::{Problem, VmId};
 
 use super::caller::{Caller, Full};
 use super::{Shared, json, to_its_end};
-use crate::{jobs, migration, unknown, vms};
+use crate::storage::unknown;
+use crate::{jobs, migration, vms};
 
 /// All VMs. A VM whose host does not answer is shown as it was last seen, with the reason.
 #[utoipa::path(get, path = "/vms", tag = "vms", responses((status = 200, body = Vec<Vm>)))]
@@ -221,7 +222,7 @@ pub async fn attach(
 ) -> Reply<Vm> {
     let volume = caller.seen_name(&cluster, &ask.volume).await?;
     let ask = AttachVolume { volume, ..ask };
-    json(to_its_end(async move { vms::volumes::attach(&cluster, &vm, ask).await }).await?)
+    json(to_its_end(async move { vms::attachments::attach(&cluster, &vm, ask).await }).await?)
 }
 
 /// Takes a volume from a VM that lives without a job. While it runs its guest has to let the volume go. The volume stays.
@@ -235,7 +236,7 @@ pub async fn detach(
 ) -> Reply<Vm> {
     let volume = caller.seen_name(&cluster, &ask.volume).await?;
     let ask = DetachVolume { volume };
-    json(to_its_end(async move { vms::volumes::detach(&cluster, &vm, ask).await }).await?)
+    json(to_its_end(async move { vms::attachments::detach(&cluster, &vm, ask).await }).await?)
 }
 
 /// Which file of a guest.

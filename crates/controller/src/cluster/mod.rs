@@ -27,18 +27,17 @@ use tokio::sync::{Notify, broadcast, mpsc};
 
 use crate::accounts::Accounts;
 use crate::audit::Audit;
-use crate::files;
-use crate::images::StrangeImages;
-use crate::inputs::Staging;
+use crate::files::inputs::Staging;
+use crate::files::pace::Paces;
 use crate::networks::Networks;
-use crate::pace::Paces;
 use crate::records::{
     JobRecord, MigrationRecord, Owned, Records, VolumeMoveRecord, job_key, migration_key,
     volume_move_key,
 };
+use crate::storage::images::StrangeImages;
 use crate::store::SqliteStore;
-use crate::term;
 use crate::vms::exec::Watched;
+use crate::{hash, term};
 
 pub use capacity::{Counters, ERROR_BUCKETS, capacity, starts_at_once};
 use hosts::Ways;
@@ -234,9 +233,9 @@ impl Cluster {
         wanted: mpsc::UnboundedSender<Wanted>,
     ) -> Result<Arc<Self>, Problem> {
         perigee_http::private_directory(state_dir)?;
-        let lock = files::lock(state_dir)?;
-        files::prepare(state_dir)?;
-        let records = Records::new(Arc::new(SqliteStore::open(&state_dir.join(files::STORE))?));
+        let lock = hash::lock(state_dir)?;
+        hash::prepare(state_dir)?;
+        let records = Records::new(Arc::new(SqliteStore::open(&state_dir.join(hash::STORE))?));
         let clock = open_clock(&records).await?;
         let authority = crate::authority(state_dir)?;
         let network = traffic.network(&authority)?;

@@ -23,10 +23,11 @@ use super::lasting::{self, of_one_run};
 use super::{log, stage};
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::Cluster;
+use crate::planning;
 use crate::records::{
     Ending, JobRecord, MigrationRecord, PlacedDisk, Traced, owner_of, start_of, vm_of,
 };
-use crate::{catalog, planning};
+use crate::storage::volumes;
 
 /// How a host was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -293,7 +294,7 @@ impl Run {
             if self.cluster.hosts.get(&disk.home).is_err() {
                 continue;
             }
-            let home = catalog::reachable(&self.cluster, &disk.home)?;
+            let home = volumes::reachable(&self.cluster, &disk.home)?;
             match stage::take_over(&home, disk).await {
                 Err(problem) if problem.kind == ProblemKind::NotFound => {}
                 // The lost host may be changing the epoch at the same time. The next try uses its result.

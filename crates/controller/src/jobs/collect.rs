@@ -22,7 +22,7 @@ use super::driver::{Run, Step};
 use super::follow::{vm_ended, vm_spec};
 use super::stage;
 use crate::records::{Collect, CollectStep, Ending, last_start_of, vm_of};
-use crate::{catalog, disks};
+use crate::storage::{attach, volumes};
 
 /// What people see meanwhile.
 const COLLECTING: &str =
@@ -163,7 +163,7 @@ impl Run {
         }
         let disks = self.placement()?.disks.clone();
         for (index, disk) in disks.iter().enumerate().filter(|(_, disk)| !disk.read_only) {
-            let home = catalog::reachable(&self.cluster, &disk.home)?;
+            let home = volumes::reachable(&self.cluster, &disk.home)?;
             let epoch = match stage::take_over(&home, disk).await {
                 // The VM's host may be changing it at the same time.
                 Err(problem) if problem.kind == ProblemKind::Conflict => {
@@ -193,7 +193,7 @@ impl Run {
     async fn start_collecting(&mut self) -> Result<Step, Problem> {
         let host = self.host()?;
         let placement = self.placement()?.clone();
-        disks::attach(&self.cluster, &placement.disks, &host.id).await?;
+        attach::attach(&self.cluster, &placement.disks, &host.id).await?;
         let spec = VmSpec {
             start: last_start_of(&self.record.value),
             ..vm_spec(self, &placement, &host.id)?

@@ -12,14 +12,15 @@ use super::driver::{Run, Step};
 use super::stage;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::now_ms;
-use crate::outputs::left_out::{self, LeftOutList};
-use crate::outputs::{self, Expected, Place, Taken};
-use crate::pace::{Way, paced, while_kept};
+use crate::files::outputs::left_out::{self, LeftOutList};
+use crate::files::outputs::{self, Expected, Place, Taken};
+use crate::files::pace::{Way, paced, while_kept};
+use crate::planning;
 use crate::records::{
     Ending, JobRecord, KeptOutputs, MigrationIntent, MigrationRecord, PlacedDisk,
     migration_intent_key, migration_prefix, owner_of, start_of, vm_of,
 };
-use crate::{catalog, leave_site, planning};
+use crate::storage::{leave_site, volumes};
 
 /// The name of the cleanup at a job's end. The members of a gang that starts again end once in each of its runs, with the
 /// same ids, and the cleanups of earlier runs may still wait for hosts.
@@ -162,7 +163,7 @@ impl Run {
         }
         let (place, elsewhere) = outputs::place_for(&self.cluster, self.job()).await?;
         self.wait_for_room(&place).await?;
-        let home = catalog::reachable(&self.cluster, &disk.home)?;
+        let home = volumes::reachable(&self.cluster, &disk.home)?;
         let path = format!("/v1/volumes/{}/data?length_bytes={}", disk.volume, output.bytes);
         let answer = tokio::time::timeout(ANSWER_DEADLINE, home.volume.get_response(&path));
         let answer = answer.await.map_err(|_| {

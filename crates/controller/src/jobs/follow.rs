@@ -18,10 +18,11 @@ use super::gang::AT_BARRIER;
 use super::guest::Said;
 use super::{ended, guest, log};
 use crate::cluster::{HostLink, now_ms};
+use crate::files::outputs::left_out;
 use crate::meter::Reading;
-use crate::outputs::left_out;
 use crate::records::{Ending, PlacedDisk, Placement, start_of, vm_of};
-use crate::{catalog, disks, leave_site, networks, tpm};
+use crate::storage::{attach, leave_site, volumes};
+use crate::{networks, tpm};
 
 /// How much longer than the job's own timeout and stop-grace the guest may take to report the end.
 const TIMEOUT_GRACE_MS: u64 = 30_000;
@@ -267,7 +268,7 @@ impl Run {
             return Ok(Step::Wait(left));
         }
         let spec = vm_spec(self, placement, &start)?;
-        let host = catalog::reachable(&self.cluster, &start)?;
+        let host = volumes::reachable(&self.cluster, &start)?;
         let vm = &spec.vm;
         let may_be_old = self.job().submitted_ms < self.cluster.begun_ms;
         if may_be_old && let Some((at, _)) = self.at_another_host(&start).await {
@@ -296,7 +297,7 @@ impl Run {
             self.record.value.job.started_ms = Some(now_ms());
             self.record.save().await?;
         }
-        disks::attach(&self.cluster, &self.placement()?.disks.clone(), &start).await?;
+        attach::attach(&self.cluster, &self.placement()?.disks.clone(), &start).await?;
         let path = format!("/v1/vms/{}", spec.vm);
         let report = match host.agent_slow.put::<VmReport>(&path, &spec).await {
             Err(problem) if problem.kind == ProblemKind::Unsupported && self.gives_up_card() => {

@@ -41,11 +41,14 @@ use super::guest::EARLY;
 use super::place::{self, job_disks};
 use super::{ended, erase_all_but_log, log, new_record};
 use crate::cluster::now_ms;
+use crate::files::outputs;
+use crate::planning::talk;
 use crate::records::{
     Ending, Gang, GangKeys, GangWish, JobIntent, JobRecord, Membership, Placement, job_intent_key,
     job_key, vm_of,
 };
-use crate::{catalog, leave_site, networks, outputs, planning, talk};
+use crate::storage::{leave_site, volumes};
+use crate::{networks, planning};
 
 mod check;
 mod consider;
@@ -246,7 +249,7 @@ impl Run {
             if cluster.index.is_changing_home(&volume.volume) {
                 return Ok(Step::Wait(cluster.timing.poll));
             }
-            homes.push(catalog::find(&cluster, &volume.volume).await?.home);
+            homes.push(volumes::find(&cluster, &volume.volume).await?.home);
         }
         let confined = leave_site::confined_of(&cluster, &spec).await?;
         let volumes = spec.volumes.iter().map(|volume| &volume.volume);

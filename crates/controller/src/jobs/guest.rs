@@ -9,7 +9,7 @@ use perigee_model::job::{JobState, LogLine, OomKills, Progress};
 use perigee_model::states::JobEvent;
 use perigee_model::volume::BLOCK_BYTES;
 
-use crate::files;
+use crate::hash;
 use crate::planning::seconds;
 use crate::records::{Collect, Ending, JobRecord, Output};
 
@@ -187,7 +187,7 @@ fn finished(record: &mut JobRecord, output: Output) {
         let why = format!("the guest reports {said} bytes on an output disk of {disk_bytes}");
         return fail(record, why);
     }
-    if !files::is_sha256(&output.sha256) {
+    if !hash::is_sha256(&output.sha256) {
         return fail(record, "the guest gives no SHA-256 of its outputs");
     }
     record.finished = Some(output);

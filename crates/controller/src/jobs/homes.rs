@@ -10,8 +10,9 @@ use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 use super::consider::Change;
 use super::driver::Run;
 use crate::cluster::{Cluster, now_ms};
+use crate::planning;
 use crate::records::{JobIntent, JobRecord, PlacedDisk, job_intent_key, vm_of};
-use crate::{leave_site, planning, replicas, volume_moves};
+use crate::storage::{leave_site, moves, replicas};
 
 /// Why a volume does not follow its VM any more.
 const CALLED_OFF: &str = "a person called it off";
@@ -90,7 +91,7 @@ impl Run {
     pub(super) async fn call_off_taking(&self, volume: &VolumeName) -> Result<(), Problem> {
         let last = self.cluster.index.volume_move(volume);
         match last.filter(|last| last.shown.state == VolumeMoveState::Taking) {
-            Some(last) => volume_moves::call_off(&self.cluster, &last).await,
+            Some(last) => moves::call_off(&self.cluster, &last).await,
             None => Ok(()),
         }
     }
@@ -117,7 +118,7 @@ impl Run {
             }
         }
         let cause = VolumeMoveCause::Follows(vm_of(&self.id));
-        if let Err(problem) = volume_moves::request(&self.cluster, first, host, cause).await {
+        if let Err(problem) = moves::request(&self.cluster, first, host, cause).await {
             return Ok(Change::Refused(problem));
         }
         self.record.value.to_follow = far;
@@ -149,7 +150,7 @@ impl Run {
         if let Some(why) = self.called_off(&volume, &host, &cause) {
             return self.leave_volume(&disk, &why).await;
         }
-        let asked = volume_moves::request(&self.cluster, &volume, &host, cause).await;
+        let asked = moves::request(&self.cluster, &volume, &host, cause).await;
         let Err(problem) = asked else {
             self.follow_refused = None;
             return Ok(());
@@ -180,7 +181,7 @@ impl Run {
             let last = last.filter(|last| last.shown.cause == cause);
             match last.as_ref().map(|last| last.shown.state) {
                 Some(VolumeMoveState::Taking) => {
-                    volume_moves::call_off(&self.cluster, last.as_ref().expect("it moves")).await?;
+                    moves::call_off(&self.cluster, last.as_ref().expect("it moves")).await?;
                     return Ok(true);
                 }
                 Some(VolumeMoveState::CallingOff) => return Ok(true),
@@ -248,7 +249,7 @@ impl Run {
         for disk in self.record.value.placement.iter().flat_map(|placement| &placement.disks) {
             let last = self.cluster.index.volume_move(&disk.volume);
             if disk.temporary && last.is_some_and(|last| last.shown.state.is_final()) {
-                volume_moves::forget(&self.cluster, &disk.volume).await?;
+                moves::forget(&self.cluster, &disk.volume).await?;
             }
         }
         Ok(())

@@ -17,14 +17,14 @@ use super::follow::vm_ended;
 use super::stage::write_disk;
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::{HostLink, now_ms};
+use crate::guest::nocloud::{self, Mounted};
 use crate::meter::Meter;
 use crate::networks;
-use crate::nocloud::{self, Mounted};
 use crate::records::{
     JobRecord, Live, MigrationRecord, PlacedDisk, Placement, VolumeChange, owner_of, start_of,
     vm_of,
 };
-use crate::volume_moves;
+use crate::storage::moves;
 
 impl Run {
     pub(super) fn lasting(&self) -> Option<&Lasting> {
@@ -121,7 +121,7 @@ impl Run {
         for (_, volume) in &cleanup.volumes {
             let last = self.cluster.index.volume_move(volume);
             if last.is_some_and(|last| last.shown.state.is_final()) {
-                volume_moves::forget(&self.cluster, volume).await?;
+                moves::forget(&self.cluster, volume).await?;
             }
         }
         cleaner::hand_over(&self.cluster, &cleanup).await?;

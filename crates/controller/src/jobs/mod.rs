@@ -48,14 +48,16 @@ use perigee_model::{JobId, Problem, ProblemKind, TenantName, VmId};
 use perigee_planner::queue::Demand;
 
 use crate::cluster::{Cluster, now_ms};
+use crate::files::outputs::left_out;
+use crate::files::{inputs, outputs};
 use crate::meter::Meter;
-use crate::outputs::left_out;
 use crate::records::{
     JobInputs, JobIntent, JobRecord, LogKept, MigrationRecord, Traced, job_intent_key, job_key,
     migration_intent_prefix, migration_prefix, vm_of,
 };
+use crate::storage::{images, volumes};
 use crate::vms::console;
-use crate::{catalog, images, inputs, migration, networks, outputs, planning};
+use crate::{migration, networks, planning};
 
 /// How long an erasure waits for another one of the same records.
 const ERASURE_DEADLINE: Duration = Duration::from_secs(30);
@@ -259,7 +261,7 @@ pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<Option<JobInputs
     gang::check(cluster, spec)?;
     outputs::check(cluster, spec).await?;
     for volume in &spec.volumes {
-        catalog::find(cluster, &volume.volume).await?;
+        volumes::find(cluster, &volume.volume).await?;
     }
     networks::check(cluster, spec).await?;
     gang::check_network(cluster, spec).await?;

@@ -7,8 +7,8 @@ use perigee_model::{DiskRole, HostId, JobId, LeaveSite, Problem, VolumeName};
 
 use super::driver::{Run, Step};
 use super::lasting::{self, own_disks};
-use crate::leave_site::{self, Confined};
 use crate::records::{PlacedDisk, Placement, vm_of};
+use crate::storage::leave_site::{self, Confined};
 use crate::{networks, planning};
 
 /// The disks of a job's VM, beside its volumes.

@@ -8,8 +8,8 @@ use perigee_model::{Problem, ProblemKind};
 
 use super::driver::Run;
 use super::place::own_volume;
-use crate::catalog;
 use crate::records::{JobRecord, PlacedDisk};
+use crate::storage::volumes;
 
 /// Where the superblock of ext2, ext3 and ext4 begins.
 const SUPERBLOCK_AT: usize = 1024;
@@ -36,7 +36,7 @@ impl Run {
         if !is_read || self.lasting().is_some() {
             return Ok(disk.clone());
         }
-        let home = catalog::reachable(&self.cluster, &disk.home)?;
+        let home = volumes::reachable(&self.cluster, &disk.home)?;
         let path = format!("/v1/volumes/{}/data?length_bytes={BLOCK_BYTES}", disk.volume);
         match home.volume.get_bytes(&path).await {
             Ok(first) if wants_recovery(&first) => {

@@ -20,10 +20,13 @@ use perigee_model::{DiskRole, Epoch, HostId, JobId, LeaveSite, Problem, ProblemK
 use super::driver::{Run, Step};
 use super::place::own_volume;
 use crate::cluster::{Cluster, HostLink};
-use crate::images::NoCopy;
-use crate::inputs::Staged;
+use crate::files::inputs;
+use crate::files::inputs::Staged;
+use crate::guest::{nocloud, nvram, tars};
 use crate::records::{PlacedDisk, Placement, owner_of};
-use crate::{catalog, disks, images, inputs, networks, nocloud, nvram, tars, tpm};
+use crate::storage::images::NoCopy;
+use crate::storage::{attach, images, volumes};
+use crate::{networks, tpm};
 
 /// A seed is at least so large.
 const SEED_BYTES_MIN: u64 = 1 << 20;
@@ -73,7 +76,7 @@ impl Run {
             lasting.made = true;
             lasting.root_is_new = false;
         }
-        disks::attach(&cluster, &placement.disks, &placement.start).await?;
+        attach::attach(&cluster, &placement.disks, &placement.start).await?;
         let job = &mut self.record.value.job;
         job.state = job.state.next(JobEvent::Staged)?;
         job.reason.clear();
@@ -89,7 +92,7 @@ impl Run {
 
     /// Makes a disk's volume or uses the existing one, and returns the epoch with which the VM opens it.
     async fn make_disk(&self, disk: &PlacedDisk, at: &Placement) -> Result<Epoch, Problem> {
-        let home = catalog::reachable(&self.cluster, &disk.home)?;
+        let home = volumes::reachable(&self.cluster, &disk.home)?;
         let spec = &self.job().spec;
         match (disk.role, &disk.data_of) {
             (role @ (DiskRole::Root | DiskRole::Nvram | DiskRole::Tpm), _)
@@ -165,7 +168,7 @@ impl Run {
         if self.has_runner(root).await? {
             return Ok(());
         }
-        let start = catalog::reachable(&self.cluster, &placement.start)?;
+        let start = volumes::reachable(&self.cluster, &placement.start)?;
         let disk = PlacedDisk {
             role: DiskRole::CloudInit,
             volume: own_volume(&self.id, self.record.value.restarts, DiskRole::CloudInit),
@@ -201,7 +204,7 @@ impl Run {
     /// Whether the system on the root disk starts the runner by itself. Of data that the controller may not read nothing else is
     /// supposed.
     async fn has_runner(&self, root: &PlacedDisk) -> Result<bool, Problem> {
-        let home = catalog::reachable(&self.cluster, &root.home)?;
+        let home = volumes::reachable(&self.cluster, &root.home)?;
         let length = RUNNER_MARK_AT + RUNNER_MARK.len();
         let path = format!("/v1/volumes/{}/data?length_bytes={}", root.volume, BLOCK_BYTES);
         match home.volume.get_bytes(&path).await {
@@ -214,7 +217,7 @@ impl Run {
     /// Makes sure that the home of the inputs' disk has their image.
     async fn stage_inputs(&mut self, home: &HostId) -> Result<Staged, Problem> {
         let cluster = self.cluster.clone();
-        let home = catalog::reachable(&cluster, home)?;
+        let home = volumes::reachable(&cluster, home)?;
         let spec = self.job().spec.clone();
         let known = self.record.value.inputs.clone();
         inputs::ensure(&cluster, &home, &spec, known.as_ref(), async |found| {
@@ -283,7 +286,7 @@ impl Run {
         let disk = disk.ok_or_else(|| {
             Problem::internal(format!("can't start job {} again", self.id), "it has no seed")
         })?;
-        let home = catalog::reachable(&self.cluster, &disk.home)?;
+        let home = volumes::reachable(&self.cluster, &disk.home)?;
         let seed = Seed {
             command: Vec::new(),
             env: BTreeMap::new(),
@@ -401,7 +404,7 @@ async fn info(home: &HostLink, disk: &PlacedDisk) -> Result<VolumeInfo, Problem>
 /// A new epoch for a volume that others wrote before. Sessions with an older epoch can't write any more.
 pub(crate) async fn take_over(home: &HostLink, disk: &PlacedDisk) -> Result<Epoch, Problem> {
     let from = info(home, disk).await?.epoch;
-    let to = disks::issue_epoch(home, disk).await?;
+    let to = attach::issue_epoch(home, disk).await?;
     let target = format!("/v1/volumes/{}/epoch", disk.volume);
     let changed: VolumeInfo = home.volume.post(&target, &EpochChange { from, to }).await?;
     Ok(changed.epoch)

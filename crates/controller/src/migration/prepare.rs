@@ -13,8 +13,9 @@ use perigee_model::{Problem, ProblemKind};
 
 use super::Run;
 use crate::cluster::{Cluster, HostLink};
+use crate::jobs;
 use crate::records::{MovePlan, PlacedDisk};
-use crate::{catalog, disks, jobs};
+use crate::storage::{attach, volumes};
 
 /// The time from the start of the destination's QEMU until it listens.
 const LISTEN_DEADLINE: Duration = Duration::from_secs(60);
@@ -106,9 +107,9 @@ impl Run {
             placed.iter().find(|placed| placed.volume == disk.volume).ok_or_else(|| {
                 Problem::internal(format!("can't move VM {}", self.vm), "it has a disk of no job")
             })?;
-        let home = catalog::reachable(&self.cluster, &placed.home)?;
+        let home = volumes::reachable(&self.cluster, &placed.home)?;
         let from = disk.epoch;
-        disk.epoch = disks::issue_epoch(&home, placed).await?;
+        disk.epoch = attach::issue_epoch(&home, placed).await?;
         Ok(EpochRaise {
             volume: disk.volume.clone(),
             volume_url: home.addresses.volume_url.clone(),
@@ -181,7 +182,7 @@ async fn attach(
     destination: Arc<HostLink>,
     placed: Vec<PlacedDisk>,
 ) -> Result<(), Problem> {
-    disks::attach(&cluster, &placed, &destination.id).await
+    attach::attach(&cluster, &placed, &destination.id).await
 }
 
 fn milliseconds(time: Duration) -> u64 {

@@ -11,13 +11,14 @@ use perigee_planner::queue::Demand;
 use perigee_planner::{Mode, MoveCost, Refused};
 
 use super::{name_of, sharing};
-use crate::cleaner;
 use crate::cluster::{Cluster, capacity, now_ms};
+use crate::planning::links;
 use crate::records::{
     JobIntent, JobRecord, Membership, MigrationIntent, MigrationRecord, job_intent_key,
     migration_intent_key, migration_prefix, start_of, vm_of,
 };
-use crate::{catalog, jobs, leave_site, links, networks, planning, tpm};
+use crate::storage::{leave_site, volumes};
+use crate::{cleaner, jobs, networks, planning, tpm};
 
 /// A requested migration.
 #[derive(Debug, Clone)]
@@ -71,7 +72,7 @@ async fn checked(cluster: &Cluster, job: &JobRecord, to: &HostId) -> Result<Chec
         let why = "the remains of an earlier move there are not removed yet";
         return Err(refusal(why.into()).next("try again in some seconds"));
     }
-    catalog::reachable(cluster, to)?;
+    volumes::reachable(cluster, to)?;
     // What is not known of it yet refuses nothing for good.
     let Some(report) = cluster.hosts.report(to) else {
         let what = format!("can't move VM {vm} to {to}");

@@ -11,8 +11,10 @@ use perigee_planner::LinkForMoves;
 
 use super::Run;
 use crate::cluster::{Cluster, Lane, now_ms};
+use crate::planning;
+use crate::planning::links;
 use crate::records::vm_of;
-use crate::{links, planning, replicas};
+use crate::storage::replicas;
 
 /// The longest wait for other migrations over the link.
 const TURN_MAX: Duration = Duration::from_secs(60 * 60);

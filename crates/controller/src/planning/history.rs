@@ -244,7 +244,7 @@ pub async fn forget_tenant(cluster: &Cluster, tenant: &TenantName) -> Result<(),
             cluster.taught.forget_history(&key);
         }
     }
-    crate::talk::forget_tenant(cluster, tenant).await
+    crate::planning::talk::forget_tenant(cluster, tenant).await
 }
 
 async fn keep_boot(cluster: &Cluster, host: &HostId, boot: &Boot) -> Result<(), Problem> {

@@ -144,11 +144,11 @@ async fn a_probe_that_reads_nothing_keeps_the_figures_of_before() {
         let of_link = lab.cluster.links.get(home, cloud).expect("a link").blocks;
         (of_link, lab.cluster.links.local(home).expect("its own reads").blocks)
     };
-    crate::links::probe_all(&lab.cluster).await.expect("figures");
+    crate::planning::links::probe_all(&lab.cluster).await.expect("figures");
     let before = blocks(&lab);
     assert!(before.0.is_some() && before.1.is_some());
     lab.home.inside().reads_no_blocks = true;
-    crate::links::probe_all(&lab.cluster).await.expect("round trips, as before");
+    crate::planning::links::probe_all(&lab.cluster).await.expect("round trips, as before");
     assert_eq!(format!("{:?}", blocks(&lab)), format!("{before:?}"));
 }
 
@@ -156,7 +156,7 @@ async fn a_probe_that_reads_nothing_keeps_the_figures_of_before() {
 #[tokio::test]
 async fn a_link_over_which_there_is_nothing_to_read_is_not_measured_again_and_again() {
     let lab = Lab::up().await;
-    crate::links::probe_all(&lab.cluster).await.expect("figures");
+    crate::planning::links::probe_all(&lab.cluster).await.expect("figures");
     let hosts = [&lab.home, &lab.cloud];
     hosts.iter().for_each(|host| host.inside().reads_no_blocks = true);
     for link in lab.cluster.links.all() {

@@ -12,9 +12,10 @@ use perigee_model::{DiskRole, ImageName, LeaveSite, ProblemKind};
 
 use super::lasting::{new_vm, web};
 use super::{Lab, data_volume, finish, running_as, spec, vm_of};
-use crate::leave_site::{self, Of};
 use crate::records::{ImageRecord, image_key};
-use crate::{images, jobs, planning, vms, volume_moves};
+use crate::storage::leave_site::{self, Of};
+use crate::storage::{images, moves};
+use crate::{jobs, planning, vms};
 
 async fn confined() -> Lab {
     let lab = Lab::up().await;
@@ -202,7 +203,7 @@ async fn an_image_of_confined_data_is_known_as_confined_when_it_is_found_at_its_
 async fn no_move_is_begun_or_planned_that_the_home_would_refuse() {
     let lab = confined().await;
     let cause = VolumeMoveCause::Asked;
-    let refused = volume_moves::request(&lab.cluster, &data_volume(), &lab.home.id, cause).await;
+    let refused = moves::request(&lab.cluster, &data_volume(), &lab.home.id, cause).await;
     let refused = refused.expect_err("another site");
     assert_eq!(refused.kind, ProblemKind::Conflict);
     for part in ["tpch", "leave-site: never", "site cloud", "home1 is at home"] {

@@ -6,9 +6,10 @@ use perigee_model::{ImageName, LayerId, Problem, ProblemKind};
 
 use super::fake::{FakeHost, image};
 use super::{Lab, spec, vm_of, wait_for};
-use crate::images::contents;
+use crate::hosts;
 use crate::records::{ImageRecord, RefusedSource, image_key};
-use crate::{hosts, images};
+use crate::storage::images;
+use crate::storage::images::contents;
 
 const CONTENT: ContentDigest = ContentDigest([7; 32]);
 const OTHER: ContentDigest = ContentDigest([8; 32]);

@@ -9,8 +9,9 @@ use perigee_model::{LeaveSite, VmId, VolumeName};
 use super::fake::FakeHost;
 use super::volume_moves::home_in_record;
 use super::{Lab, data_volume, finish, running_as, spec, wait_for};
-use crate::replicas::ReplicaRecord;
-use crate::{catalog, jobs, planning};
+use crate::storage::replicas::ReplicaRecord;
+use crate::storage::volumes;
+use crate::{jobs, planning};
 
 /// The time lost is in the counters, so the test does not take that time.
 #[tokio::test]
@@ -105,7 +106,7 @@ async fn a_second_volume_that_is_refused_does_not_keep_the_planner_waiting() {
         source: VolumeSource::Empty,
         leave_site: LeaveSite::Allowed,
     };
-    catalog::create(&lab.cluster, new).await.expect("create");
+    volumes::create(&lab.cluster, new).await.expect("create");
     let mut wanted = JobSpec { may_migrate: true, ..spec(Access::Write) };
     let mount = "/second".to_owned();
     wanted.volumes.push(JobVolume { volume: second.clone(), mount, access: Access::Write });

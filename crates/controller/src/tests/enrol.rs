@@ -43,8 +43,11 @@ impl Secure {
     }
 
     async fn token(&self, name: &str) -> JoinToken {
-        let made =
-            crate::enrol::token(&self.supervisor.cluster, host(name), Some(self.url.clone()));
+        let made = crate::hosts::enrol::token(
+            &self.supervisor.cluster,
+            host(name),
+            Some(self.url.clone()),
+        );
         made.await.expect("a token")
     }
 
@@ -167,7 +170,7 @@ async fn a_certificate_is_renewed_by_its_host_until_it_is_revoked() {
     let renewed = renewed.expect("the next one");
     let renewed = secure.client(&key.credentials(&renewed.certificate, &renewed.ca));
     assert_eq!(renewed.get::<Revoked>("/v1/revoked").await.expect("none"), Revoked::new());
-    let revoked = crate::enrol::revoke_host(&secure.supervisor.cluster, host("home1")).await;
+    let revoked = crate::hosts::enrol::revoke_host(&secure.supervisor.cluster, host("home1")).await;
     assert!(revoked.expect("revoked").was_enrolled);
     forbidden(renewed.get::<Revoked>("/v1/revoked").await);
     forbidden(client.post::<Enrolled>("/v1/hosts/home1/certificate", &ask).await);
@@ -183,7 +186,7 @@ async fn a_host_that_knows_the_list_of_revoked_certificates_is_not_sent_it_again
     let secure = Secure::up().await;
     let client = secure.joined("home1").await;
     let revoke = async |name: &str| {
-        let done = crate::enrol::revoke_host(&secure.supervisor.cluster, host(name)).await;
+        let done = crate::hosts::enrol::revoke_host(&secure.supervisor.cluster, host(name)).await;
         done.expect("revoked");
     };
     revoke("gone1").await;
@@ -230,7 +233,9 @@ async fn a_host_reports_only_addresses_of_its_certificate() {
 async fn a_controller_that_has_lost_its_store_still_refuses_what_was_revoked() {
     let mut secure = Secure::up().await;
     let home = secure.join(&secure.token("home1").await, HERE).await.expect("it joins");
-    crate::enrol::revoke_host(&secure.supervisor.cluster, host("home1")).await.expect("revoked");
+    crate::hosts::enrol::revoke_host(&secure.supervisor.cluster, host("home1"))
+        .await
+        .expect("revoked");
     secure.supervisor.stop().await;
     for entry in std::fs::read_dir(secure.dir.path()).expect("a directory") {
         let path = entry.expect("an entry").path();
@@ -267,7 +272,9 @@ async fn a_controller_that_starts_again_knows_its_hosts_and_who_is_revoked() {
     let elsewhere = secure.token("cloud1").await;
     let cloud = secure.join(&elsewhere, [127, 0, 0, 2].into()).await.expect("it joins");
     let unused = secure.token("home2").await;
-    crate::enrol::revoke_host(&secure.supervisor.cluster, host("cloud1")).await.expect("revoked");
+    crate::hosts::enrol::revoke_host(&secure.supervisor.cluster, host("cloud1"))
+        .await
+        .expect("revoked");
     secure.restart().await;
     secure.client(&home).put::<()>("/v1/hosts/home1", &addresses()).await.expect("it is known");
     forbidden(secure.client(&cloud).get::<Revoked>("/v1/revoked").await);
@@ -308,8 +315,10 @@ async fn a_controller_without_tls_gives_no_certificates() {
     let supervisor = Supervisor::start(dir.path(), TIMING, Traffic::Plain).await.expect("start");
     let (cluster, home1) = (&supervisor.cluster, host("home1"));
     let key = NewKey::generate().expect("a key").public().to_hex();
-    forbidden(crate::enrol::renew(cluster, &home1, &key).await);
-    forbidden(crate::enrol::token(cluster, home1, Some("https://127.0.0.1:1".to_owned())).await);
+    forbidden(crate::hosts::enrol::renew(cluster, &home1, &key).await);
+    forbidden(
+        crate::hosts::enrol::token(cluster, home1, Some("https://127.0.0.1:1".to_owned())).await,
+    );
     supervisor.stop().await;
 }
 
@@ -412,7 +421,9 @@ async fn a_host_that_was_enrolled_beside_the_controller_gets_its_next_certificat
     let ask = RenewCertificate { public_key: NewKey::generate().expect("a key").public().to_hex() };
     let path = "/v1/hosts/home1/certificate";
     secure.client(&own).post::<Enrolled>(path, &ask).await.expect("the next certificate");
-    crate::enrol::revoke_host(&secure.supervisor.cluster, host("home1")).await.expect("revoked");
+    crate::hosts::enrol::revoke_host(&secure.supervisor.cluster, host("home1"))
+        .await
+        .expect("revoked");
     secure.restart().await;
     let later = authority.enrol(&host("home1"), &[HERE]).expect("credentials");
     forbidden(secure.client(&later).post::<Enrolled>(path, &ask).await);
@@ -454,11 +465,11 @@ async fn what_an_operator_has_open_ends_with_the_certificate() {
 async fn a_token_for_a_host_has_the_controllers_own_address_unless_another_one_is_named() {
     let secure = Secure::up().await;
     let cluster = &secure.supervisor.cluster;
-    let asked = crate::enrol::token(cluster, host("home9"), None).await;
+    let asked = crate::hosts::enrol::token(cluster, host("home9"), None).await;
     let problem = asked.expect_err("no other machine reaches it");
     assert!(problem.next.contains("host token home9 --controller https://"), "{problem}");
     cluster.own_url.get_or_init(|| "https://10.0.0.1:7000".to_owned());
-    let made = crate::enrol::token(cluster, host("home9"), None).await.expect("a token");
+    let made = crate::hosts::enrol::token(cluster, host("home9"), None).await.expect("a token");
     assert_eq!(made.controller_url, "https://10.0.0.1:7000");
 }
 

@@ -58,8 +58,8 @@ fn put_output(hosts: &[&FakeHost], at: &FakeHost, vm: &VmId) -> GuestBody {
     let disks = at.inside().vms[vm].report.spec.disks.clone();
     let output = disks.iter().find(|disk| disk.role == perigee_model::DiskRole::Output);
     let volume: VolumeName = output.expect("an output").volume.clone();
-    let tar = crate::outputs::tests::tar_of(&[("output/who", vm.as_str().as_bytes())]);
-    let output_sha256 = crate::files::hex(&sha2::Sha256::digest(&tar));
+    let tar = crate::files::outputs::tests::tar_of(&[("output/who", vm.as_str().as_bytes())]);
+    let output_sha256 = crate::hash::hex(&sha2::Sha256::digest(&tar));
     let output_bytes = tar.len() as u64;
     for host in hosts {
         if let Some(volume) = host.inside().volumes.get_mut(&volume) {
@@ -255,9 +255,9 @@ async fn what_the_vms_of_a_gang_send_to_each_other_is_shown_and_remembered() {
     let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
     assert!(shown(&job), "{job:?}");
     let next = JobId::new("g-0007").expect("a name");
-    let known = crate::talk::known(&lab.cluster, &next, 2).await.expect("a record");
+    let known = crate::planning::talk::known(&lab.cluster, &next, 2).await.expect("a record");
     assert_eq!(known.sent, [vec![0, 700], vec![30, 0]]);
-    let other = crate::talk::known(&lab.cluster, &next, 3).await.expect("no record");
+    let other = crate::planning::talk::known(&lab.cluster, &next, 3).await.expect("no record");
     assert!(other.sent.is_empty(), "with another number of VMs it is another kind");
     assert_eq!(job.predicted, None, "no such job had run");
     let measured_s = job.measured_s.expect("it has succeeded");

@@ -13,7 +13,8 @@ use super::queue::{finish_again, unreachable};
 use super::{Lab, data_volume, spec, vm_of, wait_for};
 use crate::cleaner::Cleanup;
 use crate::records::JobRecord;
-use crate::{catalog, cleaner, hosts, jobs, migration};
+use crate::storage::volumes;
+use crate::{cleaner, hosts, jobs, migration};
 
 /// A job at site `home` that writes the data volume and may begin anew.
 pub fn restarting() -> JobSpec {
@@ -82,7 +83,7 @@ async fn with_third_home(lab: &Lab) -> (FakeHost, JobSpec) {
         source: VolumeSource::Empty,
         leave_site: Default::default(),
     };
-    catalog::create(&lab.cluster, new).await.expect("create");
+    volumes::create(&lab.cluster, new).await.expect("create");
     let mut job = restarting();
     job.volumes.push(JobVolume { volume: name, mount: "/words".into(), access: Access::Write });
     (edge, job)

@@ -7,7 +7,8 @@ use perigee_model::{ImageName, LayerId, ProblemKind, SiteId};
 use super::fake::{FakeHost, image};
 use super::{Lab, spec, vm_of, wait_for, wait_while};
 use crate::records::{ImageRecord, PendingImport, image_key};
-use crate::{hosts, images, jobs};
+use crate::storage::images;
+use crate::{hosts, jobs};
 
 fn other_layer() -> LayerId {
     LayerId(uuid::Uuid::new_v4())

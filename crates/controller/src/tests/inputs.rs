@@ -12,11 +12,11 @@ use sha2::{Digest, Sha256};
 
 use super::tenants::{Tenants, small};
 use super::{Lab, finish, running_as, spec, vm_of, wait_for};
-use crate::inputs::collect_once;
+use crate::files::inputs::collect_once;
 use crate::records::{ImageRecord, RefusedSource, image_key};
 
 fn sha256(bytes: &[u8]) -> String {
-    crate::files::hex(&Sha256::digest(bytes))
+    crate::hash::hex(&Sha256::digest(bytes))
 }
 
 async fn put(client: &Client, path: &str, bytes: &[u8]) -> FileEntry {

@@ -11,7 +11,8 @@ use perigee_model::{DiskRole, ImageName, ProblemKind};
 use super::{Lab, TIMING, answers, data_volume, finish, running_as, spec, vm_of, wait_for};
 use crate::cluster::Timing;
 use crate::jobs::traces::tests::serial_reads;
-use crate::{catalog, hosts, jobs, planning, vms};
+use crate::storage::volumes;
+use crate::{hosts, jobs, planning, vms};
 
 #[tokio::test]
 async fn a_job_goes_through_all_its_states_and_leaves_nothing() {
@@ -261,7 +262,7 @@ async fn a_written_volume_has_one_job_and_each_job_a_new_epoch() {
     let waiting = lab.wait_for_job(&second, "waiting", |job| !job.reason.is_empty()).await;
     assert_eq!(waiting.state, JobState::Queued);
     assert!(waiting.reason.contains("in use by job q-0001"), "{}", waiting.reason);
-    let refused = catalog::delete(&lab.cluster, &data_volume()).await.expect_err("it is in use");
+    let refused = volumes::delete(&lab.cluster, &data_volume()).await.expect_err("it is in use");
     assert_eq!(refused.kind, ProblemKind::Conflict);
     lab.home.say(&vm_of(&first), GuestBody::Started);
     finish(&lab.home, &lab.home, &vm_of(&first));

@@ -14,7 +14,8 @@ use crate::records::{
     MigrationIntent, MigrationRecord, VolumeRecord, migration_intent_key, migration_intent_prefix,
     migration_prefix, volume_key,
 };
-use crate::{catalog, migration, planning, vms};
+use crate::storage::volumes;
+use crate::{migration, planning, vms};
 
 /// The controller was stopped before the home had made it.
 #[tokio::test]
@@ -24,11 +25,11 @@ async fn a_volume_whose_making_was_cut_is_shown_and_can_be_deleted() {
     let record = VolumeRecord { name: name.clone(), home: lab.cloud.id.clone(), seen: None };
     lab.cluster.records.put(&volume_key(&name), &record).await.expect("as it was left");
     let is_shown = async || {
-        let all = catalog::volumes(&lab.cluster).await.expect("volumes");
+        let all = volumes::volumes(&lab.cluster).await.expect("volumes");
         all.iter().any(|volume| volume.name == name && volume.home == lab.cloud.id)
     };
     assert!(is_shown().await);
-    catalog::delete(&lab.cluster, &name).await.expect("the name is free");
+    volumes::delete(&lab.cluster, &name).await.expect("the name is free");
     assert!(!is_shown().await);
 }
 

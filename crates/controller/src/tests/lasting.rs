@@ -23,8 +23,9 @@ use super::queue::unreachable;
 use super::tenants::{Tenants, make_token};
 use super::{Lab, TIMING, data_volume, spec, wait_for, wait_while};
 use crate::cluster::Timing;
-use crate::vms::{self, change, guest_files, lasting, volumes};
-use crate::{catalog, hosts, jobs};
+use crate::storage::volumes;
+use crate::vms::{self, attachments, change, guest_files, lasting};
+use crate::{hosts, jobs};
 
 pub fn web() -> VmId {
     VmId::new("web").expect("a name")
@@ -335,7 +336,7 @@ async fn a_vm_without_a_job_is_no_job_and_a_jobs_vm_is_none_of_these() {
     lab.wait_for_vm(&lab.home, &vm).await;
     let refused = lasting::wish(&lab.cluster, &vm, PowerWish::Start).await.expect_err("a job's");
     assert_eq!(refused.kind, ProblemKind::Conflict);
-    let in_use = catalog::delete(&lab.cluster, &data_volume()).await.expect_err("the VM has it");
+    let in_use = volumes::delete(&lab.cluster, &data_volume()).await.expect_err("the VM has it");
     assert!(in_use.why.contains("VM web uses it"), "{in_use}");
     assert_eq!(in_use.kind, ProblemKind::Conflict);
 }
@@ -677,14 +678,14 @@ async fn a_volume_comes_to_a_vm_that_runs_and_goes_and_the_others_keep_their_pla
         host: Some(lab.cloud.id.clone()),
         leave_site: Default::default(),
     };
-    catalog::create(&lab.cluster, new).await.expect("a volume");
+    volumes::create(&lab.cluster, new).await.expect("a volume");
     let ask = AttachVolume { volume: further.clone(), read_only: false };
     let unknown = AttachVolume { volume: VolumeName::new("no").expect("a name"), ..ask.clone() };
-    let none = volumes::attach(&lab.cluster, &web(), unknown).await.expect_err("there is none");
+    let none = attachments::attach(&lab.cluster, &web(), unknown).await.expect_err("there is none");
     assert_eq!(none.kind, ProblemKind::NotFound);
 
     lab.home.inside().refuses_changes = true;
-    let refused = volumes::attach(&lab.cluster, &web(), ask.clone()).await;
+    let refused = attachments::attach(&lab.cluster, &web(), ask.clone()).await;
     let refused = refused.expect_err("its host refuses");
     assert!(refused.why.contains("the test wants it so"), "{refused}");
     assert!(refused.next.contains("perigee vm detach"), "{refused}");
@@ -700,20 +701,20 @@ async fn a_volume_comes_to_a_vm_that_runs_and_goes_and_the_others_keep_their_pla
     let left: Vec<_> = record().job.spec.volumes.iter().map(|v| v.volume.clone()).collect();
     assert!(left.contains(&further), "what became of it is not known");
     let gone = DetachVolume { volume: further.clone() };
-    volumes::detach(&lab.cluster, &web(), gone).await.expect("detached");
-    volumes::attach(&lab.cluster, &web(), ask.clone()).await.expect("attached");
+    attachments::detach(&lab.cluster, &web(), gone).await.expect("detached");
+    attachments::attach(&lab.cluster, &web(), ask.clone()).await.expect("attached");
     assert_eq!(disks(&lab.home), [first.clone(), second.clone()]);
     assert!(lab.home.inside().attachments.contains_key(&further));
-    let twice = volumes::attach(&lab.cluster, &web(), ask).await.expect_err("it has it");
+    let twice = attachments::attach(&lab.cluster, &web(), ask).await.expect_err("it has it");
     assert_eq!(twice.kind, ProblemKind::Conflict, "{twice}");
     // It is the VM's as one that was there from the start.
-    let used = catalog::delete(&lab.cluster, &further).await.expect_err("it is used");
+    let used = volumes::delete(&lab.cluster, &further).await.expect_err("it is used");
     assert_eq!(used.kind, ProblemKind::Conflict, "{used}");
 
     let ask = DetachVolume { volume: data_volume() };
-    volumes::detach(&lab.cluster, &web(), ask.clone()).await.expect("detached");
+    attachments::detach(&lab.cluster, &web(), ask.clone()).await.expect("detached");
     assert_eq!(disks(&lab.home), std::slice::from_ref(&second));
-    let gone = volumes::detach(&lab.cluster, &web(), ask).await.expect_err("it has gone");
+    let gone = attachments::detach(&lab.cluster, &web(), ask).await.expect_err("it has gone");
     assert_eq!(gone.kind, ProblemKind::NotFound);
     lab.restart_controller().await;
     lab.wish(PowerWish::Restart { force: true }).await;
@@ -725,7 +726,7 @@ async fn a_volume_comes_to_a_vm_that_runs_and_goes_and_the_others_keep_their_pla
     lab.wish(PowerWish::Stop { force: true }).await;
     lab.vm_is(VmState::Stopped).await;
     let ask = AttachVolume { volume: data_volume(), read_only: true };
-    volumes::attach(&lab.cluster, &web(), ask).await.expect("it is off");
+    attachments::attach(&lab.cluster, &web(), ask).await.expect("it is off");
     let record = jobs::of_vm(&lab.cluster, &web()).expect("its record");
     let lasting = record.lasting.as_ref().expect("it lives without a job");
     let volumes = record.job.spec.volumes.iter().enumerate();

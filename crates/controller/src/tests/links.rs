@@ -5,7 +5,7 @@ use perigee_model::lasting::NewVm;
 
 use super::{Lab, running};
 use crate::cluster::now_ms;
-use crate::links;
+use crate::planning::links;
 
 const HOUR_MS: u64 = 3600 * 1000;
 

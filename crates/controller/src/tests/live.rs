@@ -15,9 +15,10 @@ use super::lasting::{new_vm, web};
 use super::migrations::switch;
 use super::queue::unreachable;
 use super::{Lab, TIMING, running, wait_for, wait_while};
+use crate::jobs;
 use crate::records::{JobIntent, JobRecord, Live, VolumeChange, job_intent_key, start_of};
-use crate::vms::{self, change, lasting, volumes};
-use crate::{catalog, jobs};
+use crate::storage::volumes;
+use crate::vms::{self, attachments, change, lasting};
 
 fn further() -> VolumeName {
     VolumeName::new("further").expect("a name")
@@ -40,7 +41,7 @@ impl Lab {
             host: Some(home.clone()),
             leave_site: Default::default(),
         };
-        catalog::create(&self.cluster, new).await.expect("a volume");
+        volumes::create(&self.cluster, new).await.expect("a volume");
     }
 
     fn web(&self) -> Arc<JobRecord> {
@@ -93,13 +94,13 @@ async fn away() -> (Lab, FakeHost) {
 async fn a_detach_that_is_answered_late_takes_nothing_from_a_later_run() {
     let (lab, _third) = away().await;
     wait_for("the volume to come", async || {
-        volumes::attach(&lab.cluster, &web(), attach()).await.ok()
+        attachments::attach(&lab.cluster, &web(), attach()).await.ok()
     })
     .await;
     lab.cloud.inside().holds_changes = true;
     let cluster = Arc::clone(&lab.cluster);
     let mut detached =
-        tokio::spawn(async move { volumes::detach(&cluster, &web(), detach()).await });
+        tokio::spawn(async move { attachments::detach(&cluster, &web(), detach()).await });
     wait_while(&mut detached, "the guest to be asked", async || {
         let changed = lab.cloud.inside().changed.clone();
         changed.iter().any(|one| matches!(one, ChangeVm::Unplug { .. })).then_some(())
@@ -119,7 +120,7 @@ async fn an_attachment_that_waits_for_its_home_does_not_come_to_a_later_run() {
     third.inside().holds_epochs = true;
     let cluster = Arc::clone(&lab.cluster);
     let mut attached =
-        tokio::spawn(async move { volumes::attach(&cluster, &web(), attach()).await });
+        tokio::spawn(async move { attachments::attach(&cluster, &web(), attach()).await });
     wait_while(&mut attached, "its home to be asked", async || {
         (third.inside().epochs_asked > asked).then_some(())
     })
@@ -152,7 +153,7 @@ async fn until_let_go(lab: &Lab) {
 #[tokio::test]
 async fn a_controller_that_ends_in_a_detach_has_the_volume_let_go_by_its_host() {
     let mut lab = beside().await;
-    volumes::attach(&lab.cluster, &web(), attach()).await.expect("attached");
+    attachments::attach(&lab.cluster, &web(), attach()).await.expect("attached");
     let record = lab.web();
     let run = start_of(&record, 0);
     lab.supervisor.stop().await;
@@ -172,7 +173,7 @@ async fn a_volume_that_comes_while_its_vm_is_stopped_is_let_go_by_its_host() {
     lab.home.inside().holds_attachments = true;
     let cluster = Arc::clone(&lab.cluster);
     let mut attached =
-        tokio::spawn(async move { volumes::attach(&cluster, &web(), attach()).await });
+        tokio::spawn(async move { attachments::attach(&cluster, &web(), attach()).await });
     wait_while(&mut attached, "the host to be asked", async || {
         (lab.home.inside().attachments_asked > 0).then_some(())
     })
@@ -192,7 +193,7 @@ async fn a_volume_is_let_go_also_where_the_controller_ends_while_it_comes_to_a_v
     lab.home.inside().holds_attachments = true;
     let cluster = Arc::clone(&lab.cluster);
     let mut attached =
-        tokio::spawn(async move { volumes::attach(&cluster, &web(), attach()).await });
+        tokio::spawn(async move { attachments::attach(&cluster, &web(), attach()).await });
     wait_while(&mut attached, "the host to be asked", async || {
         (lab.home.inside().attachments_asked > 0).then_some(())
     })

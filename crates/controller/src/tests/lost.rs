@@ -17,7 +17,8 @@ use super::queue::unreachable;
 use super::{Lab, data_volume, finish, spec, vm_of, wait_for};
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::taught::BOOTS;
-use crate::{catalog, given_up, hosts, jobs, volume_moves};
+use crate::storage::{given_up, moves, volumes};
+use crate::{hosts, jobs};
 
 fn epoch(host: &FakeHost) -> u64 {
     host.inside().volumes[&data_volume()].info.epoch.0
@@ -44,7 +45,7 @@ async fn make_words(lab: &Lab) -> VolumeName {
         source: VolumeSource::Empty,
         leave_site: Default::default(),
     };
-    catalog::create(&lab.cluster, new).await.expect("create");
+    volumes::create(&lab.cluster, new).await.expect("create");
     name
 }
 
@@ -129,11 +130,11 @@ async fn a_job_that_has_left_a_removed_host_with_all_it_needs_goes_on() {
         let volume = VolumeName::new(format!("{vm}-{part}")).expect("name");
         wait_for("the volume to move", async || {
             let cause = VolumeMoveCause::Asked;
-            volume_moves::request(&lab.cluster, &volume, &lab.cloud.id, cause).await.ok()
+            moves::request(&lab.cluster, &volume, &lab.cloud.id, cause).await.ok()
         })
         .await;
         wait_for("the volume to have moved", async || {
-            let last = volume_moves::of_volume(&lab.cluster, &volume).await.ok()?;
+            let last = moves::of_volume(&lab.cluster, &volume).await.ok()?;
             (last.state == VolumeMoveState::Completed).then_some(())
         })
         .await;
@@ -178,7 +179,7 @@ async fn a_vm_of_a_removed_host_ends_when_the_host_is_back() {
     let said = warnings().await.join("\n");
     assert!(said.contains("words"), "{said}");
     // Whoever uses or deletes it has seen it.
-    catalog::delete(&lab.cluster, &words).await.expect("delete");
+    volumes::delete(&lab.cluster, &words).await.expect("delete");
     assert_eq!(warnings().await, Vec::<String>::new());
 }
 

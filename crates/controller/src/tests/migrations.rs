@@ -14,7 +14,8 @@ use super::{Lab, TIMING, data_volume, finish, running, running_as, spec, vm_of, 
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::Timing;
 use crate::cluster::taught::History;
-use crate::{hosts, jobs, links, migration, planning, vms};
+use crate::planning::links;
+use crate::{hosts, jobs, migration, planning, vms};
 
 /// A running job whose VM is being copied from `home1` to `cloud1`.
 async fn copying() -> (Lab, JobId, VmId) {

@@ -48,8 +48,9 @@ use perigee_model::volume::VolumeSource;
 use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
 
 use crate::cluster::{Cluster, Timing, Traffic};
+use crate::hosts;
+use crate::storage::volumes;
 use crate::supervisor::Supervisor;
-use crate::{catalog, hosts};
 use fake::FakeHost;
 pub use fake::vms::report_of as report;
 
@@ -105,7 +106,7 @@ impl Lab {
             source: VolumeSource::Empty,
             leave_site: Default::default(),
         };
-        catalog::create(&cluster, new).await.expect("create");
+        volumes::create(&cluster, new).await.expect("create");
         Self { dir, home, cloud, cluster, supervisor }
     }
 
@@ -268,10 +269,10 @@ fn finish(host: &FakeHost, output_home: &FakeHost, vm: &VmId) {
 
 /// The same, and the output is in this volume.
 fn finish_with(host: &FakeHost, output_home: &FakeHost, vm: &VmId, volume: VolumeName) {
-    let output = crate::outputs::tests::tar_of(&[("output/answers", &b"the answers"[..])]);
+    let output = crate::files::outputs::tests::tar_of(&[("output/answers", &b"the answers"[..])]);
     let sha256 = {
         use sha2::Digest;
-        crate::files::hex(&sha2::Sha256::digest(&output))
+        crate::hash::hex(&sha2::Sha256::digest(&output))
     };
     let output_bytes = output.len() as u64;
     output_home.inside().volumes.get_mut(&volume).expect("output volume").data = output;

@@ -10,8 +10,8 @@ use perigee_model::{HostId, VolumeName};
 use super::fake::FakeHost;
 use super::migrations::{copying_of, switch};
 use super::{Lab, data_volume, finish, running, spec, wait_for};
-use crate::catalog;
 use crate::cluster::Detachment;
+use crate::storage::volumes;
 
 fn host(name: &str) -> HostId {
     HostId::new(name).expect("name")
@@ -90,7 +90,7 @@ async fn a_home_that_was_restored_lets_in_again_who_has_a_volume_attached_withou
         let at = lab.cloud.addresses.nbd_addr.clone();
         lab.home.inside().attachments.insert(volume.clone(), at);
     }
-    let key = crate::openers::let_in_key(&lab.cloud.id);
+    let key = crate::admissions::let_in_key(&lab.cloud.id);
     wait_for("the controller to know them", async || {
         let known: Option<serde_json::Value> = lab.cluster.records.read(&key).await.expect("read");
         (known?["hosts"].as_array()?.len() == 2).then_some(())
@@ -120,7 +120,7 @@ async fn make_of(lab: &Lab, export: &str) -> VolumeName {
         source: VolumeSource::Remote { nbd_addr, export },
         leave_site: Default::default(),
     };
-    catalog::create(&lab.cluster, new).await.expect("a volume");
+    volumes::create(&lab.cluster, new).await.expect("a volume");
     name
 }
 
@@ -151,7 +151,7 @@ async fn a_volume_made_of_another_one_reads_it_until_it_is_deleted() {
     lab.restart_controller().await;
     lab.cloud.inside().openers.clear();
     wait_until_let_in(&lab.cloud, &data_volume(), &["home1"]).await;
-    catalog::delete(&lab.cluster, &name).await.expect("deleted");
+    volumes::delete(&lab.cluster, &name).await.expect("deleted");
     wait_until_let_in(&lab.cloud, &data_volume(), &[]).await;
     assert!(lab.cluster.records.keys("volume_readers/").await.expect("keys").is_empty());
 }

@@ -12,9 +12,12 @@ use perigee_repository::{Begin, Location};
 
 use super::tenants::{Tenants, small};
 use super::{HASTY, Lab, TIMING, answers, finish, running_as, spec, wait_for};
+use crate::api::doors;
 use crate::cluster::Timing;
+use crate::files::outputs;
+use crate::jobs;
 use crate::records::JobIntent;
-use crate::{data, images, jobs, outputs};
+use crate::storage::images;
 
 const PATIENT: Timing = Timing { cancel_deadline: super::PATIENCE, ..HASTY };
 
@@ -89,7 +92,7 @@ async fn outputs_that_did_not_fit_fail_the_job_and_what_fitted_is_kept() {
     let (id, vm) = running_as(&lab, spec(Access::Clone)).await;
     let tar = outputs::tests::tar_of(&[("output/answers", b"the answers")]);
     let out = perigee_model::VolumeName::new(format!("{vm}-out")).expect("name");
-    let output_sha256 = crate::files::hex(&<sha2::Sha256 as sha2::Digest>::digest(&tar));
+    let output_sha256 = crate::hash::hex(&<sha2::Sha256 as sha2::Digest>::digest(&tar));
     let output_bytes = tar.len() as u64;
     lab.home.inside().volumes.get_mut(&out).expect("its disk").data = tar;
     lab.home.say(&vm, GuestBody::exited(0));
@@ -195,7 +198,7 @@ async fn a_file_where_outputs_are_to_go_sends_them_to_the_jobs_own_directory() {
     let to = Some("runs/today".to_owned());
     let with = || JobSpec { outputs_to: to.clone(), ..spec(Access::Clone) };
     let (id, vm) = running_as(&lab, with()).await;
-    let view = data::view(&lab.cluster, &TenantName::default(), "ann".to_owned(), true);
+    let view = doors::view(&lab.cluster, &TenantName::default(), "ann".to_owned(), true);
     let at = Location::new("default", "runs/today").expect("a path");
     let writing = view.write(at, Begin::Empty, true).await.expect("a file");
     writing.commit(None).await.expect("a file");

@@ -9,7 +9,8 @@ use perigee_model::{HostId, JobId};
 use super::fake::FakeHost;
 use super::gone::{ends_anew, restarting, running, second_home};
 use super::{Lab, data_volume, running_as, vm_of, wait_for};
-use crate::{catalog, hosts, jobs, vms};
+use crate::storage::volumes;
+use crate::{hosts, jobs, vms};
 
 fn words(waits: &[Waiting]) -> Vec<&'static str> {
     waits.iter().map(|waiting| waiting.waits_for.word()).collect()
@@ -33,7 +34,7 @@ async fn a_volume_server_that_is_dead_is_told_and_its_volumes_are_listed_as_last
     lab.cloud.inside().server_down = true;
     wait_until_told(&lab, &lab.cloud.id, &["volume_server"]).await;
     assert_eq!(lab.cluster.hosts.state(&lab.cloud.id), HostState::Up, "its agent answers");
-    let listed = catalog::volumes(&lab.cluster).await.expect("a list");
+    let listed = volumes::volumes(&lab.cluster).await.expect("a list");
     let data = listed.iter().find(|volume| volume.name == data_volume()).expect("it is listed");
     let WaitsFor::VolumeServer { host } = &data.waits[0].waits_for else { panic!("{data:?}") };
     assert_eq!(*host, lab.cloud.id);
@@ -42,7 +43,7 @@ async fn a_volume_server_that_is_dead_is_told_and_its_volumes_are_listed_as_last
     assert!(page.contains(told), "{page}");
     lab.cloud.inside().server_down = false;
     wait_until_told(&lab, &lab.cloud.id, &[]).await;
-    let listed = catalog::volumes(&lab.cluster).await.expect("a list");
+    let listed = volumes::volumes(&lab.cluster).await.expect("a list");
     assert!(listed.iter().all(|volume| volume.waits.is_empty()), "{listed:?}");
 }
 

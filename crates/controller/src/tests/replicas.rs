@@ -17,7 +17,8 @@ use super::fake::FakeHost;
 use super::fake::replicas::point;
 use super::tenants::{Tenants, new_volume};
 use super::{Lab, PATIENCE, data_volume, spec, vm_of, wait_for};
-use crate::{catalog, hosts, jobs, planning, replicas, vms, volume_moves};
+use crate::storage::{moves, replicas, volumes};
+use crate::{hosts, jobs, planning, vms};
 
 /// The data volume at `cloud1` has a complete replica at `home1`.
 async fn replicated() -> Lab {
@@ -57,7 +58,7 @@ async fn is_over(lab: &Lab) {
 }
 
 async fn home_of(lab: &Lab) -> String {
-    catalog::find(&lab.cluster, &data_volume()).await.expect("the volume").home.to_string()
+    volumes::find(&lab.cluster, &data_volume()).await.expect("the volume").home.to_string()
 }
 
 #[tokio::test]
@@ -136,9 +137,9 @@ async fn a_volume_that_is_being_promoted_does_not_go_back_to_its_old_home_too() 
     hosts::register(&lab.cluster, &third.id, third.addresses.clone()).await.expect("register");
     third.inside().moves.missing_bytes = 1 << 20;
     let asked = VolumeMoveCause::Asked;
-    volume_moves::request(&lab.cluster, &data_volume(), &third.id, asked).await.expect("a move");
+    moves::request(&lab.cluster, &data_volume(), &third.id, asked).await.expect("a move");
     wait_for("the new home to copy", async || {
-        let shown = volume_moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
+        let shown = moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
         (shown.state == VolumeMoveState::Filling).then_some(())
     })
     .await;

@@ -7,8 +7,9 @@ use perigee_model::{HostId, JobId};
 use super::fake::FakeHost;
 use super::{Lab, finish, spec, vm_of, wait_for};
 use crate::cluster::now_ms;
-use crate::pace::{Way, while_kept};
-use crate::{hosts, links};
+use crate::files::pace::{Way, while_kept};
+use crate::hosts;
+use crate::planning::links;
 
 /// The limit that holds now for what is staged at a host.
 async fn limit(lab: &Lab, host: &FakeHost, way: Way) -> Option<u64> {

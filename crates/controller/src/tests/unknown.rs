@@ -8,7 +8,8 @@ use perigee_model::volume::VolumeSource;
 
 use super::term::{copy_store, restore_store};
 use super::{Lab, TIMING, data_volume, running, running_as, spec, vm_of, wait_for};
-use crate::{catalog, jobs, term, unknown, vms};
+use crate::storage::{unknown, volumes};
+use crate::{jobs, term, vms};
 
 impl Lab {
     /// The controller's state becomes that of the backup, which is told to be the one.
@@ -59,7 +60,7 @@ async fn a_vm_that_a_restored_controller_does_not_know_is_ended_by_name_and_host
     unknown::end_vm(&lab.cluster, &vm, &ask(true)).await.expect("at once");
     assert!(!lab.home.inside().vms.contains_key(&vm));
     let out = format!("{vm}-out").parse().expect("a name");
-    catalog::adopt(&lab.cluster, &out, &lab.home.id).await.expect("rescued");
+    volumes::adopt(&lab.cluster, &out, &lab.home.id).await.expect("rescued");
     assert!(lab.unknown().await.iter().all(|one| one.name != out.as_str()));
     // A known one is not ended so.
     let vm = vm_of(&next);
@@ -112,12 +113,12 @@ async fn a_volume_whose_record_names_an_older_home_is_adopted_without_deleting_t
     let lab = Lab::up().await;
     let volume = data_volume();
     let moved = lab.cloud.inside().volumes.remove(&volume).expect("the volume");
-    let refused = catalog::adopt(&lab.cluster, &volume, &lab.home.id).await.expect_err("not there");
+    let refused = volumes::adopt(&lab.cluster, &volume, &lab.home.id).await.expect_err("not there");
     assert_eq!(refused.kind, ProblemKind::NotFound, "{refused}");
     lab.home.inside().volumes.insert(volume.clone(), moved);
     let shown = lab.unknown().await;
     assert!(shown[0].why.contains("has it at host cloud1"), "{shown:?}");
-    let adopted = catalog::adopt(&lab.cluster, &volume, &lab.home.id).await.expect("adopted");
+    let adopted = volumes::adopt(&lab.cluster, &volume, &lab.home.id).await.expect("adopted");
     assert_eq!(adopted.home, lab.home.id);
     assert!(lab.unknown().await.is_empty());
     assert!(jobs::submit(&lab.cluster, spec(Access::Read)).await.is_ok(), "and used");
@@ -134,7 +135,7 @@ async fn a_volume_that_could_not_be_made_does_not_block_its_name() {
         leave_site: Default::default(),
     };
     lab.home.inside().down = true;
-    let failed = catalog::create(&lab.cluster, new()).await.expect_err("its home is away");
+    let failed = volumes::create(&lab.cluster, new()).await.expect_err("its home is away");
     assert_eq!(failed.kind, ProblemKind::Unavailable, "{failed}");
     let key = crate::records::volume_key(&new().name);
     let record = lab.cluster.records.read::<crate::records::VolumeRecord>(&key).await;
@@ -142,14 +143,14 @@ async fn a_volume_that_could_not_be_made_does_not_block_its_name() {
     lab.home.inside().down = false;
     // It answers, and the answer to the creation itself is lost.
     lab.home.inside().no_new_volumes = true;
-    catalog::create(&lab.cluster, new()).await.expect_err("not made");
+    volumes::create(&lab.cluster, new()).await.expect_err("not made");
     lab.home.inside().no_new_volumes = false;
-    catalog::create(&lab.cluster, new()).await.expect("made now");
-    let taken = catalog::create(&lab.cluster, new()).await.expect_err("it is there");
+    volumes::create(&lab.cluster, new()).await.expect("made now");
+    let taken = volumes::create(&lab.cluster, new()).await.expect_err("it is there");
     assert_eq!(taken.kind, ProblemKind::Conflict, "{taken}");
     let unknown = "left".parse().expect("a name");
     lab.home.make_volume(&unknown);
-    let blocked = catalog::create(&lab.cluster, NewVolume { name: unknown, ..new() }).await;
+    let blocked = volumes::create(&lab.cluster, NewVolume { name: unknown, ..new() }).await;
     let blocked = blocked.expect_err("a host has one");
     assert!(blocked.next.contains("perigee volume adopt left --host home1"), "{blocked}");
 }

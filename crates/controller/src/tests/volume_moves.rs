@@ -14,17 +14,18 @@ use super::migrations::switch;
 use super::{Lab, TIMING, data_volume, finish, running, spec, vm_of, wait_for};
 use crate::cluster::Timing;
 use crate::records::{VolumeRecord, volume_key};
-use crate::{catalog, hosts, images, jobs, migration, vms, volume_moves};
+use crate::storage::{images, moves, volumes};
+use crate::{hosts, jobs, migration, vms};
 
 const MISSING: u64 = 123 << 20;
 
 async fn begin(lab: &Lab, volume: &VolumeName, to: &HostId) -> Result<VolumeMove, Problem> {
-    volume_moves::request(&lab.cluster, volume, to, VolumeMoveCause::Asked).await
+    moves::request(&lab.cluster, volume, to, VolumeMoveCause::Asked).await
 }
 
 async fn wait_for_move(lab: &Lab, volume: &VolumeName, state: VolumeMoveState) -> VolumeMove {
     wait_for(&format!("the move of {volume} to be {state:?}"), async || {
-        let shown = volume_moves::of_volume(&lab.cluster, volume).await.ok()?;
+        let shown = moves::of_volume(&lab.cluster, volume).await.ok()?;
         (shown.state == state).then_some(shown)
     })
     .await
@@ -62,7 +63,7 @@ async fn a_volume_s_info_says_why_the_rest_of_it_can_t_be_copied_now() {
     }
     begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
     let filling = wait_for("a problem", async || {
-        let shown = catalog::volume(&lab.cluster, &data_volume()).await.expect("volume");
+        let shown = volumes::volume(&lab.cluster, &data_volume()).await.expect("volume");
         shown.moving.filter(|moving| moving.problem.contains("tries again: Input/output error"))
     })
     .await;
@@ -83,7 +84,7 @@ async fn a_volume_that_nobody_uses_moves() {
     assert_eq!((&asked.from, &asked.to), (&lab.cloud.id, &lab.home.id));
     let filling = wait_for_move(&lab, &data_volume(), VolumeMoveState::Filling).await;
     assert_eq!(filling.missing_bytes, Some(MISSING));
-    let shown = catalog::volume(&lab.cluster, &data_volume()).await.expect("volume");
+    let shown = volumes::volume(&lab.cluster, &data_volume()).await.expect("volume");
     assert_eq!(shown.home, lab.home.id);
     assert_eq!(shown.moving.expect("it moves").missing_bytes, Some(MISSING));
     let twice = begin(&lab, &data_volume(), &lab.cloud.id).await.expect_err("it is not over");
@@ -94,12 +95,12 @@ async fn a_volume_that_nobody_uses_moves() {
     assert!(ended.ended_ms.is_some() && ended.problem.is_empty());
     stands_only_at(&lab, &lab.home, &lab.cloud).await;
     assert!(!lab.cloud.inside().attachments.contains_key(&data_volume()));
-    let shown = catalog::volumes(&lab.cluster).await.expect("volumes");
+    let shown = volumes::volumes(&lab.cluster).await.expect("volumes");
     assert_eq!(shown.len(), 1);
     assert!(shown[0].moving.is_none());
     begin(&lab, &data_volume(), &lab.cloud.id).await.expect("move back");
     wait_for("the way back", async || {
-        let last = volume_moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
+        let last = moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
         (last.to == lab.cloud.id && last.state == VolumeMoveState::Completed).then_some(())
     })
     .await;
@@ -131,7 +132,7 @@ async fn an_answer_that_is_lost_is_asked_for_again_and_never_taken_for_a_no() {
         lab.home.inside().volumes.contains_key(&data_volume()).then_some(())
     })
     .await;
-    let shown = volume_moves::cancel(&lab.cluster, &data_volume()).await.expect("cancel");
+    let shown = moves::cancel(&lab.cluster, &data_volume()).await.expect("cancel");
     assert_eq!(shown.state, VolumeMoveState::Taking, "nobody knows yet");
     wait_for_move(&lab, &data_volume(), VolumeMoveState::CallingOff).await;
     assert!(lab.cloud.inside().moves.departed.contains_key(&data_volume()), "not taken back");
@@ -153,7 +154,7 @@ async fn a_job_that_ends_says_which_host_the_move_of_its_volume_waits_for() {
         (lab.cluster.hosts.state(&third.id) == HostState::Unreachable).then_some(())
     })
     .await;
-    volume_moves::cancel(&lab.cluster, &data_volume()).await.expect("cancel");
+    moves::cancel(&lab.cluster, &data_volume()).await.expect("cancel");
     wait_for_move(&lab, &data_volume(), VolumeMoveState::CallingOff).await;
     finish(&lab.home, &lab.home, &vm);
     let says_why = |job: &Job| {
@@ -325,7 +326,7 @@ async fn calling_off_what_follows_a_vm_leaves_a_person_s_own_move_of_a_volume() 
     migration::cancel(&lab.cluster, &vm).await.expect("volumes follow it");
     wait_for_move(&lab, &own(&vm, "root"), VolumeMoveState::CalledOff).await;
     wait_for_no_followers(&lab, &vm).await;
-    let asked = volume_moves::of_volume(&lab.cluster, &own(&vm, "out")).await.expect("a move");
+    let asked = moves::of_volume(&lab.cluster, &own(&vm, "out")).await.expect("a move");
     assert_eq!(asked.state, VolumeMoveState::Taking, "{asked:?}");
     third.inside().moves.stands_still = false;
     lab.cloud.inside().moves.stands_still = false;
@@ -346,17 +347,17 @@ async fn a_move_that_is_cancelled_before_it_is_taken_leaves_the_volume_at_its_ho
     lab.home.inside().moves.stands_still = true;
     begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
     wait_for("the move to say what it waits for", async || {
-        let shown = volume_moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
+        let shown = moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
         shown.problem.contains("its home is silent").then_some(())
     })
     .await;
-    volume_moves::cancel(&lab.cluster, &data_volume()).await.expect("cancel");
+    moves::cancel(&lab.cluster, &data_volume()).await.expect("cancel");
     let ended = wait_for_move(&lab, &data_volume(), VolumeMoveState::CalledOff).await;
     assert_eq!(ended.problem, "cancelled");
     stands_only_at(&lab, &lab.cloud, &lab.home).await;
     let refused = lab.home.inside().residence(&data_volume());
     assert!(refused.spent.0 > 0 && refused.place == Place::NotHere, "durably: {refused:?}");
-    let again = volume_moves::cancel(&lab.cluster, &data_volume()).await.expect_err("none");
+    let again = moves::cancel(&lab.cluster, &data_volume()).await.expect_err("none");
     assert_eq!(again.kind, ProblemKind::Conflict);
     lab.home.inside().moves.stands_still = false;
     begin(&lab, &data_volume(), &lab.home.id).await.expect("the next move");
@@ -371,7 +372,7 @@ async fn a_move_that_is_done_says_how_to_move_the_volume_back() {
     lab.home.inside().moves.missing_bytes = MISSING;
     begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
     wait_for_move(&lab, &data_volume(), VolumeMoveState::Filling).await;
-    let refused = volume_moves::cancel(&lab.cluster, &data_volume()).await.expect_err("done");
+    let refused = moves::cancel(&lab.cluster, &data_volume()).await.expect_err("done");
     assert_eq!(refused.kind, ProblemKind::Conflict);
     assert!(refused.next.contains("perigee volume move tpch cloud1"), "{refused}");
 }
@@ -399,7 +400,7 @@ async fn a_vm_and_its_volume_do_not_begin_to_move_at_the_same_time() {
         let (cluster, to) = (lab.cluster.clone(), lab.home.id.clone());
         let volume_moves_too = async move {
             let cause = VolumeMoveCause::Asked;
-            volume_moves::request(&cluster, &data_volume(), &to, cause).await
+            moves::request(&cluster, &data_volume(), &to, cause).await
         };
         // Whoever comes first wins, and both come first sometimes.
         let (of_vm, of_volume) = if round % 2 == 0 {
@@ -434,7 +435,7 @@ async fn a_vm_and_its_volume_do_not_begin_to_move_at_the_same_time() {
                 assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
                 assert!(refused.why.contains("tpch"), "{refused}");
                 moved[1] += 1;
-                volume_moves::cancel(&lab.cluster, &data_volume()).await.expect("cancel");
+                moves::cancel(&lab.cluster, &data_volume()).await.expect("cancel");
                 wait_for_move(&lab, &data_volume(), VolumeMoveState::CalledOff).await;
             }
             (of_vm, of_volume) => panic!("{of_vm:?} and {of_volume:?}"),
@@ -524,14 +525,14 @@ async fn a_volume_is_not_deleted_while_its_clones_may_need_what_is_not_copied() 
     lab.home.inside().moves.missing_bytes = MISSING;
     begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
     wait_for_move(&lab, &data_volume(), VolumeMoveState::Filling).await;
-    let refused = catalog::delete(&lab.cluster, &data_volume()).await.expect_err("it fills");
+    let refused = volumes::delete(&lab.cluster, &data_volume()).await.expect_err("it fills");
     assert_eq!(refused.kind, ProblemKind::Conflict);
     assert!(refused.why.contains("123 MiB") && refused.why.contains("cloud1"), "{refused}");
     assert!(refused.next.contains("perigee volume info tpch"), "{refused}");
     assert!(lab.home.inside().volumes.contains_key(&data_volume()));
     lab.home.inside().moves.missing_bytes = 0;
     wait_for("the volume to be deleted", async || {
-        catalog::delete(&lab.cluster, &data_volume()).await.ok()
+        volumes::delete(&lab.cluster, &data_volume()).await.ok()
     })
     .await;
     wait_for("nothing to be kept", async || {
@@ -539,7 +540,7 @@ async fn a_volume_is_not_deleted_while_its_clones_may_need_what_is_not_copied() 
         (lab.cloud.inside().moves.departed.is_empty() && left.is_empty()).then_some(())
     })
     .await;
-    assert!(catalog::volumes(&lab.cluster).await.expect("volumes").is_empty());
+    assert!(volumes::volumes(&lab.cluster).await.expect("volumes").is_empty());
 }
 
 /// A client at the old home had it open when the move ended, so it stayed attached there.
@@ -550,7 +551,7 @@ async fn a_volume_that_was_deleted_is_attached_nowhere_any_more() {
     wait_for_move(&lab, &data_volume(), VolumeMoveState::Completed).await;
     let address = "10.0.0.1:10809".to_owned();
     lab.cloud.inside().attachments.insert(data_volume(), address);
-    catalog::delete(&lab.cluster, &data_volume()).await.expect("deleted");
+    volumes::delete(&lab.cluster, &data_volume()).await.expect("deleted");
     assert!(lab.cloud.inside().attachments.is_empty());
 }
 
@@ -566,7 +567,7 @@ async fn a_host_that_is_away_when_a_volume_is_deleted_detaches_it_later() {
         (state == HostState::Unreachable).then_some(())
     })
     .await;
-    catalog::delete(&lab.cluster, &data_volume()).await.expect("deleted");
+    volumes::delete(&lab.cluster, &data_volume()).await.expect("deleted");
     lab.restart_controller().await;
     lab.cloud.inside().down = false;
     wait_for("it to be detached", async || lab.cloud.inside().attachments.is_empty().then_some(()))
@@ -576,11 +577,11 @@ async fn a_host_that_is_away_when_a_volume_is_deleted_detaches_it_later() {
 /// The new home says in some way that it has not the volume; the old one keeps what it has.
 async fn keeps_what_is_not_copied(lab: &Lab, said: &str) {
     wait_for("the move to say what it waits for", async || {
-        let shown = volume_moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
+        let shown = moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
         shown.problem.contains(said).then_some(())
     })
     .await;
-    let shown = volume_moves::of_volume(&lab.cluster, &data_volume()).await.expect("move");
+    let shown = moves::of_volume(&lab.cluster, &data_volume()).await.expect("move");
     assert_eq!(shown.state, VolumeMoveState::Filling);
     assert!(lab.cloud.inside().moves.departed.contains_key(&data_volume()));
 }
@@ -645,7 +646,7 @@ async fn a_volume_that_may_be_on_its_way_is_not_deleted() {
     let lab = Lab::up().await;
     lab.home.inside().moves.stands_still = true;
     begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
-    let refused = catalog::delete(&lab.cluster, &data_volume()).await.expect_err("it moves");
+    let refused = volumes::delete(&lab.cluster, &data_volume()).await.expect_err("it moves");
     assert_eq!(refused.kind, ProblemKind::Conflict);
     assert!(refused.why.contains("moved"), "{refused}");
 }
@@ -656,7 +657,7 @@ async fn the_move_of_a_volume_that_was_deleted_at_its_home_can_be_cancelled() {
     lab.home.inside().moves.stands_still = true;
     begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
     wait_for("the new home to be asked", async || {
-        let shown = volume_moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
+        let shown = moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
         shown.problem.contains("its home is silent").then_some(())
     })
     .await;
@@ -665,7 +666,7 @@ async fn the_move_of_a_volume_that_was_deleted_at_its_home_can_be_cancelled() {
         cloud.remove_residence(&data_volume());
         cloud.volumes.remove(&data_volume());
     }
-    volume_moves::cancel(&lab.cluster, &data_volume()).await.expect("cancel");
+    moves::cancel(&lab.cluster, &data_volume()).await.expect("cancel");
     wait_for_move(&lab, &data_volume(), VolumeMoveState::CalledOff).await;
 }
 
@@ -743,7 +744,7 @@ async fn a_host_that_is_away_and_never_had_a_volume_does_not_keep_its_move_from_
         begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
         if was_let_in {
             wait_for("the move to say what it waits for", async || {
-                let shown = volume_moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
+                let shown = moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
                 shown.problem.contains("may still look for it").then_some(())
             })
             .await;
@@ -792,7 +793,7 @@ async fn what_a_move_left_behind_is_kept_for_a_while_and_goes_with_the_volume() 
     })
     .await;
     assert!(lab.home.inside().moves.departed.contains_key(&data_volume()), "its time is not over");
-    catalog::delete(&lab.cluster, &data_volume()).await.expect("deletion");
+    volumes::delete(&lab.cluster, &data_volume()).await.expect("deletion");
     wait_for("the last shadow to go", async || {
         lab.home.inside().moves.departed.is_empty().then_some(())
     })

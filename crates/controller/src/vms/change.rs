@@ -16,7 +16,8 @@ use super::lasting::record;
 use crate::accounts::hold_volume;
 use crate::cluster::Cluster;
 use crate::records::{JobIntent, JobRecord, PlacedDisk, job_intent_key};
-use crate::{catalog, images, vms};
+use crate::storage::{images, volumes};
+use crate::vms;
 
 /// # Errors
 /// `Conflict` unless it is off, and nobody has asked for anything else.
@@ -156,7 +157,7 @@ pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<
         && before.lasting.as_ref().is_some_and(is_made)
         && root_bytes > had_bytes
     {
-        let home = catalog::reachable(cluster, &root.home)?;
+        let home = volumes::reachable(cluster, &root.home)?;
         let path = format!("/v1/volumes/{}/resize", root.volume);
         // A disk that is larger than its record says harms nobody, so this comes first.
         let larger = Resize { size_bytes: root_bytes, shrink: false };

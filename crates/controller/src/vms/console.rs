@@ -6,8 +6,9 @@ use perigee_model::{JobId, Problem, VmId, VmStart};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Cluster, HostLink};
+use crate::jobs;
 use crate::records::{start_of, vm_of};
-use crate::{catalog, jobs};
+use crate::storage::volumes;
 
 /// Of a longer text the end is kept.
 const KEPT_BYTES: usize = 64 << 10;
@@ -34,7 +35,7 @@ pub async fn read(cluster: &Cluster, vm: &VmId) -> Result<String, Problem> {
         None => None,
     };
     let host = match super::host_of(cluster, vm).await {
-        Ok(host) => catalog::reachable(cluster, &host)?,
+        Ok(host) => volumes::reachable(cluster, &host)?,
         Err(off) => return kept.map(|kept| kept.text).ok_or(off),
     };
     let bytes = host.agent.get_bytes(&format!("/v1/vms/{vm}/console")).await?;

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
 use crate::records::JobRecord;
-use crate::{catalog, images, jobs, vms};
+use crate::storage::{images, volumes};
+use crate::{jobs, vms};
 
 /// Of the addresses that a guest says it has.
 const ADDRESSES_MAX: usize = 16;
@@ -28,7 +29,7 @@ pub(super) async fn ask<T: DeserializeOwned>(
         Some(host) => host,
         None => vms::host_of(cluster, vm).await?,
     };
-    let host = catalog::reachable(cluster, &host)?;
+    let host = volumes::reachable(cluster, &host)?;
     let ask = AskGuestAgent { execute: execute.to_owned(), arguments };
     let answer: Value = host.agent_slow.post(&format!("/v1/vms/{vm}/guest-agent"), &ask).await?;
     serde_json::from_value(answer).map_err(|_| {

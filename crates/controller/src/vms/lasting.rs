@@ -14,8 +14,10 @@ use perigee_model::{JobId, LeaveSite, Problem, ProblemKind, VmId};
 use super::live;
 use crate::accounts::hold_volume;
 use crate::cluster::Cluster;
+use crate::guest::user_data;
 use crate::records::{JobIntent, JobRecord, job_intent_key};
-use crate::{catalog, cleaner, images, jobs, networks, unknown, user_data, vms};
+use crate::storage::{images, unknown, volumes};
+use crate::{cleaner, jobs, networks, vms};
 
 /// Makes a VM. Unless it is to be stopped at first, it starts as soon as a host has room.
 ///
@@ -49,7 +51,7 @@ pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result
         );
     }
     for volume in &spec.volumes {
-        catalog::find(cluster, &volume.volume).await?;
+        volumes::find(cluster, &volume.volume).await?;
     }
     let tenant = tenant_of(name.as_str());
     let is_its = |record: &&Arc<JobRecord>| {

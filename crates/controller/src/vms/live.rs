@@ -19,7 +19,8 @@ use super::change::root_of;
 use crate::accounts::hold_volume;
 use crate::cluster::{Cluster, Hold, HostLink, capacity};
 use crate::records::{JobIntent, JobRecord, Live, job_intent_key, start_of, vm_of};
-use crate::{catalog, vms};
+use crate::storage::volumes;
+use crate::vms;
 
 /// How long the VM's driver may take to record a change.
 const RECORD_PATIENCE: Duration = Duration::from_secs(30);
@@ -47,7 +48,7 @@ fn use_cpus(count: u32) -> String {
 pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<Vm, Problem> {
     let what = format!("can't resize VM {vm} while it runs");
     let (_held, before, host) = begin(cluster, vm, &what).await?;
-    let at = catalog::reachable(cluster, &host)?;
+    let at = volumes::reachable(cluster, &host)?;
     let spec = &before.job.spec;
     if let Some(cpus) = ask.cpus {
         check_cpus(cluster, &what, &before, &host, cpus)?;

@@ -12,8 +12,9 @@ use perigee_planner::{RefusedWay, Running};
 use super::Members;
 use super::moving::{has_ended, may_move, rooms, sent};
 use crate::jobs::driver::{Run, Step};
+use crate::planning::links;
 use crate::records::{Gang, JobRecord, vm_of};
-use crate::{links, migration, networks, planning, tpm};
+use crate::{migration, networks, planning, tpm};
 
 /// A gang is considered once in so many intervals of [`crate::cluster::Timing::monitor`]: its facts are those of all its VMs.
 const CONSIDERED_EVERY: u32 = 3;

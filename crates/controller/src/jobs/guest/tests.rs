@@ -2,8 +2,8 @@ use perigee_model::guest::{GuestMessage, LogStream};
 use perigee_model::{HostId, ImageName, JobId};
 use proptest::prelude::*;
 
-use super::super::new_record;
 use super::*;
+use crate::jobs::new_record;
 
 const SHA256: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
@@ -87,7 +87,7 @@ fn check_not_stuck(record: &JobRecord) {
         }
         (_, None, Some(output)) => {
             let exit_code = record.job.exit_code.expect("a command that ended has a code");
-            files::is_sha256(&output.sha256)
+            hash::is_sha256(&output.sha256)
                 && output.bytes <= record.job.spec.output_bytes
                 && state.next(JobEvent::Collected { exit_code }).is_ok()
         }

@@ -12,12 +12,12 @@ async fn outputs_of_a_member_are_kept_for_as_long_as_those_of_its_gang() {
     until(&lab, &hosts, &id, does, early).await;
     lab.cluster.clock.pretend_passed(Duration::from_secs(2 * 3600));
     let tree = lab.dir.path().join("data/tenants/default/tree/jobs/g-0001");
-    assert_eq!(crate::outputs::expire(&lab.cluster).await.expect("a search"), 0);
+    assert_eq!(crate::files::outputs::expire(&lab.cluster).await.expect("a search"), 0);
     assert!(tree.join("rank-1/output/who").exists(), "the job has not ended");
     lab.cluster.clock.pretend_set(-2 * 3600 * 1000);
     until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
     lab.cluster.clock.pretend_passed(Duration::from_secs(2 * 3600));
-    assert_eq!(crate::outputs::expire(&lab.cluster).await.expect("a search"), 1);
+    assert_eq!(crate::files::outputs::expire(&lab.cluster).await.expect("a search"), 1);
     assert!(!tree.exists());
     assert_eq!(lab.job(&id).await.outputs, None);
 }
@@ -54,7 +54,7 @@ async fn a_place_for_outputs_is_refused_that_has_no_room_for_the_names_of_the_ra
         let deep = vec!["a".repeat(length); names].join("/");
         let to = Some(format!("repo://default/{deep}"));
         let spec = JobSpec { outputs_to: to, ..gang(2) };
-        crate::outputs::check(&lab.cluster, &JobSpec { count: 1, ..spec.clone() })
+        crate::files::outputs::check(&lab.cluster, &JobSpec { count: 1, ..spec.clone() })
             .await
             .expect("room");
         let refused = jobs::submit(&lab.cluster, spec).await.expect_err("no room");

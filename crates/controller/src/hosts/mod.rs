@@ -1,0 +1,321 @@
+//! Registers, monitors, lists and removes hosts.
+
+pub mod enrol;
+pub mod watching;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use perigee_model::job::{Host, HostRemoval, HostState, Site};
+use perigee_model::vm::{HostAddresses, HostReport};
+use perigee_model::volume::VmSocketSeen;
+use perigee_model::volume_move::VolumeMove;
+use perigee_model::{HostId, Problem, SiteId, VolumeName};
+
+use crate::cluster::{Cluster, Known, now_ms};
+use crate::jobs::{self, Fate, Loss};
+use crate::records::{HostRecord, JobRecord, VolumeRecord, vm_of};
+use crate::storage::{given_up, leave_site, moves};
+use crate::{networks, planning};
+
+/// `PUT /hosts/{host}`: registers a host. The host repeats this as a heartbeat.
+pub async fn register(
+    cluster: &Arc<Cluster>,
+    id: &HostId,
+    addresses: HostAddresses,
+) -> Result<(), Problem> {
+    let same = cluster.hosts.get(id).is_ok_and(|link| link.addresses == addresses);
+    if same {
+        if let Some(known) = cluster.hosts.lock().get_mut(id) {
+            known.is_heard();
+        }
+        return Ok(());
+    }
+    let (cluster, id) = (Arc::clone(cluster), id.clone());
+    // In a task of its own, so that the host is registered even if it closes the connection.
+    let done = tokio::spawn(async move {
+        enrol::check_addresses(&cluster, &id, &addresses).await?;
+        // An admin may agree to another site meanwhile.
+        let turn = cluster.enrolling.lock().await;
+        check_site(&cluster, &id, &addresses.site).await?;
+        let link = cluster.hosts.link(&id, addresses.clone())?;
+        let interfaces = cluster.hosts.interfaces(&id);
+        let record = HostRecord { addresses, registered_ms: now_ms(), interfaces };
+        // The store comes first: a host that is known only in memory would not register again.
+        cluster.records.put(&format!("hosts/{id}"), &record).await?;
+        cluster.hosts.set(link, record.registered_ms, record.interfaces);
+        tracing::info!("host {id} of site {} registered", record.addresses.site);
+        drop(turn);
+        observe(&cluster, &id).await;
+        leave_site::tell_sites(&cluster).await;
+        // Guests of all hosts are kept from its addresses, and its own from the others'.
+        cluster.networks.changed();
+        // A removed host may have come back, with VMs and volumes that were given up.
+        cluster.clean_now.notify_one();
+        Ok(())
+    });
+    done.await.map_err(|e| Problem::internal("can't register a host", e))?
+}
+
+/// `POST /hosts/{host}/stops`: the host's agent stops in order. Its VMs go on, and no job is lost with it.
+///
+/// # Errors
+/// `NotFound`.
+pub fn stops(cluster: &Cluster, id: &HostId) -> Result<(), Problem> {
+    cluster.hosts.get(id)?;
+    tracing::info!("the agent of host {id} stops; its VMs go on");
+    cluster.hosts.stops(id);
+    Ok(())
+}
+
+/// Data that may not leave a site may be read at each host of the site. So a host that is known does not choose another one.
+async fn check_site(cluster: &Cluster, id: &HostId, site: &SiteId) -> Result<(), Problem> {
+    let known: Option<HostRecord> = cluster.records.read(&format!("hosts/{id}")).await?;
+    match known.map(|known| known.addresses.site) {
+        Some(before) if before != *site => {
+            let why = format!("it is of site {before} and says now that it is of site {site}");
+            Err(Problem::conflict(format!("can't register host {id}"), why)
+                .next(format!("if it was moved there, say so: perigee host site {id} {site}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `PUT /hosts/{host}/site`: from now on the host is of this site. Its agent has to say the same.
+///
+/// # Errors
+/// `NotFound`.
+pub async fn set_site(cluster: &Cluster, id: &HostId, site: SiteId) -> Result<(), Problem> {
+    let known = cluster.hosts.get(id)?;
+    let _turn = cluster.enrolling.lock().await;
+    let registered_ms = now_ms();
+    let addresses = HostAddresses { site, ..known.addresses.clone() };
+    let link = cluster.hosts.link(id, addresses.clone())?;
+    let record = HostRecord { addresses, registered_ms, interfaces: cluster.hosts.interfaces(id) };
+    cluster.records.put(&format!("hosts/{id}"), &record).await?;
+    tracing::warn!("host {id} is of site {} from now on", record.addresses.site);
+    cluster.hosts.set(link, registered_ms, record.interfaces);
+    Ok(())
+}
+
+/// Requests a report from every host, repeatedly.
+pub async fn monitor(cluster: Arc<Cluster>) {
+    loop {
+        let hosts = cluster.hosts.all();
+        let looks = hosts.iter().map(async |host| {
+            observe(&cluster, &host.id).await;
+            cluster.hosts.look_at_pool(&host.id).await;
+        });
+        futures_util::future::join_all(looks).await;
+        leave_site::tell_sites(&cluster).await;
+        tokio::time::sleep(cluster.timing.monitor).await;
+    }
+}
+
+async fn observe(cluster: &Cluster, id: &HostId) {
+    let Ok(link) = cluster.hosts.get(id) else { return };
+    let before = cluster.hosts.state(id);
+    let (agent, volume_server) = tokio::join!(
+        link.agent.get::<HostReport>("/v1/host"),
+        link.volume.get::<Vec<VmSocketSeen>>("/v1/vms")
+    );
+    cluster.hosts.note_volume_server(id, volume_server.ok().as_deref());
+    match agent {
+        Ok(report) => {
+            cluster.hosts.heard(id, report);
+            if let Err(problem) = keep_interfaces(cluster, id).await {
+                tracing::warn!("can't keep the addresses of host {id}, trying again: {problem}");
+            }
+        }
+        Err(problem) => {
+            tracing::debug!("no report from host {id}: {problem}");
+            cluster.hosts.missed(id, &problem);
+        }
+    }
+    match (before, cluster.hosts.state(id)) {
+        (HostState::Up, HostState::Unreachable) => {
+            tracing::warn!("host {id} is unreachable: {}", cluster.hosts.silence(id));
+        }
+        (HostState::Unreachable, HostState::Up) => tracing::info!("host {id} is back"),
+        _ => {}
+    }
+}
+
+/// Keeps the addresses that a host says of its interfaces. A controller that starts tells them to all hosts before it has
+/// heard this one.
+async fn keep_interfaces(cluster: &Cluster, id: &HostId) -> Result<(), Problem> {
+    if cluster.hosts.new_interfaces(id).is_none() {
+        return Ok(());
+    }
+    // It may register again meanwhile, or be removed.
+    let _turn = cluster.enrolling.lock().await;
+    let known = cluster.records.own::<HostRecord>(&format!("hosts/{id}")).await?;
+    if let (Some(mut known), Some(now)) = (known, cluster.hosts.new_interfaces(id)) {
+        known.value.interfaces.clone_from(&now);
+        known.save().await?;
+        cluster.hosts.note_interfaces(id, now);
+    }
+    Ok(())
+}
+
+pub async fn list(cluster: &Cluster) -> Result<Vec<Host>, Problem> {
+    let used = memory_used(cluster);
+    let mut given_up = given_up::warnings(cluster).await?;
+    let known = cluster.hosts.lock();
+    let views = known.iter().map(|(id, known)| {
+        let mut host = view(id, known, &used, cluster.hosts.deadline);
+        host.warnings.extend(given_up.remove(id));
+        host
+    });
+    Ok(views.collect())
+}
+
+pub async fn info(cluster: &Cluster, id: &HostId) -> Result<Host, Problem> {
+    cluster.hosts.get(id)?;
+    list(cluster)
+        .await?
+        .into_iter()
+        .find(|host| host.id == *id)
+        .ok_or_else(|| Problem::not_found(format!("host {id}"), "it was just removed"))
+}
+
+fn view(id: &HostId, known: &Known, used: &BTreeMap<HostId, u64>, deadline: Duration) -> Host {
+    let report = known.report.as_ref();
+    let state = known.state(deadline);
+    let mut warnings = report.map(|r| r.warnings.clone()).unwrap_or_default();
+    if state == HostState::Unreachable {
+        warnings.insert(0, known.silence(id));
+    }
+    Host {
+        id: id.clone(),
+        addresses: known.link.addresses.clone(),
+        state,
+        cpus: report.map_or(0, |r| r.cpus),
+        memory_bytes: report.map_or(0, |r| r.memory_bytes),
+        memory_used_bytes: used.get(id).copied().unwrap_or(0),
+        memory_available_bytes: report.map_or(0, |r| r.memory_available_bytes),
+        load_1min: report.map_or(0.0, |r| r.load_1min),
+        accelerator: report.map(|r| r.accelerator),
+        cpu_model: report.map(|r| r.cpu_model.clone()).unwrap_or_default(),
+        warnings,
+        waits: known.waits(id),
+        last_seen_ms: known.heard.seen_ms,
+    }
+}
+
+/// The memory that is reserved for VMs at each host.
+pub fn memory_used(cluster: &Cluster) -> BTreeMap<HostId, u64> {
+    cluster.index.used().into_iter().map(|(host, used)| (host, used.demand.memory_bytes)).collect()
+}
+
+pub fn sites(cluster: &Cluster) -> Vec<Site> {
+    let mut sites: BTreeMap<_, Vec<HostId>> = BTreeMap::new();
+    for host in cluster.hosts.all() {
+        sites.entry(host.addresses.site.clone()).or_default().push(host.id.clone());
+    }
+    sites.into_iter().map(|(id, hosts)| Site { id, hosts }).collect()
+}
+
+/// Removes a host that is gone for good, and returns what is lost with it.
+///
+/// The driver of a migration from or to the host then no longer waits for it, and ends the migration.
+///
+/// # Errors
+/// `Conflict` while the host is up. Without `force`, also while a migration needs it, or if something would be
+/// lost.
+pub async fn remove(cluster: &Cluster, id: &HostId, force: bool) -> Result<HostRemoval, Problem> {
+    cluster.hosts.get(id)?;
+    let conflict = |why: String| Problem::conflict(format!("can't remove host {id}"), why);
+    if cluster.hosts.state(id) == HostState::Up {
+        return Err(conflict("it is up; stop its agent first".to_owned()));
+    }
+    for record in cluster.unfinished_migrations() {
+        let migration = &record.migration;
+        if !force && (migration.from == *id || migration.to == *id) {
+            let why = format!("migration {} has not ended", migration.id);
+            let next = format!(
+                "perigee vm move {} --cancel; if the host is gone for good: perigee host remove {id} \
+                 --force",
+                migration.vm
+            );
+            return Err(conflict(why).next(next));
+        }
+    }
+    for record in cluster.index.unfinished_volume_moves() {
+        let VolumeMove { volume, from, to, .. } = &record.shown;
+        if !force && (from == id || to == id) {
+            let why = format!("volume {volume} is moving from {from} to {to}");
+            let next = format!(
+                "perigee volume move {volume} --cancel; if the host is gone for good: perigee host \
+                 remove {id} --force"
+            );
+            return Err(conflict(why).next(next));
+        }
+    }
+    let removal = what_goes_with(cluster, id).await?;
+    let losses = removal.in_words();
+    if !force && !losses.is_empty() {
+        return Err(conflict(losses.join("; "))
+            .next(format!("`perigee host remove {id} --force` gives that up")));
+    }
+    if cluster.network.identity().is_some() {
+        enrol::revoke_host(cluster, id.clone()).await?;
+    }
+    tracing::warn!("host {id} is removed: {}", losses.join("; "));
+    given_up::keep(cluster, id, &removal.lost_volumes).await?;
+    for volume in &removal.lost_volumes {
+        cluster.records.remove(&format!("volumes/{volume}")).await?;
+    }
+    cluster.links.forget(&cluster.records, id).await?;
+    planning::forget_host(cluster, id).await?;
+    networks::forget_host(cluster, id).await?;
+    cluster.records.remove(&format!("hosts/{id}")).await?;
+    cluster.hosts.lock().remove(id);
+    let jobs = removal.failed_jobs.iter().chain(&removal.placed_again).chain(&removal.moving_jobs);
+    jobs.for_each(|job| cluster.drive_job(job));
+    Ok(removal)
+}
+
+async fn what_goes_with(cluster: &Cluster, id: &HostId) -> Result<HostRemoval, Problem> {
+    let mut removal = HostRemoval::default();
+    let volumes: Vec<VolumeRecord> = cluster.records.list("volumes/").await?;
+    let lost = volumes.into_iter().filter(|volume| volume.home == *id);
+    removal.lost_volumes = lost.map(|volume| volume.name).collect();
+    for record in cluster.index.unfinished_volume_moves() {
+        let shown = &record.shown;
+        let is_kept = record.listed || moves::is_kept_by_a_vm(cluster, &shown.volume);
+        let goes_back = shown.to == *id && record.tenure.is_some() && is_kept;
+        if goes_back && cluster.hosts.get(&shown.from).is_ok() {
+            removal.lost_volumes.retain(|lost| *lost != shown.volume);
+            removal.returned_volumes.push(shown.volume.clone());
+        }
+        if shown.from == *id && shown.state.is_taken() && shown.missing_bytes != Some(0) {
+            removal.lost_volumes.retain(|lost| *lost != shown.volume);
+            removal.incomplete_volumes.push(shown.volume.clone());
+        }
+    }
+    let moves = cluster.unfinished_migrations();
+    for record in cluster.unfinished_jobs() {
+        let job = record.job.id.clone();
+        let homes = record.disks_needed().map(|disk| &disk.home);
+        let needed: Vec<&HostId> = record.job.host.iter().chain(homes).collect();
+        let mut moving = moves.iter().map(|moved| &moved.migration);
+        if moving.any(|m| m.vm == vm_of(&job) && (m.from == *id || m.to == *id)) {
+            removal.moving_jobs.push(job);
+        } else if uses_any(&record, false, &removal.incomplete_volumes) {
+            removal.failed_jobs.push(job);
+        } else if needed.contains(&id) || uses_any(&record, true, &removal.incomplete_volumes) {
+            match jobs::fate(&record, id, Loss::Removed) {
+                Fate::Again => removal.placed_again.push(job),
+                Fate::Fail(_) | Fate::Wait(_) => removal.failed_jobs.push(job),
+            }
+        }
+    }
+    Ok(removal)
+}
+
+/// Whether one of the volumes is a disk of the job; `temporary`: one that is only for the job.
+fn uses_any(record: &JobRecord, temporary: bool, volumes: &[VolumeName]) -> bool {
+    record.disks_needed().any(|disk| disk.temporary == temporary && volumes.contains(&disk.volume))
+}

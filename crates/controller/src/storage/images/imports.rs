@@ -1,0 +1,353 @@
+//! Imports. One is recorded until its host has reported the result. If the answer is lost, the import is requested
+//! again with the same layer, so the image is made only once.
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::{Stream, StreamExt as _, stream};
+use perigee_http::Method;
+use perigee_model::job::{ClusterImage, HostState, NewImage};
+use perigee_model::volume::{ImageInfo, ImportImage, TREE_PREFIX, Upload};
+use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, TenantName};
+use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use super::{copy, image, take_name};
+use crate::accounts::{self, UploadRoom};
+use crate::cluster::{Cluster, Hold, HostLink, now_ms};
+use crate::records::{ImageRecord, PendingImport, UPLOADS, UploadRecord, image_key};
+use crate::storage::volumes::{reachable, roomiest};
+
+/// A host removes an upload after an hour, and looks once a minute.
+pub const UPLOAD_KEPT_MS: u64 = (3600 + 120) * 1000;
+
+/// So much of a refused upload is read, for so long.
+const DRAIN_BYTES_MAX: usize = 64 << 20;
+const DRAIN_MAX: Duration = Duration::from_secs(30);
+
+/// How long a deletion waits for the end of an import.
+const END_DEADLINE: Duration = Duration::from_secs(30);
+const END_AGAIN: Duration = Duration::from_millis(50);
+
+/// Imports an image at one host. The other hosts that are up get copies, which can be used at once.
+pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Problem> {
+    let first = match &new.host {
+        Some(host) => reachable(cluster, host)?,
+        None => roomiest(cluster).await?,
+    };
+    let what = format!("can't import image {}", new.name);
+    let Some(_importing) = cluster.index.begin_import(&new.name) else {
+        return Err(Problem::conflict(what, "an import with this name is running")
+            .next("wait for it; `perigee image list` shows its result"));
+    };
+    let import = PendingImport { host: first.id.clone(), source: new.source, format: new.format };
+    let layer = Some(LayerId(Uuid::new_v4()));
+    let leave_site = new.leave_site;
+    let import = Some(import);
+    let record = ImageRecord { layer, import, leave_site, ..ImageRecord::new(new.name.clone()) };
+    take_name(cluster, &what, &record).await?;
+    let note = finish_import(cluster, &first, record).await?;
+    Ok(ClusterImage { note, ..image(cluster, &new.name).await? })
+}
+
+/// Makes an image of inputs at one host, of a tree that `send` sends there. Its name is taken before: if the controller
+/// ends meanwhile, the host is asked for the image when it starts again, and the name is free if the tree did not arrive.
+/// Whoever calls this holds the import (`begin_import`) and the room for it, which `taken` gives back, because from then
+/// on the record counts. Other hosts get copies when they need them.
+///
+/// # Errors
+/// `Conflict` if the name is taken; what `send` and the host say.
+pub async fn import_inputs(
+    cluster: &Cluster,
+    host: &HostLink,
+    record: ImageRecord,
+    taken: impl FnOnce(),
+    send: impl Future<Output = Result<(), Problem>>,
+) -> Result<(), Problem> {
+    let what = format!("can't make the image {} of inputs", record.name);
+    take_name(cluster, &what, &record).await?;
+    taken();
+    if let Err(problem) = send.await {
+        cluster.records.remove(&image_key(&record.name)).await?;
+        return Err(problem);
+    }
+    finish_import(cluster, host, record).await.map(drop)
+}
+
+/// Requests the image from its host until the result is known. The layer is in the record, so the image is made
+/// only once. If the import fails, the name is free again. Returns what the host says to the image's user.
+async fn finish_import(
+    cluster: &Cluster,
+    host: &HostLink,
+    record: ImageRecord,
+) -> Result<String, Problem> {
+    let (Some(layer), Some(import)) = (record.layer, &record.import) else {
+        return Ok(String::new());
+    };
+    let (name, key) = (&record.name, image_key(&record.name));
+    let (source, format, leave_site) = (import.source.clone(), import.format, record.leave_site);
+    let ask = ImportImage { name: name.clone(), source, format, layer: Some(layer), leave_site };
+    let mut cancelled = cluster.cancelled_imports.subscribe();
+    // The host ends an import whose client leaves.
+    let told = tokio::select! {
+        told = host.volume.hear_long::<ImageInfo>("/v1/images", &ask, |_| {}) => told,
+        // Whoever deletes the image removes the record as well.
+        () = is_cancelled(&mut cancelled, name) => {
+            if let Some(tree) = ask.source.strip_prefix(TREE_PREFIX) {
+                // No image will be made of it. If the host does not answer, it goes by itself after an hour.
+                drop(host.volume.delete(&format!("/v1/trees/{tree}")).await);
+            }
+            let why = "the image was deleted before its import had ended";
+            return Err(Problem::conflict(format!("can't import image {name}"), why));
+        }
+    };
+    // Once the host has said how it ended, it has removed the file.
+    if !matches!(&told, Err(problem) if problem.kind == ProblemKind::Unavailable) {
+        cluster.records.remove(&UploadRecord::key(&host.id, &import.source)).await?;
+    }
+    let info = match told {
+        Ok(Ok(info)) => info,
+        // The host has said how it ended.
+        Ok(Err(problem)) => {
+            cluster.records.remove(&key).await?;
+            return Err(problem);
+        }
+        Err(problem) if problem.kind == ProblemKind::Unavailable => {
+            return Err(problem.next(format!(
+                "the import continues when host {} answers, and `perigee image list` shows it then; to \
+                 give it up: perigee image delete {name}",
+                host.id
+            )));
+        }
+        Err(problem) => {
+            cluster.records.remove(&key).await?;
+            return Err(problem);
+        }
+    };
+    if record.inputs.is_some() {
+        // Room for its files was taken before. The disk has more, which is empty.
+        let made_at = Some(host.id.clone());
+        let content = info.content;
+        let known = ImageRecord { import: None, made_at, content, ..record.clone() };
+        return cluster.records.put(&key, &known).await.map(|()| info.note);
+    }
+    let _room = room_for(cluster, host, name, info.size_bytes).await?;
+    let size_bytes = Some(info.size_bytes);
+    let made_at = Some(host.id.clone());
+    let content = info.content;
+    let known = ImageRecord { import: None, size_bytes, made_at, content, ..record.clone() };
+    cluster.records.put(&key, &known).await?;
+    let gets_copy = |other: &HostLink| {
+        let is_near = other.addresses.site == host.addresses.site;
+        other.id != host.id && (is_near || !record.leave_site.is_never())
+    };
+    for other in cluster.hosts.up().iter().filter(|other| gets_copy(other)) {
+        if let Err(problem) = copy(cluster, host, other, name, layer).await {
+            // It gets its copy when it first needs one.
+            tracing::warn!("host {} has no copy of image {name} yet: {problem}", other.id);
+        }
+    }
+    Ok(info.note)
+}
+
+/// Takes room in the tenant's quota for an image that was just made. Its size was not known before.
+///
+/// # Errors
+/// `NoSpace` if there is no such room. Then the image is deleted again.
+async fn room_for<'a>(
+    cluster: &'a Cluster,
+    host: &HostLink,
+    name: &ImageName,
+    size_bytes: u64,
+) -> Result<accounts::Held<'a>, Problem> {
+    let refused = match accounts::hold_volume(cluster, name.as_str(), size_bytes).await {
+        Err(problem) if problem.kind == ProblemKind::NoSpace => problem,
+        room => return room,
+    };
+    match host.volume.delete(&format!("/v1/images/{name}")).await {
+        // Its record stays, so that the image can be deleted.
+        Err(problem) if problem.kind != ProblemKind::NotFound => {
+            tracing::warn!(
+                "can't delete image {name} at {}, which is over a quota: {problem}",
+                host.id
+            );
+        }
+        _ => cluster.records.remove(&image_key(name)).await?,
+    }
+    Err(refused)
+}
+
+/// Passes a file on to the host that is to make an image of it. Nothing of it is kept here. It counts for the tenant's quota
+/// while it comes, and until an image is made of it or its host removes it.
+///
+/// # Errors
+/// `NoSpace` beyond the quota; what the host says.
+pub async fn upload(
+    cluster: &Arc<Cluster>,
+    tenant: &TenantName,
+    host: Option<&HostId>,
+    body: perigee_http::Body,
+) -> Result<Upload, Problem> {
+    let to = match host {
+        Some(host) => reachable(cluster, host)?,
+        None => roomiest(cluster).await?,
+    };
+    let room = Arc::new(UploadRoom::new(Arc::clone(cluster), tenant.to_string()));
+    let parts = Arc::new(tokio::sync::Mutex::new(body.into_data_stream()));
+    let begun = (Arc::clone(&parts), Arc::clone(&room));
+    let counted = stream::try_unfold(begun, async |(parts, room)| {
+        let next = parts.lock().await.next().await.transpose().map_err(io::Error::other)?;
+        let Some(part) = next else { return Ok(None) };
+        room.add(part.len() as u64).await.map_err(io::Error::other)?;
+        Ok::<_, io::Error>(Some((part, (parts, room))))
+    });
+    let body = perigee_http::Body::from_stream(counted);
+    let path = format!("/v1/uploads?tenant={tenant}");
+    let sent = to.volume.send_body::<Upload>(Method::POST, &path, body).await;
+    if let Some(problem) = room.refused() {
+        room.give_back();
+        drain(&parts, DRAIN_MAX).await;
+        return Err(problem);
+    }
+    let stored = sent?;
+    if room.counts() {
+        forget_old_uploads(cluster).await?;
+        let record = UploadRecord {
+            host: to.id.clone(),
+            source: stored.source.clone(),
+            tenant: tenant.to_string(),
+            bytes: stored.bytes,
+            since_ms: now_ms(),
+        };
+        let key = UploadRecord::key(&record.host, &record.source);
+        // Only if the controller ends before this does it count for nobody, until its host removes it after an hour.
+        room.recorded(cluster.records.put(&key, &record)).await?;
+    }
+    Ok(Upload { host: Some(to.id.clone()), ..stored })
+}
+
+/// Many clients read the answer only after they have sent everything.
+async fn drain<T: AsRef<[u8]>, E>(
+    parts: &tokio::sync::Mutex<impl Stream<Item = Result<T, E>> + Unpin>,
+    longest: Duration,
+) {
+    let read = async {
+        let mut left = DRAIN_BYTES_MAX;
+        let mut parts = parts.lock().await;
+        while let Some(Ok(part)) = parts.next().await
+            && left > 0
+        {
+            left = left.saturating_sub(part.as_ref().len());
+        }
+    };
+    // Who sends slowly gets the answer before.
+    let _late = tokio::time::timeout(longest, read).await;
+}
+
+/// Uploads that their hosts have removed because no image was made of them.
+async fn forget_old_uploads(cluster: &Cluster) -> Result<(), Problem> {
+    for old in cluster.records.list::<UploadRecord>(UPLOADS).await? {
+        if cluster.clock.age_ms(old.since_ms) >= UPLOAD_KEPT_MS {
+            cluster.records.remove(&UploadRecord::key(&old.host, &old.source)).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn is_cancelled(cancelled: &mut broadcast::Receiver<ImageName>, name: &ImageName) {
+    loop {
+        match cancelled.recv().await {
+            Ok(other) if other != *name => {}
+            // Whoever cancels says it again and again.
+            Err(RecvError::Lagged(_)) => {}
+            Ok(_) => return,
+            Err(RecvError::Closed) => return std::future::pending().await,
+        }
+    }
+}
+
+/// Ends an import that is under way here, and keeps others from beginning.
+pub(super) async fn end_import<'a>(
+    cluster: &'a Cluster,
+    name: &ImageName,
+) -> Result<Hold<'a>, Problem> {
+    let begun = Instant::now();
+    loop {
+        if let Some(hold) = cluster.index.begin_import(name) {
+            return Ok(hold);
+        }
+        if begun.elapsed() > END_DEADLINE {
+            let why = format!(
+                "its import, or another deletion of it, has not ended within {} s",
+                END_DEADLINE.as_secs()
+            );
+            return Err(
+                Problem::unavailable(format!("can't delete image {name}"), why).next("try again")
+            );
+        }
+        // Nobody hears it where another deletion is under way.
+        let _ = cluster.cancelled_imports.send(name.clone());
+        tokio::time::sleep(END_AGAIN).await;
+    }
+}
+
+/// Continues imports whose answers were lost. This runs until the controller ends.
+pub async fn settle_imports(cluster: Arc<Cluster>) {
+    // An import may take hours; the others do not wait for it.
+    let mut running = JoinSet::new();
+    loop {
+        match cluster.records.list::<ImageRecord>("images/").await {
+            Ok(records) => {
+                for record in records.into_iter().filter(|record| record.import.is_some()) {
+                    let cluster = Arc::clone(&cluster);
+                    running.spawn(async move { settle_import(&cluster, record.name).await });
+                }
+            }
+            Err(problem) => tracing::warn!("can't list the imports: {problem}"),
+        }
+        tokio::time::sleep(cluster.timing.monitor).await;
+        while running.try_join_next().is_some() {}
+    }
+}
+
+async fn settle_import(cluster: &Cluster, name: ImageName) {
+    // Another task is finishing this import.
+    let Some(_importing) = cluster.index.begin_import(&name) else { return };
+    let settled = async {
+        let key = image_key(&name);
+        let record = cluster.records.read::<ImageRecord>(&key).await?;
+        let pending = record.and_then(|record| Some((record.import.clone()?.host, record)));
+        let Some((host, record)) = pending else { return Ok(()) };
+        match cluster.hosts.get(&host) {
+            Ok(link) if cluster.hosts.state(&host) == HostState::Up => {
+                let note = finish_import(cluster, &link, record).await?;
+                if !note.is_empty() {
+                    tracing::info!("image {name}: {note}");
+                }
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+            // The host was removed, and the image with it.
+            Err(_) => cluster.records.remove(&key).await,
+        }
+    };
+    if let Err(problem) = settled.await {
+        tracing::warn!("image {name}: {problem}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn who_sends_slowly_is_told_of_a_refusal_before_everything_is_read() {
+        let part = stream::iter([Ok::<_, io::Error>(vec![0_u8; 1024])]);
+        let parts = tokio::sync::Mutex::new(part.chain(stream::pending()));
+        drain(&parts, Duration::from_millis(10)).await;
+        assert!(parts.try_lock().is_ok(), "nobody reads any more");
+    }
+}
