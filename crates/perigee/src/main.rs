@@ -8,8 +8,12 @@
 //! | How does a newcomer run everything in one process? | `commands/dev.rs` |
 //! | What can somebody see who listens between the sites? | nothing of the data: `perigee/tests/system/listening.rs` |
 
+mod arguments;
 mod commands;
+mod context;
+mod kept_login;
 mod output;
+mod servers;
 mod terminal;
 
 use std::path::PathBuf;
@@ -27,6 +31,7 @@ use crate::commands::{
     agent, boot, client, cluster_network, controller, data, dev, host, image, job, lab, login,
     planner, pool, tenant, top, user, vm, volume,
 };
+use crate::context::Context;
 use crate::output::Format;
 
 /// Runs virtual-machine jobs where their data is.
@@ -133,16 +138,6 @@ enum Noun {
         /// The shell
         shell: clap_complete::Shell,
     },
-}
-
-/// The options that all commands share.
-#[derive(Debug, Clone)]
-pub struct Context {
-    /// The controller's address, if the user names one.
-    pub api: Option<String>,
-    /// The directory with the operator's certificate.
-    pub operator: PathBuf,
-    pub format: Format,
 }
 
 fn main() -> ExitCode {

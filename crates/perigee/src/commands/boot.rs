@@ -8,9 +8,9 @@ use clap::{ArgGroup, Args, Subcommand};
 use perigee_boot::{Config, Dhcp, Finding};
 use perigee_model::Problem;
 
-use crate::Context;
-use crate::commands::CONTROL_SOCKET;
+use crate::context::Context;
 use crate::output::{self, Column};
+use crate::servers::CONTROL_SOCKET;
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {

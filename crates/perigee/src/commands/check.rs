@@ -5,10 +5,9 @@ use std::process::ExitCode;
 use perigee_model::Problem;
 use perigee_model::volume::{CheckReport, CheckScope, Fault};
 
-use crate::Context;
-use crate::commands::image::PoolOption;
-use crate::commands::pool_server;
+use crate::context::Context;
 use crate::output::{self, Column, Format};
+use crate::servers::{PoolOption, pool_server};
 
 const FAULTS: &[Column<Fault>] = &[
     ("fault", |f| output::word(&f.kind)),

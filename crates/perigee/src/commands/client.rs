@@ -10,9 +10,9 @@ use perigee_model::client::{
 };
 use perigee_model::{ClientName, ImageName, Problem, VolumeName};
 
-use crate::Context;
-use crate::commands::pool_server;
+use crate::context::Context;
 use crate::output::{self, Column};
+use crate::servers::pool_server;
 
 /// Longer than any secret.
 const SECRET_FILE_BYTES_MAX: u64 = 4096;

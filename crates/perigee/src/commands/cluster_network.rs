@@ -6,9 +6,9 @@ use clap::Subcommand;
 use perigee_model::network::{ClusterNetwork, NetworkVm, NewNetwork, Subnet};
 use perigee_model::{NetworkName, Problem};
 
-use crate::Context;
-use crate::commands::controller_client;
+use crate::context::Context;
 use crate::output::{self, Column};
+use crate::servers::controller_client;
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {

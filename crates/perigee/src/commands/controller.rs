@@ -9,10 +9,10 @@ use perigee_model::network::PublishPorts;
 use perigee_model::units::parse_duration;
 use perigee_model::{Problem, SiteId};
 
-use crate::Context;
-use crate::commands::controller_client;
 use crate::commands::network::warn_insecure;
+use crate::context::Context;
 use crate::output;
+use crate::servers::controller_client;
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {

@@ -2,22 +2,21 @@
 
 pub mod get;
 pub mod put;
+pub mod transfer;
 
-use std::fs::File;
-use std::io::Read;
 use std::path::PathBuf;
 use std::pin::Pin;
 
 use clap::Subcommand;
 use indicatif::ProgressBar;
 use perigee_http::Client;
-use perigee_model::data::{CutUpload, FileAddress, FileEntry, FileList, FileShare};
+use perigee_model::data::{CutUpload, FileAddress, FileEntry, FileShare};
 use perigee_model::{Problem, TenantName};
-use sha2::{Digest, Sha256};
 
-use crate::Context;
-use crate::commands::controller_client;
+use crate::commands::data::transfer::list;
+use crate::context::Context;
 use crate::output;
+use crate::servers::controller_client;
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
@@ -66,13 +65,6 @@ pub enum Verb {
         stop: bool,
     },
 }
-
-/// How much of a large file one request carries.
-const PART_BYTES: u64 = 16 << 20;
-/// How many requests are under way at the same time. Over a distance, one connection does not fill a link.
-pub const AT_ONCE: usize = 4;
-/// How often a transfer that is cut goes on by itself.
-const TRIES: u32 = 5;
 
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     let client = controller_client(context)?;
@@ -142,20 +134,6 @@ fn bar(address: &FileAddress) -> ProgressBar {
     output::progress_bar(address, "{binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}")
 }
 
-/// All of a directory.
-pub async fn list(client: &Client, address: &FileAddress) -> Result<Vec<FileEntry>, Problem> {
-    let mut entries = Vec::new();
-    let mut page = format!("{}?limit=10000", address.url());
-    loop {
-        let list: FileList = client.get(&page).await?;
-        entries.extend(list.entries);
-        let Some(after) = list.after else { return Ok(entries) };
-        let after = FileAddress { tenant: None, path: after }.url();
-        let after = after.rsplit('/').next().unwrap_or_default();
-        page = format!("{}?limit=10000&after={after}", address.url());
-    }
-}
-
 /// Boxed, because it calls itself. Directories are at most 64 deep.
 fn delete_all(
     client: &Client,
@@ -171,30 +149,4 @@ fn delete_all(
         }
         client.delete(&address.url()).await
     })
-}
-
-/// Whether a transfer that failed may go on.
-fn may_go_on(problem: &Problem) -> bool {
-    problem.kind == perigee_model::ProblemKind::Unavailable
-}
-
-/// The SHA-256 of a file, read from where it is.
-pub fn hash(mut file: &File) -> std::io::Result<String> {
-    Ok(hex(&hashed(&mut file)?.finalize()))
-}
-
-/// All that can be read, hashed; more may follow.
-fn hashed(from: &mut impl Read) -> std::io::Result<Sha256> {
-    let mut hasher = Sha256::new();
-    let mut piece = vec![0; 1 << 20];
-    loop {
-        match from.read(&mut piece)? {
-            0 => return Ok(hasher),
-            length => hasher.update(&piece[..length]),
-        }
-    }
-}
-
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -20,9 +20,9 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::Context;
-use crate::commands::api;
+use crate::context::Context;
 use crate::output;
+use crate::servers::api;
 
 /// The host, and its site.
 const NAME: &str = "dev";
@@ -218,6 +218,14 @@ impl Daemons {
             boot_id: PathBuf::from(perigee_http::BOOT_ID),
             network,
         };
+        Ok(Self::spawn(controller, agent, volumes))
+    }
+
+    fn spawn(
+        controller: perigee_controller::Config,
+        agent: perigee_agent::Config,
+        volumes: perigee_volume::Config,
+    ) -> Self {
         let [(stop_1, end_1), (stop_2, end_2), (stop_3, end_3)] =
             [(); 3].map(|()| oneshot::channel());
         let until = |asked: oneshot::Receiver<()>| Box::pin(async move { drop(asked.await) });
@@ -233,7 +241,7 @@ impl Daemons {
         });
         let volumes = perigee_volume::serve_until(volumes, until(end_3));
         running.spawn(async move { ("volume server", volumes.await) });
-        Ok(Self { stops: vec![stop_1, stop_2, stop_3], running })
+        Self { stops: vec![stop_1, stop_2, stop_3], running }
     }
 
     /// Waits until a daemon ends that should go on.

@@ -7,8 +7,8 @@ use perigee_lab::faults::{self, CellResult, Outcome, Verdict, word};
 use perigee_lab::{Options, Steps};
 use perigee_model::Problem;
 
-use crate::Context;
-use crate::commands::lab::BaseOption;
+use crate::arguments::BaseOption;
+use crate::context::Context;
 use crate::output::{self, Column, Format};
 
 #[derive(Debug, clap::Args)]

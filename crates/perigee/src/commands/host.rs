@@ -10,10 +10,12 @@ use perigee_model::job::{Host, HostRemoval, Link, Site};
 use perigee_model::waiting::{Waiting, WaitsFor, in_words};
 use perigee_model::{HostId, Problem, SiteId};
 
-use crate::Context;
 use crate::commands::network::IDENTITY_DIR;
-use crate::commands::{controller_client, join, login, unknown};
+use crate::commands::{join, unknown};
+use crate::context::Context;
+use crate::kept_login;
 use crate::output::{self, Column};
+use crate::servers::controller_client;
 
 #[derive(Debug, Subcommand)]
 pub enum HostVerb {
@@ -150,7 +152,7 @@ pub async fn run(verb: HostVerb, context: &Context) -> Result<(), Problem> {
         HostVerb::Token { host, controller } => {
             let is_named = controller.is_some();
             let controller_url = match controller {
-                None => login::https_url(context)?,
+                None => kept_login::https_url(context)?,
                 named => named,
             };
             let (path, ask) = (format!("/v1/hosts/{host}/token"), NewToken { controller_url });

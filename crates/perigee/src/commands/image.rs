@@ -7,22 +7,21 @@ use std::time::Duration;
 use clap::Subcommand;
 use perigee_http::Client;
 use perigee_model::job::{AdoptVolume, ClusterImage, NewImage, ReplicateImage};
-use perigee_model::leave_site::{LeaveSiteSet, SetLeaveSite};
 use perigee_model::tenant::ShareImage;
 use perigee_model::volume::{
     CheckScope, CopyImage, DeletedImage, ImageFormat, ImageInfo, ImportImage, Keep, Snapshot,
     Upload,
 };
 use perigee_model::{HostId, ImageName, LeaveSite, Problem, SiteId, VmId};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
-use crate::Context;
 use crate::commands::host::note_silent;
-use crate::commands::{
-    Server, check, controller_client, controller_client_within, download, pool_server,
-};
+use crate::commands::leave_site::LeaveSiteChange;
+use crate::commands::{check, download};
+use crate::context::Context;
 use crate::output::{self, Column};
+use crate::servers::{
+    PoolOption, controller_client, controller_client_within, info, list, pool_server, server,
+};
 
 /// An import takes as long as it needs. The controller ends one that makes no progress.
 const IMPORT_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -33,31 +32,7 @@ const SAVE_MAX: Duration = Duration::from_secs(300);
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Import a disk image (qcow2, raw, vmdk, vhdx, vhd, vdi) as a golden image
-    Import {
-        /// The new image's name
-        name: ImageName,
-        /// The file, or an https:// address, which this command fetches and sends on; with --pool also an nbd:// address
-        file: String,
-        /// What the SHA-256 of a fetched file has to be, as `sha256sum` prints it. An http:// address needs it
-        #[arg(long, value_name = "HEX", value_parser = download::sha256, conflicts_with_all = ["pool", "on_host"])]
-        sha256: Option<String>,
-        /// FILE is a path on the host that imports it, below a directory that its volume server allows
-        /// (--image-dir); otherwise the file is sent there
-        #[arg(long, conflicts_with = "pool")]
-        on_host: bool,
-        /// The file's format: raw, qcow2, vmdk, vhdx, vhd or vdi [default: it is found out]
-        #[arg(long, value_name = "FORMAT")]
-        image_format: Option<ImageFormat>,
-        /// The host that imports it; the others read from there [default: the host with the most free
-        /// space]
-        #[arg(long, conflicts_with = "pool")]
-        host: Option<HostId>,
-        /// Whether it may leave its site: `never` or `allowed`
-        #[arg(long, default_value_t)]
-        leave_site: LeaveSite,
-        #[command(flatten)]
-        pool: PoolOption,
-    },
+    Import(Box<Import>),
     /// Change whether an image may leave its site
     Update {
         /// The image's name
@@ -171,45 +146,32 @@ pub enum Verb {
     },
 }
 
-/// A change of whether data may leave its site.
+/// What [`Verb::Import`] takes.
 #[derive(Debug, clap::Args)]
-pub struct LeaveSiteChange {
-    /// `never`: other sites get no copy, and read it into memory only, over encrypted links. `allowed`: copies
-    /// may be made anywhere
-    #[arg(long)]
+pub struct Import {
+    /// The new image's name
+    name: ImageName,
+    /// The file, or an https:// address, which this command fetches and sends on; with --pool also an nbd:// address
+    file: String,
+    /// What the SHA-256 of a fetched file has to be, as `sha256sum` prints it. An http:// address needs it
+    #[arg(long, value_name = "HEX", value_parser = download::sha256, conflicts_with_all = ["pool", "on_host"])]
+    sha256: Option<String>,
+    /// FILE is a path on the host that imports it, below a directory that its volume server allows
+    /// (--image-dir); otherwise the file is sent there
+    #[arg(long, conflicts_with = "pool")]
+    on_host: bool,
+    /// The file's format: raw, qcow2, vmdk, vhdx, vhd or vdi [default: it is found out]
+    #[arg(long, value_name = "FORMAT")]
+    image_format: Option<ImageFormat>,
+    /// The host that imports it; the others read from there [default: the host with the most free
+    /// space]
+    #[arg(long, conflicts_with = "pool")]
+    host: Option<HostId>,
+    /// Whether it may leave its site: `never` or `allowed`
+    #[arg(long, default_value_t)]
     leave_site: LeaveSite,
-    /// Confirm that what could not leave its site may be copied to any site from now on
-    #[arg(long)]
-    yes: bool,
-}
-
-impl LeaveSiteChange {
-    /// Makes the change, and says what else it applies to.
-    pub async fn apply(self, context: &Context, pool: PoolOption, of: &str) -> Result<(), Problem> {
-        let ask = SetLeaveSite { leave_site: self.leave_site, confirmed: self.yes };
-        let path = format!("{of}/leave-site");
-        let set: LeaveSiteSet = server(context, pool).await?.put(&path, &ask).await?;
-        output::one(context.format, &set, CHANGED)
-    }
-}
-
-const CHANGED: &[Column<LeaveSiteSet>] = &[
-    ("leave site", |set| set.leave_site.to_string()),
-    ("layers", |set| set.layers.len().to_string()),
-    ("also", |set| output::or_dash(some(&set.also).as_ref())),
-    ("shares data, may leave", |set| output::or_dash(some(&set.may_leave).as_ref())),
-];
-
-fn some(names: &[String]) -> Option<String> {
-    (!names.is_empty()).then(|| names.join(", "))
-}
-
-/// The option of commands that also work without a controller.
-#[derive(Debug, clap::Args)]
-pub struct PoolOption {
-    /// Use this pool instead of a controller, through its volume server if one runs
-    #[arg(long, value_name = "DIR")]
-    pub pool: Option<PathBuf>,
+    #[command(flatten)]
+    pool: PoolOption,
 }
 
 pub const CLUSTER: &[Column<ClusterImage>] = &[
@@ -240,119 +202,127 @@ const LOCAL: &[Column<ImageInfo>] = &[
     ("layer", |i| i.layer.to_string()),
 ];
 
+/// Does what a verb asks for, and prints the result. Exit code 1: `image check` has found faults.
 pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
-    let format = context.format;
-    let done = match verb {
+    match verb {
         Verb::Check { name, pool } => {
             return check::run(CheckScope::Image(name), pool, context).await;
         }
-        Verb::Import {
-            name,
-            file,
-            sha256,
-            on_host,
-            image_format: format,
-            host,
-            leave_site,
-            pool,
-        } => match pool.pool {
-            Some(pool) => {
-                let source = absolute(&file)?;
-                let body = ImportImage { name, source, format, layer: None, leave_site };
-                let server = pool_server(&pool).await?;
-                let image: ImageInfo =
-                    output::with_progress(|tell| server.post_long("/v1/images", &body, tell))
-                        .await?;
-                say(&image.note);
-                output::one(context.format, &image, LOCAL)
-            }
-            None => {
-                let client = controller_client_within(context, IMPORT_MAX)?;
-                let (source, host) = if !on_host && download::is_address(&file) {
-                    let sent = download::send_on(&client, &file, sha256, host.as_ref()).await?;
-                    (sent.source, sent.host.or(host))
-                } else if sha256.is_some() {
-                    let why = "it is compared with what comes from a web server";
-                    return Err(Problem::invalid("can't use --sha256", why));
-                } else if on_host || file.contains("://") {
-                    (file, host)
-                } else {
-                    send(&client, Path::new(&file), host).await?
-                };
-                let body = NewImage { name, source, format, host, leave_site };
-                let image: ClusterImage = client.post("/v1/images", &body).await?;
-                say(&image.note);
-                output::one(context.format, &image, CLUSTER)
-            }
-        },
+        Verb::Import(ask) => import(*ask, context).await?,
         Verb::Update { name, change, pool } => {
-            change.apply(context, pool, &format!("/v1/images/{name}")).await
+            change.apply(context, pool, &format!("/v1/images/{name}")).await?;
         }
         Verb::Copy { name, from, export, keep, pool } => {
-            let body = CopyImage { content: None, nbd_addr: from, export, keep, layer: None };
+            let ask = CopyImage { content: None, nbd_addr: from, export, keep, layer: None };
             let path = format!("/v1/images/{name}/copy");
-            let image: ImageInfo = pool_server(&pool).await?.post(&path, &body).await?;
-            output::one(format, &image, LOCAL)
+            show_local(context, &pool_server(&pool).await?.post(&path, &ask).await?)?;
         }
         Verb::Replicate { name, to } => {
             let path = format!("/v1/images/{name}/replicate");
             let client = controller_client(context)?;
-            let image: ClusterImage = client.post(&path, &ReplicateImage { to }).await?;
-            output::one(format, &image, CLUSTER)
+            show(context, &client.post(&path, &ReplicateImage { to }).await?)?;
         }
         Verb::Save { vm, name } => {
             let client = controller_client_within(context, SAVE_MAX)?;
             let path = format!("/v1/vms/{vm}/snapshot");
-            let image: ClusterImage = client.post(&path, &Snapshot { image: name }).await?;
-            say(&image.note);
-            output::one(format, &image, CLUSTER)
+            show(context, &client.post(&path, &Snapshot { image: name }).await?)?;
         }
         Verb::Share { name, stop } => {
             let (path, ask) = (format!("/v1/images/{name}/shared"), ShareImage { shared: !stop });
-            let image: ClusterImage = controller_client(context)?.put(&path, &ask).await?;
-            output::one(format, &image, CLUSTER)
+            show(context, &controller_client(context)?.put(&path, &ask).await?)?;
         }
         Verb::Fill { name, pool } => {
             let path = format!("/v1/images/{name}/fill");
             let server = pool_server(&pool).await?;
-            let image: ImageInfo =
-                output::with_progress(|tell| server.post_long(&path, &(), tell)).await?;
-            output::one(format, &image, LOCAL)
+            let filled = output::with_progress(|tell| server.post_long(&path, &(), tell)).await?;
+            show_local(context, &filled)?;
         }
         Verb::Keep { name, keep, pool } => {
             let path = format!("/v1/images/{name}/keep");
-            let image: ImageInfo = pool_server(&pool).await?.put(&path, &keep).await?;
-            output::one(format, &image, LOCAL)
+            show_local(context, &pool_server(&pool).await?.put(&path, &keep).await?)?;
         }
-        Verb::List { all, pool } => {
-            let path = if all { "/v1/images?all=true" } else { "/v1/images" };
-            if pool.pool.is_none() {
-                note_silent(&controller_client(context)?).await;
-            }
-            list(context, pool, path, LOCAL, CLUSTER).await
-        }
+        Verb::List { all, pool } => list_all(context, pool, all).await?,
         Verb::Info { name, pool } => {
-            info(context, pool, &format!("/v1/images/{name}"), LOCAL, CLUSTER).await
+            info(context, pool, &format!("/v1/images/{name}"), LOCAL, CLUSTER).await?;
         }
         Verb::Adopt { name, host } => {
             let (client, path) = (controller_client(context)?, format!("/v1/images/{name}/adopt"));
-            let image: ClusterImage = client.post(&path, &AdoptVolume { host }).await?;
-            output::one(format, &image, CLUSTER)
+            show(context, &client.post(&path, &AdoptVolume { host }).await?)?;
         }
-        Verb::Delete { name, pool } => {
-            let server = server(context, pool).await?;
-            let deleted: DeletedImage =
-                server.delete_answered(&format!("/v1/images/{name}")).await?;
-            if let [_, ..] = &deleted.stands_on_it[..] {
-                let on_it = deleted.stands_on_it.join(", ");
-                output::note(&format!(
-                    "its space is shared with {on_it}: what is not needed is freed in the background"
-                ));
-            }
-            Ok(())
-        }
-    };
-    done.map(|()| ExitCode::SUCCESS)
+        Verb::Delete { name, pool } => delete(context, pool, &name).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints an image of the cluster, and on standard error what the controller has to say about the image.
+fn show(context: &Context, image: &ClusterImage) -> Result<(), Problem> {
+    say(&image.note);
+    output::one(context.format, image, CLUSTER)
+}
+
+/// Prints an image of a pool, and on standard error what the volume server has to say about the image.
+fn show_local(context: &Context, image: &ImageInfo) -> Result<(), Problem> {
+    say(&image.note);
+    output::one(context.format, image, LOCAL)
+}
+
+async fn import(ask: Import, context: &Context) -> Result<(), Problem> {
+    let Import { name, file, sha256, on_host, image_format: format, host, leave_site, pool } = ask;
+    if let Some(pool) = pool.pool {
+        let source = absolute(&file)?;
+        let body = ImportImage { name, source, format, layer: None, leave_site };
+        let server = pool_server(&pool).await?;
+        let image =
+            output::with_progress(|tell| server.post_long("/v1/images", &body, tell)).await?;
+        return show_local(context, &image);
+    }
+    let client = controller_client_within(context, IMPORT_MAX)?;
+    let (source, host) = source(&client, file, sha256, on_host, host).await?;
+    let body = NewImage { name, source, format, host, leave_site };
+    show(context, &client.post("/v1/images", &body).await?)
+}
+
+/// What the host that imports a file is told to read, and that host if it is settled. A file that is here is sent there
+/// first, and so is one that a web server has.
+async fn source(
+    client: &Client,
+    file: String,
+    sha256: Option<String>,
+    on_host: bool,
+    host: Option<HostId>,
+) -> Result<(String, Option<HostId>), Problem> {
+    if !on_host && download::is_address(&file) {
+        let sent = download::send_on(client, &file, sha256, host.as_ref()).await?;
+        return Ok((sent.source, sent.host.or(host)));
+    }
+    if sha256.is_some() {
+        let why = "it is compared with what comes from a web server";
+        return Err(Problem::invalid("can't use --sha256", why));
+    }
+    if on_host || file.contains("://") {
+        return Ok((file, host));
+    }
+    send(client, Path::new(&file), host).await
+}
+
+async fn list_all(context: &Context, pool: PoolOption, all: bool) -> Result<(), Problem> {
+    let path = if all { "/v1/images?all=true" } else { "/v1/images" };
+    if pool.pool.is_none() {
+        note_silent(&controller_client(context)?).await;
+    }
+    list(context, pool, path, LOCAL, CLUSTER).await
+}
+
+async fn delete(context: &Context, pool: PoolOption, name: &ImageName) -> Result<(), Problem> {
+    let server = server(context, pool).await?;
+    let deleted: DeletedImage = server.delete_answered(&format!("/v1/images/{name}")).await?;
+    if let [_, ..] = &deleted.stands_on_it[..] {
+        let on_it = deleted.stands_on_it.join(", ");
+        output::note(&format!(
+            "its space is shared with {on_it}: what is not needed is freed in the background"
+        ));
+    }
+    Ok(())
 }
 
 fn say(note: &str) {
@@ -375,14 +345,6 @@ async fn send(
     Ok((upload.source, upload.host.or(host)))
 }
 
-/// A client of the pool's server if a pool is given, else of the controller.
-pub async fn server(context: &Context, pool: PoolOption) -> Result<Server, Problem> {
-    match pool.pool {
-        Some(pool) => pool_server(&pool).await,
-        None => Ok(controller_client(context)?.into()),
-    }
-}
-
 /// A file's absolute path, because the server has another working directory. An NBD address stays unchanged.
 fn absolute(file: &str) -> Result<String, Problem> {
     if file.contains("://") {
@@ -391,52 +353,4 @@ fn absolute(file: &str) -> Result<String, Problem> {
     std::path::absolute(file)
         .map(|path| path.display().to_string())
         .map_err(|e| Problem::invalid(format!("can't import {file:?}"), e))
-}
-
-/// Lists what a pool has, or without a pool what the cluster has.
-pub async fn list<L, C>(
-    context: &Context,
-    pool: PoolOption,
-    path: &str,
-    local: &[Column<L>],
-    cluster: &[Column<C>],
-) -> Result<(), Problem>
-where
-    L: Serialize + DeserializeOwned,
-    C: Serialize + DeserializeOwned,
-{
-    match pool.pool {
-        Some(pool) => {
-            let all: Vec<L> = pool_server(&pool).await?.get(path).await?;
-            output::list(context.format, &all, local)
-        }
-        None => {
-            let all: Vec<C> = controller_client(context)?.get(path).await?;
-            output::list(context.format, &all, cluster)
-        }
-    }
-}
-
-/// Shows one thing of a pool, or without a pool one of the cluster.
-pub async fn info<L, C>(
-    context: &Context,
-    pool: PoolOption,
-    path: &str,
-    local: &[Column<L>],
-    cluster: &[Column<C>],
-) -> Result<(), Problem>
-where
-    L: Serialize + DeserializeOwned,
-    C: Serialize + DeserializeOwned,
-{
-    match pool.pool {
-        Some(pool) => {
-            let found: L = pool_server(&pool).await?.get(path).await?;
-            output::one(context.format, &found, local)
-        }
-        None => {
-            let found: C = controller_client(context)?.get(path).await?;
-            output::one(context.format, &found, cluster)
-        }
-    }
 }

@@ -23,7 +23,7 @@ use perigee_model::{Problem, ProblemKind};
 use sha2::{Digest, Sha256};
 
 use crate::commands::data::put::{Source, put_opened};
-use crate::commands::data::{AT_ONCE, hash, hex, list};
+use crate::commands::data::transfer::{AT_ONCE, hash, hex, list};
 use crate::output;
 
 /// Links can lead in a circle.

@@ -15,12 +15,13 @@ use perigee_model::units::format_bytes;
 use perigee_model::volume::IoStats;
 use perigee_model::{HostId, JobId, Problem, ProblemKind, SiteId};
 
-use crate::Context;
 use crate::commands::asking::{self, Said};
 use crate::commands::inputs::{Reach, upload};
 use crate::commands::job_log::Printer;
-use crate::commands::{controller_client, moving, moving_jobs};
+use crate::commands::{moving, moving_jobs};
+use crate::context::Context;
 use crate::output::{self, Column, Format};
+use crate::servers::controller_client;
 use crate::terminal;
 
 #[derive(Debug, Subcommand)]

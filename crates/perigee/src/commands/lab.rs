@@ -5,14 +5,15 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 use perigee_lab::wan::{LinkSettings, Rate, parse_loss, parse_rtt};
-use perigee_lab::{DEFAULT_BASE, Definition, LabId, LabSummary, Options, Steps, lab_file};
+use perigee_lab::{Definition, LabId, LabSummary, Options, Steps, lab_file};
 use perigee_model::Problem;
 
-use crate::Context;
+use crate::arguments::BaseOption;
 use crate::commands::faults::{self, FaultsOptions};
 use crate::commands::soak::{self, SoakOptions};
 use crate::commands::storm::{self, StormOptions};
 use crate::commands::wan;
+use crate::context::Context;
 use crate::output::{self, Column, Format};
 
 #[derive(Debug, Subcommand)]
@@ -94,13 +95,6 @@ pub enum Experiment {
     /// Inject each fault in each phase of each placement of a job's data. Afterwards no acknowledged data may be lost,
     /// the move must have completed or been undone with a reason, and nothing may be left behind
     Faults(FaultsOptions),
-}
-
-#[derive(Debug, clap::Args)]
-pub struct BaseOption {
-    /// Directory for the files of all labs
-    #[arg(long, default_value = DEFAULT_BASE, env = "PERIGEE_LAB_BASE", value_name = "DIR")]
-    pub base: PathBuf,
 }
 
 #[derive(Debug, clap::Args)]

@@ -1,19 +1,18 @@
-//! `perigee login`: keeps a token, with the address of the controller and the fingerprint of its authority.
+//! `perigee login`, `perigee logout`, `perigee whoami`
 
 use std::io::Read as _;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use perigee_http::{Client, read_private, write_private};
+use perigee_http::{Client, write_private};
 use perigee_model::Problem;
 use perigee_model::secret::Secret;
 use perigee_model::tenant::Me;
-use serde::{Deserialize, Serialize};
 
-use crate::Context;
-use crate::commands::controller_client;
+use crate::context::Context;
+use crate::kept_login::{Kept, path};
 use crate::output::{self, Column};
+use crate::servers::controller_client;
 
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// No token is so long.
@@ -28,64 +27,6 @@ pub struct Login {
     /// right one
     #[arg(long)]
     fingerprint: String,
-}
-
-/// What is kept.
-#[derive(Serialize, Deserialize)]
-pub struct Kept {
-    controller: String,
-    fingerprint: String,
-    token: String,
-}
-
-impl Kept {
-    /// Of the controller.
-    pub fn url(&self) -> &str {
-        &self.controller
-    }
-
-    /// A client of the controller that sends the token.
-    pub fn client(&self, wait: Duration) -> Result<Client, Problem> {
-        Client::to_enrol(&self.controller, &self.fingerprint, wait)?.with_token(&self.token)
-    }
-}
-
-/// `$XDG_CONFIG_HOME/perigee/login.json`
-fn path() -> Result<PathBuf, Problem> {
-    Ok(directory()?.join("login.json"))
-}
-
-/// `$XDG_CONFIG_HOME/perigee`
-pub fn directory() -> Result<PathBuf, Problem> {
-    let dir = |name| std::env::var_os(name).filter(|dir| !dir.is_empty()).map(PathBuf::from);
-    let config = dir("XDG_CONFIG_HOME").or_else(|| dir("HOME").map(|home| home.join(".config")));
-    let config = config.ok_or_else(|| {
-        Problem::invalid(
-            "can't find the file of the login",
-            "neither HOME nor XDG_CONFIG_HOME is set",
-        )
-    })?;
-    Ok(config.join("perigee"))
-}
-
-/// The login to use: if the user names a controller, that one's only.
-pub fn kept(context: &Context) -> Result<Option<Kept>, Problem> {
-    let path = match path() {
-        Ok(path) if path.exists() => path,
-        _ => return Ok(None),
-    };
-    let kept: Kept = serde_json::from_slice(&read_private(&path)?).map_err(|e| {
-        Problem::invalid(format!("can't read {}", path.display()), e)
-            .next("log in again: perigee login")
-    })?;
-    let is_meant = context.api.as_ref().is_none_or(|api| *api == kept.controller);
-    Ok(is_meant.then_some(kept))
-}
-
-/// The address at which this machine reaches the controller, if other machines may reach it there too.
-pub fn https_url(context: &Context) -> Result<Option<String>, Problem> {
-    let kept = kept(context)?.map(|kept| kept.controller);
-    Ok(kept.or_else(|| context.api.clone()).filter(|url| url.starts_with("https://")))
 }
 
 pub async fn login(ask: Login, context: &Context) -> Result<(), Problem> {

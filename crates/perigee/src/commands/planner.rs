@@ -4,9 +4,9 @@ use clap::Subcommand;
 use perigee_model::Problem;
 use perigee_model::plan::{Score, ScoreOf};
 
-use crate::Context;
-use crate::commands::controller_client;
+use crate::context::Context;
 use crate::output::{self, Column, Format};
+use crate::servers::controller_client;
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {

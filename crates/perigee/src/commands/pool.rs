@@ -7,9 +7,9 @@ use perigee_model::Problem;
 use perigee_model::volume::{PoolInfo, TenantSpace};
 use perigee_volume::Offline;
 
-use crate::Context;
-use crate::commands::pool_server;
+use crate::context::Context;
 use crate::output::{self, Column, Format};
+use crate::servers::pool_server;
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {

@@ -7,7 +7,7 @@ use clap::Args;
 use perigee_http::Network;
 use perigee_volume::{RemoteOptions, RemoteTlsFiles};
 
-use crate::commands::volume::size;
+use crate::arguments::size;
 
 #[derive(Debug, Args)]
 pub struct RemoteFlags {

@@ -8,8 +8,8 @@ use perigee_lab::soak::{self, SoakJob};
 use perigee_lab::{LabId, Options, Steps};
 use perigee_model::{Problem, units};
 
-use crate::Context;
-use crate::commands::lab::BaseOption;
+use crate::arguments::BaseOption;
+use crate::context::Context;
 use crate::output::{self, Column, Format};
 
 #[derive(Debug, clap::Args)]

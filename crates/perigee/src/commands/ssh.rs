@@ -13,8 +13,9 @@ use perigee_http::Client;
 use perigee_model::{Problem, VmId};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::{console, login};
-use crate::Context;
+use crate::commands::console;
+use crate::context::Context;
+use crate::kept_login;
 
 #[derive(Debug, clap::Args)]
 pub struct Ssh {
@@ -40,7 +41,7 @@ pub fn run(ask: Ssh, context: &Context) -> Result<std::convert::Infallible, Prob
     let what = || format!("can't log in to {vm}");
     let vm: VmId = vm.parse().map_err(|why| Problem::invalid(what(), why))?;
     let own = std::env::current_exe().map_err(|error| Problem::internal(what(), error))?;
-    let directory = login::directory()?;
+    let directory = kept_login::directory()?;
     // ssh makes no directory, and would keep no key.
     make(&directory).map_err(|error| {
         Problem::unavailable(what(), format!("can't make {}: {error}", directory.display()))

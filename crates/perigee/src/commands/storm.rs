@@ -7,8 +7,8 @@ use perigee_lab::{LabId, Options, Steps};
 use perigee_model::Problem;
 use perigee_model::client::Over;
 
+use crate::arguments::BaseOption;
 use crate::commands::client::over;
-use crate::commands::lab::BaseOption;
 use crate::output::{self, Column, Format};
 
 #[derive(Debug, clap::Args)]

@@ -5,10 +5,10 @@ use perigee_model::tenant::{AuditEntry, NewTenant, Quota, Tenant};
 use perigee_model::units::{format_bytes, parse_duration};
 use perigee_model::{Problem, TenantName};
 
-use crate::Context;
-use crate::commands::controller_client;
-use crate::commands::volume::size;
+use crate::arguments::size;
+use crate::context::Context;
 use crate::output::{self, Column};
+use crate::servers::controller_client;
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {

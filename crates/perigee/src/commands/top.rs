@@ -12,9 +12,9 @@ use perigee_model::{HostId, Problem, ProblemKind, VmId};
 use serde::Serialize;
 use tokio::time::{Instant, sleep_until};
 
-use crate::Context;
-use crate::commands::controller_client;
+use crate::context::Context;
 use crate::output::{self, Column, Format};
+use crate::servers::controller_client;
 
 #[derive(Debug, Args)]
 pub struct Options {

@@ -9,8 +9,8 @@ use perigee_model::trace::{TraceRecord, read_trace};
 use perigee_model::volume::{StartTrace, TraceSummary, TracedRequest};
 use perigee_model::{JobId, Problem, VolumeName};
 
-use crate::commands::{CONTROL_SOCKET, pool_server};
 use crate::output::{self, Column, Format};
+use crate::servers::{CONTROL_SOCKET, pool_server};
 
 #[derive(Debug, Subcommand)]
 pub enum TraceVerb {

@@ -5,9 +5,9 @@ use perigee_model::vm::VmStatus;
 use perigee_model::{HostId, Problem, VmId};
 use tokio::time::{Duration, Instant, sleep};
 
-use crate::Context;
-use crate::commands::controller_client;
+use crate::context::Context;
 use crate::output::{self, Column};
+use crate::servers::controller_client;
 
 /// How long a guest may take to power off.
 const POWER_OFF_MAX: Duration = Duration::from_secs(120);

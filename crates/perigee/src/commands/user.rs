@@ -11,9 +11,11 @@ use perigee_model::tenant::{
 use perigee_model::units::parse_duration;
 use perigee_model::{Problem, TenantName, UserName};
 
-use crate::Context;
-use crate::commands::{controller_client, login, public_keys};
+use crate::commands::{login, public_keys};
+use crate::context::Context;
+use crate::kept_login;
 use crate::output::{self, Column};
+use crate::servers::controller_client;
 
 /// `TENANT/USER`
 #[derive(Debug, Clone)]
@@ -223,7 +225,7 @@ pub async fn run_token(verb: TokenVerb, context: &Context) -> Result<(), Problem
                 made.id
             ));
             if let Some(fingerprint) = &made.fingerprint {
-                let known = login::https_url(context)?.or(made.controller_url);
+                let known = kept_login::https_url(context)?.or(made.controller_url);
                 let url = known.unwrap_or_else(|| "https://HOST:PORT".to_owned());
                 output::note(&format!(
                     "to use it: perigee login {url} --fingerprint {fingerprint}"

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Subcommand, ValueEnum};
+use perigee_http::Client;
 use perigee_model::job::{ClusterImage, Migration, MoveVm, UnknownKind, Vm};
 use perigee_model::lasting::{AttachVolume, DetachVolume, ResizeVm, RestoreVm};
 use perigee_model::volume::Snapshot;
@@ -10,13 +11,12 @@ use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, ImageName, Problem, VmId, VolumeName};
 use serde::Serialize;
 
-use crate::Context;
 use crate::commands::image::CLUSTER;
 use crate::commands::lasting::{self, Create};
-use crate::commands::{
-    console, controller_client, exec, guest_files, moving, moving_volumes, ssh, unknown, vnc,
-};
+use crate::commands::{console, exec, guest_files, moving, moving_volumes, ssh, unknown, vnc};
+use crate::context::Context;
 use crate::output::{self, Column};
+use crate::servers::controller_client;
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
@@ -274,57 +274,45 @@ const INFO: &[Column<Info>] = &[
     }),
 ];
 
+/// Does what a verb asks for, and prints the result. The exit code is 0, or for `vm exec` that of the guest's program.
 pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
-    // What is wrong with these is said also if no controller runs.
-    let verb = match verb {
+    match verb {
+        // What is wrong with these two is said also if no controller runs.
         Verb::Ssh(ask) => match ssh::run(ask, context)? {},
         Verb::Create(ask) => {
             let new = lasting::wanted(*ask)?;
             let made = lasting::create(&controller_client(context)?, &new).await?;
             output::one(context.format, &made, SHOWN)?;
-            return Ok(ExitCode::SUCCESS);
         }
-        other => other,
-    };
+        Verb::Exec { vm, command } => {
+            return exec::run(&controller_client(context)?, &vm, command).await;
+        }
+        other => ask_controller(other, context).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The verbs that need nothing but a controller.
+async fn ask_controller(verb: Verb, context: &Context) -> Result<(), Problem> {
     let client = controller_client(context)?;
-    let done = match verb {
-        Verb::Exec { vm, command } => return exec::run(&client, &vm, command).await,
-        Verb::Snapshot { vm, image } => {
-            let path = format!("/v1/vms/{vm}/snapshot");
-            let made: ClusterImage = client.post(&path, &Snapshot { image }).await?;
-            if !made.note.is_empty() {
-                output::note(&made.note);
-            }
-            output::one(context.format, &made, CLUSTER)
-        }
+    let show = |vm: Vm| output::one(context.format, &vm, SHOWN);
+    match verb {
+        Verb::Ssh(_) | Verb::Create(_) | Verb::Exec { .. } => unreachable!("`run` does these"),
+        Verb::Snapshot { vm, image } => save(&client, &vm, image, context).await,
         Verb::Restore { vm, image } => {
-            let path = format!("/v1/vms/{vm}/restore");
-            let restored: Vm = client.post(&path, &RestoreVm { image }).await?;
-            output::one(context.format, &restored, SHOWN)
+            show(client.post(&format!("/v1/vms/{vm}/restore"), &RestoreVm { image }).await?)
         }
-        Verb::Resize { vm, to } => {
-            let ask = ResizeVm { cpus: to.cpus, memory_bytes: to.memory, disk_bytes: to.disk };
-            let resized: Vm = client.post(&format!("/v1/vms/{vm}/resize"), &ask).await?;
-            if !resized.reason.is_empty() {
-                output::note(&resized.reason);
-            }
-            output::one(context.format, &resized, SIZED)
-        }
+        Verb::Resize { vm, to } => resize(&client, &vm, &to, context).await,
         Verb::Attach { vm, volume, read_only } => {
             let ask = AttachVolume { volume, read_only };
-            let changed: Vm = client.post(&format!("/v1/vms/{vm}/attach"), &ask).await?;
-            output::one(context.format, &changed, SHOWN)
+            show(client.post(&format!("/v1/vms/{vm}/attach"), &ask).await?)
         }
         Verb::Detach { vm, volume } => {
-            let ask = DetachVolume { volume };
-            let changed: Vm = client.post(&format!("/v1/vms/{vm}/detach"), &ask).await?;
-            output::one(context.format, &changed, SHOWN)
+            show(client.post(&format!("/v1/vms/{vm}/detach"), &DetachVolume { volume }).await?)
         }
-        Verb::Ssh(_) | Verb::Create(_) => unreachable!("it was done above"),
         Verb::SshTunnel { vm } => ssh::tunnel(&client, &vm).await,
         Verb::Cp { from, to } => guest_files::copy(&client, &from, &to).await,
         Verb::List { unknown: true } => unknown::list(context, Some(UnknownKind::Vm)).await,
-        Verb::End { vm, host, force } => unknown::end_vm(context, &vm, host, force).await,
         Verb::List { unknown: false } => {
             let vms: Vec<Vm> = client.get("/v1/vms").await?;
             output::list(context.format, &vms, COLUMNS)
@@ -334,14 +322,11 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let moves: Vec<Migration> = client.get(&format!("/v1/vms/{vm}/migrations")).await?;
             output::one(context.format, &Info { vm: found, migrations: moves }, INFO)
         }
-        Verb::Start { vm } => {
-            output::one(context.format, &lasting::start(&client, &vm).await?, SHOWN)
-        }
+        Verb::Start { vm } => show(lasting::start(&client, &vm).await?),
         Verb::Stop { vm, force } => lasting::stop(&client, &vm, force).await,
-        Verb::Restart { vm, force } => {
-            output::one(context.format, &lasting::restart(&client, &vm, force).await?, SHOWN)
-        }
+        Verb::Restart { vm, force } => show(lasting::restart(&client, &vm, force).await?),
         Verb::Delete { vm, force } => lasting::delete(&client, &vm, force).await,
+        Verb::End { vm, host, force } => unknown::end_vm(context, &vm, host, force).await,
         Verb::Move { vm, host: Some(host), volumes, yes: confirmed, .. } => {
             let ask = MoveVm { host, volumes: volumes.into(), confirmed };
             moving::begin(&client, &vm, &ask, context.format).await
@@ -349,11 +334,34 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::Move { vm, host: None, .. } => moving::cancel(&client, &vm, context.format).await,
         Verb::Vnc { vm, port } => vnc::serve(&client, &vm, port).await,
         Verb::Console { vm, log: false } => console::attach(&client, &vm).await,
-        Verb::Console { vm, .. } => {
+        Verb::Console { vm, log: true } => {
             let text = client.get_bytes(&format!("/v1/vms/{vm}/console")).await?;
             output::text(&String::from_utf8_lossy(&text));
             Ok(())
         }
-    };
-    done.map(|()| ExitCode::SUCCESS)
+    }
+}
+
+/// Makes an image of the VM's root disk.
+async fn save(
+    client: &Client,
+    vm: &VmId,
+    image: ImageName,
+    context: &Context,
+) -> Result<(), Problem> {
+    let path = format!("/v1/vms/{vm}/snapshot");
+    let made: ClusterImage = client.post(&path, &Snapshot { image }).await?;
+    if !made.note.is_empty() {
+        output::note(&made.note);
+    }
+    output::one(context.format, &made, CLUSTER)
+}
+
+async fn resize(client: &Client, vm: &VmId, to: &Size, context: &Context) -> Result<(), Problem> {
+    let ask = ResizeVm { cpus: to.cpus, memory_bytes: to.memory, disk_bytes: to.disk };
+    let resized: Vm = client.post(&format!("/v1/vms/{vm}/resize"), &ask).await?;
+    if !resized.reason.is_empty() {
+        output::note(&resized.reason);
+    }
+    output::one(context.format, &resized, SIZED)
 }

@@ -1,6 +1,6 @@
 //! `perigee volume`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Subcommand;
@@ -8,7 +8,6 @@ use perigee_http::{Listen, Network};
 use perigee_model::job::{AdoptVolume, ClusterVolume, NewVolume, UnknownKind};
 use perigee_model::limits::NEW_VOLUMES;
 use perigee_model::replica::{PromoteVolume, ReplicateVolume};
-use perigee_model::units::parse_bytes;
 use perigee_model::volume::{
     CachePolicy, CheckScope, Compacted, CreateVolume, CreateVolumes, Resize, Snapshot, VolumeInfo,
     VolumeSource,
@@ -17,50 +16,25 @@ use perigee_model::volume_move::MoveVolume;
 use perigee_model::waiting::in_words;
 use perigee_model::{HostId, ImageName, LeaveSite, Problem, SiteId, TenantName, VolumeName};
 
-use crate::Context;
+use crate::arguments::size;
 use crate::commands::host::note_silent;
-use crate::commands::image::{LeaveSiteChange, PoolOption, info, list, server};
 use crate::commands::iscsi_clients::IscsiClientOptions;
+use crate::commands::leave_site::LeaveSiteChange;
 use crate::commands::nbd_clients::ClientOptions;
 use crate::commands::network::NetworkFlags;
 use crate::commands::remotes::RemoteFlags;
 use crate::commands::trace::{self, TraceVerb};
-use crate::commands::{
-    CONTROL_SOCKET, check, controller_client, moving_volumes, pool_server, replicas, unknown,
-};
+use crate::commands::{check, moving_volumes, replicas, unknown};
+use crate::context::Context;
 use crate::output::{self, Column};
+use crate::servers::{
+    CONTROL_SOCKET, PoolOption, controller_client, info, list, pool_server, server,
+};
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Create an empty volume, or a copy-on-write clone of an image
-    Create {
-        /// The new volume's name
-        name: VolumeName,
-        /// Create N volumes, NAME-0001 and so on: either all of them or none
-        #[arg(long, value_name = "N", requires = "pool", value_parser = clap::value_parser!(u32).range(1..))]
-        count: Option<u32>,
-        /// Size, for example 10GiB; with --image at least the image's size, which is then the default
-        #[arg(long, value_parser = size)]
-        size: Option<u64>,
-        /// Clone this image or snapshot
-        #[arg(long)]
-        image: Option<ImageName>,
-        /// The host whose pool holds the volume [default: the host with the most free space]
-        #[arg(long, conflicts_with = "pool")]
-        host: Option<HostId>,
-        /// The tenant to whom the volume belongs, for accounting [default: default]
-        #[arg(long, requires = "pool")]
-        tenant: Option<TenantName>,
-        /// Whether the volume's own data goes through the page cache (`shared`) or past it (`direct`)
-        /// [default: shared]
-        #[arg(long, requires = "pool")]
-        cache: Option<CachePolicy>,
-        /// Whether it may leave its site: `never` or `allowed`. If the image may not, it may not either
-        #[arg(long, default_value_t)]
-        leave_site: LeaveSite,
-        #[command(flatten)]
-        pool: PoolOption,
-    },
+    Create(Box<Create>),
     /// Create a copy-on-write clone of a volume's current content
     Clone {
         /// The volume to clone
@@ -214,40 +188,75 @@ pub enum Verb {
     #[command(subcommand)]
     Trace(TraceVerb),
     /// Serve a pool's volumes and images over NBD and iSCSI
-    Serve {
-        /// The pool's directory; it is created if it does not exist
-        #[arg(long, value_name = "DIR")]
-        pool: PathBuf,
-        /// Keep the volumes' own data in this directory, and only images in the pool's. Existing
-        /// files are not moved
-        #[arg(long, value_name = "DIR")]
-        private: Option<PathBuf>,
-        /// Address for NBD clients: `unix:PATH` or `HOST:PORT`; may be given more than once
-        #[arg(long, required_unless_present = "iscsi", value_name = "ADDRESS")]
-        nbd: Vec<Listen>,
-        /// Address of the control API [default: unix:DIR/control.sock]
-        #[arg(long, value_name = "ADDRESS")]
-        control: Vec<Listen>,
-        #[command(flatten)]
-        clients: Box<ClientOptions>,
-        #[command(flatten)]
-        iscsi: IscsiClientOptions,
-        #[command(flatten)]
-        remotes: Box<RemoteFlags>,
-        #[command(flatten)]
-        network: NetworkFlags,
-        /// A directory from which whoever reaches the control API may import images; may be given more than once.
-        /// Without it, images are uploaded
-        #[arg(long, value_name = "DIR")]
-        image_dir: Vec<PathBuf>,
-        /// Directory for the NBD sockets of this host's VMs, one for each. QEMU's users must be able to enter
-        /// the directories above it
-        #[arg(long, default_value = "/run/perigee/vms", value_name = "DIR")]
-        vm_sockets: PathBuf,
-        /// What says that this host has booted anew; hosts that share a kernel need a file each
-        #[arg(long, default_value = perigee_http::BOOT_ID, value_name = "FILE")]
-        boot_id: PathBuf,
-    },
+    Serve(Box<Serve>),
+}
+
+/// What [`Verb::Create`] takes.
+#[derive(Debug, clap::Args)]
+pub struct Create {
+    /// The new volume's name
+    name: VolumeName,
+    /// Create N volumes, NAME-0001 and so on: either all of them or none
+    #[arg(long, value_name = "N", requires = "pool", value_parser = clap::value_parser!(u32).range(1..))]
+    count: Option<u32>,
+    /// Size, for example 10GiB; with --image at least the image's size, which is then the default
+    #[arg(long, value_parser = size)]
+    size: Option<u64>,
+    /// Clone this image or snapshot
+    #[arg(long)]
+    image: Option<ImageName>,
+    /// The host whose pool holds the volume [default: the host with the most free space]
+    #[arg(long, conflicts_with = "pool")]
+    host: Option<HostId>,
+    /// The tenant to whom the volume belongs, for accounting [default: default]
+    #[arg(long, requires = "pool")]
+    tenant: Option<TenantName>,
+    /// Whether the volume's own data goes through the page cache (`shared`) or past it (`direct`)
+    /// [default: shared]
+    #[arg(long, requires = "pool")]
+    cache: Option<CachePolicy>,
+    /// Whether it may leave its site: `never` or `allowed`. If the image may not, it may not either
+    #[arg(long, default_value_t)]
+    leave_site: LeaveSite,
+    #[command(flatten)]
+    pool: PoolOption,
+}
+
+/// What [`Verb::Serve`] takes.
+#[derive(Debug, clap::Args)]
+pub struct Serve {
+    /// The pool's directory; it is created if it does not exist
+    #[arg(long, value_name = "DIR")]
+    pool: PathBuf,
+    /// Keep the volumes' own data in this directory, and only images in the pool's. Existing
+    /// files are not moved
+    #[arg(long, value_name = "DIR")]
+    private: Option<PathBuf>,
+    /// Address for NBD clients: `unix:PATH` or `HOST:PORT`; may be given more than once
+    #[arg(long, required_unless_present = "iscsi", value_name = "ADDRESS")]
+    nbd: Vec<Listen>,
+    /// Address of the control API [default: unix:DIR/control.sock]
+    #[arg(long, value_name = "ADDRESS")]
+    control: Vec<Listen>,
+    #[command(flatten)]
+    clients: Box<ClientOptions>,
+    #[command(flatten)]
+    iscsi: IscsiClientOptions,
+    #[command(flatten)]
+    remotes: Box<RemoteFlags>,
+    #[command(flatten)]
+    network: NetworkFlags,
+    /// A directory from which whoever reaches the control API may import images; may be given more than once.
+    /// Without it, images are uploaded
+    #[arg(long, value_name = "DIR")]
+    image_dir: Vec<PathBuf>,
+    /// Directory for the NBD sockets of this host's VMs, one for each. QEMU's users must be able to enter
+    /// the directories above it
+    #[arg(long, default_value = "/run/perigee/vms", value_name = "DIR")]
+    vm_sockets: PathBuf,
+    /// What says that this host has booted anew; hosts that share a kernel need a file each
+    #[arg(long, default_value = perigee_http::BOOT_ID, value_name = "FILE")]
+    boot_id: PathBuf,
 }
 
 const CLUSTER: &[Column<ClusterVolume>] = &[
@@ -300,125 +309,99 @@ const COMPACTED: &[Column<Compacted>] = &[
     ("copied", |c| output::bytes(c.copied_bytes)),
 ];
 
-pub fn size(text: &str) -> Result<u64, String> {
-    parse_bytes(text).map_err(|e| e.to_string())
-}
-
+/// Does what a verb asks for, and prints the result. Exit code 1: `volume check` has found faults.
 pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
     let format = context.format;
-    let done = match verb {
-        Verb::Compact { name, pool } => {
-            let path = format!("/v1/volumes/{name}/compact");
-            let server = pool_server(&pool).await?;
-            let done: Compacted =
-                output::with_progress(|tell| server.post_long(&path, &(), tell)).await?;
-            output::one(format, &done, COMPACTED)
-        }
+    match verb {
         Verb::Check { name, pool } => {
             let scope = name.map_or(CheckScope::Pool, CheckScope::Volume);
             return check::run(scope, pool, context).await;
         }
-        Verb::Create { name, count, size, image, host, tenant, cache, leave_site, pool } => {
-            let source = image.map_or(VolumeSource::Empty, VolumeSource::Image);
-            let mut new = CreateVolume::new(name, size, source);
-            new.tenant = tenant.unwrap_or_default();
-            new.cache = cache.unwrap_or_default();
-            new.leave_site = leave_site;
-            create(context, pool, host, new, count).await
-        }
+        Verb::Create(ask) => create(*ask, context).await?,
         Verb::Clone { source, name, count, pool } => {
-            let source = VolumeSource::Volume(source);
-            create(context, pool, None, CreateVolume::new(name, None, source), count).await
+            let new = CreateVolume::new(name, None, VolumeSource::Volume(source));
+            make(context, pool, None, new, count).await?;
         }
         Verb::Snapshot { volume, image, pool } => {
-            let path = format!("/v1/volumes/{volume}/snapshot");
-            let body = Snapshot { image };
-            let _: serde_json::Value = server(context, pool).await?.post(&path, &body).await?;
-            Ok(())
+            let (path, ask) = (format!("/v1/volumes/{volume}/snapshot"), Snapshot { image });
+            let _: serde_json::Value = server(context, pool).await?.post(&path, &ask).await?;
         }
         Verb::Resize { name, size, shrink, pool } => {
-            let body = Resize { size_bytes: size, shrink };
+            let ask = Resize { size_bytes: size, shrink };
             let path = format!("/v1/volumes/{name}/resize");
-            let volume: VolumeInfo = pool_server(&pool).await?.post(&path, &body).await?;
-            output::one(format, &volume, LOCAL)
+            let volume = pool_server(&pool).await?.post(&path, &ask).await?;
+            output::one(format, &volume, LOCAL)?;
         }
         Verb::Update { name, change, pool } => {
-            change.apply(context, pool, &format!("/v1/volumes/{name}")).await
+            change.apply(context, pool, &format!("/v1/volumes/{name}")).await?;
         }
         Verb::List { unknown: true, .. } => {
             note_silent(&controller_client(context)?).await;
-            unknown::list(context, Some(UnknownKind::Volume)).await
+            unknown::list(context, Some(UnknownKind::Volume)).await?;
         }
-        Verb::List { pool, .. } => list(context, pool, "/v1/volumes", LOCAL, CLUSTER).await,
+        Verb::List { pool, .. } => list(context, pool, "/v1/volumes", LOCAL, CLUSTER).await?,
         Verb::Info { name, pool } => {
-            info(context, pool, &format!("/v1/volumes/{name}"), LOCAL, CLUSTER).await
+            info(context, pool, &format!("/v1/volumes/{name}"), LOCAL, CLUSTER).await?;
         }
         Verb::Move { name, host: Some(to), yes: confirmed, .. } => {
             let ask = MoveVolume { to, confirmed };
-            moving_volumes::begin(&controller_client(context)?, &name, &ask, format).await
+            moving_volumes::begin(&controller_client(context)?, &name, &ask, format).await?;
         }
         Verb::Move { name, host: None, .. } => {
-            moving_volumes::cancel(&controller_client(context)?, &name, format).await
+            moving_volumes::cancel(&controller_client(context)?, &name, format).await?;
         }
-        Verb::Replicate { name, to, every: every_s, keep, stop } => {
-            let client = controller_client(context)?;
-            match stop {
-                true => replicas::stop(&client, &name, to, format).await,
-                false => {
-                    let ask = ReplicateVolume { to, every_s, keep };
-                    replicas::replicate(&client, &name, &ask, format).await
-                }
-            }
+        Verb::Replicate { name, to, stop: true, .. } => {
+            replicas::stop(&controller_client(context)?, &name, to, format).await?;
+        }
+        Verb::Replicate { name, to, every: every_s, keep, .. } => {
+            let ask = ReplicateVolume { to, every_s, keep };
+            replicas::replicate(&controller_client(context)?, &name, &ask, format).await?;
         }
         Verb::Promote { name, host, force, yes, cancel } => {
             let ask = PromoteVolume { host, force, dry_run: !cancel, layer: None, cancel };
-            replicas::promote(&controller_client(context)?, &name, ask, yes, format).await
+            replicas::promote(&controller_client(context)?, &name, ask, yes, format).await?;
         }
         Verb::Adopt { name, host } => {
-            let path = format!("/v1/volumes/{name}/adopt");
-            let client = controller_client(context)?;
-            let volume: ClusterVolume = client.post(&path, &AdoptVolume { host }).await?;
-            output::one(format, &volume, CLUSTER)
+            let (client, path) = (controller_client(context)?, format!("/v1/volumes/{name}/adopt"));
+            output::one(format, &client.post(&path, &AdoptVolume { host }).await?, CLUSTER)?;
         }
         Verb::Delete { name, pool } => {
-            server(context, pool).await?.delete(&format!("/v1/volumes/{name}")).await
+            server(context, pool).await?.delete(&format!("/v1/volumes/{name}")).await?;
         }
-        Verb::Trace(verb) => trace::run(verb, format).await,
-        Verb::Serve {
-            pool,
-            private,
-            nbd,
-            control,
-            clients,
-            iscsi,
-            remotes,
-            network,
-            image_dir: image_dirs,
-            vm_sockets,
-            boot_id,
-        } => {
-            let control = if control.is_empty() {
-                vec![Listen::Unix(pool.join(CONTROL_SOCKET))]
-            } else {
-                control
-            };
-            let network = may_listen(&network, &control, &nbd, &clients, &iscsi)?;
-            perigee_volume::serve(perigee_volume::Config {
-                pool,
-                private,
-                nbd,
-                clients: (*clients).into(),
-                iscsi: iscsi.into(),
-                remotes: remotes.options(network),
-                control,
-                image_dirs,
-                vm_sockets,
-                boot_id,
-            })
-            .await
-        }
+        Verb::Compact { name, pool } => compact(context, &pool, &name).await?,
+        Verb::Trace(verb) => trace::run(verb, format).await?,
+        Verb::Serve(ask) => serve(*ask).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn compact(context: &Context, pool: &Path, name: &VolumeName) -> Result<(), Problem> {
+    let path = format!("/v1/volumes/{name}/compact");
+    let server = pool_server(pool).await?;
+    let done = output::with_progress(|tell| server.post_long(&path, &(), tell)).await?;
+    output::one(context.format, &done, COMPACTED)
+}
+
+/// Serves a pool until the process is asked to end.
+async fn serve(ask: Serve) -> Result<(), Problem> {
+    let control = match ask.control {
+        none if none.is_empty() => vec![Listen::Unix(ask.pool.join(CONTROL_SOCKET))],
+        control => control,
     };
-    done.map(|()| ExitCode::SUCCESS)
+    let network = may_listen(&ask.network, &control, &ask.nbd, &ask.clients, &ask.iscsi)?;
+    perigee_volume::serve(perigee_volume::Config {
+        pool: ask.pool,
+        private: ask.private,
+        nbd: ask.nbd,
+        clients: (*ask.clients).into(),
+        iscsi: ask.iscsi.into(),
+        remotes: ask.remotes.options(network),
+        control,
+        image_dirs: ask.image_dir,
+        vm_sockets: ask.vm_sockets,
+        boot_id: ask.boot_id,
+    })
+    .await
 }
 
 /// What is not encrypted is served only with `--insecure`.
@@ -446,7 +429,17 @@ fn may_listen(
     Ok(network)
 }
 
-async fn create(
+async fn create(ask: Create, context: &Context) -> Result<(), Problem> {
+    let source = ask.image.map_or(VolumeSource::Empty, VolumeSource::Image);
+    let mut new = CreateVolume::new(ask.name, ask.size, source);
+    new.tenant = ask.tenant.unwrap_or_default();
+    new.cache = ask.cache.unwrap_or_default();
+    new.leave_site = ask.leave_site;
+    make(context, ask.pool, ask.host, new, ask.count).await
+}
+
+/// Makes one volume, or `count` of them with numbers after the name of `new`.
+async fn make(
     context: &Context,
     pool: PoolOption,
     host: Option<HostId>,

@@ -9,8 +9,8 @@ use perigee_lab::wan::{
 use perigee_lab::{Lab, LabId, Link, Steps};
 use perigee_model::{Problem, SiteId};
 
-use crate::Context;
-use crate::commands::lab::BaseOption;
+use crate::arguments::BaseOption;
+use crate::context::Context;
 use crate::output::{self, Column};
 
 #[derive(Debug, Subcommand)]

@@ -14,7 +14,7 @@ use perigee_model::{Problem, ProblemKind};
 use sha2::Digest as _;
 use tokio::sync::mpsc;
 
-use super::{AT_ONCE, PART_BYTES, TRIES, hashed, hex, list, may_go_on};
+use crate::commands::data::transfer::{AT_ONCE, PART_BYTES, TRIES, hashed, hex, list, may_go_on};
 
 pub async fn get(
     client: &Client,

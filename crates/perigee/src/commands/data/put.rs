@@ -12,7 +12,7 @@ use perigee_http::{Body, Client, Method};
 use perigee_model::data::{BeginUpload, FileAddress, FileEntry, UploadState};
 use perigee_model::{Problem, ProblemKind};
 
-use super::{AT_ONCE, PART_BYTES, TRIES, hash, may_go_on};
+use crate::commands::data::transfer::{AT_ONCE, PART_BYTES, TRIES, hash, may_go_on};
 
 /// Links can lead in a circle.
 const DEPTH_MAX: usize = 64;

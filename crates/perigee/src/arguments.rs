@@ -1,0 +1,18 @@
+//! Arguments that several commands take.
+
+use std::path::PathBuf;
+
+use perigee_lab::DEFAULT_BASE;
+use perigee_model::units::parse_bytes;
+
+#[derive(Debug, clap::Args)]
+pub struct BaseOption {
+    /// Directory for the files of all labs
+    #[arg(long, default_value = DEFAULT_BASE, env = "PERIGEE_LAB_BASE", value_name = "DIR")]
+    pub base: PathBuf,
+}
+
+/// Bytes, with a unit or without one: 512MiB.
+pub fn size(text: &str) -> Result<u64, String> {
+    parse_bytes(text).map_err(|e| e.to_string())
+}
