@@ -85,6 +85,7 @@ pub fn mark(dir: &VmDir) -> [String; 2] {
     ["-pidfile".to_owned(), dir.pid().display().to_string()]
 }
 
+/// The arguments of a VM's QEMU. Both ends of a migration make the same ones, apart from the last three of the end where the VM arrives.
 /// `cable` is QEMU's end of the cable to the VM's network, if it has a card.
 pub fn arguments(
     spec: &VmSpec,
@@ -93,97 +94,160 @@ pub fn arguments(
     accelerator: Accelerator,
     cable: Option<RawFd>,
 ) -> Vec<String> {
-    let mut line: Vec<String> = Vec::new();
-    let mut add = |words: &[&str]| line.extend(words.iter().map(ToString::to_string));
-    add(&["-name", &format!("guest={},debug-threads=on", spec.vm)]);
-    add(&["-nodefaults", "-no-user-config", "-display", "none", "-vga", "none"]);
-    let locked = spec.locks_memory;
-    let dump = if locked { ",dump-guest-core=off" } else { "" };
-    let flash = match spec.machine.firmware {
-        Firmware::Bios => "",
-        Firmware::Uefi => ",pflash0=firmware,pflash1=nvram",
-        Firmware::UefiSecure => ",pflash0=firmware,pflash1=nvram,smm=on",
-    };
-    add(&["-machine", &format!("{MACHINE}{dump}{flash}")]);
-    if let Some(file) = firmware_file(spec.machine.firmware) {
-        add(&["-blockdev", &firmware_node(file)]);
-    }
-    if spec.machine.firmware == Firmware::UefiSecure {
-        add(&SECURE);
-    }
-    if locked {
-        add(&MEM_LOCK);
-    }
-    let [accel, kind, cpu, of_host] = accelerator_arguments(accelerator);
-    let model = match &spec.machine.hardware.cpu {
-        Cpu::Model(model) => format!("{model},enforce=on"),
-        Cpu::Common if spec.machine.lasts && accelerator == Accelerator::Kvm => LASTING_CPU.into(),
-        Cpu::Common | Cpu::Host => of_host.to_owned(),
-    };
-    add(&[accel, kind, cpu, &model]);
-    let cpus_max = spec.machine.cpus_max.max(spec.cpus);
-    let cpus = match spec.machine.cpus_max {
-        0 => spec.cpus.to_string(),
-        _ => format!("cpus={},sockets={cpus_max},cores=1,threads=1,maxcpus={cpus_max}", spec.cpus),
-    };
-    add(&["-m", &memory(spec.memory_bytes, accelerator), "-smp", &cpus]);
-    add(&["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]);
-    add(&mark(dir).each_ref().map(String::as_str));
-    // A guest that powers off stays until the VM is deleted, so that it can be examined. A job's guest that reboots
-    // or panics also ends, because its job would otherwise run twice.
-    let reboot = if spec.machine.lasts { "reset" } else { "shutdown" };
-    add(&["-action", &format!("shutdown=pause,reboot={reboot},panic=pause")]);
-    add(&["-device", "pvpanic"]);
-    add(&["-boot", "strict=on"]);
-    add(&["-chardev", &socket("monitor", &dir.qmp()), "-mon", "chardev=monitor,mode=control"]);
-    let console = escape(&dir.console());
-    // A guest may print what it has read.
-    add(&[
-        "-chardev",
-        &if locked {
-            format!("ringbuf,id=console,size={CONSOLE_BYTES}")
-        } else {
-            format!("{},logfile={console},logappend=on", socket("console", &dir.tty()))
-        },
+    let mut line = Line(Vec::new());
+    line.add(&["-name", &format!("guest={},debug-threads=on", spec.vm)]);
+    line.add(&["-nodefaults", "-no-user-config", "-display", "none", "-vga", "none"]);
+    line.machine(spec);
+    line.cpus_and_memory(spec, accelerator);
+    line.add(&[
+        "-sandbox",
+        "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
     ]);
-    add(&["-serial", "chardev:console"]);
-    for port in 0..spec.machine.ports {
-        // In one slot of the root bus. A guest's disks need no ports of the old kind, of which there are few.
-        let first = if port == 0 { ",multifunction=on" } else { "" };
-        let at = format!("chassis={},slot={port},addr={PORTS_SLOT}.{port}{first}", port + 1);
-        add(&["-device", &format!("pcie-root-port,id=port{port},bus=pcie.0,{at},io-reserve=0")]);
+    line.add(&mark(dir).each_ref().map(String::as_str));
+    line.power(spec);
+    line.monitor_and_console(spec, dir);
+    line.ports(spec.machine.ports);
+    line.disks(spec, volume_socket);
+    line.channels_and_balloon(spec, dir);
+    line.add(&["-object", "rng-builtin,id=rng", "-device", "virtio-rng-pci,rng=rng"]);
+    if let Some(cable) = cable {
+        line.card(&spec.network, cable);
     }
-    // The state of a TPM is its own program's ([`crate::vm::tpm`]).
-    let own = spec.disks.iter().enumerate().filter(|(_, disk)| disk.role != DiskRole::Tpm);
-    for (index, disk) in own {
-        add(&["-blockdev", &block_node(disk, volume_socket)]);
-        if disk.role.is_disk_of_guest() {
-            add(&["-device", &block_device(spec, disk, index).to_string()]);
+    if spec.machine.hardware.vnc {
+        line.screen(dir);
+    }
+    if spec.tpm().is_some() {
+        line.add(&["-chardev", &format!("socket,id=tpm,path={}", escape(&dir.tpm()))]);
+        line.add(&["-tpmdev", "emulator,id=tpm,chardev=tpm", "-device", "tpm-crb,tpmdev=tpm"]);
+    }
+    if spec.arrives_by.is_some() {
+        // It arrives stopped. The agent first records that it has arrived, and then lets it run.
+        line.add(&["-S", "-incoming", "defer"]);
+    }
+    line.0
+}
+
+/// A command line of QEMU in the making. The order of the devices is part of the machine that a guest sees.
+struct Line(Vec<String>);
+
+impl Line {
+    fn add(&mut self, words: &[&str]) {
+        self.0.extend(words.iter().map(ToString::to_string));
+    }
+
+    fn machine(&mut self, spec: &VmSpec) {
+        let dump = if spec.locks_memory { ",dump-guest-core=off" } else { "" };
+        let flash = match spec.machine.firmware {
+            Firmware::Bios => "",
+            Firmware::Uefi => ",pflash0=firmware,pflash1=nvram",
+            Firmware::UefiSecure => ",pflash0=firmware,pflash1=nvram,smm=on",
+        };
+        self.add(&["-machine", &format!("{MACHINE}{dump}{flash}")]);
+        if let Some(file) = firmware_file(spec.machine.firmware) {
+            self.add(&["-blockdev", &firmware_node(file)]);
+        }
+        if spec.machine.firmware == Firmware::UefiSecure {
+            self.add(&SECURE);
+        }
+        if spec.locks_memory {
+            self.add(&MEM_LOCK);
         }
     }
-    add(&["-device", "virtio-serial-pci,id=channel"]);
-    add(&["-chardev", &socket("job", &dir.job())]);
-    add(&["-device", &format!("virtserialport,bus=channel.0,nr=1,chardev=job,name={PORT_NAME}")]);
-    if spec.machine.lasts {
-        add(&["-chardev", &socket("agent", &dir.guest_agent())]);
+
+    fn cpus_and_memory(&mut self, spec: &VmSpec, accelerator: Accelerator) {
+        let [accel, kind, cpu, of_host] = accelerator_arguments(accelerator);
+        let model = match &spec.machine.hardware.cpu {
+            Cpu::Model(model) => format!("{model},enforce=on"),
+            Cpu::Common if spec.machine.lasts && accelerator == Accelerator::Kvm => {
+                LASTING_CPU.into()
+            }
+            Cpu::Common | Cpu::Host => of_host.to_owned(),
+        };
+        self.add(&[accel, kind, cpu, &model]);
+        let max = spec.machine.cpus_max.max(spec.cpus);
+        let cpus = match spec.machine.cpus_max {
+            0 => spec.cpus.to_string(),
+            _ => format!("cpus={},sockets={max},cores=1,threads=1,maxcpus={max}", spec.cpus),
+        };
+        self.add(&["-m", &memory(spec.memory_bytes, accelerator), "-smp", &cpus]);
     }
-    if spec.machine.lasts || spec.machine.balloon {
-        // A guest that uses it gives its free memory back to the host.
-        let reporting = if locked { "" } else { ",free-page-reporting=on" };
-        // Of a VM whose memory may be made smaller, the guest takes some back before it ends a program.
-        let back = if spec.machine.cpus_max == 0 { "" } else { ",deflate-on-oom=on" };
-        add(&["-device", &format!("virtio-balloon-pci,id=balloon{reporting}{back}")]);
+
+    /// What becomes of a guest that powers off, reboots or panics.
+    fn power(&mut self, spec: &VmSpec) {
+        // A guest that powers off stays until the VM is deleted, so that it can be examined. A job's guest that reboots
+        // or panics also ends, because its job would otherwise run twice.
+        let reboot = if spec.machine.lasts { "reset" } else { "shutdown" };
+        self.add(&["-action", &format!("shutdown=pause,reboot={reboot},panic=pause")]);
+        self.add(&["-device", "pvpanic"]);
+        self.add(&["-boot", "strict=on"]);
     }
-    if spec.machine.lasts {
-        // It resets a guest that has switched it on and hangs.
-        add(&["-device", "i6300esb,id=watchdog"]);
-        let name = "org.qemu.guest_agent.0";
-        add(&["-device", &format!("virtserialport,bus=channel.0,nr=2,chardev=agent,name={name}")]);
+
+    fn monitor_and_console(&mut self, spec: &VmSpec, dir: &VmDir) {
+        self.add(&[
+            "-chardev",
+            &socket("monitor", &dir.qmp()),
+            "-mon",
+            "chardev=monitor,mode=control",
+        ]);
+        let file = escape(&dir.console());
+        // A guest may print what it has read.
+        let console = match spec.locks_memory {
+            true => format!("ringbuf,id=console,size={CONSOLE_BYTES}"),
+            false => format!("{},logfile={file},logappend=on", socket("console", &dir.tty())),
+        };
+        self.add(&["-chardev", &console, "-serial", "chardev:console"]);
     }
-    add(&["-object", "rng-builtin,id=rng", "-device", "virtio-rng-pci,rng=rng"]);
-    if let Some(cable) = cable {
+
+    /// For volumes that come and go.
+    fn ports(&mut self, count: u8) {
+        for port in 0..count {
+            // In one slot of the root bus. A guest's disks need no ports of the old kind, of which there are few.
+            let first = if port == 0 { ",multifunction=on" } else { "" };
+            let at = format!("chassis={},slot={port},addr={PORTS_SLOT}.{port}{first}", port + 1);
+            let device = format!("pcie-root-port,id=port{port},bus=pcie.0,{at},io-reserve=0");
+            self.add(&["-device", &device]);
+        }
+    }
+
+    fn disks(&mut self, spec: &VmSpec, volume_socket: &Path) {
+        // The state of a TPM is its own program's ([`crate::vm::tpm`]).
+        let own = spec.disks.iter().enumerate().filter(|(_, disk)| disk.role != DiskRole::Tpm);
+        for (index, disk) in own {
+            self.add(&["-blockdev", &block_node(disk, volume_socket)]);
+            if disk.role.is_disk_of_guest() {
+                self.add(&["-device", &block_device(spec, disk, index).to_string()]);
+            }
+        }
+    }
+
+    /// The serial ports over which the guest talks with the agent, and with them what only some VMs have: a balloon, and a watchdog.
+    fn channels_and_balloon(&mut self, spec: &VmSpec, dir: &VmDir) {
+        let port = |number: u32, chardev: &str, name: &str| {
+            format!("virtserialport,bus=channel.0,nr={number},chardev={chardev},name={name}")
+        };
+        self.add(&["-device", "virtio-serial-pci,id=channel"]);
+        self.add(&["-chardev", &socket("job", &dir.job())]);
+        self.add(&["-device", &port(1, "job", PORT_NAME)]);
+        if spec.machine.lasts {
+            self.add(&["-chardev", &socket("agent", &dir.guest_agent())]);
+        }
+        if spec.machine.lasts || spec.machine.balloon {
+            // A guest that uses it gives its free memory back to the host.
+            let reporting = if spec.locks_memory { "" } else { ",free-page-reporting=on" };
+            // Of a VM whose memory may be made smaller, the guest takes some back before it ends a program.
+            let back = if spec.machine.cpus_max == 0 { "" } else { ",deflate-on-oom=on" };
+            self.add(&["-device", &format!("virtio-balloon-pci,id=balloon{reporting}{back}")]);
+        }
+        if spec.machine.lasts {
+            // It resets a guest that has switched it on and hangs.
+            self.add(&["-device", "i6300esb,id=watchdog"]);
+            self.add(&["-device", &port(2, "agent", "org.qemu.guest_agent.0")]);
+        }
+    }
+
+    fn card(&mut self, network: &VmNetwork, cable: RawFd) {
         let tap = format!("tap,id=network,fd={cable},vhost=off");
-        let (netdev, own) = match &spec.network {
+        let (netdev, own) = match network {
             VmNetwork::None | VmNetwork::User => (
                 format!("stream,id=network,server=on,addr.type=fd,addr.str={cable}"),
                 String::new(),
@@ -193,22 +257,14 @@ pub fn arguments(
         };
         // Nothing boots from the network, so the card needs no ROM.
         let device = format!("virtio-net-pci,netdev=network,id=card,romfile={own}");
-        add(&["-netdev", &netdev, "-device", &device]);
+        self.add(&["-netdev", &netdev, "-device", &device]);
     }
-    if spec.machine.hardware.vnc {
-        add(&["-device", "VGA,id=screen", "-vnc", &format!("unix:{}", escape(&dir.vnc()))]);
+
+    fn screen(&mut self, dir: &VmDir) {
+        self.add(&["-device", "VGA,id=screen", "-vnc", &format!("unix:{}", escape(&dir.vnc()))]);
         // A tablet says where the pointer is, so that the viewer's and the guest's are at one place. The keyboard is q35's own.
-        add(&["-device", "qemu-xhci,id=usb", "-device", "usb-tablet,bus=usb.0,id=pointer"]);
+        self.add(&["-device", "qemu-xhci,id=usb", "-device", "usb-tablet,bus=usb.0,id=pointer"]);
     }
-    if spec.tpm().is_some() {
-        add(&["-chardev", &format!("socket,id=tpm,path={}", escape(&dir.tpm()))]);
-        add(&["-tpmdev", "emulator,id=tpm,chardev=tpm", "-device", "tpm-crb,tpmdev=tpm"]);
-    }
-    if spec.arrives_by.is_some() {
-        // It arrives stopped. The agent first records that it has arrived, and then lets it run.
-        add(&["-S", "-incoming", "defer"]);
-    }
-    line
 }
 
 fn socket(id: &str, path: &Path) -> String {
