@@ -24,10 +24,11 @@ use hyper_util::service::TowerToHyperService;
 use perigee_model::Problem;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 
 use crate::guard::{self, Guard};
+use crate::identity::Identity;
 use crate::peer::Peer;
 use crate::seldom::Seldom;
 use places::{Place, Places};
@@ -181,48 +182,64 @@ pub(crate) async fn serve<L: Listener>(
         }
         stream.notice_loss();
         let stream = Impatient::new(stream, limits.silence);
-        let why = match places.take(address) {
+        match places.take(address) {
             Ok(place) => {
-                let (router, tls, peer) = (router.clone(), tls.clone(), plain);
-                let no_tls = Arc::clone(&no_tls);
-                tokio::spawn(async move {
-                    // A tunnel keeps it for longer than the conversation.
-                    let place = Some(Arc::new(place));
-                    let Some(tls) = tls else {
-                        return converse(stream, (address, peer, place), router, limits).await;
-                    };
-                    let error = match timeout(limits.handshake, tls.accept(stream)).await {
-                        Ok(Ok((stream, peer))) => {
-                            return converse(stream, (address, peer, place), router, limits).await;
-                        }
-                        // Whoever measures the way here only connects.
-                        Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => return,
-                        Ok(Err(error)) => error.to_string(),
-                        Err(_) => "it did not finish its handshake in time".to_owned(),
-                    };
-                    if let Some(count) = no_tls.happened() {
-                        tracing::info!(?address, %error, count, "no TLS with a client");
-                    }
-                });
-                continue;
+                let client = (address, plain, Some(Arc::new(place)));
+                let (router, tls, no_tls) = (router.clone(), tls.clone(), Arc::clone(&no_tls));
+                tokio::spawn(welcome(stream, client, router, tls, limits, no_tls));
             }
-            Err(why) => why,
-        };
-        if let Ok(refusal) = Arc::clone(&refusals).try_acquire_owned() {
-            let tls = tls.clone();
-            tokio::spawn(async move {
-                let _refusal = refusal;
-                let answer = async {
-                    match tls {
-                        None => refuse(stream, why).await,
-                        Some(tls) => refuse(tls.accept(stream).await?.0, why).await,
-                    }
-                };
-                // It does not matter whether the client reads the answer.
-                drop(timeout(REFUSAL_DEADLINE, answer).await);
-            });
+            Err(why) => {
+                // The connections beyond these are closed without a word.
+                if let Ok(refusal) = Arc::clone(&refusals).try_acquire_owned() {
+                    tokio::spawn(turn_away(stream, tls.clone(), why, refusal));
+                }
+            }
         }
     }
+}
+
+/// Serves one connection until its end: first the TLS handshake, where there is an identity, then the requests. A tunnel keeps the
+/// connection's place for longer than the conversation.
+async fn welcome<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    (address, plain, place): (ClientAddress, Peer, Option<Arc<Place>>),
+    router: Router,
+    tls: Option<Arc<Identity>>,
+    limits: Limits,
+    no_tls: Arc<Seldom>,
+) {
+    let Some(tls) = tls else {
+        return converse(stream, (address, plain, place), router, limits).await;
+    };
+    let error = match timeout(limits.handshake, tls.accept(stream)).await {
+        Ok(Ok((stream, peer))) => {
+            return converse(stream, (address, peer, place), router, limits).await;
+        }
+        // Whoever measures the way here only connects.
+        Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => return,
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "it did not finish its handshake in time".to_owned(),
+    };
+    if let Some(count) = no_tls.happened() {
+        tracing::info!(?address, %error, count, "no TLS with a client");
+    }
+}
+
+/// Tells a client for whom there is no place why, and closes the connection.
+async fn turn_away<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    tls: Option<Arc<Identity>>,
+    why: String,
+    _refusal: OwnedSemaphorePermit,
+) {
+    let answer = async {
+        match tls {
+            None => refuse(stream, why).await,
+            Some(tls) => refuse(tls.accept(stream).await?.0, why).await,
+        }
+    };
+    // It does not matter whether the client reads the answer.
+    drop(timeout(REFUSAL_DEADLINE, answer).await);
 }
 
 pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(

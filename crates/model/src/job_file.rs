@@ -93,6 +93,60 @@ pub enum InputSource {
     Repository(FileAddress),
 }
 
+/// The fields of a job file, in the order in which an error lists them.
+const FIELDS: [&str; 26] = [
+    "name",
+    "image",
+    "command",
+    "env",
+    "cpus",
+    "memory",
+    "root",
+    "output",
+    "volumes",
+    "inputs",
+    "outputs",
+    "outputs-to",
+    "keep-outputs",
+    "placement",
+    "writes",
+    "timeout",
+    "stop-grace",
+    "oom-kill",
+    "priority",
+    "restart",
+    "network",
+    "publish",
+    "count",
+    "mpi",
+    "firmware",
+    "tpm",
+];
+
+/// The fields that one job file has. Those that are left empty are not among them.
+struct Fields<'a>(BTreeMap<&'static str, Field<'a>>);
+
+impl<'a> Fields<'a> {
+    fn of(root: &Field<'a>) -> Result<Self, Problem> {
+        let found = FIELDS.into_iter().zip(root.fields(FIELDS)?);
+        Ok(Self(found.filter_map(|(name, field)| Some((name, field?))).collect()))
+    }
+
+    /// `name` is one of [`FIELDS`].
+    fn get(&self, name: &str) -> Option<&Field<'a>> {
+        debug_assert!(FIELDS.contains(&name), "FIELDS lacks {name}");
+        self.0.get(name)
+    }
+
+    fn read<T>(
+        &self,
+        name: &str,
+        reader: impl FnOnce(&Field<'a>) -> Result<T, Problem>,
+    ) -> Result<Option<T>, Problem> {
+        self.get(name).map(reader).transpose()
+    }
+}
+
 /// Parses a job file. Errors name `file_name`. Its stem is the job's default name.
 ///
 /// # Errors
@@ -100,99 +154,50 @@ pub enum InputSource {
 pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
     let document = Document::parse(file_name, text)?;
     let root = document.root();
-    let [
-        name,
-        image,
-        command,
-        env,
-        cpus,
-        memory,
-        root_size,
-        output,
-        volumes,
-        inputs,
-        outputs,
-        outputs_to,
-        keep_outputs,
-        placement,
-        writes,
-        timeout,
-        stop_grace,
-        oom_kill,
-        priority,
-        restart,
-        network,
-        publish,
-        count,
-        mpi,
-        firmware,
-        tpm,
-    ] = root.fields([
-        "name",
-        "image",
-        "command",
-        "env",
-        "cpus",
-        "memory",
-        "root",
-        "output",
-        "volumes",
-        "inputs",
-        "outputs",
-        "outputs-to",
-        "keep-outputs",
-        "placement",
-        "writes",
-        "timeout",
-        "stop-grace",
-        "oom-kill",
-        "priority",
-        "restart",
-        "network",
-        "publish",
-        "count",
-        "mpi",
-        "firmware",
-        "tpm",
-    ])?;
-    let image = image.ok_or_else(|| missing(&root, "image", "image: debian"))?;
-    let command = command.ok_or_else(|| missing(&root, "command", "command: echo hello"))?;
-    let has_output_room = output.is_some();
-    let (start, may_migrate) = read(placement, read_placement)?.unwrap_or((Start::Anywhere, true));
+    let fields = Fields::of(&root)?;
+    let image = fields.get("image").ok_or_else(|| missing(&root, "image", "image: debian"))?;
+    let command =
+        fields.get("command").ok_or_else(|| missing(&root, "command", "command: echo hello"))?;
+    let (start, may_migrate) =
+        fields.read("placement", read_placement)?.unwrap_or((Start::Anywhere, true));
     let spec = JobSpec {
-        name: read_name(name.as_ref(), &root, file_name)?,
+        name: read_name(fields.get("name"), &root, file_name)?,
         image: image.parse(ImageName::new)?,
-        command: read_command(&command)?,
-        env: read(env, read_env)?.unwrap_or_default(),
-        cpus: read(cpus, |f| read_number(f, &CPUS))?.unwrap_or(1),
-        memory_bytes: read(memory, |f| read_size(f, &MEMORY_BYTES))?
+        command: read_command(command)?,
+        env: fields.read("env", read_env)?.unwrap_or_default(),
+        cpus: fields.read("cpus", |f| read_number(f, &CPUS))?.unwrap_or(1),
+        memory_bytes: fields
+            .read("memory", |f| read_size(f, &MEMORY_BYTES))?
             .unwrap_or(MEMORY_BYTES_DEFAULT),
-        root_bytes: read(root_size, |f| read_size(f, &JOB_DISK_BYTES))?,
-        output_bytes: read(output, |f| read_size(f, &JOB_DISK_BYTES))?
+        root_bytes: fields.read("root", |f| read_size(f, &JOB_DISK_BYTES))?,
+        output_bytes: fields
+            .read("output", |f| read_size(f, &JOB_DISK_BYTES))?
             .unwrap_or(OUTPUT_BYTES_DEFAULT),
-        has_output_room,
-        volumes: read(volumes, read_volumes)?.unwrap_or_default(),
-        outputs: read(outputs, read_outputs)?.unwrap_or_else(|| vec!["/output".to_owned()]),
-        outputs_to: read(outputs_to, read_outputs_to)?,
-        keep_outputs_s: read(keep_outputs, read_keep_outputs)?,
+        has_output_room: fields.get("output").is_some(),
+        volumes: fields.read("volumes", read_volumes)?.unwrap_or_default(),
+        outputs: fields
+            .read("outputs", read_outputs)?
+            .unwrap_or_else(|| vec!["/output".to_owned()]),
+        outputs_to: fields.read("outputs-to", read_outputs_to)?,
+        keep_outputs_s: fields.read("keep-outputs", read_keep_outputs)?,
         start,
         may_migrate,
-        writes: read(writes, read_writes)?.unwrap_or(LeaveSite::Never),
-        timeout_s: read(timeout, read_timeout)?,
-        stop_grace_s: read(stop_grace, read_stop_grace)?.unwrap_or(STOP_GRACE_S_DEFAULT),
-        oom_kill: read(oom_kill, read_oom_kill)?.unwrap_or_default(),
+        writes: fields.read("writes", read_writes)?.unwrap_or(LeaveSite::Never),
+        timeout_s: fields.read("timeout", read_timeout)?,
+        stop_grace_s: fields.read("stop-grace", read_stop_grace)?.unwrap_or(STOP_GRACE_S_DEFAULT),
+        oom_kill: fields.read("oom-kill", read_oom_kill)?.unwrap_or_default(),
         inputs: None,
         owner: DEFAULT_OWNER.to_owned(),
-        priority: read(priority, |f| read_number(f, &PRIORITY))?.unwrap_or_default(),
-        restart: read(restart, read_restart)?.unwrap_or_default(),
-        network: read(network, read_network)?.unwrap_or_default(),
-        publish: read(publish, read_publish)?.unwrap_or_default(),
-        count: read(count, |f| read_number(f, &MEMBERS))?.unwrap_or(1),
-        mpi: read(mpi, read_bool)?.unwrap_or_default(),
-        firmware: read(firmware, |f| f.parse(str::parse))?.unwrap_or_default(),
-        tpm: read(tpm, read_bool)?.unwrap_or_default(),
+        priority: fields.read("priority", |f| read_number(f, &PRIORITY))?.unwrap_or_default(),
+        restart: fields.read("restart", read_restart)?.unwrap_or_default(),
+        network: fields.read("network", read_network)?.unwrap_or_default(),
+        publish: fields.read("publish", read_publish)?.unwrap_or_default(),
+        count: fields.read("count", |f| read_number(f, &MEMBERS))?.unwrap_or(1),
+        mpi: fields.read("mpi", read_bool)?.unwrap_or_default(),
+        firmware: fields.read("firmware", |f| f.parse(str::parse))?.unwrap_or_default(),
+        tpm: fields.read("tpm", read_bool)?.unwrap_or_default(),
     };
-    let inputs = read(inputs, read_inputs)?.unwrap_or_default();
+    let inputs = fields.read("inputs", read_inputs)?.unwrap_or_default();
     spec.check()?;
     Ok(JobFile { spec, inputs })
 }

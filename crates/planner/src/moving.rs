@@ -5,7 +5,7 @@ use perigee_model::phases::TOTAL_MAX_S;
 use perigee_model::units::{format_bytes, format_seconds};
 
 use crate::experience::{Experience, PAUSE_ROUND_TRIPS, PREPARE_ROUND_TRIPS};
-use crate::facts::{Cluster, DiskFacts};
+use crate::facts::{Cluster, DiskFacts, LinkFacts};
 use crate::figures::Figures;
 use crate::modes::{self, Memory, Mode};
 use crate::refused::Refused;
@@ -114,21 +114,7 @@ pub fn move_cost(
     let link = cluster.link(to, from)?;
     figures.link(link, cluster.probe_request_bytes);
     let rate = link.rate_for_moves();
-    if let Some(most) = link.moves.max_bytes_per_s {
-        let most = whole_bytes(most as f64);
-        figures.measured(format!("other VMs use this link: a move gets {most}/s"));
-    }
-    let wait_s = link.moves.wait_s;
-    match wait_s {
-        Some(wait_s) if wait_s > 0.0 => {
-            let wait = format_seconds(wait_s);
-            figures.measured(format!("moves before it over this link take {wait} more"));
-        }
-        Some(_) => {}
-        None => {
-            figures.measured("it is not known when the moves before it over this link end".into());
-        }
-    }
+    describe_sharing(link, &mut figures);
     let dirty_rate = match dirty {
         Dirty::Measured(dirty_rate) => {
             figures.measured(format!("memory changes at {}/s", whole_bytes(dirty_rate)));
@@ -170,7 +156,26 @@ pub fn move_cost(
     let total_s = prepare_s + copy_s + pause_s;
     let job_s = pause_s + copying.lost_s;
     let (mode, figures) = (copying.mode, figures.into_vec());
+    let wait_s = link.moves.wait_s;
     Ok(MoveCost { total_s, wait_s, prepare_s, copy_s, pause_s, job_s, bytes, mode, figures })
+}
+
+/// What other VMs leave of a link to a move, and for how long moves before it have the link.
+fn describe_sharing(link: &LinkFacts, figures: &mut Figures) {
+    if let Some(most) = link.moves.max_bytes_per_s {
+        let most = whole_bytes(most as f64);
+        figures.measured(format!("other VMs use this link: a move gets {most}/s"));
+    }
+    match link.moves.wait_s {
+        Some(wait_s) if wait_s > 0.0 => {
+            let wait = format_seconds(wait_s);
+            figures.measured(format!("moves before it over this link take {wait} more"));
+        }
+        Some(_) => {}
+        None => {
+            figures.measured("it is not known when the moves before it over this link end".into());
+        }
+    }
 }
 
 fn would_not_converge(from: &HostId, to: &HostId, dirty_rate: f64, rate: f64) -> Refused {

@@ -188,29 +188,9 @@ impl Run<'_> {
         work: &Work,
         read: impl FnOnce(Option<ChildStdout>) -> F,
     ) -> Result<Said<T>, Problem> {
-        let cannot_run = |error: io::Error| {
-            let name = self.program.name();
-            let why = format!("can't run {name} as a user of its own without network: {error}");
-            let problem = Problem::internal(self.what, why);
-            match error.kind() {
-                io::ErrorKind::NotFound => {
-                    problem.next(format!("install the package {}", self.program.package()))
-                }
-                _ => problem.next(
-                    "the volume server needs the rights of root for this, also in a container, or a kernel that gives \
-                     each user user namespaces",
-                ),
-            }
-        };
-        let has_room = || match self.output.or(self.edits).map(|(file, _)| check_room(file)) {
-            None | Some(Ok(())) => Ok(()),
-            Some(Err(error)) if error.kind() == io::ErrorKind::StorageFull => {
-                Err(no_room(self.what))
-            }
-            Some(Err(error)) => Err(Problem::internal(self.what, error)),
-        };
-        has_room()?;
-        let mut process = self.command().and_then(|mut c| c.spawn()).map_err(cannot_run)?;
+        self.check_room()?;
+        let mut process =
+            self.command().and_then(|mut c| c.spawn()).map_err(|error| self.cannot_run(error))?;
         let pid = process.id();
         // Also when nobody waits for it any more: nothing that it has started goes on.
         let end = users::End::of(self.user, pid);
@@ -231,10 +211,10 @@ impl Run<'_> {
                     };
                     break Problem::invalid(self.what, why);
                 }
-                Ok(ended) => return ended.map_err(cannot_run),
+                Ok(ended) => return ended.map_err(|error| self.cannot_run(error)),
                 Err(_) => {}
             }
-            if let Err(problem) = has_room() {
+            if let Err(problem) = self.check_room() {
                 break problem;
             }
             let now = Footprint::of(pid, writes);
@@ -254,6 +234,32 @@ impl Run<'_> {
             );
         }
         Err(given_up)
+    }
+
+    fn cannot_run(&self, error: io::Error) -> Problem {
+        let name = self.program.name();
+        let why = format!("can't run {name} as a user of its own without network: {error}");
+        let problem = Problem::internal(self.what, why);
+        match error.kind() {
+            io::ErrorKind::NotFound => {
+                problem.next(format!("install the package {}", self.program.package()))
+            }
+            _ => problem.next(
+                "the volume server needs the rights of root for this, also in a container, or a kernel that gives \
+                 each user user namespaces",
+            ),
+        }
+    }
+
+    /// Whether the filesystem of the file that it writes still has room.
+    fn check_room(&self) -> Result<(), Problem> {
+        match self.output.or(self.edits).map(|(file, _)| check_room(file)) {
+            None | Some(Ok(())) => Ok(()),
+            Some(Err(error)) if error.kind() == io::ErrorKind::StorageFull => {
+                Err(no_room(self.what))
+            }
+            Some(Err(error)) => Err(Problem::internal(self.what, error)),
+        }
     }
 
     fn command(&self) -> io::Result<Command> {

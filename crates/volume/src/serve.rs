@@ -119,36 +119,14 @@ async fn run(config: Config, stopped: BoxFuture<'static, ()>) -> Result<(), Prob
     let listeners = try_join_all(config.nbd.iter().map(Listener::bind)).await?;
     let portals = config.iscsi.listen.iter().map(|address| perigee_iscsi::Listener::bind(address));
     let portals = try_join_all(portals).await?;
-    let known = config.iscsi.known_clients(&pool, config.remotes.network.identity().is_some())?;
-    if !config.iscsi.listen.is_empty()
-        && let Some(warning) = known.warning().await?
-    {
-        tracing::warn!("{warning}");
-    }
-    let target = Target::new(perigee_iscsi::Options {
-        exports: exports.clone(),
-        clients: Arc::new(known),
-        keep: Arc::new(Kept(pool.clone())),
-        sessions_max: config.clients.clients_max,
-    });
+    let target = target(&config, &pool, &exports).await?;
     let stop = CancellationToken::new();
     let vm_sockets =
         Arc::new(VmSockets::load(config.vm_sockets.clone(), server_id, server.clone()).await?);
     let nbd = tokio::spawn(server.serve(listeners, stop.clone()));
     let iscsi = tokio::spawn(target.serve(portals, stop.clone()));
     let sources = Arc::new(Sources::new(&config.image_dirs, &config.pool)?);
-    let (kept, filled, swept) = (pool.clone(), pool.clone(), pool.clone());
-    let uploads = sources.clone();
-    let background = [
-        keep_running("the keeper of layers", move || kept.clone().keep()),
-        keep_running("the completing of copies", move || {
-            filled.clone().fill_copies(config.remotes.fill_bytes_per_s)
-        }),
-        keep_running("the removal of used clones", move || {
-            swept.clone().keep_dropping_spent_clones()
-        }),
-        keep_running("the removal of old uploads", move || uploads.clone().keep_removing_old()),
-    ];
+    let background = background(&config, &pool, &sources);
     let control = Control {
         pool: pool.clone(),
         exports,
@@ -177,6 +155,50 @@ async fn run(config: Config, stopped: BoxFuture<'static, ()>) -> Result<(), Prob
     background.iter().for_each(JoinHandle::abort);
     pool.stop_work();
     stop.cancel();
+    drain(nbd, iscsi, &vm_sockets).await;
+    if let Ok(trace) = stats.stop_trace() {
+        tracing::info!(file = %trace.file.display(), requests = trace.requests, "ended the trace");
+    }
+    pool.flush().await?;
+    ended
+}
+
+/// The iSCSI target, which may listen nowhere.
+async fn target(
+    config: &Config,
+    pool: &Arc<Pool>,
+    exports: &Arc<PoolExports>,
+) -> Result<Target, Problem> {
+    let known = config.iscsi.known_clients(pool, config.remotes.network.identity().is_some())?;
+    if !config.iscsi.listen.is_empty()
+        && let Some(warning) = known.warning().await?
+    {
+        tracing::warn!("{warning}");
+    }
+    Ok(Target::new(perigee_iscsi::Options {
+        exports: exports.clone(),
+        clients: Arc::new(known),
+        keep: Arc::new(Kept(pool.clone())),
+        sessions_max: config.clients.clients_max,
+    }))
+}
+
+/// What goes on as long as the server runs, without being asked to.
+fn background(config: &Config, pool: &Arc<Pool>, sources: &Arc<Sources>) -> [JoinHandle<()>; 4] {
+    let (kept, filled, swept) = (pool.clone(), pool.clone(), pool.clone());
+    let (uploads, bytes_per_s) = (sources.clone(), config.remotes.fill_bytes_per_s);
+    [
+        keep_running("the keeper of layers", move || kept.clone().keep()),
+        keep_running("the completing of copies", move || filled.clone().fill_copies(bytes_per_s)),
+        keep_running("the removal of used clones", move || {
+            swept.clone().keep_dropping_spent_clones()
+        }),
+        keep_running("the removal of old uploads", move || uploads.clone().keep_removing_old()),
+    ]
+}
+
+/// Waits until the connections, which were told to end, have ended; after [`DRAIN_MAX`] it cuts them.
+async fn drain(nbd: JoinHandle<()>, iscsi: JoinHandle<()>, vm_sockets: &VmSockets) {
     let (cut_nbd, cut_iscsi) = (nbd.abort_handle(), iscsi.abort_handle());
     let drained = futures_util::future::join3(nbd, iscsi, vm_sockets.drain());
     if tokio::time::timeout(DRAIN_MAX, drained).await.is_err() {
@@ -184,11 +206,6 @@ async fn run(config: Config, stopped: BoxFuture<'static, ()>) -> Result<(), Prob
         cut_nbd.abort();
         cut_iscsi.abort();
     }
-    if let Ok(trace) = stats.stop_trace() {
-        tracing::info!(file = %trace.file.display(), requests = trace.requests, "ended the trace");
-    }
-    pool.flush().await?;
-    ended
 }
 
 /// Runs work that has no end in a task of its own, and starts it again after a panic.

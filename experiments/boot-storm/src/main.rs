@@ -19,7 +19,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
@@ -179,6 +179,19 @@ fn boot_of(script: &Script) -> Boot {
     }
 }
 
+/// What one storm showed.
+struct Measured {
+    storm: replay::Storm,
+    server_cpu_s: f64,
+    memory_peak_mib: f64,
+    source_read_mib: f64,
+    /// `None` without a disk for the clients' own data.
+    private_read_mib: Option<f64>,
+    /// `None` if the storm was not traced; so is `placement`.
+    cache: Option<Cache>,
+    placement: Option<Placement>,
+}
+
 impl Measure<'_> {
     fn all(&self, results: &mut Results) -> Result<()> {
         let rounds = if self.arguments.quick { 1 } else { self.arguments.rounds };
@@ -288,7 +301,7 @@ impl Measure<'_> {
         source: &mut LoopDisk,
         mut private: Option<&mut LoopDisk>,
     ) -> Result<Case> {
-        let Setting { server, round, pace, memory_max_mib, reads_per_s_max, allocation, traced } =
+        let Setting { server, round, pace, memory_max_mib, reads_per_s_max, allocation, .. } =
             setting;
         interrupt::check()?;
         self.places(source, private.as_deref()).make_disks(server, self.clients, &self.script)?;
@@ -298,10 +311,51 @@ impl Measure<'_> {
         }
         let private = private.as_deref();
         let places = self.places(source, private);
-        let mut limits = vec![(&*source, reads_per_s_max)];
+        // The server has ended when this returns, with an error too.
+        let measured = self.measure(setting, &places, source, private);
+        let removed = places.remove_disks(server, self.clients);
+        let measured = measured?;
+        removed?;
+        let responses = Responses::of(&measured.storm);
+        let up_s: Vec<f64> = measured.storm.up.iter().map(Duration::as_secs_f64).collect();
+        let case = Case {
+            server,
+            round,
+            pace,
+            layout,
+            allocation,
+            memory_max_mib,
+            reads_per_s_max,
+            last_up_s: up_s.last().copied().context("a client that is up")?,
+            median_up_s: median(up_s.iter().copied()).unwrap_or_default(),
+            mean_response_ms: responses.mean_ms,
+            p99_response_ms: responses.p99_ms,
+            server_cpu_s: measured.server_cpu_s,
+            memory_peak_mib: measured.memory_peak_mib,
+            source_device_read_mib: measured.source_read_mib,
+            private_device_read_mib: measured.private_read_mib,
+            response_ms: responses.over_time,
+            cache: measured.cache,
+            placement: measured.placement,
+        };
+        self.say(&line(&case));
+        Ok(case)
+    }
+
+    /// Starts the server, lets all clients boot, and reads the meters.
+    fn measure(
+        &self,
+        setting: Setting,
+        places: &Places<'_>,
+        source: &LoopDisk,
+        private: Option<&LoopDisk>,
+    ) -> Result<Measured> {
+        let Setting { server, pace, memory_max_mib, reads_per_s_max, allocation, traced, .. } =
+            setting;
+        let mut limits = vec![(source, reads_per_s_max)];
         limits.extend(private.map(|disk| (disk, reads_per_s_max)));
         let group = Group::make("server", memory_max_mib.map(|mib| mib << 20), &limits)?;
-        let mut running = Running::start(server, &places, &group, self.clients)?;
+        let mut running = Running::start(server, places, &group, self.clients)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         if allocation == Allocation::Fixed {
             runtime.block_on(replay::touch(&self.script, &running.disks))?;
@@ -319,54 +373,28 @@ impl Measure<'_> {
                 storm = replay::run(&self.script, &disks, pace) => storm,
                 ended = running.ended() => Err(ended),
             }
-        });
-        let storm = match storm {
-            Ok(storm) => storm,
-            Err(error) => {
-                drop((running, group));
-                places.remove_disks(server, self.clients)?;
-                return Err(error);
-            }
-        };
+        })?;
         drop(runtime);
-        let server_cpu_s = running.cpu_s()? - cpu_before_s;
-        let source_read = source.read_bytes()? - read_before.0;
         let private_read = private.map(LoopDisk::read_bytes).transpose()?;
         let private_read = private_read.zip(read_before.1).map(|(after, before)| after - before);
-        let memory_peak_mib = mib(group.memory_peak_bytes()?);
-        let cache = if traced { Some(places.stop_trace(&trace)?) } else { None };
-        let placement = if traced {
-            Some(Placement::of_trace(&fs::read(&trace)?, &places.layers(self.clients)?)?)
-        } else {
-            None
-        };
-        drop(running);
-        drop(group);
-        places.remove_disks(server, self.clients)?;
-        let responses = Responses::of(&storm);
-        let up_s: Vec<f64> = storm.up.iter().map(std::time::Duration::as_secs_f64).collect();
-        let case = Case {
-            server,
-            round,
-            pace,
-            layout,
-            allocation,
-            memory_max_mib,
-            reads_per_s_max,
-            last_up_s: up_s.last().copied().context("a client that is up")?,
-            median_up_s: median(up_s.iter().copied()).unwrap_or_default(),
-            mean_response_ms: responses.mean_ms,
-            p99_response_ms: responses.p99_ms,
+        let (server_cpu_s, memory_peak_mib) =
+            (running.cpu_s()? - cpu_before_s, mib(group.memory_peak_bytes()?));
+        let source_read_mib = mib(source.read_bytes()? - read_before.0);
+        let (mut cache, mut placement) = (None, None);
+        if traced {
+            cache = Some(places.stop_trace(&trace)?);
+            placement =
+                Some(Placement::of_trace(&fs::read(&trace)?, &places.layers(self.clients)?)?);
+        }
+        Ok(Measured {
+            storm,
             server_cpu_s,
             memory_peak_mib,
-            source_device_read_mib: mib(source_read),
-            private_device_read_mib: private_read.map(mib),
-            response_ms: responses.over_time,
+            source_read_mib,
+            private_read_mib: private_read.map(mib),
             cache,
             placement,
-        };
-        self.say(&line(&case));
-        Ok(case)
+        })
     }
 
     fn keep(&self, results: &Results) -> Result<()> {

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -52,32 +52,8 @@ pub fn run(
             return Ok((code, CommandEnd::default()));
         }
     }
-    let fifo = Path::new(progress::FIFO_PATH);
-    let progress = ProgressReader::start(fifo, Arc::clone(outbox))?;
-    let mut child = Command::new("/bin/sh")
-        .args(["-c", ENTER_CGROUP, NAME])
-        .arg(cgroup.procs_file())
-        .args(&seed.command)
-        .current_dir(directory)
-        .env_clear()
-        .env("PATH", program::PATH)
-        .env("HOME", "/root")
-        .env("USER", "root")
-        .env("LOGNAME", "root")
-        .env("SHELL", "/bin/sh")
-        .env("TMPDIR", "/tmp")
-        .env("LANG", "C.UTF-8")
-        .envs(&seed.env)
-        .env("PERIGEE_JOB", &seed.job)
-        .env("PERIGEE_PROGRESS", fifo)
-        .env("PERIGEE_OUTPUT", output)
-        .envs(seed.gang.iter().flat_map(gang::environment))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .spawn()
-        .map_err(Error::io("start the command"))?;
+    let progress = ProgressReader::start(Path::new(progress::FIFO_PATH), Arc::clone(outbox))?;
+    let mut child = start(seed, cgroup, directory, output)?;
     let readers = [
         child.stdout.take().map(|pipe| read_log(pipe, LogStream::Stdout, outbox)),
         child.stderr.take().map(|pipe| read_log(pipe, LogStream::Stderr, outbox)),
@@ -98,18 +74,13 @@ pub fn run(
             Wake::Asked => break Some(Stopped::Cancelled),
         }
     };
-    let mut stop = cgroup.stop(grace);
-    if let Some(why) = why {
-        say(&being_stopped(why, seed));
-        loop {
-            stop.end_all()?;
-            // One that has just been started may not have been in the cgroup yet.
-            if wishes.ends_within(STOP_AGAIN) {
-                break;
-            }
+    let outlived_grace = match why {
+        None => false,
+        Some(why) => {
+            say(&being_stopped(why, seed));
+            stop(cgroup, grace, wishes)?
         }
-    }
-    let outlived_grace = stop.killed;
+    };
     let status = wishes.wait_for_end().map_err(Error::io("wait for the command"))?;
     // Processes that the command left in the background would keep the disks and the pipes open.
     cgroup.end_all(grace)?;
@@ -122,6 +93,46 @@ pub fn run(
     progress.finish();
     let end = CommandEnd { signal: status.signal(), stopped: why, outlived_grace };
     Ok((exit_code(status, why.is_some()), end))
+}
+
+/// Starts the command in the cgroup, with nothing of the runner's own environment.
+fn start(seed: &Seed, cgroup: &JobCgroup, directory: &Path, output: &Path) -> Result<Child, Error> {
+    Command::new("/bin/sh")
+        .args(["-c", ENTER_CGROUP, NAME])
+        .arg(cgroup.procs_file())
+        .args(&seed.command)
+        .current_dir(directory)
+        .env_clear()
+        .env("PATH", program::PATH)
+        .env("HOME", "/root")
+        .env("USER", "root")
+        .env("LOGNAME", "root")
+        .env("SHELL", "/bin/sh")
+        .env("TMPDIR", "/tmp")
+        .env("LANG", "C.UTF-8")
+        .envs(&seed.env)
+        .env("PERIGEE_JOB", &seed.job)
+        .env("PERIGEE_PROGRESS", progress::FIFO_PATH)
+        .env("PERIGEE_OUTPUT", output)
+        .envs(seed.gang.iter().flat_map(gang::environment))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .map_err(Error::io("start the command"))
+}
+
+/// Ends all of the job's processes, and says whether one of them had to be killed because it outlived the time of grace.
+fn stop(cgroup: &JobCgroup, grace: Duration, wishes: &Wishes) -> Result<bool, Error> {
+    let mut stop = cgroup.stop(grace);
+    loop {
+        stop.end_all()?;
+        // One that has just been started may not have been in the cgroup yet.
+        if wishes.ends_within(STOP_AGAIN) {
+            return Ok(stop.killed);
+        }
+    }
 }
 
 fn being_stopped(why: Stopped, seed: &Seed) -> String {

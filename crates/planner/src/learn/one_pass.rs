@@ -60,9 +60,70 @@ pub(super) fn one_pass(
         "one pass over the data, 128 KiB at a time, and a wait for the network at one of 8 reads",
     );
     let none = seen.words();
-    let mut local_s = 0.0;
-    let mut volumes = Vec::new();
     let mut unknown = vec![Unknown { part: Part::Cpu, why: none.clone() }];
+    let (volumes, local_s) = volumes_of(cluster, job, figures, &mut unknown)?;
+    let reads: f64 = volumes.iter().map(|volume| volume.reads).sum();
+    if reads > 0.0 {
+        let why = format!("how it reads its data is not known: {none}");
+        unknown.push(Unknown { part: Part::Network, why });
+    }
+    let cpu = seen.like_them(job, COMPUTED_S, |run| {
+        let factor = cpu_factor(cluster, &run.host).0.expected;
+        Some(run.cpu_s / factor)
+    });
+    let round_trips = seen.like_them(job, ROUND_TRIPS, |run| {
+        let reads = whole_reads(run.traits.data_bytes.iter().sum());
+        Some(run.round_trips_seen()? / reads).filter(|_| reads > 0.0)
+    });
+    let local = Spread::between(local_s / ONE_PASS_FACTOR, local_s, local_s * ONE_PASS_FACTOR);
+    let (least, expected, most) = BYTES;
+    Ok(Learned {
+        basis: Basis::OnePass,
+        mean: cpu.together(local),
+        mean_round_trip_s: 0.0,
+        bytes: Spread::between(least, expected, most),
+        round_trips: round_trips.times(reads),
+        cpu,
+        local_share: 1.0,
+        volumes: volumes.into_iter().map(|volume| volume.learned(reads)).collect(),
+        vcpus: job.traits.cpus,
+        requests: reads,
+        repeated: REPEATED,
+        unknown,
+    })
+}
+
+/// A volume that is read once.
+struct Volume {
+    /// Requests of [`READ_AHEAD_BYTES`].
+    reads: f64,
+    only_read: bool,
+    bytes: f64,
+}
+
+impl Volume {
+    /// `reads` are the requests to all of the job's volumes.
+    fn learned(self, reads: f64) -> VolumeLearned {
+        VolumeLearned {
+            share: if reads > 0.0 { self.reads / reads } else { 0.0 },
+            // What it writes is not known.
+            read_share: if self.only_read { 1.0 } else { 0.0 },
+            read_time_share: 1.0,
+            bytes: self.bytes,
+            waited_bytes: self.bytes,
+            sent_bytes: self.bytes,
+        }
+    }
+}
+
+/// The job's volumes, and the seconds that the disks of their homes take to read all of them, as far as the disks are measured.
+fn volumes_of(
+    cluster: &Cluster,
+    job: &JobFacts,
+    figures: &mut Figures,
+    unknown: &mut Vec<Unknown>,
+) -> Result<(Vec<Volume>, f64), Refused> {
+    let (mut volumes, mut local_s) = (Vec::new(), 0.0);
     for volume in &job.volumes {
         figures.measured(format!(
             "volume {} at {} holds {}",
@@ -79,50 +140,10 @@ pub(super) fn one_pass(
                 unknown.push(Unknown { part: Part::LocalIo, why });
             }
         }
-        // What it writes is not known.
-        let read_share = if volume.only_read { 1.0 } else { 0.0 };
-        volumes.push((reads, read_share, volume.allocated_bytes as f64));
+        let (only_read, bytes) = (volume.only_read, volume.allocated_bytes as f64);
+        volumes.push(Volume { reads, only_read, bytes });
     }
-    let reads: f64 = volumes.iter().map(|(reads, ..)| reads).sum();
-    if reads > 0.0 {
-        let why = format!("how it reads its data is not known: {none}");
-        unknown.push(Unknown { part: Part::Network, why });
-    }
-    let cpu = seen.like_them(job, COMPUTED_S, |run| {
-        let factor = cpu_factor(cluster, &run.host).0.expected;
-        Some(run.cpu_s / factor)
-    });
-    let round_trips = seen.like_them(job, ROUND_TRIPS, |run| {
-        let reads = whole_reads(run.traits.data_bytes.iter().sum());
-        Some(run.round_trips_seen()? / reads).filter(|_| reads > 0.0)
-    });
-    let local = Spread::between(local_s / ONE_PASS_FACTOR, local_s, local_s * ONE_PASS_FACTOR);
-    let share = |(of_volume, read_share, bytes)| {
-        let share = if reads > 0.0 { of_volume / reads } else { 0.0 };
-        VolumeLearned {
-            share,
-            read_share,
-            read_time_share: 1.0,
-            bytes,
-            waited_bytes: bytes,
-            sent_bytes: bytes,
-        }
-    };
-    let (least, expected, most) = BYTES;
-    Ok(Learned {
-        basis: Basis::OnePass,
-        mean: cpu.together(local),
-        mean_round_trip_s: 0.0,
-        bytes: Spread::between(least, expected, most),
-        round_trips: round_trips.times(reads),
-        cpu,
-        local_share: 1.0,
-        volumes: volumes.into_iter().map(share).collect(),
-        vcpus: job.traits.cpus,
-        requests: reads,
-        repeated: REPEATED,
-        unknown,
-    })
+    Ok((volumes, local_s))
 }
 
 fn whole_reads(bytes: u64) -> f64 {
