@@ -4,8 +4,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use perigee_http::authority::{CERTIFICATE_LIFE, NewKey, now_ms};
-use perigee_http::identity::{Credentials, REVOKED_FILE, Revoked, list_id};
+use perigee_http::authority::NewKey;
+use perigee_http::certificate::Credentials;
+use perigee_http::certificate::{CERTIFICATE_LIFE, now_ms};
+use perigee_http::identity::REVOKED_FILE;
+use perigee_http::trust::{Revoked, list_id};
 use perigee_http::{Client, Identity, write_private};
 use perigee_model::enrol::{Enrolled, RenewCertificate};
 use perigee_model::{HostId, Problem};

@@ -1,6 +1,6 @@
 //! The figures of this host and its VMs, for Prometheus.
 
-use perigee_http::authority::now_ms;
+use perigee_http::certificate::now_ms;
 use perigee_http::terms::Terms;
 use perigee_model::VmId;
 use perigee_model::exposition::{Kind, Page};

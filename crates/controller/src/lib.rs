@@ -10,7 +10,7 @@
 //! | What do hosts have that no record names, and what is done with it? | `storage/unknown.rs`; why a host does not end it for a new VM of its name: `model/src/starts.rs` |
 //! | How does a job run in an image without the runner? | `add_runner` in `jobs/stage.rs`; in the guest: `START_RUNNER` in `guest/nocloud.rs`, `guest/runner/src/cloud_init.rs` |
 //! | What does cloud-init read in such a VM, and in a job's whose image has no runner? | `guest/nocloud.rs`; the filesystem of that disk: `guest/fat.rs`; which user-data is refused: `guest/user_data.rs` |
-//! | What becomes of a copy whose source host is gone? | `storage/images/sources.rs` (another source is chosen), `store/src/sources.rs` (whether it will do), `store/src/remote.rs` (the copy goes on from it) |
+//! | What becomes of a copy whose source host is gone? | `storage/images/sources.rs` (another source is chosen), `store/src/copies/sources.rs` (whether it will do), `store/src/layers/remote.rs` (the copy goes on from it) |
 //! | Which VM has which network card? | `kind_of` in `networks.rs` |
 //! | How did a command end, and which files are not among a job's outputs? | `jobs/ended.rs`, `files/outputs/left_out.rs`; in the guest: `guest/runner/src/command.rs`, `guest/runner/src/processes.rs`, `guest/runner/src/outputs.rs`; the guest's clock: `guest/runner/src/clock.rs` |
 //! | How is a VM changed while it runs? | `vms/live.rs`; at the host: `agent/src/vm/owner/change.rs`, `agent/src/vm/since.rs` (what differs from the VM's spec since) |
@@ -22,7 +22,7 @@
 //! | Who says at which site a host is? | its agent the first time, then an admin: `check_site` in `hosts/mod.rs` |
 //! | How is staging kept from starving VMs on the network? | `files/pace.rs` |
 //! | How do inputs get to the job's host, and when are they removed? | `files/inputs/staging.rs`, `files/inputs/ahead.rs`, `files/inputs/collect.rs` |
-//! | Which volumes and images of another host may a host open over NBD? | images and layers whose layer's id it was told (`by_layer` in `storage/images.rs`), and the volumes that the controller has let it: `store/src/openers.rs`; checked: `check_opener` in `volume/src/exports.rs`; told, and let out again: `admissions.rs`; what it has open ends: `volume/src/admissions.rs` |
+//! | Which volumes and images of another host may a host open over NBD? | images and layers whose layer's id it was told (`by_layer` in `storage/images.rs`), and the volumes that the controller has let it: `store/src/homes/admissions.rs`; checked: `check_opener` in `volume/src/exports.rs`; told, and let out again: `admissions.rs`; what it has open ends: `volume/src/admissions.rs` |
 //! | Whose is a volume that a host has and the controller does not know? | nobody's: `find` and `adopt` in `storage/volumes.rs` |
 //! | What waits for a volume that moves, and what does the volume wait for? | `cluster/index/homes.rs`, `jobs/homes.rs` |
 //! | How do migrations share a link? | `migration/sharing.rs` (turns, the largest share, the time left); the queues: `cluster/lanes.rs` |

@@ -16,7 +16,7 @@ use std::time::Duration;
 use axum::extract::Request;
 use axum::response::Response;
 use futures_util::future::join_all;
-use perigee_http::authority::CERTIFICATE_LIFE;
+use perigee_http::certificate::CERTIFICATE_LIFE;
 use perigee_http::websocket::{self, Asked};
 use perigee_http::{Peer, Tunnel};
 use perigee_model::job::{Migration, Vm, VmVolume};

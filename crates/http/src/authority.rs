@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use perigee_model::{HostId, Problem};
 use rcgen::{
@@ -13,18 +13,17 @@ use rcgen::{
     Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber,
     SignatureAlgorithm, date_time_ymd,
 };
-use sha2::{Digest as _, Sha256};
 use tokio_rustls::rustls::pki_types::ServerName;
 
+use crate::certificate::{
+    CA_FILE, CERTIFICATE_LIFE, Certified, Credentials, PeerIdentity, certificates, fingerprint,
+    hex, now_ms, of_hex, since_1970,
+};
 use crate::files::{keep_entry, read, read_private, write_private};
-use crate::identity::{CA_FILE, Credentials, IDENTITY_FILE};
-use crate::peer::{Certified, PeerIdentity};
 
 /// The authority's key, beside its certificate. Whoever has it can be anybody in the cluster.
 pub const CA_KEY_FILE: &str = "ca.key";
 
-/// How long a certificate counts. It is renewed after a third of this time.
-pub const CERTIFICATE_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
 const AUTHORITY_LIFE: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
 /// How much the clocks of two hosts may differ.
 const CLOCK_SKEW_MAX: Duration = Duration::from_secs(3600);
@@ -53,15 +52,6 @@ pub struct NewKey(KeyPair);
 
 fn failed(error: impl std::fmt::Display) -> Problem {
     Problem::internal("can't make a certificate", error)
-}
-
-fn since_1970(time: SystemTime) -> Duration {
-    time.duration_since(UNIX_EPOCH).unwrap_or_default()
-}
-
-/// This moment, as certificates and lists of revoked ones have it.
-pub fn now_ms() -> u64 {
-    u64::try_from(since_1970(SystemTime::now()).as_millis()).unwrap_or(u64::MAX)
 }
 
 impl NewKey {
@@ -113,27 +103,6 @@ impl PublicKeyData for PublicKey {
     }
 }
 
-/// Lower-case hexadecimal digits.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// `None` if it is not hexadecimal, two digits for each byte.
-pub(crate) fn of_hex(text: &str) -> Option<Vec<u8>> {
-    let digits = text.as_bytes().chunks(2);
-    digits
-        .map(|two| {
-            let two = std::str::from_utf8(two).ok().filter(|two| two.len() == 2)?;
-            u8::from_str_radix(two, 16).ok().filter(|_| !two.starts_with('+'))
-        })
-        .collect()
-}
-
-/// The SHA-256 of a certificate, in hexadecimal.
-pub fn fingerprint(certificate_der: &[u8]) -> String {
-    hex(&Sha256::digest(certificate_der))
-}
-
 impl Authority {
     /// The authority in a directory. It is made if there is neither a directory nor a file in it.
     ///
@@ -152,7 +121,7 @@ impl Authority {
         let ca_pem = text(read(&dir.join(CA_FILE))?)?;
         let key_pem = text(read_private(&dir.join(CA_KEY_FILE))?)?;
         let key = KeyPair::from_pem(&key_pem).map_err(|e| unusable(&e))?;
-        let der = crate::identity::certificates(ca_pem.as_bytes()).map_err(|e| unusable(&e))?;
+        let der = certificates(ca_pem.as_bytes()).map_err(|e| unusable(&e))?;
         let public = key.public_key_raw();
         if !der[0].windows(public.len()).any(|part| part == public) {
             return Err(unusable(&"the key is not the one of the certificate"));
@@ -304,17 +273,6 @@ impl Authority {
             all.push((host, serde_json::from_slice(&note).map_err(|e| unusable(&e))?));
         }
         Ok(all)
-    }
-}
-
-impl Credentials {
-    /// Keeps them in a directory, which is made if it does not exist. Nobody else can read them there.
-    ///
-    /// # Errors
-    /// When a file can't be written.
-    pub fn save(&self, dir: &Path) -> Result<(), Problem> {
-        write_private(&dir.join(CA_FILE), &self.ca)?;
-        write_private(&dir.join(IDENTITY_FILE), &self.identity)
     }
 }
 

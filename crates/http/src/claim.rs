@@ -7,7 +7,7 @@ use perigee_model::Problem;
 use perigee_model::term::{Shown, SignedTerm, Term};
 use tokio::sync::watch;
 
-use crate::Network;
+use crate::network::Network;
 
 /// A controller's claim to command the hosts. When one host has shown a newer term, nothing is sent with it any more.
 #[derive(Debug)]

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use answer::Response;
+use answer::chain;
 use axum::body::Body;
 use axum::http::header::{
     AUTHORIZATION, CONNECTION, CONTENT_RANGE, CONTENT_TYPE, HeaderValue, RANGE,
@@ -37,7 +38,7 @@ use tokio_tungstenite::tungstenite::handshake::client::generate_key;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
 use crate::claim::Claim;
-use crate::network::{Network, authority_of};
+use crate::network::{Network, authority, authority_of};
 use crate::tunnel::{self, Tunnel};
 use crate::verify::Expected;
 use crate::websocket::{self, WebSocket};
@@ -604,16 +605,25 @@ fn root(error: &dyn std::error::Error) -> String {
     error.to_string()
 }
 
-/// An error with its sources, each of them once.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        let inner_text = inner.to_string();
-        if !text.contains(&inner_text) {
-            text = format!("{text}: {inner_text}");
-        }
-        source = inner.source();
+impl Network {
+    /// A client for an address that comes from another host. It is `http://HOST:PORT`, or `https://HOST:PORT` if the
+    /// network has TLS; never a unix socket.
+    ///
+    /// # Errors
+    /// `Invalid` when the address is anything else.
+    pub fn client(
+        &self,
+        address: &str,
+        expected: Expected,
+        answer_max: Duration,
+    ) -> Result<Client, Problem> {
+        let authority =
+            address.strip_prefix(self.scheme()).and_then(authority).ok_or_else(|| {
+                Problem::invalid(
+                    format!("can't use the address {address:?}"),
+                    format!("it is not {}HOST:PORT", self.scheme()),
+                )
+            })?;
+        Ok(Client::to_authority(address, authority, self, expected, answer_max))
     }
-    text
 }

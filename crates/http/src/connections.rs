@@ -4,7 +4,6 @@
 //! answer is disconnected. The other clients are not affected.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -29,7 +28,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 
 use crate::guard::{self, Guard};
 use crate::identity::Identity;
-use crate::peer::Peer;
+use crate::peer::{ClientAddress, Peer};
 use crate::seldom::Seldom;
 use places::{Place, Places};
 
@@ -80,22 +79,6 @@ enum BodyError {
     Slow(u64),
     #[error(transparent)]
     Broken(#[from] axum::Error),
-}
-
-/// The address from which a request comes, as an extension of the request; `None` for a unix socket of this host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ClientAddress(pub Option<IpAddr>);
-
-impl From<SocketAddr> for ClientAddress {
-    fn from(address: SocketAddr) -> Self {
-        Self(Some(address.ip().to_canonical()))
-    }
-}
-
-impl From<tokio::net::unix::SocketAddr> for ClientAddress {
-    fn from(_: tokio::net::unix::SocketAddr) -> Self {
-        Self(None)
-    }
 }
 
 /// A connection as it was accepted.

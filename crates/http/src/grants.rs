@@ -11,7 +11,8 @@ use tokio_rustls::rustls::crypto::CryptoProvider;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use webpki::EndEntityCert;
 
-use crate::authority::{Authority, hex, of_hex};
+use crate::authority::Authority;
+use crate::certificate::{hex, of_hex};
 
 /// What is signed begins with one of these, so that a signature of the authority for something else is none for a grant.
 const GRANT: &str = "perigee grant 1\n";
@@ -105,9 +106,8 @@ mod tests {
     use perigee_model::home::Tenure;
 
     use super::*;
-    use crate::authority::now_ms;
+    use crate::certificate::{PeerIdentity, now_ms};
     use crate::identity::{Identity, Strangers};
-    use crate::peer::PeerIdentity;
 
     fn host(name: &str) -> HostId {
         HostId::new(name).expect("a name")

@@ -16,9 +16,9 @@ use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use perigee_model::Problem;
 
-use crate::Failure;
 use crate::identity::Identity;
 use crate::peer::Peer;
+use crate::reply::Failure;
 
 /// Browsers say with this where a request comes from.
 const FETCH_SITE: &str = "sec-fetch-site";

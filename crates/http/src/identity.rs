@@ -5,7 +5,6 @@
 //! replaced while connections are open; new connections use the new ones, and each request of an open one is checked
 //! against the new list.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -24,16 +23,16 @@ use tokio_rustls::rustls::{
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
-use crate::authority::{CERTIFICATE_LIFE, fingerprint, now_ms};
+use crate::certificate::{
+    CA_FILE, CERTIFICATE_LIFE, Certified, Credentials, IDENTITY_FILE, PeerIdentity, certificates,
+    now_ms,
+};
 use crate::files::read_private;
 use crate::grants::{self, NoGrant};
-use crate::peer::{Certified, Peer, PeerIdentity};
-use crate::verify::{Expected, Refusal, Roots, Verifier, check_now};
+use crate::peer::Peer;
+use crate::trust::{Refusal, Revoked, Trust};
+use crate::verify::{Expected, Roots, Verifier, check_now};
 
-/// The authority's certificate, in an identity's directory.
-pub const CA_FILE: &str = "ca.pem";
-/// The certificate and its key, in one file, so that they are replaced together.
-pub const IDENTITY_FILE: &str = "identity.pem";
 /// The revoked certificates.
 pub const REVOKED_FILE: &str = "revoked.json";
 
@@ -43,46 +42,6 @@ const KEPT_MAX: Duration = Duration::from_secs(CERTIFICATE_LIFE.as_secs() / 3 * 
 
 /// How often the files are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-
-/// For each identity, the time up to which its certificates are revoked. The key is the identity as a URI.
-pub type Revoked = BTreeMap<String, u64>;
-
-/// Says which list it is: whoever knows it already need not be sent it again.
-pub fn list_id(revoked: &Revoked) -> String {
-    let lines = revoked.iter().map(|(identity, until_ms)| format!("{identity} {until_ms}\n"));
-    fingerprint(lines.collect::<String>().as_bytes())
-}
-
-/// Says whether a certificate that the authority has signed still counts.
-#[derive(Debug, Default)]
-pub(crate) struct Trust(RwLock<Revoked>);
-
-impl Trust {
-    /// A handshake has looked at the certificate's time already, but a connection may be open for longer.
-    pub fn check(&self, certified: &Certified) -> Result<(), Refusal> {
-        let life_ms = u64::try_from(CERTIFICATE_LIFE.as_millis()).unwrap_or(u64::MAX);
-        let (now_ms, end_ms) = (now_ms(), certified.issued_ms.saturating_add(life_ms));
-        if now_ms > end_ms {
-            return Err(Refusal::Expired(certified.identity.clone(), (now_ms - end_ms) / 1000));
-        }
-        let revoked = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        match revoked.get(&certified.identity.to_string()) {
-            Some(until_ms) if certified.issued_ms <= *until_ms => {
-                Err(Refusal::Revoked(certified.identity.clone()))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-/// Certificates and a key, as PEM.
-#[derive(Clone)]
-pub struct Credentials {
-    /// The authority's certificate.
-    pub ca: Vec<u8>,
-    /// The own certificate and its key.
-    pub identity: Vec<u8>,
-}
 
 /// A daemon's identity. Its certificate may be replaced at any time.
 pub struct Identity {
@@ -217,12 +176,7 @@ impl Identity {
     /// Adds to the list of revoked certificates, and returns the whole list. What is revoked stays so, even if the
     /// one who keeps the list has lost it.
     pub fn revoke(&self, revoked: Revoked) -> Revoked {
-        let mut known = self.trust.0.write().unwrap_or_else(PoisonError::into_inner);
-        for (identity, until_ms) in revoked {
-            let known = known.entry(identity).or_default();
-            *known = until_ms.max(*known);
-        }
-        known.clone()
+        self.trust.revoke(revoked)
     }
 
     /// Whom the own certificate is for.
@@ -405,14 +359,6 @@ impl Loaded {
         config.send_tls13_tickets = 0;
         let acceptor = TlsAcceptor::from(Arc::new(config));
         Ok(Self { own, roots, authorities, chain, key, acceptor })
-    }
-}
-
-pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    match found {
-        Ok(found) if found.is_empty() => Err("there is no certificate".to_owned()),
-        found => found.map_err(|e| e.to_string()),
     }
 }
 

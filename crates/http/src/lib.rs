@@ -6,6 +6,13 @@
 //! Over TLS both sides show a certificate of the cluster's authority ([`identity`]). A handler learns from [`Peer`] who
 //! asks. [`guard::restrict`] refuses what the sender may not ask for, and [`terms::obey`] a controller that does not command any more.
 //!
+//! The floors of the modules, from the ground up; no module imports one that stands after it:
+//!
+//! ```text
+//! files, certificate → authority, trust → grants, verify, reply → peer → identity → network → claim
+//! → guard, connections → tunnel, websocket → client, server → terms
+//! ```
+//!
 //! | question | file |
 //! |---|---|
 //! | How do the bytes of a console, a screen and port 22 get to a client? | as a WebSocket from the controller: `websocket.rs`; to the controller: `tunnel.rs` |
@@ -17,11 +24,12 @@
 //! | How long may a client of the HTTP APIs be silent, and how many may there be? | `connections.rs`, `connections/places.rs` (for NBD and iSCSI too) |
 //! | What becomes of a request that a web page makes its reader's browser send? | `guard.rs` |
 //! | Which addresses may come from another host, and how long may an answer be? | `network.rs`, `client/answer.rs` |
-//! | What is in a certificate of the cluster, and which ones count? | `authority.rs`, `peer.rs`, `verify.rs` |
+//! | What is in a certificate of the cluster, and which ones count? | `certificate.rs`, `authority.rs`, `trust.rs`, `verify.rs` |
 
 #![warn(missing_docs)]
 
 pub mod authority;
+pub mod certificate;
 mod claim;
 mod client;
 pub mod clock;
@@ -37,12 +45,14 @@ pub mod memory;
 mod network;
 pub mod ours;
 mod peer;
+mod reply;
 mod seldom;
 mod server;
 mod slots;
 pub mod terms;
 #[cfg(test)]
 mod tests;
+pub mod trust;
 mod tunnel;
 mod upload;
 mod verify;
@@ -51,21 +61,20 @@ pub mod websocket;
 pub use authority::Authority;
 pub use axum::body::Body;
 pub use axum::http::Method;
+pub use certificate::{Certified, PeerIdentity};
 pub use claim::{Claim, Refusal};
 pub use client::{Client, NOTICE_HEADER, Response};
 pub use clock::Clock;
-pub use connections::ClientAddress;
 pub use connections::places::{Place, Places};
 pub use daemon::{prepare_daemon, private_directory, stopped};
 pub use files::{read_private, write_private};
 pub use grants::NoGrant;
 pub use identity::Identity;
 pub use network::{Network, authority_of};
-pub use peer::{Certified, Peer, PeerIdentity};
+pub use peer::{ClientAddress, Peer};
+pub use reply::{Failure, Json, Reply};
 pub use seldom::Seldom;
-pub use server::{
-    BOOT_ID, Failure, Json, Listen, Reply, bind_unix, boot_id, cannot_listen, serve, unused_port,
-};
+pub use server::{BOOT_ID, Listen, bind_unix, boot_id, cannot_listen, serve, unused_port};
 pub use tunnel::{Begun, Tunnel, accept};
 pub use verify::Expected;
 

@@ -1,14 +1,10 @@
 //! How a daemon talks with the other daemons of its cluster.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use perigee_model::Problem;
 use perigee_model::term::{SignedTerm, Term};
 
-use crate::Client;
 use crate::identity::Identity;
-use crate::verify::Expected;
 
 /// How a daemon talks with the others over TCP.
 #[derive(Debug, Clone, Default)]
@@ -21,27 +17,6 @@ pub enum Network {
 }
 
 impl Network {
-    /// A client for an address that comes from another host. It is `http://HOST:PORT`, or `https://HOST:PORT` if the
-    /// network has TLS; never a unix socket.
-    ///
-    /// # Errors
-    /// `Invalid` when the address is anything else.
-    pub fn client(
-        &self,
-        address: &str,
-        expected: Expected,
-        answer_max: Duration,
-    ) -> Result<Client, Problem> {
-        let authority =
-            address.strip_prefix(self.scheme()).and_then(authority).ok_or_else(|| {
-                Problem::invalid(
-                    format!("can't use the address {address:?}"),
-                    format!("it is not {}HOST:PORT", self.scheme()),
-                )
-            })?;
-        Ok(Client::to_authority(address, authority, self, expected, answer_max))
-    }
-
     /// This daemon's identity, if the network has TLS.
     pub fn identity(&self) -> Option<&Arc<Identity>> {
         match self {
@@ -81,7 +56,8 @@ pub fn authority_of(address: &str) -> Option<&str> {
     rest.and_then(authority)
 }
 
-fn authority(rest: &str) -> Option<&str> {
+/// `HOST:PORT` of what follows the scheme; `None` for anything else.
+pub(crate) fn authority(rest: &str) -> Option<&str> {
     let authority = rest.strip_suffix('/').unwrap_or(rest);
     let (host, port) = authority.rsplit_once(':')?;
     let plain = host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._:[]".contains(&b));
@@ -91,28 +67,6 @@ fn authority(rest: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_address_from_another_host_is_never_a_unix_socket() {
-        let wait = Duration::from_secs(1);
-        for bad in [
-            "unix:/run/perigee/controller.sock",
-            "https://10.0.0.1:1",
-            "http://10.0.0.1",
-            "http://10.0.0.1:1/v1",
-            "http://user@10.0.0.1:1",
-            "http://a b:1",
-            "http://:1",
-            "10.0.0.1:1",
-            "",
-        ] {
-            let refused = Network::Plain.client(bad, Expected::Address, wait);
-            assert!(refused.is_err(), "{bad:?}");
-        }
-        for good in ["http://10.0.0.1:1", "http://[fd00::1]:1/", "http://home-1.example:1"] {
-            Network::Plain.client(good, Expected::Address, wait).expect(good);
-        }
-    }
 
     #[test]
     fn an_authority_is_found_in_both_schemes() {

@@ -9,61 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use axum::Router;
-use axum::extract::rejection::JsonRejection;
-use axum::extract::{FromRequest, Request};
-use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
+
 use perigee_model::Problem;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
 use crate::connections::{self, Limits};
 use crate::guard::Guard;
 use crate::network::Network;
-
-/// A [`Problem`] as an HTTP answer.
-#[derive(Debug)]
-pub struct Failure(pub Problem);
-
-impl From<Problem> for Failure {
-    fn from(problem: Problem) -> Self {
-        Self(problem)
-    }
-}
-
-impl IntoResponse for Failure {
-    fn into_response(self) -> Response {
-        let status =
-            StatusCode::from_u16(self.0.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        (status, axum::Json(self.0)).into_response()
-    }
-}
-
-/// What a handler returns.
-pub type Reply<T> = Result<Json<T>, Failure>;
-
-/// JSON in requests and answers. A wrong body is answered with a [`Problem`].
-#[derive(Debug)]
-pub struct Json<T>(pub T);
-
-impl<T: Serialize> IntoResponse for Json<T> {
-    fn into_response(self) -> Response {
-        axum::Json(self.0).into_response()
-    }
-}
-
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
-    type Rejection = Failure;
-
-    async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
-        axum::Json::<T>::from_request(request, state).await.map(|body| Self(body.0)).map_err(
-            |e: JsonRejection| {
-                Failure(Problem::invalid("can't read the request's body", e.body_text()))
-            },
-        )
-    }
-}
 
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -255,7 +207,7 @@ mod tests {
         };
         open(dir.path());
         let socket = dir.path().join("socket");
-        let say = axum::routing::get(async |peer: crate::Peer| Json(peer.to_string()));
+        let say = axum::routing::get(async |peer: crate::Peer| crate::Json(peer.to_string()));
         let router = crate::guard::restrict(Router::new().route("/", say), |_, _, _| false);
         let listens = [Listen::Unix(socket.clone())];
         tokio::spawn(async move { serve(router, &listens, &Network::Plain).await });

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use sha2::{Digest as _, Sha256};
 
-use crate::authority::hex;
+use crate::certificate::hex;
 use crate::files::keep_entry;
 
 const SLOT_BYTES: usize = 4096;

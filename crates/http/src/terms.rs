@@ -20,7 +20,7 @@ use perigee_model::term::{Shown, SignedTerm, TERM_HEADER, Term};
 use perigee_model::units::format_time;
 use serde::{Deserialize, Serialize};
 
-use crate::authority::now_ms;
+use crate::certificate::now_ms;
 use crate::slots::Slots;
 use crate::{ClientAddress, Failure, Network, Seldom};
 

@@ -11,7 +11,9 @@ use perigee_model::{HostId, Problem, ProblemKind};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::identity::{Credentials, Revoked, Strangers};
+use crate::certificate::Credentials;
+use crate::identity::Strangers;
+use crate::trust::Revoked;
 use crate::*;
 
 /// Whatever a slow machine does meanwhile.
@@ -155,7 +157,7 @@ async fn a_revoked_certificate_counts_on_neither_side_also_on_open_connections()
     let network = Network::Tls(Arc::clone(&client));
     let open = network.client(&address, Expected::Address, PATIENCE).expect("a client");
     open.get::<String>("/").await.expect("not revoked yet");
-    let now_ms = authority::now_ms();
+    let now_ms = certificate::now_ms();
     server.revoke(Revoked::from([(host("cloud1").to_string(), now_ms)]));
     let refused = open.get::<String>("/").await.expect_err("revoked");
     assert_eq!(refused.kind, ProblemKind::Forbidden, "{refused}");
@@ -179,8 +181,8 @@ async fn a_revoked_certificate_counts_on_neither_side_also_on_open_connections()
 async fn a_certificate_whose_time_has_passed_since_the_handshake_counts_no_more() {
     let cluster = Cluster::new();
     let (address, _) = cluster.serve(&host("home1")).await;
-    let life_ms = u64::try_from(authority::CERTIFICATE_LIFE.as_millis()).expect("it is short");
-    let issued_ms = authority::now_ms() - life_ms - 1;
+    let life_ms = u64::try_from(certificate::CERTIFICATE_LIFE.as_millis()).expect("it is short");
+    let issued_ms = certificate::now_ms() - life_ms - 1;
     // Its time as the handshake sees it is not over.
     let own = cluster.issued(&host("cloud1"), SystemTime::now(), issued_ms);
     let network = Network::Tls(Identity::new(&own, Strangers::Refused).expect("an identity"));
@@ -216,9 +218,9 @@ async fn a_certificate_outside_of_its_time_counts_on_neither_side() {
     let day = Duration::from_secs(24 * 3600);
     let (address, _) = cluster.serve(&host("home1")).await;
     let network = cluster.network(&PeerIdentity::Controller);
-    let long_ago = SystemTime::now() - authority::CERTIFICATE_LIFE - day;
+    let long_ago = SystemTime::now() - certificate::CERTIFICATE_LIFE - day;
     for then in [long_ago, SystemTime::now() + day] {
-        let wrong = cluster.issued(&host("cloud1"), then, authority::now_ms());
+        let wrong = cluster.issued(&host("cloud1"), then, certificate::now_ms());
         let wrong = Identity::new(&wrong, Strangers::Refused).expect("an identity");
         let client = Network::Tls(Arc::clone(&wrong));
         ask(&client, &address, Expected::Address).await.expect_err("the client's");
@@ -235,13 +237,13 @@ async fn a_certificate_of_an_authority_whose_clock_is_wrong_replaces_none() {
     let (address, home1) = cluster.serve(&host("home1")).await;
     let network = cluster.network(&PeerIdentity::Controller);
     let (now, day) = (SystemTime::now(), Duration::from_secs(24 * 3600));
-    for then in [now - authority::CERTIFICATE_LIFE - day, now + day] {
-        let wrong = cluster.issued(&host("home1"), then, authority::now_ms());
+    for then in [now - certificate::CERTIFICATE_LIFE - day, now + day] {
+        let wrong = cluster.issued(&host("home1"), then, certificate::now_ms());
         let refused = home1.renew(&wrong).expect_err("it does not count now");
         assert!(refused.next.contains("clocks"), "{refused}");
         ask(&network, &address, Expected::Address).await.expect("the former one is used");
     }
-    let right = cluster.issued(&host("home1"), now, authority::now_ms() + 1);
+    let right = cluster.issued(&host("home1"), now, certificate::now_ms() + 1);
     home1.renew(&right).expect("it counts");
     ask(&network, &address, Expected::Address).await.expect("the new one is used");
 }
@@ -253,10 +255,10 @@ fn a_host_whose_own_clock_is_wrong_has_a_new_certificate_before_the_former_one_e
     let ms = |time: Duration| u64::try_from(time.as_millis()).expect("a short time");
     let renew_after = |days: u32| {
         let age = 24 * hour * days;
-        let issued_ms = authority::now_ms() - ms(age);
+        let issued_ms = certificate::now_ms() - ms(age);
         let former = cluster.issued(&host("home1"), SystemTime::now() - age, issued_ms);
         let home1 = Identity::new(&former, Strangers::Refused).expect("an identity");
-        let new_ms = authority::now_ms() + ms(2 * hour);
+        let new_ms = certificate::now_ms() + ms(2 * hour);
         // Its clock is two hours behind.
         let new = cluster.issued(&host("home1"), SystemTime::now() + 2 * hour, new_ms);
         home1.renew(&new).map(|()| assert_eq!(home1.own().issued_ms, new_ms))
@@ -277,7 +279,7 @@ async fn an_identity_is_kept_in_files_that_only_its_owner_reads_and_followed_the
         credentials.save(&dir).expect("saved");
     };
     save(&host("home1"));
-    for path in [&dir, &dir.join(identity::CA_FILE), &dir.join(identity::IDENTITY_FILE)] {
+    for path in [&dir, &dir.join(certificate::CA_FILE), &dir.join(certificate::IDENTITY_FILE)] {
         let mode = std::fs::metadata(path).expect("it is there").permissions().mode();
         assert_eq!(mode & 0o077, 0, "{}", path.display());
     }
@@ -314,7 +316,7 @@ fn a_key_that_others_may_read_is_not_used() {
     let dir = dir.path().join("authority");
     let authority = Authority::open(&dir).expect("a new one");
     authority.credentials(&host("home1"), &[HERE]).expect("credentials").save(&dir).expect("saved");
-    for file in [authority::CA_KEY_FILE, identity::IDENTITY_FILE] {
+    for file in [authority::CA_KEY_FILE, certificate::IDENTITY_FILE] {
         let mode = std::fs::metadata(dir.join(file)).expect("it is there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{file}");
         let open = std::fs::Permissions::from_mode(0o640);

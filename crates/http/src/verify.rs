@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use perigee_model::units::format_duration;
 use tokio_rustls::rustls::client::danger::{
     HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
 };
@@ -13,12 +12,11 @@ use tokio_rustls::rustls::crypto::{
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::server::ParsedCertificate;
 use tokio_rustls::rustls::{
-    CertificateError, DigitallySignedStruct, Error, OtherError, RootCertStore, SignatureScheme,
+    CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
 };
 
-use crate::authority::fingerprint;
-use crate::identity::Trust;
-use crate::peer::{Certified, PeerIdentity};
+use crate::certificate::{Certified, PeerIdentity, fingerprint};
+use crate::trust::{Refusal, Trust};
 
 /// Whose certificate a server has to show.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,31 +25,6 @@ pub enum Expected {
     Identity(PeerIdentity),
     /// That of the host to which the authority has given the address that is called.
     Address,
-}
-
-/// Why a certificate that the authority has signed is not accepted.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Refusal {
-    #[error("the certificate is not one of a cluster")]
-    NotOurs,
-    #[error("its certificate is not one of the cluster with this fingerprint")]
-    AnotherCluster,
-    #[error("the certificate of {0} is revoked")]
-    Revoked(PeerIdentity),
-    #[error("by the clock here the certificate of {0} has expired {age} ago: this clock, or that of its issuer, may be wrong", age = format_duration(*.1))]
-    Expired(PeerIdentity, u64),
-    #[error("by the clock here the certificate of {0} does not count yet, for {age}: this clock, or that of its issuer, may be wrong", age = format_duration(*.1))]
-    NotYet(PeerIdentity, u64),
-    #[error("the certificate is for {0}, and not for {1}")]
-    Another(PeerIdentity, PeerIdentity),
-    #[error("the certificate is for {0}, which is no host")]
-    NoHost(PeerIdentity),
-}
-
-impl From<Refusal> for Error {
-    fn from(refusal: Refusal) -> Self {
-        Self::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(refusal))))
-    }
 }
 
 /// The authority that has to have signed a server's certificate.

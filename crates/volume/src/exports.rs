@@ -36,7 +36,7 @@ use perigee_block::sessions::ProxyKey;
 use perigee_block::stats::StatsTable;
 use perigee_block::switch::Switch;
 use perigee_http::PeerIdentity;
-use perigee_http::authority::now_ms;
+use perigee_http::certificate::now_ms;
 use perigee_model::client::Over;
 use perigee_model::volume::Unanswered;
 use perigee_model::{Epoch, HostId, ImageName, LayerId, Problem, ProblemKind, VolumeName};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_http::authority::now_ms;
+use perigee_http::certificate::now_ms;
 use perigee_model::volume::{Unanswered, VmSocket, VmSocketSeen};
 use perigee_model::waiting::{Waiting, WaitsFor};
 use perigee_model::{Problem, ProblemKind, VmId};

@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_http::authority::now_ms;
+use perigee_http::certificate::now_ms;
 use perigee_model::switchover::{Arrival, ArrivalStep, Fate, Switchover, on_arrival};
 use perigee_model::vm::VmStatus;
 use perigee_model::{DiskRole, Problem};

@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use perigee_http::authority::hex;
+use perigee_http::certificate::hex;
 use perigee_http::{Peer, PeerIdentity};
 use perigee_model::vm::MigrationKey;
 use perigee_model::{MigrationId, Problem};

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_http::identity::CA_FILE;
+use perigee_http::certificate::CA_FILE;
 use perigee_model::Problem;
 use perigee_model::vm::VmStatus;
 use tokio::time::{Instant, sleep};

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use perigee_http::authority::{fingerprint, hex};
+use perigee_http::certificate::{fingerprint, hex};
 use perigee_model::limits::{ACCESS_TOKEN_S, ACCESS_TOKENS};
 use perigee_model::secret::{TOKEN_PREFIX, without_tokens};
 use perigee_model::tenant::{AccessToken, MadeAccessToken};

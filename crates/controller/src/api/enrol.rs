@@ -2,7 +2,7 @@
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use perigee_http::identity::Revoked;
+use perigee_http::trust::Revoked;
 use perigee_http::{Json, Reply};
 use perigee_model::enrol::{Enrol, Enrolled, HostRevoked, MadeToken, NewToken, RenewCertificate};
 use perigee_model::{HostId, Problem};

@@ -10,8 +10,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use perigee_http::authority::{PublicKey, fingerprint, hex, now_ms};
-use perigee_http::identity::{self, REVOKED_FILE, Revoked};
+use perigee_http::authority::PublicKey;
+use perigee_http::certificate::{fingerprint, hex, now_ms};
+use perigee_http::identity::{self, REVOKED_FILE};
+use perigee_http::trust::{Revoked, list_id};
 use perigee_http::{PeerIdentity, authority_of, write_private};
 use perigee_model::enrol::{Enrol, Enrolled, HostRevoked, JoinToken};
 use perigee_model::limits::HOST_ADDRESSES;
@@ -276,7 +278,7 @@ pub async fn revoked_but(cluster: &Cluster, known: Option<&str>) -> Result<Revok
         Some(identity) => identity.revoke(Revoked::new()),
         None => revoked(cluster).await?,
     };
-    let is_known = known.is_some_and(|known| known == identity::list_id(&all));
+    let is_known = known.is_some_and(|known| known == list_id(&all));
     Ok(if is_known { Revoked::new() } else { all })
 }
 

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use axum::http::Method;
 use perigee_http::authority::NewKey;
-use perigee_http::identity::{Credentials, Revoked, Strangers, list_id};
+use perigee_http::certificate::Credentials;
+use perigee_http::identity::Strangers;
+use perigee_http::trust::{Revoked, list_id};
 use perigee_http::{Client, Expected, Identity, Listen, Network, Peer, PeerIdentity};
 use perigee_model::enrol::{Enrol, Enrolled, JoinToken, RenewCertificate, SetSite};
 use perigee_model::tenant::{Me, NewTenant, Quota, Role};
@@ -435,12 +437,12 @@ async fn a_host_that_was_enrolled_beside_the_controller_gets_its_next_certificat
 async fn what_an_operator_has_open_ends_with_the_certificate() {
     let secure = Secure::up().await;
     let cluster = Arc::clone(&secure.supervisor.cluster);
-    let now_ms = perigee_http::authority::now_ms();
+    let now_ms = perigee_http::certificate::now_ms();
     let of = |issued_ms| {
         Peer::Known(perigee_http::Certified { identity: PeerIdentity::Operator, issued_ms })
     };
     let life_ms =
-        u64::try_from(perigee_http::authority::CERTIFICATE_LIFE.as_millis()).expect("small");
+        u64::try_from(perigee_http::certificate::CERTIFICATE_LIFE.as_millis()).expect("small");
     let ends = |peer| {
         let cluster = Arc::clone(&cluster);
         tokio::spawn(async move { crate::vms::certificate_ends(&cluster, peer).await })

@@ -9,8 +9,6 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
 
-use super::chain;
-
 /// The longest answer that is read into memory.
 pub(super) const ANSWER_BYTES_MAX: usize = 64 << 20;
 
@@ -70,4 +68,18 @@ pub(super) fn too_long(what: &str) -> io::Error {
     let why =
         format!("the {what} is longer than {} MiB, which is the limit", ANSWER_BYTES_MAX >> 20);
     io::Error::new(io::ErrorKind::FileTooLarge, why)
+}
+
+/// An error with its sources, each of them once.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        let inner_text = inner.to_string();
+        if !text.contains(&inner_text) {
+            text = format!("{text}: {inner_text}");
+        }
+        source = inner.source();
+    }
+    text
 }

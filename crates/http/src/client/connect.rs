@@ -17,10 +17,11 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
+use crate::certificate::Certified;
 use crate::connections::notice_loss;
 use crate::identity::{Identity, connect_to_enrol};
-use crate::peer::Certified;
-use crate::verify::{Expected, Refusal};
+use crate::trust::Refusal;
+use crate::verify::Expected;
 
 /// A connection is made within this time.
 const CONNECT_MAX: Duration = Duration::from_secs(3);

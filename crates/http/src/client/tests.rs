@@ -89,3 +89,25 @@ async fn a_stream_is_read_piece_by_piece_and_a_file_is_sent() {
     let echoed: Vec<u32> = client.send_body(Method::POST, "/", body).await.expect("an echo");
     assert_eq!(echoed, [1, 2, 3]);
 }
+
+#[test]
+fn an_address_from_another_host_is_never_a_unix_socket() {
+    let wait = Duration::from_secs(1);
+    for bad in [
+        "unix:/run/perigee/controller.sock",
+        "https://10.0.0.1:1",
+        "http://10.0.0.1",
+        "http://10.0.0.1:1/v1",
+        "http://user@10.0.0.1:1",
+        "http://a b:1",
+        "http://:1",
+        "10.0.0.1:1",
+        "",
+    ] {
+        let refused = Network::Plain.client(bad, Expected::Address, wait);
+        assert!(refused.is_err(), "{bad:?}");
+    }
+    for good in ["http://10.0.0.1:1", "http://[fd00::1]:1/", "http://home-1.example:1"] {
+        Network::Plain.client(good, Expected::Address, wait).expect(good);
+    }
+}

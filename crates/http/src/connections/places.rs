@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::ClientAddress;
+use crate::peer::ClientAddress;
 
 /// The places of one listener.
 #[derive(Debug, Clone)]

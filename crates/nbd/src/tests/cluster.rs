@@ -1,6 +1,7 @@
 //! Hosts that know each other by the certificates of their cluster.
 
-use perigee_http::identity::{Credentials, Strangers};
+use perigee_http::certificate::Credentials;
+use perigee_http::identity::Strangers;
 use perigee_http::{Authority, Identity, PeerIdentity};
 
 use super::*;
@@ -82,7 +83,7 @@ async fn a_revoked_host_loses_its_open_connection_too() {
     let device = NbdDevice::open(cluster.remote(&own)).await.expect("an export");
     device.read(0, 10).await.expect("not revoked yet");
     let who = PeerIdentity::Host("cloud1".parse().expect("a name")).to_string();
-    cluster.server.revoke([(who, perigee_http::authority::now_ms())].into());
+    cluster.server.revoke([(who, perigee_http::certificate::now_ms())].into());
     let lost = async { while device.read(0, 10).await.is_ok() {} };
     within("the end of the connection", lost).await;
     assert!(NbdDevice::open(cluster.remote(&own)).await.is_err(), "no new connection");

@@ -140,7 +140,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
 }
 
 pub async fn audit(ask: Audit, context: &Context) -> Result<(), Problem> {
-    let now_ms = perigee_http::authority::now_ms();
+    let now_ms = perigee_http::certificate::now_ms();
     let since_ms = ask.since.map_or(0, |since_s| now_ms.saturating_sub(since_s * 1000));
     let tenant = ask.tenant.map_or_else(String::new, |tenant| format!("&tenant={tenant}"));
     let path = format!("/v1/audit?since_ms={since_ms}{tenant}");

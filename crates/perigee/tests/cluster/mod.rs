@@ -7,7 +7,8 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, SystemTime};
 
-use perigee_http::authority::{NewKey, now_ms};
+use perigee_http::authority::NewKey;
+use perigee_http::certificate::now_ms;
 use perigee_http::identity::Strangers;
 use perigee_http::{Authority, Certified, Expected, Identity, Network, PeerIdentity, unused_port};
 use perigee_model::{HostId, Problem, ProblemKind};

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use perigee_block::device::Device as _;
-use perigee_http::authority::now_ms;
-use perigee_http::identity::{Credentials, Strangers};
+use perigee_http::certificate::Credentials;
+use perigee_http::certificate::now_ms;
+use perigee_http::identity::Strangers;
 use perigee_http::{Authority, Client, Expected, Identity, Listen, Network, PeerIdentity};
 use perigee_model::grant::{Allowed, Grant, SignedGrant};
 use perigee_model::home::{

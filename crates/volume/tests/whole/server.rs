@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use perigee_http::identity::IDENTITY_FILE;
+use perigee_http::certificate::IDENTITY_FILE;
 use perigee_http::{Client, Identity, Listen, Network};
 use perigee_model::volume::{CreateVolume, VolumeInfo, VolumeSource};
 use perigee_model::{ImageName, VolumeName};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_http::authority::now_ms;
+use perigee_http::certificate::now_ms;
 use perigee_model::states::VmEvent;
 use perigee_model::vm::{ENDED_SILENTLY, VmNetwork, VmStatus};
 use tokio::sync::mpsc;

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use perigee_http::authority::now_ms;
+use perigee_http::certificate::now_ms;
 use perigee_model::vm::VmStatus;
 use serde_json::json;
 use tokio::sync::oneshot;
