@@ -1,6 +1,7 @@
 //! The catalog of a pool: its layers and their parents, images, volumes and their epochs, and attached
 //! volumes of other hosts. Every change is one SQLite transaction, which is durable when it returns.
 
+mod admissions;
 mod attachments;
 mod clients;
 mod columns;
@@ -8,14 +9,13 @@ mod confined;
 mod contents;
 mod copies;
 mod epochs;
-mod homes;
 mod leases;
 mod merged;
-mod openers;
 mod problems;
 mod replicas;
 mod reservations;
 mod reserve;
+mod residences;
 mod schema;
 
 use std::collections::{BTreeSet, HashMap};
@@ -29,52 +29,52 @@ use perigee_model::{Epoch, ImageName, Incarnation, LayerId, OwnerName, TenantNam
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use uuid::Uuid;
 
-pub(super) use clients::{ClientRow, CloneRow, SpentClone};
-use columns::{
+pub(crate) use crate::catalog::admissions::TooMany;
+pub(crate) use crate::catalog::clients::{ClientRow, CloneRow, SpentClone};
+use crate::catalog::columns::{
     going_round, layer_bytes, optional_parsed, optional_unsigned, parsed, remote_bytes, signed,
     unsigned,
 };
-pub(super) use contents::Verdict;
-pub(super) use openers::TooMany;
-pub(super) use problems::{failed, io_error, open_problem, problem};
-pub(super) use replicas::PointRow;
-use reserve::Reserve;
-pub(super) use schema::OpenError;
+pub(crate) use crate::catalog::contents::Verdict;
+pub(crate) use crate::catalog::problems::{failed, io_error, open_problem, problem};
+pub(crate) use crate::catalog::replicas::PointRow;
+use crate::catalog::reserve::Reserve;
+pub(crate) use crate::catalog::schema::OpenError;
 
 type Result<T> = rusqlite::Result<T>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct RemoteRow {
-    pub(super) nbd_addr: String,
-    pub(super) export: String,
-    pub(super) size_bytes: u64,
+pub(crate) struct RemoteRow {
+    pub(crate) nbd_addr: String,
+    pub(crate) export: String,
+    pub(crate) size_bytes: u64,
     /// What the layer above keeps of the blocks that are read.
-    pub(super) keep: Keep,
+    pub(crate) keep: Keep,
     /// The id of the sealed layer behind the export, if it is known.
-    pub(super) is_layer: Option<LayerId>,
+    pub(crate) is_layer: Option<LayerId>,
     /// The export has only what the layer itself has. The layer's map here says what that is.
-    pub(super) own: bool,
+    pub(crate) own: bool,
 }
 
 /// A layer. Its parent is a layer of this pool or a remote export; it may also have none. A copy of a layer's own
 /// blocks may have both, and gets its blocks from the export.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct LayerRow {
-    pub(super) id: LayerId,
-    pub(super) size_bytes: u64,
-    pub(super) parent: Option<LayerId>,
-    pub(super) remote: Option<RemoteRow>,
-    pub(super) poisoned: Option<String>,
+pub(crate) struct LayerRow {
+    pub(crate) id: LayerId,
+    pub(crate) size_bytes: u64,
+    pub(crate) parent: Option<LayerId>,
+    pub(crate) remote: Option<RemoteRow>,
+    pub(crate) poisoned: Option<String>,
     /// The bytes of a sealed layer that are data, if they are known.
-    pub(super) data_bytes: Option<u64>,
+    pub(crate) data_bytes: Option<u64>,
     /// No flush of the layer is known to be durable, so it may have no files yet.
-    pub(super) untouched: bool,
+    pub(crate) untouched: bool,
     /// It may not leave its site, nor may what stands on it.
-    pub(super) confined: bool,
+    pub(crate) confined: bool,
 }
 
 impl LayerRow {
-    pub(super) fn new(id: LayerId, size_bytes: u64, parent: Option<LayerId>) -> Self {
+    pub(crate) fn new(id: LayerId, size_bytes: u64, parent: Option<LayerId>) -> Self {
         let (remote, poisoned, data_bytes) = (None, None, None);
         Self {
             id,
@@ -89,42 +89,42 @@ impl LayerRow {
     }
 
     /// Whether it is a copy that still gets blocks from another host.
-    pub(super) fn is_copy(&self) -> bool {
+    pub(crate) fn is_copy(&self) -> bool {
         self.remote.as_ref().is_some_and(|remote| remote.keep != Keep::Never)
     }
 
     /// A head to which nothing was written yet.
-    pub(super) fn new_head(size_bytes: u64, parent: Option<LayerId>) -> Self {
+    pub(crate) fn new_head(size_bytes: u64, parent: Option<LayerId>) -> Self {
         Self { untouched: true, ..Self::new(LayerId(Uuid::new_v4()), size_bytes, parent) }
     }
 }
 
 /// A layer's space and users, as far as the catalog knows them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct LayerSpace {
-    pub(super) parent: Option<LayerId>,
-    pub(super) data_bytes: Option<u64>,
-    pub(super) remote_bytes: u64,
+pub(crate) struct LayerSpace {
+    pub(crate) parent: Option<LayerId>,
+    pub(crate) data_bytes: Option<u64>,
+    pub(crate) remote_bytes: u64,
     /// Whether it is a copy that still gets blocks from another host.
-    pub(super) is_copy: bool,
-    pub(super) poisoned: bool,
+    pub(crate) is_copy: bool,
+    pub(crate) poisoned: bool,
     /// The number of layers directly above it, counted up to 2.
-    pub(super) children: u64,
+    pub(crate) children: u64,
     /// It is the topmost layer of an image, of a volume that departed, or of a replica's point.
-    pub(super) named: bool,
+    pub(crate) named: bool,
     /// See [`LayerRow::confined`].
-    pub(super) confined: bool,
+    pub(crate) confined: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct VolumeRow {
-    pub(super) name: VolumeName,
-    pub(super) head: LayerId,
-    pub(super) size_bytes: u64,
-    pub(super) epoch: Epoch,
-    pub(super) tenant: TenantName,
-    pub(super) cache: CachePolicy,
-    pub(super) owner: Option<OwnerName>,
+pub(crate) struct VolumeRow {
+    pub(crate) name: VolumeName,
+    pub(crate) head: LayerId,
+    pub(crate) size_bytes: u64,
+    pub(crate) epoch: Epoch,
+    pub(crate) tenant: TenantName,
+    pub(crate) cache: CachePolicy,
+    pub(crate) owner: Option<OwnerName>,
 }
 
 /// The columns that [`layer_row`] reads. Column 9 says whether the layer is a head.
@@ -138,17 +138,17 @@ const VOLUME_COLUMNS: &str = "name, head, size_bytes, epoch, tenant, cache, owne
 
 /// A volume that is to be created, with an empty head.
 #[derive(Debug, Clone)]
-pub(super) struct NewVolume {
-    pub(super) name: VolumeName,
-    pub(super) head: LayerRow,
-    pub(super) epoch: Epoch,
-    pub(super) tenant: TenantName,
-    pub(super) cache: CachePolicy,
-    pub(super) owner: Option<OwnerName>,
+pub(crate) struct NewVolume {
+    pub(crate) name: VolumeName,
+    pub(crate) head: LayerRow,
+    pub(crate) epoch: Epoch,
+    pub(crate) tenant: TenantName,
+    pub(crate) cache: CachePolicy,
+    pub(crate) owner: Option<OwnerName>,
 }
 
 /// The first epoch of a volume that is created now.
-pub(super) fn first_epoch() -> Epoch {
+pub(crate) fn first_epoch() -> Epoch {
     // Incarnation 0 is that of no volume.
     let random = Uuid::new_v4().as_fields().0.max(1);
     Epoch::first(Incarnation(random))
@@ -156,19 +156,19 @@ pub(super) fn first_epoch() -> Epoch {
 
 /// A head to seal, and how many of its bytes are data.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Sealed {
-    pub(super) layer: LayerId,
-    pub(super) data_bytes: u64,
+pub(crate) struct Sealed {
+    pub(crate) layer: LayerId,
+    pub(crate) data_bytes: u64,
 }
 
-pub(super) struct Catalog {
+pub(crate) struct Catalog {
     connection: Mutex<Connection>,
     reserve: Reserve,
 }
 
 impl Catalog {
     /// Opens the catalog, also on a full disk.
-    pub(super) fn open(path: &Path) -> std::result::Result<Self, OpenError> {
+    pub(crate) fn open(path: &Path) -> std::result::Result<Self, OpenError> {
         match Self::try_open(path) {
             Err(OpenError::Sqlite(_)) if Reserve::free_beside(path) => Self::try_open(path),
             opened => opened,
@@ -204,61 +204,61 @@ impl Catalog {
         Ok(result)
     }
 
-    pub(super) fn pool_id(&self) -> Result<String> {
+    pub(crate) fn pool_id(&self) -> Result<String> {
         self.lock().query_row("SELECT id FROM pool", [], |row| row.get(0))
     }
 
     /// The directories that hold layer files, in addition to the pool's own.
-    pub(super) fn directories(&self) -> Result<Vec<PathBuf>> {
+    pub(crate) fn directories(&self) -> Result<Vec<PathBuf>> {
         self.lock()
             .prepare("SELECT dir FROM stores ORDER BY dir")?
             .query_map([], |row| row.get::<_, String>(0).map(PathBuf::from))?
             .collect()
     }
 
-    pub(super) fn add_directory(&self, dir: &Path) -> Result<()> {
+    pub(crate) fn add_directory(&self, dir: &Path) -> Result<()> {
         let sql = "INSERT INTO stores VALUES (?1) ON CONFLICT DO NOTHING";
         self.lock().execute(sql, [dir.to_string_lossy()]).map(drop)
     }
 
-    pub(super) fn format_version(&self) -> Result<u64> {
+    pub(crate) fn format_version(&self) -> Result<u64> {
         self.lock().pragma_query_value(None, "user_version", |row| unsigned(row, 0))
     }
 
-    pub(super) fn image(&self, name: &ImageName) -> Result<Option<LayerId>> {
+    pub(crate) fn image(&self, name: &ImageName) -> Result<Option<LayerId>> {
         self.lock()
             .prepare_cached("SELECT layer FROM images WHERE name = ?1")?
             .query_row([name.as_str()], |row| parsed(row, 0))
             .optional()
     }
 
-    pub(super) fn images(&self) -> Result<Vec<(ImageName, LayerId)>> {
+    pub(crate) fn images(&self) -> Result<Vec<(ImageName, LayerId)>> {
         self.lock()
             .prepare("SELECT name, layer FROM images ORDER BY name")?
             .query_map([], |row| Ok((parsed(row, 0)?, parsed(row, 1)?)))?
             .collect()
     }
 
-    pub(super) fn volume(&self, name: &VolumeName) -> Result<Option<VolumeRow>> {
+    pub(crate) fn volume(&self, name: &VolumeName) -> Result<Option<VolumeRow>> {
         let sql = format!("SELECT {VOLUME_COLUMNS} FROM volumes WHERE name = ?1");
         self.lock().prepare_cached(&sql)?.query_row([name.as_str()], volume_row).optional()
     }
 
-    pub(super) fn volumes(&self) -> Result<Vec<VolumeRow>> {
+    pub(crate) fn volumes(&self) -> Result<Vec<VolumeRow>> {
         self.lock()
             .prepare(&format!("SELECT {VOLUME_COLUMNS} FROM volumes ORDER BY name"))?
             .query_map([], volume_row)?
             .collect()
     }
 
-    pub(super) fn volume_names(&self) -> Result<Vec<VolumeName>> {
+    pub(crate) fn volume_names(&self) -> Result<Vec<VolumeName>> {
         self.lock()
             .prepare("SELECT name FROM volumes ORDER BY name")?
             .query_map([], |row| parsed(row, 0))?
             .collect()
     }
 
-    pub(super) fn image_names(&self) -> Result<Vec<ImageName>> {
+    pub(crate) fn image_names(&self) -> Result<Vec<ImageName>> {
         self.lock()
             .prepare("SELECT name FROM images ORDER BY name")?
             .query_map([], |row| parsed(row, 0))?
@@ -266,7 +266,7 @@ impl Catalog {
     }
 
     /// The layers of one chain; with `None`, all layers of the pool.
-    pub(super) fn layer_spaces(
+    pub(crate) fn layer_spaces(
         &self,
         top: Option<LayerId>,
     ) -> Result<HashMap<LayerId, LayerSpace>> {
@@ -290,7 +290,7 @@ impl Catalog {
     }
 
     /// All layers, and whether they are heads.
-    pub(super) fn layers(&self) -> Result<Vec<(LayerRow, bool)>> {
+    pub(crate) fn layers(&self) -> Result<Vec<(LayerRow, bool)>> {
         let sql = format!("{LAYER_ROWS} ORDER BY l.id");
         self.lock()
             .prepare(&sql)?
@@ -299,7 +299,7 @@ impl Catalog {
     }
 
     /// The damage that SQLite finds in the catalog, as SQLite describes it.
-    pub(super) fn damage(&self) -> Result<Vec<String>> {
+    pub(crate) fn damage(&self) -> Result<Vec<String>> {
         let connection = self.lock();
         let mut found: Vec<String> = connection
             .prepare("PRAGMA integrity_check")?
@@ -320,19 +320,19 @@ impl Catalog {
         Ok(found)
     }
 
-    pub(super) fn has_layer(&self, id: LayerId) -> Result<bool> {
+    pub(crate) fn has_layer(&self, id: LayerId) -> Result<bool> {
         let sql = "SELECT count(*) > 0 FROM layers WHERE id = ?1";
         self.lock().query_row(sql, [id.to_string()], |row| row.get(0))
     }
 
-    pub(super) fn is_sealed(&self, id: LayerId) -> Result<bool> {
+    pub(crate) fn is_sealed(&self, id: LayerId) -> Result<bool> {
         let sql = "SELECT count(*) > 0 FROM layers
                    WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM volumes WHERE head = ?1)";
         self.lock().query_row(sql, [id.to_string()], |row| row.get(0))
     }
 
     /// The layer and all layers below it in this pool, from the top down.
-    pub(super) fn chain(&self, top: LayerId) -> Result<Vec<LayerRow>> {
+    pub(crate) fn chain(&self, top: LayerId) -> Result<Vec<LayerRow>> {
         let connection = self.lock();
         let mut statement = connection.prepare_cached(&format!("{LAYER_ROWS} WHERE l.id = ?1"))?;
         let mut chain = Vec::new();
@@ -349,23 +349,23 @@ impl Catalog {
     }
 
     /// The volumes and images above a layer, without its own name: `volume NAME`, `image NAME`.
-    pub(super) fn dependants(&self, layer: LayerId) -> Result<Vec<String>> {
+    pub(crate) fn dependants(&self, layer: LayerId) -> Result<Vec<String>> {
         self.names_above("SELECT id FROM layers WHERE parent = ?1", layer, "TRUE")
     }
 
     /// Those of [`Self::dependants`] that are volumes which departed from here.
-    pub(super) fn departed_dependants(&self, layer: LayerId) -> Result<Vec<String>> {
+    pub(crate) fn departed_dependants(&self, layer: LayerId) -> Result<Vec<String>> {
         let above = "SELECT id FROM layers WHERE parent = ?1";
         self.names_above(above, layer, "what = 'departed'")
     }
 
     /// The volumes and images with the layer in their chain: `volume NAME`, `image NAME`.
-    pub(super) fn users(&self, layer: LayerId) -> Result<Vec<String>> {
+    pub(crate) fn users(&self, layer: LayerId) -> Result<Vec<String>> {
         self.names_above("SELECT ?1", layer, "TRUE")
     }
 
     /// The volumes and images here that read this layer from another host, and keep nothing of it.
-    pub(super) fn remote_readers(&self, layer: LayerId) -> Result<Vec<String>> {
+    pub(crate) fn remote_readers(&self, layer: LayerId) -> Result<Vec<String>> {
         let start = "SELECT layer FROM remote_parents WHERE is_layer = ?1 AND layer <> ?1";
         self.names_above(start, layer, "TRUE")
     }
@@ -388,7 +388,7 @@ impl Catalog {
         Ok(names.collect::<Result<BTreeSet<_>>>()?.into_iter().collect())
     }
 
-    pub(super) fn add_image(&self, name: &ImageName, layer: &LayerRow) -> Result<()> {
+    pub(crate) fn add_image(&self, name: &ImageName, layer: &LayerRow) -> Result<()> {
         self.change(|tx| {
             insert_layer(tx, layer)?;
             insert_image(tx, name, layer.id)
@@ -396,22 +396,22 @@ impl Catalog {
     }
 
     /// Gives a layer that is here already a name.
-    pub(super) fn name_layer(&self, name: &ImageName, layer: LayerId) -> Result<()> {
+    pub(crate) fn name_layer(&self, name: &ImageName, layer: LayerId) -> Result<()> {
         self.change(|tx| insert_image(tx, name, layer))
     }
 
     /// Adds volumes with their heads, either all of them or none.
-    pub(super) fn add_volumes(&self, volumes: &[NewVolume]) -> Result<()> {
+    pub(crate) fn add_volumes(&self, volumes: &[NewVolume]) -> Result<()> {
         self.change(|tx| {
             volumes.iter().try_for_each(|volume| {
-                openers::forget(tx, &volume.name)?;
+                admissions::forget(tx, &volume.name)?;
                 insert_volume(tx, volume)
             })
         })
     }
 
     /// Seals a volume's head, names it if an image name is given, and puts `head` on it.
-    pub(super) fn seal(
+    pub(crate) fn seal(
         &self,
         volume: &VolumeName,
         sealed: Sealed,
@@ -432,10 +432,10 @@ impl Catalog {
     }
 
     /// Removes the volume. Returns the layers that are no longer needed.
-    pub(super) fn delete_volume(&self, name: &VolumeName) -> Result<Vec<LayerId>> {
+    pub(crate) fn delete_volume(&self, name: &VolumeName) -> Result<Vec<LayerId>> {
         self.change_on_full_disk(|tx| {
             // The next volume of this name is another one.
-            openers::forget(tx, name)?;
+            admissions::forget(tx, name)?;
             let sql = "DELETE FROM volumes WHERE name = ?1 RETURNING head, tenure";
             let deleted = tx.query_row(sql, [name.as_str()], |row| {
                 Ok((parsed(row, 0)?, Tenure(unsigned(row, 1)?)))
@@ -443,19 +443,19 @@ impl Catalog {
             let Some((head, tenure)) = deleted.optional()? else { return Ok(Vec::new()) };
             // Its last home may still keep what a late message could take here once more.
             if tenure != Tenure::first(tenure.incarnation()) {
-                homes::set_spent(tx, name, &Residence::here(tenure).delete())?;
+                residences::set_spent(tx, name, &Residence::here(tenure).delete())?;
             }
             delete_unneeded(tx, head)
         })
     }
 
     /// Records that a layer has files from now on.
-    pub(super) fn touched(&self, layer: LayerId) -> Result<()> {
+    pub(crate) fn touched(&self, layer: LayerId) -> Result<()> {
         let sql = "DELETE FROM untouched WHERE layer = ?1";
         self.lock().execute(sql, [layer.to_string()]).map(drop)
     }
 
-    pub(super) fn poison(&self, layer: LayerId, why: &str) -> Result<()> {
+    pub(crate) fn poison(&self, layer: LayerId, why: &str) -> Result<()> {
         let sql = "UPDATE layers SET poisoned = ?2 WHERE id = ?1";
         self.lock().execute(sql, params![layer.to_string(), why]).map(drop)
     }

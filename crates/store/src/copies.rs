@@ -1,5 +1,10 @@
 //! Images that are copies of another host's images. A copy can be used at once: missing blocks are read
-//! from the other host, and the copy is completed in the background ([`super::fill`]).
+//! from the other host, and the copy is completed in the background ([`crate::copies::fill`]).
+
+pub(crate) mod fill;
+pub(crate) mod incoming_layers;
+pub(crate) mod shared_layers;
+pub(crate) mod sources;
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -11,16 +16,16 @@ use perigee_model::volume::{BLOCK_BYTES, ContentDigest, CopyImage, ImageInfo, Im
 use perigee_model::{ImageName, LayerId, Problem};
 use uuid::Uuid;
 
-use super::blocks::BlockState;
-use super::catalog::{self, LayerRow, Verdict, failed};
-use super::copy::LayerCopy;
-use super::fill::Pace;
-use super::head::Head;
-use super::layer::{self, LayerError, live_name, map_name};
-use super::map::{MapFile, StoreError};
-use super::pool::Pool;
-use super::volume::io_problem;
-use super::work::Work;
+use crate::catalog::{self, LayerRow, Verdict, failed};
+use crate::copies::fill::Pace;
+use crate::disk::blocks::BlockState;
+use crate::disk::map::{MapFile, StoreError};
+use crate::layers::copy::LayerCopy;
+use crate::layers::head::Head;
+use crate::layers::layer::{self, LayerError, live_name, map_name};
+use crate::pool::Pool;
+use crate::volume::io_problem;
+use crate::work::Work;
 
 impl Pool {
     /// Makes an image of a read-only export of another host. If the export is a sealed layer, the copy has
@@ -218,7 +223,7 @@ impl Pool {
         image.chain.iter().filter_map(|layer| self.layer_copy(*layer)).collect()
     }
 
-    pub(super) async fn flush_copy(self: &Arc<Self>, copy: &Arc<LayerCopy>) -> Result<(), IoError> {
+    pub(crate) async fn flush_copy(self: &Arc<Self>, copy: &Arc<LayerCopy>) -> Result<(), IoError> {
         let flushed = copy.head.flush().await;
         if matches!(flushed, Err(IoError::Poisoned(_))) {
             let copy = Arc::clone(copy);
@@ -235,7 +240,7 @@ impl Pool {
 
     /// # Errors
     /// The last failure.
-    pub(super) async fn flush_copies(self: &Arc<Self>) -> Result<(), Problem> {
+    pub(crate) async fn flush_copies(self: &Arc<Self>) -> Result<(), Problem> {
         let mut flushed = Ok(());
         for copy in self.open_copies() {
             if let Err(error) = self.flush_copy(&copy).await {
@@ -248,7 +253,7 @@ impl Pool {
 
     /// Completes every copy, without a rate limit.
     #[cfg(test)]
-    pub(super) async fn fill_all_copies(self: &Arc<Self>) {
+    pub(crate) async fn fill_all_copies(self: &Arc<Self>) {
         for copy in self.copies_to_fill() {
             self.fill(&copy, &Arc::default(), &Pace::new(u64::MAX)).await.expect("a filling");
         }
@@ -256,7 +261,7 @@ impl Pool {
 
     /// Waits until all fetched blocks are written.
     #[cfg(test)]
-    pub(super) async fn settle_copies(&self) {
+    pub(crate) async fn settle_copies(&self) {
         for copy in self.open_copies() {
             drop(copy.head.locks.lock(0..copy.layer().blocks()).await);
         }
@@ -264,7 +269,7 @@ impl Pool {
 
     /// Opens the files of a copy. If they have failed before, the copy starts again without any of its bytes; if
     /// that is not possible, all its blocks are read from the other host.
-    pub(super) fn copy_head(&self, row: &LayerRow) -> Result<Head, LayerError> {
+    pub(crate) fn copy_head(&self, row: &LayerRow) -> Result<Head, LayerError> {
         let own = row.remote.as_ref().is_some_and(|remote| remote.own);
         let open = || {
             let open = if own { Head::open_copy } else { Head::open };
@@ -321,7 +326,7 @@ impl Pool {
     /// Opens the copies of own blocks from this layer down anew, with connections of their own. What is damaged in
     /// them, or can't be read any more, is missing from then on. Returns `false` if one of them can't be used again, or
     /// is a whole copy, which does not go on from another address. The caller holds the lock `changes`.
-    pub(super) fn renew_copies(&self, what: &str, top: LayerId) -> Result<bool, Problem> {
+    pub(crate) fn renew_copies(&self, what: &str, top: LayerId) -> Result<bool, Problem> {
         let rows = self.catalog.chain(top).map_err(failed(what))?;
         let copies: Vec<_> = rows.iter().filter(|row| row.is_copy()).collect();
         let is_own = |row: &&LayerRow| row.remote.as_ref().is_some_and(|remote| remote.own);
@@ -339,7 +344,7 @@ impl Pool {
     }
 
     /// As [`Self::renew_copies`], for one copy, if it is still damaged. The caller holds the lock `changes`.
-    pub(super) fn renew_damaged(&self, copy: &Arc<LayerCopy>) -> Result<(), IoError> {
+    pub(crate) fn renew_damaged(&self, copy: &Arc<LayerCopy>) -> Result<(), IoError> {
         // It may have been deleted or opened anew meanwhile.
         let open = self.layer_copy(copy.layer().id);
         let is_open = open.is_some_and(|open| Arc::ptr_eq(&open, copy));
@@ -348,7 +353,7 @@ impl Pool {
 
     /// Drops what has come of a copy, because it is not the image's content. `is_clear`: it is what its source says that it
     /// has. If all of it came from there, that host is to blame. If not, it is fetched again, but not without end.
-    pub(super) async fn drop_content(
+    pub(crate) async fn drop_content(
         self: &Arc<Self>,
         copy: &Arc<LayerCopy>,
         is_clear: bool,
@@ -405,7 +410,7 @@ impl Pool {
     }
 
     /// Drops the open copies of layers that were deleted from the catalog.
-    pub(super) fn drop_copies(&self, deleted: &[LayerId]) {
+    pub(crate) fn drop_copies(&self, deleted: &[LayerId]) {
         for copy in self.open_copies().iter().filter(|copy| deleted.contains(&copy.layer().id)) {
             copy.close(true);
             copy.stop_filling();

@@ -12,11 +12,11 @@ use perigee_model::{ImageName, LayerId, Problem, VolumeName};
 use rusqlite::Connection;
 use uuid::Uuid;
 
-use super::blocks::{PAGE_BLOCKS, index};
-use super::files::BlockFile;
-use super::live::LiveMap;
-use super::map::{self, Magic, MapFile, PAGE_BYTES};
-use super::{Connector, Pool, PoolConfig};
+use crate::disk::blocks::{PAGE_BLOCKS, index};
+use crate::disk::files::BlockFile;
+use crate::disk::live::LiveMap;
+use crate::disk::map::{self, Magic, MapFile, PAGE_BYTES};
+use crate::{Connector, Pool, PoolConfig};
 
 const LAYER: LayerId = LayerId(Uuid::from_u128(7));
 const BOOT: Uuid = Uuid::from_u128(9);

@@ -2,7 +2,7 @@
 //!
 //! Each of these is one transaction of the catalog, because a new head has no files before its first
 //! write. A deletion first changes the catalog; after a crash, the next start removes the files. What becomes of the layer
-//! of a deleted snapshot says [`super::compact`].
+//! of a deleted snapshot says [`crate::upkeep::compact`].
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use perigee_model::volume::{
 };
 use perigee_model::{ImageName, LayerId, OwnerName, Problem, VolumeName};
 
-use super::catalog::{self, LayerRow, NewVolume, RemoteRow, failed};
-use super::layer;
-use super::pool::Pool;
-use super::volume::{Volume, io_problem};
+use crate::catalog::{self, LayerRow, NewVolume, RemoteRow, failed};
+use crate::layers::layer;
+use crate::pool::Pool;
+use crate::volume::{Volume, io_problem};
 
 /// The parent of a new head.
 struct Base {
@@ -112,7 +112,7 @@ impl Pool {
 
     /// Looks up an export of another host that is to be read without keeping blocks, and whether it may
     /// not leave its site.
-    pub(super) async fn remote_row(
+    pub(crate) async fn remote_row(
         &self,
         what: &str,
         nbd_addr: &str,
@@ -131,7 +131,7 @@ impl Pool {
         Ok((row, device.is_confined()))
     }
 
-    pub(super) fn check_names_free(&self, what: &str, names: &[VolumeName]) -> Result<(), Problem> {
+    pub(crate) fn check_names_free(&self, what: &str, names: &[VolumeName]) -> Result<(), Problem> {
         let attached = self.catalog.attachments().map_err(failed(what))?;
         let attached: HashSet<_> = attached.into_iter().map(|(name, _)| name).collect();
         let mut asked = HashSet::new();
@@ -158,7 +158,7 @@ impl Pool {
     }
 
     /// An image's topmost layer, and its size.
-    pub(super) fn image_layer(
+    pub(crate) fn image_layer(
         &self,
         what: &str,
         image: &ImageName,
@@ -204,7 +204,7 @@ impl Pool {
     }
 
     /// Removes the files of layers that are not in the catalog. Failures are tried again at the next start.
-    pub(super) fn remove_layers(&self, layers: &[LayerId]) {
+    pub(crate) fn remove_layers(&self, layers: &[LayerId]) {
         for layer in layers {
             if let Err(error) = layer::remove(&*self.files, *layer) {
                 tracing::warn!(%layer, %error, "can't remove a deleted layer's files");
@@ -214,7 +214,7 @@ impl Pool {
 
     /// Removes the files of layers that the catalog failed to record. If it is not known whether it recorded
     /// them, the files stay, and the next start finds out.
-    pub(super) fn not_recorded(
+    pub(crate) fn not_recorded(
         &self,
         what: &str,
         layers: &[LayerId],

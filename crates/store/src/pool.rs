@@ -1,5 +1,9 @@
 //! A pool: one directory with a catalog and the layers' files, open in one process at a time.
 
+pub(crate) mod doubt;
+pub(crate) mod imports;
+pub(crate) mod pulls;
+
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, Permissions};
 use std::io;
@@ -19,23 +23,23 @@ use perigee_model::{Epoch, ImageName, LayerId, Problem, VolumeName};
 use tokio::sync::{Notify, OwnedMutexGuard};
 use uuid::Uuid;
 
-use super::blocking;
-use super::catalog::{self, Catalog, LayerRow, OpenError, RemoteRow, failed};
-use super::chain::{Link, Sealed};
-use super::checksums;
-use super::copy::{LayerCopy, Waiting};
-use super::directories::Directories;
-use super::files::LayerFiles;
-use super::fill::Doubt;
-use super::head::{Head, HeadHome};
-use super::imports::Imports;
-use super::layer::{Layer, LayerError, live_name};
-use super::remote::{Connector, RemoteParent};
-use super::replicas::Pulls;
-use super::session::{OwnDevice, SealedDevice, SumsDevice};
-use super::shown::ShownSums;
-use super::volume::{Stack, Volume, io_problem};
-use super::work::Work;
+use crate::blocking::blocking;
+use crate::catalog::{self, Catalog, LayerRow, OpenError, RemoteRow, failed};
+use crate::disk::files::LayerFiles;
+use crate::layers::chain::{Link, Sealed};
+use crate::layers::checksums;
+use crate::layers::copy::{LayerCopy, Waiting};
+use crate::layers::directories::Directories;
+use crate::layers::head::{Head, HeadHome};
+use crate::layers::layer::{Layer, LayerError, live_name};
+use crate::layers::remote::{Connector, RemoteParent};
+use crate::pool::doubt::Doubt;
+use crate::pool::imports::Imports;
+use crate::pool::pulls::Pulls;
+use crate::volume::session::{OwnDevice, SealedDevice, SumsDevice};
+use crate::volume::visible_checksums::ShownSums;
+use crate::volume::{Stack, Volume, io_problem};
+use crate::work::Work;
 
 /// The directories of a pool, and the connection to other hosts.
 pub struct PoolConfig {
@@ -52,7 +56,7 @@ const CHECKSUMS_AGAIN: Duration = Duration::from_millis(50);
 
 /// The open volumes and layers.
 #[derive(Default)]
-pub(super) struct Open {
+pub(crate) struct Open {
     volumes: HashMap<VolumeName, Arc<Volume>>,
     layers: HashMap<LayerId, Weak<Layer>>,
     /// The shared chains of sealed layers, by their topmost layer.
@@ -72,31 +76,31 @@ impl Open {
 
 /// One directory of layers, images and volumes.
 pub struct Pool {
-    pub(super) dir: PathBuf,
-    pub(super) catalog: Arc<Catalog>,
-    pub(super) files: Arc<dyn LayerFiles>,
-    pub(super) connect: Connector,
-    pub(super) home: Arc<HeadHome>,
+    pub(crate) dir: PathBuf,
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) files: Arc<dyn LayerFiles>,
+    pub(crate) connect: Connector,
+    pub(crate) home: Arc<HeadHome>,
     open: Mutex<Open>,
     opened_at: Instant,
     /// Serializes creating, sealing and deleting.
-    pub(super) changes: Arc<tokio::sync::Mutex<()>>,
+    pub(crate) changes: Arc<tokio::sync::Mutex<()>>,
     /// Notified when a layer without checksums was added.
-    pub(super) sealed: Notify,
+    pub(crate) sealed: Notify,
     /// Notified when layers may be free to be merged.
-    pub(super) to_merge: Notify,
+    pub(crate) to_merge: Notify,
     /// The layers whose checksums are being computed.
-    pub(super) checksumming: Mutex<HashSet<LayerId>>,
+    pub(crate) checksumming: Mutex<HashSet<LayerId>>,
     /// Notified when a copy is to be completed.
-    pub(super) to_fill: Notify,
+    pub(crate) to_fill: Notify,
     /// Of copies that were not what they have to be.
-    pub(super) doubts: Mutex<HashMap<LayerId, Doubt>>,
+    pub(crate) doubts: Mutex<HashMap<LayerId, Doubt>>,
     /// Layers that were staged for a volume that may come here.
-    pub(super) staged: Mutex<HashMap<VolumeName, Vec<LayerId>>>,
+    pub(crate) staged: Mutex<HashMap<VolumeName, Vec<LayerId>>>,
     /// Rounds of replicas.
-    pub(super) pulls: Mutex<Pulls>,
+    pub(crate) pulls: Mutex<Pulls>,
     waiting: Arc<Waiting>,
-    pub(super) imports: Arc<Imports>,
+    pub(crate) imports: Arc<Imports>,
     /// The computing of checksums for which other hosts have asked.
     asked: Work,
     /// Keeps other servers out.
@@ -190,7 +194,7 @@ impl Pool {
 
     /// As [`Self::open`], with given layer files and a given boot id.
     #[cfg(test)]
-    pub(super) fn open_with(
+    pub(crate) fn open_with(
         config: PoolConfig,
         files: Arc<dyn LayerFiles>,
         boot: Uuid,
@@ -239,7 +243,7 @@ impl Pool {
     }
 
     /// Runs work on the catalog or on files on another thread. See [`blocking`].
-    pub(super) async fn run<T, E>(
+    pub(crate) async fn run<T, E>(
         self: &Arc<Self>,
         work: impl FnOnce(&Arc<Self>) -> Result<T, E> + Send + 'static,
     ) -> Result<T, E>
@@ -253,12 +257,12 @@ impl Pool {
 
     /// Takes the lock `changes`. Who holds it works on this pool only and waits for no other host, so there is no
     /// deadline; [`Self::wait_for_changes`] has one, for callers that are asked again.
-    pub(super) async fn changes(&self) -> OwnedMutexGuard<()> {
+    pub(crate) async fn changes(&self) -> OwnedMutexGuard<()> {
         Arc::clone(&self.changes).lock_owned().await
     }
 
     /// As [`Self::run`], under the lock `changes`.
-    pub(super) async fn change<T, E>(
+    pub(crate) async fn change<T, E>(
         self: &Arc<Self>,
         work: impl FnOnce(&Arc<Self>) -> Result<T, E> + Send + 'static,
     ) -> Result<T, E>
@@ -280,7 +284,7 @@ impl Pool {
     }
 
     /// The files that belong to no layer of the catalog.
-    pub(super) fn unneeded_files(&self) -> io::Result<HashSet<String>> {
+    pub(crate) fn unneeded_files(&self) -> io::Result<HashSet<String>> {
         // The files are listed before the catalog: a layer that is made at the same time has its files
         // before it is in the catalog.
         let names = self.files.names()?;
@@ -304,7 +308,7 @@ impl Pool {
         self.run(move |pool| pool.volume_now(&name)).await
     }
 
-    pub(super) fn volume_now(&self, name: &VolumeName) -> Result<Arc<Volume>, Problem> {
+    pub(crate) fn volume_now(&self, name: &VolumeName) -> Result<Arc<Volume>, Problem> {
         let what = format!("can't open volume {name}");
         self.with_open(&what, |open| match open.volumes.get(name) {
             Some(volume) => Ok(Arc::clone(volume)),
@@ -314,7 +318,7 @@ impl Pool {
 
     /// Runs `work` with the lock on the open volumes. If `work` panics, the lock is released properly and
     /// only this request fails; the open volumes stay usable.
-    pub(super) fn with_open<T>(
+    pub(crate) fn with_open<T>(
         &self,
         what: &str,
         work: impl FnOnce(&mut Open) -> Result<T, Problem>,
@@ -429,7 +433,7 @@ impl Pool {
     }
 
     /// Opens a copy that was just made, with the connection over which its map came.
-    pub(super) fn open_new_copy(
+    pub(crate) fn open_new_copy(
         &self,
         row: &LayerRow,
         remote: RemoteParent,
@@ -439,7 +443,7 @@ impl Pool {
     }
 
     /// A copy. It is opened if it is not open yet. `None` if the layer is not a copy or can't be opened.
-    pub(super) fn layer_copy(&self, id: LayerId) -> Option<Arc<LayerCopy>> {
+    pub(crate) fn layer_copy(&self, id: LayerId) -> Option<Arc<LayerCopy>> {
         let mut open = lock(&self.open);
         if let Some(copy) = open.copies.get(&id) {
             return Some(Arc::clone(copy));
@@ -450,13 +454,13 @@ impl Pool {
     }
 
     /// The copies that are open.
-    pub(super) fn open_copies(&self) -> Vec<Arc<LayerCopy>> {
+    pub(crate) fn open_copies(&self) -> Vec<Arc<LayerCopy>> {
         lock(&self.open).copies.values().map(Arc::clone).collect()
     }
 
     /// The exports from which an open layer gets what it lacks. A copy has one, and each chain over a layer of which
     /// nothing is kept has one.
-    pub(super) fn remotes_of(&self, id: LayerId) -> Vec<Arc<RemoteParent>> {
+    pub(crate) fn remotes_of(&self, id: LayerId) -> Vec<Arc<RemoteParent>> {
         let open = lock(&self.open);
         let copy = open.copies.get(&id).map(|copy| Arc::clone(&copy.remote));
         let chains = open.sealed.values().filter_map(Weak::upgrade);
@@ -466,7 +470,7 @@ impl Pool {
     }
 
     /// Forgets a copy that was deleted or completed. The next opening of this layer makes a new object.
-    pub(super) fn forget_copy(&self, id: LayerId) {
+    pub(crate) fn forget_copy(&self, id: LayerId) {
         let mut open = lock(&self.open);
         open.copies.remove(&id);
         open.forget_layers(&[id]);
@@ -474,7 +478,7 @@ impl Pool {
 
     /// Rebuilds the chains of open volumes that contain layers that are no longer in the catalog. The caller
     /// holds the lock `changes`, so that no head is sealed at the same time.
-    pub(super) fn reopen_chains(&self, gone: &[LayerId]) -> Result<(), Box<dyn std::error::Error>> {
+    pub(crate) fn reopen_chains(&self, gone: &[LayerId]) -> Result<(), Box<dyn std::error::Error>> {
         let mut open = lock(&self.open);
         open.forget_layers(gone);
         let volumes: Vec<_> = open.volumes.values().map(Arc::clone).collect();
@@ -490,12 +494,12 @@ impl Pool {
     }
 
     /// Opens a sealed layer's files separately, without sharing them.
-    pub(super) fn open_sealed(&self, row: &LayerRow) -> Result<Layer, LayerError> {
+    pub(crate) fn open_sealed(&self, row: &LayerRow) -> Result<Layer, LayerError> {
         Layer::open(&*self.files, row.id, row.size_bytes, row.untouched)
     }
 
     /// Shares the chain of a head that was just sealed, for later users.
-    pub(super) fn share(&self, head: &Head, below: &Arc<Sealed>) {
+    pub(crate) fn share(&self, head: &Head, below: &Arc<Sealed>) {
         let mut open = lock(&self.open);
         for layer in std::iter::once(&head.layer).chain(below.layers()) {
             open.layers.insert(layer.id, Arc::downgrade(layer));
@@ -505,12 +509,12 @@ impl Pool {
         }
     }
 
-    pub(super) fn forget_volume(&self, name: &VolumeName) {
+    pub(crate) fn forget_volume(&self, name: &VolumeName) {
         lock(&self.open).volumes.remove(name);
     }
 
     /// The volume, if it is open.
-    pub(super) fn opened(&self, name: &VolumeName) -> Option<Arc<Volume>> {
+    pub(crate) fn opened(&self, name: &VolumeName) -> Option<Arc<Volume>> {
         lock(&self.open).volumes.get(name).map(Arc::clone)
     }
 
@@ -546,7 +550,7 @@ impl Pool {
     }
 
     /// When this process last had a session of the volume open.
-    pub(super) fn last_used(&self, name: &VolumeName) -> Instant {
+    pub(crate) fn last_used(&self, name: &VolumeName) -> Instant {
         self.opened(name).map_or(self.opened_at, |volume| volume.last_used())
     }
 
@@ -556,7 +560,7 @@ impl Pool {
     }
 
     /// Returns the volume if it is open. Otherwise runs `work`, during which it can't be opened.
-    pub(super) fn unless_opened(
+    pub(crate) fn unless_opened(
         &self,
         name: &VolumeName,
         work: impl FnOnce() -> Result<(), Problem>,
@@ -569,7 +573,7 @@ impl Pool {
     }
 
     /// The layer, if it is the head of an open volume or below one.
-    pub(super) fn opened_layer(&self, id: LayerId) -> Option<Arc<Layer>> {
+    pub(crate) fn opened_layer(&self, id: LayerId) -> Option<Arc<Layer>> {
         lock(&self.open).layers.get(&id).and_then(Weak::upgrade)
     }
 
@@ -759,7 +763,7 @@ impl Pool {
         self.sealed_device(&what, layer)
     }
 
-    pub(super) fn sealed_device(
+    pub(crate) fn sealed_device(
         &self,
         what: &str,
         layer: LayerId,
@@ -773,7 +777,7 @@ impl Pool {
     }
 
     /// Rounds a size up to whole blocks, and refuses sizes that no layer can have.
-    pub(super) fn layer_size(what: &str, size_bytes: u64) -> Result<u64, Problem> {
+    pub(crate) fn layer_size(what: &str, size_bytes: u64) -> Result<u64, Problem> {
         let refused =
             |error: OutOfLimits| error.problem(what).next("give a possible size, say 10GiB");
         Ok(VOLUME_BYTES.check(size_bytes).map_err(refused)?.next_multiple_of(BLOCK_BYTES))

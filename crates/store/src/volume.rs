@@ -6,6 +6,10 @@
 //! head. The guards are moved into the blocking call that does the work, so a write stays guarded even if
 //! its client disconnects.
 
+pub(crate) mod leases;
+pub(crate) mod session;
+pub(crate) mod visible_checksums;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 use std::time::Instant;
@@ -17,15 +21,15 @@ use perigee_model::switchover::EpochRefused;
 use perigee_model::volume::{BLOCK_BYTES, EpochChange, EpochIssued};
 use perigee_model::{Epoch, Incarnation, Problem, VolumeName};
 
-use super::blocking;
-use super::catalog::Catalog;
-use super::chain::{Chain, Sealed};
-use super::head::Head;
-use super::session::Session;
+use crate::blocking::blocking;
+use crate::catalog::Catalog;
+use crate::layers::chain::{Chain, Sealed};
+use crate::layers::head::Head;
+use crate::volume::session::Session;
 
 /// What is done with a volume that should leave although a flush of it has failed, so that its last writes may be lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unflushed {
+pub(crate) enum Unflushed {
     /// It stays.
     Refused,
     /// It leaves, because another state of it is the volume already.
@@ -48,19 +52,19 @@ impl Unflushed {
 
 /// The layers of a volume at one moment. A snapshot replaces the whole stack.
 #[derive(Clone)]
-pub(super) struct Stack {
-    pub(super) head: Arc<Head>,
+pub(crate) struct Stack {
+    pub(crate) head: Arc<Head>,
     /// The chain below the head, shared by all volumes over the same layer.
-    pub(super) below: Arc<Sealed>,
+    pub(crate) below: Arc<Sealed>,
 }
 
 impl Stack {
     /// The volume's size.
-    pub(super) fn size_bytes(&self) -> u64 {
+    pub(crate) fn size_bytes(&self) -> u64 {
         self.head.layer.blocks() * BLOCK_BYTES
     }
 
-    pub(super) fn chain(&self) -> Chain<'_> {
+    pub(crate) fn chain(&self) -> Chain<'_> {
         Chain { head: Some(&self.head.layer), below: &self.below }
     }
 }
@@ -68,9 +72,9 @@ impl Stack {
 /// A volume whose head is in this pool.
 pub struct Volume {
     name: VolumeName,
-    pub(super) catalog: Arc<Catalog>,
-    pub(super) lease: Lease,
-    pub(super) gate: Arc<tokio::sync::RwLock<()>>,
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) lease: Lease,
+    pub(crate) gate: Arc<tokio::sync::RwLock<()>>,
     /// Changed only while the gate's write side is held.
     epoch: AtomicU64,
     /// Set once, while the gate's write side is held.
@@ -84,7 +88,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    pub(super) fn new(
+    pub(crate) fn new(
         name: VolumeName,
         epoch: Epoch,
         stack: Stack,
@@ -125,7 +129,7 @@ impl Volume {
     }
 
     /// As [`Self::session`], of another host's server.
-    pub(super) fn session_of(
+    pub(crate) fn session_of(
         self: &Arc<Self>,
         host: HostTag,
         epoch: Option<Epoch>,
@@ -134,18 +138,18 @@ impl Volume {
         Arc::new(Session::new(Arc::clone(self), epoch.unwrap_or_else(|| self.epoch()), host))
     }
 
-    pub(super) fn session_ended(&self) {
+    pub(crate) fn session_ended(&self) {
         *lock(&self.last_used) = Instant::now();
         self.sessions.fetch_sub(1, Ordering::SeqCst);
     }
 
-    pub(super) fn last_used(&self) -> Instant {
+    pub(crate) fn last_used(&self) -> Instant {
         *lock(&self.last_used)
     }
 
     /// Whether a session with this epoch may write. The caller holds the gate's read side, so the answer
     /// stays right until it releases it.
-    pub(super) fn check_writer(&self, session: Epoch) -> Result<(), IoError> {
+    pub(crate) fn check_writer(&self, session: Epoch) -> Result<(), IoError> {
         self.check_here()?;
         let volume = self.epoch();
         if session != volume {
@@ -156,7 +160,7 @@ impl Volume {
 
     /// # Errors
     /// When the volume was deleted, or has another home now.
-    pub(super) fn check_there(&self) -> Result<(), IoError> {
+    pub(crate) fn check_there(&self) -> Result<(), IoError> {
         self.check_here()?;
         if self.deleted.load(Ordering::SeqCst) {
             return Err(IoError::Invalid(format!("volume {} was deleted", self.name)));
@@ -166,24 +170,24 @@ impl Volume {
 
     /// # Errors
     /// When the volume has another home now.
-    pub(super) fn check_here(&self) -> Result<(), IoError> {
+    pub(crate) fn check_here(&self) -> Result<(), IoError> {
         if self.gone.load(Ordering::SeqCst) { Err(IoError::Moved) } else { Ok(()) }
     }
 
-    pub(super) fn incarnation(&self) -> Incarnation {
+    pub(crate) fn incarnation(&self) -> Incarnation {
         self.epoch().incarnation()
     }
 
-    pub(super) fn open_sessions(&self) -> u64 {
+    pub(crate) fn open_sessions(&self) -> u64 {
         self.sessions.load(Ordering::SeqCst)
     }
 
-    pub(super) fn stack(&self) -> Stack {
+    pub(crate) fn stack(&self) -> Stack {
         self.stack_ref().clone()
     }
 
     /// The lock must be held only for requests that do not wait.
-    pub(super) fn stack_ref(&self) -> RwLockReadGuard<'_, Stack> {
+    pub(crate) fn stack_ref(&self) -> RwLockReadGuard<'_, Stack> {
         read(&self.stack)
     }
 
@@ -238,7 +242,7 @@ impl Volume {
         .await
     }
 
-    pub(super) fn is_poisoned(&self) -> bool {
+    pub(crate) fn is_poisoned(&self) -> bool {
         self.stack().head.poisoned().is_some()
     }
 
@@ -273,7 +277,7 @@ impl Volume {
     /// Flushes, waits for writes in flight, flushes again, and lets `replace` return other layers while
     /// nothing writes. `None` keeps the current layers. So clients wait only for the second, short flush and
     /// for `replace`.
-    pub(super) async fn replace_stack<T: Send + 'static>(
+    pub(crate) async fn replace_stack<T: Send + 'static>(
         self: &Arc<Self>,
         what: &str,
         replace: impl FnOnce(&Stack) -> Result<(Option<Stack>, T), Problem> + Send + 'static,
@@ -300,13 +304,13 @@ impl Volume {
 
     /// Replaces the layers below the head by others with the same content. The caller holds the pool's lock
     /// `changes`.
-    pub(super) fn replace_below(&self, below: Arc<Sealed>) {
+    pub(crate) fn replace_below(&self, below: Arc<Sealed>) {
         write(&self.stack).below = below;
     }
 
     /// As [`Self::replace_stack`], for a volume that gets another home: when `depart` succeeds, nothing is
     /// read or written here any more. `depart` says whether that may be so when it fails.
-    pub(super) async fn leave(
+    pub(crate) async fn leave(
         self: &Arc<Self>,
         what: &str,
         unflushed: Unflushed,
@@ -339,7 +343,7 @@ impl Volume {
     }
 
     /// Runs `forget` while nothing writes and no session is open. No write succeeds afterwards.
-    pub(super) async fn delete_with(
+    pub(crate) async fn delete_with(
         self: &Arc<Self>,
         forget: impl FnOnce() -> Result<(), Problem> + Send + 'static,
     ) -> Result<(), Problem> {

@@ -23,12 +23,12 @@ const PAUSE_MAX: Duration = Duration::from_millis(50);
 
 impl Work {
     /// Background work, which pauses half of the time.
-    pub(super) fn gentle() -> Self {
+    pub(crate) fn gentle() -> Self {
         Self { stepped: Some(Mutex::new(Instant::now())), ..Self::default() }
     }
 
     /// Whether it is done in the background.
-    pub(super) fn is_gentle(&self) -> bool {
+    pub(crate) fn is_gentle(&self) -> bool {
         self.stepped.is_some()
     }
 
@@ -44,16 +44,16 @@ impl Work {
         self.stopped.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn is_stopped(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    pub(super) fn expect(&self, bytes: u64) {
+    pub(crate) fn expect(&self, bytes: u64) {
         self.total_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Counts finished bytes. Returns an error if the work should stop.
-    pub(super) fn step(&self, bytes: u64) -> io::Result<()> {
+    pub(crate) fn step(&self, bytes: u64) -> io::Result<()> {
         self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
         if self.is_stopped() {
             return Err(io::Error::new(io::ErrorKind::Interrupted, "it was interrupted"));

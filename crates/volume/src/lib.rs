@@ -28,8 +28,8 @@
 //! | the control API without a server, for one command | `offline` |
 //! | What does an export name mean; what is proxied? | `exports.rs` |
 //! | Through which socket does a VM reach its disks, and who else can use it? | `vm_sockets.rs`, `nbd/src/server/vm_socket.rs`; who asks for it: `agent/src/vm/socket.rs` |
-//! | Which files may an image be made of, and what reads them? | `sources.rs`, `store/src/qemu_img.rs` |
-//! | How does a tree of files become an image, and what may it have? | `trees.rs`, `store/src/trees.rs` |
+//! | Which files may an image be made of, and what reads them? | `sources.rs`, `store/src/images/qemu_img.rs` |
+//! | How does a tree of files become an image, and what may it have? | `trees.rs`, `store/src/images/dir_images.rs` |
 //! | How are other hosts reached, and encrypted? | `remotes.rs`, `nbd/src/client/tls.rs`, `nbd/src/server/tls.rs`; certificates of an operator's own, which change: `nbd/src/of_files.rs` |
 //! | Why do requests at the old home wait only for two round trips? | `spares.rs`; how an export is opened in one: `nbd/src/client/handshake.rs` |
 //! | How does a session or a client find a volume that has left its home? | `redirect.rs` |

@@ -3,8 +3,8 @@
 use perigee_model::VolumeName;
 use rusqlite::params;
 
-use super::columns::parsed;
-use super::{Catalog, Result};
+use crate::catalog::columns::parsed;
+use crate::catalog::{Catalog, Result};
 
 impl Catalog {
     pub(crate) fn attachments(&self) -> Result<Vec<(VolumeName, String)>> {

@@ -7,8 +7,8 @@ use perigee_model::{ClientName, ImageName, VolumeName};
 use rusqlite::types::Type;
 use rusqlite::{OptionalExtension, Row, params};
 
-use super::columns::{optional_parsed, optional_unsigned, parsed, signed, unsigned};
-use super::{Catalog, NewVolume, Result, insert_volume, openers};
+use crate::catalog::columns::{optional_parsed, optional_unsigned, parsed, signed, unsigned};
+use crate::catalog::{Catalog, NewVolume, Result, admissions, insert_volume};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ClientRow {
@@ -146,7 +146,7 @@ impl Catalog {
     /// Adds a volume that is a client's clone.
     pub(crate) fn add_clone(&self, volume: &NewVolume, clone: &CloneRow) -> Result<()> {
         self.change(|tx| {
-            openers::forget(tx, &volume.name)?;
+            admissions::forget(tx, &volume.name)?;
             insert_volume(tx, volume)?;
             let sql = "INSERT INTO client_clones (volume, client, lifetime, opened)
                        VALUES (?1, ?2, ?3, 0)";

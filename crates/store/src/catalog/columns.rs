@@ -7,7 +7,7 @@ use perigee_model::volume::BLOCK_BYTES;
 use rusqlite::Row;
 use rusqlite::types::{FromSqlError, FromSqlResult, Type, ValueRef};
 
-use super::Result;
+use crate::catalog::Result;
 
 /// A column whose text is parsed into one of our types.
 pub(super) struct Parsed<T>(pub(super) T);

@@ -6,8 +6,8 @@ use perigee_model::leave_site::{SiteAddress, SiteMap};
 use perigee_model::{LayerId, SiteId, VolumeName};
 use rusqlite::{Transaction, params};
 
-use super::columns::{Parsed, parsed};
-use super::{Catalog, Result, above, chain};
+use crate::catalog::columns::{Parsed, parsed};
+use crate::catalog::{Catalog, Result, above, chain};
 
 pub(super) fn mark(tx: &Transaction<'_>, layer: LayerId) -> Result<()> {
     let sql = "INSERT INTO held VALUES (?1) ON CONFLICT DO NOTHING";

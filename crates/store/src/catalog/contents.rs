@@ -4,8 +4,8 @@ use perigee_model::volume::ContentDigest;
 use perigee_model::{ImageName, LayerId};
 use rusqlite::{OptionalExtension, params};
 
-use super::columns::{optional_parsed, parsed};
-use super::{Catalog, Result};
+use crate::catalog::columns::{optional_parsed, parsed};
+use crate::catalog::{Catalog, Result};
 
 /// Why a copy that was not the image's content is not completed from its source any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

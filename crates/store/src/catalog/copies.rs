@@ -4,8 +4,8 @@ use perigee_model::LayerId;
 use perigee_model::volume::Keep;
 use rusqlite::{Transaction, params};
 
-use super::columns::{parsed, signed};
-use super::{Catalog, LayerRow, RemoteRow, Result, Sealed, delete_unneeded, insert_layer};
+use crate::catalog::columns::{parsed, signed};
+use crate::catalog::{Catalog, LayerRow, RemoteRow, Result, Sealed, delete_unneeded, insert_layer};
 
 impl Catalog {
     /// Sets what a copy keeps from now on.

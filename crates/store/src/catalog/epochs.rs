@@ -5,8 +5,8 @@ use perigee_model::volume::EpochChange;
 use perigee_model::{Epoch, VolumeName};
 use rusqlite::{OptionalExtension, Transaction, params};
 
-use super::columns::{signed, unsigned};
-use super::{Catalog, Result};
+use crate::catalog::columns::{signed, unsigned};
+use crate::catalog::{Catalog, Result};
 
 pub(super) fn returned_max(tx: &Transaction<'_>, volume: &VolumeName) -> Result<Epoch> {
     let sql = "SELECT epoch_max FROM returned_epochs WHERE volume = ?1";

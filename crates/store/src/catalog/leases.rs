@@ -4,7 +4,7 @@ use perigee_block::lease::HostTag;
 use perigee_model::VolumeName;
 use rusqlite::{OptionalExtension, Transaction, params};
 
-use super::{Catalog, Result};
+use crate::catalog::{Catalog, Result};
 
 impl Catalog {
     pub(crate) fn lease(&self, volume: &VolumeName) -> Result<Option<HostTag>> {

@@ -3,8 +3,10 @@
 use perigee_model::{ImageName, LayerId, VolumeName};
 use rusqlite::{OptionalExtension, Transaction, params};
 
-use super::columns::{optional_parsed, parsed, unsigned};
-use super::{Catalog, LayerRow, Result, above, confined, delete_unneeded, homes, insert_layer};
+use crate::catalog::columns::{optional_parsed, parsed, unsigned};
+use crate::catalog::{
+    Catalog, LayerRow, Result, above, confined, delete_unneeded, insert_layer, residences,
+};
 
 /// How much may stand on the topmost layer of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,7 +100,7 @@ impl Catalog {
 
 /// The parent of a run's lowest layer. `None` if the run may not be merged.
 fn below(tx: &Transaction<'_>, run: &[LayerId], on_top: Above) -> Result<Option<Option<LayerId>>> {
-    if homes::is_read_elsewhere(tx, run.last().copied())? {
+    if residences::is_read_elsewhere(tx, run.last().copied())? {
         return Ok(None);
     }
     let sql = "SELECT parent, (SELECT count(*) FROM layers c WHERE c.parent = l.id),

@@ -7,9 +7,9 @@ use perigee_model::volume::{CachePolicy, Keep};
 use perigee_model::{Epoch, ImageName, LayerId, SiteId, TenantName, VolumeName};
 use rusqlite::{Row, Transaction, params};
 
-use super::columns::{layer_bytes, parsed, signed, unsigned};
-use super::homes::{decided, put_here, residence, set_spent, tenure_here};
-use super::{Catalog, LayerRow, NewVolume, Result, chain, delete_unneeded, insert_image};
+use crate::catalog::columns::{layer_bytes, parsed, signed, unsigned};
+use crate::catalog::residences::{decided, put_here, residence, set_spent, tenure_here};
+use crate::catalog::{Catalog, LayerRow, NewVolume, Result, chain, delete_unneeded, insert_image};
 
 /// What a replica has of a volume at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]

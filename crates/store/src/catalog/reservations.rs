@@ -4,7 +4,7 @@
 use perigee_model::VolumeName;
 use rusqlite::{OptionalExtension, params};
 
-use super::{Catalog, Result};
+use crate::catalog::{Catalog, Result};
 
 /// The most ports whose last unit is known. Beyond it, what was recorded first is forgotten.
 const SEEN_MAX: i64 = 1 << 16;

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nix::fcntl::{FallocateFlags, fallocate};
 use rusqlite::{ErrorCode, Transaction};
 
-use super::{Catalog, Result};
+use crate::catalog::{Catalog, Result};
 
 /// More than SQLite writes for any one of these changes.
 const RESERVE_BYTES: i64 = 512 << 10;

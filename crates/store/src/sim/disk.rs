@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::blocks::index;
+use crate::disk::blocks::index;
 
 pub(crate) const SECTOR_BYTES: usize = 512;
 

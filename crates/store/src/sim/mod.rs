@@ -6,7 +6,7 @@
 //! once and then examine the disk after each operation. With [`SimFiles::fail`] one operation fails, or
 //! all operations from then on.
 
-pub(super) mod disk;
+pub(crate) mod disk;
 
 use std::collections::HashMap;
 use std::io;
@@ -17,14 +17,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use rusqlite::Connection;
 
-pub(super) use disk::{Cut, Dice, Disk, Op, SECTOR_BYTES, Sector};
+pub(crate) use crate::sim::disk::{Cut, Dice, Disk, Op, SECTOR_BYTES, Sector};
 
-use super::files::{BlockFile, LayerFiles};
-use disk::{InodeId, first_part};
+use crate::disk::files::{BlockFile, LayerFiles};
+use crate::sim::disk::{InodeId, first_part};
 
 /// How an operation fails. A failed write has written about half of its sectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// EIO.
     Io,
     /// ENOSPC, for operations that take space.
@@ -45,26 +45,26 @@ impl Fault {
 
 /// The operations that fail, counted from 0, including reads.
 #[derive(Debug, Clone)]
-pub(super) struct Faults {
-    pub(super) fault: Fault,
-    pub(super) operations: Range<u64>,
+pub(crate) struct Faults {
+    pub(crate) fault: Fault,
+    pub(crate) operations: Range<u64>,
 }
 
 type Hook = Box<dyn FnOnce() + Send>;
 
 /// A test's observations and controls of one file.
 #[derive(Default)]
-pub(super) struct Controls {
+pub(crate) struct Controls {
     /// This runs once, at the start of the next sync.
-    pub(super) on_sync: Mutex<Option<Hook>>,
+    pub(crate) on_sync: Mutex<Option<Hook>>,
     /// This runs once, at the start of the next write.
-    pub(super) on_write: Mutex<Option<Hook>>,
-    pub(super) fail_sync: AtomicBool,
+    pub(crate) on_write: Mutex<Option<Hook>>,
+    pub(crate) fail_sync: AtomicBool,
     /// Every read fails.
-    pub(super) unreadable: AtomicBool,
-    pub(super) reads: AtomicU64,
+    pub(crate) unreadable: AtomicBool,
+    pub(crate) reads: AtomicU64,
     /// A write writes about half of its sectors and then fails because the disk is full.
-    pub(super) full: AtomicBool,
+    pub(crate) full: AtomicBool,
     punched_bytes: AtomicU64,
     syncs: AtomicU64,
 }
@@ -99,7 +99,7 @@ impl CatalogTap {
 }
 
 /// A directory for tests, in memory if the machine has such a filesystem, because SQLite syncs often.
-pub(super) fn scratch_dir() -> tempfile::TempDir {
+pub(crate) fn scratch_dir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
@@ -156,7 +156,7 @@ impl Shared {
 }
 
 /// An open file.
-pub(super) struct SimFile {
+pub(crate) struct SimFile {
     inode: InodeId,
     shared: Arc<Mutex<Shared>>,
     controls: Arc<Controls>,
@@ -172,7 +172,7 @@ impl Deref for SimFile {
 
 impl SimFile {
     /// A file on its own disk.
-    pub(super) fn alone(length_bytes: u64) -> Self {
+    pub(crate) fn alone(length_bytes: u64) -> Self {
         let files = SimFiles::default();
         files.create("alone", length_bytes).unwrap().sync_created().unwrap();
         files.sync_names().unwrap();
@@ -180,15 +180,15 @@ impl SimFile {
     }
 
     /// Simulates a power cut of its disk.
-    pub(super) fn power_cut(&self, dice: &mut Dice) {
+    pub(crate) fn power_cut(&self, dice: &mut Dice) {
         SimFiles(Arc::clone(&self.shared)).power_cut(dice);
     }
 
-    pub(super) fn punched_bytes(&self) -> u64 {
+    pub(crate) fn punched_bytes(&self) -> u64 {
         self.punched_bytes.load(Ordering::SeqCst)
     }
 
-    pub(super) fn syncs(&self) -> u64 {
+    pub(crate) fn syncs(&self) -> u64 {
         self.syncs.load(Ordering::SeqCst)
     }
 
@@ -276,10 +276,10 @@ impl BlockFile for SimFile {
 }
 
 #[derive(Default)]
-pub(super) struct SimFiles(Arc<Mutex<Shared>>);
+pub(crate) struct SimFiles(Arc<Mutex<Shared>>);
 
 impl SimFiles {
-    pub(super) fn new(disk: Disk) -> Self {
+    pub(crate) fn new(disk: Disk) -> Self {
         Self(Arc::new(Mutex::new(Shared { disk, ..Shared::default() })))
     }
 
@@ -288,7 +288,7 @@ impl SimFiles {
     }
 
     /// From now on, records every change and every commit of the catalog in `dir`.
-    pub(super) fn record(&self, dir: &Path) {
+    pub(crate) fn record(&self, dir: &Path) {
         let mut shared = self.lock();
         shared.log.get_or_insert_default();
         shared.catalog = Some(CatalogTap::new(dir));
@@ -296,43 +296,43 @@ impl SimFiles {
     }
 
     /// The number of operations in the log, including all commits of the catalog until now.
-    pub(super) fn recorded(&self) -> usize {
+    pub(crate) fn recorded(&self) -> usize {
         let mut shared = self.lock();
         shared.note_commits();
         shared.log.as_ref().map_or(0, Vec::len)
     }
 
-    pub(super) fn take_log(&self) -> Vec<Op> {
+    pub(crate) fn take_log(&self) -> Vec<Op> {
         self.recorded();
         self.lock().log.take().unwrap_or_default()
     }
 
     /// Sets the faults from now on, and returns the previous ones.
-    pub(super) fn fail(&self, faults: Option<Faults>) -> Option<Faults> {
+    pub(crate) fn fail(&self, faults: Option<Faults>) -> Option<Faults> {
         std::mem::replace(&mut self.lock().faults, faults)
     }
 
     /// The number of operations, including reads.
-    pub(super) fn operations(&self) -> u64 {
+    pub(crate) fn operations(&self) -> u64 {
         self.lock().operations
     }
 
-    pub(super) fn sync_failed(&self) -> bool {
+    pub(crate) fn sync_failed(&self) -> bool {
         self.lock().sync_failed
     }
 
-    pub(super) fn disk(&self) -> Disk {
+    pub(crate) fn disk(&self) -> Disk {
         self.lock().disk.clone()
     }
 
     /// A power cut after which each sector and each name has its synced version or any later one.
-    pub(super) fn power_cut(&self, dice: &mut Dice) {
+    pub(crate) fn power_cut(&self, dice: &mut Dice) {
         dice.below(2);
         self.cut(Cut::BySector(dice.0));
     }
 
     /// The caller has closed the pool.
-    pub(super) fn cut(&self, cut: Cut) {
+    pub(crate) fn cut(&self, cut: Cut) {
         let mut shared = self.lock();
         shared.note_commits();
         // The old files no longer exist, but their inode numbers may be used again.
@@ -341,7 +341,7 @@ impl SimFiles {
         shared.put(Op::Replaced(Box::new(left)));
     }
 
-    pub(super) fn file(&self, name: &str) -> Arc<SimFile> {
+    pub(crate) fn file(&self, name: &str) -> Arc<SimFile> {
         Arc::new(self.find(name).expect("a file of that name"))
     }
 

@@ -6,7 +6,7 @@ use perigee_model::volume::{CheckScope, Resize, Snapshot, VolumeSource};
 use super::*;
 use crate::Work;
 use crate::catalog::{LayerRow, NewVolume, first_epoch};
-use crate::confined::Data;
+use crate::homes::confined::Data;
 use perigee_model::{LayerId, ProblemKind};
 
 const BLOCKS: u64 = 64;

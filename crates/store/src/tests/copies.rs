@@ -17,8 +17,8 @@ use perigee_model::{LayerId, ProblemKind};
 use tokio::sync::Semaphore;
 
 use super::*;
-use crate::files::BlockFile;
-use crate::layer::data_name;
+use crate::disk::files::BlockFile;
+use crate::layers::layer::data_name;
 use crate::sim::Dice;
 use crate::work::Work;
 

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use perigee_model::volume::Snapshot;
 
 use super::*;
-use crate::files::{BlockFile, LayerFiles};
+use crate::disk::files::{BlockFile, LayerFiles};
 
 const BLOCK: usize = 4096;
 

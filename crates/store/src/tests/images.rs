@@ -8,7 +8,8 @@ use perigee_model::volume::{ImageFormat, ImportImage, VolumeSource};
 use perigee_model::{LayerId, ProblemKind};
 
 use super::*;
-use crate::import::{Footprint, ImportFrom, Patience, Silence};
+use crate::images::import::{ImportFrom, Patience};
+use crate::images::progress::{Footprint, Silence};
 use crate::work::Work;
 
 fn qemu_img(arguments: &[&str]) {

@@ -7,9 +7,9 @@ use perigee_model::LayerId;
 use proptest::prelude::*;
 use uuid::Uuid;
 
-use crate::blocks::{BlockState, BlockStates, PAGE_STATE_BYTES};
-use crate::files::BlockFile;
-use crate::map::{MapError, MapFile, PAGE_BYTES, StoreError, file_bytes};
+use crate::disk::blocks::{BlockState, BlockStates, PAGE_STATE_BYTES};
+use crate::disk::files::BlockFile;
+use crate::disk::map::{MapError, MapFile, PAGE_BYTES, StoreError, file_bytes};
 use crate::sim::{Dice, SimFile};
 
 const LAYER: LayerId = LayerId(Uuid::from_u128(7));

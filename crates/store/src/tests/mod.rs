@@ -1,5 +1,6 @@
 //! Tests of the store as a whole. `power` compares it with plain arrays through crashes.
 
+mod admissions;
 mod check;
 mod clients;
 mod compact;
@@ -8,17 +9,16 @@ mod costs;
 mod damaged;
 mod directories;
 pub(crate) mod full;
-mod homes;
+mod handover;
 mod images;
+mod incoming_layers;
 mod map;
-mod openers;
 mod pool;
 mod power;
 mod released;
 mod resize;
 mod rules;
 mod space;
-mod stage;
 mod under_load;
 
 use std::path::Path;
@@ -34,9 +34,9 @@ use perigee_model::volume::{CreateVolume, VolumeSource};
 use perigee_model::{ImageName, LayerId, Problem, VolumeName};
 use uuid::Uuid;
 
-use super::catalog::{LayerRow, NewVolume, first_epoch};
-use super::sim::SimFiles;
-use super::{Connector, Pool, PoolConfig};
+use crate::catalog::{LayerRow, NewVolume, first_epoch};
+use crate::sim::SimFiles;
+use crate::{Connector, Pool, PoolConfig};
 
 /// The other host: a device of fixed bytes.
 struct FakeRemote(Vec<u8>, Option<LayerId>);

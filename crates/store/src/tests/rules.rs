@@ -35,10 +35,10 @@ use perigee_model::volume::{EpochChange, Snapshot, VolumeHealth, VolumeSource};
 use perigee_model::{Epoch, LayerId, ProblemKind};
 
 use super::*;
-use crate::blocks::BlockState;
-use crate::files::LayerFiles;
-use crate::head::{Head, HeadHome};
-use crate::layer::{data_name, live_name, map_name};
+use crate::disk::blocks::BlockState;
+use crate::disk::files::LayerFiles;
+use crate::layers::head::{Head, HeadHome};
+use crate::layers::layer::{data_name, live_name, map_name};
 use crate::sim::{Dice, SimFile};
 
 const BLOCK: usize = 4096;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use perigee_model::volume::Snapshot;
 
 use super::*;
-use crate::layer::data_name;
+use crate::layers::layer::data_name;
 
 #[tokio::test]
 async fn a_client_writes_while_the_snapshot_s_long_flush_runs() {

@@ -3,7 +3,7 @@
 use perigee_model::volume::ContentDigest;
 
 use super::*;
-use crate::content::Content;
+use crate::layers::content::Content;
 
 pub(super) fn digest(bytes: &[u8]) -> ContentDigest {
     let mut content = Content::new((bytes.len() / BLOCK) as u64);

@@ -2,8 +2,8 @@
 
 use perigee_model::volume::ContentDigest;
 
-use super::contents::digest;
 use super::*;
+use crate::tests::copies::contents::digest;
 
 const ALL: u64 = (BLOCKS * BLOCK) as u64;
 

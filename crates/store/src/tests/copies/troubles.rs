@@ -4,7 +4,7 @@ use perigee_model::read_ahead::FILL_BYTES_PER_S;
 use tokio::time::Instant;
 
 use super::*;
-use crate::fill::Flow;
+use crate::copies::fill::Flow;
 
 const ROUND_TRIP: Duration = Duration::from_millis(16);
 /// The background asks for the extents of so much at once.

@@ -7,8 +7,8 @@ use std::panic::AssertUnwindSafe;
 use futures_util::FutureExt;
 use perigee_model::home::{CallOff, Depart, HomeState, TakeVolume, Tenure};
 
-use super::expect::{Expected, Presence, Twin};
 use crate::sim::{Cut, Disk, SECTOR_BYTES, Sector, scratch_dir};
+use crate::tests::power::expect::{Expected, Presence, Twin};
 use crate::tests::*;
 
 /// Runs a check; when it fails, says what was checked before the failure goes on.

@@ -3,11 +3,11 @@
 use perigee_block::device::Zeroing;
 use proptest::prelude::*;
 
-use super::cases;
-use super::check::{check, check_disk, say_if_it_fails};
-use super::run::World;
-use super::steps::*;
 use crate::sim::{Cut, Dice, Disk};
+use crate::tests::power::cases;
+use crate::tests::power::check::{check, check_disk, say_if_it_fails};
+use crate::tests::power::run::World;
+use crate::tests::power::steps::*;
 
 /// Runs the workload once, then looks at the disk after each of its operations.
 async fn survives_cuts_at_every_point(steps: &[Step], seed: u64) {

@@ -7,11 +7,11 @@
 use perigee_model::volume::VolumeHealth;
 use proptest::prelude::*;
 
-use super::cases;
-use super::check::{check, check_disk, say_if_it_fails};
-use super::run::World;
-use super::steps::*;
 use crate::sim::{Cut, Fault, Faults};
+use crate::tests::power::cases;
+use crate::tests::power::check::{check, check_disk, say_if_it_fails};
+use crate::tests::power::run::World;
+use crate::tests::power::steps::*;
 
 /// Runs the workload with a fault and checks what is left, now, after a kill and after a cut.
 /// `false` once the workload ends before the fault comes.

@@ -1,4 +1,4 @@
-//! Nothing flushed is ever lost: workloads on a recorded disk ([`super::super::sim`]), and then
+//! Nothing flushed is ever lost: workloads on a recorded disk ([`crate::sim`]), and then
 //! the disk as it was after each single operation of them, killed there or cut off from power.
 //!
 //! | file | |

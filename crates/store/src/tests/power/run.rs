@@ -12,11 +12,11 @@ use perigee_model::switchover::WriterEpochs;
 use perigee_model::volume::{CopyImage, Keep, Resize, Snapshot, VolumeSource};
 use perigee_model::{Epoch, Incarnation, Problem, ProblemKind};
 
-use super::check;
-use super::expect::{Event, Expected, Fill, Presence, Twin, What};
-use super::steps::{Io, Step};
-use crate::fill::Pace;
+use crate::copies::fill::Pace;
 use crate::sim::{Cut, Faults, Op, SECTOR_BYTES, Sector, scratch_dir};
+use crate::tests::power::check;
+use crate::tests::power::expect::{Event, Expected, Fill, Presence, Twin, What};
+use crate::tests::power::steps::{Io, Step};
 use crate::tests::*;
 
 const BLOCK: u64 = 4096;
