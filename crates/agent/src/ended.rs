@@ -52,22 +52,22 @@ impl Ends {
 
     /// Reads the record of a VM, and keeps others from changing it until it is dropped. The holder must not
     /// wait.
-    pub fn hold(&self, vm: &VmId) -> Held<'_> {
+    pub fn hold(&self, vm: &VmId) -> HeldEnd<'_> {
         let alone = self.one_at_a_time.lock().unwrap_or_else(PoisonError::into_inner);
         let path = self.dir.join(format!("{vm}.json"));
-        Held { dir: &self.dir, kept: read_json(&path), path, _alone: alone }
+        HeldEnd { dir: &self.dir, kept: read_json(&path), path, _alone: alone }
     }
 }
 
 /// The record of one VM.
-pub struct Held<'a> {
+pub struct HeldEnd<'a> {
     dir: &'a Path,
     path: PathBuf,
     kept: Result<Option<Ended>, Problem>,
     _alone: MutexGuard<'a, ()>,
 }
 
-impl Held<'_> {
+impl HeldEnd<'_> {
     /// # Errors
     /// If the file exists and cannot be read.
     pub fn get(&self) -> Result<Option<&Ended>, Problem> {

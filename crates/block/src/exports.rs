@@ -23,7 +23,7 @@ pub const INCARNATION_PREFIX: &str = "incarnation:";
 pub const CHECKSUMS_SUFFIX: &str = "@sums";
 /// The suffix that turns the name of a sealed layer's export into that of the checksums of all that the layer shows. They
 /// are computed when they are asked for.
-pub const SHOWN_CHECKSUMS_SUFFIX: &str = "@shown@sums";
+pub const VISIBLE_CHECKSUMS_SUFFIX: &str = "@visible@sums";
 /// The suffix that turns the name of a sealed layer's export into that of what the layer itself has, without the
 /// layers below it.
 pub const OWN_SUFFIX: &str = "@own";

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use perigee_model::job::HostState;
-use perigee_model::volume::{AllOpeners, Attachment, ImageInfo, Openers, VolumeInfo};
+use perigee_model::volume::{AdmittedHosts, AllAdmittedHosts, Attachment, ImageInfo, VolumeInfo};
 use perigee_model::{HostId, Problem, VolumeName};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
@@ -50,11 +50,12 @@ pub async fn allow_the_same(
     volume: &VolumeName,
 ) -> Result<(), Problem> {
     let path = format!("/v1/volumes/{volume}/hosts");
-    let here: Openers = from.volume.get(&path).await?;
+    let here: AdmittedHosts = from.volume.get(&path).await?;
     let needed = Needed::now(cluster).await?.hosts_of(volume);
     let hosts: BTreeSet<HostId> =
         here.hosts.into_iter().chain(needed).chain([from.id.clone()]).collect();
-    let openers = Openers { hosts: hosts.into_iter().filter(|host| *host != to.id).collect() };
+    let openers =
+        AdmittedHosts { hosts: hosts.into_iter().filter(|host| *host != to.id).collect() };
     to.volume.put(&path, &openers).await
 }
 
@@ -62,7 +63,7 @@ pub async fn allow_the_same(
 /// answer has let nobody in.
 pub async fn allow_those_too(from: &HostLink, to: &HostLink, volume: &VolumeName) {
     let path = format!("/v1/volumes/{volume}/hosts");
-    let Ok(mut openers) = from.volume.get::<Openers>(&path).await else { return };
+    let Ok(mut openers) = from.volume.get::<AdmittedHosts>(&path).await else { return };
     openers.hosts.retain(|host| *host != to.id);
     if let Err(problem) = to.volume.put::<()>(&path, &openers).await {
         tracing::warn!("not all hosts can open volume {volume} at {}: {problem}", to.id);
@@ -219,7 +220,7 @@ async fn tell(
     mut needed: BTreeMap<VolumeName, Vec<HostId>>,
     before: &BTreeSet<Surplus>,
 ) -> Result<BTreeSet<Surplus>, Problem> {
-    let here: AllOpeners = home.volume.get("/v1/openers").await?;
+    let here: AllAdmittedHosts = home.volume.get("/v1/admissions").await?;
     let key = let_in_key(&home.id);
     let known: LetIn = cluster.records.read(&key).await?.unwrap_or_default();
     let lost = known.hosts.iter().filter(|(volume, host)| {
@@ -231,8 +232,8 @@ async fn tell(
         kept.insert((volume, host));
     }
     needed.retain(|_, hosts| !hosts.is_empty());
-    let ask = AllOpeners { volumes: needed };
-    home.volume.put::<()>("/v1/openers", &ask).await?;
+    let ask = AllAdmittedHosts { volumes: needed };
+    home.volume.put::<()>("/v1/admissions", &ask).await?;
     // Afterwards: what begins in the meantime is needed too. Who reads a volume is asked.
     let now = Needed::of_vms(cluster);
     let mut surplus = BTreeSet::new();

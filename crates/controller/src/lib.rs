@@ -22,7 +22,7 @@
 //! | Who says at which site a host is? | its agent the first time, then an admin: `check_site` in `hosts/mod.rs` |
 //! | How is staging kept from starving VMs on the network? | `files/pace.rs` |
 //! | How do inputs get to the job's host, and when are they removed? | `files/inputs/staging.rs`, `files/inputs/ahead.rs`, `files/inputs/collect.rs` |
-//! | Which volumes and images of another host may a host open over NBD? | images and layers whose layer's id it was told (`by_layer` in `storage/images.rs`), and the volumes that the controller has let it: `store/src/homes/admissions.rs`; checked: `check_opener` in `volume/src/exports.rs`; told, and let out again: `admissions.rs`; what it has open ends: `volume/src/admissions.rs` |
+//! | Which volumes and images of another host may a host open over NBD? | images and layers whose layer's id it was told (`by_layer` in `storage/images.rs`), and the volumes that the controller has let it: `store/src/homes/admissions.rs`; checked: `check_admission` in `volume/src/exports.rs`; told, and let out again: `admissions.rs`; what it has open ends: `volume/src/admissions.rs` |
 //! | Whose is a volume that a host has and the controller does not know? | nobody's: `find` and `adopt` in `storage/volumes.rs` |
 //! | What waits for a volume that moves, and what does the volume wait for? | `cluster/index/homes.rs`, `jobs/homes.rs` |
 //! | How do migrations share a link? | `migration/sharing.rs` (turns, the largest share, the time left); the queues: `cluster/lanes.rs` |

@@ -83,7 +83,12 @@ impl Claim {
     }
 
     /// What follows from a host's refusal, which shows the newer term. A host that can show none has not the last word.
-    pub(crate) fn heed(&self, address: &str, by: Option<&HeaderValue>, said: &Problem) -> Problem {
+    pub(crate) fn apply_refusal(
+        &self,
+        address: &str,
+        by: Option<&HeaderValue>,
+        said: &Problem,
+    ) -> Problem {
         let shown = by.and_then(|by| by.to_str().ok()).map(|by| SignedTerm(by.to_owned()));
         let newer = shown.and_then(|shown| self.network.term(&shown));
         match newer.filter(|newer| Shown::of(self.term, Some(*newer)) == Shown::Older) {

@@ -566,7 +566,7 @@ impl Client {
         });
         Err(match &self.claim {
             Some(claim) if problem.kind == ProblemKind::Superseded => {
-                claim.heed(&self.address, term.as_ref(), &problem)
+                claim.apply_refusal(&self.address, term.as_ref(), &problem)
             }
             _ => problem,
         })

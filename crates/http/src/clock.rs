@@ -59,7 +59,7 @@ struct Stretch {
 
 /// What a clock has seen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seen {
+pub struct ClockRecord {
     /// The boot of the machine in which the clock looked last, and the time since that boot.
     boot_id: String,
     kernel_ms: u64,
@@ -85,7 +85,7 @@ impl Jump {
     }
 }
 
-impl Seen {
+impl ClockRecord {
     fn new(boot_id: &str, now: Moment) -> Self {
         Self {
             boot_id: boot_id.to_owned(),
@@ -150,7 +150,7 @@ impl Seen {
 #[derive(Debug)]
 pub struct Clock {
     boot_id: String,
-    seen: Mutex<Seen>,
+    seen: Mutex<ClockRecord>,
     /// By how much a test has set the system's clock, and how much time it has let pass.
     set_ms: AtomicI64,
     let_pass_ms: AtomicU64,
@@ -160,24 +160,24 @@ impl Clock {
     /// A clock that has seen nothing yet. What was noted before has age 0 now. The id is that of this boot of the machine
     /// ([`crate::boot_id`]).
     pub fn new(boot_id: String) -> Self {
-        let seen = Seen::new(&boot_id, moment());
+        let seen = ClockRecord::new(&boot_id, moment());
         Self::of(boot_id, seen)
     }
 
     /// A clock that goes on from what an earlier one has seen.
-    pub fn going_on(boot_id: String, seen: Seen) -> Self {
+    pub fn going_on(boot_id: String, seen: ClockRecord) -> Self {
         let clock = Self::of(boot_id, seen);
         drop(clock.look());
         clock
     }
 
-    fn of(boot_id: String, seen: Seen) -> Self {
+    fn of(boot_id: String, seen: ClockRecord) -> Self {
         let (set_ms, let_pass_ms) = (AtomicI64::new(0), AtomicU64::new(0));
         Self { boot_id, seen: Mutex::new(seen), set_ms, let_pass_ms }
     }
 
     /// What this clock has seen until now, to be stored for the next one.
-    pub fn seen(&self) -> Seen {
+    pub fn seen(&self) -> ClockRecord {
         self.look().clone()
     }
 
@@ -196,7 +196,7 @@ impl Clock {
         Duration::from_millis(self.age_ms(unix_ms(noted)))
     }
 
-    fn look(&self) -> MutexGuard<'_, Seen> {
+    fn look(&self) -> MutexGuard<'_, ClockRecord> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         // Read in the turn, so that no two readings are taken in the wrong order.
         let Moment { wall_ms, kernel_ms } = moment();
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn an_age_is_the_time_that_was_seen_to_pass_whatever_the_clock_says() {
         for jump in [days(60), days(-60)] {
-            let mut seen = Seen::new("a", START);
+            let mut seen = ClockRecord::new("a", START);
             let noted_ms = START.wall_ms + MINUTE_MS;
             seen.look("a", at(10 * MINUTE_MS, 0));
             assert_eq!(seen.age_ms(noted_ms), 9 * MINUTE_MS);
@@ -274,7 +274,7 @@ mod tests {
     /// The clock says a time again that it has said before.
     #[test]
     fn what_is_noted_between_a_jump_back_and_the_next_look_is_not_old() {
-        let mut seen = Seen::new("a", START);
+        let mut seen = ClockRecord::new("a", START);
         seen.look("a", at(DAY_MS, 0));
         let back = -i64::try_from(60 * MINUTE_MS).unwrap();
         let noted_ms = at(DAY_MS + 10_000, back).wall_ms;
@@ -284,11 +284,11 @@ mod tests {
 
     #[test]
     fn the_time_for_which_a_machine_was_off_does_not_count() {
-        let mut seen = Seen::new("a", START);
+        let mut seen = ClockRecord::new("a", START);
         let noted_ms = START.wall_ms;
         seen.look("a", at(MINUTE_MS, 0));
         // The process alone was away for ten minutes.
-        let mut seen: Seen =
+        let mut seen: ClockRecord =
             serde_json::from_str(&serde_json::to_string(&seen).unwrap()).expect("what was stored");
         seen.look("a", at(11 * MINUTE_MS, 0));
         assert_eq!(seen.age_ms(noted_ms), 11 * MINUTE_MS);
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn what_was_noted_before_the_clock_began_counts_from_then_on() {
-        let mut seen = Seen::new("a", START);
+        let mut seen = ClockRecord::new("a", START);
         seen.look("a", at(MINUTE_MS, 0));
         assert_eq!(seen.age_ms(START.wall_ms - DAY_MS), MINUTE_MS);
         assert_eq!(seen.age_ms(0), MINUTE_MS);
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_is_led_to_the_right_time_has_not_jumped() {
-        let mut seen = Seen::new("a", START);
+        let mut seen = ClockRecord::new("a", START);
         for minute in 1..=60 {
             seen.look("a", at(minute * MINUTE_MS, i64::try_from(minute).unwrap() * 30));
         }
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn the_oldest_stretches_are_forgotten_and_no_age_becomes_too_large() {
-        let mut seen = Seen::new("a", START);
+        let mut seen = ClockRecord::new("a", START);
         for minute in 1..=2 * STRETCHES_MAX as u64 {
             let wrong = if minute % 2 == 0 { 0 } else { days(1) };
             seen.look("a", at(minute * MINUTE_MS, wrong));

@@ -30,7 +30,7 @@ use crate::guard::{self, Guard};
 use crate::identity::Identity;
 use crate::peer::{ClientAddress, Peer};
 use crate::seldom::Seldom;
-use places::{Place, Places};
+use places::{ConnectionPlace, Places};
 
 pub mod places;
 
@@ -227,7 +227,7 @@ async fn turn_away<S: AsyncRead + AsyncWrite + Unpin>(
 
 pub(crate) async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
-    (address, peer, place): (ClientAddress, Peer, Option<Arc<Place>>),
+    (address, peer, place): (ClientAddress, Peer, Option<Arc<ConnectionPlace>>),
     router: Router,
     limits: Limits,
 ) {

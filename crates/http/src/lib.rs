@@ -65,7 +65,7 @@ pub use certificate::{Certified, PeerIdentity};
 pub use claim::{Claim, Refusal};
 pub use client::{Client, NOTICE_HEADER, Response};
 pub use clock::Clock;
-pub use connections::places::{Place, Places};
+pub use connections::places::{ConnectionPlace, Places};
 pub use daemon::{prepare_daemon, private_directory, stopped};
 pub use files::{read_private, write_private};
 pub use grants::NoGrant;

@@ -41,14 +41,14 @@ struct Kept {
 }
 
 /// What is known of it: that nobody has commanded here, or why that is not known.
-type Known = Result<Option<Kept>, String>;
+type KnownTerm = Result<Option<Kept>, String>;
 
 /// Which controller commands this host's daemon.
 #[derive(Debug)]
 pub struct Terms {
     path: PathBuf,
     network: Network,
-    known: RwLock<Known>,
+    known: RwLock<KnownTerm>,
     /// Whoever changes what is kept takes turns.
     taking: tokio::sync::Mutex<()>,
     refused: Mutex<Option<(Instant, String)>>,
@@ -98,7 +98,7 @@ impl Terms {
         unknown.into_iter().chain(refused).collect()
     }
 
-    fn known(&self) -> Known {
+    fn known(&self) -> KnownTerm {
         self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -110,7 +110,7 @@ impl Terms {
         )
     }
 
-    async fn heed(
+    async fn take_shown(
         self: &Arc<Self>,
         shown: &HeaderValue,
         (request, from): (&str, String),
@@ -225,7 +225,7 @@ async fn check(State(terms): State<Arc<Terms>>, request: Request, next: Next) ->
     let address = request.extensions().get::<ClientAddress>().and_then(|address| address.0);
     let from = address.map_or_else(|| "this host".to_owned(), |address| address.to_string());
     let reads = [Method::GET, Method::HEAD].contains(request.method());
-    let refusal = match terms.heed(&shown, (&asked, from), reads).await {
+    let refusal = match terms.take_shown(&shown, (&asked, from), reads).await {
         Ok(()) => return next.run(request).await,
         Err(refusal) => refusal,
     };
@@ -385,10 +385,10 @@ mod tests {
         let header = |signed: &SignedTerm| HeaderValue::from_str(&signed.0).expect("a header");
         let (older, made_up) = (header(&signed(6).1), header(&unsigned(1000).1));
         for no_proof in [None, Some(&made_up), Some(&older)] {
-            let problem = claim.heed("home1", no_proof, &said);
+            let problem = claim.apply_refusal("home1", no_proof, &said);
             assert!(claim.refusal().is_none(), "{problem}");
         }
-        claim.heed("home1", Some(&header(&newer)), &said);
+        claim.apply_refusal("home1", Some(&header(&newer)), &said);
         assert_eq!(claim.refusal().expect("it is proven").by, 8);
         let host = Host::start(network).await;
         let forged = Claim::new(unsigned(9).0, &unsigned(9).1, &Network::Plain).expect("a claim");

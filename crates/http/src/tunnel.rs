@@ -19,7 +19,7 @@ use perigee_model::Problem;
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 
 use crate::connections::Impatient;
-use crate::connections::places::Place;
+use crate::connections::places::ConnectionPlace;
 
 /// The bytes of both directions.
 pub type Tunnel = TokioIo<Upgraded>;
@@ -31,7 +31,7 @@ pub(crate) const PROTOCOL: &str = "perigee-tunnel";
 #[derive(Debug)]
 pub struct Begun {
     upgrade: OnUpgrade,
-    _place: Option<Arc<Place>>,
+    _place: Option<Arc<ConnectionPlace>>,
 }
 
 impl Begun {
@@ -56,7 +56,7 @@ pub fn accept(mut request: Request) -> Result<(Response, Begun), Problem> {
         let why = format!("it has no header `Upgrade: {PROTOCOL}`");
         return Err(Problem::invalid(what, why));
     }
-    let place = request.extensions().get::<Arc<Place>>().cloned();
+    let place = request.extensions().get::<Arc<ConnectionPlace>>().cloned();
     let begun = Begun { upgrade: hyper::upgrade::on(&mut request), _place: place };
     let mut answer = Response::new(Body::empty());
     *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;

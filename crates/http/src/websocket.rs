@@ -35,7 +35,7 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role, WebSocketConfig};
 
 use crate::connections::Impatient;
-use crate::connections::places::Place;
+use crate::connections::places::ConnectionPlace;
 
 pub(crate) const PROTOCOL: &str = "websocket";
 pub(crate) const VERSION: &str = "13";
@@ -194,7 +194,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WebSocket<S> {
 #[derive(Debug)]
 pub struct Asked {
     upgrade: OnUpgrade,
-    place: Option<Arc<Place>>,
+    place: Option<Arc<ConnectionPlace>>,
     accept: HeaderValue,
     is_binary: bool,
 }
@@ -203,7 +203,7 @@ pub struct Asked {
 #[derive(Debug)]
 pub struct Opening {
     upgrade: OnUpgrade,
-    _place: Option<Arc<Place>>,
+    _place: Option<Arc<ConnectionPlace>>,
 }
 
 /// Takes a request for a WebSocket.
@@ -218,7 +218,7 @@ pub fn asked(mut request: Request) -> Result<Asked, Problem> {
     let accept = derive_accept_key(key.as_bytes());
     let accept = HeaderValue::try_from(accept).map_err(|e| Problem::internal("answer", e))?;
     let is_binary = has_token(request.headers(), &SEC_WEBSOCKET_PROTOCOL, BINARY);
-    let place = request.extensions().get::<Arc<Place>>().cloned();
+    let place = request.extensions().get::<Arc<ConnectionPlace>>().cloned();
     Ok(Asked { upgrade: hyper::upgrade::on(&mut request), place, accept, is_binary })
 }
 

@@ -57,7 +57,7 @@ use perigee_block::exports::Exports;
 use perigee_block::sessions::SessionTable;
 use perigee_block::stream::accept::{self, Accept};
 use perigee_block::stream::socket::Socket;
-use perigee_http::{ClientAddress, Listen, Place, Places};
+use perigee_http::{ClientAddress, ConnectionPlace, Listen, Places};
 use perigee_model::Problem;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
@@ -180,7 +180,12 @@ impl Target {
     }
 }
 
-async fn connection(socket: TcpStream, login: Place, shared: Arc<Shared>, stop: CancellationToken) {
+async fn connection(
+    socket: TcpStream,
+    login: ConnectionPlace,
+    shared: Arc<Shared>,
+    stop: CancellationToken,
+) {
     let ended = match socket.local_addr().and_then(|at| Ok((Socket::tcp(socket)?, at))) {
         Ok((socket, portal)) => {
             let peer = socket.peer();
@@ -197,7 +202,7 @@ async fn converse<S>(
     mut stream: S,
     portal: SocketAddr,
     peer: String,
-    login: Place,
+    login: ConnectionPlace,
     shared: &Arc<Shared>,
     stop: CancellationToken,
 ) -> Result<(), ConnectionError>

@@ -271,7 +271,7 @@ pub static SITE_ADDRESSES: Limit =
     Limit::new("the number of addresses in a map of sites", Unit::Count, 0, 100_000);
 
 /// Hosts that may open one volume at its home.
-pub static OPENERS: Limit =
+pub static ADMITTED_HOSTS: Limit =
     Limit::new("the number of hosts that may open a volume", Unit::Count, 0, 10_000);
 
 /// Points of a replica. Each keeps a layer apart from the others, and every layer slows reads.
@@ -448,7 +448,7 @@ mod tests {
         &NEW_VOLUMES,
         &FOUND_LAYERS,
         &SITE_ADDRESSES,
-        &OPENERS,
+        &ADMITTED_HOSTS,
         &NETWORK_PREFIX_BITS,
         &NETWORKS,
         &VNIS,

@@ -38,10 +38,10 @@
 //! | `GET /attachments` | | [`Attachment`] |
 //! | `PUT /attachments/{volume}` | [`Attach`] | [`Attachment`] |
 //! | `DELETE /attachments/{volume}?unless_open=true` | | a conflict while sessions are open, where that is asked |
-//! | `GET /openers` | | [`AllOpeners`] |
-//! | `PUT /openers` | [`AllOpeners`] | nothing; these hosts may open the volumes too, and from now on nobody who was not let in |
-//! | `GET /volumes/{volume}/hosts` | | [`Openers`] |
-//! | `PUT /volumes/{volume}/hosts` | [`Openers`] | nothing; these hosts may open it too |
+//! | `GET /admissions` | | [`AllAdmittedHosts`] |
+//! | `PUT /admissions` | [`AllAdmittedHosts`] | nothing; these hosts may open the volumes too, and from now on nobody who was not let in |
+//! | `GET /volumes/{volume}/hosts` | | [`AdmittedHosts`] |
+//! | `PUT /volumes/{volume}/hosts` | [`AdmittedHosts`] | nothing; these hosts may open it too |
 //! | `PUT /volumes/{volume}/hosts/{host}` | | nothing; this host may open it too |
 //! | `DELETE /volumes/{volume}/hosts/{host}` | | nothing; it may open it no more, and what it has open of it is closed |
 //! | `PUT /sites` | `SiteMap` | |
@@ -335,14 +335,14 @@ pub struct Attach {
 
 /// The other hosts of the cluster that may open a volume at its home. The controller says so.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Openers {
+pub struct AdmittedHosts {
     /// Their names.
     pub hosts: Vec<HostId>,
 }
 
 /// The same for all volumes of a host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct AllOpeners {
+pub struct AllAdmittedHosts {
     /// By the volumes' names.
     pub volumes: BTreeMap<VolumeName, Vec<HostId>>,
 }

@@ -37,17 +37,10 @@
 //! | What survives a kill of the volume server? | `disk/live.rs` |
 //! | How is damage found? | `layers/checksums.rs`, `volume/visible_checksums.rs`, `upkeep/check.rs` |
 //! | Which format does a pool have, and how is an older one upgraded? | `catalog/schema.rs` |
-<<<<<<< HEAD
-//! | How is it known that a copy of an image is what its host has made? | `content.rs` (what is computed), `compare` in `fill.rs`, `controller/src/storage/images/contents.rs` (what becomes of one that is not) |
-//! | Which files are refused as images, and how is it known that all of one is there? | `import/looks.rs`, `import/whole.rs`, `import/qcow2.rs` |
-//! | How do deep chains become shallow, and what becomes of a deleted snapshot? | `compact.rs`; into a volume's head: `absorb.rs` |
-//! | How long may an import take, and how is one ended? | `import.rs`, `imports.rs`, `controller/src/storage/images/imports.rs` |
-=======
-//! | How is it known that a copy of an image is what its host has made? | `layers/content.rs` (what is computed), `compare` in `copies/fill.rs`, `controller/src/images/contents.rs` (what becomes of one that is not) |
+//! | How is it known that a copy of an image is what its host has made? | `layers/content.rs` (what is computed), `compare` in `copies/fill.rs`, `controller/src/storage/images/contents.rs` (what becomes of one that is not) |
 //! | Which files are refused as images, and how is it known that all of one is there? | `images/import/looks.rs`, `images/import/whole.rs`, `images/import/qcow2.rs` |
 //! | How do deep chains become shallow, and what becomes of a deleted snapshot? | `upkeep/compact.rs`; into a volume's head: `upkeep/absorb.rs` |
-//! | How long may an import take, and how is one ended? | `images/import.rs`, `pool/imports.rs`, `controller/src/images/imports.rs` |
->>>>>>> 3cd16c4c (Store: its files stand in rooms (disk, layers, volume, copies, homes, images, upkeep), and no room imports one above it)
+//! | How long may an import take, and how is one ended? | `images/import.rs`, `pool/imports.rs`, `controller/src/storage/images/imports.rs` |
 //! | How does long work report its progress, and how is it stopped? | `work.rs`, `volume/src/control/long.rs` |
 //! | How does a copy of another host's layer get its blocks, and where are they kept? | `layers/copy.rs`, `copies.rs`, `copies/fill.rs` |
 //! | Which layers of a volume that comes from another host are copied, and which are used as they are here? | `copies/incoming_layers.rs` |
@@ -60,25 +53,14 @@
 //! | For which clients is data read ahead, and how much? | `disk/ahead.rs` |
 //! | How many file operations does a request need? | `tests/costs.rs` |
 //! | Who may write a volume now? | `volume.rs` |
-<<<<<<< HEAD
-//! | What may a tenant confine or release of data that it shares? | `let_go` in `confined.rs`, `LeaveSiteAsker` in `model/src/leave_site.rs` |
-//! | As which user do `qemu-img` and `mke2fs` run, and what ends with them? | `qemu_img/users.rs` |
-//! | Which blocks of another host's volume are read from a replica here, and why are they never old? | `common.rs` (which blocks), `volume/src/common.rs` (when the home is asked), `volume/src/coherent.rs` (the rules) |
-//! | What does a server do when a volume leaves it or comes to it? | on the disk: `{homes,arrive}.rs`; with open sessions: `volume/src/{homes,settle}.rs` |
-//! | What does a client boot, and when is its clone made or dropped? | `clients.rs` |
-//! | How is a volume sealed while it is in use, for other hosts to copy? | `sealing.rs` |
-//! | How is a replica of a volume made, and how does it become the volume? | `replicas.rs`, `controller/src/storage/replicas/` |
-//! | Which data may not leave its site, and who may have it? | `confined.rs` (which data), `volume/src/sites.rs` (who may have it); what the controller does about it: `controller/src/storage/leave_site.rs` |
-=======
 //! | What may a tenant confine or release of data that it shares? | `let_go` in `homes/confined.rs`, `LeaveSiteAsker` in `model/src/leave_site.rs` |
 //! | As which user do `qemu-img` and `mke2fs` run, and what ends with them? | `images/qemu_img/users.rs` |
-//! | Which blocks of another host's volume are read from a replica here, and why are they never old? | `copies/shared_layers.rs` (which blocks), `volume/src/common.rs` (when the home is asked), `volume/src/coherent.rs` (the rules) |
-//! | What does a server do when a volume leaves it or comes to it? | on the disk: `homes/{handover,arrivals}.rs`; with open sessions: `volume/src/{homes,settle}.rs` |
+//! | Which blocks of another host's volume are read from a replica here, and why are they never old? | `copies/shared_layers.rs` (which blocks), `volume/src/shared_layers.rs` (when the home is asked), `volume/src/coherent.rs` (the rules) |
+//! | What does a server do when a volume leaves it or comes to it? | on the disk: `homes/{handover,arrivals}.rs`; with open sessions: `volume/src/{handover,reopen}.rs` |
 //! | What does a client boot, and when is its clone made or dropped? | `homes/clients.rs` |
 //! | How is a volume sealed while it is in use, for other hosts to copy? | `homes/sealing.rs` |
-//! | How is a replica of a volume made, and how does it become the volume? | `homes/replicas.rs`, `controller/src/replicas/` |
-//! | Which data may not leave its site, and who may have it? | `homes/confined.rs` (which data), `volume/src/sites.rs` (who may have it); what the controller does about it: `controller/src/leave_site.rs` |
->>>>>>> 3cd16c4c (Store: its files stand in rooms (disk, layers, volume, copies, homes, images, upkeep), and no room imports one above it)
+//! | How is a replica of a volume made, and how does it become the volume? | `homes/replicas.rs`, `controller/src/storage/replicas/` |
+//! | Which data may not leave its site, and who may have it? | `homes/confined.rs` (which data), `volume/src/sites.rs` (who may have it); what the controller does about it: `controller/src/storage/leave_site.rs` |
 
 mod blocking;
 mod catalog;
@@ -99,7 +81,7 @@ mod upkeep;
 mod volume;
 mod work;
 
-pub use copies::shared_layers::{Common, Compared};
+pub use copies::shared_layers::{Compared, SharedLayers};
 pub use homes::clients::Grant;
 pub use homes::confined::Data;
 pub use homes::steps::MoveStep;

@@ -37,7 +37,7 @@ use crate::pool::doubt::Doubt;
 use crate::pool::imports::Imports;
 use crate::pool::pulls::Pulls;
 use crate::volume::session::{OwnDevice, SealedDevice, SumsDevice};
-use crate::volume::visible_checksums::ShownSums;
+use crate::volume::visible_checksums::VisibleSums;
 use crate::volume::{Stack, Volume, io_problem};
 use crate::work::Work;
 
@@ -698,7 +698,7 @@ impl Pool {
     ///
     /// # Errors
     /// Not found, or its layers can't be read.
-    pub async fn open_shown_checksums(
+    pub async fn open_visible_checksums(
         self: &Arc<Self>,
         id: LayerId,
     ) -> Result<Arc<dyn Device>, Problem> {
@@ -711,7 +711,7 @@ impl Pool {
             let blocks = device.size_bytes / BLOCK_BYTES;
             let here = device.layers.complete_layers().cloned().collect();
             let device = Arc::new(device);
-            let sums = ShownSums::new((id, blocks), device, here, &pool.files);
+            let sums = VisibleSums::new((id, blocks), device, here, &pool.files);
             Ok(Arc::new(sums) as Arc<dyn Device>)
         })
         .await

@@ -12,7 +12,7 @@
 //!    and the results of earlier reads are not kept.
 //! 4. A write whose result is not known may still reach the home. Nothing is kept until that is no longer
 //!    possible ([`DISTRUST`]).
-//! 5. Blocks that the volume has in common with layers of this host's pool ([`Common`]) are read from there under the
+//! 5. Blocks that the volume has in common with layers of this host's pool ([`SharedLayers`]) are read from there under the
 //!    same rules: only with the lease, and not after others may have written. Before this host sends a write, the
 //!    blocks of the write stop being common, also while the home is asked ([`CachedVolume::learn`]).
 //!
@@ -28,7 +28,7 @@ use perigee_block::lease::LEASE_USE_MAX;
 use perigee_block::locking::lock;
 use perigee_model::LayerId;
 use perigee_model::read_ahead::{REMOVED_BLOCKS_MAX, blocks_of};
-use perigee_store::{Common, Compared};
+use perigee_store::{Compared, SharedLayers};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
@@ -69,7 +69,7 @@ struct State {
     /// The number of the last request about the lease.
     number: u64,
     /// Valid for this content only.
-    common: Option<Arc<Common>>,
+    common: Option<Arc<SharedLayers>>,
     learning: Option<Learning>,
     /// The home must be asked what is common as soon as this host has the lease.
     unlearned: bool,
@@ -343,7 +343,7 @@ impl CachedVolume {
     }
 
     /// What may be read from the layers of this host's pool now.
-    pub fn common(&self) -> Option<Arc<Common>> {
+    pub fn common(&self) -> Option<Arc<SharedLayers>> {
         let state = self.lock();
         state.common.as_ref().filter(|_| state.usable()).map(Arc::clone)
     }
@@ -351,7 +351,7 @@ impl CachedVolume {
     /// Stops reading from the layer of this host's pool, because that failed. It is not chosen again as long as this
     /// host has sessions on the volume. If its disk does not answer, no other one is chosen either: with each of them
     /// reads would wait once more.
-    pub fn forget_common(&self, failed: &Arc<Common>, error: &IoError) {
+    pub fn forget_common(&self, failed: &Arc<SharedLayers>, error: &IoError) {
         let (mut state, layer) = (self.lock(), failed.layer());
         state.hangs |= matches!(error, IoError::Unreachable(_));
         state.common.take_if(|common| Arc::ptr_eq(common, failed));

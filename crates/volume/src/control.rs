@@ -1,12 +1,12 @@
 //! The control API: the table in [`perigee_model::volume`], route by route.
 
+mod admissions;
 mod callers;
 mod clients;
 mod confined;
 mod grants;
-mod homes;
+mod handover;
 mod long;
-mod openers;
 mod replicas;
 mod vm_sockets;
 
@@ -100,8 +100,8 @@ pub fn router(control: Arc<Control>) -> Router {
         .route("/check", post(check))
         .merge(clients::routes())
         .merge(confined::routes())
-        .merge(homes::routes())
-        .merge(openers::routes())
+        .merge(handover::routes())
+        .merge(admissions::routes())
         .merge(replicas::routes())
         .merge(vm_sockets::routes())
         .merge(observe::trace());

@@ -8,7 +8,7 @@
 //! | `layer:UUID` | the same, by what it is; never listed |
 //! | `layer:UUID@own` | only what the layer itself has, for a host that has the layers below it; never listed |
 //! | `image:NAME@sums`, `layer:UUID@sums` | the checksums of a layer without layers below it, for a host that copies it; never listed |
-//! | `image:NAME@shown@sums`, `layer:UUID@shown@sums` | the checksums of all that a layer shows, computed as they are read; never listed |
+//! | `image:NAME@visible@sums`, `layer:UUID@visible@sums` | the checksums of all that a layer shows, computed as they are read; never listed |
 //! | `layer:UUID@own@sums` | the checksums of any layer, for a host that copies what it has itself; never listed |
 //! | `VOLUME@layers` | the ids of the sealed layers below a volume, for a host that may have some of them; never listed |
 //! | `VOLUME@since:UUID` | which blocks a volume has above one of them; only extents; never listed |
@@ -27,7 +27,7 @@ use futures_util::future::BoxFuture;
 use perigee_block::device::Device;
 use perigee_block::exports::{
     Admission, CHECKSUMS_SUFFIX, Export, Exports, LAYER_PREFIX, LAYERS_SUFFIX, OWN_SUFFIX, Opener,
-    Peer, SHOWN_CHECKSUMS_SUFFIX, SINCE_INFIX, SessionHome,
+    Peer, SINCE_INFIX, SessionHome, VISIBLE_CHECKSUMS_SUFFIX,
 };
 use perigee_block::lease::NO_HOST;
 use perigee_block::locking;
@@ -47,14 +47,14 @@ use uuid::Uuid;
 use crate::admissions::Admissions;
 use crate::ahead::Ahead;
 use crate::boot_secrets::BootSecrets;
-use crate::common;
 use crate::memory;
+use crate::preconnected::{Arriving, Preconnected};
 use crate::proxies::{Proxies, ProxySlot};
 use crate::proxy::ProxySession;
 use crate::remotes::Remotes;
-use crate::settle::LocalSessions;
+use crate::reopen::LocalSessions;
+use crate::shared_layers;
 use crate::sites::{Sites, Want};
-use crate::spares::{Arriving, Spares};
 use crate::turns::Turns;
 
 /// The number of connections to a volume's home for each session. A long write or a lost packet delays only the
@@ -84,7 +84,7 @@ enum Wanted {
 
 impl Wanted {
     fn parse(text: &str) -> Option<Self> {
-        if let Some(sealed) = text.strip_suffix(SHOWN_CHECKSUMS_SUFFIX) {
+        if let Some(sealed) = text.strip_suffix(VISIBLE_CHECKSUMS_SUFFIX) {
             let of = Self::parse(sealed)?;
             let sealed = matches!(of, Self::Image(_) | Self::Layer(_));
             return sealed.then(|| Self::ShownChecksums(Box::new(of)));
@@ -158,7 +158,7 @@ pub struct PoolExports {
     pub(crate) pool: Arc<Pool>,
     pub(crate) local: LocalSessions,
     pub(crate) turns: Turns,
-    pub(crate) spares: Arc<Spares>,
+    pub(crate) preconnected: Arc<Preconnected>,
     pub(crate) arriving: Arc<Arriving>,
     pub(crate) sites: Sites,
     pub(crate) admissions: Admissions,
@@ -170,7 +170,7 @@ impl PoolExports {
         let proxies = Proxies::new(Arc::clone(&stats), remotes.cache_bytes);
         let (start, proxies, ahead) = (Uuid::new_v4(), Arc::new(proxies), Arc::default());
         let (logins, boot_secrets, local, turns, sites) = Default::default();
-        let (spares, arriving, admissions, attached_before, unopened) = Default::default();
+        let (preconnected, arriving, admissions, attached_before, unopened) = Default::default();
         Arc::new_cyclic(|this| Self {
             stats,
             proxies,
@@ -185,7 +185,7 @@ impl PoolExports {
             pool,
             local,
             turns,
-            spares,
+            preconnected,
             arriving,
             sites,
             admissions,
@@ -374,7 +374,7 @@ impl PoolExports {
 
     /// Another host has of this one's volumes those that the controller has let it open, and what is below and above them;
     /// and each layer whose id it was told. By their names it has no images: everybody can guess those.
-    async fn check_opener(
+    async fn check_admission(
         &self,
         name: &str,
         host: &HostId,
@@ -442,7 +442,7 @@ impl PoolExports {
             | Wanted::Since(..) => None,
         };
         match layer {
-            Some((layer, _)) if shown => self.pool.open_shown_checksums(layer).await,
+            Some((layer, _)) if shown => self.pool.open_visible_checksums(layer).await,
             Some((layer, own)) => self.pool.open_checksums(layer, own).await,
             None => {
                 Err(Problem::not_found(format!("export {name:?}"), "only images have checksums"))
@@ -539,7 +539,7 @@ impl PoolExports {
             remote.counters = Some(self.stats.of(volume));
             remote.durability = Arc::clone(&durability);
             remote.connections = connections;
-            remote.prepared = self.spares.take(&nbd_addr);
+            remote.prepared = self.preconnected.take(&nbd_addr);
             NbdDevice::open_or_moved(remote).await
         };
         let (mut export, mut connections) = (export.to_owned(), PROXY_CONNECTIONS);
@@ -563,7 +563,7 @@ impl PoolExports {
         }
         let cached = upstream.incarnation().map(|which| self.proxies.cached(volume, which));
         let learning = cached.clone().filter(|_| !upstream.is_confined()).map(|cached| {
-            common::keep(Arc::clone(&self.pool), volume.clone(), nbd_addr.clone(), cached)
+            shared_layers::keep(Arc::clone(&self.pool), volume.clone(), nbd_addr.clone(), cached)
         });
         let counters = self.stats.of(volume);
         let session = ProxySession::new(&export, nbd_addr, upstream, (key, slot), cached, counters);
@@ -645,7 +645,7 @@ impl Exports for PoolExports {
         name: &'a str,
         host: &'a HostId,
     ) -> BoxFuture<'a, Result<Option<Arc<Admission>>, Problem>> {
-        Box::pin(self.check_opener(name, host))
+        Box::pin(self.check_admission(name, host))
     }
 
     fn also_named<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<String>, Problem>> {
@@ -741,7 +741,7 @@ mod tests {
         let sums = Some(Wanted::Checksums(Box::new(own())));
         assert_eq!(Wanted::parse(&format!("layer:{layer}@own@sums")), sums);
         let shown = Some(Wanted::ShownChecksums(Box::new(Wanted::Layer(layer))));
-        assert_eq!(Wanted::parse(&format!("layer:{layer}@shown@sums")), shown);
+        assert_eq!(Wanted::parse(&format!("layer:{layer}@visible@sums")), shown);
         assert_eq!(Wanted::parse("data@layers"), Some(Wanted::Layers(volume("data"))));
         let since = Some(Wanted::Since(volume("data"), layer));
         assert_eq!(Wanted::parse(&format!("data@since:{layer}")), since);
@@ -756,7 +756,7 @@ mod tests {
             "image:debian@own",
             "data@own",
             "data@sums",
-            "data@shown@sums",
+            "data@visible@sums",
             "image:debian@shown",
             "data@since:7",
             "data@1@layers",

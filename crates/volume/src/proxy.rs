@@ -20,12 +20,12 @@ use perigee_model::Incarnation;
 use perigee_model::read_ahead::{KEPT_READ_BYTES_MAX, Pace, Streams, blocks_of, pieces};
 use perigee_model::volume::BLOCK_BYTES;
 use perigee_nbd::NbdDevice;
-use perigee_store::Common;
+use perigee_store::SharedLayers;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::coherent::{CachedVolume, Plan, Transfer};
-use crate::common::at_most;
 use crate::proxies::ProxySlot;
+use crate::shared_layers::at_most;
 
 /// How often a read waits for the fetches of others before it asks the home itself.
 const WAITS_MAX: u32 = 16;
@@ -158,7 +158,7 @@ impl Requests {
     async fn read_mixed(
         self: &Arc<Self>,
         cached: &Arc<CachedVolume>,
-        common: &Arc<Common>,
+        common: &Arc<SharedLayers>,
         offset: u64,
         length_bytes: u32,
     ) -> Result<Bytes, IoError> {
@@ -322,7 +322,11 @@ impl Requests {
 }
 
 /// Reads from a layer of this host's pool, whose disk may hang.
-async fn read_here(common: &Common, offset: u64, length_bytes: u32) -> Result<Bytes, IoError> {
+async fn read_here(
+    common: &SharedLayers,
+    offset: u64,
+    length_bytes: u32,
+) -> Result<Bytes, IoError> {
     let read = common.device().read(offset, length_bytes);
     tokio::time::timeout(HERE_MAX, read).await.unwrap_or_else(|_| {
         let limit_s = HERE_MAX.as_secs();

@@ -45,7 +45,7 @@ pub enum Want {
 
 /// Where an asker is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Place {
+enum AskerSite {
     /// At this site.
     Here,
     /// At another one.
@@ -68,11 +68,11 @@ struct Foreign {
 #[derive(Default)]
 pub struct Sites {
     /// `None`: not told yet.
-    told: RwLock<Option<Told>>,
+    told: RwLock<Option<KnownSites>>,
     foreign: Mutex<Vec<Foreign>>,
 }
 
-struct Told {
+struct KnownSites {
     here: SiteId,
     hosts: HashMap<IpAddr, SiteId>,
 }
@@ -82,20 +82,20 @@ impl Sites {
     pub fn set(&self, map: Option<SiteMap>) {
         let told = map.map(|map| {
             let hosts = map.hosts.into_iter().map(|host| (host.address.to_canonical(), host.site));
-            Told { here: map.here, hosts: hosts.collect() }
+            KnownSites { here: map.here, hosts: hosts.collect() }
         });
         *self.told.write().unwrap_or_else(PoisonError::into_inner) = told;
     }
 
     /// The asker's site. This is the only place that decides it.
-    fn site_of(&self, peer: Peer) -> Place {
-        let Some(address) = peer.address else { return Place::Here };
+    fn site_of(&self, peer: Peer) -> AskerSite {
+        let Some(address) = peer.address else { return AskerSite::Here };
         let told = self.told.read().unwrap_or_else(PoisonError::into_inner);
         match told.as_ref().and_then(|told| Some((told, told.hosts.get(&address)?))) {
-            Some((told, site)) if *site == told.here => Place::Here,
-            Some((_, site)) => Place::Elsewhere(site.clone()),
-            None if address.is_loopback() => Place::Here,
-            None => Place::Unknown(address),
+            Some((told, site)) if *site == told.here => AskerSite::Here,
+            Some((_, site)) => AskerSite::Elsewhere(site.clone()),
+            None if address.is_loopback() => AskerSite::Here,
+            None => AskerSite::Unknown(address),
         }
     }
 
@@ -107,18 +107,18 @@ impl Sites {
         let here =
             told.as_ref().map_or("its site".to_owned(), |told| format!("site {}", told.here));
         let (asker, next) = match place {
-            Place::Here => return Ok(()),
-            Place::Elsewhere(site) => {
+            AskerSite::Here => return Ok(()),
+            AskerSite::Elsewhere(site) => {
                 if matches!(want, Want::Session(Opener::Proxy(_))) && peer.encrypted {
                     return Ok(());
                 }
                 (format!("site {site}"), what_to_do(want))
             }
-            Place::Unknown(address) if told.is_none() => (
+            AskerSite::Unknown(address) if told.is_none() => (
                 format!("{address}"),
                 "no controller has told this volume server the sites of the hosts yet",
             ),
-            Place::Unknown(address) => (
+            AskerSite::Unknown(address) => (
                 format!("{address}, which is no host's address here, so its site is not known"),
                 "register the host with the controller, or ask from a host of that site",
             ),
@@ -191,7 +191,7 @@ impl PoolExports {
         switch: &Arc<Switch>,
     ) -> Result<(), Problem> {
         let is_proxy = matches!(want, Want::Session(Opener::Proxy(_))) && peer.address.is_some();
-        if self.sites.site_of(peer) == Place::Here && (confined || !is_proxy) {
+        if self.sites.site_of(peer) == AskerSite::Here && (confined || !is_proxy) {
             return Ok(());
         }
         let its = Arc::downgrade(switch);
@@ -282,7 +282,7 @@ impl PoolExports {
         let is_here = |at: &SocketAddr| {
             let address = Some(at.ip().to_canonical());
             let home = Peer { address, encrypted: false, is_own: false, is_authenticated: false };
-            self.sites.site_of(home) == Place::Here
+            self.sites.site_of(home) == AskerSite::Here
         };
         !found.is_empty() && found.iter().all(is_here)
     }
@@ -373,14 +373,14 @@ mod tests {
     #[test]
     fn an_address_is_of_the_site_that_was_told_or_of_none() {
         let sites = told();
-        assert_eq!(sites.site_of(peer("10.0.0.1", false)), Place::Here);
-        assert_eq!(sites.site_of(peer("10.0.1.1", false)), Place::Elsewhere(site("cloud")));
+        assert_eq!(sites.site_of(peer("10.0.0.1", false)), AskerSite::Here);
+        assert_eq!(sites.site_of(peer("10.0.1.1", false)), AskerSite::Elsewhere(site("cloud")));
         let stranger = peer("10.0.0.2", false);
-        assert!(matches!(sites.site_of(stranger), Place::Unknown(_)));
-        assert_eq!(sites.site_of(Peer::LOCAL), Place::Here);
-        assert_eq!(Sites::default().site_of(peer("127.0.0.1", false)), Place::Here);
+        assert!(matches!(sites.site_of(stranger), AskerSite::Unknown(_)));
+        assert_eq!(sites.site_of(Peer::LOCAL), AskerSite::Here);
+        assert_eq!(Sites::default().site_of(peer("127.0.0.1", false)), AskerSite::Here);
         let nobody = peer("10.0.0.1", false);
-        assert!(matches!(Sites::default().site_of(nobody), Place::Unknown(_)));
+        assert!(matches!(Sites::default().site_of(nobody), AskerSite::Unknown(_)));
     }
 
     #[test]

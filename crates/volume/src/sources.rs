@@ -23,7 +23,7 @@ use perigee_store::{ImportFrom, give_to_qemu_img};
 use tokio::io::AsyncWriteExt;
 use uuid::Uuid;
 
-use crate::trees::Trees;
+use crate::dir_images::DirImages;
 
 /// An upload that no image was made of is removed after this time.
 const KEPT_MAX: Duration = Duration::from_secs(3600);
@@ -47,7 +47,7 @@ pub struct Sources {
     /// request named one.
     places: Mutex<BTreeMap<Uuid, Option<TenantName>>>,
     clock: Arc<Clock>,
-    pub trees: Trees,
+    pub trees: DirImages,
 }
 
 /// The place of an upload that comes. It is removed with this, unless all of it has come.
@@ -98,7 +98,7 @@ impl Sources {
             })?,
         }
         let clock = Arc::new(Clock::new(boot_id(Path::new(BOOT_ID))));
-        let trees = Trees::new(pool, Arc::clone(&clock))?;
+        let trees = DirImages::new(pool, Arc::clone(&clock))?;
         Ok(Self { image_dirs, uploads, places: Mutex::default(), clock, trees })
     }
 

@@ -20,11 +20,11 @@ pub enum Verdict {
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct Intake {
-    place: Place,
+    place: Position,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Place {
+enum Position {
     After {
         last: u64,
         /// `resume` was sent because of a gap, and the guest has not stepped back yet.
@@ -39,16 +39,16 @@ impl Intake {
     /// The state for a new connection. `last` is the last stored number, or 0.
     pub fn new(last: u64, from_start: bool) -> Self {
         let place = if last > 0 || from_start {
-            Place::After { last, asked: false }
+            Position::After { last, asked: false }
         } else {
-            Place::Unknown { previous: None }
+            Position::Unknown { previous: None }
         };
         Self { place }
     }
 
     pub fn judge(&mut self, seq: u64) -> Verdict {
         match &mut self.place {
-            Place::After { last, asked } => {
+            Position::After { last, asked } => {
                 if seq == *last + 1 {
                     *last = seq;
                     *asked = false;
@@ -62,16 +62,16 @@ impl Intake {
                     Verdict::AskAgain
                 }
             }
-            Place::Unknown { previous: None } => {
-                self.place = Place::Unknown { previous: Some(seq) };
+            Position::Unknown { previous: None } => {
+                self.place = Position::Unknown { previous: Some(seq) };
                 Verdict::AskAgain
             }
-            Place::Unknown { previous: Some(previous) } if seq > *previous => {
+            Position::Unknown { previous: Some(previous) } if seq > *previous => {
                 *previous = seq;
                 Verdict::Wait
             }
-            Place::Unknown { .. } => {
-                self.place = Place::After { last: seq, asked: false };
+            Position::Unknown { .. } => {
+                self.place = Position::After { last: seq, asked: false };
                 Verdict::Store
             }
         }

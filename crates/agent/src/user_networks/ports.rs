@@ -103,16 +103,16 @@ const SHARES_NOTHING: [Instruction; 12] = {
 };
 
 /// Where a program is run, and of which type it is (`enum bpf_attach_type`, `enum bpf_prog_type`).
-struct Place {
+struct ProgramAt {
     at: u32,
     kind: u32,
     program: &'static [Instruction],
 }
 
-const PLACES: [Place; 3] = [
-    Place { at: 8, kind: 18, program: &ANY_PORT },
-    Place { at: 9, kind: 18, program: &ANY_PORT },
-    Place { at: 22, kind: 25, program: &SHARES_NOTHING },
+const PLACES: [ProgramAt; 3] = [
+    ProgramAt { at: 8, kind: 18, program: &ANY_PORT },
+    ProgramAt { at: 9, kind: 18, program: &ANY_PORT },
+    ProgramAt { at: 22, kind: 25, program: &SHARES_NOTHING },
 ];
 
 /// Puts the programs in place, and returns the group for `passt`.
@@ -208,7 +208,7 @@ fn bpf<T>(command: u32, ask: &T) -> std::io::Result<libc::c_long> {
     if answer < 0 { Err(std::io::Error::last_os_error()) } else { Ok(answer) }
 }
 
-impl Place {
+impl ProgramAt {
     /// One that is there already is replaced.
     fn attach(&self, group: &File) -> std::io::Result<()> {
         let mut name = [0; 16];

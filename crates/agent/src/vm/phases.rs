@@ -34,7 +34,7 @@ pub struct Watch {
 
 /// The result of one check during the copying.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
+pub struct PassCheck {
     pub is_near: bool,
     /// True once in each pass that may be the last.
     pub is_flush_due: bool,
@@ -53,7 +53,7 @@ impl Watch {
         }
     }
 
-    pub fn copying(&mut self, info: &MigrateInfo, phases: &mut Phases) -> Seen {
+    pub fn copying(&mut self, info: &MigrateInfo, phases: &mut Phases) -> PassCheck {
         self.rounds.look(info, phases);
         let rate = info.ram.bytes_per_s();
         let soon_ms = self.limit_ms.saturating_add(1000 * NEAR.as_secs());
@@ -65,7 +65,7 @@ impl Watch {
         }
         let new_limit_ms = self.convergence.look(info, self.limit_ms);
         self.limit_ms = new_limit_ms.unwrap_or(self.limit_ms);
-        Seen { is_near, is_flush_due, new_limit_ms }
+        PassCheck { is_near, is_flush_due, new_limit_ms }
     }
 
     pub fn at_switch(&mut self, info: &MigrateInfo, phases: &mut Phases) {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use perigee_model::job::Link;
 use perigee_model::vm::{LinkProbe, ProbeLink};
-use perigee_model::volume::{AllOpeners, BlockProbe, ImageInfo, ProbeBlocks, VolumeInfo};
+use perigee_model::volume::{AllAdmittedHosts, BlockProbe, ImageInfo, ProbeBlocks, VolumeInfo};
 use perigee_model::{HostId, Problem, SiteId};
 use tokio::sync::oneshot;
 
@@ -359,7 +359,7 @@ async fn exports_to_read(from: &HostLink, to: &HostLink) -> Result<Vec<String>, 
     // With its epoch: without one, nobody elsewhere may open a volume that is written with epochs.
     let export = |v: &VolumeInfo| format!("{}@{}", v.name, v.epoch);
     // Of other tenants' volumes it is told nothing.
-    let openers: AllOpeners = to.volume.get("/v1/openers").await.unwrap_or_default();
+    let openers: AllAdmittedHosts = to.volume.get("/v1/admissions").await.unwrap_or_default();
     let volumes = volumes.into_iter().filter(|volume| {
         openers.volumes.get(&volume.name).is_some_and(|hosts| hosts.contains(&from.id))
     });

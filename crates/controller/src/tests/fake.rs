@@ -1,11 +1,11 @@
 //! A host made of memory: answers as an agent and a volume server do, and does what a test says.
 
+#[path = "fake/admissions.rs"]
+mod admissions;
 #[path = "fake/homes.rs"]
 mod homes;
 #[path = "fake/images.rs"]
 mod images;
-#[path = "fake/openers.rs"]
-mod openers;
 #[path = "fake/replicas.rs"]
 pub mod replicas;
 #[path = "fake/vms.rs"]
@@ -455,7 +455,7 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .route("/v1/pool", get(pool))
         .route("/v1/probe", post(probe_blocks))
         .merge(homes::routes())
-        .merge(openers::routes())
+        .merge(admissions::routes())
         .merge(replicas::routes())
         .layer(from_fn_with_state(inside.clone(), unless_server_down))
         .layer(from_fn_with_state(inside.clone(), unless_down))

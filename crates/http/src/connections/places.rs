@@ -12,18 +12,18 @@ use crate::peer::ClientAddress;
 pub struct Places {
     connections: usize,
     connections_of_one: usize,
-    taken: Arc<Mutex<Taken>>,
+    taken: Arc<Mutex<TakenPlaces>>,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct TakenPlaces {
     count: usize,
     of: BTreeMap<IpAddr, usize>,
 }
 
 /// A connection's place. It is free again when this is dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct ConnectionPlace {
     address: Option<IpAddr>,
     places: Places,
 }
@@ -40,7 +40,7 @@ impl Places {
     }
 
     /// Ignores poisoning: no step between two changes can panic.
-    fn lock(&self) -> MutexGuard<'_, Taken> {
+    fn lock(&self) -> MutexGuard<'_, TakenPlaces> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -49,7 +49,7 @@ impl Places {
     ///
     /// # Errors
     /// Why there is none. Processes of this host on a unix socket have only the limit of all.
-    pub fn take(&self, ClientAddress(address): ClientAddress) -> Result<Place, String> {
+    pub fn take(&self, ClientAddress(address): ClientAddress) -> Result<ConnectionPlace, String> {
         let address = address.map(network_of);
         let mut taken = self.lock();
         if taken.count >= self.connections {
@@ -67,7 +67,7 @@ impl Places {
             *count += 1;
         }
         taken.count += 1;
-        Ok(Place { address, places: self.clone() })
+        Ok(ConnectionPlace { address, places: self.clone() })
     }
 }
 
@@ -82,7 +82,7 @@ fn network_of(address: IpAddr) -> IpAddr {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         let mut taken = self.places.lock();
         taken.count -= 1;

@@ -28,7 +28,7 @@ use perigee_block::exports::Exports;
 use perigee_block::sessions::SessionTable;
 use perigee_block::stream::accept::{self, Accept};
 use perigee_block::stream::socket::Socket;
-use perigee_http::{ClientAddress, Listen, Place, Places};
+use perigee_http::{ClientAddress, ConnectionPlace, Listen, Places};
 use perigee_model::Problem;
 use tokio::net::{TcpListener, UnixListener};
 use tokio_rustls::server::TlsStream;
@@ -128,7 +128,7 @@ struct Shared {
 }
 
 impl Shared {
-    fn place(&self, socket: &Socket) -> Result<Place, String> {
+    fn place(&self, socket: &Socket) -> Result<ConnectionPlace, String> {
         match socket {
             Socket::Unix(_) => self.local.take(ClientAddress(None)),
             Socket::Tcp(_) => self.remote.take(ClientAddress(socket.address())),

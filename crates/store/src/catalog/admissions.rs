@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use perigee_model::limits::OPENERS;
+use perigee_model::limits::ADMITTED_HOSTS;
 use perigee_model::{HostId, ImageName, LayerId, VolumeName};
 use rusqlite::{Transaction, params};
 
@@ -14,18 +14,18 @@ use crate::catalog::{Catalog, Result};
 pub(crate) struct TooMany(pub(crate) usize);
 
 impl Catalog {
-    pub(crate) fn openers(&self, volume: &VolumeName) -> Result<Vec<HostId>> {
+    pub(crate) fn admitted_hosts(&self, volume: &VolumeName) -> Result<Vec<HostId>> {
         self.lock()
-            .prepare_cached("SELECT host FROM openers WHERE volume = ?1 ORDER BY host")?
+            .prepare_cached("SELECT host FROM admissions WHERE volume = ?1 ORDER BY host")?
             .query_map([volume.as_str()], |row| parsed(row, 0))?
             .collect()
     }
 
-    pub(crate) fn all_openers(&self) -> Result<BTreeMap<VolumeName, Vec<HostId>>> {
+    pub(crate) fn all_admitted_hosts(&self) -> Result<BTreeMap<VolumeName, Vec<HostId>>> {
         let mut all = BTreeMap::<VolumeName, Vec<HostId>>::new();
         let connection = self.lock();
-        let mut rows =
-            connection.prepare_cached("SELECT volume, host FROM openers ORDER BY volume, host")?;
+        let mut rows = connection
+            .prepare_cached("SELECT volume, host FROM admissions ORDER BY volume, host")?;
         for row in rows.query_map([], |row| Ok((parsed(row, 0)?, parsed(row, 1)?)))? {
             let (volume, host) = row?;
             all.entry(volume).or_default().push(host);
@@ -41,20 +41,20 @@ impl Catalog {
     }
 
     pub(crate) fn may_open(&self, volume: &VolumeName, host: &HostId) -> Result<bool> {
-        let sql = "SELECT EXISTS (SELECT 1 FROM openers WHERE volume = ?1 AND host = ?2)";
+        let sql = "SELECT EXISTS (SELECT 1 FROM admissions WHERE volume = ?1 AND host = ?2)";
         let row = params![volume.as_str(), host.as_str()];
         self.lock().prepare_cached(sql)?.query_row(row, |row| row.get(0))
     }
 
     /// Lets these hosts open the volume too.
-    pub(crate) fn add_openers(
+    pub(crate) fn admit(
         &self,
         volume: &VolumeName,
         hosts: &[HostId],
     ) -> Result<std::result::Result<(), TooMany>> {
         self.change(|tx| {
             let count = count_with(tx, volume, hosts)?;
-            if OPENERS.check(count).is_err() {
+            if ADMITTED_HOSTS.check(count).is_err() {
                 return Ok(Err(TooMany(count)));
             }
             insert(tx, volume, hosts).map(Ok)
@@ -62,7 +62,7 @@ impl Catalog {
     }
 
     /// The same for all volumes at once. Returns the volumes that would have too many, which stay as they are.
-    pub(crate) fn add_all_openers(
+    pub(crate) fn admit_all(
         &self,
         added: &BTreeMap<VolumeName, Vec<HostId>>,
     ) -> Result<Vec<(VolumeName, TooMany)>> {
@@ -70,7 +70,7 @@ impl Catalog {
             let mut refused = Vec::new();
             for (volume, hosts) in added {
                 let count = count_with(tx, volume, hosts)?;
-                match OPENERS.check(count) {
+                match ADMITTED_HOSTS.check(count) {
                     Ok(_) => insert(tx, volume, hosts)?,
                     Err(_) => refused.push((volume.clone(), TooMany(count))),
                 }
@@ -79,14 +79,14 @@ impl Catalog {
         })
     }
 
-    pub(crate) fn remove_opener(&self, volume: &VolumeName, host: &HostId) -> Result<()> {
-        let sql = "DELETE FROM openers WHERE volume = ?1 AND host = ?2";
+    pub(crate) fn end_admission(&self, volume: &VolumeName, host: &HostId) -> Result<()> {
+        let sql = "DELETE FROM admissions WHERE volume = ?1 AND host = ?2";
         self.lock().execute(sql, params![volume.as_str(), host.as_str()]).map(drop)
     }
 }
 
 fn insert(tx: &Transaction<'_>, volume: &VolumeName, hosts: &[HostId]) -> Result<()> {
-    let sql = "INSERT INTO openers VALUES (?1, ?2) ON CONFLICT DO NOTHING";
+    let sql = "INSERT INTO admissions VALUES (?1, ?2) ON CONFLICT DO NOTHING";
     let mut add = tx.prepare_cached(sql)?;
     for host in hosts {
         add.execute(params![volume.as_str(), host.as_str()])?;
@@ -96,12 +96,12 @@ fn insert(tx: &Transaction<'_>, volume: &VolumeName, hosts: &[HostId]) -> Result
 
 /// The volume of this name is another one, or never came.
 pub(super) fn forget(tx: &Transaction<'_>, volume: &VolumeName) -> Result<()> {
-    tx.execute("DELETE FROM openers WHERE volume = ?1", [volume.as_str()]).map(drop)
+    tx.execute("DELETE FROM admissions WHERE volume = ?1", [volume.as_str()]).map(drop)
 }
 
 /// How many hosts may open the volume when these may too.
 fn count_with(tx: &Transaction<'_>, volume: &VolumeName, hosts: &[HostId]) -> Result<usize> {
-    let mut here = tx.prepare_cached("SELECT host FROM openers WHERE volume = ?1")?;
+    let mut here = tx.prepare_cached("SELECT host FROM admissions WHERE volume = ?1")?;
     let here: std::collections::BTreeSet<HostId> =
         here.query_map([volume.as_str()], |row| parsed(row, 0))?.collect::<Result<_>>()?;
     let new: std::collections::BTreeSet<&HostId> =

@@ -94,7 +94,7 @@ CREATE TABLE attachments (
     volume TEXT PRIMARY KEY,
     nbd_addr TEXT NOT NULL
 ) STRICT;
-CREATE TABLE openers (                  -- other hosts that may open a volume, which may come here later
+CREATE TABLE admissions (                  -- other hosts that may open a volume, which may come here later
     volume TEXT NOT NULL,
     host TEXT NOT NULL,
     PRIMARY KEY (volume, host)

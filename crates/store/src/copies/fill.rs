@@ -22,7 +22,7 @@ use crate::catalog::{self, Sealed, Verdict};
 use crate::disk::blocks::{blocks_of, index};
 use crate::layers::checksums;
 use crate::layers::content;
-use crate::layers::copy::{Came, LayerCopy, Seen};
+use crate::layers::copy::{Came, ContentCheck, LayerCopy};
 use crate::layers::layer::live_name;
 use crate::layers::remote::Checksums;
 use crate::pool::Pool;
@@ -213,7 +213,7 @@ impl Pool {
                     lock(&self.doubts).remove(&layer);
                 }
                 // It was read in vain, which is not done again every half a minute.
-                Filled::AsFarAsItGoes if copy.seen() != Seen::Nothing => self.pause(layer),
+                Filled::AsFarAsItGoes if copy.seen() != ContentCheck::Nothing => self.pause(layer),
                 Filled::AsFarAsItGoes => {}
                 // What had come was dropped. The pool has another object for it now.
                 Filled::Damaged if copy.is_closed() => {
@@ -224,7 +224,7 @@ impl Pool {
                         tried.remove(&layer);
                     }
                     // Whatever the other host says of its data: what came is not the image's.
-                    Mended::InVain if copy.seen() == Seen::Differs => {
+                    Mended::InVain if copy.seen() == ContentCheck::Differs => {
                         if let Err(error) = self.drop_content(&copy, false).await {
                             tracing::warn!(%layer, %error, "can't drop what came of a copy");
                             self.pause(layer);
@@ -359,7 +359,7 @@ impl Pool {
         let data_bytes = copy.layer().data_bytes();
         work.expect(data_bytes);
         let (layer, reading) = (Arc::clone(copy.layer()), Arc::clone(work));
-        copy.set_seen(Seen::Nothing);
+        copy.set_seen(ContentCheck::Nothing);
         let found = blocking(move || content::of_layer(&layer, &reading)).await;
         match found {
             Ok(found) if found == wanted => {
@@ -368,7 +368,7 @@ impl Pool {
             Err(error) if error.kind() == ErrorKind::Interrupted => return Err(error.into()),
             Err(error) => {
                 // It is this host that can't read it. What it can't read is fetched again.
-                copy.set_seen(Seen::Unreadable);
+                copy.set_seen(ContentCheck::Unreadable);
                 return match compare_with_source(copy, work).await {
                     Err(IoError::Io(found)) if found.kind() == ErrorKind::InvalidData => {
                         Err(IoError::Io(found))
@@ -376,18 +376,18 @@ impl Pool {
                     _ => Err(error.into()),
                 };
             }
-            Ok(_) => copy.set_seen(Seen::Differs),
+            Ok(_) => copy.set_seen(ContentCheck::Differs),
         }
         let asked = Instant::now();
         let is_clear = loop {
             match compare_with_source(copy, work).await {
                 Ok(()) => {
                     // Before a host is accused, all is read again: this host could have misread it.
-                    copy.set_seen(Seen::Unreadable);
+                    copy.set_seen(ContentCheck::Unreadable);
                     let (layer, reading) = (Arc::clone(copy.layer()), Arc::clone(work));
                     work.expect(data_bytes);
                     let again = blocking(move || content::of_layer(&layer, &reading)).await?;
-                    copy.set_seen(Seen::Differs);
+                    copy.set_seen(ContentCheck::Differs);
                     if again == wanted {
                         return Ok(Compared { content: Some(wanted), data_bytes });
                     }
@@ -494,7 +494,7 @@ async fn compare_with_source(copy: &LayerCopy, work: &Arc<Work>) -> Result<(), I
     work.expect(copy.layer().data_bytes());
     let findings = match checksums {
         Checksums::Own(sums) => checksums::compare_with_source(copy, &*sums, work).await?,
-        Checksums::Shown(sums) => {
+        Checksums::Visible(sums) => {
             visible_checksums::compare_with_source(copy, &*sums, work).await?
         }
     };

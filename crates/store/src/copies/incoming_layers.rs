@@ -46,7 +46,7 @@ pub(crate) const CHAIN_MAX: usize = 4096;
 const OWN_BLOCKS_MAX: usize = 4096;
 
 /// What the other host has of a layer.
-enum Told {
+enum LayerAnswer {
     Own(Box<Own>),
     /// Only all that the layer shows.
     Whole(RemoteRow),
@@ -218,12 +218,12 @@ impl Pool {
         what: &str,
         nbd_addr: &str,
         layers: &[DepartedLayer],
-    ) -> Result<Vec<Told>, Problem> {
+    ) -> Result<Vec<LayerAnswer>, Problem> {
         let asked: Vec<_> = layers.iter().map(|layer| self.ask(what, nbd_addr, layer)).collect();
         let mut answers = std::pin::pin!(stream::iter(asked).buffered(ASKED_AT_ONCE));
         let mut told = Vec::new();
         while let Some(answer) = answers.try_next().await? {
-            let is_whole = matches!(answer, Told::Whole(_));
+            let is_whole = matches!(answer, LayerAnswer::Whole(_));
             told.push(answer);
             if is_whole {
                 break;
@@ -237,7 +237,7 @@ impl Pool {
         what: &str,
         nbd_addr: &str,
         layer: &DepartedLayer,
-    ) -> Result<Told, Problem> {
+    ) -> Result<LayerAnswer, Problem> {
         let differs = |why: &str| {
             Problem::conflict(what, format!("layer {} at the other host: {why}", layer.layer))
         };
@@ -254,7 +254,7 @@ impl Pool {
             let states = told_states(layer, own)
                 .ok_or_else(|| differs("it is said to have blocks that it can't have"))?;
             let remote = RemoteParent::new(row.clone(), &self.connect);
-            return Ok(Told::Own(Box::new(Own { row, remote, states })));
+            return Ok(LayerAnswer::Own(Box::new(Own { row, remote, states })));
         }
         match (self.connect.connect)(nbd_addr.to_owned(), row.export.clone()).await {
             Ok(device) => {
@@ -264,7 +264,7 @@ impl Pool {
                 let remote = RemoteParent::connected(row.clone(), &self.connect, device)
                     .map_err(|why| differs(&why))?;
                 let states = remote.own_states().await.map_err(|e| io_problem(what, &e))?;
-                Ok(Told::Own(Box::new(Own { row, remote, states })))
+                Ok(LayerAnswer::Own(Box::new(Own { row, remote, states })))
             }
             Err(problem) if problem.kind == ProblemKind::NotFound => {
                 let (row, _) = self.remote_row(what, nbd_addr, &whole).await?;
@@ -274,7 +274,7 @@ impl Pool {
                 if row.size_bytes != layer.size_bytes {
                     return Err(differs(&format!("it has {} bytes", row.size_bytes)));
                 }
-                Ok(Told::Whole(RemoteRow { keep: Keep::All, ..row }))
+                Ok(LayerAnswer::Whole(RemoteRow { keep: Keep::All, ..row }))
             }
             Err(problem) => Err(Problem::unavailable(what, problem)),
         }
@@ -303,10 +303,10 @@ impl Pool {
         what: &str,
         volume: &VolumeName,
         chain: &[DepartedLayer],
-        told: Vec<Told>,
+        told: Vec<LayerAnswer>,
     ) -> Result<u64, Problem> {
         let (top, rest) = chain.split_at(told.len());
-        let ends = matches!(told.last(), Some(Told::Whole(_)));
+        let ends = matches!(told.last(), Some(LayerAnswer::Whole(_)));
         let below = rest.first().filter(|_| !ends);
         if let Some(below) = below
             && !self.has_staged(what, below)?
@@ -319,14 +319,14 @@ impl Pool {
         for (layer, told) in top.iter().zip(told).rev() {
             if !self.has_staged(what, layer)? {
                 // A whole copy has what is in the layers below, too.
-                let depth = if matches!(told, Told::Whole(_)) { usize::MAX } else { 1 };
+                let depth = if matches!(told, LayerAnswer::Whole(_)) { usize::MAX } else { 1 };
                 let (remote_row, remote, made) = match told {
-                    Told::Own(own) => {
+                    LayerAnswer::Own(own) => {
                         to_come_bytes += own.states.remote_bytes();
                         let made = self.make_own_files(layer, &own.states);
                         (own.row, Some(own.remote), made)
                     }
-                    Told::Whole(row) => {
+                    LayerAnswer::Whole(row) => {
                         to_come_bytes += row.size_bytes;
                         (row, None, layer::clear(&*self.files, layer.layer))
                     }

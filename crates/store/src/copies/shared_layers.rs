@@ -7,7 +7,7 @@
 //! not have above the topmost layer that is here can be read here.
 //!
 //! This is true only for the moment when the home answered. The caller reports later writes of this host with
-//! [`Common::note_write`], and drops the answer when other hosts may have written.
+//! [`SharedLayers::note_write`], and drops the answer when other hosts may have written.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ use crate::volume::{Volume, io_problem};
 const ID_BYTES: usize = 16;
 
 /// A layer of this pool on which a volume of another host stands, and the blocks that the volume has above it.
-pub struct Common {
+pub struct SharedLayers {
     layer: LayerId,
     here: Arc<dyn Device>,
     /// Blocks that are not absent have to be read from the home.
@@ -46,10 +46,10 @@ pub enum Compared {
     Nothing,
     /// The layer that is known already.
     Same,
-    Other(Common),
+    Other(SharedLayers),
 }
 
-impl Common {
+impl SharedLayers {
     /// `here` shows the first `blocks` blocks of the volume, except those in `changed`.
     pub fn new(layer: LayerId, here: Arc<dyn Device>, blocks: u64, changed: &[Range<u64>]) -> Self {
         let common = Self { layer, here, changed: BlockStates::new(blocks) };
@@ -181,7 +181,7 @@ impl Pool {
         let remote = RemoteParent::connected(row, &self.connect, since)
             .map_err(|why| Problem::conflict(&what, why))?;
         let changed = remote.own_states().await.map_err(|error| io_problem(&what, &error))?;
-        Ok(Compared::Other(Common { layer, here, changed }))
+        Ok(Compared::Other(SharedLayers { layer, here, changed }))
     }
 
     /// The topmost of these layers that is complete in this pool and can be read.

@@ -9,12 +9,12 @@ use tokio::sync::Notify;
 /// The locked ranges. There are only as many as requests in flight, so a list is enough.
 #[derive(Default)]
 pub(crate) struct RangeLocks {
-    held: Mutex<Held>,
+    held: Mutex<HeldRange>,
     released: Notify,
 }
 
 #[derive(Default)]
-struct Held {
+struct HeldRange {
     ranges: Vec<Range<u64>>,
     /// A task has found its range locked since the last release.
     wanted: bool,
@@ -33,7 +33,7 @@ impl AsRef<Self> for RangeLocks {
 }
 
 impl RangeLocks {
-    fn held(&self) -> MutexGuard<'_, Held> {
+    fn held(&self) -> MutexGuard<'_, HeldRange> {
         lock(&self.held)
     }
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use perigee_model::limits::OPENERS;
+use perigee_model::limits::ADMITTED_HOSTS;
 use perigee_model::{HostId, ImageName, LayerId, Problem, VolumeName};
 
 use crate::catalog::{TooMany, failed};
@@ -17,19 +17,22 @@ const STORE: &str = "can't store which hosts may open a volume";
 impl Pool {
     /// # Errors
     /// When the catalog can't be read.
-    pub async fn openers(self: &Arc<Self>, volume: &VolumeName) -> Result<Vec<HostId>, Problem> {
+    pub async fn admitted_hosts(
+        self: &Arc<Self>,
+        volume: &VolumeName,
+    ) -> Result<Vec<HostId>, Problem> {
         let volume = volume.clone();
-        self.run(move |pool| pool.catalog.openers(&volume).map_err(failed(LOOK_UP))).await
+        self.run(move |pool| pool.catalog.admitted_hosts(&volume).map_err(failed(LOOK_UP))).await
     }
 
     /// Those of all volumes, also of some that are not here.
     ///
     /// # Errors
     /// When the catalog can't be read.
-    pub async fn all_openers(
+    pub async fn all_admitted_hosts(
         self: &Arc<Self>,
     ) -> Result<BTreeMap<VolumeName, Vec<HostId>>, Problem> {
-        self.run(move |pool| pool.catalog.all_openers().map_err(failed(LOOK_UP))).await
+        self.run(move |pool| pool.catalog.all_admitted_hosts().map_err(failed(LOOK_UP))).await
     }
 
     /// The images that are this layer, by their names.
@@ -56,14 +59,14 @@ impl Pool {
     ///
     /// # Errors
     /// Invalid when there are too many; when the catalog can't be written.
-    pub async fn add_openers(
+    pub async fn admit(
         self: &Arc<Self>,
         volume: &VolumeName,
         hosts: Vec<HostId>,
     ) -> Result<(), Problem> {
         let volume = volume.clone();
         self.run(move |pool| {
-            let done = pool.catalog.add_openers(&volume, &hosts).map_err(failed(STORE))?;
+            let done = pool.catalog.admit(&volume, &hosts).map_err(failed(STORE))?;
             done.map_err(|too_many| refusal(&volume, too_many))
         })
         .await
@@ -74,13 +77,12 @@ impl Pool {
     ///
     /// # Errors
     /// When the catalog can't be written.
-    pub async fn add_all_openers(
+    pub async fn admit_all(
         self: &Arc<Self>,
         added: BTreeMap<VolumeName, Vec<HostId>>,
     ) -> Result<(), Problem> {
-        let refused = self
-            .run(move |pool| pool.catalog.add_all_openers(&added).map_err(failed(STORE)))
-            .await?;
+        let refused =
+            self.run(move |pool| pool.catalog.admit_all(&added).map_err(failed(STORE))).await?;
         for (volume, too_many) in refused {
             tracing::error!("{}", refusal(&volume, too_many));
         }
@@ -91,20 +93,20 @@ impl Pool {
     ///
     /// # Errors
     /// When the catalog can't be written.
-    pub async fn remove_opener(
+    pub async fn end_admission(
         self: &Arc<Self>,
         volume: &VolumeName,
         host: &HostId,
     ) -> Result<(), Problem> {
         let (volume, host) = (volume.clone(), host.clone());
-        self.run(move |pool| pool.catalog.remove_opener(&volume, &host).map_err(failed(STORE)))
+        self.run(move |pool| pool.catalog.end_admission(&volume, &host).map_err(failed(STORE)))
             .await
     }
 }
 
 fn refusal(volume: &VolumeName, TooMany(count): TooMany) -> Problem {
     let what = format!("{STORE}, of volume {volume}");
-    match OPENERS.check(count) {
+    match ADMITTED_HOSTS.check(count) {
         Err(error) => error.problem(what),
         Ok(_) => Problem::internal(what, "there were too many hosts"),
     }

@@ -114,12 +114,12 @@ pub(crate) struct LayerCopy {
     failed: Mutex<Option<String>>,
     /// The blocks that have come and differ from the other host's checksums, or can't be read any more.
     damaged: Mutex<Vec<Range<u64>>>,
-    seen: Mutex<Seen>,
+    seen: Mutex<ContentCheck>,
 }
 
 /// What reading all of a copy has shown, to compare it with the image's content.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Seen {
+pub(crate) enum ContentCheck {
     /// It was not read, or is the image's.
     #[default]
     Nothing,
@@ -390,11 +390,11 @@ impl LayerCopy {
         lock(&self.failed).clone()
     }
 
-    pub(crate) fn set_seen(&self, seen: Seen) {
+    pub(crate) fn set_seen(&self, seen: ContentCheck) {
         *lock(&self.seen) = seen;
     }
 
-    pub(crate) fn seen(&self) -> Seen {
+    pub(crate) fn seen(&self) -> ContentCheck {
         *lock(&self.seen)
     }
 

@@ -66,7 +66,7 @@ struct Dirty {
 }
 
 /// The changes that one flush makes durable.
-struct Taken {
+struct FlushSet {
     pages: Vec<(usize, Vec<u8>)>,
     zeroed: Vec<Range<u64>>,
 }
@@ -453,17 +453,17 @@ impl Head {
         Ok(recorded.is_ok())
     }
 
-    fn take_dirty(&self) -> Taken {
+    fn take_dirty(&self) -> FlushSet {
         let states = &self.layer.states;
         let dirty = std::mem::take(&mut *lock(&self.dirty));
         // The ranges are read before the pages, so a block that becomes zero in between waits for the next
         // flush.
         let zeroed = dirty.zeroed.into_iter().flat_map(|range| zero_runs(states, range)).collect();
         let pages = dirty.map_pages.into_iter().map(|page| (page, states.payload(page))).collect();
-        Taken { pages, zeroed }
+        FlushSet { pages, zeroed }
     }
 
-    fn put_back(&self, taken: Taken) {
+    fn put_back(&self, taken: FlushSet) {
         let mut dirty = lock(&self.dirty);
         dirty.map_pages.extend(taken.pages.into_iter().map(|(page, _)| page));
         dirty.zeroed.extend(taken.zeroed);

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use perigee_block::device::{Device, Extent, IoError};
-use perigee_block::exports::{CHECKSUMS_SUFFIX, LAYER_PREFIX, SHOWN_CHECKSUMS_SUFFIX};
+use perigee_block::exports::{CHECKSUMS_SUFFIX, LAYER_PREFIX, VISIBLE_CHECKSUMS_SUFFIX};
 use perigee_block::locking::lock;
 use perigee_block::trace::{self, Stage};
 use perigee_model::volume::BLOCK_BYTES;
@@ -71,7 +71,7 @@ pub(crate) enum Checksums {
     /// Of what the layer itself has.
     Own(Arc<dyn Device>),
     /// Of all that the layer shows.
-    Shown(Arc<dyn Device>),
+    Visible(Arc<dyn Device>),
 }
 
 impl Source {
@@ -238,8 +238,8 @@ impl RemoteParent {
         if self.is_own() {
             return Ok(None);
         }
-        let shown = self.checksums_at(&source, SHOWN_CHECKSUMS_SUFFIX).await?;
-        Ok(shown.map(Checksums::Shown))
+        let shown = self.checksums_at(&source, VISIBLE_CHECKSUMS_SUFFIX).await?;
+        Ok(shown.map(Checksums::Visible))
     }
 
     async fn checksums_at(

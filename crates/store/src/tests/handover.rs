@@ -36,7 +36,7 @@ impl Hosts {
                 match parts.next() {
                     None => pool.open_layer(layer).await,
                     Some("sums") => pool.open_checksums(layer, false).await,
-                    Some("shown@sums") => pool.open_shown_checksums(layer).await,
+                    Some("visible@sums") => pool.open_visible_checksums(layer).await,
                     Some(_) => Err(away()),
                 }
             })

@@ -64,7 +64,7 @@ fn pieces(page: u64, blocks: u64) -> impl Iterator<Item = Range<u64>> {
 }
 
 /// The checksums of all that a sealed layer shows, read-only. A request reads one page.
-pub(crate) struct ShownSums {
+pub(crate) struct VisibleSums {
     layer: LayerId,
     blocks: u64,
     device: Arc<dyn Device>,
@@ -75,7 +75,7 @@ pub(crate) struct ShownSums {
     turn: Semaphore,
 }
 
-impl ShownSums {
+impl VisibleSums {
     pub(crate) fn new(
         (layer, blocks): (LayerId, u64),
         device: Arc<dyn Device>,
@@ -148,7 +148,7 @@ impl ShownSums {
     }
 }
 
-impl Device for ShownSums {
+impl Device for VisibleSums {
     fn size_bytes(&self) -> u64 {
         page_offset(page_count(self.blocks))
     }

@@ -352,7 +352,7 @@ async fn learn(home: Arc<Home>, cached: Arc<CachedVolume>, delays_ms: Vec<u64>) 
                 pass().await;
             }
             let layer = LayerId(uuid::Uuid::from_u128(7));
-            let common = Common::new(layer, Arc::new(AtFirst), BLOCKS as u64, &changed);
+            let common = SharedLayers::new(layer, Arc::new(AtFirst), BLOCKS as u64, &changed);
             cached.learned(number, Compared::Other(common));
         }
         let again = Duration::from_millis(700);
@@ -517,7 +517,7 @@ fn a_host_with_a_replica_reads_there_what_has_not_changed() {
     let kept = run(case_with(vec![quiet(1, reads.clone())], None, true));
     assert_eq!(kept, 3, "what it wrote is in memory, and the rest is in the replica");
     let cached = Arc::new(CachedVolume::new(Arc::new(ReadCache::new(1 << 20))));
-    let common = || Common::new(LayerId(uuid::Uuid::nil()), Arc::new(AtFirst), 6, &[]);
+    let common = || SharedLayers::new(LayerId(uuid::Uuid::nil()), Arc::new(AtFirst), 6, &[]);
     assert!(cached.learn().is_none(), "it has no lease");
     run(async {
         cached.granted(Instant::now(), false);
@@ -597,7 +597,7 @@ impl Device for Hangs {
 async fn a_layer_here_whose_disk_hangs_is_given_up_and_read_at_the_home() {
     let cached = Arc::new(CachedVolume::new(Arc::new(ReadCache::new(1 << 20))));
     let layer = LayerId(uuid::Uuid::from_u128(7));
-    let common = || Common::new(layer, Arc::new(Hangs), BLOCKS as u64, &[]);
+    let common = || SharedLayers::new(layer, Arc::new(Hangs), BLOCKS as u64, &[]);
     cached.granted(Instant::now(), false);
     let (number, _) = cached.learn().expect("it has the lease");
     assert!(cached.learned(number, Compared::Other(common())));

@@ -141,7 +141,7 @@ async fn confined_data_leave_no_trace_at_another_site() {
         None,
         Some(format!("layer:{}", sealed.layer)),
         Some(format!("layer:{}@sums", sealed.layer)),
-        Some(format!("layer:{}@shown@sums", sealed.layer)),
+        Some(format!("layer:{}@visible@sums", sealed.layer)),
         Some("data".to_owned()),
     ] {
         let refused = copy(&home, &host, "seen", export.clone()).await.expect_err("a copy");

@@ -6,7 +6,7 @@ use perigee_model::volume::{
 };
 use perigee_model::{ImageName, Problem, ProblemKind, VolumeName};
 
-use crate::homes::{ask, attach, carry, take};
+use crate::handover::{ask, attach, carry, take};
 use crate::server::{MIB, Server, assert_io, run, said, until};
 use crate::small::Small;
 

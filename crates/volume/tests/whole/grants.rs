@@ -16,14 +16,14 @@ use perigee_model::home::{
 use perigee_model::home::{HomeState, Tenure};
 use perigee_model::replica::{PinReplica, SealReplica, SealedReplica};
 use perigee_model::volume::{
-    AllOpeners, CopyImage, EpochChange, EpochChanges, EpochIssued, ImageInfo, Keep, Openers,
-    Snapshot, VolumeEpochChange, VolumeInfo,
+    AdmittedHosts, AllAdmittedHosts, CopyImage, EpochChange, EpochChanges, EpochIssued, ImageInfo,
+    Keep, Snapshot, VolumeEpochChange, VolumeInfo,
 };
 use perigee_model::{HostId, Problem, ProblemKind, SiteId, VolumeName};
 use perigee_nbd::{ClientTls, NbdDevice, RemoteExport};
 use tempfile::TempDir;
 
-use crate::homes::take;
+use crate::handover::take;
 use crate::server::{MIB, Server, assert_io, until};
 
 const LOCAL: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
@@ -254,7 +254,13 @@ async fn another_host_opens_only_the_volumes_that_the_controller_has_let_it_open
     }
     let allow = |host: &str| format!("/v1/volumes/other/hosts/{host}");
     let hosts_of = async || {
-        hosts.home.control.get::<Openers>("/v1/volumes/other/hosts").await.expect("a list").hosts
+        hosts
+            .home
+            .control
+            .get::<AdmittedHosts>("/v1/volumes/other/hosts")
+            .await
+            .expect("a list")
+            .hosts
     };
     hosts.home.control.put::<()>(&allow("cloud2"), &()).await.expect("another host may");
     open("other").await.err().expect("that is not this one");
@@ -267,7 +273,7 @@ async fn another_host_opens_only_the_volumes_that_the_controller_has_let_it_open
     // It can't let itself open one.
     let asker = hosts.asker(None);
     refused(asker.put::<()>("/v1/volumes/data/hosts/cloud1", &()).await);
-    refused(asker.get::<Openers>("/v1/volumes/data/hosts").await);
+    refused(asker.get::<AdmittedHosts>("/v1/volumes/data/hosts").await);
     drop(device);
     hosts.home.control.delete(&allow("cloud1")).await.expect("not any more");
     open("other").await.err().expect("not any more");
@@ -284,7 +290,7 @@ async fn another_host_reads_an_image_only_if_it_was_told_its_layer_and_nobody_te
     let ask = Snapshot { image: "acme~base".parse().expect("a name") };
     let image: ImageInfo =
         hosts.home.control.post("/v1/volumes/data/snapshot", &ask).await.expect("an image");
-    for export in ["image:acme~base", "image:acme~base@sums", "image:acme~base@shown@sums"] {
+    for export in ["image:acme~base", "image:acme~base@sums", "image:acme~base@visible@sums"] {
         let refused = hosts.open("cloud1", &hosts.home, export).await.err().expect("a refusal");
         assert!(refused.to_string().contains("by the id of its layer"), "{export}: {refused}");
     }
@@ -354,11 +360,11 @@ async fn a_pool_admits_no_host_until_the_controller_has_told_it_and_knows_the_li
     let control = &hosts.home.control;
     // Many volumes are beyond the 2 MiB that a request has otherwise.
     let name = |number| VolumeName::new(format!("{number}-{}", "v".repeat(50))).expect("a name");
-    let mut all = AllOpeners::default();
+    let mut all = AllAdmittedHosts::default();
     all.volumes.extend((0..30_000).map(|number| (name(number), vec![host("cloud1")])));
     all.volumes.insert(data(), vec![host("cloud1")]);
-    control.put::<()>("/v1/openers", &all).await.expect("who needs what");
-    assert_eq!(control.get::<AllOpeners>("/v1/openers").await.expect("the list"), all);
+    control.put::<()>("/v1/admissions", &all).await.expect("who needs what");
+    assert_eq!(control.get::<AllAdmittedHosts>("/v1/admissions").await.expect("the list"), all);
     let device = hosts.open("cloud1", &hosts.home, "data").await.expect("it may");
     device.read(0, 4096).await.expect("a read");
     forbidden(hosts.open("cloud2", &hosts.home, "data").await);
@@ -380,9 +386,9 @@ async fn a_volume_that_has_moved_is_opened_by_the_hosts_that_its_new_home_was_to
         control_url: format!("https://{}", server.control_addr),
     };
     let path = "/v1/volumes/data/hosts";
-    let far = Openers { hosts: vec![host("far1")] };
+    let far = AdmittedHosts { hosts: vec![host("far1")] };
     hosts.home.control.put::<()>(path, &far).await.expect("it may");
-    let both = Openers { hosts: vec![host("far1"), host("home1")] };
+    let both = AdmittedHosts { hosts: vec![host("far1"), host("home1")] };
     new.control.put::<()>(path, &both).await.expect("before it comes");
     assert_io(&hosts.home.qemu_io("data", &["write -P 7 0 4k"]));
     let (from, to) = (addresses(&hosts.home), addresses(&new));

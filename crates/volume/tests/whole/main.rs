@@ -7,7 +7,7 @@ mod doors;
 mod epochs;
 mod faults;
 mod grants;
-mod homes;
+mod handover;
 mod iscsi;
 mod kills;
 mod oracles;

@@ -10,7 +10,7 @@ use perigee_model::volume::{
 };
 use perigee_model::{Incarnation, ProblemKind, SiteId};
 
-use crate::homes::Disk;
+use crate::handover::Disk;
 use crate::server::{MIB, Server, assert_io, said, until};
 
 fn addresses(server: &Server) -> ServerAddresses {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use perigee_model::home::{HomeState, Tenure, VolumeHome};
-use perigee_model::volume::AllOpeners;
+use perigee_model::volume::AllAdmittedHosts;
 use perigee_model::volume_move::VolumeMoveEvent;
 use perigee_model::{HostId, Problem, ProblemKind};
 
@@ -64,7 +64,9 @@ impl Run<'_> {
             return left;
         }
         // If the old home does not say whom it lets in, all of them are waited for.
-        let Ok(all) = from.volume.get::<AllOpeners>("/v1/openers").await else { return left };
+        let Ok(all) = from.volume.get::<AllAdmittedHosts>("/v1/admissions").await else {
+            return left;
+        };
         let hosts = all.volumes.get(&self.shown().volume);
         let is_let_in = |host: &HostId| hosts.is_some_and(|hosts| hosts.contains(host));
         left.retain(|host| *host == from.id || is_let_in(host));

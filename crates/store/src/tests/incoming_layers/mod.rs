@@ -18,7 +18,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use perigee_block::exports::{
-    CHECKSUMS_SUFFIX, LAYER_PREFIX, LAYERS_SUFFIX, OWN_SUFFIX, SHOWN_CHECKSUMS_SUFFIX, SINCE_INFIX,
+    CHECKSUMS_SUFFIX, LAYER_PREFIX, LAYERS_SUFFIX, OWN_SUFFIX, SINCE_INFIX,
+    VISIBLE_CHECKSUMS_SUFFIX,
 };
 use perigee_model::volume::Snapshot;
 use tokio::sync::Semaphore;
@@ -111,12 +112,12 @@ async fn open_export(pool: &Arc<Pool>, export: &str) -> Result<Arc<dyn Device>, 
     if let Some((volume, layer)) = export.split_once(SINCE_INFIX) {
         return pool.open_since(&volume_name(volume), layer.parse().unwrap()).await;
     }
-    if let Some(layer) = export.strip_suffix(SHOWN_CHECKSUMS_SUFFIX) {
+    if let Some(layer) = export.strip_suffix(VISIBLE_CHECKSUMS_SUFFIX) {
         let layer = match layer.strip_prefix("image:") {
             Some(image) => pool.image_info(&image_name(image)).await?.layer,
             None => layer.strip_prefix(LAYER_PREFIX).unwrap().parse().unwrap(),
         };
-        return pool.open_shown_checksums(layer).await;
+        return pool.open_visible_checksums(layer).await;
     }
     let (rest, sums) = export.strip_suffix(CHECKSUMS_SUFFIX).map_or((export, false), |r| (r, true));
     let (rest, own) = rest.strip_suffix(OWN_SUFFIX).map_or((rest, false), |r| (r, true));

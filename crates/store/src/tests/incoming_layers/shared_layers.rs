@@ -4,11 +4,11 @@ use perigee_model::volume::Resize;
 
 use super::*;
 use crate::tests::incoming_layers::replicas::{pin, pull, two};
-use crate::{Common, Compared};
+use crate::{Compared, SharedLayers};
 
 /// What a volume at the home has in common with the other pool's layers. What is read here and what is read at the
 /// home together are the volume.
-pub(super) async fn check(home: &Site, to: &Site, name: &str) -> Option<Common> {
+pub(super) async fn check(home: &Site, to: &Site, name: &str) -> Option<SharedLayers> {
     let common = match to.pool.common_with(&volume_name(name), "there:1", None, &[]).await {
         Ok(Compared::Other(common)) => common,
         Ok(Compared::Nothing) => return None,
@@ -34,7 +34,7 @@ pub(super) async fn check(home: &Site, to: &Site, name: &str) -> Option<Common> 
     Some(common)
 }
 
-fn here(common: &Common) -> Vec<(std::ops::Range<u64>, bool)> {
+fn here(common: &SharedLayers) -> Vec<(std::ops::Range<u64>, bool)> {
     common.runs(&(0..8))
 }
 

@@ -35,7 +35,7 @@ const RATE_MIN_BYTES_PER_S: u64 = 64 << 10;
 const PIECES_MAX: usize = 16;
 
 #[derive(Debug)]
-pub struct Trees {
+pub struct DirImages {
     directory: PathBuf,
     in_use: InUse,
     clock: Arc<Clock>,
@@ -115,7 +115,7 @@ fn remove(path: &Path) {
     }
 }
 
-impl Trees {
+impl DirImages {
     /// What earlier servers have not finished is removed.
     ///
     /// # Errors
@@ -338,9 +338,9 @@ mod tests {
         stream::iter(pieces)
     }
 
-    fn trees_in(pool: &Path) -> Trees {
+    fn trees_in(pool: &Path) -> DirImages {
         let clock = Arc::new(Clock::new("a boot".to_owned()));
-        Trees::new(pool, clock).expect("a directory")
+        DirImages::new(pool, clock).expect("a directory")
     }
 
     fn left(pool: &Path) -> BTreeSet<PathBuf> {

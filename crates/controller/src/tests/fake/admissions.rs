@@ -4,44 +4,47 @@ use axum::Router;
 use axum::extract::{Path, State};
 use axum::routing::{get, put};
 use perigee_http::{Json, Reply};
-use perigee_model::volume::{AllOpeners, Openers};
+use perigee_model::volume::{AdmittedHosts, AllAdmittedHosts};
 use perigee_model::{HostId, VolumeName};
 
 use super::Shared;
 
 pub fn routes() -> Router<std::sync::Arc<std::sync::Mutex<super::Inside>>> {
     Router::new()
-        .route("/v1/openers", get(all_openers).put(add_all_openers))
-        .route("/v1/volumes/{volume}/hosts", get(openers).put(set_openers))
-        .route("/v1/volumes/{volume}/hosts/{host}", put(add_opener).delete(remove_opener))
+        .route("/v1/admissions", get(all_admitted_hosts).put(admit_all))
+        .route("/v1/volumes/{volume}/hosts", get(admitted_hosts).put(set_openers))
+        .route("/v1/volumes/{volume}/hosts/{host}", put(admit_one).delete(end_admission))
 }
 
-async fn openers(State(inside): Shared, Path(name): Path<VolumeName>) -> Reply<Openers> {
+async fn admitted_hosts(
+    State(inside): Shared,
+    Path(name): Path<VolumeName>,
+) -> Reply<AdmittedHosts> {
     let inside = inside.lock().expect("lock");
     let hosts = inside.openers.get(&name).into_iter().flatten().cloned().collect();
-    Ok(Json(Openers { hosts }))
+    Ok(Json(AdmittedHosts { hosts }))
 }
 
 async fn set_openers(
     State(inside): Shared,
     Path(name): Path<VolumeName>,
-    Json(ask): Json<Openers>,
+    Json(ask): Json<AdmittedHosts>,
 ) -> Reply<()> {
     inside.lock().expect("lock").openers.entry(name).or_default().extend(ask.hosts);
     Ok(Json(()))
 }
 
-async fn all_openers(State(inside): Shared) -> Reply<AllOpeners> {
+async fn all_admitted_hosts(State(inside): Shared) -> Reply<AllAdmittedHosts> {
     if inside.lock().expect("lock").openers_hang {
         std::future::pending::<()>().await;
     }
     let inside = inside.lock().expect("lock");
     let here = inside.openers.iter();
     let volumes = here.map(|(name, hosts)| (name.clone(), hosts.iter().cloned().collect()));
-    Ok(Json(AllOpeners { volumes: volumes.collect() }))
+    Ok(Json(AllAdmittedHosts { volumes: volumes.collect() }))
 }
 
-async fn add_all_openers(State(inside): Shared, Json(ask): Json<AllOpeners>) -> Reply<()> {
+async fn admit_all(State(inside): Shared, Json(ask): Json<AllAdmittedHosts>) -> Reply<()> {
     let mut inside = inside.lock().expect("lock");
     inside.told_of_openers += 1;
     for (name, hosts) in ask.volumes {
@@ -50,7 +53,7 @@ async fn add_all_openers(State(inside): Shared, Json(ask): Json<AllOpeners>) -> 
     Ok(Json(()))
 }
 
-async fn add_opener(
+async fn admit_one(
     State(inside): Shared,
     Path((name, host)): Path<(VolumeName, HostId)>,
 ) -> Reply<()> {
@@ -58,7 +61,7 @@ async fn add_opener(
     Ok(Json(()))
 }
 
-async fn remove_opener(
+async fn end_admission(
     State(inside): Shared,
     Path((name, host)): Path<(VolumeName, HostId)>,
 ) -> Reply<()> {

@@ -24,8 +24,8 @@ use crate::proxy::ProxySession;
 use crate::sites;
 
 /// How long a session waits until its volume is found again. After that its client has to connect again.
-const SETTLE_MAX: Duration = Duration::from_secs(600);
-const SETTLE_PAUSE_MAX: Duration = Duration::from_millis(500);
+const REOPEN_MAX: Duration = Duration::from_secs(600);
+const REOPEN_PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// A session on a volume of this pool.
 struct LocalSession {
@@ -127,28 +127,28 @@ impl PoolExports {
     }
 
     /// Gives each session a device for where the volume is now, and waits until all have one.
-    pub(crate) async fn settle(self: Arc<Self>, volume: VolumeName, mut waiting: Vec<HeldSession>) {
-        let deadline = Instant::now() + SETTLE_MAX;
+    pub(crate) async fn reopen(self: Arc<Self>, volume: VolumeName, mut waiting: Vec<HeldSession>) {
+        let deadline = Instant::now() + REOPEN_MAX;
         let mut pause = Duration::from_millis(10);
         while !waiting.is_empty() {
             if let Ok(_turn) = self.turns.opening(&volume).await {
-                waiting = self.settle_here(&volume, waiting).await;
+                waiting = self.reopen_here(&volume, waiting).await;
             }
-            let elsewhere = waiting.into_iter().map(|one| self.settle_elsewhere(&volume, one));
+            let elsewhere = waiting.into_iter().map(|one| self.reopen_elsewhere(&volume, one));
             waiting = join_all(elsewhere).await.into_iter().flatten().collect();
             if !waiting.is_empty() && Instant::now() >= deadline {
-                let after_s = SETTLE_MAX.as_secs();
+                let after_s = REOPEN_MAX.as_secs();
                 tracing::error!(%volume, after_s, "sessions did not find their volume");
                 return;
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(SETTLE_PAUSE_MAX);
+            pause = (pause * 2).min(REOPEN_PAUSE_MAX);
         }
     }
 
     /// Gives the sessions the volume that is here. Returns those that do not find it here, except for those that
     /// nobody uses any more. The caller has a turn.
-    pub(crate) async fn settle_here(
+    pub(crate) async fn reopen_here(
         &self,
         volume: &VolumeName,
         waiting: Vec<HeldSession>,
@@ -175,7 +175,7 @@ impl PoolExports {
     }
 
     /// Gives the session a proxy. Returns the session if it has to wait longer.
-    async fn settle_elsewhere(&self, volume: &VolumeName, one: HeldSession) -> Option<HeldSession> {
+    async fn reopen_elsewhere(&self, volume: &VolumeName, one: HeldSession) -> Option<HeldSession> {
         match self.find_elsewhere(volume, &one).await {
             Ok((device, _turn))
                 if device.upstream.is_confined() && !self.may_have_confined(&one.switch) =>
@@ -236,8 +236,8 @@ impl PoolExports {
         let _turn = self.turns.opening(volume).await?;
         if self.pool.is_here(volume).await? {
             let held = self.hold_proxied(volume);
-            let left = self.settle_here(volume, held).await;
-            tokio::spawn(Arc::clone(self).settle(volume.clone(), left));
+            let left = self.reopen_here(volume, held).await;
+            tokio::spawn(Arc::clone(self).reopen(volume.clone(), left));
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! What makes the switch of a volume's home short for the sessions that wait for it.
 //!
-//! The old home makes its connections to the new one before it holds its sessions ([`Spares`]). Then it takes one round
+//! The old home makes its connections to the new one before it holds its sessions ([`Preconnected`]). Then it takes one round
 //! trip until they are open there. The new home has not stored the volume yet when they come, so they wait there
 //! ([`Arriving`]) and need not ask again.
 
@@ -20,7 +20,7 @@ use crate::remotes::Remotes;
 /// The new home closes a connection that opens nothing after a while.
 const KEPT: Duration = Duration::from_secs(5);
 /// The most connections that are kept at the same time.
-const SPARES_MAX: usize = 64;
+const PRECONNECTED_MAX: usize = 64;
 /// How long a departure waits for them. Its sessions go on meanwhile.
 const PREPARE_MAX: Duration = Duration::from_secs(1);
 
@@ -29,40 +29,41 @@ const ARRIVAL_MAX: Duration = Duration::from_secs(4);
 
 /// Connections to other hosts that were made ahead.
 #[derive(Default)]
-pub(crate) struct Spares(Mutex<Vec<Spare>>);
+pub(crate) struct Preconnected(Mutex<Vec<Connection>>);
 
-struct Spare {
+struct Connection {
     nbd_addr: String,
     until: Instant,
     connection: Prepared,
 }
 
-impl Spares {
+impl Preconnected {
     /// Makes so many connections to a server.
     pub async fn make(self: &Arc<Self>, nbd_addr: &str, number: usize, remotes: &Remotes) {
         let remote = || remotes.export(nbd_addr.to_owned(), "");
-        let made = join_all((0..number.min(SPARES_MAX)).map(|_| NbdDevice::prepare(remote())));
+        let made =
+            join_all((0..number.min(PRECONNECTED_MAX)).map(|_| NbdDevice::prepare(remote())));
         let Ok(made) = tokio::time::timeout(PREPARE_MAX, made).await else { return };
         let until = Instant::now() + KEPT;
         let mut kept = lock(&self.0);
-        kept.retain(|spare| spare.until > Instant::now());
+        kept.retain(|ready| ready.until > Instant::now());
         for connection in made.into_iter().filter_map(Result::ok) {
-            if kept.len() < SPARES_MAX {
-                kept.push(Spare { nbd_addr: nbd_addr.to_owned(), until, connection });
+            if kept.len() < PRECONNECTED_MAX {
+                kept.push(Connection { nbd_addr: nbd_addr.to_owned(), until, connection });
             }
         }
         drop(kept);
-        let spares = Arc::clone(self);
+        let preconnected = Arc::clone(self);
         tokio::spawn(async move {
             tokio::time::sleep_until(until).await;
-            lock(&spares.0).retain(|spare| spare.until > Instant::now());
+            lock(&preconnected.0).retain(|ready| ready.until > Instant::now());
         });
     }
 
     pub fn take(&self, nbd_addr: &str) -> Option<Prepared> {
         let mut kept = lock(&self.0);
-        kept.retain(|spare| spare.until > Instant::now());
-        let at = kept.iter().position(|spare| spare.nbd_addr == nbd_addr)?;
+        kept.retain(|ready| ready.until > Instant::now());
+        let at = kept.iter().position(|ready| ready.nbd_addr == nbd_addr)?;
         Some(kept.swap_remove(at).connection)
     }
 }

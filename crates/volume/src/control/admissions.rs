@@ -6,7 +6,7 @@ use axum::Router;
 use axum::extract::{DefaultBodyLimit, Path};
 use axum::routing::{get, put};
 use perigee_http::{Json, Reply};
-use perigee_model::volume::{AllOpeners, Openers};
+use perigee_model::volume::{AdmittedHosts, AllAdmittedHosts};
 use perigee_model::{HostId, VolumeName};
 
 use super::{Control, Named, Shared};
@@ -17,41 +17,44 @@ const ALL_BYTES_MAX: usize = 64 << 20;
 
 pub fn routes() -> Router<Arc<Control>> {
     Router::new()
-        .route("/openers", get(list_all).put(add_all).layer(DefaultBodyLimit::max(ALL_BYTES_MAX)))
+        .route(
+            "/admissions",
+            get(list_all).put(add_all).layer(DefaultBodyLimit::max(ALL_BYTES_MAX)),
+        )
         .route("/volumes/{volume}/hosts", get(list).put(add_several))
         .route("/volumes/{volume}/hosts/{host}", put(add).delete(remove))
 }
 
-async fn list_all(State(control): Shared) -> Reply<AllOpeners> {
-    Ok(Json(AllOpeners { volumes: control.pool.all_openers().await? }))
+async fn list_all(State(control): Shared) -> Reply<AllAdmittedHosts> {
+    Ok(Json(AllAdmittedHosts { volumes: control.pool.all_admitted_hosts().await? }))
 }
 
 /// Those that were let in before stay so.
 async fn add_all(
     State(control): Shared,
-    Json(AllOpeners { volumes }): Json<AllOpeners>,
+    Json(AllAdmittedHosts { volumes }): Json<AllAdmittedHosts>,
 ) -> Reply<()> {
-    Ok(Json(control.pool.add_all_openers(volumes).await?))
+    Ok(Json(control.pool.admit_all(volumes).await?))
 }
 
-async fn list(State(control): Shared, Named(volume): Named<VolumeName>) -> Reply<Openers> {
-    Ok(Json(Openers { hosts: control.pool.openers(&volume).await? }))
+async fn list(State(control): Shared, Named(volume): Named<VolumeName>) -> Reply<AdmittedHosts> {
+    Ok(Json(AdmittedHosts { hosts: control.pool.admitted_hosts(&volume).await? }))
 }
 
 /// Those that were let in before stay so.
 async fn add_several(
     State(control): Shared,
     Named(volume): Named<VolumeName>,
-    Json(Openers { hosts }): Json<Openers>,
+    Json(AdmittedHosts { hosts }): Json<AdmittedHosts>,
 ) -> Reply<()> {
-    Ok(Json(control.pool.add_openers(&volume, hosts).await?))
+    Ok(Json(control.pool.admit(&volume, hosts).await?))
 }
 
 async fn add(
     State(control): Shared,
     Path((volume, host)): Path<(VolumeName, HostId)>,
 ) -> Reply<()> {
-    Ok(Json(control.pool.add_openers(&volume, vec![host]).await?))
+    Ok(Json(control.pool.admit(&volume, vec![host]).await?))
 }
 
 /// What the host has open of the volume is closed.
@@ -59,7 +62,7 @@ async fn remove(
     State(control): Shared,
     Path((volume, host)): Path<(VolumeName, HostId)>,
 ) -> Reply<()> {
-    control.pool.remove_opener(&volume, &host).await?;
+    control.pool.end_admission(&volume, &host).await?;
     control.exports.admissions.end(&volume, &host);
     Ok(Json(()))
 }

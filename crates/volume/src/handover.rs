@@ -2,7 +2,7 @@
 //!
 //! The new home (`take`) asks the old one to let the volume depart. The old home (`depart`) holds its own
 //! sessions meanwhile. When the volume has come, the new home holds its sessions too, which were proxied to the
-//! old one. Both give their sessions another device ([`crate::settle`]): a local one at the new home, a proxy at
+//! old one. Both give their sessions another device ([`crate::reopen`]): a local one at the new home, a proxy at
 //! the old one, which waits for the new home to be ready. Requests that were in flight when the volume departed are
 //! sent to the new device.
 //!
@@ -23,7 +23,7 @@ use perigee_model::{Problem, ProblemKind, VolumeName};
 use tokio::time::Instant;
 
 use crate::exports::PoolExports;
-use crate::spares::Arriving;
+use crate::preconnected::Arriving;
 
 /// How long the old home may take to let a volume go.
 const DEPART_MAX: Duration = Duration::from_secs(5);
@@ -51,7 +51,7 @@ impl PoolExports {
         // What takes long is done before the sessions are held.
         self.pool.prepare_departure(volume).await?;
         let to = &ask.to.nbd_addr;
-        self.spares.make(to, self.local.count(volume), &self.remotes).await;
+        self.preconnected.make(to, self.local.count(volume), &self.remotes).await;
         let _turn = self.turns.moving(volume).await?;
         let initiators = self.logins.list().into_iter();
         let initiators =
@@ -70,11 +70,11 @@ impl PoolExports {
         let held = match &departed {
             // The new home is ready only when it has this answer.
             Ok(_) => held,
-            Err(_) => self.settle_here(volume, held).await,
+            Err(_) => self.reopen_here(volume, held).await,
         };
         let held_ms = began.elapsed().as_millis();
         tracing::info!(%volume, departed = departed.is_ok(), sessions, held_ms, "asked to depart");
-        tokio::spawn(Arc::clone(self).settle(volume.clone(), held));
+        tokio::spawn(Arc::clone(self).reopen(volume.clone(), held));
         departed
     }
 
@@ -206,10 +206,10 @@ impl PoolExports {
         let arrived = step.arrive(take, departed).await?;
         let sessions = held.len();
         self.proxies.moved_here(volume);
-        let left = self.settle_here(volume, held).await;
+        let left = self.reopen_here(volume, held).await;
         let (held_ms, moved_ms) = (began.elapsed().as_millis(), asked.elapsed().as_millis());
         tracing::info!(%volume, sessions, held_ms, moved_ms, "the volume's home is here now");
-        tokio::spawn(Arc::clone(self).settle(volume.clone(), left));
+        tokio::spawn(Arc::clone(self).reopen(volume.clone(), left));
         Ok(arrived)
     }
 
