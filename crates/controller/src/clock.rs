@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use perigee_http::clock::{Jump, Seen};
+use perigee_http::clock::{ClockRecord, Jump};
 use perigee_model::Problem;
 use perigee_model::units::format_duration;
 
@@ -36,7 +36,7 @@ pub async fn watch(cluster: Arc<Cluster>) {
     }
 }
 
-async fn store(cluster: &Cluster, seen: &Seen) -> Result<(), Problem> {
+async fn store(cluster: &Cluster, seen: &ClockRecord) -> Result<(), Problem> {
     cluster.records.put(CLOCK, seen).await
 }
 

@@ -185,7 +185,7 @@ pub(crate) async fn serve<L: Listener>(
 /// connection's place for longer than the conversation.
 async fn welcome<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
-    (address, plain, place): (ClientAddress, Peer, Option<Arc<Place>>),
+    (address, plain, place): (ClientAddress, Peer, Option<Arc<ConnectionPlace>>),
     router: Router,
     tls: Option<Arc<Identity>>,
     limits: Limits,
