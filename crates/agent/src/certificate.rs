@@ -69,7 +69,6 @@ impl Keeper<'_> {
     async fn look(&mut self) -> Result<(), Problem> {
         let known = self.told.iter().map(|told| format!("?known={told}"));
         let path = format!("/v1/revoked{}", known.collect::<String>());
-        // An older controller sends the whole list each time.
         let news: Revoked = self.client.get(&path).await?;
         if !news.is_empty() {
             self.told = Some(list_id(&news));

@@ -220,7 +220,7 @@ impl Line {
         }
     }
 
-    /// The serial ports over which the guest talks with the agent, and with them what only some VMs have: a balloon, and a watchdog.
+    /// The serial ports over which the guest talks with the agent, a balloon, and the watchdog that only some VMs have.
     fn channels_and_balloon(&mut self, spec: &VmSpec, dir: &VmDir) {
         let port = |number: u32, chardev: &str, name: &str| {
             format!("virtserialport,bus=channel.0,nr={number},chardev={chardev},name={name}")
@@ -231,13 +231,11 @@ impl Line {
         if spec.machine.lasts {
             self.add(&["-chardev", &socket("agent", &dir.guest_agent())]);
         }
-        if spec.machine.lasts || spec.machine.balloon {
-            // A guest that uses it gives its free memory back to the host.
-            let reporting = if spec.locks_memory { "" } else { ",free-page-reporting=on" };
-            // Of a VM whose memory may be made smaller, the guest takes some back before it ends a program.
-            let back = if spec.machine.cpus_max == 0 { "" } else { ",deflate-on-oom=on" };
-            self.add(&["-device", &format!("virtio-balloon-pci,id=balloon{reporting}{back}")]);
-        }
+        // A guest that uses it gives its free memory back to the host.
+        let reporting = if spec.locks_memory { "" } else { ",free-page-reporting=on" };
+        // Of a VM whose memory may be made smaller, the guest takes some back before it ends a program.
+        let back = if spec.machine.cpus_max == 0 { "" } else { ",deflate-on-oom=on" };
+        self.add(&["-device", &format!("virtio-balloon-pci,id=balloon{reporting}{back}")]);
         if spec.machine.lasts {
             // It resets a guest that has switched it on and hangs.
             self.add(&["-device", "i6300esb,id=watchdog"]);
@@ -413,20 +411,13 @@ mod tests {
         assert!(!line(&spec(), "/s").join(" ").contains("mem-lock"));
     }
 
-    /// As an older agent has built it, and builds it at the other end of a migration.
     #[test]
-    fn a_job_s_vm_has_a_balloon_only_if_its_spec_says_so() {
-        assert!(!line(&spec(), "/s").join(" ").contains("balloon"));
-        let machine = Machine { balloon: true, ..Machine::default() };
-        let with = VmSpec { machine: machine.clone(), ..spec() };
-        let device = "virtio-balloon-pci,id=balloon,free-page-reporting=on".to_owned();
-        assert!(line(&with, "/s").contains(&device));
-        let lasting = Machine { lasts: true, ..machine };
-        let both = [false, true].map(|balloon| {
-            line(&VmSpec { machine: Machine { balloon, ..lasting.clone() }, ..spec() }, "/s")
-        });
-        assert_eq!(both[0], both[1]);
-        assert!(both[0].contains(&device));
+    fn every_vm_has_a_balloon() {
+        let lasting = VmSpec { machine: Machine { lasts: true, ..Machine::default() }, ..spec() };
+        for spec in [spec(), lasting] {
+            let device = "virtio-balloon-pci,id=balloon,free-page-reporting=on".to_owned();
+            assert!(line(&spec, "/s").contains(&device));
+        }
     }
 
     #[test]

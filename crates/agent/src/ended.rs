@@ -21,10 +21,8 @@ const KEPT_MIN: usize = 9_000;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
     /// No start up to this one begins here any more.
-    #[serde(default)]
     pub start: VmStart,
     /// The last VM that came by migration.
-    #[serde(default)]
     pub arrived: Option<Arrived>,
 }
 
@@ -34,7 +32,6 @@ pub struct Arrived {
     pub migration: MigrationId,
     pub arrival: Arrival,
     /// The host from which it came.
-    #[serde(default)]
     pub from: Option<HostId>,
 }
 

@@ -306,14 +306,7 @@ pub fn prepare_state(state: &Path) -> Result<Flock<File>, Problem> {
     std::fs::create_dir_all(state).map_err(fail)?;
     make_dir(state, 0o711).map_err(fail)?;
     // What another user has put there would be read as this agent's own.
-    if let Err(problem) = perigee_http::ours::check(state) {
-        perigee_http::ours::check_own(state)?;
-        if !has_vms(state) {
-            return Err(problem);
-        }
-        // Earlier versions did not look above it. Nobody would watch the VMs that run.
-        tracing::warn!("{problem}; the agent goes on because it has VMs here");
-    }
+    perigee_http::ours::check(state)?;
     make_dir(&state.join("vms"), 0o711).map_err(fail)?;
     make_dir(&state.join("ended"), 0o700).map_err(fail)?;
     let file = OpenOptions::new()
@@ -327,17 +320,6 @@ pub fn prepare_state(state: &Path) -> Result<Flock<File>, Problem> {
         Problem::conflict(format!("can't use the state directory {}", state.display()), error)
             .next("another agent uses it: stop that one, or give this one a directory of its own")
     })
-}
-
-/// Whether an agent has left VMs here.
-fn has_vms(state: &Path) -> bool {
-    let is_vm = |vm: std::fs::DirEntry| vm.path().join("spec.json").try_exists().unwrap_or(true);
-    match std::fs::read_dir(state.join("vms")) {
-        Ok(mut vms) => vms.any(|vm| vm.map_or(true, is_vm)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
-        // It is not known. Nobody would watch them.
-        Err(_) => true,
-    }
 }
 
 /// The first directory above `path` that other users may not pass through.
@@ -486,21 +468,14 @@ mod tests {
     }
 
     #[test]
-    fn vms_are_watched_although_others_can_write_above_the_state_directory() {
+    fn a_state_directory_that_another_user_could_replace_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let (above, state) = (dir.path().join("above"), dir.path().join("above/state"));
         std::fs::create_dir_all(&state).unwrap();
         std::fs::set_permissions(&above, std::fs::Permissions::from_mode(0o775)).unwrap();
         prepare_state(&state).unwrap_err();
-        // What can't be read may have some.
-        std::fs::remove_dir_all(state.join("vms")).ok();
-        std::fs::write(state.join("vms"), "").unwrap();
-        assert!(has_vms(&state));
-        std::fs::remove_file(state.join("vms")).unwrap();
-        std::fs::create_dir_all(state.join("vms/a")).unwrap();
-        prepare_state(&state).unwrap_err();
-        std::fs::write(state.join("vms/a/spec.json"), "{}").unwrap();
-        prepare_state(&state).unwrap();
+        std::fs::set_permissions(&above, std::fs::Permissions::from_mode(0o755)).unwrap();
+        drop(prepare_state(&state).unwrap());
         if Uid::effective().is_root() {
             chown(&state, Some(Uid::from_raw(12345)), None).unwrap();
             let refused = prepare_state(&state).unwrap_err();

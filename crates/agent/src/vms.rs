@@ -7,7 +7,7 @@ use std::time::Duration;
 use perigee_http::Peer;
 use perigee_model::starts::{OnDelete, OnStart, Starts};
 use perigee_model::switchover::{Fate, Switchover, fate};
-use perigee_model::vm::{Machine, VmSpec, VmStatus};
+use perigee_model::vm::{VmSpec, VmStatus};
 use perigee_model::{MigrationId, Problem, VmId, VmStart};
 use tokio::sync::oneshot;
 
@@ -245,7 +245,6 @@ impl Vms {
         }
         let held = self.host.ends.hold(id);
         let last = held.get()?.and_then(|ended| ended.arrived.as_ref());
-        // An older agent has not stored it.
         if let Some(from) = last.and_then(|last| last.from.as_ref()) {
             check_source(peer, id, Some(from))?;
         }
@@ -274,10 +273,7 @@ enum Enlisted {
 
 /// The answer where this start is here already.
 async fn same(vm: Arc<Vm>, spec: &VmSpec, what: String) -> Result<Arc<Vm>, Problem> {
-    // The controller or this agent may have been replaced between two tries, and an older one knows nothing of balloons. The VM stays as
-    // it was begun.
-    let machine = Machine { balloon: vm.spec.machine.balloon, ..spec.machine.clone() };
-    if vm.spec != (VmSpec { machine, ..spec.clone() }) {
+    if vm.spec != *spec {
         return Err(Problem::conflict(what, "this start of it is here with another spec"));
     }
     match vm.ask(Request::Started).await {

@@ -38,14 +38,11 @@ pub struct Cleanup {
     pub name: String,
     pub vms: Vec<(HostId, VmId)>,
     /// The VM's starts up to this one are ended there. A later one goes on.
-    #[serde(default)]
     pub up_to: VmStart,
     pub attachments: Vec<(HostId, VolumeName)>,
     pub volumes: Vec<(HostId, VolumeName)>,
     /// The owner of the volumes. Volumes with the same names and another owner are left alone.
-    #[serde(default)]
     pub owner: Option<OwnerName>,
-    #[serde(default)]
     pub made_ms: u64,
 }
 

@@ -27,10 +27,8 @@ pub struct DiskTotals {
     pub client: IoStats,
     pub home: IoStats,
     /// The requests of `client` while the home was another host.
-    #[serde(default)]
     pub far_requests: u64,
     /// Time in which requests to the home waited and none was answered.
-    #[serde(default)]
     pub outage_ns: u64,
 }
 
@@ -46,15 +44,12 @@ pub struct Meter {
     /// Unix time of that moment.
     pub arrived_ms: u64,
     /// The job's progress at that moment, 0 to 1.
-    #[serde(default)]
     pub progress_at_arrival: f64,
     /// How much later than the command's start and end the counters were read, together.
-    #[serde(default)]
     late_ms: u64,
     last_vcpu_ms: u64,
     last: Vec<LastSeen>,
     /// How long the VM has stood still in the migrations that were taken into account.
-    #[serde(default)]
     pub paused_ms: u64,
 }
 
@@ -64,7 +59,6 @@ struct LastSeen {
     client: Option<IoStats>,
     home: Option<IoStats>,
     /// How long requests to the home have waited since one was last answered.
-    #[serde(default)]
     silent_ns: u64,
 }
 

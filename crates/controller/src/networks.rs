@@ -61,7 +61,6 @@ pub struct NetworkRecord {
     /// The number of the address that was given last.
     pub last: u16,
     /// The gang that it was made for, and that removes it.
-    #[serde(default)]
     pub job: Option<JobId>,
 }
 

@@ -476,18 +476,17 @@ pub fn milliseconds(s: f64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use perigee_model::job::MigrationState;
     use perigee_model::phases::CopyRound;
 
     use super::*;
 
     /// A migration with rounds of so many seconds and bytes a second that changed; 100 MiB are sent in a second.
     fn moved(rounds: &[(u64, u64)]) -> Migration {
-        let mut moved: Migration = serde_json::from_value(serde_json::json!({
-            "id": "q-0001-m1", "vm": "q-0001", "from": "home1", "to": "cloud1", "state": "completed",
-            "reason": "asked", "started_ms": 0, "ended_ms": 1, "predicted_total_ms": null,
-            "total_ms": 0, "downtime_ms": 0, "bytes": 0, "job_progress": null
-        }))
-        .expect("a migration");
+        let (id, vm) = ("q-0001-m1".parse().expect("a name"), "q-0001".parse().expect("a name"));
+        let hosts = ["home1", "cloud1"].map(|host| host.parse().expect("a name"));
+        let mut moved = Migration::new(id, vm, hosts, "asked".to_owned(), 0);
+        (moved.state, moved.ended_ms) = (MigrationState::Completed, Some(1));
         for (number, (seconds, dirty_bytes_per_s)) in (1..).zip(rounds) {
             moved.phases.rounds.push(CopyRound {
                 first: number,

@@ -69,7 +69,6 @@ pub struct HostRecord {
     pub addresses: HostAddresses,
     pub registered_ms: u64,
     /// The addresses of its interfaces, as it last said them.
-    #[serde(default)]
     pub interfaces: Vec<Ipv4Addr>,
 }
 
@@ -89,27 +88,19 @@ pub struct ImageRecord {
     /// `None` while it is being made of a volume.
     pub layer: Option<LayerId>,
     /// The import that makes it; `None` when its result is known.
-    #[serde(default)]
     pub import: Option<PendingImport>,
-    #[serde(default)]
     pub leave_site: LeaveSite,
     /// The size that a VM sees; `None` until it is known.
-    #[serde(default)]
     pub size_bytes: Option<u64>,
     /// Every tenant may use it.
-    #[serde(default)]
     pub shared: bool,
     /// The host that has made it. The other hosts copy it from there while that answers.
-    #[serde(default)]
     pub made_at: Option<HostId>,
     /// It was made of a job's inputs.
-    #[serde(default)]
     pub inputs: Option<InputsImage>,
     /// What it shows; `None` while its host has not said that.
-    #[serde(default)]
     pub content: Option<ContentDigest>,
     /// Hosts that have served something else under its name.
-    #[serde(default)]
     pub refused: Vec<RefusedSource>,
 }
 
@@ -173,7 +164,6 @@ pub struct PendingImport {
     pub host: HostId,
     /// As in [`perigee_model::volume::ImportImage`].
     pub source: String,
-    #[serde(default)]
     pub format: Option<ImageFormat>,
 }
 
@@ -182,7 +172,6 @@ pub struct VolumeSeen {
     pub size_bytes: u64,
     pub allocated_bytes: u64,
     pub epoch: Epoch,
-    #[serde(default)]
     pub leave_site: LeaveSite,
 }
 
@@ -213,16 +202,13 @@ pub struct JobRecord {
     /// The number of the last guest message that was taken into account.
     pub last_seq: u64,
     /// The number of the last message of the runs before: a guest that is started again counts from 1 again.
-    #[serde(default)]
     pub seq_before: u64,
     pub finished: Option<Output>,
     /// For how long its outputs are kept; `None`: until somebody deletes them.
-    #[serde(default)]
     pub kept_outputs: Option<KeptOutputs>,
     /// How it ends. This is decided before anything is taken down.
     pub ending: Option<Ending>,
     /// Why it ends, while [`Job::reason`] says what its end waits for.
-    #[serde(default)]
     pub ends_because: Option<String>,
     /// Number of the last migration that was taken into account.
     pub settled: u32,
@@ -231,56 +217,39 @@ pub struct JobRecord {
     /// The host that the VM has moved away from, until the cleaner has a record of what is left there.
     pub left: Option<HostId>,
     pub meter: Meter,
-    #[serde(default)]
     pub log: LogKept,
     /// For how long its VM was seen running in the current state. The time limits are compared with this.
-    #[serde(default)]
     pub counted_ms: u64,
     /// How often it began anew because its host was gone.
-    #[serde(default)]
     pub restarts: u32,
     /// Hosts at which it was lost. Its VM and disks may exist there until these hosts are back.
-    #[serde(default)]
     pub avoid: Vec<HostId>,
     /// The host that it is about to leave. Its VM there may have lost its writer epochs, so the job begins anew
     /// even if that host comes back.
-    #[serde(default)]
     pub leaving: Option<HostId>,
     /// The boot of the host in which the VM was last seen; empty while it is not known.
-    #[serde(default)]
     pub boot_id: String,
     /// Hosts that cannot start its VM.
-    #[serde(default)]
     pub refused_by: Vec<HostId>,
     /// The block trace of its command.
-    #[serde(default)]
     pub traced: Traced,
     /// Volumes that are to come to its VM's host, the next one first.
-    #[serde(default)]
     pub to_follow: Vec<VolumeName>,
     /// [`JobIntent::stay`] as far as it is carried out.
-    #[serde(default)]
     pub stayed: u32,
     /// It is the record of a VM that lives without a job.
-    #[serde(default)]
     pub lasting: Option<Lasting>,
     /// Its inputs, as they were when somebody looked last.
-    #[serde(default)]
     pub inputs: Option<JobInputs>,
     /// Since when its command is to end, because the job is cancelled; Unix time.
-    #[serde(default)]
     pub cancelled_ms: Option<u64>,
     /// Its VM ended before its outputs were written, and is started once more only to write them.
-    #[serde(default)]
     pub collect: Option<Collect>,
     /// Its card in a network of its tenant; `None` until it is staged first.
-    #[serde(default)]
     pub card: Option<Card>,
     /// It is a job with several VMs. It has no VM of its own: each member does, which is a job with a record of its own.
-    #[serde(default)]
     pub gang: Option<Gang>,
     /// It is a member of a gang.
-    #[serde(default)]
     pub member: Option<Membership>,
 }
 
@@ -293,27 +262,20 @@ pub struct Gang {
     pub state: GangState,
     /// The cards of its members, in the order of their ranks. They are given before it has its hosts, so that no host is
     /// taken by a gang that waits for addresses.
-    #[serde(default)]
     pub cards: Vec<Card>,
     /// The keys of its members; `None` while it is queued, and after its end.
     pub keys: Option<GangKeys>,
     /// The last move of all its VMs.
-    #[serde(default)]
     pub last_move: Option<GangMove>,
     /// [`JobIntent::move_gang`] as far as it is carried out.
-    #[serde(default)]
     pub heeded_move: u64,
     /// So many moves of this run have ended with all VMs where they were to go.
-    #[serde(default)]
     pub moves: u32,
     /// So many moves in a row were undone.
-    #[serde(default)]
     pub undone: u32,
     /// What its VMs had sent to each other when the last move was over.
-    #[serde(default)]
     pub sent_before: Vec<Vec<u64>>,
     /// The logs of the members of runs that were lost, by their ranks, and the numbers of their last lines.
-    #[serde(default)]
     pub logs: BTreeMap<u32, (LogKept, u64)>,
 }
 
@@ -376,15 +338,12 @@ pub struct Membership {
     /// Its guest waits for the others.
     pub ready: bool,
     /// All others are ready, and its guest is told to begin.
-    #[serde(default)]
     pub begun: bool,
     /// The first member's command has ended, and its guest is told to end.
-    #[serde(default)]
     pub released: bool,
     /// It ends because of its host, and its gang may start again elsewhere. Of one that was released this undoes nothing.
     pub lost: Option<HostId>,
     /// What it has sent to the others.
-    #[serde(default)]
     pub talk: Talk,
 }
 
@@ -459,7 +418,6 @@ pub struct Output {
     pub bytes: u64,
     pub sha256: String,
     /// Why it has not all of the outputs.
-    #[serde(default)]
     pub lacks: Option<String>,
 }
 
@@ -510,10 +468,8 @@ pub struct Placement {
     /// In the order of the VM's disks.
     pub disks: Vec<PlacedDisk>,
     /// The traits by which later jobs find this run.
-    #[serde(default)]
     pub traits: Traits,
     /// The VM has said nothing of a network card, and has one in a user network.
-    #[serde(default)]
     pub has_user_card: bool,
 }
 
@@ -526,7 +482,6 @@ pub struct PlacedDisk {
     pub data_of: Option<VolumeName>,
     pub home: HostId,
     /// The home was another host when the job was placed.
-    #[serde(default)]
     pub home_changed: bool,
     /// The epoch of the VM's session; `None` until the volume exists.
     pub epoch: Option<Epoch>,
@@ -534,7 +489,6 @@ pub struct PlacedDisk {
     /// Made for this job and deleted with it.
     pub temporary: bool,
     /// Whether it may leave its site.
-    #[serde(default)]
     pub leave_site: LeaveSite,
 }
 
@@ -544,38 +498,30 @@ pub struct JobIntent {
     /// The command is ended, and the outputs are fetched.
     pub cancel: bool,
     /// The VM is stopped at once, and the outputs are what is on its disks.
-    #[serde(default)]
     pub now: bool,
     /// The job ends at once, without its outputs.
-    #[serde(default)]
     pub gives_up: bool,
     /// `vm stop`: the VM is stopped, and the job fails.
     pub stop_vm: bool,
     /// How often a person called off that volumes come to the VM.
-    #[serde(default)]
     pub stay: u32,
     /// What is asked of a VM without a job, and which request that is.
-    #[serde(default)]
     pub power: Option<(u64, PowerWish)>,
     /// The size that such a VM has got while it ran.
-    #[serde(default)]
     pub size: Option<Live<ResizeVm>>,
     /// The volume that has come to such a VM or has gone from it while it ran.
-    #[serde(default)]
     pub volume: Option<Live<VolumeChange>>,
     /// Where the VMs of a gang are to go, and which request that is.
-    #[serde(default)]
     pub move_gang: Option<(u64, GangWish)>,
 }
 
-/// A change that a VM has got while it ran. In earlier versions it was a list of the first two fields, which is read too.
+/// A change that a VM has got while it ran.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Live<T> {
     /// Which one it is, of its kind.
     pub number: u64,
     pub change: T,
     /// The run in which the VM has got it. To another one it means nothing.
-    #[serde(default)]
     pub run: VmStart,
 }
 
@@ -624,7 +570,6 @@ pub struct MigrationRecord {
     pub migration: Migration,
     pub number: u32,
     /// The VM's start at the destination.
-    #[serde(default)]
     pub start: VmStart,
     /// Spec and epochs at the destination; `None` until the epochs are issued.
     pub plan: Option<MovePlan>,
@@ -633,10 +578,8 @@ pub struct MigrationRecord {
     /// The destination's counters of the disks before the VM arrived.
     pub io_before: Vec<IoStats>,
     /// The boot of the destination host in which its QEMU waits for the VM.
-    #[serde(default)]
     pub boot_id: String,
     /// For how long a controller has watched it. Its time limit is compared with this.
-    #[serde(default)]
     pub watched_ms: u64,
 }
 
@@ -658,7 +601,6 @@ pub struct MigrationIntent {
     /// The job ends and takes both VMs down: the migration's driver does nothing more.
     pub abandon: bool,
     /// A person wants the VM to stay where it is.
-    #[serde(default)]
     pub cancel: bool,
 }
 
@@ -764,16 +706,6 @@ pub fn start_of(record: &JobRecord, migration: u32) -> VmStart {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_change_of_an_earlier_version_is_read_and_means_no_run() {
-        let stored = serde_json::json!({
-            "cancel": false, "stop_vm": false, "volume": [3, {"Goes": "further"}],
-        });
-        let intent: JobIntent = serde_json::from_value(stored).expect("it can be read");
-        let volume = intent.volume.expect("a change");
-        assert_eq!((volume.number, volume.run), (3, VmStart::default()));
-    }
 
     #[test]
     fn migrations_are_listed_in_their_order_also_after_9999() {

@@ -25,20 +25,6 @@ pub(crate) fn check_owner(directory: &Path) -> Result<(), Problem> {
     }
 }
 
-/// As [`check`], but only of the directory itself: another user may be able to put another one in its place.
-///
-/// # Errors
-/// As [`check`].
-pub fn check_own(directory: &Path) -> Result<(), Problem> {
-    let what = || format!("can't use {}", directory.display());
-    let meta = std::fs::metadata(directory).map_err(|error| Problem::internal(what(), error))?;
-    match stranger(&meta, false) {
-        Some(why) => Err(Problem::invalid(what(), format!("it {why}"))
-            .next("choose another directory, or give it to the user of this program")),
-        None => Ok(()),
-    }
-}
-
 /// # Errors
 /// `Invalid` if another user can have put something else in this directory's place or into it, `Internal` if that is
 /// not known.

@@ -116,16 +116,12 @@ pub struct Definition {
     /// The kernel that the agents boot once to find out whether KVM works.
     pub probe_kernel: Option<PathBuf>,
     /// Nothing between the hosts is encrypted. It is for measuring what encryption costs.
-    #[serde(default)]
     pub insecure: bool,
     /// What VMs in user networks reach beside the internet's addresses.
-    #[serde(default)]
     pub guests_reach: Vec<String>,
     /// Bridges of the hosts' own in which VMs may have cards. Who starts the lab makes them.
-    #[serde(default)]
     pub bridges: Vec<String>,
     /// How long a VM's request waits for the home of its volume that does not answer; `None`: as by default.
-    #[serde(default)]
     pub home_patience_s: Option<u64>,
 }
 

@@ -57,22 +57,17 @@ pub struct Seed {
     /// Paths in the guest that go to the output disk, and patterns of paths. A relative one begins at the job's directory.
     pub outputs: Vec<String>,
     /// `/output` is to have so much room, because the job's file says so.
-    #[serde(default)]
     pub output_bytes: Option<u64>,
     /// The command is ended after so many seconds from its start; `None`: never.
     pub timeout_s: Option<u64>,
     /// A process of the job that is to end gets SIGTERM, and SIGKILL so many seconds later.
-    #[serde(default = "crate::job::default_stop_grace_s")]
     pub stop_grace_s: u64,
     /// The address of its network card, if it has one.
-    #[serde(default)]
     pub network: Option<GuestNetwork>,
     /// The other VMs of its job, if it is one of several.
-    #[serde(default)]
     pub gang: Option<GuestGang>,
     /// The VM ended under its job and is started once more: nothing is run, and the outputs are what is on its disks. The command
-    /// is empty then, so a runner of an older version, which does not know this, refuses the seed.
-    #[serde(default)]
+    /// is empty then.
     pub collect: bool,
 }
 
@@ -135,7 +130,6 @@ pub struct GuestNetwork {
     /// A resolver of names.
     pub dns: Ipv4Addr,
     /// The guest goes on if it can't set it up: nobody has asked for it.
-    #[serde(default)]
     pub optional: bool,
 }
 
@@ -197,7 +191,6 @@ impl GuestMessage {
 pub struct GuestEvent {
     /// How long before this answer it came to the agent: whoever reads it late still knows when it happened,
     /// whatever the hosts' clocks say.
-    #[serde(default)]
     pub age_ms: u64,
     /// As the guest sent it.
     #[serde(flatten)]
@@ -244,7 +237,6 @@ pub enum GuestBody {
         /// 0 to 255; 0 is success.
         code: i32,
         /// What the code does not say.
-        #[serde(default)]
         end: CommandEnd,
     },
     /// A file that is not among the outputs. All of them come before [`GuestBody::Finished`].
@@ -256,13 +248,11 @@ pub enum GuestBody {
         /// The SHA-256 of these bytes, in lower-case hexadecimal digits.
         output_sha256: String,
         /// Why the tar has not all of the outputs, beside the files that were named; `None` if it has.
-        #[serde(default)]
         lacks: Option<String>,
     },
     /// All that was in memory when the host asked for it is on the disks.
     Synced {
-        /// The number with which the host asked; `None` from a runner that knows none.
-        #[serde(default)]
+        /// The number with which the host asked; `None` if it has said none.
         number: Option<u32>,
     },
     /// The runner itself could not do its part (a mount, a bad seed).
@@ -317,13 +307,10 @@ pub const HOLES_FACTOR: u64 = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct CommandEnd {
     /// The signal that ended it; `None`: it has exited.
-    #[serde(default)]
     pub signal: Option<i32>,
     /// Why it was stopped; `None`: it ended by itself.
-    #[serde(default)]
     pub stopped: Option<Stopped>,
     /// A process did not end within the job's `stop-grace`, and was killed.
-    #[serde(default)]
     pub outlived_grace: bool,
 }
 
@@ -362,7 +349,7 @@ pub enum HostMessage {
     Begin,
     /// The command is to end now; then the outputs are written as after any end. A later one changes nothing.
     EndCommand,
-    /// The number of the next [`HostMessage::Sync`]. A runner that does not know this sends its messages again, which does no harm.
+    /// The number of the next [`HostMessage::Sync`].
     SyncNumber(u32),
     /// Write everything that is in memory to the disks, and say [`GuestBody::Synced`].
     Sync,

@@ -130,7 +130,6 @@ pub struct Departed {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<OwnerName>,
     /// Whether it may leave its site.
-    #[serde(default)]
     pub leave_site: LeaveSite,
 }
 
@@ -144,7 +143,6 @@ pub struct DepartedLayer {
     /// Its own bytes that are `data`.
     pub data_bytes: u64,
     /// Whether it, and what stands on it, may leave its site.
-    #[serde(default)]
     pub leave_site: LeaveSite,
     /// The blocks that the layer itself has, in order, so that nobody has to ask for them while sessions wait.
     /// `None`: they are not told here, and the layer's export `layer:UUID@own` tells them if it is there.
@@ -195,7 +193,6 @@ pub enum HomeState {
         refused: Tenure,
         /// The highest tenure that began at this server; 0: none that it knows of. If it is the volume's latest tenure,
         /// the volume was deleted there.
-        #[serde(default)]
         had: Tenure,
     },
 }

@@ -185,7 +185,7 @@ impl FromStr for LayerId {
 }
 
 /// Which volume of its name it is: drawn when the volume is made. One that is deleted and made again
-/// under its name has another one. Volumes from before there were incarnations have 0.
+/// under its name has another one. None has 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Incarnation(pub u32);
 
@@ -274,7 +274,7 @@ mod tests {
         last = last.next().expect("the last one");
         assert_eq!(last.next(), None);
         assert!(last < Epoch::first(new));
-        assert_eq!(Epoch(3).incarnation(), Incarnation(0), "a volume from before");
+        assert_eq!(Epoch(3).incarnation(), Incarnation(0));
         assert_eq!(new.to_string().parse(), Ok(new));
     }
 

@@ -241,13 +241,10 @@ pub struct Job {
     /// How far it is.
     pub state: JobState,
     /// Why it waits or failed, in plain words.
-    #[serde(default)]
     pub reason: String,
     /// What its VM, or the controller for it, waits for.
-    #[serde(default)]
     pub waits: Vec<Waiting>,
     /// While it is queued: its place among its tenant's jobs in the queue, from 1 on.
-    #[serde(default)]
     pub queue_place: Option<u32>,
     /// Where its VM is now.
     pub host: Option<HostId>,
@@ -256,10 +253,8 @@ pub struct Job {
     /// The code with which the command ended, 0 to 255.
     pub exit_code: Option<i32>,
     /// What the code does not say of the command's end.
-    #[serde(default)]
     pub end: Option<CommandEnd>,
     /// The processes that its guest's kernel has killed because no memory was left, if any.
-    #[serde(default)]
     pub oom_kills: Option<OomKills>,
     /// What the command said last of its progress.
     pub progress: Option<Progress>,
@@ -272,23 +267,18 @@ pub struct Job {
     /// When the job reached its last state; Unix time.
     pub ended_ms: Option<u64>,
     /// The planner's prediction for the way chosen at submission, from VM start to the command's end.
-    #[serde(default)]
     pub predicted: Option<Estimate>,
     /// While the command runs: when it ends, predicted anew from its progress and its figures.
-    #[serde(default)]
     pub predicted_end: Option<PredictedEnd>,
     /// From VM start to the command's end.
     pub measured_s: Option<f64>,
     /// Every migration of its VM, in their order, failed ones too.
     pub migrations: Vec<Migration>,
     /// What it has in the repository; `None` until all of it is there, and after it was deleted.
-    #[serde(default)]
     pub outputs: Option<JobOutputs>,
     /// How many files of its VM are not among them. `GET /v1/jobs/JOB/left-out` names them.
-    #[serde(default)]
     pub left_out: u64,
     /// The VMs of a gang, in the order of their ranks; empty for a job with one VM.
-    #[serde(default)]
     pub members: Vec<Member>,
     /// The last move of all VMs of a gang.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -305,19 +295,15 @@ pub struct Member {
     /// Where its VM is now.
     pub host: Option<HostId>,
     /// Its address in the gang's network.
-    #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub address: Option<std::net::Ipv4Addr>,
     /// How far it is.
     pub state: JobState,
     /// Why it waits or failed, in plain words.
-    #[serde(default)]
     pub reason: String,
     /// The code with which its command ended.
-    #[serde(default)]
     pub exit_code: Option<i32>,
     /// Bytes that it has sent to each rank over the gang's network, as last read. Empty if they were not counted.
-    #[serde(default)]
     pub sent_bytes: Vec<u64>,
 }
 
@@ -331,7 +317,6 @@ pub struct JobOutputs {
     /// Their lengths together.
     pub bytes: u64,
     /// When they will be deleted; Unix time. `None`: not by itself.
-    #[serde(default)]
     pub kept_until_ms: Option<u64>,
 }
 
@@ -379,7 +364,6 @@ pub struct Migration {
     /// Why the VM was moved.
     pub reason: String,
     /// Why it was aborted; while it is under way, what hinders it.
-    #[serde(default)]
     pub error: String,
     /// When it was asked for; Unix time.
     pub started_ms: u64,
@@ -389,18 +373,14 @@ pub struct Migration {
     pub predicted_total_ms: Option<u64>,
     /// How long the planner said that it would wait for other VMs' moves over the same link; `None` if that was not
     /// known.
-    #[serde(default)]
     pub predicted_wait_ms: Option<u64>,
     /// What makes up `predicted_total_ms`; `None` if it could not be predicted.
-    #[serde(default)]
     pub predicted_phases: Option<PredictedPhases>,
     /// How long it waited for other VMs' moves.
-    #[serde(default)]
     pub waited_ms: u64,
     /// Preparation, copying and pause together, as far as it has come; without the wait.
     pub total_ms: u64,
     /// How long it still takes, with the wait for other moves; `None` if it is over, or if this is not known.
-    #[serde(default)]
     pub left_ms: Option<u64>,
     /// How long the guest stood still: QEMU's figure, and the time until the destination's agent
     /// let it run.
@@ -410,42 +390,72 @@ pub struct Migration {
     /// The job's progress when the migration began, 0 to 1.
     pub job_progress: Option<f64>,
     /// The link to the destination, as last measured when the migration was asked for.
-    #[serde(default)]
     pub link: Option<LinkProbe>,
     /// Where the time went, as far as it has come.
-    #[serde(default)]
     pub phases: Phases,
     /// Memory that is not sent yet, the rate of sending, and how fast the guest changes its memory.
-    #[serde(default)]
     pub remaining_bytes: u64,
     /// How fast memory is sent now.
-    #[serde(default)]
     pub rate_bytes_per_s: u64,
     /// How fast the guest changes its memory now.
-    #[serde(default)]
     pub dirty_bytes_per_s: u64,
     /// Whether the volumes that the VM writes come after it.
-    #[serde(default)]
     pub volumes: VolumesOnMove,
     /// The number of other VMs' moves over the same link that it waits for.
-    #[serde(default)]
     pub moves_ahead: u32,
     /// Whether the memory is sent compressed. [`Self::bytes`] and the rates are those before compression.
-    #[serde(default)]
     pub compressed: bool,
     /// For how many percent of the time the vCPUs are stopped while memory is copied, because the VM would change more
     /// than half of what can be sent meanwhile; `None` if the VM is not slowed down.
-    #[serde(default)]
     pub throttle_percent: Option<u8>,
     /// Why the memory is sent in this way, with the times of the other ways.
-    #[serde(default)]
     pub mode_reason: String,
     /// The rate that it may have on the link, because other VMs use their disks over it; `None` if none do.
-    #[serde(default)]
     pub max_bytes_per_s: Option<u64>,
 }
 
 impl Migration {
+    /// One that is just asked for. Nothing is known of it yet; `started_ms` is Unix time.
+    pub fn new(
+        id: MigrationId,
+        vm: VmId,
+        [from, to]: [HostId; 2],
+        reason: String,
+        started_ms: u64,
+    ) -> Self {
+        Self {
+            id,
+            vm,
+            from,
+            to,
+            state: MigrationState::Preparing,
+            reason,
+            error: String::new(),
+            started_ms,
+            ended_ms: None,
+            predicted_total_ms: None,
+            predicted_wait_ms: None,
+            predicted_phases: None,
+            waited_ms: 0,
+            total_ms: 0,
+            left_ms: None,
+            downtime_ms: 0,
+            bytes: 0,
+            job_progress: None,
+            link: None,
+            phases: Phases::default(),
+            remaining_bytes: 0,
+            rate_bytes_per_s: 0,
+            dirty_bytes_per_s: 0,
+            volumes: VolumesOnMove::default(),
+            moves_ahead: 0,
+            compressed: false,
+            throttle_percent: None,
+            mode_reason: String::new(),
+            max_bytes_per_s: None,
+        }
+    }
+
     /// How long it still takes once no other move is before it; `None` if it is over, or if this is not known.
     pub fn left_from_its_turn_ms(&self, now_ms: u64) -> Option<u64> {
         if self.state.is_final() {
@@ -481,7 +491,6 @@ pub struct LogLine {
     #[serde(default, skip_serializing_if = "crate::guest::is_false")]
     pub continues: bool,
     /// When its host's agent got it, by the controller's clock; 0 if that is not known.
-    #[serde(default)]
     pub arrived_ms: u64,
     /// Of a job with several VMs, where the lines of all are asked for: the rank of the VM that wrote it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -514,20 +523,16 @@ pub struct Host {
     /// Memory of the VMs placed there.
     pub memory_used_bytes: u64,
     /// What can be used of its memory without swapping, as last reported.
-    #[serde(default)]
     pub memory_available_bytes: u64,
     /// Tasks that run or wait there, mean of a minute, as last reported.
-    #[serde(default)]
     pub load_1min: f64,
     /// What its VMs run with; `None` until it has reported.
     pub accelerator: Option<Accelerator>,
     /// As the processor names itself: under KVM a VM moves only between hosts with equal ones.
-    #[serde(default)]
     pub cpu_model: String,
     /// What this host cannot do, in plain words; see [`crate::vm::HostReport::warnings`].
     pub warnings: Vec<String>,
     /// Its parts that do not answer, its agent and its volume server, each by itself.
-    #[serde(default)]
     pub waits: Vec<Waiting>,
     /// When its agent answered last; Unix time of the controller.
     pub last_seen_ms: u64,
@@ -573,16 +578,12 @@ pub struct ClusterVolume {
     /// The job that has it open for writing.
     pub used_by: Option<JobId>,
     /// Its move to another home, while one is under way.
-    #[serde(default)]
     pub moving: Option<VolumeMove>,
     /// Whether it may leave its site, as last seen at its home.
-    #[serde(default)]
     pub leave_site: LeaveSite,
     /// Its replicas at other sites.
-    #[serde(default)]
     pub replicas: Vec<Replica>,
     /// Its home does not answer: what is shown is as last seen there.
-    #[serde(default)]
     pub waits: Vec<Waiting>,
 }
 
@@ -607,7 +608,6 @@ pub struct Unknown {
     /// The data of a volume or an image.
     pub allocated_bytes: u64,
     /// What a VM does.
-    #[serde(default)]
     pub status: Option<VmStatus>,
     /// Why it is unknown.
     pub why: String,
@@ -671,13 +671,10 @@ pub struct ClusterImage {
     /// Hosts that can use it.
     pub hosts: Vec<HostId>,
     /// What the hosts' copies together have not fetched yet.
-    #[serde(default)]
     pub missing_bytes: u64,
     /// Whether it may leave its site.
-    #[serde(default)]
     pub leave_site: LeaveSite,
     /// Whether every tenant may use it.
-    #[serde(default)]
     pub shared: bool,
     /// In the answer to a snapshot of a VM that runs: why it is only what a power cut would have left. In the answer to an import: what its
     /// user is to know about it. Otherwise empty, as of every image that is only shown.
@@ -723,10 +720,8 @@ pub struct Vm {
     /// What it does, as last heard.
     pub status: VmState,
     /// Why the status is what it is, where that needs words.
-    #[serde(default)]
     pub reason: String,
     /// What it waits for: its guest, or a part of it, stands still.
-    #[serde(default)]
     pub waits: Vec<Waiting>,
     /// Its vCPUs.
     pub cpus: u32,
@@ -735,30 +730,23 @@ pub struct Vm {
     /// Since its present QEMU was started: a migration begins anew.
     pub uptime_ms: u64,
     /// Which of its runs this is, from 0: it ends when the VM is off, also for a restart.
-    #[serde(default)]
     pub run: u32,
     /// When it was made: two VMs of one name, one after the other, differ in this. 0 for one that the controller knows nothing of.
-    #[serde(default)]
     pub made_ms: u64,
     /// CPU time of all its vCPUs since its present QEMU was started.
     pub vcpu_ms: u64,
     /// What all its disks together were asked for at its present host, since its volume server was started.
-    #[serde(default)]
     pub io: IoStats,
     /// The migration that is under way, or its last one.
     pub migration: Option<MigrationId>,
     /// As [`Job::predicted_end`] of its job.
-    #[serde(default)]
     pub predicted_end: Option<PredictedEnd>,
     /// Its volumes, in the order of its disks.
-    #[serde(default)]
     pub volumes: Vec<VmVolume>,
     /// The image of its root disk; `None` for one that the controller knows nothing of.
-    #[serde(default)]
     pub image: Option<ImageName>,
     /// Its address in a network of its tenant, and the addresses that the guest says it has, if it runs
     /// qemu-guest-agent; only in the answer for one VM.
-    #[serde(default)]
     pub addresses: Vec<String>,
 }
 
@@ -839,10 +827,8 @@ pub struct HostRemoval {
     /// Volumes whose home it was: their data is lost to the cluster.
     pub lost_volumes: Vec<VolumeName>,
     /// Volumes that it had become the home of: each is what it was when its move began, at its old home.
-    #[serde(default)]
     pub returned_volumes: Vec<VolumeName>,
     /// Volumes that were moving away from it: what their new home had not copied yet is lost.
-    #[serde(default)]
     pub incomplete_volumes: Vec<VolumeName>,
     /// Jobs that fail, because their VM or their data was there.
     pub failed_jobs: Vec<JobId>,
@@ -850,7 +836,6 @@ pub struct HostRemoval {
     pub placed_again: Vec<JobId>,
     /// Jobs whose VM was on its way from or to it: each goes on where its VM is found to run, or is
     /// treated as its `restart` says.
-    #[serde(default)]
     pub moving_jobs: Vec<JobId>,
 }
 

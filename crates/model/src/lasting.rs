@@ -59,7 +59,6 @@ pub struct GoingDown {
     /// When it was pressed last.
     pub pressed_again_ms: u64,
     /// Since when the guest could not be asked, because the VM does not run.
-    #[serde(default)]
     pub stands_ms: Option<u64>,
     /// Why it goes down, where nobody has asked for that.
     pub reason: String,
@@ -85,30 +84,22 @@ pub struct Lasting {
     /// Which volumes are mounted where, in their order.
     pub mounts: Vec<Option<String>>,
     /// Which disks the volumes are, in their order; none: 0, 1 and so on.
-    #[serde(default)]
     pub slots: Vec<u8>,
     /// The number of the last volume that came or went and was taken into account.
-    #[serde(default)]
     pub plugged: u64,
     /// What boots its root disk.
     pub firmware: Firmware,
     /// What was asked for of its machine.
-    #[serde(default)]
     pub hardware: Hardware,
     /// The root disk is to be a new clone of its image: it was restored, and has not started since.
-    #[serde(default)]
     pub root_is_new: bool,
     /// Of the name of that root disk; 0 for the first one.
-    #[serde(default)]
     pub root_number: u32,
     /// The number of the last size that was taken into account.
-    #[serde(default)]
     pub sized: u64,
     /// The memory that its guest was asked to keep at most, and that it starts with next. It counts with what it was started with until then.
-    #[serde(default)]
     pub memory_next: Option<u64>,
     /// Root disks of before, and their homes, until the cleaner knows of them.
-    #[serde(default)]
     pub dropped: Vec<(HostId, VolumeName)>,
 }
 

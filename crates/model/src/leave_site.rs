@@ -170,11 +170,9 @@ pub struct FoundLayers {
     /// The volumes and images that have them in their chains, named as in [`LeaveSiteSet::also`].
     pub users: Vec<String>,
     /// The volumes of which something stands on them that they left here when they moved away.
-    #[serde(default)]
     pub departed: Vec<VolumeName>,
     /// The volumes and images, named as in `users`, that read one of the layers that were asked for from another host and
     /// keep nothing of it.
-    #[serde(default)]
     pub readers: Vec<String>,
 }
 

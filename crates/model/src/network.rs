@@ -423,7 +423,6 @@ pub struct NetworkVm {
     /// Where it is now.
     pub host: Option<HostId>,
     /// Its ports that are reached at the gateway's host.
-    #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub publish: Vec<Publish>,
 }
@@ -465,7 +464,6 @@ pub struct NetworksKnown {
 
 /// `PUT /v1/networks` of an agent: all that its host has to do with networks. What it does not name is removed there.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(default)]
 pub struct HostNetworks {
     /// When the controller made it, Unix time; an older one that comes late changes nothing.
     pub made_ms: u64,
@@ -512,7 +510,6 @@ pub struct HostNetwork {
     /// Its VMs, at whichever host.
     pub members: Vec<Member>,
     /// What the gateway's host publishes.
-    #[serde(default)]
     pub published: Vec<Published>,
 }
 

@@ -35,13 +35,10 @@ pub const ROUNDS_MAX: usize = 32;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Phases {
     /// Before the first byte of memory; filled in by the controller.
-    #[serde(default)]
     pub prepare: Option<Prepare>,
     /// In their order; at most [`ROUNDS_MAX`].
-    #[serde(default)]
     pub rounds: Vec<CopyRound>,
     /// While the guest stands still; filled in by the source's agent when it is over.
-    #[serde(default)]
     pub pause: Option<Pause>,
 }
 
@@ -103,7 +100,6 @@ pub struct Pause {
     /// The destination's QEMU loads the state and says so.
     pub arrival_us: u64,
     /// The destination's agent stores that the VM is there and lets it run.
-    #[serde(default)]
     pub resume_us: u64,
     /// How much memory was left to send in the pause.
     pub remainder_bytes: u64,

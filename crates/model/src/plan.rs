@@ -139,7 +139,6 @@ pub struct Seconds {
     /// Waiting for the network on top of that.
     pub network_s: f64,
     /// Waiting for anything else, as in the measured runs: the root disk, timers, the host's CPU.
-    #[serde(default)]
     pub other_s: f64,
     /// Slow-down and pause by the migration.
     pub migration_s: f64,
@@ -193,17 +192,13 @@ pub struct PlanOption {
     /// The expected seconds, part by part.
     pub predicted: Seconds,
     /// Their sum, and how far from it the truth may be.
-    #[serde(default)]
     pub total: Estimate,
     /// The bytes that it would send between hosts; `None` if that is not known.
-    #[serde(default)]
     pub shipped_bytes: Option<u64>,
     /// Parts of it that are guessed.
-    #[serde(default)]
     pub unknown: Vec<Unknown>,
     /// How much longer it takes than the chosen option. What both have in common cancels out, so
     /// this is known better than either total. None for the chosen one.
-    #[serde(default)]
     pub longer: Option<Estimate>,
     /// At most one option of a plan is.
     pub chosen: bool,
@@ -269,12 +264,10 @@ pub struct Decision {
     /// The choice and its reason in one sentence.
     pub summary: String,
     /// What of it was not carried out, and why; empty if nothing is known of that kind.
-    #[serde(default)]
     pub outcome: String,
     /// Filled in when the job or the migration has ended.
     pub measured_s: Option<f64>,
     /// Where the whole job's time went; of a job that succeeded, once it has ended.
-    #[serde(default)]
     pub measured: Option<Seconds>,
 }
 
@@ -286,7 +279,6 @@ pub struct Score {
     /// By what was chosen, and what the prediction rested on.
     pub by_option: Vec<ScoreOfOption>,
     /// How much equal runs differ: no prediction can be better. `None` if no job has run twice in one placement.
-    #[serde(default)]
     pub noise: Option<Noise>,
 }
 
@@ -312,7 +304,6 @@ pub struct ScoreOf {
     /// without jobs.
     pub median_error: Option<f64>,
     /// The difference that 9 of 10 of them do not exceed.
-    #[serde(default)]
     pub nine_of_ten: Option<f64>,
 }
 

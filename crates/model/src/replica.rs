@@ -98,11 +98,9 @@ pub struct ReplicaPoint {
     /// Bytes that are still missing; 0 when it is complete, compared with the home's checksums, and durable.
     pub missing_bytes: u64,
     /// Why they could not be fetched the last time; empty if nothing has failed.
-    #[serde(default)]
     pub problem: String,
     /// What is here of it is not used as it is: its bytes are not those of the home, or their disk has failed. So
     /// only a round that begins anew makes a complete point. That one ships again what is damaged.
-    #[serde(default)]
     pub broken: bool,
 }
 
@@ -193,10 +191,8 @@ pub struct Replica {
     /// What the present round still has to ship; `None` while none is under way.
     pub missing_bytes: Option<u64>,
     /// It is being dropped.
-    #[serde(default)]
     pub stopping: bool,
     /// Why the last round failed, or what it waits for; empty when there is no trouble.
-    #[serde(default)]
     pub problem: String,
 }
 
@@ -243,7 +239,6 @@ pub struct Promotion {
     /// How long that is before the home last answered. What a home that is cut off still takes is lost too.
     pub age_s: u64,
     /// How long ago the home last answered; 0 if it answers.
-    #[serde(default)]
     pub silent_s: u64,
     /// What was known to be written since, when the home last answered; `None` if that is not known.
     pub behind_bytes: Option<u64>,

@@ -209,10 +209,8 @@ pub struct Tenant {
     /// The sizes of its volumes and images together.
     pub volume_bytes: u64,
     /// Bytes of its files in the data repository, with unfinished uploads.
-    #[serde(default)]
     pub file_bytes: u64,
     /// The number of these files and their directories.
-    #[serde(default)]
     pub files: u64,
     /// The number of its users.
     pub users: u64,
@@ -237,7 +235,6 @@ pub struct User {
     /// Unix time.
     pub created_ms: u64,
     /// The SSH keys with which it logs in at the data repository.
-    #[serde(default)]
     pub keys: Vec<SshKey>,
 }
 

@@ -90,39 +90,27 @@ pub struct HostReport {
     /// What VMs run with here; found out by booting one.
     pub accelerator: Accelerator,
     /// As the processor names itself; empty when it does not.
-    #[serde(default)]
     pub cpu_model: String,
     /// As QEMU gives it, for example `7.2.22`.
     pub qemu_version: String,
     /// Another one after each boot of the host's kernel; empty when it is not known.
-    #[serde(default)]
     pub boot_id: String,
     /// Plain words on what this host cannot do, for example "no cgroup v2 controllers: …".
     pub warnings: Vec<String>,
     /// Why VMs can't start here in networks of tenants now; `None` if they can.
-    #[serde(default)]
     pub no_networks: Option<String>,
     /// The numbers of the networks whose gateways are to be here and do not start, at most [`FAILING_GATEWAYS_MAX`].
-    #[serde(default)]
     pub failing_gateways: Vec<u16>,
     /// Why VMs here can't have a user network; `None` if they can.
-    #[serde(default = "said_nothing")]
     pub no_user_networks: Option<String>,
     /// Why VMs here can't have a TPM; `None` if they can.
-    #[serde(default = "said_nothing")]
     pub no_tpm: Option<String>,
     /// The bridges in which its operator allows VMs.
-    #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub bridges: Vec<BridgeName>,
     /// The addresses of its interfaces, at most [`HOST_ADDRESSES_MAX`]. VMs in networks of tenants don't reach them.
-    #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub addresses: Vec<std::net::Ipv4Addr>,
-}
-
-fn said_nothing() -> Option<String> {
-    Some("its agent is an older one, and has said nothing of them".to_owned())
 }
 
 /// How a host makes itself known to the controller (`PUT /v1/hosts/{host}` there).
@@ -137,7 +125,6 @@ pub struct HostAddresses {
     /// `IP:PORT` of the volume server's NBD listener.
     pub nbd_addr: String,
     /// Its end of the tunnels between hosts; `None` if it can't have tenants' networks.
-    #[serde(default)]
     pub tunnel: Option<TunnelEnd>,
 }
 
@@ -261,7 +248,6 @@ pub struct VmSpec {
     /// Unique in the cluster.
     pub vm: VmId,
     /// Which of the VM's starts this is.
-    #[serde(default)]
     pub start: VmStart,
     /// vCPUs, as many as [`crate::limits::CPUS`] allows.
     pub cpus: u32,
@@ -271,25 +257,18 @@ pub struct VmSpec {
     /// The first one boots.
     pub disks: Vec<Disk>,
     /// The VM does not boot: it waits for this migration to come in.
-    #[serde(default)]
     pub arrives_by: Option<MigrationId>,
     /// The host from which that migration comes: only it gets the key with which the memory is encrypted.
-    #[serde(default)]
     pub arrives_from: Option<HostId>,
     /// That migration sends the memory compressed ([`MigrateOut::compressed`]).
-    #[serde(default)]
     pub arrives_compressed: bool,
     /// QEMU's memory is never written to a disk of its host, because it has data that may not leave another site.
-    #[serde(default)]
     pub locks_memory: bool,
     /// What its job prints is kept nowhere: it may not leave a site, and the agent or the controller is not there.
-    #[serde(default)]
     pub hides_output: bool,
     /// Both sides of a migration have the same card.
-    #[serde(default)]
     pub network: VmNetwork,
     /// Both sides of a migration build the same machine.
-    #[serde(default)]
     pub machine: Machine,
 }
 
@@ -297,23 +276,15 @@ pub struct VmSpec {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Machine {
     /// The VM lives without a job: its guest may reboot, and its CPU is as `hardware` says.
-    #[serde(default)]
     pub lasts: bool,
     /// What boots its root disk. With UEFI it has a disk [`DiskRole::Nvram`].
-    #[serde(default)]
     pub firmware: Firmware,
     /// What was asked for.
-    #[serde(default)]
     pub hardware: Hardware,
     /// As many vCPUs the VM can get while it runs; 0: as many as it has.
-    #[serde(default)]
     pub cpus_max: u32,
     /// So many of its volumes, `data0` and so on, can come and go while it runs.
-    #[serde(default)]
     pub ports: u8,
-    /// It has a balloon, through which its guest gives free memory back to its host. One that lasts has it in any case.
-    #[serde(default)]
-    pub balloon: bool,
 }
 
 /// A change of a VM while it runs.
@@ -350,7 +321,6 @@ pub enum ChangeVm {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmChanged {
     /// The memory that the guest has, if it was asked to give some back; a guest without a driver for that keeps all.
-    #[serde(default)]
     pub memory_bytes: Option<u64>,
 }
 
@@ -502,13 +472,10 @@ pub struct VmReport {
     /// What QEMU says; see [`crate::states`].
     pub status: VmStatus,
     /// Why the status is what it is, where that needs words.
-    #[serde(default)]
     pub reason: String,
     /// What it waits for: its guest, or a part of it, stands still.
-    #[serde(default)]
     pub waits: Vec<Waiting>,
     /// The host's, as in [`HostReport::boot_id`].
-    #[serde(default)]
     pub boot_id: String,
     /// 0 when there is no process.
     pub qemu_pid: u32,
@@ -518,27 +485,21 @@ pub struct VmReport {
     pub vcpu_ms: u64,
     /// How long its vCPU threads wanted to run and had to wait for a CPU of the host, since this
     /// QEMU started; `None` where the kernel does not tell.
-    #[serde(default)]
     pub waiting_ms: Option<u64>,
     /// Where an incoming migration can connect, `tcp:IP:PORT`, once it listens.
-    #[serde(default)]
     pub incoming_uri: Option<String>,
     /// The current or last outgoing migration.
-    #[serde(default)]
     pub migration: Option<MigrationReport>,
     /// Of a VM that came by migration: from the arrival of its state until it ran here.
-    #[serde(default)]
     pub resume_us: Option<u64>,
     /// The highest guest message stored here, 0 for none.
     pub last_seq: u64,
     /// The number of its last change, for the next question's `after`; what only grows, like bytes
-    /// and times, is no change. 0 from an agent that does not number them.
-    #[serde(default)]
+    /// and times, is no change.
     pub revision: u64,
     /// Figures of this host's volume server for the VM's disks, in the order of the spec.
     pub io: Vec<IoStats>,
     /// Of a VM of a job with several ones: what it has sent to the others since its card was made at this host.
-    #[serde(default)]
     pub sent: Vec<SentTo>,
 }
 
@@ -601,17 +562,13 @@ pub struct MigrateOut {
     pub downtime_limit_ms: u64,
     /// The memory is compressed with zstd on its way. The destination's QEMU must expect that
     /// ([`VmSpec::arrives_compressed`]). QEMU 7.2 counts the bytes before compression.
-    #[serde(default)]
     pub compressed: bool,
     /// The most memory that QEMU may send in a second, before compression; `None`: no limit but the link's.
-    #[serde(default)]
     pub max_bytes_per_s: Option<u64>,
     /// For how many percent of the time QEMU stops the vCPUs at first, if the guest changes its memory so fast that
     /// copying does not end; `None`: QEMU's default.
-    #[serde(default)]
     pub throttle_percent: Option<u8>,
     /// For the homes of `epochs`; `None` in a cluster without certificates.
-    #[serde(default)]
     pub grant: Option<SignedGrant>,
 }
 
@@ -708,7 +665,6 @@ pub struct MigrationReport {
     /// How far it is.
     pub phase: MigrationPhase,
     /// Why it failed or was cancelled.
-    #[serde(default)]
     pub reason: String,
     /// Since QEMU began to send (`total-time` of query-migrate).
     pub total_ms: u64,
@@ -723,7 +679,6 @@ pub struct MigrationReport {
     /// How fast memory is sent.
     pub rate_bytes_per_s: u64,
     /// Rounds and pause, as far as it has come.
-    #[serde(default)]
     pub phases: Phases,
 }
 

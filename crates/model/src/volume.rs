@@ -278,13 +278,10 @@ pub struct VolumeInfo {
     /// Bytes that are `data` in the head and the local chain together, own and shared.
     pub allocated_bytes: u64,
     /// Bytes of layers that only this volume needs: deleting it gives them back.
-    #[serde(default)]
     pub own_bytes: u64,
     /// Bytes of layers that images or other volumes need too.
-    #[serde(default)]
     pub shared_bytes: u64,
     /// Bytes of another host's export below the local layers that are not here; 0 without one.
-    #[serde(default)]
     pub remote_bytes: u64,
     /// The layers, the head first.
     pub chain: Vec<LayerId>,
@@ -295,16 +292,13 @@ pub struct VolumeInfo {
     /// Open NBD sessions.
     pub sessions: u64,
     /// The tenant whose space it counts as.
-    #[serde(default)]
     pub tenant: TenantName,
     /// How its own layer is read and written.
-    #[serde(default)]
     pub cache: CachePolicy,
     /// Whoever made it, for example a job; `None`: a person.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<OwnerName>,
     /// Whether it may leave its site.
-    #[serde(default)]
     pub leave_site: LeaveSite,
 }
 

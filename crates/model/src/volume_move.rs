@@ -141,10 +141,8 @@ pub struct VolumeMove {
     /// data. `None` while nothing is known.
     pub missing_bytes: Option<u64>,
     /// How long that still takes at the rate of the last seconds; `None` while it is not known.
-    #[serde(default)]
     pub left_ms: Option<u64>,
     /// What it waits for, or why it was called off; empty when there is no trouble.
-    #[serde(default)]
     pub problem: String,
 }
 

@@ -506,7 +506,7 @@ fn nothing_that_the_daemons_make_is_open_to_other_users() {
     let agent = format!("127.0.0.1:{}", perigee_http::unused_port());
     std::fs::write(dir.path().join("gold.raw"), vec![1; 1 << 20]).expect("a file");
     std::fs::set_permissions(path("gold.raw"), PermissionsExt::from_mode(0o600)).expect("a mode");
-    // What an earlier version has made.
+    // Somebody has made it with the usual mode.
     std::fs::create_dir(dir.path().join("state")).expect("a directory");
     let _controller = Daemon::start(
         &[

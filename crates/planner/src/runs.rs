@@ -126,14 +126,11 @@ pub struct PastRun {
     /// Its data volumes, in the order of the job file.
     pub volumes: Vec<VolumeRun>,
     /// The result of replaying its block trace; `None` if it was not traced.
-    #[serde(default)]
     pub replayed: Option<Replayed>,
     /// The distance to its data changed while it ran: they came to its VM or left it, or the VM left them. So the run
     /// does not say what any one distance costs.
-    #[serde(default)]
     pub distance_changed: bool,
     /// The [`PROXY_GENERATION`] at the time of the run.
-    #[serde(default)]
     pub proxy_generation: u32,
 }
 
@@ -143,10 +140,8 @@ pub struct VolumeRun {
     /// Reads, writes and flushes.
     pub requests: f64,
     /// The reads of them; `None`: the run was recorded without this.
-    #[serde(default)]
     pub reads: Option<f64>,
     /// The reads' share of the time that the requests took together; `None`: as for `reads`.
-    #[serde(default)]
     pub read_time_share: Option<f64>,
     /// Bytes read and written.
     pub bytes: f64,
@@ -157,7 +152,6 @@ pub struct VolumeRun {
     /// As in [`MeasuredVolume`].
     pub round_trip_s: f64,
     /// As in [`MeasuredVolume`].
-    #[serde(default)]
     pub rate_bytes_per_s: Option<u64>,
 }
 

@@ -82,26 +82,9 @@ impl VmSockets {
         if !self.dir.exists() {
             return Ok(());
         }
-        let named = |problem: Problem| {
+        ours::check(&self.dir).map_err(|problem| {
             problem.next("choose another directory: --vm-sockets of the volume server")
-        };
-        let Err(problem) = ours::check(&self.dir) else { return Ok(()) };
-        ours::check_own(&self.dir).map_err(named)?;
-        if !self.has_records() {
-            return Err(named(problem));
-        }
-        // Earlier versions did not look above it, and VMs would be without their disks.
-        tracing::warn!("{problem}; the server goes on because VMs have their sockets there");
-        Ok(())
-    }
-
-    fn has_records(&self) -> bool {
-        let own = |dir: PathBuf| {
-            let record = std::fs::read(dir.join("socket.json")).unwrap_or_default();
-            serde_json::from_slice::<Record>(&record).is_ok_and(|record| record.server == self.id)
-        };
-        let dirs = std::fs::read_dir(&self.dir);
-        dirs.is_ok_and(|mut dirs| dirs.any(|dir| dir.is_ok_and(|dir| own(dir.path()))))
+        })
     }
 
     fn failed(&self, what: &str, error: &io::Error) -> Problem {
@@ -201,13 +184,11 @@ impl VmSockets {
         }
     }
 
-    /// Ends a VM's socket if it is of this user and has these exports, if they are given. A later start of the VM may have the same user by now,
+    /// Ends a VM's socket if it is of this user and has these exports. A later start of the VM may have the same user by now,
     /// and has other epochs.
-    pub async fn delete(&self, vm: &VmId, uid: u32, exports: Option<&str>) {
+    pub async fn delete(&self, vm: &VmId, uid: u32, exports: &str) {
         let mut open = self.open.lock().await;
-        let is_meant = |socket: &VmSocket| {
-            socket.uid == uid && exports.is_none_or(|exports| socket.exports.join(",") == exports)
-        };
+        let is_meant = |socket: &VmSocket| socket.uid == uid && socket.exports.join(",") == exports;
         if open.get(vm).is_some_and(|open| is_meant(&open.socket)) {
             self.end(&mut open, vm);
         }
@@ -295,7 +276,9 @@ mod tests {
         sockets.put(socket("vm-1")).await.expect("nobody else can");
         sockets.drain().await;
         mode(&above, 0o775);
-        let sockets = load().await.expect("its VMs keep their disks after an upgrade");
+        load().await.err().expect("others can replace it again");
+        mode(&above, 0o755);
+        let sockets = load().await.expect("its VMs keep their disks after a restart");
         assert_eq!(sockets.list().await, [(socket("vm-1"), 0)]);
         sockets.drain().await;
         mode(&own, 0o777);

@@ -10,13 +10,10 @@ use crate::files::{VmDir, read_json, write_json};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Since {
     /// So many vCPUs it has.
-    #[serde(default)]
     pub cpus: Option<u32>,
     /// Disks that came, and have not gone again.
-    #[serde(default)]
     pub plugged: Vec<Disk>,
     /// Disks of its spec that have gone.
-    #[serde(default)]
     pub unplugged: Vec<DiskRole>,
 }
 

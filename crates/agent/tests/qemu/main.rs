@@ -72,11 +72,6 @@ fn a_vm_outlives_its_agent_and_ends_when_deleted() {
     agent.run();
     let adopted = agent.wait_for_status(VmStatus::Running);
     assert_eq!(adopted.qemu_pid, pid);
-    let mut newer = spec(1, false);
-    newer.machine.balloon = true;
-    let same = agent.put(&newer).unwrap();
-    assert_eq!(same.qemu_pid, pid, "a newer controller tries the same start");
-    assert!(!same.spec.machine.balloon, "the machine is the one that it was started with");
 
     agent.delete().unwrap();
     assert!(!is_running(pid));

@@ -28,7 +28,6 @@ pub struct TokenRecord {
     created_ms: u64,
     pub expires_ms: u64,
     /// The id of the user's token that has made it, and with which it ends.
-    #[serde(default)]
     made_by: Option<String>,
 }
 

@@ -556,20 +556,26 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
+    use perigee_model::VmStart;
+
     use super::*;
 
     /// A completed migration of a VM.
     fn moved(vm: &str, number: u32) -> MigrationRecord {
-        serde_json::from_value(serde_json::json!({
-            "migration": {
-                "id": format!("{vm}-m{number}"), "vm": vm, "from": "home1", "to": "cloud1",
-                "state": "completed", "reason": "asked", "started_ms": 0, "ended_ms": 1,
-                "predicted_total_ms": null, "total_ms": 0, "downtime_ms": 0, "bytes": 0,
-                "job_progress": null
-            },
-            "number": number, "plan": null, "asked_source": true, "io_before": []
-        }))
-        .expect("a migration")
+        let hosts = ["home1", "cloud1"].map(|host| host.parse().expect("a name"));
+        let (id, vm) = (format!("{vm}-m{number}"), vm.parse().expect("a name"));
+        let id = id.parse().expect("a name");
+        let new = Migration::new(id, vm, hosts, "asked".to_owned(), 0);
+        MigrationRecord {
+            migration: Migration { state: MigrationState::Completed, ended_ms: Some(1), ..new },
+            number,
+            start: VmStart::default(),
+            plan: None,
+            asked_source: true,
+            io_before: Vec::new(),
+            boot_id: String::new(),
+            watched_ms: 0,
+        }
     }
 
     #[test]

@@ -34,13 +34,10 @@ pub struct History {
     /// The dirty rate that the last migration of such a job measured; `None` again after [`RUNS_KEPT`] runs without one.
     pub dirty_bytes_per_s: Option<u64>,
     /// How many runs ago.
-    #[serde(default)]
     pub dirty_age_runs: usize,
     /// When such a job has succeeded last; Unix time.
-    #[serde(default)]
     pub ended_ms: u64,
     /// The job of the newest run.
-    #[serde(default)]
     pub newest: Option<JobId>,
 }
 

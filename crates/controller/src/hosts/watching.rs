@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use perigee_model::vm::VmChanges;
-use perigee_model::{HostId, ProblemKind};
+use perigee_model::{HostId, Problem};
 use tokio::task::JoinSet;
 
 use crate::cluster::{Cluster, HostLink};
@@ -58,7 +58,6 @@ async fn watch(cluster: &Cluster, id: &HostId) {
     while cluster.hosts.get(id).is_ok_and(|now| now.addresses == link.addresses) {
         let pause = match known.ask(cluster, &link).await {
             Ok(()) => GAP.min(cluster.timing.poll),
-            Err(ProblemKind::NotFound) => cluster.timing.host_deadline,
             Err(_) => cluster.timing.monitor,
         };
         tokio::time::sleep(pause).await;
@@ -74,7 +73,7 @@ struct Asked {
 }
 
 impl Asked {
-    async fn ask(&mut self, cluster: &Cluster, link: &HostLink) -> Result<(), ProblemKind> {
+    async fn ask(&mut self, cluster: &Cluster, link: &HostLink) -> Result<(), Problem> {
         let figures = cluster.timing.figures;
         let since_all = self.all_at.map(|at| at.elapsed());
         let wait = match since_all {
@@ -89,7 +88,7 @@ impl Asked {
         let changes: VmChanges = link.agent_wait.get(&path).await.map_err(|problem| {
             tracing::debug!("can't watch host {}: {problem}", link.id);
             self.all_at = None;
-            problem.kind
+            problem
         })?;
         // A restarted agent has higher numbers. If its numbers are lower, it reports all VMs.
         self.revision = changes.revision;

@@ -628,7 +628,6 @@ pub(super) fn vm_spec(run: &Run, placement: &Placement, at: &HostId) -> Result<V
             None => Machine {
                 firmware: spec.firmware,
                 hardware: Hardware { tpm: spec.tpm, ..Hardware::default() },
-                balloon: true,
                 ..Machine::default()
             },
             Some(lasting) => Machine {
@@ -637,7 +636,6 @@ pub(super) fn vm_spec(run: &Run, placement: &Placement, at: &HostId) -> Result<V
                 hardware: lasting.hardware.clone(),
                 cpus_max: Machine::cpus_max_of(spec.cpus),
                 ports: Machine::PORTS,
-                balloon: false,
             },
         },
     })

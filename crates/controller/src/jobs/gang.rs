@@ -236,13 +236,6 @@ impl Run {
     async fn make_members(&mut self, members: &Members) -> Result<Step, Problem> {
         let cluster = Arc::clone(&self.cluster);
         let spec = self.job().spec.clone();
-        if self.gang()?.cards.is_empty() {
-            // An older version of this controller has recorded the hosts.
-            self.ensure_network().await?;
-            let _turn = cluster.networks.turn().await;
-            self.gang()?.cards = self.new_cards().await?;
-            self.record.save().await?;
-        }
         let changes = cluster.index.home_changes();
         let mut homes = Vec::new();
         for volume in &spec.volumes {

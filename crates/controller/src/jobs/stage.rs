@@ -40,12 +40,6 @@ impl Run {
         }
         let cluster = self.cluster.clone();
         let placement = self.placement()?.clone();
-        if self.job().spec.inputs.is_some()
-            && !placement.disks.iter().any(|disk| disk.role == DiskRole::Inputs)
-        {
-            let why = "an earlier version of the controller has placed it, and its inputs are gone";
-            return Err(Problem::invalid(format!("job {}", self.id), why));
-        }
         networks::give_card(&cluster, &mut self.record).await?;
         if !self.knows_all_addresses() {
             // Each other member gives itself an address before it does anything else.

@@ -49,13 +49,13 @@ mod tests {
         ["cloud1", "cloud2"].map(|name| HostId::new(name).expect("name")).to_vec()
     }
 
-    fn ended(to: &str, state: &str, error: &str, ended_ms: u64) -> Migration {
-        serde_json::from_value(serde_json::json!({
-            "id": "q-0001-m1", "vm": "q-0001", "from": "home1", "to": to, "state": state,
-            "reason": "asked", "error": error, "started_ms": ended_ms, "ended_ms": ended_ms,
-            "predicted_total_ms": null, "total_ms": 0, "downtime_ms": 0, "bytes": 0, "job_progress": null
-        }))
-        .expect("a migration")
+    fn ended(to: &str, state: MigrationState, error: &str, ended_ms: u64) -> Migration {
+        let [id, vm] = ["q-0001-m1", "q-0001"];
+        let (id, vm) = (id.parse().expect("a name"), vm.parse().expect("a name"));
+        let hosts = ["home1", to].map(|host| HostId::new(host).expect("a name"));
+        let (error, ended_ms) = (error.to_owned(), Some(ended_ms));
+        let new = Migration::new(id, vm, hosts, "asked".to_owned(), ended_ms.unwrap_or_default());
+        Migration { state, error, ended_ms, ..new }
     }
 
     fn refused_at(moves: &[Migration], now_ms: u64) -> Vec<String> {
@@ -73,7 +73,7 @@ mod tests {
             let refused = refused_at(&moves, now_ms);
             let open = hosts().into_iter().find(|host| !refused.contains(&host.to_string()));
             if let Some(to) = open {
-                moves.push(ended(to.as_str(), "aborted", "this QEMU cannot", now_ms));
+                moves.push(ended(to.as_str(), MigrationState::Aborted, "this QEMU cannot", now_ms));
             }
         }
         assert_eq!(
@@ -88,9 +88,9 @@ mod tests {
     #[test]
     fn one_aborted_migration_keeps_the_vm_from_that_host_for_half_a_minute() {
         let moves = [
-            ended("cloud2", "aborted", "no", SOME_MS),
-            ended("cloud1", "completed", "", SOME_MS),
-            ended("cloud1", "aborted", "no", SOME_MS),
+            ended("cloud2", MigrationState::Aborted, "no", SOME_MS),
+            ended("cloud1", MigrationState::Completed, "", SOME_MS),
+            ended("cloud1", MigrationState::Aborted, "no", SOME_MS),
         ];
         assert_eq!(refused_at(&moves, SOME_MS + 29_999), ["cloud1"]);
         assert!(refused_at(&moves, SOME_MS + 30_000).is_empty());
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn after_a_cancel_the_vm_does_not_move_to_another_host_instead() {
-        let moves = [ended("cloud1", "aborted", CANCELLED, SOME_MS)];
+        let moves = [ended("cloud1", MigrationState::Aborted, CANCELLED, SOME_MS)];
         assert_eq!(refused_at(&moves, SOME_MS + 1), ["cloud1", "cloud2"]);
         assert!(refused_at(&moves, SOME_MS + 30_000).is_empty());
     }

@@ -129,15 +129,6 @@ impl Run {
         let destination = self.destination()?;
         let spec = self.planned()?.spec.clone();
         let mut report: VmReport = destination.agent_slow.put(&self.path(), &spec).await?;
-        if report.spec.machine != spec.machine {
-            // It knows nothing of a part of the machine, and QEMU would find that out when all memory is there.
-            let why = format!(
-                "the agent of {} is an older one and builds another machine",
-                destination.id
-            );
-            let problem = Problem::unsupported("can't start the destination", why);
-            return Err(problem.next(format!("upgrade Perigee at {}", destination.id)));
-        }
         if self.record.value.io_before.is_empty() {
             // This is stored together with the next change.
             self.record.value.io_before.clone_from(&report.io);

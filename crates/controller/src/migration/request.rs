@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use perigee_model::job::{Migration, MigrationState};
-use perigee_model::phases::Phases;
 use perigee_model::vm::{HostReport, LinkProbe};
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, Problem, VmId, VmStart};
@@ -169,36 +168,18 @@ pub(crate) fn new_record(
         (milliseconds(|cost| Some(cost.total_s)), milliseconds(|cost| cost.wait_s));
     let predicted_phases = cost.as_ref().ok().map(planning::phases_of);
     let mode = mode_of(cost);
+    let (id, hosts) = (name_of(vm, number)?, [from, wish.to]);
     let migration = Migration {
-        id: name_of(vm, number)?,
-        vm: vm.clone(),
-        from,
-        to: wish.to,
-        state: MigrationState::Preparing,
-        reason: wish.reason,
-        error: String::new(),
-        started_ms: now_ms(),
-        ended_ms: None,
         predicted_total_ms,
         predicted_wait_ms,
         predicted_phases,
-        waited_ms: 0,
-        total_ms: 0,
-        left_ms: None,
-        downtime_ms: 0,
-        bytes: 0,
         job_progress: wish.job_progress,
         compressed: mode.compressed,
         throttle_percent: mode.throttle_percent,
         mode_reason: mode.why,
-        max_bytes_per_s: None,
         link,
-        phases: Phases::default(),
-        remaining_bytes: 0,
-        rate_bytes_per_s: 0,
-        dirty_bytes_per_s: 0,
         volumes: wish.volumes,
-        moves_ahead: 0,
+        ..Migration::new(id, vm.clone(), hosts, wish.reason, now_ms())
     };
     Ok(MigrationRecord {
         migration,

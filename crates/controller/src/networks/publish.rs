@@ -66,11 +66,7 @@ pub fn check(cluster: &Cluster, spec: &JobSpec, network: &NetworkRecord) -> Resu
 /// Whose each published port is: of several that came at once the first one's.
 pub fn owners(cluster: &Cluster) -> BTreeMap<Port, JobId> {
     let mut jobs = cluster.unfinished_jobs();
-    jobs.retain(|record| {
-        let spec = &record.job.spec;
-        // An older controller let VMs without a network publish ports.
-        !spec.publish.is_empty() && spec.network.name().is_some()
-    });
+    jobs.retain(|record| !record.job.spec.publish.is_empty());
     jobs.sort_by_key(|record| (record.job.submitted_ms, record.job.id.clone()));
     let mut owners = BTreeMap::new();
     for record in jobs {

@@ -61,7 +61,6 @@ pub struct Known {
     /// What the VMs sent to each other in the last one of which this is known: a row for each rank.
     pub sent: Vec<Vec<u64>>,
     /// Those that have succeeded, with a digest of their image and command, the oldest first.
-    #[serde(default)]
     runs: Vec<(String, GangRun)>,
     ended_ms: u64,
 }

@@ -118,7 +118,6 @@ async fn a_vm_that_ends_once_more_has_lost_its_outputs() {
     lab.wait_for_clean_hosts().await;
 }
 
-/// As that of an older version, which knows no seed without a command.
 #[tokio::test]
 async fn a_runner_that_can_t_write_the_outputs_says_why_they_are_lost() {
     let lab = patient().await;

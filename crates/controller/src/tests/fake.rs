@@ -104,8 +104,6 @@ pub struct Inside {
     pub starts_no_vm: bool,
     /// Its agent is of an older version, and does not know that guests wait.
     pub lets_nothing_begin: bool,
-    /// Nor that machines of jobs have balloons.
-    pub builds_no_balloon: bool,
     /// What stands on its images.
     pub image_children: u64,
     /// Volumes that read images of other hosts, and keep nothing.
@@ -171,8 +169,6 @@ pub struct Inside {
     pub hangs: bool,
     /// It never answers who may open its volumes.
     pub openers_hang: bool,
-    /// As an agent of before: it tells no changes.
-    pub tells_nothing: bool,
     /// How often a power button was pressed.
     pub pressed: u32,
     /// How VMs were changed while they ran.

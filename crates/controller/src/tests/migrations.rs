@@ -233,12 +233,6 @@ async fn a_source_that_refuses_aborts_the_migration() {
     ends_at_the_source(|lab| lab.home.inside().refuse_migration = true, "this QEMU cannot").await;
 }
 
-#[tokio::test]
-async fn a_vm_does_not_move_to_a_host_whose_older_agent_builds_another_machine() {
-    let makes_older = |lab: &Lab| lab.cloud.inside().builds_no_balloon = true;
-    ends_at_the_source(makes_older, "the agent of cloud1 is an older one").await;
-}
-
 /// A move that is aborted for this reason, and its job.
 async fn ends_at_the_source(prepare: impl FnOnce(&Lab), reason: &str) {
     let lab = Lab::up().await;

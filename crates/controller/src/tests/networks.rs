@@ -8,7 +8,7 @@ use perigee_model::network::NewNetwork;
 use perigee_model::vm::{
     HostAddresses, MigrationPhase, MigrationReport, NetworkKind, VmNetwork, VmReport, VmStatus,
 };
-use perigee_model::{HostId, JobId, MigrationId, NetworkName, ProblemKind, SiteId};
+use perigee_model::{HostId, JobId, MigrationId, NetworkName, ProblemKind};
 use tokio::time::sleep;
 
 use super::fake::FakeHost;
@@ -441,18 +441,4 @@ async fn guests_are_kept_from_a_host_that_a_new_controller_has_not_heard_yet() {
     let networks = told(&lab, networks.made_ms).await;
     assert!(networks.hosts.contains(&"192.0.2.9".parse().expect("an address")), "{networks:?}");
     assert!(networks.hosts.contains(&second_card.into()), "{networks:?}");
-}
-
-#[test]
-fn the_record_of_a_host_of_an_earlier_version_is_read() {
-    let addresses = HostAddresses {
-        site: SiteId::new("home").expect("a name"),
-        agent_url: "http://10.0.0.1:1".to_owned(),
-        volume_url: "http://10.0.0.1:2".to_owned(),
-        nbd_addr: "10.0.0.1:3".to_owned(),
-        tunnel: None,
-    };
-    let earlier = serde_json::json!({ "addresses": addresses, "registered_ms": 7 });
-    let record: HostRecord = serde_json::from_value(earlier).expect("it is read");
-    assert!(record.registered_ms == 7 && record.interfaces.is_empty());
 }

@@ -203,18 +203,6 @@ async fn a_host_that_hangs_keeps_no_other_job_from_its_place() {
 }
 
 #[tokio::test]
-async fn a_host_that_tells_no_changes_is_asked() {
-    let lab = Lab::up().await;
-    lab.home.inside().tells_nothing = true;
-    let id = lab.submit(spec(Access::Clone)).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.home, &vm).await;
-    lab.home.say(&vm, GuestBody::Started);
-    finish(&lab.home, &lab.home, &vm);
-    lab.wait_for_state(&id, JobState::Succeeded).await;
-}
-
-#[tokio::test]
 async fn a_vm_is_not_moved_to_another_processor() {
     let lab = Lab::up().await;
     for (host, processor) in [(&lab.home, "EPYC"), (&lab.cloud, "Xeon")] {

@@ -104,14 +104,14 @@ pub async fn snapshot(
         }
         return Ok(ClusterImage { note: in_doubt("it was started meanwhile"), ..made });
     }
-    let frozen = ask::<Count>(cluster, vm, "guest-fsfreeze-freeze", json!({})).await;
+    let frozen = ask::<u64>(cluster, vm, "guest-fsfreeze-freeze", json!({})).await;
     let made = images::snapshot_disk(cluster, root, wanted).await;
     let why = match frozen {
         Err(problem) => {
             Some(format!("the guest's filesystems did not stand still: {}", problem.why))
         }
         Ok(frozen) => {
-            let thawed = ask::<Count>(cluster, vm, "guest-fsfreeze-thaw", json!({})).await;
+            let thawed = ask::<u64>(cluster, vm, "guest-fsfreeze-thaw", json!({})).await;
             if let Err(problem) = &thawed {
                 // Its host's agent does so too, after a while.
                 tracing::warn!("VM {vm}: {problem}");
@@ -127,21 +127,14 @@ fn in_doubt(why: &str) -> String {
     format!("it may be no more than what a power cut would have left: {why}")
 }
 
-/// Of filesystems. An agent of an earlier version does not say it.
-type Count = Option<u64>;
-
 /// Why the filesystems of a guest that has said how many stood still may have gone on before they were let go on.
-fn why_not_still(frozen: Count, thawed: Result<Count, Problem>) -> Option<String> {
+fn why_not_still(frozen: u64, thawed: Result<u64, Problem>) -> Option<String> {
     match (frozen, thawed) {
-        (Some(0), _) => Some("the guest has no filesystem that can stand still".to_owned()),
-        (Some(frozen), Ok(Some(thawed))) if thawed >= frozen => None,
+        (0, _) => Some("the guest has no filesystem that can stand still".to_owned()),
+        (frozen, Ok(thawed)) if thawed >= frozen => None,
         // Its host lets them go on after a while, and a person may.
-        (Some(_), Ok(Some(_))) => {
-            Some("the guest's filesystems went on before it was made".to_owned())
-        }
-        (_, thawed) => {
-            let why = thawed
-                .map_or_else(|problem| problem.why, |_| "its host does not say it".to_owned());
+        (_, Ok(_)) => Some("the guest's filesystems went on before it was made".to_owned()),
+        (_, Err(Problem { why, .. })) => {
             Some(format!("whether the guest's filesystems stood still is not known: {why}"))
         }
     }

@@ -24,7 +24,6 @@ pub struct Outcome {
     pub links: Vec<Link>,
     pub versions: BTreeMap<String, String>,
     /// The parts of the lab that still existed after it was taken down.
-    #[serde(default)]
     pub left_behind: Vec<String>,
 }
 
@@ -95,7 +94,6 @@ pub struct Move {
     pub started_ms: u64,
     pub ended_ms: Option<u64>,
     /// The duration of each phase.
-    #[serde(default)]
     pub phases: Phases,
 }
 

@@ -46,7 +46,6 @@ pub struct CellResult {
     pub longest_ms: u64,
     pub took_s: f64,
     /// The version and the commit that were tested.
-    #[serde(default)]
     pub perigee: String,
 }
 

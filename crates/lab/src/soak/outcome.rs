@@ -17,7 +17,6 @@ pub struct Outcome {
     pub moves_completed: u32,
     pub moves_aborted: u32,
     /// The times for which a job has stood still.
-    #[serde(default)]
     pub waits: Vec<Wait>,
     /// The leftovers on the hosts after the last job, for people.
     pub left: Vec<String>,

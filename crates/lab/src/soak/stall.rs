@@ -60,6 +60,8 @@ fn word(state: impl std::fmt::Debug) -> String {
 
 #[cfg(test)]
 mod tests {
+    use perigee_model::job::MigrationState;
+
     use super::*;
 
     fn minutes(minutes: u64) -> Duration {
@@ -69,18 +71,17 @@ mod tests {
     fn job() -> Job {
         let text = "name: soak\nimage: debian\ncommand: \"true\"\n";
         let spec = perigee_model::job_file::parse(text, "soak.yaml").expect("a job file").spec;
-        let migration = serde_json::json!({
-            "id": "soak-0007-m2", "vm": "soak-0007", "from": "home1", "to": "cloud1",
-            "state": "copying", "reason": "", "started_ms": 0, "ended_ms": null,
-            "predicted_total_ms": null, "total_ms": 0, "downtime_ms": 0, "bytes": 0,
-            "job_progress": null,
-        });
+        let (id, vm) =
+            ("soak-0007-m2".parse().expect("a name"), "soak-0007".parse().expect("a name"));
+        let hosts = ["home1", "cloud1"].map(|host| host.parse().expect("a name"));
+        let mut migration = Migration::new(id, vm, hosts, String::new(), 0);
+        migration.state = MigrationState::Copying;
         let job = serde_json::json!({
             "id": "soak-0007", "spec": spec, "state": "running",
-            "reason": "host home1 is unreachable", "host": "home1", "vm": "soak-0007",
+            "reason": "host home1 is unreachable", "host": "home1", "vm": "soak-0007", "waits": [],
             "exit_code": null, "progress": { "done": 3, "total": 40, "label": "" },
             "submitted_ms": 0, "started_ms": null, "running_ms": null, "ended_ms": null,
-            "measured_s": null, "migrations": [migration], "output_bytes": null,
+            "measured_s": null, "migrations": [migration], "left_out": 0, "members": [],
         });
         serde_json::from_value(job).expect("a job")
     }

@@ -29,7 +29,6 @@ pub struct GangMove {
     /// Which of the job's moves it is, from 1 on.
     pub number: u32,
     /// The request that it carries out; `None`: the planner wants it.
-    #[serde(default)]
     pub asked: Option<u64>,
     /// Why the VMs move.
     pub reason: String,
@@ -40,10 +39,8 @@ pub struct GangMove {
     /// One for each VM, in the order of their ranks.
     pub legs: Vec<Leg>,
     /// Why the VMs go back, or did not move at all; empty: they do not.
-    #[serde(default)]
     pub undone: String,
     /// Why a VM that is to go back can't do so now.
-    #[serde(default)]
     pub trouble: String,
 }
 
@@ -55,7 +52,6 @@ pub struct Leg {
     /// Where it goes. A VM that is there already stays.
     pub to: HostId,
     /// The number of its last migration before the present direction was taken.
-    #[serde(default)]
     pub after: u32,
 }
 

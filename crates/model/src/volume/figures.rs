@@ -41,10 +41,8 @@ pub struct IoStats {
     /// Data that they carried, before compression.
     pub network_bytes: u64,
     /// How much of that data compression kept off the network.
-    #[serde(default)]
     pub network_saved_bytes: u64,
     /// Reads of another host's volume that were answered from a replica or another layer here.
-    #[serde(default)]
     pub replica_reads: u64,
     /// Writes refused because the session's epoch was not the volume's.
     pub fenced: u64,

@@ -24,13 +24,10 @@ pub struct ImageInfo {
     /// Volumes and images that stand on it.
     pub children: u64,
     /// Where the rest comes from; `None` for an image that is complete.
-    #[serde(default)]
     pub remote: Option<ImageSource>,
     /// What it shows; of one that is not complete, what it has to show. `None` if that is not known yet.
-    #[serde(default)]
     pub content: Option<ContentDigest>,
     /// Whether it may leave its site.
-    #[serde(default)]
     pub leave_site: LeaveSite,
     /// In the answer to an import: what its user is to know about it, for example that it is longer than its file. Otherwise empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -69,15 +66,12 @@ pub struct ImageSource {
     /// fetched.
     pub missing_bytes: u64,
     /// Why the rest could not be copied in the background at the last try; `None` if it could. It is tried again.
-    #[serde(default)]
     pub failed: Option<String>,
     /// What came from there is not the image's content. What had come was dropped, and the rest is not fetched in the
     /// background from there.
-    #[serde(default)]
     pub refused: bool,
     /// What came is not the image's content, several times, and it is not known whose fault that is. What had come was
     /// dropped, and the rest is not fetched in the background from there.
-    #[serde(default)]
     pub unclear: bool,
 }
 
@@ -212,7 +206,6 @@ pub const TREE_PREFIX: &str = "tree:";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Upload {
     /// The host that has it. `None`: the volume server that answers.
-    #[serde(default)]
     pub host: Option<HostId>,
     /// The source of an image that is made of it, at this host. It is removed when the import has ended, or after an
     /// hour without one.

@@ -32,10 +32,8 @@ pub struct VmSocketSeen {
     #[serde(flatten)]
     pub socket: VmSocket,
     /// How many connections the VM's QEMU has open. Each disk has one.
-    #[serde(default)]
     pub connections: usize,
     /// The volumes whose homes do not answer.
-    #[serde(default)]
     pub unanswered: Vec<Unanswered>,
 }
 

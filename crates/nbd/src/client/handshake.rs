@@ -66,9 +66,8 @@ impl ExportInfo {
         match (self.incarnation, before.incarnation) {
             // The volume may have been enlarged in the meantime.
             (Some(is), Some(was)) => is == was && self.size_bytes >= before.size_bytes,
-            (None, Some(_)) => false,
-            // A newer version of the server may send an incarnation that the older one did not send.
-            (_, None) => (self.size_bytes, self.layer) == (before.size_bytes, before.layer),
+            (None, Some(_)) | (Some(_), None) => false,
+            (None, None) => (self.size_bytes, self.layer) == (before.size_bytes, before.layer),
         }
     }
 }

@@ -189,16 +189,14 @@ fn stopped(shown: &Vm) -> Option<Result<(), String>> {
     }
 }
 
-/// Waits for another run. An older controller does not say which one it is: then the VM has to be seen off, or with a shorter uptime.
+/// Waits for another run.
 pub async fn restart(client: &Client, vm: &VmId, force: bool) -> Result<Vm, Problem> {
     let before: Vm = client.get(&format!("/v1/vms/{vm}")).await?;
     let asked: Vm = client.post(&format!("/v1/vms/{vm}/restart"), &StopVm { force }).await?;
     let mut was_down = asked.status == VmState::Waiting;
-    let mut up_ms = asked.uptime_ms;
     let what = format!("restart VM {vm}");
     follow(client, vm, &what, |shown| {
-        was_down |= shown.run > before.run || shown.host.is_none() || shown.uptime_ms < up_ms;
-        up_ms = shown.uptime_ms;
+        was_down |= shown.run > before.run;
         match shown.status {
             VmState::Running if was_down => Some(Ok(())),
             // The stop is over, and the guest has not followed it.

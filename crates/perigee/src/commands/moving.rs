@@ -232,12 +232,10 @@ mod tests {
     use super::*;
 
     fn migration() -> Migration {
-        serde_json::from_value(serde_json::json!({
-            "id": "q-0001-m1", "vm": "q-0001", "from": "home1", "to": "cloud1", "state": "copying",
-            "reason": "asked", "started_ms": 0, "ended_ms": null, "predicted_total_ms": null,
-            "total_ms": 0, "downtime_ms": 0, "bytes": 0, "job_progress": null
-        }))
-        .expect("a migration as an older controller has it")
+        let (id, vm) = ("q-0001-m1".parse().expect("a name"), "q-0001".parse().expect("a name"));
+        let hosts = ["home1", "cloud1"].map(|host| host.parse().expect("a name"));
+        let state = MigrationState::Copying;
+        Migration { state, ..Migration::new(id, vm, hosts, "asked".to_owned(), 0) }
     }
 
     #[test]

@@ -229,7 +229,8 @@ mod tests {
     fn shown(state: &str) -> VolumeMove {
         serde_json::from_value(serde_json::json!({
             "volume": "data", "from": "home1", "to": "cloud1", "state": state, "cause": "asked",
-            "started_ms": 0, "taken_ms": null, "ended_ms": null, "missing_bytes": 100 << 20
+            "started_ms": 0, "taken_ms": null, "ended_ms": null, "missing_bytes": 100 << 20,
+            "problem": ""
         }))
         .expect("a move")
     }

@@ -170,7 +170,7 @@ mod tests {
     fn what_a_promotion_loses_is_told_as_far_as_it_is_known() {
         let mut promotion: Promotion = serde_json::from_value(serde_json::json!({
             "volume": "data", "from": "home1", "to": "cloud1",
-            "layer": "00000000-0000-0000-0000-000000000000", "taken_ms": 0, "age_s": 540,
+            "layer": "00000000-0000-0000-0000-000000000000", "taken_ms": 0, "age_s": 540, "silent_s": 0,
             "behind_bytes": 2 << 20, "in_use": true
         }))
         .expect("a promotion");

@@ -110,7 +110,6 @@ impl Way {
 
 /// What a replay shows about the job far from its data.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Replayed {
     /// The dependent round trips: how many seconds the command takes longer for each second of round trip.
     pub round_trips: f64,

@@ -115,7 +115,7 @@ impl Pool {
         }
     }
 
-    /// Computes what images show that were made of volumes here, or by an earlier version, or are copies that nobody could
+    /// Computes what images show that were made of volumes here, or are copies that nobody could
     /// compare.
     pub(crate) async fn find_contents(self: &Arc<Self>) {
         let images = match self.run(|pool| pool.catalog.images_without_content()).await {

@@ -55,9 +55,8 @@ async fn make(
 #[derive(Deserialize)]
 struct Of {
     uid: u32,
-    /// Those that it had when it was looked at. An agent of before does not say it.
-    #[serde(default)]
-    exports: Option<String>,
+    /// Those that it had when it was looked at, with commas between them.
+    exports: String,
 }
 
 async fn end(
@@ -66,6 +65,6 @@ async fn end(
     asker: Asker,
     Query(Of { uid, exports }): Query<Of>,
 ) -> Reply<()> {
-    sockets(&control, &asker)?.delete(&vm, uid, exports.as_deref()).await;
+    sockets(&control, &asker)?.delete(&vm, uid, &exports).await;
     Ok(Json(()))
 }

@@ -100,7 +100,7 @@ async fn a_vm_s_socket_serves_only_this_vm_and_only_its_sessions() {
     let later = VmSocket { vm: "vm-2".parse().expect("a name"), ..vm_socket(VM_UID, &[]) };
     open(&server, &later).await;
     assert!(!at.exists());
-    let end = format!("/v1/vms/vm-2/socket?uid={OTHER_UID}");
+    let end = format!("/v1/vms/vm-2/socket?uid={OTHER_UID}&exports=");
     server.control.delete(&end).await.expect("of another VM: nothing to do");
     // The agent has seen the socket of an earlier start with the same user.
     let end = format!("/v1/vms/vm-2/socket?uid={VM_UID}&exports={own}");

@@ -2,7 +2,7 @@
 //! host is told with its copy what that has to show, compares it before the copy counts as complete, and drops what is
 //! something else. Here it is seen to that such a copy is deleted or gets another source, and that people hear of it.
 //!
-//! An image whose content is not known yet (of an earlier version, or just made of a volume) is copied without that. When it
+//! An image whose content is not known yet (it was just made of a volume) is copied without that. When it
 //! becomes known, hosts whose copies lack blocks are told, and complete copies are compared with what their hosts say.
 
 use std::collections::{HashMap, HashSet};

@@ -46,7 +46,6 @@ pub struct ReplicaRecord {
     /// Whether the volume had sessions there.
     pub in_use: Option<bool>,
     /// The NBD address of the home from which the present round comes; `None`: not known.
-    #[serde(default)]
     pub from_nbd_addr: Option<String>,
 }
 

@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use perigee_http::{Failure, Json, Reply};
-use perigee_model::guest::GuestMessage;
+use perigee_model::guest::GuestEvent;
 use perigee_model::starts::{OnDelete, OnStart, Starts};
 use perigee_model::switchover::{Arrival, Fate, fate, may_begin};
 use perigee_model::vm::{
@@ -185,9 +185,6 @@ pub(super) async fn changes(
     Query(query): Query<BTreeMap<String, u64>>,
 ) -> Reply<VmChanges> {
     let (after, wait) = (query["after"], Duration::from_millis(query["wait_ms"]));
-    if inside.lock().expect("lock").tells_nothing {
-        return Err(Problem::not_found("answer the request", "there is no such path").into());
-    }
     let begun = Instant::now();
     loop {
         let changes = inside.lock().expect("lock").unless_down()?.changes(after);
@@ -257,10 +254,9 @@ pub(super) async fn vm(
 pub(super) async fn put_vm(
     State(inside): Shared,
     Path(vm): Path<VmId>,
-    Json(mut spec): Json<VmSpec>,
+    Json(spec): Json<VmSpec>,
 ) -> Reply<VmReport> {
     let mut inside = inside.lock().expect("lock");
-    spec.machine.balloon &= !inside.builds_no_balloon;
     let decided = inside.starts_of(&vm).on_start(spec.start);
     if let OnStart::EndFirst(older) = decided.map_err(|e| e.problem("start the VM"))? {
         inside.delete(&vm, older)?;
@@ -354,11 +350,11 @@ pub(super) async fn events(
     State(inside): Shared,
     Path(vm): Path<VmId>,
     Query(query): Query<BTreeMap<String, u64>>,
-) -> Reply<Vec<GuestMessage>> {
+) -> Reply<Vec<GuestEvent>> {
     let inside = inside.lock().expect("lock");
     let vm = inside.vms.get(&vm).ok_or_else(no_vm)?;
-    let new = vm.events.iter().filter(|m| m.seq > query["after"]);
-    Ok(Json(new.take(EVENTS_MAX).cloned().collect()))
+    let new = vm.events.iter().filter(|m| m.seq > query["after"]).take(EVENTS_MAX);
+    Ok(Json(new.map(|message| GuestEvent { age_ms: 0, message: message.clone() }).collect()))
 }
 
 pub(super) async fn migrate(

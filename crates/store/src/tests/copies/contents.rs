@@ -100,7 +100,7 @@ async fn what_a_host_has_called_empty_and_gives_to_a_reader_is_compared_too() {
     assert!(bench.is_refused().await);
 }
 
-/// An image of an earlier version, or one that was copied before anybody knew what it shows.
+/// An image that was copied before anybody knew what it shows.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_content_of_a_copy_that_nobody_could_compare_is_found_in_the_background() {
     let bench = Bench::copied(Keep::All).await;
