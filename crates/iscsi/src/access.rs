@@ -37,6 +37,7 @@ impl Client {
         Self { targets: vec!["*".into()], chap: None }
     }
 
+    /// Whether one of the client's patterns names this target, by its iSCSI name (`iqn.…`).
     pub fn may_use(&self, target: &str) -> bool {
         self.targets.iter().any(|pattern| matches(pattern, target))
     }

@@ -10,6 +10,7 @@ use super::session::Numbers;
 use super::text::Parameters;
 use super::transfer::{Ready, Task};
 
+/// What one connection writes: each PDU gets the session's next numbers and the digests that the login has agreed on.
 pub struct Answers {
     pub output: Output,
     pub numbers: Numbers,
@@ -71,22 +72,28 @@ impl Answers {
         self.send_unnumbered(head.with_u32(20, ttt));
     }
 
+    /// Answers a NOP-Out (RFC 7143, 11.19) with its own data, cut to what the initiator takes in one PDU.
     pub fn pong(&mut self, itt: u32, lun: [u8; 8], data: &[u8]) {
         let data = &data[..data.len().min(self.parameters.their_data_bytes_max as usize)];
         let head = Head::new(response::NOP_IN, flag::FINAL).with(8, &lun).with_u32(16, itt);
         self.send(head.with_u32(20, NO_TAG), data);
     }
 
+    /// Refuses a PDU: `reason` is one of [`super::pdu::reject`], and the header of what is refused goes with it (RFC
+    /// 7143, 11.17).
     pub fn reject(&mut self, reason: u8, of: &Head) {
         let head = Head::new(response::REJECT, flag::FINAL).with(2, &[reason]);
         self.send(head.with_u32(16, NO_TAG), &of.0);
     }
 
+    /// Answers a task management request; `how` is one of [`super::tasks::managed`].
     pub fn managed(&mut self, itt: u32, how: u8) {
         let head = Head::new(response::TASK_MANAGEMENT, flag::FINAL).with(2, &[how]);
         self.send(head.with_u32(16, itt), &[]);
     }
 
+    /// Answers a Logout; `how` is 0 for a session that is closed, and 2 if the initiator wants recovery, which there
+    /// is not (RFC 7143, 11.15.1).
     pub fn logged_out(&mut self, itt: u32, how: u8) {
         let head = Head::new(response::LOGOUT, flag::FINAL).with(2, &[how]);
         self.send(head.with_u32(16, itt), &[]);
@@ -99,6 +106,7 @@ impl Answers {
         self.send(head.with_u32(20, ttt.unwrap_or(NO_TAG)), text);
     }
 
+    /// Asks the initiator for a part of a write's data (R2T). It takes no StatSN, because the task has not ended.
     pub fn ready_to_transfer(&mut self, ready: &Ready) {
         let head = Head::new(response::R2T, flag::FINAL)
             .with_u32(16, ready.itt)
@@ -109,6 +117,8 @@ impl Answers {
         self.send_unnumbered(head);
     }
 
+    /// Ends a task: its data, if it reads, and then its status. A residual count says how much less or more the
+    /// command moved than the initiator expected (RFC 7143, 11.4.5).
     pub fn outcome(&mut self, task: &Task, outcome: Outcome) {
         match outcome {
             Outcome::Good(data) if !data.is_empty() && task.expected_in > 0 => {

@@ -19,6 +19,7 @@ const BINARY_BYTES_MAX: usize = 1024;
 pub struct Secret(Vec<u8>);
 
 impl Secret {
+    /// The bytes as the two sides share them, without a terminator.
     pub fn new(text: impl Into<Vec<u8>>) -> Self {
         Self(text.into())
     }
@@ -63,6 +64,7 @@ impl Algorithm {
         })
     }
 
+    /// The algorithm's number in `CHAP_A`, as IANA lists them: 5 is MD5 (RFC 1994), 7 is SHA-256.
     pub fn number(self) -> u8 {
         match self {
             Self::Md5 => 5,
@@ -70,6 +72,8 @@ impl Algorithm {
         }
     }
 
+    /// The hash over `id`, the secret and the challenge, in this order (RFC 1994, 4.1): 16 bytes for MD5, 32 for
+    /// SHA-256.
     pub fn respond(self, id: u8, secret: &Secret, challenge: &[u8]) -> Vec<u8> {
         fn mix<D: Digest>(id: u8, secret: &Secret, challenge: &[u8]) -> Vec<u8> {
             D::new()
@@ -104,6 +108,7 @@ impl Challenge {
         Ok(Self { algorithm, id, bytes })
     }
 
+    /// The challenge as `CHAP_C` has it: `0x` and hexadecimal digits.
     pub fn text(&self) -> String {
         binary_text(&self.bytes)
     }
@@ -126,6 +131,7 @@ pub fn prove(algorithm: Algorithm, target: &Credentials, id: u8, challenge: &[u8
     binary_text(&algorithm.respond(id, &target.secret, challenge))
 }
 
+/// Parses `CHAP_I`, decimal or with `0x`; `None` beyond 0 to 255.
 pub fn identifier(value: &str) -> Option<u8> {
     number_in(value, 0..=255).and_then(|number| u8::try_from(number).ok())
 }

@@ -30,6 +30,8 @@ pub struct Disk {
 }
 
 impl Disk {
+    /// The disk's present size in blocks of 512 bytes. If it is another one than at the session's last command,
+    /// the session gets a unit attention.
     pub fn blocks(&self) -> u64 {
         let size_bytes = self.device.size_bytes();
         self.nexus.note_size(size_bytes);

@@ -139,9 +139,11 @@ impl Accept for Listener {
     }
 }
 
+/// The iSCSI target of a volume server: every volume is one target with one unit, LUN 0.
 pub struct Target(Arc<Shared>);
 
 impl Target {
+    /// A target that nobody reaches until [`Target::serve`].
     pub fn new(options: Options) -> Self {
         let Options { exports, clients, keep, sessions_max } = options;
         Self(Arc::new(Shared {

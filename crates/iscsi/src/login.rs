@@ -52,8 +52,11 @@ impl Refusal {
 }
 
 mod stage {
+    /// SecurityNegotiation: the two sides prove who they are.
     pub const SECURITY: u8 = 0;
+    /// LoginOperationalNegotiation: lengths, digests, burst sizes.
     pub const OPERATION: u8 = 1;
+    /// FullFeaturePhase: the login is over, and commands may come.
     pub const FULL_FEATURE: u8 = 3;
 }
 
@@ -68,6 +71,8 @@ enum Proof {
     Done,
 }
 
+/// One login (RFC 7143, chapter 6) from its first request to its session, or to its refusal with a status of two
+/// bytes.
 pub struct Login<'a> {
     shared: &'a Shared,
     peer: String,

@@ -5,33 +5,52 @@
 
 use perigee_block::stream::input::{Framing, Measured};
 
+/// The basic header segment, which every PDU has.
 pub const HEAD_BYTES: usize = 48;
+/// A digest of header or data is a CRC32C (RFC 7143, 13.1).
 pub const DIGEST_BYTES: usize = 4;
 /// The tag that means "no tag".
 pub const NO_TAG: u32 = 0xffff_ffff;
 
 /// Opcodes of PDUs from initiators.
 pub mod request {
+    /// A ping, or the answer to one of the target's.
     pub const NOP_OUT: u8 = 0x00;
+    /// A command with its CDB, and perhaps the first of its data.
     pub const SCSI_COMMAND: u8 = 0x01;
+    /// Aborts tasks, or resets the unit or the target.
     pub const TASK_MANAGEMENT: u8 = 0x02;
+    /// One step of a login.
     pub const LOGIN: u8 = 0x03;
+    /// Keys and values after the login, of which this target knows SendTargets.
     pub const TEXT: u8 = 0x04;
+    /// Data of a write.
     pub const DATA_OUT: u8 = 0x05;
+    /// Ends the session, or a connection of it.
     pub const LOGOUT: u8 = 0x06;
+    /// Asks for lost PDUs again. At ErrorRecoveryLevel 0, the only one here, it is refused.
     pub const SNACK: u8 = 0x10;
 }
 
 /// Opcodes of PDUs from targets.
 pub mod response {
+    /// The answer to a ping.
     pub const NOP_IN: u8 = 0x20;
+    /// A command's status, with sense data if it failed.
     pub const SCSI_RESPONSE: u8 = 0x21;
+    /// How a task management function ended.
     pub const TASK_MANAGEMENT: u8 = 0x22;
+    /// The answer to one step of a login.
     pub const LOGIN: u8 = 0x23;
+    /// The answer to a text.
     pub const TEXT: u8 = 0x24;
+    /// Data of a read; the last one may carry the status.
     pub const DATA_IN: u8 = 0x25;
+    /// The answer to a logout; then the target closes the connection.
     pub const LOGOUT: u8 = 0x26;
+    /// Ready to transfer: asks for a part of a write's data.
     pub const R2T: u8 = 0x31;
+    /// A PDU was not taken, with the reason and the PDU's header.
     pub const REJECT: u8 = 0x3f;
 }
 
@@ -46,17 +65,25 @@ pub mod flag {
     pub const WRITE: u8 = 0x20;
     /// A Data-In PDU that carries the command's status.
     pub const STATUS: u8 = 0x01;
+    /// The residual count says how many bytes of the command did not fit into what the initiator expected.
     pub const OVERFLOW: u8 = 0x04;
+    /// The residual count says how many bytes fewer than expected the command moved.
     pub const UNDERFLOW: u8 = 0x02;
 }
 
 /// The reasons of a Reject PDU.
 pub mod reject {
+    /// The CRC of the data is wrong. The task's data may be sent again.
     pub const DATA_DIGEST: u8 = 0x02;
+    /// A SNACK was refused.
     pub const SNACK: u8 = 0x03;
+    /// The PDU breaks the protocol, such as data for a task that takes none.
     pub const PROTOCOL: u8 = 0x04;
+    /// The opcode, or what it asks for, is not known here.
     pub const NOT_SUPPORTED: u8 = 0x05;
+    /// More immediate commands are under way than the target takes.
     pub const TOO_MANY_IMMEDIATE: u8 = 0x06;
+    /// A field has a value that it can't have.
     pub const INVALID_FIELD: u8 = 0x09;
 }
 
@@ -76,6 +103,7 @@ pub enum FramingError {
 pub struct Head(pub [u8; HEAD_BYTES]);
 
 impl Head {
+    /// A header with these first two bytes and zeros behind them.
     pub fn new(opcode: u8, flags: u8) -> Self {
         let mut head = Self([0; HEAD_BYTES]);
         head.0[0] = opcode;
@@ -83,38 +111,47 @@ impl Head {
         head
     }
 
+    /// One of [`request`] or [`response`], without the bit for immediate delivery.
     pub fn opcode(&self) -> u8 {
         self.0[0] & 0x3f
     }
 
+    /// Whether the command is outside of the order of CmdSN (the I bit).
     pub fn is_immediate(&self) -> bool {
         self.0[0] & 0x40 != 0
     }
 
+    /// The second byte, whose bits ([`flag`]) depend on the opcode.
     pub fn flags(&self) -> u8 {
         self.0[1]
     }
 
+    /// Whether one of these bits of [`flag`] is set.
     pub fn has(&self, flag: u8) -> bool {
         self.0[1] & flag != 0
     }
 
+    /// The length of the additional headers. The field counts words of four bytes.
     pub fn ahs_bytes(&self) -> usize {
         usize::from(self.0[4]) * 4
     }
 
+    /// The length of the data segment without its padding: 24 bits.
     pub fn data_bytes(&self) -> u32 {
         u32::from_be_bytes([0, self.0[5], self.0[6], self.0[7]])
     }
 
+    /// A big-endian number. Panics beyond the header.
     pub fn u16_at(&self, at: usize) -> u16 {
         u16::from_be_bytes([self.0[at], self.0[at + 1]])
     }
 
+    /// A big-endian number. Panics beyond the header.
     pub fn u32_at(&self, at: usize) -> u32 {
         u32::from_be_bytes([self.0[at], self.0[at + 1], self.0[at + 2], self.0[at + 3]])
     }
 
+    /// The logical unit, in the format of SAM-5: eight bytes, all zero for LUN 0.
     pub fn lun(&self) -> [u8; 8] {
         self.bytes_at(8)
     }
@@ -129,10 +166,12 @@ impl Head {
         self.u32_at(20)
     }
 
+    /// Where the command stands in the order of its session, modulo 2³² (RFC 1982).
     pub fn cmd_sn(&self) -> u32 {
         self.u32_at(24)
     }
 
+    /// The command descriptor block. Longer ones would go on in an additional header.
     pub fn cdb(&self) -> [u8; 16] {
         self.bytes_at(32)
     }
@@ -141,11 +180,13 @@ impl Head {
         self.0[at..at + N].try_into().expect("it lies within the header")
     }
 
+    /// Puts bytes at an offset. Panics beyond the header.
     pub fn with(mut self, at: usize, bytes: &[u8]) -> Self {
         self.0[at..at + bytes.len()].copy_from_slice(bytes);
         self
     }
 
+    /// Puts a big-endian number at an offset. Panics beyond the header.
     pub fn with_u32(self, at: usize, value: u32) -> Self {
         self.with(at, &value.to_be_bytes())
     }
@@ -186,6 +227,7 @@ impl Digests {
         padded(data_bytes) - data_bytes + digest
     }
 
+    /// Writes the header, and its digest if one is agreed on, to the begin of `room`.
     pub fn put_head(self, room: &mut [u8], head: &Head) {
         room[..HEAD_BYTES].copy_from_slice(&head.0);
         if self.header {

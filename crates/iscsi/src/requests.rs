@@ -19,11 +19,17 @@ use super::{ConnectionError, Shared};
 
 /// Task management functions.
 mod function {
+    /// One task, by its tag.
     pub const ABORT_TASK: u8 = 1;
+    /// All tasks of this session at the unit.
     pub const ABORT_TASK_SET: u8 = 2;
+    /// All tasks of all sessions at the unit.
     pub const CLEAR_TASK_SET: u8 = 4;
+    /// Ends all tasks at the unit, and the reservations that a reset ends.
     pub const UNIT_RESET: u8 = 5;
+    /// The same as [`UNIT_RESET`], because a target has one unit.
     pub const TARGET_WARM_RESET: u8 = 6;
+    /// The same again. No connection ends.
     pub const TARGET_COLD_RESET: u8 = 7;
 }
 
@@ -34,6 +40,8 @@ struct Rest {
     sent: usize,
 }
 
+/// What a connection has to remember between two PDUs that are no commands: a text that has come, or was sent, in
+/// part.
 pub struct Requests {
     shared: Arc<Shared>,
     client: Arc<Client>,
@@ -45,6 +53,7 @@ pub struct Requests {
 }
 
 impl Requests {
+    /// `portal` is the address at which the initiator has reached this target: SendTargets tells it.
     pub fn new(shared: Arc<Shared>, client: Client, portal: SocketAddr) -> Self {
         let client = Arc::new(client);
         Self { shared, client, portal, cut: Vec::new(), rest: None, next_ttt: 0 }
@@ -133,6 +142,7 @@ impl Requests {
         Ok(())
     }
 
+    /// Sends the first part of a text. The initiator asks for the next one with a new tag.
     pub fn begin_text(&mut self, itt: u32, text: Vec<u8>, answers: &mut Answers) {
         let ttt = self.next_ttt;
         self.next_ttt = (ttt + 1) & 0xffff;

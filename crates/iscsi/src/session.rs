@@ -28,6 +28,7 @@ pub struct Attached {
     pub login: Option<LoginGuard>,
 }
 
+/// A session, which here has one connection (MaxConnections=1), from its login to its end.
 pub struct Session {
     pub port: Port,
     pub client: Client,
@@ -40,6 +41,7 @@ pub struct Session {
 }
 
 impl Session {
+    /// Of the full feature phase. A login itself has none.
     pub fn digests(&self) -> Digests {
         let Parameters { header_digest, data_digest, .. } = self.parameters;
         Digests { header: header_digest, data: data_digest }
@@ -68,11 +70,13 @@ pub struct Numbers {
 }
 
 impl Numbers {
+    /// From the login: the target's first number, and the initiator's. [`COMMANDS_MAX`] commands may be under way.
     pub fn new(stat_sn: u32, cmd_sn: u32) -> Self {
         let max_cmd_sn = cmd_sn.wrapping_add(COMMANDS_MAX - 1);
         Self { stat_sn, exp_cmd_sn: cmd_sn, max_cmd_sn, told_max_cmd_sn: max_cmd_sn }
     }
 
+    /// Whether a command is the next one, comes too early, or is outside of the window and ignored (RFC 7143, 4.2.2.1).
     pub fn judge(&self, cmd_sn: u32, immediate: bool) -> CommandOrder {
         if immediate || cmd_sn == self.exp_cmd_sn {
             return CommandOrder::Next;
@@ -85,6 +89,7 @@ impl Numbers {
         }
     }
 
+    /// The command is taken, so that the next one is expected. One for immediate delivery takes no number.
     pub fn take(&mut self, immediate: bool) {
         if !immediate {
             self.exp_cmd_sn = self.exp_cmd_sn.wrapping_add(1);
@@ -100,10 +105,12 @@ impl Numbers {
         }
     }
 
+    /// The number that the next command has to have.
     pub fn exp_cmd_sn(&self) -> u32 {
         self.exp_cmd_sn
     }
 
+    /// The last number that the initiator may use now.
     pub fn max_cmd_sn(&self) -> u32 {
         self.max_cmd_sn
     }
@@ -118,6 +125,7 @@ impl Numbers {
         self.stat_sn
     }
 
+    /// The number of the next status. It counts up.
     pub fn next_stat_sn(&mut self) -> u32 {
         let number = self.stat_sn;
         self.stat_sn = number.wrapping_add(1);

@@ -33,10 +33,15 @@ pub const MANAGEMENT_MAX: Duration = Duration::from_secs(30);
 
 /// How a task management function ended (RFC 7143, 11.6.1).
 pub mod managed {
+    /// The function is done; of the aborted tasks none answers any more.
     pub const COMPLETE: u8 = 0;
+    /// There is no such task: it has ended, or never came.
     pub const NO_TASK: u8 = 1;
+    /// There is no unit with this LUN.
     pub const NO_UNIT: u8 = 2;
+    /// The target does not know the function.
     pub const NOT_SUPPORTED: u8 = 5;
+    /// The function can't be carried out, for example because it did not end in time.
     pub const REJECTED: u8 = 255;
 }
 
@@ -65,6 +70,8 @@ struct Waiter {
     _done: Abort,
 }
 
+/// The commands of one session that run. They end in any order. Their number and the memory of their data are
+/// bounded.
 pub struct Tasks {
     set: JoinSet<Ending>,
     running: HashMap<u64, Running>,
@@ -90,10 +97,12 @@ impl Default for Tasks {
 }
 
 impl Tasks {
+    /// Whether no command runs.
     pub fn is_empty(&self) -> bool {
         self.set.is_empty()
     }
 
+    /// Whether as many commands run as the window of CmdSN allows; then no more are read from the connection.
     pub fn is_full(&self) -> bool {
         self.set.len() >= RUNNING_MAX
     }

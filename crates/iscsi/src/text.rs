@@ -9,6 +9,7 @@ const KEY_BYTES_MAX: usize = 63;
 /// The most keys in one text. Real initiators send fewer.
 const KEYS_MAX: usize = 64;
 
+/// Why a text of keys and values (RFC 7143, 6.1) can't be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
     #[error("a text is not UTF-8")]
@@ -56,6 +57,7 @@ pub fn value<'a>(keys: &[(&str, &'a str)], key: &str) -> Option<&'a str> {
 pub struct Answers(Vec<u8>);
 
 impl Answers {
+    /// Adds `key=value`, with the zero byte that ends each pair.
     pub fn add(&mut self, key: &str, value: impl std::fmt::Display) {
         let mut entry = String::new();
         write!(entry, "{key}={value}").expect("a string takes everything");
@@ -63,6 +65,7 @@ impl Answers {
         self.0.push(0);
     }
 
+    /// The data segment, without padding.
     pub fn into_bytes(self) -> Vec<u8> {
         self.0
     }

@@ -30,6 +30,8 @@ pub struct Task {
 }
 
 impl Task {
+    /// `expected_in` and `expected_out` are the bytes that the initiator expects to move, in the directions that it
+    /// has set.
     pub fn new(itt: u32, command: Command, expected_in: u32, expected_out: u32) -> Self {
         let wanted_out = command.data_out_bytes();
         Self { itt, command, expected_in, expected_out, wanted_out }
@@ -107,6 +109,7 @@ pub enum Taken {
     Unknown,
 }
 
+/// The writes whose data have not all come: what was sent unasked, and what R2Ts have asked for.
 pub struct Transfers {
     parameters: Parameters,
     all: Vec<Transfer>,
@@ -114,10 +117,12 @@ pub struct Transfers {
 }
 
 impl Transfers {
+    /// `parameters` say how much may come unasked, and how much one R2T asks for.
     pub fn new(parameters: Parameters) -> Self {
         Self { parameters, all: Vec::new(), next_ttt: 0 }
     }
 
+    /// How many writes wait for data.
     pub fn len(&self) -> usize {
         self.all.len()
     }
@@ -150,6 +155,7 @@ impl Transfers {
         Taken::Part
     }
 
+    /// Takes a Data-Out PDU. Data that do not fit the burst they belong to end their task.
     pub fn data_out(&mut self, head: &Head, data: &[u8]) -> Taken {
         let Some(at) = self.all.iter().position(|t| t.task.itt == head.itt()) else {
             return Taken::Unknown;
@@ -191,6 +197,7 @@ impl Transfers {
         self.all.len() < before
     }
 
+    /// Forgets all of them. What still comes for them is unknown then.
     pub fn abort_all(&mut self) {
         self.all.clear();
     }

@@ -22,10 +22,15 @@ use super::tasks::MANAGEMENT_MAX;
 
 /// The unit attentions that tell a session of the actions of others.
 pub mod attention {
+    /// Power on, or a reset: what every new session hears first.
     pub const POWER_ON: u16 = 0x2900;
+    /// Somebody has reset the unit.
     pub const UNIT_RESET: u16 = 0x2903;
+    /// Somebody has changed the settings with MODE SELECT.
     pub const MODE_CHANGED: u16 = 0x2a01;
+    /// The volume's size has changed.
     pub const CAPACITY_CHANGED: u16 = 0x2a09;
+    /// Another initiator has aborted this one's commands.
     pub const COMMANDS_CLEARED: u16 = 0x2f00;
 }
 
@@ -101,6 +106,7 @@ impl Nexus {
         self.has_attention.store(true, Ordering::Release);
     }
 
+    /// The oldest of what the session has to be told, once. The command that meets it is not carried out.
     pub fn take_attention(&self) -> Option<Sense> {
         if !self.has_attention.load(Ordering::Acquire) {
             return None;
@@ -120,6 +126,7 @@ impl Nexus {
     }
 }
 
+/// What all sessions of a volume share.
 pub struct Unit {
     volume: String,
     pub identity: Identity,
@@ -137,6 +144,7 @@ pub struct Unit {
 }
 
 impl Unit {
+    /// As MODE SELECT of any session has left them.
     pub fn settings(&self) -> Settings {
         *lock(&self.settings)
     }
@@ -170,19 +178,23 @@ impl Unit {
         nexus.knows_another.store(false, Ordering::Release);
     }
 
+    /// The volume's name, which is also the last part of the target's.
     pub fn volume(&self) -> &str {
         &self.volume
     }
 
+    /// Whether no reservation of another port forbids the command.
     pub fn allows(&self, nexus: &Nexus, command: &Command) -> bool {
         !self.restricted.load(Ordering::Acquire)
             || lock(&self.reservations).allows(&nexus.port, command)
     }
 
+    /// Takes the unit for this session, as RESERVE (6) asks for it.
     pub fn reserve(&self, nexus: &Nexus) -> Outcome {
         self.with_reservations(|reservations| reservations.reserve(&nexus.port))
     }
 
+    /// Gives up what [`Unit::reserve`] has taken. Without a reservation it does nothing.
     pub fn release(&self, nexus: &Nexus) {
         self.with_reservations(|reservations| reservations.release(&nexus.port));
     }
@@ -293,6 +305,7 @@ pub struct Place {
 }
 
 impl Units {
+    /// `keep` stores what has to survive the server.
     pub fn new(keep: Arc<dyn Keep>) -> Self {
         Self { keep, units: Arc::default() }
     }

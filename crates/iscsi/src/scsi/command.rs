@@ -123,6 +123,7 @@ pub enum Command {
     },
 }
 
+/// REPORT SUPPORTED OPERATION CODES (SPC-4, 6.35): all commands, or one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReportOpcodes {
     pub timeouts: bool,
@@ -132,6 +133,7 @@ pub struct ReportOpcodes {
     pub allocated_bytes: u32,
 }
 
+/// MODE SENSE (6) or (10) (SPC-4, 6.13 and 6.14).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModeSense {
     /// The ten-byte form.

@@ -34,8 +34,11 @@ pub const WRITE_SAME_BLOCKS_MAX: u64 = TRANSFER_BLOCKS_MAX;
 pub const UNMAP_RANGES_MAX: u16 = 256;
 
 pub mod status {
+    /// The command is done.
     pub const GOOD: u8 = 0x00;
+    /// The command failed; the sense data say why.
     pub const CHECK_CONDITION: u8 = 0x02;
+    /// Another initiator holds a reservation that forbids the command.
     pub const RESERVATION_CONFLICT: u8 = 0x18;
 }
 
@@ -49,6 +52,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// Success without data.
     pub const DONE: Self = Self::Good(Bytes::new());
 
     /// An answer, cut to what the initiator has allocated.

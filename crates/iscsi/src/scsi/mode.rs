@@ -17,10 +17,13 @@ const SWP: u8 = 0x08;
 
 /// The kinds of values for which MODE SENSE asks.
 mod control {
+    /// Not values but masks: the bits that MODE SELECT may change.
     pub const CHANGEABLE: u8 = 1;
+    /// Values that survive a restart. There are none here.
     pub const SAVED: u8 = 3;
 }
 
+/// The two bits of the control page that an initiator may change. They hold for all initiators.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Settings {
     pub descriptor_sense: bool,

@@ -22,53 +22,99 @@ const fn action(service_action: u16, usage: &'static [u8]) -> Opcode {
 const F: u8 = 0xff;
 
 pub mod op {
+    /// Fails only with what else has to be told: a unit attention.
     pub const TEST_UNIT_READY: u8 = 0x00;
+    /// The unit attention that waits, or none.
     pub const REQUEST_SENSE: u8 = 0x03;
+    /// Reads with 21 bits of address, at most 256 blocks.
     pub const READ_6: u8 = 0x08;
+    /// Writes with 21 bits of address, at most 256 blocks.
     pub const WRITE_6: u8 = 0x0a;
+    /// What the unit is, and its pages of vital product data (SPC-4, 6.6 and 7.8).
     pub const INQUIRY: u8 = 0x12;
+    /// Changes [`super::mode::Settings`].
     pub const MODE_SELECT_6: u8 = 0x15;
+    /// The old reservation, which ends with the session.
     pub const RESERVE_6: u8 = 0x16;
+    /// Gives the old reservation up.
     pub const RELEASE_6: u8 = 0x17;
+    /// Shows the pages of settings (SPC-4, 7.5).
     pub const MODE_SENSE_6: u8 = 0x1a;
+    /// Flushes if the unit is to stop, and the unit goes on all the same.
     pub const START_STOP_UNIT: u8 = 0x1b;
+    /// Taken and without effect, as there is no medium to remove.
     pub const PREVENT_ALLOW: u8 = 0x1e;
+    /// The last block in 32 bits; all ones for more, which READ CAPACITY (16) tells.
     pub const READ_CAPACITY_10: u8 = 0x25;
+    /// Reads with 32 bits of address, at most 65,535 blocks.
     pub const READ_10: u8 = 0x28;
+    /// Writes with 32 bits of address, at most 65,535 blocks.
     pub const WRITE_10: u8 = 0x2a;
+    /// Writes durably, and on request compares what stands there then.
     pub const WRITE_VERIFY_10: u8 = 0x2e;
+    /// Reads, and compares with the initiator's data if it sends any.
     pub const VERIFY_10: u8 = 0x2f;
+    /// Reads ahead, at most 64 MiB of the range.
     pub const PREFETCH_10: u8 = 0x34;
+    /// Makes all that was written before durable, also outside of its range.
     pub const SYNCHRONIZE_CACHE_10: u8 = 0x35;
+    /// An empty list.
     pub const READ_DEFECT_DATA_10: u8 = 0x37;
+    /// Writes one block again and again, or unmaps the range.
     pub const WRITE_SAME_10: u8 = 0x41;
+    /// Gives the space of ranges back; they read as zeros then (SBC-3, 5.28).
     pub const UNMAP: u8 = 0x42;
+    /// As [`MODE_SELECT_6`], with longer lengths.
     pub const MODE_SELECT_10: u8 = 0x55;
+    /// As [`MODE_SENSE_6`], with longer lengths.
     pub const MODE_SENSE_10: u8 = 0x5a;
+    /// Reads registrations and reservations (SPC-4, 6.15).
     pub const PERSISTENT_RESERVE_IN: u8 = 0x5e;
+    /// Changes registrations and reservations (SPC-4, 6.16).
     pub const PERSISTENT_RESERVE_OUT: u8 = 0x5f;
+    /// Reads with 64 bits of address.
     pub const READ_16: u8 = 0x88;
+    /// Writes if what stands there is what the initiator expects, in one step (SBC-3, 5.2).
     pub const COMPARE_AND_WRITE: u8 = 0x89;
+    /// Writes with 64 bits of address.
     pub const WRITE_16: u8 = 0x8a;
+    /// Writes the bits that are set there or in the initiator's data, in one step.
     pub const ORWRITE: u8 = 0x8b;
+    /// As [`WRITE_VERIFY_10`], with 64 bits of address.
     pub const WRITE_VERIFY_16: u8 = 0x8e;
+    /// As [`VERIFY_10`], with 64 bits of address.
     pub const VERIFY_16: u8 = 0x8f;
+    /// As [`PREFETCH_10`], with 64 bits of address.
     pub const PREFETCH_16: u8 = 0x90;
+    /// As [`SYNCHRONIZE_CACHE_10`], with 64 bits of address.
     pub const SYNCHRONIZE_CACHE_16: u8 = 0x91;
+    /// As [`WRITE_SAME_10`], with 64 bits of address.
     pub const WRITE_SAME_16: u8 = 0x93;
+    /// READ CAPACITY (16) and GET LBA STATUS, by [`action`].
     pub const SERVICE_ACTION_IN_16: u8 = 0x9e;
+    /// The units of the target: LUN 0 alone.
     pub const REPORT_LUNS: u8 = 0xa0;
+    /// What is supported, by [`action`].
     pub const MAINTENANCE_IN: u8 = 0xa3;
+    /// Reads with 32 bits of address, and 32 bits of length.
     pub const READ_12: u8 = 0xa8;
+    /// Writes with 32 bits of address, and 32 bits of length.
     pub const WRITE_12: u8 = 0xaa;
+    /// As [`WRITE_VERIFY_10`], with 32 bits of length.
     pub const WRITE_VERIFY_12: u8 = 0xae;
+    /// As [`VERIFY_10`], with 32 bits of length.
     pub const VERIFY_12: u8 = 0xaf;
+    /// An empty list.
     pub const READ_DEFECT_DATA_12: u8 = 0xb7;
 
     pub mod action {
+        /// Of SERVICE ACTION IN (16): size, block length, and what unmapped blocks read as (SBC-3, 5.16).
         pub const READ_CAPACITY_16: u16 = 0x10;
+        /// Of SERVICE ACTION IN (16): which ranges are mapped (SBC-3, 5.6).
         pub const GET_LBA_STATUS: u16 = 0x12;
+        /// Of MAINTENANCE IN (SPC-4, 6.35).
         pub const REPORT_SUPPORTED_OPCODES: u16 = 0x0c;
+        /// Of MAINTENANCE IN (SPC-4, 6.36).
         pub const REPORT_SUPPORTED_TASK_MANAGEMENT: u16 = 0x0d;
     }
 }

@@ -7,6 +7,7 @@ use super::opcodes::{self, OPCODES, Opcode};
 use super::sense::Sense;
 use super::{BLOCK_BYTES, Outcome, PHYSICAL_EXPONENT};
 
+/// The answer to READ CAPACITY (10): eight bytes. A size beyond 32 bits is reported as all ones.
 pub fn capacity_10(blocks: u64) -> Outcome {
     let last = u32::try_from(blocks.saturating_sub(1)).unwrap_or(u32::MAX);
     let block_bytes = u32::try_from(BLOCK_BYTES).expect("512");
@@ -14,6 +15,7 @@ pub fn capacity_10(blocks: u64) -> Outcome {
     Outcome::answer(data, 8_usize)
 }
 
+/// The answer to READ CAPACITY (16): 32 bytes, cut to what the initiator has allocated.
 pub fn capacity_16(blocks: u64, allocated_bytes: u32) -> Outcome {
     let mut data = vec![0; 32];
     data[..8].copy_from_slice(&blocks.saturating_sub(1).to_be_bytes());
@@ -49,6 +51,8 @@ pub fn defects(long: bool, lists: u8, allocated_bytes: u32) -> Outcome {
     Outcome::answer(data, allocated_bytes)
 }
 
+/// The answer to REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS: 4 bytes, or 16 in the extended form. Less than 4
+/// allocated bytes are refused.
 pub fn task_management(extended: bool, allocated_bytes: u32) -> Outcome {
     if allocated_bytes < 4 {
         return Sense::invalid_field(6).into();
@@ -62,6 +66,8 @@ pub fn task_management(extended: bool, allocated_bytes: u32) -> Outcome {
     Outcome::answer(data, allocated_bytes)
 }
 
+/// The answer to REPORT SUPPORTED OPERATION CODES: all commands, or one with the bits that have a meaning, and for
+/// each a deadline if that is asked for.
 pub fn opcodes(asked: &ReportOpcodes) -> Outcome {
     let ReportOpcodes { timeouts, options, opcode, service_action, allocated_bytes } = *asked;
     if options == 0 {

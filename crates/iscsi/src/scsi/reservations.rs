@@ -28,8 +28,11 @@ pub const PERSISTENT_OUT_BYTES: u32 = 24;
 
 /// The unit attentions for initiators that a change affects.
 mod attention {
+    /// Another initiator has taken this one's reservation.
     pub const RESERVATIONS_PREEMPTED: u16 = 0x2a03;
+    /// A reservation that forbade commands is gone.
     pub const RESERVATIONS_RELEASED: u16 = 0x2a04;
+    /// Another initiator has removed this one's registration.
     pub const REGISTRATIONS_PREEMPTED: u16 = 0x2a05;
 }
 
@@ -97,6 +100,8 @@ struct Registration {
     key: u64,
 }
 
+/// Who has registered at a unit and who holds it: persistent reservations (SPC-4, 5.13), and the old RESERVE. At most
+/// 256 ports register.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reservations {
     generation: u32,
@@ -199,6 +204,7 @@ impl Reservations {
         self.registrations.is_empty() && self.held.is_none() && self.old.is_none()
     }
 
+    /// Whether the port may send the command now. Otherwise the answer is RESERVATION CONFLICT.
     pub fn allows(&self, port: &Port, command: &Command) -> bool {
         let used = use_of(command);
         if let Some(old) = &self.old {

@@ -4,16 +4,25 @@
 use perigee_block::device::IoError;
 
 mod key {
+    /// Nothing is wrong.
     pub const NO_SENSE: u8 = 0x0;
+    /// What is stored can't be read or written.
     pub const MEDIUM_ERROR: u8 = 0x3;
+    /// The target itself failed.
     pub const HARDWARE_ERROR: u8 = 0x4;
+    /// The command is wrong. It fails again if it is sent again.
     pub const ILLEGAL_REQUEST: u8 = 0x5;
+    /// Something has changed. The command was not carried out, and works when it is sent again.
     pub const UNIT_ATTENTION: u8 = 0x6;
+    /// The unit may not be written, or has no space.
     pub const DATA_PROTECT: u8 = 0x7;
+    /// The target gave the command up. The initiator may try again.
     pub const ABORTED_COMMAND: u8 = 0xb;
+    /// What stands there is not what the initiator expected.
     pub const MISCOMPARE: u8 = 0xe;
 }
 
+/// Why a command failed, as it goes to the initiator in the fixed or the descriptor format (SPC-4, 4.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sense {
     key: u8,
@@ -30,24 +39,40 @@ impl Sense {
         Self { key, code, information: None, cdb_byte: None }
     }
 
+    /// What REQUEST SENSE answers when no unit attention waits.
     pub const NONE: Self = Self::new(key::NO_SENSE, 0);
+    /// The command is not in [`super::opcodes`].
     pub const INVALID_OPCODE: Self = Self::new(key::ILLEGAL_REQUEST, 0x2000);
+    /// The range goes beyond the end of the unit.
     pub const LBA_OUT_OF_RANGE: Self = Self::new(key::ILLEGAL_REQUEST, 0x2100);
+    /// A LUN other than 0.
     pub const UNKNOWN_UNIT: Self = Self::new(key::ILLEGAL_REQUEST, 0x2500);
+    /// The data that come with the command are cut within a field.
     pub const PARAMETER_LIST_LENGTH: Self = Self::new(key::ILLEGAL_REQUEST, 0x1a00);
+    /// A field of the data that come with the command has a value that it can't have.
     pub const INVALID_PARAMETER: Self = Self::new(key::ILLEGAL_REQUEST, 0x2600);
+    /// A release names another scope or kind than the reservation has.
     pub const INVALID_RELEASE: Self = Self::new(key::ILLEGAL_REQUEST, 0x2604);
+    /// MODE SENSE asks for saved values.
     pub const NOT_SAVED: Self = Self::new(key::ILLEGAL_REQUEST, 0x3900);
+    /// The unit has as many registrations as it takes.
     pub const TOO_MANY_REGISTRATIONS: Self = Self::new(key::ILLEGAL_REQUEST, 0x5504);
+    /// The unit is read-only: by SWP, by the volume's lease, or because it is an image.
     pub const WRITE_PROTECTED: Self = Self::new(key::DATA_PROTECT, 0x2700);
+    /// The pool is full. An initiator must not try again at once (SBC-3, 4.7.3.6).
     pub const SPACE_ALLOCATION_FAILED: Self = Self::new(key::DATA_PROTECT, 0x2707);
+    /// The data can't be read.
     pub const READ_ERROR: Self = Self::new(key::MEDIUM_ERROR, 0x1100);
+    /// The data can't be written.
     pub const WRITE_ERROR: Self = Self::new(key::MEDIUM_ERROR, 0x0c00);
+    /// A fault of the server.
     pub const TARGET_FAILURE: Self = Self::new(key::HARDWARE_ERROR, 0x4400);
+    /// The volume's home, at another host, does not answer.
     pub const NO_ANSWER_IN_TIME: Self = Self::new(key::ABORTED_COMMAND, 0x0801);
     /// A write's data did not come in the negotiated order.
     pub const DATA_PHASE: Self = Self::new(key::ABORTED_COMMAND, 0x4b00);
 
+    /// A unit attention with this additional code and qualifier.
     pub const fn attention(code: u16) -> Self {
         Self::new(key::UNIT_ATTENTION, code)
     }
@@ -63,6 +88,7 @@ impl Sense {
         Self { information: Some(offset), ..Self::new(key::MISCOMPARE, 0x1d00) }
     }
 
+    /// What an error of the volume is for an initiator. What another try may mend is an aborted command.
     pub fn of(error: &IoError, writing: bool) -> Self {
         match error {
             IoError::NoSpace => Self::SPACE_ALLOCATION_FAILED,
