@@ -18,6 +18,8 @@ const AGAIN: Duration = Duration::from_secs(60);
 
 type Make<T> = dyn Fn() -> Result<T, Problem> + Send + Sync;
 
+/// What is made of files, with the files' stamps. If making it fails after a change, the old one stays in use, and
+/// making is tried again every minute.
 pub struct OfFiles<T>(Arc<Inner<T>>);
 
 struct Inner<T> {

@@ -18,6 +18,7 @@ const BIT_STRING: u8 = 0x03;
 /// `rsaEncryption`, 1.2.840.113549.1.1.1.
 const RSA_ENCRYPTION: [u8; 9] = [0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01];
 
+/// `Invalid`: names the file and why it is of no use.
 pub fn wrong(path: &Path, why: impl std::fmt::Display) -> Problem {
     Problem::invalid(format!("can't use {} for TLS", path.display()), why)
 }

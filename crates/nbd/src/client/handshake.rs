@@ -46,6 +46,7 @@ pub struct ExportInfo {
 }
 
 impl ExportInfo {
+    /// Whether the export has this bit of [`export_flag`].
     pub fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
@@ -98,6 +99,8 @@ pub enum HandshakeError {
 }
 
 impl HandshakeError {
+    /// What a user is told: kind, reason, and what to do. `Unavailable` is worth another try later; the others are
+    /// not.
     pub fn into_problem(self, name: &str, address: &str) -> Problem {
         let what = format!("export {name:?} of NBD server {address}");
         match self {
@@ -142,8 +145,10 @@ pub trait Channel: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Channel for T {}
 
+/// A connection to a server, over TLS or without it, whose reads go through a buffer.
 pub type Stream = BufReader<Box<dyn Channel>>;
 
+/// 64 KiB: a whole answer of usual size is one read of the socket.
 pub fn buffered<C: Channel>(channel: C) -> BufReader<C> {
     BufReader::with_capacity(64 << 10, channel)
 }

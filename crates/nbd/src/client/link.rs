@@ -34,6 +34,7 @@ use super::durability::Durability;
 use super::handshake::{self, ExportInfo, HandshakeError, Stream, Way};
 use super::pending::{Frame, PendingTable};
 
+/// The time for one try to connect, with TLS and handshake. The next try is not later than a second after it.
 pub const CONNECT_MAX: Duration = Duration::from_secs(5);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Requests are written to the socket, and answers read from it, in pieces of this size. Each piece shows that the
@@ -107,6 +108,7 @@ impl Shared {
     }
 }
 
+/// Keeps the connections of one remote disk, and makes them anew when they break.
 pub struct Link {
     pub way: Arc<Way>,
     pub patience: Duration,
@@ -288,6 +290,7 @@ impl Link {
     }
 }
 
+/// Takes the table. It is never held over I/O.
 pub fn lock(shared: &Shared) -> MutexGuard<'_, PendingTable> {
     locking::lock(&shared.table)
 }

@@ -72,6 +72,7 @@ pub struct RemoteExport {
 }
 
 impl RemoteExport {
+    /// One connection without TLS, with the default patience.
     pub fn new(address: Listen, name: impl Into<String>) -> Self {
         Self {
             address,
@@ -245,6 +246,7 @@ impl NbdDevice {
         compression.note_arrival(1 << 20, Duration::from_secs(1000));
     }
 
+    /// As the server has said in its handshake.
     pub fn read_only(&self) -> bool {
         self.info.has(export_flag::READ_ONLY)
     }

@@ -72,6 +72,7 @@ pub struct PendingTable {
 }
 
 impl PendingTable {
+    /// A table without requests and without a connection.
     pub fn new(durability: Arc<Durability>) -> Self {
         Self { durability, ..Self::default() }
     }
@@ -145,6 +146,7 @@ impl PendingTable {
         self.away_since.or(oldest.filter(|since| since.elapsed() >= at_least))
     }
 
+    /// Whether at least one connection is there. Requests wait otherwise.
     pub fn is_connected(&self) -> bool {
         !self.lanes.is_empty()
     }

@@ -60,6 +60,7 @@ pub enum View {
 }
 
 impl View {
+    /// Whether the peer may see and open the export.
     pub fn shows(&self, export: &str, peer: &Peer) -> bool {
         match self {
             Self::Everything => true,
@@ -88,6 +89,7 @@ impl Access {
     }
 }
 
+/// The exports and the common names of the certificates that may see them, as the file lists them line by line.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct AccessList {
     lines: Vec<(String, Vec<String>)>,

@@ -6,8 +6,10 @@
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use webpki::EndEntityCert;
 
+/// DER's kind of a sequence (X.690, 8.9), in its constructed form.
 pub const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
+/// DER's kind of an object identifier (X.690, 8.19).
 pub const OBJECT_IDENTIFIER: u8 = 0x06;
 const UTF8_STRING: u8 = 0x0c;
 const NUMERIC_STRING: u8 = 0x12;

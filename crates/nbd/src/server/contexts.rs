@@ -59,10 +59,12 @@ impl Contexts {
         allocation.into_iter().chain(self.origin.then_some((ORIGIN_ID, ORIGIN)))
     }
 
+    /// Whether the client has chosen none that `BLOCK_STATUS` could report.
     pub fn is_empty(self) -> bool {
         !self.allocation && !self.origin
     }
 
+    /// Both contexts that have runs.
     #[cfg(test)]
     pub fn all() -> Self {
         Self { allocation: true, origin: true, compression: false }

@@ -136,6 +136,7 @@ impl Shared {
     }
 }
 
+/// Serves exports over NBD, on any number of listeners.
 #[derive(Clone)]
 pub struct Server(Arc<Shared>);
 
@@ -158,6 +159,7 @@ impl Server {
         })))
     }
 
+    /// The time until a client has chosen its export; for tests. Panics once the server serves.
     #[cfg(test)]
     pub fn set_negotiation_max(&mut self, max: Duration) {
         Arc::get_mut(&mut self.0).expect("it does not serve yet").negotiation_max = max;

@@ -60,6 +60,7 @@ enum Next {
     Ended(Outcome),
 }
 
+/// The handshake of one connection ("fixed newstyle"), from the server's greeting to the choice of an export.
 pub struct Negotiation<'a> {
     shared: &'a Shared,
     stop: CancellationToken,
@@ -85,6 +86,7 @@ type Opened = Result<Export, Problem>;
 const REFUSED_SESSION: &str = "the session that it named was refused";
 
 impl<'a> Negotiation<'a> {
+    /// `stop` ends the negotiation when the server ends.
     pub fn new(shared: &'a Shared, peer: Peer, stop: CancellationToken) -> Self {
         Self {
             shared,
@@ -129,6 +131,8 @@ impl<'a> Negotiation<'a> {
         Ok(true)
     }
 
+    /// Answers the client's options until one of them ends the negotiation: with an export, with TLS to begin, or
+    /// without either.
     pub async fn options<S: AsyncRead + AsyncWrite + Unpin>(
         &mut self,
         stream: &mut S,

@@ -38,6 +38,7 @@ pub struct TlsFiles {
     pub required: bool,
 }
 
+/// With which certificate the server answers, and whether clients over TCP need TLS.
 pub struct Tls {
     how: How,
     pub required: bool,
@@ -52,6 +53,7 @@ enum How {
 pub struct Shown(Arc<Identity>, Certified);
 
 impl Shown {
+    /// The host whose certificate it is; `None` for the controller's and an operator's.
     pub fn host(&self) -> Option<HostId> {
         match &self.1.identity {
             PeerIdentity::Host(host) => Some(host.clone()),
@@ -59,6 +61,7 @@ impl Shown {
         }
     }
 
+    /// Returns when the cluster has revoked the certificate, and otherwise never.
     pub async fn until_revoked(&self) {
         self.0.until_revoked(&self.1).await;
     }

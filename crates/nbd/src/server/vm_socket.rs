@@ -28,6 +28,7 @@ pub struct OneVm {
 }
 
 impl OneVm {
+    /// `uid` is the user of the VM's QEMU: nobody else's process is served. `exports` are what it may open now.
     #[must_use]
     pub fn new(uid: u32, exports: &[String]) -> Self {
         let exports = exports.iter().map(|name| (name.clone(), CancellationToken::new())).collect();
@@ -55,6 +56,7 @@ impl OneVm {
         }
     }
 
+    /// Whether the VM may open this export now.
     pub fn has(&self, export: &str) -> bool {
         lock(&self.exports).contains_key(export)
     }

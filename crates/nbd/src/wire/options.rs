@@ -14,8 +14,11 @@ pub struct OptionHead {
 }
 
 impl OptionHead {
+    /// Magic, option, length.
     pub const BYTES: usize = 16;
 
+    /// # Errors
+    /// If it does not begin with `IHAVEOPT`, or announces more than [`OPTION_BYTES_MAX`].
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, FramingError> {
         let mut bytes = bytes.as_slice();
         let magic = bytes.get_u64();
@@ -47,8 +50,11 @@ pub struct OptionReplyHead {
 }
 
 impl OptionReplyHead {
+    /// Magic, option, kind of the reply, length.
     pub const BYTES: usize = 20;
 
+    /// # Errors
+    /// If the magic is another one, or it announces more than [`OPTION_BYTES_MAX`].
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, FramingError> {
         let mut bytes = bytes.as_slice();
         let magic = bytes.get_u64();
@@ -62,6 +68,7 @@ impl OptionReplyHead {
     }
 }
 
+/// A reply with its head. `kind` is one of [`super::reply`].
 pub fn encode_option_reply(option: u32, kind: u32, data: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(OptionReplyHead::BYTES + data.len());
     out.put_u64(OPTION_REPLY_MAGIC);
@@ -99,6 +106,8 @@ pub struct GoOption {
 }
 
 impl GoOption {
+    /// # Errors
+    /// If the data are cut, or have other items than they announce.
     pub fn parse(mut data: Bytes) -> Result<Self, FramingError> {
         const SHORT: FramingError = FramingError::Malformed("GO or INFO ends too early");
         let name = take_string(&mut data)?;
@@ -111,6 +120,7 @@ impl GoOption {
         Ok(Self { name, infos: (0..count).map(|_| data.get_u16()).collect() })
     }
 
+    /// The option's data, without its head.
     pub fn encode(&self) -> Bytes {
         let mut out = BytesMut::new();
         put_string(&mut out, &self.name);
@@ -130,6 +140,8 @@ pub struct MetaContextOption {
 }
 
 impl MetaContextOption {
+    /// # Errors
+    /// If the data are cut, or have other queries than they announce.
     pub fn parse(mut data: Bytes) -> Result<Self, FramingError> {
         let name = take_string(&mut data)?;
         let count = data
@@ -146,6 +158,7 @@ impl MetaContextOption {
         Ok(Self { name, queries })
     }
 
+    /// The option's data, without its head.
     pub fn encode(&self) -> Bytes {
         let mut out = BytesMut::new();
         put_string(&mut out, &self.name);

@@ -22,8 +22,10 @@ pub enum ReplyHead {
 impl ReplyHead {
     /// The least length of a head. [`Self::more_bytes`] says how many bytes follow.
     pub const BYTES: usize = 16;
+    /// The longest rest of a head, that of a chunk with extended headers.
     pub const MORE_BYTES_MAX: usize = 16;
 
+    /// How many bytes the head has after these.
     pub fn more_bytes(bytes: &[u8; Self::BYTES]) -> usize {
         match bytes.as_slice().get_u32() {
             CHUNK_MAGIC => 4,
@@ -102,6 +104,8 @@ impl Compressed {
 }
 
 impl Chunk {
+    /// # Errors
+    /// If the chunk is cut, or of a kind that is neither known nor an error.
     pub fn parse(kind: u16, mut data: Bytes) -> Result<Self, FramingError> {
         const SHORT: FramingError = FramingError::Malformed("a reply's chunk ends too early");
         match kind {

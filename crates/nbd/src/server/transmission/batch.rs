@@ -64,6 +64,7 @@ impl Exchange for Requests {
 }
 
 impl Requests {
+    /// The connection's state when its negotiation has ended.
     pub fn new(device: Measured, rules: Rules) -> Self {
         let device = Arc::new(device);
         let waiting = Waiting::new(device.clone(), rules.dialect);

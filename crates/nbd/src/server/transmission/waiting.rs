@@ -29,6 +29,7 @@ static COMPRESSING: LazyLock<Arc<Semaphore>> = LazyLock::new(|| {
 /// How long an answer waits for its turn to be compressed.
 const COMPRESS_WAIT_MAX: Duration = Duration::from_millis(200);
 
+/// An encoded answer that is ready to be sent.
 pub struct Reply {
     /// What is sent, in this order.
     pub pieces: [Bytes; 3],
@@ -36,6 +37,8 @@ pub struct Reply {
     share_bytes: usize,
 }
 
+/// The requests of one connection that were not answered at once. Their number and the bytes of their payload are
+/// bounded.
 pub struct Waiting {
     device: Arc<Measured>,
     dialect: Dialect,
@@ -45,14 +48,17 @@ pub struct Waiting {
 }
 
 impl Waiting {
+    /// No request waits.
     pub fn new(device: Arc<Measured>, dialect: Dialect) -> Self {
         Self { device, dialect, tasks: JoinSet::new(), payload_bytes: 0 }
     }
 
+    /// Whether no request waits.
     pub fn is_empty(&self) -> bool {
         self.tasks.is_empty()
     }
 
+    /// Whether no further request is read from the connection until one of these is answered.
     pub fn is_full(&self) -> bool {
         self.tasks.len() >= REQUESTS_MAX || self.payload_bytes >= PAYLOAD_BYTES_MAX
     }
@@ -145,6 +151,7 @@ async fn compress(permits: &Arc<Semaphore>, offset: u64, data: Bytes) -> Answer 
     }
 }
 
+/// The error that the client gets, with the reason in words for clients that take structured replies.
 pub fn refusal(error: &IoError) -> Answer {
     Answer::Error(Errno::from(error), error.to_string())
 }
