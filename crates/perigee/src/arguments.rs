@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use perigee_lab::DEFAULT_BASE;
 use perigee_model::units::parse_bytes;
 
+/// Where labs keep their files: one for each machine, unless tests or several users need their own.
 #[derive(Debug, clap::Args)]
 pub struct BaseOption {
     /// Directory for the files of all labs

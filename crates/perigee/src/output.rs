@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::terminal;
 
+/// How results are printed. JSON and YAML have every field; tables and CSV have chosen columns with units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     Table,
@@ -106,6 +107,7 @@ fn exit_code(is_closed: bool, has_more_to_do: bool) -> Option<i32> {
     }
 }
 
+/// Pretty, with a line feed at the end.
 pub fn print_json<T: Serialize>(value: &T) -> Result<(), Problem> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|e| Problem::internal("can't print JSON", e))?;

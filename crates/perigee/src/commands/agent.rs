@@ -11,12 +11,14 @@ use perigee_model::{HostId, Problem, SiteId};
 
 use crate::commands::network::NetworkFlags;
 
+/// `perigee agent VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Run the agent of this host. Its virtual machines keep running when it stops
     Run(Box<RunArgs>),
 }
 
+/// What [`Verb::Run`] takes.
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// This host's name in the cluster
@@ -67,6 +69,7 @@ pub struct RunArgs {
     network: NetworkFlags,
 }
 
+/// Runs the agent until SIGTERM or SIGINT. VMs go on, and the next agent finds them again.
 pub async fn run(verb: Verb) -> Result<(), Problem> {
     let Verb::Run(args) = verb;
     let network = args.network.network()?;

@@ -12,6 +12,7 @@ use crate::context::Context;
 use crate::output::{self, Column};
 use crate::servers::CONTROL_SOCKET;
 
+/// `perigee boot VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Boot the clients of a pool over the network: DHCP and TFTP with dnsmasq, scripts over HTTP
@@ -26,6 +27,7 @@ pub enum Verb {
     },
 }
 
+/// What the boot service is started with.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("volumes").required(true).args(["pool", "control"]))]
 #[command(group = ArgGroup::new("dhcp").required(true).args(["range", "proxy_dhcp"]))]
@@ -115,6 +117,8 @@ const FINDINGS: &[Column<Finding>] = &[
     ("do", |f| f.next.clone()),
 ];
 
+/// Serves DHCP, TFTP and boot scripts until SIGTERM or SIGINT, or says what is wrong with the machine. Exit code 1:
+/// something is.
 pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
     match verb {
         Verb::Serve { options } => perigee_boot::serve(options.config()?).await?,

@@ -17,6 +17,7 @@ use crate::servers::pool_server;
 /// Longer than any secret.
 const SECRET_FILE_BYTES_MAX: u64 = 4096;
 
+/// `perigee client VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Add a machine that boots from this pool
@@ -80,6 +81,7 @@ pub enum Verb {
     },
 }
 
+/// The pool whose clients are meant: they are not known to a controller.
 #[derive(Debug, clap::Args)]
 pub struct Pool {
     /// The pool's directory
@@ -87,6 +89,8 @@ pub struct Pool {
     dir: PathBuf,
 }
 
+/// Names and secrets for CHAP (RFC 1994), in one direction or both. Secrets stand in files, so that no list of
+/// processes shows them.
 #[derive(Debug, clap::Args)]
 pub struct ChapOptions {
     /// CHAP user name by which the client must log in
@@ -103,6 +107,7 @@ pub struct ChapOptions {
     target_chap_secret: Option<PathBuf>,
 }
 
+/// Parses what a client uses to reach its disk.
 pub fn over(text: &str) -> Result<Over, String> {
     match text {
         "iscsi" => Ok(Over::Iscsi),
@@ -127,6 +132,7 @@ const CLIENTS: &[Column<ClientInfo>] = &[
     ("initiator", |c| c.initiator.to_string()),
 ];
 
+/// Asks the pool's volume server, or opens the pool if no server runs.
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     let format = context.format;
     let show = |client: &ClientInfo| output::one(format, client, CLIENTS);

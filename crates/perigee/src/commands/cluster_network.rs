@@ -10,6 +10,7 @@ use crate::context::Context;
 use crate::output::{self, Column};
 use crate::servers::controller_client;
 
+/// `perigee network VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Make a network of the tenant, which spans all hosts and sites. VMs get their cards in it with `--network NAME`
@@ -74,6 +75,7 @@ fn in_words(vm: &NetworkVm) -> String {
     }
 }
 
+/// Asks the controller, and prints the networks or what was done.
 pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
     let client = controller_client(context)?;
     match verb {

@@ -14,6 +14,7 @@ use crate::context::Context;
 use crate::output;
 use crate::servers::controller_client;
 
+/// `perigee controller VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Run the controller of a cluster
@@ -80,6 +81,7 @@ pub enum Verb {
 
 const STATE: &str = "/var/lib/perigee/controller";
 
+/// Runs the controller until SIGTERM or SIGINT, or works on the files of one.
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     match verb {
         Verb::Run {

@@ -18,6 +18,7 @@ use crate::context::Context;
 use crate::output;
 use crate::servers::controller_client;
 
+/// `perigee data VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Send a file or a directory. What an earlier try has sent of a large file is not sent again
@@ -66,6 +67,7 @@ pub enum Verb {
     },
 }
 
+/// Asks the controller. Files go in parts of 16 MiB, several at a time, and a bar shows how far they are.
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     let client = controller_client(context)?;
     match verb {

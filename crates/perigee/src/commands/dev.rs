@@ -41,6 +41,7 @@ const DAEMON_END_MAX: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
+/// What `perigee dev` takes.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Directory for everything that is kept [default: /var/lib/perigee-dev, or ~/.local/share/perigee-dev if you are

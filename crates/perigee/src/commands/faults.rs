@@ -11,6 +11,7 @@ use crate::arguments::BaseOption;
 use crate::context::Context;
 use crate::output::{self, Column, Format};
 
+/// What `perigee lab run faults` takes.
 #[derive(Debug, clap::Args)]
 pub struct FaultsOptions {
     /// Only these cells, for example `copy,filling,kill-new-volume`, `copy` or `,,wan-down-60s`. May be repeated

@@ -39,6 +39,10 @@ fn file_name(path: &str) -> Result<&str, Problem> {
     name.ok_or_else(|| Problem::invalid(format!("can't copy {path}"), "it names no file"))
 }
 
+/// Copies one file between this machine and a guest. One of the two names has the form `VM:/PATH`.
+///
+/// # Errors
+/// `Invalid` if both or none have it.
 pub async fn copy(client: &Client, from: &str, to: &str) -> Result<(), Problem> {
     match (Place::of(from), Place::of(to)) {
         (Place::Here(file), Place::InGuest(vm, path)) => {

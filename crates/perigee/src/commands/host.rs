@@ -17,6 +17,7 @@ use crate::kept_login;
 use crate::output::{self, Column};
 use crate::servers::controller_client;
 
+/// `perigee host VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum HostVerb {
     /// List hosts
@@ -74,6 +75,7 @@ pub enum HostVerb {
     },
 }
 
+/// `perigee site VERB`.
 #[derive(Debug, Subcommand)]
 pub enum SiteVerb {
     /// List sites
@@ -81,6 +83,7 @@ pub enum SiteVerb {
     List,
 }
 
+/// `perigee link VERB`.
 #[derive(Debug, Subcommand)]
 pub enum LinkVerb {
     /// List the latest measurements from host to host
@@ -142,6 +145,7 @@ const LINKS: &[Column<Link>] = &[
     }),
 ];
 
+/// Asks the controller; `host join` also writes this host's certificate.
 pub async fn run(verb: HostVerb, context: &Context) -> Result<(), Problem> {
     let client = || controller_client(context);
     match verb {
@@ -195,12 +199,14 @@ pub async fn run(verb: HostVerb, context: &Context) -> Result<(), Problem> {
     }
 }
 
+/// Prints the sites and their hosts.
 pub async fn run_site(verb: SiteVerb, context: &Context) -> Result<(), Problem> {
     let SiteVerb::List = verb;
     let sites: Vec<Site> = controller_client(context)?.get("/v1/sites").await?;
     output::list(context.format, &sites, SITES)
 }
 
+/// Prints what hosts have measured of their links to others.
 pub async fn run_link(verb: LinkVerb, context: &Context) -> Result<(), Problem> {
     let LinkVerb::List { probe } = verb;
     let client = controller_client(context)?;

@@ -29,6 +29,7 @@ const IMPORT_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 /// A guest may have much to write to its disk.
 const SAVE_MAX: Duration = Duration::from_secs(300);
 
+/// `perigee image VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Import a disk image (qcow2, raw, vmdk, vhdx, vhd, vdi) as a golden image
@@ -174,6 +175,7 @@ pub struct Import {
     pool: PoolOption,
 }
 
+/// What a table shows of an image of the cluster. Sizes are in bytes with a unit.
 pub const CLUSTER: &[Column<ClusterImage>] = &[
     ("name", |i| i.name.to_string()),
     ("size", |i| output::bytes(i.size_bytes)),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use perigee_volume::IscsiOptions;
 
+/// The target and its initiators.
 #[derive(Debug, Args)]
 pub struct IscsiClientOptions {
     /// Address for iSCSI initiators, `HOST:PORT`; may be given more than once. Each volume is the
@@ -19,6 +20,7 @@ pub struct IscsiClientOptions {
 }
 
 impl IscsiClientOptions {
+    /// Whether there is an iSCSI target at all.
     pub fn listens(&self) -> bool {
         !self.iscsi.is_empty()
     }

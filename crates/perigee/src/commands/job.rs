@@ -24,6 +24,7 @@ use crate::output::{self, Column, Format};
 use crate::servers::controller_client;
 use crate::terminal;
 
+/// `perigee job VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Submit a job file
@@ -269,6 +270,7 @@ fn outputs(job: &Job) -> String {
     format!("{} ({files} files, {bytes}{})", outputs.at, until.unwrap_or_default())
 }
 
+/// Asks the controller. The exit code is 0; with `--wait` that of the job's command; of `job plan` 1 if the plan moves something.
 pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
     // Faults in a job file are reported even if no controller runs.
     match verb {

@@ -17,11 +17,13 @@ pub struct Printer {
 }
 
 impl Printer {
+    /// `is_merged`: the lines come from several VMs, and each one is printed with the rank of its VM.
     pub fn new(is_merged: bool) -> Self {
         let is_terminal = std::io::stdout().is_terminal();
         Self { is_merged, is_terminal, begun: None }
     }
 
+    /// Prints a line where the command has written it: standard output or standard error.
     pub fn print(&mut self, line: &LogLine) {
         let text = self.text_of(line);
         match line.stream {

@@ -16,6 +16,7 @@ use crate::commands::wan;
 use crate::context::Context;
 use crate::output::{self, Column, Format};
 
+/// `perigee lab VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Start a lab: several sites and hosts on this machine, with a WAN between the sites
@@ -85,6 +86,7 @@ pub enum Verb {
     },
 }
 
+/// Experiments that build a lab of their own and remove it.
 #[derive(Debug, Subcommand)]
 pub enum Experiment {
     /// Boot many VMs without disks at the same time over the network, each from its own clone
@@ -97,6 +99,7 @@ pub enum Experiment {
     Faults(FaultsOptions),
 }
 
+/// What a lab is like: sites, hosts and links from a file or by default.
 #[derive(Debug, clap::Args)]
 pub struct Shape {
     /// The lab's definition, YAML: its sites, hosts and links
@@ -160,6 +163,8 @@ const LABS: &[Column<LabSummary>] = &[
     ("api", |l| l.api.clone()),
 ];
 
+/// Builds, lists or removes labs, with a line on standard error for each step. The exit code is that of the command
+/// of `lab run`, or says whether an experiment has found something wrong.
 pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
     let steps = Steps::default();
     if matches!(verb, Verb::Run { .. } | Verb::Demo { .. }) {

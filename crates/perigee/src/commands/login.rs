@@ -18,6 +18,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// No token is so long.
 const TOKEN_BYTES_MAX: u64 = 1024;
 
+/// Which controller, and how its authority is recognized. The token itself comes on standard input.
 #[derive(Debug, Args)]
 pub struct Login {
     /// `https://HOST:PORT` of the controller
@@ -29,6 +30,7 @@ pub struct Login {
     fingerprint: String,
 }
 
+/// Keeps the token in a file that only this user can read, if the controller takes it.
 pub async fn login(ask: Login, context: &Context) -> Result<(), Problem> {
     if let Some(secret) =
         [&ask.controller, &ask.fingerprint].into_iter().find_map(|text| Secret::of(text))
@@ -54,6 +56,7 @@ pub async fn login(ask: Login, context: &Context) -> Result<(), Problem> {
     output::one(context.format, &me, ME)
 }
 
+/// Deletes the file. The token stays valid until it expires or is revoked.
 pub fn logout() -> Result<(), Problem> {
     let path = path()?;
     match std::fs::remove_file(&path) {
@@ -70,6 +73,7 @@ const ME: &[Column<Me>] = &[
     ("role", |m| output::word(&m.role)),
 ];
 
+/// Prints the tenant, user and role that the controller sees.
 pub async fn whoami(context: &Context) -> Result<(), Problem> {
     let me: Me = controller_client(context)?.get("/v1/me").await?;
     output::one(context.format, &me, ME)

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use perigee_volume::{ServerOptions, ServerTls, TlsFiles};
 
+/// TLS, access and limits of NBD clients.
 #[derive(Debug, Args)]
 pub struct ClientOptions {
     /// The server's certificate for NBD over TLS, a PEM file [default: the certificate of --identity]

@@ -9,6 +9,7 @@ use perigee_model::Problem;
 /// Where a host keeps its certificate and key.
 pub const IDENTITY_DIR: &str = "/etc/perigee/identity";
 
+/// Certificates, or the explicit consent to do without.
 #[derive(Debug, Args)]
 pub struct NetworkFlags {
     /// This host's certificate, as `perigee host join` has put it there [default: /etc/perigee/identity]

@@ -8,6 +8,7 @@ use crate::context::Context;
 use crate::output::{self, Column, Format};
 use crate::servers::controller_client;
 
+/// `perigee planner VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Show how well the predictions of all jobs came true.
@@ -44,6 +45,8 @@ fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0))
 }
 
+/// Prints the predictions of finished jobs against what the jobs took. JSON and YAML have the shares and errors as
+/// numbers of 0 to 1.
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     let Verb::Score = verb;
     let score: Score = controller_client(context)?.get("/v1/planner/score").await?;

@@ -11,6 +11,7 @@ use crate::context::Context;
 use crate::output::{self, Column, Format};
 use crate::servers::pool_server;
 
+/// `perigee pool VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Create an empty pool
@@ -45,6 +46,7 @@ const TENANTS: &[Column<TenantSpace>] = &[
     ("own", |t| output::bytes(t.own_bytes)),
 ];
 
+/// Asks the pool's volume server, or opens the pool if no server runs.
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     let info: PoolInfo = match verb {
         Verb::Create { pool } => {

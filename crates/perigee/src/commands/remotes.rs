@@ -9,6 +9,7 @@ use perigee_volume::{RemoteOptions, RemoteTlsFiles};
 
 use crate::arguments::size;
 
+/// Waits, rates and certificates towards other hosts.
 #[derive(Debug, Args)]
 pub struct RemoteFlags {
     /// How long a read waits for another host that does not answer
@@ -35,6 +36,7 @@ pub struct RemoteFlags {
 }
 
 impl RemoteFlags {
+    /// The same as the volume server takes it. Sizes are in bytes, a second where they are rates.
     pub fn options(self, network: Network) -> RemoteOptions {
         let flags = self;
         let own = flags.remote_tls_cert.zip(flags.remote_tls_key);

@@ -12,6 +12,7 @@ use crate::arguments::BaseOption;
 use crate::context::Context;
 use crate::output::{self, Column, Format};
 
+/// What `perigee lab run soak` takes.
 #[derive(Debug, clap::Args)]
 pub struct SoakOptions {
     /// How long to break things: 10m, 1h. The run then waits for the last jobs

@@ -17,6 +17,7 @@ use crate::commands::console;
 use crate::context::Context;
 use crate::kept_login;
 
+/// What `perigee vm ssh` takes: its own VM, and words that `ssh` gets unchanged.
 #[derive(Debug, clap::Args)]
 pub struct Ssh {
     /// The guest's user [default: that of `ssh`]

@@ -11,6 +11,7 @@ use crate::arguments::BaseOption;
 use crate::commands::client::over;
 use crate::output::{self, Column, Format};
 
+/// What `perigee lab run boot-storm` takes.
 #[derive(Debug, clap::Args)]
 pub struct StormOptions {
     /// Number of VMs; each takes its memory, and some more for QEMU

@@ -10,6 +10,7 @@ use crate::context::Context;
 use crate::output::{self, Column};
 use crate::servers::controller_client;
 
+/// `perigee tenant VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Make a tenant
@@ -42,6 +43,7 @@ pub enum Verb {
     },
 }
 
+/// The limits of a tenant. One that is left out is not changed.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct QuotaFlags {
     /// VMs that run at the same time
@@ -77,6 +79,7 @@ impl From<QuotaFlags> for Quota {
     }
 }
 
+/// Which entries of the audit log are shown.
 #[derive(Debug, Args)]
 pub struct Audit {
     /// Only what was asked for in this time until now, such as `1h`
@@ -114,6 +117,7 @@ const AUDIT: &[Column<AuditEntry>] = &[
     ("status", |e| e.status.to_string()),
 ];
 
+/// Asks the controller, and prints tenants with their quota and use.
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     let client = controller_client(context)?;
     match verb {
@@ -139,6 +143,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     }
 }
 
+/// Prints entries of the audit log, by default those of the own tenant.
 pub async fn audit(ask: Audit, context: &Context) -> Result<(), Problem> {
     let now_ms = perigee_http::certificate::now_ms();
     let since_ms = ask.since.map_or(0, |since_s| now_ms.saturating_sub(since_s * 1000));

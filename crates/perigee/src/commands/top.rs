@@ -16,6 +16,7 @@ use crate::context::Context;
 use crate::output::{self, Column, Format};
 use crate::servers::controller_client;
 
+/// How often, and how many times.
 #[derive(Debug, Args)]
 pub struct Options {
     /// The time over which the rates are measured
@@ -85,6 +86,7 @@ fn rate(bytes_per_s: Option<f64>) -> String {
     bytes_per_s.map_or_else(dash, |rate| format!("{}/s", output::bytes(rate as u64)))
 }
 
+/// Prints anew until Ctrl-C. Into a pipe, with `--once`, and in another format than a table it prints once.
 pub async fn run(options: &Options, context: &Context) -> Result<(), Problem> {
     let client = controller_client(context)?;
     let lasts = io::stdout().is_terminal() && !options.once && context.format == Format::Table;

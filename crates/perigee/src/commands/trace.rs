@@ -12,6 +12,7 @@ use perigee_model::{JobId, Problem, VolumeName};
 use crate::output::{self, Column, Format};
 use crate::servers::{CONTROL_SOCKET, pool_server};
 
+/// `perigee volume trace VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum TraceVerb {
     /// Show each request to a volume when it has ended, and the time of each of its steps
@@ -50,6 +51,7 @@ pub enum TraceVerb {
 /// `stop` takes long: it writes the requests that are still in memory.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Watches a volume server, has it record, or prints a recorded file.
 pub async fn run(verb: TraceVerb, format: Format) -> Result<(), Problem> {
     match verb {
         TraceVerb::Follow { name, seconds, pool } => {

@@ -54,6 +54,7 @@ impl UserPath {
     }
 }
 
+/// `perigee user VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Add a user, or change its role
@@ -82,6 +83,7 @@ pub enum Verb {
     Key(KeyVerb),
 }
 
+/// `perigee user key VERB`.
 #[derive(Debug, Subcommand)]
 pub enum KeyVerb {
     /// Add a key
@@ -112,6 +114,7 @@ pub enum KeyVerb {
     },
 }
 
+/// `perigee token VERB`. A token is shown once, when it is made.
 #[derive(Debug, Subcommand)]
 pub enum TokenVerb {
     /// Make a token, and print it this once
@@ -167,6 +170,7 @@ fn public_key(name: UserName, file: &Path) -> Result<SshKey, Problem> {
     }
 }
 
+/// Asks the controller, and prints users or their keys.
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     let client = controller_client(context)?;
     match verb {
@@ -212,6 +216,7 @@ fn others_read_stdout() -> bool {
     })
 }
 
+/// Asks the controller. A new token goes to standard output, alone on its line, in every format.
 pub async fn run_token(verb: TokenVerb, context: &Context) -> Result<(), Problem> {
     let client = controller_client(context)?;
     match verb {

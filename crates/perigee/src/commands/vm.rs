@@ -11,13 +11,15 @@ use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, ImageName, Problem, VmId, VolumeName};
 use serde::Serialize;
 
+use crate::arguments::size;
 use crate::commands::image::CLUSTER;
-use crate::commands::lasting::{self, Create};
+use crate::commands::persistent::{self, Create};
 use crate::commands::{console, exec, guest_files, moving, moving_volumes, ssh, unknown, vnc};
 use crate::context::Context;
 use crate::output::{self, Column};
 use crate::servers::controller_client;
 
+/// `perigee vm VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// List virtual machines
@@ -194,13 +196,14 @@ pub struct Size {
     #[arg(long)]
     cpus: Option<u32>,
     /// Memory
-    #[arg(long, value_name = "SIZE", value_parser = lasting::size)]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
     /// The size of its root disk. The guest makes its filesystem larger at once, if it has qemu-guest-agent and cloud-init, or when it boots
-    #[arg(long, value_name = "SIZE", value_parser = lasting::size)]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     disk: Option<u64>,
 }
 
+/// The values of `--volumes`.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Volumes {
     /// They stay, and the VM reaches them over the network
@@ -280,8 +283,8 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         // What is wrong with these two is said also if no controller runs.
         Verb::Ssh(ask) => match ssh::run(ask, context)? {},
         Verb::Create(ask) => {
-            let new = lasting::wanted(*ask)?;
-            let made = lasting::create(&controller_client(context)?, &new).await?;
+            let new = persistent::wanted(*ask)?;
+            let made = persistent::create(&controller_client(context)?, &new).await?;
             output::one(context.format, &made, SHOWN)?;
         }
         Verb::Exec { vm, command } => {
@@ -322,10 +325,10 @@ async fn ask_controller(verb: Verb, context: &Context) -> Result<(), Problem> {
             let moves: Vec<Migration> = client.get(&format!("/v1/vms/{vm}/migrations")).await?;
             output::one(context.format, &Info { vm: found, migrations: moves }, INFO)
         }
-        Verb::Start { vm } => show(lasting::start(&client, &vm).await?),
-        Verb::Stop { vm, force } => lasting::stop(&client, &vm, force).await,
-        Verb::Restart { vm, force } => show(lasting::restart(&client, &vm, force).await?),
-        Verb::Delete { vm, force } => lasting::delete(&client, &vm, force).await,
+        Verb::Start { vm } => show(persistent::start(&client, &vm).await?),
+        Verb::Stop { vm, force } => persistent::stop(&client, &vm, force).await,
+        Verb::Restart { vm, force } => show(persistent::restart(&client, &vm, force).await?),
+        Verb::Delete { vm, force } => persistent::delete(&client, &vm, force).await,
         Verb::End { vm, host, force } => unknown::end_vm(context, &vm, host, force).await,
         Verb::Move { vm, host: Some(host), volumes, yes: confirmed, .. } => {
             let ask = MoveVm { host, volumes: volumes.into(), confirmed };

@@ -31,6 +31,7 @@ use crate::servers::{
     CONTROL_SOCKET, PoolOption, controller_client, info, list, pool_server, server,
 };
 
+/// `perigee volume VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Create an empty volume, or a copy-on-write clone of an image

@@ -13,6 +13,7 @@ use crate::arguments::BaseOption;
 use crate::context::Context;
 use crate::output::{self, Column};
 
+/// `perigee lab wan VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Show the settings of each link, and measure it. This takes some seconds per link and loads it
@@ -35,6 +36,7 @@ pub enum Verb {
     },
 }
 
+/// What is changed of a link; at least one of them.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = true)]
 pub struct ChangeOptions {
@@ -55,6 +57,7 @@ pub struct ChangeOptions {
     up: bool,
 }
 
+/// The lab that is meant.
 #[derive(Debug, clap::Args)]
 pub struct LabOption {
     /// The lab's id [default: the only lab on this machine]
@@ -108,6 +111,7 @@ fn rate(bits_per_s: Option<u64>) -> String {
     bits_per_s.map_or_else(|| "-".to_owned(), format_bits)
 }
 
+/// Shows or changes the links of a running lab, and measures them.
 pub async fn run(verb: Verb, context: &Context, steps: &Steps) -> Result<(), Problem> {
     let (lab, links) = match verb {
         Verb::Show { lab } => {

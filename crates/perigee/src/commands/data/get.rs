@@ -16,6 +16,8 @@ use tokio::sync::mpsc;
 
 use crate::commands::data::transfer::{AT_ONCE, PART_BYTES, TRIES, hashed, hex, list, may_go_on};
 
+/// Fetches a file or a directory with all that is in it. What is there of a file from an earlier try is not fetched
+/// again. `to` defaults to the name in the current directory.
 pub async fn get(
     client: &Client,
     from: &FileAddress,

@@ -24,6 +24,10 @@ pub struct Source {
     pub size_bytes: u64,
 }
 
+/// Sends a file or a directory with all that is in it, [`AT_ONCE`] files at the same time.
+///
+/// # Errors
+/// The first one; what was sent before stays.
 pub async fn put(
     client: &Client,
     from: &Path,

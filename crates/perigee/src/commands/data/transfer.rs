@@ -51,6 +51,7 @@ pub fn hashed(from: &mut impl Read) -> std::io::Result<Sha256> {
     }
 }
 
+/// Two lowercase digits a byte, as `sha256sum` prints them.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -10,10 +10,10 @@ use perigee_http::Client;
 use perigee_model::job::{Start, Vm};
 use perigee_model::lasting::{CloudInit, NewVm, NewVmVolume, StopVm, VmState};
 use perigee_model::network::Publish;
-use perigee_model::units::parse_bytes;
 use perigee_model::vm::{Cpu, Firmware, Hardware, NetworkKind};
 use perigee_model::{HostId, ImageName, Problem, ProblemKind, SiteId, VmId};
 
+use crate::arguments::size;
 use crate::commands::asking::{self, Said};
 use crate::commands::public_keys;
 use crate::output;
@@ -23,6 +23,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(300);
 /// How long a command waits for a VM whose state and reason stay the same.
 const NO_CHANGE_MAX: Duration = Duration::from_secs(15 * 60);
 
+/// What `perigee vm create` takes.
 #[derive(Debug, clap::Args)]
 pub struct Create {
     /// The new VM's name
@@ -88,10 +89,6 @@ pub struct Create {
     stopped: bool,
 }
 
-pub fn size(text: &str) -> Result<u64, String> {
-    parse_bytes(text).map_err(|e| e.to_string())
-}
-
 fn volume(text: &str) -> Result<NewVmVolume, String> {
     let mut parts = text.split(':');
     let name = parts.next().unwrap_or_default();
@@ -150,16 +147,22 @@ pub fn wanted(ask: Create) -> Result<NewVm, Problem> {
     })
 }
 
+/// Makes the VM, and waits until it runs, unless it is made stopped.
 pub async fn create(client: &Client, new: &NewVm) -> Result<Vm, Problem> {
     let made: Vm = client.post("/v1/vms", new).await?;
     if new.stopped { Ok(made) } else { until_it_runs(client, &made.id).await }
 }
 
+/// Starts a stopped VM, and waits until it runs.
 pub async fn start(client: &Client, vm: &VmId) -> Result<Vm, Problem> {
     let _: Vm = client.post(&format!("/v1/vms/{vm}/start"), &serde_json::json!({})).await?;
     until_it_runs(client, vm).await
 }
 
+/// Returns when the VM is off. A job's VM is off at once.
+///
+/// # Errors
+/// If the guest does not follow, with the way to stop it by force.
 pub async fn stop(client: &Client, vm: &VmId, force: bool) -> Result<(), Problem> {
     let before: Vm = client.get(&format!("/v1/vms/{vm}")).await?;
     let _: serde_json::Value =
@@ -210,6 +213,7 @@ pub async fn restart(client: &Client, vm: &VmId, force: bool) -> Result<Vm, Prob
     .await
 }
 
+/// Returns when the VM's name is free again.
 pub async fn delete(client: &Client, vm: &VmId, force: bool) -> Result<(), Problem> {
     let before: Vm = client.get(&format!("/v1/vms/{vm}")).await?;
     client.delete(&format!("/v1/vms/{vm}?force={force}")).await?;
