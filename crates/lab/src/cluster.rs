@@ -34,6 +34,7 @@ const LOOK_AT_MOVE_EVERY: Duration = Duration::from_millis(20);
 /// So long that no second round of a replica begins while something is measured.
 const REPLICATE_EVERY_S: u64 = 3600;
 
+/// The controller of a lab, for tests and experiments: every call has a deadline.
 #[derive(Debug, Clone)]
 pub struct Cluster {
     quick: Client,
@@ -41,10 +42,12 @@ pub struct Cluster {
 }
 
 impl Cluster {
+    /// With a client for questions and one for what takes minutes.
     pub fn new(lab: &Lab) -> Result<Self, Problem> {
         Ok(Self { quick: lab.client(QUICK)?, slow: lab.client(SLOW)? })
     }
 
+    /// Uploads the file, imports it, and returns when every host has all of it.
     pub async fn import_image(
         &self,
         name: &ImageName,
@@ -54,6 +57,7 @@ impl Cluster {
         import_everywhere(&self.slow, &new).await
     }
 
+    /// An empty volume at this host.
     pub async fn create_volume(
         &self,
         name: &VolumeName,
@@ -70,6 +74,7 @@ impl Cluster {
         self.quick.post("/v1/volumes", &new).await
     }
 
+    /// Has all hosts measure their links anew, and returns what they have found.
     pub async fn probe_links(&self) -> Result<Vec<Link>, Problem> {
         self.slow.post("/v1/links/probe", &serde_json::json!({})).await
     }
@@ -106,6 +111,7 @@ impl Cluster {
         self.slow.send_body::<FileEntry>(Method::PUT, &address.url(), body).await.map(drop)
     }
 
+    /// Where the job would run now, with a prediction for each way. Nothing starts.
     pub async fn plan(&self, spec: &JobSpec) -> Result<Plan, Problem> {
         self.slow.post("/v1/jobs/plan", spec).await
     }
@@ -142,6 +148,7 @@ impl Cluster {
         self.wait(&job.id, JobState::Succeeded, step).await
     }
 
+    /// Returns when the job is recorded; it runs later.
     pub async fn submit(&self, spec: &JobSpec) -> Result<Job, Problem> {
         self.slow.post("/v1/jobs", spec).await
     }
@@ -215,6 +222,7 @@ impl Cluster {
         }
     }
 
+    /// What the controller last heard of a VM.
     pub async fn vm(&self, vm: &VmId) -> Result<Vm, Problem> {
         self.quick.get(&format!("/v1/vms/{vm}")).await
     }
@@ -233,6 +241,7 @@ impl Cluster {
         Err(late(format!("can't end the migration {}", asked.id)))
     }
 
+    /// Begins to move a volume, and returns at once. The move is refused where it needs a user's consent.
     pub async fn move_volume(&self, name: &VolumeName, to: &HostId) -> Result<VolumeMove, Problem> {
         let ask = MoveVolume { to: to.clone(), confirmed: false };
         self.quick.post(&format!("/v1/volumes/{name}/move"), &ask).await
@@ -294,10 +303,12 @@ impl Cluster {
         Err(late(format!("can't end the move of volume {name}")))
     }
 
+    /// All decisions about a job so far, the oldest first.
     pub async fn decisions(&self, job: &JobId) -> Result<Vec<Decision>, Problem> {
         self.quick.get(&format!("/v1/jobs/{job}/decisions")).await
     }
 
+    /// What was measured of a job's VM while it ran, the oldest first.
     pub async fn samples(&self, job: &JobId) -> Result<Vec<Sample>, Problem> {
         self.quick.get(&format!("/v1/jobs/{job}/samples")).await
     }

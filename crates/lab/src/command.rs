@@ -38,6 +38,7 @@ pub async fn run_within(
     Err(Problem::internal(what(), why.trim()))
 }
 
+/// `Unavailable`; if the program is not there, with how to install it.
 pub fn cannot_start(program: &str, error: &std::io::Error) -> Problem {
     let problem = Problem::unavailable(format!("can't start {program}"), error);
     if error.kind() == std::io::ErrorKind::NotFound {

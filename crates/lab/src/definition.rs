@@ -13,9 +13,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::wan::LinkSettings;
 
+/// The controller's API in the lab's network. Each daemon has an address of its own, so that the ports can be the
+/// same everywhere.
 pub const CONTROLLER_PORT: u16 = 7000;
+/// The control API of each host's volume server.
 pub const VOLUME_PORT: u16 = 7001;
+/// The API of each host's agent.
 pub const AGENT_PORT: u16 = 7002;
+/// NBD of each host's volume server: the port that IANA lists for it.
 pub const NBD_PORT: u16 = 10809;
 
 /// The last number of the controller's address. Hosts have 10 and up.
@@ -34,6 +39,7 @@ const SITES_MAX: usize = 16;
 pub struct LabId(u16);
 
 impl LabId {
+    /// Any of 65,536 ids. Whether a lab of this id is there already is not checked.
     pub fn random() -> Self {
         let [high, low, ..] = *uuid::Uuid::new_v4().as_bytes();
         Self(u16::from_be_bytes([high, low]))
@@ -80,6 +86,7 @@ impl From<LabId> for String {
     }
 }
 
+/// A site with its hosts, which share a bridge.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SiteDef {
     pub name: SiteId,
@@ -95,6 +102,7 @@ pub struct Link {
 }
 
 impl Link {
+    /// Whether it is the link between these two, in either order.
     pub fn joins(&self, one: &SiteId, other: &SiteId) -> bool {
         let [a, b] = &self.sites;
         (a, b) == (one, other) || (a, b) == (other, one)
@@ -107,6 +115,7 @@ impl fmt::Display for Link {
     }
 }
 
+/// What a lab is made of. [`Definition::check`] says whether it can be built.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Definition {
     pub id: LabId,
@@ -198,18 +207,22 @@ impl Definition {
         self.sites.iter().flat_map(|s| s.hosts.iter().map(move |h| (&s.name, h)))
     }
 
+    /// The network namespace of a host's daemons and VMs.
     pub fn host_namespace(&self, host: &HostId) -> String {
         format!("pg-{}-{host}", self.id)
     }
 
+    /// The network namespace of a site's bridge and of its end of the WAN.
     pub fn site_namespace(&self, site: &SiteId) -> String {
         format!("pg-{}-site-{site}", self.id)
     }
 
+    /// The network namespace of the controller.
     pub fn controller_namespace(&self) -> String {
         format!("pg-{}-ctl", self.id)
     }
 
+    /// The host's address in the lab's network; `None` for a host of another lab.
     pub fn host_address(&self, host: &HostId) -> Option<Ipv4Addr> {
         let index = self.hosts().position(|(_, h)| h == host)?;
         Some(self.address(FIRST_HOST_NUMBER + u8::try_from(index).ok()?))
@@ -222,6 +235,7 @@ impl Definition {
         format!("{first}-{}", first + VM_UIDS_PER_HOST - 1)
     }
 
+    /// The controller's address in the lab's network.
     pub fn controller_address(&self) -> Ipv4Addr {
         self.address(CONTROLLER_NUMBER)
     }

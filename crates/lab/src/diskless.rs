@@ -19,12 +19,14 @@ use crate::net::{add_namespace, in_namespace};
 
 /// The servers' address, in a network with a 16-bit prefix.
 pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+/// The name of the bridge to which machines without disks are connected.
 pub const BRIDGE: &str = "br0";
 /// A Linux bridge has at most 1024 ports.
 pub const MACHINES_MAX: u16 = 1000;
 /// A DHCP range with enough addresses for all machines.
 pub const RANGE: &str = "10.77.1.1-10.77.4.250";
 
+/// The network namespace in which machines without disks boot.
 #[derive(Debug, Clone)]
 pub struct Network {
     pub namespace: String,

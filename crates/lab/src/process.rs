@@ -6,6 +6,7 @@ use nix::unistd::Pid;
 use perigee_model::Problem;
 use serde::{Deserialize, Serialize};
 
+/// A process that stays the same one when the kernel uses its id again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     pub pid: i32,
@@ -24,6 +25,7 @@ impl Process {
         (!matches!(state, "Z" | "X")).then_some(Self { pid, start_ticks })
     }
 
+    /// Whether it still runs.
     pub fn alive(self) -> bool {
         Self::of(self.pid) == Some(self)
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
+/// Prints one line for each step, on standard error: with a clock while it runs if that is a terminal.
 #[derive(Debug, Clone)]
 pub struct Steps {
     terminal: bool,
@@ -21,6 +22,7 @@ impl Default for Steps {
 }
 
 impl Steps {
+    /// Shows that a step has begun. A step that is dropped without [`Step::done`] has failed.
     pub fn begin(&self, what: impl Into<String>) -> Step {
         let what = what.into();
         let bar = self.terminal.then(|| {
@@ -80,6 +82,7 @@ impl Step {
         }
     }
 
+    /// Shows that the step is done, with its time and what came of it.
     pub fn done(mut self, result: &str) {
         self.end("✓", result);
     }

@@ -39,6 +39,7 @@ const SOCKET_PATH_MAX: usize = 107;
 const PASSABLE: u32 = 0o711;
 const CLOSED: u32 = 0o700;
 
+/// What a lab is, as its directory keeps it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LabFile {
     pub definition: Definition,
@@ -46,14 +47,17 @@ pub struct LabFile {
     pub program: PathBuf,
 }
 
+/// The directory of one lab: whoever has its path can see and remove the lab.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LabDir(PathBuf);
 
 impl LabDir {
+    /// The directory need not exist.
     pub fn new(base: &Path, id: &LabId) -> Self {
         Self(base.join(id.to_string()))
     }
 
+    /// `BASE/ID`.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -63,6 +67,7 @@ impl LabDir {
         self.host(host).join("identity")
     }
 
+    /// The controller's own directory, which is private.
     pub fn controller_state(&self) -> PathBuf {
         self.0.join("ctl/state")
     }
@@ -124,6 +129,8 @@ impl LabDir {
         self.write("lab.json", file)
     }
 
+    /// # Errors
+    /// `NotFound` if there is no such lab.
     pub fn load(&self) -> Result<LabFile, Problem> {
         self.read("lab.json")?.ok_or_else(|| {
             let name = self.0.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -151,6 +158,7 @@ impl LabDir {
         self.0.join("away").join(daemon.replace('/', "-"))
     }
 
+    /// Whether a daemon was ended and must not be started again.
     pub fn is_kept_away(&self, daemon: &str) -> bool {
         self.kept_away(daemon).exists()
     }
@@ -169,34 +177,42 @@ impl LabDir {
         done.map_err(|e| Problem::internal(format!("can't change {}", path.display()), e))
     }
 
+    /// The process that keeps the daemons alive; `None` if the lab does not run, or not yet.
     pub fn supervisor(&self) -> Option<Process> {
         self.read("supervisor.json").ok().flatten()
     }
 
+    /// So that `down` finds it.
     pub fn set_supervisor(&self, process: Process) -> Result<(), Problem> {
         self.write("supervisor.json", &process)
     }
 
+    /// The daemons by name, as they were last started.
     pub fn processes(&self) -> Result<BTreeMap<String, Process>, Problem> {
         Ok(self.read("processes.json")?.unwrap_or_default())
     }
 
+    /// Recorded before a daemon does anything, so that none is left behind after a crash.
     pub fn set_processes(&self, processes: &BTreeMap<String, Process>) -> Result<(), Problem> {
         self.write("processes.json", processes)
     }
 
+    /// Why the lab did not come up.
     pub fn failure(&self) -> Option<Problem> {
         self.read("failed.json").ok().flatten()
     }
 
+    /// For whoever waits for the lab.
     pub fn set_failure(&self, problem: &Problem) -> Result<(), Problem> {
         self.write("failed.json", problem)
     }
 
+    /// The unix socket of the controller's API.
     pub fn controller_socket(&self) -> PathBuf {
         self.0.join("ctl/api.sock")
     }
 
+    /// The directory of a host: its pool, its VMs, its certificates.
     pub fn host(&self, host: &HostId) -> PathBuf {
         self.0.join("hosts").join(host.as_str())
     }
@@ -206,6 +222,10 @@ impl LabDir {
         self.0.join("net/relay.sock")
     }
 
+    /// The links as they were last set.
+    ///
+    /// # Errors
+    /// `NotFound` while the lab is starting.
     pub fn wan(&self) -> Result<Wan, Problem> {
         self.read("wan.json")?.ok_or_else(|| {
             let why = format!("{} has no wan.json", self.0.display());
@@ -214,6 +234,7 @@ impl LabDir {
         })
     }
 
+    /// So that other processes show the links as they are.
     pub fn set_wan(&self, wan: &Wan) -> Result<(), Problem> {
         self.write("wan.json", wan)
     }

@@ -20,6 +20,7 @@ use crate::wan;
 
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How a lab is started.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The base directory of all labs.

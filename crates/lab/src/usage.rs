@@ -5,6 +5,7 @@ use perigee_model::Problem;
 /// USER_HZ, the same on every Linux machine.
 const TICKS_PER_S: f64 = 100.0;
 
+/// What a process has used since its start.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Usage {
     pub cpu_s: f64,

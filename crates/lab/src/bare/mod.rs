@@ -44,6 +44,7 @@ impl Running {
         command.spawn().map(Self).map_err(|e| cannot_start("nsenter", &e))
     }
 
+    /// The QEMU process's id, for reading its meters in `/proc`.
     pub fn pid(&self) -> u32 {
         self.0.id()
     }

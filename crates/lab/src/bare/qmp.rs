@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 const DEADLINE: Duration = Duration::from_secs(180);
 const RETRY: Duration = Duration::from_millis(5);
 
+/// A connection to QEMU's monitor. It carries out one command at a time, and keeps the events that come meanwhile.
 pub struct Qmp {
     writer: UnixStream,
     reader: BufReader<UnixStream>,

@@ -35,6 +35,7 @@ pub async fn give_each_pool_a_disk(lab: &Lab) -> Result<(), Problem> {
     Ok(())
 }
 
+/// Fills the filesystem of a host's pool, apart from a little that the server needs for its own files.
 pub async fn fill(lab: &Lab, host: &HostId) -> Result<(), Problem> {
     let what = || format!("can't fill the pool of {host}");
     let space = nix::sys::statvfs::statvfs(&pool(lab, host))
@@ -44,6 +45,7 @@ pub async fn fill(lab: &Lab, host: &HostId) -> Result<(), Problem> {
     run("fallocate", &["--length", &bytes, &ballast(lab, host).to_string_lossy()]).await.map(drop)
 }
 
+/// Undoes [`fill`].
 pub fn make_room(lab: &Lab, host: &HostId) -> Result<(), Problem> {
     std::fs::remove_file(ballast(lab, host))
         .map_err(|error| Problem::internal(format!("can't empty the pool of {host}"), error))

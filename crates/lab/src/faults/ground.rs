@@ -19,6 +19,7 @@ use crate::up::Lab;
 const QUICK: Duration = Duration::from_secs(30);
 /// For requests that are answered when the work is done.
 const SLOW: Duration = Duration::from_secs(150);
+/// The time between two looks at something that is awaited.
 pub const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// For a step that takes a second on an idle machine.
 pub const STEP_MAX: Duration = Duration::from_secs(180);
@@ -27,6 +28,7 @@ const BULK_FIRST_BYTE: usize = 2 * BLOCKS * BLOCK_BYTES;
 const BULK_BYTES: usize = 32 << 20;
 const VOLUME_BYTES: u64 = 64 << 20;
 
+/// The lab on which faults are injected, with one client for each daemon that is asked.
 pub struct Ground<'a> {
     pub lab: &'a Lab,
     pub controller: Client,
@@ -41,6 +43,7 @@ pub struct Ground<'a> {
 }
 
 impl<'a> Ground<'a> {
+    /// The first site of the lab is home, the second one the cloud.
     pub fn new(lab: &'a Lab) -> Result<Self, Problem> {
         let host = |site: usize| lab.definition.sites[site].hosts[0].clone();
         let (home, cloud) = (host(0), host(1));
@@ -62,6 +65,7 @@ impl<'a> Ground<'a> {
         .await
     }
 
+    /// `None` for a host that the lab does not have.
     pub fn site_of(&self, host: &HostId) -> Option<SiteId> {
         let mut hosts = self.lab.definition.hosts();
         hosts.find(|(_, other)| *other == host).map(|(site, _)| site.clone())
@@ -73,14 +77,17 @@ impl<'a> Ground<'a> {
         Client::new(&format!("unix:{}", socket.display()), QUICK)
     }
 
+    /// The NBD socket of a host's volume server.
     pub fn socket(&self, host: &HostId) -> PathBuf {
         self.lab.lab_dir().host(host).join("volume.sock")
     }
 
+    /// What the controller says of a volume.
     pub async fn volume(&self, name: &VolumeName) -> Result<ClusterVolume, Problem> {
         self.controller.get(&format!("/v1/volumes/{name}")).await
     }
 
+    /// A volume without content at this host.
     pub async fn empty_volume(
         &self,
         name: &VolumeName,
@@ -132,6 +139,7 @@ impl<'a> Ground<'a> {
         self.server(at)?.put::<Attachment>(&path, &ask).await.map(drop)
     }
 
+    /// What this host says of the volume's home, which the controller may not know yet.
     pub async fn home_at(&self, host: &HostId, name: &VolumeName) -> Result<HomeState, Problem> {
         let path = format!("/v1/volumes/{name}/home");
         Ok(self.server(host)?.get::<VolumeHome>(&path).await?.home)

@@ -24,6 +24,7 @@ pub struct Ran {
     pub faults: Vec<String>,
 }
 
+/// What came of one cell of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -33,6 +34,7 @@ pub enum Verdict {
     NotSeen,
 }
 
+/// One cell of the table, as it is kept and shown.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CellResult {
     #[serde(flatten)]
@@ -50,6 +52,8 @@ pub struct CellResult {
 }
 
 impl CellResult {
+    /// What was found wrong, or an error of the experiment itself, makes it [`Verdict::Wrong`]. `took_s` is the
+    /// cell's whole time.
     pub fn of(cell: Cell, ran: Result<Ran, Problem>, took_s: f64) -> Self {
         let ran = ran.unwrap_or_else(|problem| Ran {
             is_seen: true,
@@ -106,6 +110,7 @@ impl Outcome {
             .map_err(|e| Problem::internal(format!("can't write results to {}", dir.display()), e))
     }
 
+    /// Puts a result in the place of an earlier one of the same cell. The order is always that of the table.
     pub fn set(&mut self, result: CellResult) {
         self.cells.retain(|old| old.cell != result.cell);
         self.cells.push(result);
@@ -113,6 +118,7 @@ impl Outcome {
         self.cells.sort_by_key(|result| order.iter().position(|cell| *cell == result.cell));
     }
 
+    /// The last result of a cell.
     pub fn of(&self, cell: &Cell) -> Option<&CellResult> {
         self.cells.iter().find(|result| result.cell == *cell)
     }

@@ -9,6 +9,7 @@ use super::outcome::{CellResult, Outcome};
 use super::table::Cell;
 use crate::measuring::{self, QEMU};
 
+/// The results so far, in a directory. They are written after each cell, so that a run that was cut can go on.
 pub struct Record {
     dir: PathBuf,
     /// The binary that is tested, and its commit.

@@ -26,6 +26,7 @@ const AFTER_ASKED: Duration = Duration::from_millis(30);
 /// What is written after the last round of a replica.
 const MARK: u8 = 0xee;
 
+/// Makes a replica or promotes one while the cell's fault is injected, and says what was seen.
 pub async fn run(
     ground: &Ground<'_>,
     cell: Cell,

@@ -27,6 +27,7 @@ pub enum Placement {
     Follow,
 }
 
+/// When a fault comes: a part of a move's way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
@@ -48,6 +49,7 @@ pub enum Phase {
     Switching,
 }
 
+/// What is broken, and for how long. The daemons are started again by the lab; a link comes up after its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
@@ -78,6 +80,7 @@ pub enum Fault {
 }
 
 impl Placement {
+    /// In the order in which the table shows them.
     pub const ALL: [Self; 7] = [
         Self::Remote,
         Self::Copy,
@@ -88,6 +91,7 @@ impl Placement {
         Self::Follow,
     ];
 
+    /// The phases that this placement goes through.
     pub fn phases(self) -> &'static [Phase] {
         match self {
             Self::Remote => &[Phase::Use],
@@ -101,12 +105,14 @@ impl Placement {
         }
     }
 
+    /// Whether a VM is part of it. Otherwise the volume's clients are the experiment's own.
     pub fn has_vm(self) -> bool {
         matches!(self, Self::Stay | Self::Follow)
     }
 }
 
 impl Fault {
+    /// In the order in which the table shows them.
     pub const ALL: [Self; 15] = [
         Self::WanDown1s,
         Self::WanDown10s,
@@ -142,15 +148,18 @@ impl Fault {
         self.fills_pool() || self.fails_disk()
     }
 
+    /// Whether a filesystem is full while the fault lasts.
     pub fn fills_pool(self) -> bool {
         matches!(self, Self::FullOldPool | Self::FullNewPool)
     }
 
+    /// Whether a host's disk answers with errors while the fault lasts.
     pub fn fails_disk(self) -> bool {
         matches!(self, Self::OldDiskFails | Self::NewDiskFails)
     }
 }
 
+/// One experiment: a placement, the phase of it, and the fault in that phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Cell {
     pub placement: Placement,

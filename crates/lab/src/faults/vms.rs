@@ -141,6 +141,7 @@ impl<'a> Guest<'a> {
         format!("the job has ended: {:?} {}; its log ends with {last:?}", job.state, job.reason)
     }
 
+    /// Whether the job has ended, in whatever way.
     pub async fn is_over(&self) -> Result<bool, Problem> {
         until("the state of the job", STEP_MAX, async || {
             let job: Job = self.ground.controller.get(&format!("/v1/jobs/{}", self.job)).await?;

@@ -123,6 +123,8 @@ pub async fn answered(writers: &[Writer], more: u64) -> Result<(), Problem> {
     .await
 }
 
+/// Stops the clients, and adds to `ran` what they complained of and how long their longest request took, in
+/// milliseconds.
 pub async fn stop(writers: Vec<Writer>, ran: &mut Ran) -> Result<Vec<Written>, Problem> {
     let mut all = Vec::new();
     for writer in writers {
@@ -222,6 +224,7 @@ async fn end_of_move(
     Ok((ended, faults))
 }
 
+/// Whether the volume's home has failed a flush, after which it takes no further writes.
 pub async fn is_poisoned(ground: &Ground<'_>, name: &VolumeName) -> Result<bool, Problem> {
     until(&format!("volume {name} at its home"), STEP_MAX, async || {
         let home = ground.volume(name).await?.home;

@@ -17,6 +17,7 @@ use crate::command::cannot_start;
 
 /// Each writer has this many blocks of [`BLOCK_BYTES`].
 pub const BLOCKS: usize = 128;
+/// Clients write whole blocks of this size, all bytes of a block alike.
 pub const BLOCK_BYTES: usize = 64 << 10;
 /// The longest wait for one request. Longer than every fault lasts.
 const ANSWER_MAX: Duration = Duration::from_secs(200);
@@ -188,10 +189,12 @@ impl Writer {
         self.shared.answered.load(Ordering::Relaxed)
     }
 
+    /// Whether it has stopped by itself, which is a fault.
     pub fn has_ended(&self) -> bool {
         self.task.is_finished()
     }
 
+    /// Lets it finish its request, and returns what was acknowledged.
     pub async fn stop(self) -> Result<Written, Problem> {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.task.await.map_err(|error| Problem::internal("can't stop a client", error))

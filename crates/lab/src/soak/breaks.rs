@@ -81,6 +81,7 @@ const ACTS: [Act; 10] = [
     Act::Cut,
 ];
 
+/// What is broken next in the lab, and when: drawn from a seed, so that a soak can be repeated.
 pub struct Breaks<'a> {
     lab: &'a Lab,
     acts: Vec<Act>,
@@ -99,6 +100,7 @@ pub struct Breaks<'a> {
 }
 
 impl<'a> Breaks<'a> {
+    /// `power_cuts` adds them to what may happen. `length` is that of the whole soak.
     pub fn new(lab: &'a Lab, seed: u64, power_cuts: bool, length: Duration) -> Self {
         let due = Instant::now() + Duration::from_secs(30);
         let long_due = Instant::now() + Duration::from_secs(LONG_PAUSE_S.0);

@@ -25,6 +25,7 @@ const QUICK: Duration = Duration::from_secs(20);
 /// For imports: the controller answers after the image is written.
 const SLOW: Duration = Duration::from_secs(600);
 
+/// Keeps jobs coming, on all volumes, and looks at each one until its end.
 pub struct Stream {
     client: Client,
     volumes: Vec<VolumeName>,
@@ -80,14 +81,17 @@ impl Stream {
         Ok(Self { client, volumes, submitted: 0, unfinished, jobs_max, restart, began })
     }
 
+    /// The controller's.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
+    /// Whether a job has not ended.
     pub fn is_busy(&self) -> bool {
         !self.unfinished.is_empty()
     }
 
+    /// The jobs that have not ended, as they were last seen.
     pub fn unfinished(&self) -> impl Iterator<Item = &Job> {
         self.unfinished.iter().map(|running| &running.job)
     }

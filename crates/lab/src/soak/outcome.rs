@@ -6,6 +6,7 @@ use perigee_model::JobId;
 use perigee_model::job::{JobState, MigrationState};
 use serde::{Deserialize, Serialize};
 
+/// What a soak has found, as `result.json` has it.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Outcome {
     pub seed: u64,
@@ -24,6 +25,7 @@ pub struct Outcome {
     pub faults: Vec<String>,
 }
 
+/// One job of a soak, and whether it computed what it should.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SoakJob {
     pub id: JobId,
@@ -61,6 +63,7 @@ pub struct Event {
 }
 
 impl Outcome {
+    /// Counts a job that has ended, with its moves.
     pub fn add(&mut self, (job, moves): (SoakJob, Vec<MigrationState>)) {
         for state in moves {
             match state {
@@ -71,6 +74,7 @@ impl Outcome {
         self.jobs.push(job);
     }
 
+    /// For people: counts of jobs, moves and breaks.
     pub fn line(&self) -> String {
         let right = self.jobs.iter().filter(|job| job.is_right).count();
         format!(

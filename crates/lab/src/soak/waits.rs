@@ -20,6 +20,7 @@ pub struct Still {
 }
 
 impl Still {
+    /// The job waits from `now` on for what it says.
     pub fn new(job: &Job, now: Instant) -> Self {
         Self { mark: mark(job), since: now, why: why(job) }
     }

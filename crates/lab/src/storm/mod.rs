@@ -36,6 +36,7 @@ const QEMU_MIB: u64 = 64;
 /// How many of the last lines of a console or log a problem shows.
 const LAST_LINES: usize = 12;
 
+/// How many machines boot, over what, and from which image.
 #[derive(Debug, Clone)]
 pub struct Options {
     pub id: LabId,

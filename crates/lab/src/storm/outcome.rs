@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::usage::Usage;
 
+/// What a boot storm has shown, as `result.json` has it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
     pub versions: BTreeMap<String, String>,
@@ -38,6 +39,7 @@ pub struct Outcome {
     pub seconds: Vec<Second>,
 }
 
+/// One machine: `up_s` seconds after the first one was started it was up; requests and bytes are those of its disk.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MachineOutcome {
     pub name: String,
@@ -47,6 +49,7 @@ pub struct MachineOutcome {
     pub written_bytes: u64,
 }
 
+/// The requests of all machines in one second of the storm.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Second {
     pub at_s: u32,

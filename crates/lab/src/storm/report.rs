@@ -11,6 +11,7 @@ use crate::report::svg::escape;
 
 // Writing to a String cannot fail, so the results of `write!` below are ignored.
 
+/// One page without anything from elsewhere.
 pub fn html(outcome: &Outcome) -> String {
     let mut page = page::start("Perigee: machines without disks boot together", "");
     let _ = writeln!(

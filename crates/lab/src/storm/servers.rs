@@ -27,6 +27,7 @@ const IMAGE: &str = "golden";
 const APPEND: &str =
     "console=ttyS0 quiet loglevel=4 mitigations=off audit=0 cryptomgr.notests panic=5";
 
+/// The volume server and the boot service of a storm, in the machines' network.
 pub struct Servers {
     network: Network,
     program: PathBuf,

@@ -20,6 +20,7 @@ pub struct Table {
     pub create_sql: &'static str,
 }
 
+/// The tables that the queries use.
 pub const TABLES: [Table; 3] = [
     Table {
         name: "part",

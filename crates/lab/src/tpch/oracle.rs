@@ -56,6 +56,7 @@ const LINEITEM: [From; 9] = [
 const ORDERS: [From; 2] = [From::Whole(0), From::Text(5)];
 const PART: [From; 4] = [From::Whole(0), From::Text(3), From::Text(4), From::Text(6)];
 
+/// Of the SQLite that computes the expected answers.
 pub fn sqlite_version() -> &'static str {
     rusqlite::version()
 }

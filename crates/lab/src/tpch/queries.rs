@@ -1,6 +1,7 @@
 //! The queries: the text of the TPC-H specification with its validation parameters for PostgreSQL,
 //! and the same query in SQLite's dialect over integers (`oracle.rs` says in which units).
 
+/// A query of TPC-H, once for each of the two databases.
 pub struct Query {
     /// `Q6`
     pub name: &'static str,
@@ -16,6 +17,7 @@ create index lineitem_partkey on lineitem (l_partkey);
 analyze;
 ";
 
+/// In the order in which they run.
 pub const QUERIES: [Query; 4] = [Q6, Q17, Q14, Q12];
 
 /// Forecasting revenue change.

@@ -8,6 +8,7 @@
 //! A host passes up to 64 KiB of TCP or UDP on as one frame. On a wire it would be cut into segments of
 //! `GSO size` bytes, each with its own headers. `hdr_len` is only a hint.
 
+/// The virtio-net header before each frame of a TAP without the number of buffers.
 pub const HEADER_BYTES: usize = 10;
 /// 64 KiB of IP, the Ethernet header with a VLAN tag, and the header above, rounded up.
 pub const FRAME_BYTES_MAX: usize = 66 << 10;

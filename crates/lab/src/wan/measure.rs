@@ -29,6 +29,7 @@ const WARM_ROUND_TRIPS: u32 = 20;
 const FRAME_BYTES: u64 = 1514;
 const PAYLOAD_BYTES: u64 = 1448;
 
+/// What a link does, measured from site to site.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Measured {
     /// The shortest of several round trips; `None` if there was no answer.

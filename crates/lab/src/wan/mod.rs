@@ -43,6 +43,7 @@ use crate::up::Lab;
 const LOCK_DEADLINE: Duration = Duration::from_secs(30);
 const QUEUE_FRAMES: &str = "10000";
 
+/// What delays and drops the frames between the sites.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Emulator {

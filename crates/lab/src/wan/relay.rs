@@ -39,6 +39,7 @@ pub struct RelayState {
     pub problem: Option<Problem>,
 }
 
+/// A link with what has gone over it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LinkState {
     #[serde(flatten)]

@@ -18,6 +18,8 @@ struct Entry {
     due_ns: u64,
 }
 
+/// Frames on their way, in the order in which they arrive. Its memory grows up to a bound, beyond which frames are
+/// lost as in a full queue.
 #[derive(Debug)]
 pub struct Ring {
     bytes: Vec<u8>,
@@ -28,6 +30,7 @@ pub struct Ring {
 }
 
 impl Ring {
+    /// Small at first.
     pub fn new() -> Self {
         Self::with(FIRST_BYTES, BYTES_MAX)
     }
@@ -55,6 +58,7 @@ impl Ring {
         Some((entry.due_ns, self.bytes.get(entry.start..entry.start + entry.length)?))
     }
 
+    /// Forgets the first frame. Without one it does nothing.
     pub fn pop(&mut self) {
         self.entries.pop_front();
     }

@@ -31,6 +31,7 @@ pub struct LinkSettings {
 }
 
 impl LinkSettings {
+    /// An unlimited link without loss.
     pub fn of_rtt_us(rtt_us: u64) -> Self {
         Self { rtt_us, rate: Rate::UNLIMITED, loss_ppm: 0, down: false }
     }
@@ -71,6 +72,7 @@ pub struct Change {
 }
 
 impl Change {
+    /// The settings with what is changed.
     #[must_use]
     pub fn of(&self, settings: LinkSettings) -> LinkSettings {
         LinkSettings {
@@ -88,6 +90,7 @@ impl Change {
 pub struct Rate(pub Option<u64>);
 
 impl Rate {
+    /// As fast as the machine can.
     pub const UNLIMITED: Self = Self(None);
 }
 

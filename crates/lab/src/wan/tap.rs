@@ -79,6 +79,7 @@ impl Tap {
         std::io::Read::read(&mut &self.file, room)
     }
 
+    /// One frame, with its header. The kernel takes all of it or nothing.
     pub fn write(&self, frame: &[u8]) -> std::io::Result<usize> {
         std::io::Write::write(&mut &self.file, frame)
     }

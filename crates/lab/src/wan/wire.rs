@@ -29,6 +29,7 @@ pub struct Counts {
     pub refused_frames: u64,
 }
 
+/// One direction of a link: when a frame arrives, or that it is lost.
 #[derive(Debug, Clone)]
 pub struct Wire {
     settings: LinkSettings,
