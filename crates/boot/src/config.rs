@@ -89,6 +89,7 @@ impl Interface {
         Ipv4Addr::from_bits(self.address.to_bits() & self.netmask.to_bits())
     }
 
+    /// Whether an address is in the network that the boot service serves.
     pub fn reaches(&self, address: Ipv4Addr) -> bool {
         address.to_bits() & self.netmask.to_bits() == self.network().to_bits()
     }

@@ -18,10 +18,15 @@ const REPLY: u8 = 2;
 const CARD: [u8; 6] = [0x02, b'p', b'g', b'b', b'c', b'k'];
 
 mod option {
+    /// Fills space between options; it has no length (RFC 2132, 3.1).
     pub const PAD: u8 = 0;
+    /// What kind of message it is: DISCOVER, OFFER, REQUEST … (RFC 2132, 9.6).
     pub const TYPE: u8 = 53;
+    /// The address of the server that is meant (RFC 2132, 9.7).
     pub const SERVER: u8 = 54;
+    /// The options that the client wants, one byte each (RFC 2132, 9.8).
     pub const WANTED: u8 = 55;
+    /// The last option; it has no length (RFC 2132, 3.2).
     pub const END: u8 = 255;
 }
 

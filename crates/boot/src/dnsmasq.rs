@@ -19,9 +19,11 @@ use crate::cards::Cards;
 use crate::config::{Config, Dhcp, Interface};
 use crate::script::Places;
 
+/// It answers DHCP and TFTP. It is found by PATH.
 pub const PROGRAM: &str = "dnsmasq";
 /// The file name in the directory [`Config::ipxe`].
 pub const BIOS_IPXE: &str = "undionly.kpxe";
+/// The iPXE for UEFI firmware that uses the firmware's own driver of the card.
 pub const EFI_IPXE: &str = "snponly.efi";
 /// The file with the leases, in the boot server's directory.
 const LEASES: &str = "leases";
@@ -147,6 +149,7 @@ fn conf_argument(path: &Path) -> String {
     format!("--conf-file={}", path.display())
 }
 
+/// `Unavailable`, with the package to install.
 pub fn cannot_start(error: &std::io::Error) -> Problem {
     Problem::unavailable(format!("can't start {PROGRAM}"), error)
         .next("install it: apt-get install dnsmasq-base")

@@ -37,6 +37,8 @@ pub(crate) struct Experience {
 }
 
 impl Experience {
+    /// What earlier moves have in common, the usual of each figure. Without any, what was measured when this was
+    /// written is assumed; `figures` gets a line for each.
     pub fn of(moves: &[PastMove], figures: &mut Figures) -> Self {
         let usable: Vec<&PastMove> =
             moves.iter().filter(|m| m.memory_bytes > 0 && m.rate_bytes_per_s > 0).collect();

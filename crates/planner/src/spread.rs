@@ -20,10 +20,12 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
+    /// A range without width.
     pub fn exactly(expected: f64) -> Self {
         Self { expected, down: 0.0, up: 0.0 }
     }
 
+    /// `expected` lies within the range also if `low` and `high` do not enclose it.
     pub fn between(low: f64, expected: f64, high: f64) -> Self {
         Self { expected, down: (expected - low).max(0.0), up: (high - expected).max(0.0) }
     }
@@ -65,6 +67,7 @@ impl Spread {
         }
     }
 
+    /// A negative factor swaps the two ends.
     pub fn times(self, factor: f64) -> Self {
         let (down, up) = (self.down * factor.abs(), self.up * factor.abs());
         let (down, up) = if factor < 0.0 { (up, down) } else { (down, up) };
@@ -99,10 +102,12 @@ impl Spread {
         Self::between(self.low().min(expected), expected, self.high().min(most))
     }
 
+    /// The lower end, which may be below zero.
     pub fn low(self) -> f64 {
         self.expected - self.down
     }
 
+    /// The upper end.
     pub fn high(self) -> f64 {
         self.expected + self.up
     }
@@ -112,6 +117,7 @@ impl Spread {
         f64::midpoint(self.down, self.up)
     }
 
+    /// The same in seconds, for users.
     pub fn estimate(self) -> Estimate {
         Estimate { expected_s: self.expected, low_s: self.low(), high_s: self.high() }
     }

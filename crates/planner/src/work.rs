@@ -21,6 +21,7 @@ pub(crate) struct VolumeWork {
 }
 
 impl VolumeWork {
+    /// Of all kinds together.
     pub fn requests(&self) -> f64 {
         self.reads + self.writes + self.flushes
     }

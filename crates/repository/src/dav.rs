@@ -46,6 +46,8 @@ const ENTRIES: usize = 256;
 
 type Shared = State<(Arc<Repository>, Locks)>;
 
+/// The repository over WebDAV (RFC 4918), classes 1 and 2, below `/dav`. Each request carries a view of what its user
+/// may see.
 pub fn router(repository: Arc<Repository>) -> Router {
     Router::new()
         .route("/dav", any(answer))

@@ -24,6 +24,7 @@ pub struct Directory {
 }
 
 impl Directory {
+    /// Reads the directory from its start. `fd` is the directory itself.
     pub fn new(fd: OwnedFd) -> Result<Self, Errno> {
         let names = Dir::read_from(&fd)?;
         Ok(Self { fd, names })

@@ -24,6 +24,7 @@ pub struct Property {
 }
 
 impl Property {
+    /// Whether it is this property. Names are the same only in the same namespace.
     pub fn is(&self, namespace: &str, name: &str) -> bool {
         self.namespace == namespace && self.name == name
     }
@@ -50,6 +51,7 @@ pub fn packed(properties: &[Property], what: &str) -> Result<String, Problem> {
     Ok(text)
 }
 
+/// Keeps all properties in an extended attribute of the file, whose size the filesystem limits (`ENOSPC`).
 pub fn write(file: &File, packed: &str) -> Result<(), Errno> {
     fsetxattr(file, PROPERTIES, packed.as_bytes(), XattrFlags::empty())
 }

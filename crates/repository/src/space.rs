@@ -93,6 +93,7 @@ pub struct Space {
     garbage: Mutex<Vec<(String, Instant)>>,
 }
 
+/// Takes it also after a panic of another thread: what is guarded is whole after each step.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

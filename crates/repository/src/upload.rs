@@ -91,6 +91,10 @@ pub struct Part {
 }
 
 impl Part {
+    /// Takes room in the quota for one more upload, and deletes those that nobody has continued for too long.
+    ///
+    /// # Errors
+    /// `Conflict` for the root; `NoSpace` if disk or quota are full.
     pub fn new(space: &Arc<Space>, path: &DataPath) -> Result<Self, Problem> {
         if path.is_root() {
             return Err(Problem::conflict(space.what("write", path), "it is a directory"));
@@ -176,6 +180,10 @@ impl Part {
         Ok(())
     }
 
+    /// Writes anywhere in the file; holes read as zeros.
+    ///
+    /// # Errors
+    /// `NoSpace` when the disk has no more room than other parts of the host need.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Problem> {
         self.file
             .write_all_at(bytes, offset)
@@ -771,6 +779,7 @@ impl Drop for Upload {
     }
 }
 
+/// Two lowercase digits a byte.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -20,6 +20,8 @@ pub struct Used {
     pub uploads: usize,
 }
 
+/// What a tenant's files use, and how much they may use. It is counted in memory; at the start the files themselves
+/// are counted.
 #[derive(Debug)]
 pub struct Usage {
     tenant: TenantName,
@@ -27,6 +29,7 @@ pub struct Usage {
 }
 
 impl Usage {
+    /// Without a limit until [`Usage::set_quota`].
     pub fn new(tenant: TenantName, used: Used) -> Self {
         Self { tenant, state: Mutex::new((used, Quota::default())) }
     }
@@ -35,10 +38,12 @@ impl Usage {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Bytes, files and uploads at this moment, with those under way.
     pub fn used(&self) -> Used {
         self.state().0
     }
 
+    /// It holds from now on. What is there beyond it stays.
     pub fn set_quota(&self, quota: Quota) {
         self.state().1 = quota;
     }
@@ -81,6 +86,7 @@ impl Usage {
         used.files = used.files.saturating_add(1);
     }
 
+    /// Gives back what was taken. It never goes below zero.
     pub fn give(&self, bytes: u64, files: u64) {
         let used = &mut self.state().0;
         used.bytes = used.bytes.saturating_sub(bytes);
@@ -99,6 +105,7 @@ impl Usage {
         Ok(())
     }
 
+    /// Gives back the place of one upload.
     pub fn give_upload(&self) {
         let used = &mut self.state().0;
         used.uploads = used.uploads.saturating_sub(1);

@@ -43,6 +43,7 @@ struct Coming {
 }
 
 impl Proxy {
+    /// Nothing is read ahead yet, and the link is idle.
     pub fn new(way: Way) -> Self {
         let (streams, pace, coming, came_bytes, sent_bytes) = Default::default();
         let link_free_us = f64::NEG_INFINITY;

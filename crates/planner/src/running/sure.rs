@@ -47,6 +47,7 @@ pub(crate) struct Saving {
 }
 
 impl Saving {
+    /// The seconds of the rest of the run that the change would save, as a range from 0 on.
     pub fn left(&self) -> Spread {
         self.whole.by(self.share).at_least(0.0)
     }

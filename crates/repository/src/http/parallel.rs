@@ -149,6 +149,11 @@ fn merge(ranges: &[(u64, u64)], from: u64, until: u64) -> Vec<(u64, u64)> {
     merged
 }
 
+/// Begins an upload whose parts may come at the same time and in any order. The SHA-256 of the whole has to be said
+/// at once.
+///
+/// # Errors
+/// `Invalid` for a SHA-256 or a size that no file has; `NoSpace` beyond the tenant's quota.
 pub async fn begin(
     view: &View,
     location: &Location,
@@ -196,10 +201,15 @@ async fn find(view: &View, location: &Location, id: &str) -> Result<Arc<Parallel
     .await
 }
 
+/// Which parts have come.
+///
+/// # Errors
+/// `NotFound` if there is no such upload at this path.
 pub async fn state(view: &View, location: &Location, id: &str) -> Result<UploadState, Problem> {
     Ok(find(view, location, id).await?.state(id))
 }
 
+/// Ends an upload, and deletes what has come.
 pub async fn drop_upload(view: &View, location: &Location, id: &str) -> Result<(), Problem> {
     find(view, location, id).await?;
     let taken = lock(&view.repository.uploads.0).remove(id);
@@ -211,6 +221,7 @@ pub async fn drop_upload(view: &View, location: &Location, id: &str) -> Result<(
     .await
 }
 
+/// Takes one part. A part that is cut has not come.
 pub async fn part(
     view: &View,
     location: &Location,
@@ -273,6 +284,7 @@ async fn write(
     .await
 }
 
+/// Puts the file in its place when all parts have come and their SHA-256 is right. Asked again, it answers as it did.
 pub async fn complete(view: &View, location: &Location, id: &str) -> Result<FileEntry, Problem> {
     let upload = find(view, location, id).await?;
     let (view, id) = (view.clone(), id.to_owned());

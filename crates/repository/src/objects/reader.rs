@@ -33,6 +33,8 @@ impl fmt::Debug for ObjectReader {
 }
 
 impl ObjectReader {
+    /// Reads an object of the bucket from its start; `what` is for errors. The object is not deleted while the reader
+    /// lives.
     pub fn new(objects: &Arc<Objects>, key: &str, what: String) -> Self {
         Self { held: objects.hold(key), what, at: 0, coming: None, left: Bytes::new() }
     }

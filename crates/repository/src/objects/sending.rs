@@ -43,10 +43,12 @@ impl Sending {
         Ok(Self { objects: Arc::clone(objects), target, id, sent: 0, done, under_way })
     }
 
+    /// The object's key in the bucket.
     pub fn key(&self) -> &str {
         &self.target.key
     }
 
+    /// The bucket's id of this multipart upload.
     pub fn id(&self) -> &str {
         &self.id
     }

@@ -12,19 +12,24 @@ use crate::path::not_utf8;
 
 /// The longest packet from a client: 255 KiB of a file, as OpenSSH's server takes, and its header.
 pub const PACKET_BYTES_MAX: u32 = 256 << 10;
+/// The most data of one read or write, as OpenSSH has it: with the head it fits [`PACKET_BYTES_MAX`].
 pub const DATA_BYTES_MAX: u32 = 255 << 10;
 /// Files and directories that one session has open.
 pub const HANDLES_MAX: usize = 128;
 
 /// OpenSSH's extensions that are spoken here.
 pub const POSIX_RENAME: &str = "posix-rename@openssh.com";
+/// OpenSSH's extension that makes a file durable (its PROTOCOL, 4.4).
 pub const FSYNC: &str = "fsync@openssh.com";
+/// OpenSSH's extension by which a client asks for the limits (its PROTOCOL, 4.8).
 pub const LIMITS: &str = "limits@openssh.com";
 
+/// What the server says that it knows, each in version 1.
 pub fn extensions() -> HashMap<String, String> {
     [POSIX_RENAME, FSYNC, LIMITS].map(|name| (name.to_owned(), "1".to_owned())).into()
 }
 
+/// The answer to [`LIMITS`].
 pub fn limits() -> LimitsExtension {
     LimitsExtension {
         max_packet_len: u64::from(PACKET_BYTES_MAX),
@@ -34,6 +39,7 @@ pub fn limits() -> LimitsExtension {
     }
 }
 
+/// SSH_FX_OK.
 pub fn done(id: u32) -> Status {
     Status {
         id,
@@ -43,6 +49,7 @@ pub fn done(id: u32) -> Status {
     }
 }
 
+/// The nearest code of SFTP's few, with the problem's own words.
 pub fn refused(problem: Problem) -> StatusReply {
     let code = match problem.kind {
         ProblemKind::NotFound => StatusCode::NoSuchFile,
@@ -53,6 +60,7 @@ pub fn refused(problem: Problem) -> StatusReply {
     code.with_message(problem.to_string())
 }
 
+/// Size, kind and time; nobody's user and group. SFTP's times are seconds of 32 bits.
 pub fn attributes(entry: &FileEntry) -> FileAttributes {
     let modified_s = u32::try_from(entry.modified_ms / 1000).unwrap_or(u32::MAX);
     FileAttributes {

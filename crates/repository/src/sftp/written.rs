@@ -69,6 +69,7 @@ impl File {
         Ok(Self { at, content, writers: 1, said_ms, changed_ms, is_deleted })
     }
 
+    /// Where the file is, or will be when it is closed.
     pub fn at(&self) -> &Location {
         &self.at
     }
@@ -91,6 +92,7 @@ impl File {
         }
     }
 
+    /// At most `max` bytes; fewer at the end, and none beyond it. What the client has written is seen.
     pub async fn read(&mut self, offset: u64, max: usize) -> Result<Vec<u8>, Problem> {
         match &mut self.content {
             Content::Stored(reading) => Ok(reading.read(offset, max).await?.to_vec()),
@@ -110,15 +112,18 @@ impl File {
         }
     }
 
+    /// From the first write on, the file is a new one, which takes the place of the old one when it is closed.
     pub async fn write(&mut self, view: &View, offset: u64, data: &[u8]) -> Result<(), Problem> {
         self.change(view, Begin::Present).await?.write(offset, data).await
     }
 
+    /// Cuts the file, or extends it with zeros.
     pub async fn set_length(&mut self, view: &View, length: u64) -> Result<(), Problem> {
         let how = if length == 0 { Begin::Empty } else { Begin::Present };
         self.change(view, how).await?.set_length(length).await
     }
 
+    /// The time that the file gets when it is closed.
     pub fn set_modified(&mut self, modified_ms: u64) {
         self.said_ms = Some(modified_ms);
     }
@@ -215,15 +220,19 @@ impl Files {
         self.close(view, number).await.and(set)
     }
 
+    /// # Errors
+    /// If the client has no such handle.
     pub fn get(&mut self, number: u64) -> Result<&mut File, Problem> {
         self.files.get_mut(&number).ok_or_else(|| missing("can't use a file"))
     }
 
+    /// The open file there, if this client has one that was not deleted.
     pub fn at(&mut self, at: &Location) -> Option<&mut File> {
         let number = self.number_at(at)?;
         self.files.get_mut(&number)
     }
 
+    /// The handle of the open file there.
     pub fn number_at(&self, at: &Location) -> Option<u64> {
         let mut files = self.files.iter();
         files.find(|(_, file)| !file.is_deleted && file.at == *at).map(|(number, _)| *number)
@@ -248,6 +257,7 @@ impl Files {
         Ok(is_changed.then_some(at))
     }
 
+    /// Closes all without putting what was written in place.
     pub fn clear(&mut self) {
         self.files.clear();
     }
