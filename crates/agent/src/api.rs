@@ -35,6 +35,7 @@ type Shared = State<Arc<Vms>>;
 /// The longest request: a spec with all its disks is some kilobytes.
 const BODY_BYTES_MAX: usize = 256 << 10;
 
+/// The agent's control API, under `/v1`, and its metrics.
 pub fn router(vms: Arc<Vms>) -> Router {
     let router = Router::new()
         .route("/metrics", get(figures))
@@ -298,18 +299,18 @@ async fn press_power_button(State(vms): Shared, Path(vm): Path<String>) -> Reply
 
 /// The same again changes nothing. Only a gang's member waits for it.
 async fn begin_command(State(vms): Shared, Path(vm): Path<String>) -> Result<StatusCode, Failure> {
-    vms.get(&id(&vm)?)?.wishes.begin_command();
+    vms.get(&id(&vm)?)?.intents.begin_command();
     Ok(StatusCode::ACCEPTED)
 }
 
 /// The same again changes nothing. The guest says by itself when its command has ended.
 async fn end_command(State(vms): Shared, Path(vm): Path<String>) -> Result<StatusCode, Failure> {
-    vms.get(&id(&vm)?)?.wishes.end_command();
+    vms.get(&id(&vm)?)?.intents.end_command();
     Ok(StatusCode::ACCEPTED)
 }
 
 async fn sync(State(vms): Shared, Path(vm): Path<String>) -> Reply<()> {
-    Ok(Json(vms.get(&id(&vm)?)?.wishes.sync().await?))
+    Ok(Json(vms.get(&id(&vm)?)?.intents.sync().await?))
 }
 
 async fn migrate(

@@ -9,6 +9,7 @@ use axum::http::Method;
 use perigee_http::{Peer, PeerIdentity};
 use perigee_model::{HostId, Problem, VmId};
 
+/// Whether this peer may send such a request. `path` has the parts of the address, for example `v1`, `vms`, a VM's name.
 pub fn may(peer: &Peer, method: &Method, path: &[&str]) -> bool {
     match peer.identity() {
         Some(PeerIdentity::Controller) => true,

@@ -18,12 +18,14 @@ pub struct Changes {
 }
 
 impl Changes {
+    /// The first number is the time in microseconds, so that numbers grow over a restart of the agent.
     pub fn new() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (last, _) = watch::channel(u64::try_from(since.as_micros()).unwrap_or(1));
         Self { last }
     }
 
+    /// The number of the last change of any VM.
     pub fn now(&self) -> u64 {
         *self.last.borrow()
     }
@@ -60,12 +62,14 @@ pub struct Changed {
 }
 
 impl Changed {
+    /// A VM that changes at this moment: it is new.
     pub fn new(all: Arc<Changes>) -> Self {
         let changed = Self { all, last: AtomicU64::new(0) };
         changed.note();
         changed
     }
 
+    /// Notes a change, and ends the waits for one.
     pub fn note(&self) {
         self.all.note_with(|number| self.last.store(number, Ordering::SeqCst));
     }
@@ -75,6 +79,7 @@ impl Changed {
         self.last.load(Ordering::SeqCst)
     }
 
+    /// Whether the VM has changed after this number.
     pub fn since(&self, revision: u64) -> bool {
         self.last() > revision
     }

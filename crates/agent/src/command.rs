@@ -16,6 +16,7 @@ use serde_json::json;
 
 use crate::files::VmDir;
 
+/// The program that runs VMs.
 pub const QEMU: &str = "qemu-system-x86_64";
 
 const MACHINE: &str = "pc-q35-7.2,usb=off,vmport=off";
@@ -309,6 +310,7 @@ const PORTS_SLOT: &str = "0x1c";
 /// migration has to give it the same number.
 const QUEUES: u32 = 4;
 
+/// The argument of `-blockdev` for a disk of a VM. `index` is the disk's place among the VM's disks, from 0 on.
 pub fn block_device(spec: &VmSpec, disk: &Disk, index: usize) -> serde_json::Value {
     let mut device = json!({
         "driver": "virtio-blk-pci",

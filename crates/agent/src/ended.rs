@@ -18,6 +18,7 @@ use crate::files::{read_json, write_json};
 const KEPT_MAX: usize = 10_000;
 const KEPT_MIN: usize = 9_000;
 
+/// What is kept of a VM that ended at this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
     /// No start up to this one begins here any more.
@@ -43,6 +44,7 @@ pub struct Ends {
 }
 
 impl Ends {
+    /// The records below the agent's state directory. Nothing is read yet.
     pub fn new(state: &Path) -> Self {
         Self { dir: state.join("ended"), one_at_a_time: Mutex::new(()) }
     }

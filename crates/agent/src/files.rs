@@ -71,6 +71,7 @@ pub struct VmDir {
 }
 
 impl VmDir {
+    /// The paths of this VM below the agent's state directory. Nothing is made.
     pub fn new(state: &Path, vm: &VmId) -> Self {
         Self { root: state.join("vms").join(vm.as_str()) }
     }
@@ -80,6 +81,7 @@ impl VmDir {
         self.root.clone()
     }
 
+    /// What the VM was asked for, as JSON.
     pub fn spec(&self) -> PathBuf {
         self.root.join("spec.json")
     }
@@ -89,14 +91,17 @@ impl VmDir {
         self.root.join("since.json")
     }
 
+    /// The record of the VM's last migration from here, as JSON.
     pub fn migration(&self) -> PathBuf {
         self.root.join("migration.json")
     }
 
+    /// The directory of what encrypts the VM's migration. The VM's user enters it.
     pub fn tls(&self) -> PathBuf {
         self.root.join("tls")
     }
 
+    /// The key of a migration, in the form that GnuTLS and `stunnel` read (PSK).
     pub fn migration_key_file(&self) -> PathBuf {
         self.tls().join(PSK_FILE)
     }
@@ -111,6 +116,7 @@ impl VmDir {
         self.run().join("in.sock")
     }
 
+    /// What the tunnel of a migration says. `end` is `source` or `destination`.
     pub fn tunnel_log(&self, end: &str) -> PathBuf {
         self.root.join(format!("tunnel-{end}.log"))
     }
@@ -140,26 +146,32 @@ impl VmDir {
         Ok(key.filter(MigrationKey::is_one))
     }
 
+    /// Whether the guest of a VM that comes by migration has run here (`vm/arrival.rs`). It is there before QEMU starts.
     pub fn arrival(&self) -> PathBuf {
         self.root.join("arrival")
     }
 
+    /// The guest's messages, one JSON object a line.
     pub fn events(&self) -> PathBuf {
         self.root.join("events.jsonl")
     }
 
+    /// What QEMU prints on its standard error.
     pub fn log(&self) -> PathBuf {
         self.root.join("qemu.log")
     }
 
+    /// The directory of sockets and other files that QEMU's user makes.
     pub fn run(&self) -> PathBuf {
         self.root.join("run")
     }
 
+    /// The socket of QEMU's monitor (QMP).
     pub fn qmp(&self) -> PathBuf {
         self.run().join("qmp.sock")
     }
 
+    /// The socket of the guest's job port.
     pub fn job(&self) -> PathBuf {
         self.run().join("job.sock")
     }
@@ -204,6 +216,7 @@ impl VmDir {
         self.root.join("tpm.qmp")
     }
 
+    /// What the programs of the VM's TPM print.
     pub fn tpm_log(&self) -> PathBuf {
         self.root.join("tpm.log")
     }
@@ -213,6 +226,7 @@ impl VmDir {
         self.run().join("console.log")
     }
 
+    /// The process id of QEMU, in decimal digits.
     pub fn pid(&self) -> PathBuf {
         self.run().join("qemu.pid")
     }
@@ -232,6 +246,7 @@ impl VmDir {
         self.root.join("network.sock")
     }
 
+    /// What the VM's `passt` prints.
     pub fn network_log(&self) -> PathBuf {
         self.root.join("passt.log")
     }

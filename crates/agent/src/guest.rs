@@ -6,8 +6,8 @@
 //! has read in part.
 
 mod intake;
+mod intents;
 mod log;
-mod wishes;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,9 +25,9 @@ use crate::lines::next_line;
 use crate::process::Process;
 pub(crate) use intake::Intake;
 use intake::Verdict;
+pub use intents::Intents;
+use intents::Wanted;
 pub use log::GuestLog;
-use wishes::Wanted;
-pub use wishes::Wishes;
 
 const RECONNECT: Duration = Duration::from_millis(300);
 /// After messages that say nothing new the next ones are read so much later: a guest that floods its port would otherwise take
@@ -43,7 +43,7 @@ const SEQ_MAX: u64 = 1 << 53;
 pub async fn listen(
     socket: &Path,
     log: Arc<GuestLog>,
-    wishes: Arc<Wishes>,
+    intents: Arc<Intents>,
     from_start: bool,
     qemu: Process,
 ) {
@@ -60,7 +60,7 @@ pub async fn listen(
         said_full = false;
         if let Ok(stream) = files::connect(socket).await {
             let mut intake = Intake::new(log.last_seq(), from_start);
-            match converse(stream, &log, &wishes, &mut intake).await {
+            match converse(stream, &log, &intents, &mut intake).await {
                 Ok(()) => {}
                 Err(problem) => tracing::debug!(%problem, "the job port is connected again"),
             }
@@ -72,18 +72,18 @@ pub async fn listen(
 async fn converse(
     stream: UnixStream,
     log: &Arc<GuestLog>,
-    wishes: &Wishes,
+    intents: &Intents,
     intake: &mut Intake,
 ) -> Result<(), Problem> {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::with_capacity(LINE_BYTES_MAX, reader);
     let mut partial = Vec::new();
     say(&mut writer, &HostMessage::Resume).await?;
-    let (mut wanted, mut told) = (wishes.subscribe(), Wanted::default());
+    let (mut wanted, mut told) = (intents.subscribe(), Wanted::default());
     loop {
         let now = *wanted.borrow_and_update();
-        for wish in now.since(told) {
-            say(&mut writer, &wish).await?;
+        for message in now.since(told) {
+            say(&mut writer, &message).await?;
         }
         told = now;
         let batch = tokio::select! {
@@ -99,7 +99,7 @@ async fn converse(
                 Verdict::Store => {
                     acknowledge = true;
                     if let GuestBody::Synced { number } = message.body {
-                        wishes.note_synced(number);
+                        intents.note_synced(number);
                     }
                     store.push(message);
                 }
@@ -260,21 +260,21 @@ mod tests {
         let listener = UnixListener::bind(&socket).unwrap();
         let log = Arc::new(GuestLog::open(&dir.path().join("events.jsonl"), false).unwrap());
         let me = Process::of_pid(std::process::id()).unwrap();
-        let wishes = Arc::new(Wishes::default());
+        let intents = Arc::new(Intents::default());
         let host = tokio::spawn({
-            let (log, wishes) = (log.clone(), wishes.clone());
-            async move { listen(&socket, log, wishes, true, me).await }
+            let (log, intents) = (log.clone(), intents.clone());
+            async move { listen(&socket, log, intents, true, me).await }
         });
         let mut guest = Guest::accept(&listener).await;
         guest.expect(HostMessage::Resume).await;
-        wishes.end_command();
+        intents.end_command();
         guest.expect(HostMessage::EndCommand).await;
         drop(guest);
 
         let mut guest = Guest::accept(&listener).await;
         guest.expect(HostMessage::Resume).await;
         guest.expect(HostMessage::EndCommand).await;
-        let asked = tokio::spawn(async move { wishes.sync().await });
+        let asked = tokio::spawn(async move { intents.sync().await });
         let HostMessage::SyncNumber(number) = guest.next("a number").await else {
             panic!("it is said which question comes")
         };

@@ -70,6 +70,10 @@ pub struct Host {
 }
 
 impl Host {
+    /// Finds out what this host can do, and what it lacks for VMs. This takes some seconds: a kernel is booted once to see whether KVM works.
+    ///
+    /// # Errors
+    /// If QEMU is missing, its users can't enter the state directory, or an address can't be used.
     pub async fn find_out(config: &Config) -> Result<Self, Problem> {
         let mut warnings = Vec::new();
         let is_root = Uid::effective().is_root();
@@ -139,6 +143,10 @@ impl Host {
         })
     }
 
+    /// What the controller is told of this host, as it is now.
+    ///
+    /// # Errors
+    /// `Internal` if `/proc` can't be read.
     pub fn report(&self) -> Result<HostReport, Problem> {
         let read = |path: &str| {
             std::fs::read_to_string(path).map_err(|e| Problem::internal(format!("read {path}"), e))

@@ -2,6 +2,7 @@
 
 use tokio::io::{AsyncBufRead, AsyncBufReadExt};
 
+/// Why there is no next line.
 #[derive(Debug, thiserror::Error)]
 pub enum LineError {
     #[error("a line is longer than {0} bytes")]

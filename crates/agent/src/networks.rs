@@ -79,6 +79,7 @@ pub const FIND_AGAIN: Duration = Duration::from_secs(10);
 /// Whoever starts a VM waits no longer for those who change networks.
 const TURN_MAX: Duration = Duration::from_secs(30);
 
+/// The networks of tenants at this host: what is wanted, and what was made.
 pub struct Networks {
     tag: Tag,
     host: HostId,
@@ -220,6 +221,7 @@ impl Networks {
         networks
     }
 
+    /// The same, where UDP sockets of these users are guests'.
     pub fn with_users(self, vm_uids: VmUids) -> Self {
         Self { vm_uids, ..self }
     }

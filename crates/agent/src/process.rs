@@ -44,6 +44,7 @@ pub struct QemuUser {
     pub gid: Gid,
 }
 
+/// A process, by its id and its start: another process that gets the id later is not taken for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     pub pid: u32,
@@ -134,6 +135,7 @@ fn is_program(path: &Path, name: &str) -> bool {
 }
 
 impl Process {
+    /// The process that has this id now; `None` if there is none.
     pub fn of_pid(pid: u32) -> Option<Self> {
         let stat = read_stat(&format!("/proc/{pid}/stat")).ok()??;
         Some(Self { pid, start_ticks: stat.start_ticks })
@@ -178,6 +180,7 @@ impl Process {
         }
     }
 
+    /// How long it runs, in ms; 0 if that is not known.
     pub fn uptime_ms(&self) -> u64 {
         let uptime = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
         let now_ms = uptime.split(' ').next().and_then(parse_seconds_ms).unwrap_or(0);

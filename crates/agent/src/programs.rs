@@ -5,11 +5,14 @@ use std::path::PathBuf;
 
 use nix::unistd::Uid;
 
+/// The program that is a VM's TPM.
 pub const SWTPM: &str = "swtpm";
+/// The program that shows a volume as a file.
 pub const STORAGE_DAEMON: &str = "qemu-storage-daemon";
 const FUSE: &str = "/dev/fuse";
 /// As many of them may be made.
 const NAMESPACES: &str = "/proc/sys/user/max_user_namespaces";
+/// The program that encrypts what a VM's migration sends.
 pub const STUNNEL: &str = "stunnel";
 
 /// The file of a program, with links followed.

@@ -35,6 +35,7 @@ const COMMAND_DEADLINE: Duration = Duration::from_secs(30);
 /// The capability of commands out of band.
 const OOB: &str = "oob";
 
+/// Why a command of QEMU's monitor has no answer that can be used.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum QmpError {
     #[error("QEMU closed its monitor")]
@@ -335,6 +336,7 @@ pub struct MigrateInfo {
     pub socket_address: Vec<SocketAddress>,
 }
 
+/// The part of `query-migrate` about memory: amounts in bytes, the rate in megabits per second.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub struct RamInfo {
@@ -364,6 +366,7 @@ impl RamInfo {
     }
 }
 
+/// Where QEMU listens; a unix socket has neither host nor port.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct SocketAddress {

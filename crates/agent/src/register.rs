@@ -9,6 +9,7 @@ use perigee_model::{HostId, Problem};
 const HEARTBEAT: Duration = Duration::from_secs(5);
 const RETRY_MIN: Duration = Duration::from_millis(200);
 
+/// How long the controller may take to answer the agent.
 pub const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// A client of the controller at this address, which is from the configuration.

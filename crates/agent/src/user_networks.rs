@@ -155,6 +155,10 @@ impl UserNetworks {
         self.cards().err()
     }
 
+    /// The cgroup of all `passt`.
+    ///
+    /// # Errors
+    /// Why VMs here have no network cards.
     pub fn cards(&self) -> Result<PathBuf, String> {
         self.cards.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -206,6 +210,7 @@ impl UserNetworks {
         known.iter().copied().chain(now).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
+    /// Notes which resolvers this host has now. They are kept, also over a restart, for as long as VMs with cards run.
     pub fn remember_resolvers(&self, now: Vec<Ipv4Addr>, has_guests: bool) {
         let mut known = self.resolvers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut next = if has_guests { known.clone() } else { BTreeSet::new() };

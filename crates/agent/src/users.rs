@@ -26,6 +26,7 @@ pub struct VmUids {
 }
 
 impl VmUids {
+    /// Whether this is the user of a VM, or of what serves VMs' network cards.
     pub fn contains(self, uid: u32) -> bool {
         (self.first..=self.last).contains(&uid)
     }
@@ -69,6 +70,7 @@ impl FromStr for VmUids {
     }
 }
 
+/// Gives each VM of this host a user of its own.
 #[derive(Debug)]
 pub struct Users {
     range: VmUids,
@@ -106,6 +108,7 @@ impl Users {
         self.group = Some(user.gid).filter(|gid| gid.as_raw() != user.uid.as_raw());
     }
 
+    /// The user of a VM with the group with which its QEMU runs.
     pub fn qemu_user(&self, uid: Uid) -> QemuUser {
         QemuUser { uid, gid: self.group.unwrap_or(Gid::from_raw(uid.as_raw())) }
     }

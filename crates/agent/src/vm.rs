@@ -1,6 +1,6 @@
 //! One virtual machine: its published state, and the requests to its owner.
 //!
-//! [`owner`] is the only task that acts on the VM's QEMU. A migration's task ([`migrate`]) sends it wishes.
+//! [`owner`] is the only task that acts on the VM's QEMU. A migration's task ([`migrate`]) sends it requests.
 //! [`decide`] contains the decisions, without I/O.
 
 mod arrival;
@@ -39,7 +39,7 @@ use tokio::time::Instant;
 
 use crate::changes::{Changed, Changes};
 use crate::files::{VmDir, tail};
-use crate::guest::{GuestLog, Wishes};
+use crate::guest::{GuestLog, Intents};
 use crate::process::Process;
 use crate::qmp::{BalloonInfo, Qmp};
 use phases::Moments;
@@ -58,6 +58,7 @@ const UNPLUG_PATIENCE: Duration = Duration::from_secs(20);
 /// The guest has given enough when only this differs.
 const PAGES_LEFT_BYTES: u64 = 1 << 20;
 
+/// Where the result of a request goes.
 pub type Answer<T> = oneshot::Sender<Result<T, Problem>>;
 
 /// A request to the owner.
@@ -112,6 +113,7 @@ pub struct Observed {
 type News = (VmStatus, String, Vec<Waiting>, bool, Option<(MigrationId, MigrationPhase)>);
 
 impl Observed {
+    /// The status as last published.
     pub fn status(&self) -> VmStatus {
         self.status
     }
@@ -160,6 +162,7 @@ impl Observed {
     }
 }
 
+/// A VM of this host: what everybody may read of it, and the way to its owner.
 #[derive(Debug)]
 pub struct Vm {
     /// As it was asked for.
@@ -168,7 +171,7 @@ pub struct Vm {
     pub dir: VmDir,
     pub log: Arc<GuestLog>,
     /// What the guest is asked for.
-    pub wishes: Arc<Wishes>,
+    pub intents: Arc<Intents>,
     observed: Mutex<Observed>,
     changed: Arc<Changed>,
     requests: mpsc::Sender<Request>,
@@ -194,6 +197,7 @@ impl Vm {
         *self.source.lock().unwrap_or_else(PoisonError::into_inner) = source;
     }
 
+    /// A VM without a QEMU, and the queue of requests for its owner.
     pub fn new(
         spec: VmSpec,
         dir: VmDir,
@@ -225,7 +229,7 @@ impl Vm {
         let changed = Arc::new(Changed::new(Arc::clone(changes)));
         log.tell(Arc::clone(&changed));
         let log = Arc::new(log);
-        let (wishes, observed) = (Arc::default(), Mutex::new(observed));
+        let (intents, observed) = (Arc::default(), Mutex::new(observed));
         let console_is_free = Arc::new(Semaphore::new(1));
         let viewers = Arc::new(Semaphore::new(console::VIEWERS_MAX));
         let guest_agent_is_free = Semaphore::new(1);
@@ -234,7 +238,7 @@ impl Vm {
             since: Mutex::new(since),
             dir,
             log,
-            wishes,
+            intents,
             observed,
             changed,
             requests,
@@ -311,6 +315,7 @@ impl Vm {
         Ok(())
     }
 
+    /// The VM's name.
     pub fn id(&self) -> &VmId {
         &self.spec.vm
     }
@@ -358,6 +363,7 @@ impl Vm {
         }
     }
 
+    /// The status as last published.
     pub fn status(&self) -> VmStatus {
         self.observed(|seen| seen.status)
     }

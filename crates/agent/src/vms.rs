@@ -24,6 +24,7 @@ use crate::vm::{Request, Vm};
 const DELETE_TRIES: u32 = 100;
 const DELETE_AGAIN: Duration = Duration::from_millis(20);
 
+/// All VMs of this host.
 #[derive(Debug)]
 pub struct Vms {
     pub host: Arc<Host>,
@@ -75,6 +76,7 @@ impl Vms {
         act(&mut self.all.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// The VMs that are known here, by name.
     pub fn list(&self) -> Vec<Arc<Vm>> {
         self.with(|all| all.values().cloned().collect())
     }

@@ -44,7 +44,7 @@
 //! | What bounds a job's log and samples? | `jobs/log.rs`, `jobs/samples.rs` |
 //! | How do a job's outputs come into the repository, and how long do they stay there? | `files/outputs.rs`; what a hostile guest may have written: `files/outputs/entries.rs`; in the guest: `guest/runner/src/outputs.rs`, `guest/runner/src/globs.rs` |
 //! | What becomes of the outputs of a job whose VM ends under it? | `jobs/collect.rs`; in the guest: `collect` in `guest/runner/src/job.rs` |
-//! | What happens to a running job that is cancelled? | `jobs/cancel.rs`; how the guest hears of it: `agent/src/guest/wishes.rs` |
+//! | What happens to a running job that is cancelled? | `jobs/cancel.rs`; how the guest hears of it: `agent/src/guest/intents.rs` |
 //! | How does the root disk of a running VM become an image? | `save` in `storage/images.rs` |
 //! | Who carries that out, and what follows when it is refused? | `jobs/consider.rs`; volumes that come to their VM: `jobs/homes.rs` |
 //! | Which jobs are traced for that, how does the trace get there, and why is it not kept? | `jobs/traces.rs`, `block/src/collection.rs` |

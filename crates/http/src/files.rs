@@ -16,6 +16,10 @@ fn can_not(what: &str, path: &Path, error: &std::io::Error) -> Problem {
     }
 }
 
+/// The content of a file.
+///
+/// # Errors
+/// `Internal` with the path if it can't be read.
 pub fn read(path: &Path) -> Result<Vec<u8>, Problem> {
     std::fs::read(path).map_err(|e| can_not("read", path, &e))
 }

@@ -39,4 +39,4 @@ pub use destination::{Arrival, ArrivalStep, Fate, fate, on_arrival};
 pub use home::{EpochRefused, WriterEpochs};
 pub use judge::{Seen, SeenVm, Verdict, judge};
 pub use orders::{NotBegun, NotCancelled, OnCancel, may_begin, on_cancel};
-pub use source::{Outgoing, Sending, Step, Switchover, SwitchoverEvent, Wish};
+pub use source::{Outgoing, QemuRequest, Sending, Step, Switchover, SwitchoverEvent};

@@ -109,6 +109,7 @@ impl Volume {
         }
     }
 
+    /// The volume's name.
     pub fn name(&self) -> &VolumeName {
         &self.name
     }

@@ -32,6 +32,7 @@ impl Work {
         self.stepped.is_some()
     }
 
+    /// How far the work is, as the control API says it.
     pub fn progress(&self) -> Progress {
         Progress {
             done_bytes: self.done_bytes.load(Ordering::Relaxed),

@@ -38,6 +38,7 @@ struct Kept {
     sessions: HashMap<String, Session>,
 }
 
+/// Sessions that were opened before their client came.
 #[derive(Default)]
 pub struct Ahead {
     kept: Mutex<Kept>,

@@ -20,6 +20,7 @@ const SHARDS: usize = 16;
 /// again, so blocks of an older content are not read any more, and are dropped with time.
 pub type Content = u64;
 
+/// Blocks of other hosts' volumes, in memory.
 pub struct ReadCache {
     shards: Vec<Mutex<Shard>>,
     shard_blocks_max: usize,
@@ -33,6 +34,7 @@ const AHEAD_BLOCKS_MAX: usize = 64 << 20 >> 12;
 type Shard = Clock<(Content, u64), Box<[u8; BLOCK]>>;
 
 impl ReadCache {
+    /// As many blocks as fit into so many bytes.
     pub fn new(size_bytes: u64) -> Self {
         let blocks = usize::try_from(size_bytes / BLOCK_BYTES).unwrap_or(usize::MAX);
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
@@ -107,6 +109,7 @@ impl ReadCache {
         }
     }
 
+    /// Drops these blocks.
     pub fn remove(&self, content: Content, blocks: Range<u64>) {
         for run in Self::runs(blocks) {
             let mut shard = self.shard(content, run.start);

@@ -37,6 +37,7 @@ use crate::cache::{Content, ReadCache};
 /// A closed connection never sends its remaining data for longer than this.
 pub const DISTRUST: Duration = Duration::from_secs(30 * 60);
 
+/// What this host has in memory of one volume, and what it knows of the volume's home.
 pub struct CachedVolume {
     cache: Arc<ReadCache>,
     state: Mutex<State>,
@@ -170,6 +171,7 @@ impl State {
 }
 
 impl CachedVolume {
+    /// Nothing is known of the volume yet.
     pub fn new(cache: Arc<ReadCache>) -> Self {
         let (until, distrusted_until, used) = Default::default();
         let (in_flight, next, sessions, number, common, learning) = Default::default();
@@ -370,6 +372,7 @@ impl CachedVolume {
         }
     }
 
+    /// One permit for each block that may be fetched ahead at the same time.
     pub fn ahead(&self) -> &Arc<Semaphore> {
         &self.cache.ahead
     }
@@ -379,6 +382,7 @@ impl CachedVolume {
         self.lock().next_number()
     }
 
+    /// Whether this host has the lease now.
     pub fn is_held(&self) -> bool {
         let state = self.lock();
         state.until.is_some_and(|until| Instant::now() < until)

@@ -71,6 +71,7 @@ pub struct Control {
 
 type Shared = State<Arc<Control>>;
 
+/// The control API of the volume server, under `/v1`; see [`perigee_model::volume`].
 pub fn router(control: Arc<Control>) -> Router {
     let v1 = Router::new()
         .route("/pool", get(pool_info))

@@ -34,6 +34,7 @@ const RATE_MIN_BYTES_PER_S: u64 = 64 << 10;
 /// Pieces of a tar that wait for the disk.
 const PIECES_MAX: usize = 16;
 
+/// The directories that came as a tar and of which no image was made yet.
 #[derive(Debug)]
 pub struct DirImages {
     directory: PathBuf,

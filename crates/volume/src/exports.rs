@@ -166,6 +166,7 @@ pub struct PoolExports {
 }
 
 impl PoolExports {
+    /// The exports of a pool. No session is open.
     pub fn new(pool: Arc<Pool>, stats: Arc<StatsTable>, here: Here, remotes: Remotes) -> Arc<Self> {
         let proxies = Proxies::new(Arc::clone(&stats), remotes.cache_bytes);
         let (start, proxies, ahead) = (Uuid::new_v4(), Arc::new(proxies), Arc::default());

@@ -22,10 +22,12 @@ use tokio::time::Instant;
 use crate::control::{Control, Named};
 use crate::metrics;
 
+/// `/metrics`, for Prometheus.
 pub fn metrics() -> Router<Arc<Control>> {
     Router::new().route("/metrics", get(figures))
 }
 
+/// The routes that record and give out the requests to volumes.
 pub fn trace() -> Router<Arc<Control>> {
     Router::new()
         .route("/volumes/{volume}/trace", get(requests))

@@ -71,6 +71,7 @@ impl Offline {
         Ok(Self { socket, server })
     }
 
+    /// The unix socket at which the API is, for as long as this lives.
     pub fn socket(&self) -> &Path {
         &self.socket
     }

@@ -60,6 +60,7 @@ impl Preconnected {
         });
     }
 
+    /// A connection to this server that was made ahead, if there is one.
     pub fn take(&self, nbd_addr: &str) -> Option<Prepared> {
         let mut kept = lock(&self.0);
         kept.retain(|ready| ready.until > Instant::now());
@@ -79,6 +80,7 @@ pub(crate) struct Arrival {
 }
 
 impl Arriving {
+    /// The volume is about to come here. Sessions wait for it until what this returns is dropped.
     pub fn begin(arriving: &Arc<Self>, volume: &VolumeName) -> Arrival {
         let mut all = lock(&arriving.0);
         all.entry(volume.clone()).or_default().send_modify(|steps| *steps += 1);

@@ -25,6 +25,7 @@ use crate::proxy::ProxySession;
 /// Of more volumes than this, something is remembered only while they have sessions or are distrusted.
 const CACHED_VOLUMES_MAX: usize = 1024;
 
+/// The sessions on volumes of other hosts, and what is in memory of these volumes.
 pub struct Proxies {
     stats: Arc<StatsTable>,
     open: Mutex<Open>,
@@ -77,6 +78,7 @@ impl Open {
 }
 
 impl Proxies {
+    /// No session is open. The memory for blocks has at most so many bytes.
     pub fn new(stats: Arc<StatsTable>, cache_bytes: u64) -> Self {
         let cache = Arc::new(ReadCache::new(cache_bytes));
         let (open, cached) = Default::default();
@@ -152,6 +154,7 @@ impl Proxies {
         open.filter(|(_, device)| is_old(device)).collect()
     }
 
+    /// A number for a new session, which no other session with this export has.
     pub fn take(proxies: &Arc<Self>, volume: &VolumeName, export: &str) -> ProxySlot {
         let key = (volume.clone(), export.to_owned());
         let mut open = proxies.lock();
@@ -161,10 +164,12 @@ impl Proxies {
         ProxySlot { proxies: Arc::clone(proxies), key, number }
     }
 
+    /// How many sessions on the volume are open.
     pub fn count(&self, volume: &VolumeName) -> u64 {
         self.lock().count(volume)
     }
 
+    /// The volume's figures stay when its last session ends.
     pub fn attached(&self, volume: &VolumeName) {
         self.lock().detached.remove(volume);
     }
@@ -187,6 +192,7 @@ fn is_needed(cached: &Arc<CachedVolume>) -> bool {
     Arc::strong_count(cached) > 1 || cached.is_distrusted()
 }
 
+/// The number of a session. It is free again when this is dropped.
 pub struct ProxySlot {
     proxies: Arc<Proxies>,
     key: (VolumeName, String),
@@ -194,6 +200,7 @@ pub struct ProxySlot {
 }
 
 impl ProxySlot {
+    /// The number, from 0 on.
     pub fn number(&self) -> u64 {
         self.number
     }

@@ -114,6 +114,7 @@ pub struct Requests {
 }
 
 impl Requests {
+    /// Requests to a home over this device, with what is in memory of the volume, if blocks of it may be kept.
     pub fn new(
         upstream: Arc<dyn Device>,
         cached: Option<Arc<CachedVolume>>,
@@ -144,6 +145,10 @@ impl Requests {
         true
     }
 
+    /// Reads from memory, from a layer that is here too, or from the home.
+    ///
+    /// # Errors
+    /// The home's.
     pub async fn read(self: &Arc<Self>, offset: u64, length_bytes: u32) -> Result<Bytes, IoError> {
         let Some(cached) = &self.cached else {
             return self.upstream.read(offset, length_bytes).await;
@@ -315,6 +320,10 @@ impl Requests {
         done
     }
 
+    /// Writes at the home, and then keeps what was written. `fua`: it is durable when this returns.
+    ///
+    /// # Errors
+    /// The home's.
     pub async fn write(&self, offset: u64, data: Bytes, fua: bool) -> Result<(), IoError> {
         let work = self.upstream.write(offset, data.clone(), fua);
         self.change(offset, data.len() as u64, Some(data), work).await

@@ -40,6 +40,7 @@ impl Default for RemoteOptions {
     }
 }
 
+/// How other hosts' exports are opened.
 #[derive(Clone)]
 pub struct Remotes {
     network: Network,

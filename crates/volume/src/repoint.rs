@@ -26,6 +26,7 @@ use crate::proxies::Proxies;
 use crate::proxy::ProxySession;
 use crate::sites;
 
+/// Requests in flight have two round trips to the home to end, and this time.
 pub const DRAIN_EXTRA: Duration = Duration::from_millis(50);
 /// A long request, for example a flush, may be in flight now, and will have ended a moment later.
 const TRIES: u32 = 10;

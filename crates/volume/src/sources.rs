@@ -39,6 +39,7 @@ const RATE_MIN_BYTES_PER_S: u64 = 64 << 10;
 const RESERVE_BYTES: u64 = 256 << 20;
 const LOOK_EVERY_BYTES: u64 = 64 << 20;
 
+/// The files that images may be made of: those of the operator's directories, uploads, and directories that came as a tar.
 #[derive(Debug)]
 pub struct Sources {
     image_dirs: Vec<PathBuf>,

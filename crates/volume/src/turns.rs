@@ -17,6 +17,7 @@ use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 /// A step of a move takes less than this, because it waits for no other host.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
+/// Who may change where a volume is, one after the other.
 #[derive(Default)]
 pub struct Turns(Mutex<HashMap<VolumeName, Arc<RwLock<()>>>>);
 

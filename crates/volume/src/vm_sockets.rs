@@ -44,6 +44,7 @@ struct Record {
     socket: VmSocket,
 }
 
+/// The NBD sockets of this host's VMs, one for each VM.
 pub struct VmSockets {
     dir: PathBuf,
     id: Uuid,

@@ -7,6 +7,7 @@
 //! again: at the first message `resume` is sent once more, and the message at which the numbers step back
 //! (or repeat) is the oldest unacknowledged one.
 
+/// What is done with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     Store,
@@ -18,6 +19,7 @@ pub enum Verdict {
     Wait,
 }
 
+/// Which of the messages of one connection are stored.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Intake {
     place: Position,
@@ -46,6 +48,7 @@ impl Intake {
         Self { place }
     }
 
+    /// Decides about the message with this number.
     pub fn judge(&mut self, seq: u64) -> Verdict {
         match &mut self.place {
             Position::After { last, asked } => {

@@ -38,6 +38,7 @@ struct Stored {
     message: GuestMessage,
 }
 
+/// The messages of one guest, in a file.
 #[derive(Debug)]
 pub struct GuestLog {
     inner: Mutex<Inner>,
@@ -60,6 +61,10 @@ struct Inner {
 }
 
 impl GuestLog {
+    /// Opens the file, which is made if there is none. What a crash has left of a message is cut off.
+    ///
+    /// # Errors
+    /// `Internal` if the file can't be read or written.
     pub fn open(path: &Path, drops_words: bool) -> Result<Self, Problem> {
         let fail =
             |e: std::io::Error| Problem::internal(format!("can't open {}", path.display()), e);

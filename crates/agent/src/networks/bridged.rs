@@ -19,6 +19,7 @@ use super::{interface, tap};
 /// Frames to all that a card may send in a second.
 const TO_ALL_PER_S: u32 = 100;
 
+/// The cards of VMs in bridges of the operator, and their packet filter.
 #[derive(Debug)]
 pub struct Bridged {
     tag: Tag,
@@ -39,6 +40,7 @@ struct Loaded {
 }
 
 impl Bridged {
+    /// `allowed` are the bridges in which VMs may have cards. Nothing is made yet.
     pub fn new(tag: Tag, allowed: Vec<BridgeName>) -> Self {
         let (known, loaded, trouble) = Default::default();
         Self { tag, allowed, known, loaded, trouble }

@@ -57,6 +57,7 @@ struct Names {
 }
 
 impl Running {
+    /// The process in whose network namespace the gateway is.
     pub fn pid(&self) -> u32 {
         self.process.pid
     }

@@ -12,6 +12,7 @@ use perigee_model::network::{BridgeCard, Card};
 pub struct Tag(String);
 
 impl Tag {
+    /// The tag of the agent of this host with this state directory.
     pub fn new(host: &HostId, state: &Path) -> Self {
         // FNV-1a: the same for every version of the agent.
         let text = format!("{host}\0{}", state.display());

@@ -38,6 +38,7 @@ pub struct Segment {
     pub gateway: Gateway,
 }
 
+/// Where the gateway of a network is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Gateway {
     /// It is at no host.
@@ -85,6 +86,7 @@ pub struct Link {
     pub linkinfo: Info,
 }
 
+/// What `ip` says about a link of a special kind.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct Info {
     #[serde(default)]
@@ -154,6 +156,7 @@ pub struct There {
 }
 
 impl There {
+    /// The link with this name.
     pub fn link(&self, name: &str) -> Option<&Link> {
         self.links.iter().find(|link| link.ifname == name)
     }

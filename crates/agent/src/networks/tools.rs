@@ -74,6 +74,7 @@ pub async fn batch_within(pid: u32, lines: &[String]) -> Result<(), String> {
     run("nsenter", &arguments, &(lines.join("\n") + "\n")).await.map(drop)
 }
 
+/// The option of `nsenter` for the network namespace of a process.
 pub fn namespace_of(pid: u32) -> String {
     format!("--net=/proc/{pid}/ns/net")
 }

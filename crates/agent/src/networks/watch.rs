@@ -20,10 +20,15 @@ const COUNTING: &[u8] = b"perigee_talk_";
 /// Before each message: its length (4 bytes), its kind (2), and 10 more.
 const HEADER_BYTES: usize = 16;
 
+/// Hears from the kernel (netlink, nftables) what others change of the packet filter.
 #[derive(Debug)]
 pub struct Watch(AsyncFd<OwnedFd>);
 
 impl Watch {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// If the kernel has no such socket for this process.
     pub fn new() -> std::io::Result<Self> {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let netfilter = SockProtocol::NetlinkNetFilter;

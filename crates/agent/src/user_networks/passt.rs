@@ -15,6 +15,7 @@ use crate::files;
 use crate::networks::SSH_PORT;
 use crate::process::{self, Process, QemuUser};
 
+/// The program that is a guest's user network (<https://passt.top>).
 pub const PASST: &str = "passt";
 /// `passt` is ready after some milliseconds.
 const START_DEADLINE: Duration = Duration::from_secs(20);

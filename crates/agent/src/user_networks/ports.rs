@@ -40,15 +40,19 @@ mod code {
     const fn of(code: u8, (to, from): (u8, u8), offset: Offset, value: i32) -> Instruction {
         Instruction { code, registers: from << 4 | to, offset, value }
     }
+    /// Reads 4 bytes from the address in `from`.
     pub const fn load(to: u8, from: u8, offset: Offset) -> Instruction {
         of(0x61, (to, from), offset, 0)
     }
+    /// Reads 8 bytes from the address in `from`.
     pub const fn load_pointer(to: u8, from: u8, offset: Offset) -> Instruction {
         of(0x79, (to, from), offset, 0)
     }
+    /// Sets a register.
     pub const fn set(to: u8, value: i32) -> Instruction {
         of(0xb7, (to, 0), 0, value)
     }
+    /// Writes 4 bytes to the address in `to`.
     pub const fn store(to: u8, offset: Offset, from: u8) -> Instruction {
         of(0x63, (to, from), offset, 0)
     }
@@ -56,9 +60,11 @@ mod code {
     pub const fn skip_if(register: u8, value: i32, count: i16) -> Instruction {
         of(0x15, (register, 0), count, value)
     }
+    /// Leaves out as many instructions, unless the register has this value.
     pub const fn skip_unless(register: u8, value: i32, count: i16) -> Instruction {
         of(0x55, (register, 0), count, value)
     }
+    /// Ends the program.
     pub const fn end() -> Instruction {
         of(0x95, (0, 0), 0, 0)
     }

@@ -146,6 +146,7 @@ pub enum DiskError {
 }
 
 impl DiskError {
+    /// What QEMU's event says of the disk.
     pub fn of(error: &BlockIoError) -> Self {
         // The event has only the C library's text of the error, and no error number.
         let fenced = std::io::Error::from_raw_os_error(nix::libc::EPERM).to_string();

@@ -139,7 +139,7 @@ impl Vm {
     /// The VM goes on after it has stood still, and with it its guest's clock: the guest sets it by this host's. Of a job the runner
     /// does that; without one it is the guest's agent, if there is one.
     pub fn tell_time(self: &Arc<Self>) {
-        self.wishes.tell_time();
+        self.intents.tell_time();
         if !self.spec.machine.lasts {
             return;
         }

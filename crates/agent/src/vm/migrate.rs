@@ -5,7 +5,7 @@
 //! home, so that from then on only the destination may write. Before the switch is made, it is stored that it
 //! will be made ([`Record`]).
 //!
-//! This task reads QEMU's state and sends requests to other hosts. For every change to QEMU it sends a wish to
+//! This task reads QEMU's state and sends requests to other hosts. For every change to QEMU it sends a request to
 //! the VM's owner. If a migration fails in the pause, QEMU runs the guest by itself. The guest is then stopped
 //! at once, and it cannot write to volumes whose epochs are raised.
 //!
@@ -14,8 +14,8 @@
 pub(super) mod cut;
 mod figures;
 mod record;
+mod requests;
 mod steps;
-mod wishes;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use perigee_model::Problem;
 use perigee_model::grant::SignedGrant;
 use perigee_model::phases::Prepare;
 use perigee_model::states::{Refused, VmEvent};
-use perigee_model::switchover::{Outgoing, Sending, Step, Switchover, Wish};
+use perigee_model::switchover::{Outgoing, QemuRequest, Sending, Step, Switchover};
 use perigee_model::vm::{MigrateOut, MigrationPhase};
 use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -82,8 +82,8 @@ impl From<Refused> for Stop {
     }
 }
 
-/// A wish, and the channel for its result.
-pub type Wished = (Wish, oneshot::Sender<Result<(), QmpError>>);
+/// A request, and the channel for its result.
+pub type SentRequest = (QemuRequest, oneshot::Sender<Result<(), QmpError>>);
 
 type Renewed = Arc<Mutex<Option<SignedGrant>>>;
 
@@ -96,7 +96,7 @@ pub struct Handle {
     pub nudge: Arc<Notify>,
     /// A newer grant, until the migration's task has taken it.
     pub renewed: Renewed,
-    pub wishes: mpsc::Receiver<Wished>,
+    pub requests: mpsc::Receiver<SentRequest>,
     pub task: tokio::task::AbortHandle,
 }
 
@@ -109,7 +109,7 @@ pub fn spawn(
     resumed: bool,
 ) -> Handle {
     let (cancel, nudge) = (Cancel::default(), Arc::new(Notify::new()));
-    let (wishes, wished) = mpsc::channel(1);
+    let (requests, received) = mpsc::channel(1);
     let renewed = Renewed::default();
     let downtime_limit_ms = order.downtime_limit_ms;
     let is_connecting =
@@ -127,7 +127,7 @@ pub fn spawn(
         cancel: cancel.clone(),
         nudge: nudge.clone(),
         renewed: Arc::clone(&renewed),
-        wishes,
+        requests,
         warmed: Instant::now(),
         connecting: is_connecting.then(Instant::now),
         stopping: None,
@@ -136,7 +136,7 @@ pub fn spawn(
         silent: None,
     };
     let task = tokio::spawn(migration.run(resumed)).abort_handle();
-    Handle { cancel, nudge, renewed, wishes: wished, task }
+    Handle { cancel, nudge, renewed, requests: received, task }
 }
 
 struct Migration {
@@ -154,7 +154,7 @@ struct Migration {
     cancel: Cancel,
     nudge: Arc<Notify>,
     renewed: Renewed,
-    wishes: mpsc::Sender<Wished>,
+    requests: mpsc::Sender<SentRequest>,
     /// When the connections that the pause needs were last used.
     warmed: Instant,
     /// Since when the destination has taken nothing; `None` once it has surely taken something.
@@ -203,9 +203,14 @@ impl Migration {
             throttle_percent,
             ..
         } = self.order.clone();
-        let begin =
-            Wish::Begin { uri, downtime_limit_ms, compressed, max_bytes_per_s, throttle_percent };
-        self.wish(begin).await?;
+        let begin = QemuRequest::Begin {
+            uri,
+            downtime_limit_ms,
+            compressed,
+            max_bytes_per_s,
+            throttle_percent,
+        };
+        self.request(begin).await?;
         self.record.report.phase = MigrationPhase::Copying;
         let begin_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.record.report.phases.prepare = Some(Prepare { begin_ms, ..Prepare::default() });
@@ -337,7 +342,7 @@ impl Migration {
         self.machine.letting_go()?;
         self.ending = Some(Instant::now());
         self.publish();
-        if let Err(error) = self.wish(Wish::LetGo).await {
+        if let Err(error) = self.request(QemuRequest::LetGo).await {
             self.give_up(error.into());
         }
         Ok(())
@@ -503,7 +508,7 @@ impl Migration {
         }
         if sending != Sending::Copying || !self.is_cut || is_late {
             // This is refused only if the migration has just ended, which the next check finds.
-            let _ = self.wish(Wish::StopSending).await;
+            let _ = self.request(QemuRequest::StopSending).await;
         }
     }
 

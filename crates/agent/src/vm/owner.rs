@@ -1,17 +1,17 @@
 //! The owner of one VM, the only task that acts on its QEMU.
 //!
-//! It waits for requests, QEMU's events, the clock and the wishes of a migration, and publishes the VM's state
-//! in [`Vm::observed`]. A migration's task only reads QEMU's state. Its wishes are carried out here, if its
+//! It waits for requests, QEMU's events, the clock and the requests of a migration, and publishes the VM's state
+//! in [`Vm::observed`]. A migration's task only reads QEMU's state. Its requests are carried out here, if its
 //! [`Switchover`] allows that.
 
 mod change;
 mod connection;
 mod ending;
 mod orders;
+mod qemu_requests;
 mod question;
 #[cfg(test)]
 mod tests;
-mod wishes;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::decide::DiskError;
-use super::migrate::{self, Handle, Record, Wished};
+use super::migrate::{self, Handle, Record, SentRequest};
 use super::start::{Started, start};
 use super::tls::End;
 use super::{Answer, Request, Vm, arrival, decide};
@@ -41,6 +41,7 @@ const TICK: Duration = Duration::from_secs(1);
 const LOG_BYTES_MAX: u64 = 4 << 20;
 const LOG_KEEP_BYTES: u64 = 1 << 20;
 
+/// The only one who acts on a VM's QEMU: see the module.
 pub struct Owner {
     host: Arc<Host>,
     vm: Arc<Vm>,
@@ -78,7 +79,7 @@ pub struct Owner {
 enum Wake {
     Request(Option<Request>),
     Event(Option<Event>),
-    Wish(Option<Wished>),
+    QemuRequest(Option<SentRequest>),
     Status(Result<StatusInfo, QmpError>),
     Tick,
 }
@@ -92,6 +93,7 @@ pub enum Farewell {
 }
 
 impl Owner {
+    /// The owner of a VM, which has no QEMU yet.
     pub fn new(host: Arc<Host>, vm: Arc<Vm>, requests: mpsc::Receiver<Request>) -> Self {
         Self {
             host,
@@ -214,7 +216,7 @@ impl Owner {
             let wake = tokio::select! {
                 request = self.requests.recv() => Wake::Request(request),
                 event = next_event(&mut self.events) => Wake::Event(event),
-                wish = next_wish(&mut self.migration) => Wake::Wish(wish),
+                request = next_request_of_migration(&mut self.migration) => Wake::QemuRequest(request),
                 answer = next_answer(&mut self.question) => Wake::Status(answer),
                 _ = tick.tick() => Wake::Tick,
             };
@@ -231,10 +233,10 @@ impl Owner {
                     self.disconnected();
                     self.look_at_process();
                 }
-                Wake::Wish(Some((wish, outcome))) => {
-                    let _ = outcome.send(self.grant(wish).await);
+                Wake::QemuRequest(Some((request, outcome))) => {
+                    let _ = outcome.send(self.grant(request).await);
                 }
-                Wake::Wish(None) => self.migration = None,
+                Wake::QemuRequest(None) => self.migration = None,
                 Wake::Status(answer) => self.on_status(answer).await,
                 Wake::Tick => self.on_tick().await,
             }
@@ -442,9 +444,9 @@ async fn next_event(events: &mut Option<mpsc::Receiver<Event>>) -> Option<Event>
     }
 }
 
-async fn next_wish(migration: &mut Option<Handle>) -> Option<Wished> {
+async fn next_request_of_migration(migration: &mut Option<Handle>) -> Option<SentRequest> {
     match migration {
-        Some(migration) => migration.wishes.recv().await,
+        Some(migration) => migration.requests.recv().await,
         None => std::future::pending().await,
     }
 }

@@ -42,6 +42,7 @@ pub struct PassCheck {
 }
 
 impl Watch {
+    /// `limit_ms` is the pause that QEMU is allowed at first, in ms.
     pub fn new(limit_ms: u64) -> Self {
         Self {
             rounds: Rounds::default(),
@@ -53,6 +54,7 @@ impl Watch {
         }
     }
 
+    /// Takes QEMU's figures while it copies, and says what is due.
     pub fn copying(&mut self, info: &MigrateInfo, phases: &mut Phases) -> PassCheck {
         self.rounds.look(info, phases);
         let rate = info.ram.bytes_per_s();
@@ -68,6 +70,7 @@ impl Watch {
         PassCheck { is_near, is_flush_due, new_limit_ms }
     }
 
+    /// Takes QEMU's figures when the guest stands still.
     pub fn at_switch(&mut self, info: &MigrateInfo, phases: &mut Phases) {
         if self.before_pause.is_none() {
             self.rounds.end(info, phases);

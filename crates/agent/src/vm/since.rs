@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::files::{VmDir, read_json, write_json};
 
+/// How a VM differs from its spec.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Since {
     /// So many vCPUs it has.
@@ -24,6 +25,10 @@ impl Since {
         Ok(read_json(&dir.since())?.unwrap_or_default())
     }
 
+    /// Keeps it for an agent that starts later.
+    ///
+    /// # Errors
+    /// `Internal` if it can't be written.
     pub fn save(&self, dir: &VmDir) -> Result<(), Problem> {
         write_json(&dir.since(), self)
     }
@@ -36,11 +41,13 @@ impl Since {
         now
     }
 
+    /// Notes that the VM has got this disk.
     pub fn has_come(&mut self, disk: Disk) {
         self.plugged.retain(|other| other.role != disk.role);
         self.plugged.push(disk);
     }
 
+    /// Notes that the VM has no disk in this role any more.
     pub fn has_gone(&mut self, spec: &VmSpec, role: DiskRole) {
         self.plugged.retain(|other| other.role != role);
         let is_new = !self.unplugged.contains(&role);

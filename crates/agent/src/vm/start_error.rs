@@ -66,6 +66,7 @@ impl StartError {
         known.map_or(Self::Other, |(error, _)| *error)
     }
 
+    /// The kind of problem, by which the controller decides what becomes of the job.
     pub fn kind(self) -> ProblemKind {
         match self {
             Self::NoExport => ProblemKind::NotFound,

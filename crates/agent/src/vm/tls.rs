@@ -19,6 +19,7 @@ use crate::qmp::{Qmp, QmpError};
 /// The name of the key in QEMU.
 const ID: &str = "migration-tls";
 
+/// An end of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     Source,
@@ -26,6 +27,7 @@ pub enum End {
 }
 
 impl End {
+    /// The end's name in QEMU's settings and in file names.
     pub fn name(self) -> &'static str {
         match self {
             Self::Source => "source",

@@ -97,20 +97,20 @@ impl Switchover {
     ///
     /// # Errors
     /// [`Refused`] when the VM could then run on both sides.
-    pub fn allows(self, wish: &Wish) -> Result<(), Refused> {
-        let why = match wish {
-            Wish::Begin { .. } if self != Self::Source => "it is under way",
-            Wish::LetGo if self != Self::LetGo => "that the VM goes is not stored yet",
-            Wish::Run if !self.may_source_run() => "the source may not run the VM",
+    pub fn allows(self, request: &QemuRequest) -> Result<(), Refused> {
+        let why = match request {
+            QemuRequest::Begin { .. } if self != Self::Source => "it is under way",
+            QemuRequest::LetGo if self != Self::LetGo => "that the VM goes is not stored yet",
+            QemuRequest::Run if !self.may_source_run() => "the source may not run the VM",
             _ => return Ok(()),
         };
-        Err(Refused::new("switchover", self, wish, why))
+        Err(Refused::new("switchover", self, request, why))
     }
 }
 
 /// What a migration wants of the VM's QEMU; only the VM's owner acts on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wish {
+pub enum QemuRequest {
     /// Send the VM to this address, `tcp:IP:PORT`.
     Begin {
         /// Where the destination's QEMU listens.
@@ -350,7 +350,7 @@ mod tests {
         assert!(!returning.may_source_run());
         assert!(returning.next(E::FlippedBack).unwrap().may_source_run());
         for state in Switchover::ALL {
-            assert_eq!(state.allows(&Wish::Run).is_ok(), state == Switchover::Source);
+            assert_eq!(state.allows(&QemuRequest::Run).is_ok(), state == Switchover::Source);
         }
     }
 

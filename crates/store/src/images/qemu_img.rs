@@ -43,8 +43,9 @@ const GONE_MAX: Duration = Duration::from_secs(5);
 /// How often somebody looks whether it makes progress or is to be stopped.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Its first file, and its second one.
+/// The path of a program's input: it is given as the program's file 0.
 pub const INPUT: &str = "/proc/self/fd/0";
+/// The path of a program's output: it is given as the program's file 1.
 pub const OUTPUT: &str = "/proc/self/fd/1";
 
 /// What is run.

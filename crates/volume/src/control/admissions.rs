@@ -15,6 +15,7 @@ use axum::extract::State;
 /// What a home is told at once: as many bytes as it may answer. A volume takes about a hundred of them.
 const ALL_BYTES_MAX: usize = 64 << 20;
 
+/// The routes for the hosts that may open a volume.
 pub fn routes() -> Router<Arc<Control>> {
     Router::new()
         .route(

@@ -12,6 +12,7 @@
 use axum::http::Method;
 use perigee_http::{Peer, PeerIdentity};
 
+/// Whether this peer may send such a request. `path` has the parts of the address, for example `v1`, `volumes`, a volume's name.
 pub fn may(peer: &Peer, method: &Method, path: &[&str]) -> bool {
     match peer.identity() {
         Some(PeerIdentity::Controller) => true,

@@ -12,6 +12,7 @@ use perigee_model::client::{Binding, Boot, BootRequest, ClientInfo, Login, NewCl
 
 use super::{Control, Named, Shared};
 
+/// The routes for clients of other protocols.
 pub fn routes() -> Router<Arc<Control>> {
     Router::new()
         .route("/clients", get(list).post(add))

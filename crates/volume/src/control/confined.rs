@@ -14,6 +14,7 @@ use perigee_store::Data;
 
 use super::{Asker, Control, Named, Shared};
 
+/// The routes for data that may not leave their site.
 pub fn routes() -> Router<Arc<Control>> {
     Router::new()
         .route("/volumes/{volume}/leave-site", put(set_of_volume))

@@ -18,6 +18,7 @@ use super::grants::Granted;
 use super::{Asker, Control, Named, Shared, check_address};
 use crate::sites::Want;
 
+/// The routes for volumes whose home moves.
 pub fn routes() -> Router<Arc<Control>> {
     Router::new()
         .route("/volumes/{volume}/home", get(home))

@@ -17,6 +17,7 @@ use perigee_model::{Problem, VolumeName};
 use super::grants::Granted;
 use super::{Control, Named, Shared, check_address, long};
 
+/// The routes for replicas.
 pub fn routes() -> Router<Arc<Control>> {
     Router::new()
         .route("/volumes/{volume}/replica", get(replica).delete(drop_replica))

@@ -13,6 +13,7 @@ use serde::Deserialize;
 use super::{Asker, Control, Named, Shared};
 use crate::vm_sockets::VmSockets;
 
+/// The routes for the NBD sockets of VMs.
 pub fn routes() -> Router<Arc<Control>> {
     Router::new().route("/vms", get(list)).route("/vms/{vm}/socket", put(make).delete(end))
 }

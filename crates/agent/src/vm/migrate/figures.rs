@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use perigee_model::switchover::{Sending, Wish};
+use perigee_model::switchover::{QemuRequest, Sending};
 
 use super::Migration;
 use crate::qmp::MigrateInfo;
@@ -24,7 +24,7 @@ impl Migration {
                 }
                 if let Some(downtime_limit_ms) = seen.new_limit_ms {
                     // This is refused only if the copying has just ended.
-                    let _ = self.wish(Wish::AllowPause { downtime_limit_ms }).await;
+                    let _ = self.request(QemuRequest::AllowPause { downtime_limit_ms }).await;
                 }
             }
             Sending::AtSwitch => self.watch.at_switch(info, phases),

@@ -18,6 +18,7 @@ pub struct Record {
 }
 
 impl Record {
+    /// The record of a migration that begins.
     pub fn new(order: MigrateOut) -> Self {
         let MigrateOut { migration, number, .. } = &order;
         let report = MigrationReport::new(migration.clone(), *number, MigrationPhase::Setup);
@@ -39,6 +40,10 @@ impl Record {
         files::read_json(&dir.migration())
     }
 
+    /// Keeps it in the VM's directory, durably.
+    ///
+    /// # Errors
+    /// `Internal` if it can't be written: the migration must not go on.
     pub fn save(&self, vm: &Vm) -> Result<(), Problem> {
         files::write_json(&vm.dir.migration(), self)
     }

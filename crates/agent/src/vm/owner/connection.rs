@@ -52,8 +52,8 @@ impl Owner {
         self.vm.observed(|seen| seen.process = Some(process));
         let (vm, from_start) = (self.vm.clone(), self.vm.spec.arrives_by.is_none());
         let listening = tokio::spawn(async move {
-            let (log, wishes) = (vm.log.clone(), vm.wishes.clone());
-            guest::listen(&vm.dir.job(), log, wishes, from_start, process).await;
+            let (log, intents) = (vm.log.clone(), vm.intents.clone());
+            guest::listen(&vm.dir.job(), log, intents, from_start, process).await;
         });
         self.guest = Some(listening.abort_handle());
         if self.vm.spec.network == VmNetwork::User {

@@ -22,6 +22,7 @@ const LOOK_AT_STOPPED_EVERY: Duration = Duration::from_secs(5);
 /// A QEMU that is busy for a moment is not told.
 const SILENCE_TOLD: Duration = Duration::from_secs(3);
 
+/// A question to QEMU how the VM is, which is not answered yet.
 pub struct Question {
     since: Instant,
     since_ms: u64,

@@ -184,7 +184,7 @@ async fn a_migration_whose_task_has_panicked_continues() {
     owner.migrate(order()).unwrap();
     // An aborted task ends like one that panics.
     owner.migration.as_ref().unwrap().task.abort();
-    assert!(next_wish(&mut owner.migration).await.is_none());
+    assert!(next_request_of_migration(&mut owner.migration).await.is_none());
     owner.migration = None;
     owner.on_tick().await;
     assert!(owner.migration.is_some());

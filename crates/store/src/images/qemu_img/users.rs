@@ -37,6 +37,7 @@ pub fn is_for_imports(uid: u32) -> bool {
 pub struct RunUser(Option<u32>);
 
 impl RunUser {
+    /// Takes a user that no other import of this process has.
     pub fn new() -> Self {
         if !Uid::effective().is_root() {
             return Self(None);

@@ -1,6 +1,6 @@
 //! What the guest is asked for over its job port, beside acknowledgements.
 //!
-//! A wish is told at every connection until it is taken back with the VM, so a restarted guest port loses none. An agent
+//! An intent is told at every connection until the VM is gone, so a restarted guest port loses none. An agent
 //! that starts again has forgotten it: whoever wants it asks again.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -45,9 +45,9 @@ fn now_us() -> u64 {
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// The wishes for one guest, and what it has done.
+/// The intents for one guest, and what it has done.
 #[derive(Debug)]
-pub struct Wishes {
+pub struct Intents {
     wanted: watch::Sender<Wanted>,
     /// How many of the questions to write everything were asked, and are answered.
     synced: watch::Sender<u32>,
@@ -55,7 +55,7 @@ pub struct Wishes {
     first_sync: u32,
 }
 
-impl Default for Wishes {
+impl Default for Intents {
     fn default() -> Self {
         let mut number = [0; 4];
         // Without randomness all begin at zero, which an answer that comes late may hit.
@@ -65,15 +65,18 @@ impl Default for Wishes {
     }
 }
 
-impl Wishes {
+impl Intents {
+    /// Sees each change of what is wanted.
     pub fn subscribe(&self) -> watch::Receiver<Wanted> {
         self.wanted.subscribe()
     }
 
+    /// The command of a gang's member may start.
     pub fn begin_command(&self) {
         self.wanted.send_if_modified(|wanted| !std::mem::replace(&mut wanted.begin, true));
     }
 
+    /// The command is to end now.
     pub fn end_command(&self) {
         self.wanted.send_if_modified(|wanted| !std::mem::replace(&mut wanted.end_command, true));
     }
@@ -131,26 +134,26 @@ mod tests {
 
     #[tokio::test]
     async fn a_guest_that_answers_an_earlier_question_late_has_not_answered_the_next_one() {
-        let wishes = Wishes::default();
-        let first = tokio::time::timeout(Duration::from_millis(1), wishes.sync()).await;
+        let intents = Intents::default();
+        let first = tokio::time::timeout(Duration::from_millis(1), intents.sync()).await;
         first.expect_err("it is not answered");
-        let number = wishes.wanted.borrow().sync.unwrap();
-        let second = wishes.sync();
+        let number = intents.wanted.borrow().sync.unwrap();
+        let second = intents.sync();
         tokio::pin!(second);
         assert!(second.as_mut().now_or_never().is_none());
-        wishes.note_synced(Some(number));
+        intents.note_synced(Some(number));
         assert!(second.as_mut().now_or_never().is_none());
-        wishes.note_synced(Some(number.wrapping_add(1)));
+        intents.note_synced(Some(number.wrapping_add(1)));
         second.await.unwrap();
     }
 
     #[test]
     fn a_guest_is_told_the_time_each_time_its_vm_goes_on_and_at_each_new_connection() {
-        let wishes = Wishes::default();
-        let told = *wishes.wanted.borrow();
+        let intents = Intents::default();
+        let told = *intents.wanted.borrow();
         assert_eq!(told.since(Wanted::default()).count(), 0);
-        wishes.tell_time();
-        let now = *wishes.wanted.borrow();
+        intents.tell_time();
+        let now = *intents.wanted.borrow();
         for before in [told, Wanted::default()] {
             let said: Vec<_> = now.since(before).collect();
             assert!(
@@ -163,12 +166,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_guest_that_knows_no_numbers_answers_the_last_question() {
-        let wishes = Wishes::default();
-        wishes.note_synced(None);
-        let asked = wishes.sync();
+        let intents = Intents::default();
+        intents.note_synced(None);
+        let asked = intents.sync();
         tokio::pin!(asked);
         assert!(asked.as_mut().now_or_never().is_none());
-        wishes.note_synced(None);
+        intents.note_synced(None);
         asked.await.unwrap();
     }
 }

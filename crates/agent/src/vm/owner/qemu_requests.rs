@@ -1,6 +1,6 @@
-//! Carries out what a migration wishes of QEMU, if its switchover allows that.
+//! Carries out what a migration asks of QEMU, if its switchover allows that.
 
-use perigee_model::switchover::{Switchover, Wish};
+use perigee_model::switchover::{QemuRequest, Switchover};
 use serde_json::json;
 
 use super::Owner;
@@ -11,31 +11,31 @@ use crate::vm::{tpm, tunnel};
 
 impl Owner {
     /// # Errors
-    /// If the wish is refused here or by QEMU, or if there is no connection to QEMU.
-    pub(super) async fn grant(&self, wish: Wish) -> Result<(), QmpError> {
+    /// If the request is refused here or by QEMU, or if there is no connection to QEMU.
+    pub(super) async fn grant(&self, request: QemuRequest) -> Result<(), QmpError> {
         // An unknown state is treated like the state that allows least.
         let at = self.vm.observed(|seen| seen.switchover).unwrap_or(Switchover::Returning);
-        if let Err(refused) = at.allows(&wish) {
-            tracing::error!(vm = %self.vm.id(), %refused, "a migration's wish is not granted");
+        if let Err(refused) = at.allows(&request) {
+            tracing::error!(vm = %self.vm.id(), %refused, "a migration's request is not granted");
             let reason = refused.to_string();
-            return Err(QmpError::Refused { command: format!("{wish:?}"), reason });
+            return Err(QmpError::Refused { command: format!("{request:?}"), reason });
         }
         let qmp = self.vm.observed(|seen| seen.qmp.clone()).ok_or(QmpError::Closed)?;
-        let done = match wish {
-            begin @ Wish::Begin { .. } => {
+        let done = match request {
+            begin @ QemuRequest::Begin { .. } => {
                 return self.begin_to_send(&qmp, begin).await;
             }
-            Wish::AllowPause { downtime_limit_ms } => {
+            QemuRequest::AllowPause { downtime_limit_ms } => {
                 let limit = json!({"downtime-limit": downtime_limit_ms});
                 qmp.execute("migrate-set-parameters", limit).await
             }
-            Wish::LetGo => {
+            QemuRequest::LetGo => {
                 tpm::let_go(&self.vm).await?;
                 qmp.execute("migrate-continue", json!({"state": "pre-switchover"})).await
             }
-            Wish::StopSending => qmp.execute("migrate_cancel", json!({})).await,
-            Wish::Hold => qmp.execute("stop", json!({})).await,
-            Wish::Run => {
+            QemuRequest::StopSending => qmp.execute("migrate_cancel", json!({})).await,
+            QemuRequest::Hold => qmp.execute("stop", json!({})).await,
+            QemuRequest::Run => {
                 tpm::take_back(&self.vm).await;
                 qmp.execute("cont", json!({})).await
             }
@@ -50,9 +50,14 @@ const THROTTLE_PERCENT: u8 = 20;
 impl Owner {
     /// `auto-converge` is always on. With it QEMU slows the VM down if copying would not end, also if the planner did not
     /// predict that.
-    async fn begin_to_send(&self, qmp: &Qmp, begin: Wish) -> Result<(), QmpError> {
-        let Wish::Begin { uri, downtime_limit_ms, compressed, max_bytes_per_s, throttle_percent } =
-            begin
+    async fn begin_to_send(&self, qmp: &Qmp, begin: QemuRequest) -> Result<(), QmpError> {
+        let QemuRequest::Begin {
+            uri,
+            downtime_limit_ms,
+            compressed,
+            max_bytes_per_s,
+            throttle_percent,
+        } = begin
         else {
             return Ok(());
         };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use perigee_model::switchover::Wish;
+use perigee_model::switchover::QemuRequest;
 use tokio::sync::oneshot;
 
 use super::Migration;
@@ -14,12 +14,12 @@ const RECONNECT_DEADLINE: Duration = Duration::from_secs(30);
 const RESUME_DEADLINE: Duration = Duration::from_secs(30);
 
 impl Migration {
-    /// Sends a wish to the owner. It is repeated while the owner connects to QEMU again.
-    pub(super) async fn wish(&self, wish: Wish) -> Result<(), QmpError> {
+    /// Sends a request to the owner. It is repeated while the owner connects to QEMU again.
+    pub(super) async fn request(&self, request: QemuRequest) -> Result<(), QmpError> {
         let deadline = tokio::time::Instant::now() + RECONNECT_DEADLINE;
         loop {
             let (outcome, granted) = oneshot::channel();
-            if self.wishes.send((wish.clone(), outcome)).await.is_err() {
+            if self.requests.send((request.clone(), outcome)).await.is_err() {
                 // The owner has ended, and this task with it.
                 return Err(QmpError::Closed);
             }
@@ -44,7 +44,7 @@ impl Migration {
                 return;
             }
             // This is refused while QEMU is still ending the migration.
-            let _ = self.wish(Wish::Run).await;
+            let _ = self.request(QemuRequest::Run).await;
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -57,6 +57,6 @@ impl Migration {
     /// Makes sure that the guest does not run here.
     pub(super) async fn hold(&mut self) {
         // Without a QEMU process the guest does not run either.
-        let _ = self.wish(Wish::Hold).await;
+        let _ = self.request(QemuRequest::Hold).await;
     }
 }
