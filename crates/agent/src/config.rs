@@ -13,8 +13,11 @@ use crate::users::VmUids;
 /// The configuration of an agent.
 #[derive(Debug, Clone)]
 pub struct Config {
+    /// The name of this host.
     pub host: HostId,
+    /// The site that the agent says at its first registration. Later an admin decides it.
     pub site: SiteId,
+    /// Where the control API is.
     pub listen: Vec<Listen>,
     /// The state directory. QEMU's users must be able to enter the directories above it.
     pub state: PathBuf,
@@ -30,9 +33,11 @@ pub struct Config {
     pub volume_control: String,
     /// The same control API's address for other hosts.
     pub volume_url: String,
+    /// `HOST:PORT` of the volume server for NBD clients of other hosts.
     pub nbd_addr: String,
     /// `https://IP:PORT`, or `http://IP:PORT` without TLS; incoming migrations listen on the same IP.
     pub agent_url: String,
+    /// The address of the controller; `None` for an agent that registers nowhere.
     pub controller: Option<String>,
     /// The kernel to boot once to find out whether KVM works; by default the newest `/boot/vmlinuz-*`.
     pub probe_kernel: Option<PathBuf>,

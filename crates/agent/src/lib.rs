@@ -42,6 +42,8 @@
 //! | What do its VMs send to each other, and what follows from it? | counted: `networks/talk.rs`; added up and remembered: `controller/src/planning/talk.rs`; which rank gets which host: `planner/src/arrange.rs`; how long a gang takes: `planner/src/gangs.rs` |
 //! | How does the controller hear what changed on a host? | `changes.rs`, `controller/src/hosts/watching.rs` |
 
+#![warn(missing_docs)]
+
 mod accelerator;
 mod api;
 mod callers;

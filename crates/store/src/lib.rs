@@ -62,6 +62,8 @@
 //! | How is a replica of a volume made, and how does it become the volume? | `homes/replicas.rs`, `controller/src/storage/replicas/` |
 //! | Which data may not leave its site, and who may have it? | `homes/confined.rs` (which data), `volume/src/sites.rs` (who may have it); what the controller does about it: `controller/src/storage/leave_site.rs` |
 
+#![warn(missing_docs)]
+
 mod blocking;
 mod catalog;
 mod copies;

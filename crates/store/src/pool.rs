@@ -45,7 +45,9 @@ use crate::work::Work;
 pub struct PoolConfig {
     /// The directory for new layers of volumes; by default the pool's directory.
     pub private: Option<PathBuf>,
+    /// The pool's directory. It is created if it does not exist.
     pub dir: PathBuf,
+    /// How exports of other hosts are opened.
     pub connect: Connector,
 }
 

@@ -34,6 +34,8 @@
 //! | Why do requests at the old home wait only for two round trips? | `preconnected.rs`; how an export is opened in one: `nbd/src/client/handshake.rs` |
 //! | How does a session or a client find a volume that has left its home? | `redirect.rs` |
 
+#![warn(missing_docs)]
+
 mod admissions;
 mod ahead;
 mod boot_secrets;

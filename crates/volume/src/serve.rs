@@ -38,9 +38,13 @@ pub struct Config {
     pub pool: PathBuf,
     /// A directory for the volumes' own data; by default the pool's.
     pub private: Option<PathBuf>,
+    /// Where NBD clients connect.
     pub nbd: Vec<Listen>,
+    /// The limits of NBD clients, and how they prove who they are.
     pub clients: ServerOptions,
+    /// The iSCSI target.
     pub iscsi: IscsiOptions,
+    /// How other hosts are reached.
     pub remotes: RemoteOptions,
     /// The addresses of the control API; may be empty.
     pub control: Vec<Listen>,

@@ -46,6 +46,7 @@ pub enum Compared {
     Nothing,
     /// The layer that is known already.
     Same,
+    /// Another layer than before.
     Other(SharedLayers),
 }
 

@@ -31,6 +31,7 @@ const ABSENT_MIN: Duration = Duration::from_secs(600);
 /// The volume to which an initiator may log in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
+    /// What the client may open.
     pub volumes: Vec<VolumeName>,
     /// The CHAP user and secret of the initiator.
     pub chap: Option<Chap>,
