@@ -16,9 +16,10 @@ use perigee_model::{HostId, JobId, OwnerName, Problem, ProblemKind, VmId, VmStar
 use serde::{Deserialize, Serialize};
 
 use crate::admissions;
-use crate::cluster::{Cluster, Detachment, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::{Cluster, Detachment};
+use crate::console;
 use crate::records::{PlacedDisk, VolumeRecord, vm_of, volume_key};
-use crate::vms::console;
 
 /// How many times a job waits while the cleaner works on the same cleanup.
 const OTHER_TRIES_MAX: u32 = 600;

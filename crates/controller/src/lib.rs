@@ -5,6 +5,30 @@
 //! that a restarted controller continues where the last one was stopped. VMs, volumes and figures are at the
 //! hosts; the controller only has their last reports.
 //!
+//! Each top-level module is a room, and each room has a floor. A room imports only from lower floors, and from no other room of
+//! its own. `scripts/check-floors` reads this list and refuses other imports:
+//!
+//! ```text
+//! floors, from the ground up:
+//! clock, hash, guest, store, meter, audit
+//! records
+//! term
+//! cluster
+//! accounts, networks, admissions, console, tpm
+//! cleaner
+//! storage
+//! files, planning
+//! migration, scheduler
+//! jobs
+//! vms, hosts, tenants
+//! api
+//! supervisor
+//! fuzzing
+//! ```
+//!
+//! What [`cluster::Cluster`] holds is in `cluster` (for example `cluster/accounts.rs`); what acts on that state stands in the room of its
+//! name above (`accounts.rs`).
+//!
 //! | question | file |
 //! |---|---|
 //! | What do hosts have that no record names, and what is done with it? | `storage/unknown.rs`; why a host does not end it for a new VM of its name: `model/src/starts.rs` |
@@ -15,17 +39,17 @@
 //! | How did a command end, and which files are not among a job's outputs? | `jobs/ended.rs`, `files/outputs/left_out.rs`; in the guest: `guest/runner/src/command.rs`, `guest/runner/src/processes.rs`, `guest/runner/src/outputs.rs`; the guest's clock: `guest/runner/src/clock.rs` |
 //! | How is a VM changed while it runs? | `vms/live.rs`; at the host: `agent/src/vm/owner/change.rs`, `agent/src/vm/since.rs` (what differs from the VM's spec since) |
 //! | How does a volume come to a VM and go from it while it runs? | `vms/attachments.rs`, `begin_attachment` in `cluster/index/holds.rs`; at the host: `agent/src/vm/owner/change.rs` |
-//! | What has a VM printed on its console, and where is that when it has left its host? | `vms/console.rs`; at the host: `agent/src/vm/console.rs` |
+//! | What has a VM printed on its console, and where is that when it has left its host? | `vms/console.rs`, `console.rs`; at the host: `agent/src/vm/console.rs` |
 //! | How does `perigee vm ssh` reach a guest? | `ssh` in `vms.rs`; at the host: `dial` in `agent/src/vm/network.rs` and `agent/src/networks.rs` |
 //! | Which ports may a VM publish, and how does a client get from a port of a host to the VM? | `networks/publish.rs`; at the host: `agent/src/networks/doors.rs`, `agent/src/networks/rules.rs` |
 //! | Which hosts can have VMs in networks, and what becomes of a job when one can't any more? | `refusal` in `networks.rs`, `start_vm` in `jobs/follow.rs`; at the host: `look_at_end` in `agent/src/networks.rs` |
 //! | Who says at which site a host is? | its agent the first time, then an admin: `check_site` in `hosts/mod.rs` |
-//! | How is staging kept from starving VMs on the network? | `files/pace.rs` |
+//! | How is staging kept from starving VMs on the network? | `files/pace.rs`, `cluster/paces.rs` |
 //! | How do inputs get to the job's host, and when are they removed? | `files/inputs/staging.rs`, `files/inputs/ahead.rs`, `files/inputs/collect.rs` |
 //! | Which volumes and images of another host may a host open over NBD? | images and layers whose layer's id it was told (`by_layer` in `storage/images.rs`), and the volumes that the controller has let it: `store/src/homes/admissions.rs`; checked: `check_admission` in `volume/src/exports.rs`; told, and let out again: `admissions.rs`; what it has open ends: `volume/src/admissions.rs` |
 //! | Whose is a volume that a host has and the controller does not know? | nobody's: `find` and `adopt` in `storage/volumes.rs` |
 //! | What waits for a volume that moves, and what does the volume wait for? | `cluster/index/homes.rs`, `jobs/homes.rs` |
-//! | How do migrations share a link? | `migration/sharing.rs` (turns, the largest share, the time left); the queues: `cluster/lanes.rs` |
+//! | How do migrations share a link? | `migration/sharing.rs` (turns), `planning/shared_links.rs` (the largest share, the time left); the queues: `cluster/lanes.rs` |
 //! | What happens to a job, step by step? | `jobs/driver.rs` |
 //! | What happens to a job whose host is gone? | `jobs/again.rs` |
 //! | What of a removed host is remembered, for the case that it comes back? | `cleaner.rs` (its VMs), `storage/given_up.rs` (its volumes) |
@@ -35,7 +59,7 @@
 //! | Which image does a name mean, and how does a host get its copy? | `storage/images.rs` |
 //! | Which volumes are a job's own? | `owner_of` in `records.rs`, `create` in `jobs/stage.rs` |
 //! | Which problems end a job, and which does it wait for? | `troubled` in `jobs/driver.rs` |
-//! | How are tenants, users and tokens kept, and what counts for a quota? | `accounts.rs`, `accounts/usage.rs`; VMs, vCPUs and memory: `planner/src/queue/mod.rs` |
+//! | How are tenants, users and tokens kept, and what counts for a quota? | `cluster/accounts.rs`, `accounts.rs`, `tenants.rs`, `accounts/usage.rs`; VMs, vCPUs and memory: `planner/src/queue/mod.rs` |
 //! | What is in the audit log? | `audit.rs`, `api/callers.rs` |
 //! | Does a user learn anything of another tenant? | `tests/tenant_walk.rs` |
 //! | Who may send which request to which daemon? | `api/callers.rs`, `agent/src/callers.rs`, `volume/src/control/callers.rs` |
@@ -45,7 +69,7 @@
 //! | How do a job's outputs come into the repository, and how long do they stay there? | `files/outputs.rs`; what a hostile guest may have written: `files/outputs/entries.rs`; in the guest: `guest/runner/src/outputs.rs`, `guest/runner/src/globs.rs` |
 //! | What becomes of the outputs of a job whose VM ends under it? | `jobs/collect.rs`; in the guest: `collect` in `guest/runner/src/job.rs` |
 //! | What happens to a running job that is cancelled? | `jobs/cancel.rs`; how the guest hears of it: `agent/src/guest/intents.rs` |
-//! | How does the root disk of a running VM become an image? | `save` in `storage/images.rs` |
+//! | How does the root disk of a running VM become an image? | `vms/save.rs` |
 //! | Who carries that out, and what follows when it is refused? | `jobs/consider.rs`; volumes that come to their VM: `jobs/homes.rs` |
 //! | Which jobs are traced for that, how does the trace get there, and why is it not kept? | `jobs/traces.rs`, `block/src/collection.rs` |
 
@@ -56,6 +80,7 @@ mod audit;
 mod cleaner;
 mod clock;
 mod cluster;
+mod console;
 mod files;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -72,6 +97,7 @@ mod scheduler;
 mod storage;
 mod store;
 mod supervisor;
+mod tenants;
 mod term;
 mod tpm;
 mod vms;
@@ -80,10 +106,10 @@ mod vms;
 mod tests;
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use futures_util::future::{BoxFuture, FutureExt as _};
-use perigee_http::{Authority, Listen};
+use perigee_http::Listen;
 use perigee_model::network::PublishPorts;
 use perigee_model::{Problem, SiteId};
 use perigee_repository::Objects;
@@ -93,6 +119,7 @@ pub use api::doors::Doors;
 use cluster::{Timing, Traffic};
 pub use guest::tars::{TarError, check_output};
 pub use guest::user_data;
+pub use store::directory::authority;
 use supervisor::Supervisor;
 pub use term::take_over;
 
@@ -129,18 +156,6 @@ pub fn store_address(
 ) -> Result<perigee_repository::Address, Problem> {
     let address = perigee_repository::Address::parse(text, endpoint)?;
     Ok(perigee_repository::Address { credentials, ..address })
-}
-
-/// The authority of the cluster whose controller has this state directory. It is made if there is none.
-///
-/// # Errors
-/// When its files can't be used.
-pub fn authority(state: &Path) -> Result<Authority, Problem> {
-    Authority::open(&authority_dir(state))
-}
-
-fn authority_dir(state: &Path) -> PathBuf {
-    state.join("authority")
 }
 
 /// Runs until SIGTERM or SIGINT. The future is boxed, so that it is compiled in this crate only.
@@ -252,7 +267,7 @@ async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Probl
     }
     let router = api::router(supervisor.cluster.clone());
     let serve = perigee_http::serve(router, &config.listen, &supervisor.cluster.network);
-    let doors = doors::doors(&supervisor.cluster, &config);
+    let doors = doors::doors(&supervisor.cluster, &config.doors);
     let tidy = supervisor.cluster.repository.clone().tidy();
     // A controller that does not command any more changes no files either; another one may use the same S3 store.
     let while_it_commands = async {

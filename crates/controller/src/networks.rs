@@ -9,10 +9,9 @@ mod tell;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::Arc;
 
 use perigee_model::ids::Owned as _;
 use perigee_model::job::{Job, JobSpec, Start};
@@ -23,17 +22,16 @@ use perigee_model::network::{
 };
 use perigee_model::tenant::{SEPARATOR, tenant_of};
 use perigee_model::vm::{HostReport, NetworkKind, VmNetwork};
-use perigee_model::{HostId, JobId, NetworkName, Problem, ProblemKind, VmId};
+use perigee_model::{HostId, JobId, NetworkName, Problem, ProblemKind};
 use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
 
-use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::{Cluster, HostLink};
 use crate::records::{JobRecord, Owned, vm_of};
 
-use tell::Failing;
 #[cfg(test)]
 pub use tell::place_of;
-pub use tell::{Resolved, Told, concerns, keep};
+pub use tell::{concerns, keep};
 
 const NETWORKS_PREFIX: &str = "networks/";
 const LAST_VNI: &str = "network_numbers/last";
@@ -68,49 +66,6 @@ pub struct NetworkRecord {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct TunnelRecord {
     number: u16,
-}
-
-/// What the controller remembers of networks beside the records.
-#[derive(Default)]
-pub struct Networks {
-    /// Whoever makes or deletes networks, or gives addresses, takes turns.
-    turn: tokio::sync::Mutex<()>,
-    /// A VM is elsewhere, or a network has changed.
-    changed: Notify,
-    told: Told,
-    resolved: Resolved,
-    /// Where the VMs were in the last round.
-    places: Mutex<BTreeMap<VmId, HostId>>,
-    /// The hosts that say that they can't have networks, and since when.
-    unable: Mutex<BTreeMap<HostId, Instant>>,
-    /// Why there can be no more networks, since that was last tried. None was removed since then.
-    full: Mutex<Option<String>>,
-    /// Networks that count and have no records, so that a test of their limit need not make them.
-    #[cfg(test)]
-    pub counted: std::sync::atomic::AtomicUsize,
-    failing: Mutex<Failing>,
-}
-
-impl Networks {
-    /// Waits for the turn of the caller, who gives addresses.
-    pub async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
-        self.turn.lock().await
-    }
-
-    /// Has the hosts told soon what has changed.
-    pub fn changed(&self) {
-        self.changed.notify_one();
-    }
-
-    fn full(&self) -> MutexGuard<'_, Option<String>> {
-        self.full.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A network was removed. The caller has its turn.
-    fn removed(&self) {
-        self.full().take();
-        self.changed();
-    }
 }
 
 fn key(name: &NetworkName) -> String {
@@ -170,7 +125,7 @@ async fn create_for(
         let why = format!("{short:?} means something else where a card's network is named");
         return Err(Problem::invalid(what(), why).next("choose another name"));
     }
-    let _turn = cluster.networks.turn.lock().await;
+    let _turn = cluster.networks.turn().await;
     let others = all(cluster).await?;
     let tenant = tenant_of(name.full());
     // A gang's own network goes with it: there are no more of them than gangs that have hosts.
@@ -222,7 +177,7 @@ fn next_vni(last: u16, taken: &BTreeSet<u16>) -> u16 {
 /// # Errors
 /// `NotFound`; `Conflict` while VMs use it.
 pub async fn delete(cluster: &Cluster, name: &NetworkName) -> Result<(), Problem> {
-    let _turn = cluster.networks.turn.lock().await;
+    let _turn = cluster.networks.turn().await;
     find(cluster, name).await?;
     let mut users = users(cluster, name);
     if let Some(first) = users.next() {
@@ -270,7 +225,7 @@ pub async fn ensure_own(cluster: &Cluster, job: &JobId) -> Result<(), Problem> {
 /// If the store fails.
 pub async fn remove_own(cluster: &Cluster, job: &JobId) -> Result<(), Problem> {
     let name = own_name(job)?;
-    let _turn = cluster.networks.turn.lock().await;
+    let _turn = cluster.networks.turn().await;
     let found: Option<NetworkRecord> = cluster.records.read(&key(&name)).await?;
     if found.is_some_and(|network| network.job.as_ref() == Some(job)) {
         cluster.records.remove(&key(&name)).await?;
@@ -552,7 +507,7 @@ pub fn why_blocked(
 
 /// A removed host's address in the tunnels is free for another one.
 pub async fn forget_host(cluster: &Cluster, host: &HostId) -> Result<(), Problem> {
-    let _turn = cluster.networks.turn.lock().await;
+    let _turn = cluster.networks.turn().await;
     cluster.records.remove(&format!("{TUNNELS_PREFIX}{host}")).await
 }
 
@@ -562,7 +517,7 @@ async fn tunnel_address(cluster: &Cluster, host: &HostId) -> Result<Ipv4Addr, Pr
     if let Some(known) = cluster.records.read::<TunnelRecord>(&own).await? {
         return Ok(TUNNEL_NETWORK.address(known.number));
     }
-    let _turn = cluster.networks.turn.lock().await;
+    let _turn = cluster.networks.turn().await;
     let others: Vec<TunnelRecord> = cluster.records.list(TUNNELS_PREFIX).await?;
     let what = || format!("can't give host {host} a tunnel");
     TUNNELS.check(others.len() + 1).map_err(|error| error.problem(what()))?;

@@ -4,6 +4,7 @@
 mod decisions;
 mod history;
 pub mod links;
+pub mod shared_links;
 pub mod talk;
 
 use std::time::Duration;
@@ -22,10 +23,10 @@ use perigee_planner::{
 use sha2::{Digest, Sha256};
 
 use crate::cluster::{Cluster, capacity};
+use crate::hash;
 use crate::meter::Totals;
 use crate::records::{JobRecord, PlacedDisk, Placement};
 use crate::storage::{leave_site, moves, replicas, volumes};
-use crate::{hash, migration};
 
 pub use decisions::{
     asked_plan, decisions, not_done, prefix as decisions_prefix, record, record_submission, score,
@@ -181,7 +182,7 @@ pub async fn running(
         cluster: facts_for(cluster, record.job.vm.as_ref()),
         traits: placement.traits.clone(),
         history: history.runs.clone(),
-        progress: crate::jobs::progress(&record.job),
+        progress: record.job.progress_part(),
         progress_at_arrival: record.meter.progress_at_arrival,
         requests,
         host: host.clone(),
@@ -333,12 +334,12 @@ fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
         });
     }
     let site = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
-    let used_lanes = migration::used_lanes(cluster, vm);
+    let used_lanes = shared_links::used_lanes(cluster, vm);
     let links = links::list(cluster).into_iter().filter_map(|link| {
         Some(LinkFacts {
             from_site: site(&link.from)?,
             to_site: site(&link.to)?,
-            moves: migration::for_moves(cluster, &used_lanes, &link.to, &link.from),
+            moves: shared_links::for_moves(cluster, &used_lanes, &link.to, &link.from),
             from: link.from,
             to: link.to,
             probe: link.probe,
@@ -406,7 +407,7 @@ pub(crate) fn past_moves(cluster: &Cluster) -> Vec<PastMove> {
 fn moving(cluster: &Cluster, record: &JobRecord) -> Option<Moving> {
     let moves = cluster.index.migrations_of(record.job.vm.as_ref()?);
     let under_way = moves.iter().map(|m| &m.migration).find(|m| !m.state.is_final())?;
-    let left_ms = migration::shown(cluster, under_way.clone()).left_ms;
+    let left_ms = shared_links::shown(cluster, under_way.clone()).left_ms;
     Some(Moving { to: under_way.to.clone(), left_s: left_ms.map(seconds) })
 }
 

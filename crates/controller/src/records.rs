@@ -37,6 +37,7 @@
 //! separate fields everywhere.
 
 mod access;
+mod talk;
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -60,9 +61,9 @@ use perigee_planner::replay::Replayed;
 use serde::{Deserialize, Serialize};
 
 use crate::meter::Meter;
-use crate::planning::talk::Talk;
 
 pub use access::{Owned, Records};
+pub use talk::Talk;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct HostRecord {
@@ -112,6 +113,9 @@ pub struct RefusedSource {
 }
 
 pub const UPLOADS: &str = "uploads/";
+
+/// A host removes an upload after an hour, and looks once a minute.
+pub const UPLOAD_KEPT_MS: u64 = (3600 + 120) * 1000;
 
 /// A file that was sent to a host for an import, and counts for its tenant's quota.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -292,7 +296,7 @@ impl Gang {
     /// The VMs are taken down, wherever they are.
     pub fn close_move(&mut self, why: &str) {
         let Some(of) = self.last_move.as_mut().filter(|of| of.is_open()) else { return };
-        of.ended_ms = Some(crate::cluster::now_ms());
+        of.ended_ms = Some(crate::clock::now_ms());
         if of.undone.is_empty() {
             why.clone_into(&mut of.undone);
         }

@@ -4,6 +4,8 @@
 //! A driver that fails is started again after a pause, and continues from its record. This is also done after a
 //! panic, which is then shown on the job. The other tasks never end, and are started again after a panic too.
 
+mod clock;
+
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -13,7 +15,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::join_all;
 use perigee_model::job::JobState;
+use perigee_model::vm::HostReport;
+use perigee_model::volume::PoolInfo;
 use perigee_model::{JobId, Problem};
 use perigee_repository::Objects;
 use tokio::sync::mpsc;
@@ -25,9 +30,10 @@ use crate::hosts::{enrol, watching};
 use crate::planning::links;
 use crate::records::job_intent_key;
 use crate::storage::{images, left_behind, moves, replicas};
-use crate::{
-    accounts, admissions, cleaner, clock, hosts, jobs, migration, networks, scheduler, term,
-};
+use crate::{accounts, admissions, cleaner, hosts, jobs, migration, networks, scheduler, term};
+
+/// How long a controller that starts waits for hosts that could refuse it.
+const PROVE_MAX: Duration = Duration::from_secs(2);
 
 /// The pause before a driver that failed is started again. It doubles with each failure, up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -80,7 +86,7 @@ impl Supervisor {
             superseded: Mutex::default(),
         });
         supervisor.end_when_superseded();
-        term::prove(&cluster).await;
+        prove(&cluster).await;
         if cluster.claim.refusal().is_none() {
             supervisor.begin(wishes).await?;
         }
@@ -126,6 +132,7 @@ impl Supervisor {
         supervisor.keep_running("the sources of copies", images::replace_lost_sources);
         supervisor.keep_running("the collecting of input files", inputs::collect);
         supervisor.keep_running("the staging of queued jobs' inputs", inputs::stage_ahead);
+        supervisor.keep_running("the erasure of deleted VMs", jobs::keep_erasing);
         supervisor.keep_running("the retention of outputs", outputs::keep_to_retention);
         Ok(())
     }
@@ -135,7 +142,8 @@ impl Supervisor {
         let (supervisor, cluster) = (Arc::downgrade(self), Arc::clone(&self.cluster));
         let watch = tokio::spawn(async move {
             let refusal = cluster.claim.until_refused().await;
-            let problem = term::superseded(&cluster, "the cluster is not commanded", &refusal);
+            let problem =
+                term::superseded(&cluster.state_dir, "the cluster is not commanded", &refusal);
             tracing::error!("{problem}");
             if let Err(problem) = term::note(&cluster.records, &refusal).await {
                 tracing::error!("the next start will ask the hosts again: {problem}");
@@ -272,6 +280,18 @@ impl Supervisor {
             std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         tasks.shutdown().await;
     }
+}
+
+/// Asks all hosts for something, so that one that has seen a newer term can say so before anything is commanded. One that does not answer soon
+/// is not waited for.
+async fn prove(cluster: &Cluster) {
+    let hosts = cluster.hosts.all();
+    let asked = hosts.iter().map(async |host| {
+        let agent = host.agent.get::<HostReport>("/v1/host");
+        // What they say is asked for again. Only a refusal counts, and the client has noted it.
+        drop(futures_util::join!(agent, host.volume.get::<PoolInfo>("/v1/pool")));
+    });
+    drop(tokio::time::timeout(PROVE_MAX, join_all(asked)).await);
 }
 
 async fn heed(supervisor: Arc<Supervisor>, mut wishes: mpsc::UnboundedReceiver<Wanted>) {

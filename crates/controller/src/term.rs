@@ -6,30 +6,22 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures_util::future::join_all;
 use perigee_http::{Authority, Claim, Network, Refusal};
 use perigee_model::Problem;
 use perigee_model::term::{SignedTerm, Term, taken_over};
 use perigee_model::units::format_time;
-use perigee_model::vm::HostReport;
-use perigee_model::volume::PoolInfo;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::cluster::{Cluster, now_ms};
-use crate::hash;
+use crate::clock::now_ms;
 use crate::records::Records;
-use crate::store::SqliteStore;
+use crate::store::{SqliteStore, directory};
 
 const KEY: &str = "controller";
 
 /// Differs on each machine; absent in most containers.
 const MACHINE_ID: &str = "/etc/machine-id";
-
-/// How long a controller that starts waits for hosts that could refuse it.
-const PROVE_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct TermRecord {
@@ -70,7 +62,7 @@ impl Place {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(e) => return Err(failed(Path::new(MACHINE_ID), &e)),
         };
-        let file = state_dir.join(hash::STORE);
+        let file = state_dir.join(directory::STORE);
         let inode = std::fs::metadata(&file).map_err(|e| failed(&file, &e))?.ino();
         let directory = state_dir.canonicalize().map_err(|e| failed(state_dir, &e))?;
         Ok(Self { machine, directory: directory.display().to_string(), inode })
@@ -151,13 +143,13 @@ fn take_over_of(state_dir: &Path) -> String {
 /// # Errors
 /// `NotFound` if there is none, `Conflict` while a controller uses it.
 pub async fn take_over(state_dir: &Path) -> Result<u64, Problem> {
-    let file = state_dir.join(hash::STORE);
+    let file = state_dir.join(directory::STORE);
     let what = || format!("can't take over with the state in {}", state_dir.display());
     if !file.try_exists().map_err(|e| Problem::internal(what(), e))? {
         return Err(Problem::not_found(what(), format!("there is no {}", file.display()))
             .next("name the directory of the copy: --state DIR"));
     }
-    let _lock = hash::lock(state_dir)?;
+    let _lock = directory::lock(state_dir)?;
     let records = Records::new(Arc::new(SqliteStore::open(&file)?));
     let place = Place::of(state_dir)?;
     let before: Option<TermRecord> = records.read(KEY).await?;
@@ -166,18 +158,6 @@ pub async fn take_over(state_dir: &Path) -> Result<u64, Problem> {
     let record = TermRecord { number, begun_ms: now_ms(), place, superseded: None };
     records.put(KEY, &record).await?;
     Ok(number)
-}
-
-/// Asks all hosts for something, so that one that has seen a newer term can say so before anything is commanded. One that does not answer soon
-/// is not waited for.
-pub async fn prove(cluster: &Cluster) {
-    let hosts = cluster.hosts.all();
-    let asked = hosts.iter().map(async |host| {
-        let agent = host.agent.get::<HostReport>("/v1/host");
-        // What they say is asked for again. Only a refusal counts, and the client has noted it.
-        drop(futures_util::join!(agent, host.volume.get::<PoolInfo>("/v1/pool")));
-    });
-    drop(tokio::time::timeout(PROVE_MAX, join_all(asked)).await);
 }
 
 /// Keeps that a host has refused this controller, until [`take_over`].
@@ -195,9 +175,9 @@ pub async fn note(records: &Records, refusal: &Refusal) -> Result<(), Problem> {
 }
 
 /// What a controller answers that does not command any more.
-pub fn superseded(cluster: &Cluster, what: impl Into<String>, refusal: &Refusal) -> Problem {
+pub fn superseded(state_dir: &Path, what: impl Into<String>, refusal: &Refusal) -> Problem {
     Problem::superseded(what, format!("this controller does nothing any more: {}", refusal.why)).next(format!(
         "ask the other controller; if this one is to command instead: stop it, {}, and start it again",
-        take_over_of(&cluster.state_dir)
+        take_over_of(state_dir)
     ))
 }

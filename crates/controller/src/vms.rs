@@ -8,6 +8,7 @@ pub mod guest;
 pub mod guest_files;
 pub mod lasting;
 pub mod live;
+mod save;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -28,12 +29,15 @@ use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::waiting::in_words;
 use perigee_model::{HostId, JobId, MigrationId, Problem, ProblemKind, VmId};
 
-use crate::accounts::UsedToken;
-use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::accounts::UsedToken;
+use crate::cluster::{Cluster, HostLink};
 use crate::meter::plus;
 use crate::records::{JobRecord, MigrationRecord, vm_of};
 use crate::storage::{replicas, unknown, volumes};
 use crate::{jobs, migration, networks, planning};
+
+pub use save::save;
 
 pub async fn list(cluster: &Cluster) -> Result<Vec<Vm>, Problem> {
     let mut vms = list_at(cluster, &cluster.hosts.all(), |_| true).await;
@@ -212,7 +216,7 @@ pub async fn get(cluster: &Cluster, vm: &VmId) -> Result<Vm, Problem> {
         found = list_at(cluster, &cluster.hosts.all(), |found| found == vm).await;
     }
     // It may have arrived while the hosts were asked.
-    let at = jobs::of_vm(cluster, vm).and_then(|record| cluster.index.host_of(&record)).or(at);
+    let at = cluster.index.of_vm(vm).and_then(|record| cluster.index.host_of(&record)).or(at);
     let found = found.into_iter().max_by_key(|found| found.host == at);
     found.ok_or_else(|| unknown(vm))
 }
@@ -234,7 +238,7 @@ pub(crate) async fn host_of(cluster: &Cluster, vm: &VmId) -> Result<HostId, Prob
 
 /// Stops a VM: one without a job as `ask` says, and a job's at once.
 pub async fn stop(cluster: &Arc<Cluster>, vm: &VmId, ask: StopVm) -> Result<(), Problem> {
-    if let Some(record) = jobs::of_vm(cluster, vm) {
+    if let Some(record) = cluster.index.of_vm(vm) {
         if record.lasting.is_some() {
             let wish = PowerWish::Stop { force: ask.force };
             return lasting::wish(cluster, vm, wish).await.map(drop);
@@ -253,7 +257,7 @@ pub async fn stop(cluster: &Arc<Cluster>, vm: &VmId, ask: StopVm) -> Result<(), 
 /// # Errors
 /// As [`replicas::check_far`].
 pub async fn check_far(cluster: &Cluster, vm: &VmId, to: &HostId) -> Result<(), Problem> {
-    let Some(record) = jobs::of_vm(cluster, vm) else { return Ok(()) };
+    let Some(record) = cluster.index.of_vm(vm) else { return Ok(()) };
     let disks = record.placement.iter().flat_map(|placement| &placement.disks);
     for disk in disks.filter(|disk| !disk.read_only && disk.home != *to) {
         replicas::check_far(cluster, &disk.volume, to).await.map_err(|problem| {
@@ -272,7 +276,7 @@ pub async fn move_to(
     to: HostId,
     volumes: VolumesOnMove,
 ) -> Result<Migration, Problem> {
-    let Some(record) = jobs::of_vm(cluster, vm) else {
+    let Some(record) = cluster.index.of_vm(vm) else {
         return Err(Problem::not_found(format!("VM {vm}"), "no running job has such a VM")
             .next("`perigee vm list` shows the VMs"));
     };
@@ -287,7 +291,7 @@ pub async fn move_to(
     let wish = migration::Wish {
         to: to.clone(),
         reason: "asked".to_owned(),
-        job_progress: jobs::progress(&record.job),
+        job_progress: record.job.progress_part(),
         volumes,
     };
     let moved = migration::request(cluster, &record, wish).await?;
@@ -347,7 +351,9 @@ pub async fn ssh(
 ) -> Result<Response, Problem> {
     let what = || format!("can't log in to VM {vm}");
     let host = host_of(cluster, vm).await?;
-    let record = jobs::of_vm(cluster, vm)
+    let record = cluster
+        .index
+        .of_vm(vm)
         .ok_or_else(|| Problem::not_found(what(), "nothing is known of its network card"))?;
     let (at, path) = match networks::of_vm(&record)? {
         VmNetwork::User => (host, format!("/v1/vms/{vm}/ssh")),

@@ -39,6 +39,11 @@ pub struct BadDiskRole {
 }
 
 impl DiskRole {
+    /// Whether it is the same disk at all starts of a VM that lives without a job.
+    pub fn lasts(self) -> bool {
+        matches!(self, Self::Root | Self::Nvram | Self::Tpm)
+    }
+
     /// The disk of a job's volume; `None` where there is no such role. (How many volumes a job can
     /// have says [`crate::limits::JOB_VOLUMES`].)
     pub fn data(index: usize) -> Option<Self> {

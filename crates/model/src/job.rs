@@ -285,6 +285,14 @@ pub struct Job {
     pub gang_move: Option<GangMove>,
 }
 
+impl Job {
+    /// The part of its work that its command has reported as done, 0 to 1; `None` until it reports some.
+    pub fn progress_part(&self) -> Option<f64> {
+        let progress = self.progress.as_ref()?;
+        (progress.total > 0).then(|| progress.done as f64 / progress.total as f64)
+    }
+}
+
 /// One VM of a gang.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Member {

@@ -1,79 +1,19 @@
 //! Tokens of users: `perigee_ID_SECRET`. The secret has 256 random bits and is shown once. Only the SHA-256 of the whole
 //! token is kept.
 
-use std::collections::BTreeMap;
-
 use perigee_http::certificate::{fingerprint, hex};
 use perigee_model::limits::{ACCESS_TOKEN_S, ACCESS_TOKENS};
 use perigee_model::secret::{TOKEN_PREFIX, without_tokens};
 use perigee_model::tenant::{AccessToken, MadeAccessToken};
 use perigee_model::{Problem, TenantName, UserName};
 use rustix::rand::{GetRandomFlags, getrandom};
-use serde::{Deserialize, Serialize};
-use subtle::ConstantTimeEq;
 
-use crate::cluster::{Cluster, now_ms};
-
-pub const RECORDS: &str = "tokens/";
+use crate::clock::now_ms;
+use crate::cluster::Cluster;
+use crate::cluster::accounts::{TokenRecord, UsedToken, token_key};
 
 const ID_BYTES: usize = 8;
 const SECRET_BYTES: usize = 32;
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct TokenRecord {
-    pub id: String,
-    pub tenant: TenantName,
-    pub user: UserName,
-    sha256: String,
-    created_ms: u64,
-    pub expires_ms: u64,
-    /// The id of the user's token that has made it, and with which it ends.
-    made_by: Option<String>,
-}
-
-/// The token with which a user asks for something.
-#[derive(Debug, Clone)]
-pub struct UsedToken {
-    pub id: String,
-    pub expires_ms: u64,
-}
-
-impl From<&TokenRecord> for UsedToken {
-    fn from(record: &TokenRecord) -> Self {
-        Self { id: record.id.clone(), expires_ms: record.expires_ms }
-    }
-}
-
-fn key(id: &str) -> String {
-    format!("{RECORDS}{id}")
-}
-
-/// The record of a token that is good now. An unknown token is compared too, so that the time tells nothing.
-pub fn find<'a>(
-    all: &'a BTreeMap<String, TokenRecord>,
-    token: &str,
-    now_ms: u64,
-) -> Option<&'a TokenRecord> {
-    known(all, token).filter(|record| now_ms < record.expires_ms)
-}
-
-/// The record of a token, also if its time is over.
-pub fn known<'a>(all: &'a BTreeMap<String, TokenRecord>, token: &str) -> Option<&'a TokenRecord> {
-    let (id, _) = token.strip_prefix(TOKEN_PREFIX)?.split_once('_')?;
-    let found = all.get(id);
-    let expected = found.map_or("", |record| record.sha256.as_str());
-    let is_equal = bool::from(fingerprint(token.as_bytes()).as_bytes().ct_eq(expected.as_bytes()));
-    found.filter(|_| is_equal)
-}
-
-/// The record of the token with this id, if it is good now.
-pub fn good<'a>(
-    all: &'a BTreeMap<String, TokenRecord>,
-    id: &str,
-    now_ms: u64,
-) -> Option<&'a TokenRecord> {
-    all.get(id).filter(|record| now_ms < record.expires_ms)
-}
 
 fn random<const N: usize>() -> Result<String, Problem> {
     let mut bytes = [0; N];
@@ -128,7 +68,7 @@ pub async fn make_token(
         expires_ms,
         made_by: by.map(|by| by.id.clone()),
     };
-    cluster.records.put(&key(&id), &record).await?;
+    cluster.records.put(&token_key(&id), &record).await?;
     cluster.accounts.write().tokens.insert(id.clone(), record);
     let is_secure = cluster.network.identity().is_some();
     let fingerprint = is_secure.then(|| cluster.authority.fingerprint().to_owned());
@@ -241,7 +181,7 @@ pub fn expire(cluster: &Cluster, id: &str) {
 }
 
 async fn forget(cluster: &Cluster, id: &str) -> Result<(), Problem> {
-    cluster.records.remove(&key(id)).await?;
+    cluster.records.remove(&token_key(id)).await?;
     cluster.accounts.write().tokens.remove(id);
     Ok(())
 }

@@ -3,7 +3,6 @@
 //! Volumes and images count with the size that a VM sees, and so do the root disks of VMs that live without a job. A file
 //! that was sent for an import counts with its bytes until its host has removed it. A job's own disks do not count: its memory and its number of VMs are limited. VMs, vCPUs and memory are the scheduler's to compare ([`perigee_planner::queue`]).
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,21 +12,11 @@ use perigee_model::units::format_bytes;
 use perigee_model::{Problem, ProblemKind, TenantName};
 
 use crate::cluster::Cluster;
-use crate::records::{ImageRecord, UPLOADS, UploadRecord, VolumeRecord};
-use crate::storage::images::UPLOAD_KEPT_MS;
+use crate::cluster::accounts::{InMaking, Making};
+use crate::records::{ImageRecord, UPLOAD_KEPT_MS, UPLOADS, UploadRecord, VolumeRecord};
 
 /// Room for a file that is being sent is taken in such steps, because each looks at all that the tenant has.
 const UPLOAD_STEP_BYTES: u64 = 64 << 20;
-
-/// What tenants are making.
-pub type Making = Mutex<BTreeMap<String, InMaking>>;
-
-#[derive(Debug, Clone, Copy, Default)]
-pub struct InMaking {
-    /// Of volumes and images, as a VM sees them.
-    bytes: u64,
-    count: u64,
-}
 
 /// Room in a tenant's quota for a volume or an image that is being made. Afterwards its record counts.
 #[derive(Debug)]

@@ -19,8 +19,8 @@ use perigee_model::{
     ImageName, JobId, NetworkName, Problem, ProblemKind, TenantName, UserName, VmId, VolumeName,
 };
 
-use crate::accounts::UsedToken;
 use crate::cluster::Cluster;
+use crate::cluster::accounts::UsedToken;
 use crate::hash::is_sha256;
 use crate::records::{ImageRecord, image_key};
 use crate::storage::volumes;
@@ -269,7 +269,7 @@ impl Caller {
         if self.is_admin() || is_own {
             return Ok(());
         }
-        Err(crate::accounts::unknown_user(tenant, user))
+        Err(crate::cluster::accounts::unknown_user(tenant, user))
     }
 
     /// The token with which a user changes its own tokens and keys. What it makes ends with it.
@@ -286,7 +286,7 @@ impl Caller {
         if self.is_admin() || self.tenant == *tenant {
             return Ok(());
         }
-        Err(crate::accounts::unknown_tenant(tenant))
+        Err(crate::cluster::accounts::unknown_tenant(tenant))
     }
 }
 

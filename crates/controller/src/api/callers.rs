@@ -20,7 +20,8 @@ use perigee_model::tenant::{AuditEntry, Role};
 use perigee_model::{HostId, Problem, TenantName};
 
 use super::caller::Caller;
-use crate::cluster::{Cluster, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::Cluster;
 use crate::term;
 
 /// Who may send a request. Admins may send all.
@@ -296,7 +297,7 @@ pub async fn admit(
     let mut unwritten = Unwritten::new(&cluster, &sender, &request);
     let refusal = cluster.claim.refusal();
     let superseded = refusal.map(|refusal| {
-        term::superseded(&cluster, format!("can't answer {method} {path}"), &refusal)
+        term::superseded(&cluster.state_dir, format!("can't answer {method} {path}"), &refusal)
     });
     let mut answer = if !may(&sender, &method, &path) {
         refused(&sender, &path)

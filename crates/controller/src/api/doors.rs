@@ -8,13 +8,14 @@ use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use perigee_http::Failure;
+use perigee_model::Problem;
 use perigee_model::tenant::AuditEntry;
-use perigee_model::{Problem, TenantName};
-use perigee_repository::{Account, Accounts, Credential, Quota, View, sftp};
+use perigee_repository::{Account, Accounts, Credential, sftp};
 
-use crate::Config;
+use crate::accounts::files;
 use crate::api::{Caller, note_unknown};
-use crate::cluster::{Cluster, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::Cluster;
 
 /// Where files are served by other protocols than HTTP.
 #[derive(Debug, Clone, Default)]
@@ -50,11 +51,11 @@ async fn with_account(
 ///
 /// # Errors
 /// If an address is taken.
-pub async fn doors(cluster: &Arc<Cluster>, config: &Config) -> Result<(), Problem> {
-    let Some(address) = config.doors.sftp.clone() else { return std::future::pending().await };
+pub async fn doors(cluster: &Arc<Cluster>, doors: &Doors) -> Result<(), Problem> {
+    let Some(address) = doors.sftp.clone() else { return std::future::pending().await };
     sftp::serve(sftp::Server {
         address,
-        key_file: config.state.join("sftp-host-key"),
+        key_file: cluster.state_dir.join("sftp-host-key"),
         repository: Arc::clone(&cluster.repository),
         accounts: Arc::new(Users(Arc::clone(cluster))),
         login_max: sftp::LOGIN_MAX,
@@ -98,29 +99,12 @@ impl Accounts for Users {
     }
 }
 
-/// The repository for work in a tenant's name: as a user of the tenant sees it.
-pub fn view(cluster: &Cluster, tenant: &TenantName, user: String, may_write: bool) -> View {
-    let (tenant, quota) = (tenant.clone(), quota_of(cluster, tenant));
-    let account = Account { tenant, user, may_write, is_admin: false, quota };
-    View::new(Arc::clone(&cluster.repository), account)
-}
-
-/// How many bytes and files a tenant may have in the repository.
-pub fn quota_of(cluster: &Cluster, tenant: &TenantName) -> Quota {
-    let quota = cluster.accounts.quota_of(&tenant.full("files"));
-    let default = Quota::default();
-    Quota {
-        bytes: quota.file_bytes.unwrap_or(default.bytes),
-        files: quota.files.unwrap_or(default.files),
-    }
-}
-
 fn account_of(cluster: &Cluster, caller: &Caller) -> Account {
     Account {
         tenant: caller.tenant.clone(),
         user: caller.who.clone(),
         may_write: true,
         is_admin: caller.is_admin(),
-        quota: quota_of(cluster, &caller.tenant),
+        quota: files::quota_of(cluster, &caller.tenant),
     }
 }

@@ -22,7 +22,8 @@ use tokio::time::timeout;
 use utoipa::ToSchema;
 
 use super::{Name, Shared, json};
-use crate::cluster::{Cluster, ERROR_BUCKETS, HostLink, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::{Cluster, ERROR_BUCKETS, HostLink};
 use crate::hosts;
 
 /// Prometheus waits 10 s for a page by default.

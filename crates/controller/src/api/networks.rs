@@ -8,7 +8,7 @@ use perigee_model::network::{ClusterNetwork, NewNetwork};
 use super::caller::{Caller, Full};
 use super::{Shared, json};
 use crate::cluster::Cluster;
-use crate::{jobs, networks};
+use crate::networks;
 
 /// The tenant's networks, with the VMs that the caller sees.
 #[utoipa::path(get, path = "/networks", tag = "networks",
@@ -23,7 +23,7 @@ pub async fn list(State(cluster): Shared, caller: Caller) -> Reply<Vec<ClusterNe
 /// A member sees its own VMs only.
 fn hide_vms(cluster: &Cluster, caller: &Caller, network: &mut ClusterNetwork) {
     network.vms.retain(|vm| {
-        jobs::of_vm(cluster, &vm.vm).is_none_or(|record| caller.sees_this_job(&record.job))
+        cluster.index.of_vm(&vm.vm).is_none_or(|record| caller.sees_this_job(&record.job))
     });
 }
 

@@ -13,6 +13,7 @@ use serde::Deserialize;
 use super::caller::Caller;
 use super::{Name, Shared, json, to_its_end};
 use crate::accounts;
+use crate::tenants;
 
 /// A tenant and one of its users, in a path.
 type OfUser = Result<Path<(TenantName, UserName)>, PathRejection>;
@@ -74,7 +75,7 @@ pub async fn create(
     let name = new.name.clone();
     caller.did(name.as_str());
     let change = async move {
-        accounts::create_tenant(&cluster, new).await?;
+        tenants::create_tenant(&cluster, new).await?;
         accounts::tenant(&cluster, &name).await
     };
     json(to_its_end(change).await?)
@@ -96,7 +97,7 @@ pub async fn info(
 #[utoipa::path(delete, path = "/tenants/{tenant}", tag = "tenants",
     params(("tenant" = String, Path)), responses((status = 200)))]
 pub async fn delete(State(cluster): Shared, Name(tenant): Name<TenantName>) -> Reply<()> {
-    json(to_its_end(async move { accounts::delete_tenant(&cluster, &tenant).await }).await?)
+    json(to_its_end(async move { tenants::delete_tenant(&cluster, &tenant).await }).await?)
 }
 
 /// Changes what a tenant may use. What it has already stays.

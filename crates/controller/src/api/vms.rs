@@ -15,14 +15,14 @@ use perigee_model::{Problem, VmId};
 use super::caller::{Caller, Full};
 use super::{Shared, json, to_its_end};
 use crate::storage::unknown;
-use crate::{jobs, migration, vms};
+use crate::{migration, vms};
 
 /// All VMs. A VM whose host does not answer is shown as it was last seen, with the reason.
 #[utoipa::path(get, path = "/vms", tag = "vms", responses((status = 200, body = Vec<Vm>)))]
 pub async fn list(State(cluster): Shared, caller: Caller) -> Reply<Vec<Vm>> {
     let mut vms = vms::list(&cluster).await?;
     vms.retain(|vm| {
-        let record = jobs::of_vm(&cluster, &vm.id);
+        let record = cluster.index.of_vm(&vm.id);
         let owner = record.as_ref().map_or("", |record| record.job.spec.owner.as_str());
         caller.sees_job(vm.id.as_str(), owner)
     });
@@ -36,7 +36,7 @@ pub async fn info(State(cluster): Shared, Full(vm): Full<VmId>) -> Reply<Vm> {
     if found.job.is_none() && found.status == VmState::Running {
         found.addresses = vms::guest::addresses(&cluster, &vm).await;
     }
-    if let Some(own) = jobs::of_vm(&cluster, &vm).and_then(|record| record.card.clone()) {
+    if let Some(own) = cluster.index.of_vm(&vm).and_then(|record| record.card.clone()) {
         let own = own.address.to_string();
         // The guest may say others too, or nothing.
         if !found.addresses.iter().any(|said| said.split('/').next() == Some(own.as_str())) {

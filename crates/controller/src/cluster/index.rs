@@ -173,6 +173,12 @@ fn volume_uses(record: &JobRecord) -> Vec<VolumeUse> {
 }
 
 impl Index {
+    /// The unfinished job with this VM, or the VM's own record if it lives without a job.
+    pub fn of_vm(&self, vm: &VmId) -> Option<Arc<JobRecord>> {
+        let id = JobId::new(vm.as_str()).ok()?;
+        self.job(&id).filter(|record| record.job.vm.as_ref() == Some(vm))
+    }
+
     pub async fn load(records: &Records) -> Result<Self, Problem> {
         let index = Self::default();
         for record in records.list::<JobRecord>("jobs/").await? {

@@ -2,20 +2,27 @@
 //! no tasks: code that needs a driver asks the supervisor through [`Cluster::drive_job`], so this module does
 //! not depend on the drivers.
 
+pub mod accounts;
 mod capacity;
 mod hosts;
 mod index;
 mod lanes;
 mod links;
+pub mod members;
+mod networks;
+pub mod paces;
 mod parts;
+pub mod staging;
+mod strange_images;
 pub mod taught;
 mod wakes;
+mod watched;
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use perigee_http::identity::Strangers;
 use perigee_http::{Authority, BOOT_ID, Claim, Clock, Identity, Network, Seldom, boot_id};
@@ -25,20 +32,16 @@ use perigee_model::{HostId, ImageName, JobId, Problem, SiteId, VmId, VolumeName}
 use perigee_repository::Repository;
 use tokio::sync::{Notify, broadcast, mpsc};
 
-use crate::accounts::Accounts;
 use crate::audit::Audit;
-use crate::files::inputs::Staging;
-use crate::files::pace::Paces;
-use crate::networks::Networks;
+use crate::clock::{CLOCK, now_ms};
 use crate::records::{
     JobRecord, MigrationRecord, Owned, Records, VolumeMoveRecord, job_key, migration_key,
     volume_move_key,
 };
-use crate::storage::images::StrangeImages;
-use crate::store::SqliteStore;
-use crate::vms::exec::Watched;
-use crate::{hash, term};
+use crate::store::{SqliteStore, directory};
+use crate::term;
 
+use accounts::Accounts;
 pub use capacity::{Counters, ERROR_BUCKETS, capacity, starts_at_once};
 use hosts::Ways;
 pub use hosts::{HostLink, Hosts, Known};
@@ -46,8 +49,13 @@ pub use index::holds::{Detachment, Hold};
 pub use index::{Grant, Index, Taken, demand_of};
 pub use lanes::{Lane, Lanes};
 pub use links::{Ask, Links, Local};
+use networks::Networks;
+use paces::Paces;
+use staging::Staging;
+use strange_images::StrangeImages;
 use taught::Taught;
 use wakes::Wakes;
+use watched::Watched;
 
 /// Intervals and deadlines. The tests use shorter ones.
 #[derive(Debug, Clone, Copy)]
@@ -233,11 +241,10 @@ impl Cluster {
         wanted: mpsc::UnboundedSender<Wanted>,
     ) -> Result<Arc<Self>, Problem> {
         perigee_http::private_directory(state_dir)?;
-        let lock = hash::lock(state_dir)?;
-        hash::prepare(state_dir)?;
-        let records = Records::new(Arc::new(SqliteStore::open(&state_dir.join(hash::STORE))?));
+        let lock = directory::lock(state_dir)?;
+        let records = Records::new(Arc::new(SqliteStore::open(&state_dir.join(directory::STORE))?));
         let clock = open_clock(&records).await?;
-        let authority = crate::authority(state_dir)?;
+        let authority = directory::authority(state_dir)?;
         let network = traffic.network(&authority)?;
         let (accounts, audit) = (Accounts::load(&records).await?, Audit::open(state_dir)?);
         let claim = term::begin(&records, state_dir, &authority, &network).await?;
@@ -386,9 +393,6 @@ impl Cluster {
     }
 }
 
-/// What the controller has seen of the system's clock.
-pub const CLOCK: &str = "clock";
-
 /// The clock goes on from what earlier controllers have seen.
 async fn open_clock(records: &Records) -> Result<Clock, Problem> {
     let boot_id = boot_id(Path::new(BOOT_ID));
@@ -398,9 +402,4 @@ async fn open_clock(records: &Records) -> Result<Clock, Problem> {
     };
     records.put(CLOCK, &clock.seen()).await?;
     Ok(clock)
-}
-
-pub fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

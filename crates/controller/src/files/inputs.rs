@@ -27,7 +27,7 @@ use perigee_model::{Problem, ProblemKind, TenantName};
 use perigee_repository::{DataPath, Location, View};
 use tokio::sync::Semaphore;
 
-use crate::api::doors;
+use crate::accounts::files;
 use crate::cluster::Cluster;
 use crate::hash::is_sha256;
 use crate::records::JobInputs;
@@ -42,7 +42,7 @@ pub use ahead::stage_ahead;
 #[cfg(test)]
 pub use collect::collect_once;
 pub use collect::{collect, forget_tenant};
-pub use staging::{Staged, Staging, ensure};
+pub use staging::{Staged, ensure};
 
 const WHAT: &str = "can't use the inputs of a job";
 /// Entries of a directory that are asked for at once.
@@ -57,7 +57,7 @@ const RESOLVING_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The files that a job of this tenant may have as its inputs: the tenant's own, and what is shared with it.
 fn view(cluster: &Cluster, tenant: &TenantName) -> View {
-    doors::view(cluster, tenant, "the controller".to_owned(), false)
+    files::view(cluster, tenant, "the controller".to_owned(), false)
 }
 
 fn uploaded(tenant: &TenantName, sha256: &str) -> Result<Location, Problem> {

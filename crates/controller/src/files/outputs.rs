@@ -33,7 +33,7 @@ use perigee_model::tenant::SEPARATOR;
 use perigee_model::{JobId, Problem, ProblemKind, TenantName};
 use perigee_repository::{DataPath, Location, View};
 
-use crate::api::doors;
+use crate::accounts::files;
 use crate::cluster::Cluster;
 
 #[cfg(feature = "fuzzing")]
@@ -133,7 +133,7 @@ impl fmt::Display for Place {
 
 /// The repository as a job sees it: as a user of its tenant.
 fn view(cluster: &Cluster, job: &JobId, tenant: &TenantName) -> View {
-    doors::view(cluster, tenant, format!("job {job}"), true)
+    files::view(cluster, tenant, format!("job {job}"), true)
 }
 
 /// Where a member of a gang has its outputs, whose file names a place.
@@ -152,7 +152,7 @@ pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
         let longest = Some(of_rank(to, spec.count.saturating_sub(1)));
         Place::named(&JobSpec { outputs_to: longest, ..spec.clone() })?;
     }
-    let view = doors::view(cluster, &named.tenant, "the controller".to_owned(), false);
+    let view = files::view(cluster, &named.tenant, "the controller".to_owned(), false);
     match file_in_the_way(&view, &named).await? {
         None => Ok(()),
         Some(file) => {
@@ -210,7 +210,7 @@ pub async fn free_bytes(cluster: &Arc<Cluster>, place: &Place) -> Result<u64, Pr
     let (cluster, tenant) = (Arc::clone(cluster), place.tenant.clone());
     let counted = tokio::task::spawn_blocking(move || {
         let (used, _) = cluster.repository.used(&tenant)?;
-        Ok(doors::quota_of(&cluster, &tenant).bytes.saturating_sub(used))
+        Ok(files::quota_of(&cluster, &tenant).bytes.saturating_sub(used))
     });
     counted.await.map_err(|e| Problem::internal("can't look at a quota", e))?
 }

@@ -289,7 +289,7 @@ pub async fn revoked_but(cluster: &Cluster, known: Option<&str>) -> Result<Revok
 /// When the store or the list can't be used.
 pub async fn know_revoked(cluster: &Cluster) -> Result<(), Problem> {
     let Some(identity) = cluster.network.identity() else { return Ok(()) };
-    let dir = crate::authority_dir(&cluster.state_dir);
+    let dir = crate::store::directory::authority_dir(&cluster.state_dir);
     let kept = identity::read_revoked(&dir)?;
     identity.revoke(kept.clone());
     let all = revoked(cluster).await?;

@@ -13,7 +13,8 @@ use perigee_model::volume::VmSocketSeen;
 use perigee_model::volume_move::VolumeMove;
 use perigee_model::{HostId, Problem, SiteId, VolumeName};
 
-use crate::cluster::{Cluster, Known, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::{Cluster, Known};
 use crate::jobs::{self, Fate, Loss};
 use crate::records::{HostRecord, JobRecord, VolumeRecord, vm_of};
 use crate::storage::{given_up, leave_site, moves};

@@ -19,7 +19,7 @@ use perigee_model::{HostId, Problem, ProblemKind};
 use super::cancel::CANCELLED;
 use super::driver::{Run, Step};
 use super::homes::incomplete;
-use super::lasting::{self, of_one_run};
+use super::lasting::of_one_run;
 use super::{log, stage};
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::Cluster;
@@ -67,7 +67,7 @@ pub fn fate(record: &JobRecord, host: &HostId, loss: Loss) -> Fate {
     }
     let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
     let lasts = record.lasting.is_some();
-    let is_kept = |disk: &PlacedDisk| !disk.temporary || (lasts && lasting::lasts(disk.role));
+    let is_kept = |disk: &PlacedDisk| !disk.temporary || (lasts && disk.role.lasts());
     let kept_there = disks.find(|disk| is_kept(disk) && disk.home == *host);
     if let Some(disk) = kept_there.filter(|_| !is_back) {
         return or_wait(&format!("it uses volume {}, which is there", disk.volume));

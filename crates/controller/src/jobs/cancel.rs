@@ -8,7 +8,8 @@ use perigee_model::Problem;
 use perigee_model::job::JobState;
 
 use super::driver::{Run, Step};
-use crate::cluster::{HostLink, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::HostLink;
 use crate::records::{Ending, vm_of};
 
 pub(super) const CANCELLED: &str = "cancelled on request";

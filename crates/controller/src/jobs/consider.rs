@@ -9,6 +9,7 @@ use perigee_model::{HostId, Problem};
 use perigee_planner::{RefusedWay, Verdict};
 
 use super::driver::Run;
+use crate::planning::shared_links;
 use crate::records::vm_of;
 use crate::{migration, networks, planning, tpm};
 
@@ -82,7 +83,11 @@ impl Run {
 
     async fn move_vm(&mut self, to: &HostId, reason: &str) -> Result<Change, Problem> {
         self.record.save().await?;
-        if self.job().host.as_ref().is_some_and(|from| migration::is_busy(&self.cluster, from, to))
+        if self
+            .job()
+            .host
+            .as_ref()
+            .is_some_and(|from| shared_links::is_busy(&self.cluster, from, to))
         {
             // By the time of its turn the move may not pay any more.
             tracing::info!(
@@ -95,7 +100,7 @@ impl Run {
             volumes: VolumesOnMove::Stay,
             to: to.clone(),
             reason: reason.to_owned(),
-            job_progress: super::progress(self.job()),
+            job_progress: self.job().progress_part(),
         };
         let asked = migration::request(&self.cluster, &self.record.value, wish).await;
         Ok(asked.map_or_else(Change::Refused, |_| Change::Begun))

@@ -11,10 +11,11 @@ use perigee_model::{DiskRole, Problem, ProblemKind};
 use super::driver::{Run, Step};
 use super::stage;
 use crate::cleaner::{self, Cleanup};
-use crate::cluster::now_ms;
+use crate::clock::now_ms;
+use crate::cluster::paces::Way;
 use crate::files::outputs::left_out::{self, LeftOutList};
 use crate::files::outputs::{self, Expected, Place, Taken};
-use crate::files::pace::{Way, paced, while_kept};
+use crate::files::pace::{paced, while_kept};
 use crate::planning;
 use crate::records::{
     Ending, JobRecord, KeptOutputs, MigrationIntent, MigrationRecord, PlacedDisk,

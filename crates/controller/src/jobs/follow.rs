@@ -17,7 +17,8 @@ use super::finish::Fetched;
 use super::gang::AT_BARRIER;
 use super::guest::Said;
 use super::{ended, guest, log};
-use crate::cluster::{HostLink, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::HostLink;
 use crate::files::outputs::left_out;
 use crate::meter::Reading;
 use crate::records::{Ending, PlacedDisk, Placement, start_of, vm_of};
@@ -564,7 +565,7 @@ impl Run {
         self.samples.push(Sample {
             at_ms: now_ms(),
             host,
-            progress: super::progress(self.job()),
+            progress: self.job().progress_part(),
             io: self.record.value.meter.io(),
             vcpu_ms: self.record.value.meter.totals.vcpu_ms,
         });

@@ -40,9 +40,11 @@ use super::driver::{Run, Step};
 use super::guest::EARLY;
 use super::place::{self, job_disks};
 use super::{ended, erase_all_but_log, log, new_record};
-use crate::cluster::now_ms;
+use crate::clock::now_ms;
+use crate::cluster::members::{is_of, members};
 use crate::files::outputs;
 use crate::planning::talk;
+use crate::records::Talk;
 use crate::records::{
     Ending, Gang, GangKeys, GangWish, JobIntent, JobRecord, Membership, Placement, job_intent_key,
     job_key, vm_of,
@@ -59,8 +61,7 @@ mod shown;
 pub use check::{check, check_network, prepare};
 pub(super) use member::AT_BARRIER;
 pub use moving::{ask_to_move, call_off_move};
-use shown::is_of;
-pub use shown::{log_of, log_of_all, members, with_members};
+pub use shown::{log_of, log_of_all, with_members};
 
 /// A key that nobody else has.
 fn new_key(job: &JobId) -> Result<GuestKey, Problem> {
@@ -291,7 +292,7 @@ impl Run {
             begun: false,
             released: false,
             lost: None,
-            talk: talk::Talk::default(),
+            talk: Talk::default(),
         };
         if member.serves() {
             // It ends when the first member's command does, which has a limit.
@@ -592,7 +593,7 @@ impl Run {
         }
         let since = |ms: u64| planning::seconds(self.cluster.clock.age_ms(ms));
         let started_ms = members.iter().filter_map(|member| member.job.started_ms).min();
-        let first = members.first().and_then(|first| super::progress(&first.job));
+        let first = members.first().and_then(|first| first.job.progress_part());
         let ran_s = job.running_ms.map_or(0.0, since);
         let end = left(job.predicted, started_ms.map_or(0.0, since), (first, ran_s));
         index.put_end(&self.id, Instant::now(), end);

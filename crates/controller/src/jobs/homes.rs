@@ -9,7 +9,8 @@ use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 
 use super::consider::Change;
 use super::driver::Run;
-use crate::cluster::{Cluster, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::Cluster;
 use crate::planning;
 use crate::records::{JobIntent, JobRecord, PlacedDisk, job_intent_key, vm_of};
 use crate::storage::{leave_site, moves, replicas};
@@ -203,7 +204,7 @@ impl Run {
     async fn came(&mut self, volume: &VolumeName) -> Result<(), Problem> {
         let disks = &self.placement()?.disks;
         let is_data = disks.iter().any(|disk| disk.volume == *volume && disk.data_of.is_some());
-        let progress = super::progress(self.job()).unwrap_or_default();
+        let progress = self.job().progress_part().unwrap_or_default();
         self.follow_refused = None;
         let record = &mut self.record.value;
         if is_data {

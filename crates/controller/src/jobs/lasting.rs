@@ -16,7 +16,8 @@ use super::driver::{Run, Step};
 use super::follow::vm_ended;
 use super::stage::write_disk;
 use crate::cleaner::{self, Cleanup};
-use crate::cluster::{HostLink, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::HostLink;
 use crate::guest::nocloud::{self, Mounted};
 use crate::meter::Meter;
 use crate::networks;
@@ -451,9 +452,4 @@ pub(super) fn own_disks(lasting: &Lasting) -> &'static [DiskRole] {
         (false, true) => &[Root, CloudInit, Tpm],
         (true, true) => &[Root, CloudInit, Nvram, Tpm],
     }
-}
-
-/// Whether it is the same one at all starts of a VM without a job.
-pub fn lasts(role: DiskRole) -> bool {
-    matches!(role, DiskRole::Root | DiskRole::Nvram | DiskRole::Tpm)
 }

@@ -7,7 +7,8 @@ use perigee_model::guest::LogStream;
 use perigee_model::job::LogLine;
 use perigee_model::{JobId, Problem};
 
-use crate::cluster::{Cluster, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::Cluster;
 use crate::records::{JobRecord, LogKept, job_key};
 
 const MESSAGES_PER_PIECE: u64 = 100;

@@ -47,28 +47,32 @@ use perigee_model::tenant::{Running, tenant_of};
 use perigee_model::{JobId, Problem, ProblemKind, TenantName, VmId};
 use perigee_planner::queue::Demand;
 
-use crate::cluster::{Cluster, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::Cluster;
+use crate::cluster::members::members;
+use crate::console;
 use crate::files::outputs::left_out;
 use crate::files::{inputs, outputs};
 use crate::meter::Meter;
+use crate::planning::shared_links;
 use crate::records::{
     JobInputs, JobIntent, JobRecord, LogKept, MigrationRecord, Traced, job_intent_key, job_key,
     migration_intent_prefix, migration_prefix, vm_of,
 };
 use crate::storage::{images, volumes};
-use crate::vms::console;
-use crate::{migration, networks, planning};
+use crate::{networks, planning};
 
 /// How long an erasure waits for another one of the same records.
 const ERASURE_DEADLINE: Duration = Duration::from_secs(30);
 const ERASURE_AGAIN: Duration = Duration::from_millis(10);
+/// How often somebody looks for VMs without a job that were deleted.
+const ERASE_EVERY: Duration = Duration::from_secs(600);
 
 pub use again::{Fate, Loss, fate};
 pub use driver::drive;
-pub use gang::{ask_to_move, call_off_move, log_of, log_of_all, members};
+pub use gang::{ask_to_move, call_off_move, log_of, log_of_all};
 #[cfg(feature = "fuzzing")]
 pub(crate) use guest::apply;
-pub use lasting::lasts;
 pub use log::PAGE_LINES_MAX;
 #[cfg(test)]
 pub use log::read as log;
@@ -325,7 +329,7 @@ pub async fn get(cluster: &Cluster, id: &JobId) -> Result<Job, Problem> {
     let record = record(cluster, id).await?;
     let mut moves: Vec<MigrationRecord> =
         cluster.records.list(&migration_prefix(&vm_of(id))).await?;
-    let members = gang::members(cluster, &record).await?;
+    let members = members(cluster, &record).await?;
     for member in &members {
         let of_member = migration_prefix(&vm_of(&member.job.id));
         moves.extend(cluster.records.list::<MigrationRecord>(&of_member).await?);
@@ -336,7 +340,7 @@ pub async fn get(cluster: &Cluster, id: &JobId) -> Result<Job, Problem> {
 
 /// The job with its migrations, which have their own records, its position in the queue, and its predicted end.
 fn view(cluster: &Cluster, record: JobRecord, migrations: Vec<Migration>) -> Job {
-    let shown = migrations.into_iter().map(|moved| migration::shown(cluster, moved));
+    let shown = migrations.into_iter().map(|moved| shared_links::shown(cluster, moved));
     let predicted_end = predicted_end(cluster, &record.job);
     let inputs = record.inputs.as_ref();
     let staging = inputs.and_then(|inputs| cluster.staging.in_words(&inputs.image));
@@ -367,18 +371,6 @@ fn view(cluster: &Cluster, record: JobRecord, migrations: Vec<Migration>) -> Job
 /// When the job ends, as last predicted; `None` if its command does not run.
 pub fn predicted_end(cluster: &Cluster, job: &Job) -> Option<PredictedEnd> {
     (job.state == JobState::Running).then(|| cluster.index.predicted_end(&job.id))
-}
-
-/// The progress of the job, 0 to 1, as its command reports it.
-pub fn progress(job: &Job) -> Option<f64> {
-    let progress = job.progress.as_ref()?;
-    (progress.total > 0).then(|| progress.done as f64 / progress.total as f64)
-}
-
-/// The unfinished job with this VM, or the VM's own record if it lives without a job.
-pub fn of_vm(cluster: &Cluster, vm: &VmId) -> Option<Arc<JobRecord>> {
-    let id = JobId::new(vm.as_str()).ok()?;
-    cluster.index.job(&id).filter(|record| record.job.vm.as_ref() == Some(vm))
 }
 
 /// Records on a job that its driver failed because of a fault in the controller. The driver is not running.
@@ -460,7 +452,7 @@ pub async fn delete(
     if let Some(member) = &record.member {
         return refuse(&format!("it is a VM of job {}, which is deleted as a whole", member.gang));
     }
-    let members = gang::members(cluster, &record).await?;
+    let members = members(cluster, &record).await?;
     for one in members.iter().chain([&record]) {
         if crate::cleaner::is_left(cluster, &one.job.id).await? {
             return refuse("parts of it stand on a host that does not answer");
@@ -473,6 +465,16 @@ pub async fn delete(
         erase(cluster, one).await?;
     }
     Ok(())
+}
+
+/// Forgets again and again what was deleted. It does not end.
+pub async fn keep_erasing(cluster: Arc<Cluster>) {
+    loop {
+        if let Err(problem) = erase_deleted(&cluster).await {
+            tracing::warn!("records of deleted VMs stay for now: {problem}");
+        }
+        tokio::time::sleep(ERASE_EVERY).await;
+    }
 }
 
 /// Forgets the VMs without a job that were deleted, when nothing of them is left at a host.

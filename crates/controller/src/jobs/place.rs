@@ -6,7 +6,7 @@ use perigee_model::vm::NetworkKind;
 use perigee_model::{DiskRole, HostId, JobId, LeaveSite, Problem, VolumeName};
 
 use super::driver::{Run, Step};
-use super::lasting::{self, own_disks};
+use super::lasting::own_disks;
 use crate::records::{PlacedDisk, Placement, vm_of};
 use crate::storage::leave_site::{self, Confined};
 use crate::{networks, planning};
@@ -53,7 +53,7 @@ impl Run {
                 let is_confined = disk.leave_site.is_never() || kept.leave_site.is_never();
                 let leave_site = LeaveSite::confined(is_confined);
                 *disk = PlacedDisk { epoch: None, leave_site, ..kept.clone() };
-            } else if lasts && lasting::lasts(disk.role) {
+            } else if lasts && disk.role.lasts() {
                 // It is the same one at all starts, unless another image was restored.
                 let root = record.lasting.as_ref().map_or(0, |lasting| lasting.root_number);
                 let number = if disk.role == DiskRole::Root { root } else { 0 };

@@ -9,7 +9,7 @@ use perigee_model::{HostId, Problem, ProblemKind, VmStart};
 
 use super::driver::Run;
 use crate::cleaner::{self, Cleanup};
-use crate::cluster::now_ms;
+use crate::clock::now_ms;
 use crate::migration;
 use crate::records::{
     MigrationIntent, MigrationRecord, Traced, migration_intent_key, start_of, vm_of,
@@ -100,7 +100,7 @@ impl Run {
             }
         }
         let at_home: Vec<bool> = placement.disks.iter().map(|disk| disk.home == to).collect();
-        let progress = super::progress(&record.job).unwrap_or_default();
+        let progress = record.job.progress_part().unwrap_or_default();
         let arrived_ms = moved.migration.ended_ms.unwrap_or(u64::MAX).min(now_ms());
         record.meter.arrived(arrived_ms, progress, &moved.io_before, &at_home);
         record.to_follow = match moved.migration.volumes {

@@ -11,7 +11,8 @@ use perigee_model::{HostId, JobId, Problem};
 use perigee_planner::replay::{Kind, Replay, Replayed, Request};
 
 use super::driver::Run;
-use crate::cluster::{HostLink, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::HostLink;
 use crate::planning;
 use crate::records::{Placement, Traced};
 

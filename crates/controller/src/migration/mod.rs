@@ -35,7 +35,8 @@ use perigee_model::states::MigrationEvent;
 use perigee_model::switchover::judge;
 use perigee_model::{MigrationId, Problem, VmId};
 
-use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::{Cluster, HostLink};
 use crate::records::{
     MigrationIntent, MigrationRecord, Owned, migration_intent_key, migration_intent_prefix,
     migration_key, migration_prefix,
@@ -44,8 +45,8 @@ use crate::records::{
 pub use aborted::refused_after;
 #[cfg(test)]
 pub(crate) use request::new_record;
-pub use request::{Wish, cancel, check, not_alone, of_vm, request, shown};
-pub use sharing::{for_moves, in_use, is_busy, queue_all, used_lanes};
+pub use request::{Wish, cancel, check, not_alone, of_vm, request};
+pub use sharing::queue_all;
 
 /// The reason of a migration that a person cancelled.
 const CANCELLED: &str = "cancelled";

@@ -13,7 +13,6 @@ use perigee_model::{Problem, ProblemKind};
 
 use super::Run;
 use crate::cluster::{Cluster, HostLink};
-use crate::jobs;
 use crate::records::{MovePlan, PlacedDisk};
 use crate::storage::{attach, volumes};
 
@@ -74,7 +73,7 @@ impl Run {
     }
 
     fn disks(&self) -> Result<Vec<PlacedDisk>, Problem> {
-        let job = jobs::of_vm(&self.cluster, &self.vm);
+        let job = self.cluster.index.of_vm(&self.vm);
         job.and_then(|job| job.placement.clone()).map(|placement| placement.disks).ok_or_else(
             || Problem::conflict(format!("can't move VM {}", self.vm), "its job has ended"),
         )

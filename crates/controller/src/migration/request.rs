@@ -9,15 +9,17 @@ use perigee_model::{HostId, Problem, VmId, VmStart};
 use perigee_planner::queue::Demand;
 use perigee_planner::{Mode, MoveCost, Refused};
 
-use super::{name_of, sharing};
-use crate::cluster::{Cluster, capacity, now_ms};
+use super::name_of;
+use crate::clock::now_ms;
+use crate::cluster::{Cluster, capacity};
 use crate::planning::links;
+use crate::planning::shared_links;
 use crate::records::{
     JobIntent, JobRecord, Membership, MigrationIntent, MigrationRecord, job_intent_key,
     migration_intent_key, migration_prefix, start_of, vm_of,
 };
 use crate::storage::{leave_site, volumes};
-use crate::{cleaner, jobs, networks, planning, tpm};
+use crate::{cleaner, networks, planning, tpm};
 
 /// A requested migration.
 #[derive(Debug, Clone)]
@@ -229,7 +231,7 @@ async fn cancel_following(
         let what = format!("can't cancel the migration of VM {vm}");
         Problem::conflict(what, "no migration is running")
     };
-    let job = jobs::of_vm(cluster, vm).ok_or_else(refusal)?;
+    let job = cluster.index.of_vm(vm).ok_or_else(refusal)?;
     if job.job.state.is_final() {
         return Err(refusal());
     }
@@ -267,10 +269,5 @@ async fn cancel_following(
 /// The VM's migrations, the oldest first.
 pub async fn of_vm(cluster: &Cluster, vm: &VmId) -> Result<Vec<Migration>, Problem> {
     let all: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(vm)).await?;
-    Ok(all.into_iter().map(|record| shown(cluster, record.migration)).collect())
-}
-
-/// A migration with its time left, which its record does not have.
-pub fn shown(cluster: &Cluster, migration: Migration) -> Migration {
-    Migration { left_ms: sharing::left_ms(cluster, &migration), ..migration }
+    Ok(all.into_iter().map(|record| shared_links::shown(cluster, record.migration)).collect())
 }

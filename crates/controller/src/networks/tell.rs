@@ -16,11 +16,12 @@ use perigee_model::network::{
     HostNetwork, HostNetworks, Member, NetworksKnown, Published, TunnelPeer,
 };
 use perigee_model::vm::{MigrationPhase, VmReport, VmStatus};
-use perigee_model::{HostId, JobId, NetworkName, Problem, ProblemKind};
+use perigee_model::{HostId, JobId, NetworkName, Problem, ProblemKind, VmId};
 
 use super::{NetworkRecord, all, key, publish, tunnel_address};
 use crate::clock;
-use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::{Cluster, HostLink};
 use crate::records::{JobRecord, MigrationRecord, vm_of};
 
 /// A host that has lost what it was told gets it again after this time.
@@ -41,7 +42,7 @@ const RESOLVE_AGAIN: Duration = Duration::from_secs(5);
 
 /// The addresses of names that hosts' daemons have, with the time of the answer. Without a new answer the former one stays.
 #[derive(Default)]
-pub struct Resolved(Mutex<BTreeMap<String, (Instant, Vec<IpAddr>)>>);
+struct Resolved(Mutex<BTreeMap<String, (Instant, Vec<IpAddr>)>>);
 
 impl Resolved {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, (Instant, Vec<IpAddr>)>> {
@@ -83,7 +84,7 @@ impl Resolved {
 
 /// What the hosts were told.
 #[derive(Default)]
-pub struct Told(Mutex<BTreeMap<HostId, Last>>);
+struct Told(Mutex<BTreeMap<HostId, Last>>);
 
 #[derive(Default)]
 struct Last {
@@ -137,53 +138,65 @@ impl Told {
     }
 }
 
+/// What the task knows from one round to the next.
+#[derive(Default)]
+struct Memory {
+    told: Arc<Told>,
+    /// Where the VMs were in the last round.
+    places: BTreeMap<VmId, HostId>,
+    /// The hosts that say that they can't have networks, and since when.
+    unable: BTreeMap<HostId, Instant>,
+    failing: Failing,
+}
+
 /// Keeps the hosts informed. It does not end.
 pub async fn keep(cluster: Arc<Cluster>) {
-    tokio::join!(keep_telling(&cluster), keep_resolving(&cluster));
+    let resolved = Resolved::default();
+    tokio::join!(keep_telling(&cluster, &resolved), keep_resolving(&cluster, &resolved));
 }
 
 /// A resolver that does not answer delays nothing else.
-async fn keep_resolving(cluster: &Cluster) {
+async fn keep_resolving(cluster: &Cluster, resolved: &Resolved) {
     loop {
         let all = cluster.hosts.all();
         let names = all.iter().flat_map(|host| daemons_of(host));
         let names = names.filter(|name| ip_in(name).is_none()).map(str::to_owned).collect();
-        if cluster.networks.resolved.look(names).await {
+        if resolved.look(names).await {
             cluster.networks.changed();
         }
         tokio::time::sleep(RESOLVE_AGAIN).await;
     }
 }
 
-async fn keep_telling(cluster: &Arc<Cluster>) {
+async fn keep_telling(cluster: &Arc<Cluster>, resolved: &Resolved) {
+    let mut memory = Memory::default();
     loop {
-        if let Err(problem) = round(cluster).await {
+        if let Err(problem) = round(cluster, resolved, &mut memory).await {
             tracing::warn!("the hosts are not told of networks: {problem}");
         }
         tokio::select! {
-            () = cluster.networks.changed.notified() => {}
+            () = cluster.networks.until_changed() => {}
             () = tokio::time::sleep(cluster.timing.monitor) => {}
         }
     }
 }
 
-async fn round(cluster: &Arc<Cluster>) -> Result<(), Problem> {
+async fn round(
+    cluster: &Arc<Cluster>,
+    resolved: &Resolved,
+    memory: &mut Memory,
+) -> Result<(), Problem> {
     let networks = all(cluster).await?;
-    cluster
-        .networks
-        .places
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .retain(|vm, _| crate::jobs::of_vm(cluster, vm).is_some());
+    memory.places.retain(|vm, _| cluster.index.of_vm(vm).is_some());
     let able: Vec<Arc<HostLink>> =
         cluster.hosts.all().into_iter().filter(|host| host.addresses.tunnel.is_some()).collect();
-    note_unable(cluster, &able);
-    note_failing(cluster, &able);
+    note_unable(cluster, &mut memory.unable, &able);
+    note_failing(cluster, &mut memory.failing, &able);
     let owners = publish::owners(cluster);
     let mut here = Vec::new();
     for network in networks {
         // One that was deleted just now, for example, holds up no other.
-        match spread(cluster, network, &able, &owners).await {
+        match spread(cluster, memory, network, &able, &owners).await {
             Ok(spread) => here.push(spread),
             Err(problem) => tracing::warn!("a network's hosts are not known: {problem}"),
         }
@@ -191,34 +204,35 @@ async fn round(cluster: &Arc<Cluster>) -> Result<(), Problem> {
     // Those without tunnels too: no guest in a user network reaches a host.
     let all = cluster.hosts.all();
     for host in &all {
-        let wanted = match wanted_of(cluster, host, &here, &able).await {
+        let wanted = match wanted_of(cluster, resolved, host, &here, &able).await {
             Ok(wanted) => wanted,
             Err(problem) => {
                 tracing::warn!("host {} is not told of networks: {problem}", host.id);
                 continue;
             }
         };
-        if let Some(made_ms) = cluster.networks.told.begin(&host.id, &wanted, now_ms()) {
+        if let Some(made_ms) = memory.told.begin(&host.id, &wanted, now_ms()) {
             let wanted = HostNetworks { made_ms, ..wanted };
-            tokio::spawn(tell(Arc::clone(cluster), Arc::clone(host), wanted));
+            let told = Arc::clone(&memory.told);
+            tokio::spawn(tell(Arc::clone(cluster), told, Arc::clone(host), wanted));
         }
     }
-    for host in cluster.networks.told.hosts() {
+    for host in memory.told.hosts() {
         if all.iter().all(|known| known.id != host) {
-            cluster.networks.told.forget(&host);
+            memory.told.forget(&host);
         }
     }
     Ok(())
 }
 
-async fn tell(cluster: Arc<Cluster>, host: Arc<HostLink>, sent: HostNetworks) {
+async fn tell(cluster: Arc<Cluster>, told: Arc<Told>, host: Arc<HostLink>, sent: HostNetworks) {
     let result = host.agent.put::<NetworksKnown>("/v1/networks", &sent).await;
     if let Err(problem) = &result {
         // The host says in its report what it can't do.
         tracing::debug!("host {} was not told of networks: {problem}", host.id);
     }
     let has_answered = result.is_ok();
-    if !cluster.networks.told.end(&host.id, sent, result.ok()) && has_answered {
+    if !told.end(&host.id, sent, result.ok()) && has_answered {
         let set_back = cluster.clock.seen().last_jump.filter(|jump| !jump.is_ahead());
         let why = match set_back {
             Some(jump) => clock::in_words(jump),
@@ -235,12 +249,11 @@ async fn tell(cluster: Arc<Cluster>, host: Arc<HostLink>, sent: HostNetworks) {
     }
 }
 
-fn note_unable(cluster: &Cluster, hosts: &[Arc<HostLink>]) {
+fn note_unable(cluster: &Cluster, unable: &mut BTreeMap<HostId, Instant>, hosts: &[Arc<HostLink>]) {
     let is_unable = |host: &&Arc<HostLink>| {
         cluster.hosts.report(&host.id).is_some_and(|report| report.no_networks.is_some())
     };
     let now: Vec<&HostId> = hosts.iter().filter(is_unable).map(|host| &host.id).collect();
-    let mut unable = cluster.networks.unable.lock().unwrap_or_else(PoisonError::into_inner);
     unable.retain(|host, _| now.contains(&host));
     for host in now {
         unable.entry(host.clone()).or_insert_with(Instant::now);
@@ -249,7 +262,7 @@ fn note_unable(cluster: &Cluster, hosts: &[Arc<HostLink>]) {
 
 /// The gateways that do not start at their hosts, by the host and the network's number.
 #[derive(Default)]
-pub struct Failing {
+struct Failing {
     /// Since when their hosts say so.
     since: BTreeMap<(HostId, u16), Instant>,
     /// When they have left a host because of that.
@@ -276,11 +289,7 @@ impl Failing {
     }
 }
 
-fn lock_failing(cluster: &Cluster) -> MutexGuard<'_, Failing> {
-    cluster.networks.failing.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn note_failing(cluster: &Cluster, hosts: &[Arc<HostLink>]) {
+fn note_failing(cluster: &Cluster, failing: &mut Failing, hosts: &[Arc<HostLink>]) {
     let of_host = |host: &Arc<HostLink>| {
         let report = cluster.hosts.report(&host.id);
         let numbers = report.map(|report| report.failing_gateways.clone()).unwrap_or_default();
@@ -288,7 +297,7 @@ fn note_failing(cluster: &Cluster, hosts: &[Arc<HostLink>]) {
         numbers.into_iter().map(move |vni| (id.clone(), vni))
     };
     let said = hosts.iter().flat_map(of_host).collect();
-    lock_failing(cluster).note(said);
+    failing.note(said);
 }
 
 /// A network with the hosts that have a part of it.
@@ -302,6 +311,7 @@ struct Spread {
 /// Where the VMs of a network are. Chooses another gateway if it has none that answers and can be one.
 async fn spread(
     cluster: &Cluster,
+    memory: &mut Memory,
     network: NetworkRecord,
     able: &[Arc<HostLink>],
     owners: &BTreeMap<publish::Port, JobId>,
@@ -315,17 +325,11 @@ async fn spread(
     });
     for (record, card) in of_network {
         let vm = vm_of(&record.job.id);
-        let before = {
-            let places = cluster.networks.places.lock().unwrap_or_else(PoisonError::into_inner);
-            places.get(&vm).cloned()
-        };
+        let before = memory.places.get(&vm).cloned();
         let host = place(&cluster.hosts.seen(&vm), record, &moves, before.as_ref());
-        {
-            let mut places = cluster.networks.places.lock().unwrap_or_else(PoisonError::into_inner);
-            match &host {
-                Some(host) => drop(places.insert(vm.clone(), host.clone())),
-                None => drop(places.remove(&vm)),
-            }
+        match &host {
+            Some(host) => drop(memory.places.insert(vm.clone(), host.clone())),
+            None => drop(memory.places.remove(&vm)),
         }
         let moved = moves.iter().filter(|moved| moved.migration.vm == vm);
         hosts.extend(moved.flat_map(|moved| [&moved.migration.from, &moved.migration.to]).cloned());
@@ -339,14 +343,13 @@ async fn spread(
         able.iter().any(|able| able.id == *host) && cluster.hosts.state(host) == HostState::Up
     };
     let mut network = network;
-    let unable = cluster.networks.unable.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let Memory { unable, failing, .. } = memory;
     let is_served = network.gateway.as_ref().is_some_and(|host| {
         answers(host) && unable.get(host).is_none_or(|since| since.elapsed() < UNABLE_MAX)
     });
     let able = hosts.iter().filter(|host| answers(host) && !unable.contains_key(*host));
     let able: Vec<&HostId> = able.collect();
     let (fails, next) = {
-        let failing = lock_failing(cluster);
         let at = network.gateway.as_ref();
         let fails = at.is_some_and(|host| failing.is_to_leave(host, network.vni));
         let is_untried = |host: &&HostId| Some(*host) != at && !failing.has_left(host, network.vni);
@@ -363,7 +366,7 @@ async fn spread(
         match set_gateway(cluster, &network.name, next).await {
             Ok(changed) => {
                 let left = before.filter(|_| fails).map(|host| (host, changed.vni));
-                lock_failing(cluster).left.extend(left.map(|left| (left, Instant::now())));
+                failing.left.extend(left.map(|left| (left, Instant::now())));
                 network = changed;
             }
             // It was deleted just now.
@@ -392,7 +395,7 @@ async fn set_gateway(
     host: HostId,
 ) -> Result<NetworkRecord, Problem> {
     // Whoever deletes it meanwhile comes before or after.
-    let _turn = cluster.networks.turn.lock().await;
+    let _turn = cluster.networks.turn().await;
     let network = super::find(cluster, name).await?;
     tracing::info!("host {host} is the gateway of network {name} from now on");
     let change = |old: Option<NetworkRecord>| NetworkRecord {
@@ -441,6 +444,7 @@ fn place(
 /// All that a host has to do.
 async fn wanted_of(
     cluster: &Cluster,
+    resolved: &Resolved,
     host: &HostLink,
     networks: &[Spread],
     able: &[Arc<HostLink>],
@@ -449,7 +453,7 @@ async fn wanted_of(
         networks.iter().filter(|spread| spread.hosts.contains(&host.id)).collect();
     if here.is_empty() {
         // Guests in user networks don't reach the hosts either.
-        return Ok(HostNetworks { hosts: addresses(cluster), ..HostNetworks::default() });
+        return Ok(HostNetworks { hosts: addresses(cluster, resolved), ..HostNetworks::default() });
     }
     let others: BTreeSet<&HostId> = here.iter().flat_map(|spread| &spread.hosts).collect();
     let mut peers = Vec::new();
@@ -473,12 +477,12 @@ async fn wanted_of(
         address: Some(tunnel_address(cluster, &host.id).await?),
         peers,
         networks: networks.collect(),
-        hosts: addresses(cluster),
+        hosts: addresses(cluster, resolved),
     })
 }
 
 /// The addresses of the cluster's hosts: at which they have their daemons, those of their other interfaces, and this machine's.
-fn addresses(cluster: &Cluster) -> Vec<IpAddr> {
+fn addresses(cluster: &Cluster, resolved: &Resolved) -> Vec<IpAddr> {
     let all = cluster.hosts.all();
     let reported = all.iter().flat_map(|host| cluster.hosts.interfaces(&host.id)).map(IpAddr::V4);
     let own = nix::ifaddrs::getifaddrs().into_iter().flatten();
@@ -488,7 +492,7 @@ fn addresses(cluster: &Cluster) -> Vec<IpAddr> {
             .into_iter()
             .flat_map(|at| match ip_in(at) {
                 Some(ip) => vec![ip],
-                None => cluster.networks.resolved.of(at),
+                None => resolved.of(at),
             })
             .collect::<Vec<_>>()
     };

@@ -3,8 +3,9 @@
 use perigee_model::plan::{Basis, Decision, Plan, Score, Trigger};
 use perigee_model::{JobId, Problem};
 
+use crate::clock::now_ms;
+use crate::cluster::Cluster;
 use crate::cluster::taught::{History, RUNS};
-use crate::cluster::{Cluster, now_ms};
 use crate::records::in_order;
 
 /// The prefix of the records of all decisions.

@@ -12,8 +12,9 @@ use perigee_planner::{Boot, DiskFacts, Measured, MeasuredVolume, PastRun};
 
 use super::decisions::prefix;
 use super::{data_disks, digest, facts, last_dirty_rate, milliseconds, seconds};
+use crate::clock::now_ms;
+use crate::cluster::Cluster;
 use crate::cluster::taught::{BOOTS, History, RUNS};
-use crate::cluster::{Cluster, now_ms};
 use crate::records::{JobRecord, Placement, Traced};
 
 /// Number of boots that are kept for each host, of one image and of all.

@@ -15,8 +15,8 @@ use perigee_model::volume::{AllAdmittedHosts, BlockProbe, ImageInfo, ProbeBlocks
 use perigee_model::{HostId, Problem, SiteId};
 use tokio::sync::oneshot;
 
-use crate::cluster::{Ask, Cluster, HostLink, Local, now_ms};
-use crate::migration;
+use crate::clock::now_ms;
+use crate::cluster::{Ask, Cluster, HostLink, Local};
 use crate::storage::images;
 
 /// The size of a block read in a probe: PostgreSQL's page, and close to what guests send.
@@ -161,7 +161,7 @@ fn of_sites(cluster: &Cluster, from: &HostId, to: &HostId) -> Vec<Link> {
 ///
 /// A host that fails to measure does not prevent the others' plans: the first problem is returned.
 pub async fn ensure(cluster: &Cluster, homes: &[HostId]) -> Option<Problem> {
-    let in_use = match migration::in_use(cluster).await {
+    let in_use = match super::shared_links::in_use(cluster).await {
         Ok(in_use) => in_use,
         Err(problem) => return Some(problem),
     };

@@ -3,9 +3,6 @@
 //! The agent of a sender's host counts it, from the moment when the VM's card was made there. So the counters begin anew when the VM comes
 //! to another host, and the differences are added up here.
 
-use std::collections::BTreeMap;
-
-use perigee_model::gang::of_member;
 use perigee_model::job::{Job, JobSpec};
 use perigee_model::plan::Estimate;
 use perigee_model::vm::SentTo;
@@ -14,46 +11,16 @@ use perigee_planner::Traits;
 use perigee_planner::gangs::{GangRun, predict};
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::{Cluster, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::Cluster;
 use crate::planning::digest;
+use crate::records::Talk;
 
 /// As many kinds of gangs of each tenant are remembered.
 const KINDS_MAX: usize = 1000;
 /// And as many runs of each.
 const RUNS_MAX: usize = 10;
 const PREFIX: &str = "talk/";
-
-/// What one member has sent to the others, by their ranks.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Talk {
-    /// Since its VM was first started.
-    pub bytes: BTreeMap<u32, u64>,
-    /// Where it was counted last, and how far the counters were.
-    at: Option<HostId>,
-    last: BTreeMap<u32, u64>,
-}
-
-impl Talk {
-    pub fn read(&mut self, host: &HostId, sent: &[SentTo]) {
-        if self.at.as_ref() != Some(host) {
-            self.at = Some(host.clone());
-            self.last.clear();
-        }
-        for SentTo { to, bytes } in sent {
-            let Some((_, rank)) = of_member(to.as_str()) else { continue };
-            let last = self.last.insert(rank, *bytes).unwrap_or_default();
-            // Counters that are smaller than before have begun anew.
-            let more = bytes.checked_sub(last).unwrap_or(*bytes);
-            *self.bytes.entry(rank).or_default() += more;
-        }
-    }
-
-    /// To each rank. Empty if nothing was counted.
-    pub fn by_rank(&self, count: u32) -> Vec<u64> {
-        let of = |rank| self.bytes.get(&rank).copied().unwrap_or_default();
-        if self.bytes.is_empty() { Vec::new() } else { (0..count).map(of).collect() }
-    }
-}
 
 /// What earlier runs of a kind of gang have shown.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

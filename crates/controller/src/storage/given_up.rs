@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use perigee_model::{HostId, Problem, VolumeName};
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::{Cluster, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::Cluster;
 
 /// The most volumes that are listed for one host. Of the others only the number is kept.
 const VOLUMES_MAX: usize = 1000;

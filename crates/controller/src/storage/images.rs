@@ -8,24 +8,22 @@ mod imports;
 mod sources;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
 
 use futures_util::future::join_all;
 use perigee_model::job::ClusterImage;
 use perigee_model::leave_site::{FindLayers, FoundLayers};
 use perigee_model::volume::{CopyImage, DeletedImage, ImageInfo, Keep, Snapshot, VolumeInfo};
 use perigee_model::{
-    DiskRole, HostId, ImageName, LayerId, Problem, ProblemKind, SiteId, TenantName, VmId,
-    VolumeName,
+    DiskRole, HostId, ImageName, LayerId, Problem, ProblemKind, SiteId, TenantName, VolumeName,
 };
 
+use crate::accounts;
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{ImageRecord, PlacedDisk, image_key};
 use crate::storage::left_behind;
 use crate::storage::volumes::{self, or_silent, reachable};
-use crate::{accounts, jobs, vms};
 
-pub use imports::{UPLOAD_KEPT_MS, import, import_inputs, settle_imports, upload};
+pub use imports::{import, import_inputs, settle_imports, upload};
 pub use sources::replace_lost_sources;
 
 use imports::end_import;
@@ -153,24 +151,6 @@ async fn images(cluster: &Cluster) -> Result<Vec<ClusterImage>, Problem> {
     }
     cluster.strange_images.tell(strange);
     Ok(images.into_values().collect())
-}
-
-/// The images of hosts that are not shown, because the controller does not know them or knows another one by that name. The log says each
-/// once, for as long as it is there.
-#[derive(Default)]
-pub struct StrangeImages(Mutex<BTreeSet<(HostId, ImageName)>>);
-
-impl StrangeImages {
-    fn tell(&self, now: BTreeSet<(HostId, ImageName)>) {
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for (host, image) in now.difference(&told) {
-            tracing::warn!(
-                "host {host} has an image {image} that is not the one of that name here, or that nobody has made here; \
-                 `perigee image delete --pool` deletes it there"
-            );
-        }
-        *told = now;
-    }
 }
 
 pub async fn image(cluster: &Cluster, name: &ImageName) -> Result<ClusterImage, Problem> {
@@ -600,34 +580,6 @@ pub async fn snapshot_disk(
     let home = reachable(cluster, &disk.home)?;
     let info: VolumeInfo = home.volume.get(&format!("/v1/volumes/{}", disk.volume)).await?;
     seal(cluster, &home, &disk.volume, info.size_bytes, ask).await
-}
-
-/// Makes an image of the root disk of a job's VM while it runs: what the disk would have after a power cut at this moment.
-/// The guest is asked to write what it has in memory to the disk before.
-///
-/// # Errors
-/// `Conflict` if it does not run, as [`take_name`], or if the quota has no room.
-pub async fn save(cluster: &Cluster, vm: &VmId, ask: &Snapshot) -> Result<ClusterImage, Problem> {
-    let what = format!("can't save the root disk of {vm} as {}", ask.image);
-    let job = jobs::of_vm(cluster, vm).ok_or_else(|| vms::unknown(vm))?;
-    let disks = job.placement.iter().flat_map(|placement| &placement.disks);
-    let root = disks.clone().find(|disk| disk.role == DiskRole::Root);
-    let (Some(root), true) = (root, job.vm_started && job.ending.is_none()) else {
-        return Err(Problem::conflict(what, "its VM does not run")
-            .next(format!("`perigee job status {}` says how far it is", job.job.id)));
-    };
-    let mut note = String::new();
-    if let Some(host) = &job.job.host {
-        let path = format!("/v1/vms/{vm}/sync");
-        let synced = async {
-            cluster.hosts.get(host)?.agent_slow.post::<()>(&path, &serde_json::json!({})).await
-        };
-        if let Err(problem) = synced.await {
-            let why = problem.why;
-            note = format!("it lacks what the guest has not written to its disk yet: {why}");
-        }
-    }
-    Ok(ClusterImage { note, ..snapshot_disk(cluster, root, ask).await? })
 }
 
 async fn seal(

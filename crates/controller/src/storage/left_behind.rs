@@ -11,7 +11,8 @@ use perigee_model::volume::PoolInfo;
 use perigee_model::{HostId, LayerId, Problem, ProblemKind, SiteId, VolumeName};
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::{Cluster, HostLink};
 use crate::records::{VolumeRecord, volume_key};
 
 const PREFIX: &str = "shadows/";

@@ -81,7 +81,7 @@ async fn why_unknown(
     report: &VmReport,
 ) -> Result<Option<String>, Problem> {
     let (vm, start) = (&report.spec.vm, report.spec.start);
-    let record = crate::jobs::of_vm(cluster, vm);
+    let record = cluster.index.of_vm(vm);
     let is_its = |record: &JobRecord| record.job.submitted_ms == start.submitted_ms;
     if let Some(record) = record.as_deref().filter(|record| is_its(record))
         && may_have(cluster, record, vm, host)

@@ -13,7 +13,8 @@ use perigee_model::waiting::{Waiting, WaitsFor};
 use perigee_model::{Epoch, HostId, LeaveSite, Problem, ProblemKind, VolumeName};
 
 use crate::cleaner::{self, Cleanup};
-use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::{Cluster, HostLink};
 use crate::records::{JobRecord, VolumeRecord, VolumeSeen, volume_key};
 use crate::storage::{given_up, images, moves, replicas};
 use crate::{accounts, admissions};

@@ -4,6 +4,7 @@
 //! never overwrite each other unnoticed. A revision is never used twice, even after a key was deleted and
 //! created again. `contract.rs` is the test suite that every store must pass.
 
+pub mod directory;
 mod sqlite;
 
 #[cfg(test)]

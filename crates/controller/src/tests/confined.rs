@@ -176,7 +176,7 @@ async fn a_vm_that_starts_after_its_image_became_confined_knows_its_disk_as_conf
     lab.cluster.records.update(&image_key(&image), confine).await.expect("it is confined");
     lab.wish(PowerWish::Start).await;
     lab.runs().await;
-    let record = jobs::of_vm(&lab.cluster, &web()).expect("its record");
+    let record = lab.cluster.index.of_vm(&web()).expect("its record");
     let disks = &record.placement.as_ref().expect("its disks").disks;
     let root = disks.iter().find(|disk| disk.role == DiskRole::Root).expect("its root disk");
     assert_eq!(root.leave_site, LeaveSite::Never);

@@ -383,7 +383,7 @@ async fn a_user_is_known_by_its_token_and_the_controller_by_its_fingerprint() {
     let tenant = TenantName::new("acme").expect("a name");
     let user = UserName::new("ann").expect("a name");
     let new = NewTenant { name: tenant.clone(), quota: Quota::default() };
-    crate::accounts::create_tenant(cluster, new).await.expect("a tenant");
+    crate::tenants::create_tenant(cluster, new).await.expect("a tenant");
     crate::accounts::put_user(cluster, &tenant, &user, Role::Member).await.expect("a user");
     let made =
         crate::accounts::make_token(cluster, &tenant, &user, 3600, None).await.expect("a token");

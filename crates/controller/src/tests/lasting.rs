@@ -68,7 +68,7 @@ impl Lab {
         let vm = self.vm_is(VmState::Running).await;
         // Its driver knows too.
         wait_for("the VM's record", async || {
-            let record = jobs::of_vm(&self.cluster, &web()).expect("its record");
+            let record = self.cluster.index.of_vm(&web()).expect("its record");
             (record.job.state == JobState::Running).then_some(())
         })
         .await;
@@ -254,7 +254,7 @@ async fn a_vm_without_a_job_moves_and_what_its_guest_says_is_nothing_to_its_reco
     lab.home.say(&web(), GuestBody::exited(1));
     switch(&lab, &web());
     wait_for("the VM to be there", async || {
-        let record = jobs::of_vm(&lab.cluster, &web()).expect("its record");
+        let record = lab.cluster.index.of_vm(&web()).expect("its record");
         (record.job.host.as_ref() == Some(&to)).then_some(())
     })
     .await;
@@ -477,7 +477,9 @@ async fn a_stop_waits_for_no_host_where_nothing_was_started() {
     lab.home.inside().no_new_volumes = true;
     lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("home1") }).await;
     wait_for("it to be placed", async || {
-        jobs::of_vm(&lab.cluster, &web())
+        lab.cluster
+            .index
+            .of_vm(&web())
             .is_some_and(|record| record.placement.is_some())
             .then_some(())
     })
@@ -599,7 +601,7 @@ async fn of_two_who_resize_a_vm_at_once_each_gets_what_was_asked_for() {
     lab.home.inside().holds_resizes = false;
     let both = larger.await.expect("it ends").expect("resized");
     assert_eq!(both.cpus, 2);
-    let record = jobs::of_vm(&lab.cluster, &web()).expect("its record");
+    let record = lab.cluster.index.of_vm(&web()).expect("its record");
     assert_eq!(record.job.spec.root_bytes, Some(3 << 30));
 }
 
@@ -625,7 +627,7 @@ async fn a_vm_that_runs_gets_cpus_and_a_larger_disk_and_gives_memory_back() {
     let ask = ResizeVm { cpus: Some(3), ..nothing };
     resize(&lab, ask).await.expect_err("its host refuses");
     let cpus_of = |lab: &Lab| {
-        let record = jobs::of_vm(&lab.cluster, &web()).expect("its record");
+        let record = lab.cluster.index.of_vm(&web()).expect("its record");
         (record.job.spec.cpus, record.job.spec.root_bytes, record.job.spec.memory_bytes)
     };
     assert_eq!(cpus_of(&lab).0, 1, "as before");
@@ -697,7 +699,7 @@ async fn a_volume_comes_to_a_vm_that_runs_and_goes_and_the_others_keep_their_pla
     };
     let first = (DiskRole::Data(0), data_volume());
     let second = (DiskRole::Data(1), further.clone());
-    let record = || jobs::of_vm(&lab.cluster, &web()).expect("its record");
+    let record = || lab.cluster.index.of_vm(&web()).expect("its record");
     let left: Vec<_> = record().job.spec.volumes.iter().map(|v| v.volume.clone()).collect();
     assert!(left.contains(&further), "what became of it is not known");
     let gone = DetachVolume { volume: further.clone() };
@@ -727,7 +729,7 @@ async fn a_volume_comes_to_a_vm_that_runs_and_goes_and_the_others_keep_their_pla
     lab.vm_is(VmState::Stopped).await;
     let ask = AttachVolume { volume: data_volume(), read_only: true };
     attachments::attach(&lab.cluster, &web(), ask).await.expect("it is off");
-    let record = jobs::of_vm(&lab.cluster, &web()).expect("its record");
+    let record = lab.cluster.index.of_vm(&web()).expect("its record");
     let lasting = record.lasting.as_ref().expect("it lives without a job");
     let volumes = record.job.spec.volumes.iter().enumerate();
     let mut both: Vec<_> =

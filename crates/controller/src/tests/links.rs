@@ -4,7 +4,7 @@ use perigee_model::job::Link;
 use perigee_model::lasting::NewVm;
 
 use super::{Lab, running};
-use crate::cluster::now_ms;
+use crate::clock::now_ms;
 use crate::planning::links;
 
 const HOUR_MS: u64 = 3600 * 1000;

@@ -15,7 +15,6 @@ use super::lasting::{new_vm, web};
 use super::migrations::switch;
 use super::queue::unreachable;
 use super::{Lab, TIMING, running, wait_for, wait_while};
-use crate::jobs;
 use crate::records::{JobIntent, JobRecord, Live, VolumeChange, job_intent_key, start_of};
 use crate::storage::volumes;
 use crate::vms::{self, attachments, change, lasting};
@@ -45,7 +44,7 @@ impl Lab {
     }
 
     fn web(&self) -> Arc<JobRecord> {
-        jobs::of_vm(&self.cluster, &web()).expect("its record")
+        self.cluster.index.of_vm(&web()).expect("its record")
     }
 
     fn has_further(&self) -> bool {

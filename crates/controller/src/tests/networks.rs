@@ -82,7 +82,7 @@ async fn a_vm_that_moves_counts_as_where_it_runs_or_is_about_to() {
     let id = lab.submit(spec(Access::Read)).await;
     let vm = vm_of(&id);
     lab.wait_for_vm(&lab.home, &vm).await;
-    let record = jobs::of_vm(&lab.cluster, &vm).expect("a record");
+    let record = lab.cluster.index.of_vm(&vm).expect("a record");
     let report = lab.home.inside().vms[&vm].report.clone();
     let (home, cloud) = (lab.home.id.clone(), lab.cloud.id.clone());
     let at = |seen: &[(HostId, VmReport)]| networks::place_of(seen, &record, &[], None);
@@ -138,7 +138,7 @@ async fn a_job_in_a_network_waits_for_a_host_that_can_have_networks() {
     says(&lab.cloud, None).await;
     lab.wait_for_vm(&lab.cloud, &vm_of(&id)).await;
     // And it does not move to one that can't.
-    let record = jobs::of_vm(&lab.cluster, &vm_of(&id)).expect("a record");
+    let record = lab.cluster.index.of_vm(&vm_of(&id)).expect("a record");
     let why = networks::refusal(&lab.cluster, &lab.home.id, &record.job.spec.network);
     assert_eq!(why.as_deref(), Some("dnsmasq is not installed"));
     let wish = migration::Wish {
@@ -148,7 +148,7 @@ async fn a_job_in_a_network_waits_for_a_host_that_can_have_networks() {
         volumes: Default::default(),
     };
     wait_for("the refusal", async || {
-        let record = jobs::of_vm(&lab.cluster, &vm_of(&id))?;
+        let record = lab.cluster.index.of_vm(&vm_of(&id))?;
         let asked = migration::request(&lab.cluster, &record, wish.clone()).await;
         asked.expect_err("it can't").why.contains("dnsmasq").then_some(())
     })
@@ -241,7 +241,7 @@ async fn a_vm_has_a_card_by_default_where_its_host_can() {
     from.say(&vm_of(&with), GuestBody::Started);
     says(to, Some("passt is not installed")).await;
     let asked = wait_for("the refusal", async || {
-        let record = jobs::of_vm(&lab.cluster, &vm_of(&with))?;
+        let record = lab.cluster.index.of_vm(&vm_of(&with))?;
         let wish = migration::Wish {
             to: to.id.clone(),
             reason: String::new(),
@@ -315,7 +315,7 @@ async fn a_vm_is_in_a_bridge_where_the_operator_allows_it() {
     lab.cloud.inside().bridges.push("br0".parse().expect("a name"));
     lab.wait_for_vm(&lab.cloud, &vm_of(&id)).await;
     let card = lab.cloud.inside().vms[&vm_of(&id)].report.spec.network.clone();
-    let record = jobs::of_vm(&lab.cluster, &vm_of(&id)).expect("a record");
+    let record = lab.cluster.index.of_vm(&vm_of(&id)).expect("a record");
     assert_eq!(networks::of_vm(&record).expect("a card"), card);
     assert!(matches!(card, VmNetwork::Bridge(card) if card.bridge.as_str() == "br0"));
     let why = networks::refusal(&lab.cluster, &lab.home.id, &kind).expect("it has none");

@@ -12,12 +12,12 @@ use perigee_repository::{Begin, Location};
 
 use super::tenants::{Tenants, small};
 use super::{HASTY, Lab, TIMING, answers, finish, running_as, spec, wait_for};
-use crate::api::doors;
+use crate::accounts::files;
 use crate::cluster::Timing;
 use crate::files::outputs;
 use crate::jobs;
 use crate::records::JobIntent;
-use crate::storage::images;
+use crate::vms;
 
 const PATIENT: Timing = Timing { cancel_deadline: super::PATIENCE, ..HASTY };
 
@@ -176,16 +176,16 @@ async fn the_root_disk_of_a_running_vm_becomes_an_image_that_jobs_use() {
     let lab = Lab::up().await;
     let (id, vm) = running_as(&lab, spec(Access::Clone)).await;
     let ask = Snapshot { image: ImageName::new("mine").expect("a name") };
-    let made: ClusterImage = images::save(&lab.cluster, &vm, &ask).await.expect("an image");
+    let made: ClusterImage = vms::save(&lab.cluster, &vm, &ask).await.expect("an image");
     assert_eq!((made.name.as_str(), lab.home.inside().synced), ("mine", 1));
-    let taken = images::save(&lab.cluster, &vm, &ask).await.expect_err("the name is taken");
+    let taken = vms::save(&lab.cluster, &vm, &ask).await.expect_err("the name is taken");
     assert_eq!(taken.kind, ProblemKind::Conflict);
     finish(&lab.home, &lab.home, &vm);
     lab.wait_for_state(&id, JobState::Succeeded).await;
     // The index learns of the end a moment after the record.
-    wait_for("the end", async || jobs::of_vm(&lab.cluster, &vm).is_none().then_some(())).await;
+    wait_for("the end", async || lab.cluster.index.of_vm(&vm).is_none().then_some(())).await;
     let late = Snapshot { image: ImageName::new("late").expect("a name") };
-    let none = images::save(&lab.cluster, &vm, &late).await.expect_err("it has ended");
+    let none = vms::save(&lab.cluster, &vm, &late).await.expect_err("it has ended");
     assert_eq!(none.kind, ProblemKind::NotFound);
     let image = ImageName::new("mine").expect("a name");
     let (_, vm) = running_as(&lab, JobSpec { image, ..spec(Access::Clone) }).await;
@@ -198,7 +198,7 @@ async fn a_file_where_outputs_are_to_go_sends_them_to_the_jobs_own_directory() {
     let to = Some("runs/today".to_owned());
     let with = || JobSpec { outputs_to: to.clone(), ..spec(Access::Clone) };
     let (id, vm) = running_as(&lab, with()).await;
-    let view = doors::view(&lab.cluster, &TenantName::default(), "ann".to_owned(), true);
+    let view = files::view(&lab.cluster, &TenantName::default(), "ann".to_owned(), true);
     let at = Location::new("default", "runs/today").expect("a path");
     let writing = view.write(at, Begin::Empty, true).await.expect("a file");
     writing.commit(None).await.expect("a file");

@@ -251,7 +251,7 @@ async fn a_vm_with_a_common_cpu_moves_to_another_processor_of_the_same_maker() {
     let vm = NewVm { name: name.clone(), volumes: Vec::new(), hardware, ..new };
     lab.make_vm(vm).await;
     wait_for("it to run", async || {
-        let record = crate::jobs::of_vm(&lab.cluster, &name).expect("its record");
+        let record = lab.cluster.index.of_vm(&name).expect("its record");
         (record.job.state == JobState::Running).then_some(())
     })
     .await;

@@ -11,8 +11,8 @@ use perigee_model::{JobId, Problem, ProblemKind, VmId};
 use super::lasting::new_vm;
 use super::tenants::{Tenants, is_kind, new_volume, small};
 use super::{PATIENCE, wait_for};
+use crate::accounts;
 use crate::records::JobRecord;
-use crate::{accounts, jobs};
 
 #[tokio::test]
 async fn volumes_beyond_a_quota_are_refused_with_the_figures() {
@@ -283,7 +283,7 @@ impl Tenants {
     async fn run_lone(&self, name: &str) {
         let made: Vm = self.ann.post("/v1/vms", &lone(name)).await.expect("a VM");
         wait_for("the VM to run", async || {
-            let record = jobs::of_vm(&self.lab.cluster, &made.id).expect("its record");
+            let record = self.lab.cluster.index.of_vm(&made.id).expect("its record");
             (record.job.state == JobState::Running).then_some(())
         })
         .await;

@@ -6,8 +6,9 @@ use perigee_model::{HostId, JobId};
 
 use super::fake::FakeHost;
 use super::{Lab, finish, spec, vm_of, wait_for};
-use crate::cluster::now_ms;
-use crate::files::pace::{Way, while_kept};
+use crate::clock::now_ms;
+use crate::cluster::paces::Way;
+use crate::files::pace::while_kept;
 use crate::hosts;
 use crate::planning::links;
 

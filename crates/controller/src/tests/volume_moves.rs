@@ -252,7 +252,7 @@ async fn volumes_that_follow_their_vm_leave_nothing_behind() {
 /// The store has it a moment before the rest of the controller knows it.
 async fn wait_for_no_followers(lab: &Lab, vm: &VmId) {
     wait_for("nothing to follow", async || {
-        jobs::of_vm(&lab.cluster, vm)?.to_follow.is_empty().then_some(())
+        lab.cluster.index.of_vm(vm)?.to_follow.is_empty().then_some(())
     })
     .await;
 }
@@ -719,7 +719,7 @@ async fn a_vm_without_a_job_whose_disks_new_home_is_removed_starts_with_what_its
     })
     .await;
     wait_for("its disk's home", async || {
-        let record = jobs::of_vm(&lab.cluster, &web()).expect("its record");
+        let record = lab.cluster.index.of_vm(&web()).expect("its record");
         let disks = record.placement.clone().expect("placed").disks;
         disks.iter().any(|disk| disk.volume == root && disk.home == lab.home.id).then_some(())
     })

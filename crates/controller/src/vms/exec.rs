@@ -3,8 +3,7 @@
 //! The guest agent itself ends no program. So another program does, a shell, which finds all processes that the first one has
 //! started. A program of a client that went away without a word is ended when nobody has asked about it for a while.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
@@ -34,26 +33,6 @@ tree() {
 }
 for pid in $(tree "$0"); do kill -s "$1" "$pid" 2>/dev/null; done
 :"#;
-
-/// The programs that end when nobody asks about them, and when somebody has asked last.
-#[derive(Debug, Default)]
-pub struct Watched(Mutex<BTreeMap<(VmId, u64), Instant>>);
-
-impl Watched {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(VmId, u64), Instant>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn asked(&self, vm: &VmId, pid: u64) {
-        if let Some(asked) = self.lock().get_mut(&(vm.clone(), pid)) {
-            *asked = Instant::now();
-        }
-    }
-
-    fn forget(&self, vm: &VmId, pid: u64) {
-        self.lock().remove(&(vm.clone(), pid));
-    }
-}
 
 /// Starts a program in the guest, as root.
 ///

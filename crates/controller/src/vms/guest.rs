@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::cluster::Cluster;
 use crate::records::JobRecord;
 use crate::storage::{images, volumes};
-use crate::{jobs, vms};
+use crate::vms;
 
 /// Of the addresses that a guest says it has.
 const ADDRESSES_MAX: usize = 16;
@@ -24,7 +24,7 @@ pub(super) async fn ask<T: DeserializeOwned>(
     arguments: Value,
 ) -> Result<T, Problem> {
     // No other host is asked where it is: one that is slow would keep a guest's filesystems standing still.
-    let known = jobs::of_vm(cluster, vm).filter(|record| record.vm_started);
+    let known = cluster.index.of_vm(vm).filter(|record| record.vm_started);
     let host = match known.and_then(|record| cluster.index.host_of(&record)) {
         Some(host) => host,
         None => vms::host_of(cluster, vm).await?,
@@ -41,7 +41,7 @@ pub(super) async fn ask<T: DeserializeOwned>(
 /// # Errors
 /// `NotFound`, or `Conflict` for a job's VM: it has no such channel.
 pub(super) fn check_lasts(cluster: &Cluster, vm: &VmId) -> Result<(), Problem> {
-    match jobs::of_vm(cluster, vm) {
+    match cluster.index.of_vm(vm) {
         None => Err(vms::unknown(vm)),
         Some(record) if record.lasting.is_some() => Ok(()),
         Some(record) => {
@@ -69,9 +69,9 @@ pub async fn snapshot(
     vm: &VmId,
     wanted: &Snapshot,
 ) -> Result<ClusterImage, Problem> {
-    let record = jobs::of_vm(cluster, vm).ok_or_else(|| vms::unknown(vm))?;
+    let record = cluster.index.of_vm(vm).ok_or_else(|| vms::unknown(vm))?;
     if record.lasting.is_none() {
-        return images::save(cluster, vm, wanted).await;
+        return vms::save(cluster, vm, wanted).await;
     }
     let disks = record.kept().into_iter().flat_map(|kept| &kept.disks);
     let root = disks.into_iter().find(|disk| disk.role == DiskRole::Root);
@@ -99,7 +99,7 @@ pub async fn snapshot(
         |now: &JobRecord| now.job.state == JobState::Queued && now.restarts == record.restarts;
     if is_off(&record) {
         let made = images::snapshot_disk(cluster, root, wanted).await?;
-        if jobs::of_vm(cluster, vm).is_some_and(|now| is_off(&now)) {
+        if cluster.index.of_vm(vm).is_some_and(|now| is_off(&now)) {
             return Ok(made);
         }
         return Ok(ClusterImage { note: in_doubt("it was started meanwhile"), ..made });

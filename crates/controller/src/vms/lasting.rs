@@ -163,7 +163,7 @@ async fn forget_deleted(cluster: &Cluster, id: &JobId) -> Result<(), Problem> {
 /// # Errors
 /// `NotFound` if there is no VM with this name; `Conflict` if it is a job's.
 pub(super) async fn record(cluster: &Cluster, vm: &VmId) -> Result<JobRecord, Problem> {
-    let Some(record) = jobs::of_vm(cluster, vm) else {
+    let Some(record) = cluster.index.of_vm(vm) else {
         unknown::check_untouched(cluster, vm).await?;
         return Err(vms::unknown(vm));
     };

@@ -12,10 +12,9 @@ use perigee_repository::{Location, View};
 
 use super::staging::note_use;
 use super::{PAGE, read_list, uploaded};
-use crate::api::doors;
+use crate::accounts::files;
 use crate::cluster::Cluster;
 use crate::hash::is_sha256;
-use crate::jobs;
 use crate::records::ImageRecord;
 use crate::storage::images;
 
@@ -37,9 +36,6 @@ pub async fn collect(cluster: Arc<Cluster>) {
         collect_once(&cluster).await;
         let repository = Arc::clone(&cluster.repository);
         drop(tokio::task::spawn_blocking(move || repository.drop_idle_uploads()).await);
-        if let Err(problem) = jobs::erase_deleted(&cluster).await {
-            tracing::warn!("{problem}");
-        }
         tokio::time::sleep(COLLECT_EVERY).await;
     }
 }
@@ -162,7 +158,7 @@ pub async fn forget_tenant(cluster: &Cluster, tenant: &TenantName) -> Result<(),
             images::delete(cluster, &record.name).await?;
         }
     }
-    let view = doors::view(cluster, tenant, "the controller".to_owned(), true);
+    let view = files::view(cluster, tenant, "the controller".to_owned(), true);
     let directory = Location::new(tenant.as_str(), UPLOADED_INPUTS)?;
     loop {
         let page = match view.list(directory.clone(), None, PAGE).await {
@@ -182,7 +178,7 @@ pub async fn forget_tenant(cluster: &Cluster, tenant: &TenantName) -> Result<(),
 
 /// Removes old uploads that no job needs, one page of the directory after the other.
 async fn collect_files(cluster: &Cluster, tenant: &TenantName) -> Result<(), Problem> {
-    let view = doors::view(cluster, tenant, "the controller".to_owned(), true);
+    let view = files::view(cluster, tenant, "the controller".to_owned(), true);
     let directory = Location::new(tenant.as_str(), UPLOADED_INPUTS)?;
     let mut after = None;
     loop {

@@ -7,8 +7,9 @@ use perigee_model::tenant::AuditEntry;
 use perigee_model::{JobId, Problem, TenantName};
 
 use super::remove;
-use crate::cluster::{Cluster, now_ms};
-use crate::jobs;
+use crate::clock::now_ms;
+use crate::cluster::Cluster;
+use crate::cluster::members::members;
 use crate::records::KeptOutputs;
 
 /// The time between two searches.
@@ -56,7 +57,7 @@ async fn expire_one(cluster: &Arc<Cluster>, id: &JobId) -> Result<(), Problem> {
     // The job has ended, so no driver has its record.
     let Some(mut record) = cluster.own_job(id).await? else { return Ok(()) };
     remove(cluster, &record.value.job).await?;
-    for member in jobs::members(cluster, &record.value).await? {
+    for member in members(cluster, &record.value).await? {
         if let Some(mut member) = cluster.own_job(&member.job.id).await? {
             member.value.job.outputs = None;
             member.save().await?;

@@ -15,10 +15,11 @@ use perigee_model::{HostId, JobId, Problem, ProblemKind, SiteId};
 use perigee_planner::gangs::{Room, at_site};
 
 use super::{Members, members};
-use crate::cluster::{Cluster, Hold, capacity, demand_of, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::{Cluster, Hold, capacity, demand_of};
 use crate::jobs::cancel::CANCELLED;
 use crate::jobs::driver::{Run, Step};
-use crate::jobs::{progress, record};
+use crate::jobs::record;
 use crate::records::{
     Gang, GangWish, JobIntent, JobRecord, MigrationIntent, job_intent_key, migration_intent_key,
     vm_of,
@@ -453,7 +454,7 @@ impl Run {
                 true => format!("all VMs of job {} go back: {}", self.id, of.undone),
                 false => format!("all VMs of job {} move: {}", self.id, of.reason),
             },
-            job_progress: progress(&member.job),
+            job_progress: member.job.progress_part(),
             volumes: VolumesOnMove::Stay,
         };
         let Err(problem) = migration::request(&self.cluster, member, wish).await else {

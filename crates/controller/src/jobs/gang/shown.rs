@@ -6,30 +6,7 @@ use perigee_model::{JobId, Problem};
 
 use crate::cluster::Cluster;
 use crate::jobs::log;
-use crate::records::{JobRecord, job_key, vm_of};
-
-/// The records of a gang's members, in the order of their ranks; none for another job.
-///
-/// # Errors
-/// If the store fails.
-pub async fn members(cluster: &Cluster, gang: &JobRecord) -> Result<Vec<JobRecord>, Problem> {
-    let mut members = Vec::new();
-    if gang.gang.is_some() {
-        for rank in 0..gang.job.spec.count {
-            let id = member_of(&gang.job.id, rank);
-            let found: Option<JobRecord> = cluster.records.read(&job_key(&id)).await?;
-            members.extend(found.filter(|found| is_of(found, gang)));
-        }
-    }
-    Ok(members)
-}
-
-/// Whether it is a member of this gang, and of no earlier one with its name.
-pub(super) fn is_of(found: &JobRecord, gang: &JobRecord) -> bool {
-    let member = found.member.as_ref();
-    member.is_some_and(|member| member.gang == gang.job.id)
-        && found.job.submitted_ms == gang.job.submitted_ms
-}
+use crate::records::{JobRecord, vm_of};
 
 /// A gang as people see it.
 pub fn with_members(job: Job, mut members: Vec<JobRecord>) -> Job {

@@ -16,7 +16,8 @@ use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, TenantName
 
 use super::sources::Look;
 use super::{Found, ask_for_copy, by_layer, in_words};
-use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::{Cluster, HostLink};
 use crate::records::{ImageRecord, RefusedSource, image_key};
 
 /// Somebody else may write the record at the same time.

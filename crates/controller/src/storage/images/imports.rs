@@ -17,12 +17,12 @@ use uuid::Uuid;
 
 use super::{copy, image, take_name};
 use crate::accounts::{self, UploadRoom};
-use crate::cluster::{Cluster, Hold, HostLink, now_ms};
-use crate::records::{ImageRecord, PendingImport, UPLOADS, UploadRecord, image_key};
+use crate::clock::now_ms;
+use crate::cluster::{Cluster, Hold, HostLink};
+use crate::records::{
+    ImageRecord, PendingImport, UPLOAD_KEPT_MS, UPLOADS, UploadRecord, image_key,
+};
 use crate::storage::volumes::{reachable, roomiest};
-
-/// A host removes an upload after an hour, and looks once a minute.
-pub const UPLOAD_KEPT_MS: u64 = (3600 + 120) * 1000;
 
 /// So much of a refused upload is read, for so long.
 const DRAIN_BYTES_MAX: usize = 64 << 20;

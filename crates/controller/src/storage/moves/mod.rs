@@ -22,7 +22,8 @@ use perigee_model::volume_move::{VolumeMove, VolumeMoveEvent, VolumeMoveState};
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 
 use crate::admissions;
-use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::{Cluster, HostLink};
 use crate::records::{Owned, VolumeMoveIntent, VolumeMoveRecord, volume_move_intent_key};
 
 use pace::Pace;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use perigee_model::volume_move::{VolumeMove, VolumeMoveCause, VolumeMoveState};
 use perigee_model::{HostId, Problem, VolumeName};
 
-use crate::cluster::{Cluster, now_ms};
-use crate::jobs;
+use crate::clock::now_ms;
+use crate::cluster::Cluster;
 use crate::records::{
     JobRecord, PlacedDisk, VolumeMoveIntent, VolumeMoveRecord, VolumeRecord, volume_key,
     volume_move_intent_key, volume_move_key,
@@ -111,7 +111,7 @@ pub(super) fn job_with(
 /// Whether it is a disk of a VM without a job that the VM keeps when it is off.
 pub fn is_kept_by_a_vm(cluster: &Cluster, volume: &VolumeName) -> bool {
     job_with(cluster, volume)
-        .is_some_and(|(record, disk)| record.lasting.is_some() && jobs::lasts(disk.role))
+        .is_some_and(|(record, disk)| record.lasting.is_some() && disk.role.lasts())
 }
 
 /// The home of a volume that was made for an unfinished job.

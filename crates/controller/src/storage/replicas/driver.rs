@@ -14,7 +14,8 @@ use perigee_model::volume::{Compacted, VolumeInfo};
 use perigee_model::{Problem, ProblemKind, SiteId, VolumeName};
 
 use super::{ReplicaIntent, ReplicaRecord, intent_key, record_key};
-use crate::cluster::{Cluster, HostLink, now_ms};
+use crate::clock::now_ms;
+use crate::cluster::{Cluster, HostLink};
 use crate::records::Owned;
 use crate::storage::volumes;
 
