@@ -23,6 +23,7 @@ const DISK_DEADLINE: Duration = Duration::from_secs(30);
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(20);
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
+/// A disk that the job sees at `path`.
 #[derive(Debug, Clone)]
 pub struct Mounted {
     pub device: PathBuf,

@@ -5,6 +5,7 @@ use std::io;
 use perigee_model::DiskRole;
 use perigee_model::guest::SEED_REFUSED;
 
+/// Why the runner can't do its work. A controller recognizes a refused seed by its first words.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("this VM has no disk with serial `{0}`")]

@@ -20,6 +20,10 @@ use crate::{cloud_init, command, console, gang, globs, host_name, network, seed}
 const JOB_DIRECTORY: &str = "/job";
 const OUTPUT_DIRECTORY: &str = "/output";
 
+/// The whole life of a job in its VM: seed, disks, inputs, command, outputs.
+///
+/// # Errors
+/// If the command could not be run. That it failed is no error.
 pub fn run(outbox: &Arc<Outbox>, wishes: &Arc<Wishes>) -> Result<Written, Error> {
     cloud_init::wait()?;
     let seed = read_seed()?;

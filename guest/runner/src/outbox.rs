@@ -18,6 +18,7 @@ const WINDOW_BYTES: usize = 64 * 1024;
 /// number applies.
 pub const UNACKED_BYTES_MAX: usize = 16 * 1024 * 1024;
 
+/// The messages that the host has not acknowledged yet. They are sent again after a break.
 pub struct Outbox {
     state: Mutex<State>,
     changed: Condvar,
@@ -62,6 +63,7 @@ impl Outbox {
         self.changed.notify_all();
     }
 
+    /// Takes in a message of the host about what it has, and ignores the others.
     pub fn apply(&self, message: &HostMessage) {
         let mut state = self.lock();
         match message {

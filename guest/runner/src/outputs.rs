@@ -23,6 +23,7 @@ const END_BYTES: u64 = 1024;
 /// A file with holes that has more parts is written with its holes: the controller reads no larger headers.
 const PARTS_MAX: u64 = 2000;
 
+/// A tar of outputs: its length and SHA-256.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Written {
     pub bytes: u64,

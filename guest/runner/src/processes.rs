@@ -21,6 +21,7 @@ pub struct JobCgroup {
 }
 
 impl JobCgroup {
+    /// The cgroup of the job's processes. Where the guest has no cgroup v2 mounted, it is mounted.
     pub fn create() -> Result<Self, Error> {
         let doing = "make the job's cgroup";
         let mounts = std::fs::read_to_string("/proc/self/mounts").map_err(Error::io(doing))?;

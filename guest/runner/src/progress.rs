@@ -24,6 +24,7 @@ pub struct ProgressReader {
 }
 
 impl ProgressReader {
+    /// Makes the FIFO into which every user of the guest may write, and begins to read it.
     pub fn start(path: &Path, outbox: Arc<Outbox>) -> Result<Self, Error> {
         let doing = || format!("make the progress FIFO {}", path.display());
         nix::unistd::mkfifo(path, Mode::from_bits_truncate(0o622)).map_err(Error::io(doing()))?;

@@ -113,21 +113,7 @@ impl Networks {
             let removed = tap::remove_strange(tag, &segments, &there, &mut made.strange);
             troubles.extend(removed.await.err());
         }
-        let name = tag.tunnel();
-        let is_there = there.link(&name).is_some();
-        match (wanted.address, self.tunnel()) {
-            (Some(_), Some(end)) => {
-                let tunnel = made.tunnel.bring_about(&name, is_there, wanted, &end, &self.dir);
-                troubles.extend(tunnel.await.err());
-            }
-            // What this host's end is can't be found out now, and what an earlier agent has set up goes on.
-            (Some(_), None) => {}
-            (None, _) if is_there => {
-                troubles.extend(run("ip", &["link", "delete", "dev", &name], "").await.err());
-                made.tunnel = Tunnel::default();
-            }
-            (None, _) => {}
-        }
+        troubles.extend(self.keep_tunnel(made, wanted, &there).await);
         let lines = plan::links(tag, &segments, &there);
         is_changed |= !lines.is_empty();
         troubles.extend(batch("ip", &lines).await.err());
@@ -136,14 +122,7 @@ impl Networks {
         troubles.extend(failed);
         // The filters lead to where they should now, and what has begun before still goes the old way.
         made.leads |= before != made.doors;
-        if made.leads {
-            let gateways = made.gateways.iter().map(|(vni, running)| (*vni, running.pid()));
-            let gateways: Vec<(u16, u32)> = gateways.collect();
-            let doors = made.doors.as_deref().unwrap_or_default();
-            let forgotten = doors::forget(doors, &gateways).await;
-            made.leads = forgotten.is_err();
-            troubles.extend(forgotten.err());
-        }
+        troubles.extend(lead_anew(made).await);
         if is_changed {
             there = observe().await?;
             // A cable to a new gateway is connected now.
@@ -157,22 +136,53 @@ impl Networks {
             there = observe().await?;
             made.carried_by_others = carried_by_others().await;
         }
-        for tap in segments.iter().flat_map(|segment| &segment.taps) {
-            if there.link(&tap.name).is_none() {
-                let vm = made.cards.iter().find(|(_, here)| tag.tap(&here.card) == tap.name);
-                let vm = vm.map(|(vm, _)| vm.to_string()).unwrap_or_default();
-                troubles.push(format!(
-                    "the card of VM {vm} ({}) was removed: move the VM, or start it again",
-                    tap.name
-                ));
-            }
-        }
+        troubles.extend(self.missing_cards(made, &segments, &there));
         let own = there.links.iter().map(|link| link.ifname.clone());
         made.interfaces = own.filter(|name| tag.is_own(name)).collect();
         match troubles.is_empty() {
             true => Ok(()),
             false => Err(troubles.join("; ")),
         }
+    }
+
+    /// Makes or removes this host's end of the tunnels between hosts. Returns what is wrong.
+    async fn keep_tunnel(
+        &self,
+        made: &mut Made,
+        wanted: &HostNetworks,
+        there: &There,
+    ) -> Option<String> {
+        let name = self.tag.tunnel();
+        let is_there = there.link(&name).is_some();
+        match (wanted.address, self.tunnel()) {
+            (Some(_), Some(end)) => {
+                let tunnel = made.tunnel.bring_about(&name, is_there, wanted, &end, &self.dir);
+                tunnel.await.err()
+            }
+            // What this host's end is can't be found out now, and what an earlier agent has set up goes on.
+            (Some(_), None) => None,
+            (None, _) if is_there => {
+                let deleted = run("ip", &["link", "delete", "dev", &name], "").await;
+                made.tunnel = Tunnel::default();
+                deleted.err()
+            }
+            (None, _) => None,
+        }
+    }
+
+    /// The VMs whose cards somebody has removed: a card can't be made again for a QEMU that runs.
+    fn missing_cards(&self, made: &Made, segments: &[Segment], there: &There) -> Vec<String> {
+        let taps = segments.iter().flat_map(|segment| &segment.taps);
+        let missing = taps.filter(|tap| there.link(&tap.name).is_none());
+        let line = |tap: &Tap| {
+            let vm = made.cards.iter().find(|(_, here)| self.tag.tap(&here.card) == tap.name);
+            let vm = vm.map(|(vm, _)| vm.to_string()).unwrap_or_default();
+            format!(
+                "the card of VM {vm} ({}) was removed: move the VM, or start it again",
+                tap.name
+            )
+        };
+        missing.map(line).collect()
     }
 
     /// Says which interfaces somebody has removed that are made again now.
@@ -458,4 +468,17 @@ fn add_unknown(tag: &Tag, segments: &mut [Segment], there: &There) {
             segment.taps.push(Tap { name: name.clone(), vni, mac, address });
         }
     }
+}
+
+/// Ends what goes another way than the filters lead now. What fails is tried again with the next pass, and is returned.
+async fn lead_anew(made: &mut Made) -> Option<String> {
+    if !made.leads {
+        return None;
+    }
+    let gateways = made.gateways.iter().map(|(vni, running)| (*vni, running.pid()));
+    let gateways: Vec<(u16, u32)> = gateways.collect();
+    let doors = made.doors.as_deref().unwrap_or_default();
+    let forgotten = doors::forget(doors, &gateways).await;
+    made.leads = forgotten.is_err();
+    forgotten.err()
 }

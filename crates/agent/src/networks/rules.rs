@@ -204,19 +204,49 @@ fn bridge_chains(tag: &Tag, taps: &[Tap]) -> String {
 
 /// What passes between hosts is not tracked: each of a guest's connections would be one of its host too.
 fn host_chains(tag: &Tag, host: &OfHost) -> String {
-    let OfHost { peers, hosts, .. } = host;
+    let (tunnel, uplinks, bridges) = (tag.tunnel(), tag.uplinks(), tag.bridges());
+    let (doors, to_doors) = doors(tag, host.doors);
+    let carried = format!(
+        "  chain carried {{
+    type filter hook prerouting priority -300; policy accept;
+    iifname \"{bridges}\" notrack
+    iifname \"{tunnel}\" udp dport {VXLAN_PORT} notrack
+  }}
+"
+    );
+    let leave = format!(
+        "  chain leave {{
+    type filter hook output priority -300; policy accept;
+    ip daddr {TUNNEL_NETWORK} oifname != {{ \"{tunnel}\", \"lo\" }} drop
+    oifname \"{tunnel}\" udp dport {VXLAN_PORT} notrack
+  }}
+"
+    );
+    let hide = hide_likes(tag, host.doors);
+    let hide = format!(
+        "  chain hide {{
+    type nat hook postrouting priority srcnat; policy accept;
+    iifname \"{uplinks}\" masquerade
+{hide}  }}
+"
+    );
+    [doors, carried, come(tag, host), leave, pass(tag, host, &to_doors), hide].concat()
+}
+
+/// The interfaces inside of a network, between a card and its gateway.
+fn inner(tag: &Tag) -> [String; 4] {
+    [tag.taps(), tag.bridges(), tag.vxlans(), tag.gateways()]
+}
+
+/// What may come to the host itself.
+fn come(tag: &Tag, host: &OfHost) -> String {
     let (tunnel, uplinks) = (tag.tunnel(), tag.uplinks());
     // What a bridge does not carry comes up on the port itself.
-    let inner = [tag.taps(), tag.bridges(), tag.vxlans(), tag.gateways()];
     let not_in: String =
-        inner.iter().map(|name| format!("    iifname \"{name}\" drop\n")).collect();
-    // With br_netfilter, frames that a bridge carries pass here too.
-    let not_through: String = inner
-        .iter()
-        .map(|name| format!("    iifname \"{name}\" oifname != \"{}\" drop\n", tag.bridges()))
-        .collect();
+        inner(tag).iter().map(|name| format!("    iifname \"{name}\" drop\n")).collect();
     // A frame's number is 12 bytes behind the begin of UDP. A host may send frames of the networks that it has a part of.
-    let from_peers: String = peers
+    let from_peers: String = host
+        .peers
         .iter()
         .map(|(peer, vnis)| {
             let vnis: Vec<String> = vnis.iter().map(ToString::to_string).collect();
@@ -226,34 +256,8 @@ fn host_chains(tag: &Tag, host: &OfHost) -> String {
             )
         })
         .collect();
-    let hosts: Vec<String> = hosts
-        .iter()
-        .filter(|ip| ip.is_ipv4() && !ip.is_loopback())
-        .map(ToString::to_string)
-        .collect();
-    let to_hosts = match hosts.is_empty() {
-        true => String::new(),
-        // What another program of the host sends elsewhere is looked at as the guest has sent it.
-        false => ["ip daddr", "ct original ip daddr"]
-            .map(|to| format!("    iifname \"{uplinks}\" {to} {{ {} }} drop\n", hosts.join(", ")))
-            .concat(),
-    };
-    let bridges = tag.bridges();
-    let hide = hide_likes(tag, host.doors);
-    let (doors, to_doors) = doors(tag, host.doors);
-    let nothing_else = match host.forwards_nothing_else {
-        false => String::new(),
-        true => format!(
-            "    meta nfproto ipv4 iifname != \"{uplinks}\" oifname != \"{uplinks}\" iifname != \"{bridges}\" drop\n"
-        ),
-    };
     format!(
-        "{doors}  chain carried {{
-    type filter hook prerouting priority -300; policy accept;
-    iifname \"{bridges}\" notrack
-    iifname \"{tunnel}\" udp dport {VXLAN_PORT} notrack
-  }}
-  chain come {{
+        "  chain come {{
     type filter hook input priority -300; policy accept;
 {not_in}    udp dport {VXLAN_PORT} iifname != \"{tunnel}\" drop
     ip daddr {TUNNEL_NETWORK} iifname != {{ \"{tunnel}\", \"lo\" }} drop
@@ -262,12 +266,35 @@ fn host_chains(tag: &Tag, host: &OfHost) -> String {
     iifname \"{uplinks}\" ct direction reply ct state {{ established, related }} accept
     iifname \"{uplinks}\" drop
   }}
-  chain leave {{
-    type filter hook output priority -300; policy accept;
-    ip daddr {TUNNEL_NETWORK} oifname != {{ \"{tunnel}\", \"lo\" }} drop
-    oifname \"{tunnel}\" udp dport {VXLAN_PORT} notrack
-  }}
-  chain pass {{
+"
+    )
+}
+
+/// What the host may forward, from guests to elsewhere and back.
+fn pass(tag: &Tag, host: &OfHost, to_doors: &str) -> String {
+    let (tunnel, uplinks, bridges) = (tag.tunnel(), tag.uplinks(), tag.bridges());
+    // With br_netfilter, frames that a bridge carries pass here too.
+    let not_through: String = inner(tag)
+        .iter()
+        .map(|name| format!("    iifname \"{name}\" oifname != \"{bridges}\" drop\n"))
+        .collect();
+    let hosts = host.hosts.iter().filter(|ip| ip.is_ipv4() && !ip.is_loopback());
+    let hosts: Vec<String> = hosts.map(ToString::to_string).collect();
+    let to_hosts = match hosts.is_empty() {
+        true => String::new(),
+        // What another program of the host sends elsewhere is looked at as the guest has sent it.
+        false => ["ip daddr", "ct original ip daddr"]
+            .map(|to| format!("    iifname \"{uplinks}\" {to} {{ {} }} drop\n", hosts.join(", ")))
+            .concat(),
+    };
+    let nothing_else = match host.forwards_nothing_else {
+        false => String::new(),
+        true => format!(
+            "    meta nfproto ipv4 iifname != \"{uplinks}\" oifname != \"{uplinks}\" iifname != \"{bridges}\" drop\n"
+        ),
+    };
+    format!(
+        "  chain pass {{
     type filter hook forward priority -300; policy accept;
 {not_through}    iifname \"{tunnel}\" drop
     oifname \"{tunnel}\" drop
@@ -280,10 +307,6 @@ fn host_chains(tag: &Tag, host: &OfHost) -> String {
     oifname \"{uplinks}\" ct direction original drop
     oifname \"{uplinks}\" ct state != {{ established, related }} drop
   }}
-  chain hide {{
-    type nat hook postrouting priority srcnat; policy accept;
-    iifname \"{uplinks}\" masquerade
-{hide}  }}
 "
     )
 }

@@ -26,6 +26,9 @@ pub fn table(group: Gid) -> String {
     format!("perigee_guests_{group}")
 }
 
+const OUTPUT: &str = "type filter hook output priority filter; policy accept;";
+const INPUT: &str = "type filter hook input priority filter; policy accept;";
+
 /// The rules are made anew, so that an earlier agent's don't add up; the sets stay, with what the kernel has counted. An
 /// address of a host is reached only if just this address is allowed. While the cluster's hosts are not known (`None`), they may
 /// be anywhere: guests begin no other connection.
@@ -62,31 +65,14 @@ pub fn rules(
         None => format!("    ct state new {REFUSE}\n"),
     };
     let connections = connections_max();
-    let hook = "type filter hook output priority filter; policy accept;";
-    let input = "type filter hook input priority filter; policy accept;";
+    let begin = begin_anew(&name);
     format!(
-        "table inet {name} {{
-  set fresh {{ type uid; size 65535; flags dynamic,timeout; timeout 1m; }}
-  set open {{ type uid; size 65535; flags dynamic; }}
-  set total {{ type nf_proto; size 16; flags dynamic; }}
-  set used {{ type inet_service; size 65535; flags dynamic,timeout; timeout {USED_FOR}; }}
-  chain guests {{ }}
-  chain refuse {{ }}
-  chain strangers {{ }}
-  chain in {{ {input} }}
-  chain out {{ {hook} }}
-}}
-flush chain inet {name} out
-flush chain inet {name} guests
-flush chain inet {name} refuse
-flush chain inet {name} in
-flush chain inet {name} strangers
-table inet {name} {{
+        "{begin}table inet {name} {{
   chain strangers {{
     ct direction reply update @used {{ udp dport }} accept
     drop
   }}
-  chain in {{ {input}
+  chain in {{ {INPUT}
     udp dport @used jump strangers
   }}
   chain guests {{
@@ -104,10 +90,33 @@ table inet {name} {{
     meta l4proto tcp reject with tcp reset
     reject
   }}
-  chain out {{ {hook}
+  chain out {{ {OUTPUT}
     meta skgid {group} jump guests
   }}
 }}
+"
+    )
+}
+
+/// Makes what is not there of the table, and empties its chains. The sets stay as they are.
+fn begin_anew(name: &str) -> String {
+    format!(
+        "table inet {name} {{
+  set fresh {{ type uid; size 65535; flags dynamic,timeout; timeout 1m; }}
+  set open {{ type uid; size 65535; flags dynamic; }}
+  set total {{ type nf_proto; size 16; flags dynamic; }}
+  set used {{ type inet_service; size 65535; flags dynamic,timeout; timeout {USED_FOR}; }}
+  chain guests {{ }}
+  chain refuse {{ }}
+  chain strangers {{ }}
+  chain in {{ {INPUT} }}
+  chain out {{ {OUTPUT} }}
+}}
+flush chain inet {name} out
+flush chain inet {name} guests
+flush chain inet {name} refuse
+flush chain inet {name} in
+flush chain inet {name} strangers
 "
     )
 }
