@@ -7,6 +7,18 @@
 //! | What does a command do that waits for work while the controller is away? | `commands/asking.rs` |
 //! | How does a newcomer run everything in one process? | `commands/dev.rs` |
 //! | What can somebody see who listens between the sites? | nothing of the data: `perigee/tests/system/listening.rs` |
+//!
+//! `scripts/check-floors` refuses an import that runs up this list:
+//!
+//! ```text
+//! floors, from the ground up:
+//! arguments, terminal
+//! output
+//! context
+//! kept_login
+//! servers
+//! commands
+//! ```
 
 mod arguments;
 mod commands;
