@@ -13,7 +13,8 @@ use perigee_http::{Client, Identity, write_private};
 use perigee_model::enrol::{Enrolled, RenewCertificate};
 use perigee_model::{HostId, Problem};
 
-use crate::{Config, register};
+use crate::config::Config;
+use crate::register;
 
 /// How often the controller is asked which certificates are revoked.
 const LOOK_EVERY: Duration = Duration::from_secs(30);

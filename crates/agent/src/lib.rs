@@ -7,11 +7,24 @@
 //! The agent never reads or writes a disk: QEMU does, through the volume server of this host. The agent
 //! changes a volume's writer epoch only in the pause of a migration.
 //!
-//! The floors of the modules, from the ground up; no module imports one that stands after it:
+//! Each top-level module is a room, and a room imports only from the floors below its own (`scripts/check-floors`):
 //!
 //! ```text
-//! lines, programs, files → command, confinement, process, accelerator → changes, guest, qmp, cgroup, users, link
-//! → networks → user_networks → config → ended → host → vm → metrics, callers → vms → api, register, certificate → upkeep
+//! floors, from the ground up:
+//! lines, programs, files
+//! command, changes, link
+//! confinement
+//! process
+//! accelerator, users, guest, qmp, cgroup
+//! networks
+//! user_networks
+//! config, ended
+//! host
+//! vm, metrics
+//! callers, register
+//! vms, certificate
+//! api, upkeep
+//! fuzzing
 //! ```
 //!
 //! | question | file |

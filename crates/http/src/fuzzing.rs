@@ -7,8 +7,9 @@ use perigee_model::vm::VmSpec;
 use perigee_model::volume::{CopyImage, CreateVolumes};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::Json;
 use crate::connections::{Limits, converse};
+use crate::peer::{ClientAddress, Peer};
+use crate::reply::Json;
 
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
@@ -32,12 +33,7 @@ pub fn requests(input: &[u8]) {
         };
         let mut answer = Vec::new();
         tokio::join!(
-            converse(
-                server,
-                (crate::ClientAddress(None), crate::Peer::Local, None),
-                router,
-                Limits::default()
-            ),
+            converse(server, (ClientAddress(None), Peer::Local, None), router, Limits::default()),
             talk,
             async {
                 drop(reader.read_to_end(&mut answer).await);

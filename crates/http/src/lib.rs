@@ -6,11 +6,22 @@
 //! Over TLS both sides show a certificate of the cluster's authority ([`identity`]). A handler learns from [`Peer`] who
 //! asks. [`guard::restrict`] refuses what the sender may not ask for, and [`terms::obey`] a controller that does not command any more.
 //!
-//! The floors of the modules, from the ground up; no module imports one that stands after it:
+//! Each top-level module is a room, and a room imports only from the floors below its own (`scripts/check-floors`):
 //!
 //! ```text
-//! files, certificate → authority, trust → grants, verify, reply → peer → identity → network → claim
-//! → guard, connections → tunnel, websocket → client, server → terms
+//! floors, from the ground up:
+//! files, ours, seldom, clock, memory
+//! certificate, reply, daemon
+//! authority, trust, peer, slots
+//! grants, verify
+//! identity
+//! network
+//! claim, guard
+//! connections
+//! tunnel, websocket
+//! client, server
+//! terms, upload
+//! fuzzing
 //! ```
 //!
 //! | question | file |

@@ -21,8 +21,11 @@ use perigee_model::units::format_time;
 use serde::{Deserialize, Serialize};
 
 use crate::certificate::now_ms;
+use crate::network::Network;
+use crate::peer::ClientAddress;
+use crate::reply::Failure;
+use crate::seldom::Seldom;
 use crate::slots::Slots;
-use crate::{ClientAddress, Failure, Network, Seldom};
 
 /// The name of the file.
 pub const TERM_FILE: &str = "controller-term";

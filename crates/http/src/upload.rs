@@ -2,13 +2,15 @@
 
 use std::path::Path;
 
+use axum::body::Body;
+use axum::http::Method;
 use bytes::BytesMut;
 use futures_util::stream;
 use perigee_model::Problem;
 use serde::de::DeserializeOwned;
 use tokio::io::AsyncReadExt;
 
-use crate::{Body, Client, Method};
+use crate::client::Client;
 
 const PIECE_BYTES: usize = 256 << 10;
 

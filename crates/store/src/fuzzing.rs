@@ -16,7 +16,8 @@ use crate::disk::blocks::{PAGE_BLOCKS, index};
 use crate::disk::files::BlockFile;
 use crate::disk::live::LiveMap;
 use crate::disk::map::{self, Magic, MapFile, PAGE_BYTES};
-use crate::{Connector, Pool, PoolConfig};
+use crate::layers::remote::Connector;
+use crate::pool::{Pool, PoolConfig};
 
 const LAYER: LayerId = LayerId(Uuid::from_u128(7));
 const BOOT: Uuid = Uuid::from_u128(9);

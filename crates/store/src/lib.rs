@@ -5,10 +5,21 @@
 //! chain of sealed layers and perhaps a remote parent. A block is read from the topmost layer
 //! that has it.
 //!
-//! The floors of the modules, from the ground up; no module imports one that stands after it:
+//! Each top-level module is a room, and a room imports only from the floors below its own (`scripts/check-floors`):
 //!
 //! ```text
-//! blocking, work → disk → catalog → layers → volume → pool → copies → homes → images → lifecycle → upkeep
+//! floors, from the ground up:
+//! blocking, work
+//! disk
+//! catalog
+//! layers
+//! volume
+//! pool
+//! copies
+//! homes
+//! images
+//! lifecycle, upkeep
+//! sim, fuzzing
 //! ```
 //!
 //! | question | file |
