@@ -43,6 +43,7 @@ pub(crate) use crate::catalog::schema::OpenError;
 
 type Result<T> = rusqlite::Result<T>;
 
+/// An export of another host below a layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RemoteRow {
     pub(crate) nbd_addr: String,
@@ -116,6 +117,7 @@ pub(crate) struct LayerSpace {
     pub(crate) confined: bool,
 }
 
+/// A volume whose head is in this pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VolumeRow {
     pub(crate) name: VolumeName,
@@ -161,6 +163,7 @@ pub(crate) struct Sealed {
     pub(crate) data_bytes: u64,
 }
 
+/// The pool's SQLite database: which layers, images and volumes exist. Each method is one transaction.
 pub(crate) struct Catalog {
     connection: Mutex<Connection>,
     reserve: Reserve,
@@ -221,6 +224,7 @@ impl Catalog {
         self.lock().execute(sql, [dir.to_string_lossy()]).map(drop)
     }
 
+    /// The number of the format's last step.
     pub(crate) fn format_version(&self) -> Result<u64> {
         self.lock().pragma_query_value(None, "user_version", |row| unsigned(row, 0))
     }
@@ -325,6 +329,7 @@ impl Catalog {
         self.lock().query_row(sql, [id.to_string()], |row| row.get(0))
     }
 
+    /// Whether there is such a layer, and it is no volume's head.
     pub(crate) fn is_sealed(&self, id: LayerId) -> Result<bool> {
         let sql = "SELECT count(*) > 0 FROM layers
                    WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM volumes WHERE head = ?1)";
@@ -455,6 +460,7 @@ impl Catalog {
         self.lock().execute(sql, [layer.to_string()]).map(drop)
     }
 
+    /// Notes that a sync of this layer's files has failed: what was written since the last one may be lost.
     pub(crate) fn poison(&self, layer: LayerId, why: &str) -> Result<()> {
         let sql = "UPDATE layers SET poisoned = ?2 WHERE id = ?1";
         self.lock().execute(sql, params![layer.to_string(), why]).map(drop)

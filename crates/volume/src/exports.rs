@@ -758,7 +758,7 @@ mod tests {
             "data@own",
             "data@sums",
             "data@visible@sums",
-            "image:debian@shown",
+            "image:debian@visible",
             "data@since:7",
             "data@1@layers",
             "other:data",

@@ -10,6 +10,7 @@ use rusqlite::{OptionalExtension, Row, params};
 use crate::catalog::columns::{optional_parsed, optional_unsigned, parsed, signed, unsigned};
 use crate::catalog::{Catalog, NewVolume, Result, admissions, insert_volume};
 
+/// A client of another protocol: an iSCSI initiator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ClientRow {
     pub(crate) name: ClientName,

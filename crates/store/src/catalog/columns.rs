@@ -20,6 +20,7 @@ impl<T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>> rusql
     }
 }
 
+/// A column of text in the form that the type reads.
 pub(super) fn parsed<T>(row: &Row<'_>, column: usize) -> Result<T>
 where
     T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,
@@ -34,6 +35,7 @@ where
     row.get::<_, Option<Parsed<T>>>(column).map(|found| found.map(|parsed| parsed.0))
 }
 
+/// A column with a number from 0 on. SQLite has signed ones only.
 pub(super) fn unsigned(row: &Row<'_>, column: usize) -> Result<u64> {
     let value: i64 = row.get(column)?;
     u64::try_from(value).map_err(|error| {
@@ -76,6 +78,7 @@ pub(super) fn going_round(layer: LayerId) -> rusqlite::Error {
     rusqlite::Error::FromSqlConversionFailure(2, Type::Text, why.into())
 }
 
+/// The number as SQLite has it. A number from 2^63 on is an error.
 pub(super) fn signed(value: u64) -> Result<i64> {
     i64::try_from(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
 }

@@ -19,6 +19,7 @@ use crate::catalog::{Catalog, Result};
 /// More than SQLite writes for any one of these changes.
 const RESERVE_BYTES: i64 = 512 << 10;
 
+/// A file beside the database that is given up when the disk is full, so that deleting still works.
 pub(super) struct Reserve {
     path: PathBuf,
     is_missing: AtomicBool,

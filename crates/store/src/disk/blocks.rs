@@ -179,6 +179,7 @@ impl StatePage {
     }
 }
 
+/// The state of each block of a layer. Pages whose blocks are all absent take no memory.
 pub(crate) struct BlockStates {
     pages: Sparse<Box<StatePage>>,
     blocks: u64,
@@ -282,6 +283,7 @@ impl BlockStates {
         })
     }
 
+    /// Whether all blocks of the range have this state.
     pub(crate) fn all_are(&self, range: &Range<u64>, state: BlockState) -> bool {
         range.is_empty() || self.run(range) == (state, range.end)
     }

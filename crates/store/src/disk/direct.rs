@@ -13,6 +13,7 @@ use perigee_model::volume::BLOCK_BYTES;
 use crate::disk::blocks::{blocks_of, index};
 use crate::disk::closing::ClosedLater;
 
+/// A file that is read and written past the page cache (`O_DIRECT`), in whole blocks.
 pub(crate) struct DirectFile(ClosedLater);
 
 /// Memory that begins at a multiple of a block.

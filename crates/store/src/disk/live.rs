@@ -32,6 +32,7 @@ use crate::disk::blocks::{BlockStates, PAGE_STATE_BYTES, index, packed_bytes, pa
 use crate::disk::files::{BlockFile, LayerFiles};
 use crate::disk::map::{self, Magic, MapError, PAGE_BYTES};
 
+/// The map file that is written with each change, without a sync.
 pub(crate) struct LiveMap {
     file: Arc<dyn BlockFile>,
     /// The header to write after a sync has failed.

@@ -37,6 +37,7 @@ impl RangeLocks {
         lock(&self.held)
     }
 
+    /// Waits until nobody has a lock on a part of the range.
     pub(crate) async fn lock(self: &Arc<Self>, range: Range<u64>) -> RangeGuard {
         loop {
             let released = self.released.notified();
@@ -49,6 +50,7 @@ impl RangeLocks {
         }
     }
 
+    /// The lock, if it is free now.
     pub(crate) fn try_lock(&self, range: Range<u64>) -> Option<RangeGuard<&Self>> {
         self.take(&range, false).then(|| RangeGuard { locks: self, range })
     }

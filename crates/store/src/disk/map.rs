@@ -45,6 +45,7 @@ use perigee_model::LayerId;
 use crate::disk::blocks::{self, BlockStates, PAGE_STATE_BYTES};
 use crate::disk::files::BlockFile;
 
+/// The bytes of a page of a map file.
 pub(crate) const PAGE_BYTES: usize = 4096;
 const SLOT_HEADER_BYTES: usize = PAGE_BYTES - PAGE_STATE_BYTES;
 const VERSION: u32 = 1;
@@ -107,6 +108,7 @@ struct Current {
     generation: u64,
 }
 
+/// The map file of one layer: each page has two slots, and a flush writes the one that is not current.
 pub(crate) struct MapFile {
     file: Arc<dyn BlockFile>,
     layer: LayerId,
@@ -136,11 +138,13 @@ pub(crate) fn reserve(file: &dyn BlockFile, page: usize) -> io::Result<()> {
     file.reserve(slot_offset(page, 0), 2 * PAGE_BYTES as u64)
 }
 
+/// Puts the page's checksum (CRC-32C of all other bytes) into its first 4 bytes.
 pub(crate) fn seal(page: &mut [u8]) {
     let crc = crc32c::crc32c(&page[4..]);
     page[..4].copy_from_slice(&crc.to_le_bytes());
 }
 
+/// Whether the page's checksum is right.
 pub(crate) fn is_sealed(page: &[u8]) -> bool {
     page[..4] == crc32c::crc32c(&page[4..]).to_le_bytes()
 }

@@ -8,6 +8,7 @@ const CHUNK: usize = 256;
 
 type Chunk<T> = Box<[OnceLock<T>]>;
 
+/// An array whose entries are made when they are first used, and never removed.
 pub(crate) struct Sparse<T> {
     chunks: Box<[OnceLock<Chunk<T>>]>,
 }

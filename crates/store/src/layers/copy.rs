@@ -93,6 +93,7 @@ impl Waiting {
     }
 }
 
+/// A copy of a layer of another host, which fetches what it lacks.
 pub(crate) struct LayerCopy {
     pub(crate) head: Arc<Head>,
     pub(crate) remote: Arc<RemoteParent>,
@@ -328,6 +329,7 @@ impl LayerCopy {
         missing
     }
 
+    /// How much is still to be fetched, in bytes. Of a whole copy without the parts that the other host has said to be holes.
     pub(crate) fn missing_bytes(&self) -> u64 {
         let states = &self.layer().states;
         let is_poisoned = self.head.poisoned().is_some();

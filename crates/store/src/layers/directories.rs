@@ -14,6 +14,7 @@ use perigee_model::Problem;
 use crate::catalog::{Catalog, failed};
 use crate::disk::files::{BlockFile, DiskFiles, LayerFiles};
 
+/// The directories with layers' files. Each layer's files are all in one of them.
 pub(crate) struct Directories {
     /// The pool's own directory first.
     directories: Vec<DiskFiles>,

@@ -234,6 +234,7 @@ impl Head {
         self.poisoned.get().map(String::as_str)
     }
 
+    /// Nothing more is written from now on. The first reason stays.
     pub(crate) fn poison(&self, why: String) -> IoError {
         IoError::Poisoned(self.poisoned.get_or_init(|| why).clone())
     }

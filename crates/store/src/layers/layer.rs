@@ -19,6 +19,7 @@ pub(crate) struct LayerError {
     pub(crate) source: MapError,
 }
 
+/// A layer's data and the states of its blocks.
 pub(crate) struct Layer {
     pub(crate) id: LayerId,
     /// Empty as long as the layer has no blocks.
@@ -27,18 +28,22 @@ pub(crate) struct Layer {
     pub(crate) states: BlockStates,
 }
 
+/// The file with the blocks, each at its place.
 pub(crate) fn data_name(layer: LayerId) -> String {
     format!("{layer}.data")
 }
 
+/// The file with the durable map ([`crate::disk::map`]).
 pub(crate) fn map_name(layer: LayerId) -> String {
     format!("{layer}.map")
 }
 
+/// The file with the live map ([`crate::disk::live`]).
 pub(crate) fn live_name(layer: LayerId) -> String {
     format!("{layer}.live")
 }
 
+/// The file with the checksums ([`crate::layers::checksums`]).
 pub(crate) fn checksums_name(layer: LayerId) -> String {
     format!("{layer}.sum")
 }
@@ -150,6 +155,7 @@ impl Layer {
         self.states.blocks()
     }
 
+    /// The bytes of all blocks that are data.
     pub(crate) fn data_bytes(&self) -> u64 {
         self.states.data_bytes()
     }

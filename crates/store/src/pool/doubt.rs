@@ -38,6 +38,7 @@ impl Doubt {
         (self.from.1 > DROPS_MAX).then_some(Verdict::Unclear)
     }
 
+    /// The background does not read the copy again before this time is over.
     pub(crate) fn pause(&mut self, pause: Duration) {
         self.not_before = Some(Instant::now() + pause);
     }

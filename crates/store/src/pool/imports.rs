@@ -12,6 +12,7 @@ use crate::work::Work;
 /// How long the end of a stopped import may take. It looks several times a second whether it is stopped.
 const STOP_DEADLINE: Duration = Duration::from_secs(8);
 
+/// The imports that are under way.
 #[derive(Default)]
 pub(crate) struct Imports {
     running: Mutex<Vec<(ImageName, Arc<Work>)>>,
