@@ -1,6 +1,6 @@
 # Everything a developer runs. `make demo` and `make test` work on a fresh Debian 12 machine, as root.
 
-PERIGEE_SCALE ?= 0.1
+PERIGEE_SCALE ?= 0.05
 ROUNDS ?= 5
 
 .PHONY: setup build image demo test alpine btrfs faults soak fuzz lint bench experiments clean
@@ -22,7 +22,7 @@ image: setup
 demo: setup
 	@image=$$(scripts/golden-image --beside cargo build --release --locked --package perigee) && \
 	exec target/release/perigee lab demo --image $$image/debian-pg.raw --probe-kernel $$image/vmlinuz \
-	  --scale-factor $(PERIGEE_SCALE) --out out/demo
+	  --rtt 16ms --rate 200Mbit --scale-factor $(PERIGEE_SCALE) --out out/demo
 
 ## All tests: unit, property, and the whole system with QEMU
 test: setup

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use perigee_lab::cluster::Cluster;
 use perigee_lab::demo::{self, Stage, Tables, query_bundle};
 use perigee_lab::wan::{self, Change};
-use perigee_lab::{Lab, Step, Steps};
+use perigee_lab::{Lab, Step, Steps, tpch};
 use perigee_model::job::{Access, DEFAULT_OWNER, JobSpec, JobVolume, Restart, Start};
 use perigee_model::{HostId, VolumeName};
 
@@ -57,7 +57,7 @@ impl<'a> Bench<'a> {
         let scratch = lab.dir().join("placement");
         std::fs::create_dir_all(&scratch)?;
         let bundle = scratch.join("query.tar");
-        query_bundle(&bundle)?;
+        query_bundle(&bundle, &tpch::QUERIES)?;
         let bundle_id = cluster.upload(&bundle).await?;
         let number = AtomicU32::new(0);
         let mut bench = Self {

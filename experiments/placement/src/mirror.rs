@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use perigee_lab::bare::nbd::run;
 use perigee_lab::bare::{Machine, Qemu, event_us, seed_disk, wait_for_console};
 use perigee_lab::measuring::load_1min;
 use perigee_model::HostId;
@@ -16,7 +17,6 @@ use serde_json::json;
 use crate::bench::{Bench, OUTPUT_BYTES};
 use crate::case::BEGUN;
 use crate::moves::{FILL_DEADLINE, ROOT_BYTES, command};
-use crate::plain::run;
 use crate::results::{Direction, DiskMove, System};
 
 const MIGRATION_PORT: u16 = 4444;

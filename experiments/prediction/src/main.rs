@@ -21,7 +21,7 @@ use perigee_lab::cluster::Cluster;
 use perigee_lab::demo::{self, Stage, Tables, query_bundle};
 use perigee_lab::measuring::{self, QEMU};
 use perigee_lab::wan::{self, Change};
-use perigee_lab::{Lab, Options, Steps, with_lab};
+use perigee_lab::{Lab, Options, Steps, tpch, with_lab};
 use perigee_model::job::{
     Access, DEFAULT_OWNER, Job, JobSpec, JobState, JobVolume, MigrationState, MoveVm, Restart,
     Start,
@@ -203,7 +203,7 @@ async fn prepare<'a>(lab: &'a Lab, arguments: &Arguments, steps: &'a Steps) -> R
     let tables = Tables { image: &image, scale_factor: arguments.scale_factor };
     demo::prepare(&cluster, &stage, &scratch, tables, steps).await?;
     let bundle = scratch.join("query.tar");
-    query_bundle(&bundle)?;
+    query_bundle(&bundle, &tpch::QUERIES)?;
     let bundle = cluster.upload(&bundle).await?;
     let files = VolumeName::new("files")?;
     let bench = Bench { lab, cluster, steps, near, stage, files, bundle, replica_site };

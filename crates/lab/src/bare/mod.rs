@@ -2,7 +2,9 @@
 //!
 //! Its command line is that of Perigee's QEMU with the same guest, except for its paths and its disks.
 
+mod disks;
 mod machine;
+pub mod nbd;
 mod qmp;
 
 use std::collections::BTreeMap;
@@ -11,13 +13,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use perigee_model::guest::Seed;
-use perigee_model::{HostId, Problem};
+use perigee_model::guest::{Mount, Seed};
+use perigee_model::{DiskRole, HostId, Problem};
 
 use crate::command::cannot_start;
 use crate::up::Lab;
 
+pub use disks::{Content, Disks};
 pub use machine::Machine;
+pub use nbd::NbdServer;
 pub use qmp::{Qmp, event_us};
 
 /// The size of the seed disks that [`seed_disk`] makes.
@@ -115,6 +119,24 @@ pub async fn wait_for_console(
     }
 }
 
+/// The job of a bare VM with one data disk.
+pub fn seed(job: &str, command: Vec<String>, mount: &str) -> Seed {
+    let mounted = Mount { role: DiskRole::Data(0), path: mount.to_owned(), read_only: false };
+    Seed {
+        job: job.to_owned(),
+        command,
+        env: BTreeMap::new(),
+        mounts: vec![mounted],
+        outputs: Vec::new(),
+        timeout_s: None,
+        output_bytes: None,
+        stop_grace_s: perigee_model::job::STOP_GRACE_S_DEFAULT,
+        network: None,
+        gang: None,
+        collect: false,
+    }
+}
+
 /// The content of a seed disk: the job, and the files of a bundle as its inputs.
 ///
 /// # Errors
@@ -166,20 +188,8 @@ mod tests {
     fn a_seed_disk_has_the_job_first_and_inputs_with_an_owner() {
         let dir = tempfile::tempdir().expect("a directory");
         let bundle = dir.path().join("query.tar");
-        crate::demo::query_bundle(&bundle).expect("a bundle");
-        let seed = Seed {
-            job: "a".to_owned(),
-            command: vec!["true".to_owned()],
-            env: BTreeMap::new(),
-            mounts: Vec::new(),
-            outputs: Vec::new(),
-            timeout_s: None,
-            output_bytes: None,
-            stop_grace_s: perigee_model::job::STOP_GRACE_S_DEFAULT,
-            network: None,
-            gang: None,
-            collect: false,
-        };
+        crate::demo::query_bundle(&bundle, &crate::tpch::QUERIES).expect("a bundle");
+        let seed = seed("a", vec!["true".to_owned()], "/data");
         let bytes = seed_disk(&seed, Some(&bundle)).expect("a disk");
         assert_eq!(bytes.len(), SEED_BYTES);
         let mut archive = tar::Archive::new(&bytes[..]);

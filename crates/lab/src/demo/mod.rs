@@ -1,7 +1,9 @@
-//! `make demo` runs the same database job four times: far from its data, beside its data, under the planner, which moves
-//! the VM or its data while the job runs, and at a site with a replica of its data.
+//! `make demo` runs the same database job six times: as people do today (QEMU's own NBD over the WAN), far from its data,
+//! beside its data, twice under the planner, which brings the data to the VM or moves the running VM, and at a site with
+//! a replica of its data.
 
 pub mod outcome;
+mod plain;
 mod print;
 mod work;
 
@@ -9,10 +11,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use perigee_model::job::Link;
-use perigee_model::{ImageName, Problem, SiteId, VolumeName, units};
+use perigee_model::job::{JobState, Link};
+use perigee_model::{HostId, ImageName, Problem, SiteId, VolumeName, units};
 use sha2::{Digest, Sha256};
 
+use crate::bare::Machine;
 use crate::cluster::Cluster;
 use crate::definition::Definition;
 use crate::down::remains;
@@ -20,15 +23,18 @@ use crate::measuring::{self, QEMU, VERSION};
 use crate::progress::Steps;
 use crate::tpch::{self, Answer};
 use crate::up::{self, Lab, with_lab};
+use crate::wan::LinkSettings;
 use outcome::{Evidence, Outcome, Run, RunName};
 
-pub use print::{basis_words, way_word};
+pub use print::{PLAIN_WORDS, basis_words, way_word};
 pub use work::{Stage, query_bundle};
 
 /// The order of the runs. The predictions of later runs use the measurements of earlier ones.
-const ORDER: [RunName; 4] = [RunName::Beside, RunName::Remote, RunName::Planned, RunName::Replica];
+const ORDER: [RunName; 5] =
+    [RunName::Beside, RunName::Remote, RunName::Planned, RunName::Large, RunName::Replica];
 /// The order of the runs in the result.
-const SHOWN: [RunName; 4] = [RunName::Remote, RunName::Beside, RunName::Planned, RunName::Replica];
+const SHOWN: [RunName; 5] =
+    [RunName::Remote, RunName::Planned, RunName::Large, RunName::Replica, RunName::Beside];
 
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -73,16 +79,19 @@ async fn tell(lab: &Lab, options: &Options, steps: &Steps) -> Result<Outcome, Pr
     let tables = Tables { image: &options.image, scale_factor: options.scale_factor };
     let table_bytes = prepare(&cluster, &stage, &scratch, tables, steps).await?;
     let right = right_answers(scratch.clone());
-    load(&cluster, &stage, &scratch, steps).await?;
+    let loads = load(&cluster, &stage, &scratch, steps);
+    tokio::try_join!(loads, fill_archive(&cluster, &stage, steps))?;
     let right =
         right.await.map_err(|e| Problem::internal("can't compute the right answers", e))??;
+    let copied = plain::copy(lab, &stage, steps).await?;
     let links = probe(&cluster, steps).await?;
 
     let bundle = scratch.join("query.tar");
-    work::query_bundle(&bundle)?;
-    let bundle = cluster.upload(&bundle).await?;
+    work::query_bundle(&bundle, &tpch::DEMO_QUERIES)?;
+    let inputs = cluster.upload(&bundle).await?;
     let mut answers_checked = true;
     let mut runs = Vec::new();
+    let mut without_perigee = None;
     let mut versions = measuring::versions(VERSION, &[QEMU]);
     versions.insert("sqlite".to_owned(), tpch::sqlite_version().to_owned());
     for name in ORDER {
@@ -93,7 +102,8 @@ async fn tell(lab: &Lab, options: &Options, steps: &Steps) -> Result<Outcome, Pr
             cluster.replicate(&stage.volume, &stage.far).await?;
             step.done("");
         }
-        let (run, output) = query(&cluster, &stage, name, &bundle, steps).await?;
+        let Queried { run, output, machine } =
+            query(lab, &cluster, &stage, (name, &inputs), steps).await?;
         let answers = output.get("answers.txt").map_or("", String::as_str);
         if let Err(difference) = tpch::compare(&right, &tpch::parse(answers)) {
             steps.say(&format!("  wrong answer in the run {}: {difference}", name.word()));
@@ -105,15 +115,23 @@ async fn tell(lab: &Lab, options: &Options, steps: &Steps) -> Result<Outcome, Pr
             }
         }
         runs.push(run);
+        if name == RunName::Remote {
+            let plain = plain::run(lab, &stage, &copied, &machine, &bundle, steps).await?;
+            without_perigee = Some(plain);
+        }
     }
     runs.sort_by_key(|run| SHOWN.iter().position(|name| *name == run.name));
+    let link = wan(&options.definition, &stage.far);
     Ok(Outcome {
-        rtt_ms: rtt_ms(&options.definition, &stage.far),
+        rtt_ms: link.map_or(0.0, |link| Duration::from_micros(link.rtt_us).as_secs_f64() * 1e3),
+        rate: link.map(|link| link.rate.to_string()).unwrap_or_default(),
         scale_factor: options.scale_factor,
         table_bytes,
+        archive_bytes: work::ARCHIVE_BYTES,
         data_home: stage.near,
-        queries: tpch::QUERIES.iter().map(|q| q.name.to_owned()).collect(),
+        queries: tpch::DEMO_QUERIES.iter().map(|q| q.name.to_owned()).collect(),
         answers_checked,
+        plain: without_perigee,
         runs,
         links,
         versions,
@@ -121,11 +139,20 @@ async fn tell(lab: &Lab, options: &Options, steps: &Steps) -> Result<Outcome, Pr
     })
 }
 
-/// The round-trip time that is set between the jobs' first site and the data's site.
-fn rtt_ms(definition: &Definition, far: &SiteId) -> f64 {
-    let near = definition.sites.last().map(|site| &site.name);
-    let link = near.and_then(|near| definition.link(far, near).ok());
-    link.map_or(0.0, |link| Duration::from_micros(link.settings.rtt_us).as_secs_f64() * 1e3)
+async fn fill_archive(cluster: &Cluster, stage: &Stage, steps: &Steps) -> Result<(), Problem> {
+    let volume = work::archive()?;
+    let size = units::format_bytes(work::ARCHIVE_BYTES);
+    let mut step = steps.begin(format!("fill volume {volume} at {} with {size}", stage.near));
+    cluster.create_volume(&volume, &stage.near, work::ARCHIVE_VOLUME_BYTES).await?;
+    cluster.run(&stage.archive_job()?, &mut step).await?;
+    step.done("");
+    Ok(())
+}
+
+/// The settings between the jobs' first site and the data's site.
+fn wan(definition: &Definition, far: &SiteId) -> Option<LinkSettings> {
+    let near = &definition.sites.last()?.name;
+    definition.link(far, near).ok().map(|link| link.settings)
 }
 
 /// The names of the demo's image and volume, and where they are.
@@ -197,7 +224,7 @@ fn load_bundle(scratch: &Path) -> PathBuf {
 
 /// Computes the right answers in the background; SQLite ends long before the guest does.
 fn right_answers(dir: PathBuf) -> tokio::task::JoinHandle<Result<Vec<Answer>, Problem>> {
-    tokio::task::spawn_blocking(move || tpch::expected(&dir))
+    tokio::task::spawn_blocking(move || tpch::expected(&dir, &tpch::DEMO_QUERIES))
 }
 
 /// Loads the tables that [`prepare`] made into the data volume.
@@ -231,19 +258,30 @@ async fn probe(cluster: &Cluster, steps: &Steps) -> Result<Vec<Link>, Problem> {
     Ok(links)
 }
 
+/// A run, and what it left.
+struct Queried {
+    run: Run,
+    /// The output files and their contents.
+    output: BTreeMap<String, String>,
+    /// The command line of its QEMU, and the host where it began.
+    machine: (Machine, HostId),
+}
+
 /// One run: makes the plan, runs the job, and collects its figures and output files.
 async fn query(
+    lab: &Lab,
     cluster: &Cluster,
     stage: &Stage,
-    name: RunName,
-    bundle: &str,
+    (name, inputs): (RunName, &str),
     steps: &Steps,
-) -> Result<(Run, BTreeMap<String, String>), Problem> {
-    let spec = stage.query_job(name, bundle.to_owned())?;
+) -> Result<Queried, Problem> {
+    let spec = stage.query_job(name, inputs.to_owned())?;
     let plan = cluster.plan(&spec).await?;
     print::plan(name, &plan);
     let mut step = steps.begin(format!("run {}", name.word()));
-    let job = cluster.run(&spec, &mut step).await?;
+    let job = cluster.submit(&spec).await?;
+    let machine = plain::machine_of(lab, cluster, &job.id, &mut step).await?;
+    let job = cluster.wait(&job.id, JobState::Succeeded, &mut step).await?;
     let output: BTreeMap<String, String> = cluster.output(&job.id).await?.into_iter().collect();
     let answers = output.get("answers.txt").map_or("", String::as_str);
     let evidence = Evidence {
@@ -254,7 +292,7 @@ async fn query(
     };
     let run = Run::new(name, &job, evidence)?;
     step.done(&format!("{:.1} s from the VM's start", run.measured_s));
-    Ok((run, output))
+    Ok(Queried { run, output, machine })
 }
 
 fn write_results(outcome: &Outcome, out: &Path) -> Result<(), Problem> {

@@ -12,19 +12,33 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Outcome {
     pub rtt_ms: f64,
+    /// Of the link between the sites, in each direction: `200Mbit`, or `unlimited`.
+    pub rate: String,
     pub scale_factor: f64,
     pub table_bytes: u64,
+    /// Of the volume that only the run `large` has in addition.
+    pub archive_bytes: u64,
     /// The home of the volume with the tables.
     pub data_home: HostId,
     pub queries: Vec<String>,
     /// Whether SQLite gives the same answers from the same tables.
     pub answers_checked: bool,
+    /// The run without Perigee.
+    pub plain: Option<Plain>,
     pub runs: Vec<Run>,
     /// The measurements between the hosts.
     pub links: Vec<Link>,
     pub versions: BTreeMap<String, String>,
     /// The parts of the lab that still existed after it was taken down.
     pub left_behind: Vec<String>,
+}
+
+/// QEMU reads from qemu-nbd over the WAN.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Plain {
+    /// From the VM's start to the end of its command.
+    pub measured_s: f64,
+    pub answers_sha256: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,9 +48,11 @@ pub enum RunName {
     Remote,
     /// The job file places the VM beside the data.
     Beside,
-    /// The VM starts on the other side of the WAN, and the planner may migrate it.
+    /// The VM starts on the other side of the WAN, and the planner may move the VM or its data.
     Planned,
-    /// The same, with a replica of the data there.
+    /// The same, with one more volume, which is too large to copy.
+    Large,
+    /// As `Planned`, with a replica of the data there.
     Replica,
 }
 
@@ -46,6 +62,7 @@ impl RunName {
             Self::Remote => "remote",
             Self::Beside => "beside",
             Self::Planned => "planned",
+            Self::Large => "large",
             Self::Replica => "replica",
         }
     }
@@ -73,10 +90,32 @@ pub struct Run {
 impl Run {
     /// Whether the planner brought the data to the VM while it ran.
     pub fn data_came(&self) -> bool {
-        let mut chosen = self.decisions.iter().filter_map(|decision| {
-            (decision.trigger == Trigger::TimeLost).then(|| decision.plan.chosen())?
-        });
-        chosen.any(|option| option.way == Way::Copy)
+        self.changes().any(|decision| {
+            decision.plan.chosen().is_some_and(|option| option.way == Way::Copy)
+                && decision.outcome.is_empty()
+        })
+    }
+
+    /// What the planner decided while the run lasted.
+    fn changes(&self) -> impl Iterator<Item = &Decision> {
+        self.decisions.iter().filter(|decision| decision.trigger == Trigger::TimeLost)
+    }
+
+    /// Why the run went as it did, in one sentence, as the planner said it.
+    pub fn why(&self) -> String {
+        if let Some(decision) = self.changes().next() {
+            let after = decision.at_ms.saturating_sub(self.started_ms);
+            let after_s = Duration::from_millis(after).as_secs_f64();
+            return format!("{after_s:.1} s after the VM's start: {}.", decision.summary);
+        }
+        let planned = self.plan.chosen().map_or("", |option| option.reason.as_str());
+        let asked = match self.name {
+            RunName::Remote => "The job file says where the VM starts, and forbids moves",
+            RunName::Beside => "The job file asks for the host of the data",
+            RunName::Planned | RunName::Large => "Nothing was changed",
+            RunName::Replica => "The VM starts at the host with the replica",
+        };
+        if planned.is_empty() { format!("{asked}.") } else { format!("{asked}: {planned}.") }
     }
 }
 
@@ -164,33 +203,54 @@ impl Outcome {
         self.runs.iter().find(|run| run.name == name)
     }
 
-    /// The faults, in sentences; empty when the demo is right. Speed is judged in [`Self::shape`] only.
+    /// The runs in the order of their bars: name, prediction and measured seconds. The first one is that without Perigee.
+    pub fn bars(&self) -> Vec<(&'static str, Option<Estimate>, f64)> {
+        let plain = self.plain.iter().map(|plain| ("plain NBD", None, plain.measured_s));
+        let runs = self.runs.iter().map(|run| (run.name.word(), run.predicted, run.measured_s));
+        plain.chain(runs).collect()
+    }
+
+    /// What happened, for a title.
+    pub fn title(&self) -> &'static str {
+        let vm_moved = self.runs.iter().any(|run| !run.migrations.is_empty());
+        let data_came = self.runs.iter().any(Run::data_came);
+        match (vm_moved, data_came) {
+            (true, true) => "A running VM moves to its data, or its data to the VM",
+            (true, false) => "A running VM moves to its data",
+            (false, true) => "The data of a running VM come to it",
+            (false, false) => "A VM near its data, and far from them",
+        }
+    }
+
+    /// The faults, in sentences; empty when the demo is right. Speed is judged in [`Self::out_of_order`] only.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
-        let Some([remote, beside, planned]) = self.three() else {
-            return vec!["not all three runs took place".to_owned()];
+        let (Some(plain), 5) = (&self.plain, self.runs.len()) else {
+            return vec!["not all six runs took place".to_owned()];
         };
-        if self.runs.iter().any(|run| run.answers_sha256 != remote.answers_sha256) {
+        if self.runs.iter().any(|run| run.answers_sha256 != plain.answers_sha256) {
             faults.push("the runs gave different answers".to_owned());
         }
         if !self.answers_checked {
             faults.push("the answers are not those that SQLite finds".to_owned());
         }
-        for run in [remote, beside] {
-            if !run.migrations.is_empty() {
-                faults.push(format!("the run {} migrated although it may not", run.name.word()));
+        for run in &self.runs {
+            let word = run.name.word();
+            let may_change = !matches!(run.name, RunName::Remote | RunName::Beside);
+            // With a replica at its host a VM has little to gain.
+            let must_change = matches!(run.name, RunName::Planned | RunName::Large);
+            match run.migrations.first() {
+                Some(_) if !may_change => {
+                    faults.push(format!("the run {word} migrated although it may not"));
+                }
+                Some(first) if first.job_progress.is_some_and(|p| p >= 1.0) => {
+                    faults.push(format!("the VM of the run {word} was migrated only when its work was done"));
+                }
+                None if must_change && !run.data_came() => faults.push(format!(
+                    "in the run {word} the planner did not migrate the VM, nor did it bring the data to it"
+                )),
+                _ => {}
             }
-        }
-        match planned.migrations.first() {
-            // On a thin link the data are the smaller part.
-            None if planned.data_came() => {}
-            None => faults.push(
-                "the planner did not migrate the VM, nor did it bring the data to it".to_owned(),
-            ),
-            Some(first) if first.job_progress.is_some_and(|p| p >= 1.0) => {
-                faults.push("the VM was migrated only when its work was done".to_owned());
-            }
-            Some(_) => {}
         }
         if !self.left_behind.is_empty() {
             faults.push(format!("the lab left something behind: {}", self.left_behind.join(", ")));
@@ -198,27 +258,38 @@ impl Outcome {
         faults
     }
 
-    /// On an idle machine the planned run takes nearly as long as the one beside the data. If it did
-    /// not, a sentence that says where the time went.
-    pub fn shape(&self) -> Option<String> {
-        let [remote, beside, planned] = self.three()?;
-        let to_beside = (planned.measured_s - beside.measured_s).abs();
-        let to_remote = (planned.measured_s - remote.measured_s).abs();
-        if to_beside < to_remote {
-            return None;
+    /// The bars are in the order of [`ORDER_WORDS`], however busy the machine is. If they are not, sentences that say
+    /// which one is not, and where its time went.
+    pub fn out_of_order(&self) -> Vec<String> {
+        let (Some(plain), Some(remote)) = (&self.plain, self.run(RunName::Remote)) else {
+            return Vec::new();
+        };
+        let mut told = Vec::new();
+        if plain.measured_s <= remote.measured_s {
+            told.push(format!(
+                "The run without Perigee ({:.1} s) was not longer than the run remote ({:.1} s).",
+                plain.measured_s, remote.measured_s
+            ));
         }
-        let went =
-            planned.migrations.first().map_or_else(String::new, |m| where_it_went(planned, m));
-        Some(format!(
-            "The planned run ({:.1} s) was not closer to the run beside the data ({:.1} s) than to the remote one ({:.1} s){went}.",
-            planned.measured_s, beside.measured_s, remote.measured_s
-        ))
-    }
-
-    fn three(&self) -> Option<[&Run; 3]> {
-        Some([self.run(RunName::Remote)?, self.run(RunName::Beside)?, self.run(RunName::Planned)?])
+        for run in self.runs.iter().filter(|run| run.name != RunName::Remote) {
+            if run.measured_s >= remote.measured_s {
+                let went =
+                    run.migrations.first().map_or_else(String::new, |m| where_it_went(run, m));
+                told.push(format!(
+                    "The run {} ({:.1} s) was not shorter than the run remote ({:.1} s){went}.",
+                    run.name.word(),
+                    run.measured_s,
+                    remote.measured_s
+                ));
+            }
+        }
+        told
     }
 }
+
+/// The order of the bars.
+pub const ORDER_WORDS: &str =
+    "Without Perigee the job takes longest, then comes the run remote; every other run is shorter.";
 
 /// The time before, in and after the migration, and the migration's longest phase.
 fn where_it_went(run: &Run, migration: &Move) -> String {
@@ -330,8 +401,24 @@ pub(crate) mod tests {
 
     /// An outcome as a good demo has it.
     pub fn good() -> Outcome {
-        let mut planned = run(RunName::Planned, 42, 22, "home1", "cloud1");
-        planned.migrations.push(Move {
+        let mut planned = run(RunName::Planned, 40, 99, "home1", "cloud1");
+        planned.decisions = vec![Decision {
+            job: planned.job.clone(),
+            at_ms: 1_014_500,
+            trigger: Trigger::TimeLost,
+            plan: Plan {
+                basis: Basis::Running,
+                options: vec![option(Way::Copy, "home1", "home1", 20.0, true)],
+                figures: Vec::new(),
+                moves: true,
+            },
+            summary: "copying them costs 2.0 s".to_owned(),
+            outcome: String::new(),
+            measured_s: None,
+            measured: None,
+        }];
+        let mut large = run(RunName::Large, 42, 22, "home1", "cloud1");
+        large.migrations.push(Move {
             from: host("home1"),
             to: host("cloud1"),
             reason: "6.1 s lost to the network reached the predicted 5.9 s of a move".to_owned(),
@@ -346,15 +433,20 @@ pub(crate) mod tests {
         });
         Outcome {
             rtt_ms: 16.0,
+            rate: "200Mbit".to_owned(),
             scale_factor: 0.1,
             table_bytes: 92 << 20,
+            archive_bytes: 512 << 20,
             data_home: host("cloud1"),
             queries: vec!["Q6".to_owned(), "Q14".to_owned()],
             answers_checked: true,
+            plain: Some(Plain { measured_s: 95.0, answers_sha256: "aa".repeat(32) }),
             runs: vec![
                 run(RunName::Remote, 80, 99, "home1", "cloud1"),
-                run(RunName::Beside, 35, 0, "cloud1", "cloud1"),
                 planned,
+                large,
+                run(RunName::Replica, 36, 99, "home1", "cloud1"),
+                run(RunName::Beside, 35, 0, "cloud1", "cloud1"),
             ],
             links: Vec::new(),
             versions: BTreeMap::from([("qemu".to_owned(), "7.2.22".to_owned())]),
@@ -388,47 +480,58 @@ pub(crate) mod tests {
         told(|o| o.runs[1].answers_sha256 = "bb".to_owned(), "different answers");
         told(|o| o.answers_checked = false, "SQLite");
         told(|o| o.runs[0].migrations = o.runs[2].migrations.clone(), "may not");
+        told(|o| o.runs[1].decisions.clear(), "did not migrate");
+        told(|o| o.runs[1].decisions[0].outcome = "it failed".to_owned(), "did not migrate");
         told(|o| o.runs[2].migrations.clear(), "did not migrate");
         told(|o| o.runs[2].migrations[0].job_progress = Some(1.0), "only when its work was done");
-        let mut copied = good();
-        copied.runs[2].migrations.clear();
-        copied.runs[2].decisions = vec![Decision {
-            job: copied.runs[2].job.clone(),
-            at_ms: 0,
-            trigger: Trigger::TimeLost,
-            plan: Plan {
-                basis: Basis::Running,
-                options: vec![option(Way::Copy, "home1", "home1", 20.0, true)],
-                figures: Vec::new(),
-                moves: true,
-            },
-            summary: String::new(),
-            outcome: String::new(),
-            measured_s: None,
-            measured: None,
-        }];
-        assert!(copied.faults().is_empty(), "{:?}", copied.faults());
         told(|o| o.left_behind.push("process 7".to_owned()), "process 7");
-        told(|o| drop(o.runs.pop()), "three runs");
+        told(|o| drop(o.runs.pop()), "six runs");
+        told(|o| o.plain = None, "six runs");
+    }
+
+    #[test]
+    fn the_title_says_only_what_happened() {
+        let mut outcome = good();
+        assert_eq!(outcome.title(), "A running VM moves to its data, or its data to the VM");
+        outcome.runs[1].decisions.clear();
+        assert_eq!(outcome.title(), "A running VM moves to its data");
+        outcome.runs[2].migrations.clear();
+        assert!(!outcome.title().contains("moves"), "{}", outcome.title());
+    }
+
+    #[test]
+    fn the_first_bar_is_the_run_without_perigee() {
+        let names: Vec<&str> = good().bars().iter().map(|(name, ..)| *name).collect();
+        assert_eq!(names, ["plain NBD", "remote", "planned", "large", "replica", "beside"]);
+    }
+
+    #[test]
+    fn each_run_says_why_it_went_so() {
+        let outcome = good();
+        let why = |name| outcome.run(name).expect("the run").why();
+        assert_eq!(why(RunName::Planned), "14.5 s after the VM's start: copying them costs 2.0 s.");
+        assert!(why(RunName::Remote).starts_with("The job file"), "{}", why(RunName::Remote));
     }
 
     #[test]
     fn a_slow_demo_is_right_and_says_where_its_time_went() {
-        assert_eq!(good().shape(), None);
+        assert_eq!(good().out_of_order(), Vec::<String>::new());
         let mut slow = good();
-        slow.runs[2].measured_s = 70.0;
+        slow.runs[2].measured_s = 85.0;
         slow.runs[2].migrations[0].total_ms = 10_400;
         assert_eq!(slow.faults(), Vec::<String>::new());
-        let told = slow.shape().expect("a sentence");
+        let told = slow.out_of_order().join(" ");
         for words in [
-            "70.0 s",
+            "85.0 s",
             "19.0 s went by before",
             "10.4 s in the migration",
             "1.7 s, in its phase \"copy 1\"",
-            "40.6 s after",
+            "55.6 s after",
         ] {
             assert!(told.contains(words), "{told:?} must say {words:?}");
         }
+        slow.plain = Some(Plain { measured_s: 70.0, answers_sha256: String::new() });
+        assert!(slow.out_of_order()[0].contains("without Perigee (70.0 s)"));
     }
 
     #[test]
@@ -444,10 +547,11 @@ pub(crate) mod tests {
     fn the_result_has_the_fields_that_others_read() {
         let json = serde_json::to_value(good()).expect("JSON");
         assert_eq!(json["rtt_ms"], 16.0);
+        assert_eq!(json["plain"]["measured_s"], 95.0);
         assert_eq!(json["versions"]["qemu"], "7.2.22");
         let names: Vec<_> =
             json["runs"].as_array().expect("runs").iter().map(|r| &r["name"]).collect();
-        assert_eq!(names, ["remote", "beside", "planned"]);
+        assert_eq!(names, ["remote", "planned", "large", "replica", "beside"]);
         for field in ["predicted", "measured_s", "answers_sha256", "migrations"] {
             assert!(!json["runs"][2][field].is_null(), "{field}");
         }

@@ -3,10 +3,13 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use perigee_model::plan::{Basis, Plan, Trigger, Way};
+use perigee_model::plan::{Basis, Plan, Way};
 use perigee_model::units;
 
-use super::outcome::{Outcome, RunName};
+use super::outcome::{ORDER_WORDS, Outcome, Run, RunName};
+
+/// Why there is a run without Perigee.
+pub const PLAIN_WORDS: &str = "What people have today: QEMU's own NBD client reads each block from qemu-nbd at the data's host.";
 
 pub fn way_word(way: Way) -> &'static str {
     match way {
@@ -65,24 +68,16 @@ fn write_outcome(to: &mut impl Write, outcome: &Outcome, out: &Path) -> io::Resu
         "\n  {:<10} {:>18} {:>11} {:>9} {:>11} {:>10} {:>11}",
         "run", "predicted", "measured s", "in range", "migration s", "downtime s", "moved"
     )?;
-    for run in &outcome.runs {
-        let unknown = run.plan.basis == Basis::OnePass;
-        let mark = if unknown { "*" } else { "" };
-        let predicted = run.predicted.map_or_else(|| "-".to_owned(), |p| format!("{mark}{p}"));
-        let held = run.in_range().map_or("-", |held| if held { "yes" } else { "no" });
-        let moved = run.migrations.first().map_or_else(Default::default, |m| {
-            let seconds =
-                |ms: u64| format!("{:.2}", std::time::Duration::from_millis(ms).as_secs_f64());
-            [seconds(m.total_ms), seconds(m.downtime_ms), units::format_bytes(m.bytes)]
-        });
-        let [total, downtime, size] =
-            moved.map(|s: String| if s.is_empty() { "-".to_owned() } else { s });
+    if let Some(plain) = &outcome.plain {
+        let dash = "-";
         writeln!(
             to,
-            "  {:<10} {predicted:>18} {:>11.1} {held:>9} {total:>11} {downtime:>10} {size:>11}",
-            run.name.word(),
-            run.measured_s
+            "  {:<10} {dash:>18} {:>11.1} {dash:>9} {dash:>11} {dash:>10} {dash:>11}",
+            "plain NBD", plain.measured_s
         )?;
+    }
+    for run in &outcome.runs {
+        write_run(to, run)?;
     }
     if outcome.runs.iter().any(|run| run.plan.basis == Basis::OnePass) {
         writeln!(
@@ -90,23 +85,21 @@ fn write_outcome(to: &mut impl Write, outcome: &Outcome, out: &Path) -> io::Resu
             "  * predicted before any run of this job, from the size of its data; its CPU time was not known"
         )?;
     }
+    writeln!(to, "\n  {ORDER_WORDS}")?;
+    for told in outcome.out_of_order() {
+        writeln!(to, "  But: {told}")?;
+    }
+    writeln!(to, "  plain NBD: {PLAIN_WORDS}")?;
     for run in &outcome.runs {
-        // A migration's reason stands in its own line below.
-        let chosen = run.decisions.iter().filter(|decision| decision.trigger == Trigger::TimeLost);
-        for decision in chosen.filter(|_| run.migrations.is_empty()) {
-            writeln!(to, "  {}: {}", run.name.word(), decision.summary)?;
-        }
+        writeln!(to, "  {}: {}", run.name.word(), run.why())?;
         for m in &run.migrations {
-            writeln!(to, "  {}: {} → {}: {}", run.name.word(), m.from, m.to, m.reason)?;
+            writeln!(to, "    {} → {}", m.from, m.to)?;
             for part in m.phases.parts() {
                 let ms = std::time::Duration::from_micros(part.duration_us).as_secs_f64() * 1e3;
                 let pause = if part.paused { " (paused)" } else { "" };
                 writeln!(to, "      {:<14} {ms:>9.1} ms{pause}  {}", part.name, part.note)?;
             }
         }
-    }
-    if let Some(shape) = outcome.shape() {
-        writeln!(to, "  {shape}")?;
     }
     let answers = if outcome.answers_checked { "equal SQLite's" } else { "are WRONG" };
     writeln!(to, "  the answers to {} {answers}", outcome.queries.join(", "))?;
@@ -117,6 +110,25 @@ fn write_outcome(to: &mut impl Write, outcome: &Outcome, out: &Path) -> io::Resu
         out.join("result.json").display()
     )?;
     Ok(())
+}
+
+fn write_run(to: &mut impl Write, run: &Run) -> io::Result<()> {
+    let mark = if run.plan.basis == Basis::OnePass { "*" } else { "" };
+    let predicted = run.predicted.map_or_else(|| "-".to_owned(), |p| format!("{mark}{p}"));
+    let held = run.in_range().map_or("-", |held| if held { "yes" } else { "no" });
+    let moved = run.migrations.first().map_or_else(Default::default, |m| {
+        let seconds =
+            |ms: u64| format!("{:.2}", std::time::Duration::from_millis(ms).as_secs_f64());
+        [seconds(m.total_ms), seconds(m.downtime_ms), units::format_bytes(m.bytes)]
+    });
+    let [total, downtime, size] =
+        moved.map(|s: String| if s.is_empty() { "-".to_owned() } else { s });
+    writeln!(
+        to,
+        "  {:<10} {predicted:>18} {:>11.1} {held:>9} {total:>11} {downtime:>10} {size:>11}",
+        run.name.word(),
+        run.measured_s
+    )
 }
 
 #[cfg(test)]

@@ -8,15 +8,22 @@ use perigee_model::job::{Access, DEFAULT_OWNER, JobSpec, JobVolume, Restart, Sta
 use perigee_model::{HostId, ImageName, Problem, SiteId, VolumeName, job_file};
 
 use super::outcome::RunName;
-use crate::tpch;
+use crate::tpch::{self, Query};
 
 const LOAD_SCRIPT: &str = include_str!("load.sh");
 const QUERY_SCRIPT: &str = include_str!("query.sh");
+const ARCHIVE_SCRIPT: &str = include_str!("archive.sh");
 const QUERY_JOB: &str = include_str!("tpch.yaml");
 const POSTGRES_CONF: &str = include_str!("postgresql.conf");
 
+/// As the job file says it.
+pub(super) const QUERY_COMMAND: &str = "sh inputs/query.sh";
+
 const LOAD_MEMORY_BYTES: u64 = 512 << 20;
-const OUTPUT_BYTES: u64 = 64 << 20;
+pub(super) const OUTPUT_BYTES: u64 = 64 << 20;
+/// What [`ARCHIVE_SCRIPT`] writes, and the size of its volume.
+pub(super) const ARCHIVE_BYTES: u64 = 512 << 20;
+pub(super) const ARCHIVE_VOLUME_BYTES: u64 = 768 << 20;
 const TIMEOUT_S: u64 = 900;
 
 /// The names that the jobs share.
@@ -24,7 +31,7 @@ const TIMEOUT_S: u64 = 900;
 pub struct Stage {
     pub image: ImageName,
     pub volume: VolumeName,
-    /// The site where the runs `remote` and `planned` start.
+    /// The site where all runs but `beside` start.
     pub far: SiteId,
     /// The home of the data volume.
     pub near: HostId,
@@ -50,13 +57,25 @@ pub fn load_bundle(tables: &Path, target: &Path) -> Result<(), Problem> {
 ///
 /// # Errors
 /// `Internal` when the bundle cannot be written.
-pub fn query_bundle(target: &Path) -> Result<(), Problem> {
-    let names: Vec<&str> = tpch::QUERIES.iter().map(|q| q.name).collect();
+pub fn query_bundle(target: &Path, queries: &[Query]) -> Result<(), Problem> {
+    let names: Vec<&str> = queries.iter().map(|q| q.name).collect();
     let names = names.join(" ");
-    let files: Vec<String> = tpch::QUERIES.iter().map(|q| format!("{}.sql", q.name)).collect();
+    let files: Vec<String> = queries.iter().map(|q| format!("{}.sql", q.name)).collect();
     let mut texts = vec![("query.sh", QUERY_SCRIPT), ("queries", names.as_str())];
-    texts.extend(files.iter().zip(&tpch::QUERIES).map(|(file, q)| (file.as_str(), q.postgres)));
+    texts.extend(files.iter().zip(queries).map(|(file, q)| (file.as_str(), q.postgres)));
     pack(target, &texts, &[])
+}
+
+/// The name of the volume that is too large to copy.
+///
+/// # Errors
+/// Never: the name is part of this program.
+pub(super) fn archive() -> Result<VolumeName, Problem> {
+    VolumeName::new("archive").map_err(|e| Problem::internal("can't name the archive", e))
+}
+
+fn mounted(volume: VolumeName, mount: &str, access: Access) -> JobVolume {
+    JobVolume { volume, mount: mount.to_owned(), access }
 }
 
 fn pack(target: &Path, texts: &[(&str, &str)], files: &[&Path]) -> Result<(), Problem> {
@@ -88,11 +107,7 @@ impl Stage {
             memory_bytes: LOAD_MEMORY_BYTES,
             root_bytes: None,
             output_bytes: OUTPUT_BYTES,
-            volumes: vec![JobVolume {
-                volume: self.volume.clone(),
-                mount: "/data".to_owned(),
-                access: Access::Write,
-            }],
+            volumes: vec![mounted(self.volume.clone(), "/data", Access::Write)],
             outputs: vec!["/output".to_owned()],
             outputs_to: None,
             keep_outputs_s: None,
@@ -116,7 +131,19 @@ impl Stage {
         }
     }
 
-    /// Runs the queries. The runs differ only in where they start and whether they may move.
+    /// Fills the archive, beside the data volume.
+    ///
+    /// # Errors
+    /// As [`archive`].
+    pub(super) fn archive_job(&self) -> Result<JobSpec, Problem> {
+        let command = ["sh", "-c", ARCHIVE_SCRIPT].map(str::to_owned).to_vec();
+        let volumes = vec![mounted(archive()?, "/archive", Access::Write)];
+        let name = "archive".to_owned();
+        let job = self.load_job(String::new());
+        Ok(JobSpec { name, command, volumes, inputs: None, ..job })
+    }
+
+    /// Runs the queries. The runs differ only in where they start, whether they may move, and in the archive.
     ///
     /// # Errors
     /// Never: the job file is part of this program, and a test reads it.
@@ -124,9 +151,14 @@ impl Stage {
         let (start, may_migrate) = match run {
             RunName::Remote => (Start::Site(self.far.clone()), false),
             RunName::Beside => (Start::Host(self.near.clone()), false),
-            RunName::Planned | RunName::Replica => (Start::Site(self.far.clone()), true),
+            RunName::Planned | RunName::Large | RunName::Replica => {
+                (Start::Site(self.far.clone()), true)
+            }
         };
-        let spec = job_file::parse(QUERY_JOB, "tpch.yaml")?.spec;
+        let mut spec = job_file::parse(QUERY_JOB, "tpch.yaml")?.spec;
+        if run == RunName::Large {
+            spec.volumes.push(mounted(archive()?, "/archive", Access::Clone));
+        }
         Ok(JobSpec { start, may_migrate, inputs: Some(bundle), ..spec })
     }
 }
@@ -139,7 +171,7 @@ mod tests {
     fn the_query_bundle_holds_script_list_and_a_file_for_each_query() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("query.tar");
-        query_bundle(&path).expect("a bundle");
+        query_bundle(&path, &tpch::QUERIES).expect("a bundle");
         let mut archive = tar::Archive::new(File::open(path).expect("the bundle"));
         let names: Vec<String> = archive
             .entries()
@@ -165,7 +197,10 @@ mod tests {
         assert_eq!(planned.image, stage.image);
         assert_eq!(planned.volumes[0].volume, stage.volume);
         let beside = stage.query_job(RunName::Beside, "bundle".to_owned()).expect("a job");
-        assert_eq!(beside.start, Start::Host(stage.near));
+        assert_eq!(beside.start, Start::Host(stage.near.clone()));
         assert!(!beside.may_migrate);
+        assert_eq!(beside.command.join(" "), QUERY_COMMAND);
+        let large = stage.query_job(RunName::Large, "bundle".to_owned()).expect("a job");
+        assert_eq!((beside.volumes.len(), large.volumes.len()), (1, 2));
     }
 }

@@ -1,6 +1,7 @@
 //! The charts of the demo's report.
 
 use perigee_model::job::Sample;
+use perigee_model::plan::Estimate;
 use perigee_model::units;
 
 use super::svg::{Anchor, Scale, Svg};
@@ -10,35 +11,35 @@ const WIDTH: f64 = 860.0;
 const LEFT: f64 = 84.0;
 const RIGHT: f64 = WIDTH - 24.0;
 
-/// Two bars for each run: predicted above, measured below.
+/// Two bars for each run: predicted above, measured below. A run without a prediction has one.
 pub fn bars(outcome: &Outcome) -> String {
-    let longest = outcome
-        .runs
+    let rows = outcome.bars();
+    let of_row = |predicted: Option<Estimate>| if predicted.is_some() { 58.0 } else { 38.0 };
+    let longest = rows
         .iter()
-        .flat_map(|run| [run.measured_s, run.predicted.map_or(0.0, |p| p.expected_s)])
+        .flat_map(|(_, predicted, measured_s)| {
+            [*measured_s, predicted.map_or(0.0, |p| p.expected_s)]
+        })
         .fold(0.0, f64::max);
-    const ROW: f64 = 58.0;
-    let mut floor = 8.0;
-    for _ in &outcome.runs {
-        floor += ROW;
-    }
+    let floor = rows.iter().map(|(_, predicted, _)| of_row(*predicted)).fold(8.0, |a, b| a + b);
     let mut svg = Svg::new(WIDTH, floor + 44.0);
     let scale = Scale::new(longest * 1.08, LEFT, RIGHT);
-    x_axis(
-        &mut svg,
-        &scale,
-        4.0,
-        floor,
-        "seconds from the VM's start to the end of the job's command",
-    );
+    let axis = "seconds from the VM's start to the end of the job's command";
+    x_axis(&mut svg, &scale, 4.0, floor, axis);
     let mut y = 14.0;
-    for run in &outcome.runs {
-        svg.text("name", (LEFT - 12.0, y + 25.0), Anchor::End, run.name.word());
-        if let Some(predicted_s) = run.predicted.map(|p| p.expected_s) {
-            bar(&mut svg, &scale, "predicted", y, predicted_s, "predicted");
-        }
-        bar(&mut svg, &scale, "measured", y + 20.0, run.measured_s, "measured");
-        y += ROW;
+    for (name, predicted, measured_s) in rows {
+        let middle = y + of_row(predicted) / 2.0 - 5.0;
+        svg.text("name", (LEFT - 12.0, middle), Anchor::End, name);
+        let class = match predicted {
+            Some(predicted) => {
+                bar(&mut svg, &scale, "predicted", y, predicted.expected_s, "predicted");
+                "measured"
+            }
+            None => "peer",
+        };
+        let below = if predicted.is_some() { 20.0 } else { 0.0 };
+        bar(&mut svg, &scale, class, y + below, measured_s, "measured");
+        y += of_row(predicted);
     }
     svg.finish("Predicted and measured seconds of the runs")
 }
@@ -227,10 +228,11 @@ mod tests {
     }
 
     #[test]
-    fn every_run_has_two_bars() {
+    fn every_run_has_two_bars_and_the_one_without_perigee_has_one() {
         let svg = bars(&good());
-        assert_eq!(svg.matches("class=\"measured\"").count(), 3);
-        assert_eq!(svg.matches("class=\"predicted\"").count(), 3);
+        assert_eq!(svg.matches("class=\"measured\"").count(), 5);
+        assert_eq!(svg.matches("class=\"predicted\"").count(), 5);
+        assert_eq!(svg.matches("class=\"peer\"").count(), 1);
     }
 
     #[test]
@@ -238,12 +240,9 @@ mod tests {
         let outcome = good();
         let shared = Shared::of(&outcome);
         let draw = |name| time_line(outcome.run(name).expect("the run"), &shared);
-        let planned = draw(RunName::Planned);
-        assert!(
-            planned.contains("class=\"migration\"") && planned.contains("160 MiB"),
-            "{planned}"
-        );
-        assert!(planned.contains(">home1<") && planned.contains(">cloud1<"), "{planned}");
+        let large = draw(RunName::Large);
+        assert!(large.contains("class=\"migration\"") && large.contains("160 MiB"), "{large}");
+        assert!(large.contains(">home1<") && large.contains(">cloud1<"), "{large}");
         assert!(!draw(RunName::Remote).contains("class=\"migration\""));
     }
 

@@ -13,19 +13,21 @@ use perigee_model::phases::{Part, Phases};
 use perigee_model::plan::Plan;
 use perigee_model::units;
 
-use crate::demo::outcome::{Outcome, Run, RunName};
-use crate::demo::{basis_words, way_word};
+use crate::demo::outcome::{ORDER_WORDS, Outcome, Run, RunName};
+use crate::demo::{PLAIN_WORDS, basis_words, way_word};
 use page::{figure, row};
 use svg::escape;
 
 /// The whole page.
 pub fn html(outcome: &Outcome) -> String {
-    let mut page = page::start("Perigee: a running VM moves to its data", "");
+    let mut page = page::start(&format!("Perigee: {}", outcome.title()), "");
     head(&mut page, outcome);
     figure(
         &mut page,
         "How long the job takes",
-        "Each run is the same job: a database VM that answers the same queries with a cold cache.",
+        &format!(
+            "Each run is the same job: a database VM that answers the same queries with a cold cache. {ORDER_WORDS}"
+        ),
         &charts::bars(outcome),
     );
     results(&mut page, outcome);
@@ -40,47 +42,47 @@ pub fn html(outcome: &Outcome) -> String {
 // Writing to a String cannot fail, so the results of `write!` below are ignored.
 
 fn head(page: &mut String, outcome: &Outcome) {
-    let _ = writeln!(
-        page,
-        "<h1>A running VM moves to its data</h1>\n<p class=\"lead\">{}</p>",
-        summary(outcome)
-    );
+    let _ =
+        writeln!(page, "<h1>{}</h1>\n<p class=\"lead\">{}</p>", outcome.title(), summary(outcome));
     for fault in outcome.faults() {
         let _ = writeln!(page, "<p class=\"fault\">{}</p>", escape(&fault));
     }
-    if let Some(shape) = outcome.shape() {
-        let _ = writeln!(page, "<p>{}</p>", escape(&shape));
+    for told in outcome.out_of_order() {
+        let _ = writeln!(page, "<p>{}</p>", escape(&told));
     }
 }
 
 fn summary(outcome: &Outcome) -> String {
     let seconds = |name| outcome.run(name).map(|run| run.measured_s);
-    let (Some(remote), Some(beside), Some(planned)) =
-        (seconds(RunName::Remote), seconds(RunName::Beside), seconds(RunName::Planned))
+    let (Some(plain), Some(remote), Some(beside)) =
+        (&outcome.plain, seconds(RunName::Remote), seconds(RunName::Beside))
     else {
         return "Not all runs took place.".to_owned();
     };
-    let planned_run = outcome.run(RunName::Planned);
-    let moved = planned_run.and_then(|run| run.migrations.first()).map_or_else(
-        || match planned_run.is_some_and(Run::data_came) {
-            true => "the planner brought its data to it".to_owned(),
-            false => "the planner did not move it".to_owned(),
-        },
-        |m| {
-            let at = m
-                .job_progress
-                .map_or_else(String::new, |p| format!(" with {:.0} % of its work done", p * 100.0));
-            format!(
-                "the planner moved the running VM to {}{at}, at the cost of a pause of {} ms",
-                m.to, m.downtime_ms
-            )
-        },
-    );
+    let far = [RunName::Planned, RunName::Large].into_iter().filter_map(|name| outcome.run(name));
+    let far: Vec<String> =
+        far.map(|run| format!("{:.1} s: {}", run.measured_s, went(run))).collect();
     format!(
-        "A database VM {} ms away from its data needs {remote:.1} s for its queries, beside the data {beside:.1} s. \
-         Started far away, it took {planned:.1} s: {}.",
+        "A database VM {} ms away from its data needs {:.1} s for its queries with QEMU's own NBD, {remote:.1} s with \
+         Perigee, and {beside:.1} s beside the data. Started far away, it took {}.",
         outcome.rtt_ms,
-        escape(&moved)
+        plain.measured_s,
+        escape(&far.join("; and "))
+    )
+}
+
+/// What the planner did in a run.
+fn went(run: &Run) -> String {
+    let Some(m) = run.migrations.first() else {
+        let came = "the planner brought the data to the VM";
+        return if run.data_came() { came } else { "nothing moved" }.to_owned();
+    };
+    let done = m
+        .job_progress
+        .map_or_else(String::new, |p| format!(" with {:.0} % of its work done", p * 100.0));
+    format!(
+        "the planner moved the running VM to {}{done}, at the cost of a pause of {} ms",
+        m.to, m.downtime_ms
     )
 }
 
@@ -90,6 +92,13 @@ fn results(page: &mut String, outcome: &Outcome) {
          <th>in range</th><th>error, %</th><th>migration, ms</th><th>pause, ms</th><th>moved</th><th>moved at, %</th>\
          <th>answers, SHA-256</th></tr>\n",
     );
+    if let Some(plain) = &outcome.plain {
+        let mut cells = vec!["–".to_owned(); 10];
+        cells[0] = "plain NBD".to_owned();
+        cells[2] = format!("{:.1}", plain.measured_s);
+        cells[9] = plain.answers_sha256.chars().take(12).collect();
+        row(page, "", &cells);
+    }
     for run in &outcome.runs {
         let migration = run.migrations.first();
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
@@ -117,6 +126,7 @@ fn results(page: &mut String, outcome: &Outcome) {
 
 fn time_lines(page: &mut String, outcome: &Outcome) {
     page.push_str("<h2>What happened when</h2>\n");
+    let _ = writeln!(page, "<p class=\"soft\">plain NBD: {}</p>", escape(PLAIN_WORDS));
     let shared = charts::Shared::of(outcome);
     for run in &outcome.runs {
         let caption = match run.name {
@@ -127,9 +137,13 @@ fn time_lines(page: &mut String, outcome: &Outcome) {
             RunName::Planned => {
                 "The VM starts on the far side of the WAN; the planner measures and decides."
             }
-            RunName::Replica => "The same, with a replica of the data there.",
+            RunName::Large => {
+                "The same, with one more volume, of which the queries read nothing. It is too large to copy."
+            }
+            RunName::Replica => "As planned, with a replica of the data there.",
         };
-        figure(page, run.name.word(), caption, &charts::time_line(run, &shared));
+        let caption = format!("{caption} {}", run.why());
+        figure(page, run.name.word(), &caption, &charts::time_line(run, &shared));
     }
 }
 
@@ -243,11 +257,14 @@ fn setting(page: &mut String, outcome: &Outcome) {
     let _ = writeln!(
         page,
         "<h2>Setting</h2>\n<p>TPC-H scale factor {}, {} of tables in PostgreSQL, queries {}. Hosts are network \
-         namespaces of one machine; a WAN of {} ms round trip lies between the sites.</p>",
+         namespaces of one machine; a WAN of {} ms round trip, {} in each direction, lies between the sites. The run large \
+         has one more volume, with {}.</p>",
         outcome.scale_factor,
         units::format_bytes(outcome.table_bytes),
         escape(&outcome.queries.join(", ")),
-        outcome.rtt_ms
+        outcome.rtt_ms,
+        escape(&outcome.rate),
+        units::format_bytes(outcome.archive_bytes)
     );
     if !outcome.links.is_empty() {
         page.push_str("<div class=\"scroll\"><table>\n<tr><th>link</th><th>round trip, ms</th><th>rate</th><th>block read, median, ms</th></tr>\n");
@@ -281,8 +298,8 @@ mod tests {
         for outside in ["<script", "http://", "https://", "<link", "url("] {
             assert!(!page.contains(outside), "{outside} is in the page");
         }
-        assert_eq!(page.matches("<svg").count(), 5);
-        assert_eq!(page.matches("</svg>").count(), 5);
+        assert_eq!(page.matches("<svg").count(), 7);
+        assert_eq!(page.matches("</svg>").count(), 7);
     }
 
     #[test]

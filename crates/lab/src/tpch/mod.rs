@@ -12,7 +12,7 @@ use perigee_model::Problem;
 use tpchgen::generators::{LineItemGenerator, OrderGenerator, PartGenerator};
 
 pub use oracle::{Answer, NULL, compare, expected, parse, sqlite_version};
-pub use queries::{LOADED_SQL, QUERIES, Query};
+pub use queries::{DEMO_QUERIES, LOADED_SQL, QUERIES, Query};
 
 /// A table that the queries read, with the types of the specification.
 pub struct Table {

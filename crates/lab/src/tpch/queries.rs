@@ -2,6 +2,7 @@
 //! and the same query in SQLite's dialect over integers (`oracle.rs` says in which units).
 
 /// A query of TPC-H, once for each of the two databases.
+#[derive(Debug)]
 pub struct Query {
     /// `Q6`
     pub name: &'static str,
@@ -17,8 +18,12 @@ create index lineitem_partkey on lineitem (l_partkey);
 analyze;
 ";
 
-/// In the order in which they run.
+/// What the experiments ask, in the order in which they run.
 pub const QUERIES: [Query; 4] = [Q6, Q17, Q14, Q12];
+
+/// What the demo asks. Q17 looks rows up by an index, and each row waits for the one before it: no reading ahead helps. The
+/// last two read a whole table.
+pub const DEMO_QUERIES: [Query; 6] = [Q17, Q17_B, Q17_C, Q17_D, Q6, Q14];
 
 /// Forecasting revenue change.
 const Q6: Query = Query {
@@ -86,23 +91,45 @@ where l_shipdate between '1995-09-01' and '1995-09-30'",
     scale: 0,
 };
 
-/// Small-quantity-order revenue.
-const Q17: Query = Query {
-    name: "Q17",
-    postgres: "\
+/// Small-quantity-order revenue of the parts of one brand and container: the parameters that the specification lets change.
+macro_rules! small_quantity_orders {
+    ($name:literal, $brand:literal, $container:literal) => {
+        Query {
+            name: $name,
+            postgres: concat!(
+                "\
 select sum(l_extendedprice) / 7.0 as avg_yearly
 from lineitem, part
 where p_partkey = l_partkey
-  and p_brand = 'Brand#23'
-  and p_container = 'MED BOX'
+  and p_brand = '",
+                $brand,
+                "'
+  and p_container = '",
+                $container,
+                "'
   and l_quantity < (select 0.2 * avg(l_quantity) from lineitem where l_partkey = p_partkey);
-",
-    sqlite: "\
+"
+            ),
+            sqlite: concat!(
+                "\
 with wanted as (
   select p_partkey as partkey, sum(l_quantity) as quantity, count(*) as items
   from part join lineitem on p_partkey = l_partkey
-  where p_brand = 'Brand#23' and p_container = 'MED BOX' group by p_partkey)
+  where p_brand = '",
+                $brand,
+                "' and p_container = '",
+                $container,
+                "' group by p_partkey)
 select sum(l_price_cents) / 700.0 from wanted join lineitem on l_partkey = partkey
-where 5 * l_quantity * items < quantity",
-    scale: 0,
-};
+where 5 * l_quantity * items < quantity"
+            ),
+            scale: 0,
+        }
+    };
+}
+
+/// With the validation parameters.
+const Q17: Query = small_quantity_orders!("Q17", "Brand#23", "MED BOX");
+const Q17_B: Query = small_quantity_orders!("Q17b", "Brand#34", "LG CASE");
+const Q17_C: Query = small_quantity_orders!("Q17c", "Brand#12", "SM PKG");
+const Q17_D: Query = small_quantity_orders!("Q17d", "Brand#51", "JUMBO JAR");

@@ -61,7 +61,7 @@ pub enum Verb {
         #[arg(long)]
         image: PathBuf,
         /// TPC-H scale factor; 1 is about 1 GB of tables
-        #[arg(long, default_value_t = 0.1)]
+        #[arg(long, default_value_t = 0.05)]
         scale_factor: f64,
         /// Directory for report.html and result.json
         #[arg(long, default_value = "out/demo", value_name = "DIR")]
