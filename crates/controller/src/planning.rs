@@ -182,6 +182,7 @@ pub async fn running(
         cluster: facts_for(cluster, record.job.vm.as_ref()),
         traits: placement.traits.clone(),
         history: history.runs.clone(),
+        others: cluster.taught.others(&history::history_key(spec), tenant_of(&spec.name)),
         progress: record.job.progress_part(),
         progress_at_arrival: record.meter.progress_at_arrival,
         requests,
@@ -444,6 +445,7 @@ fn traits(spec: &JobSpec, data_bytes: Vec<u64>) -> Traits {
         name: spec.name.clone(),
         cpus: spec.cpus,
         memory_bytes: spec.memory_bytes,
+        image: spec.image.to_string(),
         inputs: digest(&serde_json::json!([spec.env, spec.inputs, spec.volumes])),
         data_bytes,
     }

@@ -36,10 +36,41 @@ pub struct Estimate {
     pub high_s: f64,
 }
 
+/// A range of at most this width is shown, whatever is expected.
+const HELPS_S: f64 = 60.0;
+/// A wider one is shown if it ends at most this many times later than expected.
+const HELPS_TIMES: f64 = 10.0;
+/// The share of the times that may be outside their ranges.
+const OUTSIDE: f64 = 0.1;
+/// What is said where [`Estimate::helps`] is not true.
+pub const NOT_BEFORE_FIRST_RUN: &str = "not known before its first run, which takes";
+
 impl Estimate {
     /// Whether a measured time lies in the range.
     pub fn holds(&self, seconds: f64) -> bool {
         (self.low_s..=self.high_s).contains(&seconds)
+    }
+
+    /// Whether the range tells more than that it may take any time: it is short, or its end is not far beyond what is expected.
+    pub fn helps(&self) -> bool {
+        self.high_s - self.low_s <= HELPS_S || self.high_s <= HELPS_TIMES * self.expected_s
+    }
+
+    /// As a job's predicted time is shown: `42 s (35..51)`, or where the range does not help only its low end.
+    pub fn or_at_least(&self) -> String {
+        if self.helps() {
+            return self.to_string();
+        }
+        let decimals = if self.low_s >= 9.95 { 0 } else { 1 };
+        format!("at least {:.decimals$} s", self.low_s)
+    }
+
+    /// The interval score of the range for a measured time, in seconds: the width of the range, and 20 times how far the
+    /// time is outside. The lower, the better; a wide range is as bad as one that is often missed (Gneiting and Raftery:
+    /// Strictly proper scoring rules, prediction, and estimation, JASA 2007, equation 43, for a range of 90 %).
+    pub fn interval_score_s(&self, seconds: f64) -> f64 {
+        let outside_s = (self.low_s - seconds).max(seconds - self.high_s).max(0.0);
+        (self.high_s - self.low_s) + 2.0 / OUTSIDE * outside_s
     }
 
     /// What is left of this time when `seconds` have passed. Once all that was expected has passed, only the rest of
@@ -303,6 +334,11 @@ pub struct ScoreOf {
     /// Of the differences between expected and measured time, as shares of the measured one. None
     /// without jobs.
     pub median_error: Option<f64>,
+    /// The widths of the ranges as shares of the measured times, in the median. None without jobs.
+    pub median_width: Option<f64>,
+    /// The mean of [`Estimate::interval_score_s`] as a share of the measured time: wide ranges count as bad ones. None
+    /// without jobs.
+    pub interval_score: Option<f64>,
     /// The difference that 9 of 10 of them do not exceed.
     pub nine_of_ten: Option<f64>,
 }
@@ -319,21 +355,35 @@ pub struct ScoreOfOption {
     pub score: ScoreOf,
 }
 
-/// Of one job: whether its time was in the range, and the error.
-type CameTrue = (bool, f64);
+/// How the prediction of one job came true. Errors and widths are shares of the measured time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CameTrue {
+    /// Whether the measured time was in the range.
+    pub in_range: bool,
+    /// Of the expected time, without its sign.
+    pub error: f64,
+    /// Of the range.
+    pub width: f64,
+    /// [`Estimate::interval_score_s`].
+    pub interval_score: f64,
+}
 
 impl Decision {
-    /// For the decision with which a job began that has ended well: whether the measured time was in the stated range, and how
-    /// far the expected time was from it, as a share of the measured one. Others have no result.
+    /// How the decision with which a job began came true, if the job has ended well. Others have no result.
     #[must_use]
-    pub fn came_true(&self) -> Option<(bool, f64)> {
+    pub fn came_true(&self) -> Option<CameTrue> {
         let (option, measured_s) = (self.plan.chosen()?, self.measured_s?);
         let counts = self.trigger == Trigger::Submitted && self.measured.is_some();
         if !counts || measured_s <= 0.0 || option.total == Estimate::default() {
             return None;
         }
-        let error = (option.total.expected_s / measured_s - 1.0).abs();
-        Some((option.total.holds(measured_s), error))
+        let total = option.total;
+        Some(CameTrue {
+            in_range: total.holds(measured_s),
+            error: (total.expected_s / measured_s - 1.0).abs(),
+            width: (total.high_s - total.low_s) / measured_s,
+            interval_score: total.interval_score_s(measured_s) / measured_s,
+        })
     }
 }
 
@@ -364,13 +414,22 @@ impl Score {
 }
 
 impl ScoreOf {
-    fn results(mut results: Vec<CameTrue>) -> Self {
-        results.sort_by(|a, b| a.1.total_cmp(&b.1));
+    #[expect(clippy::cast_precision_loss, reason = "a number of jobs")]
+    fn results(results: Vec<CameTrue>) -> Self {
+        let sorted = |of: fn(&CameTrue) -> f64| {
+            let mut values: Vec<f64> = results.iter().map(of).collect();
+            values.sort_by(f64::total_cmp);
+            values
+        };
+        let (errors, widths) = (sorted(|job| job.error), sorted(|job| job.width));
+        let scores: f64 = results.iter().map(|job| job.interval_score).sum();
         Self {
             jobs: results.len() as u64,
-            in_range: results.iter().filter(|(held, _)| *held).count() as u64,
-            median_error: results.get(results.len() / 2).map(|(_, error)| *error),
-            nine_of_ten: results.get(results.len() * 9 / 10).map(|(_, error)| *error),
+            in_range: results.iter().filter(|job| job.in_range).count() as u64,
+            median_error: errors.get(errors.len() / 2).copied(),
+            median_width: widths.get(widths.len() / 2).copied(),
+            interval_score: (!results.is_empty()).then(|| scores / results.len() as f64),
+            nine_of_ten: errors.get(errors.len() * 9 / 10).copied(),
         }
     }
 }
@@ -429,11 +488,38 @@ mod tests {
         let score = Score::of(&decisions);
         assert_eq!((score.all.jobs, score.all.in_range), (3, 2));
         assert_eq!(score.all.median_error, Some(0.25));
+        // Ranges of 5 s for times of 10, 8 and 20 s, and the last one is 7 s outside.
+        assert_eq!(score.all.median_width, Some(0.5));
+        let scores = [5.0 / 10.0, 5.0 / 8.0, (5.0 + 20.0 * 7.0) / 20.0];
+        let mean = scores.iter().sum::<f64>() / 3.0;
+        assert!((score.all.interval_score.expect("a score") - mean).abs() < 1e-9);
         assert_eq!(score.by_option.len(), 1);
         assert_eq!(score.by_option[0].score, score.all);
         decisions[0].plan.basis = Basis::OnePass;
         assert_eq!(Score::of(&decisions).by_option.len(), 2);
         assert_eq!(Score::of(&[]).all, ScoreOf::default());
+    }
+
+    /// `2..1621` was shown, which tells nobody anything.
+    #[test]
+    fn a_range_is_shown_as_long_as_it_helps() {
+        let shown =
+            |expected_s, low_s, high_s| Estimate { expected_s, low_s, high_s }.or_at_least();
+        assert_eq!(shown(16.0, 2.0, 1621.0), "at least 2.0 s");
+        assert_eq!(shown(50.0, 19.0, 811.0), "at least 19 s");
+        assert_eq!(shown(42.0, 35.0, 51.0), "42 s (35..51)");
+        assert_eq!(shown(1.0, 0.1, 40.0), "1 s (0..40)");
+        assert_eq!(shown(300.0, 100.0, 2000.0), "300 s (100..2000)");
+    }
+
+    #[test]
+    fn a_wide_range_is_as_bad_as_one_that_is_missed() {
+        let range = |low_s, high_s| Estimate { expected_s: 10.0, low_s, high_s };
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} is not {b}");
+        close(range(8.0, 13.0).interval_score_s(10.0), 5.0);
+        close(range(8.0, 13.0).interval_score_s(14.0), 25.0);
+        close(range(8.0, 13.0).interval_score_s(7.5), 15.0);
+        close(range(1.0, 1001.0).interval_score_s(10.0), 1000.0);
     }
 
     #[test]

@@ -271,6 +271,8 @@ pub struct Running {
     pub traits: Traits,
     /// Earlier runs of such jobs, the newest last.
     pub history: Vec<PastRun>,
+    /// As [`Snapshot::others`].
+    pub others: Vec<PastRun>,
     /// The progress of the whole job, 0 to 1, as its command last reported it.
     pub progress: Option<f64>,
     /// The same when the VM arrived at this host.

@@ -113,6 +113,7 @@ pub(crate) fn traits() -> Traits {
         name: "job".to_owned(),
         cpus: 1,
         memory_bytes: 512 * MIB,
+        image: "debian".to_owned(),
         inputs: "inputs".to_owned(),
         data_bytes: vec![256 * MIB],
     }

@@ -18,10 +18,11 @@
 //! prediction and the runs; at the distance of the runs themselves it has no effect.
 
 use perigee_model::HostId;
+use perigee_model::job::Start;
 use perigee_model::plan::{Basis, Seconds, Unknown};
 
 use crate::copying::Reading;
-use crate::facts::{Cluster, HostFacts, Snapshot};
+use crate::facts::{Cluster, HostFacts, JobFacts, Running, Snapshot, VolumeFacts};
 use crate::figures::Figures;
 use crate::hosts::computing_factor;
 use crate::network::path;
@@ -146,6 +147,30 @@ impl Learned {
             Some(learned) => Ok(learned),
             None => one_pass::one_pass(cluster, job, Seen { history, others }, figures),
         }
+    }
+
+    /// Of a job that runs for the first time, as [`Self::of`] with the same figures. `None` if a home is not up.
+    pub fn of_first_run(running: &Running) -> Option<Self> {
+        let sizes = running.traits.data_bytes.iter().copied();
+        let volumes = running.disks.iter().zip(sizes).map(|(disk, allocated_bytes)| VolumeFacts {
+            volume: disk.volume.clone(),
+            home: disk.home.clone(),
+            allocated_bytes,
+            only_read: false,
+            copy: disk.copy.clone(),
+        });
+        let job = JobFacts {
+            traits: running.traits.clone(),
+            image: running.traits.image.clone(),
+            memory_bytes: running.memory_bytes,
+            start: Start::Host(running.host.clone()),
+            may_migrate: running.may_migrate,
+            uses_confined: running.uses_confined,
+            volumes: volumes.collect(),
+            dirty_bytes_per_s: running.dirty_bytes_per_s,
+        };
+        let seen = Seen { history: &running.history, others: &running.others };
+        one_pass::one_pass(&running.cluster, &job, seen, &mut Figures::default()).ok()
     }
 
     /// `None` if no run is usable.

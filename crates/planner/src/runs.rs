@@ -33,6 +33,8 @@ pub struct Traits {
     pub cpus: u32,
     /// The memory of its VM.
     pub memory_bytes: u64,
+    /// The name of the image.
+    pub image: String,
     /// A digest of everything else that the command is given: environment, input files, volumes.
     pub inputs: String,
     /// The bytes in its volumes, in the order of the job file.

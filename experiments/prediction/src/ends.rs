@@ -30,6 +30,15 @@ pub struct ShownEnd {
     pub error: Option<f64>,
     /// Whether the true end was in the shown range.
     pub in_range: bool,
+    /// The width of the range, and its interval score, as shares of the command's true time; `None`: not known then.
+    pub range: Option<RangeScore>,
+}
+
+/// How good a shown range was.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct RangeScore {
+    pub width: f64,
+    pub interval_score: f64,
 }
 
 impl Looks {
@@ -46,11 +55,15 @@ impl Looks {
         let shown = |at: f64| {
             let before = self.0.iter().rev().find(|look| passed_s(look) <= at * command_s)?;
             let Some(left) = before.left else {
-                return Some(ShownEnd { at, error: None, in_range: false });
+                return Some(ShownEnd { at, error: None, in_range: false, range: None });
             };
             let true_left_s = command_s - passed_s(before);
             let error = Some((left.expected_s - true_left_s) / command_s);
-            Some(ShownEnd { at, error, in_range: left.holds(true_left_s) })
+            let range = Some(RangeScore {
+                width: (left.high_s - left.low_s) / command_s,
+                interval_score: left.interval_score_s(true_left_s) / command_s,
+            });
+            Some(ShownEnd { at, error, in_range: left.holds(true_left_s), range })
         };
         AT.into_iter().filter_map(shown).collect()
     }
@@ -65,11 +78,15 @@ pub fn score<'a>(at: f64, ends: impl Iterator<Item = &'a ShownEnd>) -> (Score, u
     let of_share: Vec<&ShownEnd> = ends.filter(|end| (end.at - at).abs() < 1e-9).collect();
     let errors: Vec<f64> = of_share.iter().filter_map(|end| end.error.map(f64::abs)).collect();
     let held = of_share.iter().filter(|end| end.in_range).count();
+    let ranges: Vec<RangeScore> = of_share.iter().filter_map(|end| end.range).collect();
+    let scores: f64 = ranges.iter().map(|range| range.interval_score).sum();
     let score = Score {
         predictions: errors.len(),
         median_error: quantile(errors.clone(), 0.5),
         p90_error: quantile(errors.clone(), 0.9),
         in_range: (!errors.is_empty()).then(|| count(held) / count(errors.len())),
+        median_width: quantile(ranges.iter().map(|range| range.width).collect(), 0.5),
+        interval_score: (!ranges.is_empty()).then(|| scores / count(ranges.len())),
     };
     (score, of_share.len() - errors.len())
 }

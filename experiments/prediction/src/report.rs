@@ -89,7 +89,7 @@ fn shown_ends(page: &mut String, results: &Results) {
         "<h2>The end that is shown while a job runs</h2>\n<p>As <code>job status</code> shows it, in all runs. It says when the \
          command ends if its VM and its data stay where they are, or where a migration takes the VM. The errors are shares of the command's whole time.</p>\n\
          <div class=\"scroll\"><table>\n<tr><th>shown</th><th>number</th><th>median error</th><th>90th percentile</th>\
-         <th>in range</th><th>not known</th></tr>\n",
+         <th>in range</th><th>median width</th><th>interval score</th><th>not known</th></tr>\n",
     );
     let or_dash = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), percent);
     for shown in &results.shown_ends {
@@ -100,6 +100,8 @@ fn shown_ends(page: &mut String, results: &Results) {
             or_dash(score.median_error),
             or_dash(score.p90_error),
             or_dash(score.in_range),
+            or_dash(score.median_width),
+            or_dash(score.interval_score),
             shown.unknown.to_string(),
         ];
         row(page, "", &cells);
@@ -114,11 +116,12 @@ fn percent(share: f64) -> String {
 pub fn score_words(score: &Score) -> String {
     let or_dash = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), percent);
     format!(
-        "{} predictions, median error {}, 90th percentile {}, in range {}",
+        "{} predictions, median error {}, 90th percentile {}, in range {}, interval score {}",
         score.predictions,
         or_dash(score.median_error),
         or_dash(score.p90_error),
-        or_dash(score.in_range)
+        or_dash(score.in_range),
+        or_dash(score.interval_score)
     )
 }
 
@@ -174,7 +177,7 @@ fn choices(page: &mut String, results: &Results) {
 fn scores(page: &mut String, results: &Results) {
     page.push_str(
         "<h2>Errors and ranges</h2>\n<div class=\"scroll\"><table>\n<tr><th>predictions</th><th>number</th>\
-         <th>median error</th><th>90th percentile</th><th>in range</th></tr>\n",
+         <th>median error</th><th>90th percentile</th><th>in range</th><th>median width</th><th>interval score</th></tr>\n",
     );
     let or_dash = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), percent);
     for (name, score) in &results.scores {
@@ -184,6 +187,8 @@ fn scores(page: &mut String, results: &Results) {
             or_dash(score.median_error),
             or_dash(score.p90_error),
             or_dash(score.in_range),
+            or_dash(score.median_width),
+            or_dash(score.interval_score),
         ];
         row(page, "", &cells);
     }

@@ -164,6 +164,9 @@ pub struct Compared {
     pub measured_s: f64,
     /// The error of the expected time, as a share of the measured one.
     pub error: f64,
+    /// The width of the range, and the mean interval score of the rounds, as shares of their times.
+    pub width: f64,
+    pub interval_score: f64,
     /// The rounds whose time was in the range, and all.
     pub in_range: usize,
     pub rounds: usize,
@@ -177,6 +180,11 @@ pub struct Score {
     pub p90_error: Option<f64>,
     /// The share of the measured times that were in the stated range; the goal is 0.9.
     pub in_range: Option<f64>,
+    /// Of the ranges, as shares of the measured times.
+    pub median_width: Option<f64>,
+    /// The mean interval score of the ranges, as a share of the measured times: wide ranges count as bad ones. The lower,
+    /// the better.
+    pub interval_score: Option<f64>,
 }
 
 /// How good the chosen options were.
@@ -306,11 +314,15 @@ impl Results {
         for prediction in self.predictions.iter().filter(|p| p.question == Question::Anywhere) {
             let times = self.times(prediction.workload, prediction.rtt_ms, prediction.way);
             let Some(measured_s) = quantile(times.clone(), 0.5) else { continue };
+            let total = prediction.total;
+            let scores: f64 = times.iter().map(|s| total.interval_score_s(*s) / s).sum();
             compared.push(Compared {
                 prediction: prediction.clone(),
                 measured_s,
-                error: prediction.total.expected_s / measured_s - 1.0,
-                in_range: times.iter().filter(|s| prediction.total.holds(**s)).count(),
+                error: total.expected_s / measured_s - 1.0,
+                width: (total.high_s - total.low_s) / measured_s,
+                interval_score: scores / count(times.len()),
+                in_range: times.iter().filter(|s| total.holds(**s)).count(),
                 rounds: times.len(),
             });
         }
@@ -424,11 +436,14 @@ impl Score {
         let errors: Vec<f64> = compared.iter().map(|c| c.error.abs()).collect();
         let rounds: usize = compared.iter().map(|c| c.rounds).sum();
         let held: usize = compared.iter().map(|c| c.in_range).sum();
+        let scores: f64 = compared.iter().map(|c| c.interval_score * count(c.rounds)).sum();
         Self {
             predictions: compared.len(),
             median_error: quantile(errors.clone(), 0.5),
             p90_error: quantile(errors, 0.9),
             in_range: (rounds > 0).then(|| count(held) / count(rounds)),
+            median_width: quantile(compared.iter().map(|c| c.width).collect(), 0.5),
+            interval_score: (rounds > 0).then(|| scores / count(rounds)),
         }
     }
 }

@@ -46,8 +46,8 @@ pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Prob
         if let Some(mut decision) = cluster.records.own::<Decision>(&key).await? {
             let is_new = decision.value.measured_s.is_none();
             measure(&mut decision.value, ended_ms, measured_s, parts);
-            if let Some((in_range, error)) = decision.value.came_true().filter(|_| is_new) {
-                cluster.counters.came_true(in_range, error);
+            if let Some(came) = decision.value.came_true().filter(|_| is_new) {
+                cluster.counters.came_true(came.in_range, came.error);
             }
             if decision.value.trigger == Trigger::Submitted {
                 decision.value.plan.figures.extend(held_back(record));

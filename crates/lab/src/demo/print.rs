@@ -49,7 +49,7 @@ fn write_plan(to: &mut impl Write, name: RunName, plan: &Plan) -> io::Result<()>
             way_word(option.way),
             option.start,
             option.end,
-            option.total.to_string(),
+            option.total.or_at_least(),
             option.reason
         )?;
     }
@@ -114,7 +114,8 @@ fn write_outcome(to: &mut impl Write, outcome: &Outcome, out: &Path) -> io::Resu
 
 fn write_run(to: &mut impl Write, run: &Run) -> io::Result<()> {
     let mark = if run.plan.basis == Basis::OnePass { "*" } else { "" };
-    let predicted = run.predicted.map_or_else(|| "-".to_owned(), |p| format!("{mark}{p}"));
+    let predicted =
+        run.predicted.map_or_else(|| "-".to_owned(), |p| format!("{mark}{}", p.or_at_least()));
     let held = run.in_range().map_or("-", |held| if held { "yes" } else { "no" });
     let moved = run.migrations.first().map_or_else(Default::default, |m| {
         let seconds =

@@ -39,6 +39,18 @@ pub fn html(outcome: &Outcome) -> String {
     page
 }
 
+/// The page's first chart as a file of its own, for a document: its style is in it, and is the light one.
+pub fn picture(outcome: &Outcome) -> String {
+    let style = "text{fill:#5c6670;font:12.5px sans-serif}.name{fill:#1d2329;font-weight:600}.value{fill:#1d2329}\
+        .inside{fill:#fff}.grid{stroke:#dfe3e7}.axis{stroke:#5c6670}.predicted{fill:#b9cfe8}.measured{fill:#2f6fbf}\
+        .peer{fill:#7a8794}";
+    let svg = charts::bars(outcome);
+    let open = "<svg xmlns=\"http://www.w3.org/2000/svg\" ";
+    let svg = svg.replacen("<svg ", open, 1);
+    let white = r##"<rect width="100%" height="100%" fill="#ffffff"/>"##;
+    svg.replacen(">\n", &format!(">\n<style>{style}</style>\n{white}\n"), 1)
+}
+
 // Writing to a String cannot fail, so the results of `write!` below are ignored.
 
 fn head(page: &mut String, outcome: &Outcome) {
@@ -104,7 +116,7 @@ fn results(page: &mut String, outcome: &Outcome) {
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
         let cells = [
             run.name.word().to_owned(),
-            or_dash(run.predicted.map(|p| p.to_string())),
+            or_dash(run.predicted.map(|p| p.or_at_least())),
             format!("{:.1}", run.measured_s),
             or_dash(run.in_range().map(|held| if held { "yes" } else { "no" }.to_owned())),
             or_dash(run.error().map(|error| format!("{:+.0}", error * 100.0))),
@@ -206,7 +218,7 @@ fn plan(page: &mut String, plan: &Plan) {
             predicted.migration_s,
         ];
         cells.extend(parts.iter().map(|s| format!("{s:.1}")));
-        cells.push(option.total.to_string());
+        cells.push(option.total.or_at_least());
         let unknown: Vec<&str> = option.unknown.iter().map(|u| u.part.name()).collect();
         cells.push(unknown.join(", "));
         row(page, if option.chosen { "chosen" } else { "" }, &cells);
@@ -300,6 +312,21 @@ mod tests {
         }
         assert_eq!(page.matches("<svg").count(), 7);
         assert_eq!(page.matches("</svg>").count(), 7);
+    }
+
+    /// `UPDATE_DEMO_PICTURE=1` draws it anew.
+    #[test]
+    fn the_picture_of_the_readme_is_that_of_the_committed_run() {
+        let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/demo");
+        let run = std::fs::read(dir.join("result.json")).expect("the committed run");
+        let outcome: Outcome = serde_json::from_slice(&run).expect("an outcome");
+        assert_eq!(outcome.faults(), Vec::<String>::new());
+        assert_eq!(outcome.out_of_order(), Vec::<String>::new());
+        let path = dir.join("bars.svg");
+        if std::env::var_os("UPDATE_DEMO_PICTURE").is_some() {
+            std::fs::write(&path, picture(&outcome)).expect("a picture");
+        }
+        assert_eq!(std::fs::read_to_string(&path).expect("the picture"), picture(&outcome));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use perigee_http::Client;
 use perigee_model::guest::LeftOut;
 use perigee_model::job::{DEFAULT_OWNER, Job, JobState, LeftOutFiles, LogLine, MoveJob, Sample};
 use perigee_model::job_file::{self, JobFile};
-use perigee_model::plan::{Decision, Part, Plan, PlanOption};
+use perigee_model::plan::{Decision, NOT_BEFORE_FIRST_RUN, Part, Plan, PlanOption};
 use perigee_model::units::format_bytes;
 use perigee_model::volume::IoStats;
 use perigee_model::{HostId, JobId, Problem, ProblemKind, SiteId};
@@ -118,7 +118,7 @@ const JOBS: &[Column<Job>] = &[
     ("place", place),
     ("host", hosts),
     ("progress", progress),
-    ("predicted", |j| j.predicted.map_or_else(String::new, |p| p.to_string())),
+    ("predicted", |j| j.predicted.map_or_else(String::new, |p| p.or_at_least())),
     ("left", left),
     ("measured", |j| output::seconds(j.measured_s)),
     ("migrations", |j| j.migrations.len().to_string()),
@@ -140,7 +140,7 @@ const JOB: &[Column<Job>] = &[
     ("memory", |j| output::bytes(j.spec.memory_bytes)),
     ("progress", progress),
     ("exit code", |j| j.exit_code.map_or_else(String::new, |c| c.to_string())),
-    ("predicted", |j| j.predicted.map_or_else(String::new, |p| p.to_string())),
+    ("predicted", predicted),
     ("end", |j| j.predicted_end.as_ref().map_or_else(String::new, ToString::to_string)),
     ("measured", |j| output::seconds(j.measured_s)),
     ("outputs", outputs),
@@ -167,7 +167,7 @@ const OPTIONS: &[Column<PlanOption>] = &[
     ("way", |o| output::word(&o.way)),
     ("start", |o| o.start.to_string()),
     ("end", |o| o.end.to_string()),
-    ("total", |o| o.total.to_string()),
+    ("total", |o| o.total.or_at_least()),
     ("ships", |o| output::or_dash(o.shipped_bytes.map(output::bytes).as_ref())),
     ("boot", |o| seconds_of(o, Part::Boot)),
     ("cpu", |o| seconds_of(o, Part::Cpu)),
@@ -183,6 +183,13 @@ const OPTIONS: &[Column<PlanOption>] = &[
 fn seconds_of(option: &PlanOption, part: Part) -> String {
     let unknown = option.unknown.iter().any(|unknown| unknown.part == part);
     format!("{:.1}{}", option.predicted.of(part), if unknown { "?" } else { "" })
+}
+
+/// The predicted time of the whole job, or why none is shown.
+fn predicted(job: &Job) -> String {
+    let Some(predicted) = job.predicted else { return String::new() };
+    let shown = predicted.or_at_least();
+    if predicted.helps() { shown } else { format!("{NOT_BEFORE_FIRST_RUN} {shown}") }
 }
 
 fn place(job: &Job) -> String {

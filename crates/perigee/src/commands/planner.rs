@@ -14,7 +14,9 @@ pub enum Verb {
     /// Show how well the predictions of all jobs came true.
     ///
     /// For each way that was chosen: how often the measured time was in the stated range (the goal
-    /// is 9 of 10), and the median error of the expected time. Jobs that failed or were deleted do
+    /// is 9 of 10), how wide the range was, both in one figure, and the median error of the expected time. All are shares
+    /// of the measured time. The figure is the interval score: the width, and 20 times how far the time was outside. The
+    /// lower, the better. Jobs that failed or were deleted do
     /// not count. The last line is the floor of noise: how much the same job in the same placement
     /// differs from its own mean. No prediction can be better.
     Score,
@@ -27,6 +29,8 @@ struct Row {
     jobs: u64,
     /// `None` where nothing was predicted.
     in_range: Option<u64>,
+    median_width: Option<f64>,
+    interval_score: Option<f64>,
     median_error: Option<f64>,
     /// The error that 9 of 10 do not exceed.
     nine_of_ten: Option<f64>,
@@ -37,6 +41,8 @@ const SCORES: &[Column<Row>] = &[
     ("work known from", |row| row.known_from.clone()),
     ("jobs", |row| row.jobs.to_string()),
     ("in range", |row| output::or_dash(row.in_range.as_ref())),
+    ("median width", |row| percent(row.median_width)),
+    ("interval score", |row| percent(row.interval_score)),
     ("median error", |row| percent(row.median_error)),
     ("9 of 10 below", |row| percent(row.nine_of_ten)),
 ];
@@ -62,6 +68,8 @@ fn rows(score: &Score) -> Vec<Row> {
         known_from,
         jobs: score.jobs,
         in_range: Some(score.in_range),
+        median_width: score.median_width,
+        interval_score: score.interval_score,
         median_error: score.median_error,
         nine_of_ten: score.nine_of_ten,
     };
@@ -74,6 +82,8 @@ fn rows(score: &Score) -> Vec<Row> {
         known_from: "their own mean".to_owned(),
         jobs: score.noise.map_or(0, |noise| noise.runs),
         in_range: None,
+        median_width: None,
+        interval_score: None,
         median_error: score.noise.map(|noise| noise.median),
         nine_of_ten: score.noise.map(|noise| noise.nine_of_ten),
     });
@@ -93,8 +103,8 @@ mod tests {
             let row = rows(score).pop().expect("a row");
             SCORES.iter().map(|(_, cell)| cell(&row)).skip(2).collect::<Vec<_>>()
         };
-        assert_eq!(noise(&score), ["0", "-", "-", "-"], "nothing has run twice");
+        assert_eq!(noise(&score), ["0", "-", "-", "-", "-", "-"], "nothing has run twice");
         score.noise = Some(Noise { runs: 9, median: 0.07, nine_of_ten: 0.24 });
-        assert_eq!(noise(&score), ["9", "-", "7 %", "24 %"]);
+        assert_eq!(noise(&score), ["9", "-", "-", "-", "7 %", "24 %"]);
     }
 }

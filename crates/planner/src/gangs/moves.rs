@@ -270,6 +270,7 @@ mod tests {
             cluster: cluster(),
             traits: traits(),
             history: Vec::new(),
+            others: Vec::new(),
             progress: None,
             progress_at_arrival: 0.0,
             requests: 0.0,

@@ -1,7 +1,7 @@
 //! What is assumed about a job that has no usable run.
 //!
-//! Two things show how long such a job may compute, and how often it may wait for its data: the other jobs of this
-//! cluster, and runs of this job during which its distance to the data changed. The prediction is the mean of their
+//! Two things show how long such a job may compute, and how often it may wait for its data: the other jobs of its
+//! tenant, most of all those with its image, and runs of this job during which its distance to the data changed. The prediction is the mean of their
 //! logarithms, and the range should hold the next job in 9 of 10 cases. A guess counts like one more job. The more jobs
 //! have run here, the less the guess counts and the narrower the range is.
 
@@ -29,8 +29,10 @@ const ROUND_TRIPS: Guess = Guess { low: 1.0 / 512.0, expected: 1.0 / 8.0, high: 
 /// again.
 const BYTES: (f64, f64, f64) = (0.0, 1.0, 2.0);
 
-/// A run of another kind of job counts as this many guesses, and a run of the same kind as [`SAME_JOB`].
+/// A run of another kind of job counts as this many guesses, one with the same image as [`SAME_IMAGE`], and a run of the same
+/// kind as [`SAME_JOB`].
 const OTHER_JOB: f64 = 0.3;
+const SAME_IMAGE: f64 = 1.0;
 const SAME_JOB: f64 = 8.0;
 /// 9 of 10 values are within this many standard deviations of the mean.
 const NINE_OF_TEN: f64 = 1.645;
@@ -172,7 +174,11 @@ impl Seen<'_> {
     ) -> Spread {
         let same =
             self.history.iter().map(|run| (SAME_JOB * job.traits.relation(&run.traits), run));
-        let others = self.others.iter().map(|run| (OTHER_JOB, run));
+        let weight = |run: &PastRun| match run.traits.image == job.traits.image {
+            true => SAME_IMAGE,
+            false => OTHER_JOB,
+        };
+        let others = self.others.iter().map(|run| (weight(run), run));
         let shown: Vec<(f64, f64)> = same
             .chain(others)
             .filter_map(|(weight, run)| {

@@ -8,6 +8,9 @@
 //! by its pace:  time that its progress here took, for the progress that is left
 //! ```
 //!
+//! In the first run of a job, what such a run is taken to take (`learn/one_pass.rs`) stands in place of the earlier runs until
+//! its pace shows, as long as the range helps.
+//!
 //! The mean of the first two counts first. The more of the job is done, the more counts its own pace, which shows what
 //! earlier runs can't: a slower link, or another load of the host. Where these differ, the range holds all of them.
 //!
@@ -52,11 +55,26 @@ pub fn predicted_end(running: &Running) -> PredictedEnd {
         (Ok(history), None) => (history, "from its earlier runs"),
         (Err(_), Some(pace)) => (pace, "from its progress here alone"),
         (Err(why), None) => {
+            if let Some(left) = by_other_jobs(running) {
+                let why = "from the size of its data and other jobs of its tenant, which is a first guess";
+                return PredictedEnd { left: Some(left.estimate()), why: why.to_owned() };
+            }
             let why = format!("{why}, and {}", why_no_pace(running));
             return PredictedEnd { left: None, why };
         }
     };
     PredictedEnd { left: Some(left.estimate()), why: why.to_owned() }
+}
+
+/// In the first run of a job, until its progress shows its pace. `None` if the range would help nobody, or if the VM or its
+/// data moved.
+fn by_other_jobs(running: &Running) -> Option<Spread> {
+    let is_first = running.history.is_empty() && running.moves == 0 && running.moving.is_none();
+    if !is_first || !coming(running).is_empty() {
+        return None;
+    }
+    let left = by_history(running, &Learned::of_first_run(running)?).ok()?;
+    left.estimate().helps().then_some(left)
 }
 
 /// The share of the work that is left when none is done.

@@ -14,6 +14,7 @@ pub(super) fn reading(reads: u64, wall_s: f64) -> Running {
         cluster: cluster(),
         traits: traits(),
         history: Vec::new(),
+        others: Vec::new(),
         progress: None,
         progress_at_arrival: 0.0,
         requests: reads as f64,

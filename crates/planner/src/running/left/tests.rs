@@ -2,6 +2,7 @@ use perigee_model::plan::Estimate;
 use proptest::prelude::*;
 
 use super::*;
+use crate::PastRun;
 use crate::facts::StillToCome;
 use crate::fixture::*;
 use crate::running::tests::{COST_S, reading, remembered};
@@ -18,6 +19,29 @@ fn why_not_known(running: &Running) -> String {
     let end = predicted_end(running);
     assert_eq!(end.left, None, "{end}");
     end.why
+}
+
+/// Runs of this job's image, but of other jobs, which all took alike.
+fn others(count: usize) -> Vec<PastRun> {
+    let mut run = past_run(0.0, 0.0);
+    run.traits.name = "another".to_owned();
+    vec![run; count]
+}
+
+#[test]
+fn a_first_run_among_many_alike_has_an_end_before_its_progress_shows_one() {
+    let running = Running { others: others(30), ..reading(140, 1.0) };
+    let end = predicted_end(&running);
+    assert!(end.why.contains("other jobs of its tenant"), "{end}");
+    assert!(end.left.expect("an end").helps(), "{end}");
+    // Its own pace counts as soon as there is one.
+    let later = Running { progress: Some(0.5), ..running };
+    assert_eq!(predicted_end(&later).why, "from its progress here alone");
+}
+
+#[test]
+fn a_range_that_helps_nobody_is_no_predicted_end() {
+    assert!(why_not_known(&reading(140, 1.0)).contains("no earlier run of such a job"));
 }
 
 #[test]
