@@ -22,7 +22,7 @@ image: setup
 demo: setup
 	@image=$$(scripts/golden-image --beside cargo build --release --locked --package perigee) && \
 	exec target/release/perigee lab demo --image $$image/debian-pg.raw --probe-kernel $$image/vmlinuz \
-	  --rtt 16ms --rate 200Mbit --scale-factor $(PERIGEE_SCALE) --out out/demo
+	  --rtt 32ms --rate 500Mbit --scale-factor $(PERIGEE_SCALE) --out out/demo
 
 ## All tests: unit, property, and the whole system with QEMU
 test: setup
