@@ -23,7 +23,7 @@ fn why_not_known(running: &Running) -> String {
 
 /// Runs of this job's image, but of other jobs, which all took alike.
 fn others(count: usize) -> Vec<PastRun> {
-    let mut run = past_run(0.0, 0.0);
+    let mut run = past_run(0.016, 1000.0);
     run.traits.name = "another".to_owned();
     vec![run; count]
 }
