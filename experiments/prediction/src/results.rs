@@ -486,7 +486,7 @@ pub mod tests {
             boot_s: 4.0,
             load_1min: 1.0,
             change_began_s: (way == Way::Migrate).then_some(0.25),
-            shown_ends: vec![ShownEnd { at: 0.5, error: Some(0.1), in_range: true }],
+            shown_ends: vec![ShownEnd { at: 0.5, error: Some(0.1), in_range: true, range: None }],
             perigee: String::new(),
         };
         let times = [(Way::Beside, 10.0), (Way::Remote, 20.0), (Way::Migrate, 14.0)];
