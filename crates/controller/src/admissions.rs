@@ -97,7 +97,7 @@ impl Needed {
         for job in cluster.unfinished_jobs() {
             let Some(placement) = &job.placement else { continue };
             // A VM that is off keeps its disks, and nobody opens them.
-            if job.lasting.is_some() && job.job.host.is_none() {
+            if job.kind.is_persistent_vm() && job.job.host.is_none() {
                 continue;
             }
             let moves = moving.iter().filter(|one| Some(&one.migration.vm) == job.job.vm.as_ref());

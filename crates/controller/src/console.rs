@@ -32,7 +32,7 @@ pub async fn keep(
     host: &HostLink,
 ) -> Result<(), Problem> {
     let ends = |record: &crate::records::JobRecord| {
-        record.lasting.is_none() && (record.ending.is_some() || record.job.state.is_final())
+        !record.kind.is_persistent_vm() && (record.ending.is_some() || record.job.state.is_final())
     };
     // Of an ended job nobody asks for it.
     let Some(record) = cluster.index.of_vm(&vm_of(job)).filter(|record| !ends(record)) else {

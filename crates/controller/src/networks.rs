@@ -271,7 +271,7 @@ pub async fn info(cluster: &Cluster, name: &NetworkName) -> Result<ClusterNetwor
 fn view(cluster: &Cluster, record: NetworkRecord) -> ClusterNetwork {
     let owners = publish::owners(cluster);
     let vms: Vec<NetworkVm> = users(cluster, &record.name)
-        .filter(|job| job.gang.is_none())
+        .filter(|job| !job.kind.is_gang())
         .map(|job| NetworkVm {
             vm: vm_of(&job.job.id),
             address: job.card.as_ref().map(|card| card.address),
@@ -347,7 +347,7 @@ fn taken(cluster: &Cluster, network: &NetworkRecord) -> BTreeSet<u16> {
     let number_of = |card: &Card| network.subnet.number_of(card.address);
     let users = users(cluster, &network.name);
     let of_users = users.flat_map(|user| {
-        let of_gang = user.gang.iter().flat_map(|gang| &gang.cards);
+        let of_gang = user.kind.gang().into_iter().flat_map(|gang| &gang.cards);
         of_gang.chain(&user.card).map(number_of).collect::<Vec<_>>()
     });
     of_users.collect()
@@ -373,7 +373,7 @@ fn lacks(
 
 /// Why a gang can't have its network or its addresses now. It then waits without hosts.
 pub async fn why_no_cards(cluster: &Cluster, gang: &JobRecord) -> Option<String> {
-    let name = gang.job.spec.network.name().filter(|_| gang.gang.is_some())?;
+    let name = gang.job.spec.network.name().filter(|_| gang.kind.is_gang())?;
     let Ok(network) = find(cluster, name).await else {
         // Its own network is made when it has hosts, and has addresses for all.
         own_name(&gang.job.id).ok().filter(|own| own == name)?;

@@ -377,8 +377,7 @@ pub fn can_move(
 
 /// A guest whose CPU is not its host's sees of the host's processor only its maker: QEMU does not hide that under KVM.
 fn as_its_guest_sees(facts: &mut Facts, record: &JobRecord) {
-    let lasting = record.lasting.as_ref();
-    if lasting.is_some_and(|lasting| !lasting.hardware.cpu.is_as_the_host()) {
+    if !record.kind.hardware(&record.job.spec).cpu.is_as_the_host() {
         for host in &mut facts.hosts {
             let maker = host.cpu_model.split(|c: char| !c.is_ascii_alphanumeric()).next();
             host.cpu_model = maker.unwrap_or_default().to_owned();

@@ -37,17 +37,14 @@
 //! separate fields everywhere.
 
 mod access;
+mod kind;
 mod talk;
 
-use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
-use perigee_model::gang::GangState;
-use perigee_model::gang::moving::GangMove;
-use perigee_model::guest::GuestKey;
 use perigee_model::home::Tenure;
 use perigee_model::job::{Job, JobVolume, Migration, MigrationState};
-use perigee_model::lasting::{Lasting, PowerWish, ResizeVm};
+use perigee_model::lasting::{PowerWish, ResizeVm};
 use perigee_model::network::Card;
 use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
 use perigee_model::volume::{ContentDigest, ImageFormat, IoStats};
@@ -63,6 +60,7 @@ use serde::{Deserialize, Serialize};
 use crate::meter::Meter;
 
 pub use access::{Owned, Records};
+pub use kind::{Gang, GangKeys, GangWish, Kind, Membership};
 pub use talk::Talk;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -197,6 +195,8 @@ impl KeptOutputs {
 /// A job with everything its driver must know after a restart.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct JobRecord {
+    /// What it is of.
+    pub kind: Kind,
     /// What people see of it, without the migrations: these have their own records.
     pub job: Job,
     /// Where its VM and its disks are meant to be; `None` while it is queued.
@@ -241,8 +241,6 @@ pub struct JobRecord {
     pub to_follow: Vec<VolumeName>,
     /// [`JobIntent::stay`] as far as it is carried out.
     pub stayed: u32,
-    /// It is the record of a VM that lives without a job.
-    pub lasting: Option<Lasting>,
     /// Its inputs, as they were when somebody looked last.
     pub inputs: Option<JobInputs>,
     /// Since when its command is to end, because the job is cancelled; Unix time.
@@ -251,111 +249,6 @@ pub struct JobRecord {
     pub collect: Option<Collect>,
     /// Its card in a network of its tenant; `None` until it is staged first.
     pub card: Option<Card>,
-    /// It is a job with several VMs. It has no VM of its own: each member does, which is a job with a record of its own.
-    pub gang: Option<Gang>,
-    /// It is a member of a gang.
-    pub member: Option<Membership>,
-}
-
-/// What a gang's driver must know after a restart, beside its members' records.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Gang {
-    /// Where its members start, in the order of their ranks; empty while it is queued.
-    pub hosts: Vec<HostId>,
-    pub traits: Traits,
-    pub state: GangState,
-    /// The cards of its members, in the order of their ranks. They are given before it has its hosts, so that no host is
-    /// taken by a gang that waits for addresses.
-    pub cards: Vec<Card>,
-    /// The keys of its members; `None` while it is queued, and after its end.
-    pub keys: Option<GangKeys>,
-    /// The last move of all its VMs.
-    pub last_move: Option<GangMove>,
-    /// [`JobIntent::move_gang`] as far as it is carried out.
-    pub heeded_move: u64,
-    /// So many moves of this run have ended with all VMs where they were to go.
-    pub moves: u32,
-    /// So many moves in a row were undone.
-    pub undone: u32,
-    /// What its VMs had sent to each other when the last move was over.
-    pub sent_before: Vec<Vec<u64>>,
-    /// The logs of the members of runs that were lost, by their ranks, and the numbers of their last lines.
-    pub logs: BTreeMap<u32, (LogKept, u64)>,
-}
-
-impl Gang {
-    /// What is kept when it starts again: what was asked of it is not asked again.
-    pub fn of_next_run(&self) -> Self {
-        let mut next = Self { heeded_move: self.heeded_move, ..Self::default() };
-        next.last_move.clone_from(&self.last_move);
-        next.logs.clone_from(&self.logs);
-        next.close_move("the job began anew");
-        next
-    }
-
-    /// The VMs are taken down, wherever they are.
-    pub fn close_move(&mut self, why: &str) {
-        let Some(of) = self.last_move.as_mut().filter(|of| of.is_open()) else { return };
-        of.ended_ms = Some(crate::clock::now_ms());
-        if of.undone.is_empty() {
-            why.clone_into(&mut of.undone);
-        }
-    }
-
-    /// The move that is under way, unless the gang ends.
-    pub fn open_move(&self) -> Option<&GangMove> {
-        let is_open = |of: &&GangMove| of.is_open() && self.state.verdict.is_none();
-        self.last_move.as_ref().filter(is_open)
-    }
-}
-
-/// What a person asks of a gang's VMs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum GangWish {
-    /// Each rank goes to its host.
-    To(Vec<HostId>),
-    /// All stay, or go back.
-    Stay,
-}
-
-/// The SSH keys of a gang's run.
-#[derive(Clone, Serialize, Deserialize)]
-pub struct GangKeys {
-    pub user: GuestKey,
-    pub host: GuestKey,
-}
-
-impl std::fmt::Debug for GangKeys {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("GangKeys")
-    }
-}
-
-/// Of a gang's member.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Membership {
-    pub gang: JobId,
-    pub rank: u32,
-    pub count: u32,
-    /// Only the first member has a command.
-    pub mpi: bool,
-    /// Its guest waits for the others.
-    pub ready: bool,
-    /// All others are ready, and its guest is told to begin.
-    pub begun: bool,
-    /// The first member's command has ended, and its guest is told to end.
-    pub released: bool,
-    /// It ends because of its host, and its gang may start again elsewhere. Of one that was released this undoes nothing.
-    pub lost: Option<HostId>,
-    /// What it has sent to the others.
-    pub talk: Talk,
-}
-
-impl Membership {
-    /// Whether it is there until the first member's command has ended.
-    pub fn serves(&self) -> bool {
-        self.mpi && self.rank > 0
-    }
 }
 
 /// What the inputs of a job are.
@@ -371,20 +264,19 @@ pub struct JobInputs {
 impl JobRecord {
     /// For messages: a VM without a job is no job.
     pub fn in_words(&self) -> String {
-        let what = if self.lasting.is_some() { "VM" } else { "job" };
-        format!("{what} {}", self.job.id)
+        format!("{} {}", self.kind.word(), self.job.id)
     }
 
     /// Whether its VM can still be changed in this run: it neither leaves its host nor ends. Once that is not so, it never is again.
     pub fn is_in_run(&self, run: VmStart) -> bool {
-        let goes_down = self.lasting.as_ref().is_some_and(Lasting::is_taken_down);
-        start_of(self, 0) == run && self.leaving.is_none() && self.ending.is_none() && !goes_down
+        let stays = self.leaving.is_none() && self.ending.is_none() && !self.kind.is_taken_down();
+        start_of(self, 0) == run && stays
     }
 
     /// The disks without which the job can't go on. The guest has read its seed when the command runs; what cloud-init
     /// reads in a VM without a job, it reads again whenever its guest boots.
     pub fn disks_needed(&self) -> impl Iterator<Item = &PlacedDisk> {
-        let lasts = self.lasting.is_some();
+        let lasts = self.kind.is_persistent_vm();
         let is_read_once =
             move |role| role == DiskRole::Seed || (role == DiskRole::CloudInit && !lasts);
         let seed_is_read = self.job.running_ms.is_some();
@@ -544,7 +436,7 @@ pub enum VolumeChange {
 impl VolumeChange {
     /// Changes the VM's record. The same again changes nothing.
     pub fn apply(&self, record: &mut JobRecord) {
-        let Some(lasting) = &mut record.lasting else { return };
+        let Some(lasting) = record.kind.persistent_vm_mut() else { return };
         let volumes = &mut record.job.spec.volumes;
         let disks = record.placement.as_mut().map(|placement| &mut placement.disks);
         let at = |name: &VolumeName| volumes.iter().position(|volume| volume.volume == *name);

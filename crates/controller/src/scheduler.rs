@@ -437,7 +437,7 @@ pub(crate) async fn avoided(cluster: &Cluster, record: &JobRecord) -> Vec<HostId
 /// Whether something of the job, or of a VM of it, is still to be taken down there.
 async fn is_pending(cluster: &Cluster, record: &JobRecord, host: &HostId) -> Result<bool, Problem> {
     let id = &record.job.id;
-    if record.gang.is_none() {
+    if !record.kind.is_gang() {
         return cleaner::is_pending(cluster, id, host).await;
     }
     for rank in 0..record.job.spec.count {

@@ -11,8 +11,7 @@ pub const BYTES: u64 = 4 << 20;
 
 /// Whether the VM has a TPM.
 pub fn has_one(record: &JobRecord) -> bool {
-    let lasting = record.lasting.as_ref();
-    lasting.map_or(record.job.spec.tpm, |lasting| lasting.hardware.tpm)
+    record.kind.hardware(&record.job.spec).tpm
 }
 
 /// Why this VM can't start at a host that reports so, or move there, now; `None` if it can or has no TPM.

@@ -65,7 +65,7 @@ async fn list_at(
         vms.iter().any(|vm| Some(&vm.id) == record.job.vm.as_ref() && vm.host == at)
     };
     for record in jobs {
-        if let Some(lasting) = &record.lasting
+        if let Some(lasting) = record.kind.persistent_vm()
             && is_wanted(&vm_of(&record.job.id))
             && !is_seen(&vms, &record)
         {
@@ -139,7 +139,7 @@ fn view(
 ) -> Vm {
     let vm = report.spec.vm;
     let job = jobs.iter().find(|record| record.job.vm.as_ref() == Some(&vm));
-    let lasting = job.and_then(|record| record.lasting.as_ref());
+    let lasting = job.and_then(|record| record.kind.persistent_vm());
     let mut reason = silence.map_or_else(|| cluster.hosts.named(&report.reason), str::to_owned);
     if lasting.is_some() && reason.is_empty() {
         reason = job.map(|record| record.job.reason.clone()).unwrap_or_default();
@@ -155,10 +155,7 @@ fn view(
     let stops = lasting.is_some_and(|lasting| lasting.down.is_some());
     let status = VmState::from(report.status);
     Vm {
-        job: job.filter(|_| lasting.is_none()).map(|record| match &record.member {
-            Some(member) => member.gang.clone(),
-            None => record.job.id.clone(),
-        }),
+        job: job.and_then(|record| record.kind.job_of(&record.job.id)).cloned(),
         host: Some(host.clone()),
         status: if stops && status.is_up() { VmState::Stopping } else { status },
         reason,
@@ -239,12 +236,11 @@ pub(crate) async fn host_of(cluster: &Cluster, vm: &VmId) -> Result<HostId, Prob
 /// Stops a VM: one without a job as `ask` says, and a job's at once.
 pub async fn stop(cluster: &Arc<Cluster>, vm: &VmId, ask: StopVm) -> Result<(), Problem> {
     if let Some(record) = cluster.index.of_vm(vm) {
-        if record.lasting.is_some() {
+        // Of a gang, this ends all.
+        let Some(job) = record.kind.job_of(&record.job.id) else {
             let wish = PowerWish::Stop { force: ask.force };
             return lasting::wish(cluster, vm, wish).await.map(drop);
-        }
-        // Of a gang, this ends all.
-        let job = record.member.as_ref().map_or(&record.job.id, |member| &member.gang);
+        };
         jobs::intend(cluster, job, |intent| intent.stop_vm = true).await?;
         return Ok(());
     }
@@ -281,7 +277,7 @@ pub async fn move_to(
             .next("`perigee vm list` shows the VMs"));
     };
     cluster.hosts.get(&to)?;
-    if let Some(member) = &record.member {
+    if let Some(member) = record.kind.member() {
         return Err(migration::not_alone(vm, member, &to));
     }
     let cost = match &record.job.host {

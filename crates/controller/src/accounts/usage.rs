@@ -60,7 +60,7 @@ pub async fn volume_bytes(cluster: &Cluster, tenant: &str) -> Result<u64, Proble
     let images = images.iter().filter(|image| tenant_of(image.name.as_str()) == tenant);
     let volumes = volumes.filter_map(|volume| volume.seen.as_ref()).map(|seen| seen.size_bytes);
     let jobs = cluster.unfinished_jobs();
-    let lasting = jobs.iter().filter(|record| record.lasting.is_some());
+    let lasting = jobs.iter().filter(|record| record.kind.is_persistent_vm());
     let roots = lasting.filter(|record| tenant_of(record.job.id.as_str()) == tenant);
     let roots = roots.filter_map(|record| record.job.spec.root_bytes);
     let uploads: Vec<UploadRecord> = cluster.records.list(UPLOADS).await?;

@@ -126,7 +126,7 @@ fn write_jobs(page: &mut Page, cluster: &Cluster) {
         (JobState::Collecting, "collecting"),
     ] {
         let jobs = unfinished.iter();
-        let jobs = jobs.filter(|record| record.lasting.is_none() && record.member.is_none());
+        let jobs = jobs.filter(|record| record.kind.is_a_job());
         page.figure(&[("state", &name)], jobs.filter(|record| record.job.state == state).count());
     }
     page.family("perigee_jobs_ended_total", Kind::Counter, "Jobs that have ended.");
@@ -151,7 +151,7 @@ fn write_jobs(page: &mut Page, cluster: &Cluster) {
             page.figure(&[("job", &record.job.id), ("for", &waiting.waits_for.word())], waited);
         }
     }
-    let lasting = unfinished.iter().filter(|record| record.lasting.is_some()).count();
+    let lasting = unfinished.iter().filter(|record| record.kind.is_persistent_vm()).count();
     page.one(
         "perigee_vms_without_a_job",
         Kind::Gauge,

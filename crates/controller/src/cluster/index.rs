@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 
 use perigee_model::gang::member_of;
 use perigee_model::job::{Access, JobState, JobVolume, Migration, MigrationState};
-use perigee_model::lasting::Lasting;
 use perigee_model::plan::{Estimate, Plan, PredictedEnd};
 use perigee_model::tenant::{Running, tenant_of};
 use perigee_model::{HostId, JobId, Problem, VmId, VolumeName};
@@ -27,7 +26,7 @@ use tokio::sync::Notify;
 use holds::Held;
 
 use crate::records::{
-    JobRecord, MigrationRecord, PROMOTIONS, PromotedVolume, Records, VolumeMoveRecord, vm_of,
+    JobRecord, Kind, MigrationRecord, PROMOTIONS, PromotedVolume, Records, VolumeMoveRecord, vm_of,
 };
 
 /// Predictions that are older are not shown.
@@ -148,7 +147,7 @@ pub struct Used {
 impl Used {
     fn add(&mut self, record: &JobRecord) {
         self.demand.add(demand_of(record));
-        if record.lasting.is_some() {
+        if record.kind.is_persistent_vm() {
             self.lasting.add(demand_of(record));
         }
         self.vms += 1;
@@ -204,7 +203,7 @@ impl Index {
     pub fn put_job(&self, record: &JobRecord) {
         let id = &record.job.id;
         let mut inner = self.lock();
-        let rests = record.lasting.as_ref().is_some_and(|lasting| !lasting.waits_for_a_host());
+        let rests = record.kind.rests();
         if record.job.state != JobState::Queued || rests {
             inner.grants.remove(id);
             inner.waits.remove(id);
@@ -221,13 +220,13 @@ impl Index {
             inner.jobs.insert(id.clone(), Arc::new(record.clone()))
         };
         drop(inner);
-        let is_a_job = record.lasting.is_none() && record.member.is_none();
+        let is_a_job = record.kind.is_a_job();
         if record.job.state.is_final() && before.is_some() && is_a_job {
             self.tally.job_ended(record.job.state);
         }
         let same = before.is_some_and(|old| {
-            (old.job.state, &old.job.host, &old.lasting)
-                == (record.job.state, &record.job.host, &record.lasting)
+            (old.job.state, &old.job.host, old.kind.persistent_vm())
+                == (record.job.state, &record.job.host, record.kind.persistent_vm())
         });
         if !same {
             self.changed.notify_one();
@@ -277,11 +276,10 @@ impl Index {
     /// How many jobs of a tenant have not ended, each with all of its VMs as one.
     pub fn unfinished_of(&self, tenant: &str) -> u64 {
         let inner = self.lock();
-        let own = inner.jobs.values().filter(|record| {
-            record.lasting.is_none()
-                && record.member.is_none()
-                && tenant_of(record.job.id.as_str()) == tenant
-        });
+        let own = inner
+            .jobs
+            .values()
+            .filter(|record| record.kind.is_a_job() && tenant_of(record.job.id.as_str()) == tenant);
         own.count() as u64
     }
 
@@ -370,8 +368,7 @@ impl Index {
         let waiting = inner.jobs.values().filter(|record| {
             record.job.state == JobState::Queued
                 && record.ending.is_none()
-                && record.gang.as_ref().is_none_or(|gang| gang.state.verdict.is_none())
-                && record.lasting.as_ref().is_none_or(Lasting::waits_for_a_host)
+                && record.kind.waits_for_a_host()
                 && !inner.grants.contains_key(&record.job.id)
         });
         waiting.cloned().collect()
@@ -388,15 +385,15 @@ impl Index {
             }
             let holder = Holder::of(id, &record.job.spec.owner);
             // The members of a gang count by themselves as soon as they are there.
-            let count = match &record.gang {
-                Some(_) if granted => record.job.spec.count,
-                Some(_) => inner.missing_members(record).len().try_into().unwrap_or(u32::MAX),
-                None => 1,
+            let count = match &record.kind {
+                Kind::Gang(_) if granted => record.job.spec.count,
+                Kind::Gang(_) => inner.missing_members(record).len().try_into().unwrap_or(u32::MAX),
+                Kind::Job | Kind::Member(_) | Kind::PersistentVm(_) => 1,
             };
             let demand = demand_of(record).times(count);
             let running = Running { vms: count, ..demand.running() };
             taken.running.entry(holder.tenant.clone()).or_default().add(running);
-            if record.lasting.is_some() {
+            if record.kind.is_persistent_vm() {
                 taken.lasting.entry(holder.tenant.clone()).or_default().add(running);
             }
             taken.held.entry(holder).or_default().add(demand);
@@ -411,7 +408,7 @@ impl Index {
         let Some(record) = inner.jobs.get(job) else { return false };
         let mut volumes = record.job.spec.volumes.iter();
         // The job may have been cancelled in the meantime.
-        let rests = record.lasting.as_ref().is_some_and(|lasting| !lasting.waits_for_a_host());
+        let rests = record.kind.rests();
         if record.job.state != JobState::Queued
             || rests
             || volumes.any(|JobVolume { volume, .. }| {
@@ -480,7 +477,7 @@ impl Inner {
 
     /// The hosts of a gang's members that have no record yet. They are taken for them.
     fn missing_members<'a>(&self, record: &'a JobRecord) -> Vec<&'a HostId> {
-        let Some(gang) = record.gang.as_ref().filter(|gang| !gang.state.made) else {
+        let Some(gang) = record.kind.gang().filter(|gang| !gang.state.made) else {
             return Vec::new();
         };
         let ranked = (0..).zip(&gang.hosts);
@@ -506,7 +503,7 @@ impl Inner {
         let open = self
             .jobs
             .values()
-            .filter_map(|record| Some((&record.job.id, record.gang.as_ref()?.open_move()?)));
+            .filter_map(|record| Some((&record.job.id, record.kind.gang()?.open_move()?)));
         let legs = open.flat_map(|(id, open)| {
             (0..).zip(&open.legs).map(move |(rank, leg)| (vm_of(&member_of(id, rank)), leg))
         });
@@ -529,7 +526,7 @@ impl Inner {
             let of_host = used.entry(host.clone()).or_default();
             of_host.add(record);
             // A guest that waits for the others of its gang has booted.
-            let waits = record.member.as_ref().is_some_and(|member| member.ready);
+            let waits = record.kind.is_at_barrier();
             if matches!(record.job.state, JobState::Staging | JobState::Starting) && !waits {
                 of_host.starting += 1;
             }

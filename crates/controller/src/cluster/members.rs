@@ -12,7 +12,7 @@ use crate::records::{JobRecord, job_key};
 /// If the store fails.
 pub async fn members(cluster: &Cluster, gang: &JobRecord) -> Result<Vec<JobRecord>, Problem> {
     let mut members = Vec::new();
-    if gang.gang.is_some() {
+    if gang.kind.is_gang() {
         for rank in 0..gang.job.spec.count {
             let id = member_of(&gang.job.id, rank);
             let found: Option<JobRecord> = cluster.records.read(&job_key(&id)).await?;
@@ -24,7 +24,7 @@ pub async fn members(cluster: &Cluster, gang: &JobRecord) -> Result<Vec<JobRecor
 
 /// Whether it is a member of this gang, and of no earlier one with its name.
 pub fn is_of(found: &JobRecord, gang: &JobRecord) -> bool {
-    let member = found.member.as_ref();
+    let member = found.kind.member();
     member.is_some_and(|member| member.gang == gang.job.id)
         && found.job.submitted_ms == gang.job.submitted_ms
 }

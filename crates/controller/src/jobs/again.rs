@@ -66,7 +66,7 @@ pub fn fate(record: &JobRecord, host: &HostId, loss: Loss) -> Fate {
         return Fate::Wait("it is cancelled".to_owned());
     }
     let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
-    let lasts = record.lasting.is_some();
+    let lasts = record.kind.is_persistent_vm();
     let is_kept = |disk: &PlacedDisk| !disk.temporary || (lasts && disk.role.lasts());
     let kept_there = disks.find(|disk| is_kept(disk) && disk.home == *host);
     if let Some(disk) = kept_there.filter(|_| !is_back) {
@@ -131,7 +131,7 @@ impl Run {
     }
 
     pub(super) async fn leave(&mut self, host: &HostId) -> Result<(), Problem> {
-        if let Some(member) = &mut self.record.value.member {
+        if let Some(member) = self.record.value.kind.member_mut() {
             // Its gang starts again as a whole.
             member.lost = Some(host.clone());
             return self.end(Ending::Failed, format!("it was lost at host {host}")).await;

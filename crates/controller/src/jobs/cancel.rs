@@ -10,7 +10,7 @@ use perigee_model::job::JobState;
 use super::driver::{Run, Step};
 use crate::clock::now_ms;
 use crate::cluster::HostLink;
-use crate::records::{Ending, vm_of};
+use crate::records::{Ending, Kind, vm_of};
 
 pub(super) const CANCELLED: &str = "cancelled on request";
 
@@ -30,10 +30,10 @@ pub(super) const CANCELLING: &str =
 impl Run {
     /// Why it is cancelled, in plain words.
     pub(super) fn why_cancelled(&self) -> &'static str {
-        match &self.record.value {
-            record if record.member.is_some() => ENDED_WITH_GANG,
-            record if record.lasting.is_some() => DELETED,
-            _ => CANCELLED,
+        match self.record.value.kind {
+            Kind::Job | Kind::Gang(_) => CANCELLED,
+            Kind::Member(_) => ENDED_WITH_GANG,
+            Kind::PersistentVm(_) => DELETED,
         }
     }
 

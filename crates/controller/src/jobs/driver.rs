@@ -4,11 +4,10 @@
 //! it makes is named after the job and found again. So a driver may be dropped at any `await` (by a cancel, or
 //! at the controller's end) and later continue from the record.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use perigee_model::gang::moving::Failed;
+use perigee_model::gang::Seen;
 use perigee_model::job::JobState;
 use perigee_model::waiting::Waiting;
 use perigee_model::{JobId, Problem, ProblemKind, VmId};
@@ -18,9 +17,10 @@ use super::cancel::STOPPED;
 use super::consider::RefusedChange;
 use super::finish::NoRoom;
 use super::follow::FailedStarts;
+use super::gang::GangRun;
 use super::samples::Samples;
 use crate::cluster::Cluster;
-use crate::records::{Ending, JobIntent, JobRecord, Owned, job_intent_key, vm_of};
+use crate::records::{Ending, JobIntent, JobRecord, Kind, Owned, job_intent_key, vm_of};
 
 /// How the loop continues after a step.
 pub enum Step {
@@ -49,7 +49,8 @@ impl Said {
     }
 }
 
-/// A job with its record, held by its driver.
+/// A job with one VM, a gang's member or a VM without a job, with its record, held by its driver. A gang has a
+/// [`GangRun`].
 pub struct Run {
     pub cluster: Arc<Cluster>,
     pub id: JobId,
@@ -75,17 +76,6 @@ pub struct Run {
     pub trouble_said: Said,
     /// Why the guest of this member was not told to begin, the last time.
     pub not_begun: Option<String>,
-    /// The members of this gang, by their ranks, that may not move back now.
-    pub move_refused: BTreeMap<usize, Failed>,
-    /// The migrations of members of this gang that were called off: their ranks and numbers.
-    pub called_off: BTreeMap<usize, u32>,
-    /// When the planner was asked last whether all members of this gang move, and when what it wants was refused last.
-    pub gang_considered: Option<Instant>,
-    pub gang_refused: Option<Instant>,
-    /// Since when a host has not answered that such a migration needs.
-    pub move_silent: Option<Instant>,
-    /// When this controller first saw that a member of this gang has failed.
-    pub failure_seen: Option<Instant>,
     /// When this controller first saw that the job is to be cancelled. A clock that is set does not change how long the
     /// guest has for its outputs.
     pub cancel_seen: Option<Instant>,
@@ -99,17 +89,49 @@ pub struct Run {
     homes_at: u64,
 }
 
+/// What the loop of steps asks of whoever has a record.
+pub(super) trait Drives: Sized {
+    /// `None` if there is no record.
+    async fn load(cluster: &Arc<Cluster>, id: &JobId) -> Result<Option<Self>, Problem>;
+
+    /// A step was interrupted: `again` goes on from what it has recorded, with what only this one knows.
+    fn go_on_as(self, again: Self) -> Self;
+
+    fn state(&self) -> JobState;
+
+    async fn step(&mut self) -> Result<Step, Problem>;
+
+    /// Takes into account what people ask of it.
+    async fn heed_intent(&mut self) -> Result<(), Problem>;
+
+    /// What the driver of its gang wants to know at once.
+    fn seen_by_gang(&self) -> Option<Seen>;
+
+    fn wake_gang(&self);
+
+    /// What follows a step that failed, and the pause before the next one.
+    async fn troubled(&mut self, problem: Problem) -> Result<Duration, Problem>;
+}
+
 /// Drives a job to its end.
 ///
 /// # Errors
 /// If the store fails. The caller tries again.
 pub async fn drive(cluster: Arc<Cluster>, id: JobId) -> Result<(), Problem> {
-    let mut intents = cluster.records.watch(&job_intent_key(&id));
-    let news = News::of(&cluster, &id);
-    let Some(mut run) = Run::load(&cluster, &id).await? else { return Ok(()) };
+    let Some(found) = cluster.own_job(&id).await? else { return Ok(()) };
+    match found.value.kind {
+        Kind::Job | Kind::Member(_) | Kind::PersistentVm(_) => drive_as::<Run>(&cluster, &id).await,
+        Kind::Gang(_) => drive_as::<GangRun>(&cluster, &id).await,
+    }
+}
+
+async fn drive_as<D: Drives>(cluster: &Arc<Cluster>, id: &JobId) -> Result<(), Problem> {
+    let mut intents = cluster.records.watch(&job_intent_key(id));
+    let news = News::of(cluster, id);
+    let Some(mut run) = D::load(cluster, id).await? else { return Ok(()) };
     run.heed_intent().await?;
     loop {
-        if run.job().state.is_final() {
+        if run.state().is_final() {
             return Ok(());
         }
         let before = run.seen_by_gang();
@@ -117,9 +139,8 @@ pub async fn drive(cluster: Arc<Cluster>, id: JobId) -> Result<(), Problem> {
             done = run.step() => done,
             _ = intents.next() => {
                 // The step was interrupted: continue from what it has recorded.
-                let Some(again) = Run::load(&cluster, &id).await? else { return Ok(()) };
-                let Run { cancel_seen, collect_seen, .. } = run;
-                run = Run { cancel_seen, collect_seen, ..again };
+                let Some(again) = D::load(cluster, id).await? else { return Ok(()) };
+                run = run.go_on_as(again);
                 run.heed_intent().await?;
                 continue;
             }
@@ -161,7 +182,7 @@ impl Drop for News {
     }
 }
 
-impl Run {
+impl Drives for Run {
     async fn load(cluster: &Arc<Cluster>, id: &JobId) -> Result<Option<Self>, Problem> {
         let Some(record) = cluster.own_job(id).await? else {
             return Ok(None);
@@ -182,12 +203,6 @@ impl Run {
             no_room: None,
             trouble_said: Said::default(),
             not_begun: None,
-            move_refused: BTreeMap::new(),
-            called_off: BTreeMap::new(),
-            move_silent: None,
-            gang_considered: None,
-            gang_refused: None,
-            failure_seen: None,
             cancel_seen: None,
             collect_seen: None,
             is_hurried: false,
@@ -196,11 +211,24 @@ impl Run {
         }))
     }
 
+    fn go_on_as(self, again: Self) -> Self {
+        Self { cancel_seen: self.cancel_seen, collect_seen: self.collect_seen, ..again }
+    }
+
+    fn state(&self) -> JobState {
+        self.job().state
+    }
+
+    fn seen_by_gang(&self) -> Option<Seen> {
+        self.seen_as_member()
+    }
+
+    fn wake_gang(&self) {
+        self.wake_own_gang();
+    }
+
     async fn step(&mut self) -> Result<Step, Problem> {
         self.homes_at = self.cluster.index.home_changes();
-        if self.record.value.gang.is_some() {
-            return self.gang_step().await;
-        }
         self.settle_homes().await?;
         self.drop_old_roots().await?;
         if self.record.value.ending.is_some() {
@@ -221,15 +249,12 @@ impl Run {
     }
 
     async fn heed_intent(&mut self) -> Result<(), Problem> {
-        if self.record.value.gang.is_some() {
-            // Each step of a gang reads what is asked of it.
-            return Ok(());
-        }
         let intent: Option<JobIntent> =
             self.cluster.records.read(&job_intent_key(&self.id)).await?;
         self.is_hurried = intent.as_ref().is_some_and(|intent| intent.cancel && intent.now);
         let power = intent.as_ref().and_then(|intent| intent.power);
-        if let (Some(lasting), Some((number, wish))) = (&mut self.record.value.lasting, power)
+        if let (Some(lasting), Some((number, wish))) =
+            (self.record.value.kind.persistent_vm_mut(), power)
             && number > lasting.heeded
         {
             lasting.heed(number, wish, self.record.value.job.state);
@@ -254,52 +279,16 @@ impl Run {
         self.end_after_outputs(ending, reason).await
     }
 
-    /// Decides how the job ends. The steps in `finish` follow.
-    pub async fn end(&mut self, ending: Ending, reason: String) -> Result<(), Problem> {
-        if ending == Ending::Failed && self.lasting().is_some() {
-            return self.fail_lasting(&reason).await;
-        }
-        self.record.value.ending = Some(ending);
-        self.record.value.job.reason = reason;
-        self.record.value.job.waits.clear();
-        self.record.save().await
-    }
-
-    /// Decides what a failed step means; this is the only place that does. A fault of the cluster never ends a
-    /// job: if something does not answer, has no room or is broken, the job waits and shows the reason. The job
-    /// ends if it requested something that cannot be had.
     async fn troubled(&mut self, problem: Problem) -> Result<Duration, Problem> {
-        let text = self.cluster.hosts.named(&format!("{}: {}", problem.what, problem.why));
-        // Changes of the step that were not stored count as not made.
-        let stored = self.cluster.own_job(&self.id).await?;
-        self.record = stored.ok_or_else(|| {
-            Problem::not_found(format!("job {}", self.id), "its record was deleted")
-        })?;
-        let asked_for_it = match problem.kind {
-            ProblemKind::Invalid | ProblemKind::NotFound | ProblemKind::Conflict => true,
-            ProblemKind::Unavailable
-            | ProblemKind::Forbidden
-            | ProblemKind::NoSpace
-            | ProblemKind::Superseded
-            | ProblemKind::Internal
-            // A host may lack for a moment what a VM needs.
-            | ProblemKind::Unsupported => false,
-        };
-        let record = &self.record.value;
-        let is_judged = record.gang.as_ref().is_some_and(|gang| gang.state.verdict.is_some());
-        let is_ending = record.ending.is_some() || is_judged;
-        let ends =
-            record.ending.is_some() || self.lasting().is_some_and(|lasting| lasting.down.is_some());
-        if !asked_for_it || self.homes_may_be_old() || ends {
-            if self.trouble_said.is_new(&text, Instant::now()) {
-                tracing::warn!("job {} waits: {text}", self.id);
-            }
-            match is_ending {
-                true => self.say_end_waits(&text).await?,
-                false => self.say(&text).await?,
-            }
+        let mut disks = self.record.value.placement.iter().flat_map(|placement| &placement.disks);
+        // The step may have asked a host for a volume that has its home elsewhere.
+        let homes_may_be_old = self.homes_at != self.cluster.index.home_changes()
+            || disks.any(|disk| self.cluster.index.is_changing_home(&disk.volume));
+        let (cluster, said) = (&self.cluster, &mut self.trouble_said);
+        let Some(text) = fatal(cluster, &mut self.record, said, homes_may_be_old, problem).await?
+        else {
             return Ok(self.cluster.timing.monitor);
-        }
+        };
         if self.record.value.collect.is_some() {
             self.end_without_outputs(&text).await?;
             return Ok(Duration::ZERO);
@@ -308,17 +297,20 @@ impl Run {
         self.end(Ending::Failed, text).await?;
         Ok(Duration::ZERO)
     }
+}
 
-    /// Whether the step may have asked a host for a volume that has its home elsewhere.
-    fn homes_may_be_old(&self) -> bool {
-        let mut disks = self.record.value.placement.iter().flat_map(|placement| &placement.disks);
-        self.homes_at != self.cluster.index.home_changes()
-            || disks.any(|disk| self.cluster.index.is_changing_home(&disk.volume))
+impl Run {
+    /// Decides how the job ends. The steps in `finish` follow.
+    pub async fn end(&mut self, ending: Ending, reason: String) -> Result<(), Problem> {
+        if ending == Ending::Failed && self.lasting().is_some() {
+            return self.fail_lasting(&reason).await;
+        }
+        self.record.end(ending, reason).await
     }
 
     /// Says why the job waits; an empty text when it does not.
     pub async fn say(&mut self, reason: &str) -> Result<(), Problem> {
-        self.say_waiting(reason, Vec::new()).await
+        self.record.say(reason, Vec::new()).await
     }
 
     /// The same, with what its VM waits for.
@@ -327,32 +319,97 @@ impl Run {
         reason: &str,
         waits: Vec<Waiting>,
     ) -> Result<(), Problem> {
-        let job = &mut self.record.value.job;
-        if job.reason != reason || job.waits != waits {
-            reason.clone_into(&mut job.reason);
-            job.waits = waits;
-            self.record.save().await?;
-        }
-        Ok(())
+        self.record.say(reason, waits).await
     }
 
     /// Says what the job's end waits for.
     pub(super) async fn say_end_waits(&mut self, why: &str) -> Result<(), Problem> {
-        let record = &mut self.record.value;
-        record.ends_because.get_or_insert_with(|| record.job.reason.clone());
-        self.say(why).await
-    }
-
-    /// The end waits no more: the reason is again why the job ends.
-    pub(super) fn end_goes_on(&mut self) {
-        let record = &mut self.record.value;
-        if let Some(because) = record.ends_because.take() {
-            record.job.reason = because;
-        }
+        self.record.say_end_waits(why).await
     }
 
     pub fn job(&self) -> &perigee_model::job::Job {
         &self.record.value.job
+    }
+}
+
+/// Decides what a failed step means; this is the only place that does. A fault of the cluster never ends a job: if something does
+/// not answer, has no room or is broken, the job waits and shows the reason. The job ends if it requested something that cannot
+/// be had: then the reason is returned.
+///
+/// # Errors
+/// If the store fails.
+pub(super) async fn fatal(
+    cluster: &Arc<Cluster>,
+    record: &mut Owned<JobRecord>,
+    said: &mut Said,
+    homes_may_be_old: bool,
+    problem: Problem,
+) -> Result<Option<String>, Problem> {
+    let id = record.value.job.id.clone();
+    let text = cluster.hosts.named(&format!("{}: {}", problem.what, problem.why));
+    // Changes of the step that were not stored count as not made.
+    let stored = cluster.own_job(&id).await?;
+    *record =
+        stored.ok_or_else(|| Problem::not_found(format!("job {id}"), "its record was deleted"))?;
+    let asked_for_it = match problem.kind {
+        ProblemKind::Invalid | ProblemKind::NotFound | ProblemKind::Conflict => true,
+        ProblemKind::Unavailable
+        | ProblemKind::Forbidden
+        | ProblemKind::NoSpace
+        | ProblemKind::Superseded
+        | ProblemKind::Internal
+        // A host may lack for a moment what a VM needs.
+        | ProblemKind::Unsupported => false,
+    };
+    let now = &record.value;
+    let ends = now.ending.is_some() || now.kind.goes_down();
+    if asked_for_it && !homes_may_be_old && !ends {
+        return Ok(Some(text));
+    }
+    if said.is_new(&text, Instant::now()) {
+        tracing::warn!("job {id} waits: {text}");
+    }
+    match now.ending.is_some() || now.kind.is_judged() {
+        true => record.say_end_waits(&text).await?,
+        false => record.say(&text, Vec::new()).await?,
+    }
+    Ok(None)
+}
+
+impl Owned<JobRecord> {
+    /// Says why it waits, in words and for programs; both empty when it does not.
+    pub async fn say(&mut self, reason: &str, waits: Vec<Waiting>) -> Result<(), Problem> {
+        let job = &mut self.value.job;
+        if job.reason != reason || job.waits != waits {
+            reason.clone_into(&mut job.reason);
+            job.waits = waits;
+            self.save().await?;
+        }
+        Ok(())
+    }
+
+    /// Says what its end waits for.
+    pub async fn say_end_waits(&mut self, why: &str) -> Result<(), Problem> {
+        let record = &mut self.value;
+        record.ends_because.get_or_insert_with(|| record.job.reason.clone());
+        self.say(why, Vec::new()).await
+    }
+
+    /// Records how it ends.
+    pub async fn end(&mut self, ending: Ending, reason: String) -> Result<(), Problem> {
+        self.value.ending = Some(ending);
+        self.value.job.reason = reason;
+        self.value.job.waits.clear();
+        self.save().await
+    }
+}
+
+impl JobRecord {
+    /// The end waits no more: the reason is again why the job ends.
+    pub fn end_goes_on(&mut self) {
+        if let Some(because) = self.ends_because.take() {
+            self.job.reason = because;
+        }
     }
 }
 

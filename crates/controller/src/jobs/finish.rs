@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use perigee_model::job::{JobOutputs, JobState};
+use perigee_model::job::{Job, JobOutputs, JobState};
 use perigee_model::states::JobEvent;
 use perigee_model::{DiskRole, Problem, ProblemKind};
 
@@ -12,6 +12,7 @@ use super::driver::{Run, Step};
 use super::stage;
 use crate::cleaner::{self, Cleanup};
 use crate::clock::now_ms;
+use crate::cluster::Cluster;
 use crate::cluster::paces::Way;
 use crate::files::outputs::left_out::{self, LeftOutList};
 use crate::files::outputs::{self, Expected, Place, Taken};
@@ -85,12 +86,12 @@ impl Run {
             Some(Ending::Collected { .. } | Ending::Failed) | None => JobEvent::Failed,
         };
         // The time of a gang's member says nothing of a job with one VM.
-        if matches!(record.ending, Some(Ending::Collected { .. })) && record.member.is_none() {
+        if matches!(record.ending, Some(Ending::Collected { .. })) && !record.kind.is_member() {
             planning::job_ended(&self.cluster, record).await?;
         }
         record.job.state = record.job.state.next(event)?;
         record.job.ended_ms = Some(now_ms());
-        self.end_goes_on();
+        self.record.value.end_goes_on();
         self.record.save().await?;
         if self.lasting().is_some() && !cleaner::is_left(&self.cluster, &self.id).await? {
             super::erase(&self.cluster, &self.record.value).await?;
@@ -190,7 +191,7 @@ impl Run {
         }
         let taken = taken?;
         let Taken { files, bytes, left_out, damaged } = taken;
-        self.record.value.kept_outputs = self.kept_outputs(&place);
+        self.record.value.kept_outputs = kept_outputs(&self.cluster, self.job(), &place);
         let kept_until_ms = self.record.value.kept_outputs.as_ref().map(KeptOutputs::until_ms);
         self.record.value.job.outputs =
             Some(JobOutputs { at: place.to_string(), files, bytes, kept_until_ms });
@@ -232,26 +233,13 @@ impl Run {
             tracing::warn!("job {}: outputs of an earlier start stay: {problem}", self.id);
         }
     }
+}
 
-    /// A gang's outputs are kept from its own end on, and not from those of its members.
-    pub(super) fn keep_outputs_from_now(&mut self) -> Result<(), Problem> {
-        if self.job().outputs.is_none() {
-            return Ok(());
-        }
-        let kept = self.kept_outputs(&Place::of(self.job())?);
-        if let Some(outputs) = &mut self.record.value.job.outputs {
-            outputs.kept_until_ms = kept.as_ref().map(KeptOutputs::until_ms);
-        }
-        self.record.value.kept_outputs = kept;
-        Ok(())
-    }
-
-    /// For how long its outputs are kept from now on, as its file says or else the controller was told.
-    fn kept_outputs(&self, place: &Place) -> Option<KeptOutputs> {
-        let keep_s = self.job().spec.keep_outputs_s.or(self.cluster.keep_outputs_s.get().copied());
-        let for_ms = keep_s.filter(|_| place.is_own)?.saturating_mul(1000);
-        Some(KeptOutputs { since_ms: now_ms(), for_ms })
-    }
+/// For how long a job's outputs are kept from now on, as its file says or else the controller was told.
+pub(super) fn kept_outputs(cluster: &Cluster, job: &Job, place: &Place) -> Option<KeptOutputs> {
+    let keep_s = job.spec.keep_outputs_s.or(cluster.keep_outputs_s.get().copied());
+    let for_ms = keep_s.filter(|_| place.is_own)?.saturating_mul(1000);
+    Some(KeptOutputs { since_ms: now_ms(), for_ms })
 }
 
 /// What there is to say of outputs that were fetched.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use perigee_model::guest::GuestEvent;
 use perigee_model::job::{HostState, JobState, Sample};
 use perigee_model::starts::VmStart;
-use perigee_model::vm::{Disk, Hardware, HostReport, Machine, VmReport, VmSpec, VmStatus};
+use perigee_model::vm::{Disk, HostReport, Machine, VmReport, VmSpec, VmStatus};
 use perigee_model::volume::ExportStats;
 use perigee_model::waiting::in_words;
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
@@ -21,7 +21,7 @@ use crate::clock::now_ms;
 use crate::cluster::HostLink;
 use crate::files::outputs::left_out;
 use crate::meter::Reading;
-use crate::records::{Ending, PlacedDisk, Placement, start_of, vm_of};
+use crate::records::{Ending, JobRecord, Kind, PlacedDisk, Placement, start_of, vm_of};
 use crate::storage::{attach, leave_site, volumes};
 use crate::{networks, tpm};
 
@@ -554,7 +554,7 @@ impl Run {
             disks.push(Reading { client, home, far: disk.home != here });
         }
         self.record.value.meter.read(report.vcpu_ms, &disks);
-        if let Some(member) = &mut self.record.value.member {
+        if let Some(member) = self.record.value.kind.member_mut() {
             member.talk.read(&here, &report.sent);
         }
         Ok(())
@@ -625,21 +625,25 @@ pub(super) fn vm_spec(run: &Run, placement: &Placement, at: &HostId) -> Result<V
         locks_memory: leave_site::is_far_from_confined(&run.cluster, &placement.disks, at),
         hides_output: run.hides_output(placement),
         network: networks::of_vm(&run.record.value)?,
-        machine: match run.lasting() {
-            None => Machine {
-                firmware: spec.firmware,
-                hardware: Hardware { tpm: spec.tpm, ..Hardware::default() },
-                ..Machine::default()
-            },
-            Some(lasting) => Machine {
-                lasts: true,
-                firmware: lasting.firmware,
-                hardware: lasting.hardware.clone(),
-                cpus_max: Machine::cpus_max_of(spec.cpus),
-                ports: Machine::PORTS,
-            },
-        },
+        machine: machine_of(&run.record.value),
     })
+}
+
+fn machine_of(record: &JobRecord) -> Machine {
+    let (kind, spec) = (&record.kind, &record.job.spec);
+    let (firmware, hardware) = (kind.firmware(spec), kind.hardware(spec));
+    match kind {
+        Kind::Job | Kind::Member(_) | Kind::Gang(_) => {
+            Machine { firmware, hardware, ..Machine::default() }
+        }
+        Kind::PersistentVm(_) => Machine {
+            lasts: true,
+            firmware,
+            hardware,
+            cpus_max: Machine::cpus_max_of(spec.cpus),
+            ports: Machine::PORTS,
+        },
+    }
 }
 
 /// How long the guest was able to boot. While its CPUs wait for a CPU of the host, its clock does not run.

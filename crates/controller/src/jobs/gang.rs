@@ -29,14 +29,15 @@ use perigee_model::network::Card;
 use perigee_model::states::JobEvent;
 use perigee_model::{HostId, JobId, Problem, ProblemKind};
 use perigee_planner::arrange::{Place, arrange};
-use perigee_planner::gangs::{GangRun, left};
+use perigee_planner::gangs::{self, left};
 use russh::keys::PrivateKey;
 use russh::keys::ssh_key::LineEnding;
 use russh::keys::ssh_key::private::Ed25519Keypair;
 
 use super::again::{Fate, Loss, fate};
 use super::cancel::{CANCELLED, STOPPED};
-use super::driver::{Run, Step};
+use super::driver::Step;
+use super::finish::kept_outputs;
 use super::guest::EARLY;
 use super::place::{self, job_disks};
 use super::{ended, erase_all_but_log, log, new_record};
@@ -46,8 +47,8 @@ use crate::files::outputs;
 use crate::planning::talk;
 use crate::records::Talk;
 use crate::records::{
-    Ending, Gang, GangKeys, GangWish, JobIntent, JobRecord, Membership, Placement, job_intent_key,
-    job_key, vm_of,
+    Ending, Gang, GangKeys, GangWish, JobIntent, JobRecord, KeptOutputs, Kind, Membership,
+    Placement, job_intent_key, job_key, vm_of,
 };
 use crate::storage::{leave_site, volumes};
 use crate::{networks, planning};
@@ -56,11 +57,13 @@ mod check;
 mod consider;
 mod member;
 mod moving;
+mod run;
 mod shown;
 
 pub use check::{check, check_network, prepare};
 pub(super) use member::AT_BARRIER;
 pub use moving::{ask_to_move, call_off_move};
+pub(super) use run::GangRun;
 pub use shown::{log_of, log_of_all, with_members};
 
 /// A key that nobody else has.
@@ -86,7 +89,7 @@ type Members = [Option<Arc<JobRecord>>];
 
 fn seen(member: Option<&JobRecord>) -> Seen {
     let Some(record) = member else { return Seen::Missing };
-    let of = record.member.as_ref();
+    let of = record.kind.member();
     let is_ready = of.is_some_and(|member| member.ready);
     let is_lost = of.is_some_and(|member| member.lost.is_some());
     let ends = matches!(record.ending, Some(Ending::Failed | Ending::Cancelled));
@@ -98,13 +101,7 @@ fn seen(member: Option<&JobRecord>) -> Seen {
     Seen::of(record.job.state, (is_ready, is_lost), ends, exit_code)
 }
 
-impl Run {
-    fn gang(&mut self) -> Result<&mut Gang, Problem> {
-        let what = format!("job {}", self.id);
-        let gang = self.record.value.gang.as_mut();
-        gang.ok_or_else(|| Problem::internal(what, "it is no gang"))
-    }
-
+impl GangRun {
     pub(super) async fn gang_step(&mut self) -> Result<Step, Problem> {
         let intent: Option<JobIntent> =
             self.cluster.records.read(&job_intent_key(&self.id)).await?;
@@ -114,7 +111,7 @@ impl Run {
         let state = self.gang()?.state;
         if intent.stop_vm && !intent.cancel && self.record.value.ending.is_none() {
             // As a job with one VM ends.
-            self.end(Ending::Failed, STOPPED.to_owned()).await?;
+            self.record.end(Ending::Failed, STOPPED.to_owned()).await?;
         }
         let fails = self.record.value.ending.is_some() && state.verdict.is_none();
         let is_queued = self.job().state == JobState::Queued;
@@ -300,7 +297,7 @@ impl Run {
         }
         (spec.count, spec.mpi, spec.may_migrate) = (1, false, false);
         spec.outputs_to = spec.outputs_to.map(|to| outputs::of_rank(&to, rank));
-        let traits = gang.gang.as_ref().map(|gang| gang.traits.clone()).unwrap_or_default();
+        let traits = gang.kind.gang().map(|gang| gang.traits.clone()).unwrap_or_default();
         let mut made = new_record(member_of(&self.id, rank), spec);
         made.job.submitted_ms = gang.job.submitted_ms;
         made.job.state = made.job.state.next(JobEvent::Placed)?;
@@ -316,8 +313,8 @@ impl Run {
         made.restarts = gang.restarts;
         made.inputs.clone_from(&gang.inputs);
         made.refused_by.clone_from(&gang.refused_by);
-        made.member = Some(member);
-        let lost = gang.gang.as_ref().and_then(|gang| gang.logs.get(&rank)).copied();
+        made.kind = Kind::Member(member);
+        let lost = gang.kind.gang().and_then(|gang| gang.logs.get(&rank)).copied();
         (made.log, made.last_seq) = lost.unwrap_or_default();
         made.seq_before = made.last_seq;
         Ok(made)
@@ -363,7 +360,7 @@ impl Run {
         };
         let first = all.iter().find(has_news);
         let first = first.map(|member| {
-            let rank = member.member.as_ref().map_or(0, |member| member.rank);
+            let rank = member.kind.member().map_or(0, |member| member.rank);
             format!("rank {rank}: {}", member.job.reason)
         });
         let reason: Vec<String> = self.move_in_words(&all).into_iter().chain(first).collect();
@@ -373,7 +370,7 @@ impl Run {
             self.record.value.job.reason = reason;
             self.record.save().await?;
         } else {
-            self.say(&reason).await?;
+            self.record.say(&reason, Vec::new()).await?;
         }
         Ok(Step::Wait(self.cluster.timing.poll))
     }
@@ -388,7 +385,7 @@ impl Run {
         if verdict == Verdict::Failed && self.may_be_a_lost_host(members) {
             return Ok(Step::Wait(self.cluster.timing.poll));
         }
-        self.end_goes_on();
+        self.record.value.end_goes_on();
         let because = rank.and_then(|rank| Some((rank, members.get(rank as usize)?.as_ref()?)));
         let why = match (verdict, because) {
             (Verdict::Cancelled { .. }, _) => CANCELLED.to_owned(),
@@ -466,22 +463,30 @@ impl Run {
         members: &Members,
     ) -> Result<Step, Problem> {
         networks::remove_own(&self.cluster, &self.id).await?;
-        let of = |member: &Arc<JobRecord>| member.member.as_ref().map(|m| m.talk.by_rank(m.count));
+        let of = |member: &Arc<JobRecord>| member.kind.member().map(|m| m.talk.by_rank(m.count));
         let sent = members.iter().map(|member| member.as_ref().and_then(of).unwrap_or_default());
         let sent = sent.collect();
         let all = || members.iter().flatten().map(|member| &member.job);
         let measured_s = all().filter_map(|job| job.measured_s).reduce(f64::max);
         let traits = self.gang()?.traits.clone();
-        let run =
-            measured_s.filter(|_| verdict.is_none()).map(|seconds| GangRun { traits, seconds });
+        let run = measured_s
+            .filter(|_| verdict.is_none())
+            .map(|seconds| gangs::GangRun { traits, seconds });
         talk::remember(&self.cluster, self.job(), sent, run).await?;
         let job = &mut self.record.value.job;
         job.measured_s = measured_s;
         job.progress = all().next().and_then(|first| first.progress.clone());
         job.outputs = outputs_of(all());
         job.left_out = all().map(|job| job.left_out).sum();
-        self.keep_outputs_from_now()?;
-        self.end_goes_on();
+        if job.outputs.is_some() {
+            // From its own end on, and not from those of its members.
+            let kept = kept_outputs(&self.cluster, job, &outputs::Place::of(job)?);
+            if let Some(outputs) = &mut job.outputs {
+                outputs.kept_until_ms = kept.as_ref().map(KeptOutputs::until_ms);
+            }
+            self.record.value.kept_outputs = kept;
+        }
+        self.record.value.end_goes_on();
         let job = &mut self.record.value.job;
         let event = match verdict {
             Some(Verdict::Cancelled { .. }) => JobEvent::Cancelled,
@@ -512,7 +517,7 @@ impl Run {
             self.cluster.records.read(&job_intent_key(&self.id)).await?;
         let record = &mut self.record.value;
         for member in members.iter().flatten() {
-            let lost = member.member.as_ref().and_then(|member| member.lost.clone());
+            let lost = member.kind.member().and_then(|member| member.lost.clone());
             if let Some(host) = lost.filter(|host| !record.avoid.contains(host)) {
                 record.avoid.push(host);
             }
@@ -528,7 +533,9 @@ impl Run {
             let why =
                 format!("all VMs of the job start again: what follows is of its start {number}");
             log::mark(&self.cluster, &member.job.id, &mut kept, &mut last_seq, why).await?;
-            if let (Some(gang), Some(of)) = (&mut self.record.value.gang, &member.member) {
+            if let (Some(gang), Some(of)) =
+                (self.record.value.kind.gang_mut(), member.kind.member())
+            {
                 gang.logs.insert(of.rank, (kept, last_seq));
             }
         }
@@ -541,7 +548,9 @@ impl Run {
         }
         let record = &mut self.record.value;
         record.restarts += 1;
-        record.gang = record.gang.as_ref().map(Gang::of_next_run);
+        if let Some(gang) = record.kind.gang_mut() {
+            *gang = gang.of_next_run();
+        }
         record.ending = None;
         // A request was for the hosts of this run.
         let heeded = self.gang()?.heeded_move;
@@ -552,7 +561,7 @@ impl Run {
             }
             self.gang()?.heeded_move = number;
         }
-        self.end_goes_on();
+        self.record.value.end_goes_on();
         let job = &mut self.record.value.job;
         job.state = job.state.next(JobEvent::HostLost)?;
         (job.started_ms, job.running_ms) = (None, None);
@@ -582,7 +591,7 @@ fn reason_of(member: &JobRecord) -> String {
     }
 }
 
-impl Run {
+impl GangRun {
     /// When the gang ends, by equal gangs' runs and by the first one's progress.
     fn predict_end(&self, members: &[&JobRecord]) {
         let (job, index) = (self.job(), &self.cluster.index);

@@ -11,7 +11,7 @@ use perigee_model::volume::BLOCK_BYTES;
 
 use crate::hash;
 use crate::planning::seconds;
-use crate::records::{Collect, Ending, JobRecord, Output};
+use crate::records::{Collect, Ending, JobRecord, Kind, Output};
 
 /// The limit of a guest's text in a job's record.
 const TEXT_BYTES_MAX: usize = 1000;
@@ -92,15 +92,14 @@ fn take(record: &mut JobRecord, when: When, body: GuestBody) {
     match body {
         GuestBody::Log { .. } | GuestBody::Synced { .. } | GuestBody::LeftOut(_) => {}
         GuestBody::Ready => {
-            if let Some(member) = &mut record.member
+            if let Some(member) = record.kind.member_mut()
                 && record.job.state == JobState::Starting
             {
                 member.ready = true;
             }
         }
         GuestBody::Started | GuestBody::Exited { .. } if begins_early(record) => {
-            let is_ready = record.member.as_ref().is_some_and(|member| member.ready);
-            fail(record, if is_ready { EARLY } else { OLD_RUNNER_OF_GANG });
+            fail(record, if record.kind.is_at_barrier() { EARLY } else { OLD_RUNNER_OF_GANG });
         }
         GuestBody::Started => {
             started(record, when);
@@ -148,7 +147,10 @@ fn brings_runner(record: &JobRecord) -> bool {
 
 /// Whether it is a gang's member whose guest was not told to begin.
 fn begins_early(record: &JobRecord) -> bool {
-    let is_told = record.member.as_ref().is_none_or(|member| member.ready && member.begun);
+    let is_told = match &record.kind {
+        Kind::Job | Kind::Gang(_) | Kind::PersistentVm(_) => true,
+        Kind::Member(member) => member.ready && member.begun,
+    };
     record.job.state == JobState::Starting && !is_told
 }
 

@@ -25,7 +25,7 @@ impl Run {
         let here = record.job.host.clone();
         // A VM that runs can't go on with its disk as it was at an earlier time; one that is off can start with it.
         // While it starts, the loss of the host ends that first; one that is deleted is deleted where its disk is.
-        let is_off = record.lasting.is_some()
+        let is_off = record.kind.is_persistent_vm()
             && (record.job.state == JobState::Queued || record.ending.is_some());
         let disks = record.placement.iter_mut().flat_map(|placement| &mut placement.disks);
         let (mut changed, index) = (false, &self.cluster.index);

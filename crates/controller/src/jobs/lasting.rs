@@ -29,18 +29,18 @@ use crate::storage::moves;
 
 impl Run {
     pub(super) fn lasting(&self) -> Option<&Lasting> {
-        self.record.value.lasting.as_ref()
+        self.record.value.kind.persistent_vm()
     }
 
     fn change_lasting<T: Default>(&mut self, change: impl FnOnce(&mut Lasting) -> T) -> T {
-        self.record.value.lasting.as_mut().map(change).unwrap_or_default()
+        self.record.value.kind.persistent_vm_mut().map(change).unwrap_or_default()
     }
 
     /// Whether the VM has got this in the run that it is in, and that is not recorded yet.
     fn is_new<T>(&self, live: &Live<T>, heeded: impl Fn(&Lasting) -> u64) -> bool {
         let record = &self.record.value;
         let is_next = |lasting: &Lasting| live.number > heeded(lasting);
-        record.is_in_run(live.run) && record.lasting.as_ref().is_some_and(is_next)
+        record.is_in_run(live.run) && record.kind.persistent_vm().is_some_and(is_next)
     }
 
     /// Records the size that it has got while it ran.
@@ -49,7 +49,7 @@ impl Run {
             return Ok(());
         };
         let record = &mut self.record.value;
-        let Some(lasting) = &mut record.lasting else { return Ok(()) };
+        let Some(lasting) = record.kind.persistent_vm_mut() else { return Ok(()) };
         lasting.sized = size.number;
         let size = size.change;
         let spec = &mut record.job.spec;
@@ -285,7 +285,8 @@ impl Run {
         // What a host refused at this start it may do at the next one.
         record.refused_by.clear();
         record.job.state = record.job.state.next(JobEvent::TakenDown)?;
-        record.job.reason = record.lasting.as_mut().map(Lasting::is_down).unwrap_or_default();
+        record.job.reason =
+            record.kind.persistent_vm_mut().map(Lasting::is_down).unwrap_or_default();
         self.seen_running = false;
         self.record.save().await?;
         self.forget_old_moves().await?;
@@ -400,14 +401,14 @@ impl JobRecord {
     /// What is no more when a VM has left its host, for whatever reason. A VM without a job keeps its disks.
     pub(super) fn forget_run(&mut self) {
         match &mut self.placement {
-            Some(placement) if self.lasting.is_some() => {
+            Some(placement) if self.kind.is_persistent_vm() => {
                 // They get new epochs, so that nobody else writes them any more.
                 placement.disks.retain(|disk| disk.role != DiskRole::CloudInit);
                 placement.disks.iter_mut().for_each(|disk| disk.epoch = None);
             }
             placement => *placement = None,
         }
-        let next = self.lasting.as_mut().and_then(|lasting| lasting.memory_next.take());
+        let next = self.kind.persistent_vm_mut().and_then(|lasting| lasting.memory_next.take());
         self.job.spec.memory_bytes = next.unwrap_or(self.job.spec.memory_bytes);
         self.vm_started = false;
         self.boot_id.clear();
@@ -422,7 +423,7 @@ impl JobRecord {
         let job = &mut self.job;
         job.host = None;
         job.waits.clear();
-        if self.lasting.is_none() {
+        if !self.kind.is_persistent_vm() {
             job.vm = None;
         }
         (job.exit_code, job.end, job.oom_kills) = (None, None, None);
@@ -433,7 +434,7 @@ impl JobRecord {
 
     /// The disks that a VM without a job has kept; none before it was placed first.
     pub fn kept(&self) -> Option<&Placement> {
-        self.placement.as_ref().filter(|_| self.lasting.is_some())
+        self.placement.as_ref().filter(|_| self.kind.is_persistent_vm())
     }
 }
 

@@ -56,8 +56,8 @@ use crate::files::{inputs, outputs};
 use crate::meter::Meter;
 use crate::planning::shared_links;
 use crate::records::{
-    JobInputs, JobIntent, JobRecord, LogKept, MigrationRecord, Traced, job_intent_key, job_key,
-    migration_intent_prefix, migration_prefix, vm_of,
+    JobInputs, JobIntent, JobRecord, Kind, LogKept, MigrationRecord, Traced, job_intent_key,
+    job_key, migration_intent_prefix, migration_prefix, vm_of,
 };
 use crate::storage::{images, volumes};
 use crate::{networks, planning};
@@ -165,7 +165,7 @@ pub async fn add(cluster: &Arc<Cluster>, record: JobRecord) -> Result<Job, Probl
         // gang's own one is made later.
         let own = networks::own_name(&id)?;
         let network = record.job.spec.network.name();
-        let is_named = network.is_some_and(|name| record.gang.is_none() || *name != own);
+        let is_named = network.is_some_and(|name| !record.kind.is_gang() || *name != own);
         let _turn = if is_named { Some(cluster.networks.turn().await) } else { None };
         if is_named {
             networks::check(&cluster, &record.job.spec).await?;
@@ -187,6 +187,7 @@ pub async fn add(cluster: &Arc<Cluster>, record: JobRecord) -> Result<Job, Probl
 /// The record of a job about which nothing is decided yet.
 pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
     JobRecord {
+        kind: Kind::Job,
         job: new_job(id, spec),
         placement: None,
         vm_started: false,
@@ -210,13 +211,10 @@ pub fn new_record(id: JobId, spec: JobSpec) -> JobRecord {
         traced: Traced::default(),
         to_follow: Vec::new(),
         stayed: 0,
-        lasting: None,
         inputs: None,
         cancelled_ms: None,
         collect: None,
         card: None,
-        gang: None,
-        member: None,
     }
 }
 
@@ -281,7 +279,7 @@ pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<Option<JobInputs
 /// `NotFound`, also for a VM without a job.
 pub async fn record(cluster: &Cluster, id: &JobId) -> Result<JobRecord, Problem> {
     let record = any_record(cluster, id).await?;
-    if record.lasting.is_some() { Err(unknown(id)) } else { Ok(record) }
+    if record.kind.is_persistent_vm() { Err(unknown(id)) } else { Ok(record) }
 }
 
 /// The same for a VM without a job too.
@@ -306,10 +304,11 @@ pub async fn list(cluster: &Cluster) -> Result<Vec<Job>, Problem> {
     }
     let mut members: BTreeMap<JobId, Vec<JobRecord>> = BTreeMap::new();
     let mut shown = Vec::new();
-    for record in cluster.jobs().await?.into_iter().filter(|record| record.lasting.is_none()) {
-        match &record.member {
-            Some(member) => members.entry(member.gang.clone()).or_default().push(record),
-            None => shown.push(record),
+    for record in cluster.jobs().await? {
+        match &record.kind {
+            Kind::Job | Kind::Gang(_) => shown.push(record),
+            Kind::Member(member) => members.entry(member.gang.clone()).or_default().push(record),
+            Kind::PersistentVm(_) => {}
         }
     }
     for record in shown {
@@ -345,7 +344,7 @@ fn view(cluster: &Cluster, record: JobRecord, migrations: Vec<Migration>) -> Job
     let inputs = record.inputs.as_ref();
     let staging = inputs.and_then(|inputs| cluster.staging.in_words(&inputs.image));
     let recovered = recovery::in_words(&record);
-    let gang_move = record.gang.and_then(|gang| gang.last_move);
+    let gang_move = record.kind.gang().and_then(|gang| gang.last_move.clone());
     let mut job = Job { migrations: shown.collect(), predicted_end, gang_move, ..record.job };
     if job.state == JobState::Queued
         && let Some((place, reason)) = cluster.index.wait_of(&job.id)
@@ -393,7 +392,7 @@ pub async fn intend(
     wish: impl Fn(&mut JobIntent),
 ) -> Result<Job, Problem> {
     let record = record(cluster, id).await?;
-    if let Some(member) = record.member {
+    if let Some(member) = record.kind.member() {
         let why = format!("it is a VM of job {}, which ends as a whole", member.gang);
         return Err(Problem::conflict(format!("can't change job {id}"), why)
             .next(format!("`perigee job cancel {}` ends them all", member.gang)));
@@ -449,7 +448,7 @@ pub async fn delete(
     if !record.job.state.is_final() {
         return refuse("it has not ended; cancel it first");
     }
-    if let Some(member) = &record.member {
+    if let Some(member) = record.kind.member() {
         return refuse(&format!("it is a VM of job {}, which is deleted as a whole", member.gang));
     }
     let members = members(cluster, &record).await?;
@@ -480,7 +479,9 @@ pub async fn keep_erasing(cluster: Arc<Cluster>) {
 /// Forgets the VMs without a job that were deleted, when nothing of them is left at a host.
 pub async fn erase_deleted(cluster: &Cluster) -> Result<(), Problem> {
     let records = cluster.jobs().await?.into_iter();
-    for record in records.filter(|record| record.lasting.is_some() && record.job.state.is_final()) {
+    for record in
+        records.filter(|record| record.kind.is_persistent_vm() && record.job.state.is_final())
+    {
         if !crate::cleaner::is_left(cluster, &record.job.id).await? {
             erase(cluster, &record).await?;
         }
@@ -494,7 +495,7 @@ pub async fn erase_deleted(cluster: &Cluster) -> Result<(), Problem> {
 /// If the store fails.
 pub async fn erase(cluster: &Cluster, record: &JobRecord) -> Result<(), Problem> {
     // Of a gang that waits to start again only the logs of its VMs are there.
-    let members = record.gang.iter().flat_map(|_| 0..record.job.spec.count);
+    let members = record.kind.gang().into_iter().flat_map(|_| 0..record.job.spec.count);
     let members = members.map(|rank| member_of(&record.job.id, rank));
     let logs = members.chain([record.job.id.clone()]).map(|id| log::prefix(&id));
     erase_with(cluster, record, logs.collect()).await

@@ -35,11 +35,11 @@ impl Run {
         let record = &mut self.record.value;
         let (spec, restarts) = (&record.job.spec, record.restarts);
         let start = grant.host.clone();
-        let lasts = record.lasting.is_some();
-        let own = record.lasting.as_ref().map_or_else(|| job_disks(spec), own_disks);
+        let lasts = record.kind.is_persistent_vm();
+        let own = record.kind.persistent_vm().map_or_else(|| job_disks(spec), own_disks);
         let mut disks =
             disks(&self.id, spec, (&start, &confined), &grant.volume_homes, (own, restarts));
-        if let Some(lasting) = &record.lasting {
+        if let Some(lasting) = record.kind.persistent_vm() {
             let data = disks.iter_mut().filter(|disk| disk.role.is_data());
             for (index, disk) in data.enumerate() {
                 disk.role = lasting.role_of(index).unwrap_or(disk.role);
@@ -55,7 +55,7 @@ impl Run {
                 *disk = PlacedDisk { epoch: None, leave_site, ..kept.clone() };
             } else if lasts && disk.role.lasts() {
                 // It is the same one at all starts, unless another image was restored.
-                let root = record.lasting.as_ref().map_or(0, |lasting| lasting.root_number);
+                let root = record.kind.persistent_vm().map_or(0, |lasting| lasting.root_number);
                 let number = if disk.role == DiskRole::Root { root } else { 0 };
                 disk.volume = own_volume(&self.id, number, disk.role);
             }

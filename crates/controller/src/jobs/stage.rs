@@ -66,7 +66,7 @@ impl Run {
             }
         }
         let placement = self.placement()?.clone();
-        if let Some(lasting) = &mut self.record.value.lasting {
+        if let Some(lasting) = self.record.value.kind.persistent_vm_mut() {
             lasting.made = true;
             lasting.root_is_new = false;
         }
@@ -119,7 +119,7 @@ impl Run {
             (DiskRole::Seed, _) => self.make_seed(&home, disk, at).await,
             (DiskRole::CloudInit, _) => self.make_cloud_init(&home, disk).await,
             (DiskRole::Nvram, _) => {
-                let firmware = self.lasting().map_or(spec.firmware, |lasting| lasting.firmware);
+                let firmware = self.record.value.kind.firmware(spec);
                 let flash = nvram::at_first(firmware)?;
                 self.make_with(&home, disk, nvram::BYTES as u64, flash).await
             }

@@ -58,7 +58,7 @@ async fn checked(cluster: &Cluster, job: &JobRecord, to: &HostId) -> Result<Chec
     if job.leaving.is_some() {
         return refuse("its job begins anew".into());
     }
-    if job.lasting.as_ref().is_some_and(|lasting| lasting.down.is_some()) {
+    if job.kind.goes_down() {
         return refuse("it is being stopped".into());
     }
     if from == *to {
@@ -102,7 +102,7 @@ pub async fn request(
     wish: Wish,
 ) -> Result<Migration, Problem> {
     let vm = vm_of(&job.job.id);
-    if let Some(member) = &job.member
+    if let Some(member) = job.kind.member()
         && !is_of_gang_move(cluster, member, &wish.to)
     {
         return Err(not_alone(&vm, member, &wish.to));
@@ -113,7 +113,7 @@ pub async fn request(
     let cost = planning::move_cost(cluster, job, &from, &wish.to).await?;
     let record = new_record(&vm, start_of(job, number), from, wish, link, cost)?;
     // In a task of its own, so that a client that disconnects leaves no migration without a driver.
-    let begun = begin(Arc::clone(cluster), record, job.member.clone(), capacity(&report));
+    let begun = begin(Arc::clone(cluster), record, job.kind.member().cloned(), capacity(&report));
     let made = tokio::spawn(begun);
     made.await.map_err(|e| Problem::internal(format!("can't move VM {vm}"), e))?
 }
@@ -129,7 +129,7 @@ pub fn not_alone(vm: &VmId, member: &Membership, to: &HostId) -> Problem {
 /// Whether its gang moves, and this VM goes there.
 fn is_of_gang_move(cluster: &Cluster, member: &Membership, to: &HostId) -> bool {
     let gang = cluster.index.job(&member.gang);
-    let open = gang.as_ref().and_then(|gang| gang.gang.as_ref()?.open_move());
+    let open = gang.as_ref().and_then(|gang| gang.kind.gang()?.open_move());
     let leg = open.and_then(|open| Some((open, open.legs.get(member.rank as usize)?)));
     leg.is_some_and(|(open, leg)| open.goal(leg) == to)
 }

@@ -465,7 +465,8 @@ pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<DeletedImage,
             return Err(Problem::conflict(what, why).next("wait for its end, or end it"));
         }
         // A VM without a job that has its root disk needs its image no more.
-        let has_root = record.lasting.as_ref().is_some_and(|lasting| lasting.has(DiskRole::Root));
+        let has_root =
+            record.kind.persistent_vm().is_some_and(|lasting| lasting.has(DiskRole::Root));
         if record.job.spec.image == *name && !has_root {
             let why = format!("{} starts from it", record.in_words());
             return Err(Problem::conflict(what, why).next("wait for its end, or end it"));

@@ -15,7 +15,7 @@ use super::gone::second_home;
 use super::queue::unreachable;
 use super::{Lab, PATIENCE, TIMING, data_volume, lasting, spec, vm_of, wait_for};
 use crate::cluster::Timing;
-use crate::records::JobRecord;
+use crate::records::{JobRecord, Kind};
 use crate::{cleaner, jobs, networks};
 
 mod addresses;
@@ -494,7 +494,7 @@ async fn a_host_that_comes_back_gets_a_gang_again_only_when_nothing_of_it_is_lef
     let lab = Lab::up().await;
     let host = &lab.home.id;
     let record = JobRecord {
-        gang: Some(Default::default()),
+        kind: Kind::Gang(Default::default()),
         avoid: vec![host.clone()],
         ..jobs::new_record(JobId::new("g-0001").expect("a name"), gang(3))
     };

@@ -730,7 +730,7 @@ async fn a_volume_comes_to_a_vm_that_runs_and_goes_and_the_others_keep_their_pla
     let ask = AttachVolume { volume: data_volume(), read_only: true };
     attachments::attach(&lab.cluster, &web(), ask).await.expect("it is off");
     let record = lab.cluster.index.of_vm(&web()).expect("its record");
-    let lasting = record.lasting.as_ref().expect("it lives without a job");
+    let lasting = record.kind.persistent_vm().expect("it lives without a job");
     let volumes = record.job.spec.volumes.iter().enumerate();
     let mut both: Vec<_> =
         volumes.filter_map(|(at, v)| Some((lasting.role_of(at)?, v.volume.clone()))).collect();

@@ -227,7 +227,7 @@ async fn a_change_that_ends_after_its_vm_was_deleted_changes_no_later_vm_of_its_
     lab.home.inside().holds_changes = false;
     let late = resized.await.expect("it ends").expect_err("its VM is no more");
     assert_eq!(late.kind, ProblemKind::NotFound, "{late}");
-    let lasting = lab.web().lasting.clone().expect("a VM without a job");
+    let lasting = lab.web().kind.persistent_vm().cloned().expect("a VM without a job");
     assert_eq!((lasting.sized, lasting.memory_next), (0, None));
 }
 

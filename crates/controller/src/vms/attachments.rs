@@ -149,7 +149,7 @@ fn comes(
     let volumes = &before.job.spec.volumes;
     check_beside(&next, volumes).map_err(|why| Problem::conflict(what, why))?;
     JOB_VOLUMES.check(volumes.len() + 1).map_err(|error| invalid(error.to_string()))?;
-    let slot = before.lasting.as_ref().and_then(|lasting| lasting.free_slot(volumes.len()));
+    let slot = before.kind.persistent_vm().and_then(|lasting| lasting.free_slot(volumes.len()));
     let slot = slot.ok_or_else(|| invalid("it has no place for another disk".to_owned()))?;
     Ok(VolumeChange::Comes { volume: next, slot, disk })
 }

@@ -36,7 +36,7 @@ pub(super) async fn check_off(
         !lasting.on && lasting.down.is_none() && heeded
     };
     let rests = record.job.state == JobState::Queued && record.job.host.is_none();
-    if rests && record.lasting.as_ref().is_some_and(is_off) {
+    if rests && record.kind.persistent_vm().is_some_and(is_off) {
         return Ok(());
     }
     let next = format!("stop it first: perigee vm stop {}", record.job.id);
@@ -106,7 +106,7 @@ pub async fn restore(cluster: &Arc<Cluster>, vm: &VmId, image: ImageName) -> Res
         let roots = disks.map(|disks| {
             disks.extract_if(.., |disk| disk.role == DiskRole::Root).collect::<Vec<_>>()
         });
-        if let Some(lasting) = &mut record.lasting {
+        if let Some(lasting) = record.kind.persistent_vm_mut() {
             let roots = roots.unwrap_or_default().into_iter();
             lasting.dropped.extend(roots.map(|disk| (disk.home, disk.volume)));
             lasting.root_number = number;
@@ -154,7 +154,7 @@ pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<
     let _room = hold_volume(cluster, vm.as_str(), root_bytes - had_bytes).await?;
     let is_made = |lasting: &Lasting| lasting.has(DiskRole::Root);
     if let Some(root) = root_of(&before)
-        && before.lasting.as_ref().is_some_and(is_made)
+        && before.kind.persistent_vm().is_some_and(is_made)
         && root_bytes > had_bytes
     {
         let home = volumes::reachable(cluster, &root.home)?;

@@ -43,7 +43,7 @@ pub(super) async fn ask<T: DeserializeOwned>(
 pub(super) fn check_lasts(cluster: &Cluster, vm: &VmId) -> Result<(), Problem> {
     match cluster.index.of_vm(vm) {
         None => Err(vms::unknown(vm)),
-        Some(record) if record.lasting.is_some() => Ok(()),
+        Some(record) if record.kind.is_persistent_vm() => Ok(()),
         Some(record) => {
             let why = format!("it is the VM of job {}, which has no guest agent", record.job.id);
             Err(Problem::conflict(format!("can't ask VM {vm}"), why))
@@ -70,12 +70,12 @@ pub async fn snapshot(
     wanted: &Snapshot,
 ) -> Result<ClusterImage, Problem> {
     let record = cluster.index.of_vm(vm).ok_or_else(|| vms::unknown(vm))?;
-    if record.lasting.is_none() {
+    if !record.kind.is_persistent_vm() {
         return vms::save(cluster, vm, wanted).await;
     }
     let disks = record.kept().into_iter().flat_map(|kept| &kept.disks);
     let root = disks.into_iter().find(|disk| disk.role == DiskRole::Root);
-    let made = record.lasting.as_ref().is_some_and(|lasting| lasting.made);
+    let made = record.kind.persistent_vm().is_some_and(|lasting| lasting.made);
     let Some(root) = root.filter(|_| made) else {
         let why = "its root disk is not made yet";
         return Err(Problem::conflict(format!("can't snapshot VM {vm}"), why));

@@ -15,7 +15,7 @@ use super::live;
 use crate::accounts::hold_volume;
 use crate::cluster::Cluster;
 use crate::guest::user_data;
-use crate::records::{JobIntent, JobRecord, job_intent_key};
+use crate::records::{JobIntent, JobRecord, Kind, job_intent_key};
 use crate::storage::{images, unknown, volumes};
 use crate::{cleaner, jobs, networks, vms};
 
@@ -55,7 +55,7 @@ pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result
     }
     let tenant = tenant_of(name.as_str());
     let is_its = |record: &&Arc<JobRecord>| {
-        record.lasting.is_some() && tenant_of(record.job.id.as_str()) == tenant
+        record.kind.is_persistent_vm() && tenant_of(record.job.id.as_str()) == tenant
     };
     let count = cluster.unfinished_jobs().iter().filter(is_its).count();
     LASTING_VMS.check(count + 1).map_err(|error| {
@@ -68,7 +68,7 @@ pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result
     let _room = hold_volume(cluster, name.as_str(), root_bytes).await?;
     let mut record = jobs::new_record(id, spec);
     record.job.vm = Some(name.clone());
-    record.lasting = Some(Lasting {
+    record.kind = Kind::PersistentVm(Lasting {
         on: !new.stopped,
         cloud_init: new.cloud_init,
         firmware: new.firmware,
@@ -149,7 +149,7 @@ async fn forget_deleted(cluster: &Cluster, id: &JobId) -> Result<(), Problem> {
         }
         record => record?,
     };
-    if record.lasting.is_none() || !record.job.state.is_final() {
+    if !record.kind.is_persistent_vm() || !record.job.state.is_final() {
         return Ok(());
     }
     if cleaner::is_left(cluster, id).await? {
@@ -167,9 +167,9 @@ pub(super) async fn record(cluster: &Cluster, vm: &VmId) -> Result<JobRecord, Pr
         unknown::check_untouched(cluster, vm).await?;
         return Err(vms::unknown(vm));
     };
-    match record.lasting {
-        Some(_) => Ok(JobRecord::clone(&record)),
-        None => {
+    match record.kind {
+        Kind::PersistentVm(_) => Ok(JobRecord::clone(&record)),
+        Kind::Job | Kind::Member(_) | Kind::Gang(_) => {
             let why = format!("it is the VM of job {}, which starts and ends it", record.job.id);
             Err(Problem::conflict(format!("can't change VM {vm}"), why))
         }

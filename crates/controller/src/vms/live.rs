@@ -318,7 +318,7 @@ async fn until(
         // This is looked at first: once it is over, nothing more is recorded.
         let may_come = may_come();
         let record = now(cluster, of);
-        if record.and_then(|now| now.lasting.as_ref().map(&is_recorded)).unwrap_or_default() {
+        if record.is_some_and(|now| now.kind.persistent_vm().is_some_and(&is_recorded)) {
             return Ok(());
         }
         may_come?;

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use perigee_model::job::JobState;
-use perigee_model::lasting::Lasting;
 use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
 use perigee_planner::queue::Demand;
 
@@ -157,10 +156,8 @@ impl Index {
     /// Holds an attachment while it is removed.
     pub fn begin_detachment(&self, host: &HostId, volume: &VolumeName) -> Detachment<'_> {
         let mut inner = self.lock();
-        let stays = |record: &&Arc<JobRecord>| {
-            let taken = record.lasting.as_ref().is_some_and(Lasting::is_taken_down);
-            record.ending.is_none() && !taken
-        };
+        let stays =
+            |record: &&Arc<JobRecord>| record.ending.is_none() && !record.kind.is_taken_down();
         let needed = inner.jobs.values().filter(stays).any(|record| {
             let comes = inner.unsettled().any(|moved| {
                 Some(&moved.migration.vm) == record.job.vm.as_ref() && moved.migration.to == *host
@@ -327,8 +324,8 @@ impl Index {
         let mut inner = self.lock();
         let job = inner.job_of(vm).filter(|record| record.ending.is_none());
         let Some(record) = job else { return Err("it is being deleted".to_owned()) };
-        let goes_down = record.lasting.as_ref().is_none_or(|lasting| lasting.down.is_some());
-        let stays = record.vm_started && record.leaving.is_none() && !goes_down;
+        let lasts = record.kind.is_persistent_vm() && !record.kind.goes_down();
+        let stays = record.vm_started && record.leaving.is_none() && lasts;
         let host = record.job.host.clone().filter(|_| stays);
         let Some(host) = host.filter(|_| record.job.state == JobState::Running) else {
             return Err("it is neither off nor does it run".to_owned());
@@ -383,7 +380,7 @@ impl Inner {
         if record.collect.is_some() || record.finished.is_some() {
             return Err("its job ends".to_owned());
         }
-        if record.lasting.as_ref().is_some_and(|lasting| lasting.down.is_some()) {
+        if record.kind.goes_down() {
             return Err("it is being stopped".to_owned());
         }
         if self.is_move_being_recorded(vm)

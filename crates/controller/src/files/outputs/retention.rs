@@ -37,7 +37,7 @@ pub async fn expire(cluster: &Arc<Cluster>) -> Result<usize, Problem> {
     for record in cluster.jobs().await? {
         let is_over = |kept: &KeptOutputs| cluster.clock.age_ms(kept.since_ms) >= kept.for_ms;
         // What a member has goes with all that its gang has, and only when that has ended.
-        if record.member.is_some()
+        if record.kind.is_member()
             || !record.job.state.is_final()
             || record.job.outputs.is_none()
             || !record.kept_outputs.as_ref().is_some_and(is_over)

@@ -7,7 +7,7 @@ use perigee_planner::queue::Demand;
 
 use crate::cluster::{Cluster, capacity};
 use crate::networks;
-use crate::records::{Gang, JobRecord};
+use crate::records::{Gang, JobRecord, Kind};
 
 /// Refuses a gang that the cluster's hosts have no room for, even if nothing else runs. A host that has not said how large it is
 /// may be large enough.
@@ -79,6 +79,6 @@ pub fn prepare(record: &mut JobRecord) -> Result<(), Problem> {
     if matches!(spec.network, NetworkKind::None | NetworkKind::Default) {
         spec.network = NetworkKind::Cluster(networks::own_name(&record.job.id)?);
     }
-    record.gang = Some(Gang::default());
+    record.kind = Kind::Gang(Gang::default());
     Ok(())
 }

@@ -9,9 +9,9 @@ use perigee_model::{HostId, Problem};
 use perigee_planner::gangs::{GangVerdict, RunningGang, consider};
 use perigee_planner::{RefusedWay, Running};
 
-use super::Members;
 use super::moving::{has_ended, may_move, rooms, sent};
-use crate::jobs::driver::{Run, Step};
+use super::{GangRun, Members};
+use crate::jobs::driver::Step;
 use crate::planning::links;
 use crate::records::{Gang, JobRecord, vm_of};
 use crate::{migration, networks, planning, tpm};
@@ -23,7 +23,7 @@ const CONSIDERED_EVERY: u32 = 3;
 const PAUSE_FIRST: Duration = Duration::from_secs(30);
 const PAUSE_MAX: Duration = Duration::from_secs(60 * 60);
 
-impl Run {
+impl GangRun {
     /// `Some` if a move was begun.
     pub(super) async fn consider_gang(
         &mut self,
@@ -32,7 +32,7 @@ impl Run {
         if !self.may_be_considered()? {
             return Ok(None);
         }
-        self.gang_considered = Some(Instant::now());
+        self.considered = Some(Instant::now());
         let Some(running) = self.running_gang(members).await? else { return Ok(None) };
         let (to, reason, plan) = match consider(&running) {
             GangVerdict::Stay { reason } => {
@@ -50,7 +50,7 @@ impl Run {
             }
             Err(problem) => {
                 tracing::info!("job {}: its VMs stay: {}: {}", self.id, problem.what, problem.why);
-                self.gang_refused = Some(Instant::now());
+                self.refused = Some(Instant::now());
                 Ok(None)
             }
         }
@@ -59,8 +59,8 @@ impl Run {
     fn may_be_considered(&mut self) -> Result<bool, Problem> {
         let every = self.cluster.timing.monitor * CONSIDERED_EVERY;
         let job = self.job();
-        let is_due = self.gang_considered.is_none_or(|at| at.elapsed() >= every)
-            && self.gang_refused.is_none_or(|at| at.elapsed() >= PAUSE_FIRST);
+        let is_due = self.considered.is_none_or(|at| at.elapsed() >= every)
+            && self.refused.is_none_or(|at| at.elapsed() >= PAUSE_FIRST);
         if !is_due || job.state != JobState::Running || !job.spec.may_migrate {
             return Ok(false);
         }

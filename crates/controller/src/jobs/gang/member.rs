@@ -19,20 +19,19 @@ pub(in crate::jobs) const AT_BARRIER: &str = "it waits for the other VMs of its 
 
 /// Whether it is at the barrier.
 fn waits(record: &JobRecord) -> bool {
-    let is_ready = record.member.as_ref().is_some_and(|member| member.ready);
-    is_ready && record.job.state == JobState::Starting
+    record.kind.is_at_barrier() && record.job.state == JobState::Starting
 }
 
 /// What a member's own driver does for its gang.
 impl Run {
     /// What the gang's driver wants to know at once.
-    pub(in crate::jobs) fn seen_by_gang(&self) -> Option<Seen> {
-        let is_member = self.record.value.member.is_some();
+    pub(in crate::jobs) fn seen_as_member(&self) -> Option<Seen> {
+        let is_member = self.record.value.kind.is_member();
         is_member.then(|| seen(Some(&self.record.value)))
     }
 
-    pub(in crate::jobs) fn wake_gang(&self) {
-        if let Some(member) = &self.record.value.member {
+    pub(in crate::jobs) fn wake_own_gang(&self) {
+        if let Some(member) = self.record.value.kind.member() {
             self.cluster.wakes.wake(&vm_of(&member.gang));
         }
     }
@@ -46,7 +45,7 @@ impl Run {
     /// boot, of the time in which its VM was seen running.
     pub(in crate::jobs) async fn is_released(&mut self) -> Result<bool, Problem> {
         let run = self.record.value.restarts;
-        let member = self.record.value.member.as_mut().filter(|member| member.serves());
+        let member = self.record.value.kind.member_mut().filter(|member| member.serves());
         let Some(member) = member else { return Ok(false) };
         // Its gang may not have recorded yet that the first member is done.
         let first = member_of(&member.gang, 0);
@@ -69,7 +68,7 @@ impl Run {
     pub(in crate::jobs) async fn note_idle_loss(&mut self) -> Result<(), Problem> {
         if self.is_released().await? {
             let host = self.job().host.clone();
-            if let Some(member) = &mut self.record.value.member {
+            if let Some(member) = self.record.value.kind.member_mut() {
                 member.lost = host;
             }
         }
@@ -81,7 +80,7 @@ impl Run {
         let grace = Duration::from_secs(self.job().spec.stop_grace_s);
         let limit = self.cluster.timing.boot_deadline.saturating_add(grace);
         let is_late = Duration::from_millis(self.record.value.counted_ms) > limit;
-        let Some(member) = &self.record.value.member else { return Ok(None) };
+        let Some(member) = self.record.value.kind.member() else { return Ok(None) };
         if !member.released || !is_late || self.job().state != JobState::Running {
             return Ok(None);
         }
@@ -100,9 +99,9 @@ impl Run {
         if !self.waits_for_gang() {
             return Ok(());
         }
-        let Some(member) = &mut self.record.value.member else { return Ok(()) };
+        let Some(member) = self.record.value.kind.member_mut() else { return Ok(()) };
         let gang = self.cluster.index.job(&member.gang);
-        let state = gang.and_then(|gang| Some(gang.gang.as_ref()?.state)).unwrap_or_default();
+        let state = gang.and_then(|gang| Some(gang.kind.gang()?.state)).unwrap_or_default();
         if !state.begun || state.verdict.is_some() {
             return Ok(());
         }
@@ -124,7 +123,7 @@ impl Run {
 
     /// Why its command has not begun in time, if the others were all ready that long ago.
     pub(in crate::jobs) fn begins_late(&self) -> Option<String> {
-        let member = self.record.value.member.as_ref()?;
+        let member = self.record.value.kind.member()?;
         let limit = self.cluster.timing.boot_deadline;
         let is_late = Duration::from_millis(self.record.value.counted_ms) > limit;
         (member.begun && is_late).then(|| {
@@ -135,7 +134,7 @@ impl Run {
 
     /// A member's seed names all the others, so it is written when each has its card.
     pub(in crate::jobs) fn knows_all_addresses(&self) -> bool {
-        let Some(member) = &self.record.value.member else { return true };
+        let Some(member) = self.record.value.kind.member() else { return true };
         (0..member.count).all(|rank| {
             let other = self.cluster.index.job(&member_of(&member.gang, rank));
             other.is_some_and(|other| other.card.is_some())
@@ -144,12 +143,12 @@ impl Run {
 
     /// What a member's guest is told of the others.
     pub(in crate::jobs) fn guest_gang(&self) -> Result<Option<GuestGang>, Problem> {
-        let Some(member) = &self.record.value.member else { return Ok(None) };
+        let Some(member) = self.record.value.kind.member() else { return Ok(None) };
         let lacks = |what: &str| {
             Problem::unavailable(format!("can't start job {}", self.id), format!("{what} yet"))
         };
         let gang = self.cluster.index.job(&member.gang);
-        let keys = gang.and_then(|gang| gang.gang.as_ref()?.keys.clone());
+        let keys = gang.and_then(|gang| gang.kind.gang()?.keys.clone());
         let keys = keys.ok_or_else(|| lacks("its gang has no keys"))?;
         let mut members = Vec::new();
         for rank in 0..member.count {

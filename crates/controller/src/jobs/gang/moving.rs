@@ -14,15 +14,15 @@ use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, JobId, Problem, ProblemKind, SiteId};
 use perigee_planner::gangs::{Room, at_site};
 
-use super::{Members, members};
+use super::{GangRun, Members, members};
 use crate::clock::now_ms;
 use crate::cluster::{Cluster, Hold, capacity, demand_of};
 use crate::jobs::cancel::CANCELLED;
-use crate::jobs::driver::{Run, Step};
+use crate::jobs::driver::Step;
 use crate::jobs::record;
 use crate::records::{
-    Gang, GangWish, JobIntent, JobRecord, MigrationIntent, job_intent_key, migration_intent_key,
-    vm_of,
+    Gang, GangWish, JobIntent, JobRecord, Kind, MigrationIntent, job_intent_key,
+    migration_intent_key, vm_of,
 };
 use crate::{migration, planning};
 
@@ -40,7 +40,7 @@ pub async fn ask_to_move(
 ) -> Result<JobMoveAsked, Problem> {
     let gang = gang_of(cluster, id).await?;
     let refuse = |why: &str| Err(Problem::conflict(format!("can't move job {id}"), why));
-    let Some(of) = &gang.gang else { return refuse("it has no VMs") };
+    let Some(of) = gang.kind.gang() else { return refuse("it has no VMs") };
     if of.open_move().is_some() {
         return refuse("its VMs are being moved already");
     }
@@ -59,7 +59,7 @@ pub async fn ask_to_move(
 /// `Conflict` if they do not move.
 pub async fn call_off_move(cluster: &Arc<Cluster>, id: &JobId) -> Result<JobMoveAsked, Problem> {
     let gang = gang_of(cluster, id).await?;
-    let of = gang.gang.as_ref();
+    let of = gang.kind.gang();
     let open = of.and_then(Gang::open_move).filter(|open| !open.is_undone());
     let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(id)).await?;
     let asked = asked.and_then(|asked| asked.move_gang);
@@ -78,12 +78,14 @@ pub async fn call_off_move(cluster: &Arc<Cluster>, id: &JobId) -> Result<JobMove
 async fn gang_of(cluster: &Cluster, id: &JobId) -> Result<JobRecord, Problem> {
     let found = record(cluster, id).await?;
     let refuse = |why: String| Problem::conflict(format!("can't move job {id}"), why);
-    match (&found.gang, &found.member) {
-        (_, Some(member)) => Err(refuse(format!("it is a VM of job {}", member.gang))
+    match &found.kind {
+        Kind::Member(member) => Err(refuse(format!("it is a VM of job {}", member.gang))
             .next(format!("`perigee job move {}` moves all of its VMs", member.gang))),
-        (None, _) => Err(refuse("it has one VM".to_owned()).next("`perigee vm move` moves it")),
-        _ if found.job.state.is_final() => Err(refuse("it has ended".to_owned())),
-        _ => Ok(found),
+        Kind::Job | Kind::PersistentVm(_) => {
+            Err(refuse("it has one VM".to_owned()).next("`perigee vm move` moves it"))
+        }
+        Kind::Gang(_) if found.job.state.is_final() => Err(refuse("it has ended".to_owned())),
+        Kind::Gang(_) => Ok(found),
     }
 }
 
@@ -161,7 +163,7 @@ pub(super) fn rooms(cluster: &Cluster, gang: &JobRecord) -> Vec<Room> {
 /// What the members have sent to each other: a row for each rank.
 pub(super) fn sent(members: &[&JobRecord]) -> Vec<Vec<u64>> {
     let of = |record: &&JobRecord| {
-        record.member.as_ref().map(|member| member.talk.by_rank(member.count)).unwrap_or_default()
+        record.kind.member().map(|member| member.talk.by_rank(member.count)).unwrap_or_default()
     };
     members.iter().map(of).collect()
 }
@@ -175,7 +177,7 @@ pub(super) async fn may_move<'a>(
 ) -> Result<(Vec<Leg>, Vec<Hold<'a>>), Problem> {
     let id = &gang.job.id;
     let refusal = |why: String| Problem::conflict(format!("can't move job {id}"), why);
-    let state = gang.gang.as_ref().map(|gang| gang.state).unwrap_or_default();
+    let state = gang.kind.gang().map(|gang| gang.state).unwrap_or_default();
     if !state.begun || members.len() != hosts.len() {
         return Err(refusal("not all of its VMs run".to_owned())
             .next("its VMs can be moved when all of their commands run"));
@@ -185,7 +187,7 @@ pub(super) async fn may_move<'a>(
     }
     let mut legs = Vec::new();
     for (member, to) in members.iter().zip(hosts) {
-        let rank = member.member.as_ref().map_or(0, |member| member.rank);
+        let rank = member.kind.member().map_or(0, |member| member.rank);
         let runs = member.job.state == JobState::Running && member.ending.is_none();
         let Some(from) = member.job.host.clone().filter(|_| runs) else {
             return Err(refusal(format!("rank {rank} does not run")));
@@ -248,7 +250,7 @@ fn seen(cluster: &Cluster, member: Option<&Arc<JobRecord>>, of: &GangMove, leg: 
     }
 }
 
-impl Run {
+impl GangRun {
     /// Does what is next of a move of all members: of the one under way, of one that a person asks for, or of one that the
     /// planner wants. `None` if nothing is to be done now.
     pub(super) async fn move_gang(
@@ -521,7 +523,7 @@ impl Run {
 
     /// How far the move is that is under way.
     pub(super) fn move_in_words(&self, members: &[&JobRecord]) -> Option<String> {
-        let of = self.record.value.gang.as_ref()?.open_move()?;
+        let of = self.record.value.kind.gang()?.open_move()?;
         let at_goal = of.legs.iter().zip(members);
         let at_goal = at_goal.filter(|(leg, one)| one.job.host.as_ref() == Some(of.goal(leg)));
         let far = format!("{} of {} are there", at_goal.count(), of.legs.len());

@@ -10,10 +10,10 @@ use crate::records::{JobRecord, vm_of};
 
 /// A gang as people see it.
 pub fn with_members(job: Job, mut members: Vec<JobRecord>) -> Job {
-    members.sort_by_key(|record| record.member.as_ref().map(|member| member.rank));
+    members.sort_by_key(|record| record.kind.member().map(|member| member.rank));
     let progress = members.first().and_then(|first| first.job.progress.clone());
     let shown = members.into_iter().filter_map(|record| {
-        let member = record.member?;
+        let member = record.kind.member()?;
         Some(Member {
             sent_bytes: member.talk.by_rank(member.count),
             rank: member.rank,
@@ -47,7 +47,7 @@ pub async fn log_of(
         };
         return Err(Problem::invalid(format!("can't show the log of job {id}"), why));
     }
-    if record.gang.is_none() {
+    if !record.kind.is_gang() {
         return log::read(cluster, id, after, limit).await;
     }
     let member = member_of(id, rank);
@@ -75,7 +75,7 @@ pub async fn log_of_all(
             format!("after_each: it has {} numbers, and the job has {count} VMs", after.len());
         return Err(Problem::invalid(format!("can't show the log of job {id}"), why));
     }
-    let members: Vec<JobId> = match record.gang.is_some() {
+    let members: Vec<JobId> = match record.kind.is_gang() {
         true => (0..count).map(|rank| member_of(id, rank)).collect(),
         false => vec![id.clone()],
     };

@@ -111,7 +111,7 @@ pub(super) fn job_with(
 /// Whether it is a disk of a VM without a job that the VM keeps when it is off.
 pub fn is_kept_by_a_vm(cluster: &Cluster, volume: &VolumeName) -> bool {
     job_with(cluster, volume)
-        .is_some_and(|(record, disk)| record.lasting.is_some() && disk.role.lasts())
+        .is_some_and(|(record, disk)| record.kind.is_persistent_vm() && disk.role.lasts())
 }
 
 /// The home of a volume that was made for an unfinished job.
