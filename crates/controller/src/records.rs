@@ -9,7 +9,7 @@
 //! | `images/IMAGE` | [`ImageRecord`] | whoever makes or deletes the image |
 //! | `uploads/HOST/SOURCE` | [`UploadRecord`] | uploads and imports |
 //! | `volumes/VOLUME` | [`VolumeRecord`] | the catalog |
-//! | `jobs/JOB`, `jobs/VM` | [`JobRecord`] of a job, of a gang's member, or of a VM without a job | its driver only |
+//! | `jobs/JOB`, `jobs/VM` | [`JobRecord`], whose [`Kind`] says whether it is a job's, a gang's, a gang's member's or a persistent VM's | its driver only |
 //! | `intents/jobs/JOB` | [`JobIntent`] | the API: requests of people about the job |
 //! | `migrations/VM/NNNN` | [`MigrationRecord`] | the migration's driver only |
 //! | `intents/migrations/VM/NNNN` | [`MigrationIntent`] | the job's driver |
