@@ -3,27 +3,37 @@
 //! As in a shell, a name that begins with a dot is matched only by a pattern that begins with one. `**` at the end stands
 //! for all that is in a directory. Links to directories are not followed.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 /// They are full of files that are none, and some of these have no end.
 const SYSTEM_DIRECTORIES: [&str; 4] = ["/dev", "/proc", "/run", "/sys"];
 
-/// The paths that exist and match, sorted, none of them below another one. A path that exists is meant as it is, whatever
-/// characters it has.
-pub fn expand(directory: &Path, pattern: &str) -> Vec<PathBuf> {
+/// What a pattern stands for.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The paths that exist and match, sorted, none of them below another one.
+    pub paths: Vec<PathBuf>,
+    /// What could not be looked at, and why: files that match may be there.
+    pub unread: Vec<(PathBuf, io::Error)>,
+}
+
+/// Looks for the paths that match. A path that exists is meant as it is, whatever characters it has.
+pub fn expand(directory: &Path, pattern: &str) -> Found {
     let whole = directory.join(pattern);
     if whole.symlink_metadata().is_ok() {
-        return vec![whole];
+        return Found { paths: vec![whole], unread: Vec::new() };
     }
     let (base, rest) = match pattern.strip_prefix('/') {
         Some(rest) => (Path::new("/"), rest),
         None => (directory, pattern),
     };
     let names: Vec<&str> = rest.split('/').filter(|name| !name.is_empty()).collect();
-    let mut found = Vec::new();
-    search(base, &names, &mut found);
-    without_nested(found)
+    let mut found = Found::default();
+    found.search(base, &names);
+    found.unread.sort_by(|one, other| one.0.cmp(&other.0));
+    found.unread.dedup_by(|one, other| one.0 == other.0);
+    Found { paths: without_nested(found.paths), ..found }
 }
 
 /// Sorts the paths, and drops those that are below another one.
@@ -39,48 +49,67 @@ pub fn without_nested(mut paths: Vec<PathBuf>) -> Vec<PathBuf> {
     kept
 }
 
-fn search(base: &Path, names: &[&str], found: &mut Vec<PathBuf>) {
-    let Some((name, rest)) = names.split_first() else {
-        found.push(base.to_owned());
-        return;
-    };
-    if *name == "**" {
-        search(base, rest, found);
-        if !rest.is_empty() {
-            for (path, below) in children(base) {
-                if is_directory(&path) && !below.starts_with('.') {
-                    search(&path, names, found);
+impl Found {
+    fn search(&mut self, base: &Path, names: &[&str]) {
+        let Some((name, rest)) = names.split_first() else {
+            self.paths.push(base.to_owned());
+            return;
+        };
+        if *name == "**" {
+            self.search(base, rest);
+            if !rest.is_empty() {
+                for (path, below) in self.children(base) {
+                    if !below.starts_with('.') && self.is_directory(&path) {
+                        self.search(&path, names);
+                    }
                 }
             }
+            return;
         }
-        return;
-    }
-    if !name.contains(['*', '?', '[', '\\']) {
-        let path = base.join(name);
-        if path.symlink_metadata().is_ok() && (rest.is_empty() || is_directory(&path)) {
-            search(&path, rest, found);
+        if !name.contains(['*', '?', '[', '\\']) {
+            let path = base.join(name);
+            if self.kind(&path).is_some_and(|kind| rest.is_empty() || kind.is_dir()) {
+                self.search(&path, rest);
+            }
+            return;
         }
-        return;
-    }
-    for (path, child) in children(base) {
-        if matches(name, &child) && (rest.is_empty() || is_directory(&path)) {
-            search(&path, rest, found);
+        for (path, child) in self.children(base) {
+            if matches(name, &child) && (rest.is_empty() || self.is_directory(&path)) {
+                self.search(&path, rest);
+            }
         }
     }
-}
 
-fn is_directory(path: &Path) -> bool {
-    path.symlink_metadata().is_ok_and(|meta| meta.is_dir())
-}
+    fn is_directory(&mut self, path: &Path) -> bool {
+        self.kind(path).is_some_and(|kind| kind.is_dir())
+    }
 
-/// What is in a directory, with names; nothing if it can't be read.
-fn children(directory: &Path) -> Vec<(PathBuf, String)> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let named =
-        entries.map(|entry| (entry.path(), entry.file_name().to_string_lossy().into_owned()));
-    named
-        .filter(|(path, _)| !SYSTEM_DIRECTORIES.iter().any(|system| path == Path::new(system)))
-        .collect()
+    fn kind(&mut self, path: &Path) -> Option<fs::FileType> {
+        self.note(path, path.symlink_metadata()).map(|meta| meta.file_type())
+    }
+
+    /// What is in a directory, with names.
+    fn children(&mut self, directory: &Path) -> Vec<(PathBuf, String)> {
+        let mut named = Vec::new();
+        for entry in self.note(directory, fs::read_dir(directory)).into_iter().flatten() {
+            let Some(entry) = self.note(directory, entry) else { continue };
+            let path = entry.path();
+            if !SYSTEM_DIRECTORIES.iter().any(|system| path == Path::new(system)) {
+                named.push((path, entry.file_name().to_string_lossy().into_owned()));
+            }
+        }
+        named
+    }
+
+    /// What is not there, or no longer, or no directory, can't match. All else that fails is not known.
+    fn note<T>(&mut self, path: &Path, looked: io::Result<T>) -> Option<T> {
+        looked
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {}
+                _ => self.unread.push((path.to_owned(), error)),
+            })
+            .ok()
+    }
 }
 
 fn matches(pattern: &str, name: &str) -> bool {
@@ -152,6 +181,8 @@ fn class(rest: &[char], c: char) -> Option<(usize, bool)> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -202,7 +233,8 @@ mod tests {
 
     fn found(tree: &tempfile::TempDir, pattern: &str) -> Vec<String> {
         let found = expand(tree.path(), pattern);
-        let names = found.iter().map(|path| path.strip_prefix(tree.path()).unwrap());
+        assert!(found.unread.is_empty(), "{found:?}");
+        let names = found.paths.iter().map(|path| path.strip_prefix(tree.path()).unwrap());
         names.map(|name| name.display().to_string()).collect()
     }
 
@@ -232,5 +264,33 @@ mod tests {
         let tree = tree(&["o/a.csv"]);
         std::os::unix::fs::symlink("..", tree.path().join("o/up")).unwrap();
         assert_eq!(found(&tree, "o/**/*.csv"), ["o/a.csv"]);
+    }
+
+    /// What is below such a directory was passed over in silence.
+    #[test]
+    fn a_directory_that_cannot_be_read_is_told_with_why() {
+        let tree = tree(&["o/a/x.csv", "o/b/x.csv"]);
+        let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode));
+        mode(tree.path(), 0o755).unwrap();
+        let closed = tree.path().join("o/b");
+        mode(&closed, 0).unwrap();
+        let look = || {
+            // Root can read each directory; only this thread is somebody else.
+            nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
+            ["o/*/*.csv", "o/**/*.csv", "*/b/x.csv"].map(|pattern| expand(tree.path(), pattern))
+        };
+        let found = std::thread::scope(|scope| scope.spawn(look).join().unwrap());
+        mode(&closed, 0o700).unwrap();
+        let open = [tree.path().join("o/a/x.csv")];
+        let paths = found.each_ref().map(|found| &found.paths[..]);
+        assert_eq!(paths, [&open[..], &open[..], &[]]);
+        let denied = io::ErrorKind::PermissionDenied;
+        let unread = found.map(|found| {
+            found.unread.into_iter().map(|(path, why)| (path, why.kind())).collect::<Vec<_>>()
+        });
+        assert_eq!(
+            unread,
+            [closed.clone(), closed.clone(), closed.join("x.csv")].map(|path| vec![(path, denied)])
+        );
     }
 }

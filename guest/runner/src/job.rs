@@ -121,17 +121,20 @@ fn is_needed(seed: &Seed, mount: &Path) -> bool {
 
 fn write_outputs(seed: &Seed, outbox: &Arc<Outbox>) -> Result<Written, Error> {
     let job = Path::new(JOB_DIRECTORY);
-    let mut paths = Vec::new();
+    let (mut paths, mut unread) = (Vec::new(), Vec::new());
     for pattern in patterns(seed) {
         let found = globs::expand(job, pattern);
-        if found.is_empty() {
+        if found.paths.is_empty() {
             let line = format!("perigee: no file matches the output {pattern}");
             outbox.push(GuestBody::log(LogStream::Stderr, line));
         }
-        paths.extend(found);
+        paths.extend(found.paths);
+        unread.extend(found.unread.into_iter().map(|(path, why)| {
+            (path, format!("it can't be searched for the output {pattern}: {why}"))
+        }));
     }
     let device = disks::find(DiskRole::Output)?;
-    outputs::write(&device, &globs::without_nested(paths), &mut |left_out| {
+    outputs::write(&device, &globs::without_nested(paths), &unread, &mut |left_out| {
         outbox.push_when_room(GuestBody::LeftOut(left_out));
     })
 }

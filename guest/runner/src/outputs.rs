@@ -32,10 +32,12 @@ pub struct Written {
     pub lacks: Option<String>,
 }
 
-/// Writes the tar of `paths` from byte 0 of the disk. Each file that is left out is told, with the reason.
+/// Writes the tar of `paths` from byte 0 of the disk. Each file that is left out is told, with the reason, and each path
+/// below which outputs may be that could not be looked for.
 pub fn write(
     device: &Path,
     paths: &[PathBuf],
+    unread: &[(PathBuf, String)],
     tell: &mut dyn FnMut(LeftOut),
 ) -> Result<Written, Error> {
     let mut disk = OpenOptions::new()
@@ -59,6 +61,9 @@ pub fn write(
     tar.sparse(false);
     let mut archive =
         Archive { tar, disk_bytes: room_bytes, holes_bytes: 0, tell, told: 0, more: 0 };
+    for (path, why) in unread {
+        archive.lose(path, why);
+    }
     for path in paths {
         archive.append(path)?;
     }
@@ -301,7 +306,8 @@ mod tests {
         fn write_and_tell(&self, outputs: &[&str]) -> (Written, Vec<LeftOut>) {
             let outputs: Vec<_> = outputs.iter().map(|name| self.path(name)).collect();
             let mut told = Vec::new();
-            let written = write(&self.path("disk"), &outputs, &mut |one| told.push(one)).unwrap();
+            let written =
+                write(&self.path("disk"), &outputs, &[], &mut |one| told.push(one)).unwrap();
             let below = format!("{}/", self.directory.path().display());
             let short = |one: LeftOut| LeftOut { path: one.path.replace(&below, ""), ..one };
             (written, told.into_iter().map(short).collect())
