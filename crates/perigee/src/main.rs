@@ -31,6 +31,7 @@ mod terminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use perigee_model::Problem;
 use tracing_subscriber::Layer as _;
@@ -153,7 +154,7 @@ enum Noun {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|error| with_follow(error).exit());
     // A newcomer's terminal shows what is wrong, and nothing else of three daemons.
     let is_dev = matches!(cli.noun, Noun::Dev(_));
     log_to_stderr(if is_dev { LevelFilter::WARN } else { LevelFilter::INFO });
@@ -170,6 +171,17 @@ fn main() -> ExitCode {
             fail(&problem, code)
         }
     }
+}
+
+/// Who follows logs with other programs writes `perigee job log -f JOB`.
+fn with_follow(mut error: clap::Error) -> clap::Error {
+    let is_format = error.kind() == ErrorKind::InvalidValue
+        && matches!(error.get(ContextKind::InvalidArg), Some(ContextValue::String(arg)) if arg.starts_with("--format"));
+    if is_format && std::env::args().any(|word| word == "log") {
+        let tip = "-f is --format; to print new lines until the job has ended, say `perigee job log JOB --follow`";
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
 }
 
 /// Logs at the levels in `PERIGEE_LOG`, such as `debug` or `info,perigee_volume=debug`. Without it, and if it cannot be
