@@ -89,6 +89,14 @@ impl Lab {
         self.pid(&format!("{host}/{daemon}"))
     }
 
+    /// From now on a host's daemon, `agent` or `volume`, is not started again when it has ended; or it is.
+    ///
+    /// # Errors
+    /// When the lab's directory can't be written.
+    pub fn keep_away(&self, host: &HostId, daemon: &str, away: bool) -> Result<(), Problem> {
+        self.dir.keep_away(&format!("{host}/{daemon}"), away)
+    }
+
     /// The process that carries frames between sites if the kernel has no netem.
     ///
     /// # Errors

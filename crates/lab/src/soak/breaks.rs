@@ -204,13 +204,13 @@ impl<'a> Breaks<'a> {
         let host = self.random.pick(&hosts).cloned();
         let (long, what) = match host.filter(|_| self.longs % 2 == 1) {
             Some(host) => {
-                let daemon = volume_server(&host);
-                self.lab.lab_dir().keep_away(&daemon, true)?;
+                self.lab.keep_away(&host, "volume", true)?;
                 // One that is just being started is found the next time that something is killed, or is not away.
                 if let Ok(pid) = self.lab.host_pid(&host, "volume") {
                     signal_pid(pid, Signal::SIGKILL)?;
                 }
-                (Long::Away(host), format!("{daemon} is killed and stays away for {seconds} s"))
+                let what = format!("{host}/volume is killed and stays away for {seconds} s");
+                (Long::Away(host), what)
             }
             None => {
                 self.set_wan(false).await?;
@@ -229,9 +229,8 @@ impl<'a> Breaks<'a> {
                 Ok("the WAN is back".to_owned())
             }
             Long::Away(host) => {
-                let daemon = volume_server(&host);
-                self.lab.lab_dir().keep_away(&daemon, false)?;
-                Ok(format!("{daemon} may start again"))
+                self.lab.keep_away(&host, "volume", false)?;
+                Ok(format!("{host}/volume may start again"))
             }
         }
     }
@@ -289,9 +288,4 @@ impl<'a> Breaks<'a> {
     async fn set_wan(&self, is_up: bool) -> Result<(), Problem> {
         wan::set_all(self.lab, Change { down: Some(!is_up), ..Change::default() }).await
     }
-}
-
-/// The name of a host's volume server among the lab's daemons.
-fn volume_server(host: &HostId) -> String {
-    format!("{host}/volume")
 }

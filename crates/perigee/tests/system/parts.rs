@@ -1,11 +1,12 @@
-//! A long partition: who waits says what for, and goes on.
+//! A long partition, and daemons that are stopped in order: who waits says what for, and goes on.
 
 use perigee_lab::wan::{self, Change};
 use perigee_lab::{Definition, LabId};
-use perigee_model::job::{ClusterVolume, Host, Job, JobState};
+use perigee_model::HostId;
+use perigee_model::job::{ClusterVolume, Host, HostState, Job, JobState};
 use perigee_model::waiting::{Waiting, WaitsFor};
 
-use super::{Checked, System, ensure, host, until};
+use super::{Checked, System, ensure, host, until, writer_job};
 
 /// A VM's request waits for so long for the home of its volume: 600 s by default. So a partition of half a minute is here as
 /// long as one of an hour.
@@ -58,4 +59,57 @@ pub async fn a_vm_goes_on_after_a_long_partition(system: &System, job: &Job) -> 
         Ok((job.waits.is_empty() && job.reason.is_empty()).then_some(()))
     })
     .await
+}
+
+/// A host whose daemons were stopped in order, with the job whose VM goes on there.
+pub struct Stopped {
+    job: Job,
+    at: HostId,
+}
+
+impl Stopped {
+    /// Stops the agent and then the volume server, as an upgrade does.
+    pub async fn begin(system: &System, at: &str) -> Checked<Self> {
+        let file = format!("{}restart: on-host-failure\n", writer_job(at));
+        let job = system.submit(&file).await?;
+        system.progresses(&job.id, 1).await?;
+        let (job, at) = (system.job(&job.id).await?, host(at));
+        for daemon in ["agent", "volume"] {
+            system.lab.keep_away(&at, daemon, true)?;
+            let pid = system.lab.host_pid(&at, daemon)?;
+            let sent = std::process::Command::new("kill").arg(pid.to_string()).status();
+            ensure!(sent.is_ok_and(|sent| sent.success()), "{daemon} could not be stopped");
+            until("the daemon to end", async || {
+                Ok(system.lab.host_pid(&at, daemon).is_err().then_some(()))
+            })
+            .await?;
+        }
+        Ok(Self { job, at })
+    }
+
+    /// A host that is silent for so long is lost, and the job begins anew, if nobody has said that its agent stops.
+    pub async fn outlasts_a_lost_host(self, system: &System) -> Checked<()> {
+        let Self { job, at } = self;
+        let said = format!("the agent of host {at}, which was stopped");
+        until("the host's silence to be long", async || {
+            let hosts: Vec<Host> = system.get("/v1/hosts").await?;
+            let host = hosts.iter().find(|known| known.id == at);
+            Ok(host.filter(|host| host.state == HostState::Unreachable).map(drop))
+        })
+        .await?;
+        until("the job to say that its VM goes on", async || {
+            let now = system.job(&job.id).await?;
+            ensure!(now.state == JobState::Running && now.started_ms == job.started_ms, "{now:?}");
+            let goes_on = now.reason.contains(&said) && now.reason.contains("its VM goes on");
+            Ok(goes_on.then_some(()))
+        })
+        .await?;
+        for daemon in ["volume", "agent"] {
+            system.lab.keep_away(&at, daemon, false)?;
+        }
+        system.progresses(&job.id, 2).await?;
+        let now = system.job(&job.id).await?;
+        ensure!(now.started_ms == job.started_ms, "it has begun anew: {now:?}");
+        Ok(())
+    }
 }
