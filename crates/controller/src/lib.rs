@@ -116,7 +116,7 @@ use perigee_repository::Objects;
 
 use api::doors;
 pub use api::doors::Doors;
-use cluster::{Timing, Traffic};
+use cluster::{Settings, Timing, Traffic};
 pub use guest::tars::{TarError, check_output};
 pub use guest::user_data;
 pub use store::directory::authority;
@@ -252,19 +252,17 @@ async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Probl
         Some(address) => Some(Objects::open(address).await?),
         None => None,
     };
-    let started = Supervisor::start_with(&config.state, Timing::default(), traffic, objects);
+    let settings = Settings {
+        site: config.site.clone(),
+        keep_outputs_s: config.keep_outputs_s,
+        publish_ports: config.publish_ports,
+        own_ports: own_ports(&config),
+        own_url: own_url(&config)?,
+        runner: None,
+    };
+    let timing = Timing::default();
+    let started = Supervisor::start_with(&config.state, timing, traffic, settings, objects);
     let supervisor = started.await?;
-    if let Some(site) = config.site.clone() {
-        supervisor.cluster.site.get_or_init(|| site);
-    }
-    if let Some(keep_s) = config.keep_outputs_s {
-        supervisor.cluster.keep_outputs_s.get_or_init(|| keep_s);
-    }
-    supervisor.cluster.publish_ports.get_or_init(|| config.publish_ports);
-    supervisor.cluster.own_ports.get_or_init(|| own_ports(&config));
-    if let Some(url) = own_url(&config)? {
-        supervisor.cluster.own_url.get_or_init(|| url);
-    }
     let router = api::router(supervisor.cluster.clone());
     let serve = perigee_http::serve(router, &config.listen, &supervisor.cluster.network);
     let doors = doors::doors(&supervisor.cluster, &config.doors);

@@ -24,7 +24,7 @@ use perigee_repository::Objects;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::cluster::{Cluster, Timing, Traffic, Wanted};
+use crate::cluster::{Cluster, Settings, Timing, Traffic, Wanted};
 use crate::files::{inputs, outputs};
 use crate::hosts::{enrol, watching};
 use crate::planning::links;
@@ -49,7 +49,7 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// As [`Supervisor::start_with`], with the contents of files on the disk.
+    /// As [`Supervisor::start_with`], with the contents of files on the disk and the settings of a controller that was told nothing.
     ///
     /// # Errors
     /// As [`Supervisor::start_with`].
@@ -59,7 +59,7 @@ impl Supervisor {
         timing: Timing,
         traffic: Traffic,
     ) -> Result<Arc<Self>, Problem> {
-        Self::start_with(state_dir, timing, traffic, None).await
+        Self::start_with(state_dir, timing, traffic, Settings::default(), None).await
     }
 
     /// Reads the state of an earlier run and continues everything that is unfinished. The contents of users' files are in
@@ -71,10 +71,11 @@ impl Supervisor {
         state_dir: &Path,
         timing: Timing,
         traffic: Traffic,
+        settings: Settings,
         objects: Option<Arc<Objects>>,
     ) -> Result<Arc<Self>, Problem> {
         let (wanted, wishes) = mpsc::unbounded_channel();
-        let cluster = Cluster::open(state_dir, timing, traffic, wanted).await?;
+        let cluster = Cluster::open(state_dir, timing, traffic, settings, wanted).await?;
         objects.into_iter().for_each(|objects| cluster.repository.keep_in(objects));
         accounts::tell_quotas(&cluster);
         enrol::know_revoked(&cluster).await?;

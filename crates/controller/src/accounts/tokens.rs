@@ -72,7 +72,7 @@ pub async fn make_token(
     cluster.accounts.write().tokens.insert(id.clone(), record);
     let is_secure = cluster.network.identity().is_some();
     let fingerprint = is_secure.then(|| cluster.authority.fingerprint().to_owned());
-    let controller_url = cluster.own_url.get().filter(|_| is_secure).cloned();
+    let controller_url = cluster.settings.own_url.as_ref().filter(|_| is_secure).cloned();
     Ok(MadeAccessToken { token, id, expires_ms, fingerprint, controller_url })
 }
 

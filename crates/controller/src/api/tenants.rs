@@ -259,7 +259,14 @@ mod tests {
     async fn opened() -> (Arc<Cluster>, impl Sized) {
         let dir = tempfile::tempdir().expect("a directory");
         let (wanted, drivers) = tokio::sync::mpsc::unbounded_channel();
-        let opened = Cluster::open(dir.path(), Timing::default(), Traffic::Plain, wanted).await;
+        let opened = Cluster::open(
+            dir.path(),
+            Timing::default(),
+            Traffic::Plain,
+            Default::default(),
+            wanted,
+        )
+        .await;
         (opened.expect("a cluster"), (dir, drivers))
     }
 

@@ -12,6 +12,7 @@ pub mod members;
 mod networks;
 pub mod paces;
 mod parts;
+mod settings;
 pub mod staging;
 mod strange_images;
 pub mod taught;
@@ -21,13 +22,12 @@ mod watched;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use perigee_http::identity::Strangers;
 use perigee_http::{Authority, BOOT_ID, Claim, Clock, Identity, Network, Seldom, boot_id};
 use perigee_model::grant::{self, Allowed, GRANT_LIFE_MS, SignedGrant};
-use perigee_model::network::PublishPorts;
 use perigee_model::{HostId, ImageName, JobId, Problem, SiteId, VmId, VolumeName};
 use perigee_repository::Repository;
 use tokio::sync::{Notify, broadcast, mpsc};
@@ -51,6 +51,7 @@ pub use lanes::{Lane, Lanes};
 pub use links::{Ask, Links, Local};
 use networks::Networks;
 use paces::Paces;
+pub use settings::Settings;
 use staging::Staging;
 use strange_images::StrangeImages;
 use taught::Taught;
@@ -198,20 +199,9 @@ pub struct Cluster {
     pub cancelled_imports: broadcast::Sender<ImageName>,
     /// What hosts have and the controller does not show.
     pub strange_images: StrangeImages,
-    /// Where the controller is, if it was told.
-    pub site: OnceLock<SiteId>,
-    /// For how long outputs are kept whose job does not say it; not set: until somebody deletes them.
-    pub keep_outputs_s: OnceLock<u64>,
-    /// The ports of hosts that tenants may publish; not set: the default ones.
-    pub publish_ports: OnceLock<PublishPorts>,
-    /// The controller's own TCP ports: of its API and its doors.
-    pub own_ports: OnceLock<Vec<u16>>,
-    /// Where other machines call this controller, if they can.
-    pub own_url: OnceLock<String>,
+    pub settings: Settings,
     /// Programs in guests that end when nobody asks about them any more.
     pub watched: Watched,
-    /// The program that runs jobs in guests whose image does not have it; not set: where it is installed.
-    pub runner: OnceLock<PathBuf>,
     wanted: mpsc::UnboundedSender<Wanted>,
     /// The lock that keeps other controllers out of the state directory.
     lock: Mutex<Option<File>>,
@@ -238,6 +228,7 @@ impl Cluster {
         state_dir: &Path,
         timing: Timing,
         traffic: Traffic,
+        settings: Settings,
         wanted: mpsc::UnboundedSender<Wanted>,
     ) -> Result<Arc<Self>, Problem> {
         perigee_http::private_directory(state_dir)?;
@@ -284,13 +275,8 @@ impl Cluster {
             clean_now: Notify::new(),
             cancelled_imports: broadcast::Sender::new(16),
             strange_images: StrangeImages::default(),
-            site: OnceLock::new(),
-            keep_outputs_s: OnceLock::new(),
-            publish_ports: OnceLock::new(),
-            own_ports: OnceLock::new(),
-            own_url: OnceLock::new(),
+            settings,
             watched: Watched::default(),
-            runner: OnceLock::new(),
             wanted,
             lock: Mutex::new(Some(lock)),
         }))

@@ -15,7 +15,6 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
 use perigee_model::job::{JobState, Link};
 use perigee_model::{HostId, SiteId};
-use tokio::time::Instant;
 
 use crate::cluster::paces::{Pace, Way};
 use crate::cluster::{Cluster, HostLink};
@@ -80,7 +79,7 @@ pub async fn while_kept<T>(
 fn limit(cluster: &Cluster, host: &HostLink, way: Way) -> Option<u64> {
     let site_of = |id: &HostId| Some(cluster.hosts.get(id).ok()?.addresses.site.clone());
     let there = &host.addresses.site;
-    let here = cluster.site.get();
+    let here = cluster.settings.site.as_ref();
     let ends: BTreeSet<&SiteId> = here.into_iter().chain([there]).collect();
     let jobs = cluster.unfinished_jobs();
     let is_there = |id: &HostId| site_of(id).is_some_and(|site| ends.contains(&site));

@@ -96,7 +96,7 @@ pub async fn token(
 ) -> Result<JoinToken, Problem> {
     let what = format!("can't make a token for host {host}");
     has_certificates(cluster, &what)?;
-    let known = controller_url.or_else(|| cluster.own_url.get().cloned());
+    let known = controller_url.or_else(|| cluster.settings.own_url.clone());
     let controller_url = known.ok_or_else(|| {
         let why = "the controller listens at no address that other machines reach";
         Problem::invalid(&what, why).next(format!(

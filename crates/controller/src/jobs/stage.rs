@@ -348,7 +348,7 @@ fn read_runner(cluster: &Cluster) -> Result<Vec<u8>, Problem> {
     let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.to_owned()));
     // Beside a debug build there may be one that is not static.
     let near = beside.iter().flat_map(|dir| [dir.join("../release").join(NAME), dir.join(NAME)]);
-    let known = cluster.runner.get().cloned().into_iter();
+    let known = cluster.settings.runner.clone().into_iter();
     let places: Vec<PathBuf> =
         known.chain(near).chain([Path::new("/usr/lib/perigee").join(NAME)]).collect();
     let found = places.iter().find_map(|path| std::fs::read(path).ok());

@@ -32,7 +32,7 @@ pub fn check(cluster: &Cluster, spec: &JobSpec, network: &NetworkRecord) -> Resu
             Problem::invalid(what(first), why).next("use a network that was made with --nat")
         );
     }
-    let allowed = cluster.publish_ports.get().copied().unwrap_or_default();
+    let allowed = cluster.settings.publish_ports;
     let daemons = of_daemons(cluster);
     let owners = owners(cluster);
     let tenant = tenant_of(&spec.name);
@@ -101,6 +101,6 @@ fn of_daemons(cluster: &Cluster) -> BTreeSet<Port> {
         let own = own.into_iter().filter_map(|text| Some((Protocol::Tcp, number(text)?)));
         own.chain(tunnel.map(|port| (Protocol::Udp, port))).collect::<Vec<_>>()
     });
-    let doors = cluster.own_ports.get().into_iter().flatten().copied();
+    let doors = cluster.settings.own_ports.iter().copied();
     all.chain(doors.chain([SSH]).map(|port| (Protocol::Tcp, port))).collect()
 }

@@ -5,8 +5,7 @@
 
 use perigee_model::job::{Job, JobSpec};
 use perigee_model::plan::Estimate;
-use perigee_model::vm::SentTo;
-use perigee_model::{HostId, JobId, Problem, TenantName};
+use perigee_model::{JobId, Problem, TenantName};
 use perigee_planner::Traits;
 use perigee_planner::gangs::{GangRun, predict};
 use serde::{Deserialize, Serialize};
@@ -14,7 +13,6 @@ use serde::{Deserialize, Serialize};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::planning::digest;
-use crate::records::Talk;
 
 /// As many kinds of gangs of each tenant are remembered.
 const KINDS_MAX: usize = 1000;
@@ -125,7 +123,9 @@ mod tests {
     async fn knowing(dir: &std::path::Path, ids: &[JobId]) -> Arc<Cluster> {
         let (wanted, _drivers) = tokio::sync::mpsc::unbounded_channel();
         let (timing, traffic) = (crate::cluster::Timing::default(), crate::cluster::Traffic::Plain);
-        let cluster = Cluster::open(dir, timing, traffic, wanted).await.expect("a cluster");
+        let cluster = Cluster::open(dir, timing, traffic, Default::default(), wanted)
+            .await
+            .expect("a cluster");
         for (id, ended_ms) in ids.iter().zip(1..) {
             let known = Known { ended_ms, ..Known::default() };
             cluster.records.put(&key(id, 2), &known).await.expect("put");

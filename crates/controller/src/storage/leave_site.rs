@@ -65,7 +65,7 @@ pub async fn tell_sites(cluster: &Cluster) {
     let asked = asked.map(async |host| {
         let hosts = told.to_vec();
         let here = host.addresses.site.clone();
-        let map = SiteMap { here, hosts, teller: cluster.site.get().cloned() };
+        let map = SiteMap { here, hosts, teller: cluster.settings.site.clone() };
         match host.volume.put::<()>("/v1/sites", &map).await {
             Ok(()) => cluster.hosts.note_sites(&host.id, &told),
             Err(problem) => tracing::debug!("host {} is not told the sites: {problem}", host.id),
@@ -132,7 +132,7 @@ pub async fn check_move(
 
 /// Whether the controller is at the host's site, as its option `--site` says.
 pub fn is_controller_at(cluster: &Cluster, host: &HostId) -> bool {
-    let site = cluster.site.get();
+    let site = cluster.settings.site.as_ref();
     site.is_some() && site_of(cluster, host).ok().as_ref() == site
 }
 
@@ -140,7 +140,7 @@ pub fn is_controller_at(cluster: &Cluster, host: &HostId) -> bool {
 /// controller is not at that site.
 pub fn hides_output(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId) -> bool {
     let site = |host: &HostId| site_of(cluster, host).ok();
-    let here = site(at).filter(|here| cluster.site.get() == Some(here));
+    let here = site(at).filter(|here| cluster.settings.site.as_ref() == Some(here));
     // A VM without a job has no output. A job's root disk is confined if its output is.
     let is_written = |role| matches!(role, DiskRole::Output | DiskRole::Root);
     let mut confined =

@@ -17,7 +17,7 @@ use perigee_model::{HostId, Problem, ProblemKind, SiteId, TenantName, UserName};
 use crate::api::{Caller, Sender, TABLE};
 
 use super::{PATIENCE, TIMING, Traffic, wait_for};
-use crate::cluster::Timing;
+use crate::cluster::{Settings, Timing};
 use crate::supervisor::Supervisor;
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -470,9 +470,15 @@ async fn a_token_for_a_host_has_the_controllers_own_address_unless_another_one_i
     let asked = crate::hosts::enrol::token(cluster, host("home9"), None).await;
     let problem = asked.expect_err("no other machine reaches it");
     assert!(problem.next.contains("host token home9 --controller https://"), "{problem}");
-    cluster.own_url.get_or_init(|| "https://10.0.0.1:7000".to_owned());
-    let made = crate::hosts::enrol::token(cluster, host("home9"), None).await.expect("a token");
-    assert_eq!(made.controller_url, "https://10.0.0.1:7000");
+    secure.supervisor.stop().await;
+    let own_url = Some("https://10.0.0.1:7000".to_owned());
+    let (settings, traffic) =
+        (Settings { own_url, ..Settings::default() }, Traffic::Tls(Vec::new()));
+    let started = Supervisor::start_with(secure.dir.path(), TIMING, traffic, settings, None).await;
+    let told = started.expect("start again");
+    let token = crate::hosts::enrol::token(&told.cluster, host("home9"), None).await;
+    assert_eq!(token.expect("a token").controller_url, "https://10.0.0.1:7000");
+    told.stop().await;
 }
 
 #[test]

@@ -9,6 +9,7 @@ use perigee_model::vm::{Firmware, VmStatus};
 use perigee_model::{DiskRole, ImageName, ProblemKind};
 
 use super::{Lab, TIMING, answers, data_volume, finish, running_as, spec, vm_of, wait_for};
+use crate::cluster::Settings;
 use crate::cluster::Timing;
 use crate::jobs::traces::tests::serial_reads;
 use crate::storage::volumes;
@@ -435,10 +436,10 @@ async fn a_host_that_does_not_measure_keeps_no_plan_from_the_others() {
 
 /// A lab in which no image has the runner.
 async fn lab_with_cloud_images() -> Lab {
-    let lab = Lab::up().await;
-    let runner = lab.dir.path().join("runner");
+    let dir = tempfile::tempdir().expect("tempdir");
+    let runner = dir.path().join("runner");
     std::fs::write(&runner, b"\x7fELF runner").expect("written");
-    lab.cluster.runner.set(runner).expect("once");
+    let lab = Lab::up_in(dir, Settings { runner: Some(runner), ..Settings::default() }).await;
     lab.home.inside().has_cloud_images = true;
     lab
 }

@@ -47,7 +47,7 @@ use perigee_model::job::{
 use perigee_model::volume::VolumeSource;
 use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
 
-use crate::cluster::{Cluster, Timing, Traffic};
+use crate::cluster::{Cluster, Settings, Timing, Traffic};
 use crate::hosts;
 use crate::storage::volumes;
 use crate::supervisor::Supervisor;
@@ -90,11 +90,19 @@ struct Lab {
 
 impl Lab {
     async fn up() -> Self {
-        let dir = tempfile::tempdir().expect("tempdir");
+        Self::up_with(Settings::default()).await
+    }
+
+    async fn up_with(settings: Settings) -> Self {
+        Self::up_in(tempfile::tempdir().expect("tempdir"), settings).await
+    }
+
+    async fn up_in(dir: tempfile::TempDir, settings: Settings) -> Self {
         let home = FakeHost::start("home1", "home").await;
         let cloud = FakeHost::start("cloud1", "cloud").await;
-        let supervisor =
-            Supervisor::start(dir.path(), TIMING, Traffic::Plain).await.expect("start");
+        let (state_dir, traffic) = (dir.path(), Traffic::Plain);
+        let started = Supervisor::start_with(state_dir, TIMING, traffic, settings, None);
+        let supervisor = started.await.expect("start");
         let cluster = Arc::clone(&supervisor.cluster);
         for host in [&home, &cloud] {
             hosts::register(&cluster, &host.id, host.addresses.clone()).await.expect("register");

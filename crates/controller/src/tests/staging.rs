@@ -2,11 +2,12 @@
 
 use perigee_model::job::{Access, JobSpec, JobState, Link, Start};
 use perigee_model::vm::LinkProbe;
-use perigee_model::{HostId, JobId};
+use perigee_model::{HostId, JobId, SiteId};
 
 use super::fake::FakeHost;
 use super::{Lab, finish, spec, vm_of, wait_for};
 use crate::clock::now_ms;
+use crate::cluster::Settings;
 use crate::cluster::paces::Way;
 use crate::files::pace::while_kept;
 use crate::hosts;
@@ -44,8 +45,8 @@ async fn run_at(lab: &Lab, host: &FakeHost, volumes: bool) -> JobId {
 
 /// The controller is at the site `cloud`, and hosts have measured its link with `home` in both directions.
 async fn measured_lab() -> Lab {
-    let lab = Lab::up().await;
-    lab.cluster.site.set(lab.cloud.addresses.site.clone()).expect("no site yet");
+    let site = Some(SiteId::new("cloud").expect("a name"));
+    let lab = Lab::up_with(Settings { site, ..Settings::default() }).await;
     links::probe_all(&lab.cluster).await.expect("figures");
     measured(&lab, &lab.home.id, &lab.cloud.id, 40_000_000).await;
     measured(&lab, &lab.cloud.id, &lab.home.id, 10_000_000).await;
