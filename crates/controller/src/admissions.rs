@@ -14,6 +14,7 @@ use perigee_model::{HostId, Problem, VolumeName};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
+use crate::cluster::tasks::Task;
 use crate::cluster::{Cluster, Detachment, HostLink};
 use crate::records::{VolumeRecord, volume_key};
 
@@ -171,7 +172,7 @@ impl Told {
 
 /// Keeps the homes' lists as they are to be. This runs until the controller ends. Each home has a task of its own: one that
 /// answers slowly keeps no other one waiting.
-pub async fn keep(cluster: Arc<Cluster>) {
+pub async fn keep(cluster: Arc<Cluster>, task: Task) {
     let mut told: BTreeMap<HostId, Told> = BTreeMap::new();
     let mut asked = JoinSet::new();
     loop {
@@ -191,23 +192,22 @@ pub async fn keep(cluster: Arc<Cluster>) {
             |home: &&Arc<HostLink>| told.get(&home.id).is_none_or(|told| told.is_due(monitor));
         let due: Vec<_> = up.iter().filter(is_due).cloned().collect();
         if !due.is_empty() {
-            match Needed::now(&cluster).await {
-                Ok(needed) => {
-                    for home in due {
-                        let known = told.entry(home.id.clone()).or_default();
-                        known.is_asked = true;
-                        let before = known.surplus.clone();
-                        let (cluster, needed) = (Arc::clone(&cluster), needed.at(&home.id));
-                        asked.spawn(async move {
-                            let answer = tell(&cluster, &home, needed, &before).await;
-                            (home.id.clone(), answer)
-                        });
-                    }
+            let count = due.len();
+            let tell_all = async {
+                let needed = Needed::now(&cluster).await?;
+                for home in due {
+                    let known = told.entry(home.id.clone()).or_default();
+                    known.is_asked = true;
+                    let before = known.surplus.clone();
+                    let (cluster, needed) = (Arc::clone(&cluster), needed.at(&home.id));
+                    asked.spawn(async move {
+                        let answer = tell(&cluster, &home, needed, &before).await;
+                        (home.id.clone(), answer)
+                    });
                 }
-                Err(problem) => {
-                    tracing::warn!("it is not known who needs which volumes: {problem}");
-                }
-            }
+                Ok(format!("tells {count} homes"))
+            };
+            task.round(tell_all).await;
         }
         tokio::time::sleep(monitor).await;
     }

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::admissions;
 use crate::clock::now_ms;
+use crate::cluster::tasks::Task;
 use crate::cluster::{Cluster, Detachment};
 use crate::console;
 use crate::records::{PlacedDisk, VolumeRecord, vm_of, volume_key};
@@ -208,11 +209,18 @@ pub async fn may_run_at(cluster: &Cluster, cleanup: &Cleanup) -> Result<Option<H
     Ok(hosts.find(|host| cluster.hosts.get(host).is_ok()))
 }
 
-pub async fn run(cluster: Arc<Cluster>) {
+pub async fn run(cluster: Arc<Cluster>, task: Task) {
     loop {
-        if let Err(problem) = clean(&cluster, "cleanups/").await {
-            tracing::warn!("can't clean up: {problem}");
-        }
+        let look = async {
+            let is_done = clean(&cluster, "cleanups/").await?;
+            let did = if is_done {
+                "removed what is left"
+            } else {
+                "some of it is being removed by others"
+            };
+            Ok(did.to_owned())
+        };
+        task.round(look).await;
         tokio::select! {
             () = tokio::time::sleep(cluster.timing.monitor) => {}
             () = cluster.clean_now.notified() => {}

@@ -54,6 +54,7 @@
 //! | What happens to a job whose host is gone? | `jobs/again.rs` |
 //! | What of a removed host is remembered, for the case that it comes back? | `cleaner.rs` (its VMs), `storage/given_up.rs` (its volumes) |
 //! | What do all parts of the controller share, and what starts the drivers? | `cluster/` (the state below), `supervisor.rs` (the drivers above) |
+//! | What do the endless tasks do, and at what does one fail? | started in `supervisor.rs`; reported by `cluster/tasks.rs`, shown by `api/tasks.rs` |
 //! | Which records are stored, and under which keys? | `records.rs`, `store/mod.rs` |
 //! | Which messages may a guest send in which state of its job? | `jobs/guest.rs` |
 //! | Which image does a name mean, and how does a host get its copy? | `storage/images.rs` |

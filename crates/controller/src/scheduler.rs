@@ -20,6 +20,7 @@ use perigee_planner::{Cluster as Facts, PastRun, Snapshot};
 use refusals::Refusals;
 use tokio::task::JoinSet;
 
+use crate::cluster::tasks::Task;
 use crate::cluster::{Cluster, Grant, capacity, demand_of, starts_at_once};
 use crate::planning::links;
 use crate::records::JobRecord;
@@ -78,10 +79,15 @@ struct Scheduler {
     refusals: Refusals,
 }
 
-pub async fn run(cluster: Arc<Cluster>) {
+pub async fn run(cluster: Arc<Cluster>, task: Task) {
     let mut scheduler = Scheduler::default();
     loop {
-        scheduler.pass(&cluster).await;
+        let pass = async {
+            let waiting = cluster.index.waiting().len();
+            scheduler.pass(&cluster).await;
+            Ok(format!("went through {waiting} waiting jobs"))
+        };
+        task.round(pass).await;
         let timing = &cluster.timing;
         let pause = if scheduler.refusals.has_put_off() { timing.poll } else { timing.monitor };
         tokio::select! {

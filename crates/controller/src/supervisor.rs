@@ -24,6 +24,7 @@ use perigee_repository::Objects;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
+use crate::cluster::tasks::Task;
 use crate::cluster::{Cluster, Settings, Timing, Traffic, Wanted};
 use crate::files::{inputs, outputs};
 use crate::hosts::{enrol, watching};
@@ -210,17 +211,23 @@ impl Supervisor {
     }
 
     /// Runs a task that has no end, and starts it again after a panic.
-    fn keep_running<F>(&self, name: &'static str, task: impl Fn(Arc<Cluster>) -> F + Send + 'static)
-    where
+    fn keep_running<F>(
+        &self,
+        name: &'static str,
+        task: impl Fn(Arc<Cluster>, Task) -> F + Send + 'static,
+    ) where
         F: Future<Output = ()> + Send + 'static,
     {
         let cluster = Arc::clone(&self.cluster);
+        let report = Task::new(&cluster.tasks, name);
         self.spawn(async move {
             let mut pause = PAUSE;
             // These tasks read what they need from the cluster's state when they begin.
-            while let Err(panic) = AssertUnwindSafe(task(Arc::clone(&cluster))).catch_unwind().await
-            {
+            loop {
+                let run = task(Arc::clone(&cluster), report.clone());
+                let Err(panic) = AssertUnwindSafe(run).catch_unwind().await else { return };
                 let text = text_of(&*panic);
+                report.panicked(&text);
                 tracing::error!("{name} panicked: {text}; it is started again in {pause:?}");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(PAUSE_MAX);
@@ -355,7 +362,7 @@ mod tests {
         let (runs, mut second_start) = mpsc::unbounded_channel();
         supervisor.keep_running("a task", {
             let starts = Arc::clone(&starts);
-            move |_| {
+            move |_, _| {
                 let (starts, runs) = (Arc::clone(&starts), runs.clone());
                 async move {
                     assert!(starts.fetch_add(1, Ordering::SeqCst) > 0, "not the first time");
@@ -367,6 +374,10 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(60), second_start.recv())
             .await
             .expect("waited 60 s for the second start");
+        let all = supervisor.cluster.tasks.all();
+        let task = all.iter().find(|task| task.name == "a task").expect("its status");
+        assert!(task.problem.contains("not the first time"), "{task:?}");
+        assert_eq!((task.rounds, task.failures), (1, 1), "{task:?}");
         supervisor.stop().await;
     }
 }

@@ -65,6 +65,7 @@ pub mod starts;
 pub mod states;
 pub mod switchover;
 pub mod tar_headers;
+pub mod tasks;
 pub mod tenant;
 pub mod term;
 pub mod trace;

@@ -43,6 +43,7 @@ pub async fn page(cluster: &Cluster) -> Result<String, Problem> {
     write_migrations(&mut page, cluster);
     write_predictions(&mut page, cluster);
     write_own(&mut page, cluster);
+    write_tasks(&mut page, cluster);
     Ok(page.into_text())
 }
 
@@ -229,6 +230,28 @@ fn write_own(page: &mut Page, cluster: &Cluster) {
         [("get", &counts.gets), ("list", &counts.lists), ("write", &counts.writes)]
     {
         page.figure(&[("operation", &operation)], read(count));
+    }
+}
+
+fn write_tasks(page: &mut Page, cluster: &Cluster) {
+    let all = cluster.tasks.all();
+    let help = "Rounds of the controller's endless tasks.";
+    page.family("perigee_task_rounds_total", Kind::Counter, help);
+    for task in &all {
+        page.figure(&[("task", &task.name)], task.rounds);
+    }
+    page.family("perigee_task_failures_total", Kind::Counter, "Those that have failed.");
+    for task in &all {
+        page.figure(&[("task", &task.name)], task.failures);
+    }
+    let help = "When the last round of the task ended.";
+    page.family("perigee_task_last_end_timestamp_seconds", Kind::Gauge, help);
+    for task in &all {
+        page.figure(&[("task", &task.name)], task.ended_ms.map_or(0.0, seconds));
+    }
+    page.family("perigee_task_last_duration_seconds", Kind::Gauge, "How long it took.");
+    for task in &all {
+        page.figure(&[("task", &task.name)], seconds(task.took_ms));
     }
 }
 

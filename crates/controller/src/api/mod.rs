@@ -9,6 +9,7 @@ mod hosts;
 mod jobs;
 mod metrics;
 mod networks;
+mod tasks;
 mod tenants;
 mod vms;
 
@@ -57,6 +58,7 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(enrol::revoke_host))
         .routes(routes!(enrol::revoke_operators))
         .routes(routes!(enrol::revoked))
+        .routes(routes!(tasks::list))
         .routes(routes!(hosts::sites))
         .routes(routes!(hosts::links))
         .routes(routes!(hosts::probe_links))

@@ -15,6 +15,7 @@ mod parts;
 mod settings;
 pub mod staging;
 mod strange_images;
+pub mod tasks;
 pub mod taught;
 mod wakes;
 mod watched;
@@ -54,6 +55,7 @@ use paces::Paces;
 pub use settings::Settings;
 use staging::Staging;
 use strange_images::StrangeImages;
+use tasks::Tasks;
 use taught::Taught;
 use wakes::Wakes;
 use watched::Watched;
@@ -200,6 +202,8 @@ pub struct Cluster {
     /// What hosts have and the controller does not show.
     pub strange_images: StrangeImages,
     pub settings: Settings,
+    /// What the endless tasks did last.
+    pub tasks: Arc<Tasks>,
     /// Programs in guests that end when nobody asks about them any more.
     pub watched: Watched,
     wanted: mpsc::UnboundedSender<Wanted>,
@@ -276,6 +280,7 @@ impl Cluster {
             cancelled_imports: broadcast::Sender::new(16),
             strange_images: StrangeImages::default(),
             settings,
+            tasks: Arc::default(),
             watched: Watched::default(),
             wanted,
             lock: Mutex::new(Some(lock)),

@@ -22,6 +22,7 @@ use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem};
 use serde::{Deserialize, Serialize};
 
+use crate::cluster::tasks::Task;
 use crate::cluster::{Cluster, HostLink};
 
 /// How long a host has to join.
@@ -345,12 +346,14 @@ pub async fn check_addresses(
 }
 
 /// The controller gives itself a new certificate from time to time. It does not end.
-pub async fn keep_own_certificate(cluster: Arc<Cluster>) {
+pub async fn keep_own_certificate(cluster: Arc<Cluster>, task: Task) {
     loop {
         tokio::time::sleep(cluster.timing.own_renewal).await;
-        if let Err(problem) = cluster.traffic.renew(&cluster.authority, &cluster.network) {
-            tracing::error!(%problem, "the controller can't renew its own certificate");
-        }
+        let renew = async {
+            cluster.traffic.renew(&cluster.authority, &cluster.network)?;
+            Ok("renewed the controller's own certificate".to_owned())
+        };
+        task.round(renew).await;
     }
 }
 

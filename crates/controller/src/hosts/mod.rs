@@ -14,6 +14,7 @@ use perigee_model::volume_move::VolumeMove;
 use perigee_model::{HostId, Problem, SiteId, VolumeName};
 
 use crate::clock::now_ms;
+use crate::cluster::tasks::Task;
 use crate::cluster::{Cluster, Known};
 use crate::jobs::{self, Fate, Loss};
 use crate::records::{HostRecord, JobRecord, VolumeRecord, vm_of};
@@ -101,15 +102,20 @@ pub async fn set_site(cluster: &Cluster, id: &HostId, site: SiteId) -> Result<()
 }
 
 /// Requests a report from every host, repeatedly.
-pub async fn monitor(cluster: Arc<Cluster>) {
+pub async fn monitor(cluster: Arc<Cluster>, task: Task) {
     loop {
-        let hosts = cluster.hosts.all();
-        let looks = hosts.iter().map(async |host| {
-            observe(&cluster, &host.id).await;
-            cluster.hosts.look_at_pool(&host.id).await;
-        });
-        futures_util::future::join_all(looks).await;
-        leave_site::tell_sites(&cluster).await;
+        let look = async {
+            let hosts = cluster.hosts.all();
+            let looks = hosts.iter().map(async |host| {
+                observe(&cluster, &host.id).await;
+                cluster.hosts.look_at_pool(&host.id).await;
+            });
+            futures_util::future::join_all(looks).await;
+            leave_site::tell_sites(&cluster).await;
+            let up = cluster.hosts.up().len();
+            Ok(format!("asked {} hosts, of which {up} are up", hosts.len()))
+        };
+        task.round(look).await;
         tokio::time::sleep(cluster.timing.monitor).await;
     }
 }

@@ -13,6 +13,7 @@ use perigee_model::vm::VmChanges;
 use perigee_model::{HostId, Problem};
 use tokio::task::JoinSet;
 
+use crate::cluster::tasks::Task;
 use crate::cluster::{Cluster, HostLink};
 use crate::networks;
 
@@ -23,19 +24,23 @@ const QUIET_WAIT: Duration = Duration::from_secs(10);
 const GAP: Duration = Duration::from_millis(50);
 
 /// Watches all hosts, including those that register later.
-pub async fn run(cluster: Arc<Cluster>) {
+pub async fn run(cluster: Arc<Cluster>, task: Task) {
     let mut watched: BTreeSet<HostId> = BTreeSet::new();
     let mut watchers: JoinSet<HostId> = JoinSet::new();
     loop {
-        for host in cluster.hosts.all() {
-            if watched.insert(host.id.clone()) {
-                let cluster = Arc::clone(&cluster);
-                watchers.spawn(async move {
-                    watch(&cluster, &host.id).await;
-                    host.id.clone()
-                });
+        let look = async {
+            for host in cluster.hosts.all() {
+                if watched.insert(host.id.clone()) {
+                    let cluster = Arc::clone(&cluster);
+                    watchers.spawn(async move {
+                        watch(&cluster, &host.id).await;
+                        host.id.clone()
+                    });
+                }
             }
-        }
+            Ok(format!("watches {} hosts", watched.len()))
+        };
+        task.round(look).await;
         tokio::select! {
             () = tokio::time::sleep(cluster.timing.monitor) => {}
             Some(ended) = watchers.join_next() => match ended {

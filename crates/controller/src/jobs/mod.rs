@@ -50,6 +50,7 @@ use perigee_planner::queue::Demand;
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::cluster::members::members;
+use crate::cluster::tasks::Task;
 use crate::console;
 use crate::files::outputs::left_out;
 use crate::files::{inputs, outputs};
@@ -467,11 +468,12 @@ pub async fn delete(
 }
 
 /// Forgets again and again what was deleted. It does not end.
-pub async fn keep_erasing(cluster: Arc<Cluster>) {
+pub async fn keep_erasing(cluster: Arc<Cluster>, task: Task) {
     loop {
-        if let Err(problem) = erase_deleted(&cluster).await {
-            tracing::warn!("records of deleted VMs stay for now: {problem}");
-        }
+        let erase = async {
+            erase_deleted(&cluster).await.map(|()| "forgot what is nowhere any more".to_owned())
+        };
+        task.round(erase).await;
         tokio::time::sleep(ERASE_EVERY).await;
     }
 }

@@ -21,6 +21,7 @@ use perigee_model::{HostId, JobId, NetworkName, Problem, ProblemKind, VmId};
 use super::{NetworkRecord, all, key, publish, tunnel_address};
 use crate::clock;
 use crate::clock::now_ms;
+use crate::cluster::tasks::Task;
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{JobRecord, MigrationRecord, vm_of};
 
@@ -150,9 +151,9 @@ struct Memory {
 }
 
 /// Keeps the hosts informed. It does not end.
-pub async fn keep(cluster: Arc<Cluster>) {
+pub async fn keep(cluster: Arc<Cluster>, task: Task) {
     let resolved = Resolved::default();
-    tokio::join!(keep_telling(&cluster, &resolved), keep_resolving(&cluster, &resolved));
+    tokio::join!(keep_telling(&cluster, &task, &resolved), keep_resolving(&cluster, &resolved));
 }
 
 /// A resolver that does not answer delays nothing else.
@@ -168,12 +169,14 @@ async fn keep_resolving(cluster: &Cluster, resolved: &Resolved) {
     }
 }
 
-async fn keep_telling(cluster: &Arc<Cluster>, resolved: &Resolved) {
+async fn keep_telling(cluster: &Arc<Cluster>, task: &Task, resolved: &Resolved) {
     let mut memory = Memory::default();
     loop {
-        if let Err(problem) = round(cluster, resolved, &mut memory).await {
-            tracing::warn!("the hosts are not told of networks: {problem}");
-        }
+        let tell_all = async {
+            round(cluster, resolved, &mut memory).await?;
+            Ok("told the hosts what has changed".to_owned())
+        };
+        task.round(tell_all).await;
         tokio::select! {
             () = cluster.networks.until_changed() => {}
             () = tokio::time::sleep(cluster.timing.monitor) => {}

@@ -16,6 +16,7 @@ use perigee_model::{HostId, Problem, SiteId};
 use tokio::sync::oneshot;
 
 use crate::clock::now_ms;
+use crate::cluster::tasks::Task;
 use crate::cluster::{Ask, Cluster, HostLink, Local};
 use crate::storage::images;
 
@@ -229,21 +230,28 @@ pub fn want_missing(cluster: &Cluster, from: &HostId, to: &HostId) {
 }
 
 /// Measures on request, and also measures links between sites that were never measured.
-pub async fn run(cluster: Arc<Cluster>) {
+pub async fn run(cluster: Arc<Cluster>, task: Task) {
     loop {
         tokio::select! {
             ask = cluster.links.next_ask() => {
-                let measured = measure(&cluster, &ask.from, &ask.to, ask.oldest_ms).await;
-                if let Err(problem) = &measured {
-                    cluster.links.fail_others(&ask.from, &ask.to, problem);
-                }
-                ask.answer(measured);
-                cluster.index.changed.notify_one();
+                let answer = async {
+                    let measured = measure(&cluster, &ask.from, &ask.to, ask.oldest_ms).await;
+                    if let Err(problem) = &measured {
+                        cluster.links.fail_others(&ask.from, &ask.to, problem);
+                    }
+                    let did = format!("measured from {} to {}, as somebody asked", ask.from, ask.to);
+                    ask.answer(measured.clone());
+                    cluster.index.changed.notify_one();
+                    measured.map(|()| did)
+                };
+                task.round(answer).await;
             }
             () = tokio::time::sleep(cluster.timing.monitor) => {
-                if let Err(problem) = measure_one_new_link(&cluster).await {
-                    tracing::debug!("can't measure a link: {problem}");
-                }
+                let look = async {
+                    measure_one_new_link(&cluster).await?;
+                    Ok("looked for links that nobody has measured".to_owned())
+                };
+                task.round(look).await;
             }
         }
     }

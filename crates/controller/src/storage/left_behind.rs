@@ -12,6 +12,7 @@ use perigee_model::{HostId, LayerId, Problem, ProblemKind, SiteId, VolumeName};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::now_ms;
+use crate::cluster::tasks::Task;
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{VolumeRecord, volume_key};
 
@@ -51,11 +52,9 @@ pub async fn keep(
 }
 
 /// Drops the shadows whose time is over. This runs until the controller ends.
-pub async fn run(cluster: Arc<Cluster>) {
+pub async fn run(cluster: Arc<Cluster>, task: Task) {
     loop {
-        if let Err(problem) = look(&cluster).await {
-            tracing::warn!("can't look after shadows of volumes: {problem}");
-        }
+        task.round(async { look(&cluster).await.map(|()| "looked after them".to_owned()) }).await;
         tokio::time::sleep(cluster.timing.monitor).await;
     }
 }

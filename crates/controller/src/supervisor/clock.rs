@@ -11,6 +11,7 @@ use perigee_model::Problem;
 
 use crate::clock::{CLOCK, in_words};
 use crate::cluster::Cluster;
+use crate::cluster::tasks::Task;
 
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
@@ -18,7 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 const STORE_EVERY: Duration = Duration::from_secs(60);
 
 /// It does not end.
-pub async fn watch(cluster: Arc<Cluster>) {
+pub async fn watch(cluster: Arc<Cluster>, task: Task) {
     let (mut jumps, mut stored) = (cluster.clock.seen().jumps, Instant::now());
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
@@ -28,10 +29,12 @@ pub async fn watch(cluster: Arc<Cluster>) {
             tell(&cluster, jump);
         }
         if is_new || stored.elapsed() >= STORE_EVERY {
-            match store(&cluster, &seen).await {
-                Ok(()) => (jumps, stored) = (seen.jumps, Instant::now()),
-                Err(problem) => tracing::warn!("can't store what was seen of the clock: {problem}"),
-            }
+            let store = async {
+                store(&cluster, &seen).await?;
+                (jumps, stored) = (seen.jumps, Instant::now());
+                Ok("stored what was seen of the clock".to_owned())
+            };
+            task.round(store).await;
         }
     }
 }

@@ -30,6 +30,7 @@ mod quotas;
 mod replicas;
 mod staging;
 mod sure;
+mod tasks;
 mod tenant_walk;
 mod tenants;
 mod term;

@@ -6,12 +6,13 @@ use clap::Subcommand;
 use perigee_http::{Listen, PeerIdentity};
 use perigee_model::limits::KEEP_OUTPUTS_S;
 use perigee_model::network::PublishPorts;
+use perigee_model::tasks::TaskStatus;
 use perigee_model::units::parse_duration;
 use perigee_model::{Problem, SiteId};
 
 use crate::commands::network::warn_insecure;
 use crate::context::Context;
-use crate::output;
+use crate::output::{self, Column};
 use crate::servers::controller_client;
 
 /// `perigee controller VERB`. What stands at a variant and its fields is their help.
@@ -77,7 +78,27 @@ pub enum Verb {
     },
     /// Refuse the certificates that operators have
     RevokeOperators,
+    /// Show what each endless task of the controller did last, when, how long that took, and at what it failed
+    Tasks,
 }
+
+const TASKS: &[Column<TaskStatus>] = &[
+    ("task", |task| task.name.clone()),
+    ("rounds", |task| task.rounds.to_string()),
+    ("failed", |task| task.failures.to_string()),
+    ("last ended", |task| task.ended_ms.map_or_else(|| "-".to_owned(), output::time)),
+    ("took", |task| format!("{} ms", task.took_ms)),
+    ("did", |task| {
+        if task.problem.is_empty() { task.did.clone() } else { format!("failed: {}", task.problem) }
+    }),
+    ("last failure", |task| {
+        let last = task.last_failure.as_ref();
+        last.map_or_else(
+            || "-".to_owned(),
+            |last| format!("{}: {}", output::time(last.at_ms), last.why),
+        )
+    }),
+];
 
 const STATE: &str = "/var/lib/perigee/controller";
 
@@ -141,6 +162,10 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
         Verb::RevokeOperators => {
             let client = controller_client(context)?;
             client.post("/v1/operators/revoke", &serde_json::json!({})).await
+        }
+        Verb::Tasks => {
+            let all: Vec<TaskStatus> = controller_client(context)?.get("/v1/tasks").await?;
+            output::list(context.format, &all, TASKS)
         }
     }
 }

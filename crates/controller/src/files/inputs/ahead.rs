@@ -10,6 +10,7 @@ use perigee_model::{HostId, JobId, Problem};
 use tokio::task::JoinHandle;
 
 use super::staging;
+use crate::cluster::tasks;
 use crate::cluster::{Cluster, HostLink};
 use crate::storage::volumes;
 
@@ -35,7 +36,7 @@ impl Drop for Task {
 
 /// Stages inputs of some jobs at the same time. A job that is cancelled takes its task with it; one that starts does not,
 /// and waits for the task. This never ends.
-pub async fn stage_ahead(cluster: Arc<Cluster>) {
+pub async fn stage_ahead(cluster: Arc<Cluster>, task: tasks::Task) {
     let mut tried: BTreeMap<JobId, Instant> = BTreeMap::new();
     let mut running: BTreeMap<JobId, Task> = BTreeMap::new();
     loop {
@@ -63,13 +64,14 @@ pub async fn stage_ahead(cluster: Arc<Cluster>) {
             }
             tried.insert(job.id.clone(), Instant::now());
             let (cluster, id) = (Arc::clone(&cluster), job.id.clone());
-            let task = tokio::spawn(async move {
+            let staging = tokio::spawn(async move {
                 if let Err(problem) = stage(&cluster, &job).await {
                     tracing::debug!("the inputs of job {} are not staged yet: {problem}", job.id);
                 }
             });
-            running.insert(id, Task(task));
+            running.insert(id, Task(staging));
         }
+        task.round(async { Ok(format!("stages the inputs of {} jobs", running.len())) }).await;
     }
 }
 

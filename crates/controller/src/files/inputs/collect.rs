@@ -14,6 +14,7 @@ use super::staging::note_use;
 use super::{PAGE, read_list, uploaded};
 use crate::accounts::files;
 use crate::cluster::Cluster;
+use crate::cluster::tasks::Task;
 use crate::hash::is_sha256;
 use crate::records::ImageRecord;
 use crate::storage::images;
@@ -31,11 +32,15 @@ const TRIES: usize = 20;
 const AGAIN: Duration = Duration::from_millis(500);
 
 /// Removes what no job needs any more. This is repeated.
-pub async fn collect(cluster: Arc<Cluster>) {
+pub async fn collect(cluster: Arc<Cluster>, task: Task) {
     loop {
-        collect_once(&cluster).await;
-        let repository = Arc::clone(&cluster.repository);
-        drop(tokio::task::spawn_blocking(move || repository.drop_idle_uploads()).await);
+        let collect = async {
+            collect_once(&cluster).await;
+            let repository = Arc::clone(&cluster.repository);
+            drop(tokio::task::spawn_blocking(move || repository.drop_idle_uploads()).await);
+            Ok("looked for inputs and cut uploads that nobody needs".to_owned())
+        };
+        task.round(collect).await;
         tokio::time::sleep(COLLECT_EVERY).await;
     }
 }

@@ -10,6 +10,7 @@ use super::remove;
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::cluster::members::members;
+use crate::cluster::tasks::Task;
 use crate::records::KeptOutputs;
 
 /// The time between two searches.
@@ -18,11 +19,12 @@ const EVERY: Duration = Duration::from_secs(60);
 /// Who deletes them, in the audit log.
 const WHO: &str = "perigee";
 
-pub async fn run(cluster: Arc<Cluster>) {
+pub async fn run(cluster: Arc<Cluster>, task: Task) {
     loop {
-        if let Err(problem) = expire(&cluster).await {
-            tracing::warn!("{problem}");
-        }
+        let expire = async {
+            expire(&cluster).await.map(|jobs| format!("deleted the outputs of {jobs} jobs"))
+        };
+        task.round(expire).await;
         tokio::time::sleep(EVERY).await;
     }
 }

@@ -18,6 +18,7 @@ use uuid::Uuid;
 use super::{copy, image, take_name};
 use crate::accounts::{self, UploadRoom};
 use crate::clock::now_ms;
+use crate::cluster::tasks::Task;
 use crate::cluster::{Cluster, Hold, HostLink};
 use crate::records::{
     ImageRecord, PendingImport, UPLOAD_KEPT_MS, UPLOADS, UploadRecord, image_key,
@@ -295,19 +296,19 @@ pub(super) async fn end_import<'a>(
 }
 
 /// Continues imports whose answers were lost. This runs until the controller ends.
-pub async fn settle_imports(cluster: Arc<Cluster>) {
+pub async fn settle_imports(cluster: Arc<Cluster>, task: Task) {
     // An import may take hours; the others do not wait for it.
     let mut running = JoinSet::new();
     loop {
-        match cluster.records.list::<ImageRecord>("images/").await {
-            Ok(records) => {
-                for record in records.into_iter().filter(|record| record.import.is_some()) {
-                    let cluster = Arc::clone(&cluster);
-                    running.spawn(async move { settle_import(&cluster, record.name).await });
-                }
+        let look = async {
+            let records = cluster.records.list::<ImageRecord>("images/").await?;
+            for record in records.into_iter().filter(|record| record.import.is_some()) {
+                let cluster = Arc::clone(&cluster);
+                running.spawn(async move { settle_import(&cluster, record.name).await });
             }
-            Err(problem) => tracing::warn!("can't list the imports: {problem}"),
-        }
+            Ok(format!("{} imports are under way", running.len()))
+        };
+        task.round(look).await;
         tokio::time::sleep(cluster.timing.monitor).await;
         while running.try_join_next().is_some() {}
     }

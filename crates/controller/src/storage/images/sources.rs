@@ -8,6 +8,7 @@ use perigee_model::volume::ImageInfo;
 use perigee_model::{HostId, Problem, ProblemKind};
 
 use super::{Found, by_layer, contents, copy, look};
+use crate::cluster::tasks::Task;
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{ImageRecord, image_key};
 
@@ -22,20 +23,24 @@ pub(super) struct Look {
 }
 
 /// Runs until the controller ends.
-pub async fn replace_lost_sources(cluster: Arc<Cluster>) {
+pub async fn replace_lost_sources(cluster: Arc<Cluster>, task: Task) {
     let (mut told, period) = (contents::Told::default(), cluster.timing.monitor * MONITORED);
     loop {
-        let up = cluster.hosts.up();
-        let (found, silent) = look(&cluster).await;
-        let look = Look { up, found, silent };
-        contents::settle(&cluster, &look, &mut told).await;
-        for lost in look.found.iter().filter(|found| look.has_lost_source(&found.host, &found.info))
-        {
-            let (name, host) = (&lost.info.name, &lost.host);
-            if let Err(problem) = replace(&cluster, lost, &look).await {
-                tracing::warn!("the copy of image {name} at {host} has no source: {problem}");
+        let replace_all = async {
+            let up = cluster.hosts.up();
+            let (found, silent) = look(&cluster).await;
+            let look = Look { up, found, silent };
+            contents::settle(&cluster, &look, &mut told).await;
+            let lost = |found: &&Found| look.has_lost_source(&found.host, &found.info);
+            for lost in look.found.iter().filter(lost) {
+                let (name, host) = (&lost.info.name, &lost.host);
+                if let Err(problem) = replace(&cluster, lost, &look).await {
+                    tracing::warn!("the copy of image {name} at {host} has no source: {problem}");
+                }
             }
-        }
+            Ok(format!("looked at {} images of hosts", look.found.len()))
+        };
+        task.round(replace_all).await;
         tokio::time::sleep(period).await;
     }
 }

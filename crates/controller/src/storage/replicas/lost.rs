@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::carry_out;
 use crate::admissions;
+use crate::cluster::tasks::Task;
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{VolumeRecord, volume_key};
 use crate::storage::{given_up, images};
@@ -123,14 +124,15 @@ async fn present_home(
 }
 
 /// Tells hosts that are back, and goes on with promotions. This runs until the controller ends.
-pub async fn run(cluster: Arc<Cluster>) {
+pub async fn run(cluster: Arc<Cluster>, task: Task) {
     loop {
-        if let Err(problem) = tell_all(&cluster).await {
-            tracing::warn!("can't tell hosts of promoted volumes: {problem}");
-        }
-        if let Err(problem) = carry_out::resume(&cluster).await {
-            tracing::warn!("can't go on with promotions: {problem}");
-        }
+        let look = async {
+            // One does not wait for the other's trouble.
+            let (told, resumed) = (tell_all(&cluster).await, carry_out::resume(&cluster).await);
+            told.and(resumed)?;
+            Ok("told hosts that are back, and went on with promotions".to_owned())
+        };
+        task.round(look).await;
         tokio::time::sleep(cluster.timing.monitor).await;
     }
 }
