@@ -240,6 +240,7 @@ pub(super) fn kept_outputs(cluster: &Cluster, job: &Job, place: &Place) -> Optio
     let keep_s = job.spec.keep_outputs_s.or(cluster.settings.keep_outputs_s);
     let for_ms = keep_s.filter(|_| place.is_own)?.saturating_mul(1000);
     Some(KeptOutputs { since_ms: now_ms(), for_ms })
+}
 
 /// What there is to say of outputs that were fetched.
 #[derive(Debug, Default)]
