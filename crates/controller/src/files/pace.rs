@@ -116,6 +116,7 @@ fn share(measured_bytes_per_s: Option<u64>) -> u64 {
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
+    use tokio::time::Instant;
 
     use super::*;
 

@@ -115,9 +115,12 @@ pub async fn forget_tenant(cluster: &Cluster, tenant: &TenantName) -> Result<(),
 
 #[cfg(test)]
 mod tests {
+    use perigee_model::HostId;
+    use perigee_model::vm::SentTo;
     use std::sync::Arc;
 
     use super::*;
+    use crate::records::Talk;
 
     /// A cluster with a gang of each of these ids. The first one is the oldest.
     async fn knowing(dir: &std::path::Path, ids: &[JobId]) -> Arc<Cluster> {
