@@ -40,7 +40,8 @@ fn answer(path: &str) -> (u16, String) {
 fn ended_job() -> Value {
     let file = job_file::parse("image: debian\ncommand: \"true\"\n", "hello.yaml");
     let spec = file.expect("a job file").spec;
-    json!({"id": "hello-0001", "spec": spec, "state": "succeeded", "submitted_ms": 1, "migrations": []})
+    json!({"id": "hello-0001", "spec": spec, "state": "succeeded", "submitted_ms": 1, "migrations": [],
+        "reason": "", "waits": [], "left_out": 0, "members": []})
 }
 
 /// Serves until this process ends. Returns where.
