@@ -64,8 +64,8 @@ fn job(entry: tar::Entry<'_, impl Read>) -> Result<Seed, Error> {
 mod tests {
     use super::*;
 
-    const JOB: &str =
-        r#"{"job":"j1","command":["true"],"env":{},"mounts":[],"outputs":[],"timeout_s":null}"#;
+    const JOB: &str = r#"{"job":"j1","command":["true"],"env":{},"mounts":[],"outputs":[],"timeout_s":null,
+        "stop_grace_s":10,"collect":false}"#;
 
     fn stream(entries: &[(&str, &str)]) -> Vec<u8> {
         let mut tar = tar::Builder::new(Vec::new());
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_job_whose_outputs_are_only_collected_needs_no_command() {
-        let job = JOB.replace("[\"true\"]", "[]").replace("null}", "null,\"collect\":true}");
+        let job = JOB.replace("[\"true\"]", "[]").replace("\"collect\":false", "\"collect\":true");
         let directory = tempfile::tempdir().unwrap();
         let seed = read(&stream(&[("job.json", &job)])[..], directory.path()).unwrap();
         assert!(seed.collect && seed.command.is_empty());

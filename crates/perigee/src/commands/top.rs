@@ -198,9 +198,10 @@ mod tests {
     use super::*;
 
     fn vm(uptime_ms: u64, vcpu_ms: u64, read_bytes: u64) -> Vm {
+        let io = serde_json::json!(perigee_model::volume::IoStats::default());
         let text = format!(
-            r#"{{"id":"a","job":null,"host":"home1","status":"running","cpus":1,"memory_bytes":1,"uptime_ms":{uptime_ms},
-            "vcpu_ms":{vcpu_ms},"migration":null}}"#
+            r#"{{"id":"a","job":null,"host":"home1","status":"running","reason":"","cpus":1,"memory_bytes":1,"uptime_ms":{uptime_ms},
+            "vcpu_ms":{vcpu_ms},"migration":null,"waits":[],"run":0,"made_ms":0,"io":{io},"volumes":[],"addresses":[]}}"#
         );
         let mut vm: Vm = serde_json::from_str(&text).expect("a VM");
         vm.io.read_bytes = read_bytes;
