@@ -21,7 +21,7 @@ const SHOWN: &str = r"\x1b]0;title\x07\x1b[2J";
 fn answer(path: &str) -> (u16, String) {
     let line = |seq: u64, stream: &str| {
         let line = format!("{stream} {ESCAPES}");
-        json!({"seq": seq, "uptime_ms": 0, "stream": stream, "line": line})
+        json!({"seq": seq, "uptime_ms": 0, "stream": stream, "line": line, "arrived_ms": 1})
     };
     match path {
         "/v1/vms/web/console" => (200, format!("console {ESCAPES}")),
