@@ -123,7 +123,7 @@ impl Accounts {
         inner.users.get(&(record.tenant.clone(), record.user.clone())).cloned()
     }
 
-    /// The user who logs in with this SSH key, as [`SshKey::key`] writes it. Anybody can register a public key, so the
+    /// The user who logs in with this SSH key, as `SshKey::key` writes it. Anybody can register a public key, so the
     /// login name says whose it is: `TENANT/USER`, or `TENANT~USER` for programs to which a slash is a path, or only `USER`
     /// for a user of the tenant `default`.
     pub fn by_key(&self, key: &str, login: &str) -> Option<User> {

@@ -201,7 +201,7 @@ pub struct Gang {
     pub keys: Option<GangKeys>,
     /// The last move of all its VMs.
     pub last_move: Option<GangMove>,
-    /// [`JobIntent::move_gang`] as far as it is carried out.
+    /// `JobIntent::move_gang` as far as it is carried out.
     pub heeded_move: u64,
     /// So many moves of this run have ended with all VMs where they were to go.
     pub moves: u32,

@@ -12,7 +12,7 @@ use crate::vms;
 /// The guest is asked to write what it has in memory to the disk before.
 ///
 /// # Errors
-/// `Conflict` if it does not run, as [`take_name`], or if the quota has no room.
+/// `Conflict` if it does not run, as `take_name`, or if the quota has no room.
 pub async fn save(cluster: &Cluster, vm: &VmId, ask: &Snapshot) -> Result<ClusterImage, Problem> {
     let what = format!("can't save the root disk of {vm} as {}", ask.image);
     let job = cluster.index.of_vm(vm).ok_or_else(|| vms::unknown(vm))?;
