@@ -32,7 +32,7 @@ pub mod op {
     pub const WRITE_6: u8 = 0x0a;
     /// What the unit is, and its pages of vital product data (SPC-4, 6.6 and 7.8).
     pub const INQUIRY: u8 = 0x12;
-    /// Changes [`super::mode::Settings`].
+    /// Changes [`super::super::mode::Settings`].
     pub const MODE_SELECT_6: u8 = 0x15;
     /// The old reservation, which ends with the session.
     pub const RESERVE_6: u8 = 0x16;
