@@ -1,6 +1,9 @@
 //! Volumes that move to another home, and what interrupts them. What the fake volume servers decide, they
 //! decide with the model's own machine.
 
+mod following;
+mod removed;
+
 use perigee_model::guest::GuestBody;
 use perigee_model::home::{Place, Tenure};
 use perigee_model::job::{Access, HostState, Job, JobState, MigrationState};
@@ -51,6 +54,14 @@ pub async fn home_in_record(lab: &Lab, id: &JobId, volume: &str) -> HostId {
 
 fn own(vm: &VmId, part: &str) -> VolumeName {
     VolumeName::new(format!("{vm}-{part}")).expect("name")
+}
+
+async fn down(lab: &Lab, host: &FakeHost) {
+    host.inside().down = true;
+    wait_for("the host to be unreachable", async || {
+        (lab.cluster.hosts.state(&host.id) == HostState::Unreachable).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -205,137 +216,6 @@ async fn a_host_that_has_the_volume_attached_is_told_its_new_home() {
     assert_eq!(lab.home.inside().attachments[&data_volume()], "edge1:10809");
     stands_only_at(&lab, &third, &lab.cloud).await;
     finish(&lab.home, &lab.home, &vm);
-    lab.wait_for_state(&id, JobState::Succeeded).await;
-    lab.wait_for_clean_hosts().await;
-}
-
-#[tokio::test]
-async fn volumes_that_follow_their_vm_leave_nothing_behind() {
-    let mut lab = Lab::up().await;
-    let (id, vm) = running(&lab).await;
-    let to = lab.cloud.id.clone();
-    vms::move_to(&lab.cluster, &vm, to, VolumesOnMove::Follow).await.expect("move");
-    wait_for("the source to be asked", async || {
-        lab.home.inside().vms[&vm].asked.is_some().then_some(())
-    })
-    .await;
-    lab.cloud.inside().moves.missing_bytes = MISSING;
-    switch(&lab, &vm);
-    wait_for_move(&lab, &own(&vm, "root"), VolumeMoveState::Filling).await;
-    let shown = vms::get(&lab.cluster, &vm).await.expect("VM");
-    let follow: Vec<&str> =
-        shown.volumes.iter().filter(|v| v.follows).map(|v| v.volume.as_str()).collect();
-    assert_eq!(follow, ["q-0001-root", "q-0001-seed", "q-0001-out"], "the data is there");
-    lab.restart_controller().await;
-    lab.cloud.inside().moves.missing_bytes = 0;
-    wait_for("both to be there", async || {
-        let record = jobs::record(&lab.cluster, &id).await.expect("record");
-        record.to_follow.is_empty().then_some(())
-    })
-    .await;
-    for part in ["root", "seed", "out"] {
-        assert!(lab.cloud.inside().volumes.contains_key(&own(&vm, part)), "{part}");
-        assert_eq!(home_in_record(&lab, &id, own(&vm, part).as_str()).await, lab.cloud.id);
-    }
-    {
-        let home = lab.home.inside();
-        let left: Vec<&str> = home.volumes.keys().map(|name| name.as_str()).collect();
-        assert_eq!(left, [""; 0]);
-        assert!(home.moves.departed.is_empty() && home.attachments.is_empty());
-    }
-    finish(&lab.cloud, &lab.cloud, &vm);
-    lab.wait_for_state(&id, JobState::Succeeded).await;
-    lab.wait_for_clean_hosts().await;
-    assert!(lab.cluster.records.keys("volume_moves/").await.expect("keys").is_empty());
-}
-
-/// The store has it a moment before the rest of the controller knows it.
-async fn wait_for_no_followers(lab: &Lab, vm: &VmId) {
-    wait_for("nothing to follow", async || {
-        lab.cluster.index.of_vm(vm)?.to_follow.is_empty().then_some(())
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn volumes_that_follow_their_vm_stay_when_a_person_calls_it_off() {
-    let lab = Lab::up().await;
-    let (id, vm) = running(&lab).await;
-    let to = lab.cloud.id.clone();
-    vms::move_to(&lab.cluster, &vm, to, VolumesOnMove::Follow).await.expect("move");
-    wait_for("the source to be asked", async || {
-        lab.home.inside().vms[&vm].asked.is_some().then_some(())
-    })
-    .await;
-    lab.cloud.inside().moves.stands_still = true;
-    switch(&lab, &vm);
-    wait_for_move(&lab, &own(&vm, "root"), VolumeMoveState::Taking).await;
-    let ended = migration::cancel(&lab.cluster, &vm).await.expect("volumes follow it");
-    assert_eq!(ended.state, MigrationState::Completed);
-    wait_for_move(&lab, &own(&vm, "root"), VolumeMoveState::CalledOff).await;
-    wait_for_no_followers(&lab, &vm).await;
-    lab.cloud.inside().moves.stands_still = false;
-    let again = migration::cancel(&lab.cluster, &vm).await.expect_err("nothing follows");
-    assert_eq!(again.kind, ProblemKind::Conflict);
-    for part in ["root", "seed", "out"] {
-        assert_eq!(home_in_record(&lab, &id, own(&vm, part).as_str()).await, lab.home.id);
-    }
-    finish(&lab.cloud, &lab.home, &vm);
-    lab.wait_for_state(&id, JobState::Succeeded).await;
-    lab.wait_for_clean_hosts().await;
-}
-
-#[tokio::test]
-async fn disks_that_follow_a_vm_without_a_job_stay_when_a_person_calls_it_off() {
-    let lab = Lab::up().await;
-    lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("home1") }).await;
-    lab.runs().await;
-    let to = lab.cloud.id.clone();
-    vms::move_to(&lab.cluster, &web(), to, VolumesOnMove::Follow).await.expect("move");
-    wait_for("the source to be asked", async || {
-        lab.home.inside().vms[&web()].asked.is_some().then_some(())
-    })
-    .await;
-    lab.cloud.inside().moves.stands_still = true;
-    switch(&lab, &web());
-    wait_for_move(&lab, &own(&web(), "root"), VolumeMoveState::Taking).await;
-    let ended = migration::cancel(&lab.cluster, &web()).await.expect("disks follow it");
-    assert_eq!(ended.state, MigrationState::Completed);
-    wait_for_move(&lab, &own(&web(), "root"), VolumeMoveState::CalledOff).await;
-    wait_for_no_followers(&lab, &web()).await;
-    lab.cloud.inside().moves.stands_still = false;
-}
-
-#[tokio::test]
-async fn calling_off_what_follows_a_vm_leaves_a_person_s_own_move_of_a_volume() {
-    let lab = Lab::up().await;
-    let third = FakeHost::start("edge1", "edge").await;
-    hosts::register(&lab.cluster, &third.id, third.addresses.clone()).await.expect("register");
-    let (id, vm) = running(&lab).await;
-    let to = lab.cloud.id.clone();
-    vms::move_to(&lab.cluster, &vm, to, VolumesOnMove::Follow).await.expect("move");
-    wait_for("the source to be asked", async || {
-        lab.home.inside().vms[&vm].asked.is_some().then_some(())
-    })
-    .await;
-    lab.cloud.inside().moves.stands_still = true;
-    third.inside().moves.stands_still = true;
-    switch(&lab, &vm);
-    wait_for_move(&lab, &own(&vm, "root"), VolumeMoveState::Taking).await;
-    begin(&lab, &own(&vm, "out"), &third.id).await.expect("an admin moves it");
-    migration::cancel(&lab.cluster, &vm).await.expect("volumes follow it");
-    wait_for_move(&lab, &own(&vm, "root"), VolumeMoveState::CalledOff).await;
-    wait_for_no_followers(&lab, &vm).await;
-    let asked = moves::of_volume(&lab.cluster, &own(&vm, "out")).await.expect("a move");
-    assert_eq!(asked.state, VolumeMoveState::Taking, "{asked:?}");
-    third.inside().moves.stands_still = false;
-    lab.cloud.inside().moves.stands_still = false;
-    wait_for_move(&lab, &own(&vm, "out"), VolumeMoveState::Completed).await;
-    wait_for("the job to know it", async || {
-        (home_in_record(&lab, &id, own(&vm, "out").as_str()).await == third.id).then_some(())
-    })
-    .await;
-    finish(&lab.cloud, &third, &vm);
     lab.wait_for_state(&id, JobState::Succeeded).await;
     lab.wait_for_clean_hosts().await;
 }
@@ -668,112 +548,6 @@ async fn the_move_of_a_volume_that_was_deleted_at_its_home_can_be_cancelled() {
     }
     moves::cancel(&lab.cluster, &data_volume()).await.expect("cancel");
     wait_for_move(&lab, &data_volume(), VolumeMoveState::CalledOff).await;
-}
-
-async fn down(lab: &Lab, host: &FakeHost) {
-    host.inside().down = true;
-    wait_for("the host to be unreachable", async || {
-        (lab.cluster.hosts.state(&host.id) == HostState::Unreachable).then_some(())
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn the_new_home_is_removed_and_the_volume_is_what_it_was() {
-    let lab = Lab::up().await;
-    lab.home.inside().moves.missing_bytes = MISSING;
-    begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
-    wait_for_move(&lab, &data_volume(), VolumeMoveState::Filling).await;
-    down(&lab, &lab.home).await;
-    let refused = hosts::remove(&lab.cluster, &lab.home.id, false).await.expect_err("it moves");
-    assert!(refused.why.contains("tpch"), "{refused}");
-    let removal = hosts::remove(&lab.cluster, &lab.home.id, true).await.expect("removed");
-    assert_eq!(removal.returned_volumes, [data_volume()]);
-    assert!(removal.lost_volumes.is_empty(), "{removal:?}");
-    let ended = wait_for_move(&lab, &data_volume(), VolumeMoveState::CalledOff).await;
-    assert!(ended.problem.contains("home1 was removed"), "{}", ended.problem);
-    let record: VolumeRecord =
-        lab.cluster.records.read(&volume_key(&data_volume())).await.expect("read").expect("record");
-    assert_eq!(record.home, lab.cloud.id);
-    assert!(lab.cloud.inside().volumes.contains_key(&data_volume()));
-}
-
-/// The old home has it as it was when its move began.
-#[tokio::test]
-async fn a_vm_without_a_job_whose_disks_new_home_is_removed_starts_with_what_its_disk_was() {
-    let lab = Lab::up().await;
-    lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("home1") }).await;
-    lab.runs().await;
-    lab.cloud.inside().moves.missing_bytes = MISSING;
-    let root = own(&web(), "root");
-    begin(&lab, &root, &lab.cloud.id).await.expect("move");
-    wait_for_move(&lab, &root, VolumeMoveState::Filling).await;
-    down(&lab, &lab.cloud).await;
-    let removal = hosts::remove(&lab.cluster, &lab.cloud.id, true).await.expect("removed");
-    assert!(removal.returned_volumes.contains(&root), "{removal:?}");
-    wait_for_move(&lab, &root, VolumeMoveState::CalledOff).await;
-    lab.vm_is(VmState::Stopped).await;
-    wait_for("the reason", async || {
-        let vm = vms::get(&lab.cluster, &web()).await.expect("the VM");
-        vm.reason.contains("is what it was when it left home1").then_some(())
-    })
-    .await;
-    wait_for("its disk's home", async || {
-        let record = lab.cluster.index.of_vm(&web()).expect("its record");
-        let disks = record.placement.clone().expect("placed").disks;
-        disks.iter().any(|disk| disk.volume == root && disk.home == lab.home.id).then_some(())
-    })
-    .await;
-    lab.wish(PowerWish::Start).await;
-    lab.runs().await;
-    assert!(lab.home.inside().volumes.contains_key(&root));
-}
-
-/// Its home does not let in a host that has never had it attached.
-#[tokio::test]
-async fn a_host_that_is_away_and_never_had_a_volume_does_not_keep_its_move_from_ending() {
-    for was_let_in in [false, true] {
-        let lab = Lab::up().await;
-        let third = FakeHost::start("edge1", "edge").await;
-        hosts::register(&lab.cluster, &third.id, third.addresses.clone()).await.expect("register");
-        if was_let_in {
-            let mut cloud = lab.cloud.inside();
-            cloud.openers.entry(data_volume()).or_default().insert(third.id.clone());
-        }
-        down(&lab, &third).await;
-        begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
-        if was_let_in {
-            wait_for("the move to say what it waits for", async || {
-                let shown = moves::of_volume(&lab.cluster, &data_volume()).await.ok()?;
-                shown.problem.contains("may still look for it").then_some(())
-            })
-            .await;
-            third.inside().down = false;
-        }
-        wait_for_move(&lab, &data_volume(), VolumeMoveState::Completed).await;
-    }
-}
-
-#[tokio::test]
-async fn the_old_home_is_removed_and_what_was_not_copied_is_named() {
-    for is_taken in [true, false] {
-        let lab = Lab::up().await;
-        {
-            let mut home = lab.home.inside();
-            home.moves.missing_bytes = MISSING;
-            home.moves.stands_still = !is_taken;
-        }
-        begin(&lab, &data_volume(), &lab.home.id).await.expect("move");
-        if is_taken {
-            wait_for_move(&lab, &data_volume(), VolumeMoveState::Filling).await;
-        }
-        down(&lab, &lab.cloud).await;
-        let removal = hosts::remove(&lab.cluster, &lab.cloud.id, true).await.expect("removed");
-        let named = (removal.incomplete_volumes.len(), removal.lost_volumes.len());
-        assert_eq!(named, if is_taken { (1, 0) } else { (0, 1) }, "{removal:?}");
-        let ended = wait_for_move(&lab, &data_volume(), VolumeMoveState::Lost).await;
-        assert!(ended.problem.contains("cloud1 was removed"), "{}", ended.problem);
-    }
 }
 
 #[tokio::test]
