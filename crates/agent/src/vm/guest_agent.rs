@@ -38,9 +38,9 @@ const BEGIN: u8 = 0xff;
 /// Reads an answer as what the question asks for. Nothing that a guest says beside that is kept.
 type Read = fn(&[u8]) -> Result<Said, String>;
 
-/// When a guest that goes on is told the time again: each time so long after the time before.
-const TOLD_AGAIN_AFTER: [Duration; 3] =
-    [Duration::from_secs(2), Duration::from_secs(8), Duration::from_secs(30)];
+/// When a guest that goes on is told the time: each time so long after the time before.
+const TOLD_AFTER: [Duration; 4] =
+    [Duration::ZERO, Duration::from_secs(2), Duration::from_secs(8), Duration::from_secs(30)];
 
 /// What may be asked, and how its answer is read. Nothing here reads the host.
 const ALLOWED: [(&str, Read); 13] = [
@@ -143,24 +143,18 @@ impl Vm {
     /// The VM goes on after it has stood still, and with it its guest's clock: the guest sets it by this host's. Of a job the runner
     /// does that; without one it is the guest's agent, if there is one.
     pub fn tell_time(self: &Arc<Self>) {
-        self.intents.tell_time();
         // A busy guest reads the time late, and then the time is late too. So the guest is told again.
         let vm = Arc::downgrade(self);
         tokio::spawn(async move {
-            for after in TOLD_AGAIN_AFTER {
+            for after in TOLD_AFTER {
                 tokio::time::sleep(after).await;
                 let Some(vm) = vm.upgrade() else { return };
                 vm.intents.tell_time();
-            }
-        });
-        if !self.spec.machine.lasts {
-            return;
-        }
-        let vm = Arc::clone(self);
-        tokio::spawn(async move {
-            match vm.set_late_clock().await {
-                Ok(()) => {}
-                Err(problem) => tracing::debug!(vm = %vm.id(), %problem, "its clock is not set"),
+                if vm.spec.machine.lasts
+                    && let Err(problem) = vm.set_late_clock().await
+                {
+                    tracing::debug!(vm = %vm.id(), %problem, "its clock is not set");
+                }
             }
         });
     }
