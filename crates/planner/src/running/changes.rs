@@ -14,6 +14,7 @@ use crate::options::CONFINED;
 use crate::refused::Refused;
 use crate::running::is_clearly_less;
 use crate::running::left::{by_progress, share_left, sources, without_it};
+use crate::running::sure::now;
 use crate::spread::Spread;
 use crate::work::VolumeWork;
 
@@ -90,6 +91,12 @@ pub(super) fn coming(running: &Running) -> Vec<Coming<'_>> {
     far.map(|d| Coming { volume: &d.volume, home: &d.home, copy: &d.copy }).collect()
 }
 
+/// How the rest of the work waits for its reads, according to the job's earlier runs.
+pub(super) fn reading_later(running: &Running, learned: &Learned) -> Option<Reading> {
+    let share = share_left(running, learned)?;
+    Some(learned.reading(&now(running, learned)?, share.expected))
+}
+
 /// The data volumes come to the VM's host. `None` if none is elsewhere, or if a link is not measured.
 fn copied<'a>(running: &'a Running, lost_s: f64, learned: Option<&Learned>) -> Option<Better<'a>> {
     let (cluster, to) = (&running.cluster, &running.host);
@@ -98,8 +105,11 @@ fn copied<'a>(running: &'a Running, lost_s: f64, learned: Option<&Learned>) -> O
         return None;
     }
     let waits_s = lost_s * lost_by_reads_share(&running.disks);
-    let reading = Reading::of(waits_s, running.wall_s - lost_s, false);
-    let (cost, impossible) = copy_of(cluster, to, &volumes, reading).ok()?;
+    let measured = Reading::of(waits_s, running.wall_s - lost_s, false);
+    // A copy takes long, and what comes later may wait for its reads far more than what was done so far.
+    let later = learned.and_then(|learned| reading_later(running, learned));
+    let reading = later.filter(|later| later.waits_per_work > measured.waits_per_work);
+    let (cost, impossible) = copy_of(cluster, to, &volumes, reading.unwrap_or(measured)).ok()?;
     let impossible = impossible.or_else(|| why_it_may_not_come(running));
     let here = cluster.host(to).ok()?;
     let local = vec![Source::home(to); running.disks.len()];

@@ -16,7 +16,7 @@ use perigee_model::plan::{Basis, Plan, PlanOption, Seconds, Way};
 use perigee_model::units::format_seconds;
 
 use super::Verdict;
-use super::changes::{price_s, why_it_may_not_come, why_it_may_not_go};
+use super::changes::{price_s, reading_later, why_it_may_not_come, why_it_may_not_go};
 use super::left::{share_left, sources, without_it};
 use crate::copying::copy_of;
 use crate::facts::{HostFacts, Running};
@@ -118,7 +118,7 @@ pub(super) fn at_once(running: &Running, lost_s: f64, learned: &Learned) -> Opti
 }
 
 /// Where the VM is.
-fn now(running: &Running, learned: &Learned) -> Option<Place> {
+pub(super) fn now(running: &Running, learned: &Learned) -> Option<Place> {
     let here = running.cluster.host(&running.host).ok()?;
     let here = without_it(running, here);
     place(running, learned, &here, &sources(running, &running.host))
@@ -152,8 +152,7 @@ fn moved<'a>(
 
 fn copied<'a>(running: &'a Running, learned: &Learned, now: &Place) -> Option<Change<'a>> {
     let to = &running.host;
-    let share = share_left(running, learned)?;
-    let reading = learned.reading(now, share.expected);
+    let reading = reading_later(running, learned)?;
     let coming = super::changes::coming(running);
     if coming.is_empty() {
         return None;

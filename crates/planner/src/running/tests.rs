@@ -120,6 +120,15 @@ fn the_vm_goes_to_data_that_are_larger_than_its_memory() {
 }
 
 #[test]
+fn a_copy_costs_what_the_reads_that_are_still_to_come_wait_meanwhile() {
+    let mut running = with_data(128, 10.0, 400 * MIB);
+    assert_eq!(way_of(&consider(&running)), Some((Way::Copy, "home1")));
+    // An earlier run read far more in its time than this one has until now.
+    running.history = vec![past_run(ROUND_TRIP_S, 5000.0)];
+    assert_eq!(way_of(&consider(&running)), Some((Way::Migrate, "cloud1")));
+}
+
+#[test]
 fn data_come_to_a_vm_that_no_other_host_can_take() {
     let mut running = with_data(37, 10.0, 64 * MIB);
     running.cluster.hosts[2].memory_free_bytes = 0;
