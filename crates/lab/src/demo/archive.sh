@@ -4,7 +4,7 @@ set -eu
 head -c 16M /dev/urandom >/tmp/noise
 copy=1
 while [ $copy -le 32 ]; do
-    dd if=/tmp/noise of=/archive/part-$copy bs=4M oflag=direct status=none
+    dd if=/tmp/noise of=/data/part-$copy bs=4M oflag=direct status=none
     copy=$((copy + 1))
 done
 sync

@@ -79,8 +79,8 @@ async fn tell(lab: &Lab, options: &Options, steps: &Steps) -> Result<Outcome, Pr
     let tables = Tables { image: &options.image, scale_factor: options.scale_factor };
     let table_bytes = prepare(&cluster, &stage, &scratch, tables, steps).await?;
     let right = right_answers(scratch.clone());
-    let loads = load(&cluster, &stage, &scratch, steps);
-    tokio::try_join!(loads, fill_archive(&cluster, &stage, steps))?;
+    load(&cluster, &stage, &scratch, steps).await?;
+    make_large(&cluster, &stage, steps).await?;
     let right =
         right.await.map_err(|e| Problem::internal("can't compute the right answers", e))??;
     let copied = plain::copy(lab, &stage, steps).await?;
@@ -139,11 +139,12 @@ async fn tell(lab: &Lab, options: &Options, steps: &Steps) -> Result<Outcome, Pr
     })
 }
 
-async fn fill_archive(cluster: &Cluster, stage: &Stage, steps: &Steps) -> Result<(), Problem> {
-    let volume = work::archive()?;
-    let size = units::format_bytes(work::ARCHIVE_BYTES);
-    let mut step = steps.begin(format!("fill volume {volume} at {} with {size}", stage.near));
-    cluster.create_volume(&volume, &stage.near, work::ARCHIVE_VOLUME_BYTES).await?;
+async fn make_large(cluster: &Cluster, stage: &Stage, steps: &Steps) -> Result<(), Problem> {
+    let volume = work::large()?;
+    let (size, tables) = (units::format_bytes(work::ARCHIVE_BYTES), &stage.volume);
+    let mut step =
+        steps.begin(format!("make volume {volume}: a clone of {tables} with {size} more"));
+    cluster.clone_volume(&volume, tables).await?;
     cluster.run(&stage.archive_job()?, &mut step).await?;
     step.done("");
     Ok(())
@@ -244,11 +245,11 @@ pub async fn load(
     Ok(())
 }
 
-/// Room for rows, indexes and the log: 6 GiB for scale factor 1, at least 1 GiB.
+/// Room for rows, indexes, the log and the archive: 6 GiB for scale factor 1, at least 2 GiB.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range is checked")]
 fn volume_bytes(scale_factor: f64) -> u64 {
     let mib = (scale_factor.clamp(0.0, 10.0) * 6144.0).ceil() as u64;
-    mib.max(1024) << 20
+    mib.max(2048) << 20
 }
 
 async fn probe(cluster: &Cluster, steps: &Steps) -> Result<Vec<Link>, Problem> {

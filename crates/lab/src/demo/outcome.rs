@@ -16,7 +16,7 @@ pub struct Outcome {
     pub rate: String,
     pub scale_factor: f64,
     pub table_bytes: u64,
-    /// Of the volume that only the run `large` has in addition.
+    /// What the volume of the run `large` has beside the tables; no query reads it.
     pub archive_bytes: u64,
     /// The home of the volume with the tables.
     pub data_home: HostId,
@@ -50,7 +50,7 @@ pub enum RunName {
     Beside,
     /// The VM starts on the other side of the WAN, and the planner may move the VM or its data.
     Planned,
-    /// The same, with one more volume, which is too large to copy.
+    /// The same, with the tables on a volume that is too large to copy.
     Large,
     /// As `Planned`, with a replica of the data there.
     Replica,

@@ -21,9 +21,8 @@ pub(super) const QUERY_COMMAND: &str = "sh inputs/query.sh";
 
 const LOAD_MEMORY_BYTES: u64 = 512 << 20;
 pub(super) const OUTPUT_BYTES: u64 = 64 << 20;
-/// What [`ARCHIVE_SCRIPT`] writes, and the size of its volume.
+/// What [`ARCHIVE_SCRIPT`] writes.
 pub(super) const ARCHIVE_BYTES: u64 = 512 << 20;
-pub(super) const ARCHIVE_VOLUME_BYTES: u64 = 768 << 20;
 const TIMEOUT_S: u64 = 900;
 
 /// The names that the jobs share.
@@ -66,12 +65,12 @@ pub fn query_bundle(target: &Path, queries: &[Query]) -> Result<(), Problem> {
     pack(target, &texts, &[])
 }
 
-/// The name of the volume that is too large to copy.
+/// The name of the volume with the tables and the archive, which is too large to copy.
 ///
 /// # Errors
 /// Never: the name is part of this program.
-pub(super) fn archive() -> Result<VolumeName, Problem> {
-    VolumeName::new("archive").map_err(|e| Problem::internal("can't name the archive", e))
+pub(super) fn large() -> Result<VolumeName, Problem> {
+    VolumeName::new("tpch-large").map_err(|e| Problem::internal("can't name the large volume", e))
 }
 
 fn mounted(volume: VolumeName, mount: &str, access: Access) -> JobVolume {
@@ -131,19 +130,19 @@ impl Stage {
         }
     }
 
-    /// Fills the archive, beside the data volume.
+    /// Writes the archive beside the tables of the large volume.
     ///
     /// # Errors
-    /// As [`archive`].
+    /// As [`large`].
     pub(super) fn archive_job(&self) -> Result<JobSpec, Problem> {
         let command = ["sh", "-c", ARCHIVE_SCRIPT].map(str::to_owned).to_vec();
-        let volumes = vec![mounted(archive()?, "/archive", Access::Write)];
+        let volumes = vec![mounted(large()?, "/data", Access::Write)];
         let name = "archive".to_owned();
         let job = self.load_job(String::new());
         Ok(JobSpec { name, command, volumes, inputs: None, ..job })
     }
 
-    /// Runs the queries. The runs differ only in where they start, whether they may move, and in the archive.
+    /// Runs the queries. The runs differ only in where they start, whether they may move, and in their volume.
     ///
     /// # Errors
     /// Never: the job file is part of this program, and a test reads it.
@@ -157,7 +156,7 @@ impl Stage {
         };
         let mut spec = job_file::parse(QUERY_JOB, "tpch.yaml")?.spec;
         if run == RunName::Large {
-            spec.volumes.push(mounted(archive()?, "/archive", Access::Clone));
+            spec.volumes = vec![mounted(large()?, "/data", Access::Clone)];
         }
         Ok(JobSpec { start, may_migrate, inputs: Some(bundle), ..spec })
     }
@@ -201,6 +200,6 @@ mod tests {
         assert!(!beside.may_migrate);
         assert_eq!(beside.command.join(" "), QUERY_COMMAND);
         let large = stage.query_job(RunName::Large, "bundle".to_owned()).expect("a job");
-        assert_eq!((beside.volumes.len(), large.volumes.len()), (1, 2));
+        assert_eq!(large.volumes[0].volume, super::large().expect("a name"));
     }
 }

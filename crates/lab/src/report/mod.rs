@@ -150,7 +150,7 @@ fn time_lines(page: &mut String, outcome: &Outcome) {
                 "The VM starts on the far side of the WAN; the planner measures and decides."
             }
             RunName::Large => {
-                "The same, with one more volume, of which the queries read nothing. It is too large to copy."
+                "The same, with the tables on a volume that has much more data. It is too large to copy."
             }
             RunName::Replica => "As planned, with a replica of the data there.",
         };
@@ -269,8 +269,8 @@ fn setting(page: &mut String, outcome: &Outcome) {
     let _ = writeln!(
         page,
         "<h2>Setting</h2>\n<p>TPC-H scale factor {}, {} of tables in PostgreSQL, queries {}. Hosts are network \
-         namespaces of one machine; a WAN of {} ms round trip, {} in each direction, lies between the sites. The run large \
-         has one more volume, with {}.</p>",
+         namespaces of one machine; a WAN of {} ms round trip, {} in each direction, lies between the sites. The volume of \
+         the run large has {} more.</p>",
         outcome.scale_factor,
         units::format_bytes(outcome.table_bytes),
         escape(&outcome.queries.join(", ")),
