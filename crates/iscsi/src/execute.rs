@@ -55,12 +55,14 @@ impl Disk {
             return Err(attention.into());
         }
         if command.is_about_content() && self.nexus.knows_another() {
-            let (volume, initiator) = (self.unit.volume(), &self.nexus.port.0);
-            tracing::warn!(
-                volume,
-                initiator,
-                "a session goes on that knows another volume of this name: it has to ask first what this one is (INQUIRY)"
-            );
+            if self.nexus.goes_on_with_another() {
+                let (volume, initiator) = (self.unit.volume(), &self.nexus.port.0);
+                tracing::warn!(
+                    volume,
+                    initiator,
+                    "a session goes on that knows another volume of this name: its reads and writes are refused until it logs out and in again"
+                );
+            }
             return Err(Sense::UNKNOWN_UNIT.into());
         }
         if !self.unit.allows(&self.nexus, command) {

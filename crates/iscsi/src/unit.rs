@@ -5,7 +5,7 @@
 //! must survive the server are stored through [`Keep`] before the command is answered.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::BoxFuture;
@@ -84,14 +84,31 @@ pub struct Nexus {
     has_attention: AtomicBool,
     aborts: mpsc::UnboundedSender<Abort>,
     size_bytes: AtomicU64,
-    /// The initiator knows another unit of this name, and has not asked since what this one is.
-    knows_another: AtomicBool,
+    /// One of the numbers in [`knows`].
+    knows: AtomicU8,
+}
+
+/// Which unit of its export's name an initiator knows.
+mod knows {
+    /// This one.
+    pub const THIS: u8 = 0;
+    /// Another one. It has not asked in this session what this one is.
+    pub const ANOTHER: u8 = 1;
+    /// Another one, and it has read or written before it asked: a session of the other unit goes on. If it asks later, somebody
+    /// else does (udev, after an error), and what it still has to write is the other unit's.
+    pub const ANOTHER_TO_THE_END: u8 = 2;
 }
 
 impl Nexus {
     /// Whether what it writes may be meant for the unit of this name that it knew before.
     pub fn knows_another(&self) -> bool {
-        self.knows_another.load(Ordering::Acquire)
+        self.knows.load(Ordering::Acquire) != knows::THIS
+    }
+
+    /// It has read or written before it asked. Returns whether that is new.
+    pub fn goes_on_with_another(&self) -> bool {
+        let (from, to) = (knows::ANOTHER, knows::ANOTHER_TO_THE_END);
+        self.knows.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Adds a unit attention, which the session's next command reports.
@@ -171,11 +188,14 @@ impl Unit {
     /// The initiator has asked what this unit is. When it returns, that is stored. If it can't be, the initiator has to ask again
     /// in its next session.
     pub async fn get_known(&self, nexus: &Nexus) {
+        let (from, to) = (knows::ANOTHER, knows::THIS);
+        if nexus.knows.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            return;
+        }
         let stored = self.keep.see(&self.volume, &nexus.port.0, self.identity.serial()).await;
         if let Err(problem) = stored {
             tracing::warn!(volume = %self.volume, initiator = %nexus.port.0, %problem, "can't store what an initiator has seen");
         }
-        nexus.knows_another.store(false, Ordering::Release);
     }
 
     /// The volume's name, which is also the last part of the target's.
@@ -320,14 +340,15 @@ impl Units {
         size_bytes: u64,
     ) -> Result<Place, Problem> {
         let serial = identity.serial();
-        let knows_another = match self.keep.seen(volume, &port.0).await? {
-            Some(seen) => seen != serial,
+        let knows = match self.keep.seen(volume, &port.0).await? {
+            Some(seen) if seen != serial => knows::ANOTHER,
+            Some(_) => knows::THIS,
             None => {
                 if let Err(problem) = self.keep.see(volume, &port.0, serial).await {
                     // A full pool still serves its volumes.
                     tracing::warn!(volume, initiator = %port.0, %problem, "can't store what an initiator has seen");
                 }
-                false
+                knows::THIS
             }
         };
         let there = self.forget_another(volume, &identity);
@@ -340,7 +361,7 @@ impl Units {
             has_attention: AtomicBool::new(false),
             aborts,
             size_bytes: AtomicU64::new(size_bytes),
-            knows_another: AtomicBool::new(knows_another),
+            knows: AtomicU8::new(knows),
         });
         nexus.attend(attention::POWER_ON);
         let mut units = lock(&self.units);

@@ -149,7 +149,15 @@ async fn a_session_of_a_deleted_volume_does_not_write_into_the_next_one_of_its_n
     let mut again = port(&server, name);
     assert_eq!(write(&mut again), NOT_SUPPORTED, "also when the server was killed");
     assert_ne!(read_serial(&mut again), serial, "the volume is another one");
-    assert_eq!(write(&mut again), GOOD, "it knows that now");
+    assert_eq!(
+        write(&mut again),
+        NOT_SUPPORTED,
+        "somebody else has asked, and the old pages are still there"
+    );
+    drop(again);
+    let mut again = port(&server, name);
+    read_serial(&mut again);
+    assert_eq!(write(&mut again), GOOD, "who asks first has a new session");
     drop(again);
     assert_eq!(write(&mut port(&server, name)), GOOD);
     assert_eq!(write(&mut port(&server, "iqn.2026-11.test:new")), GOOD, "it has known none");
