@@ -1,6 +1,7 @@
 //! Linux's own iSCSI initiator, in a QEMU guest: it is refused without the right proof, logs in to a
 //! volume with CHAP both ways, makes a filesystem, runs fio with verification while the volume server is
-//! killed and started again, and logs out.
+//! killed and started again, and logs out. When the volume is deleted and made anew under its name, nothing that the
+//! initiator still had for the old one reaches the new one.
 //!
 //! The guest is the golden image's kernel and open-iscsi with a first process of its own
 //! (`initiator/init`), and this machine's fio. It reaches the server through QEMU's user network.
@@ -47,6 +48,30 @@ impl Server {
         let mut process = self.process.take().expect("a running server");
         process.kill().expect("a kill");
         process.wait().expect("its end");
+    }
+
+    /// Waits until the server answers.
+    fn until_ready(&self) {
+        let started = Instant::now();
+        while !self.ask(&["list"]).status.success() {
+            assert!(started.elapsed() < PATIENCE, "waited {PATIENCE:?} for the server");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Deletes the volume, and makes another one with its name. Meanwhile no initiator reaches the server.
+    fn make_anew(&mut self, volume: &str) {
+        let elsewhere = format!("127.0.0.1:{}", perigee_http::unused_port());
+        let address = std::mem::replace(&mut self.address, elsewhere);
+        self.start();
+        self.until_ready();
+        for verb in [&["delete", volume][..], &["create", volume, "--size", "256MiB"]] {
+            let done = self.ask(verb);
+            assert!(done.status.success(), "{done:?}");
+        }
+        self.kill();
+        self.address = address;
+        self.start();
     }
 
     fn ask(&self, verb: &[&str]) -> Output {
@@ -131,7 +156,8 @@ fn build(image: &Path, dir: &Path) {
 }
 
 #[test]
-fn linux_s_initiator_does_not_notice_that_the_server_is_killed() {
+fn linux_s_initiator_does_not_notice_that_the_server_is_killed_and_notices_that_its_volume_is_another_one()
+ {
     let image = std::env::var("PERIGEE_TEST_IMAGE")
         .expect("PERIGEE_TEST_IMAGE names the golden image's directory; make test sets it");
     let image = PathBuf::from(image);
@@ -144,11 +170,7 @@ fn linux_s_initiator_does_not_notice_that_the_server_is_killed() {
     let closed = std::fs::Permissions::from_mode(0o600);
     std::fs::set_permissions(server.clients(), closed).expect("a mode");
     server.start();
-    let started = Instant::now();
-    while !server.pool.join("control.sock").exists() {
-        assert!(started.elapsed() < PATIENCE, "waited {PATIENCE:?} for the server");
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    server.until_ready();
     let created = server.ask(&["create", VOLUME, "--size", "256MiB"]);
     assert!(created.status.success(), "{created:?}");
     // The host's own address, as the guest sees it.
@@ -166,7 +188,18 @@ fn linux_s_initiator_does_not_notice_that_the_server_is_killed() {
         std::thread::sleep(Duration::from_millis(500));
         server.start();
     }
-    for step in ["verified", "unmounted", "checked", "logged out", "done"] {
+    for step in ["verified", "unmounted", "checked", "logged out", "has dirty pages"] {
+        guest.until(step);
+    }
+    server.kill();
+    guest.until("waits for the server");
+    server.make_anew(VOLUME);
+    for step in [
+        "refused: the old volume's pages",
+        "refused: a write of the old session",
+        "the new volume has nothing of the old one",
+        "done",
+    ] {
         guest.until(step);
     }
     let info = server.ask(&["info", VOLUME]);
