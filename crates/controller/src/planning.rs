@@ -80,7 +80,6 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
     let data_bytes = volumes.iter().map(|volume| volume.allocated_bytes).collect();
     let job = JobFacts {
         traits: traits(spec, data_bytes),
-        image: spec.image.to_string(),
         memory_bytes: spec.memory_bytes,
         start: spec.start.clone(),
         may_migrate: spec.may_migrate,
@@ -181,8 +180,12 @@ pub async fn running(
     Ok(Some(Running {
         cluster: facts_for(cluster, record.job.vm.as_ref()),
         traits: placement.traits.clone(),
+        // Other jobs count only in the first run of a job.
+        others: match history.runs.is_empty() {
+            true => cluster.taught.others(&history::history_key(spec), tenant_of(&spec.name)),
+            false => Vec::new(),
+        },
         history: history.runs.clone(),
-        others: cluster.taught.others(&history::history_key(spec), tenant_of(&spec.name)),
         progress: record.job.progress_part(),
         progress_at_arrival: record.meter.progress_at_arrival,
         requests,

@@ -186,8 +186,6 @@ pub struct PastMove {
 pub struct JobFacts {
     /// The properties by which earlier runs are compared with it.
     pub traits: Traits,
-    /// What its VM boots, as in [`Boot`].
-    pub image: String,
     /// The memory of its VM.
     pub memory_bytes: u64,
     /// Where the job file lets it start.

@@ -87,7 +87,6 @@ pub(crate) fn cluster() -> Cluster {
 pub(crate) fn job() -> JobFacts {
     JobFacts {
         traits: traits(),
-        image: "debian".to_owned(),
         memory_bytes: 512 * MIB,
         start: Start::Anywhere,
         may_migrate: true,

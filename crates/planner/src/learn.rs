@@ -161,7 +161,6 @@ impl Learned {
         });
         let job = JobFacts {
             traits: running.traits.clone(),
-            image: running.traits.image.clone(),
             memory_bytes: running.memory_bytes,
             start: Start::Host(running.host.clone()),
             may_migrate: running.may_migrate,

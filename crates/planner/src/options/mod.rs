@@ -156,7 +156,7 @@ fn stay(
     let share = |volume: &VolumeFacts| volume.copy.far_share(&host.id);
     let has_replica = volumes.iter().any(|volume| volume.home != host.id && share(volume) < 1.0);
     let place = learned.place(cluster, host, &sources(volumes, share), figures)?;
-    let (boot, boot_unknown) = boot(cluster, host, &snapshot.job.image);
+    let (boot, boot_unknown) = boot(cluster, host, &snapshot.job.traits.image);
     let (command, mut of_command) = learned.at(&place);
     let is_remote = place.round_trip_s > 0.0;
     let mut unknown: Vec<Unknown> = boot_unknown.into_iter().collect();

@@ -92,9 +92,12 @@ pub(super) fn coming(running: &Running) -> Vec<Coming<'_>> {
 }
 
 /// How the rest of the work waits for its reads, according to the job's earlier runs.
-pub(super) fn reading_later(running: &Running, learned: &Learned) -> Option<Reading> {
-    let share = share_left(running, learned)?;
-    Some(learned.reading(&now(running, learned)?, share.expected))
+pub(super) fn reading_later(
+    running: &Running,
+    learned: &Learned,
+    now: &crate::learn::Place,
+) -> Option<Reading> {
+    Some(learned.reading(now, share_left(running, learned)?.expected))
 }
 
 /// The data volumes come to the VM's host. `None` if none is elsewhere, or if a link is not measured.
@@ -107,7 +110,8 @@ fn copied<'a>(running: &'a Running, lost_s: f64, learned: Option<&Learned>) -> O
     let waits_s = lost_s * lost_by_reads_share(&running.disks);
     let measured = Reading::of(waits_s, running.wall_s - lost_s, false);
     // A copy takes long, and what comes later may wait for its reads far more than what was done so far.
-    let later = learned.and_then(|learned| reading_later(running, learned));
+    let later =
+        learned.and_then(|learned| reading_later(running, learned, &now(running, learned)?));
     let reading = later.filter(|later| later.waits_per_work > measured.waits_per_work);
     let (cost, impossible) = copy_of(cluster, to, &volumes, reading.unwrap_or(measured)).ok()?;
     let impossible = impossible.or_else(|| why_it_may_not_come(running));

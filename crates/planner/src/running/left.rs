@@ -73,8 +73,12 @@ fn by_other_jobs(running: &Running) -> Option<Spread> {
     if !is_first || !coming(running).is_empty() {
         return None;
     }
-    let left = by_history(running, &Learned::of_first_run(running)?).ok()?;
-    left.estimate().helps().then_some(left)
+    let learned = Learned::of_first_run(running)?;
+    // The range of the whole run is judged: what is left of a range that tells nothing may look as if it told something.
+    if !whole(running, &learned).ok()?.estimate().helps() {
+        return None;
+    }
+    by_history(running, &learned).ok()
 }
 
 /// The share of the work that is left when none is done.
@@ -119,6 +123,14 @@ pub(super) fn without_it(running: &Running, host: &HostFacts) -> HostFacts {
     HostFacts { running_vcpus, ..host.clone() }
 }
 
+/// The time of a whole run where the VM is.
+fn whole(running: &Running, learned: &Learned) -> Result<Spread, String> {
+    let here = running.cluster.host(&running.host).map_err(|why| why.to_string())?;
+    let (here, sources) = (without_it(running, here), sources(running, &running.host));
+    let place = learned.place(&running.cluster, &here, &sources, &mut Figures::default());
+    Ok(learned.at(&place.map_err(|why| why.to_string())?).1)
+}
+
 /// An error says why its earlier runs do not tell.
 fn by_history(running: &Running, learned: &Learned) -> Result<Spread, String> {
     let cluster = &running.cluster;
@@ -132,9 +144,7 @@ fn by_history(running: &Running, learned: &Learned) -> Result<Spread, String> {
     if let Some(left) = after_the_copy(running, learned, &here) {
         return Ok(left);
     }
-    let place =
-        learned.place(cluster, &here, &sources(running, &running.host), &mut Figures::default());
-    let (_, whole) = learned.at(&place.map_err(|why| why.to_string())?);
+    let whole = whole(running, learned)?;
     let share = share_left(running, learned).filter(|share| share.expected > 0.0);
     let by_work = share.map(|share| whole.by(share));
     let so_far = Spread::exactly(-at_work_s(running));

@@ -152,7 +152,7 @@ fn moved<'a>(
 
 fn copied<'a>(running: &'a Running, learned: &Learned, now: &Place) -> Option<Change<'a>> {
     let to = &running.host;
-    let reading = reading_later(running, learned)?;
+    let reading = reading_later(running, learned, now)?;
     let coming = super::changes::coming(running);
     if coming.is_empty() {
         return None;

@@ -539,3 +539,11 @@ proptest! {
         prop_assert!(paid_after_the_first_s <= lost_s / AFTER_A_MOVE, "{} moves", moves);
     }
 }
+
+#[test]
+fn a_guess_that_tells_nothing_is_not_shown_however_long_the_first_run_takes() {
+    for wall_s in [1.0, 30.0, 300.0, 3000.0] {
+        let end = predicted_end(&reading(10, wall_s));
+        assert!(end.left.is_none(), "after {wall_s} s: {end:?}");
+    }
+}
