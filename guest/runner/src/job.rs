@@ -1,5 +1,6 @@
 //! The phases of the job, from the seed disk to the written outputs.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Component, Path, PathBuf};
@@ -121,7 +122,7 @@ fn is_needed(seed: &Seed, mount: &Path) -> bool {
 
 fn write_outputs(seed: &Seed, outbox: &Arc<Outbox>) -> Result<Written, Error> {
     let job = Path::new(JOB_DIRECTORY);
-    let (mut paths, mut unread) = (Vec::new(), Vec::new());
+    let (mut paths, mut unread) = (Vec::new(), BTreeMap::new());
     for pattern in patterns(seed) {
         let found = globs::expand(job, pattern);
         if found.paths.is_empty() {
@@ -129,10 +130,13 @@ fn write_outputs(seed: &Seed, outbox: &Arc<Outbox>) -> Result<Written, Error> {
             outbox.push(GuestBody::log(LogStream::Stderr, line));
         }
         paths.extend(found.paths);
-        unread.extend(found.unread.into_iter().map(|(path, why)| {
-            (path, format!("it can't be searched for the output {pattern}: {why}"))
-        }));
+        for (path, why) in found.unread {
+            let why = format!("it can't be searched for the output {pattern}: {why}");
+            unread.entry(path).or_insert(why);
+        }
     }
+    // What is below a path that is written is told with that path.
+    unread.retain(|path, _| !paths.iter().any(|written| path.starts_with(written)));
     let device = disks::find(DiskRole::Output)?;
     outputs::write(&device, &globs::without_nested(paths), &unread, &mut |left_out| {
         outbox.push_when_room(GuestBody::LeftOut(left_out));

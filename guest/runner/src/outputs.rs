@@ -1,5 +1,6 @@
 //! Writes the outputs as one tar stream to the output disk.
 
+use std::collections::BTreeMap;
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -37,7 +38,7 @@ pub struct Written {
 pub fn write(
     device: &Path,
     paths: &[PathBuf],
-    unread: &[(PathBuf, String)],
+    unread: &BTreeMap<PathBuf, String>,
     tell: &mut dyn FnMut(LeftOut),
 ) -> Result<Written, Error> {
     let mut disk = OpenOptions::new()
@@ -307,7 +308,8 @@ mod tests {
             let outputs: Vec<_> = outputs.iter().map(|name| self.path(name)).collect();
             let mut told = Vec::new();
             let written =
-                write(&self.path("disk"), &outputs, &[], &mut |one| told.push(one)).unwrap();
+                write(&self.path("disk"), &outputs, &BTreeMap::new(), &mut |one| told.push(one))
+                    .unwrap();
             let below = format!("{}/", self.directory.path().display());
             let short = |one: LeftOut| LeftOut { path: one.path.replace(&below, ""), ..one };
             (written, told.into_iter().map(short).collect())
