@@ -4,7 +4,7 @@
 //! time, and mean nothing to this host.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use perigee_model::guest_agent::{ANSWER_BYTES_MAX, Card, FilePart, FileWritten, ProgramStatus};
@@ -150,21 +150,28 @@ impl Vm {
                 tokio::time::sleep(after).await;
                 let Some(vm) = vm.upgrade() else { return };
                 vm.intents.tell_time();
-                if vm.spec.machine.lasts
-                    && let Err(problem) = vm.set_late_clock().await
-                {
-                    tracing::debug!(vm = %vm.id(), %problem, "its clock is not set");
-                }
+            }
+        });
+        if !self.spec.machine.lasts {
+            return;
+        }
+        let vm = Arc::clone(self);
+        tokio::spawn(async move {
+            if let Err(problem) = vm.set_late_clock().await {
+                tracing::debug!(vm = %vm.id(), %problem, "its clock is not set");
             }
         });
     }
 
-    /// A clock never goes back by this.
+    /// A clock that is right stays as it is, however late a busy guest answers: the time of the question counts.
     async fn set_late_clock(&self) -> Result<(), Problem> {
         let ask =
             |execute: &str, arguments| AskGuestAgent { execute: execute.to_owned(), arguments };
-        let said = self.within_deadline(ask(GET_TIME, json!({})), &|| {}).await?;
-        let behind_ns = now_ns().saturating_sub(said.as_i64().unwrap_or(i64::MAX));
+        let asked_ns = AtomicI64::new(now_ns());
+        let note = || asked_ns.store(now_ns(), Ordering::Relaxed);
+        let said = self.within_deadline(ask(GET_TIME, json!({})), &note).await?;
+        let asked_ns = asked_ns.load(Ordering::Relaxed);
+        let behind_ns = asked_ns.saturating_sub(said.as_i64().unwrap_or(i64::MAX));
         if behind_ns < BEHIND_MIN_NS {
             return Ok(());
         }
