@@ -43,7 +43,7 @@ const HELPS_TIMES: f64 = 10.0;
 /// The share of the times that may be outside their ranges.
 const OUTSIDE: f64 = 0.1;
 /// What is said where [`Estimate::helps`] is not true.
-pub const NOT_BEFORE_FIRST_RUN: &str = "not known before its first run, which takes";
+pub const NOT_WELL_KNOWN: &str = "not well known:";
 
 impl Estimate {
     /// Whether a measured time lies in the range.

@@ -177,7 +177,8 @@ fn main() -> ExitCode {
 fn with_follow(mut error: clap::Error) -> clap::Error {
     let is_format = error.kind() == ErrorKind::InvalidValue
         && matches!(error.get(ContextKind::InvalidArg), Some(ContextValue::String(arg)) if arg.starts_with("--format"));
-    if is_format && std::env::args().any(|word| word == "log") {
+    let words: Vec<_> = std::env::args_os().collect();
+    if is_format && words.windows(2).any(|pair| pair[0] == "job" && pair[1] == "log") {
         let tip = "-f is --format; to print new lines until the job has ended, say `perigee job log JOB --follow`";
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }

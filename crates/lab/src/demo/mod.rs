@@ -19,7 +19,7 @@ use crate::bare::Machine;
 use crate::cluster::Cluster;
 use crate::definition::Definition;
 use crate::down::remains;
-use crate::measuring::{self, QEMU, VERSION};
+use crate::measuring::{self, QEMU};
 use crate::progress::Steps;
 use crate::tpch::{self, Answer};
 use crate::up::{self, Lab, with_lab};
@@ -92,7 +92,7 @@ async fn tell(lab: &Lab, options: &Options, steps: &Steps) -> Result<Outcome, Pr
     let mut answers_checked = true;
     let mut runs = Vec::new();
     let mut without_perigee = None;
-    let mut versions = measuring::versions(VERSION, &[QEMU]);
+    let mut versions = measuring::versions(measuring::own_version(), &[QEMU]);
     versions.insert("sqlite".to_owned(), tpch::sqlite_version().to_owned());
     for name in ORDER {
         if name == RunName::Replica {
@@ -115,8 +115,8 @@ async fn tell(lab: &Lab, options: &Options, steps: &Steps) -> Result<Outcome, Pr
             }
         }
         runs.push(run);
-        if name == RunName::Remote {
-            let plain = plain::run(lab, &stage, &copied, &machine, &bundle, steps).await?;
+        if let Some(machine) = &machine {
+            let plain = plain::run(lab, &stage, &copied, machine, &bundle, steps).await?;
             without_perigee = Some(plain);
         }
     }
@@ -264,8 +264,8 @@ struct Queried {
     run: Run,
     /// The output files and their contents.
     output: BTreeMap<String, String>,
-    /// The command line of its QEMU, and the host where it began.
-    machine: (Machine, HostId),
+    /// The command line of its QEMU, and the host where it began, of the run that QEMU repeats without Perigee.
+    machine: Option<(Machine, HostId)>,
 }
 
 /// One run: makes the plan, runs the job, and collects its figures and output files.
@@ -281,7 +281,10 @@ async fn query(
     print::plan(name, &plan);
     let mut step = steps.begin(format!("run {}", name.word()));
     let job = cluster.submit(&spec).await?;
-    let machine = plain::machine_of(lab, cluster, &job.id, &mut step).await?;
+    let machine = match name {
+        RunName::Remote => Some(plain::machine_of(lab, cluster, &job.id, &mut step).await?),
+        _ => None,
+    };
     let job = cluster.wait(&job.id, JobState::Succeeded, &mut step).await?;
     let output: BTreeMap<String, String> = cluster.output(&job.id).await?.into_iter().collect();
     let answers = output.get("answers.txt").map_or("", String::as_str);

@@ -10,7 +10,7 @@ use perigee_http::Client;
 use perigee_model::guest::LeftOut;
 use perigee_model::job::{DEFAULT_OWNER, Job, JobState, LeftOutFiles, LogLine, MoveJob, Sample};
 use perigee_model::job_file::{self, JobFile};
-use perigee_model::plan::{Decision, NOT_BEFORE_FIRST_RUN, Part, Plan, PlanOption};
+use perigee_model::plan::{Decision, NOT_WELL_KNOWN, Part, Plan, PlanOption};
 use perigee_model::units::format_bytes;
 use perigee_model::volume::IoStats;
 use perigee_model::{HostId, JobId, Problem, ProblemKind, SiteId};
@@ -189,7 +189,7 @@ fn seconds_of(option: &PlanOption, part: Part) -> String {
 fn predicted(job: &Job) -> String {
     let Some(predicted) = job.predicted else { return String::new() };
     let shown = predicted.or_at_least();
-    if predicted.helps() { shown } else { format!("{NOT_BEFORE_FIRST_RUN} {shown}") }
+    if predicted.helps() { shown } else { format!("{NOT_WELL_KNOWN} {shown}") }
 }
 
 fn place(job: &Job) -> String {
