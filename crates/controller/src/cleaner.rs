@@ -212,11 +212,9 @@ pub async fn may_run_at(cluster: &Cluster, cleanup: &Cleanup) -> Result<Option<H
 pub async fn run(cluster: Arc<Cluster>, task: Task) {
     loop {
         let look = async {
-            let is_done = clean(&cluster, "cleanups/").await?;
-            let did = if is_done {
-                "removed what is left"
-            } else {
-                "some of it is being removed by others"
+            let did = match clean(&cluster, "cleanups/").await? {
+                true => "removed what hosts that answer have left",
+                false => "removed what others do not remove just now",
             };
             Ok(did.to_owned())
         };

@@ -1,10 +1,8 @@
 //! Texts of hashes.
 
+pub use perigee_http::certificate::hex;
+
 /// Whether a text is a SHA-256. It becomes part of a path, so this must be checked.
 pub fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -246,8 +246,13 @@ fn write_tasks(page: &mut Page, cluster: &Cluster) {
     }
     let help = "When the last round of the task ended.";
     page.family("perigee_task_last_end_timestamp_seconds", Kind::Gauge, help);
-    for task in &all {
-        page.figure(&[("task", &task.name)], task.ended_ms.map_or(0.0, seconds));
+    for (task, ended_ms) in all.iter().filter_map(|task| Some((task, task.ended_ms?))) {
+        page.figure(&[("task", &task.name)], seconds(ended_ms));
+    }
+    let help = "When the round began that is under way.";
+    page.family("perigee_task_busy_since_timestamp_seconds", Kind::Gauge, help);
+    for (task, since_ms) in all.iter().filter_map(|task| Some((task, task.busy_since_ms?))) {
+        page.figure(&[("task", &task.name)], seconds(since_ms));
     }
     page.family("perigee_task_last_duration_seconds", Kind::Gauge, "How long it took.");
     for task in &all {

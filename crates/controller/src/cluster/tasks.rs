@@ -45,7 +45,7 @@ impl Task {
         note(all.entry(self.name).or_insert_with(new));
     }
 
-    /// Does one round. It says in words what it did, or why it failed, which the log says too.
+    /// Does one round. It says in words what it did, or why it failed, which the log says too when it is new.
     pub async fn round(&self, work: impl Future<Output = Result<String, Problem>>) {
         let begun = Instant::now();
         self.note(|status| status.busy_since_ms = Some(now_ms()));
@@ -58,8 +58,15 @@ impl Task {
                 status.problem.clear();
             }),
             Err(problem) => {
-                tracing::warn!("{} failed: {problem}", self.name);
-                self.failed(took_ms, problem.to_string());
+                let why = problem.to_string();
+                let mut is_new = true;
+                self.note(|status| is_new = status.problem != why);
+                if is_new {
+                    tracing::warn!("{} failed: {why}", self.name);
+                } else {
+                    tracing::debug!("{} failed again: {why}", self.name);
+                }
+                self.failed(took_ms, why);
             }
         }
     }

@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 
 use crate::cleaner::Cleanup;
 use crate::cluster::{Cluster, HostLink};
-use crate::records::{JobRecord, VolumeRecord};
+use crate::records::{JobRecord, VolumeRecord, job_key};
 use crate::storage::volumes::{or_silent, reachable};
 use crate::storage::{given_up, images, replicas};
 
@@ -83,10 +83,15 @@ async fn why_unknown(
     let (vm, start) = (&report.spec.vm, report.spec.start);
     let record = cluster.index.of_vm(vm);
     let is_its = |record: &JobRecord| record.job.submitted_ms == start.submitted_ms;
-    if let Some(record) = record.as_deref().filter(|record| is_its(record))
-        && may_have(cluster, record, vm, host)
-    {
-        return Ok(None);
+    if let Some(record) = record.as_deref().filter(|record| is_its(record)) {
+        if may_have(cluster, record, vm, host) {
+            return Ok(None);
+        }
+        // The VM may just have been found at another host: the index follows the store.
+        let stored: Option<JobRecord> = cluster.records.read(&job_key(&record.job.id)).await?;
+        if stored.is_some_and(|record| is_its(&record) && may_have(cluster, &record, vm, host)) {
+            return Ok(None);
+        }
     }
     let cleanups: Vec<Cleanup> = cluster.records.list("cleanups/").await?;
     let is_ended = |cleanup: &Cleanup| cleanup.ends(host, vm, start);

@@ -88,6 +88,7 @@ const TASKS: &[Column<TaskStatus>] = &[
     ("failed", |task| task.failures.to_string()),
     ("last ended", |task| task.ended_ms.map_or_else(|| "-".to_owned(), output::time)),
     ("took", |task| format!("{} ms", task.took_ms)),
+    ("busy since", |task| task.busy_since_ms.map_or_else(|| "-".to_owned(), output::time)),
     ("did", |task| {
         if task.problem.is_empty() { task.did.clone() } else { format!("failed: {}", task.problem) }
     }),

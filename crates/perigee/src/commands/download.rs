@@ -2,6 +2,7 @@
 //! asks an address that a user names.
 
 use futures_util::stream;
+use perigee_http::certificate::hex;
 use perigee_http::{Body, Client, Method};
 use perigee_model::limits::{OutOfLimits, VOLUME_BYTES};
 use perigee_model::volume::{BLOCK_BYTES, Upload};
@@ -70,10 +71,6 @@ fn ends_anywhere(answer: &reqwest::Response) -> bool {
     answer.version() <= Version::HTTP_11
         && !has(header::CONTENT_LENGTH)
         && !has(header::TRANSFER_ENCODING)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn chain(error: &dyn std::error::Error) -> String {

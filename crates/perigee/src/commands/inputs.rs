@@ -14,6 +14,7 @@ use std::sync::Arc;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use nix::libc::O_NONBLOCK;
 
+use perigee_http::certificate::hex;
 use perigee_http::{Body, Client, Method};
 use perigee_model::data::{FileAddress, FileEntry};
 use perigee_model::inputs::{Input, InputFrom, InputList, UPLOADED_INPUTS, UploadedFile};
@@ -23,7 +24,7 @@ use perigee_model::{Problem, ProblemKind};
 use sha2::{Digest, Sha256};
 
 use crate::commands::data::put::{Source, put_opened};
-use crate::commands::data::transfer::{AT_ONCE, hash, hex, list};
+use crate::commands::data::transfer::{AT_ONCE, hash, list};
 use crate::output;
 
 /// Links can lead in a circle.

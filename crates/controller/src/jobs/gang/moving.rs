@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use perigee_model::gang::moving::{Failed, GangMove, Leg, Next, SeenVm, next};
 use perigee_model::job::{HostState, JobMoveAsked, JobState, MigrationState, MoveJob};
-use perigee_model::plan::{Plan, Trigger};
+use perigee_model::plan::{Decision, Plan, Trigger};
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, JobId, Problem, ProblemKind, SiteId};
 use perigee_planner::gangs::{Room, at_site};
@@ -389,11 +389,16 @@ impl GangRun {
         let summary = format!("move all VMs to {}: {reason}", to.join(", "));
         tracing::info!("job {}: {summary}", self.id);
         let trigger = if asked.is_some() { Trigger::Asked } else { Trigger::TimeLost };
+        // Before the move is: a step that is cut between the two is done again, and a move never lacks its decision.
+        let decisions = planning::decisions(&self.cluster, &self.id).await?;
+        let is_recorded = |last: &Decision| last.summary == summary && last.outcome.is_empty();
+        if !decisions.last().is_some_and(is_recorded) {
+            planning::record(&self.cluster, &self.id, trigger, plan, summary).await?;
+        }
         let of = self.new_move(legs, asked, reason)?;
         self.forget_refusals();
         self.gang()?.last_move = Some(of);
-        self.record.save().await?;
-        planning::record(&self.cluster, &self.id, trigger, plan, summary).await
+        self.record.save().await
     }
 
     /// Records that all go back. Failures before do not count for the way back.

@@ -302,11 +302,14 @@ pub async fn settle_imports(cluster: Arc<Cluster>, task: Task) {
     loop {
         let look = async {
             let records = cluster.records.list::<ImageRecord>("images/").await?;
-            for record in records.into_iter().filter(|record| record.import.is_some()) {
+            let imports: Vec<ImageRecord> =
+                records.into_iter().filter(|record| record.import.is_some()).collect();
+            let count = imports.len();
+            for record in imports {
                 let cluster = Arc::clone(&cluster);
                 running.spawn(async move { settle_import(&cluster, record.name).await });
             }
-            Ok(format!("{} imports are under way", running.len()))
+            Ok(format!("{count} imports are under way"))
         };
         task.round(look).await;
         tokio::time::sleep(cluster.timing.monitor).await;

@@ -9,12 +9,13 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 use indicatif::ProgressBar;
 use perigee_http::Client;
+use perigee_http::certificate::hex;
 use perigee_model::data::{FileAddress, FileEntry};
 use perigee_model::{Problem, ProblemKind};
 use sha2::Digest as _;
 use tokio::sync::mpsc;
 
-use crate::commands::data::transfer::{AT_ONCE, PART_BYTES, TRIES, hashed, hex, list, may_go_on};
+use crate::commands::data::transfer::{AT_ONCE, PART_BYTES, TRIES, hashed, list, may_go_on};
 
 /// Fetches a file or a directory with all that is in it. What is there of a file from an earlier try is not fetched
 /// again. `to` defaults to the name in the current directory.

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Read;
 
 use perigee_http::Client;
+use perigee_http::certificate::hex;
 use perigee_model::Problem;
 use perigee_model::data::{FileAddress, FileEntry, FileList};
 use sha2::{Digest, Sha256};
@@ -49,9 +50,4 @@ pub fn hashed(from: &mut impl Read) -> std::io::Result<Sha256> {
             length => hasher.update(&piece[..length]),
         }
     }
-}
-
-/// Two lowercase digits a byte, as `sha256sum` prints them.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
