@@ -4,7 +4,7 @@
 //! the devices is fixed, and only paths and the accelerator depend on the host. Under TCG the CPU is `max`,
 //! which is the same everywhere for one version of QEMU. Under KVM a job's VM has `host`, which has all features of the
 //! host, so it can move only between hosts with the same kind of CPU; a VM that lives without a job has
-//! [`LASTING_CPU`], or the one that was asked for. QEMU does not start with one that its host does not have.
+//! [`PERSISTENT_CPU`], or the one that was asked for. QEMU does not start with one that its host does not have.
 
 use std::os::fd::RawFd;
 use std::path::Path;
@@ -23,7 +23,7 @@ const MACHINE: &str = "pc-q35-7.2,usb=off,vmport=off";
 const MIB: u64 = 1 << 20;
 
 /// What x86-64-v2 asks for, and AES: Intel's and AMD's processors have had it since 2011. QEMU 7.2 has no name for it.
-pub const LASTING_CPU: &str = "qemu64,+aes,+cx16,+pni,+popcnt,+sse4.1,+sse4.2,+ssse3,enforce=on";
+pub const PERSISTENT_CPU: &str = "qemu64,+aes,+cx16,+pni,+popcnt,+sse4.1,+sse4.2,+ssse3,enforce=on";
 
 /// QEMU locks all of its memory, so that none of it is swapped. If it can't, it does not start.
 pub const MEM_LOCK: [&str; 2] = ["-overcommit", "mem-lock=on"];
@@ -159,8 +159,8 @@ impl Line {
         let [accel, kind, cpu, of_host] = accelerator_arguments(accelerator);
         let model = match &spec.machine.hardware.cpu {
             Cpu::Model(model) => format!("{model},enforce=on"),
-            Cpu::Common if spec.machine.lasts && accelerator == Accelerator::Kvm => {
-                LASTING_CPU.into()
+            Cpu::Common if spec.machine.persistent && accelerator == Accelerator::Kvm => {
+                PERSISTENT_CPU.into()
             }
             Cpu::Common | Cpu::Host => of_host.to_owned(),
         };
@@ -177,7 +177,7 @@ impl Line {
     fn power(&mut self, spec: &VmSpec) {
         // A guest that powers off stays until the VM is deleted, so that it can be examined. A job's guest that reboots
         // or panics also ends, because its job would otherwise run twice.
-        let reboot = if spec.machine.lasts { "reset" } else { "shutdown" };
+        let reboot = if spec.machine.persistent { "reset" } else { "shutdown" };
         self.add(&["-action", &format!("shutdown=pause,reboot={reboot},panic=pause")]);
         self.add(&["-device", "pvpanic"]);
         self.add(&["-boot", "strict=on"]);
@@ -229,7 +229,7 @@ impl Line {
         self.add(&["-device", "virtio-serial-pci,id=channel"]);
         self.add(&["-chardev", &socket("job", &dir.job())]);
         self.add(&["-device", &port(1, "job", PORT_NAME)]);
-        if spec.machine.lasts {
+        if spec.machine.persistent {
             self.add(&["-chardev", &socket("agent", &dir.guest_agent())]);
         }
         // A guest that uses it gives its free memory back to the host.
@@ -237,7 +237,7 @@ impl Line {
         // Of a VM whose memory may be made smaller, the guest takes some back before it ends a program.
         let back = if spec.machine.cpus_max == 0 { "" } else { ",deflate-on-oom=on" };
         self.add(&["-device", &format!("virtio-balloon-pci,id=balloon{reporting}{back}")]);
-        if spec.machine.lasts {
+        if spec.machine.persistent {
             // It resets a guest that has switched it on and hangs.
             self.add(&["-device", "i6300esb,id=watchdog"]);
             self.add(&["-device", &port(2, "agent", "org.qemu.guest_agent.0")]);
@@ -415,8 +415,9 @@ mod tests {
 
     #[test]
     fn every_vm_has_a_balloon() {
-        let lasting = VmSpec { machine: Machine { lasts: true, ..Machine::default() }, ..spec() };
-        for spec in [spec(), lasting] {
+        let persistent =
+            VmSpec { machine: Machine { persistent: true, ..Machine::default() }, ..spec() };
+        for spec in [spec(), persistent] {
             let device = "virtio-balloon-pci,id=balloon,free-page-reporting=on".to_owned();
             assert!(line(&spec, "/s").contains(&device));
         }
@@ -424,8 +425,9 @@ mod tests {
 
     #[test]
     fn only_a_guest_without_a_job_may_reboot() {
-        let lasting = VmSpec { machine: Machine { lasts: true, ..Machine::default() }, ..spec() };
-        assert!(line(&lasting, "/s").join(" ").contains("reboot=reset"));
+        let persistent =
+            VmSpec { machine: Machine { persistent: true, ..Machine::default() }, ..spec() };
+        assert!(line(&persistent, "/s").join(" ").contains("reboot=reset"));
         assert!(line(&spec(), "/s").join(" ").contains("reboot=shutdown"));
     }
 
@@ -477,23 +479,24 @@ mod tests {
 
     #[test]
     fn under_kvm_a_vm_that_lasts_has_a_cpu_that_other_hosts_have_too() {
-        let lasting = VmSpec { machine: Machine { lasts: true, ..Machine::default() }, ..spec() };
+        let persistent =
+            VmSpec { machine: Machine { persistent: true, ..Machine::default() }, ..spec() };
         let kvm = |spec: &VmSpec| {
             let dir = VmDir::new(Path::new("/s"), &spec.vm);
             arguments(spec, &dir, Path::new("/v"), Accelerator::Kvm, None).join(" ")
         };
-        assert!(kvm(&lasting).contains(LASTING_CPU));
+        assert!(kvm(&persistent).contains(PERSISTENT_CPU));
         assert!(kvm(&spec()).contains("-cpu host"));
         let with = |cpu: Cpu| {
             let hardware = Hardware { cpu, ..Hardware::default() };
-            VmSpec { machine: Machine { hardware, ..lasting.machine.clone() }, ..spec() }
+            VmSpec { machine: Machine { hardware, ..persistent.machine.clone() }, ..spec() }
         };
         assert!(kvm(&with(Cpu::Host)).contains("-cpu host"));
         let named = with("EPYC-Rome".parse().unwrap());
         assert!(kvm(&named).contains("-cpu EPYC-Rome,enforce=on"));
         assert!(line(&named, "/s").join(" ").contains("-cpu EPYC-Rome,enforce=on"));
         assert!(
-            line(&lasting, "/s").join(" ").contains("-cpu max"),
+            line(&persistent, "/s").join(" ").contains("-cpu max"),
             "TCG's is the same everywhere"
         );
     }

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_wish_is_told_at_every_connection_and_a_sync_is_answered() {
+    async fn a_request_is_told_at_every_connection_and_a_sync_is_answered() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("job.sock");
         let listener = UnixListener::bind(&socket).unwrap();

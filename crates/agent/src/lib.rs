@@ -52,7 +52,7 @@
 //! | What encrypts it? | `vm/tunnel.rs` |
 //! | Which task acts on a QEMU, and what may a migration ask of it? | `vm/owner.rs`, `vm/owner/qemu_requests.rs` |
 //! | Does KVM work here? | `accelerator.rs` |
-//! | What do its VMs send to each other, and what follows from it? | counted: `networks/talk.rs`; added up and remembered: `controller/src/planning/talk.rs`; which rank gets which host: `planner/src/arrange.rs`; how long a gang takes: `planner/src/gangs.rs` |
+//! | What do its VMs send to each other, and what follows from it? | counted: `networks/gang_traffic.rs`; added up and remembered: `controller/src/planning/gang_traffic.rs`; which rank gets which host: `planner/src/arrange.rs`; how long a gang takes: `planner/src/gangs.rs` |
 //! | How does the controller hear what changed on a host? | `changes.rs`, `controller/src/hosts/watching.rs` |
 
 #![warn(missing_docs)]

@@ -12,7 +12,7 @@
 //! | the names in the kernel | `names.rs` |
 //! | bridges, VXLAN, and where frames go | `plan.rs` |
 //! | the packet filter | `rules.rs` |
-//! | what VMs of a job send to each other | `talk.rs` |
+//! | what VMs of a job send to each other | `gang_traffic.rs` |
 //! | WireGuard between hosts | `tunnel.rs` |
 //! | DHCP, names, and the way out | `gateway.rs` |
 //! | cards in bridges of the operator | `bridged.rs` |
@@ -23,13 +23,13 @@
 pub mod bridged;
 pub(crate) mod doors;
 mod forwarding;
+mod gang_traffic;
 mod gateway;
 pub mod interface;
 pub mod names;
 mod pass;
 mod plan;
 mod rules;
-mod talk;
 mod tap;
 #[cfg(test)]
 mod tests;
@@ -100,7 +100,7 @@ pub struct Networks {
     now: Notify,
     said: Mutex<Said>,
     /// What VMs of a job here have sent to each other, as last read.
-    sent: Mutex<talk::Sent>,
+    sent: Mutex<gang_traffic::Sent>,
 }
 
 impl std::fmt::Debug for Networks {
@@ -343,16 +343,16 @@ impl Networks {
 
     /// Counts what the VMs of a job send to each other. Where the kernel can't, it is not known, and nothing else is missing.
     async fn count_talk(&self, made: &mut Made, wanted: &HostNetworks) {
-        let pairs = talk::pairs(&self.tag, &wanted.networks, &made.cards);
+        let pairs = gang_traffic::pairs(&self.tag, &wanted.networks, &made.cards);
         if pairs.is_empty() {
             if std::mem::take(&mut made.counts_talk) {
-                let _ = run("nft", &["-f", "-"], &talk::none(&self.tag)).await;
+                let _ = run("nft", &["-f", "-"], &gang_traffic::none(&self.tag)).await;
                 self.sent.lock().unwrap_or_else(PoisonError::into_inner).clear();
             }
             return;
         }
         made.counts_talk = true;
-        match talk::bring_about(&self.tag, &pairs).await {
+        match gang_traffic::bring_about(&self.tag, &pairs).await {
             Ok(sent) => *self.sent.lock().unwrap_or_else(PoisonError::into_inner) = sent,
             Err(why) => tracing::debug!("what VMs send to each other is not counted: {why}"),
         }

@@ -62,7 +62,7 @@ impl Vms {
             let mut owner = Owner::new(host.clone(), vm.clone(), requests);
             owner.adopt(record).await;
             vms.with(|all| all.insert(id, vm.clone()));
-            if vm.spec.machine.lasts {
+            if vm.spec.machine.persistent {
                 // The agent of before may have ended while the guest's filesystems stood still.
                 let frozen = vm.clone();
                 tokio::spawn(async move { frozen.thaw().await });

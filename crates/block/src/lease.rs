@@ -58,7 +58,7 @@ pub const SEVERAL: HostTag = HostTag::MAX;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseAsk {
     /// What the host asks for.
-    pub wish: LeaseWish,
+    pub request: LeaseRequest,
     /// Grows with each message of the host about this volume. The home remembers the highest one with which
     /// the host asked: a give-back with no higher number is out of date.
     pub number: u64,
@@ -66,7 +66,7 @@ pub struct LeaseAsk {
 
 /// What a host asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LeaseWish {
+pub enum LeaseRequest {
     /// It wants the lease.
     Hold,
     /// As [`Self::Hold`] by who holds it: the answer comes later, and at once when it is recalled.
@@ -126,7 +126,7 @@ struct Holder {
     until: Option<Instant>,
     /// It has not shown that it has heard of the grant; what it keeps may be old.
     unsure: bool,
-    /// The number of its last wish that was granted since the start.
+    /// The number of its last request that was granted since the start.
     granted: Option<u64>,
     /// The highest number with which it asked.
     number: u64,
@@ -138,8 +138,8 @@ impl Holder {
     }
 }
 
-/// What becomes of a wish for the lease.
-pub enum Wish {
+/// What becomes of a request for the lease.
+pub enum LeaseDecision {
     /// The answer is known already. A lease that the host holds was renewed by this.
     Answer(LeaseAnswer),
     /// Possible once no write is in flight: see [`Lease::grant`].
@@ -203,10 +203,10 @@ impl Lease {
         is_alone
     }
 
-    /// Decides about a wish to hold the lease. A holder's lease lasts [`LEASE_MAX`] from now on.
-    pub fn wish(&self, host: HostTag, keeps: bool, number: u64) -> Wish {
+    /// Decides about a request to hold the lease. A holder's lease lasts [`LEASE_MAX`] from now on.
+    pub fn decide(&self, host: HostTag, keeps: bool, number: u64) -> LeaseDecision {
         let (now, mut state) = (Instant::now(), self.lock());
-        let refused = Wish::Answer(LeaseAnswer::Refused);
+        let refused = LeaseDecision::Answer(LeaseAnswer::Refused);
         if host == NO_HOST || host == SEVERAL || state.is_overtaken(host, number, now) {
             return refused;
         }
@@ -221,21 +221,21 @@ impl Lease {
         if state.recalled.is_some() || paused || is_writers || state.holders.len() >= HOSTS_MAX {
             return refused;
         }
-        Wish::MayBeGranted
+        LeaseDecision::MayBeGranted
     }
 
-    fn renew(&self, state: &mut State, host: HostTag, keeps: bool, number: u64) -> Wish {
+    fn renew(&self, state: &mut State, host: HostTag, keeps: bool, number: u64) -> LeaseDecision {
         let is_alone = state.holders.len() == 1;
         let Some(holder) = state.holders.get_mut(&host) else {
-            return Wish::Answer(LeaseAnswer::Refused);
+            return LeaseDecision::Answer(LeaseAnswer::Refused);
         };
-        // The answer to its wish may have been lost. It says that it keeps the lease only after it
+        // The answer to its request may have been lost. It says that it keeps the lease only after it
         // has heard of it.
         if keeps && holder.granted.is_some_and(|granted| granted < number) {
             holder.unsure = false;
         }
         if keeps && holder.unsure {
-            return Wish::Answer(LeaseAnswer::Recalled);
+            return LeaseDecision::Answer(LeaseAnswer::Recalled);
         }
         holder.until = Some(Instant::now() + LEASE_MAX);
         holder.number = holder.number.max(number);
@@ -249,7 +249,7 @@ impl Lease {
         if is_alone {
             state.had_written = self.has_written.swap(false, Ordering::Relaxed);
         }
-        Wish::Answer(answer)
+        LeaseDecision::Answer(answer)
     }
 
     /// What is remembered after this host was granted the lease, for [`Self::grant`]. The caller holds
@@ -286,8 +286,8 @@ impl Lease {
                 }
             }
             if tokio::time::timeout_at(end, changed).await.is_err() {
-                return match self.wish(host, true, number) {
-                    Wish::Answer(LeaseAnswer::Still) => LeaseAnswer::Still,
+                return match self.decide(host, true, number) {
+                    LeaseDecision::Answer(LeaseAnswer::Still) => LeaseAnswer::Still,
                     _ => LeaseAnswer::Recalled,
                 };
             }
@@ -380,9 +380,9 @@ mod tests {
     use super::*;
 
     fn asks(lease: &Lease, host: HostTag, number: u64) -> LeaseAnswer {
-        match lease.wish(host, false, number) {
-            Wish::Answer(answer) => answer,
-            Wish::MayBeGranted => lease.grant(host, number),
+        match lease.decide(host, false, number) {
+            LeaseDecision::Answer(answer) => answer,
+            LeaseDecision::MayBeGranted => lease.grant(host, number),
         }
     }
 
@@ -469,7 +469,7 @@ mod tests {
     async fn a_home_that_was_started_again_waits_for_hosts_that_it_can_not_name() {
         let (lease, begun) = (Lease::remembered(Some(SEVERAL)), Instant::now());
         assert!(!lease.allows(SEVERAL) && !lease.allows(1));
-        assert!(matches!(lease.wish(1, true, 5), Wish::MayBeGranted), "it begins anew");
+        assert!(matches!(lease.decide(1, true, 5), LeaseDecision::MayBeGranted), "it begins anew");
         assert_eq!(write(&lease, 1, 5).await, 1);
         assert_eq!(begun.elapsed(), LEASE_MAX);
     }

@@ -20,7 +20,7 @@ pub use tokens::expire;
 pub use tokens::{make_token, revoke_token, tokens_of};
 #[cfg(test)]
 pub use usage::pretend_to_make;
-pub use usage::{Held, UploadRoom, hold_volume, tenant};
+pub use usage::{QuotaHold, UploadRoom, hold_volume, tenant};
 
 /// # Errors
 /// `NotFound`.

@@ -55,18 +55,18 @@ pub async fn allow_the_same(
     let needed = Needed::now(cluster).await?.hosts_of(volume);
     let hosts: BTreeSet<HostId> =
         here.hosts.into_iter().chain(needed).chain([from.id.clone()]).collect();
-    let openers =
+    let admissions =
         AdmittedHosts { hosts: hosts.into_iter().filter(|host| *host != to.id).collect() };
-    to.volume.put(&path, &openers).await
+    to.volume.put(&path, &admissions).await
 }
 
 /// Lets the hosts that were let in at the old home while the volume moved open it at its new one too. An old home that does not
 /// answer has let nobody in.
 pub async fn allow_those_too(from: &HostLink, to: &HostLink, volume: &VolumeName) {
     let path = format!("/v1/volumes/{volume}/hosts");
-    let Ok(mut openers) = from.volume.get::<AdmittedHosts>(&path).await else { return };
-    openers.hosts.retain(|host| *host != to.id);
-    if let Err(problem) = to.volume.put::<()>(&path, &openers).await {
+    let Ok(mut admissions) = from.volume.get::<AdmittedHosts>(&path).await else { return };
+    admissions.hosts.retain(|host| *host != to.id);
+    if let Err(problem) = to.volume.put::<()>(&path, &admissions).await {
         tracing::warn!("not all hosts can open volume {volume} at {}: {problem}", to.id);
     }
 }
@@ -138,7 +138,7 @@ type Surplus = (VolumeName, HostId);
 
 /// What is known of a home.
 #[derive(Default)]
-struct Told {
+struct Sent {
     /// When it was told last, or when it could not be.
     at: Option<Instant>,
     surplus: BTreeSet<Surplus>,
@@ -147,7 +147,7 @@ struct Told {
     is_asked: bool,
 }
 
-impl Told {
+impl Sent {
     fn is_due(&self, monitor: Duration) -> bool {
         let pause = monitor * if self.failed { FAILED } else { MONITORED };
         !self.is_asked && self.at.is_none_or(|at| at.elapsed() >= pause)
@@ -173,7 +173,7 @@ impl Told {
 /// Keeps the homes' lists as they are to be. This runs until the controller ends. Each home has a task of its own: one that
 /// answers slowly keeps no other one waiting.
 pub async fn keep(cluster: Arc<Cluster>, task: Task) {
-    let mut told: BTreeMap<HostId, Told> = BTreeMap::new();
+    let mut told: BTreeMap<HostId, Sent> = BTreeMap::new();
     let mut asked = JoinSet::new();
     loop {
         while let Some(done) = asked.try_join_next() {

@@ -48,10 +48,10 @@
 //! | How do inputs get to the job's host, and when are they removed? | `files/inputs/staging.rs`, `files/inputs/ahead.rs`, `files/inputs/collect.rs` |
 //! | Which volumes and images of another host may a host open over NBD? | images and layers whose layer's id it was told (`by_layer` in `storage/images.rs`), and the volumes that the controller has let it: `store/src/homes/admissions.rs`; checked: `check_admission` in `volume/src/exports.rs`; told, and let out again: `admissions.rs`; what it has open ends: `volume/src/admissions.rs` |
 //! | Whose is a volume that a host has and the controller does not know? | nobody's: `find` and `adopt` in `storage/volumes.rs` |
-//! | What waits for a volume that moves, and what does the volume wait for? | `cluster/index/homes.rs`, `jobs/homes.rs` |
+//! | What waits for a volume that moves, and what does the volume wait for? | `cluster/index/homes.rs`, `jobs/follow_moves.rs` |
 //! | How do migrations share a link? | `migration/sharing.rs` (turns), `planning/shared_links.rs` (the largest share, the time left); the queues: `cluster/lanes.rs` |
 //! | What happens to a job, step by step? | `jobs/driver.rs` |
-//! | What happens to a job whose host is gone? | `jobs/again.rs` |
+//! | What happens to a job whose host is gone? | `jobs/restart.rs` |
 //! | What of a removed host is remembered, for the case that it comes back? | `cleaner.rs` (its VMs), `storage/given_up.rs` (its volumes) |
 //! | What do all parts of the controller share, and what starts the drivers? | `cluster/` (the state below), `supervisor.rs` (the drivers above) |
 //! | What do the endless tasks do, and at what does one fail? | started in `supervisor.rs`; reported by `cluster/tasks.rs`, shown by `api/tasks.rs` |
@@ -71,7 +71,7 @@
 //! | What becomes of the outputs of a job whose VM ends under it? | `jobs/collect.rs`; in the guest: `collect` in `guest/runner/src/job.rs` |
 //! | What happens to a running job that is cancelled? | `jobs/cancel.rs`; how the guest hears of it: `agent/src/guest/intents.rs` |
 //! | How does the root disk of a running VM become an image? | `vms/save.rs` |
-//! | Who carries that out, and what follows when it is refused? | `jobs/consider.rs`; volumes that come to their VM: `jobs/homes.rs` |
+//! | Who carries that out, and what follows when it is refused? | `jobs/decide_move.rs`; volumes that come to their VM: `jobs/follow_moves.rs` |
 //! | Which jobs are traced for that, how does the trace get there, and why is it not kept? | `jobs/traces.rs`, `block/src/collection.rs` |
 
 mod accounts;

@@ -5,7 +5,7 @@
 //! what still knows a VM that is gone does not meet another one at its address.
 
 mod publish;
-mod tell;
+mod sync;
 #[cfg(test)]
 mod tests;
 
@@ -30,8 +30,8 @@ use crate::cluster::{Cluster, HostLink};
 use crate::records::{JobRecord, Owned, vm_of};
 
 #[cfg(test)]
-pub use tell::place_of;
-pub use tell::{concerns, keep};
+pub use sync::place_of;
+pub use sync::{concerns, keep};
 
 const NETWORKS_PREFIX: &str = "networks/";
 const LAST_VNI: &str = "network_numbers/last";

@@ -2,10 +2,10 @@
 //! and what ended jobs teach it. The planner itself is a pure function.
 
 mod decisions;
+pub mod gang_traffic;
 mod history;
 pub mod links;
 pub mod shared_links;
-pub mod talk;
 
 use std::time::Duration;
 
@@ -88,7 +88,7 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
         dirty_bytes_per_s: history.dirty_bytes_per_s,
     };
     let tenant = tenant_of(&spec.name);
-    let others = cluster.taught.others(&history::history_key(spec), tenant);
+    let others = cluster.history_cache.others(&history::history_key(spec), tenant);
     Ok(Prepared { job, history: history.runs.clone(), others })
 }
 
@@ -182,7 +182,9 @@ pub async fn running(
         traits: placement.traits.clone(),
         // Other jobs count only in the first run of a job.
         others: match history.runs.is_empty() {
-            true => cluster.taught.others(&history::history_key(spec), tenant_of(&spec.name)),
+            true => {
+                cluster.history_cache.others(&history::history_key(spec), tenant_of(&spec.name))
+            }
             false => Vec::new(),
         },
         history: history.runs.clone(),
@@ -332,7 +334,7 @@ fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
             takes_jobs: true,
             accelerator: report.accelerator,
             cpu_model: report.cpu_model.clone(),
-            boots: cluster.taught.boots(&host.id),
+            boots: cluster.history_cache.boots(&host.id),
             local_blocks: cluster.links.local(&host.id).and_then(|local| local.blocks),
             pool_free_bytes: cluster.hosts.pool_free_bytes(&host.id),
         });

@@ -25,7 +25,7 @@
 //! | `left-out/JOB` | the files that are not among its outputs ([`crate::files::outputs::left_out`]) | the job's driver |
 //! | `logs/JOB/NNNN` | the [`perigee_model::job::LogLine`]s among 100 messages of the guest | the job's driver |
 //! | `samples/JOB` | the job's time series | the job's driver |
-//! | `talk/NAME/COUNT` | [`crate::planning::talk::Known`]: what the VMs of such a gang sent to each other, and its last runs | the gang's driver, at its end |
+//! | `talk/NAME/COUNT` | [`crate::planning::gang_traffic::GangHistory`]: what the VMs of such a gang sent to each other, and its last runs | the gang's driver, at its end |
 //! | `runs/KEY`, `vm_boots/HOST` | the last runs of a kind of job, the last boots at a host | the job's driver, at its end |
 //! | `cleanups/ID`, `cleanups/deleted/VOLUME` | [`crate::cleaner::Cleanup`] | the cleaner |
 //! | `given_up/HOST` | [`crate::storage::given_up::GivenUp`] | the removal of a host |
@@ -37,15 +37,15 @@
 //! separate fields everywhere.
 
 mod access;
+mod gang_traffic;
 mod kind;
-mod talk;
 
 use std::net::Ipv4Addr;
 
 use perigee_model::home::Tenure;
 use perigee_model::job::{Job, JobVolume, Migration, MigrationState};
-use perigee_model::lasting::{PowerWish, ResizeVm};
 use perigee_model::network::Card;
+use perigee_model::persistent_vm::{PowerRequest, ResizeVm};
 use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
 use perigee_model::volume::{ContentDigest, ImageFormat, IoStats};
 use perigee_model::volume_move::VolumeMove;
@@ -60,8 +60,8 @@ use serde::{Deserialize, Serialize};
 use crate::meter::Meter;
 
 pub use access::{Owned, Records};
-pub use kind::{Gang, GangKeys, GangWish, Kind, Membership};
-pub use talk::Talk;
+pub use gang_traffic::Talk;
+pub use kind::{Gang, GangKeys, GangMoveRequest, Kind, Membership};
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct HostRecord {
@@ -276,9 +276,9 @@ impl JobRecord {
     /// The disks without which the job can't go on. The guest has read its seed when the command runs; what cloud-init
     /// reads in a VM without a job, it reads again whenever its guest boots.
     pub fn disks_needed(&self) -> impl Iterator<Item = &PlacedDisk> {
-        let lasts = self.kind.is_persistent_vm();
+        let is_persistent = self.kind.is_persistent_vm();
         let is_read_once =
-            move |role| role == DiskRole::Seed || (role == DiskRole::CloudInit && !lasts);
+            move |role| role == DiskRole::Seed || (role == DiskRole::CloudInit && !is_persistent);
         let seed_is_read = self.job.running_ms.is_some();
         let disks = self.placement.iter().flat_map(|placement| &placement.disks);
         disks.filter(move |disk| !is_read_once(disk.role) || !seed_is_read)
@@ -402,13 +402,13 @@ pub struct JobIntent {
     /// How often a person called off that volumes come to the VM.
     pub stay: u32,
     /// What is asked of a VM without a job, and which request that is.
-    pub power: Option<(u64, PowerWish)>,
+    pub power: Option<(u64, PowerRequest)>,
     /// The size that such a VM has got while it ran.
     pub size: Option<Live<ResizeVm>>,
     /// The volume that has come to such a VM or has gone from it while it ran.
     pub volume: Option<Live<VolumeChange>>,
     /// Where the VMs of a gang are to go, and which request that is.
-    pub move_gang: Option<(u64, GangWish)>,
+    pub move_gang: Option<(u64, GangMoveRequest)>,
 }
 
 /// A change that a VM has got while it ran.
@@ -436,13 +436,13 @@ pub enum VolumeChange {
 impl VolumeChange {
     /// Changes the VM's record. The same again changes nothing.
     pub fn apply(&self, record: &mut JobRecord) {
-        let Some(lasting) = record.kind.persistent_vm_mut() else { return };
+        let Some(persistent) = record.kind.persistent_vm_mut() else { return };
         let volumes = &mut record.job.spec.volumes;
         let disks = record.placement.as_mut().map(|placement| &mut placement.disks);
         let at = |name: &VolumeName| volumes.iter().position(|volume| volume.volume == *name);
         match self {
             Self::Comes { volume, slot, disk } if at(&volume.volume).is_none() => {
-                lasting.adds(volumes.len(), *slot);
+                persistent.adds(volumes.len(), *slot);
                 volumes.push(volume.clone());
                 if let (Some(disks), Some(disk)) = (disks, disk) {
                     disks.push(disk.clone());
@@ -451,7 +451,7 @@ impl VolumeChange {
             Self::Comes { .. } => {}
             Self::Goes(name) => {
                 let Some(index) = at(name) else { return };
-                lasting.drops(volumes.len(), index);
+                persistent.drops(volumes.len(), index);
                 volumes.remove(index);
                 if let Some(disks) = disks {
                     disks.retain(|disk| !disk.role.is_data() || disk.volume != *name);

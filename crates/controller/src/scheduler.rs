@@ -54,7 +54,7 @@ const ASKED_OF_HOME_MAX: u32 = 8;
 
 /// What is known of a queued job beyond its record.
 #[derive(Debug)]
-struct Known {
+struct JobEntry {
     at: Instant,
     /// Before it was read: a volume may have got another home since.
     homes_at: u64,
@@ -65,7 +65,7 @@ type Learned = (JobId, u64, Result<planning::Prepared, Problem>);
 
 #[derive(Default)]
 struct Scheduler {
-    known: BTreeMap<JobId, Known>,
+    known: BTreeMap<JobId, JobEntry>,
     learning: JoinSet<Learned>,
     asked: BTreeMap<JobId, Instant>,
     /// The homes of each queued job's volumes, as last heard. They are asked for its facts.
@@ -113,7 +113,7 @@ impl Scheduler {
                     let homes: BTreeSet<HostId> = homes.collect();
                     self.homes.insert(job.clone(), homes.into_iter().collect());
                 }
-                self.known.insert(job, Known { at: Instant::now(), homes_at, facts });
+                self.known.insert(job, JobEntry { at: Instant::now(), homes_at, facts });
             }
             // Facts that are too old are requested again.
             Err(error) => tracing::error!("can't read the facts of a job: {error}"),
@@ -282,7 +282,7 @@ impl Scheduler {
         let homes = self.homes.get(id).map(Vec::as_slice).unwrap_or_default();
         let asked_of = |home: &HostId| self.asked_of.get(home).copied().unwrap_or_default();
         let may_ask = homes.iter().all(|home| asked_of(home) < ASKED_OF_HOME_MAX);
-        let is_fresh = self.known.get(id).is_some_and(Known::is_fresh);
+        let is_fresh = self.known.get(id).is_some_and(JobEntry::is_fresh);
         if !is_fresh && may_ask && !self.asked.contains_key(id) {
             for home in homes {
                 *self.asked_of.entry(home.clone()).or_default() += 1;
@@ -365,7 +365,7 @@ fn not_yet(since: Option<&Instant>, why: String) -> NotChosen {
     }
 }
 
-impl Known {
+impl JobEntry {
     /// Whether its volumes may have other homes by now. What could not be read is read again soon anyway.
     fn may_be_wrong(&self, cluster: &Cluster) -> bool {
         let Ok(facts) = &self.facts else { return false };
@@ -419,7 +419,7 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
             site: host.addresses.site.clone(),
             total,
             free,
-            lasting: used.lasting,
+            persistent: used.persistent,
             start_slots: starts_at_once(&report).saturating_sub(used.starting),
         });
     }

@@ -75,7 +75,7 @@ impl Supervisor {
         settings: Settings,
         objects: Option<Arc<Objects>>,
     ) -> Result<Arc<Self>, Problem> {
-        let (wanted, wishes) = mpsc::unbounded_channel();
+        let (wanted, requests) = mpsc::unbounded_channel();
         let cluster = Cluster::open(state_dir, timing, traffic, settings, wanted).await?;
         objects.into_iter().for_each(|objects| cluster.repository.keep_in(objects));
         accounts::tell_quotas(&cluster);
@@ -90,7 +90,7 @@ impl Supervisor {
         supervisor.end_when_superseded();
         prove(&cluster).await;
         if cluster.claim.refusal().is_none() {
-            supervisor.begin(wishes).await?;
+            supervisor.begin(requests).await?;
         }
         Ok(supervisor)
     }
@@ -98,7 +98,7 @@ impl Supervisor {
     /// Continues everything that is unfinished.
     async fn begin(
         self: &Arc<Self>,
-        wishes: mpsc::UnboundedReceiver<Wanted>,
+        requests: mpsc::UnboundedReceiver<Wanted>,
     ) -> Result<(), Problem> {
         let (supervisor, cluster) = (self, &self.cluster);
         let asked = cluster.records.keys("intents/jobs/").await?;
@@ -118,7 +118,7 @@ impl Supervisor {
             cluster.drive_volume_move(&record.shown.volume);
         }
         replicas::drive_all(cluster).await?;
-        supervisor.spawn(heed(Arc::clone(supervisor), wishes));
+        supervisor.spawn(begin_wanted(Arc::clone(supervisor), requests));
         supervisor.keep_running("the monitor of the hosts", hosts::monitor);
         supervisor.keep_running("the watchers of the hosts", watching::run);
         supervisor.keep_running("the telling of hosts about networks", networks::keep);
@@ -302,8 +302,8 @@ async fn prove(cluster: &Cluster) {
     drop(tokio::time::timeout(PROVE_MAX, join_all(asked)).await);
 }
 
-async fn heed(supervisor: Arc<Supervisor>, mut wishes: mpsc::UnboundedReceiver<Wanted>) {
-    while let Some(wanted) = wishes.recv().await {
+async fn begin_wanted(supervisor: Arc<Supervisor>, mut requests: mpsc::UnboundedReceiver<Wanted>) {
+    while let Some(wanted) = requests.recv().await {
         supervisor.drive(wanted);
     }
 }

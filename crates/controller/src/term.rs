@@ -27,7 +27,7 @@ const MACHINE_ID: &str = "/etc/machine-id";
 struct TermRecord {
     number: u64,
     begun_ms: u64,
-    place: Place,
+    place: StorePlace,
     /// A host has shown a newer term.
     superseded: Option<Superseded>,
 }
@@ -43,14 +43,14 @@ struct Superseded {
 /// Where a store is. The number of its device is not in it, because that may change with each boot, and the number of the file is the same in a
 /// snapshot of a filesystem, so there is its path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Place {
+struct StorePlace {
     /// Empty if the machine has no id.
     machine: String,
     directory: String,
     inode: u64,
 }
 
-impl Place {
+impl StorePlace {
     fn of(state_dir: &Path) -> Result<Self, Problem> {
         use std::os::unix::fs::MetadataExt as _;
         let failed = |path: &Path, e: &dyn std::fmt::Display| {
@@ -87,7 +87,7 @@ pub async fn begin(
     authority: &Authority,
     network: &Network,
 ) -> Result<Arc<Claim>, Problem> {
-    let place = Place::of(state_dir)?;
+    let place = StorePlace::of(state_dir)?;
     let before: Option<TermRecord> = records.read(KEY).await?;
     if let Some(before) = &before
         && before.place != place
@@ -120,7 +120,7 @@ fn no_more(last: u64) -> Problem {
     Problem::internal("can't begin a new term", format!("there is no number after {last}"))
 }
 
-fn another_place(state_dir: &Path, before: &TermRecord, here: &Place) -> Problem {
+fn another_place(state_dir: &Path, before: &TermRecord, here: &StorePlace) -> Problem {
     let why = format!(
         "this is a copy, and its original may command the hosts: the controller of this state was last started at {}, at {}, and this is {}",
         format_time(before.begun_ms),
@@ -151,7 +151,7 @@ pub async fn take_over(state_dir: &Path) -> Result<u64, Problem> {
     }
     let _lock = directory::lock(state_dir)?;
     let records = Records::new(Arc::new(SqliteStore::open(&file)?));
-    let place = Place::of(state_dir)?;
+    let place = StorePlace::of(state_dir)?;
     let before: Option<TermRecord> = records.read(KEY).await?;
     let seen = before.map_or(0, |b| b.number.max(b.superseded.map_or(0, |other| other.by)));
     let number = taken_over(seen).ok_or_else(|| no_more(seen))?;

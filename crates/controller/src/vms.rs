@@ -6,8 +6,8 @@ pub mod console;
 pub mod exec;
 pub mod guest;
 pub mod guest_files;
-pub mod lasting;
 pub mod live;
+pub mod persistent;
 mod save;
 
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ use perigee_http::certificate::CERTIFICATE_LIFE;
 use perigee_http::websocket::{self, Asked};
 use perigee_http::{Peer, Tunnel};
 use perigee_model::job::{Migration, Vm, VmVolume};
-use perigee_model::lasting::{Lasting, PowerWish, StopVm, VmState};
+use perigee_model::persistent_vm::{PersistentVm, PowerRequest, StopVm, VmState};
 use perigee_model::plan::Trigger;
 use perigee_model::vm::{VmNetwork, VmReport};
 use perigee_model::volume::IoStats;
@@ -65,11 +65,11 @@ async fn list_at(
         vms.iter().any(|vm| Some(&vm.id) == record.job.vm.as_ref() && vm.host == at)
     };
     for record in jobs {
-        if let Some(lasting) = record.kind.persistent_vm()
+        if let Some(persistent) = record.kind.persistent_vm()
             && is_wanted(&vm_of(&record.job.id))
             && !is_seen(&vms, &record)
         {
-            vms.push(unseen(cluster, &record, lasting));
+            vms.push(unseen(cluster, &record, persistent));
         }
     }
     vms
@@ -94,9 +94,9 @@ async fn reports_of(cluster: &Cluster, host: &HostId) -> (Vec<VmReport>, Option<
 }
 
 /// A VM without a job that no host has reported.
-fn unseen(cluster: &Cluster, record: &JobRecord, lasting: &Lasting) -> Vm {
+fn unseen(cluster: &Cluster, record: &JobRecord, persistent: &PersistentVm) -> Vm {
     let job = &record.job;
-    let mut status = VmState::unseen(lasting, job.state);
+    let mut status = VmState::unseen(persistent, job.state);
     if record.ending.is_some() {
         status = VmState::Stopping;
     }
@@ -139,9 +139,9 @@ fn view(
 ) -> Vm {
     let vm = report.spec.vm;
     let job = jobs.iter().find(|record| record.job.vm.as_ref() == Some(&vm));
-    let lasting = job.and_then(|record| record.kind.persistent_vm());
+    let persistent = job.and_then(|record| record.kind.persistent_vm());
     let mut reason = silence.map_or_else(|| cluster.hosts.named(&report.reason), str::to_owned);
-    if lasting.is_some() && reason.is_empty() {
+    if persistent.is_some() && reason.is_empty() {
         reason = job.map(|record| record.job.reason.clone()).unwrap_or_default();
     }
     let waits = match silence {
@@ -152,7 +152,7 @@ fn view(
         let said = [in_words(&waits), reason].into_iter().filter(|said| !said.is_empty());
         reason = said.collect::<Vec<_>>().join("; ");
     }
-    let stops = lasting.is_some_and(|lasting| lasting.down.is_some());
+    let stops = persistent.is_some_and(|persistent| persistent.down.is_some());
     let status = VmState::from(report.status);
     Vm {
         job: job.and_then(|record| record.kind.job_of(&record.job.id)).cloned(),
@@ -161,8 +161,8 @@ fn view(
         reason,
         waits,
         cpus: report.spec.cpus,
-        memory_bytes: lasting
-            .and_then(|lasting| lasting.memory_next)
+        memory_bytes: persistent
+            .and_then(|persistent| persistent.memory_next)
             .unwrap_or(report.spec.memory_bytes),
         uptime_ms: report.uptime_ms,
         run: report.spec.start.run,
@@ -171,7 +171,7 @@ fn view(
         io: report.io.iter().copied().fold(IoStats::default(), plus),
         migration: migration_of(moves, &vm),
         predicted_end: job
-            .filter(|_| lasting.is_none())
+            .filter(|_| persistent.is_none())
             .and_then(|record| jobs::predicted_end(cluster, &record.job)),
         image: job.map(|record| record.job.spec.image.clone()),
         addresses: Vec::new(),
@@ -238,8 +238,8 @@ pub async fn stop(cluster: &Arc<Cluster>, vm: &VmId, ask: StopVm) -> Result<(), 
     if let Some(record) = cluster.index.of_vm(vm) {
         // Of a gang, this ends all.
         let Some(job) = record.kind.job_of(&record.job.id) else {
-            let wish = PowerWish::Stop { force: ask.force };
-            return lasting::wish(cluster, vm, wish).await.map(drop);
+            let request = PowerRequest::Stop { force: ask.force };
+            return persistent::request_power(cluster, vm, request).await.map(drop);
         };
         jobs::intend(cluster, job, |intent| intent.stop_vm = true).await?;
         return Ok(());
@@ -284,13 +284,13 @@ pub async fn move_to(
         Some(from) => Some(planning::move_cost(cluster, &record, from, &to).await?),
         None => None,
     };
-    let wish = migration::Wish {
+    let request = migration::Request {
         to: to.clone(),
         reason: "asked".to_owned(),
         job_progress: record.job.progress_part(),
         volumes,
     };
-    let moved = migration::request(cluster, &record, wish).await?;
+    let moved = migration::request(cluster, &record, request).await?;
     let summary = format!("move from {} to {to}, as requested by a user", moved.from);
     let figures =
         cost.map(|cost| cost.map_or_else(|why| vec![why.to_string()], |cost| cost.figures));

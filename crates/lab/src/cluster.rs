@@ -210,10 +210,10 @@ impl Cluster {
     }
 
     /// Asks for a VM's move. Waits before that until what an earlier move has left is removed.
-    pub async fn ask_to_move(&self, vm: &VmId, wish: &MoveVm) -> Result<Migration, Problem> {
+    pub async fn ask_to_move(&self, vm: &VmId, request: &MoveVm) -> Result<Migration, Problem> {
         let end = tokio::time::Instant::now() + MOVE_DEADLINE;
         loop {
-            match self.quick.post::<Migration>(&format!("/v1/vms/{vm}/move"), wish).await {
+            match self.quick.post::<Migration>(&format!("/v1/vms/{vm}/move"), request).await {
                 Err(_) if tokio::time::Instant::now() < end => {
                     tokio::time::sleep(LOOK_AT_MOVE_EVERY).await;
                 }

@@ -136,7 +136,7 @@ pub struct GangState {
 
 /// What a person asks of a gang.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Wish {
+pub struct EndRequest {
     /// It is to end.
     pub cancel: bool,
     /// At once: the VMs are stopped as they are.
@@ -167,12 +167,12 @@ pub enum Next {
 }
 
 /// Decides it. The members are in the order of their ranks.
-pub fn next(gang: GangState, mpi: bool, wish: Wish, members: &[Seen]) -> Next {
+pub fn next(gang: GangState, mpi: bool, request: EndRequest, members: &[Seen]) -> Next {
     if let Some(verdict) = gang.verdict {
-        return end(verdict, wish, members);
+        return end(verdict, request, members);
     }
-    if wish.cancel {
-        return Next::Judge(Verdict::Cancelled { now: wish.now }, None);
+    if request.cancel {
+        return Next::Judge(Verdict::Cancelled { now: request.now }, None);
     }
     let first_is_done = matches!(members.first(), Some(Seen::Done | Seen::Succeeded));
     if mpi && gang.begun && !gang.released && first_is_done {
@@ -210,11 +210,11 @@ pub fn next(gang: GangState, mpi: bool, wish: Wish, members: &[Seen]) -> Next {
     if ranked().all(is_well) { Next::Succeed } else { Next::Wait }
 }
 
-fn end(verdict: Verdict, wish: Wish, members: &[Seen]) -> Next {
+fn end(verdict: Verdict, request: EndRequest, members: &[Seen]) -> Next {
     let judged = match verdict {
         // Nothing is started again that a person has cancelled.
-        Verdict::Lost if wish.cancel => Verdict::Cancelled { now: true },
-        Verdict::Cancelled { now: false } if wish.now => Verdict::Cancelled { now: true },
+        Verdict::Lost if request.cancel => Verdict::Cancelled { now: true },
+        Verdict::Cancelled { now: false } if request.now => Verdict::Cancelled { now: true },
         verdict => verdict,
     };
     if judged != verdict {

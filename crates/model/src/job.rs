@@ -7,8 +7,8 @@ use utoipa::ToSchema;
 
 use crate::gang::moving::GangMove;
 use crate::guest::{CommandEnd, LeftOut, LogStream};
-use crate::lasting::VmState;
 use crate::network::Publish;
+use crate::persistent_vm::VmState;
 use crate::phases::{Phases, PredictedPhases, copy_left_s};
 use crate::plan::{Estimate, PredictedEnd};
 use crate::vm::{Accelerator, Firmware, HostAddresses, LinkProbe, NetworkKind};

@@ -9,11 +9,11 @@
 //! | Which state follows which event? | `states.rs`; of a VM that migrates: `switchover.rs` |
 //! | Which fields has a job file? | `job_file.rs` |
 //! | How many CPUs, how long a name, how large a volume: where are the limits? | `limits.rs`; which of them a job and a VM have: `spec.rs` |
-//! | How does a VM live without a job: what is wanted of it, and what happens next? | `lasting.rs` (the decisions), `controller/src/jobs/lasting.rs` (what its driver does), `controller/src/vms/lasting.rs` (what people ask for), `controller/src/vms/change.rs` (while it is off) |
+//! | How does a VM live without a job: what is wanted of it, and what happens next? | `persistent_vm.rs` (the decisions), `controller/src/jobs/persistent_vm.rs` (what its driver does), `controller/src/vms/persistent.rs` (what people ask for), `controller/src/vms/change.rs` (while it is off) |
 //! | Which controller commands the hosts, and how does a copy take over? | `term.rs`, `controller/src/term.rs`; at the hosts: `http/src/terms.rs`; what the controller shows them: `http/src/claim.rs` |
 //! | What keeps a private key or a token from being sent where a public thing is wanted? | `secret.rs`; before anything leaves the machine: `perigee/src/commands/public_keys.rs` |
 //! | What is a VM's disk for? | `disk_role.rs` |
-//! | Which networks do tenants have, who has which address in them, and where is the gateway? | `network.rs`, `controller/src/networks.rs`; who tells the hosts: `controller/src/networks/tell.rs` |
+//! | Which networks do tenants have, who has which address in them, and where is the gateway? | `network.rs`, `controller/src/networks.rs`; who tells the hosts: `controller/src/networks/sync.rs` |
 //! | How do all VMs of a job move, or none, and what if one can't? | `gang/moving.rs` (the decisions), `controller/src/jobs/gang/moving.rs` (what the job's driver does); the room at both ends: `kept_for_moves` in `controller/src/cluster/index.rs` |
 //! | What are a job's inputs, and whose files may they be? | `inputs.rs` (the list), `controller/src/files/inputs.rs` |
 //! | Which reads between hosts are compressed? | `compression.rs` (the decision); on the wire: `PERIGEE_COMPRESSED` in `nbd/src/wire/mod.rs` |
@@ -50,10 +50,10 @@ pub mod ids;
 pub mod inputs;
 pub mod job;
 pub mod job_file;
-pub mod lasting;
 pub mod leave_site;
 pub mod limits;
 pub mod network;
+pub mod persistent_vm;
 pub mod phases;
 pub mod plan;
 pub mod problem;

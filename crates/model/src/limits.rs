@@ -239,7 +239,7 @@ pub static USER_DATA_BYTES: Limit =
     Limit::new("the length of user-data", Unit::TextBytes, 1, 256 * 1024);
 
 /// VMs of a tenant that live without a job, also those that are off: each has a record and a disk.
-pub static LASTING_VMS: Limit =
+pub static PERSISTENT_VMS: Limit =
     Limit::new("a tenant's number of VMs without a job", Unit::Count, 0, 1000);
 
 /// A file that is copied into a guest or out of it through its guest agent, which takes a small part at a time.
@@ -438,7 +438,7 @@ mod tests {
         &INPUT_LIST_BYTES,
         &OUTPUTS,
         &USER_DATA_BYTES,
-        &LASTING_VMS,
+        &PERSISTENT_VMS,
         &UNFINISHED_JOBS,
         &JOBS,
         &JOB_NAMES,

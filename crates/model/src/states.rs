@@ -74,7 +74,7 @@ pub enum JobEvent {
     HostLost,
     /// The VM of no job runs its guest.
     GuestRuns,
-    /// The VM of no job was taken down; its disks stay ([`crate::lasting`]).
+    /// The VM of no job was taken down; its disks stay ([`crate::persistent_vm`]).
     TakenDown,
 }
 

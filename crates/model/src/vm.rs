@@ -276,7 +276,7 @@ pub struct VmSpec {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Machine {
     /// The VM lives without a job: its guest may reboot, and its CPU is as `hardware` says.
-    pub lasts: bool,
+    pub persistent: bool,
     /// What boots its root disk. With UEFI it has a disk [`DiskRole::Nvram`].
     pub firmware: Firmware,
     /// What was asked for.

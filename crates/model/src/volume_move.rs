@@ -1,7 +1,7 @@
 //! Moves of volumes as the controller keeps and shows them.
 //!
 //! ```text
-//! taking ──────> settling ──> filling ──> completed
+//! taking ──────> redirecting ──> filling ──> completed
 //!    │              ^ (it had been taken)    │
 //!    └─> calling_off ┘ ──> called_off        └─> lost (a host with a part of it was removed)
 //! ```
@@ -23,7 +23,7 @@ pub enum VolumeMoveState {
     /// The new home is asked to refuse the volume for good, then the old one to take it back.
     CallingOff,
     /// The new home has the volume. Other hosts and jobs learn where it is.
-    Settling,
+    Redirecting,
     /// The volume is used at its new home, which copies what is still at the old one.
     Filling,
     /// All of the volume is at its new home.
@@ -44,7 +44,7 @@ pub enum VolumeMoveEvent {
     /// The volume is at its old home, and the new one will not take it.
     Returned,
     /// Whoever uses the volume knows its new home.
-    Settled,
+    Redirected,
     /// The new home has all of it.
     Filled,
     /// A removed host had the volume, or a part of it.
@@ -56,7 +56,7 @@ impl VolumeMoveState {
     pub const ALL: [Self; 7] = [
         Self::Taking,
         Self::CallingOff,
-        Self::Settling,
+        Self::Redirecting,
         Self::Filling,
         Self::Completed,
         Self::CalledOff,
@@ -70,12 +70,12 @@ impl VolumeMoveState {
 
     /// Whether the volume's home may change at any moment, or is not yet known to all who use the volume.
     pub fn is_changing_home(self) -> bool {
-        matches!(self, Self::Taking | Self::CallingOff | Self::Settling)
+        matches!(self, Self::Taking | Self::CallingOff | Self::Redirecting)
     }
 
     /// Whether the new home has taken the volume.
     pub fn is_taken(self) -> bool {
-        matches!(self, Self::Settling | Self::Filling | Self::Completed)
+        matches!(self, Self::Redirecting | Self::Filling | Self::Completed)
     }
 
     /// The state after an event.
@@ -88,11 +88,11 @@ impl VolumeMoveState {
         }
         match (self, event) {
             (_, VolumeMoveEvent::HostRemoved) => Ok(Self::Lost),
-            (Self::Taking | Self::CallingOff, VolumeMoveEvent::Taken) => Ok(Self::Settling),
+            (Self::Taking | Self::CallingOff, VolumeMoveEvent::Taken) => Ok(Self::Redirecting),
             (Self::Taking, VolumeMoveEvent::GivenUp) => Ok(Self::CallingOff),
             // Also where the new home was removed after it had the volume.
             (_, VolumeMoveEvent::Returned) => Ok(Self::CalledOff),
-            (Self::Settling, VolumeMoveEvent::Settled) => Ok(Self::Filling),
+            (Self::Redirecting, VolumeMoveEvent::Redirected) => Ok(Self::Filling),
             (Self::Filling, VolumeMoveEvent::Filled) => Ok(Self::Completed),
             _ => Err(Refused::new("volume's move", self, event, "its steps have one order")),
         }
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_move_that_is_taken_is_never_called_off_by_a_wish() {
+    fn a_move_that_is_taken_is_never_called_off_by_a_request() {
         for state in VolumeMoveState::ALL.into_iter().filter(|state| state.is_taken()) {
             assert!(state.next(VolumeMoveEvent::GivenUp).is_err(), "{state:?}");
         }
@@ -185,7 +185,7 @@ mod tests {
             Event::Taken,
             Event::GivenUp,
             Event::Returned,
-            Event::Settled,
+            Event::Redirected,
             Event::Filled,
             Event::HostRemoved,
         ];
@@ -197,6 +197,6 @@ mod tests {
     #[test]
     fn a_volume_that_its_new_home_had_taken_is_settled_though_it_was_called_off() {
         let called_off = VolumeMoveState::Taking.next(VolumeMoveEvent::GivenUp).expect("legal");
-        assert_eq!(called_off.next(VolumeMoveEvent::Taken), Ok(VolumeMoveState::Settling));
+        assert_eq!(called_off.next(VolumeMoveEvent::Taken), Ok(VolumeMoveState::Redirecting));
     }
 }

@@ -11,7 +11,7 @@ use perigee_model::ProblemKind;
 use perigee_model::job::{
     ClusterImage, ClusterVolume, Host, HostState, JobState, MigrationState, Sample, Vm,
 };
-use perigee_model::lasting::VmState;
+use perigee_model::persistent_vm::VmState;
 use perigee_model::plan::{Decision, Way};
 use perigee_model::replica::Replica;
 use perigee_model::volume::ImageInfo;

@@ -13,7 +13,7 @@
 //!
 //! | question | file |
 //! |---|---|
-//! | When does the planner move all VMs of a job? | `gangs/moves.rs`; its facts: `controller/src/jobs/gang/consider.rs` |
+//! | When does the planner move all VMs of a job? | `gangs/moves.rs`; its facts: `controller/src/jobs/gang/decide_move.rs` |
 //! | Is a VM's memory sent compressed, and is the VM slowed down meanwhile? | `modes.rs` |
 //! | Which queued job starts next, and where? | `queue/` (the decision), `controller/src/scheduler.rs` (its snapshot), `controller/src/scheduler/refusals.rs` (how many refused plans a pass makes) |
 //! | Where do all of its VMs start, or none? | `queue/gang.rs` |

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::{BoxFuture, try_join_all};
 use perigee_block::device::{Device, Extent, IoError, Zeroing};
-use perigee_block::lease::{LeaseAnswer, LeaseAsk, LeaseWish, RENEW_AFTER};
+use perigee_block::lease::{LeaseAnswer, LeaseAsk, LeaseRequest, RENEW_AFTER};
 use perigee_block::locking;
 use perigee_block::sessions::ProxyKey;
 use perigee_block::stats::Counters;
@@ -355,7 +355,7 @@ pub fn hold_lease(
         ended.run_until_cancelled(keep_lease(&*upstream, &cached)).await;
         ended.cancelled().await;
         if let Some(number) = cached.leave() {
-            let ask = LeaseAsk { wish: LeaseWish::GiveBack, number };
+            let ask = LeaseAsk { request: LeaseRequest::GiveBack, number };
             // If the connection is lost and the client has gone, this fails at once.
             let _too_late = tokio::time::timeout(GIVE_BACK_MAX, upstream.lease(ask)).await;
         }
@@ -371,8 +371,8 @@ async fn keep_lease(upstream: &dyn Device, cached: &CachedVolume) {
         if !keeps {
             cached.wanted.notified().await;
         }
-        let wish = if keeps { LeaseWish::Keep } else { LeaseWish::Hold };
-        let ask = LeaseAsk { wish, number: cached.number() };
+        let request = if keeps { LeaseRequest::Keep } else { LeaseRequest::Hold };
+        let ask = LeaseAsk { request, number: cached.number() };
         let asked = tokio::time::Instant::now();
         match upstream.lease(ask).await {
             Ok(LeaseAnswer::Granted) => cached.granted(asked, false),
@@ -393,7 +393,7 @@ async fn keep_lease(upstream: &dyn Device, cached: &CachedVolume) {
 
 async fn give_back(upstream: &dyn Device, cached: &CachedVolume, recalled: bool) {
     cached.ended(recalled);
-    let ask = LeaseAsk { wish: LeaseWish::GiveBack, number: cached.number() };
+    let ask = LeaseAsk { request: LeaseRequest::GiveBack, number: cached.number() };
     // Otherwise the home waits until the lease is over.
     let _unheard = upstream.lease(ask).await;
 }

@@ -3,7 +3,7 @@
 //!
 //! It needs a kernel with devtmpfs, sysfs and version 2 cgroups, `mkfs.ext4` and `/bin/sh`. It needs no particular init, no udev,
 //! no network and no login. The guest may be migrated at any moment, so nothing here depends on elapsed time or
-//! on one lasting connection.
+//! on one persistent connection.
 //!
 //! | question | file |
 //! |---|---|

@@ -16,8 +16,8 @@ use super::rules::{self, Door, OfHost, Tap};
 use super::tools::{batch, list, run};
 use super::tunnel::Tunnel;
 use super::{
-    CardHere, Cards, Failed, Made, Networks, TURN_MAX, connections_max, doors, forwarding, gateway,
-    talk, tap,
+    CardHere, Cards, Failed, Made, Networks, TURN_MAX, connections_max, doors, forwarding,
+    gang_traffic, gateway, tap,
 };
 
 /// A gateway that does not start is tried again after this time, and then after twice as long, up to the second.
@@ -218,7 +218,7 @@ impl Networks {
             }
             let limits = self.tag.limits();
             let none = format!("table inet {limits}\ndelete table inet {limits}\n");
-            run("nft", &["-f", "-"], &(none + &talk::none(&self.tag))).await?;
+            run("nft", &["-f", "-"], &(none + &gang_traffic::none(&self.tag))).await?;
             (made.rules, made.listed, made.limits, made.counted) = Default::default();
             made.has_no_filter = true;
             return Ok(());

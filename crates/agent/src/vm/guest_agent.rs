@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use perigee_model::guest_agent::{ANSWER_BYTES_MAX, Card, FilePart, FileWritten, ProgramStatus};
-use perigee_model::lasting::ExecBegun;
+use perigee_model::persistent_vm::ExecBegun;
 use perigee_model::vm::AskGuestAgent;
 use perigee_model::{Problem, ProblemKind};
 use rustix::rand::GetRandomFlags;
@@ -152,7 +152,7 @@ impl Vm {
                 vm.intents.tell_time();
             }
         });
-        if !self.spec.machine.lasts {
+        if !self.spec.machine.persistent {
             return;
         }
         let vm = Arc::clone(self);

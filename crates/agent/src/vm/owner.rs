@@ -379,7 +379,7 @@ impl Owner {
             tracing::warn!(vm = %self.vm.id(), %error, "QEMU does not let the VM run yet");
             return;
         }
-        if self.vm.spec.machine.lasts {
+        if self.vm.spec.machine.persistent {
             // A snapshot may have begun at the source, which asks the guest no more.
             let vm = self.vm.clone();
             tokio::spawn(async move { vm.thaw().await });

@@ -10,7 +10,8 @@ const MIB: u64 = 1 << 20;
 
 /// It can have up to four vCPUs, and further disks.
 fn changeable(spec: VmSpec) -> VmSpec {
-    let machine = Machine { lasts: true, cpus_max: 4, ports: Machine::PORTS, ..Machine::default() };
+    let machine =
+        Machine { persistent: true, cpus_max: 4, ports: Machine::PORTS, ..Machine::default() };
     VmSpec { machine, ..spec }
 }
 

@@ -8,7 +8,7 @@ use super::support::spec;
 
 fn with_screen(spec: VmSpec) -> VmSpec {
     let hardware = Hardware { vnc: true, ..Hardware::default() };
-    VmSpec { machine: Machine { lasts: true, hardware, ..Machine::default() }, ..spec }
+    VmSpec { machine: Machine { persistent: true, hardware, ..Machine::default() }, ..spec }
 }
 
 /// The ports at which this process listens.

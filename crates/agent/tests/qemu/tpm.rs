@@ -173,7 +173,7 @@ fn what_a_tpm_changes_is_kept_after_a_move_that_was_undone_behind_the_switch() {
     let mut scene = scene(&["a", "b"]);
     let state = scene.blocks.tpm();
     let reboots = |spec: VmSpec| {
-        let machine = Machine { lasts: true, ..spec.machine.clone() };
+        let machine = Machine { persistent: true, ..spec.machine.clone() };
         with_tpm(VmSpec { machine, ..spec })
     };
     scene.agents[0].put(&reboots(spec(1, false))).unwrap();

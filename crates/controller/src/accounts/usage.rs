@@ -20,14 +20,14 @@ const UPLOAD_STEP_BYTES: u64 = 64 << 20;
 
 /// Room in a tenant's quota for a volume or an image that is being made. Afterwards its record counts.
 #[derive(Debug)]
-pub struct Held<'a> {
+pub struct QuotaHold<'a> {
     making: &'a Making,
     tenant: String,
     bytes: u64,
     count: u64,
 }
 
-impl Drop for Held<'_> {
+impl Drop for QuotaHold<'_> {
     fn drop(&mut self) {
         let mut making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(making) = making.get_mut(&self.tenant) {
@@ -60,8 +60,8 @@ pub async fn volume_bytes(cluster: &Cluster, tenant: &str) -> Result<u64, Proble
     let images = images.iter().filter(|image| tenant_of(image.name.as_str()) == tenant);
     let volumes = volumes.filter_map(|volume| volume.seen.as_ref()).map(|seen| seen.size_bytes);
     let jobs = cluster.unfinished_jobs();
-    let lasting = jobs.iter().filter(|record| record.kind.is_persistent_vm());
-    let roots = lasting.filter(|record| tenant_of(record.job.id.as_str()) == tenant);
+    let persistent = jobs.iter().filter(|record| record.kind.is_persistent_vm());
+    let roots = persistent.filter(|record| tenant_of(record.job.id.as_str()) == tenant);
     let roots = roots.filter_map(|record| record.job.spec.root_bytes);
     let uploads: Vec<UploadRecord> = cluster.records.list(UPLOADS).await?;
     let is_kept = |one: &UploadRecord| cluster.clock.age_ms(one.since_ms) < UPLOAD_KEPT_MS;
@@ -81,7 +81,7 @@ pub async fn hold_volume<'a>(
     cluster: &'a Cluster,
     full: &str,
     bytes: u64,
-) -> Result<Held<'a>, Problem> {
+) -> Result<QuotaHold<'a>, Problem> {
     let tenant = tenant_of(full).to_owned();
     let what = format!("can't make {full}");
     let mut held = count_one(cluster, tenant, &what).await?;
@@ -94,7 +94,7 @@ async fn count_one<'a>(
     cluster: &'a Cluster,
     tenant: String,
     what: &str,
-) -> Result<Held<'a>, Problem> {
+) -> Result<QuotaHold<'a>, Problem> {
     let _turn = cluster.accounts.turn.lock().await;
     let making = &cluster.accounts.making;
     let before = in_making(making, &tenant).count;
@@ -111,7 +111,7 @@ async fn count_one<'a>(
     let mut all = making.lock().unwrap_or_else(PoisonError::into_inner);
     let own = all.entry(tenant.clone()).or_default();
     own.count += 1;
-    Ok(Held { making, tenant, bytes: 0, count: 1 })
+    Ok(QuotaHold { making, tenant, bytes: 0, count: 1 })
 }
 
 /// What a tenant is making. Whoever counts what it has asks for this first, and for what is stored afterwards. So
@@ -146,11 +146,11 @@ async fn take(cluster: &Cluster, tenant: &str, bytes: u64, what: &str) -> Result
 
 /// As if the tenant were making so many volumes.
 #[cfg(test)]
-pub fn pretend_to_make<'a>(cluster: &'a Cluster, tenant: &str, count: u64) -> Held<'a> {
+pub fn pretend_to_make<'a>(cluster: &'a Cluster, tenant: &str, count: u64) -> QuotaHold<'a> {
     let making = &cluster.accounts.making;
     let mut all = making.lock().unwrap_or_else(PoisonError::into_inner);
     all.entry(tenant.to_owned()).or_default().count += count;
-    Held { making, tenant: tenant.to_owned(), bytes: 0, count }
+    QuotaHold { making, tenant: tenant.to_owned(), bytes: 0, count }
 }
 
 /// Room for a file that is being sent, whose length nobody knows yet. It is given back when this is dropped.
@@ -225,7 +225,7 @@ impl UploadRoom {
     pub fn give_back(&self) {
         if self.counts() {
             let (bytes, tenant) = (self.taken.swap(0, Ordering::Relaxed), self.tenant.clone());
-            drop(Held { making: &self.cluster.accounts.making, tenant, bytes, count: 0 });
+            drop(QuotaHold { making: &self.cluster.accounts.making, tenant, bytes, count: 0 });
         }
     }
 

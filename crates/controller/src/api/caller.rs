@@ -8,8 +8,8 @@ use perigee_http::{Failure, Peer};
 use perigee_model::ids::Owned;
 use perigee_model::inputs::is_inputs_image;
 use perigee_model::job::{Job, JobSpec, NewImage, NewVolume};
-use perigee_model::lasting::NewVm;
 use perigee_model::network::NewNetwork;
+use perigee_model::persistent_vm::NewVm;
 use perigee_model::tenant::{
     Me, Role, SEPARATOR, User, is_nobodys, new_name, shared_image, tenant_of,
 };

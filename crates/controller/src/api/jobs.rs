@@ -96,12 +96,12 @@ pub async fn cancel(
     query: Result<Query<Cancelling>, axum::extract::rejection::QueryRejection>,
 ) -> Reply<Job> {
     let Query(ask) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
-    let wish = |intent: &mut JobIntent| {
+    let request = |intent: &mut JobIntent| {
         intent.cancel = true;
         intent.gives_up |= intent.now && ask.now;
         intent.now |= ask.now;
     };
-    json(jobs::intend(&cluster, &job, wish).await?)
+    json(jobs::intend(&cluster, &job, request).await?)
 }
 
 /// Moves all VMs of a job with several ones while they run, or none: if one can't, those that were moved go back. The answer

@@ -152,12 +152,12 @@ fn write_jobs(page: &mut Page, cluster: &Cluster) {
             page.figure(&[("job", &record.job.id), ("for", &waiting.waits_for.word())], waited);
         }
     }
-    let lasting = unfinished.iter().filter(|record| record.kind.is_persistent_vm()).count();
+    let persistent = unfinished.iter().filter(|record| record.kind.is_persistent_vm()).count();
     page.one(
         "perigee_vms_without_a_job",
         Kind::Gauge,
         "VMs without a job, also stopped ones.",
-        lasting,
+        persistent,
     );
 }
 

@@ -4,8 +4,8 @@ use axum::extract::{Query, Request, State};
 use axum::response::{IntoResponse, Response};
 use perigee_http::{Failure, Json, Peer, Reply};
 use perigee_model::job::{ClusterImage, DEFAULT_OWNER, EndUnknownVm, Migration, MoveVm, Vm};
-use perigee_model::lasting::{
-    AttachVolume, CopiedFile, DetachVolume, ExecBegun, ExecInVm, ExecStatus, NewVm, PowerWish,
+use perigee_model::persistent_vm::{
+    AttachVolume, CopiedFile, DetachVolume, ExecBegun, ExecInVm, ExecStatus, NewVm, PowerRequest,
     ResizeVm, RestoreVm, StopVm, VmState,
 };
 use perigee_model::volume::Snapshot;
@@ -52,14 +52,14 @@ pub async fn info(State(cluster): Shared, Full(vm): Full<VmId>) -> Reply<Vm> {
 pub async fn create(State(cluster): Shared, caller: Caller, Json(new): Json<NewVm>) -> Reply<Vm> {
     let new = caller.new_vm(&cluster, new).await?;
     let owner = caller.user.as_ref().map_or(DEFAULT_OWNER.to_owned(), ToString::to_string);
-    json(vms::lasting::create(&cluster, new, owner).await?)
+    json(vms::persistent::create(&cluster, new, owner).await?)
 }
 
 /// Starts a VM that lives without a job. The answer comes at once; one that runs already goes on.
 #[utoipa::path(post, path = "/vms/{vm}/start", tag = "vms", params(("vm" = String, Path)),
     responses((status = 200, body = Vm)))]
 pub async fn start(State(cluster): Shared, Full(vm): Full<VmId>) -> Reply<Vm> {
-    json(vms::lasting::wish(&cluster, &vm, PowerWish::Start).await?)
+    json(vms::persistent::request_power(&cluster, &vm, PowerRequest::Start).await?)
 }
 
 /// Stops a VM, which keeps its disks. Its guest is asked to power off, unless `force` is said. A job's VM is stopped at
@@ -82,7 +82,10 @@ pub async fn restart(
     Full(vm): Full<VmId>,
     Json(ask): Json<StopVm>,
 ) -> Reply<Vm> {
-    json(vms::lasting::wish(&cluster, &vm, PowerWish::Restart { force: ask.force }).await?)
+    json(
+        vms::persistent::request_power(&cluster, &vm, PowerRequest::Restart { force: ask.force })
+            .await?,
+    )
 }
 
 /// Deletes a VM that lives without a job, and its own disks. The answer comes at once.
@@ -94,7 +97,7 @@ pub async fn delete(
     query: Result<Query<StopVm>, axum::extract::rejection::QueryRejection>,
 ) -> Reply<()> {
     let Query(ask) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
-    json(vms::lasting::delete(&cluster, &vm, ask.force).await?)
+    json(vms::persistent::delete(&cluster, &vm, ask.force).await?)
 }
 
 /// Ends a VM that a host has and no record names there: its guest is asked to power off, or it is ended at once. One that is off is removed. Its

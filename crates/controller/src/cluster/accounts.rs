@@ -13,7 +13,7 @@ use perigee_planner::queue::QuotaUse;
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
-use super::Taken;
+use super::Usage;
 use crate::clock::{self, now_ms};
 use crate::records::Records;
 
@@ -146,7 +146,7 @@ impl Accounts {
     }
 
     /// All quotas, with what is used of each.
-    pub fn quotas(&self, taken: &Taken) -> BTreeMap<String, QuotaUse> {
+    pub fn quotas(&self, taken: &Usage) -> BTreeMap<String, QuotaUse> {
         let inner = self.read();
         let limited = inner.tenants.values().filter(|tenant| tenant.quota != Quota::default());
         let of = |all: &BTreeMap<String, Running>, name: &str| {
@@ -154,8 +154,8 @@ impl Accounts {
         };
         let used = limited.map(|tenant| {
             let name = tenant.name.to_string();
-            let (used, lasting) = (of(&taken.running, &name), of(&taken.lasting, &name));
-            (name, QuotaUse { quota: tenant.quota, used, lasting })
+            let (used, persistent) = (of(&taken.running, &name), of(&taken.persistent, &name));
+            (name, QuotaUse { quota: tenant.quota, used, persistent })
         });
         used.collect()
     }

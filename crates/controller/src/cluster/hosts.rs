@@ -76,7 +76,7 @@ impl HostLink {
 }
 
 #[derive(Debug)]
-pub struct Known {
+pub struct HostEntry {
     pub link: Arc<HostLink>,
     pub report: Option<Arc<HostReport>>,
     /// The addresses of its interfaces, as its record has them.
@@ -102,10 +102,10 @@ pub struct Known {
 pub struct Hosts {
     pub deadline: Duration,
     ways: Ways,
-    known: Mutex<BTreeMap<HostId, Known>>,
+    known: Mutex<BTreeMap<HostId, HostEntry>>,
 }
 
-impl Known {
+impl HostEntry {
     /// How long its agent has not answered, and why, in plain words.
     pub fn silence(&self, id: &HostId) -> String {
         let silent_s = self.heard.at.elapsed().as_secs();
@@ -144,13 +144,13 @@ impl Hosts {
         HostLink::new(id.clone(), addresses, &self.ways)
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, BTreeMap<HostId, Known>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, BTreeMap<HostId, HostEntry>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn set(&self, link: HostLink, seen_ms: u64, interfaces: Vec<Ipv4Addr>) {
         let id = link.id.clone();
-        let known = Known {
+        let known = HostEntry {
             link: Arc::new(link),
             report: None,
             interfaces,

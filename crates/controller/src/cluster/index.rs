@@ -124,12 +124,12 @@ pub struct Grant {
 
 /// What the jobs have that no longer wait.
 #[derive(Debug, Default)]
-pub struct Taken {
+pub struct Usage {
     pub held: BTreeMap<Holder, Demand>,
     /// By tenant.
     pub running: BTreeMap<String, Running>,
     /// The part of it that VMs without a job have.
-    pub lasting: BTreeMap<String, Running>,
+    pub persistent: BTreeMap<String, Running>,
     pub uses: Vec<VolumeUse>,
 }
 
@@ -138,7 +138,7 @@ pub struct Taken {
 pub struct Used {
     pub demand: Demand,
     /// The part of it that VMs without a job have.
-    pub lasting: Demand,
+    pub persistent: Demand,
     pub vms: u32,
     /// Jobs among them whose volumes are being made or whose guest boots.
     pub starting: u32,
@@ -148,7 +148,7 @@ impl Used {
     fn add(&mut self, record: &JobRecord) {
         self.demand.add(demand_of(record));
         if record.kind.is_persistent_vm() {
-            self.lasting.add(demand_of(record));
+            self.persistent.add(demand_of(record));
         }
         self.vms += 1;
     }
@@ -375,9 +375,9 @@ impl Index {
     }
 
     /// The capacity of the jobs that no longer wait, and the volumes that they use.
-    pub fn taken(&self) -> Taken {
+    pub fn taken(&self) -> Usage {
         let inner = self.lock();
-        let mut taken = Taken::default();
+        let mut taken = Usage::default();
         for (id, record) in &inner.jobs {
             let granted = inner.grants.contains_key(id);
             if record.job.state == JobState::Queued && !granted {
@@ -394,7 +394,7 @@ impl Index {
             let running = Running { vms: count, ..demand.running() };
             taken.running.entry(holder.tenant.clone()).or_default().add(running);
             if record.kind.is_persistent_vm() {
-                taken.lasting.entry(holder.tenant.clone()).or_default().add(running);
+                taken.persistent.entry(holder.tenant.clone()).or_default().add(running);
             }
             taken.held.entry(holder).or_default().add(demand);
             taken.uses.extend(volume_uses(record));

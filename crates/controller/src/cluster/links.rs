@@ -54,14 +54,14 @@ impl Ask {
 
 #[derive(Debug, Default)]
 pub struct Links {
-    known: Mutex<Known>,
+    known: Mutex<LinkTable>,
     asks: Mutex<VecDeque<Ask>>,
     /// Notified when there is one.
     asked: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct LinkTable {
     links: BTreeMap<(HostId, HostId), Link>,
     locals: BTreeMap<HostId, Local>,
     /// When somebody wanted a missing measurement last.
@@ -70,7 +70,7 @@ struct Known {
 
 impl Links {
     pub async fn load(records: &Records) -> Result<Self, Problem> {
-        let mut known = Known::default();
+        let mut known = LinkTable::default();
         for link in records.list::<Link>("links/").await? {
             known.links.insert((link.from.clone(), link.to.clone()), link);
         }
@@ -83,7 +83,7 @@ impl Links {
         Ok(Self { known: Mutex::new(known), ..Self::default() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, LinkTable> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

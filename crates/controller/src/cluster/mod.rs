@@ -4,6 +4,7 @@
 
 pub mod accounts;
 mod capacity;
+pub mod history_cache;
 mod hosts;
 mod index;
 mod lanes;
@@ -16,7 +17,6 @@ mod settings;
 pub mod staging;
 mod strange_images;
 pub mod tasks;
-pub mod taught;
 mod wakes;
 mod watched;
 
@@ -44,10 +44,11 @@ use crate::term;
 
 use accounts::Accounts;
 pub use capacity::{Counters, ERROR_BUCKETS, capacity, starts_at_once};
+use history_cache::HistoryCache;
 use hosts::Ways;
-pub use hosts::{HostLink, Hosts, Known};
+pub use hosts::{HostEntry, HostLink, Hosts};
 pub use index::holds::{Detachment, Hold};
-pub use index::{Grant, Index, Taken, demand_of};
+pub use index::{Grant, Index, Usage, demand_of};
 pub use lanes::{Lane, Lanes};
 pub use links::{Ask, Links, Local};
 use networks::Networks;
@@ -56,7 +57,6 @@ pub use settings::Settings;
 use staging::Staging;
 use strange_images::StrangeImages;
 use tasks::Tasks;
-use taught::Taught;
 use wakes::Wakes;
 use watched::Watched;
 
@@ -187,7 +187,7 @@ pub struct Cluster {
     pub networks: Networks,
     /// Migrations share links.
     pub lanes: Lanes,
-    pub taught: Taught,
+    pub history_cache: HistoryCache,
     pub wakes: Wakes,
     /// When this controller was started. What it knows of what is older may come from a backup.
     pub begun_ms: u64,
@@ -247,7 +247,7 @@ impl Cluster {
         let hosts = Hosts::load(&records, timing.host_deadline, ways).await?;
         let index = Index::load(&records).await?;
         let links = Links::load(&records).await?;
-        let taught = Taught::load(&records).await?;
+        let history_cache = HistoryCache::load(&records).await?;
         Ok(Arc::new(Self {
             records,
             clock,
@@ -271,7 +271,7 @@ impl Cluster {
             paces: Paces::default(),
             networks: Networks::default(),
             lanes: Lanes::default(),
-            taught,
+            history_cache,
             wakes: Wakes::default(),
             begun_ms: now_ms(),
             making: Mutex::default(),

@@ -179,7 +179,7 @@ impl Hosts {
     }
 }
 
-impl super::hosts::Known {
+impl super::hosts::HostEntry {
     pub fn is_heard(&mut self) {
         self.heard.now();
         self.trouble.clear();

@@ -61,12 +61,12 @@ pub struct Progress {
 }
 
 /// A place at a host, until this is dropped.
-pub struct Place<'a> {
+pub struct StagingPlace<'a> {
     staging: &'a Staging,
     pub image: ImageName,
 }
 
-impl Drop for Place<'_> {
+impl Drop for StagingPlace<'_> {
     fn drop(&mut self) {
         self.staging.lock().remove(&self.image);
     }
@@ -130,7 +130,7 @@ impl Staging {
 
     /// # Errors
     /// Why it has to wait.
-    pub fn take(&self, host: &HostId, inputs: &JobInputs) -> Result<Place<'_>, String> {
+    pub fn take(&self, host: &HostId, inputs: &JobInputs) -> Result<StagingPlace<'_>, String> {
         let mut running = self.lock();
         if let Some(why) = why_it_waits(&running, host, &inputs.image) {
             return Err(why);
@@ -138,7 +138,7 @@ impl Staging {
         let progress =
             Progress { host: host.clone(), sent_bytes: 0, bytes: inputs.bytes, is_sent: false };
         running.insert(inputs.image.clone(), progress);
-        Ok(Place { staging: self, image: inputs.image.clone() })
+        Ok(StagingPlace { staging: self, image: inputs.image.clone() })
     }
 
     pub fn note(&self, image: &ImageName, note: impl FnOnce(&mut Progress)) {

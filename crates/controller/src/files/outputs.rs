@@ -38,7 +38,7 @@ use crate::cluster::Cluster;
 
 #[cfg(feature = "fuzzing")]
 pub(crate) use entries::read as read_entries;
-pub use intake::{Expected, Taken};
+pub use intake::{Expected, OutputsTaken};
 use left_out::LeftOutList;
 #[cfg(test)]
 pub use retention::expire;
@@ -49,18 +49,18 @@ const PAGE: usize = 1000;
 
 /// Where a job's outputs are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct OutputPlace {
     pub tenant: TenantName,
     pub path: DataPath,
     /// It is the job's own directory, which has nothing else.
     pub is_own: bool,
 }
 
-impl Place {
+impl OutputPlace {
     /// Where a job's outputs are, or will be.
     ///
     /// # Errors
-    /// As [`Place::named`].
+    /// As [`OutputPlace::named`].
     pub fn of(job: &Job) -> Result<Self, Problem> {
         let own = Self::own(&job.id, &job.spec)?;
         // They may have gone there because the other place could not be had.
@@ -125,7 +125,7 @@ fn short(job: &JobId) -> &str {
     job.as_str().rsplit(SEPARATOR).next().unwrap_or_default()
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for OutputPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "repo://{}/{}", self.tenant, self.path)
     }
@@ -144,13 +144,13 @@ pub fn of_rank(to: &str, rank: u32) -> String {
 /// Whether the place that a job's file names can be had.
 ///
 /// # Errors
-/// As [`Place::named`], and `Conflict` if there is a file.
+/// As [`OutputPlace::named`], and `Conflict` if there is a file.
 pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
-    let Some(named) = Place::named(spec)? else { return Ok(()) };
+    let Some(named) = OutputPlace::named(spec)? else { return Ok(()) };
     if let Some(to) = spec.outputs_to.as_ref().filter(|_| spec.is_gang()) {
         // Each of its VMs has a directory there, and the last one's name is the longest.
         let longest = Some(of_rank(to, spec.count.saturating_sub(1)));
-        Place::named(&JobSpec { outputs_to: longest, ..spec.clone() })?;
+        OutputPlace::named(&JobSpec { outputs_to: longest, ..spec.clone() })?;
     }
     let view = files::view(cluster, &named.tenant, "the controller".to_owned(), false);
     match file_in_the_way(&view, &named).await? {
@@ -171,9 +171,12 @@ pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
 ///
 /// # Errors
 /// If the repository can't be used.
-pub async fn place_for(cluster: &Cluster, job: &Job) -> Result<(Place, Option<String>), Problem> {
-    let own = Place::own(&job.id, &job.spec)?;
-    let Some(named) = Place::named(&job.spec)? else { return Ok((own, None)) };
+pub async fn place_for(
+    cluster: &Cluster,
+    job: &Job,
+) -> Result<(OutputPlace, Option<String>), Problem> {
+    let own = OutputPlace::own(&job.id, &job.spec)?;
+    let Some(named) = OutputPlace::named(&job.spec)? else { return Ok((own, None)) };
     let view = view(cluster, &job.id, &named.tenant);
     Ok(match file_in_the_way(&view, &named).await? {
         None => (named, None),
@@ -186,7 +189,7 @@ pub async fn place_for(cluster: &Cluster, job: &Job) -> Result<(Place, Option<St
 }
 
 /// A file that has the name of a place, or of a directory above it.
-async fn file_in_the_way(view: &View, place: &Place) -> Result<Option<DataPath>, Problem> {
+async fn file_in_the_way(view: &View, place: &OutputPlace) -> Result<Option<DataPath>, Problem> {
     let mut at = Some(place.path.clone());
     while let Some(path) = at.filter(|path| !path.is_root()) {
         match view.entry(Location::In(place.tenant.clone(), path.clone())).await {
@@ -206,7 +209,7 @@ async fn file_in_the_way(view: &View, place: &Place) -> Result<Option<DataPath>,
 ///
 /// # Errors
 /// If the repository can't be used.
-pub async fn free_bytes(cluster: &Arc<Cluster>, place: &Place) -> Result<u64, Problem> {
+pub async fn free_bytes(cluster: &Arc<Cluster>, place: &OutputPlace) -> Result<u64, Problem> {
     let (cluster, tenant) = (Arc::clone(cluster), place.tenant.clone());
     let counted = tokio::task::spawn_blocking(move || {
         let (used, _) = cluster.repository.used(&tenant)?;
@@ -222,10 +225,10 @@ pub async fn free_bytes(cluster: &Arc<Cluster>, place: &Place) -> Result<u64, Pr
 pub async fn take<S, E>(
     cluster: &Arc<Cluster>,
     job: &JobId,
-    place: &Place,
+    place: &OutputPlace,
     body: S,
     expected: &Expected,
-) -> Result<Taken, Problem>
+) -> Result<OutputsTaken, Problem>
 where
     S: Stream<Item = Result<Bytes, E>> + Send + Unpin + 'static,
     E: fmt::Display,
@@ -241,7 +244,7 @@ pub async fn archive(
     cluster: &Arc<Cluster>,
     job: &Job,
 ) -> Result<impl Stream<Item = Result<Bytes, io::Error>> + Send + use<>, Problem> {
-    let place = Place::of(job)?;
+    let place = OutputPlace::of(job)?;
     archive::archive(view(cluster, &job.id, &place.tenant), place).await
 }
 
@@ -251,10 +254,10 @@ pub async fn archive(
 /// If the repository can't be used.
 pub async fn remove(cluster: &Arc<Cluster>, job: &Job) -> Result<(), Problem> {
     remove_part(cluster, job).await?;
-    let mut place = Place::of(job)?;
+    let mut place = OutputPlace::of(job)?;
     if job.spec.is_gang() {
         // Those of a part of its members may have gone to its own directory.
-        place = Place::own(&job.id, &job.spec)?;
+        place = OutputPlace::own(&job.id, &job.spec)?;
     }
     if place.is_own {
         remove_place(&view(cluster, &job.id, &place.tenant), place).await
@@ -268,11 +271,11 @@ pub async fn remove(cluster: &Arc<Cluster>, job: &Job) -> Result<(), Problem> {
 /// # Errors
 /// If the repository can't be used.
 pub async fn remove_part(cluster: &Arc<Cluster>, job: &Job) -> Result<(), Problem> {
-    let place = Place::own(&job.id, &job.spec)?.in_work()?;
+    let place = OutputPlace::own(&job.id, &job.spec)?.in_work()?;
     remove_place(&view(cluster, &job.id, &place.tenant), place).await
 }
 
-async fn remove_place(view: &View, place: Place) -> Result<(), Problem> {
+async fn remove_place(view: &View, place: OutputPlace) -> Result<(), Problem> {
     remove_tree(view, &place.tenant, &place.path).await?;
     // With the last outputs goes the directory of all outputs. It stays if others are there.
     if let Some((above, _)) = place.path.split() {
@@ -282,7 +285,7 @@ async fn remove_place(view: &View, place: Place) -> Result<(), Problem> {
 }
 
 /// Gives outputs that are whole their place. What somebody else has put there stays, unless it has the name of an output.
-async fn put_in_place(view: &View, from: &Place, to: &Place) -> Result<(), Problem> {
+async fn put_in_place(view: &View, from: &OutputPlace, to: &OutputPlace) -> Result<(), Problem> {
     let at = |path: &DataPath| Location::In(to.tenant.clone(), path.clone());
     let mut left = vec![(from.path.clone(), to.path.clone())];
     while let Some((from, to_path)) = left.pop() {

@@ -7,8 +7,8 @@
 use std::net::Ipv4Addr;
 
 use perigee_model::guest::USER_NETWORK;
-use perigee_model::lasting::CloudInit;
 use perigee_model::network::DOMAIN;
+use perigee_model::persistent_vm::CloudInit;
 use perigee_model::vm::VmNetwork;
 use serde_json::{Value, json};
 

@@ -15,7 +15,7 @@ use perigee_model::{HostId, Problem, SiteId, VolumeName};
 
 use crate::clock::now_ms;
 use crate::cluster::tasks::Task;
-use crate::cluster::{Cluster, Known};
+use crate::cluster::{Cluster, HostEntry};
 use crate::jobs::{self, Fate, Loss};
 use crate::records::{HostRecord, JobRecord, VolumeRecord, vm_of};
 use crate::storage::{given_up, leave_site, moves};
@@ -187,7 +187,7 @@ pub async fn info(cluster: &Cluster, id: &HostId) -> Result<Host, Problem> {
         .ok_or_else(|| Problem::not_found(format!("host {id}"), "it was just removed"))
 }
 
-fn view(id: &HostId, known: &Known, used: &BTreeMap<HostId, u64>, deadline: Duration) -> Host {
+fn view(id: &HostId, known: &HostEntry, used: &BTreeMap<HostId, u64>, deadline: Duration) -> Host {
     let report = known.report.as_ref();
     let state = known.state(deadline);
     let mut warnings = report.map(|r| r.warnings.clone()).unwrap_or_default();

@@ -40,7 +40,7 @@ impl Run {
     /// Whether its command has begun, so that there may be something to fetch. A VM without a job has no command.
     pub(super) fn may_have_outputs(&self) -> bool {
         let has_begun = matches!(self.job().state, JobState::Running | JobState::Collecting);
-        has_begun && self.lasting().is_none()
+        has_begun && self.persistent().is_none()
     }
 
     pub(super) async fn begin_cancel(&mut self) -> Result<(), Problem> {

@@ -14,7 +14,7 @@ use perigee_model::{JobId, Problem, ProblemKind, VmId};
 use tokio::sync::Notify;
 
 use super::cancel::STOPPED;
-use super::consider::RefusedChange;
+use super::decide_move::RefusedChange;
 use super::finish::NoRoom;
 use super::follow::FailedStarts;
 use super::gang::GangRun;
@@ -102,7 +102,7 @@ pub(super) trait Drives: Sized {
     async fn step(&mut self) -> Result<Step, Problem>;
 
     /// Takes into account what people ask of it.
-    async fn heed_intent(&mut self) -> Result<(), Problem>;
+    async fn apply_intent(&mut self) -> Result<(), Problem>;
 
     /// What the driver of its gang wants to know at once.
     fn seen_by_gang(&self) -> Option<Seen>;
@@ -129,7 +129,7 @@ async fn drive_as<D: Drives>(cluster: &Arc<Cluster>, id: &JobId) -> Result<(), P
     let mut intents = cluster.records.watch(&job_intent_key(id));
     let news = News::of(cluster, id);
     let Some(mut run) = D::load(cluster, id).await? else { return Ok(()) };
-    run.heed_intent().await?;
+    run.apply_intent().await?;
     loop {
         if run.state().is_final() {
             return Ok(());
@@ -141,7 +141,7 @@ async fn drive_as<D: Drives>(cluster: &Arc<Cluster>, id: &JobId) -> Result<(), P
                 // The step was interrupted: continue from what it has recorded.
                 let Some(again) = D::load(cluster, id).await? else { return Ok(()) };
                 run = run.go_on_as(again);
-                run.heed_intent().await?;
+                run.apply_intent().await?;
                 continue;
             }
         };
@@ -156,7 +156,7 @@ async fn drive_as<D: Drives>(cluster: &Arc<Cluster>, id: &JobId) -> Result<(), P
         };
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            _ = intents.next() => run.heed_intent().await?,
+            _ = intents.next() => run.apply_intent().await?,
             () = news.wake.notified() => {}
         }
     }
@@ -237,7 +237,7 @@ impl Drives for Run {
         if let Some(collect) = self.record.value.collect.clone() {
             return self.collect(collect).await;
         }
-        if let Some(step) = self.lasting_step().await? {
+        if let Some(step) = self.persistent_step().await? {
             return Ok(step);
         }
         match self.job().state {
@@ -248,20 +248,20 @@ impl Drives for Run {
         }
     }
 
-    async fn heed_intent(&mut self) -> Result<(), Problem> {
+    async fn apply_intent(&mut self) -> Result<(), Problem> {
         let intent: Option<JobIntent> =
             self.cluster.records.read(&job_intent_key(&self.id)).await?;
         self.is_hurried = intent.as_ref().is_some_and(|intent| intent.cancel && intent.now);
         let power = intent.as_ref().and_then(|intent| intent.power);
-        if let (Some(lasting), Some((number, wish))) =
+        if let (Some(persistent), Some((number, request))) =
             (self.record.value.kind.persistent_vm_mut(), power)
-            && number > lasting.heeded
+            && number > persistent.applied
         {
-            lasting.heed(number, wish, self.record.value.job.state);
+            persistent.apply(number, request, self.record.value.job.state);
             self.record.save().await?;
         }
-        self.heed_size(intent.as_ref().and_then(|intent| intent.size.clone())).await?;
-        self.heed_volume(intent.as_ref().and_then(|intent| intent.volume.as_ref())).await?;
+        self.apply_size(intent.as_ref().and_then(|intent| intent.size.clone())).await?;
+        self.apply_volume(intent.as_ref().and_then(|intent| intent.volume.as_ref())).await?;
         let Some(intent) = intent.filter(|_| self.record.value.ending.is_none()) else {
             return Ok(());
         };
@@ -302,8 +302,8 @@ impl Drives for Run {
 impl Run {
     /// Decides how the job ends. The steps in `finish` follow.
     pub async fn end(&mut self, ending: Ending, reason: String) -> Result<(), Problem> {
-        if ending == Ending::Failed && self.lasting().is_some() {
-            return self.fail_lasting(&reason).await;
+        if ending == Ending::Failed && self.persistent().is_some() {
+            return self.fail_persistent(&reason).await;
         }
         self.record.end(ending, reason).await
     }

@@ -15,7 +15,7 @@ use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::cluster::paces::Way;
 use crate::files::outputs::left_out::{self, LeftOutList};
-use crate::files::outputs::{self, Expected, Place, Taken};
+use crate::files::outputs::{self, Expected, OutputPlace, OutputsTaken};
 use crate::files::pace::{paced, while_kept};
 use crate::planning;
 use crate::records::{
@@ -93,7 +93,7 @@ impl Run {
         record.job.ended_ms = Some(now_ms());
         self.record.value.end_goes_on();
         self.record.save().await?;
-        if self.lasting().is_some() && !cleaner::is_left(&self.cluster, &self.id).await? {
+        if self.persistent().is_some() && !cleaner::is_left(&self.cluster, &self.id).await? {
             super::erase(&self.cluster, &self.record.value).await?;
         }
         Ok(Step::Again)
@@ -190,7 +190,7 @@ impl Run {
                 Some(NoRoom { free_bytes, since: Instant::now(), problem: problem.clone() });
         }
         let taken = taken?;
-        let Taken { files, bytes, left_out, damaged } = taken;
+        let OutputsTaken { files, bytes, left_out, damaged } = taken;
         self.record.value.kept_outputs = kept_outputs(&self.cluster, self.job(), &place);
         let kept_until_ms = self.record.value.kept_outputs.as_ref().map(KeptOutputs::until_ms);
         self.record.value.job.outputs =
@@ -205,7 +205,7 @@ impl Run {
     ///
     /// # Errors
     /// What it said then.
-    async fn wait_for_room(&self, place: &Place) -> Result<(), Problem> {
+    async fn wait_for_room(&self, place: &OutputPlace) -> Result<(), Problem> {
         let Some(NoRoom { free_bytes, since, problem }) = &self.no_room else { return Ok(()) };
         let is_less = outputs::free_bytes(&self.cluster, place).await? <= *free_bytes;
         if is_less && since.elapsed() < NO_ROOM_AGAIN { Err(problem.clone()) } else { Ok(()) }
@@ -236,7 +236,11 @@ impl Run {
 }
 
 /// For how long a job's outputs are kept from now on, as its file says or else the controller was told.
-pub(super) fn kept_outputs(cluster: &Cluster, job: &Job, place: &Place) -> Option<KeptOutputs> {
+pub(super) fn kept_outputs(
+    cluster: &Cluster,
+    job: &Job,
+    place: &OutputPlace,
+) -> Option<KeptOutputs> {
     let keep_s = job.spec.keep_outputs_s.or(cluster.settings.keep_outputs_s);
     let for_ms = keep_s.filter(|_| place.is_own)?.saturating_mul(1000);
     Some(KeptOutputs { since_ms: now_ms(), for_ms })

@@ -91,8 +91,8 @@ impl Run {
             Err(problem) => return Err(problem),
         };
         self.note_boot(&report).await?;
-        if self.lasting().is_some() {
-            return self.follow_lasting(&report, moving).await;
+        if self.persistent().is_some() {
+            return self.follow_persistent(&report, moving).await;
         }
         let said = report.last_seq.saturating_add(self.record.value.seq_before);
         let has_news = said > self.record.value.last_seq;
@@ -415,8 +415,8 @@ impl Run {
         if let Some(step) = self.leave_rebooted_host().await? {
             return Ok(step);
         }
-        if self.lasting().is_some() {
-            self.fail_lasting(why).await?;
+        if self.persistent().is_some() {
+            self.fail_persistent(why).await?;
             return Ok(Step::Again);
         }
         let console = self.end_of_console().await?;
@@ -637,7 +637,7 @@ fn machine_of(record: &JobRecord) -> Machine {
             Machine { firmware, hardware, ..Machine::default() }
         }
         Kind::PersistentVm(_) => Machine {
-            lasts: true,
+            persistent: true,
             firmware,
             hardware,
             cpus_max: Machine::cpus_max_of(spec.cpus),

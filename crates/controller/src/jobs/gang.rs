@@ -22,7 +22,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use perigee_model::gang::{Next, Seen, Verdict, Wish, member_of, next};
+use perigee_model::gang::{EndRequest, Next, Seen, Verdict, member_of, next};
 use perigee_model::guest::GuestKey;
 use perigee_model::job::{HostState, Job, JobOutputs, JobState, Restart};
 use perigee_model::network::Card;
@@ -34,37 +34,37 @@ use russh::keys::PrivateKey;
 use russh::keys::ssh_key::LineEnding;
 use russh::keys::ssh_key::private::Ed25519Keypair;
 
-use super::again::{Fate, Loss, fate};
 use super::cancel::{CANCELLED, STOPPED};
 use super::driver::Step;
 use super::finish::kept_outputs;
 use super::guest::EARLY;
 use super::place::{self, job_disks};
+use super::restart::{Fate, Loss, fate};
 use super::{ended, erase_all_but_log, log, new_record};
 use crate::clock::now_ms;
 use crate::cluster::members::{is_of, members};
 use crate::files::outputs;
-use crate::planning::talk;
+use crate::planning::gang_traffic;
 use crate::records::Talk;
 use crate::records::{
-    Ending, Gang, GangKeys, GangWish, JobIntent, JobRecord, KeptOutputs, Kind, Membership,
+    Ending, Gang, GangKeys, GangMoveRequest, JobIntent, JobRecord, KeptOutputs, Kind, Membership,
     Placement, job_intent_key, job_key, vm_of,
 };
 use crate::storage::{leave_site, volumes};
 use crate::{networks, planning};
 
 mod check;
-mod consider;
+mod decide_move;
 mod member;
 mod moving;
 mod run;
-mod shown;
+mod view;
 
 pub use check::{check, check_network, prepare};
 pub(super) use member::AT_BARRIER;
 pub use moving::{ask_to_move, call_off_move};
 pub(super) use run::GangRun;
-pub use shown::{log_of, log_of_all, with_members};
+pub use view::{log_of, log_of_all, with_members};
 
 /// A key that nobody else has.
 fn new_key(job: &JobId) -> Result<GuestKey, Problem> {
@@ -107,7 +107,7 @@ impl GangRun {
             self.cluster.records.read(&job_intent_key(&self.id)).await?;
         let intent = intent.unwrap_or_default();
         let now = intent.now || intent.stop_vm;
-        let wish = Wish { cancel: intent.cancel, now };
+        let request = EndRequest { cancel: intent.cancel, now };
         let state = self.gang()?.state;
         if intent.stop_vm && !intent.cancel && self.record.value.ending.is_none() {
             // As a job with one VM ends.
@@ -115,7 +115,7 @@ impl GangRun {
         }
         let fails = self.record.value.ending.is_some() && state.verdict.is_none();
         let is_queued = self.job().state == JobState::Queued;
-        if is_queued && state.verdict.is_none() && !wish.cancel && !fails {
+        if is_queued && state.verdict.is_none() && !request.cancel && !fails {
             return self.place_gang().await;
         }
         let members = self.members().await?;
@@ -123,7 +123,7 @@ impl GangRun {
         let decided = match fails {
             // A step of the gang itself has failed, and its reason is there.
             true => Next::Judge(Verdict::Failed, None),
-            false => next(state, self.job().spec.mpi, wish, &all_seen),
+            false => next(state, self.job().spec.mpi, request, &all_seen),
         };
         match decided {
             Next::Make => self.make_members(&members).await,
@@ -171,7 +171,7 @@ impl GangRun {
         let Some(grant) = self.cluster.index.grant_of(&self.id) else { return Ok(Step::Leave) };
         let keys = GangKeys { user: new_key(&self.id)?, host: new_key(&self.id)? };
         let hosts = std::iter::once(&grant.host).chain(&grant.others).cloned().collect();
-        let known = talk::known(&self.cluster, &self.id, self.job().spec.count).await?;
+        let known = gang_traffic::known(&self.cluster, &self.id, self.job().spec.count).await?;
         let hosts = self.arranged(hosts, &known);
         let predicted = known.predicted(&self.job().spec, &grant.traits);
         let cluster = Arc::clone(&self.cluster);
@@ -203,7 +203,7 @@ impl GangRun {
     }
 
     /// The hosts in the order of the ranks: those that talked most in the last run of such a gang are near each other.
-    fn arranged(&self, hosts: Vec<HostId>, known: &talk::Known) -> Vec<HostId> {
+    fn arranged(&self, hosts: Vec<HostId>, known: &gang_traffic::GangHistory) -> Vec<HostId> {
         let mut places = Vec::new();
         for host in &hosts {
             let Ok(of) = self.cluster.hosts.get(host) else { return hosts };
@@ -445,12 +445,12 @@ impl GangRun {
             if asked.is_some_and(is_asked) {
                 continue;
             }
-            let wish = |old: Option<JobIntent>| {
+            let request = |old: Option<JobIntent>| {
                 let old = old.unwrap_or_default();
                 let (now, gives_up) = (old.now || now, old.gives_up || gives_up);
                 JobIntent { cancel: true, now, gives_up, ..old }
             };
-            self.cluster.records.update(&key, wish).await?;
+            self.cluster.records.update(&key, request).await?;
             self.cluster.drive_job(&member.job.id);
         }
         Ok(Step::Wait(self.cluster.timing.poll))
@@ -472,7 +472,7 @@ impl GangRun {
         let run = measured_s
             .filter(|_| verdict.is_none())
             .map(|seconds| gangs::GangRun { traits, seconds });
-        talk::remember(&self.cluster, self.job(), sent, run).await?;
+        gang_traffic::remember(&self.cluster, self.job(), sent, run).await?;
         let job = &mut self.record.value.job;
         job.measured_s = measured_s;
         job.progress = all().next().and_then(|first| first.progress.clone());
@@ -480,7 +480,7 @@ impl GangRun {
         job.left_out = all().map(|job| job.left_out).sum();
         if job.outputs.is_some() {
             // From its own end on, and not from those of its members.
-            let kept = kept_outputs(&self.cluster, job, &outputs::Place::of(job)?);
+            let kept = kept_outputs(&self.cluster, job, &outputs::OutputPlace::of(job)?);
             if let Some(outputs) = &mut job.outputs {
                 outputs.kept_until_ms = kept.as_ref().map(KeptOutputs::until_ms);
             }
@@ -553,13 +553,13 @@ impl GangRun {
         }
         record.ending = None;
         // A request was for the hosts of this run.
-        let heeded = self.gang()?.heeded_move;
+        let applied = self.gang()?.applied_move;
         let asked = intent.and_then(|intent| intent.move_gang);
-        if let Some((number, wish)) = asked.filter(|(number, _)| *number > heeded) {
-            if wish != GangWish::Stay {
+        if let Some((number, request)) = asked.filter(|(number, _)| *number > applied) {
+            if request != GangMoveRequest::Stay {
                 self.refuse_move(number, "the job began anew".to_owned())?;
             }
-            self.gang()?.heeded_move = number;
+            self.gang()?.applied_move = number;
         }
         self.record.value.end_goes_on();
         let job = &mut self.record.value.job;

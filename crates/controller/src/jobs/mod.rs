@@ -13,23 +13,23 @@
 //! A gang has a driver too, which makes its members, reads what becomes of them, and tells them to end ([`gang`]). Each
 //! member goes through the states above, and is placed when it is made.
 
-mod again;
+mod after_migration;
 mod cancel;
 mod collect;
-mod consider;
+mod decide_move;
 mod driver;
 mod ended;
 mod finish;
 mod follow;
+mod follow_moves;
 mod gang;
 mod guest;
-mod homes;
-mod lasting;
 mod log;
+mod persistent_vm;
 mod place;
 mod recovery;
+mod restart;
 mod samples;
-mod settle;
 mod stage;
 pub(crate) mod traces;
 
@@ -69,7 +69,6 @@ const ERASURE_AGAIN: Duration = Duration::from_millis(10);
 /// How often somebody looks for VMs without a job that were deleted.
 const ERASE_EVERY: Duration = Duration::from_secs(600);
 
-pub use again::{Fate, Loss, fate};
 pub use driver::drive;
 pub use gang::{ask_to_move, call_off_move, log_of, log_of_all};
 #[cfg(feature = "fuzzing")]
@@ -78,6 +77,7 @@ pub use log::PAGE_LINES_MAX;
 #[cfg(test)]
 pub use log::read as log;
 pub use place::job_of;
+pub use restart::{Fate, Loss, fate};
 pub(crate) use stage::take_over;
 
 pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Problem> {
@@ -390,7 +390,7 @@ pub async fn report_fault(cluster: &Arc<Cluster>, id: &JobId, reason: &str) -> R
 pub async fn intend(
     cluster: &Cluster,
     id: &JobId,
-    wish: impl Fn(&mut JobIntent),
+    request: impl Fn(&mut JobIntent),
 ) -> Result<Job, Problem> {
     let record = record(cluster, id).await?;
     if let Some(member) = record.kind.member() {
@@ -404,7 +404,7 @@ pub async fn intend(
     }
     let change = |old: Option<JobIntent>| {
         let mut intent = old.unwrap_or_default();
-        wish(&mut intent);
+        request(&mut intent);
         intent
     };
     cluster.records.update(&job_intent_key(id), change).await?;

@@ -6,7 +6,7 @@ use perigee_model::vm::NetworkKind;
 use perigee_model::{DiskRole, HostId, JobId, LeaveSite, Problem, VolumeName};
 
 use super::driver::{Run, Step};
-use super::lasting::own_disks;
+use super::persistent_vm::own_disks;
 use crate::records::{PlacedDisk, Placement, vm_of};
 use crate::storage::leave_site::{self, Confined};
 use crate::{networks, planning};
@@ -25,7 +25,7 @@ pub(super) fn job_disks(spec: &JobSpec) -> &'static [DiskRole] {
 impl Run {
     pub(super) async fn place(&mut self) -> Result<Step, Problem> {
         let Some(grant) = self.cluster.index.grant_of(&self.id) else { return Ok(Step::Leave) };
-        if self.lasting().is_none() {
+        if self.persistent().is_none() {
             planning::record_submission(&self.cluster, &self.id, &grant.plan).await?;
         }
         let confined = leave_site::confined_of(&self.cluster, &self.job().spec).await?;
@@ -35,14 +35,14 @@ impl Run {
         let record = &mut self.record.value;
         let (spec, restarts) = (&record.job.spec, record.restarts);
         let start = grant.host.clone();
-        let lasts = record.kind.is_persistent_vm();
+        let is_persistent = record.kind.is_persistent_vm();
         let own = record.kind.persistent_vm().map_or_else(|| job_disks(spec), own_disks);
         let mut disks =
             disks(&self.id, spec, (&start, &confined), &grant.volume_homes, (own, restarts));
-        if let Some(lasting) = record.kind.persistent_vm() {
+        if let Some(persistent) = record.kind.persistent_vm() {
             let data = disks.iter_mut().filter(|disk| disk.role.is_data());
             for (index, disk) in data.enumerate() {
-                disk.role = lasting.role_of(index).unwrap_or(disk.role);
+                disk.role = persistent.role_of(index).unwrap_or(disk.role);
             }
         }
         for disk in disks.iter_mut().filter(|disk| disk.temporary) {
@@ -53,9 +53,10 @@ impl Run {
                 let is_confined = disk.leave_site.is_never() || kept.leave_site.is_never();
                 let leave_site = LeaveSite::confined(is_confined);
                 *disk = PlacedDisk { epoch: None, leave_site, ..kept.clone() };
-            } else if lasts && disk.role.lasts() {
+            } else if is_persistent && disk.role.lasts() {
                 // It is the same one at all starts, unless another image was restored.
-                let root = record.kind.persistent_vm().map_or(0, |lasting| lasting.root_number);
+                let root =
+                    record.kind.persistent_vm().map_or(0, |persistent| persistent.root_number);
                 let number = if disk.role == DiskRole::Root { root } else { 0 };
                 disk.volume = own_volume(&self.id, number, disk.role);
             }

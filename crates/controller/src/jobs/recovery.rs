@@ -33,7 +33,7 @@ impl Run {
     /// not read nothing is supposed: then the guest says what is wrong.
     pub(super) async fn readable(&self, disk: &PlacedDisk) -> Result<PlacedDisk, Problem> {
         let is_read = disk.role.is_data() && disk.read_only && !disk.temporary;
-        if !is_read || self.lasting().is_some() {
+        if !is_read || self.persistent().is_some() {
             return Ok(disk.clone());
         }
         let home = volumes::reachable(&self.cluster, &disk.home)?;

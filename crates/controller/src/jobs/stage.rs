@@ -66,9 +66,9 @@ impl Run {
             }
         }
         let placement = self.placement()?.clone();
-        if let Some(lasting) = self.record.value.kind.persistent_vm_mut() {
-            lasting.made = true;
-            lasting.root_is_new = false;
+        if let Some(persistent) = self.record.value.kind.persistent_vm_mut() {
+            persistent.made = true;
+            persistent.root_is_new = false;
         }
         attach::attach(&cluster, &placement.disks, &placement.start).await?;
         let job = &mut self.record.value.job;
@@ -90,7 +90,7 @@ impl Run {
         let spec = &self.job().spec;
         match (disk.role, &disk.data_of) {
             (role @ (DiskRole::Root | DiskRole::Nvram | DiskRole::Tpm), _)
-                if self.lasting().is_some_and(|lasting| lasting.has(role)) =>
+                if self.persistent().is_some_and(|persistent| persistent.has(role)) =>
             {
                 take_over(&home, disk).await.map_err(|problem| self.root_is_lost(&home, problem))
             }
@@ -156,7 +156,7 @@ impl Run {
         let placement = self.placement()?;
         let is_added = placement.disks.iter().any(|disk| disk.role == DiskRole::CloudInit);
         let root = placement.disks.iter().find(|disk| disk.role == DiskRole::Root);
-        let Some(root) = root.filter(|_| !is_added && self.lasting().is_none()) else {
+        let Some(root) = root.filter(|_| !is_added && self.persistent().is_none()) else {
             return Ok(());
         };
         if self.has_runner(root).await? {

@@ -23,7 +23,7 @@ use crate::{cleaner, networks, planning, tpm};
 
 /// A requested migration.
 #[derive(Debug, Clone)]
-pub struct Wish {
+pub struct Request {
     pub to: HostId,
     pub reason: String,
     pub job_progress: Option<f64>,
@@ -99,19 +99,19 @@ async fn checked(cluster: &Cluster, job: &JobRecord, to: &HostId) -> Result<Chec
 pub async fn request(
     cluster: &Arc<Cluster>,
     job: &JobRecord,
-    wish: Wish,
+    request: Request,
 ) -> Result<Migration, Problem> {
     let vm = vm_of(&job.job.id);
     if let Some(member) = job.kind.member()
-        && !is_of_gang_move(cluster, member, &wish.to)
+        && !is_of_gang_move(cluster, member, &request.to)
     {
-        return Err(not_alone(&vm, member, &wish.to));
+        return Err(not_alone(&vm, member, &request.to));
     }
-    let Checked { from, earlier, report } = checked(cluster, job, &wish.to).await?;
+    let Checked { from, earlier, report } = checked(cluster, job, &request.to).await?;
     let number = earlier.last().map_or(1, |record| record.number + 1);
-    let link = links::toward(cluster, &from, &wish.to);
-    let cost = planning::move_cost(cluster, job, &from, &wish.to).await?;
-    let record = new_record(&vm, start_of(job, number), from, wish, link, cost)?;
+    let link = links::toward(cluster, &from, &request.to);
+    let cost = planning::move_cost(cluster, job, &from, &request.to).await?;
+    let record = new_record(&vm, start_of(job, number), from, request, link, cost)?;
     // In a task of its own, so that a client that disconnects leaves no migration without a driver.
     let begun = begin(Arc::clone(cluster), record, job.kind.member().cloned(), capacity(&report));
     let made = tokio::spawn(begun);
@@ -158,7 +158,7 @@ pub(crate) fn new_record(
     vm: &VmId,
     start: VmStart,
     from: HostId,
-    wish: Wish,
+    request: Request,
     link: Option<LinkProbe>,
     cost: Result<MoveCost, Refused>,
 ) -> Result<MigrationRecord, Problem> {
@@ -170,18 +170,18 @@ pub(crate) fn new_record(
         (milliseconds(|cost| Some(cost.total_s)), milliseconds(|cost| cost.wait_s));
     let predicted_phases = cost.as_ref().ok().map(planning::phases_of);
     let mode = mode_of(cost);
-    let (id, hosts) = (name_of(vm, number)?, [from, wish.to]);
+    let (id, hosts) = (name_of(vm, number)?, [from, request.to]);
     let migration = Migration {
         predicted_total_ms,
         predicted_wait_ms,
         predicted_phases,
-        job_progress: wish.job_progress,
+        job_progress: request.job_progress,
         compressed: mode.compressed,
         throttle_percent: mode.throttle_percent,
         mode_reason: mode.why,
         link,
-        volumes: wish.volumes,
-        ..Migration::new(id, vm.clone(), hosts, wish.reason, now_ms())
+        volumes: request.volumes,
+        ..Migration::new(id, vm.clone(), hosts, request.reason, now_ms())
     };
     Ok(MigrationRecord {
         migration,

@@ -48,7 +48,7 @@ const HELD_FOR: Duration = Duration::from_secs(60);
 const RUN_DEADLINE: Duration = Duration::from_secs(3);
 
 /// The last report of an agent about the VM.
-enum Told {
+enum Answer {
     Vm(Box<VmReport>),
     NotThere,
     NotKnown,
@@ -56,7 +56,7 @@ enum Told {
     Removed,
 }
 
-impl Told {
+impl Answer {
     fn seen(&self) -> Seen<'_> {
         match self {
             Self::Vm(report) => Seen::Vm(SeenVm {
@@ -103,27 +103,27 @@ struct Refusal {
 }
 
 /// One of the two agents: its last report, and the open request.
-struct Ear {
+struct Poller {
     host: HostId,
     path: String,
     /// Without a change the request is answered after this time.
     wait: Duration,
-    told: Told,
-    open: Option<BoxFuture<'static, Told>>,
+    answer: Answer,
+    open: Option<BoxFuture<'static, Answer>>,
 }
 
-impl Ear {
+impl Poller {
     fn new(host: &HostId, path: String, wait: Duration) -> Self {
-        Self { host: host.clone(), path, wait, told: Told::NotKnown, open: None }
+        Self { host: host.clone(), path, wait, answer: Answer::NotKnown, open: None }
     }
 
     /// Waits for the next answer. It may be dropped while it waits: the request stays open.
     async fn hear(&mut self, cluster: &Arc<Cluster>) {
         let open = self.open.get_or_insert_with(|| {
             let (cluster, host) = (Arc::clone(cluster), self.host.clone());
-            ask(cluster, host, self.path.clone(), self.told.revision(), self.wait).boxed()
+            ask(cluster, host, self.path.clone(), self.answer.revision(), self.wait).boxed()
         });
-        self.told = open.await;
+        self.answer = open.await;
         self.open = None;
     }
 
@@ -132,13 +132,13 @@ impl Ear {
         if cluster.hosts.get(&self.host).is_ok() {
             return false;
         }
-        (self.told, self.open) = (Told::Removed, None);
+        (self.answer, self.open) = (Answer::Removed, None);
         true
     }
 
     /// Drops the last report.
     fn forget(&mut self) {
-        self.told = Told::NotKnown;
+        self.answer = Answer::NotKnown;
         self.open = None;
     }
 }
@@ -149,28 +149,28 @@ async fn ask(
     path: String,
     after: u64,
     wait: Duration,
-) -> Told {
+) -> Answer {
     let begun = Instant::now();
     // The first request is answered at once.
     let wait = if after == 0 { Duration::ZERO } else { wait };
     let question = format!("{path}?after={after}&wait_ms={}", wait.as_millis());
-    let told = match cluster.hosts.get(&host) {
-        Err(_) => Told::Removed,
+    let answer = match cluster.hosts.get(&host) {
+        Err(_) => Answer::Removed,
         Ok(link) => {
-            let answer = link.agent_wait.get::<VmReport>(&question);
-            match tokio::time::timeout(wait + ANSWER_DEADLINE, answer).await {
-                Ok(Ok(report)) => Told::Vm(Box::new(report)),
-                Ok(Err(problem)) if problem.kind == ProblemKind::NotFound => Told::NotThere,
-                Ok(Err(_)) | Err(_) => Told::NotKnown,
+            let asked = link.agent_wait.get::<VmReport>(&question);
+            match tokio::time::timeout(wait + ANSWER_DEADLINE, asked).await {
+                Ok(Ok(report)) => Answer::Vm(Box::new(report)),
+                Ok(Err(problem)) if problem.kind == ProblemKind::NotFound => Answer::NotThere,
+                Ok(Err(_)) | Err(_) => Answer::NotKnown,
             }
         }
     };
     // The pause is for an agent that answers without a change.
-    let is_news = matches!(&told, Told::Vm(report) if report.revision > after);
+    let is_news = matches!(&answer, Answer::Vm(report) if report.revision > after);
     if !is_news {
         tokio::time::sleep(cluster.timing.poll.saturating_sub(begun.elapsed())).await;
     }
-    told
+    answer
 }
 
 /// When the source of a migration gets another grant. It may hold its VM for longer than one counts.
@@ -211,15 +211,15 @@ impl Run {
     pub(super) async fn watch_over(&mut self, waiting: Option<VmReport>) -> Result<(), Problem> {
         let migration = &self.record.value.migration;
         // The source's figures are needed too.
-        let mut source = Ear::new(&migration.from, self.path(), self.cluster.timing.poll);
-        let mut destination = Ear::new(&migration.to, self.path(), QUIET_WAIT);
+        let mut source = Poller::new(&migration.from, self.path(), self.cluster.timing.poll);
+        let mut destination = Poller::new(&migration.to, self.path(), QUIET_WAIT);
         let (mut calls_off, mut held_since) = (None::<String>, None::<Instant>);
         let mut refused_since = None::<Instant>;
         let mut heard = Instant::now();
         let mut grants = Grants::default();
         if let Some(report) = waiting {
-            destination.told = Told::Vm(Box::new(report));
-            let refusal = self.ask_source(&destination.told).await;
+            destination.answer = Answer::Vm(Box::new(report));
+            let refusal = self.ask_source(&destination.answer).await;
             calls_off = self.why_over(refusal, &mut refused_since);
         }
         loop {
@@ -236,20 +236,20 @@ impl Run {
             }
             source.is_removed(&cluster);
             let is_lost = destination.is_removed(&cluster);
-            if source.told.is_known() && destination.told.is_known() {
+            if source.answer.is_known() && destination.answer.is_known() {
                 heard = Instant::now();
             } else if heard.elapsed() > cluster.timing.host_deadline {
                 // Nobody knows when this migration ends, so the next one may move.
                 self.leave_queue();
             }
             let id = self.record.value.migration.id.clone();
-            if grants.is_due(source.told.is_held(&id), Instant::now()) {
+            if grants.is_due(source.answer.is_held(&id), Instant::now()) {
                 grants.given(self.renew_grant().await, Instant::now());
             }
-            match judge(&id, &source.told.seen(), &destination.told.seen()) {
-                Verdict::Completed => return self.arrived(&source.told, &mut destination).await,
+            match judge(&id, &source.answer.seen(), &destination.answer.seen()) {
+                Verdict::Completed => return self.arrived(&source.answer, &mut destination).await,
                 Verdict::Aborted => {
-                    let mut why = reason_of(source.told.outgoing());
+                    let mut why = reason_of(source.answer.outgoing());
                     // A QEMU that waits for a VM ends when its migration is called off.
                     if calls_off.is_none() {
                         // Its agent notices at the same time. One that does not answer delays nothing.
@@ -262,12 +262,12 @@ impl Run {
                     return self.abort(why).await;
                 }
                 Verdict::SourceEnded
-                    if self.end_destination(&source.told, &mut destination).await? =>
+                    if self.end_destination(&source.answer, &mut destination).await? =>
                 {
                     return Ok(());
                 }
                 Verdict::NotBegun if calls_off.is_none() => {
-                    let refusal = self.ask_source(&destination.told).await;
+                    let refusal = self.ask_source(&destination.answer).await;
                     calls_off = self.why_over(refusal, &mut refused_since);
                     source.forget();
                 }
@@ -275,12 +275,12 @@ impl Run {
                     let to = &destination.host;
                     calls_off = Some(format!("its QEMU at {to} ended before the start"));
                 }
-                Verdict::UnderWay => self.mirror(source.told.outgoing()).await?,
+                Verdict::UnderWay => self.mirror(source.answer.outgoing()).await?,
                 _ => {}
             }
             if is_lost {
                 calls_off = calls_off.or_else(|| Some("its destination was removed".to_owned()));
-                let is_held = source.told.is_held(&id);
+                let is_held = source.answer.is_held(&id);
                 held_since = held_since.filter(|_| is_held).or_else(|| is_held.then(Instant::now));
                 if held_since.is_some_and(|since| since.elapsed() > HELD_MAX) {
                     // The VM may have run at the host that is gone; there it is lost.
@@ -333,8 +333,8 @@ impl Run {
     /// Asks the source to send the VM, and returns what it says if it refuses. If no answer comes, it is asked again. A
     /// conflict may pass, or mean this same migration, which is not in its report yet; its next report decides. So may a
     /// refusal of a connection that shows a replaced certificate: the next one shows the new one.
-    async fn ask_source(&mut self, destination: &Told) -> Option<Refusal> {
-        let Told::Vm(report) = destination else { return None };
+    async fn ask_source(&mut self, destination: &Answer) -> Option<Refusal> {
+        let Answer::Vm(report) = destination else { return None };
         let max_bytes_per_s = self.limit_rate();
         let migration = &self.record.value.migration;
         let epochs = self.planned().ok()?.raises.clone();
@@ -381,12 +381,12 @@ impl Run {
     /// destination does not know is lost, and the job's driver removes what is there.
     async fn end_destination(
         &mut self,
-        source: &Told,
-        destination: &mut Ear,
+        source: &Answer,
+        destination: &mut Poller,
     ) -> Result<bool, Problem> {
         let from = &self.record.value.migration.from;
         let (is_removed, why) = match source {
-            Told::Removed => (true, format!("its source {from} was removed")),
+            Answer::Removed => (true, format!("its source {from} was removed")),
             _ => (false, "the VM ended at the source".to_owned()),
         };
         let Ok(link) = self.destination() else {
@@ -411,7 +411,7 @@ impl Run {
     }
 
     /// The VM is at the destination: reads its figures and ends the migration.
-    async fn arrived(&mut self, source: &Told, destination: &mut Ear) -> Result<(), Problem> {
+    async fn arrived(&mut self, source: &Answer, destination: &mut Poller) -> Result<(), Problem> {
         let id = &self.record.value.migration.id;
         if let Some(report) = source.outgoing().filter(|report| report.migration == *id) {
             self.take_figures(report);
@@ -425,30 +425,30 @@ impl Run {
     }
 
     /// What the destination's agent says when its QEMU has ended; `None` if it does not answer.
-    async fn see_it_end(&self, destination: &mut Ear) -> Option<String> {
+    async fn see_it_end(&self, destination: &mut Poller) -> Option<String> {
         loop {
-            match &destination.told {
-                Told::Vm(report) if report.status == VmStatus::Gone => {
+            match &destination.answer {
+                Answer::Vm(report) if report.status == VmStatus::Gone => {
                     return Some(report.reason.clone());
                 }
-                Told::Vm(_) => destination.hear(&self.cluster).await,
-                Told::NotThere | Told::NotKnown | Told::Removed => return None,
+                Answer::Vm(_) => destination.hear(&self.cluster).await,
+                Answer::NotThere | Answer::NotKnown | Answer::Removed => return None,
             }
         }
     }
 
     /// The destination's agent lets the VM run when it has stored that the VM is there. Returns how long this
     /// took; `None` if it is not reported.
-    async fn see_it_run(&self, destination: &mut Ear) -> Option<u64> {
+    async fn see_it_run(&self, destination: &mut Poller) -> Option<u64> {
         let runs = |status| !matches!(status, VmStatus::Incoming | VmStatus::Paused);
         loop {
-            if let Told::Vm(report) = &destination.told
+            if let Answer::Vm(report) = &destination.answer
                 && runs(report.status)
             {
                 return Some(report.resume_us.unwrap_or(0));
             }
             destination.hear(&self.cluster).await;
-            if !matches!(destination.told, Told::Vm(_)) {
+            if !matches!(destination.answer, Answer::Vm(_)) {
                 return None;
             }
         }
@@ -519,11 +519,11 @@ mod tests {
         let says = |phase| {
             let mut report = crate::tests::report(spec.clone());
             report.migration = Some(MigrationReport::new(name("q-0001-m1"), 1, phase));
-            Told::Vm(Box::new(report))
+            Answer::Vm(Box::new(report))
         };
         assert!(says(MigrationPhase::Switching).is_held(&name("q-0001-m1")));
         assert!(!says(MigrationPhase::Switching).is_held(&name("q-0001-m2")));
         assert!(!says(MigrationPhase::Failed).is_held(&name("q-0001-m1")));
-        assert!(!Told::NotKnown.is_held(&name("q-0001-m1")));
+        assert!(!Answer::NotKnown.is_held(&name("q-0001-m1")));
     }
 }

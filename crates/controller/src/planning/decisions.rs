@@ -5,7 +5,7 @@ use perigee_model::{JobId, Problem};
 
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
-use crate::cluster::taught::{History, RUNS};
+use crate::cluster::history_cache::{History, RUNS};
 use crate::records::in_order;
 
 /// The prefix of the records of all decisions.

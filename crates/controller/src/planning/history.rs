@@ -14,7 +14,7 @@ use super::decisions::prefix;
 use super::{data_disks, digest, facts, last_dirty_rate, milliseconds, seconds};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
-use crate::cluster::taught::{BOOTS, History, RUNS};
+use crate::cluster::history_cache::{BOOTS, History, RUNS};
 use crate::records::{JobRecord, Placement, Traced};
 
 /// Number of boots that are kept for each host, of one image and of all.
@@ -83,7 +83,7 @@ pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Prob
     let key = history_key(&job.spec);
     make_room(cluster, &key, tenant_of(&job.spec.name), KINDS_MAX).await?;
     let kept = cluster.records.update(&key, keep).await?;
-    cluster.taught.set_history(&key, Arc::new(kept));
+    cluster.history_cache.set_history(&key, Arc::new(kept));
     Ok(())
 }
 
@@ -115,7 +115,7 @@ pub(crate) async fn make_room(
     own.sort();
     for (_, old) in own.into_iter().take(max.div_ceil(10)) {
         cluster.records.remove(&old).await?;
-        cluster.taught.forget_history(&old);
+        cluster.history_cache.forget_history(&old);
     }
     Ok(())
 }
@@ -218,11 +218,11 @@ pub async fn wants_trace(cluster: &Cluster, record: &JobRecord) -> Result<bool, 
 
 pub(super) async fn history(cluster: &Cluster, spec: &JobSpec) -> Result<Arc<History>, Problem> {
     let key = history_key(spec);
-    if let Some(history) = cluster.taught.history(&key) {
+    if let Some(history) = cluster.history_cache.history(&key) {
         return Ok(history);
     }
     let history = Arc::new(cluster.records.read(&key).await?.unwrap_or_default());
-    cluster.taught.set_history(&key, Arc::clone(&history));
+    cluster.history_cache.set_history(&key, Arc::clone(&history));
     Ok(history)
 }
 
@@ -242,23 +242,23 @@ pub async fn forget_tenant(cluster: &Cluster, tenant: &TenantName) -> Result<(),
     for (key, history) in cluster.records.list_after::<History>(RUNS, "", usize::MAX).await? {
         if is_own(&history) {
             cluster.records.remove(&key).await?;
-            cluster.taught.forget_history(&key);
+            cluster.history_cache.forget_history(&key);
         }
     }
-    crate::planning::talk::forget_tenant(cluster, tenant).await
+    crate::planning::gang_traffic::forget_tenant(cluster, tenant).await
 }
 
 async fn keep_boot(cluster: &Cluster, host: &HostId, boot: &Boot) -> Result<(), Problem> {
     let keep = |old: Option<Vec<Boot>>| with_boot(old.unwrap_or_default(), boot.clone());
     let boots = cluster.records.update(&format!("{BOOTS}{host}"), keep).await?;
-    cluster.taught.set_boots(host, boots);
+    cluster.history_cache.set_boots(host, boots);
     Ok(())
 }
 
 /// Forgets the boots at a removed host: the next machine with its name may be another one.
 pub async fn forget_host(cluster: &Cluster, host: &HostId) -> Result<(), Problem> {
     cluster.records.remove(&format!("{BOOTS}{host}")).await?;
-    cluster.taught.forget_boots(host);
+    cluster.history_cache.forget_boots(host);
     Ok(())
 }
 

@@ -367,9 +367,9 @@ async fn exports_to_read(from: &HostLink, to: &HostLink) -> Result<Vec<String>, 
     // With its epoch: without one, nobody elsewhere may open a volume that is written with epochs.
     let export = |v: &VolumeInfo| format!("{}@{}", v.name, v.epoch);
     // Of other tenants' volumes it is told nothing.
-    let openers: AllAdmittedHosts = to.volume.get("/v1/admissions").await.unwrap_or_default();
+    let admissions: AllAdmittedHosts = to.volume.get("/v1/admissions").await.unwrap_or_default();
     let volumes = volumes.into_iter().filter(|volume| {
-        openers.volumes.get(&volume.name).is_some_and(|hosts| hosts.contains(&from.id))
+        admissions.volumes.get(&volume.name).is_some_and(|hosts| hosts.contains(&from.id))
     });
     let volumes = volumes.map(|v| (false, v.allocated_bytes, export(&v)));
     let mut all: Vec<_> = volumes.chain(images).filter(|(_, bytes, _)| *bytes > 0).collect();

@@ -9,8 +9,8 @@ use perigee_model::gang::GangState;
 use perigee_model::gang::moving::GangMove;
 use perigee_model::guest::GuestKey;
 use perigee_model::job::JobSpec;
-use perigee_model::lasting::Lasting;
 use perigee_model::network::Card;
+use perigee_model::persistent_vm::PersistentVm;
 use perigee_model::vm::{Firmware, Hardware};
 use perigee_model::{HostId, JobId};
 use perigee_planner::Traits;
@@ -30,7 +30,7 @@ pub enum Kind {
     /// A job with several VMs. It has no VM of its own: each member does, which has a record of its own.
     Gang(Gang),
     /// A VM that lives without a job.
-    PersistentVm(Lasting),
+    PersistentVm(PersistentVm),
 }
 
 impl Kind {
@@ -64,14 +64,14 @@ impl Kind {
         }
     }
 
-    pub fn persistent_vm(&self) -> Option<&Lasting> {
+    pub fn persistent_vm(&self) -> Option<&PersistentVm> {
         match self {
             Self::PersistentVm(vm) => Some(vm),
             Self::Job | Self::Member(_) | Self::Gang(_) => None,
         }
     }
 
-    pub fn persistent_vm_mut(&mut self) -> Option<&mut Lasting> {
+    pub fn persistent_vm_mut(&mut self) -> Option<&mut PersistentVm> {
         match self {
             Self::PersistentVm(vm) => Some(vm),
             Self::Job | Self::Member(_) | Self::Gang(_) => None,
@@ -202,7 +202,7 @@ pub struct Gang {
     /// The last move of all its VMs.
     pub last_move: Option<GangMove>,
     /// `JobIntent::move_gang` as far as it is carried out.
-    pub heeded_move: u64,
+    pub applied_move: u64,
     /// So many moves of this run have ended with all VMs where they were to go.
     pub moves: u32,
     /// So many moves in a row were undone.
@@ -216,7 +216,7 @@ pub struct Gang {
 impl Gang {
     /// What is kept when it starts again: what was asked of it is not asked again.
     pub fn of_next_run(&self) -> Self {
-        let mut next = Self { heeded_move: self.heeded_move, ..Self::default() };
+        let mut next = Self { applied_move: self.applied_move, ..Self::default() };
         next.last_move.clone_from(&self.last_move);
         next.logs.clone_from(&self.logs);
         next.close_move("the job began anew");
@@ -241,7 +241,7 @@ impl Gang {
 
 /// What a person asks of a gang's VMs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum GangWish {
+pub enum GangMoveRequest {
     /// Each rank goes to its host.
     To(Vec<HostId>),
     /// All stay, or go back.

@@ -466,7 +466,7 @@ pub async fn delete(cluster: &Cluster, name: &ImageName) -> Result<DeletedImage,
         }
         // A VM without a job that has its root disk needs its image no more.
         let has_root =
-            record.kind.persistent_vm().is_some_and(|lasting| lasting.has(DiskRole::Root));
+            record.kind.persistent_vm().is_some_and(|persistent| persistent.has(DiskRole::Root));
         if record.job.spec.image == *name && !has_root {
             let why = format!("{} starts from it", record.in_words());
             return Err(Problem::conflict(what, why).next("wait for its end, or end it"));

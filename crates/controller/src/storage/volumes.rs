@@ -452,7 +452,7 @@ async fn let_read(
 async fn room_for<'a>(
     cluster: &'a Cluster,
     new: &NewVolume,
-) -> Result<accounts::Held<'a>, Problem> {
+) -> Result<accounts::QuotaHold<'a>, Problem> {
     let full = new.name.as_str();
     let limited = cluster.accounts.quota_of(full).volume_bytes.is_some();
     let of_source = match &new.source {

@@ -60,11 +60,11 @@ async fn lines(lab: &Lab, id: &JobId) -> Vec<String> {
 
 async fn cancel_now(lab: &Lab, id: &JobId) {
     // As the API does it.
-    let wish = |intent: &mut JobIntent| {
+    let request = |intent: &mut JobIntent| {
         intent.gives_up |= intent.now;
         (intent.cancel, intent.now) = (true, true);
     };
-    jobs::intend(&lab.cluster, id, wish).await.expect("cancel");
+    jobs::intend(&lab.cluster, id, request).await.expect("cancel");
 }
 
 #[tokio::test]

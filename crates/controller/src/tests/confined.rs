@@ -2,15 +2,15 @@
 
 use perigee_model::guest::{GuestBody, LogStream};
 use perigee_model::job::{Access, JobSpec, JobState};
-use perigee_model::lasting::{NewVm, PowerWish, VmState};
 use perigee_model::leave_site::SetLeaveSite;
+use perigee_model::persistent_vm::{NewVm, PowerRequest, VmState};
 use perigee_model::plan::Way;
 use perigee_model::vm::NetworkKind;
 use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::{VolumeMoveCause, VolumesOnMove};
 use perigee_model::{DiskRole, ImageName, LeaveSite, ProblemKind};
 
-use super::lasting::{new_vm, web};
+use super::persistent_vms::{new_vm, web};
 use super::{Lab, data_volume, finish, running_as, spec, vm_of};
 use crate::records::{ImageRecord, image_key};
 use crate::storage::leave_site::{self, Of};
@@ -167,14 +167,14 @@ async fn a_vm_that_starts_after_its_image_became_confined_knows_its_disk_as_conf
     let image = new.image.clone();
     lab.make_vm(NewVm { volumes: Vec::new(), ..new }).await;
     lab.runs().await;
-    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.power(PowerRequest::Stop { force: true }).await;
     lab.vm_is(VmState::Stopped).await;
     let confine = |old: Option<ImageRecord>| {
         let old = old.unwrap_or_else(|| ImageRecord::new(image.clone()));
         ImageRecord { leave_site: LeaveSite::Never, ..old }
     };
     lab.cluster.records.update(&image_key(&image), confine).await.expect("it is confined");
-    lab.wish(PowerWish::Start).await;
+    lab.power(PowerRequest::Start).await;
     lab.runs().await;
     let record = lab.cluster.index.of_vm(&web()).expect("its record");
     let disks = &record.placement.as_ref().expect("its disks").disks;

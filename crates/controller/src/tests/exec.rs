@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use perigee_model::lasting::ExecInVm;
+use perigee_model::persistent_vm::ExecInVm;
 
-use super::lasting::{new_vm, web};
+use super::persistent_vms::{new_vm, web};
 use super::{Lab, TIMING, wait_for};
 use crate::cluster::Timing;
 use crate::vms::exec;

@@ -213,9 +213,9 @@ pub struct Inside {
     pub kvm_on: Option<String>,
     pub volumes: BTreeMap<VolumeName, Volume>,
     /// The other hosts that may open each.
-    pub openers: BTreeMap<VolumeName, BTreeSet<HostId>>,
+    pub admissions: BTreeMap<VolumeName, BTreeSet<HostId>>,
     /// How often it was told them all.
-    pub told_of_openers: u32,
+    pub told_of_admissions: u32,
     /// What has layers here that somebody looks for.
     pub copies: Vec<String>,
     /// Volumes that stand on its images.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use perigee_model::guest::{GuestBody, LogStream, Seed};
 use perigee_model::job::{Access, Job, JobSpec, JobState, Restart, Start};
-use perigee_model::lasting::NewVm;
+use perigee_model::persistent_vm::NewVm;
 use perigee_model::vm::{NetworkKind, VmNetwork, VmStatus};
 use perigee_model::{JobId, ProblemKind, VmId, VolumeName};
 use sha2::Digest;
@@ -13,7 +13,7 @@ use sha2::Digest;
 use super::fake::FakeHost;
 use super::gone::second_home;
 use super::queue::unreachable;
-use super::{Lab, PATIENCE, TIMING, data_volume, lasting, spec, vm_of, wait_for};
+use super::{Lab, PATIENCE, TIMING, data_volume, persistent_vms, spec, vm_of, wait_for};
 use crate::cluster::Timing;
 use crate::records::{JobRecord, Kind};
 use crate::{cleaner, jobs, networks};
@@ -255,9 +255,11 @@ async fn what_the_vms_of_a_gang_send_to_each_other_is_shown_and_remembered() {
     let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
     assert!(shown(&job), "{job:?}");
     let next = JobId::new("g-0007").expect("a name");
-    let known = crate::planning::talk::known(&lab.cluster, &next, 2).await.expect("a record");
+    let known =
+        crate::planning::gang_traffic::known(&lab.cluster, &next, 2).await.expect("a record");
     assert_eq!(known.sent, [vec![0, 700], vec![30, 0]]);
-    let other = crate::planning::talk::known(&lab.cluster, &next, 3).await.expect("no record");
+    let other =
+        crate::planning::gang_traffic::known(&lab.cluster, &next, 3).await.expect("no record");
     assert!(other.sent.is_empty(), "with another number of VMs it is another kind");
     assert_eq!(job.predicted, None, "no such job had run");
     let measured_s = job.measured_s.expect("it has succeeded");
@@ -550,7 +552,8 @@ async fn a_lost_member_with_nothing_left_to_do_does_not_start_a_gang_again() {
 async fn a_gang_that_waits_for_a_vm_without_a_job_stops_nobody_else() {
     let lab = Lab::up().await;
     let hosts = [&lab.home, &lab.cloud];
-    let vm = NewVm { memory_bytes: 600 << 20, volumes: Vec::new(), ..lasting::new_vm("home1") };
+    let vm =
+        NewVm { memory_bytes: 600 << 20, volumes: Vec::new(), ..persistent_vms::new_vm("home1") };
     lab.make_vm(vm).await;
     lab.runs().await;
     let id = lab.submit(JobSpec { memory_bytes: 400 << 20, ..gang(4) }).await;
@@ -561,7 +564,7 @@ async fn a_gang_that_waits_for_a_vm_without_a_job_stops_nobody_else() {
     lab.wait_for_job(&small, "starting", |job| job.started_ms.is_some()).await;
     jobs::intend(&lab.cluster, &small, |intent| intent.cancel = true).await.expect("cancel");
     let web = VmId::new("web").expect("a name");
-    crate::vms::lasting::delete(&lab.cluster, &web, true).await.expect("deleted");
+    crate::vms::persistent::delete(&lab.cluster, &web, true).await.expect("deleted");
     let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
     assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
 }
@@ -641,7 +644,7 @@ async fn a_member_that_is_stopped_fails_its_gang_as_it_would_a_job() {
     let hosts = [&lab.home, &lab.cloud];
     let id = lab.submit(gang(2)).await;
     until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
-    let stop = perigee_model::lasting::StopVm { force: false };
+    let stop = perigee_model::persistent_vm::StopVm { force: false };
     crate::vms::stop(&lab.cluster, &member(&id, 1), stop).await.expect("stopped");
     let job = until(&lab, &hosts, &id, |_| Does::RunsOn, |job| job.state.is_final()).await;
     let reason = "its VM was stopped on request";

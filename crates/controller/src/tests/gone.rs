@@ -125,14 +125,14 @@ async fn a_vm_whose_job_begins_anew_is_not_moved() {
     // The store has it a moment before the rest of the controller knows it.
     wait_for("the job to leave its host", async || lab.cluster.index.job(&id)?.leaving.clone())
         .await;
-    let wish = migration::Wish {
+    let request = migration::Request {
         to: second.id.clone(),
         reason: "asked".into(),
         job_progress: None,
         volumes: Default::default(),
     };
     wait_for("the move to be refused because the job begins anew", async || {
-        let asked = migration::request(&lab.cluster, &before, wish.clone()).await;
+        let asked = migration::request(&lab.cluster, &before, request.clone()).await;
         // On a busy machine the destination may seem to be away for a moment.
         asked.expect_err("it leaves").why.contains("begins anew").then_some(())
     })

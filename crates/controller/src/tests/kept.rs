@@ -9,7 +9,7 @@ use perigee_model::{VmStart, VolumeName};
 use perigee_planner::Refused;
 
 use super::{Lab, running, wait_for};
-use crate::cluster::taught::{History, OTHERS_MAX, RUNS, Taught};
+use crate::cluster::history_cache::{History, HistoryCache, OTHERS_MAX, RUNS};
 use crate::records::{
     MigrationIntent, MigrationRecord, VolumeRecord, migration_intent_key, migration_intent_prefix,
     migration_prefix, volume_key,
@@ -40,7 +40,7 @@ async fn of_many_moves_and_decisions_the_last_ones_are_kept() {
     let (id, vm) = running(&lab).await;
     let last = migration::KEPT + 3;
     for number in 1..=last {
-        let wish = migration::Wish {
+        let request = migration::Request {
             to: lab.cloud.id.clone(),
             reason: String::new(),
             job_progress: None,
@@ -49,7 +49,7 @@ async fn of_many_moves_and_decisions_the_last_ones_are_kept() {
         let start = VmStart::default().by_migration(number);
         let unknown = Err(Refused::HostNotUp(lab.cloud.id.clone()));
         let mut record =
-            migration::new_record(&vm, start, lab.home.id.clone(), wish, None, unknown)
+            migration::new_record(&vm, start, lab.home.id.clone(), request, None, unknown)
                 .expect("record");
         record.migration.state = MigrationState::Aborted;
         record.migration.downtime_ms = 2;
@@ -127,7 +127,7 @@ async fn of_many_kinds_of_jobs_the_last_ones_are_remembered() {
 #[tokio::test]
 async fn a_restart_does_not_change_from_which_jobs_a_new_one_is_predicted() {
     let lab = Lab::up().await;
-    let before = Taught::default();
+    let before = HistoryCache::default();
     // The last ones come last in the store, behind those of other tenants.
     for number in 0..150_u32 {
         for (prefix, tenant) in [("0", "acme~"), ("1", "")] {
@@ -140,9 +140,9 @@ async fn a_restart_does_not_change_from_which_jobs_a_new_one_is_predicted() {
             before.set_history(&key, Arc::new(history));
         }
     }
-    let after = Taught::load(&lab.cluster.records).await.expect("read");
-    for taught in [&before, &after] {
-        let others = taught.others(&format!("{RUNS}1149"), DEFAULT_TENANT);
+    let after = HistoryCache::load(&lab.cluster.records).await.expect("read");
+    for cache in [&before, &after] {
+        let others = cache.others(&format!("{RUNS}1149"), DEFAULT_TENANT);
         assert_eq!(others.len(), OTHERS_MAX);
         assert!(others.iter().all(|run| run.traits.name == "q"), "{others:?}");
         let boots: Vec<f64> = others.iter().map(|run| run.boot_s).collect();

@@ -1,7 +1,7 @@
 //! When links between hosts are measured.
 
 use perigee_model::job::Link;
-use perigee_model::lasting::NewVm;
+use perigee_model::persistent_vm::NewVm;
 
 use super::{Lab, running};
 use crate::clock::now_ms;
@@ -34,7 +34,7 @@ async fn are_measured_again(lab: &Lab, after_ms: u64) -> bool {
 async fn a_vm_that_uses_no_link_keeps_none_from_being_measured_again() {
     let lab = Lab::up().await;
     links::probe_all(&lab.cluster).await.expect("figures");
-    let new = super::lasting::new_vm("home1");
+    let new = super::persistent_vms::new_vm("home1");
     lab.make_vm(NewVm { volumes: Vec::new(), ..new }).await;
     lab.runs().await;
     assert!(are_measured_again(&lab, HOUR_MS).await);

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use perigee_model::job::{JobState, NewVolume, Start};
-use perigee_model::lasting::{AttachVolume, DetachVolume, NewVm, PowerWish, ResizeVm, VmState};
+use perigee_model::persistent_vm::{
+    AttachVolume, DetachVolume, NewVm, PowerRequest, ResizeVm, VmState,
+};
 use perigee_model::vm::ChangeVm;
 use perigee_model::volume::VolumeSource;
 use perigee_model::volume_move::VolumesOnMove;
@@ -11,13 +13,13 @@ use perigee_model::{HostId, JobId, ProblemKind, VolumeName};
 
 use super::fake::FakeHost;
 use super::gone::{second_home, up};
-use super::lasting::{new_vm, web};
 use super::migrations::switch;
+use super::persistent_vms::{new_vm, web};
 use super::queue::unreachable;
 use super::{Lab, TIMING, running, wait_for, wait_while};
 use crate::records::{JobIntent, JobRecord, Live, VolumeChange, job_intent_key, start_of};
 use crate::storage::volumes;
-use crate::vms::{self, attachments, change, lasting};
+use crate::vms::{self, attachments, change, persistent};
 
 fn further() -> VolumeName {
     VolumeName::new("further").expect("a name")
@@ -142,7 +144,8 @@ async fn beside() -> Lab {
 async fn until_let_go(lab: &Lab) {
     wait_for("the host to let the volume go", async || {
         let has_it = lab.home.inside().attachments.contains_key(&further());
-        let lets_in = lab.cloud.inside().openers.get(&further()).is_some_and(|all| !all.is_empty());
+        let lets_in =
+            lab.cloud.inside().admissions.get(&further()).is_some_and(|all| !all.is_empty());
         (!has_it && !lets_in).then_some(())
     })
     .await;
@@ -177,7 +180,7 @@ async fn a_volume_that_comes_while_its_vm_is_stopped_is_let_go_by_its_host() {
         (lab.home.inside().attachments_asked > 0).then_some(())
     })
     .await;
-    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.power(PowerRequest::Stop { force: true }).await;
     lab.vm_is(VmState::Stopped).await;
     lab.home.inside().holds_attachments = false;
     let late = attached.await.expect("it ends").expect_err("the VM is off");
@@ -197,7 +200,7 @@ async fn a_volume_is_let_go_also_where_the_controller_ends_while_it_comes_to_a_v
         (lab.home.inside().attachments_asked > 0).then_some(())
     })
     .await;
-    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.power(PowerRequest::Stop { force: true }).await;
     lab.vm_is(VmState::Stopped).await;
     lab.supervisor.stop().await;
     attached.abort();
@@ -220,22 +223,22 @@ async fn a_change_that_ends_after_its_vm_was_deleted_changes_no_later_vm_of_its_
         (lab.home.inside().changed.len() == 1).then_some(())
     })
     .await;
-    lasting::delete(&lab.cluster, &web(), true).await.expect("deleted");
+    persistent::delete(&lab.cluster, &web(), true).await.expect("deleted");
     wait_for("the VM to be unknown", async || vms::get(&lab.cluster, &web()).await.err()).await;
     lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("home1") }).await;
     lab.runs().await;
     lab.home.inside().holds_changes = false;
     let late = resized.await.expect("it ends").expect_err("its VM is no more");
     assert_eq!(late.kind, ProblemKind::NotFound, "{late}");
-    let lasting = lab.web().kind.persistent_vm().cloned().expect("a VM without a job");
-    assert_eq!((lasting.sized, lasting.memory_next), (0, None));
+    let persistent = lab.web().kind.persistent_vm().cloned().expect("a VM without a job");
+    assert_eq!((persistent.sized, persistent.memory_next), (0, None));
 }
 
 #[tokio::test]
 async fn what_was_asked_of_a_deleted_vm_is_not_asked_of_a_later_one_of_its_name() {
     let lab = Lab::up().await;
     let id = JobId::new(web().as_str()).expect("an id");
-    let stop = Some((1, PowerWish::Stop { force: true }));
+    let stop = Some((1, PowerRequest::Stop { force: true }));
     let late = JobIntent { power: stop, cancel: true, ..JobIntent::default() };
     lab.cluster.records.put(&job_intent_key(&id), &late).await.expect("recorded");
     lab.make_vm(new_vm("home1")).await;

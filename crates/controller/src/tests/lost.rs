@@ -16,7 +16,7 @@ use super::migrations::{copying_of, switch};
 use super::queue::unreachable;
 use super::{Lab, data_volume, finish, spec, vm_of, wait_for};
 use crate::cleaner::{self, Cleanup};
-use crate::cluster::taught::BOOTS;
+use crate::cluster::history_cache::BOOTS;
 use crate::storage::{given_up, moves, volumes};
 use crate::{hosts, jobs};
 
@@ -76,9 +76,9 @@ async fn what_a_removed_host_has_taught_says_nothing_of_the_next_one_with_its_na
     let (key, host) = (format!("{BOOTS}{}", lab.cloud.id), &lab.cloud.id);
     let boots = vec![Boot { image: "debian".to_owned(), seconds: 60.0, cpu_s: 50.0 }];
     lab.cluster.records.put(&key, &boots).await.expect("stored");
-    lab.cluster.taught.set_boots(host, boots);
+    lab.cluster.history_cache.set_boots(host, boots);
     remove(&lab, &lab.cloud).await;
-    assert_eq!(lab.cluster.taught.boots(host), []);
+    assert_eq!(lab.cluster.history_cache.boots(host), []);
     let kept: Option<Vec<Boot>> = lab.cluster.records.read(&key).await.expect("read");
     assert_eq!(kept, None);
 }

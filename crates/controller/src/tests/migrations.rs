@@ -13,7 +13,7 @@ use super::fake::FakeHost;
 use super::{Lab, TIMING, data_volume, finish, running, running_as, spec, vm_of, wait_for};
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::Timing;
-use crate::cluster::taught::History;
+use crate::cluster::history_cache::History;
 use crate::planning::links;
 use crate::{hosts, jobs, migration, planning, vms};
 
@@ -431,13 +431,13 @@ async fn a_vm_does_not_move_back_to_what_it_left_and_is_not_removed_yet() {
     let (id, _) = running(&lab).await;
     let mut record = jobs::record(&lab.cluster, &id).await.expect("job");
     record.left = Some(lab.cloud.id.clone());
-    let wish = migration::Wish {
+    let request = migration::Request {
         to: lab.cloud.id.clone(),
         reason: "back".into(),
         job_progress: None,
         volumes: Default::default(),
     };
-    let refused = migration::request(&lab.cluster, &record, wish).await.expect_err("refused");
+    let refused = migration::request(&lab.cluster, &record, request).await.expect_err("refused");
     assert!(refused.why.contains("not removed yet"), "{refused}");
     assert!(lab.job(&id).await.migrations.is_empty());
 }
@@ -470,13 +470,13 @@ async fn a_move_whose_request_is_dropped_has_a_driver() {
     let lab = Lab::up().await;
     let (id, vm) = running(&lab).await;
     let record = jobs::record(&lab.cluster, &id).await.expect("job");
-    let wish = migration::Wish {
+    let request = migration::Request {
         to: lab.cloud.id.clone(),
         reason: "asked".into(),
         job_progress: None,
         volumes: Default::default(),
     };
-    let mut request = Box::pin(migration::request(&lab.cluster, &record, wish));
+    let mut request = Box::pin(migration::request(&lab.cluster, &record, request));
     while futures_util::FutureExt::now_or_never(request.as_mut()).is_none()
         && !lab.cluster.index.is_move_being_recorded(&vm)
     {
@@ -495,7 +495,7 @@ async fn a_move_whose_request_is_dropped_has_a_driver() {
 async fn a_migration_without_a_driver_keeps_no_job_from_its_end() {
     let lab = Lab::up().await;
     let (id, vm) = running(&lab).await;
-    let wish = migration::Wish {
+    let request = migration::Request {
         to: lab.cloud.id.clone(),
         reason: "asked".into(),
         job_progress: None,
@@ -503,7 +503,7 @@ async fn a_migration_without_a_driver_keeps_no_job_from_its_end() {
     };
     let start = VmStart::default().by_migration(1);
     let unknown = Err(Refused::HostNotUp(lab.cloud.id.clone()));
-    let record = migration::new_record(&vm, start, lab.home.id.clone(), wish, None, unknown)
+    let record = migration::new_record(&vm, start, lab.home.id.clone(), request, None, unknown)
         .expect("record");
     let key = crate::records::migration_key(&vm, 1);
     assert!(lab.cluster.records.create(&key, &record).await.expect("create"));
@@ -634,7 +634,7 @@ async fn first_move(dirty_bytes_per_s: u64) -> Migration {
     links::probe_all(&lab.cluster).await.expect("probe");
     let history = History { dirty_bytes_per_s: Some(dirty_bytes_per_s), ..History::default() };
     let key = planning::history_key(&spec(Access::Read));
-    lab.cluster.taught.set_history(&key, std::sync::Arc::new(history));
+    lab.cluster.history_cache.set_history(&key, std::sync::Arc::new(history));
     let to = lab.cloud.id.clone();
     vms::move_to(&lab.cluster, &vm, to, Default::default()).await.expect("move")
 }
@@ -696,7 +696,7 @@ async fn a_link_is_measured_although_what_has_the_most_data_may_not_be_read() {
     lab.home.inside().reads_no_images = true;
     for (host, other) in [(&lab.home, &lab.cloud), (&lab.cloud, &lab.home)] {
         let hosts = [other.id.clone()].into();
-        host.inside().openers.insert(data_volume(), hosts);
+        host.inside().admissions.insert(data_volume(), hosts);
     }
     links::probe_all(&lab.cluster).await.expect("probe");
     let link = lab.cluster.links.get(&lab.home.id, &lab.cloud.id).expect("a link");

@@ -1,6 +1,7 @@
 //! The drivers against hosts made of memory: what a job and a migration go through, also when the
 //! controller stops in the middle or a host is away.
 
+mod admissions;
 mod api;
 mod collect;
 mod confined;
@@ -16,15 +17,14 @@ mod images;
 mod inputs;
 mod jobs;
 mod kept;
-mod lasting;
 mod links;
 mod live;
 mod lost;
 mod migrations;
 mod networks;
-mod openers;
 mod outputs;
 mod parts;
+mod persistent_vms;
 mod queue;
 mod quotas;
 mod replicas;

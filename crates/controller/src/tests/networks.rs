@@ -142,7 +142,7 @@ async fn a_job_in_a_network_waits_for_a_host_that_can_have_networks() {
     let record = lab.cluster.index.of_vm(&vm_of(&id)).expect("a record");
     let why = networks::refusal(&lab.cluster, &lab.home.id, &record.job.spec.network);
     assert_eq!(why.as_deref(), Some("dnsmasq is not installed"));
-    let wish = migration::Wish {
+    let request = migration::Request {
         to: lab.home.id.clone(),
         reason: String::new(),
         job_progress: None,
@@ -150,7 +150,7 @@ async fn a_job_in_a_network_waits_for_a_host_that_can_have_networks() {
     };
     wait_for("the refusal", async || {
         let record = lab.cluster.index.of_vm(&vm_of(&id))?;
-        let asked = migration::request(&lab.cluster, &record, wish.clone()).await;
+        let asked = migration::request(&lab.cluster, &record, request.clone()).await;
         asked.expect_err("it can't").why.contains("dnsmasq").then_some(())
     })
     .await;
@@ -243,13 +243,14 @@ async fn a_vm_has_a_card_by_default_where_its_host_can() {
     says(to, Some("passt is not installed")).await;
     let asked = wait_for("the refusal", async || {
         let record = lab.cluster.index.of_vm(&vm_of(&with))?;
-        let wish = migration::Wish {
+        let request = migration::Request {
             to: to.id.clone(),
             reason: String::new(),
             job_progress: None,
             volumes: Default::default(),
         };
-        let why = migration::request(&lab.cluster, &record, wish).await.expect_err("it can't").why;
+        let why =
+            migration::request(&lab.cluster, &record, request).await.expect_err("it can't").why;
         why.contains("network card").then_some(why)
     })
     .await;

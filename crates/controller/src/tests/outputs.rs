@@ -22,8 +22,8 @@ use crate::vms;
 const PATIENT: Timing = Timing { cancel_deadline: super::PATIENCE, ..HASTY };
 
 async fn cancel(lab: &Lab, id: &JobId) {
-    let wish = |intent: &mut JobIntent| intent.cancel = true;
-    jobs::intend(&lab.cluster, id, wish).await.expect("cancel");
+    let request = |intent: &mut JobIntent| intent.cancel = true;
+    jobs::intend(&lab.cluster, id, request).await.expect("cancel");
 }
 
 async fn up_with(timing: Timing) -> Lab {
@@ -47,7 +47,7 @@ async fn a_cancelled_job_gives_its_log_and_the_outputs_that_it_has() {
         lab.home.inside().ended_commands.contains(&vm).then_some(())
     })
     .await;
-    // Neither a kill of the controller nor the same wish again changes anything.
+    // Neither a kill of the controller nor the same request again changes anything.
     lab.supervisor.stop().await;
     lab.start_controller(PATIENT).await;
     cancel(&lab, &id).await;

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, JobSpec, JobState, Restart, Start};
-use perigee_model::lasting::NewVm;
+use perigee_model::persistent_vm::NewVm;
 use perigee_model::vm::{Cpu, Hardware};
 use perigee_model::{ProblemKind, VmId};
 
@@ -234,7 +234,7 @@ async fn a_vm_with_a_common_cpu_moves_to_another_processor_of_the_same_maker() {
     };
     is_on(&lab.home, "AMD EPYC 7001").await;
     is_on(&lab.cloud, "Intel(R) Xeon(R)").await;
-    let new = super::lasting::new_vm("home1");
+    let new = super::persistent_vms::new_vm("home1");
     lab.make_vm(NewVm { volumes: Vec::new(), ..new.clone() }).await;
     lab.runs().await;
     let to = lab.cloud.id.clone();

@@ -2,13 +2,13 @@
 
 use perigee_http::{Client, Method};
 use perigee_model::job::{ClusterImage, ClusterVolume, Job, JobSpec, JobState, Start, Vm};
-use perigee_model::lasting::{NewVm, ResizeVm};
 use perigee_model::limits::{JOB_NAMES, JOBS, UNFINISHED_JOBS, VOLUMES};
+use perigee_model::persistent_vm::{NewVm, ResizeVm};
 use perigee_model::tenant::{Quota, Tenant};
 use perigee_model::volume::Upload;
 use perigee_model::{JobId, Problem, ProblemKind, VmId};
 
-use super::lasting::new_vm;
+use super::persistent_vms::new_vm;
 use super::tenants::{Tenants, is_kind, new_volume, small};
 use super::{PATIENCE, wait_for};
 use crate::accounts;

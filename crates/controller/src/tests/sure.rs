@@ -7,7 +7,7 @@ use perigee_model::read_ahead::PROXY_GENERATION;
 use perigee_planner::{PastRun, Traits, VolumeRun};
 
 use super::{Lab, spec, vm_of, wait_for};
-use crate::cluster::taught::History;
+use crate::cluster::history_cache::History;
 use crate::planning;
 
 /// A run at the other host, which lost 80 s to the network.
@@ -52,7 +52,7 @@ async fn a_job_with_a_sure_history_is_moved_when_its_command_starts() {
     let runs = vec![long_run(&prepared.job.traits, &lab); perigee_planner::SURE_RUNS];
     let history = History { runs, ..History::default() };
     let key = planning::history_key(&wanted);
-    lab.cluster.taught.set_history(&key, std::sync::Arc::new(history));
+    lab.cluster.history_cache.set_history(&key, std::sync::Arc::new(history));
     let id = lab.submit(wanted).await;
     let vm = vm_of(&id);
     lab.wait_for_vm(&lab.home, &vm).await;

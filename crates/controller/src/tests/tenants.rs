@@ -347,11 +347,11 @@ async fn a_tenant_that_is_made_again_has_nothing_of_the_earlier_one() {
     let history = |name: &str| {
         let mut run = super::sure::some_run(&tenants.lab);
         run.traits.name = name.to_owned();
-        crate::cluster::taught::History { runs: vec![run], ..Default::default() }
+        crate::cluster::history_cache::History { runs: vec![run], ..Default::default() }
     };
     for (key, name) in [("runs/1", "blue~q"), ("runs/2", "acme~q"), ("runs/3", "q")] {
         cluster.records.put(key, &history(name)).await.expect("a record");
-        cluster.taught.set_history(key, std::sync::Arc::new(history(name)));
+        cluster.history_cache.set_history(key, std::sync::Arc::new(history(name)));
     }
     let put = async |path: &str| {
         let put = tenants.bob.send_body::<serde_json::Value>(Method::PUT, path, "x").await;
@@ -372,8 +372,8 @@ async fn a_tenant_that_is_made_again_has_nothing_of_the_earlier_one() {
     let new = NewTenant { name: tenant("blue"), quota: Quota::default() };
     let _: Tenant = tenants.admin.post("/v1/tenants", &new).await.expect("a tenant");
     assert_eq!(cluster.records.keys("runs/").await.expect("keys"), ["runs/2", "runs/3"]);
-    assert!(cluster.taught.others("", "blue").is_empty());
-    assert_eq!(cluster.taught.others("", "acme").len(), 1);
+    assert!(cluster.history_cache.others("", "blue").is_empty());
+    assert_eq!(cluster.history_cache.others("", "acme").len(), 1);
     let role = Role::Operator;
     let path = "/v1/tenants/blue/users/bob";
     let _: User = tenants.admin.put(path, &NewUser { role }).await.expect("a user");

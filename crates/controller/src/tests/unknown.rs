@@ -2,7 +2,7 @@
 
 use perigee_model::ProblemKind;
 use perigee_model::job::{Access, EndUnknownVm, JobState, NewVolume, Unknown, UnknownKind};
-use perigee_model::lasting::StopVm;
+use perigee_model::persistent_vm::StopVm;
 use perigee_model::vm::VmStatus;
 use perigee_model::volume::VolumeSource;
 
@@ -48,7 +48,7 @@ async fn a_vm_that_a_restored_controller_does_not_know_is_ended_by_name_and_host
     for force in [false, true] {
         let refused = vms::stop(&lab.cluster, &vm, StopVm { force }).await.expect_err("unknown");
         assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
-        let refused = vms::lasting::delete(&lab.cluster, &vm, force).await.expect_err("unknown");
+        let refused = vms::persistent::delete(&lab.cluster, &vm, force).await.expect_err("unknown");
         assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
     }
     let next = lab.submit(spec(Access::Read)).await;

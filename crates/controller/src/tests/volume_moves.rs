@@ -7,13 +7,13 @@ mod removed;
 use perigee_model::guest::GuestBody;
 use perigee_model::home::{Place, Tenure};
 use perigee_model::job::{Access, HostState, Job, JobState, MigrationState};
-use perigee_model::lasting::{NewVm, PowerWish, VmState};
+use perigee_model::persistent_vm::{NewVm, PowerRequest, VmState};
 use perigee_model::volume_move::{VolumeMove, VolumeMoveCause, VolumeMoveState, VolumesOnMove};
 use perigee_model::{HostId, JobId, Problem, ProblemKind, VmId, VolumeName};
 
 use super::fake::FakeHost;
-use super::lasting::{new_vm, web};
 use super::migrations::switch;
+use super::persistent_vms::{new_vm, web};
 use super::{Lab, TIMING, data_volume, finish, running, spec, vm_of, wait_for};
 use crate::cluster::Timing;
 use crate::records::{VolumeRecord, volume_key};

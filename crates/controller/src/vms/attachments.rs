@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use perigee_model::job::{Access, JobVolume, Vm};
-use perigee_model::lasting::{AttachVolume, DetachVolume, Lasting};
 use perigee_model::limits::JOB_VOLUMES;
+use perigee_model::persistent_vm::{AttachVolume, DetachVolume, PersistentVm};
 use perigee_model::spec::{check_beside, check_mount};
 use perigee_model::vm::{ChangeVm, Disk, Machine};
 use perigee_model::volume::VolumeInfo;
 use perigee_model::{DiskRole, HostId, LeaveSite, Problem, ProblemKind, VmId, VolumeName};
 
-use super::lasting::record;
+use super::persistent::record;
 use super::{change, live};
 use crate::cluster::{Cluster, HostLink};
 use crate::jobs::take_over;
@@ -149,7 +149,8 @@ fn comes(
     let volumes = &before.job.spec.volumes;
     check_beside(&next, volumes).map_err(|why| Problem::conflict(what, why))?;
     JOB_VOLUMES.check(volumes.len() + 1).map_err(|error| invalid(error.to_string()))?;
-    let slot = before.kind.persistent_vm().and_then(|lasting| lasting.free_slot(volumes.len()));
+    let slot =
+        before.kind.persistent_vm().and_then(|persistent| persistent.free_slot(volumes.len()));
     let slot = slot.ok_or_else(|| invalid("it has no place for another disk".to_owned()))?;
     Ok(VolumeChange::Comes { volume: next, slot, disk })
 }
@@ -215,5 +216,5 @@ async fn note(cluster: &Arc<Cluster>, of: &JobRecord, change: VolumeChange) -> R
     };
     let asked = cluster.records.update(&job_intent_key(&of.job.id), next).await?;
     let number = asked.volume.map_or(0, |volume| volume.number);
-    live::until_noted(cluster, of, |lasting: &Lasting| lasting.plugged >= number).await
+    live::until_noted(cluster, of, |persistent: &PersistentVm| persistent.plugged >= number).await
 }

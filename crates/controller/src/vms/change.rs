@@ -6,13 +6,13 @@
 use std::sync::Arc;
 
 use perigee_model::job::{JobState, Vm};
-use perigee_model::lasting::{Lasting, ResizeVm};
 use perigee_model::limits::JOB_DISK_BYTES;
+use perigee_model::persistent_vm::{PersistentVm, ResizeVm};
 use perigee_model::tenant::Running;
 use perigee_model::volume::{BLOCK_BYTES, Resize, VolumeInfo};
 use perigee_model::{DiskRole, ImageName, Problem, ProblemKind, VmId};
 
-use super::lasting::record;
+use super::persistent::record;
 use crate::accounts::hold_volume;
 use crate::cluster::Cluster;
 use crate::records::{JobIntent, JobRecord, PlacedDisk, job_intent_key};
@@ -31,9 +31,9 @@ pub(super) async fn check_off(
     if record.ending.is_some() || asked.cancel {
         return Err(Problem::conflict(what, "it is being deleted"));
     }
-    let is_off = |lasting: &Lasting| {
-        let heeded = asked.power.is_none_or(|(number, _)| number <= lasting.heeded);
-        !lasting.on && lasting.down.is_none() && heeded
+    let is_off = |persistent: &PersistentVm| {
+        let applied = asked.power.is_none_or(|(number, _)| number <= persistent.applied);
+        !persistent.on && persistent.down.is_none() && applied
     };
     let rests = record.job.state == JobState::Queued && record.job.host.is_none();
     if rests && record.kind.persistent_vm().is_some_and(is_off) {
@@ -106,12 +106,12 @@ pub async fn restore(cluster: &Arc<Cluster>, vm: &VmId, image: ImageName) -> Res
         let roots = disks.map(|disks| {
             disks.extract_if(.., |disk| disk.role == DiskRole::Root).collect::<Vec<_>>()
         });
-        if let Some(lasting) = record.kind.persistent_vm_mut() {
+        if let Some(persistent) = record.kind.persistent_vm_mut() {
             let roots = roots.unwrap_or_default().into_iter();
-            lasting.dropped.extend(roots.map(|disk| (disk.home, disk.volume)));
-            lasting.root_number = number;
-            lasting.root_is_new = true;
-            lasting.note.clear();
+            persistent.dropped.extend(roots.map(|disk| (disk.home, disk.volume)));
+            persistent.root_number = number;
+            persistent.root_is_new = true;
+            persistent.note.clear();
         }
         record.restarts = number;
         Ok(())
@@ -152,7 +152,7 @@ pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<
             .next("make a smaller VM, and copy what is on this one"));
     }
     let _room = hold_volume(cluster, vm.as_str(), root_bytes - had_bytes).await?;
-    let is_made = |lasting: &Lasting| lasting.has(DiskRole::Root);
+    let is_made = |persistent: &PersistentVm| persistent.has(DiskRole::Root);
     if let Some(root) = root_of(&before)
         && before.kind.persistent_vm().is_some_and(is_made)
         && root_bytes > had_bytes

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use perigee_model::guest_agent::ProgramStatus;
-use perigee_model::lasting::{ExecBegun, ExecInVm, ExecStatus};
+use perigee_model::persistent_vm::{ExecBegun, ExecInVm, ExecStatus};
 use perigee_model::{Problem, ProblemKind, VmId};
 use serde_json::json;
 

@@ -75,7 +75,7 @@ pub async fn snapshot(
     }
     let disks = record.kept().into_iter().flat_map(|kept| &kept.disks);
     let root = disks.into_iter().find(|disk| disk.role == DiskRole::Root);
-    let made = record.kind.persistent_vm().is_some_and(|lasting| lasting.made);
+    let made = record.kind.persistent_vm().is_some_and(|persistent| persistent.made);
     let Some(root) = root.filter(|_| made) else {
         let why = "its root disk is not made yet";
         return Err(Problem::conflict(format!("can't snapshot VM {vm}"), why));

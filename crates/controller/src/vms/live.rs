@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use perigee_model::job::Vm;
-use perigee_model::lasting::{ExecInVm, Lasting, ResizeVm};
 use perigee_model::limits::{CPUS, JOB_DISK_BYTES, MEMORY_BYTES};
+use perigee_model::persistent_vm::{ExecInVm, PersistentVm, ResizeVm};
 use perigee_model::tenant::{Running, tenant_of};
 use perigee_model::vm::{ChangeVm, VmChanged};
 use perigee_model::volume::{BLOCK_BYTES, Resize, VolumeInfo};
@@ -251,7 +251,7 @@ async fn note(cluster: &Arc<Cluster>, of: &JobRecord, size: ResizeVm) -> Result<
     };
     let asked = cluster.records.update(&job_intent_key(&of.job.id), next).await?;
     let number = asked.size.map_or(0, |size| size.number);
-    until_noted(cluster, of, |lasting| lasting.sized >= number).await
+    until_noted(cluster, of, |persistent| persistent.sized >= number).await
 }
 
 /// What was found of a VM in one run says nothing of it in another one, nor of a later VM of its name.
@@ -283,12 +283,12 @@ pub(super) fn now(cluster: &Cluster, of: &JobRecord) -> Option<Arc<JobRecord>> {
 pub(super) async fn until_noted(
     cluster: &Arc<Cluster>,
     of: &JobRecord,
-    is_recorded: impl Fn(&Lasting) -> bool,
+    is_recorded: impl Fn(&PersistentVm) -> bool,
 ) -> Result<(), Problem> {
     until(cluster, of, is_recorded, || check_run(cluster, of)).await
 }
 
-/// Waits until the VM's driver has begun what was wished.
+/// Waits until the VM's driver has begun what was asked for.
 ///
 /// # Errors
 /// `NotFound` if it was deleted. `Unavailable` if the driver has not come to it yet.
@@ -302,14 +302,14 @@ pub(super) async fn until_heeded(
         let gone = || Problem::not_found(what, "it was deleted meanwhile");
         now(cluster, of).map(drop).ok_or_else(gone)
     };
-    until(cluster, of, |lasting| lasting.heeded >= number, is_there).await
+    until(cluster, of, |persistent| persistent.applied >= number, is_there).await
 }
 
 /// `may_come` says why it never will.
 async fn until(
     cluster: &Arc<Cluster>,
     of: &JobRecord,
-    is_recorded: impl Fn(&Lasting) -> bool,
+    is_recorded: impl Fn(&PersistentVm) -> bool,
     may_come: impl Fn() -> Result<(), Problem>,
 ) -> Result<(), Problem> {
     cluster.drive_job(&of.job.id);

@@ -202,10 +202,10 @@ impl<'a> Guest<'a> {
             Placement::Follow => VolumesOnMove::Follow,
             _ => VolumesOnMove::Stay,
         };
-        let wish = MoveVm { host: ends.new.clone(), volumes, confirmed: false };
+        let request = MoveVm { host: ends.new.clone(), volumes, confirmed: false };
         let path = format!("/v1/vms/{}/move", self.vm);
         until("the migration to begin", STEP_MAX, async || {
-            self.ground.controller.post::<Migration>(&path, &wish).await.map(Some)
+            self.ground.controller.post::<Migration>(&path, &request).await.map(Some)
         })
         .await
     }

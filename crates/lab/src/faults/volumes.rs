@@ -175,7 +175,7 @@ async fn begin_move(
     while Instant::now() < end {
         let (is_now, is_past) = match now.state {
             VolumeMoveState::Taking => (phase == Phase::Taking, false),
-            VolumeMoveState::Settling | VolumeMoveState::Filling => {
+            VolumeMoveState::Redirecting | VolumeMoveState::Filling => {
                 (phase == Phase::Filling, phase == Phase::Taking)
             }
             VolumeMoveState::Completed => (phase == Phase::Drop, true),

@@ -19,7 +19,7 @@ fn a_member_s_name_is_nobody_else_s() {
 fn a_lost_member_that_has_nothing_left_to_do_undoes_nothing() {
     let begun = GangState { made: true, begun: true, ..GangState::default() };
     let released = GangState { released: true, ..begun };
-    let of = |gang, seen: &[Seen]| next(gang, true, Wish::default(), seen);
+    let of = |gang, seen: &[Seen]| next(gang, true, EndRequest::default(), seen);
     for lost in [Seen::IsLost, Seen::Lost] {
         assert_eq!(of(begun, &[Seen::Done, Seen::Runs, lost]), Next::Release);
         assert_eq!(of(released, &[Seen::Done, Seen::Done, lost]), Next::Wait);
@@ -31,7 +31,7 @@ fn a_lost_member_that_has_nothing_left_to_do_undoes_nothing() {
     assert_eq!(of(released, &[Seen::IsLost, Seen::Succeeded, Seen::Lost]), lost);
     let failed = Next::Judge(Verdict::Failed, Some(1));
     assert_eq!(of(released, &[Seen::Succeeded, Seen::Failed, Seen::Lost]), failed);
-    let without_mpi = next(released, false, Wish::default(), &[Seen::Succeeded, Seen::Lost]);
+    let without_mpi = next(released, false, EndRequest::default(), &[Seen::Succeeded, Seen::Lost]);
     assert_eq!(without_mpi, Next::Judge(Verdict::Lost, Some(1)));
 }
 
@@ -39,7 +39,8 @@ fn a_lost_member_that_has_nothing_left_to_do_undoes_nothing() {
 fn a_member_that_began_before_all_were_ready_fails() {
     let made = GangState { made: true, ..GangState::default() };
     for early in [Seen::Runs, Seen::Done, Seen::Succeeded] {
-        let decided = next(made, false, Wish::default(), &[Seen::Ready, early, Seen::ComesUp]);
+        let decided =
+            next(made, false, EndRequest::default(), &[Seen::Ready, early, Seen::ComesUp]);
         assert_eq!(decided, Next::Judge(Verdict::Failed, Some(1)));
     }
 }
@@ -115,13 +116,13 @@ proptest! {
             Life { seen: Seen::Missing, exit, serves: mpi && rank > 0 }
         };
         let mut lives: Vec<Life> = exits.iter().enumerate().map(new).collect();
-        let (mut gang, mut told, mut wish) = (GangState::default(), false, Wish::default());
+        let (mut gang, mut told, mut request) = (GangState::default(), false, EndRequest::default());
         let (mut runs, mut ended) = (1, None);
         // Then everybody takes turns, so all that can end does.
         let fair = (0..2000).map(|turn| turn % 7);
         for (at, turn) in turns.into_iter().chain(fair).enumerate() {
             if cancel_at == Some(at) {
-                wish = Wish { cancel: true, now };
+                request = EndRequest { cancel: true, now };
             }
             if turn > 0 {
                 if let Some(life) = lives.get_mut(turn - 1) {
@@ -130,7 +131,7 @@ proptest! {
                 continue;
             }
             let seen: Vec<Seen> = lives.iter().map(|life| life.seen).collect();
-            match next(gang, mpi, wish, &seen) {
+            match next(gang, mpi, request, &seen) {
                 Next::Make => {
                     prop_assert!(gang.verdict.is_none());
                     lives.iter_mut().for_each(|life| if life.seen == Seen::Missing { life.seen = Seen::ComesUp });
@@ -164,7 +165,7 @@ proptest! {
                     break;
                 }
                 Next::StartAgain => {
-                    prop_assert!(!wish.cancel, "nothing starts again that is cancelled");
+                    prop_assert!(!request.cancel, "nothing starts again that is cancelled");
                     prop_assert!(seen.iter().all(|seen| seen.is_over() || *seen == Seen::Missing));
                     runs += 1;
                     let again = |exit| match exit {
@@ -182,7 +183,7 @@ proptest! {
         match ended {
             None => prop_assert!(!exits.contains(&Exit::Badly)),
             Some(Verdict::Failed) => prop_assert!(exits.contains(&Exit::Badly)),
-            Some(Verdict::Cancelled { .. }) => prop_assert!(wish.cancel),
+            Some(Verdict::Cancelled { .. }) => prop_assert!(request.cancel),
             Some(Verdict::Lost) => prop_assert!(false, "it starts again"),
         }
     }

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_to_cache_everything_is_cut() {
+    fn a_request_to_cache_everything_is_cut() {
         let all = request(command::CACHE, 0, 0, 1 << 40);
         let want = Command::Cache { offset: 0, length_bytes: CACHE_BYTES_MAX };
         assert_eq!(check(&all, &rules(), 1 << 40), Ok(want));

@@ -11,7 +11,7 @@
 //! | replies: how a client reads them | `replies` |
 
 use perigee_block::device::IoError;
-use perigee_block::lease::{LeaseAnswer, LeaseAsk, LeaseWish};
+use perigee_block::lease::{LeaseAnswer, LeaseAsk, LeaseRequest};
 
 mod answer;
 mod options;
@@ -317,27 +317,29 @@ fn bound(what: &'static str, length_bytes: u64, max_bytes: u32) -> Result<u32, F
 fn length_u32(length: usize) -> u32 {
     u32::try_from(length).expect("frames are bounded far below 4 GiB")
 }
-const LEASE_WISHES: [LeaseWish; 3] = [LeaseWish::Hold, LeaseWish::Keep, LeaseWish::GiveBack];
+const LEASE_REQUESTS: [LeaseRequest; 3] =
+    [LeaseRequest::Hold, LeaseRequest::Keep, LeaseRequest::GiveBack];
 const LEASE_ANSWERS: [LeaseAnswer; 4] =
     [LeaseAnswer::Refused, LeaseAnswer::Granted, LeaseAnswer::Still, LeaseAnswer::Recalled];
 
-fn lease_wish_number(wish: LeaseWish) -> u64 {
-    match wish {
-        LeaseWish::Hold => 0,
-        LeaseWish::Keep => 1,
-        LeaseWish::GiveBack => 2,
+fn lease_request_number(request: LeaseRequest) -> u64 {
+    match request {
+        LeaseRequest::Hold => 0,
+        LeaseRequest::Keep => 1,
+        LeaseRequest::GiveBack => 2,
     }
 }
 
 /// The offset of a question about a lease.
 pub fn lease_offset(ask: LeaseAsk) -> u64 {
-    (ask.number << 2) | lease_wish_number(ask.wish)
+    (ask.number << 2) | lease_request_number(ask.request)
 }
 
-/// The question that an offset holds; `None` for a wish that is not known.
+/// The question that an offset holds; `None` for a request that is not known.
 pub fn lease_ask(offset: u64) -> Option<LeaseAsk> {
-    let wish = LEASE_WISHES.into_iter().find(|wish| lease_wish_number(*wish) == offset & 3)?;
-    Some(LeaseAsk { wish, number: offset >> 2 })
+    let request =
+        LEASE_REQUESTS.into_iter().find(|request| lease_request_number(*request) == offset & 3)?;
+    Some(LeaseAsk { request, number: offset >> 2 })
 }
 
 /// The data of the answer.

@@ -10,7 +10,7 @@ use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 use perigee_http::Client;
 use perigee_http::websocket::WebSocket;
 use perigee_model::job::Vm;
-use perigee_model::lasting::VmState;
+use perigee_model::persistent_vm::VmState;
 use perigee_model::{Problem, ProblemKind, VmId};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use perigee_agent::VmUids;
 use perigee_http::{Client, Identity, Listen, Network, unused_port};
 use perigee_model::job::{ClusterImage, Host, HostState, Job, Vm};
-use perigee_model::lasting::{StopVm, VmState};
+use perigee_model::persistent_vm::{StopVm, VmState};
 use perigee_model::{HostId, Problem, ProblemKind, SiteId, VmId};
 use perigee_volume::{IscsiOptions, RemoteOptions, ServerOptions};
 use tokio::sync::oneshot;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use perigee_http::Client;
-use perigee_model::lasting::{ExecBegun, ExecInVm, ExecStatus};
+use perigee_model::persistent_vm::{ExecBegun, ExecInVm, ExecStatus};
 use perigee_model::{Problem, VmId};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use futures_util::{StreamExt as _, stream};
 use perigee_http::{Body, Client, Method};
-use perigee_model::lasting::CopiedFile;
 use perigee_model::limits::GUEST_FILE_BYTES;
+use perigee_model::persistent_vm::CopiedFile;
 use perigee_model::spec::check_guest_path;
 use perigee_model::{Problem, ProblemKind, VmId};
 use tokio::io::AsyncReadExt as _;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use perigee_controller::user_data;
 use perigee_http::Client;
 use perigee_model::job::{Start, Vm};
-use perigee_model::lasting::{CloudInit, NewVm, NewVmVolume, StopVm, VmState};
 use perigee_model::network::Publish;
+use perigee_model::persistent_vm::{CloudInit, NewVm, NewVmVolume, StopVm, VmState};
 use perigee_model::vm::{Cpu, Firmware, Hardware, NetworkKind};
 use perigee_model::{HostId, ImageName, Problem, ProblemKind, SiteId, VmId};
 

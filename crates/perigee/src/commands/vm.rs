@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Subcommand, ValueEnum};
 use perigee_http::Client;
 use perigee_model::job::{ClusterImage, Migration, MoveVm, UnknownKind, Vm};
-use perigee_model::lasting::{AttachVolume, DetachVolume, ResizeVm, RestoreVm};
+use perigee_model::persistent_vm::{AttachVolume, DetachVolume, ResizeVm, RestoreVm};
 use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, ImageName, Problem, VmId, VolumeName};

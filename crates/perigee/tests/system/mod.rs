@@ -3,12 +3,12 @@
 mod confined;
 mod gangs;
 pub mod inputs;
-mod lasting;
 mod links;
 mod listening;
 mod network;
 mod outputs;
 pub mod parts;
+mod persistent_vms;
 mod tenant_network;
 
 use std::path::PathBuf;
@@ -210,9 +210,9 @@ impl System {
         volumes: VolumesOnMove,
     ) -> Checked<Migration> {
         let vm = job.vm.as_ref().unwrap_or_else(|| panic!("job {} has no VM", job.id));
-        let (path, wish) =
+        let (path, request) =
             (format!("/v1/vms/{vm}/move"), MoveVm { host: host(to), volumes, confirmed: false });
-        until("the move to begin", async || self.client.post(&path, &wish).await.map(Some)).await
+        until("the move to begin", async || self.client.post(&path, &request).await.map(Some)).await
     }
 
     /// The migration once it has ended, and once its job knows where the VM is: the job's driver sees the end of

@@ -64,7 +64,7 @@ pub struct QuotaUse {
     /// What its jobs have that no longer wait, and its VMs without a job.
     pub used: Running,
     /// The part of `used` that VMs without a job have. They do not end by themselves.
-    pub lasting: Running,
+    pub persistent: Running,
 }
 
 /// Whose a job is, to share the cluster fairly.
@@ -95,7 +95,7 @@ pub struct HostRoom {
     /// The part of `total` that the placed VMs leave free.
     pub free: Demand,
     /// The part of `total` that VMs without a job have. They do not end by themselves.
-    pub lasting: Demand,
+    pub persistent: Demand,
     /// How many more jobs may be staged and booted there now.
     pub start_slots: u32,
 }
@@ -104,7 +104,7 @@ impl HostRoom {
     /// What jobs will have when all that run have ended.
     fn for_jobs(&self) -> Demand {
         let mut room = self.total;
-        room.take(self.lasting);
+        room.take(self.persistent);
         room
     }
 }
@@ -352,8 +352,8 @@ impl Left {
 
     /// Why the quota has no room for the job when all of the tenant's jobs have ended.
     fn never_has(&self, waiting: &Waiting) -> Option<String> {
-        let QuotaUse { quota, used, lasting } = &self.of;
-        quota.lacks(*lasting, waiting.running())?;
+        let QuotaUse { quota, used, persistent } = &self.of;
+        quota.lacks(*persistent, waiting.running())?;
         let reason = quota.lacks(*used, waiting.running())?;
         Some(match quota.lacks(Running::default(), waiting.running()) {
             Some(_) => reason,

@@ -26,7 +26,7 @@ pub(super) enum Wait {
     /// No host where it may start is large enough; this is the largest one.
     TooLarge(HostId, Demand),
     /// The hosts that are large enough have VMs without a job, which leave too little of them.
-    LastingVms,
+    PersistentVms,
     /// No host has enough free: the host with the most, and whether it is reserved for this job.
     Full {
         at: HostId,
@@ -78,7 +78,7 @@ impl Rooms {
             return Err(Wait::TooLarge(largest.host.id.clone(), largest.host.total));
         }
         if !allowed.iter().any(|room| demand.fits(room.host.for_jobs())) {
-            return Err(Wait::LastingVms);
+            return Err(Wait::PersistentVms);
         }
         let kept = allowed.iter().filter(|room| demand.fits(room.host.free));
         if let Some(other) = kept.filter_map(|room| room.kept_for.clone()).next() {
@@ -147,7 +147,7 @@ impl Wait {
                     words(*total)
                 )
             }
-            Self::LastingVms => format!(
+            Self::PersistentVms => format!(
                 "it needs {needs}, and VMs without a job leave less than that of each host{place}"
             ),
             Self::Full { at, free, kept } => {

@@ -11,7 +11,7 @@ fn room(id: &str, cpus: u32, memory_mib: u64) -> HostRoom {
         site,
         total,
         free: total,
-        lasting: Demand::default(),
+        persistent: Demand::default(),
         start_slots: u32::MAX,
     }
 }
@@ -51,12 +51,12 @@ fn at_site(name: &str, room: HostRoom) -> HostRoom {
 }
 
 /// With a VM without a job.
-fn lasting(cpus: u32, room: HostRoom) -> HostRoom {
+fn persistent(cpus: u32, room: HostRoom) -> HostRoom {
     let taken = Demand { cpus, memory_bytes: u64::from(cpus) * 256 * MIB };
-    let (mut free, mut lasting) = (room.free, room.lasting);
+    let (mut free, mut persistent) = (room.free, room.persistent);
     free.take(taken);
-    lasting.add(taken);
-    HostRoom { free, lasting, ..room }
+    persistent.add(taken);
+    HostRoom { free, persistent, ..room }
 }
 
 fn gang(number: u64, count: u32, cpus: u32) -> Waiting {
@@ -108,7 +108,7 @@ fn a_gang_is_not_torn_apart_where_a_site_is_large_enough() {
 fn nothing_is_reserved_for_what_vms_without_a_job_keep() {
     let small = job(2, "ann", 1);
     for large in [gang(1, 4, 1), job(1, "ann", 2)] {
-        let hosts = ["h1", "h2"].map(|id| lasting(1, room(id, 2, 512)));
+        let hosts = ["h1", "h2"].map(|id| persistent(1, room(id, 2, 512)));
         let waiting = vec![large.clone(), small.clone()];
         let turns = schedule(&Queue { hosts: hosts.into(), waiting, ..Queue::default() }, first);
         assert_eq!(hosts_of(&turns, 2), ["h1"], "{}", reason(&turns, "j-0001"));
@@ -120,7 +120,7 @@ fn nothing_is_reserved_for_what_vms_without_a_job_keep() {
 #[test]
 fn a_gang_reserves_no_host_that_a_vm_without_a_job_makes_too_small() {
     let busy = |id: &str| HostRoom { free: Demand::default(), ..room(id, 2, 512) };
-    let hosts = vec![lasting(1, busy("h1")), busy("h2"), busy("h3")];
+    let hosts = vec![persistent(1, busy("h1")), busy("h2"), busy("h3")];
     let queue = Queue { hosts, waiting: vec![gang(1, 2, 2)], ..Queue::default() };
     let turns = schedule(&queue, first);
     assert!(reason(&turns, "j-0001").ends_with("reserved for it: h2, h3"), "{turns:?}");
@@ -320,10 +320,10 @@ fn a_job_waits_for_its_tenant_s_quota_and_keeps_no_host_meanwhile() {
 }
 
 /// Of so many vCPUs, of which some are in use, and some of these by VMs without a job.
-fn vcpus(limit: u32, used: u32, lasting: u32) -> BTreeMap<String, QuotaUse> {
+fn vcpus(limit: u32, used: u32, persistent: u32) -> BTreeMap<String, QuotaUse> {
     let running = |cpus| Running { cpus, ..Running::default() };
     let quota = Quota { cpus: Some(limit), ..Quota::default() };
-    let of = QuotaUse { quota, used: running(used), lasting: running(lasting) };
+    let of = QuotaUse { quota, used: running(used), persistent: running(persistent) };
     [("default".to_owned(), of)].into()
 }
 

@@ -4,7 +4,7 @@
 use std::io::Write;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use perigee_block::lease::{LeaseAsk, LeaseWish};
+use perigee_block::lease::{LeaseAsk, LeaseRequest};
 use perigee_model::home::{CallOff, Depart, HomeState, ServerAddresses, Tenure};
 use perigee_model::replica::Supersede;
 use perigee_model::volume::{EpochChange, ImportImage};
@@ -190,7 +190,7 @@ async fn a_host_that_wants_to_keep_blocks_in_memory_does_not_take_the_catalog_s_
     drop(empty(&pool, "v", 64 << 20).await);
     let device = pool.open_session(&volume_name("v"), None, 7).await.unwrap();
     disk.fill("others");
-    let ask = LeaseAsk { wish: LeaseWish::Hold, number: 1 };
+    let ask = LeaseAsk { request: LeaseRequest::Hold, number: 1 };
     let refused = device.lease(ask).await;
     assert!(matches!(refused, Err(IoError::NoSpace)), "{refused:?}");
     assert!(disk.path().join("catalog.reserve").exists());

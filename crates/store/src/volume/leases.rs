@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use perigee_block::device::IoError;
-use perigee_block::lease::{HostTag, LeaseAnswer, LeaseAsk, LeaseWish, Wish};
+use perigee_block::lease::{HostTag, LeaseAnswer, LeaseAsk, LeaseDecision, LeaseRequest};
 
 use crate::blocking::blocking;
 use crate::catalog;
@@ -15,18 +15,20 @@ impl Volume {
         host: HostTag,
         ask: LeaseAsk,
     ) -> Result<LeaseAnswer, IoError> {
-        let LeaseAsk { wish, number } = ask;
-        if wish == LeaseWish::GiveBack {
+        let LeaseAsk { request, number } = ask;
+        if request == LeaseRequest::GiveBack {
             self.lease.give_back(host, number);
             return Ok(LeaseAnswer::Refused);
         }
         self.check_here()?;
-        let keeps = wish == LeaseWish::Keep;
-        match self.lease.wish(host, keeps, number) {
-            Wish::Answer(LeaseAnswer::Still) if keeps => Ok(self.lease.keep(host, number).await),
+        let keeps = request == LeaseRequest::Keep;
+        match self.lease.decide(host, keeps, number) {
+            LeaseDecision::Answer(LeaseAnswer::Still) if keeps => {
+                Ok(self.lease.keep(host, number).await)
+            }
             _ if keeps => Ok(LeaseAnswer::Recalled),
-            Wish::Answer(answer) => Ok(answer),
-            Wish::MayBeGranted => self.grant_lease(host, number).await,
+            LeaseDecision::Answer(answer) => Ok(answer),
+            LeaseDecision::MayBeGranted => self.grant_lease(host, number).await,
         }
     }
 
@@ -42,7 +44,7 @@ impl Volume {
             let _gate = gate;
             volume.check_here()?;
             let _changing = volume.lease.changing();
-            if let Wish::Answer(answer) = volume.lease.wish(host, false, number) {
+            if let LeaseDecision::Answer(answer) = volume.lease.decide(host, false, number) {
                 return Ok(answer);
             }
             let holders = volume.lease.remembered_with(host);

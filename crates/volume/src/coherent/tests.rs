@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use perigee_block::device::{Device, Extent, IoError, Zeroing};
 use perigee_block::lease::{
-    HostTag, Lease, LeaseAnswer, LeaseAsk, LeaseWish, NO_HOST, SEVERAL, Wish,
+    HostTag, Lease, LeaseAnswer, LeaseAsk, LeaseDecision, LeaseRequest, NO_HOST, SEVERAL,
 };
 use perigee_model::volume::BLOCK_BYTES;
 use proptest::prelude::*;
@@ -114,26 +114,28 @@ impl Session {
     async fn ask_this_lease(
         &self,
         lease: &Arc<Lease>,
-        LeaseAsk { wish, number }: LeaseAsk,
+        LeaseAsk { request, number }: LeaseAsk,
     ) -> LeaseAnswer {
-        if wish == LeaseWish::GiveBack {
+        if request == LeaseRequest::GiveBack {
             lease.give_back(self.host, number);
             return LeaseAnswer::Refused;
         }
-        let keeps = wish == LeaseWish::Keep;
-        match lease.wish(self.host, keeps, number) {
-            Wish::Answer(LeaseAnswer::Still) if keeps => lease.keep(self.host, number).await,
+        let keeps = request == LeaseRequest::Keep;
+        match lease.decide(self.host, keeps, number) {
+            LeaseDecision::Answer(LeaseAnswer::Still) if keeps => {
+                lease.keep(self.host, number).await
+            }
             _ if keeps => LeaseAnswer::Recalled,
-            Wish::Answer(answer) => answer,
-            Wish::MayBeGranted => {
+            LeaseDecision::Answer(answer) => answer,
+            LeaseDecision::MayBeGranted => {
                 let _gate = self.home.gate.write().await;
-                match lease.wish(self.host, false, number) {
-                    Wish::Answer(answer) => answer,
-                    Wish::MayBeGranted if self.home.runs(lease) => {
+                match lease.decide(self.host, false, number) {
+                    LeaseDecision::Answer(answer) => answer,
+                    LeaseDecision::MayBeGranted if self.home.runs(lease) => {
                         self.home.remember(Some(lease.remembered_with(self.host)));
                         lease.grant(self.host, number)
                     }
-                    Wish::MayBeGranted => LeaseAnswer::Refused,
+                    LeaseDecision::MayBeGranted => LeaseAnswer::Refused,
                 }
             }
         }
@@ -672,9 +674,9 @@ async fn a_give_back_that_comes_after_a_new_session_s_question_does_not_end_its_
     let cached = CachedVolume::new(Arc::new(ReadCache::new(1 << 20)));
     let asks = || {
         let (asked, number) = (Instant::now(), cached.number());
-        let answer = match lease.wish(HOST, false, number) {
-            Wish::Answer(answer) => answer,
-            Wish::MayBeGranted => lease.grant(HOST, number),
+        let answer = match lease.decide(HOST, false, number) {
+            LeaseDecision::Answer(answer) => answer,
+            LeaseDecision::MayBeGranted => lease.grant(HOST, number),
         };
         assert!(matches!(answer, LeaseAnswer::Granted | LeaseAnswer::Still), "{answer:?}");
         cached.granted(asked, false);

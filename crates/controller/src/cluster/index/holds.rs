@@ -33,7 +33,7 @@ pub(super) enum Held {
     VolumeMove(VolumeName),
     /// The attachment gets another address.
     Reattachment(HostId, VolumeName),
-    /// A replica is becoming the volume. It lasts as long as the promotion's record.
+    /// A replica is becoming the volume. It is_persistent as long as the promotion's record.
     Promotion(VolumeName),
     /// Somebody is at the promotion.
     PromotionStep(VolumeName),
@@ -324,8 +324,8 @@ impl Index {
         let mut inner = self.lock();
         let job = inner.job_of(vm).filter(|record| record.ending.is_none());
         let Some(record) = job else { return Err("it is being deleted".to_owned()) };
-        let lasts = record.kind.is_persistent_vm() && !record.kind.goes_down();
-        let stays = record.vm_started && record.leaving.is_none() && lasts;
+        let is_persistent = record.kind.is_persistent_vm() && !record.kind.goes_down();
+        let stays = record.vm_started && record.leaving.is_none() && is_persistent;
         let host = record.job.host.clone().filter(|_| stays);
         let Some(host) = host.filter(|_| record.job.state == JobState::Running) else {
             return Err("it is neither off nor does it run".to_owned());

@@ -74,8 +74,8 @@ impl Index {
     pub fn moved_from(&self, volume: &VolumeName, home: &HostId) -> Option<HostId> {
         let inner = self.lock();
         let shown = &inner.volume_moves.get(volume)?.shown;
-        let is_settling = shown.state == VolumeMoveState::Settling && shown.from == *home;
-        is_settling.then(|| shown.to.clone())
+        let is_redirecting = shown.state == VolumeMoveState::Redirecting && shown.from == *home;
+        is_redirecting.then(|| shown.to.clone())
     }
 
     /// The old home of a disk's volume, where it is again because the host `home`, which had taken it, was removed.

@@ -10,7 +10,7 @@ use perigee_model::{Problem, ProblemKind};
 use perigee_repository::{DataPath, Location, View};
 use tokio::sync::mpsc;
 
-use super::{PAGE, Place};
+use super::{OutputPlace, PAGE};
 use crate::guest::tars;
 
 /// Pieces that wait until the client takes them.
@@ -27,7 +27,7 @@ type Pieces = mpsc::Sender<Result<Bytes, io::Error>>;
 /// `NotFound` if there are no outputs any more.
 pub async fn archive(
     view: View,
-    place: Place,
+    place: OutputPlace,
 ) -> Result<impl Stream<Item = Result<Bytes, io::Error>> + Send, Problem> {
     let entry = view.entry(place.location()).await;
     if !entry.is_ok_and(|entry| entry.is_directory()) {
@@ -48,7 +48,7 @@ pub async fn archive(
 
 struct Archive {
     view: View,
-    place: Place,
+    place: OutputPlace,
     pieces: Pieces,
 }
 

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 
 use super::entries::{self, Part};
 use super::links::Links;
-use super::{LeftOutList, Place, put_in_place, remove_tree};
+use super::{LeftOutList, OutputPlace, put_in_place, remove_tree};
 use crate::hash::hex;
 
 /// The stream of a tar without new bytes for this long is given up.
@@ -46,7 +46,7 @@ pub struct Expected {
 
 /// What came into the repository.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct OutputsTaken {
     pub files: u64,
     pub bytes: u64,
     pub left_out: LeftOutList,
@@ -60,10 +60,10 @@ pub struct Taken {
 /// If the stream is cut, or the repository can't take a file now. Then all of it is to be done again.
 pub async fn take<S, E>(
     view: &View,
-    place: &Place,
+    place: &OutputPlace,
     body: S,
     expected: &Expected,
-) -> Result<Taken, Problem>
+) -> Result<OutputsTaken, Problem>
 where
     S: Stream<Item = Result<Bytes, E>> + Send + Unpin + 'static,
     E: std::fmt::Display,
@@ -214,16 +214,20 @@ type Written = (String, u64, Result<(), Problem>);
 
 struct Intake<'a> {
     view: &'a View,
-    place: &'a Place,
+    place: &'a OutputPlace,
     room_bytes: u64,
     begun: Option<Begun>,
     small: JoinSet<Written>,
     links: Links,
-    taken: Taken,
+    taken: OutputsTaken,
 }
 
 impl<'a> Intake<'a> {
-    async fn begin(view: &'a View, place: &'a Place, room_bytes: u64) -> Result<Self, Problem> {
+    async fn begin(
+        view: &'a View,
+        place: &'a OutputPlace,
+        room_bytes: u64,
+    ) -> Result<Self, Problem> {
         if place.is_own {
             // What an earlier try has left.
             remove_tree(view, &place.tenant, &place.path).await?;
@@ -235,7 +239,7 @@ impl<'a> Intake<'a> {
             begun: None,
             small: JoinSet::new(),
             links: Links::default(),
-            taken: Taken::default(),
+            taken: OutputsTaken::default(),
         };
         // From here on, a name that is not taken is the guest's fault.
         intake.make_directory(&place.path).await?;
@@ -431,7 +435,7 @@ impl<'a> Intake<'a> {
     }
 
     /// All parts have come.
-    async fn end(mut self) -> Result<Taken, Problem> {
+    async fn end(mut self) -> Result<OutputsTaken, Problem> {
         self.begun = None;
         while !self.small.is_empty() {
             self.settle_small().await?;

@@ -58,7 +58,7 @@ struct Bench {
     dir: tempfile::TempDir,
     repository: Arc<Repository>,
     quota: Quota,
-    place: Place,
+    place: OutputPlace,
 }
 
 impl Bench {
@@ -66,7 +66,7 @@ impl Bench {
         let dir = tempfile::tempdir().expect("tempdir");
         let repository = Repository::open(dir.path()).expect("a repository");
         let path = DataPath::parse("jobs/j-0001").expect("a path");
-        let place = Place { tenant: TenantName::default(), path, is_own: true };
+        let place = OutputPlace { tenant: TenantName::default(), path, is_own: true };
         Self { dir, repository, quota: Quota::default(), place }
     }
 
@@ -81,7 +81,7 @@ impl Bench {
         View::new(Arc::clone(&self.repository), account)
     }
 
-    async fn try_take(&self, tar: &[u8]) -> Result<Taken, Problem> {
+    async fn try_take(&self, tar: &[u8]) -> Result<OutputsTaken, Problem> {
         let expected = Expected {
             bytes: tar.len() as u64,
             sha256: crate::hash::hex(&Sha256::digest(tar)),
@@ -90,13 +90,13 @@ impl Bench {
         self.take_as(tar, expected).await
     }
 
-    async fn take_as(&self, tar: &[u8], expected: Expected) -> Result<Taken, Problem> {
+    async fn take_as(&self, tar: &[u8], expected: Expected) -> Result<OutputsTaken, Problem> {
         let pieces: Vec<_> = tar.chunks(1000).map(Bytes::copy_from_slice).collect();
         let body = stream::iter(pieces.into_iter().map(Ok::<_, io::Error>));
         intake::take(&self.view(), &self.place, body, &expected).await
     }
 
-    async fn take(&self, tar: &[u8]) -> Taken {
+    async fn take(&self, tar: &[u8]) -> OutputsTaken {
         self.try_take(tar).await.expect("taken")
     }
 
@@ -484,7 +484,7 @@ fn outputs_go_to_the_own_tenant_only() {
     let mut spec = crate::tests::spec(perigee_model::job::Access::Read);
     let id = JobId::new("acme~q-0001").expect("an id");
     spec.name = "acme~q".to_owned();
-    let place = Place::wanted(&id, &spec).expect("a place");
+    let place = OutputPlace::wanted(&id, &spec).expect("a place");
     assert_eq!((place.to_string().as_str(), place.is_own), ("repo://acme/jobs/q-0001", true));
     for (to, at) in [
         ("runs/today", Some("repo://acme/runs/today")),
@@ -493,7 +493,7 @@ fn outputs_go_to_the_own_tenant_only() {
         ("repo://default/x", None),
     ] {
         spec.outputs_to = Some(to.to_owned());
-        let place = Place::wanted(&id, &spec).ok().map(|place| place.to_string());
+        let place = OutputPlace::wanted(&id, &spec).ok().map(|place| place.to_string());
         assert_eq!(place.as_deref(), at, "{to}");
     }
 }

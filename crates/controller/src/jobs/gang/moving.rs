@@ -21,7 +21,7 @@ use crate::jobs::cancel::CANCELLED;
 use crate::jobs::driver::Step;
 use crate::jobs::record;
 use crate::records::{
-    Gang, GangWish, JobIntent, JobRecord, Kind, MigrationIntent, job_intent_key,
+    Gang, GangMoveRequest, JobIntent, JobRecord, Kind, MigrationIntent, job_intent_key,
     migration_intent_key, vm_of,
 };
 use crate::{migration, planning};
@@ -48,8 +48,8 @@ pub async fn ask_to_move(
     let all: Vec<&JobRecord> = all.iter().collect();
     let hosts = destinations(cluster, &gang, &all, ask)?;
     drop(may_move(cluster, &gang, &all, &hosts).await?);
-    let wish = GangWish::To(hosts.clone());
-    let request = intend(cluster, id, wish).await?;
+    let request = GangMoveRequest::To(hosts.clone());
+    let request = intend(cluster, id, request).await?;
     Ok(JobMoveAsked { request, hosts })
 }
 
@@ -63,15 +63,15 @@ pub async fn call_off_move(cluster: &Arc<Cluster>, id: &JobId) -> Result<JobMove
     let open = of.and_then(Gang::open_move).filter(|open| !open.is_undone());
     let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(id)).await?;
     let asked = asked.and_then(|asked| asked.move_gang);
-    let is_pending = asked.is_some_and(|(number, wish)| {
-        wish != GangWish::Stay && of.is_some_and(|of| number > of.heeded_move)
+    let is_pending = asked.is_some_and(|(number, request)| {
+        request != GangMoveRequest::Stay && of.is_some_and(|of| number > of.applied_move)
     });
     if open.is_none() && !is_pending {
         let what = format!("can't call off the move of job {id}");
         return Err(Problem::conflict(what, "its VMs do not move, or go back already"));
     }
     let hosts = open.map(|open| open.legs.iter().map(|leg| leg.from.clone()).collect());
-    let request = intend(cluster, id, GangWish::Stay).await?;
+    let request = intend(cluster, id, GangMoveRequest::Stay).await?;
     Ok(JobMoveAsked { request, hosts: hosts.unwrap_or_default() })
 }
 
@@ -89,11 +89,11 @@ async fn gang_of(cluster: &Cluster, id: &JobId) -> Result<JobRecord, Problem> {
     }
 }
 
-async fn intend(cluster: &Cluster, id: &JobId, wish: GangWish) -> Result<u64, Problem> {
+async fn intend(cluster: &Cluster, id: &JobId, request: GangMoveRequest) -> Result<u64, Problem> {
     let change = |old: Option<JobIntent>| {
         let old = old.unwrap_or_default();
         let number = old.move_gang.as_ref().map_or(1, |(number, _)| number + 1);
-        JobIntent { move_gang: Some((number, wish.clone())), ..old }
+        JobIntent { move_gang: Some((number, request.clone())), ..old }
     };
     let intent = cluster.records.update(&job_intent_key(id), change).await?;
     cluster.drive_job(id);
@@ -256,22 +256,22 @@ impl GangRun {
     pub(super) async fn move_gang(
         &mut self,
         members: &Members,
-        asked: Option<(u64, GangWish)>,
+        asked: Option<(u64, GangMoveRequest)>,
     ) -> Result<Option<Step>, Problem> {
         if !self.gang()?.state.begun {
             return Ok(None);
         }
-        let heeded = self.gang()?.heeded_move;
-        let asked = asked.filter(|(number, _)| *number > heeded);
+        let applied = self.gang()?.applied_move;
+        let asked = asked.filter(|(number, _)| *number > applied);
         let Some(of) = self.gang()?.open_move().cloned() else {
             return match asked {
-                Some((number, GangWish::To(hosts))) => {
+                Some((number, GangMoveRequest::To(hosts))) => {
                     self.begin_asked_move(members, number, &hosts).await.map(Some)
                 }
-                Some((number, GangWish::Stay)) => {
+                Some((number, GangMoveRequest::Stay)) => {
                     let gang = self.gang()?;
-                    let was_pending = number > gang.heeded_move + 1;
-                    gang.heeded_move = number;
+                    let was_pending = number > gang.applied_move + 1;
+                    gang.applied_move = number;
                     if was_pending {
                         self.refuse_move(number, CANCELLED.to_owned())?;
                     }
@@ -281,8 +281,8 @@ impl GangRun {
                 None => self.consider_gang(members).await,
             };
         };
-        if let Some((number, GangWish::Stay)) = asked {
-            self.gang()?.heeded_move = number;
+        if let Some((number, GangMoveRequest::Stay)) = asked {
+            self.gang()?.applied_move = number;
             if !of.is_undone() {
                 return self.undo_move(members, CANCELLED.to_owned()).await.map(Some);
             }
@@ -322,7 +322,7 @@ impl GangRun {
         let reason = "asked".to_owned();
         match may_move(&cluster, &self.record.value, &all, hosts).await {
             Ok((legs, _room)) => {
-                self.gang()?.heeded_move = request;
+                self.gang()?.applied_move = request;
                 let plan = planning::asked_plan(Vec::new());
                 self.begin_move(legs, Some(request), reason, plan).await?;
             }
@@ -332,7 +332,7 @@ impl GangRun {
             }
             Err(problem) => {
                 let undone = format!("{}: {}", problem.what, problem.why);
-                self.gang()?.heeded_move = request;
+                self.gang()?.applied_move = request;
                 self.refuse_move(request, undone)?;
                 self.record.save().await?;
             }
@@ -455,7 +455,7 @@ impl GangRun {
         let (Some(Some(member)), Some(leg)) = (members.get(rank), of.legs.get(rank)) else {
             return Ok(None);
         };
-        let wish = migration::Wish {
+        let request = migration::Request {
             to: of.goal(leg).clone(),
             reason: match of.is_undone() {
                 true => format!("all VMs of job {} go back: {}", self.id, of.undone),
@@ -464,7 +464,7 @@ impl GangRun {
             job_progress: member.job.progress_part(),
             volumes: VolumesOnMove::Stay,
         };
-        let Err(problem) = migration::request(&self.cluster, member, wish).await else {
+        let Err(problem) = migration::request(&self.cluster, member, request).await else {
             self.move_refused.remove(&rank);
             self.move_silent = None;
             return Ok(Some(Step::Wait(self.cluster.timing.poll)));

@@ -81,7 +81,7 @@ impl Drives for GangRun {
     }
 
     /// Each step reads what is asked of it.
-    async fn heed_intent(&mut self) -> Result<(), Problem> {
+    async fn apply_intent(&mut self) -> Result<(), Problem> {
         Ok(())
     }
 

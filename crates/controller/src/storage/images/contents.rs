@@ -66,13 +66,13 @@ pub(super) fn none_good(
 
 /// The copies of which the hosts were told what they have to show, and did not keep it.
 #[derive(Default)]
-pub(super) struct Told(HashSet<(HostId, LayerId)>);
+pub(super) struct Sent(HashSet<(HostId, LayerId)>);
 
 /// An image, and a copy of it to be settled.
-type Settling<'a> = (Arc<ImageRecord>, &'a Found);
+type CopyToSettle<'a> = (Arc<ImageRecord>, &'a Found);
 
 /// Once for each look at all hosts. They are asked side by side, each for some time, so that none holds up the others.
-pub(super) async fn settle(cluster: &Cluster, look: &Look, told: &mut Told) {
+pub(super) async fn settle(cluster: &Cluster, look: &Look, told: &mut Sent) {
     let records = match cluster.records.list::<ImageRecord>("images/").await {
         Ok(records) => records,
         Err(problem) => return tracing::warn!("can't list the images: {problem}"),
@@ -85,7 +85,7 @@ pub(super) async fn settle(cluster: &Cluster, look: &Look, told: &mut Told) {
         look.found.iter().map(|found| (found.host.clone(), found.info.layer)).collect();
     told.0.retain(|known| here.contains(known));
     // In another order each time: a host may wait long for another one, so that the last of its copies are not reached.
-    let mut hosts: HashMap<HostId, HashMap<ImageName, Settling<'_>>> = HashMap::new();
+    let mut hosts: HashMap<HostId, HashMap<ImageName, CopyToSettle<'_>>> = HashMap::new();
     for record in records.into_iter().filter(|record| record.import.is_none()) {
         let (name, layer) = (record.name.clone(), record.layer);
         let Some(copies) = layer.and_then(|layer| copies.get(&(&name, layer))) else { continue };
@@ -146,7 +146,7 @@ fn lacks_content(record: &ImageRecord, found: &Found) -> bool {
 async fn settle_host(
     cluster: &Cluster,
     host: &HostId,
-    copies: &HashMap<ImageName, Settling<'_>>,
+    copies: &HashMap<ImageName, CopyToSettle<'_>>,
     kept_not: &mut Vec<(HostId, LayerId)>,
 ) {
     let Ok(at) = cluster.hosts.get(host) else { return };

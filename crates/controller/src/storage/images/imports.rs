@@ -163,7 +163,7 @@ async fn room_for<'a>(
     host: &HostLink,
     name: &ImageName,
     size_bytes: u64,
-) -> Result<accounts::Held<'a>, Problem> {
+) -> Result<accounts::QuotaHold<'a>, Problem> {
     let refused = match accounts::hold_volume(cluster, name.as_str(), size_bytes).await {
         Err(problem) if problem.kind == ProblemKind::NoSpace => problem,
         room => return room,

@@ -24,7 +24,7 @@ pub(super) struct Look {
 
 /// Runs until the controller ends.
 pub async fn replace_lost_sources(cluster: Arc<Cluster>, task: Task) {
-    let (mut told, period) = (contents::Told::default(), cluster.timing.monitor * MONITORED);
+    let (mut told, period) = (contents::Sent::default(), cluster.timing.monitor * MONITORED);
     loop {
         let replace_all = async {
             let up = cluster.hosts.up();

@@ -10,7 +10,7 @@
 mod fill;
 mod pace;
 mod request;
-mod tell;
+mod sync;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::records::{Owned, VolumeMoveIntent, VolumeMoveRecord, volume_move_inte
 
 use pace::Pace;
 pub use request::{call_off, cancel, forget, home_in_a_job, is_kept_by_a_vm, of_volume, request};
-pub use tell::attach_at;
+pub use sync::attach_at;
 
 /// The new home stops its clients for a moment and asks the old one; then it answers.
 const TAKE_DEADLINE: Duration = Duration::from_secs(60);
@@ -112,7 +112,7 @@ impl Run<'_> {
             VolumeMoveState::Taking if is_unwanted => self.give_up(CANCELLED.to_owned()).await,
             VolumeMoveState::Taking => self.take().await,
             VolumeMoveState::CallingOff => self.call_off().await,
-            VolumeMoveState::Settling => self.settle().await,
+            VolumeMoveState::Redirecting => self.settle().await,
             VolumeMoveState::Filling => self.fill().await,
             VolumeMoveState::Completed | VolumeMoveState::CalledOff | VolumeMoveState::Lost => {
                 Ok(Step::Again)

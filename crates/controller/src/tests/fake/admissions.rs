@@ -12,7 +12,7 @@ use super::Shared;
 pub fn routes() -> Router<std::sync::Arc<std::sync::Mutex<super::Inside>>> {
     Router::new()
         .route("/v1/admissions", get(all_admitted_hosts).put(admit_all))
-        .route("/v1/volumes/{volume}/hosts", get(admitted_hosts).put(set_openers))
+        .route("/v1/volumes/{volume}/hosts", get(admitted_hosts).put(set_admitted_hosts))
         .route("/v1/volumes/{volume}/hosts/{host}", put(admit_one).delete(end_admission))
 }
 
@@ -21,16 +21,16 @@ async fn admitted_hosts(
     Path(name): Path<VolumeName>,
 ) -> Reply<AdmittedHosts> {
     let inside = inside.lock().expect("lock");
-    let hosts = inside.openers.get(&name).into_iter().flatten().cloned().collect();
+    let hosts = inside.admissions.get(&name).into_iter().flatten().cloned().collect();
     Ok(Json(AdmittedHosts { hosts }))
 }
 
-async fn set_openers(
+async fn set_admitted_hosts(
     State(inside): Shared,
     Path(name): Path<VolumeName>,
     Json(ask): Json<AdmittedHosts>,
 ) -> Reply<()> {
-    inside.lock().expect("lock").openers.entry(name).or_default().extend(ask.hosts);
+    inside.lock().expect("lock").admissions.entry(name).or_default().extend(ask.hosts);
     Ok(Json(()))
 }
 
@@ -39,16 +39,16 @@ async fn all_admitted_hosts(State(inside): Shared) -> Reply<AllAdmittedHosts> {
         std::future::pending::<()>().await;
     }
     let inside = inside.lock().expect("lock");
-    let here = inside.openers.iter();
+    let here = inside.admissions.iter();
     let volumes = here.map(|(name, hosts)| (name.clone(), hosts.iter().cloned().collect()));
     Ok(Json(AllAdmittedHosts { volumes: volumes.collect() }))
 }
 
 async fn admit_all(State(inside): Shared, Json(ask): Json<AllAdmittedHosts>) -> Reply<()> {
     let mut inside = inside.lock().expect("lock");
-    inside.told_of_openers += 1;
+    inside.told_of_admissions += 1;
     for (name, hosts) in ask.volumes {
-        inside.openers.entry(name).or_default().extend(hosts);
+        inside.admissions.entry(name).or_default().extend(hosts);
     }
     Ok(Json(()))
 }
@@ -57,7 +57,7 @@ async fn admit_one(
     State(inside): Shared,
     Path((name, host)): Path<(VolumeName, HostId)>,
 ) -> Reply<()> {
-    inside.lock().expect("lock").openers.entry(name).or_default().insert(host);
+    inside.lock().expect("lock").admissions.entry(name).or_default().insert(host);
     Ok(Json(()))
 }
 
@@ -65,6 +65,6 @@ async fn end_admission(
     State(inside): Shared,
     Path((name, host)): Path<(VolumeName, HostId)>,
 ) -> Reply<()> {
-    inside.lock().expect("lock").openers.entry(name).or_default().remove(&host);
+    inside.lock().expect("lock").admissions.entry(name).or_default().remove(&host);
     Ok(Json(()))
 }

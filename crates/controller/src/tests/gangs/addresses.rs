@@ -88,8 +88,8 @@ async fn a_gang_s_own_network_is_nobody_else_s() {
     let id = lab.submit(gang(2)).await;
     until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
     let network = NetworkKind::Cluster(networks::own_name(&id).expect("a name"));
-    let vm = NewVm { network: network.clone(), ..lasting::new_vm("home1") };
-    let made = crate::vms::lasting::create(&lab.cluster, vm, "ann".to_owned()).await;
+    let vm = NewVm { network: network.clone(), ..persistent_vms::new_vm("home1") };
+    let made = crate::vms::persistent::create(&lab.cluster, vm, "ann".to_owned()).await;
     let refused = made.expect_err("it goes with the job");
     assert!(refused.why.contains("is job g-0001's own"), "{refused}");
     let other = JobSpec { network, ..gang(1) };

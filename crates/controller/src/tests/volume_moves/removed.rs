@@ -48,7 +48,7 @@ async fn a_vm_without_a_job_whose_disks_new_home_is_removed_starts_with_what_its
         disks.iter().any(|disk| disk.volume == root && disk.home == lab.home.id).then_some(())
     })
     .await;
-    lab.wish(PowerWish::Start).await;
+    lab.power(PowerRequest::Start).await;
     lab.runs().await;
     assert!(lab.home.inside().volumes.contains_key(&root));
 }
@@ -62,7 +62,7 @@ async fn a_host_that_is_away_and_never_had_a_volume_does_not_keep_its_move_from_
         hosts::register(&lab.cluster, &third.id, third.addresses.clone()).await.expect("register");
         if was_let_in {
             let mut cloud = lab.cloud.inside();
-            cloud.openers.entry(data_volume()).or_default().insert(third.id.clone());
+            cloud.admissions.entry(data_volume()).or_default().insert(third.id.clone());
         }
         down(&lab, &third).await;
         begin(&lab, &data_volume(), &lab.home.id).await.expect("move");

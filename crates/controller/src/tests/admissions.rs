@@ -18,7 +18,7 @@ fn host(name: &str) -> HostId {
 }
 
 fn let_in(home: &FakeHost, volume: &VolumeName) -> BTreeSet<HostId> {
-    home.inside().openers.get(volume).cloned().unwrap_or_default()
+    home.inside().admissions.get(volume).cloned().unwrap_or_default()
 }
 
 async fn wait_until_let_in(home: &FakeHost, volume: &VolumeName, hosts: &[&str]) {
@@ -48,7 +48,7 @@ async fn a_home_that_was_restored_is_told_again_while_the_controller_runs() {
     let lab = Lab::up().await;
     let (_id, _vm) = running(&lab).await;
     wait_until_let_in(&lab.cloud, &data_volume(), &["home1"]).await;
-    lab.cloud.inside().openers.clear();
+    lab.cloud.inside().admissions.clear();
     wait_until_let_in(&lab.cloud, &data_volume(), &["home1"]).await;
 }
 
@@ -60,16 +60,16 @@ async fn a_host_that_needs_a_volume_no_more_is_let_out_and_one_that_has_it_attac
     {
         let mut cloud = lab.cloud.inside();
         let all = [gone.clone(), lab.home.id.clone()];
-        cloud.openers.insert(other.clone(), all.clone().into());
-        cloud.openers.entry(data_volume()).or_default().extend(all);
+        cloud.admissions.insert(other.clone(), all.clone().into());
+        cloud.admissions.entry(data_volume()).or_default().extend(all);
     }
     // Somebody at the host uses it without a VM.
     lab.home.inside().attachments.insert(other.clone(), "there:1".to_owned());
     wait_until_let_in(&lab.cloud, &other, &["home1"]).await;
     wait_until_let_in(&lab.cloud, &data_volume(), &["home1"]).await;
-    let told = lab.cloud.inside().told_of_openers;
+    let told = lab.cloud.inside().told_of_admissions;
     wait_for("two more rounds", async || {
-        (lab.cloud.inside().told_of_openers > told + 1).then_some(())
+        (lab.cloud.inside().told_of_admissions > told + 1).then_some(())
     })
     .await;
     wait_until_let_in(&lab.cloud, &other, &["home1"]).await;
@@ -86,7 +86,7 @@ async fn a_home_that_was_restored_lets_in_again_who_has_a_volume_attached_withou
         (VolumeName::new("other").expect("name"), VolumeName::new("gone").expect("name"));
     let home1: BTreeSet<HostId> = [lab.home.id.clone()].into();
     for volume in [&other, &gone] {
-        lab.cloud.inside().openers.insert(volume.clone(), home1.clone());
+        lab.cloud.inside().admissions.insert(volume.clone(), home1.clone());
         let at = lab.cloud.addresses.nbd_addr.clone();
         lab.home.inside().attachments.insert(volume.clone(), at);
     }
@@ -98,11 +98,11 @@ async fn a_home_that_was_restored_lets_in_again_who_has_a_volume_attached_withou
     .await;
     lab.home.inside().attachments.remove(&gone);
     // From a backup that was made before.
-    lab.cloud.inside().openers.clear();
+    lab.cloud.inside().admissions.clear();
     wait_until_let_in(&lab.cloud, &other, &["home1"]).await;
-    let told = lab.cloud.inside().told_of_openers;
+    let told = lab.cloud.inside().told_of_admissions;
     wait_for("two more rounds", async || {
-        (lab.cloud.inside().told_of_openers > told + 1).then_some(())
+        (lab.cloud.inside().told_of_admissions > told + 1).then_some(())
     })
     .await;
     assert!(let_in(&lab.cloud, &gone).is_empty(), "nobody has it attached");
@@ -135,10 +135,10 @@ async fn the_end_of_a_vm_does_not_let_out_a_host_whose_volume_reads_the_same_one
         lab.home.inside().attachments.is_empty().then_some(())
     })
     .await;
-    let told = lab.cloud.inside().told_of_openers;
+    let told = lab.cloud.inside().told_of_admissions;
     wait_for("three more rounds", async || {
         assert_eq!(let_in(&lab.cloud, &data_volume()), [host("home1")].into());
-        (lab.cloud.inside().told_of_openers > told + 2).then_some(())
+        (lab.cloud.inside().told_of_admissions > told + 2).then_some(())
     })
     .await;
 }
@@ -149,7 +149,7 @@ async fn a_volume_made_of_another_one_reads_it_until_it_is_deleted() {
     let name = make_of(&lab, &format!("{}@1", data_volume())).await;
     wait_until_let_in(&lab.cloud, &data_volume(), &["home1"]).await;
     lab.restart_controller().await;
-    lab.cloud.inside().openers.clear();
+    lab.cloud.inside().admissions.clear();
     wait_until_let_in(&lab.cloud, &data_volume(), &["home1"]).await;
     volumes::delete(&lab.cluster, &name).await.expect("deleted");
     wait_until_let_in(&lab.cloud, &data_volume(), &[]).await;
@@ -160,9 +160,10 @@ async fn a_volume_made_of_another_one_reads_it_until_it_is_deleted() {
 #[tokio::test]
 async fn a_host_that_is_away_is_not_asked_what_it_needs() {
     let lab = Lab::up().await;
-    lab.cloud.inside().openers.insert(data_volume(), [lab.home.id.clone()].into());
+    lab.cloud.inside().admissions.insert(data_volume(), [lab.home.id.clone()].into());
     lab.home.inside().down = true;
-    wait_for("three rounds", async || (lab.cloud.inside().told_of_openers > 3).then_some(())).await;
+    wait_for("three rounds", async || (lab.cloud.inside().told_of_admissions > 3).then_some(()))
+        .await;
     assert_eq!(let_in(&lab.cloud, &data_volume()), [host("home1")].into(), "it is not known");
     lab.home.inside().down = false;
     wait_until_let_in(&lab.cloud, &data_volume(), &[]).await;
@@ -174,9 +175,9 @@ async fn a_home_is_told_nothing_of_what_hosts_say_they_use() {
     let lab = Lab::up().await;
     let there = lab.cloud.addresses.nbd_addr.clone();
     lab.home.inside().attachments.insert(data_volume(), there);
-    let told = lab.cloud.inside().told_of_openers;
+    let told = lab.cloud.inside().told_of_admissions;
     wait_for("two more rounds", async || {
-        (lab.cloud.inside().told_of_openers > told + 1).then_some(())
+        (lab.cloud.inside().told_of_admissions > told + 1).then_some(())
     })
     .await;
     assert!(let_in(&lab.cloud, &data_volume()).is_empty());
@@ -186,9 +187,9 @@ async fn a_home_is_told_nothing_of_what_hosts_say_they_use() {
 async fn a_home_that_never_answers_keeps_no_other_one_waiting() {
     let lab = Lab::up().await;
     lab.home.inside().openers_hang = true;
-    let told = lab.cloud.inside().told_of_openers;
+    let told = lab.cloud.inside().told_of_admissions;
     wait_for("two more rounds", async || {
-        (lab.cloud.inside().told_of_openers > told + 1).then_some(())
+        (lab.cloud.inside().told_of_admissions > told + 1).then_some(())
     })
     .await;
 }
@@ -198,10 +199,10 @@ async fn a_record_of_a_reader_that_can_t_be_read_keeps_no_home_from_being_told()
     let lab = Lab::up().await;
     let key = format!("volume_readers/{}/home1/reader", data_volume());
     lab.cluster.records.put(&key, &"no reader").await.expect("a record");
-    lab.cloud.inside().openers.insert(data_volume(), [host("home1")].into());
-    let told = lab.cloud.inside().told_of_openers;
+    lab.cloud.inside().admissions.insert(data_volume(), [host("home1")].into());
+    let told = lab.cloud.inside().told_of_admissions;
     wait_for("three more rounds", async || {
-        (lab.cloud.inside().told_of_openers > told + 2).then_some(())
+        (lab.cloud.inside().told_of_admissions > told + 2).then_some(())
     })
     .await;
     assert_eq!(let_in(&lab.cloud, &data_volume()), [host("home1")].into(), "it is not known");
@@ -217,7 +218,7 @@ async fn a_reader_is_let_in_after_whoever_lets_its_host_out_at_this_moment() {
     };
     let out = async {
         tokio::time::sleep(Duration::from_millis(300)).await;
-        lab.cloud.inside().openers.clear();
+        lab.cloud.inside().admissions.clear();
         drop(hold);
     };
     tokio::join!(make_of(&lab, &export), out);

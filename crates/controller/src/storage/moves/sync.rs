@@ -29,7 +29,7 @@ impl Run<'_> {
             }
             return Ok(Step::Wait(self.cluster.timing.poll));
         }
-        self.advance(VolumeMoveEvent::Settled)?;
+        self.advance(VolumeMoveEvent::Redirected)?;
         self.record.save().await?;
         Ok(Step::Again)
     }

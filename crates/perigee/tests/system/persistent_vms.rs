@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use perigee_model::JobId;
 use perigee_model::job::{ClusterImage, Job, JobState, Vm};
-use perigee_model::lasting::VmState;
+use perigee_model::persistent_vm::VmState;
 
 use super::gangs::log_of;
 use super::tenant_network::World;

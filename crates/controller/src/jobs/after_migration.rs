@@ -69,7 +69,7 @@ impl Run {
         // A source that was removed is not asked. At any other source the VM is stopped, so there is a last
         // message.
         if let Ok(source) = self.cluster.hosts.get(&moved.migration.from)
-            && self.lasting().is_none()
+            && self.persistent().is_none()
         {
             match self.take_events(&source, u64::MAX).await {
                 Ok(()) => {}

@@ -22,7 +22,7 @@ const PREFIX: &str = "talk/";
 
 /// What earlier runs of a kind of gang have shown.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Known {
+pub struct GangHistory {
     /// What the VMs sent to each other in the last one of which this is known: a row for each rank.
     pub sent: Vec<Vec<u64>>,
     /// Those that have succeeded, with a digest of their image and command, the oldest first.
@@ -30,7 +30,7 @@ pub struct Known {
     ended_ms: u64,
 }
 
-impl Known {
+impl GangHistory {
     /// How long such a gang takes; `None` if no equal one has succeeded.
     pub fn predicted(&self, spec: &JobSpec, traits: &Traits) -> Option<Estimate> {
         let program = program(spec);
@@ -51,7 +51,7 @@ fn key(gang: &JobId, count: u32) -> String {
     format!("{PREFIX}{name}/{count}")
 }
 
-pub async fn known(cluster: &Cluster, gang: &JobId, count: u32) -> Result<Known, Problem> {
+pub async fn known(cluster: &Cluster, gang: &JobId, count: u32) -> Result<GangHistory, Problem> {
     Ok(cluster.records.read(&key(gang, count)).await?.unwrap_or_default())
 }
 
@@ -68,7 +68,7 @@ pub async fn remember(
         return Ok(());
     }
     let key = key(&gang.id, gang.spec.count);
-    let mut known: Known = cluster.records.read(&key).await?.unwrap_or_default();
+    let mut known: GangHistory = cluster.records.read(&key).await?.unwrap_or_default();
     let is_new = known.ended_ms == 0;
     known.ended_ms = now_ms();
     if is_counted {
@@ -93,7 +93,7 @@ async fn make_room(cluster: &Cluster, tenant: &TenantName, max: usize) -> Result
     }
     let mut oldest: Option<(u64, String)> = None;
     for key in keys {
-        let known: Option<Known> = cluster.records.read(&key).await?;
+        let known: Option<GangHistory> = cluster.records.read(&key).await?;
         let at = known.map_or(0, |known| known.ended_ms);
         if oldest.as_ref().is_none_or(|(least, _)| at < *least) {
             oldest = Some((at, key));
@@ -130,7 +130,7 @@ mod tests {
             .await
             .expect("a cluster");
         for (id, ended_ms) in ids.iter().zip(1..) {
-            let known = Known { ended_ms, ..Known::default() };
+            let known = GangHistory { ended_ms, ..GangHistory::default() };
             cluster.records.put(&key(id, 2), &known).await.expect("put");
         }
         cluster

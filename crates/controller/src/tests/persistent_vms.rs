@@ -7,8 +7,8 @@ use std::process::Stdio;
 use axum::body::Bytes;
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, ClusterImage, JobSpec, JobState, Start, Vm};
-use perigee_model::lasting::{
-    AttachVolume, DetachVolume, NewVm, NewVmVolume, PowerWish, ResizeVm, StopVm, VmState,
+use perigee_model::persistent_vm::{
+    AttachVolume, DetachVolume, NewVm, NewVmVolume, PowerRequest, ResizeVm, StopVm, VmState,
 };
 use perigee_model::tenant::{AuditEntry, Quota};
 use perigee_model::vm::{ChangeVm, Firmware, Hardware, VmStatus};
@@ -24,7 +24,7 @@ use super::tenants::{Tenants, make_token};
 use super::{Lab, TIMING, data_volume, spec, wait_for, wait_while};
 use crate::cluster::Timing;
 use crate::storage::volumes;
-use crate::vms::{self, attachments, change, guest_files, lasting};
+use crate::vms::{self, attachments, change, guest_files, persistent};
 use crate::{hosts, jobs};
 
 pub fn web() -> VmId {
@@ -53,7 +53,7 @@ pub fn new_vm(host: &str) -> NewVm {
 impl Lab {
     pub async fn make_vm(&self, new: NewVm) -> Vm {
         let owner = "ann".to_owned();
-        lasting::create(&self.cluster, new, owner).await.expect("a VM")
+        persistent::create(&self.cluster, new, owner).await.expect("a VM")
     }
 
     pub async fn vm_is(&self, state: VmState) -> Vm {
@@ -75,8 +75,8 @@ impl Lab {
         vm
     }
 
-    pub async fn wish(&self, wish: PowerWish) {
-        lasting::wish(&self.cluster, &web(), wish).await.expect("it is taken down");
+    pub async fn power(&self, request: PowerRequest) {
+        persistent::request_power(&self.cluster, &web(), request).await.expect("it is taken down");
     }
 }
 
@@ -112,7 +112,7 @@ async fn a_vm_without_a_job_is_started_stopped_and_started_again_with_the_same_d
     let (first, roles) = {
         let inside = lab.home.inside();
         let spec = &inside.vms[&web()].report.spec;
-        assert!(spec.machine.lasts);
+        assert!(spec.machine.persistent);
         (spec.clone(), spec.disks.iter().map(|disk| disk.role).collect::<Vec<_>>())
     };
     assert_eq!(roles, [DiskRole::Root, DiskRole::CloudInit, DiskRole::Nvram, DiskRole::Data(0)]);
@@ -124,7 +124,7 @@ async fn a_vm_without_a_job_is_started_stopped_and_started_again_with_the_same_d
     }
     lab.home.inside().volumes.get_mut(&root()).expect("its disk").data = b"kept".to_vec();
 
-    lab.wish(PowerWish::Stop { force: false }).await;
+    lab.power(PowerRequest::Stop { force: false }).await;
     let off = lab.vm_is(VmState::Stopped).await;
     assert_eq!((off.host, off.reason.as_str()), (None, ""));
     assert!(lab.home.inside().pressed > 0, "the guest was asked");
@@ -136,7 +136,7 @@ async fn a_vm_without_a_job_is_started_stopped_and_started_again_with_the_same_d
     lab.restart_controller().await;
     assert_eq!(lab.vm_is(VmState::Stopped).await.image.expect("its image").as_str(), "debian");
 
-    lab.wish(PowerWish::Start).await;
+    lab.power(PowerRequest::Start).await;
     lab.runs().await;
     {
         let inside = lab.home.inside();
@@ -147,9 +147,9 @@ async fn a_vm_without_a_job_is_started_stopped_and_started_again_with_the_same_d
         assert_eq!(inside.starts[&web()], 2);
     }
     assert_eq!(console(&lab).await, "panic: no root", "of this start only");
-    let refused = lasting::delete(&lab.cluster, &web(), false).await.expect_err("it runs");
+    let refused = persistent::delete(&lab.cluster, &web(), false).await.expect_err("it runs");
     assert_eq!(refused.kind, ProblemKind::Conflict);
-    lasting::delete(&lab.cluster, &web(), true).await.expect("deleted");
+    persistent::delete(&lab.cluster, &web(), true).await.expect("deleted");
     lab.wait_for_clean_hosts().await;
     wait_for("the VM to be unknown", async || vms::get(&lab.cluster, &web()).await.err()).await;
     // Its name is free again.
@@ -192,7 +192,7 @@ async fn a_vm_with_a_tpm_keeps_its_state_and_is_only_at_hosts_that_can_have_it()
     let refused = vms::move_to(&lab.cluster, &web(), to, VolumesOnMove::Stay).await;
     let refused = refused.expect_err("it has no TPMs");
     assert!(refused.why.contains("swtpm is not installed"), "{refused}");
-    lab.wish(PowerWish::Restart { force: true }).await;
+    lab.power(PowerRequest::Restart { force: true }).await;
     wait_for("another start", async || (lab.cloud.inside().starts[&web()] == 2).then_some(()))
         .await;
     lab.runs().await;
@@ -217,14 +217,14 @@ async fn a_vm_is_stopped_at_once_and_restarted_when_its_guest_does_not_listen() 
     lab.home.inside().guests_are_deaf = true;
     lab.make_vm(new_vm("home1")).await;
     lab.runs().await;
-    lab.wish(PowerWish::Stop { force: false }).await;
+    lab.power(PowerRequest::Stop { force: false }).await;
     lab.vm_is(VmState::Stopping).await;
     wait_for("the button", async || (lab.home.inside().pressed > 0).then_some(())).await;
-    lab.wish(PowerWish::Restart { force: true }).await;
+    lab.power(PowerRequest::Restart { force: true }).await;
     wait_for("its second start", async || (lab.home.inside().starts[&web()] == 2).then_some(()))
         .await;
     lab.runs().await;
-    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.power(PowerRequest::Stop { force: true }).await;
     lab.vm_is(VmState::Stopped).await;
 }
 
@@ -236,7 +236,7 @@ async fn a_vm_that_stands_still_is_shown_to_be_stopped_too() {
     lab.runs().await;
     lab.home.inside().vms.get_mut(&web()).expect("VM").report.status = VmStatus::IoError;
     lab.vm_is(VmState::IoError).await;
-    lab.wish(PowerWish::Stop { force: false }).await;
+    lab.power(PowerRequest::Stop { force: false }).await;
     lab.vm_is(VmState::Stopping).await;
 }
 
@@ -265,7 +265,7 @@ async fn a_vm_without_a_job_moves_and_what_its_guest_says_is_nothing_to_its_reco
         (said == "panic: no rootpanic: no root").then_some(())
     })
     .await;
-    lab.wish(PowerWish::Restart { force: true }).await;
+    lab.power(PowerRequest::Restart { force: true }).await;
     wait_for("its start where it was moved to", async || {
         (lab.cloud.inside().starts[&web()] == 2).then_some(())
     })
@@ -280,9 +280,9 @@ async fn a_vm_that_may_start_anywhere_starts_beside_its_disk() {
     lab.make_vm(NewVm { start: Start::Anywhere, volumes: Vec::new(), ..new_vm("home1") }).await;
     let first = lab.runs().await.host;
     for _ in 0..3 {
-        lab.wish(PowerWish::Stop { force: true }).await;
+        lab.power(PowerRequest::Stop { force: true }).await;
         lab.vm_is(VmState::Stopped).await;
-        lab.wish(PowerWish::Start).await;
+        lab.power(PowerRequest::Start).await;
         assert_eq!(lab.runs().await.host, first);
     }
 }
@@ -313,7 +313,7 @@ async fn a_vm_whose_disk_was_at_a_removed_host_says_so() {
     })
     .await;
     assert!(lost.reason.contains("home1"), "{}", lost.reason);
-    lasting::delete(&lab.cluster, &web(), false).await.expect("deleted");
+    persistent::delete(&lab.cluster, &web(), false).await.expect("deleted");
     wait_for("the VM to be unknown", async || vms::get(&lab.cluster, &web()).await.err()).await;
 }
 
@@ -325,16 +325,18 @@ async fn a_vm_without_a_job_is_no_job_and_a_jobs_vm_is_none_of_these() {
     assert!(jobs::list(&lab.cluster).await.expect("jobs").is_empty());
     let id = "web".parse().expect("an id");
     assert_eq!(jobs::get(&lab.cluster, &id).await.expect_err("none").kind, ProblemKind::NotFound);
-    let again = lasting::create(&lab.cluster, new_vm("home1"), "ann".to_owned()).await;
+    let again = persistent::create(&lab.cluster, new_vm("home1"), "ann".to_owned()).await;
     assert_eq!(again.expect_err("the name is taken").kind, ProblemKind::Conflict);
     let like_a_job = NewVm { name: VmId::new("web-0001").expect("a name"), ..new_vm("home1") };
-    let refused = lasting::create(&lab.cluster, like_a_job, "ann".to_owned()).await;
+    let refused = persistent::create(&lab.cluster, like_a_job, "ann".to_owned()).await;
     assert_eq!(refused.expect_err("a job may get it").kind, ProblemKind::Invalid);
     let own = JobSpec { volumes: Vec::new(), memory_bytes: 256 << 20, ..spec(Access::Read) };
     let job = lab.submit(own).await;
     let vm = super::vm_of(&job);
     lab.wait_for_vm(&lab.home, &vm).await;
-    let refused = lasting::wish(&lab.cluster, &vm, PowerWish::Start).await.expect_err("a job's");
+    let refused = persistent::request_power(&lab.cluster, &vm, PowerRequest::Start)
+        .await
+        .expect_err("a job's");
     assert_eq!(refused.kind, ProblemKind::Conflict);
     let in_use = volumes::delete(&lab.cluster, &data_volume()).await.expect_err("the VM has it");
     assert!(in_use.why.contains("VM web uses it"), "{in_use}");
@@ -445,15 +447,15 @@ async fn a_vm_is_deleted_also_where_the_cleanup_of_an_earlier_one_of_its_name_wa
     unreachable(&lab, &lab.home).await;
     hosts::remove(&lab.cluster, &lab.home.id, true).await.expect("removed");
     lab.vm_is(VmState::Stopped).await;
-    lasting::delete(&lab.cluster, &web(), true).await.expect("deleted");
+    persistent::delete(&lab.cluster, &web(), true).await.expect("deleted");
     wait_for("the VM to be unknown", async || vms::get(&lab.cluster, &web()).await.err()).await;
 
     lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("cloud1") }).await;
     lab.runs().await;
-    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.power(PowerRequest::Stop { force: true }).await;
     lab.vm_is(VmState::Stopped).await;
     assert!(lab.cloud.inside().vms.is_empty(), "it is off");
-    lasting::delete(&lab.cluster, &web(), true).await.expect("deleted");
+    persistent::delete(&lab.cluster, &web(), true).await.expect("deleted");
     wait_for("its disk to be gone", async || (!has_root(&lab.cloud)).then_some(())).await;
 }
 
@@ -463,7 +465,7 @@ async fn a_stop_ends_when_the_host_is_removed_before_the_guest_has_powered_off()
     lab.home.inside().guests_are_deaf = true;
     lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("home1") }).await;
     lab.runs().await;
-    lab.wish(PowerWish::Stop { force: false }).await;
+    lab.power(PowerRequest::Stop { force: false }).await;
     wait_for("the button", async || (lab.home.inside().pressed > 0).then_some(())).await;
     unreachable(&lab, &lab.home).await;
     hosts::remove(&lab.cluster, &lab.home.id, true).await.expect("removed");
@@ -485,7 +487,7 @@ async fn a_stop_waits_for_no_host_where_nothing_was_started() {
     })
     .await;
     unreachable(&lab, &lab.home).await;
-    lab.wish(PowerWish::Stop { force: false }).await;
+    lab.power(PowerRequest::Stop { force: false }).await;
     let off = lab.vm_is(VmState::Stopped).await;
     assert_eq!(off.host, None);
 }
@@ -496,7 +498,7 @@ async fn a_vm_that_is_being_stopped_is_not_moved() {
     lab.home.inside().guests_are_deaf = true;
     lab.make_vm(new_vm("home1")).await;
     lab.runs().await;
-    lab.wish(PowerWish::Stop { force: false }).await;
+    lab.power(PowerRequest::Stop { force: false }).await;
     wait_for("the button", async || (lab.home.inside().pressed > 0).then_some(())).await;
     let to = lab.cloud.id.clone();
     let refused = vms::move_to(&lab.cluster, &web(), to, VolumesOnMove::Stay).await;
@@ -526,7 +528,7 @@ async fn a_vm_that_runs_is_deleted_at_once_and_waits_for_no_outputs() {
     lab.start_controller(Timing { cancel_deadline, ..TIMING }).await;
     lab.make_vm(new_vm("home1")).await;
     lab.runs().await;
-    lasting::delete(&lab.cluster, &web(), true).await.expect("deleted");
+    persistent::delete(&lab.cluster, &web(), true).await.expect("deleted");
     lab.wait_for_clean_hosts().await;
 }
 
@@ -538,24 +540,24 @@ async fn a_vm_is_restored_from_an_image_when_it_is_off() {
     let image = ImageName::new("debian").expect("a name");
     let refused = change::restore(&lab.cluster, &web(), image.clone()).await.expect_err("it runs");
     assert_eq!(refused.kind, ProblemKind::Conflict);
-    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.power(PowerRequest::Stop { force: true }).await;
     lab.vm_is(VmState::Stopped).await;
     lab.home.inside().volumes.get_mut(&root()).expect("its disk").data = b"broken".to_vec();
     change::restore(&lab.cluster, &web(), image.clone()).await.expect("restored");
     wait_for("the old disk to be gone", async || (!has_root(&lab.home)).then_some(())).await;
-    lab.wish(PowerWish::Start).await;
+    lab.power(PowerRequest::Start).await;
     lab.runs().await;
     let disk = lab.home.inside().vms[&web()].report.spec.disks[0].clone();
     assert_ne!(disk.volume, root());
     assert!(lab.home.inside().volumes.contains_key(&disk.volume));
     // What it writes from now on is kept again.
     lab.home.inside().volumes.get_mut(&disk.volume).expect("its disk").data = b"kept".to_vec();
-    lab.wish(PowerWish::Restart { force: true }).await;
+    lab.power(PowerRequest::Restart { force: true }).await;
     wait_for("its third start", async || (lab.home.inside().starts[&web()] == 3).then_some(()))
         .await;
     lab.runs().await;
     assert_eq!(lab.home.inside().volumes[&disk.volume].data, b"kept");
-    lasting::delete(&lab.cluster, &web(), true).await.expect("deleted");
+    persistent::delete(&lab.cluster, &web(), true).await.expect("deleted");
     lab.wait_for_clean_hosts().await;
 }
 
@@ -567,7 +569,7 @@ async fn a_vm_is_resized_when_it_is_off_and_its_disk_only_grows() {
     let ask = ResizeVm { cpus: Some(2), memory_bytes: Some(512 << 20), disk_bytes: Some(3 << 30) };
     let refused = change::resize(&lab.cluster, &web(), ask).await.expect_err("it runs");
     assert_eq!(refused.kind, ProblemKind::Conflict);
-    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.power(PowerRequest::Stop { force: true }).await;
     lab.vm_is(VmState::Stopped).await;
     let smaller = ResizeVm { disk_bytes: Some(1 << 30), ..ResizeVm::default() };
     let refused = change::resize(&lab.cluster, &web(), smaller).await.expect_err("it is smaller");
@@ -575,7 +577,7 @@ async fn a_vm_is_resized_when_it_is_off_and_its_disk_only_grows() {
     let sized = change::resize(&lab.cluster, &web(), ask).await.expect("resized");
     assert_eq!((sized.cpus, sized.memory_bytes), (2, 512 << 20));
     assert_eq!(lab.home.inside().volumes[&root()].info.size_bytes, 3 << 30);
-    lab.wish(PowerWish::Start).await;
+    lab.power(PowerRequest::Start).await;
     lab.runs().await;
     let spec = lab.home.inside().vms[&web()].report.spec.clone();
     assert_eq!((spec.cpus, spec.memory_bytes), (2, 512 << 20));
@@ -586,7 +588,7 @@ async fn of_two_who_resize_a_vm_at_once_each_gets_what_was_asked_for() {
     let lab = Lab::up().await;
     lab.make_vm(new_vm("home1")).await;
     lab.runs().await;
-    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.power(PowerRequest::Stop { force: true }).await;
     lab.vm_is(VmState::Stopped).await;
     lab.home.inside().holds_resizes = true;
     let cluster = lab.cluster.clone();
@@ -662,7 +664,7 @@ async fn a_vm_that_runs_gets_cpus_and_a_larger_disk_and_gives_memory_back() {
         spec.is_some_and(|spec| spec.cpus == 3).then_some(())
     })
     .await;
-    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.power(PowerRequest::Stop { force: true }).await;
     lab.vm_is(VmState::Stopped).await;
     assert_eq!(cpus_of(&lab).2, 128 << 20);
 }
@@ -719,21 +721,21 @@ async fn a_volume_comes_to_a_vm_that_runs_and_goes_and_the_others_keep_their_pla
     let gone = attachments::detach(&lab.cluster, &web(), ask).await.expect_err("it has gone");
     assert_eq!(gone.kind, ProblemKind::NotFound);
     lab.restart_controller().await;
-    lab.wish(PowerWish::Restart { force: true }).await;
+    lab.power(PowerRequest::Restart { force: true }).await;
     wait_for("its second start", async || (lab.home.inside().starts[&web()] == 2).then_some(()))
         .await;
     lab.runs().await;
     assert_eq!(disks(&lab.home), std::slice::from_ref(&second), "it is the disk that it was");
 
-    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.power(PowerRequest::Stop { force: true }).await;
     lab.vm_is(VmState::Stopped).await;
     let ask = AttachVolume { volume: data_volume(), read_only: true };
     attachments::attach(&lab.cluster, &web(), ask).await.expect("it is off");
     let record = lab.cluster.index.of_vm(&web()).expect("its record");
-    let lasting = record.kind.persistent_vm().expect("it lives without a job");
+    let persistent = record.kind.persistent_vm().expect("it lives without a job");
     let volumes = record.job.spec.volumes.iter().enumerate();
     let mut both: Vec<_> =
-        volumes.filter_map(|(at, v)| Some((lasting.role_of(at)?, v.volume.clone()))).collect();
+        volumes.filter_map(|(at, v)| Some((persistent.role_of(at)?, v.volume.clone()))).collect();
     both.sort();
     assert_eq!(both, [first, second]);
 }

@@ -7,7 +7,7 @@ use perigee_model::plan::Way;
 use perigee_model::volume_move::{VolumeMove, VolumeMoveCause, VolumeMoveState};
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 
-use super::consider::Change;
+use super::decide_move::Change;
 use super::driver::Run;
 use crate::clock::now_ms;
 use crate::cluster::Cluster;

@@ -1,7 +1,7 @@
 //! VMs that live without a job: what a person wants of one, and what its driver does next.
 //!
 //! Such a VM has the same record, the same driver and the same [`JobState`] as a job's VM. Instead of a command it has
-//! [`Lasting`]: what is wanted of it, apart from what is observed. While it is off it is [`JobState::Queued`] and is not
+//! [`PersistentVm`]: what is wanted of it, apart from what is observed. While it is off it is [`JobState::Queued`] and is not
 //! wanted to run, so it has disks and no host; the scheduler leaves it alone.
 //!
 //! ```text
@@ -34,7 +34,7 @@ pub const PRESS_AGAIN_MS: u64 = 10_000;
 /// What a person asks of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum PowerWish {
+pub enum PowerRequest {
     /// It is to run.
     Start,
     /// It is to be off.
@@ -68,16 +68,16 @@ pub struct GoingDown {
 
 /// What a VM without a job has instead of a command.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lasting {
+pub struct PersistentVm {
     /// Whether it is meant to run. If it goes down at the same time, it starts again afterwards.
     pub on: bool,
     /// It is being stopped.
     pub down: Option<GoingDown>,
-    /// The number of the last wish that was taken into account.
-    pub heeded: u64,
+    /// The number of the last request that was taken into account.
+    pub applied: u64,
     /// Its own disks were made, and have what the guest wrote.
     pub made: bool,
-    /// What the last wish came to, if it was not what was asked for.
+    /// What the last request came to, if it was not what was asked for.
     pub note: String,
     /// How cloud-init in its guest configures it.
     pub cloud_init: CloudInit,
@@ -184,7 +184,7 @@ pub enum Next {
     TakeDown,
 }
 
-impl Lasting {
+impl PersistentVm {
     /// Whether the scheduler is to find a host for it.
     pub fn waits_for_a_host(&self) -> bool {
         self.on && self.down.is_none()
@@ -229,20 +229,20 @@ impl Lasting {
         }
     }
 
-    /// Takes a wish into account, each once.
-    pub fn heed(&mut self, number: u64, wish: PowerWish, state: JobState) {
-        if number <= self.heeded {
+    /// Takes a request into account, each once.
+    pub fn apply(&mut self, number: u64, request: PowerRequest, state: JobState) {
+        if number <= self.applied {
             return;
         }
-        self.heeded = number;
+        self.applied = number;
         self.note.clear();
-        let (on, force) = match wish {
-            PowerWish::Start => {
+        let (on, force) = match request {
+            PowerRequest::Start => {
                 self.on = true;
                 return;
             }
-            PowerWish::Stop { force } => (false, force),
-            PowerWish::Restart { force } => (true, force),
+            PowerRequest::Stop { force } => (false, force),
+            PowerRequest::Restart { force } => (true, force),
         };
         self.on = on;
         if state == JobState::Queued {
@@ -553,11 +553,11 @@ impl VmState {
     }
 
     /// That of a VM without a job, of which no host has said anything.
-    pub fn unseen(lasting: &Lasting, state: JobState) -> Self {
+    pub fn unseen(persistent: &PersistentVm, state: JobState) -> Self {
         match state {
-            JobState::Queued if lasting.waits_for_a_host() => Self::Waiting,
+            JobState::Queued if persistent.waits_for_a_host() => Self::Waiting,
             JobState::Queued => Self::Stopped,
-            _ if lasting.down.is_some() => Self::Stopping,
+            _ if persistent.down.is_some() => Self::Stopping,
             _ => Self::Starting,
         }
     }
@@ -573,7 +573,7 @@ mod tests {
 
     #[test]
     fn a_volume_that_goes_leaves_the_others_the_disks_that_they_are() {
-        let mut vm = Lasting { mounts: vec![None, None, None], ..Lasting::default() };
+        let mut vm = PersistentVm { mounts: vec![None, None, None], ..PersistentVm::default() };
         let role = DiskRole::Data;
         assert_eq!((vm.role_of(2), vm.free_slot(3)), (Some(role(2)), Some(3)));
         vm.drops(3, 1);
@@ -583,8 +583,8 @@ mod tests {
         assert_eq!((vm.slots.clone(), vm.mounts.len()), (vec![0, 2, 1], 3));
     }
 
-    fn on() -> Lasting {
-        Lasting { on: true, ..Lasting::default() }
+    fn on() -> PersistentVm {
+        PersistentVm { on: true, ..PersistentVm::default() }
     }
 
     #[test]
@@ -616,25 +616,25 @@ mod tests {
     #[test]
     fn a_stop_asks_the_guest_and_a_forced_one_does_not() {
         let mut vm = on();
-        vm.heed(1, PowerWish::Stop { force: false }, JobState::Running);
+        vm.apply(1, PowerRequest::Stop { force: false }, JobState::Running);
         assert_eq!(vm.next(seen(JobState::Running, true), 0), Next::Press);
         vm.pressed(1000);
         assert_eq!(vm.next(seen(JobState::Running, true), 2000), Next::GoOn);
         assert_eq!(vm.next(seen(JobState::Running, true), 1000 + PRESS_AGAIN_MS), Next::Press);
-        vm.heed(2, PowerWish::Stop { force: true }, JobState::Running);
+        vm.apply(2, PowerRequest::Stop { force: true }, JobState::Running);
         assert_eq!(vm.next(seen(JobState::Running, true), 2000), Next::TakeDown);
     }
 
     #[test]
     fn a_vm_that_was_stopped_rests_until_it_is_started() {
         let mut vm = on();
-        vm.heed(1, PowerWish::Stop { force: false }, JobState::Running);
+        vm.apply(1, PowerRequest::Stop { force: false }, JobState::Running);
         vm.ended("the guest powered off");
         assert_eq!(vm.next(seen(JobState::Running, false), 0), Next::TakeDown);
         assert_eq!(vm.is_down(), "", "it was asked for");
         assert_eq!(vm.next(seen(JobState::Queued, false), 0), Next::Rest);
         assert!(!vm.waits_for_a_host());
-        vm.heed(2, PowerWish::Start, JobState::Queued);
+        vm.apply(2, PowerRequest::Start, JobState::Queued);
         assert_eq!(vm.next(seen(JobState::Queued, false), 0), Next::GoOn);
         assert!(vm.waits_for_a_host());
     }
@@ -642,7 +642,7 @@ mod tests {
     #[test]
     fn a_vm_that_is_restarted_goes_down_and_waits_for_a_host() {
         let mut vm = on();
-        vm.heed(1, PowerWish::Restart { force: true }, JobState::Running);
+        vm.apply(1, PowerRequest::Restart { force: true }, JobState::Running);
         assert_eq!(vm.next(seen(JobState::Running, true), 0), Next::TakeDown);
         assert!(!vm.waits_for_a_host(), "it is not down yet");
         vm.is_down();
@@ -652,7 +652,7 @@ mod tests {
     #[test]
     fn a_guest_that_does_not_power_off_runs_on_and_that_is_said() {
         let mut vm = on();
-        vm.heed(1, PowerWish::Stop { force: false }, JobState::Running);
+        vm.apply(1, PowerRequest::Stop { force: false }, JobState::Running);
         assert!(!vm.give_up(u64::MAX), "it was not asked yet");
         vm.pressed(1000);
         assert!(!vm.give_up(1000 + POWER_OFF_MS - 1));
@@ -664,7 +664,7 @@ mod tests {
     #[test]
     fn a_vm_that_stands_still_does_not_stop_for_ever() {
         let mut vm = on();
-        vm.heed(1, PowerWish::Stop { force: false }, JobState::Running);
+        vm.apply(1, PowerRequest::Stop { force: false }, JobState::Running);
         assert_eq!(vm.next(seen(JobState::Running, false), 0), Next::GoOn);
         assert!(vm.stands_still(1000) && !vm.stands_still(2000), "it counts from the first time");
         assert!(!vm.give_up(1000 + POWER_OFF_MS - 1));
@@ -675,7 +675,7 @@ mod tests {
     #[test]
     fn a_vm_that_no_host_was_asked_to_start_is_stopped_at_once() {
         let mut vm = on();
-        vm.heed(1, PowerWish::Stop { force: false }, JobState::Starting);
+        vm.apply(1, PowerRequest::Stop { force: false }, JobState::Starting);
         let early = Seen { state: JobState::Starting, is_started: false, runs: false };
         assert_eq!(vm.next(early, 0), Next::TakeDown);
         assert_eq!(vm.next(seen(JobState::Starting, false), 0), Next::GoOn);
@@ -691,20 +691,20 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_counts_once_and_an_old_one_never() {
+    fn a_request_counts_once_and_an_old_one_never() {
         let mut vm = on();
-        vm.heed(2, PowerWish::Stop { force: true }, JobState::Running);
+        vm.apply(2, PowerRequest::Stop { force: true }, JobState::Running);
         vm.is_down();
         let before = vm.clone();
-        vm.heed(2, PowerWish::Start, JobState::Queued);
-        vm.heed(1, PowerWish::Start, JobState::Queued);
+        vm.apply(2, PowerRequest::Start, JobState::Queued);
+        vm.apply(1, PowerRequest::Start, JobState::Queued);
         assert_eq!(vm, before);
     }
 
     #[test]
     fn a_vm_that_is_off_and_is_stopped_does_nothing() {
-        let mut vm = Lasting::default();
-        vm.heed(1, PowerWish::Stop { force: true }, JobState::Queued);
+        let mut vm = PersistentVm::default();
+        vm.apply(1, PowerRequest::Stop { force: true }, JobState::Queued);
         assert_eq!(vm.next(seen(JobState::Queued, false), 0), Next::Rest);
         assert_eq!(VmState::unseen(&vm, JobState::Queued), VmState::Stopped);
     }

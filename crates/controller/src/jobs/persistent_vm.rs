@@ -1,11 +1,11 @@
 //! VMs that live without a job. They go through the same steps as a job's VM; here is what differs: a person starts and
 //! stops them, they keep their disks, and they have no command whose end is awaited. What is decided is in
-//! [`perigee_model::lasting`].
+//! [`perigee_model::persistent_vm`].
 
 use std::time::Instant;
 
 use perigee_model::job::{Access, JobState, Start};
-use perigee_model::lasting::{Lasting, Next, ResizeVm, Seen};
+use perigee_model::persistent_vm::{Next, PersistentVm, ResizeVm, Seen};
 use perigee_model::states::JobEvent;
 use perigee_model::tenant::SEPARATOR;
 use perigee_model::vm::{VmReport, VmStatus};
@@ -28,51 +28,52 @@ use crate::records::{
 use crate::storage::moves;
 
 impl Run {
-    pub(super) fn lasting(&self) -> Option<&Lasting> {
+    pub(super) fn persistent(&self) -> Option<&PersistentVm> {
         self.record.value.kind.persistent_vm()
     }
 
-    fn change_lasting<T: Default>(&mut self, change: impl FnOnce(&mut Lasting) -> T) -> T {
+    fn change_persistent<T: Default>(&mut self, change: impl FnOnce(&mut PersistentVm) -> T) -> T {
         self.record.value.kind.persistent_vm_mut().map(change).unwrap_or_default()
     }
 
     /// Whether the VM has got this in the run that it is in, and that is not recorded yet.
-    fn is_new<T>(&self, live: &Live<T>, heeded: impl Fn(&Lasting) -> u64) -> bool {
+    fn is_new<T>(&self, live: &Live<T>, applied: impl Fn(&PersistentVm) -> u64) -> bool {
         let record = &self.record.value;
-        let is_next = |lasting: &Lasting| live.number > heeded(lasting);
+        let is_next = |persistent: &PersistentVm| live.number > applied(persistent);
         record.is_in_run(live.run) && record.kind.persistent_vm().is_some_and(is_next)
     }
 
     /// Records the size that it has got while it ran.
-    pub(super) async fn heed_size(&mut self, size: Option<Live<ResizeVm>>) -> Result<(), Problem> {
-        let Some(size) = size.filter(|size| self.is_new(size, |lasting| lasting.sized)) else {
+    pub(super) async fn apply_size(&mut self, size: Option<Live<ResizeVm>>) -> Result<(), Problem> {
+        let Some(size) = size.filter(|size| self.is_new(size, |persistent| persistent.sized))
+        else {
             return Ok(());
         };
         let record = &mut self.record.value;
-        let Some(lasting) = record.kind.persistent_vm_mut() else { return Ok(()) };
-        lasting.sized = size.number;
+        let Some(persistent) = record.kind.persistent_vm_mut() else { return Ok(()) };
+        persistent.sized = size.number;
         let size = size.change;
         let spec = &mut record.job.spec;
         spec.cpus = size.cpus.unwrap_or(spec.cpus);
         spec.root_bytes = size.disk_bytes.or(spec.root_bytes);
         if let Some(bytes) = size.memory_bytes {
-            lasting.memory_next = Some(bytes).filter(|bytes| *bytes != spec.memory_bytes);
+            persistent.memory_next = Some(bytes).filter(|bytes| *bytes != spec.memory_bytes);
         }
         self.record.save().await
     }
 
     /// Records the volume that has come or gone while it ran. Its host lets one that has gone go.
-    pub(super) async fn heed_volume(
+    pub(super) async fn apply_volume(
         &mut self,
         change: Option<&Live<VolumeChange>>,
     ) -> Result<(), Problem> {
         let Some(Live { number, change, .. }) =
-            change.filter(|change| self.is_new(change, |lasting| lasting.plugged))
+            change.filter(|change| self.is_new(change, |persistent| persistent.plugged))
         else {
             return Ok(());
         };
         let left = self.left_by(change, *number);
-        self.change_lasting(|lasting| lasting.plugged = *number);
+        self.change_persistent(|persistent| persistent.plugged = *number);
         change.apply(&mut self.record.value);
         match left {
             Some(left) => cleaner::hand_over_and(&self.cluster, &left, self.record.save()).await,
@@ -95,11 +96,11 @@ impl Run {
     }
 
     /// The step of a VM without a job, if it is not one of those that a job's VM has too.
-    pub(super) async fn lasting_step(&mut self) -> Result<Option<Step>, Problem> {
+    pub(super) async fn persistent_step(&mut self) -> Result<Option<Step>, Problem> {
         let (state, runs) = (self.job().state, self.seen_running);
         let seen = Seen { state, is_started: self.record.value.vm_started, runs };
         let passed_ms = self.cluster.clock.passed_ms();
-        match self.lasting().map(|lasting| lasting.next(seen, passed_ms)) {
+        match self.persistent().map(|persistent| persistent.next(seen, passed_ms)) {
             None | Some(Next::GoOn) => Ok(None),
             Some(Next::Rest) => self.rest().await.map(Some),
             Some(Next::TakeDown) => self.take_down().await.map(Some),
@@ -112,13 +113,15 @@ impl Run {
 
     /// Gives the root disks to the cleaner in whose place another image was restored.
     pub(super) async fn drop_old_roots(&mut self) -> Result<(), Problem> {
-        let Some(lasting) = self.lasting().filter(|lasting| !lasting.dropped.is_empty()) else {
+        let Some(persistent) =
+            self.persistent().filter(|persistent| !persistent.dropped.is_empty())
+        else {
             return Ok(());
         };
-        let name = cleaner::name_of(self.job(), &format!("d{}", lasting.root_number));
+        let name = cleaner::name_of(self.job(), &format!("d{}", persistent.root_number));
         let mut cleanup = Cleanup::new(&self.id, &name, VmStart::default());
         cleanup.owner = Some(owner_of(self.job()));
-        cleanup.volumes.clone_from(&lasting.dropped);
+        cleanup.volumes.clone_from(&persistent.dropped);
         for (_, volume) in &cleanup.volumes {
             let last = self.cluster.index.volume_move(volume);
             if last.is_some_and(|last| last.shown.state.is_final()) {
@@ -126,7 +129,7 @@ impl Run {
             }
         }
         cleaner::hand_over(&self.cluster, &cleanup).await?;
-        self.change_lasting(|lasting| lasting.dropped.clear());
+        self.change_persistent(|persistent| persistent.dropped.clear());
         self.record.save().await
     }
 
@@ -161,7 +164,7 @@ impl Run {
         match host.agent.post::<()>(&path, &()).await {
             Ok(()) => {
                 let passed_ms = self.cluster.clock.passed_ms();
-                self.change_lasting(|lasting| lasting.pressed(passed_ms));
+                self.change_persistent(|persistent| persistent.pressed(passed_ms));
                 self.record.save().await
             }
             Err(problem) => {
@@ -172,7 +175,7 @@ impl Run {
     }
 
     /// What is recorded of a VM without a job when its host has reported it. Its guest's messages are nobody's.
-    pub(super) async fn follow_lasting(
+    pub(super) async fn follow_persistent(
         &mut self,
         report: &VmReport,
         moving: bool,
@@ -199,15 +202,15 @@ impl Run {
         let passed_ms = self.cluster.clock.passed_ms();
         if !self.seen_running
             && !moving
-            && self.change_lasting(|lasting| lasting.stands_still(passed_ms))
+            && self.change_persistent(|persistent| persistent.stands_still(passed_ms))
         {
             self.record.save().await?;
         }
-        if self.change_lasting(|lasting| lasting.give_up(passed_ms)) {
+        if self.change_persistent(|persistent| persistent.give_up(passed_ms)) {
             tracing::warn!("VM {}: its guest does not power off", self.id);
             self.record.save().await?;
         }
-        let note = self.lasting().map(|lasting| lasting.note.clone()).unwrap_or_default();
+        let note = self.persistent().map(|persistent| persistent.note.clone()).unwrap_or_default();
         let trouble = self.reason(report);
         let waits = self.cluster.hosts.named_waits(&report.waits);
         self.say_waiting(if trouble.is_empty() { &note } else { &trouble }, waits).await?;
@@ -219,7 +222,7 @@ impl Run {
 
     /// A person has moved it to this host. It starts there, or at that site, from now on, if it was bound to another one.
     pub(super) fn starts_there_from_now_on(&mut self, to: &HostId) {
-        if self.lasting().is_none() {
+        if self.persistent().is_none() {
             return;
         }
         let site = self.cluster.hosts.get(to).map(|host| host.addresses.site.clone());
@@ -239,14 +242,14 @@ impl Run {
             return Ok(step);
         }
         let why = vm_ended(report);
-        self.change_lasting(|lasting| lasting.ended(&why));
+        self.change_persistent(|persistent| persistent.ended(&why));
         self.record.save().await?;
         Ok(Step::Again)
     }
 
     /// The VM can't run any more. It is off from now on, and keeps its disks.
-    pub(super) async fn fail_lasting(&mut self, why: &str) -> Result<(), Problem> {
-        self.change_lasting(|lasting| lasting.fail(why));
+    pub(super) async fn fail_persistent(&mut self, why: &str) -> Result<(), Problem> {
+        self.change_persistent(|persistent| persistent.fail(why));
         self.record.save().await
     }
 
@@ -264,8 +267,8 @@ impl Run {
         if self.call_off_moves_of_one_run().await? {
             return Ok(Step::Wait(poll));
         }
-        if !self.lasting().is_some_and(Lasting::is_taken_down) {
-            self.change_lasting(Lasting::takes_down);
+        if !self.persistent().is_some_and(PersistentVm::is_taken_down) {
+            self.change_persistent(PersistentVm::takes_down);
             self.record.save().await?;
         }
         if let Some(cleanup) = self.of_this_run(&moves) {
@@ -286,7 +289,7 @@ impl Run {
         record.refused_by.clear();
         record.job.state = record.job.state.next(JobEvent::TakenDown)?;
         record.job.reason =
-            record.kind.persistent_vm_mut().map(Lasting::is_down).unwrap_or_default();
+            record.kind.persistent_vm_mut().map(PersistentVm::is_down).unwrap_or_default();
         self.seen_running = false;
         self.record.save().await?;
         self.forget_old_moves().await?;
@@ -351,13 +354,13 @@ impl Run {
         disk: &PlacedDisk,
     ) -> Result<Epoch, Problem> {
         let job = self.job();
-        let Some(lasting) = self.lasting() else {
+        let Some(persistent) = self.persistent() else {
             return Err(Problem::internal(format!("job {}", self.id), "it has no such disk"));
         };
-        let mounts = job.spec.volumes.iter().zip(&lasting.mounts).enumerate();
+        let mounts = job.spec.volumes.iter().zip(&persistent.mounts).enumerate();
         let mounts = mounts.filter_map(|(index, (volume, path))| {
             Some(Mounted {
-                serial: lasting.role_of(index)?.to_string(),
+                serial: persistent.role_of(index)?.to_string(),
                 path: path.clone()?,
                 read_only: volume.access == Access::Read,
             })
@@ -365,7 +368,7 @@ impl Run {
         let mounts: Vec<Mounted> = mounts.collect();
         let instance = format!("{}-{}", self.id, job.submitted_ms);
         let host_name = self.id.as_str().rsplit(SEPARATOR).next().unwrap_or_default();
-        let wanted = &lasting.cloud_init;
+        let wanted = &persistent.cloud_init;
         let network = networks::of_vm(&self.record.value)?;
         let made = nocloud::disk(&instance, host_name, &network, &mounts, wanted);
         let fat =
@@ -408,7 +411,8 @@ impl JobRecord {
             }
             placement => *placement = None,
         }
-        let next = self.kind.persistent_vm_mut().and_then(|lasting| lasting.memory_next.take());
+        let next =
+            self.kind.persistent_vm_mut().and_then(|persistent| persistent.memory_next.take());
         self.job.spec.memory_bytes = next.unwrap_or(self.job.spec.memory_bytes);
         self.vm_started = false;
         self.boot_id.clear();
@@ -445,9 +449,9 @@ pub(super) fn of_one_run(disks: &[PlacedDisk]) -> Vec<(HostId, VolumeName)> {
 }
 
 /// The disks of a VM without a job, beside its volumes.
-pub(super) fn own_disks(lasting: &Lasting) -> &'static [DiskRole] {
+pub(super) fn own_disks(persistent: &PersistentVm) -> &'static [DiskRole] {
     use DiskRole::{CloudInit, Nvram, Root, Tpm};
-    match (lasting.firmware.has_variables(), lasting.hardware.tpm) {
+    match (persistent.firmware.has_variables(), persistent.hardware.tpm) {
         (false, false) => &[Root, CloudInit],
         (true, false) => &[Root, CloudInit, Nvram],
         (false, true) => &[Root, CloudInit, Tpm],

@@ -24,14 +24,14 @@ async fn a_snapshot_of_a_vm_that_is_started_meanwhile_says_that_its_guest_may_ha
     let lab = Lab::up().await;
     lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("home1") }).await;
     lab.runs().await;
-    lab.wish(PowerWish::Stop { force: true }).await;
+    lab.power(PowerRequest::Stop { force: true }).await;
     lab.vm_is(VmState::Stopped).await;
     let ask = |name: &str| Snapshot { image: ImageName::new(name).expect("a name") };
     let still = vms::guest::snapshot(&lab.cluster, &web(), &ask("still")).await.expect("an image");
     assert_eq!(still.note, "");
     lab.home.inside().holds_snapshots = true;
     let started = async {
-        lab.wish(PowerWish::Start).await;
+        lab.power(PowerRequest::Start).await;
         lab.runs().await;
         lab.home.inside().holds_snapshots = false;
     };

@@ -85,7 +85,7 @@ impl Resolved {
 
 /// What the hosts were told.
 #[derive(Default)]
-struct Told(Mutex<BTreeMap<HostId, Last>>);
+struct Sent(Mutex<BTreeMap<HostId, Last>>);
 
 #[derive(Default)]
 struct Last {
@@ -97,7 +97,7 @@ struct Last {
     busy: bool,
 }
 
-impl Told {
+impl Sent {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<HostId, Last>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -142,7 +142,7 @@ impl Told {
 /// What the task knows from one round to the next.
 #[derive(Default)]
 struct Memory {
-    told: Arc<Told>,
+    told: Arc<Sent>,
     /// Where the VMs were in the last round.
     places: BTreeMap<VmId, HostId>,
     /// The hosts that say that they can't have networks, and since when.
@@ -228,7 +228,7 @@ async fn round(
     Ok(())
 }
 
-async fn tell(cluster: Arc<Cluster>, told: Arc<Told>, host: Arc<HostLink>, sent: HostNetworks) {
+async fn tell(cluster: Arc<Cluster>, told: Arc<Sent>, host: Arc<HostLink>, sent: HostNetworks) {
     let result = host.agent.put::<NetworksKnown>("/v1/networks", &sent).await;
     if let Err(problem) = &result {
         // The host says in its report what it can't do.

@@ -96,13 +96,13 @@ impl Run {
             );
             return Ok(Change::NotNow);
         }
-        let wish = migration::Wish {
+        let request = migration::Request {
             volumes: VolumesOnMove::Stay,
             to: to.clone(),
             reason: reason.to_owned(),
             job_progress: self.job().progress_part(),
         };
-        let asked = migration::request(&self.cluster, &self.record.value, wish).await;
+        let asked = migration::request(&self.cluster, &self.record.value, request).await;
         Ok(asked.map_or_else(Change::Refused, |_| Change::Begun))
     }
 

@@ -53,7 +53,7 @@ impl History {
 }
 
 #[derive(Debug, Default)]
-pub struct Taught {
+pub struct HistoryCache {
     inner: Mutex<Inner>,
 }
 
@@ -82,21 +82,21 @@ impl Inner {
     }
 }
 
-impl Taught {
+impl HistoryCache {
     pub async fn load(records: &Records) -> Result<Self, Problem> {
-        let taught = Self::default();
+        let cache = Self::default();
         for key in records.keys(BOOTS).await? {
             let Ok(host) = HostId::new(key.trim_start_matches(BOOTS)) else { continue };
             if let Some(boots) = records.read(&key).await? {
-                taught.set_boots(&host, boots);
+                cache.set_boots(&host, boots);
             }
         }
         let mut after = String::new();
         loop {
             let page = records.list_after::<History>(RUNS, &after, PAGE).await?;
-            let Some((last, _)) = page.last() else { return Ok(taught) };
+            let Some((last, _)) = page.last() else { return Ok(cache) };
             after.clone_from(last);
-            page.iter().for_each(|(key, history)| taught.lock().note_kind(key, history));
+            page.iter().for_each(|(key, history)| cache.lock().note_kind(key, history));
         }
     }
 

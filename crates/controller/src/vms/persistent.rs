@@ -1,12 +1,12 @@
 //! Makes, starts, stops and deletes VMs that live without a job. Each request is recorded; the VM's driver carries it out
-//! (`jobs/lasting.rs`).
+//! (`jobs/persistent_vm.rs`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use perigee_model::job::{Access, JobSpec, JobState, JobVolume, Restart, Vm};
-use perigee_model::lasting::{Lasting, NewVm, PowerWish};
-use perigee_model::limits::{JOB_DISK_BYTES, LASTING_VMS};
+use perigee_model::limits::{JOB_DISK_BYTES, PERSISTENT_VMS};
+use perigee_model::persistent_vm::{NewVm, PersistentVm, PowerRequest};
 use perigee_model::spec::{check_beside, check_fstab_mount, check_job_name};
 use perigee_model::tenant::{Running, tenant_of};
 use perigee_model::{JobId, LeaveSite, Problem, ProblemKind, VmId};
@@ -58,7 +58,7 @@ pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result
         record.kind.is_persistent_vm() && tenant_of(record.job.id.as_str()) == tenant
     };
     let count = cluster.unfinished_jobs().iter().filter(is_its).count();
-    LASTING_VMS.check(count + 1).map_err(|error| {
+    PERSISTENT_VMS.check(count + 1).map_err(|error| {
         Problem::new(ProblemKind::NoSpace, what(), error).next("delete VMs that nobody needs")
     })?;
     let id = id_of(&name)?;
@@ -68,13 +68,13 @@ pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result
     let _room = hold_volume(cluster, name.as_str(), root_bytes).await?;
     let mut record = jobs::new_record(id, spec);
     record.job.vm = Some(name.clone());
-    record.kind = Kind::PersistentVm(Lasting {
+    record.kind = Kind::PersistentVm(PersistentVm {
         on: !new.stopped,
         cloud_init: new.cloud_init,
         firmware: new.firmware,
         hardware: new.hardware,
         mounts: new.volumes.into_iter().map(|volume| volume.mount).collect(),
-        ..Lasting::default()
+        ..PersistentVm::default()
     });
     jobs::add(cluster, record).await?;
     vms::get(cluster, &name).await
@@ -180,7 +180,11 @@ pub(super) async fn record(cluster: &Cluster, vm: &VmId) -> Result<JobRecord, Pr
 ///
 /// # Errors
 /// `NotFound` if there is none; `Conflict` if it is a job's or is being deleted.
-pub async fn wish(cluster: &Arc<Cluster>, vm: &VmId, wish: PowerWish) -> Result<Vm, Problem> {
+pub async fn request_power(
+    cluster: &Arc<Cluster>,
+    vm: &VmId,
+    request: PowerRequest,
+) -> Result<Vm, Problem> {
     let record = record(cluster, vm).await?;
     let id = &record.job.id;
     let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(id)).await?;
@@ -190,7 +194,7 @@ pub async fn wish(cluster: &Arc<Cluster>, vm: &VmId, wish: PowerWish) -> Result<
     let next = |old: Option<JobIntent>| {
         let old = old.unwrap_or_default();
         let number = old.power.map_or(1, |(number, _)| number + 1);
-        JobIntent { power: Some((number, wish)), ..old }
+        JobIntent { power: Some((number, request)), ..old }
     };
     let asked = cluster.records.update(&job_intent_key(id), next).await?;
     // Before that it would still be shown as it was, and whoever looks at it could take that for the end.

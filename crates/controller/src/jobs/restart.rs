@@ -18,8 +18,8 @@ use perigee_model::{HostId, Problem, ProblemKind};
 
 use super::cancel::CANCELLED;
 use super::driver::{Run, Step};
-use super::homes::incomplete;
-use super::lasting::of_one_run;
+use super::follow_moves::incomplete;
+use super::persistent_vm::of_one_run;
 use super::{log, stage};
 use crate::cleaner::{self, Cleanup};
 use crate::cluster::Cluster;
@@ -66,8 +66,8 @@ pub fn fate(record: &JobRecord, host: &HostId, loss: Loss) -> Fate {
         return Fate::Wait("it is cancelled".to_owned());
     }
     let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
-    let lasts = record.kind.is_persistent_vm();
-    let is_kept = |disk: &PlacedDisk| !disk.temporary || (lasts && disk.role.lasts());
+    let is_persistent = record.kind.is_persistent_vm();
+    let is_kept = |disk: &PlacedDisk| !disk.temporary || (is_persistent && disk.role.lasts());
     let kept_there = disks.find(|disk| is_kept(disk) && disk.home == *host);
     if let Some(disk) = kept_there.filter(|_| !is_back) {
         return or_wait(&format!("it uses volume {}, which is there", disk.volume));
@@ -75,7 +75,7 @@ pub fn fate(record: &JobRecord, host: &HostId, loss: Loss) -> Fate {
     if record.job.spec.start == Start::Host(host.clone()) && !is_back {
         return or_wait("the job's file has it start there");
     }
-    if lasts && is_back {
+    if is_persistent && is_back {
         return Fate::Again;
     }
     let never_started = record.job.started_ms.is_none();
@@ -86,7 +86,7 @@ pub fn fate(record: &JobRecord, host: &HostId, loss: Loss) -> Fate {
     let refusals = u32::try_from(record.refused_by.len()).unwrap_or(u32::MAX);
     let losses = record.restarts.saturating_sub(refusals);
     // A job that loses its host repeatedly may itself be the reason.
-    if !lasts && RESTARTS.check(losses + 1).is_err() {
+    if !is_persistent && RESTARTS.check(losses + 1).is_err() {
         return or_wait(&format!("the job has started again {losses} times before"));
     }
     Fate::Again
@@ -227,13 +227,13 @@ impl Run {
         let mut cleanup = Cleanup::of_host(&self.id, &name, lost, host, &disks);
         cleanup.owner = Some(owner_of(self.job()));
         let own = disks.iter().filter(|disk| disk.temporary);
-        cleanup.volumes = match self.lasting() {
+        cleanup.volumes = match self.persistent() {
             Some(_) => of_one_run(&disks),
             None => own.map(|disk| (disk.home.clone(), disk.volume.clone())).collect(),
         };
         cleaner::hand_over(&self.cluster, &cleanup).await?;
         self.drop_outputs().await;
-        if self.lasting().is_none() {
+        if self.persistent().is_none() {
             // What was predicted for the run that was lost does not come true in the next one.
             self.cluster.records.remove_all(&planning::decisions_prefix(&self.id)).await?;
             self.forget_volume_moves().await?;
