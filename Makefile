@@ -20,9 +20,7 @@ image: setup
 
 ## A running VM goes to its data: the whole system on this machine
 demo: setup
-	@image=$$(scripts/golden-image --beside cargo build --release --locked --package perigee) && \
-	exec target/release/perigee lab demo --image $$image/debian-pg.raw --probe-kernel $$image/vmlinuz \
-	  --rtt 32ms --rate 500Mbit --scale-factor $(PERIGEE_SCALE) --out out/demo
+	@experiments/demo/run --scale-factor $(PERIGEE_SCALE) --out out/demo
 
 ## All tests: unit, property, and the whole system with QEMU
 test: setup

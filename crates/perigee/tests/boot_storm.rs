@@ -67,7 +67,7 @@ fn a_storm_boots_real_machines_and_leaves_nothing_even_when_it_is_broken_off() {
 
     assert!(wait_for(&mut storm(dir.path(), id, "2").spawn().expect("the storm")));
     assert!(!namespace(id).exists() && !base.join(id).exists());
-    let text = std::fs::read(dir.path().join("out/result.json")).expect("result.json");
+    let text = std::fs::read(dir.path().join("out/results.json")).expect("results.json");
     let result: Value = serde_json::from_slice(&text).expect("JSON");
     let number = |value: &Value| value.as_f64().expect("a number");
     let machines = result["machines"].as_array().expect("a list");

@@ -45,7 +45,7 @@ pub struct Options {
     pub image: PathBuf,
     /// 1 is about 1 GB of tables.
     pub scale_factor: f64,
-    /// Directory for `report.html`, `bars.svg` and `result.json`.
+    /// Directory for `report.html`, `bars.svg` and `results.json`.
     pub out: PathBuf,
 }
 
@@ -305,7 +305,7 @@ fn write_results(outcome: &Outcome, out: &Path) -> Result<(), Problem> {
     };
     std::fs::create_dir_all(out).map_err(|e| fail(&e))?;
     let json = serde_json::to_vec_pretty(outcome).map_err(|e| fail(&e))?;
-    std::fs::write(out.join("result.json"), json).map_err(|e| fail(&e))?;
+    std::fs::write(out.join("results.json"), json).map_err(|e| fail(&e))?;
     std::fs::write(out.join("bars.svg"), crate::report::picture(outcome)).map_err(|e| fail(&e))?;
     std::fs::write(out.join("report.html"), crate::report::html(outcome)).map_err(|e| fail(&e))
 }

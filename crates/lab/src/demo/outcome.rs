@@ -1,4 +1,4 @@
-//! The demo's result: the content of `result.json`, and the checks of it.
+//! The demo's result: the content of `results.json`, and the checks of it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

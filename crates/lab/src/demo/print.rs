@@ -107,7 +107,7 @@ fn write_outcome(to: &mut impl Write, outcome: &Outcome, out: &Path) -> io::Resu
         to,
         "  {}\n  {}",
         out.join("report.html").display(),
-        out.join("result.json").display()
+        out.join("results.json").display()
     )?;
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! The demo's `report.html`: a single file without scripts, with a light and a dark style.
 //!
-//! It is a pure function of [`Outcome`], so a report can be drawn again from `result.json`.
+//! It is a pure function of [`Outcome`], so a report can be drawn again from `results.json`.
 
 mod charts;
 pub mod page;

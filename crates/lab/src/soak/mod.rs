@@ -53,7 +53,7 @@ pub struct Options {
     pub seed: u64,
     /// Also cut the power of hosts. A job whose host is lost then begins anew.
     pub power_cuts: bool,
-    /// Directory for `result.json`.
+    /// Directory for `results.json`.
     pub out: PathBuf,
 }
 
@@ -72,7 +72,7 @@ pub async fn soak(options: &Options, steps: &Steps) -> Result<Outcome, Problem> 
     let outcome =
         with_lab(definition, &options.lab, steps, async |lab: Lab| run(options, &lab, steps).await)
             .await?;
-    let path = options.out.join("result.json");
+    let path = options.out.join("results.json");
     let write = || -> std::io::Result<()> {
         fs::create_dir_all(&options.out)?;
         fs::write(&path, serde_json::to_vec_pretty(&outcome)?)

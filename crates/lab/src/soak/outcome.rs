@@ -1,4 +1,4 @@
-//! The result of a soak: the content of `result.json`.
+//! The result of a soak: the content of `results.json`.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use perigee_model::JobId;
 use perigee_model::job::{JobState, MigrationState};
 use serde::{Deserialize, Serialize};
 
-/// What a soak has found, as `result.json` has it.
+/// What a soak has found, as `results.json` has it.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Outcome {
     pub seed: u64,

@@ -48,7 +48,7 @@ pub struct Options {
     pub machines: u16,
     pub over: Over,
     pub memory_mib: u32,
-    /// Directory for `report.html` and `result.json`.
+    /// Directory for `report.html` and `results.json`.
     pub out: PathBuf,
     /// Where to keep the recorded trace; `None` discards it.
     pub trace: Option<PathBuf>,
@@ -259,7 +259,7 @@ fn keep(options: &Options, outcome: &Outcome, trace: &[u8]) -> Result<(), Proble
     fs::create_dir_all(out).map_err(|error| fail(out, &error))?;
     let json = serde_json::to_vec_pretty(outcome).map_err(|error| fail(out, &error))?;
     let page = report::html(outcome).into_bytes();
-    let files = [(out.join("result.json"), &json[..]), (out.join("report.html"), &page)];
+    let files = [(out.join("results.json"), &json[..]), (out.join("report.html"), &page)];
     let trace = options.trace.as_ref().map(|path| (path.clone(), trace));
     for (path, bytes) in files.into_iter().chain(trace) {
         fs::write(&path, bytes).map_err(|error| fail(&path, &error))?;

@@ -1,4 +1,4 @@
-//! The result of a storm: the content of `result.json`.
+//! The result of a storm: the content of `results.json`.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::usage::Usage;
 
-/// What a boot storm has shown, as `result.json` has it.
+/// What a boot storm has shown, as `results.json` has it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
     pub versions: BTreeMap<String, String>,

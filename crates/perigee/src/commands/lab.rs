@@ -63,7 +63,7 @@ pub enum Verb {
         /// TPC-H scale factor; 1 is about 1 GB of tables
         #[arg(long, default_value_t = 0.05)]
         scale_factor: f64,
-        /// Directory for report.html and result.json
+        /// Directory for report.html and results.json
         #[arg(long, default_value = "out/demo", value_name = "DIR")]
         out: PathBuf,
     },

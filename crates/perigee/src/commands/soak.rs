@@ -30,7 +30,7 @@ pub struct SoakOptions {
     /// The golden image: the directory that scripts/golden-image prints
     #[arg(long, value_name = "DIR")]
     image: PathBuf,
-    /// Directory for result.json
+    /// Directory for results.json
     #[arg(long, default_value = "out/soak", value_name = "DIR")]
     out: PathBuf,
     /// The lab's id, four hexadecimal digits [default: random]
@@ -70,7 +70,7 @@ pub async fn run(soak: SoakOptions, context: &Context, steps: &Steps) -> Result<
     if context.format == Format::Table {
         let mut lines = vec![String::new(), outcome.line()];
         lines.extend(outcome.faults.iter().map(|fault| format!("fault: {fault}")));
-        lines.push(options.out.join("result.json").display().to_string());
+        lines.push(options.out.join("results.json").display().to_string());
         output::text(&lines.join("\n"));
     }
     Ok(if outcome.faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -26,7 +26,7 @@ pub struct StormOptions {
     /// The golden image: its file, or the directory that scripts/golden-image prints
     #[arg(long, value_name = "PATH")]
     image: PathBuf,
-    /// Directory for report.html and result.json
+    /// Directory for report.html and results.json
     #[arg(long, default_value = "out/boot-storm", value_name = "DIR")]
     out: PathBuf,
     /// Record the requests in this file; an existing file is overwritten
@@ -47,7 +47,7 @@ const MACHINES: &[Column<MachineOutcome>] = &[
     ("written", |m| output::bytes(m.written_bytes)),
 ];
 
-/// A table and CSV have a line for each machine; JSON and YAML have all of result.json.
+/// A table and CSV have a line for each machine; JSON and YAML have all of results.json.
 pub async fn run(ask: StormOptions, format: Format, steps: &Steps) -> Result<(), Problem> {
     let StormOptions { clients, over, memory_mib, image, out, trace, id, base } = ask;
     let Options { program, .. } = Options::new()?;
@@ -70,7 +70,7 @@ pub async fn run(ask: StormOptions, format: Format, steps: &Steps) -> Result<(),
     if format == Format::Table {
         let totals = outcome.totals();
         let lines = totals.iter().map(|(name, value)| format!("{name:<24}  {value}"));
-        let files = ["report.html", "result.json"].map(|name| options.out.join(name));
+        let files = ["report.html", "results.json"].map(|name| options.out.join(name));
         let files = files.iter().map(|file| file.display().to_string());
         output::text(&format!("\n{}", lines.chain(files).collect::<Vec<_>>().join("\n")));
     }
