@@ -1,0 +1,165 @@
+//! What the balancer remembers between two looks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use perigee_model::{HostId, VmId};
+use serde::{Deserialize, Serialize};
+
+use super::{Look, SURCHARGE_HALVES_IN_S, TRIAL_S, VmLoad};
+
+/// The accounts of all VMs: at most [`super::TARGETS`] for each VM that loses something, or has moved in the last hours.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Accounts {
+    vms: BTreeMap<VmId, Account>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Account {
+    host: HostId,
+    saved: BTreeMap<HostId, Saved>,
+    /// The logarithm to the base 2 of the factor of the next move's price.
+    doublings: f64,
+    trial: Option<Trial>,
+}
+
+impl Account {
+    fn is_empty(&self) -> bool {
+        self.saved.is_empty() && self.doublings <= 0.0 && self.trial.is_none()
+    }
+}
+
+/// What being at a host would have saved, and in how much time. Both are seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+struct Saved {
+    saved_s: f64,
+    for_s: f64,
+}
+
+/// A move whose gain is not known yet.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Trial {
+    from: HostId,
+    price_s: f64,
+    gained_s: f64,
+    left_s: f64,
+}
+
+impl Accounts {
+    /// Lets surcharges go with time. A VM that is at another host, by whatever hand, begins with empty accounts; one that is nowhere keeps
+    /// its surcharge, because it may be on its way.
+    pub(super) fn begin(&mut self, look: &Look) {
+        let there: BTreeMap<&VmId, &HostId> =
+            look.vms.iter().map(|load| (&load.vm, &load.host)).collect();
+        let less = look.passed_s.max(0.0) / SURCHARGE_HALVES_IN_S;
+        for (vm, account) in &mut self.vms {
+            account.doublings = (account.doublings - less).max(0.0);
+            match there.get(vm) {
+                Some(host) if **host != account.host => {
+                    account.host = (*host).clone();
+                    (account.saved, account.trial) = (BTreeMap::new(), None);
+                }
+                Some(_) => {}
+                None => account.saved.clear(),
+            }
+        }
+        self.vms.retain(|vm, account| {
+            !account.is_empty() && (there.contains_key(vm) || account.doublings > 0.0)
+        });
+    }
+
+    /// What the moves of a VM cost, times this, is their price.
+    pub(super) fn factor(&self, vm: &VmId) -> f64 {
+        self.vms.get(vm).map_or(1.0, |account| account.doublings.exp2())
+    }
+
+    /// The hosts for which the VM has an account.
+    pub(super) fn open(&self, vm: &VmId) -> impl Iterator<Item = &HostId> {
+        self.vms.get(vm).into_iter().flat_map(|account| account.saved.keys())
+    }
+
+    pub(super) fn close(&mut self, vm: &VmId) {
+        if let Some(account) = self.vms.get_mut(vm) {
+            account.saved.clear();
+        }
+    }
+
+    pub(super) fn close_one(&mut self, vm: &VmId, to: &HostId) {
+        if let Some(account) = self.vms.get_mut(vm) {
+            account.saved.remove(to);
+        }
+    }
+
+    /// Adds seconds that were saved or lost in so many seconds, up to `most_s`. Returns the account; `None` if it is empty.
+    pub(super) fn add(
+        &mut self,
+        load: &VmLoad,
+        to: &HostId,
+        (saved_s, passed_s): (f64, f64),
+        most_s: f64,
+    ) -> Option<(f64, f64)> {
+        let known = self.vms.get(&load.vm).and_then(|account| account.saved.get(to));
+        let old = known.copied().unwrap_or_default();
+        let new =
+            Saved { saved_s: (old.saved_s + saved_s).min(most_s), for_s: old.for_s + passed_s };
+        if new.saved_s > 0.0 {
+            self.of(load).saved.insert(to.clone(), new);
+            return Some((new.saved_s, new.for_s));
+        }
+        self.close_one(&load.vm, to);
+        None
+    }
+
+    fn of(&mut self, load: &VmLoad) -> &mut Account {
+        self.vms.entry(load.vm.clone()).or_insert_with(|| Account {
+            host: load.host.clone(),
+            saved: BTreeMap::new(),
+            doublings: 0.0,
+            trial: None,
+        })
+    }
+
+    /// VMs with their new hosts and the prices. What was saved counts no longer where such a VM was or will be, because it is part of that.
+    pub(super) fn moved<'a>(
+        &mut self,
+        moves: impl Iterator<Item = (&'a VmLoad, &'a HostId, f64)> + Clone,
+    ) {
+        let changed: BTreeSet<&HostId> =
+            moves.clone().flat_map(|(load, to, _)| [&load.host, to]).collect();
+        if changed.is_empty() {
+            return;
+        }
+        for account in self.vms.values_mut() {
+            if changed.contains(&account.host) {
+                account.saved.clear();
+            } else {
+                account.saved.retain(|to, _| !changed.contains(to));
+            }
+        }
+        for (load, to, price_s) in moves {
+            let account = self.of(load);
+            account.doublings += 1.0;
+            let trial = Trial { from: load.host.clone(), price_s, gained_s: 0.0, left_s: TRIAL_S };
+            (account.host, account.trial) = (to.clone(), Some(trial));
+        }
+    }
+
+    /// `saved` is what being at the host before would save now, in seconds per second; `None` while that is not known.
+    pub(super) fn judge_trial(
+        &mut self,
+        vm: &VmId,
+        passed_s: f64,
+        saved: impl Fn(&HostId) -> Option<f64>,
+    ) {
+        let Some(account) = self.vms.get_mut(vm) else { return };
+        let Some(trial) = &mut account.trial else { return };
+        let Some(saved) = saved(&trial.from) else { return };
+        trial.gained_s -= saved * passed_s;
+        trial.left_s -= passed_s;
+        if trial.left_s <= 0.0 {
+            if trial.gained_s < trial.price_s {
+                account.doublings += 1.0;
+            }
+            account.trial = None;
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Whatever the loads do, also when they know the rule: moves are bounded, none goes to and fro without a reason, no target is overcommitted.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const VMS: usize = 6;
+const HOSTS: usize = 3;
+const HOUR_S: f64 = 3600.0;
+
+/// In an hour so many moves of a VM are possible at most. Being elsewhere saves at most 9 s in a second: of 8 processors, and of the data.
+/// The k-th move needs `PRICE_S` × 2^(k - 1), and half of that an hour later, so the sum of k moves is at least `PRICE_S` × (2^k - 1) / 2.
+/// All of it is saved in the hour, and 2^13 × 3.5 s is more than 9 × 3600 s.
+const MOST_MOVES: usize = 13;
+
+/// A cluster in which every decision is carried out at once, and what was seen of it.
+struct Cluster {
+    accounts: Accounts,
+    look: Look,
+    now_s: f64,
+    /// Of each VM: when it moved, and from where.
+    moves: Vec<Vec<(f64, HostId)>>,
+    /// Of each VM what each host would have saved since the VM came, never below 0.
+    saved: Vec<Vec<f64>>,
+}
+
+impl Cluster {
+    fn new(places: impl Fn(usize) -> usize) -> Self {
+        let vms = (0..VMS).map(|number| vm(number, places(number), 0.1)).collect();
+        Self {
+            accounts: Accounts::default(),
+            look: look((0..HOSTS).map(host).collect(), vms),
+            now_s: 0.0,
+            moves: vec![Vec::new(); VMS],
+            saved: vec![vec![0.0; HOSTS]; VMS],
+        }
+    }
+
+    fn wanted(&self, host: &HostId, without: usize) -> f64 {
+        let there = self.look.vms.iter().enumerate();
+        let there = there.filter(|(number, load)| load.host == *host && *number != without);
+        there.filter_map(|(_, load)| load.used_cpus).sum()
+    }
+
+    fn lost(&self) -> f64 {
+        let lost = |host| (self.wanted(&host_id(host), VMS) - CPUS).max(0.0);
+        (0..HOSTS).map(lost).sum()
+    }
+
+    /// The same as the accounts, computed from scratch.
+    fn add_up(&mut self) {
+        for number in 0..VMS {
+            let own = self.look.vms[number].used_cpus.unwrap_or(0.0);
+            let marginal = |host: &HostId| {
+                let others = self.wanted(host, number);
+                (others + own - CPUS).max(0.0) - (others - CPUS).max(0.0)
+            };
+            let here = marginal(&self.look.vms[number].host);
+            let there: Vec<f64> = (0..HOSTS).map(|host| marginal(&host_id(host))).collect();
+            for (saved, there) in self.saved[number].iter_mut().zip(there) {
+                *saved = (*saved + (here - there) * STEP_S).max(0.0);
+            }
+        }
+    }
+
+    /// One look, with all that must hold of it.
+    fn step(&mut self) -> Result<(), TestCaseError> {
+        self.add_up();
+        self.now_s += STEP_S;
+        let decisions = balance(&mut self.accounts, &self.look, same_data).decisions;
+        let mut used = Vec::new();
+        for decision in decisions.iter().filter(|decision| decision.moves) {
+            for host in [&decision.host, &decision.to] {
+                prop_assert!(!used.contains(host), "{host} takes part in two moves");
+                used.push(host.clone());
+            }
+            let is_it = |load: &VmLoad| load.vm == decision.vm;
+            let number = self.look.vms.iter().position(is_it).expect("it is there");
+            self.moved(number, &decision.to)?;
+        }
+        Ok(())
+    }
+
+    fn moved(&mut self, number: usize, to: &HostId) -> Result<(), TestCaseError> {
+        let target = (0..HOSTS).find(|host| host_id(*host) == *to).expect("a host");
+        let last = self.moves[number].last();
+        if last.is_some_and(|(at_s, from)| from == to && self.now_s - at_s < HOUR_S / 2.0) {
+            // Half an hour has taken half a doubling from the surcharge.
+            let saved_s = self.saved[number][target];
+            prop_assert!(saved_s >= PRICE_S * 2f64.sqrt(), "to and fro for {saved_s} s");
+        }
+        let from = std::mem::replace(&mut self.look.vms[number].host, to.clone());
+        self.moves[number].push((self.now_s, from));
+        self.saved[number].fill(0.0);
+        let there = self.wanted(to, VMS);
+        prop_assert!(there <= CPUS + 1e-9, "{there} processors are wanted at {to}");
+        let recent = self.moves[number].iter().filter(|(at_s, _)| self.now_s - at_s < HOUR_S);
+        prop_assert!(recent.count() <= MOST_MOVES, "{:?}", self.moves[number]);
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// The loads change every 100 s. Loads that follow make the host hot to which a VM has just moved.
+    #[test]
+    fn no_load_makes_the_balancer_churn(
+        loads in proptest::collection::vec(0usize..5, VMS * 36),
+        follows in any::<bool>(),
+    ) {
+        const WANTED: [f64; 5] = [0.1, 0.8, 3.2, 5.0, 8.0];
+        let mut cluster = Cluster::new(|number| number % HOSTS);
+        for step in 0..720 {
+            for number in 0..VMS {
+                let shift = if follows { cluster.moves[number].len() } else { 0 };
+                let wanted = loads[(step / 10 * VMS + number + shift) % loads.len()];
+                cluster.look.vms[number].used_cpus = Some(WANTED[wanted]);
+            }
+            cluster.step()?;
+        }
+    }
+
+    /// With the loads that stay as they are, a VM moves once at most, and less is lost than before.
+    #[test]
+    fn a_steady_load_is_balanced_once(
+        loads in proptest::collection::vec(0.0f64..5.0, VMS),
+        places in proptest::collection::vec(0..HOSTS, VMS),
+    ) {
+        let mut cluster = Cluster::new(|number| places[number]);
+        for (vm, wanted) in cluster.look.vms.iter_mut().zip(&loads) {
+            vm.used_cpus = Some(*wanted);
+        }
+        let before = cluster.lost();
+        for _ in 0..360 {
+            cluster.step()?;
+        }
+        prop_assert!(cluster.moves.iter().all(|moves| moves.len() <= 1), "{:?}", cluster.moves);
+        prop_assert!(cluster.lost() <= before);
+    }
+}
+
+/// It makes the host hot where the first VM is, and the others idle, in each look.
+#[test]
+fn a_load_that_hunts_a_vm_makes_it_move_seldom() {
+    let mut cluster = Cluster::new(|number| number % HOSTS);
+    for _ in 0..2160 {
+        let hunted = cluster.look.vms[0].host.clone();
+        for load in &mut cluster.look.vms {
+            load.used_cpus = Some(if load.host == hunted { 5.0 } else { 0.1 });
+        }
+        cluster.step().expect("what must hold");
+    }
+    // 2 processors are lost at least in each of 6 hours.
+    let counts: Vec<usize> = cluster.moves.iter().map(Vec::len).collect();
+    assert!(counts.iter().all(|count| *count <= 6 + MOST_MOVES), "{counts:?}");
+}
