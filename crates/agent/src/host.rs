@@ -25,7 +25,7 @@ use crate::networks::names::Tag;
 use crate::process::QemuUser;
 use crate::user_networks::{UserNetworks, is_private};
 use crate::users::Users;
-use crate::{cgroup, confinement, link, programs};
+use crate::{cgroup, confinement, link, load, programs};
 
 /// 100.124.0.0/14: the addresses of tunnels and gateways.
 const OWN_NETWORKS: std::ops::RangeInclusive<u32> = 0x647c_0000..=0x647f_ffff;
@@ -152,16 +152,17 @@ impl Host {
             std::fs::read_to_string(path).map_err(|e| Problem::internal(format!("read {path}"), e))
         };
         let memory = read("/proc/meminfo")?;
-        let load = read("/proc/loadavg")?;
+        let no_total = || Problem::internal("read /proc/meminfo", "it has no MemTotal");
         let (addresses, left_out) = told(own_addresses(&self.outside_addresses, interfaces()));
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Ok(HostReport {
             host: self.name.clone(),
             site: self.site.clone(),
             cpus: u32::try_from(cpus).unwrap_or(u32::MAX),
-            memory_bytes: memory_field(&memory, "MemTotal"),
+            memory_bytes: memory_field(&memory, "MemTotal").ok_or_else(no_total)?,
             memory_available_bytes: memory_field(&memory, "MemAvailable"),
-            load_1min: load.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0.0),
+            load_1min: read("/proc/loadavg").ok().and_then(|load| load_1min(&load)),
+            pressure: load::pressure(),
             accelerator: self.accelerator.kind,
             cpu_model: self.cpu_model.clone(),
             qemu_version: self.qemu_version.clone(),
@@ -253,10 +254,16 @@ fn cpu_model(cpuinfo: &str) -> String {
     line.and_then(|rest| rest.split_once(':')).map_or("", |(_, name)| name.trim()).to_owned()
 }
 
-fn memory_field(text: &str, name: &str) -> u64 {
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
+/// A field of /proc/meminfo, in bytes; `None` if it is not there.
+fn memory_field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The first figure of /proc/loadavg; `None` if it is none.
+fn load_1min(text: &str) -> Option<f64> {
+    let load: f64 = text.split(' ').next()?.parse().ok()?;
+    (load.is_finite() && load >= 0.0).then_some(load)
 }
 
 /// The addresses of this host, but for its loopback's. Those that a cloud translates for it come first, and then those of the
@@ -294,8 +301,16 @@ mod tests {
     #[test]
     fn memory_is_read_in_bytes() {
         let text = "MemTotal:       2048 kB\nMemAvailable:   1024 kB\n";
-        assert_eq!(memory_field(text, "MemAvailable"), 1 << 20);
-        assert_eq!(memory_field(text, "Mem"), 0);
+        assert_eq!(memory_field(text, "MemAvailable"), Some(1 << 20));
+        assert_eq!(memory_field(text, "Mem"), None);
+    }
+
+    #[test]
+    fn a_load_that_is_no_number_is_not_known() {
+        assert_eq!(load_1min("0.52 0.40 0.31 2/512 4711\n"), Some(0.52));
+        for text in ["", "x 1 2", "-1.0 1 2", "NaN 1 2"] {
+            assert_eq!(load_1min(text), None, "{text:?}");
+        }
     }
 
     #[test]

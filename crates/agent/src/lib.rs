@@ -12,7 +12,7 @@
 //! ```text
 //! floors, from the ground up:
 //! lines, programs, files
-//! command, changes, link
+//! command, changes, link, load
 //! confinement
 //! process
 //! accelerator, users, guest, qmp, cgroup
@@ -53,6 +53,7 @@
 //! | Which task acts on a QEMU, and what may a migration ask of it? | `vm/owner.rs`, `vm/owner/qemu_requests.rs` |
 //! | Does KVM work here? | `accelerator.rs` |
 //! | What do its VMs send to each other, and what follows from it? | counted: `networks/gang_traffic.rs`; added up and remembered: `controller/src/planning/gang_traffic.rs`; which rank gets which host: `planner/src/arrange.rs`; how long a gang takes: `planner/src/gangs.rs` |
+//! | How busy are the host and its VMs? | `load.rs`; who looks at the VMs: `upkeep/load.rs`; the units: `model/src/load.rs` |
 //! | How does the controller hear what changed on a host? | `changes.rs`, `controller/src/hosts/watching.rs` |
 
 #![warn(missing_docs)]
@@ -74,6 +75,7 @@ mod guest;
 mod host;
 mod lines;
 mod link;
+mod load;
 mod metrics;
 mod networks;
 mod process;
@@ -147,6 +149,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
             None => std::future::pending().await,
         }
     };
+    let load = upkeep::load::keep(vms.clone());
     let sockets = upkeep::sockets::keep(host.clone(), vms.clone());
     let filter = upkeep::user_networks::keep(host.clone(), vms.clone());
     let networks = upkeep::networks::keep(host.clone(), vms.clone());
@@ -155,6 +158,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     tokio::select! {
         result = perigee_http::serve(router, &config.listen, &config.network) => result,
         problem = heartbeat => Err(problem),
+        () = load => Ok(()),
         () = sockets => Ok(()),
         () = filter => Ok(()),
         () = networks => Ok(()),

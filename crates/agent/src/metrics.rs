@@ -1,9 +1,12 @@
 //! The figures of this host and its VMs, for Prometheus.
 
+use std::fmt::Display;
+
 use perigee_http::certificate::now_ms;
 use perigee_http::terms::Terms;
 use perigee_model::VmId;
 use perigee_model::exposition::{Kind, Page};
+use perigee_model::load::{HostPressure, StalledTime};
 use perigee_model::vm::{HostReport, VmReport, VmStatus};
 
 use crate::process::{TICK_MS, memory_resident_bytes};
@@ -56,16 +59,13 @@ pub fn write_terms(page: &mut Page, terms: &Terms) {
 
 fn write_host(page: &mut Page, host: &HostReport, proc: &Proc) {
     let gauge = Kind::Gauge;
-    page.one(
-        "perigee_host_load1",
-        gauge,
-        "Tasks that run or wait, mean of a minute.",
-        host.load_1min,
-    );
+    let help = "Tasks that run or wait, mean of a minute.";
+    write_known(page, "perigee_host_load1", help, host.load_1min);
     let help = "The machine's memory.";
     page.one("perigee_host_memory_size_bytes", gauge, help, host.memory_bytes);
     let help = "What can be used of it without swapping.";
-    page.one("perigee_host_memory_available_bytes", gauge, help, host.memory_available_bytes);
+    write_known(page, "perigee_host_memory_available_bytes", help, host.memory_available_bytes);
+    write_pressure(page, &host.pressure);
     page.family("perigee_host_cpu_seconds_total", Kind::Counter, "CPU time of all CPUs by mode.");
     for (mode, seconds) in cpu_seconds(&proc.stat) {
         page.figure(&[("mode", &mode)], seconds);
@@ -75,6 +75,33 @@ fn write_host(page: &mut Page, host: &HostReport, proc: &Proc) {
     disks.iter().for_each(|(device, read, _)| page.figure(&[("device", device)], read));
     page.family("perigee_host_disk_written_bytes_total", Kind::Counter, "Bytes written to disks.");
     disks.iter().for_each(|(device, _, written)| page.figure(&[("device", device)], written));
+}
+
+/// A gauge of the host; none if it is not known.
+fn write_known(page: &mut Page, name: &'static str, help: &str, figure: Option<impl Display>) {
+    if let Some(figure) = figure {
+        page.one(name, Kind::Gauge, help, figure);
+    }
+}
+
+/// A resource that the kernel says nothing of has no figure.
+fn write_pressure(page: &mut Page, pressure: &HostPressure) {
+    let resources = [("cpu", pressure.cpu), ("memory", pressure.memory), ("io", pressure.io)];
+    let known = resources.map(|(resource, pressure)| Some((resource, pressure?)));
+    let seconds = |time: StalledTime| float(time.total_us) / 1e6;
+    let help = "Time in which at least one task of the host waited for the resource.";
+    page.family("perigee_host_pressure_waiting_seconds_total", Kind::Counter, help);
+    for (resource, pressure) in known.iter().flatten() {
+        page.figure(&[("resource", resource)], seconds(pressure.some));
+    }
+    let help =
+        "Time in which all tasks of the host that had something to do waited for the resource.";
+    page.family("perigee_host_pressure_stalled_seconds_total", Kind::Counter, help);
+    for (resource, pressure) in known.iter().flatten() {
+        if let Some(full) = pressure.full {
+            page.figure(&[("resource", resource)], seconds(full));
+        }
+    }
 }
 
 fn write_network(page: &mut Page, proc: &Proc, is_made: impl Fn(&str) -> bool) {
@@ -107,10 +134,10 @@ const VM_FIGURES: [VmFigure; 6] = [
         Some(float(vm.vcpu_ms) / 1e3)
     }),
     (
-        "perigee_vm_vcpu_wait_seconds_total",
+        "perigee_vm_run_delay_seconds_total",
         Kind::Counter,
-        "Time that they waited for a CPU.",
-        |vm| vm.waiting_ms.map(|ms| float(ms) / 1e3),
+        "Time that its vCPUs were ready to run and had no CPU, all vCPUs together.",
+        |vm| vm.load.run_delay_ms.map(|ms| float(ms) / 1e3),
     ),
 ];
 
@@ -244,6 +271,8 @@ fn disk_bytes(diskstats: &str) -> Vec<(&str, u64, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use perigee_model::load::Pressure;
+
     use super::*;
 
     #[test]
@@ -253,6 +282,17 @@ mod tests {
         assert_eq!(seconds[0], ("user", 1.0));
         assert_eq!(seconds[3], ("idle", 10.0));
         assert_eq!(seconds.len(), 8);
+    }
+
+    #[test]
+    fn pressure_that_is_not_known_has_no_figure() {
+        let some = StalledTime { total_us: 1_500_000, ..StalledTime::default() };
+        let cpu = Some(Pressure { some, full: None });
+        let mut page = Page::default();
+        write_pressure(&mut page, &HostPressure { cpu, ..HostPressure::default() });
+        let text = page.into_text();
+        assert!(text.contains("pressure_waiting_seconds_total{resource=\"cpu\"} 1.5\n"), "{text}");
+        assert!(!text.contains("stalled_seconds_total{") && !text.contains("memory"), "{text}");
     }
 
     #[test]

@@ -31,6 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::command::MEM_LOCK;
 use crate::confinement::Sandbox;
+use crate::load::VcpuTimes;
 use crate::programs;
 
 /// The unit of times in `/proc`, the same for every process on Linux.
@@ -198,18 +199,19 @@ impl Process {
         ticks.map(|stat| stat.cpu_ticks * TICK_MS).sum()
     }
 
-    /// How long the same threads were ready to run and had no CPU; `None` if the kernel has no scheduler
-    /// statistics.
-    pub fn vcpu_waiting_ms(&self) -> Option<u64> {
+    /// How long the same threads had a CPU, and how long they were ready to run and had none; `None` if that is not known.
+    pub fn vcpu_times(&self) -> Option<VcpuTimes> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid)).ok()?;
-        let waits = tasks.flatten().filter_map(|task| {
+        VcpuTimes::of_threads(tasks.flatten().filter_map(|task| {
             let path = task.path();
             let name = std::fs::read_to_string(path.join("comm")).ok()?;
             name.starts_with("CPU ").then_some(())?;
-            waiting_ns(&std::fs::read_to_string(path.join("schedstat")).ok()?)
-        });
-        // They wait at the same time: the slowest one counts.
-        waits.max().map(|ns| ns / 1_000_000)
+            // A thread that ended meanwhile says nothing; one that can't be read is not as expected.
+            match std::fs::read_to_string(path.join("schedstat")) {
+                Err(error) if is_no_process(&error) && !path.exists() => None,
+                text => Some(text.unwrap_or_default()),
+            }
+        }))
     }
 
     /// Kills the process and waits until it has ended.
@@ -229,11 +231,6 @@ impl Process {
         }
         Ok(())
     }
-}
-
-/// The second field of a thread's `schedstat`: time on a CPU, time waiting for one (both in ns), time slices.
-fn waiting_ns(schedstat: &str) -> Option<u64> {
-    schedstat.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// `12.34` to 12340.
@@ -432,12 +429,6 @@ mod tests {
         let line = "4242 (CPU 0/(TCG) x) S 1 2 3 4 5 6 7 8 9 10 70 30 0 0 20 0 4 0 987654 1 2";
         let stat = parse_stat(line).unwrap();
         assert_eq!((stat.state, stat.cpu_ticks, stat.start_ticks), (b'S', 100, 987_654));
-    }
-
-    #[test]
-    fn the_time_without_a_cpu_is_the_second_figure() {
-        assert_eq!(waiting_ns("5000000 4226092 17\n"), Some(4_226_092));
-        assert_eq!(waiting_ns(""), None);
     }
 
     #[test]

@@ -25,6 +25,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use perigee_model::load::VmLoad;
 use perigee_model::states::{Refused, VmEvent};
 use perigee_model::switchover::{Arrival, Fate, Switchover};
 use perigee_model::vm::{
@@ -40,6 +41,7 @@ use tokio::time::Instant;
 use crate::changes::{Changed, Changes};
 use crate::files::{VmDir, tail};
 use crate::guest::{GuestLog, Intents};
+use crate::load::LastMinute;
 use crate::process::Process;
 use crate::qmp::{BalloonInfo, Qmp};
 use phases::Moments;
@@ -185,6 +187,7 @@ pub struct Vm {
     freezes: AtomicU32,
     /// The address from which the host where the VM comes from has asked for the key.
     source: Mutex<Option<IpAddr>>,
+    last_minute: Mutex<LastMinute>,
 }
 
 impl Vm {
@@ -247,6 +250,7 @@ impl Vm {
             guest_agent_is_free,
             freezes: AtomicU32::new(0),
             source: Mutex::default(),
+            last_minute: Mutex::default(),
         };
         (Arc::new(vm), queue)
     }
@@ -390,7 +394,7 @@ impl Vm {
                 qemu_pid: seen.process.map_or(0, |process| process.pid),
                 uptime_ms: live.map_or(0, |process| process.uptime_ms()),
                 vcpu_ms: live.map_or(0, |process| process.vcpu_ms()),
-                waiting_ms: live.and_then(|process| process.vcpu_waiting_ms()),
+                load: self.load(live),
                 incoming_uri: seen.incoming_uri.clone(),
                 migration: seen.migration.clone(),
                 resume_us: seen.moments.resume_us(),
@@ -400,6 +404,27 @@ impl Vm {
                 sent: Vec::new(),
             }
         })
+    }
+
+    /// Looks at what the vCPUs have of the host's CPUs.
+    pub fn look_at_load(&self) {
+        let live = self.observed(|seen| seen.process.filter(|process| !process.has_ended()));
+        let times = live.and_then(|process| process.vcpu_times());
+        let mut minute = self.last_minute.lock().unwrap_or_else(PoisonError::into_inner);
+        minute.take(std::time::Instant::now(), times);
+    }
+
+    /// The load that this QEMU puts on the host; nothing is known without one.
+    fn load(&self, live: Option<Process>) -> VmLoad {
+        let Some(times) = live.and_then(|process| process.vcpu_times()) else {
+            return VmLoad::default();
+        };
+        let minute = self.last_minute.lock().unwrap_or_else(PoisonError::into_inner);
+        VmLoad {
+            run_delay_ms: Some(times.waiting_ns / 1_000_000),
+            longest_run_delay_ms: Some(times.longest_waiting_ns / 1_000_000),
+            vcpus_1m: minute.vcpus(),
+        }
     }
 
     /// QEMU's last output on stderr.

@@ -21,6 +21,7 @@ use perigee_http::certificate::CERTIFICATE_LIFE;
 use perigee_http::websocket::{self, Asked};
 use perigee_http::{Peer, Tunnel};
 use perigee_model::job::{Migration, Vm, VmVolume};
+use perigee_model::load::VmLoad;
 use perigee_model::persistent_vm::{PersistentVm, PowerRequest, StopVm, VmState};
 use perigee_model::plan::Trigger;
 use perigee_model::vm::{VmNetwork, VmReport};
@@ -120,6 +121,7 @@ fn unseen(cluster: &Cluster, record: &JobRecord, persistent: &PersistentVm) -> V
         run: record.restarts,
         made_ms: job.submitted_ms,
         vcpu_ms: 0,
+        load: VmLoad::default(),
         io: IoStats::default(),
         migration: None,
         predicted_end: None,
@@ -168,6 +170,7 @@ fn view(
         run: report.spec.start.run,
         made_ms: job.map_or(0, |record| record.job.submitted_ms),
         vcpu_ms: report.vcpu_ms,
+        load: report.load,
         io: report.io.iter().copied().fold(IoStats::default(), plus),
         migration: migration_of(moves, &vm),
         predicted_end: job

@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 
 use crate::gang::moving::GangMove;
 use crate::guest::{CommandEnd, LeftOut, LogStream};
+use crate::load::{HostPressure, VcpuUse, VmLoad};
 use crate::network::Publish;
 use crate::persistent_vm::VmState;
 use crate::phases::{Phases, PredictedPhases, copy_left_s};
@@ -540,10 +541,17 @@ pub struct Host {
     pub memory_bytes: u64,
     /// Memory of the VMs placed there.
     pub memory_used_bytes: u64,
-    /// What can be used of its memory without swapping, as last reported.
-    pub memory_available_bytes: u64,
-    /// Tasks that run or wait there, mean of a minute, as last reported.
-    pub load_1min: f64,
+    /// What can be used of its memory without swapping, as last reported; `None` if that is not known.
+    pub memory_available_bytes: Option<u64>,
+    /// Tasks that run or wait there, mean of a minute, as last reported; `None` if that is not known.
+    pub load_1min: Option<f64>,
+    /// What its tasks wait for, as last reported.
+    pub pressure: HostPressure,
+    /// What the VMs there do with its CPUs, those together whose figures are known; `None` if those of no VM are, or if none is
+    /// there.
+    pub vcpus_1m: Option<VcpuUse>,
+    /// Free bytes of its pool, as last reported; `None` if that is not known.
+    pub pool_free_bytes: Option<u64>,
     /// What its VMs run with; `None` until it has reported.
     pub accelerator: Option<Accelerator>,
     /// As the processor names itself: under KVM a VM moves only between hosts with equal ones.
@@ -607,6 +615,8 @@ pub struct Vm {
     pub made_ms: u64,
     /// CPU time of all its vCPUs since its present QEMU was started.
     pub vcpu_ms: u64,
+    /// What its vCPUs had of its host's CPUs, as last reported.
+    pub load: VmLoad,
     /// What all its disks together were asked for at its present host, since its volume server was started.
     pub io: IoStats,
     /// The migration that is under way, or its last one.

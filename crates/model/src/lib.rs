@@ -30,6 +30,7 @@
 //! | What does a job, a VM or a host wait for, and since when? | `waiting.rs`; which part of a host answers: `controller/src/cluster/parts.rs`; at the host: `agent/src/upkeep/sockets.rs`, `agent/src/vm/owner/question.rs` |
 //! | Whose is a thing, and what does a user mean with a name? | `tenant.rs`; in the controller's API: `controller/src/api/caller.rs` |
 //! | Which figures are there for Prometheus, and how is a page written? | `exposition.rs`, `controller/src/api/metrics.rs`, `agent/src/metrics.rs`, `volume/src/metrics.rs` |
+//! | How busy are a host and a VM, in which units? | `load.rs`; measured: `agent/src/load.rs`, `agent/src/process.rs`; what follows for predictions: `planner/src/hosts.rs` |
 //! | What may a tar from a guest contain? | `tar_headers.rs`, `controller/src/guest/tars.rs`, `controller/src/files/outputs/entries.rs` |
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
@@ -52,6 +53,7 @@ pub mod job;
 pub mod job_file;
 pub mod leave_site;
 pub mod limits;
+pub mod load;
 pub mod network;
 pub mod persistent_vm;
 pub mod phases;

@@ -34,6 +34,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::grant::SignedGrant;
+use crate::load::{HostPressure, VmLoad};
 use crate::network::{BridgeCard, BridgeName, Card, TunnelEnd};
 use crate::phases::Phases;
 #[cfg(doc)]
@@ -83,10 +84,12 @@ pub struct HostReport {
     pub cpus: u32,
     /// The machine's memory (`MemTotal` in /proc/meminfo).
     pub memory_bytes: u64,
-    /// What can be used without swapping (`MemAvailable`, proc(5)).
-    pub memory_available_bytes: u64,
-    /// Tasks that run or wait for a CPU or disk, mean of a minute (proc(5), loadavg).
-    pub load_1min: f64,
+    /// What can be used without swapping (`MemAvailable`, proc(5)); `None` if the kernel does not tell.
+    pub memory_available_bytes: Option<u64>,
+    /// Tasks that run or wait for a CPU or disk, mean of a minute (proc(5), loadavg); `None` if the kernel does not tell.
+    pub load_1min: Option<f64>,
+    /// What its tasks wait for.
+    pub pressure: HostPressure,
     /// What VMs run with here; found out by booting one.
     pub accelerator: Accelerator,
     /// As the processor names itself; empty when it does not.
@@ -483,9 +486,8 @@ pub struct VmReport {
     pub uptime_ms: u64,
     /// CPU time of all vCPU threads since this QEMU started.
     pub vcpu_ms: u64,
-    /// How long its vCPU threads wanted to run and had to wait for a CPU of the host, since this
-    /// QEMU started; `None` where the kernel does not tell.
-    pub waiting_ms: Option<u64>,
+    /// What its vCPUs had of the host's CPUs.
+    pub load: VmLoad,
     /// Where an incoming migration can connect, `tcp:IP:PORT`, once it listens.
     pub incoming_uri: Option<String>,
     /// The current or last outgoing migration.

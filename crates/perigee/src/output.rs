@@ -202,6 +202,11 @@ pub fn seconds(seconds: Option<f64>) -> String {
     seconds.map_or_else(String::new, |s| format!("{s:.1} s"))
 }
 
+/// A share of the time in percent; a dash if it is not known.
+pub fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0))
+}
+
 /// A value's name as in JSON, in lower snake case.
 pub fn word<T: Serialize>(value: &T) -> String {
     match serde_json::to_value(value) {

@@ -13,6 +13,7 @@ use perigee_http::{Claim, Client, Expected, Network, PeerIdentity};
 use perigee_model::home::ServerAddresses;
 use perigee_model::job::HostState;
 use perigee_model::leave_site::SiteAddress;
+use perigee_model::load::VcpuUse;
 use perigee_model::vm::{HOST_ADDRESSES_MAX, HostAddresses, HostReport, VmChanges, VmReport};
 use perigee_model::volume::{ExportStats, PoolInfo};
 use perigee_model::{HostId, Problem, VmId};
@@ -25,6 +26,9 @@ const POOL_AGE_MAX: Duration = Duration::from_secs(30);
 
 /// Volume servers are told the sites of the hosts so often, even if nothing has changed.
 const TELL_SITES_EVERY: Duration = Duration::from_secs(60);
+
+/// What VMs did in a minute is said of the present for so long.
+const LOAD_AGE_MAX: Duration = Duration::from_secs(60);
 
 /// How hosts are reached, and by what they are commanded.
 #[derive(Debug)]
@@ -111,6 +115,18 @@ impl HostEntry {
         let silent_s = self.heard.at.elapsed().as_secs();
         let colon = if self.trouble.is_empty() { "" } else { ": " };
         format!("host {id} has not answered for {silent_s} s{colon}{}", self.trouble)
+    }
+
+    /// What the VMs there do with its CPUs, together: those whose figures are known. What was last reported long ago says nothing
+    /// of the last minute.
+    pub fn vcpus_1m(&self) -> Option<VcpuUse> {
+        let fresh = self.vms.values().filter(|(at, _)| at.elapsed() < LOAD_AGE_MAX);
+        fresh.filter_map(|(_, vm)| vm.load.vcpus_1m).reduce(VcpuUse::plus)
+    }
+
+    /// The bytes that were free in its pool when the pool was last asked.
+    pub fn pool_free_bytes(&self) -> Option<u64> {
+        self.pool?.1
     }
 }
 
@@ -290,7 +306,7 @@ impl Hosts {
 
     /// The bytes that were free in the host's pool when it was last asked; `None` if it has not answered.
     pub fn pool_free_bytes(&self, id: &HostId) -> Option<u64> {
-        self.lock().get(id)?.pool?.1
+        self.lock().get(id)?.pool_free_bytes()
     }
 
     /// Whether its volume server was told the same not long ago. It may have a new pool since, and know nothing.

@@ -650,7 +650,7 @@ fn machine_of(record: &JobRecord) -> Machine {
 fn boot_time(report: &VmReport, since_start_ms: u64) -> Duration {
     // 0 is reported for a VM without a QEMU process, and only for a short time.
     let up_ms = if report.uptime_ms == 0 { since_start_ms } else { report.uptime_ms };
-    Duration::from_millis(up_ms.saturating_sub(report.waiting_ms.unwrap_or(0)))
+    Duration::from_millis(up_ms.saturating_sub(report.load.longest_run_delay_ms.unwrap_or(0)))
 }
 
 fn stats_of(
@@ -704,9 +704,9 @@ mod tests {
             machine: Default::default(),
         };
         let mut report = crate::tests::report(spec);
-        (report.uptime_ms, report.waiting_ms) = (900_000, Some(880_000));
+        (report.uptime_ms, report.load.longest_run_delay_ms) = (900_000, Some(880_000));
         assert_eq!(boot_time(&report, 900_000), Duration::from_secs(20));
-        report.waiting_ms = None;
+        report.load.longest_run_delay_ms = None;
         assert_eq!(boot_time(&report, 900_000), Duration::from_secs(900));
     }
 }

@@ -29,6 +29,7 @@ use perigee_model::guest::{GuestBody, GuestMessage, RUNNER_MARK, RUNNER_MARK_AT}
 use perigee_model::leave_site::{
     FindLayers, FoundLayers, LeaveSiteAsker, LeaveSiteSet, SetLayersLeaveSite, SetLeaveSiteAs,
 };
+use perigee_model::load::HostPressure;
 use perigee_model::network::{HostNetworks, NetworksKnown, TunnelEnd};
 use perigee_model::switchover::WriterEpochs;
 use perigee_model::vm::{
@@ -124,6 +125,8 @@ pub struct Inside {
     pub no_user_networks: Option<String>,
     /// Why VMs have no TPM here.
     pub no_tpm: Option<String>,
+    /// What its tasks wait for.
+    pub pressure: HostPressure,
     /// It has passt, which does not start.
     pub refuses_cards: bool,
     /// Its QEMUs end when they start; so many have.
@@ -451,38 +454,26 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
 }
 
 async fn host(State(inside): Shared) -> Reply<HostReport> {
-    let (kvm_on, boot_id, no_networks, addresses, (no_user_networks, no_tpm, bridges), failing) = {
-        let inside = inside.lock().expect("lock");
-        let bridges = inside.bridges.clone();
-        let (no_user_networks, no_tpm) = (inside.no_user_networks.clone(), inside.no_tpm.clone());
-        let (no_networks, addresses) = (inside.no_networks.clone(), inside.addresses.clone());
-        (
-            inside.kvm_on.clone(),
-            inside.boot_id(),
-            no_networks,
-            addresses,
-            (no_user_networks, no_tpm, bridges),
-            inside.failing_gateways.clone(),
-        )
-    };
+    let inside = inside.lock().expect("lock");
     Ok(Json(HostReport {
         host: HostId::new("any").expect("name"),
         site: SiteId::new("any").expect("name"),
         cpus: 2,
         memory_bytes: 1 << 30,
-        memory_available_bytes: 1 << 30,
-        load_1min: 0.0,
-        accelerator: if kvm_on.is_some() { Accelerator::Kvm } else { Accelerator::Tcg },
-        cpu_model: kvm_on.unwrap_or_default(),
+        memory_available_bytes: Some(1 << 30),
+        load_1min: Some(0.0),
+        pressure: inside.pressure,
+        accelerator: if inside.kvm_on.is_some() { Accelerator::Kvm } else { Accelerator::Tcg },
+        cpu_model: inside.kvm_on.clone().unwrap_or_default(),
         qemu_version: "7.2".into(),
-        boot_id,
+        boot_id: inside.boot_id(),
         warnings: Vec::new(),
-        no_networks,
-        failing_gateways: failing,
-        no_user_networks,
-        no_tpm,
-        bridges,
-        addresses,
+        no_networks: inside.no_networks.clone(),
+        failing_gateways: inside.failing_gateways.clone(),
+        no_user_networks: inside.no_user_networks.clone(),
+        no_tpm: inside.no_tpm.clone(),
+        bridges: inside.bridges.clone(),
+        addresses: inside.addresses.clone(),
     }))
 }
 

@@ -19,6 +19,7 @@ mod jobs;
 mod kept;
 mod links;
 mod live;
+mod load;
 mod lost;
 mod migrations;
 mod networks;

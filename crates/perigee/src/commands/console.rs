@@ -188,7 +188,7 @@ mod tests {
         let io = serde_json::json!(perigee_model::volume::IoStats::default());
         format!(
             r#"{{"id":"web","job":{job},"host":null,"status":"{status}","reason":"","cpus":1,"memory_bytes":1,"uptime_ms":1,
-            "vcpu_ms":1,"migration":null,"waits":[],"run":0,"made_ms":0,"io":{io},"volumes":[],"addresses":[]}}"#
+            "vcpu_ms":1,"load":{{}},"migration":null,"waits":[],"run":0,"made_ms":0,"io":{io},"volumes":[],"addresses":[]}}"#
         )
     }
 

@@ -7,6 +7,7 @@ use clap::Subcommand;
 use perigee_http::{Client, Method};
 use perigee_model::enrol::{HostRevoked, JoinToken, MadeToken, NewToken, SetSite};
 use perigee_model::job::{Host, HostRemoval, Link, Site};
+use perigee_model::load::{HostPressure, Pressure, VcpuUse};
 use perigee_model::waiting::{Waiting, WaitsFor, in_words};
 use perigee_model::{HostId, Problem, SiteId};
 
@@ -106,12 +107,23 @@ const HOSTS: &[Column<Host>] = &[
     ("waits", |h| in_words(&h.waits)),
 ];
 
+/// In which part of the last minute a task waited for what; a dash for what is not known.
+fn pressure(pressure: &HostPressure) -> String {
+    let share = |of: Option<Pressure>| output::percent(of.map(|of| of.some.share_60s));
+    let (cpu, memory, io) = (share(pressure.cpu), share(pressure.memory), share(pressure.io));
+    format!("for a cpu {cpu}, for memory {memory}, for a disk {io} of the last minute")
+}
+
 /// The further columns of one host.
 const DETAILS: &[Column<Host>] = &[
     ("processor", |h| h.cpu_model.clone()),
     ("agent", |h| h.addresses.agent_url.clone()),
     ("volumes", |h| h.addresses.volume_url.clone()),
     ("nbd", |h| h.addresses.nbd_addr.clone()),
+    ("waiting tasks", |h| pressure(&h.pressure)),
+    ("vms wait for a cpu", |h| output::percent(h.vcpus_1m.map(VcpuUse::run_delay_share))),
+    ("free memory", |h| h.memory_available_bytes.map_or_else(|| "-".to_owned(), output::bytes)),
+    ("free in its pool", |h| h.pool_free_bytes.map_or_else(|| "-".to_owned(), output::bytes)),
     ("warnings", |h| h.warnings.join("\n")),
 ];
 

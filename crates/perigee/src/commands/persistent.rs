@@ -305,7 +305,7 @@ mod tests {
         let io = serde_json::json!(perigee_model::volume::IoStats::default());
         let text = format!(
             r#"{{"id":"web","job":null,"host":"home1","status":"{status}","reason":"{reason}","cpus":1,
-            "memory_bytes":1,"uptime_ms":1,"vcpu_ms":1,"migration":null,"waits":[],"run":0,"made_ms":0,"io":{io},"volumes":[],"addresses":[]}}"#
+            "memory_bytes":1,"uptime_ms":1,"vcpu_ms":1,"load":{{}},"migration":null,"waits":[],"run":0,"made_ms":0,"io":{io},"volumes":[],"addresses":[]}}"#
         );
         serde_json::from_str(&text).expect("a VM")
     }

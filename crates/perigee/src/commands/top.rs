@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use perigee_http::Client;
 use perigee_model::job::{Host, Vm};
+use perigee_model::load::VcpuUse;
 use perigee_model::units::parse_duration;
 use perigee_model::{HostId, Problem, ProblemKind, VmId};
 use serde::Serialize;
@@ -58,9 +59,10 @@ const HOSTS: &[Column<Host>] = &[
     ("host", |h| h.id.to_string()),
     ("site", |h| h.addresses.site.to_string()),
     ("state", |h| output::word(&h.state)),
-    ("load", |h| format!("{:.2}", h.load_1min)),
+    ("load", |h| h.load_1min.map_or_else(dash, |load| format!("{load:.2}"))),
     ("cpus", |h| h.cpus.to_string()),
-    ("free memory", |h| output::bytes(h.memory_available_bytes)),
+    ("vms' cpu wait", |h| output::percent(h.vcpus_1m.map(VcpuUse::run_delay_share))),
+    ("free memory", |h| h.memory_available_bytes.map_or_else(dash, output::bytes)),
     ("of", |h| output::bytes(h.memory_bytes)),
     ("for vms", |h| output::bytes(h.memory_used_bytes)),
 ];
@@ -70,6 +72,7 @@ const VMS: &[Column<Row>] = &[
     ("host", |r| output::or_dash(r.vm.host.as_ref())),
     ("status", |r| output::word(&r.vm.status)),
     ("cpu", |r| r.cpu_percent.map_or_else(dash, |percent| format!("{percent:.0} %"))),
+    ("cpu wait", |r| output::percent(r.vm.load.vcpus_1m.map(VcpuUse::run_delay_share))),
     ("read", |r| rate(r.read_bytes_per_s)),
     ("written", |r| rate(r.written_bytes_per_s)),
     ("requests", |r| r.requests_per_s.map_or_else(dash, |each| format!("{each:.0}/s"))),
@@ -201,7 +204,7 @@ mod tests {
         let io = serde_json::json!(perigee_model::volume::IoStats::default());
         let text = format!(
             r#"{{"id":"a","job":null,"host":"home1","status":"running","reason":"","cpus":1,"memory_bytes":1,"uptime_ms":{uptime_ms},
-            "vcpu_ms":{vcpu_ms},"migration":null,"waits":[],"run":0,"made_ms":0,"io":{io},"volumes":[],"addresses":[]}}"#
+            "vcpu_ms":{vcpu_ms},"load":{{}},"migration":null,"waits":[],"run":0,"made_ms":0,"io":{io},"volumes":[],"addresses":[]}}"#
         );
         let mut vm: Vm = serde_json::from_str(&text).expect("a VM");
         vm.io.read_bytes = read_bytes;

@@ -1,11 +1,14 @@
 //! `perigee vm`
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Subcommand, ValueEnum};
 use perigee_http::Client;
 use perigee_model::job::{ClusterImage, Migration, MoveVm, UnknownKind, Vm};
+use perigee_model::load::{VcpuUse, VmLoad};
 use perigee_model::persistent_vm::{AttachVolume, DetachVolume, ResizeVm, RestoreVm};
+use perigee_model::units::format_seconds;
 use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, ImageName, Problem, VmId, VolumeName};
@@ -258,6 +261,14 @@ struct Info {
     migrations: Vec<Migration>,
 }
 
+/// How long its vCPUs were ready to run and had no CPU; a dash if that is not known.
+fn waited_for_cpu(load: &VmLoad) -> String {
+    let Some(total_ms) = load.run_delay_ms else { return "-".to_owned() };
+    let total = format_seconds(Duration::from_millis(total_ms).as_secs_f64());
+    let share = output::percent(load.vcpus_1m.map(VcpuUse::run_delay_share));
+    format!("{total} at this host; {share} of the last minute's time in which it wanted one")
+}
+
 const INFO: &[Column<Info>] = &[
     ("vm", |i| i.vm.id.to_string()),
     ("image", |i| output::or_dash(i.vm.image.as_ref())),
@@ -266,6 +277,7 @@ const INFO: &[Column<Info>] = &[
     ("cpus", |i| i.vm.cpus.to_string()),
     ("memory", |i| output::bytes(i.vm.memory_bytes)),
     ("up", |i| format!("{} s", i.vm.uptime_ms / 1000)),
+    ("waited for a cpu", |i| waited_for_cpu(&i.vm.load)),
     ("job", |i| output::or_dash(i.vm.job.as_ref())),
     ("job's end", |i| output::or_dash(i.vm.predicted_end.as_ref())),
     ("addresses", |i| i.vm.addresses.join(", ")),

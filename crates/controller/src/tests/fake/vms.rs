@@ -9,6 +9,7 @@ use axum::response::Response;
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::guest::GuestEvent;
+use perigee_model::load::VmLoad;
 use perigee_model::starts::{OnDelete, OnStart, Starts};
 use perigee_model::switchover::{Arrival, Fate, fate, may_begin};
 use perigee_model::vm::{
@@ -306,7 +307,7 @@ pub fn report_of(spec: VmSpec) -> VmReport {
         qemu_pid: 1,
         uptime_ms: 0,
         vcpu_ms: 0,
-        waiting_ms: None,
+        load: VmLoad::default(),
         incoming_uri: spec.arrives_by.as_ref().map(|_| "tcp:127.0.0.1:1".to_owned()),
         migration: None,
         resume_us: None,
