@@ -272,6 +272,7 @@ struct LetIn {
     hosts: BTreeSet<Surplus>,
 }
 
+/// The key of the record of [`LetIn`] of a home.
 pub fn let_in_key(home: &HostId) -> String {
     format!("let_in/{home}")
 }

@@ -24,6 +24,7 @@ pub const PAGE_ENTRIES_MAX: usize = 1000;
 /// The longest path or name in an entry.
 const TEXT_BYTES_MAX: usize = 512;
 
+/// The log's directory. Each tenant has at most two files of [`FILE_BYTES_MAX`] in it.
 #[derive(Debug)]
 pub struct Audit {
     dir: PathBuf,

@@ -49,6 +49,7 @@ pub struct Cleanup {
 }
 
 impl Cleanup {
+    /// The cleanup `name` of a job, with nothing in it yet. It ends the VM's starts up to `up_to`.
     pub fn new(job: &JobId, name: &str, up_to: VmStart) -> Self {
         Self {
             job: Some(job.clone()),
@@ -91,6 +92,7 @@ impl Cleanup {
         }
     }
 
+    /// Adds a host where the VM is or was: the VM is ended there, and then its disks with other homes are detached.
     pub fn add_host(&mut self, job: &JobId, host: &HostId, disks: &[PlacedDisk]) {
         self.vms.push((host.clone(), vm_of(job)));
         self.add_attachments(host, disks);
@@ -136,6 +138,7 @@ pub fn name_of(job: &Job, part: &str) -> String {
     format!("{:x}-{part}", job.submitted_ms)
 }
 
+/// Below it are the cleanups of a job.
 pub fn prefix(job: &JobId) -> String {
     format!("cleanups/{job}/")
 }
@@ -209,6 +212,8 @@ pub async fn may_run_at(cluster: &Cluster, cleanup: &Cleanup) -> Result<Option<H
     Ok(hosts.find(|host| cluster.hosts.get(host).is_ok()))
 }
 
+/// The endless task that works on cleanups, every [`Timing::monitor`](crate::cluster::Timing) and when somebody asks
+/// for that.
 pub async fn run(cluster: Arc<Cluster>, task: Task) {
     loop {
         let look = async {

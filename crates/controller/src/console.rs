@@ -10,6 +10,7 @@ use crate::records::vm_of;
 /// Of a longer text the end is kept.
 const KEPT_BYTES: usize = 64 << 10;
 
+/// The record of what a VM has printed: the last [`KEPT_BYTES`], of all hosts that it has left.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Kept {
     /// What it printed since this start is the last that was kept.
@@ -17,6 +18,7 @@ pub struct Kept {
     pub text: String,
 }
 
+/// The key of [`Kept`].
 pub fn key(job: &JobId) -> String {
     format!("consoles/{job}")
 }

@@ -124,6 +124,7 @@ pub use store::directory::authority;
 use supervisor::Supervisor;
 pub use term::take_over;
 
+/// What a controller is told at its start.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The directory of the store, the repository and outputs. It is created if it does not exist.

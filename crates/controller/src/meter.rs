@@ -32,6 +32,7 @@ pub struct DiskTotals {
     pub outage_ns: u64,
 }
 
+/// A VM's counters since it started, and as they were at the moments from which predictions are made.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Meter {
     pub totals: Totals,
@@ -222,6 +223,7 @@ macro_rules! each_counter {
     };
 }
 
+/// The sum of each counter. One that would overflow stays at its maximum.
 pub fn plus(a: IoStats, b: IoStats) -> IoStats {
     each_counter!(a, b, saturating_add)
 }

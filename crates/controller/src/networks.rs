@@ -258,6 +258,10 @@ fn users<'a>(
     jobs.filter(move |record| record.job.spec.network.name() == Some(name))
 }
 
+/// The networks of all tenants.
+///
+/// # Errors
+/// If the store does not answer.
 pub async fn list(cluster: &Cluster) -> Result<Vec<ClusterNetwork>, Problem> {
     Ok(all(cluster).await?.into_iter().map(|record| view(cluster, record)).collect())
 }

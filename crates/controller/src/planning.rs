@@ -341,7 +341,7 @@ fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
     }
     let site = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
     let used_lanes = shared_links::used_lanes(cluster, vm);
-    let links = links::list(cluster).into_iter().filter_map(|link| {
+    let links = cluster.links.all().into_iter().filter_map(|link| {
         Some(LinkFacts {
             from_site: site(&link.from)?,
             to_site: site(&link.to)?,
@@ -459,6 +459,7 @@ pub(crate) fn digest(value: &serde_json::Value) -> String {
     hash::hex(&Sha256::digest(value.to_string()))
 }
 
+/// Milliseconds as seconds.
 pub fn seconds(ms: u64) -> f64 {
     ms as f64 / 1e3
 }
@@ -472,6 +473,7 @@ pub fn phases_of(cost: &MoveCost) -> PredictedPhases {
     }
 }
 
+/// Seconds as milliseconds, rounded. A negative number and NaN are 0.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -63,6 +63,7 @@ pub use access::{Owned, Records};
 pub use gang_traffic::Talk;
 pub use kind::{Gang, GangKeys, GangMoveRequest, Kind, Membership};
 
+/// A host that has registered.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct HostRecord {
     pub addresses: HostAddresses,
@@ -110,6 +111,7 @@ pub struct RefusedSource {
     pub from: HostId,
 }
 
+/// The prefix of the records of uploads.
 pub const UPLOADS: &str = "uploads/";
 
 /// A host removes an upload after an hour, and looks once a minute.
@@ -128,6 +130,7 @@ pub struct UploadRecord {
 }
 
 impl UploadRecord {
+    /// The key of an [`UploadRecord`].
     pub fn key(host: &HostId, source: &str) -> String {
         format!("{UPLOADS}{host}/{source}")
     }
@@ -161,6 +164,7 @@ impl ImageRecord {
     }
 }
 
+/// An import that was begun: what the host was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingImport {
     pub host: HostId,
@@ -169,6 +173,8 @@ pub struct PendingImport {
     pub format: Option<ImageFormat>,
 }
 
+/// What a volume's home last reported about it. The sizes are in bytes: what a VM sees, and what the data takes in the
+/// pool.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VolumeSeen {
     pub size_bytes: u64,
@@ -309,6 +315,7 @@ pub struct LogKept {
     pub dropped_seq: u64,
 }
 
+/// A job's outputs, as they came to the repository: the size and the digest of the tar.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Output {
     pub bytes: u64,
@@ -331,6 +338,7 @@ pub struct Collect {
 }
 
 impl Collect {
+    /// The outputs of a job that ends so, before the first step.
     pub fn new(ending: Ending, reason: String) -> Self {
         let (console, step) = (String::new(), CollectStep::Ends);
         Self { ending, reason, console, step, failed: None }
@@ -349,6 +357,7 @@ pub enum CollectStep {
     Started,
 }
 
+/// How a job ends after its outputs were collected from its disks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
@@ -357,6 +366,7 @@ pub enum Ending {
     Cancelled,
 }
 
+/// Where a job runs and where its disks are, as it was decided and is now.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Placement {
     /// Where the VM starts; root, seed, output and inputs have their home there.
@@ -369,6 +379,7 @@ pub struct Placement {
     pub has_user_card: bool,
 }
 
+/// A disk of a job's VM, with the volume behind it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PlacedDisk {
     #[serde(rename = "serial")]
@@ -461,6 +472,7 @@ impl VolumeChange {
     }
 }
 
+/// A migration with everything its driver must know after a restart.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MigrationRecord {
     pub migration: Migration,
@@ -486,12 +498,15 @@ impl MigrationRecord {
     }
 }
 
+/// What a migration does at its switchover: the VM's spec at the destination, and the epochs that fence the source off
+/// from its disks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MovePlan {
     pub spec: VmSpec,
     pub raises: Vec<EpochRaise>,
 }
 
+/// Requests about a migration.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct MigrationIntent {
     /// The job ends and takes both VMs down: the migration's driver does nothing more.
@@ -526,44 +541,55 @@ pub struct PromotedVolume {
     pub volume: VolumeName,
 }
 
+/// The prefix of the records of [`PromotedVolume`].
 pub const PROMOTIONS: &str = "promotions/";
 
+/// The key of a [`VolumeRecord`].
 pub fn volume_key(volume: &VolumeName) -> String {
     format!("volumes/{volume}")
 }
 
+/// The key of the [`VolumeMoveRecord`] of a volume's last move.
 pub fn volume_move_key(volume: &VolumeName) -> String {
     format!("volume_moves/{volume}")
 }
 
+/// The key of a [`VolumeMoveIntent`].
 pub fn volume_move_intent_key(volume: &VolumeName) -> String {
     format!("intents/volume_moves/{volume}")
 }
 
+/// The key of an [`ImageRecord`].
 pub fn image_key(name: &ImageName) -> String {
     format!("images/{name}")
 }
 
+/// The key of a [`JobRecord`].
 pub fn job_key(job: &JobId) -> String {
     format!("jobs/{job}")
 }
 
+/// The key of a [`JobIntent`].
 pub fn job_intent_key(job: &JobId) -> String {
     format!("intents/jobs/{job}")
 }
 
+/// Below it are the [`MigrationRecord`]s of a VM, in the order of their numbers.
 pub fn migration_prefix(vm: &VmId) -> String {
     format!("migrations/{vm}/")
 }
 
+/// The key of a [`MigrationRecord`].
 pub fn migration_key(vm: &VmId, number: u32) -> String {
     format!("{}{}", migration_prefix(vm), in_order(number))
 }
 
+/// Below it are the [`MigrationIntent`]s of a VM.
 pub fn migration_intent_prefix(vm: &VmId) -> String {
     format!("intents/migrations/{vm}/")
 }
 
+/// The key of a [`MigrationIntent`].
 pub fn migration_intent_key(vm: &VmId, number: u32) -> String {
     format!("{}{}", migration_intent_prefix(vm), in_order(number))
 }

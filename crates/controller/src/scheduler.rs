@@ -79,6 +79,8 @@ struct Scheduler {
     refusals: Refusals,
 }
 
+/// The endless task that grants hosts to waiting jobs. A pass follows each change after which one may start, and
+/// otherwise a time.
 pub async fn run(cluster: Arc<Cluster>, task: Task) {
     let mut scheduler = Scheduler::default();
     loop {

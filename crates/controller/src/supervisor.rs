@@ -40,6 +40,8 @@ const PROVE_MAX: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
+/// Starts the endless tasks, and one driver for each job, migration, move of a volume and replica that is not over. A
+/// driver that fails is started again.
 pub struct Supervisor {
     pub cluster: Arc<Cluster>,
     tasks: Mutex<JoinSet<()>>,
@@ -269,6 +271,7 @@ impl Supervisor {
         }
     }
 
+    /// Starts a task that ends with the supervisor.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         while tasks.try_join_next().is_some() {}

@@ -77,7 +77,7 @@ pub async fn delete_tenant(cluster: &Cluster, name: &TenantName) -> Result<(), P
     Ok(())
 }
 
-pub async fn forget_files(cluster: &Cluster, tenant: &TenantName) -> Result<(), Problem> {
+async fn forget_files(cluster: &Cluster, tenant: &TenantName) -> Result<(), Problem> {
     let (repository, of) = (Arc::clone(&cluster.repository), tenant.clone());
     let forgotten = tokio::task::spawn_blocking(move || repository.forget(&of));
     forgotten.await.map_err(|e| Problem::internal("can't use the repository", e))?

@@ -40,6 +40,7 @@ use crate::{jobs, migration, networks, planning};
 
 pub use save::save;
 
+/// All VMs: of hosts that answer, as they say now; of others, as they said last. Sorted by id.
 pub async fn list(cluster: &Cluster) -> Result<Vec<Vm>, Problem> {
     let mut vms = list_at(cluster, &cluster.hosts.all(), |_| true).await;
     vms.sort_by(|one, other| one.id.cmp(&other.id));

@@ -166,6 +166,7 @@ pub struct UploadRoom {
 }
 
 impl UploadRoom {
+    /// Room for a file that the tenant sends. Nothing is taken from its quota yet.
     pub fn new(cluster: Arc<Cluster>, tenant: String) -> Self {
         let (taken, sent, is_unlimited, refused) = Default::default();
         Self { cluster, tenant, taken, sent, is_unlimited, refused }

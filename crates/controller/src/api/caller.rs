@@ -64,10 +64,12 @@ impl Caller {
         Self { tenant, user: None, role: Role::Admin, who, token: None, thing: Arc::default() }
     }
 
+    /// What the caller is told of itself at `/v1/me`.
     pub fn me(&self) -> Me {
         Me { tenant: self.tenant.clone(), user: self.user.clone(), role: self.role }
     }
 
+    /// Whether the caller may do what concerns all tenants.
     pub fn is_admin(&self) -> bool {
         self.role == Role::Admin
     }
@@ -131,6 +133,10 @@ impl Caller {
         Ok(if is_shared { shared } else { own })
     }
 
+    /// The volume to make, with full names. Its source has to be one that the caller sees.
+    ///
+    /// # Errors
+    /// `Forbidden` for another host's export, unless an admin asks; `Invalid` for a name that nothing can have.
     pub async fn new_volume(
         &self,
         cluster: &Cluster,
@@ -181,6 +187,11 @@ impl Caller {
         Ok(name)
     }
 
+    /// The image to import, with its full name.
+    ///
+    /// # Errors
+    /// `Forbidden` for a file of a host, unless an admin asks or the file is an upload; `Invalid` for a name that
+    /// nothing can have.
     pub fn new_image(&self, cluster: &Cluster, new: NewImage) -> Result<NewImage, Problem> {
         let name = self.new_image_name(cluster, &new.name)?;
         if !self.is_admin() && !new.source.starts_with(UPLOAD_PREFIX) {
@@ -227,6 +238,10 @@ impl Caller {
         }
     }
 
+    /// The network to make, with its full name.
+    ///
+    /// # Errors
+    /// `Invalid` for a name that nothing can have.
     pub fn new_network(&self, cluster: &Cluster, new: NewNetwork) -> Result<NewNetwork, Problem> {
         Ok(NewNetwork { name: self.new_name(cluster, &new.name)?, ..new })
     }
@@ -256,6 +271,7 @@ impl Caller {
         self.sees(id) && (self.role > Role::Member || is_own)
     }
 
+    /// As [`Self::sees_job`], for a job whose owner is in its spec.
     pub fn sees_this_job(&self, job: &Job) -> bool {
         self.sees_job(job.id.as_str(), &job.spec.owner)
     }

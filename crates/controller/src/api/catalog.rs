@@ -20,6 +20,7 @@ use crate::cluster::Cluster;
 use crate::storage::leave_site::{self, Of};
 use crate::storage::{images, moves, replicas as of_volumes, unknown, volumes};
 
+/// The query of [`images`].
 #[derive(serde::Deserialize)]
 pub struct Which {
     #[serde(default)]
@@ -57,6 +58,7 @@ pub async fn import_image(
     json(import.await.map_err(|e| Problem::internal("can't import an image", e))??)
 }
 
+/// The query of [`upload_image`].
 #[derive(serde::Deserialize)]
 pub struct UploadTo {
     host: Option<HostId>,
@@ -85,6 +87,8 @@ pub async fn upload_image(
     json(sent.await.map_err(|e| Problem::internal("can't take an upload", e))??)
 }
 
+/// An image: the tenant's own of this name, or else the shared one. The answer has the hosts with a copy, and the bytes
+/// that copies lack.
 #[utoipa::path(get, path = "/images/{image}", tag = "images", params(("image" = String, Path)),
     responses((status = 200, body = ClusterImage)))]
 pub async fn image(
@@ -113,6 +117,8 @@ pub async fn delete_image(
     json(deleted)
 }
 
+/// The volumes that the caller sees, with their homes and replicas. The figures of a home that does not answer are its
+/// last ones.
 #[utoipa::path(get, path = "/volumes", tag = "volumes",
     responses((status = 200, body = Vec<ClusterVolume>)))]
 pub async fn volumes(State(cluster): Shared, caller: Caller) -> Reply<Vec<ClusterVolume>> {
@@ -127,6 +133,8 @@ pub async fn volumes(State(cluster): Shared, caller: Caller) -> Reply<Vec<Cluste
     json(seen)
 }
 
+/// Makes a volume: empty, a clone of an image or of another volume, or, for an admin, a volume of another host's
+/// export. It can be used at once.
 #[utoipa::path(post, path = "/volumes", tag = "volumes", request_body = NewVolume,
     responses((status = 200, body = ClusterVolume)))]
 pub async fn create_volume(
@@ -138,6 +146,7 @@ pub async fn create_volume(
     json(volumes::create(&cluster, new).await?)
 }
 
+/// A volume, with its home, its replicas and its size.
 #[utoipa::path(get, path = "/volumes/{volume}", tag = "volumes",
     params(("volume" = String, Path)), responses((status = 200, body = ClusterVolume)))]
 pub async fn volume(
@@ -179,6 +188,7 @@ pub async fn adopt_volume(
     json(volumes::adopt(&cluster, &volume, &ask.host).await?)
 }
 
+/// Deletes a volume and its data. Refused while a job or VM uses it, while it moves, and while it has a replica.
 #[utoipa::path(delete, path = "/volumes/{volume}", tag = "volumes",
     params(("volume" = String, Path)), responses((status = 200)))]
 pub async fn delete_volume(State(cluster): Shared, Full(volume): Full<VolumeName>) -> Reply<()> {

@@ -53,6 +53,7 @@ pub async fn revoke_operators(State(cluster): Shared) -> Reply<()> {
     json(to_its_end(async move { enrol::revoke_operators(&cluster).await }).await?)
 }
 
+/// The query of [`revoked`].
 #[derive(serde::Deserialize)]
 pub struct KnownList {
     known: Option<String>,

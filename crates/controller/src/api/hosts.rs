@@ -43,17 +43,20 @@ pub async fn set_site(
     json(to_its_end(async move { hosts::set_site(&cluster, &host, site).await }).await?)
 }
 
+/// The hosts, each with its state, its figures and its warnings.
 #[utoipa::path(get, path = "/hosts", tag = "hosts", responses((status = 200, body = Vec<Host>)))]
 pub async fn list(State(cluster): Shared) -> Reply<Vec<Host>> {
     json(hosts::list(&cluster).await?)
 }
 
+/// A host, with its state, its figures and its warnings.
 #[utoipa::path(get, path = "/hosts/{host}", tag = "hosts", params(("host" = String, Path)),
     responses((status = 200, body = Host)))]
 pub async fn info(State(cluster): Shared, Name(host): Name<HostId>) -> Reply<Host> {
     json(hosts::info(&cluster, &host).await?)
 }
 
+/// The query of [`remove`].
 #[derive(Debug, Deserialize)]
 pub struct Force {
     #[serde(default)]
@@ -73,6 +76,7 @@ pub async fn remove(
     json(to_its_end(async move { hosts::remove(&cluster, &host, query.force).await }).await?)
 }
 
+/// The sites, each with its hosts.
 #[utoipa::path(get, path = "/sites", tag = "hosts", responses((status = 200, body = Vec<Site>)))]
 pub async fn sites(State(cluster): Shared) -> Reply<Vec<Site>> {
     json(hosts::sites(&cluster))
@@ -81,7 +85,7 @@ pub async fn sites(State(cluster): Shared) -> Reply<Vec<Site>> {
 /// The measurements of the links between hosts.
 #[utoipa::path(get, path = "/links", tag = "links", responses((status = 200, body = Vec<Link>)))]
 pub async fn links(State(cluster): Shared) -> Reply<Vec<Link>> {
-    json(links::list(&cluster))
+    json(cluster.links.all())
 }
 
 /// Measures every ordered pair of sites now.

@@ -29,6 +29,7 @@ pub async fn plan(
     json(planning::plan(&cluster, &spec).await?)
 }
 
+/// Submits a job. It is checked and recorded at once, and starts when the scheduler finds hosts for it.
 #[utoipa::path(post, path = "/jobs", tag = "jobs", request_body = JobSpec,
     responses((status = 200, body = Job)))]
 pub async fn submit(
@@ -51,12 +52,14 @@ pub async fn list(State(cluster): Shared, caller: Caller) -> Reply<Vec<Job>> {
     json(jobs)
 }
 
+/// A job, with its state, its measured times, its migrations and, of a job with several VMs, its VMs.
 #[utoipa::path(get, path = "/jobs/{job}", tag = "jobs", params(("job" = String, Path)),
     responses((status = 200, body = Job)))]
 pub async fn info(State(cluster): Shared, Full(job): Full<JobId>) -> Reply<Job> {
     json(jobs::get(&cluster, &job).await?)
 }
 
+/// The query of [`delete`].
 #[derive(Debug, Deserialize)]
 pub struct Deleting {
     /// What it has in the repository stays.
@@ -77,6 +80,7 @@ pub async fn delete(
     json(jobs::delete(&cluster, &job, ask.keep_outputs).await?)
 }
 
+/// The query of [`cancel`].
 #[derive(Debug, Deserialize)]
 pub struct Cancelling {
     /// The VM is stopped at once, and the outputs are what is on its disks. The second time, there are none.
@@ -123,6 +127,7 @@ pub async fn cancel_move(State(cluster): Shared, Full(job): Full<JobId>) -> Repl
     json(jobs::call_off_move(&cluster, &job).await?)
 }
 
+/// The query of [`log`].
 #[derive(Debug, Deserialize)]
 pub struct Page {
     #[serde(default)]
@@ -158,6 +163,8 @@ pub async fn log(
     json(jobs::log_of(&cluster, &job, page.rank, (page.after, limit)).await?)
 }
 
+/// The decisions about a job's placement and moves, the oldest first: the options, their predicted times, and why one
+/// was chosen.
 #[utoipa::path(get, path = "/jobs/{job}/decisions", tag = "jobs",
     params(("job" = String, Path)), responses((status = 200, body = Vec<Decision>)))]
 pub async fn decisions(State(cluster): Shared, Full(job): Full<JobId>) -> Reply<Vec<Decision>> {

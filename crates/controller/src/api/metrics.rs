@@ -34,6 +34,10 @@ pub async fn metrics(State(cluster): Shared) -> Result<Response, Failure> {
     Ok(answer(page(&cluster).await?))
 }
 
+/// The text of [`metrics`], in the format of Prometheus.
+///
+/// # Errors
+/// If the store does not answer.
 pub async fn page(cluster: &Cluster) -> Result<String, Problem> {
     let hosts = hosts::list(cluster).await?;
     let mut page = Page::default();

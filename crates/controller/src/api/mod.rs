@@ -149,6 +149,8 @@ fn document_failures(document: &mut utoipa::openapi::OpenApi) {
     }
 }
 
+/// All that the controller serves: the routes below `/v1`, their OpenAPI document, `/metrics` and the doors for files.
+/// Each request goes through [`callers::admit`] first.
 pub fn router(cluster: Arc<Cluster>) -> Router {
     let (router, document) = routes().split_for_parts();
     let router = router

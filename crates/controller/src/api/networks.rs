@@ -39,6 +39,7 @@ pub async fn create(
     json(networks::create(&cluster, new).await?)
 }
 
+/// A network, with those of its VMs that the caller sees.
 #[utoipa::path(get, path = "/networks/{network}", tag = "networks",
     params(("network" = String, Path)), responses((status = 200, body = ClusterNetwork)))]
 pub async fn info(

@@ -28,6 +28,7 @@ pub async fn me(caller: Caller) -> Reply<Me> {
     json(caller.me())
 }
 
+/// The query of [`audit`].
 #[derive(Debug, Deserialize)]
 pub struct Since {
     #[serde(default)]
@@ -55,6 +56,7 @@ pub async fn audit(
     json(read.await.map_err(|e| Problem::internal("can't read the audit log", e))??)
 }
 
+/// The tenants, each with what it may use and what it uses.
 #[utoipa::path(get, path = "/tenants", tag = "tenants",
     responses((status = 200, body = Vec<Tenant>)))]
 pub async fn list(State(cluster): Shared) -> Reply<Vec<Tenant>> {
@@ -65,6 +67,7 @@ pub async fn list(State(cluster): Shared) -> Reply<Vec<Tenant>> {
     json(tenants)
 }
 
+/// Makes a tenant. It has no users yet.
 #[utoipa::path(post, path = "/tenants", tag = "tenants", request_body = NewTenant,
     responses((status = 200, body = Tenant)))]
 pub async fn create(
@@ -116,6 +119,7 @@ pub async fn set_quota(
     json(to_its_end(change).await?)
 }
 
+/// The users of a tenant, with their roles.
 #[utoipa::path(get, path = "/tenants/{tenant}/users", tag = "tenants",
     params(("tenant" = String, Path)), responses((status = 200, body = Vec<User>)))]
 pub async fn users(State(cluster): Shared, Name(tenant): Name<TenantName>) -> Reply<Vec<User>> {

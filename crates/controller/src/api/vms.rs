@@ -29,6 +29,8 @@ pub async fn list(State(cluster): Shared, caller: Caller) -> Reply<Vec<Vm>> {
     json(vms)
 }
 
+/// A VM, with its state and its addresses: of a running VM without a job those that its guest says, and before them the
+/// one that a network of the cluster has given it.
 #[utoipa::path(get, path = "/vms/{vm}", tag = "vms", params(("vm" = String, Path)),
     responses((status = 200, body = Vm)))]
 pub async fn info(State(cluster): Shared, Full(vm): Full<VmId>) -> Reply<Vm> {

@@ -21,6 +21,7 @@ const TENANT_RECORDS: &str = "tenants/";
 
 const USER_RECORDS: &str = "users/";
 
+/// A tenant, and what it may use.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct TenantRecord {
     pub name: TenantName,
@@ -29,6 +30,7 @@ pub struct TenantRecord {
     pub created_ms: u64,
 }
 
+/// The accounts in memory. The store has each change before they do.
 #[derive(Debug, Default)]
 pub struct Accounts {
     inner: RwLock<Inner>,
@@ -40,6 +42,7 @@ pub struct Accounts {
 
 type UserKey = (TenantName, UserName);
 
+/// All tenants, users and tokens.
 #[derive(Debug, Default)]
 pub struct Inner {
     pub tenants: BTreeMap<TenantName, TenantRecord>,
@@ -48,15 +51,21 @@ pub struct Inner {
     pub tokens: BTreeMap<String, TokenRecord>,
 }
 
+/// The key of a [`TenantRecord`].
 pub fn tenant_key(tenant: &TenantName) -> String {
     format!("{TENANT_RECORDS}{tenant}")
 }
 
+/// The key of a user's record.
 pub fn user_key(tenant: &TenantName, user: &UserName) -> String {
     format!("{USER_RECORDS}{tenant}/{user}")
 }
 
 impl Accounts {
+    /// Reads all accounts from the store. The tenant `default` is always among them.
+    ///
+    /// # Errors
+    /// If the store does not answer, or a record can't be read.
     pub async fn load(records: &Records) -> Result<Self, Problem> {
         let mut inner = Inner::default();
         let (name, quota) = (TenantName::default(), Quota::default());
@@ -73,10 +82,12 @@ impl Accounts {
         Ok(Self { inner: RwLock::new(inner), ..Self::default() })
     }
 
+    /// The accounts, to look at. Nothing may wait while this is held.
     pub fn read(&self) -> RwLockReadGuard<'_, Inner> {
         self.inner.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The accounts, to change after their records. Whoever changes them has [`Self::turn`].
     pub fn write(&self) -> RwLockWriteGuard<'_, Inner> {
         self.inner.write().unwrap_or_else(PoisonError::into_inner)
     }
@@ -87,6 +98,7 @@ impl Accounts {
         self.by_token_at(token, now_ms())
     }
 
+    /// As [`Self::by_token`], at the Unix time `now_ms`.
     pub fn by_token_at(&self, token: &str, now_ms: u64) -> Option<(User, UsedToken)> {
         let inner = self.read();
         let record = find(&inner.tokens, token, now_ms)?;
@@ -132,6 +144,7 @@ impl Accounts {
         user.keys.iter().any(|own| own.key == key).then_some(user)
     }
 
+    /// Whether there is a tenant with this name.
     pub fn has_tenant(&self, name: &str) -> bool {
         TenantName::new(name).is_ok_and(|name| self.read().tenants.contains_key(&name))
     }
@@ -160,10 +173,12 @@ impl Accounts {
         used.collect()
     }
 
+    /// The names of all tenants, sorted.
     pub fn tenant_names(&self) -> Vec<TenantName> {
         self.read().tenants.keys().cloned().collect()
     }
 
+    /// The users of a tenant, sorted by name; none if there is no such tenant.
     pub fn users_of(&self, tenant: &TenantName) -> Vec<User> {
         self.read().users.values().filter(|user| user.tenant == *tenant).cloned().collect()
     }
@@ -184,17 +199,23 @@ impl Accounts {
         found.ok_or_else(|| unknown_tenant(tenant))
     }
 
+    /// What a tenant may use.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such tenant.
     pub fn quota(&self, tenant: &TenantName) -> Result<Quota, Problem> {
         let found = self.read().tenants.get(tenant).map(|tenant| tenant.quota);
         found.ok_or_else(|| unknown_tenant(tenant))
     }
 }
 
+/// The problem of a tenant that does not exist.
 pub fn unknown_tenant(tenant: &TenantName) -> Problem {
     Problem::not_found(format!("tenant {tenant}"), "there is no tenant with this name")
         .next("`perigee tenant list` shows the tenants")
 }
 
+/// The problem of a user that does not exist.
 pub fn unknown_user(tenant: &TenantName, user: &UserName) -> Problem {
     Problem::not_found(format!("user {tenant}/{user}"), "there is no user with this name")
         .next("`perigee user list` shows the users")
@@ -202,6 +223,7 @@ pub fn unknown_user(tenant: &TenantName, user: &UserName) -> Problem {
 
 const TOKEN_RECORDS: &str = "tokens/";
 
+/// A user's token. Its secret is not kept, only the digest of the secret.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct TokenRecord {
     pub id: String,
@@ -227,6 +249,7 @@ impl From<&TokenRecord> for UsedToken {
     }
 }
 
+/// The key of a [`TokenRecord`].
 pub fn token_key(id: &str) -> String {
     format!("{TOKEN_RECORDS}{id}")
 }
@@ -261,6 +284,7 @@ fn good<'a>(
 /// What tenants are making.
 pub type Making = Mutex<BTreeMap<String, InMaking>>;
 
+/// What one tenant is making, which counts for its quota before there is a record.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct InMaking {
     /// Of volumes and images, as a VM sees them.

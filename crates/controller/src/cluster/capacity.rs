@@ -49,6 +49,8 @@ impl Counters {
     }
 }
 
+/// What VMs may take of a host: [`VCPUS_PER_CPU`] vCPUs for each CPU, and its memory but a sixteenth, which is bounded,
+/// for the host itself.
 pub fn capacity(report: &HostReport) -> Demand {
     let reserve = (report.memory_bytes / 16).clamp(RESERVE_BYTES_MIN, RESERVE_BYTES_MAX);
     Demand {

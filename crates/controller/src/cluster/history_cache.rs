@@ -52,6 +52,7 @@ impl History {
     }
 }
 
+/// Histories of kinds of jobs, at most [`HISTORIES_MAX`] at a time, and the boots of all hosts.
 #[derive(Debug, Default)]
 pub struct HistoryCache {
     inner: Mutex<Inner>,
@@ -83,6 +84,10 @@ impl Inner {
 }
 
 impl HistoryCache {
+    /// Reads the boots of all hosts, and the newest run of each kind of jobs, in pages.
+    ///
+    /// # Errors
+    /// If the store does not answer, or a record can't be read.
     pub async fn load(records: &Records) -> Result<Self, Problem> {
         let cache = Self::default();
         for key in records.keys(BOOTS).await? {
@@ -104,14 +109,17 @@ impl HistoryCache {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Replaces the boots of a host, after its record.
     pub fn set_boots(&self, host: &HostId, boots: Vec<Boot>) {
         self.lock().boots.insert(host.clone(), boots);
     }
 
+    /// Forgets the boots of a host that was removed.
     pub fn forget_boots(&self, host: &HostId) {
         self.lock().boots.remove(host);
     }
 
+    /// The last boots of VMs at a host; empty if none is known.
     pub fn boots(&self, host: &HostId) -> Vec<Boot> {
         self.lock().boots.get(host).cloned().unwrap_or_default()
     }
@@ -132,6 +140,7 @@ impl HistoryCache {
         others.into_iter().take(OTHERS_MAX).map(|(_, run)| run.clone()).collect()
     }
 
+    /// Forgets a kind of jobs whose record was deleted.
     pub fn forget_history(&self, key: &str) {
         let mut inner = self.lock();
         inner.histories.remove(key);
@@ -139,6 +148,7 @@ impl HistoryCache {
         inner.last_kinds.retain(|_, kinds| !kinds.is_empty());
     }
 
+    /// Replaces a kind's history, after its record or when it was read.
     pub fn set_history(&self, key: &str, history: Arc<History>) {
         let mut inner = self.lock();
         inner.note_kind(key, &history);

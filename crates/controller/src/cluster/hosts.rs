@@ -79,6 +79,7 @@ impl HostLink {
     }
 }
 
+/// What is known of a host that has registered. All but its link may be old.
 #[derive(Debug)]
 pub struct HostEntry {
     pub link: Arc<HostLink>,
@@ -102,6 +103,7 @@ pub struct HostEntry {
     pool: Option<(Instant, Option<u64>)>,
 }
 
+/// The hosts that have registered, and their last reports.
 #[derive(Debug)]
 pub struct Hosts {
     pub deadline: Duration,
@@ -164,6 +166,7 @@ impl Hosts {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Adds a host, or replaces all that is known of it. It was last seen at the Unix time `seen_ms`.
     pub fn set(&self, link: HostLink, seen_ms: u64, interfaces: Vec<Ipv4Addr>) {
         let id = link.id.clone();
         let known = HostEntry {
@@ -191,6 +194,7 @@ impl Hosts {
         })
     }
 
+    /// Whether the host answers; one that is not known counts as unreachable.
     pub fn state(&self, id: &HostId) -> HostState {
         let known = self.lock();
         known.get(id).map_or(HostState::Unreachable, |host| host.state(self.deadline))
@@ -223,16 +227,19 @@ impl Hosts {
         known.report.as_deref().map(in_bounds).filter(|said| *said != known.interfaces)
     }
 
+    /// The addresses of the host's interfaces, after its record.
     pub fn note_interfaces(&self, id: &HostId, interfaces: Vec<Ipv4Addr>) {
         if let Some(known) = self.lock().get_mut(id) {
             known.interfaces = interfaces;
         }
     }
 
+    /// The clients for all hosts, sorted by id.
     pub fn all(&self) -> Vec<Arc<HostLink>> {
         self.lock().values().map(|known| Arc::clone(&known.link)).collect()
     }
 
+    /// As [`Self::all`], of the hosts that are up.
     pub fn up(&self) -> Vec<Arc<HostLink>> {
         let mut hosts = self.all();
         hosts.retain(|host| self.state(&host.id) == HostState::Up);
@@ -272,6 +279,7 @@ impl Hosts {
         text
     }
 
+    /// The host's agent has answered with this report.
     pub fn heard(&self, id: &HostId, report: HostReport) {
         if let Some(known) = self.lock().get_mut(id) {
             known.report = Some(Arc::new(report));
@@ -316,12 +324,14 @@ impl Hosts {
         told.is_some_and(|(at, told)| at.elapsed() < TELL_SITES_EVERY && **told == sites)
     }
 
+    /// The host's volume server was just told these addresses of sites.
     pub fn note_sites(&self, id: &HostId, sites: &Arc<Vec<SiteAddress>>) {
         if let Some(known) = self.lock().get_mut(id) {
             known.sites = Some((Instant::now(), Arc::clone(sites)));
         }
     }
 
+    /// Records what the host has just reported of one VM.
     pub fn remember_vm(&self, id: &HostId, report: &VmReport) {
         if let Some(known) = self.lock().get_mut(id) {
             known.vms.insert(report.spec.vm.clone(), (Instant::now(), report.clone()));
@@ -409,6 +419,7 @@ impl Hosts {
         None
     }
 
+    /// The last reports of the host's VMs. They may be old.
     pub fn remembered_vms(&self, id: &HostId) -> Vec<VmReport> {
         self.lock()
             .get(id)

@@ -36,6 +36,9 @@ const END_AGE_MAX: Duration = Duration::from_secs(10);
 const PAST_MOVES_OF_TENANT_MAX: usize = 10;
 const PAST_MOVES_MAX: usize = 50;
 
+/// What is not over, by what it is asked for: jobs, migrations, moves of volumes, and what holds volumes and VMs. It
+/// follows the records, and has nothing that they do not say, but for grants, waits, predicted ends and holds, which a
+/// restarted controller makes again.
 #[derive(Debug, Default)]
 pub struct Index {
     inner: Mutex<Inner>,
@@ -154,6 +157,7 @@ impl Used {
     }
 }
 
+/// The vCPUs and the memory of a job's VM; of a gang, those of one of its VMs.
 pub fn demand_of(record: &JobRecord) -> Demand {
     let spec = &record.job.spec;
     Demand { cpus: spec.cpus, memory_bytes: spec.memory_bytes }
@@ -178,6 +182,10 @@ impl Index {
         self.job(&id).filter(|record| record.job.vm.as_ref() == Some(vm))
     }
 
+    /// Makes the index from the store.
+    ///
+    /// # Errors
+    /// If the store does not answer, or a record can't be read.
     pub async fn load(records: &Records) -> Result<Self, Problem> {
         let index = Self::default();
         for record in records.list::<JobRecord>("jobs/").await? {
@@ -200,6 +208,7 @@ impl Index {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes over a job's record, after each write of it. An ended job leaves the index.
     pub fn put_job(&self, record: &JobRecord) {
         let id = &record.job.id;
         let mut inner = self.lock();
@@ -233,6 +242,7 @@ impl Index {
         }
     }
 
+    /// Takes over a migration's record, after each write of it.
     pub fn put_migration(&self, record: &MigrationRecord) {
         let vm = &record.migration.vm;
         let mut inner = self.lock();
@@ -283,10 +293,12 @@ impl Index {
         own.count() as u64
     }
 
+    /// The records of all jobs and VMs that are not in a final state.
     pub fn jobs(&self) -> Vec<Arc<JobRecord>> {
         self.lock().jobs.values().cloned().collect()
     }
 
+    /// The record of a job or VM that is not in a final state.
     pub fn job(&self, id: &JobId) -> Option<Arc<JobRecord>> {
         self.lock().jobs.get(id).cloned()
     }
@@ -322,6 +334,7 @@ impl Index {
         PredictedEnd { left, ..end }
     }
 
+    /// The last completed migrations, the newest last, as many as the planner learns from.
     pub fn past_moves(&self) -> Vec<Arc<MigrationRecord>> {
         self.lock().past_moves.clone()
     }
@@ -348,6 +361,7 @@ impl Index {
         to.or_else(|| record.job.host.clone())
     }
 
+    /// The migrations that are not in a final state.
     pub fn unfinished_migrations(&self) -> Vec<Arc<MigrationRecord>> {
         let inner = self.lock();
         let unfinished = inner.migrations.values().filter(|r| !r.migration.state.is_final());
@@ -424,6 +438,7 @@ impl Index {
         true
     }
 
+    /// Where the scheduler lets a queued job start; `None` while it waits.
     pub fn grant_of(&self, job: &JobId) -> Option<Arc<Grant>> {
         self.lock().grants.get(job).cloned()
     }
@@ -438,6 +453,7 @@ impl Index {
         self.lock().waits = waits;
     }
 
+    /// The job's place in the queue and why it waits, as of the scheduler's last pass.
     pub fn wait_of(&self, job: &JobId) -> Option<(u32, String)> {
         self.lock().waits.get(job).cloned()
     }

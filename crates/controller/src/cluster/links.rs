@@ -44,6 +44,7 @@ impl Ask {
         (&self.from, &self.to) == (from, to)
     }
 
+    /// Answers whoever waits for it, if somebody does.
     pub fn answer(self, measured: Result<(), Problem>) {
         if let Some(answer) = self.answer {
             // The caller may no longer wait.
@@ -52,6 +53,7 @@ impl Ask {
     }
 }
 
+/// The last measurement of each link, and the queue of those who ask for another one.
 #[derive(Debug, Default)]
 pub struct Links {
     known: Mutex<LinkTable>,
@@ -69,6 +71,10 @@ struct LinkTable {
 }
 
 impl Links {
+    /// Reads all measurements from the store.
+    ///
+    /// # Errors
+    /// If the store does not answer, or a record can't be read.
     pub async fn load(records: &Records) -> Result<Self, Problem> {
         let mut known = LinkTable::default();
         for link in records.list::<Link>("links/").await? {
@@ -106,6 +112,8 @@ impl Links {
         }
     }
 
+    /// Puts a request in the queue, unless the same one waits there and nobody waits for this one's answer. Beyond
+    /// [`ASKS_MAX`] it is answered with `Unavailable` at once.
     pub fn ask(&self, ask: Ask) {
         let mut asks = self.asks();
         asks.retain(|ask| !ask.is_given_up());
@@ -148,14 +156,17 @@ impl Links {
         true
     }
 
+    /// All measured links, sorted by their hosts.
     pub fn all(&self) -> Vec<Link> {
         self.lock().links.values().cloned().collect()
     }
 
+    /// The last measurement from one host to the other, in this direction; `None` if there is none.
     pub fn get(&self, from: &HostId, to: &HostId) -> Option<Link> {
         self.lock().links.get(&(from.clone(), to.clone())).cloned()
     }
 
+    /// The last measurement of a host's reads from itself; `None` if there is none.
     pub fn local(&self, host: &HostId) -> Option<Local> {
         self.lock().locals.get(host).copied()
     }
@@ -167,6 +178,7 @@ impl Links {
         Ok(())
     }
 
+    /// As [`Self::put`], for a host's reads from itself.
     pub async fn put_local(
         &self,
         records: &Records,

@@ -150,6 +150,8 @@ impl Traffic {
     }
 }
 
+/// What all parts of the controller share: the store, what is known of hosts and jobs in memory, and the settings. It
+/// starts nothing; drivers and endless tasks belong to the supervisor.
 pub struct Cluster {
     pub records: Records,
     /// How long ago something was, whatever is done to the system's clock.
@@ -297,6 +299,7 @@ impl Cluster {
         self.index.jobs()
     }
 
+    /// Migrations that are not in a final state.
     pub fn unfinished_migrations(&self) -> Vec<Arc<MigrationRecord>> {
         self.index.unfinished_migrations()
     }
@@ -359,15 +362,18 @@ impl Cluster {
         self.want(Wanted::Job(job.clone()));
     }
 
+    /// Requests the driver of a migration, as [`Self::drive_job`].
     pub fn drive_migration(&self, record: &MigrationRecord) {
         let vm = record.migration.vm.clone();
         self.want(Wanted::Migration { vm, number: record.number });
     }
 
+    /// Requests the driver of a volume's last move, as [`Self::drive_job`].
     pub fn drive_volume_move(&self, volume: &VolumeName) {
         self.want(Wanted::VolumeMove(volume.clone()));
     }
 
+    /// Requests the driver of a volume's replica at a site, as [`Self::drive_job`].
     pub fn drive_replica(&self, volume: &VolumeName, site: &SiteId) {
         self.want(Wanted::Replica(volume.clone(), site.clone()));
     }

@@ -39,6 +39,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Paces {
+    /// The pace that all staging with the site of this host shares.
     pub fn of(&self, host: &HostLink, way: Way) -> Arc<Pace> {
         let site = host.addresses.site.clone();
         Arc::clone(locked(&self.0).entry((site, way)).or_insert_with(|| Arc::new(Pace::new())))
@@ -46,6 +47,7 @@ impl Paces {
 }
 
 impl Pace {
+    /// A pace without a limit.
     pub fn new() -> Self {
         Self { bytes_per_s: AtomicU64::new(0), next: Mutex::new(Instant::now()) }
     }

@@ -34,14 +34,17 @@ pub struct Heard {
 }
 
 impl Heard {
+    /// Starts to wait for a part that was last heard of at the Unix time `seen_ms`.
     pub fn new(seen_ms: u64) -> Self {
         Self { at: Instant::now(), missed: 0, seen_ms }
     }
 
+    /// The part has answered just now.
     pub fn now(&mut self) {
         (self.at, self.missed, self.seen_ms) = (Instant::now(), 0, now_ms());
     }
 
+    /// A request to the part has failed.
     pub fn missed(&mut self) {
         self.missed = self.missed.saturating_add(1);
     }
@@ -73,10 +76,12 @@ pub struct VolumeServer {
 }
 
 impl VolumeServer {
+    /// A volume server that has not answered yet, and was last heard of at the Unix time `seen_ms`.
     pub fn new(seen_ms: u64) -> Self {
         Self { heard: Heard::new(seen_ms), answers_since: None, vms: BTreeMap::new() }
     }
 
+    /// The volume server has answered with its VMs' sockets. A VM was seen there if one of them has a connection.
     pub fn heard(&mut self, sockets: &[VmSocketSeen]) {
         self.heard.now();
         self.answers_since.get_or_insert_with(Instant::now);
@@ -86,6 +91,7 @@ impl VolumeServer {
         }
     }
 
+    /// A request to the volume server has failed.
     pub fn missed(&mut self) {
         self.heard.missed();
         if self.heard.is_silent() {
@@ -180,6 +186,8 @@ impl Hosts {
 }
 
 impl super::hosts::HostEntry {
+    /// The host's agent has answered just now. If it has said that it stops, that still holds for a moment: the answer
+    /// may have been under way.
     pub fn is_heard(&mut self) {
         self.heard.now();
         self.trouble.clear();
@@ -191,6 +199,7 @@ impl super::hosts::HostEntry {
         self.heard.state(deadline)
     }
 
+    /// Which of the host's parts are waited for, and since when.
     pub fn waits(&self, id: &HostId) -> Vec<Waiting> {
         let mut waits = Vec::new();
         if self.heard.is_silent() {

@@ -52,6 +52,7 @@ struct Failed {
     why: String,
 }
 
+/// How far the staging of one image of inputs is.
 #[derive(Debug)]
 pub struct Progress {
     host: HostId,
@@ -141,6 +142,7 @@ impl Staging {
         Ok(StagingPlace { staging: self, image: inputs.image.clone() })
     }
 
+    /// Changes the progress of an image that is being staged; nothing happens if it is not.
     pub fn note(&self, image: &ImageName, note: impl FnOnce(&mut Progress)) {
         if let Some(progress) = self.lock().get_mut(image) {
             note(progress);

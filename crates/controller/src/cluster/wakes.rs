@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use perigee_model::VmId;
 use tokio::sync::Notify;
 
+/// The notifications of the drivers that wait for their VMs.
 #[derive(Debug, Default)]
 pub struct Wakes {
     waiting: Mutex<BTreeMap<VmId, Arc<Notify>>>,
@@ -18,6 +19,7 @@ impl Wakes {
         Arc::clone(waiting.entry(vm.clone()).or_default())
     }
 
+    /// Wakes the driver of this VM's job. A driver that does not wait just now looks again when it next does.
     pub fn wake(&self, vm: &VmId) {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(driver) = waiting.get(vm) {
@@ -25,6 +27,7 @@ impl Wakes {
         }
     }
 
+    /// Forgets a VM whose driver has ended.
     pub fn forget(&self, vm: &VmId) {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(vm);
     }

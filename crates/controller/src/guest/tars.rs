@@ -14,6 +14,7 @@ use perigee_model::tar_headers::{Bounded, TAR_HEADER_BYTES_MAX};
 /// The most entries. Each takes at least 512 bytes.
 pub const ENTRIES_MAX: u64 = 1_000_000;
 
+/// Why a tar stream is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum TarError {
     #[error("{0}")]

@@ -166,6 +166,11 @@ async fn keep_interfaces(cluster: &Cluster, id: &HostId) -> Result<(), Problem> 
     Ok(())
 }
 
+/// All hosts as people see them, from memory: no host is asked. Volumes that were given up with a host are warnings of
+/// it.
+///
+/// # Errors
+/// If the store does not answer.
 pub async fn list(cluster: &Cluster) -> Result<Vec<Host>, Problem> {
     let used = memory_used(cluster);
     let mut given_up = given_up::warnings(cluster).await?;
@@ -178,6 +183,10 @@ pub async fn list(cluster: &Cluster) -> Result<Vec<Host>, Problem> {
     Ok(views.collect())
 }
 
+/// One host, as in [`list`].
+///
+/// # Errors
+/// `NotFound` if no such host has registered.
 pub async fn info(cluster: &Cluster, id: &HostId) -> Result<Host, Problem> {
     cluster.hosts.get(id)?;
     list(cluster)
@@ -219,6 +228,7 @@ pub fn memory_used(cluster: &Cluster) -> BTreeMap<HostId, u64> {
     cluster.index.used().into_iter().map(|(host, used)| (host, used.demand.memory_bytes)).collect()
 }
 
+/// The sites that have a host, sorted, with their hosts.
 pub fn sites(cluster: &Cluster) -> Vec<Site> {
     let mut sites: BTreeMap<_, Vec<HostId>> = BTreeMap::new();
     for host in cluster.hosts.all() {

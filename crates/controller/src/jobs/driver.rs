@@ -327,6 +327,7 @@ impl Run {
         self.record.say_end_waits(why).await
     }
 
+    /// The job, as people see it.
     pub fn job(&self) -> &perigee_model::job::Job {
         &self.record.value.job
     }

@@ -25,6 +25,7 @@ pub const PAGE_LINES_MAX: usize = 10_000;
 /// An answer ends after the line that reaches this size.
 const PAGE_BYTES: u64 = 4 << 20;
 
+/// Below it are the chunks of a job's log.
 pub fn prefix(job: &JobId) -> String {
     format!("logs/{job}/")
 }

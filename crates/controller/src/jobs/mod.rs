@@ -80,6 +80,10 @@ pub use place::job_of;
 pub use restart::{Fate, Loss, fate};
 pub(crate) use stage::take_over;
 
+/// Checks a job, gives it a number, and records it as queued.
+///
+/// # Errors
+/// What is wrong with it: a name that nothing has, more than the tenant may use, inputs that are not there.
 pub async fn submit(cluster: &Arc<Cluster>, spec: JobSpec) -> Result<Job, Problem> {
     // Until the job is recorded, none of its uploaded files is removed.
     let submissions = cluster.staging.submissions(&TenantName::of(&spec.name));
@@ -297,6 +301,10 @@ pub fn unknown(id: &JobId) -> Problem {
         .next("`perigee job list` shows the jobs")
 }
 
+/// All jobs, also ended ones, sorted by id. A job with several VMs is one.
+///
+/// # Errors
+/// If the store does not answer.
 pub async fn list(cluster: &Cluster) -> Result<Vec<Job>, Problem> {
     let mut jobs = Vec::new();
     let mut moves: BTreeMap<VmId, Vec<Migration>> = BTreeMap::new();
@@ -325,6 +333,10 @@ pub async fn list(cluster: &Cluster) -> Result<Vec<Job>, Problem> {
     Ok(jobs)
 }
 
+/// One job, as in [`list`], with the migrations of all of its VMs.
+///
+/// # Errors
+/// `NotFound` if there is no such job.
 pub async fn get(cluster: &Cluster, id: &JobId) -> Result<Job, Problem> {
     let record = record(cluster, id).await?;
     let mut moves: Vec<MigrationRecord> =
@@ -413,6 +425,10 @@ pub async fn intend(
     Ok(job)
 }
 
+/// The figures of a job over time, the oldest first.
+///
+/// # Errors
+/// `NotFound` if there is no such job.
 pub async fn samples(cluster: &Cluster, id: &JobId) -> Result<Vec<Sample>, Problem> {
     record(cluster, id).await?;
     samples::read(cluster, id).await

@@ -13,16 +13,19 @@ const SAMPLES_MAX: usize = 1000;
 const DENSE: usize = SAMPLES_MAX / 4;
 const STORE_EVERY: Duration = Duration::from_secs(5);
 
+/// A job's figures over time, at most [`SAMPLES_MAX`].
 pub struct Samples {
     points: Vec<Sample>,
     stored: Option<Instant>,
 }
 
 impl Samples {
+    /// As stored; a driver that continues goes on from there.
     pub async fn load(cluster: &Cluster, job: &JobId) -> Result<Self, Problem> {
         Ok(Self { points: read(cluster, job).await?, stored: None })
     }
 
+    /// Adds the newest. If there are too many, every second one of the older half goes.
     pub fn push(&mut self, sample: Sample) {
         self.points.push(sample);
         if self.points.len() >= SAMPLES_MAX {
@@ -43,6 +46,7 @@ impl Samples {
         Ok(())
     }
 
+    /// Writes them to the store.
     pub async fn store(&mut self, cluster: &Cluster, job: &JobId) -> Result<(), Problem> {
         cluster.records.put(&key(job), &self.points).await?;
         self.stored = Some(Instant::now());
@@ -50,10 +54,12 @@ impl Samples {
     }
 }
 
+/// A job's stored figures, the oldest first; none if there are none.
 pub async fn read(cluster: &Cluster, job: &JobId) -> Result<Vec<Sample>, Problem> {
     Ok(cluster.records.read(&key(job)).await?.unwrap_or_default())
 }
 
+/// The key of a job's figures.
 pub fn key(job: &JobId) -> String {
     format!("samples/{job}")
 }

@@ -91,10 +91,12 @@ pub async fn score(cluster: &Cluster, is_wanted: impl Fn(&str) -> bool) -> Resul
     Ok(Score { noise, ..Score::of(&decisions) })
 }
 
+/// The recorded decisions about a job, the oldest first; none if there is no such job.
 pub async fn decisions(cluster: &Cluster, job: &JobId) -> Result<Vec<Decision>, Problem> {
     cluster.records.list(&prefix(job)).await
 }
 
+/// Below it are the decisions about a job.
 pub fn prefix(job: &JobId) -> String {
     format!("{DECISIONS}{job}/")
 }

@@ -51,6 +51,7 @@ fn key(gang: &JobId, count: u32) -> String {
     format!("{PREFIX}{name}/{count}")
 }
 
+/// What earlier runs of gangs of this name with `count` VMs have shown; empty if there was none.
 pub async fn known(cluster: &Cluster, gang: &JobId, count: u32) -> Result<GangHistory, Problem> {
     Ok(cluster.records.read(&key(gang, count)).await?.unwrap_or_default())
 }

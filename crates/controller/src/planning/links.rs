@@ -46,10 +46,6 @@ const MEASURE_DEADLINE: Duration = Duration::from_secs(120);
 /// The longest time for the reads of blocks in one. A host whose disk does not answer holds up no other measurement.
 const BLOCKS_DEADLINE: Duration = Duration::from_secs(60);
 
-pub fn list(cluster: &Cluster) -> Vec<Link> {
-    cluster.links.all()
-}
-
 /// The last measurement of the direction from one host to the other, which the reading host makes. Any pair of
 /// hosts of the same sites counts.
 pub fn toward(cluster: &Cluster, from: &HostId, to: &HostId) -> Option<LinkProbe> {
@@ -72,7 +68,7 @@ pub async fn probe_all(cluster: &Cluster) -> Result<Vec<Link>, Problem> {
     for (from, to) in pairs(&sites) {
         ask(cluster, &from, &to, now).await?;
     }
-    Ok(list(cluster))
+    Ok(cluster.links.all())
 }
 
 /// The reported hosts that are up, by their sites.

@@ -56,6 +56,7 @@ pub fn for_moves(
     }
 }
 
+/// The queue of migrations in which this one is.
 pub fn lane_of(cluster: &Cluster, migration: &Migration) -> Lane {
     lane(cluster, &migration.from, &migration.to)
 }
@@ -68,6 +69,7 @@ pub fn lane(cluster: &Cluster, from: &HostId, to: &HostId) -> Lane {
     }
 }
 
+/// The host's site; `None` if the host is not known.
 pub fn site_of(cluster: &Cluster, host: &HostId) -> Option<SiteId> {
     cluster.hosts.get(host).ok().map(|host| host.addresses.site.clone())
 }
@@ -147,7 +149,7 @@ pub fn max_bytes_per_s(
     Some(rate / 100 * SHARE_PERCENT)
 }
 
-pub fn unordered((a, b): Lane) -> Lane {
+fn unordered((a, b): Lane) -> Lane {
     if a <= b { (a, b) } else { (b, a) }
 }
 

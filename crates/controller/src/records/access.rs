@@ -49,6 +49,7 @@ pub struct Cut {
 
 #[cfg(test)]
 impl Cut {
+    /// Whether that write was asked for, so that nothing is written any more.
     pub fn is_reached(&self) -> bool {
         self.left.load(Ordering::SeqCst) == 0
     }
@@ -75,6 +76,7 @@ impl Counts {
 }
 
 impl Records {
+    /// The records in a store.
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self { store, counts: Arc::default() }
     }
@@ -101,6 +103,10 @@ impl Records {
         self.store.compare_and_swap(key, expected, write).await
     }
 
+    /// The record with this key; `None` if there is none.
+    ///
+    /// # Errors
+    /// `Internal` if the store does not answer, or what it has is no `T`. All functions here fail so.
     pub async fn read<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, Problem> {
         self.get(key).await?.map(|entry| decode(entry).map(|(value, _)| value)).transpose()
     }
@@ -125,6 +131,7 @@ impl Records {
         entries.into_iter().map(|entry| Ok((entry.key.clone(), decode(entry)?.0))).collect()
     }
 
+    /// Every key below the prefix, sorted.
     pub async fn keys(&self, prefix: &str) -> Result<Vec<String>, Problem> {
         Ok(self.list_entries(prefix).await?.into_iter().map(|entry| entry.key).collect())
     }
@@ -158,6 +165,7 @@ impl Records {
         }
     }
 
+    /// Writes a record, whatever is there. For records that nobody else changes.
     pub async fn put<T: Serialize>(&self, key: &str, value: &T) -> Result<(), Problem> {
         let value = encode(key, value)?;
         loop {
@@ -169,6 +177,7 @@ impl Records {
         }
     }
 
+    /// Removes a record, whatever it says; nothing happens if there is none.
     pub async fn remove(&self, key: &str) -> Result<(), Problem> {
         while let Some(entry) = self.get(key).await? {
             let swap = self.swap(key, Some(entry.revision), Write::Delete);
@@ -179,6 +188,7 @@ impl Records {
         Ok(())
     }
 
+    /// Removes every record below the prefix, one by one.
     pub async fn remove_all(&self, prefix: &str) -> Result<(), Problem> {
         for key in self.keys(prefix).await? {
             self.remove(&key).await?;
@@ -186,6 +196,7 @@ impl Records {
         Ok(())
     }
 
+    /// The writes below the prefix, from now on.
     pub fn watch(&self, prefix: &str) -> Watch {
         self.store.watch(prefix)
     }

@@ -18,6 +18,8 @@ pub struct Talk {
 }
 
 impl Talk {
+    /// Adds what the member has sent since the last reading. `sent` are the counters of the host where its VM is; those
+    /// of another host begin anew.
     pub fn read(&mut self, host: &HostId, sent: &[SentTo]) {
         if self.at.as_ref() != Some(host) {
             self.at = Some(host.clone());

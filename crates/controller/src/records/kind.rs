@@ -36,6 +36,7 @@ pub enum Kind {
 impl Kind {
     // --- what only one kind knows ---
 
+    /// Which member of which gang it is; `None` for other kinds.
     pub fn member(&self) -> Option<&Membership> {
         match self {
             Self::Member(member) => Some(member),
@@ -43,6 +44,7 @@ impl Kind {
         }
     }
 
+    /// As [`Self::member`], to change.
     pub fn member_mut(&mut self) -> Option<&mut Membership> {
         match self {
             Self::Member(member) => Some(member),
@@ -50,6 +52,7 @@ impl Kind {
         }
     }
 
+    /// The state of the gang; `None` for other kinds.
     pub fn gang(&self) -> Option<&Gang> {
         match self {
             Self::Gang(gang) => Some(gang),
@@ -57,6 +60,7 @@ impl Kind {
         }
     }
 
+    /// As [`Self::gang`], to change.
     pub fn gang_mut(&mut self) -> Option<&mut Gang> {
         match self {
             Self::Gang(gang) => Some(gang),
@@ -64,6 +68,7 @@ impl Kind {
         }
     }
 
+    /// What only a VM without a job has; `None` for other kinds.
     pub fn persistent_vm(&self) -> Option<&PersistentVm> {
         match self {
             Self::PersistentVm(vm) => Some(vm),
@@ -71,6 +76,7 @@ impl Kind {
         }
     }
 
+    /// As [`Self::persistent_vm`], to change.
     pub fn persistent_vm_mut(&mut self) -> Option<&mut PersistentVm> {
         match self {
             Self::PersistentVm(vm) => Some(vm),
@@ -78,6 +84,7 @@ impl Kind {
         }
     }
 
+    /// Whether it is a VM of a gang.
     pub fn is_member(&self) -> bool {
         self.member().is_some()
     }

@@ -9,6 +9,7 @@ use perigee_model::JobId;
 /// The refused plans of a pass.
 const IN_A_PASS: u32 = 256;
 
+/// Which plans this pass has refused, and which jobs the round still has to come to.
 #[derive(Debug, Default)]
 pub struct Refusals {
     pass: u64,
@@ -22,6 +23,7 @@ pub struct Refusals {
 }
 
 impl Refusals {
+    /// Begins a pass, with room for [`IN_A_PASS`] refused plans. Jobs that wait no more are forgotten.
     pub fn begin_pass(&mut self, is_waiting: impl Fn(&JobId) -> bool) {
         self.last.retain(|job, _| is_waiting(job));
         self.round = self.put_off.then(|| self.round.unwrap_or(self.pass));
@@ -49,6 +51,7 @@ impl Refusals {
         Some(last.map_or_else(not_yet, |(_, why)| why.clone()))
     }
 
+    /// The job was planned in this pass, and its plan was refused.
     pub fn note(&mut self, job: &JobId, why: &str) {
         self.left = self.left.saturating_sub(1);
         self.last.insert(job.clone(), (self.pass, why.to_owned()));

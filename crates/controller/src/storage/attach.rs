@@ -9,6 +9,10 @@ use crate::cluster::{Cluster, HostLink};
 use crate::records::PlacedDisk;
 use crate::storage::volumes;
 
+/// Asks the volume's home for a new epoch, which no session has had before.
+///
+/// # Errors
+/// If the home does not answer or has no such volume.
 pub async fn issue_epoch(home: &HostLink, disk: &PlacedDisk) -> Result<Epoch, Problem> {
     let target = format!("/v1/volumes/{}/epoch/issue", disk.volume);
     Ok(home.volume.post::<EpochIssued>(&target, &()).await?.epoch)

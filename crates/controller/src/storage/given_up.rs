@@ -17,6 +17,7 @@ const HOSTS_MAX: usize = 100;
 
 const PREFIX: &str = "given_up/";
 
+/// The record of a removed host: the volumes that were given up with it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct GivenUp {
     host: HostId,

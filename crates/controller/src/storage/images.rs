@@ -153,6 +153,10 @@ async fn images(cluster: &Cluster) -> Result<Vec<ClusterImage>, Problem> {
     Ok(images.into_values().collect())
 }
 
+/// One image, as in [`images`].
+///
+/// # Errors
+/// `NotFound` if there is no such image.
 pub async fn image(cluster: &Cluster, name: &ImageName) -> Result<ClusterImage, Problem> {
     images(cluster).await?.into_iter().find(|i| i.name == *name).ok_or_else(|| no_image(name))
 }

@@ -19,6 +19,11 @@ use crate::records::{JobRecord, VolumeRecord, VolumeSeen, volume_key};
 use crate::storage::{given_up, images, moves, replicas};
 use crate::{accounts, admissions};
 
+/// All volumes that a record names or a host that answers has, with their replicas. What a silent home said last is
+/// shown as it was.
+///
+/// # Errors
+/// If the store does not answer.
 pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
     let replicas = replicas::list(cluster).await?;
     let jobs = cluster.unfinished_jobs();
@@ -85,6 +90,10 @@ fn is_moving_to(cluster: &Cluster, name: &VolumeName, host: &HostId) -> bool {
     cluster.index.volume_move(name).is_some_and(|last| last.shown.to == *host)
 }
 
+/// One volume, from its record: its home is not asked.
+///
+/// # Errors
+/// `NotFound` if there is no such volume; it says so if a replica is left.
 pub async fn volume(cluster: &Cluster, name: &VolumeName) -> Result<ClusterVolume, Problem> {
     let replicas = replicas::of_volume(cluster, name).await?;
     let record = find(cluster, name).await.map_err(|problem| match replicas.first() {
@@ -316,6 +325,10 @@ pub fn unknown(name: &VolumeName) -> Problem {
         )
 }
 
+/// Makes a volume and its record. The host that [`home_for`] chooses becomes its home.
+///
+/// # Errors
+/// `Conflict` if the name is taken, `NoSpace` beyond the quota, and what the home answers.
 pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, Problem> {
     let _making = Making::begin(cluster, &new.name)?;
     if let Ok(present) = find(cluster, &new.name).await {
@@ -487,6 +500,10 @@ async fn home_for(cluster: &Cluster, new: &NewVolume) -> Result<Arc<HostLink>, P
     }
 }
 
+/// Deletes a volume and its record, at its home and wherever it is attached.
+///
+/// # Errors
+/// `NotFound` if there is no such volume; `Conflict` while a job uses it, it moves, or a replica of it is left.
 pub async fn delete(cluster: &Cluster, name: &VolumeName) -> Result<(), Problem> {
     find(cluster, name).await?;
     let _deletion = cluster.index.begin_deletion(name).map_err(|why| {
@@ -562,6 +579,10 @@ pub fn reachable(cluster: &Cluster, host: &HostId) -> Result<Arc<HostLink>, Prob
     Ok(link)
 }
 
+/// The host with the most free space.
+///
+/// # Errors
+/// `Unavailable` if no host answers.
 pub async fn roomiest(cluster: &Cluster) -> Result<Arc<HostLink>, Problem> {
     roomiest_of(cluster, |_| true).await
 }

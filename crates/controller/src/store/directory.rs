@@ -29,6 +29,7 @@ pub fn authority(state: &Path) -> Result<Authority, Problem> {
     Authority::open(&authority_dir(state))
 }
 
+/// Where the authority's keys are in a state directory.
 pub fn authority_dir(state: &Path) -> PathBuf {
     state.join("authority")
 }

@@ -22,6 +22,7 @@ pub use sqlite::SqliteStore;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Revision(i64);
 
+/// A key with its value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
     pub key: String,
@@ -30,12 +31,14 @@ pub struct Entry {
     pub revision: Revision,
 }
 
+/// What becomes of a key.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Write {
     Put(Value),
     Delete,
 }
 
+/// What became of a write.
 #[derive(Debug, Clone, PartialEq)]
 #[must_use]
 pub enum Swap {
@@ -44,6 +47,7 @@ pub enum Swap {
     Differs,
 }
 
+/// What a watcher is told.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
     Put(Entry),
@@ -52,6 +56,7 @@ pub enum Change {
     Missed,
 }
 
+/// Why the store did not do what it was asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("the store's database: {0}")]
@@ -73,8 +78,10 @@ impl StoreError {
     }
 }
 
+/// What a store's functions answer later.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
+/// Where records are. Each implementation has to pass `contract.rs`.
 pub trait Store: Send + Sync + 'static {
     fn get<'a>(&'a self, key: &'a str) -> Answer<'a, Option<Entry>>;
 

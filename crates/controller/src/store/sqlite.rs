@@ -23,6 +23,7 @@ const SCHEMA: &str = "
     INSERT OR IGNORE INTO counter VALUES (1, 0);
 ";
 
+/// A store in one SQLite database, in the mode in which a write that was answered is on the disk.
 #[derive(Debug, Clone)]
 pub struct SqliteStore {
     inner: Arc<Inner>,

@@ -140,10 +140,12 @@ impl Index {
         self.lock().held.push(Held::Promotion(name.clone()));
     }
 
+    /// Ends what [`Self::begin_promotion`] or [`Self::keep_promotion`] holds.
     pub fn end_promotion(&self, name: &VolumeName) {
         self.lock().held.retain(|held| *held != Held::Promotion(name.clone()));
     }
 
+    /// Whether a replica is becoming this volume.
     pub fn is_promoted(&self, name: &VolumeName) -> bool {
         self.lock().is_promoted(name)
     }
@@ -183,6 +185,7 @@ impl Index {
         Detachment::Held(self.hold(held))
     }
 
+    /// Whether the volume's attachment at the host is being removed.
     pub fn is_being_detached(&self, host: &HostId, volume: &VolumeName) -> bool {
         self.lock().held.contains(&Held::Detachment(host.clone(), volume.clone()))
     }
@@ -348,6 +351,7 @@ impl Index {
         Ok((self.hold(held), record, host))
     }
 
+    /// Whether somebody is about to record a migration of this VM, so that the index does not have it yet.
     pub fn is_move_being_recorded(&self, vm: &VmId) -> bool {
         self.lock().is_move_being_recorded(vm)
     }

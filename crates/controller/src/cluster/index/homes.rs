@@ -13,6 +13,8 @@ use super::{Index, Inner};
 use crate::records::{JobRecord, VolumeMoveRecord};
 
 impl Index {
+    /// Takes over the record of a volume's last move, after each write of it. Each new state of the move counts as a
+    /// change of the volume's home.
     pub fn put_volume_move(&self, record: &VolumeMoveRecord) {
         let mut inner = self.lock();
         let volume = record.shown.volume.clone();
@@ -25,6 +27,8 @@ impl Index {
         }
     }
 
+    /// Forgets a volume's last move when its record is removed. Whoever read [`Self::home_changes`] before that still
+    /// learns of it.
     pub fn forget_volume_move(&self, volume: &VolumeName) {
         let mut inner = self.lock();
         inner.volume_moves.remove(volume);
@@ -37,6 +41,7 @@ impl Index {
         self.lock().volume_moves.get(volume).cloned()
     }
 
+    /// The moves of volumes that are not in a final state.
     pub fn unfinished_volume_moves(&self) -> Vec<Arc<VolumeMoveRecord>> {
         let inner = self.lock();
         let unfinished = inner.volume_moves.values().filter(|r| !r.shown.state.is_final());
@@ -66,6 +71,7 @@ impl Index {
         volumes.any(|volume| inner.home_changed_since(volume, at))
     }
 
+    /// Whether the volume's home may change now, by a move or a promotion.
     pub fn is_changing_home(&self, volume: &VolumeName) -> bool {
         self.lock().is_changing_home(volume)
     }

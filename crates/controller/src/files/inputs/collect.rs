@@ -45,6 +45,8 @@ pub async fn collect(cluster: Arc<Cluster>, task: Task) {
     }
 }
 
+/// Removes the images of inputs and the uploaded input files that no job needs, of all tenants. A failure is logged,
+/// and the next time tries again.
 pub async fn collect_once(cluster: &Cluster) {
     if let Err(problem) = collect_images(cluster).await {
         tracing::warn!("can't collect images of inputs: {problem}");

@@ -70,6 +70,7 @@ impl LeftOutList {
         self.files.len() as u64 + self.more
     }
 
+    /// Whether one of them was lost by us or by the cluster, and not left out for what it is.
     pub fn has_lost(&self) -> bool {
         self.more_lost > 0 || self.files.values().any(|why| why.is_lost)
     }

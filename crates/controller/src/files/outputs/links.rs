@@ -34,6 +34,7 @@ impl Links {
         true
     }
 
+    /// The paths of all links, sorted.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         self.to.keys().map(String::as_str)
     }

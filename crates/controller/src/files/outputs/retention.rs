@@ -19,6 +19,7 @@ const EVERY: Duration = Duration::from_secs(60);
 /// Who deletes them, in the audit log.
 const WHO: &str = "perigee";
 
+/// The endless task that deletes outputs whose time is over, every [`EVERY`].
 pub async fn run(cluster: Arc<Cluster>, task: Task) {
     loop {
         let expire = async {

@@ -36,10 +36,15 @@ pub(in crate::jobs) struct GangRun {
 }
 
 impl GangRun {
+    /// The job, as people see it.
     pub fn job(&self) -> &Job {
         &self.record.value.job
     }
 
+    /// What only a gang's record has.
+    ///
+    /// # Errors
+    /// `Internal` if the record is of another kind.
     pub fn gang(&mut self) -> Result<&mut Gang, Problem> {
         let what = format!("job {}", self.id);
         let gang = self.record.value.kind.gang_mut();
