@@ -194,7 +194,7 @@ impl<'a> Breaks<'a> {
                 Ok(Some(format!("the WAN is down for {seconds} s")))
             }
             Act::Cut => Ok(None),
-            Act::PowerCut => self.cut_power().await,
+            Act::PowerCut => self.cut_power(stream).await,
         }
     }
 
@@ -235,8 +235,9 @@ impl<'a> Breaks<'a> {
         }
     }
 
-    async fn cut_power(&mut self) -> Result<Option<String>, Problem> {
-        let hosts: Vec<HostId> = self.hosts();
+    async fn cut_power(&mut self, stream: &Stream) -> Result<Option<String>, Problem> {
+        let mut hosts: Vec<HostId> = self.hosts();
+        hosts.retain(|host| !stream.is_spared(host));
         let Some(host) = self.random.pick(&hosts) else { return Ok(None) };
         super::cut_power(self.lab, host).await?;
         Ok(Some(format!("cut the power of {host}")))

@@ -8,7 +8,7 @@ use perigee_model::job::{
     ClusterImage, ClusterVolume, Job, JobSpec, JobState, MigrationState, NewVolume, Restart,
 };
 use perigee_model::volume::VolumeSource;
-use perigee_model::{ImageName, JobId, Problem, ProblemKind, VolumeName, job_file};
+use perigee_model::{HostId, ImageName, JobId, Problem, ProblemKind, VolumeName, job_file};
 use sha2::{Digest, Sha256};
 
 use super::outcome::{Outcome, SoakJob};
@@ -99,6 +99,12 @@ impl Stream {
     /// The jobs whose command is running.
     pub fn running(&self) -> Vec<&Job> {
         self.unfinished().filter(|job| job.state == JobState::Running).collect()
+    }
+
+    /// Whether a job is at this host that has lost a host before: a job that loses too many fails, as it should.
+    pub fn is_spared(&self, host: &HostId) -> bool {
+        let mut there = self.unfinished.iter().filter(|one| one.job.host.as_ref() == Some(host));
+        there.any(|one| one.starts > 1)
     }
 
     /// Submits jobs until the wanted number is unfinished.
