@@ -17,6 +17,8 @@ const LATE_MS_MAX: u64 = 2_000;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
     pub vcpu_ms: u64,
+    /// The longest run delay of a vCPU, as its hosts report it; `None` if none has.
+    pub run_delay_ms: Option<u64>,
     /// One for each disk of the VM.
     pub disks: Vec<DiskTotals>,
 }
@@ -49,6 +51,7 @@ pub struct Meter {
     /// How much later than the command's start and end the counters were read, together.
     late_ms: u64,
     last_vcpu_ms: u64,
+    last_run_delay_ms: u64,
     last: Vec<LastSeen>,
     /// How long the VM has stood still in the migrations that were taken into account.
     pub paused_ms: u64,
@@ -104,6 +107,14 @@ impl Meter {
         }
     }
 
+    /// Takes a reading of the run delay; `None` if its host does not tell.
+    pub fn waited(&mut self, run_delay_ms: Option<u64>) {
+        let Some(now_ms) = run_delay_ms else { return };
+        let added_ms = now_ms.checked_sub(self.last_run_delay_ms).unwrap_or(now_ms);
+        self.totals.run_delay_ms = Some(self.totals.run_delay_ms.unwrap_or(0) + added_ms);
+        self.last_run_delay_ms = now_ms;
+    }
+
     /// Records that the command started `late_ms` ago.
     pub fn command_started(&mut self, at_ms: u64, late_ms: u64) {
         self.at_command = self.totals.clone();
@@ -129,7 +140,7 @@ impl Meter {
     /// better start, because it also served the VM at the other host.
     pub fn arrived(&mut self, now_ms: u64, progress: f64, before: &[IoStats], at_home: &[bool]) {
         self.begin_account(now_ms, progress);
-        self.last_vcpu_ms = 0;
+        (self.last_vcpu_ms, self.last_run_delay_ms) = (0, 0);
         for (index, last) in self.last.iter_mut().enumerate() {
             let local = at_home.get(index).copied().unwrap_or(false);
             let start = before.get(index).copied();
@@ -169,7 +180,13 @@ impl Totals {
                 outage_ns: now.outage_ns.saturating_sub(then.outage_ns),
             }
         });
-        Self { vcpu_ms: self.vcpu_ms.saturating_sub(earlier.vcpu_ms), disks: disks.collect() }
+        let waited_ms =
+            |now_ms: u64| now_ms.saturating_sub(earlier.run_delay_ms.unwrap_or_default());
+        Self {
+            vcpu_ms: self.vcpu_ms.saturating_sub(earlier.vcpu_ms),
+            run_delay_ms: self.run_delay_ms.map(waited_ms),
+            disks: disks.collect(),
+        }
     }
 }
 
@@ -316,5 +333,22 @@ mod tests {
         assert_eq!(meter.totals.vcpu_ms, 120);
         let here = meter.totals.since(&meter.at_arrival);
         assert_eq!((here.disks[0].client.reads, here.vcpu_ms), (5, 20));
+    }
+
+    #[test]
+    fn the_run_delay_is_added_up_over_hosts_and_stays_unknown_where_none_tells_it() {
+        let mut meter = Meter::default();
+        meter.waited(None);
+        assert_eq!(meter.totals.since(&meter.at_command).run_delay_ms, None);
+        meter.waited(Some(500));
+        meter.command_started(1, 0);
+        meter.waited(Some(700));
+        meter.arrived(2, 0.0, &[], &[]);
+        meter.waited(Some(50));
+        // The next host's agent does not tell, and then it does again.
+        meter.waited(None);
+        meter.waited(Some(80));
+        assert_eq!(meter.totals.since(&meter.at_command).run_delay_ms, Some(280));
+        assert_eq!(meter.totals.since(&meter.at_arrival).run_delay_ms, Some(80));
     }
 }

@@ -331,6 +331,7 @@ fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
             cpus: report.cpus,
             memory_free_bytes: free.memory_bytes,
             running_vcpus: used.demand.cpus,
+            cpu_load: cluster.hosts.cpu_load(&host.id, vm),
             takes_jobs: true,
             accelerator: report.accelerator,
             cpu_model: report.cpu_model.clone(),

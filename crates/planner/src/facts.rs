@@ -1,6 +1,7 @@
 //! The planner's input: the cluster and the job as they were measured at one moment.
 
 use perigee_model::job::Start;
+use perigee_model::load::VcpuUse;
 use perigee_model::phases::Phases;
 use perigee_model::plan::Way;
 use perigee_model::vm::{Accelerator, LinkProbe};
@@ -74,6 +75,8 @@ pub struct HostFacts {
     pub memory_free_bytes: u64,
     /// The vCPUs of the VMs that are placed there now.
     pub running_vcpus: u32,
+    /// How busy its CPUs are; `None` if that is not known.
+    pub cpu_load: Option<CpuLoad>,
     /// Whether a job may start there now.
     pub takes_jobs: bool,
     /// What runs the VMs there.
@@ -86,6 +89,17 @@ pub struct HostFacts {
     pub local_blocks: Option<BlockProbe>,
     /// The bytes that are free on the disk of its volume server; `None` if that is not known.
     pub pool_free_bytes: Option<u64>,
+}
+
+/// How busy a host's CPUs were in the last minute. In facts about one running VM, that VM's vCPUs are left out.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct CpuLoad {
+    /// The vCPUs of those VMs there whose load is known.
+    pub measured_vcpus: u32,
+    /// What these vCPUs did.
+    pub vcpus_1m: VcpuUse,
+    /// The share of the time in which a task of the host waited for a CPU; `None` if that is not known.
+    pub pressure_share: Option<f64>,
 }
 
 impl HostFacts {

@@ -6,6 +6,7 @@ use perigee_model::HostId;
 use perigee_model::plan::{Part, Unknown};
 use perigee_model::vm::Accelerator;
 
+use crate::cpu_load::load_factor;
 use crate::facts::{Boot, Cluster, HostFacts};
 use crate::spread::Spread;
 
@@ -74,7 +75,7 @@ pub(crate) fn boot(cluster: &Cluster, host: &HostFacts, image: &str) -> (Spread,
 }
 
 /// The CPU time that work needs at this host, relative to a host of mean speed. It is measured by the CPU time
-/// of boots of the same images. Other VMs at the host are not considered.
+/// of boots of the same images. Other VMs at the host are not considered; they are in [`load_factor`].
 pub(crate) fn cpu_factor(cluster: &Cluster, host: &HostId) -> (Spread, Option<Unknown>) {
     let one = (Spread::exactly(1.0), None);
     let Some(facts) = cluster.hosts.iter().find(|other| other.id == *host) else { return one };
@@ -124,23 +125,11 @@ fn boot_cpu_s(host: &HostFacts) -> BTreeMap<&str, f64> {
         .collect()
 }
 
-/// How much longer computing takes with so many vCPUs at the host. If all of them compute, they share the CPUs;
-/// half of that effect is expected.
-fn load_factor(host: &HostFacts, vcpus: u32) -> Spread {
-    let most = (f64::from(vcpus) / f64::from(host.cpus.max(1))).max(1.0);
-    Spread::between(1.0, f64::midpoint(1.0, most), most)
-}
-
-/// The time that computing takes at this host beside so many vCPUs of others, relative to a host of mean speed that does
-/// nothing else. A VM with more vCPUs than the host has CPUs does not wait for itself: its runs show that already.
-pub(crate) fn computing_factor(
-    cluster: &Cluster,
-    host: &HostFacts,
-    others: u32,
-    own: u32,
-) -> Spread {
+/// The time that computing takes at this host beside the VMs there, relative to a host of mean speed that does nothing else. The
+/// VM, with so many vCPUs, is not among those there.
+pub(crate) fn computing_factor(cluster: &Cluster, host: &HostFacts, own_vcpus: u32) -> Spread {
     let (speed, _) = cpu_factor(cluster, &host.id);
-    speed.by(load_factor(host, others.saturating_add(own.min(host.cpus))))
+    speed.by(load_factor(host, own_vcpus))
 }
 
 /// How much longer computing that took `computed_s` at the one factor takes at the other. It is never negative: to
@@ -277,18 +266,5 @@ mod tests {
         booted(&mut cluster, 0, 10.0, 0.0);
         booted(&mut cluster, 1, 10.0, 0.0);
         assert_eq!(cpu_factor(&cluster, &host_id("home1")).0, Spread::exactly(1.0));
-    }
-
-    #[test]
-    fn vcpus_beyond_the_cpus_share_them() {
-        let cluster = cluster();
-        assert_eq!(load_factor(&cluster.hosts[0], 2), Spread::exactly(1.0));
-        let shared = load_factor(&cluster.hosts[0], 6);
-        assert_close(shared.expected, 2.0);
-        assert_close(shared.high(), 3.0);
-        let factor = |others, own| computing_factor(&cluster, &cluster.hosts[0], others, own);
-        assert_eq!(factor(0, 8), Spread::exactly(1.0), "alone");
-        // One VM with 4 vCPUs beside one with 2, on 2 CPUs.
-        assert_close(factor(4, 2).high(), 3.0);
     }
 }

@@ -193,8 +193,7 @@ impl Learned {
         sources: &[Source],
         figures: &mut Figures,
     ) -> Result<Place, Refused> {
-        let (others, own) = (host.running_vcpus, self.vcpus);
-        let mut place = Place::local(computing_factor(cluster, host, others, own));
+        let mut place = Place::local(computing_factor(cluster, host, self.vcpus));
         for (Source { home, far_share }, volume) in sources.iter().zip(&self.volumes) {
             let far_share = far_of_all(*far_share, volume.read_share);
             if let Some(path) = path(cluster, &host.id, home, figures)? {

@@ -26,13 +26,14 @@
 //! | What is kept of a job's runs, and which runs count for which job? | `runs.rs` |
 //! | How is a time predicted at a distance that a job never ran at, and how sure is that? | `learn.rs`; from runs: `learn/fit.rs`, without: `learn/one_pass.rs` (a guess, improved by the cluster's other jobs); whether recorded runs are in the ranges: `options/recorded.rs` |
 //! | What would a run have taken farther from its data, by its block trace? | `replay/mod.rs`; over the proxy of its host: `replay/proxy.rs` |
-//! | How long does a VM boot at a host, and how fast is the host? | `hosts.rs` |
+//! | How long does a VM boot at a host, and how fast is the host? | `hosts.rs`; how much slower while others compute there: `cpu_load.rs` |
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
 pub mod arrange;
 pub mod balance;
 mod copying;
+mod cpu_load;
 mod experience;
 mod facts;
 mod figures;
@@ -56,8 +57,8 @@ mod work;
 
 pub use experience::compression;
 pub use facts::{
-    Boot, Cluster, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, LinkForMoves, Moving,
-    PastMove, RefusedWay, Running, Snapshot, StillToCome, VolumeFacts,
+    Boot, Cluster, CopyFacts, CpuLoad, DiskFacts, HostFacts, JobFacts, LinkFacts, LinkForMoves,
+    Moving, PastMove, RefusedWay, Running, Snapshot, StillToCome, VolumeFacts,
 };
 pub use modes::{CompressionGain, Mode};
 pub use moving::{Dirty, MoveCost, move_cost};

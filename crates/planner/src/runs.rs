@@ -81,6 +81,8 @@ pub struct Measured {
     pub paused_s: f64,
     /// vCPU time from the command's start to its end, summed over all vCPUs and hosts.
     pub vcpu_s: f64,
+    /// The part of `wall_s` in which the vCPU that waited longest was ready to run and had no CPU; `None` if that is not known.
+    pub run_delay_s: Option<f64>,
     /// The vCPUs of its VM.
     pub cpus: u32,
     /// The data volumes, in the order of the job file.
@@ -114,10 +116,13 @@ pub struct PastRun {
     pub moved: bool,
     /// The time from the VM's start to the command's start.
     pub boot_s: f64,
-    /// The time from the command's start to its end, without pauses and outages.
+    /// The time from the command's start to its end, without pauses and outages, and without `run_delay_s`: what it would have
+    /// taken if nobody else had wanted the CPUs.
     pub wall_s: f64,
     /// The time in which the command computed.
     pub cpu_s: f64,
+    /// The time for which the command waited for a CPU that others had; `None` if that is not known, and is then in `wall_s`.
+    pub run_delay_s: Option<f64>,
     /// The time with at least one request of a data volume in flight, whether the command waited for it or
     /// computed meanwhile.
     pub busy_s: f64,
@@ -163,7 +168,10 @@ impl PastRun {
     /// CPU.
     pub fn learn(run: &Measured) -> Self {
         let wall_s = (run.wall_s - run.paused_s).max(0.0);
-        let waiting_s = not_computing_s(wall_s, run.vcpu_s, run.cpus);
+        let not_computing_s = |wall_s| not_computing_s(wall_s, run.vcpu_s, run.cpus);
+        let run_delay_s = run.run_delay_s.map(|s| s.clamp(0.0, not_computing_s(wall_s)));
+        let wall_s = wall_s - run_delay_s.unwrap_or(0.0);
+        let waiting_s = not_computing_s(wall_s);
         let disks: Vec<DiskFacts> = run.volumes.iter().map(|v| v.disk.clone()).collect();
         let network_s = lost_s(&disks, wall_s, run.vcpu_s, run.cpus);
         let busy_s: f64 = disks.iter().map(|disk| seconds(disk.client.busy_ns)).sum();
@@ -174,6 +182,7 @@ impl PastRun {
             boot_s: run.boot_s,
             wall_s,
             cpu_s: wall_s - waiting_s,
+            run_delay_s,
             busy_s,
             local_io_s: (busy_s.min(waiting_s) - network_s).max(0.0),
             network_s,
@@ -188,7 +197,8 @@ impl PastRun {
     pub fn parts(&self, migration_s: f64) -> Seconds {
         Seconds {
             boot_s: self.boot_s,
-            cpu_s: self.cpu_s,
+            // As in a prediction, a wait for a CPU makes the computing longer.
+            cpu_s: self.cpu_s + self.run_delay_s.unwrap_or(0.0),
             local_io_s: self.local_io_s,
             network_s: self.network_s,
             other_s: (self.wall_s - self.cpu_s - self.local_io_s - self.network_s).max(0.0),
@@ -341,6 +351,7 @@ mod tests {
             wall_s,
             paused_s: 0.0,
             vcpu_s: 5.0,
+            run_delay_s: None,
             cpus: 1,
             volumes: vec![MeasuredVolume {
                 disk: data,
@@ -385,6 +396,20 @@ mod tests {
         let run = PastRun::learn(&Measured { paused_s: 0.5, ..measured(500, 13.8) });
         assert_close(run.parts(0.0).other_s, 0.0);
         assert_close(run.wall_s, 13.3);
+    }
+
+    #[test]
+    fn a_run_beside_others_teaches_what_it_would_have_taken_alone() {
+        let alone = PastRun::learn(&measured(0, 5.2));
+        let beside = Measured { run_delay_s: Some(4.0), ..measured(0, 9.2) };
+        let run = PastRun::learn(&beside);
+        assert_close(run.wall_s, alone.wall_s);
+        assert_close(run.cpu_s, alone.cpu_s);
+        assert_close(run.parts(0.0).cpu_s, 9.0);
+        assert_close(run.parts(0.0).total_s, 12.0 + 9.2);
+        // More than it did not compute can't be a wait.
+        let nonsense = Measured { run_delay_s: Some(1e9), ..beside };
+        assert_close(PastRun::learn(&nonsense).wall_s, 5.0);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use perigee_model::load::VcpuUse;
 use perigee_model::vm::{HOST_ADDRESSES_MAX, HostAddresses, HostReport, VmChanges, VmReport};
 use perigee_model::volume::{ExportStats, PoolInfo};
 use perigee_model::{HostId, Problem, VmId};
+use perigee_planner::CpuLoad;
 
 use super::parts::{Heard, VolumeServer};
 use crate::records::{HostRecord, Records};
@@ -119,11 +120,23 @@ impl HostEntry {
         format!("host {id} has not answered for {silent_s} s{colon}{}", self.trouble)
     }
 
-    /// What the VMs there do with its CPUs, together: those whose figures are known. What was last reported long ago says nothing
-    /// of the last minute.
-    pub fn vcpus_1m(&self) -> Option<VcpuUse> {
-        let fresh = self.vms.values().filter(|(at, _)| at.elapsed() < LOAD_AGE_MAX);
-        fresh.filter_map(|(_, vm)| vm.load.vcpus_1m).reduce(VcpuUse::plus)
+    /// The vCPUs of those VMs there whose load is known, and what these vCPUs do, without this VM; `None` if there are none. What was
+    /// last reported long ago says nothing of the last minute.
+    pub fn vcpus_1m(&self, except: Option<&VmId>) -> Option<(u32, VcpuUse)> {
+        let counts = |vm: &VmId, at: &Instant| Some(vm) != except && at.elapsed() < LOAD_AGE_MAX;
+        let fresh = self.vms.iter().filter(|(vm, (at, _))| counts(vm, at));
+        let known = fresh.filter_map(|(_, (_, vm))| Some((vm.spec.cpus, vm.load.vcpus_1m?)));
+        known.reduce(|(cpus, load), (more, other)| (cpus.saturating_add(more), load.plus(other)))
+    }
+
+    /// How busy its CPUs are, its VMs' without this one; `None` if that is not known.
+    pub fn cpu_load(&self, except: Option<&VmId>) -> Option<CpuLoad> {
+        let pressure = self.report.as_ref().and_then(|report| report.pressure.cpu);
+        let pressure_share = pressure.map(|cpu| cpu.some.share_60s);
+        let vms = self.vcpus_1m(except);
+        let is_known = vms.is_some() || pressure_share.is_some();
+        let (measured_vcpus, vcpus_1m) = vms.unwrap_or_default();
+        is_known.then_some(CpuLoad { measured_vcpus, vcpus_1m, pressure_share })
     }
 
     /// The bytes that were free in its pool when the pool was last asked.
@@ -310,6 +323,11 @@ impl Hosts {
         if let (Ok(pool), Some(known)) = (answer, self.lock().get_mut(id)) {
             known.pool = Some((Instant::now(), Some(pool.free_bytes)));
         }
+    }
+
+    /// As [`HostEntry::cpu_load`].
+    pub fn cpu_load(&self, id: &HostId, except: Option<&VmId>) -> Option<CpuLoad> {
+        self.lock().get(id)?.cpu_load(except)
     }
 
     /// The bytes that were free in the host's pool when it was last asked; `None` if it has not answered.

@@ -213,7 +213,7 @@ fn view(id: &HostId, known: &HostEntry, used: &BTreeMap<HostId, u64>, deadline: 
         memory_available_bytes: report.and_then(|r| r.memory_available_bytes),
         load_1min: report.and_then(|r| r.load_1min),
         pressure: report.map(|r| r.pressure).unwrap_or_default(),
-        vcpus_1m: known.vcpus_1m(),
+        vcpus_1m: known.vcpus_1m(None).map(|(_, load)| load),
         pool_free_bytes: known.pool_free_bytes(),
         accelerator: report.map(|r| r.accelerator),
         cpu_model: report.map(|r| r.cpu_model.clone()).unwrap_or_default(),

@@ -553,7 +553,9 @@ impl Run {
             let client = client.filter(|_| !is_old);
             disks.push(Reading { client, home, far: disk.home != here });
         }
-        self.record.value.meter.read(report.vcpu_ms, &disks);
+        let meter = &mut self.record.value.meter;
+        meter.read(report.vcpu_ms, &disks);
+        meter.waited(report.load.longest_run_delay_ms);
         if let Some(member) = self.record.value.kind.member_mut() {
             member.talk.read(&here, &report.sent);
         }

@@ -169,6 +169,11 @@ fn measured(
             disk,
         }
     };
+    // Where a VM has more vCPUs than its host has CPUs, the next run there waits for itself as this one did.
+    let waits_for_itself = facts.hosts.iter().any(|host| {
+        let was_there = host.id == placement.start || job.host.as_ref() == Some(&host.id);
+        was_there && host.cpus < job.spec.cpus
+    });
     Measured {
         traits: placement.traits.clone(),
         host: placement.start.clone(),
@@ -177,6 +182,7 @@ fn measured(
         wall_s: seconds(ended_ms.saturating_sub(running_ms)),
         paused_s: seconds(paused_ms) + outage_ns as f64 / 1e9,
         vcpu_s: seconds(work.vcpu_ms),
+        run_delay_s: work.run_delay_ms.map(seconds).filter(|_| !waits_for_itself),
         cpus: job.spec.cpus,
         volumes: disks.into_iter().map(volume).collect(),
         distance_changed: distance_changed(record, placement),

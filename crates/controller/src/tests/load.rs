@@ -1,12 +1,18 @@
 //! Hosts whose VMs wait for a CPU: what is shown of them, and what follows.
 
+use std::sync::Arc;
+
 use perigee_model::VmId;
-use perigee_model::job::Access;
+use perigee_model::guest::GuestBody;
+use perigee_model::job::{Access, JobSpec, JobState, Start};
 use perigee_model::load::{HostPressure, Pressure, StalledTime, VcpuUse, VmLoad};
+use perigee_planner::PastRun;
 
 use super::fake::FakeHost;
-use super::{Lab, running_as, spec, wait_for};
-use crate::{hosts, vms};
+use super::sure::some_run;
+use super::{Lab, running_as, spec, vm_of, wait_for};
+use crate::cluster::history_cache::History;
+use crate::{hosts, planning, vms};
 
 /// The agent says of a VM that its vCPUs had CPUs and waited for CPUs like this in the last minute.
 fn loaded(host: &FakeHost, vm: &VmId, running_vcpus: f64, waiting_vcpus: f64) {
@@ -43,4 +49,54 @@ async fn load_is_shown_of_vms_and_hosts_and_what_is_not_known_is_null() {
         (is_right && host.pressure.cpu == cpu).then_some(())
     })
     .await;
+}
+
+/// A small job without data.
+fn small(start: Start) -> JobSpec {
+    JobSpec { start, memory_bytes: 128 << 20, volumes: Vec::new(), ..spec(Access::Read) }
+}
+
+/// A job of which earlier runs show that it computes for 20 s.
+async fn computes(lab: &Lab) -> JobSpec {
+    let wanted = JobSpec { name: "computes".into(), ..small(Start::Anywhere) };
+    let traits = planning::prepare(&lab.cluster, &wanted).await.expect("facts").job.traits;
+    let (network_s, volumes) = (0.0, Vec::new());
+    let run = PastRun { traits, wall_s: 21.0, busy_s: 0.0, network_s, volumes, ..some_run(lab) };
+    let history = History { runs: vec![run.clone(), run], ..History::default() };
+    lab.cluster.history_cache.set_history(&planning::history_key(&wanted), Arc::new(history));
+    wanted
+}
+
+async fn runs_at(lab: &Lab, host: &FakeHost) -> VmId {
+    let id = lab.submit(small(Start::Host(host.id.clone()))).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(host, &vm).await;
+    host.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    vm
+}
+
+#[tokio::test]
+async fn a_job_starts_where_vms_do_nothing_and_not_where_one_starves() {
+    let lab = Lab::up().await;
+    let starves = runs_at(&lab, &lab.home).await;
+    let idle = [runs_at(&lab, &lab.cloud).await, runs_at(&lab, &lab.cloud).await];
+    let wanted = computes(&lab).await;
+    let start = async || {
+        let plan = planning::plan(&lab.cluster, &wanted).await.expect("a plan");
+        plan.chosen().expect("a way").start.clone()
+    };
+    assert_eq!(start().await, lab.home.id, "where there are fewer vCPUs, while no load is known");
+    loaded(&lab.home, &starves, 0.3, 0.7);
+    idle.iter().for_each(|vm| loaded(&lab.cloud, vm, 0.01, 0.0));
+    wait_for("the job to be planned elsewhere", async || {
+        (start().await == lab.cloud.id).then_some(())
+    })
+    .await;
+    let id = lab.submit(wanted.clone()).await;
+    lab.wait_for_vm(&lab.cloud, &vm_of(&id)).await;
+    let decisions = planning::decisions(&lab.cluster, &id).await.expect("decisions");
+    let figures = decisions[0].plan.figures.join("\n");
+    let said = "home1 is busy: its VMs wait 70 % of their time for a CPU";
+    assert!(figures.contains(said), "{figures}");
 }

@@ -19,6 +19,7 @@ fn long_run(traits: &Traits, lab: &Lab) -> PastRun {
         boot_s: 5.0,
         wall_s: 100.0,
         cpu_s: 20.0,
+        run_delay_s: None,
         busy_s: 80.0,
         local_io_s: 0.0,
         network_s: 80.0,

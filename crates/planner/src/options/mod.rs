@@ -7,6 +7,7 @@ use perigee_model::job::Start;
 use perigee_model::plan::{Estimate, Part, Plan, PlanOption, Seconds, Unknown, Way};
 use perigee_model::units::{format_bytes, format_seconds};
 
+use crate::cpu_load::{load_factor, why_busy};
 use crate::facts::{HostFacts, Snapshot, VolumeFacts};
 use crate::figures::Figures;
 use crate::hosts::{boot, cpu_factor};
@@ -57,6 +58,8 @@ struct Stay {
     unknown: Vec<Unknown>,
     /// Why its replica does not count; empty if there is none, or if it counts.
     replica_not_used: String,
+    /// Why computing takes longer there than at an idle host; empty if it does not.
+    busy: String,
 }
 
 /// One entry for each host with room and measured links, the least busy host first.
@@ -190,7 +193,23 @@ fn stay(
         rtt_ms,
         unknown,
         replica_not_used: replica_not_used(volumes, &host.id),
+        busy: busy(host, snapshot.job.traits.cpus, figures),
     })
+}
+
+/// Why computing takes longer at the host. That, or that it is not known, is said among the plan's figures too.
+fn busy(host: &HostFacts, vcpus: u32, figures: &mut Figures) -> String {
+    let busy = why_busy(host, vcpus);
+    if !busy.is_empty() {
+        let times = load_factor(host, vcpus).expected;
+        figures.measured(format!("{busy}, so computing there takes {times:.1} times as long"));
+    } else if host.cpu_load.is_none() && host.running_vcpus > 0 {
+        let (vcpus, id) = (host.running_vcpus, &host.id);
+        figures.assumed(&format!(
+            "the {vcpus} vCPUs of the VMs at {id} compute half of the time, because how busy {id} is was not measured"
+        ));
+    }
+    busy
 }
 
 fn replica_not_used(volumes: &[VolumeFacts], host: &HostId) -> String {
@@ -210,8 +229,9 @@ struct Candidate {
     option: PlanOption,
     /// Why it is not possible.
     impossible: Option<String>,
-    /// As in [`Stay`].
+    /// As in [`Stay`], of the host where it starts.
     replica_not_used: String,
+    busy: String,
     rtt_ms: f64,
     place: Place,
     boot: Spread,
@@ -233,9 +253,9 @@ impl Candidate {
             reason: String::new(),
         };
         let (place, boot, rtt_ms) = (start.place, start.boot, start.rtt_ms);
-        let replica_not_used = start.replica_not_used.clone();
+        let (replica_not_used, busy) = (start.replica_not_used.clone(), start.busy.clone());
         let migration = Spread::default();
-        Self { option, impossible: None, replica_not_used, rtt_ms, place, boot, migration }
+        Self { option, impossible: None, replica_not_used, busy, rtt_ms, place, boot, migration }
     }
 
     /// How much longer it takes than another; the parts that both have cancel out.
@@ -270,11 +290,13 @@ fn choose(
 ) -> Plan {
     // The sort is stable: of equal ways the one that was added first wins, and a migration is added last.
     candidates.sort_by(changes::by_time);
-    let with_replica = |index: usize| {
-        let (reason, not_used) = (reason(&candidates, index), &candidates[index].replica_not_used);
-        if not_used.is_empty() { reason } else { format!("{reason}; {not_used}") }
+    let with_its_host = |index: usize| {
+        let Candidate { replica_not_used, busy, .. } = &candidates[index];
+        let said = [&reason(&candidates, index), replica_not_used, busy];
+        let said = said.into_iter().filter(|text| !text.is_empty()).map(String::as_str);
+        said.collect::<Vec<_>>().join("; ")
     };
-    let reasons: Vec<String> = (0..candidates.len()).map(with_replica).collect();
+    let reasons: Vec<String> = (0..candidates.len()).map(with_its_host).collect();
     let longer: Vec<Estimate> =
         candidates.iter().map(|c| c.longer(&candidates[0], learned).estimate()).collect();
     for (index, (candidate, reason)) in candidates.iter_mut().zip(reasons).enumerate() {

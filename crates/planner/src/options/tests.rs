@@ -1,10 +1,11 @@
 use perigee_model::SiteId;
+use perigee_model::load::VcpuUse;
 use proptest::prelude::*;
 
 use perigee_model::plan::Basis;
 
 use super::*;
-use crate::facts::CopyFacts;
+use crate::facts::{CopyFacts, CpuLoad};
 use crate::fixture::*;
 
 fn snapshot(reads: f64) -> Snapshot {
@@ -347,6 +348,41 @@ fn of_equal_hosts_the_least_busy_is_taken() {
     let mut snapshot = at_site_home(10.0);
     snapshot.cluster.hosts[0].running_vcpus = 1;
     assert_eq!(plan(&snapshot).unwrap().options[0].start.as_str(), "home2");
+}
+
+/// As measured: the VMs there, with 4 vCPUs, have this many CPUs and wait for this many.
+fn busy(running_vcpus: f64, waiting_vcpus: f64) -> Option<CpuLoad> {
+    let vcpus_1m = VcpuUse { running_vcpus, waiting_vcpus };
+    Some(CpuLoad { measured_vcpus: 4, vcpus_1m, pressure_share: None })
+}
+
+#[test]
+fn a_job_does_not_start_beside_its_data_where_vms_starve() {
+    // 2.4 s over the network, and 20 s of computing.
+    let mut snapshot = snapshot(150.0);
+    snapshot.job.may_migrate = false;
+    let of_data = &mut snapshot.cluster.hosts[2];
+    (of_data.running_vcpus, of_data.cpu_load) = (4, busy(0.05, 0.0));
+    assert_eq!(plan(&snapshot).unwrap().options[0].start.as_str(), "cloud1", "its VMs are idle");
+    snapshot.cluster.hosts[2].cpu_load = busy(1.3, 0.7);
+    let plan = plan(&snapshot).unwrap();
+    assert_eq!(plan.options[0].start.as_str(), "home1");
+    let said = "cloud1 is busy: its VMs wait 35 % of their time for a CPU";
+    let beside = option(&plan, Way::Beside);
+    assert!(beside.reason.ends_with(said), "{}", beside.reason);
+    assert_close(beside.predicted.cpu_s, 20.0 / 0.65);
+    let figure = format!("{said}, so computing there takes 1.5 times as long");
+    assert!(plan.figures.contains(&figure), "{:?}", plan.figures);
+}
+
+#[test]
+fn a_host_whose_load_is_not_known_counts_as_before_and_says_so() {
+    let mut snapshot = snapshot(150.0);
+    snapshot.cluster.hosts[2].running_vcpus = 3;
+    let plan = plan(&snapshot).unwrap();
+    assert_close(option(&plan, Way::Beside).predicted.cpu_s, 20.0 * 1.5);
+    let said = "assumed: the 3 vCPUs of the VMs at cloud1 compute half of the time, because how busy cloud1 is was not measured";
+    assert!(plan.figures.iter().any(|figure| figure == said), "{:?}", plan.figures);
 }
 
 #[test]

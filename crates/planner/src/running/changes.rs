@@ -197,8 +197,8 @@ fn computing_longer_s(running: &Running, there: &HostFacts) -> Result<f64, Refus
     let cluster = &running.cluster;
     let here = cluster.host(&running.host)?;
     let (here, own) = (without_it(running, here), running.cpus);
-    let factor_here = computing_factor(cluster, &here, here.running_vcpus, own);
-    let factor_there = computing_factor(cluster, there, there.running_vcpus, own);
+    let factor_here = computing_factor(cluster, &here, own);
+    let factor_there = computing_factor(cluster, there, own);
     let waiting_s = not_computing_s(running.wall_s, running.vcpu_s, running.cpus);
     Ok(slower_s(running.wall_s - waiting_s, factor_here, factor_there))
 }
