@@ -97,6 +97,30 @@ pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
     publish::check(cluster, spec, &network)
 }
 
+/// Whether a VM that comes with its card fits the network as it is now. The caller has its turn.
+///
+/// # Errors
+/// `Conflict` if another one has the address, or the network of this name is another one; `NotFound` if there is none.
+pub async fn check_card(cluster: &Cluster, record: &JobRecord) -> Result<(), Problem> {
+    let Some(card) = &record.card else { return Ok(()) };
+    let (network, id) = (find(cluster, &card.network).await?, &record.job.id);
+    let refused =
+        |why: String| Err(Problem::conflict(format!("can't take up the card of {id}"), why));
+    if (network.vni, network.subnet) != (card.vni, card.subnet) {
+        return refused(format!(
+            "network {} is not the one that the card was made for",
+            network.name
+        ));
+    }
+    match network.subnet.number_of(card.address) {
+        number if taken(cluster, &network).contains(&number) => refused(format!(
+            "another VM of network {} has its address {}",
+            network.name, card.address
+        )),
+        _ => Ok(()),
+    }
+}
+
 async fn all(cluster: &Cluster) -> Result<Vec<NetworkRecord>, Problem> {
     cluster.records.list(NETWORKS_PREFIX).await
 }

@@ -380,7 +380,7 @@ pub struct Placement {
 }
 
 /// A disk of a job's VM, with the volume behind it.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlacedDisk {
     #[serde(rename = "serial")]
     pub role: DiskRole,

@@ -1,5 +1,6 @@
 //! Lists and moves VMs. VMs of a host that does not answer are shown as they were last seen.
 
+pub mod adopt;
 pub mod attachments;
 pub mod change;
 pub mod console;

@@ -21,8 +21,8 @@ use crate::{HostId, ImageName, JobId, LeaveSite, MigrationId, SiteId, VmId, Volu
 mod catalog;
 
 pub use catalog::{
-    AdoptVolume, ClusterImage, ClusterVolume, EndUnknownVm, NewImage, NewVolume, ReplicateImage,
-    Unknown, UnknownKind,
+    AdoptVm, AdoptVolume, ClusterImage, ClusterVolume, EndUnknownVm, NewImage, NewVolume,
+    ReplicateImage, Unknown, UnknownKind,
 };
 
 /// How a job uses a volume.

@@ -137,6 +137,7 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Admin,    "POST",   "/v1/volumes/{volume}/adopt"),
     (May::Admin,    "POST",   "/v1/images/{image}/adopt"),
     (May::Admin,    "POST",   "/v1/vms/{vm}/end-unknown"),
+    (May::Admin,    "POST",   "/v1/vms/{vm}/adopt"),
     (May::Admin,    "GET",    "/v1/unknown"),
     (May::Admin,    "GET",    "/v1/tasks"),
     (May::Admin,    "GET",    "/v1/hosts"),

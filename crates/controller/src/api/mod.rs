@@ -73,6 +73,7 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(catalog::unknown))
         .routes(routes!(catalog::adopt_image))
         .routes(routes!(vms::end_unknown))
+        .routes(routes!(vms::adopt))
         .routes(routes!(catalog::snapshot))
         .routes(routes!(catalog::set_volume_leave_site))
         .routes(routes!(catalog::set_image_leave_site))

@@ -3,7 +3,9 @@
 use axum::extract::{Query, Request, State};
 use axum::response::{IntoResponse, Response};
 use perigee_http::{Failure, Json, Peer, Reply};
-use perigee_model::job::{ClusterImage, DEFAULT_OWNER, EndUnknownVm, Migration, MoveVm, Vm};
+use perigee_model::job::{
+    AdoptVm, ClusterImage, DEFAULT_OWNER, EndUnknownVm, Migration, MoveVm, Vm,
+};
 use perigee_model::persistent_vm::{
     AttachVolume, CopiedFile, DetachVolume, ExecBegun, ExecInVm, ExecStatus, NewVm, PowerRequest,
     ResizeVm, RestoreVm, StopVm, VmState,
@@ -112,6 +114,19 @@ pub async fn end_unknown(
     Json(ask): Json<EndUnknownVm>,
 ) -> Reply<()> {
     json(unknown::end_vm(&cluster, &vm, &ask).await?)
+}
+
+/// Makes the record of a VM without a job that runs at a host and that no record names there: it goes on.
+#[utoipa::path(post, path = "/vms/{vm}/adopt", tag = "vms", params(("vm" = String, Path)),
+    request_body = AdoptVm, responses((status = 200, body = Vm)))]
+pub async fn adopt(
+    State(cluster): Shared,
+    caller: Caller,
+    Full(vm): Full<VmId>,
+    Json(ask): Json<AdoptVm>,
+) -> Reply<Vm> {
+    let owner = caller.user.as_ref().map_or(DEFAULT_OWNER.to_owned(), ToString::to_string);
+    json(vms::adopt::adopt(&cluster, &vm, ask, owner).await?)
 }
 
 /// Starts a live migration. The answer comes at once.

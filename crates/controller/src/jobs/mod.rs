@@ -76,7 +76,7 @@ pub(crate) use guest::apply;
 pub use log::PAGE_LINES_MAX;
 #[cfg(test)]
 pub use log::read as log;
-pub use place::job_of;
+pub use place::{job_of, number_of_root};
 pub use restart::{Fate, Loss, fate};
 pub(crate) use stage::take_over;
 
@@ -174,6 +174,7 @@ pub async fn add(cluster: &Arc<Cluster>, record: JobRecord) -> Result<Job, Probl
         let _turn = if is_named { Some(cluster.networks.turn().await) } else { None };
         if is_named {
             networks::check(&cluster, &record.job.spec).await?;
+            networks::check_card(&cluster, &record).await?;
         }
         if !cluster.records.create(&job_key(&id), &record).await? {
             let why = "there is a job or a VM with this name already";

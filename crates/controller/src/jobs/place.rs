@@ -136,6 +136,13 @@ pub(super) fn own_volume(job: &JobId, restarts: u32, role: DiskRole) -> VolumeNa
     VolumeName::new(name).expect("submission bounds the length of a job's id")
 }
 
+/// Of the root disk of a VM without a job, whose volumes are named by [`own_volume`]: the number in its name, 0 without one.
+pub fn number_of_root(vm: &JobId, root: &VolumeName) -> u32 {
+    let number = root.as_str().strip_prefix(vm.as_str()).and_then(|rest| rest.strip_prefix("-r"));
+    let digits = number.and_then(|rest| rest.strip_suffix("-root"));
+    digits.and_then(|digits| digits.parse().ok()).unwrap_or_default()
+}
+
 /// The job that has a volume with this name for its own, if there is such a job.
 pub fn job_of(volume: &VolumeName) -> Option<JobId> {
     let (rest, suffix) = volume.as_str().rsplit_once('-')?;

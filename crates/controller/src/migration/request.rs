@@ -108,7 +108,8 @@ pub async fn request(
         return Err(not_alone(&vm, member, &request.to));
     }
     let Checked { from, earlier, report } = checked(cluster, job, &request.to).await?;
-    let number = earlier.last().map_or(1, |record| record.number + 1);
+    // The migrations before may have no records: the VM was adopted.
+    let number = earlier.last().map_or(0, |record| record.number).max(job.settled) + 1;
     let link = links::toward(cluster, &from, &request.to);
     let cost = planning::move_cost(cluster, job, &from, &request.to).await?;
     let record = new_record(&vm, start_of(job, number), from, request, link, cost)?;

@@ -65,13 +65,22 @@ async fn vms(cluster: &Cluster) -> Result<Vec<Unknown>, Problem> {
             allocated_bytes: 0,
             status: Some(report.status),
             why,
-            next: format!(
-                "end it: perigee vm end {vm} --host {host}; its disks stay, and can be adopted"
-            ),
+            next: next_of(&report, &host),
             host,
         });
     }
     Ok(unknown)
+}
+
+/// What can be done with a VM that no record names.
+fn next_of(report: &VmReport, host: &HostId) -> String {
+    let vm = &report.spec.vm;
+    let end =
+        format!("end it: perigee vm end {vm} --host {host}; its disks stay, and can be adopted");
+    match report.spec.machine.persistent {
+        true => format!("go on with it: perigee vm adopt {vm} --host {host}; or {end}"),
+        false => end,
+    }
 }
 
 /// Why no record names the VM at this host; `None` if one does.
@@ -194,6 +203,24 @@ async fn images(cluster: &Cluster) -> Result<Vec<Unknown>, Problem> {
     Ok(unknown)
 }
 
+/// What a host says of a VM that no record names there.
+///
+/// # Errors
+/// `Conflict` if a record names it, `NotFound` if the host has none; `what` could not be done.
+pub async fn unknown_vm(
+    cluster: &Cluster,
+    vm: &VmId,
+    host: &HostId,
+    what: &str,
+) -> Result<VmReport, Problem> {
+    let link = reachable(cluster, host)?;
+    let report: VmReport = link.agent.get(&format!("/v1/vms/{vm}")).await?;
+    match why_unknown(cluster, host, &report).await? {
+        Some(_) => Ok(report),
+        None => Err(Problem::conflict(what, "it is known, and not left over")),
+    }
+}
+
 /// Ends a VM that no record names at this host. Its disks stay.
 ///
 /// # Errors
@@ -201,12 +228,12 @@ async fn images(cluster: &Cluster) -> Result<Vec<Unknown>, Problem> {
 pub async fn end_vm(cluster: &Cluster, vm: &VmId, ask: &EndUnknownVm) -> Result<(), Problem> {
     let host = reachable(cluster, &ask.host)?;
     let path = format!("/v1/vms/{vm}");
-    let report: VmReport = host.agent.get(&path).await?;
-    if why_unknown(cluster, &host.id, &report).await?.is_none() {
-        let what = format!("can't end VM {vm} of host {}", host.id);
-        return Err(Problem::conflict(what, "it is known, and not left over")
-            .next(format!("stop it: perigee vm stop {vm}")));
-    }
+    let what = format!("can't end VM {vm} of host {}", host.id);
+    let known = |problem: Problem| match problem.kind {
+        ProblemKind::Conflict => problem.next(format!("stop it: perigee vm stop {vm}")),
+        _ => problem,
+    };
+    let report = unknown_vm(cluster, vm, &host.id, &what).await.map_err(known)?;
     let is_off = matches!(report.status, VmStatus::Shutdown | VmStatus::Gone | VmStatus::Migrated);
     if ask.force || is_off {
         tracing::warn!("VM {vm} of host {} is ended, which no record names there", host.id);

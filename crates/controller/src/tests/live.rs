@@ -45,7 +45,7 @@ impl Lab {
         volumes::create(&self.cluster, new).await.expect("a volume");
     }
 
-    fn web(&self) -> Arc<JobRecord> {
+    pub(super) fn web(&self) -> Arc<JobRecord> {
         self.cluster.index.of_vm(&web()).expect("its record")
     }
 

@@ -140,7 +140,8 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         "POST /v1/images/{image}/replicate" => plain(json!({"to": "home"})),
         "POST /v1/volumes/{volume}/adopt"
         | "POST /v1/images/{image}/adopt"
-        | "POST /v1/vms/{vm}/end-unknown" => plain(json!({"host": "home1"})),
+        | "POST /v1/vms/{vm}/end-unknown"
+        | "POST /v1/vms/{vm}/adopt" => plain(json!({"host": "home1"})),
         "POST /v1/volumes/{volume}/move" => plain(json!({"to": "home1"})),
         "POST /v1/volumes/{volume}/replicas" => plain(json!({"to": "cloud"})),
         "POST /v1/volumes/{volume}/replicas/stop" => plain(json!({"to": "cloud"})),

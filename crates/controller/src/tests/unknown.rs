@@ -1,13 +1,17 @@
 //! What hosts have and no record names there is shown, and nothing is done with it before somebody says so.
 
 use perigee_model::ProblemKind;
-use perigee_model::job::{Access, EndUnknownVm, JobState, NewVolume, Unknown, UnknownKind};
-use perigee_model::persistent_vm::StopVm;
+use perigee_model::job::{
+    Access, AdoptVm, EndUnknownVm, JobState, NewVolume, Unknown, UnknownKind,
+};
+use perigee_model::persistent_vm::{PowerRequest, StopVm};
 use perigee_model::vm::VmStatus;
 use perigee_model::volume::VolumeSource;
 
+use super::persistent_vms::{new_vm, web};
 use super::term::{copy_store, restore_store};
 use super::{Lab, TIMING, data_volume, running, running_as, spec, vm_of, wait_for};
+use crate::records::{JobRecord, start_of};
 use crate::storage::{unknown, volumes};
 use crate::{jobs, term, vms};
 
@@ -153,4 +157,38 @@ async fn a_volume_that_could_not_be_made_does_not_block_its_name() {
     let blocked = volumes::create(&lab.cluster, NewVolume { name: unknown, ..new() }).await;
     let blocked = blocked.expect_err("a host has one");
     assert!(blocked.next.contains("perigee volume adopt left --host home1"), "{blocked}");
+}
+
+#[tokio::test]
+async fn a_vm_that_a_restored_controller_does_not_know_is_adopted_and_goes_on() {
+    let mut lab = Lab::up().await;
+    let backup = tempfile::tempdir().expect("a directory");
+    copy_store(lab.dir.path(), backup.path());
+    lab.make_vm(new_vm("home1")).await;
+    lab.runs().await;
+    let before = (*lab.web()).clone();
+    lab.restore(backup.path()).await;
+    wait_for("the unknown VM", async || {
+        let is_it = |one: &Unknown| one.next.contains("perigee vm adopt web --host home1");
+        lab.unknown().await.iter().any(is_it).then_some(())
+    })
+    .await;
+    let image = Some(new_vm("home1").image);
+    let ask = || AdoptVm { host: lab.home.id.clone(), image: image.clone() };
+    let vm = web();
+    let adopted = vms::adopt::adopt(&lab.cluster, &vm, ask(), "ann".to_owned());
+    adopted.await.expect("adopted");
+    lab.runs().await;
+    let after = (*lab.web()).clone();
+    let disks = |record: &JobRecord| record.placement.clone().expect("placed").disks;
+    assert_eq!(disks(&after), disks(&before));
+    assert_eq!(start_of(&after, 0), start_of(&before, 0));
+    assert_eq!(lab.home.inside().vms[&web()].report.status, VmStatus::Running);
+    assert!(lab.unknown().await.is_empty(), "its disks are its own again");
+    let refused = vms::adopt::adopt(&lab.cluster, &web(), ask(), "ann".to_owned()).await;
+    assert_eq!(refused.expect_err("it is known").kind, ProblemKind::Conflict);
+    // It obeys its record.
+    lab.power(PowerRequest::Stop { force: true }).await;
+    wait_for("it to be gone", async || (!lab.home.inside().vms.contains_key(&web())).then_some(()))
+        .await;
 }

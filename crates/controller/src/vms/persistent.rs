@@ -81,7 +81,7 @@ pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result
 }
 
 /// A VM's spec as that of a job without a command: placing and staging need nothing else.
-fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<JobSpec, Problem> {
+pub(super) fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<JobSpec, Problem> {
     let mut volumes: Vec<JobVolume> = Vec::new();
     for volume in &new.volumes {
         let access = if volume.read_only { Access::Read } else { Access::Write };
@@ -137,12 +137,12 @@ fn looks_like_a_job(name: &str) -> bool {
     is_run || is_member || (end.len() >= 4 && is_number(end)) || name == "deleted"
 }
 
-fn id_of(vm: &VmId) -> Result<JobId, Problem> {
+pub(super) fn id_of(vm: &VmId) -> Result<JobId, Problem> {
     JobId::new(vm.as_str()).map_err(|e| Problem::invalid(format!("VM {vm}"), e))
 }
 
 /// An earlier VM of this name was deleted, and its record may still be there, or what somebody who came late has asked of it.
-async fn forget_deleted(cluster: &Cluster, id: &JobId) -> Result<(), Problem> {
+pub(super) async fn forget_deleted(cluster: &Cluster, id: &JobId) -> Result<(), Problem> {
     let record = match jobs::any_record(cluster, id).await {
         Err(problem) if problem.kind == ProblemKind::NotFound => {
             return cluster.records.remove(&job_intent_key(id)).await;

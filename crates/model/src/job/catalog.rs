@@ -85,6 +85,16 @@ pub struct EndUnknownVm {
     pub force: bool,
 }
 
+/// Makes the record of a VM that a host has and no record names there.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct AdoptVm {
+    /// The host at which it runs.
+    pub host: HostId,
+    /// The image of which its root disk is a clone; `None`: that whose layer the disk stands on.
+    #[serde(default)]
+    pub image: Option<ImageName>,
+}
+
 /// A volume to be made.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct NewVolume {

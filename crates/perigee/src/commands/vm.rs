@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Subcommand, ValueEnum};
 use perigee_http::Client;
-use perigee_model::job::{ClusterImage, Migration, MoveVm, UnknownKind, Vm};
+use perigee_model::job::{AdoptVm, ClusterImage, Migration, MoveVm, UnknownKind, Vm};
 use perigee_model::load::{VcpuUse, VmLoad};
 use perigee_model::persistent_vm::{AttachVolume, DetachVolume, ResizeVm, RestoreVm};
 use perigee_model::units::format_seconds;
@@ -42,6 +42,17 @@ pub enum Verb {
         /// At once, as a power cut does
         #[arg(long)]
         force: bool,
+    },
+    /// Go on with a virtual machine that a host has and no record of the controller names there, as after a restore of an older copy of the state
+    Adopt {
+        /// The VM's name, as `perigee vm list --unknown` shows it
+        vm: VmId,
+        /// The host at which it runs
+        #[arg(long)]
+        host: HostId,
+        /// The image of which its root disk is a clone [default: that whose layer the disk stands on]
+        #[arg(long)]
+        image: Option<ImageName>,
     },
     /// Show one virtual machine
     Info {
@@ -341,6 +352,10 @@ async fn ask_controller(verb: Verb, context: &Context) -> Result<(), Problem> {
         Verb::Stop { vm, force } => persistent::stop(&client, &vm, force).await,
         Verb::Restart { vm, force } => show(persistent::restart(&client, &vm, force).await?),
         Verb::Delete { vm, force } => persistent::delete(&client, &vm, force).await,
+        Verb::Adopt { vm, host, image } => {
+            let path = format!("/v1/vms/{vm}/adopt");
+            show(client.post(&path, &AdoptVm { host, image }).await?)
+        }
         Verb::End { vm, host, force } => unknown::end_vm(context, &vm, host, force).await,
         Verb::Move { vm, host: Some(host), volumes, yes: confirmed, .. } => {
             let ask = MoveVm { host, volumes: volumes.into(), confirmed };
