@@ -21,6 +21,7 @@
 //! migration, scheduler
 //! jobs
 //! vms, hosts, tenants
+//! drain
 //! api
 //! supervisor
 //! fuzzing
@@ -52,6 +53,7 @@
 //! | How do migrations share a link? | `migration/sharing.rs` (turns), `planning/shared_links.rs` (the largest share, the time left); the queues: `cluster/lanes.rs` |
 //! | What happens to a job, step by step? | `jobs/driver.rs` |
 //! | What happens to a job whose host is gone? | `jobs/restart.rs` |
+//! | What leaves a host that is drained, and what keeps it there? | `drain/mod.rs`, `drain/facts.rs`; what becomes of each: `planner/src/drain.rs`; which hosts those are: `cluster/drains.rs` |
 //! | What of a removed host is remembered, for the case that it comes back? | `cleaner.rs` (its VMs), `storage/given_up.rs` (its volumes) |
 //! | What do all parts of the controller share, and what starts the drivers? | `cluster/` (the state below), `supervisor.rs` (the drivers above) |
 //! | What do the endless tasks do, and at what does one fail? | started in `supervisor.rs`; reported by `cluster/tasks.rs`, shown by `api/tasks.rs` |
@@ -82,6 +84,7 @@ mod cleaner;
 mod clock;
 mod cluster;
 mod console;
+mod drain;
 mod files;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;

@@ -332,7 +332,7 @@ fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
             memory_free_bytes: free.memory_bytes,
             running_vcpus: used.demand.cpus,
             cpu_load: cluster.hosts.cpu_load(&host.id, vm),
-            takes_jobs: true,
+            takes_jobs: cluster.hosts.drain(&host.id).is_none(),
             accelerator: report.accelerator,
             cpu_model: report.cpu_model.clone(),
             boots: cluster.history_cache.boots(&host.id),

@@ -2,7 +2,7 @@
 //!
 //! | key | value | written by |
 //! |---|---|---|
-//! | `hosts/HOST` | [`HostRecord`] | the host's registration |
+//! | `hosts/HOST` | [`HostRecord`] | the host's registration, and who drains it |
 //! | `join_tokens/HOST`, `enrolled/HOST`, `revoked/IDENTITY` | those of [`crate::hosts::enrol`] | enrolment |
 //! | `tenants/TENANT`, `users/TENANT/USER`, `tokens/ID` | those of [`crate::accounts`] | the API |
 //! | `links/FROM/TO`, `local_blocks/HOST` | [`perigee_model::job::Link`], `BlockProbe` | probes |
@@ -42,6 +42,7 @@ mod kind;
 
 use std::net::Ipv4Addr;
 
+use perigee_model::drain::Drain;
 use perigee_model::home::Tenure;
 use perigee_model::job::{Job, JobVolume, Migration, MigrationState};
 use perigee_model::network::Card;
@@ -70,6 +71,8 @@ pub struct HostRecord {
     pub registered_ms: u64,
     /// The addresses of its interfaces, as it last said them.
     pub interfaces: Vec<Ipv4Addr>,
+    /// That it is to be drained.
+    pub drain: Option<Drain>,
 }
 
 /// A volume that a person made, and what its home last reported about it.

@@ -409,14 +409,16 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
         waiting.push(one);
     }
     let used = cluster.index.used();
-    let mut hosts = Vec::new();
+    let (mut hosts, mut drained) = (Vec::new(), Vec::new());
     for host in cluster.hosts.able() {
         let Some(report) = cluster.hosts.report(&host.id) else { continue };
         let used = used.get(&host.id).copied().unwrap_or_default();
         let total = capacity(&report);
         let mut free = total;
         free.take(used.demand);
-        hosts.push(HostRoom {
+        let is_drained = cluster.hosts.drain(&host.id).is_some();
+        let rooms = if is_drained { &mut drained } else { &mut hosts };
+        rooms.push(HostRoom {
             id: host.id.clone(),
             site: host.addresses.site.clone(),
             total,
@@ -427,7 +429,7 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
     }
     let taken = cluster.index.taken();
     let quotas = cluster.accounts.quotas(&taken);
-    Queue { hosts, waiting, held: taken.held, quotas, uses: taken.uses }
+    Queue { hosts, drained, waiting, held: taken.held, quotas, uses: taken.uses }
 }
 
 /// Of the hosts that the job was lost at, those that still have something of it.

@@ -31,7 +31,9 @@ use crate::hosts::{enrol, watching};
 use crate::planning::links;
 use crate::records::job_intent_key;
 use crate::storage::{images, left_behind, moves, replicas};
-use crate::{accounts, admissions, cleaner, hosts, jobs, migration, networks, scheduler, term};
+use crate::{
+    accounts, admissions, cleaner, drain, hosts, jobs, migration, networks, scheduler, term,
+};
 
 /// How long a controller that starts waits for hosts that could refuse it.
 const PROVE_MAX: Duration = Duration::from_secs(2);
@@ -129,6 +131,7 @@ impl Supervisor {
         supervisor.keep_running("the watch over the clock", clock::watch);
         supervisor.keep_running("the scheduler", scheduler::run);
         supervisor.keep_running("the cleaner", cleaner::run);
+        supervisor.keep_running("the drain of hosts", drain::run);
         supervisor.keep_running("the promotion of replicas", replicas::run);
         supervisor.keep_running("the shadows of volumes", left_behind::run);
         supervisor.keep_running("the settling of imports", images::settle_imports);

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::drain::HostDrain;
 use crate::gang::moving::GangMove;
 use crate::guest::{CommandEnd, LeftOut, LogStream};
 use crate::load::{HostPressure, VcpuUse, VmLoad};
@@ -560,6 +561,9 @@ pub struct Host {
     pub warnings: Vec<String>,
     /// Its parts that do not answer, its agent and its volume server, each by itself.
     pub waits: Vec<Waiting>,
+    /// How far its drain is; `None` if it is not drained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<HostDrain>,
     /// When its agent answered last; Unix time of the controller.
     pub last_seen_ms: u64,
 }

@@ -12,6 +12,7 @@
 //! | How does a VM live without a job: what is wanted of it, and what happens next? | `persistent_vm.rs` (the decisions), `controller/src/jobs/persistent_vm.rs` (what its driver does), `controller/src/vms/persistent.rs` (what people ask for), `controller/src/vms/change.rs` (while it is off) |
 //! | Which controller commands the hosts, and how does a copy take over? | `term.rs`, `controller/src/term.rs`; at the hosts: `http/src/terms.rs`; what the controller shows them: `http/src/claim.rs` |
 //! | What keeps a private key or a token from being sent where a public thing is wanted? | `secret.rs`; before anything leaves the machine: `perigee/src/commands/public_keys.rs` |
+//! | What is at a host that is drained, and what becomes of it? | `drain.rs` (how that is shown), `planner/src/drain.rs` (the decision), `controller/src/drain/` (what is done) |
 //! | What is a VM's disk for? | `disk_role.rs` |
 //! | Which networks do tenants have, who has which address in them, and where is the gateway? | `network.rs`, `controller/src/networks.rs`; who tells the hosts: `controller/src/networks/sync.rs` |
 //! | How do all VMs of a job move, or none, and what if one can't? | `gang/moving.rs` (the decisions), `controller/src/jobs/gang/moving.rs` (what the job's driver does); the room at both ends: `kept_for_moves` in `controller/src/cluster/index.rs` |
@@ -40,6 +41,7 @@ pub mod clock;
 pub mod compression;
 pub mod data;
 pub mod disk_role;
+pub mod drain;
 pub mod enrol;
 pub mod exposition;
 pub mod gang;

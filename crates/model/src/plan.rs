@@ -279,6 +279,8 @@ pub enum Trigger {
     TimeLost,
     /// A person asked (`vm move`).
     Asked,
+    /// The host where it is, is drained.
+    Drained,
 }
 
 /// One decision. Of each job the first one and the last 100 are kept.

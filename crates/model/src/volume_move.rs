@@ -107,6 +107,8 @@ pub enum VolumeMoveCause {
     Asked,
     /// It comes after the VM that uses it.
     Follows(VmId),
+    /// Its home is drained.
+    Drains(HostId),
 }
 
 impl std::fmt::Display for VolumeMoveCause {
@@ -114,6 +116,7 @@ impl std::fmt::Display for VolumeMoveCause {
         match self {
             Self::Asked => write!(f, "asked"),
             Self::Follows(vm) => write!(f, "follows VM {vm}"),
+            Self::Drains(host) => write!(f, "host {host} is drained"),
         }
     }
 }

@@ -15,6 +15,7 @@
 //! | question | file |
 //! |---|---|
 //! | When does the planner move all VMs of a job? | `gangs/moves.rs`; its facts: `controller/src/jobs/gang/decide_move.rs` |
+//! | What leaves a host that is drained, in which order, and where does it go? | `drain.rs`; its facts: `controller/src/drain/facts.rs` |
 //! | Is a VM's memory sent compressed, and is the VM slowed down meanwhile? | `modes.rs` |
 //! | Which queued job starts next, and where? | `queue/` (the decision), `controller/src/scheduler.rs` (its snapshot), `controller/src/scheduler/refusals.rs` (how many refused plans a pass makes) |
 //! | Where do all of its VMs start, or none? | `queue/gang.rs` |
@@ -34,6 +35,7 @@ pub mod arrange;
 pub mod balance;
 mod copying;
 mod cpu_load;
+pub mod drain;
 mod experience;
 mod facts;
 mod figures;

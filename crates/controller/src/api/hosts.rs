@@ -2,15 +2,17 @@
 
 use axum::extract::{Query, State};
 use perigee_http::{Json, Reply};
+use perigee_model::drain::{DrainHost, HostDrain};
 use perigee_model::enrol::SetSite;
 use perigee_model::job::{Host, HostRemoval, Link, Site};
 use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem};
 use serde::Deserialize;
 
+use super::caller::Caller;
 use super::{Name, Shared, json, to_its_end};
-use crate::hosts;
 use crate::planning::links;
+use crate::{drain, hosts};
 
 /// Registers a host. The host repeats this every few seconds as a heartbeat.
 #[utoipa::path(put, path = "/hosts/{host}", tag = "hosts", params(("host" = String, Path)),
@@ -54,6 +56,26 @@ pub async fn list(State(cluster): Shared) -> Reply<Vec<Host>> {
     responses((status = 200, body = Host)))]
 pub async fn info(State(cluster): Shared, Name(host): Name<HostId>) -> Reply<Host> {
     json(hosts::info(&cluster, &host).await?)
+}
+
+/// Has a host drained: nothing new comes to it, and what it has moves away while it runs. Or only says what would happen. The answer
+/// comes at once; what is left is shown at the host.
+#[utoipa::path(post, path = "/hosts/{host}/drain", tag = "hosts", params(("host" = String, Path)),
+    request_body = DrainHost, responses((status = 200, body = HostDrain)))]
+pub async fn drain(
+    State(cluster): Shared,
+    caller: Caller,
+    Name(host): Name<HostId>,
+    Json(ask): Json<DrainHost>,
+) -> Reply<HostDrain> {
+    json(to_its_end(async move { drain::drain(&cluster, &host, caller.who, ask).await }).await?)
+}
+
+/// Calls the drain of a host off. What has left stays where it is.
+#[utoipa::path(post, path = "/hosts/{host}/undrain", tag = "hosts",
+    params(("host" = String, Path)), responses((status = 200)))]
+pub async fn undrain(State(cluster): Shared, Name(host): Name<HostId>) -> Reply<()> {
+    json(to_its_end(async move { drain::undrain(&cluster, &host).await }).await?)
 }
 
 /// The query of [`remove`].

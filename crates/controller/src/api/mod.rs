@@ -50,6 +50,8 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
     let v1 = OpenApiRouter::new()
         .routes(routes!(hosts::register, hosts::info, hosts::remove))
         .routes(routes!(hosts::set_site))
+        .routes(routes!(hosts::drain))
+        .routes(routes!(hosts::undrain))
         .routes(routes!(hosts::stops))
         .routes(routes!(hosts::list))
         .routes(routes!(enrol::token))

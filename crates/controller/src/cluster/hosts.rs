@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use perigee_http::{Claim, Client, Expected, Network, PeerIdentity};
+use perigee_model::drain::{Drain, DrainStep};
 use perigee_model::home::ServerAddresses;
 use perigee_model::job::HostState;
 use perigee_model::leave_site::SiteAddress;
@@ -102,6 +103,10 @@ pub struct HostEntry {
     stats: Option<(Instant, Arc<Vec<ExportStats>>)>,
     /// When its pool was last asked for its free bytes, and the last answer.
     pool: Option<(Instant, Option<u64>)>,
+    /// That it is to be drained, as its record has it.
+    pub(super) drain: Option<Drain>,
+    /// What was still there when that was last looked at.
+    pub(super) left: Option<Arc<Vec<DrainStep>>>,
 }
 
 /// The hosts that have registered, and their last reports.
@@ -157,7 +162,10 @@ impl Hosts {
             let id = HostId::new(key.trim_start_matches("hosts/"))
                 .map_err(|e| Problem::internal("can't read the hosts", e))?;
             match hosts.link(&id, record.addresses) {
-                Ok(link) => hosts.set(link, record.registered_ms, record.interfaces),
+                Ok(link) => {
+                    hosts.set(link, record.registered_ms, record.interfaces);
+                    hosts.note_drain(&id, record.drain);
+                }
                 // Its addresses are of the other kind, encrypted or not. It will register again.
                 Err(problem) => {
                     tracing::warn!(host = %id, %problem, "can't use a host's addresses")
@@ -179,9 +187,12 @@ impl Hosts {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a host, or replaces all that is known of it. It was last seen at the Unix time `seen_ms`.
+    /// Adds a host, or replaces all that is known of it but its drain. It was last seen at the Unix time `seen_ms`.
     pub fn set(&self, link: HostLink, seen_ms: u64, interfaces: Vec<Ipv4Addr>) {
         let id = link.id.clone();
+        let mut hosts = self.lock();
+        let before = hosts.remove(&id);
+        let (drain, left) = before.map(|before| (before.drain, before.left)).unwrap_or_default();
         let known = HostEntry {
             link: Arc::new(link),
             report: None,
@@ -194,8 +205,10 @@ impl Hosts {
             sites: None,
             stats: None,
             pool: None,
+            drain,
+            left,
         };
-        self.lock().insert(id, known);
+        hosts.insert(id, known);
     }
 
     /// # Errors
@@ -313,7 +326,10 @@ impl Hosts {
         let link = {
             let mut hosts = self.lock();
             let Some(known) = hosts.get_mut(id) else { return };
-            if known.pool.is_some_and(|(asked, _)| asked.elapsed() < POOL_AGE_MAX) {
+            // What was never known is asked for again at once: a volume comes to no pool of which nothing is known.
+            let is_known = |(_, bytes): &(Instant, Option<u64>)| bytes.is_some();
+            if known.pool.filter(is_known).is_some_and(|(asked, _)| asked.elapsed() < POOL_AGE_MAX)
+            {
                 return;
             }
             known.pool = Some((Instant::now(), known.pool.and_then(|(_, bytes)| bytes)));

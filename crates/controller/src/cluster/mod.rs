@@ -4,6 +4,7 @@
 
 pub mod accounts;
 mod capacity;
+mod drains;
 pub mod history_cache;
 mod hosts;
 mod index;
@@ -199,6 +200,8 @@ pub struct Cluster {
     pub counters: Counters,
     /// Wakes the cleaner.
     pub clean_now: Notify,
+    /// Wakes the drain of hosts.
+    pub drain_now: Notify,
     /// Images whose import is to end, because they are deleted.
     pub cancelled_imports: broadcast::Sender<ImageName>,
     /// What hosts have and the controller does not show.
@@ -279,6 +282,7 @@ impl Cluster {
             making: Mutex::default(),
             counters: Counters::default(),
             clean_now: Notify::new(),
+            drain_now: Notify::new(),
             cancelled_imports: broadcast::Sender::new(16),
             strange_images: StrangeImages::default(),
             settings,

@@ -43,7 +43,8 @@ pub async fn register(
         check_site(&cluster, &id, &addresses.site).await?;
         let link = cluster.hosts.link(&id, addresses.clone())?;
         let interfaces = cluster.hosts.interfaces(&id);
-        let record = HostRecord { addresses, registered_ms: now_ms(), interfaces };
+        let drain = cluster.hosts.drain(&id);
+        let record = HostRecord { addresses, registered_ms: now_ms(), interfaces, drain };
         // The store comes first: a host that is known only in memory would not register again.
         cluster.records.put(&format!("hosts/{id}"), &record).await?;
         cluster.hosts.set(link, record.registered_ms, record.interfaces);
@@ -94,7 +95,8 @@ pub async fn set_site(cluster: &Cluster, id: &HostId, site: SiteId) -> Result<()
     let registered_ms = now_ms();
     let addresses = HostAddresses { site, ..known.addresses.clone() };
     let link = cluster.hosts.link(id, addresses.clone())?;
-    let record = HostRecord { addresses, registered_ms, interfaces: cluster.hosts.interfaces(id) };
+    let (interfaces, drain) = (cluster.hosts.interfaces(id), cluster.hosts.drain(id));
+    let record = HostRecord { addresses, registered_ms, interfaces, drain };
     cluster.records.put(&format!("hosts/{id}"), &record).await?;
     tracing::warn!("host {id} is of site {} from now on", record.addresses.site);
     cluster.hosts.set(link, registered_ms, record.interfaces);
@@ -219,6 +221,7 @@ fn view(id: &HostId, known: &HostEntry, used: &BTreeMap<HostId, u64>, deadline: 
         cpu_model: report.map(|r| r.cpu_model.clone()).unwrap_or_default(),
         warnings,
         waits: known.waits(id),
+        drain: known.shown_drain(),
         last_seen_ms: known.heard.seen_ms,
     }
 }

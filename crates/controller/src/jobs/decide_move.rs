@@ -131,6 +131,11 @@ impl Run {
         all.extend(migration::refused_after(&moves, &hosts, |at_ms| {
             self.cluster.clock.age_ms(at_ms)
         }));
+        for host in self.cluster.hosts.drained() {
+            let why = self.cluster.hosts.why_drained(&host).unwrap_or_default();
+            let ways = [Way::Migrate, Way::Copy];
+            all.extend(ways.map(|way| RefusedWay { way, to: host.clone(), why: why.clone() }));
+        }
         let unable = networks::refusing(&self.cluster, &networks::kind_of(&self.record.value));
         let unable = unable.into_iter().chain(tpm::refusing(&self.cluster, &self.record.value));
         all.extend(unable.map(|(to, why)| RefusedWay { way: Way::Migrate, to, why }));

@@ -73,6 +73,9 @@ async fn checked(cluster: &Cluster, job: &JobRecord, to: &HostId) -> Result<Chec
         let why = "the remains of an earlier move there are not removed yet";
         return Err(refusal(why.into()).next("try again in some seconds"));
     }
+    if !job.kind.member().is_some_and(|member| goes_back(cluster, member)) {
+        cluster.hosts.check_not_drained(to, format!("can't move VM {vm} to {to}"))?;
+    }
     volumes::reachable(cluster, to)?;
     // What is not known of it yet refuses nothing for good.
     let Some(report) = cluster.hosts.report(to) else {
@@ -133,6 +136,12 @@ fn is_of_gang_move(cluster: &Cluster, member: &Membership, to: &HostId) -> bool 
     let open = gang.as_ref().and_then(|gang| gang.kind.gang()?.open_move());
     let leg = open.and_then(|open| Some((open, open.legs.get(member.rank as usize)?)));
     leg.is_some_and(|(open, leg)| open.goal(leg) == to)
+}
+
+/// Whether the VMs of its gang go back to where they were.
+fn goes_back(cluster: &Cluster, member: &Membership) -> bool {
+    let gang = cluster.index.job(&member.gang);
+    gang.and_then(|gang| Some(gang.kind.gang()?.open_move()?.is_undone())).unwrap_or(false)
 }
 
 async fn begin(

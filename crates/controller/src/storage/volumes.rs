@@ -489,7 +489,7 @@ async fn home_for(cluster: &Cluster, new: &NewVolume) -> Result<Arc<HostLink>, P
         VolumeSource::Volume(source) => Some(settled_home(cluster, source).await?),
         VolumeSource::Empty | VolumeSource::Image(_) | VolumeSource::Remote { .. } => None,
     };
-    match (&new.host, source_home) {
+    let home = match (&new.host, source_home) {
         (Some(host), Some(home)) if *host != home => Err(Problem::invalid(
             format!("can't create volume {} at {host}", new.name),
             format!("its source has its home at {home}, and a clone must have the same home"),
@@ -497,7 +497,10 @@ async fn home_for(cluster: &Cluster, new: &NewVolume) -> Result<Arc<HostLink>, P
         (Some(host), _) => reachable(cluster, host),
         (None, Some(home)) => reachable(cluster, &home),
         (None, None) => roomiest(cluster).await,
-    }
+    }?;
+    let what = format!("can't create volume {} at {}", new.name, home.id);
+    cluster.hosts.check_not_drained(&home.id, what)?;
+    Ok(home)
 }
 
 /// Deletes a volume and its record, at its home and wherever it is attached.
@@ -587,13 +590,13 @@ pub async fn roomiest(cluster: &Cluster) -> Result<Arc<HostLink>, Problem> {
     roomiest_of(cluster, |_| true).await
 }
 
-/// The host with the most free space, among those that are wanted.
+/// The host with the most free space, among those that are wanted and not drained.
 pub async fn roomiest_of(
     cluster: &Cluster,
     is_wanted: impl Fn(&HostLink) -> bool,
 ) -> Result<Arc<HostLink>, Problem> {
     let mut hosts = cluster.hosts.able();
-    hosts.retain(|host| is_wanted(host));
+    hosts.retain(|host| is_wanted(host) && cluster.hosts.drain(&host.id).is_none());
     let asked = hosts.iter().map(|host| host.volume.get::<PoolInfo>("/v1/pool"));
     let pools = join_all(asked).await;
     hosts
@@ -603,7 +606,7 @@ pub async fn roomiest_of(
         .max_by_key(|(free_bytes, _)| *free_bytes)
         .map(|(_, host)| Arc::clone(host))
         .ok_or_else(|| {
-            Problem::unavailable("can't find a host", "no such host is up")
+            Problem::unavailable("can't find a host", "no such host is up, or all are drained")
                 .next("see `perigee host list`")
         })
 }

@@ -19,6 +19,7 @@ use crate::records::{JobRecord, Kind};
 use crate::{cleaner, jobs, networks};
 
 mod addresses;
+mod drained;
 mod killed;
 mod moves;
 mod outputs;

@@ -7,6 +7,7 @@ mod collect;
 mod confined;
 mod contents;
 mod copies;
+mod drain;
 mod enrol;
 mod exec;
 mod fake;

@@ -171,6 +171,8 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         | "POST /v1/hosts/{host}/token"
         | "POST /v1/hosts/{host}/certificate"
         | "POST /v1/hosts/{host}/stops"
+        | "POST /v1/hosts/{host}/drain"
+        | "POST /v1/hosts/{host}/undrain"
         | "POST /v1/enrol"
         | "POST /v1/tenants"
         | "PUT /v1/tenants/{tenant}/quota"

@@ -12,7 +12,7 @@ use perigee_model::waiting::{Waiting, WaitsFor, in_words};
 use perigee_model::{HostId, Problem, SiteId};
 
 use crate::commands::network::IDENTITY_DIR;
-use crate::commands::{join, unknown};
+use crate::commands::{draining, join, unknown};
 use crate::context::Context;
 use crate::kept_login;
 use crate::output::{self, Column};
@@ -65,6 +65,23 @@ pub enum HostVerb {
         /// The site where it is now
         site: SiteId,
     },
+    /// Empty a host while all goes on: no new VM or volume comes to it, and what it has moves away. It prints what leaves in which order,
+    /// and what can't
+    Drain {
+        /// The host's name, as `perigee host list` shows it
+        host: HostId,
+        /// Show the progress until the host is drained, or until all that is left can't leave. Ctrl-C ends only the display
+        #[arg(long, conflicts_with = "dry_run")]
+        wait: bool,
+        /// Only print what would happen
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Call the drain of a host off. What has left stays where it is
+    Undrain {
+        /// The host's name, as `perigee host list` shows it
+        host: HostId,
+    },
     /// Remove a host that will not come back
     #[command(visible_alias = "rm")]
     Remove {
@@ -99,7 +116,7 @@ pub enum LinkVerb {
 const HOSTS: &[Column<Host>] = &[
     ("host", |h| h.id.to_string()),
     ("site", |h| h.addresses.site.to_string()),
-    ("state", |h| output::word(&h.state)),
+    ("state", state),
     ("cpus", |h| h.cpus.to_string()),
     ("memory", |h| output::bytes(h.memory_bytes)),
     ("used", |h| output::bytes(h.memory_used_bytes)),
@@ -114,6 +131,12 @@ fn pressure(pressure: &HostPressure) -> String {
     format!("for a cpu {cpu}, for memory {memory}, for a disk {io} of the last minute")
 }
 
+/// Whether it answers, and how far its drain is.
+fn state(host: &Host) -> String {
+    let answers = output::word(&host.state);
+    host.drain.as_ref().map_or(answers.clone(), |drain| format!("{answers}, {}", drain.in_words()))
+}
+
 /// The further columns of one host.
 const DETAILS: &[Column<Host>] = &[
     ("processor", |h| h.cpu_model.clone()),
@@ -125,6 +148,7 @@ const DETAILS: &[Column<Host>] = &[
     ("free memory", |h| h.memory_available_bytes.map_or_else(|| "-".to_owned(), output::bytes)),
     ("free in its pool", |h| h.pool_free_bytes.map_or_else(|| "-".to_owned(), output::bytes)),
     ("warnings", |h| h.warnings.join("\n")),
+    ("still there", draining::left),
 ];
 
 const REMOVAL: &[Column<HostRemoval>] = &[
@@ -193,6 +217,10 @@ pub async fn run(verb: HostVerb, context: &Context) -> Result<(), Problem> {
         HostVerb::Site { host, site } => {
             client()?.put(&format!("/v1/hosts/{host}/site"), &SetSite { site }).await
         }
+        HostVerb::Drain { host, wait, dry_run } => {
+            draining::drain(&client()?, &host, (dry_run, wait), context.format).await
+        }
+        HostVerb::Undrain { host } => draining::undrain(&client()?, &host).await,
         HostVerb::Unknown => unknown::list(context, None).await,
         HostVerb::List => {
             let hosts: Vec<Host> = client()?.get("/v1/hosts").await?;

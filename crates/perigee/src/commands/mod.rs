@@ -11,6 +11,7 @@ pub mod controller;
 pub mod data;
 pub mod dev;
 mod download;
+mod draining;
 mod exec;
 mod faults;
 mod guest_files;

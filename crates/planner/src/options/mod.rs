@@ -118,7 +118,7 @@ fn why_not_start(start: &Start, host: &HostFacts) -> Option<String> {
             Some(format!("its file lets the job start only at host {only}"))
         }
         _ if !host.takes_jobs => {
-            let why = "has no room, starts as many VMs as it can, or is kept for an earlier one";
+            let why = "is drained, has no room, starts as many VMs as it can, or is kept for an earlier one";
             Some(format!("host {} takes no job now: it {why}", host.id))
         }
         _ => None,

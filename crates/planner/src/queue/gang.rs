@@ -101,6 +101,9 @@ fn scopes(waiting: &Waiting, rooms: &Rooms) -> Result<Vec<Scope>, String> {
     if count(waiting, rooms, &Scope::Everywhere, for_jobs) >= waiting.count {
         return Ok(vec![Scope::Everywhere]);
     }
+    if let Some(drained) = rooms.why_drained(waiting) {
+        return Err(format!("{}; {drained}", too_large(waiting, rooms)));
+    }
     Err(too_large(waiting, rooms))
 }
 

@@ -36,7 +36,7 @@ use perigee_model::job::{Access, JobVolume, Start};
 use perigee_model::tenant::{Quota, Running, tenant_of};
 use perigee_model::{HostId, JobId, SiteId, VolumeName};
 
-use room::Rooms;
+use room::{Rooms, Wait};
 
 /// The waiting time that is worth one point of priority.
 pub const AGEING_STEP_MS: u64 = 10 * 60 * 1000;
@@ -44,8 +44,10 @@ pub const AGEING_STEP_MS: u64 = 10 * 60 * 1000;
 /// The input of a scheduling decision.
 #[derive(Debug, Clone, Default)]
 pub struct Queue {
-    /// Hosts that are up.
+    /// Hosts that are up and not drained.
     pub hosts: Vec<HostRoom>,
+    /// Hosts that are up and drained: nothing starts there. A job that could start nowhere else says so.
+    pub drained: Vec<HostRoom>,
     /// The jobs that wait, in any order.
     pub waiting: Vec<Waiting>,
     /// The resources of each owner's jobs that no longer wait.
@@ -261,7 +263,7 @@ pub fn schedule(
     queue: &Queue,
     mut choose: impl FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
 ) -> Vec<(JobId, Turn)> {
-    let mut rooms = Rooms::new(&queue.hosts);
+    let mut rooms = Rooms::new(&queue.hosts, &queue.drained);
     let mut uses = Uses::default();
     uses.add(queue.uses.iter().cloned());
     let mut quotas: BTreeMap<&str, Left> =
@@ -386,7 +388,11 @@ fn start_one(
     rooms: &mut Rooms,
     choose: &mut impl FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
 ) -> Result<HostId, NotChosen> {
-    let hosts = rooms.with_room(waiting).map_err(|wait| wait.reason(waiting))?;
+    let hosts = rooms.with_room(waiting).map_err(|wait| {
+        let is_for_ever = matches!(wait, Wait::NoHost | Wait::TooLarge(..) | Wait::PersistentVms);
+        let drained = rooms.why_drained(waiting).filter(|_| is_for_ever);
+        drained.unwrap_or_else(|| wait.reason(waiting))
+    })?;
     let chosen = choose(waiting, &hosts);
     let taken = match &chosen {
         Ok(host) => Some(host),

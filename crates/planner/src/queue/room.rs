@@ -9,6 +9,8 @@ use super::{Demand, HostRoom, Waiting, named};
 #[derive(Clone)]
 pub(super) struct Rooms {
     pub(super) rooms: Vec<Room>,
+    /// Hosts where nothing starts because they are drained.
+    drained: Vec<Room>,
     /// The start conditions for whose first job a host is reserved.
     pub(super) kept: Vec<Start>,
 }
@@ -40,9 +42,18 @@ pub(super) enum Wait {
 }
 
 impl Rooms {
-    pub(super) fn new(hosts: &[HostRoom]) -> Self {
-        let rooms = hosts.iter().map(|host| Room { host: host.clone(), kept_for: None });
-        Self { rooms: rooms.collect(), kept: Vec::new() }
+    pub(super) fn new(hosts: &[HostRoom], drained: &[HostRoom]) -> Self {
+        let room = |host: &HostRoom| Room { host: host.clone(), kept_for: None };
+        let (rooms, drained) = (hosts.iter().map(room), drained.iter().map(room));
+        Self { rooms: rooms.collect(), drained: drained.collect(), kept: Vec::new() }
+    }
+
+    /// The drained host where the job could start, or one of its VMs, if that is why it starts nowhere.
+    pub(super) fn why_drained(&self, waiting: &Waiting) -> Option<String> {
+        let fits =
+            |room: &&Room| may_use(waiting, room) && waiting.demand.fits(room.host.for_jobs());
+        let host = &self.drained.iter().find(fits)?.host.id;
+        Some(format!("host {host} is drained: perigee host undrain {host}"))
     }
 
     pub(super) fn take(&mut self, host: &HostId, demand: Demand) {

@@ -143,11 +143,14 @@ fn too_full(gang: &JobRecord, site: &SiteId, rooms: &[Room]) -> Problem {
     Problem::conflict(format!("can't move job {} to site {site}", gang.job.id), why)
 }
 
-/// How many more VMs of a gang each host that is up has room for.
+/// How many more VMs of a gang each host has room for that is up and not drained.
 pub(super) fn rooms(cluster: &Cluster, gang: &JobRecord) -> Vec<Room> {
     let used = cluster.index.used();
     let mut rooms = Vec::new();
     for host in cluster.hosts.up() {
+        if cluster.hosts.drain(&host.id).is_some() {
+            continue;
+        }
         let Some(report) = cluster.hosts.report(&host.id) else { continue };
         let mut free = capacity(&report);
         free.take(used.get(&host.id).copied().unwrap_or_default().demand);

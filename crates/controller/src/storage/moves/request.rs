@@ -28,6 +28,7 @@ pub async fn request(
     if from == *to {
         return Err(refusal(volume, to, "it is there already"));
     }
+    cluster.hosts.check_not_drained(to, format!("can't move volume {volume} to {to}"))?;
     volumes::reachable(cluster, &from)?;
     volumes::reachable(cluster, to)?;
     leave_site::check_move(cluster, volume, &from, to).await?;

@@ -1,0 +1,68 @@
+//! Which hosts are to be drained, and what is still there.
+
+use std::sync::Arc;
+
+use perigee_model::drain::{Drain, DrainStep, HostDrain};
+use perigee_model::{HostId, Problem};
+
+use super::Hosts;
+use super::hosts::HostEntry;
+
+impl HostEntry {
+    /// How far its drain is; `None` if it is not drained.
+    pub fn shown_drain(&self) -> Option<HostDrain> {
+        let left = self.left.as_ref().map(|left| left.to_vec());
+        self.drain.clone().map(|asked| HostDrain { asked: Some(asked), left })
+    }
+}
+
+impl Hosts {
+    /// Since when the host is to be drained, and who asked for that.
+    pub fn drain(&self, id: &HostId) -> Option<Drain> {
+        self.lock().get(id)?.drain.clone()
+    }
+
+    /// The hosts that are to be drained.
+    pub fn drained(&self) -> Vec<HostId> {
+        let known = self.lock();
+        let drained = known.iter().filter(|(_, known)| known.drain.is_some());
+        drained.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Why nothing new comes to the host, in plain words.
+    pub fn why_drained(&self, id: &HostId) -> Option<String> {
+        self.drain(id).map(|_| drained(id))
+    }
+
+    /// # Errors
+    /// `Conflict` if the host is to be drained: nothing new comes to it.
+    pub fn check_not_drained(&self, id: &HostId, what: impl ToString) -> Result<(), Problem> {
+        match self.drain(id) {
+            None => Ok(()),
+            Some(_) => Err(Problem::conflict(what.to_string(), format!("host {id} is drained"))
+                .next(format!("name another host, or call it off: perigee host undrain {id}"))),
+        }
+    }
+
+    /// Notes what its record says.
+    pub fn note_drain(&self, id: &HostId, drain: Option<Drain>) {
+        if let Some(known) = self.lock().get_mut(id) {
+            if known.drain != drain {
+                known.left = None;
+            }
+            known.drain = drain;
+        }
+    }
+
+    /// Notes what is still at a host that is drained.
+    pub fn note_left(&self, id: &HostId, left: Vec<DrainStep>) {
+        if let Some(known) = self.lock().get_mut(id).filter(|known| known.drain.is_some()) {
+            known.left = Some(Arc::new(left));
+        }
+    }
+}
+
+/// What is said of a host to which nothing comes because it is drained.
+pub fn drained(id: &HostId) -> String {
+    format!("host {id} is drained: perigee host undrain {id}")
+}

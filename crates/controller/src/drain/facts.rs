@@ -1,0 +1,493 @@
+//! Gathers what is at a host that is drained, and where each thing could go.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use perigee_model::drain::DrainedKind;
+use perigee_model::gang::member_of;
+use perigee_model::job::{HostState, JobState, Migration};
+use perigee_model::plan::Estimate;
+use perigee_model::replica::Replica;
+use perigee_model::units::format_seconds;
+use perigee_model::volume::VolumeInfo;
+use perigee_model::volume_move::{VolumeMove, VolumeMoveCause, VolumeMoveState};
+use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
+use perigee_planner::Refused;
+use perigee_planner::drain::{
+    Cost, Leaving, LeavingGang, LeavingVm, LeavingVolume, Now, Other, Refusal, Way,
+};
+
+use crate::cleaner;
+use crate::cluster::{Cluster, HostLink, capacity, demand_of};
+use crate::migration;
+use crate::planning::{self, links};
+use crate::records::{
+    GangMoveRequest, JobIntent, JobRecord, Kind, VolumeRecord, job_intent_key, vm_of,
+};
+use crate::storage::replicas;
+
+/// When so many hosts can take a VM, no more are looked at: of thousands, those of its site with the most room come first.
+const ENOUGH: usize = 8;
+
+/// How long a volume or a job with several VMs stays after its move has failed.
+const AFTER_FAILURE_MS: u64 = 60_000;
+
+/// What is at the host now.
+///
+/// # Errors
+/// `NotFound`; if the store can't be read.
+pub(super) async fn gather(cluster: &Arc<Cluster>, host: &HostId) -> Result<Leaving, Problem> {
+    let link = cluster.hosts.get(host)?;
+    let disks = Disks::ask(&link).await;
+    let at = At { cluster, host, link: &link, others: others(cluster, &link), disks: &disks };
+    let jobs = cluster.unfinished_jobs();
+    let (mut vms, mut gangs) = (Vec::new(), Vec::new());
+    for record in &jobs {
+        match &record.kind {
+            Kind::Job | Kind::PersistentVm(_) if at.is_here(record) => {
+                vms.push(at.vm(record).await?)
+            }
+            Kind::Gang(_) => gangs.extend(at.gang(record).await?),
+            Kind::Job | Kind::PersistentVm(_) | Kind::Member(_) => {}
+        }
+    }
+    let mut volumes = at.volumes(&jobs).await?;
+    if cluster.hosts.state(host) == HostState::Unreachable {
+        let silence = Now::Waits(format!(
+            "it goes on when the host is back: {}",
+            cluster.hosts.silence(host)
+        ));
+        let all =
+            vms.iter_mut().map(|vm| &mut vm.now).chain(gangs.iter_mut().map(|gang| &mut gang.now));
+        for now in all.chain(volumes.iter_mut().map(|volume| &mut volume.now)) {
+            if *now == Now::Ready {
+                now.clone_from(&silence);
+            }
+        }
+    }
+    Ok(Leaving { host: host.clone(), others: at.others, vms, gangs, volumes })
+}
+
+/// The other hosts: those of the same site with the most room first.
+fn others(cluster: &Cluster, link: &HostLink) -> Vec<Other> {
+    let used = cluster.index.used();
+    let all = cluster.hosts.all();
+    let mut others: Vec<Other> = Vec::new();
+    for other in all.iter().filter(|other| other.id != link.id) {
+        let id = &other.id;
+        let report = cluster.hosts.report(id);
+        let mut free = report.as_deref().map(capacity).unwrap_or_default();
+        free.take(used.get(id).copied().unwrap_or_default().demand);
+        let refuse = |why: &str, passes| Some(Refusal { why: why.to_owned(), passes });
+        let refusal = match (cluster.hosts.drain(id), cluster.hosts.state(id), report) {
+            (Some(_), _, _) => refuse("it is drained too", false),
+            (None, HostState::Unreachable, _) => refuse("it does not answer", false),
+            (None, HostState::Up, None) => refuse("it has not reported yet", true),
+            (None, HostState::Up, Some(_)) => None,
+        };
+        let pool_free_bytes = cluster.hosts.pool_free_bytes(id);
+        let site = other.addresses.site.clone();
+        others.push(Other { id: id.clone(), site, free, pool_free_bytes, refusal });
+    }
+    others.sort_by_key(|other| {
+        let is_far = other.site != link.addresses.site;
+        (is_far, std::cmp::Reverse(other.free.memory_bytes))
+    });
+    others
+}
+
+/// What the host says of its volumes; `None` if it does not answer.
+struct Disks(Option<BTreeMap<VolumeName, VolumeInfo>>);
+
+impl Disks {
+    async fn ask(link: &HostLink) -> Self {
+        let all = link.volume.get::<Vec<VolumeInfo>>("/v1/volumes").await;
+        Self(all.ok().map(|all| all.into_iter().map(|info| (info.name.clone(), info)).collect()))
+    }
+
+    /// What a volume takes in another pool, at most; `None` if that is not known.
+    fn bytes(&self, volume: &VolumeName) -> Option<u64> {
+        let all = self.0.as_ref()?;
+        Some(all.get(volume).map_or(0, |info| info.allocated_bytes))
+    }
+
+    fn is_confined(&self, volume: &VolumeName) -> bool {
+        let info = self.0.as_ref().and_then(|all| all.get(volume));
+        info.is_some_and(|info| info.leave_site.is_never())
+    }
+}
+
+struct At<'a> {
+    cluster: &'a Arc<Cluster>,
+    host: &'a HostId,
+    link: &'a HostLink,
+    others: Vec<Other>,
+    disks: &'a Disks,
+}
+
+impl At<'_> {
+    /// Whether the VM of a record is here, is about to start here, or just comes here.
+    fn is_here(&self, record: &JobRecord) -> bool {
+        let index = &self.cluster.index;
+        let is_given = |host: &HostId| host == self.host;
+        let comes = || {
+            let moves = index.migrations_of(&vm_of(&record.job.id));
+            let last = moves.last().filter(|last| !last.migration.state.is_final());
+            last.is_some_and(|last| last.migration.to == *self.host)
+        };
+        index.host_of(record).as_ref() == Some(self.host)
+            || index.grant_of(&record.job.id).is_some_and(|grant| is_given(&grant.host))
+            || comes()
+    }
+
+    async fn vm(&self, record: &JobRecord) -> Result<LeavingVm, Problem> {
+        let own = record.placement.iter().flat_map(|placement| &placement.disks);
+        let here = own.filter(|disk| disk.home == *self.host);
+        let disk_bytes: Option<u64> = here.map(|disk| self.disks.bytes(&disk.volume)).sum();
+        let left = self.cluster.index.predicted_end(&record.job.id).left;
+        let now = self.now_of(record).unwrap_or_else(|| self.policy(record, left));
+        let ways = match now {
+            Now::Ready => self.ways(record, disk_bytes.unwrap_or_default()).await?,
+            _ => Vec::new(),
+        };
+        let name = vm_of(&record.job.id).to_string();
+        Ok(LeavingVm { name, demand: demand_of(record), now, left, disk_bytes, ways })
+    }
+
+    /// What a VM does that can't move now; `None` if it runs.
+    fn now_of(&self, record: &JobRecord) -> Option<Now> {
+        let waits = |why: &str| Some(Now::Waits(why.to_owned()));
+        let index = &self.cluster.index;
+        let vm = vm_of(&record.job.id);
+        let moves = index.migrations_of(&vm);
+        if let Some(last) = moves.last().filter(|last| !last.migration.state.is_final()) {
+            return match last.migration.to == *self.host {
+                true => waits("it just comes here, and leaves again when it is there"),
+                false => Some(Now::Moving(vec![last.migration.to.clone()])),
+            };
+        }
+        if record.ending.is_some() || record.finished.is_some() || record.collect.is_some() {
+            return waits("it ends");
+        }
+        if record.leaving.is_some() {
+            return waits("it begins anew");
+        }
+        if record.kind.goes_down() || record.kind.is_taken_down() {
+            return waits("it is being stopped");
+        }
+        if !record.vm_started || record.job.state != JobState::Running {
+            return waits("it is starting, and moves when it runs");
+        }
+        let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
+        if let Some(disk) = disks.find(|disk| index.is_changing_home(&disk.volume)) {
+            return Some(Now::Waits(format!("its volume {} is being moved", disk.volume)));
+        }
+        // Its driver has not taken the last one into account.
+        moves
+            .last()
+            .filter(|last| last.number > record.settled)
+            .and_then(|_| waits("it has just moved"))
+    }
+
+    /// A job whose file lets it move nowhere is waited for, if its end is known.
+    fn policy(&self, record: &JobRecord, left: Option<Estimate>) -> Now {
+        if record.job.spec.may_migrate || record.kind.is_persistent_vm() {
+            return Now::Ready;
+        }
+        let why = "its file says move: never";
+        match left {
+            Some(left) => {
+                Now::Waits(format!("{why}; it ends in about {}", format_seconds(left.expected_s)))
+            }
+            None => Now::Stays(format!("{why}, and it is not known when it ends")),
+        }
+    }
+
+    /// The hosts where a VM that runs here could go.
+    async fn ways(&self, record: &JobRecord, disk_bytes: u64) -> Result<Vec<Way>, Problem> {
+        let moves = self.cluster.index.migrations_of(&vm_of(&record.job.id));
+        let moves: Vec<&Migration> = moves.iter().map(|record| &record.migration).collect();
+        let hosts: Vec<HostId> = self.others.iter().map(|other| other.id.clone()).collect();
+        let failed =
+            migration::refused_after(&moves, &hosts, |at_ms| self.cluster.clock.age_ms(at_ms));
+        let (mut ways, mut open) = (Vec::new(), 0);
+        for other in self.others.iter().filter(|other| other.refusal.is_none()) {
+            let cost = match failed.iter().find(|failed| failed.to == other.id) {
+                Some(failed) => {
+                    Err(Refusal { why: format!("{}; it is tried again", failed.why), passes: true })
+                }
+                None => self.way(record, &other.id, disk_bytes).await?,
+            };
+            open += usize::from(cost.is_ok());
+            ways.push(Way { to: other.id.clone(), cost });
+            if open >= ENOUGH {
+                break;
+            }
+        }
+        Ok(ways)
+    }
+
+    async fn way(
+        &self,
+        record: &JobRecord,
+        to: &HostId,
+        disk_bytes: u64,
+    ) -> Result<Result<Cost, Refusal>, Problem> {
+        let refuse = |why: String, passes| Ok(Err(Refusal { why, passes }));
+        let is_left = record.left.as_ref() == Some(to);
+        if is_left || cleaner::is_pending(self.cluster, &record.job.id, to).await? {
+            return refuse("the remains of an earlier move are being removed".to_owned(), true);
+        }
+        match migration::check(self.cluster, record, to).await {
+            Err(problem) if problem.kind == ProblemKind::Internal => return Err(problem),
+            Err(problem) => return refuse(problem.why, problem.kind == ProblemKind::Unavailable),
+            Ok(()) => {}
+        }
+        let cost = match planning::move_cost(self.cluster, record, self.host, to).await? {
+            Ok(cost) => cost,
+            Err(Refused::LinkNotMeasured { .. }) => return Ok(Err(self.not_measured(to))),
+            Err(refused) => return refuse(refused.to_string(), false),
+        };
+        if let Some(too_long) = cost.too_long() {
+            return refuse(too_long, false);
+        }
+        Ok(self.copy(to, disk_bytes).map(|disks| Cost {
+            seconds: cost.total_s + disks.seconds,
+            bytes: whole(cost.bytes).saturating_add(disks.bytes),
+        }))
+    }
+
+    /// What a copy of so much takes.
+    fn copy(&self, to: &HostId, bytes: u64) -> Result<Cost, Refusal> {
+        let probe = links::toward(self.cluster, self.host, to);
+        let Some(probe) = probe.filter(|probe| probe.rate_bytes_per_s > 0) else {
+            return Err(self.not_measured(to));
+        };
+        Ok(Cost { seconds: bytes as f64 / probe.rate_bytes_per_s as f64, bytes })
+    }
+
+    /// It will be measured.
+    fn not_measured(&self, to: &HostId) -> Refusal {
+        links::want_missing(self.cluster, to, self.host);
+        links::want_missing(self.cluster, self.host, to);
+        Refusal { why: "the link to it is being measured".to_owned(), passes: true }
+    }
+
+    /// A job with several VMs, if one of them is here.
+    async fn gang(&self, record: &JobRecord) -> Result<Option<LeavingGang>, Problem> {
+        let index = &self.cluster.index;
+        let ranks = 0..record.job.spec.count;
+        let members: Vec<Arc<JobRecord>> =
+            ranks.filter_map(|rank| index.job(&member_of(&record.job.id, rank))).collect();
+        let is_due = index.grant_of(&record.job.id).is_some_and(|grant| {
+            std::iter::once(&grant.host).chain(&grant.others).any(|host| host == self.host)
+        });
+        let here: Vec<&Arc<JobRecord>> =
+            members.iter().filter(|member| self.is_here(member)).collect();
+        if here.is_empty() && !is_due {
+            return Ok(None);
+        }
+        let left = index.predicted_end(&record.job.id).left;
+        let mut now = self.now_of_gang(record).await?;
+        if now == Now::Ready {
+            now = self.policy(record, left);
+        }
+        let ways = match (&now, here.as_slice()) {
+            (Now::Ready, [first, rest @ ..]) => self.ways_of_gang(first, rest).await?,
+            _ => Vec::new(),
+        };
+        let hosts = members.iter().filter_map(|member| member.job.host.clone()).collect();
+        let of = |member: &Arc<JobRecord>| {
+            member.kind.member().map(|member| member.talk.by_rank(member.count)).unwrap_or_default()
+        };
+        let sent = members.iter().map(of).collect();
+        let (name, demand) = (record.job.id.to_string(), demand_of(record));
+        Ok(Some(LeavingGang { name, demand, now, left, hosts, sent, ways }))
+    }
+
+    async fn now_of_gang(&self, record: &JobRecord) -> Result<Now, Problem> {
+        let Some(gang) = record.kind.gang() else { return Ok(Now::Ready) };
+        let waits = |why: &str| Ok(Now::Waits(why.to_owned()));
+        if let Some(open) = gang.open_move() {
+            let goals = open.legs.iter().map(|leg| open.goal(leg).clone());
+            return Ok(match open.is_undone() {
+                true => Now::Waits(format!("its VMs go back: {}", open.undone)),
+                false => Now::Moving(goals.collect()),
+            });
+        }
+        if gang.state.verdict.is_some() {
+            return waits("it ends");
+        }
+        if !gang.state.begun {
+            return waits("not all of its VMs run yet");
+        }
+        let intent: Option<JobIntent> =
+            self.cluster.records.read(&job_intent_key(&record.job.id)).await?;
+        let asked = intent.and_then(|intent| intent.move_gang);
+        if let Some((number, GangMoveRequest::To(hosts))) = asked
+            && number > gang.applied_move
+        {
+            return Ok(Now::Moving(hosts));
+        }
+        let undone = gang.last_move.as_ref().filter(|of| of.is_undone());
+        let is_recent = |ended_ms| {
+            let pause_ms =
+                AFTER_FAILURE_MS.saturating_mul(1 << gang.undone.saturating_sub(1).min(6));
+            self.cluster.clock.age_ms(ended_ms) < pause_ms
+        };
+        Ok(match undone.filter(|of| of.ended_ms.is_some_and(is_recent)) {
+            Some(of) => {
+                Now::Waits(format!("its last move was undone, and is tried again: {}", of.undone))
+            }
+            None => Now::Ready,
+        })
+    }
+
+    /// Where each of the VMs can go that are here.
+    async fn ways_of_gang(
+        &self,
+        first: &JobRecord,
+        rest: &[&Arc<JobRecord>],
+    ) -> Result<Vec<Way>, Problem> {
+        let mut ways = self.ways(first, 0).await?;
+        for member in rest {
+            for way in ways.iter_mut().filter(|way| way.cost.is_ok()) {
+                if let Err(refusal) = self.way(member, &way.to, 0).await? {
+                    way.cost = Err(refusal);
+                }
+            }
+        }
+        Ok(ways)
+    }
+
+    /// The volumes whose home is here, those of people and those of jobs and VMs.
+    async fn volumes(&self, jobs: &[Arc<JobRecord>]) -> Result<Vec<LeavingVolume>, Problem> {
+        let listed: Vec<VolumeRecord> = self.cluster.records.list("volumes/").await?;
+        let replicas = replicas::list(self.cluster).await?;
+        let mut volumes = Vec::new();
+        for record in listed.iter().filter(|record| record.home == *self.host) {
+            volumes.push(self.volume(&record.name, record.seen.is_none(), jobs, &replicas));
+        }
+        let disks =
+            jobs.iter().flat_map(|job| job.placement.iter().flat_map(|placement| &placement.disks));
+        for disk in disks.filter(|disk| disk.temporary && disk.home == *self.host) {
+            volumes.push(self.volume(&disk.volume, false, jobs, &replicas));
+        }
+        Ok(volumes)
+    }
+
+    fn volume(
+        &self,
+        volume: &VolumeName,
+        is_being_made: bool,
+        jobs: &[Arc<JobRecord>],
+        replicas: &[Replica],
+    ) -> LeavingVolume {
+        let users: Vec<&Arc<JobRecord>> = jobs
+            .iter()
+            .filter(|job| {
+                let mut disks = job.placement.iter().flat_map(|placement| &placement.disks);
+                disks.any(|disk| disk.volume == *volume)
+            })
+            .collect();
+        let with = users.iter().find(|user| self.is_here(user)).map(|user| match &user.kind {
+            Kind::Member(member) => (DrainedKind::Job, member.gang.to_string()),
+            _ => (DrainedKind::Vm, vm_of(&user.job.id).to_string()),
+        });
+        let beside = users.iter().find_map(|user| {
+            let other_disk = || {
+                let disks = user.placement.iter().flat_map(|placement| &placement.disks);
+                disks.map(|disk| &disk.home).find(|home| *home != self.host).cloned()
+            };
+            let host = self.cluster.index.host_of(user);
+            let host = host.or_else(|| other_disk().filter(|_| user.kind.rests()))?;
+            Some((vm_of(&user.job.id).to_string(), host))
+        });
+        let now = match is_being_made {
+            true => Now::Waits("it is being made".to_owned()),
+            false => self.now_of_volume(volume, &users),
+        };
+        let group = users.first().map(|user| user.job.id.to_string());
+        let ways = self.others.iter().filter(|other| other.refusal.is_none());
+        let ways = ways.map(|other| {
+            let cost = self.way_of_volume(volume, other, replicas);
+            Way { to: other.id.clone(), cost }
+        });
+        LeavingVolume {
+            name: volume.to_string(),
+            bytes: self.disks.bytes(volume),
+            now,
+            with,
+            beside,
+            group,
+            ways: ways.collect(),
+        }
+    }
+
+    fn now_of_volume(&self, volume: &VolumeName, users: &[&Arc<JobRecord>]) -> Now {
+        let index = &self.cluster.index;
+        if let Some(last) = index.volume_move(volume) {
+            let VolumeMove { to, state, cause, problem, ended_ms, .. } = &last.shown;
+            if !state.is_final() {
+                return match to == self.host {
+                    true => Now::Waits(
+                        "it just comes here, and leaves again when it is there".to_owned(),
+                    ),
+                    false => Now::Moving(vec![to.clone()]),
+                };
+            }
+            let is_recent =
+                ended_ms.is_some_and(|at_ms| self.cluster.clock.age_ms(at_ms) < AFTER_FAILURE_MS);
+            let is_ours = *cause == VolumeMoveCause::Drains(self.host.clone());
+            if *state == VolumeMoveState::CalledOff && is_ours && is_recent {
+                return Now::Waits(format!(
+                    "its move to {to} was called off, and is tried again: {problem}"
+                ));
+            }
+        }
+        for user in users {
+            let of = user.in_words();
+            if user.ending.is_some() {
+                return Now::Waits(format!("{of}, which uses it, ends"));
+            }
+            // Its disks may move while the VM is off, and while it runs.
+            if !user.vm_started && user.job.host.is_some() && !self.is_here(user) {
+                return Now::Waits(format!("{of}, which uses it, is starting"));
+            }
+            let moves = index.migrations_of(&vm_of(&user.job.id));
+            let is_moving = moves.last().is_some_and(|last| last.number > user.settled);
+            if is_moving && !self.is_here(user) {
+                return Now::Waits(format!("{of}, which uses it, is just arriving elsewhere"));
+            }
+        }
+        Now::Ready
+    }
+
+    fn way_of_volume(
+        &self,
+        volume: &VolumeName,
+        other: &Other,
+        replicas: &[Replica],
+    ) -> Result<Cost, Refusal> {
+        let is_far = other.site != self.link.addresses.site;
+        if is_far && self.disks.is_confined(volume) {
+            let why = "another site, and its policy is leave-site: never".to_owned();
+            return Err(Refusal { why, passes: false });
+        }
+        let has_replica =
+            |replica: &&Replica| replica.volume == *volume && replica.site == other.site;
+        if let Some(replica) = replicas.iter().find(has_replica) {
+            let why = format!(
+                "its replica is at site {}, and no other site would have a copy of it",
+                replica.site
+            );
+            return Err(Refusal { why, passes: false });
+        }
+        self.copy(&other.id, self.disks.bytes(volume).unwrap_or_default())
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
+fn whole(bytes: f64) -> u64 {
+    bytes as u64
+}

@@ -1,0 +1,244 @@
+//! Drains hosts: nothing new comes to them, and what they have moves away while it runs.
+//!
+//! That a host is to be drained stands in its record. All else is looked at anew in each round, so a controller that was started again
+//! goes on where the last one was: [`facts`] gathers what is at the host, [`perigee_planner::drain`] says what becomes of it, and here
+//! the moves are asked for, as a person would ask for them. Between two hosts one thing moves at a time. A move that fails ends no job:
+//! the VM is where it was, and is tried again later, each time after a longer pause ([`migration::refused_after`]).
+
+mod facts;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use perigee_model::drain::{Drain, DrainFate, DrainHost, DrainStep, DrainedKind, HostDrain};
+use perigee_model::job::{JobMoveAsked, MoveJob};
+use perigee_model::plan::Trigger;
+use perigee_model::volume_move::{VolumeMoveCause, VolumesOnMove};
+use perigee_model::{HostId, JobId, Problem, VmId, VolumeName};
+use perigee_planner::drain::plan;
+
+use crate::clock::now_ms;
+use crate::cluster::Cluster;
+use crate::cluster::tasks::Task;
+use crate::records::HostRecord;
+use crate::storage::moves;
+use crate::{jobs, migration, planning};
+
+/// How long a move is not asked for again after it was refused. After one that failed: [`migration::refused_after`].
+const AFTER_REFUSAL: Duration = Duration::from_secs(30);
+
+/// What was asked to move and refused, why, and when.
+#[derive(Debug, Default)]
+struct RefusedMoves(BTreeMap<(DrainedKind, String), (Instant, String)>);
+
+impl RefusedMoves {
+    fn note(&mut self, step: &DrainStep, why: String) {
+        self.0.insert((step.kind, step.name.clone()), (Instant::now(), why));
+    }
+
+    /// What was refused long ago is asked again.
+    fn forget_old(&mut self, after: Duration) {
+        self.0.retain(|_, (at, _)| at.elapsed() < after);
+    }
+
+    fn why(&self, step: &DrainStep) -> Option<String> {
+        let (_, why) = self.0.get(&(step.kind, step.name.clone()))?;
+        Some(format!("it is tried again in some seconds: {why}"))
+    }
+}
+
+/// `POST /hosts/{host}/drain`: has a host drained, or only says what that would do. Repeating this changes nothing.
+///
+/// # Errors
+/// `NotFound`.
+pub async fn drain(
+    cluster: &Arc<Cluster>,
+    host: &HostId,
+    by: String,
+    ask: DrainHost,
+) -> Result<HostDrain, Problem> {
+    cluster.hosts.get(host)?;
+    if !ask.dry_run && cluster.hosts.drain(host).is_none() {
+        set(cluster, host, Some(Drain { asked_ms: now_ms(), by })).await?;
+        tracing::info!("host {host} is drained from now on");
+        // Jobs that wait may wait for it.
+        cluster.index.changed.notify_one();
+    }
+    let left = plan(&facts::gather(cluster, host).await?);
+    if !ask.dry_run {
+        cluster.hosts.note_left(host, left.clone());
+        cluster.drain_now.notify_one();
+    }
+    Ok(HostDrain { asked: cluster.hosts.drain(host), left: Some(left) })
+}
+
+/// `POST /hosts/{host}/undrain`: calls the drain of a host off. Moves that wait for their turn are called off, and those that are under
+/// way come to their end. What has left stays where it is.
+///
+/// # Errors
+/// `NotFound`.
+pub async fn undrain(cluster: &Arc<Cluster>, host: &HostId) -> Result<(), Problem> {
+    cluster.hosts.get(host)?;
+    if cluster.hosts.drain(host).is_none() {
+        return Ok(());
+    }
+    set(cluster, host, None).await?;
+    tracing::info!("host {host} is not drained any more");
+    for record in cluster.unfinished_migrations() {
+        let migration = &record.migration;
+        if migration.from == *host && migration.reason == reason(host) && !record.asked_source {
+            call_off(cluster, &migration.vm).await?;
+        }
+    }
+    for record in cluster.index.unfinished_volume_moves() {
+        if record.shown.cause == VolumeMoveCause::Drains(host.clone()) {
+            moves::call_off(cluster, &record).await?;
+        }
+    }
+    cluster.index.changed.notify_one();
+    Ok(())
+}
+
+async fn set(cluster: &Cluster, host: &HostId, drain: Option<Drain>) -> Result<(), Problem> {
+    // It may register again meanwhile, or be removed.
+    let _turn = cluster.enrolling.lock().await;
+    let key = format!("hosts/{host}");
+    let Some(mut record) = cluster.records.own::<HostRecord>(&key).await? else {
+        return Err(Problem::not_found(format!("host {host}"), "it was just removed"));
+    };
+    record.value.drain.clone_from(&drain);
+    record.save().await?;
+    cluster.hosts.note_drain(host, drain);
+    Ok(())
+}
+
+/// A migration that has just ended needs no cancelling.
+async fn call_off(cluster: &Arc<Cluster>, vm: &VmId) -> Result<(), Problem> {
+    match migration::cancel(cluster, vm).await {
+        Err(problem) if problem.kind == perigee_model::ProblemKind::Conflict => Ok(()),
+        done => done.map(drop),
+    }
+}
+
+/// The reason of the migrations from a host that is drained.
+fn reason(host: &HostId) -> String {
+    format!("host {host} is drained")
+}
+
+/// Drains the hosts that are to be drained, until that is called off: what comes there later leaves again.
+pub async fn run(cluster: Arc<Cluster>, task: Task) {
+    let mut refused = RefusedMoves::default();
+    loop {
+        task.round(round(&cluster, &mut refused)).await;
+        tokio::select! {
+            () = cluster.drain_now.notified() => {}
+            () = tokio::time::sleep(cluster.timing.monitor) => {}
+        }
+    }
+}
+
+async fn round(cluster: &Arc<Cluster>, refused: &mut RefusedMoves) -> Result<String, Problem> {
+    refused.forget_old(AFTER_REFUSAL);
+    let (mut did, mut failed) = (Vec::new(), None);
+    for host in cluster.hosts.drained() {
+        match step(cluster, &host, refused).await {
+            Ok(left) => did.push(format!("{host}: {left} left")),
+            Err(problem) => failed = Some(problem),
+        }
+    }
+    match failed {
+        Some(problem) => Err(problem),
+        None if did.is_empty() => Ok("no host is drained".to_owned()),
+        None => Ok(did.join(", ")),
+    }
+}
+
+/// Looks at what is left at a host, and has the next things move. Returns how much is left.
+async fn step(
+    cluster: &Arc<Cluster>,
+    host: &HostId,
+    refused: &mut RefusedMoves,
+) -> Result<usize, Problem> {
+    let mut steps = plan(&facts::gather(cluster, host).await?);
+    // Where something is on its way to.
+    let moving = steps.iter().filter(|step| step.fate == DrainFate::Moving);
+    let mut busy: BTreeSet<HostId> = moving.flat_map(|step| step.to.iter().cloned()).collect();
+    for step in steps.iter_mut().filter(|step| step.fate == DrainFate::Moves) {
+        if let Some(why) = refused.why(step) {
+            (step.fate, step.why) = (DrainFate::Waits, why);
+        }
+        let is_busy = step.to.iter().any(|to| busy.contains(to));
+        if step.fate != DrainFate::Moves || is_busy || cluster.hosts.drain(host).is_none() {
+            continue;
+        }
+        match request(cluster, host, step).await {
+            Ok(()) => {
+                busy.extend(step.to.iter().cloned());
+                step.fate = DrainFate::Moving;
+            }
+            Err(problem) => {
+                let why = format!("{}: {}", problem.what, problem.why);
+                tracing::info!(
+                    "host {host} is drained, and {} {} waits: {why}",
+                    step.kind,
+                    step.name
+                );
+                refused.note(step, why);
+                let why = refused.why(step).unwrap_or_default();
+                (step.fate, step.why) = (DrainFate::Waits, why);
+            }
+        }
+    }
+    let left = steps.len();
+    cluster.hosts.note_left(host, steps);
+    Ok(left)
+}
+
+async fn request(cluster: &Arc<Cluster>, host: &HostId, step: &DrainStep) -> Result<(), Problem> {
+    let name = |e: perigee_model::ids::BadName| Problem::internal("can't drain a host", e);
+    let Some(to) = step.to.first() else { return Ok(()) };
+    match step.kind {
+        DrainedKind::Vm => {
+            let vm = VmId::new(&step.name).map_err(name)?;
+            move_vm(cluster, host, &vm, to).await?;
+            // The drain may have been called off just before this was recorded.
+            if cluster.hosts.drain(host).is_none() { call_off(cluster, &vm).await } else { Ok(()) }
+        }
+        DrainedKind::Job => {
+            let job = JobId::new(&step.name).map_err(name)?;
+            let ask = MoveJob { hosts: step.to.clone(), site: None };
+            let asked: Result<JobMoveAsked, Problem> = jobs::ask_to_move(cluster, &job, ask).await;
+            asked.map(drop)
+        }
+        DrainedKind::Volume => {
+            let volume = VolumeName::new(&step.name).map_err(name)?;
+            let cause = VolumeMoveCause::Drains(host.clone());
+            moves::request(cluster, &volume, to, cause).await.map(drop)
+        }
+    }
+}
+
+async fn move_vm(
+    cluster: &Arc<Cluster>,
+    from: &HostId,
+    vm: &VmId,
+    to: &HostId,
+) -> Result<(), Problem> {
+    let Some(record) = cluster.index.of_vm(vm) else {
+        return Err(Problem::not_found(format!("VM {vm}"), "it has just ended"));
+    };
+    let cost = planning::move_cost(cluster, &record, from, to).await?;
+    let request = migration::Request {
+        to: to.clone(),
+        reason: reason(from),
+        job_progress: record.job.progress_part(),
+        // Those whose home is the host leave it one after the other.
+        volumes: VolumesOnMove::Stay,
+    };
+    migration::request(cluster, &record, request).await?;
+    let summary = format!("move from {from} to {to}: {}", reason(from));
+    let figures = cost.map_or_else(|why| vec![why.to_string()], |cost| cost.figures);
+    let plan = planning::asked_plan(figures);
+    planning::record(cluster, &record.job.id, Trigger::Drained, plan, summary).await
+}

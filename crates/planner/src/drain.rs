@@ -1,0 +1,502 @@
+//! What leaves a host that is drained, in which order, and where it goes. It is a pure function of a snapshot.
+//!
+//! - **Target**: of the hosts that can take a VM and have room, those where it is soonest (at most [`AS_SOON`] times the shortest time)
+//!   count as equal, and the one with the most memory free gets it. Large VMs choose first: small ones find room anywhere.
+//! - **Order**: what is moving already, then what leaves soonest. A volume whose VM has left comes before the next VM, because that VM
+//!   reads it over the network.
+//! - **Waiting**: a job that ends sooner than its move would be over is waited for. Its end is predicted anew each time, so one that takes
+//!   longer moves after all.
+//! - **Not known is never no**: a host whose figures are missing is no target, and is named. What may be known soon is waited for.
+//! - **Jobs with several VMs** move as a whole: each VM that is at the host gets another one, at the site of the others if there is room.
+
+use std::collections::BTreeMap;
+
+use perigee_model::drain::{DrainFate, DrainStep, DrainedKind};
+use perigee_model::plan::Estimate;
+use perigee_model::units::{format_bytes, format_seconds};
+use perigee_model::{HostId, SiteId};
+
+use crate::gangs::{Room, at_site};
+use crate::queue::Demand;
+
+/// A target where a VM is this many times later than at the best one is as good.
+const AS_SOON: f64 = 1.25;
+
+/// Times that differ by less than this are equal.
+const EQUAL_S: f64 = 1.0;
+
+/// So many hosts are named with the reason why they are no target.
+const NAMED_MAX: usize = 6;
+
+/// The input: what is at the host, and the others.
+#[derive(Debug, Clone)]
+pub struct Leaving {
+    /// The host that is drained.
+    pub host: HostId,
+    /// All other hosts.
+    pub others: Vec<Other>,
+    /// VMs at the host, of jobs with one VM or without a job, in any order.
+    pub vms: Vec<LeavingVm>,
+    /// Jobs with several VMs, of which at least one is there.
+    pub gangs: Vec<LeavingGang>,
+    /// The volumes whose home it is.
+    pub volumes: Vec<LeavingVolume>,
+}
+
+/// Another host.
+#[derive(Debug, Clone)]
+pub struct Other {
+    /// Unique in the snapshot.
+    pub id: HostId,
+    /// Its site.
+    pub site: SiteId,
+    /// What is free there for VMs.
+    pub free: Demand,
+    /// The bytes that are free in its pool; `None` if that is not known.
+    pub pool_free_bytes: Option<u64>,
+    /// Why nothing goes there, whatever it is.
+    pub refusal: Option<Refusal>,
+}
+
+/// Why something can't go to a host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// In plain words.
+    pub why: String,
+    /// Whether that passes soon by itself.
+    pub passes: bool,
+}
+
+/// What a thing at the host does now.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Now {
+    /// It can move.
+    Ready,
+    /// It moves already, to this host or these.
+    Moving(Vec<HostId>),
+    /// It can't move yet, for this reason.
+    Waits(String),
+    /// It can't move, for this reason.
+    Stays(String),
+}
+
+/// One host where a thing could go. Hosts that are not named are not looked at.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Way {
+    /// The host.
+    pub to: HostId,
+    /// What the move would take, or why there is none.
+    pub cost: Result<Cost, Refusal>,
+}
+
+/// What a move takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Cost {
+    /// Until all of it is there: of a VM, with the disks that come after it.
+    pub seconds: f64,
+    /// What is sent.
+    pub bytes: u64,
+}
+
+/// A VM at the host.
+#[derive(Debug, Clone)]
+pub struct LeavingVm {
+    /// Its name.
+    pub name: String,
+    /// What it needs.
+    pub demand: Demand,
+    /// What it does.
+    pub now: Now,
+    /// When its job ends; `None` if that is not known, or it has none.
+    pub left: Option<Estimate>,
+    /// What its disks at the host take in another pool; `None` if that is not known.
+    pub disk_bytes: Option<u64>,
+    /// Where it could go.
+    pub ways: Vec<Way>,
+}
+
+/// A job with several VMs.
+#[derive(Debug, Clone)]
+pub struct LeavingGang {
+    /// Its name.
+    pub name: String,
+    /// What each of its VMs needs.
+    pub demand: Demand,
+    /// What it does.
+    pub now: Now,
+    /// When it ends; `None` if that is not known.
+    pub left: Option<Estimate>,
+    /// Where its VMs are, in the order of their ranks.
+    pub hosts: Vec<HostId>,
+    /// `sent[i][j]` is what rank `i` has sent to rank `j`.
+    pub sent: Vec<Vec<u64>>,
+    /// Where a VM of it that is at the host could go.
+    pub ways: Vec<Way>,
+}
+
+/// A volume at the host.
+#[derive(Debug, Clone)]
+pub struct LeavingVolume {
+    /// Its name.
+    pub name: String,
+    /// What it takes in another pool; `None` if that is not known.
+    pub bytes: Option<u64>,
+    /// What it does.
+    pub now: Now,
+    /// The VM or job at the host that uses it. The volume comes after it.
+    pub with: Option<(DrainedKind, String)>,
+    /// The VM that uses it at another host, or to which it belongs, and where that one is.
+    pub beside: Option<(String, HostId)>,
+    /// Volumes with the same text belong together, and go to one host.
+    pub group: Option<String>,
+    /// Where it could go.
+    pub ways: Vec<Way>,
+}
+
+/// What becomes of each thing at the host, in the order in which that is done.
+pub fn plan(facts: &Leaving) -> Vec<DrainStep> {
+    let mut rooms = Rooms::new(facts);
+    let mut steps: Vec<Planned> = Vec::new();
+    let mut vms: Vec<&LeavingVm> = facts.vms.iter().collect();
+    vms.sort_by(|one, other| {
+        let size = |vm: &LeavingVm| (vm.demand.memory_bytes, vm.demand.cpus);
+        size(other).cmp(&size(one)).then_with(|| one.name.cmp(&other.name))
+    });
+    steps.extend(vms.into_iter().map(|vm| of_vm(vm, &mut rooms)));
+    steps.extend(facts.gangs.iter().map(|gang| of_gang(gang, &facts.host, &mut rooms)));
+    wait_for_ends(&mut steps);
+    let users: Vec<DrainStep> = steps.iter().map(|planned| planned.step.clone()).collect();
+    let mut groups = BTreeMap::new();
+    for volume in &facts.volumes {
+        steps.push(of_volume(volume, &users, &mut groups, &mut rooms));
+    }
+    steps.sort_by(|one, other| {
+        one.key().partial_cmp(&other.key()).unwrap_or(std::cmp::Ordering::Equal)
+    });
+    steps.into_iter().map(|planned| planned.step).collect()
+}
+
+/// A step, with what orders it.
+struct Planned {
+    step: DrainStep,
+    left_s: Option<f64>,
+    /// Its VM is at another host already.
+    is_far: bool,
+}
+
+impl Planned {
+    fn new(kind: DrainedKind, name: &str, fate: DrainFate, why: String) -> Self {
+        let (name, to) = (name.to_owned(), Vec::new());
+        let step = DrainStep { kind, name, fate, to, why, takes_s: None, bytes: None };
+        Self { step, left_s: None, is_far: false }
+    }
+
+    fn moves(kind: DrainedKind, name: &str, to: Vec<HostId>, cost: Cost) -> Self {
+        let mut planned = Self::new(kind, name, DrainFate::Moves, String::new());
+        planned.step.to = to;
+        (planned.step.takes_s, planned.step.bytes) = (Some(cost.seconds), Some(cost.bytes));
+        planned
+    }
+
+    /// What is no question of where it could go; `None` if it can move.
+    fn of_now(kind: DrainedKind, name: &str, now: &Now) -> Option<Self> {
+        let new = |fate, why: &str| Self::new(kind, name, fate, why.to_owned());
+        Some(match now {
+            Now::Ready => return None,
+            Now::Moving(to) => {
+                let mut planned = new(DrainFate::Moving, "");
+                planned.step.to.clone_from(to);
+                planned
+            }
+            Now::Waits(why) => new(DrainFate::Waits, why),
+            Now::Stays(why) => new(DrainFate::Stays, why),
+        })
+    }
+
+    fn stuck(kind: DrainedKind, name: &str, refusals: &Refusals) -> Self {
+        let fate = if refusals.may_pass() { DrainFate::Waits } else { DrainFate::Stays };
+        Self::new(kind, name, fate, refusals.in_words())
+    }
+
+    fn key(&self) -> (DrainFate, bool, f64, DrainedKind, &str) {
+        let step = &self.step;
+        (step.fate, !self.is_far, step.takes_s.unwrap_or_default(), step.kind, &step.name)
+    }
+}
+
+/// A job that ends before its move would be over is waited for. The moves to one host are made one after the other.
+fn wait_for_ends(steps: &mut [Planned]) {
+    let mut moves: Vec<&mut Planned> =
+        steps.iter_mut().filter(|planned| planned.step.fate == DrainFate::Moves).collect();
+    moves.sort_by(|one, other| {
+        one.key().partial_cmp(&other.key()).unwrap_or(std::cmp::Ordering::Equal)
+    });
+    let mut until_s: BTreeMap<HostId, f64> = BTreeMap::new();
+    for planned in moves {
+        let Some(to) = planned.step.to.first().cloned() else { continue };
+        let over_s = until_s.get(&to).copied().unwrap_or_default()
+            + planned.step.takes_s.unwrap_or_default();
+        match planned.left_s {
+            Some(left_s) if left_s <= over_s => {
+                let (ends, moved) = (format_seconds(left_s), format_seconds(over_s));
+                let why = format!("it ends in about {ends}, and would be moved in {moved}");
+                (planned.step.fate, planned.step.why) = (DrainFate::Waits, why);
+                planned.step.to.clear();
+            }
+            _ => drop(until_s.insert(to, over_s)),
+        }
+    }
+}
+
+fn of_vm(vm: &LeavingVm, rooms: &mut Rooms) -> Planned {
+    let kind = DrainedKind::Vm;
+    if let Some(planned) = Planned::of_now(kind, &vm.name, &vm.now) {
+        return planned;
+    }
+    let mut refusals = Refusals::default();
+    let best = rooms.best(&vm.ways, &mut refusals, |other| {
+        lacks(other, vm.demand).or_else(|| lacks_pool(other, vm.disk_bytes))
+    });
+    let Some((to, cost)) = best else { return Planned::stuck(kind, &vm.name, &refusals) };
+    rooms.take(&to, vm.demand, vm.disk_bytes.unwrap_or_default());
+    Planned {
+        left_s: vm.left.map(|left| left.expected_s),
+        ..Planned::moves(kind, &vm.name, vec![to], cost)
+    }
+}
+
+fn of_gang(gang: &LeavingGang, host: &HostId, rooms: &mut Rooms) -> Planned {
+    let kind = DrainedKind::Job;
+    if let Some(planned) = Planned::of_now(kind, &gang.name, &gang.now) {
+        return planned;
+    }
+    let mut refusals = Refusals::default();
+    let open = rooms.open(&gang.ways, &mut refusals, |other| lacks(other, gang.demand));
+    // A VM that is at another host stays there, whether that has more room or not.
+    let holds = |other: &Other| {
+        let is_open = open.iter().any(|(to, _)| *to == other.id);
+        if is_open { other.free.holds(gang.demand) } else { 0 }
+    };
+    let usable = rooms.others.iter().filter(|other| {
+        other.refusal.is_none() && (holds(other) > 0 || gang.hosts.contains(&other.id))
+    });
+    let all: Vec<Room> = usable
+        .map(|other| Room { host: other.id.clone(), site: other.site.clone(), holds: holds(other) })
+        .collect();
+    let mut sites: Vec<&SiteId> = all.iter().map(|room| &room.site).collect();
+    sites.sort();
+    sites.dedup();
+    let moved =
+        |hosts: &[HostId]| hosts.iter().zip(&gang.hosts).filter(|(to, now)| to != now).count();
+    let ways = sites.into_iter().filter_map(|site| at_site(&all, site, &gang.hosts, &gang.sent));
+    let Some(hosts) = ways.min_by_key(|hosts| moved(hosts)) else {
+        let of_it = gang.hosts.iter().filter(|at| *at == host).count();
+        if open.is_empty() {
+            return Planned::stuck(kind, &gang.name, &refusals);
+        }
+        let room = open.iter().map(|(to, _)| to.as_str()).collect::<Vec<_>>().join(", ");
+        let why = format!(
+            "no site has room for all {} of its VMs, of which {of_it} are here; some would have room at {room}",
+            gang.hosts.len()
+        );
+        let fate = if refusals.may_pass() { DrainFate::Waits } else { DrainFate::Stays };
+        return Planned::new(kind, &gang.name, fate, why);
+    };
+    let mut whole = Cost::default();
+    for (to, _) in hosts.iter().zip(&gang.hosts).filter(|(to, now)| to != now) {
+        rooms.take(to, gang.demand, 0);
+        let cost = open.iter().find(|(open, _)| open == to).map(|(_, cost)| *cost);
+        let cost = cost.unwrap_or_default();
+        whole.seconds += cost.seconds;
+        whole.bytes = whole.bytes.saturating_add(cost.bytes);
+    }
+    let left_s = gang.left.map(|left| left.expected_s);
+    Planned { left_s, ..Planned::moves(kind, &gang.name, hosts, whole) }
+}
+
+fn of_volume<'a>(
+    volume: &'a LeavingVolume,
+    users: &[DrainStep],
+    groups: &mut BTreeMap<&'a str, HostId>,
+    rooms: &mut Rooms,
+) -> Planned {
+    let (kind, name) = (DrainedKind::Volume, &volume.name);
+    if let Some(planned) = Planned::of_now(kind, name, &volume.now) {
+        return planned;
+    }
+    let user = volume
+        .with
+        .as_ref()
+        .and_then(|(of, with)| users.iter().find(|step| step.kind == *of && step.name == *with));
+    if let Some(user) = user {
+        return with_its_user(volume, user);
+    }
+    let mut refusals = Refusals::default();
+    let wanted = match (&volume.beside, &volume.group) {
+        (Some((_, host)), _) => Some(host.clone()),
+        (None, Some(group)) => groups.get(group.as_str()).cloned(),
+        (None, None) => None,
+    };
+    let open = rooms.open(&volume.ways, &mut refusals, |other| lacks_pool(other, volume.bytes));
+    let near = open.iter().find(|(to, _)| Some(to) == wanted.as_ref()).cloned();
+    let Some((to, cost)) = near.or_else(|| rooms.roomiest(&open)) else {
+        return Planned::stuck(kind, name, &refusals);
+    };
+    rooms.take(&to, Demand::default(), volume.bytes.unwrap_or_default());
+    if let Some(group) = &volume.group {
+        groups.entry(group).or_insert_with(|| to.clone());
+    }
+    let is_far = volume.beside.is_some();
+    Planned { is_far, ..Planned::moves(kind, name, vec![to], cost) }
+}
+
+/// A volume that a VM uses here: it comes after the VM, or stays as the VM does.
+fn with_its_user(volume: &LeavingVolume, user: &DrainStep) -> Planned {
+    let (kind, name) = (DrainedKind::Volume, &volume.name);
+    let of = format!("{} {}", user.kind, user.name);
+    let (fate, why) = match user.fate {
+        DrainFate::Moving | DrainFate::Moves => {
+            (DrainFate::Waits, format!("it comes after {of}, which uses it"))
+        }
+        DrainFate::Waits => (DrainFate::Waits, format!("{of} uses it, and waits")),
+        DrainFate::Stays => (DrainFate::Stays, format!("{of} uses it, and can't leave")),
+    };
+    Planned::new(kind, name, fate, why)
+}
+
+fn lacks(other: &Other, demand: Demand) -> Option<Refusal> {
+    if other.free.holds(demand) > 0 {
+        return None;
+    }
+    let why = format!(
+        "no room: {} CPUs and {} of memory are free, and it needs {} and {}",
+        other.free.cpus,
+        format_bytes(other.free.memory_bytes),
+        demand.cpus,
+        format_bytes(demand.memory_bytes)
+    );
+    Some(Refusal { why, passes: false })
+}
+
+fn lacks_pool(other: &Other, bytes: Option<u64>) -> Option<Refusal> {
+    let not_known =
+        |what: &str| Some(Refusal { why: format!("{what} is not known yet"), passes: true });
+    let Some(bytes) = bytes else { return not_known("how much its disks hold") };
+    match other.pool_free_bytes {
+        None => not_known("how much its pool has free"),
+        Some(free) if free < bytes => {
+            let (has, needs) = (format_bytes(free), format_bytes(bytes));
+            let why =
+                format!("no room on the disk: {has} are free in its pool, and {needs} would come");
+            Some(Refusal { why, passes: false })
+        }
+        Some(_) => None,
+    }
+}
+
+/// What is free at the other hosts while the plan is made.
+struct Rooms {
+    others: Vec<Other>,
+}
+
+impl Rooms {
+    fn new(facts: &Leaving) -> Self {
+        Self { others: facts.others.clone() }
+    }
+
+    /// The hosts that can take it now. Why the others can't goes to `refusals`.
+    fn open(
+        &self,
+        ways: &[Way],
+        refusals: &mut Refusals,
+        lacks: impl Fn(&Other) -> Option<Refusal>,
+    ) -> Vec<(HostId, Cost)> {
+        let mut open = Vec::new();
+        for other in &self.others {
+            let way = ways.iter().find(|way| way.to == other.id);
+            let refusal = match (&other.refusal, way.map(|way| &way.cost)) {
+                (Some(refusal), _) => Some(refusal.clone()),
+                // Enough others were found.
+                (None, None) => continue,
+                (None, Some(Err(refusal))) => Some(refusal.clone()),
+                (None, Some(Ok(_))) => lacks(other),
+            };
+            match (refusal, way) {
+                (None, Some(Way { cost: Ok(cost), .. })) => open.push((other.id.clone(), *cost)),
+                (Some(refusal), _) => refusals.others.push((other.id.clone(), refusal)),
+                (None, _) => {}
+            }
+        }
+        open
+    }
+
+    fn best(
+        &self,
+        ways: &[Way],
+        refusals: &mut Refusals,
+        lacks: impl Fn(&Other) -> Option<Refusal>,
+    ) -> Option<(HostId, Cost)> {
+        let open = self.open(ways, refusals, lacks);
+        let soonest_s = open.iter().map(|(_, cost)| cost.seconds).fold(f64::INFINITY, f64::min);
+        let most_s = (soonest_s * AS_SOON).max(soonest_s + EQUAL_S);
+        let near = open.into_iter().filter(|(_, cost)| cost.seconds <= most_s);
+        // Of equal ones the first by name, so that the same question has the same answer.
+        near.rev().max_by_key(|(to, _)| self.get(to).map(|other| other.free.memory_bytes))
+    }
+
+    /// Of those whose copy is as soon as the soonest, the one with the most free in its pool.
+    fn roomiest(&self, open: &[(HostId, Cost)]) -> Option<(HostId, Cost)> {
+        let soonest_s = open.iter().map(|(_, cost)| cost.seconds).fold(f64::INFINITY, f64::min);
+        let most_s = (soonest_s * AS_SOON).max(soonest_s + EQUAL_S);
+        let near = open.iter().filter(|(_, cost)| cost.seconds <= most_s);
+        near.rev()
+            .max_by_key(|(to, _)| self.get(to).and_then(|other| other.pool_free_bytes))
+            .cloned()
+    }
+
+    fn get(&self, id: &HostId) -> Option<&Other> {
+        self.others.iter().find(|other| other.id == *id)
+    }
+
+    fn take(&mut self, id: &HostId, demand: Demand, bytes: u64) {
+        let Some(other) = self.others.iter_mut().find(|other| other.id == *id) else { return };
+        other.free.take(demand);
+        other.pool_free_bytes = other.pool_free_bytes.map(|free| free.saturating_sub(bytes));
+    }
+}
+
+/// Why a thing can go to none of the hosts.
+#[derive(Default)]
+struct Refusals {
+    others: Vec<(HostId, Refusal)>,
+}
+
+impl Refusals {
+    fn may_pass(&self) -> bool {
+        self.others.iter().any(|(_, refusal)| refusal.passes)
+    }
+
+    /// Each reason once, with the hosts that it is of.
+    fn in_words(&self) -> String {
+        if self.others.is_empty() {
+            return "there is no other host".to_owned();
+        }
+        let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+        for (host, refusal) in self.others.iter().take(NAMED_MAX) {
+            match reasons.iter_mut().find(|(why, _)| *why == refusal.why) {
+                Some((_, hosts)) => hosts.push(host.as_str()),
+                None => reasons.push((&refusal.why, vec![host.as_str()])),
+            }
+        }
+        let mut words: Vec<String> =
+            reasons.iter().map(|(why, hosts)| format!("{}: {why}", hosts.join(", "))).collect();
+        let more = self.others.len().saturating_sub(NAMED_MAX);
+        if more > 0 {
+            words.push(format!("and {more} other hosts can't take it"));
+        }
+        words.join("; ")
+    }
+}
+
+#[cfg(test)]
+mod tests;

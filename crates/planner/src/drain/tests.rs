@@ -1,0 +1,255 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn host(name: &str) -> HostId {
+    HostId::new(name).expect("a name")
+}
+
+fn demand(mib: u64) -> Demand {
+    Demand { cpus: 1, memory_bytes: mib * MIB }
+}
+
+fn other(name: &str, free_mib: u64) -> Other {
+    Other {
+        id: host(name),
+        site: SiteId::new("home").expect("a name"),
+        free: Demand { cpus: 16, memory_bytes: free_mib * MIB },
+        pool_free_bytes: Some(1000 * MIB),
+        refusal: None,
+    }
+}
+
+fn way(to: &str, seconds: f64) -> Way {
+    Way { to: host(to), cost: Ok(Cost { seconds, bytes: 100 * MIB }) }
+}
+
+fn refused(to: &str, why: &str, passes: bool) -> Way {
+    Way { to: host(to), cost: Err(Refusal { why: why.to_owned(), passes }) }
+}
+
+fn vm(name: &str, mib: u64, ways: Vec<Way>) -> LeavingVm {
+    LeavingVm {
+        name: name.to_owned(),
+        demand: demand(mib),
+        now: Now::Ready,
+        left: None,
+        disk_bytes: Some(10 * MIB),
+        ways,
+    }
+}
+
+fn volume(name: &str, ways: Vec<Way>) -> LeavingVolume {
+    LeavingVolume {
+        name: name.to_owned(),
+        bytes: Some(10 * MIB),
+        now: Now::Ready,
+        with: None,
+        beside: None,
+        group: None,
+        ways,
+    }
+}
+
+fn leaving(others: Vec<Other>, vms: Vec<LeavingVm>) -> Leaving {
+    Leaving { host: host("old"), others, vms, gangs: Vec::new(), volumes: Vec::new() }
+}
+
+/// A step in short: what becomes of which thing, and where.
+fn short(steps: &[DrainStep]) -> Vec<String> {
+    let one = |step: &DrainStep| {
+        let to: Vec<&str> = step.to.iter().map(HostId::as_str).collect();
+        format!("{} {:?} {}", step.name, step.fate, to.join(",")).trim_end().to_owned()
+    };
+    steps.iter().map(one).collect()
+}
+
+fn why<'a>(steps: &'a [DrainStep], name: &str) -> &'a str {
+    &steps.iter().find(|step| step.name == name).expect("a step").why
+}
+
+#[test]
+fn what_leaves_soonest_leaves_first_and_large_vms_choose_first() {
+    let ways = |seconds| vec![way("h1", seconds), way("h2", seconds)];
+    let vms = vec![vm("small", 100, ways(1.0)), vm("large", 900, ways(9.0))];
+    let steps = plan(&leaving(vec![other("h1", 1000), other("h2", 500)], vms));
+    assert_eq!(short(&steps), ["small Moves h2", "large Moves h1"], "h1 has not room for both");
+}
+
+#[test]
+fn of_hosts_that_are_as_near_the_emptiest_one_is_taken() {
+    let vms = vec![vm("vm", 100, vec![way("h1", 4.0), way("h2", 4.4), way("h3", 40.0)])];
+    let others = vec![other("h1", 200), other("h2", 300), other("h3", 9000)];
+    assert_eq!(short(&plan(&leaving(others, vms))), ["vm Moves h2"]);
+}
+
+#[test]
+fn a_job_that_ends_before_its_move_would_be_over_is_waited_for() {
+    let estimate = |expected_s| Some(Estimate { expected_s, low_s: 0.0, high_s: 100.0 });
+    let ends_in = |name: &str, seconds, left_s| LeavingVm {
+        left: estimate(left_s),
+        ..vm(name, 100, vec![way("h1", seconds)])
+    };
+    // The second one has its turn after 4 s, and would be there after 9.
+    let vms =
+        vec![ends_in("first", 4.0, 60.0), ends_in("second", 5.0, 8.0), ends_in("third", 6.0, 11.0)];
+    let steps = plan(&leaving(vec![other("h1", 1000)], vms));
+    assert_eq!(short(&steps), ["first Moves h1", "third Moves h1", "second Waits"]);
+    assert!(
+        why(&steps, "second").starts_with("it ends in about 8.0 s"),
+        "{}",
+        why(&steps, "second")
+    );
+}
+
+#[test]
+fn a_job_whose_end_is_not_known_is_not_waited_for() {
+    let steps =
+        plan(&leaving(vec![other("h1", 1000)], vec![vm("vm", 100, vec![way("h1", 500.0)])]));
+    assert_eq!(short(&steps), ["vm Moves h1"]);
+}
+
+#[test]
+fn each_reason_why_a_vm_cant_leave_is_named_once_with_its_hosts() {
+    let ways = vec![
+        refused("h1", "its processor differs", false),
+        refused("h2", "its processor differs", false),
+        way("h3", 1.0),
+    ];
+    let drained = Refusal { why: "it is drained too".to_owned(), passes: false };
+    let others = vec![
+        other("h1", 1000),
+        other("h2", 1000),
+        other("h3", 50),
+        Other { refusal: Some(drained), ..other("h4", 1000) },
+    ];
+    let steps = plan(&leaving(others, vec![vm("vm", 100, ways)]));
+    assert_eq!(short(&steps), ["vm Stays"]);
+    let why = why(&steps, "vm");
+    assert!(why.starts_with("h1, h2: its processor differs; h3: no room"), "{why}");
+    assert!(why.ends_with("h4: it is drained too"), "{why}");
+}
+
+#[test]
+fn the_last_host_says_that_there_is_no_other_one() {
+    let mut facts = leaving(Vec::new(), vec![vm("vm", 100, Vec::new())]);
+    facts.volumes = vec![volume("data", Vec::new())];
+    let steps = plan(&facts);
+    assert_eq!(short(&steps), ["vm Stays", "data Stays"]);
+    assert!(steps.iter().all(|step| step.why == "there is no other host"), "{steps:?}");
+}
+
+#[test]
+fn figures_that_are_missing_make_a_host_no_target_and_are_waited_for() {
+    let silent = Refusal { why: "it has not reported yet".to_owned(), passes: true };
+    let others = vec![
+        Other { refusal: Some(silent), ..other("h1", 1000) },
+        Other { pool_free_bytes: None, ..other("h2", 1000) },
+    ];
+    let ways = vec![way("h1", 1.0), way("h2", 1.0)];
+    let steps = plan(&leaving(others.clone(), vec![vm("vm", 100, ways.clone())]));
+    assert_eq!(short(&steps), ["vm Waits"]);
+    assert!(why(&steps, "vm").contains("h2: how much its pool has free is not known yet"));
+    let unknown = LeavingVm { disk_bytes: None, ..vm("vm", 100, ways) };
+    let steps = plan(&leaving(vec![other("h1", 1000)], vec![unknown]));
+    assert_eq!(short(&steps), ["vm Waits"]);
+}
+
+#[test]
+fn what_moves_already_comes_first_and_takes_no_room_twice() {
+    let moving = LeavingVm { now: Now::Moving(vec![host("h1")]), ..vm("a", 900, Vec::new()) };
+    let waits =
+        LeavingVm { now: Now::Waits("it is starting".to_owned()), ..vm("b", 100, Vec::new()) };
+    let vms = vec![waits, vm("c", 100, vec![way("h1", 1.0)]), moving];
+    let steps = plan(&leaving(vec![other("h1", 150)], vms));
+    assert_eq!(short(&steps), ["a Moving h1", "c Moves h1", "b Waits"]);
+}
+
+#[test]
+fn a_gang_moves_as_a_whole_or_says_why_not() {
+    let gang = |hosts: &[&str]| LeavingGang {
+        name: "gang".to_owned(),
+        demand: demand(100),
+        now: Now::Ready,
+        left: None,
+        hosts: hosts.iter().map(|name| host(name)).collect(),
+        sent: Vec::new(),
+        ways: vec![way("h1", 2.0), way("h2", 3.0)],
+    };
+    let mut facts = leaving(vec![other("h1", 150), other("h2", 150)], Vec::new());
+    facts.gangs = vec![gang(&["old", "h2", "old"])];
+    let steps = plan(&facts);
+    let mut to = steps[0].to.iter().map(HostId::as_str).collect::<Vec<_>>();
+    assert_eq!((steps[0].fate, to[1], steps[0].takes_s), (DrainFate::Moves, "h2", Some(5.0)));
+    to.sort_unstable();
+    assert_eq!(to, ["h1", "h2", "h2"], "the one that was there, and one more at each");
+    facts.gangs = vec![gang(&["old", "old", "old"])];
+    let steps = plan(&facts);
+    assert_eq!(short(&steps), ["gang Stays"]);
+    assert!(why(&steps, "gang").starts_with("no site has room for all 3 of its VMs"), "{steps:?}");
+}
+
+#[test]
+fn a_volume_comes_after_its_vm_and_before_the_next_one_leaves() {
+    let ways = vec![way("h1", 1.0)];
+    let mut facts = leaving(
+        vec![other("h1", 1000)],
+        vec![vm("next", 100, ways.clone()), vm("stays", 5000, ways.clone())],
+    );
+    let with = |name: &str| Some((DrainedKind::Vm, name.to_owned()));
+    let beside = Some(("gone".to_owned(), host("h1")));
+    facts.volumes = vec![
+        LeavingVolume { with: with("next"), ..volume("of-next", ways.clone()) },
+        LeavingVolume { with: with("stays"), ..volume("of-stays", ways.clone()) },
+        LeavingVolume { beside, ..volume("of-gone", vec![way("h1", 50.0)]) },
+    ];
+    let steps = plan(&facts);
+    assert_eq!(
+        short(&steps),
+        ["of-gone Moves h1", "next Moves h1", "of-next Waits", "stays Stays", "of-stays Stays"]
+    );
+    assert_eq!(why(&steps, "of-next"), "it comes after VM next, which uses it");
+}
+
+#[test]
+fn the_disks_of_a_vm_that_is_off_go_to_one_host() {
+    let ways = vec![way("h1", 1.0), way("h2", 1.0)];
+    let disk = |name: &str| LeavingVolume {
+        group: Some("vm".to_owned()),
+        bytes: Some(400 * MIB),
+        ..volume(name, ways.clone())
+    };
+    let mut facts = leaving(vec![other("h1", 10), other("h2", 10)], Vec::new());
+    facts.volumes = vec![disk("root"), disk("data")];
+    let steps = plan(&facts);
+    assert_eq!(steps[0].to, steps[1].to, "{steps:?}");
+    // One after the other has left, the rest follows it.
+    facts.volumes =
+        vec![LeavingVolume { beside: Some(("vm".to_owned(), host("h2"))), ..disk("data") }];
+    assert_eq!(short(&plan(&facts)), ["data Moves h2"]);
+}
+
+proptest! {
+    /// Whatever is planned fits where it goes, all together.
+    #[test]
+    fn no_target_is_given_more_than_it_has(
+        vms in proptest::collection::vec((1u64..400, 0.1..90.0f64, 0.1..90.0f64), 0..12),
+        free in (0u64..1200, 0u64..1200),
+    ) {
+        let of = |(number, (mib, one_s, other_s)): (usize, &(u64, f64, f64))| {
+            vm(&format!("vm{number}"), *mib, vec![way("h1", *one_s), way("h2", *other_s)])
+        };
+        let all: Vec<LeavingVm> = vms.iter().enumerate().map(of).collect();
+        let steps = plan(&leaving(vec![other("h1", free.0), other("h2", free.1)], all.clone()));
+        prop_assert_eq!(steps.len(), all.len());
+        for (name, free) in [("h1", free.0), ("h2", free.1)] {
+            let there = steps.iter().filter(|step| step.to == [host(name)]);
+            let taken: u64 = there
+                .map(|step| all.iter().find(|vm| vm.name == step.name).expect("it").demand.memory_bytes)
+                .sum();
+            prop_assert!(taken <= free * MIB, "{} takes {} of {} MiB", name, taken / MIB, free);
+        }
+    }
+}
