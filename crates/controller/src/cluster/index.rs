@@ -44,6 +44,8 @@ pub struct Index {
     inner: Mutex<Inner>,
     /// Notified of changes after which a queued job may start.
     pub changed: Notify,
+    /// Notified when a VM or a volume has moved, or has not, and when a job's record says where its VM is now.
+    pub moved: Notify,
     pub tally: Tally,
 }
 
@@ -239,6 +241,7 @@ impl Index {
         });
         if !same {
             self.changed.notify_one();
+            self.moved.notify_one();
         }
     }
 
@@ -263,6 +266,7 @@ impl Index {
                 self.tally.migration_ended(&record.migration);
             }
             self.changed.notify_one();
+            self.moved.notify_one();
         }
     }
 

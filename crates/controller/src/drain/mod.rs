@@ -133,8 +133,11 @@ pub async fn run(cluster: Arc<Cluster>, task: Task) {
         task.round(round(&cluster, &mut refused)).await;
         tokio::select! {
             () = cluster.drain_now.notified() => {}
+            () = cluster.index.moved.notified() => {}
             () = tokio::time::sleep(cluster.timing.monitor) => {}
         }
+        // Many changes at once cause one round.
+        tokio::time::sleep(cluster.timing.poll).await;
     }
 }
 

@@ -230,9 +230,10 @@ async fn a_move_that_fails_ends_no_job_and_is_named_until_it_is_tried_again() {
     let job = lab.job(&id).await;
     assert_eq!((job.state, job.migrations.len()), (JobState::Running, 1), "{}", job.reason);
     lab.cluster.clock.pretend_passed(std::time::Duration::from_secs(60));
-    wait_for("another try", async || (lab.job(&id).await.migrations.len() == 2).then_some(()))
-        .await;
-    source_is_asked(&lab.home, &vm).await;
+    lab.wait_for_job(&id, "another try", |job| {
+        job.migrations.get(1).is_some_and(|moved| moved.state == MigrationState::Copying)
+    })
+    .await;
     switch(&lab, &vm);
     lab.wait_for_job(&id, "at cloud1", at_cloud(&lab)).await;
 }
@@ -241,6 +242,11 @@ async fn a_move_that_fails_ends_no_job_and_is_named_until_it_is_tried_again() {
 async fn what_was_asked_to_move_and_waits_for_its_turn_stays_when_the_drain_is_called_off() {
     let lab = lab().await;
     let (id, vm) = running_as(&lab, movable()).await;
+    wait_for("the links to be measured", async || {
+        let left = ask(&lab, &lab.home, true).await.left.expect("it has looked");
+        (step(&left, vm.as_str()).fate == DrainFate::Moves).then_some(())
+    })
+    .await;
     // Its destination's QEMU is never ready.
     lab.cloud.inside().loses_answers = true;
     ask(&lab, &lab.home, false).await;
@@ -296,11 +302,10 @@ async fn what_cant_leave_is_named_with_the_reason() {
 #[tokio::test]
 async fn the_drain_of_all_hosts_names_everything_and_moves_nothing() {
     let lab = lab().await;
-    let (id, vm) = running_as(&lab, movable()).await;
-    ask(&lab, &lab.cloud, true).await;
+    let (id, vm) = running_as(&lab, JobSpec { volumes: Vec::new(), ..movable() }).await;
+    // What the first one sends there does not arrive.
+    lab.home.inside().moves.stands_still = true;
     for host in [&lab.cloud, &lab.home] {
-        // The first one may still have sent something there.
-        lab.home.inside().moves.stands_still = true;
         ask(&lab, host, false).await;
     }
     let named = left(&lab, &lab.home, "all to stay", |left| {

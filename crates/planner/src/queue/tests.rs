@@ -480,3 +480,24 @@ fn readers_do_not_starve_a_writer_of_their_volume() {
     assert_eq!(reason(&turns, "j-0001"), "volume data is in use by job reader-0001");
     assert_eq!(reason(&turns, "j-0002"), "volume data is in use by job j-0001");
 }
+
+#[test]
+fn a_job_that_only_a_drained_host_could_take_says_so_and_others_wait_as_ever() {
+    let pinned = Waiting { start: Start::Host(host_id("h2")), ..job(1, "ann", 1) };
+    let large = job(2, "ann", 8);
+    let queue = Queue {
+        hosts: vec![room("h1", 2, 1024)],
+        drained: vec![room("h2", 8, 4096)],
+        waiting: vec![pinned, large, job(3, "ann", 2), job(4, "ann", 2), gang(5, 4, 2)],
+        ..Queue::default()
+    };
+    let turns = schedule(&queue, first);
+    let why = "host h2 is drained: perigee host undrain h2";
+    assert_eq!(reason(&turns, "j-0001"), why);
+    assert_eq!(reason(&turns, "j-0002"), why, "it is too large for the other one");
+    assert_eq!(hosts_of(&turns, 3), ["h1"]);
+    let waits = reason(&turns, "j-0004");
+    assert!(!waits.contains("drained"), "it starts at h1 when that has room: {waits}");
+    let gang = reason(&turns, "j-0005");
+    assert!(gang.ends_with(why) && gang.starts_with("it needs 4 VMs"), "{gang}");
+}

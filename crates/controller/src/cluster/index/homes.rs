@@ -24,6 +24,7 @@ impl Index {
             inner.note_home_change(&record.shown.volume);
             drop(inner);
             self.changed.notify_one();
+            self.moved.notify_one();
         }
     }
 
