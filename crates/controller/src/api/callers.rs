@@ -146,6 +146,8 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Admin,    "PUT",    "/v1/hosts/{host}/site"),
     (May::Admin,    "POST",   "/v1/hosts/{host}/token"),
     (May::Admin,    "POST",   "/v1/hosts/{host}/revoke"),
+    (May::Admin,    "POST",   "/v1/hosts/{host}/drain"),
+    (May::Admin,    "POST",   "/v1/hosts/{host}/undrain"),
     (May::Admin,    "POST",   "/v1/operators/revoke"),
     (May::Admin,    "GET",    "/v1/links"),
     (May::Admin,    "POST",   "/v1/links/probe"),
