@@ -59,7 +59,7 @@
 //! | What do the endless tasks do, and at what does one fail? | started in `supervisor.rs`; reported by `cluster/tasks.rs`, shown by `api/tasks.rs` |
 //! | Which records are stored, and under which keys? | `records.rs`, `store/mod.rs` |
 //! | Which messages may a guest send in which state of its job? | `jobs/guest.rs` |
-//! | Which image does a name mean, and how does a host get its copy? | `storage/images.rs` |
+//! | Which image does a name mean, and how does a host get its copy? | `storage/images.rs`, `storage/images/ensure.rs` |
 //! | Which volumes are a job's own? | `owner_of` in `records.rs`, `create` in `jobs/stage.rs` |
 //! | Which problems end a job, and which does it wait for? | `troubled` in `jobs/driver.rs` |
 //! | How are tenants, users and tokens kept, and what counts for a quota? | `cluster/accounts.rs`, `accounts.rs`, `tenants.rs`, `accounts/usage.rs`; VMs, vCPUs and memory: `planner/src/queue/mod.rs` |

@@ -1,9 +1,10 @@
-//! Networks of tenants, and who has which address in them. [`tell`] says what each host has to do for them.
+//! Networks of tenants, and who has which address in them. [`sync`] says what each host has to do for them.
 //!
 //! An address is given when a VM is staged first, and stands in the VM's record. The VM keeps it over moves and
 //! starts, and it is free again when the record is final. The search for the next one goes on where the last one ended, so
 //! what still knows a VM that is gone does not meet another one at its address.
 
+mod gateways;
 mod publish;
 mod sync;
 #[cfg(test)]

@@ -20,7 +20,7 @@ use crate::cluster::Cluster;
 use crate::storage::leave_site::{self, Of};
 use crate::storage::{images, moves, replicas as of_volumes, unknown, volumes};
 
-/// The query of [`images`].
+/// The query of [`images()`].
 #[derive(serde::Deserialize)]
 pub struct Which {
     #[serde(default)]

@@ -46,8 +46,22 @@ type Shared = State<Arc<Cluster>>;
 )]
 struct Document;
 
-fn routes() -> OpenApiRouter<Arc<Cluster>> {
-    let v1 = OpenApiRouter::new()
+type Routes = OpenApiRouter<Arc<Cluster>>;
+
+fn routes() -> Routes {
+    let v1 = cluster_routes()
+        .merge(catalog_routes())
+        .merge(vm_routes())
+        .merge(job_routes())
+        .merge(tenant_routes());
+    let mut router = OpenApiRouter::with_openapi(Document::openapi()).nest("/v1", v1);
+    document_failures(router.get_openapi_mut());
+    router
+}
+
+/// Hosts with their certificates, figures and links, and the controller's tasks.
+fn cluster_routes() -> Routes {
+    OpenApiRouter::new()
         .routes(routes!(hosts::register, hosts::info, hosts::remove))
         .routes(routes!(hosts::set_site))
         .routes(routes!(hosts::drain))
@@ -64,18 +78,21 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(hosts::sites))
         .routes(routes!(hosts::links))
         .routes(routes!(hosts::probe_links))
-        .routes(routes!(catalog::upload_image))
-        .routes(routes!(catalog::images, catalog::import_image))
         .routes(routes!(metrics::of_host))
         .routes(routes!(metrics::targets))
+}
+
+/// Images and volumes.
+fn catalog_routes() -> Routes {
+    OpenApiRouter::new()
+        .routes(routes!(catalog::upload_image))
+        .routes(routes!(catalog::images, catalog::import_image))
         .routes(routes!(catalog::image, catalog::delete_image))
         .routes(routes!(catalog::volumes, catalog::create_volume))
         .routes(routes!(catalog::volume, catalog::delete_volume))
         .routes(routes!(catalog::adopt_volume))
         .routes(routes!(catalog::unknown))
         .routes(routes!(catalog::adopt_image))
-        .routes(routes!(vms::end_unknown))
-        .routes(routes!(vms::adopt))
         .routes(routes!(catalog::snapshot))
         .routes(routes!(catalog::set_volume_leave_site))
         .routes(routes!(catalog::set_image_leave_site))
@@ -86,6 +103,13 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(catalog::replicate_volume))
         .routes(routes!(catalog::stop_replica))
         .routes(routes!(catalog::promote_volume))
+}
+
+/// Networks and VMs.
+fn vm_routes() -> Routes {
+    OpenApiRouter::new()
+        .routes(routes!(vms::end_unknown))
+        .routes(routes!(vms::adopt))
         .routes(routes!(networks::list, networks::create))
         .routes(routes!(networks::info, networks::delete))
         .routes(routes!(vms::list, vms::create))
@@ -107,6 +131,11 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(vms::attach))
         .routes(routes!(vms::detach))
         .routes(routes!(vms::read_file, vms::write_file))
+}
+
+/// Jobs and plans.
+fn job_routes() -> Routes {
+    OpenApiRouter::new()
         .routes(routes!(jobs::plan))
         .routes(routes!(jobs::submit, jobs::list))
         .routes(routes!(jobs::info, jobs::delete))
@@ -119,6 +148,11 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(jobs::samples))
         .routes(routes!(jobs::left_out))
         .routes(routes!(jobs::output))
+}
+
+/// Tenants and their users.
+fn tenant_routes() -> Routes {
+    OpenApiRouter::new()
         .routes(routes!(tenants::me))
         .routes(routes!(tenants::audit))
         .routes(routes!(tenants::list, tenants::create))
@@ -129,10 +163,7 @@ fn routes() -> OpenApiRouter<Arc<Cluster>> {
         .routes(routes!(tenants::tokens, tenants::make_token))
         .routes(routes!(tenants::revoke_token))
         .routes(routes!(tenants::put_key))
-        .routes(routes!(tenants::remove_key));
-    let mut router = OpenApiRouter::with_openapi(Document::openapi()).nest("/v1", v1);
-    document_failures(router.get_openapi_mut());
-    router
+        .routes(routes!(tenants::remove_key))
 }
 
 /// Documents for every operation that it may answer with a [`Problem`].

@@ -50,7 +50,16 @@ pub struct FailedStarts {
     again: Instant,
 }
 
+/// What a look at the VM has brought.
+struct News {
+    /// The figures were due, and were read.
+    figures_due: bool,
+    /// The command has started since the last look.
+    begins: bool,
+}
+
 impl Run {
+    /// Looks at the VM once, and does what follows from what its host and its guest say.
     pub(super) async fn follow(&mut self) -> Result<Step, Problem> {
         if !self.record.value.vm_started {
             if let Some(step) = self.leave_gone_host().await? {
@@ -62,97 +71,133 @@ impl Run {
             return Ok(step);
         }
         let seen_before = self.seen_at_work.take();
-        let moving = match self.settle().await? {
-            Some(moving) => moving,
-            None => return Ok(Step::Again),
+        let Some(moving) = self.settle().await? else { return Ok(Step::Again) };
+        let gone = match moving {
+            true => self.wait_for_the_move().await?,
+            false => self.leave_gone_host().await?,
         };
-        if !moving && let Some(step) = self.leave_gone_host().await? {
-            return Ok(step);
-        }
-        if moving && let Some(step) = self.wait_for_the_move().await? {
+        if let Some(step) = gone {
             return Ok(step);
         }
         let host = self.host()?;
         let (reported, report) = match self.look(&host).await {
             Ok(looked) => looked,
-            Err(problem) if problem.kind == ProblemKind::NotFound => {
-                // During a migration the destination's agent decides what this means.
-                return if moving {
-                    self.pause()
-                } else if self.is_found_elsewhere(&host).await? {
-                    Ok(Step::Again)
-                } else {
-                    self.lost("its host does not know it").await
-                };
-            }
-            Err(problem) if problem.kind == ProblemKind::Unavailable => {
-                return self.host_silent(&host, problem).await;
-            }
-            Err(problem) => return Err(problem),
+            Err(problem) => return self.not_seen(&host, moving, problem).await,
         };
         self.note_boot(&report).await?;
         if self.persistent().is_some() {
             return self.follow_persistent(&report, moving).await;
         }
+        let news = self.take_news(&host, reported, &report).await?;
+        if let Some(step) = self.end_if_over(&report, moving).await? {
+            return Ok(step);
+        }
+        let runs = self.say_how_it_stands(&report).await?;
+        self.count(seen_before, !moving && runs).await?;
+        if let Some(step) = self.end_late_release().await? {
+            return Ok(step);
+        }
+        if let Some(reason) = self.overdue(&report) {
+            return self.end_overdue(reason).await;
+        }
+        if news.figures_due && !moving {
+            self.bring_volumes().await?;
+        }
+        // A change that history is sure of is made when the command starts, and not at the next figures.
+        if news.figures_due || news.begins {
+            self.consider(moving).await?;
+        }
+        self.pause()
+    }
+
+    /// The VM's host has said nothing of the VM. During a migration the destination's agent decides what it means that the host does
+    /// not know the VM.
+    async fn not_seen(
+        &mut self,
+        host: &HostLink,
+        moving: bool,
+        problem: Problem,
+    ) -> Result<Step, Problem> {
+        match problem.kind {
+            ProblemKind::NotFound if moving => self.pause(),
+            ProblemKind::NotFound if self.is_found_elsewhere(host).await? => Ok(Step::Again),
+            ProblemKind::NotFound => self.lost("its host does not know it").await,
+            ProblemKind::Unavailable => self.host_silent(host, problem).await,
+            _ => Err(problem),
+        }
+    }
+
+    /// Reads the VM's figures, if they are due, and the guest's messages. `reported`: when the report was made, at the earliest.
+    async fn take_news(
+        &mut self,
+        host: &HostLink,
+        reported: Instant,
+        report: &VmReport,
+    ) -> Result<News, Problem> {
         let said = report.last_seq.saturating_add(self.record.value.seq_before);
         let has_news = said > self.record.value.last_seq;
         let figures_due =
             self.figures_read.is_none_or(|at| at.elapsed() >= self.cluster.timing.figures);
         if has_news || figures_due {
             // The figures are read before the messages, because the command's start and end use them.
-            self.read_figures(&report).await?;
+            self.read_figures(report).await?;
             self.reported = reported;
         }
         if figures_due {
-            self.ask_to_end(&host).await?;
+            self.ask_to_end(host).await?;
         }
-        self.ask_to_begin(&host).await?;
+        self.ask_to_begin(host).await?;
         let ran_before = self.job().state == JobState::Running;
         if has_news {
-            self.take_events(&host, said).await?;
-            self.trace(&host).await?;
+            self.take_events(host, said).await?;
+            self.trace(host).await?;
         }
-        // A change that history is sure of is made when the command starts, and not at the next figures.
         let begins = !ran_before && self.job().state == JobState::Running;
         if figures_due {
             self.figures_read = Some(Instant::now());
             self.take_sample().await?;
         }
+        Ok(News { figures_due, begins })
+    }
+
+    /// The next step of a job whose command or VM has ended; `None` while both go on.
+    async fn end_if_over(
+        &mut self,
+        report: &VmReport,
+        moving: bool,
+    ) -> Result<Option<Step>, Problem> {
         if self.record.value.ending.is_some() || self.record.value.collect.is_some() {
-            return Ok(Step::Again);
+            return Ok(Some(Step::Again));
         }
         if self.record.value.finished.is_some() {
-            return self.collected().await;
+            return self.collected().await.map(Some);
         }
         if !moving && matches!(report.status, VmStatus::Gone | VmStatus::Shutdown) {
-            return self.lost(&vm_ended(&report)).await;
+            return self.lost(&vm_ended(report)).await.map(Some);
         }
+        Ok(None)
+    }
+
+    /// Shows people why the VM does not run, if so, and for what it waits. Returns whether it runs and waits for nothing.
+    async fn say_how_it_stands(&mut self, report: &VmReport) -> Result<bool, Problem> {
         let waits = self.cluster.hosts.named_waits(&report.waits);
         let runs = report.status == VmStatus::Running && waits.is_empty();
         self.note_stand(!waits.is_empty());
-        self.say_waiting(&self.reason(&report), waits).await?;
-        self.count(seen_before, !moving && runs).await?;
-        if let Some(step) = self.end_late_release().await? {
-            return Ok(step);
-        }
-        if let Some(reason) = self.overdue(&report) {
-            match self.job().state {
-                JobState::Running => self.end_after_outputs(Ending::Failed, reason).await?,
-                JobState::Starting => {
-                    let console = self.end_of_console().await?;
-                    self.end_after_outputs_of((Ending::Failed, reason), console).await?;
-                }
-                _ => self.end(Ending::Failed, reason).await?,
+        self.say_waiting(&self.reason(report), waits).await?;
+        Ok(runs)
+    }
+
+    /// Ends a job whose time is over, with the outputs that it has.
+    async fn end_overdue(&mut self, reason: String) -> Result<Step, Problem> {
+        match self.job().state {
+            JobState::Running => self.end_after_outputs(Ending::Failed, reason).await?,
+            JobState::Starting => {
+                let console = self.end_of_console().await?;
+                self.end_after_outputs_of((Ending::Failed, reason), console).await?;
             }
-            return Ok(Step::Again);
+            _ => self.end(Ending::Failed, reason).await?,
         }
-        if figures_due && !moving {
-            self.bring_volumes().await?;
-        }
-        if figures_due || begins {
-            self.consider(moving).await?;
-        }
-        self.pause()
+        Ok(Step::Again)
     }
 
     /// What people are to know of the running job: why its VM does not run, or does not get nearer to its data.

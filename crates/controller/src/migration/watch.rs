@@ -205,89 +205,142 @@ impl Grants {
     }
 }
 
+/// What the controller knows of a migration while it watches it.
+struct Watch {
+    source: Poller,
+    destination: Poller,
+    /// Why the migration is called off, from when that is so.
+    calls_off: Option<String>,
+    /// Since when the source refuses to send the VM.
+    refused_since: Option<Instant>,
+    /// When both agents were known last.
+    heard: Instant,
+    grants: Grants,
+    /// Since when the source has held the VM although the destination is removed.
+    held_since: Option<Instant>,
+}
+
+impl Watch {
+    /// The source is asked often, because its figures are needed too.
+    fn new(from: &HostId, to: &HostId, path: String, poll: Duration) -> Self {
+        Self {
+            source: Poller::new(from, path.clone(), poll),
+            destination: Poller::new(to, path, QUIET_WAIT),
+            calls_off: None,
+            refused_since: None,
+            heard: Instant::now(),
+            grants: Grants::default(),
+            held_since: None,
+        }
+    }
+
+    /// Waits for the next answer of one of the agents. Returns whether the destination was removed.
+    async fn hear(&mut self, cluster: &Arc<Cluster>) -> bool {
+        tokio::select! {
+            () = self.source.hear(cluster) => {}
+            () = self.destination.hear(cluster) => {}
+        }
+        self.source.is_removed(cluster);
+        let is_lost = self.destination.is_removed(cluster);
+        if self.source.answer.is_known() && self.destination.answer.is_known() {
+            self.heard = Instant::now();
+        }
+        is_lost
+    }
+
+    /// Whether the source holds the VM for a destination that is removed, and has done so for too long.
+    fn is_held_too_long(&mut self, migration: &MigrationId) -> bool {
+        let is_held = self.source.answer.is_held(migration);
+        self.held_since = self.held_since.filter(|_| is_held).or(is_held.then(Instant::now));
+        self.held_since.is_some_and(|since| since.elapsed() > HELD_MAX)
+    }
+}
+
 impl Run {
     /// Watches both agents until one of them reports the end. `waiting` is the destination's last report if the
     /// source was never asked.
     pub(super) async fn watch_over(&mut self, waiting: Option<VmReport>) -> Result<(), Problem> {
+        let cluster = Arc::clone(&self.cluster);
         let migration = &self.record.value.migration;
-        // The source's figures are needed too.
-        let mut source = Poller::new(&migration.from, self.path(), self.cluster.timing.poll);
-        let mut destination = Poller::new(&migration.to, self.path(), QUIET_WAIT);
-        let (mut calls_off, mut held_since) = (None::<String>, None::<Instant>);
-        let mut refused_since = None::<Instant>;
-        let mut heard = Instant::now();
-        let mut grants = Grants::default();
+        let id = migration.id.clone();
+        let (from, to) = (&migration.from, &migration.to);
+        let mut watch = Watch::new(from, to, self.path(), cluster.timing.poll);
         if let Some(report) = waiting {
-            destination.answer = Answer::Vm(Box::new(report));
-            let refusal = self.ask_source(&destination.answer).await;
-            calls_off = self.why_over(refusal, &mut refused_since);
+            watch.destination.answer = Answer::Vm(Box::new(report));
+            self.ask_source(&mut watch).await;
         }
         loop {
-            if calls_off.is_none() {
-                calls_off = self.unwanted();
-            }
-            if let Some(reason) = &calls_off {
+            watch.calls_off = watch.calls_off.or_else(|| self.unwanted());
+            if let Some(reason) = &watch.calls_off {
                 self.call_off(reason).await;
             }
-            let cluster = Arc::clone(&self.cluster);
-            tokio::select! {
-                () = source.hear(&cluster) => {}
-                () = destination.hear(&cluster) => {}
-            }
-            source.is_removed(&cluster);
-            let is_lost = destination.is_removed(&cluster);
-            if source.answer.is_known() && destination.answer.is_known() {
-                heard = Instant::now();
-            } else if heard.elapsed() > cluster.timing.host_deadline {
+            let is_lost = watch.hear(&cluster).await;
+            if watch.heard.elapsed() > cluster.timing.host_deadline {
                 // Nobody knows when this migration ends, so the next one may move.
                 self.leave_queue();
             }
-            let id = self.record.value.migration.id.clone();
-            if grants.is_due(source.answer.is_held(&id), Instant::now()) {
-                grants.given(self.renew_grant().await, Instant::now());
+            if watch.grants.is_due(watch.source.answer.is_held(&id), Instant::now()) {
+                watch.grants.given(self.renew_grant().await, Instant::now());
             }
-            match judge(&id, &source.answer.seen(), &destination.answer.seen()) {
-                Verdict::Completed => return self.arrived(&source.answer, &mut destination).await,
-                Verdict::Aborted => {
-                    let mut why = reason_of(source.answer.outgoing());
-                    // A QEMU that waits for a VM ends when its migration is called off.
-                    if calls_off.is_none() {
-                        // Its agent notices at the same time. One that does not answer delays nothing.
-                        let end =
-                            tokio::time::timeout(END_DEADLINE, self.see_it_end(&mut destination));
-                        if let Ok(Some(ended)) = end.await {
-                            why = with_end(&why, &destination.host, &ended);
-                        }
-                    }
-                    return self.abort(why).await;
-                }
-                Verdict::SourceEnded
-                    if self.end_destination(&source.answer, &mut destination).await? =>
-                {
-                    return Ok(());
-                }
-                Verdict::NotBegun if calls_off.is_none() => {
-                    let refusal = self.ask_source(&destination.answer).await;
-                    calls_off = self.why_over(refusal, &mut refused_since);
-                    source.forget();
-                }
-                Verdict::CallOff if calls_off.is_none() => {
-                    let to = &destination.host;
-                    calls_off = Some(format!("its QEMU at {to} ended before the start"));
-                }
-                Verdict::UnderWay => self.mirror(source.answer.outgoing()).await?,
-                _ => {}
+            if self.follow_verdict(&mut watch).await? {
+                return Ok(());
             }
             if is_lost {
-                calls_off = calls_off.or_else(|| Some("its destination was removed".to_owned()));
-                let is_held = source.answer.is_held(&id);
-                held_since = held_since.filter(|_| is_held).or_else(|| is_held.then(Instant::now));
-                if held_since.is_some_and(|since| since.elapsed() > HELD_MAX) {
+                let why = || "its destination was removed".to_owned();
+                watch.calls_off = watch.calls_off.or_else(|| Some(why()));
+                if watch.is_held_too_long(&id) {
                     // The VM may have run at the host that is gone; there it is lost.
                     return self.complete().await;
                 }
             }
         }
+    }
+
+    /// Does what follows from the last answers of both agents. Returns whether the migration has ended with that.
+    async fn follow_verdict(&mut self, watch: &mut Watch) -> Result<bool, Problem> {
+        let (source, destination) = (&watch.source.answer, &mut watch.destination);
+        let id = &self.record.value.migration.id;
+        match judge(id, &source.seen(), &destination.answer.seen()) {
+            Verdict::Completed => self.arrived(source, destination).await.map(|()| true),
+            Verdict::Aborted => {
+                let why = self.why_aborted(watch).await;
+                self.abort(why).await.map(|()| true)
+            }
+            Verdict::SourceEnded => self.end_destination(source, destination).await,
+            Verdict::NotBegun if watch.calls_off.is_none() => {
+                self.ask_source(watch).await;
+                watch.source.forget();
+                Ok(false)
+            }
+            Verdict::CallOff if watch.calls_off.is_none() => {
+                let to = &destination.host;
+                watch.calls_off = Some(format!("its QEMU at {to} ended before the start"));
+                Ok(false)
+            }
+            Verdict::UnderWay => self.mirror(source.outgoing()).await.map(|()| false),
+            Verdict::NotBegun | Verdict::CallOff | Verdict::NotKnown => Ok(false),
+        }
+    }
+
+    /// Why the VM stayed at the source: what the source says, and how the destination's QEMU has ended.
+    async fn why_aborted(&self, watch: &mut Watch) -> String {
+        let why = reason_of(watch.source.answer.outgoing());
+        if watch.calls_off.is_some() {
+            // A QEMU that waits for a VM ends when its migration is called off.
+            return why;
+        }
+        // Its agent notices at the same time. One that does not answer delays nothing.
+        let destination = &mut watch.destination;
+        match tokio::time::timeout(END_DEADLINE, self.see_it_end(destination)).await {
+            Ok(Some(ended)) => with_end(&why, &destination.host, &ended),
+            Ok(None) | Err(_) => why,
+        }
+    }
+
+    /// Asks the source to send the VM, and calls the migration off if the source refuses for good.
+    async fn ask_source(&mut self, watch: &mut Watch) {
+        let refusal = self.request_from_source(&watch.destination.answer).await;
+        watch.calls_off = self.why_over(refusal, &mut watch.refused_since);
     }
 
     /// Why the source is not asked again, if so. What may pass, as a VM that stands still after an error of a disk, is not
@@ -333,7 +386,7 @@ impl Run {
     /// Asks the source to send the VM, and returns what it says if it refuses. If no answer comes, it is asked again. A
     /// conflict may pass, or mean this same migration, which is not in its report yet; its next report decides. So may a
     /// refusal of a connection that shows a replaced certificate: the next one shows the new one.
-    async fn ask_source(&mut self, destination: &Answer) -> Option<Refusal> {
+    async fn request_from_source(&mut self, destination: &Answer) -> Option<Refusal> {
         let Answer::Vm(report) = destination else { return None };
         let max_bytes_per_s = self.limit_rate();
         let migration = &self.record.value.migration;

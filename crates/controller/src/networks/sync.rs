@@ -16,9 +16,10 @@ use perigee_model::network::{
     HostNetwork, HostNetworks, Member, NetworksKnown, Published, TunnelPeer,
 };
 use perigee_model::vm::{MigrationPhase, VmReport, VmStatus};
-use perigee_model::{HostId, JobId, NetworkName, Problem, ProblemKind, VmId};
+use perigee_model::{HostId, JobId, Problem, VmId};
 
-use super::{NetworkRecord, all, key, publish, tunnel_address};
+use super::gateways::Gateways;
+use super::{NetworkRecord, all, publish, tunnel_address};
 use crate::clock;
 use crate::clock::now_ms;
 use crate::cluster::tasks::Task;
@@ -27,14 +28,6 @@ use crate::records::{JobRecord, MigrationRecord, vm_of};
 
 /// A host that has lost what it was told gets it again after this time.
 const TELL_AGAIN: Duration = Duration::from_secs(30);
-
-/// For how long the host of a gateway may say that it can't have networks, or that the gateway does not start. It may be its passing
-/// trouble.
-const UNABLE_MAX: Duration =
-    if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(60) };
-
-/// For how long a gateway does not come back to a host where it did not start. Where it starts nowhere, it does not go to and fro.
-const LEFT_FOR: Duration = Duration::from_secs(3600);
 
 /// For how long an answer for a name counts, and how long one is waited for.
 const RESOLVED_FOR: Duration = Duration::from_secs(60);
@@ -145,9 +138,7 @@ struct Memory {
     told: Arc<Sent>,
     /// Where the VMs were in the last round.
     places: BTreeMap<VmId, HostId>,
-    /// The hosts that say that they can't have networks, and since when.
-    unable: BTreeMap<HostId, Instant>,
-    failing: Failing,
+    gateways: Gateways,
 }
 
 /// Keeps the hosts informed. It does not end.
@@ -193,8 +184,7 @@ async fn round(
     memory.places.retain(|vm, _| cluster.index.of_vm(vm).is_some());
     let able: Vec<Arc<HostLink>> =
         cluster.hosts.all().into_iter().filter(|host| host.addresses.tunnel.is_some()).collect();
-    note_unable(cluster, &mut memory.unable, &able);
-    note_failing(cluster, &mut memory.failing, &able);
+    memory.gateways.note(cluster, &able);
     let owners = publish::owners(cluster);
     let mut here = Vec::new();
     for network in networks {
@@ -252,57 +242,6 @@ async fn tell(cluster: Arc<Cluster>, told: Arc<Sent>, host: Arc<HostLink>, sent:
     }
 }
 
-fn note_unable(cluster: &Cluster, unable: &mut BTreeMap<HostId, Instant>, hosts: &[Arc<HostLink>]) {
-    let is_unable = |host: &&Arc<HostLink>| {
-        cluster.hosts.report(&host.id).is_some_and(|report| report.no_networks.is_some())
-    };
-    let now: Vec<&HostId> = hosts.iter().filter(is_unable).map(|host| &host.id).collect();
-    unable.retain(|host, _| now.contains(&host));
-    for host in now {
-        unable.entry(host.clone()).or_insert_with(Instant::now);
-    }
-}
-
-/// The gateways that do not start at their hosts, by the host and the network's number.
-#[derive(Default)]
-struct Failing {
-    /// Since when their hosts say so.
-    since: BTreeMap<(HostId, u16), Instant>,
-    /// When they have left a host because of that.
-    left: BTreeMap<(HostId, u16), Instant>,
-}
-
-impl Failing {
-    fn note(&mut self, said: BTreeSet<(HostId, u16)>) {
-        self.since.retain(|gateway, _| said.contains(gateway));
-        for gateway in said {
-            self.since.entry(gateway).or_insert_with(Instant::now);
-        }
-        self.left.retain(|_, at| at.elapsed() < LEFT_FOR);
-    }
-
-    /// Whether the gateway is to leave this host, if another one can have it.
-    fn is_to_leave(&self, host: &HostId, vni: u16) -> bool {
-        let since = self.since.get(&(host.clone(), vni));
-        since.is_some_and(|since| since.elapsed() >= UNABLE_MAX)
-    }
-
-    fn has_left(&self, host: &HostId, vni: u16) -> bool {
-        self.left.contains_key(&(host.clone(), vni))
-    }
-}
-
-fn note_failing(cluster: &Cluster, failing: &mut Failing, hosts: &[Arc<HostLink>]) {
-    let of_host = |host: &Arc<HostLink>| {
-        let report = cluster.hosts.report(&host.id);
-        let numbers = report.map(|report| report.failing_gateways.clone()).unwrap_or_default();
-        let id = host.id.clone();
-        numbers.into_iter().map(move |vni| (id.clone(), vni))
-    };
-    let said = hosts.iter().flat_map(of_host).collect();
-    failing.note(said);
-}
-
 /// A network with the hosts that have a part of it.
 struct Spread {
     network: NetworkRecord,
@@ -319,93 +258,53 @@ async fn spread(
     able: &[Arc<HostLink>],
     owners: &BTreeMap<publish::Port, JobId>,
 ) -> Result<Spread, Problem> {
-    let moves = cluster.unfinished_migrations();
-    let (mut members, mut published, mut hosts) = (Vec::new(), Vec::new(), BTreeSet::new());
-    let jobs = cluster.unfinished_jobs();
-    let of_network = jobs.iter().filter_map(|record| {
-        let card = record.card.as_ref()?;
-        (card.network == network.name && card.vni == network.vni).then_some((record, card))
-    });
-    for (record, card) in of_network {
-        let vm = vm_of(&record.job.id);
-        let before = memory.places.get(&vm).cloned();
-        let host = place(&cluster.hosts.seen(&vm), record, &moves, before.as_ref());
-        match &host {
-            Some(host) => drop(memory.places.insert(vm.clone(), host.clone())),
-            None => drop(memory.places.remove(&vm)),
-        }
-        let moved = moves.iter().filter(|moved| moved.migration.vm == vm);
-        hosts.extend(moved.flat_map(|moved| [&moved.migration.from, &moved.migration.to]).cloned());
-        hosts.extend(host.iter().chain(&record.job.host).cloned());
-        let own = publish::own(owners, &record.job.id, &record.job.spec.publish);
-        let address = card.address;
-        published.extend(own.map(|publish| Published { publish: *publish, address }));
-        members.push(Member { vm, address, host });
-    }
+    let mut spread = locate(cluster, &mut memory.places, network, owners);
     let answers = |host: &HostId| {
         able.iter().any(|able| able.id == *host) && cluster.hosts.state(host) == HostState::Up
     };
-    let mut network = network;
-    let Memory { unable, failing, .. } = memory;
-    let is_served = network.gateway.as_ref().is_some_and(|host| {
-        answers(host) && unable.get(host).is_none_or(|since| since.elapsed() < UNABLE_MAX)
-    });
-    let able = hosts.iter().filter(|host| answers(host) && !unable.contains_key(*host));
-    let able: Vec<&HostId> = able.collect();
-    let (fails, next) = {
-        let at = network.gateway.as_ref();
-        let fails = at.is_some_and(|host| failing.is_to_leave(host, network.vni));
-        let is_untried = |host: &&HostId| Some(*host) != at && !failing.has_left(host, network.vni);
-        let next = match best_gateway(&members, able.iter().copied().filter(is_untried)) {
-            Some(next) if !is_served || fails => Some(next),
-            // One that may not start is better than none.
-            None if !is_served => best_gateway(&members, able.into_iter()),
-            Some(_) | None => None,
-        };
-        (fails, next)
-    };
-    if let Some(next) = next {
-        let before = network.gateway.clone();
-        match set_gateway(cluster, &network.name, next).await {
-            Ok(changed) => {
-                let left = before.filter(|_| fails).map(|host| (host, changed.vni));
-                failing.left.extend(left.map(|left| (left, Instant::now())));
-                network = changed;
-            }
-            // It was deleted just now.
-            Err(problem) if problem.kind == ProblemKind::NotFound => return Err(problem),
-            // Its hosts would remove what they are not told of.
-            Err(problem) => {
-                tracing::warn!("network {} keeps its gateway: {problem}", network.name)
-            }
-        }
+    let Spread { network, members, hosts, .. } = &spread;
+    let changed = memory.gateways.see_to(cluster, network, members, hosts, answers).await?;
+    if let Some(changed) = changed {
+        spread.network = changed;
     }
-    if !hosts.is_empty() {
-        hosts.extend(network.gateway.clone());
+    if !spread.hosts.is_empty() {
+        spread.hosts.extend(spread.network.gateway.clone());
     }
-    Ok(Spread { network, members, published, hosts })
+    Ok(spread)
 }
 
-/// The host with most of the VMs; of several the first by name.
-fn best_gateway<'a>(members: &[Member], hosts: impl Iterator<Item = &'a HostId>) -> Option<HostId> {
-    let count = |host: &HostId| members.iter().filter(|m| m.host.as_ref() == Some(host)).count();
-    hosts.min_by_key(|host| (std::cmp::Reverse(count(host)), *host)).cloned()
-}
-
-async fn set_gateway(
+/// The VMs of a network, the ports that they publish, and the hosts at which they are or come to be.
+fn locate(
     cluster: &Cluster,
-    name: &NetworkName,
-    host: HostId,
-) -> Result<NetworkRecord, Problem> {
-    // Whoever deletes it meanwhile comes before or after.
-    let _turn = cluster.networks.turn().await;
-    let network = super::find(cluster, name).await?;
-    tracing::info!("host {host} is the gateway of network {name} from now on");
-    let change = |old: Option<NetworkRecord>| NetworkRecord {
-        gateway: Some(host.clone()),
-        ..old.unwrap_or_else(|| network.clone())
-    };
-    cluster.records.update(&key(name), change).await
+    places: &mut BTreeMap<VmId, HostId>,
+    network: NetworkRecord,
+    owners: &BTreeMap<publish::Port, JobId>,
+) -> Spread {
+    let moves = cluster.unfinished_migrations();
+    let jobs = cluster.unfinished_jobs();
+    let mut spread =
+        Spread { network, members: Vec::new(), published: Vec::new(), hosts: BTreeSet::new() };
+    for record in jobs {
+        let Some(card) = &record.card else { continue };
+        if card.network != spread.network.name || card.vni != spread.network.vni {
+            continue;
+        }
+        let vm = vm_of(&record.job.id);
+        let before = places.get(&vm).cloned();
+        let host = place(&cluster.hosts.seen(&vm), &record, &moves, before.as_ref());
+        match &host {
+            Some(host) => drop(places.insert(vm.clone(), host.clone())),
+            None => drop(places.remove(&vm)),
+        }
+        let moved = moves.iter().filter(|moved| moved.migration.vm == vm);
+        let ends = moved.flat_map(|moved| [&moved.migration.from, &moved.migration.to]);
+        spread.hosts.extend(ends.chain(&host).chain(&record.job.host).cloned());
+        let own = publish::own(owners, &record.job.id, &record.job.spec.publish);
+        let address = card.address;
+        spread.published.extend(own.map(|publish| Published { publish: *publish, address }));
+        spread.members.push(Member { vm, address, host });
+    }
+    spread
 }
 
 /// Where a VM is, by what the hosts say at which it may be; `before`: where it was in the last round.

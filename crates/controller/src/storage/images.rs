@@ -4,6 +4,7 @@
 //! from. If that host is gone, or what comes from it is not the image's content, another one takes its place.
 
 pub(crate) mod contents;
+mod ensure;
 mod imports;
 mod sources;
 
@@ -23,6 +24,7 @@ use crate::records::{ImageRecord, PlacedDisk, image_key};
 use crate::storage::left_behind;
 use crate::storage::volumes::{self, or_silent, reachable};
 
+pub use ensure::{NoCopy, ensure};
 pub use imports::{import, import_inputs, settle_imports, upload};
 pub use sources::replace_lost_sources;
 
@@ -302,135 +304,6 @@ async fn ask_for_copy(
         layer: Some(layer),
     };
     to.volume.post(&format!("/v1/images/{name}/copy"), &ask).await
-}
-
-/// Why a host can't use an image now.
-#[derive(Debug)]
-pub enum NoCopy {
-    /// All hosts have answered, and none has it.
-    Gone(Problem),
-    /// All hosts have answered, and none that may give it to this one shows the image's content.
-    NoneGood(Problem),
-    /// It may be otherwise soon, or when somebody has mended it.
-    Trouble(Problem),
-}
-
-impl From<Problem> for NoCopy {
-    fn from(problem: Problem) -> Self {
-        Self::Trouble(problem)
-    }
-}
-
-impl From<NoCopy> for Problem {
-    fn from(no_copy: NoCopy) -> Self {
-        match no_copy {
-            NoCopy::Gone(problem) | NoCopy::NoneGood(problem) | NoCopy::Trouble(problem) => problem,
-        }
-    }
-}
-
-/// Makes sure that a host can use the image: a host that has no copy gets one now.
-///
-/// # Errors
-/// `Gone` with `NotFound`, and `NoneGood` with `Conflict`. Else among others `Unavailable` while it is imported or a host that
-/// does not answer may have it, and `Conflict` if the host has a different image with that name.
-pub async fn ensure(
-    cluster: &Cluster,
-    at: &HostLink,
-    name: &ImageName,
-) -> Result<ImageInfo, NoCopy> {
-    // The record is read before the hosts are asked, so that an import that ends meanwhile still counts as one.
-    let mut record = cluster.records.read::<ImageRecord>(&image_key(name)).await?;
-    let layer = layer_of(cluster, name).await.map_err(|problem| match problem.kind {
-        ProblemKind::NotFound => NoCopy::Gone(problem),
-        _ => NoCopy::Trouble(problem),
-    })?;
-    let mut unclear_from = None;
-    match at.volume.get::<ImageInfo>(&format!("/v1/images/{name}")).await {
-        Ok(info) if info.layer == layer => {
-            let Some(known) = record.as_ref().filter(|known| contents::is_bad(Some(known), &info))
-            else {
-                return Ok(info);
-            };
-            contents::drop_bad(cluster, at, known, &info).await?;
-            let remote = info.remote.filter(|remote| remote.unclear);
-            unclear_from = remote.map(|remote| remote.nbd_addr);
-            record = cluster.records.read(&image_key(name)).await?;
-        }
-        Ok(_) => {
-            let why = format!("host {} has a different image with this name", at.id);
-            return Err(Problem::conflict(format!("can't use image {name}"), why)
-                .next("delete that one at its host, with `perigee image delete --pool`")
-                .into());
-        }
-        Err(problem) if problem.kind == ProblemKind::NotFound => {}
-        Err(problem) => return Err(problem.into()),
-    }
-    let (mut sources, silent) = look(cluster).await;
-    sources.retain(|source| source.info.name == *name && source.info.layer == layer);
-    let shown_at: Vec<HostId> = sources.iter().map(|source| source.host.clone()).collect();
-    sources.retain(|source| {
-        let is_bad = contents::is_bad(record.as_ref(), &source.info);
-        !is_bad && !contents::was_deceived(record.as_ref(), &at.id, &source.host)
-    });
-    // Somebody else has made the copy meanwhile. It is no source of itself.
-    if let Some(made) = sources.iter().position(|source| source.host == at.id) {
-        return Ok(sources.swap_remove(made).info);
-    }
-    // A complete image is preferred: a copy of a copy needs two hosts. Of these, the one at the host that has made it: what
-    // another host says of its copy can't be checked, and that host may have been broken into.
-    let made_at = record.as_ref().and_then(|record| record.made_at.as_ref());
-    let best = sources.iter().min_by_key(|source| {
-        let missing_bytes = missing_bytes(&source.info);
-        let host = cluster.hosts.get(&source.host).ok();
-        let is_unclear =
-            host.is_some_and(|host| Some(&host.addresses.nbd_addr) == unclear_from.as_ref());
-        // What came from there was not the image's content.
-        (is_unclear, missing_bytes > 0, made_at != Some(&source.host), missing_bytes)
-    });
-    let Some(best) = best else {
-        return Err(no_source(name, &at.id, record.as_ref(), &shown_at, silent));
-    };
-    let from = cluster.hosts.get(&best.host)?;
-    if best.info.leave_site.is_never() && from.addresses.site != at.addresses.site {
-        let (here, there) = (&from.addresses.site, &at.addresses.site);
-        let why = format!(
-            "its policy is leave-site: never; it is at site {here}, and {} is at {there}",
-            at.id
-        );
-        return Err(Problem::conflict(format!("can't copy image {name}"), why)
-            .next("use it at a host of its site")
-            .into());
-    }
-    // What the host says that has made it is kept before anybody else has it.
-    if let Some(known) = record.as_ref().filter(|known| known.content.is_none())
-        && known.made_at.as_ref() == Some(&best.host)
-        && let (None, Some(content)) = (&best.info.remote, best.info.content)
-    {
-        contents::keep(cluster, name, layer, content).await?;
-    }
-    Ok(copy(cluster, &from, at, name, layer).await?)
-}
-
-/// Why a host gets the image from nobody. A host that does not answer may have it as it is, unless this one has got something
-/// else from there.
-fn no_source(
-    name: &ImageName,
-    at: &HostId,
-    record: Option<&ImageRecord>,
-    shown_at: &[HostId],
-    mut silent: Vec<HostId>,
-) -> NoCopy {
-    if let Some(import) = record.and_then(|record| record.import.as_ref()) {
-        return being_imported(name, &import.host).into();
-    }
-    silent.retain(|host| !contents::was_deceived(record, at, host));
-    match (shown_at.is_empty(), silent.is_empty()) {
-        (true, true) => NoCopy::Gone(no_image(name)),
-        (true, false) => not_shown(name, &silent).into(),
-        (false, true) => NoCopy::NoneGood(contents::none_good(name, at, record, shown_at, &[])),
-        (false, false) => contents::none_good(name, at, record, shown_at, &silent).into(),
-    }
 }
 
 /// Makes sure that each host of a site that is up has a copy, which gets its blocks in the background.

@@ -88,13 +88,56 @@ async fn finish_import(
     let (Some(layer), Some(import)) = (record.layer, &record.import) else {
         return Ok(String::new());
     };
-    let (name, key) = (&record.name, image_key(&record.name));
+    let (name, key) = (record.name.clone(), image_key(&record.name));
     let (source, format, leave_site) = (import.source.clone(), import.format, record.leave_site);
     let ask = ImportImage { name: name.clone(), source, format, layer: Some(layer), leave_site };
+    let answer = request_import(cluster, host, &ask).await?;
+    // The host has said how it ended, and has removed the file.
+    cluster.records.remove(&UploadRecord::key(&host.id, &import.source)).await?;
+    let info = match answer {
+        Ok(info) => info,
+        Err(problem) => {
+            cluster.records.remove(&key).await?;
+            return Err(problem);
+        }
+    };
+    let is_of_inputs = record.inputs.is_some();
+    let made_at = Some(host.id.clone());
+    let known = ImageRecord { import: None, made_at, content: info.content, ..record };
+    if is_of_inputs {
+        // Room for its files was taken before. The disk has more, which is empty.
+        return cluster.records.put(&key, &known).await.map(|()| info.note);
+    }
+    let _room = room_for(cluster, host, &name, info.size_bytes).await?;
+    let known = ImageRecord { size_bytes: Some(info.size_bytes), ..known };
+    cluster.records.put(&key, &known).await?;
+    copy_to_others(cluster, host, &known, layer).await;
+    Ok(info.note)
+}
+
+/// How the import has ended at the host: with the image, or with the host's problem. The host ends an import whose client leaves.
+///
+/// # Errors
+/// `Unavailable` if the answer was lost, and `Conflict` if the image is deleted meanwhile.
+async fn request_import(
+    cluster: &Cluster,
+    host: &HostLink,
+    ask: &ImportImage,
+) -> Result<Result<ImageInfo, Problem>, Problem> {
+    let name = &ask.name;
     let mut cancelled = cluster.cancelled_imports.subscribe();
-    // The host ends an import whose client leaves.
-    let told = tokio::select! {
-        told = host.volume.hear_long::<ImageInfo>("/v1/images", &ask, |_| {}) => told,
+    tokio::select! {
+        answer = host.volume.hear_long("/v1/images", ask, |_| {}) => match answer {
+            Err(problem) if problem.kind == ProblemKind::Unavailable => {
+                Err(problem.next(format!(
+                    "the import continues when host {} answers, and `perigee image list` shows it then; to \
+                     give it up: perigee image delete {name}",
+                    host.id
+                )))
+            }
+            Err(problem) => Ok(Err(problem)),
+            Ok(ended) => Ok(ended),
+        },
         // Whoever deletes the image removes the record as well.
         () = is_cancelled(&mut cancelled, name) => {
             if let Some(tree) = ask.source.strip_prefix(TREE_PREFIX) {
@@ -102,56 +145,24 @@ async fn finish_import(
                 drop(host.volume.delete(&format!("/v1/trees/{tree}")).await);
             }
             let why = "the image was deleted before its import had ended";
-            return Err(Problem::conflict(format!("can't import image {name}"), why));
+            Err(Problem::conflict(format!("can't import image {name}"), why))
         }
-    };
-    // Once the host has said how it ended, it has removed the file.
-    if !matches!(&told, Err(problem) if problem.kind == ProblemKind::Unavailable) {
-        cluster.records.remove(&UploadRecord::key(&host.id, &import.source)).await?;
     }
-    let info = match told {
-        Ok(Ok(info)) => info,
-        // The host has said how it ended.
-        Ok(Err(problem)) => {
-            cluster.records.remove(&key).await?;
-            return Err(problem);
-        }
-        Err(problem) if problem.kind == ProblemKind::Unavailable => {
-            return Err(problem.next(format!(
-                "the import continues when host {} answers, and `perigee image list` shows it then; to \
-                 give it up: perigee image delete {name}",
-                host.id
-            )));
-        }
-        Err(problem) => {
-            cluster.records.remove(&key).await?;
-            return Err(problem);
-        }
-    };
-    if record.inputs.is_some() {
-        // Room for its files was taken before. The disk has more, which is empty.
-        let made_at = Some(host.id.clone());
-        let content = info.content;
-        let known = ImageRecord { import: None, made_at, content, ..record.clone() };
-        return cluster.records.put(&key, &known).await.map(|()| info.note);
-    }
-    let _room = room_for(cluster, host, name, info.size_bytes).await?;
-    let size_bytes = Some(info.size_bytes);
-    let made_at = Some(host.id.clone());
-    let content = info.content;
-    let known = ImageRecord { import: None, size_bytes, made_at, content, ..record.clone() };
-    cluster.records.put(&key, &known).await?;
+}
+
+/// Gives copies of a new image to the other hosts that are up, as far as its policy allows that.
+async fn copy_to_others(cluster: &Cluster, from: &HostLink, image: &ImageRecord, layer: LayerId) {
     let gets_copy = |other: &HostLink| {
-        let is_near = other.addresses.site == host.addresses.site;
-        other.id != host.id && (is_near || !record.leave_site.is_never())
+        let is_near = other.addresses.site == from.addresses.site;
+        other.id != from.id && (is_near || !image.leave_site.is_never())
     };
+    let name = &image.name;
     for other in cluster.hosts.up().iter().filter(|other| gets_copy(other)) {
-        if let Err(problem) = copy(cluster, host, other, name, layer).await {
+        if let Err(problem) = copy(cluster, from, other, name, layer).await {
             // It gets its copy when it first needs one.
             tracing::warn!("host {} has no copy of image {name} yet: {problem}", other.id);
         }
     }
-    Ok(info.note)
 }
 
 /// Takes room in the tenant's quota for an image that was just made. Its size was not known before.

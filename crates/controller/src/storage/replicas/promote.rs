@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use perigee_model::home::Tenure;
 use perigee_model::job::HostState;
 use perigee_model::replica::{PromoteVolume, Promotion, ReplicaPoint, VolumeReplica};
-use perigee_model::{HostId, Incarnation, Problem, VolumeName};
+use perigee_model::{HostId, Incarnation, LayerId, Problem, VolumeName};
 use uuid::Uuid;
 
 use super::carry_out::{self, PromotionRecord, answers, key};
@@ -57,6 +57,9 @@ pub(super) fn what(volume: &VolumeName) -> String {
 type Chosen<'a> = (&'a ReplicaRecord, ReplicaPoint);
 
 /// The replica with the newest complete point, or the one that was asked for.
+///
+/// # Errors
+/// `NotFound` if there is no such point; `Unavailable` if a replica that may have a newer one does not answer.
 pub(super) async fn choose(
     cluster: &Cluster,
     volume: &VolumeName,
@@ -76,58 +79,97 @@ pub(super) async fn choose(
             "`perigee volume replicate {volume} --to SITE` makes one, while the home is there"
         )));
     }
-    let asked = records.iter().map(|record| points(cluster, &record.shown.host, volume));
-    // A point that was taken while the controller's clock was wrong is not the newest one because of that.
-    let newness = |taken_ms| (Reverse(cluster.clock.age_ms(taken_ms)), taken_ms);
-    let newest = |point: &ReplicaPoint| newness(point.taken_ms);
-    let (mut chosen, mut silent): (Option<Chosen<'_>>, Vec<_>) = (None, Vec::new());
-    for (record, answer) in records.iter().zip(join_all(asked).await) {
-        let replica = match answer {
-            Ok(replica) => replica,
-            Err(problem) => {
-                silent.push((record, problem));
-                continue;
-            }
-        };
+    let (present, mut silent) = ask_replicas(cluster, volume, &records).await;
+    let counts = |replica: &VolumeReplica| {
         let of = replica.tenure.map(Tenure::incarnation);
-        if ask.host.is_none() && incarnation.is_some() && of != incarnation {
-            continue;
-        }
-        let wanted = |point: &&ReplicaPoint| {
-            point.missing_bytes == 0 && ask.layer.is_none_or(|layer| point.layer == layer)
-        };
-        let Some(point) = replica.points.iter().find(wanted).cloned() else { continue };
-        if chosen.as_ref().is_none_or(|(_, best)| newest(&point) > newest(best)) {
-            chosen = Some((record, point));
-        }
-    }
-    let Some((record, point)) = chosen else {
-        let why = match ask.layer {
-            Some(layer) => format!("point {layer} of its replica is not there any more"),
-            None => "none of its replicas was ever complete".to_owned(),
-        };
-        let gone = || {
-            Problem::not_found(what(volume), why)
-                .next(format!("`perigee volume info {volume}` shows its replicas"))
-        };
-        return Err(silent.pop().map_or_else(gone, |(_, problem)| problem));
+        ask.host.is_some() || incarnation.is_none() || of == incarnation
     };
-    let is_newer = |record: &ReplicaRecord| {
-        record.shown.complete_ms.is_some_and(|taken_ms| newness(taken_ms) > newest(&point))
+    let present = present.into_iter().filter(|(_, replica)| counts(replica));
+    let Some((record, point)) = newest(cluster, present, ask.layer) else {
+        let none = || none_complete(volume, ask.layer);
+        return Err(silent.pop().map_or_else(none, |(_, problem)| problem));
     };
-    if let Some((newer, _)) = silent.iter().find(|(silent, _)| is_newer(silent)) {
-        let (better, best) = (&newer.shown.host, &record.shown.host);
-        let why = format!("{better} has a newer replica than {best} and does not answer");
-        return Err(Problem::unavailable(what(volume), why).next(format!(
-            "bring {better} back; to take the older one: perigee volume promote {volume} --host {best}"
-        )));
-    }
+    check_is_newest(cluster, volume, (record, &point), &silent)?;
     let Some(from) = home.or_else(|| record.home.clone()) else {
         return Err(Problem::not_found(what(volume), "its home was never known"));
     };
     let silent = cluster.hosts.silent_for(&from).as_secs();
     let age_s = (cluster.clock.age_ms(point.taken_ms) / 1000).saturating_sub(silent);
     Ok(recorded(volume, from, (record, point), (age_s, silent), ask.force))
+}
+
+type Present<'a> = Vec<(&'a ReplicaRecord, VolumeReplica)>;
+type Silent<'a> = Vec<(&'a ReplicaRecord, Problem)>;
+
+/// What the replicas' hosts have, and those that don't say so.
+async fn ask_replicas<'a>(
+    cluster: &Cluster,
+    volume: &VolumeName,
+    records: &'a [ReplicaRecord],
+) -> (Present<'a>, Silent<'a>) {
+    let asked = records.iter().map(|record| points(cluster, &record.shown.host, volume));
+    let (mut present, mut silent) = (Vec::new(), Vec::new());
+    for (record, answer) in records.iter().zip(join_all(asked).await) {
+        match answer {
+            Ok(replica) => present.push((record, replica)),
+            Err(problem) => silent.push((record, problem)),
+        }
+    }
+    (present, silent)
+}
+
+/// How new a point is; larger is newer. One that was taken while the controller's clock was wrong is not the newest one because of
+/// that.
+fn newness(cluster: &Cluster, taken_ms: u64) -> impl Ord + use<> {
+    (Reverse(cluster.clock.age_ms(taken_ms)), taken_ms)
+}
+
+/// The newest complete point of these replicas, of the first replica that has it; with `layer` only that point counts.
+fn newest<'a>(
+    cluster: &Cluster,
+    replicas: impl Iterator<Item = (&'a ReplicaRecord, VolumeReplica)>,
+    layer: Option<LayerId>,
+) -> Option<Chosen<'a>> {
+    let wanted = |point: &ReplicaPoint| {
+        point.missing_bytes == 0 && layer.is_none_or(|layer| point.layer == layer)
+    };
+    let newness = |chosen: &Chosen<'_>| newness(cluster, chosen.1.taken_ms);
+    replicas
+        .filter_map(|(record, replica)| Some((record, replica.points.into_iter().find(wanted)?)))
+        .reduce(|best, next| if newness(&next) > newness(&best) { next } else { best })
+}
+
+fn none_complete(volume: &VolumeName, layer: Option<LayerId>) -> Problem {
+    let why = match layer {
+        Some(layer) => format!("point {layer} of its replica is not there any more"),
+        None => "none of its replicas was ever complete".to_owned(),
+    };
+    Problem::not_found(what(volume), why)
+        .next(format!("`perigee volume info {volume}` shows its replicas"))
+}
+
+/// Whether none of the replicas that don't answer has a newer complete point, as far as is known.
+///
+/// # Errors
+/// `Unavailable` if one has.
+fn check_is_newest(
+    cluster: &Cluster,
+    volume: &VolumeName,
+    (record, point): (&ReplicaRecord, &ReplicaPoint),
+    silent: &Silent<'_>,
+) -> Result<(), Problem> {
+    let is_newer = |silent: &ReplicaRecord| {
+        let complete_ms = silent.shown.complete_ms;
+        complete_ms.is_some_and(|ms| newness(cluster, ms) > newness(cluster, point.taken_ms))
+    };
+    let Some((newer, _)) = silent.iter().find(|(silent, _)| is_newer(silent)) else {
+        return Ok(());
+    };
+    let (better, best) = (&newer.shown.host, &record.shown.host);
+    let why = format!("{better} has a newer replica than {best} and does not answer");
+    Err(Problem::unavailable(what(volume), why).next(format!(
+        "bring {better} back; to take the older one: perigee volume promote {volume} --host {best}"
+    )))
 }
 
 fn recorded(
