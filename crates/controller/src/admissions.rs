@@ -112,7 +112,7 @@ impl Needed {
             }
         }
         for moved in cluster.index.unfinished_volume_moves() {
-            let shown = &moved.shown;
+            let shown = &moved.view;
             let (homes, hosts) = volumes.entry(shown.volume.clone()).or_default();
             homes.extend([shown.from.clone(), shown.to.clone()]);
             hosts.extend([shown.from.clone(), shown.to.clone()]);
@@ -173,7 +173,7 @@ impl Sent {
 /// Keeps the homes' lists as they are to be. This runs until the controller ends. Each home has a task of its own: one that
 /// answers slowly keeps no other one waiting.
 pub async fn keep(cluster: Arc<Cluster>, task: Task) {
-    let mut told: BTreeMap<HostId, Sent> = BTreeMap::new();
+    let mut sent: BTreeMap<HostId, Sent> = BTreeMap::new();
     let mut asked = JoinSet::new();
     loop {
         while let Some(done) = asked.try_join_next() {
@@ -182,23 +182,23 @@ pub async fn keep(cluster: Arc<Cluster>, task: Task) {
                     Ok(panic) => std::panic::resume_unwind(panic),
                     Err(error) => panic!("nobody ends it: {error}"),
                 });
-            told.entry(home.clone()).or_default().note(&home, answer);
+            sent.entry(home.clone()).or_default().note(&home, answer);
         }
         let up = cluster.hosts.up();
         // Who was away may come back as another.
-        told.retain(|id, told| told.is_asked || up.iter().any(|host| host.id == *id));
+        sent.retain(|id, last| last.is_asked || up.iter().any(|host| host.id == *id));
         let monitor = cluster.timing.monitor;
         let is_due =
-            |home: &&Arc<HostLink>| told.get(&home.id).is_none_or(|told| told.is_due(monitor));
+            |home: &&Arc<HostLink>| sent.get(&home.id).is_none_or(|last| last.is_due(monitor));
         let due: Vec<_> = up.iter().filter(is_due).cloned().collect();
         if !due.is_empty() {
             let count = due.len();
             let tell_all = async {
                 let needed = Needed::now(&cluster).await?;
                 for home in due {
-                    let known = told.entry(home.id.clone()).or_default();
-                    known.is_asked = true;
-                    let before = known.surplus.clone();
+                    let last = sent.entry(home.id.clone()).or_default();
+                    last.is_asked = true;
+                    let before = last.surplus.clone();
                     let (cluster, needed) = (Arc::clone(&cluster), needed.at(&home.id));
                     asked.spawn(async move {
                         let answer = tell(&cluster, &home, needed, &before).await;

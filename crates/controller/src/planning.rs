@@ -269,14 +269,14 @@ async fn disks_that_may_come(
             // What was called off on purpose stays so, and trouble may pass. Beside people, the program itself does that, with
             // volumes of a run that ends.
             let is_recent = |ended_ms| cluster.clock.age_ms(ended_ms) < TROUBLE_MS;
-            let counts = last.shown.problem == moves::CANCELLED
-                || last.shown.ended_ms.is_some_and(is_recent);
-            last.shown.state == VolumeMoveState::CalledOff
-                && last.shown.started_ms >= record.meter.arrived_ms
+            let counts =
+                last.view.problem == moves::CANCELLED || last.view.ended_ms.is_some_and(is_recent);
+            last.view.state == VolumeMoveState::CalledOff
+                && last.view.started_ms >= record.meter.arrived_ms
                 && counts
         });
         fact.coming = still_to_come(cluster, record, disk, *bytes);
-        let called_off = last.map(|last| last.shown.problem.clone());
+        let called_off = last.map(|last| last.view.problem.clone());
         let read = disk.read_only.then(|| READ_BY_OTHERS.to_owned());
         let replicas = replicas::of_volume(cluster, &fact.volume).await?;
         fact.copy = CopyFacts {
@@ -299,7 +299,7 @@ fn still_to_come(
     bytes: u64,
 ) -> Option<StillToCome> {
     let last = cluster.index.volume_move(&disk.volume)?;
-    let VolumeMove { from, to, state, missing_bytes, .. } = &last.shown;
+    let VolumeMove { from, to, state, missing_bytes, .. } = &last.view;
     let comes = !state.is_final() && *state != VolumeMoveState::CallingOff;
     (comes && record.job.host.as_ref() == Some(to)).then(|| StillToCome {
         from: from.clone(),

@@ -522,7 +522,7 @@ pub struct MigrationIntent {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct VolumeMoveRecord {
     /// As shown to people.
-    pub shown: VolumeMove,
+    pub view: VolumeMove,
     /// Which of the volume's moves it is, from 1.
     pub number: u32,
     /// The volume's tenure at the old home; `None` until that says it. Nobody is asked for anything before.

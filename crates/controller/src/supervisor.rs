@@ -119,7 +119,7 @@ impl Supervisor {
             cluster.drive_migration(&record);
         }
         for record in cluster.index.unfinished_volume_moves() {
-            cluster.drive_volume_move(&record.shown.volume);
+            cluster.drive_volume_move(&record.view.volume);
         }
         replicas::drive_all(cluster).await?;
         supervisor.spawn(begin_wanted(Arc::clone(supervisor), requests));
@@ -134,7 +134,7 @@ impl Supervisor {
         supervisor.keep_running("the drain of hosts", drain::run);
         supervisor.keep_running("the promotion of replicas", replicas::run);
         supervisor.keep_running("the shadows of volumes", left_behind::run);
-        supervisor.keep_running("the settling of imports", images::settle_imports);
+        supervisor.keep_running("imports whose answer was lost", images::finish_imports);
         supervisor.keep_running("the letting in of hosts to volumes", admissions::keep);
         supervisor.keep_running("the sources of copies", images::replace_lost_sources);
         supervisor.keep_running("the collecting of input files", inputs::collect);

@@ -191,7 +191,7 @@ fn volumes(cluster: &Cluster, record: &JobRecord) -> Vec<VmVolume> {
         volume: disk.volume.clone(),
         home: disk.home.clone(),
         follows: record.to_follow.contains(&disk.volume),
-        last_move: cluster.index.volume_move(&disk.volume).map(|last| last.shown.clone()),
+        last_move: cluster.index.volume_move(&disk.volume).map(|last| last.view.clone()),
     });
     volumes.collect()
 }

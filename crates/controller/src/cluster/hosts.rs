@@ -354,8 +354,8 @@ impl Hosts {
     /// Whether its volume server was told the same not long ago. It may have a new pool since, and know nothing.
     pub fn knows_sites(&self, id: &HostId, sites: &[SiteAddress]) -> bool {
         let known = self.lock();
-        let told = known.get(id).and_then(|known| known.sites.as_ref());
-        told.is_some_and(|(at, told)| at.elapsed() < TELL_SITES_EVERY && **told == sites)
+        let sent = known.get(id).and_then(|known| known.sites.as_ref());
+        sent.is_some_and(|(at, sent)| at.elapsed() < TELL_SITES_EVERY && **sent == sites)
     }
 
     /// The host's volume server was just told these addresses of sites.

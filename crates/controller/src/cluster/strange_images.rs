@@ -12,14 +12,14 @@ pub struct StrangeImages(Mutex<BTreeSet<(HostId, ImageName)>>);
 
 impl StrangeImages {
     /// `now`: all of them.
-    pub fn tell(&self, now: BTreeSet<(HostId, ImageName)>) {
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for (host, image) in now.difference(&told) {
+    pub fn log_new(&self, now: BTreeSet<(HostId, ImageName)>) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (host, image) in now.difference(&known) {
             tracing::warn!(
                 "host {host} has an image {image} that is not the one of that name here, or that nobody has made here; \
                  `perigee image delete --pool` deletes it there"
             );
         }
-        *told = now;
+        *known = now;
     }
 }

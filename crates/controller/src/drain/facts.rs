@@ -427,7 +427,7 @@ impl At<'_> {
     fn now_of_volume(&self, volume: &VolumeName, users: &[&Arc<JobRecord>]) -> Now {
         let index = &self.cluster.index;
         if let Some(last) = index.volume_move(volume) {
-            let VolumeMove { to, state, cause, problem, ended_ms, .. } = &last.shown;
+            let VolumeMove { to, state, cause, problem, ended_ms, .. } = &last.view;
             if !state.is_final() {
                 return match to == self.host {
                     true => Now::Waits(

@@ -92,7 +92,7 @@ pub async fn undrain(cluster: &Arc<Cluster>, host: &HostId) -> Result<(), Proble
         }
     }
     for record in cluster.index.unfinished_volume_moves() {
-        if record.shown.cause == VolumeMoveCause::Drains(host.clone()) {
+        if record.view.cause == VolumeMoveCause::Drains(host.clone()) {
             moves::call_off(cluster, &record).await?;
         }
     }

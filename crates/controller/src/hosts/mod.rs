@@ -266,7 +266,7 @@ pub async fn remove(cluster: &Cluster, id: &HostId, force: bool) -> Result<HostR
         }
     }
     for record in cluster.index.unfinished_volume_moves() {
-        let VolumeMove { volume, from, to, .. } = &record.shown;
+        let VolumeMove { volume, from, to, .. } = &record.view;
         if !force && (from == id || to == id) {
             let why = format!("volume {volume} is moving from {from} to {to}");
             let next = format!(
@@ -306,7 +306,7 @@ async fn what_goes_with(cluster: &Cluster, id: &HostId) -> Result<HostRemoval, P
     let lost = volumes.into_iter().filter(|volume| volume.home == *id);
     removal.lost_volumes = lost.map(|volume| volume.name).collect();
     for record in cluster.index.unfinished_volume_moves() {
-        let shown = &record.shown;
+        let shown = &record.view;
         let is_kept = record.listed || moves::is_kept_by_a_vm(cluster, &shown.volume);
         let goes_back = shown.to == *id && record.tenure.is_some() && is_kept;
         if goes_back && cluster.hosts.get(&shown.from).is_ok() {

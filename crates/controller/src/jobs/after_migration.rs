@@ -21,7 +21,7 @@ const FIGURES_MAX: Duration = Duration::from_secs(2);
 impl Run {
     /// Takes ended migrations into account. `Some(true)` while a migration is running; `None` if something
     /// changed and the step must be repeated.
-    pub(super) async fn settle(&mut self) -> Result<Option<bool>, Problem> {
+    pub(super) async fn settle_migrations(&mut self) -> Result<Option<bool>, Problem> {
         if let Some(left) = self.record.value.left.clone() {
             let settled = self.record.value.settled;
             let start = start_of(&self.record.value, settled);

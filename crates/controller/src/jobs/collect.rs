@@ -150,7 +150,7 @@ impl Run {
             }
             return Ok(poll);
         }
-        if self.settle().await?.is_none() {
+        if self.settle_migrations().await?.is_none() {
             return Ok(Step::Again);
         }
         let host = self.host()?;

@@ -36,7 +36,7 @@ pub(super) enum Change {
 impl Run {
     /// Predicts the job's end anew, and makes a change that pays. If a change is refused, the next best one is made
     /// where that pays by itself.
-    pub(super) async fn consider(&mut self, moving: bool) -> Result<(), Problem> {
+    pub(super) async fn decide_move(&mut self, moving: bool) -> Result<(), Problem> {
         if self.job().state != JobState::Running {
             return Ok(());
         }

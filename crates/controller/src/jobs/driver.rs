@@ -229,7 +229,7 @@ impl Drives for Run {
 
     async fn step(&mut self) -> Result<Step, Problem> {
         self.homes_at = self.cluster.index.home_changes();
-        self.settle_homes().await?;
+        self.follow_homes().await?;
         self.drop_old_roots().await?;
         if self.record.value.ending.is_some() {
             return self.finish().await;

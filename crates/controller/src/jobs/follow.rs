@@ -71,7 +71,7 @@ impl Run {
             return Ok(step);
         }
         let seen_before = self.seen_at_work.take();
-        let Some(moving) = self.settle().await? else { return Ok(Step::Again) };
+        let Some(moving) = self.settle_migrations().await? else { return Ok(Step::Again) };
         let gone = match moving {
             true => self.wait_for_the_move().await?,
             false => self.leave_gone_host().await?,
@@ -105,7 +105,7 @@ impl Run {
         }
         // A change that history is sure of is made when the command starts, and not at the next figures.
         if news.figures_due || news.begins {
-            self.consider(moving).await?;
+            self.decide_move(moving).await?;
         }
         self.pause()
     }
@@ -488,7 +488,7 @@ impl Run {
         let now = Instant::now();
         let is_up = |home: &HostId| self.cluster.hosts.state(home) == HostState::Up;
         let is_filling_from_up = |volume: &VolumeName| {
-            let last = self.cluster.index.volume_move(volume).map(|last| last.shown.clone());
+            let last = self.cluster.index.volume_move(volume).map(|last| last.view.clone());
             last.is_none_or(|last| last.state.is_final() || is_up(&last.from))
         };
         let is_reachable =

@@ -20,7 +20,7 @@ const CALLED_OFF: &str = "a person called it off";
 
 impl Run {
     /// Takes the moves of its volumes into account: each waits for this.
-    pub(super) async fn settle_homes(&mut self) -> Result<(), Problem> {
+    pub(super) async fn follow_homes(&mut self) -> Result<(), Problem> {
         let record = &mut self.record.value;
         let here = record.job.host.clone();
         // A VM that runs can't go on with its disk as it was at an earlier time; one that is off can start with it.
@@ -70,7 +70,7 @@ impl Run {
         let mut disks = self.record.value.placement.iter().flat_map(|placement| &placement.disks);
         disks.find_map(|disk| {
             let last = self.cluster.index.volume_move(&disk.volume)?;
-            let VolumeMove { volume, from, to, state, .. } = &last.shown;
+            let VolumeMove { volume, from, to, state, .. } = &last.view;
             if !state.is_changing_home() {
                 return None;
             }
@@ -91,7 +91,7 @@ impl Run {
     /// Calls off the move of a volume that its new home has not taken yet.
     pub(super) async fn call_off_taking(&self, volume: &VolumeName) -> Result<(), Problem> {
         let last = self.cluster.index.volume_move(volume);
-        match last.filter(|last| last.shown.state == VolumeMoveState::Taking) {
+        match last.filter(|last| last.view.state == VolumeMoveState::Taking) {
             Some(last) => moves::call_off(&self.cluster, &last).await,
             None => Ok(()),
         }
@@ -101,7 +101,7 @@ impl Run {
     pub(super) fn homes_move(&self) -> Result<bool, Problem> {
         let disks = &self.placement()?.disks;
         let mut moves = disks.iter().filter_map(|d| self.cluster.index.volume_move(&d.volume));
-        Ok(moves.any(|last| !last.shown.state.is_final()))
+        Ok(moves.any(|last| !last.view.state.is_final()))
     }
 
     /// The planner's decision: the data volumes come to the VM's host.
@@ -179,8 +179,8 @@ impl Run {
         let cause = VolumeMoveCause::Follows(vm_of(&self.id));
         for volume in self.record.value.to_follow.clone() {
             let last = self.cluster.index.volume_move(&volume);
-            let last = last.filter(|last| last.shown.cause == cause);
-            match last.as_ref().map(|last| last.shown.state) {
+            let last = last.filter(|last| last.view.cause == cause);
+            match last.as_ref().map(|last| last.view.state) {
                 Some(VolumeMoveState::Taking) => {
                     moves::call_off(&self.cluster, last.as_ref().expect("it moves")).await?;
                     return Ok(true);
@@ -237,7 +237,7 @@ impl Run {
         cause: &VolumeMoveCause,
     ) -> Option<String> {
         let last = self.cluster.index.volume_move(volume)?;
-        let shown = &last.shown;
+        let shown = &last.view;
         let is_called_off = shown.cause == *cause
             && shown.to == *host
             && shown.state == VolumeMoveState::CalledOff
@@ -249,7 +249,7 @@ impl Run {
     pub(super) async fn forget_volume_moves(&self) -> Result<(), Problem> {
         for disk in self.record.value.placement.iter().flat_map(|placement| &placement.disks) {
             let last = self.cluster.index.volume_move(&disk.volume);
-            if disk.temporary && last.is_some_and(|last| last.shown.state.is_final()) {
+            if disk.temporary && last.is_some_and(|last| last.view.state.is_final()) {
                 moves::forget(&self.cluster, &disk.volume).await?;
             }
         }
@@ -264,7 +264,7 @@ pub(super) fn incomplete<'a>(
 ) -> Option<(&'a PlacedDisk, HostId)> {
     record.disks_needed().find_map(|disk| {
         let last = cluster.index.volume_move(&disk.volume)?;
-        let shown = &last.shown;
+        let shown = &last.view;
         let is_incomplete = shown.state == VolumeMoveState::Lost
             || (shown.state.is_taken() && shown.missing_bytes != Some(0));
         let from_removed = disk.home == shown.to && cluster.hosts.get(&shown.from).is_err();

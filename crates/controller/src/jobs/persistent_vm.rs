@@ -124,7 +124,7 @@ impl Run {
         cleanup.volumes.clone_from(&persistent.dropped);
         for (_, volume) in &cleanup.volumes {
             let last = self.cluster.index.volume_move(volume);
-            if last.is_some_and(|last| last.shown.state.is_final()) {
+            if last.is_some_and(|last| last.view.state.is_final()) {
                 moves::forget(&self.cluster, volume).await?;
             }
         }
@@ -140,7 +140,7 @@ impl Run {
         // One that moved there may yet go back to its old home.
         let is_over = |volume: &VolumeName| {
             let last = self.cluster.index.volume_move(volume);
-            last.is_none_or(|last| last.shown.state.is_final())
+            last.is_none_or(|last| last.view.state.is_final())
         };
         let is_lost = |disk: &&PlacedDisk| {
             self.cluster.hosts.get(&disk.home).is_err() && is_over(&disk.volume)
@@ -306,7 +306,7 @@ impl Run {
                 continue;
             }
             let last = self.cluster.index.volume_move(&volume);
-            is_unknown |= last.is_none_or(|last| last.shown.state.is_final());
+            is_unknown |= last.is_none_or(|last| last.view.state.is_final());
             self.call_off_taking(&volume).await?;
         }
         Ok(is_unknown)
@@ -340,8 +340,8 @@ impl Run {
         // A move that is not over may bring it to either end. The cleaner waits for the move.
         for (home, volume) in of_one_run(&placement.disks) {
             let last = self.cluster.index.volume_move(&volume);
-            let Some(last) = last.filter(|last| !last.shown.state.is_final()) else { continue };
-            let others = [&last.shown.from, &last.shown.to].into_iter().filter(|at| **at != home);
+            let Some(last) = last.filter(|last| !last.view.state.is_final()) else { continue };
+            let others = [&last.view.from, &last.view.to].into_iter().filter(|at| **at != home);
             cleanup.volumes.extend(others.map(|at| (at.clone(), volume.clone())));
         }
         Some(cleanup)

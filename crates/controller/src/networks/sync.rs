@@ -83,7 +83,7 @@ struct Sent(Mutex<BTreeMap<HostId, Last>>);
 #[derive(Default)]
 struct Last {
     /// When, and what; `None` if the last try failed.
-    told: Option<(Instant, HostNetworks)>,
+    sent: Option<(Instant, HostNetworks)>,
     /// When what the host knows was made: the next is later, also if the clock was set back.
     made_ms: u64,
     /// A task is telling it something.
@@ -99,11 +99,11 @@ impl Sent {
     fn begin(&self, host: &HostId, wanted: &HostNetworks, now_ms: u64) -> Option<u64> {
         let mut all = self.lock();
         let last = all.entry(host.clone()).or_default();
-        let knows = |(at, told): &(Instant, HostNetworks)| {
-            let same = HostNetworks { made_ms: 0, ..told.clone() };
+        let knows = |(at, sent): &(Instant, HostNetworks)| {
+            let same = HostNetworks { made_ms: 0, ..sent.clone() };
             same == *wanted && at.elapsed() < TELL_AGAIN
         };
-        if last.busy || last.told.as_ref().is_some_and(knows) {
+        if last.busy || last.sent.as_ref().is_some_and(knows) {
             return None;
         }
         last.busy = true;
@@ -113,13 +113,13 @@ impl Sent {
 
     /// Returns whether the host knows what it was told; `known`: its answer.
     fn end(&self, host: &HostId, sent: HostNetworks, known: Option<NetworksKnown>) -> bool {
-        let is_told = known.is_some_and(|known| known.made_ms == sent.made_ms);
+        let is_known = known.is_some_and(|known| known.made_ms == sent.made_ms);
         if let Some(last) = self.lock().get_mut(host) {
             last.busy = false;
             last.made_ms = last.made_ms.max(known.map_or(0, |known| known.made_ms));
-            last.told = is_told.then(|| (Instant::now(), sent));
+            last.sent = is_known.then(|| (Instant::now(), sent));
         }
-        is_told
+        is_known
     }
 
     /// The hosts that may have something of a network.
@@ -135,7 +135,7 @@ impl Sent {
 /// What the task knows from one round to the next.
 #[derive(Default)]
 struct Memory {
-    told: Arc<Sent>,
+    sent: Arc<Sent>,
     /// Where the VMs were in the last round.
     places: BTreeMap<VmId, HostId>,
     gateways: Gateways,
@@ -204,28 +204,28 @@ async fn round(
                 continue;
             }
         };
-        if let Some(made_ms) = memory.told.begin(&host.id, &wanted, now_ms()) {
+        if let Some(made_ms) = memory.sent.begin(&host.id, &wanted, now_ms()) {
             let wanted = HostNetworks { made_ms, ..wanted };
-            let told = Arc::clone(&memory.told);
-            tokio::spawn(tell(Arc::clone(cluster), told, Arc::clone(host), wanted));
+            let sent = Arc::clone(&memory.sent);
+            tokio::spawn(send(Arc::clone(cluster), sent, Arc::clone(host), wanted));
         }
     }
-    for host in memory.told.hosts() {
+    for host in memory.sent.hosts() {
         if all.iter().all(|known| known.id != host) {
-            memory.told.forget(&host);
+            memory.sent.forget(&host);
         }
     }
     Ok(())
 }
 
-async fn tell(cluster: Arc<Cluster>, told: Arc<Sent>, host: Arc<HostLink>, sent: HostNetworks) {
-    let result = host.agent.put::<NetworksKnown>("/v1/networks", &sent).await;
+async fn send(cluster: Arc<Cluster>, sent: Arc<Sent>, host: Arc<HostLink>, networks: HostNetworks) {
+    let result = host.agent.put::<NetworksKnown>("/v1/networks", &networks).await;
     if let Err(problem) = &result {
         // The host says in its report what it can't do.
         tracing::debug!("host {} was not told of networks: {problem}", host.id);
     }
     let has_answered = result.is_ok();
-    if !told.end(&host.id, sent, result.ok()) && has_answered {
+    if !sent.end(&host.id, networks, result.ok()) && has_answered {
         let set_back = cluster.clock.seen().last_jump.filter(|jump| !jump.is_ahead());
         let why = match set_back {
             Some(jump) => clock::in_words(jump),
@@ -320,7 +320,7 @@ fn place(
     // A move may be over, and its job's record may not say so yet.
     known.extend(record.job.host.iter().chain(before));
     // Others say nothing of this VM that counts: it never was there.
-    let is_told = |(host, report): &&(HostId, VmReport)| {
+    let is_of_this_run = |(host, report): &&(HostId, VmReport)| {
         let start = report.spec.start;
         let is_of_this = start.submitted_ms == record.job.submitted_ms;
         known.contains(host) && is_of_this && start.run <= record.restarts
@@ -331,7 +331,7 @@ fn place(
             VmStatus::Starting | VmStatus::Incoming | VmStatus::Migrated | VmStatus::Gone
         )
     };
-    let here = seen.iter().filter(is_told).filter(|(_, report)| is_here(report.status));
+    let here = seen.iter().filter(is_of_this_run).filter(|(_, report)| is_here(report.status));
     let Some((host, report)) = here.max_by_key(|(_, report)| report.spec.start) else {
         return record.job.host.clone();
     };

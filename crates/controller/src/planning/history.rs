@@ -242,7 +242,7 @@ pub(crate) fn history_key(spec: &JobSpec) -> String {
     format!("{RUNS}{}", digest(&of))
 }
 
-/// Forgets what a deleted tenant's jobs have taught.
+/// Forgets what a deleted tenant's jobs have shown.
 pub async fn forget_tenant(cluster: &Cluster, tenant: &TenantName) -> Result<(), Problem> {
     let is_own = |history: &History| history.runs.iter().any(|run| tenant.owns(&run.traits.name));
     for (key, history) in cluster.records.list_after::<History>(RUNS, "", usize::MAX).await? {

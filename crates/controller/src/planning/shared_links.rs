@@ -115,8 +115,8 @@ pub async fn in_use(cluster: &Cluster) -> Result<InUse, Problem> {
     let moves = cluster.unfinished_migrations();
     let moves = moves.iter().map(|r| (r.migration.from.clone(), r.migration.to.clone()));
     let volumes = cluster.index.unfinished_volume_moves();
-    let volumes = volumes.iter().filter(|record| record.shown.missing_bytes != Some(0));
-    let volumes = volumes.map(|r| (r.shown.from.clone(), r.shown.to.clone()));
+    let volumes = volumes.iter().filter(|record| record.view.missing_bytes != Some(0));
+    let volumes = volumes.map(|r| (r.view.from.clone(), r.view.to.clone()));
     let between = moves.chain(volumes).chain(replicas);
     let mut lanes = used_lanes(cluster, None);
     lanes.extend(between.map(|(from, to)| unordered(lane(cluster, &from, &to))));

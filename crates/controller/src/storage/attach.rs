@@ -34,7 +34,7 @@ pub async fn attach(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId) -> Res
         let home = cluster.hosts.get(&disk.home)?;
         admissions::allow(&home, &disk.volume, at).await?;
         // What its old home let in when the move began is copied to the new one, and this may be later.
-        let moving = cluster.index.volume_move(&disk.volume).map(|last| last.shown.clone());
+        let moving = cluster.index.volume_move(&disk.volume).map(|last| last.view.clone());
         if let Some(moving) = moving.filter(|shown| !shown.state.is_final() && shown.to != *at)
             && let Ok(new) = cluster.hosts.get(&moving.to)
             && let Err(problem) = admissions::allow(&new, &disk.volume, at).await

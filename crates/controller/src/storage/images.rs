@@ -25,7 +25,7 @@ use crate::storage::left_behind;
 use crate::storage::volumes::{self, or_silent, reachable};
 
 pub use ensure::{NoCopy, ensure};
-pub use imports::{import, import_inputs, settle_imports, upload};
+pub use imports::{finish_imports, import, import_inputs, upload};
 pub use sources::replace_lost_sources;
 
 use imports::end_import;
@@ -151,7 +151,7 @@ async fn images(cluster: &Cluster) -> Result<Vec<ClusterImage>, Problem> {
         image.hosts.push(host);
         image.missing_bytes += missing_bytes(&info);
     }
-    cluster.strange_images.tell(strange);
+    cluster.strange_images.log_new(strange);
     Ok(images.into_values().collect())
 }
 

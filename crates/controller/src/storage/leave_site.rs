@@ -59,15 +59,15 @@ impl std::fmt::Display for Of {
 
 /// Tells each host that is up the sites of all hosts, unless it was told the same before.
 pub async fn tell_sites(cluster: &Cluster) {
-    let told = Arc::new(addresses(&cluster.hosts.all()));
+    let sites = Arc::new(addresses(&cluster.hosts.all()));
     let up = cluster.hosts.up();
-    let asked = up.iter().filter(|host| !cluster.hosts.knows_sites(&host.id, &told));
+    let asked = up.iter().filter(|host| !cluster.hosts.knows_sites(&host.id, &sites));
     let asked = asked.map(async |host| {
-        let hosts = told.to_vec();
+        let hosts = sites.to_vec();
         let here = host.addresses.site.clone();
         let map = SiteMap { here, hosts, teller: cluster.settings.site.clone() };
         match host.volume.put::<()>("/v1/sites", &map).await {
-            Ok(()) => cluster.hosts.note_sites(&host.id, &told),
+            Ok(()) => cluster.hosts.note_sites(&host.id, &sites),
             Err(problem) => tracing::debug!("host {} is not told the sites: {problem}", host.id),
         }
     });

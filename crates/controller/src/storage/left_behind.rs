@@ -79,7 +79,7 @@ async fn look(cluster: &Cluster) -> Result<(), Problem> {
 
 async fn is_over(cluster: &Cluster, shadow: &Shadow, host: &HostLink) -> Result<bool, Problem> {
     // A move that is under way may be using it.
-    if cluster.index.volume_move(&shadow.volume).is_some_and(|last| !last.shown.state.is_final()) {
+    if cluster.index.volume_move(&shadow.volume).is_some_and(|last| !last.view.state.is_final()) {
         return Ok(false);
     }
     let age_ms = cluster.clock.age_ms(shadow.since_ms);

@@ -147,7 +147,7 @@ async fn volumes(cluster: &Cluster) -> Result<Vec<Unknown>, Problem> {
         let is_moving = cluster
             .index
             .volume_move(name)
-            .is_some_and(|last| last.shown.to == host || last.shown.from == host);
+            .is_some_and(|last| last.view.to == host || last.view.from == host);
         let is_replica = replicas.iter().any(|r| r.volume == *name && r.host == host);
         let mut disks = jobs.iter().filter_map(|job| job.placement.as_ref()).flat_map(|p| &p.disks);
         let is_disk = disks.any(|disk| disk.volume == *name);

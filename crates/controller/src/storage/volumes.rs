@@ -87,7 +87,7 @@ fn disks_of(jobs: &[Arc<JobRecord>]) -> impl Iterator<Item = (&VolumeName, &Host
 
 /// Whether the controller has ordered a move of the volume to this host, which may have it already.
 fn is_moving_to(cluster: &Cluster, name: &VolumeName, host: &HostId) -> bool {
-    cluster.index.volume_move(name).is_some_and(|last| last.shown.to == *host)
+    cluster.index.volume_move(name).is_some_and(|last| last.view.to == *host)
 }
 
 /// One volume, from its record: its home is not asked.
@@ -126,7 +126,7 @@ fn view(
         moving: cluster
             .index
             .volume_move(name)
-            .map(|last| last.shown.clone())
+            .map(|last| last.view.clone())
             .filter(|shown| !shown.state.is_final()),
         leave_site: seen.map_or(LeaveSite::Allowed, |s| s.leave_site),
         replicas: Vec::new(),
@@ -224,7 +224,7 @@ async fn disk_of_a_job(
         return Ok(None);
     };
     // It may just have moved, and the job is not told yet.
-    let moved_to = cluster.index.volume_move(name).map(|last| last.shown.to.clone());
+    let moved_to = cluster.index.volume_move(name).map(|last| last.view.to.clone());
     for host in [Some(home.clone()), moved_to].into_iter().flatten() {
         let Ok(link) = cluster.hosts.get(&host) else { continue };
         if let Ok(info) = link.volume.get::<VolumeInfo>(&format!("/v1/volumes/{name}")).await {
@@ -279,7 +279,7 @@ pub async fn adopt(
             ));
         }
     }
-    if cluster.index.volume_move(name).is_some_and(|last| !last.shown.state.is_final()) {
+    if cluster.index.volume_move(name).is_some_and(|last| !last.view.state.is_final()) {
         return refused("it is moving".to_owned());
     }
     if replicas::is_superseded(cluster, host, name).await? {
@@ -340,7 +340,7 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
         }
         cluster.records.remove(&volume_key(&new.name)).await?;
     }
-    if cluster.index.volume_move(&new.name).is_some_and(|last| !last.shown.state.is_final()) {
+    if cluster.index.volume_move(&new.name).is_some_and(|last| !last.view.state.is_final()) {
         let why = "a volume of this name has moved, and what it left behind is not deleted yet";
         return Err(Problem::conflict(format!("can't create volume {}", new.name), why)
             .next("try again in some seconds, or choose another name"));
@@ -515,7 +515,7 @@ pub async fn delete(cluster: &Cluster, name: &VolumeName) -> Result<(), Problem>
     })?;
     // From here on it does not move; it may have moved since.
     if let Some(last) = cluster.index.incomplete_move(name) {
-        return Err(still_copied(&last.shown));
+        return Err(still_copied(&last.view));
     }
     if let Some(replica) = replicas::of_volume(cluster, name).await?.first() {
         let why = format!("it has a replica at {}", replica.host);
@@ -536,7 +536,7 @@ pub async fn delete(cluster: &Cluster, name: &VolumeName) -> Result<(), Problem>
             cluster.records.remove(&volume_key(name)).await?;
             match cluster.index.volume_move(name) {
                 // Its driver sees that the volume is gone, and deletes the rest.
-                Some(last) if !last.shown.state.is_final() => {}
+                Some(last) if !last.view.state.is_final() => {}
                 _ => moves::forget(cluster, name).await?,
             }
             cleaner::detach_now(cluster, name).await

@@ -186,7 +186,7 @@ async fn a_home_is_told_nothing_of_what_hosts_say_they_use() {
 #[tokio::test]
 async fn a_home_that_never_answers_keeps_no_other_one_waiting() {
     let lab = Lab::up().await;
-    lab.home.inside().openers_hang = true;
+    lab.home.inside().admissions_hang = true;
     let told = lab.cloud.inside().told_of_admissions;
     wait_for("two more rounds", async || {
         (lab.cloud.inside().told_of_admissions > told + 1).then_some(())

@@ -157,7 +157,7 @@ async fn a_copy_to_a_host_with_a_replica_ships_only_what_that_lacks() {
     let spec = JobSpec { may_migrate: true, ..spec(Access::Write) };
     let whole = planning::plan(&lab.cluster, &spec).await.expect("a plan");
     let site = lab.home.addresses.site.clone();
-    let shown = Replica {
+    let view = Replica {
         volume: data_volume(),
         site: site.clone(),
         host: lab.home.id.clone(),
@@ -171,7 +171,7 @@ async fn a_copy_to_a_host_with_a_replica_ships_only_what_that_lacks() {
         problem: String::new(),
     };
     let record =
-        ReplicaRecord { shown, home: None, tenure: None, in_use: None, from_nbd_addr: None };
+        ReplicaRecord { view, home: None, tenure: None, in_use: None, from_nbd_addr: None };
     let key = format!("replicas/{}/{site}", data_volume());
     lab.cluster.records.put(&key, &record).await.expect("put");
     let rest = planning::plan(&lab.cluster, &spec).await.expect("a plan");

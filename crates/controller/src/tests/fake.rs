@@ -174,7 +174,7 @@ pub struct Inside {
     /// Probes of links and removals of attachments are never answered.
     pub hangs: bool,
     /// It never answers who may open its volumes.
-    pub openers_hang: bool,
+    pub admissions_hang: bool,
     /// How often a power button was pressed.
     pub pressed: u32,
     /// How VMs were changed while they ran.

@@ -17,11 +17,11 @@ impl Index {
     /// change of the volume's home.
     pub fn put_volume_move(&self, record: &VolumeMoveRecord) {
         let mut inner = self.lock();
-        let volume = record.shown.volume.clone();
+        let volume = record.view.volume.clone();
         let before = inner.volume_moves.insert(volume, Arc::new(record.clone()));
-        let state = |record: &VolumeMoveRecord| (record.number, record.shown.state);
+        let state = |record: &VolumeMoveRecord| (record.number, record.view.state);
         if before.is_none_or(|before| state(&before) != state(record)) {
-            inner.note_home_change(&record.shown.volume);
+            inner.note_home_change(&record.view.volume);
             drop(inner);
             self.changed.notify_one();
             self.moved.notify_one();
@@ -45,7 +45,7 @@ impl Index {
     /// The moves of volumes that are not in a final state.
     pub fn unfinished_volume_moves(&self) -> Vec<Arc<VolumeMoveRecord>> {
         let inner = self.lock();
-        let unfinished = inner.volume_moves.values().filter(|r| !r.shown.state.is_final());
+        let unfinished = inner.volume_moves.values().filter(|r| !r.view.state.is_final());
         unfinished.cloned().collect()
     }
 
@@ -53,7 +53,7 @@ impl Index {
     /// stand on the volume may need the rest, so it is not deleted then.
     pub fn incomplete_move(&self, volume: &VolumeName) -> Option<Arc<VolumeMoveRecord>> {
         self.volume_move(volume)
-            .filter(|last| !last.shown.state.is_final() && last.shown.missing_bytes != Some(0))
+            .filter(|last| !last.view.state.is_final() && last.view.missing_bytes != Some(0))
     }
 
     /// Grows whenever a volume may have got another home. Whoever reads it before it looks for a home
@@ -80,7 +80,7 @@ impl Index {
     /// Where a disk's volume has its home now, if a move has taken it away from `home`.
     pub fn moved_from(&self, volume: &VolumeName, home: &HostId) -> Option<HostId> {
         let inner = self.lock();
-        let shown = &inner.volume_moves.get(volume)?.shown;
+        let shown = &inner.volume_moves.get(volume)?.view;
         let is_redirecting = shown.state == VolumeMoveState::Redirecting && shown.from == *home;
         is_redirecting.then(|| shown.to.clone())
     }
@@ -88,7 +88,7 @@ impl Index {
     /// The old home of a disk's volume, where it is again because the host `home`, which had taken it, was removed.
     pub fn returned_from(&self, volume: &VolumeName, home: &HostId) -> Option<HostId> {
         let inner = self.lock();
-        let shown = &inner.volume_moves.get(volume)?.shown;
+        let shown = &inner.volume_moves.get(volume)?.view;
         let is_back = shown.state == VolumeMoveState::CalledOff && shown.taken_ms.is_some();
         (is_back && shown.to == *home).then(|| shown.from.clone())
     }
@@ -113,8 +113,8 @@ impl Index {
         home: &HostId,
     ) -> Result<Hold<'_>, String> {
         let mut inner = self.lock();
-        if let Some(last) = inner.volume_moves.get(volume).filter(|r| !r.shown.state.is_final()) {
-            return Err(format!("it is being moved to {} already", last.shown.to));
+        if let Some(last) = inner.volume_moves.get(volume).filter(|r| !r.view.state.is_final()) {
+            return Err(format!("it is being moved to {} already", last.view.to));
         }
         if inner.held.contains(&Held::VolumeMove(volume.clone())) {
             return Err("it is being moved already".to_owned());
@@ -165,7 +165,7 @@ impl Inner {
 
     pub(super) fn is_changing_home(&self, volume: &VolumeName) -> bool {
         let last = self.volume_moves.get(volume);
-        last.is_some_and(|record| record.shown.state.is_changing_home())
+        last.is_some_and(|record| record.view.state.is_changing_home())
             || self.held.contains(&Held::VolumeMove(volume.clone()))
     }
 

@@ -179,15 +179,15 @@ async fn make(
     let room = accounts::hold_volume(cluster, inputs.image.as_str(), inputs.bytes).await?;
     let tree = Uuid::new_v4();
     // A body is not bound to the life of this future.
-    let (sent, mut told) = tokio::sync::watch::channel(0);
+    let (sent, mut progress_of) = tokio::sync::watch::channel(0);
     let pace = cluster.paces.of(at, Way::In);
     let body = Body::from_stream(paced(tar(view, manifest, sent), Arc::clone(&pace)));
     let path = format!("/v1/trees/{tree}");
     let sending = at.volume_slow.send_body::<Upload>(Method::PUT, &path, body);
     let sending = while_kept(cluster, at, Way::In, &pace, sending);
     let telling = async {
-        while told.changed().await.is_ok() {
-            let sent_bytes = *told.borrow_and_update();
+        while progress_of.changed().await.is_ok() {
+            let sent_bytes = *progress_of.borrow_and_update();
             cluster.staging.note(&place.image, |progress| progress.sent_bytes = sent_bytes);
         }
         // All is sent. The answer follows.

@@ -354,7 +354,7 @@ impl<'a> Intake<'a> {
             }
             Some(Begun::Small { path, size_bytes, content }) => {
                 while self.small.len() >= SMALL_AT_ONCE {
-                    self.settle_small().await?;
+                    self.await_small().await?;
                 }
                 let (view, at, name) = (self.view.clone(), self.at(&path), self.name(&path));
                 self.small.spawn(async move {
@@ -371,7 +371,7 @@ impl<'a> Intake<'a> {
         path.names()[self.place.path.names().len()..].join("/")
     }
 
-    async fn settle_small(&mut self) -> Result<(), Problem> {
+    async fn await_small(&mut self) -> Result<(), Problem> {
         match self.small.join_next().await {
             Some(Ok(written)) => self.count(written).await,
             Some(Err(error)) => Err(Problem::internal("can't write a job's outputs", error)),
@@ -438,7 +438,7 @@ impl<'a> Intake<'a> {
     async fn end(mut self) -> Result<OutputsTaken, Problem> {
         self.begun = None;
         while !self.small.is_empty() {
-            self.settle_small().await?;
+            self.await_small().await?;
         }
         let links = std::mem::take(&mut self.links);
         for name in links.paths() {

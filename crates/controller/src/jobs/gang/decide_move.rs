@@ -25,10 +25,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(60 * 60);
 
 impl GangRun {
     /// `Some` if a move was begun.
-    pub(super) async fn consider_gang(
-        &mut self,
-        members: &Members,
-    ) -> Result<Option<Step>, Problem> {
+    pub(super) async fn decide_move(&mut self, members: &Members) -> Result<Option<Step>, Problem> {
         if !self.may_be_considered()? {
             return Ok(None);
         }

@@ -281,7 +281,7 @@ impl GangRun {
                     self.record.save().await?;
                     Ok(None)
                 }
-                None => self.consider_gang(members).await,
+                None => self.decide_move(members).await,
             };
         };
         if let Some((number, GangMoveRequest::Stay)) = asked {

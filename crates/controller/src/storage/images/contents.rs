@@ -68,11 +68,11 @@ pub(super) fn none_good(
 #[derive(Default)]
 pub(super) struct Sent(HashSet<(HostId, LayerId)>);
 
-/// An image, and a copy of it to be settled.
-type CopyToSettle<'a> = (Arc<ImageRecord>, &'a Found);
+/// An image, and a copy of it to be checked.
+type CopyToCheck<'a> = (Arc<ImageRecord>, &'a Found);
 
-/// Once for each look at all hosts. They are asked side by side, each for some time, so that none holds up the others.
-pub(super) async fn settle(cluster: &Cluster, look: &Look, told: &mut Sent) {
+/// Has each copy show what its image is: drops bad ones, and says to others what they have to show. Once for each look at all hosts. They are asked side by side, each for some time, so that none holds up the others.
+pub(super) async fn check_copies(cluster: &Cluster, look: &Look, sent: &mut Sent) {
     let records = match cluster.records.list::<ImageRecord>("images/").await {
         Ok(records) => records,
         Err(problem) => return tracing::warn!("can't list the images: {problem}"),
@@ -83,9 +83,9 @@ pub(super) async fn settle(cluster: &Cluster, look: &Look, told: &mut Sent) {
     }
     let here: HashSet<_> =
         look.found.iter().map(|found| (found.host.clone(), found.info.layer)).collect();
-    told.0.retain(|known| here.contains(known));
+    sent.0.retain(|known| here.contains(known));
     // In another order each time: a host may wait long for another one, so that the last of its copies are not reached.
-    let mut hosts: HashMap<HostId, HashMap<ImageName, CopyToSettle<'_>>> = HashMap::new();
+    let mut hosts: HashMap<HostId, HashMap<ImageName, CopyToCheck<'_>>> = HashMap::new();
     for record in records.into_iter().filter(|record| record.import.is_none()) {
         let (name, layer) = (record.name.clone(), record.layer);
         let Some(copies) = layer.and_then(|layer| copies.get(&(&name, layer))) else { continue };
@@ -97,8 +97,8 @@ pub(super) async fn settle(cluster: &Cluster, look: &Look, told: &mut Sent) {
             }
         };
         for found in copies {
-            let is_told = told.0.contains(&(found.host.clone(), found.info.layer));
-            if is_bad(Some(&record), &found.info) || !is_told && lacks_content(&record, found) {
+            let is_sent = sent.0.contains(&(found.host.clone(), found.info.layer));
+            if is_bad(Some(&record), &found.info) || !is_sent && lacks_content(&record, found) {
                 let of_host = hosts.entry(found.host.clone()).or_default();
                 of_host.insert(name.clone(), (Arc::clone(&record), found));
             }
@@ -106,16 +106,16 @@ pub(super) async fn settle(cluster: &Cluster, look: &Look, told: &mut Sent) {
     }
     let asked = hosts.into_iter().map(|(host, copies)| async move {
         let mut kept_not = Vec::new();
-        let settled = settle_host(cluster, &host, &copies, &mut kept_not);
-        if tokio::time::timeout(HOST_MAX, settled).await.is_err() {
+        let checked = check_host(cluster, &host, &copies, &mut kept_not);
+        if tokio::time::timeout(HOST_MAX, checked).await.is_err() {
             let max_s = HOST_MAX.as_secs();
             tracing::warn!(
-                "the copies at host {host} are not settled in {max_s} s; going on later"
+                "the copies at host {host} are not all checked in {max_s} s; going on later"
             );
         }
         kept_not
     });
-    told.0.extend(join_all(asked).await.into_iter().flatten());
+    sent.0.extend(join_all(asked).await.into_iter().flatten());
 }
 
 /// The record, with the content as soon as it is known.
@@ -126,7 +126,7 @@ async fn with_content(
     look: &Look,
 ) -> Result<ImageRecord, Problem> {
     if record.content.is_none()
-        && let Some(content) = told(cluster, &record, copies, look)
+        && let Some(content) = said_content(cluster, &record, copies, look)
         && let Some(layer) = record.layer
     {
         return keep(cluster, &record.name, layer, content).await;
@@ -142,16 +142,16 @@ fn lacks_content(record: &ImageRecord, found: &Found) -> bool {
     is_whole_copy && record.content.is_some() && info.content != record.content
 }
 
-/// What can't be settled of one copy keeps none of the others from it.
-async fn settle_host(
+/// What can't be found out of one copy keeps none of the others from it.
+async fn check_host(
     cluster: &Cluster,
     host: &HostId,
-    copies: &HashMap<ImageName, CopyToSettle<'_>>,
+    copies: &HashMap<ImageName, CopyToCheck<'_>>,
     kept_not: &mut Vec<(HostId, LayerId)>,
 ) {
     let Ok(at) = cluster.hosts.get(host) else { return };
     for (record, found) in copies.values() {
-        match settle_one(cluster, &at, record, found).await {
+        match check_copy(cluster, &at, record, found).await {
             Ok(true) => {}
             Ok(false) => kept_not.push((host.clone(), found.info.layer)),
             Err(problem) => tracing::warn!("image {} at {host}: {problem}", record.name),
@@ -160,7 +160,7 @@ async fn settle_host(
 }
 
 /// Returns `false` if the host was told what its copy has to show, and did not keep that.
-async fn settle_one(
+async fn check_copy(
     cluster: &Cluster,
     at: &HostLink,
     record: &ImageRecord,
@@ -171,20 +171,20 @@ async fn settle_one(
     let _alone = loop {
         match cluster.index.begin_import(name) {
             Some(alone) => break alone,
-            // Somebody imports or deletes it at this moment, or it is settled at another host.
+            // Somebody imports or deletes it at this moment, or it is checked at another host.
             None if tries < TRIES_MAX => tokio::time::sleep(TRY_PAUSE).await,
             None => return Ok(true),
         }
         tries += 1;
     };
-    let asked = settle_alone(cluster, at, name, found.info.layer);
+    let asked = check_alone(cluster, at, name, found.info.layer);
     tokio::time::timeout(ANSWER_MAX, asked).await.unwrap_or_else(|_| {
         let why = format!("the host does not answer in {} s", ANSWER_MAX.as_secs());
-        Err(Problem::unavailable(format!("can't settle image {name} at {}", at.id), why))
+        Err(Problem::unavailable(format!("can't check image {name} at {}", at.id), why))
     })
 }
 
-async fn settle_alone(
+async fn check_alone(
     cluster: &Cluster,
     at: &HostLink,
     name: &ImageName,
@@ -210,8 +210,8 @@ async fn settle_alone(
         && let Some(remote) = &now.info.remote
         && let Some(from) = host_at(cluster, &remote.nbd_addr)
     {
-        let told = ask_for_copy(cluster, &from, at, name, now.info.layer).await?;
-        return Ok(told.content == known.content);
+        let copy = ask_for_copy(cluster, &from, at, name, now.info.layer).await?;
+        return Ok(copy.content == known.content);
     }
     Ok(true)
 }
@@ -222,7 +222,7 @@ fn host_at(cluster: &Cluster, nbd_addr: &str) -> Option<Arc<HostLink>> {
 
 /// The content as the host says that has made the image. If it is not known who did, or that host is gone, as all hosts say
 /// that have all of it.
-fn told(
+fn said_content(
     cluster: &Cluster,
     record: &ImageRecord,
     copies: &[&Found],

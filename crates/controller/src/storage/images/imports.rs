@@ -307,7 +307,7 @@ pub(super) async fn end_import<'a>(
 }
 
 /// Continues imports whose answers were lost. This runs until the controller ends.
-pub async fn settle_imports(cluster: Arc<Cluster>, task: Task) {
+pub async fn finish_imports(cluster: Arc<Cluster>, task: Task) {
     // An import may take hours; the others do not wait for it.
     let mut running = JoinSet::new();
     loop {
@@ -318,7 +318,7 @@ pub async fn settle_imports(cluster: Arc<Cluster>, task: Task) {
             let count = imports.len();
             for record in imports {
                 let cluster = Arc::clone(&cluster);
-                running.spawn(async move { settle_import(&cluster, record.name).await });
+                running.spawn(async move { finish_lost_import(&cluster, record.name).await });
             }
             Ok(format!("{count} imports are under way"))
         };
@@ -328,10 +328,10 @@ pub async fn settle_imports(cluster: Arc<Cluster>, task: Task) {
     }
 }
 
-async fn settle_import(cluster: &Cluster, name: ImageName) {
+async fn finish_lost_import(cluster: &Cluster, name: ImageName) {
     // Another task is finishing this import.
     let Some(_importing) = cluster.index.begin_import(&name) else { return };
-    let settled = async {
+    let finished = async {
         let key = image_key(&name);
         let record = cluster.records.read::<ImageRecord>(&key).await?;
         let pending = record.and_then(|record| Some((record.import.clone()?.host, record)));
@@ -349,7 +349,7 @@ async fn settle_import(cluster: &Cluster, name: ImageName) {
             Err(_) => cluster.records.remove(&key).await,
         }
     };
-    if let Err(problem) = settled.await {
+    if let Err(problem) = finished.await {
         tracing::warn!("image {name}: {problem}");
     }
 }

@@ -24,13 +24,13 @@ pub(super) struct Look {
 
 /// Runs until the controller ends.
 pub async fn replace_lost_sources(cluster: Arc<Cluster>, task: Task) {
-    let (mut told, period) = (contents::Sent::default(), cluster.timing.monitor * MONITORED);
+    let (mut sent, period) = (contents::Sent::default(), cluster.timing.monitor * MONITORED);
     loop {
         let replace_all = async {
             let up = cluster.hosts.up();
             let (found, silent) = look(&cluster).await;
             let look = Look { up, found, silent };
-            contents::settle(&cluster, &look, &mut told).await;
+            contents::check_copies(&cluster, &look, &mut sent).await;
             let lost = |found: &&Found| look.has_lost_source(&found.host, &found.info);
             for lost in look.found.iter().filter(lost) {
                 let (name, host) = (&lost.info.name, &lost.host);

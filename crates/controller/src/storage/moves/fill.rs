@@ -41,7 +41,7 @@ impl Run<'_> {
             let why =
                 format!("these hosts may still look for it at {}: {}", from.id, names.join(", "));
             return Err(Problem::unavailable(
-                format!("can't delete what is left of volume {} there", self.shown().volume),
+                format!("can't delete what is left of volume {} there", self.view().volume),
                 why,
             ));
         }
@@ -52,7 +52,7 @@ impl Run<'_> {
         }
         self.end(VolumeMoveEvent::Filled, String::new()).await?;
         if is_deleted {
-            super::request::forget(&self.cluster, &self.shown().volume).await?;
+            super::request::forget(&self.cluster, &self.view().volume).await?;
         }
         Ok(Step::Again)
     }
@@ -67,7 +67,7 @@ impl Run<'_> {
         let Ok(all) = from.volume.get::<AllAdmittedHosts>("/v1/admissions").await else {
             return left;
         };
-        let hosts = all.volumes.get(&self.shown().volume);
+        let hosts = all.volumes.get(&self.view().volume);
         let is_let_in = |host: &HostId| hosts.is_some_and(|hosts| hosts.contains(host));
         left.retain(|host| *host == from.id || is_let_in(host));
         left
@@ -83,8 +83,8 @@ impl Run<'_> {
     /// The controller lets nobody delete the volume before all of it is copied, but somebody may have asked
     /// the new home itself. Clones there may then still need what the old one keeps.
     async fn may_forget_deleted(&self, to: &HostLink) -> Result<(), Problem> {
-        let shown = self.shown();
-        if shown.missing_bytes == Some(0) {
+        let view = self.view();
+        if view.missing_bytes == Some(0) {
             return Ok(());
         }
         let Some(from) = self.from() else { return Ok(()) };
@@ -108,21 +108,20 @@ impl Run<'_> {
         missing_bytes: u64,
         failed: Option<String>,
     ) -> Result<(), Problem> {
-        let shown = &mut self.record.value.shown;
+        let view = &mut self.record.value.view;
         let problem = failed.map_or_else(String::new, |why| {
             format!(
                 "{} could not copy the rest when it last tried, and tries again: {why}",
-                shown.to
+                view.to
             )
         });
         let left = self.pace.left(Instant::now(), missing_bytes);
         let left_ms = left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
-        let before = (shown.missing_bytes, shown.left_ms.is_some());
-        if before == (Some(missing_bytes), left_ms.is_some()) && shown.problem == problem {
+        let before = (view.missing_bytes, view.left_ms.is_some());
+        if before == (Some(missing_bytes), left_ms.is_some()) && view.problem == problem {
             return Ok(());
         }
-        (shown.missing_bytes, shown.left_ms, shown.problem) =
-            (Some(missing_bytes), left_ms, problem);
+        (view.missing_bytes, view.left_ms, view.problem) = (Some(missing_bytes), left_ms, problem);
         self.record.save().await
     }
 
@@ -132,7 +131,7 @@ impl Run<'_> {
             self.end(VolumeMoveEvent::Filled, String::new()).await?;
             return Ok(Step::Again);
         }
-        let from = &self.shown().from;
+        let from = &self.view().from;
         let why = format!(
             "host {from} was removed, and with it {missing_bytes} bytes that were not copied yet"
         );
@@ -155,12 +154,12 @@ impl Run<'_> {
         if !left_behind::has_room(&self.cluster, from).await {
             return self.forget_at(from).await;
         }
-        left_behind::keep(&self.cluster, &self.shown().volume, &from.id, before.next()).await?;
+        left_behind::keep(&self.cluster, &self.view().volume, &from.id, before.next()).await?;
         self.detach_at(from).await
     }
 
     async fn detach_at(&self, from: &Arc<HostLink>) -> Result<(), Problem> {
-        let volume = &self.shown().volume;
+        let volume = &self.view().volume;
         let Detachment::Held(_detaching) = self.cluster.index.begin_detachment(&from.id, volume)
         else {
             return Ok(());
@@ -175,13 +174,13 @@ impl Run<'_> {
     /// The new home was removed. The old one still has what the volume was when its move began; a
     /// job's own volume is no use like that. But a disk that a VM without a job keeps while it is off goes back too.
     pub(super) async fn bring_back(&mut self) -> Result<Step, Problem> {
-        let to = self.shown().to.clone();
-        if self.cluster.index.is_promoted(&self.shown().volume) {
+        let to = self.view().to.clone();
+        if self.cluster.index.is_promoted(&self.view().volume) {
             let why = "a replica of it is becoming the volume";
             return Err(Problem::unavailable(self.what(), why));
         }
         let is_listed = self.record.value.listed;
-        let is_kept = is_listed || super::is_kept_by_a_vm(&self.cluster, &self.shown().volume);
+        let is_kept = is_listed || super::is_kept_by_a_vm(&self.cluster, &self.view().volume);
         let from = self.from().filter(|_| is_kept);
         let (Some(from), Some(tenure)) = (from, self.record.value.tenure) else {
             if let Some(from) = self.from() {
@@ -190,7 +189,7 @@ impl Run<'_> {
             return self.lost(format!("host {to} was removed, and the volume with it")).await;
         };
         self.return_to(&from, tenure).await?;
-        let volume = self.shown().volume.clone();
+        let volume = self.view().volume.clone();
         let at_home = |_: Option<VolumeRecord>| VolumeRecord {
             name: volume.clone(),
             home: from.id.clone(),

@@ -52,11 +52,11 @@ enum Step {
 pub async fn drive(cluster: Arc<Cluster>, volume: VolumeName) -> Result<(), Problem> {
     let intent_key = volume_move_intent_key(&volume);
     let mut intents = cluster.records.watch(&intent_key);
-    let (mut told, mut failing_since, mut pause) = (BTreeSet::new(), None, cluster.timing.poll);
+    let (mut informed, mut failing_since, mut pause) = (BTreeSet::new(), None, cluster.timing.poll);
     let mut pace_of_copy = Pace::default();
     loop {
         let Some(record) = cluster.own_volume_move(&volume).await? else { return Ok(()) };
-        if record.value.shown.state.is_final() {
+        if record.value.view.state.is_final() {
             return Ok(());
         }
         let intent: Option<VolumeMoveIntent> = cluster.records.read(&intent_key).await?;
@@ -64,7 +64,7 @@ pub async fn drive(cluster: Arc<Cluster>, volume: VolumeName) -> Result<(), Prob
         let mut run = Run {
             cluster: Arc::clone(&cluster),
             record,
-            told: &mut told,
+            informed: &mut informed,
             failing_since: &mut failing_since,
             pace: &mut pace_of_copy,
         };
@@ -99,7 +99,7 @@ struct Run<'a> {
     cluster: Arc<Cluster>,
     record: Owned<VolumeMoveRecord>,
     /// Hosts that know the new home.
-    told: &'a mut BTreeSet<HostId>,
+    informed: &'a mut BTreeSet<HostId>,
     /// When the new home first could not take the volume.
     failing_since: &'a mut Option<Instant>,
     /// How fast the rest comes.
@@ -108,11 +108,11 @@ struct Run<'a> {
 
 impl Run<'_> {
     async fn step(&mut self, is_unwanted: bool) -> Result<Step, Problem> {
-        match self.shown().state {
+        match self.view().state {
             VolumeMoveState::Taking if is_unwanted => self.give_up(CANCELLED.to_owned()).await,
             VolumeMoveState::Taking => self.take().await,
             VolumeMoveState::CallingOff => self.call_off().await,
-            VolumeMoveState::Redirecting => self.settle().await,
+            VolumeMoveState::Redirecting => self.redirect().await,
             VolumeMoveState::Filling => self.fill().await,
             VolumeMoveState::Completed | VolumeMoveState::CalledOff | VolumeMoveState::Lost => {
                 Ok(Step::Again)
@@ -123,13 +123,13 @@ impl Run<'_> {
     /// Asks the new home to take the volume.
     async fn take(&mut self) -> Result<Step, Problem> {
         let Some(to) = self.to() else {
-            return self.give_up(format!("host {} was removed", self.shown().to)).await;
+            return self.give_up(format!("host {} was removed", self.view().to)).await;
         };
         let Some(from) = self.from() else {
-            return self.give_up(format!("host {} was removed", self.shown().from)).await;
+            return self.give_up(format!("host {} was removed", self.view().from)).await;
         };
         let Some(tenure) = self.record.value.tenure else { return self.learn_tenure(&from).await };
-        let volume = self.shown().volume.clone();
+        let volume = self.view().volume.clone();
         match admissions::allow_the_same(&self.cluster, &from, &to, &volume).await {
             // The old home may be away because it is not needed any more: only the answer to an earlier try was lost.
             Err(problem) if may_pass(&problem) => match self.home_at(&to).await {
@@ -172,7 +172,7 @@ impl Run<'_> {
         if since.elapsed() < patience {
             return Err(problem);
         }
-        let VolumeMove { from, to, problem: before, .. } = self.shown();
+        let VolumeMove { from, to, problem: before, .. } = self.view();
         // The last try was cut short, and says less than the one before.
         let last = if before.is_empty() { in_words(&problem) } else { before.clone() };
         let why = format!("{to} could not take it from {from} for {patience:?}: {last}");
@@ -216,7 +216,7 @@ impl Run<'_> {
             }
         }
         let Some(from) = self.from() else {
-            let from = &self.shown().from;
+            let from = &self.view().from;
             return self.lost(format!("host {from} was removed, and the volume with it")).await;
         };
         if let Some(tenure) = self.record.value.tenure {
@@ -230,7 +230,7 @@ impl Run<'_> {
                 done => done?,
             }
         }
-        let why = self.shown().problem.clone();
+        let why = self.view().problem.clone();
         self.end(VolumeMoveEvent::Returned, why).await?;
         Ok(Step::Again)
     }
@@ -246,11 +246,11 @@ impl Run<'_> {
 
     async fn taken(&mut self, missing_bytes: u64) -> Result<Step, Problem> {
         self.advance(VolumeMoveEvent::Taken)?;
-        let shown = &mut self.record.value.shown;
-        (shown.taken_ms, shown.missing_bytes) = (Some(now_ms()), Some(missing_bytes));
-        shown.problem.clear();
+        let view = &mut self.record.value.view;
+        (view.taken_ms, view.missing_bytes) = (Some(now_ms()), Some(missing_bytes));
+        view.problem.clear();
         self.record.save().await?;
-        tracing::info!("volume {} has its home at {}", self.shown().volume, self.shown().to);
+        tracing::info!("volume {} has its home at {}", self.view().volume, self.view().to);
         Ok(Step::Again)
     }
 
@@ -258,13 +258,13 @@ impl Run<'_> {
     async fn give_up(&mut self, why: String) -> Result<Step, Problem> {
         tracing::warn!("{}: {why}", self.what());
         self.advance(VolumeMoveEvent::GivenUp)?;
-        self.record.value.shown.problem = self.cluster.hosts.named(&why);
+        self.record.value.view.problem = self.cluster.hosts.named(&why);
         self.record.save().await?;
         Ok(Step::Again)
     }
 
     async fn lost(&mut self, why: String) -> Result<Step, Problem> {
-        tracing::warn!("the move of volume {}: {why}", self.shown().volume);
+        tracing::warn!("the move of volume {}: {why}", self.view().volume);
         self.end(VolumeMoveEvent::HostRemoved, why).await?;
         self.drive_users();
         Ok(Step::Again)
@@ -272,7 +272,7 @@ impl Run<'_> {
 
     /// The jobs and VMs with the volume at the host that was removed hear what has become of it.
     fn drive_users(&self) {
-        let VolumeMove { volume, to, .. } = self.shown();
+        let VolumeMove { volume, to, .. } = self.view();
         for record in self.cluster.index.jobs_that_name(volume, to) {
             self.cluster.drive_job(&record.job.id);
         }
@@ -281,10 +281,10 @@ impl Run<'_> {
     /// The one place where a move ends.
     async fn end(&mut self, event: VolumeMoveEvent, problem: String) -> Result<(), Problem> {
         self.advance(event)?;
-        let shown = &mut self.record.value.shown;
-        (shown.ended_ms, shown.problem) = (Some(now_ms()), problem);
+        let view = &mut self.record.value.view;
+        (view.ended_ms, view.problem) = (Some(now_ms()), problem);
         self.record.save().await?;
-        let volume = &self.shown().volume;
+        let volume = &self.view().volume;
         // A job that has ended needs no account of its volumes.
         if !self.record.value.listed && request::job_with(&self.cluster, volume).is_none() {
             request::forget(&self.cluster, volume).await?;
@@ -293,7 +293,7 @@ impl Run<'_> {
     }
 
     fn advance(&mut self, event: VolumeMoveEvent) -> Result<(), Problem> {
-        let state = &mut self.record.value.shown.state;
+        let state = &mut self.record.value.view.state;
         *state = state.next(event)?;
         Ok(())
     }
@@ -301,41 +301,41 @@ impl Run<'_> {
     /// Says what the move waits for.
     async fn note(&mut self, problem: &Problem) -> Result<(), Problem> {
         // What the step changed and could not store has not happened.
-        let volume = self.shown().volume.clone();
+        let volume = self.view().volume.clone();
         let Some(stored) = self.cluster.own_volume_move(&volume).await? else { return Ok(()) };
         self.record = stored;
         let text = self.cluster.hosts.named(&in_words(problem));
-        let shown = &mut self.record.value.shown;
+        let view = &mut self.record.value.view;
         // Why it is called off stays said.
-        if shown.state == VolumeMoveState::CallingOff || shown.problem == text {
+        if view.state == VolumeMoveState::CallingOff || view.problem == text {
             tracing::debug!("{}: {text}", self.what());
             return Ok(());
         }
         tracing::warn!("{}: {text}", self.what());
-        self.record.value.shown.problem = text;
+        self.record.value.view.problem = text;
         self.record.save().await
     }
 
-    fn shown(&self) -> &VolumeMove {
-        &self.record.value.shown
+    fn view(&self) -> &VolumeMove {
+        &self.record.value.view
     }
 
     fn what(&self) -> String {
-        format!("can't move volume {} to {}", self.shown().volume, self.shown().to)
+        format!("can't move volume {} to {}", self.view().volume, self.view().to)
     }
 
     fn path(&self, verb: &str) -> String {
-        format!("/v1/volumes/{}/{verb}", self.shown().volume)
+        format!("/v1/volumes/{}/{verb}", self.view().volume)
     }
 
     /// `None` when a person removed the host.
     fn from(&self) -> Option<Arc<HostLink>> {
-        self.cluster.hosts.get(&self.shown().from).ok()
+        self.cluster.hosts.get(&self.view().from).ok()
     }
 
     /// As [`Run::from`], the new home.
     fn to(&self) -> Option<Arc<HostLink>> {
-        self.cluster.hosts.get(&self.shown().to).ok()
+        self.cluster.hosts.get(&self.view().to).ok()
     }
 
     async fn home_at(&self, host: &HostLink) -> Result<HomeState, Problem> {

@@ -32,7 +32,7 @@ pub async fn request(
     volumes::reachable(cluster, &from)?;
     volumes::reachable(cluster, to)?;
     leave_site::check_move(cluster, volume, &from, to).await?;
-    let shown = VolumeMove {
+    let view = VolumeMove {
         volume: volume.clone(),
         from,
         to: to.clone(),
@@ -45,14 +45,14 @@ pub async fn request(
         left_ms: None,
         problem: String::new(),
     };
-    let record = VolumeMoveRecord { shown, number: 1, tenure: None, listed };
+    let record = VolumeMoveRecord { view, number: 1, tenure: None, listed };
     // Not part of the request: one that is dropped leaves no move without a driver.
     let made = tokio::spawn(begin(Arc::clone(cluster), record));
     made.await.map_err(|e| Problem::internal(format!("can't move volume {volume}"), e))?
 }
 
 async fn begin(cluster: Arc<Cluster>, mut record: VolumeMoveRecord) -> Result<VolumeMove, Problem> {
-    let VolumeMove { volume, from, to, .. } = record.shown.clone();
+    let VolumeMove { volume, from, to, .. } = record.view.clone();
     let _moving = cluster.index.begin_volume_move(&volume, &from).map_err(|why| {
         refusal(&volume, &to, why).next(format!(
             "try again when that is over; `perigee volume info {volume}` shows the volume"
@@ -77,7 +77,7 @@ async fn begin(cluster: Arc<Cluster>, mut record: VolumeMoveRecord) -> Result<Vo
         }
     }
     cluster.drive_volume_move(&volume);
-    Ok(record.shown)
+    Ok(record.view)
 }
 
 fn refusal(volume: &VolumeName, to: &HostId, why: impl ToString) -> Problem {
@@ -126,10 +126,10 @@ pub fn home_in_a_job(cluster: &Cluster, volume: &VolumeName) -> Option<HostId> {
 /// `Conflict` when none is under way, or when it is done.
 pub async fn cancel(cluster: &Cluster, volume: &VolumeName) -> Result<VolumeMove, Problem> {
     let what = || format!("can't cancel the move of volume {volume}");
-    let Some(last) = cluster.index.volume_move(volume).filter(|r| !r.shown.state.is_final()) else {
+    let Some(last) = cluster.index.volume_move(volume).filter(|r| !r.view.state.is_final()) else {
         return Err(Problem::conflict(what(), "none is under way"));
     };
-    let VolumeMove { from, to, state, .. } = &last.shown;
+    let VolumeMove { from, to, state, .. } = &last.view;
     if state.is_taken() {
         let why = format!("{to} is its home already; only copying its data is not over");
         return Err(Problem::conflict(what(), why).next(format!(
@@ -137,12 +137,12 @@ pub async fn cancel(cluster: &Cluster, volume: &VolumeName) -> Result<VolumeMove
         )));
     }
     call_off(cluster, &last).await?;
-    Ok(last.shown.clone())
+    Ok(last.view.clone())
 }
 
 /// Has a move called off if it still can be.
 pub async fn call_off(cluster: &Cluster, record: &VolumeMoveRecord) -> Result<(), Problem> {
-    let key = volume_move_intent_key(&record.shown.volume);
+    let key = volume_move_intent_key(&record.view.volume);
     let intent: Option<VolumeMoveIntent> = cluster.records.read(&key).await?;
     // Each write has the driver begin its step again.
     if intent.is_some_and(|intent| intent.cancel == record.number) {
@@ -157,7 +157,7 @@ pub async fn call_off(cluster: &Cluster, record: &VolumeMoveRecord) -> Result<()
 /// `NotFound` when it never moved.
 pub async fn of_volume(cluster: &Cluster, volume: &VolumeName) -> Result<VolumeMove, Problem> {
     let last = cluster.index.volume_move(volume);
-    last.map(|record| record.shown.clone()).ok_or_else(|| {
+    last.map(|record| record.view.clone()).ok_or_else(|| {
         Problem::not_found(format!("the move of volume {volume}"), "the volume never moved")
     })
 }

@@ -13,15 +13,15 @@ use perigee_model::job::HostState;
 
 impl Run<'_> {
     /// Until nothing names the old home any more. The jobs' drivers change their own records.
-    pub(super) async fn settle(&mut self) -> Result<Step, Problem> {
+    pub(super) async fn redirect(&mut self) -> Result<Step, Problem> {
         let Some(to) = self.to() else { return self.bring_back().await };
         if let Some(from) = self.from() {
-            admissions::allow_those_too(&from, &to, &self.shown().volume).await;
+            admissions::allow_those_too(&from, &to, &self.view().volume).await;
         }
         self.tell_hosts().await;
         self.record_home().await?;
-        let shown = self.shown();
-        let jobs = self.cluster.index.jobs_that_name(&shown.volume, &shown.from);
+        let view = self.view();
+        let jobs = self.cluster.index.jobs_that_name(&view.volume, &view.from);
         if !jobs.is_empty() {
             for job in jobs {
                 self.cluster.wakes.wake(&vm_of(&job.job.id));
@@ -35,7 +35,7 @@ impl Run<'_> {
     }
 
     async fn record_home(&self) -> Result<(), Problem> {
-        let (volume, to) = (&self.shown().volume, &self.shown().to);
+        let (volume, to) = (&self.view().volume, &self.view().to);
         if !self.record.value.listed {
             return Ok(());
         }
@@ -52,16 +52,16 @@ impl Run<'_> {
     pub(super) async fn tell_hosts(&mut self) -> Vec<HostId> {
         let Some(to) = self.to() else { return Vec::new() };
         let mut hosts = self.cluster.hosts.all();
-        hosts.retain(|host| host.id != to.id && !self.told.contains(&host.id));
-        let volume = &self.shown().volume;
+        hosts.retain(|host| host.id != to.id && !self.informed.contains(&host.id));
+        let volume = &self.view().volume;
         let asked = hosts.iter().map(|host| attach_at(&self.cluster, host, volume, &to));
-        let told = futures_util::future::join_all(asked).await;
+        let answers = futures_util::future::join_all(asked).await;
         let mut left = Vec::new();
-        for (host, told) in hosts.into_iter().zip(told) {
-            match told {
-                Ok(()) => drop(self.told.insert(host.id.clone())),
+        for (host, answer) in hosts.into_iter().zip(answers) {
+            match answer {
+                Ok(()) => drop(self.informed.insert(host.id.clone())),
                 Err(problem) => {
-                    tracing::debug!("volume {} at {}: {problem}", self.shown().volume, host.id);
+                    tracing::debug!("volume {} at {}: {problem}", self.view().volume, host.id);
                     left.push(host.id.clone());
                 }
             }

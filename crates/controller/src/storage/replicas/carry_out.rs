@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct PromotionRecord {
     pub(super) volume: VolumeName,
-    pub(super) shown: Promotion,
+    pub(super) view: Promotion,
     pub(super) site: SiteId,
     pub(super) layer: LayerId,
     /// The volume's tenure at the lost home; `None` if that never told it.
@@ -85,10 +85,10 @@ pub(super) async fn begin(
              has seen",
         )
     })?;
-    let last = cluster.index.volume_move(volume).filter(|last| !last.shown.state.is_final());
-    if let Some(last) = last.filter(|last| cluster.hosts.get(&last.shown.to).is_err()) {
+    let last = cluster.index.volume_move(volume).filter(|last| !last.view.state.is_final());
+    if let Some(last) = last.filter(|last| cluster.hosts.get(&last.view.to).is_err()) {
         cluster.index.end_promotion(volume);
-        let from = &last.shown.from;
+        let from = &last.view.from;
         let why = format!("it is being brought back to {from}");
         return Err(Problem::conflict(what(volume), why).next(match cluster.hosts.state(from) {
             HostState::Up => "try again in some seconds".to_owned(),
@@ -117,7 +117,7 @@ async fn with(
 ) -> Result<Promotion, Problem> {
     let volume = record.value.volume.clone();
     let mut run = Run { cluster, record };
-    let Err(problem) = run.carry_out().await else { return Ok(run.record.value.shown) };
+    let Err(problem) = run.carry_out().await else { return Ok(run.record.value.view) };
     let Some(ask) = ask.filter(|ask| run.is_to_choose(ask, &problem)) else { return Err(problem) };
     // It may have been called off.
     if !cluster.index.is_promoted(&volume) {
@@ -126,7 +126,7 @@ async fn with(
     let anew = choose(cluster, &volume, ask).await?;
     run.choose_anew(anew).await?;
     run.carry_out().await?;
-    Ok(run.record.value.shown)
+    Ok(run.record.value.view)
 }
 
 /// Calls off a promotion that is not done.
@@ -139,7 +139,7 @@ pub(super) async fn cancel(
 ) -> Result<Promotion, Problem> {
     let (_step, record) = take(cluster, volume).await?;
     if record.value.decided {
-        let Promotion { from, to, .. } = &record.value.shown;
+        let Promotion { from, to, .. } = &record.value.view;
         let why = format!("{from} may have given the volume up already");
         return Err(Problem::conflict(format!("can't call off the promotion of {volume}"), why)
             .next(format!(
@@ -149,7 +149,7 @@ pub(super) async fn cancel(
     }
     let run = Run { cluster, record };
     run.call_off().await?;
-    Ok(run.record.value.shown)
+    Ok(run.record.value.view)
 }
 
 async fn take<'a>(
@@ -190,9 +190,8 @@ struct Run<'a> {
 impl Run<'_> {
     /// Each step can be done again.
     async fn carry_out(&mut self) -> Result<(), Problem> {
-        let PromotionRecord { volume, shown, layer, tenure, forced, .. } =
-            self.record.value.clone();
-        let Promotion { from, to, .. } = shown;
+        let PromotionRecord { volume, view, layer, tenure, forced, .. } = self.record.value.clone();
+        let Promotion { from, to, .. } = view;
         let answers = answers(self.cluster, &volume, &from, forced).await;
         if answers && !forced && !self.record.value.decided {
             return self.end(format!("its home {from} answers again"), ProblemKind::Conflict).await;
@@ -224,7 +223,7 @@ impl Run<'_> {
     /// The home answers, and a person has it give the volume up. Nothing is written there any more before the replica
     /// is the volume.
     async fn have_it_given_up(&mut self) -> Result<(), Problem> {
-        let PromotionRecord { volume, shown: Promotion { from, to, .. }, layer, .. } =
+        let PromotionRecord { volume, view: Promotion { from, to, .. }, layer, .. } =
             self.record.value.clone();
         if !self.record.value.decided {
             // The volume would be nowhere if the point were not there.
@@ -240,15 +239,15 @@ impl Run<'_> {
             self.decide().await?;
         }
         let superseded = self.superseded();
-        let mut told = lost::tell(self.cluster, &superseded).await;
+        let mut answer = lost::tell(self.cluster, &superseded).await;
         for _ in 1..TRIES {
-            if told.is_ok() {
+            if answer.is_ok() {
                 break;
             }
             tokio::time::sleep(PAUSE).await;
-            told = lost::tell(self.cluster, &superseded).await;
+            answer = lost::tell(self.cluster, &superseded).await;
         }
-        told.map_err(|problem| {
+        answer.map_err(|problem| {
             let why = format!("its home {from} answers, and did not give it up: {}", problem.why);
             let again = "it is tried again until it does";
             Problem::new(problem.kind, what(&volume), why).next(match problem.next.is_empty() {
@@ -260,13 +259,13 @@ impl Run<'_> {
 
     /// What the lost home is to be told.
     fn superseded(&self) -> SupersededVolume {
-        let PromotionRecord { volume, shown, lost, tenure, .. } = &self.record.value;
+        let PromotionRecord { volume, view, lost, tenure, .. } = &self.record.value;
         SupersededVolume {
             volume: volume.clone(),
-            host: shown.from.clone(),
+            host: view.from.clone(),
             lost: *lost,
             tenure: *tenure,
-            to: shown.to.clone(),
+            to: view.to.clone(),
         }
     }
 
@@ -280,7 +279,7 @@ impl Run<'_> {
 
     /// The replica is the volume: everybody gets to know it.
     async fn finish(&self, host: &Arc<HostLink>) -> Result<(), Problem> {
-        let PromotionRecord { volume, shown: Promotion { from, to, .. }, site, .. } =
+        let PromotionRecord { volume, view: Promotion { from, to, .. }, site, .. } =
             &self.record.value;
         let cluster = self.cluster;
         lost::keep(cluster, &self.superseded()).await?;
@@ -294,7 +293,7 @@ impl Run<'_> {
         if let Some(last) = cluster.index.incomplete_move(volume)
             && let Some(tenure) = last.tenure
         {
-            left_behind::keep(cluster, volume, &last.shown.from, tenure.next()).await?;
+            left_behind::keep(cluster, volume, &last.view.from, tenure.next()).await?;
         }
         moves::forget(cluster, volume).await?;
         forget(cluster, volume, site).await?;
@@ -312,7 +311,7 @@ impl Run<'_> {
 
     /// It can't be carried out, and is called off if there still is a way back.
     async fn end(&self, why: String, kind: ProblemKind) -> Result<(), Problem> {
-        let PromotionRecord { volume, shown: Promotion { from, .. }, decided, .. } =
+        let PromotionRecord { volume, view: Promotion { from, .. }, decided, .. } =
             &self.record.value;
         if *decided {
             return Err(Problem::new(kind, what(volume), why).next(format!(
@@ -329,8 +328,7 @@ impl Run<'_> {
 
     /// The host of the replica may have been asked, and its answer may be lost: it is told until it has answered.
     async fn call_off(&self) -> Result<(), Problem> {
-        let PromotionRecord { volume, shown: Promotion { from, .. }, lost, .. } =
-            &self.record.value;
+        let PromotionRecord { volume, view: Promotion { from, .. }, lost, .. } = &self.record.value;
         self.refuse_there(from, lost.unwrap_or_default()).await?;
         tracing::info!("the promotion of volume {volume} is called off");
         self.is_over().await
@@ -338,10 +336,10 @@ impl Run<'_> {
 
     /// What has become of the replica there is not the volume.
     async fn refuse_there(&self, home: &HostId, tenure: Tenure) -> Result<(), Problem> {
-        let PromotionRecord { volume, shown, tenure: promoted, .. } = &self.record.value;
+        let PromotionRecord { volume, view, tenure: promoted, .. } = &self.record.value;
         let refused = SupersededVolume {
             volume: volume.clone(),
-            host: shown.to.clone(),
+            host: view.to.clone(),
             lost: Some(*promoted),
             tenure,
             to: home.clone(),
@@ -356,18 +354,18 @@ impl Run<'_> {
     /// Whether a person's request leads to another point.
     fn is_to_choose(&self, ask: &PromoteVolume, problem: &Problem) -> bool {
         let names_another =
-            ask.host.as_ref().is_some_and(|host| *host != self.record.value.shown.to);
+            ask.host.as_ref().is_some_and(|host| *host != self.record.value.view.to);
         names_another || matches!(problem.kind, ProblemKind::NotFound | ProblemKind::Conflict)
     }
 
     async fn choose_anew(&mut self, anew: PromotionRecord) -> Result<(), Problem> {
-        self.refuse_there(&anew.shown.to, anew.tenure).await?;
+        self.refuse_there(&anew.view.to, anew.tenure).await?;
         let before = &self.record.value;
-        let mut shown = anew.shown.clone();
-        shown.from = before.shown.from.clone();
+        let mut view = anew.view.clone();
+        view.from = before.view.from.clone();
         let (lost, forced) = (before.lost, before.forced || anew.forced);
         let decided = before.decided;
-        self.record.value = PromotionRecord { shown, lost, forced, decided, ..anew };
+        self.record.value = PromotionRecord { view, lost, forced, decided, ..anew };
         self.record.save().await
     }
 }
@@ -403,8 +401,8 @@ async fn attach_others(
     from: &HostId,
 ) {
     for host in cluster.hosts.up().iter().filter(|host| host.id != home.id && host.id != *from) {
-        let told = moves::attach_at(cluster, host, volume, home).await;
-        if let Err(problem) = told {
+        let answer = moves::attach_at(cluster, host, volume, home).await;
+        if let Err(problem) = answer {
             tracing::warn!("volume {volume} at {}: {problem}", host.id);
         }
     }

@@ -117,7 +117,7 @@ impl Run<'_> {
     async fn step(&mut self) -> Result<Duration, Problem> {
         let before = self.rounds.missing.take();
         let home = self.home().await?;
-        let host = self.cluster.hosts.get(&self.record.value.shown.host)?;
+        let host = self.cluster.hosts.get(&self.record.value.view.host)?;
         let replica: Result<VolumeReplica, Problem> = host.volume.get(&self.path("replica")).await;
         let pins: Vec<ReplicaPin> = home.volume.get(&self.path("replica/pins")).await?;
         let of_replica = |pin: &&ReplicaPin| pin.replica == self.intent.site;
@@ -311,21 +311,21 @@ impl Run<'_> {
         if let HomeState::Here { tenure, .. } = at_home.home {
             now.tenure = Some(tenure);
         }
-        let shown = &mut now.shown;
-        (shown.every_s, shown.keep) = (self.intent.every_s, self.intent.keep);
+        let view = &mut now.view;
+        (view.every_s, view.keep) = (self.intent.every_s, self.intent.keep);
         let complete_pin = match replica {
             None => pins.iter().find(|pin| !pin.filling),
             Some(replica) => {
                 let complete = replica.complete();
-                shown.complete_ms = complete.map(|point| point.taken_ms);
+                view.complete_ms = complete.map(|point| point.taken_ms);
                 let points = replica.points.iter().filter(|point| point.missing_bytes == 0).count();
-                shown.points = u32::try_from(points).unwrap_or(u32::MAX);
+                view.points = u32::try_from(points).unwrap_or(u32::MAX);
                 let missing = replica.points.first().map(|point| point.missing_bytes);
-                shown.missing_bytes = missing.filter(|bytes| *bytes > 0);
+                view.missing_bytes = missing.filter(|bytes| *bytes > 0);
                 complete.and_then(|point| pins.iter().find(|pin| pin.layer == point.layer))
             }
         };
-        shown.behind_bytes = complete_pin.map(|pin| pin.newer_bytes);
+        view.behind_bytes = complete_pin.map(|pin| pin.newer_bytes);
         if now == self.record.value {
             return Ok(());
         }
@@ -335,17 +335,17 @@ impl Run<'_> {
 
     /// The last step had no trouble.
     async fn is_well(&mut self) -> Result<(), Problem> {
-        if self.record.value.shown.problem.is_empty() {
+        if self.record.value.view.problem.is_empty() {
             return Ok(());
         }
-        self.record.value.shown.problem.clear();
+        self.record.value.view.problem.clear();
         self.record.save().await
     }
 
     /// Drops what the replica has, and what the home keeps for it.
     async fn stop(&mut self) -> Result<(), Problem> {
         let Run { cluster, intent, .. } = self;
-        if let Ok(host) = cluster.hosts.get(&self.record.value.shown.host) {
+        if let Ok(host) = cluster.hosts.get(&self.record.value.view.host) {
             host.volume.delete(&format!("/v1/volumes/{}/replica", intent.volume)).await?;
         }
         if let Ok(volume) = volumes::find(cluster, &intent.volume).await
@@ -379,11 +379,11 @@ impl Run<'_> {
         if !problem.next.is_empty() {
             text = format!("{text}; {}", problem.next);
         }
-        if self.record.value.shown.problem == text {
+        if self.record.value.view.problem == text {
             return Ok(());
         }
         tracing::warn!("{}: {text}", self.what());
-        self.record.value.shown.problem = text;
+        self.record.value.view.problem = text;
         self.record.save().await
     }
 

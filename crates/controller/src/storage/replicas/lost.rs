@@ -128,8 +128,8 @@ pub async fn run(cluster: Arc<Cluster>, task: Task) {
     loop {
         let look = async {
             // One does not wait for the other's trouble.
-            let (told, resumed) = (tell_all(&cluster).await, carry_out::resume(&cluster).await);
-            told.and(resumed)?;
+            let (informed, resumed) = (tell_all(&cluster).await, carry_out::resume(&cluster).await);
+            informed.and(resumed)?;
             Ok("told hosts that are back, and went on with promotions".to_owned())
         };
         task.round(look).await;

@@ -38,7 +38,7 @@ pub struct ReplicaIntent {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaRecord {
     /// As shown to people.
-    pub shown: Replica,
+    pub view: Replica,
     /// The volume's home when that last answered.
     pub home: Option<HostId>,
     /// The volume's tenure there.

@@ -35,16 +35,16 @@ pub async fn promote(
     }
     if let Some(begun) = cluster.records.read::<PromotionRecord>(&key(volume)).await? {
         return match ask.dry_run {
-            true => Ok(begun.shown),
+            true => Ok(begun.view),
             false => carry_out::go_on(cluster, volume, Some(&ask)).await,
         };
     }
     let record = choose(cluster, volume, &ask).await?;
     if !ask.force {
-        check_is_lost(cluster, &record.shown).await?;
+        check_is_lost(cluster, &record.view).await?;
     }
     if ask.dry_run {
-        return Ok(record.shown);
+        return Ok(record.view);
     }
     carry_out::begin(cluster, &record).await
 }
@@ -72,7 +72,7 @@ pub(super) async fn choose(
     let at_home = records.iter().find(|record| home.is_some() && record.home == home);
     let incarnation = at_home.and_then(|record| record.tenure).map(Tenure::incarnation);
     if let Some(host) = &ask.host {
-        records.retain(|record| record.shown.host == *host);
+        records.retain(|record| record.view.host == *host);
     }
     if records.is_empty() {
         return Err(Problem::not_found(what(volume), "it has no such replica").next(format!(
@@ -107,7 +107,7 @@ async fn ask_replicas<'a>(
     volume: &VolumeName,
     records: &'a [ReplicaRecord],
 ) -> (Present<'a>, Silent<'a>) {
-    let asked = records.iter().map(|record| points(cluster, &record.shown.host, volume));
+    let asked = records.iter().map(|record| points(cluster, &record.view.host, volume));
     let (mut present, mut silent) = (Vec::new(), Vec::new());
     for (record, answer) in records.iter().zip(join_all(asked).await) {
         match answer {
@@ -159,13 +159,13 @@ fn check_is_newest(
     silent: &Silent<'_>,
 ) -> Result<(), Problem> {
     let is_newer = |silent: &ReplicaRecord| {
-        let complete_ms = silent.shown.complete_ms;
+        let complete_ms = silent.view.complete_ms;
         complete_ms.is_some_and(|ms| newness(cluster, ms) > newness(cluster, point.taken_ms))
     };
     let Some((newer, _)) = silent.iter().find(|(silent, _)| is_newer(silent)) else {
         return Ok(());
     };
-    let (better, best) = (&newer.shown.host, &record.shown.host);
+    let (better, best) = (&newer.view.host, &record.view.host);
     let why = format!("{better} has a newer replica than {best} and does not answer");
     Err(Problem::unavailable(what(volume), why).next(format!(
         "bring {better} back; to take the older one: perigee volume promote {volume} --host {best}"
@@ -179,14 +179,14 @@ fn recorded(
     (age_s, silent_s): (u64, u64),
     forced: bool,
 ) -> PromotionRecord {
-    let shown = Promotion {
+    let view = Promotion {
         volume: volume.clone(),
-        to: record.shown.host.clone(),
+        to: record.view.host.clone(),
         layer: point.layer,
         taken_ms: point.taken_ms,
         age_s,
         silent_s,
-        behind_bytes: record.shown.behind_bytes,
+        behind_bytes: record.view.behind_bytes,
         in_use: record.in_use,
         from,
     };
@@ -194,8 +194,8 @@ fn recorded(
     let incarnation = Incarnation(Uuid::new_v4().as_fields().0.max(1));
     PromotionRecord {
         volume: volume.clone(),
-        shown,
-        site: record.shown.site.clone(),
+        view,
+        site: record.view.site.clone(),
         layer: point.layer,
         lost: record.tenure,
         tenure: Tenure::first(incarnation),
@@ -216,8 +216,8 @@ pub(super) async fn points(
 
 /// # Errors
 /// `Conflict` while the home answers; `Unavailable` while it may only be slow.
-async fn check_is_lost(cluster: &Cluster, shown: &Promotion) -> Result<(), Problem> {
-    let Promotion { volume, from, .. } = shown;
+async fn check_is_lost(cluster: &Cluster, view: &Promotion) -> Result<(), Problem> {
+    let Promotion { volume, from, .. } = view;
     if answers(cluster, volume, from, false).await {
         let why = format!("its home {from} answers");
         return Err(Problem::conflict(what(volume), why).next(format!(

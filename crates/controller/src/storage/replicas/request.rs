@@ -35,10 +35,10 @@ pub async fn replicate(
     }
     let key = record_key(volume, &ask.to);
     let host = match cluster.records.read::<ReplicaRecord>(&key).await? {
-        Some(there) => there.shown.host,
+        Some(there) => there.view.host,
         None => host_at(cluster, &what, &ask.to).await?.id.clone(),
     };
-    let shown = Replica {
+    let view = Replica {
         volume: volume.clone(),
         site: ask.to.clone(),
         host,
@@ -52,7 +52,7 @@ pub async fn replicate(
         problem: String::new(),
     };
     let record =
-        ReplicaRecord { shown, home: None, tenure: None, in_use: None, from_nbd_addr: None };
+        ReplicaRecord { view, home: None, tenure: None, in_use: None, from_nbd_addr: None };
     let intent = ReplicaIntent {
         volume: volume.clone(),
         site: ask.to.clone(),
@@ -94,12 +94,12 @@ pub async fn stop(
         return Err(no_replica(volume, site));
     };
     // It may be gone a moment after the driver hears of this.
-    let mut shown = shown_at(cluster, volume, site).await?;
+    let mut view = shown_at(cluster, volume, site).await?;
     intent.stop = true;
     cluster.records.put(&key, &intent).await?;
     cluster.drive_replica(volume, site);
-    shown.stopping = true;
-    Ok(shown)
+    view.stopping = true;
+    Ok(view)
 }
 
 fn no_replica(volume: &VolumeName, site: &SiteId) -> Problem {
@@ -140,8 +140,8 @@ pub async fn list(cluster: &Cluster) -> Result<Vec<Replica>, Problem> {
 /// If the store can't be read.
 pub async fn being_shipped(cluster: &Cluster) -> Result<Vec<(HostId, HostId)>, Problem> {
     let records: Vec<ReplicaRecord> = cluster.records.list("replicas/").await?;
-    let under_way = records.into_iter().filter(|record| record.shown.missing_bytes.is_some());
-    Ok(under_way.filter_map(|record| Some((record.home?, record.shown.host))).collect())
+    let under_way = records.into_iter().filter(|record| record.view.missing_bytes.is_some());
+    Ok(under_way.filter_map(|record| Some((record.home?, record.view.host))).collect())
 }
 
 async fn shown(cluster: &Cluster, records: &str, intents: &str) -> Result<Vec<Replica>, Problem> {
@@ -151,7 +151,7 @@ async fn shown(cluster: &Cluster, records: &str, intents: &str) -> Result<Vec<Re
         .list::<ReplicaRecord>(records)
         .await?
         .into_iter()
-        .map(|record| record.shown)
+        .map(|record| record.view)
         .collect();
     for shown in &mut all {
         let mut wanted = intents.iter();

@@ -35,7 +35,7 @@ async fn set_admitted_hosts(
 }
 
 async fn all_admitted_hosts(State(inside): Shared) -> Reply<AllAdmittedHosts> {
-    if inside.lock().expect("lock").openers_hang {
+    if inside.lock().expect("lock").admissions_hang {
         std::future::pending::<()>().await;
     }
     let inside = inside.lock().expect("lock");
