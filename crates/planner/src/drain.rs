@@ -1,6 +1,6 @@
 //! What leaves a host that is drained, in which order, and where it goes. It is a pure function of a snapshot.
 //!
-//! - **Target**: of the hosts that can take a VM and have room, those where it is soonest (at most [`AS_SOON`] times the shortest time)
+//! - **Target**: of the hosts that can take a VM and have room, those where it is soonest (at most `AS_SOON` times the shortest time)
 //!   count as equal, and the one with the most memory free gets it. Large VMs choose first: small ones find room anywhere.
 //! - **Order**: what is moving already, then what leaves soonest. A volume whose VM has left comes before the next VM, because that VM
 //!   reads it over the network.

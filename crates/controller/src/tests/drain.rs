@@ -133,7 +133,10 @@ async fn a_dry_run_says_what_would_leave_and_begins_nothing() {
     assert_eq!(said.asked, None);
     let left = said.left.expect("it has looked");
     let first = step(&left, vm.as_str());
-    assert_eq!((first.kind, first.to.as_slice()), (DrainedKind::Vm, &[lab.cloud.id.clone()][..]));
+    assert_eq!(
+        (first.kind, first.to.as_slice()),
+        (DrainedKind::Vm, std::slice::from_ref(&lab.cloud.id))
+    );
     assert!(first.takes_s.is_some_and(|s| s > 0.0) && first.bytes.is_some_and(|bytes| bytes > 0));
     assert_eq!(shown(&lab, &lab.home).await, None);
     assert!(lab.job(&id).await.migrations.is_empty());
