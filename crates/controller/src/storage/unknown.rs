@@ -260,7 +260,7 @@ pub async fn check_untouched(cluster: &Cluster, vm: &VmId) -> Result<(), Problem
         let why =
             format!("host {host} has a VM with this name that this controller has no record of");
         return Err(Problem::conflict(what, why).next(format!(
-            "an admin sees such VMs with `perigee vm list --unknown`, and ends it: perigee vm end {vm} --host {host}"
+            "an admin sees with `perigee host unknown` what can be done with it, for example: perigee vm end {vm} --host {host}"
         )));
     }
     Ok(())
