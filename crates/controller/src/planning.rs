@@ -202,6 +202,7 @@ pub async fn running(
         dirty_bytes_per_s: last_dirty_rate(cluster, record).or(history.dirty_bytes_per_s),
         wall_s: (at_its_host_s(cluster, record) - age.as_secs_f64()).max(0.0),
         vcpu_s: seconds(here.vcpu_ms),
+        run_delay_s: here.run_delay_ms.map(seconds),
         disks: disks_that_may_come(cluster, record, placement, &here).await?,
     }))
 }

@@ -313,6 +313,8 @@ pub struct Running {
     pub wall_s: f64,
     /// vCPU time since then, summed over all vCPUs.
     pub vcpu_s: f64,
+    /// For how long since then the vCPU that waited longest was ready to run and had no CPU; `None` if that is not known.
+    pub run_delay_s: Option<f64>,
     /// Its data volumes, without the root disk.
     pub disks: Vec<DiskFacts>,
 }

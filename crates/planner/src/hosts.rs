@@ -132,8 +132,9 @@ pub(crate) fn computing_factor(cluster: &Cluster, host: &HostFacts, own_vcpus: u
     speed.by(load_factor(host, own_vcpus))
 }
 
-/// How much longer computing that took `computed_s` at the one factor takes at the other. It is never negative: to
-/// compute faster is no reason to move.
+/// How much longer computing that took `computed_s` at the one factor takes at the other. It is never negative: how fast a host is
+/// is known only roughly, so that alone is no reason to move. That a VM waits for a CPU is measured, and counts by itself
+/// (`cpu_wait` in `running/changes.rs`).
 pub(crate) fn slower_s(computed_s: f64, here: Spread, there: Spread) -> f64 {
     (computed_s * (there.expected / here.expected - 1.0)).max(0.0)
 }

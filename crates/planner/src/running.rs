@@ -28,6 +28,10 @@
 //! lose at most `1 + 1 / t + 1 / SURE_RUNS` = 3.5 times the best. The worst that an adversary reached is 2.4 times: it
 //! ends each run that was moved at once.
 //!
+//! What waiting for a CPU that others had has cost counts as what the network has cost, where both hosts' load is measured: a job
+//! that starves beside its data leaves them when what it has lost by that, and would not have lost at the other host, reaches the
+//! price.
+//!
 //! The price has the wait for moves that are under way over the same link, because the gain comes after it.
 //!
 //! The same holds for a copy of the data to the VM's host. Of both changes the one that saves more is made. One that
@@ -43,6 +47,7 @@ use perigee_model::HostId;
 use perigee_model::plan::{Basis, Plan, PlanOption, Seconds, Way};
 use perigee_model::units::format_seconds;
 
+use crate::cpu_load::why_busy;
 use crate::facts::Running;
 use crate::figures::Figures;
 use crate::learn::Learned;
@@ -51,10 +56,11 @@ use crate::options::way_name;
 use crate::refused::Refused;
 use crate::spread::Spread;
 
-use changes::Better;
+use changes::{Better, CpuWait};
 pub(crate) use changes::{of_host, price_s};
 pub(crate) use left::all_left;
 pub use left::predicted_end;
+use left::without_it;
 pub use sure::SURE_RUNS;
 pub(crate) use sure::Saving;
 
@@ -181,36 +187,65 @@ fn why_none(changes: &[Better]) -> String {
     why.join("; ")
 }
 
+/// Less of the wall time is not said.
+const WAIT_TOLD: f64 = 0.01;
+
+/// What was lost here and would have been there, with the wait for a CPU where that counts.
+fn losses(running: &Running, lost_s: f64, best: &Better) -> (String, String) {
+    let (lost, wall) = (format_seconds(lost_s), format_seconds(running.wall_s));
+    let (host, there) = (&running.host, format_seconds(best.lost_there_s));
+    let told = |wait: &CpuWait| wait.here_s.max(wait.there_s) >= running.wall_s * WAIT_TOLD;
+    let Some(wait) = best.cpu_wait.filter(told) else {
+        return (format!("{lost} of {wall} lost to the network at {host}"), there);
+    };
+    let [waited, waits_there] = [wait.here_s, wait.there_s].map(format_seconds);
+    let here = running.cluster.host(host).ok();
+    let busy = here.map(|here| why_busy(&without_it(running, here), running.cpus));
+    let busy = busy.filter(|_| wait.here_s > wait.there_s).unwrap_or_default();
+    let busy = if busy.is_empty() { busy } else { format!(" ({busy})") };
+    if lost_s <= 0.0 && best.lost_there_s <= 0.0 {
+        return (format!("{waited} of {wall} waited for a CPU at {host}{busy}"), waits_there);
+    }
+    let here = format!(
+        "{lost} of {wall} lost to the network at {host} and {waited} waited for a CPU there{busy}"
+    );
+    (here, format!("{there} and {waits_there}"))
+}
+
 fn account(running: &Running, lost_s: f64, best: &Better) -> String {
     let to_lose = best.to_lose.map_or_else(String::new, |left| {
         format!("; {} more would be lost until its end", left.estimate())
     });
-    let (lost, wall) = (format_seconds(lost_s), format_seconds(running.wall_s));
-    let (there, cost) = (format_seconds(best.lost_there_s), format_seconds(best.price_s));
-    let (host, to) = (&running.host, best.to);
+    let (lost, there) = losses(running, lost_s, best);
+    let (to, cost) = (best.to, format_seconds(best.price_s));
     let change = if best.way == Way::Copy {
         format!("{there} would have been with its data here; copying them costs {cost}")
     } else {
         format!("{there} would have been at {to}; moving there costs {cost}")
     };
-    format!("{lost} of {wall} lost to the network at {host}, {change}{to_lose}")
+    format!("{lost}, {change}{to_lose}")
 }
 
 /// All ways for the rest of the job. The rest is taken to be like the work so far.
 fn plan(running: &Running, lost_s: f64, best: &Better, others: &[Better], account: &str) -> Plan {
-    let waiting_s = not_computing_s(running.wall_s, running.vcpu_s, running.cpus);
+    let not_computing_s = not_computing_s(running.wall_s, running.vcpu_s, running.cpus);
+    // A wait for a CPU makes the computing longer.
+    let cpu_wait_s = best.cpu_wait.map_or(0.0, |wait| wait.here_s);
+    let waiting_s = not_computing_s - cpu_wait_s;
     let busy_s: f64 = running.disks.iter().map(|d| seconds(d.client.busy_ns)).sum();
     let local_io_s = (busy_s.min(waiting_s) - lost_s).max(0.0);
     let stay = Seconds {
         cpu_s: running.wall_s - waiting_s,
         local_io_s,
         network_s: lost_s,
-        other_s: waiting_s - lost_s - local_io_s,
+        other_s: (waiting_s - lost_s - local_io_s).max(0.0),
         ..Seconds::default()
     };
     let changed = |better: &Better| {
         let (network_s, migration_s) = (better.lost_there_s, better.price_s);
-        Seconds { network_s, migration_s, ..stay }.added_up()
+        let there = better.cpu_wait.filter(|_| best.cpu_wait.is_some());
+        let cpu_s = stay.cpu_s + there.map_or(0.0, |wait| wait.there_s - wait.here_s);
+        Seconds { cpu_s, network_s, migration_s, ..stay }.added_up()
     };
     let stay = stay.added_up();
     let start = running.host.clone();

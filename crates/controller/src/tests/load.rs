@@ -6,12 +6,15 @@ use perigee_model::VmId;
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, JobSpec, JobState, Start};
 use perigee_model::load::{HostPressure, Pressure, StalledTime, VcpuUse, VmLoad};
+use perigee_model::plan::Trigger;
 use perigee_planner::PastRun;
 
 use super::fake::FakeHost;
+use super::gone::second_home;
 use super::sure::some_run;
 use super::{Lab, running_as, spec, vm_of, wait_for};
 use crate::cluster::history_cache::History;
+use crate::planning::links;
 use crate::{hosts, planning, vms};
 
 /// The agent says of a VM that its vCPUs had CPUs and waited for CPUs like this in the last minute.
@@ -99,4 +102,32 @@ async fn a_job_starts_where_vms_do_nothing_and_not_where_one_starves() {
     let figures = decisions[0].plan.figures.join("\n");
     let said = "home1 is busy: its VMs wait 70 % of their time for a CPU";
     assert!(figures.contains(said), "{figures}");
+}
+
+/// The counters say what it has lost, so the test does not take that time.
+#[tokio::test]
+async fn a_job_that_starves_is_moved_to_a_host_that_is_known_to_be_idle() {
+    let lab = Lab::up().await;
+    let idle = second_home(&lab).await;
+    idle.inside().pressure = HostPressure { cpu: Some(Pressure::default()), ..Default::default() };
+    let start = Start::Host(lab.home.id.clone());
+    let wanted = JobSpec { may_migrate: true, memory_bytes: 64 << 20, ..small(start) };
+    links::probe_all(&lab.cluster).await.expect("figures");
+    let (id, vm) = running_as(&lab, wanted).await;
+    wait_for("the planner to move the VM", async || {
+        let mut home = lab.home.inside();
+        let load = &mut home.vms.get_mut(&vm).expect("a VM").report.load;
+        let waited_ms = load.longest_run_delay_ms.get_or_insert(0);
+        *waited_ms += 1_000;
+        home.vms.get(&vm).and_then(|vm| vm.asked.as_ref()).map(drop)
+    })
+    .await;
+    assert_eq!(lab.job(&id).await.migrations[0].to, idle.id);
+    wait_for("the decision", async || {
+        let decisions = planning::decisions(&lab.cluster, &id).await.expect("decisions");
+        let last = decisions.last()?;
+        (last.trigger == Trigger::TimeLost && last.summary.contains("waited for a CPU at home1"))
+            .then_some(())
+    })
+    .await;
 }

@@ -285,6 +285,7 @@ mod tests {
             dirty_bytes_per_s: Some(0),
             wall_s: 100.0,
             vcpu_s: 50.0,
+            run_delay_s: None,
             disks: Vec::new(),
         }
     }

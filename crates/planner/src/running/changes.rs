@@ -4,9 +4,10 @@ use perigee_model::HostId;
 use perigee_model::plan::Way;
 
 use crate::copying::{Coming, Reading, copy_of};
+use crate::cpu_load::load_factor;
 use crate::facts::{HostFacts, Running};
 use crate::figures::Figures;
-use crate::hosts::{computing_factor, slower_s};
+use crate::hosts::{computing_factor, cpu_factor, slower_s};
 use crate::learn::{Learned, Source, far_of_all};
 use crate::moving::{Dirty, MoveCost, move_cost};
 use crate::network::{io_s, lost_by_reads_share, not_computing_s};
@@ -18,11 +19,21 @@ use crate::running::sure::now;
 use crate::spread::Spread;
 use crate::work::VolumeWork;
 
+/// What waiting for a CPU that others had has cost a VM, and what it would have cost at another host.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct CpuWait {
+    pub here_s: f64,
+    pub there_s: f64,
+}
+
 /// A change with which the job would have lost less.
 pub(crate) struct Better<'a> {
     pub way: Way,
     pub to: &'a HostId,
+    /// To the network.
     pub lost_there_s: f64,
+    /// `None` if it is not known at both hosts.
+    pub cpu_wait: Option<CpuWait>,
     pub saved_s: f64,
     pub cost: MoveCost,
     /// What it costs, with what is still lost until it begins.
@@ -37,6 +48,13 @@ impl Better<'_> {
     /// What it would have saved, after its cost.
     pub fn surplus_s(&self) -> f64 {
         self.saved_s - self.price_s
+    }
+
+    /// Whether it would clearly have lost less there, to the network and to waiting for a CPU.
+    fn loses_clearly_less(&self, lost_s: f64) -> bool {
+        let CpuWait { here_s, there_s } =
+            self.cpu_wait.unwrap_or(CpuWait { here_s: 0.0, there_s: 0.0 });
+        is_clearly_less(self.lost_there_s + there_s, lost_s + here_s)
     }
 
     /// The greater, the better: first of all it has to be possible.
@@ -117,11 +135,21 @@ fn copied<'a>(running: &'a Running, lost_s: f64, learned: Option<&Learned>) -> O
     let impossible = impossible.or_else(|| why_it_may_not_come(running));
     let here = cluster.host(to).ok()?;
     let local = vec![Source::home(to); running.disks.len()];
-    let by_history = learned.and_then(|learned| to_lose(running, here, &local, learned));
+    let by_history = learned.and_then(|learned| to_lose(running, here, &local, learned, None));
     let to_lose = by_history.or_else(|| by_progress(running, lost_s));
     let (lost_there_s, saved_s) = (0.0, lost_s);
     let price_s = price_s(&cost, saved_s, running.wall_s);
-    Some(Better { way: Way::Copy, to, lost_there_s, saved_s, cost, price_s, to_lose, impossible })
+    Some(Better {
+        way: Way::Copy,
+        to,
+        lost_there_s,
+        cpu_wait: None,
+        saved_s,
+        cost,
+        price_s,
+        to_lose,
+        impossible,
+    })
 }
 
 /// The host with the largest saving after the cost of the move; one that is not possible only if there is no other.
@@ -134,7 +162,7 @@ fn best_place<'a>(running: &'a Running, lost_s: f64, learned: Option<&Learned>) 
             continue;
         }
         match place(running, lost_s, host, learned) {
-            Ok(place) if !is_clearly_less(place.lost_there_s, lost_s) => {}
+            Ok(place) if !place.loses_clearly_less(lost_s) => {}
             Ok(place) if best.as_ref().is_none_or(|best| place.rank() > best.rank()) => {
                 best = Some(place);
             }
@@ -168,8 +196,11 @@ fn place<'a>(
     let here_s = network_s(running, &running.host, &mut figures)?;
     let there_s = network_s(running, to, &mut figures)?;
     let bound_s = not_computing_s(running.wall_s, running.vcpu_s, running.cpus);
+    let cpu_wait = cpu_wait(running, lost_s, host)?;
     let lost_there_s = match here_s > 0.0 {
         true => (lost_s * there_s / here_s).min(bound_s),
+        // It may leave its data for a CPU, and then loses what the probes say.
+        false if cpu_wait.is_some() => there_s,
         // It should lose nothing here, so there is no ratio.
         false if there_s > 0.0 => bound_s,
         false => 0.0,
@@ -182,13 +213,54 @@ fn place<'a>(
             cost.figures.push(figure);
         }
     }
-    let saved_s = lost_s - lost_there_s - computing_longer_s(running, host)?;
-    let by_history =
-        learned.and_then(|learned| to_lose(running, host, &sources(running, to), learned));
+    let saved_by_cpus_s = match cpu_wait {
+        Some(CpuWait { here_s, there_s }) => here_s - there_s,
+        None => -computing_longer_s(running, host)?,
+    };
+    let saved_s = lost_s - lost_there_s + saved_by_cpus_s;
+    let by_history = learned
+        .and_then(|learned| to_lose(running, host, &sources(running, to), learned, cpu_wait));
     let to_lose = by_history.or_else(|| by_progress(running, saved_s));
     let impossible = why_it_may_not_go(running, to, &cost);
     let price_s = price_s(&cost, saved_s, running.wall_s);
-    Ok(Better { way: Way::Migrate, to, lost_there_s, saved_s, cost, price_s, to_lose, impossible })
+    Ok(Better {
+        way: Way::Migrate,
+        to,
+        lost_there_s,
+        cpu_wait,
+        saved_s,
+        cost,
+        price_s,
+        to_lose,
+        impossible,
+    })
+}
+
+/// The time that the VM has waited for a CPU since its arrival, and what its computing would have taken longer at the other host
+/// than alone. `None` where that is not measured at both: a host whose load is not known is not idle. A VM with more vCPUs than
+/// a host has CPUs waits for itself, which says nothing of others. Nor does what it has waited count while its host is not busier
+/// than the other one any more: unlike the network, others' load comes and goes.
+///
+/// That a host has faster processors is no reason to move by itself: boots show that only roughly.
+fn cpu_wait(running: &Running, lost_s: f64, there: &HostFacts) -> Result<Option<CpuWait>, Refused> {
+    let cluster = &running.cluster;
+    let here = cluster.host(&running.host)?;
+    let is_known = there.cpu_load.is_some() && running.cpus <= here.cpus.min(there.cpus);
+    let Some(here_s) = running.run_delay_s.filter(|_| is_known) else { return Ok(None) };
+    let busy_there = load_factor(there, running.cpus).expected;
+    let here_now = without_it(running, here);
+    let is_still_busy = load_factor(&here_now, running.cpus).expected > busy_there;
+    if here_now.cpu_load.is_some() && !is_still_busy {
+        return Ok(None);
+    }
+    let waiting_s = not_computing_s(running.wall_s, running.vcpu_s, running.cpus);
+    let [speed_here, speed_there] =
+        [&here.id, &there.id].map(|host| cpu_factor(cluster, host).0.expected);
+    let slower = (speed_there / speed_here).max(1.0);
+    let there_s = (running.wall_s - waiting_s) * (slower * busy_there - 1.0);
+    // The other vCPUs may have lost time to the network meanwhile, which counts once.
+    let here_s = here_s.min(waiting_s - lost_s).max(0.0);
+    Ok(Some(CpuWait { here_s, there_s }))
 }
 
 /// How much longer the computing since the arrival would have taken at the other host, beside the VMs that run
@@ -204,20 +276,24 @@ fn computing_longer_s(running: &Running, there: &HostFacts) -> Result<f64, Refus
 }
 
 /// The time that will be lost here and not there until the job's end, predicted from earlier runs: the loss of
-/// a whole run, times the share of its work that is left.
+/// a whole run, times the share of its work that is left. Where the wait for a CPU is known at both, it is a part of the loss.
 fn to_lose(
     running: &Running,
     there: &HostFacts,
     sources_then: &[Source],
     learned: &Learned,
+    cpu_wait: Option<CpuWait>,
 ) -> Option<Spread> {
     let cluster = &running.cluster;
-    let place = |host, sources: &[Source]| {
+    let place = |host: &HostFacts, sources: &[Source]| {
         learned.place(cluster, host, sources, &mut Figures::default()).ok()
     };
-    let here = cluster.host(&running.host).ok()?;
-    let now = place(here, &sources(running, &here.id))?;
-    let whole = learned.network_longer(&now, &place(there, sources_then)?);
+    let here = without_it(running, cluster.host(&running.host).ok()?);
+    let (now, then) = (place(&here, &sources(running, &here.id))?, place(there, sources_then)?);
+    let whole = match cpu_wait {
+        Some(_) => learned.longer(&now, &then),
+        None => learned.network_longer(&now, &then),
+    };
     Some(whole.by(share_left(running, learned)?).at_least(0.0))
 }
 

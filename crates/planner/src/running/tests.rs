@@ -1,8 +1,9 @@
+use perigee_model::load::VcpuUse;
 use proptest::prelude::*;
 
 use super::*;
 use crate::copying::Reading;
-use crate::facts::{CopyFacts, LinkFacts, RefusedWay};
+use crate::facts::{CopyFacts, CpuLoad, LinkFacts, RefusedWay};
 use crate::fixture::*;
 
 /// Calculated by hand: 512 MiB at 128 MiB/s at half speed, and four round trips of 16 ms in the pause.
@@ -29,6 +30,7 @@ pub(super) fn reading(reads: u64, wall_s: f64) -> Running {
         dirty_bytes_per_s: Some(0),
         wall_s,
         vcpu_s: 0.0,
+        run_delay_s: None,
         disks: vec![disk("data", "cloud1", reads, 1, true)],
     }
 }
@@ -548,4 +550,75 @@ fn a_guess_that_tells_nothing_is_not_shown_however_long_the_first_run_takes() {
         let end = predicted_end(&running);
         assert!(end.left.is_none(), "after {wall_s} s: {end:?}");
     }
+}
+
+/// For 60 s at `home1` beside its data, which `home2` is near, and of which it reads so much. It has computed for 30 s and waited for
+/// a CPU for so long. The VMs there wait for 35 % of their time; at `home2` none is.
+fn starving(reads: u64, run_delay_s: f64) -> Running {
+    let mut running = reading(0, 60.0);
+    running.disks = vec![disk("data", "home1", reads, 1, false)];
+    (running.vcpu_s, running.run_delay_s) = (30.0, Some(run_delay_s));
+    let vcpus_1m = VcpuUse { running_vcpus: 1.3, waiting_vcpus: 0.7 };
+    let hosts = &mut running.cluster.hosts;
+    hosts[0].running_vcpus = 5;
+    hosts[0].cpu_load = Some(CpuLoad { measured_vcpus: 4, vcpus_1m, pressure_share: Some(0.9) });
+    hosts[1].cpu_load = Some(CpuLoad { pressure_share: Some(0.0), ..CpuLoad::default() });
+    running
+}
+
+#[test]
+fn a_job_that_starves_beside_its_data_moves_to_an_idle_host_near_them() {
+    let verdict = consider(&starving(100, 20.0));
+    let Verdict::Move { way, to, reason, plan } = verdict else { panic!("{verdict:?}") };
+    assert_eq!((way, to.as_str()), (Way::Migrate, "home2"));
+    let said =
+        "20 s waited for a CPU there (home1 is busy: its VMs wait 35 % of their time for a CPU)";
+    assert!(reason.contains(said), "{reason}");
+    let [moved, stays] = [Way::Migrate, Way::Remote]
+        .map(|way| plan.options.iter().find(|option| option.way == way).expect("a way").predicted);
+    assert_close(stays.cpu_s, 50.0);
+    assert_close(moved.cpu_s, 30.0);
+    assert_close(stays.total_s, 60.0);
+}
+
+#[test]
+fn a_job_that_waits_less_for_a_cpu_than_a_move_costs_stays() {
+    assert_eq!(moved_to(&consider(&starving(100, 0.2))), None);
+}
+
+#[test]
+fn a_job_does_not_leave_its_data_for_a_cpu_where_it_would_lose_more_to_the_network() {
+    // 60,000 reads take 0.3 ms more each at `home2`.
+    assert_eq!(moved_to(&consider(&starving(60_000, 20.0))), None);
+}
+
+#[test]
+fn a_host_whose_load_is_not_known_is_not_idle() {
+    let mut running = starving(100, 20.0);
+    running.cluster.hosts[1].cpu_load = None;
+    assert_eq!(moved_to(&consider(&running)), None, "it may be as busy");
+    let running = Running { run_delay_s: None, ..starving(100, 20.0) };
+    assert_eq!(moved_to(&consider(&running)), None, "it may not wait at all");
+}
+
+#[test]
+fn a_job_whose_host_is_not_busy_any_more_stays() {
+    let mut running = starving(100, 20.0);
+    running.cluster.hosts[0].cpu_load = running.cluster.hosts[1].cpu_load;
+    running.cluster.hosts[0].running_vcpus = 1;
+    assert_eq!(moved_to(&consider(&running)), None);
+}
+
+#[test]
+fn a_job_does_not_move_from_one_busy_host_to_another() {
+    let mut running = starving(100, 20.0);
+    running.cluster.hosts[1].cpu_load = running.cluster.hosts[0].cpu_load;
+    assert_eq!(moved_to(&consider(&running)), None);
+}
+
+#[test]
+fn a_vm_that_is_wider_than_its_host_waits_for_itself() {
+    let mut running = starving(100, 20.0);
+    running.cpus = 4;
+    assert_eq!(moved_to(&consider(&running)), None);
 }
