@@ -21,6 +21,7 @@
 //! | what does `perigee lab run boot-storm` do | `storm/` |
 //! | what does `perigee lab run soak` do | `soak/` |
 //! | what does `perigee lab run faults` do | `faults/` |
+//! | what does `perigee lab simulate` do | `simulate/` |
 //! | how is the report drawn | `report/` |
 //! | how do long programs clean up after a signal | `interrupt.rs` |
 //! | How is the lab's network made? | `net.rs` |
@@ -50,7 +51,9 @@ pub mod net;
 pub mod netns;
 mod process;
 mod progress;
+mod random;
 pub mod report;
+pub mod simulate;
 pub mod soak;
 mod state;
 pub mod storm;

@@ -10,6 +10,7 @@ use perigee_model::{HostId, Problem};
 use super::jobs::Stream;
 use super::outcome::{Event, Outcome};
 use crate::process::signal_pid;
+use crate::random::Random;
 use crate::up::Lab;
 use crate::wan::{self, Change};
 
@@ -22,29 +23,6 @@ const CUT_S: (u64, u64) = (1, 40);
 const LONG_PAUSE_S: (u64, u64) = (60, 240);
 /// The shortest and the longest of these. Guests stand still meanwhile, and have to go on by themselves.
 const LONG_S: (u64, u64) = (120, 420);
-
-/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): the same seed gives the same numbers.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number from the first to the last, both included.
-    fn between(&mut self, (first, last): (u64, u64)) -> u64 {
-        first + self.next() % (last - first + 1)
-    }
-
-    fn pick<'a, T>(&mut self, from: &'a [T]) -> Option<&'a T> {
-        let at = usize::try_from(self.next()).unwrap_or(0) % from.len().max(1);
-        from.get(at)
-    }
-}
 
 /// One thing to do to the lab.
 #[derive(Debug, Clone, Copy)]

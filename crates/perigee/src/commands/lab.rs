@@ -10,6 +10,7 @@ use perigee_model::Problem;
 
 use crate::arguments::BaseOption;
 use crate::commands::faults::{self, FaultsOptions};
+use crate::commands::simulate::{self, SimulateOptions};
 use crate::commands::soak::{self, SoakOptions};
 use crate::commands::storm::{self, StormOptions};
 use crate::commands::wan;
@@ -67,6 +68,8 @@ pub enum Verb {
         #[arg(long, default_value = "out/demo", value_name = "DIR")]
         out: PathBuf,
     },
+    /// Simulate hosts and VMs without a lab: the balancer and the queue of the planner, beside other rules. The same seed gives the same run
+    Simulate(SimulateOptions),
     /// The network between a lab's sites
     #[command(subcommand)]
     Wan(wan::Verb),
@@ -219,6 +222,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let options = perigee_lab::demo::Options { definition, lab, image, scale_factor, out };
             perigee_lab::demo::demo(options, &steps).await?;
         }
+        Verb::Simulate(options) => simulate::run(options, context.format, &steps)?,
         Verb::Wan(verb) => wan::run(verb, context, &steps).await?,
         Verb::Relay { lab, base } => perigee_lab::wan::relay(&base.base, &lab)?,
         Verb::Supervise { lab, base } => perigee_lab::supervise(&base.base, &lab).await?,

@@ -36,6 +36,7 @@ pub mod pool;
 mod public_keys;
 pub mod remotes;
 mod replicas;
+pub mod simulate;
 pub mod soak;
 mod ssh;
 mod storm;

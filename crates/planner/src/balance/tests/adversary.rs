@@ -9,7 +9,7 @@ const HOSTS: usize = 3;
 const HOUR_S: f64 = 3600.0;
 
 /// In an hour so many moves of a VM are possible at most. Being elsewhere saves at most 9 s in a second: of 8 processors, and of the data.
-/// The k-th move needs `PRICE_S` × 2^(k - 1), and half of that an hour later, so the sum of k moves is at least `PRICE_S` × (2^k - 1) / 2.
+/// The k-th move needs `PRICE_S` × 2^(k - 1), and at least half of that an hour later, so the sum of k moves is at least `PRICE_S` × (2^k - 1) / 2.
 /// All of it is saved in the hour, and 2^13 × 3.5 s is more than 9 × 3600 s.
 const MOST_MOVES: usize = 13;
 
@@ -85,7 +85,7 @@ impl Cluster {
         let target = (0..HOSTS).find(|host| host_id(*host) == *to).expect("a host");
         let last = self.moves[number].last();
         if last.is_some_and(|(at_s, from)| from == to && self.now_s - at_s < HOUR_S / 2.0) {
-            // Half an hour has taken half a doubling from the surcharge.
+            // Half an hour has taken less than half a doubling from the surcharge.
             let saved_s = self.saved[number][target];
             prop_assert!(saved_s >= PRICE_S * 2f64.sqrt(), "to and fro for {saved_s} s");
         }

@@ -1,0 +1,148 @@
+//! `perigee lab simulate`: the planner's balancer and queue over simulated hosts, beside other rules.
+//!
+//! | question | file |
+//! |---|---|
+//! | Which fields has a scenario? | `scenario.rs` |
+//! | What do VMs want, and when? | `loads.rs` |
+//! | Which rules move VMs? | `rules.rs` |
+//! | What happens at a host, in a move, at a failure? | `world.rs` |
+//! | What does a move cost? | `price.rs` |
+//! | How long do decisions take with many hosts? | `growth.rs` |
+//! | What is in `results.json`, and on the page? | `outcome.rs`, `page.rs` |
+
+mod growth;
+mod loads;
+mod outcome;
+mod page;
+mod price;
+mod rules;
+mod scenario;
+mod world;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use perigee_model::Problem;
+
+use crate::measuring;
+use crate::progress::Steps;
+pub use outcome::{OfRule, Outcome, Run, Simulated, Size, Spread};
+pub use page::shown;
+use scenario::Scenario;
+
+/// What is simulated.
+pub struct Options {
+    /// Scenarios, each a YAML file.
+    pub files: Vec<PathBuf>,
+    /// How many runs each rule has, with the seeds 1, 2, and so on.
+    pub seeds: u64,
+    /// Directory for `results.json` and `report.html`.
+    pub out: PathBuf,
+}
+
+/// Runs all scenarios and writes the results.
+///
+/// # Errors
+/// A scenario is wrong, or the results can't be written.
+pub fn simulate(options: &Options, steps: &Steps) -> Result<Outcome, Problem> {
+    let read = |file: &PathBuf| Ok((file.clone(), scenario::read(file)?));
+    let scenarios: Vec<(PathBuf, Scenario)> =
+        options.files.iter().map(read).collect::<Result<_, Problem>>()?;
+    let versions = measuring::versions(measuring::own_version(), &[]);
+    let mut outcome = Outcome { versions, scenarios: Vec::new() };
+    for (file, scenario) in &scenarios {
+        outcome.scenarios.push(one(file, scenario, options.seeds, steps));
+    }
+    write(&outcome, &options.out)?;
+    Ok(outcome)
+}
+
+fn one(file: &Path, scenario: &Scenario, seeds: u64, steps: &Steps) -> Simulated {
+    let of_rule = |rule: &rules::Rule| {
+        let runs = (1..=seeds).map(|seed| {
+            let mut run = world::run(scenario, *rule, seed);
+            if seed > 1 {
+                run.trace.clear();
+            }
+            run
+        });
+        let (word, title) = (rule.word().to_owned(), rule.title().to_owned());
+        OfRule { rule: word, title, runs: runs.collect() }
+    };
+    let began = Instant::now();
+    let step = steps.begin(scenario.title.as_str());
+    let rules = scenario.rules.iter().map(of_rule).collect();
+    step.done(&format!("{} rules, {seeds} seeds", scenario.rules.len()));
+    Simulated {
+        file: file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        title: scenario.title.clone(),
+        about: scenario.about.clone(),
+        hours: scenario.length_s as f64 / 3600.0,
+        hosts: scenario.hosts,
+        vms: scenario.vms,
+        rules,
+        sizes: growth::sizes(scenario),
+        took_s: began.elapsed().as_secs_f64(),
+    }
+}
+
+fn write(outcome: &Outcome, out: &Path) -> Result<(), Problem> {
+    let write = || -> std::io::Result<()> {
+        std::fs::create_dir_all(out)?;
+        let mut text = serde_json::to_vec_pretty(outcome)?;
+        text.push(b'\n');
+        std::fs::write(out.join("results.json"), text)?;
+        std::fs::write(out.join("report.html"), page::html(outcome))
+    };
+    let what = || format!("can't write the results to {}", out.display());
+    write().map_err(|error| Problem::internal(what(), error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::rules::Rule;
+    use super::*;
+
+    fn scenario(lines: &str) -> Scenario {
+        let text = format!("title: T\nabout: A\nhours: 1\n{lines}");
+        scenario::parse(&text, "s.yaml").expect("a scenario")
+    }
+
+    fn run(scenario: &Scenario, rule: Rule) -> Run {
+        let mut run = world::run(scenario, rule, 3);
+        run.decided_s.clear();
+        run
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_run_again() {
+        let busy =
+            scenario("load: noise\nstart: half\njobs: 60\nfailures: 2\nfar: 0.3\nsites: 2\n");
+        for rule in Rule::ALL {
+            assert_eq!(run(&busy, rule), run(&busy, rule), "{}", rule.word());
+        }
+    }
+
+    #[test]
+    fn what_vms_want_does_not_depend_on_the_rule() {
+        let noise = scenario("load: noise\nstart: half\n");
+        let wanted = Rule::ALL.map(|rule| run(&noise, rule).wanted_s);
+        assert!(wanted.iter().all(|one| (one - wanted[0]).abs() < 1.0), "{wanted:?}");
+    }
+
+    #[test]
+    fn a_balancer_loses_less_where_the_load_is_skewed() {
+        let skewed = scenario("load: steady\nstart: half\n");
+        let [none, ours] = [Rule::None, Rule::Perigee].map(|rule| run(&skewed, rule));
+        assert_eq!(none.moves, 0);
+        assert!(ours.lost_s() < 0.5 * none.lost_s(), "{} of {}", ours.lost_s(), none.lost_s());
+        assert_eq!(ours.back, 0);
+    }
+
+    #[test]
+    fn jobs_and_the_vms_of_a_host_that_fails_are_placed_by_the_queue() {
+        let busy = scenario("load: steady\njobs: 100\nfailures: 3\n");
+        let run = run(&busy, Rule::Perigee);
+        assert!(run.failed > 0 && run.started > run.failed, "{run:?}");
+    }
+}
