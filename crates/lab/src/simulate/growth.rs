@@ -20,7 +20,7 @@ use crate::measuring::median;
 /// Decisions of one kind at one size, of which the median counts.
 const TIMES: usize = 5;
 /// If a decision takes longer, it is not measured with more hosts.
-const LONGEST_S: f64 = 20.0;
+const LONGEST_S: f64 = 1.0;
 
 /// The scenario at each of its sizes, with VMs in proportion.
 pub fn sizes(scenario: &Scenario) -> Vec<Size> {
@@ -58,7 +58,7 @@ pub fn sizes(scenario: &Scenario) -> Vec<Size> {
 /// The median time of a decision. One that takes long is made once.
 fn timed(decide: impl Fn()) -> f64 {
     let mut times = Vec::new();
-    while times.len() < TIMES && times.iter().sum::<f64>() < LONGEST_S / 10.0 {
+    while times.len() < TIMES && times.iter().sum::<f64>() < LONGEST_S {
         let began = Instant::now();
         decide();
         times.push(began.elapsed().as_secs_f64());

@@ -5,7 +5,7 @@
 //! | Which fields has a scenario? | `scenario.rs` |
 //! | What do VMs want, and when? | `loads.rs` |
 //! | Which rules move VMs? | `rules.rs` |
-//! | What happens at a host, in a move, at a failure? | `world.rs` |
+//! | What happens at a host, in a move, at a failure? | `world/mod.rs` |
 //! | What does a move cost? | `price.rs` |
 //! | How long do decisions take with many hosts? | `growth.rs` |
 //! | What is in `results.json`, and on the page? | `outcome.rs`, `page.rs` |
@@ -71,8 +71,9 @@ fn one(file: &Path, scenario: &Scenario, seeds: u64, steps: &Steps) -> Simulated
     };
     let began = Instant::now();
     let step = steps.begin(scenario.title.as_str());
-    let rules = scenario.rules.iter().map(of_rule).collect();
-    step.done(&format!("{} rules, {seeds} seeds", scenario.rules.len()));
+    let rules: Vec<OfRule> = scenario.rules.iter().map(of_rule).collect();
+    let sizes = growth::sizes(scenario);
+    step.done(&format!("{} rules, {seeds} seeds", rules.len()));
     Simulated {
         file: file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         title: scenario.title.clone(),
@@ -81,7 +82,7 @@ fn one(file: &Path, scenario: &Scenario, seeds: u64, steps: &Steps) -> Simulated
         hosts: scenario.hosts,
         vms: scenario.vms,
         rules,
-        sizes: growth::sizes(scenario),
+        sizes,
         took_s: began.elapsed().as_secs_f64(),
     }
 }

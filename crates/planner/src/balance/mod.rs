@@ -32,8 +32,8 @@ mod tests;
 pub use accounts::Accounts;
 use load::Loads;
 
-/// The surcharge of a VM's next move halves in this time. With an hour, loads that change every few minutes caused twice as many moves, and
-/// no less was lost (`experiments/balance`).
+/// The surcharge of a VM's next move halves in this time. With an hour, loads that change every few minutes cause many more moves, which
+/// gain nothing (`experiments/balance/square.yaml`).
 pub const SURCHARGE_HALVES_IN_S: f64 = 14400.0;
 
 /// How long after a move its gain is judged.

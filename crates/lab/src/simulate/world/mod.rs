@@ -3,13 +3,13 @@
 //! Between two events nothing changes, so what a host's VMs used, waited for and lost meanwhile is added up when something changes at that
 //! host. Processors are shared by what is wanted. Times are whole seconds, but for the length of a move, which is rounded up to them.
 
+mod seen;
+mod start;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use perigee_model::job::Start;
-use perigee_model::{HostId, JobId, SiteId, VmId};
-use perigee_planner::balance::{Elsewhere, HostLoad, Look, VmLoad};
-use perigee_planner::queue::{Demand, Holder, HostRoom, Queue, Turn, Waiting, schedule};
+use perigee_model::{HostId, SiteId, VmId};
 
 use super::loads::{self, Moment};
 use super::outcome::Run;
@@ -421,89 +421,6 @@ impl<'a> World<'a> {
         self.at(self.now_s + self.scenario.look_s, Event::Look);
     }
 
-    /// What agents would report.
-    fn measured(&self) -> Look {
-        let passed_s = (self.now_s - self.looked_s).max(1) as f64;
-        let mut vms = Vec::new();
-        let mut others = vec![0.0; self.hosts.len()];
-        for (number, vm) in self.vms.iter().enumerate() {
-            let Some(host) = vm.host else { continue };
-            if vm.moving_to.is_some() {
-                others[host] += (vm.used_s + vm.waited_s) / passed_s;
-                continue;
-            }
-            vms.push(VmLoad {
-                vm: vm.id.clone(),
-                host: self.hosts[host].id.clone(),
-                vcpus: VCPUS,
-                memory_bytes: self.scenario.vm_memory_bytes,
-                used_cpus: Some(vm.used_s / passed_s),
-                waited_cpus: Some(vm.waited_s / passed_s),
-                data_lost: Some(self.data_lost(number, host)),
-                data_at: vm.data.map(|home| self.hosts[home].id.clone()).into_iter().collect(),
-                taken_from: None,
-                together: None,
-                apart: None,
-                may_move: true,
-            });
-        }
-        let hosts = self.hosts.iter().zip(others).map(|(host, moving)| HostLoad {
-            host: host.id.clone(),
-            site: host.site.clone(),
-            cpus: f64::from(self.scenario.cpus),
-            other_cpus: host.is_up.then_some(host.copying + moving),
-            memory_stalled: Some(0.0),
-            free_vcpus: host.free_vcpus,
-            free_memory_bytes: host.free_memory_bytes,
-            takes_vms: host.is_up,
-            in_a_move: host.in_a_move,
-        });
-        Look { passed_s, hosts: hosts.collect(), vms }
-    }
-
-    fn elsewhere(&self, vm: &VmId, host: &HostId) -> Option<Elsewhere> {
-        let (vm, to) = (*self.vm_numbers.get(vm)?, *self.host_numbers.get(host)?);
-        let from = self.vms[vm].host?;
-        let cost = self.prices.of_move(&self.hosts[from].site, &self.hosts[to].site);
-        let price_s = cost.job_s * self.vms[vm].wanted + COPYING_CPUS * cost.total_s;
-        Some(Elsewhere { price_s, data_lost: self.data_lost(vm, to) })
-    }
-
-    /// Starts what waits, by the planner's queue.
-    fn start_waiting(&mut self) {
-        if self.waiting.is_empty() {
-            return;
-        }
-        let wanted: BTreeMap<&HostId, f64> = self
-            .hosts
-            .iter()
-            .map(|host| (&host.id, host.vms.iter().map(|vm| self.vms[*vm].wanted).sum()))
-            .collect();
-        let (rule, random) = (self.rule, &mut self.luck);
-        let turns =
-            schedule(&queue(self.scenario, &self.hosts, &self.waiting, self.now_s), |_, hosts| {
-                let chosen = match rule {
-                    Rule::FirstFit => hosts.first(),
-                    Rule::Random => random.pick(hosts),
-                    _ => hosts.iter().min_by(|a, b| wanted[a].total_cmp(&wanted[b])),
-                };
-                chosen.cloned().ok_or_else(|| "no host has room".to_owned().into())
-            });
-        for (job, turn) in turns {
-            let Turn::Start(host) = turn else { continue };
-            let is_it = |(vm, ..): &(usize, u64, Option<u64>)| job_of(*vm) == job;
-            let Some(place) = self.waiting.iter().position(is_it) else { continue };
-            let (vm, since_s, runs_s) = self.waiting.swap_remove(place);
-            self.run.started += 1;
-            self.run.queued_s += (self.now_s - since_s) as f64;
-            if let Some(runs_s) = runs_s {
-                self.vms[vm].ends_s = Some(self.now_s + runs_s);
-                self.at(self.now_s + runs_s, Event::Ends(vm));
-            }
-            self.put(vm, self.host_numbers[&host]);
-        }
-    }
-
     fn end(mut self) -> Run {
         (0..self.hosts.len()).for_each(|host| self.settle(host));
         self.run.trace.push((self.now_s as f64 / 3600.0, self.run.lost_s()));
@@ -525,48 +442,5 @@ fn host(scenario: &Scenario, number: usize) -> Host {
         copying: 0.0,
         settled_s: 0,
         lost_s: 0.0,
-    }
-}
-
-fn job_of(vm: usize) -> JobId {
-    JobId::new(format!("j-{vm}")).expect("letters and digits")
-}
-
-fn queue(
-    scenario: &Scenario,
-    hosts: &[Host],
-    waiting: &[(usize, u64, Option<u64>)],
-    now_s: u64,
-) -> Queue {
-    let total = Demand { cpus: scenario.cpus * OVERCOMMIT, memory_bytes: scenario.memory_bytes };
-    let room = |host: &Host| HostRoom {
-        id: host.id.clone(),
-        site: host.site.clone(),
-        total,
-        free: Demand { cpus: host.free_vcpus, memory_bytes: host.free_memory_bytes },
-        persistent: Demand::default(),
-        start_slots: u32::MAX,
-    };
-    let demand = Demand { cpus: VCPUS, memory_bytes: scenario.vm_memory_bytes };
-    let waits = |(vm, since_s, _): &(usize, u64, Option<u64>)| {
-        let job = job_of(*vm);
-        Waiting {
-            holder: Holder::of(&job, "simulated"),
-            job,
-            priority: 0,
-            submitted: *vm as u64,
-            waited_ms: (now_s - since_s) * 1000,
-            demand,
-            count: 1,
-            start: Start::Anywhere,
-            volumes: Vec::new(),
-            avoid: Vec::new(),
-            blocked: None,
-        }
-    };
-    Queue {
-        hosts: hosts.iter().filter(|host| host.is_up).map(room).collect(),
-        waiting: waiting.iter().map(waits).collect(),
-        ..Queue::default()
     }
 }
