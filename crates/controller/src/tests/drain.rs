@@ -98,7 +98,7 @@ async fn a_drained_host_is_left_by_its_vm_and_then_by_its_volumes_and_can_be_rem
     })
     .await;
     let root = format!("{vm}-root");
-    assert_eq!(step(&moving, vm.as_str()).to, [lab.cloud.id.clone()]);
+    assert_eq!(step(&moving, vm.as_str()).to, std::slice::from_ref(&lab.cloud.id));
     assert_eq!(step(&moving, &root).why, format!("it comes after VM {vm}, which uses it"));
     switch(&lab, &vm);
     let job = lab.wait_for_job(&id, "at cloud1", at_cloud(&lab)).await;

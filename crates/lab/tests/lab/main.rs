@@ -182,6 +182,7 @@ fn up_host(name: &str) -> Host {
         cpu_model: String::new(),
         warnings: Vec::new(),
         waits: Vec::new(),
+        drain: None,
         last_seen_ms: 0,
     }
 }
