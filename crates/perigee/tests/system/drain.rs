@@ -34,6 +34,10 @@ fn a_host_is_drained_under_two_writers_without_an_error_and_used_again() {
         let asked = system.perigee(&["host", "drain", "home1"]);
         ensure!(asked.status.success(), "{}", said(&asked));
         system.kill_daemon("controller", None).await?;
+        until("the controller to answer", async || {
+            system.get::<Vec<ClusterVolume>>("/v1/volumes").await.map(Some)
+        })
+        .await?;
         let drained = system.perigee(&["host", "drain", "home1", "--wait"]);
         eprintln!("{}after {:.1} s", said(&drained), begun.elapsed().as_secs_f64());
         ensure!(drained.status.success(), "{}", said(&drained));
