@@ -309,7 +309,7 @@ async fn ask_for_copy(
 /// Makes sure that each host of a site that is up has a copy, which gets its blocks in the background.
 ///
 /// # Errors
-/// `Unavailable` if no host of the site is up; as [`ensure`].
+/// `Unavailable` if no host of the site is up; as [`ensure()`].
 pub async fn replicate(
     cluster: &Cluster,
     name: &ImageName,
