@@ -151,6 +151,7 @@ impl Part {
 
 /// A part that nothing was measured of yet: its seconds are a guess, and the range is wide.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = UnmeasuredPart)]
 pub struct Unknown {
     /// The part that is guessed.
     pub part: Part,
