@@ -1,7 +1,7 @@
 //! What leaves a host that is drained, in which order, and where it goes. It is a pure function of a snapshot.
 //!
 //! - **Target**: of the hosts that can take a VM and have room, those where it is soonest (at most `AS_SOON` times the shortest time)
-//!   count as equal, and the one with the most memory free gets it. Large VMs choose first: small ones find room anywhere.
+//!   count as equal. One at the same site gets it, and of these the one with the most memory free. Large VMs choose first: small ones find room anywhere.
 //! - **Order**: what is moving already, then what leaves soonest. A volume whose VM has left comes before the next VM, because that VM
 //!   reads it over the network.
 //! - **Waiting**: a job that ends sooner than its move would be over is waited for. Its end is predicted anew each time, so one that takes
@@ -33,6 +33,8 @@ const NAMED_MAX: usize = 6;
 pub struct Leaving {
     /// The host that is drained.
     pub host: HostId,
+    /// Its site.
+    pub site: SiteId,
     /// All other hosts.
     pub others: Vec<Other>,
     /// VMs at the host, of jobs with one VM or without a job, in any order.
@@ -254,9 +256,10 @@ fn of_vm(vm: &LeavingVm, rooms: &mut Rooms) -> Planned {
         return planned;
     }
     let mut refusals = Refusals::default();
-    let best = rooms.best(&vm.ways, &mut refusals, |other| {
+    let open = rooms.open(&vm.ways, &mut refusals, |other| {
         lacks(other, vm.demand).or_else(|| lacks_pool(other, vm.disk_bytes))
     });
+    let best = rooms.nearest(open, |other| Some(other.free.memory_bytes));
     let Some((to, cost)) = best else { return Planned::stuck(kind, &vm.name, &refusals) };
     rooms.take(&to, vm.demand, vm.disk_bytes.unwrap_or_default());
     Planned {
@@ -339,7 +342,8 @@ fn of_volume<'a>(
     };
     let open = rooms.open(&volume.ways, &mut refusals, |other| lacks_pool(other, volume.bytes));
     let near = open.iter().find(|(to, _)| Some(to) == wanted.as_ref()).cloned();
-    let Some((to, cost)) = near.or_else(|| rooms.roomiest(&open)) else {
+    let Some((to, cost)) = near.or_else(|| rooms.nearest(open, |other| other.pool_free_bytes))
+    else {
         return Planned::stuck(kind, name, &refusals);
     };
     rooms.take(&to, Demand::default(), volume.bytes.unwrap_or_default());
@@ -396,12 +400,13 @@ fn lacks_pool(other: &Other, bytes: Option<u64>) -> Option<Refusal> {
 
 /// What is free at the other hosts while the plan is made.
 struct Rooms {
+    site: SiteId,
     others: Vec<Other>,
 }
 
 impl Rooms {
     fn new(facts: &Leaving) -> Self {
-        Self { others: facts.others.clone() }
+        Self { site: facts.site.clone(), others: facts.others.clone() }
     }
 
     /// The hosts that can take it now. Why the others can't goes to `refusals`.
@@ -430,28 +435,18 @@ impl Rooms {
         open
     }
 
-    fn best(
+    /// Of those whose move is as soon as the soonest: one at the same site if there is one, then the one with the most room.
+    fn nearest(
         &self,
-        ways: &[Way],
-        refusals: &mut Refusals,
-        lacks: impl Fn(&Other) -> Option<Refusal>,
+        open: Vec<(HostId, Cost)>,
+        room: impl Fn(&Other) -> Option<u64>,
     ) -> Option<(HostId, Cost)> {
-        let open = self.open(ways, refusals, lacks);
         let soonest_s = open.iter().map(|(_, cost)| cost.seconds).fold(f64::INFINITY, f64::min);
         let most_s = (soonest_s * AS_SOON).max(soonest_s + EQUAL_S);
         let near = open.into_iter().filter(|(_, cost)| cost.seconds <= most_s);
+        let rank = |other: &Other| (other.site == self.site, room(other));
         // Of equal ones the first by name, so that the same question has the same answer.
-        near.rev().max_by_key(|(to, _)| self.get(to).map(|other| other.free.memory_bytes))
-    }
-
-    /// Of those whose copy is as soon as the soonest, the one with the most free in its pool.
-    fn roomiest(&self, open: &[(HostId, Cost)]) -> Option<(HostId, Cost)> {
-        let soonest_s = open.iter().map(|(_, cost)| cost.seconds).fold(f64::INFINITY, f64::min);
-        let most_s = (soonest_s * AS_SOON).max(soonest_s + EQUAL_S);
-        let near = open.iter().filter(|(_, cost)| cost.seconds <= most_s);
-        near.rev()
-            .max_by_key(|(to, _)| self.get(to).and_then(|other| other.pool_free_bytes))
-            .cloned()
+        near.rev().max_by_key(|(to, _)| self.get(to).map(rank))
     }
 
     fn get(&self, id: &HostId) -> Option<&Other> {

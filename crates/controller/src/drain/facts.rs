@@ -65,7 +65,14 @@ pub(super) async fn gather(cluster: &Arc<Cluster>, host: &HostId) -> Result<Leav
             }
         }
     }
-    Ok(Leaving { host: host.clone(), others: at.others, vms, gangs, volumes })
+    Ok(Leaving {
+        host: host.clone(),
+        site: link.addresses.site.clone(),
+        others: at.others,
+        vms,
+        gangs,
+        volumes,
+    })
 }
 
 /// The other hosts: those of the same site with the most room first.

@@ -12,10 +12,14 @@ fn demand(mib: u64) -> Demand {
     Demand { cpus: 1, memory_bytes: mib * MIB }
 }
 
+fn site(name: &str) -> SiteId {
+    SiteId::new(name).expect("a name")
+}
+
 fn other(name: &str, free_mib: u64) -> Other {
     Other {
         id: host(name),
-        site: SiteId::new("home").expect("a name"),
+        site: site("home"),
         free: Demand { cpus: 16, memory_bytes: free_mib * MIB },
         pool_free_bytes: Some(1000 * MIB),
         refusal: None,
@@ -54,7 +58,8 @@ fn volume(name: &str, ways: Vec<Way>) -> LeavingVolume {
 }
 
 fn leaving(others: Vec<Other>, vms: Vec<LeavingVm>) -> Leaving {
-    Leaving { host: host("old"), others, vms, gangs: Vec::new(), volumes: Vec::new() }
+    let (gangs, volumes) = (Vec::new(), Vec::new());
+    Leaving { host: host("old"), site: site("home"), others, vms, gangs, volumes }
 }
 
 /// A step in short: what becomes of which thing, and where.
@@ -83,6 +88,17 @@ fn of_hosts_that_are_as_near_the_emptiest_one_is_taken() {
     let vms = vec![vm("vm", 100, vec![way("h1", 4.0), way("h2", 4.4), way("h3", 40.0)])];
     let others = vec![other("h1", 200), other("h2", 300), other("h3", 9000)];
     assert_eq!(short(&plan(&leaving(others, vms))), ["vm Moves h2"]);
+}
+
+#[test]
+fn a_host_of_the_same_site_is_taken_before_one_beyond_the_wan_that_has_more_room() {
+    let far = Other { site: site("cloud"), pool_free_bytes: Some(9000 * MIB), ..other("h1", 9000) };
+    let ways = || vec![way("h1", 0.1), way("h2", 0.4)];
+    let of_vm = leaving(vec![far.clone(), other("h2", 300)], vec![vm("vm", 100, ways())]);
+    assert_eq!(short(&plan(&of_vm)), ["vm Moves h2"]);
+    let volumes = vec![volume("data", ways())];
+    let of_volume = Leaving { volumes, ..leaving(vec![far, other("h2", 300)], Vec::new()) };
+    assert_eq!(short(&plan(&of_volume)), ["data Moves h2"]);
 }
 
 #[test]
