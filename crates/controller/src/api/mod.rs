@@ -55,7 +55,7 @@ fn routes() -> Routes {
         .merge(job_routes())
         .merge(tenant_routes());
     let mut router = OpenApiRouter::with_openapi(Document::openapi()).nest("/v1", v1);
-    document_failures(router.get_openapi_mut());
+    complete(router.get_openapi_mut());
     router
 }
 
@@ -166,8 +166,9 @@ fn tenant_routes() -> Routes {
         .routes(routes!(tenants::remove_key))
 }
 
-/// Documents for every operation that it may answer with a [`Problem`].
-fn document_failures(document: &mut utoipa::openapi::OpenApi) {
+/// What the macros leave out, and OpenAPI asks for: each operation has an id of its own, and each answer a description. Each may be a
+/// [`Problem`].
+fn complete(document: &mut utoipa::openapi::OpenApi) {
     let problem = Ref::from_schema_name("Problem");
     let content = ContentBuilder::new().schema(Some(problem)).build();
     let failure = ResponseBuilder::new()
@@ -177,7 +178,18 @@ fn document_failures(document: &mut utoipa::openapi::OpenApi) {
     for item in document.paths.paths.values_mut() {
         let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete];
         for operation in operations.into_iter().flatten() {
+            let tag = operation.tags.iter().flatten().next();
+            if let (Some(tag), Some(id)) = (tag, &operation.operation_id) {
+                operation.operation_id = Some(format!("{tag}_{id}"));
+            }
             let responses = &mut operation.responses.responses;
+            for answer in responses.values_mut() {
+                if let RefOr::T(answer) = answer
+                    && answer.description.is_empty()
+                {
+                    answer.description = "What was asked for".to_owned();
+                }
+            }
             responses.insert("default".to_owned(), RefOr::T(failure.clone()));
         }
     }
@@ -258,6 +270,21 @@ fn json<T>(value: T) -> Result<Json<T>, Failure> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn each_operation_of_the_openapi_document_has_its_own_id_and_each_answer_a_description() {
+        let document = super::document();
+        let mut ids = std::collections::BTreeSet::new();
+        for (method, path) in super::operations() {
+            let operation = &document["paths"][&path][&method];
+            let id = operation["operationId"].as_str().expect("an id");
+            assert!(ids.insert(id.to_owned()), "{id} is there twice");
+            for (status, answer) in operation["responses"].as_object().expect("answers") {
+                let text = answer["description"].as_str().unwrap_or_default();
+                assert!(!text.is_empty(), "{method} {path}: {status} has no description");
+            }
+        }
+    }
+
     #[test]
     fn openapi_document_is_that_of_the_code() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
