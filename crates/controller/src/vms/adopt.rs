@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use perigee_model::job::{AdoptVm, Vm};
 use perigee_model::persistent_vm::{NewVm, NewVmVolume, PersistentVm};
 use perigee_model::states::JobEvent;
-use perigee_model::vm::{Disk, NetworkKind, VmNetwork, VmReport, VmStatus};
+use perigee_model::vm::{Disk, NetworkKind, VmNetwork, VmReport, VmSpec, VmStatus};
 use perigee_model::volume::VolumeInfo;
 use perigee_model::{DiskRole, HostId, ImageName, JobId, LayerId, Problem, ProblemKind, VmId};
 use perigee_planner::Traits;
@@ -84,6 +84,9 @@ fn check_runs(report: &VmReport, what: &str) -> Result<(), Problem> {
     if matches!(report.status, VmStatus::Starting | VmStatus::Incoming) {
         return refused("it is starting, or comes from another host", "try again when it runs");
     }
+    if report.migration.as_ref().is_some_and(|going| !going.phase.is_final()) {
+        return refused("it is on its way to another host", "try again when it has arrived there");
+    }
     Ok(())
 }
 
@@ -151,27 +154,15 @@ async fn image_of(
     })
 }
 
-fn record(
-    id: &JobId,
-    report: &VmReport,
-    disks: &[Found],
-    (host, image, owner): (&HostId, ImageName, String),
-    what: &str,
-) -> Result<JobRecord, Problem> {
-    let (spec, machine) = (&report.spec, &report.spec.machine);
-    let root = disks.iter().find(|found| found.disk.role == DiskRole::Root);
-    let root = root.ok_or_else(|| Problem::conflict(what, "it has no root disk"))?;
+/// What a person would have asked for to get this VM.
+fn as_asked_for(spec: &VmSpec, root: &Found, disks: &[Found], image: ImageName) -> NewVm {
     let data = disks.iter().filter(|found| !found.is_own());
-    let volumes = data.clone().map(|found| NewVmVolume {
+    let volumes = data.map(|found| NewVmVolume {
         volume: found.disk.volume.clone(),
         read_only: found.disk.read_only,
         mount: None,
     });
-    let slots = data.clone().filter_map(|found| match found.disk.role {
-        DiskRole::Data(slot) => Some(slot),
-        _ => None,
-    });
-    let new = NewVm {
+    NewVm {
         name: spec.vm.clone(),
         image,
         cpus: spec.cpus,
@@ -189,9 +180,26 @@ fn record(
         restart_elsewhere: false,
         stopped: false,
         cloud_init: Default::default(),
-        firmware: machine.firmware,
-        hardware: machine.hardware.clone(),
-    };
+        firmware: spec.machine.firmware,
+        hardware: spec.machine.hardware.clone(),
+    }
+}
+
+fn record(
+    id: &JobId,
+    report: &VmReport,
+    disks: &[Found],
+    (host, image, owner): (&HostId, ImageName, String),
+    what: &str,
+) -> Result<JobRecord, Problem> {
+    let spec = &report.spec;
+    let root = disks.iter().find(|found| found.disk.role == DiskRole::Root);
+    let root = root.ok_or_else(|| Problem::conflict(what, "it has no root disk"))?;
+    let new = as_asked_for(spec, root, disks, image);
+    let slots = disks.iter().filter_map(|found| match found.disk.role {
+        DiskRole::Data(slot) => Some(slot),
+        _ => None,
+    });
     let placed = disks.iter().map(|found| PlacedDisk {
         role: found.disk.role,
         volume: found.disk.volume.clone(),
