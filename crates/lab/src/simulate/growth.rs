@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use perigee_model::job::Start;
-use perigee_model::vm::{Accelerator, LinkProbe};
+use perigee_model::vm::LinkProbe;
 use perigee_model::{HostId, JobId, SiteId, VolumeName};
-use perigee_planner::queue::{Demand, Holder, HostRoom, Queue, Waiting, schedule};
+use perigee_planner::queue::{Demand, HostRoom, Queue, Waiting, schedule};
 use perigee_planner::{
     Cluster, CopyFacts, HostFacts, JobFacts, LinkFacts, LinkForMoves, Snapshot, Traits,
     VolumeFacts, plan,
@@ -87,22 +87,9 @@ fn queue(scenario: &Scenario) -> Queue {
         start_slots: 1,
     };
     let job = JobId::new("j-1").expect("letters and digits");
-    let waiting = Waiting {
-        holder: Holder::of(&job, "simulated"),
-        job,
-        priority: 0,
-        submitted: 1,
-        waited_ms: 0,
-        demand: Demand { cpus: 1, memory_bytes: scenario.vm_memory_bytes },
-        count: 1,
-        start: Start::Anywhere,
-        volumes: Vec::new(),
-        avoid: Vec::new(),
-        blocked: None,
-    };
     Queue {
         hosts: (0..scenario.hosts).map(room).collect(),
-        waiting: vec![waiting],
+        waiting: vec![scenario.waiting(job)],
         ..Queue::default()
     }
 }
@@ -111,18 +98,9 @@ fn queue(scenario: &Scenario) -> Queue {
 fn snapshot(scenario: &Scenario) -> Snapshot {
     const VOLUME_BYTES: u64 = 1 << 30;
     let host = |number| HostFacts {
-        id: host_id(number),
-        site: site_id(scenario, number),
-        cpus: scenario.cpus,
         memory_free_bytes: scenario.memory_bytes / 2,
         running_vcpus: scenario.cpus,
-        cpu_load: None,
-        takes_jobs: true,
-        accelerator: Accelerator::Kvm,
-        cpu_model: String::new(),
-        boots: Vec::new(),
-        local_blocks: None,
-        pool_free_bytes: None,
+        ..scenario.host(host_id(number), site_id(scenario, number))
     };
     let traits = Traits {
         name: "job".to_owned(),

@@ -1,8 +1,8 @@
 //! What a move costs, by the planner.
 
-use perigee_model::vm::{Accelerator, LinkProbe};
+use perigee_model::vm::LinkProbe;
 use perigee_model::{HostId, SiteId};
-use perigee_planner::{Cluster, Dirty, HostFacts, LinkFacts, LinkForMoves, MoveCost, move_cost};
+use perigee_planner::{Cluster, Dirty, LinkFacts, LinkForMoves, MoveCost, move_cost};
 
 use super::scenario::Scenario;
 
@@ -36,20 +36,7 @@ fn name(name: &str) -> HostId {
 
 fn two_hosts(scenario: &Scenario, rtt_ms: f64) -> Cluster {
     let site = SiteId::new("site").expect("letters");
-    let host = |id: &str| HostFacts {
-        id: name(id),
-        site: site.clone(),
-        cpus: scenario.cpus,
-        memory_free_bytes: scenario.memory_bytes,
-        running_vcpus: 0,
-        cpu_load: None,
-        takes_jobs: true,
-        accelerator: Accelerator::Kvm,
-        cpu_model: String::new(),
-        boots: Vec::new(),
-        local_blocks: None,
-        pool_free_bytes: None,
-    };
+    let host = |id: &str| scenario.host(name(id), site.clone());
     let link = |from: &str, to: &str| LinkFacts {
         from: name(from),
         to: name(to),

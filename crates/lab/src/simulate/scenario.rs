@@ -24,9 +24,13 @@
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-use perigee_model::Problem;
+use perigee_model::job::Start;
 use perigee_model::units::{parse_bytes, parse_duration};
+use perigee_model::vm::Accelerator;
 use perigee_model::yaml::{Document, Field};
+use perigee_model::{HostId, JobId, Problem, SiteId};
+use perigee_planner::HostFacts;
+use perigee_planner::queue::{Demand, Holder, Waiting};
 
 use super::loads::Kind;
 use super::rules::Rule;
@@ -58,6 +62,43 @@ pub struct Scenario {
     pub rules: Vec<Rule>,
     /// Numbers of hosts with which decisions are timed.
     pub sizes: Vec<usize>,
+}
+
+impl Scenario {
+    /// A host on which nothing runs, as the planner knows one.
+    pub fn host(&self, id: HostId, site: SiteId) -> HostFacts {
+        HostFacts {
+            id,
+            site,
+            cpus: self.cpus,
+            memory_free_bytes: self.memory_bytes,
+            running_vcpus: 0,
+            cpu_load: None,
+            takes_jobs: true,
+            accelerator: Accelerator::Kvm,
+            cpu_model: String::new(),
+            boots: Vec::new(),
+            local_blocks: None,
+            pool_free_bytes: None,
+        }
+    }
+
+    /// A job with one vCPU that has just begun to wait, and may start anywhere.
+    pub fn waiting(&self, job: JobId) -> Waiting {
+        Waiting {
+            holder: Holder::of(&job, "simulated"),
+            job,
+            priority: 0,
+            submitted: 1,
+            waited_ms: 0,
+            demand: Demand { cpus: 1, memory_bytes: self.vm_memory_bytes },
+            count: 1,
+            start: Start::Anywhere,
+            volumes: Vec::new(),
+            avoid: Vec::new(),
+            blocked: None,
+        }
+    }
 }
 
 /// # Errors

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use perigee_model::job::Start;
 use perigee_model::{HostId, JobId};
-use perigee_planner::queue::{Demand, Holder, HostRoom, Queue, Turn, Waiting, schedule};
+use perigee_planner::queue::{Demand, HostRoom, Queue, Turn, Waiting, schedule};
 
 use super::{Event, Host, OVERCOMMIT, VCPUS, World};
 use crate::simulate::rules::Rule;
@@ -68,20 +67,9 @@ fn queue(
     };
     let demand = Demand { cpus: VCPUS, memory_bytes: scenario.vm_memory_bytes };
     let waits = |(vm, since_s, _): &(usize, u64, Option<u64>)| {
-        let job = job_of(*vm);
-        Waiting {
-            holder: Holder::of(&job, "simulated"),
-            job,
-            priority: 0,
-            submitted: *vm as u64,
-            waited_ms: (now_s - since_s) * 1000,
-            demand,
-            count: 1,
-            start: Start::Anywhere,
-            volumes: Vec::new(),
-            avoid: Vec::new(),
-            blocked: None,
-        }
+        let submitted = *vm as u64;
+        let waited_ms = (now_s - since_s) * 1000;
+        Waiting { submitted, waited_ms, demand, ..scenario.waiting(job_of(*vm)) }
     };
     Queue {
         hosts: hosts.iter().filter(|host| host.is_up).map(room).collect(),
