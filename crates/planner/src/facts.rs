@@ -91,7 +91,8 @@ pub struct HostFacts {
     pub pool_free_bytes: Option<u64>,
 }
 
-/// How busy a host's CPUs were in the last minute. In facts about one running VM, that VM's vCPUs are left out.
+/// How busy a host's CPUs were in the last minute. In facts about one running VM, that VM's vCPUs are left out, and at its host the
+/// pressure too, of which the VM makes a part.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CpuLoad {
     /// The vCPUs of those VMs there whose load is known.

@@ -134,12 +134,15 @@ impl HostEntry {
         known.reduce(|(cpus, load), (more, other)| (cpus.saturating_add(more), load.plus(other)))
     }
 
-    /// How busy its CPUs are, its VMs' without this one; `None` if that is not known.
+    /// How busy its CPUs are, its VMs' without this one; `None` if that is not known. The pressure at the host where this VM is has
+    /// the VM's own part in it, so it says nothing there of what others take.
     pub fn cpu_load(&self, except: Option<&VmId>) -> Option<CpuLoad> {
         let pressure = self.report.as_ref().and_then(|report| report.pressure.cpu);
-        let pressure_share = pressure.map(|cpu| cpu.some.share_60s);
         let vms = self.vcpus_1m(except);
-        let is_known = vms.is_some() || pressure_share.is_some();
+        let is_known = vms.is_some() || pressure.is_some();
+        let is_its_host = except.is_some_and(|vm| self.vms.contains_key(vm));
+        let pressure = pressure.filter(|_| !is_its_host);
+        let pressure_share = pressure.map(|cpu| cpu.some.share_60s);
         let (measured_vcpus, vcpus_1m) = vms.unwrap_or_default();
         is_known.then_some(CpuLoad { measured_vcpus, vcpus_1m, pressure_share })
     }

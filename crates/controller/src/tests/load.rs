@@ -52,6 +52,10 @@ async fn load_is_shown_of_vms_and_hosts_and_what_is_not_known_is_null() {
         (is_right && host.pressure.cpu == cpu).then_some(())
     })
     .await;
+    // For the VM itself the host is not busy: what is measured there, the VM has made.
+    let busy = |except| lab.cluster.hosts.cpu_load(&lab.home.id, except).expect("it is known");
+    assert_eq!((busy(None).measured_vcpus, busy(None).pressure_share), (1, Some(0.8)));
+    assert_eq!((busy(Some(&vm)).measured_vcpus, busy(Some(&vm)).pressure_share), (0, None));
 }
 
 /// A small job without data.
