@@ -37,6 +37,8 @@ pub struct Leaving {
     pub site: SiteId,
     /// All other hosts.
     pub others: Vec<Other>,
+    /// Whether a job that ends before its move would be over is waited for.
+    pub waits_for_ends: bool,
     /// VMs at the host, of jobs with one VM or without a job, in any order.
     pub vms: Vec<LeavingVm>,
     /// Jobs with several VMs, of which at least one is there.
@@ -166,7 +168,9 @@ pub fn plan(facts: &Leaving) -> Vec<DrainStep> {
     });
     steps.extend(vms.into_iter().map(|vm| of_vm(vm, &mut rooms)));
     steps.extend(facts.gangs.iter().map(|gang| of_gang(gang, &facts.host, &mut rooms)));
-    wait_for_ends(&mut steps);
+    if facts.waits_for_ends {
+        wait_for_ends(&mut steps);
+    }
     let users: Vec<DrainStep> = steps.iter().map(|planned| planned.step.clone()).collect();
     let mut groups = BTreeMap::new();
     for volume in &facts.volumes {
@@ -422,7 +426,10 @@ impl Rooms {
             let refusal = match (&other.refusal, way.map(|way| &way.cost)) {
                 (Some(refusal), _) => Some(refusal.clone()),
                 // Enough others were found.
-                (None, None) => continue,
+                (None, None) => {
+                    refusals.has_more = true;
+                    continue;
+                }
                 (None, Some(Err(refusal))) => Some(refusal.clone()),
                 (None, Some(Ok(_))) => lacks(other),
             };
@@ -464,11 +471,13 @@ impl Rooms {
 #[derive(Default)]
 struct Refusals {
     others: Vec<(HostId, Refusal)>,
+    /// There are hosts that were not looked at.
+    has_more: bool,
 }
 
 impl Refusals {
     fn may_pass(&self) -> bool {
-        self.others.iter().any(|(_, refusal)| refusal.passes)
+        self.has_more || self.others.iter().any(|(_, refusal)| refusal.passes)
     }
 
     /// Each reason once, with the hosts that it is of.
@@ -488,6 +497,9 @@ impl Refusals {
         let more = self.others.len().saturating_sub(NAMED_MAX);
         if more > 0 {
             words.push(format!("and {more} other hosts can't take it"));
+        }
+        if self.has_more {
+            words.push("further hosts are looked at later".to_owned());
         }
         words.join("; ")
     }

@@ -126,7 +126,7 @@ pub async fn adopt(
     Json(ask): Json<AdoptVm>,
 ) -> Reply<Vm> {
     let owner = caller.user.as_ref().map_or(DEFAULT_OWNER.to_owned(), ToString::to_string);
-    json(vms::adopt::adopt(&cluster, &vm, ask, owner).await?)
+    json(to_its_end(async move { vms::adopt::adopt(&cluster, &vm, ask, owner).await }).await?)
 }
 
 /// Starts a live migration. The answer comes at once.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use perigee_model::drain::DrainedKind;
+use perigee_model::drain::{Drain, DrainedKind};
 use perigee_model::gang::member_of;
 use perigee_model::job::{HostState, JobState, Migration};
 use perigee_model::plan::Estimate;
@@ -29,6 +29,9 @@ use crate::storage::replicas;
 /// When so many hosts can take a VM, no more are looked at: of thousands, those of its site with the most room come first.
 const ENOUGH: usize = 8;
 
+/// So long a drain waits for jobs that seem to end before their move would be over. What a guest says of its progress holds no drain for ever.
+const WAITS_FOR_ENDS_MS: u64 = 3_600_000;
+
 /// How long a volume or a job with several VMs stays after its move has failed.
 const AFTER_FAILURE_MS: u64 = 60_000;
 
@@ -52,6 +55,9 @@ pub(super) async fn gather(cluster: &Arc<Cluster>, host: &HostId) -> Result<Leav
         }
     }
     let mut volumes = at.volumes(&jobs).await?;
+    let age_ms = |drain: &Drain| cluster.clock.age_ms(drain.asked_ms);
+    let waits_for_ends =
+        cluster.hosts.drain(host).is_none_or(|drain| age_ms(&drain) < WAITS_FOR_ENDS_MS);
     if cluster.hosts.state(host) == HostState::Unreachable {
         let silence = Now::Waits(format!(
             "it goes on when the host is back: {}",
@@ -69,6 +75,7 @@ pub(super) async fn gather(cluster: &Arc<Cluster>, host: &HostId) -> Result<Leav
         host: host.clone(),
         site: link.addresses.site.clone(),
         others: at.others,
+        waits_for_ends,
         vms,
         gangs,
         volumes,
@@ -225,7 +232,9 @@ impl At<'_> {
                 }
                 None => self.way(record, &other.id, disk_bytes).await?,
             };
-            open += usize::from(cost.is_ok());
+            let has_room = other.free.holds(demand_of(record)) > 0
+                && other.pool_free_bytes.is_some_and(|free| free >= disk_bytes);
+            open += usize::from(cost.is_ok() && has_room);
             ways.push(Way { to: other.id.clone(), cost });
             if open >= ENOUGH {
                 break;
@@ -371,7 +380,7 @@ impl At<'_> {
     async fn volumes(&self, jobs: &[Arc<JobRecord>]) -> Result<Vec<LeavingVolume>, Problem> {
         let listed: Vec<VolumeRecord> = self.cluster.records.list("volumes/").await?;
         let replicas = replicas::list(self.cluster).await?;
-        let mut volumes = Vec::new();
+        let mut volumes = self.on_their_way();
         for record in listed.iter().filter(|record| record.home == *self.host) {
             volumes.push(self.volume(&record.name, record.seen.is_none(), jobs, &replicas));
         }
@@ -381,6 +390,22 @@ impl At<'_> {
             volumes.push(self.volume(&disk.volume, false, jobs, &replicas));
         }
         Ok(volumes)
+    }
+
+    /// Volumes that have a new home already, and are still copied from here.
+    fn on_their_way(&self) -> Vec<LeavingVolume> {
+        let moves = self.cluster.index.unfinished_volume_moves().into_iter();
+        let taken = moves.filter(|of| of.view.from == *self.host && of.view.state.is_taken());
+        let leaving = taken.map(|of| LeavingVolume {
+            name: of.view.volume.to_string(),
+            bytes: self.disks.bytes(&of.view.volume),
+            now: Now::Moving(vec![of.view.to.clone()]),
+            with: None,
+            beside: None,
+            group: None,
+            ways: Vec::new(),
+        });
+        leaving.collect()
     }
 
     fn volume(

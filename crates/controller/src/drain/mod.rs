@@ -80,11 +80,11 @@ pub async fn drain(
 /// `NotFound`.
 pub async fn undrain(cluster: &Arc<Cluster>, host: &HostId) -> Result<(), Problem> {
     cluster.hosts.get(host)?;
-    if cluster.hosts.drain(host).is_none() {
-        return Ok(());
+    // What an undrain that was cut short has not called off is called off now.
+    if cluster.hosts.drain(host).is_some() {
+        set(cluster, host, None).await?;
+        tracing::info!("host {host} is not drained any more");
     }
-    set(cluster, host, None).await?;
-    tracing::info!("host {host} is not drained any more");
     for record in cluster.unfinished_migrations() {
         let migration = &record.migration;
         if migration.from == *host && migration.reason == reason(host) && !record.asked_source {
@@ -217,7 +217,14 @@ async fn request(cluster: &Arc<Cluster>, host: &HostId, step: &DrainStep) -> Res
         DrainedKind::Volume => {
             let volume = VolumeName::new(&step.name).map_err(name)?;
             let cause = VolumeMoveCause::Drains(host.clone());
-            moves::request(cluster, &volume, to, cause).await.map(drop)
+            moves::request(cluster, &volume, to, cause).await?;
+            // As with a VM.
+            match cluster.index.volume_move(&volume) {
+                Some(of) if cluster.hosts.drain(host).is_none() => {
+                    moves::call_off(cluster, &of).await.map(drop)
+                }
+                _ => Ok(()),
+            }
         }
     }
 }
@@ -231,6 +238,12 @@ async fn move_vm(
     let Some(record) = cluster.index.of_vm(vm) else {
         return Err(Problem::not_found(format!("VM {vm}"), "it has just ended"));
     };
+    if cluster.index.host_of(&record).as_ref() != Some(from) {
+        return Err(Problem::conflict(
+            format!("can't move VM {vm} to {to}"),
+            "it has left already",
+        ));
+    }
     let cost = planning::move_cost(cluster, &record, from, to).await?;
     let request = migration::Request {
         to: to.clone(),

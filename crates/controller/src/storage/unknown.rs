@@ -77,7 +77,8 @@ fn next_of(report: &VmReport, host: &HostId) -> String {
     let vm = &report.spec.vm;
     let end =
         format!("end it: perigee vm end {vm} --host {host}; its disks stay, and can be adopted");
-    match report.spec.machine.persistent {
+    let is_off = matches!(report.status, VmStatus::Shutdown | VmStatus::Gone | VmStatus::Migrated);
+    match report.spec.machine.persistent && !is_off {
         true => format!("go on with it: perigee vm adopt {vm} --host {host}; or {end}"),
         false => end,
     }

@@ -339,6 +339,25 @@ async fn a_host_that_is_away_is_named_and_its_drain_goes_on_when_it_is_back() {
 }
 
 #[tokio::test]
+async fn a_host_is_not_drained_while_a_volume_is_still_copied_from_it() {
+    let lab = lab().await;
+    lab.home.inside().moves.missing_bytes = 1 << 20;
+    ask(&lab, &lab.cloud, false).await;
+    wait_for("the volume's new home", async || {
+        let shown = volumes::volume(&lab.cluster, &data_volume()).await.expect("volume");
+        (shown.home == lab.home.id).then_some(())
+    })
+    .await;
+    let is_moving = |left: &[DrainStep]| {
+        left.iter().any(|step| step.fate == DrainFate::Moving && step.to == [lab.home.id.clone()])
+    };
+    let now = ask(&lab, &lab.cloud, false).await.left.expect("looked at");
+    assert!(is_moving(&now), "{now:?}");
+    lab.home.inside().moves.missing_bytes = 0;
+    left(&lab, &lab.cloud, "the copy to end", <[DrainStep]>::is_empty).await;
+}
+
+#[tokio::test]
 async fn the_disks_of_a_vm_that_is_off_leave_together() {
     let lab = lab().await;
     lab.make_vm(NewVm { volumes: Vec::new(), ..new_vm("home1") }).await;

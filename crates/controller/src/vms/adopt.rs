@@ -16,8 +16,10 @@ use super::persistent;
 use crate::accounts::hold_volume;
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
-use crate::records::{ImageRecord, JobRecord, Kind, PlacedDisk, Placement};
-use crate::storage::{images, unknown, volumes};
+use crate::records::{
+    ImageRecord, JobRecord, Kind, PlacedDisk, Placement, VolumeRecord, volume_key,
+};
+use crate::storage::{images, unknown};
 use crate::{jobs, vms};
 
 /// Makes the record of a VM that runs at this host. Its other volumes have to be the cluster's before.
@@ -92,11 +94,9 @@ fn check_runs(report: &VmReport, what: &str) -> Result<(), Problem> {
 
 /// Where a disk is: the one host whose volume of this name has the epoch with which the VM has opened it.
 async fn found(cluster: &Cluster, disk: &Disk, what: &str) -> Result<Found, Problem> {
-    let (name, hosts) = (&disk.volume, cluster.hosts.all());
-    if disk.role.is_data() {
-        // Others may need it too: it has a record of its own, or gets one by its name.
-        check_recorded(cluster, disk, what).await?;
-    }
+    let (name, mut hosts) = (&disk.volume, cluster.hosts.all());
+    let recorded = recorded_home(cluster, disk, what).await?;
+    hosts.retain(|host| recorded.as_ref().is_none_or(|home| host.id == *home));
     let path = format!("/v1/volumes/{name}");
     let answers = join_all(hosts.iter().map(|host| host.volume.get::<VolumeInfo>(&path))).await;
     let (mut homes, mut silent) = (Vec::new(), Vec::new());
@@ -118,19 +118,33 @@ async fn found(cluster: &Cluster, disk: &Disk, what: &str) -> Result<Found, Prob
                 format!("its disk {name} may be at {}, which does not answer", silent.join(" or "));
             Err(Problem::unavailable(what, why).next("try again when it answers"))
         }
-        None => Err(Problem::not_found(what, format!("no host has its disk {name}"))),
+        None => Err(Problem::not_found(
+            what,
+            format!("no host has its disk {name} as the VM has it open"),
+        )),
     }
 }
 
-async fn check_recorded(cluster: &Cluster, disk: &Disk, what: &str) -> Result<(), Problem> {
+/// The home of a data volume, which others may need too: it has a record of its own, or gets one by its name. The VM's own disks have none.
+async fn recorded_home(
+    cluster: &Cluster,
+    disk: &Disk,
+    what: &str,
+) -> Result<Option<HostId>, Problem> {
     let name = &disk.volume;
-    match volumes::find(cluster, name).await {
-        Err(problem) if problem.kind == ProblemKind::NotFound => {
-            let why = format!("its volume {name} is unknown too");
-            let next = format!("adopt the volume first: perigee volume adopt {name} --host HOST");
-            Err(Problem::conflict(what, why).next(next))
-        }
-        found => found.map(drop),
+    let record: Option<VolumeRecord> = cluster.records.read(&volume_key(name)).await?;
+    let refused = |why: String, next: String| Err(Problem::conflict(what, why).next(next));
+    match (disk.role.is_data(), record) {
+        (true, Some(record)) => Ok(Some(record.home)),
+        (true, None) => refused(
+            format!("its volume {name} is unknown too"),
+            format!("adopt the volume first: perigee volume adopt {name} --host HOST"),
+        ),
+        (false, None) => Ok(None),
+        (false, Some(_)) => refused(
+            format!("its own disk {name} was adopted as a volume"),
+            "end the VM (perigee vm end), and make one with that disk".to_owned(),
+        ),
     }
 }
 

@@ -59,7 +59,8 @@ fn volume(name: &str, ways: Vec<Way>) -> LeavingVolume {
 
 fn leaving(others: Vec<Other>, vms: Vec<LeavingVm>) -> Leaving {
     let (gangs, volumes) = (Vec::new(), Vec::new());
-    Leaving { host: host("old"), site: site("home"), others, vms, gangs, volumes }
+    let (host, site) = (host("old"), site("home"));
+    Leaving { host, site, others, waits_for_ends: true, vms, gangs, volumes }
 }
 
 /// A step in short: what becomes of which thing, and where.
@@ -99,6 +100,14 @@ fn a_host_of_the_same_site_is_taken_before_one_beyond_the_wan_that_has_more_room
     let volumes = vec![volume("data", ways())];
     let of_volume = Leaving { volumes, ..leaving(vec![far, other("h2", 300)], Vec::new()) };
     assert_eq!(short(&plan(&of_volume)), ["data Moves h2"]);
+}
+
+#[test]
+fn hosts_that_were_not_looked_at_are_no_refusal() {
+    let others = vec![other("h1", 50), other("h2", 9000)];
+    let steps = plan(&leaving(others, vec![vm("vm", 100, vec![way("h1", 1.0)])]));
+    assert_eq!(short(&steps), ["vm Waits"]);
+    assert!(why(&steps, "vm").ends_with("further hosts are looked at later"), "{steps:?}");
 }
 
 #[test]
