@@ -3,7 +3,7 @@
 
 use perigee_lab::capture::{Capture, Seen};
 use perigee_lab::{Definition, LabId};
-use perigee_model::job::{Job, JobState, MigrationState};
+use perigee_model::job::{Job, JobState, Migration, MigrationState};
 
 use super::{Checked, System, ensure, until, with_system_of};
 
@@ -85,7 +85,7 @@ async fn file(system: &System, begin: impl Fn() -> Checked<Capture>) -> Checked<
 
 /// What is seen while a file is read and written, while volumes are, and while the VM migrates. The site `cloud` has one host, so all that its
 /// network carries has come over the WAN or goes there.
-async fn listen(system: &System) -> Checked<[Seen; 3]> {
+async fn listen(system: &System) -> Checked<([Seen; 3], Migration)> {
     let site = "cloud".parse().expect("a name");
     let namespace = system.lab.definition.site_namespace(&site);
     let begin = || Capture::begin(&namespace, &[IN_VOLUME, IN_MEMORY, IN_FILE, IN_WRITTEN]);
@@ -116,27 +116,28 @@ async fn listen(system: &System) -> Checked<[Seen; 3]> {
     eprintln!("file: {file:?}, using: {using:?}, moving: {moving:?}");
     let all = [file, using, moving];
     ensure!(all.iter().all(|seen| seen.bytes > BYTES / 2), "{all:?}");
-    Ok(all)
+    Ok((all, migration))
 }
 
 #[test]
 fn a_listener_on_the_wan_sees_nothing_of_volumes_files_and_memory() {
     with_system_of(Definition::default_demo(LabId::random(), 16), async |system| {
-        let seen = listen(&system).await?;
+        let (seen, _) = listen(&system).await?;
         ensure!(seen.iter().all(|seen| seen.found == [0; 4]), "{seen:?}");
         Ok(())
     });
 }
 
-/// The listener finds what is there.
+/// The listener finds what is there. On a busy machine the WAN may be measured as so slow that the memory is sent compressed; no text of
+/// it can be seen then.
 #[test]
 fn a_listener_on_the_wan_sees_all_in_a_lab_without_encryption() {
     let definition = Definition::default_demo(LabId::random(), 16);
     with_system_of(Definition { insecure: true, ..definition }, async |system| {
-        let [file, using, moving] = listen(&system).await?;
+        let ([file, using, moving], migration) = listen(&system).await?;
         ensure!(file.found[2] > 100, "{file:?}");
         ensure!(using.found[0] > 100 && using.found[3] > 100, "{using:?}");
-        ensure!(moving.found[1] > 100, "{moving:?}");
+        ensure!(moving.found[1] > 100 || migration.compressed, "{moving:?}, {migration:?}");
         Ok(())
     });
 }
