@@ -2,8 +2,8 @@
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use nix::unistd::Uid;
 use perigee_http::terms::Terms;
@@ -18,6 +18,7 @@ use crate::command::QEMU;
 use crate::config::Config;
 use crate::ended::Ends;
 use crate::files::{VmDir, closed_ancestor};
+use crate::load::LastMinute;
 use crate::networks::Networks;
 use crate::networks::bridged::Bridged;
 use crate::networks::interface::interfaces;
@@ -67,6 +68,7 @@ pub struct Host {
     pub terms: Arc<Terms>,
     warnings: Vec<String>,
     outside_addresses: Vec<Ipv4Addr>,
+    last_minute: Mutex<LastMinute>,
 }
 
 impl Host {
@@ -140,7 +142,17 @@ impl Host {
             terms: Terms::open(&config.state, &config.network),
             warnings,
             outside_addresses: config.outside_addresses.clone(),
+            last_minute: Mutex::default(),
         })
+    }
+
+    fn last_minute(&self) -> MutexGuard<'_, LastMinute> {
+        self.last_minute.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at how long this host's CPUs were used, for [`Host::report`].
+    pub fn look_at_load(&self) {
+        self.last_minute().take(Instant::now(), load::cpu_times());
     }
 
     /// What the controller is told of this host, as it is now.
@@ -162,6 +174,7 @@ impl Host {
             memory_bytes: memory_field(&memory, "MemTotal").ok_or_else(no_total)?,
             memory_available_bytes: memory_field(&memory, "MemAvailable"),
             load_1min: read("/proc/loadavg").ok().and_then(|load| load_1min(&load)),
+            cpus_used_1m: self.last_minute().vcpus().map(|used| used.running_vcpus),
             pressure: load::pressure(),
             accelerator: self.accelerator.kind,
             cpu_model: self.cpu_model.clone(),

@@ -149,7 +149,7 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
             None => std::future::pending().await,
         }
     };
-    let load = upkeep::load::keep(vms.clone());
+    let load = upkeep::load::keep(host.clone(), vms.clone());
     let sockets = upkeep::sockets::keep(host.clone(), vms.clone());
     let filter = upkeep::user_networks::keep(host.clone(), vms.clone());
     let networks = upkeep::networks::keep(host.clone(), vms.clone());

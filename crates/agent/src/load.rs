@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use nix::sched::sched_getaffinity;
+use nix::unistd::{Pid, SysconfVar, sysconf};
 use perigee_model::load::{HostPressure, Pressure, StalledTime, VcpuUse};
 
 /// How often the vCPUs of a VM are looked at.
@@ -101,6 +103,38 @@ impl LastMinute {
     }
 }
 
+/// How long the CPUs that the agent may use were used since the boot, by all programs of the machine.
+pub fn cpu_times() -> Option<VcpuTimes> {
+    let mine = sched_getaffinity(Pid::from_raw(0)).ok()?;
+    let ticks_per_s = sysconf(SysconfVar::CLK_TCK).ok()??;
+    let stat = std::fs::read_to_string("/proc/stat").ok()?;
+    let is_mine = |cpu: usize| mine.is_set(cpu).unwrap_or(false);
+    used_ns(&stat, is_mine, u64::try_from(ticks_per_s).ok()?)
+        .map(|running_ns| VcpuTimes { running_ns, ..VcpuTimes::default() })
+}
+
+/// From `/proc/stat` (proc(5)): `cpu0 user nice system idle iowait irq softirq steal guest guest_nice`. `user` and `nice` have the time
+/// of guests in them. The kernel sometimes lets `iowait` go back, which is no time in use.
+fn used_ns(stat: &str, is_mine: impl Fn(usize) -> bool, ticks_per_s: u64) -> Option<u64> {
+    let (mut all, mut is_any) = (0_u64, false);
+    for line in stat.lines() {
+        let mut words = line.split_whitespace();
+        let cpu = words.next().and_then(|word| word.strip_prefix("cpu")?.parse().ok());
+        if !cpu.is_some_and(&is_mine) {
+            continue;
+        }
+        let ticks: Vec<u64> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
+        let [user, nice, system, _idle, _iowait, irq, softirq, steal, ..] = ticks.as_slice() else {
+            return None;
+        };
+        for used in [user, nice, system, irq, softirq, steal] {
+            all = all.checked_add(*used)?;
+        }
+        is_any = true;
+    }
+    is_any.then(|| all.checked_mul(1_000_000_000 / ticks_per_s.max(1))).flatten()
+}
+
 /// What the host's tasks wait for now.
 pub fn pressure() -> HostPressure {
     let read = |resource: &str| {
@@ -143,8 +177,8 @@ fn parse_stalled(figures: &str) -> Option<StalledTime> {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-    use nix::unistd::{Pid, gettid};
+    use nix::sched::{CpuSet, sched_setaffinity};
+    use nix::unistd::gettid;
 
     use super::*;
     use crate::process::Process;
@@ -187,6 +221,20 @@ mod tests {
         assert!((mean.running_vcpus - 1.0).abs() < 1e-9, "{mean:?}");
         assert!((mean.waiting_vcpus - 1.0).abs() < 1e-9, "{mean:?}");
         assert!(minute.samples.len() <= SAMPLES_MAX);
+    }
+
+    #[test]
+    fn the_cpus_in_use_are_those_that_the_agent_may_use_and_nonsense_is_not_known() {
+        let stat = "cpu  30 0 30 300 0 0 0 0 0 0\n\
+            cpu0 10 1 2 300 40 3 4 5 6 7\ncpu1 100 0 0 0 0 0 0 0 0 0\nintr 7 0\n";
+        let ms = |stat: &str, cpu| used_ns(stat, |id| id == cpu, 100).map(|ns| ns / 1_000_000);
+        assert_eq!((ms(stat, 0), ms(stat, 1)), (Some(250), Some(1000)));
+        assert_eq!(ms(stat, 2), None, "no such CPU");
+        assert_eq!(ms("cpu0 1 2 3\n", 0), None, "too few figures");
+        assert_eq!(ms("cpu0 1 2 x 4 5 6 7 8\n", 0), None);
+        assert_eq!(ms("cpu0 18446744073709551615 0 1 0 0 0 0 0\n", 0), None);
+        let now = cpu_times().expect("a machine with /proc/stat");
+        assert!(now.running_ns > 0);
     }
 
     #[test]

@@ -61,6 +61,8 @@ fn write_host(page: &mut Page, host: &HostReport, proc: &Proc) {
     let gauge = Kind::Gauge;
     let help = "Tasks that run or wait, mean of a minute.";
     write_known(page, "perigee_host_load1", help, host.load_1min);
+    let help = "CPUs in use of those that the agent may use, mean of the last minute.";
+    write_known(page, "perigee_host_cpus_used", help, host.cpus_used_1m);
     let help = "The machine's memory.";
     page.one("perigee_host_memory_size_bytes", gauge, help, host.memory_bytes);
     let help = "What can be used of it without swapping.";

@@ -32,7 +32,8 @@ use crate::planning::links;
 use crate::records::job_intent_key;
 use crate::storage::{images, left_behind, moves, replicas};
 use crate::{
-    accounts, admissions, cleaner, drain, hosts, jobs, migration, networks, scheduler, term,
+    accounts, admissions, balance, cleaner, drain, hosts, jobs, migration, networks, scheduler,
+    term,
 };
 
 /// How long a controller that starts waits for hosts that could refuse it.
@@ -132,6 +133,7 @@ impl Supervisor {
         supervisor.keep_running("the scheduler", scheduler::run);
         supervisor.keep_running("the cleaner", cleaner::run);
         supervisor.keep_running("the drain of hosts", drain::run);
+        supervisor.keep_running("the balance of loads", balance::run);
         supervisor.keep_running("the promotion of replicas", replicas::run);
         supervisor.keep_running("the shadows of volumes", left_behind::run);
         supervisor.keep_running("imports whose answer was lost", images::finish_imports);

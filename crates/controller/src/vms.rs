@@ -291,7 +291,7 @@ pub async fn move_to(
     };
     let request = migration::Request {
         to: to.clone(),
-        reason: "asked".to_owned(),
+        reason: migration::ASKED.to_owned(),
         job_progress: record.job.progress_part(),
         volumes,
     };

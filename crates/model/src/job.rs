@@ -546,6 +546,8 @@ pub struct Host {
     pub memory_available_bytes: Option<u64>,
     /// Tasks that run or wait there, mean of a minute, as last reported; `None` if that is not known.
     pub load_1min: Option<f64>,
+    /// How many of its CPUs are in use, mean of the last minute, as last reported; `None` if that is not known.
+    pub cpus_used_1m: Option<f64>,
     /// What its tasks wait for, as last reported.
     pub pressure: HostPressure,
     /// What the VMs there do with its CPUs, those together whose figures are known; `None` if those of no VM are, or if none is

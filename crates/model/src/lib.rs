@@ -13,6 +13,7 @@
 //! | Which controller commands the hosts, and how does a copy take over? | `term.rs`, `controller/src/term.rs`; at the hosts: `http/src/terms.rs`; what the controller shows them: `http/src/claim.rs` |
 //! | What keeps a private key or a token from being sent where a public thing is wanted? | `secret.rs`; before anything leaves the machine: `perigee/src/commands/public_keys.rs` |
 //! | What is at a host that is drained, and what becomes of it? | `drain.rs` (how that is shown), `planner/src/drain.rs` (the decision), `controller/src/drain/` (what is done) |
+//! | Which VM leaves an overloaded host by itself? | `balance.rs` (how that is shown), `planner/src/balance/` (the decision), `controller/src/balance/` (what is done) |
 //! | What is a VM's disk for? | `disk_role.rs` |
 //! | Which networks do tenants have, who has which address in them, and where is the gateway? | `network.rs`, `controller/src/networks.rs`; who tells the hosts: `controller/src/networks/sync.rs` |
 //! | How do all VMs of a job move, or none, and what if one can't? | `gang/moving.rs` (the decisions), `controller/src/jobs/gang/moving.rs` (what the job's driver does); the room at both ends: `kept_for_moves` in `controller/src/cluster/index.rs` |
@@ -36,6 +37,7 @@
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
+pub mod balance;
 pub mod client;
 pub mod clock;
 pub mod compression;

@@ -282,6 +282,8 @@ pub enum Trigger {
     Asked,
     /// The host where it is, is drained.
     Drained,
+    /// The host where it is, is overloaded.
+    Balanced,
 }
 
 /// One decision. Of each job the first one and the last 100 are kept.

@@ -88,6 +88,8 @@ pub struct HostReport {
     pub memory_available_bytes: Option<u64>,
     /// Tasks that run or wait for a CPU or disk, mean of a minute (proc(5), loadavg); `None` if the kernel does not tell.
     pub load_1min: Option<f64>,
+    /// How many of these CPUs all programs of the machine use, a mean over the last minute; `None` if that is not known.
+    pub cpus_used_1m: Option<f64>,
     /// What its tasks wait for.
     pub pressure: HostPressure,
     /// What VMs run with here; found out by booting one.

@@ -41,8 +41,8 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::commands::{
-    agent, boot, client, cluster_network, controller, data, dev, host, image, job, lab, login,
-    planner, pool, tenant, top, user, vm, volume,
+    agent, balancing, boot, client, cluster_network, controller, data, dev, host, image, job, lab,
+    login, planner, pool, tenant, top, user, vm, volume,
 };
 use crate::context::Context;
 use crate::output::Format;
@@ -113,6 +113,9 @@ enum Noun {
     /// Sites
     #[command(subcommand)]
     Site(host::SiteVerb),
+    /// Which VMs would lose less at another host
+    #[command(subcommand)]
+    Cluster(balancing::Verb),
     /// Network measurements between hosts
     #[command(subcommand)]
     Link(host::LinkVerb),
@@ -207,6 +210,7 @@ async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
         Noun::Data(verb) => data::run(verb, context).await?,
         Noun::Planner(verb) => planner::run(verb, context).await?,
         Noun::Host(verb) => host::run(verb, context).await?,
+        Noun::Cluster(verb) => return balancing::run(verb, context).await,
         Noun::Site(verb) => host::run_site(verb, context).await?,
         Noun::Link(verb) => host::run_link(verb, context).await?,
         Noun::Lab(verb) => return lab::run(verb, context).await,

@@ -148,6 +148,8 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Admin,    "POST",   "/v1/hosts/{host}/revoke"),
     (May::Admin,    "POST",   "/v1/hosts/{host}/drain"),
     (May::Admin,    "POST",   "/v1/hosts/{host}/undrain"),
+    (May::Admin,    "GET",    "/v1/balance"),
+    (May::Admin,    "PUT",    "/v1/sites/{site}/balance"),
     (May::Admin,    "POST",   "/v1/operators/revoke"),
     (May::Admin,    "GET",    "/v1/links"),
     (May::Admin,    "POST",   "/v1/links/probe"),

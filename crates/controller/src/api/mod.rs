@@ -1,5 +1,6 @@
 //! The controller's HTTP API and its OpenAPI document, made from the same handlers.
 
+mod balance;
 mod caller;
 mod callers;
 mod catalog;
@@ -66,6 +67,8 @@ fn cluster_routes() -> Routes {
         .routes(routes!(hosts::set_site))
         .routes(routes!(hosts::drain))
         .routes(routes!(hosts::undrain))
+        .routes(routes!(balance::balance))
+        .routes(routes!(balance::set_balance))
         .routes(routes!(hosts::stops))
         .routes(routes!(hosts::list))
         .routes(routes!(enrol::token))

@@ -3,6 +3,7 @@
 //! not depend on the drivers.
 
 pub mod accounts;
+pub mod balance;
 mod capacity;
 mod drains;
 pub mod history_cache;
@@ -44,6 +45,7 @@ use crate::store::{SqliteStore, directory};
 use crate::term;
 
 use accounts::Accounts;
+use balance::Balances;
 pub use capacity::{Counters, ERROR_BUCKETS, capacity, starts_at_once};
 use history_cache::HistoryCache;
 use hosts::Ways;
@@ -202,6 +204,8 @@ pub struct Cluster {
     pub clean_now: Notify,
     /// Wakes the drain of hosts.
     pub drain_now: Notify,
+    /// What is done about overloaded hosts.
+    pub balances: Balances,
     /// Images whose import is to end, because they are deleted.
     pub cancelled_imports: broadcast::Sender<ImageName>,
     /// What hosts have and the controller does not show.
@@ -252,6 +256,7 @@ impl Cluster {
         let hosts = Hosts::load(&records, timing.host_deadline, ways).await?;
         let index = Index::load(&records).await?;
         let links = Links::load(&records).await?;
+        let balances = Balances::load(&records).await?;
         let history_cache = HistoryCache::load(&records).await?;
         Ok(Arc::new(Self {
             records,
@@ -283,6 +288,7 @@ impl Cluster {
             counters: Counters::default(),
             clean_now: Notify::new(),
             drain_now: Notify::new(),
+            balances,
             cancelled_imports: broadcast::Sender::new(16),
             strange_images: StrangeImages::default(),
             settings,

@@ -214,6 +214,7 @@ fn view(id: &HostId, known: &HostEntry, used: &BTreeMap<HostId, u64>, deadline: 
         memory_used_bytes: used.get(id).copied().unwrap_or(0),
         memory_available_bytes: report.and_then(|r| r.memory_available_bytes),
         load_1min: report.and_then(|r| r.load_1min),
+        cpus_used_1m: report.and_then(|r| r.cpus_used_1m),
         pressure: report.map(|r| r.pressure).unwrap_or_default(),
         vcpus_1m: known.vcpus_1m(None).map(|(_, load)| load),
         pool_free_bytes: known.pool_free_bytes(),

@@ -45,7 +45,7 @@ use crate::records::{
 pub use aborted::refused_after;
 #[cfg(test)]
 pub(crate) use request::new_record;
-pub use request::{Request, cancel, check, not_alone, of_vm, request};
+pub use request::{ASKED, Request, cancel, check, not_alone, of_vm, request};
 pub use sharing::queue_all;
 
 /// The reason of a migration that a person cancelled.

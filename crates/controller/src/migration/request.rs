@@ -21,6 +21,9 @@ use crate::records::{
 use crate::storage::{leave_site, volumes};
 use crate::{cleaner, networks, planning, tpm};
 
+/// The reason of a migration that a person has asked for.
+pub const ASKED: &str = "asked";
+
 /// A requested migration.
 #[derive(Debug, Clone)]
 pub struct Request {

@@ -137,7 +137,7 @@ fn held_back(record: &JobRecord) -> Option<String> {
 fn measure(decision: &mut Decision, ended_ms: u64, measured_s: f64, parts: Option<Seconds>) {
     (decision.measured_s, decision.measured) = match decision.trigger {
         Trigger::Submitted => (Some(measured_s), parts),
-        Trigger::TimeLost | Trigger::Asked | Trigger::Drained => {
+        Trigger::TimeLost | Trigger::Asked | Trigger::Drained | Trigger::Balanced => {
             (Some(seconds(ended_ms.saturating_sub(decision.at_ms))), None)
         }
     };

@@ -126,6 +126,7 @@ pub struct Inside {
     /// Why VMs have no TPM here.
     pub no_tpm: Option<String>,
     /// What its tasks wait for.
+    pub cpus_used_1m: Option<f64>,
     pub pressure: HostPressure,
     /// It has passt, which does not start.
     pub refuses_cards: bool,
@@ -462,6 +463,7 @@ async fn host(State(inside): Shared) -> Reply<HostReport> {
         memory_bytes: 1 << 30,
         memory_available_bytes: Some(1 << 30),
         load_1min: Some(0.0),
+        cpus_used_1m: inside.cpus_used_1m,
         pressure: inside.pressure,
         accelerator: if inside.kvm_on.is_some() { Accelerator::Kvm } else { Accelerator::Tcg },
         cpu_model: inside.kvm_on.clone().unwrap_or_default(),

@@ -37,10 +37,15 @@ pub async fn copying_of(job: JobSpec) -> (Lab, JobId, VmId) {
 
 /// Both agents do what a migration that succeeds does; the guest says one more thing before the switch.
 pub fn switch(lab: &Lab, vm: &VmId) {
+    switch_to(lab, &lab.cloud, vm);
+}
+
+/// The same for a VM that goes from home1 to another host.
+pub fn switch_to(lab: &Lab, to: &FakeHost, vm: &VmId) {
     lab.home.say(vm, GuestBody::Progress { done: 1, total: 2, label: "before".into() });
     let order = lab.home.inside().vms[vm].asked.clone().expect("asked");
     for raise in order.epochs {
-        for host in [&lab.home, &lab.cloud] {
+        for host in [&lab.home, to] {
             if let Some(volume) = host.inside().volumes.get_mut(&raise.volume) {
                 assert_eq!(volume.info.epoch, raise.from);
                 volume.info.epoch = raise.to;
@@ -48,7 +53,7 @@ pub fn switch(lab: &Lab, vm: &VmId) {
         }
     }
     let last_seq = lab.home.inside().vms[vm].report.last_seq;
-    lab.cloud.arrive(vm, last_seq);
+    to.arrive(vm, last_seq);
     lab.home.set_phase(vm, MigrationPhase::Completed, VmStatus::Migrated);
 }
 

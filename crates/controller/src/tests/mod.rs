@@ -3,6 +3,7 @@
 
 mod admissions;
 mod api;
+mod balance;
 mod collect;
 mod confined;
 mod contents;

@@ -87,6 +87,7 @@ fn values(parameter: &str, secrets: &Secrets) -> Vec<Names> {
         "key" => vec![names("topsecret4", "neverthere4")],
         // The cluster's, and only an admin's to see.
         "host" => vec![names("home1", "home9")],
+        "site" => vec![names("home", "elsewhere")],
         _ => panic!("the walk does not know what {{{parameter}}} is: give it a value"),
     }
 }
@@ -175,6 +176,7 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         | "POST /v1/hosts/{host}/undrain"
         | "POST /v1/enrol"
         | "POST /v1/tenants"
+        | "PUT /v1/sites/{site}/balance"
         | "PUT /v1/tenants/{tenant}/quota"
         | "PUT /v1/tenants/{tenant}/users/{user}" => plain(json!({})),
         // No JSON.

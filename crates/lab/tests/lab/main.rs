@@ -175,6 +175,7 @@ fn up_host(name: &str) -> Host {
         memory_used_bytes: 0,
         memory_available_bytes: None,
         load_1min: None,
+        cpus_used_1m: None,
         pressure: Default::default(),
         vcpus_1m: None,
         pool_free_bytes: None,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use perigee_http::{Client, Method};
+use perigee_model::balance::BalanceMode;
 use perigee_model::enrol::{HostRevoked, JoinToken, MadeToken, NewToken, SetSite};
 use perigee_model::job::{Host, HostRemoval, Link, Site};
 use perigee_model::load::{HostPressure, Pressure, VcpuUse};
@@ -12,7 +13,7 @@ use perigee_model::waiting::{Waiting, WaitsFor, in_words};
 use perigee_model::{HostId, Problem, SiteId};
 
 use crate::commands::network::IDENTITY_DIR;
-use crate::commands::{draining, join, unknown};
+use crate::commands::{balancing, draining, join, unknown};
 use crate::context::Context;
 use crate::kept_login;
 use crate::output::{self, Column};
@@ -99,6 +100,14 @@ pub enum SiteVerb {
     /// List sites
     #[command(visible_alias = "ls")]
     List,
+    /// Show or set what is done about overloaded hosts of a site: `off`, `advise` (say which VMs without a job would move, and why) or
+    /// `on` (move them)
+    Balance {
+        /// The site
+        site: SiteId,
+        /// off, advise or on
+        mode: Option<BalanceMode>,
+    },
 }
 
 /// `perigee link VERB`.
@@ -143,6 +152,7 @@ const DETAILS: &[Column<Host>] = &[
     ("agent", |h| h.addresses.agent_url.clone()),
     ("volumes", |h| h.addresses.volume_url.clone()),
     ("nbd", |h| h.addresses.nbd_addr.clone()),
+    ("cpus in use", |h| h.cpus_used_1m.map_or_else(|| "-".to_owned(), |used| format!("{used:.1}"))),
     ("waiting tasks", |h| pressure(&h.pressure)),
     ("vms wait for a cpu", |h| output::percent(h.vcpus_1m.map(VcpuUse::run_delay_share))),
     ("free memory", |h| h.memory_available_bytes.map_or_else(|| "-".to_owned(), output::bytes)),
@@ -239,11 +249,15 @@ pub async fn run(verb: HostVerb, context: &Context) -> Result<(), Problem> {
     }
 }
 
-/// Prints the sites and their hosts.
+/// Prints the sites and their hosts, or how a site is balanced.
 pub async fn run_site(verb: SiteVerb, context: &Context) -> Result<(), Problem> {
-    let SiteVerb::List = verb;
-    let sites: Vec<Site> = controller_client(context)?.get("/v1/sites").await?;
-    output::list(context.format, &sites, SITES)
+    match verb {
+        SiteVerb::List => {
+            let sites: Vec<Site> = controller_client(context)?.get("/v1/sites").await?;
+            output::list(context.format, &sites, SITES)
+        }
+        SiteVerb::Balance { site, mode } => balancing::mode(site, mode, context).await,
+    }
 }
 
 /// Prints what hosts have measured of their links to others.

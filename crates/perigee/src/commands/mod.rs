@@ -2,6 +2,7 @@
 
 pub mod agent;
 mod asking;
+pub mod balancing;
 pub mod boot;
 pub mod check;
 pub mod client;

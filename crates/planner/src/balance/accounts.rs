@@ -45,6 +45,11 @@ struct Trial {
 }
 
 impl Accounts {
+    /// Whether anything is remembered of the VM.
+    pub fn has(&self, vm: &VmId) -> bool {
+        self.vms.contains_key(vm)
+    }
+
     /// Lets surcharges go with time. A VM that is at another host, by whatever hand, begins with empty accounts; one that is nowhere keeps
     /// its surcharge, because it may be on its way.
     pub(super) fn begin(&mut self, look: &Look) {

@@ -24,6 +24,8 @@ use std::collections::BTreeMap;
 use perigee_model::units::format_seconds;
 use perigee_model::{HostId, SiteId, VmId};
 
+use crate::MoveCost;
+
 mod accounts;
 mod load;
 #[cfg(test)]
@@ -50,6 +52,14 @@ pub const LONGEST_LOOK_S: f64 = 60.0;
 
 /// For how many target hosts a VM has accounts. Hosts with enough room are alike, so a few of them do.
 pub const TARGETS: usize = 16;
+
+/// Processors that a migration takes at each of its hosts.
+pub const COPYING_CPUS: f64 = 0.5;
+
+/// The time in seconds that a migration costs a VM that wants so many processors, and its neighbours.
+pub fn price_s(cost: &MoveCost, wanted_cpus: f64) -> f64 {
+    cost.job_s * wanted_cpus + COPYING_CPUS * cost.total_s
+}
 
 /// What was measured at the hosts that may exchange VMs since the look before. All rates are averages over that time.
 #[derive(Debug, Clone)]
@@ -186,6 +196,27 @@ pub fn balance(
     look: &Look,
     elsewhere: impl Fn(&VmId, &HostId) -> Option<Elsewhere>,
 ) -> Balanced {
+    let (balanced, moves) = weigh(accounts, look, elsewhere);
+    accounts
+        .moved(moves.iter().map(|one| (&look.vms[one.vm], &look.hosts[one.to].host, one.price_s)));
+    balanced
+}
+
+/// The same for moves that are not made: a VM that would move is due until its loss has been made up for.
+pub fn advise(
+    accounts: &mut Accounts,
+    look: &Look,
+    elsewhere: impl Fn(&VmId, &HostId) -> Option<Elsewhere>,
+) -> Balanced {
+    weigh(accounts, look, elsewhere).0
+}
+
+/// Adds up what the look shows, and decides; also returns the moves.
+fn weigh(
+    accounts: &mut Accounts,
+    look: &Look,
+    elsewhere: impl Fn(&VmId, &HostId) -> Option<Elsewhere>,
+) -> (Balanced, Vec<Candidate>) {
     let elsewhere = |vm: &VmId, host: &HostId| elsewhere(vm, host).and_then(sound);
     let mut loads = Loads::of(look);
     accounts.begin(look);
@@ -220,8 +251,8 @@ pub fn balance(
             }
         }
     }
-    let decisions = decide(accounts, &mut loads, candidates);
-    Balanced { decisions, not_known: loads.not_known() }
+    let (decisions, moves) = decide(&mut loads, candidates);
+    (Balanced { decisions, not_known: loads.not_known() }, moves)
 }
 
 /// `None` for a price or a loss that can't be.
@@ -251,12 +282,8 @@ fn targets(accounts: &Accounts, loads: &Loads, vm: usize, here: usize) -> Vec<us
     targets
 }
 
-/// The best move of each VM, or why its best one is not made.
-fn decide(
-    accounts: &mut Accounts,
-    loads: &mut Loads,
-    mut candidates: Vec<Candidate>,
-) -> Vec<Decision> {
+/// The best move of each VM, or why its best one is not made; and the moves again.
+fn decide(loads: &mut Loads, mut candidates: Vec<Candidate>) -> (Vec<Decision>, Vec<Candidate>) {
     candidates
         .sort_by(|a, b| b.fits.cmp(&a.fits).then_with(|| b.surplus_s().total_cmp(&a.surplus_s())));
     // In the order of their first candidates.
@@ -282,10 +309,7 @@ fn decide(
     let mut decisions: Vec<Decision> =
         chosen.iter().map(|(candidate, moves)| decision(loads, candidate, *moves)).collect();
     decisions.sort_by_key(|decision| !decision.moves);
-    let look = loads.look;
-    accounts
-        .moved(moves.iter().map(|one| (&look.vms[one.vm], &look.hosts[one.to].host, one.price_s)));
-    decisions
+    (decisions, moves)
 }
 
 fn decision(loads: &Loads, candidate: &Candidate, moves: bool) -> Decision {

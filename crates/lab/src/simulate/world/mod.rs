@@ -10,6 +10,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use perigee_model::{HostId, SiteId, VmId};
+use perigee_planner::balance::COPYING_CPUS;
 
 use super::loads::{self, Moment};
 use super::outcome::Run;
@@ -22,8 +23,6 @@ use crate::random::Random;
 const VCPUS: u32 = 8;
 /// vCPUs for each processor of a host.
 const OVERCOMMIT: u32 = 16;
-/// Processors that sending and receiving a VM's memory take at each of both hosts.
-const COPYING_CPUS: f64 = 0.5;
 /// How long a host is away that fails.
 const AWAY_S: u64 = 600;
 /// How long until the VMs of a host that fails are started elsewhere.

@@ -1,9 +1,9 @@
 //! What a rule sees of the simulated cluster.
 
 use perigee_model::{HostId, VmId};
-use perigee_planner::balance::{Elsewhere, HostLoad, Look, VmLoad};
+use perigee_planner::balance::{Elsewhere, HostLoad, Look, VmLoad, price_s};
 
-use super::{COPYING_CPUS, VCPUS, World};
+use super::{VCPUS, World};
 
 impl World<'_> {
     /// What agents would report.
@@ -50,7 +50,7 @@ impl World<'_> {
         let (vm, to) = (*self.vm_numbers.get(vm)?, *self.host_numbers.get(host)?);
         let from = self.vms[vm].host?;
         let cost = self.prices.of_move(&self.hosts[from].site, &self.hosts[to].site);
-        let price_s = cost.job_s * self.vms[vm].wanted + COPYING_CPUS * cost.total_s;
+        let price_s = price_s(cost, self.vms[vm].wanted);
         Some(Elsewhere { price_s, data_lost: self.data_lost(vm, to) })
     }
 }

@@ -1,0 +1,171 @@
+//! Moves VMs without a job away from overloaded hosts of their site, or says which would move, and why.
+//!
+//! [`look`] gathers what was measured, [`perigee_planner::balance`] decides, and here the moves are asked for, as a person would ask for
+//! them. A job's VM is weighed with its neighbours and not moved from here: its own driver decides, because it knows what the job still has
+//! to do (`jobs/decide_move.rs`). The disks of a VM that moves come after it.
+//!
+//! Decided moves are in the record of the site before they are asked for, so that a controller that is started again does not repeat them at
+//! the price of first ones.
+
+mod look;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use perigee_model::balance::{BalanceMode, SetBalance, SiteBalance, VmBalance};
+use perigee_model::plan::Trigger;
+use perigee_model::volume_move::VolumesOnMove;
+use perigee_model::{Problem, SiteId};
+use perigee_planner::balance::{Accounts, Decision, advise, balance};
+
+use crate::clock::now_ms;
+use crate::cluster::Cluster;
+use crate::cluster::balance::{BalanceRecord, Looked, balance_key};
+use crate::cluster::tasks::Task;
+use crate::{hosts, migration, planning};
+
+/// So many checks of the hosts are from one look at their loads to the next one.
+const CHECKS: u32 = 5;
+
+/// What is remembered of a site between two looks.
+struct Site {
+    looked: Instant,
+    accounts: Accounts,
+}
+
+/// `GET /balance`: each site that has a host.
+pub fn list(cluster: &Cluster) -> Vec<SiteBalance> {
+    hosts::sites(cluster).iter().map(|site| cluster.balances.shown(&site.id)).collect()
+}
+
+/// `PUT /sites/{site}/balance`: what is done about overloaded hosts of a site from now on. Moves that are under way come to their end.
+///
+/// # Errors
+/// `NotFound` for a site without a host.
+pub async fn set_mode(
+    cluster: &Cluster,
+    site: &SiteId,
+    ask: SetBalance,
+) -> Result<SiteBalance, Problem> {
+    if hosts::sites(cluster).iter().all(|known| known.id != *site) {
+        return Err(Problem::not_found(format!("site {site}"), "no host is there")
+            .next("`perigee site list` shows the sites"));
+    }
+    let change = |record: Option<BalanceRecord>| BalanceRecord {
+        mode: ask.mode,
+        ..record.unwrap_or_default()
+    };
+    let record = cluster.records.update(&balance_key(site), change).await?;
+    cluster.balances.set_mode(site, record.mode);
+    Ok(cluster.balances.shown(site))
+}
+
+/// Looks at the loads of all sites, again and again.
+pub async fn run(cluster: Arc<Cluster>, task: Task) {
+    let mut sites = BTreeMap::new();
+    loop {
+        task.round(round(&cluster, &mut sites)).await;
+        tokio::time::sleep(cluster.timing.monitor * CHECKS).await;
+    }
+}
+
+async fn round(
+    cluster: &Arc<Cluster>,
+    known: &mut BTreeMap<SiteId, Site>,
+) -> Result<String, Problem> {
+    let sites = hosts::sites(cluster);
+    known.retain(|id, _| sites.iter().any(|site| site.id == *id));
+    let mut did = Vec::new();
+    for site in sites {
+        let mode = cluster.balances.mode(&site.id);
+        if mode == BalanceMode::Off {
+            known.remove(&site.id);
+            continue;
+        }
+        if !known.contains_key(&site.id) {
+            let record = cluster.records.read::<BalanceRecord>(&balance_key(&site.id)).await?;
+            let accounts = record.unwrap_or_default().accounts;
+            known.insert(site.id.clone(), Site { looked: Instant::now(), accounts });
+        }
+        let Some(remembered) = known.get_mut(&site.id) else { continue };
+        did.push(look_at(cluster, &site.id, mode, remembered).await?);
+    }
+    Ok(if did.is_empty() { "no site is looked at".to_owned() } else { did.join("; ") })
+}
+
+async fn look_at(
+    cluster: &Arc<Cluster>,
+    site: &SiteId,
+    mode: BalanceMode,
+    remembered: &mut Site,
+) -> Result<String, Problem> {
+    let seen =
+        look::gather(cluster, site, remembered.looked.elapsed(), &remembered.accounts).await?;
+    remembered.looked = Instant::now();
+    let decide = |accounts: &mut Accounts| match mode {
+        BalanceMode::On => balance(accounts, &seen.look, |vm, host| seen.elsewhere(vm, host)),
+        _ => advise(accounts, &seen.look, |vm, host| seen.elsewhere(vm, host)),
+    };
+    let mut accounts = remembered.accounts.clone();
+    let balanced = decide(&mut accounts);
+    let due: Vec<&Decision> = balanced.decisions.iter().filter(|one| one.moves).collect();
+    if mode == BalanceMode::On && !due.is_empty() {
+        let kept = &accounts;
+        let change = |record: Option<BalanceRecord>| BalanceRecord {
+            accounts: kept.clone(),
+            ..record.unwrap_or_default()
+        };
+        cluster.records.update(&balance_key(site), change).await?;
+    }
+    remembered.accounts = accounts;
+    let mut vms: Vec<VmBalance> = balanced.decisions.iter().map(shown).collect();
+    if mode == BalanceMode::On {
+        for vm in vms.iter_mut().filter(|vm| vm.moves) {
+            // A person may have switched that off meanwhile.
+            if cluster.balances.mode(site) != BalanceMode::On {
+                break;
+            }
+            if let Err(problem) = move_vm(cluster, vm).await {
+                tracing::info!("VM {} stays at {}: {problem}", vm.vm, vm.host);
+                vm.moves = false;
+                vm.reason = format!("stays at {}: {}: {}", vm.host, problem.what, problem.why);
+            }
+        }
+    }
+    let (all, moving) = (vms.len(), vms.iter().filter(|vm| vm.moves).count());
+    let moves = if mode == BalanceMode::On { "move" } else { "would move" };
+    let not_known = seen.not_known(&balanced.not_known);
+    let unknown = not_known.len();
+    cluster.balances.note(site, mode, Looked { at_ms: now_ms(), vms, not_known });
+    Ok(format!(
+        "{site}: {all} VMs would lose less elsewhere, {moving} {moves}, {unknown} hosts have no known load"
+    ))
+}
+
+fn shown(decision: &Decision) -> VmBalance {
+    let Decision { vm, host, to, moves, saved_s, needed_s, reason } = decision.clone();
+    VmBalance { vm, host, to, moves, saved_s, needed_s, reason }
+}
+
+async fn move_vm(cluster: &Arc<Cluster>, vm: &VmBalance) -> Result<(), Problem> {
+    let VmBalance { vm, host, to, reason, .. } = vm;
+    let Some(record) = cluster.index.of_vm(vm) else {
+        return Err(Problem::not_found(format!("VM {vm}"), "it has just ended"));
+    };
+    if cluster.index.host_of(&record).as_ref() != Some(host) {
+        return Err(Problem::conflict(format!("can't move VM {vm}"), "it has left already"));
+    }
+    let cost = planning::move_cost(cluster, &record, host, to).await?;
+    let request = migration::Request {
+        to: to.clone(),
+        reason: reason.clone(),
+        job_progress: None,
+        volumes: VolumesOnMove::Follow,
+    };
+    migration::request(cluster, &record, request).await?;
+    tracing::info!("VM {vm} {reason}");
+    let figures = cost.map_or_else(|why| vec![why.to_string()], |cost| cost.figures);
+    let plan = planning::asked_plan(figures);
+    planning::record(cluster, &record.job.id, Trigger::Balanced, plan, reason.clone()).await
+}
