@@ -109,8 +109,7 @@ async fn look_at(
     };
     let mut accounts = remembered.accounts.clone();
     let balanced = decide(&mut accounts);
-    let due: Vec<&Decision> = balanced.decisions.iter().filter(|one| one.moves).collect();
-    if mode == BalanceMode::On && !due.is_empty() {
+    if mode == BalanceMode::On && balanced.decisions.iter().any(|decision| decision.moves) {
         let kept = &accounts;
         let change = |record: Option<BalanceRecord>| BalanceRecord {
             accounts: kept.clone(),
@@ -119,7 +118,8 @@ async fn look_at(
         cluster.records.update(&balance_key(site), change).await?;
     }
     remembered.accounts = accounts;
-    let mut vms: Vec<VmBalance> = balanced.decisions.iter().map(shown).collect();
+    let mut vms: Vec<VmBalance> =
+        balanced.decisions.into_iter().map(|decision| shown(decision, mode)).collect();
     if mode == BalanceMode::On {
         for vm in vms.iter_mut().filter(|vm| vm.moves) {
             // A person may have switched that off meanwhile.
@@ -143,8 +143,12 @@ async fn look_at(
     ))
 }
 
-fn shown(decision: &Decision) -> VmBalance {
-    let Decision { vm, host, to, moves, saved_s, needed_s, reason } = decision.clone();
+fn shown(decision: Decision, mode: BalanceMode) -> VmBalance {
+    let Decision { vm, host, to, moves, saved_s, needed_s, reason } = decision;
+    let reason = match reason.strip_prefix("moves ") {
+        Some(rest) if mode == BalanceMode::Advise => format!("would move {rest}"),
+        _ => reason,
+    };
     VmBalance { vm, host, to, moves, saved_s, needed_s, reason }
 }
 

@@ -70,7 +70,7 @@ async fn a_vm_that_starves_is_only_advised_to_move_until_its_site_is_switched_on
     let said = shows(&lab, "the advice", |shown| shown.vms.iter().any(|vm| vm.moves)).await;
     let advice = &said.vms[0];
     assert_eq!((&advice.vm, &advice.host, &advice.to), (&web(), &lab.home.id, &second.id));
-    assert!(advice.reason.contains("would have saved"), "{}", advice.reason);
+    assert!(advice.reason.starts_with("would move home1 → home2: "), "{}", advice.reason);
     assert!(lab.cluster.index.migrations_of(&web()).is_empty(), "it was only advised");
 
     set(&lab, BalanceMode::On).await;

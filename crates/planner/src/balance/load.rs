@@ -34,6 +34,9 @@ struct At {
     free_vcpus: u32,
 }
 
+/// By so much less crowded a host must be that has not all the processors that a VM wants.
+const LESS_CROWDED: f64 = 0.75;
+
 fn is_sound(figure: &f64) -> bool {
     figure.is_finite() && *figure >= 0.0
 }
@@ -171,10 +174,15 @@ impl<'a> Loads<'a> {
         joins && apart.is_none_or(|hosts| count(hosts, Some(to)) == 0)
     }
 
-    /// Whether the processors that the VM wants are left at the host.
-    pub fn fits(&self, vm: usize, to: usize) -> bool {
-        let all = self.at[to].wanted.zip(wanted(&self.look.vms[vm]));
-        all.is_some_and(|(others, own)| others + own <= self.look.hosts[to].cpus)
+    /// Whether the processors that the VM wants are left at the host, or are wanted by clearly less there, with the VM, than at its own host
+    /// without the VM: a host with few processors is never quite idle.
+    pub fn fits(&self, vm: usize, here: usize, to: usize) -> bool {
+        let all = |host: usize| self.at[host].wanted;
+        let own = wanted(&self.look.vms[vm]);
+        let Some(((left, there), own)) = all(here).zip(all(to)).zip(own) else { return false };
+        let share = |host: usize, wanted: f64| wanted / self.look.hosts[host].cpus;
+        let there = share(to, there + own);
+        there <= 1.0 || there <= share(here, left - own) * LESS_CROWDED
     }
 
     /// Takes the VM's room at the other host, if neither host takes part in a move.

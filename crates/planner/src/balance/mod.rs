@@ -246,7 +246,7 @@ fn weigh(
                 continue;
             };
             if saved > 0.0 {
-                let fits = loads.fits(vm, to);
+                let fits = loads.fits(vm, here, to);
                 candidates.push(Candidate { vm, to, saved_s, for_s, price_s, needed_s, fits });
             }
         }

@@ -68,6 +68,23 @@ fn first_move(look: &Look, looks: usize) -> Option<(usize, Decision)> {
     })
 }
 
+/// An idle host has programs too, so a VM that wants one processor never finds a whole one at a host with one.
+#[test]
+fn a_host_that_is_not_quite_idle_takes_a_vm_from_a_crowded_one_and_no_second_one() {
+    let small = |number| HostLoad { cpus: 1.0, other_cpus: Some(0.1), ..host(number) };
+    let at = |hosts: [usize; 4]| {
+        let vms = hosts.iter().enumerate().map(|(number, at)| vm(number, *at, 1.0));
+        look(vec![small(0), small(1)], vms.collect())
+    };
+    let moves = |look: &Look| {
+        let mut accounts = Accounts::default();
+        let decided = (0..30).map(|_| balance(&mut accounts, look, same_data).decisions);
+        decided.flatten().filter(|decision| decision.moves).count()
+    };
+    assert!(moves(&at([0, 0, 0, 0])) > 0, "3.1 processors are wanted there, and 1.1 here");
+    assert_eq!(moves(&at([0, 0, 0, 1])), 0, "2.1 processors are wanted at both");
+}
+
 #[test]
 fn a_vm_moves_when_its_host_has_lost_what_the_move_costs() {
     let mut short = overloaded();

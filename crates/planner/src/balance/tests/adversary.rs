@@ -1,4 +1,5 @@
-//! Whatever the loads do, also when they know the rule: moves are bounded, none goes to and fro without a reason, no target is overcommitted.
+//! Whatever the loads do, also when they know the rule: moves are bounded, none goes to and fro without a reason, no target is as
+//! crowded as what was left.
 
 use proptest::prelude::*;
 
@@ -90,10 +91,14 @@ impl Cluster {
             prop_assert!(saved_s >= PRICE_S * 2f64.sqrt(), "to and fro for {saved_s} s");
         }
         let from = std::mem::replace(&mut self.look.vms[number].host, to.clone());
+        let (there, left) = (self.wanted(to, VMS), self.wanted(&from, VMS));
+        let is_right = there <= CPUS + 1e-9 || there <= left * 0.75 + 1e-9;
+        prop_assert!(
+            is_right,
+            "{there} processors are wanted at {to}, and {left} are left at {from}"
+        );
         self.moves[number].push((self.now_s, from));
         self.saved[number].fill(0.0);
-        let there = self.wanted(to, VMS);
-        prop_assert!(there <= CPUS + 1e-9, "{there} processors are wanted at {to}");
         let recent = self.moves[number].iter().filter(|(at_s, _)| self.now_s - at_s < HOUR_S);
         prop_assert!(recent.count() <= MOST_MOVES, "{:?}", self.moves[number]);
         Ok(())
