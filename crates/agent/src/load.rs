@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use nix::sched::sched_getaffinity;
+use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 use perigee_model::load::{HostPressure, Pressure, StalledTime, VcpuUse};
 
@@ -103,9 +103,16 @@ impl LastMinute {
     }
 }
 
-/// How long the CPUs that the agent may use were used since the boot, by all programs of the machine.
+/// How long the CPUs that the agent may use were used since the boot, by all programs of the machine. `None` if the agent has a share of their
+/// time only (a quota of its cgroup).
 pub fn cpu_times() -> Option<VcpuTimes> {
     let mine = sched_getaffinity(Pid::from_raw(0)).ok()?;
+    // Of a share of the CPUs' time nobody knows how much of it others take.
+    let may_use = std::thread::available_parallelism().ok()?.get();
+    let listed = (0..CpuSet::count()).filter(|cpu| mine.is_set(*cpu).unwrap_or(false)).count();
+    if may_use != listed {
+        return None;
+    }
     let ticks_per_s = sysconf(SysconfVar::CLK_TCK).ok()??;
     let stat = std::fs::read_to_string("/proc/stat").ok()?;
     let is_mine = |cpu: usize| mine.is_set(cpu).unwrap_or(false);
@@ -177,7 +184,7 @@ fn parse_stalled(figures: &str) -> Option<StalledTime> {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use nix::sched::{CpuSet, sched_setaffinity};
+    use nix::sched::sched_setaffinity;
     use nix::unistd::gettid;
 
     use super::*;

@@ -8,9 +8,10 @@ use perigee_model::balance::LoadNotKnown;
 use perigee_model::job::{HostState, JobState, Migration, MigrationState};
 use perigee_model::load::VcpuUse;
 use perigee_model::{HostId, Problem, ProblemKind, SiteId, VmId};
-use perigee_planner::balance::{Accounts, Elsewhere, HostLoad, Look, VmLoad, price_s};
+use perigee_planner::Refused;
+use perigee_planner::balance::{Accounts, Elsewhere, HostLoad, Look, TARGETS, VmLoad, price_s};
 
-use crate::cluster::{Cluster, capacity, demand_of};
+use crate::cluster::{Cluster, Used, capacity, demand_of};
 use crate::migration;
 use crate::planning;
 use crate::records::{JobRecord, MigrationRecord, vm_of};
@@ -18,8 +19,8 @@ use crate::records::{JobRecord, MigrationRecord, vm_of};
 /// An older report says nothing of the last minute.
 const LOAD_AGE_MAX: Duration = Duration::from_secs(60);
 
-/// For so many hosts of its site it is found out what a VM's move there costs: those with the most free memory.
-const TARGETS_MAX: usize = 16;
+/// A host lacks memory if something there waits for it in more than this share of the time.
+const STALLED: f64 = 0.01;
 
 /// What was seen.
 pub(super) struct Seen {
@@ -65,34 +66,49 @@ pub(super) async fn gather(
         here.hosts.iter().map(|host| here.host(host, &vms, &mut not_known)).collect();
     let look = Look { passed_s: passed.as_secs_f64(), hosts, vms };
     let mut ways = BTreeMap::new();
+    let idle = idle_cpus(&look);
     for load in look.vms.iter().filter(|load| load.may_move) {
         let Some(record) = records.get(&load.vm) else { continue };
-        if accounts.has(&load.vm) || is_short(&look, &load.host) {
-            here.ways(&look, load, record, &mut ways).await?;
+        let Some(at) = look.hosts.iter().find(|at| at.host == load.host) else { continue };
+        let is_short = idle.get(&load.host).is_some_and(|idle| *idle < 0.0)
+            || at.memory_stalled.unwrap_or(0.0) > STALLED;
+        if is_short || accounts.has(&load.vm) {
+            let targets = here.targets(&look, load, &idle, accounts);
+            here.ways(load, record, &targets, &mut ways).await?;
         }
     }
     Ok(Seen { look, ways, not_known })
 }
 
-/// Whether anything at the host may lack a CPU or memory, so that another host could be better for a VM there.
-fn is_short(look: &Look, host: &HostId) -> bool {
-    let wanted: f64 = look
-        .vms
-        .iter()
-        .filter(|vm| vm.host == *host)
-        .filter_map(|vm| Some(vm.used_cpus? + vm.waited_cpus?))
-        .sum();
-    let of = look.hosts.iter().find(|load| load.host == *host);
-    of.is_some_and(|of| {
-        wanted + of.other_cpus.unwrap_or(0.0) > of.cpus || of.memory_stalled.unwrap_or(0.0) > 0.0
-    })
+/// How many CPUs of each host nobody wants; below 0 if more are wanted than there are. Hosts whose load is not known are left out.
+fn idle_cpus(look: &Look) -> BTreeMap<HostId, f64> {
+    let known =
+        look.hosts.iter().filter_map(|of| Some((of.host.clone(), of.cpus - of.other_cpus?)));
+    let mut idle: BTreeMap<HostId, f64> = known.collect();
+    for vm in &look.vms {
+        let wanted = vm.used_cpus.zip(vm.waited_cpus).map(|(used, waited)| used + waited);
+        match (idle.get_mut(&vm.host), wanted) {
+            (Some(idle), Some(wanted)) => *idle -= wanted,
+            (Some(_), None) => drop(idle.remove(&vm.host)),
+            (None, _) => {}
+        }
+    }
+    idle
+}
+
+fn is_at(migration: &Migration, host: &HostId) -> bool {
+    migration.from == *host || migration.to == *host
 }
 
 struct Here<'a> {
     cluster: &'a Cluster,
     site: &'a SiteId,
     hosts: Vec<HostId>,
+    /// Under way.
     moves: Vec<Arc<MigrationRecord>>,
+    /// Completed, the newest last.
+    done: Vec<Arc<MigrationRecord>>,
+    used: BTreeMap<HostId, Used>,
 }
 
 impl<'a> Here<'a> {
@@ -104,6 +120,8 @@ impl<'a> Here<'a> {
             site,
             hosts: hosts.map(|host| host.id.clone()).collect(),
             moves: cluster.unfinished_migrations(),
+            done: cluster.index.past_moves(),
+            used: cluster.index.used(),
         }
     }
 
@@ -113,6 +131,20 @@ impl<'a> Here<'a> {
 
     fn is_moving(&self, vm: &VmId) -> bool {
         self.moves.iter().any(|record| record.migration.vm == *vm)
+    }
+
+    /// Why the means of the last minute do not show how the host is now: a VM is leaving it or coming to it, or has just done so.
+    fn just_moved(&self, host: &HostId) -> Option<String> {
+        let is_recent = |migration: &&Migration| {
+            let age_ms =
+                migration.ended_ms.map_or(0, |ended_ms| self.cluster.clock.age_ms(ended_ms));
+            is_at(migration, host) && Duration::from_millis(age_ms) < self.cluster.timing.load_mean
+        };
+        let last = self.moves.iter().chain(&self.done).map(|record| &record.migration);
+        last.clone().find(is_recent).map(|migration| {
+            let of = &migration.vm;
+            format!("VM {of} has moved in the last minute, of which the figures are means")
+        })
     }
 
     fn load(&self, host: &HostId, vm: &VmId) -> Option<VcpuUse> {
@@ -177,23 +209,18 @@ impl<'a> Here<'a> {
             (false, ..) => Some(hosts.silence(host)),
             (true, None, ..) => Some("it has not reported yet".to_owned()),
             (true, Some(_), None, _) => {
-                Some("how many of its CPUs are in use is not known yet".to_owned())
+                Some("its agent does not say how many CPUs are in use".to_owned())
             }
             (true, Some(_), Some(_), Some(vm)) => {
                 Some(format!("what VM {} does with its CPUs is not known yet", vm.vm))
             }
-            (true, Some(_), Some(_), None) => None,
+            (true, Some(_), Some(_), None) => self.just_moved(host),
         };
-        not_known.extend(why.map(|why| (host.clone(), why)));
         let by_vms: f64 = there().filter_map(|vm| vm.used_cpus).sum();
-        let comes = |record: &&Arc<MigrationRecord>| record.migration.to == *host;
-        let coming = self.moves.iter().filter(comes).filter_map(|record| {
-            let Migration { from, vm, .. } = &record.migration;
-            self.load(from, vm).map(VcpuUse::wanted_vcpus)
-        });
-        let other_cpus = used_cpus.map(|used| (used - by_vms).max(0.0) + coming.sum::<f64>());
+        let other_cpus = used_cpus.filter(|_| why.is_none()).map(|used| (used - by_vms).max(0.0));
+        not_known.extend(why.map(|why| (host.clone(), why)));
         let mut free = report.as_deref().map(capacity).unwrap_or_default();
-        free.take(self.cluster.index.used().get(host).copied().unwrap_or_default().demand);
+        free.take(self.used.get(host).copied().unwrap_or_default().demand);
         let pressure = report.as_ref().and_then(|report| report.pressure.memory);
         HostLoad {
             host: host.clone(),
@@ -211,41 +238,62 @@ impl<'a> Here<'a> {
         }
     }
 
-    /// What the VM would have at the other hosts of the site that it may go to.
-    async fn ways(
+    /// The hosts of the site to which the VM may be better off going: those for which it has an account, and those with the most idle CPUs.
+    fn targets(
         &self,
         look: &Look,
         load: &VmLoad,
-        record: &JobRecord,
-        ways: &mut BTreeMap<(VmId, HostId), Elsewhere>,
-    ) -> Result<(), Problem> {
+        idle: &BTreeMap<HostId, f64>,
+        accounts: &Accounts,
+    ) -> Vec<HostId> {
         let cluster = self.cluster;
         let moves = cluster.index.migrations_of(&load.vm);
         let moves: Vec<&Migration> = moves.iter().map(|record| &record.migration).collect();
         let failed =
             migration::refused_after(&moves, &self.hosts, |at_ms| cluster.clock.age_ms(at_ms));
-        let mut others: Vec<&HostLoad> = look
-            .hosts
-            .iter()
-            .filter(|other| other.host != load.host && other.takes_vms)
-            .filter(|other| failed.iter().all(|failed| failed.to != other.host))
+        let takes_it = |other: &&HostLoad| {
+            other.host != load.host
+                && other.takes_vms
+                && failed.iter().all(|failed| failed.to != other.host)
+        };
+        let others = look.hosts.iter().filter(takes_it);
+        let mut others: Vec<(bool, f64, &HostId)> = others
+            .filter_map(|other| {
+                let has_account = accounts.knows(&load.vm, &other.host);
+                Some((has_account, *idle.get(&other.host)?, &other.host))
+            })
             .collect();
-        others.sort_by_key(|other| std::cmp::Reverse(other.free_memory_bytes));
-        for other in others.into_iter().take(TARGETS_MAX) {
-            match migration::check(cluster, record, &other.host).await {
+        others.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| b.1.total_cmp(&a.1)));
+        others.into_iter().take(TARGETS).map(|(.., host)| host.clone()).collect()
+    }
+
+    /// What the VM would have at these hosts; nothing of those to which it can't move.
+    async fn ways(
+        &self,
+        load: &VmLoad,
+        record: &JobRecord,
+        targets: &[HostId],
+        ways: &mut BTreeMap<(VmId, HostId), Elsewhere>,
+    ) -> Result<(), Problem> {
+        let cluster = self.cluster;
+        for to in targets {
+            match migration::check(cluster, record, to).await {
                 Err(problem) if problem.kind == ProblemKind::Internal => return Err(problem),
                 Err(_) => continue,
                 Ok(()) => {}
             }
-            let cost = planning::move_cost(cluster, record, &load.host, &other.host).await?;
-            let Some(cost) = cost.ok().filter(|cost| cost.too_long().is_none()) else {
-                planning::links::want_missing(cluster, &other.host, &load.host);
-                planning::links::want_missing(cluster, &load.host, &other.host);
-                continue;
+            let cost = match planning::move_cost(cluster, record, &load.host, to).await? {
+                Ok(cost) if cost.too_long().is_none() => cost,
+                Err(Refused::LinkNotMeasured { .. }) => {
+                    planning::links::want_missing(cluster, to, &load.host);
+                    planning::links::want_missing(cluster, &load.host, to);
+                    continue;
+                }
+                Ok(_) | Err(_) => continue,
             };
             let wanted = load.used_cpus.unwrap_or(0.0) + load.waited_cpus.unwrap_or(0.0);
             let there = Elsewhere { price_s: price_s(&cost, wanted), data_lost: 0.0 };
-            ways.insert((load.vm.clone(), other.host.clone()), there);
+            ways.insert((load.vm.clone(), to.clone()), there);
         }
         Ok(())
     }

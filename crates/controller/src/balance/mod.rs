@@ -56,6 +56,7 @@ pub async fn set_mode(
         mode: ask.mode,
         ..record.unwrap_or_default()
     };
+    let _turn = cluster.balances.turn.lock().await;
     let record = cluster.records.update(&balance_key(site), change).await?;
     cluster.balances.set_mode(site, record.mode);
     Ok(cluster.balances.shown(site))
@@ -76,22 +77,39 @@ async fn round(
 ) -> Result<String, Problem> {
     let sites = hosts::sites(cluster);
     known.retain(|id, _| sites.iter().any(|site| site.id == *id));
-    let mut did = Vec::new();
+    let (mut did, mut failed) = (Vec::new(), None);
     for site in sites {
         let mode = cluster.balances.mode(&site.id);
         if mode == BalanceMode::Off {
             known.remove(&site.id);
             continue;
         }
-        if !known.contains_key(&site.id) {
-            let record = cluster.records.read::<BalanceRecord>(&balance_key(&site.id)).await?;
-            let accounts = record.unwrap_or_default().accounts;
-            known.insert(site.id.clone(), Site { looked: Instant::now(), accounts });
+        let seen = async {
+            let mut remembered = match known.remove(&site.id) {
+                Some(remembered) => remembered,
+                None => Site { looked: Instant::now(), accounts: kept(cluster, &site.id).await? },
+            };
+            let seen = look_at(cluster, &site.id, mode, &mut remembered).await;
+            known.insert(site.id.clone(), remembered);
+            seen
+        };
+        match seen.await {
+            Ok(seen) => did.push(seen),
+            Err(problem) => failed = Some(problem),
         }
-        let Some(remembered) = known.get_mut(&site.id) else { continue };
-        did.push(look_at(cluster, &site.id, mode, remembered).await?);
+    }
+    if let Some(problem) = failed {
+        return Err(problem);
     }
     Ok(if did.is_empty() { "no site is looked at".to_owned() } else { did.join("; ") })
+}
+
+/// What is kept of the site's accounts: how dear the moves of its VMs are.
+async fn kept(cluster: &Cluster, site: &SiteId) -> Result<Accounts, Problem> {
+    let record = cluster.records.read::<BalanceRecord>(&balance_key(site)).await?;
+    let BalanceRecord { accounts, decided_ms, .. } = record.unwrap_or_default();
+    let age = std::time::Duration::from_millis(cluster.clock.age_ms(decided_ms));
+    Ok(accounts.after(age.as_secs_f64()))
 }
 
 async fn look_at(
@@ -113,6 +131,7 @@ async fn look_at(
         let kept = &accounts;
         let change = |record: Option<BalanceRecord>| BalanceRecord {
             accounts: kept.clone(),
+            decided_ms: now_ms(),
             ..record.unwrap_or_default()
         };
         cluster.records.update(&balance_key(site), change).await?;
@@ -171,5 +190,9 @@ async fn move_vm(cluster: &Arc<Cluster>, vm: &VmBalance) -> Result<(), Problem> 
     tracing::info!("VM {vm} {reason}");
     let figures = cost.map_or_else(|why| vec![why.to_string()], |cost| cost.figures);
     let plan = planning::asked_plan(figures);
-    planning::record(cluster, &record.job.id, Trigger::Balanced, plan, reason.clone()).await
+    let noted = planning::record(cluster, &record.job.id, Trigger::Balanced, plan, reason.clone());
+    if let Err(problem) = noted.await {
+        tracing::warn!("VM {vm} moves, and the decision could not be recorded: {problem}");
+    }
+    Ok(())
 }

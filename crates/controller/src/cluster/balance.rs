@@ -18,6 +18,8 @@ const RECORDS: &str = "balance/";
 pub struct BalanceRecord {
     pub mode: BalanceMode,
     pub accounts: Accounts,
+    /// When these moves were decided, Unix time; 0 if there were none.
+    pub decided_ms: u64,
 }
 
 /// The key of a [`BalanceRecord`].
@@ -35,7 +37,11 @@ pub struct Looked {
 
 /// The modes of all sites that have been given one, as their records have them, and the last looks.
 #[derive(Debug, Default)]
-pub struct Balances(Mutex<BTreeMap<SiteId, (BalanceMode, Option<Looked>)>>);
+pub struct Balances {
+    sites: Mutex<BTreeMap<SiteId, (BalanceMode, Option<Looked>)>>,
+    /// Whoever changes a mode takes turns.
+    pub turn: tokio::sync::Mutex<()>,
+}
 
 impl Balances {
     pub(super) async fn load(records: &Records) -> Result<Self, Problem> {
@@ -49,7 +55,7 @@ impl Balances {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<SiteId, (BalanceMode, Option<Looked>)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sites.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn mode(&self, site: &SiteId) -> BalanceMode {

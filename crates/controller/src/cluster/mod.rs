@@ -51,7 +51,7 @@ use history_cache::HistoryCache;
 use hosts::Ways;
 pub use hosts::{HostEntry, HostLink, Hosts};
 pub use index::holds::{Detachment, Hold};
-pub use index::{Grant, Index, Usage, demand_of};
+pub use index::{Grant, Index, Usage, Used, demand_of};
 pub use lanes::{Lane, Lanes};
 pub use links::{Ask, Links, Local};
 use networks::Networks;
@@ -72,6 +72,9 @@ pub struct Timing {
     pub figures: Duration,
     /// The time between two checks of a host, and between two tries of a cleanup.
     pub monitor: Duration,
+    /// The agents' figures of loads are means over at most so long (`agent/src/load.rs`). Until then they have in them what a VM did at a host
+    /// that it has left.
+    pub load_mean: Duration,
     /// Until a measurement of a link that is missing is wanted again: it may have failed, or there was nothing to read.
     pub links_again: Duration,
     /// A host that has not answered for this long is unreachable.
@@ -101,6 +104,7 @@ impl Default for Timing {
             poll: Duration::from_millis(250),
             figures: Duration::from_millis(500),
             monitor: Duration::from_secs(2),
+            load_mean: Duration::from_secs(70),
             links_again: Duration::from_secs(60),
             host_deadline: Duration::from_secs(30),
             boot_deadline: Duration::from_secs(300),

@@ -78,6 +78,11 @@ async fn a_vm_that_starves_is_only_advised_to_move_until_its_site_is_switched_on
         lab.home.inside().vms.get(&web())?.asked.as_ref().map(drop)
     })
     .await;
+    shows(&lab, "the hosts' loads to count as not known while it moves", |shown| {
+        shown.not_known.len() == 2
+            && shown.not_known.iter().all(|one| one.why.contains("has moved"))
+    })
+    .await;
     switch_to(&lab, &second, &web());
     wait_for("the VM at home2", async || {
         let vm = vms::get(&lab.cluster, &web()).await.expect("the VM");

@@ -62,6 +62,7 @@ const TIMING: Timing = Timing {
     poll: Duration::from_millis(10),
     figures: Duration::from_millis(20),
     monitor: Duration::from_millis(50),
+    load_mean: Duration::from_secs(1),
     links_again: Duration::from_millis(200),
     // A busy machine may let nobody run for a moment.
     host_deadline: Duration::from_secs(2),

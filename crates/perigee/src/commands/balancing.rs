@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use perigee_model::balance::{BalanceMode, SetBalance, SiteBalance, VmBalance};
-use perigee_model::{Problem, SiteId, VmId};
+use perigee_model::{HostId, Problem, SiteId, VmId};
 
 use crate::commands::asking::{self, INTERRUPTED, Said};
 use crate::context::Context;
@@ -120,7 +120,7 @@ fn remarks(site: &SiteBalance) -> Vec<String> {
 /// What was said last of each VM and of each site.
 #[derive(Default)]
 struct Told {
-    vms: BTreeMap<VmId, Said>,
+    vms: BTreeMap<VmId, (Said, Option<(HostId, bool)>)>,
     sites: BTreeMap<SiteId, Said>,
 }
 
@@ -130,7 +130,11 @@ impl Told {
         for site in sites {
             let at = site.looked_ms.map(|ms| format!("{}  ", output::time(ms))).unwrap_or_default();
             for vm in &site.vms {
-                if self.vms.entry(vm.vm.clone()).or_default().is_news(&vm.reason) {
+                let (said, last) = self.vms.entry(vm.vm.clone()).or_default();
+                let now = Some((vm.to.clone(), vm.moves));
+                let is_other = *last != now;
+                *last = now;
+                if said.is_news(&vm.reason) || is_other {
                     lines.push(format!("{at}{} {}", vm.vm, vm.reason));
                 }
             }
@@ -149,7 +153,6 @@ impl Told {
 
 #[cfg(test)]
 mod tests {
-    use perigee_model::HostId;
     use perigee_model::balance::LoadNotKnown;
 
     use super::*;

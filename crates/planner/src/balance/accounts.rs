@@ -45,9 +45,28 @@ struct Trial {
 }
 
 impl Accounts {
+    /// What counts of accounts that were kept for so many seconds: how dear the next moves are. What was saved before is no reason to move.
+    #[must_use]
+    pub fn after(mut self, age_s: f64) -> Self {
+        for account in self.vms.values_mut() {
+            account.doublings -= age_s.max(0.0) / SURCHARGE_HALVES_IN_S;
+            (account.saved, account.trial) = (BTreeMap::new(), None);
+        }
+        self.vms.retain(|_, account| account.doublings > 0.0);
+        self
+    }
+
     /// Whether anything is remembered of the VM.
     pub fn has(&self, vm: &VmId) -> bool {
         self.vms.contains_key(vm)
+    }
+
+    /// Whether the VM has an account for the host, or its move from there is on trial.
+    pub fn knows(&self, vm: &VmId, host: &HostId) -> bool {
+        self.vms.get(vm).is_some_and(|account| {
+            account.saved.contains_key(host)
+                || account.trial.as_ref().is_some_and(|trial| trial.from == *host)
+        })
     }
 
     /// Lets surcharges go with time. A VM that is at another host, by whatever hand, begins with empty accounts; one that is nowhere keeps

@@ -68,6 +68,20 @@ fn first_move(look: &Look, looks: usize) -> Option<(usize, Decision)> {
     })
 }
 
+#[test]
+fn accounts_that_were_kept_say_how_dear_moves_are_and_nothing_of_old_loads() {
+    let mut accounts = Accounts::default();
+    let look = overloaded();
+    let moves = (0..5).any(|_| {
+        balance(&mut accounts, &look, same_data).decisions.iter().any(|decision| decision.moves)
+    });
+    assert!(moves);
+    let moved = accounts.clone().after(0.0);
+    assert!((0..3).any(|number| moved.factor(&vm_id(number)) > 1.9), "{moved:?}");
+    assert!((0..3).all(|number| moved.open(&vm_id(number)).count() == 0), "{moved:?}");
+    assert_eq!(accounts.after(SURCHARGE_HALVES_IN_S), Accounts::default());
+}
+
 /// An idle host has programs too, so a VM that wants one processor never finds a whole one at a host with one.
 #[test]
 fn a_host_that_is_not_quite_idle_takes_a_vm_from_a_crowded_one_and_no_second_one() {
