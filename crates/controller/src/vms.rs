@@ -304,6 +304,35 @@ pub async fn move_to(
     Ok(moved)
 }
 
+/// Starts a migration that nobody requested of a VM that is at this host, and records why.
+///
+/// # Errors
+/// `NotFound` or `Conflict` if the VM has ended or left; as [`migration::request`].
+pub async fn move_by_itself(
+    cluster: &Arc<Cluster>,
+    (vm, from): (&VmId, &HostId),
+    request: migration::Request,
+    trigger: Trigger,
+    summary: String,
+) -> Result<(), Problem> {
+    let Some(record) = cluster.index.of_vm(vm) else {
+        return Err(Problem::not_found(format!("VM {vm}"), "it has just ended"));
+    };
+    if cluster.index.host_of(&record).as_ref() != Some(from) {
+        let what = format!("can't move VM {vm} to {}", request.to);
+        return Err(Problem::conflict(what, "it has left already"));
+    }
+    let cost = planning::move_cost(cluster, &record, from, &request.to).await?;
+    migration::request(cluster, &record, request).await?;
+    let figures = cost.map_or_else(|why| vec![why.to_string()], |cost| cost.figures);
+    let plan = planning::asked_plan(figures);
+    // The VM moves, whether that is recorded or not.
+    if let Err(problem) = planning::record(cluster, &record.job.id, trigger, plan, summary).await {
+        tracing::warn!("VM {vm} moves, and why could not be recorded: {problem}");
+    }
+    Ok(())
+}
+
 /// Carries bytes between a client's WebSocket and a VM's serial console, until one side has closed or the client's token or
 /// certificate is no longer good.
 ///

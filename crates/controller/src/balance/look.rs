@@ -9,7 +9,7 @@ use perigee_model::job::{HostState, JobState, Migration, MigrationState};
 use perigee_model::load::VcpuUse;
 use perigee_model::{HostId, Problem, ProblemKind, SiteId, VmId};
 use perigee_planner::Refused;
-use perigee_planner::balance::{Accounts, Elsewhere, HostLoad, Look, TARGETS, VmLoad, price_s};
+use perigee_planner::balance::{Accounts, Elsewhere, HostLoad, Look, VmLoad, pairs, price_s};
 
 use crate::cluster::{Cluster, Used, capacity, demand_of};
 use crate::migration;
@@ -19,7 +19,7 @@ use crate::records::{JobRecord, MigrationRecord, vm_of};
 /// An older report says nothing of the last minute.
 const LOAD_AGE_MAX: Duration = Duration::from_secs(60);
 
-/// A host lacks memory if something there waits for it in more than this share of the time.
+/// A host where something waits for memory in no more than this share of the time does not lack any.
 const STALLED: f64 = 0.01;
 
 /// What was seen.
@@ -66,34 +66,13 @@ pub(super) async fn gather(
         here.hosts.iter().map(|host| here.host(host, &vms, &mut not_known)).collect();
     let look = Look { passed_s: passed.as_secs_f64(), hosts, vms };
     let mut ways = BTreeMap::new();
-    let idle = idle_cpus(&look);
-    for load in look.vms.iter().filter(|load| load.may_move) {
-        let Some(record) = records.get(&load.vm) else { continue };
-        let Some(at) = look.hosts.iter().find(|at| at.host == load.host) else { continue };
-        let is_short = idle.get(&load.host).is_some_and(|idle| *idle < 0.0)
-            || at.memory_stalled.unwrap_or(0.0) > STALLED;
-        if is_short || accounts.has(&load.vm) {
-            let targets = here.targets(&look, load, &idle, accounts);
+    for (vm, targets) in pairs(accounts, &look) {
+        let of_vm = look.vms.iter().find(|load| load.vm == vm);
+        if let Some((load, record)) = of_vm.zip(records.get(&vm)) {
             here.ways(load, record, &targets, &mut ways).await?;
         }
     }
     Ok(Seen { look, ways, not_known })
-}
-
-/// How many CPUs of each host nobody wants; below 0 if more are wanted than there are. Hosts whose load is not known are left out.
-fn idle_cpus(look: &Look) -> BTreeMap<HostId, f64> {
-    let known =
-        look.hosts.iter().filter_map(|of| Some((of.host.clone(), of.cpus - of.other_cpus?)));
-    let mut idle: BTreeMap<HostId, f64> = known.collect();
-    for vm in &look.vms {
-        let wanted = vm.used_cpus.zip(vm.waited_cpus).map(|(used, waited)| used + waited);
-        match (idle.get_mut(&vm.host), wanted) {
-            (Some(idle), Some(wanted)) => *idle -= wanted,
-            (Some(_), None) => drop(idle.remove(&vm.host)),
-            (None, _) => {}
-        }
-    }
-    idle
 }
 
 fn is_at(migration: &Migration, host: &HostId) -> bool {
@@ -227,44 +206,14 @@ impl<'a> Here<'a> {
             site: self.site.clone(),
             cpus: report.as_ref().map_or(0.0, |report| f64::from(report.cpus)),
             other_cpus,
-            memory_stalled: pressure.map(|memory| memory.some.share_60s),
+            memory_stalled: pressure
+                .map(|memory| memory.some.share_60s)
+                .map(|stalled| if stalled > STALLED { stalled } else { 0.0 }),
             free_vcpus: free.cpus,
             free_memory_bytes: free.memory_bytes,
             takes_vms: is_up && hosts.drain(host).is_none(),
-            in_a_move: self
-                .moves
-                .iter()
-                .any(|record| record.migration.from == *host || record.migration.to == *host),
+            in_a_move: self.moves.iter().any(|record| is_at(&record.migration, host)),
         }
-    }
-
-    /// The hosts of the site to which the VM may be better off going: those for which it has an account, and those with the most idle CPUs.
-    fn targets(
-        &self,
-        look: &Look,
-        load: &VmLoad,
-        idle: &BTreeMap<HostId, f64>,
-        accounts: &Accounts,
-    ) -> Vec<HostId> {
-        let cluster = self.cluster;
-        let moves = cluster.index.migrations_of(&load.vm);
-        let moves: Vec<&Migration> = moves.iter().map(|record| &record.migration).collect();
-        let failed =
-            migration::refused_after(&moves, &self.hosts, |at_ms| cluster.clock.age_ms(at_ms));
-        let takes_it = |other: &&HostLoad| {
-            other.host != load.host
-                && other.takes_vms
-                && failed.iter().all(|failed| failed.to != other.host)
-        };
-        let others = look.hosts.iter().filter(takes_it);
-        let mut others: Vec<(bool, f64, &HostId)> = others
-            .filter_map(|other| {
-                let has_account = accounts.knows(&load.vm, &other.host);
-                Some((has_account, *idle.get(&other.host)?, &other.host))
-            })
-            .collect();
-        others.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| b.1.total_cmp(&a.1)));
-        others.into_iter().take(TARGETS).map(|(.., host)| host.clone()).collect()
     }
 
     /// What the VM would have at these hosts; nothing of those to which it can't move.
@@ -276,7 +225,10 @@ impl<'a> Here<'a> {
         ways: &mut BTreeMap<(VmId, HostId), Elsewhere>,
     ) -> Result<(), Problem> {
         let cluster = self.cluster;
-        for to in targets {
+        let moves = cluster.index.migrations_of(&load.vm);
+        let moves: Vec<&Migration> = moves.iter().map(|record| &record.migration).collect();
+        let failed = migration::refused_after(&moves, targets, |at_ms| cluster.clock.age_ms(at_ms));
+        for to in targets.iter().filter(|to| failed.iter().all(|failed| failed.to != **to)) {
             match migration::check(cluster, record, to).await {
                 Err(problem) if problem.kind == ProblemKind::Internal => return Err(problem),
                 Err(_) => continue,

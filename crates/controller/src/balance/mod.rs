@@ -17,13 +17,13 @@ use perigee_model::balance::{BalanceMode, SetBalance, SiteBalance, VmBalance};
 use perigee_model::plan::Trigger;
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{Problem, SiteId};
-use perigee_planner::balance::{Accounts, Decision, advise, balance};
+use perigee_planner::balance::{Accounts, advise, balance};
 
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::cluster::balance::{BalanceRecord, Looked, balance_key};
 use crate::cluster::tasks::Task;
-use crate::{hosts, migration, planning};
+use crate::{hosts, migration, vms};
 
 /// So many checks of the hosts are from one look at their loads to the next one.
 const CHECKS: u32 = 5;
@@ -137,10 +137,9 @@ async fn look_at(
         cluster.records.update(&balance_key(site), change).await?;
     }
     remembered.accounts = accounts;
-    let mut vms: Vec<VmBalance> =
-        balanced.decisions.into_iter().map(|decision| shown(decision, mode)).collect();
+    let mut decisions = balanced.decisions;
     if mode == BalanceMode::On {
-        for vm in vms.iter_mut().filter(|vm| vm.moves) {
+        for vm in decisions.iter_mut().filter(|vm| vm.moves) {
             // A person may have switched that off meanwhile.
             if cluster.balances.mode(site) != BalanceMode::On {
                 break;
@@ -152,47 +151,25 @@ async fn look_at(
             }
         }
     }
-    let (all, moving) = (vms.len(), vms.iter().filter(|vm| vm.moves).count());
+    let (all, moving) = (decisions.len(), decisions.iter().filter(|vm| vm.moves).count());
     let moves = if mode == BalanceMode::On { "move" } else { "would move" };
     let not_known = seen.not_known(&balanced.not_known);
     let unknown = not_known.len();
-    cluster.balances.note(site, mode, Looked { at_ms: now_ms(), vms, not_known });
+    cluster.balances.note(site, mode, Looked { at_ms: now_ms(), vms: decisions, not_known });
     Ok(format!(
         "{site}: {all} VMs would lose less elsewhere, {moving} {moves}, {unknown} hosts have no known load"
     ))
 }
 
-fn shown(decision: Decision, mode: BalanceMode) -> VmBalance {
-    let Decision { vm, host, to, moves, saved_s, needed_s, reason } = decision;
-    let reason = match reason.strip_prefix("moves ") {
-        Some(rest) if mode == BalanceMode::Advise => format!("would move {rest}"),
-        _ => reason,
-    };
-    VmBalance { vm, host, to, moves, saved_s, needed_s, reason }
-}
-
 async fn move_vm(cluster: &Arc<Cluster>, vm: &VmBalance) -> Result<(), Problem> {
     let VmBalance { vm, host, to, reason, .. } = vm;
-    let Some(record) = cluster.index.of_vm(vm) else {
-        return Err(Problem::not_found(format!("VM {vm}"), "it has just ended"));
-    };
-    if cluster.index.host_of(&record).as_ref() != Some(host) {
-        return Err(Problem::conflict(format!("can't move VM {vm}"), "it has left already"));
-    }
-    let cost = planning::move_cost(cluster, &record, host, to).await?;
     let request = migration::Request {
         to: to.clone(),
         reason: reason.clone(),
         job_progress: None,
         volumes: VolumesOnMove::Follow,
     };
-    migration::request(cluster, &record, request).await?;
+    vms::move_by_itself(cluster, (vm, host), request, Trigger::Balanced, reason.clone()).await?;
     tracing::info!("VM {vm} {reason}");
-    let figures = cost.map_or_else(|why| vec![why.to_string()], |cost| cost.figures);
-    let plan = planning::asked_plan(figures);
-    let noted = planning::record(cluster, &record.job.id, Trigger::Balanced, plan, reason.clone());
-    if let Err(problem) = noted.await {
-        tracing::warn!("VM {vm} moves, and the decision could not be recorded: {problem}");
-    }
     Ok(())
 }

@@ -23,7 +23,7 @@ use crate::cluster::Cluster;
 use crate::cluster::tasks::Task;
 use crate::records::HostRecord;
 use crate::storage::moves;
-use crate::{jobs, migration, planning};
+use crate::{jobs, migration, vms};
 
 /// How long a move is not asked for again after it was refused. After one that failed: [`migration::refused_after`].
 const AFTER_REFUSAL: Duration = Duration::from_secs(30);
@@ -235,26 +235,13 @@ async fn move_vm(
     vm: &VmId,
     to: &HostId,
 ) -> Result<(), Problem> {
-    let Some(record) = cluster.index.of_vm(vm) else {
-        return Err(Problem::not_found(format!("VM {vm}"), "it has just ended"));
-    };
-    if cluster.index.host_of(&record).as_ref() != Some(from) {
-        return Err(Problem::conflict(
-            format!("can't move VM {vm} to {to}"),
-            "it has left already",
-        ));
-    }
-    let cost = planning::move_cost(cluster, &record, from, to).await?;
     let request = migration::Request {
         to: to.clone(),
         reason: reason(from),
-        job_progress: record.job.progress_part(),
+        job_progress: cluster.index.of_vm(vm).and_then(|record| record.job.progress_part()),
         // Those whose home is the host leave it one after the other.
         volumes: VolumesOnMove::Stay,
     };
-    migration::request(cluster, &record, request).await?;
     let summary = format!("move from {from} to {to}: {}", reason(from));
-    let figures = cost.map_or_else(|why| vec![why.to_string()], |cost| cost.figures);
-    let plan = planning::asked_plan(figures);
-    planning::record(cluster, &record.job.id, Trigger::Drained, plan, summary).await
+    vms::move_by_itself(cluster, (vm, from), request, Trigger::Drained, summary).await
 }

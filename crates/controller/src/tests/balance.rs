@@ -9,6 +9,7 @@ use perigee_model::plan::Trigger;
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{Problem, SiteId, VmId};
 
+use super::drain::source_is_asked;
 use super::fake::FakeHost;
 use super::gone::second_home;
 use super::migrations::switch_to;
@@ -63,6 +64,16 @@ async fn starving(second_used: Option<f64>) -> (Lab, FakeHost) {
     (lab, second)
 }
 
+/// Both agents do what a migration from home1 that succeeds does.
+async fn arrives(lab: &Lab, to: &FakeHost) {
+    switch_to(lab, to, &web());
+    wait_for("the VM to have arrived", async || {
+        let vm = vms::get(&lab.cluster, &web()).await.expect("the VM");
+        (vm.host.as_ref() == Some(&to.id)).then_some(())
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_vm_that_starves_is_only_advised_to_move_until_its_site_is_switched_on() {
     let (lab, second) = starving(Some(0.0)).await;
@@ -74,21 +85,13 @@ async fn a_vm_that_starves_is_only_advised_to_move_until_its_site_is_switched_on
     assert!(lab.cluster.index.migrations_of(&web()).is_empty(), "it was only advised");
 
     set(&lab, BalanceMode::On).await;
-    wait_for("the source to be asked", async || {
-        lab.home.inside().vms.get(&web())?.asked.as_ref().map(drop)
-    })
-    .await;
+    source_is_asked(&lab.home, &web()).await;
     shows(&lab, "the hosts' loads to count as not known while it moves", |shown| {
         shown.not_known.len() == 2
             && shown.not_known.iter().all(|one| one.why.contains("has moved"))
     })
     .await;
-    switch_to(&lab, &second, &web());
-    wait_for("the VM at home2", async || {
-        let vm = vms::get(&lab.cluster, &web()).await.expect("the VM");
-        (vm.host.as_ref() == Some(&second.id)).then_some(())
-    })
-    .await;
+    arrives(&lab, &second).await;
     let moved = &lab.cluster.index.migrations_of(&web())[0].migration;
     assert!(moved.reason.starts_with("moves home1 → home2: "), "{}", moved.reason);
     assert_eq!(moved.volumes, VolumesOnMove::Follow);
@@ -119,16 +122,8 @@ async fn a_vm_does_not_go_back_to_the_host_from_which_a_person_took_it() {
     vms::move_to(&lab.cluster, &web(), second.id.clone(), VolumesOnMove::Stay)
         .await
         .expect("moves");
-    wait_for("the source to be asked", async || {
-        lab.home.inside().vms.get(&web())?.asked.as_ref().map(drop)
-    })
-    .await;
-    switch_to(&lab, &second, &web());
-    wait_for("the VM at home2", async || {
-        let vm = vms::get(&lab.cluster, &web()).await.expect("the VM");
-        (vm.host.as_ref() == Some(&second.id)).then_some(())
-    })
-    .await;
+    source_is_asked(&lab.home, &web()).await;
+    arrives(&lab, &second).await;
     report(&second, Some(2.0), Some(&web()));
     report(&lab.home, Some(0.0), None);
     set(&lab, BalanceMode::Off).await;

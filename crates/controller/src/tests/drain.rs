@@ -67,7 +67,7 @@ fn step<'a>(left: &'a [DrainStep], name: &str) -> &'a DrainStep {
     left.iter().find(|step| step.name == name).unwrap_or_else(|| panic!("{name} in {left:?}"))
 }
 
-async fn source_is_asked(host: &FakeHost, vm: &VmId) {
+pub async fn source_is_asked(host: &FakeHost, vm: &VmId) {
     wait_for("the source to be asked", async || {
         host.inside().vms[vm].asked.is_some().then_some(())
     })

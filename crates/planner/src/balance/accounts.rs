@@ -56,17 +56,9 @@ impl Accounts {
         self
     }
 
-    /// Whether anything is remembered of the VM.
-    pub fn has(&self, vm: &VmId) -> bool {
-        self.vms.contains_key(vm)
-    }
-
-    /// Whether the VM has an account for the host, or its move from there is on trial.
-    pub fn knows(&self, vm: &VmId, host: &HostId) -> bool {
-        self.vms.get(vm).is_some_and(|account| {
-            account.saved.contains_key(host)
-                || account.trial.as_ref().is_some_and(|trial| trial.from == *host)
-        })
+    /// The host that the VM has left, while that move is on trial.
+    pub(super) fn on_trial(&self, vm: &VmId) -> Option<&HostId> {
+        Some(&self.vms.get(vm)?.trial.as_ref()?.from)
     }
 
     /// Lets surcharges go with time. A VM that is at another host, by whatever hand, begins with empty accounts; one that is nowhere keeps
@@ -167,7 +159,7 @@ impl Accounts {
         }
     }
 
-    /// `saved` is what being at the host before would save now, in seconds per second; `None` while that is not known.
+    /// `saved` is what being at the host before would save now, in seconds per second; `None` if that is not known.
     pub(super) fn judge_trial(
         &mut self,
         vm: &VmId,
@@ -176,11 +168,12 @@ impl Accounts {
     ) {
         let Some(account) = self.vms.get_mut(vm) else { return };
         let Some(trial) = &mut account.trial else { return };
-        let Some(saved) = saved(&trial.from) else { return };
-        trial.gained_s -= saved * passed_s;
         trial.left_s -= passed_s;
+        let saved = saved(&trial.from);
+        trial.gained_s -= saved.unwrap_or(0.0) * passed_s;
         if trial.left_s <= 0.0 {
-            if trial.gained_s < trial.price_s {
+            // What can't be judged at the end was no wrong prediction.
+            if saved.is_some() && trial.gained_s < trial.price_s {
                 account.doublings += 1.0;
             }
             account.trial = None;

@@ -21,6 +21,7 @@
 
 use std::collections::BTreeMap;
 
+use perigee_model::balance::VmBalance;
 use perigee_model::units::format_seconds;
 use perigee_model::{HostId, SiteId, VmId};
 
@@ -141,28 +142,9 @@ pub struct Elsewhere {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Balanced {
     /// The VMs that would lose less elsewhere: those that move first, the best first, and then those that stay.
-    pub decisions: Vec<Decision>,
+    pub decisions: Vec<VmBalance>,
     /// The hosts whose loads are not known. No VM comes to them or leaves them.
     pub not_known: Vec<HostId>,
-}
-
-/// What a VM does now.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Decision {
-    /// Which VM.
-    pub vm: VmId,
-    /// Where the VM runs.
-    pub host: HostId,
-    /// The host with the largest gain.
-    pub to: HostId,
-    /// Whether the VM moves there now.
-    pub moves: bool,
-    /// What would have been saved there, in seconds, since the account began.
-    pub saved_s: f64,
-    /// The saving in seconds at which the VM moves: the price with its surcharge.
-    pub needed_s: f64,
-    /// The figures in plain words.
-    pub reason: String,
 }
 
 /// A pair of a VM and a target that would save time now.
@@ -187,6 +169,22 @@ impl Candidate {
     }
 }
 
+/// The hosts about which [`balance`] will ask `elsewhere` for each VM that may move, so that a caller can find that out before.
+pub fn pairs(accounts: &Accounts, look: &Look) -> BTreeMap<VmId, Vec<HostId>> {
+    let loads = Loads::of(look);
+    let of_vm = |(number, load): (usize, &VmLoad)| {
+        let hosts = targets(accounts, &loads, number, loads.host_of(number)?).into_iter();
+        let mut hosts: Vec<HostId> = hosts.map(|host| look.hosts[host].host.clone()).collect();
+        let judged = accounts.on_trial(&load.vm).filter(|from| !hosts.contains(from));
+        if let Some(from) = judged.cloned() {
+            hosts.push(from);
+        }
+        (!hosts.is_empty()).then(|| (load.vm.clone(), hosts))
+    };
+    let movable = look.vms.iter().enumerate().filter(|(_, load)| load.may_move);
+    movable.filter_map(of_vm).collect()
+}
+
 /// Adds up what the look shows, and decides. `elsewhere` says what a VM would have at a host; `None` if the VM may not go there, or if that
 /// is not known.
 ///
@@ -196,7 +194,7 @@ pub fn balance(
     look: &Look,
     elsewhere: impl Fn(&VmId, &HostId) -> Option<Elsewhere>,
 ) -> Balanced {
-    let (balanced, moves) = weigh(accounts, look, elsewhere);
+    let (balanced, moves) = weigh(accounts, look, elsewhere, "moves");
     accounts
         .moved(moves.iter().map(|one| (&look.vms[one.vm], &look.hosts[one.to].host, one.price_s)));
     balanced
@@ -208,7 +206,7 @@ pub fn advise(
     look: &Look,
     elsewhere: impl Fn(&VmId, &HostId) -> Option<Elsewhere>,
 ) -> Balanced {
-    weigh(accounts, look, elsewhere).0
+    weigh(accounts, look, elsewhere, "would move").0
 }
 
 /// Adds up what the look shows, and decides; also returns the moves.
@@ -216,6 +214,7 @@ fn weigh(
     accounts: &mut Accounts,
     look: &Look,
     elsewhere: impl Fn(&VmId, &HostId) -> Option<Elsewhere>,
+    verb: &str,
 ) -> (Balanced, Vec<Candidate>) {
     let elsewhere = |vm: &VmId, host: &HostId| elsewhere(vm, host).and_then(sound);
     let mut loads = Loads::of(look);
@@ -251,7 +250,7 @@ fn weigh(
             }
         }
     }
-    let (decisions, moves) = decide(&mut loads, candidates);
+    let (decisions, moves) = decide(&mut loads, candidates, verb);
     (Balanced { decisions, not_known: loads.not_known() }, moves)
 }
 
@@ -283,7 +282,11 @@ fn targets(accounts: &Accounts, loads: &Loads, vm: usize, here: usize) -> Vec<us
 }
 
 /// The best move of each VM, or why its best one is not made; and the moves again.
-fn decide(loads: &mut Loads, mut candidates: Vec<Candidate>) -> (Vec<Decision>, Vec<Candidate>) {
+fn decide(
+    loads: &mut Loads,
+    mut candidates: Vec<Candidate>,
+    verb: &str,
+) -> (Vec<VmBalance>, Vec<Candidate>) {
     candidates
         .sort_by(|a, b| b.fits.cmp(&a.fits).then_with(|| b.surplus_s().total_cmp(&a.surplus_s())));
     // In the order of their first candidates.
@@ -306,21 +309,24 @@ fn decide(loads: &mut Loads, mut candidates: Vec<Candidate>) -> (Vec<Decision>, 
         }
     }
     let moves: Vec<_> = chosen.iter().filter(|(_, moves)| *moves).map(|(one, _)| *one).collect();
-    let mut decisions: Vec<Decision> =
-        chosen.iter().map(|(candidate, moves)| decision(loads, candidate, *moves)).collect();
+    let mut decisions: Vec<VmBalance> = chosen
+        .iter()
+        .map(|(candidate, moves)| decision(loads, candidate, moves.then_some(verb)))
+        .collect();
     decisions.sort_by_key(|decision| !decision.moves);
     (decisions, moves)
 }
 
-fn decision(loads: &Loads, candidate: &Candidate, moves: bool) -> Decision {
+/// `moves` says in words that it does.
+fn decision(loads: &Loads, candidate: &Candidate, moves: Option<&str>) -> VmBalance {
     let (load, to) = (&loads.look.vms[candidate.vm], &loads.look.hosts[candidate.to].host);
     let Candidate { saved_s, needed_s, .. } = *candidate;
     let (vm, host) = (load.vm.clone(), load.host.clone());
     let reason = reason(loads, candidate, moves);
-    Decision { vm, host, to: to.clone(), moves, saved_s, needed_s, reason }
+    VmBalance { vm, host, to: to.clone(), moves: moves.is_some(), saved_s, needed_s, reason }
 }
 
-fn reason(loads: &Loads, candidate: &Candidate, moves: bool) -> String {
+fn reason(loads: &Loads, candidate: &Candidate, moves: Option<&str>) -> String {
     let (load, to) = (&loads.look.vms[candidate.vm], &loads.look.hosts[candidate.to].host);
     let price = format_seconds(candidate.price_s);
     let whose = match loads.neighbours(candidate.vm) {
@@ -338,8 +344,8 @@ fn reason(loads: &Loads, candidate: &Candidate, moves: bool) -> String {
     } else {
         String::new()
     };
-    if moves {
-        format!("moves {} → {to}: {saved}; a move costs {price}{surcharge}", load.host)
+    if let Some(verb) = moves {
+        format!("{verb} {} → {to}: {saved}; a move costs {price}{surcharge}", load.host)
     } else if !candidate.fits {
         format!("stays at {}: {saved}, but has no processors left for it", load.host)
     } else if candidate.is_due() {

@@ -60,7 +60,7 @@ fn same_data(_: &VmId, _: &HostId) -> Option<Elsewhere> {
 }
 
 /// The look and the decision of the first move in so many looks.
-fn first_move(look: &Look, looks: usize) -> Option<(usize, Decision)> {
+fn first_move(look: &Look, looks: usize) -> Option<(usize, VmBalance)> {
     let mut accounts = Accounts::default();
     (0..looks).find_map(|number| {
         let decisions = balance(&mut accounts, look, same_data).decisions;
