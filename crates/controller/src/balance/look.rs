@@ -188,7 +188,7 @@ impl<'a> Here<'a> {
             (false, ..) => Some(hosts.silence(host)),
             (true, None, ..) => Some("it has not reported yet".to_owned()),
             (true, Some(_), None, _) => {
-                Some("its agent does not say how many CPUs are in use".to_owned())
+                Some("its agent does not know yet how many CPUs are in use, or has only a share of their time".to_owned())
             }
             (true, Some(_), Some(_), Some(vm)) => {
                 Some(format!("what VM {} does with its CPUs is not known yet", vm.vm))
