@@ -533,8 +533,12 @@ fn two_hosts() {
     // What others remove comes back.
     two.kill("--foreground");
     std::thread::sleep(Duration::from_millis(300));
-    two.pass(&runtime);
-    assert!(reaches(&mut web, &mut db) && two.has(&two.networks.tag.tunnel()));
+    // On a busy machine the process may end only after a pass has looked at it.
+    let comes_back = |_| {
+        two.pass(&runtime);
+        reaches(&mut web, &mut db)
+    };
+    assert!((0..3).any(comes_back) && two.has(&two.networks.tag.tunnel()));
     one.kill("dnsmasq");
     one.pass(&runtime);
     assert_eq!(again(|| db.name("web")), web.card.address);
