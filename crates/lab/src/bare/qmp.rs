@@ -99,14 +99,16 @@ impl Qmp {
     /// # Errors
     /// The migration failed or was cancelled.
     pub fn migration(&mut self, state: &str) -> Result<(), Problem> {
-        self.event(|event| match event["data"]["status"].as_str() {
+        let reached = self.event(|event| match event["data"]["status"].as_str() {
             _ if event["event"] != "MIGRATION" => Ok(None),
-            Some(now) if now == state => Ok(Some(())),
-            Some(end @ ("failed" | "cancelled" | "completed")) => {
-                Err(Problem::internal("can't migrate by QEMU alone", format!("it {end}")))
-            }
+            Some(now) if now == state => Ok(Some(Ok(()))),
+            Some(end @ ("failed" | "cancelled" | "completed")) => Ok(Some(Err(end.to_owned()))),
             _ => Ok(None),
-        })
+        })?;
+        let Err(end) = reached else { return Ok(()) };
+        let why = self.execute("query-migrate", &json!({}))?;
+        let why = why["error-desc"].as_str().unwrap_or("QEMU does not say why");
+        Err(Problem::internal("can't migrate by QEMU alone", format!("it {end}: {why}")))
     }
 }
 
