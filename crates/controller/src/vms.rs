@@ -126,6 +126,7 @@ fn unseen(cluster: &Cluster, record: &JobRecord, persistent: &PersistentVm) -> V
         load: VmLoad::default(),
         io: IoStats::default(),
         migration: None,
+        may_migrate: Some(job.spec.may_migrate),
         predicted_end: None,
         volumes: volumes(cluster, record),
         image: Some(job.spec.image.clone()),
@@ -175,6 +176,7 @@ fn view(
         load: report.load,
         io: report.io.iter().copied().fold(IoStats::default(), plus),
         migration: migration_of(moves, &vm),
+        may_migrate: job.map(|record| may_migrate(cluster, record)),
         predicted_end: job
             .filter(|_| persistent.is_none())
             .and_then(|record| jobs::predicted_end(cluster, &record.job)),
@@ -194,6 +196,12 @@ fn volumes(cluster: &Cluster, record: &JobRecord) -> Vec<VmVolume> {
         last_move: cluster.index.volume_move(&disk.volume).map(|last| last.view.clone()),
     });
     volumes.collect()
+}
+
+/// Whether the VM moves by itself; of a gang's the gang's file says that.
+fn may_migrate(cluster: &Cluster, record: &JobRecord) -> bool {
+    let gang = record.kind.member().and_then(|member| cluster.index.job(&member.gang));
+    gang.as_deref().unwrap_or(record).job.spec.may_migrate
 }
 
 fn migration_of(moves: &[Arc<MigrationRecord>], vm: &VmId) -> Option<MigrationId> {
@@ -302,35 +310,6 @@ pub async fn move_to(
     let plan = planning::asked_plan(figures.unwrap_or_default());
     planning::record(cluster, &record.job.id, Trigger::Asked, plan, summary).await?;
     Ok(moved)
-}
-
-/// Starts a migration that nobody requested of a VM that is at this host, and records why.
-///
-/// # Errors
-/// `NotFound` or `Conflict` if the VM has ended or left; as [`migration::request`].
-pub async fn move_by_itself(
-    cluster: &Arc<Cluster>,
-    (vm, from): (&VmId, &HostId),
-    request: migration::Request,
-    trigger: Trigger,
-    summary: String,
-) -> Result<(), Problem> {
-    let Some(record) = cluster.index.of_vm(vm) else {
-        return Err(Problem::not_found(format!("VM {vm}"), "it has just ended"));
-    };
-    if cluster.index.host_of(&record).as_ref() != Some(from) {
-        let what = format!("can't move VM {vm} to {}", request.to);
-        return Err(Problem::conflict(what, "it has left already"));
-    }
-    let cost = planning::move_cost(cluster, &record, from, &request.to).await?;
-    migration::request(cluster, &record, request).await?;
-    let figures = cost.map_or_else(|why| vec![why.to_string()], |cost| cost.figures);
-    let plan = planning::asked_plan(figures);
-    // The VM moves, whether that is recorded or not.
-    if let Err(problem) = planning::record(cluster, &record.job.id, trigger, plan, summary).await {
-        tracing::warn!("VM {vm} moves, and why could not be recorded: {problem}");
-    }
-    Ok(())
 }
 
 /// Carries bytes between a client's WebSocket and a VM's serial console, until one side has closed or the client's token or

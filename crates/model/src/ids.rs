@@ -20,6 +20,12 @@ pub struct BadName {
     text: String,
 }
 
+/// A name of one word as a regular expression, without its length ([`NAME_BYTES`]); `check_word` is the same.
+pub const WORD_PATTERN: &str = "^[a-z0-9][a-z0-9._-]*$";
+
+/// The same for the name of a tenant's thing, which may have its tenant before it; `check_full` is the same.
+pub const FULL_PATTERN: &str = "^[a-z0-9][a-z0-9._-]*(~[a-z0-9][a-z0-9._-]*){0,2}$";
+
 fn is_word(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
         && text

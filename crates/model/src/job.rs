@@ -627,6 +627,8 @@ pub struct Vm {
     pub io: IoStats,
     /// The migration that is under way, or its last one.
     pub migration: Option<MigrationId>,
+    /// Whether it moves by itself; `None` for one that the controller knows nothing of.
+    pub may_migrate: Option<bool>,
     /// As [`Job::predicted_end`] of its job.
     pub predicted_end: Option<PredictedEnd>,
     /// Its volumes, in the order of its disks.

@@ -97,6 +97,8 @@ pub struct PersistentVm {
     pub root_number: u32,
     /// The number of the last size that was taken into account.
     pub sized: u64,
+    /// The number of the last [`SetVm`] that was taken into account.
+    pub set: u64,
     /// The memory that its guest was asked to keep at most, and that it starts with next. It counts with what it was started with until then.
     pub memory_next: Option<u64>,
     /// Root disks of before, and their homes, until the cleaner knows of them.
@@ -396,6 +398,9 @@ pub struct NewVm {
     /// Where it may start.
     #[serde(default)]
     pub start: Start,
+    /// Whether it moves by itself: away from an overloaded host or one that is drained, or to its data. A person moves it either way.
+    #[serde(default = "by_itself")]
+    pub may_migrate: bool,
     /// Whether it starts again elsewhere if its host does not answer any more and all its disks are at other hosts.
     #[serde(default)]
     pub restart_elsewhere: bool,
@@ -411,6 +416,17 @@ pub struct NewVm {
     /// What its machine is to have.
     #[serde(default)]
     pub hardware: Hardware,
+}
+
+fn by_itself() -> bool {
+    true
+}
+
+/// Says anew what was said of a VM when it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SetVm {
+    /// As [`NewVm::may_migrate`].
+    pub may_migrate: bool,
 }
 
 /// Gives a VM a further volume.

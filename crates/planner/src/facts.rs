@@ -308,6 +308,8 @@ pub struct Running {
     pub refused: Vec<RefusedWay>,
     /// Live migrations of this job, and volumes that came to its VM, so far.
     pub moves: u32,
+    /// So many times its cost the next change must save: what [`crate::balance::Accounts`] says after the VM's changes so far; 1 without any.
+    pub price_factor: f64,
     /// How fast the VM changes its memory, measured by a migration of this job, or else of an earlier run.
     pub dirty_bytes_per_s: Option<u64>,
     /// Wall time since the VM came to `host`.

@@ -68,5 +68,5 @@ pub use network::{Path, lost_s};
 pub use noise::noise;
 pub use options::plan;
 pub use refused::Refused;
-pub use running::{AFTER_A_MOVE, SURE_RUNS, TRUST, Verdict, consider, predicted_end};
+pub use running::{SURE_RUNS, TRUST, Verdict, consider, predicted_end};
 pub use runs::{Measured, MeasuredVolume, PastRun, RUNS_KEPT, Traits, VolumeRun, keep};

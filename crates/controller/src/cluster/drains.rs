@@ -12,7 +12,7 @@ impl HostEntry {
     /// How far its drain is; `None` if it is not drained.
     pub fn shown_drain(&self) -> Option<HostDrain> {
         let left = self.left.as_ref().map(|left| left.to_vec());
-        self.drain.clone().map(|asked| HostDrain { asked: Some(asked), left })
+        self.drain.clone().map(|asked| HostDrain { asked: Some(asked), left, keeps: Vec::new() })
     }
 }
 

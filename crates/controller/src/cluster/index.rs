@@ -372,6 +372,11 @@ impl Index {
         unfinished.cloned().collect()
     }
 
+    /// The hosts that VMs leave or come to.
+    pub fn hosts_in_moves(&self) -> BTreeSet<HostId> {
+        self.lock().hosts_in_moves()
+    }
+
     /// The reserved capacity of each host: for every VM that is or will be there, and for every VM that is moving
     /// there or has arrived.
     pub fn used(&self) -> BTreeMap<HostId, Used> {
@@ -483,6 +488,21 @@ impl Inner {
         }
         let excess = self.past_moves.len().saturating_sub(PAST_MOVES_MAX);
         self.past_moves.drain(..excess);
+    }
+
+    fn hosts_in_moves(&self) -> BTreeSet<HostId> {
+        let moves = self.migrations.values().filter(|r| !r.migration.state.is_final());
+        let mut hosts: BTreeSet<HostId> = moves
+            .flat_map(|record| [&record.migration.from, &record.migration.to])
+            .cloned()
+            .collect();
+        for held in &self.held {
+            if let Held::Move(vm, to) = held {
+                let from = self.job_of(vm).and_then(|record| record.job.host.clone());
+                hosts.extend(from.into_iter().chain([to.clone()]));
+            }
+        }
+        hosts
     }
 
     fn is_move_being_recorded(&self, vm: &VmId) -> bool {
@@ -598,6 +618,7 @@ mod tests {
             io_before: Vec::new(),
             boot_id: String::new(),
             watched_ms: 0,
+            of_load: false,
         }
     }
 

@@ -50,7 +50,7 @@ pub use capacity::{Counters, ERROR_BUCKETS, capacity, starts_at_once};
 use history_cache::HistoryCache;
 use hosts::Ways;
 pub use hosts::{HostEntry, HostLink, Hosts};
-pub use index::holds::{Detachment, Hold};
+pub use index::holds::{Alone, Detachment, Hold};
 pub use index::{Grant, Index, Usage, Used, demand_of};
 pub use lanes::{Lane, Lanes};
 pub use links::{Ask, Links, Local};
@@ -260,7 +260,7 @@ impl Cluster {
         let hosts = Hosts::load(&records, timing.host_deadline, ways).await?;
         let index = Index::load(&records).await?;
         let links = Links::load(&records).await?;
-        let balances = Balances::load(&records).await?;
+        let balances = Balances::load(&records, &clock).await?;
         let history_cache = HistoryCache::load(&records).await?;
         Ok(Arc::new(Self {
             records,

@@ -213,7 +213,14 @@ impl Run {
             record.moves += 1;
         }
         record.to_follow.retain(|other| other != volume);
-        self.record.save().await
+        let is_all = is_data && record.to_follow.is_empty();
+        self.record.save().await?;
+        if let Some(host) =
+            self.job().host.clone().filter(|_| is_all && self.persistent().is_none())
+        {
+            self.note_change((&host, &host)).await;
+        }
+        Ok(())
     }
 
     /// A volume that was to follow the VM stays where it is.

@@ -1,21 +1,27 @@
 //! VMs without a job at an overloaded host.
 
 use perigee_model::HostId;
-use perigee_model::balance::{BalanceMode, SetBalance, SiteBalance};
-use perigee_model::job::Start;
+use perigee_model::balance::{BalanceMode, SetBalance, SiteBalance, VmStanding};
+use perigee_model::job::{Access, Job, JobSpec, NewVolume, Start};
 use perigee_model::load::{VcpuUse, VmLoad};
-use perigee_model::persistent_vm::NewVm;
+use perigee_model::persistent_vm::{NewVm, NewVmVolume, SetVm};
 use perigee_model::plan::Trigger;
+use perigee_model::volume::VolumeSource;
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{Problem, SiteId, VmId};
+use perigee_model::{LeaveSite, Problem, SiteId, VmId, VolumeName};
+use perigee_planner::balance::TAKEN;
 
 use super::drain::source_is_asked;
 use super::fake::FakeHost;
 use super::gone::second_home;
-use super::migrations::switch_to;
+use super::migrations::{moves_to_its_data, switch, switch_to};
 use super::persistent_vms::{new_vm, web};
-use super::{Lab, wait_for};
+use super::{Lab, running_as, spec, wait_for};
+use crate::cluster::Alone;
+use crate::cluster::balance::{BalanceRecord, balance_key};
+use crate::migration::{Request, by_itself};
 use crate::planning::{self, links};
+use crate::storage::volumes;
 use crate::{balance, hosts, vms};
 
 fn home() -> SiteId {
@@ -54,10 +60,14 @@ async fn shows(lab: &Lab, what: &str, is_right: impl Fn(&SiteBalance) -> bool) -
 
 /// A VM without a job that starves at home1, whose two CPUs others use, and home2, of which this is reported.
 async fn starving(second_used: Option<f64>) -> (Lab, FakeHost) {
+    starving_as(at_home1(), second_used).await
+}
+
+async fn starving_as(new: NewVm, second_used: Option<f64>) -> (Lab, FakeHost) {
     let lab = Lab::up().await;
     let second = second_home(&lab).await;
     links::probe_all(&lab.cluster).await.expect("figures");
-    lab.make_vm(at_home1()).await;
+    lab.make_vm(new).await;
     lab.runs().await;
     report(&lab.home, Some(2.0), Some(&web()));
     report(&second, second_used, None);
@@ -146,4 +156,161 @@ async fn a_mode_outlives_the_controller_and_is_of_a_site_that_has_a_host() {
     let refused: Problem = asked.await.expect_err("no host is there");
     assert!(refused.to_string().contains("perigee site list"), "{refused}");
     assert_eq!(balance::list(&lab.cluster).len(), hosts::sites(&lab.cluster).len());
+}
+
+async fn standing(lab: &Lab, vm: &VmId) -> VmStanding {
+    balance::explain::of_vm(&lab.cluster, vm).await.expect("a VM")
+}
+
+#[tokio::test]
+async fn a_vm_with_move_never_is_weighed_and_stays_until_that_is_set_anew() {
+    let (lab, _second) = starving_as(NewVm { may_migrate: false, ..at_home1() }, Some(0.0)).await;
+    set(&lab, BalanceMode::On).await;
+    let shown =
+        shows(&lab, "a look", |shown| shown.looked_ms.is_some() && shown.not_known.is_empty())
+            .await;
+    assert!(shown.vms.is_empty(), "{:?}", shown.vms);
+    let of = standing(&lab, &web()).await;
+    assert!(!of.may_migrate && of.next.contains("perigee vm set web --move auto"), "{of:?}");
+    assert_eq!(of.figures.measured.expect("it was looked at").waited_cpus, Some(0.5));
+    let ask = SetVm { may_migrate: true };
+    let vm = vms::persistent::set(&lab.cluster, &web(), ask).await.expect("set");
+    assert_eq!(vm.may_migrate, Some(true));
+    source_is_asked(&lab.home, &web()).await;
+}
+
+#[tokio::test]
+async fn what_is_said_of_a_vm_has_its_accounts_and_then_its_move_and_the_surcharge() {
+    let (mut lab, second) = starving(Some(0.0)).await;
+    shows(&lab, "the advice", |shown| shown.vms.iter().any(|vm| vm.moves)).await;
+    let of = standing(&lab, &web()).await;
+    assert_eq!((of.mode, of.host.as_ref()), (Some(BalanceMode::Advise), Some(&lab.home.id)));
+    assert!(of.next.starts_with("would move home1 → home2: "), "{}", of.next);
+    let best = &of.figures.targets[0];
+    assert_eq!((&best.host, best.why_not.as_str()), (&second.id, ""));
+    assert!(best.saved_s > 0.0 && best.needed_s == best.price_s, "{best:?}");
+    assert_eq!(of.figures.price_factor, 1.0);
+
+    set(&lab, BalanceMode::On).await;
+    source_is_asked(&lab.home, &web()).await;
+    assert_eq!(standing(&lab, &web()).await.next, "it moves to home2 now");
+    arrives(&lab, &second).await;
+    let judged = async |lab: &Lab| {
+        let of = standing(lab, &web()).await;
+        of.figures.on_trial.clone().map(|trial| (of, trial))
+    };
+    let (of, trial) = wait_for("a look at home2", async || judged(&lab).await).await;
+    assert_eq!(trial.from, lab.home.id);
+    assert!(of.moves[0].reason.starts_with("moves home1 → home2: "), "{:?}", of.moves);
+    assert!(of.figures.price_factor > 1.9, "{:?}", of.figures);
+    lab.restart_controller().await;
+    assert!(lab.cluster.balances.price_factor(&web()) > 1.9, "a restart forgets no move");
+}
+
+#[tokio::test]
+async fn a_job_s_move_makes_its_next_one_dearer_and_a_restart_does_not_forget_that() {
+    let (mut lab, id, vm) = moves_to_its_data().await;
+    assert_eq!(lab.cluster.balances.price_factor(&vm), 1.0, "it has not come anywhere");
+    switch(&lab, &vm);
+    let at_cloud = |job: &Job| job.host.as_ref() == Some(&lab.cloud.id);
+    lab.wait_for_job(&id, "at cloud1", at_cloud).await;
+    wait_for("the surcharge", async || {
+        (lab.cluster.balances.price_factor(&vm) > 1.9).then_some(())
+    })
+    .await;
+    // Its record is written after that.
+    wait_for("the record", async || {
+        let cloud = SiteId::new("cloud").expect("a name");
+        let record = lab.cluster.records.read::<BalanceRecord>(&balance_key(&cloud)).await;
+        record.expect("the store").filter(|record| record.decided_ms > 0)
+    })
+    .await;
+    lab.restart_controller().await;
+    let record = lab.cluster.index.of_vm(&vm).expect("its record");
+    let age = std::time::Duration::ZERO;
+    let running = planning::running(&lab.cluster, &record, age).await.expect("facts");
+    assert!(running.expect("it runs").price_factor > 1.9, "the planner has it");
+}
+
+#[tokio::test]
+async fn a_job_s_vm_does_not_go_back_by_itself_to_the_host_from_which_a_person_took_it() {
+    let lab = Lab::up().await;
+    let (id, vm) = running_as(&lab, spec(Access::Read)).await;
+    vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), VolumesOnMove::Stay)
+        .await
+        .expect("moves");
+    source_is_asked(&lab.home, &vm).await;
+    switch(&lab, &vm);
+    let at_cloud = |job: &Job| job.host.as_ref() == Some(&lab.cloud.id);
+    lab.wait_for_job(&id, "at cloud1", at_cloud).await;
+    let record = lab.cluster.index.of_vm(&vm).expect("its record");
+    let refused = by_itself::refused(&lab.cluster, &record, &vm);
+    let back = refused.iter().find(|way| way.to == lab.home.id).expect("no way back");
+    assert_eq!(back.why, TAKEN);
+    assert_eq!(lab.cluster.balances.price_factor(&vm), 1.0, "what a person asks for has no price");
+}
+
+#[tokio::test]
+async fn a_host_takes_part_in_one_move_that_nobody_has_asked_for() {
+    let lab = Lab::up().await;
+    let second = second_home(&lab).await;
+    links::probe_all(&lab.cluster).await.expect("figures");
+    let small = JobSpec { memory_bytes: 64 << 20, ..spec(Access::Read) };
+    let (_, vm) = running_as(&lab, small).await;
+    lab.make_vm(at_home1()).await;
+    lab.runs().await;
+    vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), VolumesOnMove::Stay)
+        .await
+        .expect("moves");
+    let record = lab.cluster.index.of_vm(&web()).expect("its record");
+    let (from, to) = (&lab.home.id, &second.id);
+    let begin = async |alone| {
+        let reason = "a test".to_owned();
+        let volumes = VolumesOnMove::Stay;
+        let request = Request { to: to.clone(), reason, job_progress: None, volumes };
+        by_itself::begin(&lab.cluster, &record, from, request, alone).await
+    };
+    let why = "host home1 takes part in another move";
+    let waits = by_itself::waits_for(&lab.cluster, from, to, Alone::AtBoth);
+    assert_eq!(waits.as_deref(), Some(why));
+    let refused = begin(Alone::AtBoth).await.expect_err("home1 is in a move");
+    assert_eq!(refused.why, why);
+    // A drain empties its host whatever the loads are.
+    begin(Alone::AtDestination).await.expect("nothing comes to home2");
+}
+
+/// Its host is idle; the volume that it reads is at the other one.
+#[tokio::test]
+async fn a_vm_without_a_job_goes_to_its_data_when_it_waits_for_them() {
+    let lab = Lab::up().await;
+    let second = second_home(&lab).await;
+    second.inside().pool_free_bytes = Some(1 << 40);
+    links::probe_all(&lab.cluster).await.expect("figures");
+    let far = VolumeName::new("far").expect("a name");
+    let new = NewVolume {
+        name: far.clone(),
+        host: Some(second.id.clone()),
+        size_bytes: Some(1 << 30),
+        source: VolumeSource::Empty,
+        leave_site: LeaveSite::Allowed,
+    };
+    volumes::create(&lab.cluster, new).await.expect("create");
+    let volumes = vec![NewVmVolume { volume: far.clone(), read_only: true, mount: None }];
+    lab.make_vm(NewVm { volumes, ..at_home1() }).await;
+    lab.runs().await;
+    report(&second, Some(0.0), None);
+    set(&lab, BalanceMode::On).await;
+    wait_for("the VM to be sent to its data", async || {
+        let mut home = lab.home.inside();
+        home.cpus_used_1m = Some(0.2);
+        let of = &mut home.vms.get_mut(&web()).expect("the VM").report;
+        let vcpus_1m = Some(VcpuUse { running_vcpus: 0.1, waiting_vcpus: 0.0 });
+        of.load = VmLoad { vcpus_1m, ..VmLoad::default() };
+        let disk = of.spec.disks.iter().position(|disk| disk.volume == far).expect("its disk");
+        of.io[disk].network_busy_ns += 20_000_000;
+        home.vms[&web()].asked.as_ref().map(drop)
+    })
+    .await;
+    let moved = &lab.cluster.index.migrations_of(&web())[0].migration;
+    assert_eq!(moved.to, second.id);
 }

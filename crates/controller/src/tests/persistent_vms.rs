@@ -42,6 +42,7 @@ pub fn new_vm(host: &str) -> NewVm {
         publish: Vec::new(),
         volumes: vec![NewVmVolume { volume: data_volume(), read_only: false, mount: None }],
         start: Start::Host(HostId::new(host).expect("a name")),
+        may_migrate: true,
         restart_elsewhere: false,
         stopped: false,
         cloud_init: Default::default(),

@@ -191,6 +191,7 @@ fn as_asked_for(spec: &VmSpec, root: &Found, disks: &[Found], image: ImageName) 
         publish: Vec::new(),
         volumes: volumes.collect(),
         start: Default::default(),
+        may_migrate: true,
         restart_elsewhere: false,
         stopped: false,
         cloud_init: Default::default(),

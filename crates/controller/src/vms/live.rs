@@ -297,12 +297,25 @@ pub(super) async fn until_heeded(
     of: &JobRecord,
     number: u64,
 ) -> Result<(), Problem> {
-    let is_there = || {
-        let what = format!("can't change VM {}", of.job.id);
-        let gone = || Problem::not_found(what, "it was deleted meanwhile");
-        now(cluster, of).map(drop).ok_or_else(gone)
-    };
-    until(cluster, of, |persistent| persistent.applied >= number, is_there).await
+    until(cluster, of, |persistent| persistent.applied >= number, || is_there(cluster, of)).await
+}
+
+/// Waits until the VM's driver has recorded what was said of the VM anew, whether the VM runs or not.
+///
+/// # Errors
+/// As [`until_heeded`].
+pub(super) async fn until_set(
+    cluster: &Arc<Cluster>,
+    of: &JobRecord,
+    number: u64,
+) -> Result<(), Problem> {
+    until(cluster, of, |persistent| persistent.set >= number, || is_there(cluster, of)).await
+}
+
+fn is_there(cluster: &Cluster, of: &JobRecord) -> Result<(), Problem> {
+    let what = format!("can't change VM {}", of.job.id);
+    let gone = || Problem::not_found(what, "it was deleted meanwhile");
+    now(cluster, of).map(drop).ok_or_else(gone)
 }
 
 /// `may_come` says why it never will.

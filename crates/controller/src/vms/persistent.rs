@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use perigee_model::job::{Access, JobSpec, JobState, JobVolume, Restart, Vm};
 use perigee_model::limits::{JOB_DISK_BYTES, PERSISTENT_VMS};
-use perigee_model::persistent_vm::{NewVm, PersistentVm, PowerRequest};
+use perigee_model::persistent_vm::{NewVm, PersistentVm, PowerRequest, SetVm};
 use perigee_model::spec::{check_beside, check_fstab_mount, check_job_name};
 use perigee_model::tenant::{Running, tenant_of};
 use perigee_model::{JobId, LeaveSite, Problem, ProblemKind, VmId};
@@ -109,7 +109,7 @@ pub(super) fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<Jo
         keep_outputs_s: None,
         publish: new.publish.clone(),
         start: new.start.clone(),
-        may_migrate: false,
+        may_migrate: new.may_migrate,
         writes: LeaveSite::Never,
         timeout_s: None,
         has_output_room: false,
@@ -185,20 +185,41 @@ pub async fn request_power(
     vm: &VmId,
     request: PowerRequest,
 ) -> Result<Vm, Problem> {
-    let record = record(cluster, vm).await?;
-    let id = &record.job.id;
-    let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(id)).await?;
-    if record.ending.is_some() || asked.is_some_and(|intent| intent.cancel) {
-        return Err(Problem::conflict(format!("can't change VM {vm}"), "it is being deleted"));
-    }
+    let record = not_deleted(cluster, vm).await?;
     let next = |old: Option<JobIntent>| {
         let old = old.unwrap_or_default();
         let number = old.power.map_or(1, |(number, _)| number + 1);
         JobIntent { power: Some((number, request)), ..old }
     };
-    let asked = cluster.records.update(&job_intent_key(id), next).await?;
+    let asked = cluster.records.update(&job_intent_key(&record.job.id), next).await?;
     // Before that it would still be shown as it was, and whoever looks at it could take that for the end.
     live::until_heeded(cluster, &record, asked.power.map_or(0, |(number, _)| number)).await?;
+    vms::get(cluster, vm).await
+}
+
+/// The record of a VM without a job, for something that a person asks of it.
+async fn not_deleted(cluster: &Cluster, vm: &VmId) -> Result<JobRecord, Problem> {
+    let record = record(cluster, vm).await?;
+    let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(&record.job.id)).await?;
+    if record.ending.is_some() || asked.is_some_and(|intent| intent.cancel) {
+        return Err(Problem::conflict(format!("can't change VM {vm}"), "it is being deleted"));
+    }
+    Ok(record)
+}
+
+/// Says anew what was said of a VM without a job when it was made, also while it runs.
+///
+/// # Errors
+/// As [`request_power`].
+pub async fn set(cluster: &Arc<Cluster>, vm: &VmId, ask: SetVm) -> Result<Vm, Problem> {
+    let record = not_deleted(cluster, vm).await?;
+    let next = |old: Option<JobIntent>| {
+        let old = old.unwrap_or_default();
+        let number = old.set.map_or(1, |(number, _)| number + 1);
+        JobIntent { set: Some((number, ask)), ..old }
+    };
+    let asked = cluster.records.update(&job_intent_key(&record.job.id), next).await?;
+    live::until_set(cluster, &record, asked.set.map_or(0, |(number, _)| number)).await?;
     vms::get(cluster, vm).await
 }
 

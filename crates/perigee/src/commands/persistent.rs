@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use perigee_controller::user_data;
 use perigee_http::Client;
 use perigee_model::job::{Start, Vm};
@@ -81,12 +82,30 @@ pub struct Create {
     /// Run it at a host of this site
     #[arg(long)]
     site: Option<SiteId>,
+    /// Whether it moves by itself: away from an overloaded host or one that is drained. `perigee vm move` moves it either way
+    #[arg(long = "move", value_enum, default_value_t = Moves::Auto)]
+    moves: Moves,
     /// Start it at another host if its host does not answer any more and all its disks are at others
     #[arg(long)]
     restart_elsewhere: bool,
     /// Make it, and don't start it
     #[arg(long)]
     stopped: bool,
+}
+
+/// The values of `--move`, as in a job file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Moves {
+    /// It moves by itself where that pays
+    Auto,
+    /// It moves only when a person moves it
+    Never,
+}
+
+impl Moves {
+    pub fn may_migrate(self) -> bool {
+        self == Self::Auto
+    }
 }
 
 fn volume(text: &str) -> Result<NewVmVolume, String> {
@@ -139,6 +158,7 @@ pub fn wanted(ask: Create) -> Result<NewVm, Problem> {
         publish: ask.publish,
         volumes: ask.volumes,
         start,
+        may_migrate: ask.moves.may_migrate(),
         restart_elsewhere: ask.restart_elsewhere,
         stopped: ask.stopped,
         cloud_init,

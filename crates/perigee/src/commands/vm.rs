@@ -7,7 +7,7 @@ use clap::{Subcommand, ValueEnum};
 use perigee_http::Client;
 use perigee_model::job::{AdoptVm, ClusterImage, Migration, MoveVm, UnknownKind, Vm};
 use perigee_model::load::{VcpuUse, VmLoad};
-use perigee_model::persistent_vm::{AttachVolume, DetachVolume, ResizeVm, RestoreVm};
+use perigee_model::persistent_vm::{AttachVolume, DetachVolume, ResizeVm, RestoreVm, SetVm};
 use perigee_model::units::format_seconds;
 use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::VolumesOnMove;
@@ -16,8 +16,10 @@ use serde::Serialize;
 
 use crate::arguments::size;
 use crate::commands::image::CLUSTER;
-use crate::commands::persistent::{self, Create};
-use crate::commands::{console, exec, guest_files, moving, moving_volumes, ssh, unknown, vnc};
+use crate::commands::persistent::{self, Create, Moves};
+use crate::commands::{
+    balancing, console, exec, guest_files, moving, moving_volumes, ssh, unknown, vnc,
+};
 use crate::context::Context;
 use crate::output::{self, Column};
 use crate::servers::controller_client;
@@ -57,6 +59,11 @@ pub enum Verb {
     /// Show one virtual machine
     Info {
         /// The VM's name, as `perigee vm list` shows it
+        vm: VmId,
+    },
+    /// Say where a virtual machine stands: what it loses at its host, what it would have saved at others, and whether it moves and why
+    Explain {
+        /// The VM's name
         vm: VmId,
     },
     /// Create a virtual machine that lives without a job, and start it
@@ -142,6 +149,14 @@ pub enum Verb {
         vm: VmId,
         #[command(flatten)]
         to: Size,
+    },
+    /// Say anew whether a virtual machine without a job moves by itself, also while it runs
+    Set {
+        /// The VM's name
+        vm: VmId,
+        /// auto: away from an overloaded host or one that is drained; never: only `perigee vm move` moves it
+        #[arg(long = "move", value_enum)]
+        moves: Moves,
     },
     /// Give a virtual machine a volume as a further disk, also while it runs.
     ///
@@ -280,6 +295,15 @@ fn waited_for_cpu(load: &VmLoad) -> String {
     format!("{total} at this host; {share} of the last minute's time in which it wanted one")
 }
 
+/// In the words of `--move` and of a job file.
+fn moves_by_itself(may_migrate: Option<bool>) -> &'static str {
+    match may_migrate {
+        Some(true) => "auto",
+        Some(false) => "never",
+        None => "-",
+    }
+}
+
 const INFO: &[Column<Info>] = &[
     ("vm", |i| i.vm.id.to_string()),
     ("image", |i| output::or_dash(i.vm.image.as_ref())),
@@ -290,6 +314,7 @@ const INFO: &[Column<Info>] = &[
     ("up", |i| format!("{} s", i.vm.uptime_ms / 1000)),
     ("waited for a cpu", |i| waited_for_cpu(&i.vm.load)),
     ("job", |i| output::or_dash(i.vm.job.as_ref())),
+    ("move", |i| moves_by_itself(i.vm.may_migrate).to_owned()),
     ("job's end", |i| output::or_dash(i.vm.predicted_end.as_ref())),
     ("addresses", |i| i.vm.addresses.join(", ")),
     ("reason", |i| i.vm.reason.clone()),
@@ -329,6 +354,10 @@ async fn ask_controller(verb: Verb, context: &Context) -> Result<(), Problem> {
             show(client.post(&format!("/v1/vms/{vm}/restore"), &RestoreVm { image }).await?)
         }
         Verb::Resize { vm, to } => resize(&client, &vm, &to, context).await,
+        Verb::Set { vm, moves } => {
+            let ask = SetVm { may_migrate: moves.may_migrate() };
+            show(client.put(&format!("/v1/vms/{vm}/set"), &ask).await?)
+        }
         Verb::Attach { vm, volume, read_only } => {
             let ask = AttachVolume { volume, read_only };
             show(client.post(&format!("/v1/vms/{vm}/attach"), &ask).await?)
@@ -348,6 +377,7 @@ async fn ask_controller(verb: Verb, context: &Context) -> Result<(), Problem> {
             let moves: Vec<Migration> = client.get(&format!("/v1/vms/{vm}/migrations")).await?;
             output::one(context.format, &Info { vm: found, migrations: moves }, INFO)
         }
+        Verb::Explain { vm } => balancing::explain(&client, &vm, context.format).await,
         Verb::Start { vm } => show(persistent::start(&client, &vm).await?),
         Verb::Stop { vm, force } => persistent::stop(&client, &vm, force).await,
         Verb::Restart { vm, force } => show(persistent::restart(&client, &vm, force).await?),

@@ -10,6 +10,24 @@ use perigee_planner::queue::Demand;
 use super::{Index, Inner, Used, demand_of};
 use crate::records::JobRecord;
 
+/// Which hosts of a migration may take part in no other one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Alone {
+    /// None: a person has asked for it, or the VMs of a job move together.
+    Nowhere,
+    /// The destination: its host is drained.
+    AtDestination,
+    /// Both: what was measured there is the reason.
+    AtBoth,
+}
+
+impl Alone {
+    pub fn hosts<'a>(self, from: &'a HostId, to: &'a HostId) -> impl Iterator<Item = &'a HostId> {
+        let both = [(from, self == Self::AtBoth), (to, self != Self::Nowhere)];
+        both.into_iter().filter(|(_, alone)| *alone).map(|(host, _)| host)
+    }
+}
+
 /// The work that a hold protects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Held {
@@ -227,12 +245,16 @@ impl Index {
     pub fn begin_move(
         &self,
         vm: &VmId,
-        from: &HostId,
-        to: &HostId,
+        (from, to): (&HostId, &HostId),
         total: Demand,
+        alone: Alone,
     ) -> Result<Hold<'_>, String> {
         let mut inner = self.lock();
         let demand = demand_of(inner.may_move(vm, from)?);
+        let in_moves = inner.hosts_in_moves();
+        if let Some(host) = alone.hosts(from, to).find(|host| in_moves.contains(host)) {
+            return Err(format!("host {host} takes part in another move"));
+        }
         // The room for it may be kept already, if all VMs of its gang move.
         let is_kept = inner.kept_for_moves().any(|(of, at)| of == *vm && at == to);
         if !is_kept {

@@ -15,6 +15,7 @@ use perigee_model::{HostId, JobId, Problem, ProblemKind, SiteId};
 use perigee_planner::gangs::{Room, at_site};
 
 use super::{GangRun, Members, members};
+use crate::cleaner::Pending;
 use crate::clock::now_ms;
 use crate::cluster::{Cluster, Hold, capacity, demand_of};
 use crate::jobs::cancel::CANCELLED;
@@ -38,6 +39,28 @@ pub async fn ask_to_move(
     id: &JobId,
     ask: MoveJob,
 ) -> Result<JobMoveAsked, Problem> {
+    request(cluster, id, ask, None).await
+}
+
+/// The same because a host is drained that some of them are at.
+///
+/// # Errors
+/// As [`ask_to_move`].
+pub async fn ask_to_leave(
+    cluster: &Arc<Cluster>,
+    id: &JobId,
+    ask: MoveJob,
+    host: &HostId,
+) -> Result<(), Problem> {
+    request(cluster, id, ask, Some(host.clone())).await.map(drop)
+}
+
+async fn request(
+    cluster: &Arc<Cluster>,
+    id: &JobId,
+    ask: MoveJob,
+    drains: Option<HostId>,
+) -> Result<JobMoveAsked, Problem> {
     let gang = gang_of(cluster, id).await?;
     let refuse = |why: &str| Err(Problem::conflict(format!("can't move job {id}"), why));
     let Some(of) = gang.kind.gang() else { return refuse("it has no VMs") };
@@ -48,9 +71,30 @@ pub async fn ask_to_move(
     let all: Vec<&JobRecord> = all.iter().collect();
     let hosts = destinations(cluster, &gang, &all, ask)?;
     drop(may_move(cluster, &gang, &all, &hosts).await?);
-    let request = GangMoveRequest::To(hosts.clone());
+    let request = GangMoveRequest::To { hosts: hosts.clone(), drains };
     let request = intend(cluster, id, request).await?;
     Ok(JobMoveAsked { request, hosts })
+}
+
+/// Calls off that the VMs of a gang leave a host that is drained, if their driver has not begun that.
+///
+/// # Errors
+/// If the store fails.
+pub async fn call_off_leaving(
+    cluster: &Arc<Cluster>,
+    id: &JobId,
+    host: &HostId,
+) -> Result<(), Problem> {
+    let Some(gang) = cluster.index.job(id) else { return Ok(()) };
+    let applied = gang.kind.gang().map_or(0, |gang| gang.applied_move);
+    let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(id)).await?;
+    let leaves = |request: &GangMoveRequest| matches!(request, GangMoveRequest::To { drains: Some(drained), .. } if drained == host);
+    match asked.and_then(|asked| asked.move_gang) {
+        Some((number, request)) if number > applied && leaves(&request) => {
+            intend(cluster, id, GangMoveRequest::Stay).await.map(drop)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Has the VMs of a gang that move stay, and those that were moved go back.
@@ -204,7 +248,8 @@ pub(super) async fn may_move<'a>(
         return Err(refusal("all of its VMs are there already".to_owned()));
     }
     for (member, leg) in members.iter().zip(&legs).filter(|(_, leg)| leg.from != leg.to) {
-        migration::check(cluster, member, &leg.to).await?;
+        let pending = Pending::of(cluster, &member.job.id).await?;
+        migration::check(cluster, member, &leg.to, &pending)?;
     }
     let moves: Vec<_> = members
         .iter()
@@ -268,7 +313,7 @@ impl GangRun {
         let asked = asked.filter(|(number, _)| *number > applied);
         let Some(of) = self.gang()?.open_move().cloned() else {
             return match asked {
-                Some((number, GangMoveRequest::To(hosts))) => {
+                Some((number, GangMoveRequest::To { hosts, .. })) => {
                     self.begin_asked_move(members, number, &hosts).await.map(Some)
                 }
                 Some((number, GangMoveRequest::Stay)) => {
