@@ -11,6 +11,7 @@ pub mod shared_links;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use perigee_model::balance::PlacePolicy;
 use perigee_model::job::{Access, HostState, JobSpec, Migration};
 use perigee_model::phases::PredictedPhases;
 use perigee_model::plan::Plan;
@@ -18,6 +19,7 @@ use perigee_model::replica::Replica;
 use perigee_model::tenant::tenant_of;
 use perigee_model::volume_move::{VolumeMove, VolumeMoveState};
 use perigee_model::{DiskRole, HostId, JobId, Problem, SiteId, VmId, VolumeName};
+use perigee_planner::queue::Groups;
 use perigee_planner::{
     Cluster as Facts, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, MoveCost, Moving,
     PastMove, PastRun, Refused, Running, Snapshot, StillToCome, Traits, VolumeFacts,
@@ -129,7 +131,13 @@ pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<Plan, Problem> {
     let Prepared { job, history, others } = prepare(cluster, spec).await?;
     let homes: Vec<HostId> = job.volumes.iter().map(|volume| volume.home.clone()).collect();
     let not_measured = links::ensure(cluster, &homes).await;
-    let snapshot = Snapshot { cluster: facts(cluster), job, history, others };
+    let mut facts = facts(cluster);
+    if let Ok(id) = JobId::new(&spec.name) {
+        let groups = Groups::of(&spec.name, &spec.rules);
+        let bounds = cluster.index.grouped().bounds(&id, &groups, |host| cluster.hosts.binds(host));
+        facts.hosts.iter_mut().for_each(|host| host.takes_jobs &= bounds.allow(&host.id));
+    }
+    let snapshot = Snapshot { cluster: facts, job, history, others };
     perigee_planner::plan(&snapshot).map_err(|refused| match (refused, not_measured) {
         (Refused::LinkNotMeasured { .. }, Some(problem)) => problem,
         (refused, _) => refused.into(),
@@ -359,6 +367,7 @@ fn facts_of(
         running_vcpus: used.demand.cpus,
         cpu_load: cluster.hosts.cpu_load(&host.id, vm),
         takes_jobs: cluster.hosts.drain(&host.id).is_none(),
+        packs: cluster.balances.place(&host.addresses.site) == PlacePolicy::Pack,
         accelerator: report.accelerator,
         cpu_model: report.cpu_model.clone(),
         boots: cluster.history_cache.boots(&host.id),

@@ -21,7 +21,7 @@ use refusals::Refusals;
 use tokio::task::JoinSet;
 
 use crate::cluster::tasks::Task;
-use crate::cluster::{Cluster, Grant, capacity, demand_of, starts_at_once};
+use crate::cluster::{Cluster, Grant, capacity, demand_of, groups_of, starts_at_once};
 use crate::planning::links;
 use crate::records::JobRecord;
 use crate::storage::volumes;
@@ -193,7 +193,7 @@ impl Scheduler {
                     let Some(first) = all.next() else { continue };
                     let grant = Grant { others: all.map(|grant| grant.host).collect(), ..first };
                     if !cluster.index.give(&job, grant) {
-                        let reason = "one of its volumes is being moved, or was just now";
+                        let reason = "one of its volumes is being moved, or was just now, or a VM has just come from which it is kept apart";
                         waits.insert(job, (1, reason.to_owned()));
                         continue;
                     }
@@ -429,7 +429,15 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
     }
     let taken = cluster.index.taken();
     let quotas = cluster.accounts.quotas(&taken);
-    Queue { hosts, drained, waiting, held: taken.held, quotas, uses: taken.uses }
+    Queue {
+        hosts,
+        drained,
+        waiting,
+        held: taken.held,
+        quotas,
+        uses: taken.uses,
+        grouped: cluster.index.grouped(),
+    }
 }
 
 /// Of the hosts that the job was lost at, those that still have something of it.
@@ -470,6 +478,8 @@ fn waiting(cluster: &Cluster, record: &JobRecord, avoid: Vec<HostId>) -> Waiting
         count: spec.count,
         start: spec.start.clone(),
         volumes: spec.volumes.clone(),
+        groups: groups_of(record),
+        lost_at: record.avoid.iter().filter(|host| avoid.contains(host)).cloned().collect(),
         avoid,
         blocked: None,
     }

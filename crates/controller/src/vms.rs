@@ -9,6 +9,7 @@ pub mod guest;
 pub mod guest_files;
 pub mod live;
 pub mod persistent;
+pub mod rules;
 mod save;
 
 use std::collections::BTreeSet;
@@ -131,6 +132,7 @@ fn unseen(cluster: &Cluster, record: &JobRecord, persistent: &PersistentVm) -> V
         volumes: volumes(cluster, record),
         image: Some(job.spec.image.clone()),
         addresses: Vec::new(),
+        rules: job.spec.rules.clone(),
     }
 }
 
@@ -182,6 +184,7 @@ fn view(
             .and_then(|record| jobs::predicted_end(cluster, &record.job)),
         image: job.map(|record| record.job.spec.image.clone()),
         addresses: Vec::new(),
+        rules: job.map(|record| record.job.spec.rules.clone()).unwrap_or_default(),
         volumes: job.map(|record| volumes(cluster, record)).unwrap_or_default(),
         id: vm,
     }

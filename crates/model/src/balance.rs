@@ -1,4 +1,4 @@
-//! Whether the VMs of a site leave overloaded hosts by themselves, and what the last look at them has shown.
+//! What an admin says of a site: in which order its hosts get VMs, and whether VMs leave overloaded hosts by themselves; and what the last look at them has shown.
 //!
 //! The planner decides (`planner/src/balance/`); the controller measures and carries out (`controller/src/balance/`).
 
@@ -34,6 +34,36 @@ impl FromStr for BalanceMode {
             _ => Err("it is off, advise or on".to_owned()),
         }
     }
+}
+
+/// Which of the hosts of a site that are as good for a VM gets it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PlacePolicy {
+    /// The least busy one, so that each VM has much of its host.
+    #[default]
+    Spread,
+    /// The fullest one that has room, so that other hosts stay free for large VMs, or can be given back.
+    Pack,
+}
+
+impl FromStr for PlacePolicy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "spread" => Ok(Self::Spread),
+            "pack" => Ok(Self::Pack),
+            _ => Err("it is spread or pack".to_owned()),
+        }
+    }
+}
+
+/// Sets in which order the hosts of a site get VMs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SetPlace {
+    /// From now on.
+    pub place: PlacePolicy,
 }
 
 /// Sets the mode of a site.

@@ -148,6 +148,8 @@ name_type!(check_word /// A person or program of a tenant.
     UserName);
 name_type!(check_full /// Who made a volume, where that is a job and not a person: nobody else takes or deletes it for its own.
     OwnerName);
+name_type!(check_word /// A group of VMs of a tenant that share a host, or never do ([`crate::host_rules`]).
+    GroupName);
 name_type!(check_word /// A machine that boots from a volume of a pool.
     ClientName);
 name_type!(check_full /// A job, `NAME-NNNN`: the full name of the job file's job and a number.

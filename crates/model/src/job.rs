@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::balance::PlacePolicy;
 use crate::drain::HostDrain;
 use crate::gang::moving::GangMove;
 use crate::guest::{CommandEnd, LeftOut, LogStream};
@@ -17,7 +18,9 @@ use crate::vm::{Accelerator, Firmware, HostAddresses, LinkProbe, NetworkKind};
 use crate::volume::{BlockProbe, IoStats};
 use crate::volume_move::{VolumeMove, VolumesOnMove};
 use crate::waiting::Waiting;
-use crate::{HostId, ImageName, JobId, LeaveSite, MigrationId, SiteId, VmId, VolumeName};
+use crate::{
+    HostId, HostRules, ImageName, JobId, LeaveSite, MigrationId, SiteId, VmId, VolumeName,
+};
 
 mod catalog;
 
@@ -196,6 +199,10 @@ pub struct JobSpec {
     /// Its VM has a TPM 2.0, which is new at each start and goes with the VM's disks.
     #[serde(default)]
     pub tpm: bool,
+    /// Beside which other VMs of its tenant its VMs are, and beside which never. Those of a job with several ones keep the rules among
+    /// themselves too.
+    #[serde(default)]
+    pub rules: HostRules,
 }
 
 fn never() -> LeaveSite {
@@ -577,6 +584,9 @@ pub struct Site {
     pub id: SiteId,
     /// The hosts that registered with this site.
     pub hosts: Vec<HostId>,
+    /// Which of these gets a VM, where several are as good for it.
+    #[serde(default)]
+    pub place: PlacePolicy,
 }
 
 /// What was measured from one host to another.
@@ -638,6 +648,9 @@ pub struct Vm {
     /// Its address in a network of its tenant, and the addresses that the guest says it has, if it runs
     /// qemu-guest-agent; only in the answer for one VM.
     pub addresses: Vec<String>,
+    /// Beside which other VMs of its tenant it is, and beside which never.
+    #[serde(default)]
+    pub rules: HostRules,
 }
 
 /// A volume of a VM.

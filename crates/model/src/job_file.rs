@@ -34,6 +34,8 @@
 //! count: 1                 # how many VMs: a gang of them starts and ends as one
 //! firmware: bios           # bios | uefi | uefi-secure: what boots the image
 //! tpm: false               # true: its VM has a TPM 2.0
+//! together: web            # at one host with the other VMs of the tenant that say so
+//! apart: db                # at no host that has another VM of the tenant that says so
 //! mpi: false               # true: only the first VM runs the command, which starts the others' processes itself
 //! ```
 //!
@@ -61,7 +63,7 @@ use crate::units::{parse_bytes, parse_duration};
 use crate::vm::NetworkKind;
 use crate::volume::BLOCK_BYTES;
 use crate::yaml::{Document, Field};
-use crate::{HostId, ImageName, LeaveSite, Problem, SiteId, VolumeName};
+use crate::{GroupName, HostId, HostRules, ImageName, LeaveSite, Problem, SiteId, VolumeName};
 
 const MEMORY_BYTES_DEFAULT: u64 = 512 << 20;
 const OUTPUT_BYTES_DEFAULT: u64 = 1 << 30;
@@ -94,7 +96,7 @@ pub enum InputSource {
 }
 
 /// The fields of a job file, in the order in which an error lists them.
-const FIELDS: [&str; 26] = [
+const FIELDS: [&str; 28] = [
     "name",
     "image",
     "command",
@@ -121,6 +123,8 @@ const FIELDS: [&str; 26] = [
     "mpi",
     "firmware",
     "tpm",
+    "together",
+    "apart",
 ];
 
 /// The fields that one job file has. Those that are left empty are not among them.
@@ -196,6 +200,10 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         mpi: fields.read("mpi", read_bool)?.unwrap_or_default(),
         firmware: fields.read("firmware", |f| f.parse(str::parse))?.unwrap_or_default(),
         tpm: fields.read("tpm", read_bool)?.unwrap_or_default(),
+        rules: HostRules {
+            together: fields.read("together", |f| f.parse(GroupName::new))?,
+            apart: fields.read("apart", |f| f.parse(GroupName::new))?,
+        },
     };
     let inputs = fields.read("inputs", read_inputs)?.unwrap_or_default();
     spec.check()?;

@@ -14,6 +14,7 @@
 //! | What keeps a private key or a token from being sent where a public thing is wanted? | `secret.rs`; before anything leaves the machine: `perigee/src/commands/public_keys.rs` |
 //! | What is at a host that is drained, and what becomes of it? | `drain.rs` (how that is shown), `planner/src/drain.rs` (the decision), `controller/src/drain/` (what is done) |
 //! | Which VM leaves an overloaded host by itself? | `balance.rs` (how that is shown), `planner/src/balance/` (the decision), `controller/src/balance/` (what is done) |
+//! | Which VMs share a host, and which never do? | `host_rules.rs`, `planner/src/queue/groups.rs` (the decision); where the VMs are: `controller/src/cluster/index/groups.rs` |
 //! | What is a VM's disk for? | `disk_role.rs` |
 //! | Which networks do tenants have, who has which address in them, and where is the gateway? | `network.rs`, `controller/src/networks.rs`; who tells the hosts: `controller/src/networks/sync.rs` |
 //! | How do all VMs of a job move, or none, and what if one can't? | `gang/moving.rs` (the decisions), `controller/src/jobs/gang/moving.rs` (what the job's driver does); the room at both ends: `kept_for_moves` in `controller/src/cluster/index.rs` |
@@ -51,6 +52,7 @@ pub mod grant;
 pub mod guest;
 pub mod guest_agent;
 pub mod home;
+pub mod host_rules;
 pub mod ids;
 pub mod inputs;
 pub mod job;
@@ -85,9 +87,10 @@ mod walker;
 pub mod yaml;
 
 pub use disk_role::DiskRole;
+pub use host_rules::HostRules;
 pub use ids::{
-    BadName, ClientName, Epoch, HostId, ImageName, Incarnation, JobId, LayerId, MigrationId,
-    NetworkName, OwnerName, SiteId, TenantName, UserName, VmId, VolumeName,
+    BadName, ClientName, Epoch, GroupName, HostId, ImageName, Incarnation, JobId, LayerId,
+    MigrationId, NetworkName, OwnerName, SiteId, TenantName, UserName, VmId, VolumeName,
 };
 pub use leave_site::LeaveSite;
 pub use problem::{Problem, ProblemKind};

@@ -23,7 +23,7 @@ use crate::limits::{SSH_KEYS, USER_DATA_BYTES};
 use crate::network::Publish;
 use crate::secret::Secret;
 use crate::vm::{Firmware, Hardware, NetworkKind, VmStatus};
-use crate::{DiskRole, HostId, ImageName, Problem, VmId, VolumeName};
+use crate::{DiskRole, HostId, HostRules, ImageName, Problem, VmId, VolumeName};
 
 /// How long a guest may take to power off when it is asked to.
 pub const POWER_OFF_MS: u64 = 90_000;
@@ -101,6 +101,8 @@ pub struct PersistentVm {
     pub set: u64,
     /// The memory that its guest was asked to keep at most, and that it starts with next. It counts with what it was started with until then.
     pub memory_next: Option<u64>,
+    /// The number of the last change of its rules that was taken into account.
+    pub ruled: u64,
     /// Root disks of before, and their homes, until the cleaner knows of them.
     pub dropped: Vec<(HostId, VolumeName)>,
 }
@@ -416,6 +418,9 @@ pub struct NewVm {
     /// What its machine is to have.
     #[serde(default)]
     pub hardware: Hardware,
+    /// Beside which other VMs of its tenant it is, and beside which never.
+    #[serde(default)]
+    pub rules: HostRules,
 }
 
 fn by_itself() -> bool {

@@ -14,7 +14,7 @@ use crate::limits::{
     PATH_BYTES, PRIORITY, PUBLISHED, STOP_GRACE_S, TIMEOUT_S, VM_DISKS,
 };
 use crate::vm::{NetworkKind, VmSpec};
-use crate::{JobId, Problem, VolumeName};
+use crate::{GroupName, JobId, Problem, VolumeName};
 
 /// Why a job or a VM can't be as asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -92,6 +92,12 @@ pub enum BadSpec {
         "the VMs of a job with several ones reach each other in a network of their tenant: name one, or none"
     )]
     UserNetwork,
+    /// No host has a VM and has it not.
+    #[error("together and apart can't both name {0}")]
+    TogetherAndApart(GroupName),
+    /// Each of them would be beside the others and away from them.
+    #[error("the VMs of a job with several VMs are kept together or apart: say one of the two")]
+    ManyTogetherAndApart,
     /// QEMU boots the first disk.
     #[error("its first disk is {0}, and a VM boots from its root disk")]
     NotRoot(DiskRole),
@@ -246,6 +252,7 @@ impl JobSpec {
         field("memory", within(MEMORY_BYTES.check(self.memory_bytes)))?;
         field("volumes", within(JOB_VOLUMES.check(self.volumes.len())))?;
         field("publish", check_publish(self))?;
+        field("apart", self.rules.check(1))?;
         field("owner", check_owner(&self.owner))
     }
 
@@ -299,6 +306,7 @@ impl JobSpec {
         field("priority", within(PRIORITY.check(self.priority)))?;
         field("publish", check_publish(self))?;
         field("count", within(MEMBERS.check(self.count)))?;
+        field("apart", self.rules.check(self.count))?;
         if self.is_gang() {
             field("name", within(GANG_NAME_BYTES.check(self.name.len())))?;
             let written = self.volumes.iter().find(|volume| volume.access == Access::Write);

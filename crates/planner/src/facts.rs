@@ -79,6 +79,8 @@ pub struct HostFacts {
     pub cpu_load: Option<CpuLoad>,
     /// Whether a job may start there now.
     pub takes_jobs: bool,
+    /// Of the hosts of its site that are as good for a job, the fullest one gets the job, and not the least busy one.
+    pub packs: bool,
     /// What runs the VMs there.
     pub accelerator: Accelerator,
     /// Empty if it is not known.

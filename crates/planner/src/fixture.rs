@@ -45,6 +45,7 @@ fn host(id: &str, site: &str) -> HostFacts {
         running_vcpus: 0,
         cpu_load: None,
         takes_jobs: true,
+        packs: false,
         accelerator: Accelerator::Kvm,
         cpu_model: "EPYC".to_owned(),
         boots: vec![booted_in(12.0)],

@@ -76,6 +76,7 @@ impl<'a> Perigee<'a> {
             mpi: false,
             firmware: Default::default(),
             tpm: false,
+            rules: Default::default(),
         };
         let job: Job = client.post("/v1/jobs", &spec).await?;
         let vm = VmId::new(job.id.as_str())?;

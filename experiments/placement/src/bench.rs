@@ -149,6 +149,7 @@ impl<'a> Bench<'a> {
             mpi: false,
             firmware: Default::default(),
             tpm: false,
+            rules: Default::default(),
         }
     }
 

@@ -270,6 +270,7 @@ impl Bench<'_> {
             mpi: false,
             firmware: Default::default(),
             tpm: false,
+            rules: Default::default(),
         }
     }
 

@@ -257,5 +257,6 @@ fn spec(owner: &str) -> JobSpec {
         mpi: false,
         firmware: Default::default(),
         tpm: false,
+        rules: Default::default(),
     }
 }

@@ -73,6 +73,7 @@ impl<'a> Perigee<'a> {
             mpi: false,
             firmware: Default::default(),
             tpm: false,
+            rules: Default::default(),
         };
         let job = cluster.submit(&spec).await?;
         let vm = VmId::new(job.id.as_str())?;

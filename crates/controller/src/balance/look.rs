@@ -15,7 +15,7 @@ use perigee_planner::balance::{Accounts, Elsewhere, HostLoad, Look, VmLoad, pair
 use super::disk_waits::DiskWaits;
 use crate::cleaner::Pending;
 use crate::cluster::balance::Seen;
-use crate::cluster::{Cluster, Used, capacity, demand_of};
+use crate::cluster::{Cluster, Used, capacity, demand_of, groups_of};
 use crate::migration::{self, by_itself};
 use crate::planning::{Prices, links};
 use crate::records::{JobRecord, MigrationRecord, PlacedDisk, VolumeRecord, vm_of, volume_key};
@@ -198,7 +198,7 @@ impl<'a> Here<'a> {
     fn vm(&self, record: &JobRecord, host: HostId, far: &[(HostId, Option<f64>)]) -> VmLoad {
         let vm = vm_of(&record.job.id);
         let load = self.load(&host, &vm);
-        let demand = demand_of(record);
+        let (demand, groups) = (demand_of(record), groups_of(record));
         VmLoad {
             vcpus: demand.cpus,
             memory_bytes: demand.memory_bytes,
@@ -211,8 +211,8 @@ impl<'a> Here<'a> {
                 .map(|lost| lost.min(1.0)),
             data_at: far.iter().map(|(home, _)| home.clone()).collect(),
             taken_from: by_itself::taken_from(self.cluster, &vm),
-            together: None,
-            apart: None,
+            together: groups.together,
+            apart: groups.apart,
             may_move: self.may_move(record),
             vm,
             host,

@@ -1,11 +1,12 @@
-//! What is done about overloaded hosts, site by site, what the last looks have shown, and how dear the moves of VMs are.
+//! What an admin says of a site: what is done about overloaded hosts, and in which order the hosts get VMs; what the last looks have shown,
+//! and how dear the moves of VMs are.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use perigee_http::Clock;
-use perigee_model::balance::{BalanceMode, LoadNotKnown, SiteBalance, VmBalance};
+use perigee_model::balance::{BalanceMode, LoadNotKnown, PlacePolicy, SiteBalance, VmBalance};
 use perigee_model::{HostId, Problem, SiteId, VmId};
 use perigee_planner::balance::{Accounts, Elsewhere, Look};
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,8 @@ const RECORDS: &str = "balance/";
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct BalanceRecord {
     pub mode: BalanceMode,
+    /// In which order its hosts get VMs.
+    pub place: PlacePolicy,
     pub accounts: Accounts,
     /// When these changes were decided, Unix time; 0 if there were none.
     pub decided_ms: u64,
@@ -76,7 +79,9 @@ impl Site {
 #[derive(Debug, Default)]
 pub struct Balances {
     sites: Mutex<BTreeMap<SiteId, Site>>,
-    /// Whoever changes a record takes turns.
+    /// The sites whose hosts are filled one after the other.
+    packed: Mutex<BTreeSet<SiteId>>,
+    /// Whoever changes what is said of a site takes turns.
     pub turn: tokio::sync::Mutex<()>,
 }
 
@@ -86,9 +91,10 @@ impl Balances {
         for (key, record) in records.list_after::<BalanceRecord>(RECORDS, "", usize::MAX).await? {
             let site = SiteId::new(key.trim_start_matches(RECORDS))
                 .map_err(|e| Problem::internal("can't read how sites are balanced", e))?;
-            let BalanceRecord { mode, accounts, decided_ms } = record;
+            let BalanceRecord { mode, place, accounts, decided_ms } = record;
             let age_s = std::time::Duration::from_millis(clock.age_ms(decided_ms)).as_secs_f64();
             let known = Site { mode, accounts: accounts.after(age_s), ..Site::default() };
+            balances.set_place(&site, place);
             balances.lock().insert(site, known);
         }
         Ok(balances)
@@ -96,6 +102,27 @@ impl Balances {
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<SiteId, Site>> {
         self.sites.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The sites whose hosts are filled one after the other.
+    pub fn packed(&self) -> BTreeSet<SiteId> {
+        self.packed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn place(&self, site: &SiteId) -> PlacePolicy {
+        match self.packed().contains(site) {
+            true => PlacePolicy::Pack,
+            false => PlacePolicy::Spread,
+        }
+    }
+
+    /// Notes what the site's record says.
+    pub fn set_place(&self, site: &SiteId, place: PlacePolicy) {
+        let mut packed = self.packed.lock().unwrap_or_else(PoisonError::into_inner);
+        match place {
+            PlacePolicy::Pack => packed.insert(site.clone()),
+            PlacePolicy::Spread => packed.remove(site),
+        };
     }
 
     pub fn mode(&self, site: &SiteId) -> BalanceMode {

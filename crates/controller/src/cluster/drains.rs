@@ -22,6 +22,11 @@ impl Hosts {
         self.lock().get(id)?.drain.clone()
     }
 
+    /// Whether the host keeps a group of VMs together that are there: of one that is drained all VMs leave.
+    pub fn binds(&self, id: &HostId) -> bool {
+        self.lock().get(id).is_some_and(|known| known.drain.is_none())
+    }
+
     /// The hosts that are to be drained.
     pub fn drained(&self) -> Vec<HostId> {
         let known = self.lock();

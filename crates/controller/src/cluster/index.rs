@@ -6,6 +6,7 @@
 //! that is about to move, and the [`holds::Hold`]s that replace locks over calls to hosts. All of these are decided
 //! under one lock that is never held while waiting. After a restart they are decided again.
 
+pub mod groups;
 pub mod holds;
 mod homes;
 
@@ -125,6 +126,13 @@ pub struct Grant {
     pub others: Vec<HostId>,
     /// [`Index::home_changes`] before these homes were looked for.
     pub homes_at: u64,
+}
+
+impl Grant {
+    /// Where the job's VMs start, in the order of their ranks.
+    pub fn hosts(&self) -> impl Iterator<Item = &HostId> {
+        std::iter::once(&self.host).chain(&self.others)
+    }
 }
 
 /// What the jobs have that no longer wait.
@@ -425,7 +433,7 @@ impl Index {
         taken
     }
 
-    /// Lets a queued job start, unless a volume of it may have got another home in the meantime.
+    /// Lets a queued job start, unless a volume of it may have got another home in the meantime, or a VM from which it is kept apart is there.
     pub fn give(&self, job: &JobId, grant: Grant) -> bool {
         let mut inner = self.lock();
         let Some(record) = inner.jobs.get(job) else { return false };
@@ -434,6 +442,7 @@ impl Index {
         let rests = record.kind.rests();
         if record.job.state != JobState::Queued
             || rests
+            || inner.is_kept_from(record, &grant.hosts().collect::<Vec<_>>())
             || volumes.any(|JobVolume { volume, .. }| {
                 inner.home_changed_since(volume, grant.homes_at)
                     || inner.is_changing_home(volume)
@@ -556,28 +565,28 @@ impl Inner {
 
     fn used(&self) -> BTreeMap<HostId, Used> {
         let mut used: BTreeMap<HostId, Used> = BTreeMap::new();
-        for record in self.jobs.values() {
-            for host in self.missing_members(record) {
-                let of_host = used.entry(host.clone()).or_default();
-                of_host.add(record);
-                of_host.starting += 1;
-            }
-            let Some(host) = &record.job.host else { continue };
+        self.each_place(|record, host, is_starting| {
             let of_host = used.entry(host.clone()).or_default();
             of_host.add(record);
+            of_host.starting += u32::from(is_starting);
+        });
+        used
+    }
+
+    /// Each VM with each host that has it or is kept for it, and whether it is being staged or boots there.
+    fn each_place(&self, mut each: impl FnMut(&JobRecord, &HostId, bool)) {
+        for record in self.jobs.values() {
+            self.missing_members(record).into_iter().for_each(|host| each(record, host, true));
+            let Some(host) = &record.job.host else { continue };
             // A guest that waits for the others of its gang has booted.
             let waits = record.kind.is_at_barrier();
-            if matches!(record.job.state, JobState::Staging | JobState::Starting) && !waits {
-                of_host.starting += 1;
-            }
+            let is_starting =
+                matches!(record.job.state, JobState::Staging | JobState::Starting) && !waits;
+            each(record, host, is_starting);
         }
         for (id, grant) in &self.grants {
             let Some(record) = self.jobs.get(id) else { continue };
-            for host in std::iter::once(&grant.host).chain(&grant.others) {
-                let of_host = used.entry(host.clone()).or_default();
-                of_host.add(record);
-                of_host.starting += 1;
-            }
+            grant.hosts().for_each(|host| each(record, host, true));
         }
         let mut moving: BTreeSet<(VmId, &HostId)> = BTreeSet::new();
         let unsettled = self.unsettled();
@@ -590,10 +599,9 @@ impl Inner {
         moving.extend(self.kept_for_moves());
         for (vm, to) in moving {
             if let Some(record) = self.job_of(&vm) {
-                used.entry(to.clone()).or_default().add(record);
+                each(record, to, false);
             }
         }
-        used
     }
 }
 

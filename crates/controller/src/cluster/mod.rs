@@ -50,6 +50,7 @@ pub use capacity::{Counters, ERROR_BUCKETS, capacity, starts_at_once};
 use history_cache::HistoryCache;
 use hosts::Ways;
 pub use hosts::{HostEntry, HostLink, Hosts};
+pub use index::groups::groups_of;
 pub use index::holds::{Alone, Detachment, Hold};
 pub use index::{Grant, Index, Usage, Used, demand_of};
 pub use lanes::{Lane, Lanes};

@@ -19,7 +19,7 @@ use perigee_planner::drain::{
 };
 
 use crate::cleaner::Pending;
-use crate::cluster::{Cluster, HostLink, capacity, demand_of};
+use crate::cluster::{Cluster, HostLink, capacity, demand_of, groups_of};
 use crate::migration::{self, by_itself};
 use crate::planning::{Prices, VmPrices, links};
 use crate::records::{
@@ -27,7 +27,7 @@ use crate::records::{
 };
 use crate::storage::replicas;
 
-/// When so many hosts can take a VM, no more are looked at: of thousands, those of its site with the most room come first.
+/// When so many hosts can take a VM, no more are looked at: of thousands, those of its site come first that are to get VMs first.
 const ENOUGH: usize = 8;
 
 /// So long a drain waits for jobs that seem to end before their move would be over. What a guest says of its progress holds no drain for ever.
@@ -115,9 +115,9 @@ pub(super) async fn keeps(cluster: &Cluster, host: &HostId) -> Result<Vec<String
     Ok(keeps)
 }
 
-/// The other hosts: those of the same site with the most room first.
+/// The other hosts: those of the same site first, and of these the one that is to get a VM first.
 fn others(cluster: &Cluster, link: &HostLink) -> Vec<Other> {
-    let used = cluster.index.used();
+    let (used, packed) = (cluster.index.used(), cluster.balances.packed());
     let all = cluster.hosts.all();
     let mut others: Vec<Other> = Vec::new();
     for other in all.iter().filter(|other| other.id != link.id) {
@@ -134,11 +134,12 @@ fn others(cluster: &Cluster, link: &HostLink) -> Vec<Other> {
         };
         let pool_free_bytes = cluster.hosts.pool_free_bytes(id);
         let site = other.addresses.site.clone();
-        others.push(Other { id: id.clone(), site, free, pool_free_bytes, refusal });
+        let packs = packed.contains(&site);
+        others.push(Other { id: id.clone(), site, free, packs, pool_free_bytes, refusal });
     }
     others.sort_by_key(|other| {
         let is_far = other.site != link.addresses.site;
-        (is_far, std::cmp::Reverse(other.free.memory_bytes))
+        (is_far, std::cmp::Reverse(other.rank()))
     });
     others
 }
@@ -210,7 +211,8 @@ impl At<'_> {
             Err(problem) => (not_known(&problem), Vec::new()),
         };
         let name = vm_of(&record.job.id).to_string();
-        LeavingVm { name, demand: demand_of(record), now, left, disk_bytes, ways }
+        let (demand, together) = (demand_of(record), groups_of(record).together);
+        LeavingVm { name, demand, now, left, disk_bytes, ways, together }
     }
 
     /// What a VM does that can't move now; `None` if it runs.
@@ -276,7 +278,12 @@ impl At<'_> {
         let prices = self.prices.of_vm(record, self.host, &hosts).await?;
         let taken_from = by_itself::taken_from(self.cluster, &vm);
         let (mut ways, mut open) = (Vec::new(), 0);
+        let bounds = self.cluster.index.bounds_of(record, |host| self.cluster.hosts.binds(host));
         for other in self.others.iter().filter(|other| other.refusal.is_none()) {
+            if let Some(why) = bounds.as_ref().and_then(|bounds| bounds.why_not(&other.id)) {
+                ways.push(Way { to: other.id.clone(), cost: Err(Refusal { why, passes: false }) });
+                continue;
+            }
             let cost = match failed.iter().find(|failed| failed.to == other.id) {
                 Some(failed) => {
                     Err(Refusal { why: format!("{}; it is tried again", failed.why), passes: true })
@@ -349,9 +356,9 @@ impl At<'_> {
         let ranks = 0..record.job.spec.count;
         let members: Vec<Arc<JobRecord>> =
             ranks.filter_map(|rank| index.job(&member_of(&record.job.id, rank))).collect();
-        let is_due = index.grant_of(&record.job.id).is_some_and(|grant| {
-            std::iter::once(&grant.host).chain(&grant.others).any(|host| host == self.host)
-        });
+        let is_due = index
+            .grant_of(&record.job.id)
+            .is_some_and(|grant| grant.hosts().any(|host| host == self.host));
         let here: Vec<&Arc<JobRecord>> =
             members.iter().filter(|member| self.is_here(member)).collect();
         if here.is_empty() && !is_due {
@@ -374,8 +381,9 @@ impl At<'_> {
             member.kind.member().map(|member| member.talk.by_rank(member.count)).unwrap_or_default()
         };
         let sent = members.iter().map(of).collect();
-        let (name, demand) = (record.job.id.to_string(), demand_of(record));
-        Some(LeavingGang { name, demand, now, left, hosts, sent, ways })
+        let (name, demand, groups) =
+            (record.job.id.to_string(), demand_of(record), groups_of(record));
+        Some(LeavingGang { name, demand, now, left, hosts, sent, ways, groups })
     }
 
     async fn now_of_gang(&self, record: &JobRecord) -> Result<Now, Problem> {

@@ -170,7 +170,7 @@ impl GangRun {
     async fn place_gang(&mut self) -> Result<Step, Problem> {
         let Some(grant) = self.cluster.index.grant_of(&self.id) else { return Ok(Step::Leave) };
         let keys = GangKeys { user: new_key(&self.id)?, host: new_key(&self.id)? };
-        let hosts = std::iter::once(&grant.host).chain(&grant.others).cloned().collect();
+        let hosts = grant.hosts().cloned().collect();
         let known = gang_traffic::known(&self.cluster, &self.id, self.job().spec.count).await?;
         let hosts = self.arranged(hosts, &known);
         let predicted = known.predicted(&self.job().spec, &grant.traits);

@@ -50,7 +50,8 @@ pub fn refused(cluster: &Cluster, record: &JobRecord, vm: &VmId) -> Vec<RefusedW
         all.extend(ways.map(|way| RefusedWay { way, to: host.clone(), why: why.clone() }));
     }
     let unable = networks::refusing(cluster, &networks::kind_of(record));
-    all.extend(unable.into_iter().chain(tpm::refusing(cluster, record)).map(no_move));
+    let unable = unable.into_iter().chain(tpm::refusing(cluster, record));
+    all.extend(unable.chain(super::ruled_out(cluster, record)).map(no_move));
     all
 }
 

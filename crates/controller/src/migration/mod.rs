@@ -45,7 +45,7 @@ use crate::records::{
 
 #[cfg(test)]
 pub(crate) use request::new_record;
-pub use request::{ASKED, Request, cancel, check, not_alone, of_vm, request};
+pub use request::{ASKED, Request, cancel, check, not_alone, of_vm, request, ruled_out};
 pub use sharing::queue_all;
 
 /// The reason of a migration that a person cancelled.

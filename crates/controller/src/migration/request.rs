@@ -104,6 +104,10 @@ fn checked(
     if let Some(why) = networks::refusal(cluster, to, &networks::kind_of(job)) {
         return refuse(format!("the host can't have VMs with such a network card now: {why}"));
     }
+    let binds = |host: &HostId| cluster.hosts.binds(host);
+    if let Some(why) = cluster.index.why_not_at(job, to, binds) {
+        return Err(refusal(why).next(other_rules(job)));
+    }
     if let Some(why) = tpm::refusal(job, Some(&report)) {
         return refuse(format!("the host can't have VMs with a TPM now: {why}"));
     }
@@ -111,6 +115,24 @@ fn checked(
         leave_site::check_migration(cluster, &placement.disks, &from, to)?;
     }
     Ok(Checked { from, report })
+}
+
+/// The hosts that are up where the VM may not be for its rules about other VMs, with the reasons.
+pub fn ruled_out(cluster: &Cluster, job: &JobRecord) -> Vec<(HostId, String)> {
+    let Some(bounds) = cluster.index.bounds_of(job, |host| cluster.hosts.binds(host)) else {
+        return Vec::new();
+    };
+    let up = cluster.hosts.up().into_iter();
+    up.filter_map(|host| Some((host.id.clone(), bounds.why_not(&host.id)?))).collect()
+}
+
+/// What to do about rules that are in the way.
+fn other_rules(job: &JobRecord) -> String {
+    let id = &job.job.id;
+    match job.kind.is_persistent_vm() {
+        true => format!("choose another host, or give it other rules first: perigee vm rules {id}"),
+        false => "choose another host: a job keeps the rules of its file".to_owned(),
+    }
 }
 
 /// Reserves the room at the destination, records the migration and starts its driver.
@@ -185,7 +207,8 @@ async fn begin(
 ) -> Result<Migration, Problem> {
     let Migration { vm, from, to, .. } = &record.migration;
     let refusal = |why: String| Problem::conflict(format!("can't move VM {vm} to {to}"), why);
-    let _moving = cluster.index.begin_move(vm, (from, to), total, alone).map_err(refusal)?;
+    let there = (total, |host: &HostId| cluster.hosts.binds(host));
+    let _moving = cluster.index.begin_move(vm, (from, to), there, alone).map_err(refusal)?;
     // From here on its gang's driver waits for this one. The gang may have gone another way before.
     if member.is_some_and(|member| !is_of_gang_move(&cluster, &member, to)) {
         return Err(refusal("its job's VMs do not move there any more".to_owned()));

@@ -1,14 +1,13 @@
 //! VMs without a job at an overloaded host.
 
-use perigee_model::HostId;
 use perigee_model::balance::{BalanceMode, SetBalance, SiteBalance, VmStanding};
-use perigee_model::job::{Access, Job, JobSpec, NewVolume, Start};
+use perigee_model::job::{Access, Job, JobSpec, JobState, NewVolume, Start};
 use perigee_model::load::{VcpuUse, VmLoad};
 use perigee_model::persistent_vm::{NewVm, NewVmVolume, SetVm};
 use perigee_model::plan::Trigger;
 use perigee_model::volume::VolumeSource;
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{LeaveSite, Problem, SiteId, VmId, VolumeName};
+use perigee_model::{HostId, HostRules, LeaveSite, Problem, SiteId, VmId, VolumeName};
 use perigee_planner::balance::TAKEN;
 
 use super::drain::source_is_asked;
@@ -143,6 +142,29 @@ async fn a_vm_does_not_go_back_to_the_host_from_which_a_person_took_it() {
         shows(&lab, "a look", |shown| shown.looked_ms.is_some() && shown.not_known.is_empty())
             .await;
     assert!(shown.vms.is_empty(), "{:?}", shown.vms);
+}
+
+#[tokio::test]
+async fn a_vm_that_starves_does_not_go_to_one_from_which_it_is_kept_apart() {
+    let (lab, second) = starving(Some(0.0)).await;
+    let apart = || HostRules { apart: Some("db".parse().expect("a name")), ..Default::default() };
+    let other = VmId::new("other").expect("a name");
+    let start = Start::Host(second.id.clone());
+    lab.make_vm(NewVm { name: other.clone(), start, rules: apart(), ..at_home1() }).await;
+    wait_for("the other VM to run", async || {
+        let record = lab.cluster.index.of_vm(&other)?;
+        (record.job.state == JobState::Running).then_some(())
+    })
+    .await;
+    report(&second, Some(0.5), Some(&other));
+    vms::rules::set(&lab.cluster, &web(), apart()).await.expect("they are at different hosts");
+    set(&lab, BalanceMode::Off).await;
+    set(&lab, BalanceMode::On).await;
+    let shown =
+        shows(&lab, "a look", |shown| shown.looked_ms.is_some() && shown.not_known.is_empty())
+            .await;
+    assert!(shown.vms.is_empty(), "{:?}", shown.vms);
+    assert!(lab.cluster.index.migrations_of(&web()).is_empty());
 }
 
 #[tokio::test]

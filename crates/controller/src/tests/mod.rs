@@ -31,6 +31,7 @@ mod persistent_vms;
 mod queue;
 mod quotas;
 mod replicas;
+mod rules;
 mod staging;
 mod sure;
 mod tasks;
@@ -246,6 +247,7 @@ pub fn spec(access: Access) -> JobSpec {
         mpi: false,
         firmware: Default::default(),
         tpm: false,
+        rules: Default::default(),
     }
 }
 

@@ -48,6 +48,7 @@ pub fn new_vm(host: &str) -> NewVm {
         cloud_init: Default::default(),
         firmware: Firmware::Uefi,
         hardware: Hardware::default(),
+        rules: Default::default(),
     }
 }
 

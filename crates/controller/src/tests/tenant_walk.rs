@@ -134,6 +134,7 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         }
         "POST /v1/vms/{vm}/resize" => plain(json!({"cpus": 2})),
         "PUT /v1/vms/{vm}/set" => plain(json!({"may_migrate": false})),
+        "PUT /v1/vms/{vm}/rules" => plain(json!({"apart": "db"})),
         "PUT /v1/vms/{vm}/file" => plain(json!({})),
         "PUT /v1/volumes/{volume}/leave-site" | "PUT /v1/images/{image}/leave-site" => {
             plain(json!({"leave_site": "never"}))
@@ -178,6 +179,7 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         | "POST /v1/enrol"
         | "POST /v1/tenants"
         | "PUT /v1/sites/{site}/balance"
+        | "PUT /v1/sites/{site}/place"
         | "PUT /v1/tenants/{tenant}/quota"
         | "PUT /v1/tenants/{tenant}/users/{user}" => plain(json!({})),
         // No JSON.

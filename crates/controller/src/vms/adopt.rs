@@ -197,6 +197,7 @@ fn as_asked_for(spec: &VmSpec, root: &Found, disks: &[Found], image: ImageName) 
         cloud_init: Default::default(),
         firmware: spec.machine.firmware,
         hardware: spec.machine.hardware.clone(),
+        rules: Default::default(),
     }
 }
 

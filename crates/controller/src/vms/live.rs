@@ -295,21 +295,9 @@ pub(super) async fn until_noted(
 pub(super) async fn until_heeded(
     cluster: &Arc<Cluster>,
     of: &JobRecord,
-    number: u64,
+    is_heeded: impl Fn(&PersistentVm) -> bool,
 ) -> Result<(), Problem> {
-    until(cluster, of, |persistent| persistent.applied >= number, || is_there(cluster, of)).await
-}
-
-/// Waits until the VM's driver has recorded what was said of the VM anew, whether the VM runs or not.
-///
-/// # Errors
-/// As [`until_heeded`].
-pub(super) async fn until_set(
-    cluster: &Arc<Cluster>,
-    of: &JobRecord,
-    number: u64,
-) -> Result<(), Problem> {
-    until(cluster, of, |persistent| persistent.set >= number, || is_there(cluster, of)).await
+    until(cluster, of, is_heeded, || is_there(cluster, of)).await
 }
 
 fn is_there(cluster: &Cluster, of: &JobRecord) -> Result<(), Problem> {

@@ -124,6 +124,7 @@ pub(super) fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<Jo
         mpi: false,
         firmware: Default::default(),
         tpm: false,
+        rules: new.rules.clone(),
     })
 }
 
@@ -193,12 +194,16 @@ pub async fn request_power(
     };
     let asked = cluster.records.update(&job_intent_key(&record.job.id), next).await?;
     // Before that it would still be shown as it was, and whoever looks at it could take that for the end.
-    live::until_heeded(cluster, &record, asked.power.map_or(0, |(number, _)| number)).await?;
+    let number = asked.power.map_or(0, |(number, _)| number);
+    live::until_heeded(cluster, &record, |persistent| persistent.applied >= number).await?;
     vms::get(cluster, vm).await
 }
 
 /// The record of a VM without a job, for something that a person asks of it.
-async fn not_deleted(cluster: &Cluster, vm: &VmId) -> Result<JobRecord, Problem> {
+///
+/// # Errors
+/// As [`record`]; `Conflict` if the VM is being deleted.
+pub(super) async fn not_deleted(cluster: &Cluster, vm: &VmId) -> Result<JobRecord, Problem> {
     let record = record(cluster, vm).await?;
     let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(&record.job.id)).await?;
     if record.ending.is_some() || asked.is_some_and(|intent| intent.cancel) {
@@ -219,7 +224,8 @@ pub async fn set(cluster: &Arc<Cluster>, vm: &VmId, ask: SetVm) -> Result<Vm, Pr
         JobIntent { set: Some((number, ask)), ..old }
     };
     let asked = cluster.records.update(&job_intent_key(&record.job.id), next).await?;
-    live::until_set(cluster, &record, asked.set.map_or(0, |(number, _)| number)).await?;
+    let number = asked.set.map_or(0, |(number, _)| number);
+    live::until_heeded(cluster, &record, |persistent| persistent.set >= number).await?;
     vms::get(cluster, vm).await
 }
 

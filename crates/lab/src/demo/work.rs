@@ -127,6 +127,7 @@ impl Stage {
             mpi: false,
             firmware: Default::default(),
             tpm: false,
+            rules: Default::default(),
         }
     }
 

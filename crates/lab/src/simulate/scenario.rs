@@ -75,6 +75,7 @@ impl Scenario {
             running_vcpus: 0,
             cpu_load: None,
             takes_jobs: true,
+            packs: false,
             accelerator: Accelerator::Kvm,
             cpu_model: String::new(),
             boots: Vec::new(),
@@ -96,6 +97,8 @@ impl Scenario {
             start: Start::Anywhere,
             volumes: Vec::new(),
             avoid: Vec::new(),
+            groups: Default::default(),
+            lost_at: Vec::new(),
             blocked: None,
         }
     }

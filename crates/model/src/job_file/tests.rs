@@ -51,9 +51,12 @@ stop-grace: 2m
 oom-kill: ignore
 firmware: uefi-secure
 tpm: true
+together: web
+apart: db
 "#;
     let JobFile { spec, inputs } = parse(text, "-").unwrap();
     assert_eq!(spec.command, ["/opt/run", "1", "true"]);
+    assert_eq!(spec.rules.to_string(), "together web, apart db");
     assert_eq!(spec.env["SCALE"], "0.10");
     assert_eq!((spec.env["EMPTY"].as_str(), spec.env["QUOTED"].as_str()), ("", "yes"));
     assert_eq!((spec.cpus, spec.memory_bytes), (2, 384 << 20));
@@ -230,4 +233,14 @@ proptest! {
     ) {
         let _ = parse(&format!("{SMALLEST}{field}: {value}\n"), "a.yaml");
     }
+}
+
+#[test]
+fn rules_about_other_vms_that_can_not_be_kept_are_refused() {
+    let same = problem("apart: db\ntogether: db\n");
+    assert!(same.contains("together and apart can't both name db"), "{same}");
+    let many = problem("count: 2\napart: db\ntogether: web\n");
+    assert!(many.contains("several VMs"), "{many}");
+    let name = problem("apart: Data~Base\n");
+    assert!(name.contains("is not a name") && name.contains("apart"), "{name}");
 }

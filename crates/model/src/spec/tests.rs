@@ -40,6 +40,7 @@ fn job() -> JobSpec {
         mpi: false,
         firmware: Default::default(),
         tpm: false,
+        rules: Default::default(),
     }
 }
 

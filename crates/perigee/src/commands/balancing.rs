@@ -60,11 +60,8 @@ pub async fn mode(
         }
         None => {
             let sites: Vec<SiteBalance> = client.get("/v1/balance").await?;
-            let unknown = || {
-                Problem::not_found(format!("site {site}"), "no host is there")
-                    .next("`perigee site list` shows the sites")
-            };
-            sites.into_iter().find(|known| known.site == site).ok_or_else(unknown)?
+            let known = sites.into_iter().find(|known| known.site == site);
+            known.ok_or_else(|| unknown_site(&site))?
         }
     };
     output::one(context.format, &shown, MODE)
@@ -160,6 +157,12 @@ fn trial(of: &MoveTrial) -> String {
 pub async fn explain(client: &Client, vm: &VmId, format: Format) -> Result<(), Problem> {
     let standing: VmStanding = client.get(&format!("/v1/vms/{vm}/balance")).await?;
     output::one(format, &standing, STANDING)
+}
+
+/// The problem of a site that has no host.
+pub fn unknown_site(site: &SiteId) -> Problem {
+    Problem::not_found(format!("site {site}"), "no host is there")
+        .next("`perigee site list` shows the sites")
 }
 
 /// Prints what the controller's last look at the loads has shown.

@@ -138,6 +138,7 @@ const JOB: &[Column<Job>] = &[
     ("last move", |j| j.gang_move.as_ref().map_or_else(String::new, moving_jobs::summary)),
     ("image", |j| j.spec.image.to_string()),
     ("memory", |j| output::bytes(j.spec.memory_bytes)),
+    ("rules", |j| j.spec.rules.to_string()),
     ("progress", progress),
     ("exit code", |j| j.exit_code.map_or_else(String::new, |c| c.to_string())),
     ("predicted", predicted),

@@ -12,7 +12,7 @@ use perigee_model::job::{Start, Vm};
 use perigee_model::network::Publish;
 use perigee_model::persistent_vm::{CloudInit, NewVm, NewVmVolume, StopVm, VmState};
 use perigee_model::vm::{Cpu, Firmware, Hardware, NetworkKind};
-use perigee_model::{HostId, ImageName, Problem, ProblemKind, SiteId, VmId};
+use perigee_model::{GroupName, HostId, HostRules, ImageName, Problem, ProblemKind, SiteId, VmId};
 
 use crate::arguments::size;
 use crate::commands::asking::{self, Said};
@@ -85,6 +85,12 @@ pub struct Create {
     /// Whether it moves by itself: away from an overloaded host or one that is drained. `perigee vm move` moves it either way
     #[arg(long = "move", value_enum, default_value_t = Moves::Auto)]
     moves: Moves,
+    /// Keep it on one host with the other VMs that name this group
+    #[arg(long, value_name = "GROUP")]
+    together: Option<GroupName>,
+    /// Keep it off each host that has another VM that names this group
+    #[arg(long, value_name = "GROUP")]
+    apart: Option<GroupName>,
     /// Start it at another host if its host does not answer any more and all its disks are at others
     #[arg(long)]
     restart_elsewhere: bool,
@@ -138,6 +144,9 @@ pub fn wanted(ask: Create) -> Result<NewVm, Problem> {
         (None, Some(site)) => Start::Site(site),
         (None, None) => Start::Anywhere,
     };
+    let what = format!("can't make VM {}", ask.name);
+    let rules = HostRules { together: ask.together, apart: ask.apart };
+    rules.check(1).map_err(|why| Problem::invalid(&what, why.to_string()))?;
     let mut cloud_init = CloudInit { user: ask.user, ..CloudInit::default() };
     for file in &ask.ssh_keys {
         cloud_init.ssh_keys.extend(public_keys::read(file)?);
@@ -147,7 +156,7 @@ pub fn wanted(ask: Create) -> Result<NewVm, Problem> {
         user_data::check(&text)?;
         cloud_init.user_data = Some(text);
     }
-    cloud_init.check(&format!("can't make VM {}", ask.name))?;
+    cloud_init.check(&what)?;
     Ok(NewVm {
         name: ask.name,
         image: ask.image,
@@ -164,6 +173,7 @@ pub fn wanted(ask: Create) -> Result<NewVm, Problem> {
         cloud_init,
         firmware: ask.firmware,
         hardware: Hardware { vnc: ask.vnc, tpm: ask.tpm, cpu: ask.cpu },
+        rules,
     })
 }
 

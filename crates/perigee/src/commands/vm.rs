@@ -11,7 +11,7 @@ use perigee_model::persistent_vm::{AttachVolume, DetachVolume, ResizeVm, Restore
 use perigee_model::units::format_seconds;
 use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{HostId, ImageName, Problem, VmId, VolumeName};
+use perigee_model::{GroupName, HostId, HostRules, ImageName, Problem, VmId, VolumeName};
 use serde::Serialize;
 
 use crate::arguments::size;
@@ -158,6 +158,15 @@ pub enum Verb {
         #[arg(long = "move", value_enum)]
         moves: Moves,
     },
+    /// Keep a virtual machine on one host with others, or off their hosts, also while it runs. Nothing moves for that.
+    ///
+    /// VMs of a tenant that name one group are a group. What is not said holds no longer. `perigee vm info` shows the rules
+    Rules {
+        /// The VM's name
+        vm: VmId,
+        #[command(flatten)]
+        rules: Rules,
+    },
     /// Give a virtual machine a volume as a further disk, also while it runs.
     ///
     /// Its guest finds it as /dev/disk/by-id/virtio-data0, or the next number that is free
@@ -232,6 +241,21 @@ pub struct Size {
     disk: Option<u64>,
 }
 
+/// What a VM is to others; at least one of them.
+#[derive(Debug, Clone, clap::Args)]
+#[group(required = true, multiple = true)]
+pub struct Rules {
+    /// Keep it on one host with the other VMs that name this group
+    #[arg(long, value_name = "GROUP")]
+    together: Option<GroupName>,
+    /// Keep it off each host that has another VM that names this group
+    #[arg(long, value_name = "GROUP")]
+    apart: Option<GroupName>,
+    /// It may be at any host
+    #[arg(long, conflicts_with_all = ["together", "apart"])]
+    none: bool,
+}
+
 /// The values of `--volumes`.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Volumes {
@@ -279,6 +303,14 @@ const SIZED: &[Column<Vm>] = &[
     ("status", |v| output::word(&v.status)),
 ];
 
+/// What is shown of a VM that got other rules.
+const RULED: &[Column<Vm>] = &[
+    ("vm", |v| v.id.to_string()),
+    ("host", |v| output::or_dash(v.host.as_ref())),
+    ("together", |v| output::or_dash(v.rules.together.as_ref())),
+    ("apart", |v| output::or_dash(v.rules.apart.as_ref())),
+];
+
 /// A VM with its migrations.
 #[derive(Debug, Serialize)]
 struct Info {
@@ -317,6 +349,7 @@ const INFO: &[Column<Info>] = &[
     ("move", |i| moves_by_itself(i.vm.may_migrate).to_owned()),
     ("job's end", |i| output::or_dash(i.vm.predicted_end.as_ref())),
     ("addresses", |i| i.vm.addresses.join(", ")),
+    ("rules", |i| i.vm.rules.to_string()),
     ("reason", |i| i.vm.reason.clone()),
     ("volumes", |i| i.vm.volumes.iter().map(moving_volumes::of_vm).collect::<Vec<_>>().join("\n")),
     ("migrations", |i| i.migrations.iter().map(moving::summary).collect::<Vec<_>>().join("\n")),
@@ -357,6 +390,11 @@ async fn ask_controller(verb: Verb, context: &Context) -> Result<(), Problem> {
         Verb::Set { vm, moves } => {
             let ask = SetVm { may_migrate: moves.may_migrate() };
             show(client.put(&format!("/v1/vms/{vm}/set"), &ask).await?)
+        }
+        Verb::Rules { vm, rules: Rules { together, apart, .. } } => {
+            let rules = HostRules { together, apart };
+            let ruled: Vm = client.put(&format!("/v1/vms/{vm}/rules"), &rules).await?;
+            output::one(context.format, &ruled, RULED)
         }
         Verb::Attach { vm, volume, read_only } => {
             let ask = AttachVolume { volume, read_only };
@@ -424,4 +462,54 @@ async fn resize(client: &Client, vm: &VmId, to: &Size, context: &Context) -> Res
         output::note(&resized.reason);
     }
     output::one(context.format, &resized, SIZED)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(subcommand)]
+        verb: Verb,
+    }
+
+    fn parsed(words: &str) -> Result<Verb, clap::Error> {
+        let words = std::iter::once("vm").chain(words.split(' '));
+        Command::try_parse_from(words).map(|command| command.verb)
+    }
+
+    /// What `vm rules` sends.
+    fn rules(words: &str) -> Result<String, clap::Error> {
+        parsed(words).map(|verb| match verb {
+            Verb::Rules { rules: Rules { together, apart, .. }, .. } => {
+                HostRules { together, apart }.to_string()
+            }
+            other => panic!("{other:?}"),
+        })
+    }
+
+    #[test]
+    fn rules_are_said_whole_and_never_by_saying_nothing() {
+        assert_eq!(rules("rules web --apart db").expect("a rule"), "apart db");
+        let both = rules("rules web --apart db --together front").expect("two rules");
+        assert_eq!(both, "together front, apart db");
+        assert_eq!(rules("rules web --none").expect("no rule"), "-");
+        assert!(rules("rules web").is_err() && rules("rules web --none --apart db").is_err());
+        assert!(rules("rules web --apart Bad~Name").is_err());
+    }
+
+    #[test]
+    fn a_new_vm_has_the_rules_that_are_said() {
+        let wanted = |words: &str| match parsed(words).expect("a command") {
+            Verb::Create(ask) => persistent::wanted(*ask),
+            other => panic!("{other:?}"),
+        };
+        let new = wanted("create web --image debian --apart db").expect("a VM");
+        assert_eq!(new.rules.to_string(), "apart db");
+        let same = wanted("create web --image debian --apart db --together db");
+        assert!(same.expect_err("they contradict each other").why.contains("can't both name db"));
+    }
 }

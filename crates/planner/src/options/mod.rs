@@ -2,10 +2,10 @@
 
 use std::cmp::Reverse;
 
-use perigee_model::HostId;
 use perigee_model::job::Start;
 use perigee_model::plan::{Estimate, Part, Plan, PlanOption, Seconds, Unknown, Way};
 use perigee_model::units::{format_bytes, format_seconds};
+use perigee_model::{HostId, SiteId};
 
 use crate::cpu_load::{load_factor, why_busy};
 use crate::facts::{HostFacts, Snapshot, VolumeFacts};
@@ -60,9 +60,11 @@ struct Stay {
     replica_not_used: String,
     /// Why computing takes longer there than at an idle host; empty if it does not.
     busy: String,
+    /// The host's site, if its hosts are filled one after the other.
+    packs: Option<SiteId>,
 }
 
-/// One entry for each host with room and measured links, the least busy host first.
+/// One entry for each host with room and measured links, the least busy host first; of a site that packs, the fullest one.
 fn stays(
     snapshot: &Snapshot,
     learned: &Learned,
@@ -71,9 +73,8 @@ fn stays(
     let needed_bytes = snapshot.job.memory_bytes;
     let mut hosts: Vec<&HostFacts> =
         snapshot.cluster.hosts.iter().filter(|h| h.memory_free_bytes >= needed_bytes).collect();
-    // vCPUs per CPU in thousandths, as an integer so that it can be compared.
-    let busy = |h: &HostFacts| u64::from(h.running_vcpus) * 1000 / u64::from(h.cpus.max(1));
-    hosts.sort_by_key(|h| (busy(h), Reverse(h.memory_free_bytes), h.id.clone()));
+    hosts.sort_by_key(|h| (vcpus_per_cpu(h), Reverse(h.memory_free_bytes), h.id.clone()));
+    packing::fullest_first(&mut hosts);
     let mut refused = None;
     let mut stays = Vec::new();
     for host in hosts {
@@ -87,6 +88,11 @@ fn stays(
         return Ok(stays);
     }
     Err(refused.unwrap_or_else(|| no_host(snapshot)))
+}
+
+/// In thousandths, as an integer so that it can be compared.
+fn vcpus_per_cpu(host: &HostFacts) -> u64 {
+    u64::from(host.running_vcpus) * 1000 / u64::from(host.cpus.max(1))
 }
 
 fn no_host(snapshot: &Snapshot) -> Refused {
@@ -118,7 +124,7 @@ fn why_not_start(start: &Start, host: &HostFacts) -> Option<String> {
             Some(format!("its file lets the job start only at host {only}"))
         }
         _ if !host.takes_jobs => {
-            let why = "is drained, has no room, starts as many VMs as it can, or is kept for an earlier one";
+            let why = "is drained, has no room, has VMs beside which the job is not to be, starts as many VMs as it can, or is kept for an earlier one";
             Some(format!("host {} takes no job now: it {why}", host.id))
         }
         _ => None,
@@ -194,6 +200,7 @@ fn stay(
         unknown,
         replica_not_used: replica_not_used(volumes, &host.id),
         busy: busy(host, snapshot.job.traits.cpus, figures),
+        packs: host.packs.then(|| host.site.clone()),
     })
 }
 
@@ -270,13 +277,15 @@ impl Candidate {
     }
 }
 
-/// The fastest host to stay at. Of equally fast hosts it is the first, which is the least busy.
+/// The fastest host to stay at. Of equally fast hosts it is the first, which is the least busy; at a site that packs, of those that are almost
+/// as fast.
 fn best_stay(stays: &[Stay], way: Way) -> Option<Candidate> {
     let of_way = stays.iter().filter(|s| s.way == way);
     let best = of_way.min_by(|a, b| {
         let (a_is_last, b_is_last) = (a.refused.is_some(), b.refused.is_some());
         a_is_last.cmp(&b_is_last).then(a.seconds.total_s.total_cmp(&b.seconds.total_s))
     })?;
+    let best = packing::fullest_as_fast(stays, best);
     let mut candidate = Candidate::new(way, best, &best.host);
     candidate.impossible.clone_from(&best.refused);
     Some(candidate)
@@ -402,6 +411,7 @@ pub(crate) fn way_name(way: Way) -> &'static str {
 pub(crate) use changes::CONFINED;
 
 mod changes;
+mod packing;
 
 #[cfg(test)]
 mod recorded;

@@ -1,3 +1,4 @@
+mod groups;
 mod properties;
 
 use super::*;
@@ -38,6 +39,8 @@ fn job(number: u64, owner: &str, cpus: u32) -> Waiting {
         count: 1,
         volumes: Vec::new(),
         avoid: Vec::new(),
+        groups: Default::default(),
+        lost_at: Vec::new(),
         blocked: None,
     }
 }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use perigee_model::job::JobState;
 use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
-use perigee_planner::queue::Demand;
+use perigee_planner::queue::{Demand, Groups};
 
+use super::groups::groups_of;
 use super::{Index, Inner, Used, demand_of};
 use crate::records::JobRecord;
 
@@ -45,6 +46,8 @@ pub(super) enum Held {
     Attachment(HostId, VolumeName),
     /// The VM is changed while it runs.
     Change(VmId),
+    /// The VM is getting other rules, with these groups.
+    Rules(VmId, Groups),
     /// The filesystems of the VM's guest stand still, and an image of its disk is made.
     Snapshot(VmId),
     /// A move of the volume to another home is being recorded.
@@ -238,7 +241,7 @@ impl Index {
         Some(self.hold(held))
     }
 
-    /// Holds the room at the destination while a migration is recorded.
+    /// Holds the room at the destination while a migration is recorded. `binds` says whether a host keeps the others of a group together.
     ///
     /// # Errors
     /// Why the VM cannot go there, in plain words.
@@ -246,11 +249,16 @@ impl Index {
         &self,
         vm: &VmId,
         (from, to): (&HostId, &HostId),
-        total: Demand,
+        (total, binds): (Demand, impl Fn(&HostId) -> bool),
         alone: Alone,
     ) -> Result<Hold<'_>, String> {
         let mut inner = self.lock();
-        let demand = demand_of(inner.may_move(vm, from)?);
+        let record = inner.may_move(vm, from)?;
+        let demand = demand_of(record);
+        let bounds = inner.bounds_of(record, &groups_of(record), binds);
+        if let Some(why) = bounds.and_then(|bounds| bounds.why_not(to)) {
+            return Err(why);
+        }
         let in_moves = inner.hosts_in_moves();
         if let Some(host) = alone.hosts(from, to).find(|host| in_moves.contains(host)) {
             return Err(format!("host {host} takes part in another move"));
@@ -274,11 +282,16 @@ impl Index {
         &self,
         moves: &[(VmId, HostId, HostId)],
         total: impl Fn(&HostId) -> Option<Demand>,
+        binds: impl Fn(&HostId) -> bool,
     ) -> Result<Vec<Hold<'_>>, String> {
         let mut inner = self.lock();
         let mut needed: BTreeMap<&HostId, Demand> = BTreeMap::new();
         for (vm, from, to) in moves {
             let record = inner.may_move(vm, from).map_err(|why| format!("VM {vm}: {why}"))?;
+            let bounds = inner.bounds_of(record, &groups_of(record), &binds);
+            if let Some(why) = bounds.and_then(|bounds| bounds.why_not(to)) {
+                return Err(format!("host {to}: {why}"));
+            }
             needed.entry(to).or_default().add(demand_of(record));
         }
         let used = inner.used();

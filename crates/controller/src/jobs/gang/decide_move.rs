@@ -112,6 +112,7 @@ impl GangRun {
         let mut all = by_itself::failed_lately(&self.cluster, &vm, &hosts);
         let unable = networks::refusing(&self.cluster, &networks::kind_of(member));
         let unable = unable.into_iter().chain(tpm::refusing(&self.cluster, member));
+        let unable = unable.chain(migration::ruled_out(&self.cluster, member));
         all.extend(unable.map(|(to, why)| RefusedWay { way: Way::Migrate, to, why }));
         all
     }

@@ -38,6 +38,7 @@ pub fn record(state: JobState) -> JobRecord {
         mpi: false,
         firmware: Default::default(),
         tpm: false,
+        rules: Default::default(),
     };
     let mut record = new_record(JobId::new("q-0001").expect("name"), spec);
     record.job.state = state;

@@ -1,0 +1,80 @@
+//! Sites whose hosts are filled one after the other.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use perigee_model::SiteId;
+
+use super::{Stay, vcpus_per_cpu};
+use crate::facts::HostFacts;
+
+/// A job may take so many times longer at a fuller host. Measured times of equal hosts differ by some percent.
+const AS_FAST: f64 = 1.1;
+
+/// Has the hosts of each site that packs change places among themselves: the fullest one comes first.
+pub(super) fn fullest_first(hosts: &mut [&HostFacts]) {
+    let mut sites: BTreeMap<&SiteId, Vec<usize>> = BTreeMap::new();
+    for (place, host) in hosts.iter().enumerate().filter(|(_, host)| host.packs) {
+        sites.entry(&host.site).or_default().push(place);
+    }
+    for places in sites.into_values() {
+        let mut own: Vec<&HostFacts> = places.iter().map(|place| hosts[*place]).collect();
+        own.sort_by_key(|host| {
+            (Reverse(vcpus_per_cpu(host)), host.memory_free_bytes, host.id.clone())
+        });
+        for (place, host) in places.into_iter().zip(own) {
+            hosts[place] = host;
+        }
+    }
+}
+
+/// At a site that packs: the first host where the job takes hardly longer than at the fastest one. `stays` are in their order.
+pub(super) fn fullest_as_fast<'a>(stays: &'a [Stay], best: &'a Stay) -> &'a Stay {
+    if best.packs.is_none() {
+        return best;
+    }
+    let as_fast = |stay: &&Stay| {
+        stay.way == best.way
+            && stay.packs == best.packs
+            && stay.refused.is_some() == best.refused.is_some()
+            && stay.seconds.total_s <= best.seconds.total_s * AS_FAST
+    };
+    stays.iter().find(as_fast).unwrap_or(best)
+}
+
+#[cfg(test)]
+mod tests {
+    use perigee_model::job::Start;
+
+    use crate::fixture::{booted_in, cluster, job};
+    use crate::{Snapshot, plan};
+
+    /// Where a job without data starts at site `home`, whose hosts have 2 CPUs each and so many vCPUs of VMs.
+    fn starts_at(packs: bool, vcpus: [u32; 2], second_boots_in_s: f64) -> String {
+        let mut job = job();
+        job.start = Start::Site("home".parse().expect("a name"));
+        job.volumes.clear();
+        let mut cluster = cluster();
+        for (host, vcpus) in cluster.hosts.iter_mut().zip(vcpus) {
+            (host.packs, host.running_vcpus) = (packs, vcpus);
+        }
+        cluster.hosts[1].boots = vec![booted_in(second_boots_in_s)];
+        let snapshot = Snapshot { cluster, job, history: Vec::new(), others: Vec::new() };
+        let plan = plan(&snapshot).expect("a plan");
+        plan.chosen().expect("a way").start.to_string()
+    }
+
+    #[test]
+    fn a_site_that_spreads_gives_a_vm_to_the_least_busy_host_and_one_that_packs_to_the_fullest() {
+        assert_eq!(starts_at(false, [1, 0], 12.0), "home2");
+        assert_eq!(starts_at(true, [1, 0], 12.0), "home1");
+        assert_eq!(starts_at(true, [0, 1], 12.0), "home2");
+        assert_eq!(starts_at(true, [0, 0], 12.0), "home1", "of equal ones the first");
+    }
+
+    #[test]
+    fn a_site_packs_only_where_the_job_takes_hardly_longer() {
+        assert_eq!(starts_at(true, [0, 1], 13.0), "home2");
+        assert_eq!(starts_at(true, [0, 1], 60.0), "home1", "it boots much later there");
+    }
+}
