@@ -206,14 +206,14 @@ pub async fn running(
         requests,
         host: host.clone(),
         moving: moving(cluster, record),
-        memory_bytes: spec.memory_bytes,
+        memory_bytes: cluster.index.demand_now(record).memory_bytes,
         cpus: spec.cpus,
         may_migrate: spec.may_migrate,
         uses_confined: placement.disks.iter().any(|disk| disk.leave_site.is_never()),
         refused: Vec::new(),
         moves: record.moves,
         price_factor: cluster.balances.price_factor(&vm_of(&record.job.id)),
-        dirty_bytes_per_s: last_dirty_rate(cluster, record).or(history.dirty_bytes_per_s),
+        dirty_bytes_per_s: dirty_rate_of(cluster, record, history.dirty_bytes_per_s),
         wall_s: (at_its_host_s(cluster, record) - age.as_secs_f64()).max(0.0),
         vcpu_s: seconds(here.vcpu_ms),
         run_delay_s: here.run_delay_ms.map(seconds),
@@ -412,8 +412,12 @@ pub(crate) fn past_moves(cluster: &Cluster) -> Vec<PastMove> {
     let moves = cluster.index.past_moves();
     let completed = moves.iter().filter_map(|record| {
         let link = record.migration.link?;
+        // What one with a range of memory had then is not known any more.
+        let spec = &record.plan.as_ref()?.spec;
+        let memory_bytes =
+            spec.machine.memory_least_bytes.is_none().then_some(spec.memory_bytes)?;
         Some(PastMove {
-            memory_bytes: record.plan.as_ref()?.spec.memory_bytes,
+            memory_bytes,
             rate_bytes_per_s: link.rate_bytes_per_s,
             rtt_ms: link.rtt_ms,
             max_bytes_per_s: record.migration.max_bytes_per_s,
@@ -430,6 +434,20 @@ fn moving(cluster: &Cluster, record: &JobRecord) -> Option<Moving> {
     let under_way = moves.iter().map(|m| &m.migration).find(|m| !m.state.is_final())?;
     let left_ms = shared_links::shown(cluster, under_way.clone()).left_ms;
     Some(Moving { to: under_way.to.clone(), left_s: left_ms.map(seconds) })
+}
+
+/// An older sample says little of what a VM does now.
+const SAMPLE_AGE_MAX: Duration = Duration::from_secs(120);
+
+/// How fast the job's VM changes its memory: as its last migration measured it, or those of earlier runs; without any, as its host has
+/// sampled it. A sample of less than 1 MiB/s is not told from 0, and says nothing.
+fn dirty_rate_of(cluster: &Cluster, record: &JobRecord, of_earlier: Option<u64>) -> Option<u64> {
+    let sampled = || {
+        let (host, vm) = (record.job.host.as_ref()?, record.job.vm.as_ref()?);
+        let (_, report) = cluster.hosts.fresh_vm(host, vm, SAMPLE_AGE_MAX)?;
+        report.load.dirty_bytes_per_s.filter(|rate| *rate > 0)
+    };
+    last_dirty_rate(cluster, record).or(of_earlier).or_else(sampled)
 }
 
 /// The dirty rate that the last migration of the job's VM measured.

@@ -34,6 +34,7 @@ use perigee_model::{HostId, JobId, MigrationId, Problem, ProblemKind, VmId};
 
 use crate::clock::now_ms;
 use crate::cluster::accounts::UsedToken;
+use crate::cluster::amounts;
 use crate::cluster::{Cluster, HostLink};
 use crate::meter::plus;
 use crate::records::{JobRecord, MigrationRecord, vm_of};
@@ -120,6 +121,7 @@ fn unseen(cluster: &Cluster, record: &JobRecord, persistent: &PersistentVm) -> V
         waits: job.waits.clone(),
         cpus: job.spec.cpus,
         memory_bytes: job.spec.memory_bytes,
+        memory: amounts::shown(cluster, record, None),
         uptime_ms: 0,
         run: record.restarts,
         made_ms: job.submitted_ms,
@@ -144,7 +146,7 @@ fn view(
     jobs: &[Arc<JobRecord>],
     moves: &[Arc<MigrationRecord>],
 ) -> Vm {
-    let vm = report.spec.vm;
+    let vm = report.spec.vm.clone();
     let job = jobs.iter().find(|record| record.job.vm.as_ref() == Some(&vm));
     let persistent = job.and_then(|record| record.kind.persistent_vm());
     let mut reason = silence.map_or_else(|| cluster.hosts.named(&report.reason), str::to_owned);
@@ -170,7 +172,9 @@ fn view(
         cpus: report.spec.cpus,
         memory_bytes: persistent
             .and_then(|persistent| persistent.memory_next)
+            .or(report.spec.machine.memory_least_bytes)
             .unwrap_or(report.spec.memory_bytes),
+        memory: job.and_then(|record| amounts::shown(cluster, record, Some(&report))),
         uptime_ms: report.uptime_ms,
         run: report.spec.start.run,
         made_ms: job.map_or(0, |record| record.job.submitted_ms),

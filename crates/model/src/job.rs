@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::amounts::MemoryAmount;
 use crate::balance::PlacePolicy;
 use crate::drain::HostDrain;
 use crate::gang::moving::GangMove;
@@ -129,6 +130,9 @@ pub struct JobSpec {
     pub cpus: u32,
     /// Memory of the VM, as much as [`crate::limits::MEMORY_BYTES`] allows.
     pub memory_bytes: u64,
+    /// While it runs and its host and its tenant's quota have it, the VM gets up to so much memory; `None`: no more than `memory_bytes`.
+    #[serde(default)]
+    pub memory_max_bytes: Option<u64>,
     /// The size of the root disk, at least the image's; `None`: the image's.
     pub root_bytes: Option<u64>,
     /// The size of the output disk: as much as the tar of all outputs can take.
@@ -302,6 +306,9 @@ pub struct Job {
     /// The last move of all VMs of a gang.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gang_move: Option<GangMove>,
+    /// While its VM runs: what that has of its memory, where it may have more or less.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryAmount>,
 }
 
 impl Job {
@@ -621,8 +628,11 @@ pub struct Vm {
     pub waits: Vec<Waiting>,
     /// Its vCPUs.
     pub cpus: u32,
-    /// Its memory, as asked for.
+    /// Its memory, as asked for; the least, where it may have more.
     pub memory_bytes: u64,
+    /// What it has of its memory, where it may have more or less; `None`: it has all.
+    #[serde(default)]
+    pub memory: Option<MemoryAmount>,
     /// Since its present QEMU was started: a migration begins anew.
     pub uptime_ms: u64,
     /// Which of its runs this is, from 0: it ends when the VM is off, also for a restart.

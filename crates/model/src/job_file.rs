@@ -6,7 +6,7 @@
 //! command: /opt/run.sh      # a text runs in a shell; a list is run as it is
 //! env: {SCALE: "1"}
 //! cpus: 1
-//! memory: 512MiB
+//! memory: 512MiB           # or 512MiB..2GiB: while it runs it gets up to 2 GiB, if its host and its tenant's quota have them
 //! root: 4GiB                # default: the image's size
 //! output: 1GiB              # of all outputs together; where it is given, /output has as much room
 //! volumes:
@@ -45,6 +45,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use crate::amounts::Range;
 use crate::data::{FileAddress, REPOSITORY_SCHEME};
 use crate::inputs::check_input_path;
 use crate::job::{
@@ -164,15 +165,17 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         fields.get("command").ok_or_else(|| missing(&root, "command", "command: echo hello"))?;
     let (start, may_migrate) =
         fields.read("placement", read_placement)?.unwrap_or((Start::Anywhere, true));
+    let memory = fields
+        .read("memory", |f| read_size_range(f, &MEMORY_BYTES))?
+        .unwrap_or(Range { least: MEMORY_BYTES_DEFAULT, most: None });
     let spec = JobSpec {
         name: read_name(fields.get("name"), &root, file_name)?,
         image: image.parse(ImageName::new)?,
         command: read_command(command)?,
         env: fields.read("env", read_env)?.unwrap_or_default(),
         cpus: fields.read("cpus", |f| read_number(f, &CPUS))?.unwrap_or(1),
-        memory_bytes: fields
-            .read("memory", |f| read_size(f, &MEMORY_BYTES))?
-            .unwrap_or(MEMORY_BYTES_DEFAULT),
+        memory_bytes: memory.least,
+        memory_max_bytes: memory.most,
         root_bytes: fields.read("root", |f| read_size(f, &JOB_DISK_BYTES))?,
         output_bytes: fields
             .read("output", |f| read_size(f, &JOB_DISK_BYTES))?
@@ -280,6 +283,17 @@ fn read_number<T: TryFrom<i64>>(field: &Field<'_>, limit: &'static Limit) -> Res
 fn read_size(field: &Field<'_>, limit: &'static Limit) -> Result<u64, Problem> {
     let bytes = limit.check(field.parse(parse_bytes)?).map_err(|why| field.problem(why))?;
     Ok(bytes.next_multiple_of(BLOCK_BYTES))
+}
+
+/// A size or a range of sizes, each end within its limits and rounded up to whole blocks.
+fn read_size_range(field: &Field<'_>, limit: &'static Limit) -> Result<Range<u64>, Problem> {
+    let range = field.parse(|text| Range::parse(text, parse_bytes))?;
+    let end = |bytes: u64| {
+        let bytes = limit.check(bytes).map_err(|why| field.problem(why))?;
+        Ok::<_, Problem>(bytes.next_multiple_of(BLOCK_BYTES))
+    };
+    let (least, most) = (end(range.least)?, range.most.map(end).transpose()?);
+    Ok(Range { least, most: most.filter(|most| *most > least) })
 }
 
 fn read_timeout(field: &Field<'_>) -> Result<u64, Problem> {

@@ -383,6 +383,9 @@ pub struct NewVm {
     pub cpus: u32,
     /// Memory, as much as [`crate::limits::MEMORY_BYTES`] allows.
     pub memory_bytes: u64,
+    /// While it runs and its host and its tenant's quota have it, it gets up to so much memory; `None`: no more than `memory_bytes`.
+    #[serde(default)]
+    pub memory_max_bytes: Option<u64>,
     /// The size of its root disk, at least the image's; `None`: the image's.
     #[serde(default)]
     pub disk_bytes: Option<u64>,
@@ -475,6 +478,9 @@ pub struct ResizeVm {
     /// Memory; `None`: as much as before. While the VM runs it is at most what the VM was started with.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
+    /// With `memory_bytes`: as in [`NewVm`]. Such a range is given to a VM that is stopped.
+    #[serde(default)]
+    pub memory_max_bytes: Option<u64>,
     /// The size of its root disk, which can only grow; `None`: as before.
     #[serde(default)]
     pub disk_bytes: Option<u64>,

@@ -48,6 +48,9 @@ pub enum BadSpec {
         "{0:?} is not a directory of the repository: write repo://TENANT/PATH, or a path in your own files"
     )]
     OutputsTo(String),
+    /// The end of a range is not above its beginning.
+    #[error("the most that it may have is not above what it always has")]
+    NoRange,
     /// Only what a job has in its own directory is deleted after a while.
     #[error(
         "what goes to `outputs-to` is never deleted by itself, so only one of the two can be given"
@@ -249,7 +252,7 @@ impl JobSpec {
             checked.map_err(|why| Problem::invalid(what, format!("{field}: {why}")))
         };
         field("cpus", within(CPUS.check(self.cpus)))?;
-        field("memory", within(MEMORY_BYTES.check(self.memory_bytes)))?;
+        field("memory", check_memory(self))?;
         field("volumes", within(JOB_VOLUMES.check(self.volumes.len())))?;
         field("publish", check_publish(self))?;
         field("apart", self.rules.check(1))?;
@@ -275,7 +278,7 @@ impl JobSpec {
         }
         field("command", check_command_length(&self.command, &self.env))?;
         field("cpus", within(CPUS.check(self.cpus)))?;
-        field("memory", within(MEMORY_BYTES.check(self.memory_bytes)))?;
+        field("memory", check_memory(self))?;
         if let Some(root_bytes) = self.root_bytes {
             field("root", within(JOB_DISK_BYTES.check(root_bytes)))?;
         }
@@ -324,6 +327,15 @@ impl JobSpec {
     }
 }
 
+fn check_memory(spec: &JobSpec) -> Result<(), BadSpec> {
+    MEMORY_BYTES.check(spec.memory_bytes)?;
+    match spec.memory_max_bytes {
+        Some(most) if most <= spec.memory_bytes => Err(BadSpec::NoRange),
+        Some(most) => within(MEMORY_BYTES.check(most)),
+        None => Ok(()),
+    }
+}
+
 fn check_publish(spec: &JobSpec) -> Result<(), BadSpec> {
     PUBLISHED.check(spec.publish.len())?;
     if !spec.publish.is_empty() && spec.network.name().is_none() {
@@ -357,6 +369,11 @@ impl VmSpec {
     fn judge(&self) -> Result<(), BadSpec> {
         CPUS.check(self.cpus)?;
         MEMORY_BYTES.check(self.memory_bytes)?;
+        match self.machine.memory_least_bytes {
+            Some(least) if least >= self.memory_bytes => return Err(BadSpec::NoRange),
+            Some(least) => within(MEMORY_BYTES.check(least))?,
+            None => {}
+        }
         VM_DISKS.check(self.disks.len())?;
         for (index, disk) in self.disks.iter().enumerate() {
             if index == 0 && disk.role != DiskRole::Root {

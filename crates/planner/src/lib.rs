@@ -8,6 +8,7 @@
 //! - [`consider`]: whether a running VM moves now (the ski-rental rule).
 //! - [`predicted_end`]: when a running job ends.
 //! - [`balance::balance`]: which VM moves because its host is overloaded.
+//! - [`amounts::decide`]: how much memory a VM has that may have more or less of it.
 //! - [`move_cost`]: how long one live migration takes.
 //! - [`PastRun::learn`]: what a finished run shows about the job.
 //! - [`mod@noise`]: how much equal runs differ.
@@ -23,6 +24,7 @@
 //! | When does a running VM move, or its data? | `running.rs`, `running/changes.rs`; at once, by its history: `running/sure.rs`; what that costs: `moving.rs`, `copying.rs` |
 //! | When does a running job end, and how much of its work is left? | `running/left.rs` |
 //! | When does a VM move because its host is overloaded? | `balance/` |
+//! | Which VM gets memory while it runs, and which gives some back? | `amounts.rs`; its facts: `controller/src/amounts.rs` |
 //! | How much do equal runs differ? | `noise.rs` |
 //! | What is kept of a job's runs, and which runs count for which job? | `runs.rs` |
 //! | How is a time predicted at a distance that a job never ran at, and how sure is that? | `learn.rs`; from runs: `learn/fit.rs`, without: `learn/one_pass.rs` (a guess, improved by the cluster's other jobs); whether recorded runs are in the ranges: `options/recorded.rs` |
@@ -31,6 +33,7 @@
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
+pub mod amounts;
 pub mod arrange;
 pub mod balance;
 mod copying;

@@ -69,7 +69,7 @@ impl MoveCost {
 /// How fast the VM changes its memory, in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Dirty {
-    /// Measured by an earlier migration.
+    /// Measured by an earlier migration, or sampled by its host.
     Measured(f64),
     /// Not measured: the data that the job reads go to its page cache, so its memory changes at least this
     /// fast.

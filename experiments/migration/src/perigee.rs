@@ -53,6 +53,7 @@ impl<'a> Perigee<'a> {
             env: Default::default(),
             cpus: 1,
             memory_bytes: MEMORY_BYTES,
+            memory_max_bytes: None,
             root_bytes: None,
             output_bytes: OUTPUT_BYTES,
             volumes: vec![JobVolume { volume, mount: MOUNT.to_owned(), access: Access::Write }],

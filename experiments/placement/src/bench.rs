@@ -126,6 +126,7 @@ impl<'a> Bench<'a> {
             env: Default::default(),
             cpus: 1,
             memory_bytes: MEMORY_BYTES,
+            memory_max_bytes: None,
             root_bytes: None,
             output_bytes: OUTPUT_BYTES,
             volumes: volume.into_iter().map(mount).collect(),

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::start_error::StartError;
 use super::tls::{End, set_encryption};
-use super::{Vm, arrival, network, socket, tpm};
+use super::{Vm, arrival, memory, network, socket, tpm};
 use crate::command::{QEMU, arguments, export, firmware_file};
 use crate::confinement::Sandbox;
 use crate::host::Host;
@@ -66,7 +66,13 @@ pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
             tracing::warn!(vm = %vm.id(), %error, "QEMU runs without limits");
         }
     }
-    match first_answer(vm, process, exit).await {
+    let begun = async {
+        let started = first_answer(vm, process, exit).await?;
+        let told = memory::begin(vm, &started.qmp).await;
+        told.map_err(|error| Problem::internal(format!("can't start the VM {}", vm.id()), error))?;
+        Ok::<_, Problem>(started)
+    };
+    match begun.await {
         Ok(started) => Ok(started),
         Err(problem) => {
             process.kill().await?;

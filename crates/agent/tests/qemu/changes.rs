@@ -89,6 +89,27 @@ fn a_guest_that_gives_no_memory_back_is_told() {
     assert!(changed.memory_bytes.is_some_and(|has| has > 120 * MIB), "{changed:?}");
 }
 
+/// The firmware has no driver of a balloon.
+#[test]
+fn what_a_guest_without_a_driver_uses_is_not_known_and_what_it_has_is() {
+    let scene = scene(&["a"]);
+    let agent = &scene.agents[0];
+    let machine = Machine { memory_least_bytes: Some(64 * MIB), ..Machine::default() };
+    agent.put(&VmSpec { memory_bytes: 128 * MIB, machine, ..spec(1, false) }).unwrap();
+    agent.wait_for_status(VmStatus::Running);
+    let memory = wait_for("what it has", || {
+        let report = agent.get().unwrap();
+        report.load.memory.ok_or_else(|| format!("{:?}", report.load))
+    });
+    assert!(memory.has_bytes > 120 * MIB && memory.has_bytes <= 128 * MIB, "{memory:?}");
+    assert_eq!(memory.available_bytes, None);
+    let rate = wait_for("a sample of how fast it changes its memory", || {
+        let report = agent.get().unwrap();
+        report.load.dirty_bytes_per_s.ok_or_else(|| format!("{:?}", report.load))
+    });
+    assert_eq!(rate % MIB, 0, "it is rounded down");
+}
+
 /// The stand-in for a volume server serves only one volume, so the second disk is the root disk's.
 #[test]
 fn a_disk_comes_while_the_vm_runs_and_is_there_after_a_move() {

@@ -15,7 +15,7 @@ use perigee_planner::balance::{Accounts, Elsewhere, HostLoad, Look, VmLoad, pair
 use super::disk_waits::DiskWaits;
 use crate::cleaner::Pending;
 use crate::cluster::balance::Seen;
-use crate::cluster::{Cluster, Used, capacity, demand_of, groups_of};
+use crate::cluster::{Cluster, Used, capacity, groups_of};
 use crate::migration::{self, by_itself};
 use crate::planning::{Prices, links};
 use crate::records::{JobRecord, MigrationRecord, PlacedDisk, VolumeRecord, vm_of, volume_key};
@@ -198,7 +198,7 @@ impl<'a> Here<'a> {
     fn vm(&self, record: &JobRecord, host: HostId, far: &[(HostId, Option<f64>)]) -> VmLoad {
         let vm = vm_of(&record.job.id);
         let load = self.load(&host, &vm);
-        let (demand, groups) = (demand_of(record), groups_of(record));
+        let (demand, groups) = (self.cluster.index.demand_now(record), groups_of(record));
         VmLoad {
             vcpus: demand.cpus,
             memory_bytes: demand.memory_bytes,
@@ -263,7 +263,10 @@ impl<'a> Here<'a> {
         not_known.extend(why.map(|why| (host.clone(), why)));
         let mut free = report.as_deref().map(capacity).unwrap_or_default();
         free.take(self.used.get(host).copied().unwrap_or_default().demand);
-        let pressure = report.as_ref().and_then(|report| report.pressure.memory);
+        // Memory that VMs have above their least is given back before any of them moves for want of memory.
+        let waits_for_it = self.cluster.amounts.gives_back(host);
+        let pressure = report.as_ref().filter(|_| !waits_for_it);
+        let pressure = pressure.and_then(|report| report.pressure.memory);
         HostLoad {
             host: host.clone(),
             site: self.site.clone(),

@@ -110,6 +110,8 @@ struct Inner {
     forgotten_home_change: u64,
     /// How many records of jobs and VMs each tenant has in the store.
     kept: BTreeMap<String, u64>,
+    /// What VMs have above the least of their memory and can't give back.
+    lent: BTreeMap<VmId, u64>,
 }
 
 /// The host where a queued job starts, with the plan that explains the choice.
@@ -158,16 +160,16 @@ pub struct Used {
 }
 
 impl Used {
-    fn add(&mut self, record: &JobRecord) {
-        self.demand.add(demand_of(record));
+    fn add(&mut self, record: &JobRecord, demand: Demand) {
+        self.demand.add(demand);
         if record.kind.is_persistent_vm() {
-            self.persistent.add(demand_of(record));
+            self.persistent.add(demand);
         }
         self.vms += 1;
     }
 }
 
-/// The vCPUs and the memory of a job's VM; of a gang, those of one of its VMs.
+/// The vCPUs and the memory that a job's VM always has; of a gang, those of one of its VMs.
 pub fn demand_of(record: &JobRecord) -> Demand {
     let spec = &record.job.spec;
     Demand { cpus: spec.cpus, memory_bytes: spec.memory_bytes }
@@ -391,6 +393,16 @@ impl Index {
         self.lock().used()
     }
 
+    /// What a job's VM has now that nobody else can have.
+    pub fn demand_now(&self, record: &JobRecord) -> Demand {
+        self.lock().demand_now(record)
+    }
+
+    /// Notes what VMs have above the least of their memory and can't give back. Of all others that is nothing.
+    pub fn note_lent(&self, lent: BTreeMap<VmId, u64>) {
+        self.lock().lent = lent;
+    }
+
     // --- the queue ---
 
     /// The queued jobs that no host was given to.
@@ -421,7 +433,7 @@ impl Index {
                 Kind::Gang(_) => inner.missing_members(record).len().try_into().unwrap_or(u32::MAX),
                 Kind::Job | Kind::Member(_) | Kind::PersistentVm(_) => 1,
             };
-            let demand = demand_of(record).times(count);
+            let demand = inner.demand_now(record).times(count);
             let running = Running { vms: count, ..demand.running() };
             taken.running.entry(holder.tenant.clone()).or_default().add(running);
             if record.kind.is_persistent_vm() {
@@ -563,11 +575,18 @@ impl Inner {
         })
     }
 
+    fn demand_now(&self, record: &JobRecord) -> Demand {
+        let mut demand = demand_of(record);
+        let lent = record.job.vm.as_ref().and_then(|vm| self.lent.get(vm)).copied();
+        demand.memory_bytes = demand.memory_bytes.saturating_add(lent.unwrap_or(0));
+        demand
+    }
+
     fn used(&self) -> BTreeMap<HostId, Used> {
         let mut used: BTreeMap<HostId, Used> = BTreeMap::new();
         self.each_place(|record, host, is_starting| {
             let of_host = used.entry(host.clone()).or_default();
-            of_host.add(record);
+            of_host.add(record, self.demand_now(record));
             of_host.starting += u32::from(is_starting);
         });
         used

@@ -3,6 +3,7 @@
 //! not depend on the drivers.
 
 pub mod accounts;
+pub mod amounts;
 pub mod balance;
 mod capacity;
 mod drains;
@@ -45,6 +46,7 @@ use crate::store::{SqliteStore, directory};
 use crate::term;
 
 use accounts::Accounts;
+use amounts::Amounts;
 use balance::Balances;
 pub use capacity::{Counters, ERROR_BUCKETS, capacity, starts_at_once};
 use history_cache::HistoryCache;
@@ -211,6 +213,8 @@ pub struct Cluster {
     pub drain_now: Notify,
     /// What is done about overloaded hosts.
     pub balances: Balances,
+    /// The memory of VMs that may have more or less of it.
+    pub amounts: Amounts,
     /// Images whose import is to end, because they are deleted.
     pub cancelled_imports: broadcast::Sender<ImageName>,
     /// What hosts have and the controller does not show.
@@ -294,6 +298,7 @@ impl Cluster {
             clean_now: Notify::new(),
             drain_now: Notify::new(),
             balances,
+            amounts: Amounts::default(),
             cancelled_imports: broadcast::Sender::new(16),
             strange_images: StrangeImages::default(),
             settings,

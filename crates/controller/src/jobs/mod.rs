@@ -38,6 +38,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use perigee_model::amounts::MemoryAmount;
 use perigee_model::gang::member_of;
 use perigee_model::guest::LeftOut;
 use perigee_model::job::{Job, JobSpec, JobState, LeftOutFiles, Migration, Sample};
@@ -48,9 +49,9 @@ use perigee_model::{JobId, Problem, ProblemKind, TenantName, VmId};
 use perigee_planner::queue::Demand;
 
 use crate::clock::now_ms;
-use crate::cluster::Cluster;
 use crate::cluster::members::members;
 use crate::cluster::tasks::Task;
+use crate::cluster::{Cluster, amounts};
 use crate::console;
 use crate::files::outputs::left_out;
 use crate::files::{inputs, outputs};
@@ -66,6 +67,8 @@ use crate::{networks, planning};
 /// How long an erasure waits for another one of the same records.
 const ERASURE_DEADLINE: Duration = Duration::from_secs(30);
 const ERASURE_AGAIN: Duration = Duration::from_millis(10);
+/// What a job's VM has of its memory is not known from an older report.
+const REPORT_AGE_MAX: Duration = Duration::from_secs(30);
 /// How often somebody looks for VMs without a job that were deleted.
 const ERASE_EVERY: Duration = Duration::from_secs(600);
 
@@ -250,6 +253,7 @@ fn new_job(id: JobId, spec: JobSpec) -> Job {
         left_out: 0,
         members: Vec::new(),
         gang_move: None,
+        memory: None,
     }
 }
 
@@ -351,6 +355,12 @@ pub async fn get(cluster: &Cluster, id: &JobId) -> Result<Job, Problem> {
     Ok(gang::with_members(view(cluster, record, moves), members))
 }
 
+fn memory_of(cluster: &Cluster, record: &JobRecord) -> Option<MemoryAmount> {
+    let host = record.job.host.as_ref()?;
+    let seen = cluster.hosts.fresh_vm(host, &vm_of(&record.job.id), REPORT_AGE_MAX);
+    amounts::shown(cluster, record, seen.as_ref().map(|(_, report)| report))
+}
+
 /// The job with its migrations, which have their own records, its position in the queue, and its predicted end.
 fn view(cluster: &Cluster, record: JobRecord, migrations: Vec<Migration>) -> Job {
     let shown = migrations.into_iter().map(|moved| shared_links::shown(cluster, moved));
@@ -359,7 +369,9 @@ fn view(cluster: &Cluster, record: JobRecord, migrations: Vec<Migration>) -> Job
     let staging = inputs.and_then(|inputs| cluster.staging.in_words(&inputs.image));
     let recovered = recovery::in_words(&record);
     let gang_move = record.kind.gang().and_then(|gang| gang.last_move.clone());
-    let mut job = Job { migrations: shown.collect(), predicted_end, gang_move, ..record.job };
+    let memory = record.vm_started.then(|| memory_of(cluster, &record)).flatten();
+    let mut job =
+        Job { migrations: shown.collect(), predicted_end, gang_move, memory, ..record.job };
     if job.state == JobState::Queued
         && let Some((place, reason)) = cluster.index.wait_of(&job.id)
     {

@@ -8,7 +8,7 @@ use perigee_planner::{Cluster as Facts, Dirty, HostFacts, LinkFacts, MoveCost, P
 
 use super::history::history;
 use super::{
-    as_its_guest_sees, at_its_host_s, data_disks, host_facts, last_dirty_rate, links, past_moves,
+    as_its_guest_sees, at_its_host_s, data_disks, dirty_rate_of, host_facts, links, past_moves,
     shared_links,
 };
 use crate::cluster::{Cluster, Lane, Used};
@@ -55,13 +55,13 @@ impl<'a> Prices<'a> {
     ) -> Result<VmPrices, Problem> {
         let cluster = self.cluster;
         let history = history(cluster, &record.job.spec).await?;
-        let measured = last_dirty_rate(cluster, record).or(history.dirty_bytes_per_s);
+        let measured = dirty_rate_of(cluster, record, history.dirty_bytes_per_s);
         let here = record.meter.totals.since(&record.meter.at_arrival);
         let placement = record.placement.as_ref();
         let disks = placement.map(|placement| data_disks(placement, &here)).unwrap_or_default();
         let dirty = Dirty::of_running(measured, &disks, at_its_host_s(cluster, record));
         let facts = self.facts(record, from, to);
-        let memory_bytes = record.job.spec.memory_bytes;
+        let memory_bytes = cluster.index.demand_now(record).memory_bytes;
         Ok(VmPrices { from: from.clone(), facts, memory_bytes, dirty })
     }
 

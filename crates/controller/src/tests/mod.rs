@@ -2,6 +2,7 @@
 //! controller stops in the middle or a host is away.
 
 mod admissions;
+mod amounts;
 mod api;
 mod balance;
 mod collect;
@@ -223,6 +224,7 @@ pub fn spec(access: Access) -> JobSpec {
         env: Default::default(),
         cpus: 1,
         memory_bytes: 512 << 20,
+        memory_max_bytes: None,
         root_bytes: None,
         output_bytes: 1 << 20,
         volumes: vec![JobVolume { volume: data_volume(), mount: "/data".into(), access }],

@@ -180,7 +180,8 @@ fn as_asked_for(spec: &VmSpec, root: &Found, disks: &[Found], image: ImageName) 
         name: spec.vm.clone(),
         image,
         cpus: spec.cpus,
-        memory_bytes: spec.memory_bytes,
+        memory_bytes: spec.machine.memory_least_bytes.unwrap_or(spec.memory_bytes),
+        memory_max_bytes: spec.machine.memory_least_bytes.map(|_| spec.memory_bytes),
         disk_bytes: Some(root.info.size_bytes),
         network: match &spec.network {
             VmNetwork::None => NetworkKind::None,

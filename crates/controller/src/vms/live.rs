@@ -54,7 +54,8 @@ pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<
         check_cpus(cluster, &what, &before, &host, cpus)?;
     }
     if let Some(bytes) = ask.memory_bytes {
-        check_memory(&what, bytes, spec.memory_bytes)?;
+        let is_range = spec.memory_max_bytes.is_some() || ask.memory_max_bytes.is_some();
+        check_memory(&what, bytes, spec.memory_bytes, is_range)?;
     }
     let mut notes = Vec::new();
     if let Some(bytes) = ask.disk_bytes {
@@ -149,10 +150,14 @@ fn check_room(cluster: &Cluster, what: &str, of: &JobRecord, host: &HostId) -> R
     Err(Problem::no_space(what, why).next("move it to another host first"))
 }
 
-fn check_memory(what: &str, bytes: u64, started_with: u64) -> Result<(), Problem> {
+fn check_memory(what: &str, bytes: u64, started_with: u64, is_range: bool) -> Result<(), Problem> {
     MEMORY_BYTES
         .check(bytes)
         .map_err(|error| Problem::invalid(what, format!("memory: {error}")))?;
+    if is_range {
+        let why = "memory: a VM that runs keeps its range, or that it has none";
+        return Err(Problem::conflict(what, why).next("stop it first"));
+    }
     if bytes <= started_with {
         return Ok(());
     }
@@ -231,7 +236,7 @@ pub(super) async fn begin<'a>(
 }
 
 /// Changes the VM at its host, in the run of this record.
-pub(super) async fn change(
+pub(crate) async fn change(
     at: &HostLink,
     of: &JobRecord,
     ask: &ChangeVm,

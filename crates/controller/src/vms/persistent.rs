@@ -101,6 +101,7 @@ pub(super) fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<Jo
         env: BTreeMap::new(),
         cpus: new.cpus,
         memory_bytes: new.memory_bytes,
+        memory_max_bytes: new.memory_max_bytes,
         root_bytes: Some(root_bytes),
         output_bytes: 0,
         volumes,

@@ -104,6 +104,7 @@ impl Stage {
             env: BTreeMap::new(),
             cpus: 1,
             memory_bytes: LOAD_MEMORY_BYTES,
+            memory_max_bytes: None,
             root_bytes: None,
             output_bytes: OUTPUT_BYTES,
             volumes: vec![mounted(self.volume.clone(), "/data", Access::Write)],

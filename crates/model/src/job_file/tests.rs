@@ -108,6 +108,21 @@ fn sizes_and_times_may_be_written_as_for_slurm() {
 }
 
 #[test]
+fn memory_may_be_a_range_whose_ends_are_within_the_limits() {
+    let range = |memory: &str| {
+        let text = format!("{SMALLEST}memory: {memory}\n");
+        let spec = parse(&text, "a.yaml").expect("a job file").spec;
+        (spec.memory_bytes, spec.memory_max_bytes)
+    };
+    assert_eq!(range("1GiB..4GiB"), (1 << 30, Some(4 << 30)));
+    assert_eq!(range("1GiB"), (1 << 30, None));
+    assert_eq!(range("1GiB..1GiB"), (1 << 30, None));
+    assert!(problem("memory: 4GiB..1GiB\n").contains("3: memory: \"4GiB..1GiB\" ends below"));
+    assert!(problem("memory: 1MiB..1GiB\n").contains("possible is 64 MiB to 512 GiB"));
+    assert!(problem("memory: 1GiB..1TiB\n").contains("possible is 64 MiB to 512 GiB"));
+}
+
+#[test]
 fn what_is_beyond_a_limit_names_line_field_and_limit() {
     let text = problem("cpus: 256\n");
     let expected = "3: cpus: a VM's number of CPUs is 256; possible is 1 to 255";

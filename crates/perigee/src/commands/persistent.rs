@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use perigee_controller::user_data;
 use perigee_http::Client;
+use perigee_model::amounts::Range;
 use perigee_model::job::{Start, Vm};
 use perigee_model::network::Publish;
 use perigee_model::persistent_vm::{CloudInit, NewVm, NewVmVolume, StopVm, VmState};
 use perigee_model::vm::{Cpu, Firmware, Hardware, NetworkKind};
 use perigee_model::{GroupName, HostId, HostRules, ImageName, Problem, ProblemKind, SiteId, VmId};
 
-use crate::arguments::size;
+use crate::arguments::{size, size_range};
 use crate::commands::asking::{self, Said};
 use crate::commands::public_keys;
 use crate::output;
@@ -35,9 +36,10 @@ pub struct Create {
     /// vCPUs
     #[arg(long, default_value_t = 1)]
     cpus: u32,
-    /// Memory
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "1GiB")]
-    memory: u64,
+    /// Memory. With a range, as 1GiB..4GiB, it always has the least, and while it runs up to the most, if its host and its tenant's quota
+    /// have it
+    #[arg(long, value_name = "SIZE[..SIZE]", value_parser = size_range, default_value = "1GiB")]
+    memory: Range<u64>,
     /// The size of its root disk [default: the image's]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     disk: Option<u64>,
@@ -161,7 +163,8 @@ pub fn wanted(ask: Create) -> Result<NewVm, Problem> {
         name: ask.name,
         image: ask.image,
         cpus: ask.cpus,
-        memory_bytes: ask.memory,
+        memory_bytes: ask.memory.least,
+        memory_max_bytes: ask.memory.most,
         disk_bytes: ask.disk,
         network: ask.network,
         publish: ask.publish,

@@ -5,16 +5,17 @@ use std::time::Duration;
 
 use clap::{Subcommand, ValueEnum};
 use perigee_http::Client;
+use perigee_model::amounts::{MemoryAmount, Range};
 use perigee_model::job::{AdoptVm, ClusterImage, Migration, MoveVm, UnknownKind, Vm};
 use perigee_model::load::{VcpuUse, VmLoad};
 use perigee_model::persistent_vm::{AttachVolume, DetachVolume, ResizeVm, RestoreVm, SetVm};
-use perigee_model::units::format_seconds;
+use perigee_model::units::{format_rate, format_seconds};
 use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{GroupName, HostId, HostRules, ImageName, Problem, VmId, VolumeName};
 use serde::Serialize;
 
-use crate::arguments::size;
+use crate::arguments::{size, size_range};
 use crate::commands::image::CLUSTER;
 use crate::commands::persistent::{self, Create, Moves};
 use crate::commands::{
@@ -233,9 +234,9 @@ pub struct Size {
     /// vCPUs
     #[arg(long)]
     cpus: Option<u32>,
-    /// Memory
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    memory: Option<u64>,
+    /// Memory. A range, as 1GiB..4GiB, is given to a VM that is stopped
+    #[arg(long, value_name = "SIZE[..SIZE]", value_parser = size_range)]
+    memory: Option<Range<u64>>,
     /// The size of its root disk. The guest makes its filesystem larger at once, if it has qemu-guest-agent and cloud-init, or when it boots
     #[arg(long, value_name = "SIZE", value_parser = size)]
     disk: Option<u64>,
@@ -280,12 +281,20 @@ const COLUMNS: &[Column<Vm>] = &[
     ("host", |v| output::or_dash(v.host.as_ref())),
     ("status", |v| output::word(&v.status)),
     ("cpus", |v| v.cpus.to_string()),
-    ("memory", |v| output::bytes(v.memory_bytes)),
+    ("memory", memory),
     ("up", |v| format!("{} s", v.uptime_ms / 1000)),
     ("job", |v| output::or_dash(v.job.as_ref())),
     ("migration", |v| output::or_dash(v.migration.as_ref())),
     ("reason", |v| v.reason.clone()),
 ];
+
+/// What it has, and its range, where it may have more or less.
+fn memory(vm: &Vm) -> String {
+    match &vm.memory {
+        Some(amount) => MemoryAmount { reason: String::new(), ..amount.clone() }.to_string(),
+        None => output::bytes(vm.memory_bytes),
+    }
+}
 
 /// What is shown of a VM that was just started.
 const SHOWN: &[Column<Vm>] = &[
@@ -299,7 +308,7 @@ const SHOWN: &[Column<Vm>] = &[
 const SIZED: &[Column<Vm>] = &[
     ("vm", |v| v.id.to_string()),
     ("cpus", |v| v.cpus.to_string()),
-    ("memory", |v| output::bytes(v.memory_bytes)),
+    ("memory", memory),
     ("status", |v| output::word(&v.status)),
 ];
 
@@ -342,7 +351,13 @@ const INFO: &[Column<Info>] = &[
     ("host", |i| output::or_dash(i.vm.host.as_ref())),
     ("status", |i| output::word(&i.vm.status)),
     ("cpus", |i| i.vm.cpus.to_string()),
-    ("memory", |i| output::bytes(i.vm.memory_bytes)),
+    ("memory", |i| match &i.vm.memory {
+        Some(amount) => amount.to_string(),
+        None => output::bytes(i.vm.memory_bytes),
+    }),
+    ("memory changes at", |i| {
+        i.vm.load.dirty_bytes_per_s.map_or_else(|| "-".to_owned(), format_rate)
+    }),
     ("up", |i| format!("{} s", i.vm.uptime_ms / 1000)),
     ("waited for a cpu", |i| waited_for_cpu(&i.vm.load)),
     ("job", |i| output::or_dash(i.vm.job.as_ref())),
@@ -456,7 +471,12 @@ async fn save(
 }
 
 async fn resize(client: &Client, vm: &VmId, to: &Size, context: &Context) -> Result<(), Problem> {
-    let ask = ResizeVm { cpus: to.cpus, memory_bytes: to.memory, disk_bytes: to.disk };
+    let ask = ResizeVm {
+        cpus: to.cpus,
+        memory_bytes: to.memory.map(|memory| memory.least),
+        memory_max_bytes: to.memory.and_then(|memory| memory.most),
+        disk_bytes: to.disk,
+    };
     let resized: Vm = client.post(&format!("/v1/vms/{vm}/resize"), &ask).await?;
     if !resized.reason.is_empty() {
         output::note(&resized.reason);

@@ -8,7 +8,7 @@ use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
 use perigee_planner::queue::{Demand, Groups};
 
 use super::groups::groups_of;
-use super::{Index, Inner, Used, demand_of};
+use super::{Index, Inner, Used};
 use crate::records::JobRecord;
 
 /// Which hosts of a migration may take part in no other one.
@@ -254,7 +254,7 @@ impl Index {
     ) -> Result<Hold<'_>, String> {
         let mut inner = self.lock();
         let record = inner.may_move(vm, from)?;
-        let demand = demand_of(record);
+        let demand = inner.demand_now(record);
         let bounds = inner.bounds_of(record, &groups_of(record), binds);
         if let Some(why) = bounds.and_then(|bounds| bounds.why_not(to)) {
             return Err(why);
@@ -292,7 +292,7 @@ impl Index {
             if let Some(why) = bounds.and_then(|bounds| bounds.why_not(to)) {
                 return Err(format!("host {to}: {why}"));
             }
-            needed.entry(to).or_default().add(demand_of(record));
+            needed.entry(to).or_default().add(inner.demand_now(record));
         }
         let used = inner.used();
         for (to, needed) in needed {
