@@ -22,7 +22,7 @@ use perigee_model::{DiskRole, HostId, JobId, Problem, SiteId, VmId, VolumeName};
 use perigee_planner::queue::Groups;
 use perigee_planner::{
     Cluster as Facts, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, MoveCost, Moving,
-    PastMove, PastRun, Refused, Running, Snapshot, StillToCome, Traits, VolumeFacts,
+    PastMove, Prepared, Refused, Running, Snapshot, StillToCome, Traits, VolumeFacts,
 };
 use sha2::{Digest, Sha256};
 
@@ -40,14 +40,6 @@ pub use history::{forget_host, forget_tenant, job_ended, wants_trace};
 #[cfg(test)]
 pub(crate) use history::{history_key, make_room};
 pub use prices::{Prices, VmPrices, move_cost};
-
-/// The planner's facts about a job that has not started.
-#[derive(Debug, Clone)]
-pub struct Prepared {
-    pub job: JobFacts,
-    pub history: Vec<PastRun>,
-    pub others: Vec<PastRun>,
-}
 
 /// Collects the facts about a job: its volumes and its earlier runs.
 ///
@@ -328,7 +320,7 @@ fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
         })
     });
     Facts {
-        hosts,
+        hosts: hosts.into(),
         links: links.collect(),
         probe_request_bytes: u64::from(links::PROBE_REQUEST_BYTES),
         past_moves: past_moves(cluster),

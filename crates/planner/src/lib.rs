@@ -18,7 +18,7 @@
 //! | When does the planner move all VMs of a job? | `gangs/moves.rs`; its facts: `controller/src/jobs/gang/decide_move.rs` |
 //! | What leaves a host that is drained, in which order, and where does it go? | `drain.rs`; its facts: `controller/src/drain/facts.rs` |
 //! | Is a VM's memory sent compressed, and is the VM slowed down meanwhile? | `modes.rs` |
-//! | Which queued job starts next, and where? | `queue/` (the decision), `controller/src/scheduler.rs` (its snapshot), `controller/src/scheduler/refusals.rs` (how many refused plans a pass makes) |
+//! | Which queued job starts next, and where? | `queue/` (`pass.rs`: the decision), `controller/src/scheduler.rs` (its snapshot), `queue/refusals.rs` (how many refused plans a pass makes) |
 //! | Where do all of its VMs start, or none? | `queue/gang.rs` |
 //! | What would each way to run a job take? | `options/mod.rs` |
 //! | When does a running VM move, or its data? | `running.rs`, `running/changes.rs`; at once, by its history: `running/sure.rs`; what that costs: `moving.rs`, `copying.rs` |
@@ -29,6 +29,7 @@
 //! | What is kept of a job's runs, and which runs count for which job? | `runs.rs` |
 //! | How is a time predicted at a distance that a job never ran at, and how sure is that? | `learn.rs`; from runs: `learn/fit.rs`, without: `learn/one_pass.rs` (a guess, improved by the cluster's other jobs); whether recorded runs are in the ranges: `options/recorded.rs` |
 //! | What would a run have taken farther from its data, by its block trace? | `replay/mod.rs`; over the proxy of its host: `replay/proxy.rs` |
+//! | How are hosts and links found among 10,000? | `index.rs`; which hosts does a plan look at closely: `options/alike.rs` |
 //! | How long does a VM boot at a host, and how fast is the host? | `hosts.rs`; how much slower while others compute there: `cpu_load.rs` |
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
@@ -46,6 +47,7 @@ mod figures;
 mod fixture;
 pub mod gangs;
 mod hosts;
+mod index;
 mod learn;
 mod modes;
 mod moving;
@@ -63,7 +65,7 @@ mod work;
 pub use experience::compression;
 pub use facts::{
     Boot, Cluster, CopyFacts, CpuLoad, DiskFacts, HostFacts, JobFacts, LinkFacts, LinkForMoves,
-    Moving, PastMove, RefusedWay, Running, Snapshot, StillToCome, VolumeFacts,
+    Moving, PastMove, Prepared, RefusedWay, Running, Snapshot, StillToCome, VolumeFacts,
 };
 pub use modes::{CompressionGain, Mode};
 pub use moving::{Dirty, MoveCost, move_cost};

@@ -38,8 +38,11 @@ pub struct Size {
     pub balance_most_ms: f64,
     /// The queue's decision about one job.
     pub queue_ms: f64,
-    /// The plan of one job with a volume; `None` if that took very long with fewer hosts already.
-    pub plan_ms: Option<f64>,
+    /// The plan of one job with a volume, after others of the same pass.
+    pub plan_ms: f64,
+    /// A whole pass over 100 waiting jobs, with the plan of each.
+    #[serde(default)]
+    pub pass_ms: f64,
     pub simulated_s: f64,
     pub took_s: f64,
 }

@@ -48,6 +48,7 @@ fn sizes(page: &mut String, scenario: &Simulated) {
         "longest, ms",
         "queue, ms",
         "plan, ms",
+        "pass, ms",
         "simulated, s",
         "took, s",
     ];
@@ -60,7 +61,8 @@ fn sizes(page: &mut String, scenario: &Simulated) {
             format!("{:.2}", size.balance_ms),
             format!("{:.2}", size.balance_most_ms),
             format!("{:.3}", size.queue_ms),
-            size.plan_ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.2}")),
+            format!("{:.2}", size.plan_ms),
+            format!("{:.1}", size.pass_ms),
             format!("{:.0}", size.simulated_s),
             format!("{:.1}", size.took_s),
         ];
@@ -76,7 +78,8 @@ fn sizes(page: &mut String, scenario: &Simulated) {
     let lines = [
         line("balance, for each VM", &|size| Some(each(size.balance_ms, size.vms))),
         line("queue, for each host", &|size| Some(each(size.queue_ms, size.hosts))),
-        line("plan, for each host", &|size| Some(each(size.plan_ms?, size.hosts))),
+        line("plan, for each host", &|size| Some(each(size.plan_ms, size.hosts))),
+        line("pass of 100 jobs, for each host", &|size| Some(each(size.pass_ms, size.hosts))),
     ];
     let title = "How decisions grow";
     let caption = "A line that stays level grows as the cluster does.";

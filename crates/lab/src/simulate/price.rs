@@ -47,8 +47,8 @@ fn two_hosts(scenario: &Scenario, rtt_ms: f64) -> Cluster {
         moves: LinkForMoves { wait_s: Some(0.0), max_bytes_per_s: None },
     };
     Cluster {
-        hosts: ["from", "to"].map(host).into(),
-        links: vec![link("from", "to"), link("to", "from")],
+        hosts: ["from", "to"].map(host).into_iter().collect(),
+        links: vec![link("from", "to"), link("to", "from")].into(),
         probe_request_bytes: 8192,
         past_moves: Vec::new(),
     }

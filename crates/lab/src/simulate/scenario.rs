@@ -21,6 +21,7 @@
 //! sizes: [10, 100]       # hosts, with VMs in proportion: how long decisions take
 //! ```
 
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
@@ -96,7 +97,7 @@ impl Scenario {
             count: 1,
             start: Start::Anywhere,
             volumes: Vec::new(),
-            avoid: Vec::new(),
+            avoid: BTreeSet::new(),
             groups: Default::default(),
             lost_at: Vec::new(),
             blocked: None,

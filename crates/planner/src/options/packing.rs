@@ -3,25 +3,29 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use perigee_model::SiteId;
+use perigee_model::{HostId, SiteId};
 
-use super::{Stay, vcpus_per_cpu};
+use super::alike::vcpus_per_cpu;
+use super::stays::Stay;
 use crate::facts::HostFacts;
 
 /// A job may take so many times longer at a fuller host. Measured times of equal hosts differ by some percent.
-const AS_FAST: f64 = 1.1;
+pub(super) const AS_FAST: f64 = 1.1;
+
+/// The fullest host comes first.
+pub(super) fn order(host: &HostFacts) -> (Reverse<u64>, u64, &HostId) {
+    (Reverse(vcpus_per_cpu(host)), host.memory_free_bytes, &host.id)
+}
 
 /// Has the hosts of each site that packs change places among themselves: the fullest one comes first.
-pub(super) fn fullest_first(hosts: &mut [&HostFacts]) {
+pub(super) fn fullest_first<'a, T: Copy>(hosts: &mut [T], of: impl Fn(T) -> &'a HostFacts) {
     let mut sites: BTreeMap<&SiteId, Vec<usize>> = BTreeMap::new();
-    for (place, host) in hosts.iter().enumerate().filter(|(_, host)| host.packs) {
-        sites.entry(&host.site).or_default().push(place);
+    for (place, host) in hosts.iter().enumerate().filter(|(_, host)| of(**host).packs) {
+        sites.entry(&of(*host).site).or_default().push(place);
     }
     for places in sites.into_values() {
-        let mut own: Vec<&HostFacts> = places.iter().map(|place| hosts[*place]).collect();
-        own.sort_by_key(|host| {
-            (Reverse(vcpus_per_cpu(host)), host.memory_free_bytes, host.id.clone())
-        });
+        let mut own: Vec<T> = places.iter().map(|place| hosts[*place]).collect();
+        own.sort_by(|a, b| order(of(*a)).cmp(&order(of(*b))));
         for (place, host) in places.into_iter().zip(own) {
             hosts[place] = host;
         }
@@ -46,6 +50,7 @@ pub(super) fn fullest_as_fast<'a>(stays: &'a [Stay], best: &'a Stay) -> &'a Stay
 mod tests {
     use perigee_model::job::Start;
 
+    use crate::facts::HostFacts;
     use crate::fixture::{booted_in, cluster, job};
     use crate::{Snapshot, plan};
 
@@ -70,6 +75,26 @@ mod tests {
         assert_eq!(starts_at(true, [1, 0], 12.0), "home1");
         assert_eq!(starts_at(true, [0, 1], 12.0), "home2");
         assert_eq!(starts_at(true, [0, 0], 12.0), "home1", "of equal ones the first");
+    }
+
+    #[test]
+    fn a_large_site_packs_too() {
+        let mut job = job();
+        job.start = Start::Site("home".parse().expect("a name"));
+        job.volumes.clear();
+        let mut cluster = cluster();
+        let first = cluster.hosts[0].clone();
+        let hosts = (0..40_u32).map(|number| HostFacts {
+            id: format!("h{number:02}").parse().expect("a name"),
+            packs: true,
+            running_vcpus: number % 7,
+            ..first.clone()
+        });
+        cluster.hosts = hosts.collect::<Vec<_>>().into();
+        let snapshot = Snapshot { cluster, job, history: Vec::new(), others: Vec::new() };
+        let plan = plan(&snapshot).expect("a plan");
+        let start = &plan.chosen().expect("a way").start;
+        assert_eq!(start.to_string(), "h06", "the first of those with six vCPUs");
     }
 
     #[test]

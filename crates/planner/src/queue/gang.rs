@@ -64,11 +64,11 @@ where
         if hosts.is_empty() {
             let room = rooms.rooms.iter().find(|room| room.host.id == host);
             let scope = ready.iter().find(|scope| room.is_none_or(|room| scope.has(room)));
-            let within = |id: &HostId| {
-                let room = rooms.rooms.iter().find(|room| room.host.id == *id);
-                scope.is_none_or(|scope| room.is_none_or(|room| scope.has(room)))
-            };
-            candidates.retain(within);
+            if let Some(scope) = scope {
+                let outside = rooms.rooms.iter().filter(|room| !scope.has(room));
+                let outside: BTreeSet<&HostId> = outside.map(|room| &room.host.id).collect();
+                candidates.retain(|id| !outside.contains(id));
+            }
         }
         after.take(&host, waiting.demand);
         if waiting.is_one_each() {

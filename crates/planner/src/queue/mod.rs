@@ -23,23 +23,29 @@
 //! - **Volumes**: a job that waits for a volume reserves it against the jobs behind it.
 //! - **Plans**: while what a job's plan needs is being read, the room that it could have is kept for it.
 //!
+//! [`pass()`] is the whole of it, with the plans of the jobs that start; [`schedule`] asks for each of them where it starts.
+//!
 //! A job for which a host or room is kept has its volumes and its part of the quota reserved too. Else it could have one or the
 //! other in turn, and never all.
 
 mod gang;
 mod groups;
+mod pass;
+mod refusals;
 mod room;
 #[cfg(test)]
 mod tests;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use perigee_model::job::{Access, JobVolume, Start};
 use perigee_model::tenant::{Quota, Running, tenant_of};
 use perigee_model::{HostId, JobId, SiteId, VolumeName};
 
 pub use groups::{Bounds, Grouped, Groups};
+pub use pass::{JobGrant, Known, NotMeasured, PassDecision, PassSnapshot, Read, pass};
+pub use refusals::Refusals;
 use room::{Rooms, Ruled, Wait};
 
 /// The waiting time that is worth one point of priority.
@@ -187,7 +193,7 @@ pub struct Waiting {
     /// Its data volumes. It does not wait for a volume that it only clones.
     pub volumes: Vec<JobVolume>,
     /// Hosts where it may not start now.
-    pub avoid: Vec<HostId>,
+    pub avoid: BTreeSet<HostId>,
     /// Its rules about other VMs.
     pub groups: Groups,
     /// Hosts where it was lost, and that still have something of it: the rule `together` does not bind it to them.

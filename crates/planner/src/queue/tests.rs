@@ -38,7 +38,7 @@ fn job(number: u64, owner: &str, cpus: u32) -> Waiting {
         start: Start::Anywhere,
         count: 1,
         volumes: Vec::new(),
-        avoid: Vec::new(),
+        avoid: BTreeSet::new(),
         groups: Default::default(),
         lost_at: Vec::new(),
         blocked: None,
