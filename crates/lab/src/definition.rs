@@ -132,6 +132,8 @@ pub struct Definition {
     pub bridges: Vec<String>,
     /// How long a VM's request waits for the home of its volume that does not answer; `None`: as by default.
     pub home_patience_s: Option<u64>,
+    /// How many of this machine's CPUs the daemons and VMs of each host have for themselves; `None`: all hosts share all of them.
+    pub cpus_of_host: Option<u32>,
 }
 
 impl Definition {
@@ -152,6 +154,7 @@ impl Definition {
             guests_reach: Vec::new(),
             bridges: Vec::new(),
             home_patience_s: None,
+            cpus_of_host: None,
         }
     }
 

@@ -10,6 +10,8 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
 use perigee_model::{HostId, Problem, SiteId};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
@@ -91,6 +93,8 @@ fn process_of(child: &Child) -> Option<Process> {
 struct Daemon {
     name: String,
     namespace: String,
+    /// The list of the CPUs that it and its VMs may use; `None`: all.
+    cpus: Option<String>,
     program: PathBuf,
     args: Vec<String>,
     log: PathBuf,
@@ -98,7 +102,14 @@ struct Daemon {
 
 impl Daemon {
     fn spawn(&self) -> Result<Child, Problem> {
-        let mut command: Command = net::in_namespace(&self.namespace, &self.program);
+        let mut command: Command = match &self.cpus {
+            Some(cpus) => {
+                let mut taskset = net::in_namespace(&self.namespace, Path::new("taskset"));
+                taskset.args(["--cpu-list", cpus]).arg(&self.program);
+                taskset
+            }
+            None => net::in_namespace(&self.namespace, &self.program),
+        };
         command
             .args(&self.args)
             .stdin(Stdio::null())
@@ -135,13 +146,26 @@ async fn keep(daemon: Daemon, registry: Registry) {
 fn daemons(file: &LabFile, dir: &LabDir) -> Vec<Daemon> {
     let definition = &file.definition;
     let mut daemons = vec![controller(file, dir)];
-    for (site, host) in definition.hosts() {
+    for (number, (site, host)) in definition.hosts().enumerate() {
         let Some(address) = definition.host_address(host) else { continue };
         let address = address.to_string();
-        daemons.push(volume_server(file, dir, host, &address));
-        daemons.push(agent(file, dir, site, host, &address));
+        let cpus = definition.cpus_of_host.and_then(|each| cpus_of(number, each));
+        let volume_server = volume_server(file, dir, host, &address);
+        daemons.push(Daemon { cpus: cpus.clone(), ..volume_server });
+        daemons.push(Daemon { cpus, ..agent(file, dir, site, host, &address) });
     }
     daemons
+}
+
+/// The list of the CPUs that the daemons and VMs of a lab's host have, as `taskset` takes it: so many of those that this process may use,
+/// after those of the hosts before. `None` if there are not so many.
+fn cpus_of(host: usize, each: u32) -> Option<String> {
+    let mine = sched_getaffinity(Pid::from_raw(0)).ok()?;
+    let is_mine = |cpu: &usize| mine.is_set(*cpu).unwrap_or(false);
+    let each = each as usize;
+    let cpus = (0..CpuSet::count()).filter(is_mine).skip(host * each).take(each);
+    let cpus: Vec<String> = cpus.map(|cpu| cpu.to_string()).collect();
+    (cpus.len() == each).then(|| cpus.join(","))
 }
 
 /// The relay runs in a site's namespace, where `down` finds it. `None` if there is no WAN.
@@ -152,6 +176,7 @@ fn relay(file: &LabFile, dir: &LabDir) -> Option<Daemon> {
     Some(Daemon {
         name: "relay".to_owned(),
         namespace: definition.site_namespace(&site.name),
+        cpus: None,
         program: file.program.clone(),
         args: words(&[
             "lab",
@@ -185,6 +210,7 @@ fn controller(file: &LabFile, dir: &LabDir) -> Daemon {
     Daemon {
         name: "ctl".to_owned(),
         namespace: definition.controller_namespace(),
+        cpus: None,
         program: file.program.clone(),
         args,
         log: ctl.join("controller.log"),
@@ -196,6 +222,7 @@ fn volume_server(file: &LabFile, dir: &LabDir, host: &HostId, address: &str) -> 
     Daemon {
         name: format!("{host}/volume"),
         namespace: file.definition.host_namespace(host),
+        cpus: None,
         program: file.program.clone(),
         args: volume_server_args(file, dir, host, address),
         log: home.join("volume.log"),
@@ -273,6 +300,7 @@ fn agent(file: &LabFile, dir: &LabDir, site: &SiteId, host: &HostId, address: &s
     Daemon {
         name: format!("{host}/agent"),
         namespace: definition.host_namespace(host),
+        cpus: None,
         program: file.program.clone(),
         args,
         log: home.join("agent.log"),

@@ -170,7 +170,7 @@ const LABS: &[Column<LabSummary>] = &[
 /// of `lab run`, or says whether an experiment has found something wrong.
 pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
     let steps = Steps::default();
-    if matches!(verb, Verb::Run { .. } | Verb::Demo { .. }) {
+    if matches!(verb, Verb::Run { .. } | Verb::Demo { .. } | Verb::Simulate(_)) {
         output::outlive_reader();
     }
     match verb {
@@ -222,7 +222,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let options = perigee_lab::demo::Options { definition, lab, image, scale_factor, out };
             perigee_lab::demo::demo(options, &steps).await?;
         }
-        Verb::Simulate(options) => simulate::run(options, context.format, &steps)?,
+        Verb::Simulate(options) => simulate::run(options, context.format, &steps).await?,
         Verb::Wan(verb) => wan::run(verb, context, &steps).await?,
         Verb::Relay { lab, base } => perigee_lab::wan::relay(&base.base, &lab)?,
         Verb::Supervise { lab, base } => perigee_lab::supervise(&base.base, &lab).await?,
