@@ -10,8 +10,6 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::sched::{CpuSet, sched_getaffinity};
-use nix::unistd::Pid;
 use perigee_model::{HostId, Problem, SiteId};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
@@ -89,11 +87,11 @@ fn process_of(child: &Child) -> Option<Process> {
     Process::of(i32::try_from(child.id()?).ok()?)
 }
 
-/// A daemon's command line, its namespace and its log file.
+/// A daemon's command line, its namespace, its CPUs and its log file.
 struct Daemon {
     name: String,
     namespace: String,
-    /// The list of the CPUs that it and its VMs may use; `None`: all.
+    /// As [`Definition::cpu_list`].
     cpus: Option<String>,
     program: PathBuf,
     args: Vec<String>,
@@ -102,15 +100,13 @@ struct Daemon {
 
 impl Daemon {
     fn spawn(&self) -> Result<Child, Problem> {
-        let mut command: Command = match &self.cpus {
-            Some(cpus) => {
-                let mut taskset = net::in_namespace(&self.namespace, Path::new("taskset"));
-                taskset.args(["--cpu-list", cpus]).arg(&self.program);
-                taskset
-            }
-            None => net::in_namespace(&self.namespace, &self.program),
-        };
+        // Like `nsenter`, `taskset` replaces itself with the program.
+        let pinned = self.cpus.iter().flat_map(|cpus| ["taskset", "--cpu-list", cpus.as_str()]);
+        let mut line = pinned.map(Path::new).chain([self.program.as_path()]);
+        let first = line.next().unwrap_or(&self.program);
+        let mut command: Command = net::in_namespace(&self.namespace, first);
         command
+            .args(line)
             .args(&self.args)
             .stdin(Stdio::null())
             .stdout(open_log(&self.log)?)
@@ -146,26 +142,13 @@ async fn keep(daemon: Daemon, registry: Registry) {
 fn daemons(file: &LabFile, dir: &LabDir) -> Vec<Daemon> {
     let definition = &file.definition;
     let mut daemons = vec![controller(file, dir)];
-    for (number, (site, host)) in definition.hosts().enumerate() {
+    for (site, host) in definition.hosts() {
         let Some(address) = definition.host_address(host) else { continue };
         let address = address.to_string();
-        let cpus = definition.cpus_of_host.and_then(|each| cpus_of(number, each));
-        let volume_server = volume_server(file, dir, host, &address);
-        daemons.push(Daemon { cpus: cpus.clone(), ..volume_server });
-        daemons.push(Daemon { cpus, ..agent(file, dir, site, host, &address) });
+        daemons.push(volume_server(file, dir, host, &address));
+        daemons.push(agent(file, dir, site, host, &address));
     }
     daemons
-}
-
-/// The list of the CPUs that the daemons and VMs of a lab's host have, as `taskset` takes it: so many of those that this process may use,
-/// after those of the hosts before. `None` if there are not so many.
-fn cpus_of(host: usize, each: u32) -> Option<String> {
-    let mine = sched_getaffinity(Pid::from_raw(0)).ok()?;
-    let is_mine = |cpu: &usize| mine.is_set(*cpu).unwrap_or(false);
-    let each = each as usize;
-    let cpus = (0..CpuSet::count()).filter(is_mine).skip(host * each).take(each);
-    let cpus: Vec<String> = cpus.map(|cpu| cpu.to_string()).collect();
-    (cpus.len() == each).then(|| cpus.join(","))
 }
 
 /// The relay runs in a site's namespace, where `down` finds it. `None` if there is no WAN.
@@ -222,7 +205,7 @@ fn volume_server(file: &LabFile, dir: &LabDir, host: &HostId, address: &str) -> 
     Daemon {
         name: format!("{host}/volume"),
         namespace: file.definition.host_namespace(host),
-        cpus: None,
+        cpus: file.definition.cpu_list(host),
         program: file.program.clone(),
         args: volume_server_args(file, dir, host, address),
         log: home.join("volume.log"),
@@ -300,7 +283,7 @@ fn agent(file: &LabFile, dir: &LabDir, site: &SiteId, host: &HostId, address: &s
     Daemon {
         name: format!("{host}/agent"),
         namespace: definition.host_namespace(host),
-        cpus: None,
+        cpus: definition.cpu_list(host),
         program: file.program.clone(),
         args,
         log: home.join("agent.log"),

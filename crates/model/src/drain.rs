@@ -91,6 +91,8 @@ pub enum DrainedKind {
     Job,
     /// A volume whose home the host is.
     Volume,
+    /// A network whose gateway the host is, although other hosts have VMs of the network.
+    Network,
 }
 
 impl std::fmt::Display for DrainedKind {
@@ -99,6 +101,7 @@ impl std::fmt::Display for DrainedKind {
             Self::Vm => "VM",
             Self::Job => "job",
             Self::Volume => "volume",
+            Self::Network => "network",
         })
     }
 }

@@ -48,6 +48,8 @@ pub struct Leaving {
     pub gangs: Vec<LeavingGang>,
     /// The volumes whose home it is.
     pub volumes: Vec<LeavingVolume>,
+    /// The networks whose gateway it is, although hosts that can have it have VMs of them.
+    pub gateways: Vec<String>,
 }
 
 /// Another host.
@@ -203,6 +205,10 @@ pub fn plan(facts: &Leaving) -> Vec<DrainStep> {
     for volume in &facts.volumes {
         steps.push(of_volume(volume, &users, &mut groups, &mut rooms));
     }
+    let why = "its gateway is here, and goes to another host with its VMs";
+    steps.extend(facts.gateways.iter().map(|network| {
+        Planned::new(DrainedKind::Network, network, DrainFate::Waits, why.to_owned())
+    }));
     steps.sort_by(|one, other| {
         one.key().partial_cmp(&other.key()).unwrap_or(std::cmp::Ordering::Equal)
     });

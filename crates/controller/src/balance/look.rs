@@ -8,6 +8,7 @@ use perigee_model::balance::{LoadNotKnown, VmBalance};
 use perigee_model::job::{HostState, JobState, Migration};
 use perigee_model::load::VcpuUse;
 use perigee_model::units::{format_bytes, format_seconds};
+use perigee_model::vm::HostReport;
 use perigee_model::{DiskRole, HostId, Problem, SiteId, VmId};
 use perigee_planner::Refused;
 use perigee_planner::balance::{Accounts, Elsewhere, HostLoad, Look, VmLoad, pairs, price_s};
@@ -120,6 +121,13 @@ fn is_at(migration: &Migration, host: &HostId) -> bool {
     migration.from == *host || migration.to == *host
 }
 
+/// How many CPUs of the host are in use; `None` if that is not known, or the figure can't be.
+fn used_cpus(report: &HostReport) -> Option<f64> {
+    // The kernel counts in ticks, so of a host that is all busy it may be a little more than all.
+    let most = f64::from(report.cpus) * 1.1;
+    report.cpus_used_1m.filter(|used| (0.0..=most).contains(used))
+}
+
 struct Here<'a> {
     cluster: &'a Cluster,
     site: &'a SiteId,
@@ -168,7 +176,9 @@ impl<'a> Here<'a> {
     }
 
     fn load(&self, host: &HostId, vm: &VmId) -> Option<VcpuUse> {
-        self.cluster.hosts.fresh_vm(host, vm, LOAD_AGE_MAX)?.1.load.vcpus_1m
+        let load = self.cluster.hosts.fresh_vm(host, vm, LOAD_AGE_MAX)?.1.load.vcpus_1m?;
+        let can_be = |vcpus: f64| vcpus.is_finite() && vcpus >= 0.0;
+        (can_be(load.running_vcpus) && can_be(load.waiting_vcpus)).then_some(load)
     }
 
     /// The disks of a VM without a job whose home is another host, and the share of the time in which it waits for each; `None` where that is
@@ -244,12 +254,15 @@ impl<'a> Here<'a> {
         let hosts = &self.cluster.hosts;
         let is_up = hosts.state(host) == HostState::Up;
         let report = hosts.report(host);
-        let used_cpus = report.as_ref().and_then(|report| report.cpus_used_1m).filter(|_| is_up);
+        let used_cpus = report.as_deref().and_then(used_cpus).filter(|_| is_up);
         let there = || vms.iter().filter(|vm| vm.host == *host);
         let unmeasured = there().find(|vm| vm.used_cpus.is_none());
-        let why = match (is_up, &report, used_cpus, unmeasured) {
+        let why = match (is_up, report.as_deref(), used_cpus, unmeasured) {
             (false, ..) => Some(hosts.silence(host)),
             (true, None, ..) => Some("it has not reported yet".to_owned()),
+            (true, Some(HostReport { cpus_used_1m: Some(used), cpus, .. }), None, _) => {
+                Some(format!("its agent says that {used} of its {cpus} CPUs are in use"))
+            }
             (true, Some(_), None, _) => {
                 Some("its agent does not know yet how many CPUs are in use, or has only a share of their time".to_owned())
             }

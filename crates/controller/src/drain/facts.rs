@@ -21,6 +21,7 @@ use perigee_planner::drain::{
 use crate::cleaner::Pending;
 use crate::cluster::{Cluster, HostLink, capacity, demand_of, groups_of};
 use crate::migration::{self, by_itself};
+use crate::networks;
 use crate::planning::{Prices, VmPrices, links};
 use crate::records::{
     GangMoveRequest, JobIntent, JobRecord, Kind, VolumeRecord, job_intent_key, vm_of,
@@ -66,6 +67,7 @@ pub(super) async fn gather(cluster: &Arc<Cluster>, host: &HostId) -> Result<Leav
         }
     }
     let mut volumes = at.volumes(&jobs).await?;
+    let gateways = at.gateways().await?;
     let age_ms = |drain: &Drain| cluster.clock.age_ms(drain.asked_ms);
     let waits_for_ends =
         cluster.hosts.drain(host).is_none_or(|drain| age_ms(&drain) < WAITS_FOR_ENDS_MS);
@@ -90,6 +92,7 @@ pub(super) async fn gather(cluster: &Arc<Cluster>, host: &HostId) -> Result<Leav
         vms,
         gangs,
         volumes,
+        gateways,
     })
 }
 
@@ -194,6 +197,19 @@ impl At<'_> {
         index.host_of(record).as_ref() == Some(self.host)
             || index.grant_of(&record.job.id).is_some_and(|grant| is_given(&grant.host))
             || comes()
+    }
+
+    /// The networks whose gateway is here although a host that takes VMs has VMs of theirs: the gateway is about to go there.
+    async fn gateways(&self) -> Result<Vec<String>, Problem> {
+        let takes_vms = |host: &HostId| {
+            self.others.iter().any(|other| other.id == *host && other.refusal.is_none())
+        };
+        let all = networks::list(self.cluster).await?.into_iter();
+        let due = all.filter(|network| {
+            let mut at = network.vms.iter().filter_map(|vm| vm.host.as_ref());
+            network.gateway_host.as_ref() == Some(self.host) && at.any(takes_vms)
+        });
+        Ok(due.map(|network| network.name.to_string()).collect())
     }
 
     async fn vm(&self, record: &JobRecord) -> LeavingVm {

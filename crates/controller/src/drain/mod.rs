@@ -227,6 +227,8 @@ async fn request(cluster: &Arc<Cluster>, host: &HostId, step: &DrainStep) -> Res
             }
             jobs::call_off_leaving(cluster, &job, host).await
         }
+        // It goes there by itself (`networks/gateways.rs`).
+        DrainedKind::Network => Ok(()),
         DrainedKind::Volume => {
             let volume = VolumeName::new(&step.name).map_err(name)?;
             let cause = VolumeMoveCause::Drains(host.clone());

@@ -1,27 +1,31 @@
 //! VMs without a job at an overloaded host.
 
 use perigee_model::balance::{BalanceMode, SetBalance, SiteBalance, VmStanding};
-use perigee_model::job::{Access, Job, JobSpec, JobState, NewVolume, Start};
+use perigee_model::drain::DrainHost;
+use perigee_model::job::{Access, Job, JobSpec, JobState, MigrationState, NewVolume, Start};
 use perigee_model::load::{VcpuUse, VmLoad};
-use perigee_model::persistent_vm::{NewVm, NewVmVolume, SetVm};
+use perigee_model::persistent_vm::{NewVm, NewVmVolume, SetVm, VmState};
 use perigee_model::plan::Trigger;
+use perigee_model::vm::{MigrationPhase, VmStatus};
 use perigee_model::volume::VolumeSource;
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, HostRules, LeaveSite, Problem, SiteId, VmId, VolumeName};
 use perigee_planner::balance::TAKEN;
 
-use super::drain::source_is_asked;
+use super::drain::{source_is_asked, unreachable};
 use super::fake::FakeHost;
 use super::gone::second_home;
 use super::migrations::{moves_to_its_data, switch, switch_to};
 use super::persistent_vms::{new_vm, web};
-use super::{Lab, running_as, spec, wait_for};
+use super::term::{copy_store, is_refused};
+use super::{Lab, TIMING, Traffic, running_as, spec, wait_for};
 use crate::cluster::Alone;
 use crate::cluster::balance::{BalanceRecord, balance_key};
 use crate::migration::{Request, by_itself};
 use crate::planning::{self, links};
 use crate::storage::volumes;
-use crate::{balance, hosts, vms};
+use crate::supervisor::Supervisor;
+use crate::{balance, drain, hosts, term, vms};
 
 fn home() -> SiteId {
     SiteId::new("home").expect("a name")
@@ -29,12 +33,28 @@ fn home() -> SiteId {
 
 /// The agent says that so many CPUs are in use, and that the VM's vCPU has half of what it wants of one.
 fn report(host: &FakeHost, cpus_used: Option<f64>, vm: Option<&VmId>) {
-    let mut inside = host.inside();
-    inside.cpus_used_1m = cpus_used;
-    if let Some(vm) = vm.and_then(|vm| inside.vms.get_mut(vm)) {
-        let vcpus_1m = Some(VcpuUse { running_vcpus: 0.5, waiting_vcpus: 0.5 });
-        vm.report.load = VmLoad { vcpus_1m, ..VmLoad::default() };
+    host.inside().cpus_used_1m = cpus_used;
+    if let Some(vm) = vm {
+        report_vm(host, vm, VcpuUse { running_vcpus: 0.5, waiting_vcpus: 0.5 });
     }
+}
+
+fn report_vm(host: &FakeHost, vm: &VmId, load: VcpuUse) {
+    if let Some(vm) = host.inside().vms.get_mut(vm) {
+        vm.report.load = VmLoad { vcpus_1m: Some(load), ..VmLoad::default() };
+    }
+}
+
+/// The hosts whose loads are not known, by a look after which nothing has moved. The reasons have these words.
+async fn not_known(lab: &Lab, what: &str, wanted: &[(&FakeHost, &str)]) {
+    shows(lab, what, |shown| {
+        let is = |(host, words): &(&FakeHost, &str)| {
+            shown.not_known.iter().any(|one| one.host == host.id && one.why.contains(words))
+        };
+        shown.not_known.len() == wanted.len() && wanted.iter().all(is)
+    })
+    .await;
+    assert!(lab.cluster.index.migrations_of(&web()).is_empty(), "{what}");
 }
 
 fn at_home1() -> NewVm {
@@ -123,6 +143,102 @@ async fn a_host_whose_load_is_not_known_is_named_and_gets_no_vm() {
     assert!(shown.not_known[0].why.contains("CPUs"), "{}", shown.not_known[0].why);
     assert!(shown.vms.is_empty(), "{:?}", shown.vms);
     assert!(lab.cluster.index.migrations_of(&web()).is_empty());
+}
+
+#[tokio::test]
+async fn figures_that_can_t_be_are_not_known_and_move_nothing() {
+    let (lab, second) = starving(Some(-3.0)).await;
+    set(&lab, BalanceMode::On).await;
+    not_known(&lab, "less than none in use", &[(&second, "-3 of its 2 CPUs")]).await;
+    report(&second, Some(4711.0), None);
+    not_known(&lab, "more than all in use", &[(&second, "4711 of its 2 CPUs")]).await;
+    report(&lab.home, Some(4711.0), None);
+    not_known(&lab, "the same of both", &[(&second, "4711"), (&lab.home, "4711")]).await;
+    report(&second, Some(0.0), None);
+    not_known(&lab, "one that would be left", &[(&lab.home, "4711")]).await;
+    report_vm(&lab.home, &web(), VcpuUse { running_vcpus: -1.0, waiting_vcpus: 2.0 });
+    wait_for("the VM's figures", async || {
+        let (_, vm) = lab.cluster.hosts.fresh_vm(&lab.home.id, &web(), super::PATIENCE)?;
+        vm.load.vcpus_1m.filter(|load| load.running_vcpus < 0.0)
+    })
+    .await;
+    report(&lab.home, Some(2.0), None);
+    not_known(&lab, "a VM that runs for less than no time", &[(&lab.home, "VM web")]).await;
+}
+
+#[tokio::test]
+async fn a_host_that_is_away_neither_gets_nor_loses_a_vm() {
+    let (lab, second) = starving(Some(0.0)).await;
+    set(&lab, BalanceMode::Off).await;
+    unreachable(&lab, &second).await;
+    set(&lab, BalanceMode::On).await;
+    let silent = "has not answered";
+    not_known(&lab, "the idle host to be away", &[(&second, silent)]).await;
+    set(&lab, BalanceMode::Off).await;
+    unreachable(&lab, &lab.home).await;
+    second.inside().down = false;
+    set(&lab, BalanceMode::On).await;
+    not_known(&lab, "the overloaded host to be away", &[(&lab.home, silent)]).await;
+}
+
+#[tokio::test]
+async fn a_target_that_dies_during_the_move_ends_no_vm_and_is_not_idle() {
+    let (lab, second) = starving(Some(0.0)).await;
+    set(&lab, BalanceMode::On).await;
+    source_is_asked(&lab.home, &web()).await;
+    second.inside().down = true;
+    lab.home.set_phase(&web(), MigrationPhase::Failed, VmStatus::Running);
+    shows(&lab, "only the dead host's load to be not known", |shown| {
+        matches!(&shown.not_known[..], [one] if one.host == second.id && one.why.contains("has not answered"))
+    })
+    .await;
+    let moves = lab.cluster.index.migrations_of(&web());
+    let states: Vec<MigrationState> = moves.iter().map(|one| one.migration.state).collect();
+    assert_eq!(states, [MigrationState::Aborted]);
+    let vm = vms::get(&lab.cluster, &web()).await.expect("the VM");
+    assert_eq!((vm.status, vm.host.as_ref()), (VmState::Running, Some(&lab.home.id)));
+}
+
+#[tokio::test]
+async fn of_two_controllers_only_the_one_that_the_hosts_obey_moves_a_vm() {
+    let (lab, second_home) = starving(None).await;
+    set(&lab, BalanceMode::On).await;
+    let copy = tempfile::tempdir().expect("a directory");
+    copy_store(lab.dir.path(), copy.path());
+    term::take_over(copy.path()).await.expect("told");
+    let second = Supervisor::start(copy.path(), TIMING, Traffic::Plain).await.expect("the one");
+    is_refused(&lab).await;
+    links::probe_all(&second.cluster).await.expect("figures");
+    report(&second_home, Some(0.0), None);
+    source_is_asked(&lab.home, &web()).await;
+    assert_eq!(second.cluster.index.migrations_of(&web()).len(), 1);
+    assert!(lab.cluster.index.migrations_of(&web()).is_empty(), "the first one has decided too");
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn a_vm_that_the_balancer_and_a_drain_want_elsewhere_moves_once() {
+    let (lab, second) = starving(Some(0.0)).await;
+    for host in [&lab.home, &second] {
+        host.inside().pool_free_bytes = Some(1 << 40);
+    }
+    let (by, ask) = ("ann".to_owned(), DrainHost::default());
+    let drained = drain::drain(&lab.cluster, &lab.home.id, by, ask);
+    let (_, drained) = tokio::join!(set(&lab, BalanceMode::On), drained);
+    drained.expect("a drain");
+    source_is_asked(&lab.home, &web()).await;
+    arrives(&lab, &second).await;
+    report(&second, Some(0.5), Some(&web()));
+    wait_for("the host to be drained", async || {
+        let host = hosts::info(&lab.cluster, &lab.home.id).await.ok()?;
+        host.drain.filter(|drain| drain.is_drained()).map(drop)
+    })
+    .await;
+    shows(&lab, "a look at known loads", |shown| {
+        shown.looked_ms.is_some() && shown.not_known.is_empty()
+    })
+    .await;
+    assert_eq!(lab.cluster.index.migrations_of(&web()).len(), 1);
 }
 
 #[tokio::test]

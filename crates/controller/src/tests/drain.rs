@@ -74,7 +74,7 @@ pub async fn source_is_asked(host: &FakeHost, vm: &VmId) {
     .await;
 }
 
-async fn unreachable(lab: &Lab, host: &FakeHost) {
+pub async fn unreachable(lab: &Lab, host: &FakeHost) {
     host.inside().down = true;
     wait_for("the host to be unreachable", async || {
         (lab.cluster.hosts.state(&host.id) == HostState::Unreachable).then_some(())
@@ -233,6 +233,31 @@ async fn a_move_that_fails_ends_no_job_and_is_named_until_it_is_tried_again() {
     assert_eq!(of_vm.fate, DrainFate::Waits, "{of_vm:?}");
     let job = lab.job(&id).await;
     assert_eq!((job.state, job.migrations.len()), (JobState::Running, 1), "{}", job.reason);
+    lab.cluster.clock.pretend_passed(std::time::Duration::from_secs(60));
+    lab.wait_for_job(&id, "another try", |job| {
+        job.migrations.get(1).is_some_and(|moved| moved.state == MigrationState::Copying)
+    })
+    .await;
+    switch(&lab, &vm);
+    lab.wait_for_job(&id, "at cloud1", at_cloud(&lab)).await;
+}
+
+#[tokio::test]
+async fn a_target_that_dies_during_the_move_ends_no_job_and_is_named_until_it_is_back() {
+    let lab = lab().await;
+    let (id, vm) = running_as(&lab, movable()).await;
+    ask(&lab, &lab.home, false).await;
+    source_is_asked(&lab.home, &vm).await;
+    lab.cloud.inside().down = true;
+    lab.home.set_phase(&vm, MigrationPhase::Failed, VmStatus::Running);
+    let named = left(&lab, &lab.home, "the target's silence", |left| {
+        left.iter().any(|step| step.name == vm.as_str() && step.why.contains("does not answer"))
+    })
+    .await;
+    assert_eq!(step(&named, vm.as_str()).fate, DrainFate::Stays, "{named:?}");
+    let job = lab.job(&id).await;
+    assert_eq!((job.state, job.migrations.len()), (JobState::Running, 1), "{}", job.reason);
+    lab.cloud.inside().down = false;
     lab.cluster.clock.pretend_passed(std::time::Duration::from_secs(60));
     lab.wait_for_job(&id, "another try", |job| {
         job.migrations.get(1).is_some_and(|moved| moved.state == MigrationState::Copying)

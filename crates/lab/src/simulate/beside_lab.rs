@@ -20,6 +20,7 @@ use super::world;
 use crate::cluster::Cluster;
 use crate::definition::{Definition, LabId, SiteDef};
 use crate::measuring::median;
+use crate::process::own_cpus;
 use crate::progress::{Step, Steps};
 use crate::up::{self, Lab, with_lab};
 use crate::wan::LinkSettings;
@@ -116,7 +117,9 @@ fn definition(scenario: &Scenario, image: &Path) -> Definition {
     };
     let mut definition = Definition::new(LabId::random(), vec![site], LinkSettings::of_rtt_us(0));
     definition.probe_kernel = Some(image.join("vmlinuz"));
-    definition.cpus_of_host = Some(scenario.cpus);
+    let cpus = own_cpus();
+    let of_hosts = cpus.chunks_exact(scenario.cpus as usize).map(<[usize]>::to_vec);
+    definition.cpus = (0..scenario.hosts).map(host).zip(of_hosts).collect();
     definition
 }
 

@@ -10,6 +10,7 @@ use perigee_model::Problem;
 
 use crate::arguments::BaseOption;
 use crate::commands::faults::{self, FaultsOptions};
+use crate::commands::lab_balance::{self, LabBalanceOptions};
 use crate::commands::simulate::{self, SimulateOptions};
 use crate::commands::soak::{self, SoakOptions};
 use crate::commands::storm::{self, StormOptions};
@@ -100,6 +101,8 @@ pub enum Experiment {
     /// Inject each fault in each phase of each placement of a job's data. Afterwards no acknowledged data may be lost,
     /// the move must have completed or been undone with a reason, and nothing may be left behind
     Faults(FaultsOptions),
+    /// Let busy VMs at one host balance to an idle one, while the controller is killed. No VM may move twice, and no guest may notice
+    Balance(LabBalanceOptions),
 }
 
 /// What a lab is like: sites, hosts and links from a file or by default.
@@ -211,6 +214,9 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         }
         Verb::Run { experiment: Some(Experiment::Faults(options)), .. } => {
             return faults::run(options, context, &steps).await;
+        }
+        Verb::Run { experiment: Some(Experiment::Balance(options)), .. } => {
+            return lab_balance::run(options, context, &steps).await;
         }
         Verb::Run { experiment: None, shape, command } => {
             let (definition, options) = shape.lab()?;

@@ -60,9 +60,9 @@ fn volume(name: &str, ways: Vec<Way>) -> LeavingVolume {
 }
 
 fn leaving(others: Vec<Other>, vms: Vec<LeavingVm>) -> Leaving {
-    let (gangs, volumes) = (Vec::new(), Vec::new());
+    let (gangs, volumes, gateways) = (Vec::new(), Vec::new(), Vec::new());
     let (host, site) = (host("old"), site("home"));
-    Leaving { host, site, others, waits_for_ends: true, vms, gangs, volumes }
+    Leaving { host, site, others, waits_for_ends: true, vms, gangs, volumes, gateways }
 }
 
 /// A step in short: what becomes of which thing, and where.
@@ -166,6 +166,14 @@ fn the_last_host_says_that_there_is_no_other_one() {
     let steps = plan(&facts);
     assert_eq!(short(&steps), ["vm Stays", "data Stays"]);
     assert!(steps.iter().all(|step| step.why == "there is no other host"), "{steps:?}");
+}
+
+#[test]
+fn a_gateway_whose_vms_are_elsewhere_is_waited_for() {
+    let gateways = vec!["blue".to_owned()];
+    let steps = plan(&Leaving { gateways, ..leaving(vec![other("h2", 100)], Vec::new()) });
+    assert_eq!(short(&steps), ["blue Waits"]);
+    assert!(why(&steps, "blue").contains("gateway"), "{steps:?}");
 }
 
 #[test]

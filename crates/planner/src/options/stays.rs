@@ -1,9 +1,9 @@
 //! The whole job on one host.
 
-use perigee_model::{HostId, SiteId};
 use perigee_model::job::Start;
 use perigee_model::plan::{Part, Seconds, Unknown, Way};
 use perigee_model::units::format_bytes;
+use perigee_model::{HostId, SiteId};
 
 use super::alike::{self, Close};
 use crate::cpu_load::{load_factor, why_busy};
