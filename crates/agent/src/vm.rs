@@ -131,6 +131,12 @@ impl Observed {
         troubles.cloned().collect::<Vec<_>>().join("; ")
     }
 
+    /// Whether its QEMU may be asked for figures: it runs, and answers. Requests to one that does not answer would only queue up.
+    fn may_be_looked_at(&self) -> bool {
+        let answers = self.qemu_silent_since_ms.is_none() && self.disks_wait.is_empty();
+        answers && self.status() == VmStatus::Running
+    }
+
     /// What the VM waits for. A disk that waits is why QEMU does not answer, and why the disk has answered with an error.
     fn waits(&self) -> Vec<Waiting> {
         if self.qemu_has_ended() || self.status == VmStatus::Shutdown {
@@ -191,6 +197,8 @@ pub struct Vm {
     source: Mutex<Option<IpAddr>>,
     last_minute: Mutex<LastMinute>,
     memory: Mutex<Option<MemoryUse>>,
+    /// Whoever asks QEMU for figures takes turns.
+    looking: tokio::sync::Mutex<()>,
     dirty_bytes_per_s: Mutex<Option<u64>>,
 }
 
@@ -256,6 +264,7 @@ impl Vm {
             source: Mutex::default(),
             last_minute: Mutex::default(),
             memory: Mutex::default(),
+            looking: tokio::sync::Mutex::default(),
             dirty_bytes_per_s: Mutex::default(),
         };
         (Arc::new(vm), queue)

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
+use futures_util::StreamExt;
 use perigee_model::job::HostState;
 use perigee_model::tenant::tenant_of;
 use perigee_model::vm::{ChangeVm, VmReport, VmStatus};
@@ -17,13 +17,19 @@ use perigee_planner::amounts::{Decided, HostMemory, Look, TenantMemory, VmMemory
 
 use crate::cluster::amounts::{Amount, Looked};
 use crate::cluster::tasks::Task;
-use crate::cluster::{Cluster, capacity};
+use crate::cluster::{Cluster, Lent, capacity};
 use crate::records::{JobRecord, start_of, vm_of};
 use crate::storage::volumes;
 use crate::vms::live;
 
 /// So many checks of the hosts are from one look to the next one.
 const CHECKS: u32 = 5;
+
+/// The guests of so many VMs are asked at once.
+const ASKED_AT_ONCE: usize = 32;
+
+/// A host that takes longer to ask a guest delays the others no more. The next look shows what the guest has.
+const ASK_PATIENCE: Duration = Duration::from_secs(10);
 
 /// An older report does not say what a guest has.
 const REPORT_AGE_MAX: Duration = Duration::from_secs(30);
@@ -51,15 +57,26 @@ async fn round(cluster: &Arc<Cluster>) -> Result<String, Problem> {
     let ranged: Vec<Ranged> =
         jobs.iter().filter_map(|record| ranged(cluster, record, &moving)).collect();
     let decided = decide(&look(cluster, &ranged));
-    let kept = decided.iter().zip(&ranged).map(|(decided, of)| {
-        (decided.vm.clone(), decided.keeps_bytes.saturating_sub(of.memory.least_bytes))
+    let lent = decided.iter().zip(&ranged).map(|(decided, Ranged { memory, .. })| {
+        let above = |bytes: u64| bytes.saturating_sub(memory.least_bytes);
+        let has_bytes = above(memory.has_bytes.unwrap_or(memory.most_bytes));
+        // What a VM takes along when it moves is not given back meanwhile.
+        let keeps_bytes = if memory.may_change {
+            above(decided.keeps_bytes)
+        } else {
+            has_bytes.max(above(decided.keeps_bytes))
+        };
+        (decided.vm.clone(), Lent { keeps_bytes, has_bytes })
     });
-    cluster.index.note_lent(kept.collect());
-    let carried_out =
-        ranged.iter().zip(&decided).map(|(of, decided)| carry_out(cluster, of, decided));
-    let vms: BTreeMap<VmId, Amount> = join_all(carried_out).await.into_iter().collect();
+    cluster.index.note_lent(lent.collect());
+    let carried_out: Vec<_> =
+        ranged.iter().zip(&decided).map(|(of, decided)| carry_out(cluster, of, decided)).collect();
+    let carried_out = futures_util::stream::iter(carried_out).buffer_unordered(ASKED_AT_ONCE);
+    let vms: BTreeMap<VmId, Amount> = carried_out.collect().await;
+    // A guest that does not give back what it was asked for keeps nobody waiting.
     let gives = |(of, decided): &(&Ranged, &Decided)| {
-        decided.bytes.is_some_and(|bytes| of.memory.has_bytes.is_some_and(|has| bytes < has))
+        let is_asked = decided.bytes.zip(of.memory.has_bytes).is_some_and(|(to, has)| to < has);
+        of.memory.on_its_way_back() > 0 || is_asked && !of.memory.is_overdue()
     };
     let giving = ranged.iter().zip(&decided).filter(gives).map(|(of, _)| of.host.clone());
     cluster.amounts.note(Looked { vms, giving: giving.collect() });
@@ -119,7 +136,8 @@ fn look(cluster: &Cluster, ranged: &[Ranged]) -> Look {
         *of.entry(memory.tenant.as_str()).or_default() += has_bytes;
     }
     let used = cluster.index.used();
-    let hosts = at.into_iter().map(|(host, theirs)| {
+    // Of a host that has not reported nothing is known, and nothing changes there.
+    let hosts = at.into_iter().filter_map(|(host, theirs)| {
         let used_bytes = used.get(host).map_or(0, |used| used.demand.memory_bytes);
         host_memory(cluster, host, used_bytes.saturating_sub(theirs))
     });
@@ -134,20 +152,19 @@ fn look(cluster: &Cluster, ranged: &[Ranged]) -> Look {
     Look { hosts: hosts.collect(), vms, tenants: tenants.collect() }
 }
 
-fn host_memory(cluster: &Cluster, host: &HostId, taken_bytes: u64) -> HostMemory {
-    let report = cluster.hosts.report(host);
+fn host_memory(cluster: &Cluster, host: &HostId, taken_bytes: u64) -> Option<HostMemory> {
+    let report = cluster.hosts.report(host)?;
     let is_up = cluster.hosts.state(host) == HostState::Up;
-    let now = report.as_ref().filter(|_| is_up);
-    let for_vms_bytes = report.as_deref().map_or(0, |report| capacity(report).memory_bytes);
-    let all_bytes = report.as_ref().map_or(0, |report| report.memory_bytes);
-    HostMemory {
+    let now = is_up.then_some(&report);
+    let for_vms_bytes = capacity(&report).memory_bytes;
+    Some(HostMemory {
         host: host.clone(),
         for_vms_bytes,
         taken_bytes,
-        reserve_bytes: all_bytes.saturating_sub(for_vms_bytes),
+        reserve_bytes: report.memory_bytes.saturating_sub(for_vms_bytes),
         available_bytes: now.and_then(|report| report.memory_available_bytes),
         stalled: now.and_then(|report| Some(report.pressure.memory?.some.share_10s)),
-    }
+    })
 }
 
 /// Asks the guest for what was decided. Without an answer it may have heard it all the same: the next look shows what it has.
@@ -157,7 +174,13 @@ async fn carry_out(cluster: &Cluster, of: &Ranged, decided: &Decided) -> (VmId, 
         let ask = ChangeVm::Memory { bytes };
         let asked = async {
             let at = volumes::reachable(cluster, &of.host)?;
-            live::change(&at, &of.record, &ask).await
+            let change = live::change(&at, &of.record, &ask);
+            let silent = |_| {
+                let why =
+                    format!("{} has not answered within {} s", of.host, ASK_PATIENCE.as_secs());
+                Problem::unavailable(format!("can't ask the guest of VM {}", decided.vm), why)
+            };
+            tokio::time::timeout(ASK_PATIENCE, change).await.map_err(silent)?
         };
         // One that still owes what it was asked for before has not got more time for that.
         let owes =

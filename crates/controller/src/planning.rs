@@ -198,8 +198,8 @@ pub async fn running(
         requests,
         host: host.clone(),
         moving: moving(cluster, record),
-        memory_bytes: cluster.index.demand_now(record).memory_bytes,
-        cpus: spec.cpus,
+        memory_bytes: cluster.index.demand_to_move(record).memory_bytes,
+        cpus: spec.cpus_most(),
         may_migrate: spec.may_migrate,
         uses_confined: placement.disks.iter().any(|disk| disk.leave_site.is_never()),
         refused: Vec::new(),
@@ -305,7 +305,7 @@ pub fn facts(cluster: &Cluster) -> Facts {
 fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
     let used = cluster.index.used();
     let up = cluster.hosts.up().into_iter();
-    let hosts = up.filter_map(|host| facts_of(cluster, &host, &used, vm)).collect();
+    let hosts: Vec<_> = up.filter_map(|host| facts_of(cluster, &host, &used, vm)).collect();
     let site = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
     let used_lanes = shared_links::used_lanes(cluster, vm);
     let links = cluster.links.all().into_iter().filter_map(|link| {
@@ -356,7 +356,7 @@ fn facts_of(
         site: host.addresses.site.clone(),
         cpus: report.cpus,
         memory_free_bytes: free.memory_bytes,
-        running_vcpus: used.demand.cpus,
+        running_vcpus: used.vcpus,
         cpu_load: cluster.hosts.cpu_load(&host.id, vm),
         takes_jobs: cluster.hosts.drain(&host.id).is_none(),
         packs: cluster.balances.place(&host.addresses.site) == PlacePolicy::Pack,
@@ -473,7 +473,7 @@ fn dirty_rate(migration: &Migration) -> u64 {
 fn traits(spec: &JobSpec, data_bytes: Vec<u64>) -> Traits {
     Traits {
         name: spec.name.clone(),
-        cpus: spec.cpus,
+        cpus: spec.cpus_most(),
         memory_bytes: spec.memory_bytes,
         image: spec.image.to_string(),
         inputs: digest(&serde_json::json!([spec.env, spec.inputs, spec.volumes])),

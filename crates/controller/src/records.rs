@@ -51,8 +51,8 @@ use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
 use perigee_model::volume::{ContentDigest, ImageFormat, IoStats};
 use perigee_model::volume_move::VolumeMove;
 use perigee_model::{
-    DiskRole, Epoch, HostId, HostRules, ImageName, JobId, LayerId, LeaveSite, OwnerName, VmId,
-    VmStart, VolumeName,
+    DiskRole, Epoch, HostId, ImageName, JobId, LayerId, LeaveSite, OwnerName, VmId, VmStart,
+    VolumeName,
 };
 use perigee_planner::Traits;
 use perigee_planner::replay::Replayed;
@@ -423,8 +423,6 @@ pub struct JobIntent {
     pub volume: Option<Live<VolumeChange>>,
     /// What was said of such a VM anew, and which request that is.
     pub set: Option<(u64, SetVm)>,
-    /// The rules that such a VM gets, and which change that is.
-    pub rules: Option<(u64, HostRules)>,
     /// Where the VMs of a gang are to go, and which request that is.
     pub move_gang: Option<(u64, GangMoveRequest)>,
 }

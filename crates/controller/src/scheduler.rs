@@ -160,7 +160,7 @@ impl Scheduler {
         let mut waits = decision.waits;
         for grant in decision.grants {
             if let Err(job) = self.give(cluster, grant) {
-                let reason = "one of its volumes is being moved, or was just now, or a VM has just come from which it is kept apart";
+                let reason = "one of its volumes is being moved, or was just now, or a VM has just come or gone beside which it is to be, or never";
                 waits.insert(job, (1, reason.to_owned()));
             }
         }
@@ -210,7 +210,7 @@ impl Scheduler {
             others: hosts.collect(),
             homes_at: known.homes_at,
         };
-        if !cluster.index.give(&job, grant) {
+        if !cluster.index.give(&job, grant, |host| cluster.hosts.binds(host)) {
             return Err(job);
         }
         cluster.counters.placed.fetch_add(1, Ordering::Relaxed);
@@ -334,6 +334,7 @@ fn waiting(cluster: &Cluster, record: &JobRecord, avoid: BTreeSet<HostId>) -> Wa
         submitted: record.job.submitted_ms,
         waited_ms: cluster.clock.age_ms(record.job.submitted_ms),
         demand: demand_of(record),
+        quota_cpus: spec.cpus_most(),
         count: spec.count,
         start: spec.start.clone(),
         volumes: spec.volumes.clone(),

@@ -9,8 +9,8 @@ pub mod guest;
 pub mod guest_files;
 pub mod live;
 pub mod persistent;
-pub mod rules;
 mod save;
+pub mod set;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -120,6 +120,7 @@ fn unseen(cluster: &Cluster, record: &JobRecord, persistent: &PersistentVm) -> V
         reason,
         waits: job.waits.clone(),
         cpus: job.spec.cpus,
+        cpu_time: amounts::cpu_time(record, None),
         memory_bytes: job.spec.memory_bytes,
         memory: amounts::shown(cluster, record, None),
         uptime_ms: 0,
@@ -169,7 +170,8 @@ fn view(
         status: if stops && status.is_up() { VmState::Stopping } else { status },
         reason,
         waits,
-        cpus: report.spec.cpus,
+        cpus: report.spec.machine.cpus_least.unwrap_or(report.spec.cpus),
+        cpu_time: job.and_then(|record| amounts::cpu_time(record, Some(&report))),
         memory_bytes: persistent
             .and_then(|persistent| persistent.memory_next)
             .or(report.spec.machine.memory_least_bytes)

@@ -8,6 +8,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::load::VcpuUse;
 use crate::units::format_bytes;
 
 /// What stands between the two ends of a range.
@@ -84,6 +85,47 @@ impl fmt::Display for MemoryAmount {
     }
 }
 
+/// The vCPUs of a VM that has more of them than it always has the time of.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CpuAmount {
+    /// So many vCPUs it always has the time of.
+    pub least: u32,
+    /// So many it has.
+    pub most: u32,
+    /// So many ran in the last minute; `None` if that is not known.
+    pub used_1m: Option<f64>,
+    /// Why it has no more time of its host's CPUs, in plain words.
+    pub reason: String,
+}
+
+/// A VM whose vCPUs wait for a CPU in less than this part of the time in which they want one has what it wants.
+const WAITS: f64 = 0.05;
+
+impl CpuAmount {
+    /// `load` is what was measured at its host.
+    pub fn of(least: u32, most: u32, load: Option<VcpuUse>) -> Self {
+        let reason = match load {
+            None => "what it uses is not known yet".to_owned(),
+            Some(load) if load.run_delay_share() > WAITS => {
+                let percent = load.run_delay_share() * 100.0;
+                format!(
+                    "others want its host's CPUs too: it waits in {percent:.0} % of the time in which it wants one"
+                )
+            }
+            Some(_) => "it uses no more".to_owned(),
+        };
+        Self { least, most, used_1m: load.map(|load| load.running_vcpus), reason }
+    }
+}
+
+impl fmt::Display for CpuAmount {
+    /// `2.3 of 1..4: it uses no more`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let used = self.used_1m.map_or_else(|| "not known".to_owned(), |used| format!("{used:.1}"));
+        write!(f, "{used} of {}{BETWEEN}{}: {}", self.least, self.most, self.reason)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,6 +151,21 @@ mod tests {
         }
         let order = size("4GiB..1GiB").expect_err("it goes down").to_string();
         assert!(order.contains("the least first"), "{order}");
+    }
+
+    #[test]
+    fn the_time_of_vcpus_is_shown_with_why_it_is_no_more() {
+        let amount = |running_vcpus, waiting_vcpus| {
+            CpuAmount::of(1, 4, Some(VcpuUse { running_vcpus, waiting_vcpus })).to_string()
+        };
+        assert_eq!(amount(2.3, 0.05), "2.3 of 1..4: it uses no more");
+        let waits = "it waits in 75 % of the time in which it wants one";
+        assert_eq!(
+            amount(1.0, 3.0),
+            format!("1.0 of 1..4: others want its host's CPUs too: {waits}")
+        );
+        let unknown = CpuAmount::of(1, 4, None).to_string();
+        assert_eq!(unknown, "not known of 1..4: what it uses is not known yet");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::amounts::MemoryAmount;
+use crate::amounts::{CpuAmount, MemoryAmount};
 use crate::balance::PlacePolicy;
 use crate::drain::HostDrain;
 use crate::gang::moving::GangMove;
@@ -128,6 +128,9 @@ pub struct JobSpec {
     pub env: BTreeMap<String, String>,
     /// vCPUs of the VM, as many as [`crate::limits::CPUS`] allows.
     pub cpus: u32,
+    /// The VM has so many vCPUs. While others want its host's CPUs, they have the part of `cpus` of them; `None`: no more than `cpus`.
+    #[serde(default)]
+    pub cpus_max: Option<u32>,
     /// Memory of the VM, as much as [`crate::limits::MEMORY_BYTES`] allows.
     pub memory_bytes: u64,
     /// While it runs and its host and its tenant's quota have it, the VM gets up to so much memory; `None`: no more than `memory_bytes`.
@@ -207,6 +210,13 @@ pub struct JobSpec {
     /// themselves too.
     #[serde(default)]
     pub rules: HostRules,
+}
+
+impl JobSpec {
+    /// The vCPUs that its VM has.
+    pub fn cpus_most(&self) -> u32 {
+        self.cpus_max.unwrap_or(self.cpus)
+    }
 }
 
 fn never() -> LeaveSite {
@@ -306,6 +316,9 @@ pub struct Job {
     /// The last move of all VMs of a gang.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gang_move: Option<GangMove>,
+    /// While its VM runs: what that uses of its vCPUs, as in [`Vm`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_time: Option<CpuAmount>,
     /// While its VM runs: what that has of its memory, where it may have more or less.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryAmount>,
@@ -626,8 +639,11 @@ pub struct Vm {
     pub reason: String,
     /// What it waits for: its guest, or a part of it, stands still.
     pub waits: Vec<Waiting>,
-    /// Its vCPUs.
+    /// Its vCPUs; where it may have more, those of which it always has the time.
     pub cpus: u32,
+    /// What it uses of its vCPUs, where it has more of them than it always has the time of.
+    #[serde(default)]
+    pub cpu_time: Option<CpuAmount>,
     /// Its memory, as asked for; the least, where it may have more.
     pub memory_bytes: u64,
     /// What it has of its memory, where it may have more or less; `None`: it has all.

@@ -5,7 +5,7 @@
 //! image: debian
 //! command: /opt/run.sh      # a text runs in a shell; a list is run as it is
 //! env: {SCALE: "1"}
-//! cpus: 1
+//! cpus: 1                   # or 1..4: it has 4 vCPUs, and while others want its host's CPUs the part of 1 of them
 //! memory: 512MiB           # or 512MiB..2GiB: while it runs it gets up to 2 GiB, if its host and its tenant's quota have them
 //! root: 4GiB                # default: the image's size
 //! output: 1GiB              # of all outputs together; where it is given, /output has as much room
@@ -165,6 +165,9 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         fields.get("command").ok_or_else(|| missing(&root, "command", "command: echo hello"))?;
     let (start, may_migrate) =
         fields.read("placement", read_placement)?.unwrap_or((Start::Anywhere, true));
+    let cpus = fields
+        .read("cpus", |f| read_number_range(f, &CPUS))?
+        .unwrap_or(Range { least: 1, most: None });
     let memory = fields
         .read("memory", |f| read_size_range(f, &MEMORY_BYTES))?
         .unwrap_or(Range { least: MEMORY_BYTES_DEFAULT, most: None });
@@ -173,7 +176,8 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         image: image.parse(ImageName::new)?,
         command: read_command(command)?,
         env: fields.read("env", read_env)?.unwrap_or_default(),
-        cpus: fields.read("cpus", |f| read_number(f, &CPUS))?.unwrap_or(1),
+        cpus: cpus.least,
+        cpus_max: cpus.most,
         memory_bytes: memory.least,
         memory_max_bytes: memory.most,
         root_bytes: fields.read("root", |f| read_size(f, &JOB_DISK_BYTES))?,
@@ -272,9 +276,25 @@ fn read_env(field: &Field<'_>) -> Result<BTreeMap<String, String>, Problem> {
 
 /// A whole number within its limits.
 fn read_number<T: TryFrom<i64>>(field: &Field<'_>, limit: &'static Limit) -> Result<T, Problem> {
-    let number: i64 = field.parse(|text| {
-        text.parse().map_err(|_| format!("{text:?} is not a whole number of {}", limit.range()))
-    })?;
+    number_of(field, limit, field.parse(|text| parse_number(text, limit))?)
+}
+
+/// A whole number or a range of whole numbers, each end within its limits.
+fn read_number_range(field: &Field<'_>, limit: &'static Limit) -> Result<Range<u32>, Problem> {
+    let range = field.parse(|text| Range::parse(text, |end| parse_number(end, limit)))?;
+    let end = |number: i64| number_of(field, limit, number);
+    Ok(Range { least: end(range.least)?, most: range.most.map(end).transpose()? })
+}
+
+fn parse_number(text: &str, limit: &Limit) -> Result<i64, String> {
+    text.parse().map_err(|_| format!("{text:?} is not a whole number of {}", limit.range()))
+}
+
+fn number_of<T: TryFrom<i64>>(
+    field: &Field<'_>,
+    limit: &'static Limit,
+    number: i64,
+) -> Result<T, Problem> {
     limit.check(number).map_err(|why| field.problem(why))?;
     T::try_from(number).map_err(|_| field.problem("it is too large"))
 }

@@ -101,8 +101,6 @@ pub struct PersistentVm {
     pub set: u64,
     /// The memory that its guest was asked to keep at most, and that it starts with next. It counts with what it was started with until then.
     pub memory_next: Option<u64>,
-    /// The number of the last change of its rules that was taken into account.
-    pub ruled: u64,
     /// Root disks of before, and their homes, until the cleaner knows of them.
     pub dropped: Vec<(HostId, VolumeName)>,
 }
@@ -381,6 +379,9 @@ pub struct NewVm {
     pub image: ImageName,
     /// vCPUs, as many as [`crate::limits::CPUS`] allows.
     pub cpus: u32,
+    /// As [`crate::job::JobSpec::cpus_max`].
+    #[serde(default)]
+    pub cpus_max: Option<u32>,
     /// Memory, as much as [`crate::limits::MEMORY_BYTES`] allows.
     pub memory_bytes: u64,
     /// While it runs and its host and its tenant's quota have it, it gets up to so much memory; `None`: no more than `memory_bytes`.
@@ -430,11 +431,26 @@ fn by_itself() -> bool {
     true
 }
 
-/// Says anew what was said of a VM when it was made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// Says anew what was said of a VM when it was made; what is `None` stays as it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SetVm {
     /// As [`NewVm::may_migrate`].
-    pub may_migrate: bool,
+    #[serde(default)]
+    pub may_migrate: Option<bool>,
+    /// As [`NewVm::rules`]. They hold at once and in place of all rules before, and no VM moves for them.
+    #[serde(default)]
+    pub rules: Option<HostRules>,
+}
+
+impl SetVm {
+    /// The same after another one.
+    #[must_use]
+    pub fn after(self, before: Self) -> Self {
+        Self {
+            may_migrate: self.may_migrate.or(before.may_migrate),
+            rules: self.rules.or(before.rules),
+        }
+    }
 }
 
 /// Gives a VM a further volume.
@@ -475,6 +491,9 @@ pub struct ResizeVm {
     /// vCPUs; `None`: as many as before. While the VM runs they can only become more.
     #[serde(default)]
     pub cpus: Option<u32>,
+    /// With `cpus`: as in [`NewVm`]. Such a range is given to a VM that is stopped.
+    #[serde(default)]
+    pub cpus_max: Option<u32>,
     /// Memory; `None`: as much as before. While the VM runs it is at most what the VM was started with.
     #[serde(default)]
     pub memory_bytes: Option<u64>,

@@ -251,7 +251,7 @@ impl JobSpec {
         let field = |field: &str, checked: Result<(), BadSpec>| {
             checked.map_err(|why| Problem::invalid(what, format!("{field}: {why}")))
         };
-        field("cpus", within(CPUS.check(self.cpus)))?;
+        field("cpus", check_cpus(self))?;
         field("memory", check_memory(self))?;
         field("volumes", within(JOB_VOLUMES.check(self.volumes.len())))?;
         field("publish", check_publish(self))?;
@@ -277,7 +277,7 @@ impl JobSpec {
             field("env", check_env(name, value))?;
         }
         field("command", check_command_length(&self.command, &self.env))?;
-        field("cpus", within(CPUS.check(self.cpus)))?;
+        field("cpus", check_cpus(self))?;
         field("memory", check_memory(self))?;
         if let Some(root_bytes) = self.root_bytes {
             field("root", within(JOB_DISK_BYTES.check(root_bytes)))?;
@@ -327,6 +327,15 @@ impl JobSpec {
     }
 }
 
+fn check_cpus(spec: &JobSpec) -> Result<(), BadSpec> {
+    CPUS.check(spec.cpus)?;
+    match spec.cpus_max {
+        Some(most) if most <= spec.cpus => Err(BadSpec::NoRange),
+        Some(most) => within(CPUS.check(most)),
+        None => Ok(()),
+    }
+}
+
 fn check_memory(spec: &JobSpec) -> Result<(), BadSpec> {
     MEMORY_BYTES.check(spec.memory_bytes)?;
     match spec.memory_max_bytes {
@@ -368,6 +377,11 @@ impl VmSpec {
 
     fn judge(&self) -> Result<(), BadSpec> {
         CPUS.check(self.cpus)?;
+        match self.machine.cpus_least {
+            Some(least) if least >= self.cpus => return Err(BadSpec::NoRange),
+            Some(least) => within(CPUS.check(least))?,
+            None => {}
+        }
         MEMORY_BYTES.check(self.memory_bytes)?;
         match self.machine.memory_least_bytes {
             Some(least) if least >= self.memory_bytes => return Err(BadSpec::NoRange),

@@ -286,6 +286,8 @@ pub struct Machine {
     pub firmware: Firmware,
     /// What was asked for.
     pub hardware: Hardware,
+    /// While others want the host's CPUs too, its vCPUs together get the part of so many; `None`: that of all.
+    pub cpus_least: Option<u32>,
     /// The guest gives back at first what it has above this, and gets it again while its host has it ([`crate::amounts`]); `None`: it keeps
     /// all of its memory.
     pub memory_least_bytes: Option<u64>,

@@ -14,6 +14,11 @@ pub struct BaseOption {
     pub base: PathBuf,
 }
 
+/// A number, or a range of them: 1..4.
+pub fn count_range(text: &str) -> Result<Range<u32>, String> {
+    Range::parse(text, str::parse::<u32>).map_err(|e| e.to_string())
+}
+
 /// Bytes, or a range of them: 1GiB..4GiB.
 pub fn size_range(text: &str) -> Result<Range<u64>, String> {
     Range::parse(text, parse_bytes).map_err(|e| e.to_string())

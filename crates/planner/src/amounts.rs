@@ -128,8 +128,13 @@ impl VmMemory {
         (owed >= STEP_BYTES).then_some((owed, age_s))
     }
 
-    /// What it owes, and may still give in time.
-    fn on_its_way_back(&self) -> u64 {
+    /// Whether it has owed that for too long.
+    pub fn is_overdue(&self) -> bool {
+        self.owes().is_some_and(|(_, age_s)| age_s >= GIVES_BACK_IN_S)
+    }
+
+    /// What it owes, and may still give in time, in bytes.
+    pub fn on_its_way_back(&self) -> u64 {
         self.owes().filter(|(_, age_s)| *age_s < GIVES_BACK_IN_S).map_or(0, |(owed, _)| owed)
     }
 
@@ -249,6 +254,10 @@ pub fn decide(look: &Look) -> Vec<Decided> {
             Some(_) => format!("{} has no more", host.host),
         };
         lend(&mut turns, here(host), by_count.min(available), &why);
+    }
+    let known: BTreeSet<&HostId> = look.hosts.iter().map(|host| &host.host).collect();
+    for turn in turns.iter_mut().filter(|turn| !known.contains(&turn.of.host)) {
+        turn.lacks = Some(format!("what {} has is not known", turn.of.host));
     }
     for (tenant, memory) in &look.tenants {
         let have = sum(&look.vms, its(tenant.as_str()), VmMemory::may_have);

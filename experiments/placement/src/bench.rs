@@ -126,6 +126,7 @@ impl<'a> Bench<'a> {
             env: Default::default(),
             cpus: 1,
             memory_bytes: MEMORY_BYTES,
+            cpus_max: None,
             memory_max_bytes: None,
             root_bytes: None,
             output_bytes: OUTPUT_BYTES,

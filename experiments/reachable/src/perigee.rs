@@ -46,6 +46,7 @@ impl<'a> Perigee<'a> {
             env: Default::default(),
             cpus: 1,
             memory_bytes: MEMORY_BYTES,
+            cpus_max: None,
             memory_max_bytes: None,
             root_bytes: None,
             output_bytes: 1 << 20,

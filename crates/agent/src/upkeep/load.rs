@@ -19,12 +19,7 @@ pub async fn keep(host: Arc<Host>, vms: Arc<Vms>) {
             let (has_range, is_sampled) = (vm.has_memory_range(), look == 1);
             if has_range || is_sampled {
                 tokio::spawn(async move {
-                    if has_range {
-                        vm.look_at_memory().await;
-                    }
-                    if is_sampled {
-                        vm.look_at_dirty_rate().await;
-                    }
+                    vm.look_by_qemu(has_range, is_sampled).await;
                 });
             }
         }

@@ -4,7 +4,6 @@
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use perigee_model::vm::VmStatus;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -49,11 +48,10 @@ async fn sample(qmp: &Qmp) -> Result<Option<u64>, QmpError> {
 
 impl Vm {
     /// Samples how fast its guest changes its memory. Of a guest that stands still or moves that is not known.
-    pub async fn look_at_dirty_rate(&self) {
+    pub(super) async fn look_at_dirty_rate(&self) {
         let qmp = self.observed(|seen| {
             let moves = seen.migration.as_ref().is_some_and(|moved| !moved.phase.is_final());
-            let runs = seen.status() == VmStatus::Running && !moves;
-            seen.qmp.clone().filter(|_| runs)
+            seen.qmp.clone().filter(|_| seen.may_be_looked_at() && !moves)
         });
         let rate = match qmp {
             Some(qmp) => sample(&qmp).await.unwrap_or_else(|error| {

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use perigee_http::certificate::now_ms;
 use perigee_model::load::MemoryUse;
-use perigee_model::vm::VmStatus;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -85,10 +84,20 @@ impl Vm {
         self.spec.machine.memory_least_bytes.is_some()
     }
 
+    /// Looks at the guest's memory and samples how fast it changes, unless the look before is not over yet.
+    pub async fn look_by_qemu(&self, at_memory: bool, at_dirty_rate: bool) {
+        let Ok(_turn) = self.looking.try_lock() else { return };
+        if at_memory {
+            self.look_at_memory().await;
+        }
+        if at_dirty_rate {
+            self.look_at_dirty_rate().await;
+        }
+    }
+
     /// Looks at what the guest has of its memory, and uses.
-    pub async fn look_at_memory(&self) {
-        let (qmp, status) = self.observed(|seen| (seen.qmp.clone(), seen.status()));
-        let qmp = qmp.filter(|_| status == VmStatus::Running);
+    async fn look_at_memory(&self) {
+        let qmp = self.observed(|seen| seen.qmp.clone().filter(|_| seen.may_be_looked_at()));
         let seen = match qmp {
             Some(qmp) => tokio::time::timeout(LOOK_DEADLINE, use_of(&qmp)).await.ok(),
             None => None,

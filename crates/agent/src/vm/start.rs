@@ -61,7 +61,7 @@ pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
     if host.has_cgroups {
         let network = cable.as_ref().and_then(|cable| cable.passt);
         let servants: Vec<Process> = network.into_iter().chain(tpm).collect();
-        let limited = cgroup::limit(&process, &servants, vm.spec.cpus, vm.spec.memory_bytes);
+        let limited = cgroup::limit(&process, &servants, &vm.spec);
         if let Err(error) = limited {
             tracing::warn!(vm = %vm.id(), %error, "QEMU runs without limits");
         }
@@ -70,6 +70,7 @@ pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
         let started = first_answer(vm, process, exit).await?;
         let told = memory::begin(vm, &started.qmp).await;
         told.map_err(|error| Problem::internal(format!("can't start the VM {}", vm.id()), error))?;
+        lend_cpus(vm, process);
         Ok::<_, Problem>(started)
     };
     match begun.await {
@@ -79,6 +80,14 @@ pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
             cgroup::forget(&process).await;
             Err(problem)
         }
+    }
+}
+
+/// The vCPUs of a VM that has more of them than it always has the time of give way to others'. QEMU has started their threads before it answers.
+fn lend_cpus(vm: &Vm, process: Process) {
+    let Some(least) = vm.spec.machine.cpus_least else { return };
+    if let Err(error) = process.nice_vcpus(process::niceness(least, vm.spec.cpus)) {
+        tracing::warn!(vm = %vm.id(), %error, "its vCPUs do not give way to those of other VMs");
     }
 }
 

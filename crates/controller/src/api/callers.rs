@@ -92,7 +92,6 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Member,   "POST",   "/v1/vms/{vm}/restore"),
     (May::Member,   "POST",   "/v1/vms/{vm}/resize"),
     (May::Member,   "PUT",    "/v1/vms/{vm}/set"),
-    (May::Member,   "PUT",    "/v1/vms/{vm}/rules"),
     (May::Member,   "POST",   "/v1/vms/{vm}/attach"),
     (May::Member,   "POST",   "/v1/vms/{vm}/detach"),
     (May::Member,   "GET",    "/v1/vms/{vm}/file"),

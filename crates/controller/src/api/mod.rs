@@ -136,7 +136,6 @@ fn vm_routes() -> Routes {
         .routes(routes!(vms::restore))
         .routes(routes!(vms::resize))
         .routes(routes!(vms::set))
-        .routes(routes!(vms::set_rules))
         .routes(routes!(vms::attach))
         .routes(routes!(vms::detach))
         .routes(routes!(vms::read_file, vms::write_file))

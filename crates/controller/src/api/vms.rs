@@ -12,7 +12,7 @@ use perigee_model::persistent_vm::{
 };
 use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{HostRules, Problem, VmId};
+use perigee_model::{Problem, VmId};
 
 use super::caller::{Caller, Full};
 use super::{Shared, json, to_its_end};
@@ -231,7 +231,8 @@ pub async fn resize(
     json(to_its_end(async move { vms::change::resize(&cluster, &vm, ask).await }).await?)
 }
 
-/// Says anew whether a VM that lives without a job moves by itself, also while it runs.
+/// Says anew whether a VM that lives without a job moves by itself, and beside which other VMs of its tenant it is or never is, also while it
+/// runs.
 #[utoipa::path(put, path = "/vms/{vm}/set", tag = "vms", params(("vm" = String, Path)),
     request_body = SetVm, responses((status = 200, body = Vm)))]
 pub async fn set(
@@ -239,19 +240,7 @@ pub async fn set(
     Full(vm): Full<VmId>,
     Json(ask): Json<SetVm>,
 ) -> Reply<Vm> {
-    json(to_its_end(async move { vms::persistent::set(&cluster, &vm, ask).await }).await?)
-}
-
-/// Says beside which other VMs of its tenant a VM that lives without a job is, and beside which never, also while it runs. What is left out
-/// holds no longer.
-#[utoipa::path(put, path = "/vms/{vm}/rules", tag = "vms", params(("vm" = String, Path)),
-    request_body = HostRules, responses((status = 200, body = Vm)))]
-pub async fn set_rules(
-    State(cluster): Shared,
-    Full(vm): Full<VmId>,
-    Json(rules): Json<HostRules>,
-) -> Reply<Vm> {
-    json(to_its_end(async move { vms::rules::set(&cluster, &vm, rules).await }).await?)
+    json(to_its_end(async move { vms::set::set(&cluster, &vm, ask).await }).await?)
 }
 
 /// Gives a VM that lives without a job a further volume, also while it runs.

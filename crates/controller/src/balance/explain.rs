@@ -118,8 +118,9 @@ async fn next(
     if let Some(decision) = looked.vms.iter().find(|decision| decision.vm == *vm) {
         return Ok(decision.reason.clone());
     }
-    if let Some(one) = looked.not_known.iter().find(|one| one.host == *host) {
-        return Ok(format!("stays at {host}: the host's load is not known: {}", one.why));
+    // The reason may name VMs of other tenants; `GET /balance` has it, for admins.
+    if looked.not_known.iter().any(|one| one.host == *host) {
+        return Ok(format!("stays at {host}: the host's load is not known now"));
     }
     Ok(format!("stays at {host}: it would have lost no less elsewhere"))
 }

@@ -208,7 +208,7 @@ impl<'a> Here<'a> {
     fn vm(&self, record: &JobRecord, host: HostId, far: &[(HostId, Option<f64>)]) -> VmLoad {
         let vm = vm_of(&record.job.id);
         let load = self.load(&host, &vm);
-        let (demand, groups) = (self.cluster.index.demand_now(record), groups_of(record));
+        let (demand, groups) = (self.cluster.index.demand_to_move(record), groups_of(record));
         VmLoad {
             vcpus: demand.cpus,
             memory_bytes: demand.memory_bytes,
@@ -290,7 +290,7 @@ impl<'a> Here<'a> {
                 .map(|stalled| if stalled > STALLED { stalled } else { 0.0 }),
             free_vcpus: free.cpus,
             free_memory_bytes: free.memory_bytes,
-            takes_vms: is_up && hosts.drain(host).is_none(),
+            takes_vms: is_up && hosts.drain(host).is_none() && !waits_for_it,
             in_a_move: self.moves.iter().any(|record| is_at(&record.migration, host)),
         }
     }

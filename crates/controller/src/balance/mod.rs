@@ -18,7 +18,7 @@ use std::time::Instant;
 use perigee_model::balance::{BalanceMode, SetBalance, SiteBalance, VmBalance};
 use perigee_model::plan::Trigger;
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{Problem, SiteId};
+use perigee_model::{HostId, Problem, SiteId, VmId};
 use perigee_planner::balance::{Balanced, advise, balance};
 
 use disk_waits::DiskWaits;
@@ -125,6 +125,7 @@ async fn look_at(
         }
     }
     if mode == BalanceMode::On {
+        let mut stay = Vec::new();
         for vm in vms.iter_mut().filter(|vm| vm.moves) {
             // A person may have switched that off meanwhile.
             if cluster.balances.mode(site) != BalanceMode::On {
@@ -134,8 +135,10 @@ async fn look_at(
                 tracing::info!("VM {} stays at {}: {problem}", vm.vm, vm.host);
                 vm.moves = false;
                 vm.reason = format!("stays at {}: {}: {}", vm.host, problem.what, problem.why);
+                stay.push((vm.vm.clone(), vm.host.clone()));
             }
         }
+        undo(cluster, site, &stay).await?;
     }
     let (all, moving) = (vms.len(), vms.iter().filter(|vm| vm.moves).count());
     let moves = if mode == BalanceMode::On { "move" } else { "would move" };
@@ -170,6 +173,19 @@ async fn decide(
     }
     cluster.balances.set_accounts(site, accounts);
     Ok(balanced)
+}
+
+/// Takes back what the accounts say of moves that were refused.
+async fn undo(cluster: &Cluster, site: &SiteId, stay: &[(VmId, HostId)]) -> Result<(), Problem> {
+    if stay.is_empty() {
+        return Ok(());
+    }
+    let _turn = cluster.balances.turn.lock().await;
+    let mut accounts = cluster.balances.accounts(site);
+    stay.iter().for_each(|(vm, host)| accounts.undo(vm, host));
+    cluster.keep_accounts(site, &accounts).await?;
+    cluster.balances.set_accounts(site, accounts);
+    Ok(())
 }
 
 async fn move_vm(cluster: &Arc<Cluster>, vm: &VmBalance) -> Result<(), Problem> {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use perigee_model::amounts::MemoryAmount;
+use perigee_model::amounts::{CpuAmount, MemoryAmount};
 use perigee_model::vm::VmReport;
 use perigee_model::{HostId, VmId};
 
@@ -83,4 +83,11 @@ pub fn shown(
         }
         None => shown,
     })
+}
+
+/// How the vCPUs of a job's VM are shown; `None` if it was asked for without a range of them.
+pub fn cpu_time(record: &JobRecord, report: Option<&VmReport>) -> Option<CpuAmount> {
+    let spec = &record.job.spec;
+    let load = report.and_then(|report| report.load.vcpus_1m);
+    Some(CpuAmount::of(spec.cpus, spec.cpus_max?, load))
 }

@@ -111,7 +111,7 @@ struct Inner {
     /// How many records of jobs and VMs each tenant has in the store.
     kept: BTreeMap<String, u64>,
     /// What VMs have above the least of their memory and can't give back.
-    lent: BTreeMap<VmId, u64>,
+    lent: BTreeMap<VmId, Lent>,
 }
 
 /// The host where a queued job starts, with the plan that explains the choice.
@@ -154,6 +154,8 @@ pub struct Used {
     pub demand: Demand,
     /// The part of it that VMs without a job have.
     pub persistent: Demand,
+    /// The vCPUs that its VMs have, also those that are lent.
+    pub vcpus: u32,
     pub vms: u32,
     /// Jobs among them whose volumes are being made or whose guest boots.
     pub starting: u32,
@@ -165,8 +167,28 @@ impl Used {
         if record.kind.is_persistent_vm() {
             self.persistent.add(demand);
         }
+        self.vcpus = self.vcpus.saturating_add(record.job.spec.cpus_most());
         self.vms += 1;
     }
+}
+
+/// Why a host has a VM, or is kept for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// It is being staged, or boots there.
+    Starts,
+    Runs,
+    /// It moves there.
+    Comes,
+}
+
+/// What a VM has above the least of its memory.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Lent {
+    /// What it can't give back.
+    pub keeps_bytes: u64,
+    /// What it has, or may have. That goes with it when it moves.
+    pub has_bytes: u64,
 }
 
 /// The vCPUs and the memory that a job's VM always has; of a gang, those of one of its VMs.
@@ -398,8 +420,13 @@ impl Index {
         self.lock().demand_now(record)
     }
 
-    /// Notes what VMs have above the least of their memory and can't give back. Of all others that is nothing.
-    pub fn note_lent(&self, lent: BTreeMap<VmId, u64>) {
+    /// What a job's VM takes along when it moves.
+    pub fn demand_to_move(&self, record: &JobRecord) -> Demand {
+        self.lock().demand_to_move(record)
+    }
+
+    /// Notes what VMs have above the least of their memory. Of all others that is nothing.
+    pub fn note_lent(&self, lent: BTreeMap<VmId, Lent>) {
         self.lock().lent = lent;
     }
 
@@ -434,7 +461,9 @@ impl Index {
                 Kind::Job | Kind::Member(_) | Kind::PersistentVm(_) => 1,
             };
             let demand = inner.demand_now(record).times(count);
-            let running = Running { vms: count, ..demand.running() };
+            // Nobody takes vCPUs back, so all of them count.
+            let cpus = record.job.spec.cpus_most().saturating_mul(count);
+            let running = Running { vms: count, cpus, ..demand.running() };
             taken.running.entry(holder.tenant.clone()).or_default().add(running);
             if record.kind.is_persistent_vm() {
                 taken.persistent.entry(holder.tenant.clone()).or_default().add(running);
@@ -445,8 +474,9 @@ impl Index {
         taken
     }
 
-    /// Lets a queued job start, unless a volume of it may have got another home in the meantime, or a VM from which it is kept apart is there.
-    pub fn give(&self, job: &JobId, grant: Grant) -> bool {
+    /// Lets a queued job start, unless a volume of it may have got another home in the meantime, or its rules about other VMs do not let it be
+    /// there any more. `binds` says whether a host keeps the others of a group together.
+    pub fn give(&self, job: &JobId, grant: Grant, binds: impl Fn(&HostId) -> bool) -> bool {
         let mut inner = self.lock();
         let Some(record) = inner.jobs.get(job) else { return false };
         let mut volumes = record.job.spec.volumes.iter();
@@ -454,7 +484,7 @@ impl Index {
         let rests = record.kind.rests();
         if record.job.state != JobState::Queued
             || rests
-            || inner.is_kept_from(record, &grant.hosts().collect::<Vec<_>>())
+            || inner.is_ruled_out(record, &grant.hosts().collect::<Vec<_>>(), binds)
             || volumes.any(|JobVolume { volume, .. }| {
                 inner.home_changed_since(volume, grant.homes_at)
                     || inner.is_changing_home(volume)
@@ -577,35 +607,50 @@ impl Inner {
 
     fn demand_now(&self, record: &JobRecord) -> Demand {
         let mut demand = demand_of(record);
-        let lent = record.job.vm.as_ref().and_then(|vm| self.lent.get(vm)).copied();
-        demand.memory_bytes = demand.memory_bytes.saturating_add(lent.unwrap_or(0));
+        demand.memory_bytes = demand.memory_bytes.saturating_add(self.lent_to(record).keeps_bytes);
         demand
+    }
+
+    fn demand_to_move(&self, record: &JobRecord) -> Demand {
+        let mut demand = demand_of(record);
+        let Lent { keeps_bytes, has_bytes } = self.lent_to(record);
+        demand.memory_bytes = demand.memory_bytes.saturating_add(has_bytes.max(keeps_bytes));
+        demand
+    }
+
+    fn lent_to(&self, record: &JobRecord) -> Lent {
+        record.job.vm.as_ref().and_then(|vm| self.lent.get(vm)).copied().unwrap_or_default()
     }
 
     fn used(&self) -> BTreeMap<HostId, Used> {
         let mut used: BTreeMap<HostId, Used> = BTreeMap::new();
-        self.each_place(|record, host, is_starting| {
+        self.each_place(|record, host, place| {
             let of_host = used.entry(host.clone()).or_default();
-            of_host.add(record, self.demand_now(record));
-            of_host.starting += u32::from(is_starting);
+            let demand = match place {
+                Place::Comes => self.demand_to_move(record),
+                Place::Starts | Place::Runs => self.demand_now(record),
+            };
+            of_host.add(record, demand);
+            of_host.starting += u32::from(place == Place::Starts);
         });
         used
     }
 
-    /// Each VM with each host that has it or is kept for it, and whether it is being staged or boots there.
-    fn each_place(&self, mut each: impl FnMut(&JobRecord, &HostId, bool)) {
+    /// Each VM with each host that has it or is kept for it.
+    fn each_place(&self, mut each: impl FnMut(&JobRecord, &HostId, Place)) {
         for record in self.jobs.values() {
-            self.missing_members(record).into_iter().for_each(|host| each(record, host, true));
+            let missing = self.missing_members(record).into_iter();
+            missing.for_each(|host| each(record, host, Place::Starts));
             let Some(host) = &record.job.host else { continue };
             // A guest that waits for the others of its gang has booted.
             let waits = record.kind.is_at_barrier();
             let is_starting =
                 matches!(record.job.state, JobState::Staging | JobState::Starting) && !waits;
-            each(record, host, is_starting);
+            each(record, host, if is_starting { Place::Starts } else { Place::Runs });
         }
         for (id, grant) in &self.grants {
             let Some(record) = self.jobs.get(id) else { continue };
-            grant.hosts().for_each(|host| each(record, host, true));
+            grant.hosts().for_each(|host| each(record, host, Place::Starts));
         }
         let mut moving: BTreeSet<(VmId, &HostId)> = BTreeSet::new();
         let unsettled = self.unsettled();
@@ -618,7 +663,7 @@ impl Inner {
         moving.extend(self.kept_for_moves());
         for (vm, to) in moving {
             if let Some(record) = self.job_of(&vm) {
-                each(record, to, false);
+                each(record, to, Place::Comes);
             }
         }
     }

@@ -54,7 +54,7 @@ use hosts::Ways;
 pub use hosts::{HostEntry, HostLink, Hosts};
 pub use index::groups::groups_of;
 pub use index::holds::{Alone, Detachment, Hold};
-pub use index::{Grant, Index, Usage, Used, demand_of};
+pub use index::{Grant, Index, Lent, Usage, Used, demand_of};
 pub use lanes::{Lane, Lanes};
 pub use links::{Ask, Links, Local};
 use networks::Networks;

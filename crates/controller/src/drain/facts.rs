@@ -227,7 +227,7 @@ impl At<'_> {
             Err(problem) => (not_known(&problem), Vec::new()),
         };
         let name = vm_of(&record.job.id).to_string();
-        let demand = self.cluster.index.demand_now(record);
+        let demand = self.cluster.index.demand_to_move(record);
         let together = groups_of(record).together;
         LeavingVm { name, demand, now, left, disk_bytes, ways, together }
     }
@@ -307,7 +307,7 @@ impl At<'_> {
                 }
                 None => self.way((record, &prices), &other.id, disk_bytes),
             };
-            let has_room = other.free.holds(self.cluster.index.demand_now(record)) > 0
+            let has_room = other.free.holds(self.cluster.index.demand_to_move(record)) > 0
                 && other.pool_free_bytes.is_some_and(|free| free >= disk_bytes);
             open += usize::from(cost.is_ok() && has_room && taken_from.as_ref() != Some(&other.id));
             ways.push(Way { to: other.id.clone(), cost });

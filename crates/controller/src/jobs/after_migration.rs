@@ -124,11 +124,12 @@ impl Run {
         record.moves += 1;
         // A trace of a part of the run says nothing about the whole run.
         record.traced = Traced::Not;
-        self.record.save().await?;
-        // The balancer has noted its own ones when it decided them.
+        // The balancer has noted its own ones when it decided them. A controller that ends before the record is saved notes it twice, and
+        // never not at all.
         if moved.of_load && self.persistent().is_none() {
             self.note_change((&moved.migration.from, &moved.migration.to)).await;
         }
+        self.record.save().await?;
         self.forget_old_moves().await
     }
 

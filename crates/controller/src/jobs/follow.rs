@@ -666,7 +666,7 @@ pub(super) fn vm_spec(run: &Run, placement: &Placement, at: &HostId) -> Result<V
     Ok(VmSpec {
         vm: vm_of(&run.id),
         start: start_of(&run.record.value, 0),
-        cpus: spec.cpus,
+        cpus: spec.cpus_most(),
         memory_bytes: most_bytes.unwrap_or(spec.memory_bytes),
         disks: disks.collect::<Result<_, Problem>>()?,
         arrives_by: None,
@@ -676,6 +676,7 @@ pub(super) fn vm_spec(run: &Run, placement: &Placement, at: &HostId) -> Result<V
         hides_output: run.hides_output(placement),
         network: networks::of_vm(&run.record.value)?,
         machine: Machine {
+            cpus_least: spec.cpus_max.map(|_| spec.cpus),
             memory_least_bytes: most_bytes.map(|_| spec.memory_bytes),
             ..machine_of(&run.record.value)
         },
@@ -693,7 +694,7 @@ fn machine_of(record: &JobRecord) -> Machine {
             persistent: true,
             firmware,
             hardware,
-            cpus_max: Machine::cpus_max_of(spec.cpus),
+            cpus_max: Machine::cpus_max_of(spec.cpus_most()),
             ports: Machine::PORTS,
             ..Machine::default()
         },

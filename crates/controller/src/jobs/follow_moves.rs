@@ -214,13 +214,13 @@ impl Run {
         }
         record.to_follow.retain(|other| other != volume);
         let is_all = is_data && record.to_follow.is_empty();
-        self.record.save().await?;
+        // As after a migration: rather twice than not at all.
         if let Some(host) =
             self.job().host.clone().filter(|_| is_all && self.persistent().is_none())
         {
             self.note_change((&host, &host)).await;
         }
-        Ok(())
+        self.record.save().await
     }
 
     /// A volume that was to follow the VM stays where it is.

@@ -38,13 +38,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use perigee_model::amounts::MemoryAmount;
 use perigee_model::gang::member_of;
 use perigee_model::guest::LeftOut;
 use perigee_model::job::{Job, JobSpec, JobState, LeftOutFiles, Migration, Sample};
 use perigee_model::limits::{JOB_NAMES, JOB_NUMBER, JOBS, Limit, UNFINISHED_JOBS};
 use perigee_model::plan::PredictedEnd;
 use perigee_model::tenant::{Running, tenant_of};
+use perigee_model::vm::VmReport;
 use perigee_model::{JobId, Problem, ProblemKind, TenantName, VmId};
 use perigee_planner::queue::Demand;
 
@@ -254,6 +254,7 @@ fn new_job(id: JobId, spec: JobSpec) -> Job {
         members: Vec::new(),
         gang_move: None,
         memory: None,
+        cpu_time: None,
     }
 }
 
@@ -264,7 +265,8 @@ fn new_job(id: JobId, spec: JobSpec) -> Job {
 pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<Option<JobInputs>, Problem> {
     spec.check()?;
     let needs = Demand { cpus: spec.cpus, memory_bytes: spec.memory_bytes };
-    let needs = Running { vms: spec.count, ..needs.times(spec.count).running() };
+    let cpus = spec.cpus_most().saturating_mul(spec.count);
+    let needs = Running { vms: spec.count, cpus, ..needs.times(spec.count).running() };
     let quota = cluster.accounts.quota_of(&spec.name);
     if let Some(why) = quota.lacks(Running::default(), needs) {
         return Err(Problem::invalid(format!("job {}", spec.name), why)
@@ -355,10 +357,11 @@ pub async fn get(cluster: &Cluster, id: &JobId) -> Result<Job, Problem> {
     Ok(gang::with_members(view(cluster, record, moves), members))
 }
 
-fn memory_of(cluster: &Cluster, record: &JobRecord) -> Option<MemoryAmount> {
+/// What its host has said of a job's VM lately.
+fn report_of(cluster: &Cluster, record: &JobRecord) -> Option<VmReport> {
     let host = record.job.host.as_ref()?;
     let seen = cluster.hosts.fresh_vm(host, &vm_of(&record.job.id), REPORT_AGE_MAX);
-    amounts::shown(cluster, record, seen.as_ref().map(|(_, report)| report))
+    seen.map(|(_, report)| report)
 }
 
 /// The job with its migrations, which have their own records, its position in the queue, and its predicted end.
@@ -369,9 +372,18 @@ fn view(cluster: &Cluster, record: JobRecord, migrations: Vec<Migration>) -> Job
     let staging = inputs.and_then(|inputs| cluster.staging.in_words(&inputs.image));
     let recovered = recovery::in_words(&record);
     let gang_move = record.kind.gang().and_then(|gang| gang.last_move.clone());
-    let memory = record.vm_started.then(|| memory_of(cluster, &record)).flatten();
-    let mut job =
-        Job { migrations: shown.collect(), predicted_end, gang_move, memory, ..record.job };
+    let seen = record.vm_started.then(|| report_of(cluster, &record)).flatten();
+    let is_one = record.vm_started && !record.kind.is_gang();
+    let memory = is_one.then(|| amounts::shown(cluster, &record, seen.as_ref())).flatten();
+    let cpu_time = is_one.then(|| amounts::cpu_time(&record, seen.as_ref())).flatten();
+    let mut job = Job {
+        migrations: shown.collect(),
+        predicted_end,
+        gang_move,
+        memory,
+        cpu_time,
+        ..record.job
+    };
     if job.state == JobState::Queued
         && let Some((place, reason)) = cluster.index.wait_of(&job.id)
     {

@@ -10,9 +10,7 @@ use perigee_model::states::JobEvent;
 use perigee_model::tenant::SEPARATOR;
 use perigee_model::vm::{VmReport, VmStatus};
 use perigee_model::volume::VolumeSource;
-use perigee_model::{
-    DiskRole, Epoch, HostId, HostRules, Problem, ProblemKind, VmStart, VolumeName,
-};
+use perigee_model::{DiskRole, Epoch, HostId, Problem, ProblemKind, VmStart, VolumeName};
 
 use super::driver::{Run, Step};
 use super::follow::vm_ended;
@@ -48,30 +46,17 @@ impl Run {
     /// Records what was said of it anew.
     pub(super) async fn apply_set(&mut self, asked: Option<(u64, SetVm)>) -> Result<(), Problem> {
         let record = &mut self.record.value;
-        let Some((number, SetVm { may_migrate })) = asked else { return Ok(()) };
+        let Some((number, SetVm { may_migrate, rules })) = asked else { return Ok(()) };
         match record.kind.persistent_vm_mut().filter(|persistent| number > persistent.set) {
             Some(persistent) => persistent.set = number,
             None => return Ok(()),
         }
-        record.job.spec.may_migrate = may_migrate;
-        self.record.save().await
-    }
-
-    /// Records the rules about other VMs that a person has given it.
-    pub(super) async fn apply_rules(
-        &mut self,
-        rules: Option<(u64, HostRules)>,
-    ) -> Result<(), Problem> {
-        let record = &mut self.record.value;
-        let (Some(persistent), Some((number, rules))) = (record.kind.persistent_vm_mut(), rules)
-        else {
-            return Ok(());
-        };
-        if number <= persistent.ruled {
-            return Ok(());
+        if let Some(may_migrate) = may_migrate {
+            record.job.spec.may_migrate = may_migrate;
         }
-        persistent.ruled = number;
-        record.job.spec.rules = rules;
+        if let Some(rules) = rules {
+            record.job.spec.rules = rules;
+        }
         self.record.save().await
     }
 

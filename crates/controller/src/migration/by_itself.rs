@@ -70,7 +70,7 @@ pub fn waits_for(cluster: &Cluster, from: &HostId, to: &HostId, alone: Alone) ->
 /// Begins a move of a VM that is at this host.
 ///
 /// # Errors
-/// `Conflict` if the VM has left, or one of the hosts is in another move; as [`super::request`].
+/// `Conflict` if the VM has left, or one of the hosts is in another move; as [`super::request()`].
 pub async fn begin(
     cluster: &Arc<Cluster>,
     record: &JobRecord,

@@ -130,7 +130,7 @@ pub fn ruled_out(cluster: &Cluster, job: &JobRecord) -> Vec<(HostId, String)> {
 fn other_rules(job: &JobRecord) -> String {
     let id = &job.job.id;
     match job.kind.is_persistent_vm() {
-        true => format!("choose another host, or give it other rules first: perigee vm rules {id}"),
+        true => format!("choose another host, or give it other rules first: perigee vm set {id}"),
         false => "choose another host: a job keeps the rules of its file".to_owned(),
     }
 }

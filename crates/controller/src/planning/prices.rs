@@ -61,7 +61,7 @@ impl<'a> Prices<'a> {
         let disks = placement.map(|placement| data_disks(placement, &here)).unwrap_or_default();
         let dirty = Dirty::of_running(measured, &disks, at_its_host_s(cluster, record));
         let facts = self.facts(record, from, to);
-        let memory_bytes = cluster.index.demand_now(record).memory_bytes;
+        let memory_bytes = cluster.index.demand_to_move(record).memory_bytes;
         Ok(VmPrices { from: from.clone(), facts, memory_bytes, dirty })
     }
 
@@ -96,7 +96,7 @@ impl<'a> Prices<'a> {
             facts.collect()
         });
         Facts {
-            hosts,
+            hosts: hosts.into(),
             links: links.collect(),
             probe_request_bytes: u64::from(links::PROBE_REQUEST_BYTES),
             past_moves: self.past_moves.clone(),

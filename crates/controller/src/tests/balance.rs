@@ -273,7 +273,9 @@ async fn a_vm_that_starves_does_not_go_to_one_from_which_it_is_kept_apart() {
     })
     .await;
     report(&second, Some(0.5), Some(&other));
-    vms::rules::set(&lab.cluster, &web(), apart()).await.expect("they are at different hosts");
+    vms::set::set(&lab.cluster, &web(), SetVm { rules: Some(apart()), ..SetVm::default() })
+        .await
+        .expect("they are at different hosts");
     set(&lab, BalanceMode::Off).await;
     set(&lab, BalanceMode::On).await;
     let shown =
@@ -311,8 +313,8 @@ async fn a_vm_with_move_never_is_weighed_and_stays_until_that_is_set_anew() {
     let of = standing(&lab, &web()).await;
     assert!(!of.may_migrate && of.next.contains("perigee vm set web --move auto"), "{of:?}");
     assert_eq!(of.figures.measured.expect("it was looked at").waited_cpus, Some(0.5));
-    let ask = SetVm { may_migrate: true };
-    let vm = vms::persistent::set(&lab.cluster, &web(), ask).await.expect("set");
+    let ask = SetVm { may_migrate: Some(true), ..SetVm::default() };
+    let vm = vms::set::set(&lab.cluster, &web(), ask).await.expect("set");
     assert_eq!(vm.may_migrate, Some(true));
     source_is_asked(&lab.home, &web()).await;
 }

@@ -224,6 +224,7 @@ pub fn spec(access: Access) -> JobSpec {
         env: Default::default(),
         cpus: 1,
         memory_bytes: 512 << 20,
+        cpus_max: None,
         memory_max_bytes: None,
         root_bytes: None,
         output_bytes: 1 << 20,

@@ -37,6 +37,7 @@ pub fn new_vm(host: &str) -> NewVm {
         image: ImageName::new("debian").expect("a name"),
         cpus: 1,
         memory_bytes: 256 << 20,
+        cpus_max: None,
         memory_max_bytes: None,
         disk_bytes: Some(2 << 30),
         network: Default::default(),

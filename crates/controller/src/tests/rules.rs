@@ -4,7 +4,7 @@ use perigee_model::balance::{PlacePolicy, SetPlace};
 use perigee_model::drain::{DrainFate, DrainHost, DrainStep};
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, JobSpec, JobState, Start, Vm};
-use perigee_model::persistent_vm::{NewVm, PowerRequest, VmState};
+use perigee_model::persistent_vm::{NewVm, PowerRequest, SetVm, VmState};
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, HostRules, JobId, Problem, ProblemKind, SiteId, VmId};
 
@@ -56,7 +56,7 @@ async fn host_of(lab: &Lab, id: &JobId) -> HostId {
 }
 
 async fn give(lab: &Lab, vm: &VmId, rules: HostRules) -> Result<Vm, Problem> {
-    vms::rules::set(&lab.cluster, vm, rules).await
+    vms::set::set(&lab.cluster, vm, SetVm { rules: Some(rules), ..SetVm::default() }).await
 }
 
 async fn is_moved(lab: &Lab, vm: &VmId, to: &FakeHost) -> Result<(), Problem> {
@@ -140,7 +140,7 @@ async fn a_vm_is_not_moved_to_one_from_which_it_is_kept_apart_until_it_has_other
     let refused = is_moved(&lab, &web(), &lab.cloud).await.expect_err("other is there");
     assert_eq!(refused.kind, ProblemKind::Conflict);
     assert_eq!(refused.why, "other is there, and the VMs of group db are kept apart");
-    assert!(refused.to_string().contains("perigee vm rules web"), "{refused}");
+    assert!(refused.to_string().contains("perigee vm set web"), "{refused}");
     let shown = give(&lab, &web(), HostRules::default()).await.expect("other rules");
     assert_eq!(shown.rules, HostRules::default());
     is_moved(&lab, &web(), &lab.cloud).await.expect("it moves");

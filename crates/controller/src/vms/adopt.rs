@@ -179,7 +179,8 @@ fn as_asked_for(spec: &VmSpec, root: &Found, disks: &[Found], image: ImageName) 
     NewVm {
         name: spec.vm.clone(),
         image,
-        cpus: spec.cpus,
+        cpus: spec.machine.cpus_least.unwrap_or(spec.cpus),
+        cpus_max: spec.machine.cpus_least.map(|_| spec.cpus),
         memory_bytes: spec.machine.memory_least_bytes.unwrap_or(spec.memory_bytes),
         memory_max_bytes: spec.machine.memory_least_bytes.map(|_| spec.memory_bytes),
         disk_bytes: Some(root.info.size_bytes),

@@ -51,6 +51,10 @@ pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<
     let at = volumes::reachable(cluster, &host)?;
     let spec = &before.job.spec;
     if let Some(cpus) = ask.cpus {
+        if spec.cpus_max.is_some() || ask.cpus_max.is_some() {
+            let why = "cpus: a VM that runs keeps its range, or that it has none";
+            return Err(Problem::conflict(&what, why).next("stop it first"));
+        }
         check_cpus(cluster, &what, &before, &host, cpus)?;
     }
     if let Some(bytes) = ask.memory_bytes {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use perigee_model::job::{Access, JobSpec, JobState, JobVolume, Restart, Vm};
 use perigee_model::limits::{JOB_DISK_BYTES, PERSISTENT_VMS};
-use perigee_model::persistent_vm::{NewVm, PersistentVm, PowerRequest, SetVm};
+use perigee_model::persistent_vm::{NewVm, PersistentVm, PowerRequest};
 use perigee_model::spec::{check_beside, check_fstab_mount, check_job_name};
 use perigee_model::tenant::{Running, tenant_of};
 use perigee_model::{JobId, LeaveSite, Problem, ProblemKind, VmId};
@@ -44,7 +44,7 @@ pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result
     networks::check(cluster, &spec).await?;
     new.cloud_init.check(&what())?;
     new.cloud_init.user_data.as_deref().map(user_data::check).transpose()?;
-    let needs = Running { vms: 1, cpus: spec.cpus, memory_bytes: spec.memory_bytes };
+    let needs = Running { vms: 1, cpus: spec.cpus_most(), memory_bytes: spec.memory_bytes };
     if let Some(why) = cluster.accounts.quota_of(name.as_str()).lacks(Running::default(), needs) {
         return Err(
             invalid(why).next("ask for less, or ask an admin for more (perigee tenant quota)")
@@ -101,6 +101,7 @@ pub(super) fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<Jo
         env: BTreeMap::new(),
         cpus: new.cpus,
         memory_bytes: new.memory_bytes,
+        cpus_max: new.cpus_max,
         memory_max_bytes: new.memory_max_bytes,
         root_bytes: Some(root_bytes),
         output_bytes: 0,
@@ -211,23 +212,6 @@ pub(super) async fn not_deleted(cluster: &Cluster, vm: &VmId) -> Result<JobRecor
         return Err(Problem::conflict(format!("can't change VM {vm}"), "it is being deleted"));
     }
     Ok(record)
-}
-
-/// Says anew what was said of a VM without a job when it was made, also while it runs.
-///
-/// # Errors
-/// As [`request_power`].
-pub async fn set(cluster: &Arc<Cluster>, vm: &VmId, ask: SetVm) -> Result<Vm, Problem> {
-    let record = not_deleted(cluster, vm).await?;
-    let next = |old: Option<JobIntent>| {
-        let old = old.unwrap_or_default();
-        let number = old.set.map_or(1, |(number, _)| number + 1);
-        JobIntent { set: Some((number, ask)), ..old }
-    };
-    let asked = cluster.records.update(&job_intent_key(&record.job.id), next).await?;
-    let number = asked.set.map_or(0, |(number, _)| number);
-    live::until_heeded(cluster, &record, |persistent| persistent.set >= number).await?;
-    vms::get(cluster, vm).await
 }
 
 /// Deletes a VM with its own disks. Its volumes stay.

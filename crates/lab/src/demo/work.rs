@@ -104,6 +104,7 @@ impl Stage {
             env: BTreeMap::new(),
             cpus: 1,
             memory_bytes: LOAD_MEMORY_BYTES,
+            cpus_max: None,
             memory_max_bytes: None,
             root_bytes: None,
             output_bytes: OUTPUT_BYTES,

@@ -236,6 +236,13 @@ fn compare(
     simulated: Vec<JobTimes>,
     took_s: f64,
 ) -> Result<BesideLab, Problem> {
+    let not_ended = || {
+        Problem::invalid("can't compare the jobs", "one did not end in the simulated time")
+            .next("give the scenario more `hours`")
+    };
+    if simulated.len() != jobs.len() || lab.len() != jobs.len() {
+        return Err(not_ended());
+    }
     let both = jobs.iter().zip(lab.into_iter().zip(simulated));
     let pairs = both.map(|(job, (lab, simulated))| {
         let took = Compared::of(lab.took_s()?, simulated.took_s()?);
@@ -243,10 +250,6 @@ fn compare(
         Some(Pair { cpus: job.cpus, compute_s, lab, simulated, took })
     });
     let pairs: Option<Vec<Pair>> = pairs.collect();
-    let not_ended = || {
-        Problem::invalid("can't compare the jobs", "one did not end in the simulated time")
-            .next("give the scenario more `hours`")
-    };
     let pairs = pairs.ok_or_else(not_ended)?;
     let last = |of: fn(&Pair) -> &JobTimes| {
         pairs.iter().filter_map(|pair| of(pair).ended_s).fold(0.0, f64::max)

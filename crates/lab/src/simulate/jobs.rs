@@ -164,13 +164,18 @@ fn read_job(field: &Field<'_>, machine: &Machine) -> Result<Job, Problem> {
         return Err(compute.problem("it is more than 0"));
     }
     let cpus = number(cpus.as_ref(), 1, 1..=1024)?;
+    let at_s = at.as_ref().map(|at| at.parse(parse_duration)).transpose()?.unwrap_or(0);
+    if let Some(at) = at.filter(|_| at_s > machine.length_s) {
+        return Err(at.problem("it is after the simulated hours"));
+    }
+    let at_ms = at_s.saturating_mul(1000);
     let job = Job {
-        at_ms: at.map(|at| at.parse(parse_duration)).transpose()?.unwrap_or(0) * 1000,
+        at_ms,
         vms: 1,
         cpus,
         memory_bytes: bytes(memory, machine.vm_memory_bytes)?,
         uses_cpus: f64::from(cpus),
-        compute_s: (compute_s * u64::from(cpus)) as f64,
+        compute_s: compute_s as f64 * f64::from(cpus),
         reads_bytes: reads.map(|reads| reads.parse(parse_bytes)).transpose()?.unwrap_or(0),
         tenant: "default".to_owned(),
         owner: "simulated".to_owned(),

@@ -163,6 +163,7 @@ impl Scenario {
             submitted: 1,
             waited_ms: 0,
             demand: Demand { cpus: 1, memory_bytes: self.vm_memory_bytes },
+            quota_cpus: 1,
             count: 1,
             start: Start::Anywhere,
             volumes: Vec::new(),

@@ -18,7 +18,7 @@
 //! arrive when they did.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use perigee_model::Problem;
@@ -67,18 +67,30 @@ pub fn read(file: &Path, from_s: u64, machine: &Machine) -> Result<Listed, Probl
     parse(BufReader::new(opened), &name.to_string(), from_s, machine)
 }
 
-fn parse(log: impl BufRead, name: &str, from_s: u64, machine: &Machine) -> Result<Listed, Problem> {
+fn parse(
+    mut log: impl BufRead,
+    name: &str,
+    from_s: u64,
+    machine: &Machine,
+) -> Result<Listed, Problem> {
     let mut listed = Listed::default();
-    let window = from_s as f64..(from_s + machine.length_s) as f64;
-    for (number, line) in (1..).zip(log.lines()) {
+    let window = from_s as f64..from_s.saturating_add(machine.length_s) as f64;
+    for number in 1_u64.. {
         let wrong = |why: String| {
             Problem::invalid(format!("{name}:{number}"), why)
                 .next("each line has the 18 numbers of a job, or begins with `;`")
         };
-        let line = line.map_err(|error| wrong(error.to_string()))?;
-        if line.len() > LINE_BYTES_MOST {
+        let mut bytes = Vec::new();
+        let most = LINE_BYTES_MOST as u64 + 1;
+        let read = log.by_ref().take(most).read_until(b'\n', &mut bytes);
+        if read.map_err(|error| wrong(error.to_string()))? == 0 {
+            break;
+        }
+        if bytes.len() > LINE_BYTES_MOST {
             return Err(wrong(format!("the line has more than {LINE_BYTES_MOST} bytes")));
         }
+        // Comments may be in any encoding.
+        let line = String::from_utf8_lossy(&bytes);
         if line.trim_start().starts_with(';') || line.trim().is_empty() {
             continue;
         }

@@ -17,6 +17,7 @@ fn job() -> JobSpec {
         env: BTreeMap::new(),
         cpus: 1,
         memory_bytes: 512 << 20,
+        cpus_max: None,
         memory_max_bytes: None,
         root_bytes: None,
         output_bytes: 1 << 30,

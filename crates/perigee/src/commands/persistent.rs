@@ -15,7 +15,7 @@ use perigee_model::persistent_vm::{CloudInit, NewVm, NewVmVolume, StopVm, VmStat
 use perigee_model::vm::{Cpu, Firmware, Hardware, NetworkKind};
 use perigee_model::{GroupName, HostId, HostRules, ImageName, Problem, ProblemKind, SiteId, VmId};
 
-use crate::arguments::{size, size_range};
+use crate::arguments::{count_range, size, size_range};
 use crate::commands::asking::{self, Said};
 use crate::commands::public_keys;
 use crate::output;
@@ -33,9 +33,9 @@ pub struct Create {
     /// The image that its root disk is a clone of
     #[arg(long)]
     image: ImageName,
-    /// vCPUs
-    #[arg(long, default_value_t = 1)]
-    cpus: u32,
+    /// vCPUs. With a range, as 1..4, it has the most, and while others want its host's CPUs the part of the least
+    #[arg(long, value_name = "CPUS[..CPUS]", value_parser = count_range, default_value = "1")]
+    cpus: Range<u32>,
     /// Memory. With a range, as 1GiB..4GiB, it always has the least, and while it runs up to the most, if its host and its tenant's quota
     /// have it
     #[arg(long, value_name = "SIZE[..SIZE]", value_parser = size_range, default_value = "1GiB")]
@@ -162,7 +162,8 @@ pub fn wanted(ask: Create) -> Result<NewVm, Problem> {
     Ok(NewVm {
         name: ask.name,
         image: ask.image,
-        cpus: ask.cpus,
+        cpus: ask.cpus.least,
+        cpus_max: ask.cpus.most,
         memory_bytes: ask.memory.least,
         memory_max_bytes: ask.memory.most,
         disk_bytes: ask.disk,

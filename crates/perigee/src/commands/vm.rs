@@ -15,7 +15,7 @@ use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{GroupName, HostId, HostRules, ImageName, Problem, VmId, VolumeName};
 use serde::Serialize;
 
-use crate::arguments::{size, size_range};
+use crate::arguments::{count_range, size, size_range};
 use crate::commands::image::CLUSTER;
 use crate::commands::persistent::{self, Create, Moves};
 use crate::commands::{
@@ -151,22 +151,15 @@ pub enum Verb {
         #[command(flatten)]
         to: Size,
     },
-    /// Say anew whether a virtual machine without a job moves by itself, also while it runs
+    /// Say anew whether a virtual machine without a job moves by itself, and beside which others it is or never is, also while it runs.
+    ///
+    /// VMs of a tenant that name one group are a group. Of its rules those that are not said hold no longer. Nothing moves for them.
+    /// `perigee vm info` shows both
     Set {
         /// The VM's name
         vm: VmId,
-        /// auto: away from an overloaded host or one that is drained; never: only `perigee vm move` moves it
-        #[arg(long = "move", value_enum)]
-        moves: Moves,
-    },
-    /// Keep a virtual machine on one host with others, or off their hosts, also while it runs. Nothing moves for that.
-    ///
-    /// VMs of a tenant that name one group are a group. What is not said holds no longer. `perigee vm info` shows the rules
-    Rules {
-        /// The VM's name
-        vm: VmId,
         #[command(flatten)]
-        rules: Rules,
+        to: Anew,
     },
     /// Give a virtual machine a volume as a further disk, also while it runs.
     ///
@@ -231,9 +224,9 @@ pub enum Verb {
 #[derive(Debug, Clone, Copy, clap::Args)]
 #[group(required = true, multiple = true)]
 pub struct Size {
-    /// vCPUs
-    #[arg(long)]
-    cpus: Option<u32>,
+    /// vCPUs. A range, as 1..4, is given to a VM that is stopped
+    #[arg(long, value_name = "CPUS[..CPUS]", value_parser = count_range)]
+    cpus: Option<Range<u32>>,
     /// Memory. A range, as 1GiB..4GiB, is given to a VM that is stopped
     #[arg(long, value_name = "SIZE[..SIZE]", value_parser = size_range)]
     memory: Option<Range<u64>>,
@@ -242,10 +235,13 @@ pub struct Size {
     disk: Option<u64>,
 }
 
-/// What a VM is to others; at least one of them.
+/// What is said anew of a VM; at least one of them.
 #[derive(Debug, Clone, clap::Args)]
 #[group(required = true, multiple = true)]
-pub struct Rules {
+pub struct Anew {
+    /// auto: away from an overloaded host or one that is drained; never: only `perigee vm move` moves it
+    #[arg(long = "move", value_enum)]
+    moves: Option<Moves>,
     /// Keep it on one host with the other VMs that name this group
     #[arg(long, value_name = "GROUP")]
     together: Option<GroupName>,
@@ -254,7 +250,17 @@ pub struct Rules {
     apart: Option<GroupName>,
     /// It may be at any host
     #[arg(long, conflicts_with_all = ["together", "apart"])]
-    none: bool,
+    no_rules: bool,
+}
+
+impl From<Anew> for SetVm {
+    fn from(Anew { moves, together, apart, no_rules }: Anew) -> Self {
+        let is_ruled = no_rules || together.is_some() || apart.is_some();
+        Self {
+            may_migrate: moves.map(Moves::may_migrate),
+            rules: is_ruled.then_some(HostRules { together, apart }),
+        }
+    }
 }
 
 /// The values of `--volumes`.
@@ -280,13 +286,19 @@ const COLUMNS: &[Column<Vm>] = &[
     ("vm", |v| v.id.to_string()),
     ("host", |v| output::or_dash(v.host.as_ref())),
     ("status", |v| output::word(&v.status)),
-    ("cpus", |v| v.cpus.to_string()),
+    ("cpus", cpus),
     ("memory", memory),
     ("up", |v| format!("{} s", v.uptime_ms / 1000)),
     ("job", |v| output::or_dash(v.job.as_ref())),
     ("migration", |v| output::or_dash(v.migration.as_ref())),
     ("reason", |v| v.reason.clone()),
 ];
+
+/// Its vCPUs, or the range of them.
+fn cpus(vm: &Vm) -> String {
+    let most = vm.cpu_time.as_ref().map(|amount| format!("..{}", amount.most));
+    format!("{}{}", vm.cpus, most.unwrap_or_default())
+}
 
 /// What it has, and its range, where it may have more or less.
 fn memory(vm: &Vm) -> String {
@@ -307,15 +319,16 @@ const SHOWN: &[Column<Vm>] = &[
 /// What is shown of a VM that was resized.
 const SIZED: &[Column<Vm>] = &[
     ("vm", |v| v.id.to_string()),
-    ("cpus", |v| v.cpus.to_string()),
+    ("cpus", cpus),
     ("memory", memory),
     ("status", |v| output::word(&v.status)),
 ];
 
-/// What is shown of a VM that got other rules.
-const RULED: &[Column<Vm>] = &[
+/// What is shown of a VM of which something was said anew.
+const SET: &[Column<Vm>] = &[
     ("vm", |v| v.id.to_string()),
     ("host", |v| output::or_dash(v.host.as_ref())),
+    ("move", |v| moves_by_itself(v.may_migrate).to_owned()),
     ("together", |v| output::or_dash(v.rules.together.as_ref())),
     ("apart", |v| output::or_dash(v.rules.apart.as_ref())),
 ];
@@ -350,7 +363,10 @@ const INFO: &[Column<Info>] = &[
     ("image", |i| output::or_dash(i.vm.image.as_ref())),
     ("host", |i| output::or_dash(i.vm.host.as_ref())),
     ("status", |i| output::word(&i.vm.status)),
-    ("cpus", |i| i.vm.cpus.to_string()),
+    ("cpus", |i| match &i.vm.cpu_time {
+        Some(amount) => amount.to_string(),
+        None => i.vm.cpus.to_string(),
+    }),
     ("memory", |i| match &i.vm.memory {
         Some(amount) => amount.to_string(),
         None => output::bytes(i.vm.memory_bytes),
@@ -402,14 +418,9 @@ async fn ask_controller(verb: Verb, context: &Context) -> Result<(), Problem> {
             show(client.post(&format!("/v1/vms/{vm}/restore"), &RestoreVm { image }).await?)
         }
         Verb::Resize { vm, to } => resize(&client, &vm, &to, context).await,
-        Verb::Set { vm, moves } => {
-            let ask = SetVm { may_migrate: moves.may_migrate() };
-            show(client.put(&format!("/v1/vms/{vm}/set"), &ask).await?)
-        }
-        Verb::Rules { vm, rules: Rules { together, apart, .. } } => {
-            let rules = HostRules { together, apart };
-            let ruled: Vm = client.put(&format!("/v1/vms/{vm}/rules"), &rules).await?;
-            output::one(context.format, &ruled, RULED)
+        Verb::Set { vm, to } => {
+            let set: Vm = client.put(&format!("/v1/vms/{vm}/set"), &SetVm::from(to)).await?;
+            output::one(context.format, &set, SET)
         }
         Verb::Attach { vm, volume, read_only } => {
             let ask = AttachVolume { volume, read_only };
@@ -472,7 +483,8 @@ async fn save(
 
 async fn resize(client: &Client, vm: &VmId, to: &Size, context: &Context) -> Result<(), Problem> {
     let ask = ResizeVm {
-        cpus: to.cpus,
+        cpus: to.cpus.map(|cpus| cpus.least),
+        cpus_max: to.cpus.and_then(|cpus| cpus.most),
         memory_bytes: to.memory.map(|memory| memory.least),
         memory_max_bytes: to.memory.and_then(|memory| memory.most),
         disk_bytes: to.disk,
@@ -501,24 +513,28 @@ mod tests {
         Command::try_parse_from(words).map(|command| command.verb)
     }
 
-    /// What `vm rules` sends.
-    fn rules(words: &str) -> Result<String, clap::Error> {
+    /// What `vm set` sends: whether the VM moves, and its rules.
+    fn said(words: &str) -> Result<(Option<bool>, Option<String>), clap::Error> {
         parsed(words).map(|verb| match verb {
-            Verb::Rules { rules: Rules { together, apart, .. }, .. } => {
-                HostRules { together, apart }.to_string()
+            Verb::Set { to, .. } => {
+                let SetVm { may_migrate, rules } = to.into();
+                (may_migrate, rules.map(|rules| rules.to_string()))
             }
             other => panic!("{other:?}"),
         })
     }
 
     #[test]
-    fn rules_are_said_whole_and_never_by_saying_nothing() {
-        assert_eq!(rules("rules web --apart db").expect("a rule"), "apart db");
-        let both = rules("rules web --apart db --together front").expect("two rules");
-        assert_eq!(both, "together front, apart db");
-        assert_eq!(rules("rules web --none").expect("no rule"), "-");
-        assert!(rules("rules web").is_err() && rules("rules web --none --apart db").is_err());
-        assert!(rules("rules web --apart Bad~Name").is_err());
+    fn rules_are_said_whole_and_what_is_not_said_stays() {
+        let rules = |words| said(words).expect("a command").1.expect("rules");
+        assert_eq!(rules("set web --apart db"), "apart db");
+        assert_eq!(rules("set web --apart db --together front"), "together front, apart db");
+        assert_eq!(rules("set web --no-rules"), "-");
+        assert_eq!(said("set web --move never").expect("a command"), (Some(false), None));
+        let both = said("set web --move auto --apart db").expect("a command");
+        assert_eq!(both, (Some(true), Some("apart db".to_owned())));
+        assert!(said("set web").is_err() && said("set web --no-rules --apart db").is_err());
+        assert!(said("set web --apart Bad~Name").is_err());
     }
 
     #[test]

@@ -209,6 +209,14 @@ impl Accounts {
         }
     }
 
+    /// The VM has stayed where it is, because its move was refused: that makes no other one dearer.
+    pub fn undo(&mut self, vm: &VmId, stays_at: &HostId) {
+        if let Some(account) = self.vms.get_mut(vm) {
+            account.doublings = (account.doublings - 1.0).max(0.0);
+            (account.host, account.trial) = (stays_at.clone(), None);
+        }
+    }
+
     /// `saved` is what being at the host before would save now, in seconds per second; `None` if that is not known.
     pub(super) fn judge_trial(
         &mut self,

@@ -160,7 +160,7 @@ impl<'a> Loads<'a> {
     pub fn why_not(&self, vm: usize, here: usize, to: usize) -> Option<String> {
         let (load, host, at) = (&self.look.vms[vm], &self.look.hosts[to], &self.at[to]);
         let why = if !host.takes_vms {
-            "it is drained or does not answer"
+            "it is drained, does not answer, or has its VMs give memory back"
         } else if load.taken_from.as_ref() == Some(&host.host) {
             TAKEN
         } else if load.memory_bytes > at.free_memory_bytes {

@@ -12,7 +12,7 @@
 //!
 //! So the plan has the least predicted time of all hosts, with one exception. The prediction lets a job that computes longer lose
 //! less while its data or its memory are copied, because it reads less in each second. A host that is slower in both figures might
-//! therefore be predicted to end a little sooner after a copy. It is not looked at.
+//! therefore be predicted to end a little sooner after a copy. It is not looked at; the tests let a plan miss a tenth by that.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, HashMap};

@@ -12,9 +12,13 @@ use crate::fixture::*;
 
 const SITES: usize = 3;
 
+/// By so much longer may the plan be predicted to take, if the best of all plans moves the job or its data.
+const MISSES_MOST: f64 = 0.1;
+
 /// A host among many: some figures are the same at several of them.
 fn host() -> impl Strategy<Value = HostFacts> {
-    let kind = (0..SITES, 0..2_usize, prop::sample::select(vec![2_u32, 8]), any::<bool>());
+    let one_of_ten = || prop::bool::weighted(0.1);
+    let kind = (0..SITES, one_of_ten(), prop::sample::select(vec![2_u32, 8]), one_of_ten());
     let boot_s = prop_oneof![Just(10.0), Just(12.0), 1.0..60.0_f64];
     let boot = (0..2_usize, boot_s, prop_oneof![Just(5.0), 0.0..20.0_f64]);
     let boot = boot.prop_map(|(image, seconds, cpu_s)| {
@@ -34,7 +38,7 @@ fn host() -> impl Strategy<Value = HostFacts> {
         prop::bool::weighted(0.8),
     );
     (kind, prop::collection::vec(boot, 0..5), prop::option::of(load), room).prop_map(
-        |((site, processor, cpus, is_kvm), boots, cpu_load, room)| HostFacts {
+        |((site, is_xeon, cpus, is_tcg), boots, cpu_load, room)| HostFacts {
             id: host_id("named-later"),
             site: SiteId::new(format!("s{site}")).unwrap(),
             cpus,
@@ -43,8 +47,8 @@ fn host() -> impl Strategy<Value = HostFacts> {
             cpu_load,
             takes_jobs: room.3,
             packs: false,
-            accelerator: if is_kvm { Accelerator::Kvm } else { Accelerator::Tcg },
-            cpu_model: ["EPYC", "Xeon"][processor].to_owned(),
+            accelerator: if is_tcg { Accelerator::Tcg } else { Accelerator::Kvm },
+            cpu_model: if is_xeon { "Xeon" } else { "EPYC" }.to_owned(),
             boots,
             local_blocks: None,
             pool_free_bytes: room.2,
@@ -135,10 +139,13 @@ proptest! {
             prop_assert_eq!(of(&each), of(&some));
         }
         let (each, some) = (&each.options[0], &some.options[0]);
-        prop_assert_eq!(each.way, some.way);
-        // Where several starts of a move end equally soon, but for rounding, any of them may be named.
-        let apart_s = (each.total.expected_s - some.total.expected_s).abs();
-        prop_assert!(apart_s <= 1e-9 * each.total.expected_s, "{:?} is not {:?}", each, some);
+        let moves = |option: &PlanOption| matches!(option.way, Way::Migrate | Way::Copy | Way::Follow);
+        prop_assert!(each.way == some.way || moves(each), "{:?} is not {:?}", each, some);
+        // Of moves the exception holds that `alike.rs` names; and where several starts of a move end equally soon, any of them may be named.
+        let may_miss = if moves(each) { MISSES_MOST } else { 1e-9 };
+        let longer_s = some.total.expected_s - each.total.expected_s;
+        let is_near = (-1e-9 * each.total.expected_s..=may_miss * each.total.expected_s).contains(&longer_s);
+        prop_assert!(is_near, "{:?} is not {:?}", each, some);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Rules of VMs about each other: `together` keeps a group on one host, `apart` keeps its VMs on different ones.
 //!
-//! - A VM counts at its host, at the host that it was given, and while it moves at both hosts.
+//! - A VM counts at its host, at the host that it was given, and while it moves at both hosts. Nobody joins its group before it has come.
 //! - A host that is drained binds nobody with `together`: all of its VMs leave. One at which the VM itself was lost binds it no longer.
 //!   Any other host does, also while it does not answer: its VMs may run.
 //! - The VMs of one job keep the rules among themselves too.
@@ -74,9 +74,20 @@ impl Grouped {
         };
         let mut beside = others(&self.together, &groups.together);
         beside.retain(|host, _| binds(host));
+        let is_bound = !beside.is_empty();
+        let members = groups.together.as_ref().and_then(|group| self.together.get(group));
+        let there = |host: &HostId| {
+            members.and_then(|all| all.get(host)).into_iter().flatten().filter(|vm| *vm != of)
+        };
+        // Where the group will be is known when the VM that moves has come.
+        let moves =
+            |vm: &JobId| beside.keys().filter(|host| there(host).any(|at| at == vm)).count() > 1;
+        let settled: BTreeSet<HostId> =
+            beside.keys().filter(|host| there(host).all(|vm| !moves(vm))).cloned().collect();
+        beside.retain(|host, _| settled.contains(host));
         Bounds {
             groups: groups.clone(),
-            beside: Some(beside).filter(|hosts| !hosts.is_empty()),
+            beside: is_bound.then_some(beside),
             never: others(&self.apart, &groups.apart),
         }
     }
@@ -126,6 +137,9 @@ impl Bounds {
 
 /// As in `web-1 at h1, web-2 at h2`.
 fn named(hosts: &BTreeMap<HostId, JobId>) -> String {
+    if hosts.is_empty() {
+        return "others of its group, of which one is just moving".to_owned();
+    }
     let mut words: Vec<String> =
         hosts.iter().take(NAMED_MAX).map(|(host, vm)| format!("{vm} at {host}")).collect();
     let more = hosts.len().saturating_sub(NAMED_MAX);

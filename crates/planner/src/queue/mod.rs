@@ -186,6 +186,8 @@ pub struct Waiting {
     pub waited_ms: u64,
     /// The resources that its VM needs, or each of its VMs.
     pub demand: Demand,
+    /// vCPUs of each VM that count for the quota, if they are more than those of `demand`.
+    pub quota_cpus: u32,
     /// How many VMs it has.
     pub count: u32,
     /// Where the job file lets it start.
@@ -215,7 +217,8 @@ impl Waiting {
 
     /// What they take of the tenant's quota.
     fn running(&self) -> Running {
-        Running { vms: self.count, ..self.whole().running() }
+        let cpus = self.quota_cpus.max(self.demand.cpus).saturating_mul(self.count);
+        Running { vms: self.count, cpus, ..self.whole().running() }
     }
 
     fn aged_priority(&self) -> i64 {
@@ -412,7 +415,10 @@ fn start_one(
     choose: &mut impl FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
 ) -> Result<HostId, NotChosen> {
     let hosts = rooms.with_room(waiting).map_err(|wait| {
-        let is_for_ever = matches!(wait, Wait::NoHost | Wait::TooLarge(..) | Wait::PersistentVms);
+        let is_for_ever = matches!(
+            wait,
+            Wait::NoHost | Wait::RuledOut | Wait::TooLarge(..) | Wait::PersistentVms
+        );
         let drained = rooms.why_drained(waiting).filter(|_| is_for_ever);
         waiting.with_rules(drained.unwrap_or_else(|| wait.reason(waiting)))
     })?;
@@ -438,7 +444,9 @@ fn start_at_one_host(
     let whole = waiting.as_one();
     let ruled = rooms.ruled(&whole);
     let before = rooms.clone();
-    let host = start_one(&ruled, rooms, choose)?;
+    // The whole of it has to fit; each VM of it is planned and placed as one.
+    let host =
+        start_one(&ruled, rooms, &mut |_: &Waiting, hosts: &[HostId]| choose(waiting, hosts))?;
     for _ in 1..waiting.count {
         if let Err(not_chosen) = choose(waiting, std::slice::from_ref(&host)) {
             if matches!(not_chosen, NotChosen::Refused(_)) {

@@ -205,7 +205,11 @@ impl Pass {
         let is_of_gang = self.gang.as_ref().is_some_and(|(gang, _)| gang == job);
         match &chosen {
             Ok(host) => {
-                let before = self.cluster.occupy(host, demand.cpus, demand.memory_bytes);
+                let before = self.cluster.occupy(
+                    host,
+                    waiting.quota_cpus.max(demand.cpus),
+                    demand.memory_bytes,
+                );
                 if waiting.count > 1 {
                     let mut gang = self.gang.take().filter(|_| is_of_gang);
                     gang.get_or_insert_with(|| (job.clone(), Vec::new())).1.extend(before);

@@ -35,6 +35,7 @@ fn job(number: u64, owner: &str, cpus: u32) -> Waiting {
         submitted: number,
         waited_ms: 0,
         demand: Demand { cpus, memory_bytes: u64::from(cpus) * 256 * MIB },
+        quota_cpus: cpus,
         start: Start::Anywhere,
         count: 1,
         volumes: Vec::new(),

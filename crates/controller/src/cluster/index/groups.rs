@@ -85,7 +85,7 @@ impl Inner {
             if record.job.spec.rules != HostRules::default() {
                 grouped.add(counted_as(record), &groups_of(record), host);
             }
-            if let Some(groups) = record.job.vm.as_ref().and_then(|vm| changing.get(vm)) {
+            if let Some(groups) = changing.get(&vm_of(&record.job.id)) {
                 grouped.add(counted_as(record), groups, host);
             }
         });
@@ -103,10 +103,22 @@ impl Inner {
         has_rules.then(|| self.grouped().bounds(counted_as(record), groups, binds))
     }
 
-    /// Whether one of these hosts has a VM from which this one is kept apart.
-    pub(super) fn is_kept_from(&self, record: &JobRecord, hosts: &[&HostId]) -> bool {
-        let groups = Groups { together: None, ..groups_of(record) };
-        let bounds = self.bounds_of(record, &groups, |_| true);
-        bounds.is_some_and(|bounds| hosts.iter().any(|host| !bounds.allow(host)))
+    /// Whether the VM may not be at one of these hosts, for its rules or for those that it is being given.
+    pub(super) fn is_ruled_out(
+        &self,
+        record: &JobRecord,
+        hosts: &[&HostId],
+        binds: impl Fn(&HostId) -> bool,
+    ) -> bool {
+        let vm = vm_of(&record.job.id);
+        let coming = self.held.iter().filter_map(|held| match held {
+            Held::Rules(of, groups) if *of == vm => Some(groups.clone()),
+            _ => None,
+        });
+        let binds = |host: &HostId| binds(host) && !record.avoid.contains(host);
+        std::iter::once(groups_of(record)).chain(coming).any(|groups| {
+            let bounds = self.bounds_of(record, &groups, binds);
+            bounds.is_some_and(|bounds| hosts.iter().any(|host| !bounds.allow(host)))
+        })
     }
 }

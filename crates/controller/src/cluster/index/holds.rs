@@ -254,7 +254,7 @@ impl Index {
     ) -> Result<Hold<'_>, String> {
         let mut inner = self.lock();
         let record = inner.may_move(vm, from)?;
-        let demand = inner.demand_now(record);
+        let demand = inner.demand_to_move(record);
         let bounds = inner.bounds_of(record, &groups_of(record), binds);
         if let Some(why) = bounds.and_then(|bounds| bounds.why_not(to)) {
             return Err(why);
@@ -292,7 +292,7 @@ impl Index {
             if let Some(why) = bounds.and_then(|bounds| bounds.why_not(to)) {
                 return Err(format!("host {to}: {why}"));
             }
-            needed.entry(to).or_default().add(inner.demand_now(record));
+            needed.entry(to).or_default().add(inner.demand_to_move(record));
         }
         let used = inner.used();
         for (to, needed) in needed {

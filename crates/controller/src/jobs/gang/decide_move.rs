@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use perigee_model::job::JobState;
 use perigee_model::plan::Way;
 use perigee_model::{HostId, Problem};
+use perigee_planner::balance::TAKEN;
 use perigee_planner::gangs::{GangVerdict, RunningGang, consider};
 use perigee_planner::{RefusedWay, Running};
 
 use super::moving::{has_ended, may_move, rooms, sent};
 use super::{GangRun, Members};
 use crate::jobs::driver::Step;
-use crate::migration::by_itself;
+use crate::migration::{self, by_itself};
 use crate::planning::links;
 use crate::records::{Gang, JobRecord, vm_of};
 use crate::{networks, planning, tpm};
@@ -110,6 +111,12 @@ impl GangRun {
             self.cluster.hosts.up().into_iter().map(|host| host.id.clone()).collect();
         let vm = vm_of(&member.job.id);
         let mut all = by_itself::failed_lately(&self.cluster, &vm, &hosts);
+        let taken_from = by_itself::taken_from(&self.cluster, &vm).into_iter();
+        all.extend(taken_from.map(|to| RefusedWay {
+            way: Way::Migrate,
+            to,
+            why: TAKEN.to_owned(),
+        }));
         let unable = networks::refusing(&self.cluster, &networks::kind_of(member));
         let unable = unable.into_iter().chain(tpm::refusing(&self.cluster, member));
         let unable = unable.chain(migration::ruled_out(&self.cluster, member));

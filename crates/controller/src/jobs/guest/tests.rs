@@ -15,6 +15,7 @@ pub fn record(state: JobState) -> JobRecord {
         env: Default::default(),
         cpus: 1,
         memory_bytes: 64 << 20,
+        cpus_max: None,
         memory_max_bytes: None,
         root_bytes: None,
         output_bytes: 1 << 20,

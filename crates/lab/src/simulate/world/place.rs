@@ -36,11 +36,25 @@ impl<'w> Places<'w> {
         Self { world, wanted: wanted.collect(), cluster: None }
     }
 
-    /// One of the hosts.
+    /// One of the hosts. The next one is chosen as if a job that computes ran there.
     ///
     /// # Errors
     /// Why it waits.
     pub fn choose(
+        &mut self,
+        waits: &Waits,
+        hosts: &[HostId],
+        luck: &mut Random,
+    ) -> Result<HostId, NotChosen> {
+        let chosen = self.by_rule(waits, hosts, luck)?;
+        let work = self.world.vms[waits.vms[0]].work.as_ref();
+        if let (Some(work), Some(wanted)) = (work, self.wanted.get_mut(&chosen)) {
+            *wanted += work.will_want();
+        }
+        Ok(chosen)
+    }
+
+    fn by_rule(
         &mut self,
         waits: &Waits,
         hosts: &[HostId],

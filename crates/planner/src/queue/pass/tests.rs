@@ -15,10 +15,13 @@ fn waiting(number: u64) -> Waiting {
         submitted: number,
         waited_ms: 0,
         demand: Demand { cpus: 1, memory_bytes: 512 * MIB },
+        quota_cpus: 1,
         count: 1,
         start: Start::Anywhere,
         volumes: Vec::new(),
         avoid: BTreeSet::new(),
+        groups: Default::default(),
+        lost_at: Vec::new(),
         blocked: None,
     }
 }
