@@ -6,10 +6,15 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use perigee_model::vm::VmSpec;
+
 use crate::process::Process;
 
 const ROOT: &str = "/sys/fs/cgroup";
 const PERIOD_US: u64 = 100_000;
+/// The part of one vCPU, and the largest one that the kernel takes (cgroup-v2.rst).
+const VCPU_WEIGHT: u32 = 100;
+const WEIGHT_MAX: u32 = 10_000;
 /// For how long a group is removed whose processes are just ending.
 const FORGET_TRIES: u32 = 50;
 const FORGET_AGAIN: Duration = Duration::from_millis(10);
@@ -40,20 +45,16 @@ fn group(process: &Process) -> PathBuf {
 }
 
 /// Puts QEMU into its own group, with what serves its network card and its TPM. They get one CPU more than the guest, for its I/O.
-pub fn limit(
-    process: &Process,
-    servants: &[Process],
-    cpus: u32,
-    memory_bytes: u64,
-) -> std::io::Result<()> {
+pub fn limit(process: &Process, servants: &[Process], spec: &VmSpec) -> std::io::Result<()> {
     let group = group(process);
     std::fs::write(Path::new(ROOT).join("cgroup.subtree_control"), "+cpu +memory")?;
     std::fs::create_dir_all(&group)?;
     std::fs::write(Path::new(ROOT).join("perigee/cgroup.subtree_control"), "+cpu +memory")?;
-    std::fs::write(group.join("cpu.max"), cpu_max(cpus))?;
-    std::fs::write(group.join("memory.max"), (memory_bytes + OVERHEAD_BYTES).to_string())?;
+    std::fs::write(group.join("cpu.max"), cpu_max(spec.cpus))?;
+    std::fs::write(group.join("memory.max"), (spec.memory_bytes + OVERHEAD_BYTES).to_string())?;
     join(process, process)?;
-    servants.iter().try_for_each(|servant| join(process, servant))
+    servants.iter().try_for_each(|servant| join(process, servant))?;
+    weigh(process, spec.machine.cpus_least.unwrap_or(spec.cpus))
 }
 
 /// Puts a process into QEMU's group.
@@ -63,7 +64,14 @@ pub fn join(qemu: &Process, process: &Process) -> std::io::Result<()> {
 
 /// Lets a QEMU with so many vCPUs use their time.
 pub fn allow_cpus(process: &Process, cpus: u32) -> std::io::Result<()> {
-    std::fs::write(group(process).join("cpu.max"), cpu_max(cpus))
+    std::fs::write(group(process).join("cpu.max"), cpu_max(cpus))?;
+    weigh(process, cpus)
+}
+
+/// While several want the CPUs, each gets the part of the vCPUs of which its guest always has the time.
+fn weigh(process: &Process, vcpus: u32) -> std::io::Result<()> {
+    let weight = vcpus.saturating_mul(VCPU_WEIGHT).min(WEIGHT_MAX);
+    std::fs::write(group(process).join("cpu.weight"), weight.to_string())
 }
 
 /// One CPU more than the guest has, for its I/O.

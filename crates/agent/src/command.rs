@@ -235,7 +235,8 @@ impl Line {
         // A guest that uses it gives its free memory back to the host.
         let reporting = if spec.locks_memory { "" } else { ",free-page-reporting=on" };
         // Of a VM whose memory may be made smaller, the guest takes some back before it ends a program.
-        let back = if spec.machine.cpus_max == 0 { "" } else { ",deflate-on-oom=on" };
+        let is_given_back = spec.machine.cpus_max > 0 || spec.machine.memory_least_bytes.is_some();
+        let back = if is_given_back { ",deflate-on-oom=on" } else { "" };
         self.add(&["-device", &format!("virtio-balloon-pci,id=balloon{reporting}{back}")]);
         if spec.machine.persistent {
             // It resets a guest that has switched it on and hangs.
@@ -421,6 +422,11 @@ mod tests {
             let device = "virtio-balloon-pci,id=balloon,free-page-reporting=on".to_owned();
             assert!(line(&spec, "/s").contains(&device));
         }
+        let memory_least_bytes = Some(128 * MIB);
+        let lent =
+            VmSpec { machine: Machine { memory_least_bytes, ..Machine::default() }, ..spec() };
+        let text = line(&lent, "/s").join(" ");
+        assert!(text.contains("free-page-reporting=on,deflate-on-oom=on"), "{text}");
     }
 
     #[test]

@@ -118,19 +118,25 @@ fn write_network(page: &mut Page, proc: &Proc, is_made: impl Fn(&str) -> bool) {
 /// A family of figures of VMs, and its value for one of them.
 type VmFigure = (&'static str, Kind, &'static str, fn(&VmReport) -> Option<f64>);
 
-const VM_FIGURES: [VmFigure; 6] = [
+const VM_FIGURES: [VmFigure; 7] = [
     ("perigee_vm_running", Kind::Gauge, "1 while the guest runs here.", |vm| {
         Some(f64::from(u8::from(vm.status == VmStatus::Running)))
     }),
     ("perigee_vm_vcpus", Kind::Gauge, "Virtual CPUs.", |vm| Some(f64::from(vm.spec.cpus))),
     ("perigee_vm_memory_size_bytes", Kind::Gauge, "Memory that the guest has.", |vm| {
-        Some(float(vm.spec.memory_bytes))
+        Some(float(vm.load.memory.map_or(vm.spec.memory_bytes, |memory| memory.has_bytes)))
     }),
     (
         "perigee_vm_memory_resident_bytes",
         Kind::Gauge,
         "Memory that its QEMU takes of the host.",
         |vm| memory_resident_bytes(vm.qemu_pid).map(float),
+    ),
+    (
+        "perigee_vm_memory_changed_bytes_per_second",
+        Kind::Gauge,
+        "How fast its guest changes its memory, by a sample of a second each minute.",
+        |vm| vm.load.dirty_bytes_per_s.map(float),
     ),
     ("perigee_vm_vcpu_seconds_total", Kind::Counter, "CPU time of its vCPUs.", |vm| {
         Some(float(vm.vcpu_ms) / 1e3)

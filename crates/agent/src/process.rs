@@ -214,6 +214,29 @@ impl Process {
         }))
     }
 
+    /// The threads of its vCPUs.
+    fn vcpu_threads(&self) -> std::io::Result<Vec<libc::id_t>> {
+        let mut threads = Vec::new();
+        for task in std::fs::read_dir(format!("/proc/{}/task", self.pid))? {
+            let task = task?;
+            // A thread may end meanwhile; those of vCPUs do not.
+            let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+            let id: Option<libc::id_t> =
+                task.file_name().to_str().and_then(|name| name.parse().ok());
+            threads.extend(id.filter(|_| name.starts_with("CPU ")));
+        }
+        Ok(threads)
+    }
+
+    /// The threads of its vCPUs give way to others' from now on (setpriority(2)).
+    pub fn nice_vcpus(&self, niceness: i32) -> std::io::Result<()> {
+        for thread in self.vcpu_threads()? {
+            // SAFETY: it takes numbers only.
+            Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, niceness) })?;
+        }
+        Ok(())
+    }
+
     /// Kills the process and waits until it has ended.
     pub async fn kill(&self) -> Result<(), Problem> {
         let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
@@ -231,6 +254,18 @@ impl Process {
         }
         Ok(())
     }
+}
+
+/// Each step of niceness takes a fifth of a thread's part of the CPUs (sched(7)), and there are so many.
+const NICE_STEP: f64 = 1.25;
+const NICE_MAX: f64 = 19.0;
+
+/// With how much niceness so many threads together have the part of fewer ones.
+pub fn niceness(least: u32, most: u32) -> i32 {
+    let ratio = f64::from(most.max(1)) / f64::from(least.max(1));
+    #[allow(clippy::cast_possible_truncation, reason = "it is clamped")]
+    let steps = ratio.log(NICE_STEP).round().clamp(0.0, NICE_MAX) as i32;
+    steps
 }
 
 /// `12.34` to 12340.
@@ -452,6 +487,15 @@ mod tests {
     fn start_sleep(dir: &Path, program: &str, mark: &str) -> Process {
         let arguments = ["-c", "sleep 60; true", "-pidfile", mark].map(String::from);
         start(program, &arguments, None, &dir.join("log"), None, None).unwrap().0
+    }
+
+    #[test]
+    fn many_threads_that_are_nice_have_the_part_of_fewer() {
+        for (least, most) in [(1, 1), (1, 2), (1, 4), (3, 4), (2, 16), (1, 64)] {
+            let part = f64::from(most) * NICE_STEP.powi(-niceness(least, most));
+            assert!((part / f64::from(least) - 1.0).abs() < 0.13, "{least}..{most}: {part}");
+        }
+        assert_eq!((niceness(1, 255), niceness(0, 0)), (19, 0));
     }
 
     #[tokio::test]

@@ -6,7 +6,9 @@
 mod arrival;
 pub mod console;
 pub mod decide;
+mod dirty;
 pub mod guest_agent;
+mod memory;
 pub mod migrate;
 pub mod network;
 pub mod owner;
@@ -25,7 +27,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use perigee_model::load::VmLoad;
+use perigee_model::load::{MemoryUse, VmLoad};
 use perigee_model::states::{Refused, VmEvent};
 use perigee_model::switchover::{Arrival, Fate, Switchover};
 use perigee_model::vm::{
@@ -129,6 +131,12 @@ impl Observed {
         troubles.cloned().collect::<Vec<_>>().join("; ")
     }
 
+    /// Whether its QEMU may be asked for figures: it runs, and answers. Requests to one that does not answer would only queue up.
+    fn may_be_looked_at(&self) -> bool {
+        let answers = self.qemu_silent_since_ms.is_none() && self.disks_wait.is_empty();
+        answers && self.status() == VmStatus::Running
+    }
+
     /// What the VM waits for. A disk that waits is why QEMU does not answer, and why the disk has answered with an error.
     fn waits(&self) -> Vec<Waiting> {
         if self.qemu_has_ended() || self.status == VmStatus::Shutdown {
@@ -188,6 +196,10 @@ pub struct Vm {
     /// The address from which the host where the VM comes from has asked for the key.
     source: Mutex<Option<IpAddr>>,
     last_minute: Mutex<LastMinute>,
+    memory: Mutex<Option<MemoryUse>>,
+    /// Whoever asks QEMU for figures takes turns.
+    looking: tokio::sync::Mutex<()>,
+    dirty_bytes_per_s: Mutex<Option<u64>>,
 }
 
 impl Vm {
@@ -251,6 +263,9 @@ impl Vm {
             freezes: AtomicU32::new(0),
             source: Mutex::default(),
             last_minute: Mutex::default(),
+            memory: Mutex::default(),
+            looking: tokio::sync::Mutex::default(),
+            dirty_bytes_per_s: Mutex::default(),
         };
         (Arc::new(vm), queue)
     }
@@ -416,14 +431,18 @@ impl Vm {
 
     /// The load that this QEMU puts on the host; nothing is known without one.
     fn load(&self, live: Option<Process>) -> VmLoad {
+        let memory = live.and_then(|_| self.memory_use());
+        let dirty_bytes_per_s = live.and_then(|_| self.dirty_rate());
         let Some(times) = live.and_then(|process| process.vcpu_times()) else {
-            return VmLoad::default();
+            return VmLoad { memory, dirty_bytes_per_s, ..VmLoad::default() };
         };
         let minute = self.last_minute.lock().unwrap_or_else(PoisonError::into_inner);
         VmLoad {
             run_delay_ms: Some(times.waiting_ns / 1_000_000),
             longest_run_delay_ms: Some(times.longest_waiting_ns / 1_000_000),
             vcpus_1m: minute.vcpus(),
+            memory,
+            dirty_bytes_per_s,
         }
     }
 

@@ -177,13 +177,38 @@ pub async fn hand_over_and(
     Ok(())
 }
 
-/// Whether something of the VM is still to be taken down at a host.
+/// What is still to be taken down of some VMs.
+pub struct Pending(Vec<Cleanup>);
+
+impl Pending {
+    /// Of all VMs.
+    ///
+    /// # Errors
+    /// If the store can't be read.
+    pub async fn all(cluster: &Cluster) -> Result<Self, Problem> {
+        cluster.records.list("cleanups/").await.map(Self)
+    }
+
+    /// Of one job's VM.
+    ///
+    /// # Errors
+    /// If the store can't be read.
+    pub async fn of(cluster: &Cluster, job: &JobId) -> Result<Self, Problem> {
+        cluster.records.list(&prefix(job)).await.map(Self)
+    }
+
+    /// Whether something of the VM is still to be taken down at a host.
+    pub fn has(&self, job: &JobId, host: &HostId) -> bool {
+        self.0.iter().filter(|cleanup| cleanup.job.as_ref() == Some(job)).any(|cleanup| {
+            cleanup.vms.iter().any(|(at, _)| at == host)
+                || cleanup.attachments.iter().any(|(at, _)| at == host)
+        })
+    }
+}
+
+/// As [`Pending::has`], of one VM at one host.
 pub async fn is_pending(cluster: &Cluster, job: &JobId, host: &HostId) -> Result<bool, Problem> {
-    let pending: Vec<Cleanup> = cluster.records.list(&prefix(job)).await?;
-    Ok(pending.iter().any(|cleanup| {
-        cleanup.vms.iter().any(|(at, _)| at == host)
-            || cleanup.attachments.iter().any(|(at, _)| at == host)
-    }))
+    Ok(Pending::of(cluster, job).await?.has(job, host))
 }
 
 /// Whether the volume is still to be removed at the host.

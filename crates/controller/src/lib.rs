@@ -21,7 +21,7 @@
 //! migration, scheduler
 //! jobs
 //! vms, hosts, tenants
-//! drain, balance
+//! amounts, drain, balance
 //! api
 //! supervisor
 //! fuzzing
@@ -54,7 +54,9 @@
 //! | What happens to a job, step by step? | `jobs/driver.rs` |
 //! | What happens to a job whose host is gone? | `jobs/restart.rs` |
 //! | What leaves a host that is drained, and what keeps it there? | `drain/mod.rs`, `drain/facts.rs`; what becomes of each: `planner/src/drain.rs`; which hosts those are: `cluster/drains.rs` |
-//! | Which VMs leave an overloaded host by themselves? | `balance/mod.rs`, `balance/look.rs`; the rule: `planner/src/balance/mod.rs`; what is remembered: `cluster/balance.rs` |
+//! | What holds for all moves that nobody has asked for? | `migration/by_itself.rs`; how dear a VM's moves are: `cluster/balance.rs` |
+//! | Which VMs leave an overloaded host by themselves? | `balance/mod.rs`, `balance/look.rs`; what is said of one VM: `balance/explain.rs`; the rule: `planner/src/balance/mod.rs`; what is remembered: `cluster/balance.rs` |
+//! | How much memory has a VM that may have more or less of it while it runs? | `amounts.rs`; the rule: `planner/src/amounts.rs`; what is remembered: `cluster/amounts.rs`; at the host: `agent/src/vm/memory.rs` |
 //! | What of a removed host is remembered, for the case that it comes back? | `cleaner.rs` (its VMs), `storage/given_up.rs` (its volumes) |
 //! | What do all parts of the controller share, and what starts the drivers? | `cluster/` (the state below), `supervisor.rs` (the drivers above) |
 //! | What do the endless tasks do, and at what does one fail? | started in `supervisor.rs`; reported by `cluster/tasks.rs`, shown by `api/tasks.rs` |
@@ -79,6 +81,7 @@
 
 mod accounts;
 mod admissions;
+mod amounts;
 mod api;
 mod audit;
 mod balance;

@@ -523,8 +523,8 @@ pub fn why_blocked(
         Start::Site(site) => host.addresses.site == *site,
         Start::Host(id) => host.id == *id,
     });
-    let is_refusing = |host: &HostId| refusing.iter().any(|(other, _)| other == host);
-    if !allowed.all(|host| is_refusing(&host.id)) {
+    let all_refusing: BTreeSet<&HostId> = refusing.iter().map(|(host, _)| host).collect();
+    if !allowed.all(|host| all_refusing.contains(&host.id)) {
         return None;
     }
     let (host, why) = match start {

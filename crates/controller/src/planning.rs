@@ -5,27 +5,31 @@ mod decisions;
 pub mod gang_traffic;
 mod history;
 pub mod links;
+mod prices;
 pub mod shared_links;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use perigee_model::job::{Access, JobSpec, Migration};
+use perigee_model::balance::PlacePolicy;
+use perigee_model::job::{Access, HostState, JobSpec, Migration};
 use perigee_model::phases::PredictedPhases;
 use perigee_model::plan::Plan;
 use perigee_model::replica::Replica;
 use perigee_model::tenant::tenant_of;
 use perigee_model::volume_move::{VolumeMove, VolumeMoveState};
 use perigee_model::{DiskRole, HostId, JobId, Problem, SiteId, VmId, VolumeName};
+use perigee_planner::queue::Groups;
 use perigee_planner::{
-    Cluster as Facts, CopyFacts, Dirty, DiskFacts, HostFacts, JobFacts, LinkFacts, MoveCost,
-    Moving, PastMove, PastRun, Refused, Running, Snapshot, StillToCome, Traits, VolumeFacts,
+    Cluster as Facts, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, MoveCost, Moving,
+    PastMove, Prepared, Refused, Running, Snapshot, StillToCome, Traits, VolumeFacts,
 };
 use sha2::{Digest, Sha256};
 
-use crate::cluster::{Cluster, capacity};
+use crate::cluster::{Cluster, HostLink, Used, capacity};
 use crate::hash;
 use crate::meter::Totals;
-use crate::records::{JobRecord, PlacedDisk, Placement};
+use crate::records::{JobRecord, PlacedDisk, Placement, vm_of};
 use crate::storage::{leave_site, moves, replicas, volumes};
 
 pub use decisions::{
@@ -35,14 +39,7 @@ use history::history;
 pub use history::{forget_host, forget_tenant, job_ended, wants_trace};
 #[cfg(test)]
 pub(crate) use history::{history_key, make_room};
-
-/// The planner's facts about a job that has not started.
-#[derive(Debug, Clone)]
-pub struct Prepared {
-    pub job: JobFacts,
-    pub history: Vec<PastRun>,
-    pub others: Vec<PastRun>,
-}
+pub use prices::{Prices, VmPrices, move_cost};
 
 /// Collects the facts about a job: its volumes and its earlier runs.
 ///
@@ -99,6 +96,8 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
 /// As [`prepare`].
 pub async fn prepare_record(cluster: &Cluster, record: &JobRecord) -> Result<Prepared, Problem> {
     let mut prepared = prepare(cluster, &record.job.spec).await?;
+    // A VM without a job is never started far from its data in order to move to them.
+    prepared.job.may_migrate &= !record.kind.is_persistent_vm();
     let own = record.kept().into_iter().flat_map(|kept| &kept.disks);
     for disk in own.filter(|disk| disk.role == DiskRole::Root) {
         volumes::reachable(cluster, &disk.home)?;
@@ -124,7 +123,13 @@ pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<Plan, Problem> {
     let Prepared { job, history, others } = prepare(cluster, spec).await?;
     let homes: Vec<HostId> = job.volumes.iter().map(|volume| volume.home.clone()).collect();
     let not_measured = links::ensure(cluster, &homes).await;
-    let snapshot = Snapshot { cluster: facts(cluster), job, history, others };
+    let mut facts = facts(cluster);
+    if let Ok(id) = JobId::new(&spec.name) {
+        let groups = Groups::of(&spec.name, &spec.rules);
+        let bounds = cluster.index.grouped().bounds(&id, &groups, |host| cluster.hosts.binds(host));
+        facts.hosts.iter_mut().for_each(|host| host.takes_jobs &= bounds.allow(&host.id));
+    }
+    let snapshot = Snapshot { cluster: facts, job, history, others };
     perigee_planner::plan(&snapshot).map_err(|refused| match (refused, not_measured) {
         (Refused::LinkNotMeasured { .. }, Some(problem)) => problem,
         (refused, _) => refused.into(),
@@ -193,40 +198,19 @@ pub async fn running(
         requests,
         host: host.clone(),
         moving: moving(cluster, record),
-        memory_bytes: spec.memory_bytes,
-        cpus: spec.cpus,
+        memory_bytes: cluster.index.demand_to_move(record).memory_bytes,
+        cpus: spec.cpus_most(),
         may_migrate: spec.may_migrate,
         uses_confined: placement.disks.iter().any(|disk| disk.leave_site.is_never()),
         refused: Vec::new(),
         moves: record.moves,
-        dirty_bytes_per_s: last_dirty_rate(cluster, record).or(history.dirty_bytes_per_s),
+        price_factor: cluster.balances.price_factor(&vm_of(&record.job.id)),
+        dirty_bytes_per_s: dirty_rate_of(cluster, record, history.dirty_bytes_per_s),
         wall_s: (at_its_host_s(cluster, record) - age.as_secs_f64()).max(0.0),
         vcpu_s: seconds(here.vcpu_ms),
         run_delay_s: here.run_delay_ms.map(seconds),
         disks: disks_that_may_come(cluster, record, placement, &here).await?,
     }))
-}
-
-/// Predicts a migration as [`perigee_planner::consider`] does, and chooses how the memory is sent.
-///
-/// # Errors
-/// If the store fails.
-pub async fn move_cost(
-    cluster: &Cluster,
-    record: &JobRecord,
-    from: &HostId,
-    to: &HostId,
-) -> Result<Result<MoveCost, Refused>, Problem> {
-    let history = history(cluster, &record.job.spec).await?;
-    let measured = last_dirty_rate(cluster, record).or(history.dirty_bytes_per_s);
-    let here = record.meter.totals.since(&record.meter.at_arrival);
-    let placement = record.placement.as_ref();
-    let disks = placement.map(|placement| data_disks(placement, &here)).unwrap_or_default();
-    let dirty = Dirty::of_running(measured, &disks, at_its_host_s(cluster, record));
-    let mut facts = facts_for(cluster, record.job.vm.as_ref());
-    as_its_guest_sees(&mut facts, record);
-    let memory_bytes = record.job.spec.memory_bytes;
-    Ok(perigee_planner::move_cost(&facts, from, to, memory_bytes, dirty))
 }
 
 /// For how long the command has run at the VM's present host, with its data where they are now.
@@ -320,27 +304,8 @@ pub fn facts(cluster: &Cluster) -> Facts {
 /// The same for decisions about one VM. Its own use of a link for its disks does not limit its own migration.
 fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
     let used = cluster.index.used();
-    let mut hosts = Vec::new();
-    for host in cluster.hosts.up() {
-        let Some(report) = cluster.hosts.report(&host.id) else { continue };
-        let used = used.get(&host.id).copied().unwrap_or_default();
-        let mut free = capacity(&report);
-        free.take(used.demand);
-        hosts.push(HostFacts {
-            id: host.id.clone(),
-            site: host.addresses.site.clone(),
-            cpus: report.cpus,
-            memory_free_bytes: free.memory_bytes,
-            running_vcpus: used.demand.cpus,
-            cpu_load: cluster.hosts.cpu_load(&host.id, vm),
-            takes_jobs: cluster.hosts.drain(&host.id).is_none(),
-            accelerator: report.accelerator,
-            cpu_model: report.cpu_model.clone(),
-            boots: cluster.history_cache.boots(&host.id),
-            local_blocks: cluster.links.local(&host.id).and_then(|local| local.blocks),
-            pool_free_bytes: cluster.hosts.pool_free_bytes(&host.id),
-        });
-    }
+    let up = cluster.hosts.up().into_iter();
+    let hosts: Vec<_> = up.filter_map(|host| facts_of(cluster, &host, &used, vm)).collect();
     let site = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
     let used_lanes = shared_links::used_lanes(cluster, vm);
     let links = cluster.links.all().into_iter().filter_map(|link| {
@@ -355,11 +320,52 @@ fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
         })
     });
     Facts {
-        hosts,
+        hosts: hosts.into(),
         links: links.collect(),
         probe_request_bytes: u64::from(links::PROBE_REQUEST_BYTES),
         past_moves: past_moves(cluster),
     }
+}
+
+/// A host that is up.
+fn host_facts(
+    cluster: &Cluster,
+    host: &HostId,
+    used: &BTreeMap<HostId, Used>,
+    vm: Option<&VmId>,
+) -> Option<HostFacts> {
+    let host = cluster.hosts.get(host).ok()?;
+    (cluster.hosts.state(&host.id) == HostState::Up)
+        .then(|| facts_of(cluster, &host, used, vm))
+        .flatten()
+}
+
+/// `None` if the host has not reported yet.
+fn facts_of(
+    cluster: &Cluster,
+    host: &HostLink,
+    used: &BTreeMap<HostId, Used>,
+    vm: Option<&VmId>,
+) -> Option<HostFacts> {
+    let report = cluster.hosts.report(&host.id)?;
+    let used = used.get(&host.id).copied().unwrap_or_default();
+    let mut free = capacity(&report);
+    free.take(used.demand);
+    Some(HostFacts {
+        id: host.id.clone(),
+        site: host.addresses.site.clone(),
+        cpus: report.cpus,
+        memory_free_bytes: free.memory_bytes,
+        running_vcpus: used.vcpus,
+        cpu_load: cluster.hosts.cpu_load(&host.id, vm),
+        takes_jobs: cluster.hosts.drain(&host.id).is_none(),
+        packs: cluster.balances.place(&host.addresses.site) == PlacePolicy::Pack,
+        accelerator: report.accelerator,
+        cpu_model: report.cpu_model.clone(),
+        boots: cluster.history_cache.boots(&host.id),
+        local_blocks: cluster.links.local(&host.id).and_then(|local| local.blocks),
+        pool_free_bytes: cluster.hosts.pool_free_bytes(&host.id),
+    })
 }
 
 /// Whether a VM that runs at one host can go on at another.
@@ -372,23 +378,23 @@ pub fn can_move(
     from: &HostId,
     to: &HostId,
 ) -> Result<(), Problem> {
-    let mut facts = facts(cluster);
-    as_its_guest_sees(&mut facts, record);
-    let of = |id: &HostId| facts.hosts.iter().find(|host| host.id == *id);
+    let of = |id: &HostId| {
+        let mut facts = host_facts(cluster, id, &BTreeMap::new(), None)?;
+        as_its_guest_sees(&mut facts, record);
+        Some(facts)
+    };
     match (of(from), of(to)) {
         // A source that does not answer the controller may still be able to send.
-        (Some(from), Some(to)) => Ok(from.can_send_to(to)?),
+        (Some(from), Some(to)) => Ok(from.can_send_to(&to)?),
         _ => Ok(()),
     }
 }
 
 /// A guest whose CPU is not its host's sees of the host's processor only its maker: QEMU does not hide that under KVM.
-fn as_its_guest_sees(facts: &mut Facts, record: &JobRecord) {
+fn as_its_guest_sees(host: &mut HostFacts, record: &JobRecord) {
     if !record.kind.hardware(&record.job.spec).cpu.is_as_the_host() {
-        for host in &mut facts.hosts {
-            let maker = host.cpu_model.split(|c: char| !c.is_ascii_alphanumeric()).next();
-            host.cpu_model = maker.unwrap_or_default().to_owned();
-        }
+        let maker = host.cpu_model.split(|c: char| !c.is_ascii_alphanumeric()).next();
+        host.cpu_model = maker.unwrap_or_default().to_owned();
     }
 }
 
@@ -398,8 +404,12 @@ pub(crate) fn past_moves(cluster: &Cluster) -> Vec<PastMove> {
     let moves = cluster.index.past_moves();
     let completed = moves.iter().filter_map(|record| {
         let link = record.migration.link?;
+        // What one with a range of memory had then is not known any more.
+        let spec = &record.plan.as_ref()?.spec;
+        let memory_bytes =
+            spec.machine.memory_least_bytes.is_none().then_some(spec.memory_bytes)?;
         Some(PastMove {
-            memory_bytes: record.plan.as_ref()?.spec.memory_bytes,
+            memory_bytes,
             rate_bytes_per_s: link.rate_bytes_per_s,
             rtt_ms: link.rtt_ms,
             max_bytes_per_s: record.migration.max_bytes_per_s,
@@ -416,6 +426,20 @@ fn moving(cluster: &Cluster, record: &JobRecord) -> Option<Moving> {
     let under_way = moves.iter().map(|m| &m.migration).find(|m| !m.state.is_final())?;
     let left_ms = shared_links::shown(cluster, under_way.clone()).left_ms;
     Some(Moving { to: under_way.to.clone(), left_s: left_ms.map(seconds) })
+}
+
+/// An older sample says little of what a VM does now.
+const SAMPLE_AGE_MAX: Duration = Duration::from_secs(120);
+
+/// How fast the job's VM changes its memory: as its last migration measured it, or those of earlier runs; without any, as its host has
+/// sampled it. A sample of less than 1 MiB/s is not told from 0, and says nothing.
+fn dirty_rate_of(cluster: &Cluster, record: &JobRecord, of_earlier: Option<u64>) -> Option<u64> {
+    let sampled = || {
+        let (host, vm) = (record.job.host.as_ref()?, record.job.vm.as_ref()?);
+        let (_, report) = cluster.hosts.fresh_vm(host, vm, SAMPLE_AGE_MAX)?;
+        report.load.dirty_bytes_per_s.filter(|rate| *rate > 0)
+    };
+    last_dirty_rate(cluster, record).or(of_earlier).or_else(sampled)
 }
 
 /// The dirty rate that the last migration of the job's VM measured.
@@ -449,7 +473,7 @@ fn dirty_rate(migration: &Migration) -> u64 {
 fn traits(spec: &JobSpec, data_bytes: Vec<u64>) -> Traits {
     Traits {
         name: spec.name.clone(),
-        cpus: spec.cpus,
+        cpus: spec.cpus_most(),
         memory_bytes: spec.memory_bytes,
         image: spec.image.to_string(),
         inputs: digest(&serde_json::json!([spec.env, spec.inputs, spec.volumes])),

@@ -46,7 +46,7 @@ use perigee_model::drain::Drain;
 use perigee_model::home::Tenure;
 use perigee_model::job::{Job, JobVolume, Migration, MigrationState};
 use perigee_model::network::Card;
-use perigee_model::persistent_vm::{PowerRequest, ResizeVm};
+use perigee_model::persistent_vm::{PowerRequest, ResizeVm, SetVm};
 use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
 use perigee_model::volume::{ContentDigest, ImageFormat, IoStats};
 use perigee_model::volume_move::VolumeMove;
@@ -421,6 +421,8 @@ pub struct JobIntent {
     pub size: Option<Live<ResizeVm>>,
     /// The volume that has come to such a VM or has gone from it while it ran.
     pub volume: Option<Live<VolumeChange>>,
+    /// What was said of such a VM anew, and which request that is.
+    pub set: Option<(u64, SetVm)>,
     /// Where the VMs of a gang are to go, and which request that is.
     pub move_gang: Option<(u64, GangMoveRequest)>,
 }
@@ -492,6 +494,8 @@ pub struct MigrationRecord {
     pub boot_id: String,
     /// For how long a controller has watched it. Its time limit is compared with this.
     pub watched_ms: u64,
+    /// Nobody has asked for it: what was measured was the reason.
+    pub of_load: bool,
 }
 
 impl MigrationRecord {

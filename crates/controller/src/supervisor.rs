@@ -32,8 +32,8 @@ use crate::planning::links;
 use crate::records::job_intent_key;
 use crate::storage::{images, left_behind, moves, replicas};
 use crate::{
-    accounts, admissions, balance, cleaner, drain, hosts, jobs, migration, networks, scheduler,
-    term,
+    accounts, admissions, amounts, balance, cleaner, drain, hosts, jobs, migration, networks,
+    scheduler, term,
 };
 
 /// How long a controller that starts waits for hosts that could refuse it.
@@ -134,6 +134,7 @@ impl Supervisor {
         supervisor.keep_running("the cleaner", cleaner::run);
         supervisor.keep_running("the drain of hosts", drain::run);
         supervisor.keep_running("the balance of loads", balance::run);
+        supervisor.keep_running("the memory of VMs", amounts::run);
         supervisor.keep_running("the promotion of replicas", replicas::run);
         supervisor.keep_running("the shadows of volumes", left_behind::run);
         supervisor.keep_running("imports whose answer was lost", images::finish_imports);

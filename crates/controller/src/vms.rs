@@ -10,6 +10,7 @@ pub mod guest_files;
 pub mod live;
 pub mod persistent;
 mod save;
+pub mod set;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -33,6 +34,7 @@ use perigee_model::{HostId, JobId, MigrationId, Problem, ProblemKind, VmId};
 
 use crate::clock::now_ms;
 use crate::cluster::accounts::UsedToken;
+use crate::cluster::amounts;
 use crate::cluster::{Cluster, HostLink};
 use crate::meter::plus;
 use crate::records::{JobRecord, MigrationRecord, vm_of};
@@ -118,7 +120,9 @@ fn unseen(cluster: &Cluster, record: &JobRecord, persistent: &PersistentVm) -> V
         reason,
         waits: job.waits.clone(),
         cpus: job.spec.cpus,
+        cpu_time: amounts::cpu_time(record, None),
         memory_bytes: job.spec.memory_bytes,
+        memory: amounts::shown(cluster, record, None),
         uptime_ms: 0,
         run: record.restarts,
         made_ms: job.submitted_ms,
@@ -126,10 +130,12 @@ fn unseen(cluster: &Cluster, record: &JobRecord, persistent: &PersistentVm) -> V
         load: VmLoad::default(),
         io: IoStats::default(),
         migration: None,
+        may_migrate: Some(job.spec.may_migrate),
         predicted_end: None,
         volumes: volumes(cluster, record),
         image: Some(job.spec.image.clone()),
         addresses: Vec::new(),
+        rules: job.spec.rules.clone(),
     }
 }
 
@@ -141,7 +147,7 @@ fn view(
     jobs: &[Arc<JobRecord>],
     moves: &[Arc<MigrationRecord>],
 ) -> Vm {
-    let vm = report.spec.vm;
+    let vm = report.spec.vm.clone();
     let job = jobs.iter().find(|record| record.job.vm.as_ref() == Some(&vm));
     let persistent = job.and_then(|record| record.kind.persistent_vm());
     let mut reason = silence.map_or_else(|| cluster.hosts.named(&report.reason), str::to_owned);
@@ -164,10 +170,13 @@ fn view(
         status: if stops && status.is_up() { VmState::Stopping } else { status },
         reason,
         waits,
-        cpus: report.spec.cpus,
+        cpus: report.spec.machine.cpus_least.unwrap_or(report.spec.cpus),
+        cpu_time: job.and_then(|record| amounts::cpu_time(record, Some(&report))),
         memory_bytes: persistent
             .and_then(|persistent| persistent.memory_next)
+            .or(report.spec.machine.memory_least_bytes)
             .unwrap_or(report.spec.memory_bytes),
+        memory: job.and_then(|record| amounts::shown(cluster, record, Some(&report))),
         uptime_ms: report.uptime_ms,
         run: report.spec.start.run,
         made_ms: job.map_or(0, |record| record.job.submitted_ms),
@@ -175,11 +184,13 @@ fn view(
         load: report.load,
         io: report.io.iter().copied().fold(IoStats::default(), plus),
         migration: migration_of(moves, &vm),
+        may_migrate: job.map(|record| may_migrate(cluster, record)),
         predicted_end: job
             .filter(|_| persistent.is_none())
             .and_then(|record| jobs::predicted_end(cluster, &record.job)),
         image: job.map(|record| record.job.spec.image.clone()),
         addresses: Vec::new(),
+        rules: job.map(|record| record.job.spec.rules.clone()).unwrap_or_default(),
         volumes: job.map(|record| volumes(cluster, record)).unwrap_or_default(),
         id: vm,
     }
@@ -194,6 +205,12 @@ fn volumes(cluster: &Cluster, record: &JobRecord) -> Vec<VmVolume> {
         last_move: cluster.index.volume_move(&disk.volume).map(|last| last.view.clone()),
     });
     volumes.collect()
+}
+
+/// Whether the VM moves by itself; of a gang's the gang's file says that.
+fn may_migrate(cluster: &Cluster, record: &JobRecord) -> bool {
+    let gang = record.kind.member().and_then(|member| cluster.index.job(&member.gang));
+    gang.as_deref().unwrap_or(record).job.spec.may_migrate
 }
 
 fn migration_of(moves: &[Arc<MigrationRecord>], vm: &VmId) -> Option<MigrationId> {
@@ -302,35 +319,6 @@ pub async fn move_to(
     let plan = planning::asked_plan(figures.unwrap_or_default());
     planning::record(cluster, &record.job.id, Trigger::Asked, plan, summary).await?;
     Ok(moved)
-}
-
-/// Starts a migration that nobody requested of a VM that is at this host, and records why.
-///
-/// # Errors
-/// `NotFound` or `Conflict` if the VM has ended or left; as [`migration::request`].
-pub async fn move_by_itself(
-    cluster: &Arc<Cluster>,
-    (vm, from): (&VmId, &HostId),
-    request: migration::Request,
-    trigger: Trigger,
-    summary: String,
-) -> Result<(), Problem> {
-    let Some(record) = cluster.index.of_vm(vm) else {
-        return Err(Problem::not_found(format!("VM {vm}"), "it has just ended"));
-    };
-    if cluster.index.host_of(&record).as_ref() != Some(from) {
-        let what = format!("can't move VM {vm} to {}", request.to);
-        return Err(Problem::conflict(what, "it has left already"));
-    }
-    let cost = planning::move_cost(cluster, &record, from, &request.to).await?;
-    migration::request(cluster, &record, request).await?;
-    let figures = cost.map_or_else(|why| vec![why.to_string()], |cost| cost.figures);
-    let plan = planning::asked_plan(figures);
-    // The VM moves, whether that is recorded or not.
-    if let Err(problem) = planning::record(cluster, &record.job.id, trigger, plan, summary).await {
-        tracing::warn!("VM {vm} moves, and why could not be recorded: {problem}");
-    }
-    Ok(())
 }
 
 /// Carries bytes between a client's WebSocket and a VM's serial console, until one side has closed or the client's token or

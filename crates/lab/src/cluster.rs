@@ -274,14 +274,14 @@ impl Cluster {
     }
 
     /// Waits until the volumes that come after a VM have their homes and all of their data at the VM's new host. The
-    /// seed stays where it is.
+    /// seed, or what cloud-init reads, stays where it is.
     pub async fn volumes_followed(&self, vm: &VmId, to: &HostId) -> Result<(), Problem> {
         let end = tokio::time::Instant::now() + MOVE_DEADLINE;
         while tokio::time::Instant::now() < end {
             let now = self.vm(vm).await?;
-            let is_there = |v: &VmVolume| {
-                !v.is_moving() && (v.home == *to || v.volume.as_str().ends_with("-seed"))
-            };
+            let stays = |name: &str| name.ends_with("-seed") || name.ends_with("-cidata");
+            let is_there =
+                |v: &VmVolume| !v.is_moving() && (v.home == *to || stays(v.volume.as_str()));
             if now.host.as_ref() == Some(to) && now.volumes.iter().all(is_there) {
                 return Ok(());
             }

@@ -3,6 +3,7 @@
 //! Everything a lab makes on the machine carries its id: namespaces `pg-ID-…`, the directory `ID`
 //! and the subnet. So two labs do not get in each other's way, and `down` finds all parts of a lab.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use std::str::FromStr;
 use perigee_model::{HostId, Problem, SiteId};
 use serde::{Deserialize, Serialize};
 
+use crate::process::own_cpus;
 use crate::wan::LinkSettings;
 
 /// The controller's API in the lab's network. Each daemon has an address of its own, so that the ports can be the
@@ -122,6 +124,9 @@ pub struct Definition {
     pub sites: Vec<SiteDef>,
     /// A link for each pair of sites, with the settings at the lab's start.
     pub links: Vec<Link>,
+    /// The CPUs of the machine on which a host's daemons and VMs run. A host that is not listed has all of them, and shares them with
+    /// the other hosts, so that no host of the lab is idle while another one works.
+    pub cpus: BTreeMap<HostId, Vec<usize>>,
     /// The kernel that the agents boot once to find out whether KVM works.
     pub probe_kernel: Option<PathBuf>,
     /// Nothing between the hosts is encrypted. It is for measuring what encryption costs.
@@ -147,6 +152,7 @@ impl Definition {
             id,
             sites,
             links,
+            cpus: BTreeMap::new(),
             probe_kernel: None,
             insecure: false,
             guests_reach: Vec::new(),
@@ -171,7 +177,8 @@ impl Definition {
     }
 
     /// # Errors
-    /// `Invalid` when a name is used twice or reserved, or when there are no hosts or too many.
+    /// `Invalid` when a name is used twice or reserved, when there are no hosts or too many, or when a host is to run on CPUs that this
+    /// process may not use.
     pub fn check(&self) -> Result<(), Problem> {
         let refuse =
             |why: String| Err(Problem::invalid(format!("can't make lab {}", self.id), why));
@@ -199,7 +206,35 @@ impl Definition {
         if let Some(pair) = sites.windows(2).find(|p| p[0] == p[1]) {
             return refuse(format!("site {} is named twice", pair[0]));
         }
+        self.check_cpus().or_else(refuse)
+    }
+
+    fn check_cpus(&self) -> Result<(), String> {
+        let there = own_cpus();
+        for (host, cpus) in &self.cpus {
+            if self.hosts().all(|(_, known)| known != host) {
+                return Err(format!("it gives CPUs to host {host}, which no site has"));
+            }
+            if cpus.is_empty() {
+                return Err(format!(
+                    "host {host} has an empty list of CPUs; without a list it has all"
+                ));
+            }
+            if let Some(cpu) = cpus.iter().find(|cpu| !there.contains(cpu)) {
+                let there: Vec<String> = there.iter().map(ToString::to_string).collect();
+                let there = there.join(", ");
+                return Err(format!(
+                    "host {host} is to run on CPU {cpu}; the CPUs here are {there}"
+                ));
+            }
+        }
         Ok(())
+    }
+
+    /// The CPUs on which a host runs, as `taskset --cpu-list` takes them; `None`: all.
+    pub fn cpu_list(&self, host: &HostId) -> Option<String> {
+        let cpus: Vec<String> = self.cpus.get(host)?.iter().map(ToString::to_string).collect();
+        Some(cpus.join(","))
     }
 
     /// All hosts with their sites, in the definition's order.
@@ -324,6 +359,29 @@ mod tests {
             let mut lab = demo();
             lab.sites[1].hosts.push(HostId::new(name).expect("a name"));
             assert!(lab.check().is_err(), "{name} must be refused");
+        }
+    }
+
+    #[test]
+    fn a_host_runs_on_the_cpus_that_it_is_given_and_only_on_those_that_are_there() {
+        let host = |name: &str| HostId::new(name).expect("a name");
+        let first = *own_cpus().first().expect("this test runs on a CPU");
+        let of = |name: &str, cpus: &[usize]| {
+            let mut lab = demo();
+            lab.cpus.insert(host(name), cpus.to_vec());
+            lab
+        };
+        let lab = of("home1", &[first]);
+        assert!(lab.check().is_ok());
+        assert_eq!(lab.cpu_list(&host("home1")), Some(first.to_string()));
+        assert_eq!(lab.cpu_list(&host("home2")), None);
+        for (lab, why) in [
+            (of("home1", &[first, 4711]), "CPU 4711; the CPUs here are "),
+            (of("home1", &[]), "empty list"),
+            (of("home9", &[first]), "home9, which no site has"),
+        ] {
+            let refused = lab.check().expect_err(why);
+            assert!(refused.why.contains(why), "{refused}");
         }
     }
 

@@ -12,6 +12,8 @@
 //!     loss: 0.1%
 //!   - between: [cloud, edge]
 //!     down: true
+//! hosts:                      # other hosts run on all CPUs of the machine
+//!   home1: {cpus: [0]}
 //! ```
 
 use std::path::Path;
@@ -30,7 +32,7 @@ pub fn read(path: &Path, id: LabId, settings: LinkSettings) -> Result<Definition
     let what = || format!("can't read the lab's definition {name}");
     let length = std::fs::metadata(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Problem::not_found(what(), error)
-            .next("put a command to run in the lab after `--`; the experiments are `boot-storm` and `soak`"),
+            .next("put a command to run in the lab after `--`; the experiments are `balance`, `boot-storm`, `faults` and `soak`"),
         _ => Problem::invalid(what(), error),
     })?;
     DOCUMENT_BYTES.check(length.len()).map_err(|error| error.problem(what()))?;
@@ -42,7 +44,7 @@ pub fn read(path: &Path, id: LabId, settings: LinkSettings) -> Result<Definition
 fn parse(text: &str, name: &str, id: LabId, settings: LinkSettings) -> Result<Definition, Problem> {
     let document = Document::parse(name, text)?;
     let root = document.root();
-    let [sites, links] = root.fields(["sites", "links"])?;
+    let [sites, links, hosts] = root.fields(["sites", "links", "hosts"])?;
     let sites = sites.ok_or_else(|| {
         root.problem("the field \"sites\" is missing")
             .next("add a line `NAME: [HOST, …]` for each site below `sites:`")
@@ -53,7 +55,28 @@ fn parse(text: &str, name: &str, id: LabId, settings: LinkSettings) -> Result<De
     for link in links.map(|links| links.list()).transpose()?.unwrap_or_default() {
         read_link(&link, &mut definition)?;
     }
+    if let Some(hosts) = hosts {
+        read_hosts(&hosts, &mut definition)?;
+        definition.check().map_err(|problem| hosts.problem(problem.why))?;
+    }
     Ok(definition)
+}
+
+fn read_hosts(field: &Field<'_>, definition: &mut Definition) -> Result<(), Problem> {
+    for (name, host) in field.entries()? {
+        let name = HostId::new(name).map_err(|why| host.problem(why))?;
+        let [cpus] = host.fields(["cpus"])?;
+        if let Some(cpus) = cpus {
+            let cpus =
+                cpus.list()?.iter().map(|cpu| cpu.parse(read_cpu)).collect::<Result<_, _>>()?;
+            definition.cpus.insert(name, cpus);
+        }
+    }
+    Ok(())
+}
+
+fn read_cpu(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| format!("{text:?} is not the number of a CPU; the first CPU is 0"))
 }
 
 fn read_sites(field: &Field<'_>) -> Result<Vec<SiteDef>, Problem> {
@@ -127,6 +150,14 @@ mod tests {
     }
 
     #[test]
+    fn hosts_run_on_the_cpus_that_the_file_names() {
+        let [first, ..] = crate::process::own_cpus()[..] else { panic!("this test has no CPU") };
+        let lab = read(&format!("{SITES}hosts:\n  home1: {{cpus: [{first}]}}\n")).expect("a lab");
+        let lists: Vec<_> = lab.hosts().map(|(_, host)| lab.cpu_list(host)).collect();
+        assert_eq!(lists, [Some(first.to_string()), None, None, None]);
+    }
+
+    #[test]
     fn what_is_wrong_is_told_with_its_line_and_field() {
         let told = |text: &str, words: &[&str]| {
             let problem = read(text).expect_err(text).to_string();
@@ -150,5 +181,11 @@ mod tests {
         told(&link("{between: [home, edge], loss: 2}"), &["links[0].loss", "0.1%"]);
         told(&link("{between: [home, edge], down: maybe}"), &["links[0].down", "true"]);
         told(&link("{between: [home, edge], delay: 16ms}"), &["delay"]);
+        let host = |text: &str| format!("{SITES}hosts:\n  {text}\n");
+        told(&host("home1: {cpus: [4711]}"), &["three.yaml:6", "hosts", "CPU 4711; the CPUs here"]);
+        told(&host("home1: {cpus: []}"), &["hosts", "home1", "without a list it has all"]);
+        told(&host("home1: {cpus: [first]}"), &["hosts.home1.cpus[0]", "first CPU is 0"]);
+        told(&host("moon: {cpus: [0]}"), &["moon, which no site has"]);
+        told(&host("home1: {memory: 1GiB}"), &["memory"]);
     }
 }

@@ -21,6 +21,7 @@
 //! | what does `perigee lab run boot-storm` do | `storm/` |
 //! | what does `perigee lab run soak` do | `soak/` |
 //! | what does `perigee lab run faults` do | `faults/` |
+//! | what does `perigee lab run balance` do | `balance/` |
 //! | what does `perigee lab simulate` do | `simulate/` |
 //! | how is the report drawn | `report/` |
 //! | how do long programs clean up after a signal | `interrupt.rs` |
@@ -34,6 +35,7 @@
 //! | What does `make demo` do? | `demo/mod.rs` |
 //! | How do experiments run and move jobs in a lab, and run a QEMU without Perigee? | `cluster.rs`, `bare/mod.rs` |
 
+pub mod balance;
 pub mod bare;
 pub mod capture;
 pub mod cluster;

@@ -1,6 +1,7 @@
 //! A process, identified by its pid and its start time, because pids are reused.
 
 use nix::errno::Errno;
+use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use perigee_model::Problem;
@@ -44,6 +45,12 @@ pub fn signal_pid(pid: i32, signal: Signal) -> Result<(), Problem> {
             Err(Problem::internal(format!("can't send {signal} to process {pid}"), error))
         }
     }
+}
+
+/// The numbers of the CPUs that this process may use, in their order. None if the kernel does not tell.
+pub fn own_cpus() -> Vec<usize> {
+    let own = sched_getaffinity(Pid::from_raw(0)).unwrap_or_else(|_| CpuSet::new());
+    (0..CpuSet::count()).filter(|cpu| own.is_set(*cpu).unwrap_or(false)).collect()
 }
 
 /// Checks a condition 20 times per second. Returns whether it became true before the deadline.

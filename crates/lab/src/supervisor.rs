@@ -87,10 +87,12 @@ fn process_of(child: &Child) -> Option<Process> {
     Process::of(i32::try_from(child.id()?).ok()?)
 }
 
-/// A daemon's command line, its namespace and its log file.
+/// A daemon's command line, its namespace, its CPUs and its log file.
 struct Daemon {
     name: String,
     namespace: String,
+    /// As [`Definition::cpu_list`].
+    cpus: Option<String>,
     program: PathBuf,
     args: Vec<String>,
     log: PathBuf,
@@ -98,8 +100,13 @@ struct Daemon {
 
 impl Daemon {
     fn spawn(&self) -> Result<Child, Problem> {
-        let mut command: Command = net::in_namespace(&self.namespace, &self.program);
+        // Like `nsenter`, `taskset` replaces itself with the program.
+        let pinned = self.cpus.iter().flat_map(|cpus| ["taskset", "--cpu-list", cpus.as_str()]);
+        let mut line = pinned.map(Path::new).chain([self.program.as_path()]);
+        let first = line.next().unwrap_or(&self.program);
+        let mut command: Command = net::in_namespace(&self.namespace, first);
         command
+            .args(line)
             .args(&self.args)
             .stdin(Stdio::null())
             .stdout(open_log(&self.log)?)
@@ -152,6 +159,7 @@ fn relay(file: &LabFile, dir: &LabDir) -> Option<Daemon> {
     Some(Daemon {
         name: "relay".to_owned(),
         namespace: definition.site_namespace(&site.name),
+        cpus: None,
         program: file.program.clone(),
         args: words(&[
             "lab",
@@ -185,6 +193,7 @@ fn controller(file: &LabFile, dir: &LabDir) -> Daemon {
     Daemon {
         name: "ctl".to_owned(),
         namespace: definition.controller_namespace(),
+        cpus: None,
         program: file.program.clone(),
         args,
         log: ctl.join("controller.log"),
@@ -196,6 +205,7 @@ fn volume_server(file: &LabFile, dir: &LabDir, host: &HostId, address: &str) -> 
     Daemon {
         name: format!("{host}/volume"),
         namespace: file.definition.host_namespace(host),
+        cpus: file.definition.cpu_list(host),
         program: file.program.clone(),
         args: volume_server_args(file, dir, host, address),
         log: home.join("volume.log"),
@@ -273,6 +283,7 @@ fn agent(file: &LabFile, dir: &LabDir, site: &SiteId, host: &HostId, address: &s
     Daemon {
         name: format!("{host}/agent"),
         namespace: definition.host_namespace(host),
+        cpus: definition.cpu_list(host),
         program: file.program.clone(),
         args,
         log: home.join("agent.log"),

@@ -33,6 +33,10 @@ pub struct HostDrain {
     /// What is still there, in the order in which it leaves. Empty: the host is drained. `None`: this controller has just been started,
     /// and has not looked yet.
     pub left: Option<Vec<DrainStep>>,
+    /// What stays there, because nothing needs it elsewhere: replicas, and copies of images, in plain words. Only in the answer to a request to
+    /// drain.
+    #[serde(default)]
+    pub keeps: Vec<String>,
 }
 
 impl HostDrain {
@@ -87,6 +91,8 @@ pub enum DrainedKind {
     Job,
     /// A volume whose home the host is.
     Volume,
+    /// A network whose gateway the host is, although other hosts have VMs of the network.
+    Network,
 }
 
 impl std::fmt::Display for DrainedKind {
@@ -95,6 +101,7 @@ impl std::fmt::Display for DrainedKind {
             Self::Vm => "VM",
             Self::Job => "job",
             Self::Volume => "volume",
+            Self::Network => "network",
         })
     }
 }
@@ -127,12 +134,12 @@ mod tests {
             takes_s: None,
             bytes: None,
         };
-        HostDrain { asked: None, left: Some(fates.iter().map(step).collect()) }
+        HostDrain { asked: None, left: Some(fates.iter().map(step).collect()), keeps: Vec::new() }
     }
 
     #[test]
     fn a_host_whose_rest_is_not_known_is_neither_drained_nor_stuck() {
-        let not_known = HostDrain { asked: None, left: None };
+        let not_known = HostDrain { asked: None, left: None, keeps: Vec::new() };
         assert!(!not_known.is_drained() && !not_known.is_stuck());
         assert_eq!(not_known.in_words(), "draining");
     }

@@ -20,6 +20,12 @@ pub struct BadName {
     text: String,
 }
 
+/// A name of one word as a regular expression, without its length ([`NAME_BYTES`]); `check_word` is the same.
+pub const WORD_PATTERN: &str = "^[a-z0-9][a-z0-9._-]*$";
+
+/// The same for the name of a tenant's thing, which may have its tenant before it; `check_full` is the same.
+pub const FULL_PATTERN: &str = "^[a-z0-9][a-z0-9._-]*(~[a-z0-9][a-z0-9._-]*){0,2}$";
+
 fn is_word(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
         && text
@@ -142,6 +148,8 @@ name_type!(check_word /// A person or program of a tenant.
     UserName);
 name_type!(check_full /// Who made a volume, where that is a job and not a person: nobody else takes or deletes it for its own.
     OwnerName);
+name_type!(check_word /// A group of VMs of a tenant that share a host, or never do ([`crate::host_rules`]).
+    GroupName);
 name_type!(check_word /// A machine that boots from a volume of a pool.
     ClientName);
 name_type!(check_full /// A job, `NAME-NNNN`: the full name of the job file's job and a number.

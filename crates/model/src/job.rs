@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::amounts::{CpuAmount, MemoryAmount};
+use crate::balance::PlacePolicy;
 use crate::drain::HostDrain;
 use crate::gang::moving::GangMove;
 use crate::guest::{CommandEnd, LeftOut, LogStream};
@@ -17,7 +19,9 @@ use crate::vm::{Accelerator, Firmware, HostAddresses, LinkProbe, NetworkKind};
 use crate::volume::{BlockProbe, IoStats};
 use crate::volume_move::{VolumeMove, VolumesOnMove};
 use crate::waiting::Waiting;
-use crate::{HostId, ImageName, JobId, LeaveSite, MigrationId, SiteId, VmId, VolumeName};
+use crate::{
+    HostId, HostRules, ImageName, JobId, LeaveSite, MigrationId, SiteId, VmId, VolumeName,
+};
 
 mod catalog;
 
@@ -124,8 +128,14 @@ pub struct JobSpec {
     pub env: BTreeMap<String, String>,
     /// vCPUs of the VM, as many as [`crate::limits::CPUS`] allows.
     pub cpus: u32,
+    /// The VM has so many vCPUs. While others want its host's CPUs, they have the part of `cpus` of them; `None`: no more than `cpus`.
+    #[serde(default)]
+    pub cpus_max: Option<u32>,
     /// Memory of the VM, as much as [`crate::limits::MEMORY_BYTES`] allows.
     pub memory_bytes: u64,
+    /// While it runs and its host and its tenant's quota have it, the VM gets up to so much memory; `None`: no more than `memory_bytes`.
+    #[serde(default)]
+    pub memory_max_bytes: Option<u64>,
     /// The size of the root disk, at least the image's; `None`: the image's.
     pub root_bytes: Option<u64>,
     /// The size of the output disk: as much as the tar of all outputs can take.
@@ -196,6 +206,17 @@ pub struct JobSpec {
     /// Its VM has a TPM 2.0, which is new at each start and goes with the VM's disks.
     #[serde(default)]
     pub tpm: bool,
+    /// Beside which other VMs of its tenant its VMs are, and beside which never. Those of a job with several ones keep the rules among
+    /// themselves too.
+    #[serde(default)]
+    pub rules: HostRules,
+}
+
+impl JobSpec {
+    /// The vCPUs that its VM has.
+    pub fn cpus_most(&self) -> u32 {
+        self.cpus_max.unwrap_or(self.cpus)
+    }
 }
 
 fn never() -> LeaveSite {
@@ -295,6 +316,12 @@ pub struct Job {
     /// The last move of all VMs of a gang.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gang_move: Option<GangMove>,
+    /// While its VM runs: what that uses of its vCPUs, as in [`Vm`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_time: Option<CpuAmount>,
+    /// While its VM runs: what that has of its memory, where it may have more or less.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryAmount>,
 }
 
 impl Job {
@@ -577,6 +604,9 @@ pub struct Site {
     pub id: SiteId,
     /// The hosts that registered with this site.
     pub hosts: Vec<HostId>,
+    /// Which of these gets a VM, where several are as good for it.
+    #[serde(default)]
+    pub place: PlacePolicy,
 }
 
 /// What was measured from one host to another.
@@ -609,10 +639,16 @@ pub struct Vm {
     pub reason: String,
     /// What it waits for: its guest, or a part of it, stands still.
     pub waits: Vec<Waiting>,
-    /// Its vCPUs.
+    /// Its vCPUs; where it may have more, those of which it always has the time.
     pub cpus: u32,
-    /// Its memory, as asked for.
+    /// What it uses of its vCPUs, where it has more of them than it always has the time of.
+    #[serde(default)]
+    pub cpu_time: Option<CpuAmount>,
+    /// Its memory, as asked for; the least, where it may have more.
     pub memory_bytes: u64,
+    /// What it has of its memory, where it may have more or less; `None`: it has all.
+    #[serde(default)]
+    pub memory: Option<MemoryAmount>,
     /// Since its present QEMU was started: a migration begins anew.
     pub uptime_ms: u64,
     /// Which of its runs this is, from 0: it ends when the VM is off, also for a restart.
@@ -627,6 +663,8 @@ pub struct Vm {
     pub io: IoStats,
     /// The migration that is under way, or its last one.
     pub migration: Option<MigrationId>,
+    /// Whether it moves by itself; `None` for one that the controller knows nothing of.
+    pub may_migrate: Option<bool>,
     /// As [`Job::predicted_end`] of its job.
     pub predicted_end: Option<PredictedEnd>,
     /// Its volumes, in the order of its disks.
@@ -636,6 +674,9 @@ pub struct Vm {
     /// Its address in a network of its tenant, and the addresses that the guest says it has, if it runs
     /// qemu-guest-agent; only in the answer for one VM.
     pub addresses: Vec<String>,
+    /// Beside which other VMs of its tenant it is, and beside which never.
+    #[serde(default)]
+    pub rules: HostRules,
 }
 
 /// A volume of a VM.

@@ -5,8 +5,8 @@
 //! image: debian
 //! command: /opt/run.sh      # a text runs in a shell; a list is run as it is
 //! env: {SCALE: "1"}
-//! cpus: 1
-//! memory: 512MiB
+//! cpus: 1                   # or 1..4: it has 4 vCPUs, and while others want its host's CPUs the part of 1 of them
+//! memory: 512MiB           # or 512MiB..2GiB: while it runs it gets up to 2 GiB, if its host and its tenant's quota have them
 //! root: 4GiB                # default: the image's size
 //! output: 1GiB              # of all outputs together; where it is given, /output has as much room
 //! volumes:
@@ -34,6 +34,8 @@
 //! count: 1                 # how many VMs: a gang of them starts and ends as one
 //! firmware: bios           # bios | uefi | uefi-secure: what boots the image
 //! tpm: false               # true: its VM has a TPM 2.0
+//! together: web            # at one host with the other VMs of the tenant that say so
+//! apart: db                # at no host that has another VM of the tenant that says so
 //! mpi: false               # true: only the first VM runs the command, which starts the others' processes itself
 //! ```
 //!
@@ -43,6 +45,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use crate::amounts::Range;
 use crate::data::{FileAddress, REPOSITORY_SCHEME};
 use crate::inputs::check_input_path;
 use crate::job::{
@@ -61,7 +64,7 @@ use crate::units::{parse_bytes, parse_duration};
 use crate::vm::NetworkKind;
 use crate::volume::BLOCK_BYTES;
 use crate::yaml::{Document, Field};
-use crate::{HostId, ImageName, LeaveSite, Problem, SiteId, VolumeName};
+use crate::{GroupName, HostId, HostRules, ImageName, LeaveSite, Problem, SiteId, VolumeName};
 
 const MEMORY_BYTES_DEFAULT: u64 = 512 << 20;
 const OUTPUT_BYTES_DEFAULT: u64 = 1 << 30;
@@ -94,7 +97,7 @@ pub enum InputSource {
 }
 
 /// The fields of a job file, in the order in which an error lists them.
-const FIELDS: [&str; 26] = [
+const FIELDS: [&str; 28] = [
     "name",
     "image",
     "command",
@@ -121,6 +124,8 @@ const FIELDS: [&str; 26] = [
     "mpi",
     "firmware",
     "tpm",
+    "together",
+    "apart",
 ];
 
 /// The fields that one job file has. Those that are left empty are not among them.
@@ -160,15 +165,21 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         fields.get("command").ok_or_else(|| missing(&root, "command", "command: echo hello"))?;
     let (start, may_migrate) =
         fields.read("placement", read_placement)?.unwrap_or((Start::Anywhere, true));
+    let cpus = fields
+        .read("cpus", |f| read_number_range(f, &CPUS))?
+        .unwrap_or(Range { least: 1, most: None });
+    let memory = fields
+        .read("memory", |f| read_size_range(f, &MEMORY_BYTES))?
+        .unwrap_or(Range { least: MEMORY_BYTES_DEFAULT, most: None });
     let spec = JobSpec {
         name: read_name(fields.get("name"), &root, file_name)?,
         image: image.parse(ImageName::new)?,
         command: read_command(command)?,
         env: fields.read("env", read_env)?.unwrap_or_default(),
-        cpus: fields.read("cpus", |f| read_number(f, &CPUS))?.unwrap_or(1),
-        memory_bytes: fields
-            .read("memory", |f| read_size(f, &MEMORY_BYTES))?
-            .unwrap_or(MEMORY_BYTES_DEFAULT),
+        cpus: cpus.least,
+        cpus_max: cpus.most,
+        memory_bytes: memory.least,
+        memory_max_bytes: memory.most,
         root_bytes: fields.read("root", |f| read_size(f, &JOB_DISK_BYTES))?,
         output_bytes: fields
             .read("output", |f| read_size(f, &JOB_DISK_BYTES))?
@@ -196,6 +207,10 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         mpi: fields.read("mpi", read_bool)?.unwrap_or_default(),
         firmware: fields.read("firmware", |f| f.parse(str::parse))?.unwrap_or_default(),
         tpm: fields.read("tpm", read_bool)?.unwrap_or_default(),
+        rules: HostRules {
+            together: fields.read("together", |f| f.parse(GroupName::new))?,
+            apart: fields.read("apart", |f| f.parse(GroupName::new))?,
+        },
     };
     let inputs = fields.read("inputs", read_inputs)?.unwrap_or_default();
     spec.check()?;
@@ -261,9 +276,25 @@ fn read_env(field: &Field<'_>) -> Result<BTreeMap<String, String>, Problem> {
 
 /// A whole number within its limits.
 fn read_number<T: TryFrom<i64>>(field: &Field<'_>, limit: &'static Limit) -> Result<T, Problem> {
-    let number: i64 = field.parse(|text| {
-        text.parse().map_err(|_| format!("{text:?} is not a whole number of {}", limit.range()))
-    })?;
+    number_of(field, limit, field.parse(|text| parse_number(text, limit))?)
+}
+
+/// A whole number or a range of whole numbers, each end within its limits.
+fn read_number_range(field: &Field<'_>, limit: &'static Limit) -> Result<Range<u32>, Problem> {
+    let range = field.parse(|text| Range::parse(text, |end| parse_number(end, limit)))?;
+    let end = |number: i64| number_of(field, limit, number);
+    Ok(Range { least: end(range.least)?, most: range.most.map(end).transpose()? })
+}
+
+fn parse_number(text: &str, limit: &Limit) -> Result<i64, String> {
+    text.parse().map_err(|_| format!("{text:?} is not a whole number of {}", limit.range()))
+}
+
+fn number_of<T: TryFrom<i64>>(
+    field: &Field<'_>,
+    limit: &'static Limit,
+    number: i64,
+) -> Result<T, Problem> {
     limit.check(number).map_err(|why| field.problem(why))?;
     T::try_from(number).map_err(|_| field.problem("it is too large"))
 }
@@ -272,6 +303,17 @@ fn read_number<T: TryFrom<i64>>(field: &Field<'_>, limit: &'static Limit) -> Res
 fn read_size(field: &Field<'_>, limit: &'static Limit) -> Result<u64, Problem> {
     let bytes = limit.check(field.parse(parse_bytes)?).map_err(|why| field.problem(why))?;
     Ok(bytes.next_multiple_of(BLOCK_BYTES))
+}
+
+/// A size or a range of sizes, each end within its limits and rounded up to whole blocks.
+fn read_size_range(field: &Field<'_>, limit: &'static Limit) -> Result<Range<u64>, Problem> {
+    let range = field.parse(|text| Range::parse(text, parse_bytes))?;
+    let end = |bytes: u64| {
+        let bytes = limit.check(bytes).map_err(|why| field.problem(why))?;
+        Ok::<_, Problem>(bytes.next_multiple_of(BLOCK_BYTES))
+    };
+    let (least, most) = (end(range.least)?, range.most.map(end).transpose()?);
+    Ok(Range { least, most: most.filter(|most| *most > least) })
 }
 
 fn read_timeout(field: &Field<'_>) -> Result<u64, Problem> {

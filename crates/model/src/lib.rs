@@ -14,6 +14,8 @@
 //! | What keeps a private key or a token from being sent where a public thing is wanted? | `secret.rs`; before anything leaves the machine: `perigee/src/commands/public_keys.rs` |
 //! | What is at a host that is drained, and what becomes of it? | `drain.rs` (how that is shown), `planner/src/drain.rs` (the decision), `controller/src/drain/` (what is done) |
 //! | Which VM leaves an overloaded host by itself? | `balance.rs` (how that is shown), `planner/src/balance/` (the decision), `controller/src/balance/` (what is done) |
+//! | Which VMs share a host, and which never do? | `host_rules.rs`, `planner/src/queue/groups.rs` (the decision); where the VMs are: `controller/src/cluster/index/groups.rs` |
+//! | How much memory has a VM that may have more or less of it? | `amounts.rs` (how that is asked for and shown), `planner/src/amounts.rs` (the decision), `controller/src/amounts.rs` (what is done); at the host: `agent/src/vm/memory.rs` |
 //! | What is a VM's disk for? | `disk_role.rs` |
 //! | Which networks do tenants have, who has which address in them, and where is the gateway? | `network.rs`, `controller/src/networks.rs`; who tells the hosts: `controller/src/networks/sync.rs` |
 //! | How do all VMs of a job move, or none, and what if one can't? | `gang/moving.rs` (the decisions), `controller/src/jobs/gang/moving.rs` (what the job's driver does); the room at both ends: `kept_for_moves` in `controller/src/cluster/index.rs` |
@@ -37,6 +39,7 @@
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
+pub mod amounts;
 pub mod balance;
 pub mod client;
 pub mod clock;
@@ -51,6 +54,7 @@ pub mod grant;
 pub mod guest;
 pub mod guest_agent;
 pub mod home;
+pub mod host_rules;
 pub mod ids;
 pub mod inputs;
 pub mod job;
@@ -85,9 +89,10 @@ mod walker;
 pub mod yaml;
 
 pub use disk_role::DiskRole;
+pub use host_rules::HostRules;
 pub use ids::{
-    BadName, ClientName, Epoch, HostId, ImageName, Incarnation, JobId, LayerId, MigrationId,
-    NetworkName, OwnerName, SiteId, TenantName, UserName, VmId, VolumeName,
+    BadName, ClientName, Epoch, GroupName, HostId, ImageName, Incarnation, JobId, LayerId,
+    MigrationId, NetworkName, OwnerName, SiteId, TenantName, UserName, VmId, VolumeName,
 };
 pub use leave_site::LeaveSite;
 pub use problem::{Problem, ProblemKind};

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What a VM's vCPU threads had of their host's CPUs.
+/// What a VM has of its host: its vCPU threads of the CPUs, and its guest of the memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VmLoad {
     /// How long the vCPU threads were ready to run and had no CPU, all threads together, since this QEMU started. This is the
@@ -16,6 +16,21 @@ pub struct VmLoad {
     pub longest_run_delay_ms: Option<u64>,
     /// What the vCPUs did in the last minute; `None` also in the first 10 s of a QEMU.
     pub vcpus_1m: Option<VcpuUse>,
+    /// Of a VM that may have more or less memory while it runs: what it has. `None` also until its QEMU has said it.
+    pub memory: Option<MemoryUse>,
+    /// How fast its guest changed its memory in the second that was sampled last, once a minute, rounded down to MiB. `None` until then, and
+    /// while it moves or stands still.
+    pub dirty_bytes_per_s: Option<u64>,
+}
+
+/// What a VM's guest has of its host's memory, and does with it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MemoryUse {
+    /// What the guest has: all but what it has given back (`query-balloon`).
+    pub has_bytes: u64,
+    /// How much of that its programs can still get without swapping (`MemAvailable` of the guest); `None` if the guest has not said it
+    /// lately.
+    pub available_bytes: Option<u64>,
 }
 
 /// How many vCPUs had a CPU and how many waited for one, as means over the last minute: over the last 60 to 70 s, or since the

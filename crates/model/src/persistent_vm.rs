@@ -23,7 +23,7 @@ use crate::limits::{SSH_KEYS, USER_DATA_BYTES};
 use crate::network::Publish;
 use crate::secret::Secret;
 use crate::vm::{Firmware, Hardware, NetworkKind, VmStatus};
-use crate::{DiskRole, HostId, ImageName, Problem, VmId, VolumeName};
+use crate::{DiskRole, HostId, HostRules, ImageName, Problem, VmId, VolumeName};
 
 /// How long a guest may take to power off when it is asked to.
 pub const POWER_OFF_MS: u64 = 90_000;
@@ -97,6 +97,8 @@ pub struct PersistentVm {
     pub root_number: u32,
     /// The number of the last size that was taken into account.
     pub sized: u64,
+    /// The number of the last [`SetVm`] that was taken into account.
+    pub set: u64,
     /// The memory that its guest was asked to keep at most, and that it starts with next. It counts with what it was started with until then.
     pub memory_next: Option<u64>,
     /// Root disks of before, and their homes, until the cleaner knows of them.
@@ -377,8 +379,14 @@ pub struct NewVm {
     pub image: ImageName,
     /// vCPUs, as many as [`crate::limits::CPUS`] allows.
     pub cpus: u32,
+    /// As [`crate::job::JobSpec::cpus_max`].
+    #[serde(default)]
+    pub cpus_max: Option<u32>,
     /// Memory, as much as [`crate::limits::MEMORY_BYTES`] allows.
     pub memory_bytes: u64,
+    /// While it runs and its host and its tenant's quota have it, it gets up to so much memory; `None`: no more than `memory_bytes`.
+    #[serde(default)]
+    pub memory_max_bytes: Option<u64>,
     /// The size of its root disk, at least the image's; `None`: the image's.
     #[serde(default)]
     pub disk_bytes: Option<u64>,
@@ -396,6 +404,9 @@ pub struct NewVm {
     /// Where it may start.
     #[serde(default)]
     pub start: Start,
+    /// Whether it moves by itself: away from an overloaded host or one that is drained, or to its data. A person moves it either way.
+    #[serde(default = "by_itself")]
+    pub may_migrate: bool,
     /// Whether it starts again elsewhere if its host does not answer any more and all its disks are at other hosts.
     #[serde(default)]
     pub restart_elsewhere: bool,
@@ -411,6 +422,35 @@ pub struct NewVm {
     /// What its machine is to have.
     #[serde(default)]
     pub hardware: Hardware,
+    /// Beside which other VMs of its tenant it is, and beside which never.
+    #[serde(default)]
+    pub rules: HostRules,
+}
+
+fn by_itself() -> bool {
+    true
+}
+
+/// Says anew what was said of a VM when it was made; what is `None` stays as it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SetVm {
+    /// As [`NewVm::may_migrate`].
+    #[serde(default)]
+    pub may_migrate: Option<bool>,
+    /// As [`NewVm::rules`]. They hold at once and in place of all rules before, and no VM moves for them.
+    #[serde(default)]
+    pub rules: Option<HostRules>,
+}
+
+impl SetVm {
+    /// The same after another one.
+    #[must_use]
+    pub fn after(self, before: Self) -> Self {
+        Self {
+            may_migrate: self.may_migrate.or(before.may_migrate),
+            rules: self.rules.or(before.rules),
+        }
+    }
 }
 
 /// Gives a VM a further volume.
@@ -451,9 +491,15 @@ pub struct ResizeVm {
     /// vCPUs; `None`: as many as before. While the VM runs they can only become more.
     #[serde(default)]
     pub cpus: Option<u32>,
+    /// With `cpus`: as in [`NewVm`]. Such a range is given to a VM that is stopped.
+    #[serde(default)]
+    pub cpus_max: Option<u32>,
     /// Memory; `None`: as much as before. While the VM runs it is at most what the VM was started with.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
+    /// With `memory_bytes`: as in [`NewVm`]. Such a range is given to a VM that is stopped.
+    #[serde(default)]
+    pub memory_max_bytes: Option<u64>,
     /// The size of its root disk, which can only grow; `None`: as before.
     #[serde(default)]
     pub disk_bytes: Option<u64>,

@@ -14,7 +14,7 @@ use crate::limits::{
     PATH_BYTES, PRIORITY, PUBLISHED, STOP_GRACE_S, TIMEOUT_S, VM_DISKS,
 };
 use crate::vm::{NetworkKind, VmSpec};
-use crate::{JobId, Problem, VolumeName};
+use crate::{GroupName, JobId, Problem, VolumeName};
 
 /// Why a job or a VM can't be as asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -48,6 +48,9 @@ pub enum BadSpec {
         "{0:?} is not a directory of the repository: write repo://TENANT/PATH, or a path in your own files"
     )]
     OutputsTo(String),
+    /// The end of a range is not above its beginning.
+    #[error("the most that it may have is not above what it always has")]
+    NoRange,
     /// Only what a job has in its own directory is deleted after a while.
     #[error(
         "what goes to `outputs-to` is never deleted by itself, so only one of the two can be given"
@@ -92,6 +95,12 @@ pub enum BadSpec {
         "the VMs of a job with several ones reach each other in a network of their tenant: name one, or none"
     )]
     UserNetwork,
+    /// No host has a VM and has it not.
+    #[error("together and apart can't both name {0}")]
+    TogetherAndApart(GroupName),
+    /// Each of them would be beside the others and away from them.
+    #[error("the VMs of a job with several VMs are kept together or apart: say one of the two")]
+    ManyTogetherAndApart,
     /// QEMU boots the first disk.
     #[error("its first disk is {0}, and a VM boots from its root disk")]
     NotRoot(DiskRole),
@@ -242,10 +251,11 @@ impl JobSpec {
         let field = |field: &str, checked: Result<(), BadSpec>| {
             checked.map_err(|why| Problem::invalid(what, format!("{field}: {why}")))
         };
-        field("cpus", within(CPUS.check(self.cpus)))?;
-        field("memory", within(MEMORY_BYTES.check(self.memory_bytes)))?;
+        field("cpus", check_cpus(self))?;
+        field("memory", check_memory(self))?;
         field("volumes", within(JOB_VOLUMES.check(self.volumes.len())))?;
         field("publish", check_publish(self))?;
+        field("apart", self.rules.check(1))?;
         field("owner", check_owner(&self.owner))
     }
 
@@ -267,8 +277,8 @@ impl JobSpec {
             field("env", check_env(name, value))?;
         }
         field("command", check_command_length(&self.command, &self.env))?;
-        field("cpus", within(CPUS.check(self.cpus)))?;
-        field("memory", within(MEMORY_BYTES.check(self.memory_bytes)))?;
+        field("cpus", check_cpus(self))?;
+        field("memory", check_memory(self))?;
         if let Some(root_bytes) = self.root_bytes {
             field("root", within(JOB_DISK_BYTES.check(root_bytes)))?;
         }
@@ -299,6 +309,7 @@ impl JobSpec {
         field("priority", within(PRIORITY.check(self.priority)))?;
         field("publish", check_publish(self))?;
         field("count", within(MEMBERS.check(self.count)))?;
+        field("apart", self.rules.check(self.count))?;
         if self.is_gang() {
             field("name", within(GANG_NAME_BYTES.check(self.name.len())))?;
             let written = self.volumes.iter().find(|volume| volume.access == Access::Write);
@@ -313,6 +324,24 @@ impl JobSpec {
             }
         }
         field("owner", check_owner(&self.owner))
+    }
+}
+
+fn check_cpus(spec: &JobSpec) -> Result<(), BadSpec> {
+    CPUS.check(spec.cpus)?;
+    match spec.cpus_max {
+        Some(most) if most <= spec.cpus => Err(BadSpec::NoRange),
+        Some(most) => within(CPUS.check(most)),
+        None => Ok(()),
+    }
+}
+
+fn check_memory(spec: &JobSpec) -> Result<(), BadSpec> {
+    MEMORY_BYTES.check(spec.memory_bytes)?;
+    match spec.memory_max_bytes {
+        Some(most) if most <= spec.memory_bytes => Err(BadSpec::NoRange),
+        Some(most) => within(MEMORY_BYTES.check(most)),
+        None => Ok(()),
     }
 }
 
@@ -348,7 +377,17 @@ impl VmSpec {
 
     fn judge(&self) -> Result<(), BadSpec> {
         CPUS.check(self.cpus)?;
+        match self.machine.cpus_least {
+            Some(least) if least >= self.cpus => return Err(BadSpec::NoRange),
+            Some(least) => within(CPUS.check(least))?,
+            None => {}
+        }
         MEMORY_BYTES.check(self.memory_bytes)?;
+        match self.machine.memory_least_bytes {
+            Some(least) if least >= self.memory_bytes => return Err(BadSpec::NoRange),
+            Some(least) => within(MEMORY_BYTES.check(least))?,
+            None => {}
+        }
         VM_DISKS.check(self.disks.len())?;
         for (index, disk) in self.disks.iter().enumerate() {
             if index == 0 && disk.role != DiskRole::Root {

@@ -257,7 +257,7 @@ pub struct VmSpec {
     /// vCPUs, as many as [`crate::limits::CPUS`] allows.
     pub cpus: u32,
     /// Memory, as much as [`crate::limits::MEMORY_BYTES`] allows. Under TCG the guest gets 8 KiB
-    /// less.
+    /// less. The most that it may have, where it has a range.
     pub memory_bytes: u64,
     /// The first one boots.
     pub disks: Vec<Disk>,
@@ -286,6 +286,11 @@ pub struct Machine {
     pub firmware: Firmware,
     /// What was asked for.
     pub hardware: Hardware,
+    /// While others want the host's CPUs too, its vCPUs together get the part of so many; `None`: that of all.
+    pub cpus_least: Option<u32>,
+    /// The guest gives back at first what it has above this, and gets it again while its host has it ([`crate::amounts`]); `None`: it keeps
+    /// all of its memory.
+    pub memory_least_bytes: Option<u64>,
     /// As many vCPUs the VM can get while it runs; 0: as many as it has.
     pub cpus_max: u32,
     /// So many of its volumes, `data0` and so on, can come and go while it runs.

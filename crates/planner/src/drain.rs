@@ -1,13 +1,16 @@
 //! What leaves a host that is drained, in which order, and where it goes. It is a pure function of a snapshot.
 //!
 //! - **Target**: of the hosts that can take a VM and have room, those where it is soonest (at most `AS_SOON` times the shortest time)
-//!   count as equal. One at the same site gets it, and of these the one with the most memory free. Large VMs choose first: small ones find room anywhere.
+//!   count as equal. One at the same site gets it, and of these the one with the most memory free, or the least where the site packs. Large VMs choose first: small ones find room anywhere.
 //! - **Order**: what is moving already, then what leaves soonest. A volume whose VM has left comes before the next VM, because that VM
 //!   reads it over the network.
 //! - **Waiting**: a job that ends sooner than its move would be over is waited for. Its end is predicted anew each time, so one that takes
 //!   longer moves after all.
 //! - **Not known is never no**: a host whose figures are missing is no target, and is named. What may be known soon is waited for.
+//! - **Groups that are kept together** (`together.rs`) leave for one host, one VM after the other, or none of them leaves.
 //! - **Jobs with several VMs** move as a whole: each VM that is at the host gets another one, at the site of the others if there is room.
+
+mod together;
 
 use std::collections::BTreeMap;
 
@@ -16,8 +19,8 @@ use perigee_model::plan::Estimate;
 use perigee_model::units::{format_bytes, format_seconds};
 use perigee_model::{HostId, SiteId};
 
-use crate::gangs::{Room, at_site};
-use crate::queue::Demand;
+use crate::gangs::{Room, at_site, ruled};
+use crate::queue::{Demand, Groups};
 
 /// A target where a VM is this many times later than at the best one is as good.
 const AS_SOON: f64 = 1.25;
@@ -45,6 +48,8 @@ pub struct Leaving {
     pub gangs: Vec<LeavingGang>,
     /// The volumes whose home it is.
     pub volumes: Vec<LeavingVolume>,
+    /// The networks whose gateway it is, although hosts that can have it have VMs of them.
+    pub gateways: Vec<String>,
 }
 
 /// Another host.
@@ -56,10 +61,20 @@ pub struct Other {
     pub site: SiteId,
     /// What is free there for VMs.
     pub free: Demand,
+    /// Of the hosts of its site that are as good for a VM, the fullest one gets the VM, and not the one with the most memory free.
+    pub packs: bool,
     /// The bytes that are free in its pool; `None` if that is not known.
     pub pool_free_bytes: Option<u64>,
     /// Why nothing goes there, whatever it is.
     pub refusal: Option<Refusal>,
+}
+
+impl Other {
+    /// The higher, the sooner it gets a VM.
+    pub fn rank(&self) -> u64 {
+        let free_bytes = self.free.memory_bytes;
+        if self.packs { u64::MAX - free_bytes } else { free_bytes }
+    }
 }
 
 /// Why something can't go to a host.
@@ -117,6 +132,8 @@ pub struct LeavingVm {
     pub disk_bytes: Option<u64>,
     /// Where it could go.
     pub ways: Vec<Way>,
+    /// The group with which it is kept on one host, by its full name.
+    pub together: Option<String>,
 }
 
 /// A job with several VMs.
@@ -136,6 +153,8 @@ pub struct LeavingGang {
     pub sent: Vec<Vec<u64>>,
     /// Where a VM of it that is at the host could go.
     pub ways: Vec<Way>,
+    /// The rules of its VMs, also among themselves.
+    pub groups: Groups,
 }
 
 /// A volume at the host.
@@ -166,7 +185,17 @@ pub fn plan(facts: &Leaving) -> Vec<DrainStep> {
         let size = |vm: &LeavingVm| (vm.demand.memory_bytes, vm.demand.cpus);
         size(other).cmp(&size(one)).then_with(|| one.name.cmp(&other.name))
     });
-    steps.extend(vms.into_iter().map(|vm| of_vm(vm, &mut rooms)));
+    let groups = together::groups(&vms);
+    for vm in vms {
+        match vm.together.as_ref().and_then(|group| groups.get(group)) {
+            // All of them are planned with the first one.
+            Some(group) if group[0].name == vm.name => {
+                steps.extend(together::of_group(group, &mut rooms));
+            }
+            Some(_) => {}
+            None => steps.push(of_vm(vm, &mut rooms)),
+        }
+    }
     steps.extend(facts.gangs.iter().map(|gang| of_gang(gang, &facts.host, &mut rooms)));
     if facts.waits_for_ends {
         wait_for_ends(&mut steps);
@@ -176,6 +205,10 @@ pub fn plan(facts: &Leaving) -> Vec<DrainStep> {
     for volume in &facts.volumes {
         steps.push(of_volume(volume, &users, &mut groups, &mut rooms));
     }
+    let why = "its gateway is here, and goes to another host with its VMs";
+    steps.extend(facts.gateways.iter().map(|network| {
+        Planned::new(DrainedKind::Network, network, DrainFate::Waits, why.to_owned())
+    }));
     steps.sort_by(|one, other| {
         one.key().partial_cmp(&other.key()).unwrap_or(std::cmp::Ordering::Equal)
     });
@@ -263,7 +296,7 @@ fn of_vm(vm: &LeavingVm, rooms: &mut Rooms) -> Planned {
     let open = rooms.open(&vm.ways, &mut refusals, |other| {
         lacks(other, vm.demand).or_else(|| lacks_pool(other, vm.disk_bytes))
     });
-    let best = rooms.nearest(open, |other| Some(other.free.memory_bytes));
+    let best = rooms.nearest(open, |other| Some(other.rank()));
     let Some((to, cost)) = best else { return Planned::stuck(kind, &vm.name, &refusals) };
     rooms.take(&to, vm.demand, vm.disk_bytes.unwrap_or_default());
     Planned {
@@ -290,6 +323,7 @@ fn of_gang(gang: &LeavingGang, host: &HostId, rooms: &mut Rooms) -> Planned {
     let all: Vec<Room> = usable
         .map(|other| Room { host: other.id.clone(), site: other.site.clone(), holds: holds(other) })
         .collect();
+    let all = ruled(all, &gang.groups, &gang.hosts);
     let mut sites: Vec<&SiteId> = all.iter().map(|room| &room.site).collect();
     sites.sort();
     sites.dedup();

@@ -9,6 +9,7 @@ use perigee_model::volume::{BlockProbe, IoStats};
 use perigee_model::{HostId, SiteId, VolumeName};
 use serde::{Deserialize, Serialize};
 
+use crate::index::Indexed;
 use crate::{PastRun, Refused, Traits};
 
 /// The input for the plan of a job that has not started.
@@ -24,13 +25,24 @@ pub struct Snapshot {
     pub others: Vec<PastRun>,
 }
 
+/// What a plan needs to know of a job that has not started, beside the cluster. The fields are those of [`Snapshot`].
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    /// The job.
+    pub job: JobFacts,
+    /// Its earlier runs.
+    pub history: Vec<PastRun>,
+    /// Runs of other kinds of jobs.
+    pub others: Vec<PastRun>,
+}
+
 /// The hosts that are up, and the measurements between them.
 #[derive(Debug, Clone, Default)]
 pub struct Cluster {
     /// Each host once, in any order.
-    pub hosts: Vec<HostFacts>,
+    pub hosts: Indexed<HostFacts>,
     /// One pair of hosts represents its two sites. A direction without a link is not measured.
-    pub links: Vec<LinkFacts>,
+    pub links: Indexed<LinkFacts>,
     /// The request size of the block probes in `hosts` and `links`.
     pub probe_request_bytes: u64,
     /// Completed live migrations of any VM. They show how long the phases of a move take, beside the bytes.
@@ -39,7 +51,8 @@ pub struct Cluster {
 
 impl Cluster {
     pub(crate) fn host(&self, id: &HostId) -> Result<&HostFacts, Refused> {
-        self.hosts.iter().find(|h| h.id == *id).ok_or_else(|| Refused::HostNotUp(id.clone()))
+        let number = self.hosts.index().number(id);
+        number.map(|number| &self.hosts[number]).ok_or_else(|| Refused::HostNotUp(id.clone()))
     }
 
     /// Whether both hosts are at one site. A host that is not up is at none.
@@ -48,17 +61,51 @@ impl Cluster {
     }
 
     pub(crate) fn link(&self, from: &HostId, to: &HostId) -> Result<&LinkFacts, Refused> {
-        let measured = || self.links.iter().filter(|link| link.is_measured());
-        let site = |id: &HostId| self.host(id).ok().map(|host| &host.site);
-        let of_sites = |link: &&LinkFacts| {
-            site(from) == Some(&link.from_site) && site(to) == Some(&link.to_site)
-        };
+        let index = self.links.index();
         // One pair of hosts is measured for each pair of sites.
-        measured()
-            .find(|l| l.from == *from && l.to == *to)
-            .or_else(|| measured().find(of_sites))
+        let of_sites = || {
+            let (from, to) = (self.host(from).ok()?, self.host(to).ok()?);
+            index.between_sites(&from.site, &to.site)
+        };
+        let number = index.between_hosts(from, to).or_else(of_sites);
+        number
+            .map(|number| &self.links[number])
             .ok_or_else(|| Refused::LinkNotMeasured { from: from.clone(), to: to.clone() })
     }
+
+    /// Lets jobs start at these hosts only.
+    pub(crate) fn start_only_at(&mut self, hosts: &[HostId]) {
+        let index = self.hosts.index();
+        let numbers: Vec<usize> = hosts.iter().filter_map(|host| index.number(host)).collect();
+        let all = self.hosts.beside_index();
+        all.iter_mut().for_each(|host| host.takes_jobs = false);
+        numbers.into_iter().for_each(|number| all[number].takes_jobs = true);
+    }
+
+    /// The host as if a VM ran there too. Returns what it was before, for [`Self::leave`].
+    pub(crate) fn occupy(&mut self, host: &HostId, cpus: u32, memory_bytes: u64) -> Option<Before> {
+        let number = self.hosts.index().number(host)?;
+        let host = &mut self.hosts.beside_index()[number];
+        let (running_vcpus, memory_free_bytes) = (host.running_vcpus, host.memory_free_bytes);
+        host.running_vcpus = running_vcpus.saturating_add(cpus);
+        host.memory_free_bytes = memory_free_bytes.saturating_sub(memory_bytes);
+        Some(Before { number, running_vcpus, memory_free_bytes })
+    }
+
+    /// The host as it was before a VM came. Of several VMs the last one leaves first.
+    pub(crate) fn leave(&mut self, before: &Before) {
+        let host = &mut self.hosts.beside_index()[before.number];
+        host.running_vcpus = before.running_vcpus;
+        host.memory_free_bytes = before.memory_free_bytes;
+    }
+}
+
+/// What a host had before a VM came.
+#[derive(Debug)]
+pub(crate) struct Before {
+    number: usize,
+    running_vcpus: u32,
+    memory_free_bytes: u64,
 }
 
 /// A host that is up.
@@ -79,6 +126,8 @@ pub struct HostFacts {
     pub cpu_load: Option<CpuLoad>,
     /// Whether a job may start there now.
     pub takes_jobs: bool,
+    /// Of the hosts of its site that are as good for a job, the fullest one gets the job, and not the least busy one.
+    pub packs: bool,
     /// What runs the VMs there.
     pub accelerator: Accelerator,
     /// Empty if it is not known.
@@ -174,7 +223,7 @@ impl LinkFacts {
         self.moves.max_bytes_per_s.map_or(rate, |most| most.clamp(1, rate)) as f64
     }
 
-    fn is_measured(&self) -> bool {
+    pub(crate) fn is_measured(&self) -> bool {
         self.probe.rtt_ms.is_finite() && self.probe.rtt_ms >= 0.0 && self.probe.rate_bytes_per_s > 0
     }
 }
@@ -308,6 +357,8 @@ pub struct Running {
     pub refused: Vec<RefusedWay>,
     /// Live migrations of this job, and volumes that came to its VM, so far.
     pub moves: u32,
+    /// So many times its cost the next change must save: what [`crate::balance::Accounts`] says after the VM's changes so far; 1 without any.
+    pub price_factor: f64,
     /// How fast the VM changes its memory, measured by a migration of this job, or else of an earlier run.
     pub dirty_bytes_per_s: Option<u64>,
     /// Wall time since the VM came to `host`.

@@ -45,6 +45,7 @@ fn host(id: &str, site: &str) -> HostFacts {
         running_vcpus: 0,
         cpu_load: None,
         takes_jobs: true,
+        packs: false,
         accelerator: Accelerator::Kvm,
         cpu_model: "EPYC".to_owned(),
         boots: vec![booted_in(12.0)],
@@ -77,7 +78,9 @@ pub(crate) fn cluster() -> Cluster {
     let names = ["home1", "home2", "cloud1"];
     let pairs = names.iter().flat_map(|from| names.iter().map(move |to| (from, to)));
     Cluster {
-        hosts: vec![host("home1", "home"), host("home2", "home"), host("cloud1", "cloud")],
+        hosts: [host("home1", "home"), host("home2", "home"), host("cloud1", "cloud")]
+            .into_iter()
+            .collect(),
         links: pairs.filter(|(from, to)| from != to).map(|(from, to)| link(from, to)).collect(),
         probe_request_bytes: 8192,
         past_moves: Vec::new(),

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::runs::{SAME_JOB, Traits};
 
 pub use moves::{GangVerdict, RunningGang, consider};
-pub use place::{Room, at_site};
+pub use place::{Room, at_site, ruled};
 
 /// One earlier run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -1,13 +1,14 @@
 //! What is known about a host: how long a VM boots there, and how fast it computes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
 
 use perigee_model::HostId;
 use perigee_model::plan::{Part, Unknown};
 use perigee_model::vm::Accelerator;
 
 use crate::cpu_load::load_factor;
-use crate::facts::{Boot, Cluster, HostFacts};
+use crate::facts::{Cluster, HostFacts};
 use crate::spread::Spread;
 
 /// Measured: in 9 of 10 cases a repeated boot differs from the others by less than this share.
@@ -28,89 +29,246 @@ const EQUALLY_FAST: f64 = 0.1;
 /// How much faster or slower a host may be at which nothing has run.
 const UNKNOWN_SPEED: (f64, f64) = (0.6, 1.7);
 
-/// Predicts the time from the VM's start to the command's start. It uses the last boots of this image at this host; if
-/// they are few, also those at hosts that look the same; if there are none, those at other hosts with the same
-/// accelerator. If this image has booted at none of these, it uses the boots of all images, and else a guess.
-pub(crate) fn boot(cluster: &Cluster, host: &HostFacts, image: &str) -> (Spread, Option<Unknown>) {
-    let accelerator = host.accelerator;
-    let alike = || cluster.hosts.iter().filter(move |other| other.accelerator == accelerator);
-    let is_known = alike().flat_map(|other| &other.boots).any(|boot| boot.image == image);
-    let boots_at = |at: &HostFacts| -> Vec<f64> {
-        let counts = |boot: &&Boot| !is_known || boot.image == image;
-        at.boots.iter().filter(counts).map(|boot| boot.seconds).collect()
-    };
-    let mut here = boots_at(host);
-    if (1..BOOTS_ENOUGH).contains(&here.len()) {
-        // A few boots are mostly noise, so those of hosts that look the same say as much.
-        let same = alike().filter(|other| other.id != host.id && other.cpu_model == host.cpu_model);
-        here.extend(same.flat_map(boots_at));
-    }
-    if let Some(median_s) = median(&mut here) {
-        let repeated = REPEATED * (1.0 + 1.0 / here.len() as f64).sqrt();
-        let spread = Spread::repeated(median_s, repeated);
-        let (least_s, most_s) = (here[0], here[here.len() - 1]);
-        let mut low_s = least_s.min(spread.low());
-        if here.len() < BOOTS_ENOUGH {
-            low_s = low_s.min(median_s * WARM);
+/// What the boots of all hosts show. Hosts and their processors have numbers.
+#[derive(Debug)]
+pub(crate) struct Booted {
+    /// The numbers of the images that have booted.
+    images: HashMap<String, usize>,
+    /// Of each host, the boots of each image there, and of all.
+    here: Vec<Vec<(usize, Times)>>,
+    /// The same of the hosts with a processor.
+    alike: HashMap<(usize, usize), Times>,
+    /// The same of the hosts with an accelerator.
+    elsewhere: HashMap<(bool, usize), Times>,
+    processors: Vec<usize>,
+    speeds: Vec<Speed>,
+}
+
+/// The number of all images together.
+const ALL_IMAGES: usize = 0;
+
+/// Of boots, of which there is at least one.
+#[derive(Debug, Clone, Copy)]
+struct Times {
+    count: usize,
+    least_s: f64,
+    median_s: f64,
+    most_s: f64,
+}
+
+impl Times {
+    fn of(seconds: &mut [f64]) -> Option<Self> {
+        let (count, middle) = (seconds.len(), seconds.len() / 2);
+        if count == 0 {
+            return None;
         }
-        return (Spread::between(low_s, median_s, most_s.max(spread.high())), None);
+        let (below, upper, above) = seconds.select_nth_unstable_by(middle, f64::total_cmp);
+        let lower = match count % 2 {
+            0 => below.iter().copied().max_by(f64::total_cmp).unwrap_or(*upper),
+            _ => *upper,
+        };
+        let least_s = below.iter().copied().min_by(f64::total_cmp).unwrap_or(*upper);
+        let most_s = above.iter().copied().max_by(f64::total_cmp).unwrap_or(*upper);
+        Some(Self { count, least_s, median_s: f64::midpoint(lower, *upper), most_s })
     }
-    let unknown = |why| Some(Unknown { part: Part::Boot, why });
-    let mut elsewhere: Vec<f64> = alike().flat_map(boots_at).collect();
-    if let Some(median_s) = median(&mut elsewhere) {
-        let (less, more) = ELSEWHERE;
-        let spread = Spread::between(median_s * less, median_s, median_s * more);
-        let what = if host.boots.is_empty() { "no VM" } else { "no VM of this image" };
-        return (
-            spread,
-            unknown(format!("{what} has booted at {} yet, only at other hosts", host.id)),
-        );
+}
+
+/// How fast a host is.
+#[derive(Debug, Clone, Copy)]
+enum Speed {
+    /// As in [`cpu_factor`].
+    Measured(f64),
+    /// Only of others.
+    NotKnown,
+    /// Of no host.
+    NowhereKnown,
+}
+
+impl Booted {
+    pub fn of(hosts: &[HostFacts], processors: &[usize]) -> Self {
+        let mut images: HashMap<String, usize> = HashMap::new();
+        let mut alike: HashMap<(usize, usize), Vec<f64>> = HashMap::new();
+        let mut elsewhere: HashMap<(bool, usize), Vec<f64>> = HashMap::new();
+        let mut here = Vec::with_capacity(hosts.len());
+        for (host, processor) in hosts.iter().zip(processors) {
+            let mut of_host: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+            for boot in &host.boots {
+                let image = images.get(&boot.image).copied().unwrap_or_else(|| {
+                    let image = ALL_IMAGES + 1 + images.len();
+                    images.insert(boot.image.clone(), image);
+                    image
+                });
+                for image in [ALL_IMAGES, image] {
+                    of_host.entry(image).or_default().push(boot.seconds);
+                    alike.entry((*processor, image)).or_default().push(boot.seconds);
+                    elsewhere.entry((is_kvm(host), image)).or_default().push(boot.seconds);
+                }
+            }
+            let times =
+                |(image, mut seconds): (usize, Vec<f64>)| Some((image, Times::of(&mut seconds)?));
+            here.push(of_host.into_iter().filter_map(times).collect());
+        }
+        Self {
+            images,
+            here,
+            alike: all_times(alike),
+            elsewhere: all_times(elsewhere),
+            processors: processors.to_vec(),
+            speeds: speeds(hosts, processors),
+        }
     }
-    let (low_s, expected_s, high_s) = match host.accelerator {
-        Accelerator::Kvm => UNKNOWN_BOOT_KVM_S,
-        Accelerator::Tcg => UNKNOWN_BOOT_TCG_S,
-    };
-    let why = "no VM has booted anywhere yet".to_owned();
-    (Spread::between(low_s, expected_s, high_s), unknown(why))
+
+    /// The number of the image whose boots show how long this one boots at hosts with this accelerator.
+    fn image(&self, image: &str, is_kvm: bool) -> usize {
+        let own = self.images.get(image).copied();
+        own.filter(|own| self.elsewhere.contains_key(&(is_kvm, *own))).unwrap_or(ALL_IMAGES)
+    }
+
+    /// The relative CPU time of this host, as [`cpu_factor`] expects it.
+    pub fn cpu_factor(&self, host: usize) -> f64 {
+        match self.speeds[host] {
+            Speed::Measured(factor) => factor,
+            Speed::NotKnown | Speed::NowhereKnown => 1.0,
+        }
+    }
+}
+
+fn all_times<K: Eq + Hash>(seconds: HashMap<K, Vec<f64>>) -> HashMap<K, Times> {
+    let times = |(key, mut seconds): (K, Vec<f64>)| Some((key, Times::of(&mut seconds)?));
+    seconds.into_iter().filter_map(times).collect()
+}
+
+fn is_kvm(host: &HostFacts) -> bool {
+    host.accelerator == Accelerator::Kvm
+}
+
+/// Where boots of an image were seen that show how long it boots at a host.
+enum Seen {
+    Here(Spread),
+    Elsewhere(Spread),
+    Nowhere(Spread),
+}
+
+/// How long one image boots at each host.
+pub(crate) struct Boots<'a> {
+    booted: &'a Booted,
+    /// The image whose boots count at hosts with TCG, and with KVM.
+    images: [usize; 2],
+}
+
+impl<'a> Boots<'a> {
+    pub fn of(cluster: &'a Cluster, image: &str) -> Self {
+        let booted = &cluster.hosts.index().booted;
+        Self { booted, images: [false, true].map(|is_kvm| booted.image(image, is_kvm)) }
+    }
+
+    /// The expected seconds at the host with this number.
+    pub fn expected_s(&self, number: usize, host: &HostFacts) -> f64 {
+        match self.seen(number, host) {
+            Seen::Here(boot) | Seen::Elsewhere(boot) | Seen::Nowhere(boot) => boot.expected,
+        }
+    }
+
+    fn seen(&self, number: usize, host: &HostFacts) -> Seen {
+        let image = self.images[usize::from(is_kvm(host))];
+        let here = self.booted.here[number].iter().find(|(of, _)| *of == image);
+        let here = here.map(|(_, times)| match times.count < BOOTS_ENOUGH {
+            // A few boots are mostly noise, so those of hosts that look the same say as much.
+            true => &self.booted.alike[&(self.booted.processors[number], image)],
+            false => times,
+        });
+        if let Some(here) = here {
+            let repeated = REPEATED * (1.0 + 1.0 / here.count as f64).sqrt();
+            let spread = Spread::repeated(here.median_s, repeated);
+            let mut low_s = here.least_s.min(spread.low());
+            if here.count < BOOTS_ENOUGH {
+                low_s = low_s.min(here.median_s * WARM);
+            }
+            let high_s = here.most_s.max(spread.high());
+            return Seen::Here(Spread::between(low_s, here.median_s, high_s));
+        }
+        if let Some(Times { median_s, .. }) = self.booted.elsewhere.get(&(is_kvm(host), image)) {
+            let (less, more) = ELSEWHERE;
+            return Seen::Elsewhere(Spread::between(median_s * less, *median_s, median_s * more));
+        }
+        let (low_s, expected_s, high_s) = match host.accelerator {
+            Accelerator::Kvm => UNKNOWN_BOOT_KVM_S,
+            Accelerator::Tcg => UNKNOWN_BOOT_TCG_S,
+        };
+        Seen::Nowhere(Spread::between(low_s, expected_s, high_s))
+    }
+
+    /// Predicts the time from the VM's start to the command's start. It uses the last boots of this image at this host; if
+    /// they are few, also those at hosts that look the same; if there are none, those at other hosts with the same
+    /// accelerator. If this image has booted at none of these, it uses the boots of all images, and else a guess.
+    pub fn at(&self, number: usize, host: &HostFacts) -> (Spread, Option<Unknown>) {
+        let unknown = |why| Some(Unknown { part: Part::Boot, why });
+        match self.seen(number, host) {
+            Seen::Here(boot) => (boot, None),
+            Seen::Elsewhere(boot) => {
+                let what = if host.boots.is_empty() { "no VM" } else { "no VM of this image" };
+                let at = &host.id;
+                (boot, unknown(format!("{what} has booted at {at} yet, only at other hosts")))
+            }
+            Seen::Nowhere(boot) => (boot, unknown("no VM has booted anywhere yet".to_owned())),
+        }
+    }
 }
 
 /// The CPU time that work needs at this host, relative to a host of mean speed. It is measured by the CPU time
 /// of boots of the same images. Other VMs at the host are not considered; they are in [`load_factor`].
 pub(crate) fn cpu_factor(cluster: &Cluster, host: &HostId) -> (Spread, Option<Unknown>) {
-    let one = (Spread::exactly(1.0), None);
-    let Some(facts) = cluster.hosts.iter().find(|other| other.id == *host) else { return one };
-    let alike = cluster.hosts.iter().filter(|other| {
-        other.accelerator == facts.accelerator && other.cpu_model == facts.cpu_model
-    });
-    // This host itself comes first.
-    let mut tell = [facts].into_iter().chain(alike).filter_map(|h| measured_factor(cluster, h));
-    if let Some(factor) = tell.next() {
-        let factor = if (factor - 1.0).abs() < EQUALLY_FAST { 1.0 } else { factor };
-        return (Spread::exactly(factor), None);
+    let index = cluster.hosts.index();
+    let speed = index.number(host).map(|number| index.booted.speeds[number]);
+    match speed {
+        Some(Speed::Measured(factor)) => (Spread::exactly(factor), None),
+        Some(Speed::NotKnown) => {
+            let (low, high) = UNKNOWN_SPEED;
+            let why = format!("nothing has run at {host} yet, so its speed is not known");
+            (Spread::between(low, 1.0, high), Some(Unknown { part: Part::Cpu, why }))
+        }
+        // Where nothing has booted, no job has run either, and its whole CPU time is unknown.
+        Some(Speed::NowhereKnown) | None => (Spread::exactly(1.0), None),
     }
-    if cluster.hosts.iter().all(|other| boot_cpu_s(other).is_empty()) {
-        // Then no job has run either, and its whole CPU time is unknown.
-        return one;
-    }
-    let (low, high) = UNKNOWN_SPEED;
-    let why = format!("nothing has run at {host} yet, so its speed is not known");
-    (Spread::between(low, 1.0, high), Some(Unknown { part: Part::Cpu, why }))
 }
 
-/// The host's CPU time relative to the mean of the hosts that booted the same image. Of several images the one in the middle
-/// counts: a guest may compute at one host and not at another.
-fn measured_factor(cluster: &Cluster, facts: &HostFacts) -> Option<f64> {
-    let here = boot_cpu_s(facts);
-    if here.is_empty() {
-        return None;
+/// The speed of each host. Where nothing has booted, that of the first host with the same processor counts.
+fn speeds(hosts: &[HostFacts], processors: &[usize]) -> Vec<Speed> {
+    let boots: Vec<BTreeMap<&str, f64>> = hosts.iter().map(boot_cpu_s).collect();
+    if boots.iter().all(BTreeMap::is_empty) {
+        return vec![Speed::NowhereKnown; hosts.len()];
     }
-    let mut factors = Vec::new();
-    let of_hosts: Vec<_> = cluster.hosts.iter().map(boot_cpu_s).collect();
-    for (image, cpu_s) in &here {
-        let all: Vec<f64> = of_hosts.iter().filter_map(|boots| boots.get(image)).copied().collect();
-        factors.push(cpu_s * all.len() as f64 / all.iter().sum::<f64>());
+    let mut sums: HashMap<&str, (usize, f64)> = HashMap::new();
+    for (image, cpu_s) in boots.iter().flatten() {
+        let (count, sum) = sums.entry(*image).or_default();
+        (*count, *sum) = (*count + 1, *sum + cpu_s);
     }
-    median(&mut factors)
+    let measured: Vec<Option<f64>> =
+        boots.iter().map(|here| measured_factor(here, &sums)).collect();
+    let mut firsts: HashMap<usize, f64> = HashMap::new();
+    for (processor, factor) in processors.iter().zip(&measured) {
+        if let Some(factor) = factor {
+            firsts.entry(*processor).or_insert(*factor);
+        }
+    }
+    let speed = |(own, processor): (&Option<f64>, &usize)| {
+        let factor = own.or_else(|| firsts.get(processor).copied());
+        factor.map_or(Speed::NotKnown, |factor| {
+            let is_one = (factor - 1.0).abs() < EQUALLY_FAST;
+            Speed::Measured(if is_one { 1.0 } else { factor })
+        })
+    };
+    measured.iter().zip(processors).map(speed).collect()
+}
+
+/// The host's CPU time relative to the mean of the hosts that booted the same image, of which the sums are. Of several images the
+/// one in the middle counts: a guest may compute at one host and not at another.
+fn measured_factor(here: &BTreeMap<&str, f64>, sums: &HashMap<&str, (usize, f64)>) -> Option<f64> {
+    let factor = |(image, cpu_s): (&&str, &f64)| {
+        let (count, sum) = sums.get(image)?;
+        Some(cpu_s * *count as f64 / sum)
+    };
+    median(&mut here.iter().filter_map(factor).collect::<Vec<f64>>())
 }
 
 /// For each image, the median of the boots whose CPU time was measured.
@@ -150,7 +308,13 @@ pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts::Boot;
     use crate::fixture::*;
+
+    fn boot(cluster: &Cluster, host: &HostFacts, image: &str) -> (Spread, Option<Unknown>) {
+        let number = cluster.hosts.index().number(&host.id).expect("a host of the cluster");
+        Boots::of(cluster, image).at(number, host)
+    }
 
     fn booted(cluster: &mut Cluster, host: usize, seconds: f64, cpu_s: f64) {
         let image = "debian".to_owned();

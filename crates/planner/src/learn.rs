@@ -212,8 +212,6 @@ impl Learned {
     /// The time is at least that of the computing, and at least the bytes divided by the links' rate.
     pub fn at(&self, place: &Place) -> (Seconds, Spread) {
         let farther_s = place.round_trip_s - self.mean_round_trip_s;
-        let cpu_s = self.computing_s(place);
-        let least_s = cpu_s.max(place.links_s);
         let total = [
             self.round_trips.times(farther_s),
             self.slower(place),
@@ -222,8 +220,20 @@ impl Learned {
         let total = total.into_iter().fold(self.mean, |sum, part| self.sum(sum, part));
         let noise = Spread { expected: 0.0, ..Spread::repeated(total.expected, self.repeated) };
         let total = self.sum(total, noise);
-        let expected_s = total.expected.max(least_s);
-        let total = Spread { expected: expected_s, ..total }.at_least(0.0);
+        let (seconds, expected) = self.expected_at(place);
+        (seconds, Spread { expected, ..total }.at_least(0.0))
+    }
+
+    /// As [`Self::at`], without the range. With 10,000 hosts the ranges of all of them take long.
+    pub fn expected_at(&self, place: &Place) -> (Seconds, f64) {
+        let farther_s = place.round_trip_s - self.mean_round_trip_s;
+        let slower_s = (place.cpu_factor.expected - 1.0) * self.cpu.expected;
+        let network_s = self.round_trips.expected * farther_s;
+        let total_s =
+            self.mean.expected + network_s + slower_s + self.bytes.expected * place.bytes_s;
+        let cpu_s = self.computing_s(place);
+        let least_s = cpu_s.max(place.links_s);
+        let expected_s = total_s.max(least_s);
         let network_s = self.round_trips.expected * place.round_trip_s + place.bytes_s;
         let network_s = network_s.min(expected_s - cpu_s).max(0.0);
         let rest_s = expected_s - cpu_s - network_s;
@@ -234,7 +244,7 @@ impl Learned {
             other_s: rest_s * (1.0 - self.local_share),
             ..Seconds::default()
         };
-        (seconds.added_up(), total)
+        (seconds.added_up(), expected_s)
     }
 
     /// How the command waits at a place for reads of volumes elsewhere. Of a running job this share of its work is left.

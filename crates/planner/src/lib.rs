@@ -8,6 +8,7 @@
 //! - [`consider`]: whether a running VM moves now (the ski-rental rule).
 //! - [`predicted_end`]: when a running job ends.
 //! - [`balance::balance`]: which VM moves because its host is overloaded.
+//! - [`amounts::decide`]: how much memory a VM has that may have more or less of it.
 //! - [`move_cost`]: how long one live migration takes.
 //! - [`PastRun::learn`]: what a finished run shows about the job.
 //! - [`mod@noise`]: how much equal runs differ.
@@ -17,20 +18,23 @@
 //! | When does the planner move all VMs of a job? | `gangs/moves.rs`; its facts: `controller/src/jobs/gang/decide_move.rs` |
 //! | What leaves a host that is drained, in which order, and where does it go? | `drain.rs`; its facts: `controller/src/drain/facts.rs` |
 //! | Is a VM's memory sent compressed, and is the VM slowed down meanwhile? | `modes.rs` |
-//! | Which queued job starts next, and where? | `queue/` (the decision), `controller/src/scheduler.rs` (its snapshot), `controller/src/scheduler/refusals.rs` (how many refused plans a pass makes) |
+//! | Which queued job starts next, and where? | `queue/` (`pass.rs`: the decision), `controller/src/scheduler.rs` (its snapshot), `queue/refusals.rs` (how many refused plans a pass makes) |
 //! | Where do all of its VMs start, or none? | `queue/gang.rs` |
 //! | What would each way to run a job take? | `options/mod.rs` |
 //! | When does a running VM move, or its data? | `running.rs`, `running/changes.rs`; at once, by its history: `running/sure.rs`; what that costs: `moving.rs`, `copying.rs` |
 //! | When does a running job end, and how much of its work is left? | `running/left.rs` |
 //! | When does a VM move because its host is overloaded? | `balance/` |
+//! | Which VM gets memory while it runs, and which gives some back? | `amounts.rs`; its facts: `controller/src/amounts.rs` |
 //! | How much do equal runs differ? | `noise.rs` |
 //! | What is kept of a job's runs, and which runs count for which job? | `runs.rs` |
 //! | How is a time predicted at a distance that a job never ran at, and how sure is that? | `learn.rs`; from runs: `learn/fit.rs`, without: `learn/one_pass.rs` (a guess, improved by the cluster's other jobs); whether recorded runs are in the ranges: `options/recorded.rs` |
 //! | What would a run have taken farther from its data, by its block trace? | `replay/mod.rs`; over the proxy of its host: `replay/proxy.rs` |
+//! | How are hosts and links found among 10,000? | `index.rs`; which hosts does a plan look at closely: `options/alike.rs` |
 //! | How long does a VM boot at a host, and how fast is the host? | `hosts.rs`; how much slower while others compute there: `cpu_load.rs` |
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
+pub mod amounts;
 pub mod arrange;
 pub mod balance;
 mod copying;
@@ -43,6 +47,7 @@ mod figures;
 mod fixture;
 pub mod gangs;
 mod hosts;
+mod index;
 mod learn;
 mod modes;
 mod moving;
@@ -60,7 +65,7 @@ mod work;
 pub use experience::compression;
 pub use facts::{
     Boot, Cluster, CopyFacts, CpuLoad, DiskFacts, HostFacts, JobFacts, LinkFacts, LinkForMoves,
-    Moving, PastMove, RefusedWay, Running, Snapshot, StillToCome, VolumeFacts,
+    Moving, PastMove, Prepared, RefusedWay, Running, Snapshot, StillToCome, VolumeFacts,
 };
 pub use modes::{CompressionGain, Mode};
 pub use moving::{Dirty, MoveCost, move_cost};
@@ -68,5 +73,5 @@ pub use network::{Path, lost_s};
 pub use noise::noise;
 pub use options::plan;
 pub use refused::Refused;
-pub use running::{AFTER_A_MOVE, SURE_RUNS, TRUST, Verdict, consider, predicted_end};
+pub use running::{SURE_RUNS, TRUST, Verdict, consider, predicted_end};
 pub use runs::{Measured, MeasuredVolume, PastRun, RUNS_KEPT, Traits, VolumeRun, keep};

@@ -69,7 +69,7 @@ impl MoveCost {
 /// How fast the VM changes its memory, in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Dirty {
-    /// Measured by an earlier migration.
+    /// Measured by an earlier migration, or sampled by its host.
     Measured(f64),
     /// Not measured: the data that the job reads go to its page cache, so its memory changes at least this
     /// fast.
@@ -108,56 +108,84 @@ pub fn move_cost(
     memory_bytes: u64,
     dirty: Dirty,
 ) -> Result<MoveCost, Refused> {
-    let mut figures = Figures::default();
-    cluster.host(from)?.can_send_to(cluster.host(to)?)?;
-    // The destination has probed the direction from the source to the destination.
-    let link = cluster.link(to, from)?;
-    figures.link(link, cluster.probe_request_bytes);
-    let rate = link.rate_for_moves();
-    describe_sharing(link, &mut figures);
-    let dirty_rate = match dirty {
-        Dirty::Measured(dirty_rate) => {
-            figures.measured(format!("memory changes at {}/s", whole_bytes(dirty_rate)));
-            dirty_rate
-        }
-        Dirty::AsFastAsItReads(dirty_rate) => {
-            figures.assumed(
-                "memory changes as fast as the job reads its data, over half of the link at most",
-            );
-            dirty_rate.min(rate / 2.0)
-        }
-    };
-    let experience = Experience::of(&cluster.past_moves, &mut figures);
-    let memory = Memory {
-        first_bytes: memory_bytes as f64 * experience.share_sent,
-        scan_s: memory_bytes as f64 * experience.scan_s_per_byte,
-        dirty_bytes_per_s: dirty_rate,
-    };
-    // The last round is sent in the pause. The sum does not depend on which one that is.
-    let is_limited = link.moves.max_bytes_per_s.is_some();
-    let compression = experience.compression;
-    let compression = if is_limited { compression.under_limit() } else { compression };
-    let Some(copying) = modes::choose(memory, rate, compression) else {
-        return Err(would_not_converge(from, to, dirty_rate, rate));
-    };
-    let (bytes, copy_s) = (copying.bytes, copying.copy_s);
-    figures.measured(copying.mode.why.clone());
-    figures.assumed("the job works at half of its speed while its memory is copied");
-    let rtt_s = link.probe.rtt_ms / 1e3;
-    let prepare_s = PREPARE_ROUND_TRIPS * rtt_s + experience.prepare_s;
-    let pause_s = PAUSE_ROUND_TRIPS * rtt_s + experience.pause_s;
-    figures.measured(format!(
-        "a move from {from} to {to}: {} to prepare, {} to copy {}, {} of pause beside that",
-        format_seconds(prepare_s),
-        format_seconds(copy_s),
-        whole_bytes(bytes),
-        format_seconds(pause_s)
-    ));
-    let total_s = prepare_s + copy_s + pause_s;
-    let job_s = pause_s + copying.lost_s;
-    let (mode, figures) = (copying.mode, figures.into_vec());
-    let wait_s = link.moves.wait_s;
-    Ok(MoveCost { total_s, wait_s, prepare_s, copy_s, pause_s, job_s, bytes, mode, figures })
+    Moves::of(cluster).cost(from, to, memory_bytes, dirty)
+}
+
+/// Predicts several moves, each as [`move_cost`] does, and goes through the earlier moves once.
+pub(crate) struct Moves<'a> {
+    cluster: &'a Cluster,
+    experience: Experience,
+    /// What is said of the earlier moves.
+    figures: Vec<String>,
+}
+
+impl<'a> Moves<'a> {
+    pub fn of(cluster: &'a Cluster) -> Self {
+        let mut figures = Figures::default();
+        let experience = Experience::of(&cluster.past_moves, &mut figures);
+        Self { cluster, experience, figures: figures.into_vec() }
+    }
+
+    /// As [`move_cost`].
+    pub fn cost(
+        &self,
+        from: &HostId,
+        to: &HostId,
+        memory_bytes: u64,
+        dirty: Dirty,
+    ) -> Result<MoveCost, Refused> {
+        let mut figures = Figures::default();
+        let cluster = self.cluster;
+        cluster.host(from)?.can_send_to(cluster.host(to)?)?;
+        // The destination has probed the direction from the source to the destination.
+        let link = cluster.link(to, from)?;
+        figures.link(link, cluster.probe_request_bytes);
+        let rate = link.rate_for_moves();
+        describe_sharing(link, &mut figures);
+        let dirty_rate = match dirty {
+            Dirty::Measured(dirty_rate) => {
+                figures.measured(format!("memory changes at {}/s", whole_bytes(dirty_rate)));
+                dirty_rate
+            }
+            Dirty::AsFastAsItReads(dirty_rate) => {
+                figures.assumed(
+                    "memory changes as fast as the job reads its data, over half of the link at most",
+                );
+                dirty_rate.min(rate / 2.0)
+            }
+        };
+        self.figures.iter().for_each(|figure| figures.measured(figure.clone()));
+        let memory = Memory {
+            first_bytes: memory_bytes as f64 * self.experience.share_sent,
+            scan_s: memory_bytes as f64 * self.experience.scan_s_per_byte,
+            dirty_bytes_per_s: dirty_rate,
+        };
+        // The last round is sent in the pause. The sum does not depend on which one that is.
+        let is_limited = link.moves.max_bytes_per_s.is_some();
+        let compression = self.experience.compression;
+        let compression = if is_limited { compression.under_limit() } else { compression };
+        let Some(copying) = modes::choose(memory, rate, compression) else {
+            return Err(would_not_converge(from, to, dirty_rate, rate));
+        };
+        let (bytes, copy_s) = (copying.bytes, copying.copy_s);
+        figures.measured(copying.mode.why.clone());
+        figures.assumed("the job works at half of its speed while its memory is copied");
+        let rtt_s = link.probe.rtt_ms / 1e3;
+        let prepare_s = PREPARE_ROUND_TRIPS * rtt_s + self.experience.prepare_s;
+        let pause_s = PAUSE_ROUND_TRIPS * rtt_s + self.experience.pause_s;
+        figures.measured(format!(
+            "a move from {from} to {to}: {} to prepare, {} to copy {}, {} of pause beside that",
+            format_seconds(prepare_s),
+            format_seconds(copy_s),
+            whole_bytes(bytes),
+            format_seconds(pause_s)
+        ));
+        let total_s = prepare_s + copy_s + pause_s;
+        let job_s = pause_s + copying.lost_s;
+        let (mode, figures) = (copying.mode, figures.into_vec());
+        let wait_s = link.moves.wait_s;
+        Ok(MoveCost { total_s, wait_s, prepare_s, copy_s, pause_s, job_s, bytes, mode, figures })
+    }
 }
 
 /// What other VMs leave of a link to a move, and for how long moves before it have the link.

@@ -37,9 +37,9 @@
 //! The same holds for a copy of the data to the VM's host. Of both changes the one that saves more is made. One that
 //! was refused is not made for a while, and the other one may be.
 //!
-//! After a change the account starts at 0 again, and the next one must save [`AFTER_A_MOVE`] times its cost. The
-//! time lost is never more than the time passed, so the VM stays at least that long. All moves of a job after
-//! the first together cost at most half of what the job lost to the network.
+//! After a change the account starts at 0 again, and the next one must save more than its cost: each change doubles the price of the next
+//! one, and that surcharge goes with time ([`Running::price_factor`], the same as for VMs that leave overloaded hosts, `balance`). The
+//! time lost is never more than the time passed, so the VM stays at least that long.
 
 use std::cmp::Ordering;
 
@@ -71,8 +71,8 @@ mod sure;
 /// Why a job without `move: auto` is left where it is.
 pub(crate) const MAY_NOT_MOVE: &str = "the job file says that it may not move";
 
-/// How many times its cost a move must save if the VM was moved before.
-pub const AFTER_A_MOVE: f64 = 2.0;
+/// A smaller surcharge is not said.
+const TOLD_FACTOR: f64 = 1.05;
 
 /// How much a prediction of the remaining work counts; with 1 it would not count at all.
 pub const TRUST: f64 = 0.5;
@@ -141,14 +141,14 @@ pub fn consider(running: &Running) -> Verdict {
     let Some(best) = changes.first().filter(|change| change.impossible.is_none()) else {
         return stay(why_none(&changes), None);
     };
-    let factor = if running.moves == 0 { 1.0 } else { AFTER_A_MOVE };
+    let factor = running.price_factor.max(1.0);
     let needed_s = moves_at_s(best.price_s * factor, best.to_lose);
     let account = account(running, lost_s, best);
     if best.saved_s < needed_s {
-        let reason = if running.moves == 0 {
+        let reason = if factor < TOLD_FACTOR {
             account
         } else {
-            format!("{account}; after a move the next must save {AFTER_A_MOVE:.0} times its cost")
+            format!("{account}; after its last moves it must save {factor:.1} times that")
         };
         return stay(reason, Some(best.price_s));
     }

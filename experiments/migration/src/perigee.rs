@@ -53,6 +53,8 @@ impl<'a> Perigee<'a> {
             env: Default::default(),
             cpus: 1,
             memory_bytes: MEMORY_BYTES,
+            cpus_max: None,
+            memory_max_bytes: None,
             root_bytes: None,
             output_bytes: OUTPUT_BYTES,
             volumes: vec![JobVolume { volume, mount: MOUNT.to_owned(), access: Access::Write }],
@@ -76,6 +78,7 @@ impl<'a> Perigee<'a> {
             mpi: false,
             firmware: Default::default(),
             tpm: false,
+            rules: Default::default(),
         };
         let job: Job = client.post("/v1/jobs", &spec).await?;
         let vm = VmId::new(job.id.as_str())?;

@@ -126,6 +126,8 @@ impl<'a> Bench<'a> {
             env: Default::default(),
             cpus: 1,
             memory_bytes: MEMORY_BYTES,
+            cpus_max: None,
+            memory_max_bytes: None,
             root_bytes: None,
             output_bytes: OUTPUT_BYTES,
             volumes: volume.into_iter().map(mount).collect(),
@@ -149,6 +151,7 @@ impl<'a> Bench<'a> {
             mpi: false,
             firmware: Default::default(),
             tpm: false,
+            rules: Default::default(),
         }
     }
 

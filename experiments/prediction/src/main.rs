@@ -247,6 +247,8 @@ impl Bench<'_> {
             env: Default::default(),
             cpus: 1,
             memory_bytes: MEMORY_BYTES,
+            cpus_max: None,
+            memory_max_bytes: None,
             root_bytes: None,
             output_bytes: OUTPUT_BYTES,
             volumes: vec![JobVolume { volume, mount, access: Access::Clone }],
@@ -270,6 +272,7 @@ impl Bench<'_> {
             mpi: false,
             firmware: Default::default(),
             tpm: false,
+            rules: Default::default(),
         }
     }
 

@@ -234,6 +234,8 @@ fn spec(owner: &str) -> JobSpec {
         env: BTreeMap::new(),
         cpus: 1,
         memory_bytes: 256 << 20,
+        cpus_max: None,
+        memory_max_bytes: None,
         root_bytes: None,
         output_bytes: 1 << 20,
         volumes: Vec::new(),
@@ -257,5 +259,6 @@ fn spec(owner: &str) -> JobSpec {
         mpi: false,
         firmware: Default::default(),
         tpm: false,
+        rules: Default::default(),
     }
 }

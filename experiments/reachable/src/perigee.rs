@@ -46,6 +46,8 @@ impl<'a> Perigee<'a> {
             env: Default::default(),
             cpus: 1,
             memory_bytes: MEMORY_BYTES,
+            cpus_max: None,
+            memory_max_bytes: None,
             root_bytes: None,
             output_bytes: 1 << 20,
             volumes: Vec::new(),
@@ -73,6 +75,7 @@ impl<'a> Perigee<'a> {
             mpi: false,
             firmware: Default::default(),
             tpm: false,
+            rules: Default::default(),
         };
         let job = cluster.submit(&spec).await?;
         let vm = VmId::new(job.id.as_str())?;

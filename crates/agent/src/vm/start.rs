@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::start_error::StartError;
 use super::tls::{End, set_encryption};
-use super::{Vm, arrival, network, socket, tpm};
+use super::{Vm, arrival, memory, network, socket, tpm};
 use crate::command::{QEMU, arguments, export, firmware_file};
 use crate::confinement::Sandbox;
 use crate::host::Host;
@@ -61,18 +61,33 @@ pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
     if host.has_cgroups {
         let network = cable.as_ref().and_then(|cable| cable.passt);
         let servants: Vec<Process> = network.into_iter().chain(tpm).collect();
-        let limited = cgroup::limit(&process, &servants, vm.spec.cpus, vm.spec.memory_bytes);
+        let limited = cgroup::limit(&process, &servants, &vm.spec);
         if let Err(error) = limited {
             tracing::warn!(vm = %vm.id(), %error, "QEMU runs without limits");
         }
     }
-    match first_answer(vm, process, exit).await {
+    let begun = async {
+        let started = first_answer(vm, process, exit).await?;
+        let told = memory::begin(vm, &started.qmp).await;
+        told.map_err(|error| Problem::internal(format!("can't start the VM {}", vm.id()), error))?;
+        lend_cpus(vm, process);
+        Ok::<_, Problem>(started)
+    };
+    match begun.await {
         Ok(started) => Ok(started),
         Err(problem) => {
             process.kill().await?;
             cgroup::forget(&process).await;
             Err(problem)
         }
+    }
+}
+
+/// The vCPUs of a VM that has more of them than it always has the time of give way to others'. QEMU has started their threads before it answers.
+fn lend_cpus(vm: &Vm, process: Process) {
+    let Some(least) = vm.spec.machine.cpus_least else { return };
+    if let Err(error) = process.nice_vcpus(process::niceness(least, vm.spec.cpus)) {
+        tracing::warn!(vm = %vm.id(), %error, "its vCPUs do not give way to those of other VMs");
     }
 }
 

@@ -89,6 +89,47 @@ fn a_guest_that_gives_no_memory_back_is_told() {
     assert!(changed.memory_bytes.is_some_and(|has| has > 120 * MIB), "{changed:?}");
 }
 
+/// The firmware has no driver of a balloon.
+#[test]
+fn what_a_guest_without_a_driver_uses_is_not_known_and_what_it_has_is() {
+    let scene = scene(&["a"]);
+    let agent = &scene.agents[0];
+    let machine = Machine { memory_least_bytes: Some(64 * MIB), ..Machine::default() };
+    agent.put(&VmSpec { memory_bytes: 128 * MIB, machine, ..spec(1, false) }).unwrap();
+    agent.wait_for_status(VmStatus::Running);
+    let memory = wait_for("what it has", || {
+        let report = agent.get().unwrap();
+        report.load.memory.ok_or_else(|| format!("{:?}", report.load))
+    });
+    assert!(memory.has_bytes > 120 * MIB && memory.has_bytes <= 128 * MIB, "{memory:?}");
+    assert_eq!(memory.available_bytes, None);
+    let rate = wait_for("a sample of how fast it changes its memory", || {
+        let report = agent.get().unwrap();
+        report.load.dirty_bytes_per_s.ok_or_else(|| format!("{:?}", report.load))
+    });
+    assert_eq!(rate % MIB, 0, "it is rounded down");
+}
+
+#[test]
+fn the_vcpus_of_a_vm_with_a_range_give_way_to_others() {
+    let scene = scene(&["a"]);
+    let agent = &scene.agents[0];
+    let machine = Machine { cpus_least: Some(1), ..Machine::default() };
+    let pid = agent.put(&VmSpec { cpus: 4, machine, ..spec(1, false) }).unwrap().qemu_pid;
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let stat = |task: std::io::Result<std::fs::DirEntry>| {
+        // A thread that serves a disk may end meanwhile.
+        std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default()
+    };
+    // Of proc(5), counted from behind the name: state, and so on; nice is the 17th.
+    let niceness = |stat: String| {
+        let (name, rest) = stat.rsplit_once(") ")?;
+        name.contains("(CPU ").then(|| rest.split(' ').nth(16).unwrap().to_owned())
+    };
+    let found: Vec<String> = tasks.map(stat).filter_map(niceness).collect();
+    assert_eq!(found, ["6"; 4]);
+}
+
 /// The stand-in for a volume server serves only one volume, so the second disk is the root disk's.
 #[test]
 fn a_disk_comes_while_the_vm_runs_and_is_there_after_a_move() {

@@ -2,9 +2,10 @@
 
 use axum::extract::State;
 use perigee_http::{Json, Reply};
-use perigee_model::SiteId;
-use perigee_model::balance::{SetBalance, SiteBalance};
+use perigee_model::balance::{SetBalance, SiteBalance, VmStanding};
+use perigee_model::{SiteId, VmId};
 
+use super::caller::Full;
 use super::{Name, Shared, json, to_its_end};
 use crate::balance;
 
@@ -13,6 +14,13 @@ use crate::balance;
     responses((status = 200, body = Vec<SiteBalance>)))]
 pub async fn balance(State(cluster): Shared) -> Reply<Vec<SiteBalance>> {
     json(balance::list(&cluster))
+}
+
+/// Where a VM stands: what it loses at its host, what it would have saved at others, its last moves, and what would happen next.
+#[utoipa::path(get, path = "/vms/{vm}/balance", tag = "vms", params(("vm" = String, Path)),
+    responses((status = 200, body = VmStanding)))]
+pub async fn of_vm(State(cluster): Shared, Full(vm): Full<VmId>) -> Reply<VmStanding> {
+    json(balance::explain::of_vm(&cluster, &vm).await?)
 }
 
 /// Sets what is done about overloaded hosts of a site: nothing, advice, or moves.

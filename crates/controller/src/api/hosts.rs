@@ -2,11 +2,12 @@
 
 use axum::extract::{Query, State};
 use perigee_http::{Json, Reply};
+use perigee_model::balance::SetPlace;
 use perigee_model::drain::{DrainHost, HostDrain};
 use perigee_model::enrol::SetSite;
 use perigee_model::job::{Host, HostRemoval, Link, Site};
 use perigee_model::vm::HostAddresses;
-use perigee_model::{HostId, Problem};
+use perigee_model::{HostId, Problem, SiteId};
 use serde::Deserialize;
 
 use super::caller::Caller;
@@ -102,6 +103,17 @@ pub async fn remove(
 #[utoipa::path(get, path = "/sites", tag = "hosts", responses((status = 200, body = Vec<Site>)))]
 pub async fn sites(State(cluster): Shared) -> Reply<Vec<Site>> {
     json(hosts::sites(&cluster))
+}
+
+/// Says which of the hosts of a site that are as good for a VM gets it: the least busy one, or the fullest one.
+#[utoipa::path(put, path = "/sites/{site}/place", tag = "hosts", params(("site" = String, Path)),
+    request_body = SetPlace, responses((status = 200, body = Site)))]
+pub async fn set_place(
+    State(cluster): Shared,
+    Name(site): Name<SiteId>,
+    Json(ask): Json<SetPlace>,
+) -> Reply<Site> {
+    json(to_its_end(async move { hosts::place::set(&cluster, &site, ask).await }).await?)
 }
 
 /// The measurements of the links between hosts.

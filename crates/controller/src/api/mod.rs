@@ -21,8 +21,10 @@ use axum::extract::State;
 use axum::middleware::from_fn_with_state;
 use perigee_http::{Failure, Json};
 use perigee_model::Problem;
+use perigee_model::ids::{FULL_PATTERN, WORD_PATTERN};
 use utoipa::OpenApi;
-use utoipa::openapi::{ContentBuilder, Ref, RefOr, ResponseBuilder};
+use utoipa::openapi::path::{Parameter, ParameterIn};
+use utoipa::openapi::{ContentBuilder, Ref, RefOr, ResponseBuilder, Schema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -69,6 +71,7 @@ fn cluster_routes() -> Routes {
         .routes(routes!(hosts::undrain))
         .routes(routes!(balance::balance))
         .routes(routes!(balance::set_balance))
+        .routes(routes!(hosts::set_place))
         .routes(routes!(hosts::stops))
         .routes(routes!(hosts::list))
         .routes(routes!(enrol::token))
@@ -123,6 +126,7 @@ fn vm_routes() -> Routes {
         .routes(routes!(vms::move_vm))
         .routes(routes!(vms::cancel_move))
         .routes(routes!(vms::migrations))
+        .routes(routes!(balance::of_vm))
         .routes(routes!(vms::console))
         .routes(routes!(vms::attach_console))
         .routes(routes!(vms::view_screen))
@@ -131,6 +135,7 @@ fn vm_routes() -> Routes {
         .routes(routes!(vms::snapshot))
         .routes(routes!(vms::restore))
         .routes(routes!(vms::resize))
+        .routes(routes!(vms::set))
         .routes(routes!(vms::attach))
         .routes(routes!(vms::detach))
         .routes(routes!(vms::read_file, vms::write_file))
@@ -169,8 +174,30 @@ fn tenant_routes() -> Routes {
         .routes(routes!(tenants::remove_key))
 }
 
+/// The pattern of a name in a path; `None` for what is no name.
+fn pattern_of(parameter: &str) -> Option<&'static str> {
+    match parameter {
+        "host" | "site" | "tenant" | "user" => Some(WORD_PATTERN),
+        "image" | "job" | "network" | "vm" | "volume" => Some(FULL_PATTERN),
+        _ => None,
+    }
+}
+
+/// Says which names a path takes.
+fn limit_names(parameters: &mut [RefOr<Parameter>]) {
+    for parameter in parameters {
+        if let RefOr::T(parameter) = parameter
+            && matches!(parameter.parameter_in, ParameterIn::Path)
+            && let Some(RefOr::T(Schema::Object(name))) = &mut parameter.schema
+            && let Some(pattern) = pattern_of(&parameter.name)
+        {
+            name.pattern = Some(pattern.to_owned());
+        }
+    }
+}
+
 /// What the macros leave out, and OpenAPI asks for: each operation has an id of its own, and each answer a description. Each may be a
-/// [`Problem`].
+/// [`Problem`]. A name in a path has its pattern.
 fn complete(document: &mut utoipa::openapi::OpenApi) {
     let problem = Ref::from_schema_name("Problem");
     let content = ContentBuilder::new().schema(Some(problem)).build();
@@ -185,6 +212,7 @@ fn complete(document: &mut utoipa::openapi::OpenApi) {
             if let (Some(tag), Some(id)) = (tag, &operation.operation_id) {
                 operation.operation_id = Some(format!("{tag}_{id}"));
             }
+            limit_names(operation.parameters.as_deref_mut().unwrap_or_default());
             let responses = &mut operation.responses.responses;
             for answer in responses.values_mut() {
                 if let RefOr::T(answer) = answer
@@ -284,6 +312,20 @@ mod tests {
             for (status, answer) in operation["responses"].as_object().expect("answers") {
                 let text = answer["description"].as_str().unwrap_or_default();
                 assert!(!text.is_empty(), "{method} {path}: {status} has no description");
+            }
+        }
+    }
+
+    #[test]
+    fn each_name_in_a_path_has_its_pattern() {
+        let document = super::document();
+        for (method, path) in super::operations() {
+            let operation = &document["paths"][&path][&method];
+            let parameters = operation["parameters"].as_array().into_iter().flatten();
+            for parameter in parameters.filter(|one| one["in"] == "path") {
+                let is_secret = ["key", "token"].iter().any(|name| parameter["name"] == *name);
+                let schema = &parameter["schema"];
+                assert!(is_secret || schema["pattern"].is_string(), "{method} {path}: {schema}");
             }
         }
     }

@@ -8,7 +8,7 @@ use perigee_model::job::{
 };
 use perigee_model::persistent_vm::{
     AttachVolume, CopiedFile, DetachVolume, ExecBegun, ExecInVm, ExecStatus, NewVm, PowerRequest,
-    ResizeVm, RestoreVm, StopVm, VmState,
+    ResizeVm, RestoreVm, SetVm, StopVm, VmState,
 };
 use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::VolumesOnMove;
@@ -229,6 +229,18 @@ pub async fn resize(
     Json(ask): Json<ResizeVm>,
 ) -> Reply<Vm> {
     json(to_its_end(async move { vms::change::resize(&cluster, &vm, ask).await }).await?)
+}
+
+/// Says anew whether a VM that lives without a job moves by itself, and beside which other VMs of its tenant it is or never is, also while it
+/// runs.
+#[utoipa::path(put, path = "/vms/{vm}/set", tag = "vms", params(("vm" = String, Path)),
+    request_body = SetVm, responses((status = 200, body = Vm)))]
+pub async fn set(
+    State(cluster): Shared,
+    Full(vm): Full<VmId>,
+    Json(ask): Json<SetVm>,
+) -> Reply<Vm> {
+    json(to_its_end(async move { vms::set::set(&cluster, &vm, ask).await }).await?)
 }
 
 /// Gives a VM that lives without a job a further volume, also while it runs.

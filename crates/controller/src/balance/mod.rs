@@ -7,6 +7,8 @@
 //! Decided moves are in the record of the site before they are asked for, so that a controller that is started again does not repeat them at
 //! the price of first ones.
 
+mod disk_waits;
+pub mod explain;
 mod look;
 
 use std::collections::BTreeMap;
@@ -16,22 +18,31 @@ use std::time::Instant;
 use perigee_model::balance::{BalanceMode, SetBalance, SiteBalance, VmBalance};
 use perigee_model::plan::Trigger;
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{Problem, SiteId};
-use perigee_planner::balance::{Accounts, advise, balance};
+use perigee_model::{HostId, Problem, SiteId, VmId};
+use perigee_planner::balance::{Balanced, advise, balance};
+
+use disk_waits::DiskWaits;
 
 use crate::clock::now_ms;
-use crate::cluster::Cluster;
-use crate::cluster::balance::{BalanceRecord, Looked, balance_key};
+use crate::cluster::balance::{BalanceRecord, Looked, Seen, balance_key};
 use crate::cluster::tasks::Task;
-use crate::{hosts, migration, vms};
+use crate::cluster::{Alone, Cluster};
+use crate::migration::by_itself;
+use crate::{hosts, migration};
 
 /// So many checks of the hosts are from one look at their loads to the next one.
 const CHECKS: u32 = 5;
 
-/// What is remembered of a site between two looks.
-struct Site {
-    looked: Instant,
-    accounts: Accounts,
+/// What is remembered of the last look at a site, beside the accounts.
+struct LastLook {
+    at: Instant,
+    waits: DiskWaits,
+}
+
+impl Default for LastLook {
+    fn default() -> Self {
+        Self { at: Instant::now(), waits: DiskWaits::default() }
+    }
 }
 
 /// `GET /balance`: each site that has a host.
@@ -64,16 +75,16 @@ pub async fn set_mode(
 
 /// Looks at the loads of all sites, again and again.
 pub async fn run(cluster: Arc<Cluster>, task: Task) {
-    let mut sites = BTreeMap::new();
+    let mut known = BTreeMap::new();
     loop {
-        task.round(round(&cluster, &mut sites)).await;
+        task.round(round(&cluster, &mut known)).await;
         tokio::time::sleep(cluster.timing.monitor * CHECKS).await;
     }
 }
 
 async fn round(
     cluster: &Arc<Cluster>,
-    known: &mut BTreeMap<SiteId, Site>,
+    known: &mut BTreeMap<SiteId, LastLook>,
 ) -> Result<String, Problem> {
     let sites = hosts::sites(cluster);
     known.retain(|id, _| sites.iter().any(|site| site.id == *id));
@@ -84,16 +95,8 @@ async fn round(
             known.remove(&site.id);
             continue;
         }
-        let seen = async {
-            let mut remembered = match known.remove(&site.id) {
-                Some(remembered) => remembered,
-                None => Site { looked: Instant::now(), accounts: kept(cluster, &site.id).await? },
-            };
-            let seen = look_at(cluster, &site.id, mode, &mut remembered).await;
-            known.insert(site.id.clone(), remembered);
-            seen
-        };
-        match seen.await {
+        let last = known.entry(site.id.clone()).or_default();
+        match look_at(cluster, &site.id, mode, last).await {
             Ok(seen) => did.push(seen),
             Err(problem) => failed = Some(problem),
         }
@@ -104,42 +107,26 @@ async fn round(
     Ok(if did.is_empty() { "no site is looked at".to_owned() } else { did.join("; ") })
 }
 
-/// What is kept of the site's accounts: how dear the moves of its VMs are.
-async fn kept(cluster: &Cluster, site: &SiteId) -> Result<Accounts, Problem> {
-    let record = cluster.records.read::<BalanceRecord>(&balance_key(site)).await?;
-    let BalanceRecord { accounts, decided_ms, .. } = record.unwrap_or_default();
-    let age = std::time::Duration::from_millis(cluster.clock.age_ms(decided_ms));
-    Ok(accounts.after(age.as_secs_f64()))
-}
-
 async fn look_at(
     cluster: &Arc<Cluster>,
     site: &SiteId,
     mode: BalanceMode,
-    remembered: &mut Site,
+    last: &mut LastLook,
 ) -> Result<String, Problem> {
-    let seen =
-        look::gather(cluster, site, remembered.looked.elapsed(), &remembered.accounts).await?;
-    remembered.looked = Instant::now();
-    let decide = |accounts: &mut Accounts| match mode {
-        BalanceMode::On => balance(accounts, &seen.look, |vm, host| seen.elsewhere(vm, host)),
-        _ => advise(accounts, &seen.look, |vm, host| seen.elsewhere(vm, host)),
-    };
-    let mut accounts = remembered.accounts.clone();
-    let balanced = decide(&mut accounts);
-    if mode == BalanceMode::On && balanced.decisions.iter().any(|decision| decision.moves) {
-        let kept = &accounts;
-        let change = |record: Option<BalanceRecord>| BalanceRecord {
-            accounts: kept.clone(),
-            decided_ms: now_ms(),
-            ..record.unwrap_or_default()
-        };
-        cluster.records.update(&balance_key(site), change).await?;
+    let accounts = cluster.balances.accounts(site);
+    let passed = last.at.elapsed();
+    let seen = look::gather(cluster, site, passed, (&accounts, &mut last.waits)).await?;
+    last.at = Instant::now();
+    let Balanced { decisions: mut vms, not_known } = decide(cluster, site, mode, &seen).await?;
+    for vm in vms.iter_mut().filter(|vm| vm.moves) {
+        match look::disks_that_follow(cluster, vm).await {
+            Ok(disks) => vm.reason.push_str(&disks),
+            Err(problem) => tracing::warn!("what follows VM {} is not known: {problem}", vm.vm),
+        }
     }
-    remembered.accounts = accounts;
-    let mut decisions = balanced.decisions;
     if mode == BalanceMode::On {
-        for vm in decisions.iter_mut().filter(|vm| vm.moves) {
+        let mut stay = Vec::new();
+        for vm in vms.iter_mut().filter(|vm| vm.moves) {
             // A person may have switched that off meanwhile.
             if cluster.balances.mode(site) != BalanceMode::On {
                 break;
@@ -148,17 +135,57 @@ async fn look_at(
                 tracing::info!("VM {} stays at {}: {problem}", vm.vm, vm.host);
                 vm.moves = false;
                 vm.reason = format!("stays at {}: {}: {}", vm.host, problem.what, problem.why);
+                stay.push((vm.vm.clone(), vm.host.clone()));
             }
         }
+        undo(cluster, site, &stay).await?;
     }
-    let (all, moving) = (decisions.len(), decisions.iter().filter(|vm| vm.moves).count());
+    let (all, moving) = (vms.len(), vms.iter().filter(|vm| vm.moves).count());
     let moves = if mode == BalanceMode::On { "move" } else { "would move" };
-    let not_known = seen.not_known(&balanced.not_known);
+    let not_known = seen.not_known(&not_known);
     let unknown = not_known.len();
-    cluster.balances.note(site, mode, Looked { at_ms: now_ms(), vms: decisions, not_known });
+    let looked = Looked { at_ms: now_ms(), vms, not_known, seen: Arc::new(seen) };
+    cluster.balances.note(site, mode, looked);
     Ok(format!(
         "{site}: {all} VMs would lose less elsewhere, {moving} {moves}, {unknown} hosts have no known load"
     ))
+}
+
+/// Adds up what was seen, and decides. Moves are recorded before they are asked for.
+async fn decide(
+    cluster: &Cluster,
+    site: &SiteId,
+    mode: BalanceMode,
+    seen: &Seen,
+) -> Result<Balanced, Problem> {
+    let _turn = cluster.balances.turn.lock().await;
+    // A person has changed it meanwhile: what was seen counts no longer.
+    if cluster.balances.mode(site) != mode {
+        return Ok(Balanced::default());
+    }
+    let mut accounts = cluster.balances.accounts(site);
+    let balanced = match mode {
+        BalanceMode::On => balance(&mut accounts, &seen.look, |vm, host| seen.elsewhere(vm, host)),
+        _ => advise(&mut accounts, &seen.look, |vm, host| seen.elsewhere(vm, host)),
+    };
+    if mode == BalanceMode::On && balanced.decisions.iter().any(|decision| decision.moves) {
+        cluster.keep_accounts(site, &accounts).await?;
+    }
+    cluster.balances.set_accounts(site, accounts);
+    Ok(balanced)
+}
+
+/// Takes back what the accounts say of moves that were refused.
+async fn undo(cluster: &Cluster, site: &SiteId, stay: &[(VmId, HostId)]) -> Result<(), Problem> {
+    if stay.is_empty() {
+        return Ok(());
+    }
+    let _turn = cluster.balances.turn.lock().await;
+    let mut accounts = cluster.balances.accounts(site);
+    stay.iter().for_each(|(vm, host)| accounts.undo(vm, host));
+    cluster.keep_accounts(site, &accounts).await?;
+    cluster.balances.set_accounts(site, accounts);
+    Ok(())
 }
 
 async fn move_vm(cluster: &Arc<Cluster>, vm: &VmBalance) -> Result<(), Problem> {
@@ -169,7 +196,8 @@ async fn move_vm(cluster: &Arc<Cluster>, vm: &VmBalance) -> Result<(), Problem> 
         job_progress: None,
         volumes: VolumesOnMove::Follow,
     };
-    vms::move_by_itself(cluster, (vm, host), request, Trigger::Balanced, reason.clone()).await?;
+    let why = (Trigger::Balanced, reason.clone());
+    by_itself::begin_recorded(cluster, (vm, host), request, Alone::AtBoth, why).await?;
     tracing::info!("VM {vm} {reason}");
     Ok(())
 }

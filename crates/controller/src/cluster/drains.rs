@@ -12,7 +12,7 @@ impl HostEntry {
     /// How far its drain is; `None` if it is not drained.
     pub fn shown_drain(&self) -> Option<HostDrain> {
         let left = self.left.as_ref().map(|left| left.to_vec());
-        self.drain.clone().map(|asked| HostDrain { asked: Some(asked), left })
+        self.drain.clone().map(|asked| HostDrain { asked: Some(asked), left, keeps: Vec::new() })
     }
 }
 
@@ -20,6 +20,11 @@ impl Hosts {
     /// Since when the host is to be drained, and who asked for that.
     pub fn drain(&self, id: &HostId) -> Option<Drain> {
         self.lock().get(id)?.drain.clone()
+    }
+
+    /// Whether the host keeps a group of VMs together that are there: of one that is drained all VMs leave.
+    pub fn binds(&self, id: &HostId) -> bool {
+        self.lock().get(id).is_some_and(|known| known.drain.is_none())
     }
 
     /// The hosts that are to be drained.

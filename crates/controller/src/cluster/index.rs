@@ -6,6 +6,7 @@
 //! that is about to move, and the [`holds::Hold`]s that replace locks over calls to hosts. All of these are decided
 //! under one lock that is never held while waiting. After a restart they are decided again.
 
+pub mod groups;
 pub mod holds;
 mod homes;
 
@@ -109,6 +110,8 @@ struct Inner {
     forgotten_home_change: u64,
     /// How many records of jobs and VMs each tenant has in the store.
     kept: BTreeMap<String, u64>,
+    /// What VMs have above the least of their memory and can't give back.
+    lent: BTreeMap<VmId, Lent>,
 }
 
 /// The host where a queued job starts, with the plan that explains the choice.
@@ -125,6 +128,13 @@ pub struct Grant {
     pub others: Vec<HostId>,
     /// [`Index::home_changes`] before these homes were looked for.
     pub homes_at: u64,
+}
+
+impl Grant {
+    /// Where the job's VMs start, in the order of their ranks.
+    pub fn hosts(&self) -> impl Iterator<Item = &HostId> {
+        std::iter::once(&self.host).chain(&self.others)
+    }
 }
 
 /// What the jobs have that no longer wait.
@@ -144,22 +154,44 @@ pub struct Used {
     pub demand: Demand,
     /// The part of it that VMs without a job have.
     pub persistent: Demand,
+    /// The vCPUs that its VMs have, also those that are lent.
+    pub vcpus: u32,
     pub vms: u32,
     /// Jobs among them whose volumes are being made or whose guest boots.
     pub starting: u32,
 }
 
 impl Used {
-    fn add(&mut self, record: &JobRecord) {
-        self.demand.add(demand_of(record));
+    fn add(&mut self, record: &JobRecord, demand: Demand) {
+        self.demand.add(demand);
         if record.kind.is_persistent_vm() {
-            self.persistent.add(demand_of(record));
+            self.persistent.add(demand);
         }
+        self.vcpus = self.vcpus.saturating_add(record.job.spec.cpus_most());
         self.vms += 1;
     }
 }
 
-/// The vCPUs and the memory of a job's VM; of a gang, those of one of its VMs.
+/// Why a host has a VM, or is kept for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// It is being staged, or boots there.
+    Starts,
+    Runs,
+    /// It moves there.
+    Comes,
+}
+
+/// What a VM has above the least of its memory.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Lent {
+    /// What it can't give back.
+    pub keeps_bytes: u64,
+    /// What it has, or may have. That goes with it when it moves.
+    pub has_bytes: u64,
+}
+
+/// The vCPUs and the memory that a job's VM always has; of a gang, those of one of its VMs.
 pub fn demand_of(record: &JobRecord) -> Demand {
     let spec = &record.job.spec;
     Demand { cpus: spec.cpus, memory_bytes: spec.memory_bytes }
@@ -372,10 +404,30 @@ impl Index {
         unfinished.cloned().collect()
     }
 
+    /// The hosts that VMs leave or come to.
+    pub fn hosts_in_moves(&self) -> BTreeSet<HostId> {
+        self.lock().hosts_in_moves()
+    }
+
     /// The reserved capacity of each host: for every VM that is or will be there, and for every VM that is moving
     /// there or has arrived.
     pub fn used(&self) -> BTreeMap<HostId, Used> {
         self.lock().used()
+    }
+
+    /// What a job's VM has now that nobody else can have.
+    pub fn demand_now(&self, record: &JobRecord) -> Demand {
+        self.lock().demand_now(record)
+    }
+
+    /// What a job's VM takes along when it moves.
+    pub fn demand_to_move(&self, record: &JobRecord) -> Demand {
+        self.lock().demand_to_move(record)
+    }
+
+    /// Notes what VMs have above the least of their memory. Of all others that is nothing.
+    pub fn note_lent(&self, lent: BTreeMap<VmId, Lent>) {
+        self.lock().lent = lent;
     }
 
     // --- the queue ---
@@ -408,8 +460,10 @@ impl Index {
                 Kind::Gang(_) => inner.missing_members(record).len().try_into().unwrap_or(u32::MAX),
                 Kind::Job | Kind::Member(_) | Kind::PersistentVm(_) => 1,
             };
-            let demand = demand_of(record).times(count);
-            let running = Running { vms: count, ..demand.running() };
+            let demand = inner.demand_now(record).times(count);
+            // Nobody takes vCPUs back, so all of them count.
+            let cpus = record.job.spec.cpus_most().saturating_mul(count);
+            let running = Running { vms: count, cpus, ..demand.running() };
             taken.running.entry(holder.tenant.clone()).or_default().add(running);
             if record.kind.is_persistent_vm() {
                 taken.persistent.entry(holder.tenant.clone()).or_default().add(running);
@@ -420,8 +474,9 @@ impl Index {
         taken
     }
 
-    /// Lets a queued job start, unless a volume of it may have got another home in the meantime.
-    pub fn give(&self, job: &JobId, grant: Grant) -> bool {
+    /// Lets a queued job start, unless a volume of it may have got another home in the meantime, or its rules about other VMs do not let it be
+    /// there any more. `binds` says whether a host keeps the others of a group together.
+    pub fn give(&self, job: &JobId, grant: Grant, binds: impl Fn(&HostId) -> bool) -> bool {
         let mut inner = self.lock();
         let Some(record) = inner.jobs.get(job) else { return false };
         let mut volumes = record.job.spec.volumes.iter();
@@ -429,6 +484,7 @@ impl Index {
         let rests = record.kind.rests();
         if record.job.state != JobState::Queued
             || rests
+            || inner.is_ruled_out(record, &grant.hosts().collect::<Vec<_>>(), binds)
             || volumes.any(|JobVolume { volume, .. }| {
                 inner.home_changed_since(volume, grant.homes_at)
                     || inner.is_changing_home(volume)
@@ -485,6 +541,21 @@ impl Inner {
         self.past_moves.drain(..excess);
     }
 
+    fn hosts_in_moves(&self) -> BTreeSet<HostId> {
+        let moves = self.migrations.values().filter(|r| !r.migration.state.is_final());
+        let mut hosts: BTreeSet<HostId> = moves
+            .flat_map(|record| [&record.migration.from, &record.migration.to])
+            .cloned()
+            .collect();
+        for held in &self.held {
+            if let Held::Move(vm, to) = held {
+                let from = self.job_of(vm).and_then(|record| record.job.host.clone());
+                hosts.extend(from.into_iter().chain([to.clone()]));
+            }
+        }
+        hosts
+    }
+
     fn is_move_being_recorded(&self, vm: &VmId) -> bool {
         self.held.iter().any(|held| matches!(held, Held::Move(of, _) if of == vm))
     }
@@ -534,30 +605,52 @@ impl Inner {
         })
     }
 
+    fn demand_now(&self, record: &JobRecord) -> Demand {
+        let mut demand = demand_of(record);
+        demand.memory_bytes = demand.memory_bytes.saturating_add(self.lent_to(record).keeps_bytes);
+        demand
+    }
+
+    fn demand_to_move(&self, record: &JobRecord) -> Demand {
+        let mut demand = demand_of(record);
+        let Lent { keeps_bytes, has_bytes } = self.lent_to(record);
+        demand.memory_bytes = demand.memory_bytes.saturating_add(has_bytes.max(keeps_bytes));
+        demand
+    }
+
+    fn lent_to(&self, record: &JobRecord) -> Lent {
+        record.job.vm.as_ref().and_then(|vm| self.lent.get(vm)).copied().unwrap_or_default()
+    }
+
     fn used(&self) -> BTreeMap<HostId, Used> {
         let mut used: BTreeMap<HostId, Used> = BTreeMap::new();
-        for record in self.jobs.values() {
-            for host in self.missing_members(record) {
-                let of_host = used.entry(host.clone()).or_default();
-                of_host.add(record);
-                of_host.starting += 1;
-            }
-            let Some(host) = &record.job.host else { continue };
+        self.each_place(|record, host, place| {
             let of_host = used.entry(host.clone()).or_default();
-            of_host.add(record);
+            let demand = match place {
+                Place::Comes => self.demand_to_move(record),
+                Place::Starts | Place::Runs => self.demand_now(record),
+            };
+            of_host.add(record, demand);
+            of_host.starting += u32::from(place == Place::Starts);
+        });
+        used
+    }
+
+    /// Each VM with each host that has it or is kept for it.
+    fn each_place(&self, mut each: impl FnMut(&JobRecord, &HostId, Place)) {
+        for record in self.jobs.values() {
+            let missing = self.missing_members(record).into_iter();
+            missing.for_each(|host| each(record, host, Place::Starts));
+            let Some(host) = &record.job.host else { continue };
             // A guest that waits for the others of its gang has booted.
             let waits = record.kind.is_at_barrier();
-            if matches!(record.job.state, JobState::Staging | JobState::Starting) && !waits {
-                of_host.starting += 1;
-            }
+            let is_starting =
+                matches!(record.job.state, JobState::Staging | JobState::Starting) && !waits;
+            each(record, host, if is_starting { Place::Starts } else { Place::Runs });
         }
         for (id, grant) in &self.grants {
             let Some(record) = self.jobs.get(id) else { continue };
-            for host in std::iter::once(&grant.host).chain(&grant.others) {
-                let of_host = used.entry(host.clone()).or_default();
-                of_host.add(record);
-                of_host.starting += 1;
-            }
+            grant.hosts().for_each(|host| each(record, host, Place::Starts));
         }
         let mut moving: BTreeSet<(VmId, &HostId)> = BTreeSet::new();
         let unsettled = self.unsettled();
@@ -570,10 +663,9 @@ impl Inner {
         moving.extend(self.kept_for_moves());
         for (vm, to) in moving {
             if let Some(record) = self.job_of(&vm) {
-                used.entry(to.clone()).or_default().add(record);
+                each(record, to, Place::Comes);
             }
         }
-        used
     }
 }
 
@@ -598,6 +690,7 @@ mod tests {
             io_before: Vec::new(),
             boot_id: String::new(),
             watched_ms: 0,
+            of_load: false,
         }
     }
 

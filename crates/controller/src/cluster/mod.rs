@@ -3,6 +3,7 @@
 //! not depend on the drivers.
 
 pub mod accounts;
+pub mod amounts;
 pub mod balance;
 mod capacity;
 mod drains;
@@ -45,13 +46,15 @@ use crate::store::{SqliteStore, directory};
 use crate::term;
 
 use accounts::Accounts;
+use amounts::Amounts;
 use balance::Balances;
 pub use capacity::{Counters, ERROR_BUCKETS, capacity, starts_at_once};
 use history_cache::HistoryCache;
 use hosts::Ways;
 pub use hosts::{HostEntry, HostLink, Hosts};
-pub use index::holds::{Detachment, Hold};
-pub use index::{Grant, Index, Usage, Used, demand_of};
+pub use index::groups::groups_of;
+pub use index::holds::{Alone, Detachment, Hold};
+pub use index::{Grant, Index, Lent, Usage, Used, demand_of};
 pub use lanes::{Lane, Lanes};
 pub use links::{Ask, Links, Local};
 use networks::Networks;
@@ -210,6 +213,8 @@ pub struct Cluster {
     pub drain_now: Notify,
     /// What is done about overloaded hosts.
     pub balances: Balances,
+    /// The memory of VMs that may have more or less of it.
+    pub amounts: Amounts,
     /// Images whose import is to end, because they are deleted.
     pub cancelled_imports: broadcast::Sender<ImageName>,
     /// What hosts have and the controller does not show.
@@ -260,7 +265,7 @@ impl Cluster {
         let hosts = Hosts::load(&records, timing.host_deadline, ways).await?;
         let index = Index::load(&records).await?;
         let links = Links::load(&records).await?;
-        let balances = Balances::load(&records).await?;
+        let balances = Balances::load(&records, &clock).await?;
         let history_cache = HistoryCache::load(&records).await?;
         Ok(Arc::new(Self {
             records,
@@ -293,6 +298,7 @@ impl Cluster {
             clean_now: Notify::new(),
             drain_now: Notify::new(),
             balances,
+            amounts: Amounts::default(),
             cancelled_imports: broadcast::Sender::new(16),
             strange_images: StrangeImages::default(),
             settings,

@@ -5,28 +5,30 @@ use std::sync::Arc;
 
 use perigee_model::drain::{Drain, DrainedKind};
 use perigee_model::gang::member_of;
-use perigee_model::job::{HostState, JobState, Migration};
+use perigee_model::job::{HostState, JobState};
 use perigee_model::plan::Estimate;
 use perigee_model::replica::Replica;
 use perigee_model::units::format_seconds;
-use perigee_model::volume::VolumeInfo;
+use perigee_model::volume::{ImageInfo, VolumeInfo};
 use perigee_model::volume_move::{VolumeMove, VolumeMoveCause, VolumeMoveState};
 use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 use perigee_planner::Refused;
+use perigee_planner::balance::TAKEN;
 use perigee_planner::drain::{
     Cost, Leaving, LeavingGang, LeavingVm, LeavingVolume, Now, Other, Refusal, Way,
 };
 
-use crate::cleaner;
-use crate::cluster::{Cluster, HostLink, capacity, demand_of};
-use crate::migration;
-use crate::planning::{self, links};
+use crate::cleaner::Pending;
+use crate::cluster::{Cluster, HostLink, capacity, demand_of, groups_of};
+use crate::migration::{self, by_itself};
+use crate::networks;
+use crate::planning::{Prices, VmPrices, links};
 use crate::records::{
     GangMoveRequest, JobIntent, JobRecord, Kind, VolumeRecord, job_intent_key, vm_of,
 };
 use crate::storage::replicas;
 
-/// When so many hosts can take a VM, no more are looked at: of thousands, those of its site with the most room come first.
+/// When so many hosts can take a VM, no more are looked at: of thousands, those of its site come first that are to get VMs first.
 const ENOUGH: usize = 8;
 
 /// So long a drain waits for jobs that seem to end before their move would be over. What a guest says of its progress holds no drain for ever.
@@ -42,19 +44,30 @@ const AFTER_FAILURE_MS: u64 = 60_000;
 pub(super) async fn gather(cluster: &Arc<Cluster>, host: &HostId) -> Result<Leaving, Problem> {
     let link = cluster.hosts.get(host)?;
     let disks = Disks::ask(&link).await;
-    let at = At { cluster, host, link: &link, others: others(cluster, &link), disks: &disks };
+    let others = others(cluster, &link);
+    let (prices, pending) = (Prices::of(cluster), Pending::all(cluster).await?);
+    let at = At {
+        cluster,
+        host,
+        link: &link,
+        others,
+        disks: &disks,
+        prices: &prices,
+        pending: &pending,
+    };
     let jobs = cluster.unfinished_jobs();
     let (mut vms, mut gangs) = (Vec::new(), Vec::new());
     for record in &jobs {
         match &record.kind {
             Kind::Job | Kind::PersistentVm(_) if at.is_here(record) => {
-                vms.push(at.vm(record).await?)
+                vms.push(at.vm(record).await)
             }
-            Kind::Gang(_) => gangs.extend(at.gang(record).await?),
+            Kind::Gang(_) => gangs.extend(at.gang(record).await),
             Kind::Job | Kind::PersistentVm(_) | Kind::Member(_) => {}
         }
     }
     let mut volumes = at.volumes(&jobs).await?;
+    let gateways = at.gateways().await?;
     let age_ms = |drain: &Drain| cluster.clock.age_ms(drain.asked_ms);
     let waits_for_ends =
         cluster.hosts.drain(host).is_none_or(|drain| age_ms(&drain) < WAITS_FOR_ENDS_MS);
@@ -79,12 +92,35 @@ pub(super) async fn gather(cluster: &Arc<Cluster>, host: &HostId) -> Result<Leav
         vms,
         gangs,
         volumes,
+        gateways,
     })
 }
 
-/// The other hosts: those of the same site with the most room first.
+/// What stays at a host that is drained, in plain words.
+///
+/// # Errors
+/// `NotFound`; if the store can't be read.
+pub(super) async fn keeps(cluster: &Cluster, host: &HostId) -> Result<Vec<String>, Problem> {
+    let link = cluster.hosts.get(host)?;
+    let replicas = replicas::list(cluster).await?.into_iter();
+    let replicas = replicas.filter(|replica| replica.host == *host && !replica.stopping);
+    let mut keeps: Vec<String> = replicas
+        .map(|replica| {
+            format!("the replica of volume {} for site {}", replica.volume, replica.site)
+        })
+        .collect();
+    match link.volume.get::<Vec<ImageInfo>>("/v1/images").await {
+        Ok(images) => {
+            keeps.extend(images.iter().map(|image| format!("a copy of image {}", image.name)))
+        }
+        Err(_) => keeps.push("copies of images, which are not known now".to_owned()),
+    }
+    Ok(keeps)
+}
+
+/// The other hosts: those of the same site first, and of these the one that is to get a VM first.
 fn others(cluster: &Cluster, link: &HostLink) -> Vec<Other> {
-    let used = cluster.index.used();
+    let (used, packed) = (cluster.index.used(), cluster.balances.packed());
     let all = cluster.hosts.all();
     let mut others: Vec<Other> = Vec::new();
     for other in all.iter().filter(|other| other.id != link.id) {
@@ -101,11 +137,12 @@ fn others(cluster: &Cluster, link: &HostLink) -> Vec<Other> {
         };
         let pool_free_bytes = cluster.hosts.pool_free_bytes(id);
         let site = other.addresses.site.clone();
-        others.push(Other { id: id.clone(), site, free, pool_free_bytes, refusal });
+        let packs = packed.contains(&site);
+        others.push(Other { id: id.clone(), site, free, packs, pool_free_bytes, refusal });
     }
     others.sort_by_key(|other| {
         let is_far = other.site != link.addresses.site;
-        (is_far, std::cmp::Reverse(other.free.memory_bytes))
+        (is_far, std::cmp::Reverse(other.rank()))
     });
     others
 }
@@ -137,6 +174,14 @@ struct At<'a> {
     link: &'a HostLink,
     others: Vec<Other>,
     disks: &'a Disks,
+    prices: &'a Prices<'a>,
+    pending: &'a Pending,
+}
+
+/// What is said of a thing that could not be looked at. The others go on.
+fn not_known(problem: &Problem) -> Now {
+    tracing::warn!("a thing at a drained host can't be looked at: {problem}");
+    Now::Waits(format!("it could not be looked at, and is tried again: {}", problem.why))
 }
 
 impl At<'_> {
@@ -154,18 +199,37 @@ impl At<'_> {
             || comes()
     }
 
-    async fn vm(&self, record: &JobRecord) -> Result<LeavingVm, Problem> {
+    /// The networks whose gateway is here although a host that takes VMs has VMs of theirs: the gateway is about to go there.
+    async fn gateways(&self) -> Result<Vec<String>, Problem> {
+        let takes_vms = |host: &HostId| {
+            self.others.iter().any(|other| other.id == *host && other.refusal.is_none())
+        };
+        let all = networks::list(self.cluster).await?.into_iter();
+        let due = all.filter(|network| {
+            let mut at = network.vms.iter().filter_map(|vm| vm.host.as_ref());
+            network.gateway_host.as_ref() == Some(self.host) && at.any(takes_vms)
+        });
+        Ok(due.map(|network| network.name.to_string()).collect())
+    }
+
+    async fn vm(&self, record: &JobRecord) -> LeavingVm {
         let own = record.placement.iter().flat_map(|placement| &placement.disks);
         let here = own.filter(|disk| disk.home == *self.host);
         let disk_bytes: Option<u64> = here.map(|disk| self.disks.bytes(&disk.volume)).sum();
         let left = self.cluster.index.predicted_end(&record.job.id).left;
         let now = self.now_of(record).unwrap_or_else(|| self.policy(record, left));
         let ways = match now {
-            Now::Ready => self.ways(record, disk_bytes.unwrap_or_default()).await?,
-            _ => Vec::new(),
+            Now::Ready => self.ways(record, disk_bytes.unwrap_or_default()).await,
+            _ => Ok(Vec::new()),
+        };
+        let (now, ways) = match ways {
+            Ok(ways) => (now, ways),
+            Err(problem) => (not_known(&problem), Vec::new()),
         };
         let name = vm_of(&record.job.id).to_string();
-        Ok(LeavingVm { name, demand: demand_of(record), now, left, disk_bytes, ways })
+        let demand = self.cluster.index.demand_to_move(record);
+        let together = groups_of(record).together;
+        LeavingVm { name, demand, now, left, disk_bytes, ways, together }
     }
 
     /// What a VM does that can't move now; `None` if it runs.
@@ -205,8 +269,14 @@ impl At<'_> {
 
     /// A job whose file lets it move nowhere is waited for, if its end is known.
     fn policy(&self, record: &JobRecord, left: Option<Estimate>) -> Now {
-        if record.job.spec.may_migrate || record.kind.is_persistent_vm() {
+        if record.job.spec.may_migrate {
             return Now::Ready;
+        }
+        if record.kind.is_persistent_vm() {
+            let vm = vm_of(&record.job.id);
+            return Now::Stays(format!(
+                "it has move: never; move it yourself (perigee vm move {vm} HOST), or let it leave (perigee vm set {vm} --move auto)"
+            ));
         }
         let why = "its file says move: never";
         match left {
@@ -219,58 +289,66 @@ impl At<'_> {
 
     /// The hosts where a VM that runs here could go.
     async fn ways(&self, record: &JobRecord, disk_bytes: u64) -> Result<Vec<Way>, Problem> {
-        let moves = self.cluster.index.migrations_of(&vm_of(&record.job.id));
-        let moves: Vec<&Migration> = moves.iter().map(|record| &record.migration).collect();
+        let vm = vm_of(&record.job.id);
         let hosts: Vec<HostId> = self.others.iter().map(|other| other.id.clone()).collect();
-        let failed =
-            migration::refused_after(&moves, &hosts, |at_ms| self.cluster.clock.age_ms(at_ms));
+        let failed = by_itself::failed_lately(self.cluster, &vm, &hosts);
+        let prices = self.prices.of_vm(record, self.host, &hosts).await?;
+        let taken_from = by_itself::taken_from(self.cluster, &vm);
         let (mut ways, mut open) = (Vec::new(), 0);
+        let bounds = self.cluster.index.bounds_of(record, |host| self.cluster.hosts.binds(host));
         for other in self.others.iter().filter(|other| other.refusal.is_none()) {
+            if let Some(why) = bounds.as_ref().and_then(|bounds| bounds.why_not(&other.id)) {
+                ways.push(Way { to: other.id.clone(), cost: Err(Refusal { why, passes: false }) });
+                continue;
+            }
             let cost = match failed.iter().find(|failed| failed.to == other.id) {
                 Some(failed) => {
                     Err(Refusal { why: format!("{}; it is tried again", failed.why), passes: true })
                 }
-                None => self.way(record, &other.id, disk_bytes).await?,
+                None => self.way((record, &prices), &other.id, disk_bytes),
             };
-            let has_room = other.free.holds(demand_of(record)) > 0
+            let has_room = other.free.holds(self.cluster.index.demand_to_move(record)) > 0
                 && other.pool_free_bytes.is_some_and(|free| free >= disk_bytes);
-            open += usize::from(cost.is_ok() && has_room);
+            open += usize::from(cost.is_ok() && has_room && taken_from.as_ref() != Some(&other.id));
             ways.push(Way { to: other.id.clone(), cost });
             if open >= ENOUGH {
                 break;
             }
         }
+        if open > 0 {
+            let back = ways.iter_mut().find(|way| Some(&way.to) == taken_from.as_ref());
+            if let Some(back) = back {
+                back.cost = Err(Refusal { why: TAKEN.to_owned(), passes: true });
+            }
+        }
         Ok(ways)
     }
 
-    async fn way(
+    fn way(
         &self,
-        record: &JobRecord,
+        (record, prices): (&JobRecord, &VmPrices),
         to: &HostId,
         disk_bytes: u64,
-    ) -> Result<Result<Cost, Refusal>, Problem> {
-        let refuse = |why: String, passes| Ok(Err(Refusal { why, passes }));
-        let is_left = record.left.as_ref() == Some(to);
-        if is_left || cleaner::is_pending(self.cluster, &record.job.id, to).await? {
+    ) -> Result<Cost, Refusal> {
+        let refuse = |why: String, passes| Err(Refusal { why, passes });
+        if record.left.as_ref() == Some(to) || self.pending.has(&record.job.id, to) {
             return refuse("the remains of an earlier move are being removed".to_owned(), true);
         }
-        match migration::check(self.cluster, record, to).await {
-            Err(problem) if problem.kind == ProblemKind::Internal => return Err(problem),
-            Err(problem) => return refuse(problem.why, problem.kind == ProblemKind::Unavailable),
-            Ok(()) => {}
+        if let Err(problem) = migration::check(self.cluster, record, to, self.pending) {
+            return refuse(problem.why, problem.kind == ProblemKind::Unavailable);
         }
-        let cost = match planning::move_cost(self.cluster, record, self.host, to).await? {
+        let cost = match prices.to(to) {
             Ok(cost) => cost,
-            Err(Refused::LinkNotMeasured { .. }) => return Ok(Err(self.not_measured(to))),
+            Err(Refused::LinkNotMeasured { .. }) => return Err(self.not_measured(to)),
             Err(refused) => return refuse(refused.to_string(), false),
         };
         if let Some(too_long) = cost.too_long() {
             return refuse(too_long, false);
         }
-        Ok(self.copy(to, disk_bytes).map(|disks| Cost {
+        self.copy(to, disk_bytes).map(|disks| Cost {
             seconds: cost.total_s + disks.seconds,
             bytes: whole(cost.bytes).saturating_add(disks.bytes),
-        }))
+        })
     }
 
     /// What a copy of so much takes.
@@ -290,35 +368,39 @@ impl At<'_> {
     }
 
     /// A job with several VMs, if one of them is here.
-    async fn gang(&self, record: &JobRecord) -> Result<Option<LeavingGang>, Problem> {
+    async fn gang(&self, record: &JobRecord) -> Option<LeavingGang> {
         let index = &self.cluster.index;
         let ranks = 0..record.job.spec.count;
         let members: Vec<Arc<JobRecord>> =
             ranks.filter_map(|rank| index.job(&member_of(&record.job.id, rank))).collect();
-        let is_due = index.grant_of(&record.job.id).is_some_and(|grant| {
-            std::iter::once(&grant.host).chain(&grant.others).any(|host| host == self.host)
-        });
+        let is_due = index
+            .grant_of(&record.job.id)
+            .is_some_and(|grant| grant.hosts().any(|host| host == self.host));
         let here: Vec<&Arc<JobRecord>> =
             members.iter().filter(|member| self.is_here(member)).collect();
         if here.is_empty() && !is_due {
-            return Ok(None);
+            return None;
         }
         let left = index.predicted_end(&record.job.id).left;
-        let mut now = self.now_of_gang(record).await?;
+        let mut now = self.now_of_gang(record).await.unwrap_or_else(|problem| not_known(&problem));
         if now == Now::Ready {
             now = self.policy(record, left);
         }
-        let ways = match (&now, here.as_slice()) {
-            (Now::Ready, [first, rest @ ..]) => self.ways_of_gang(first, rest).await?,
-            _ => Vec::new(),
-        };
+        let mut ways = Vec::new();
+        if let (Now::Ready, [first, rest @ ..]) = (&now, here.as_slice()) {
+            match self.ways_of_gang(first, rest).await {
+                Ok(found) => ways = found,
+                Err(problem) => now = not_known(&problem),
+            }
+        }
         let hosts = members.iter().filter_map(|member| member.job.host.clone()).collect();
         let of = |member: &Arc<JobRecord>| {
             member.kind.member().map(|member| member.talk.by_rank(member.count)).unwrap_or_default()
         };
         let sent = members.iter().map(of).collect();
-        let (name, demand) = (record.job.id.to_string(), demand_of(record));
-        Ok(Some(LeavingGang { name, demand, now, left, hosts, sent, ways }))
+        let (name, demand, groups) =
+            (record.job.id.to_string(), demand_of(record), groups_of(record));
+        Some(LeavingGang { name, demand, now, left, hosts, sent, ways, groups })
     }
 
     async fn now_of_gang(&self, record: &JobRecord) -> Result<Now, Problem> {
@@ -340,7 +422,7 @@ impl At<'_> {
         let intent: Option<JobIntent> =
             self.cluster.records.read(&job_intent_key(&record.job.id)).await?;
         let asked = intent.and_then(|intent| intent.move_gang);
-        if let Some((number, GangMoveRequest::To(hosts))) = asked
+        if let Some((number, GangMoveRequest::To { hosts, .. })) = asked
             && number > gang.applied_move
         {
             return Ok(Now::Moving(hosts));
@@ -366,9 +448,11 @@ impl At<'_> {
         rest: &[&Arc<JobRecord>],
     ) -> Result<Vec<Way>, Problem> {
         let mut ways = self.ways(first, 0).await?;
+        let hosts: Vec<HostId> = ways.iter().map(|way| way.to.clone()).collect();
         for member in rest {
+            let prices = self.prices.of_vm(member, self.host, &hosts).await?;
             for way in ways.iter_mut().filter(|way| way.cost.is_ok()) {
-                if let Err(refusal) = self.way(member, &way.to, 0).await? {
+                if let Err(refusal) = self.way((member, &prices), &way.to, 0) {
                     way.cost = Err(refusal);
                 }
             }

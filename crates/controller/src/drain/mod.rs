@@ -3,7 +3,8 @@
 //! That a host is to be drained stands in its record. All else is looked at anew in each round, so a controller that was started again
 //! goes on where the last one was: [`facts`] gathers what is at the host, [`perigee_planner::drain`] says what becomes of it, and here
 //! the moves are asked for, as a person would ask for them. Between two hosts one thing moves at a time. A move that fails ends no job:
-//! the VM is where it was, and is tried again later, each time after a longer pause ([`migration::refused_after`]).
+//! the VM is where it was, and is tried again later, each time after a longer pause ([`by_itself::failed_lately`]). What holds for all moves that nobody
+//! has asked for: [`by_itself`].
 
 mod facts;
 
@@ -12,20 +13,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use perigee_model::drain::{Drain, DrainFate, DrainHost, DrainStep, DrainedKind, HostDrain};
-use perigee_model::job::{JobMoveAsked, MoveJob};
+use perigee_model::job::MoveJob;
 use perigee_model::plan::Trigger;
 use perigee_model::volume_move::{VolumeMoveCause, VolumesOnMove};
 use perigee_model::{HostId, JobId, Problem, VmId, VolumeName};
 use perigee_planner::drain::plan;
 
 use crate::clock::now_ms;
-use crate::cluster::Cluster;
 use crate::cluster::tasks::Task;
+use crate::cluster::{Alone, Cluster};
+use crate::migration::by_itself;
 use crate::records::HostRecord;
 use crate::storage::moves;
-use crate::{jobs, migration, vms};
+use crate::{jobs, migration};
 
-/// How long a move is not asked for again after it was refused. After one that failed: [`migration::refused_after`].
+/// How long a move is not asked for again after it was refused. After one that failed: [`by_itself::failed_lately`].
 const AFTER_REFUSAL: Duration = Duration::from_secs(30);
 
 /// What was asked to move and refused, why, and when.
@@ -70,7 +72,8 @@ pub async fn drain(
         cluster.hosts.note_left(host, left.clone());
         cluster.drain_now.notify_one();
     }
-    Ok(HostDrain { asked: cluster.hosts.drain(host), left: Some(left) })
+    let (asked, left) = (cluster.hosts.drain(host), Some(left));
+    Ok(HostDrain { asked, left, keeps: facts::keeps(cluster, host).await? })
 }
 
 /// `POST /hosts/{host}/undrain`: calls the drain of a host off. Moves that wait for their turn are called off, and those that are under
@@ -90,6 +93,9 @@ pub async fn undrain(cluster: &Arc<Cluster>, host: &HostId) -> Result<(), Proble
         if migration.from == *host && migration.reason == reason(host) && !record.asked_source {
             call_off(cluster, &migration.vm).await?;
         }
+    }
+    for record in cluster.unfinished_jobs().iter().filter(|record| record.kind.gang().is_some()) {
+        jobs::call_off_leaving(cluster, &record.job.id, host).await?;
     }
     for record in cluster.index.unfinished_volume_moves() {
         if record.view.cause == VolumeMoveCause::Drains(host.clone()) {
@@ -171,7 +177,10 @@ async fn step(
         if let Some(why) = refused.why(step) {
             (step.fate, step.why) = (DrainFate::Waits, why);
         }
-        let is_busy = step.to.iter().any(|to| busy.contains(to));
+        // Another host may be drained too, or what was measured have a VM moved.
+        let waits = |to: &HostId| by_itself::waits_for(cluster, host, to, Alone::AtDestination);
+        let is_vm = step.kind == DrainedKind::Vm;
+        let is_busy = step.to.iter().any(|to| busy.contains(to) || (is_vm && waits(to).is_some()));
         if step.fate != DrainFate::Moves || is_busy || cluster.hosts.drain(host).is_none() {
             continue;
         }
@@ -211,9 +220,15 @@ async fn request(cluster: &Arc<Cluster>, host: &HostId, step: &DrainStep) -> Res
         DrainedKind::Job => {
             let job = JobId::new(&step.name).map_err(name)?;
             let ask = MoveJob { hosts: step.to.clone(), site: None };
-            let asked: Result<JobMoveAsked, Problem> = jobs::ask_to_move(cluster, &job, ask).await;
-            asked.map(drop)
+            jobs::ask_to_leave(cluster, &job, ask, host).await?;
+            // As with a VM.
+            if cluster.hosts.drain(host).is_some() {
+                return Ok(());
+            }
+            jobs::call_off_leaving(cluster, &job, host).await
         }
+        // It goes there by itself (`networks/gateways.rs`).
+        DrainedKind::Network => Ok(()),
         DrainedKind::Volume => {
             let volume = VolumeName::new(&step.name).map_err(name)?;
             let cause = VolumeMoveCause::Drains(host.clone());
@@ -242,6 +257,6 @@ async fn move_vm(
         // Those whose home is the host leave it one after the other.
         volumes: VolumesOnMove::Stay,
     };
-    let summary = format!("move from {from} to {to}: {}", reason(from));
-    vms::move_by_itself(cluster, (vm, from), request, Trigger::Drained, summary).await
+    let why = (Trigger::Drained, format!("move from {from} to {to}: {}", reason(from)));
+    by_itself::begin_recorded(cluster, (vm, from), request, Alone::AtDestination, why).await
 }

@@ -1,6 +1,7 @@
 //! Registers, monitors, lists and removes hosts.
 
 pub mod enrol;
+pub mod place;
 pub mod watching;
 
 use std::collections::BTreeMap;
@@ -238,7 +239,11 @@ pub fn sites(cluster: &Cluster) -> Vec<Site> {
     for host in cluster.hosts.all() {
         sites.entry(host.addresses.site.clone()).or_default().push(host.id.clone());
     }
-    sites.into_iter().map(|(id, hosts)| Site { id, hosts }).collect()
+    let site = |(id, hosts)| {
+        let place = cluster.balances.place(&id);
+        Site { id, hosts, place }
+    };
+    sites.into_iter().map(site).collect()
 }
 
 /// Removes a host that is gone for good, and returns what is lost with it.

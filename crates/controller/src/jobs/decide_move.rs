@@ -2,18 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use perigee_model::job::{JobState, Migration};
+use perigee_model::job::JobState;
 use perigee_model::plan::{Trigger, Way};
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, Problem};
 use perigee_planner::{RefusedWay, Verdict};
 
 use super::driver::Run;
-use crate::planning::shared_links;
+use crate::cluster::Alone;
+use crate::migration::by_itself;
 use crate::records::vm_of;
-use crate::{migration, networks, planning, tpm};
+use crate::{migration, planning};
 
-/// How long a change is not made again after it was refused. After an aborted migration: [`migration::refused_after`].
+/// How long a change is not made again after it was refused. After an aborted migration: [`by_itself::failed_lately`].
 const AFTER_REFUSAL: Duration = Duration::from_secs(30);
 
 /// A change that the planner wanted and that was refused.
@@ -83,17 +84,11 @@ impl Run {
 
     async fn move_vm(&mut self, to: &HostId, reason: &str) -> Result<Change, Problem> {
         self.record.save().await?;
-        if self
-            .job()
-            .host
-            .as_ref()
-            .is_some_and(|from| shared_links::is_busy(&self.cluster, from, to))
-        {
+        let (cluster, from) = (&self.cluster, self.record.value.job.host.clone());
+        let Some(from) = from else { return Ok(Change::NotNow) };
+        if let Some(why) = by_itself::waits_for(cluster, &from, to, Alone::AtBoth) {
             // By the time of its turn the move may not pay any more.
-            tracing::info!(
-                "job {} stays where it is: another VM moves over the link to {to}",
-                self.id
-            );
+            tracing::info!("job {} stays where it is: {why}", self.id);
             return Ok(Change::NotNow);
         }
         let request = migration::Request {
@@ -102,7 +97,8 @@ impl Run {
             reason: reason.to_owned(),
             job_progress: self.job().progress_part(),
         };
-        let asked = migration::request(&self.cluster, &self.record.value, request).await;
+        let record = &self.record.value;
+        let asked = by_itself::begin(cluster, record, &from, request, Alone::AtBoth).await;
         Ok(asked.map_or_else(Change::Refused, |_| Change::Begun))
     }
 
@@ -124,21 +120,7 @@ impl Run {
                 why: why.clone(),
             })
             .collect();
-        let moves = self.cluster.index.migrations_of(&vm_of(&self.id));
-        let moves: Vec<&Migration> = moves.iter().map(|record| &record.migration).collect();
-        let hosts: Vec<HostId> =
-            self.cluster.hosts.up().into_iter().map(|host| host.id.clone()).collect();
-        all.extend(migration::refused_after(&moves, &hosts, |at_ms| {
-            self.cluster.clock.age_ms(at_ms)
-        }));
-        for host in self.cluster.hosts.drained() {
-            let why = self.cluster.hosts.why_drained(&host).unwrap_or_default();
-            let ways = [Way::Migrate, Way::Copy];
-            all.extend(ways.map(|way| RefusedWay { way, to: host.clone(), why: why.clone() }));
-        }
-        let unable = networks::refusing(&self.cluster, &networks::kind_of(&self.record.value));
-        let unable = unable.into_iter().chain(tpm::refusing(&self.cluster, &self.record.value));
-        all.extend(unable.map(|(to, why)| RefusedWay { way: Way::Migrate, to, why }));
+        all.extend(by_itself::refused(&self.cluster, &self.record.value, &vm_of(&self.id)));
         all
     }
 

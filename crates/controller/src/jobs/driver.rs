@@ -260,6 +260,7 @@ impl Drives for Run {
             persistent.apply(number, request, self.record.value.job.state);
             self.record.save().await?;
         }
+        self.apply_set(intent.as_ref().and_then(|intent| intent.set.clone())).await?;
         self.apply_size(intent.as_ref().and_then(|intent| intent.size.clone())).await?;
         self.apply_volume(intent.as_ref().and_then(|intent| intent.volume.as_ref())).await?;
         let Some(intent) = intent.filter(|_| self.record.value.ending.is_none()) else {

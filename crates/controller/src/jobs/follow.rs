@@ -654,6 +654,9 @@ impl Run {
 
 pub(super) fn vm_spec(run: &Run, placement: &Placement, at: &HostId) -> Result<VmSpec, Problem> {
     let spec = &run.job().spec;
+    let locks_memory = leave_site::is_far_from_confined(&run.cluster, &placement.disks, at);
+    // What is locked in memory is all there from the beginning.
+    let most_bytes = spec.memory_max_bytes.filter(|_| !locks_memory);
     let disks = placement.disks.iter().map(|disk| {
         let epoch = disk.epoch.ok_or_else(|| {
             Problem::internal(format!("can't start job {}", run.id), "a disk has no epoch")
@@ -663,16 +666,20 @@ pub(super) fn vm_spec(run: &Run, placement: &Placement, at: &HostId) -> Result<V
     Ok(VmSpec {
         vm: vm_of(&run.id),
         start: start_of(&run.record.value, 0),
-        cpus: spec.cpus,
-        memory_bytes: spec.memory_bytes,
+        cpus: spec.cpus_most(),
+        memory_bytes: most_bytes.unwrap_or(spec.memory_bytes),
         disks: disks.collect::<Result<_, Problem>>()?,
         arrives_by: None,
         arrives_from: None,
         arrives_compressed: false,
-        locks_memory: leave_site::is_far_from_confined(&run.cluster, &placement.disks, at),
+        locks_memory,
         hides_output: run.hides_output(placement),
         network: networks::of_vm(&run.record.value)?,
-        machine: machine_of(&run.record.value),
+        machine: Machine {
+            cpus_least: spec.cpus_max.map(|_| spec.cpus),
+            memory_least_bytes: most_bytes.map(|_| spec.memory_bytes),
+            ..machine_of(&run.record.value)
+        },
     })
 }
 
@@ -687,8 +694,9 @@ fn machine_of(record: &JobRecord) -> Machine {
             persistent: true,
             firmware,
             hardware,
-            cpus_max: Machine::cpus_max_of(spec.cpus),
+            cpus_max: Machine::cpus_max_of(spec.cpus_most()),
             ports: Machine::PORTS,
+            ..Machine::default()
         },
     }
 }

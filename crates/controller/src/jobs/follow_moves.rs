@@ -213,6 +213,13 @@ impl Run {
             record.moves += 1;
         }
         record.to_follow.retain(|other| other != volume);
+        let is_all = is_data && record.to_follow.is_empty();
+        // As after a migration: rather twice than not at all.
+        if let Some(host) =
+            self.job().host.clone().filter(|_| is_all && self.persistent().is_none())
+        {
+            self.note_change((&host, &host)).await;
+        }
         self.record.save().await
     }
 

@@ -62,7 +62,7 @@ mod view;
 
 pub use check::{check, check_network, prepare};
 pub(super) use member::AT_BARRIER;
-pub use moving::{ask_to_move, call_off_move};
+pub use moving::{ask_to_leave, ask_to_move, call_off_leaving, call_off_move};
 pub(super) use run::GangRun;
 pub use view::{log_of, log_of_all, with_members};
 
@@ -170,7 +170,7 @@ impl GangRun {
     async fn place_gang(&mut self) -> Result<Step, Problem> {
         let Some(grant) = self.cluster.index.grant_of(&self.id) else { return Ok(Step::Leave) };
         let keys = GangKeys { user: new_key(&self.id)?, host: new_key(&self.id)? };
-        let hosts = std::iter::once(&grant.host).chain(&grant.others).cloned().collect();
+        let hosts = grant.hosts().cloned().collect();
         let known = gang_traffic::known(&self.cluster, &self.id, self.job().spec.count).await?;
         let hosts = self.arranged(hosts, &known);
         let predicted = known.predicted(&self.job().spec, &grant.traits);

@@ -44,13 +44,14 @@ use perigee_model::job::{Job, JobSpec, JobState, LeftOutFiles, Migration, Sample
 use perigee_model::limits::{JOB_NAMES, JOB_NUMBER, JOBS, Limit, UNFINISHED_JOBS};
 use perigee_model::plan::PredictedEnd;
 use perigee_model::tenant::{Running, tenant_of};
+use perigee_model::vm::VmReport;
 use perigee_model::{JobId, Problem, ProblemKind, TenantName, VmId};
 use perigee_planner::queue::Demand;
 
 use crate::clock::now_ms;
-use crate::cluster::Cluster;
 use crate::cluster::members::members;
 use crate::cluster::tasks::Task;
+use crate::cluster::{Cluster, amounts};
 use crate::console;
 use crate::files::outputs::left_out;
 use crate::files::{inputs, outputs};
@@ -66,11 +67,13 @@ use crate::{networks, planning};
 /// How long an erasure waits for another one of the same records.
 const ERASURE_DEADLINE: Duration = Duration::from_secs(30);
 const ERASURE_AGAIN: Duration = Duration::from_millis(10);
+/// What a job's VM has of its memory is not known from an older report.
+const REPORT_AGE_MAX: Duration = Duration::from_secs(30);
 /// How often somebody looks for VMs without a job that were deleted.
 const ERASE_EVERY: Duration = Duration::from_secs(600);
 
 pub use driver::drive;
-pub use gang::{ask_to_move, call_off_move, log_of, log_of_all};
+pub use gang::{ask_to_leave, ask_to_move, call_off_leaving, call_off_move, log_of, log_of_all};
 #[cfg(feature = "fuzzing")]
 pub(crate) use guest::apply;
 pub use log::PAGE_LINES_MAX;
@@ -250,6 +253,8 @@ fn new_job(id: JobId, spec: JobSpec) -> Job {
         left_out: 0,
         members: Vec::new(),
         gang_move: None,
+        memory: None,
+        cpu_time: None,
     }
 }
 
@@ -260,7 +265,8 @@ fn new_job(id: JobId, spec: JobSpec) -> Job {
 pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<Option<JobInputs>, Problem> {
     spec.check()?;
     let needs = Demand { cpus: spec.cpus, memory_bytes: spec.memory_bytes };
-    let needs = Running { vms: spec.count, ..needs.times(spec.count).running() };
+    let cpus = spec.cpus_most().saturating_mul(spec.count);
+    let needs = Running { vms: spec.count, cpus, ..needs.times(spec.count).running() };
     let quota = cluster.accounts.quota_of(&spec.name);
     if let Some(why) = quota.lacks(Running::default(), needs) {
         return Err(Problem::invalid(format!("job {}", spec.name), why)
@@ -351,6 +357,13 @@ pub async fn get(cluster: &Cluster, id: &JobId) -> Result<Job, Problem> {
     Ok(gang::with_members(view(cluster, record, moves), members))
 }
 
+/// What its host has said of a job's VM lately.
+fn report_of(cluster: &Cluster, record: &JobRecord) -> Option<VmReport> {
+    let host = record.job.host.as_ref()?;
+    let seen = cluster.hosts.fresh_vm(host, &vm_of(&record.job.id), REPORT_AGE_MAX);
+    seen.map(|(_, report)| report)
+}
+
 /// The job with its migrations, which have their own records, its position in the queue, and its predicted end.
 fn view(cluster: &Cluster, record: JobRecord, migrations: Vec<Migration>) -> Job {
     let shown = migrations.into_iter().map(|moved| shared_links::shown(cluster, moved));
@@ -359,7 +372,18 @@ fn view(cluster: &Cluster, record: JobRecord, migrations: Vec<Migration>) -> Job
     let staging = inputs.and_then(|inputs| cluster.staging.in_words(&inputs.image));
     let recovered = recovery::in_words(&record);
     let gang_move = record.kind.gang().and_then(|gang| gang.last_move.clone());
-    let mut job = Job { migrations: shown.collect(), predicted_end, gang_move, ..record.job };
+    let seen = record.vm_started.then(|| report_of(cluster, &record)).flatten();
+    let is_one = record.vm_started && !record.kind.is_gang();
+    let memory = is_one.then(|| amounts::shown(cluster, &record, seen.as_ref())).flatten();
+    let cpu_time = is_one.then(|| amounts::cpu_time(&record, seen.as_ref())).flatten();
+    let mut job = Job {
+        migrations: shown.collect(),
+        predicted_end,
+        gang_move,
+        memory,
+        cpu_time,
+        ..record.job
+    };
     if job.state == JobState::Queued
         && let Some((place, reason)) = cluster.index.wait_of(&job.id)
     {

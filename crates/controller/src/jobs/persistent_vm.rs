@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use perigee_model::job::{Access, JobState, Start};
-use perigee_model::persistent_vm::{Next, PersistentVm, ResizeVm, Seen};
+use perigee_model::persistent_vm::{Next, PersistentVm, ResizeVm, Seen, SetVm};
 use perigee_model::states::JobEvent;
 use perigee_model::tenant::SEPARATOR;
 use perigee_model::vm::{VmReport, VmStatus};
@@ -41,6 +41,23 @@ impl Run {
         let record = &self.record.value;
         let is_next = |persistent: &PersistentVm| live.number > applied(persistent);
         record.is_in_run(live.run) && record.kind.persistent_vm().is_some_and(is_next)
+    }
+
+    /// Records what was said of it anew.
+    pub(super) async fn apply_set(&mut self, asked: Option<(u64, SetVm)>) -> Result<(), Problem> {
+        let record = &mut self.record.value;
+        let Some((number, SetVm { may_migrate, rules })) = asked else { return Ok(()) };
+        match record.kind.persistent_vm_mut().filter(|persistent| number > persistent.set) {
+            Some(persistent) => persistent.set = number,
+            None => return Ok(()),
+        }
+        if let Some(may_migrate) = may_migrate {
+            record.job.spec.may_migrate = may_migrate;
+        }
+        if let Some(rules) = rules {
+            record.job.spec.rules = rules;
+        }
+        self.record.save().await
     }
 
     /// Records the size that it has got while it ran.

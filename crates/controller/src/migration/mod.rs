@@ -10,7 +10,7 @@
 //!
 //! [`sharing`] lets migrations over one link wait for each other, [`prepare`] does the work before the source is asked, [`watch`] reads the reports of both agents until one
 //! of them reports the end, and [`figures`] records them. [`aborted`] says how long a VM stays where it is after migrations
-//! that failed. This module contains the driver.
+//! that failed; [`by_itself`] has what holds for moves that nobody has asked for. This module contains the driver.
 //!
 //! The source's agent sends the VM and raises the epochs; the controller prepares and watches this. It judges
 //! the result from the reports of both agents ([`judge()`]), so a controller that was restarted in the middle
@@ -20,6 +20,7 @@
 //! epochs from any VM that may still run ([`crate::jobs`]).
 
 mod aborted;
+pub mod by_itself;
 mod figures;
 mod prepare;
 mod request;
@@ -42,10 +43,9 @@ use crate::records::{
     migration_key, migration_prefix,
 };
 
-pub use aborted::refused_after;
 #[cfg(test)]
 pub(crate) use request::new_record;
-pub use request::{ASKED, Request, cancel, check, not_alone, of_vm, request};
+pub use request::{ASKED, Request, cancel, check, not_alone, of_vm, request, ruled_out};
 pub use sharing::queue_all;
 
 /// The reason of a migration that a person cancelled.

@@ -10,8 +10,9 @@ use perigee_planner::queue::Demand;
 use perigee_planner::{Mode, MoveCost, Refused};
 
 use super::name_of;
+use crate::cleaner::Pending;
 use crate::clock::now_ms;
-use crate::cluster::{Cluster, capacity};
+use crate::cluster::{Alone, Cluster, capacity};
 use crate::planning::links;
 use crate::planning::shared_links;
 use crate::records::{
@@ -19,7 +20,7 @@ use crate::records::{
     migration_intent_key, migration_prefix, start_of, vm_of,
 };
 use crate::storage::{leave_site, volumes};
-use crate::{cleaner, networks, planning, tpm};
+use crate::{networks, planning, tpm};
 
 /// The reason of a migration that a person has asked for.
 pub const ASKED: &str = "asked";
@@ -37,8 +38,6 @@ pub struct Request {
 /// What is known of a VM that may move.
 struct Checked {
     from: HostId,
-    /// Its migrations so far.
-    earlier: Vec<MigrationRecord>,
     report: Arc<HostReport>,
 }
 
@@ -46,11 +45,28 @@ struct Checked {
 ///
 /// # Errors
 /// `Conflict` if the VM cannot move now, `Unavailable` if the destination does not answer.
-pub async fn check(cluster: &Cluster, job: &JobRecord, to: &HostId) -> Result<(), Problem> {
-    checked(cluster, job, to).await.map(drop)
+pub fn check(
+    cluster: &Cluster,
+    job: &JobRecord,
+    to: &HostId,
+    pending: &Pending,
+) -> Result<(), Problem> {
+    let earlier = cluster.index.migrations_of(&vm_of(&job.job.id));
+    let is_moving = earlier.iter().any(|record| is_unsettled(record, job));
+    checked(cluster, job, to, (is_moving, pending)).map(drop)
 }
 
-async fn checked(cluster: &Cluster, job: &JobRecord, to: &HostId) -> Result<Checked, Problem> {
+/// It is under way, or the VM's driver has not taken its end into account.
+fn is_unsettled(record: &MigrationRecord, job: &JobRecord) -> bool {
+    !record.migration.state.is_final() || record.number > job.settled
+}
+
+fn checked(
+    cluster: &Cluster,
+    job: &JobRecord,
+    to: &HostId,
+    (is_moving, pending): (bool, &Pending),
+) -> Result<Checked, Problem> {
     let vm = vm_of(&job.job.id);
     let refusal = |why: String| Problem::conflict(format!("can't move VM {vm} to {to}"), why);
     let refuse = |why: String| Err(refusal(why));
@@ -67,12 +83,11 @@ async fn checked(cluster: &Cluster, job: &JobRecord, to: &HostId) -> Result<Chec
     if from == *to {
         return refuse("it is there already".into());
     }
-    let earlier: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(&vm)).await?;
-    if earlier.iter().any(|r| !r.migration.state.is_final() || r.number > job.settled) {
+    if is_moving {
         return refuse("it is being moved already".into());
     }
     // The job's next step records a cleanup for what the VM left there.
-    if job.left.as_ref() == Some(to) || cleaner::is_pending(cluster, &job.job.id, to).await? {
+    if job.left.as_ref() == Some(to) || pending.has(&job.job.id, to) {
         let why = "the remains of an earlier move there are not removed yet";
         return Err(refusal(why.into()).next("try again in some seconds"));
     }
@@ -89,13 +104,35 @@ async fn checked(cluster: &Cluster, job: &JobRecord, to: &HostId) -> Result<Chec
     if let Some(why) = networks::refusal(cluster, to, &networks::kind_of(job)) {
         return refuse(format!("the host can't have VMs with such a network card now: {why}"));
     }
+    let binds = |host: &HostId| cluster.hosts.binds(host);
+    if let Some(why) = cluster.index.why_not_at(job, to, binds) {
+        return Err(refusal(why).next(other_rules(job)));
+    }
     if let Some(why) = tpm::refusal(job, Some(&report)) {
         return refuse(format!("the host can't have VMs with a TPM now: {why}"));
     }
     if let Some(placement) = &job.placement {
         leave_site::check_migration(cluster, &placement.disks, &from, to)?;
     }
-    Ok(Checked { from, earlier, report })
+    Ok(Checked { from, report })
+}
+
+/// The hosts that are up where the VM may not be for its rules about other VMs, with the reasons.
+pub fn ruled_out(cluster: &Cluster, job: &JobRecord) -> Vec<(HostId, String)> {
+    let Some(bounds) = cluster.index.bounds_of(job, |host| cluster.hosts.binds(host)) else {
+        return Vec::new();
+    };
+    let up = cluster.hosts.up().into_iter();
+    up.filter_map(|host| Some((host.id.clone(), bounds.why_not(&host.id)?))).collect()
+}
+
+/// What to do about rules that are in the way.
+fn other_rules(job: &JobRecord) -> String {
+    let id = &job.job.id;
+    match job.kind.is_persistent_vm() {
+        true => format!("choose another host, or give it other rules first: perigee vm set {id}"),
+        false => "choose another host: a job keeps the rules of its file".to_owned(),
+    }
 }
 
 /// Reserves the room at the destination, records the migration and starts its driver.
@@ -107,20 +144,35 @@ pub async fn request(
     job: &JobRecord,
     request: Request,
 ) -> Result<Migration, Problem> {
+    requested(cluster, job, request, Alone::Nowhere).await
+}
+
+/// The same, at hosts that take part in no other migration.
+pub(super) async fn requested(
+    cluster: &Arc<Cluster>,
+    job: &JobRecord,
+    request: Request,
+    alone: Alone,
+) -> Result<Migration, Problem> {
     let vm = vm_of(&job.job.id);
     if let Some(member) = job.kind.member()
         && !is_of_gang_move(cluster, member, &request.to)
     {
         return Err(not_alone(&vm, member, &request.to));
     }
-    let Checked { from, earlier, report } = checked(cluster, job, &request.to).await?;
+    let earlier: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(&vm)).await?;
+    let is_moving = earlier.iter().any(|record| is_unsettled(record, job));
+    let pending = Pending::of(cluster, &job.job.id).await?;
+    let Checked { from, report } = checked(cluster, job, &request.to, (is_moving, &pending))?;
     // The migrations before may have no records: the VM was adopted.
     let number = earlier.last().map_or(0, |record| record.number).max(job.settled) + 1;
     let link = links::toward(cluster, &from, &request.to);
     let cost = planning::move_cost(cluster, job, &from, &request.to).await?;
-    let record = new_record(&vm, start_of(job, number), from, request, link, cost)?;
+    let new = new_record(&vm, start_of(job, number), from, request, link, cost)?;
+    let record = MigrationRecord { of_load: alone == Alone::AtBoth, ..new };
     // In a task of its own, so that a client that disconnects leaves no migration without a driver.
-    let begun = begin(Arc::clone(cluster), record, job.kind.member().cloned(), capacity(&report));
+    let member = job.kind.member().cloned();
+    let begun = begin(Arc::clone(cluster), record, member, (capacity(&report), alone));
     let made = tokio::spawn(begun);
     made.await.map_err(|e| Problem::internal(format!("can't move VM {vm}"), e))?
 }
@@ -151,11 +203,12 @@ async fn begin(
     cluster: Arc<Cluster>,
     record: MigrationRecord,
     member: Option<Membership>,
-    total: Demand,
+    (total, alone): (Demand, Alone),
 ) -> Result<Migration, Problem> {
     let Migration { vm, from, to, .. } = &record.migration;
     let refusal = |why: String| Problem::conflict(format!("can't move VM {vm} to {to}"), why);
-    let _moving = cluster.index.begin_move(vm, from, to, total).map_err(refusal)?;
+    let there = (total, |host: &HostId| cluster.hosts.binds(host));
+    let _moving = cluster.index.begin_move(vm, (from, to), there, alone).map_err(refusal)?;
     // From here on its gang's driver waits for this one. The gang may have gone another way before.
     if member.is_some_and(|member| !is_of_gang_move(&cluster, &member, to)) {
         return Err(refusal("its job's VMs do not move there any more".to_owned()));
@@ -205,6 +258,7 @@ pub(crate) fn new_record(
         io_before: Vec::new(),
         boot_id: String::new(),
         watched_ms: 0,
+        of_load: false,
     })
 }
 

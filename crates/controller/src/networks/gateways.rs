@@ -1,4 +1,5 @@
-//! Which host is the gateway of a network: one that has VMs of the network, answers, can have networks, and starts the gateway.
+//! Which host is the gateway of a network: one that has VMs of the network, answers, can have networks, and starts the gateway. From a host
+//! that is drained the gateway goes to another one with such VMs.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -60,7 +61,10 @@ impl Gateways {
         hosts: &BTreeSet<HostId>,
         answers: impl Fn(&HostId) -> bool,
     ) -> Result<Option<NetworkRecord>, Problem> {
-        let Some(next) = self.next(network, members, hosts, answers) else { return Ok(None) };
+        let drained = cluster.hosts.drained();
+        let Some(next) = self.next(network, members, hosts, &drained, answers) else {
+            return Ok(None);
+        };
         match set_gateway(cluster, &network.name, next).await {
             Ok(changed) => {
                 let before = network.gateway.as_ref().filter(|host| self.fails(host, network.vni));
@@ -83,24 +87,32 @@ impl Gateways {
         network: &NetworkRecord,
         members: &[Member],
         hosts: &BTreeSet<HostId>,
+        drained: &[HostId],
         answers: impl Fn(&HostId) -> bool,
     ) -> Option<HostId> {
         let (at, vni) = (network.gateway.as_ref(), network.vni);
         let is_served = at.is_some_and(|host| {
             answers(host) && self.unable.get(host).is_none_or(|since| since.elapsed() < UNABLE_MAX)
         });
-        if is_served && !at.is_some_and(|host| self.fails(host, vni)) {
+        let fails = at.is_some_and(|host| self.fails(host, vni));
+        if is_served && !fails && !at.is_some_and(|host| drained.contains(host)) {
             return None;
         }
         let able = hosts.iter().filter(|host| answers(host) && !self.unable.contains_key(*host));
         let able: Vec<&HostId> = able.collect();
         let is_untried =
             |host: &&HostId| Some(*host) != at && !self.left.contains_key(&((*host).clone(), vni));
-        let untried = with_most_vms(members, able.iter().copied().filter(is_untried));
-        match is_served {
-            true => untried,
+        let untried = |is_drained| {
+            let hosts = able.iter().copied().filter(is_untried);
+            with_most_vms(members, hosts.filter(|host| drained.contains(host) == is_drained))
+        };
+        match (is_served, fails) {
+            (true, false) => untried(false),
+            (true, true) => untried(false).or_else(|| untried(true)),
             // One that may not start is better than none.
-            false => untried.or_else(|| with_most_vms(members, able.into_iter())),
+            (false, _) => untried(false)
+                .or_else(|| untried(true))
+                .or_else(|| with_most_vms(members, able.iter().copied())),
         }
     }
 

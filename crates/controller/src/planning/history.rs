@@ -183,7 +183,7 @@ fn measured(
         paused_s: seconds(paused_ms) + outage_ns as f64 / 1e9,
         vcpu_s: seconds(work.vcpu_ms),
         run_delay_s: work.run_delay_ms.map(seconds).filter(|_| !waits_for_itself),
-        cpus: job.spec.cpus,
+        cpus: job.spec.cpus_most(),
         volumes: disks.into_iter().map(volume).collect(),
         distance_changed: distance_changed(record, placement),
         replayed: match record.traced {

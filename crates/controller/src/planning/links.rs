@@ -5,7 +5,7 @@
 //! of sites one pair of hosts is measured: when both sites are up for the first time, when a plan needs the
 //! link and its figures are old, and on request.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use perigee_model::job::Link;
 use perigee_model::vm::{LinkProbe, ProbeLink};
 use perigee_model::volume::{AllAdmittedHosts, BlockProbe, ImageInfo, ProbeBlocks, VolumeInfo};
 use perigee_model::{HostId, Problem, SiteId};
+use perigee_planner::queue::NotMeasured;
 use tokio::sync::oneshot;
 
 use crate::clock::now_ms;
@@ -99,39 +100,41 @@ fn pairs(sites: &BTreeMap<SiteId, Vec<HostId>>) -> Vec<(HostId, HostId)> {
     pairs
 }
 
-/// The missing measurements for a plan with these homes: reads of each home from itself, and the links between
-/// its site and every other.
+/// The missing measurements for a plan with these homes, as [`NotMeasured::of_homes`] has them.
 pub fn missing(cluster: &Cluster, homes: &[HostId]) -> Vec<(HostId, HostId)> {
-    let sites = by_site(cluster);
-    let mut wanted: Vec<(HostId, HostId)> = Vec::new();
-    for home in homes {
-        if cluster.hosts.state(home) == perigee_model::job::HostState::Up {
-            wanted.push((home.clone(), home.clone()));
-        }
-    }
+    let hosts = cluster.hosts.up();
+    let sites: BTreeMap<&HostId, &SiteId> =
+        hosts.iter().map(|host| (&host.id, &host.addresses.site)).collect();
+    not_measured(cluster).of_homes(homes, |host| sites.get(host).copied())
+}
+
+/// All measurements that are missing between the hosts that are up.
+pub fn not_measured(cluster: &Cluster) -> NotMeasured {
     let site_of = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
-    let home_sites: Vec<SiteId> = homes.iter().filter_map(site_of).collect();
-    for (from, to) in pairs(&sites) {
-        let concerns = [&from, &to].into_iter().filter_map(site_of);
-        if concerns.into_iter().any(|site| home_sites.contains(&site)) {
-            wanted.push((from, to));
-        }
+    let does_count = |link: &Link| counts(link.blocks.is_some(), link.measured_ms, 0);
+    let known = cluster.links.all().into_iter().filter(does_count);
+    let known: BTreeSet<_> = known.map(|link| (site_of(&link.from), site_of(&link.to))).collect();
+    let mut between = pairs(&by_site(cluster));
+    between.retain(|(from, to)| !known.contains(&(site_of(from), site_of(to))));
+    let up = cluster.hosts.up().into_iter().map(|host| host.id.clone());
+    let at = up.filter(|host| !is_known(cluster, host, host, 0)).collect();
+    NotMeasured { at, between }
+}
+
+/// Whether a figure that was measured then is one since the oldest time. If there was nothing to read before, there may be
+/// something now. What was measured while the clock was ahead is not new.
+fn counts(has_blocks: bool, measured_ms: u64, oldest_ms: u64) -> bool {
+    let now = now_ms();
+    match has_blocks {
+        true if oldest_ms == 0 => true,
+        true => (oldest_ms..=now).contains(&measured_ms),
+        false => (oldest_ms.max(now.saturating_sub(EMPTY_MS))..=now).contains(&measured_ms),
     }
-    wanted.sort();
-    wanted.dedup();
-    wanted.retain(|(from, to)| !is_known(cluster, from, to, 0));
-    wanted
 }
 
 /// Whether the figure was measured since then; for a link, by any hosts of these sites.
 fn is_known(cluster: &Cluster, from: &HostId, to: &HostId, oldest_ms: u64) -> bool {
-    let now = now_ms();
-    // If there was nothing to read before, there may be something now. What was measured while the clock was ahead is not new.
-    let counts = |has_blocks: bool, measured_ms: u64| match has_blocks {
-        true if oldest_ms == 0 => true,
-        true => (oldest_ms..=now).contains(&measured_ms),
-        false => (oldest_ms.max(now.saturating_sub(EMPTY_MS))..=now).contains(&measured_ms),
-    };
+    let counts = |has_blocks, measured_ms| counts(has_blocks, measured_ms, oldest_ms);
     if from == to {
         let local = cluster.links.local(from);
         return local.is_some_and(|local| counts(local.blocks.is_some(), local.measured_ms));

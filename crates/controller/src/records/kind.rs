@@ -250,7 +250,11 @@ impl Gang {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GangMoveRequest {
     /// Each rank goes to its host.
-    To(Vec<HostId>),
+    To {
+        hosts: Vec<HostId>,
+        /// The host that is drained, where that is the reason.
+        drains: Option<HostId>,
+    },
     /// All stay, or go back.
     Stay,
 }

@@ -1,22 +1,31 @@
 //! VMs without a job at an overloaded host.
 
-use perigee_model::HostId;
-use perigee_model::balance::{BalanceMode, SetBalance, SiteBalance};
-use perigee_model::job::Start;
+use perigee_model::balance::{BalanceMode, SetBalance, SiteBalance, VmStanding};
+use perigee_model::drain::DrainHost;
+use perigee_model::job::{Access, Job, JobSpec, JobState, MigrationState, NewVolume, Start};
 use perigee_model::load::{VcpuUse, VmLoad};
-use perigee_model::persistent_vm::NewVm;
+use perigee_model::persistent_vm::{NewVm, NewVmVolume, SetVm, VmState};
 use perigee_model::plan::Trigger;
+use perigee_model::vm::{MigrationPhase, VmStatus};
+use perigee_model::volume::VolumeSource;
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{Problem, SiteId, VmId};
+use perigee_model::{HostId, HostRules, LeaveSite, Problem, SiteId, VmId, VolumeName};
+use perigee_planner::balance::TAKEN;
 
-use super::drain::source_is_asked;
+use super::drain::{source_is_asked, unreachable};
 use super::fake::FakeHost;
 use super::gone::second_home;
-use super::migrations::switch_to;
+use super::migrations::{moves_to_its_data, switch, switch_to};
 use super::persistent_vms::{new_vm, web};
-use super::{Lab, wait_for};
+use super::term::{copy_store, is_refused};
+use super::{Lab, TIMING, Traffic, running_as, spec, wait_for};
+use crate::cluster::Alone;
+use crate::cluster::balance::{BalanceRecord, balance_key};
+use crate::migration::{Request, by_itself};
 use crate::planning::{self, links};
-use crate::{balance, hosts, vms};
+use crate::storage::volumes;
+use crate::supervisor::Supervisor;
+use crate::{balance, drain, hosts, term, vms};
 
 fn home() -> SiteId {
     SiteId::new("home").expect("a name")
@@ -24,12 +33,28 @@ fn home() -> SiteId {
 
 /// The agent says that so many CPUs are in use, and that the VM's vCPU has half of what it wants of one.
 fn report(host: &FakeHost, cpus_used: Option<f64>, vm: Option<&VmId>) {
-    let mut inside = host.inside();
-    inside.cpus_used_1m = cpus_used;
-    if let Some(vm) = vm.and_then(|vm| inside.vms.get_mut(vm)) {
-        let vcpus_1m = Some(VcpuUse { running_vcpus: 0.5, waiting_vcpus: 0.5 });
-        vm.report.load = VmLoad { vcpus_1m, ..VmLoad::default() };
+    host.inside().cpus_used_1m = cpus_used;
+    if let Some(vm) = vm {
+        report_vm(host, vm, VcpuUse { running_vcpus: 0.5, waiting_vcpus: 0.5 });
     }
+}
+
+fn report_vm(host: &FakeHost, vm: &VmId, load: VcpuUse) {
+    if let Some(vm) = host.inside().vms.get_mut(vm) {
+        vm.report.load = VmLoad { vcpus_1m: Some(load), ..VmLoad::default() };
+    }
+}
+
+/// The hosts whose loads are not known, by a look after which nothing has moved. The reasons have these words.
+async fn not_known(lab: &Lab, what: &str, wanted: &[(&FakeHost, &str)]) {
+    shows(lab, what, |shown| {
+        let is = |(host, words): &(&FakeHost, &str)| {
+            shown.not_known.iter().any(|one| one.host == host.id && one.why.contains(words))
+        };
+        shown.not_known.len() == wanted.len() && wanted.iter().all(is)
+    })
+    .await;
+    assert!(lab.cluster.index.migrations_of(&web()).is_empty(), "{what}");
 }
 
 fn at_home1() -> NewVm {
@@ -54,10 +79,14 @@ async fn shows(lab: &Lab, what: &str, is_right: impl Fn(&SiteBalance) -> bool) -
 
 /// A VM without a job that starves at home1, whose two CPUs others use, and home2, of which this is reported.
 async fn starving(second_used: Option<f64>) -> (Lab, FakeHost) {
+    starving_as(at_home1(), second_used).await
+}
+
+async fn starving_as(new: NewVm, second_used: Option<f64>) -> (Lab, FakeHost) {
     let lab = Lab::up().await;
     let second = second_home(&lab).await;
     links::probe_all(&lab.cluster).await.expect("figures");
-    lab.make_vm(at_home1()).await;
+    lab.make_vm(new).await;
     lab.runs().await;
     report(&lab.home, Some(2.0), Some(&web()));
     report(&second, second_used, None);
@@ -117,6 +146,102 @@ async fn a_host_whose_load_is_not_known_is_named_and_gets_no_vm() {
 }
 
 #[tokio::test]
+async fn figures_that_can_t_be_are_not_known_and_move_nothing() {
+    let (lab, second) = starving(Some(-3.0)).await;
+    set(&lab, BalanceMode::On).await;
+    not_known(&lab, "less than none in use", &[(&second, "-3 of its 2 CPUs")]).await;
+    report(&second, Some(4711.0), None);
+    not_known(&lab, "more than all in use", &[(&second, "4711 of its 2 CPUs")]).await;
+    report(&lab.home, Some(4711.0), None);
+    not_known(&lab, "the same of both", &[(&second, "4711"), (&lab.home, "4711")]).await;
+    report(&second, Some(0.0), None);
+    not_known(&lab, "one that would be left", &[(&lab.home, "4711")]).await;
+    report_vm(&lab.home, &web(), VcpuUse { running_vcpus: -1.0, waiting_vcpus: 2.0 });
+    wait_for("the VM's figures", async || {
+        let (_, vm) = lab.cluster.hosts.fresh_vm(&lab.home.id, &web(), super::PATIENCE)?;
+        vm.load.vcpus_1m.filter(|load| load.running_vcpus < 0.0)
+    })
+    .await;
+    report(&lab.home, Some(2.0), None);
+    not_known(&lab, "a VM that runs for less than no time", &[(&lab.home, "VM web")]).await;
+}
+
+#[tokio::test]
+async fn a_host_that_is_away_neither_gets_nor_loses_a_vm() {
+    let (lab, second) = starving(Some(0.0)).await;
+    set(&lab, BalanceMode::Off).await;
+    unreachable(&lab, &second).await;
+    set(&lab, BalanceMode::On).await;
+    let silent = "has not answered";
+    not_known(&lab, "the idle host to be away", &[(&second, silent)]).await;
+    set(&lab, BalanceMode::Off).await;
+    unreachable(&lab, &lab.home).await;
+    second.inside().down = false;
+    set(&lab, BalanceMode::On).await;
+    not_known(&lab, "the overloaded host to be away", &[(&lab.home, silent)]).await;
+}
+
+#[tokio::test]
+async fn a_target_that_dies_during_the_move_ends_no_vm_and_is_not_idle() {
+    let (lab, second) = starving(Some(0.0)).await;
+    set(&lab, BalanceMode::On).await;
+    source_is_asked(&lab.home, &web()).await;
+    second.inside().down = true;
+    lab.home.set_phase(&web(), MigrationPhase::Failed, VmStatus::Running);
+    shows(&lab, "only the dead host's load to be not known", |shown| {
+        matches!(&shown.not_known[..], [one] if one.host == second.id && one.why.contains("has not answered"))
+    })
+    .await;
+    let moves = lab.cluster.index.migrations_of(&web());
+    let states: Vec<MigrationState> = moves.iter().map(|one| one.migration.state).collect();
+    assert_eq!(states, [MigrationState::Aborted]);
+    let vm = vms::get(&lab.cluster, &web()).await.expect("the VM");
+    assert_eq!((vm.status, vm.host.as_ref()), (VmState::Running, Some(&lab.home.id)));
+}
+
+#[tokio::test]
+async fn of_two_controllers_only_the_one_that_the_hosts_obey_moves_a_vm() {
+    let (lab, second_home) = starving(None).await;
+    set(&lab, BalanceMode::On).await;
+    let copy = tempfile::tempdir().expect("a directory");
+    copy_store(lab.dir.path(), copy.path());
+    term::take_over(copy.path()).await.expect("told");
+    let second = Supervisor::start(copy.path(), TIMING, Traffic::Plain).await.expect("the one");
+    is_refused(&lab).await;
+    links::probe_all(&second.cluster).await.expect("figures");
+    report(&second_home, Some(0.0), None);
+    source_is_asked(&lab.home, &web()).await;
+    assert_eq!(second.cluster.index.migrations_of(&web()).len(), 1);
+    assert!(lab.cluster.index.migrations_of(&web()).is_empty(), "the first one has decided too");
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn a_vm_that_the_balancer_and_a_drain_want_elsewhere_moves_once() {
+    let (lab, second) = starving(Some(0.0)).await;
+    for host in [&lab.home, &second] {
+        host.inside().pool_free_bytes = Some(1 << 40);
+    }
+    let (by, ask) = ("ann".to_owned(), DrainHost::default());
+    let drained = drain::drain(&lab.cluster, &lab.home.id, by, ask);
+    let (_, drained) = tokio::join!(set(&lab, BalanceMode::On), drained);
+    drained.expect("a drain");
+    source_is_asked(&lab.home, &web()).await;
+    arrives(&lab, &second).await;
+    report(&second, Some(0.5), Some(&web()));
+    wait_for("the host to be drained", async || {
+        let host = hosts::info(&lab.cluster, &lab.home.id).await.ok()?;
+        host.drain.filter(|drain| drain.is_drained()).map(drop)
+    })
+    .await;
+    shows(&lab, "a look at known loads", |shown| {
+        shown.looked_ms.is_some() && shown.not_known.is_empty()
+    })
+    .await;
+    assert_eq!(lab.cluster.index.migrations_of(&web()).len(), 1);
+}
+
+#[tokio::test]
 async fn a_vm_does_not_go_back_to_the_host_from_which_a_person_took_it() {
     let (lab, second) = starving(Some(0.0)).await;
     vms::move_to(&lab.cluster, &web(), second.id.clone(), VolumesOnMove::Stay)
@@ -136,6 +261,31 @@ async fn a_vm_does_not_go_back_to_the_host_from_which_a_person_took_it() {
 }
 
 #[tokio::test]
+async fn a_vm_that_starves_does_not_go_to_one_from_which_it_is_kept_apart() {
+    let (lab, second) = starving(Some(0.0)).await;
+    let apart = || HostRules { apart: Some("db".parse().expect("a name")), ..Default::default() };
+    let other = VmId::new("other").expect("a name");
+    let start = Start::Host(second.id.clone());
+    lab.make_vm(NewVm { name: other.clone(), start, rules: apart(), ..at_home1() }).await;
+    wait_for("the other VM to run", async || {
+        let record = lab.cluster.index.of_vm(&other)?;
+        (record.job.state == JobState::Running).then_some(())
+    })
+    .await;
+    report(&second, Some(0.5), Some(&other));
+    vms::set::set(&lab.cluster, &web(), SetVm { rules: Some(apart()), ..SetVm::default() })
+        .await
+        .expect("they are at different hosts");
+    set(&lab, BalanceMode::Off).await;
+    set(&lab, BalanceMode::On).await;
+    let shown =
+        shows(&lab, "a look", |shown| shown.looked_ms.is_some() && shown.not_known.is_empty())
+            .await;
+    assert!(shown.vms.is_empty(), "{:?}", shown.vms);
+    assert!(lab.cluster.index.migrations_of(&web()).is_empty());
+}
+
+#[tokio::test]
 async fn a_mode_outlives_the_controller_and_is_of_a_site_that_has_a_host() {
     let mut lab = Lab::up().await;
     set(&lab, BalanceMode::On).await;
@@ -146,4 +296,161 @@ async fn a_mode_outlives_the_controller_and_is_of_a_site_that_has_a_host() {
     let refused: Problem = asked.await.expect_err("no host is there");
     assert!(refused.to_string().contains("perigee site list"), "{refused}");
     assert_eq!(balance::list(&lab.cluster).len(), hosts::sites(&lab.cluster).len());
+}
+
+async fn standing(lab: &Lab, vm: &VmId) -> VmStanding {
+    balance::explain::of_vm(&lab.cluster, vm).await.expect("a VM")
+}
+
+#[tokio::test]
+async fn a_vm_with_move_never_is_weighed_and_stays_until_that_is_set_anew() {
+    let (lab, _second) = starving_as(NewVm { may_migrate: false, ..at_home1() }, Some(0.0)).await;
+    set(&lab, BalanceMode::On).await;
+    let shown =
+        shows(&lab, "a look", |shown| shown.looked_ms.is_some() && shown.not_known.is_empty())
+            .await;
+    assert!(shown.vms.is_empty(), "{:?}", shown.vms);
+    let of = standing(&lab, &web()).await;
+    assert!(!of.may_migrate && of.next.contains("perigee vm set web --move auto"), "{of:?}");
+    assert_eq!(of.figures.measured.expect("it was looked at").waited_cpus, Some(0.5));
+    let ask = SetVm { may_migrate: Some(true), ..SetVm::default() };
+    let vm = vms::set::set(&lab.cluster, &web(), ask).await.expect("set");
+    assert_eq!(vm.may_migrate, Some(true));
+    source_is_asked(&lab.home, &web()).await;
+}
+
+#[tokio::test]
+async fn what_is_said_of_a_vm_has_its_accounts_and_then_its_move_and_the_surcharge() {
+    let (mut lab, second) = starving(Some(0.0)).await;
+    shows(&lab, "the advice", |shown| shown.vms.iter().any(|vm| vm.moves)).await;
+    let of = standing(&lab, &web()).await;
+    assert_eq!((of.mode, of.host.as_ref()), (Some(BalanceMode::Advise), Some(&lab.home.id)));
+    assert!(of.next.starts_with("would move home1 → home2: "), "{}", of.next);
+    let best = &of.figures.targets[0];
+    assert_eq!((&best.host, best.why_not.as_str()), (&second.id, ""));
+    assert!(best.saved_s > 0.0 && best.needed_s == best.price_s, "{best:?}");
+    assert_eq!(of.figures.price_factor, 1.0);
+
+    set(&lab, BalanceMode::On).await;
+    source_is_asked(&lab.home, &web()).await;
+    assert_eq!(standing(&lab, &web()).await.next, "it moves to home2 now");
+    arrives(&lab, &second).await;
+    let judged = async |lab: &Lab| {
+        let of = standing(lab, &web()).await;
+        of.figures.on_trial.clone().map(|trial| (of, trial))
+    };
+    let (of, trial) = wait_for("a look at home2", async || judged(&lab).await).await;
+    assert_eq!(trial.from, lab.home.id);
+    assert!(of.moves[0].reason.starts_with("moves home1 → home2: "), "{:?}", of.moves);
+    assert!(of.figures.price_factor > 1.9, "{:?}", of.figures);
+    lab.restart_controller().await;
+    assert!(lab.cluster.balances.price_factor(&web()) > 1.9, "a restart forgets no move");
+}
+
+#[tokio::test]
+async fn a_job_s_move_makes_its_next_one_dearer_and_a_restart_does_not_forget_that() {
+    let (mut lab, id, vm) = moves_to_its_data().await;
+    assert_eq!(lab.cluster.balances.price_factor(&vm), 1.0, "it has not come anywhere");
+    switch(&lab, &vm);
+    let at_cloud = |job: &Job| job.host.as_ref() == Some(&lab.cloud.id);
+    lab.wait_for_job(&id, "at cloud1", at_cloud).await;
+    wait_for("the surcharge", async || {
+        (lab.cluster.balances.price_factor(&vm) > 1.9).then_some(())
+    })
+    .await;
+    // Its record is written after that.
+    wait_for("the record", async || {
+        let cloud = SiteId::new("cloud").expect("a name");
+        let record = lab.cluster.records.read::<BalanceRecord>(&balance_key(&cloud)).await;
+        record.expect("the store").filter(|record| record.decided_ms > 0)
+    })
+    .await;
+    lab.restart_controller().await;
+    let record = lab.cluster.index.of_vm(&vm).expect("its record");
+    let age = std::time::Duration::ZERO;
+    let running = planning::running(&lab.cluster, &record, age).await.expect("facts");
+    assert!(running.expect("it runs").price_factor > 1.9, "the planner has it");
+}
+
+#[tokio::test]
+async fn a_job_s_vm_does_not_go_back_by_itself_to_the_host_from_which_a_person_took_it() {
+    let lab = Lab::up().await;
+    let (id, vm) = running_as(&lab, spec(Access::Read)).await;
+    vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), VolumesOnMove::Stay)
+        .await
+        .expect("moves");
+    source_is_asked(&lab.home, &vm).await;
+    switch(&lab, &vm);
+    let at_cloud = |job: &Job| job.host.as_ref() == Some(&lab.cloud.id);
+    lab.wait_for_job(&id, "at cloud1", at_cloud).await;
+    let record = lab.cluster.index.of_vm(&vm).expect("its record");
+    let refused = by_itself::refused(&lab.cluster, &record, &vm);
+    let back = refused.iter().find(|way| way.to == lab.home.id).expect("no way back");
+    assert_eq!(back.why, TAKEN);
+    assert_eq!(lab.cluster.balances.price_factor(&vm), 1.0, "what a person asks for has no price");
+}
+
+#[tokio::test]
+async fn a_host_takes_part_in_one_move_that_nobody_has_asked_for() {
+    let lab = Lab::up().await;
+    let second = second_home(&lab).await;
+    links::probe_all(&lab.cluster).await.expect("figures");
+    let small = JobSpec { memory_bytes: 64 << 20, ..spec(Access::Read) };
+    let (_, vm) = running_as(&lab, small).await;
+    lab.make_vm(at_home1()).await;
+    lab.runs().await;
+    vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), VolumesOnMove::Stay)
+        .await
+        .expect("moves");
+    let record = lab.cluster.index.of_vm(&web()).expect("its record");
+    let (from, to) = (&lab.home.id, &second.id);
+    let begin = async |alone| {
+        let reason = "a test".to_owned();
+        let volumes = VolumesOnMove::Stay;
+        let request = Request { to: to.clone(), reason, job_progress: None, volumes };
+        by_itself::begin(&lab.cluster, &record, from, request, alone).await
+    };
+    let why = "host home1 takes part in another move";
+    let waits = by_itself::waits_for(&lab.cluster, from, to, Alone::AtBoth);
+    assert_eq!(waits.as_deref(), Some(why));
+    let refused = begin(Alone::AtBoth).await.expect_err("home1 is in a move");
+    assert_eq!(refused.why, why);
+    // A drain empties its host whatever the loads are.
+    begin(Alone::AtDestination).await.expect("nothing comes to home2");
+}
+
+/// Its host is idle; the volume that it reads is at the other one.
+#[tokio::test]
+async fn a_vm_without_a_job_goes_to_its_data_when_it_waits_for_them() {
+    let lab = Lab::up().await;
+    let second = second_home(&lab).await;
+    second.inside().pool_free_bytes = Some(1 << 40);
+    links::probe_all(&lab.cluster).await.expect("figures");
+    let far = VolumeName::new("far").expect("a name");
+    let new = NewVolume {
+        name: far.clone(),
+        host: Some(second.id.clone()),
+        size_bytes: Some(1 << 30),
+        source: VolumeSource::Empty,
+        leave_site: LeaveSite::Allowed,
+    };
+    volumes::create(&lab.cluster, new).await.expect("create");
+    let volumes = vec![NewVmVolume { volume: far.clone(), read_only: true, mount: None }];
+    lab.make_vm(NewVm { volumes, ..at_home1() }).await;
+    lab.runs().await;
+    report(&second, Some(0.0), None);
+    set(&lab, BalanceMode::On).await;
+    wait_for("the VM to be sent to its data", async || {
+        let mut home = lab.home.inside();
+        home.cpus_used_1m = Some(0.2);
+        let of = &mut home.vms.get_mut(&web()).expect("the VM").report;
+        let vcpus_1m = Some(VcpuUse { running_vcpus: 0.1, waiting_vcpus: 0.0 });
+        of.load = VmLoad { vcpus_1m, ..VmLoad::default() };
+        let disk = of.spec.disks.iter().position(|disk| disk.volume == far).expect("its disk");
+        of.io[disk].network_busy_ns += 20_000_000;
+        home.vms[&web()].asked.as_ref().map(drop)
+    })
+    .await;
+    let moved = &lab.cluster.index.migrations_of(&web())[0].migration;
+    assert_eq!(moved.to, second.id);
 }

@@ -9,7 +9,7 @@ use perigee_model::persistent_vm::{NewVm, PowerRequest, VmState};
 use perigee_model::plan::Trigger;
 use perigee_model::vm::{MigrationPhase, VmStatus};
 use perigee_model::volume::VolumeSource;
-use perigee_model::volume_move::{VolumeMoveCause, VolumeMoveState};
+use perigee_model::volume_move::{VolumeMoveCause, VolumeMoveState, VolumesOnMove};
 use perigee_model::{HostId, JobId, LeaveSite, ProblemKind, VmId, VolumeName};
 
 use super::fake::FakeHost;
@@ -74,7 +74,7 @@ pub async fn source_is_asked(host: &FakeHost, vm: &VmId) {
     .await;
 }
 
-async fn unreachable(lab: &Lab, host: &FakeHost) {
+pub async fn unreachable(lab: &Lab, host: &FakeHost) {
     host.inside().down = true;
     wait_for("the host to be unreachable", async || {
         (lab.cluster.hosts.state(&host.id) == HostState::Unreachable).then_some(())
@@ -131,6 +131,7 @@ async fn a_dry_run_says_what_would_leave_and_begins_nothing() {
     })
     .await;
     assert_eq!(said.asked, None);
+    assert!(said.keeps.contains(&"a copy of image debian".to_owned()), "{:?}", said.keeps);
     let left = said.left.expect("it has looked");
     let first = step(&left, vm.as_str());
     assert_eq!(
@@ -232,6 +233,31 @@ async fn a_move_that_fails_ends_no_job_and_is_named_until_it_is_tried_again() {
     assert_eq!(of_vm.fate, DrainFate::Waits, "{of_vm:?}");
     let job = lab.job(&id).await;
     assert_eq!((job.state, job.migrations.len()), (JobState::Running, 1), "{}", job.reason);
+    lab.cluster.clock.pretend_passed(std::time::Duration::from_secs(60));
+    lab.wait_for_job(&id, "another try", |job| {
+        job.migrations.get(1).is_some_and(|moved| moved.state == MigrationState::Copying)
+    })
+    .await;
+    switch(&lab, &vm);
+    lab.wait_for_job(&id, "at cloud1", at_cloud(&lab)).await;
+}
+
+#[tokio::test]
+async fn a_target_that_dies_during_the_move_ends_no_job_and_is_named_until_it_is_back() {
+    let lab = lab().await;
+    let (id, vm) = running_as(&lab, movable()).await;
+    ask(&lab, &lab.home, false).await;
+    source_is_asked(&lab.home, &vm).await;
+    lab.cloud.inside().down = true;
+    lab.home.set_phase(&vm, MigrationPhase::Failed, VmStatus::Running);
+    let named = left(&lab, &lab.home, "the target's silence", |left| {
+        left.iter().any(|step| step.name == vm.as_str() && step.why.contains("does not answer"))
+    })
+    .await;
+    assert_eq!(step(&named, vm.as_str()).fate, DrainFate::Stays, "{named:?}");
+    let job = lab.job(&id).await;
+    assert_eq!((job.state, job.migrations.len()), (JobState::Running, 1), "{}", job.reason);
+    lab.cloud.inside().down = false;
     lab.cluster.clock.pretend_passed(std::time::Duration::from_secs(60));
     lab.wait_for_job(&id, "another try", |job| {
         job.migrations.get(1).is_some_and(|moved| moved.state == MigrationState::Copying)
@@ -384,6 +410,50 @@ async fn a_vm_without_a_job_leaves_while_it_runs() {
     switch(&lab, &web());
     left(&lab, &lab.home, "nothing to be left", <[DrainStep]>::is_empty).await;
     assert!(lab.cloud.inside().vms.contains_key(&web()));
+}
+
+#[tokio::test]
+async fn a_vm_with_move_never_is_named_and_leaves_when_a_person_says_so() {
+    let lab = lab().await;
+    lab.make_vm(NewVm { may_migrate: false, volumes: Vec::new(), ..new_vm("home1") }).await;
+    lab.runs().await;
+    ask(&lab, &lab.home, false).await;
+    let named = left(&lab, &lab.home, "the VM", |left| {
+        left.iter().any(|step| step.name == "web" && step.fate == DrainFate::Stays)
+    })
+    .await;
+    let why = &step(&named, "web").why;
+    assert!(why.contains("perigee vm move web HOST"), "{why}");
+    assert!(lab.cluster.index.migrations_of(&web()).is_empty());
+    vms::move_to(&lab.cluster, &web(), lab.cloud.id.clone(), VolumesOnMove::Stay)
+        .await
+        .expect("a person moves it");
+    source_is_asked(&lab.home, &web()).await;
+    switch(&lab, &web());
+    left(&lab, &lab.home, "nothing to be left", <[DrainStep]>::is_empty).await;
+}
+
+/// What is kept of earlier runs of its kind can't be read.
+#[tokio::test]
+async fn a_vm_that_cant_be_looked_at_is_named_and_the_others_leave() {
+    let lab = lab().await;
+    let broken = JobSpec { name: "broken".into(), memory_bytes: 64 << 20, ..movable() };
+    let broken = JobSpec { command: vec!["other".into()], volumes: Vec::new(), ..broken };
+    let (_, broken) = running_as(&lab, broken).await;
+    let record = lab.cluster.index.of_vm(&broken).expect("its record");
+    let key = planning::history_key(&record.job.spec);
+    lab.cluster.records.put(&key, &"no history").await.expect("written");
+    lab.cluster.history_cache.forget_history(&key);
+    let good = JobSpec { memory_bytes: 64 << 20, volumes: Vec::new(), ..movable() };
+    let (_, good) = running_as(&lab, good).await;
+    ask(&lab, &lab.home, false).await;
+    source_is_asked(&lab.home, &good).await;
+    let named = left(&lab, &lab.home, "the other one", |left| {
+        left.iter().any(|step| step.name == broken.as_str() && step.fate == DrainFate::Waits)
+    })
+    .await;
+    let why = &step(&named, broken.as_str()).why;
+    assert!(why.starts_with("it could not be looked at"), "{why}");
 }
 
 #[tokio::test]

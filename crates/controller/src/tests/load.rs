@@ -23,6 +23,8 @@ fn loaded(host: &FakeHost, vm: &VmId, running_vcpus: f64, waiting_vcpus: f64) {
         run_delay_ms: Some(7_000),
         longest_run_delay_ms: Some(5_000),
         vcpus_1m: Some(VcpuUse { running_vcpus, waiting_vcpus }),
+        memory: None,
+        dirty_bytes_per_s: None,
     };
     host.inside().vms.get_mut(vm).expect("a VM").report.load = load;
 }

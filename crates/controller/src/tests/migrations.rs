@@ -142,6 +142,18 @@ async fn a_request_without_an_answer_does_not_undo_a_migration_that_is_preparing
 /// The time lost is in the counters, so the test does not take that time.
 #[tokio::test]
 async fn a_job_that_loses_time_to_the_network_is_moved_to_its_data() {
+    let (lab, id, vm) = moves_to_its_data().await;
+    let job = lab.job(&id).await;
+    assert_eq!(job.migrations[0].to, lab.cloud.id);
+    assert!(job.migrations[0].predicted_total_ms.is_some());
+    let decisions = planning::decisions(&lab.cluster, &id).await.expect("decisions");
+    assert_eq!(decisions.last().expect("decisions").trigger, Trigger::TimeLost);
+    switch(&lab, &vm);
+    end_at_the_destination(&lab, &id, &vm).await;
+}
+
+/// A job at home1 that has lost time to the network, and whose VM is being sent to its data at cloud1.
+pub async fn moves_to_its_data() -> (Lab, JobId, VmId) {
     let lab = Lab::up().await;
     let mut moving = spec(Access::Read);
     (moving.may_migrate, moving.memory_bytes) = (true, 64 << 20);
@@ -158,13 +170,7 @@ async fn a_job_that_loses_time_to_the_network_is_moved_to_its_data() {
         home.vms.get(&vm).and_then(|vm| vm.asked.as_ref()).map(drop)
     })
     .await;
-    let job = lab.job(&id).await;
-    assert_eq!(job.migrations[0].to, lab.cloud.id);
-    assert!(job.migrations[0].predicted_total_ms.is_some());
-    let decisions = planning::decisions(&lab.cluster, &id).await.expect("decisions");
-    assert_eq!(decisions.last().expect("decisions").trigger, Trigger::TimeLost);
-    switch(&lab, &vm);
-    end_at_the_destination(&lab, &id, &vm).await;
+    (lab, id, vm)
 }
 
 #[tokio::test]
@@ -294,9 +300,8 @@ async fn a_migration_that_a_person_cancels_leaves_the_vm_at_the_source() {
     // The store has it before the index.
     let elsewhere = [HostId::new("cloud2").expect("name")];
     wait_for("the planner to wait for a while", async || {
-        let moves = lab.cluster.index.migrations_of(&vm);
-        let moves: Vec<&Migration> = moves.iter().map(|record| &record.migration).collect();
-        Some(migration::refused_after(&moves, &elsewhere, |_| 0)).filter(|all| all.len() == 1)
+        let failed = migration::by_itself::failed_lately(&lab.cluster, &vm, &elsewhere);
+        Some(failed).filter(|all| all.len() == 1)
     })
     .await;
     assert_eq!(job.host.as_ref(), Some(&lab.home.id));

@@ -2,6 +2,7 @@
 //! controller stops in the middle or a host is away.
 
 mod admissions;
+mod amounts;
 mod api;
 mod balance;
 mod collect;
@@ -31,6 +32,7 @@ mod persistent_vms;
 mod queue;
 mod quotas;
 mod replicas;
+mod rules;
 mod staging;
 mod sure;
 mod tasks;
@@ -222,6 +224,8 @@ pub fn spec(access: Access) -> JobSpec {
         env: Default::default(),
         cpus: 1,
         memory_bytes: 512 << 20,
+        cpus_max: None,
+        memory_max_bytes: None,
         root_bytes: None,
         output_bytes: 1 << 20,
         volumes: vec![JobVolume { volume: data_volume(), mount: "/data".into(), access }],
@@ -246,6 +250,7 @@ pub fn spec(access: Access) -> JobSpec {
         mpi: false,
         firmware: Default::default(),
         tpm: false,
+        rules: Default::default(),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use perigee_model::drain::{DrainHost, DrainedKind};
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{JobState, Start};
 use perigee_model::network::NewNetwork;
@@ -16,7 +17,7 @@ use super::{Access, JobSpec, Lab, spec, vm_of, wait_for};
 use crate::cluster::Settings;
 use crate::networks::{self, create, delete, find};
 use crate::records::HostRecord;
-use crate::{hosts, jobs, migration};
+use crate::{drain, hosts, jobs, migration};
 
 fn name(text: &str) -> NetworkName {
     NetworkName::new(text).expect("a name")
@@ -176,6 +177,24 @@ async fn a_gateway_leaves_a_host_that_can_t_have_networks_any_more() {
     let host = if first == lab.home.id { &lab.home } else { &lab.cloud };
     host.inside().no_networks = Some("dnsmasq is not installed".to_owned());
     wait_for("another gateway", async || gateway().await.filter(|host| *host != first)).await;
+}
+
+/// Its VMs may stay there: their jobs say `move: never`.
+#[tokio::test]
+async fn a_gateway_leaves_a_host_that_is_drained() {
+    let lab = Lab::up().await;
+    create(&lab.cluster, new("blue")).await.expect("a network");
+    blue_has_vms_at_both(&lab).await;
+    let gateway = async || find(&lab.cluster, &name("blue")).await.ok()?.gateway;
+    let first = wait_for("a gateway", gateway).await;
+    let ask = DrainHost::default();
+    drain::drain(&lab.cluster, &first, "ann".to_owned(), ask).await.expect("a drain");
+    wait_for("another gateway", async || gateway().await.filter(|host| *host != first)).await;
+    wait_for("only the VM to be left", async || {
+        let left = hosts::info(&lab.cluster, &first).await.ok()?.drain?.left?;
+        left.iter().all(|step| step.kind != DrainedKind::Network).then_some(())
+    })
+    .await;
 }
 
 /// Until now only a host that can't have any networks lost its gateways.

@@ -37,16 +37,20 @@ pub fn new_vm(host: &str) -> NewVm {
         image: ImageName::new("debian").expect("a name"),
         cpus: 1,
         memory_bytes: 256 << 20,
+        cpus_max: None,
+        memory_max_bytes: None,
         disk_bytes: Some(2 << 30),
         network: Default::default(),
         publish: Vec::new(),
         volumes: vec![NewVmVolume { volume: data_volume(), read_only: false, mount: None }],
         start: Start::Host(HostId::new(host).expect("a name")),
+        may_migrate: true,
         restart_elsewhere: false,
         stopped: false,
         cloud_init: Default::default(),
         firmware: Firmware::Uefi,
         hardware: Hardware::default(),
+        rules: Default::default(),
     }
 }
 
@@ -566,7 +570,12 @@ async fn a_vm_is_resized_when_it_is_off_and_its_disk_only_grows() {
     let lab = Lab::up().await;
     lab.make_vm(new_vm("home1")).await;
     lab.runs().await;
-    let ask = ResizeVm { cpus: Some(2), memory_bytes: Some(512 << 20), disk_bytes: Some(3 << 30) };
+    let ask = ResizeVm {
+        cpus: Some(2),
+        memory_bytes: Some(512 << 20),
+        disk_bytes: Some(3 << 30),
+        ..ResizeVm::default()
+    };
     let refused = change::resize(&lab.cluster, &web(), ask).await.expect_err("it runs");
     assert_eq!(refused.kind, ProblemKind::Conflict);
     lab.power(PowerRequest::Stop { force: true }).await;
@@ -636,7 +645,7 @@ async fn a_vm_that_runs_gets_cpus_and_a_larger_disk_and_gives_memory_back() {
     lab.home.inside().refuses_changes = false;
 
     let memory_bytes = Some(128 << 20);
-    let ask = ResizeVm { cpus: Some(3), memory_bytes, disk_bytes: Some(3 << 30) };
+    let ask = ResizeVm { cpus: Some(3), memory_bytes, disk_bytes: Some(3 << 30), ..nothing };
     let sized = resize(&lab, ask).await.expect("resized");
     assert_eq!((sized.cpus, sized.memory_bytes), (3, 128 << 20));
     assert!(sized.reason.contains("its guest still has 256 MiB"), "{sized:?}");

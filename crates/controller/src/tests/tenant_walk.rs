@@ -133,6 +133,7 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
             vec![("", json!({"volume": "own"})), ("volume", json!({"volume": "NAME"}))]
         }
         "POST /v1/vms/{vm}/resize" => plain(json!({"cpus": 2})),
+        "PUT /v1/vms/{vm}/set" => plain(json!({"may_migrate": false, "rules": {"apart": "db"}})),
         "PUT /v1/vms/{vm}/file" => plain(json!({})),
         "PUT /v1/volumes/{volume}/leave-site" | "PUT /v1/images/{image}/leave-site" => {
             plain(json!({"leave_site": "never"}))
@@ -177,6 +178,7 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         | "POST /v1/enrol"
         | "POST /v1/tenants"
         | "PUT /v1/sites/{site}/balance"
+        | "PUT /v1/sites/{site}/place"
         | "PUT /v1/tenants/{tenant}/quota"
         | "PUT /v1/tenants/{tenant}/users/{user}" => plain(json!({})),
         // No JSON.

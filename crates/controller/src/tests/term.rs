@@ -35,7 +35,7 @@ async fn client(lab: &Lab) -> Client {
     Client::new(&url, PATIENCE).expect("client")
 }
 
-async fn is_refused(lab: &Lab) -> u64 {
+pub async fn is_refused(lab: &Lab) -> u64 {
     let refused = async || lab.cluster.claim.refusal();
     wait_for("a host to refuse the controller", refused).await.by
 }

@@ -179,8 +179,10 @@ fn as_asked_for(spec: &VmSpec, root: &Found, disks: &[Found], image: ImageName) 
     NewVm {
         name: spec.vm.clone(),
         image,
-        cpus: spec.cpus,
-        memory_bytes: spec.memory_bytes,
+        cpus: spec.machine.cpus_least.unwrap_or(spec.cpus),
+        cpus_max: spec.machine.cpus_least.map(|_| spec.cpus),
+        memory_bytes: spec.machine.memory_least_bytes.unwrap_or(spec.memory_bytes),
+        memory_max_bytes: spec.machine.memory_least_bytes.map(|_| spec.memory_bytes),
         disk_bytes: Some(root.info.size_bytes),
         network: match &spec.network {
             VmNetwork::None => NetworkKind::None,
@@ -191,11 +193,13 @@ fn as_asked_for(spec: &VmSpec, root: &Found, disks: &[Found], image: ImageName) 
         publish: Vec::new(),
         volumes: volumes.collect(),
         start: Default::default(),
+        may_migrate: true,
         restart_elsewhere: false,
         stopped: false,
         cloud_init: Default::default(),
         firmware: spec.machine.firmware,
         hardware: spec.machine.hardware.clone(),
+        rules: Default::default(),
     }
 }
 

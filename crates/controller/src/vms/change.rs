@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use perigee_model::job::{JobState, Vm};
+use perigee_model::job::{JobSpec, JobState, Vm};
 use perigee_model::limits::JOB_DISK_BYTES;
 use perigee_model::persistent_vm::{PersistentVm, ResizeVm};
 use perigee_model::tenant::Running;
@@ -119,6 +119,16 @@ pub async fn restore(cluster: &Arc<Cluster>, vm: &VmId, image: ImageName) -> Res
     .await
 }
 
+/// With another amount the VM has no range any more, unless another one comes with it.
+fn resize_spec(spec: &mut JobSpec, ask: &ResizeVm) {
+    if let Some(cpus) = ask.cpus {
+        (spec.cpus, spec.cpus_max) = (cpus, ask.cpus_max);
+    }
+    if let Some(memory_bytes) = ask.memory_bytes {
+        (spec.memory_bytes, spec.memory_max_bytes) = (memory_bytes, ask.memory_max_bytes);
+    }
+}
+
 /// Gives a VM another number of CPUs, another amount of memory, or a larger root disk. One that runs is changed as far as that can be
 /// done ([`vms::live`]).
 ///
@@ -127,6 +137,12 @@ pub async fn restore(cluster: &Arc<Cluster>, vm: &VmId, image: ImageName) -> Res
 pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<Vm, Problem> {
     let what = format!("can't resize VM {vm}");
     let invalid = |why: String| Problem::invalid(&what, why);
+    if ask.memory_max_bytes.is_some() && ask.memory_bytes.is_none() {
+        return Err(invalid("memory: say the least too, as in 1GiB..4GiB".to_owned()));
+    }
+    if ask.cpus_max.is_some() && ask.cpus.is_none() {
+        return Err(invalid("cpus: say the least too, as in 1..4".to_owned()));
+    }
     let before = record(cluster, vm).await?;
     if before.vm_started {
         return vms::live::resize(cluster, vm, ask).await;
@@ -134,10 +150,9 @@ pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<
     check_off(cluster, &what, &before).await?;
     check_stays(cluster, &what, &before)?;
     let mut spec = before.job.spec.clone();
-    spec.cpus = ask.cpus.unwrap_or(spec.cpus);
-    spec.memory_bytes = ask.memory_bytes.unwrap_or(spec.memory_bytes);
+    resize_spec(&mut spec, &ask);
     spec.check_vm(&what)?;
-    let needs = Running { vms: 1, cpus: spec.cpus, memory_bytes: spec.memory_bytes };
+    let needs = Running { vms: 1, cpus: spec.cpus_most(), memory_bytes: spec.memory_bytes };
     if let Some(why) = cluster.accounts.quota_of(vm.as_str()).lacks(Running::default(), needs) {
         return Err(
             invalid(why).next("ask for less, or ask an admin for more (perigee tenant quota)")
@@ -166,8 +181,7 @@ pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<
     change(cluster, vm, &what, |record| {
         // Somebody else may have changed the rest meanwhile.
         let to = &mut record.job.spec;
-        to.cpus = ask.cpus.unwrap_or(to.cpus);
-        to.memory_bytes = ask.memory_bytes.unwrap_or(to.memory_bytes);
+        resize_spec(to, &ask);
         if ask.disk_bytes.is_some() {
             to.root_bytes = to.root_bytes.max(Some(root_bytes));
         }

@@ -51,10 +51,15 @@ pub async fn resize(cluster: &Arc<Cluster>, vm: &VmId, ask: ResizeVm) -> Result<
     let at = volumes::reachable(cluster, &host)?;
     let spec = &before.job.spec;
     if let Some(cpus) = ask.cpus {
+        if spec.cpus_max.is_some() || ask.cpus_max.is_some() {
+            let why = "cpus: a VM that runs keeps its range, or that it has none";
+            return Err(Problem::conflict(&what, why).next("stop it first"));
+        }
         check_cpus(cluster, &what, &before, &host, cpus)?;
     }
     if let Some(bytes) = ask.memory_bytes {
-        check_memory(&what, bytes, spec.memory_bytes)?;
+        let is_range = spec.memory_max_bytes.is_some() || ask.memory_max_bytes.is_some();
+        check_memory(&what, bytes, spec.memory_bytes, is_range)?;
     }
     let mut notes = Vec::new();
     if let Some(bytes) = ask.disk_bytes {
@@ -149,10 +154,14 @@ fn check_room(cluster: &Cluster, what: &str, of: &JobRecord, host: &HostId) -> R
     Err(Problem::no_space(what, why).next("move it to another host first"))
 }
 
-fn check_memory(what: &str, bytes: u64, started_with: u64) -> Result<(), Problem> {
+fn check_memory(what: &str, bytes: u64, started_with: u64, is_range: bool) -> Result<(), Problem> {
     MEMORY_BYTES
         .check(bytes)
         .map_err(|error| Problem::invalid(what, format!("memory: {error}")))?;
+    if is_range {
+        let why = "memory: a VM that runs keeps its range, or that it has none";
+        return Err(Problem::conflict(what, why).next("stop it first"));
+    }
     if bytes <= started_with {
         return Ok(());
     }
@@ -231,7 +240,7 @@ pub(super) async fn begin<'a>(
 }
 
 /// Changes the VM at its host, in the run of this record.
-pub(super) async fn change(
+pub(crate) async fn change(
     at: &HostLink,
     of: &JobRecord,
     ask: &ChangeVm,
@@ -295,14 +304,15 @@ pub(super) async fn until_noted(
 pub(super) async fn until_heeded(
     cluster: &Arc<Cluster>,
     of: &JobRecord,
-    number: u64,
+    is_heeded: impl Fn(&PersistentVm) -> bool,
 ) -> Result<(), Problem> {
-    let is_there = || {
-        let what = format!("can't change VM {}", of.job.id);
-        let gone = || Problem::not_found(what, "it was deleted meanwhile");
-        now(cluster, of).map(drop).ok_or_else(gone)
-    };
-    until(cluster, of, |persistent| persistent.applied >= number, is_there).await
+    until(cluster, of, is_heeded, || is_there(cluster, of)).await
+}
+
+fn is_there(cluster: &Cluster, of: &JobRecord) -> Result<(), Problem> {
+    let what = format!("can't change VM {}", of.job.id);
+    let gone = || Problem::not_found(what, "it was deleted meanwhile");
+    now(cluster, of).map(drop).ok_or_else(gone)
 }
 
 /// `may_come` says why it never will.

@@ -44,7 +44,7 @@ pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result
     networks::check(cluster, &spec).await?;
     new.cloud_init.check(&what())?;
     new.cloud_init.user_data.as_deref().map(user_data::check).transpose()?;
-    let needs = Running { vms: 1, cpus: spec.cpus, memory_bytes: spec.memory_bytes };
+    let needs = Running { vms: 1, cpus: spec.cpus_most(), memory_bytes: spec.memory_bytes };
     if let Some(why) = cluster.accounts.quota_of(name.as_str()).lacks(Running::default(), needs) {
         return Err(
             invalid(why).next("ask for less, or ask an admin for more (perigee tenant quota)")
@@ -101,6 +101,8 @@ pub(super) fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<Jo
         env: BTreeMap::new(),
         cpus: new.cpus,
         memory_bytes: new.memory_bytes,
+        cpus_max: new.cpus_max,
+        memory_max_bytes: new.memory_max_bytes,
         root_bytes: Some(root_bytes),
         output_bytes: 0,
         volumes,
@@ -109,7 +111,7 @@ pub(super) fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<Jo
         keep_outputs_s: None,
         publish: new.publish.clone(),
         start: new.start.clone(),
-        may_migrate: false,
+        may_migrate: new.may_migrate,
         writes: LeaveSite::Never,
         timeout_s: None,
         has_output_room: false,
@@ -124,6 +126,7 @@ pub(super) fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<Jo
         mpi: false,
         firmware: Default::default(),
         tpm: false,
+        rules: new.rules.clone(),
     })
 }
 
@@ -185,21 +188,30 @@ pub async fn request_power(
     vm: &VmId,
     request: PowerRequest,
 ) -> Result<Vm, Problem> {
-    let record = record(cluster, vm).await?;
-    let id = &record.job.id;
-    let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(id)).await?;
-    if record.ending.is_some() || asked.is_some_and(|intent| intent.cancel) {
-        return Err(Problem::conflict(format!("can't change VM {vm}"), "it is being deleted"));
-    }
+    let record = not_deleted(cluster, vm).await?;
     let next = |old: Option<JobIntent>| {
         let old = old.unwrap_or_default();
         let number = old.power.map_or(1, |(number, _)| number + 1);
         JobIntent { power: Some((number, request)), ..old }
     };
-    let asked = cluster.records.update(&job_intent_key(id), next).await?;
+    let asked = cluster.records.update(&job_intent_key(&record.job.id), next).await?;
     // Before that it would still be shown as it was, and whoever looks at it could take that for the end.
-    live::until_heeded(cluster, &record, asked.power.map_or(0, |(number, _)| number)).await?;
+    let number = asked.power.map_or(0, |(number, _)| number);
+    live::until_heeded(cluster, &record, |persistent| persistent.applied >= number).await?;
     vms::get(cluster, vm).await
+}
+
+/// The record of a VM without a job, for something that a person asks of it.
+///
+/// # Errors
+/// As [`record`]; `Conflict` if the VM is being deleted.
+pub(super) async fn not_deleted(cluster: &Cluster, vm: &VmId) -> Result<JobRecord, Problem> {
+    let record = record(cluster, vm).await?;
+    let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(&record.job.id)).await?;
+    if record.ending.is_some() || asked.is_some_and(|intent| intent.cancel) {
+        return Err(Problem::conflict(format!("can't change VM {vm}"), "it is being deleted"));
+    }
+    Ok(record)
 }
 
 /// Deletes a VM with its own disks. Its volumes stay.

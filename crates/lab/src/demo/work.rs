@@ -104,6 +104,8 @@ impl Stage {
             env: BTreeMap::new(),
             cpus: 1,
             memory_bytes: LOAD_MEMORY_BYTES,
+            cpus_max: None,
+            memory_max_bytes: None,
             root_bytes: None,
             output_bytes: OUTPUT_BYTES,
             volumes: vec![mounted(self.volume.clone(), "/data", Access::Write)],
@@ -127,6 +129,7 @@ impl Stage {
             mpi: false,
             firmware: Default::default(),
             tpm: false,
+            rules: Default::default(),
         }
     }
 

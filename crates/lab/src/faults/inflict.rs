@@ -79,8 +79,11 @@ pub async fn set_wan(lab: &Lab, settings: LinkSettings) -> Result<(), Problem> {
     wan::set_all(lab, all).await
 }
 
-/// Kills a daemon with SIGKILL and waits until its supervisor has started it again.
-async fn kill(lab: &Lab, host: Option<&HostId>, daemon: &str) -> Result<(), Problem> {
+/// Kills a daemon of a host, or the controller, with SIGKILL and waits until its supervisor has started it again.
+///
+/// # Errors
+/// The daemon does not run, or is not started again in time.
+pub async fn kill(lab: &Lab, host: Option<&HostId>, daemon: &str) -> Result<(), Problem> {
     let find = || match host {
         Some(host) => lab.host_pid(host, daemon),
         None => lab.controller_pid(),

@@ -31,6 +31,8 @@ use crate::progress::Steps;
 use crate::up::{self, Lab, with_lab};
 use crate::wan::{LinkSettings, Rate};
 use ground::Ground;
+pub(crate) use ground::until;
+pub(crate) use inflict::kill;
 use outcome::Ran;
 pub use outcome::{CellResult, Outcome, Verdict};
 use record::Record;

@@ -1,4 +1,10 @@
 //! What VMs want: processors, and for how long.
+//!
+//! | generator | statistics | source |
+//! |---|---|---|
+//! | [`job_s`] | most jobs are short, and the longest tenth runs for most of the time | none: a Pareto distribution |
+//! | [`borg_s`] | the largest 1 % of the jobs use 99 % of the CPU time; the tail is a Pareto distribution with the shape 0.69 | Tirmazi and others, Borg: the Next Generation, EuroSys 2020 |
+//! | [`azure_s`] | 29 % of the VMs live for at most 15 minutes, 32 % for at most an hour, 32 % for at most a day, and the other 7 % have over 95 % of the hours | Cortez and others, Resource Central, SOSP 2017 |
 
 use std::time::Duration;
 
@@ -115,6 +121,32 @@ pub fn job_s(random: &mut Random) -> u64 {
     Duration::from_secs_f64(seconds.min(12.0 * 3600.0)).as_secs()
 }
 
+/// The CPU seconds of a job of Borg: a Pareto distribution with the published shape, from a second on. It is cut where the largest hundredth
+/// of the jobs has the published share.
+pub fn borg_s(random: &mut Random) -> f64 {
+    const SHAPE: f64 = 0.69;
+    const LEAST_S: f64 = 1.0;
+    const MOST_S: f64 = 1.5e9;
+    let cut = 1.0 - (LEAST_S / MOST_S).powf(SHAPE);
+    LEAST_S / (1.0 - random.share() * cut).powf(1.0 / SHAPE)
+}
+
+/// How long a VM of Azure lives, in seconds. Up to a day, lifetimes of the same bucket differ by factors; the few longer ones are spread
+/// over the three months of the study.
+pub fn azure_s(random: &mut Random) -> u64 {
+    const MINUTE: f64 = 60.0;
+    const DAY: f64 = 86_400.0;
+    let by_factor = |least: f64, most: f64, share: f64| least * (most / least).powf(share);
+    let (bucket, share) = (random.share(), random.share());
+    let seconds = match bucket {
+        ..0.29 => by_factor(MINUTE, 15.0 * MINUTE, share),
+        ..0.61 => by_factor(15.0 * MINUTE, 60.0 * MINUTE, share),
+        ..0.93 => by_factor(60.0 * MINUTE, DAY, share),
+        _ => DAY + 89.0 * DAY * share,
+    };
+    Duration::from_secs_f64(seconds).as_secs()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -139,5 +171,41 @@ mod tests {
         let of = |jobs: &[u64]| jobs.iter().sum::<u64>();
         assert!(of(&all[9000..]) * 2 > of(&all), "the longest tenth");
         assert!(all[5000] < 300, "half are short");
+    }
+
+    #[test]
+    fn the_largest_hundredth_of_the_jobs_of_borg_uses_nearly_all() {
+        let mut random = Random(1);
+        let mut all: Vec<f64> = (0..1_000_000).map(|_| borg_s(&mut random)).collect();
+        all.sort_unstable_by(f64::total_cmp);
+        let of = |jobs: &[f64]| jobs.iter().sum::<f64>();
+        // The largest jobs of all are in few samples, so a sample has a little less than the published 99 %.
+        let share = of(&all[990_000..]) / of(&all);
+        assert!((0.97..0.995).contains(&share), "{share}");
+        assert!(all[500_000] < 4.0, "half of them take seconds: {}", all[500_000]);
+    }
+
+    #[test]
+    fn the_tail_of_the_jobs_of_borg_has_the_published_shape() {
+        let mut random = Random(2);
+        let mut all: Vec<f64> = (0..1_000_000).map(|_| borg_s(&mut random)).collect();
+        all.sort_unstable_by(f64::total_cmp);
+        // Hill's estimator, of the largest hundredth.
+        let (least, tail) = (all[990_000].ln(), &all[990_000..]);
+        let shape = tail.len() as f64 / tail.iter().map(|one| one.ln() - least).sum::<f64>();
+        assert!((shape - 0.69).abs() < 0.03, "{shape}");
+    }
+
+    #[test]
+    fn the_vms_of_azure_live_as_long_as_published() {
+        let mut random = Random(1);
+        let all: Vec<u64> = (0..100_000).map(|_| azure_s(&mut random)).collect();
+        let up_to = |most_s: u64| all.iter().filter(|one| **one <= most_s).count() as f64 / 1e5;
+        for (most_s, share) in [(900, 0.29), (3600, 0.61), (86_400, 0.93)] {
+            assert!((up_to(most_s) - share).abs() < 0.01, "{most_s}: {}", up_to(most_s));
+        }
+        let long: u64 = all.iter().filter(|one| **one > 86_400).sum();
+        let share = long as f64 / all.iter().sum::<u64>() as f64;
+        assert!(share > 0.95, "those that live for more than a day have {share} of the hours");
     }
 }

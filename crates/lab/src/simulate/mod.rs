@@ -3,20 +3,27 @@
 //! | question | file |
 //! |---|---|
 //! | Which fields has a scenario? | `scenario.rs` |
-//! | What do VMs want, and when? | `loads.rs` |
-//! | Which rules move VMs? | `rules.rs` |
+//! | What do VMs want, and when? Which statistics do generators have? | `loads.rs` |
+//! | Which jobs arrive? | `jobs.rs`; from logs: `swf.rs` |
+//! | Which rules move VMs and place jobs? | `rules.rs`, `world/place.rs` |
 //! | What happens at a host, in a move, at a failure? | `world/mod.rs` |
 //! | What does a move cost? | `price.rs` |
+//! | How do those share links that send something? | `network.rs` |
+//! | How far is the simulator from a lab? | `beside_lab.rs` |
 //! | How long do decisions take with many hosts? | `growth.rs` |
 //! | What is in `results.json`, and on the page? | `outcome.rs`, `page.rs` |
 
+mod beside_lab;
 mod growth;
+mod jobs;
 mod loads;
+mod network;
 mod outcome;
 mod page;
 mod price;
 mod rules;
 mod scenario;
+mod swf;
 mod world;
 
 use std::path::{Path, PathBuf};
@@ -26,7 +33,9 @@ use perigee_model::Problem;
 
 use crate::measuring;
 use crate::progress::Steps;
-pub use outcome::{OfRule, Outcome, Run, Simulated, Size, Spread};
+pub use beside_lab::Options as BesideLabOptions;
+use jobs::Jobs;
+pub use outcome::{BesideLab, OfRule, Outcome, Run, Simulated, Size, Spread};
 pub use page::shown;
 use scenario::Scenario;
 
@@ -36,6 +45,8 @@ pub struct Options {
     pub files: Vec<PathBuf>,
     /// How many runs each rule has, with the seeds 1, 2, and so on.
     pub seeds: u64,
+    /// A scenario that is also run in a lab of real VMs.
+    pub beside_lab: Option<BesideLabOptions>,
     /// Directory for `results.json` and `report.html`.
     pub out: PathBuf,
 }
@@ -43,15 +54,19 @@ pub struct Options {
 /// Runs all scenarios and writes the results.
 ///
 /// # Errors
-/// A scenario is wrong, or the results can't be written.
-pub fn simulate(options: &Options, steps: &Steps) -> Result<Outcome, Problem> {
+/// A scenario is wrong, the lab failed, or the results can't be written.
+pub async fn simulate(options: &Options, steps: &Steps) -> Result<Outcome, Problem> {
     let read = |file: &PathBuf| Ok((file.clone(), scenario::read(file)?));
     let scenarios: Vec<(PathBuf, Scenario)> =
         options.files.iter().map(read).collect::<Result<_, Problem>>()?;
-    let versions = measuring::versions(measuring::own_version(), &[]);
+    let programs: &[_] = if options.beside_lab.is_some() { &[measuring::QEMU] } else { &[] };
+    let versions = measuring::versions(measuring::own_version(), programs);
     let mut outcome = Outcome { versions, scenarios: Vec::new() };
     for (file, scenario) in &scenarios {
         outcome.scenarios.push(one(file, scenario, options.seeds, steps));
+    }
+    if let Some(options) = &options.beside_lab {
+        outcome.scenarios.push(beside_lab::beside_lab(options, steps).await?);
     }
     write(&outcome, &options.out)?;
     Ok(outcome)
@@ -74,17 +89,27 @@ fn one(file: &Path, scenario: &Scenario, seeds: u64, steps: &Steps) -> Simulated
     let rules: Vec<OfRule> = scenario.rules.iter().map(of_rule).collect();
     let sizes = growth::sizes(scenario);
     step.done(&format!("{} rules, {seeds} seeds", rules.len()));
+    let left_out = match &scenario.jobs {
+        Jobs::Listed(listed) => listed.left_out,
+        Jobs::AtRandom(_) => 0,
+    };
     Simulated {
-        file: file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        file: name_of(file),
         title: scenario.title.clone(),
         about: scenario.about.clone(),
         hours: scenario.length_s as f64 / 3600.0,
         hosts: scenario.hosts,
         vms: scenario.vms,
+        left_out,
         rules,
+        beside_lab: None,
         sizes,
         took_s: began.elapsed().as_secs_f64(),
     }
+}
+
+fn name_of(file: &Path) -> String {
+    file.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 fn write(outcome: &Outcome, out: &Path) -> Result<(), Problem> {

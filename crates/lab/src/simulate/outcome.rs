@@ -20,7 +20,13 @@ pub struct Simulated {
     pub hours: f64,
     pub hosts: usize,
     pub vms: usize,
+    /// Jobs of a log of which it does not say how long they ran, or with how many processors.
+    #[serde(default)]
+    pub left_out: u64,
     pub rules: Vec<OfRule>,
+    /// The jobs in a lab, and in the simulator; `None` if they were not run in a lab.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beside_lab: Option<BesideLab>,
     /// The same at other sizes.
     pub sizes: Vec<Size>,
     /// In how much real time all of this was simulated.
@@ -38,8 +44,11 @@ pub struct Size {
     pub balance_most_ms: f64,
     /// The queue's decision about one job.
     pub queue_ms: f64,
-    /// The plan of one job with a volume; `None` if that took very long with fewer hosts already.
-    pub plan_ms: Option<f64>,
+    /// The plan of one job with a volume, after others of the same pass.
+    pub plan_ms: f64,
+    /// A whole pass over 100 waiting jobs, with the plan of each.
+    #[serde(default)]
+    pub pass_ms: f64,
     pub simulated_s: f64,
     pub took_s: f64,
 }
@@ -77,6 +86,13 @@ pub struct Run {
     /// Jobs and VMs that were placed by the queue, and the time that they waited there.
     pub started: u32,
     pub queued_s: f64,
+    /// Jobs that computed all that they had to; the time from their arrivals to their ends together; and when the last one ended.
+    #[serde(default)]
+    pub ended: u32,
+    #[serde(default)]
+    pub jobs_s: f64,
+    #[serde(default)]
+    pub last_end_s: f64,
     /// VMs that were started again because their hosts failed.
     pub failed: u32,
     pub looks: u32,
@@ -85,6 +101,80 @@ pub struct Run {
     pub decided_s: Vec<f64>,
     /// Hours, and what was lost until then.
     pub trace: Vec<(f64, f64)>,
+    /// The jobs that compute, in the order of their arrival. A log may have very many.
+    #[serde(skip)]
+    pub jobs: Vec<JobTimes>,
+}
+
+/// When a job arrived and ended, in seconds since the first one could arrive.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct JobTimes {
+    pub at_s: f64,
+    /// Where it was first; `None` if it never started.
+    pub host: Option<String>,
+    pub started_s: Option<f64>,
+    /// When its command began.
+    pub running_s: Option<f64>,
+    pub ended_s: Option<f64>,
+}
+
+impl JobTimes {
+    /// From the arrival to the end.
+    pub fn took_s(&self) -> Option<f64> {
+        Some(self.ended_s? - self.at_s)
+    }
+}
+
+/// The same jobs in a lab and in the simulator.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct BesideLab {
+    /// What was measured of one job alone, with which the simulator was told how fast the lab is.
+    pub alone: Alone,
+    pub jobs: Vec<Pair>,
+    pub makespan: Compared,
+    /// The error of a job's time from its arrival to its end: of the jobs in the middle, and of the worst.
+    pub median_error: f64,
+    pub most_error: f64,
+    /// Jobs that were at the same host in both.
+    pub same_host: usize,
+    /// In how much real time the lab ran all of this.
+    pub took_s: f64,
+}
+
+/// A job that had the lab for itself, in seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Alone {
+    pub stage_s: f64,
+    pub boot_s: f64,
+    pub compute_s: f64,
+    pub end_s: f64,
+    /// Rounds of the loop that jobs compute with, in each second.
+    pub rounds_per_s: f64,
+}
+
+/// A job in both.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Pair {
+    pub cpus: u32,
+    pub compute_s: f64,
+    pub lab: JobTimes,
+    pub simulated: JobTimes,
+    pub took: Compared,
+}
+
+/// A time in both.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Compared {
+    pub lab_s: f64,
+    pub simulated_s: f64,
+    /// By how much the simulator differs, as a share of the lab's time. Below 0: it is too fast.
+    pub error: f64,
+}
+
+impl Compared {
+    pub fn of(lab_s: f64, simulated_s: f64) -> Self {
+        Self { lab_s, simulated_s, error: (simulated_s - lab_s) / lab_s.max(f64::MIN_POSITIVE) }
+    }
 }
 
 impl Run {

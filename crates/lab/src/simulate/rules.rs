@@ -1,6 +1,6 @@
 //! Rules that move VMs: Perigee's balancer, and others beside it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use perigee_model::{HostId, VmId};
 use perigee_planner::balance::{Accounts, Elsewhere, HostLoad, Look, VmLoad, balance};
@@ -18,6 +18,8 @@ pub enum Rule {
     FirstFit,
     /// A host that is too full gives its largest VM to the least loaded host.
     LeastLoaded,
+    /// A VM goes to its data, and a job starts only where they are, however full that host is.
+    DataLocal,
     /// Every 10 minutes the largest VM of the host with the highest use goes to the one with the lowest use, if they differ by a tenth.
     ProxLb,
     /// If the hosts' use has differed by more than 0.3 (the standard deviation by the mean) in three looks, the move that makes it differ least.
@@ -29,16 +31,22 @@ pub enum Rule {
 }
 
 impl Rule {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::None,
         Self::Random,
         Self::FirstFit,
         Self::LeastLoaded,
+        Self::DataLocal,
         Self::ProxLb,
         Self::Crs,
         Self::HotHost,
         Self::Perigee,
     ];
+
+    /// All rules that differ in a cluster where VMs or jobs have data, or where they have none.
+    pub fn all(has_data: bool) -> Vec<Self> {
+        Self::ALL.into_iter().filter(|rule| has_data || *rule != Self::DataLocal).collect()
+    }
 
     /// The name in a scenario.
     pub fn word(self) -> &'static str {
@@ -47,6 +55,7 @@ impl Rule {
             Self::Random => "random",
             Self::FirstFit => "first-fit",
             Self::LeastLoaded => "least-loaded",
+            Self::DataLocal => "data-local",
             Self::ProxLb => "proxlb",
             Self::Crs => "crs",
             Self::HotHost => "hot-host",
@@ -61,6 +70,7 @@ impl Rule {
             Self::Random => "random, every 10 min",
             Self::FirstFit => "first fit, when too full",
             Self::LeastLoaded => "least loaded, when too full",
+            Self::DataLocal => "only where the data are",
             Self::ProxLb => "by host use every 10 min, as ProxLB",
             Self::Crs => "by imbalance with hold, as Proxmox CRS",
             Self::HotHost => "account of the hot host",
@@ -148,6 +158,7 @@ impl Mover {
             Rule::Random => self.random(view),
             Rule::FirstFit => relieve(view, false),
             Rule::LeastLoaded => relieve(view, true),
+            Rule::DataLocal => to_the_data(view),
             Rule::ProxLb => self.by_use(view).into_iter().collect(),
             Rule::Crs => self.by_imbalance(view).into_iter().collect(),
             Rule::HotHost => self.by_hot_host(view).into_iter().collect(),
@@ -244,6 +255,29 @@ impl Mover {
         (account.doublings, account.moved_s) = (account.doublings + 1, view.now_s);
         Some((vm.vm.clone(), idle.host.clone()))
     }
+}
+
+/// Each VM that is not where its data are goes there, as far as hosts can move VMs at once.
+fn to_the_data(view: &View) -> Vec<Move> {
+    let hosts: BTreeMap<&HostId, &HostLoad> =
+        view.look.hosts.iter().map(|load| (&load.host, load)).collect();
+    let in_a_move = view.look.hosts.iter().filter(|load| load.in_a_move);
+    let mut busy: BTreeSet<&HostId> = in_a_move.map(|load| &load.host).collect();
+    let mut moves = Vec::new();
+    for vm in view.look.vms.iter().filter(|vm| !vm.data_at.contains(&vm.host)) {
+        let has_room = |to: &&HostId| {
+            let room = hosts[to].free_memory_bytes >= vm.memory_bytes;
+            room && hosts[to].takes_vms && hosts[to].free_vcpus >= vm.vcpus && !busy.contains(to)
+        };
+        if busy.contains(&vm.host) {
+            continue;
+        }
+        if let Some(to) = vm.data_at.iter().find(has_room) {
+            busy.extend([&vm.host, to]);
+            moves.push((vm.vm.clone(), to.clone()));
+        }
+    }
+    moves
 }
 
 /// Each host that is too full gives its largest VM away.

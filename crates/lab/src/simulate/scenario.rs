@@ -13,25 +13,32 @@
 //! sites: 1               # to which the hosts belong in turn
 //! vms: 48
 //! vm-memory: 1GiB
-//! link: 100MiB           # in each second, between any two hosts
+//! link: 100MiB           # in each second and direction: each host's card, which all shares that goes over it
+//! uplink: 1GiB           # the same of each site's way to the others; without this field only the cards limit
 //! far: 0.3               # what a VM loses of its time at another site than its data; without this field VMs have no data
-//! jobs: 60               # arrive in each hour, beside the VMs that are there all the time
+//! reads: 10MiB           # what such a VM reads of its data in each second; what it does not get, it loses too
+//! jobs: 60               # arrive in each hour, beside the VMs that are there all the time; also a log, or a list: `jobs.rs`
+//! boot: 10s              # CPU seconds of the boot of a VM whose job computes
+//! overcommit: 16         # vCPUs that are placed for each processor
+//! starts: 1              # VMs of such jobs that start at a host at once; without this field as many as have room
 //! failures: 1            # hosts that are away, each for 10 minutes
 //! rules: [none, perigee] # instead of all
 //! sizes: [10, 100]       # hosts, with VMs in proportion: how long decisions take
 //! ```
 
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
 use perigee_model::job::Start;
-use perigee_model::units::{parse_bytes, parse_duration};
+use perigee_model::units::{format_bytes, parse_bytes, parse_duration};
 use perigee_model::vm::Accelerator;
 use perigee_model::yaml::{Document, Field};
 use perigee_model::{HostId, JobId, Problem, SiteId};
 use perigee_planner::HostFacts;
 use perigee_planner::queue::{Demand, Holder, Waiting};
 
+use super::jobs::{Job, Jobs, Like};
 use super::loads::Kind;
 use super::rules::Rule;
 
@@ -54,17 +61,80 @@ pub struct Scenario {
     pub sites: usize,
     pub vms: usize,
     pub vm_memory_bytes: u64,
+    /// Of each host's card, in each direction.
     pub link_bytes_per_s: u64,
+    /// Of each site's way to the other sites, in each direction; `None`: it never limits.
+    pub uplink_bytes_per_s: Option<u64>,
     /// The share of its time that a VM loses at another site than its data; `None` if VMs have no data.
     pub far: Option<f64>,
-    pub jobs_per_hour: u64,
+    /// What a VM reads of data at another host in each second.
+    pub reads_bytes_per_s: u64,
+    pub jobs: Jobs,
+    pub start: StartOfJob,
+    /// vCPUs that are placed for each processor.
+    pub overcommit: u32,
+    /// How many VMs of jobs that compute may start at a host at once.
+    pub starts: u32,
     pub failures: u64,
     pub rules: Vec<Rule>,
     /// Numbers of hosts with which decisions are timed.
     pub sizes: Vec<usize>,
 }
 
+/// What a job takes that computes, before and after that.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct StartOfJob {
+    /// Until its VM is started. That needs no processor.
+    pub stage_s: f64,
+    /// CPU seconds of the boot, with one processor.
+    pub boot_s: f64,
+    /// CPU seconds from the end of its command to its own.
+    pub end_s: f64,
+}
+
+/// What of a scenario limits its jobs.
+#[derive(Debug, Clone, Copy)]
+pub struct Machine {
+    pub hosts: usize,
+    /// Processors of each host, and vCPUs that are placed there.
+    pub cpus: u32,
+    pub vcpus: u32,
+    pub memory_bytes: u64,
+    /// What a VM has of which nothing else is said.
+    pub vm_memory_bytes: u64,
+    pub length_s: u64,
+}
+
+impl Machine {
+    /// # Errors
+    /// Why the job would never start.
+    pub fn check(&self, job: &Job) -> Result<(), String> {
+        let host = Demand { cpus: self.vcpus, memory_bytes: self.memory_bytes };
+        let vm = Demand { cpus: job.cpus, memory_bytes: job.memory_bytes };
+        let room = u64::from(host.holds(vm)) * self.hosts as u64;
+        if room == 0 {
+            let memory = format_bytes(job.memory_bytes);
+            return Err(format!("no host has room for {} vCPUs and {memory}", job.cpus));
+        }
+        if room < u64::from(job.vms) {
+            return Err(format!("the cluster has room for {room} of its {} VMs", job.vms));
+        }
+        Ok(())
+    }
+}
+
 impl Scenario {
+    /// Whether VMs or jobs have data at a host.
+    pub fn has_data(&self) -> bool {
+        self.far.is_some() || self.jobs.have_data()
+    }
+
+    /// How fast something is sent that is alone on the way.
+    pub fn rate_bytes_per_s(&self, is_one_site: bool) -> u64 {
+        let uplink = self.uplink_bytes_per_s.filter(|_| !is_one_site);
+        uplink.map_or(self.link_bytes_per_s, |uplink| uplink.min(self.link_bytes_per_s))
+    }
+
     /// A host on which nothing runs, as the planner knows one.
     pub fn host(&self, id: HostId, site: SiteId) -> HostFacts {
         HostFacts {
@@ -75,6 +145,7 @@ impl Scenario {
             running_vcpus: 0,
             cpu_load: None,
             takes_jobs: true,
+            packs: false,
             accelerator: Accelerator::Kvm,
             cpu_model: String::new(),
             boots: Vec::new(),
@@ -92,10 +163,13 @@ impl Scenario {
             submitted: 1,
             waited_ms: 0,
             demand: Demand { cpus: 1, memory_bytes: self.vm_memory_bytes },
+            quota_cpus: 1,
             count: 1,
             start: Start::Anywhere,
             volumes: Vec::new(),
-            avoid: Vec::new(),
+            avoid: BTreeSet::new(),
+            groups: Default::default(),
+            lost_at: Vec::new(),
             blocked: None,
         }
     }
@@ -116,75 +190,109 @@ pub fn read(path: &Path) -> Result<Scenario, Problem> {
 pub fn parse(text: &str, name: &str) -> Result<Scenario, Problem> {
     let document = Document::parse(name, text)?;
     let root = document.root();
-    let [
-        title,
-        about,
-        load,
-        start,
-        hours,
-        look,
-        hosts,
-        cpus,
-        memory,
-        sites,
-        vms,
-        vm_memory,
-        link,
-        far,
-        jobs,
-        failures,
-        rules,
-        sizes,
-    ] = root.fields([
-        "title",
-        "about",
-        "load",
-        "start",
-        "hours",
-        "look",
-        "hosts",
-        "cpus",
-        "memory",
-        "sites",
-        "vms",
-        "vm-memory",
-        "link",
-        "far",
-        "jobs",
-        "failures",
-        "rules",
-        "sizes",
-    ])?;
-    let needed = |field: Option<Field>, name: &str| {
-        let missing = || root.problem(format!("the field {name:?} is missing"));
-        field.ok_or_else(missing)?.text().map(str::to_owned)
+    let mut given = Given { root: &root, fields: root.fields(FIELDS)? };
+    let overcommit = number(given.take("overcommit").as_ref(), 16, 1..=64)?;
+    let machine = Machine {
+        hosts: number(given.take("hosts").as_ref(), 8, HOSTS)?,
+        cpus: number(given.take("cpus").as_ref(), 8, 1..=1024)?,
+        vcpus: 0,
+        memory_bytes: bytes(given.take("memory"), 64 << 30)?,
+        vm_memory_bytes: bytes(given.take("vm-memory"), 1 << 30)?,
+        length_s: number(given.take("hours").as_ref(), 6, 1..=168)? * 3600,
     };
-    let starts_skewed = start.map(|field| field.parse(skewed)).transpose()?.unwrap_or(false);
-    let rules = rules.map(|field| list(&field)).transpose()?;
-    Ok(Scenario {
-        title: needed(title, "title")?,
-        about: needed(about, "about")?,
-        load: load.map(|field| field.parse(Kind::parse)).transpose()?.unwrap_or(Kind::Steady),
-        starts_skewed,
-        length_s: number(hours, 6, 1..=168)? * 3600,
-        look_s: look.map(|field| field.parse(look_s)).transpose()?.unwrap_or(10),
-        hosts: number(hosts, 8, HOSTS)?,
-        cpus: number(cpus, 8, 1..=1024)?,
-        memory_bytes: bytes(memory, 64 << 30)?,
-        sites: number(sites, 1, 1..=100)?,
-        vms: number(vms, 48, 0..=200_000)?,
-        vm_memory_bytes: bytes(vm_memory, 1 << 30)?,
-        link_bytes_per_s: bytes(link, 100 << 20)?,
-        far: far.map(|field| field.parse(share)).transpose()?,
-        jobs_per_hour: number(jobs, 0, 0..=100_000)?,
-        failures: number(failures, 0, 0..=1000)?,
-        rules: rules.unwrap_or_else(|| Rule::ALL.to_vec()),
-        sizes: sizes.map(|field| read_sizes(&field)).transpose()?.unwrap_or_default(),
-    })
+    let machine = Machine { vcpus: machine.cpus * overcommit, ..machine };
+    let dir = Path::new(name).parent().unwrap_or(Path::new(""));
+    let jobs = given.take("jobs").map(|jobs| Jobs::parse(&jobs, dir, &machine)).transpose()?;
+    let rules = given.take("rules").map(|field| list(&field)).transpose()?;
+    let mut scenario = Scenario {
+        title: given.needed("title")?,
+        about: given.needed("about")?,
+        load: given.parsed("load", Kind::parse)?.unwrap_or(Kind::Steady),
+        starts_skewed: given.parsed("start", skewed)?.unwrap_or(false),
+        length_s: machine.length_s,
+        look_s: given.parsed("look", look_s)?.unwrap_or(10),
+        hosts: machine.hosts,
+        cpus: machine.cpus,
+        memory_bytes: machine.memory_bytes,
+        sites: number(given.take("sites").as_ref(), 1, 1..=100)?,
+        vms: number(given.take("vms").as_ref(), 48, 0..=200_000)?,
+        vm_memory_bytes: machine.vm_memory_bytes,
+        link_bytes_per_s: link(given.take("link"))?.unwrap_or(100 << 20),
+        uplink_bytes_per_s: link(given.take("uplink"))?,
+        far: given.parsed("far", share)?,
+        reads_bytes_per_s: given.parsed("reads", parse_bytes)?.unwrap_or(0),
+        jobs: jobs.unwrap_or(Jobs::at_random(0, Like::Pareto, 0)),
+        start: StartOfJob {
+            boot_s: given.parsed("boot", parse_duration)?.unwrap_or(0) as f64,
+            ..StartOfJob::default()
+        },
+        overcommit,
+        starts: number(given.take("starts").as_ref(), u32::MAX, 1..=1000)?,
+        failures: number(given.take("failures").as_ref(), 0, 0..=1000)?,
+        rules: Vec::new(),
+        sizes: given.take("sizes").map(|field| read_sizes(&field)).transpose()?.unwrap_or_default(),
+    };
+    let all = || Rule::all(scenario.has_data());
+    scenario.rules = rules.unwrap_or_else(all);
+    Ok(scenario)
+}
+
+const FIELDS: [&str; 23] = [
+    "title",
+    "about",
+    "load",
+    "start",
+    "hours",
+    "look",
+    "hosts",
+    "cpus",
+    "memory",
+    "sites",
+    "vms",
+    "vm-memory",
+    "link",
+    "uplink",
+    "far",
+    "reads",
+    "jobs",
+    "boot",
+    "overcommit",
+    "starts",
+    "failures",
+    "rules",
+    "sizes",
+];
+
+/// The fields of the file.
+struct Given<'f, 'd> {
+    root: &'f Field<'d>,
+    fields: [Option<Field<'d>>; FIELDS.len()],
+}
+
+impl<'d> Given<'_, 'd> {
+    /// A field that is read once.
+    fn take(&mut self, name: &str) -> Option<Field<'d>> {
+        let place = FIELDS.iter().position(|field| *field == name)?;
+        self.fields[place].take()
+    }
+
+    fn needed(&mut self, name: &str) -> Result<String, Problem> {
+        let field = self.take(name);
+        let missing = || self.root.problem(format!("the field {name:?} is missing"));
+        field.ok_or_else(missing)?.text().map(str::to_owned)
+    }
+
+    fn parsed<T, E: std::fmt::Display>(
+        &mut self,
+        name: &str,
+        parse: impl FnOnce(&'d str) -> Result<T, E>,
+    ) -> Result<Option<T>, Problem> {
+        self.take(name).map(|field| field.parse(parse)).transpose()
+    }
 }
 
 fn read_sizes(field: &Field<'_>) -> Result<Vec<usize>, Problem> {
-    field.list()?.into_iter().map(|size| number(Some(size), 8, HOSTS)).collect()
+    field.list()?.into_iter().map(|size| number(Some(&size), 8, HOSTS)).collect()
 }
 
 fn skewed(text: &str) -> Result<bool, String> {
@@ -193,6 +301,14 @@ fn skewed(text: &str) -> Result<bool, String> {
         "even" => Ok(false),
         _ => Err("it is half or even".to_owned()),
     }
+}
+
+/// A slower link would never have sent a VM that changes its memory.
+fn link(field: Option<Field<'_>>) -> Result<Option<u64>, Problem> {
+    const LEAST: u64 = 8 << 20;
+    let Some(field) = field else { return Ok(None) };
+    let bytes = field.parse(parse_bytes)?;
+    if bytes < LEAST { Err(field.problem("it is at least 8MiB")) } else { Ok(Some(bytes)) }
 }
 
 fn look_s(text: &str) -> Result<u64, String> {
@@ -209,7 +325,11 @@ fn list(field: &Field<'_>) -> Result<Vec<Rule>, Problem> {
     field.list()?.iter().map(|rule| rule.parse(Rule::parse)).collect()
 }
 
-fn number<T>(field: Option<Field<'_>>, default: T, range: RangeInclusive<T>) -> Result<T, Problem>
+pub(super) fn number<T>(
+    field: Option<&Field<'_>>,
+    default: T,
+    range: RangeInclusive<T>,
+) -> Result<T, Problem>
 where
     T: std::str::FromStr + PartialOrd + std::fmt::Display,
 {
@@ -221,7 +341,7 @@ where
     })
 }
 
-fn bytes(field: Option<Field<'_>>, default: u64) -> Result<u64, Problem> {
+pub(super) fn bytes(field: Option<Field<'_>>, default: u64) -> Result<u64, Problem> {
     let Some(field) = field else { return Ok(default) };
     let bytes = field.parse(parse_bytes)?;
     if bytes == 0 { Err(field.problem("it is more than 0")) } else { Ok(bytes) }

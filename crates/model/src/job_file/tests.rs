@@ -51,9 +51,12 @@ stop-grace: 2m
 oom-kill: ignore
 firmware: uefi-secure
 tpm: true
+together: web
+apart: db
 "#;
     let JobFile { spec, inputs } = parse(text, "-").unwrap();
     assert_eq!(spec.command, ["/opt/run", "1", "true"]);
+    assert_eq!(spec.rules.to_string(), "together web, apart db");
     assert_eq!(spec.env["SCALE"], "0.10");
     assert_eq!((spec.env["EMPTY"].as_str(), spec.env["QUOTED"].as_str()), ("", "yes"));
     assert_eq!((spec.cpus, spec.memory_bytes), (2, 384 << 20));
@@ -102,6 +105,21 @@ fn sizes_and_times_may_be_written_as_for_slurm() {
     let spec = parse(&text, "a.yaml").expect("a job file").spec;
     assert_eq!((spec.memory_bytes, spec.output_bytes), (2 << 30, 512 << 20));
     assert_eq!(spec.timeout_s, Some(5400));
+}
+
+#[test]
+fn memory_may_be_a_range_whose_ends_are_within_the_limits() {
+    let range = |memory: &str| {
+        let text = format!("{SMALLEST}memory: {memory}\n");
+        let spec = parse(&text, "a.yaml").expect("a job file").spec;
+        (spec.memory_bytes, spec.memory_max_bytes)
+    };
+    assert_eq!(range("1GiB..4GiB"), (1 << 30, Some(4 << 30)));
+    assert_eq!(range("1GiB"), (1 << 30, None));
+    assert_eq!(range("1GiB..1GiB"), (1 << 30, None));
+    assert!(problem("memory: 4GiB..1GiB\n").contains("3: memory: \"4GiB..1GiB\" ends below"));
+    assert!(problem("memory: 1MiB..1GiB\n").contains("possible is 64 MiB to 512 GiB"));
+    assert!(problem("memory: 1GiB..1TiB\n").contains("possible is 64 MiB to 512 GiB"));
 }
 
 #[test]
@@ -230,4 +248,14 @@ proptest! {
     ) {
         let _ = parse(&format!("{SMALLEST}{field}: {value}\n"), "a.yaml");
     }
+}
+
+#[test]
+fn rules_about_other_vms_that_can_not_be_kept_are_refused() {
+    let same = problem("apart: db\ntogether: db\n");
+    assert!(same.contains("together and apart can't both name db"), "{same}");
+    let many = problem("count: 2\napart: db\ntogether: web\n");
+    assert!(many.contains("several VMs"), "{many}");
+    let name = problem("apart: Data~Base\n");
+    assert!(name.contains("is not a name") && name.contains("apart"), "{name}");
 }

@@ -17,6 +17,8 @@ fn job() -> JobSpec {
         env: BTreeMap::new(),
         cpus: 1,
         memory_bytes: 512 << 20,
+        cpus_max: None,
+        memory_max_bytes: None,
         root_bytes: None,
         output_bytes: 1 << 30,
         volumes: Vec::new(),
@@ -40,6 +42,7 @@ fn job() -> JobSpec {
         mpi: false,
         firmware: Default::default(),
         tpm: false,
+        rules: Default::default(),
     }
 }
 
@@ -98,6 +101,11 @@ fn a_job_and_its_vm_have_the_same_limits_of_cpus_and_memory() {
     ends(&CPUS, |cpus: u32| VmSpec { cpus, ..vm(3) }.check());
     ends(&MEMORY_BYTES, |memory_bytes: u64| JobSpec { memory_bytes, ..job() }.check());
     ends(&MEMORY_BYTES, |memory_bytes: u64| VmSpec { memory_bytes, ..vm(3) }.check());
+    let most = |most| JobSpec { memory_max_bytes: Some(most), ..job() }.check();
+    most(job().memory_bytes + 1).expect("it is above the least");
+    let refused = most(job().memory_bytes).expect_err("it is not above the least");
+    assert!(refused.why.starts_with("memory: the most"), "{refused}");
+    most((512 << 30) + 1).expect_err("it is too much");
 }
 
 #[test]

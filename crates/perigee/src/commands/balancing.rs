@@ -1,16 +1,21 @@
-//! `perigee site balance` and `perigee cluster`: which VMs would lose less at another host, and whether they go there by themselves.
+//! `perigee site balance`, `perigee cluster` and `perigee vm explain`: which VMs would lose less at another host, and whether they go there by themselves.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Subcommand;
-use perigee_model::balance::{BalanceMode, SetBalance, SiteBalance, VmBalance};
+use perigee_http::Client;
+use perigee_model::balance::{
+    BalanceMode, BalanceTarget, MoveTrial, Moved, SetBalance, SiteBalance, VmBalance, VmMeasured,
+    VmStanding,
+};
+use perigee_model::units::format_seconds;
 use perigee_model::{HostId, Problem, SiteId, VmId};
 
 use crate::commands::asking::{self, INTERRUPTED, Said};
 use crate::context::Context;
-use crate::output::{self, Column};
+use crate::output::{self, Column, Format};
 use crate::servers::controller_client;
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -55,14 +60,109 @@ pub async fn mode(
         }
         None => {
             let sites: Vec<SiteBalance> = client.get("/v1/balance").await?;
-            let unknown = || {
-                Problem::not_found(format!("site {site}"), "no host is there")
-                    .next("`perigee site list` shows the sites")
-            };
-            sites.into_iter().find(|known| known.site == site).ok_or_else(unknown)?
+            let known = sites.into_iter().find(|known| known.site == site);
+            known.ok_or_else(|| unknown_site(&site))?
         }
     };
     output::one(context.format, &shown, MODE)
+}
+
+const STANDING: &[Column<VmStanding>] = &[
+    ("vm", |vm| vm.vm.to_string()),
+    ("host", |vm| output::or_dash(vm.host.as_ref())),
+    ("next", |vm| vm.next.clone()),
+    ("move", |vm| if vm.may_migrate { "auto" } else { "never" }.to_owned()),
+    ("site", |vm| output::or_dash(vm.site.as_ref())),
+    ("balance", |vm| vm.mode.as_ref().map_or_else(|| "-".to_owned(), output::word)),
+    ("looked", |vm| vm.looked_ms.map_or_else(|| "-".to_owned(), output::time)),
+    ("measured", |vm| vm.figures.measured.as_ref().map_or_else(|| "-".to_owned(), measured)),
+    ("surcharge", surcharge),
+    ("other hosts", |vm| vm.figures.targets.iter().map(target).collect::<Vec<_>>().join("\n")),
+    ("moves", |vm| vm.moves.iter().map(moved).collect::<Vec<_>>().join("\n")),
+    ("judged", |vm| {
+        let trials = [&vm.figures.on_trial, &vm.figures.judged];
+        trials.into_iter().flatten().map(trial).collect::<Vec<_>>().join("\n")
+    }),
+];
+
+fn cpus(cpus: Option<f64>) -> String {
+    cpus.map_or_else(|| "not known".to_owned(), |cpus| format!("{cpus:.2}"))
+}
+
+fn measured(of: &VmMeasured) -> String {
+    let mut lines = vec![
+        format!("{} CPUs used, {} wanted and not got", cpus(of.used_cpus), cpus(of.waited_cpus)),
+        format!(
+            "its host has {} CPUs, of which {} are wanted; {} other VMs are there",
+            of.host_cpus,
+            cpus(of.host_wanted_cpus),
+            of.neighbours
+        ),
+    ];
+    if let Some(stalled) = of.host_memory_stalled.filter(|stalled| *stalled > 0.0) {
+        let stalled = output::percent(Some(stalled));
+        lines.push(format!("its host is short of memory {stalled} of the time"));
+    }
+    if !of.data_at.is_empty() {
+        let hosts = of.data_at.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let lost = output::percent(of.data_lost);
+        lines.push(format!("its data are at {hosts}: {lost} of its time is lost to the network"));
+    }
+    lines.join("\n")
+}
+
+fn surcharge(vm: &VmStanding) -> String {
+    let factor = vm.figures.price_factor;
+    if factor < 1.05 {
+        return "none".to_owned();
+    }
+    format!("after its last moves the next must save {factor:.1} times its cost")
+}
+
+fn target(of: &BalanceTarget) -> String {
+    let BalanceTarget { host, saved_s, for_s, price_s, needed_s, why_not } = of;
+    let mut line = format!("{host}: {} saved", format_seconds(*saved_s));
+    if *for_s > 0.0 {
+        line.push_str(&format!(" in {}", format_seconds(*for_s)));
+    }
+    if let Some((price_s, needed_s)) = price_s.zip(*needed_s) {
+        let (price, needed) = (format_seconds(price_s), format_seconds(needed_s));
+        line.push_str(&format!(", a move costs {price} and must save {needed}"));
+    }
+    if !why_not.is_empty() {
+        line.push_str(&format!("; not possible: {why_not}"));
+    }
+    line
+}
+
+fn moved(of: &Moved) -> String {
+    let Moved { at_ms, from, to, state, reason } = of;
+    format!("{} {from} → {to} {}: {reason}", output::time(*at_ms), output::word(state))
+}
+
+fn trial(of: &MoveTrial) -> String {
+    let (gained, price) = (format_seconds(of.gained_s), format_seconds(of.price_s));
+    let when = if of.left_s > 0.0 {
+        format!("so far, judged for {} more", format_seconds(of.left_s))
+    } else {
+        "in the end".to_owned()
+    };
+    format!("the move away from {} cost {price} and has saved {gained} {when}", of.from)
+}
+
+/// Prints where a VM stands.
+///
+/// # Errors
+/// `NotFound`.
+pub async fn explain(client: &Client, vm: &VmId, format: Format) -> Result<(), Problem> {
+    let standing: VmStanding = client.get(&format!("/v1/vms/{vm}/balance")).await?;
+    output::one(format, &standing, STANDING)
+}
+
+/// The problem of a site that has no host.
+pub fn unknown_site(site: &SiteId) -> Problem {
+    Problem::not_found(format!("site {site}"), "no host is there")
+        .next("`perigee site list` shows the sites")
 }
 
 /// Prints what the controller's last look at the loads has shown.

@@ -59,6 +59,9 @@ pub async fn drain(
     if !waits {
         output::list(format, left, STEPS)?;
         output::note(&summary(host, dry_run, left));
+        if !drain.keeps.is_empty() {
+            output::note(&format!("host {host} keeps {}", shortened(&drain.keeps)));
+        }
         return Ok(());
     }
     let goes_on = format!(
@@ -89,6 +92,17 @@ fn summary(host: &HostId, dry_run: bool, left: &[DrainStep]) -> String {
         (false, ..) => format!(
             "host {host} is being drained; `perigee host drain {host} --wait` shows the progress"
         ),
+    }
+}
+
+/// More of what a host keeps are not named.
+const KEPT_NAMED: usize = 10;
+
+fn shortened(keeps: &[String]) -> String {
+    let named = keeps.iter().take(KEPT_NAMED).cloned().collect::<Vec<_>>().join(", ");
+    match keeps.len().saturating_sub(KEPT_NAMED) {
+        0 => named,
+        more => format!("{named} and {more} more"),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use perigee_http::{Client, Method};
-use perigee_model::balance::BalanceMode;
+use perigee_model::balance::{BalanceMode, PlacePolicy, SetPlace};
 use perigee_model::enrol::{HostRevoked, JoinToken, MadeToken, NewToken, SetSite};
 use perigee_model::job::{Host, HostRemoval, Link, Site};
 use perigee_model::load::{HostPressure, Pressure, VcpuUse};
@@ -108,6 +108,14 @@ pub enum SiteVerb {
         /// off, advise or on
         mode: Option<BalanceMode>,
     },
+    /// Show or set which of the hosts of a site that are as good for a VM gets it: `spread` (the least busy one) or `pack` (the fullest one, so
+    /// that other hosts stay free). VMs that run stay where they are
+    Place {
+        /// The site
+        site: SiteId,
+        /// spread or pack
+        policy: Option<PlacePolicy>,
+    },
 }
 
 /// `perigee link VERB`.
@@ -175,6 +183,7 @@ fn names<T: ToString>(all: &[T]) -> String {
 const SITES: &[Column<Site>] = &[
     ("site", |s| s.id.to_string()),
     ("hosts", |s| s.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")),
+    ("place", |s| output::word(&s.place)),
 ];
 
 const LINKS: &[Column<Link>] = &[
@@ -249,7 +258,7 @@ pub async fn run(verb: HostVerb, context: &Context) -> Result<(), Problem> {
     }
 }
 
-/// Prints the sites and their hosts, or how a site is balanced.
+/// Prints the sites and their hosts, or what is said of a site.
 pub async fn run_site(verb: SiteVerb, context: &Context) -> Result<(), Problem> {
     match verb {
         SiteVerb::List => {
@@ -257,6 +266,20 @@ pub async fn run_site(verb: SiteVerb, context: &Context) -> Result<(), Problem> 
             output::list(context.format, &sites, SITES)
         }
         SiteVerb::Balance { site, mode } => balancing::mode(site, mode, context).await,
+        SiteVerb::Place { site, policy } => {
+            let client = controller_client(context)?;
+            let shown: Site = match policy {
+                Some(place) => {
+                    client.put(&format!("/v1/sites/{site}/place"), &SetPlace { place }).await?
+                }
+                None => {
+                    let sites: Vec<Site> = client.get("/v1/sites").await?;
+                    let known = sites.into_iter().find(|known| known.id == site);
+                    known.ok_or_else(|| balancing::unknown_site(&site))?
+                }
+            };
+            output::one(context.format, &shown, SITES)
+        }
     }
 }
 

@@ -137,7 +137,19 @@ const JOB: &[Column<Job>] = &[
     ("talk", talk),
     ("last move", |j| j.gang_move.as_ref().map_or_else(String::new, moving_jobs::summary)),
     ("image", |j| j.spec.image.to_string()),
-    ("memory", |j| output::bytes(j.spec.memory_bytes)),
+    ("cpus", |j| match (&j.cpu_time, j.spec.cpus_max) {
+        (Some(amount), _) => amount.to_string(),
+        (None, Some(most)) => format!("{}..{most}", j.spec.cpus),
+        (None, None) => j.spec.cpus.to_string(),
+    }),
+    ("memory", |j| match (&j.memory, j.spec.memory_max_bytes) {
+        (Some(amount), _) => amount.to_string(),
+        (None, Some(most)) => {
+            format!("{}..{}", output::bytes(j.spec.memory_bytes), output::bytes(most))
+        }
+        (None, None) => output::bytes(j.spec.memory_bytes),
+    }),
+    ("rules", |j| j.spec.rules.to_string()),
     ("progress", progress),
     ("exit code", |j| j.exit_code.map_or_else(String::new, |c| c.to_string())),
     ("predicted", predicted),

@@ -10,6 +10,7 @@ use perigee_model::Problem;
 
 use crate::arguments::BaseOption;
 use crate::commands::faults::{self, FaultsOptions};
+use crate::commands::lab_balance::{self, LabBalanceOptions};
 use crate::commands::simulate::{self, SimulateOptions};
 use crate::commands::soak::{self, SoakOptions};
 use crate::commands::storm::{self, StormOptions};
@@ -100,6 +101,8 @@ pub enum Experiment {
     /// Inject each fault in each phase of each placement of a job's data. Afterwards no acknowledged data may be lost,
     /// the move must have completed or been undone with a reason, and nothing may be left behind
     Faults(FaultsOptions),
+    /// Let busy VMs at one host balance to an idle one, while the controller is killed. No VM may move twice, and no guest may notice
+    Balance(LabBalanceOptions),
 }
 
 /// What a lab is like: sites, hosts and links from a file or by default.
@@ -170,7 +173,7 @@ const LABS: &[Column<LabSummary>] = &[
 /// of `lab run`, or says whether an experiment has found something wrong.
 pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
     let steps = Steps::default();
-    if matches!(verb, Verb::Run { .. } | Verb::Demo { .. }) {
+    if matches!(verb, Verb::Run { .. } | Verb::Demo { .. } | Verb::Simulate(_)) {
         output::outlive_reader();
     }
     match verb {
@@ -212,6 +215,9 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         Verb::Run { experiment: Some(Experiment::Faults(options)), .. } => {
             return faults::run(options, context, &steps).await;
         }
+        Verb::Run { experiment: Some(Experiment::Balance(options)), .. } => {
+            return lab_balance::run(options, context, &steps).await;
+        }
         Verb::Run { experiment: None, shape, command } => {
             let (definition, options) = shape.lab()?;
             let code = perigee_lab::run(definition, &options, &steps, &command).await?;
@@ -222,7 +228,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let options = perigee_lab::demo::Options { definition, lab, image, scale_factor, out };
             perigee_lab::demo::demo(options, &steps).await?;
         }
-        Verb::Simulate(options) => simulate::run(options, context.format, &steps)?,
+        Verb::Simulate(options) => simulate::run(options, context.format, &steps).await?,
         Verb::Wan(verb) => wan::run(verb, context, &steps).await?,
         Verb::Relay { lab, base } => perigee_lab::wan::relay(&base.base, &lab)?,
         Verb::Supervise { lab, base } => perigee_lab::supervise(&base.base, &lab).await?,

@@ -24,6 +24,7 @@ pub mod job;
 mod job_log;
 mod join;
 pub mod lab;
+pub mod lab_balance;
 mod leave_site;
 pub mod login;
 pub mod moving;

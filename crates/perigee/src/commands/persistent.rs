@@ -5,15 +5,17 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use perigee_controller::user_data;
 use perigee_http::Client;
+use perigee_model::amounts::Range;
 use perigee_model::job::{Start, Vm};
 use perigee_model::network::Publish;
 use perigee_model::persistent_vm::{CloudInit, NewVm, NewVmVolume, StopVm, VmState};
 use perigee_model::vm::{Cpu, Firmware, Hardware, NetworkKind};
-use perigee_model::{HostId, ImageName, Problem, ProblemKind, SiteId, VmId};
+use perigee_model::{GroupName, HostId, HostRules, ImageName, Problem, ProblemKind, SiteId, VmId};
 
-use crate::arguments::size;
+use crate::arguments::{count_range, size, size_range};
 use crate::commands::asking::{self, Said};
 use crate::commands::public_keys;
 use crate::output;
@@ -31,12 +33,13 @@ pub struct Create {
     /// The image that its root disk is a clone of
     #[arg(long)]
     image: ImageName,
-    /// vCPUs
-    #[arg(long, default_value_t = 1)]
-    cpus: u32,
-    /// Memory
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "1GiB")]
-    memory: u64,
+    /// vCPUs. With a range, as 1..4, it has the most, and while others want its host's CPUs the part of the least
+    #[arg(long, value_name = "CPUS[..CPUS]", value_parser = count_range, default_value = "1")]
+    cpus: Range<u32>,
+    /// Memory. With a range, as 1GiB..4GiB, it always has the least, and while it runs up to the most, if its host and its tenant's quota
+    /// have it
+    #[arg(long, value_name = "SIZE[..SIZE]", value_parser = size_range, default_value = "1GiB")]
+    memory: Range<u64>,
     /// The size of its root disk [default: the image's]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     disk: Option<u64>,
@@ -81,12 +84,36 @@ pub struct Create {
     /// Run it at a host of this site
     #[arg(long)]
     site: Option<SiteId>,
+    /// Whether it moves by itself: away from an overloaded host or one that is drained. `perigee vm move` moves it either way
+    #[arg(long = "move", value_enum, default_value_t = Moves::Auto)]
+    moves: Moves,
+    /// Keep it on one host with the other VMs that name this group
+    #[arg(long, value_name = "GROUP")]
+    together: Option<GroupName>,
+    /// Keep it off each host that has another VM that names this group
+    #[arg(long, value_name = "GROUP")]
+    apart: Option<GroupName>,
     /// Start it at another host if its host does not answer any more and all its disks are at others
     #[arg(long)]
     restart_elsewhere: bool,
     /// Make it, and don't start it
     #[arg(long)]
     stopped: bool,
+}
+
+/// The values of `--move`, as in a job file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Moves {
+    /// It moves by itself where that pays
+    Auto,
+    /// It moves only when a person moves it
+    Never,
+}
+
+impl Moves {
+    pub fn may_migrate(self) -> bool {
+        self == Self::Auto
+    }
 }
 
 fn volume(text: &str) -> Result<NewVmVolume, String> {
@@ -119,6 +146,9 @@ pub fn wanted(ask: Create) -> Result<NewVm, Problem> {
         (None, Some(site)) => Start::Site(site),
         (None, None) => Start::Anywhere,
     };
+    let what = format!("can't make VM {}", ask.name);
+    let rules = HostRules { together: ask.together, apart: ask.apart };
+    rules.check(1).map_err(|why| Problem::invalid(&what, why.to_string()))?;
     let mut cloud_init = CloudInit { user: ask.user, ..CloudInit::default() };
     for file in &ask.ssh_keys {
         cloud_init.ssh_keys.extend(public_keys::read(file)?);
@@ -128,22 +158,26 @@ pub fn wanted(ask: Create) -> Result<NewVm, Problem> {
         user_data::check(&text)?;
         cloud_init.user_data = Some(text);
     }
-    cloud_init.check(&format!("can't make VM {}", ask.name))?;
+    cloud_init.check(&what)?;
     Ok(NewVm {
         name: ask.name,
         image: ask.image,
-        cpus: ask.cpus,
-        memory_bytes: ask.memory,
+        cpus: ask.cpus.least,
+        cpus_max: ask.cpus.most,
+        memory_bytes: ask.memory.least,
+        memory_max_bytes: ask.memory.most,
         disk_bytes: ask.disk,
         network: ask.network,
         publish: ask.publish,
         volumes: ask.volumes,
         start,
+        may_migrate: ask.moves.may_migrate(),
         restart_elsewhere: ask.restart_elsewhere,
         stopped: ask.stopped,
         cloud_init,
         firmware: ask.firmware,
         hardware: Hardware { vnc: ask.vnc, tpm: ask.tpm, cpu: ask.cpu },
+        rules,
     })
 }
 

@@ -2,22 +2,31 @@
 
 use std::path::PathBuf;
 
-use perigee_lab::Steps;
-use perigee_lab::simulate::{self, OfRule, Run, shown};
+use perigee_lab::simulate::{self, BesideLab, BesideLabOptions, OfRule, Run, shown};
+use perigee_lab::{Options, Steps};
 use perigee_model::Problem;
 use serde::Serialize;
 
+use crate::arguments::BaseOption;
 use crate::output::{self, Column, Format};
 
 /// What `perigee lab simulate` takes.
 #[derive(Debug, clap::Args)]
 pub struct SimulateOptions {
     /// A scenario, YAML: its hosts, VMs, loads, jobs and failures. experiments/balance has examples
-    #[arg(required = true, value_name = "FILE")]
+    #[arg(required_unless_present = "beside_lab", value_name = "FILE")]
     files: Vec<PathBuf>,
     /// How many runs each rule has, with the seeds 1, 2, and so on
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: u64,
+    /// Also run this scenario, whose jobs are listed, in a lab of real VMs, and say how far the simulator is from the lab. Needs root
+    #[arg(long, value_name = "FILE", requires = "image")]
+    beside_lab: Option<PathBuf>,
+    /// The golden image of that lab: the directory that scripts/golden-image prints
+    #[arg(long, value_name = "DIR", requires = "beside_lab")]
+    image: Option<PathBuf>,
+    #[command(flatten)]
+    base: BaseOption,
     /// Directory for report.html and results.json
     #[arg(long, default_value = "out/simulate", value_name = "DIR")]
     out: PathBuf,
@@ -40,10 +49,17 @@ const RULES: &[Column<Line>] = &[
 ];
 
 /// A table and CSV have a line for each rule in each scenario, with seconds of a vCPU; JSON and YAML have all of results.json.
-pub fn run(ask: SimulateOptions, format: Format, steps: &Steps) -> Result<(), Problem> {
-    let SimulateOptions { files, seeds, out } = ask;
-    let options = simulate::Options { files, seeds, out };
-    let outcome = simulate::simulate(&options, steps)?;
+pub async fn run(ask: SimulateOptions, format: Format, steps: &Steps) -> Result<(), Problem> {
+    let SimulateOptions { files, seeds, beside_lab, image, base, out } = ask;
+    let beside_lab = match beside_lab.zip(image) {
+        Some((file, image)) => {
+            let lab = Options { base: base.base, ..Options::new()? };
+            Some(BesideLabOptions { file, image, lab })
+        }
+        None => None,
+    };
+    let options = simulate::Options { files, seeds, beside_lab, out };
+    let outcome = simulate::simulate(&options, steps).await?;
     if matches!(format, Format::Json | Format::Yaml) {
         return output::one(format, &outcome, &[]);
     }
@@ -53,7 +69,18 @@ pub fn run(ask: SimulateOptions, format: Format, steps: &Steps) -> Result<(), Pr
     });
     output::list(format, &lines.collect::<Vec<_>>(), RULES)?;
     if format == Format::Table {
+        let beside = outcome.scenarios.iter().filter_map(|scenario| scenario.beside_lab.as_ref());
+        beside.for_each(|beside| output::text(&said(beside)));
         output::text(&options.out.join("report.html").display().to_string());
     }
     Ok(())
+}
+
+fn said(beside: &BesideLab) -> String {
+    format!(
+        "Beside a lab: the makespan differs by {:+.1} %, a job's time by {:.1} % in the middle and {:.1} % at most.",
+        100.0 * beside.makespan.error,
+        100.0 * beside.median_error,
+        100.0 * beside.most_error
+    )
 }

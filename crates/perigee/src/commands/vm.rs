@@ -5,19 +5,22 @@ use std::time::Duration;
 
 use clap::{Subcommand, ValueEnum};
 use perigee_http::Client;
+use perigee_model::amounts::{MemoryAmount, Range};
 use perigee_model::job::{AdoptVm, ClusterImage, Migration, MoveVm, UnknownKind, Vm};
 use perigee_model::load::{VcpuUse, VmLoad};
-use perigee_model::persistent_vm::{AttachVolume, DetachVolume, ResizeVm, RestoreVm};
-use perigee_model::units::format_seconds;
+use perigee_model::persistent_vm::{AttachVolume, DetachVolume, ResizeVm, RestoreVm, SetVm};
+use perigee_model::units::{format_rate, format_seconds};
 use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{HostId, ImageName, Problem, VmId, VolumeName};
+use perigee_model::{GroupName, HostId, HostRules, ImageName, Problem, VmId, VolumeName};
 use serde::Serialize;
 
-use crate::arguments::size;
+use crate::arguments::{count_range, size, size_range};
 use crate::commands::image::CLUSTER;
-use crate::commands::persistent::{self, Create};
-use crate::commands::{console, exec, guest_files, moving, moving_volumes, ssh, unknown, vnc};
+use crate::commands::persistent::{self, Create, Moves};
+use crate::commands::{
+    balancing, console, exec, guest_files, moving, moving_volumes, ssh, unknown, vnc,
+};
 use crate::context::Context;
 use crate::output::{self, Column};
 use crate::servers::controller_client;
@@ -57,6 +60,11 @@ pub enum Verb {
     /// Show one virtual machine
     Info {
         /// The VM's name, as `perigee vm list` shows it
+        vm: VmId,
+    },
+    /// Say where a virtual machine stands: what it loses at its host, what it would have saved at others, and whether it moves and why
+    Explain {
+        /// The VM's name
         vm: VmId,
     },
     /// Create a virtual machine that lives without a job, and start it
@@ -143,6 +151,16 @@ pub enum Verb {
         #[command(flatten)]
         to: Size,
     },
+    /// Say anew whether a virtual machine without a job moves by itself, and beside which others it is or never is, also while it runs.
+    ///
+    /// VMs of a tenant that name one group are a group. Of its rules those that are not said hold no longer. Nothing moves for them.
+    /// `perigee vm info` shows both
+    Set {
+        /// The VM's name
+        vm: VmId,
+        #[command(flatten)]
+        to: Anew,
+    },
     /// Give a virtual machine a volume as a further disk, also while it runs.
     ///
     /// Its guest finds it as /dev/disk/by-id/virtio-data0, or the next number that is free
@@ -206,15 +224,43 @@ pub enum Verb {
 #[derive(Debug, Clone, Copy, clap::Args)]
 #[group(required = true, multiple = true)]
 pub struct Size {
-    /// vCPUs
-    #[arg(long)]
-    cpus: Option<u32>,
-    /// Memory
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    memory: Option<u64>,
+    /// vCPUs. A range, as 1..4, is given to a VM that is stopped
+    #[arg(long, value_name = "CPUS[..CPUS]", value_parser = count_range)]
+    cpus: Option<Range<u32>>,
+    /// Memory. A range, as 1GiB..4GiB, is given to a VM that is stopped
+    #[arg(long, value_name = "SIZE[..SIZE]", value_parser = size_range)]
+    memory: Option<Range<u64>>,
     /// The size of its root disk. The guest makes its filesystem larger at once, if it has qemu-guest-agent and cloud-init, or when it boots
     #[arg(long, value_name = "SIZE", value_parser = size)]
     disk: Option<u64>,
+}
+
+/// What is said anew of a VM; at least one of them.
+#[derive(Debug, Clone, clap::Args)]
+#[group(required = true, multiple = true)]
+pub struct Anew {
+    /// auto: away from an overloaded host or one that is drained; never: only `perigee vm move` moves it
+    #[arg(long = "move", value_enum)]
+    moves: Option<Moves>,
+    /// Keep it on one host with the other VMs that name this group
+    #[arg(long, value_name = "GROUP")]
+    together: Option<GroupName>,
+    /// Keep it off each host that has another VM that names this group
+    #[arg(long, value_name = "GROUP")]
+    apart: Option<GroupName>,
+    /// It may be at any host
+    #[arg(long, conflicts_with_all = ["together", "apart"])]
+    no_rules: bool,
+}
+
+impl From<Anew> for SetVm {
+    fn from(Anew { moves, together, apart, no_rules }: Anew) -> Self {
+        let is_ruled = no_rules || together.is_some() || apart.is_some();
+        Self {
+            may_migrate: moves.map(Moves::may_migrate),
+            rules: is_ruled.then_some(HostRules { together, apart }),
+        }
+    }
 }
 
 /// The values of `--volumes`.
@@ -240,13 +286,27 @@ const COLUMNS: &[Column<Vm>] = &[
     ("vm", |v| v.id.to_string()),
     ("host", |v| output::or_dash(v.host.as_ref())),
     ("status", |v| output::word(&v.status)),
-    ("cpus", |v| v.cpus.to_string()),
-    ("memory", |v| output::bytes(v.memory_bytes)),
+    ("cpus", cpus),
+    ("memory", memory),
     ("up", |v| format!("{} s", v.uptime_ms / 1000)),
     ("job", |v| output::or_dash(v.job.as_ref())),
     ("migration", |v| output::or_dash(v.migration.as_ref())),
     ("reason", |v| v.reason.clone()),
 ];
+
+/// Its vCPUs, or the range of them.
+fn cpus(vm: &Vm) -> String {
+    let most = vm.cpu_time.as_ref().map(|amount| format!("..{}", amount.most));
+    format!("{}{}", vm.cpus, most.unwrap_or_default())
+}
+
+/// What it has, and its range, where it may have more or less.
+fn memory(vm: &Vm) -> String {
+    match &vm.memory {
+        Some(amount) => MemoryAmount { reason: String::new(), ..amount.clone() }.to_string(),
+        None => output::bytes(vm.memory_bytes),
+    }
+}
 
 /// What is shown of a VM that was just started.
 const SHOWN: &[Column<Vm>] = &[
@@ -259,9 +319,18 @@ const SHOWN: &[Column<Vm>] = &[
 /// What is shown of a VM that was resized.
 const SIZED: &[Column<Vm>] = &[
     ("vm", |v| v.id.to_string()),
-    ("cpus", |v| v.cpus.to_string()),
-    ("memory", |v| output::bytes(v.memory_bytes)),
+    ("cpus", cpus),
+    ("memory", memory),
     ("status", |v| output::word(&v.status)),
+];
+
+/// What is shown of a VM of which something was said anew.
+const SET: &[Column<Vm>] = &[
+    ("vm", |v| v.id.to_string()),
+    ("host", |v| output::or_dash(v.host.as_ref())),
+    ("move", |v| moves_by_itself(v.may_migrate).to_owned()),
+    ("together", |v| output::or_dash(v.rules.together.as_ref())),
+    ("apart", |v| output::or_dash(v.rules.apart.as_ref())),
 ];
 
 /// A VM with its migrations.
@@ -280,18 +349,38 @@ fn waited_for_cpu(load: &VmLoad) -> String {
     format!("{total} at this host; {share} of the last minute's time in which it wanted one")
 }
 
+/// In the words of `--move` and of a job file.
+fn moves_by_itself(may_migrate: Option<bool>) -> &'static str {
+    match may_migrate {
+        Some(true) => "auto",
+        Some(false) => "never",
+        None => "-",
+    }
+}
+
 const INFO: &[Column<Info>] = &[
     ("vm", |i| i.vm.id.to_string()),
     ("image", |i| output::or_dash(i.vm.image.as_ref())),
     ("host", |i| output::or_dash(i.vm.host.as_ref())),
     ("status", |i| output::word(&i.vm.status)),
-    ("cpus", |i| i.vm.cpus.to_string()),
-    ("memory", |i| output::bytes(i.vm.memory_bytes)),
+    ("cpus", |i| match &i.vm.cpu_time {
+        Some(amount) => amount.to_string(),
+        None => i.vm.cpus.to_string(),
+    }),
+    ("memory", |i| match &i.vm.memory {
+        Some(amount) => amount.to_string(),
+        None => output::bytes(i.vm.memory_bytes),
+    }),
+    ("memory changes at", |i| {
+        i.vm.load.dirty_bytes_per_s.map_or_else(|| "-".to_owned(), format_rate)
+    }),
     ("up", |i| format!("{} s", i.vm.uptime_ms / 1000)),
     ("waited for a cpu", |i| waited_for_cpu(&i.vm.load)),
     ("job", |i| output::or_dash(i.vm.job.as_ref())),
+    ("move", |i| moves_by_itself(i.vm.may_migrate).to_owned()),
     ("job's end", |i| output::or_dash(i.vm.predicted_end.as_ref())),
     ("addresses", |i| i.vm.addresses.join(", ")),
+    ("rules", |i| i.vm.rules.to_string()),
     ("reason", |i| i.vm.reason.clone()),
     ("volumes", |i| i.vm.volumes.iter().map(moving_volumes::of_vm).collect::<Vec<_>>().join("\n")),
     ("migrations", |i| i.migrations.iter().map(moving::summary).collect::<Vec<_>>().join("\n")),
@@ -329,6 +418,10 @@ async fn ask_controller(verb: Verb, context: &Context) -> Result<(), Problem> {
             show(client.post(&format!("/v1/vms/{vm}/restore"), &RestoreVm { image }).await?)
         }
         Verb::Resize { vm, to } => resize(&client, &vm, &to, context).await,
+        Verb::Set { vm, to } => {
+            let set: Vm = client.put(&format!("/v1/vms/{vm}/set"), &SetVm::from(to)).await?;
+            output::one(context.format, &set, SET)
+        }
         Verb::Attach { vm, volume, read_only } => {
             let ask = AttachVolume { volume, read_only };
             show(client.post(&format!("/v1/vms/{vm}/attach"), &ask).await?)
@@ -348,6 +441,7 @@ async fn ask_controller(verb: Verb, context: &Context) -> Result<(), Problem> {
             let moves: Vec<Migration> = client.get(&format!("/v1/vms/{vm}/migrations")).await?;
             output::one(context.format, &Info { vm: found, migrations: moves }, INFO)
         }
+        Verb::Explain { vm } => balancing::explain(&client, &vm, context.format).await,
         Verb::Start { vm } => show(persistent::start(&client, &vm).await?),
         Verb::Stop { vm, force } => persistent::stop(&client, &vm, force).await,
         Verb::Restart { vm, force } => show(persistent::restart(&client, &vm, force).await?),
@@ -388,10 +482,70 @@ async fn save(
 }
 
 async fn resize(client: &Client, vm: &VmId, to: &Size, context: &Context) -> Result<(), Problem> {
-    let ask = ResizeVm { cpus: to.cpus, memory_bytes: to.memory, disk_bytes: to.disk };
+    let ask = ResizeVm {
+        cpus: to.cpus.map(|cpus| cpus.least),
+        cpus_max: to.cpus.and_then(|cpus| cpus.most),
+        memory_bytes: to.memory.map(|memory| memory.least),
+        memory_max_bytes: to.memory.and_then(|memory| memory.most),
+        disk_bytes: to.disk,
+    };
     let resized: Vm = client.post(&format!("/v1/vms/{vm}/resize"), &ask).await?;
     if !resized.reason.is_empty() {
         output::note(&resized.reason);
     }
     output::one(context.format, &resized, SIZED)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(subcommand)]
+        verb: Verb,
+    }
+
+    fn parsed(words: &str) -> Result<Verb, clap::Error> {
+        let words = std::iter::once("vm").chain(words.split(' '));
+        Command::try_parse_from(words).map(|command| command.verb)
+    }
+
+    /// What `vm set` sends: whether the VM moves, and its rules.
+    fn said(words: &str) -> Result<(Option<bool>, Option<String>), clap::Error> {
+        parsed(words).map(|verb| match verb {
+            Verb::Set { to, .. } => {
+                let SetVm { may_migrate, rules } = to.into();
+                (may_migrate, rules.map(|rules| rules.to_string()))
+            }
+            other => panic!("{other:?}"),
+        })
+    }
+
+    #[test]
+    fn rules_are_said_whole_and_what_is_not_said_stays() {
+        let rules = |words| said(words).expect("a command").1.expect("rules");
+        assert_eq!(rules("set web --apart db"), "apart db");
+        assert_eq!(rules("set web --apart db --together front"), "together front, apart db");
+        assert_eq!(rules("set web --no-rules"), "-");
+        assert_eq!(said("set web --move never").expect("a command"), (Some(false), None));
+        let both = said("set web --move auto --apart db").expect("a command");
+        assert_eq!(both, (Some(true), Some("apart db".to_owned())));
+        assert!(said("set web").is_err() && said("set web --no-rules --apart db").is_err());
+        assert!(said("set web --apart Bad~Name").is_err());
+    }
+
+    #[test]
+    fn a_new_vm_has_the_rules_that_are_said() {
+        let wanted = |words: &str| match parsed(words).expect("a command") {
+            Verb::Create(ask) => persistent::wanted(*ask),
+            other => panic!("{other:?}"),
+        };
+        let new = wanted("create web --image debian --apart db").expect("a VM");
+        assert_eq!(new.rules.to_string(), "apart db");
+        let same = wanted("create web --image debian --apart db --together db");
+        assert!(same.expect_err("they contradict each other").why.contains("can't both name db"));
+    }
 }

@@ -1,5 +1,6 @@
 //! A lab for one test, and what the tests do with it.
 
+mod amounts;
 mod confined;
 mod drain;
 mod gangs;

@@ -28,7 +28,7 @@ const BOOTS_AGAIN: &str = "Hostname set to <web>";
 
 impl System {
     /// Runs a command that has to succeed.
-    fn does(&self, args: &[&str]) -> Checked<String> {
+    pub fn does(&self, args: &[&str]) -> Checked<String> {
         let begun = std::time::Instant::now();
         let output = self.perigee(args);
         if !args.contains(&"--log") {
@@ -56,7 +56,7 @@ impl System {
         Ok(())
     }
 
-    async fn vm(&self, name: &str) -> Checked<Vm> {
+    pub async fn vm(&self, name: &str) -> Checked<Vm> {
         self.get(&format!("/v1/vms/{name}")).await
     }
 

@@ -99,7 +99,7 @@ echo "the end""#;
 
 /// A machine that is no host of the cluster, at the site of the first host.
 pub struct World {
-    namespace: String,
+    pub namespace: String,
     pub address: Ipv4Addr,
     /// The address of who has connected.
     greeted: Option<std::thread::JoinHandle<std::io::Result<std::net::IpAddr>>>,

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use perigee_model::balance::MoveTrial;
 use perigee_model::{HostId, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -20,9 +21,16 @@ struct Account {
     /// The logarithm to the base 2 of the factor of the next move's price.
     doublings: f64,
     trial: Option<Trial>,
+    /// What became of the trial before.
+    judged: Option<Trial>,
 }
 
 impl Account {
+    fn at(host: &HostId) -> Self {
+        let host = host.clone();
+        Self { host, saved: BTreeMap::new(), doublings: 0.0, trial: None, judged: None }
+    }
+
     fn is_empty(&self) -> bool {
         self.saved.is_empty() && self.doublings <= 0.0 && self.trial.is_none()
     }
@@ -88,9 +96,51 @@ impl Accounts {
         self.vms.get(vm).map_or(1.0, |account| account.doublings.exp2())
     }
 
+    /// How often the price of the VM's next move has doubled, if these accounts were not aged for so many seconds. The factor of the price is
+    /// 2 to the power of that.
+    pub fn doublings(&self, vm: &VmId, age_s: f64) -> f64 {
+        let known = self.vms.get(vm).map_or(0.0, |account| account.doublings);
+        (known - age_s.max(0.0) / SURCHARGE_HALVES_IN_S).max(0.0)
+    }
+
+    /// Notes a change that was decided elsewhere: the VM goes from one host to the other, or its data come to the host where it is. `before`
+    /// are the VM's [`Self::doublings`] until then. `age_s`: for how long these accounts were not aged.
+    pub fn note(&mut self, vm: &VmId, (from, to): (&HostId, &HostId), before: f64, age_s: f64) {
+        let gone = age_s.max(0.0) / SURCHARGE_HALVES_IN_S;
+        if from != to {
+            self.clear_changed(&BTreeSet::from([from, to]));
+        }
+        self.vms.retain(|_, account| {
+            account.doublings > gone || !account.saved.is_empty() || account.trial.is_some()
+        });
+        let account = self.vms.entry(vm.clone()).or_insert_with(|| Account::at(to));
+        (account.host, account.trial) = (to.clone(), None);
+        account.saved.clear();
+        account.doublings = before + 1.0 + gone;
+    }
+
     /// The hosts for which the VM has an account.
     pub(super) fn open(&self, vm: &VmId) -> impl Iterator<Item = &HostId> {
         self.vms.get(vm).into_iter().flat_map(|account| account.saved.keys())
+    }
+
+    /// What being at a host would have saved the VM, and in how much time, in seconds.
+    pub(super) fn saved(&self, vm: &VmId, host: &HostId) -> (f64, f64) {
+        let saved = self.vms.get(vm).and_then(|account| account.saved.get(host));
+        saved.map_or((0.0, 0.0), |saved| (saved.saved_s, saved.for_s))
+    }
+
+    /// The VM's move that is on trial, and the one that was judged last.
+    pub(super) fn trials(&self, vm: &VmId) -> (Option<MoveTrial>, Option<MoveTrial>) {
+        let shown = |trial: &Trial| {
+            let Trial { from, price_s, gained_s, left_s } = trial.clone();
+            MoveTrial { from, price_s, gained_s, left_s }
+        };
+        let account = self.vms.get(vm);
+        let of = |trial: fn(&Account) -> &Option<Trial>| {
+            account.and_then(|account| trial(account).as_ref()).map(shown)
+        };
+        (of(|account| &account.trial), of(|account| &account.judged))
     }
 
     pub(super) fn close(&mut self, vm: &VmId) {
@@ -126,15 +176,21 @@ impl Accounts {
     }
 
     fn of(&mut self, load: &VmLoad) -> &mut Account {
-        self.vms.entry(load.vm.clone()).or_insert_with(|| Account {
-            host: load.host.clone(),
-            saved: BTreeMap::new(),
-            doublings: 0.0,
-            trial: None,
-        })
+        self.vms.entry(load.vm.clone()).or_insert_with(|| Account::at(&load.host))
     }
 
-    /// VMs with their new hosts and the prices. What was saved counts no longer where such a VM was or will be, because it is part of that.
+    /// What was saved counts no longer at these hosts, where a VM was or will be that is part of that.
+    fn clear_changed(&mut self, changed: &BTreeSet<&HostId>) {
+        for account in self.vms.values_mut() {
+            if changed.contains(&account.host) {
+                account.saved.clear();
+            } else {
+                account.saved.retain(|to, _| !changed.contains(to));
+            }
+        }
+    }
+
+    /// VMs with their new hosts and the prices.
     pub(super) fn moved<'a>(
         &mut self,
         moves: impl Iterator<Item = (&'a VmLoad, &'a HostId, f64)> + Clone,
@@ -144,18 +200,20 @@ impl Accounts {
         if changed.is_empty() {
             return;
         }
-        for account in self.vms.values_mut() {
-            if changed.contains(&account.host) {
-                account.saved.clear();
-            } else {
-                account.saved.retain(|to, _| !changed.contains(to));
-            }
-        }
+        self.clear_changed(&changed);
         for (load, to, price_s) in moves {
             let account = self.of(load);
             account.doublings += 1.0;
             let trial = Trial { from: load.host.clone(), price_s, gained_s: 0.0, left_s: TRIAL_S };
             (account.host, account.trial) = (to.clone(), Some(trial));
+        }
+    }
+
+    /// The VM has stayed where it is, because its move was refused: that makes no other one dearer.
+    pub fn undo(&mut self, vm: &VmId, stays_at: &HostId) {
+        if let Some(account) = self.vms.get_mut(vm) {
+            account.doublings = (account.doublings - 1.0).max(0.0);
+            (account.host, account.trial) = (stays_at.clone(), None);
         }
     }
 
@@ -176,7 +234,7 @@ impl Accounts {
             if saved.is_some() && trial.gained_s < trial.price_s {
                 account.doublings += 1.0;
             }
-            account.trial = None;
+            account.judged = account.trial.take().filter(|_| saved.is_some());
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use perigee_model::{HostId, SiteId};
 
-use super::{HostLoad, Look, TARGETS, VmLoad};
+use super::{HostLoad, Look, TAKEN, TARGETS, VmLoad};
 
 /// How many of the emptiest hosts of a site are looked at for one VM.
 const EMPTIEST: usize = 4 * TARGETS;
@@ -149,6 +149,34 @@ impl<'a> Loads<'a> {
         let would_cost = self.lost(there, all + own) - self.lost(there, all)
             + self.memory_costs(there, memory(load), all_bytes);
         Some(self.costs(vm, here)? - would_cost + data_here.min(1.0) - data_lost)
+    }
+
+    /// Processors that are wanted at the host; `None` if that is not known.
+    pub fn wanted(&self, host: usize) -> Option<f64> {
+        self.at[host].wanted
+    }
+
+    /// What stands against the VM's being at the host, whatever that would save; `None` if nothing does.
+    pub fn why_not(&self, vm: usize, here: usize, to: usize) -> Option<String> {
+        let (load, host, at) = (&self.look.vms[vm], &self.look.hosts[to], &self.at[to]);
+        let why = if !host.takes_vms {
+            "it is drained, does not answer, or has its VMs give memory back"
+        } else if load.taken_from.as_ref() == Some(&host.host) {
+            TAKEN
+        } else if load.memory_bytes > at.free_memory_bytes {
+            "it has not enough memory free"
+        } else if load.vcpus > at.free_vcpus {
+            "it has not enough vCPUs free"
+        } else if !self.is_allowed_by_groups(vm, to) {
+            "the VMs that this one is to be with, or not with, stand against it"
+        } else if at.wanted.is_none() {
+            "its load is not known"
+        } else if self.at[here].wanted.is_some() && !self.fits(vm, here, to) {
+            "it has no processors left for the VM"
+        } else {
+            return None;
+        };
+        Some(why.to_owned())
     }
 
     /// Whether the VM may be at the host: room that can't be shared, the rules of its groups, and what a person has decided.

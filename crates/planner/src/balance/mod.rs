@@ -28,11 +28,13 @@ use perigee_model::{HostId, SiteId, VmId};
 use crate::MoveCost;
 
 mod accounts;
+mod explain;
 mod load;
 #[cfg(test)]
 mod tests;
 
 pub use accounts::Accounts;
+pub use explain::explain;
 use load::Loads;
 
 /// The surcharge of a VM's next move halves in this time. With an hour, loads that change every few minutes cause many more moves, which
@@ -53,6 +55,9 @@ pub const LONGEST_LOOK_S: f64 = 60.0;
 
 /// For how many target hosts a VM has accounts. Hosts with enough room are alike, so a few of them do.
 pub const TARGETS: usize = 16;
+
+/// Why a VM does not go by itself to a host ([`VmLoad::taken_from`]).
+pub const TAKEN: &str = "a person has moved the VM away from there";
 
 /// Processors that a migration takes at each of its hosts.
 pub const COPYING_CPUS: f64 = 0.5;

@@ -345,3 +345,39 @@ fn a_price_of_nothing_does_not_make_moves_free() {
 }
 
 mod adversary;
+
+#[test]
+fn a_change_that_was_decided_elsewhere_makes_the_next_one_dearer_until_that_is_long_ago() {
+    let mut accounts = Accounts::default();
+    let (vm, half_s) = (vm_id(7), SURCHARGE_HALVES_IN_S / 2.0);
+    let [from, to] = [host_id(0), host_id(1)];
+    accounts.note(&vm, (&from, &to), 0.0, half_s);
+    assert!((accounts.doublings(&vm, half_s) - 1.0).abs() < 1e-9, "from when it was noted on");
+    let before = accounts.doublings(&vm, half_s);
+    accounts.note(&vm, (&to, &from), before, half_s);
+    assert!((accounts.doublings(&vm, half_s) - 2.0).abs() < 1e-9);
+    let later_s = half_s + SURCHARGE_HALVES_IN_S;
+    assert!((accounts.doublings(&vm, later_s) - 1.0).abs() < 1e-9);
+    assert_eq!(accounts.doublings(&vm, 10.0 * SURCHARGE_HALVES_IN_S), 0.0);
+    // What is long ago is not kept.
+    let age_s = 10.0 * SURCHARGE_HALVES_IN_S;
+    accounts.note(&vm_id(8), (&from, &to), 0.0, age_s);
+    assert_eq!(accounts.doublings(&vm, 0.0), 0.0);
+}
+
+#[test]
+fn what_is_said_of_a_vm_is_what_was_decided_with() {
+    let mut accounts = Accounts::default();
+    let mut look = overloaded();
+    (look.passed_s, look.vms[0].taken_from) = (1.0, Some(host_id(1)));
+    let decision = balance(&mut accounts, &look, same_data).decisions.remove(0);
+    let there = |_: &HostId| Ok(Elsewhere { price_s: PRICE_S, data_lost: 0.0 });
+    let said = explain(&accounts, &look, &decision.vm, there).expect("it is there");
+    assert_eq!((said.targets[0].host.clone(), said.price_factor), (decision.to, 1.0));
+    assert_eq!(said.targets[0].saved_s, decision.saved_s);
+    assert_eq!(said.targets[0].needed_s, Some(decision.needed_s));
+    assert_eq!(said.measured.expect("measured").neighbours, 2);
+    let taken = explain(&accounts, &look, &vm_id(0), there).expect("it is there");
+    assert_eq!(taken.targets[0].why_not, TAKEN);
+    assert!(explain(&accounts, &look, &vm_id(9), there).is_none());
+}

@@ -21,6 +21,7 @@ fn other(name: &str, free_mib: u64) -> Other {
         id: host(name),
         site: site("home"),
         free: Demand { cpus: 16, memory_bytes: free_mib * MIB },
+        packs: false,
         pool_free_bytes: Some(1000 * MIB),
         refusal: None,
     }
@@ -42,6 +43,7 @@ fn vm(name: &str, mib: u64, ways: Vec<Way>) -> LeavingVm {
         left: None,
         disk_bytes: Some(10 * MIB),
         ways,
+        together: None,
     }
 }
 
@@ -58,9 +60,9 @@ fn volume(name: &str, ways: Vec<Way>) -> LeavingVolume {
 }
 
 fn leaving(others: Vec<Other>, vms: Vec<LeavingVm>) -> Leaving {
-    let (gangs, volumes) = (Vec::new(), Vec::new());
+    let (gangs, volumes, gateways) = (Vec::new(), Vec::new(), Vec::new());
     let (host, site) = (host("old"), site("home"));
-    Leaving { host, site, others, waits_for_ends: true, vms, gangs, volumes }
+    Leaving { host, site, others, waits_for_ends: true, vms, gangs, volumes, gateways }
 }
 
 /// A step in short: what becomes of which thing, and where.
@@ -167,6 +169,14 @@ fn the_last_host_says_that_there_is_no_other_one() {
 }
 
 #[test]
+fn a_gateway_whose_vms_are_elsewhere_is_waited_for() {
+    let gateways = vec!["blue".to_owned()];
+    let steps = plan(&Leaving { gateways, ..leaving(vec![other("h2", 100)], Vec::new()) });
+    assert_eq!(short(&steps), ["blue Waits"]);
+    assert!(why(&steps, "blue").contains("gateway"), "{steps:?}");
+}
+
+#[test]
 fn figures_that_are_missing_make_a_host_no_target_and_are_waited_for() {
     let silent = Refusal { why: "it has not reported yet".to_owned(), passes: true };
     let others = vec![
@@ -202,6 +212,7 @@ fn a_gang_moves_as_a_whole_or_says_why_not() {
         hosts: hosts.iter().map(|name| host(name)).collect(),
         sent: Vec::new(),
         ways: vec![way("h1", 2.0), way("h2", 3.0)],
+        groups: Groups::default(),
     };
     let mut facts = leaving(vec![other("h1", 150), other("h2", 150)], Vec::new());
     facts.gangs = vec![gang(&["old", "h2", "old"])];
@@ -214,6 +225,72 @@ fn a_gang_moves_as_a_whole_or_says_why_not() {
     let steps = plan(&facts);
     assert_eq!(short(&steps), ["gang Stays"]);
     assert!(why(&steps, "gang").starts_with("no site has room for all 3 of its VMs"), "{steps:?}");
+}
+
+#[test]
+fn at_a_site_that_packs_a_vm_goes_to_the_fullest_host_that_has_room() {
+    let packs = |name, mib| Other { packs: true, ..other(name, mib) };
+    let ways = vec![way("h1", 1.0), way("h2", 1.0), way("h3", 1.0)];
+    let others = vec![packs("h1", 900), packs("h2", 300), packs("h3", 50)];
+    let steps = plan(&leaving(others, vec![vm("a", 100, ways)]));
+    assert_eq!(short(&steps), ["a Moves h2"]);
+}
+
+#[test]
+fn the_vms_of_a_gang_that_are_kept_apart_go_to_different_hosts_or_stay() {
+    let groups = Groups { apart: Some("default~db".to_owned()), ..Groups::default() };
+    let gang = |hosts: &[&str]| LeavingGang {
+        name: "gang".to_owned(),
+        demand: demand(100),
+        now: Now::Ready,
+        left: None,
+        hosts: hosts.iter().map(|name| host(name)).collect(),
+        sent: Vec::new(),
+        ways: vec![way("h1", 2.0), way("h2", 3.0)],
+        groups: groups.clone(),
+    };
+    let mut facts = leaving(vec![other("h1", 150), other("h2", 950)], Vec::new());
+    facts.gangs = vec![gang(&["old", "h2"])];
+    assert_eq!(short(&plan(&facts)), ["gang Moves h1,h2"]);
+    facts.others.remove(0);
+    assert_eq!(short(&plan(&facts)), ["gang Stays"]);
+}
+
+fn kept_together(vm: LeavingVm) -> LeavingVm {
+    LeavingVm { together: Some("default~web".to_owned()), ..vm }
+}
+
+#[test]
+fn vms_that_are_kept_together_leave_for_one_host_that_has_room_for_all() {
+    let ways = vec![way("h1", 1.0), way("h2", 1.0)];
+    let vms = ["a", "b"].map(|name| kept_together(vm(name, 200, ways.clone())));
+    let facts = leaving(vec![other("h1", 300), other("h2", 500)], vms.to_vec());
+    assert_eq!(short(&plan(&facts)), ["a Moves h2", "b Moves h2"]);
+    let full = leaving(vec![other("h1", 300), other("h2", 350)], vms.to_vec());
+    let steps = plan(&full);
+    assert_eq!(short(&steps), ["a Stays", "b Stays"]);
+    let said = why(&steps, "b");
+    assert!(
+        said.starts_with("the VMs of group web are kept together, and no host can take all 2: "),
+        "{said}"
+    );
+    let alone = leaving(vec![other("h1", 300)], vms[..1].to_vec());
+    assert_eq!(short(&plan(&alone)), ["a Moves h1"]);
+}
+
+#[test]
+fn a_vm_that_can_not_leave_holds_those_that_are_kept_together_with_it() {
+    let stays = LeavingVm {
+        now: Now::Stays("its file says move: never".to_owned()),
+        ..kept_together(vm("b", 100, Vec::new()))
+    };
+    let vms = vec![kept_together(vm("a", 100, vec![way("h1", 1.0)])), stays];
+    let steps = plan(&leaving(vec![other("h1", 900)], vms.clone()));
+    assert_eq!(short(&steps), ["a Stays", "b Stays"]);
+    assert_eq!(why(&steps, "a"), "it is kept together with b, which can't leave");
+    let moves = LeavingVm { now: Now::Moving(vec![host("h1")]), ..vms[1].clone() };
+    let steps = plan(&leaving(vec![other("h1", 900)], vec![vms[0].clone(), moves]));
+    assert_eq!(short(&steps), ["b Moving h1", "a Moves h1"], "it follows");
 }
 
 #[test]

@@ -15,8 +15,11 @@ use crate::facts::{Cluster, Running};
 use crate::moving::MoveCost;
 use crate::network::lost_s;
 use crate::refused::Refused;
-use crate::running::{AFTER_A_MOVE, is_clearly_less, moves_at_s, of_host, price_s};
+use crate::running::{is_clearly_less, moves_at_s, of_host, price_s};
 use crate::spread::Spread;
+
+/// How many times its cost a move must save if the gang has moved before.
+const AFTER_A_MOVE: f64 = 2.0;
 
 /// What a gang does now.
 #[derive(Debug, Clone)]
@@ -282,6 +285,7 @@ mod tests {
             uses_confined: false,
             refused: Vec::new(),
             moves: 0,
+            price_factor: 1.0,
             dirty_bytes_per_s: Some(0),
             wall_s: 100.0,
             vcpu_s: 50.0,

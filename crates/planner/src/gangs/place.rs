@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use perigee_model::{HostId, SiteId};
 
+use crate::queue::Groups;
+
 /// A host, and for how many more VMs of the gang it has room.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Room {
@@ -13,6 +15,27 @@ pub struct Room {
     pub site: SiteId,
     /// So many more.
     pub holds: u32,
+}
+
+/// What the rules of a gang's VMs among themselves leave of the rooms. `now` are the hosts of its VMs.
+pub fn ruled(mut rooms: Vec<Room>, groups: &Groups, now: &[HostId]) -> Vec<Room> {
+    if groups.apart.is_some() {
+        for room in &mut rooms {
+            room.holds = if now.contains(&room.host) { 0 } else { room.holds.min(1) };
+        }
+    }
+    if groups.together.is_some() {
+        let holds_all = |room: &Room| room.holds as usize >= now.len();
+        let mut most: BTreeMap<SiteId, Room> = BTreeMap::new();
+        for room in rooms.drain(..).filter(holds_all) {
+            let of_site = most.entry(room.site.clone()).or_insert_with(|| room.clone());
+            if room.holds > of_site.holds {
+                *of_site = room;
+            }
+        }
+        rooms.extend(most.into_values());
+    }
+    rooms
 }
 
 /// A host of the site for each rank. `now` are the present ones: a VM that is at the site stays where it is. `sent[i][j]` is what rank
@@ -67,6 +90,27 @@ mod tests {
 
     fn room(name: &str, site: &str, holds: u32) -> Room {
         Room { host: host(name), site: SiteId::new(site).unwrap(), holds }
+    }
+
+    #[test]
+    fn the_rules_of_a_gang_leave_one_vm_a_host_or_one_host() {
+        let group = |name: &str| Some(format!("default~{name}"));
+        let rooms = vec![
+            room("a", "home", 4),
+            room("c", "cloud", 2),
+            room("d", "cloud", 3),
+            room("e", "cloud", 1),
+        ];
+        let left = |groups: &Groups, now: &[&str]| {
+            let now: Vec<HostId> = now.iter().map(|name| host(name)).collect();
+            let left = ruled(rooms.clone(), groups, &now).into_iter();
+            left.map(|room| format!("{} {}", room.host, room.holds)).collect::<Vec<_>>().join(", ")
+        };
+        let apart = Groups { apart: group("db"), ..Groups::default() };
+        assert_eq!(left(&apart, &["a", "c"]), "a 0, c 0, d 1, e 1");
+        let together = Groups { together: group("web"), ..Groups::default() };
+        assert_eq!(left(&together, &["a", "a"]), "d 3, a 4");
+        assert_eq!(left(&together, &["b"; 5]), "");
     }
 
     #[test]

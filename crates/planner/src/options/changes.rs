@@ -5,13 +5,14 @@ use std::cmp::Ordering;
 
 use perigee_model::plan::{Basis, Seconds, Way};
 
-use super::{Candidate, Stay, whole_bytes};
+use super::stays::Stay;
+use super::{Candidate, whole_bytes};
 use crate::copying::{Coming, Reading, copy_cost, copy_of};
 use crate::facts::Snapshot;
 use crate::figures::Figures;
 use crate::hosts::slower_s;
 use crate::learn::{Learned, Place};
-use crate::moving::{Dirty, MoveCost, move_cost};
+use crate::moving::{Dirty, MoveCost, Moves};
 use crate::refused::Refused;
 use crate::running::{MAY_NOT_MOVE, Saving, all_left, is_clearly_less, moves_at_s, price_s};
 
@@ -28,12 +29,14 @@ pub(super) fn best_moves(
 ) -> Vec<Candidate> {
     let starts = stays.iter().filter(|s| s.refused.is_none() && s.way != Way::Beside);
     let pairs = starts.flat_map(|start| {
-        let better = stays.iter().filter(|end| may_pay(learned, start, &end.place));
+        let ends = stays.iter().filter(|end| end.may_be_end);
+        let better = ends.filter(|end| may_pay(learned, start, &end.place));
         better.map(move |end| (start, end))
     });
+    let costs = Moves::of(&snapshot.cluster);
     let mut refused = None;
     let moves = pairs.filter_map(|(start, end)| {
-        let predicted = predict_move(snapshot, learned, start, end);
+        let predicted = predict_move(snapshot, learned, &costs, (start, end));
         predicted.map_err(|why| refused = Some((start, end, why))).ok()
     });
     let best = moves.min_by(|a, b| by_time(&a.0, &b.0));
@@ -115,14 +118,14 @@ fn may_pay(learned: &Learned, start: &Stay, end: &Place) -> bool {
 fn predict_move(
     snapshot: &Snapshot,
     learned: &Learned,
-    start: &Stay,
-    end: &Stay,
+    costs: &Moves,
+    (start, end): (&Stay, &Stay),
 ) -> Result<(Candidate, MoveCost), Refused> {
     let data_bytes: f64 = learned.volumes.iter().map(|volume| volume.bytes).sum();
     let command_s = start.seconds.total_s - start.seconds.boot_s;
     let dirty = Dirty::new(snapshot.job.dirty_bytes_per_s, data_bytes, command_s);
     let memory_bytes = snapshot.job.memory_bytes;
-    let cost = move_cost(&snapshot.cluster, &start.host, &end.host, memory_bytes, dirty)?;
+    let cost = costs.cost(&start.host, &end.host, memory_bytes, dirty)?;
     let mut candidate = Candidate::new(Way::Migrate, start, &end.host);
     let is_one_site = snapshot.cluster.is_one_site(&start.host, &end.host);
     let confined = (snapshot.job.uses_confined && !is_one_site).then(|| CONFINED.to_owned());

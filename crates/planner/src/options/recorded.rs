@@ -3,6 +3,7 @@
 //!
 //! The rules were made without looking at the job `merge`.
 
+use perigee_model::job::Start;
 use perigee_model::plan::Basis;
 use perigee_model::vm::Accelerator;
 

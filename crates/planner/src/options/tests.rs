@@ -1,4 +1,5 @@
 use perigee_model::SiteId;
+use perigee_model::job::Start;
 use perigee_model::load::VcpuUse;
 use proptest::prelude::*;
 

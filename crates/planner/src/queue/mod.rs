@@ -18,25 +18,35 @@
 //! - **Gangs**: the VMs of a job with several ones start all or none, and at one site wherever a site is large enough for
 //!   them; a gang waits for such a site rather than be torn apart. All are decided about at once, so two gangs never wait for
 //!   what the other one holds. A gang that does not fit reserves as many hosts as it needs.
+//! - **Groups**: a host counts as having no room for a job whose rules about other VMs it would break ([`Groups`]); what starts in this
+//!   pass counts at once.
 //! - **Volumes**: a job that waits for a volume reserves it against the jobs behind it.
 //! - **Plans**: while what a job's plan needs is being read, the room that it could have is kept for it.
+//!
+//! [`pass()`] is the whole of it, with the plans of the jobs that start; [`schedule`] asks for each of them where it starts.
 //!
 //! A job for which a host or room is kept has its volumes and its part of the quota reserved too. Else it could have one or the
 //! other in turn, and never all.
 
 mod gang;
+mod groups;
+mod pass;
+mod refusals;
 mod room;
 #[cfg(test)]
 mod tests;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use perigee_model::job::{Access, JobVolume, Start};
 use perigee_model::tenant::{Quota, Running, tenant_of};
 use perigee_model::{HostId, JobId, SiteId, VolumeName};
 
-use room::{Rooms, Wait};
+pub use groups::{Bounds, Grouped, Groups};
+pub use pass::{JobGrant, Known, NotMeasured, PassDecision, PassSnapshot, Read, pass};
+pub use refusals::Refusals;
+use room::{Rooms, Ruled, Wait};
 
 /// The waiting time that is worth one point of priority.
 pub const AGEING_STEP_MS: u64 = 10 * 60 * 1000;
@@ -56,6 +66,8 @@ pub struct Queue {
     pub quotas: BTreeMap<String, QuotaUse>,
     /// The volumes that these jobs use.
     pub uses: Vec<VolumeUse>,
+    /// Where the VMs are that have rules about each other.
+    pub grouped: Grouped,
 }
 
 /// A tenant's quota, and what is in use of it.
@@ -174,6 +186,8 @@ pub struct Waiting {
     pub waited_ms: u64,
     /// The resources that its VM needs, or each of its VMs.
     pub demand: Demand,
+    /// vCPUs of each VM that count for the quota, if they are more than those of `demand`.
+    pub quota_cpus: u32,
     /// How many VMs it has.
     pub count: u32,
     /// Where the job file lets it start.
@@ -181,7 +195,11 @@ pub struct Waiting {
     /// Its data volumes. It does not wait for a volume that it only clones.
     pub volumes: Vec<JobVolume>,
     /// Hosts where it may not start now.
-    pub avoid: Vec<HostId>,
+    pub avoid: BTreeSet<HostId>,
+    /// Its rules about other VMs.
+    pub groups: Groups,
+    /// Hosts where it was lost, and that still have something of it: the rule `together` does not bind it to them.
+    pub lost_at: Vec<HostId>,
     /// Why it cannot start anywhere now; `None` unless the reason is outside this snapshot.
     pub blocked: Option<String>,
 }
@@ -199,7 +217,8 @@ impl Waiting {
 
     /// What they take of the tenant's quota.
     fn running(&self) -> Running {
-        Running { vms: self.count, ..self.whole().running() }
+        let cpus = self.quota_cpus.max(self.demand.cpus).saturating_mul(self.count);
+        Running { vms: self.count, cpus, ..self.whole().running() }
     }
 
     fn aged_priority(&self) -> i64 {
@@ -263,7 +282,7 @@ pub fn schedule(
     queue: &Queue,
     mut choose: impl FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
 ) -> Vec<(JobId, Turn)> {
-    let mut rooms = Rooms::new(&queue.hosts, &queue.drained);
+    let mut rooms = Rooms::new(queue);
     let mut uses = Uses::default();
     uses.add(queue.uses.iter().cloned());
     let mut quotas: BTreeMap<&str, Left> =
@@ -308,13 +327,20 @@ fn try_start(
         uses.add(uses_of(waiting));
         return Err(reason.into());
     }
-    if let Some(reason) = quota.as_deref_mut().and_then(|quota| quota.lacks(waiting, rooms)) {
+    let ruled = rooms.ruled(waiting);
+    if let Some(reason) = quota.as_deref_mut().and_then(|quota| quota.lacks(&ruled, rooms)) {
         return Err(reason.into());
     }
     let turn = match waiting.count {
-        1 => start_one(waiting, rooms, choose).map(Turn::Start),
-        _ => gang::start(waiting, rooms, choose).map(Turn::StartAll),
+        1 => start_one(&ruled, rooms, choose).map(Turn::Start),
+        _ if ruled.is_one_host() => start_at_one_host(&ruled, rooms, choose).map(Turn::StartAll),
+        _ => gang::start(&ruled, rooms, choose).map(Turn::StartAll),
     };
+    match &turn {
+        Ok(Turn::Start(host)) => rooms.has_started(waiting, std::slice::from_ref(host)),
+        Ok(Turn::StartAll(hosts)) => rooms.has_started(waiting, hosts),
+        _ => {}
+    }
     let is_kept = match &turn {
         Ok(_) => false,
         Err(NotChosen::NotYet(_)) => true,
@@ -365,7 +391,7 @@ impl Left {
 
     /// Why the quota has no room for the job now. If nothing is missing but what other jobs have, all of the rest is reserved
     /// for it, unless it is for another one.
-    fn lacks(&mut self, waiting: &Waiting, rooms: &Rooms) -> Option<String> {
+    fn lacks(&mut self, waiting: &Ruled, rooms: &Rooms) -> Option<String> {
         let all = Running { vms: u32::MAX, cpus: u32::MAX, memory_bytes: u64::MAX };
         let QuotaUse { quota, used, .. } = &self.of;
         if let Some(reason) = quota.lacks(*used, waiting.running()) {
@@ -384,14 +410,17 @@ impl Left {
 }
 
 fn start_one(
-    waiting: &Waiting,
+    waiting: &Ruled,
     rooms: &mut Rooms,
     choose: &mut impl FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
 ) -> Result<HostId, NotChosen> {
     let hosts = rooms.with_room(waiting).map_err(|wait| {
-        let is_for_ever = matches!(wait, Wait::NoHost | Wait::TooLarge(..) | Wait::PersistentVms);
+        let is_for_ever = matches!(
+            wait,
+            Wait::NoHost | Wait::RuledOut | Wait::TooLarge(..) | Wait::PersistentVms
+        );
         let drained = rooms.why_drained(waiting).filter(|_| is_for_ever);
-        drained.unwrap_or_else(|| wait.reason(waiting))
+        waiting.with_rules(drained.unwrap_or_else(|| wait.reason(waiting)))
     })?;
     let chosen = choose(waiting, &hosts);
     let taken = match &chosen {
@@ -404,6 +433,29 @@ fn start_one(
         rooms.take(host, waiting.demand);
     }
     chosen
+}
+
+/// All VMs of a gang that are kept together, as if they were one large VM.
+fn start_at_one_host(
+    waiting: &Ruled,
+    rooms: &mut Rooms,
+    choose: &mut impl FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
+) -> Result<Vec<HostId>, NotChosen> {
+    let whole = waiting.as_one();
+    let ruled = rooms.ruled(&whole);
+    let before = rooms.clone();
+    // The whole of it has to fit; each VM of it is planned and placed as one.
+    let host =
+        start_one(&ruled, rooms, &mut |_: &Waiting, hosts: &[HostId]| choose(waiting, hosts))?;
+    for _ in 1..waiting.count {
+        if let Err(not_chosen) = choose(waiting, std::slice::from_ref(&host)) {
+            if matches!(not_chosen, NotChosen::Refused(_)) {
+                *rooms = before;
+            }
+            return Err(not_chosen);
+        }
+    }
+    Ok(vec![host; waiting.count as usize])
 }
 
 fn uses_of(waiting: &Waiting) -> impl Iterator<Item = VolumeUse> {

@@ -4,7 +4,7 @@ use perigee_model::job::Start;
 use perigee_model::units::format_bytes;
 use perigee_model::{HostId, JobId};
 
-use super::{Demand, HostRoom, Waiting, named};
+use super::{Bounds, Demand, Grouped, HostRoom, Queue, Waiting, named};
 
 #[derive(Clone)]
 pub(super) struct Rooms {
@@ -13,6 +13,51 @@ pub(super) struct Rooms {
     drained: Vec<Room>,
     /// The start conditions for whose first job a host is reserved.
     pub(super) kept: Vec<Start>,
+    /// Where the VMs are that have rules about each other, with those that start in this pass.
+    grouped: Grouped,
+}
+
+/// A job that waits, and where it may start for its rules.
+pub(super) struct Ruled<'a> {
+    waiting: &'a Waiting,
+    bounds: Bounds,
+}
+
+impl std::ops::Deref for Ruled<'_> {
+    type Target = Waiting;
+
+    fn deref(&self) -> &Waiting {
+        self.waiting
+    }
+}
+
+impl Ruled<'_> {
+    /// How many of its VMs a host may have that has so much free.
+    pub(super) fn holds(&self, free: Demand) -> u32 {
+        let holds = free.holds(self.demand);
+        if self.is_one_each() { holds.min(1) } else { holds }
+    }
+
+    /// Whether all of its VMs start at one host.
+    pub(super) fn is_one_host(&self) -> bool {
+        self.waiting.groups.together.is_some()
+    }
+
+    /// Whether each of its VMs starts at another host.
+    pub(super) fn is_one_each(&self) -> bool {
+        self.waiting.groups.apart.is_some()
+    }
+
+    /// One large VM in place of all of its VMs.
+    pub(super) fn as_one(&self) -> Waiting {
+        Waiting { demand: self.whole(), ..self.waiting.clone() }
+    }
+
+    /// A reason to wait, with the rules that leave fewer hosts for it.
+    pub(super) fn with_rules(&self, reason: String) -> String {
+        let rules = self.bounds.in_words();
+        if rules.is_empty() { reason } else { format!("{reason}; {rules}") }
+    }
 }
 
 #[derive(Clone)]
@@ -25,6 +70,8 @@ pub(super) struct Room {
 #[derive(Debug)]
 pub(super) enum Wait {
     NoHost,
+    /// Its rules about other VMs leave no host.
+    RuledOut,
     /// No host where it may start is large enough; this is the largest one.
     TooLarge(HostId, Demand),
     /// The hosts that are large enough have VMs without a job, which leave too little of them.
@@ -42,14 +89,34 @@ pub(super) enum Wait {
 }
 
 impl Rooms {
-    pub(super) fn new(hosts: &[HostRoom], drained: &[HostRoom]) -> Self {
+    pub(super) fn new(queue: &Queue) -> Self {
         let room = |host: &HostRoom| Room { host: host.clone(), kept_for: None };
-        let (rooms, drained) = (hosts.iter().map(room), drained.iter().map(room));
-        Self { rooms: rooms.collect(), drained: drained.collect(), kept: Vec::new() }
+        let (rooms, drained) = (queue.hosts.iter().map(room), queue.drained.iter().map(room));
+        Self {
+            rooms: rooms.collect(),
+            drained: drained.collect(),
+            kept: Vec::new(),
+            grouped: queue.grouped.clone(),
+        }
+    }
+
+    /// Where the job may start for its rules, as things stand in this pass.
+    pub(super) fn ruled<'a>(&self, waiting: &'a Waiting) -> Ruled<'a> {
+        let is_drained = |host: &HostId| self.drained.iter().any(|room| room.host.id == *host);
+        let binds = |host: &HostId| !is_drained(host) && !waiting.lost_at.contains(host);
+        let bounds = self.grouped.bounds(&waiting.job, &waiting.groups, binds);
+        Ruled { waiting, bounds }
+    }
+
+    /// The job's VMs start at these hosts.
+    pub(super) fn has_started(&mut self, waiting: &Waiting, hosts: &[HostId]) {
+        for host in hosts {
+            self.grouped.add(&waiting.job, &waiting.groups, host);
+        }
     }
 
     /// The drained host where the job could start, or one of its VMs, if that is why it starts nowhere.
-    pub(super) fn why_drained(&self, waiting: &Waiting) -> Option<String> {
+    pub(super) fn why_drained(&self, waiting: &Ruled) -> Option<String> {
         let fits =
             |room: &&Room| may_use(waiting, room) && waiting.demand.fits(room.host.for_jobs());
         let host = &self.drained.iter().find(fits)?.host.id;
@@ -70,7 +137,7 @@ impl Rooms {
 
     /// The hosts where the job can start now. If no host has enough CPUs or memory free, one may be reserved
     /// for the job.
-    pub(super) fn with_room(&mut self, waiting: &Waiting) -> Result<Vec<HostId>, Wait> {
+    pub(super) fn with_room(&mut self, waiting: &Ruled) -> Result<Vec<HostId>, Wait> {
         let demand = waiting.demand;
         let allowed: Vec<&Room> = self.rooms.iter().filter(|room| may_use(waiting, room)).collect();
         let open = |room: &&&Room| room.kept_for.is_none() && demand.fits(room.host.free);
@@ -83,7 +150,8 @@ impl Rooms {
             return Err(Wait::Starting);
         }
         let Some(largest) = allowed.iter().max_by_key(|room| share(demand, room.host.total)) else {
-            return Err(Wait::NoHost);
+            let is_ruled_out = self.rooms.iter().any(|room| may_start(waiting, room));
+            return Err(if is_ruled_out { Wait::RuledOut } else { Wait::NoHost });
         };
         if !demand.fits(largest.host.total) {
             return Err(Wait::TooLarge(largest.host.id.clone(), largest.host.total));
@@ -100,7 +168,7 @@ impl Rooms {
 
     /// Reserves the host that will probably have room soonest: the one with the most free already. Nothing else
     /// starts there, so its free resources only grow.
-    fn keep_one(&mut self, waiting: &Waiting) -> Wait {
+    fn keep_one(&mut self, waiting: &Ruled) -> Wait {
         let demand = waiting.demand;
         let may_keep = !self.kept.contains(&waiting.start);
         let candidates = self
@@ -120,7 +188,13 @@ impl Rooms {
     }
 }
 
-pub(super) fn may_use(waiting: &Waiting, room: &Room) -> bool {
+/// Whether it may start there, if there is room.
+pub(super) fn may_use(waiting: &Ruled, room: &Room) -> bool {
+    may_start(waiting, room) && waiting.bounds.allow(&room.host.id)
+}
+
+/// The same, whatever its rules about other VMs say.
+fn may_start(waiting: &Waiting, room: &Room) -> bool {
     let start_ok = match &waiting.start {
         Start::Anywhere => true,
         Start::Site(site) => room.host.site == *site,
@@ -152,6 +226,9 @@ impl Wait {
                     .to_owned()
             }
             Self::NoHost => format!("no host is up{place}"),
+            Self::RuledOut => {
+                format!("no host{place} that is up may have it beside the VMs that are there")
+            }
             Self::TooLarge(host, total) => {
                 format!(
                     "it needs {needs}; the largest host{place} is {host} with {}",

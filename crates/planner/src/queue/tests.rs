@@ -1,3 +1,4 @@
+mod groups;
 mod properties;
 
 use super::*;
@@ -34,10 +35,13 @@ fn job(number: u64, owner: &str, cpus: u32) -> Waiting {
         submitted: number,
         waited_ms: 0,
         demand: Demand { cpus, memory_bytes: u64::from(cpus) * 256 * MIB },
+        quota_cpus: cpus,
         start: Start::Anywhere,
         count: 1,
         volumes: Vec::new(),
-        avoid: Vec::new(),
+        avoid: BTreeSet::new(),
+        groups: Default::default(),
+        lost_at: Vec::new(),
         blocked: None,
     }
 }

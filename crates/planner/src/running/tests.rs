@@ -27,6 +27,7 @@ pub(super) fn reading(reads: u64, wall_s: f64) -> Running {
         uses_confined: false,
         refused: Vec::new(),
         moves: 0,
+        price_factor: 1.0,
         dirty_bytes_per_s: Some(0),
         wall_s,
         vcpu_s: 0.0,
@@ -296,11 +297,14 @@ fn it_stays_and_says_why_when_a_link_is_not_measured() {
 }
 
 #[test]
-fn after_a_move_the_next_must_save_twice_its_cost() {
-    let mut running = reading(128, 10.0);
-    running.moves = 1;
-    assert!(why_stay(&running).contains("must save 2 times its cost"));
-    assert_eq!(moved_to(&consider(&Running { moves: 1, ..reading(255, 10.0) })), Some("cloud1"));
+fn after_its_moves_the_next_must_save_so_many_times_its_cost() {
+    let moved = |reads| Running { moves: 1, price_factor: 2.0, ..reading(reads, 10.0) };
+    assert!(why_stay(&moved(128)).contains("after its last moves it must save 2.0 times that"));
+    assert_eq!(moved_to(&consider(&moved(255))), Some("cloud1"));
+    let often = Running { price_factor: 8.0, ..moved(255) };
+    assert!(why_stay(&often).contains("8.0 times"), "each move doubles the price");
+    let long_ago = Running { moves: 3, ..reading(128, 10.0) };
+    assert_eq!(moved_to(&consider(&long_ago)), Some("cloud1"), "old moves count no longer");
 }
 
 #[test]
@@ -524,6 +528,7 @@ proptest! {
                 let running = Running {
                     host: host_id(if at_cloud { "cloud1" } else { "home1" }),
                     moves,
+                    price_factor: f64::from(moves).exp2(),
                     disks: vec![
                         disk("a", "cloud1", cloud_reads, 1, !at_cloud),
                         disk("b", "home1", home_reads, 1, at_cloud),
@@ -538,7 +543,7 @@ proptest! {
             }
         }
         let paid_after_the_first_s = f64::from(moves.saturating_sub(1)) * COST_S;
-        prop_assert!(paid_after_the_first_s <= lost_s / AFTER_A_MOVE, "{} moves", moves);
+        prop_assert!(paid_after_the_first_s <= lost_s / 2.0, "{} moves", moves);
     }
 }
 

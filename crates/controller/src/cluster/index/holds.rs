@@ -5,10 +5,29 @@ use std::sync::Arc;
 
 use perigee_model::job::JobState;
 use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
-use perigee_planner::queue::Demand;
+use perigee_planner::queue::{Demand, Groups};
 
-use super::{Index, Inner, Used, demand_of};
+use super::groups::groups_of;
+use super::{Index, Inner, Used};
 use crate::records::JobRecord;
+
+/// Which hosts of a migration may take part in no other one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Alone {
+    /// None: a person has asked for it, or the VMs of a job move together.
+    Nowhere,
+    /// The destination: its host is drained.
+    AtDestination,
+    /// Both: what was measured there is the reason.
+    AtBoth,
+}
+
+impl Alone {
+    pub fn hosts<'a>(self, from: &'a HostId, to: &'a HostId) -> impl Iterator<Item = &'a HostId> {
+        let both = [(from, self == Self::AtBoth), (to, self != Self::Nowhere)];
+        both.into_iter().filter(|(_, alone)| *alone).map(|(host, _)| host)
+    }
+}
 
 /// The work that a hold protects.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +46,8 @@ pub(super) enum Held {
     Attachment(HostId, VolumeName),
     /// The VM is changed while it runs.
     Change(VmId),
+    /// The VM is getting other rules, with these groups.
+    Rules(VmId, Groups),
     /// The filesystems of the VM's guest stand still, and an image of its disk is made.
     Snapshot(VmId),
     /// A move of the volume to another home is being recorded.
@@ -220,19 +241,28 @@ impl Index {
         Some(self.hold(held))
     }
 
-    /// Holds the room at the destination while a migration is recorded.
+    /// Holds the room at the destination while a migration is recorded. `binds` says whether a host keeps the others of a group together.
     ///
     /// # Errors
     /// Why the VM cannot go there, in plain words.
     pub fn begin_move(
         &self,
         vm: &VmId,
-        from: &HostId,
-        to: &HostId,
-        total: Demand,
+        (from, to): (&HostId, &HostId),
+        (total, binds): (Demand, impl Fn(&HostId) -> bool),
+        alone: Alone,
     ) -> Result<Hold<'_>, String> {
         let mut inner = self.lock();
-        let demand = demand_of(inner.may_move(vm, from)?);
+        let record = inner.may_move(vm, from)?;
+        let demand = inner.demand_to_move(record);
+        let bounds = inner.bounds_of(record, &groups_of(record), binds);
+        if let Some(why) = bounds.and_then(|bounds| bounds.why_not(to)) {
+            return Err(why);
+        }
+        let in_moves = inner.hosts_in_moves();
+        if let Some(host) = alone.hosts(from, to).find(|host| in_moves.contains(host)) {
+            return Err(format!("host {host} takes part in another move"));
+        }
         // The room for it may be kept already, if all VMs of its gang move.
         let is_kept = inner.kept_for_moves().any(|(of, at)| of == *vm && at == to);
         if !is_kept {
@@ -252,12 +282,17 @@ impl Index {
         &self,
         moves: &[(VmId, HostId, HostId)],
         total: impl Fn(&HostId) -> Option<Demand>,
+        binds: impl Fn(&HostId) -> bool,
     ) -> Result<Vec<Hold<'_>>, String> {
         let mut inner = self.lock();
         let mut needed: BTreeMap<&HostId, Demand> = BTreeMap::new();
         for (vm, from, to) in moves {
             let record = inner.may_move(vm, from).map_err(|why| format!("VM {vm}: {why}"))?;
-            needed.entry(to).or_default().add(demand_of(record));
+            let bounds = inner.bounds_of(record, &groups_of(record), &binds);
+            if let Some(why) = bounds.and_then(|bounds| bounds.why_not(to)) {
+                return Err(format!("host {to}: {why}"));
+            }
+            needed.entry(to).or_default().add(inner.demand_to_move(record));
         }
         let used = inner.used();
         for (to, needed) in needed {

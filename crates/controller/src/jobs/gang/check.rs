@@ -31,17 +31,24 @@ pub fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
         }
         let Some(report) = cluster.hosts.report(&host.id) else { return Ok(()) };
         let holds = capacity(&report).holds(demand);
-        most = most.saturating_add(holds);
+        let holds = if spec.rules.apart.is_some() { holds.min(1) } else { holds };
+        most = match spec.rules.together {
+            Some(_) => most.max(holds),
+            None => most.saturating_add(holds),
+        };
         each.push(format!("{} {holds}", host.id));
     }
     if each.is_empty() || most >= spec.count {
         return Ok(());
     }
     let why = format!(
-        "count: it needs {} VMs with {} CPUs and {} of memory each, all at once; the hosts where it may start have room for {most}: {}",
+        "count: it needs {} VMs with {} CPUs and {} of memory each, all at once{}; {} where it may start {} room for {most}: {}",
         spec.count,
         spec.cpus,
         perigee_model::units::format_bytes(spec.memory_bytes),
+        if spec.rules.apart.is_some() { ", one at each host" } else { "" },
+        if spec.rules.together.is_some() { "the largest host" } else { "the hosts" },
+        if spec.rules.together.is_some() { "has" } else { "have" },
         each.join(", "),
     );
     Err(Problem::invalid(format!("job {}", spec.name), why)

@@ -3,18 +3,20 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use perigee_model::job::{JobState, Migration};
+use perigee_model::job::JobState;
 use perigee_model::plan::Way;
 use perigee_model::{HostId, Problem};
+use perigee_planner::balance::TAKEN;
 use perigee_planner::gangs::{GangVerdict, RunningGang, consider};
 use perigee_planner::{RefusedWay, Running};
 
 use super::moving::{has_ended, may_move, rooms, sent};
 use super::{GangRun, Members};
 use crate::jobs::driver::Step;
+use crate::migration::{self, by_itself};
 use crate::planning::links;
 use crate::records::{Gang, JobRecord, vm_of};
-use crate::{migration, networks, planning, tpm};
+use crate::{networks, planning, tpm};
 
 /// A gang is considered once in so many intervals of [`crate::cluster::Timing::monitor`]: its facts are those of all its VMs.
 const CONSIDERED_EVERY: u32 = 3;
@@ -105,14 +107,19 @@ impl GangRun {
 
     /// The hosts to which this member does not go now.
     fn refused_to(&self, member: &JobRecord) -> Vec<RefusedWay> {
-        let moves = self.cluster.index.migrations_of(&vm_of(&member.job.id));
-        let moves: Vec<&Migration> = moves.iter().map(|record| &record.migration).collect();
         let hosts: Vec<HostId> =
             self.cluster.hosts.up().into_iter().map(|host| host.id.clone()).collect();
-        let mut all =
-            migration::refused_after(&moves, &hosts, |at_ms| self.cluster.clock.age_ms(at_ms));
+        let vm = vm_of(&member.job.id);
+        let mut all = by_itself::failed_lately(&self.cluster, &vm, &hosts);
+        let taken_from = by_itself::taken_from(&self.cluster, &vm).into_iter();
+        all.extend(taken_from.map(|to| RefusedWay {
+            way: Way::Migrate,
+            to,
+            why: TAKEN.to_owned(),
+        }));
         let unable = networks::refusing(&self.cluster, &networks::kind_of(member));
         let unable = unable.into_iter().chain(tpm::refusing(&self.cluster, member));
+        let unable = unable.chain(migration::ruled_out(&self.cluster, member));
         all.extend(unable.map(|(to, why)| RefusedWay { way: Way::Migrate, to, why }));
         all
     }

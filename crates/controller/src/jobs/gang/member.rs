@@ -162,7 +162,7 @@ impl Run {
         Ok(Some(GuestGang {
             rank: member.rank,
             members,
-            slots: self.job().spec.cpus,
+            slots: self.job().spec.cpus_most(),
             subnet: card.subnet.to_string(),
             mpi: member.mpi,
             user: keys.user,

@@ -7,16 +7,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use perigee_model::gang::member_of;
 use perigee_model::gang::moving::{Failed, GangMove, Leg, Next, SeenVm, next};
 use perigee_model::job::{HostState, JobMoveAsked, JobState, MigrationState, MoveJob};
 use perigee_model::plan::{Decision, Plan, Trigger};
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{HostId, JobId, Problem, ProblemKind, SiteId};
-use perigee_planner::gangs::{Room, at_site};
+use perigee_model::{HostId, HostRules, JobId, Problem, ProblemKind, SiteId};
+use perigee_planner::gangs::{Room, at_site, ruled};
 
 use super::{GangRun, Members, members};
+use crate::cleaner::Pending;
 use crate::clock::now_ms;
-use crate::cluster::{Cluster, Hold, capacity, demand_of};
+use crate::cluster::{Cluster, Hold, capacity, demand_of, groups_of};
 use crate::jobs::cancel::CANCELLED;
 use crate::jobs::driver::Step;
 use crate::jobs::record;
@@ -38,6 +40,28 @@ pub async fn ask_to_move(
     id: &JobId,
     ask: MoveJob,
 ) -> Result<JobMoveAsked, Problem> {
+    request(cluster, id, ask, None).await
+}
+
+/// The same because a host is drained that some of them are at.
+///
+/// # Errors
+/// As [`ask_to_move`].
+pub async fn ask_to_leave(
+    cluster: &Arc<Cluster>,
+    id: &JobId,
+    ask: MoveJob,
+    host: &HostId,
+) -> Result<(), Problem> {
+    request(cluster, id, ask, Some(host.clone())).await.map(drop)
+}
+
+async fn request(
+    cluster: &Arc<Cluster>,
+    id: &JobId,
+    ask: MoveJob,
+    drains: Option<HostId>,
+) -> Result<JobMoveAsked, Problem> {
     let gang = gang_of(cluster, id).await?;
     let refuse = |why: &str| Err(Problem::conflict(format!("can't move job {id}"), why));
     let Some(of) = gang.kind.gang() else { return refuse("it has no VMs") };
@@ -48,9 +72,30 @@ pub async fn ask_to_move(
     let all: Vec<&JobRecord> = all.iter().collect();
     let hosts = destinations(cluster, &gang, &all, ask)?;
     drop(may_move(cluster, &gang, &all, &hosts).await?);
-    let request = GangMoveRequest::To(hosts.clone());
+    let request = GangMoveRequest::To { hosts: hosts.clone(), drains };
     let request = intend(cluster, id, request).await?;
     Ok(JobMoveAsked { request, hosts })
+}
+
+/// Calls off that the VMs of a gang leave a host that is drained, if their driver has not begun that.
+///
+/// # Errors
+/// If the store fails.
+pub async fn call_off_leaving(
+    cluster: &Arc<Cluster>,
+    id: &JobId,
+    host: &HostId,
+) -> Result<(), Problem> {
+    let Some(gang) = cluster.index.job(id) else { return Ok(()) };
+    let applied = gang.kind.gang().map_or(0, |gang| gang.applied_move);
+    let asked: Option<JobIntent> = cluster.records.read(&job_intent_key(id)).await?;
+    let leaves = |request: &GangMoveRequest| matches!(request, GangMoveRequest::To { drains: Some(drained), .. } if drained == host);
+    match asked.and_then(|asked| asked.move_gang) {
+        Some((number, request)) if number > applied && leaves(&request) => {
+            intend(cluster, id, GangMoveRequest::Stay).await.map(drop)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Has the VMs of a gang that move stay, and those that were moved go back.
@@ -146,6 +191,7 @@ fn too_full(gang: &JobRecord, site: &SiteId, rooms: &[Room]) -> Problem {
 /// How many more VMs of a gang each host has room for that is up and not drained.
 pub(super) fn rooms(cluster: &Cluster, gang: &JobRecord) -> Vec<Room> {
     let used = cluster.index.used();
+    let bounds = cluster.index.bounds_of(gang, |host| cluster.hosts.binds(host));
     let mut rooms = Vec::new();
     for host in cluster.hosts.up() {
         if cluster.hosts.drain(&host.id).is_some() {
@@ -154,13 +200,17 @@ pub(super) fn rooms(cluster: &Cluster, gang: &JobRecord) -> Vec<Room> {
         let Some(report) = cluster.hosts.report(&host.id) else { continue };
         let mut free = capacity(&report);
         free.take(used.get(&host.id).copied().unwrap_or_default().demand);
+        let may_be = bounds.as_ref().is_none_or(|bounds| bounds.allow(&host.id));
         rooms.push(Room {
             host: host.id.clone(),
             site: host.addresses.site.clone(),
-            holds: free.holds(demand_of(gang)),
+            holds: if may_be { free.holds(demand_of(gang)) } else { 0 },
         });
     }
-    rooms
+    let ranks = 0..gang.job.spec.count;
+    let members = ranks.filter_map(|rank| cluster.index.job(&member_of(&gang.job.id, rank)));
+    let now: Vec<HostId> = members.filter_map(|member| member.job.host.clone()).collect();
+    ruled(rooms, &groups_of(gang), &now)
 }
 
 /// What the members have sent to each other: a row for each rank.
@@ -203,8 +253,11 @@ pub(super) async fn may_move<'a>(
     if legs.iter().all(|leg| leg.from == leg.to) {
         return Err(refusal("all of its VMs are there already".to_owned()));
     }
+    check_rules(&gang.job.spec.rules, hosts)
+        .map_err(|why| refusal(why).next("name other hosts: a job keeps the rules of its file"))?;
     for (member, leg) in members.iter().zip(&legs).filter(|(_, leg)| leg.from != leg.to) {
-        migration::check(cluster, member, &leg.to).await?;
+        let pending = Pending::of(cluster, &member.job.id).await?;
+        migration::check(cluster, member, &leg.to, &pending)?;
     }
     let moves: Vec<_> = members
         .iter()
@@ -213,8 +266,29 @@ pub(super) async fn may_move<'a>(
         .map(|(member, leg)| (vm_of(&member.job.id), leg.from.clone(), leg.to.clone()))
         .collect();
     let total = |host: &HostId| cluster.hosts.report(host).map(|report| capacity(&report));
-    let holds = cluster.index.begin_gang_move(&moves, total).map_err(refusal)?;
+    let holds = cluster
+        .index
+        .begin_gang_move(&moves, total, |host| cluster.hosts.binds(host))
+        .map_err(refusal)?;
     Ok((legs, holds))
+}
+
+/// Whether the VMs of a gang may be at these hosts, for what they are to each other.
+fn check_rules(rules: &HostRules, hosts: &[HostId]) -> Result<(), String> {
+    if let Some(group) = &rules.apart
+        && let Some((_, twice)) =
+            hosts.iter().enumerate().find(|(at, to)| hosts[..*at].contains(to))
+    {
+        return Err(format!(
+            "two of its VMs would be at {twice}, and the VMs of group {group} are kept apart"
+        ));
+    }
+    match &rules.together {
+        Some(group) if hosts.iter().any(|to| *to != hosts[0]) => Err(format!(
+            "they would be at several hosts, and the VMs of group {group} are kept together"
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Whether a member's VM has no command to run any more.
@@ -268,7 +342,7 @@ impl GangRun {
         let asked = asked.filter(|(number, _)| *number > applied);
         let Some(of) = self.gang()?.open_move().cloned() else {
             return match asked {
-                Some((number, GangMoveRequest::To(hosts))) => {
+                Some((number, GangMoveRequest::To { hosts, .. })) => {
                     self.begin_asked_move(members, number, &hosts).await.map(Some)
                 }
                 Some((number, GangMoveRequest::Stay)) => {

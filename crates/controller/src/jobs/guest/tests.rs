@@ -15,6 +15,8 @@ pub fn record(state: JobState) -> JobRecord {
         env: Default::default(),
         cpus: 1,
         memory_bytes: 64 << 20,
+        cpus_max: None,
+        memory_max_bytes: None,
         root_bytes: None,
         output_bytes: 1 << 20,
         volumes: Vec::new(),
@@ -38,6 +40,7 @@ pub fn record(state: JobState) -> JobRecord {
         mpi: false,
         firmware: Default::default(),
         tpm: false,
+        rules: Default::default(),
     };
     let mut record = new_record(JobId::new("q-0001").expect("name"), spec);
     record.job.state = state;

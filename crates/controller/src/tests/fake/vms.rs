@@ -9,7 +9,7 @@ use axum::response::Response;
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::guest::GuestEvent;
-use perigee_model::load::VmLoad;
+use perigee_model::load::{MemoryUse, VmLoad};
 use perigee_model::starts::{OnDelete, OnStart, Starts};
 use perigee_model::switchover::{Arrival, Fate, fate, may_begin};
 use perigee_model::vm::{
@@ -42,7 +42,7 @@ pub(super) async fn press_power_button(State(inside): Shared, Path(vm): Path<VmI
     Ok(Json(()))
 }
 
-/// Its guests have no driver with which they give memory back.
+/// Its guests have no driver with which they give memory back, but for those of which a test says what they have.
 pub(super) async fn change_vm(
     State(inside): Shared,
     Path(vm): Path<VmId>,
@@ -66,7 +66,17 @@ pub(super) async fn change_vm(
     let mut changed = VmChanged::default();
     match ask {
         ChangeVm::Cpus { count } => report.spec.cpus = count,
-        ChangeVm::Memory { .. } => changed.memory_bytes = Some(report.spec.memory_bytes),
+        ChangeVm::Memory { bytes } => {
+            changed.memory_bytes = Some(report.spec.memory_bytes);
+            if let Some(memory) = &mut report.load.memory {
+                let used = memory.has_bytes - memory.available_bytes.unwrap_or(0);
+                *memory = MemoryUse {
+                    has_bytes: bytes,
+                    available_bytes: Some(bytes.saturating_sub(used)),
+                };
+                changed.memory_bytes = Some(bytes);
+            }
+        }
         ChangeVm::GrowDisk { .. } => {}
         ChangeVm::Plug(disk) => report.spec.disks.push(disk),
         ChangeVm::Unplug { role } => report.spec.disks.retain(|disk| disk.role != role),

@@ -315,3 +315,18 @@ async fn a_move_of_a_gang_is_refused_with_the_reason_before_any_vm_moves() {
     assert!(why.next.contains("perigee vm move"), "{why:?}");
     assert!(lab.job(&id).await.gang_move.is_none(), "nothing was begun");
 }
+
+#[tokio::test]
+async fn the_vms_of_a_gang_that_are_kept_apart_are_not_moved_to_one_host() {
+    let lab = Lab::up().await;
+    let hosts = [&lab.home, &lab.cloud];
+    let apart = perigee_model::HostRules {
+        apart: Some("db".parse().expect("a name")),
+        ..Default::default()
+    };
+    let id = running(&lab, &hosts, JobSpec { rules: apart, ..gang(2) }).await;
+    let asked = jobs::ask_to_move(&lab.cluster, &id, to(&lab.home)).await;
+    let refused = asked.expect_err("each is at a host of its own");
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    assert!(refused.why.contains("two of its VMs would be at home1"), "{refused}");
+}

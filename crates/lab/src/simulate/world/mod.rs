@@ -1,36 +1,51 @@
 //! The simulated cluster: an event loop with a clock of its own, in one thread.
 //!
 //! Between two events nothing changes, so what a host's VMs used, waited for and lost meanwhile is added up when something changes at that
-//! host. Processors are shared by what is wanted. Times are whole seconds, but for the length of a move, which is rounded up to them.
+//! host. Processors are shared by what is wanted, and links by `network.rs`. The clock counts milliseconds. Loads change, and moves take,
+//! whole seconds.
+//!
+//! | question | file |
+//! |---|---|
+//! | What does a host's clock, a load and a failure do? | this one |
+//! | How does a job come to its end? | `work.rs` |
+//! | How do VMs move? | `moves.rs` |
+//! | Who sends what to whom? | `flows.rs` |
+//! | What starts next, and where? | `start.rs`, `place.rs` |
+//! | What does a rule see? | `seen.rs` |
 
+mod flows;
+mod moves;
+mod place;
 mod seen;
 mod start;
+#[cfg(test)]
+mod tests;
+mod work;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use perigee_model::{HostId, SiteId, VmId};
-use perigee_planner::balance::COPYING_CPUS;
+use perigee_planner::queue::{Demand, Holder};
 
+use super::jobs::{Jobs, Like};
 use super::loads::{self, Moment};
+use super::network::Network;
 use super::outcome::Run;
 use super::price::Prices;
 use super::rules::{Mover, Rule, View};
 use super::scenario::Scenario;
 use crate::random::Random;
+use flows::{Owner, Reads};
+use start::Waits;
+use work::{OfJob, Work};
 
-/// vCPUs of each VM.
+/// vCPUs of each VM that has no job which computes.
 const VCPUS: u32 = 8;
-/// vCPUs for each processor of a host.
-const OVERCOMMIT: u32 = 16;
 /// How long a host is away that fails.
 const AWAY_S: u64 = 600;
 /// How long until the VMs of a host that fails are started elsewhere.
 const RESTART_S: u64 = 60;
-/// A VM that returns so soon to the host it has left went to and fro.
-const BACK_S: u64 = 1800;
-/// A move takes so much of what was predicted, at least and at most.
-const TAKES: (f64, f64) = (0.7, 1.6);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
@@ -52,12 +67,25 @@ enum Event {
     Fails(usize),
     Returns(usize),
     Restarts(usize),
+    /// A job that computes.
+    Submitted(usize),
+    /// A VM's job has waited, or copied its data, unless something else has happened since.
+    Step {
+        vm: usize,
+        turn: u32,
+    },
+    /// A job's VM at this host has computed all that it had to, unless the host's load has changed since.
+    Computed {
+        host: usize,
+        turn: u32,
+    },
     Look,
 }
 
 struct Host {
     id: HostId,
     site: SiteId,
+    site_number: usize,
     is_up: bool,
     in_a_move: bool,
     vms: Vec<usize>,
@@ -65,8 +93,12 @@ struct Host {
     free_vcpus: u32,
     /// Processors that moves take.
     copying: f64,
-    settled_s: u64,
+    settled_ms: u64,
     lost_s: f64,
+    /// VMs there whose jobs compute, and of these such as have not booted.
+    with_work: u32,
+    starting: u32,
+    computed_turn: u32,
 }
 
 struct Vm {
@@ -75,13 +107,19 @@ struct Vm {
     base: f64,
     wanted: f64,
     load_turn: u32,
+    size: Demand,
     /// The host that has its data.
     data: Option<usize>,
+    /// What it reads of them over the network.
+    reads: Option<Reads>,
     ends_s: Option<u64>,
+    work: Option<Work>,
     used_s: f64,
     waited_s: f64,
     moving_to: Option<usize>,
     move_turn: u32,
+    /// The flow of its move.
+    moves_over: Option<usize>,
     moved_s: Option<u64>,
     left: Option<usize>,
     has_ended: bool,
@@ -95,17 +133,26 @@ pub struct World<'a> {
     random: Random,
     /// What the rule's own acts meet.
     luck: Random,
-    prices: Prices,
-    now_s: u64,
+    /// By the memory of the VMs.
+    prices: BTreeMap<u64, Prices>,
+    network: Network<Owner>,
+    now_ms: u64,
     events: BinaryHeap<Reverse<(u64, Event)>>,
     hosts: Vec<Host>,
     host_numbers: BTreeMap<HostId, usize>,
     vms: Vec<Vm>,
     vm_numbers: BTreeMap<VmId, usize>,
-    /// Jobs that wait, with the time of their arrival and how long they run.
-    waiting: Vec<(usize, u64, Option<u64>)>,
+    waiting: Vec<Waits>,
+    /// The scenario's jobs that compute, those that have arrived.
+    jobs: Vec<OfJob>,
+    /// What the jobs of each owner have that have started.
+    held: BTreeMap<Holder, Demand>,
+    /// Hosts whose VMs get more or less than when the end of their work was foreseen.
+    changed: BTreeSet<usize>,
+    /// Whether a job that computes may start that could not before.
+    may_start: bool,
     hunted: usize,
-    looked_s: u64,
+    looked_ms: u64,
     run: Run,
 }
 
@@ -114,17 +161,21 @@ pub fn run(scenario: &Scenario, rule: Rule, seed: u64) -> Run {
     let mut world = World::new(scenario, rule, seed);
     world.fill();
     let mut mover = Mover::new(rule, seed);
-    while let Some(Reverse((at_s, event))) = world.events.pop() {
-        if at_s > scenario.length_s {
+    while let Some(Reverse((at_ms, event))) = world.events.pop() {
+        if at_ms > scenario.length_s * 1000 {
             break;
         }
-        world.now_s = at_s;
+        world.now_ms = at_ms;
         match event {
             Event::Look => world.look(&mut mover),
             other => world.apply(other),
         }
+        let is_last = world.events.peek().is_none_or(|Reverse((next_ms, _))| *next_ms > at_ms);
+        if is_last {
+            world.follow();
+        }
     }
-    world.now_s = scenario.length_s;
+    world.now_ms = scenario.length_s * 1000;
     world.end()
 }
 
@@ -137,16 +188,21 @@ impl<'a> World<'a> {
             seed,
             random: Random(seed),
             luck: Random(!seed),
-            prices: Prices::of(scenario),
-            now_s: 0,
+            prices: BTreeMap::new(),
+            network: flows::network(scenario),
+            now_ms: 0,
             events: BinaryHeap::new(),
             host_numbers: numbers.collect(),
             hosts,
             vms: Vec::new(),
             vm_numbers: BTreeMap::new(),
             waiting: Vec::new(),
+            jobs: Vec::new(),
+            held: BTreeMap::new(),
+            changed: BTreeSet::new(),
+            may_start: false,
             hunted: 0,
-            looked_s: 0,
+            looked_ms: 0,
             run: Run { seed, ..Run::default() },
             scenario,
         }
@@ -160,34 +216,72 @@ impl<'a> World<'a> {
             let vm = self.add_vm();
             let at = if self.scenario.starts_skewed { self.any(first) } else { number % hosts };
             // A host that is full gives the VM to the next one.
-            let room = (0..hosts).map(|next| (at + next) % hosts).find(|host| self.has_room(*host));
-            if let Some(at) = room {
+            let room = (0..hosts).map(|next| (at + next) % hosts);
+            let size = self.vms[vm].size;
+            if let Some(at) = room.into_iter().find(|host| self.has_room(*host, size)) {
                 self.put(vm, at);
             } else {
-                self.waiting.push((vm, 0, None));
+                self.waiting.push(Waits::of_vm(vm, 0, None));
             }
         }
-        for _ in 0..self.scenario.jobs_per_hour * length_s / 3600 {
-            let at_s = self.random.between((0, length_s));
-            let (vm, runs_s) = (self.add_vm(), loads::job_s(&mut self.random));
-            self.at(at_s, Event::Arrives { vm, runs_s });
-        }
+        self.fill_jobs();
         for _ in 0..self.scenario.failures {
             let (at_s, host) = (self.random.between((0, length_s)), self.any(hosts));
-            self.at(at_s, Event::Fails(host));
+            self.at(at_s * 1000, Event::Fails(host));
         }
-        self.at(self.scenario.look_s, Event::Look);
+        self.at(self.scenario.look_s * 1000, Event::Look);
+        self.follow();
     }
 
-    fn at(&mut self, at_s: u64, event: Event) {
-        self.events.push(Reverse((at_s, event)));
+    fn fill_jobs(&mut self) {
+        let length_s = self.scenario.length_s;
+        let scenario = self.scenario;
+        let random = match &scenario.jobs {
+            Jobs::AtRandom(random) => *random,
+            Jobs::Listed(listed) => {
+                for (number, job) in listed.jobs.iter().enumerate() {
+                    self.at(job.at_ms, Event::Submitted(number));
+                }
+                return;
+            }
+        };
+        let count = usize::try_from(random.per_hour * length_s / 3600).unwrap_or(0);
+        for number in 0..count {
+            let at_ms = self.random.between((0, length_s)) * 1000;
+            if random.like == Like::Borg {
+                self.at(at_ms, Event::Submitted(number));
+                continue;
+            }
+            let vm = self.add_vm();
+            let runs_s = match random.like {
+                Like::Azure => loads::azure_s(&mut self.random),
+                _ => loads::job_s(&mut self.random),
+            };
+            self.at(at_ms, Event::Arrives { vm, runs_s });
+        }
+    }
+
+    fn at(&mut self, at_ms: u64, event: Event) {
+        self.events.push(Reverse((at_ms, event)));
+    }
+
+    fn now_s(&self) -> u64 {
+        self.now_ms / 1000
     }
 
     fn any(&mut self, count: usize) -> usize {
         usize::try_from(self.random.next() % count.max(1) as u64).unwrap_or(0)
     }
 
+    /// A VM of the scenario's size.
     fn add_vm(&mut self) -> usize {
+        let memory_bytes = self.scenario.vm_memory_bytes;
+        self.add_vm_of(Demand { cpus: VCPUS, memory_bytes })
+    }
+
+    fn add_vm_of(&mut self, size: Demand) -> usize {
+        let prices = || Prices::of(self.scenario, size.memory_bytes);
+        self.prices.entry(size.memory_bytes).or_insert_with(prices);
         let number = self.vms.len();
         let id = VmId::new(format!("vm{number}")).expect("letters and digits");
         let base = loads::base(&mut self.random);
@@ -200,12 +294,16 @@ impl<'a> World<'a> {
             base,
             wanted: 0.0,
             load_turn: 0,
+            size,
             data,
+            reads: None,
             ends_s: None,
+            work: None,
             used_s: 0.0,
             waited_s: 0.0,
             moving_to: None,
             move_turn: 0,
+            moves_over: None,
             moved_s: None,
             left: None,
             has_ended: false,
@@ -213,39 +311,33 @@ impl<'a> World<'a> {
         number
     }
 
-    fn has_room(&self, host: usize) -> bool {
+    fn has_room(&self, host: usize, size: Demand) -> bool {
         let host = &self.hosts[host];
-        host.is_up
-            && host.free_memory_bytes >= self.scenario.vm_memory_bytes
-            && host.free_vcpus >= VCPUS
-    }
-
-    /// The share of its time that the VM loses to the network there.
-    fn data_lost(&self, vm: usize, host: usize) -> f64 {
-        let (Some(home), Some(far)) = (self.vms[vm].data, self.scenario.far) else { return 0.0 };
-        match (home == host, self.hosts[home].site == self.hosts[host].site) {
-            (true, _) => 0.0,
-            (false, true) => far / 10.0,
-            (false, false) => far,
-        }
+        host.is_up && host.free_memory_bytes >= size.memory_bytes && host.free_vcpus >= size.cpus
     }
 
     /// Adds up what has happened at the host until now. To be called before anything changes there.
     fn settle(&mut self, host: usize) {
-        let passed_s = (self.now_s - self.hosts[host].settled_s) as f64;
-        self.hosts[host].settled_s = self.now_s;
+        let passed_s = (self.now_ms - self.hosts[host].settled_ms) as f64 / 1000.0;
+        self.hosts[host].settled_ms = self.now_ms;
+        if self.hosts[host].with_work > 0 {
+            self.changed.insert(host);
+        }
         if passed_s <= 0.0 {
             return;
         }
+        let share = self.share(host);
         let vms = std::mem::take(&mut self.hosts[host].vms);
-        let wanted: f64 = vms.iter().map(|vm| self.vms[*vm].wanted).sum();
-        let cpus = f64::from(self.scenario.cpus);
-        let share = (cpus / (wanted + self.hosts[host].copying).max(cpus)).min(1.0);
+        let mut wanted = 0.0;
         for &vm in &vms {
-            let by_network = self.data_lost(vm, host) * passed_s;
+            let by_network = self.network_lost(vm, host) * passed_s;
             let one = &mut self.vms[vm];
+            wanted += one.wanted;
             one.used_s += one.wanted * share * passed_s;
             one.waited_s += one.wanted * (1.0 - share) * passed_s;
+            if let Some(work) = &mut one.work {
+                work.computed(one.wanted * share * passed_s);
+            }
             self.run.wanted_s += one.wanted * passed_s;
             self.run.waited_s += one.wanted * (1.0 - share) * passed_s;
             self.run.network_s += by_network;
@@ -254,12 +346,26 @@ impl<'a> World<'a> {
         self.hosts[host].vms = vms;
     }
 
+    /// The part of what its VMs want that they get of the host's processors.
+    fn share(&self, host: usize) -> f64 {
+        let host = &self.hosts[host];
+        let wanted: f64 = host.vms.iter().map(|vm| self.vms[*vm].wanted).sum();
+        let cpus = f64::from(self.scenario.cpus);
+        (cpus / (wanted + host.copying).max(cpus)).min(1.0)
+    }
+
     fn put(&mut self, vm: usize, host: usize) {
         self.settle(host);
+        let size = self.vms[vm].size;
         self.hosts[host].vms.push(vm);
-        self.hosts[host].free_memory_bytes -= self.scenario.vm_memory_bytes;
-        self.hosts[host].free_vcpus -= VCPUS;
+        self.hosts[host].free_memory_bytes -= size.memory_bytes;
+        self.hosts[host].free_vcpus -= size.cpus;
+        if let Some(work) = &self.vms[vm].work {
+            self.hosts[host].with_work += 1;
+            self.hosts[host].starting += u32::from(!work.has_booted());
+        }
         self.vms[vm].host = Some(host);
+        self.begin_to_read(vm, host);
         self.change_load(vm);
     }
 
@@ -267,19 +373,29 @@ impl<'a> World<'a> {
         let Some(host) = self.vms[vm].host.take() else { return };
         self.settle(host);
         self.hosts[host].vms.retain(|one| *one != vm);
-        self.release(host);
+        if let Some(work) = &self.vms[vm].work {
+            self.hosts[host].with_work -= 1;
+            self.hosts[host].starting -= u32::from(!work.has_booted());
+        }
+        self.end_to_read(vm);
+        self.release(host, self.vms[vm].size);
     }
 
-    fn release(&mut self, host: usize) {
-        self.hosts[host].free_memory_bytes += self.scenario.vm_memory_bytes;
-        self.hosts[host].free_vcpus += VCPUS;
+    fn release(&mut self, host: usize, size: Demand) {
+        self.hosts[host].free_memory_bytes += size.memory_bytes;
+        self.hosts[host].free_vcpus += size.cpus;
+        self.may_start = true;
     }
 
     fn change_load(&mut self, vm: usize) {
         let Some(host) = self.vms[vm].host else { return };
         self.settle(host);
+        if let Some(work) = &self.vms[vm].work {
+            self.vms[vm].wanted = work.wants();
+            return;
+        }
         let moment = Moment {
-            now_s: self.now_s,
+            now_s: self.now_s(),
             vm,
             groups: self.scenario.hosts,
             moved_s: self.vms[vm].moved_s,
@@ -292,7 +408,7 @@ impl<'a> World<'a> {
         one.load_turn += 1;
         let turn = one.load_turn;
         if until_s <= self.scenario.length_s {
-            self.at(until_s, Event::Load { vm, turn });
+            self.at(until_s * 1000, Event::Load { vm, turn });
         }
     }
 
@@ -300,7 +416,9 @@ impl<'a> World<'a> {
         match event {
             Event::Load { vm, turn } if self.vms[vm].load_turn == turn => self.change_load(vm),
             Event::Load { .. } | Event::Look => {}
-            Event::Arrives { vm, runs_s } => self.waiting.push((vm, self.now_s, Some(runs_s))),
+            Event::Arrives { vm, runs_s } => {
+                self.waiting.push(Waits::of_vm(vm, self.now_ms, Some(runs_s)));
+            }
             Event::Ends(vm) => {
                 self.give_up_move(vm);
                 self.take(vm);
@@ -309,12 +427,26 @@ impl<'a> World<'a> {
             Event::Moved { vm, turn } if self.vms[vm].move_turn == turn => self.moved(vm),
             Event::Moved { .. } => {}
             Event::Fails(host) => self.fail(host),
-            Event::Returns(host) => self.hosts[host].is_up = true,
-            Event::Restarts(vm) if !self.vms[vm].has_ended => {
-                let left_s = self.vms[vm].ends_s.map(|ends_s| ends_s.saturating_sub(self.now_s));
-                self.waiting.push((vm, self.now_s, left_s));
+            Event::Returns(host) => {
+                self.hosts[host].is_up = true;
+                self.may_start = true;
             }
+            Event::Restarts(vm) if !self.vms[vm].has_ended => self.restart(vm),
             Event::Restarts(_) => {}
+            Event::Submitted(job) => self.submitted(job),
+            Event::Step { vm, turn } => self.step_done(vm, turn),
+            Event::Computed { host, turn } => self.computed(host, turn),
+        }
+    }
+
+    /// What follows from all that has happened at this moment: other shares of the links, other ends of jobs, and jobs that start.
+    fn follow(&mut self) {
+        while std::mem::take(&mut self.may_start) && !self.jobs.is_empty() {
+            self.start_waiting();
+        }
+        self.share_links();
+        for host in std::mem::take(&mut self.changed) {
+            self.foresee(host);
         }
     }
 
@@ -324,7 +456,7 @@ impl<'a> World<'a> {
         }
         self.settle(host);
         self.hosts[host].is_up = false;
-        self.at(self.now_s + AWAY_S, Event::Returns(host));
+        self.at(self.now_ms + AWAY_S * 1000, Event::Returns(host));
         let coming = |vm: &usize| self.vms[*vm].moving_to == Some(host);
         let coming: Vec<usize> = (0..self.vms.len()).filter(coming).collect();
         for vm in coming {
@@ -333,79 +465,31 @@ impl<'a> World<'a> {
         for vm in self.hosts[host].vms.clone() {
             self.give_up_move(vm);
             self.take(vm);
+            self.lose_work(vm);
             self.run.failed += 1;
-            self.at(self.now_s + RESTART_S, Event::Restarts(vm));
+            self.at(self.now_ms + RESTART_S * 1000, Event::Restarts(vm));
         }
     }
 
-    fn begin_move(&mut self, vm: usize, to: usize) {
-        let Some(from) = self.vms[vm].host else { return };
-        let is_busy = self.hosts[from].in_a_move || self.hosts[to].in_a_move;
-        if from == to || is_busy || self.vms[vm].moving_to.is_some() || !self.has_room(to) {
-            self.run.refused += 1;
-            return;
-        }
-        let cost = self.prices.of_move(&self.hosts[from].site, &self.hosts[to].site).clone();
-        let times = TAKES.0 + (TAKES.1 - TAKES.0) * self.luck.share();
-        self.run.moves += 1;
-        self.run.moving_s += self.vms[vm].wanted * cost.job_s * times;
-        self.hosts[to].free_memory_bytes -= self.scenario.vm_memory_bytes;
-        self.hosts[to].free_vcpus -= VCPUS;
-        for host in [from, to] {
-            self.settle(host);
-            self.hosts[host].copying += COPYING_CPUS;
-            self.hosts[host].in_a_move = true;
-        }
-        self.vms[vm].moving_to = Some(to);
-        self.vms[vm].move_turn += 1;
-        let turn = self.vms[vm].move_turn;
-        let takes_s = std::time::Duration::from_secs_f64(cost.total_s * times).as_secs() + 1;
-        self.at(self.now_s + takes_s, Event::Moved { vm, turn });
-    }
-
-    /// Ends the VM's move, if there is one, and returns its hosts. The room at the target is free again.
-    fn end_move(&mut self, vm: usize) -> Option<(usize, usize)> {
-        let to = self.vms[vm].moving_to.take()?;
-        let from = self.vms[vm].host?;
-        self.vms[vm].move_turn += 1;
-        for host in [from, to] {
-            self.settle(host);
-            self.hosts[host].copying -= COPYING_CPUS;
-            self.hosts[host].in_a_move = false;
-        }
-        self.release(to);
-        Some((from, to))
-    }
-
-    fn give_up_move(&mut self, vm: usize) {
-        if self.end_move(vm).is_some() {
-            self.run.given_up += 1;
-        }
-    }
-
-    fn moved(&mut self, vm: usize) {
-        let Some((from, to)) = self.end_move(vm) else { return };
-        let since_s = self.vms[vm].moved_s.map(|moved_s| self.now_s - moved_s);
-        if self.vms[vm].left == Some(to) && since_s.is_some_and(|since_s| since_s < BACK_S) {
-            self.run.back += 1;
-        }
-        (self.vms[vm].left, self.vms[vm].moved_s) = (Some(from), Some(self.now_s));
-        self.hunted = to;
-        self.take(vm);
-        self.put(vm, to);
+    fn restart(&mut self, vm: usize) {
+        let now_s = self.now_s();
+        let left_s = self.vms[vm].ends_s.map(|ends_s| ends_s.saturating_sub(now_s));
+        let job = self.vms[vm].work.as_ref().map(Work::job);
+        self.waiting.push(Waits { job, ..Waits::of_vm(vm, self.now_ms, left_s) });
+        self.may_start = true;
     }
 
     fn look(&mut self, mover: &mut Mover) {
         (0..self.hosts.len()).for_each(|host| self.settle(host));
         self.start_waiting();
-        if self.run.trace.len() as u64 * self.scenario.length_s / 60 <= self.now_s {
-            let hours = self.now_s as f64 / 3600.0;
+        if self.run.trace.len() as u64 * self.scenario.length_s / 60 <= self.now_s() {
+            let hours = self.now_s() as f64 / 3600.0;
             self.run.trace.push((hours, self.run.lost_s()));
         }
         let moves = {
             let look = self.measured();
             let elsewhere = |vm: &VmId, host: &HostId| self.elsewhere(vm, host);
-            let view = View { now_s: self.now_s, look: &look, elsewhere: &elsewhere };
+            let view = View { now_s: self.now_s(), look: &look, elsewhere: &elsewhere };
             let began = std::time::Instant::now();
             let moves = mover.moves(&view);
             self.run.decided_s.push(began.elapsed().as_secs_f64());
@@ -416,30 +500,37 @@ impl<'a> World<'a> {
             self.begin_move(self.vm_numbers[&vm], self.host_numbers[&to]);
         }
         self.vms.iter_mut().for_each(|vm| (vm.used_s, vm.waited_s) = (0.0, 0.0));
-        self.looked_s = self.now_s;
-        self.at(self.now_s + self.scenario.look_s, Event::Look);
+        self.looked_ms = self.now_ms;
+        self.at(self.now_ms + self.scenario.look_s * 1000, Event::Look);
     }
 
     fn end(mut self) -> Run {
         (0..self.hosts.len()).for_each(|host| self.settle(host));
-        self.run.trace.push((self.now_s as f64 / 3600.0, self.run.lost_s()));
+        let hours = self.now_s() as f64 / 3600.0;
+        self.run.trace.push((hours, self.run.lost_s()));
         let worst = self.hosts.iter().map(|host| host.lost_s).fold(0.0, f64::max);
         self.run.worst_host_s = worst;
+        self.run.jobs = self.times_of_jobs();
         self.run
     }
 }
 
 fn host(scenario: &Scenario, number: usize) -> Host {
+    let site_number = number % scenario.sites;
     Host {
         id: HostId::new(format!("h{number}")).expect("letters and digits"),
-        site: SiteId::new(format!("s{}", number % scenario.sites)).expect("letters and digits"),
+        site: SiteId::new(format!("s{site_number}")).expect("letters and digits"),
+        site_number,
         is_up: true,
         in_a_move: false,
         vms: Vec::new(),
         free_memory_bytes: scenario.memory_bytes,
-        free_vcpus: scenario.cpus * OVERCOMMIT,
+        free_vcpus: scenario.cpus * scenario.overcommit,
         copying: 0.0,
-        settled_s: 0,
+        settled_ms: 0,
         lost_s: 0.0,
+        with_work: 0,
+        starting: 0,
+        computed_turn: 0,
     }
 }

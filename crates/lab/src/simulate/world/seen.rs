@@ -3,12 +3,12 @@
 use perigee_model::{HostId, VmId};
 use perigee_planner::balance::{Elsewhere, HostLoad, Look, VmLoad, price_s};
 
-use super::{VCPUS, World};
+use super::World;
 
 impl World<'_> {
     /// What agents would report.
     pub(super) fn measured(&self) -> Look {
-        let passed_s = (self.now_s - self.looked_s).max(1) as f64;
+        let passed_s = ((self.now_ms - self.looked_ms) as f64 / 1000.0).max(1.0);
         let mut vms = Vec::new();
         let mut others = vec![0.0; self.hosts.len()];
         for (number, vm) in self.vms.iter().enumerate() {
@@ -17,19 +17,21 @@ impl World<'_> {
                 others[host] += (vm.used_s + vm.waited_s) / passed_s;
                 continue;
             }
+            // A job has copied its data to where it is.
+            let data = vm.data.filter(|_| vm.work.is_none());
             vms.push(VmLoad {
                 vm: vm.id.clone(),
                 host: self.hosts[host].id.clone(),
-                vcpus: VCPUS,
-                memory_bytes: self.scenario.vm_memory_bytes,
+                vcpus: vm.size.cpus,
+                memory_bytes: vm.size.memory_bytes,
                 used_cpus: Some(vm.used_s / passed_s),
                 waited_cpus: Some(vm.waited_s / passed_s),
-                data_lost: Some(self.data_lost(number, host)),
-                data_at: vm.data.map(|home| self.hosts[home].id.clone()).into_iter().collect(),
+                data_lost: Some(self.network_lost(number, host)),
+                data_at: data.map(|home| self.hosts[home].id.clone()).into_iter().collect(),
                 taken_from: None,
                 together: None,
                 apart: None,
-                may_move: true,
+                may_move: self.may_move(number),
             });
         }
         let hosts = self.hosts.iter().zip(others).map(|(host, moving)| HostLoad {
@@ -49,8 +51,7 @@ impl World<'_> {
     pub(super) fn elsewhere(&self, vm: &VmId, host: &HostId) -> Option<Elsewhere> {
         let (vm, to) = (*self.vm_numbers.get(vm)?, *self.host_numbers.get(host)?);
         let from = self.vms[vm].host?;
-        let cost = self.prices.of_move(&self.hosts[from].site, &self.hosts[to].site);
-        let price_s = price_s(cost, self.vms[vm].wanted);
+        let price_s = price_s(self.cost(vm, from, to), self.vms[vm].wanted);
         Some(Elsewhere { price_s, data_lost: self.data_lost(vm, to) })
     }
 }

@@ -5,9 +5,29 @@ use std::collections::BTreeMap;
 use perigee_model::{HostId, JobId};
 use perigee_planner::queue::{Demand, HostRoom, Queue, Turn, Waiting, schedule};
 
-use super::{Event, Host, OVERCOMMIT, VCPUS, World};
-use crate::simulate::rules::Rule;
-use crate::simulate::scenario::Scenario;
+use super::place::Places;
+use super::{Event, World};
+
+/// What waits for room: a job, or a VM without a job.
+pub struct Waits {
+    /// All start at once.
+    pub vms: Vec<usize>,
+    pub since_ms: u64,
+    /// How long it runs, if that does not depend on what it gets.
+    pub runs_s: Option<u64>,
+    /// The job that computes.
+    pub job: Option<usize>,
+}
+
+impl Waits {
+    pub fn of_vm(vm: usize, since_ms: u64, runs_s: Option<u64>) -> Self {
+        Self { vms: vec![vm], since_ms, runs_s, job: None }
+    }
+
+    fn id(&self) -> JobId {
+        JobId::new(format!("j-{}", self.vms[0])).expect("letters and digits")
+    }
+}
 
 impl World<'_> {
     /// Starts what waits, by the planner's queue.
@@ -15,65 +35,82 @@ impl World<'_> {
         if self.waiting.is_empty() {
             return;
         }
-        let wanted: BTreeMap<&HostId, f64> = self
-            .hosts
-            .iter()
-            .map(|host| (&host.id, host.vms.iter().map(|vm| self.vms[*vm].wanted).sum()))
-            .collect();
-        let (rule, random) = (self.rule, &mut self.luck);
-        let turns =
-            schedule(&queue(self.scenario, &self.hosts, &self.waiting, self.now_s), |_, hosts| {
-                let chosen = match rule {
-                    Rule::FirstFit => hosts.first(),
-                    Rule::Random => random.pick(hosts),
-                    _ => hosts.iter().min_by(|a, b| wanted[a].total_cmp(&wanted[b])),
-                };
-                chosen.cloned().ok_or_else(|| "no host has room".to_owned().into())
-            });
+        let queue = self.queue();
+        let numbers: BTreeMap<JobId, usize> =
+            self.waiting.iter().enumerate().map(|(number, waits)| (waits.id(), number)).collect();
+        let mut luck = std::mem::replace(&mut self.luck, crate::random::Random(0));
+        let turns = {
+            let mut places = Places::of(self);
+            schedule(&queue, |waiting, hosts| {
+                places.choose(&self.waiting[numbers[&waiting.job]], hosts, &mut luck)
+            })
+        };
+        self.luck = luck;
+        let mut started: Vec<(usize, Vec<HostId>)> = Vec::new();
         for (job, turn) in turns {
-            let Turn::Start(host) = turn else { continue };
-            let is_it = |(vm, ..): &(usize, u64, Option<u64>)| job_of(*vm) == job;
-            let Some(place) = self.waiting.iter().position(is_it) else { continue };
-            let (vm, since_s, runs_s) = self.waiting.swap_remove(place);
-            self.run.started += 1;
-            self.run.queued_s += (self.now_s - since_s) as f64;
-            if let Some(runs_s) = runs_s {
-                self.vms[vm].ends_s = Some(self.now_s + runs_s);
-                self.at(self.now_s + runs_s, Event::Ends(vm));
+            match turn {
+                Turn::Start(host) => started.push((numbers[&job], vec![host])),
+                Turn::StartAll(hosts) => started.push((numbers[&job], hosts)),
+                Turn::Wait { .. } => {}
             }
-            self.put(vm, self.host_numbers[&host]);
+        }
+        let mut waiting: Vec<Option<Waits>> =
+            std::mem::take(&mut self.waiting).into_iter().map(Some).collect();
+        for (number, hosts) in started {
+            if let Some(waits) = waiting[number].take() {
+                self.start(&waits, &hosts);
+            }
+        }
+        self.waiting = waiting.into_iter().flatten().collect();
+    }
+
+    fn start(&mut self, waits: &Waits, hosts: &[HostId]) {
+        self.run.started += 1;
+        self.run.queued_s += (self.now_ms - waits.since_ms) as f64 / 1000.0;
+        for (vm, host) in waits.vms.iter().zip(hosts) {
+            if let Some(runs_s) = waits.runs_s {
+                self.vms[*vm].ends_s = Some(self.now_s() + runs_s);
+                self.at(self.now_ms + runs_s * 1000, Event::Ends(*vm));
+            }
+            let host = self.host_numbers[host];
+            self.put(*vm, host);
+            self.begin_work(*vm, host);
         }
     }
-}
 
-fn job_of(vm: usize) -> JobId {
-    JobId::new(format!("j-{vm}")).expect("letters and digits")
-}
-
-fn queue(
-    scenario: &Scenario,
-    hosts: &[Host],
-    waiting: &[(usize, u64, Option<u64>)],
-    now_s: u64,
-) -> Queue {
-    let total = Demand { cpus: scenario.cpus * OVERCOMMIT, memory_bytes: scenario.memory_bytes };
-    let room = |host: &Host| HostRoom {
-        id: host.id.clone(),
-        site: host.site.clone(),
-        total,
-        free: Demand { cpus: host.free_vcpus, memory_bytes: host.free_memory_bytes },
-        persistent: Demand::default(),
-        start_slots: u32::MAX,
-    };
-    let demand = Demand { cpus: VCPUS, memory_bytes: scenario.vm_memory_bytes };
-    let waits = |(vm, since_s, _): &(usize, u64, Option<u64>)| {
-        let submitted = *vm as u64;
-        let waited_ms = (now_s - since_s) * 1000;
-        Waiting { submitted, waited_ms, demand, ..scenario.waiting(job_of(*vm)) }
-    };
-    Queue {
-        hosts: hosts.iter().filter(|host| host.is_up).map(room).collect(),
-        waiting: waiting.iter().map(waits).collect(),
-        ..Queue::default()
+    fn queue(&self) -> Queue {
+        let scenario = self.scenario;
+        let total = Demand {
+            cpus: scenario.cpus * scenario.overcommit,
+            memory_bytes: scenario.memory_bytes,
+        };
+        let up = self.hosts.iter().filter(|host| host.is_up);
+        let room = up.map(|host| HostRoom {
+            id: host.id.clone(),
+            site: host.site.clone(),
+            total,
+            free: Demand { cpus: host.free_vcpus, memory_bytes: host.free_memory_bytes },
+            persistent: Demand::default(),
+            start_slots: scenario.starts.saturating_sub(host.starting),
+        });
+        let waits = |waits: &Waits| {
+            let id = waits.id();
+            let plain = scenario.waiting(id);
+            let holder = waits.job.map(|job| self.jobs[job].holder().clone());
+            Waiting {
+                holder: holder.unwrap_or_else(|| plain.holder.clone()),
+                submitted: waits.vms[0] as u64,
+                waited_ms: self.now_ms - waits.since_ms,
+                demand: self.vms[waits.vms[0]].size,
+                count: u32::try_from(waits.vms.len()).unwrap_or(u32::MAX),
+                ..plain
+            }
+        };
+        Queue {
+            hosts: room.collect(),
+            waiting: self.waiting.iter().map(waits).collect(),
+            held: self.held.clone(),
+            ..Queue::default()
+        }
     }
 }

@@ -10,7 +10,7 @@ use perigee_model::JobId;
 const IN_A_PASS: u32 = 256;
 
 /// Which plans this pass has refused, and which jobs the round still has to come to.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Refusals {
     pass: u64,
     left: u32,
@@ -24,7 +24,7 @@ pub struct Refusals {
 
 impl Refusals {
     /// Begins a pass, with room for [`IN_A_PASS`] refused plans. Jobs that wait no more are forgotten.
-    pub fn begin_pass(&mut self, is_waiting: impl Fn(&JobId) -> bool) {
+    pub(super) fn begin_pass(&mut self, is_waiting: impl Fn(&JobId) -> bool) {
         self.last.retain(|job, _| is_waiting(job));
         self.round = self.put_off.then(|| self.round.unwrap_or(self.pass));
         self.pass += 1;
@@ -37,7 +37,7 @@ impl Refusals {
     }
 
     /// Why the job is not planned in this pass; `None` if it is.
-    pub fn why_not_now(&mut self, job: &JobId) -> Option<String> {
+    pub(super) fn why_not_now(&mut self, job: &JobId) -> Option<String> {
         let last = self.last.get(job);
         let had_its_turn = match (last, self.round) {
             (Some((pass, _)), Some(begun)) => (begun..self.pass).contains(pass),
@@ -52,7 +52,7 @@ impl Refusals {
     }
 
     /// The job was planned in this pass, and its plan was refused.
-    pub fn note(&mut self, job: &JobId, why: &str) {
+    pub(super) fn note(&mut self, job: &JobId, why: &str) {
         self.left = self.left.saturating_sub(1);
         self.last.insert(job.clone(), (self.pass, why.to_owned()));
     }

@@ -1,0 +1,217 @@
+use perigee_model::job::Start;
+
+use super::super::{Demand, HostRoom};
+use super::*;
+use crate::fixture::{MIB, cluster, history, host_id};
+use crate::queue::{Holder, Waiting};
+
+/// A job with one vCPU and its data at `cloud1`.
+fn waiting(number: u64) -> Waiting {
+    let job = JobId::new(format!("j-{number:04}")).unwrap();
+    Waiting {
+        holder: Holder::of(&job, "ann"),
+        job,
+        priority: 0,
+        submitted: number,
+        waited_ms: 0,
+        demand: Demand { cpus: 1, memory_bytes: 512 * MIB },
+        quota_cpus: 1,
+        count: 1,
+        start: Start::Anywhere,
+        volumes: Vec::new(),
+        avoid: BTreeSet::new(),
+        groups: Default::default(),
+        lost_at: Vec::new(),
+        blocked: None,
+    }
+}
+
+fn facts() -> Arc<Prepared> {
+    let (job, history) = (crate::fixture::job(), history(2500.0));
+    Arc::new(Prepared { job, history, others: Vec::new() })
+}
+
+fn read(age_s: f64) -> Option<Read> {
+    Some(Read { age_s, homes_changed: false, facts: Ok(facts()) })
+}
+
+/// So many jobs whose facts have just been read, and three hosts with room for all of them.
+fn snapshot(jobs: u64) -> PassSnapshot {
+    let cluster = cluster();
+    let total = Demand { cpus: 64, memory_bytes: 64 * 1024 * MIB };
+    let room = |host: &crate::HostFacts| HostRoom {
+        id: host.id.clone(),
+        site: host.site.clone(),
+        total,
+        free: total,
+        persistent: Demand::default(),
+        start_slots: 64,
+    };
+    let hosts = cluster.hosts.iter().map(room).collect();
+    let waiting: Vec<Waiting> = (1..=jobs).map(waiting).collect();
+    let known = waiting.iter().map(|waiting| {
+        let homes = vec![host_id("cloud1")];
+        (waiting.job.clone(), Known { homes, read: read(1.0), ..Known::default() })
+    });
+    let known = known.collect();
+    let queue = Queue { hosts, waiting, ..Queue::default() };
+    PassSnapshot { queue, cluster, known, ..PassSnapshot::default() }
+}
+
+fn known(snapshot: &mut PassSnapshot, number: u64) -> &mut Known {
+    snapshot.known.get_mut(&waiting(number).job).expect("such a job")
+}
+
+fn started(decision: &PassDecision) -> Vec<(&str, Vec<&str>)> {
+    let grants = decision.grants.iter();
+    grants.map(|g| (g.job.as_str(), g.hosts.iter().map(HostId::as_str).collect())).collect()
+}
+
+fn why(decision: &PassDecision, number: u64) -> &str {
+    &decision.waits.get(&waiting(number).job).expect("it waits").1
+}
+
+#[test]
+fn each_job_is_planned_as_if_those_before_it_ran() {
+    let mut snapshot = snapshot(3);
+    // Its data are hardly read, so that any idle host is better than a busy one.
+    let idle = Prepared { history: history(1.0), ..facts().as_ref().clone() };
+    for number in 1..=3 {
+        let facts = Ok(Arc::new(idle.clone()));
+        known(&mut snapshot, number).read = Some(Read { age_s: 1.0, homes_changed: false, facts });
+    }
+    snapshot.cluster.hosts.iter_mut().for_each(|host| host.cpus = 1);
+    let decision = pass(snapshot);
+    let mut hosts: Vec<&str> = started(&decision).into_iter().flat_map(|(_, at)| at).collect();
+    hosts.sort_unstable();
+    assert_eq!(hosts, ["cloud1", "home1", "home2"]);
+    assert!(decision.grants.iter().all(|grant| grant.plan.chosen().is_some()));
+    assert!(decision.waits.is_empty() && decision.measure.is_empty());
+}
+
+#[test]
+fn room_is_kept_for_a_job_while_its_facts_are_read() {
+    let mut one = snapshot(2);
+    known(&mut one, 1).read = None;
+    one.queue.hosts.retain(|room| room.id.as_str() == "cloud1");
+    one.queue.hosts[0].start_slots = 1;
+    let decision = pass(one);
+    assert_eq!(decision.read, [waiting(1).job]);
+    assert_eq!(why(&decision, 1), "the facts for its plan are being read");
+    assert!(decision.grants.is_empty(), "the only slot is the first one's");
+    // Whoever is asked has not answered for a while.
+    let mut late = snapshot(2);
+    *known(&mut late, 1) = Known { asked_s: Some(6.0), read: None, ..Known::default() };
+    let decision = pass(late);
+    assert_eq!(decision.read, [] as [JobId; 0]);
+    assert_eq!(started(&decision), [("j-0002", vec!["cloud1"])]);
+}
+
+#[test]
+fn a_home_is_asked_about_few_jobs_at_once() {
+    let mut many = snapshot(20);
+    many.known.values_mut().for_each(|known| known.read = None);
+    known(&mut many, 20).asked_s = Some(1.0);
+    let decision = pass(many);
+    assert_eq!(decision.read.len(), 7, "{:?}", decision.read);
+}
+
+#[test]
+fn old_facts_are_read_again_and_very_old_ones_are_not_planned_with() {
+    for (age_s, homes_changed, is_read, is_planned) in [
+        (1.0, false, false, true),
+        (61.0, false, true, true),
+        (121.0, false, true, false),
+        (1.0, true, true, false),
+    ] {
+        let mut one = snapshot(1);
+        let facts = Ok(facts());
+        known(&mut one, 1).read = Some(Read { age_s, homes_changed, facts });
+        let decision = pass(one);
+        assert_eq!(decision.read.len(), usize::from(is_read), "{age_s} s");
+        assert_eq!(decision.grants.len(), usize::from(is_planned), "{age_s} s");
+    }
+}
+
+#[test]
+fn a_job_whose_facts_cannot_be_read_waits_for_that_and_is_tried_again() {
+    for (age_s, is_read) in [(1.0, false), (3.0, true)] {
+        let mut one = snapshot(1);
+        let facts = Err("can't reach cloud1: it is asleep".to_owned());
+        known(&mut one, 1).read = Some(Read { age_s, homes_changed: false, facts });
+        let decision = pass(one);
+        assert_eq!(why(&decision, 1), "can't reach cloud1: it is asleep");
+        assert_eq!(decision.read.len(), usize::from(is_read));
+    }
+}
+
+#[test]
+fn links_are_waited_for_and_not_for_ever() {
+    let not_measured = NotMeasured {
+        at: vec![host_id("cloud1"), host_id("home2")],
+        between: vec![(host_id("home1"), host_id("cloud1")), (host_id("home1"), host_id("home2"))],
+    };
+    let with = |waits_for_links_s| {
+        let mut one = snapshot(1);
+        one.not_measured = not_measured.clone();
+        known(&mut one, 1).waits_for_links_s = waits_for_links_s;
+        pass(one)
+    };
+    let needed = [(host_id("cloud1"), host_id("cloud1")), (host_id("home1"), host_id("cloud1"))];
+    let begun = with(None);
+    // It comes soon, so that the links are asked for too because of that.
+    assert_eq!(begun.measure, [needed.clone(), needed.clone()].concat());
+    assert_eq!(begun.wait_for_links, [(waiting(1).job, true)].into());
+    assert_eq!(why(&begun, 1), "the link between cloud1 and cloud1 is being measured");
+    assert_eq!(with(Some(59.0)).grants.len(), 0);
+    assert_eq!(with(Some(61.0)).grants.len(), 1);
+}
+
+/// The facts say less than the queue: each host has memory for one VM.
+#[test]
+fn a_gang_of_which_one_vm_cannot_be_planned_takes_nothing() {
+    let mut one = snapshot(2);
+    one.queue.waiting[0].count = 2;
+    one.cluster.hosts.iter_mut().for_each(|host| host.memory_free_bytes = 600 * MIB);
+    let decision = pass(one);
+    assert!(why(&decision, 1).contains("512 MiB of memory"), "{}", why(&decision, 1));
+    assert_eq!(started(&decision), [("j-0002", vec!["cloud1"])]);
+}
+
+#[test]
+fn a_gang_has_the_plan_of_its_first_vm() {
+    let mut one = snapshot(1);
+    one.queue.waiting[0].count = 2;
+    let decision = pass(one);
+    assert_eq!(started(&decision), [("j-0001", vec!["cloud1", "cloud1"])]);
+    let grant = &decision.grants[0];
+    assert_eq!(grant.plan.chosen().map(|option| option.total), Some(grant.predicted));
+}
+
+/// The host of their data is not up.
+#[test]
+fn refused_plans_take_turns() {
+    let without_home = || {
+        let mut many = snapshot(300);
+        many.cluster.hosts.retain(|host| host.id.as_str() != "cloud1");
+        many
+    };
+    let first = pass(without_home());
+    assert!(first.refusals.has_put_off());
+    assert!(why(&first, 1).contains("is not up"), "{}", why(&first, 1));
+    assert!(why(&first, 300).contains("many others are before it"), "{}", why(&first, 300));
+    let second = pass(PassSnapshot { refusals: first.refusals, ..without_home() });
+    assert!(why(&second, 300).contains("is not up"), "{}", why(&second, 300));
+    assert!(why(&second, 1).contains("is not up"), "{}", why(&second, 1));
+}
+
+#[test]
+fn the_same_snapshot_gives_the_same_decision() {
+    let decided = || {
+        let decision = pass(snapshot(8));
+        let started: Vec<String> =
+            started(&decision).iter().map(|one| format!("{one:?}")).collect();
+        (started, decision.waits, decision.read)
+    };
+    assert_eq!(decided(), decided());
+}
