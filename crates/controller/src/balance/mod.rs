@@ -59,10 +59,7 @@ pub async fn set_mode(
     site: &SiteId,
     ask: SetBalance,
 ) -> Result<SiteBalance, Problem> {
-    if hosts::sites(cluster).iter().all(|known| known.id != *site) {
-        return Err(Problem::not_found(format!("site {site}"), "no host is there")
-            .next("`perigee site list` shows the sites"));
-    }
+    hosts::site(cluster, site)?;
     let change = |record: Option<BalanceRecord>| BalanceRecord {
         mode: ask.mode,
         ..record.unwrap_or_default()

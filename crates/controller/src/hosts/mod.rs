@@ -246,6 +246,18 @@ pub fn sites(cluster: &Cluster) -> Vec<Site> {
     sites.into_iter().map(site).collect()
 }
 
+/// One of them.
+///
+/// # Errors
+/// `NotFound` for a site without a host.
+pub fn site(cluster: &Cluster, id: &SiteId) -> Result<Site, Problem> {
+    let found = sites(cluster).into_iter().find(|site| site.id == *id);
+    found.ok_or_else(|| {
+        Problem::not_found(format!("site {id}"), "no host is there")
+            .next("`perigee site list` shows the sites")
+    })
+}
+
 /// Removes a host that is gone for good, and returns what is lost with it.
 ///
 /// The driver of a migration from or to the host then no longer waits for it, and ends the migration.

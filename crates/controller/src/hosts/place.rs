@@ -13,11 +13,7 @@ use crate::cluster::balance::{BalanceRecord, balance_key};
 /// `NotFound` for a site without a host.
 pub async fn set(cluster: &Cluster, site: &SiteId, ask: SetPlace) -> Result<Site, Problem> {
     let _turn = cluster.balances.turn.lock().await;
-    let found = super::sites(cluster).into_iter().find(|known| known.id == *site);
-    let Some(known) = found else {
-        return Err(Problem::not_found(format!("site {site}"), "no host is there")
-            .next("`perigee site list` shows the sites"));
-    };
+    let known = super::site(cluster, site)?;
     let change = |record: Option<BalanceRecord>| BalanceRecord {
         place: ask.place,
         ..record.unwrap_or_default()

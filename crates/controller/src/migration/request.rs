@@ -105,7 +105,8 @@ fn checked(
         return refuse(format!("the host can't have VMs with such a network card now: {why}"));
     }
     let binds = |host: &HostId| cluster.hosts.binds(host);
-    if let Some(why) = cluster.index.why_not_at(job, to, binds) {
+    let bounds = cluster.index.bounds_of(job, binds);
+    if let Some(why) = bounds.and_then(|bounds| bounds.why_not(to)) {
         return Err(refusal(why).next(other_rules(job)));
     }
     if let Some(why) = tpm::refusal(job, Some(&report)) {

@@ -218,6 +218,17 @@ async fn a_restart_in_the_middle_of_a_vm_s_move_moves_it_once() {
     assert_eq!(job.migrations.len(), 1, "{:?}", job.migrations);
 }
 
+/// After a move that failed the job runs, and its VM moves when the pause is over.
+async fn leaves_at_the_next_try(lab: &Lab, id: &JobId, vm: &VmId) {
+    lab.cluster.clock.pretend_passed(std::time::Duration::from_secs(60));
+    lab.wait_for_job(id, "another try", |job| {
+        job.migrations.get(1).is_some_and(|moved| moved.state == MigrationState::Copying)
+    })
+    .await;
+    switch(lab, vm);
+    lab.wait_for_job(id, "at cloud1", at_cloud(lab)).await;
+}
+
 #[tokio::test]
 async fn a_move_that_fails_ends_no_job_and_is_named_until_it_is_tried_again() {
     let lab = lab().await;
@@ -233,13 +244,7 @@ async fn a_move_that_fails_ends_no_job_and_is_named_until_it_is_tried_again() {
     assert_eq!(of_vm.fate, DrainFate::Waits, "{of_vm:?}");
     let job = lab.job(&id).await;
     assert_eq!((job.state, job.migrations.len()), (JobState::Running, 1), "{}", job.reason);
-    lab.cluster.clock.pretend_passed(std::time::Duration::from_secs(60));
-    lab.wait_for_job(&id, "another try", |job| {
-        job.migrations.get(1).is_some_and(|moved| moved.state == MigrationState::Copying)
-    })
-    .await;
-    switch(&lab, &vm);
-    lab.wait_for_job(&id, "at cloud1", at_cloud(&lab)).await;
+    leaves_at_the_next_try(&lab, &id, &vm).await;
 }
 
 #[tokio::test]
@@ -258,13 +263,7 @@ async fn a_target_that_dies_during_the_move_ends_no_job_and_is_named_until_it_is
     let job = lab.job(&id).await;
     assert_eq!((job.state, job.migrations.len()), (JobState::Running, 1), "{}", job.reason);
     lab.cloud.inside().down = false;
-    lab.cluster.clock.pretend_passed(std::time::Duration::from_secs(60));
-    lab.wait_for_job(&id, "another try", |job| {
-        job.migrations.get(1).is_some_and(|moved| moved.state == MigrationState::Copying)
-    })
-    .await;
-    switch(&lab, &vm);
-    lab.wait_for_job(&id, "at cloud1", at_cloud(&lab)).await;
+    leaves_at_the_next_try(&lab, &id, &vm).await;
 }
 
 #[tokio::test]

@@ -202,9 +202,9 @@ fn what_moves_already_comes_first_and_takes_no_room_twice() {
     assert_eq!(short(&steps), ["a Moving h1", "c Moves h1", "b Waits"]);
 }
 
-#[test]
-fn a_gang_moves_as_a_whole_or_says_why_not() {
-    let gang = |hosts: &[&str]| LeavingGang {
+/// With a VM at each of these hosts, that may go to `h1` and `h2`.
+fn gang(hosts: &[&str], groups: &Groups) -> LeavingGang {
+    LeavingGang {
         name: "gang".to_owned(),
         demand: demand(100),
         now: Now::Ready,
@@ -212,8 +212,13 @@ fn a_gang_moves_as_a_whole_or_says_why_not() {
         hosts: hosts.iter().map(|name| host(name)).collect(),
         sent: Vec::new(),
         ways: vec![way("h1", 2.0), way("h2", 3.0)],
-        groups: Groups::default(),
-    };
+        groups: groups.clone(),
+    }
+}
+
+#[test]
+fn a_gang_moves_as_a_whole_or_says_why_not() {
+    let gang = |hosts: &[&str]| gang(hosts, &Groups::default());
     let mut facts = leaving(vec![other("h1", 150), other("h2", 150)], Vec::new());
     facts.gangs = vec![gang(&["old", "h2", "old"])];
     let steps = plan(&facts);
@@ -239,16 +244,7 @@ fn at_a_site_that_packs_a_vm_goes_to_the_fullest_host_that_has_room() {
 #[test]
 fn the_vms_of_a_gang_that_are_kept_apart_go_to_different_hosts_or_stay() {
     let groups = Groups { apart: Some("default~db".to_owned()), ..Groups::default() };
-    let gang = |hosts: &[&str]| LeavingGang {
-        name: "gang".to_owned(),
-        demand: demand(100),
-        now: Now::Ready,
-        left: None,
-        hosts: hosts.iter().map(|name| host(name)).collect(),
-        sent: Vec::new(),
-        ways: vec![way("h1", 2.0), way("h2", 3.0)],
-        groups: groups.clone(),
-    };
+    let gang = |hosts: &[&str]| gang(hosts, &groups);
     let mut facts = leaving(vec![other("h1", 150), other("h2", 950)], Vec::new());
     facts.gangs = vec![gang(&["old", "h2"])];
     assert_eq!(short(&plan(&facts)), ["gang Moves h1,h2"]);

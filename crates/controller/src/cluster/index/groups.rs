@@ -27,17 +27,7 @@ impl Index {
         self.lock().grouped()
     }
 
-    /// Why the VM may not be at a host for its rules; `None` if it may. `binds` says whether a host keeps the others of a group together.
-    pub fn why_not_at(
-        &self,
-        record: &JobRecord,
-        host: &HostId,
-        binds: impl Fn(&HostId) -> bool,
-    ) -> Option<String> {
-        self.lock().bounds_of(record, &groups_of(record), binds)?.why_not(host)
-    }
-
-    /// Where the VM may be for its rules; `None` if it has none.
+    /// Where the VM may be for its rules; `None` if it has none. `binds` says whether a host keeps the others of a group together.
     pub fn bounds_of(&self, record: &JobRecord, binds: impl Fn(&HostId) -> bool) -> Option<Bounds> {
         self.lock().bounds_of(record, &groups_of(record), binds)
     }
