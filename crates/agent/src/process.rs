@@ -228,13 +228,22 @@ impl Process {
         Ok(threads)
     }
 
-    /// The threads of its vCPUs give way to others' from now on (setpriority(2)).
-    pub fn nice_vcpus(&self, niceness: i32) -> std::io::Result<()> {
+    /// While several VMs want the CPUs, so many vCPUs have the part of `least` ones from now on.
+    ///
+    /// Niceness decides (setpriority(2)). Where the kernel has autogroups it counts within a session, and QEMU leads one:
+    /// then that of the session decides, and all sessions have the same part by default, however many threads they have (sched(7)).
+    pub fn share_cpus(&self, least: u32, vcpus: u32) -> std::io::Result<()> {
         for thread in self.vcpu_threads()? {
+            let niceness = niceness(least, vcpus);
             // SAFETY: it takes numbers only.
             Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, niceness) })?;
         }
-        Ok(())
+        let autogroup = format!("/proc/{}/autogroup", self.pid);
+        match std::fs::write(autogroup, (-niceness(1, least)).to_string()) {
+            // The kernel has none.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            done => done,
+        }
     }
 
     /// Kills the process and waits until it has ended.
@@ -261,7 +270,7 @@ const NICE_STEP: f64 = 1.25;
 const NICE_MAX: f64 = 19.0;
 
 /// With how much niceness so many threads together have the part of fewer ones.
-pub fn niceness(least: u32, most: u32) -> i32 {
+fn niceness(least: u32, most: u32) -> i32 {
     let ratio = f64::from(most.max(1)) / f64::from(least.max(1));
     #[allow(clippy::cast_possible_truncation, reason = "it is clamped")]
     let steps = ratio.log(NICE_STEP).round().clamp(0.0, NICE_MAX) as i32;
@@ -292,7 +301,11 @@ pub fn detached(
         if let Some((uid, gid)) = by_right {
             memory::pass_lock_right(uid, gid)?;
         }
-        nix::unistd::setsid().map(drop).map_err(std::io::Error::from)
+        nix::unistd::setsid()?;
+        // The agent's threads come before the guests'.
+        // SAFETY: it takes numbers only.
+        Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 0) })?;
+        Ok(())
     };
     // SAFETY: between fork and exec the closure only makes system calls that are async-signal-safe.
     unsafe { command.pre_exec(prepare) };
@@ -496,6 +509,35 @@ mod tests {
             assert!((part / f64::from(least) - 1.0).abs() < 0.13, "{least}..{most}: {part}");
         }
         assert_eq!((niceness(1, 255), niceness(0, 0)), (19, 0));
+    }
+
+    /// The niceness of a process and of its session.
+    fn nice(process: &Process) -> (i32, Option<String>) {
+        // SAFETY: it takes numbers only.
+        let own = unsafe { libc::getpriority(libc::PRIO_PROCESS, process.pid) };
+        let of_session = std::fs::read_to_string(format!("/proc/{}/autogroup", process.pid));
+        let of_session =
+            of_session.ok().and_then(|text| Some(text.rsplit_once(' ')?.1.trim().to_owned()));
+        (own, of_session)
+    }
+
+    #[tokio::test]
+    async fn a_vm_has_the_cpus_by_its_vcpus_and_not_the_agent_s_precedence() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        // SAFETY: it takes numbers only. Each test has a process of its own.
+        Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -10) }).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let mark = dir.path().join("mark").display().to_string();
+        let started = start_sleep(dir.path(), "bash", &mark);
+        let (own, of_session) = nice(&started);
+        assert_eq!((own, of_session.as_deref().unwrap_or("0")), (0, "0"));
+        started.share_cpus(2, 4).unwrap();
+        let (_, of_session) = nice(&started);
+        started.kill().await.unwrap();
+        // A quarter more three times is about twice as much.
+        assert_eq!(of_session.as_deref().unwrap_or("-3"), "-3");
     }
 
     #[tokio::test]

@@ -32,11 +32,11 @@ const LIVED_WELL: Duration = Duration::from_secs(3);
 /// # Errors
 /// The lab does not exist or cannot be made. `lab up` finds the reason in the lab's directory.
 pub async fn supervise(base: &Path, id: &LabId) -> Result<(), Problem> {
+    // This fails only if the process leads a session already, which is just as good.
+    let _ = nix::unistd::setsid();
     perigee_http::prepare_daemon();
     let dir = LabDir::new(base, id);
     let file = dir.load()?;
-    // This fails only if the process leads a session already, which is just as good.
-    let _ = nix::unistd::setsid();
     let mut stop = signal(SignalKind::terminate())
         .map_err(|e| Problem::internal("can't wait for SIGTERM", e))?;
     // This is not interrupted: an interrupted step could still make something after the cleanup.

@@ -205,7 +205,7 @@ fn ten_migrations_under_writes_lose_no_byte_and_leave_one_writer() {
             ensure!(!succeeded(&stale), "a write with an old epoch got through: {stale:?}");
         }
         a_killed_destination_changes_nothing(&system, &job).await?;
-        system.stop_writer(&job, "home1").await?;
+        system.stop_writer(&job.id).await?;
         let ended = system.ended(&job.id).await?;
         let log = system.log(&job.id).await?;
         ensure!(ended.state == JobState::Succeeded, "{} {log:?}", ended.reason);
@@ -313,7 +313,7 @@ fn a_killed_daemon_or_a_long_partition_costs_no_job() {
                 now.host
             );
         }
-        system.stop_writer(&job, "home1").await?;
+        system.stop_writer(&job.id).await?;
         let ended = system.ended(&job.id).await?;
         let log = system.log(&job.id).await?;
         ensure!(ended.state == JobState::Succeeded, "{} {log:?}", ended.reason);
@@ -406,7 +406,7 @@ fn volumes_follow_their_vm_and_leave_nothing_behind() {
             system.progresses(&job.id, 2).await?;
             system.has_no_volume_of(&job, from).await?;
         }
-        system.stop_writer(&job, "home1").await?;
+        system.stop_writer(&job.id).await?;
         let ended = system.ended(&job.id).await?;
         let log = system.log(&job.id).await?;
         ensure!(ended.state == JobState::Succeeded, "{} {log:?}", ended.reason);

@@ -70,7 +70,7 @@ pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
         let started = first_answer(vm, process, exit).await?;
         let told = memory::begin(vm, &started.qmp).await;
         told.map_err(|error| Problem::internal(format!("can't start the VM {}", vm.id()), error))?;
-        lend_cpus(vm, process);
+        share_cpus(vm, process);
         Ok::<_, Problem>(started)
     };
     match begun.await {
@@ -84,10 +84,10 @@ pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
 }
 
 /// The vCPUs of a VM that has more of them than it always has the time of give way to others'. QEMU has started their threads before it answers.
-fn lend_cpus(vm: &Vm, process: Process) {
-    let Some(least) = vm.spec.machine.cpus_least else { return };
-    if let Err(error) = process.nice_vcpus(process::niceness(least, vm.spec.cpus)) {
-        tracing::warn!(vm = %vm.id(), %error, "its vCPUs do not give way to those of other VMs");
+fn share_cpus(vm: &Vm, process: Process) {
+    let least = vm.spec.machine.cpus_least.unwrap_or(vm.spec.cpus);
+    if let Err(error) = process.share_cpus(least, vm.spec.cpus) {
+        tracing::warn!(vm = %vm.id(), %error, "it has the CPUs by other parts than by its vCPUs");
     }
 }
 

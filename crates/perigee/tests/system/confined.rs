@@ -88,7 +88,7 @@ async fn marked_while_read(system: &System, volume: &str) -> Checked<Vec<String>
             ensure!(own.home == host("home1") && own.leave_site.is_never(), "{own:?}");
         }
     }
-    system.stop_writer(&job, "cloud1").await?;
+    system.stop_writer(&job.id).await?;
     let job = system.ended(&job.id).await?;
     ensure!(job.state == JobState::Succeeded, "{:?}: {}", job.state, job.reason);
     ensure!(job.outputs.is_some_and(|outputs| outputs.bytes > 0), "the controller is at that site");

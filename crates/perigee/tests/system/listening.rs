@@ -110,7 +110,7 @@ async fn listen(system: &System) -> Checked<([Seen; 3], Migration)> {
     let migration = system.migration_ended(&job.id, &migration).await?;
     ensure!(migration.state == MigrationState::Completed, "{}", migration.error);
     let moving = moving.end()?;
-    system.stop_writer(&job, "home1").await?;
+    system.stop_writer(&job.id).await?;
     let job = system.ended(&job.id).await?;
     ensure!(job.state == JobState::Succeeded, "{:?}: {}", job.state, job.reason);
     eprintln!("file: {file:?}, using: {using:?}, moving: {moving:?}");

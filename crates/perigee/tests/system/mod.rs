@@ -318,11 +318,12 @@ impl System {
             .expect("qemu-io runs")
     }
 
-    /// Tells a job that polls its seed disk to stop: see [`WRITER`].
-    pub async fn stop_writer(&self, job: &Job, at: &str) -> Checked<()> {
-        let export = format!("{}-seed", job.id);
+    /// Tells a job that polls its seed disk to stop: see [`WRITER`]. A job that moves meanwhile is told at its new host.
+    pub async fn stop_writer(&self, id: &JobId) -> Checked<()> {
+        let export = format!("{id}-seed");
         until("the seed to be overwritten", async || {
-            let written = self.qemu_io(at, &export, "write -P 0x53 0 512");
+            let Some(at) = self.job(id).await?.host else { return Ok(None) };
+            let written = self.qemu_io(at.as_str(), &export, "write -P 0x53 0 512");
             Ok(succeeded(&written).then_some(()))
         })
         .await

@@ -150,7 +150,7 @@ fn a_guest_has_a_card_and_reaches_only_the_hosts_that_it_may_also_after_it_has_m
         }
         kill_passt(&system.lab.definition.host_namespace(&host("home1")))?;
         system.progresses(&job.id, 2).await?;
-        system.stop_writer(&job, "home1").await?;
+        system.stop_writer(&job.id).await?;
         let ended = system.ended(&job.id).await?;
         let log = system.log(&job.id).await?;
         ensure!(ended.state == JobState::Succeeded, "{} {log:?}", ended.reason);

@@ -225,7 +225,7 @@ async fn kernel_panics(system: &System) -> Checked<()> {
     let more = "outputs: [/output, \"/data/*.csv\"]\nvolumes: [{volume: parts, mount: /data}]\n";
     let job = system.output_job("panics", more, PANICS).await?;
     has_begun(system, &job).await?;
-    system.stop_writer(&job, "home1").await?;
+    system.stop_writer(&job.id).await?;
     until("the VM to be started once more", async || {
         let job = system.job(&job.id).await?;
         Ok((job.state == JobState::Collecting).then_some(()))

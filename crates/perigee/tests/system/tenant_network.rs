@@ -65,7 +65,7 @@ fn a_connection_in_a_tenant_s_network_goes_on_when_its_vms_move() {
         ensure!(seen.frames > 0 && seen.found == [0], "it can be read on its way: {seen:?}");
         let network: ClusterNetwork = system.get("/v1/networks/blue").await?;
         ensure!(network.vms.len() == 2 && network.gateway_host.is_some(), "{network:?}");
-        system.stop_writer(&ask, "cloud1").await?;
+        system.stop_writer(&ask.id).await?;
         let ended = system.ended(&ask.id).await?;
         let log = system.log(&ask.id).await?;
         ensure!(ended.state == JobState::Succeeded, "{} {log:?}", ended.reason);

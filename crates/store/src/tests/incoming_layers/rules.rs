@@ -624,9 +624,10 @@ async fn the_background_goes_on_where_a_reader_missed_a_block_and_still_finishes
     filling.await.unwrap().unwrap();
     let reads = site.way.reads.lock().unwrap().clone();
     let missed = reads.iter().position(|read| read.at >= 40 * PIECE).unwrap();
-    let next = &reads[missed + 1..missed + 4];
-    let goes_on = next.iter().any(|read| (40 * PIECE..44 * PIECE).contains(&read.at));
-    assert!(goes_on, "it went on at {next:?}");
+    // Pieces that were asked for before the reader's may be recorded behind it.
+    let next = reads[missed + 1..].iter().map(|read| read.at / PIECE);
+    let first = next.clone().find(|piece| [39, 41].contains(piece));
+    assert_eq!(first, Some(41), "it went on at {:?}", next.collect::<Vec<_>>());
     assert_eq!(site.way.read_bytes(OWN_SUFFIX), 64 * PIECE, "each block once");
     site.way.away.store(true, Ordering::SeqCst);
     assert!(all(&session(&site.pool, "v").await).await == content);
