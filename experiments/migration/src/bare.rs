@@ -76,7 +76,7 @@ impl<'a> Bare<'a> {
             json!({"downtime-limit": DOWNTIME_LIMIT_FIRST_MS, "max-bandwidth": 1_u64 << 40});
         source.execute("migrate-set-parameters", &parameters)?;
         source.execute("migrate", &json!({"uri": uri}))?;
-        source.migration("completed")?;
+        source.migration("completed").map_err(|problem| destination.explains(problem))?;
         let whole_ms = begun.elapsed().as_secs_f64() * 1e3;
         let info = final_figures(source)?;
         // The source's QEMU is stopped here.

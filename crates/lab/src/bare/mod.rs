@@ -62,6 +62,9 @@ impl Drop for Running {
     }
 }
 
+/// QEMU's stderr.
+const LOG: &str = "qemu.log";
+
 /// A QEMU with its monitor.
 pub struct Qemu {
     pub process: Running,
@@ -75,19 +78,27 @@ impl Qemu {
     /// # Errors
     /// It does not start; the problem has what QEMU said.
     pub fn start(lab: &Lab, host: &HostId, line: &[String], dir: &Path) -> Result<Self, Problem> {
-        let log = dir.join("qemu.log");
+        let log = dir.join(LOG);
         let process = Running::start(lab, host, line, &log)?;
-        let qmp = Qmp::connect(&dir.join("run/qmp.sock")).map_err(|problem| {
-            let said = std::fs::read_to_string(&log).unwrap_or_default();
-            Problem { why: format!("{}; QEMU said: {}", problem.why, said.trim()), ..problem }
-        })?;
+        let qmp = Qmp::connect(&dir.join("run/qmp.sock"));
+        let qmp = qmp.map_err(|problem| with_words_of(&log, problem))?;
         Ok(Self { process, qmp, dir: dir.to_owned() })
+    }
+
+    /// The problem, and what this QEMU has said on its stderr.
+    pub fn explains(&self, problem: Problem) -> Problem {
+        with_words_of(&self.dir.join(LOG), problem)
     }
 
     /// The guest's serial console.
     pub fn console(&self) -> PathBuf {
         self.dir.join("run/console.log")
     }
+}
+
+fn with_words_of(log: &Path, problem: Problem) -> Problem {
+    let said = std::fs::read_to_string(log).unwrap_or_default();
+    Problem { why: format!("{}; QEMU said: {}", problem.why, said.trim()), ..problem }
 }
 
 /// Waits until the guest has written a mark to its serial console, and returns the rest of the line.
