@@ -163,6 +163,17 @@ impl Balances {
         self.doublings(vm).exp2()
     }
 
+    /// The accounts without this VM, as they are now, of each site that remembers the VM.
+    fn without(&self, vm: &VmId) -> Vec<(SiteId, Accounts)> {
+        let sites = self.lock();
+        let rest = |(site, known): (&SiteId, &Site)| {
+            let mut rest = known.accounts.clone();
+            rest.forget(vm);
+            (site.clone(), rest.after(known.age_s()))
+        };
+        sites.iter().filter(|(_, known)| known.accounts.has(vm)).map(rest).collect()
+    }
+
     /// Notes what a look has shown that was made with this mode.
     pub fn note(&self, site: &SiteId, mode: BalanceMode, looked: Looked) {
         let mut sites = self.lock();
@@ -210,6 +221,22 @@ impl Cluster {
             known.accounts.clone().after(age_s)
         };
         self.keep_accounts(&site, &kept).await
+    }
+
+    /// Forgets the moves of a VM that was deleted. They make no move of a later VM with its name dearer.
+    ///
+    /// # Errors
+    /// If the store fails: then the moves are forgotten at the next try.
+    pub async fn forget_changes(&self, vm: &VmId) -> Result<(), Problem> {
+        let balances = &self.balances;
+        let _turn = balances.turn.lock().await;
+        for (site, rest) in balances.without(vm) {
+            self.keep_accounts(&site, &rest).await?;
+            if let Some(known) = balances.lock().get_mut(&site) {
+                known.accounts.forget(vm);
+            }
+        }
+        Ok(())
     }
 
     /// Records the accounts of a site as they are now. The caller has a turn.

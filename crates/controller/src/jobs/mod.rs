@@ -582,6 +582,7 @@ async fn erase_with(
     }
     cluster.records.remove(&samples::key(id)).await?;
     left_out::forget(cluster, id).await?;
+    cluster.forget_changes(&vm).await?;
     cluster.records.remove(&console::key(id)).await?;
     cluster.records.remove(&job_intent_key(id)).await?;
     cluster.records.remove(&job_key(id)).await?;

@@ -25,7 +25,8 @@ use crate::migration::{Request, by_itself};
 use crate::planning::{self, links};
 use crate::storage::volumes;
 use crate::supervisor::Supervisor;
-use crate::{balance, drain, hosts, term, vms};
+use crate::vms::persistent;
+use crate::{balance, drain, hosts, jobs, term, vms};
 
 fn home() -> SiteId {
     SiteId::new("home").expect("a name")
@@ -370,6 +371,26 @@ async fn a_job_s_move_makes_its_next_one_dearer_and_a_restart_does_not_forget_th
     let age = std::time::Duration::ZERO;
     let running = planning::running(&lab.cluster, &record, age).await.expect("facts");
     assert!(running.expect("it runs").price_factor > 1.9, "the planner has it");
+}
+
+#[tokio::test]
+async fn a_new_vm_with_the_name_of_a_deleted_one_has_not_moved() {
+    let mut lab = Lab::up().await;
+    lab.make_vm(at_home1()).await;
+    lab.runs().await;
+    let hosts = (&lab.cloud.id, &lab.home.id);
+    lab.cluster.note_change(&web(), hosts).await.expect("noted");
+    assert!(lab.cluster.balances.price_factor(&web()) > 1.9);
+    persistent::delete(&lab.cluster, &web(), true).await.expect("deleted");
+    let id = "web".parse().expect("an id");
+    wait_for("the VM to be forgotten", async || {
+        jobs::any_record(&lab.cluster, &id).await.is_err().then_some(())
+    })
+    .await;
+    lab.make_vm(at_home1()).await;
+    assert_eq!(lab.cluster.balances.price_factor(&web()), 1.0);
+    lab.restart_controller().await;
+    assert_eq!(lab.cluster.balances.price_factor(&web()), 1.0, "a restart remembers no old VM");
 }
 
 #[tokio::test]

@@ -119,6 +119,16 @@ impl Accounts {
         account.doublings = before + 1.0 + gone;
     }
 
+    /// Whether anything is remembered of the VM.
+    pub fn has(&self, vm: &VmId) -> bool {
+        self.vms.contains_key(vm)
+    }
+
+    /// Forgets a VM that was deleted: another VM may get its name.
+    pub fn forget(&mut self, vm: &VmId) {
+        self.vms.remove(vm);
+    }
+
     /// The hosts for which the VM has an account.
     pub(super) fn open(&self, vm: &VmId) -> impl Iterator<Item = &HostId> {
         self.vms.get(vm).into_iter().flat_map(|account| account.saved.keys())
