@@ -31,6 +31,9 @@ const EQUAL_S: f64 = 1.0;
 /// So many hosts are named with the reason why they are no target.
 const NAMED_MAX: usize = 6;
 
+/// Why a thing does not move while nobody knows how large its disks are.
+pub const DISKS_NOT_KNOWN: &str = "how much its disks hold is not known yet";
+
 /// The input: what is at the host, and the others.
 #[derive(Debug, Clone)]
 pub struct Leaving {
@@ -259,7 +262,9 @@ impl Planned {
 
     fn key(&self) -> (DrainFate, bool, f64, DrainedKind, &str) {
         let step = &self.step;
-        (step.fate, !self.is_far, step.takes_s.unwrap_or_default(), step.kind, &step.name)
+        // What takes nobody knows how long comes last.
+        let takes_s = step.takes_s.unwrap_or(f64::INFINITY);
+        (step.fate, !self.is_far, takes_s, step.kind, &step.name)
     }
 }
 
@@ -272,9 +277,11 @@ fn wait_for_ends(steps: &mut [Planned]) {
     });
     let mut until_s: BTreeMap<HostId, f64> = BTreeMap::new();
     for planned in moves {
-        let Some(to) = planned.step.to.first().cloned() else { continue };
-        let over_s = until_s.get(&to).copied().unwrap_or_default()
-            + planned.step.takes_s.unwrap_or_default();
+        let (Some(to), Some(takes_s)) = (planned.step.to.first().cloned(), planned.step.takes_s)
+        else {
+            continue;
+        };
+        let over_s = until_s.get(&to).copied().unwrap_or_default() + takes_s;
         match planned.left_s {
             Some(left_s) if left_s <= over_s => {
                 let (ends, moved) = (format_seconds(left_s), format_seconds(over_s));
@@ -421,11 +428,10 @@ fn lacks(other: &Other, demand: Demand) -> Option<Refusal> {
 }
 
 fn lacks_pool(other: &Other, bytes: Option<u64>) -> Option<Refusal> {
-    let not_known =
-        |what: &str| Some(Refusal { why: format!("{what} is not known yet"), passes: true });
-    let Some(bytes) = bytes else { return not_known("how much its disks hold") };
+    let not_known = |why: &str| Some(Refusal { why: why.to_owned(), passes: true });
+    let Some(bytes) = bytes else { return not_known(DISKS_NOT_KNOWN) };
     match other.pool_free_bytes {
-        None => not_known("how much its pool has free"),
+        None => not_known("how much its pool has free is not known yet"),
         Some(free) if free < bytes => {
             let (has, needs) = (format_bytes(free), format_bytes(bytes));
             let why =

@@ -15,7 +15,7 @@ use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 use perigee_planner::Refused;
 use perigee_planner::balance::TAKEN;
 use perigee_planner::drain::{
-    Cost, Leaving, LeavingGang, LeavingVm, LeavingVolume, Now, Other, Refusal, Way,
+    Cost, DISKS_NOT_KNOWN, Leaving, LeavingGang, LeavingVm, LeavingVolume, Now, Other, Refusal, Way,
 };
 
 use crate::cleaner::Pending;
@@ -156,10 +156,9 @@ impl Disks {
         Self(all.ok().map(|all| all.into_iter().map(|info| (info.name.clone(), info)).collect()))
     }
 
-    /// What a volume takes in another pool, at most; `None` if that is not known.
+    /// What a volume takes in another pool, at most; `None` if that is not known: the host does not answer, or does not name the volume.
     fn bytes(&self, volume: &VolumeName) -> Option<u64> {
-        let all = self.0.as_ref()?;
-        Some(all.get(volume).map_or(0, |info| info.allocated_bytes))
+        Some(self.0.as_ref()?.get(volume)?.allocated_bytes)
     }
 
     fn is_confined(&self, volume: &VolumeName) -> bool {
@@ -212,14 +211,19 @@ impl At<'_> {
         Ok(due.map(|network| network.name.to_string()).collect())
     }
 
+    /// What the VM's disks that are here take in another pool, at most; `None` if that is not known.
+    fn disk_bytes(&self, record: &JobRecord) -> Option<u64> {
+        let disks = record.placement.iter().flat_map(|placement| &placement.disks);
+        let here = disks.filter(|disk| disk.home == *self.host);
+        here.map(|disk| self.disks.bytes(&disk.volume)).sum()
+    }
+
     async fn vm(&self, record: &JobRecord) -> LeavingVm {
-        let own = record.placement.iter().flat_map(|placement| &placement.disks);
-        let here = own.filter(|disk| disk.home == *self.host);
-        let disk_bytes: Option<u64> = here.map(|disk| self.disks.bytes(&disk.volume)).sum();
+        let disk_bytes = self.disk_bytes(record);
         let left = self.cluster.index.predicted_end(&record.job.id).left;
         let now = self.now_of(record).unwrap_or_else(|| self.policy(record, left));
         let ways = match now {
-            Now::Ready => self.ways(record, disk_bytes.unwrap_or_default()).await,
+            Now::Ready => self.ways(record).await,
             _ => Ok(Vec::new()),
         };
         let (now, ways) = match ways {
@@ -288,8 +292,8 @@ impl At<'_> {
     }
 
     /// The hosts where a VM that runs here could go.
-    async fn ways(&self, record: &JobRecord, disk_bytes: u64) -> Result<Vec<Way>, Problem> {
-        let vm = vm_of(&record.job.id);
+    async fn ways(&self, record: &JobRecord) -> Result<Vec<Way>, Problem> {
+        let (vm, disk_bytes) = (vm_of(&record.job.id), self.disk_bytes(record));
         let hosts: Vec<HostId> = self.others.iter().map(|other| other.id.clone()).collect();
         let failed = by_itself::failed_lately(self.cluster, &vm, &hosts);
         let prices = self.prices.of_vm(record, self.host, &hosts).await?;
@@ -305,10 +309,10 @@ impl At<'_> {
                 Some(failed) => {
                     Err(Refusal { why: format!("{}; it is tried again", failed.why), passes: true })
                 }
-                None => self.way((record, &prices), &other.id, disk_bytes),
+                None => self.way((record, &prices), &other.id),
             };
             let has_room = other.free.holds(self.cluster.index.demand_to_move(record)) > 0
-                && other.pool_free_bytes.is_some_and(|free| free >= disk_bytes);
+                && other.pool_free_bytes.zip(disk_bytes).is_some_and(|(free, needs)| free >= needs);
             open += usize::from(cost.is_ok() && has_room && taken_from.as_ref() != Some(&other.id));
             ways.push(Way { to: other.id.clone(), cost });
             if open >= ENOUGH {
@@ -324,12 +328,7 @@ impl At<'_> {
         Ok(ways)
     }
 
-    fn way(
-        &self,
-        (record, prices): (&JobRecord, &VmPrices),
-        to: &HostId,
-        disk_bytes: u64,
-    ) -> Result<Cost, Refusal> {
+    fn way(&self, (record, prices): (&JobRecord, &VmPrices), to: &HostId) -> Result<Cost, Refusal> {
         let refuse = |why: String, passes| Err(Refusal { why, passes });
         if record.left.as_ref() == Some(to) || self.pending.has(&record.job.id, to) {
             return refuse("the remains of an earlier move are being removed".to_owned(), true);
@@ -345,14 +344,17 @@ impl At<'_> {
         if let Some(too_long) = cost.too_long() {
             return refuse(too_long, false);
         }
-        self.copy(to, disk_bytes).map(|disks| Cost {
+        self.copy(to, self.disk_bytes(record)).map(|disks| Cost {
             seconds: cost.total_s + disks.seconds,
             bytes: whole(cost.bytes).saturating_add(disks.bytes),
         })
     }
 
-    /// What a copy of so much takes.
-    fn copy(&self, to: &HostId, bytes: u64) -> Result<Cost, Refusal> {
+    /// What a copy of so much takes. How long one takes of which the size is not known, is not known either.
+    fn copy(&self, to: &HostId, bytes: Option<u64>) -> Result<Cost, Refusal> {
+        let Some(bytes) = bytes else {
+            return Err(Refusal { why: DISKS_NOT_KNOWN.to_owned(), passes: true });
+        };
         let probe = links::toward(self.cluster, self.host, to);
         let Some(probe) = probe.filter(|probe| probe.rate_bytes_per_s > 0) else {
             return Err(self.not_measured(to));
@@ -447,12 +449,12 @@ impl At<'_> {
         first: &JobRecord,
         rest: &[&Arc<JobRecord>],
     ) -> Result<Vec<Way>, Problem> {
-        let mut ways = self.ways(first, 0).await?;
+        let mut ways = self.ways(first).await?;
         let hosts: Vec<HostId> = ways.iter().map(|way| way.to.clone()).collect();
         for member in rest {
             let prices = self.prices.of_vm(member, self.host, &hosts).await?;
             for way in ways.iter_mut().filter(|way| way.cost.is_ok()) {
-                if let Err(refusal) = self.way((member, &prices), &way.to, 0) {
+                if let Err(refusal) = self.way((member, &prices), &way.to) {
                     way.cost = Err(refusal);
                 }
             }
@@ -599,7 +601,7 @@ impl At<'_> {
             );
             return Err(Refusal { why, passes: false });
         }
-        self.copy(&other.id, self.disks.bytes(volume).unwrap_or_default())
+        self.copy(&other.id, self.disks.bytes(volume))
     }
 }
 

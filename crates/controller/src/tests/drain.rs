@@ -455,6 +455,36 @@ async fn a_vm_that_cant_be_looked_at_is_named_and_the_others_leave() {
     assert!(why.starts_with("it could not be looked at"), "{why}");
 }
 
+/// What a drain of home1 would do with the VM.
+async fn said_of(lab: &Lab, vm: &VmId) -> DrainStep {
+    let left = ask(lab, &lab.home, true).await.left.expect("it has looked");
+    step(&left, vm.as_str()).clone()
+}
+
+async fn planned(lab: &Lab, vm: &VmId) -> DrainStep {
+    wait_for("a planned move", async || {
+        let said = said_of(lab, vm).await;
+        (said.fate == DrainFate::Moves).then_some(said)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_vm_with_a_disk_that_its_host_does_not_name_waits_and_its_time_is_not_known() {
+    let lab = lab().await;
+    let (_, vm) = running_as(&lab, JobSpec { volumes: Vec::new(), ..movable() }).await;
+    let record = lab.cluster.index.of_vm(&vm).expect("its record");
+    let disks = record.placement.as_ref().expect("it is placed").disks.iter();
+    let disk = disks.map(|disk| disk.volume.clone()).next().expect("its disk");
+    assert!(planned(&lab, &vm).await.takes_s.is_some());
+    let volume = lab.home.inside().volumes.remove(&disk).expect("its volume");
+    let of_vm = said_of(&lab, &vm).await;
+    assert_eq!((of_vm.fate, of_vm.takes_s, of_vm.bytes), (DrainFate::Waits, None, None));
+    assert!(of_vm.why.contains("how much its disks hold is not known yet"), "{}", of_vm.why);
+    lab.home.inside().volumes.insert(disk, volume);
+    planned(&lab, &vm).await;
+}
+
 #[tokio::test]
 async fn draining_twice_changes_nothing_and_an_unknown_host_is_not_found() {
     let lab = lab().await;
