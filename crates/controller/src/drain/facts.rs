@@ -161,6 +161,11 @@ impl Disks {
         Some(self.0.as_ref()?.get(volume)?.allocated_bytes)
     }
 
+    /// Whether the host says that it has no such volume.
+    fn lacks(&self, volume: &VolumeName) -> bool {
+        self.0.as_ref().is_some_and(|all| !all.contains_key(volume))
+    }
+
     fn is_confined(&self, volume: &VolumeName) -> bool {
         let info = self.0.as_ref().and_then(|all| all.get(volume));
         info.is_some_and(|info| info.leave_site.is_never())
@@ -176,6 +181,9 @@ struct At<'a> {
     prices: &'a Prices<'a>,
     pending: &'a Pending,
 }
+
+/// Where the records of volumes are.
+const VOLUMES: &str = "volumes/";
 
 /// What is said of a thing that could not be looked at. The others go on.
 fn not_known(problem: &Problem) -> Now {
@@ -464,11 +472,18 @@ impl At<'_> {
 
     /// The volumes whose home is here, those of people and those of jobs and VMs.
     async fn volumes(&self, jobs: &[Arc<JobRecord>]) -> Result<Vec<LeavingVolume>, Problem> {
-        let listed: Vec<VolumeRecord> = self.cluster.records.list("volumes/").await?;
+        let listed = self.cluster.records.list_each::<VolumeRecord>(VOLUMES).await?;
         let replicas = replicas::list(self.cluster).await?;
         let mut volumes = self.on_their_way();
-        for record in listed.iter().filter(|record| record.home == *self.host) {
-            volumes.push(self.volume(&record.name, record.seen.is_none(), jobs, &replicas));
+        for (key, record) in listed {
+            match record {
+                Ok(record) if record.home == *self.host => {
+                    let is_being_made = record.seen.is_none();
+                    volumes.push(self.volume(&record.name, is_being_made, jobs, &replicas));
+                }
+                Ok(_) => {}
+                Err(problem) => volumes.extend(self.unreadable(&key, &problem)),
+            }
         }
         let disks =
             jobs.iter().flat_map(|job| job.placement.iter().flat_map(|placement| &placement.disks));
@@ -476,6 +491,22 @@ impl At<'_> {
             volumes.push(self.volume(&disk.volume, false, jobs, &replicas));
         }
         Ok(volumes)
+    }
+
+    /// A volume whose record can't be read counts as one that is here, unless the host says that the volume is not here.
+    fn unreadable(&self, key: &str, problem: &Problem) -> Option<LeavingVolume> {
+        let name = key.strip_prefix(VOLUMES).unwrap_or(key);
+        let volume = VolumeName::new(name).ok();
+        let is_elsewhere = volume.as_ref().is_some_and(|volume| self.disks.lacks(volume));
+        (!is_elsewhere).then(|| LeavingVolume {
+            name: name.to_owned(),
+            bytes: volume.and_then(|volume| self.disks.bytes(&volume)),
+            now: not_known(problem),
+            with: None,
+            beside: None,
+            group: None,
+            ways: Vec::new(),
+        })
     }
 
     /// Volumes that have a new home already, and are still copied from here.

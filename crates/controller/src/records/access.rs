@@ -117,6 +117,16 @@ impl Records {
         entries.into_iter().map(|entry| decode(entry).map(|(value, _)| value)).collect()
     }
 
+    /// The same with the keys, where one that can't be read keeps nobody from the others.
+    pub async fn list_each<T: DeserializeOwned>(
+        &self,
+        prefix: &str,
+    ) -> Result<Vec<(String, Result<T, Problem>)>, Problem> {
+        let entries = self.list_entries(prefix).await?;
+        let each = |entry: Entry| (entry.key.clone(), decode(entry).map(|(value, _)| value));
+        Ok(entries.into_iter().map(each).collect())
+    }
+
     /// The first values below the prefix whose keys come after `after`, with their keys.
     pub async fn list_after<T: DeserializeOwned>(
         &self,

@@ -17,6 +17,7 @@ use super::gone::second_home;
 use super::migrations::switch;
 use super::persistent_vms::{new_vm, web};
 use super::{Lab, data_volume, finish, running_as, spec, vm_of, wait_for};
+use crate::records::volume_key;
 use crate::storage::{moves, volumes};
 use crate::{drain, hosts, jobs, migration, planning, vms};
 
@@ -453,6 +454,26 @@ async fn a_vm_that_cant_be_looked_at_is_named_and_the_others_leave() {
     .await;
     let why = &step(&named, broken.as_str()).why;
     assert!(why.starts_with("it could not be looked at"), "{why}");
+}
+
+#[tokio::test]
+async fn a_volume_whose_record_cant_be_read_is_named_where_it_may_be_and_the_others_leave() {
+    let lab = lab().await;
+    let (_, vm) = running_as(&lab, JobSpec { volumes: Vec::new(), ..movable() }).await;
+    let key = volume_key(&data_volume());
+    lab.cluster.records.put(&key, &"no volume").await.expect("written");
+    ask(&lab, &lab.home, false).await;
+    source_is_asked(&lab.home, &vm).await;
+    let named = left(&lab, &lab.home, "the volume", |left| {
+        left.iter().any(|step| step.name == data_volume().as_str())
+    })
+    .await;
+    let of_it = step(&named, data_volume().as_str());
+    assert_eq!((of_it.kind, of_it.fate), (DrainedKind::Volume, DrainFate::Waits));
+    assert!(of_it.why.starts_with("it could not be looked at"), "{}", of_it.why);
+    let elsewhere = ask(&lab, &lab.cloud, true).await.left.expect("it has looked");
+    let is_named = elsewhere.iter().any(|step| step.name == data_volume().as_str());
+    assert!(!is_named, "cloud1 says that it has no such volume: {elsewhere:?}");
 }
 
 /// What a drain of home1 would do with the VM.
