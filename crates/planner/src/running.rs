@@ -115,6 +115,14 @@ pub(crate) fn moves_at_s(price_s: f64, to_lose: Option<Spread>) -> f64 {
     }
 }
 
+/// Why it stays, with the factor that its earlier moves have left.
+pub(crate) fn with_surcharge(account: String, factor: f64) -> String {
+    if factor < TOLD_FACTOR {
+        return account;
+    }
+    format!("{account}; after its last moves it must save {factor:.1} times that")
+}
+
 /// Whether the time that the network adds there is so much less that the difference is not only noise.
 pub(crate) fn is_clearly_less(there_s: f64, here_s: f64) -> bool {
     here_s > 0.0 && there_s <= here_s * CLEARLY_LESS
@@ -145,12 +153,7 @@ pub fn consider(running: &Running) -> Verdict {
     let needed_s = moves_at_s(best.price_s * factor, best.to_lose);
     let account = account(running, lost_s, best);
     if best.saved_s < needed_s {
-        let reason = if factor < TOLD_FACTOR {
-            account
-        } else {
-            format!("{account}; after its last moves it must save {factor:.1} times that")
-        };
-        return stay(reason, Some(best.price_s));
+        return stay(with_surcharge(account, factor), Some(best.price_s));
     }
     let plan = plan(running, lost_s, best, &changes[1..], &account);
     Verdict::Move { way: best.way, to: best.to.clone(), reason: account, plan }

@@ -425,6 +425,20 @@ impl Index {
         self.lock().demand_to_move(record)
     }
 
+    /// What a VM of a gang takes along when all of them move: of memory that is lent, as much as the one that has most.
+    pub fn demand_to_move_all(&self, gang: &JobRecord) -> Demand {
+        let inner = self.lock();
+        let ranks = 0..gang.job.spec.count;
+        let members = ranks.filter_map(|rank| inner.jobs.get(&member_of(&gang.job.id, rank)));
+        members.fold(demand_of(gang), |most, member| {
+            let of_it = inner.demand_to_move(member);
+            Demand {
+                cpus: most.cpus.max(of_it.cpus),
+                memory_bytes: most.memory_bytes.max(of_it.memory_bytes),
+            }
+        })
+    }
+
     /// Notes what VMs have above the least of their memory. Of all others that is nothing.
     pub fn note_lent(&self, lent: BTreeMap<VmId, Lent>) {
         self.lock().lent = lent;

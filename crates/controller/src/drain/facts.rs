@@ -19,7 +19,7 @@ use perigee_planner::drain::{
 };
 
 use crate::cleaner::Pending;
-use crate::cluster::{Cluster, HostLink, capacity, demand_of, groups_of};
+use crate::cluster::{Cluster, HostLink, capacity, groups_of};
 use crate::migration::{self, by_itself};
 use crate::networks;
 use crate::planning::{Prices, VmPrices, links};
@@ -409,7 +409,7 @@ impl At<'_> {
         };
         let sent = members.iter().map(of).collect();
         let (name, demand, groups) =
-            (record.job.id.to_string(), demand_of(record), groups_of(record));
+            (record.job.id.to_string(), index.demand_to_move_all(record), groups_of(record));
         Some(LeavingGang { name, demand, now, left, hosts, sent, ways, groups })
     }
 

@@ -10,7 +10,7 @@ use perigee_model::{HostId, Problem, ProblemKind, VmStart};
 use super::driver::Run;
 use crate::cleaner::{self, Cleanup};
 use crate::clock::now_ms;
-use crate::migration;
+use crate::migration::{self, by_itself};
 use crate::records::{
     MigrationIntent, MigrationRecord, Traced, migration_intent_key, start_of, vm_of,
 };
@@ -127,18 +127,11 @@ impl Run {
         // The balancer has noted its own ones when it decided them. A controller that ends before the record is saved notes it twice, and
         // never not at all.
         if moved.of_load && self.persistent().is_none() {
-            self.note_change((&moved.migration.from, &moved.migration.to)).await;
+            let hosts = (&moved.migration.from, &moved.migration.to);
+            by_itself::note(&self.cluster, &vm_of(&self.id), hosts).await;
         }
         self.record.save().await?;
         self.forget_old_moves().await
-    }
-
-    /// Each change makes the VM's next one dearer. Where that can't be recorded, it counts until the controller ends.
-    pub(super) async fn note_change(&self, hosts: (&HostId, &HostId)) {
-        let vm = vm_of(&self.id);
-        if let Err(problem) = self.cluster.note_change(&vm, hosts).await {
-            tracing::warn!("how dear the next move of VM {vm} is could not be recorded: {problem}");
-        }
     }
 
     pub(super) async fn forget_old_moves(&self) -> Result<(), Problem> {

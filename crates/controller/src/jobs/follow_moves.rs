@@ -11,6 +11,7 @@ use super::decide_move::Change;
 use super::driver::Run;
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
+use crate::migration::by_itself;
 use crate::planning;
 use crate::records::{JobIntent, JobRecord, PlacedDisk, job_intent_key, vm_of};
 use crate::storage::{leave_site, moves, replicas};
@@ -218,7 +219,7 @@ impl Run {
         if let Some(host) =
             self.job().host.clone().filter(|_| is_all && self.persistent().is_none())
         {
-            self.note_change((&host, &host)).await;
+            by_itself::note(&self.cluster, &vm_of(&self.id), (&host, &host)).await;
         }
         self.record.save().await
     }

@@ -1,12 +1,12 @@
-//! Moves that no person has asked for. Whoever wants one comes here: a job's driver (`jobs/decide_move.rs`), the balancer (`balance/`), and
-//! drains (`drain/`). What holds for all of them:
+//! Moves that no person has asked for. Whoever wants one comes here: a job's driver (`jobs/decide_move.rs`, and `jobs/gang/decide_move.rs` for
+//! a job with several VMs), the balancer (`balance/`), and drains (`drain/`). What holds for all of them:
 //!
 //! - A VM does not go back by itself to the host from which a person has moved it last. A drain is a person's wish too, and a newer one: it
 //!   takes such a host if there is no other.
 //! - After moves that failed a VM stays for a while ([`refused_after`]).
 //! - A host takes part in one move at a time ([`Alone`]): loads that one move changes are no reason for another one. A drain empties its host
 //!   whatever the loads are, so that rule holds only for where its VMs go.
-//! - Each move makes that VM's next one dearer (`Balances::price_factor`). A drain has no price.
+//! - Each move makes that VM's next one dearer ([`note`], `Balances::price_factor`). A drain has no price.
 
 use std::sync::Arc;
 
@@ -112,4 +112,12 @@ pub async fn begin_recorded(
         tracing::warn!("VM {vm} moves, and why could not be recorded: {problem}");
     }
     Ok(())
+}
+
+/// Notes a change that nobody has asked for: each one makes the VM's next one dearer. Where that can't be recorded, it counts until the
+/// controller ends.
+pub async fn note(cluster: &Cluster, vm: &VmId, hosts: (&HostId, &HostId)) {
+    if let Err(problem) = cluster.note_change(vm, hosts).await {
+        tracing::warn!("how dear the next move of VM {vm} is could not be recorded: {problem}");
+    }
 }

@@ -210,8 +210,6 @@ pub struct Gang {
     pub last_move: Option<GangMove>,
     /// `JobIntent::move_gang` as far as it is carried out.
     pub applied_move: u64,
-    /// So many moves of this run have ended with all VMs where they were to go.
-    pub moves: u32,
     /// So many moves in a row were undone.
     pub undone: u32,
     /// What its VMs had sent to each other when the last move was over.

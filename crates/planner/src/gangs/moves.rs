@@ -2,7 +2,8 @@
 //!
 //! It is the rule for one VM ([`crate::consider`]) with the time that the whole gang loses. Its VMs wait for each other, so that is what
 //! the one loses to its data that loses most, and the time for which the link was busy with what they sent to each other between sites. The
-//! price is that of all migrations, because they take turns and the others wait for the VM that moves.
+//! price is that of all migrations, because they take turns and the others wait for the VM that moves. It has the largest factor that one of
+//! its VMs has for its earlier moves ([`Running::price_factor`]).
 
 use std::collections::BTreeMap;
 
@@ -15,11 +16,8 @@ use crate::facts::{Cluster, Running};
 use crate::moving::MoveCost;
 use crate::network::lost_s;
 use crate::refused::Refused;
-use crate::running::{is_clearly_less, moves_at_s, of_host, price_s};
+use crate::running::{is_clearly_less, moves_at_s, of_host, price_s, with_surcharge};
 use crate::spread::Spread;
-
-/// How many times its cost a move must save if the gang has moved before.
-const AFTER_A_MOVE: f64 = 2.0;
 
 /// What a gang does now.
 #[derive(Debug, Clone)]
@@ -34,8 +32,6 @@ pub struct RunningGang {
     pub left: Option<Estimate>,
     /// Room for more of its VMs.
     pub rooms: Vec<Room>,
-    /// How often all of them have moved.
-    pub moves: u32,
 }
 
 /// What all its VMs do now.
@@ -117,14 +113,14 @@ pub fn consider(gang: &RunningGang) -> GangVerdict {
     if let Some(why) = best.impossible {
         return stay(format!("a move to site {} is not possible: {why}", best.site));
     }
-    let factor = if gang.moves == 0 { 1.0 } else { AFTER_A_MOVE };
+    let factor = gang.members.iter().map(|member| member.price_factor).fold(1.0, f64::max);
     let to_lose = gang.left.filter(|_| gang.wall_s > 0.0).map(|left| {
         let share = best.saved_s / gang.wall_s;
         Spread::between(left.low_s * share, left.expected_s * share, left.high_s * share)
     });
     let reason = reason(gang, &best, (talk_s, data_s), to_lose);
     if best.saved_s < moves_at_s(best.price_s * factor, to_lose) {
-        return stay(reason);
+        return stay(with_surcharge(reason, factor));
     }
     let plan = plan(gang, &now, &best, (lost_s, &reason));
     GangVerdict::Move { to: best.to, reason, plan }
@@ -264,7 +260,6 @@ mod tests {
                     holds,
                 })
                 .to_vec(),
-            moves: 0,
         }
     }
 
@@ -321,7 +316,10 @@ mod tests {
         let GangVerdict::Move { .. } = consider(&torn(400)) else {
             panic!("without that it moves")
         };
-        why(consider(&RunningGang { moves: 1, ..torn(400) }));
+        let mut moved = torn(400);
+        moved.members[1].price_factor = 2.0;
+        let why = why(consider(&moved));
+        assert!(why.ends_with("after its last moves it must save 2.0 times that"), "{why}");
     }
 
     #[test]

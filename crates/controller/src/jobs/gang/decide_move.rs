@@ -101,8 +101,8 @@ impl GangRun {
             .and_then(|of| of.ended_ms)
             .map_or(f64::INFINITY, |ended_ms| planning::seconds(cluster.clock.age_ms(ended_ms)));
         let wall_s = running.iter().map(|one| one.wall_s).fold(since_move_s, f64::min);
-        let (sent, moves) = (since(sent(&all), gang), gang.moves);
-        Ok(Some(RunningGang { members: running, sent, wall_s, left, rooms, moves }))
+        let sent = since(sent(&all), gang);
+        Ok(Some(RunningGang { members: running, sent, wall_s, left, rooms }))
     }
 
     /// The hosts to which this member does not go now.

@@ -18,15 +18,16 @@ use perigee_planner::gangs::{Room, at_site, ruled};
 use super::{GangRun, Members, members};
 use crate::cleaner::Pending;
 use crate::clock::now_ms;
-use crate::cluster::{Cluster, Hold, capacity, demand_of, groups_of};
+use crate::cluster::{Cluster, Hold, capacity, groups_of};
 use crate::jobs::cancel::CANCELLED;
 use crate::jobs::driver::Step;
 use crate::jobs::record;
+use crate::migration::{self, by_itself};
+use crate::planning;
 use crate::records::{
     Gang, GangMoveRequest, JobIntent, JobRecord, Kind, MigrationIntent, job_intent_key,
     migration_intent_key, vm_of,
 };
-use crate::{migration, planning};
 
 /// How long a host may be silent until a move that has begun, and needs it, is undone.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
@@ -192,7 +193,7 @@ fn too_full(gang: &JobRecord, site: &SiteId, rooms: &[Room]) -> Problem {
 pub(super) fn rooms(cluster: &Cluster, gang: &JobRecord) -> Vec<Room> {
     let used = cluster.index.used();
     let bounds = cluster.index.bounds_of(gang, |host| cluster.hosts.binds(host));
-    let mut rooms = Vec::new();
+    let (mut rooms, demand) = (Vec::new(), cluster.index.demand_to_move_all(gang));
     for host in cluster.hosts.up() {
         if cluster.hosts.drain(&host.id).is_some() {
             continue;
@@ -204,7 +205,7 @@ pub(super) fn rooms(cluster: &Cluster, gang: &JobRecord) -> Vec<Room> {
         rooms.push(Room {
             host: host.id.clone(),
             site: host.addresses.site.clone(),
-            holds: if may_be { free.holds(demand_of(gang)) } else { 0 },
+            holds: if may_be { free.holds(demand) } else { 0 },
         });
     }
     let ranks = 0..gang.job.spec.count;
@@ -583,12 +584,17 @@ impl GangRun {
             let what = format!("its VMs went back: {}", of.undone);
             planning::not_done(&self.cluster, &self.id, &what).await?;
         }
+        // A controller that ends before the record is saved notes the move twice, and never not at all.
+        if of.asked.is_none() && !of.is_undone() {
+            for (leg, member) in of.legs.iter().zip(members).filter(|(leg, _)| leg.from != leg.to) {
+                let Some(member) = member else { continue };
+                let vm = vm_of(&member.job.id);
+                by_itself::note(&self.cluster, &vm, (&leg.from, &leg.to)).await;
+            }
+        }
         let gang = self.gang()?;
         gang.sent_before = sent;
-        match of.is_undone() {
-            true => gang.undone += 1,
-            false => (gang.moves, gang.undone) = (gang.moves + 1, 0),
-        }
+        gang.undone = if of.is_undone() { gang.undone + 1 } else { 0 };
         let torn = (of.legs.iter().zip(&all)).find(|(leg, member)| {
             member.job.host.as_ref() != Some(of.goal(leg)) && !has_ended(member)
         });

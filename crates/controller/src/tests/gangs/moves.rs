@@ -136,6 +136,8 @@ async fn all_vms_of_a_gang_move_one_after_another_and_the_way_back_is_kept_free(
     assert_eq!(hosts_of(&job), ["cloud1", "cloud1"]);
     let last = over(&job).expect("it is over");
     assert_eq!((last.asked, last.undone.as_str(), last.number), (Some(asked.request), "", 1));
+    let factor = lab.cluster.balances.price_factor(&member(&id, 0));
+    assert_eq!(factor, 1.0, "what a person asks for has no price");
     lab.wait_for_job(&small, "starting", |job| job.started_ms.is_some()).await;
     jobs::intend(&lab.cluster, &small, |intent| intent.cancel = true).await.expect("cancel");
     let decisions = planning::decisions(&lab.cluster, &id).await.expect("decisions");
@@ -274,6 +276,9 @@ async fn a_gang_whose_talk_crosses_sites_comes_together_when_a_site_has_room() {
     assert_eq!(hosts_of(&job).join(" "), before, "the one at home stays");
     let last = over(&job).expect("it is over");
     assert!(last.asked.is_none() && last.reason.contains("lost to talk between sites"), "{last:?}");
+    let mut factors = [0, 1].map(|rank| lab.cluster.balances.price_factor(&member(&id, rank)));
+    factors.sort_by(f64::total_cmp);
+    assert!(factors[0] == 1.0 && factors[1] > 1.9, "the next move is dearer: {factors:?}");
     let decisions = planning::decisions(&lab.cluster, &id).await.expect("decisions");
     let moved = decisions.last().expect("a decision");
     assert_eq!(moved.trigger, Trigger::TimeLost);
@@ -314,6 +319,27 @@ async fn a_move_of_a_gang_is_refused_with_the_reason_before_any_vm_moves() {
     let why = jobs::ask_to_move(&lab.cluster, &single, to(&lab.cloud)).await.expect_err("one VM");
     assert!(why.next.contains("perigee vm move"), "{why:?}");
     assert!(lab.job(&id).await.gang_move.is_none(), "nothing was begun");
+}
+
+/// What a guest has that says nothing may be the most.
+#[tokio::test]
+async fn memory_that_is_lent_to_the_vms_of_a_gang_needs_room_where_they_go() {
+    let lab = Lab::up().await;
+    let hosts = [&lab.home, &lab.cloud];
+    let range =
+        JobSpec { memory_bytes: 128 << 20, memory_max_bytes: Some(512 << 20), ..at_home(2) };
+    let id = running(&lab, &hosts, range).await;
+    let first = lab.cluster.index.of_vm(&member(&id, 0)).expect("its record");
+    wait_for("what is lent to count", async || {
+        (lab.cluster.index.demand_to_move(&first).memory_bytes == 512 << 20).then_some(())
+    })
+    .await;
+    let ask = MoveJob { site: Some(lab.cloud.addresses.site.clone()), hosts: Vec::new() };
+    let refused = jobs::ask_to_move(&lab.cluster, &id, ask).await.expect_err("no room for both");
+    assert!(
+        refused.why.contains("have no room there") && refused.why.contains("cloud1 1"),
+        "{refused}"
+    );
 }
 
 #[tokio::test]
