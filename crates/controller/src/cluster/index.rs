@@ -21,7 +21,7 @@ use perigee_model::plan::{Estimate, Plan, PredictedEnd};
 use perigee_model::tenant::{Running, tenant_of};
 use perigee_model::{HostId, JobId, Problem, VmId, VolumeName};
 use perigee_planner::Traits;
-use perigee_planner::queue::{Demand, Holder, VolumeUse};
+use perigee_planner::queue::{Demand, Groups, Holder, VolumeUse};
 use tokio::sync::Notify;
 
 use holds::Held;
@@ -110,6 +110,8 @@ struct Inner {
     forgotten_home_change: u64,
     /// How many records of jobs and VMs each tenant has in the store.
     kept: BTreeMap<String, u64>,
+    /// The groups of the rules that VMs were given and that their drivers have not recorded yet, with the number of the request.
+    rules_asked: BTreeMap<JobId, (u64, Groups)>,
     /// What VMs have above the least of their memory and can't give back.
     lent: BTreeMap<VmId, Lent>,
 }
@@ -262,6 +264,7 @@ impl Index {
         } else {
             inner.jobs.insert(id.clone(), Arc::new(record.clone()))
         };
+        inner.forget_rules_recorded(id);
         drop(inner);
         let is_a_job = record.kind.is_a_job();
         if record.job.state.is_final() && before.is_some() && is_a_job {

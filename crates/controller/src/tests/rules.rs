@@ -147,6 +147,24 @@ async fn a_vm_is_not_moved_to_one_from_which_it_is_kept_apart_until_it_has_other
 }
 
 #[tokio::test]
+async fn rules_that_the_driver_of_a_vm_has_not_recorded_hold_until_then() {
+    let lab = Lab::up().await;
+    links::probe_all(&lab.cluster).await.expect("figures");
+    let other = VmId::new("other").expect("a name");
+    runs(&lab, lone("web", at(&lab.home), HostRules::default())).await;
+    runs(&lab, lone("other", at(&lab.cloud), apart())).await;
+    let record = lab.cluster.index.of_vm(&web()).expect("its record");
+    lab.cluster.index.keep_rules(&record, 1, &apart());
+    let refused = is_moved(&lab, &web(), &lab.cloud).await.expect_err("other is there");
+    assert!(refused.why.contains("other is there"), "{refused}");
+    let refused = is_moved(&lab, &other, &lab.home).await.expect_err("web is there");
+    assert!(refused.why.contains("web is there"), "{refused}");
+    // This is the first request that its driver records.
+    give(&lab, &web(), HostRules::default()).await.expect("other rules");
+    is_moved(&lab, &web(), &lab.cloud).await.expect("it moves");
+}
+
+#[tokio::test]
 async fn a_rule_that_does_not_hold_where_the_vm_is_is_refused_and_one_that_holds_outlives_the_controller()
  {
     let mut lab = Lab::up().await;

@@ -41,6 +41,9 @@ pub async fn set(cluster: &Arc<Cluster>, vm: &VmId, ask: SetVm) -> Result<Vm, Pr
     };
     let asked = cluster.records.update(&job_intent_key(&before.job.id), next).await?;
     let number = asked.set.map_or(0, |(number, _)| number);
+    if let Some(rules) = &ask.rules {
+        cluster.index.keep_rules(&before, number, rules);
+    }
     live::until_heeded(cluster, &before, |persistent| persistent.set >= number).await?;
     vms::get(cluster, vm).await
 }

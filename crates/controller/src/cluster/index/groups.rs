@@ -32,7 +32,7 @@ impl Index {
         self.lock().bounds_of(record, &groups_of(record), binds)
     }
 
-    /// From here on the VM keeps these rules beside its own ones, until its driver has recorded them.
+    /// From here on the VM keeps these rules beside its own ones, until they are recorded as asked for: then [`Self::keep_rules`] keeps them.
     ///
     /// # Errors
     /// Why it can't where it is now, in plain words.
@@ -61,21 +61,70 @@ impl Index {
         drop(inner);
         Ok(self.hold(held))
     }
+
+    /// The VM keeps the rules that were asked for with this number until its driver has recorded them, whether anybody still waits for that
+    /// or not.
+    pub fn keep_rules(&self, record: &JobRecord, number: u64, rules: &HostRules) {
+        let mut inner = self.lock();
+        let id = &record.job.id;
+        if inner.rules_asked.get(id).is_none_or(|(newest, _)| *newest < number) {
+            let groups = Groups::of(id.as_str(), rules);
+            inner.rules_asked.insert(id.clone(), (number, groups));
+        }
+        // The driver may have been faster.
+        inner.forget_rules_recorded(id);
+    }
 }
 
 impl Inner {
+    /// Rules that are recorded hold because the VM's record has them. Those of a VM that has ended hold no longer.
+    pub(super) fn forget_rules_recorded(&mut self, id: &JobId) {
+        let Some((number, _)) = self.rules_asked.get(id) else { return };
+        let record = self.jobs.get(id).and_then(|record| record.kind.persistent_vm());
+        if record.is_none_or(|vm| vm.set >= *number) {
+            self.rules_asked.remove(id);
+        }
+    }
+
+    /// The groups of the VM, and those of the rules that it is being given.
+    fn all_groups_of(&self, record: &JobRecord) -> Vec<Groups> {
+        let vm = vm_of(&record.job.id);
+        let coming = self.held.iter().filter_map(|held| match held {
+            Held::Rules(of, groups) if *of == vm => Some(groups),
+            _ => None,
+        });
+        let asked = self.rules_asked.get(&record.job.id).map(|(_, groups)| groups);
+        let coming = coming.chain(asked).cloned();
+        std::iter::once(groups_of(record)).chain(coming).collect()
+    }
+
+    /// Why the VM may not be at the host for its rules, or for those that it is being given, in plain words.
+    pub(super) fn why_ruled_out(
+        &self,
+        record: &JobRecord,
+        host: &HostId,
+        binds: impl Fn(&HostId) -> bool,
+    ) -> Option<String> {
+        self.all_groups_of(record)
+            .iter()
+            .find_map(|groups| self.bounds_of(record, groups, &binds)?.why_not(host))
+    }
+
     fn grouped(&self) -> Grouped {
         let mut grouped = Grouped::default();
-        let changing = self.held.iter().filter_map(|held| match held {
+        let held = self.held.iter().filter_map(|held| match held {
             Held::Rules(vm, groups) => Some((vm, groups)),
             _ => None,
         });
-        let changing: BTreeMap<&VmId, &Groups> = changing.collect();
+        let changing: BTreeMap<&VmId, &Groups> = held.collect();
         self.each_place(|record, host, _| {
             if record.job.spec.rules != HostRules::default() {
                 grouped.add(counted_as(record), &groups_of(record), host);
             }
             if let Some(groups) = changing.get(&vm_of(&record.job.id)) {
+                grouped.add(counted_as(record), groups, host);
+            }
+            if let Some((_, groups)) = self.rules_asked.get(&record.job.id) {
                 grouped.add(counted_as(record), groups, host);
             }
         });
@@ -100,14 +149,9 @@ impl Inner {
         hosts: &[&HostId],
         binds: impl Fn(&HostId) -> bool,
     ) -> bool {
-        let vm = vm_of(&record.job.id);
-        let coming = self.held.iter().filter_map(|held| match held {
-            Held::Rules(of, groups) if *of == vm => Some(groups.clone()),
-            _ => None,
-        });
         let binds = |host: &HostId| binds(host) && !record.avoid.contains(host);
-        std::iter::once(groups_of(record)).chain(coming).any(|groups| {
-            let bounds = self.bounds_of(record, &groups, binds);
+        self.all_groups_of(record).iter().any(|groups| {
+            let bounds = self.bounds_of(record, groups, binds);
             bounds.is_some_and(|bounds| hosts.iter().any(|host| !bounds.allow(host)))
         })
     }

@@ -7,7 +7,6 @@ use perigee_model::job::JobState;
 use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
 use perigee_planner::queue::{Demand, Groups};
 
-use super::groups::groups_of;
 use super::{Index, Inner, Used};
 use crate::records::JobRecord;
 
@@ -255,8 +254,7 @@ impl Index {
         let mut inner = self.lock();
         let record = inner.may_move(vm, from)?;
         let demand = inner.demand_to_move(record);
-        let bounds = inner.bounds_of(record, &groups_of(record), binds);
-        if let Some(why) = bounds.and_then(|bounds| bounds.why_not(to)) {
+        if let Some(why) = inner.why_ruled_out(record, to, binds) {
             return Err(why);
         }
         let in_moves = inner.hosts_in_moves();
@@ -288,8 +286,7 @@ impl Index {
         let mut needed: BTreeMap<&HostId, Demand> = BTreeMap::new();
         for (vm, from, to) in moves {
             let record = inner.may_move(vm, from).map_err(|why| format!("VM {vm}: {why}"))?;
-            let bounds = inner.bounds_of(record, &groups_of(record), &binds);
-            if let Some(why) = bounds.and_then(|bounds| bounds.why_not(to)) {
+            if let Some(why) = inner.why_ruled_out(record, to, &binds) {
                 return Err(format!("host {to}: {why}"));
             }
             needed.entry(to).or_default().add(inner.demand_to_move(record));
