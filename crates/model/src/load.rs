@@ -26,7 +26,7 @@ pub struct VmLoad {
 /// What a VM's guest has of its host's memory, and does with it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MemoryUse {
-    /// What the guest has: all but what it has given back (`query-balloon`).
+    /// What the guest has: all but what it has given back (`query-balloon`), and more where more than that is in RAM.
     pub has_bytes: u64,
     /// How much of that its programs can still get without swapping (`MemAvailable` of the guest); `None` if the guest has not said it
     /// lately.

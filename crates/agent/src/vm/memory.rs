@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::Vm;
+use crate::process::memory_resident_bytes;
 use crate::qmp::{BalloonInfo, Qmp, QmpError};
 
 /// The balloon among QEMU's objects (`command.rs`).
@@ -25,6 +26,9 @@ const GUEST_SILENT_S: u64 = 30;
 
 /// Another look follows soon, so a QEMU that takes longer is not waited for.
 const LOOK_DEADLINE: Duration = Duration::from_secs(4);
+
+/// QEMU has at most so much in RAM beside the memory of its guest: of that 256 MiB for the code that TCG makes (`command.rs`).
+const OF_QEMU_BYTES: u64 = 512 << 20;
 
 /// `guest-stats` of a balloon (docs/interop/virtio-balloon-stats.rst of QEMU).
 #[derive(Debug, Deserialize)]
@@ -59,6 +63,12 @@ pub(super) async fn begin(vm: &Vm, qmp: &Qmp) -> Result<(), QmpError> {
         }
         _ => Ok(()),
     }
+}
+
+/// A guest can say that it has given memory back, and use that memory all the same. So what is in RAM counts, where that is more.
+fn counted(said: MemoryUse, resident_bytes: Option<u64>, most_bytes: u64) -> MemoryUse {
+    let in_ram_bytes = resident_bytes.unwrap_or_default().saturating_sub(OF_QEMU_BYTES);
+    MemoryUse { has_bytes: said.has_bytes.max(in_ram_bytes.min(most_bytes)), ..said }
 }
 
 async fn use_of(qmp: &Qmp) -> Result<MemoryUse, QmpError> {
@@ -97,7 +107,8 @@ impl Vm {
 
     /// Looks at what the guest has of its memory, and uses.
     async fn look_at_memory(&self) {
-        let qmp = self.observed(|seen| seen.qmp.clone().filter(|_| seen.may_be_looked_at()));
+        let (qmp, process) = self
+            .observed(|seen| (seen.qmp.clone().filter(|_| seen.may_be_looked_at()), seen.process));
         let seen = match qmp {
             Some(qmp) => tokio::time::timeout(LOOK_DEADLINE, use_of(&qmp)).await.ok(),
             None => None,
@@ -106,6 +117,8 @@ impl Vm {
             tracing::debug!(vm = %self.id(), %error, "what it has of its memory is not known");
             None
         });
+        let resident_bytes = process.and_then(|process| memory_resident_bytes(process.pid));
+        let seen = seen.map(|said| counted(said, resident_bytes, self.spec.memory_bytes));
         *self.memory.lock().unwrap_or_else(PoisonError::into_inner) = seen;
     }
 
@@ -123,6 +136,17 @@ mod tests {
     fn said(available: u64, last_update: u64) -> GuestStats {
         let stats = json!({"stat-available-memory": available, "stat-free-memory": 7});
         serde_json::from_value(json!({"stats": stats, "last-update": last_update})).unwrap()
+    }
+
+    #[test]
+    fn memory_that_is_in_ram_counts_whatever_a_guest_says_and_not_above_the_most() {
+        const GIB: u64 = 1 << 30;
+        let said = MemoryUse { has_bytes: GIB, available_bytes: Some(7) };
+        let has = |resident_bytes| counted(said, resident_bytes, 4 * GIB).has_bytes;
+        assert_eq!(has(Some(GIB + OF_QEMU_BYTES)), GIB, "QEMU itself is not the guest");
+        assert_eq!(has(Some(3 * GIB + OF_QEMU_BYTES)), 3 * GIB);
+        assert_eq!(has(Some(9 * GIB)), 4 * GIB);
+        assert_eq!(has(None), GIB, "nothing else is known");
     }
 
     #[test]
