@@ -1,13 +1,15 @@
 //! VMs that have more or less memory while they run.
 
-use perigee_model::ProblemKind;
 use perigee_model::amounts::MemoryAmount;
-use perigee_model::job::{Access, JobSpec, Start};
+use perigee_model::job::{Access, JobSpec, JobState, Start, Vm};
 use perigee_model::load::{MemoryUse, VmLoad};
 use perigee_model::persistent_vm::{NewVm, ResizeVm};
+use perigee_model::tenant::Quota;
 use perigee_model::vm::ChangeVm;
+use perigee_model::{ProblemKind, VmId};
 
 use super::persistent_vms::{new_vm, web};
+use super::tenants::Tenants;
 use super::{Lab, spec, wait_for};
 use crate::vms;
 
@@ -26,10 +28,14 @@ async fn with_range() -> Lab {
 
 /// Its guest says that it has so much, and uses so much of it.
 fn says(lab: &Lab, has_mib: u64, used_mib: u64) {
+    says_of(lab, &web(), has_mib, used_mib);
+}
+
+fn says_of(lab: &Lab, vm: &VmId, has_mib: u64, used_mib: u64) {
     let (has_bytes, available_bytes) = (has_mib * MIB, Some((has_mib - used_mib) * MIB));
     let memory = Some(MemoryUse { has_bytes, available_bytes });
     let mut inside = lab.home.inside();
-    let report = &mut inside.vms.get_mut(&web()).expect("the VM").report;
+    let report = &mut inside.vms.get_mut(vm).expect("the VM").report;
     report.load = VmLoad { memory, ..VmLoad::default() };
 }
 
@@ -99,6 +105,31 @@ async fn what_is_lent_is_given_back_to_a_vm_that_comes_and_what_is_in_use_is_not
         reason.contains("memory").then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn no_more_is_lent_than_the_quota_of_the_tenant_has() {
+    let tenants = Tenants::up().await;
+    tenants.share_debian().await;
+    let memory_bytes = Some(150 * MIB);
+    tenants.set_quota("acme", Quota { memory_bytes, ..Quota::default() }).await;
+    let memory_max_bytes = Some(512 * MIB);
+    let volumes = Vec::new();
+    let new = NewVm { memory_bytes: 128 * MIB, memory_max_bytes, volumes, ..new_vm("home1") };
+    let made: Vm = tenants.ann.post("/v1/vms", &new).await.expect("a VM");
+    let lab = &tenants.lab;
+    wait_for("the VM to run", async || {
+        let record = lab.cluster.index.of_vm(&made.id)?;
+        (record.job.state == JobState::Running).then_some(())
+    })
+    .await;
+    says_of(lab, &made.id, 128, 120);
+    let shown = wait_for("what the quota has", async || {
+        let memory = vms::get(&lab.cluster, &made.id).await.expect("the VM").memory;
+        memory.filter(|memory| memory.reason.contains("its tenant's quota has no more"))
+    })
+    .await;
+    assert_eq!(asked(lab), [150 * MIB], "{shown:?}");
 }
 
 #[tokio::test]

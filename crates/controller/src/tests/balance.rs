@@ -3,7 +3,7 @@
 use perigee_model::balance::{BalanceMode, SetBalance, SiteBalance, VmStanding};
 use perigee_model::drain::DrainHost;
 use perigee_model::job::{Access, Job, JobSpec, JobState, MigrationState, NewVolume, Start};
-use perigee_model::load::{VcpuUse, VmLoad};
+use perigee_model::load::{MemoryUse, Pressure, StalledTime, VcpuUse, VmLoad};
 use perigee_model::persistent_vm::{NewVm, NewVmVolume, SetVm, VmState};
 use perigee_model::plan::Trigger;
 use perigee_model::vm::{MigrationPhase, VmStatus};
@@ -474,4 +474,56 @@ async fn a_vm_without_a_job_goes_to_its_data_when_it_waits_for_them() {
     .await;
     let moved = &lab.cluster.index.migrations_of(&web())[0].migration;
     assert_eq!(moved.to, second.id);
+}
+
+/// Of the last minute, so that the host's other tasks do not have their memory back from its VMs.
+fn waits_for_memory(host: &FakeHost) {
+    let some = StalledTime { share_60s: 0.9, ..StalledTime::default() };
+    host.inside().pressure.memory = Some(Pressure { some, full: None });
+}
+
+async fn next_look(lab: &Lab) {
+    let before = lab.cluster.balances.shown(&home()).looked_ms;
+    shows(lab, "the next look", |shown| shown.looked_ms != before).await;
+}
+
+/// Its guest was asked for the memory when it started, and has a minute to give that back.
+#[tokio::test]
+async fn nobody_moves_for_want_of_memory_that_a_guest_is_about_to_give_back() {
+    const MIB: u64 = 1 << 20;
+    let lab = Lab::up().await;
+    let second = second_home(&lab).await;
+    links::probe_all(&lab.cluster).await.expect("figures");
+    let memory_max_bytes = Some(512 * MIB);
+    lab.make_vm(NewVm { memory_bytes: 128 * MIB, memory_max_bytes, ..at_home1() }).await;
+    lab.runs().await;
+    report(&lab.home, Some(0.5), None);
+    report(&second, Some(0.0), None);
+    let has = |mib: u64| {
+        let vcpus_1m = Some(VcpuUse { running_vcpus: 0.5, waiting_vcpus: 0.0 });
+        let memory = Some(MemoryUse { has_bytes: mib * MIB, available_bytes: None });
+        let mut home = lab.home.inside();
+        let of = &mut home.vms.get_mut(&web()).expect("the VM").report;
+        of.load = VmLoad { vcpus_1m, memory, ..VmLoad::default() };
+    };
+    has(512);
+    wait_for("the memory to be awaited", async || {
+        lab.cluster.amounts.gives_back(&lab.home.id).then_some(())
+    })
+    .await;
+    waits_for_memory(&lab.home);
+    wait_for("the controller to know that", async || {
+        let report = lab.cluster.hosts.report(&lab.home.id)?;
+        report.pressure.memory.map(drop)
+    })
+    .await;
+    set(&lab, BalanceMode::On).await;
+    for _ in 0..3 {
+        next_look(&lab).await;
+    }
+    let measured = standing(&lab, &web()).await.figures.measured.expect("it was looked at");
+    assert_eq!(measured.host_memory_stalled, None, "what comes back is no reason");
+    assert!(lab.cluster.index.migrations_of(&web()).is_empty());
+    has(128);
+    source_is_asked(&lab.home, &web()).await;
 }
