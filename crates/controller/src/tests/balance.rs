@@ -384,6 +384,7 @@ async fn a_new_vm_with_the_name_of_a_deleted_one_has_not_moved() {
     persistent::delete(&lab.cluster, &web(), true).await.expect("deleted");
     let id = "web".parse().expect("an id");
     wait_for("the VM to be forgotten", async || {
+        jobs::erase_deleted(&lab.cluster).await.expect("the store answers");
         jobs::any_record(&lab.cluster, &id).await.is_err().then_some(())
     })
     .await;

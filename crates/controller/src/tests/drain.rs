@@ -460,19 +460,27 @@ async fn a_vm_that_cant_be_looked_at_is_named_and_the_others_leave() {
 async fn a_volume_whose_record_cant_be_read_is_named_where_it_may_be_and_the_others_leave() {
     let lab = lab().await;
     let (_, vm) = running_as(&lab, JobSpec { volumes: Vec::new(), ..movable() }).await;
-    let key = volume_key(&data_volume());
-    lab.cluster.records.put(&key, &"no volume").await.expect("written");
+    let odd = VolumeName::new("odd").expect("a name");
+    let new = NewVolume {
+        name: odd.clone(),
+        host: Some(lab.home.id.clone()),
+        size_bytes: Some(1 << 30),
+        source: VolumeSource::Empty,
+        leave_site: LeaveSite::Allowed,
+    };
+    volumes::create(&lab.cluster, new).await.expect("create");
+    lab.cluster.records.put(&volume_key(&odd), &"no volume").await.expect("written");
     ask(&lab, &lab.home, false).await;
     source_is_asked(&lab.home, &vm).await;
     let named = left(&lab, &lab.home, "the volume", |left| {
-        left.iter().any(|step| step.name == data_volume().as_str())
+        left.iter().any(|step| step.name == odd.as_str())
     })
     .await;
-    let of_it = step(&named, data_volume().as_str());
+    let of_it = step(&named, odd.as_str());
     assert_eq!((of_it.kind, of_it.fate), (DrainedKind::Volume, DrainFate::Waits));
     assert!(of_it.why.starts_with("it could not be looked at"), "{}", of_it.why);
     let elsewhere = ask(&lab, &lab.cloud, true).await.left.expect("it has looked");
-    let is_named = elsewhere.iter().any(|step| step.name == data_volume().as_str());
+    let is_named = elsewhere.iter().any(|step| step.name == odd.as_str());
     assert!(!is_named, "cloud1 says that it has no such volume: {elsewhere:?}");
 }
 
