@@ -74,7 +74,7 @@ impl Cluster {
     }
 
     /// Lets jobs start at these hosts only.
-    pub(crate) fn start_only_at(&mut self, hosts: &[HostId]) {
+    pub fn start_only_at(&mut self, hosts: &[HostId]) {
         let index = self.hosts.index();
         let numbers: Vec<usize> = hosts.iter().filter_map(|host| index.number(host)).collect();
         let all = self.hosts.beside_index();
@@ -83,7 +83,7 @@ impl Cluster {
     }
 
     /// The host as if a VM ran there too. Returns what it was before, for [`Self::leave`].
-    pub(crate) fn occupy(&mut self, host: &HostId, cpus: u32, memory_bytes: u64) -> Option<Before> {
+    pub fn occupy(&mut self, host: &HostId, cpus: u32, memory_bytes: u64) -> Option<Before> {
         let number = self.hosts.index().number(host)?;
         let host = &mut self.hosts.beside_index()[number];
         let (running_vcpus, memory_free_bytes) = (host.running_vcpus, host.memory_free_bytes);
@@ -102,7 +102,7 @@ impl Cluster {
 
 /// What a host had before a VM came.
 #[derive(Debug)]
-pub(crate) struct Before {
+pub struct Before {
     number: usize,
     running_vcpus: u32,
     memory_free_bytes: u64,

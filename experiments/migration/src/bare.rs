@@ -76,7 +76,9 @@ impl<'a> Bare<'a> {
             json!({"downtime-limit": DOWNTIME_LIMIT_FIRST_MS, "max-bandwidth": 1_u64 << 40});
         source.execute("migrate-set-parameters", &parameters)?;
         source.execute("migrate", &json!({"uri": uri}))?;
-        source.migration("completed").map_err(|problem| destination.explains(problem))?;
+        if let Err(problem) = source.migration("completed") {
+            return Err(self.qemu.explains(destination.explains(problem)).into());
+        }
         let whole_ms = begun.elapsed().as_secs_f64() * 1e3;
         let info = final_figures(source)?;
         // The source's QEMU is stopped here.

@@ -17,6 +17,7 @@ use std::path::Path;
 use perigee_model::Problem;
 use perigee_model::units::{parse_bytes, parse_duration};
 use perigee_model::yaml::Field;
+use perigee_planner::queue::Demand;
 
 use super::scenario::{Machine, bytes, number};
 use super::swf;
@@ -88,6 +89,13 @@ pub struct Job {
     pub owner: String,
 }
 
+impl Job {
+    /// Of each VM.
+    pub fn size(&self) -> Demand {
+        Demand { cpus: self.cpus, memory_bytes: self.memory_bytes }
+    }
+}
+
 impl Jobs {
     pub fn parse(field: &Field<'_>, dir: &Path, machine: &Machine) -> Result<Self, Problem> {
         if field.is_list() {
@@ -126,6 +134,11 @@ impl Jobs {
     /// Jobs that arrive at random.
     pub fn at_random(per_hour: u64, like: Like, reads_bytes: u64) -> Self {
         Self::AtRandom(AtRandom { per_hour, like, reads_bytes })
+    }
+
+    /// Whether VMs without a job arrive.
+    pub fn are_vms(&self) -> bool {
+        matches!(self, Self::AtRandom(random) if random.per_hour > 0 && random.like != Like::Borg)
     }
 
     /// Whether jobs copy data before they begin.
@@ -180,7 +193,7 @@ fn read_job(field: &Field<'_>, machine: &Machine) -> Result<Job, Problem> {
         tenant: "default".to_owned(),
         owner: "simulated".to_owned(),
     };
-    machine.check(&job).map_err(|why| field.problem(why))?;
+    machine.check(1, job.size()).map_err(|why| field.problem(why))?;
     Ok(job)
 }
 

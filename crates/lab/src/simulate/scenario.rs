@@ -38,10 +38,12 @@ use perigee_model::{HostId, JobId, Problem, SiteId};
 use perigee_planner::HostFacts;
 use perigee_planner::queue::{Demand, Holder, Waiting};
 
-use super::jobs::{Job, Jobs, Like};
+use super::jobs::{Jobs, Like};
 use super::loads::Kind;
 use super::rules::Rule;
 
+/// vCPUs of each VM that has no job which computes.
+pub const VCPUS: u32 = 8;
 /// How many hosts there may be.
 const HOSTS: RangeInclusive<usize> = 2..=20_000;
 
@@ -106,18 +108,19 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// Whether so many VMs of this size may run at once.
+    ///
     /// # Errors
-    /// Why the job would never start.
-    pub fn check(&self, job: &Job) -> Result<(), String> {
+    /// Why some would never start.
+    pub fn check(&self, vms: u64, vm: Demand) -> Result<(), String> {
         let host = Demand { cpus: self.vcpus, memory_bytes: self.memory_bytes };
-        let vm = Demand { cpus: job.cpus, memory_bytes: job.memory_bytes };
         let room = u64::from(host.holds(vm)) * self.hosts as u64;
         if room == 0 {
-            let memory = format_bytes(job.memory_bytes);
-            return Err(format!("no host has room for {} vCPUs and {memory}", job.cpus));
+            let memory = format_bytes(vm.memory_bytes);
+            return Err(format!("no host has room for {} vCPUs and {memory}", vm.cpus));
         }
-        if room < u64::from(job.vms) {
-            return Err(format!("the cluster has room for {room} of its {} VMs", job.vms));
+        if room < vms {
+            return Err(format!("the cluster has room for {room} of its {vms} VMs"));
         }
         Ok(())
     }
@@ -232,6 +235,11 @@ pub fn parse(text: &str, name: &str) -> Result<Scenario, Problem> {
         rules: Vec::new(),
         sizes: given.take("sizes").map(|field| read_sizes(&field)).transpose()?.unwrap_or_default(),
     };
+    if scenario.vms > 0 || scenario.jobs.are_vms() {
+        let vm = Demand { cpus: VCPUS, memory_bytes: scenario.vm_memory_bytes };
+        let checked = machine.check(scenario.vms as u64, vm);
+        checked.map_err(|why| root.problem(format!("VMs without a job: {why}")))?;
+    }
     let all = || Rule::all(scenario.has_data());
     scenario.rules = rules.unwrap_or_else(all);
     Ok(scenario)
@@ -374,5 +382,21 @@ mod tests {
             let shown = format!("{problem:?}");
             assert!(shown.contains("s.yaml:3") && shown.contains(said), "{shown}");
         }
+    }
+
+    #[test]
+    fn a_scenario_whose_vms_would_wait_for_ever_is_refused() {
+        for (lines, said) in [
+            ("vm-memory: 65GiB", "no host has room for 8 vCPUs and 65 GiB"),
+            ("hosts: 2\nvms: 200\nvm-memory: 1GiB", "room for 32 of its 200 VMs"),
+            ("vms: 0\njobs: 60\ncpus: 1\novercommit: 4", "no host has room for 8 vCPUs"),
+        ] {
+            let text = format!("title: T\nabout: A\n{lines}\n");
+            let shown = parse(&text, "s.yaml").expect_err(lines).to_string();
+            assert!(shown.contains(said), "{shown}");
+        }
+        let borg =
+            "title: T\nabout: A\nvms: 0\njobs: {per-hour: 6, like: borg}\ncpus: 1\novercommit: 4\n";
+        parse(borg, "s.yaml").expect("its jobs have one vCPU");
     }
 }

@@ -104,7 +104,7 @@ fn parse(
             listed.left_out += 1;
             continue;
         };
-        machine.check(&job).map_err(|why| {
+        machine.check(u64::from(job.vms), job.size()).map_err(|why| {
             let job = values[0].unwrap_or(-1.0);
             let next =
                 "give the scenario more hosts, cpus or memory, or take the job out of the log";

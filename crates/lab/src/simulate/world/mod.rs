@@ -34,14 +34,12 @@ use super::network::Network;
 use super::outcome::Run;
 use super::price::Prices;
 use super::rules::{Mover, Rule, View};
-use super::scenario::Scenario;
+use super::scenario::{Scenario, VCPUS};
 use crate::random::Random;
 use flows::{Owner, Reads};
 use start::Waits;
 use work::{OfJob, Work};
 
-/// vCPUs of each VM that has no job which computes.
-const VCPUS: u32 = 8;
 /// How long a host is away that fails.
 const AWAY_S: u64 = 600;
 /// How long until the VMs of a host that fails are started elsewhere.

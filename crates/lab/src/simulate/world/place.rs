@@ -86,9 +86,7 @@ impl<'w> Places<'w> {
         hosts: &[HostId],
     ) -> Result<HostId, NotChosen> {
         let mut cluster = self.cluster.take().unwrap_or_else(|| cluster(self.world));
-        for host in &mut cluster.hosts {
-            host.takes_jobs = hosts.contains(&host.id);
-        }
+        cluster.start_only_at(hosts);
         let (history, others) = (Vec::new(), Vec::new());
         let job = facts(self.world, waits, home);
         let snapshot = Snapshot { cluster, job, history, others };
@@ -100,10 +98,8 @@ impl<'w> Places<'w> {
         let mut cluster = snapshot.cluster;
         let size = self.world.vms[waits.vms[0]].size;
         // The next one is chosen as if this one ran there.
-        let chosen = start.as_ref().ok();
-        if let Some(host) = cluster.hosts.iter_mut().find(|host| Some(&host.id) == chosen) {
-            host.running_vcpus = host.running_vcpus.saturating_add(size.cpus);
-            host.memory_free_bytes = host.memory_free_bytes.saturating_sub(size.memory_bytes);
+        if let Ok(host) = &start {
+            cluster.occupy(host, size.cpus, size.memory_bytes);
         }
         self.cluster = Some(cluster);
         start.map_err(NotChosen::from)

@@ -137,7 +137,7 @@ impl World<'_> {
                 ..large_or_small(scenario, &mut self.random, self.now_ms)
             },
         };
-        let size = Demand { cpus: job.cpus, memory_bytes: job.memory_bytes };
+        let size = job.size();
         let hosts = self.hosts.len();
         let data = (job.reads_bytes > 0).then(|| self.any(hosts));
         let this = self.jobs.len();
