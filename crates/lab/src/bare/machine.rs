@@ -7,6 +7,9 @@ use serde_json::Value;
 
 use crate::up::Lab;
 
+/// The number of an open file in Perigee's command line is another file in the other QEMU. So that has a network of its own, which leads nowhere.
+const NETDEV: &str = "user,id=network,restrict=on";
+
 /// A QEMU's command line, and the directory of its files.
 #[derive(Debug, Clone)]
 pub struct Machine {
@@ -67,6 +70,9 @@ impl Machine {
             if word == "-incoming" {
                 words.next();
             } else if word == "-S" {
+            } else if word == "-netdev" {
+                words.next();
+                line.extend([word.clone(), NETDEV.to_owned()]);
             } else if word.contains("\"driver\":\"nbd\"") {
                 let node: Value = serde_json::from_str(word).map_err(|e| not_read(&e))?;
                 let name = node["node-name"].as_str().unwrap_or_default().to_owned();
@@ -93,6 +99,8 @@ mod tests {
                 "/l/home1/vms/q/run/qemu.pid",
                 "-blockdev",
                 r#"{"driver":"nbd","export":"q-root@7","node-name":"root","server":{"path":"/l/home1/volume.sock","type":"unix"}}"#,
+                "-netdev",
+                "stream,id=network,server=on,addr.type=fd,addr.str=5",
                 "-S",
                 "-incoming",
                 "defer",
@@ -108,6 +116,6 @@ mod tests {
             .expect("a line");
         assert_eq!(line[2], "/b/run/qemu.pid");
         assert!(line[4].contains(r#""export":"bare-root""#) && line[4].contains("/l/cloud1/"));
-        assert_eq!(line.len(), 5);
+        assert_eq!(line[5..], ["-netdev", "user,id=network,restrict=on"]);
     }
 }
