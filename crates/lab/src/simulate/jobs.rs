@@ -203,7 +203,7 @@ mod tests {
     use crate::simulate::scenario;
 
     fn parse(jobs: &str) -> Result<Jobs, Problem> {
-        let text = format!("title: T\nabout: A\nhosts: 2\ncpus: 4\njobs: {jobs}\n");
+        let text = format!("title: T\nabout: A\nhosts: 2\ncpus: 4\nvms: 0\njobs: {jobs}\n");
         scenario::parse(&text, "s.yaml").map(|scenario| scenario.jobs)
     }
 

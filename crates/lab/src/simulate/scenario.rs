@@ -238,7 +238,8 @@ pub fn parse(text: &str, name: &str) -> Result<Scenario, Problem> {
     if scenario.vms > 0 || scenario.jobs.are_vms() {
         let vm = Demand { cpus: VCPUS, memory_bytes: scenario.vm_memory_bytes };
         let checked = machine.check(scenario.vms as u64, vm);
-        checked.map_err(|why| root.problem(format!("VMs without a job: {why}")))?;
+        let next = "give the scenario fewer VMs (vms), smaller ones, or larger hosts";
+        checked.map_err(|why| root.problem(format!("VMs without a job: {why}")).next(next))?;
     }
     let all = || Rule::all(scenario.has_data());
     scenario.rules = rules.unwrap_or_else(all);
