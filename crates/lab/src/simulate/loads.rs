@@ -5,6 +5,8 @@
 //! | [`job_s`] | most jobs are short, and the longest tenth runs for most of the time | none: a Pareto distribution |
 //! | [`borg_s`] | the largest 1 % of the jobs use 99 % of the CPU time; the tail is a Pareto distribution with the shape 0.69 | Tirmazi and others, Borg: the Next Generation, EuroSys 2020 |
 //! | [`azure_s`] | 29 % of the VMs live for at most 15 minutes, 32 % for at most an hour, 32 % for at most a day, and the other 7 % have over 95 % of the hours | Cortez and others, Resource Central, SOSP 2017 |
+//!
+//! The share of Borg's largest jobs is in the paper's abstract. The shape 0.69 and the shares of Azure were not checked against the papers.
 
 use std::time::Duration;
 
