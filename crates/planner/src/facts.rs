@@ -73,8 +73,8 @@ impl Cluster {
             .ok_or_else(|| Refused::LinkNotMeasured { from: from.clone(), to: to.clone() })
     }
 
-    /// Lets jobs start at these hosts only.
-    pub(crate) fn start_only_at(&mut self, hosts: &[HostId]) {
+    /// Lets jobs start at these hosts only. What is known of the hosts' names and sites is kept, as by all that follows.
+    pub fn start_only_at(&mut self, hosts: &[HostId]) {
         let index = self.hosts.index();
         let numbers: Vec<usize> = hosts.iter().filter_map(|host| index.number(host)).collect();
         let all = self.hosts.beside_index();
@@ -83,13 +83,21 @@ impl Cluster {
     }
 
     /// The host as if a VM ran there too. Returns what it was before, for [`Self::leave`].
-    pub(crate) fn occupy(&mut self, host: &HostId, cpus: u32, memory_bytes: u64) -> Option<Before> {
+    pub fn occupy(&mut self, host: &HostId, cpus: u32, memory_bytes: u64) -> Option<Before> {
         let number = self.hosts.index().number(host)?;
         let host = &mut self.hosts.beside_index()[number];
         let (running_vcpus, memory_free_bytes) = (host.running_vcpus, host.memory_free_bytes);
         host.running_vcpus = running_vcpus.saturating_add(cpus);
         host.memory_free_bytes = memory_free_bytes.saturating_sub(memory_bytes);
         Some(Before { number, running_vcpus, memory_free_bytes })
+    }
+
+    /// The vCPUs of the VMs that are placed at the host now, and the memory that is free there.
+    pub fn set_placed(&mut self, host: &HostId, running_vcpus: u32, memory_free_bytes: u64) {
+        let Some(number) = self.hosts.index().number(host) else { return };
+        let host = &mut self.hosts.beside_index()[number];
+        host.running_vcpus = running_vcpus;
+        host.memory_free_bytes = memory_free_bytes;
     }
 
     /// The host as it was before a VM came. Of several VMs the last one leaves first.
@@ -102,7 +110,7 @@ impl Cluster {
 
 /// What a host had before a VM came.
 #[derive(Debug)]
-pub(crate) struct Before {
+pub struct Before {
     number: usize,
     running_vcpus: u32,
     memory_free_bytes: u64,

@@ -23,9 +23,10 @@ mod tests;
 mod work;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 
 use perigee_model::{HostId, SiteId, VmId};
+use perigee_planner::Cluster;
 use perigee_planner::queue::{Demand, Holder};
 
 use super::jobs::{Jobs, Like};
@@ -139,7 +140,9 @@ pub struct World<'a> {
     now_ms: u64,
     events: BinaryHeap<Reverse<(u64, Event)>>,
     hosts: Vec<Host>,
-    host_numbers: BTreeMap<HostId, usize>,
+    host_numbers: HashMap<HostId, usize>,
+    /// What the planner knows of the hosts that are up, as the last pass of the queue has left it.
+    cluster: Option<Cluster>,
     vms: Vec<Vm>,
     vm_numbers: BTreeMap<VmId, usize>,
     waiting: Vec<Waits>,
@@ -193,6 +196,7 @@ impl<'a> World<'a> {
             now_ms: 0,
             events: BinaryHeap::new(),
             host_numbers: numbers.collect(),
+            cluster: None,
             hosts,
             vms: Vec::new(),
             vm_numbers: BTreeMap::new(),
@@ -354,6 +358,11 @@ impl<'a> World<'a> {
         (cpus / (wanted + host.copying).max(cpus)).min(1.0)
     }
 
+    /// The vCPUs that are placed at the host, with those that a move there will bring.
+    fn placed_vcpus(&self, host: &Host) -> u32 {
+        self.scenario.cpus * self.scenario.overcommit - host.free_vcpus
+    }
+
     fn put(&mut self, vm: usize, host: usize) {
         self.settle(host);
         let size = self.vms[vm].size;
@@ -429,6 +438,7 @@ impl<'a> World<'a> {
             Event::Fails(host) => self.fail(host),
             Event::Returns(host) => {
                 self.hosts[host].is_up = true;
+                self.cluster = None;
                 self.may_start = true;
             }
             Event::Restarts(vm) if !self.vms[vm].has_ended => self.restart(vm),
@@ -456,6 +466,7 @@ impl<'a> World<'a> {
         }
         self.settle(host);
         self.hosts[host].is_up = false;
+        self.cluster = None;
         self.at(self.now_ms + AWAY_S * 1000, Event::Returns(host));
         let coming = |vm: &usize| self.vms[*vm].moving_to == Some(host);
         let coming: Vec<usize> = (0..self.vms.len()).filter(coming).collect();
