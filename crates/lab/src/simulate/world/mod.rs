@@ -12,6 +12,7 @@
 //! | Who sends what to whom? | `flows.rs` |
 //! | What starts next, and where? | `start.rs`, `place.rs` |
 //! | What does a rule see? | `seen.rs` |
+//! | Which VMs are there? | `vms.rs` |
 
 mod flows;
 mod moves;
@@ -20,6 +21,7 @@ mod seen;
 mod start;
 #[cfg(test)]
 mod tests;
+mod vms;
 mod work;
 
 use std::cmp::Reverse;
@@ -39,6 +41,7 @@ use super::scenario::Scenario;
 use crate::random::Random;
 use flows::{Owner, Reads};
 use start::Waits;
+use vms::Vms;
 use work::{OfJob, Work};
 
 /// vCPUs of each VM that has no job which computes.
@@ -83,6 +86,25 @@ enum Event {
     Look,
 }
 
+impl Event {
+    /// The VM to which it happens.
+    fn vm(self) -> Option<usize> {
+        match self {
+            Self::Load { vm, .. }
+            | Self::Arrives { vm, .. }
+            | Self::Ends(vm)
+            | Self::Moved { vm, .. }
+            | Self::Restarts(vm)
+            | Self::Step { vm, .. } => Some(vm),
+            Self::Fails(_)
+            | Self::Returns(_)
+            | Self::Submitted(_)
+            | Self::Computed { .. }
+            | Self::Look => None,
+        }
+    }
+}
+
 struct Host {
     id: HostId,
     site: SiteId,
@@ -123,6 +145,7 @@ struct Vm {
     moves_over: Option<usize>,
     moved_s: Option<u64>,
     left: Option<usize>,
+    /// Its time was over while it waited to be started again. It ends for good when it stops the next time.
     has_ended: bool,
 }
 
@@ -143,8 +166,7 @@ pub struct World<'a> {
     host_numbers: HashMap<HostId, usize>,
     /// What the planner knows of the hosts that are up, as the last pass of the queue has left it.
     cluster: Option<Cluster>,
-    vms: Vec<Vm>,
-    vm_numbers: BTreeMap<VmId, usize>,
+    vms: Vms,
     waiting: Vec<Waits>,
     /// The scenario's jobs that compute, those that have arrived.
     jobs: Vec<OfJob>,
@@ -198,8 +220,7 @@ impl<'a> World<'a> {
             host_numbers: numbers.collect(),
             cluster: None,
             hosts,
-            vms: Vec::new(),
-            vm_numbers: BTreeMap::new(),
+            vms: Vms::default(),
             waiting: Vec::new(),
             jobs: Vec::new(),
             held: BTreeMap::new(),
@@ -286,13 +307,12 @@ impl<'a> World<'a> {
     fn add_vm_of(&mut self, size: Demand) -> usize {
         let prices = || Prices::of(self.scenario, size.memory_bytes);
         self.prices.entry(size.memory_bytes).or_insert_with(prices);
-        let number = self.vms.len();
+        let number = self.vms.next();
         let id = VmId::new(format!("vm{number}")).expect("letters and digits");
         let base = loads::base(&mut self.random);
         let hosts = self.scenario.hosts;
         let data = self.scenario.far.map(|_| self.any(hosts));
-        self.vm_numbers.insert(id.clone(), number);
-        self.vms.push(Vm {
+        self.vms.add(Vm {
             id,
             host: None,
             base,
@@ -422,6 +442,9 @@ impl<'a> World<'a> {
     }
 
     fn apply(&mut self, event: Event) {
+        if event.vm().is_some_and(|vm| !self.vms.has(vm)) {
+            return;
+        }
         match event {
             Event::Load { vm, turn } if self.vms[vm].load_turn == turn => self.change_load(vm),
             Event::Load { .. } | Event::Look => {}
@@ -430,8 +453,12 @@ impl<'a> World<'a> {
             }
             Event::Ends(vm) => {
                 self.give_up_move(vm);
-                self.take(vm);
-                self.vms[vm].has_ended = true;
+                if self.vms[vm].host.is_some() {
+                    self.take(vm);
+                    self.vms.forget(vm);
+                } else {
+                    self.vms[vm].has_ended = true;
+                }
             }
             Event::Moved { vm, turn } if self.vms[vm].move_turn == turn => self.moved(vm),
             Event::Moved { .. } => {}
@@ -442,7 +469,7 @@ impl<'a> World<'a> {
                 self.may_start = true;
             }
             Event::Restarts(vm) if !self.vms[vm].has_ended => self.restart(vm),
-            Event::Restarts(_) => {}
+            Event::Restarts(vm) => self.vms.forget(vm),
             Event::Submitted(job) => self.submitted(job),
             Event::Step { vm, turn } => self.step_done(vm, turn),
             Event::Computed { host, turn } => self.computed(host, turn),
@@ -468,9 +495,8 @@ impl<'a> World<'a> {
         self.hosts[host].is_up = false;
         self.cluster = None;
         self.at(self.now_ms + AWAY_S * 1000, Event::Returns(host));
-        let coming = |vm: &usize| self.vms[*vm].moving_to == Some(host);
-        let coming: Vec<usize> = (0..self.vms.len()).filter(coming).collect();
-        for vm in coming {
+        let coming = self.vms.iter().filter(|(_, vm)| vm.moving_to == Some(host));
+        for vm in coming.map(|(number, _)| number).collect::<Vec<_>>() {
             self.give_up_move(vm);
         }
         for vm in self.hosts[host].vms.clone() {
@@ -497,6 +523,9 @@ impl<'a> World<'a> {
             let hours = self.now_s() as f64 / 3600.0;
             self.run.trace.push((hours, self.run.lost_s()));
         }
+        for vm in self.vms.take_gone() {
+            mover.forget(&vm);
+        }
         let moves = {
             let look = self.measured();
             let elsewhere = |vm: &VmId, host: &HostId| self.elsewhere(vm, host);
@@ -508,7 +537,9 @@ impl<'a> World<'a> {
             moves
         };
         for (vm, to) in moves {
-            self.begin_move(self.vm_numbers[&vm], self.host_numbers[&to]);
+            if let Some(vm) = self.vms.number(&vm) {
+                self.begin_move(vm, self.host_numbers[&to]);
+            }
         }
         self.vms.iter_mut().for_each(|vm| (vm.used_s, vm.waited_s) = (0.0, 0.0));
         self.looked_ms = self.now_ms;

@@ -27,6 +27,22 @@ fn a_job_alone_boots_and_computes() {
 }
 
 #[test]
+fn a_vm_that_has_ended_is_forgotten() {
+    let lines = "vms: 2\njobs: [{compute: 10s}, {compute: 50m}]\n";
+    let text = format!("title: T\nabout: A\nhours: 1\n{lines}");
+    let scenario = scenario::parse(&text, "s.yaml").expect("a scenario");
+    let mut world = World::new(&scenario, Rule::None, 1);
+    world.fill();
+    while let Some(Reverse((at_ms, event))) = world.events.pop().filter(|next| next.0.0 <= 20_000) {
+        world.now_ms = at_ms;
+        world.apply(event);
+        world.follow();
+    }
+    let there: Vec<usize> = world.vms.iter().map(|(number, _)| number).collect();
+    assert_eq!(there, [0, 1, 3]);
+}
+
+#[test]
 fn jobs_share_the_processors_of_their_host() {
     let jobs = "jobs: [{compute: 10s}, {compute: 10s}, {at: 5s, compute: 5s}]\n";
     let run = simulated(&format!("hosts: 2\ncpus: 1\novercommit: 2\n{jobs}"), Rule::None);
