@@ -18,7 +18,7 @@ use perigee_model::Problem;
 use perigee_model::units::{parse_bytes, parse_duration};
 use perigee_model::yaml::Field;
 
-use super::scenario::{Machine, bytes, number};
+use super::scenario::{MORE_ROOM, Machine, bytes, number};
 use super::swf;
 
 /// How many jobs a log or a list may have.
@@ -180,7 +180,7 @@ fn read_job(field: &Field<'_>, machine: &Machine) -> Result<Job, Problem> {
         tenant: "default".to_owned(),
         owner: "simulated".to_owned(),
     };
-    machine.check(&job).map_err(|why| field.problem(why))?;
+    machine.check(&job).map_err(|why| field.problem(why).next(MORE_ROOM))?;
     Ok(job)
 }
 
@@ -190,7 +190,7 @@ mod tests {
     use crate::simulate::scenario;
 
     fn parse(jobs: &str) -> Result<Jobs, Problem> {
-        let text = format!("title: T\nabout: A\nhosts: 2\ncpus: 4\njobs: {jobs}\n");
+        let text = format!("title: T\nabout: A\nhosts: 2\ncpus: 4\nvms: 0\njobs: {jobs}\n");
         scenario::parse(&text, "s.yaml").map(|scenario| scenario.jobs)
     }
 

@@ -37,15 +37,13 @@ use super::network::Network;
 use super::outcome::Run;
 use super::price::Prices;
 use super::rules::{Mover, Rule, View};
-use super::scenario::Scenario;
+use super::scenario::{Scenario, VM_VCPUS};
 use crate::random::Random;
 use flows::{Owner, Reads};
 use start::Waits;
 use vms::Vms;
 use work::{OfJob, Work};
 
-/// vCPUs of each VM that has no job which computes.
-const VCPUS: u32 = 8;
 /// How long a host is away that fails.
 const AWAY_S: u64 = 600;
 /// How long until the VMs of a host that fails are started elsewhere.
@@ -301,7 +299,7 @@ impl<'a> World<'a> {
     /// A VM of the scenario's size.
     fn add_vm(&mut self) -> usize {
         let memory_bytes = self.scenario.vm_memory_bytes;
-        self.add_vm_of(Demand { cpus: VCPUS, memory_bytes })
+        self.add_vm_of(Demand { cpus: VM_VCPUS, memory_bytes })
     }
 
     fn add_vm_of(&mut self, size: Demand) -> usize {
@@ -433,7 +431,7 @@ impl<'a> World<'a> {
         };
         let one = &mut self.vms[vm];
         let (wanted, until_s) = loads::wanted(self.scenario.load, one.base, self.seed, moment);
-        one.wanted = wanted.min(f64::from(VCPUS));
+        one.wanted = wanted.min(f64::from(VM_VCPUS));
         one.load_turn += 1;
         let turn = one.load_turn;
         if until_s <= self.scenario.length_s {
