@@ -7,6 +7,8 @@
 //! | question | file |
 //! |---|---|
 //! | What does a host's clock, a load and a failure do? | this one |
+//! | What comes whatever the rule does? | `fill.rs` |
+//! | What happens at one moment? | `event.rs` |
 //! | How does a job come to its end? | `work.rs` |
 //! | How do VMs move? | `moves.rs` |
 //! | Who sends what to whom? | `flows.rs` |
@@ -14,6 +16,8 @@
 //! | What does a rule see? | `seen.rs` |
 //! | Which VMs are there? | `vms.rs` |
 
+mod event;
+mod fill;
 mod flows;
 mod moves;
 mod place;
@@ -31,7 +35,6 @@ use perigee_model::{HostId, SiteId, VmId};
 use perigee_planner::Cluster;
 use perigee_planner::queue::{Demand, Holder};
 
-use super::jobs::{Jobs, Like};
 use super::loads::{self, Moment};
 use super::network::Network;
 use super::outcome::Run;
@@ -39,6 +42,7 @@ use super::price::Prices;
 use super::rules::{Mover, Rule, View};
 use super::scenario::{Scenario, VM_VCPUS};
 use crate::random::Random;
+use event::Event;
 use flows::{Owner, Reads};
 use start::Waits;
 use vms::Vms;
@@ -48,60 +52,6 @@ use work::{OfJob, Work};
 const AWAY_S: u64 = 600;
 /// How long until the VMs of a host that fails are started elsewhere.
 const RESTART_S: u64 = 60;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
-    /// What the VM wants changes, unless it has changed since.
-    Load {
-        vm: usize,
-        turn: u32,
-    },
-    Arrives {
-        vm: usize,
-        runs_s: u64,
-    },
-    Ends(usize),
-    /// A move that has not been given up since.
-    Moved {
-        vm: usize,
-        turn: u32,
-    },
-    Fails(usize),
-    Returns(usize),
-    Restarts(usize),
-    /// A job that computes.
-    Submitted(usize),
-    /// A VM's job has waited, or copied its data, unless something else has happened since.
-    Step {
-        vm: usize,
-        turn: u32,
-    },
-    /// A job's VM at this host has computed all that it had to, unless the host's load has changed since.
-    Computed {
-        host: usize,
-        turn: u32,
-    },
-    Look,
-}
-
-impl Event {
-    /// The VM to which it happens.
-    fn vm(self) -> Option<usize> {
-        match self {
-            Self::Load { vm, .. }
-            | Self::Arrives { vm, .. }
-            | Self::Ends(vm)
-            | Self::Moved { vm, .. }
-            | Self::Restarts(vm)
-            | Self::Step { vm, .. } => Some(vm),
-            Self::Fails(_)
-            | Self::Returns(_)
-            | Self::Submitted(_)
-            | Self::Computed { .. }
-            | Self::Look => None,
-        }
-    }
-}
 
 struct Host {
     id: HostId,
@@ -231,59 +181,6 @@ impl<'a> World<'a> {
         }
     }
 
-    /// All that comes whatever the rule does: VMs, jobs and failures.
-    fn fill(&mut self) {
-        let Scenario { hosts, vms, length_s, .. } = *self.scenario;
-        let first = if self.scenario.starts_skewed { hosts.div_ceil(2) } else { hosts };
-        for number in 0..vms {
-            let vm = self.add_vm();
-            let at = if self.scenario.starts_skewed { self.any(first) } else { number % hosts };
-            // A host that is full gives the VM to the next one.
-            let room = (0..hosts).map(|next| (at + next) % hosts);
-            let size = self.vms[vm].size;
-            if let Some(at) = room.into_iter().find(|host| self.has_room(*host, size)) {
-                self.put(vm, at);
-            } else {
-                self.waiting.push(Waits::of_vm(vm, 0, None));
-            }
-        }
-        self.fill_jobs();
-        for _ in 0..self.scenario.failures {
-            let (at_s, host) = (self.random.between((0, length_s)), self.any(hosts));
-            self.at(at_s * 1000, Event::Fails(host));
-        }
-        self.at(self.scenario.look_s * 1000, Event::Look);
-        self.follow();
-    }
-
-    fn fill_jobs(&mut self) {
-        let length_s = self.scenario.length_s;
-        let scenario = self.scenario;
-        let random = match &scenario.jobs {
-            Jobs::AtRandom(random) => *random,
-            Jobs::Listed(listed) => {
-                for (number, job) in listed.jobs.iter().enumerate() {
-                    self.at(job.at_ms, Event::Submitted(number));
-                }
-                return;
-            }
-        };
-        let count = usize::try_from(random.per_hour * length_s / 3600).unwrap_or(0);
-        for number in 0..count {
-            let at_ms = self.random.between((0, length_s)) * 1000;
-            if random.like == Like::Borg {
-                self.at(at_ms, Event::Submitted(number));
-                continue;
-            }
-            let vm = self.add_vm();
-            let runs_s = match random.like {
-                Like::Azure => loads::azure_s(&mut self.random),
-                _ => loads::job_s(&mut self.random),
-            };
-            self.at(at_ms, Event::Arrives { vm, runs_s });
-        }
-    }
-
     fn at(&mut self, at_ms: u64, event: Event) {
         self.events.push(Reverse((at_ms, event)));
     }
@@ -294,43 +191,6 @@ impl<'a> World<'a> {
 
     fn any(&mut self, count: usize) -> usize {
         usize::try_from(self.random.next() % count.max(1) as u64).unwrap_or(0)
-    }
-
-    /// A VM of the scenario's size.
-    fn add_vm(&mut self) -> usize {
-        let memory_bytes = self.scenario.vm_memory_bytes;
-        self.add_vm_of(Demand { cpus: VM_VCPUS, memory_bytes })
-    }
-
-    fn add_vm_of(&mut self, size: Demand) -> usize {
-        let prices = || Prices::of(self.scenario, size.memory_bytes);
-        self.prices.entry(size.memory_bytes).or_insert_with(prices);
-        let number = self.vms.next();
-        let id = VmId::new(format!("vm{number}")).expect("letters and digits");
-        let base = loads::base(&mut self.random);
-        let hosts = self.scenario.hosts;
-        let data = self.scenario.far.map(|_| self.any(hosts));
-        self.vms.add(Vm {
-            id,
-            host: None,
-            base,
-            wanted: 0.0,
-            load_turn: 0,
-            size,
-            data,
-            reads: None,
-            ends_s: None,
-            work: None,
-            used_s: 0.0,
-            waited_s: 0.0,
-            moving_to: None,
-            move_turn: 0,
-            moves_over: None,
-            moved_s: None,
-            left: None,
-            has_ended: false,
-        });
-        number
     }
 
     fn has_room(&self, host: usize, size: Demand) -> bool {
