@@ -73,7 +73,7 @@ impl Cluster {
             .ok_or_else(|| Refused::LinkNotMeasured { from: from.clone(), to: to.clone() })
     }
 
-    /// Lets jobs start at these hosts only.
+    /// Lets jobs start at these hosts only. What is known of the hosts' names and sites is kept, as by all that follows.
     pub fn start_only_at(&mut self, hosts: &[HostId]) {
         let index = self.hosts.index();
         let numbers: Vec<usize> = hosts.iter().filter_map(|host| index.number(host)).collect();
@@ -90,6 +90,14 @@ impl Cluster {
         host.running_vcpus = running_vcpus.saturating_add(cpus);
         host.memory_free_bytes = memory_free_bytes.saturating_sub(memory_bytes);
         Some(Before { number, running_vcpus, memory_free_bytes })
+    }
+
+    /// The vCPUs of the VMs that are placed at the host now, and the memory that is free there.
+    pub fn set_placed(&mut self, host: &HostId, running_vcpus: u32, memory_free_bytes: u64) {
+        let Some(number) = self.hosts.index().number(host) else { return };
+        let host = &mut self.hosts.beside_index()[number];
+        host.running_vcpus = running_vcpus;
+        host.memory_free_bytes = memory_free_bytes;
     }
 
     /// The host as it was before a VM came. Of several VMs the last one leaves first.

@@ -16,7 +16,7 @@ use perigee_planner::{
     Snapshot, Traits, VolumeFacts, plan,
 };
 
-use super::outcome::Size;
+use super::outcome::{PLAN_GOAL_MS, Size};
 use super::rules::Rule;
 use super::scenario::Scenario;
 use super::world;
@@ -69,6 +69,7 @@ pub fn sizes(scenario: &Scenario) -> Vec<Size> {
             balance_most_ms: 1e3 * run.decided_s.iter().copied().fold(0.0, f64::max),
             queue_ms: 1e3 * queue_s,
             plan_ms: 1e3 * plan_s,
+            plan_met_goal: 1e3 * plan_s <= PLAN_GOAL_MS,
             pass_ms: 1e3 * pass_s,
             simulated_s: scenario.length_s as f64,
             took_s,

@@ -19,7 +19,7 @@ use perigee_model::units::{parse_bytes, parse_duration};
 use perigee_model::yaml::Field;
 use perigee_planner::queue::Demand;
 
-use super::scenario::{Machine, bytes, number};
+use super::scenario::{MORE_ROOM, Machine, bytes, number};
 use super::swf;
 
 /// How many jobs a log or a list may have.
@@ -193,7 +193,7 @@ fn read_job(field: &Field<'_>, machine: &Machine) -> Result<Job, Problem> {
         tenant: "default".to_owned(),
         owner: "simulated".to_owned(),
     };
-    machine.check(1, job.size()).map_err(|why| field.problem(why))?;
+    machine.check(&job).map_err(|why| field.problem(why).next(MORE_ROOM))?;
     Ok(job)
 }
 

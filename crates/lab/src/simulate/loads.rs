@@ -4,9 +4,9 @@
 //! |---|---|---|
 //! | [`job_s`] | most jobs are short, and the longest tenth runs for most of the time | none: a Pareto distribution |
 //! | [`borg_s`] | the largest 1 % of the jobs use 99 % of the CPU time; the tail is a Pareto distribution with the shape 0.69 | Tirmazi and others, Borg: the Next Generation, EuroSys 2020 |
-//! | [`azure_s`] | 29 % of the VMs live for at most 15 minutes, 32 % for at most an hour, 32 % for at most a day, and the other 7 % have over 95 % of the hours | Cortez and others, Resource Central, SOSP 2017 |
+//! | [`azure_s`] | 34 % of the VMs live for at most 15 minutes, 61 % for an hour, 93 % for a day, 95 % for 50 hours, 97 % for 200 hours | Cortez and others, Resource Central, SOSP 2017; of 15 minutes: the trace that is public since then |
 //!
-//! The share of Borg's largest jobs is in the paper's abstract. The shape 0.69 and the shares of Azure were not checked against the papers.
+//! `docs/dev/balance.md` says which figure was checked against what.
 
 use std::time::Duration;
 
@@ -124,7 +124,7 @@ pub fn job_s(random: &mut Random) -> u64 {
 }
 
 /// The CPU seconds of a job of Borg: a Pareto distribution with the published shape, from a second on. It is cut where the largest hundredth
-/// of the jobs has the published share.
+/// of the jobs has the published share. So the squared coefficient of variation is ten times the published one: one cut can't give both.
 pub fn borg_s(random: &mut Random) -> f64 {
     const SHAPE: f64 = 0.69;
     const LEAST_S: f64 = 1.0;
@@ -133,18 +133,20 @@ pub fn borg_s(random: &mut Random) -> f64 {
     LEAST_S / (1.0 - random.share() * cut).powf(1.0 / SHAPE)
 }
 
-/// How long a VM of Azure lives, in seconds. Up to a day, lifetimes of the same bucket differ by factors; the few longer ones are spread
-/// over the three months of the study.
+/// How long a VM of Azure lives, in seconds. Lifetimes of the same bucket differ by factors; the few longest ones are spread over the three
+/// months of the study.
 pub fn azure_s(random: &mut Random) -> u64 {
     const MINUTE: f64 = 60.0;
-    const DAY: f64 = 86_400.0;
+    const HOUR: f64 = 60.0 * MINUTE;
     let by_factor = |least: f64, most: f64, share: f64| least * (most / least).powf(share);
     let (bucket, share) = (random.share(), random.share());
     let seconds = match bucket {
-        ..0.29 => by_factor(MINUTE, 15.0 * MINUTE, share),
-        ..0.61 => by_factor(15.0 * MINUTE, 60.0 * MINUTE, share),
-        ..0.93 => by_factor(60.0 * MINUTE, DAY, share),
-        _ => DAY + 89.0 * DAY * share,
+        ..0.34 => by_factor(MINUTE, 15.0 * MINUTE, share),
+        ..0.61 => by_factor(15.0 * MINUTE, HOUR, share),
+        ..0.93 => by_factor(HOUR, 24.0 * HOUR, share),
+        ..0.95 => by_factor(24.0 * HOUR, 50.0 * HOUR, share),
+        ..0.97 => by_factor(50.0 * HOUR, 200.0 * HOUR, share),
+        _ => (200.0 + (90.0 * 24.0 - 200.0) * share) * HOUR,
     };
     Duration::from_secs_f64(seconds).as_secs()
 }
@@ -203,11 +205,13 @@ mod tests {
         let mut random = Random(1);
         let all: Vec<u64> = (0..100_000).map(|_| azure_s(&mut random)).collect();
         let up_to = |most_s: u64| all.iter().filter(|one| **one <= most_s).count() as f64 / 1e5;
-        for (most_s, share) in [(900, 0.29), (3600, 0.61), (86_400, 0.93)] {
+        let published =
+            [(900, 0.34), (3600, 0.61), (86_400, 0.93), (180_000, 0.95), (720_000, 0.97)];
+        for (most_s, share) in published {
             assert!((up_to(most_s) - share).abs() < 0.01, "{most_s}: {}", up_to(most_s));
         }
         let long: u64 = all.iter().filter(|one| **one > 86_400).sum();
         let share = long as f64 / all.iter().sum::<u64>() as f64;
-        assert!(share > 0.95, "those that live for more than a day have {share} of the hours");
+        assert!(share > 0.9, "those that live for more than a day have {share} of the hours");
     }
 }

@@ -33,6 +33,9 @@ pub struct Simulated {
     pub took_s: f64,
 }
 
+/// A plan takes at most this at every size: the goal.
+pub const PLAN_GOAL_MS: f64 = 5.0;
+
 /// How long decisions take at a size, in real time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Size {
@@ -46,6 +49,9 @@ pub struct Size {
     pub queue_ms: f64,
     /// The plan of one job with a volume, after others of the same pass.
     pub plan_ms: f64,
+    /// Whether the plan took at most [`PLAN_GOAL_MS`].
+    #[serde(default)]
+    pub plan_met_goal: bool,
     /// A whole pass over 100 waiting jobs, with the plan of each.
     #[serde(default)]
     pub pass_ms: f64,

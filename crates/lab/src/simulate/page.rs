@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use super::outcome::{BesideLab, JobTimes, OfRule, Outcome, Pair, Run, Simulated, Size, Spread};
+use super::outcome::{
+    BesideLab, JobTimes, OfRule, Outcome, PLAN_GOAL_MS, Pair, Run, Simulated, Size, Spread,
+};
 use crate::report::page::{self, TABLE_END, figure, row, table};
 use crate::report::plots::{Bar, Line, Trace, bars, curve, traces};
 
@@ -102,6 +104,7 @@ fn sizes(page: &mut String, scenario: &Simulated) {
         "longest, ms",
         "queue, ms",
         "plan, ms",
+        "plan's goal",
         "pass, ms",
         "simulated, s",
         "took, s",
@@ -116,6 +119,7 @@ fn sizes(page: &mut String, scenario: &Simulated) {
             format!("{:.2}", size.balance_most_ms),
             format!("{:.3}", size.queue_ms),
             format!("{:.2}", size.plan_ms),
+            goal(size),
             format!("{:.1}", size.pass_ms),
             format!("{:.0}", size.simulated_s),
             format!("{:.1}", size.took_s),
@@ -138,6 +142,19 @@ fn sizes(page: &mut String, scenario: &Simulated) {
     let title = "How decisions grow";
     let caption = "A line that stays level grows as the cluster does.";
     figure(page, title, caption, &curve(&places, &lines, ("hosts", "microseconds"), title));
+    let lines = [
+        line("plan of one job", &|size| Some(size.plan_ms)),
+        line("goal", &|_| Some(PLAN_GOAL_MS)),
+    ];
+    let title = "The plan of one job";
+    let caption = "At every size the plan is to be below the goal.";
+    figure(page, title, caption, &curve(&places, &lines, ("hosts", "milliseconds"), title));
+}
+
+/// Whether the plan was in time.
+fn goal(size: &Size) -> String {
+    let word = if size.plan_met_goal { "met" } else { "missed" };
+    format!("{word}: at most {PLAN_GOAL_MS} ms")
 }
 
 fn rules(page: &mut String, scenario: &Simulated) {

@@ -146,6 +146,11 @@ impl Mover {
         Self { rule, random: Random(seed), accounts, hot, rounds: 0, next_s: 0 }
     }
 
+    /// The VM has ended.
+    pub fn forget(&mut self, vm: &VmId) {
+        self.hot.remove(vm);
+    }
+
     pub fn moves(&mut self, view: &View) -> Vec<Move> {
         match self.rule {
             Rule::None => Vec::new(),

@@ -43,7 +43,7 @@ use super::loads::Kind;
 use super::rules::Rule;
 
 /// vCPUs of each VM that has no job which computes.
-pub const VCPUS: u32 = 8;
+pub const VM_VCPUS: u32 = 8;
 /// How many hosts there may be.
 const HOSTS: RangeInclusive<usize> = 2..=20_000;
 
@@ -102,25 +102,82 @@ pub struct Machine {
     pub cpus: u32,
     pub vcpus: u32,
     pub memory_bytes: u64,
-    /// What a VM has of which nothing else is said.
+    /// VMs that are there all the time, and what a VM has of which nothing else is said.
+    pub vms: usize,
     pub vm_memory_bytes: u64,
     pub length_s: u64,
 }
+
+/// What to do if something never starts.
+pub const MORE_ROOM: &str = "give the scenario more `hosts`, `cpus`, `overcommit` or `memory`, fewer `vms`, or VMs and jobs that need less";
 
 impl Machine {
     /// Whether so many VMs of this size may run at once.
     ///
     /// # Errors
-    /// Why some would never start.
-    pub fn check(&self, vms: u64, vm: Demand) -> Result<(), String> {
-        let host = Demand { cpus: self.vcpus, memory_bytes: self.memory_bytes };
-        let room = u64::from(host.holds(vm)) * self.hosts as u64;
-        if room == 0 {
-            let memory = format_bytes(vm.memory_bytes);
-            return Err(format!("no host has room for {} vCPUs and {memory}", vm.cpus));
+    /// Why the job would never start.
+    pub fn check(&self, job: &Job) -> Result<(), String> {
+        let vm = Demand { cpus: job.cpus, memory_bytes: job.memory_bytes };
+        let room = self.room(vm)?;
+        if room < u64::from(job.vms) {
+            return Err(format!("the cluster has room for {room} of its {} VMs", job.vms));
         }
-        if room < vms {
-            return Err(format!("the cluster has room for {room} of its {vms} VMs"));
+        self.check_beside_vms(vm, u64::from(job.vms))
+    }
+
+    /// # Errors
+    /// Why a VM that is there all the time, or one that comes by itself, would never start.
+    fn check_vms(&self, jobs: &Jobs) -> Result<(), String> {
+        let vm = Demand { cpus: VM_VCPUS, memory_bytes: self.vm_memory_bytes };
+        if self.vms > 0 {
+            let room = self.room(vm)?;
+            if room < self.vms as u64 {
+                return Err(format!("the cluster has room for {room} of the {} VMs", self.vms));
+            }
+        }
+        let Jobs::AtRandom(random) = jobs else { return Ok(()) };
+        let one = match random.like {
+            // The largest one.
+            Like::Borg => Demand { cpus: self.cpus, ..vm },
+            Like::Azure | Like::Pareto => vm,
+        };
+        match random.per_hour {
+            0 => Ok(()),
+            _ => self.room(one).and_then(|_| self.check_beside_vms(one, 1)),
+        }
+    }
+
+    /// How many such VMs the cluster has room for, if no other is there.
+    fn room(&self, vm: Demand) -> Result<u64, String> {
+        let host = Demand { cpus: self.vcpus, memory_bytes: self.memory_bytes };
+        match u64::from(host.holds(vm)) * self.hosts as u64 {
+            0 => Err(format!(
+                "no host has room for {} vCPUs and {}: each has {} vCPUs and {}",
+                vm.cpus,
+                format_bytes(vm.memory_bytes),
+                host.cpus,
+                format_bytes(host.memory_bytes)
+            )),
+            room => Ok(room),
+        }
+    }
+
+    /// VMs that are there all the time never make room.
+    fn check_beside_vms(&self, vm: Demand, count: u64) -> Result<(), String> {
+        let (hosts, vms) = (self.hosts as u64, self.vms as u64);
+        let left = |of_host: u64, of_vm: u64| {
+            hosts.saturating_mul(of_host).saturating_sub(vms.saturating_mul(of_vm))
+        };
+        let cpus = left(self.vcpus.into(), VM_VCPUS.into());
+        let memory_bytes = left(self.memory_bytes, self.vm_memory_bytes);
+        let needs = (count * u64::from(vm.cpus), count.saturating_mul(vm.memory_bytes));
+        if needs.0 > cpus || needs.1 > memory_bytes {
+            return Err(format!(
+                "it needs {} vCPUs and {}, and the {vms} VMs that are there all the time leave {cpus} vCPUs and {} of all hosts",
+                needs.0,
+                format_bytes(needs.1),
+                format_bytes(memory_bytes)
+            ));
         }
         Ok(())
     }
@@ -200,6 +257,7 @@ pub fn parse(text: &str, name: &str) -> Result<Scenario, Problem> {
         cpus: number(given.take("cpus").as_ref(), 8, 1..=1024)?,
         vcpus: 0,
         memory_bytes: bytes(given.take("memory"), 64 << 30)?,
+        vms: number(given.take("vms").as_ref(), 48, 0..=200_000)?,
         vm_memory_bytes: bytes(given.take("vm-memory"), 1 << 30)?,
         length_s: number(given.take("hours").as_ref(), 6, 1..=168)? * 3600,
     };
@@ -218,7 +276,7 @@ pub fn parse(text: &str, name: &str) -> Result<Scenario, Problem> {
         cpus: machine.cpus,
         memory_bytes: machine.memory_bytes,
         sites: number(given.take("sites").as_ref(), 1, 1..=100)?,
-        vms: number(given.take("vms").as_ref(), 48, 0..=200_000)?,
+        vms: machine.vms,
         vm_memory_bytes: machine.vm_memory_bytes,
         link_bytes_per_s: link(given.take("link"))?.unwrap_or(100 << 20),
         uplink_bytes_per_s: link(given.take("uplink"))?,
@@ -235,12 +293,10 @@ pub fn parse(text: &str, name: &str) -> Result<Scenario, Problem> {
         rules: Vec::new(),
         sizes: given.take("sizes").map(|field| read_sizes(&field)).transpose()?.unwrap_or_default(),
     };
-    if scenario.vms > 0 || scenario.jobs.are_vms() {
-        let vm = Demand { cpus: VCPUS, memory_bytes: scenario.vm_memory_bytes };
-        let checked = machine.check(scenario.vms as u64, vm);
-        let next = "give the scenario fewer VMs (vms), smaller ones, or larger hosts";
-        checked.map_err(|why| root.problem(format!("VMs without a job: {why}")).next(next))?;
-    }
+    machine.check_vms(&scenario.jobs).map_err(|why| {
+        let what = format!("can't simulate {name}: some VMs would wait for ever");
+        Problem::invalid(what, why).next(MORE_ROOM)
+    })?;
     let all = || Rule::all(scenario.has_data());
     scenario.rules = rules.unwrap_or_else(all);
     Ok(scenario)
@@ -367,6 +423,27 @@ mod tests {
         let scenario = scenario.expect("a scenario");
         assert_eq!((scenario.load, scenario.hosts, scenario.look_s), (Kind::Square, 8, 10));
         assert_eq!(scenario.rules, [Rule::None, Rule::Perigee]);
+    }
+
+    #[test]
+    fn what_would_wait_for_ever_is_said() {
+        for (lines, said) in [
+            (
+                "cpus: 1\novercommit: 4\n",
+                "no host has room for 8 vCPUs and 1 GiB: each has 4 vCPUs",
+            ),
+            ("memory: 512MiB\n", "no host has room"),
+            ("hosts: 2\ncpus: 4\n", "room for 16 of the 48 VMs"),
+            ("vms: 0\ncpus: 1\novercommit: 4\njobs: 60\n", "no host has room for 8 vCPUs"),
+            ("vms: 128\novercommit: 16\nhosts: 8\njobs: 60\nmemory: 16GiB\n", "leave"),
+            ("vms: 16\nhosts: 2\ncpus: 4\njobs: [{compute: 1s}]\n", "leave 0 vCPUs"),
+        ] {
+            let text = format!("title: T\nabout: A\n{lines}");
+            let shown = format!("{:?}", parse(&text, "s.yaml").expect_err(lines));
+            assert!(shown.contains(said) && shown.contains("more `hosts`"), "{shown}");
+        }
+        let small = "title: T\nabout: A\nvms: 0\ncpus: 1\novercommit: 4\n";
+        parse(small, "s.yaml").expect("nothing waits");
     }
 
     #[test]

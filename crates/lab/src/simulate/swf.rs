@@ -24,7 +24,7 @@ use std::path::Path;
 use perigee_model::Problem;
 
 use super::jobs::{JOBS_MOST, Job, Listed};
-use super::scenario::Machine;
+use super::scenario::{MORE_ROOM, Machine};
 
 const FIELDS: [&str; 18] = [
     "job number",
@@ -106,8 +106,7 @@ fn parse(
         };
         machine.check(u64::from(job.vms), job.size()).map_err(|why| {
             let job = values[0].unwrap_or(-1.0);
-            let next =
-                "give the scenario more hosts, cpus or memory, or take the job out of the log";
+            let next = format!("{MORE_ROOM}, or take the job out of the log");
             Problem::invalid(format!("{name}:{number}"), format!("job {job}: {why}")).next(next)
         })?;
         if listed.jobs.len() >= JOBS_MOST {
@@ -177,7 +176,8 @@ mod tests {
 
     fn machine() -> Machine {
         let (memory_bytes, vm_memory_bytes) = (64 << 30, 1 << 30);
-        Machine { hosts: 4, cpus: 8, vcpus: 8, memory_bytes, vm_memory_bytes, length_s: 3600 }
+        let (hosts, cpus, vcpus, vms) = (4, 8, 8, 0);
+        Machine { hosts, cpus, vcpus, memory_bytes, vms, vm_memory_bytes, length_s: 3600 }
     }
 
     fn parsed(log: &str, from_s: u64) -> Result<Listed, Problem> {

@@ -7,12 +7,17 @@
 //! | question | file |
 //! |---|---|
 //! | What does a host's clock, a load and a failure do? | this one |
+//! | What comes whatever the rule does? | `fill.rs` |
+//! | What happens at one moment? | `event.rs` |
 //! | How does a job come to its end? | `work.rs` |
 //! | How do VMs move? | `moves.rs` |
 //! | Who sends what to whom? | `flows.rs` |
 //! | What starts next, and where? | `start.rs`, `place.rs` |
 //! | What does a rule see? | `seen.rs` |
+//! | Which VMs are there? | `vms.rs` |
 
+mod event;
+mod fill;
 mod flows;
 mod moves;
 mod place;
@@ -20,65 +25,33 @@ mod seen;
 mod start;
 #[cfg(test)]
 mod tests;
+mod vms;
 mod work;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 
 use perigee_model::{HostId, SiteId, VmId};
+use perigee_planner::Cluster;
 use perigee_planner::queue::{Demand, Holder};
 
-use super::jobs::{Jobs, Like};
 use super::loads::{self, Moment};
 use super::network::Network;
 use super::outcome::Run;
 use super::price::Prices;
 use super::rules::{Mover, Rule, View};
-use super::scenario::{Scenario, VCPUS};
+use super::scenario::{Scenario, VM_VCPUS};
 use crate::random::Random;
+use event::Event;
 use flows::{Owner, Reads};
 use start::Waits;
+use vms::Vms;
 use work::{OfJob, Work};
 
 /// How long a host is away that fails.
 const AWAY_S: u64 = 600;
 /// How long until the VMs of a host that fails are started elsewhere.
 const RESTART_S: u64 = 60;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
-    /// What the VM wants changes, unless it has changed since.
-    Load {
-        vm: usize,
-        turn: u32,
-    },
-    Arrives {
-        vm: usize,
-        runs_s: u64,
-    },
-    Ends(usize),
-    /// A move that has not been given up since.
-    Moved {
-        vm: usize,
-        turn: u32,
-    },
-    Fails(usize),
-    Returns(usize),
-    Restarts(usize),
-    /// A job that computes.
-    Submitted(usize),
-    /// A VM's job has waited, or copied its data, unless something else has happened since.
-    Step {
-        vm: usize,
-        turn: u32,
-    },
-    /// A job's VM at this host has computed all that it had to, unless the host's load has changed since.
-    Computed {
-        host: usize,
-        turn: u32,
-    },
-    Look,
-}
 
 struct Host {
     id: HostId,
@@ -120,6 +93,7 @@ struct Vm {
     moves_over: Option<usize>,
     moved_s: Option<u64>,
     left: Option<usize>,
+    /// Its time was over while it waited to be started again. It ends for good when it stops the next time.
     has_ended: bool,
 }
 
@@ -137,9 +111,10 @@ pub struct World<'a> {
     now_ms: u64,
     events: BinaryHeap<Reverse<(u64, Event)>>,
     hosts: Vec<Host>,
-    host_numbers: BTreeMap<HostId, usize>,
-    vms: Vec<Vm>,
-    vm_numbers: BTreeMap<VmId, usize>,
+    host_numbers: HashMap<HostId, usize>,
+    /// What the planner knows of the hosts that are up, as the last pass of the queue has left it.
+    cluster: Option<Cluster>,
+    vms: Vms,
     waiting: Vec<Waits>,
     /// The scenario's jobs that compute, those that have arrived.
     jobs: Vec<OfJob>,
@@ -191,9 +166,9 @@ impl<'a> World<'a> {
             now_ms: 0,
             events: BinaryHeap::new(),
             host_numbers: numbers.collect(),
+            cluster: None,
             hosts,
-            vms: Vec::new(),
-            vm_numbers: BTreeMap::new(),
+            vms: Vms::default(),
             waiting: Vec::new(),
             jobs: Vec::new(),
             held: BTreeMap::new(),
@@ -203,59 +178,6 @@ impl<'a> World<'a> {
             looked_ms: 0,
             run: Run { seed, ..Run::default() },
             scenario,
-        }
-    }
-
-    /// All that comes whatever the rule does: VMs, jobs and failures.
-    fn fill(&mut self) {
-        let Scenario { hosts, vms, length_s, .. } = *self.scenario;
-        let first = if self.scenario.starts_skewed { hosts.div_ceil(2) } else { hosts };
-        for number in 0..vms {
-            let vm = self.add_vm();
-            let at = if self.scenario.starts_skewed { self.any(first) } else { number % hosts };
-            // A host that is full gives the VM to the next one.
-            let room = (0..hosts).map(|next| (at + next) % hosts);
-            let size = self.vms[vm].size;
-            if let Some(at) = room.into_iter().find(|host| self.has_room(*host, size)) {
-                self.put(vm, at);
-            } else {
-                self.waiting.push(Waits::of_vm(vm, 0, None));
-            }
-        }
-        self.fill_jobs();
-        for _ in 0..self.scenario.failures {
-            let (at_s, host) = (self.random.between((0, length_s)), self.any(hosts));
-            self.at(at_s * 1000, Event::Fails(host));
-        }
-        self.at(self.scenario.look_s * 1000, Event::Look);
-        self.follow();
-    }
-
-    fn fill_jobs(&mut self) {
-        let length_s = self.scenario.length_s;
-        let scenario = self.scenario;
-        let random = match &scenario.jobs {
-            Jobs::AtRandom(random) => *random,
-            Jobs::Listed(listed) => {
-                for (number, job) in listed.jobs.iter().enumerate() {
-                    self.at(job.at_ms, Event::Submitted(number));
-                }
-                return;
-            }
-        };
-        let count = usize::try_from(random.per_hour * length_s / 3600).unwrap_or(0);
-        for number in 0..count {
-            let at_ms = self.random.between((0, length_s)) * 1000;
-            if random.like == Like::Borg {
-                self.at(at_ms, Event::Submitted(number));
-                continue;
-            }
-            let vm = self.add_vm();
-            let runs_s = match random.like {
-                Like::Azure => loads::azure_s(&mut self.random),
-                _ => loads::job_s(&mut self.random),
-            };
-            self.at(at_ms, Event::Arrives { vm, runs_s });
         }
     }
 
@@ -269,44 +191,6 @@ impl<'a> World<'a> {
 
     fn any(&mut self, count: usize) -> usize {
         usize::try_from(self.random.next() % count.max(1) as u64).unwrap_or(0)
-    }
-
-    /// A VM of the scenario's size.
-    fn add_vm(&mut self) -> usize {
-        let memory_bytes = self.scenario.vm_memory_bytes;
-        self.add_vm_of(Demand { cpus: VCPUS, memory_bytes })
-    }
-
-    fn add_vm_of(&mut self, size: Demand) -> usize {
-        let prices = || Prices::of(self.scenario, size.memory_bytes);
-        self.prices.entry(size.memory_bytes).or_insert_with(prices);
-        let number = self.vms.len();
-        let id = VmId::new(format!("vm{number}")).expect("letters and digits");
-        let base = loads::base(&mut self.random);
-        let hosts = self.scenario.hosts;
-        let data = self.scenario.far.map(|_| self.any(hosts));
-        self.vm_numbers.insert(id.clone(), number);
-        self.vms.push(Vm {
-            id,
-            host: None,
-            base,
-            wanted: 0.0,
-            load_turn: 0,
-            size,
-            data,
-            reads: None,
-            ends_s: None,
-            work: None,
-            used_s: 0.0,
-            waited_s: 0.0,
-            moving_to: None,
-            move_turn: 0,
-            moves_over: None,
-            moved_s: None,
-            left: None,
-            has_ended: false,
-        });
-        number
     }
 
     fn has_room(&self, host: usize, size: Demand) -> bool {
@@ -350,6 +234,11 @@ impl<'a> World<'a> {
         let wanted: f64 = host.vms.iter().map(|vm| self.vms[*vm].wanted).sum();
         let cpus = f64::from(self.scenario.cpus);
         (cpus / (wanted + host.copying).max(cpus)).min(1.0)
+    }
+
+    /// The vCPUs that are placed at the host, with those that a move there will bring.
+    fn placed_vcpus(&self, host: &Host) -> u32 {
+        self.scenario.cpus * self.scenario.overcommit - host.free_vcpus
     }
 
     fn put(&mut self, vm: usize, host: usize) {
@@ -402,7 +291,7 @@ impl<'a> World<'a> {
         };
         let one = &mut self.vms[vm];
         let (wanted, until_s) = loads::wanted(self.scenario.load, one.base, self.seed, moment);
-        one.wanted = wanted.min(f64::from(VCPUS));
+        one.wanted = wanted.min(f64::from(VM_VCPUS));
         one.load_turn += 1;
         let turn = one.load_turn;
         if until_s <= self.scenario.length_s {
@@ -411,6 +300,9 @@ impl<'a> World<'a> {
     }
 
     fn apply(&mut self, event: Event) {
+        if event.vm().is_some_and(|vm| !self.vms.has(vm)) {
+            return;
+        }
         match event {
             Event::Load { vm, turn } if self.vms[vm].load_turn == turn => self.change_load(vm),
             Event::Load { .. } | Event::Look => {}
@@ -419,18 +311,23 @@ impl<'a> World<'a> {
             }
             Event::Ends(vm) => {
                 self.give_up_move(vm);
-                self.take(vm);
-                self.vms[vm].has_ended = true;
+                if self.vms[vm].host.is_some() {
+                    self.take(vm);
+                    self.vms.forget(vm);
+                } else {
+                    self.vms[vm].has_ended = true;
+                }
             }
             Event::Moved { vm, turn } if self.vms[vm].move_turn == turn => self.moved(vm),
             Event::Moved { .. } => {}
             Event::Fails(host) => self.fail(host),
             Event::Returns(host) => {
                 self.hosts[host].is_up = true;
+                self.cluster = None;
                 self.may_start = true;
             }
             Event::Restarts(vm) if !self.vms[vm].has_ended => self.restart(vm),
-            Event::Restarts(_) => {}
+            Event::Restarts(vm) => self.vms.forget(vm),
             Event::Submitted(job) => self.submitted(job),
             Event::Step { vm, turn } => self.step_done(vm, turn),
             Event::Computed { host, turn } => self.computed(host, turn),
@@ -454,10 +351,10 @@ impl<'a> World<'a> {
         }
         self.settle(host);
         self.hosts[host].is_up = false;
+        self.cluster = None;
         self.at(self.now_ms + AWAY_S * 1000, Event::Returns(host));
-        let coming = |vm: &usize| self.vms[*vm].moving_to == Some(host);
-        let coming: Vec<usize> = (0..self.vms.len()).filter(coming).collect();
-        for vm in coming {
+        let coming = self.vms.iter().filter(|(_, vm)| vm.moving_to == Some(host));
+        for vm in coming.map(|(number, _)| number).collect::<Vec<_>>() {
             self.give_up_move(vm);
         }
         for vm in self.hosts[host].vms.clone() {
@@ -484,6 +381,9 @@ impl<'a> World<'a> {
             let hours = self.now_s() as f64 / 3600.0;
             self.run.trace.push((hours, self.run.lost_s()));
         }
+        for vm in self.vms.take_gone() {
+            mover.forget(&vm);
+        }
         let moves = {
             let look = self.measured();
             let elsewhere = |vm: &VmId, host: &HostId| self.elsewhere(vm, host);
@@ -495,7 +395,9 @@ impl<'a> World<'a> {
             moves
         };
         for (vm, to) in moves {
-            self.begin_move(self.vm_numbers[&vm], self.host_numbers[&to]);
+            if let Some(vm) = self.vms.number(&vm) {
+                self.begin_move(vm, self.host_numbers[&to]);
+            }
         }
         self.vms.iter_mut().for_each(|vm| (vm.used_s, vm.waited_s) = (0.0, 0.0));
         self.looked_ms = self.now_ms;

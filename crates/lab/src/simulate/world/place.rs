@@ -19,21 +19,43 @@ use crate::simulate::rules::Rule;
 /// The hosts, as the rule sees them at one pass of the queue.
 pub(super) struct Places<'w> {
     world: &'w World<'w>,
-    /// Processors that the VMs at each host want.
-    wanted: BTreeMap<&'w HostId, f64>,
-    /// What the planner knows, from the first job on for which the planner is asked.
+    /// Processors that the VMs at each host want, from the first job on whose place depends on that.
+    wanted: Option<Vec<f64>>,
+    /// What the jobs want that this pass has placed, each with the number of its host.
+    placed: Vec<(usize, f64)>,
+    /// What the planner knows, from the first job on for which the planner is asked. The hosts' index is kept from one pass to the next,
+    /// as the controller does.
     cluster: Option<Cluster>,
+    /// Whether this pass has told the planner what is placed at each host.
+    is_current: bool,
 }
 
 impl<'w> Places<'w> {
-    pub fn of(world: &'w World<'w>) -> Self {
-        let of_vm = |vm: &usize| {
-            let vm = &world.vms[*vm];
-            vm.work.as_ref().map_or(vm.wanted, Work::will_want)
-        };
-        let hosts = world.hosts.iter();
-        let wanted = hosts.map(|host| (&host.id, host.vms.iter().map(of_vm).sum()));
-        Self { world, wanted: wanted.collect(), cluster: None }
+    /// `cluster` is what the pass before has left, if the same hosts are up.
+    pub fn of(world: &'w World<'w>, cluster: Option<Cluster>) -> Self {
+        Self { world, wanted: None, placed: Vec::new(), cluster, is_current: false }
+    }
+
+    /// For the next pass.
+    pub fn into_cluster(self) -> Option<Cluster> {
+        self.cluster
+    }
+
+    fn wanted(&mut self) -> &[f64] {
+        let (world, placed) = (self.world, &self.placed);
+        self.wanted.get_or_insert_with(|| {
+            let of_vm = |vm: &usize| {
+                let vm = &world.vms[*vm];
+                vm.work.as_ref().map_or(vm.wanted, Work::will_want)
+            };
+            let hosts = world.hosts.iter();
+            let mut wanted: Vec<f64> =
+                hosts.map(|host| host.vms.iter().map(of_vm).sum::<f64>()).collect();
+            for (host, more) in placed {
+                wanted[*host] += more;
+            }
+            wanted
+        })
     }
 
     /// One of the hosts. The next one is chosen as if a job that computes ran there.
@@ -47,9 +69,13 @@ impl<'w> Places<'w> {
         luck: &mut Random,
     ) -> Result<HostId, NotChosen> {
         let chosen = self.by_rule(waits, hosts, luck)?;
-        let work = self.world.vms[waits.vms[0]].work.as_ref();
-        if let (Some(work), Some(wanted)) = (work, self.wanted.get_mut(&chosen)) {
-            *wanted += work.will_want();
+        let world = self.world;
+        if let Some(work) = &world.vms[waits.vms[0]].work {
+            let (host, more) = (world.host_numbers[&chosen], work.will_want());
+            self.placed.push((host, more));
+            if let Some(wanted) = &mut self.wanted {
+                wanted[host] += more;
+            }
         }
         Ok(chosen)
     }
@@ -73,7 +99,11 @@ impl<'w> Places<'w> {
             }
             (Rule::FirstFit, _) => hosts.first(),
             (Rule::Random, _) => luck.pick(hosts),
-            _ => hosts.iter().min_by(|a, b| self.wanted[a].total_cmp(&self.wanted[b])),
+            _ => {
+                let wanted = self.wanted();
+                let all = hosts.iter().map(|host| (wanted[world.host_numbers[host]], host));
+                all.min_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, host)| host)
+            }
         };
         chosen.cloned().ok_or_else(no_room)
     }
@@ -86,6 +116,12 @@ impl<'w> Places<'w> {
         hosts: &[HostId],
     ) -> Result<HostId, NotChosen> {
         let mut cluster = self.cluster.take().unwrap_or_else(|| cluster(self.world));
+        if !std::mem::replace(&mut self.is_current, true) {
+            for host in self.world.hosts.iter().filter(|host| host.is_up) {
+                let placed = self.world.placed_vcpus(host);
+                cluster.set_placed(&host.id, placed, host.free_memory_bytes);
+            }
+        }
         cluster.start_only_at(hosts);
         let (history, others) = (Vec::new(), Vec::new());
         let job = facts(self.world, waits, home);
@@ -106,18 +142,11 @@ impl<'w> Places<'w> {
     }
 }
 
-/// The hosts that are up, and a pair of them for each two sites and for each site.
+/// The hosts that are up, with no VM, and a pair of them for each two sites and for each site.
 fn cluster(world: &World) -> Cluster {
     let scenario = world.scenario;
     let up = world.hosts.iter().filter(|host| host.is_up);
-    let hosts = up.clone().map(|host| {
-        let placed = scenario.cpus * scenario.overcommit - host.free_vcpus;
-        perigee_planner::HostFacts {
-            memory_free_bytes: host.free_memory_bytes,
-            running_vcpus: placed,
-            ..scenario.host(host.id.clone(), host.site.clone())
-        }
-    });
+    let hosts = up.clone().map(|host| scenario.host(host.id.clone(), host.site.clone()));
     let mut links = BTreeMap::new();
     for from in up.clone() {
         // A site's first hosts stand for it.

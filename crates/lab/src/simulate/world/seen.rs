@@ -11,7 +11,7 @@ impl World<'_> {
         let passed_s = ((self.now_ms - self.looked_ms) as f64 / 1000.0).max(1.0);
         let mut vms = Vec::new();
         let mut others = vec![0.0; self.hosts.len()];
-        for (number, vm) in self.vms.iter().enumerate() {
+        for (number, vm) in self.vms.iter() {
             let Some(host) = vm.host else { continue };
             if vm.moving_to.is_some() {
                 others[host] += (vm.used_s + vm.waited_s) / passed_s;
@@ -49,7 +49,7 @@ impl World<'_> {
     }
 
     pub(super) fn elsewhere(&self, vm: &VmId, host: &HostId) -> Option<Elsewhere> {
-        let (vm, to) = (*self.vm_numbers.get(vm)?, *self.host_numbers.get(host)?);
+        let (vm, to) = (self.vms.number(vm)?, *self.host_numbers.get(host)?);
         let from = self.vms[vm].host?;
         let price_s = price_s(self.cost(vm, from, to), self.vms[vm].wanted);
         Some(Elsewhere { price_s, data_lost: self.data_lost(vm, to) })

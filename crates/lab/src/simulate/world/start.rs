@@ -39,12 +39,12 @@ impl World<'_> {
         let numbers: BTreeMap<JobId, usize> =
             self.waiting.iter().enumerate().map(|(number, waits)| (waits.id(), number)).collect();
         let mut luck = std::mem::replace(&mut self.luck, crate::random::Random(0));
-        let turns = {
-            let mut places = Places::of(self);
-            schedule(&queue, |waiting, hosts| {
-                places.choose(&self.waiting[numbers[&waiting.job]], hosts, &mut luck)
-            })
-        };
+        let cluster = self.cluster.take();
+        let mut places = Places::of(self, cluster);
+        let turns = schedule(&queue, |waiting, hosts| {
+            places.choose(&self.waiting[numbers[&waiting.job]], hosts, &mut luck)
+        });
+        self.cluster = places.into_cluster();
         self.luck = luck;
         let mut started: Vec<(usize, Vec<HostId>)> = Vec::new();
         for (job, turn) in turns {

@@ -26,6 +26,47 @@ fn a_job_alone_boots_and_computes() {
     is_near(&ends(&run), &[28.0]);
 }
 
+/// The world after 30 s, without any look.
+fn after_30_s(scenario: &Scenario, rule: Rule) -> World<'_> {
+    let mut world = World::new(scenario, rule, 1);
+    world.fill();
+    while let Some(Reverse((at_ms, event))) = world.events.pop() {
+        if at_ms > 30_000 {
+            break;
+        }
+        world.now_ms = at_ms;
+        world.apply(event);
+        world.follow();
+    }
+    world
+}
+
+#[test]
+fn the_planner_knows_in_each_pass_what_is_at_the_hosts() {
+    let jobs = "jobs: [{compute: 5s, reads: 1MiB}, {at: 20s, compute: 50m, reads: 1MiB}]\n";
+    let text = format!("title: T\nabout: A\nhours: 1\nhosts: 2\nvms: 0\n{jobs}");
+    let scenario = scenario::parse(&text, "s.yaml").expect("a scenario");
+    let world = after_30_s(&scenario, Rule::Perigee);
+    let cluster = world.cluster.as_ref().expect("the planner was asked");
+    for host in &world.hosts {
+        let known = cluster.hosts.iter().find(|known| known.id == host.id).expect("it is up");
+        let there = (world.placed_vcpus(host), host.free_memory_bytes);
+        assert_eq!((known.running_vcpus, known.memory_free_bytes), there, "{}", host.id);
+    }
+    let placed: u32 = world.hosts.iter().map(|host| world.placed_vcpus(host)).sum();
+    assert_eq!(placed, 1, "the first job has ended");
+}
+
+#[test]
+fn a_vm_that_has_ended_is_forgotten() {
+    let lines = "vms: 2\njobs: [{compute: 10s}, {compute: 50m}]\n";
+    let text = format!("title: T\nabout: A\nhours: 1\n{lines}");
+    let scenario = scenario::parse(&text, "s.yaml").expect("a scenario");
+    let world = after_30_s(&scenario, Rule::None);
+    let there: Vec<usize> = world.vms.iter().map(|(number, _)| number).collect();
+    assert_eq!(there, [0, 1, 3]);
+}
+
 #[test]
 fn jobs_share_the_processors_of_their_host() {
     let jobs = "jobs: [{compute: 10s}, {compute: 10s}, {at: 5s, compute: 5s}]\n";

@@ -275,8 +275,9 @@ impl World<'_> {
     fn job_ends(&mut self, vm: usize) {
         self.give_up_move(vm);
         self.take(vm);
-        self.vms[vm].has_ended = true;
-        let Some(job) = self.vms[vm].work.as_ref().map(Work::job) else { return };
+        let job = self.vms[vm].work.as_ref().map(Work::job);
+        self.vms.forget(vm);
+        let Some(job) = job else { return };
         self.give_back(job);
         let job = &mut self.jobs[job];
         job.vms_left -= 1;
