@@ -136,11 +136,6 @@ impl Jobs {
         Self::AtRandom(AtRandom { per_hour, like, reads_bytes })
     }
 
-    /// Whether VMs without a job arrive.
-    pub fn are_vms(&self) -> bool {
-        matches!(self, Self::AtRandom(random) if random.per_hour > 0 && random.like != Like::Borg)
-    }
-
     /// Whether jobs copy data before they begin.
     pub fn have_data(&self) -> bool {
         match self {

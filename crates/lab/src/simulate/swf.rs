@@ -104,7 +104,7 @@ fn parse(
             listed.left_out += 1;
             continue;
         };
-        machine.check(u64::from(job.vms), job.size()).map_err(|why| {
+        machine.check(&job).map_err(|why| {
             let job = values[0].unwrap_or(-1.0);
             let next = format!("{MORE_ROOM}, or take the job out of the log");
             Problem::invalid(format!("{name}:{number}"), format!("job {job}: {why}")).next(next)
