@@ -202,15 +202,16 @@ impl<'a> Loads<'a> {
         joins && apart.is_none_or(|hosts| count(hosts, Some(to)) == 0)
     }
 
-    /// Whether the processors that the VM wants are left at the host, or are wanted by clearly less there, with the VM, than at its own host
-    /// without the VM: a host with few processors is never quite idle.
+    /// Whether the processors that the VM wants are left at the host, or are wanted by clearly less there, with the VM, than at its own host:
+    /// a host with few processors is never quite idle. The more crowded one of both hosts is less crowded after each such move, so while the
+    /// loads stay as they are the moves come to an end.
     pub fn fits(&self, vm: usize, here: usize, to: usize) -> bool {
         let all = |host: usize| self.at[host].wanted;
         let own = wanted(&self.look.vms[vm]);
-        let Some(((left, there), own)) = all(here).zip(all(to)).zip(own) else { return false };
+        let Some(((wanted, there), own)) = all(here).zip(all(to)).zip(own) else { return false };
         let share = |host: usize, wanted: f64| wanted / self.look.hosts[host].cpus;
         let there = share(to, there + own);
-        there <= 1.0 || there <= share(here, left - own) * LESS_CROWDED
+        there <= 1.0 || there <= share(here, wanted) * LESS_CROWDED
     }
 
     /// Takes the VM's room at the other host, if neither host takes part in a move.

@@ -100,6 +100,26 @@ fn a_host_that_is_not_quite_idle_takes_a_vm_from_a_crowded_one_and_no_second_one
 }
 
 #[test]
+fn four_vms_of_a_crowded_host_end_two_and_two_and_stay_there() {
+    let small = |number| HostLoad { cpus: 1.0, other_cpus: Some(0.15), ..host(number) };
+    let mut at = [0; 4];
+    let mut accounts = Accounts::default();
+    let mut moves = Vec::new();
+    for _ in 0..500 {
+        let vms = at.iter().enumerate().map(|(number, at)| vm(number, *at, 0.47)).collect();
+        let look = look(vec![small(0), small(1)], vms);
+        let decisions = balance(&mut accounts, &look, same_data).decisions;
+        if let Some(moved) = decisions.into_iter().find(|decision| decision.moves) {
+            let number = (0..4).find(|number| vm_id(*number) == moved.vm).expect("it is there");
+            at[number] = usize::from(moved.to == host_id(1));
+            moves.push(number);
+        }
+    }
+    assert_eq!(at.iter().sum::<usize>(), 2, "{at:?}");
+    assert!(moves.len() == 2 && moves[0] != moves[1], "{moves:?}");
+}
+
+#[test]
 fn a_vm_moves_when_its_host_has_lost_what_the_move_costs() {
     let mut short = overloaded();
     short.passed_s = 1.0;

@@ -1,5 +1,5 @@
 //! Whatever the loads do, also when they know the rule: moves are bounded, none goes to and fro without a reason, no target is as
-//! crowded as what was left.
+//! crowded as the host was that the VM has left.
 
 use proptest::prelude::*;
 
@@ -90,12 +90,13 @@ impl Cluster {
             let saved_s = self.saved[number][target];
             prop_assert!(saved_s >= PRICE_S * 2f64.sqrt(), "to and fro for {saved_s} s");
         }
+        let wanted_before = self.wanted(&self.look.vms[number].host, VMS);
         let from = std::mem::replace(&mut self.look.vms[number].host, to.clone());
-        let (there, left) = (self.wanted(to, VMS), self.wanted(&from, VMS));
-        let is_right = there <= CPUS + 1e-9 || there <= left * 0.75 + 1e-9;
+        let there = self.wanted(to, VMS);
+        let is_right = there <= CPUS + 1e-9 || there <= wanted_before * 0.75 + 1e-9;
         prop_assert!(
             is_right,
-            "{there} processors are wanted at {to}, and {left} are left at {from}"
+            "{there} processors are wanted at {to}, and {wanted_before} were at {from}"
         );
         self.moves[number].push((self.now_s, from));
         self.saved[number].fill(0.0);
