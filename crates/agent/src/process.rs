@@ -233,13 +233,16 @@ impl Process {
     /// Niceness decides (setpriority(2)). Where the kernel has autogroups it counts within a session, and QEMU leads one:
     /// then that of the session decides, and all sessions have the same part by default, however many threads they have (sched(7)).
     pub fn share_cpus(&self, least: u32, vcpus: u32) -> std::io::Result<()> {
-        for thread in self.vcpu_threads()? {
-            let niceness = niceness(least, vcpus);
+        let (of_thread, of_session) = (niceness(least, vcpus), -niceness(1, least));
+        let threads = if of_thread == 0 { Vec::new() } else { self.vcpu_threads()? };
+        for thread in threads {
             // SAFETY: it takes numbers only.
-            Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, niceness) })?;
+            Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, of_thread) })?;
         }
-        let autogroup = format!("/proc/{}/autogroup", self.pid);
-        match std::fs::write(autogroup, (-niceness(1, least)).to_string()) {
+        if of_session == 0 {
+            return Ok(());
+        }
+        match std::fs::write(format!("/proc/{}/autogroup", self.pid), of_session.to_string()) {
             // The kernel has none.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             done => done,
@@ -302,9 +305,11 @@ pub fn detached(
             memory::pass_lock_right(uid, gid)?;
         }
         nix::unistd::setsid()?;
-        // The agent's threads come before the guests'.
-        // SAFETY: it takes numbers only.
-        Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 0) })?;
+        // The agent's threads come before the guests'. Only root could come before what it is itself.
+        // SAFETY: both take numbers only.
+        if unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) } < 0 {
+            Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 0) })?;
+        }
         Ok(())
     };
     // SAFETY: between fork and exec the closure only makes system calls that are async-signal-safe.

@@ -83,11 +83,18 @@ pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
     }
 }
 
-/// The vCPUs of a VM that has more of them than it always has the time of give way to others'. QEMU has started their threads before it answers.
+/// While several VMs want the CPUs, each has them by its vCPUs. QEMU has started their threads before it answers.
 fn share_cpus(vm: &Vm, process: Process) {
     let least = vm.spec.machine.cpus_least.unwrap_or(vm.spec.cpus);
-    if let Err(error) = process.share_cpus(least, vm.spec.cpus) {
-        tracing::warn!(vm = %vm.id(), %error, "it has the CPUs by other parts than by its vCPUs");
+    match process.share_cpus(least, vm.spec.cpus) {
+        // Only root may.
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            tracing::debug!(vm = %vm.id(), %error, "it has the CPUs by other parts than by its vCPUs");
+        }
+        Err(error) => {
+            tracing::warn!(vm = %vm.id(), %error, "it has the CPUs by other parts than by its vCPUs");
+        }
+        Ok(()) => {}
     }
 }
 
