@@ -318,12 +318,16 @@ impl System {
             .expect("qemu-io runs")
     }
 
-    /// Tells a job that polls its seed disk to stop: see [`WRITER`]. A job that moves meanwhile is told at its new host.
+    /// Tells a job that polls its seed disk to stop: see [`WRITER`]. The seed is written at its home, which may change meanwhile.
     pub async fn stop_writer(&self, id: &JobId) -> Checked<()> {
-        let export = format!("{id}-seed");
+        let seed = format!("{id}-seed");
         until("the seed to be overwritten", async || {
-            let Some(at) = self.job(id).await?.host else { return Ok(None) };
-            let written = self.qemu_io(at.as_str(), &export, "write -P 0x53 0 512");
+            let vm: Vm = self.get(&format!("/v1/vms/{id}")).await?;
+            let mut volumes = vm.volumes.iter();
+            let Some(volume) = volumes.find(|one| one.volume.as_str() == seed) else {
+                return Err(Problem::internal("test", format!("no {seed} in {:?}", vm.volumes)));
+            };
+            let written = self.qemu_io(volume.home.as_str(), &seed, "write -P 0x53 0 512");
             Ok(succeeded(&written).then_some(()))
         })
         .await
