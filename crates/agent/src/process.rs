@@ -306,8 +306,10 @@ pub fn detached(
         }
         nix::unistd::setsid()?;
         // The agent's threads come before the guests'. Only root could come before what it is itself.
-        // SAFETY: both take numbers only.
-        if unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) } < 0 {
+        // SAFETY: it takes numbers only.
+        let is_before = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) } < 0;
+        if is_before {
+            // SAFETY: it takes numbers only.
             Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 0) })?;
         }
         Ok(())
