@@ -35,6 +35,8 @@
 //! | Whose is a thing, and what does a user mean with a name? | `tenant.rs`; in the controller's API: `controller/src/api/caller.rs` |
 //! | Which figures are there for Prometheus, and how is a page written? | `exposition.rs`, `controller/src/api/metrics.rs`, `agent/src/metrics.rs`, `volume/src/metrics.rs` |
 //! | How busy are a host and a VM, in which units? | `load.rs`; measured: `agent/src/load.rs`, `agent/src/process.rs`; what follows for predictions: `planner/src/hosts.rs` |
+//! | What does a machine cost, and what is not known? | `money.rs` |
+//! | What does a provider of rented hosts offer, and what is it asked for? | `rental.rs` |
 //! | What may a tar from a guest contain? | `tar_headers.rs`, `controller/src/guest/tars.rs`, `controller/src/files/outputs/entries.rs` |
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
@@ -62,12 +64,14 @@ pub mod job_file;
 pub mod leave_site;
 pub mod limits;
 pub mod load;
+pub mod money;
 pub mod network;
 pub mod persistent_vm;
 pub mod phases;
 pub mod plan;
 pub mod problem;
 pub mod read_ahead;
+pub mod rental;
 pub mod replica;
 pub mod secret;
 pub mod spec;
