@@ -576,9 +576,12 @@ pub fn job_key(job: &JobId) -> String {
     format!("jobs/{job}")
 }
 
+/// Where what people ask of jobs and VMs is.
+pub const JOB_INTENTS: &str = "intents/jobs/";
+
 /// The key of a [`JobIntent`].
 pub fn job_intent_key(job: &JobId) -> String {
-    format!("intents/jobs/{job}")
+    format!("{JOB_INTENTS}{job}")
 }
 
 /// Below it are the [`MigrationRecord`]s of a VM, in the order of their numbers.

@@ -29,7 +29,7 @@ use crate::cluster::{Cluster, Settings, Timing, Traffic, Wanted};
 use crate::files::{inputs, outputs};
 use crate::hosts::{enrol, watching};
 use crate::planning::links;
-use crate::records::job_intent_key;
+use crate::records::{JOB_INTENTS, job_intent_key};
 use crate::storage::{images, left_behind, moves, replicas};
 use crate::{
     accounts, admissions, amounts, balance, cleaner, drain, hosts, jobs, migration, networks,
@@ -106,7 +106,7 @@ impl Supervisor {
         requests: mpsc::UnboundedReceiver<Wanted>,
     ) -> Result<(), Problem> {
         let (supervisor, cluster) = (self, &self.cluster);
-        let asked = cluster.records.keys("intents/jobs/").await?;
+        let asked = cluster.records.keys(JOB_INTENTS).await?;
         for record in cluster.unfinished_jobs() {
             let id = &record.job.id;
             // A queued job has no driver while it waits, unless a person requested something of it.

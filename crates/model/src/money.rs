@@ -126,12 +126,15 @@ pub const MONTH_S: u64 = 730 * 3600;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Price {
     /// The machine, in millionths of a dollar for an hour. An hour, because a cheap machine costs 3 millionths a second.
+    #[schema(value_type = Option<u64>, minimum = 1)]
     pub per_hour_micros: Option<NonZeroU64>,
     /// The least time that is paid for.
     pub minimum_s: u32,
     /// What leaves the provider's site, in millionths of a dollar for each GiB.
+    #[schema(value_type = Option<u64>, minimum = 1)]
     pub egress_per_gib_micros: Option<NonZeroU64>,
     /// Its disk, in millionths of a dollar for each GiB and month ([`MONTH_S`]).
+    #[schema(value_type = Option<u64>, minimum = 1)]
     pub disk_per_gib_month_micros: Option<NonZeroU64>,
     /// Who says so, as in `prices.yaml` or `ec2 spot history`.
     pub source: String,

@@ -433,6 +433,7 @@ fn by_itself() -> bool {
 
 /// Says anew what was said of a VM when it was made; what is `None` stays as it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(min_properties = 1)]
 pub struct SetVm {
     /// As [`NewVm::may_migrate`].
     #[serde(default)]

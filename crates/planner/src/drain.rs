@@ -150,6 +150,8 @@ pub struct LeavingGang {
     pub now: Now,
     /// When it ends; `None` if that is not known.
     pub left: Option<Estimate>,
+    /// What the disks of one of its VMs at the host take in another pool, at most; `None` if that is not known.
+    pub disk_bytes: Option<u64>,
     /// Where its VMs are, in the order of their ranks.
     pub hosts: Vec<HostId>,
     /// `sent[i][j]` is what rank `i` has sent to rank `j`.
@@ -318,11 +320,17 @@ fn of_gang(gang: &LeavingGang, host: &HostId, rooms: &mut Rooms) -> Planned {
         return planned;
     }
     let mut refusals = Refusals::default();
-    let open = rooms.open(&gang.ways, &mut refusals, |other| lacks(other, gang.demand));
+    let open = rooms.open(&gang.ways, &mut refusals, |other| {
+        lacks(other, gang.demand).or_else(|| lacks_pool(other, gang.disk_bytes))
+    });
     // A VM that is at another host stays there, whether that has more room or not.
     let holds = |other: &Other| {
         let is_open = open.iter().any(|(to, _)| *to == other.id);
-        if is_open { other.free.holds(gang.demand) } else { 0 }
+        if is_open {
+            other.free.holds(gang.demand).min(pool_holds(other, gang.disk_bytes))
+        } else {
+            0
+        }
     };
     let usable = rooms.others.iter().filter(|other| {
         other.refusal.is_none() && (holds(other) > 0 || gang.hosts.contains(&other.id))
@@ -352,7 +360,7 @@ fn of_gang(gang: &LeavingGang, host: &HostId, rooms: &mut Rooms) -> Planned {
     };
     let mut whole = Cost::default();
     for (to, _) in hosts.iter().zip(&gang.hosts).filter(|(to, now)| to != now) {
-        rooms.take(to, gang.demand, 0);
+        rooms.take(to, gang.demand, gang.disk_bytes.unwrap_or_default());
         let cost = open.iter().find(|(open, _)| open == to).map(|(_, cost)| *cost);
         let cost = cost.unwrap_or_default();
         whole.seconds += cost.seconds;
@@ -440,6 +448,13 @@ fn lacks_pool(other: &Other, bytes: Option<u64>) -> Option<Refusal> {
         }
         Some(_) => None,
     }
+}
+
+/// The disks of how many VMs the pool holds. Disks of which the size is not known are for [`lacks_pool`].
+fn pool_holds(other: &Other, disk_bytes: Option<u64>) -> u32 {
+    let held =
+        other.pool_free_bytes.unwrap_or_default().checked_div(disk_bytes.unwrap_or_default());
+    held.map_or(u32::MAX, |held| u32::try_from(held).unwrap_or(u32::MAX))
 }
 
 /// What is free at the other hosts while the plan is made.

@@ -228,6 +228,7 @@ impl Index {
             index.note_kept(&record.job.id);
             index.put_job(&record);
         }
+        index.keep_rules_asked_for(records).await?;
         let mut migrations: Vec<MigrationRecord> = records.list("migrations/").await?;
         migrations.sort_by_key(|record| record.migration.started_ms);
         migrations.iter().for_each(|record| index.put_migration(record));

@@ -403,6 +403,8 @@ impl At<'_> {
                 Err(problem) => now = not_known(&problem),
             }
         }
+        let disks: Option<Vec<u64>> = here.iter().map(|member| self.disk_bytes(member)).collect();
+        let disk_bytes = disks.map(|bytes| bytes.into_iter().max().unwrap_or_default());
         let hosts = members.iter().filter_map(|member| member.job.host.clone()).collect();
         let of = |member: &Arc<JobRecord>| {
             member.kind.member().map(|member| member.talk.by_rank(member.count)).unwrap_or_default()
@@ -410,7 +412,7 @@ impl At<'_> {
         let sent = members.iter().map(of).collect();
         let (name, demand, groups) =
             (record.job.id.to_string(), index.demand_to_move_all(record), groups_of(record));
-        Some(LeavingGang { name, demand, now, left, hosts, sent, ways, groups })
+        Some(LeavingGang { name, demand, now, left, disk_bytes, hosts, sent, ways, groups })
     }
 
     async fn now_of_gang(&self, record: &JobRecord) -> Result<Now, Problem> {

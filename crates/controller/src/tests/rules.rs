@@ -13,7 +13,9 @@ use super::gone::second_home;
 use super::migrations::switch_to;
 use super::persistent_vms::{new_vm, web};
 use super::{Lab, finish, spec, vm_of, wait_for};
+use crate::cluster::Index;
 use crate::planning::links;
+use crate::records::{JobIntent, job_intent_key};
 use crate::{drain, hosts, jobs, vms};
 
 fn apart() -> HostRules {
@@ -162,6 +164,23 @@ async fn rules_that_the_driver_of_a_vm_has_not_recorded_hold_until_then() {
     // This is the first request that its driver records.
     give(&lab, &web(), HostRules::default()).await.expect("other rules");
     is_moved(&lab, &web(), &lab.cloud).await.expect("it moves");
+}
+
+/// A started controller knew of rules that were just given only when the VM's driver had recorded them.
+#[tokio::test]
+async fn rules_that_were_asked_for_before_the_controller_started_hold_from_its_start() {
+    let lab = Lab::up().await;
+    runs(&lab, lone("web", at(&lab.home), HostRules::default())).await;
+    let record = lab.cluster.index.of_vm(&web()).expect("its record");
+    let asked = SetVm { rules: Some(apart()), ..SetVm::default() };
+    let intent = |_| JobIntent { set: Some((1, asked.clone())), ..JobIntent::default() };
+    lab.cluster.records.update(&job_intent_key(&record.job.id), intent).await.expect("stored");
+    runs(&lab, lone("other", at(&lab.cloud), apart())).await;
+    let index = Index::load(&lab.cluster.records).await.expect("the index");
+    let other = index.of_vm(&VmId::new("other").expect("a name")).expect("its record");
+    let bounds = index.bounds_of(&other, |_| true).expect("its rule");
+    let why = bounds.why_not(&lab.home.id).expect("web is there");
+    assert!(why.contains("web is there"), "{why}");
 }
 
 #[tokio::test]

@@ -209,6 +209,7 @@ fn gang(hosts: &[&str], groups: &Groups) -> LeavingGang {
         demand: demand(100),
         now: Now::Ready,
         left: None,
+        disk_bytes: Some(10 * MIB),
         hosts: hosts.iter().map(|name| host(name)).collect(),
         sent: Vec::new(),
         ways: vec![way("h1", 2.0), way("h2", 3.0)],
@@ -230,6 +231,22 @@ fn a_gang_moves_as_a_whole_or_says_why_not() {
     let steps = plan(&facts);
     assert_eq!(short(&steps), ["gang Stays"]);
     assert!(why(&steps, "gang").starts_with("no site has room for all 3 of its VMs"), "{steps:?}");
+}
+
+#[test]
+fn a_gang_goes_only_where_the_pools_have_room_for_its_disks() {
+    let mut facts = leaving(vec![other("h1", 900), other("h2", 900)], Vec::new());
+    facts.gangs = vec![gang(&["old", "old"], &Groups::default())];
+    facts.others[0].pool_free_bytes = Some(15 * MIB);
+    facts.others[1].pool_free_bytes = Some(5 * MIB);
+    let steps = plan(&facts);
+    assert_eq!(short(&steps), ["gang Stays"], "h1 has room for the disks of one, h2 for none");
+    facts.others[0].pool_free_bytes = Some(25 * MIB);
+    assert_eq!(short(&plan(&facts)), ["gang Moves h1,h1"]);
+    facts.gangs[0].disk_bytes = None;
+    let steps = plan(&facts);
+    assert_eq!(short(&steps), ["gang Waits"]);
+    assert!(why(&steps, "gang").contains(DISKS_NOT_KNOWN), "{steps:?}");
 }
 
 #[test]

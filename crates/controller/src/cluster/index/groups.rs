@@ -4,12 +4,12 @@
 
 use std::collections::BTreeMap;
 
-use perigee_model::{HostId, HostRules, JobId, VmId};
+use perigee_model::{HostId, HostRules, JobId, Problem, VmId};
 use perigee_planner::queue::{Bounds, Grouped, Groups};
 
 use super::holds::{Held, Hold};
 use super::{Index, Inner};
-use crate::records::{JobRecord, vm_of};
+use crate::records::{JOB_INTENTS, JobIntent, JobRecord, Records, vm_of};
 
 /// The groups of a record's VM; of a gang, those of each of its VMs.
 pub fn groups_of(record: &JobRecord) -> Groups {
@@ -73,6 +73,23 @@ impl Index {
         }
         // The driver may have been faster.
         inner.forget_rules_recorded(id);
+    }
+
+    /// Keeps the rules that were asked for before the controller started, and that no driver has recorded yet.
+    ///
+    /// # Errors
+    /// If the store does not answer, or a record can't be read.
+    pub(super) async fn keep_rules_asked_for(&self, records: &Records) -> Result<(), Problem> {
+        for key in records.keys(JOB_INTENTS).await? {
+            let of = key.strip_prefix(JOB_INTENTS).and_then(|id| JobId::new(id).ok());
+            let Some(record) = of.and_then(|id| self.job(&id)) else { continue };
+            let asked: Option<JobIntent> = records.read(&key).await?;
+            let Some((number, set)) = asked.and_then(|intent| intent.set) else { continue };
+            if let Some(rules) = &set.rules {
+                self.keep_rules(&record, number, rules);
+            }
+        }
+        Ok(())
     }
 }
 
