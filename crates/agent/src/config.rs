@@ -45,4 +45,17 @@ pub struct Config {
     pub boot_id: PathBuf,
     /// How it talks with the controller and the other hosts.
     pub network: Network,
+    /// How a rented host ends; `None` for a host that stays.
+    pub leased: Option<Leased>,
+}
+
+/// What the agent of a rented host is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leased {
+    /// How long the controller may be silent.
+    pub length_s: u64,
+    /// What is run with `sh -c` then.
+    pub end: String,
+    /// Where the machine hears that its provider takes it back; `None` if the provider does not say so.
+    pub metadata: Option<String>,
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::unistd::Uid;
+use perigee_http::clock::since_boot_ms;
 use perigee_http::terms::Terms;
 use perigee_http::{Client, Network};
 use perigee_model::vm::{HOST_ADDRESSES_MAX, HostReport};
@@ -18,11 +19,13 @@ use crate::command::QEMU;
 use crate::config::Config;
 use crate::ended::Ends;
 use crate::files::{VmDir, closed_ancestor};
+use crate::lease::Lease;
 use crate::load::LastMinute;
 use crate::networks::Networks;
 use crate::networks::bridged::Bridged;
 use crate::networks::interface::interfaces;
 use crate::networks::names::Tag;
+use crate::notices::Notices;
 use crate::process::QemuUser;
 use crate::user_networks::{UserNetworks, is_private};
 use crate::users::Users;
@@ -66,6 +69,10 @@ pub struct Host {
     pub networks: Networks,
     /// Which controller commands it.
     pub terms: Arc<Terms>,
+    /// That it ends itself without its controller; `None` if it does not.
+    pub lease: Option<Lease>,
+    /// That its provider takes it back; `None` if its provider is not asked.
+    pub notices: Option<Notices>,
     warnings: Vec<String>,
     outside_addresses: Vec<Ipv4Addr>,
     last_minute: Mutex<LastMinute>,
@@ -78,6 +85,10 @@ impl Host {
     /// If QEMU is missing, its users can't enter the state directory, or an address can't be used.
     pub async fn find_out(config: &Config) -> Result<Self, Problem> {
         let mut warnings = Vec::new();
+        // First, so that a host on which nothing else works ends too.
+        let lease = lease(config).await;
+        let metadata = config.leased.as_ref().and_then(|leased| leased.metadata.as_deref());
+        let notices = metadata.map(Notices::new).transpose()?;
         let is_root = Uid::effective().is_root();
         if is_root {
             check_reachable(&config.state.join("vms"))?;
@@ -140,6 +151,8 @@ impl Host {
             bridged,
             networks,
             terms: Terms::open(&config.state, &config.network),
+            lease,
+            notices,
             warnings,
             outside_addresses: config.outside_addresses.clone(),
             last_minute: Mutex::default(),
@@ -187,6 +200,8 @@ impl Host {
                 self.networks.warnings(),
                 self.bridged.warnings(),
                 self.terms.warnings(),
+                self.lease.iter().filter_map(Lease::warning).collect(),
+                self.notices.iter().filter_map(Notices::warning).collect(),
                 left_out.into_iter().collect(),
             ]
             .concat(),
@@ -196,6 +211,8 @@ impl Host {
             no_user_networks: self.user_networks.cannot(),
             no_tpm: programs::no_tpm(),
             addresses,
+            lease: self.lease.as_ref().map(Lease::report),
+            notice: self.notices.as_ref().and_then(Notices::notice),
         })
     }
 
@@ -232,6 +249,15 @@ impl Host {
         })?;
         Ok(Some(users.qemu_user(uid)))
     }
+}
+
+/// The lease of a rented host, looked at once.
+async fn lease(config: &Config) -> Option<Lease> {
+    let leased = config.leased.as_ref()?;
+    let boot_id = perigee_http::boot_id(&config.boot_id);
+    let lease = Lease::open(&config.state, &boot_id, leased.length_s, &leased.end);
+    lease.round(since_boot_ms(), None).await;
+    Some(lease)
 }
 
 fn no_cards(why: &str) -> String {

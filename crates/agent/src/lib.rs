@@ -11,7 +11,7 @@
 //!
 //! ```text
 //! floors, from the ground up:
-//! lines, programs, files
+//! lines, programs, files, lease, notices
 //! command, changes, link, load
 //! confinement
 //! process
@@ -54,6 +54,8 @@
 //! | Does KVM work here? | `accelerator.rs` |
 //! | What do its VMs send to each other, and what follows from it? | counted: `networks/gang_traffic.rs`; added up and remembered: `controller/src/planning/gang_traffic.rs`; which rank gets which host: `planner/src/arrange.rs`; how long a gang takes: `planner/src/gangs.rs` |
 //! | How busy are the host and its VMs? | `load.rs`; who looks at the VMs: `upkeep/load.rs`; the units: `model/src/load.rs` |
+//! | When does a rented host end itself? | `lease.rs`; who renews the lease: `commanded_ms` in `http/src/terms.rs` |
+//! | How does a rented host hear that its provider takes it back? | `notices.rs`; what follows: `controller/src/drain/mod.rs` |
 //! | How does the controller hear what changed on a host? | `changes.rs`, `controller/src/hosts/watching.rs` |
 
 #![warn(missing_docs)]
@@ -73,11 +75,13 @@ mod files;
 pub mod fuzzing;
 mod guest;
 mod host;
+mod lease;
 mod lines;
 mod link;
 mod load;
 mod metrics;
 mod networks;
+mod notices;
 mod process;
 mod programs;
 mod qmp;
@@ -95,7 +99,8 @@ use perigee_http::terms::obey;
 use perigee_model::Problem;
 use perigee_model::vm::HostAddresses;
 
-pub use config::Config;
+pub use config::{Config, Leased};
+pub use notices::METADATA;
 pub use user_networks::GuestsReach;
 pub use users::VmUids;
 
@@ -153,6 +158,8 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     let sockets = upkeep::sockets::keep(host.clone(), vms.clone());
     let filter = upkeep::user_networks::keep(host.clone(), vms.clone());
     let networks = upkeep::networks::keep(host.clone(), vms.clone());
+    let lease = upkeep::lease::keep(host.clone());
+    let notices = upkeep::notices::keep(host.clone());
     let router = obey(api::router(vms), Arc::clone(&host.terms));
     tracing::info!(host = %config.host, accelerator = ?host.accelerator.kind, "the agent is ready");
     tokio::select! {
@@ -162,6 +169,8 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
         () = sockets => Ok(()),
         () = filter => Ok(()),
         () = networks => Ok(()),
+        () = lease => Ok(()),
+        () = notices => Ok(()),
         () = certificate::keep(&config) => Ok(()),
     }
 }

@@ -277,6 +277,31 @@ impl Client {
         self.exchange(Method::GET, path, None, Body::empty(), self.answer_max).await
     }
 
+    /// Asks a server that is none of Perigee's, with one header, and returns the answer as text; `None` if the server has nothing there
+    /// (404).
+    ///
+    /// # Errors
+    /// `Unavailable` when it does not answer in time, `Internal` when it answers anything else.
+    ///
+    /// # Panics
+    /// If the header is not ASCII.
+    pub async fn text(
+        &self,
+        method: Method,
+        path: &str,
+        (name, value): (&'static str, &str),
+    ) -> Result<Option<String>, Problem> {
+        let header = Some((HeaderName::from_static(name), value.to_owned()));
+        let response = self.run(method, path, header, Body::empty(), self.answer_max).await?;
+        if response.status == StatusCode::NOT_FOUND {
+            return Ok(None);
+        }
+        let body = self.check(response).await?.whole().await.map_err(|e| self.broken(&e))?;
+        String::from_utf8(body.into()).map(Some).map_err(|error| {
+            Problem::internal(format!("can't understand the answer of {}", self.address), error)
+        })
+    }
+
     /// The answer, with its body unread, for streaming. An error status is returned as a [`Problem`].
     pub async fn get_response(&self, path: &str) -> Result<Response, Problem> {
         self.check(self.run(Method::GET, path, None, Body::empty(), TRANSFER_MAX).await?).await

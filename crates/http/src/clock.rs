@@ -225,11 +225,15 @@ fn unix_ms(time: SystemTime) -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn moment() -> Moment {
+/// The time since the kernel's start, with the time for which the machine was suspended. Nobody can set this clock.
+pub fn since_boot_ms() -> u64 {
     // The kernel has had this clock since 2.6.39.
     let kernel = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from);
-    let kernel_ms = u64::try_from(kernel.as_millis()).unwrap_or(u64::MAX);
-    Moment { wall_ms: unix_ms(SystemTime::now()), kernel_ms }
+    u64::try_from(kernel.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn moment() -> Moment {
+    Moment { wall_ms: unix_ms(SystemTime::now()), kernel_ms: since_boot_ms() }
 }
 
 #[cfg(test)]

@@ -86,6 +86,7 @@ pub use peer::{ClientAddress, Peer};
 pub use reply::{Failure, Json, Reply};
 pub use seldom::Seldom;
 pub use server::{BOOT_ID, Listen, bind_unix, boot_id, cannot_listen, serve, unused_port};
+pub use slots::Slots;
 pub use tunnel::{Begun, Tunnel, accept};
 pub use verify::Expected;
 

@@ -20,9 +20,10 @@ use perigee_model::term::{Shown, SignedTerm, TERM_HEADER, Term};
 use perigee_model::units::format_time;
 use serde::{Deserialize, Serialize};
 
-use crate::certificate::now_ms;
+use crate::certificate::{PeerIdentity, now_ms};
+use crate::clock::since_boot_ms;
 use crate::network::Network;
-use crate::peer::ClientAddress;
+use crate::peer::{ClientAddress, Peer};
 use crate::reply::Failure;
 use crate::seldom::Seldom;
 use crate::slots::Slots;
@@ -56,6 +57,8 @@ pub struct Terms {
     taking: tokio::sync::Mutex<()>,
     refused: Mutex<Option<(Instant, String)>>,
     refused_total: AtomicU64,
+    /// When the controller that commands here was heard last, by the kernel's clock; 0 if it was not.
+    commanded_ms: AtomicU64,
     seldom: Seldom,
 }
 
@@ -79,6 +82,7 @@ impl Terms {
             taking: tokio::sync::Mutex::default(),
             refused: Mutex::default(),
             refused_total: AtomicU64::default(),
+            commanded_ms: AtomicU64::default(),
             seldom: Seldom::default(),
         })
     }
@@ -91,6 +95,12 @@ impl Terms {
     /// How many requests of older controllers were refused.
     pub fn refused_total(&self) -> u64 {
         self.refused_total.load(Ordering::Relaxed)
+    }
+
+    /// When the controller whose term commands here was heard last, in milliseconds since the kernel's start
+    /// ([`since_boot_ms`]); `None` if this daemon has not heard it yet.
+    pub fn commanded_ms(&self) -> Option<u64> {
+        Some(self.commanded_ms.load(Ordering::Relaxed)).filter(|at_ms| *at_ms > 0)
     }
 
     /// What people should know.
@@ -113,12 +123,13 @@ impl Terms {
         )
     }
 
+    /// Whether it is known that the term which is shown commands here.
     async fn take_shown(
         self: &Arc<Self>,
         shown: &HeaderValue,
         (request, from): (&str, String),
         reads: bool,
-    ) -> Result<(), Refusal> {
+    ) -> Result<bool, Refusal> {
         let signed = SignedTerm(shown.to_str().unwrap_or_default().to_owned());
         let Some(term) = self.network.term(&signed) else {
             let why = "its term is not signed by this cluster's authority";
@@ -130,7 +141,7 @@ impl Terms {
             }
             _ => match self.take(Kept { term, signed, since_ms: now_ms(), from }).await {
                 Ok(kept) => Some(kept),
-                Err(_) if reads => return Ok(()),
+                Err(_) if reads => return Ok(false),
                 Err(why) => {
                     let what = format!("can't answer {request}");
                     return Err(Refusal::Other(Problem::unavailable(what, self.unknown(&why))));
@@ -142,7 +153,7 @@ impl Terms {
                 self.note_refused(term, &kept);
                 Err(Refusal::Older(kept))
             }
-            _ => Ok(()),
+            _ => Ok(true),
         }
     }
 
@@ -229,7 +240,12 @@ async fn check(State(terms): State<Arc<Terms>>, request: Request, next: Next) ->
     let from = address.map_or_else(|| "this host".to_owned(), |address| address.to_string());
     let reads = [Method::GET, Method::HEAD].contains(request.method());
     let refusal = match terms.take_shown(&shown, (&asked, from), reads).await {
-        Ok(()) => return next.run(request).await,
+        Ok(commands) => {
+            if commands && is_controller(&terms.network, request.extensions().get::<Peer>()) {
+                terms.commanded_ms.store(since_boot_ms(), Ordering::Relaxed);
+            }
+            return next.run(request).await;
+        }
         Err(refusal) => refusal,
     };
     let (problem, by) = match refusal {
@@ -249,6 +265,17 @@ async fn check(State(terms): State<Arc<Terms>>, request: Request, next: Next) ->
         answer.headers_mut().insert(TERM_HEADER, by);
     }
     answer
+}
+
+/// Whether who shows a term is the controller: a host has seen the controller's term, and could show it too. Without certificates
+/// everybody is believed.
+fn is_controller(network: &Network, peer: Option<&Peer>) -> bool {
+    match network {
+        Network::Plain => true,
+        Network::Tls(_) => {
+            peer.and_then(Peer::identity).is_some_and(|who| *who == PeerIdentity::Controller)
+        }
+    }
 }
 
 #[cfg(test)]
@@ -333,7 +360,12 @@ mod tests {
         host.client(&old).delete("/").await.expect("it is the only one");
         host.client(&new).delete("/").await.expect("it is newer");
         host.restart().await;
+        assert_eq!(host.terms.commanded_ms(), None, "this process has not heard it yet");
         host.client(&new).delete("/").await.expect("the same as before");
+        let heard_ms = host.terms.commanded_ms().expect("it was heard");
+        while since_boot_ms() == heard_ms {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         for older in [&old, &twin] {
             let refused = host.client(older).delete("/").await.expect_err("another one commands");
             assert_eq!(
@@ -350,6 +382,7 @@ mod tests {
         assert_eq!((host.terms.refused_total(), host.done()), (2, 3));
         let nobody = Client::new(&format!("unix:{}", host.socket().display()), SHOWN_FOR);
         nobody.expect("a client").delete("/").await.expect("no controller, and none is refused");
+        assert_eq!(host.terms.commanded_ms(), Some(heard_ms), "neither of them commands here");
     }
 
     #[tokio::test]
@@ -362,6 +395,7 @@ mod tests {
         std::fs::write(&file, [b'x'; 8192]).expect("a damaged disk");
         host.restart().await;
         assert_eq!(host.client(&now).get::<String>("/").await.expect("it may look"), "here");
+        assert_eq!(host.terms.commanded_ms(), None, "it is not known whether it commands");
         let refused = host.client(&now).delete("/").await.expect_err("it is not known");
         assert_eq!(refused.kind, ProblemKind::Unavailable);
         assert!(refused.why.contains(TERM_FILE) && now.refusal().is_none(), "{refused}");
@@ -393,6 +427,12 @@ mod tests {
         }
         claim.apply_refusal("home1", Some(&header(&newer)), &said);
         assert_eq!(claim.refusal().expect("it is proven").by, 8);
+        let peer = |identity| Peer::Known(crate::Certified { identity, issued_ms: 0 });
+        let controller = peer(PeerIdentity::Controller);
+        for other in [None, Some(&peer(owner)), Some(&Peer::Local), Some(&Peer::Stranger)] {
+            assert!(!is_controller(&network, other), "{other:?} may have seen a term");
+        }
+        assert!(is_controller(&network, Some(&controller)));
         let host = Host::start(network).await;
         let forged = Claim::new(unsigned(9).0, &unsigned(9).1, &Network::Plain).expect("a claim");
         let refused = host.client(&forged).delete("/").await.expect_err("nobody has signed it");

@@ -37,6 +37,7 @@
 //! | How busy are a host and a VM, in which units? | `load.rs`; measured: `agent/src/load.rs`, `agent/src/process.rs`; what follows for predictions: `planner/src/hosts.rs` |
 //! | What does a machine cost, and what is not known? | `money.rs` |
 //! | What does a provider of rented hosts offer, and what is it asked for? | `rental.rs` |
+//! | When does a rented host end itself, and what does it say of its end? | `lease.rs`; at the host: `agent/src/lease.rs` |
 //! | What may a tar from a guest contain? | `tar_headers.rs`, `controller/src/guest/tars.rs`, `controller/src/files/outputs/entries.rs` |
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
@@ -61,6 +62,7 @@ pub mod ids;
 pub mod inputs;
 pub mod job;
 pub mod job_file;
+pub mod lease;
 pub mod leave_site;
 pub mod limits;
 pub mod load;

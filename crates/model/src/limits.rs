@@ -324,6 +324,10 @@ pub static PROBE_REQUEST_BYTES: Limit =
 /// How long the requests of a volume are followed.
 pub static TRACE_S: Limit = Limit::new("how long a trace lasts", Unit::Seconds, 1, 3600);
 
+/// How long the controller of a rented host may be silent before the host ends itself. The controller asks each host every few seconds, and
+/// may be started anew in between.
+pub static LEASE_S: Limit = Limit::new("the length of a lease", Unit::Seconds, 10, 7 * 86_400);
+
 /// A job file, or a lab's definition.
 pub static DOCUMENT_BYTES: Limit = Limit::new("the file's length", Unit::Bytes, 0, MIB);
 
@@ -395,7 +399,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 63] = [
+    const ALL: [&Limit; 64] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
@@ -458,6 +462,7 @@ mod tests {
         &PROBE_REQUESTS,
         &PROBE_REQUEST_BYTES,
         &TRACE_S,
+        &LEASE_S,
         &DOCUMENT_BYTES,
     ];
 

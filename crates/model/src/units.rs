@@ -51,6 +51,9 @@ pub enum BadUnit {
         "{0:?} is not a duration: use d, h, m and s (90s, 10m, 1h30m), or HOURS:MINUTES:SECONDS (1:30:00)"
     )]
     Duration(String),
+    /// It is no time in UTC.
+    #[error("{0:?} is not a time as 2026-11-23T16:07:02Z")]
+    Time(String),
     /// It has no unit.
     #[error(
         "{0:?} has no unit, and Slurm means minutes by it, HTCondor seconds: write {0}m or {0}s"
@@ -142,6 +145,27 @@ pub fn format_rate(bytes_per_s: u64) -> String {
     format!("{}/s", format_bytes(bytes_per_s))
 }
 
+/// The Unix time, in milliseconds, of `2026-11-23T16:07:02Z`, as other programs write a time in UTC (RFC 3339). A fraction of the second
+/// counts as nothing.
+///
+/// # Errors
+/// [`BadUnit`] when it is anything else, or before 1970.
+pub fn parse_time(text: &str) -> Result<u64, BadUnit> {
+    let read = || {
+        let (date, clock) = text.trim().strip_suffix('Z')?.split_once('T')?;
+        let (clock, fraction) = clock.split_once('.').unwrap_or((clock, "0"));
+        let number = |digits: &str| -> Option<u64> {
+            let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+            digits.parse().ok().filter(|_| is_number)
+        };
+        number(fraction)?;
+        let parts: Vec<u64> = clock.split(':').map(number).collect::<Option<_>>()?;
+        let [hour @ 0..24, minute @ 0..60, second @ 0..60] = parts[..] else { return None };
+        Some((parse_date(date).ok()? + hour * 3600 + minute * 60 + second) * 1000)
+    };
+    read().ok_or_else(|| BadUnit::Time(shortened(text)))
+}
+
 /// A Unix time as `2026-11-23 16:07:02 UTC`.
 pub fn format_time(unix_ms: u64) -> String {
     let (seconds, days) = (unix_ms / 1000 % 86_400, unix_ms / 86_400_000);
@@ -158,6 +182,40 @@ pub fn format_time(unix_ms: u64) -> String {
     let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
 }
+
+/// A day as `2026-11-29`: the Unix time of its beginning (UTC), in seconds.
+///
+/// # Errors
+/// [`BadDate`] when there is no such day, or it is before 1970.
+pub fn parse_date(text: &str) -> Result<u64, BadDate> {
+    let bad = || BadDate(shortened(text));
+    let parts: Vec<&str> = text.trim().split('-').collect();
+    let [year, month, day] = parts.as_slice() else { return Err(bad()) };
+    let number = |digits: &str, length: usize| {
+        let is_number = digits.len() == length && digits.bytes().all(|b| b.is_ascii_digit());
+        digits.parse::<u64>().ok().filter(|_| is_number).ok_or_else(bad)
+    };
+    let (year, month, day) = (number(year, 4)?, number(month, 2)?, number(day, 2)?);
+    let is_month = (1..=12).contains(&month);
+    if year < 1970 || !is_month || !(1..=31).contains(&day) {
+        return Err(bad());
+    }
+    // The inverse of `format_time`: the year begins in March.
+    let shifted_year = if month > 2 { year } else { year - 1 };
+    let (era, year_of_era) = (shifted_year / 400, shifted_year % 400);
+    let from_march = (month + 9) % 12;
+    let day_of_year = (153 * from_march + 2) / 5 + day - 1;
+    let day_of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
+    let seconds = (era * 146_097 + day_of_era - 719_468) * 86_400;
+    // The 31st of February would be shown as a day of March.
+    let shown = format_time(seconds * 1000);
+    if shown.starts_with(text.trim()) { Ok(seconds) } else { Err(bad()) }
+}
+
+/// Why a text is no day.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a day: write year, month and day, as in 2026-11-29")]
+pub struct BadDate(String);
 
 /// `90s`, `10m`, `1h30m`, `2d`, `10 min`, and `1:30:00` or `1-12:00:00` as in Slurm: in seconds. Units go from large to small, each
 /// once.
@@ -280,6 +338,47 @@ mod tests {
             (1_795_450_022, "2026-11-23 16:07:02 UTC"),
         ] {
             assert_eq!(format_time(unix_s * 1000), shown);
+            let as_others_write = shown.replace(" UTC", "Z").replace(' ', "T");
+            assert_eq!(parse_time(&as_others_write), Ok(unix_s * 1000));
+            assert_eq!(parse_time(&as_others_write.replace('Z', ".123Z")), Ok(unix_s * 1000));
+        }
+        for bad in [
+            "",
+            "Z",
+            "2026-11-23 16:07:02 UTC",
+            "2026-11-23T16:07:02",
+            "2026-11-23T16:07:02+01:00",
+            "2026-02-29T00:00:00Z",
+            "2026-11-23T24:00:00Z",
+            "2026-11-23T16:60:00Z",
+            "1969-12-31T23:59:59Z",
+            "2026-13-01T00:00:00Z",
+            "2026-11-23T16:07Z",
+            "2026-1-2T16:07:02Z",
+            "2026-11-23T16:07:02.xZ",
+            "99999999999999999999-01-01T00:00:00Z",
+            "2026-11-23T99999999999999:00:00Z",
+        ] {
+            assert!(parse_time(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_day_is_read_as_it_is_shown() {
+        for (text, days) in [("1970-01-01", 0), ("2000-02-29", 11_016), ("2026-11-29", 20_786)] {
+            assert_eq!(parse_date(text), Ok(days * 86_400), "{text}");
+        }
+        for bad in [
+            "2026-02-29",
+            "2026-13-01",
+            "2026-11-31",
+            "1969-12-31",
+            "2026-1-1",
+            "29.11.2026",
+            "",
+            "2026-11-29 10:00",
+        ] {
+            assert_eq!(parse_date(bad), Err(BadDate(bad.to_owned())), "{bad:?}");
         }
     }
 

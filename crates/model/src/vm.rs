@@ -34,6 +34,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::grant::SignedGrant;
+use crate::lease::{HostLease, HostNotice};
 use crate::load::{HostPressure, VmLoad};
 use crate::network::{BridgeCard, BridgeName, Card, TunnelEnd};
 use crate::phases::Phases;
@@ -116,6 +117,12 @@ pub struct HostReport {
     /// The addresses of its interfaces, at most [`HOST_ADDRESSES_MAX`]. VMs in networks of tenants don't reach them.
     #[schema(value_type = Vec<String>)]
     pub addresses: Vec<std::net::Ipv4Addr>,
+    /// That the host ends itself without its controller; `None` if it does not.
+    #[serde(default)]
+    pub lease: Option<HostLease>,
+    /// That its provider takes it back; `None` if the agent has heard no such thing. That it can't hear is a warning.
+    #[serde(default)]
+    pub notice: Option<HostNotice>,
 }
 
 /// How a host makes itself known to the controller (`PUT /v1/hosts/{host}` there).

@@ -41,6 +41,7 @@ fn config(dir: &Path, identity: &Path, port: u16) -> Config {
         probe_kernel: Some(PathBuf::from("/dev/null")),
         boot_id: dir.join("boot-id"),
         network: Network::Tls(Identity::load(identity).unwrap()),
+        leased: None,
     }
 }
 

@@ -379,6 +379,7 @@ impl Agent {
             probe_kernel: Some(PathBuf::from("/dev/null")),
             boot_id: dir.join(format!("{name}-boot-id")),
             network: Network::Plain,
+            leased: None,
         };
         std::fs::write(&config.boot_id, "boot-1\n").unwrap();
         let client = Client::new(&agent_url, PATIENCE).unwrap();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use perigee_model::drain::{Drain, DrainStep, HostDrain};
+use perigee_model::lease::HostNotice;
 use perigee_model::{HostId, Problem};
 
 use super::Hosts;
@@ -32,6 +33,19 @@ impl Hosts {
         let known = self.lock();
         let drained = known.iter().filter(|(_, known)| known.drain.is_some());
         drained.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// The hosts whose provider takes them back, as they last said, and that are not drained yet.
+    pub fn taken_back(&self) -> Vec<(HostId, HostNotice)> {
+        let known = self.lock();
+        let not_drained = known.iter().filter(|(_, known)| known.drain.is_none());
+        let notice = |known: &HostEntry| known.report.as_ref()?.notice.clone();
+        not_drained.filter_map(|(id, known)| Some((id.clone(), notice(known)?))).collect()
+    }
+
+    /// Whether the host's provider takes it back, as the host last said.
+    pub fn is_taken_back(&self, id: &HostId) -> bool {
+        self.report(id).is_some_and(|report| report.notice.is_some())
     }
 
     /// Why nothing new comes to the host, in plain words.

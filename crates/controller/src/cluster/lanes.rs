@@ -12,7 +12,15 @@ use tokio::sync::watch;
 /// One direction of the link between two sites, or between two hosts of one site.
 pub type Lane = (String, String);
 
-type Queues = BTreeMap<Lane, Vec<MigrationId>>;
+type Queues = BTreeMap<Lane, Vec<Turn>>;
+
+/// A migration in a queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Turn {
+    id: MigrationId,
+    /// Its source goes soon.
+    hurries: bool,
+}
 
 /// The migrations on each link in the order of their turns. The first one moves, the others wait.
 #[derive(Debug, Clone)]
@@ -37,12 +45,28 @@ impl Lanes {
         self.insert(lane, id, 0);
     }
 
+    /// Puts a migration whose source goes soon before those that wait, and behind the one that moves and others that hurry.
+    pub fn hurry(&self, lane: &Lane, id: &MigrationId) {
+        self.queues.send_if_modified(|queues| {
+            let queue = queues.entry(lane.clone()).or_default();
+            let place = queue.iter().position(|turn| turn.id == *id);
+            if place == Some(0) || place.is_some_and(|at| queue[at].hurries) {
+                return false;
+            }
+            queue.retain(|turn| turn.id != *id);
+            let waits = |turn: &Turn| !turn.hurries;
+            let at = queue.iter().skip(1).position(waits).map_or(queue.len(), |after| after + 1);
+            queue.insert(at, Turn { id: id.clone(), hurries: true });
+            true
+        });
+    }
+
     fn insert(&self, lane: &Lane, id: &MigrationId, at: usize) {
         self.queues.send_if_modified(|queues| {
             let queue = queues.entry(lane.clone()).or_default();
-            let is_new = !queue.contains(id);
+            let is_new = queue.iter().all(|turn| turn.id != *id);
             if is_new {
-                queue.insert(at.min(queue.len()), id.clone());
+                queue.insert(at.min(queue.len()), Turn { id: id.clone(), hurries: false });
             }
             is_new
         });
@@ -53,7 +77,7 @@ impl Lanes {
     pub fn leave(&self, id: &MigrationId) {
         self.queues.send_if_modified(|queues| {
             let before: usize = queues.values().map(Vec::len).sum();
-            queues.values_mut().for_each(|queue| queue.retain(|other| other != id));
+            queues.values_mut().for_each(|queue| queue.retain(|turn| turn.id != *id));
             queues.retain(|_, queue| !queue.is_empty());
             queues.values().map(Vec::len).sum::<usize>() < before
         });
@@ -61,7 +85,8 @@ impl Lanes {
 
     /// The migrations that move or wait there, in their order.
     pub fn queue(&self, lane: &Lane) -> Vec<MigrationId> {
-        self.queues.borrow().get(lane).cloned().unwrap_or_default()
+        let queues = self.queues.borrow();
+        queues.get(lane).into_iter().flatten().map(|turn| turn.id.clone()).collect()
     }
 
     /// The migrations before this one; 0 when it is its turn.
@@ -82,7 +107,7 @@ impl Lanes {
 
 fn ahead(queues: &Queues, lane: &Lane, id: &MigrationId) -> usize {
     let queue = queues.get(lane).map_or(&[][..], Vec::as_slice);
-    queue.iter().position(|other| other == id).unwrap_or(0)
+    queue.iter().position(|turn| turn.id == *id).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -136,6 +161,22 @@ mod tests {
         lanes.enter(&lane(), &id(1));
         lanes.resume(&lane(), &id(2));
         assert_eq!(lanes.queue(&lane()), [id(2), id(1)]);
+    }
+
+    #[test]
+    fn a_migration_from_a_host_that_goes_soon_overtakes_all_that_wait_but_others_that_hurry() {
+        let lanes = three();
+        lanes.enter(&lane(), &id(4));
+        lanes.hurry(&lane(), &id(4));
+        lanes.hurry(&lane(), &id(5));
+        lanes.hurry(&lane(), &id(4));
+        assert_eq!(lanes.queue(&lane()), [1, 4, 5, 2, 3].map(id), "the first one moves");
+        lanes.hurry(&lane(), &id(1));
+        lanes.leave(&id(1));
+        assert_eq!(lanes.queue(&lane()), [4, 5, 2, 3].map(id));
+        let other = ("cloud".to_owned(), "home".to_owned());
+        lanes.hurry(&other, &id(6));
+        assert_eq!(lanes.queue(&other), [id(6)]);
     }
 
     #[test]

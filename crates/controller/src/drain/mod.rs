@@ -1,10 +1,11 @@
 //! Drains hosts: nothing new comes to them, and what they have moves away while it runs.
 //!
-//! That a host is to be drained stands in its record. All else is looked at anew in each round, so a controller that was started again
-//! goes on where the last one was: [`facts`] gathers what is at the host, [`perigee_planner::drain`] says what becomes of it, and here
-//! the moves are asked for, as a person would ask for them. Between two hosts one thing moves at a time. A move that fails ends no job:
-//! the VM is where it was, and is tried again later, each time after a longer pause ([`by_itself::failed_lately`]). What holds for all moves that nobody
-//! has asked for: [`by_itself`].
+//! That a host is to be drained stands in its record, because a person has asked for that or because its provider takes the host back. All
+//! else is looked at anew in each round, so a controller that was started again goes on where the last one was: [`facts`] gathers what is
+//! at the host, [`perigee_planner::drain`] says what becomes of it, and here the moves are asked for, as a person would ask for them.
+//! Between two hosts one thing moves at a time. A move that fails ends no job: the VM is where it was, and is tried again later, each time
+//! after a longer pause ([`by_itself::failed_lately`]). What holds for all moves that nobody has asked for: [`by_itself`]. A move from a
+//! host that is taken back overtakes those that wait for the same link ([`crate::cluster`]'s lanes).
 
 mod facts;
 
@@ -149,7 +150,7 @@ pub async fn run(cluster: Arc<Cluster>, task: Task) {
 
 async fn round(cluster: &Arc<Cluster>, refused: &mut RefusedMoves) -> Result<String, Problem> {
     refused.forget_old(AFTER_REFUSAL);
-    let (mut did, mut failed) = (Vec::new(), None);
+    let (mut did, mut failed) = (Vec::new(), drain_taken_back(cluster).await.err());
     for host in cluster.hosts.drained() {
         match step(cluster, &host, refused).await {
             Ok(left) => did.push(format!("{host}: {left} left")),
@@ -161,6 +162,17 @@ async fn round(cluster: &Arc<Cluster>, refused: &mut RefusedMoves) -> Result<Str
         None if did.is_empty() => Ok("no host is drained".to_owned()),
         None => Ok(did.join(", ")),
     }
+}
+
+/// Has each host drained whose provider takes the host back, as a person would have. Whoever calls that off has it begin again as long as
+/// the notice stands.
+async fn drain_taken_back(cluster: &Arc<Cluster>) -> Result<(), Problem> {
+    for (host, notice) in cluster.hosts.taken_back() {
+        tracing::warn!("the provider takes host {host} back: {}", notice.in_words());
+        let by = format!("its provider's notice ({})", notice.in_words());
+        drain(cluster, &host, by, DrainHost::default()).await?;
+    }
+    Ok(())
 }
 
 /// Looks at what is left at a host, and has the next things move. Returns how much is left.

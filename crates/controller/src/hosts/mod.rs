@@ -134,6 +134,9 @@ async fn observe(cluster: &Cluster, id: &HostId) {
     match agent {
         Ok(report) => {
             cluster.hosts.heard(id, report);
+            if !cluster.hosts.taken_back().is_empty() {
+                cluster.drain_now.notify_one();
+            }
             if let Err(problem) = keep_interfaces(cluster, id).await {
                 tracing::warn!("can't keep the addresses of host {id}, trying again: {problem}");
             }
@@ -224,6 +227,8 @@ fn view(id: &HostId, known: &HostEntry, used: &BTreeMap<HostId, u64>, deadline: 
         warnings,
         waits: known.waits(id),
         drain: known.shown_drain(),
+        lease: report.and_then(|r| r.lease.clone()),
+        notice: report.and_then(|r| r.notice.clone()),
         last_seen_ms: known.heard.seen_ms,
     }
 }

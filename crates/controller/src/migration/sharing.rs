@@ -26,6 +26,9 @@ impl Run {
             self.cluster.lanes.resume(&lane, &id);
             return Ok(());
         }
+        if self.cluster.hosts.is_taken_back(&migration.from) {
+            self.cluster.lanes.hurry(&lane, &id);
+        }
         self.cluster.lanes.enter(&lane, &id);
         let waiting_since = Instant::now();
         let mut ahead = self.cluster.lanes.ahead(&lane, &id);
@@ -42,6 +45,11 @@ impl Run {
                 return Err(self.unavailable(why));
             }
             self.check_while_it_waits().await?;
+            // Its source may go soon since.
+            if self.cluster.hosts.is_taken_back(&self.record.value.migration.from) {
+                self.cluster.lanes.hurry(&lane, &id);
+                ahead = self.cluster.lanes.ahead(&lane, &id);
+            }
         }
         self.note_moves_ahead(0).await?;
         // Its time begins with its turn.

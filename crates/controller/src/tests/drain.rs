@@ -5,6 +5,7 @@ use perigee_model::guest::GuestBody;
 use perigee_model::job::{
     Access, HostState, Job, JobSpec, JobState, MigrationState, NewVolume, Start,
 };
+use perigee_model::lease::HostNotice;
 use perigee_model::persistent_vm::{NewVm, PowerRequest, VmState};
 use perigee_model::plan::Trigger;
 use perigee_model::vm::{MigrationPhase, VmStatus};
@@ -86,6 +87,37 @@ pub async fn unreachable(lab: &Lab, host: &FakeHost) {
 fn at_cloud(lab: &Lab) -> impl Fn(&Job) -> bool {
     let cloud = lab.cloud.id.clone();
     move |job| job.host.as_ref() == Some(&cloud)
+}
+
+#[tokio::test]
+async fn a_host_that_its_provider_takes_back_is_drained_at_once() {
+    let lab = lab().await;
+    let (id, vm) = running_as(&lab, movable()).await;
+    assert_eq!(shown(&lab, &lab.home).await, None);
+    let notice = HostNotice { action: "terminate".to_owned(), ends_unix_s: 1_795_986_120 };
+    lab.home.inside().notice = Some(notice.clone());
+    source_is_asked(&lab.home, &vm).await;
+    let asked = shown(&lab, &lab.home).await.expect("it is drained").asked.expect("asked for");
+    assert_eq!(asked.by, "its provider's notice (terminate at 2026-11-29 21:02:00 UTC)");
+    let host = hosts::info(&lab.cluster, &lab.home.id).await.expect("the host");
+    assert_eq!(host.notice, Some(notice));
+    switch(&lab, &vm);
+    lab.wait_for_job(&id, "at cloud1", at_cloud(&lab)).await;
+    left(&lab, &lab.home, "nothing to be left", <[DrainStep]>::is_empty).await;
+    assert_eq!(shown(&lab, &lab.cloud).await, None, "the other one stays");
+    // As long as the notice stands nobody brings the host back, and after that a person does.
+    let is_asked = async |lab: &Lab| shown(lab, &lab.home).await.is_some().then_some(());
+    drain::undrain(&lab.cluster, &lab.home.id).await.expect("called off");
+    wait_for("the drain to begin again", async || is_asked(&lab).await).await;
+    lab.home.inside().notice = None;
+    wait_for("the notice to be over", async || {
+        let host = hosts::info(&lab.cluster, &lab.home.id).await.expect("the host");
+        host.notice.is_none().then_some(())
+    })
+    .await;
+    assert!(is_asked(&lab).await.is_some(), "that was not called off");
+    drain::undrain(&lab.cluster, &lab.home.id).await.expect("called off");
+    assert_eq!(shown(&lab, &lab.home).await, None);
 }
 
 #[tokio::test]

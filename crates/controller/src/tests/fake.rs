@@ -26,6 +26,7 @@ use axum::routing::{get, post, put};
 use perigee_http::terms::{Terms, obey};
 use perigee_http::{Failure, Json, Network, Reply};
 use perigee_model::guest::{GuestBody, GuestMessage, RUNNER_MARK, RUNNER_MARK_AT};
+use perigee_model::lease::HostNotice;
 use perigee_model::leave_site::{
     FindLayers, FoundLayers, LeaveSiteAsker, LeaveSiteSet, SetLayersLeaveSite, SetLeaveSiteAs,
 };
@@ -125,6 +126,7 @@ pub struct Inside {
     pub no_user_networks: Option<String>,
     /// Why VMs have no TPM here.
     pub no_tpm: Option<String>,
+    pub notice: Option<HostNotice>,
     /// What its tasks wait for.
     pub cpus_used_1m: Option<f64>,
     pub pressure: HostPressure,
@@ -476,6 +478,8 @@ async fn host(State(inside): Shared) -> Reply<HostReport> {
         no_tpm: inside.no_tpm.clone(),
         bridges: inside.bridges.clone(),
         addresses: inside.addresses.clone(),
+        lease: None,
+        notice: inside.notice.clone(),
     }))
 }
 

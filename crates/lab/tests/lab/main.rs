@@ -184,6 +184,8 @@ fn up_host(name: &str) -> Host {
         warnings: Vec::new(),
         waits: Vec::new(),
         drain: None,
+        lease: None,
+        notice: None,
         last_seen_ms: 0,
     }
 }

@@ -5,6 +5,7 @@ use utoipa::ToSchema;
 
 use crate::balance::PlacePolicy;
 use crate::drain::HostDrain;
+use crate::lease::{HostLease, HostNotice};
 use crate::load::{HostPressure, VcpuUse};
 use crate::vm::{Accelerator, HostAddresses, LinkProbe};
 use crate::volume::BlockProbe;
@@ -60,6 +61,12 @@ pub struct Host {
     /// How far its drain is; `None` if it is not drained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<HostDrain>,
+    /// That it ends itself without its controller, as last reported; `None` if it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<HostLease>,
+    /// That its provider takes it back, as last reported; `None` if no such thing was heard there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notice: Option<HostNotice>,
     /// When its agent answered last; Unix time of the controller.
     pub last_seen_ms: u64,
 }

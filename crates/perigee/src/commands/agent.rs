@@ -4,9 +4,11 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use clap::Subcommand;
-use perigee_agent::{GuestsReach, VmUids};
+use perigee_agent::{GuestsReach, Leased, VmUids};
 use perigee_http::{Listen, Network, PeerIdentity};
+use perigee_model::limits::LEASE_S;
 use perigee_model::network::BridgeName;
+use perigee_model::units::parse_duration;
 use perigee_model::{HostId, Problem, SiteId};
 
 use crate::commands::network::NetworkFlags;
@@ -34,7 +36,7 @@ pub struct RunArgs {
     #[arg(long, default_value = "/var/lib/perigee/agent", value_name = "DIR")]
     state: PathBuf,
     /// The users of QEMU: each VM has one of these for itself
-    #[arg(long, default_value_t, value_name = "FIRST-LAST")]
+    #[arg(long, default_value_t, env = "PERIGEE_VM_UIDS", value_name = "FIRST-LAST")]
     vm_uids: VmUids,
     /// Addresses that VMs in user networks reach beside those of the internet: private ones of the operator's. This host and the
     /// cluster's others they reach only if it is just one address. May be given more than once
@@ -60,13 +62,27 @@ pub struct RunArgs {
     #[arg(long, value_name = "URL")]
     controller: Option<String>,
     /// The kernel to boot for a test of KVM [default: the newest in /boot]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, env = "PERIGEE_PROBE_KERNEL", value_name = "FILE")]
     probe_kernel: Option<PathBuf>,
     /// The file with the id of this boot; hosts that share a kernel need one file each
     #[arg(long, default_value = perigee_http::BOOT_ID, value_name = "FILE")]
     boot_id: PathBuf,
+    /// This host is rented: when the controller has asked it for nothing for so long, the host ends itself
+    #[arg(long, value_name = "TIME", value_parser = lease)]
+    leased: Option<u64>,
+    /// What ends a rented host, for `sh -c`. The provider must then charge nothing any more
+    #[arg(long, value_name = "COMMAND", default_value = "systemctl poweroff", requires = "leased")]
+    lease_end: String,
+    /// Where a rented host hears that its provider takes it back, as EC2 says so; `none` if the provider does not
+    #[arg(long, value_name = "URL", default_value = perigee_agent::METADATA, requires = "leased")]
+    metadata: String,
     #[command(flatten)]
     network: NetworkFlags,
+}
+
+fn lease(text: &str) -> Result<u64, String> {
+    let length_s = parse_duration(text).map_err(|error| error.to_string())?;
+    LEASE_S.check(length_s).map_err(|error| error.to_string())
 }
 
 /// Runs the agent until SIGTERM or SIGINT. VMs go on, and the next agent finds them again.
@@ -75,6 +91,8 @@ pub async fn run(verb: Verb) -> Result<(), Problem> {
     let network = args.network.network()?;
     is_identity_of(&args.host, &network)?;
     let agent_url = format!("{}{}", network.scheme(), args.listen[0]);
+    let (end, metadata) = (args.lease_end, Some(args.metadata).filter(|url| url != "none"));
+    let leased = args.leased.map(|length_s| Leased { length_s, end, metadata });
     perigee_agent::run(perigee_agent::Config {
         host: args.host,
         site: args.site,
@@ -92,6 +110,7 @@ pub async fn run(verb: Verb) -> Result<(), Problem> {
         probe_kernel: args.probe_kernel,
         boot_id: args.boot_id,
         network,
+        leased,
     })
     .await
 }

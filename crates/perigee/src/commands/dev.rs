@@ -218,6 +218,7 @@ impl Daemons {
             probe_kernel,
             boot_id: PathBuf::from(perigee_http::BOOT_ID),
             network,
+            leased: None,
         };
         Ok(Self::spawn(controller, agent, volumes))
     }

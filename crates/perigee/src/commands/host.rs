@@ -8,6 +8,7 @@ use perigee_http::{Client, Method};
 use perigee_model::balance::{BalanceMode, PlacePolicy, SetPlace};
 use perigee_model::enrol::{HostRevoked, JoinToken, MadeToken, NewToken, SetSite};
 use perigee_model::job::{Host, HostRemoval, Link, Site};
+use perigee_model::lease::{HostLease, HostNotice};
 use perigee_model::load::{HostPressure, Pressure, VcpuUse};
 use perigee_model::waiting::{Waiting, WaitsFor, in_words};
 use perigee_model::{HostId, Problem, SiteId};
@@ -165,6 +166,8 @@ const DETAILS: &[Column<Host>] = &[
     ("vms wait for a cpu", |h| output::percent(h.vcpus_1m.map(VcpuUse::run_delay_share))),
     ("free memory", |h| h.memory_available_bytes.map_or_else(|| "-".to_owned(), output::bytes)),
     ("free in its pool", |h| h.pool_free_bytes.map_or_else(|| "-".to_owned(), output::bytes)),
+    ("lease", |h| h.lease.as_ref().map_or_else(|| "-".to_owned(), HostLease::in_words)),
+    ("taken back", |h| h.notice.as_ref().map_or_else(|| "-".to_owned(), HostNotice::in_words)),
     ("warnings", |h| h.warnings.join("\n")),
     ("still there", draining::left),
 ];

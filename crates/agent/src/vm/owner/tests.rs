@@ -66,6 +66,7 @@ async fn owner_beside(dir: &Path, qemu: &Qemu, volume_control: String) -> Owner 
         probe_kernel: Some(PathBuf::from("/dev/null")),
         boot_id: dir.join("boot-id"),
         network: Network::Plain,
+        leased: None,
     };
     let spec = VmSpec {
         vm: VmId::new("vm-1").unwrap(),

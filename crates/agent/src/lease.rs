@@ -1,0 +1,378 @@
+//! The lease of a rented host: a host whose controller is silent for too long ends itself, so that a controller that is gone costs minutes
+//! of rent and not a month.
+//!
+//! ```text
+//!   the controller asks ──▶ renewed, the whole length is left ──▶ silence ──▶ nothing is left ──▶ the command, once
+//!                                  ▲                                 │
+//!                                  └──────── it asks again ──────────┘
+//! ```
+//!
+//! Time is the kernel's, which nobody can set, and the time of a suspended machine counts. What is left is kept in a file, so a restart of the
+//! agent neither lengthens nor cuts the lease, and the time in which no agent runs counts. After a reboot the lease goes on with what was left
+//! before, as nobody has seen the time in between. VMs that run do not hold the end up: nobody pays for their host any more.
+//!
+//! A command that fails is repeated. One that was carried out is not, and if the machine is started again after that, a new lease begins.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use perigee_http::Slots;
+use perigee_http::clock::since_boot_ms;
+use perigee_model::lease::HostLease;
+use perigee_model::units::format_duration;
+use serde::{Deserialize, Serialize};
+use tokio::process::Command;
+
+/// The name of the file in the agent's state directory.
+const LEASE_FILE: &str = "lease";
+/// What is left is kept this often, or ten times in a lease that is shorter.
+const KEEP_EVERY_MS: u64 = 10_000;
+/// The lease is looked at this often.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long the command may take, and how long it is not repeated after it has failed.
+const END_MAX: Duration = Duration::from_secs(60);
+const REPEAT_MS: u64 = 30_000;
+
+/// The lease as its file has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Kept {
+    /// Grows with each time that the lease is kept.
+    number: u64,
+    /// The boot of the machine, and the time since that boot, at which so much was left.
+    boot_id: String,
+    seen_ms: u64,
+    left_ms: u64,
+    is_over: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct State {
+    /// The time since the kernel's start at which the lease ends.
+    until_ms: u64,
+    is_over: bool,
+    /// When it was kept last, and with which number.
+    kept_ms: Option<u64>,
+    number: u64,
+    /// The command has failed, and is not repeated before.
+    repeat_ms: u64,
+    /// Why it can't be kept.
+    trouble: Option<String>,
+}
+
+/// What a look at the lease asks for.
+#[derive(Debug, PartialEq, Eq)]
+struct Look {
+    keep: Option<Kept>,
+    ends: bool,
+}
+
+/// The lease of this host.
+#[derive(Debug)]
+pub struct Lease {
+    length_s: u64,
+    end: String,
+    boot_id: String,
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+impl Lease {
+    /// Goes on from what the agent before has kept in this directory. Without that, the whole length is left.
+    pub fn open(state: &Path, boot_id: &str, length_s: u64, end: &str) -> Self {
+        Self::open_at(since_boot_ms(), state, boot_id, (length_s, end))
+    }
+
+    fn open_at(now_ms: u64, dir: &Path, boot_id: &str, (length_s, end): (u64, &str)) -> Self {
+        let path = dir.join(LEASE_FILE);
+        let kept = read(&path).unwrap_or_else(|error| {
+            tracing::warn!("a new lease begins, for {} can't be read: {error}", path.display());
+            None
+        });
+        let state = State::begin(kept, boot_id, now_ms, length_s * 1000);
+        let (end, boot_id) = (end.to_owned(), boot_id.to_owned());
+        Self { length_s, end, boot_id, path, state: Mutex::new(state) }
+    }
+
+    /// The lease as people see it.
+    pub fn report(&self) -> HostLease {
+        let (state, end) = (self.state(), self.end.clone());
+        let left_ms = state.until_ms.saturating_sub(since_boot_ms());
+        HostLease { length_s: self.length_s, left_s: left_ms / 1000, end, is_over: state.is_over }
+    }
+
+    /// What people should know.
+    pub fn warning(&self) -> Option<String> {
+        let why = self.state().trouble.clone()?;
+        let path = self.path.display();
+        Some(format!("a restart of the agent would begin a new lease: can't write {path}: {why}"))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at the lease again and again. `commanded_ms` says when the controller was heard last, in time since the kernel's start.
+    pub async fn keep(&self, commanded_ms: impl Fn() -> Option<u64>) {
+        loop {
+            self.round(since_boot_ms(), commanded_ms()).await;
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Looks once, keeps what is left, and ends the host if nothing is.
+    pub async fn round(&self, now_ms: u64, commanded_ms: Option<u64>) {
+        let look = self.look(now_ms, commanded_ms);
+        if let Some(kept) = look.keep {
+            self.store(kept).await;
+        }
+        if look.ends {
+            self.end(now_ms).await;
+        }
+    }
+
+    fn look(&self, now_ms: u64, commanded_ms: Option<u64>) -> Look {
+        let length_ms = self.length_s * 1000;
+        let mut state = self.state();
+        if let Some(at_ms) = commanded_ms.filter(|_| !state.is_over) {
+            state.until_ms = state.until_ms.max(at_ms.min(now_ms) + length_ms);
+        }
+        let every_ms = KEEP_EVERY_MS.min(length_ms / 10);
+        let is_due = state.kept_ms.is_none_or(|at_ms| at_ms + every_ms <= now_ms);
+        let keep = is_due.then(|| state.kept(&self.boot_id, now_ms));
+        let ends = !state.is_over && state.until_ms <= now_ms && state.repeat_ms <= now_ms;
+        Look { keep, ends }
+    }
+
+    async fn store(&self, kept: Kept) {
+        let path = self.path.clone();
+        let write = move || -> std::io::Result<()> {
+            let record = serde_json::to_vec(&kept).map_err(std::io::Error::other)?;
+            Slots::open(&path)?.write(kept.number, &record)
+        };
+        let written = tokio::task::spawn_blocking(write).await;
+        let failed = written.map_err(std::io::Error::other).flatten().err();
+        let trouble = failed.map(|error| error.to_string());
+        let is_new = trouble.is_some() && self.state().trouble.is_none();
+        self.state().trouble = trouble;
+        if let (true, Some(warning)) = (is_new, self.warning()) {
+            tracing::warn!("{warning}");
+        }
+    }
+
+    async fn end(&self, now_ms: u64) {
+        let (length, end) = (format_duration(self.length_s), &self.end);
+        tracing::error!(
+            "the controller was not heard for {length}: this host ends itself with `{end}`"
+        );
+        match self.run().await {
+            Ok(()) => {
+                let kept = {
+                    let mut state = self.state();
+                    state.is_over = true;
+                    state.kept(&self.boot_id, now_ms)
+                };
+                self.store(kept).await;
+            }
+            Err(why) => {
+                let again = format_duration(REPEAT_MS / 1000);
+                tracing::error!("`{end}` failed, and is repeated in {again}: {why}");
+                self.state().repeat_ms = now_ms + REPEAT_MS;
+            }
+        }
+    }
+
+    async fn run(&self) -> Result<(), String> {
+        let mut command = Command::new("/bin/sh");
+        command.arg("-c").arg(&self.end).stdin(Stdio::null()).kill_on_drop(true);
+        match tokio::time::timeout(END_MAX, command.status()).await {
+            Ok(Ok(status)) if status.success() => Ok(()),
+            Ok(Ok(status)) => Err(status.to_string()),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err(format!("it did not end within {} s", END_MAX.as_secs())),
+        }
+    }
+}
+
+impl State {
+    fn begin(kept: Option<Kept>, boot_id: &str, now_ms: u64, length_ms: u64) -> Self {
+        let number = kept.as_ref().map_or(0, |kept| kept.number);
+        let is_same_boot =
+            |kept: &Kept| !boot_id.is_empty() && kept.boot_id == boot_id && kept.seen_ms <= now_ms;
+        let (left_ms, is_over) = match kept {
+            Some(kept) if is_same_boot(&kept) => {
+                let left_ms = (kept.seen_ms.saturating_add(kept.left_ms)).saturating_sub(now_ms);
+                (left_ms, kept.is_over)
+            }
+            // The machine was off for a time that nobody has seen.
+            Some(kept) if !kept.is_over => (kept.left_ms, false),
+            Some(_) | None => (length_ms, false),
+        };
+        let until_ms = now_ms + left_ms.min(length_ms);
+        Self { until_ms, is_over, kept_ms: None, number, repeat_ms: 0, trouble: None }
+    }
+
+    fn kept(&mut self, boot_id: &str, now_ms: u64) -> Kept {
+        self.kept_ms = Some(now_ms);
+        self.number += 1;
+        Kept {
+            number: self.number,
+            boot_id: boot_id.to_owned(),
+            seen_ms: now_ms,
+            left_ms: self.until_ms.saturating_sub(now_ms),
+            is_over: self.is_over,
+        }
+    }
+}
+
+/// The newest of what was kept; `None` if there is nothing.
+fn read(path: &Path) -> std::io::Result<Option<Kept>> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let mut newest: Option<Kept> = None;
+    for (_, record) in Slots::open(path)?.read()? {
+        let kept: Kept = serde_json::from_slice(&record)?;
+        newest = newest.into_iter().chain([kept]).max_by_key(|kept| kept.number);
+    }
+    Ok(newest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START_MS: u64 = 5_000;
+    const LENGTH_S: u64 = 600;
+    const LENGTH_MS: u64 = LENGTH_S * 1000;
+
+    fn open(dir: &Path, boot_id: &str, now_ms: u64) -> Lease {
+        Lease::open_at(now_ms, dir, boot_id, (LENGTH_S, "echo end >> ended; exit 0"))
+    }
+
+    fn left_ms(lease: &Lease, now_ms: u64) -> u64 {
+        lease.state().until_ms.saturating_sub(now_ms)
+    }
+
+    #[test]
+    fn the_host_ends_when_the_controller_was_silent_for_the_length_of_the_lease() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let lease = open(dir.path(), "a", START_MS);
+        let heard_ms = START_MS + LENGTH_MS - 1;
+        assert!(!lease.look(heard_ms, None).ends, "there is a moment left");
+        assert!(!lease.look(heard_ms + 1, Some(heard_ms)).ends, "it was renewed");
+        assert!(!lease.look(heard_ms + LENGTH_MS - 1, Some(heard_ms)).ends);
+        assert!(lease.look(heard_ms + LENGTH_MS, Some(heard_ms)).ends);
+    }
+
+    /// Only the time since the kernel's start is looked at, so a clock that is set has no way in. What remains is a time that was heard
+    /// wrongly.
+    #[test]
+    fn a_renewal_that_lies_ahead_does_not_lengthen_the_lease() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let lease = open(dir.path(), "a", START_MS);
+        lease.look(START_MS, Some(START_MS + 10 * LENGTH_MS));
+        assert_eq!(left_ms(&lease, START_MS), LENGTH_MS);
+        lease.look(START_MS + 1, Some(1));
+        assert_eq!(left_ms(&lease, START_MS), LENGTH_MS, "an old renewal cuts nothing");
+    }
+
+    #[tokio::test]
+    async fn a_restart_of_the_agent_neither_lengthens_nor_cuts_the_lease() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let lease = open(dir.path(), "a", START_MS);
+        let mut now_ms = START_MS + 30_000;
+        lease.round(now_ms, Some(now_ms)).await;
+        // The agent was away for a part of the time.
+        now_ms += 400_000;
+        let lease = open(dir.path(), "a", now_ms);
+        assert_eq!(left_ms(&lease, now_ms), LENGTH_MS - 400_000);
+        lease.round(now_ms, None).await;
+        now_ms += 200_000;
+        assert!(open(dir.path(), "a", now_ms).look(now_ms, None).ends, "all of the time counts");
+        // With a shorter lease no more than that is left.
+        let begun_ms = now_ms - 500_000;
+        let short = Lease::open_at(begun_ms, dir.path(), "a", (100, "true"));
+        assert!(left_ms(&short, begun_ms) <= 100_000);
+    }
+
+    #[tokio::test]
+    async fn after_a_reboot_as_much_is_left_as_before() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let lease = open(dir.path(), "a", START_MS);
+        lease.round(START_MS + 200_000, None).await;
+        // Another boot has another id, and its time begins anew. A kernel that does not tell its id may have been started again.
+        for (boot_id, now_ms) in
+            [("b", 1_000), ("b", START_MS + 10 * LENGTH_MS), ("a", 1_000), ("", 9)]
+        {
+            let again = open(dir.path(), boot_id, now_ms);
+            assert_eq!(left_ms(&again, now_ms), LENGTH_MS - 200_000, "{boot_id:?} {now_ms}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_command_is_carried_out_once_and_again_only_if_it_has_failed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("ended");
+        // The first time it fails.
+        let command = format!("echo end >> {0}; [ $(wc -l < {0}) -ge 2 ]", file.display());
+        let lines = || std::fs::read_to_string(&file).unwrap_or_default().lines().count();
+        let at = |now_ms| Lease::open_at(now_ms, dir.path(), "a", (LENGTH_S, &command));
+        let lease = at(START_MS);
+        let mut now_ms = START_MS + LENGTH_MS - 1;
+        lease.round(now_ms, None).await;
+        assert_eq!(lines(), 0, "a moment is left");
+        now_ms += 1;
+        lease.round(now_ms, None).await;
+        lease.round(now_ms + REPEAT_MS - 1, None).await;
+        assert_eq!((lines(), lease.report().is_over), (1, false), "it has failed");
+        now_ms += REPEAT_MS;
+        lease.round(now_ms, None).await;
+        assert_eq!((lines(), lease.report().is_over), (2, true));
+        // Neither the controller nor a restart of the agent has it carried out again.
+        now_ms += 1_000;
+        lease.round(now_ms, Some(now_ms)).await;
+        let again = at(now_ms);
+        again.round(now_ms + 2 * LENGTH_MS, None).await;
+        assert_eq!((lines(), again.report().is_over), (2, true));
+        // Somebody has started the machine again.
+        let next = Lease::open_at(1_000, dir.path(), "b", (LENGTH_S, &command));
+        assert_eq!((left_ms(&next, 1_000), next.report().is_over), (LENGTH_MS, false));
+    }
+
+    #[tokio::test]
+    async fn what_was_kept_and_is_damaged_begins_a_new_lease_and_the_next_restart_does_not() {
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::write(dir.path().join(LEASE_FILE), [b'x'; 8192]).expect("a damaged disk");
+        let lease = open(dir.path(), "a", START_MS);
+        assert_eq!(left_ms(&lease, START_MS), LENGTH_MS);
+        lease.round(START_MS + 100_000, None).await;
+        assert_eq!(lease.warning(), None, "it is kept again");
+        let again = open(dir.path(), "a", START_MS + 100_000);
+        assert_eq!(left_ms(&again, START_MS + 100_000), LENGTH_MS - 100_000);
+        // A directory that is gone can't be written, and people are told.
+        dir.close().expect("removed");
+        lease.round(START_MS + 200_000, None).await;
+        assert!(lease.warning().expect("it can't be kept").contains("begin a new lease"));
+    }
+
+    /// By the real clock of the kernel.
+    #[tokio::test]
+    async fn a_host_whose_controller_is_gone_is_ended_by_the_real_command() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("ended");
+        let lease = Lease::open(dir.path(), "a", 1, &format!("echo end >> {}", file.display()));
+        let last_heard = since_boot_ms();
+        let ended = async {
+            while !file.exists() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::select! {
+            () = lease.keep(|| Some(last_heard)) => unreachable!("it goes on"),
+            done = tokio::time::timeout(Duration::from_secs(60), ended) => done.expect("waited for the command"),
+        }
+        assert!(since_boot_ms() >= last_heard + 1000, "not before the lease was over");
+    }
+}
