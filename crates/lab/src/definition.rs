@@ -13,6 +13,7 @@ use perigee_model::{HostId, Problem, SiteId};
 use serde::{Deserialize, Serialize};
 
 use crate::process::own_cpus;
+use crate::rent::Rent;
 use crate::wan::LinkSettings;
 
 /// The controller's API in the lab's network. Each daemon has an address of its own, so that the ports can be the
@@ -32,6 +33,8 @@ const FIRST_VM_UID: usize = 1_901_000_000;
 const VM_UIDS_PER_HOST: usize = 1000;
 const FIRST_HOST_NUMBER: u8 = 10;
 const HOSTS_MAX: usize = 200;
+/// The last numbers of the addresses of hosts that are rented.
+const RENTED_NUMBERS: std::ops::Range<u8> = 210..250;
 /// Every pair of sites has a link of its own: 16 sites have 120.
 const SITES_MAX: usize = 16;
 
@@ -137,6 +140,9 @@ pub struct Definition {
     pub bridges: Vec<String>,
     /// How long a VM's request waits for the home of its volume that does not answer; `None`: as by default.
     pub home_patience_s: Option<u64>,
+    /// Hosts that can be rented while the lab runs.
+    #[serde(default)]
+    pub rent: Rent,
 }
 
 impl Definition {
@@ -158,6 +164,7 @@ impl Definition {
             guests_reach: Vec::new(),
             bridges: Vec::new(),
             home_patience_s: None,
+            rent: Rent::default(),
         }
     }
 
@@ -191,7 +198,8 @@ impl Definition {
             return refuse(format!("it has {} hosts; the limit is {HOSTS_MAX}", hosts.len()));
         }
         for host in &hosts {
-            if host.as_str() == "ctl" || host.as_str().starts_with("site-") {
+            let taken = ["site-", "rent-"];
+            if host.as_str() == "ctl" || taken.iter().any(|name| host.as_str().starts_with(name)) {
                 return refuse(format!("a host cannot be called {host}: the lab uses that name"));
             }
         }
@@ -263,11 +271,25 @@ impl Definition {
         Some(self.address(FIRST_HOST_NUMBER + u8::try_from(index).ok()?))
     }
 
+    /// The network namespace of a rented instance.
+    pub fn rented_namespace(&self, instance: &str) -> String {
+        format!("pg-{}-rent-{instance}", self.id)
+    }
+
+    /// The addresses of rented hosts, each with its last number.
+    pub fn rented_addresses(&self) -> impl Iterator<Item = (u8, Ipv4Addr)> {
+        RENTED_NUMBERS.map(|number| (number, self.address(number)))
+    }
+
+    /// As [`Definition::vm_uids`], of the rented host with this last number of its address.
+    pub fn rented_vm_uids(&self, number: u8) -> String {
+        uids(usize::from(number.saturating_sub(FIRST_HOST_NUMBER)))
+    }
+
     /// The users of a host's VMs: no other host of the lab has them.
     pub fn vm_uids(&self, host: &HostId) -> String {
         let index = self.hosts().position(|(_, h)| h == host).unwrap_or_default();
-        let first = FIRST_VM_UID + index * VM_UIDS_PER_HOST;
-        format!("{first}-{}", first + VM_UIDS_PER_HOST - 1)
+        uids(index)
     }
 
     /// The controller's address in the lab's network.
@@ -292,6 +314,11 @@ impl Definition {
         let index = self.sites.iter().position(|s| &s.name == to);
         format!("wan{}", index.unwrap_or(self.sites.len()))
     }
+}
+
+fn uids(host: usize) -> String {
+    let first = FIRST_VM_UID + host * VM_UIDS_PER_HOST;
+    format!("{first}-{}", first + VM_UIDS_PER_HOST - 1)
 }
 
 /// The index of the link between two sites.
@@ -350,12 +377,20 @@ mod tests {
             assert!(last < range[0] && range[0] < range[1], "{host}: {range:?} after {last}");
             last = range[1];
         }
+        for (number, address) in lab.rented_addresses() {
+            let range = lab.rented_vm_uids(number);
+            let first: u64 =
+                range.split('-').next().and_then(|uid| uid.parse().ok()).expect("a uid");
+            assert!(first > last, "{range} of {address} are a host's");
+            last = first;
+        }
+        assert_eq!(lab.rented_addresses().count(), crate::rent::INSTANCES_MAX);
     }
 
     #[test]
     fn names_used_twice_or_by_the_lab_are_refused() {
         assert!(demo().check().is_ok());
-        for name in ["home1", "ctl", "site-home"] {
+        for name in ["home1", "ctl", "site-home", "rent-i-1"] {
             let mut lab = demo();
             lab.sites[1].hosts.push(HostId::new(name).expect("a name"));
             assert!(lab.check().is_err(), "{name} must be refused");

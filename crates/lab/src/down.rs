@@ -33,14 +33,35 @@ pub async fn down(base: &Path, id: &LabId) -> Result<bool, Problem> {
         run("ip", &["netns", "delete", &namespace]).await?;
     }
     unmount_below(dir.path()).await?;
-    match std::fs::remove_dir_all(dir.path()) {
-        Ok(()) => {}
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-        Err(e) => {
-            return Err(Problem::internal(format!("can't remove {}", dir.path().display()), e));
-        }
-    }
+    remove_dir(dir.path())?;
     Ok(was_there)
+}
+
+/// Removes one host of a lab: what runs in its namespace but this process, the namespace, and its directory with the mounts below. Nothing
+/// need be there.
+///
+/// # Errors
+/// What could not be removed.
+pub async fn remove_host(namespace: &str, dir: &Path) -> Result<(), Problem> {
+    let end = tokio::time::Instant::now() + KILL_DEADLINE;
+    kill_in(namespace, end).await?;
+    kill_gateways(dir).await?;
+    if Path::new(NAMESPACES).join(namespace).exists() {
+        // This process may be in the namespace, which then stays as long as the process does. The cable goes now.
+        drop(run("ip", &["-n", namespace, "link", "delete", "eth0"]).await);
+        run("ip", &["netns", "delete", namespace]).await?;
+    }
+    unmount_below(dir).await?;
+    remove_dir(dir)
+}
+
+fn remove_dir(dir: &Path) -> Result<(), Problem> {
+    match std::fs::remove_dir_all(dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(Problem::internal(format!("can't remove {}", dir.display()), e))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
 }
 
 /// A list, for people, of what still carries a lab's id; empty when nothing does.
@@ -55,6 +76,7 @@ pub fn remains(base: &Path, id: &LabId) -> Vec<String> {
         format!("{}/", dir.path().display()),
         format!("lab supervise {id} "),
         format!("lab relay {id} "),
+        format!("lab instance {id} "),
     ];
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     for entry in entries {
@@ -120,27 +142,32 @@ async fn stop_supervisor(dir: &LabDir) -> Result<(), Problem> {
 
 /// Kills processes until none is left, because a process may fork while the list is read.
 async fn kill_processes(id: &LabId) -> Result<(), Problem> {
-    let own = i32::try_from(std::process::id()).unwrap_or(0);
     let end = tokio::time::Instant::now() + KILL_DEADLINE;
-    let mut killed = BTreeSet::new();
     for namespace in namespaces(id) {
-        loop {
-            // `ip` fails for a name whose namespace was never mounted. Such a namespace has no processes.
-            let listed = run("ip", &["netns", "pids", &namespace]).await.unwrap_or_default();
-            let mut pids: Vec<i32> = listed.lines().filter_map(|l| l.trim().parse().ok()).collect();
-            pids.retain(|pid| *pid != own && crate::process::Process::of(*pid).is_some());
-            if pids.is_empty() {
-                break;
-            }
-            for pid in &pids {
-                signal_pid(*pid, Signal::SIGKILL)?;
-            }
-            killed.extend(pids.iter().copied());
-            if tokio::time::Instant::now() >= end {
-                return Err(still_there(&format!("processes {pids:?} in {namespace}")));
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+        kill_in(&namespace, end).await?;
+    }
+    Ok(())
+}
+
+async fn kill_in(namespace: &str, end: tokio::time::Instant) -> Result<(), Problem> {
+    let own = i32::try_from(std::process::id()).unwrap_or(0);
+    let mut killed = BTreeSet::new();
+    loop {
+        // `ip` fails for a name whose namespace was never mounted. Such a namespace has no processes.
+        let listed = run("ip", &["netns", "pids", namespace]).await.unwrap_or_default();
+        let mut pids: Vec<i32> = listed.lines().filter_map(|l| l.trim().parse().ok()).collect();
+        pids.retain(|pid| *pid != own && crate::process::Process::of(*pid).is_some());
+        if pids.is_empty() {
+            break;
         }
+        for pid in &pids {
+            signal_pid(*pid, Signal::SIGKILL)?;
+        }
+        killed.extend(pids.iter().copied());
+        if tokio::time::Instant::now() >= end {
+            return Err(still_there(&format!("processes {pids:?} in {namespace}")));
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
     for pid in killed {
         // The agent names a QEMU's cgroup after its pid. Most processes have no such cgroup.
@@ -150,7 +177,7 @@ async fn kill_processes(id: &LabId) -> Result<(), Problem> {
 }
 
 /// A gateway of a tenant's network is a dnsmasq in a namespace of its own, which is not among the lab's. Its command line
-/// names the lab's directory.
+/// names the lab's directory, or, at a rented host, its environment does.
 async fn kill_gateways(dir: &Path) -> Result<(), Problem> {
     let end = tokio::time::Instant::now() + KILL_DEADLINE;
     loop {
@@ -174,8 +201,11 @@ fn gateways(dir: &Path) -> Vec<i32> {
     let pids = entries.filter_map(|entry| {
         let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
         let program = std::fs::read_to_string(entry.path().join("comm")).ok()?;
-        let line = std::fs::read(entry.path().join("cmdline")).ok()?;
-        let is_own = program.trim() == "dnsmasq" && String::from_utf8_lossy(&line).contains(&mark);
+        let names = |file| {
+            let text = std::fs::read(entry.path().join(file)).unwrap_or_default();
+            String::from_utf8_lossy(&text).contains(&mark)
+        };
+        let is_own = program.trim() == "dnsmasq" && (names("cmdline") || names("environ"));
         is_own.then_some(pid)
     });
     pids.collect()

@@ -14,6 +14,8 @@
 //!     down: true
 //! hosts:                      # other hosts run on all CPUs of the machine
 //!   home1: {cpus: [0]}
+//! rent:                       # what can be rented: `rent/offers.rs`
+//!   quota: 4
 //! ```
 
 use std::path::Path;
@@ -23,6 +25,7 @@ use perigee_model::yaml::{Document, Field};
 use perigee_model::{HostId, Problem, SiteId};
 
 use crate::definition::{Definition, LabId, SiteDef, find_link};
+use crate::rent::read_rent;
 use crate::wan::{Change, LinkSettings, parse_loss, parse_rtt};
 
 /// # Errors
@@ -44,7 +47,7 @@ pub fn read(path: &Path, id: LabId, settings: LinkSettings) -> Result<Definition
 fn parse(text: &str, name: &str, id: LabId, settings: LinkSettings) -> Result<Definition, Problem> {
     let document = Document::parse(name, text)?;
     let root = document.root();
-    let [sites, links, hosts] = root.fields(["sites", "links", "hosts"])?;
+    let [sites, links, hosts, rent] = root.fields(["sites", "links", "hosts", "rent"])?;
     let sites = sites.ok_or_else(|| {
         root.problem("the field \"sites\" is missing")
             .next("add a line `NAME: [HOST, …]` for each site below `sites:`")
@@ -54,6 +57,9 @@ fn parse(text: &str, name: &str, id: LabId, settings: LinkSettings) -> Result<De
     definition.check().map_err(|problem| sites.problem(problem.why))?;
     for link in links.map(|links| links.list()).transpose()?.unwrap_or_default() {
         read_link(&link, &mut definition)?;
+    }
+    if let Some(rent) = rent {
+        definition.rent = read_rent(&rent)?;
     }
     if let Some(hosts) = hosts {
         read_hosts(&hosts, &mut definition)?;
@@ -187,5 +193,6 @@ mod tests {
         told(&host("home1: {cpus: [first]}"), &["hosts.home1.cpus[0]", "first CPU is 0"]);
         told(&host("moon: {cpus: [0]}"), &["moon, which no site has"]);
         told(&host("home1: {memory: 1GiB}"), &["memory"]);
+        told(&format!("{SITES}rent: {{quota: 1000}}\n"), &["three.yaml:5", "rent.quota", "40"]);
     }
 }

@@ -23,6 +23,7 @@
 //! | what does `perigee lab run faults` do | `faults/` |
 //! | what does `perigee lab run balance` do | `balance/` |
 //! | what does `perigee lab simulate` do | `simulate/` |
+//! | how can hosts be rented in a lab | `rent/` |
 //! | how is the report drawn | `report/` |
 //! | how do long programs clean up after a signal | `interrupt.rs` |
 //! | How is the lab's network made? | `net.rs` |
@@ -54,6 +55,7 @@ pub mod netns;
 mod process;
 mod progress;
 mod random;
+pub mod rent;
 pub mod report;
 pub mod simulate;
 pub mod soak;

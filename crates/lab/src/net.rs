@@ -69,7 +69,7 @@ pub(crate) async fn add_namespace(namespace: &str) -> Result<(), Problem> {
 }
 
 /// Makes a host's namespace and connects it to its site's bridge with a veth pair.
-async fn attach(
+pub(crate) async fn attach(
     site: &str,
     port: &str,
     host: &str,

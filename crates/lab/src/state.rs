@@ -6,6 +6,8 @@
 //!         wan.json          the current settings of the links between the sites
 //!         processes.json    the running daemons, by name: `HOST/agent`, `HOST/volume`, `ctl`, `relay`
 //!         failed.json       the problem because of which the supervisor gave up
+//!         provider          the lab as a provider of rented hosts
+//!         rented/           its instances
 //!         supervisor.log    net/ (relay)   ctl/ (controller)   hosts/HOST/ (pool, agent, sockets, logs)
 //! ```
 //!
@@ -126,7 +128,27 @@ impl LabDir {
             self.boot_anew(host)?;
         }
         self.enrol_hosts(&file.definition)?;
+        self.write_provider(file)?;
         self.write("lab.json", file)
+    }
+
+    /// The program of the lab as a provider of rented hosts. It takes only a verb, as each such program.
+    pub fn provider(&self) -> PathBuf {
+        self.0.join("provider")
+    }
+
+    fn write_provider(&self, file: &LabFile) -> Result<(), Problem> {
+        let path = self.provider();
+        let quoted =
+            |path: &Path| format!("'{}'", path.display().to_string().replace('\'', "'\\''"));
+        let (program, id) = (quoted(&file.program), &file.definition.id);
+        let base = quoted(self.0.parent().unwrap_or(Path::new("/")));
+        let text =
+            format!("#!/bin/sh\nexec {program} lab provider --lab {id} --base {base} \"$@\"\n");
+        let mut options = std::fs::File::options();
+        let file = options.create_new(true).write(true).mode(CLOSED).open(&path);
+        file.and_then(|mut file| file.write_all(text.as_bytes()))
+            .map_err(|e| Problem::internal(format!("can't write {}", path.display()), e))
     }
 
     /// # Errors
@@ -239,7 +261,8 @@ impl LabDir {
         self.write("wan.json", wan)
     }
 
-    fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Problem> {
+    /// What a file of the directory has; `None` if there is no such file.
+    pub(crate) fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Problem> {
         let path = self.0.join(name);
         if self.0.exists() {
             ours::check(&self.0)?;
@@ -254,9 +277,10 @@ impl LabDir {
     }
 
     /// Replaces the file atomically: readers see the old text or the new one.
-    fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), Problem> {
+    pub(crate) fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), Problem> {
         let path = self.0.join(name);
-        let temporary = self.0.join(format!(".{name}.new"));
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let temporary = path.with_file_name(format!(".{file}.new"));
         let fail = |e: &dyn std::fmt::Display| {
             Problem::internal(format!("can't write {}", path.display()), e)
         };

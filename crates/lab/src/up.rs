@@ -73,6 +73,11 @@ impl Lab {
         self.dir.path()
     }
 
+    /// The program of the lab as a provider of rented hosts. It takes a verb and reads one JSON object.
+    pub fn provider(&self) -> PathBuf {
+        self.dir.provider()
+    }
+
     /// A client of the controller for requests that are answered within `timeout`.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! A lab for one test, and what is looked at from outside.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -102,8 +102,12 @@ pub fn host(name: &str) -> HostId {
 /// The shortest of several TCP connects to a closed port, from inside a host's namespace; `None`
 /// when none is answered.
 pub fn answers(lab: &Lab, from: &str, to: &str) -> Option<Duration> {
+    connects(lab, from, lab.definition.host_address(&host(to)).expect("an address"))
+}
+
+/// The same to an address.
+pub fn connects(lab: &Lab, from: &str, address: Ipv4Addr) -> Option<Duration> {
     let namespace = format!("/run/netns/{}", lab.definition.host_namespace(&host(from)));
-    let address = lab.definition.host_address(&host(to)).expect("an address");
     let measure = move || {
         let namespace = std::fs::File::open(namespace).expect("a namespace");
         nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET).expect("setns");

@@ -1,11 +1,12 @@
 //! Labs with real namespaces, the real relay and stand-ins for the daemons. Needs root, like the lab
 //! itself.
 //!
-//! The stand-in for the `perigee` binary is a script: as supervisor, relay and controller it runs this
-//! test binary again (the three ignored tests at the end), as any other daemon it sleeps.
+//! The stand-in for the `perigee` binary is a script: as supervisor, relay, instance and controller it runs this
+//! test binary again (the ignored tests at the end), as any other daemon it sleeps.
 
 mod bench;
 mod figures;
+mod rent;
 mod wan;
 
 use std::path::Path;
@@ -137,6 +138,15 @@ fn as_relay() {
     let args: Vec<&str> = args.split(' ').collect();
     let id = args[2].parse().expect("an id");
     perigee_lab::wan::relay(Path::new(args[4]), &id).expect("relay");
+}
+
+#[tokio::test]
+#[ignore = "the stand-in's instance"]
+async fn as_instance() {
+    let args = std::env::var("LAB_TEST_ARGS").expect("run by the stand-in");
+    let args: Vec<&str> = args.split(' ').collect();
+    let id = args[2].parse().expect("an id");
+    perigee_lab::rent::machine(Path::new(args[5]), &id, args[3]).await.expect("an instance");
 }
 
 /// Answers every request with three hosts that are up.

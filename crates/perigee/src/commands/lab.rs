@@ -11,6 +11,7 @@ use perigee_model::Problem;
 use crate::arguments::BaseOption;
 use crate::commands::faults::{self, FaultsOptions};
 use crate::commands::lab_balance::{self, LabBalanceOptions};
+use crate::commands::rented::{self, InstanceOptions, ProviderOptions};
 use crate::commands::simulate::{self, SimulateOptions};
 use crate::commands::soak::{self, SoakOptions};
 use crate::commands::storm::{self, StormOptions};
@@ -74,6 +75,12 @@ pub enum Verb {
     /// The network between a lab's sites
     #[command(subcommand)]
     Wan(wan::Verb),
+    /// Rent hosts of a running lab: the program of a provider, which takes a verb and reads one JSON object. `provider` in the lab's directory is
+    /// the same for that lab
+    Provider(ProviderOptions),
+    /// What runs in a rented host; the provider starts it
+    #[command(hide = true)]
+    Instance(InstanceOptions),
     /// The process that carries frames between a lab's sites; its supervisor starts it
     #[command(hide = true)]
     Relay {
@@ -230,6 +237,8 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         }
         Verb::Simulate(options) => simulate::run(options, context.format, &steps).await?,
         Verb::Wan(verb) => wan::run(verb, context, &steps).await?,
+        Verb::Provider(options) => return rented::provider(options).await,
+        Verb::Instance(options) => rented::instance(options).await?,
         Verb::Relay { lab, base } => perigee_lab::wan::relay(&base.base, &lab)?,
         Verb::Supervise { lab, base } => perigee_lab::supervise(&base.base, &lab).await?,
     }

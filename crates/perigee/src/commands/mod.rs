@@ -37,6 +37,7 @@ pub mod planner;
 pub mod pool;
 mod public_keys;
 pub mod remotes;
+pub mod rented;
 mod replicas;
 pub mod simulate;
 pub mod soak;

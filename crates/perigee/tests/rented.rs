@@ -1,0 +1,198 @@
+//! A host that a lab rents out joins the lab's cluster, hears that it is taken back, and ends itself when the controller is gone. Real
+//! daemons, no guests.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use perigee_http::Client;
+use perigee_lab::{Definition, Lab, LabId, Options, Steps};
+use perigee_model::enrol::{MadeToken, NewToken};
+use perigee_model::job::{Host, HostState};
+use perigee_model::rental::{Instance, InstanceState, NewInstance};
+use perigee_model::{HostId, Problem};
+use serde_json::{Value, json};
+
+type Checked<T> = Result<T, Problem>;
+
+/// How long any one thing may take on a busy machine before the test gives up.
+const PATIENCE: Duration = Duration::from_secs(240);
+const CLUSTER: &str = "cluster-1";
+
+fn failed(why: impl std::fmt::Display) -> Problem {
+    Problem::internal("test", why)
+}
+
+/// Asks until the answer is there.
+async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Checked<Option<T>>) -> Checked<T> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut last = String::new();
+    while Instant::now() < deadline {
+        match ask().await {
+            Ok(Some(answer)) => return Ok(answer),
+            Ok(None) => last.clear(),
+            Err(problem) => last = problem.to_string(),
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    Err(failed(format!("waited {PATIENCE:?} for {what}; {last}")))
+}
+
+/// As a cloud's image would start the daemons, with what `perigee host token` has printed.
+fn user_data(token: &str, lab: &Lab) -> String {
+    let controller = lab.definition.controller_address();
+    format!(
+        r#"#!/bin/sh
+set -eu
+ip=$(ip -o -4 addr show dev eth0 | sed 's/.* inet \([0-9.]*\).*/\1/')
+test ! -e /run/systemd/system
+install -d -m 0755 /run/perigee
+install -d -m 0711 /var/lib/perigee
+install -d -m 0700 /var/lib/perigee/pool
+echo '{token}' | perigee host join
+perigee volume serve --pool /var/lib/perigee/pool --nbd unix:/run/perigee/volume.sock --nbd $ip:10809 \
+  --control unix:/run/perigee/volume-control.sock --control $ip:7001 &
+exec perigee agent run --host rented1 --site home --listen $ip:7002 --controller https://{controller}:7000 \
+  --volume-url https://$ip:7001 --nbd-addr $ip:10809 --leased 10s
+"#
+    )
+}
+
+/// What the provider's program answers.
+fn provider(lab: &Lab, verb: &str, asked: &Value) -> Checked<Value> {
+    let program = lab.provider();
+    let mut command = Command::new("timeout");
+    command.arg(PATIENCE.as_secs().to_string()).arg(program).arg(verb);
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(failed)?;
+    let mut input = child.stdin.take().ok_or_else(|| failed("no standard input"))?;
+    input.write_all(asked.to_string().as_bytes()).map_err(failed)?;
+    drop(input);
+    let output = child.wait_with_output().map_err(failed)?;
+    if !output.status.success() {
+        return Err(failed(format!("the provider's {verb}: {output:?}")));
+    }
+    serde_json::from_slice(&output.stdout).map_err(failed)
+}
+
+fn create(lab: &Lab, token: &str) -> Checked<Instance> {
+    let new = NewInstance {
+        rental: "rental-1".to_owned(),
+        cluster: CLUSTER.to_owned(),
+        kind: "lab.small".to_owned(),
+        zone: "home".to_owned(),
+        spot: true,
+        kvm: false,
+        image: String::new(),
+        disk_bytes: 1 << 30,
+        user_data: user_data(token, lab),
+    };
+    let mut answer = provider(lab, "create", &serde_json::to_value(new).map_err(failed)?)?;
+    serde_json::from_value(answer["instance"].take()).map_err(failed)
+}
+
+fn state(lab: &Lab) -> Checked<InstanceState> {
+    let mut answer = provider(lab, "list", &json!({"cluster": CLUSTER}))?;
+    let all: Vec<Instance> = serde_json::from_value(answer["instances"].take()).map_err(failed)?;
+    all.first().map(|instance| instance.state).ok_or_else(|| failed("no instance is listed"))
+}
+
+async fn test(lab: Lab) -> Checked<()> {
+    let client = lab.client(Duration::from_secs(60))?;
+    let url = format!("https://{}:7000", lab.definition.controller_address());
+    let ask = NewToken { controller_url: Some(url) };
+    let made: MadeToken = client.post("/v1/hosts/rented1/token", &ask).await?;
+    let instance = create(&lab, &made.token)?;
+    let root = lab.dir().join("rented").join(&instance.id);
+    let console = || std::fs::read_to_string(root.join("console.log")).unwrap_or_default();
+
+    let joined = until("the rented host to join", async || host(&client).await).await;
+    let joined = joined.map_err(|problem| failed(format!("{problem}\n{}", console())))?;
+    let lease = joined.lease.as_ref().ok_or_else(|| failed("the host has no lease"))?;
+    if (lease.length_s, lease.end.as_str(), joined.cpus) != (10, "systemctl poweroff", 1) {
+        return Err(failed(format!("{joined:?}")));
+    }
+    // Longer than the lease: the controller renews it.
+    let begun = Instant::now();
+    until("the lease to be renewed", async || {
+        Ok((begun.elapsed() > Duration::from_secs(11)).then_some(()))
+    })
+    .await?;
+    if state(&lab)? != InstanceState::Running {
+        return Err(failed(format!("it has ended in spite of its controller: {}", console())));
+    }
+    info_shows_the_lease(&lab)?;
+    is_taken_back(&lab, &client, &instance).await?;
+    ends_itself(&lab).await
+}
+
+/// The host when it is up.
+async fn host(client: &Client) -> Checked<Option<Host>> {
+    let host: Host = client.get("/v1/hosts/rented1").await?;
+    Ok((host.state == HostState::Up).then_some(host))
+}
+
+fn info_shows_the_lease(lab: &Lab) -> Checked<()> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_perigee"));
+    command.args(["host", "info", "rented1"]).env("PERIGEE_API", &lab.api);
+    let output = command.output().map_err(failed)?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let shown = text.contains("without the controller are left; then the host runs");
+    if shown { Ok(()) } else { Err(failed(format!("{output:?}"))) }
+}
+
+/// The agent hears it at the metadata address, and the controller drains the host.
+async fn is_taken_back(lab: &Lab, client: &Client, instance: &Instance) -> Checked<()> {
+    let notice = lab.dir().join("rented").join(&instance.id).join("notice");
+    std::fs::write(&notice, "4102444800").map_err(failed)?;
+    let told = provider(lab, "notices", &json!({"cluster": CLUSTER}))?;
+    if told["notices"][0]["instance"] != json!(instance.id) {
+        return Err(failed(told));
+    }
+    let drained = until("the host to be drained", async || {
+        let host = host(client).await?;
+        Ok(host.filter(|h| h.drain.as_ref().is_some_and(|drain| drain.is_drained())))
+    })
+    .await?;
+    let ends = drained.notice.map(|notice| notice.ends_unix_s);
+    if ends == Some(4_102_444_800) { Ok(()) } else { Err(failed(format!("it ends at {ends:?}"))) }
+}
+
+/// The controller is killed and stays away.
+async fn ends_itself(lab: &Lab) -> Checked<()> {
+    let away = lab.dir().join("away");
+    std::fs::create_dir_all(&away).map_err(failed)?;
+    std::fs::write(away.join("ctl"), "").map_err(failed)?;
+    kill(Pid::from_raw(lab.controller_pid()?), Signal::SIGKILL).map_err(failed)?;
+    until("the end of the lease", async || Ok((state(lab)? == InstanceState::Gone).then_some(())))
+        .await
+}
+
+#[test]
+fn a_rented_host_joins_is_drained_when_it_is_taken_back_and_ends_itself_without_its_controller() {
+    let one_site = perigee_lab::SiteDef {
+        name: "home".parse().expect("a name"),
+        hosts: vec![HostId::new("home1").expect("a name")],
+    };
+    let settings = perigee_lab::wan::LinkSettings::of_rtt_us(0);
+    let mut definition = Definition::new(LabId::random(), vec![one_site], settings);
+    // KVM is not needed, and nothing is booted to find out whether it works.
+    definition.probe_kernel = Some(PathBuf::from("/dev/null"));
+    definition.rent.boot_s = 0;
+    let id = definition.id.clone();
+    let options = Options {
+        program: PathBuf::from(env!("CARGO_BIN_EXE_perigee")),
+        ..Options::new().expect("this test has a path")
+    };
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let steps = Steps::default();
+    let outcome = runtime.block_on(perigee_lab::with_lab(definition, &options, &steps, test));
+    if let Err(problem) = outcome {
+        panic!("{problem}");
+    }
+    assert_eq!(perigee_lab::remains(&options.base, &id), Vec::<String>::new());
+}
