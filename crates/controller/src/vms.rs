@@ -136,6 +136,7 @@ fn unseen(cluster: &Cluster, record: &JobRecord, persistent: &PersistentVm) -> V
         image: Some(job.spec.image.clone()),
         addresses: Vec::new(),
         rules: job.spec.rules.clone(),
+        labels: persistent.labels.clone(),
     }
 }
 
@@ -191,6 +192,7 @@ fn view(
         image: job.map(|record| record.job.spec.image.clone()),
         addresses: Vec::new(),
         rules: job.map(|record| record.job.spec.rules.clone()).unwrap_or_default(),
+        labels: persistent.map(|persistent| persistent.labels.clone()).unwrap_or_default(),
         volumes: job.map(|record| volumes(cluster, record)).unwrap_or_default(),
         id: vm,
     }

@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 use crate::amounts::{CpuAmount, MemoryAmount};
 use crate::gang::moving::GangMove;
 use crate::guest::{CommandEnd, LeftOut, LogStream};
+use crate::labels::Labels;
 use crate::load::VmLoad;
 use crate::network::Publish;
 use crate::persistent_vm::VmState;
@@ -597,6 +598,9 @@ pub struct Vm {
     /// Beside which other VMs of its tenant it is, and beside which never.
     #[serde(default)]
     pub rules: HostRules,
+    /// As it was made with; none for a job's VM.
+    #[serde(default)]
+    pub labels: Labels,
 }
 
 /// A volume of a VM.

@@ -15,6 +15,7 @@
 //! | What is at a host that is drained, and what becomes of it? | `drain.rs` (how that is shown), `planner/src/drain.rs` (the decision), `controller/src/drain/` (what is done) |
 //! | Which VM leaves an overloaded host by itself? | `balance.rs` (how that is shown), `planner/src/balance/` (the decision), `controller/src/balance/` (what is done) |
 //! | Which VMs share a host, and which never do? | `host_rules.rs`, `planner/src/queue/groups.rs` (the decision); where the VMs are: `controller/src/cluster/index/groups.rs` |
+//! | How does somebody find VMs again that somebody made for something? | `labels.rs` |
 //! | How much memory has a VM that may have more or less of it? | `amounts.rs` (how that is asked for and shown), `planner/src/amounts.rs` (the decision), `controller/src/amounts.rs` (what is done); at the host: `agent/src/vm/memory.rs` |
 //! | What is a VM's disk for? | `disk_role.rs` |
 //! | Which networks do tenants have, who has which address in them, and where is the gateway? | `network.rs`, `controller/src/networks.rs`; who tells the hosts: `controller/src/networks/sync.rs` |
@@ -62,6 +63,7 @@ pub mod ids;
 pub mod inputs;
 pub mod job;
 pub mod job_file;
+pub mod labels;
 pub mod lease;
 pub mod leave_site;
 pub mod limits;

@@ -238,6 +238,13 @@ pub static OUTPUTS: Limit = Limit::new("a job's number of outputs", Unit::Count,
 pub static USER_DATA_BYTES: Limit =
     Limit::new("the length of user-data", Unit::TextBytes, 1, 256 * 1024);
 
+/// Labels of a VM. They are a part of the VM's record.
+pub static LABELS: Limit = Limit::new("a VM's number of labels", Unit::Count, 0, 16);
+
+/// The key of a label, or its value.
+pub static LABEL_BYTES: Limit =
+    Limit::new("the length of a label's key or value", Unit::TextBytes, 1, 63);
+
 /// VMs of a tenant that live without a job, also those that are off: each has a record and a disk.
 pub static PERSISTENT_VMS: Limit =
     Limit::new("a tenant's number of VMs without a job", Unit::Count, 0, 1000);
@@ -399,7 +406,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 64] = [
+    const ALL: [&Limit; 66] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
@@ -442,6 +449,8 @@ mod tests {
         &INPUT_LIST_BYTES,
         &OUTPUTS,
         &USER_DATA_BYTES,
+        &LABELS,
+        &LABEL_BYTES,
         &PERSISTENT_VMS,
         &UNFINISHED_JOBS,
         &JOBS,

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::job::{JobState, Start};
+use crate::labels::Labels;
 use crate::limits::{SSH_KEYS, USER_DATA_BYTES};
 use crate::network::Publish;
 use crate::secret::Secret;
@@ -103,6 +104,9 @@ pub struct PersistentVm {
     pub memory_next: Option<u64>,
     /// Root disks of before, and their homes, until the cleaner knows of them.
     pub dropped: Vec<(HostId, VolumeName)>,
+    /// As [`NewVm::labels`].
+    #[serde(default)]
+    pub labels: Labels,
 }
 
 /// How cloud-init configures a guest, where its image has that.
@@ -425,6 +429,9 @@ pub struct NewVm {
     /// Beside which other VMs of its tenant it is, and beside which never.
     #[serde(default)]
     pub rules: HostRules,
+    /// By which its makers find it again.
+    #[serde(default)]
+    pub labels: Labels,
 }
 
 fn by_itself() -> bool {

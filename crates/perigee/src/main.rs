@@ -42,7 +42,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::commands::{
     agent, balancing, boot, client, cluster_network, controller, data, dev, host, image, job, lab,
-    login, planner, pool, tenant, top, user, vm, volume,
+    login, planner, pool, slurm, tenant, top, user, vm, volume,
 };
 use crate::context::Context;
 use crate::output::Format;
@@ -104,6 +104,9 @@ enum Noun {
     /// Files of the repository: send, fetch, share
     #[command(subcommand)]
     Data(data::Verb),
+    /// Programs that Slurm calls for nodes that are VMs
+    #[command(subcommand)]
+    Slurm(slurm::Verb),
     /// How well the planner predicts
     #[command(subcommand)]
     Planner(planner::Verb),
@@ -208,6 +211,7 @@ async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
         Noun::Vm(verb) => return vm::run(verb, context).await,
         Noun::Network(verb) => return cluster_network::run(verb, context).await,
         Noun::Data(verb) => data::run(verb, context).await?,
+        Noun::Slurm(verb) => return slurm::run(verb, context).await,
         Noun::Planner(verb) => planner::run(verb, context).await?,
         Noun::Host(verb) => host::run(verb, context).await?,
         Noun::Cluster(verb) => return balancing::run(verb, context).await,

@@ -51,6 +51,7 @@ pub fn new_vm(host: &str) -> NewVm {
         firmware: Firmware::Uefi,
         hardware: Hardware::default(),
         rules: Default::default(),
+        labels: Default::default(),
     }
 }
 

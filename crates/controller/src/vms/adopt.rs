@@ -200,6 +200,7 @@ fn as_asked_for(spec: &VmSpec, root: &Found, disks: &[Found], image: ImageName) 
         firmware: spec.machine.firmware,
         hardware: spec.machine.hardware.clone(),
         rules: Default::default(),
+        labels: Default::default(),
     }
 }
 

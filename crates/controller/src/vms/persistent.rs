@@ -42,6 +42,7 @@ pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result
     let spec = job_spec(&new, owner, root_bytes)?;
     spec.check_vm(&what())?;
     networks::check(cluster, &spec).await?;
+    new.labels.check(&what())?;
     new.cloud_init.check(&what())?;
     new.cloud_init.user_data.as_deref().map(user_data::check).transpose()?;
     let needs = Running { vms: 1, cpus: spec.cpus_most(), memory_bytes: spec.memory_bytes };
@@ -73,6 +74,7 @@ pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result
         cloud_init: new.cloud_init,
         firmware: new.firmware,
         hardware: new.hardware,
+        labels: new.labels,
         mounts: new.volumes.into_iter().map(|volume| volume.mount).collect(),
         ..PersistentVm::default()
     });

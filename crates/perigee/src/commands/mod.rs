@@ -40,6 +40,7 @@ pub mod remotes;
 pub mod rented;
 mod replicas;
 pub mod simulate;
+pub mod slurm;
 pub mod soak;
 mod ssh;
 mod storm;

@@ -10,6 +10,7 @@ use perigee_controller::user_data;
 use perigee_http::Client;
 use perigee_model::amounts::Range;
 use perigee_model::job::{Start, Vm};
+use perigee_model::labels::Labels;
 use perigee_model::network::Publish;
 use perigee_model::persistent_vm::{CloudInit, NewVm, NewVmVolume, StopVm, VmState};
 use perigee_model::vm::{Cpu, Firmware, Hardware, NetworkKind};
@@ -99,6 +100,9 @@ pub struct Create {
     /// Make it, and don't start it
     #[arg(long)]
     stopped: bool,
+    /// A word by which you find it again; may be given several times
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = Labels::parse_one)]
+    labels: Vec<(String, String)>,
 }
 
 /// The values of `--move`, as in a job file.
@@ -116,7 +120,8 @@ impl Moves {
     }
 }
 
-fn volume(text: &str) -> Result<NewVmVolume, String> {
+/// A volume as a person writes it: `VOLUME[:PATH][:ro]`.
+pub fn volume(text: &str) -> Result<NewVmVolume, String> {
     let mut parts = text.split(':');
     let name = parts.next().unwrap_or_default();
     let volume = name.parse().map_err(|e: perigee_model::BadName| e.to_string())?;
@@ -131,7 +136,8 @@ fn volume(text: &str) -> Result<NewVmVolume, String> {
     Ok(made)
 }
 
-fn read(file: &Path) -> Result<Vec<u8>, Problem> {
+/// The bytes of a file that the user names.
+pub fn read(file: &Path) -> Result<Vec<u8>, Problem> {
     let what = || format!("can't read {}", file.display());
     std::fs::read(file).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Problem::not_found(what(), "there is no such file"),
@@ -178,6 +184,7 @@ pub fn wanted(ask: Create) -> Result<NewVm, Problem> {
         firmware: ask.firmware,
         hardware: Hardware { vnc: ask.vnc, tpm: ask.tpm, cpu: ask.cpu },
         rules,
+        labels: ask.labels.into_iter().collect(),
     })
 }
 
@@ -264,7 +271,8 @@ fn is_another(before: &Vm, shown: &Vm) -> bool {
     before.made_ms > 0 && shown.made_ms > 0 && shown.made_ms != before.made_ms
 }
 
-async fn until_it_runs(client: &Client, vm: &VmId) -> Result<Vm, Problem> {
+/// Returns when it runs; an error if it is off instead.
+pub async fn until_it_runs(client: &Client, vm: &VmId) -> Result<Vm, Problem> {
     follow(client, vm, &format!("start VM {vm}"), |shown| match shown.status {
         VmState::Running => Some(Ok(())),
         VmState::Stopped => Some(Err(or_unknown(shown))),

@@ -381,6 +381,7 @@ const INFO: &[Column<Info>] = &[
     ("job's end", |i| output::or_dash(i.vm.predicted_end.as_ref())),
     ("addresses", |i| i.vm.addresses.join(", ")),
     ("rules", |i| i.vm.rules.to_string()),
+    ("labels", |i| i.vm.labels.to_string()),
     ("reason", |i| i.vm.reason.clone()),
     ("volumes", |i| i.vm.volumes.iter().map(moving_volumes::of_vm).collect::<Vec<_>>().join("\n")),
     ("migrations", |i| i.migrations.iter().map(moving::summary).collect::<Vec<_>>().join("\n")),
