@@ -1,0 +1,92 @@
+//! What every provider can do, and how one says that something was not done.
+
+use std::fmt;
+
+use futures_util::future::BoxFuture;
+use perigee_model::rental::{Instance, NewInstance, Notice, Offer};
+use serde::{Deserialize, Serialize};
+
+/// Somebody who has machines for rent. Each call ends within a deadline of the provider's own, and may be dropped at any time.
+pub trait Provider: Send + Sync {
+    /// Its name in `providers.yaml`.
+    fn name(&self) -> &str;
+
+    /// What can be rented now, and for how much.
+    ///
+    /// # Errors
+    /// If the provider does not say, or what it says makes no sense.
+    fn offers(&self) -> BoxFuture<'_, Result<Vec<Offer>, CloudError>>;
+
+    /// Asks for an instance. The caller has recorded the rental before, and after [`CloudErrorKind::Unclear`] looks for the
+    /// rental's id in [`Provider::list`]: some providers give two instances to who asks twice.
+    ///
+    /// # Errors
+    /// [`CloudErrorKind::Unclear`] if there may be an instance now; every other kind: there is none of this call.
+    fn create<'a>(&'a self, new: &'a NewInstance) -> BoxFuture<'a, Result<Instance, CloudError>>;
+
+    /// The cluster's instances in all states, those that are long gone excepted. An instance that was asked for a moment ago may be missing.
+    ///
+    /// # Errors
+    /// If the provider does not list all of them: there is no half a list.
+    fn list<'a>(&'a self, cluster: &'a str) -> BoxFuture<'a, Result<Vec<Instance>, CloudError>>;
+
+    /// Ends an instance. It is no error if the provider does not know the instance, as one that is gone, or one that it made a moment ago: only
+    /// [`Provider::list`] shows that an instance is gone.
+    ///
+    /// # Errors
+    /// If the provider does not say that it ends the instance.
+    fn end<'a>(&'a self, instance: &'a str) -> BoxFuture<'a, Result<(), CloudError>>;
+
+    /// Which of the cluster's instances the provider will take back soon.
+    ///
+    /// # Errors
+    /// If the provider does not say.
+    fn notices<'a>(&'a self, cluster: &'a str) -> BoxFuture<'a, Result<Vec<Notice>, CloudError>>;
+}
+
+/// Why a provider did not do what was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct CloudError {
+    /// What follows for whoever asked.
+    pub kind: CloudErrorKind,
+    /// Who could not do what, and why. It has no secret in it.
+    pub message: String,
+}
+
+impl CloudError {
+    pub(crate) fn new(kind: CloudErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+}
+
+/// What follows from an error of a provider.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CloudErrorKind {
+    /// The provider has no such machine free now: another kind, another zone, or later.
+    NoCapacity,
+    /// The account may have no more of this: until something is given back, or the provider raises the account's limit.
+    Quota,
+    /// The account may not do this, or the provider does not know the account: a person has to act.
+    NotAllowed,
+    /// Too many requests: later.
+    Throttled,
+    /// The provider refuses what was asked for, and would do so again.
+    Refused,
+    /// Nobody knows whether it was done. Before asking again, look.
+    Unclear,
+}
+
+impl fmt::Display for CloudErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::NoCapacity => "no capacity",
+            Self::Quota => "over the account's quota",
+            Self::NotAllowed => "not allowed",
+            Self::Throttled => "too many requests",
+            Self::Refused => "refused",
+            Self::Unclear => "not known whether it was done",
+        })
+    }
+}
