@@ -1,19 +1,265 @@
 //! `providers.yaml`: who has machines for rent, by the names that users know the providers by.
+//! `docs/providers.md` has an example with all fields, which the tests read.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU64;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
+use perigee_model::money::Money;
+use perigee_model::units::parse_duration;
+use perigee_model::yaml::{Document, Field};
+use perigee_model::{Problem, SiteId};
+
+use crate::credentials::Source;
+use crate::ec2::{Ec2, Settings};
+use crate::program::{Program, TIMEOUT};
 use crate::provider::Provider;
+use crate::time;
+
+const NAME: &str = "providers.yaml";
+/// Providers in a file.
+const PROVIDERS_MAX: usize = 32;
+/// Kinds of a provider: EC2 takes at most 200 values in a filter.
+const KINDS_MAX: usize = 100;
+/// Seconds that one call of a program may take.
+const TIMEOUT_S: std::ops::RangeInclusive<u64> = 1..=3600;
 
 /// Why `providers.yaml` can't be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct BadProviders(String);
+pub struct BadProviders(pub Problem);
 
-/// The providers that the text of a `providers.yaml` has, in the order of their names.
+/// The providers that the text of a `providers.yaml` has, in the order of their names. Asks no provider, and reads no other file.
 ///
 /// # Errors
-/// If the text is no such file; the error names the provider and the field.
+/// If the text is no such file; the error names line and field.
 pub fn providers(file: &str) -> Result<Vec<Arc<dyn Provider>>, BadProviders> {
-    let _ = file;
-    Err(BadProviders("there are no providers yet".to_owned()))
+    read(file).map_err(BadProviders)
+}
+
+fn read(text: &str) -> Result<Vec<Arc<dyn Provider>>, Problem> {
+    let document = Document::parse(NAME, text)?;
+    let root = document.root();
+    let mut entries = if root.is_null() { Vec::new() } else { root.entries()? };
+    if entries.len() > PROVIDERS_MAX {
+        let count = entries.len();
+        return Err(
+            root.problem(format!("{count} providers; at most {PROVIDERS_MAX} are possible"))
+        );
+    }
+    entries.sort_by_key(|(name, _)| *name);
+    entries.iter().map(|(name, field)| provider(name, field)).collect()
+}
+
+fn provider(name: &str, field: &Field<'_>) -> Result<Arc<dyn Provider>, Problem> {
+    // A site of its hosts may have the same name.
+    SiteId::new(name).map_err(|why| field.problem(why))?;
+    let [ec2, program, environment, timeout] =
+        field.fields(["ec2", "program", "environment", "timeout"])?;
+    match (ec2, program) {
+        (Some(ec2), None) => match environment.or(timeout) {
+            Some(other) => Err(other.problem("only a program has this field")),
+            None => {
+                let made = Ec2::new(name, settings(&ec2)?).map_err(|why| ec2.problem(why))?;
+                Ok(Arc::new(made))
+            }
+        },
+        (None, Some(program)) => {
+            let command = texts(&program)?;
+            if !command.first().is_some_and(|file| file.starts_with('/')) {
+                return Err(
+                    program.problem("the program's file is wanted first, as in [/usr/lib/…]")
+                );
+            }
+            let timeout = timeout.as_ref().map_or(Ok(TIMEOUT), read_timeout)?;
+            let environment = environment.as_ref().map_or(Ok(Vec::new()), texts)?;
+            Ok(Arc::new(Program { name: name.to_owned(), command, environment, timeout }))
+        }
+        _ => Err(field.problem("a provider has one of the fields `ec2` and `program`")),
+    }
+}
+
+fn read_timeout(field: &Field<'_>) -> Result<Duration, Problem> {
+    let seconds = field.parse(parse_duration)?;
+    if !TIMEOUT_S.contains(&seconds) {
+        return Err(field.problem("a call may take 1 s to 1 h"));
+    }
+    Ok(Duration::from_secs(seconds))
+}
+
+fn settings(ec2: &Field<'_>) -> Result<Settings, Problem> {
+    let [
+        region,
+        kinds,
+        prices,
+        egress,
+        disk,
+        as_of,
+        image,
+        zones,
+        subnets,
+        groups,
+        keys,
+        root_device,
+        endpoint,
+    ] = ec2.fields([
+        "region",
+        "kinds",
+        "prices",
+        "egress",
+        "disk",
+        "as-of",
+        "image",
+        "zones",
+        "subnets",
+        "security-groups",
+        "credentials",
+        "root-device",
+        "endpoint",
+    ])?;
+    let region = region.ok_or_else(|| ec2.problem("the field `region` is missing"))?;
+    let kinds = kinds.ok_or_else(|| ec2.problem("the field `kinds` is missing"))?;
+    let text = |field: Option<&Field<'_>>| field.map(|f| f.text().map(str::to_owned)).transpose();
+    let mut read = Settings::new(region.parse(word)?);
+    read.kinds = texts(&kinds)?;
+    if !(1..=KINDS_MAX).contains(&read.kinds.len()) {
+        return Err(kinds.problem(format!("1 to {KINDS_MAX} kinds are wanted")));
+    }
+    if let Some(prices) = &prices {
+        read.prices = hourly(prices, &read.kinds)?;
+    }
+    read.egress_per_gib_micros = egress.as_ref().map_or(Ok(None), |f| price(f, "/GiB"))?;
+    read.disk_per_gib_month_micros = disk.as_ref().map_or(Ok(None), |f| price(f, "/GiB-month"))?;
+    read.as_of_unix_s = match (&as_of, prices.or(egress).or(disk)) {
+        (Some(field), _) => field.parse(date)?,
+        (None, Some(priced)) => {
+            return Err(priced.problem("`as-of` is missing: nobody knows how old the price is"));
+        }
+        (None, None) => 0,
+    };
+    read.image = text(image.as_ref())?;
+    read.zones = zones.as_ref().map_or(Ok(BTreeSet::new()), |zones| {
+        Ok::<_, Problem>(texts(zones)?.into_iter().collect())
+    })?;
+    if let Some(subnets) = &subnets {
+        let entries = subnets.entries()?.into_iter();
+        let entries =
+            entries.map(|(zone, subnet)| Ok((zone.to_owned(), subnet.text()?.to_owned())));
+        read.subnets = entries.collect::<Result<_, Problem>>()?;
+    }
+    read.security_groups = groups.as_ref().map_or(Ok(Vec::new()), texts)?;
+    read.credentials = match text(keys.as_ref())? {
+        Some(file) => Source::File(PathBuf::from(file)),
+        None => Source::Environment,
+    };
+    read.root_device = text(root_device.as_ref())?;
+    read.endpoint = text(endpoint.as_ref())?;
+    Ok(read)
+}
+
+/// The price of an hour of each kind. One that is 0 is not known.
+fn hourly(prices: &Field<'_>, kinds: &[String]) -> Result<BTreeMap<String, NonZeroU64>, Problem> {
+    let mut read = BTreeMap::new();
+    for (kind, field) in prices.entries()? {
+        if !kinds.iter().any(|known| known == kind) {
+            return Err(field.problem("`kinds` does not have this kind"));
+        }
+        if let Some(price) = price(&field, "/h")? {
+            read.insert(kind.to_owned(), price);
+        }
+    }
+    Ok(read)
+}
+
+/// A price with its unit, in millionths of a dollar.
+fn price(field: &Field<'_>, unit: &str) -> Result<Option<NonZeroU64>, Problem> {
+    let text = field.text()?;
+    let amount = text.trim().strip_suffix(unit).ok_or_else(|| {
+        field.problem(format!("a price with its unit is wanted, as in $0.42{unit}"))
+    })?;
+    let amount = amount.parse::<Money>().map_err(|why| field.problem(why))?;
+    Ok(NonZeroU64::new(amount.micros))
+}
+
+fn date(text: &str) -> Result<u64, &'static str> {
+    time::parse(text.trim()).ok_or("a day is wanted, as in 2026-11-29")
+}
+
+/// A part of a host's name.
+fn word(text: &str) -> Result<&str, &'static str> {
+    let is_word = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+    if is_word && (1..=40).contains(&text.len()) {
+        Ok(text)
+    } else {
+        Err("a region is wanted, as in eu-central-1")
+    }
+}
+
+fn texts(field: &Field<'_>) -> Result<Vec<String>, Problem> {
+    field.list()?.iter().map(|item| Ok(item.text()?.to_owned())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The example that users read.
+    fn example() -> String {
+        let page = include_str!("../../../docs/providers.md");
+        let (_, example) = page.split_once("```yaml\n").expect("an example");
+        example.split_once("```").expect("its end").0.to_owned()
+    }
+
+    fn ec2_of(text: &str) -> Result<Settings, Problem> {
+        let document = Document::parse(NAME, text)?;
+        let [amazon, _] = document.root().fields(["amazon", "hetzner"])?;
+        let [ec2] = amazon.expect("it is there").fields(["ec2"])?;
+        settings(&ec2.expect("it is there"))
+    }
+
+    #[test]
+    fn the_example_is_read() {
+        let all = providers(&example()).expect("providers");
+        assert_eq!(all.iter().map(|one| one.name()).collect::<Vec<_>>(), ["amazon", "hetzner"]);
+        let ec2 = ec2_of(&example()).expect("settings");
+        assert_eq!(ec2.prices["c8i.2xlarge"].get(), 420_000);
+        assert_eq!(ec2.egress_per_gib_micros.map(u64::from), Some(90_000));
+        assert_eq!(ec2.disk_per_gib_month_micros.map(u64::from), Some(95_200));
+        assert_eq!(ec2.as_of_unix_s, 1_795_910_400);
+        assert_eq!(ec2.credentials, Source::File("/etc/perigee/aws".into()));
+        assert!(providers("").is_err() && providers("{}").expect("none").is_empty());
+    }
+
+    #[test]
+    fn a_price_of_0_is_not_known() {
+        let free = example().replace("$0.42/h", "$0/h").replace("$0.09/GiB", "0.0/GiB");
+        let ec2 = ec2_of(&free).expect("settings");
+        assert!(ec2.prices.is_empty() && ec2.egress_per_gib_micros.is_none());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_line() {
+        for (from, to, why) in [
+            ("region: eu-central-1", "region: evil.example/x", "region"),
+            ("    region: eu-central-1\n", "", "`region` is missing"),
+            ("as-of: 2026-11-29", "as-of: 2026-02-30", "as-of"),
+            ("    as-of: 2026-11-29", "    #", "how old"),
+            ("$0.42/h", "$0.42", "$0.42/h"),
+            ("{c8i.2xlarge: $0.42/h}", "{c8i.large: $0.42/h}", "c8i.large"),
+            ("kinds: [c8i.2xlarge, m5.metal]", "kinds: []", "1 to 100"),
+            ("timeout: 2m", "timeout: 2h", "1 h"),
+            ("timeout: 2m", "ec2: {region: a, kinds: [b]}", "one of the fields"),
+            ("[/usr/lib/perigee/providers/libcloud,", "[libcloud,", "/usr/lib"),
+            ("hetzner:", "Hetz_!:", "not a name"),
+            ("    image:", "    color:", "no such field"),
+            ("https://ec2.example.com", "ftp://ec2.example.com", "https://HOST"),
+        ] {
+            let text = example();
+            assert!(text.contains(from), "{from}");
+            let error = providers(&text.replace(from, to)).err().expect(to).to_string();
+            assert!(error.starts_with("providers.yaml:") && error.contains(why), "{to}: {error}");
+        }
+    }
 }

@@ -90,3 +90,25 @@ impl fmt::Display for CloudErrorKind {
         })
     }
 }
+
+/// An error with all that it was caused by.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+/// Characters of a provider's text that are shown.
+const SHOWN_MAX: usize = 300;
+
+/// A provider's text as one line of a length that people read.
+pub(crate) fn short(text: &str) -> String {
+    let words: Vec<&str> = text
+        .split(|c: char| c.is_whitespace() || c.is_control())
+        .filter(|w| !w.is_empty())
+        .collect();
+    let line = words.join(" ");
+    match line.char_indices().nth(SHOWN_MAX) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line,
+    }
+}

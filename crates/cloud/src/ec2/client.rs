@@ -1,0 +1,291 @@
+//! One request to EC2's Query API: signed, with a deadline, and asked again where that is safe.
+
+use std::fmt;
+use std::time::Duration;
+
+use reqwest::redirect::Policy;
+use reqwest::{Response, Url};
+use tokio::time::{Instant, sleep, timeout_at};
+use tokio_rustls::rustls::crypto::ring;
+
+use super::errors::{self, Failed};
+use crate::credentials::Source;
+use crate::provider::{CloudError, CloudErrorKind, chain};
+use crate::sigv4::{Request, Scope, authorization, encode};
+use crate::time;
+use crate::xml::Element;
+
+/// The version of EC2's API.
+const VERSION: &str = "2016-11-15";
+const FORM: &str = "application/x-www-form-urlencoded; charset=utf-8";
+/// A page of 500 instances is some 3 MiB.
+const ANSWER_BYTES_MAX: usize = 32 << 20;
+const PAGES_MAX: usize = 1000;
+/// How often a request is sent whose answer was lost, if sending it twice does no harm.
+const SENDS_MAX: u32 = 4;
+
+/// How long EC2 is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Waits {
+    /// For one answer.
+    pub answer: Duration,
+    /// For a request with all its repetitions.
+    pub request: Duration,
+    /// Before the first repetition; each one waits twice as long as the one before.
+    pub pause: Duration,
+}
+
+impl Default for Waits {
+    fn default() -> Self {
+        Self {
+            answer: Duration::from_secs(30),
+            request: Duration::from_secs(90),
+            pause: Duration::from_millis(500),
+        }
+    }
+}
+
+/// The fields of a request's form.
+#[derive(Debug, Clone, Default)]
+pub struct Form {
+    text: String,
+}
+
+impl Form {
+    /// A request for this action.
+    pub fn new(action: &str) -> Self {
+        Self::default().with("Action", action).with("Version", VERSION)
+    }
+
+    /// The same with one more field.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl fmt::Display) -> Self {
+        if !self.text.is_empty() {
+            self.text.push('&');
+        }
+        encode(name, &mut self.text);
+        self.text.push('=');
+        encode(&value.to_string(), &mut self.text);
+        self
+    }
+
+    /// The same with a list, `NAME.1`, `NAME.2` and so on.
+    #[must_use]
+    pub fn with_list<V: fmt::Display>(
+        self,
+        name: &str,
+        values: impl IntoIterator<Item = V>,
+    ) -> Self {
+        let values = (1..).zip(values);
+        values.fold(self, |form, (number, value)| form.with(&format!("{name}.{number}"), value))
+    }
+
+    /// The same for what has one of these values only. `number` counts the filters of the request from 1.
+    #[must_use]
+    pub fn filter<V: fmt::Display>(
+        self,
+        number: usize,
+        name: &str,
+        values: impl IntoIterator<Item = V>,
+    ) -> Self {
+        let form = self.with(&format!("Filter.{number}.Name"), name);
+        form.with_list(&format!("Filter.{number}.Value"), values)
+    }
+}
+
+/// Whether a request does harm if it is sent again although its answer was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Again {
+    /// None.
+    Harmless,
+    /// There might be two of what it makes.
+    MakesTwo,
+}
+
+/// EC2 in one region.
+#[derive(Debug)]
+pub struct Client {
+    http: reqwest::Client,
+    endpoint: Url,
+    host: String,
+    region: String,
+    credentials: Source,
+    waits: Waits,
+}
+
+impl Client {
+    /// A client for a region at an endpoint of its own, or at AWS's.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn new(
+        region: &str,
+        endpoint: Option<&str>,
+        credentials: Source,
+        waits: Waits,
+    ) -> Result<Self, String> {
+        let aws = format!("https://ec2.{region}.amazonaws.com/");
+        let endpoint = Url::parse(endpoint.unwrap_or(&aws)).map_err(|error| error.to_string())?;
+        let host = endpoint.host_str().ok_or("the endpoint names no host")?;
+        let host = endpoint.port().map_or(host.to_owned(), |port| format!("{host}:{port}"));
+        if !["http", "https"].contains(&endpoint.scheme()) || endpoint.path() != "/" {
+            return Err("an endpoint has the form https://HOST".to_owned());
+        }
+        // Another one may be there already.
+        let _ = ring::default_provider().install_default();
+        let http = reqwest::Client::builder()
+            .redirect(Policy::none())
+            .http1_only()
+            .user_agent(concat!("perigee/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(waits.answer.min(Duration::from_secs(10)))
+            .build()
+            .map_err(|error| chain(&error))?;
+        Ok(Self { http, endpoint, host, region: region.to_owned(), credentials, waits })
+    }
+
+    /// Sends a request, and again while EC2 has too many requests, or does not answer and the request does no harm.
+    ///
+    /// # Errors
+    /// `what` in the words that an error begins with, and what EC2 says.
+    pub async fn ask(&self, what: &str, form: &Form, again: Again) -> Result<Element, Failed> {
+        let end = Instant::now() + self.waits.request;
+        let mut pause = self.waits.pause;
+        let mut sends = 0;
+        loop {
+            let failed = match self.send(what, form, end).await {
+                Ok(answer) => return Ok(answer),
+                Err(failed) => failed,
+            };
+            sends += 1;
+            let is_worth_it = match failed.error.kind {
+                CloudErrorKind::Throttled => true,
+                CloudErrorKind::Unclear => again == Again::Harmless && sends < SENDS_MAX,
+                _ => false,
+            };
+            let wait = pause + pause.mul_f64(share());
+            if !is_worth_it || Instant::now() + wait >= end {
+                return Err(failed);
+            }
+            sleep(wait).await;
+            pause *= 2;
+        }
+    }
+
+    /// All pages of an answer that is a list.
+    ///
+    /// # Errors
+    /// As [`Self::ask`]; also if the pages have no end.
+    pub async fn pages(&self, what: &str, form: &Form) -> Result<Vec<Element>, CloudError> {
+        let mut pages = vec![self.ask(what, form, Again::Harmless).await?];
+        let mut tokens = Vec::new();
+        while let Some(token) = pages.last().and_then(|page| page.text("nextToken")) {
+            let token = token.to_owned();
+            if tokens.contains(&token) || pages.len() >= PAGES_MAX {
+                let why = format!("its pages have no end (at most {PAGES_MAX} are read)");
+                return Err(CloudError::new(CloudErrorKind::Unclear, format!("{what}: {why}")));
+            }
+            let form = form.clone().with("NextToken", &token);
+            pages.push(self.ask(what, &form, Again::Harmless).await?);
+            tokens.push(token);
+        }
+        Ok(pages)
+    }
+
+    async fn send(&self, what: &str, form: &Form, end: Instant) -> Result<Element, Failed> {
+        let unclear = |why: String| {
+            CloudError::new(CloudErrorKind::Unclear, format!("{what}: {}: {why}", self.host))
+        };
+        let request = self.signed(form)?;
+        let end = end.min(Instant::now() + self.waits.answer);
+        let late = |_| unclear(format!("no answer within {} s", self.waits.answer.as_secs()));
+        let answer = timeout_at(end, self.http.execute(request)).await.map_err(late)?;
+        let answer = answer.map_err(|error| unclear(chain(&error.without_url())))?;
+        let status = answer.status();
+        let body = timeout_at(end, whole(answer)).await.map_err(late)?.map_err(unclear)?;
+        if status.is_success() {
+            let answer = Element::parse(&body);
+            return answer
+                .map_err(|why| unclear(format!("it does not answer as EC2 does: {why}")).into());
+        }
+        Err(errors::of(what, status.as_u16(), &body))
+    }
+
+    fn signed(&self, form: &Form) -> Result<reqwest::Request, CloudError> {
+        let credentials = self.credentials.read()?;
+        let now = time::basic(time::now_unix_s());
+        let mut headers =
+            vec![("content-type", FORM), ("host", self.host.as_str()), ("x-amz-date", &now)];
+        headers.extend(credentials.token().map(|token| ("x-amz-security-token", token)));
+        let body = form.text.as_bytes();
+        let request = Request { method: "POST", query: "", headers: &headers, body };
+        let scope = Scope { time: &now, region: &self.region, service: "ec2" };
+        let authorization = authorization(&request, scope, &credentials);
+        let mut request = self.http.post(self.endpoint.clone()).body(form.text.clone());
+        for (name, value) in headers {
+            request = request.header(name, value);
+        }
+        let request = request.header("authorization", authorization).build();
+        // An error could have a header in it.
+        request.map_err(|_| {
+            CloudError::new(
+                CloudErrorKind::NotAllowed,
+                "the credentials for EC2 fit into no header",
+            )
+        })
+    }
+}
+
+/// The body of an answer.
+async fn whole(mut answer: Response) -> Result<Vec<u8>, String> {
+    let mut body = Vec::new();
+    while let Some(part) = answer.chunk().await.map_err(|error| chain(&error.without_url()))? {
+        if body.len() + part.len() > ANSWER_BYTES_MAX {
+            return Err(format!("its answer is longer than {ANSWER_BYTES_MAX} bytes"));
+        }
+        body.extend_from_slice(&part);
+    }
+    Ok(body)
+}
+
+/// Some number from 0 to 1, so that those who were told to come later do not come together.
+fn share() -> f64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    f64::from(now.map_or(0, |since| since.subsec_nanos() % 1_000_000)) / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that takes requests and never answers.
+    #[tokio::test]
+    async fn a_server_that_never_answers_is_not_waited_for() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
+        let keys = tempfile::NamedTempFile::new().expect("a file");
+        let lines = "aws_access_key_id = a\naws_secret_access_key = b\n";
+        std::fs::write(keys.path(), lines).expect("it is written");
+        let waits = Waits {
+            answer: Duration::from_millis(100),
+            request: Duration::from_millis(300),
+            pause: Duration::from_millis(1),
+        };
+        let credentials = Source::File(keys.path().to_owned());
+        let client = Client::new("a", Some(&endpoint), credentials, waits).expect("a client");
+        let form = Form::new("DescribeInstances");
+        for again in [Again::Harmless, Again::MakesTwo] {
+            let failed = client.ask("can't list", &form, again).await.expect_err("no answer");
+            assert_eq!(failed.error.kind, CloudErrorKind::Unclear);
+            assert!(failed.error.message.contains("no answer within"), "{:?}", failed.error);
+        }
+    }
+
+    #[test]
+    fn fields_of_a_form_are_numbered_from_1() {
+        let form = Form::new("A").filter(1, "tag:x", ["a b", "c"]).with_list("Id", [7]);
+        assert_eq!(
+            form.text,
+            "Action=A&Version=2016-11-15&Filter.1.Name=tag%3Ax&Filter.1.Value.1=a%20b&Filter.1.Value.2=c&Id.1=7"
+        );
+    }
+}

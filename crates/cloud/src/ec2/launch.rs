@@ -1,0 +1,84 @@
+//! The request that makes an instance.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use perigee_model::rental::{CLUSTER_TAG, NewInstance, RENTAL_TAG};
+
+use super::Settings;
+use super::client::Form;
+
+/// Bytes of user data that EC2 takes, before base64: "Instance user data" in AWS's EC2 user guide.
+const USER_DATA_BYTES_MAX: usize = 16 * 1024;
+/// Bytes of an idempotency token that EC2 takes: `ClientToken` of `RunInstances`.
+const TOKEN_BYTES_MAX: usize = 64;
+
+/// Why EC2 would not take it; `None` if it may.
+pub fn refused(new: &NewInstance) -> Option<String> {
+    let (token, data) = (new.rental.len(), new.user_data.len());
+    if token == 0 || token > TOKEN_BYTES_MAX || !new.rental.is_ascii() {
+        return Some(format!("its rental's id has to have 1 to {TOKEN_BYTES_MAX} letters"));
+    }
+    (data > USER_DATA_BYTES_MAX).then(|| {
+        format!("its user data have {data} bytes, and EC2 takes at most {USER_DATA_BYTES_MAX}")
+    })
+}
+
+/// The request for one instance whose root disk has this name.
+pub fn form(
+    new: &NewInstance,
+    image: &str,
+    root_device: Option<&str>,
+    settings: &Settings,
+) -> Form {
+    let mut form = Form::new("RunInstances")
+        .with("ClientToken", &new.rental)
+        .with("MinCount", 1)
+        .with("MaxCount", 1)
+        .with("ImageId", image)
+        .with("InstanceType", &new.kind)
+        .with("Placement.AvailabilityZone", &new.zone)
+        // An instance that powers itself off is gone, so that a lost controller costs minutes.
+        .with("InstanceInitiatedShutdownBehavior", "terminate")
+        .with("UserData", STANDARD.encode(&new.user_data))
+        // The user data have a join token: no guest behind the host's NAT gets them.
+        .with("MetadataOptions.HttpTokens", "required")
+        .with("MetadataOptions.HttpPutResponseHopLimit", 1);
+    if new.kvm && !is_metal(&new.kind) {
+        form = form.with("CpuOptions.NestedVirtualization", "enabled");
+    }
+    if let Some(root_device) = root_device {
+        form = form
+            .with("BlockDeviceMapping.1.DeviceName", root_device)
+            .with("BlockDeviceMapping.1.Ebs.VolumeSize", new.disk_bytes.div_ceil(1 << 30))
+            .with("BlockDeviceMapping.1.Ebs.VolumeType", "gp3")
+            .with("BlockDeviceMapping.1.Ebs.DeleteOnTermination", true);
+    }
+    if let Some(subnet) = settings.subnets.get(&new.zone) {
+        form = form.with("SubnetId", subnet);
+    }
+    form = form.with_list("SecurityGroupId", &settings.security_groups);
+    let mut tagged = vec!["instance", "volume"];
+    if new.spot {
+        form = form
+            .with("InstanceMarketOptions.MarketType", "spot")
+            .with("InstanceMarketOptions.SpotOptions.SpotInstanceType", "one-time")
+            .with("InstanceMarketOptions.SpotOptions.InstanceInterruptionBehavior", "terminate");
+        // By this tag the notices of a cluster are found.
+        tagged.push("spot-instances-request");
+    }
+    (1..).zip(tagged).fold(form, |form, (number, what)| tags(form, number, what, new))
+}
+
+fn tags(form: Form, number: usize, what: &str, new: &NewInstance) -> Form {
+    let at = format!("TagSpecification.{number}");
+    form.with(&format!("{at}.ResourceType"), what)
+        .with(&format!("{at}.Tag.1.Key"), RENTAL_TAG)
+        .with(&format!("{at}.Tag.1.Value"), &new.rental)
+        .with(&format!("{at}.Tag.2.Key"), CLUSTER_TAG)
+        .with(&format!("{at}.Tag.2.Value"), &new.cluster)
+}
+
+/// Is it a whole machine? Its hypervisor is ours then, and it has nothing to nest.
+fn is_metal(kind: &str) -> bool {
+    kind.split('.').nth(1).is_some_and(|size| size.starts_with("metal"))
+}
