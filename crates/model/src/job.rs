@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::amounts::{CpuAmount, MemoryAmount};
+use crate::budget::{JobCost, MoneyRules};
 use crate::gang::moving::GangMove;
 use crate::guest::{CommandEnd, LeftOut, LogStream};
 use crate::labels::Labels;
@@ -211,6 +212,9 @@ pub struct JobSpec {
     /// themselves too.
     #[serde(default)]
     pub rules: HostRules,
+    /// What it may cost, and by when it is to end.
+    #[serde(default)]
+    pub money: MoneyRules,
 }
 
 impl JobSpec {
@@ -323,6 +327,9 @@ pub struct Job {
     /// While its VM runs: what that has of its memory, where it may have more or less.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryAmount>,
+    /// What it was predicted to cost, and what it cost; `None` if nobody has to be paid for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<JobCost>,
 }
 
 impl Job {

@@ -37,6 +37,9 @@
 //! together: web            # at one host with the other VMs of the tenant that say so
 //! apart: db                # at no host that has another VM of the tenant that says so
 //! mpi: false               # true: only the first VM runs the command, which starts the others' processes itself
+//! budget: $1                # it starts only where the high end of its predicted price is not above that
+//! deadline: 18:00           # the next such time, UTC; or in 2h, from its submission: the cheapest way that keeps it is chosen
+//! waiting-costs: $0.25/h    # what an hour until its end is worth
 //! ```
 //!
 //! `start` may also be written flat, `placement: {site: home}`. Sizes and durations are those of
@@ -46,6 +49,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::amounts::Range;
+use crate::budget::MoneyRules;
 use crate::data::{FileAddress, REPOSITORY_SCHEME};
 use crate::inputs::check_input_path;
 use crate::job::{
@@ -56,6 +60,7 @@ use crate::limits::{
     PRIORITY, PUBLISHED, STOP_GRACE_S, TIMEOUT_S,
 };
 use crate::network::Publish;
+use crate::prices::{HOUR, per};
 use crate::spec::{
     check_beside, check_command, check_env, check_job_name, check_mount, check_output_path,
     check_outputs_to,
@@ -97,7 +102,7 @@ pub enum InputSource {
 }
 
 /// The fields of a job file, in the order in which an error lists them.
-const FIELDS: [&str; 28] = [
+const FIELDS: [&str; 31] = [
     "name",
     "image",
     "command",
@@ -126,6 +131,9 @@ const FIELDS: [&str; 28] = [
     "tpm",
     "together",
     "apart",
+    "budget",
+    "deadline",
+    "waiting-costs",
 ];
 
 /// The fields that one job file has. Those that are left empty are not among them.
@@ -211,6 +219,7 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
             together: fields.read("together", |f| f.parse(GroupName::new))?,
             apart: fields.read("apart", |f| f.parse(GroupName::new))?,
         },
+        money: read_money(&fields)?,
     };
     let inputs = fields.read("inputs", read_inputs)?.unwrap_or_default();
     spec.check()?;
@@ -343,6 +352,15 @@ fn read_bool(field: &Field<'_>) -> Result<bool, Problem> {
 fn read_network(field: &Field<'_>) -> Result<NetworkKind, Problem> {
     field.parse(|text| {
         text.parse().map_err(|why| format!("{why}; or use default, none, user or bridge:NAME"))
+    })
+}
+
+fn read_money(fields: &Fields<'_>) -> Result<MoneyRules, Problem> {
+    Ok(MoneyRules {
+        budget: fields.read("budget", |f| f.parse(str::parse))?,
+        deadline: fields.read("deadline", |f| f.parse(str::parse))?,
+        waiting_costs_per_hour: fields
+            .read("waiting-costs", |f| f.parse(|text| per(text, HOUR)))?,
     })
 }
 

@@ -45,6 +45,7 @@
 
 pub mod amounts;
 pub mod balance;
+pub mod budget;
 pub mod client;
 pub mod clock;
 pub mod compression;
@@ -73,6 +74,7 @@ pub mod network;
 pub mod persistent_vm;
 pub mod phases;
 pub mod plan;
+pub mod prices;
 pub mod problem;
 pub mod read_ahead;
 pub mod rental;

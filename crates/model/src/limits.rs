@@ -334,6 +334,20 @@ pub static TRACE_S: Limit = Limit::new("how long a trace lasts", Unit::Seconds, 
 /// How long the controller of a rented host may be silent before the host ends itself. The controller asks each host every few seconds, and
 /// may be started anew in between.
 pub static LEASE_S: Limit = Limit::new("the length of a lease", Unit::Seconds, 10, 7 * 86_400);
+/// From a job's submission to its deadline. A year: what is longer is a mistake in the unit.
+pub static DEADLINE_S: Limit =
+    Limit::new("the time to a job's deadline", Unit::Seconds, 1, 365 * 86_400);
+
+/// Sites and hosts with a price of their own.
+pub static PRICES: Limit = Limit::new("the number of entries with prices", Unit::Count, 0, 1000);
+
+/// How old a price may be that still counts.
+pub static PRICE_AGE_S: Limit =
+    Limit::new("how old a price may be", Unit::Seconds, 3600, 3650 * 86_400);
+
+/// The least time that is paid for.
+pub static MINIMUM_S: Limit =
+    Limit::new("the least time that is paid for", Unit::Seconds, 0, 31 * 86_400);
 
 /// A job file, or a lab's definition.
 pub static DOCUMENT_BYTES: Limit = Limit::new("the file's length", Unit::Bytes, 0, MIB);
@@ -406,7 +420,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 66] = [
+    const ALL: [&Limit; 70] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
@@ -472,6 +486,10 @@ mod tests {
         &PROBE_REQUEST_BYTES,
         &TRACE_S,
         &LEASE_S,
+        &DEADLINE_S,
+        &PRICES,
+        &PRICE_AGE_S,
+        &MINIMUM_S,
         &DOCUMENT_BYTES,
     ];
 

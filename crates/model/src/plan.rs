@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::budget::MoneyRange;
 use crate::{HostId, JobId};
 
 /// How a job gets to its data.
@@ -236,6 +237,56 @@ pub struct PlanOption {
     pub chosen: bool,
     /// Why it was chosen, or why not.
     pub reason: String,
+    /// What it would cost; `None` if no host that the plan knows costs anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<OptionCost>,
+}
+
+/// What one way to run a job would cost.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OptionCost {
+    /// What it is made of. What costs nothing is not among them.
+    pub items: Vec<CostItem>,
+    /// Their sum; `None` if one of them is not known.
+    pub total: Option<MoneyRange>,
+    /// No other option that is possible is both as soon and as cheap, and better in one of the two.
+    pub is_best_trade: bool,
+}
+
+/// A part of what a way would cost.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CostItem {
+    /// What is paid for.
+    pub of: CostOf,
+    /// To whose price it belongs.
+    pub host: HostId,
+    /// `None` if it is not known.
+    pub cost: Option<MoneyRange>,
+    /// What was reckoned, or why it is not known, in plain words.
+    pub why: String,
+}
+
+/// What is paid for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CostOf {
+    /// The host.
+    Machine,
+    /// The disks of the job's VM.
+    Disk,
+    /// Bytes that leave the host's site.
+    Egress,
+}
+
+impl CostOf {
+    /// As it is shown.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Machine => "machine",
+            Self::Disk => "disk",
+            Self::Egress => "egress",
+        }
+    }
 }
 
 /// What a prediction of the job's work rests on.
@@ -456,6 +507,7 @@ mod tests {
             longer: None,
             chosen: true,
             reason: String::new(),
+            cost: None,
         };
         let options = vec![option];
         let (basis, figures) = (Basis::History, Vec::new());

@@ -7,7 +7,9 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::budget::Spending;
 use crate::ids::{BadName, Owned, TenantName, UserName};
+use crate::money::Money;
 use crate::secret::Secret;
 use crate::units::format_bytes;
 use crate::{ImageName, Problem};
@@ -144,6 +146,9 @@ pub struct Quota {
     /// These files and their directories; `None`: a million.
     #[serde(default)]
     pub files: Option<u64>,
+    /// What its jobs may cost in a month (UTC), with what is reserved for those that have not ended, in millionths of a dollar.
+    #[serde(default, rename = "budget_month_micros")]
+    pub budget_month: Option<Money>,
 }
 
 /// What a tenant's jobs, or one job, take of its quota.
@@ -214,6 +219,9 @@ pub struct Tenant {
     pub files: u64,
     /// The number of its users.
     pub users: u64,
+    /// What it has spent in this month, and what is reserved.
+    #[serde(default)]
+    pub spending: Spending,
 }
 
 /// `PUT /v1/tenants/{tenant}/users/{user}`: adds a user, or changes its role.

@@ -263,6 +263,7 @@ fn plan(running: &Running, lost_s: f64, best: &Better, others: &[Better], accoun
         longer: None,
         chosen,
         reason,
+        cost: None,
     };
     let mut figures = vec!["assumed: as much work is left as was done here".to_owned()];
     figures.extend(best.cost.figures.iter().cloned());

@@ -49,7 +49,9 @@ pub async fn tenant(cluster: &Cluster, name: &TenantName) -> Result<Tenant, Prob
     let (repository, of) = (Arc::clone(&cluster.repository), name.clone());
     let used = tokio::task::spawn_blocking(move || repository.used(&of)).await;
     let (file_bytes, files) = used.map_err(|e| Problem::internal("can't count files", e))??;
-    Ok(Tenant { name: name.clone(), quota, running, volume_bytes, file_bytes, files, users })
+    let spending = Default::default();
+    let name = name.clone();
+    Ok(Tenant { name, quota, running, volume_bytes, file_bytes, files, users, spending })
 }
 
 /// The sizes of a tenant's volumes and images, and of its VMs' root disks, together, as last seen.

@@ -255,6 +255,7 @@ fn new_job(id: JobId, spec: JobSpec) -> Job {
         gang_move: None,
         memory: None,
         cpu_time: None,
+        cost: None,
     }
 }
 

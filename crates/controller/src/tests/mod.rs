@@ -251,6 +251,7 @@ pub fn spec(access: Access) -> JobSpec {
         firmware: Default::default(),
         tpm: false,
         rules: Default::default(),
+        money: Default::default(),
     }
 }
 

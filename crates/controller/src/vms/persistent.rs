@@ -129,6 +129,7 @@ pub(super) fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<Jo
         firmware: Default::default(),
         tpm: false,
         rules: new.rules.clone(),
+        money: Default::default(),
     })
 }
 

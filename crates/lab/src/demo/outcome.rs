@@ -335,6 +335,7 @@ pub(crate) mod tests {
             longer: None,
             chosen,
             reason: "the earliest end <&>".to_owned(),
+            cost: None,
         }
     }
 

@@ -130,6 +130,7 @@ impl Stage {
             firmware: Default::default(),
             tpm: false,
             rules: Default::default(),
+            money: Default::default(),
         }
     }
 

@@ -259,3 +259,38 @@ fn rules_about_other_vms_that_can_not_be_kept_are_refused() {
     let name = problem("apart: Data~Base\n");
     assert!(name.contains("is not a name") && name.contains("apart"), "{name}");
 }
+
+#[test]
+fn a_file_says_what_the_job_may_cost_and_by_when_it_is_to_end() {
+    let spec = parse(
+        &format!("{SMALLEST}budget: $1\ndeadline: 18:00\nwaiting-costs: $0.25/h\n"),
+        "a.yaml",
+    );
+    let money = spec.expect("a job").spec.money;
+    let micros = |of: Option<crate::money::Money>| of.map(|money| money.micros);
+    assert_eq!(
+        (micros(money.budget), micros(money.waiting_costs_per_hour)),
+        (Some(1_000_000), Some(250_000))
+    );
+    assert_eq!(money.deadline.map(|at| at.to_string()).as_deref(), Some("18:00 UTC"));
+    let soon = parse(&format!("{SMALLEST}deadline: in 2h\n"), "a.yaml").expect("a job").spec.money;
+    assert_eq!(soon.deadline.map(|at| at.to_string()).as_deref(), Some("in 2h"));
+    let json = serde_json::to_value(soon).expect("JSON");
+    assert_eq!(json, serde_json::json!({"deadline": "in 2h"}));
+    assert_eq!(
+        parse(SMALLEST, "a.yaml").expect("a job").spec.money,
+        crate::budget::MoneyRules::default()
+    );
+    for (wrong, why) in [
+        ("budget: one dollar\n", "not an amount of money"),
+        ("deadline: soon\n", "18:00, or in 2h"),
+        ("deadline: in 2\n", "no unit"),
+        ("waiting-costs: $1\n", "$0.25/h"),
+    ] {
+        let said = problem(wrong);
+        assert!(
+            said.contains(why) && said.contains(wrong.split(':').next().unwrap_or_default()),
+            "{said}"
+        );
+    }
+}

@@ -43,6 +43,7 @@ fn job() -> JobSpec {
         firmware: Default::default(),
         tpm: false,
         rules: Default::default(),
+        money: Default::default(),
     }
 }
 

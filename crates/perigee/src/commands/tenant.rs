@@ -1,6 +1,7 @@
 //! `perigee tenant`, `perigee audit`
 
 use clap::{Args, Subcommand};
+use perigee_model::money::Money;
 use perigee_model::tenant::{AuditEntry, NewTenant, Quota, Tenant};
 use perigee_model::units::{format_bytes, parse_duration};
 use perigee_model::{Problem, TenantName};
@@ -64,6 +65,9 @@ pub struct QuotaFlags {
     /// The number of these files and their directories [default: 1000000]
     #[arg(long, value_name = "N")]
     file_count: Option<u64>,
+    /// What its jobs may cost in a month (UTC), with what is reserved for those that have not ended, such as `$20`
+    #[arg(long, value_name = "MONEY")]
+    budget_month: Option<Money>,
 }
 
 impl From<QuotaFlags> for Quota {
@@ -75,6 +79,7 @@ impl From<QuotaFlags> for Quota {
             volume_bytes: flags.volumes,
             file_bytes: flags.files,
             files: flags.file_count,
+            budget_month: flags.budget_month,
         }
     }
 }
@@ -107,6 +112,8 @@ const TENANT: &[Column<Tenant>] = &[
     ("volumes", |t| bytes_of(t.volume_bytes, t.quota.volume_bytes)),
     ("files", |t| bytes_of(t.file_bytes, t.quota.file_bytes)),
     ("file count", |t| of(t.files, t.quota.files)),
+    ("spent this month", |t| of(t.spending.spent, t.quota.budget_month)),
+    ("reserved", |t| t.spending.reserved.to_string()),
 ];
 
 const AUDIT: &[Column<AuditEntry>] = &[

@@ -224,6 +224,7 @@ fn plan(gang: &RunningGang, now: &[HostId], best: &Place, (lost_s, reason): (f64
         longer: None,
         chosen,
         reason,
+        cost: None,
     };
     let sent: u64 = gang.sent.iter().flatten().sum();
     let mut figures = vec![

@@ -74,6 +74,7 @@ impl Candidate {
             longer: None,
             chosen: false,
             reason: String::new(),
+            cost: None,
         };
         let (place, boot, rtt_ms) = (start.place, start.boot, start.rtt_ms);
         let (replica_not_used, busy) = (start.replica_not_used.clone(), start.busy.clone());

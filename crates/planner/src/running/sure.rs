@@ -217,6 +217,7 @@ fn plan(
             longer: None,
             chosen,
             reason,
+            cost: None,
         }
     };
     let changed = |change: &Change, chosen, reason| {

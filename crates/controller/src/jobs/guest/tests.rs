@@ -41,6 +41,7 @@ pub fn record(state: JobState) -> JobRecord {
         firmware: Default::default(),
         tpm: false,
         rules: Default::default(),
+        money: Default::default(),
     };
     let mut record = new_record(JobId::new("q-0001").expect("name"), spec);
     record.job.state = state;
