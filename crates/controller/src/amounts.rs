@@ -141,7 +141,7 @@ fn look(cluster: &Cluster, ranged: &[Ranged]) -> Look {
         let used_bytes = used.get(host).map_or(0, |used| used.demand.memory_bytes);
         host_memory(cluster, host, used_bytes.saturating_sub(theirs))
     });
-    let quotas = cluster.accounts.quotas(&cluster.index.taken());
+    let quotas = cluster.accounts.quotas(&cluster.index.taken(), &cluster.ledger);
     let tenants = of.into_iter().filter_map(|(tenant, theirs)| {
         let all = quotas.get(tenant)?;
         let quota_bytes = all.quota.memory_bytes?;

@@ -14,7 +14,7 @@
 //! records
 //! term
 //! cluster
-//! accounts, networks, admissions, console, tpm
+//! accounts, ledger, prices, networks, admissions, console, tpm
 //! cleaner
 //! storage
 //! files, planning
@@ -66,6 +66,7 @@
 //! | Which volumes are a job's own? | `owner_of` in `records.rs`, `create` in `jobs/stage.rs` |
 //! | Which problems end a job, and which does it wait for? | `troubled` in `jobs/driver.rs` |
 //! | How are tenants, users and tokens kept, and what counts for a quota? | `cluster/accounts.rs`, `accounts.rs`, `tenants.rs`, `accounts/usage.rs`; VMs, vCPUs and memory: `planner/src/queue/mod.rs` |
+//! | What may a job cost, what has it cost, and what does a budget allow? | `ledger.rs`, `cluster/ledger.rs`, `jobs/cost.rs`; what hosts cost: `prices.rs`, `cluster/price_list.rs`, `model/src/prices.rs`; which way is chosen: `planner/src/options/cost.rs` |
 //! | What is in the audit log? | `audit.rs`, `api/callers.rs` |
 //! | Does a user learn anything of another tenant? | `tests/tenant_walk.rs` |
 //! | Who may send which request to which daemon? | `api/callers.rs`, `agent/src/callers.rs`, `volume/src/control/callers.rs` |
@@ -97,10 +98,12 @@ mod guest;
 mod hash;
 mod hosts;
 mod jobs;
+mod ledger;
 mod meter;
 mod migration;
 mod networks;
 mod planning;
+mod prices;
 mod records;
 mod scheduler;
 mod storage;
@@ -153,6 +156,8 @@ pub struct Config {
     pub keep_outputs_s: Option<u64>,
     /// The ports of hosts that tenants may publish.
     pub publish_ports: PublishPorts,
+    /// The file that says what hosts, disks and traffic cost; `None`: nothing costs anything.
+    pub prices: Option<PathBuf>,
 }
 
 /// The S3 store at `s3://BUCKET/PREFIX`.
@@ -269,6 +274,7 @@ async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Probl
         own_ports: own_ports(&config),
         own_url: own_url(&config)?,
         runner: None,
+        prices: config.prices.clone(),
     };
     let timing = Timing::default();
     let started = Supervisor::start_with(&config.state, timing, traffic, settings, objects);

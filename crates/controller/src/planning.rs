@@ -5,6 +5,7 @@ mod decisions;
 pub mod gang_traffic;
 mod history;
 pub mod links;
+mod money;
 mod prices;
 pub mod shared_links;
 
@@ -26,6 +27,7 @@ use perigee_planner::{
 };
 use sha2::{Digest, Sha256};
 
+use crate::clock::now_ms;
 use crate::cluster::{Cluster, HostLink, Used, capacity};
 use crate::hash;
 use crate::meter::Totals;
@@ -39,6 +41,7 @@ use history::history;
 pub use history::{forget_host, forget_tenant, job_ended, wants_trace};
 #[cfg(test)]
 pub(crate) use history::{history_key, make_room};
+pub use money::disk_bytes;
 pub use prices::{Prices, VmPrices, move_cost};
 
 /// Collects the facts about a job: its volumes and its earlier runs.
@@ -83,6 +86,7 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
         uses_confined: !confined.volumes.is_empty() || confined.image_at.is_some(),
         volumes,
         dirty_bytes_per_s: history.dirty_bytes_per_s,
+        money: money::facts(cluster, spec, now_ms()).await?,
     };
     let tenant = tenant_of(&spec.name);
     let others = cluster.history_cache.others(&history::history_key(spec), tenant);
@@ -96,6 +100,7 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
 /// As [`prepare`].
 pub async fn prepare_record(cluster: &Cluster, record: &JobRecord) -> Result<Prepared, Problem> {
     let mut prepared = prepare(cluster, &record.job.spec).await?;
+    prepared.job.money.deadline_s = money::deadline_s(&record.job.spec, record.job.submitted_ms);
     // A VM without a job is never started far from its data in order to move to them.
     prepared.job.may_migrate &= !record.kind.is_persistent_vm();
     let own = record.kept().into_iter().flat_map(|kept| &kept.disks);
@@ -120,7 +125,8 @@ const ROOT_BYTES_READ: u64 = 256 << 20;
 /// # Errors
 /// `NotFound` for an unknown volume, `Unavailable` when nothing can take the job now.
 pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<Plan, Problem> {
-    let Prepared { job, history, others } = prepare(cluster, spec).await?;
+    let Prepared { mut job, history, others } = prepare(cluster, spec).await?;
+    job.money.month = money::month(cluster, &spec.name);
     let homes: Vec<HostId> = job.volumes.iter().map(|volume| volume.home.clone()).collect();
     let not_measured = links::ensure(cluster, &homes).await;
     let mut facts = facts(cluster);
@@ -305,7 +311,10 @@ pub fn facts(cluster: &Cluster) -> Facts {
 fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
     let used = cluster.index.used();
     let up = cluster.hosts.up().into_iter();
-    let hosts: Vec<_> = up.filter_map(|host| facts_of(cluster, &host, &used, vm)).collect();
+    let mut hosts: Vec<_> = up.filter_map(|host| facts_of(cluster, &host, &used, vm)).collect();
+    if let Some(mut prices) = cluster.prices.now() {
+        hosts.iter_mut().for_each(|host| host.price = prices.of(&host.id, &host.site));
+    }
     let site = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
     let used_lanes = shared_links::used_lanes(cluster, vm);
     let links = cluster.links.all().into_iter().filter_map(|link| {
@@ -365,6 +374,7 @@ fn facts_of(
         boots: cluster.history_cache.boots(&host.id),
         local_blocks: cluster.links.local(&host.id).and_then(|local| local.blocks),
         pool_free_bytes: cluster.hosts.pool_free_bytes(&host.id),
+        price: None,
     })
 }
 

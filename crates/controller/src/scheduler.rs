@@ -195,7 +195,7 @@ impl Scheduler {
 
     /// Carries out a grant, unless the job or one of its volumes has changed since the snapshot: then returns the job.
     fn give(&self, cluster: &Arc<Cluster>, grant: JobGrant) -> Result<(), JobId> {
-        let JobGrant { job, hosts, plan, predicted, facts } = grant;
+        let JobGrant { job, hosts, plan, predicted, cost, facts } = grant;
         let mut hosts = hosts.into_iter();
         let (Some(host), Some(known)) = (hosts.next(), self.known.get(&job)) else {
             return Err(job);
@@ -205,6 +205,7 @@ impl Scheduler {
             host,
             plan,
             predicted,
+            cost,
             traits: facts.job.traits.clone(),
             volume_homes: volume_homes.collect(),
             others: hosts.collect(),
@@ -287,7 +288,7 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
         });
     }
     let taken = cluster.index.taken();
-    let quotas = cluster.accounts.quotas(&taken);
+    let quotas = cluster.accounts.quotas(&taken, &cluster.ledger);
     Queue {
         hosts,
         drained,

@@ -32,8 +32,8 @@ use crate::planning::links;
 use crate::records::{JOB_INTENTS, job_intent_key};
 use crate::storage::{images, left_behind, moves, replicas};
 use crate::{
-    accounts, admissions, amounts, balance, cleaner, drain, hosts, jobs, migration, networks,
-    scheduler, term,
+    accounts, admissions, amounts, balance, cleaner, drain, hosts, jobs, ledger, migration,
+    networks, prices, scheduler, term,
 };
 
 /// How long a controller that starts waits for hosts that could refuse it.
@@ -143,6 +143,8 @@ impl Supervisor {
         supervisor.keep_running("the collecting of input files", inputs::collect);
         supervisor.keep_running("the staging of queued jobs' inputs", inputs::stage_ahead);
         supervisor.keep_running("the erasure of deleted VMs", jobs::keep_erasing);
+        supervisor.keep_running("the reading of prices", prices::keep);
+        supervisor.keep_running("the summing up of the ledger", ledger::keep);
         supervisor.keep_running("the retention of outputs", outputs::keep_to_retention);
         Ok(())
     }

@@ -88,10 +88,10 @@ impl FromStr for Deadline {
         }
         let clock = trimmed.strip_suffix("UTC").map_or(trimmed, str::trim_end);
         let (hour, minute) = clock.split_once(':').ok_or_else(bad)?;
-        let part = |digits: &str, below: u16| {
+        let part = |digits: &str, below: u16| -> Result<u16, BadDeadline> {
             let is_number =
                 (1..=2).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
-            let number = digits.parse().ok().filter(|number| is_number && *number < below);
+            let number = digits.parse::<u16>().ok().filter(|number| is_number && *number < below);
             number.ok_or_else(bad)
         };
         if minute.len() != 2 {
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_budget_has_room_for_what_is_neither_spent_nor_reserved() {
-        let dollars = |n| Money::from_micros(n * 1_000_000);
+        let dollars = |n: u64| Money::from_micros(n * 1_000_000);
         let spending = Spending { spent: dollars(5), reserved: dollars(3) };
         assert_eq!(spending.lacks(dollars(10), dollars(2)), None);
         assert_eq!(

@@ -349,6 +349,13 @@ pub static PRICE_AGE_S: Limit =
 pub static MINIMUM_S: Limit =
     Limit::new("the least time that is paid for", Unit::Seconds, 0, 31 * 86_400);
 
+/// Lines of the controller's ledger that stand one by one. Older ones are summed up.
+pub static LEDGER_LINES: Limit = Limit::new("the ledger's number of lines", Unit::Count, 0, 20_000);
+
+/// Entries of the ledger that are not settled: those of jobs that have not ended, and of rented hosts.
+pub static LEDGER_OPEN: Limit =
+    Limit::new("the ledger's number of entries that are not settled", Unit::Count, 0, 200_000);
+
 /// A job file, or a lab's definition.
 pub static DOCUMENT_BYTES: Limit = Limit::new("the file's length", Unit::Bytes, 0, MIB);
 
@@ -420,7 +427,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 70] = [
+    const ALL: [&Limit; 72] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
@@ -487,6 +494,8 @@ mod tests {
         &TRACE_S,
         &LEASE_S,
         &DEADLINE_S,
+        &LEDGER_LINES,
+        &LEDGER_OPEN,
         &PRICES,
         &PRICE_AGE_S,
         &MINIMUM_S,

@@ -56,6 +56,20 @@ impl Money {
         Self::from_micros(self.micros.saturating_sub(other.micros))
     }
 
+    /// With all of its decimals, as a price is said: `$0.085`. [`fmt::Display`] rounds up to cents.
+    #[must_use]
+    pub fn exact(self) -> String {
+        let (whole, fraction) = (self.micros / MICROS, self.micros % MICROS);
+        let text = format!("${whole}.{fraction:06}");
+        let short = text.trim_end_matches('0');
+        // Two decimals, as people write money, or none.
+        match short.split_once('.') {
+            Some((whole, "")) => whole.to_owned(),
+            Some((_, tenths)) if tenths.len() == 1 => format!("{short}0"),
+            _ => short.to_owned(),
+        }
+    }
+
     /// What `amount` units cost if `per` of them cost this much, rounded up: nobody is told less than the bill will say.
     ///
     /// `per` is at least 1.
@@ -186,6 +200,21 @@ mod tests {
         ] {
             let money: Money = text.parse().expect("money");
             assert_eq!((money.micros, money.to_string().as_str()), (micros, shown), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_price_is_said_exactly() {
+        for (micros, shown) in [
+            (0, "$0"),
+            (85_000, "$0.085"),
+            (90_000, "$0.09"),
+            (200_000, "$0.20"),
+            (1_000_000, "$1"),
+            (4, "$0.000004"),
+        ] {
+            let money = Money::from_micros(micros);
+            assert_eq!((money.exact().as_str(), money.exact().parse()), (shown, Ok(money)));
         }
     }
 

@@ -59,6 +59,9 @@ struct Entry {
     max_age_s: u64,
 }
 
+/// A price of an entry with its name.
+type Named = (&'static str, fn(&Entry) -> Said);
+
 /// One price of an entry, in millionths of a dollar for a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Said {
@@ -101,8 +104,8 @@ impl PriceList {
         let root = document.root();
         let [max_age, sites, hosts] = root.fields(["max-age", "sites", "hosts"])?;
         let max_age_s = max_age.as_ref().map(read_age).transpose()?.unwrap_or(MAX_AGE_S_DEFAULT);
-        let sites = entries(sites.as_ref(), SiteId::new, max_age_s)?;
-        let hosts = entries(hosts.as_ref(), HostId::new, max_age_s)?;
+        let sites = entries(sites.as_ref(), |name| SiteId::new(name), max_age_s)?;
+        let hosts = entries(hosts.as_ref(), |name| HostId::new(name), max_age_s)?;
         PRICES.check(sites.len() + hosts.len()).map_err(|why| root.problem(why))?;
         Ok(Self { sites, hosts })
     }
@@ -193,9 +196,9 @@ impl Entry {
 
     /// What is not known, and why.
     fn unknown(&self, of_site: Option<&Self>, now_s: u64) -> Vec<String> {
-        let fields: [(&str, fn(&Self) -> Said); 3] =
+        let fields: [Named; 3] =
             [("machine", |e| e.machine), ("egress", |e| e.egress), ("disk", |e| e.disk)];
-        let why = |(name, of): (&str, fn(&Self) -> Said)| {
+        let why = |(name, of): Named| {
             let entry = of_site.filter(|_| of(self) == Said::Missing).unwrap_or(self);
             entry.counts(of(entry), now_s).err().map(|why| format!("{name}: {why}"))
         };

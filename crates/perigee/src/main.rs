@@ -42,7 +42,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::commands::{
     agent, balancing, boot, client, cluster_network, controller, data, dev, host, image, job, lab,
-    login, planner, pool, slurm, tenant, top, user, vm, volume,
+    login, planner, pool, price, slurm, tenant, top, user, vm, volume,
 };
 use crate::context::Context;
 use crate::output::Format;
@@ -110,6 +110,9 @@ enum Noun {
     /// How well the planner predicts
     #[command(subcommand)]
     Planner(planner::Verb),
+    /// What hosts, disks and traffic cost
+    #[command(subcommand)]
+    Price(price::Verb),
     /// Hosts
     #[command(subcommand)]
     Host(host::HostVerb),
@@ -213,6 +216,7 @@ async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
         Noun::Data(verb) => data::run(verb, context).await?,
         Noun::Slurm(verb) => return slurm::run(verb, context).await,
         Noun::Planner(verb) => planner::run(verb, context).await?,
+        Noun::Price(verb) => price::run(verb, context).await?,
         Noun::Host(verb) => host::run(verb, context).await?,
         Noun::Cluster(verb) => return balancing::run(verb, context).await,
         Noun::Site(verb) => host::run_site(verb, context).await?,

@@ -1,7 +1,11 @@
 //! The planner's input: the cluster and the job as they were measured at one moment.
 
+use std::sync::Arc;
+
+use perigee_model::budget::Spending;
 use perigee_model::job::Start;
 use perigee_model::load::VcpuUse;
+use perigee_model::money::{Money, Price};
 use perigee_model::phases::Phases;
 use perigee_model::plan::Way;
 use perigee_model::vm::{Accelerator, LinkProbe};
@@ -146,6 +150,8 @@ pub struct HostFacts {
     pub local_blocks: Option<BlockProbe>,
     /// The bytes that are free on the disk of its volume server; `None` if that is not known.
     pub pool_free_bytes: Option<u64>,
+    /// What it costs; `None` if it is the users' own and nobody has to be paid for it. Hosts that cost the same share one.
+    pub price: Option<Arc<Price>>,
 }
 
 /// How busy a host's CPUs were in the last minute. In facts about one running VM, that VM's vCPUs are left out, and at its host the
@@ -161,6 +167,11 @@ pub struct CpuLoad {
 }
 
 impl HostFacts {
+    /// The same for hosts that share a price, and 0 for those without one.
+    pub(crate) fn price_number(&self) -> usize {
+        self.price.as_ref().map_or(0, |price| Arc::as_ptr(price).addr())
+    }
+
     /// Whether a VM that runs here can continue at another host: the guest must see the same processor. TCG
     /// emulates its own processor; KVM shows the host's.
     ///
@@ -271,6 +282,39 @@ pub struct JobFacts {
     pub volumes: Vec<VolumeFacts>,
     /// How fast the job changes its memory, if an earlier migration of it has measured that.
     pub dirty_bytes_per_s: Option<u64>,
+    /// What counts for its price.
+    pub money: MoneyFacts,
+}
+
+/// What counts for the price of a job that has not started. Of a job with several VMs: for each of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct MoneyFacts {
+    /// The most that the VM may cost.
+    pub budget: Option<Money>,
+    /// How many VMs the job has, which share its budget; 0 and 1 are one.
+    pub vms: u32,
+    /// The budget of its tenant for the month, and what is gone of that; `None` if it has none.
+    pub month: Option<(Money, Spending)>,
+    /// The time from now until the job is to end; below 0 if that is over.
+    pub deadline_s: Option<f64>,
+    /// What an hour until its end is worth.
+    pub waiting_per_hour: Option<Money>,
+    /// The size of its root and output disks; `None` if it is not known.
+    pub disk_bytes: Option<u64>,
+    /// The command is ended after so many seconds.
+    pub timeout_s: Option<u64>,
+}
+
+impl MoneyFacts {
+    /// So much time has passed.
+    pub(crate) fn pass_s(&mut self, seconds: f64) {
+        self.deadline_s = self.deadline_s.map(|left_s| left_s - seconds);
+    }
+
+    /// The budget of all VMs, of which each has this part.
+    pub(crate) fn whole_budget(&self, part: Money) -> Money {
+        part.of(u64::from(self.vms.max(1)), 1)
+    }
 }
 
 /// A data volume of a job that has not started.

@@ -1,6 +1,10 @@
 //! A cluster as a lab measures it: two hosts at site `home` and one at site `cloud`, 16 ms apart.
 
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
 use perigee_model::job::Start;
+use perigee_model::money::Price;
 use perigee_model::read_ahead::PROXY_GENERATION;
 use perigee_model::vm::{Accelerator, LinkProbe};
 use perigee_model::volume::{BlockProbe, IoStats};
@@ -51,7 +55,20 @@ fn host(id: &str, site: &str) -> HostFacts {
         boots: vec![booted_in(12.0)],
         local_blocks: Some(probe(LOCAL_US)),
         pool_free_bytes: None,
+        price: None,
     }
+}
+
+/// A machine at so many millionths of a dollar an hour; $0.09 for each GiB that leaves its site, and $0.73 for a month of a GiB.
+pub(crate) fn price(per_hour_micros: u64) -> Arc<Price> {
+    Arc::new(Price {
+        per_hour_micros: NonZeroU64::new(per_hour_micros),
+        minimum_s: 0,
+        egress_per_gib_micros: NonZeroU64::new(90_000),
+        disk_per_gib_month_micros: NonZeroU64::new(730_000),
+        source: "test".to_owned(),
+        as_of_unix_s: 0,
+    })
 }
 
 fn site_of(host: &str) -> SiteId {
@@ -103,6 +120,7 @@ pub(crate) fn job() -> JobFacts {
             copy: CopyFacts { bytes: 256 * MIB, ..stays() },
         }],
         dirty_bytes_per_s: Some(0),
+        money: MoneyFacts::default(),
     }
 }
 

@@ -22,7 +22,7 @@ use perigee_model::job::Start;
 use perigee_model::plan::{Basis, Seconds, Unknown};
 
 use crate::copying::Reading;
-use crate::facts::{Cluster, HostFacts, JobFacts, Running, Snapshot, VolumeFacts};
+use crate::facts::{Cluster, HostFacts, JobFacts, MoneyFacts, Running, Snapshot, VolumeFacts};
 use crate::figures::Figures;
 use crate::hosts::computing_factor;
 use crate::network::path;
@@ -167,6 +167,7 @@ impl Learned {
             uses_confined: running.uses_confined,
             volumes: volumes.collect(),
             dirty_bytes_per_s: running.dirty_bytes_per_s,
+            money: MoneyFacts::default(),
         };
         let seen = Seen { history: &running.history, others: &running.others };
         one_pass::one_pass(&running.cluster, &job, seen, &mut Figures::default()).ok()

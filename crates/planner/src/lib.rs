@@ -21,6 +21,7 @@
 //! | Which queued job starts next, and where? | `queue/` (`pass.rs`: the decision), `controller/src/scheduler.rs` (its snapshot), `queue/refusals.rs` (how many refused plans a pass makes) |
 //! | Where do all of its VMs start, or none? | `queue/gang.rs` |
 //! | What would each way to run a job take? | `options/mod.rs` |
+//! | What would a way cost, and which one is chosen where money counts? | `options/cost.rs`; a tenant's budget for the month: `queue/pass.rs` |
 //! | When does a running VM move, or its data? | `running.rs`, `running/changes.rs`; at once, by its history: `running/sure.rs`; what that costs: `moving.rs`, `copying.rs` |
 //! | When does a running job end, and how much of its work is left? | `running/left.rs` |
 //! | When does a VM move because its host is overloaded? | `balance/` |
@@ -65,7 +66,8 @@ mod work;
 pub use experience::compression;
 pub use facts::{
     Boot, Cluster, CopyFacts, CpuLoad, DiskFacts, HostFacts, JobFacts, LinkFacts, LinkForMoves,
-    Moving, PastMove, Prepared, RefusedWay, Running, Snapshot, StillToCome, VolumeFacts,
+    MoneyFacts, Moving, PastMove, Prepared, RefusedWay, Running, Snapshot, StillToCome,
+    VolumeFacts,
 };
 pub use modes::{CompressionGain, Mode};
 pub use moving::{Dirty, MoveCost, move_cost};

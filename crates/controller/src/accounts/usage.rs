@@ -49,7 +49,7 @@ pub async fn tenant(cluster: &Cluster, name: &TenantName) -> Result<Tenant, Prob
     let (repository, of) = (Arc::clone(&cluster.repository), name.clone());
     let used = tokio::task::spawn_blocking(move || repository.used(&of)).await;
     let (file_bytes, files) = used.map_err(|e| Problem::internal("can't count files", e))??;
-    let spending = Default::default();
+    let spending = cluster.ledger.spending(Some(name));
     let name = name.clone();
     Ok(Tenant { name, quota, running, volume_bytes, file_bytes, files, users, spending })
 }

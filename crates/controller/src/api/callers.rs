@@ -114,6 +114,7 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Member,   "GET",    "/v1/jobs/{job}/left-out"),
     (May::Member,   "GET",    "/v1/jobs/{job}/output"),
     (May::Member,   "GET",    "/v1/planner/score"),
+    (May::Member,   "GET",    "/v1/prices"),
     (May::Member,   "GET",    "/v1/tenants/{tenant}/users/{user}"),
     (May::Member,   "GET",    "/v1/tenants/{tenant}/users/{user}/tokens"),
     (May::Member,   "POST",   "/v1/tenants/{tenant}/users/{user}/tokens"),

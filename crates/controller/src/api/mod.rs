@@ -10,6 +10,7 @@ mod hosts;
 mod jobs;
 mod metrics;
 mod networks;
+mod prices;
 mod tasks;
 mod tenants;
 mod vms;
@@ -81,6 +82,7 @@ fn cluster_routes() -> Routes {
         .routes(routes!(enrol::revoke_operators))
         .routes(routes!(enrol::revoked))
         .routes(routes!(tasks::list))
+        .routes(routes!(prices::prices))
         .routes(routes!(hosts::sites))
         .routes(routes!(hosts::links))
         .routes(routes!(hosts::probe_links))

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
 use super::Usage;
+use super::ledger::Ledger;
 use crate::clock::{self, now_ms};
 use crate::records::Records;
 
@@ -159,7 +160,7 @@ impl Accounts {
     }
 
     /// All quotas, with what is used of each.
-    pub fn quotas(&self, taken: &Usage) -> BTreeMap<String, QuotaUse> {
+    pub fn quotas(&self, taken: &Usage, ledger: &Ledger) -> BTreeMap<String, QuotaUse> {
         let inner = self.read();
         let limited = inner.tenants.values().filter(|tenant| tenant.quota != Quota::default());
         let of = |all: &BTreeMap<String, Running>, name: &str| {
@@ -168,7 +169,8 @@ impl Accounts {
         let used = limited.map(|tenant| {
             let name = tenant.name.to_string();
             let (used, persistent) = (of(&taken.running, &name), of(&taken.persistent, &name));
-            (name, QuotaUse { quota: tenant.quota, used, persistent })
+            let spending = ledger.spending(Some(&tenant.name));
+            (name, QuotaUse { quota: tenant.quota, used, persistent, spending })
         });
         used.collect()
     }

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use perigee_model::budget::MoneyRange;
 use perigee_model::gang::member_of;
 use perigee_model::job::{Access, JobState, JobVolume, Migration, MigrationState};
 use perigee_model::plan::{Estimate, Plan, PredictedEnd};
@@ -122,6 +123,8 @@ pub struct Grant {
     pub host: HostId,
     pub plan: Plan,
     pub predicted: Estimate,
+    /// What all of its VMs cost, as their plans say; `None` if that is not known, or if nothing costs anything.
+    pub cost: Option<MoneyRange>,
     /// The traits by which later jobs find this run.
     pub traits: Traits,
     /// In the order of the job file.

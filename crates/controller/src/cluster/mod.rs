@@ -11,11 +11,13 @@ pub mod history_cache;
 mod hosts;
 mod index;
 mod lanes;
+pub mod ledger;
 mod links;
 pub mod members;
 mod networks;
 pub mod paces;
 mod parts;
+pub mod price_list;
 mod settings;
 pub mod staging;
 mod strange_images;
@@ -56,9 +58,11 @@ pub use index::groups::groups_of;
 pub use index::holds::{Alone, Detachment, Hold};
 pub use index::{Grant, Index, Lent, Usage, Used, demand_of};
 pub use lanes::{Lane, Lanes};
+use ledger::Ledger;
 pub use links::{Ask, Links, Local};
 use networks::Networks;
 use paces::Paces;
+use price_list::Prices;
 pub use settings::Settings;
 use staging::Staging;
 use strange_images::StrangeImages;
@@ -220,6 +224,10 @@ pub struct Cluster {
     /// What hosts have and the controller does not show.
     pub strange_images: StrangeImages,
     pub settings: Settings,
+    /// What is reserved and was spent.
+    pub ledger: Ledger,
+    /// What hosts, disks and traffic cost.
+    pub prices: Prices,
     /// What the endless tasks did last.
     pub tasks: Arc<Tasks>,
     /// Programs in guests that end when nobody asks about them any more.
@@ -267,6 +275,8 @@ impl Cluster {
         let links = Links::load(&records).await?;
         let balances = Balances::load(&records, &clock).await?;
         let history_cache = HistoryCache::load(&records).await?;
+        let ledger = Ledger::load(&records).await?;
+        let prices = Prices::load(settings.prices.clone(), &records).await?;
         Ok(Arc::new(Self {
             records,
             clock,
@@ -302,6 +312,8 @@ impl Cluster {
             cancelled_imports: broadcast::Sender::new(16),
             strange_images: StrangeImages::default(),
             settings,
+            ledger,
+            prices,
             tasks: Arc::default(),
             watched: Watched::default(),
             wanted,

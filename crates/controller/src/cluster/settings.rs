@@ -20,4 +20,6 @@ pub struct Settings {
     pub own_url: Option<String>,
     /// The program that runs jobs in guests whose image does not have it; `None`: where it is installed.
     pub runner: Option<PathBuf>,
+    /// The file that says what hosts, disks and traffic cost; `None`: nothing costs anything.
+    pub prices: Option<PathBuf>,
 }

@@ -89,6 +89,8 @@ impl Run {
         if matches!(record.ending, Some(Ending::Collected { .. })) && !record.kind.is_member() {
             planning::job_ended(&self.cluster, record).await?;
         }
+        self.settle().await?;
+        let record = &mut self.record.value;
         record.job.state = record.job.state.next(event)?;
         record.job.ended_ms = Some(now_ms());
         self.record.value.end_goes_on();

@@ -35,6 +35,7 @@ use russh::keys::ssh_key::LineEnding;
 use russh::keys::ssh_key::private::Ed25519Keypair;
 
 use super::cancel::{CANCELLED, STOPPED};
+use super::cost;
 use super::driver::Step;
 use super::finish::kept_outputs;
 use super::guest::EARLY;
@@ -190,6 +191,9 @@ impl GangRun {
             }
             cards => cards?,
         };
+        if !cost::reserve(&self.cluster, &mut self.record.value, grant.cost).await? {
+            return Ok(Step::Leave);
+        }
         let traits = grant.traits.clone();
         let gang = self.gang()?;
         *gang = Gang { hosts, traits, cards, keys: Some(keys), ..gang.of_next_run() };
@@ -487,6 +491,8 @@ impl GangRun {
             self.record.value.kept_outputs = kept;
         }
         self.record.value.end_goes_on();
+        let runs: Vec<&JobRecord> = members.iter().flatten().map(Arc::as_ref).collect();
+        self.settle(&runs).await?;
         let job = &mut self.record.value.job;
         let event = match verdict {
             Some(Verdict::Cancelled { .. }) => JobEvent::Cancelled,
@@ -539,6 +545,11 @@ impl GangRun {
                 gang.logs.insert(of.rank, (kept, last_seq));
             }
         }
+        let runs: Vec<&JobRecord> = members.iter().flatten().map(Arc::as_ref).collect();
+        // Stored with the end of this run, below: what comes before may be repeated.
+        let before = self.record.value.job.cost;
+        self.add_costs(&runs).await?;
+        let cost = std::mem::replace(&mut self.record.value.job.cost, before);
         self.record.save().await?;
         if let Err(problem) = outputs::remove(&self.cluster, self.job()).await {
             tracing::warn!("job {}: outputs of an earlier start stay: {problem}", self.id);
@@ -547,6 +558,7 @@ impl GangRun {
             erase_all_but_log(&self.cluster, member).await?;
         }
         let record = &mut self.record.value;
+        record.job.cost = cost;
         record.restarts += 1;
         if let Some(gang) = record.kind.gang_mut() {
             *gang = gang.of_next_run();

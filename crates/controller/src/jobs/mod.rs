@@ -7,7 +7,7 @@
 //! running    follow    events, figures, migrations, until the command ends
 //! collecting follow    until the outputs stand; then finish
 //!            collect   the same of a VM that has ended, or was stopped as it was
-//! (ending)   finish    output fetched, VM and volumes away; then a final state
+//! (ending)   finish    output fetched, VM and volumes away, its cost settled; then a final state
 //! ```
 //!
 //! A gang has a driver too, which makes its members, reads what becomes of them, and tells them to end ([`gang`]). Each
@@ -16,6 +16,7 @@
 mod after_migration;
 mod cancel;
 mod collect;
+mod cost;
 mod decide_move;
 mod driver;
 mod ended;

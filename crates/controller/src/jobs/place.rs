@@ -5,6 +5,7 @@ use perigee_model::states::JobEvent;
 use perigee_model::vm::NetworkKind;
 use perigee_model::{DiskRole, HostId, JobId, LeaveSite, Problem, VolumeName};
 
+use super::cost;
 use super::driver::{Run, Step};
 use super::persistent_vm::own_disks;
 use crate::records::{PlacedDisk, Placement, vm_of};
@@ -25,6 +26,10 @@ pub(super) fn job_disks(spec: &JobSpec) -> &'static [DiskRole] {
 impl Run {
     pub(super) async fn place(&mut self) -> Result<Step, Problem> {
         let Some(grant) = self.cluster.index.grant_of(&self.id) else { return Ok(Step::Leave) };
+        let is_job = self.record.value.kind.is_a_job();
+        if is_job && !cost::reserve(&self.cluster, &mut self.record.value, grant.cost).await? {
+            return Ok(Step::Leave);
+        }
         if self.persistent().is_none() {
             planning::record_submission(&self.cluster, &self.id, &grant.plan).await?;
         }

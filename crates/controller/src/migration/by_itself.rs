@@ -6,6 +6,8 @@
 //! - After moves that failed a VM stays for a while ([`refused_after`]).
 //! - A host takes part in one move at a time ([`Alone`]): loads that one move changes are no reason for another one. A drain empties its host
 //!   whatever the loads are, so that rule holds only for where its VMs go.
+//! - A job that has a budget, or whose tenant has one for the month, goes to no host that has to be paid for and has another price: nothing
+//!   was reserved for that.
 //! - Each move makes that VM's next one dearer ([`note`], `Balances::price_factor`). A drain has no price.
 
 use std::sync::Arc;
@@ -51,8 +53,28 @@ pub fn refused(cluster: &Cluster, record: &JobRecord, vm: &VmId) -> Vec<RefusedW
     }
     let unable = networks::refusing(cluster, &networks::kind_of(record));
     let unable = unable.into_iter().chain(tpm::refusing(cluster, record));
-    all.extend(unable.chain(super::ruled_out(cluster, record)).map(no_move));
+    let unable = unable.chain(super::ruled_out(cluster, record));
+    all.extend(unable.chain(with_other_price(cluster, record)).map(no_move));
     all
+}
+
+/// The hosts that have to be paid for and whose price is another one than that of the VM's host. What a job with a budget costs there was
+/// not reserved when the job started.
+fn with_other_price(cluster: &Cluster, record: &JobRecord) -> Vec<(HostId, String)> {
+    let has_budget = record.job.spec.money.budget.is_some()
+        || cluster.accounts.quota_of(record.job.id.as_str()).budget_month.is_some();
+    let Some(mut prices) = cluster.prices.now().filter(|_| has_budget) else { return Vec::new() };
+    let mut price = |host: &HostId| {
+        let site = cluster.hosts.get(host).ok()?.addresses.site.clone();
+        prices.of(host, &site)
+    };
+    let own = record.job.host.as_ref().and_then(&mut price);
+    let up = cluster.hosts.up().into_iter().filter_map(|host| {
+        let its = price(&host.id)?;
+        let why = "it has another price, and the job has a budget".to_owned();
+        (own.as_ref() != Some(&its)).then(|| (host.id.clone(), why))
+    });
+    up.collect()
 }
 
 /// Which other move a move from one host to the other would have to wait for, in plain words. By the time of its turn a move that load is the

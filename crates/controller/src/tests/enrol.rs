@@ -494,6 +494,7 @@ fn the_controllers_own_address_is_its_name_or_one_that_other_machines_reach() {
             data: None,
             keep_outputs_s: None,
             publish_ports: Default::default(),
+            prices: None,
         };
         crate::own_url(&config).expect("this machine's addresses")
     };

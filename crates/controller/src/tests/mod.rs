@@ -25,6 +25,7 @@ mod live;
 mod load;
 mod lost;
 mod migrations;
+mod money;
 mod networks;
 mod outputs;
 mod parts;

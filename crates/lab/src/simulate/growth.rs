@@ -198,6 +198,7 @@ fn prepared(scenario: &Scenario, home: usize) -> Prepared {
         uses_confined: false,
         volumes: vec![volume],
         dirty_bytes_per_s: Some(0),
+        money: Default::default(),
     };
     Prepared { job, history: Vec::new(), others: Vec::new() }
 }

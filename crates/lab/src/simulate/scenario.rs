@@ -209,6 +209,7 @@ impl Scenario {
             boots: Vec::new(),
             local_blocks: None,
             pool_free_bytes: None,
+            price: None,
         }
     }
 

@@ -139,8 +139,7 @@ fn an_error_names_line_and_field() {
         ),
     ] {
         let problem = PriceList::parse(text, "p.yaml").expect_err(text);
-        let said =
-            format!("{}: {} {}", problem.what, problem.why, problem.next.unwrap_or_default());
+        let said = format!("{}: {} {}", problem.what, problem.why, problem.next);
         assert!(said.contains(place) && said.contains(why), "{text}: {said}");
     }
 }

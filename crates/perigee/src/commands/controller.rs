@@ -54,6 +54,9 @@ pub enum Verb {
         /// The ports of hosts that tenants may publish. The operator's own VMs may publish others too
         #[arg(long, value_name = "FIRST-LAST", default_value_t)]
         publish_ports: PublishPorts,
+        /// What hosts, disks and traffic cost; the file is read again when it changes [default: nothing costs anything]
+        #[arg(long, value_name = "FILE")]
+        prices: Option<PathBuf>,
     },
     /// Make the cluster's certificate authority, and print its fingerprint. `run` makes it too, if there is none
     Init {
@@ -118,6 +121,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             data_credentials,
             keep_outputs,
             publish_ports,
+            prices,
         } => {
             if insecure {
                 warn_insecure();
@@ -141,6 +145,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
                 data,
                 keep_outputs_s,
                 publish_ports,
+                prices,
             };
             perigee_controller::run(config).await
         }

@@ -181,6 +181,7 @@ impl Daemons {
         let controller = perigee_controller::Config {
             keep_outputs_s: None,
             publish_ports: Default::default(),
+            prices: None,
             state,
             listen: vec![api, Listen::Tcp(at_controller.clone())],
             names: Vec::new(),

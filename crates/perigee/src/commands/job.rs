@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use perigee_http::Client;
+use perigee_model::budget::JobCost;
 use perigee_model::guest::LeftOut;
 use perigee_model::job::{DEFAULT_OWNER, Job, JobState, LeftOutFiles, LogLine, MoveJob, Sample};
 use perigee_model::job_file::{self, JobFile};
@@ -155,6 +156,7 @@ const JOB: &[Column<Job>] = &[
     ("predicted", predicted),
     ("end", |j| j.predicted_end.as_ref().map_or_else(String::new, ToString::to_string)),
     ("measured", |j| output::seconds(j.measured_s)),
+    ("cost", cost),
     ("outputs", outputs),
     ("left out", |j| {
         if j.left_out == 0 {
@@ -190,6 +192,53 @@ const OPTIONS: &[Column<PlanOption>] = &[
     ("longer by", |o| o.longer.map_or_else(String::new, |longer| longer.to_string())),
     ("reason", |o| o.reason.clone()),
 ];
+
+/// The columns of a plan in a cluster where hosts cost something: money stands beside the time.
+fn options_with_money() -> Vec<Column<PlanOption>> {
+    let money: [Column<PlanOption>; 2] = [("money", money), ("best trade", best_trade)];
+    let beside = OPTIONS.iter().position(|(name, _)| *name == "ships").unwrap_or(OPTIONS.len());
+    let (first, last) = OPTIONS.split_at(beside);
+    [first, &money, last].concat()
+}
+
+/// `$0.09 ($0.07..$0.14)`
+fn money(option: &PlanOption) -> String {
+    let Some(cost) = &option.cost else { return String::new() };
+    cost.total.map_or_else(|| "unknown".to_owned(), |total| total.to_string())
+}
+
+/// Whether nothing is both sooner and cheaper.
+fn best_trade(option: &PlanOption) -> String {
+    let is_best = option.cost.as_ref().is_some_and(|cost| cost.is_best_trade);
+    if is_best { "yes".to_owned() } else { String::new() }
+}
+
+/// What each option's money is made of, one line for each item.
+fn print_costs(plan: &Plan) {
+    for option in &plan.options {
+        let Some(cost) = option.cost.as_ref().filter(|cost| !cost.items.is_empty()) else {
+            continue;
+        };
+        output::text(&format!(
+            "money of {} at {}: {}",
+            output::word(&option.way),
+            option.start,
+            money(option)
+        ));
+        for item in &cost.items {
+            let amount = item.cost.map_or_else(|| "unknown".to_owned(), |cost| cost.to_string());
+            output::text(&format!("  {} of {}: {amount}: {}", item.of.name(), item.host, item.why));
+        }
+    }
+}
+
+/// What was predicted, reserved and spent.
+fn cost(job: &Job) -> String {
+    let Some(JobCost { predicted, spent }) = job.cost else { return String::new() };
+    let so_far = if job.state.is_final() { "spent" } else { "spent by earlier starts" };
+    let spent = spent.map_or_else(String::new, |spent| format!("; {so_far} {spent}"));
+    format!("predicted {predicted}, reserved {}{spent}", predicted.high)
+}
 
 /// `?` beside what is a guess.
 fn seconds_of(option: &PlanOption, part: Part) -> String {
@@ -368,7 +417,10 @@ fn print_plan(plan: &Plan, format: Format) -> Result<(), Problem> {
         // A move that a user asked for has no options.
         Format::Table if plan.options.is_empty() => Ok(()),
         Format::Table => {
-            output::list(format, &plan.options, OPTIONS)?;
+            let has_money = plan.options.iter().any(|option| option.cost.is_some());
+            let with_money = has_money.then(options_with_money);
+            output::list(format, &plan.options, with_money.as_deref().unwrap_or(OPTIONS))?;
+            print_costs(plan);
             output::text(&format!("\nprediction based on: {}", output::word(&plan.basis)));
             for figure in &plan.figures {
                 output::text(&format!("  {figure}"));
@@ -546,6 +598,9 @@ async fn explain(client: &Client, id: &JobId, format: Format) -> Result<(), Prob
     }
     for line in left_out(client, &job).await? {
         output::text(&line);
+    }
+    if job.cost.is_some() {
+        output::text(&format!("cost: {}", cost(&job)));
     }
     if job.state.is_final() && !job.reason.is_empty() {
         output::text(&format!("{}: {}", output::word(&job.state), job.reason));

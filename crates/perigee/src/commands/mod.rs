@@ -35,6 +35,7 @@ pub mod network;
 mod persistent;
 pub mod planner;
 pub mod pool;
+pub mod price;
 mod public_keys;
 pub mod remotes;
 pub mod rented;

@@ -30,6 +30,7 @@ pub enum Verb {
         name: TenantName,
     },
     /// Replace what a tenant may use; without an option it may use as much as there is, and have a million files
+    #[command(visible_alias = "set")]
     Quota {
         /// The tenant's name
         name: TenantName,

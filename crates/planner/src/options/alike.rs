@@ -1,11 +1,11 @@
 //! Which hosts are looked at closely: in a large cluster that would take too long for each of them, and most are alike.
 //!
-//! Hosts are alike for a job that are at one site, have the same processor, and have the same room for its data or not. A home of its
+//! Hosts are alike for a job that are at one site, have the same processor and price, and have the same room for its data or not. A home of its
 //! data, a host with a replica of them, and one with a link of its own are alike to no other. Hosts that are alike reach the data in
 //! the same way. What is left of a prediction are two figures: how long the VM boots, and how much longer the job computes
 //! because of the host's speed and load. Both are reckoned for every host, and a close look is taken at
 //!
-//! - the best host to stay at, for each way; of a site that packs, the fullest one that is almost as good;
+//! - the best host to stay at, for each way and price; of a site that packs, the fullest one that is almost as good;
 //! - the first of alike hosts, which is the least busy one, and the best [`OF_ALIKE`] of those that no other is better than in
 //!   both figures. A job that starts here and moves later, or whose data come, is predicted from these;
 //! - as the end of a move, the first of alike hosts and the one where the job computes fastest.
@@ -117,6 +117,8 @@ struct Key {
     /// `None` of a host that is alike to others.
     alone: Option<usize>,
     has_room_for_data: bool,
+    /// [`HostFacts::price_number`].
+    price: usize,
 }
 
 /// Hosts that are alike.
@@ -142,6 +144,10 @@ struct Sorted<'a> {
     all: Vec<Alike<'a>>,
     /// The best hosts to stay at, where the job may start and where it may not.
     best_stays: [[Option<Rough<'a>>; 3]; 2],
+    /// Whether some host costs something.
+    is_paid: bool,
+    /// The best ones for each price then.
+    best_of_price: HashMap<(usize, bool, usize), Rough<'a>>,
     /// All hosts of sites that pack, by the same.
     packed: [[Vec<Rough<'a>>; 3]; 2],
     /// The last host where the job may start but for a link that is not measured.
@@ -168,6 +174,8 @@ impl<'a> Sorted<'a> {
             numbers: HashMap::new(),
             all: Vec::new(),
             best_stays: Default::default(),
+            is_paid: snapshot.cluster.hosts.iter().any(|host| host.price.is_some()),
+            best_of_price: HashMap::new(),
             packed: Default::default(),
             not_measured: None,
         }
@@ -201,6 +209,13 @@ impl<'a> Sorted<'a> {
         if best_stay.is_none_or(|best| rough.by_total(&best).is_lt()) {
             *best_stay = Some(rough);
         }
+        if self.is_paid {
+            let best = self.best_of_price.entry((host.price_number(), may_start, way));
+            let best = best.or_insert(rough);
+            if rough.by_total(best).is_lt() {
+                *best = rough;
+            }
+        }
         if host.packs {
             self.packed[usize::from(may_start)][way].push(rough);
         }
@@ -213,6 +228,7 @@ impl<'a> Sorted<'a> {
             kind: self.snapshot.cluster.hosts.index().kind(number),
             alone: self.alone[number].then_some(number),
             has_room_for_data: host.pool_free_bytes.is_none_or(|free| free >= self.data_bytes),
+            price: host.price_number(),
         };
         let next = self.all.len();
         let found = *self.numbers.entry(key).or_insert(next);
@@ -230,7 +246,12 @@ impl<'a> Sorted<'a> {
         let stays = self.best_stays.iter().flatten().flatten();
         let packed = self.best_stays.iter().flatten().zip(self.packed.iter().flatten());
         let fullest = packed.filter_map(|(best, all)| fullest_as_fast(best.as_ref()?, all));
-        stays.chain(fullest).chain(&self.not_measured).for_each(|rough| note(rough, false));
+        let of_price = self.best_of_price.iter().filter_map(|((_, may_start, way), best)| {
+            fullest_as_fast(best, &self.packed[usize::from(*may_start)][*way])
+        });
+        let paid = self.best_of_price.values().chain(of_price);
+        let all = stays.chain(fullest).chain(paid).chain(&self.not_measured);
+        all.for_each(|rough| note(rough, false));
         for mut alike in self.all {
             alike.best.sort_by(Rough::by_total);
             alike.best.truncate(OF_ALIKE);
@@ -245,7 +266,9 @@ impl<'a> Sorted<'a> {
 /// At a site that packs: the fullest host where the job takes hardly longer than at the best one.
 fn fullest_as_fast<'b, 'a>(best: &Rough<'a>, packed: &'b [Rough<'a>]) -> Option<&'b Rough<'a>> {
     let as_fast = packed.iter().filter(|rough| {
-        rough.host.site == best.host.site && rough.total_s <= best.total_s * AS_FAST
+        rough.host.site == best.host.site
+            && rough.host.price_number() == best.host.price_number()
+            && rough.total_s <= best.total_s * AS_FAST
     });
     as_fast.min_by(|a, b| packing::order(a.host).cmp(&packing::order(b.host)))
 }

@@ -5,8 +5,9 @@ use std::cmp::Ordering;
 
 use perigee_model::plan::{Basis, Seconds, Way};
 
+use super::cost::Changed;
 use super::stays::Stay;
-use super::{Candidate, whole_bytes};
+use super::{Candidate, add_new, whole_bytes};
 use crate::copying::{Coming, Reading, copy_cost, copy_of};
 use crate::facts::Snapshot;
 use crate::figures::Figures;
@@ -20,7 +21,7 @@ use crate::running::{MAY_NOT_MOVE, Saving, all_left, is_clearly_less, moves_at_s
 pub(crate) const CONFINED: &str = "it uses data whose policy is leave-site: never, and a live migration to another site \
                                is not encrypted";
 
-/// `migrate` for its best two hosts, and `follow` for the same.
+/// `migrate` for its best two hosts of each two prices, the soonest one first, and `follow` for that one.
 pub(super) fn best_moves(
     snapshot: &Snapshot,
     learned: &Learned,
@@ -37,10 +38,16 @@ pub(super) fn best_moves(
     let mut refused = None;
     let moves = pairs.filter_map(|(start, end)| {
         let predicted = predict_move(snapshot, learned, &costs, (start, end));
-        predicted.map_err(|why| refused = Some((start, end, why))).ok()
+        let (moved, cost) = predicted.map_err(|why| refused = Some((start, end, why))).ok()?;
+        Some((moved, cost, [start.price, end.price]))
     });
-    let best = moves.min_by(|a, b| by_time(&a.0, &b.0));
-    let Some((best, cost)) = best else {
+    let mut moves: Vec<_> = moves.collect();
+    moves.sort_by(|a, b| by_time(&a.0, &b.0));
+    // The soonest one between hosts of each two prices.
+    let mut prices = Vec::new();
+    moves.retain(|(_, _, of)| add_new(&mut prices, *of));
+    let mut moves = moves.into_iter();
+    let Some((best, cost, _)) = moves.next() else {
         // An impossible move is listed only if the hosts cannot exchange a VM at all.
         let Some((start, end, why @ Refused::ProcessorDiffers { .. })) = refused else {
             return Vec::new();
@@ -57,7 +64,7 @@ pub(super) fn best_moves(
         ));
     }
     let follow = following(snapshot, &best);
-    std::iter::once(best).chain(follow).collect()
+    std::iter::once(best).chain(follow).chain(moves.map(|(moved, ..)| moved)).collect()
 }
 
 /// The same move, after which root and output disk come to the VM. How much they have to ship is not known.
@@ -68,6 +75,7 @@ fn following(snapshot: &Snapshot, migrate: &Candidate) -> Option<Candidate> {
     let mut follow = migrate.clone();
     follow.option.way = Way::Follow;
     follow.option.shipped_bytes = None;
+    follow.change = follow.change.map(|change| Changed { bytes: None, ..change });
     follow.option.predicted.migration_s += switches.pause_s;
     follow.option.predicted = follow.option.predicted.added_up();
     follow.migration.expected += switches.pause_s;
@@ -79,20 +87,26 @@ fn following(snapshot: &Snapshot, migrate: &Candidate) -> Option<Candidate> {
     Some(follow)
 }
 
-/// The volumes come to the host where the VM starts.
-pub(super) fn best_copy(
+/// The volumes come to the host where the VM starts: of each price one.
+pub(super) fn best_copies(
     snapshot: &Snapshot,
     learned: &Learned,
     stays: &[Stay],
     figures: &mut Figures,
-) -> Option<Candidate> {
+) -> Vec<Candidate> {
     let starts = stays.iter().filter(|s| s.refused.is_none() && s.way != Way::Beside);
-    let copies = starts.filter_map(|start| predict_copy(snapshot, learned, start));
-    let (best, cost) = copies.min_by(|a, b| by_time(&a.0, &b.0))?;
-    if best.impossible.is_none() {
-        cost.figures.into_iter().for_each(|figure| figures.measured(figure));
+    let copies = starts.filter_map(|start| {
+        let (copied, cost) = predict_copy(snapshot, learned, start)?;
+        Some((copied, cost, start.price))
+    });
+    let mut copies: Vec<_> = copies.collect();
+    copies.sort_by(|a, b| by_time(&a.0, &b.0));
+    let mut prices = Vec::new();
+    copies.retain(|(_, _, price)| add_new(&mut prices, *price));
+    if let Some((_, cost, _)) = copies.first().filter(|(best, ..)| best.impossible.is_none()) {
+        cost.figures.iter().for_each(|figure| figures.measured(figure.clone()));
     }
-    Some(best)
+    copies.into_iter().map(|(copied, ..)| copied).collect()
 }
 
 /// What is possible comes first, and then what ends first.
@@ -180,6 +194,8 @@ fn changed(
     let share_before = (lost_before_s / saved_s).min(1.0);
     candidate.place = start.place.mixed(share_before, end);
     candidate.migration = cost.of_the_job();
+    let until_s = start.boot.expected + share_before * in_s + cost.job_s;
+    candidate.change = Some(Changed { share_before, until_s, bytes: Some(cost.bytes) });
     let (command, of_command) = learned.at(&candidate.place);
     let boot_s = start.boot.expected;
     let migration_s = cost.job_s;

@@ -1,13 +1,16 @@
 //! In a large cluster a close look is taken at some hosts only. The plan is that of a close look at each.
 
+use std::sync::Arc;
+
 use perigee_model::SiteId;
 use perigee_model::job::Start;
 use perigee_model::load::VcpuUse;
+use perigee_model::money::Money;
 use perigee_model::vm::{Accelerator, LinkProbe};
 use proptest::prelude::*;
 
 use super::*;
-use crate::facts::{Boot, Cluster, CopyFacts, CpuLoad, HostFacts, LinkFacts};
+use crate::facts::{Boot, Cluster, CopyFacts, CpuLoad, HostFacts, LinkFacts, MoneyFacts};
 use crate::fixture::*;
 
 const SITES: usize = 3;
@@ -35,23 +38,26 @@ fn host() -> impl Strategy<Value = HostFacts> {
         prop_oneof![Just(4096 * MIB), 0..8192 * MIB],
         prop_oneof![Just(0), 0..9_u32],
         prop::option::of(prop_oneof![Just(1024 * MIB), 0..512 * MIB]),
-        prop::bool::weighted(0.8),
+        (prop::bool::weighted(0.8), prop::option::weighted(0.3, 0..2_usize)),
     );
+    // An entry of a site is for that site only.
+    let prices: Vec<_> = (0..2 * SITES as u64).map(|n| price(85_000 * (n + 1))).collect();
     (kind, prop::collection::vec(boot, 0..5), prop::option::of(load), room).prop_map(
-        |((site, is_xeon, cpus, is_tcg), boots, cpu_load, room)| HostFacts {
+        move |((site, is_xeon, cpus, is_tcg), boots, cpu_load, room)| HostFacts {
             id: host_id("named-later"),
             site: SiteId::new(format!("s{site}")).unwrap(),
             cpus,
             memory_free_bytes: room.0,
             running_vcpus: room.1,
             cpu_load,
-            takes_jobs: room.3,
+            takes_jobs: room.3.0,
             packs: false,
             accelerator: if is_tcg { Accelerator::Tcg } else { Accelerator::Kvm },
             cpu_model: if is_xeon { "Xeon" } else { "EPYC" }.to_owned(),
             boots,
             local_blocks: None,
             pool_free_bytes: room.2,
+            price: room.3.1.map(|which| Arc::clone(&prices[2 * site + which])),
         },
     )
 }
@@ -134,7 +140,8 @@ proptest! {
         for way in [Way::Beside, Way::Replica, Way::Remote] {
             let of = |plan: &Plan| {
                 let option = plan.options.iter().find(|option| option.way == way)?;
-                Some((option.start.clone(), option.predicted, option.total))
+                let cost = option.cost.as_ref().map(|cost| cost.total);
+                Some((option.start.clone(), option.predicted, option.total, cost))
             };
             prop_assert_eq!(of(&each), of(&some));
         }
@@ -146,6 +153,25 @@ proptest! {
         let longer_s = some.total.expected_s - each.total.expected_s;
         let is_near = (-1e-9 * each.total.expected_s..=may_miss * each.total.expected_s).contains(&longer_s);
         prop_assert!(is_near, "{:?} is not {:?}", each, some);
+    }
+}
+
+proptest! {
+    /// A job that stays where it starts, so that nothing is only almost the best.
+    #[test]
+    fn the_cheapest_of_a_close_look_at_each_host_is_found(mut snapshot in snapshot_of_many(), waiting_micros in 0..2_000_000_u64) {
+        snapshot.job.may_migrate = false;
+        let waiting_per_hour = Some(Money::from_micros(waiting_micros));
+        snapshot.job.money = MoneyFacts { waiting_per_hour, disk_bytes: Some(1 << 30), ..MoneyFacts::default() };
+        let each = plan_looking_at(&snapshot, usize::MAX);
+        let some = plan_looking_at(&snapshot, 0);
+        if let (Ok(each), Ok(some)) = (each, some) {
+            let chosen = |plan: &Plan| {
+                let option = plan.chosen()?;
+                Some((option.cost.as_ref().map(|cost| cost.total), option.total))
+            };
+            prop_assert_eq!(chosen(&each), chosen(&some));
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use perigee_model::HostId;
 use perigee_model::plan::{Estimate, Part, Plan, PlanOption, Seconds, Way};
 use perigee_model::units::format_seconds;
 
-use crate::facts::Snapshot;
+use crate::facts::{MoneyFacts, Snapshot};
 use crate::figures::Figures;
 use crate::learn::{Learned, Place};
 use crate::refused::Refused;
@@ -12,7 +12,7 @@ use crate::spread::Spread;
 use alike::ALL_UP_TO;
 use stays::{Stay, stays};
 
-/// Compares the ways to run a job, and chooses the one that is predicted to end first.
+/// Compares the ways to run a job, and chooses the one that is predicted to end first, unless the job's file says something of money (`cost.rs`).
 ///
 /// Each [`Way`] is predicted for its best hosts; in a large cluster only the best of hosts that are alike for the job are looked at
 /// closely (`alike.rs`). Ways that are not possible come last, with the reason (migration
@@ -39,12 +39,14 @@ fn plan_looking_at(snapshot: &Snapshot, all_up_to: usize) -> Result<Plan, Refuse
     let stays = stays(snapshot, &learned, all_up_to, &mut figures)?;
     let mut candidates: Vec<Candidate> = [Way::Beside, Way::Replica, Way::Remote]
         .into_iter()
-        .filter_map(|way| best_stay(&stays, way))
+        .flat_map(|way| best_stays(&stays, way))
         .collect();
     candidates.extend(changes::best_moves(snapshot, &learned, &stays, &mut figures));
-    candidates.extend(changes::best_copy(snapshot, &learned, &stays, &mut figures));
+    candidates.extend(changes::best_copies(snapshot, &learned, &stays, &mut figures));
     let default_start = stays.iter().find(|s| s.refused.is_none()).map(|s| s.host.clone());
-    Ok(choose(candidates, &learned, default_start, figures))
+    cost::decide(&mut candidates, snapshot, &learned, &mut figures);
+    let money = &snapshot.job.money;
+    Ok(choose(candidates, (&learned, money), default_start, figures))
 }
 
 #[derive(Clone)]
@@ -59,6 +61,8 @@ struct Candidate {
     place: Place,
     boot: Spread,
     migration: Spread,
+    /// The VM moves, or its data come; `None` if nothing changes.
+    change: Option<cost::Changed>,
 }
 
 impl Candidate {
@@ -79,7 +83,8 @@ impl Candidate {
         let (place, boot, rtt_ms) = (start.place, start.boot, start.rtt_ms);
         let (replica_not_used, busy) = (start.replica_not_used.clone(), start.busy.clone());
         let migration = Spread::default();
-        Self { option, impossible: None, replica_not_used, busy, rtt_ms, place, boot, migration }
+        let (impossible, change) = (None, None);
+        Self { option, impossible, replica_not_used, busy, rtt_ms, place, boot, migration, change }
     }
 
     /// How much longer it takes than another; the parts that both have cancel out.
@@ -94,10 +99,27 @@ impl Candidate {
     }
 }
 
-/// The fastest host to stay at. Of equally fast hosts it is the first, which is the least busy; at a site that packs, of those that are almost
-/// as fast.
-fn best_stay(stays: &[Stay], way: Way) -> Option<Candidate> {
-    let of_way = stays.iter().filter(|s| s.way == way);
+/// The fastest host to stay at of each price. Of equally fast hosts it is the first, which is the least busy; at a site that packs, of those
+/// that are almost as fast.
+fn best_stays(stays: &[Stay], way: Way) -> Vec<Candidate> {
+    let mut prices: Vec<usize> = Vec::new();
+    for stay in stays {
+        add_new(&mut prices, stay.price);
+    }
+    prices.into_iter().filter_map(|price| best_stay(stays, way, price)).collect()
+}
+
+/// Adds what is not there, and says whether it was new.
+fn add_new<T: PartialEq>(all: &mut Vec<T>, one: T) -> bool {
+    let is_new = !all.contains(&one);
+    if is_new {
+        all.push(one);
+    }
+    is_new
+}
+
+fn best_stay(stays: &[Stay], way: Way, price: usize) -> Option<Candidate> {
+    let of_way = stays.iter().filter(|s| s.way == way && s.price == price);
     let best = of_way.min_by(|a, b| {
         let (a_is_last, b_is_last) = (a.refused.is_some(), b.refused.is_some());
         a_is_last.cmp(&b_is_last).then(a.seconds.total_s.total_cmp(&b.seconds.total_s))
@@ -108,17 +130,16 @@ fn best_stay(stays: &[Stay], way: Way) -> Option<Candidate> {
     Some(candidate)
 }
 
+/// The plan with the candidates in this order. The first one is chosen, if it is possible.
 fn choose(
     mut candidates: Vec<Candidate>,
-    learned: &Learned,
+    (learned, money): (&Learned, &MoneyFacts),
     default_start: Option<HostId>,
     figures: Figures,
 ) -> Plan {
-    // The sort is stable: of equal ways the one that was added first wins, and a migration is added last.
-    candidates.sort_by(changes::by_time);
     let with_its_host = |index: usize| {
         let Candidate { replica_not_used, busy, .. } = &candidates[index];
-        let said = [&reason(&candidates, index), replica_not_used, busy];
+        let said = [&reason(&candidates, index, money), replica_not_used, busy];
         let said = said.into_iter().filter(|text| !text.is_empty()).map(String::as_str);
         said.collect::<Vec<_>>().join("; ")
     };
@@ -131,9 +152,10 @@ fn choose(
         let is_other = index > 0 && candidate.impossible.is_none();
         candidate.option.longer = is_other.then_some(longer[index]);
     }
+    let is_possible = candidates.first().is_some_and(|first| first.impossible.is_none());
     let mut options: Vec<PlanOption> = candidates.into_iter().map(|c| c.option).collect();
     let mut moves = false;
-    if let Some(best) = options.first_mut() {
+    if let Some(best) = options.first_mut().filter(|_| is_possible) {
         best.chosen = true;
         moves = match best.way {
             Way::Migrate | Way::Follow | Way::Copy => true,
@@ -145,7 +167,7 @@ fn choose(
 }
 
 /// Why the first way is chosen, or why another one is not.
-fn reason(candidates: &[Candidate], index: usize) -> String {
+fn reason(candidates: &[Candidate], index: usize, money: &MoneyFacts) -> String {
     let this = &candidates[index];
     if let Some(why) = &this.impossible {
         return format!("not possible: {why}");
@@ -153,8 +175,14 @@ fn reason(candidates: &[Candidate], index: usize) -> String {
     let best = &candidates[0].option.predicted;
     let predicted = &this.option.predicted;
     if index > 0 {
-        let longer = format_seconds(predicted.total_s - best.total_s);
-        return format!("{longer} longer than {}", way_name(candidates[0].option.way));
+        let longer_s = predicted.total_s - best.total_s;
+        let word = if longer_s < 0.0 { "sooner" } else { "longer" };
+        let (longer, chosen) = (format_seconds(longer_s.abs()), &candidates[0].option);
+        let more = cost::beside(chosen, &this.option);
+        return format!("{longer} {word} than {}{more}", way_name(chosen.way));
+    }
+    if let Some(why) = cost::why_chosen(candidates, money) {
+        return why;
     }
     let total = format_seconds(predicted.total_s);
     let Some(other) = other_way(candidates) else {
@@ -229,6 +257,7 @@ pub(crate) use changes::CONFINED;
 
 mod alike;
 mod changes;
+mod cost;
 mod packing;
 mod stays;
 

@@ -40,6 +40,7 @@ pub(super) fn fullest_as_fast<'a>(stays: &'a [Stay], best: &'a Stay) -> &'a Stay
     let as_fast = |stay: &&Stay| {
         stay.way == best.way
             && stay.packs == best.packs
+            && stay.price == best.price
             && stay.refused.is_some() == best.refused.is_some()
             && stay.seconds.total_s <= best.seconds.total_s * AS_FAST
     };

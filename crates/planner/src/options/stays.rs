@@ -34,6 +34,8 @@ pub(super) struct Stay {
     pub busy: String,
     /// The host's site, if its hosts are filled one after the other.
     pub packs: Option<SiteId>,
+    /// As [`HostFacts::price_number`].
+    pub price: usize,
 }
 
 /// One entry for each host that is looked at closely, the least busy host first; of a site that packs, the fullest one.
@@ -186,6 +188,7 @@ fn stay(
         replica_not_used: replica_not_used(volumes, &host.id),
         busy: busy(host, snapshot.job.traits.cpus, figures),
         packs: host.packs.then(|| host.site.clone()),
+        price: host.price_number(),
     })
 }
 

@@ -8,6 +8,8 @@
 //!   first job that waits for nothing else but the ends of others: the tenant's jobs behind it wait until it has started. So
 //!   small jobs never starve a large one of their tenant. What VMs without a job have may never be free, so nothing is reserved
 //!   for that.
+//! - **Money**: a job waits while what its plan may cost at most has no room in its tenant's budget for the month, beside what is spent
+//!   and reserved. What starts in this pass counts at once. Nothing is reserved for a job that waits for money.
 //! - **Ageing**: a waiting job gains a point of priority over its tenant's jobs of other priorities in each
 //!   [`AGEING_STEP_MS`], so that none starves. Ageing does not change the order within a priority.
 //! - **Room**: a host takes a job when its vCPUs, its memory and a start slot are free for it.
@@ -39,6 +41,7 @@ mod tests;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use perigee_model::budget::Spending;
 use perigee_model::job::{Access, JobVolume, Start};
 use perigee_model::tenant::{Quota, Running, tenant_of};
 use perigee_model::{HostId, JobId, SiteId, VolumeName};
@@ -79,6 +82,8 @@ pub struct QuotaUse {
     pub used: Running,
     /// The part of `used` that VMs without a job have. They do not end by themselves.
     pub persistent: Running,
+    /// What it has spent in this month, and what is reserved.
+    pub spending: Spending,
 }
 
 /// Whose a job is, to share the cluster fairly.
@@ -380,7 +385,7 @@ impl Left {
 
     /// Why the quota has no room for the job when all of the tenant's jobs have ended.
     fn never_has(&self, waiting: &Waiting) -> Option<String> {
-        let QuotaUse { quota, used, persistent } = &self.of;
+        let QuotaUse { quota, used, persistent, .. } = &self.of;
         quota.lacks(*persistent, waiting.running())?;
         let reason = quota.lacks(*used, waiting.running())?;
         Some(match quota.lacks(Running::default(), waiting.running()) {

@@ -6,11 +6,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use perigee_model::budget::{MoneyRange, Spending};
+use perigee_model::money::Money;
 use perigee_model::plan::{Estimate, Plan};
+use perigee_model::tenant::tenant_of;
 use perigee_model::{HostId, JobId, SiteId};
 
 use super::{NotChosen, Queue, Refusals, Turn, Waiting, schedule};
 use crate::facts::{Before, Cluster, Prepared, Snapshot};
+use crate::options::way_name;
 
 /// The facts about a queued job are read again after this time.
 const FACTS_AGE_MAX_S: f64 = 60.0;
@@ -147,6 +151,8 @@ pub struct JobGrant {
     pub plan: Plan,
     /// What the plan predicts for the first VM.
     pub predicted: Estimate,
+    /// What the plans say that all of its VMs cost; `None` if that is not known, or if nothing costs anything.
+    pub cost: Option<MoneyRange>,
     /// What the plan was made from.
     pub facts: Arc<Prepared>,
 }
@@ -164,7 +170,13 @@ pub fn pass(snapshot: PassSnapshot) -> PassDecision {
     for home in known.values().filter(|known| known.asked_s.is_some()).flat_map(|it| &it.homes) {
         *asked_of.entry(home.clone()).or_default() += 1;
     }
+    let with_budget = queue
+        .quotas
+        .iter()
+        .filter_map(|(tenant, of)| Some((tenant.clone(), (of.quota.budget_month?, of.spending))));
     let mut pass = Pass {
+        budgets: with_budget.collect(),
+        costs: BTreeMap::new(),
         cluster,
         not_measured,
         known,
@@ -176,6 +188,21 @@ pub fn pass(snapshot: PassSnapshot) -> PassDecision {
     };
     let turns = schedule(&queue, |waiting, hosts| pass.choose(waiting, hosts));
     pass.decided(&queue, turns)
+}
+
+/// Where a VM starts, and what it costs there; `None` if that is not known, or if nothing costs anything.
+type Chosen = (HostId, Option<MoneyRange>);
+
+/// Why a plan has ways and none is chosen.
+fn why_none(plan: &Plan) -> String {
+    let first = plan.options.first();
+    first.map_or_else(
+        || "the planner chose nothing".to_owned(),
+        |option| {
+            let (way, start) = (way_name(option.way), &option.start);
+            format!("{way} at {start}, which ends first, is {}", option.reason)
+        },
+    )
 }
 
 /// The plan of a job's first VM.
@@ -194,6 +221,10 @@ struct Pass {
     /// The last gang, and what the hosts of its VMs were before. If one of its VMs can't be planned, none is there.
     gang: Option<(JobId, Vec<Before>)>,
     plans: BTreeMap<JobId, Planned>,
+    /// Of each tenant that has one: the budget for the month, with what is spent, and reserved also in this pass.
+    budgets: BTreeMap<String, (Money, Spending)>,
+    /// What the VMs cost that this pass has placed.
+    costs: BTreeMap<JobId, MoneyRange>,
     decision: PassDecision,
 }
 
@@ -201,7 +232,10 @@ impl Pass {
     /// The planner's choice among the hosts with room, or why the job waits. The next one is chosen as if this one ran there.
     fn choose(&mut self, waiting: &Waiting, hosts: &[HostId]) -> Result<HostId, NotChosen> {
         let (job, demand) = (&waiting.job, waiting.demand);
-        let chosen = self.plan(job, hosts);
+        let chosen = self.plan(job, hosts).map(|(host, cost)| {
+            self.reserve(waiting, cost);
+            host
+        });
         let is_of_gang = self.gang.as_ref().is_some_and(|(gang, _)| gang == job);
         match &chosen {
             Ok(host) => {
@@ -217,6 +251,7 @@ impl Pass {
                 }
             }
             Err(_) => {
+                self.give_back(waiting);
                 let placed =
                     self.gang.take_if(|_| is_of_gang).into_iter().flat_map(|(_, placed)| placed);
                 placed.rev().for_each(|before| self.cluster.leave(&before));
@@ -225,32 +260,55 @@ impl Pass {
         chosen
     }
 
-    fn plan(&mut self, job: &JobId, hosts: &[HostId]) -> Result<HostId, NotChosen> {
+    /// Takes what a VM may cost at most from its tenant's budget for the month, which has room for that.
+    fn reserve(&mut self, waiting: &Waiting, cost: Option<MoneyRange>) {
+        let Some(cost) = cost else { return };
+        if let Some((budget, spending)) = self.budgets.get_mut(&waiting.holder.tenant) {
+            debug_assert!(cost.high == Money::ZERO || spending.lacks(*budget, cost.high).is_none());
+            spending.reserved = spending.reserved.plus(cost.high);
+        }
+        let sum = self.costs.entry(waiting.job.clone()).or_default();
+        *sum = sum.plus(cost);
+    }
+
+    /// None of the job's VMs starts.
+    fn give_back(&mut self, waiting: &Waiting) {
+        let Some(cost) = self.costs.remove(&waiting.job) else { return };
+        if let Some((_, spending)) = self.budgets.get_mut(&waiting.holder.tenant) {
+            spending.reserved = spending.reserved.less(cost.high);
+        }
+    }
+
+    fn plan(&mut self, job: &JobId, hosts: &[HostId]) -> Result<Chosen, NotChosen> {
         let facts = self.facts_of(job)?;
         self.links_known(job, &facts)?;
         if let Some(why) = self.decision.refusals.why_not_now(job) {
             return Err(why.into());
         }
         self.cluster.start_only_at(hosts);
-        let Prepared { job: of_job, history, others } = facts.as_ref().clone();
+        let Prepared { job: mut of_job, history, others } = facts.as_ref().clone();
+        let age_s = self.known.get(job).and_then(|known| Some(known.read.as_ref()?.age_s));
+        of_job.money.pass_s(age_s.unwrap_or_default());
+        of_job.money.month = self.budgets.get(tenant_of(job.as_str())).copied();
         let cluster = std::mem::take(&mut self.cluster);
         let snapshot = Snapshot { cluster, job: of_job, history, others };
         let planned = crate::plan(&snapshot);
         self.cluster = snapshot.cluster;
         let chosen = planned.map_err(|refused| refused.to_string()).and_then(|plan| {
-            let chosen = plan.chosen().map(|option| (option.start.clone(), option.total));
-            let (host, predicted) = chosen.ok_or("the planner chose nothing")?;
+            let option = plan.chosen().ok_or_else(|| why_none(&plan))?;
+            let (host, predicted) = (option.start.clone(), option.total);
+            let cost = option.cost.as_ref().and_then(|cost| cost.total);
             match hosts.contains(&host) {
-                true => Ok((plan, host, predicted)),
+                true => Ok((plan, (host, cost), predicted)),
                 false => {
                     Err(format!("the planner would start it at {host}, which has no room now"))
                 }
             }
         });
         let refusals = &mut self.decision.refusals;
-        let (plan, host, predicted) = chosen.inspect_err(|why| refusals.note(job, why))?;
+        let (plan, chosen, predicted) = chosen.inspect_err(|why| refusals.note(job, why))?;
         self.plans.entry(job.clone()).or_insert((plan, predicted, facts));
-        Ok(host)
+        Ok(chosen)
     }
 
     /// The facts about the job. If they are not known yet, they are to be read.
@@ -318,7 +376,8 @@ impl Pass {
                 }
             };
             let Some((plan, predicted, facts)) = self.plans.remove(&job) else { continue };
-            self.decision.grants.push(JobGrant { job, hosts, plan, predicted, facts });
+            let cost = self.costs.remove(&job);
+            self.decision.grants.push(JobGrant { job, hosts, plan, predicted, cost, facts });
         }
         let mut homes: Vec<HostId> = Vec::new();
         for job in &next {

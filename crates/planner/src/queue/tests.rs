@@ -327,7 +327,8 @@ fn a_job_waits_for_its_tenant_s_quota_and_keeps_no_host_meanwhile() {
 fn vcpus(limit: u32, used: u32, persistent: u32) -> BTreeMap<String, QuotaUse> {
     let running = |cpus| Running { cpus, ..Running::default() };
     let quota = Quota { cpus: Some(limit), ..Quota::default() };
-    let of = QuotaUse { quota, used: running(used), persistent: running(persistent) };
+    let (used, persistent) = (running(used), running(persistent));
+    let of = QuotaUse { quota, used, persistent, ..QuotaUse::default() };
     [("default".to_owned(), of)].into()
 }
 

@@ -207,5 +207,6 @@ fn facts(world: &World, waits: &Waits, home: &HostId) -> JobFacts {
         uses_confined: false,
         volumes: vec![volume],
         dirty_bytes_per_s: Some(0),
+        money: Default::default(),
     }
 }

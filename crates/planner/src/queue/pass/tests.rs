@@ -215,3 +215,49 @@ fn the_same_snapshot_gives_the_same_decision() {
     };
     assert_eq!(decided(), decided());
 }
+
+/// A gang pays for all of its VMs; what starts in this pass counts for the next ones.
+#[test]
+fn what_jobs_cost_that_start_together_stays_within_the_month_s_budget() {
+    use perigee_model::tenant::Quota;
+
+    use crate::queue::QuotaUse;
+
+    let mut snapshot = snapshot(5);
+    snapshot
+        .cluster
+        .hosts
+        .iter_mut()
+        .for_each(|host| host.price = Some(crate::fixture::price(3_600_000)));
+    let mut paid = facts().as_ref().clone();
+    paid.job.may_migrate = false;
+    paid.job.money.disk_bytes = Some(1 << 30);
+    let only_cloud = |waiting: &mut Waiting| waiting.start = Start::Host(host_id("cloud1"));
+    paid.job.start = Start::Host(host_id("cloud1"));
+    for number in 1..=5 {
+        let facts = Ok(Arc::new(paid.clone()));
+        known(&mut snapshot, number).read = Some(Read { age_s: 1.0, homes_changed: false, facts });
+    }
+    snapshot.queue.waiting.iter_mut().for_each(only_cloud);
+    let mut alone = snapshot.clone();
+    alone.queue.waiting.truncate(1);
+    let one = pass(alone).grants[0].cost.expect("a cost").high;
+    snapshot.queue.waiting[0].count = 2;
+    // Later VMs take a little longer at a host that is busier: there is room for three, and not for four.
+    let budget_month = Some(one.of(7, 2));
+    let quota = Quota { budget_month, ..Quota::default() };
+    let of = QuotaUse { quota, ..QuotaUse::default() };
+    snapshot.queue.quotas = [("default".to_owned(), of)].into();
+    let decision = pass(snapshot);
+    let sum: Money = decision.grants.iter().filter_map(|grant| Some(grant.cost?.high)).sum();
+    assert!(Some(sum) <= budget_month, "{sum}");
+    let vms: usize = decision.grants.iter().map(|grant| grant.hosts.len()).sum();
+    assert!((2..=3).contains(&vms) && decision.grants[0].hosts.len() == 2, "{vms}");
+    let gang = decision.grants[0].cost.expect("a cost").high;
+    assert!(gang >= one.plus(one), "{gang} for two, {one} for one");
+    assert!(
+        why(&decision, 5).contains("for this month $0 are spent and $0"),
+        "{}",
+        why(&decision, 5)
+    );
+}

@@ -1,0 +1,220 @@
+//! The prices that count now: those of the file that the controller was told, as it was when it could last be read.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use perigee_model::limits::DOCUMENT_BYTES;
+use perigee_model::money::Price;
+use perigee_model::prices::{KnownPrices, PriceList};
+use perigee_model::{HostId, Problem, SiteId};
+
+use crate::clock::now_ms;
+use crate::records::Records;
+
+/// `prices`: the text of the file as it could last be read. A controller that starts while the file is broken goes on with it.
+const LAST_GOOD: &str = "prices";
+
+/// The file's prices.
+pub struct Prices {
+    file: Option<PathBuf>,
+    records: Records,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    list: Arc<PriceList>,
+    /// The text that was read last, good or not.
+    read: Option<String>,
+    /// Why that one does not count.
+    problem: Option<Problem>,
+}
+
+impl Prices {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// If it can't be read or is no list of prices, and never was: hosts that have to be paid for would cost nothing.
+    pub async fn load(file: Option<PathBuf>, records: &Records) -> Result<Self, Problem> {
+        let prices = Self { file, records: records.clone(), state: Mutex::default() };
+        let Some(file) = &prices.file else {
+            // The next file is another one.
+            records.remove(LAST_GOOD).await?;
+            return Ok(prices);
+        };
+        let last_good: Option<String> = records.read(LAST_GOOD).await?;
+        if let Some(list) = last_good.and_then(|text| PriceList::parse(&text, &name(file)).ok()) {
+            prices.lock().list = Arc::new(list);
+            if let Err(problem) = prices.read_again().await {
+                tracing::error!("the prices are those of before: {problem}");
+            }
+            return Ok(prices);
+        }
+        prices.read_again().await?;
+        Ok(prices)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads the file again, if there is one. Says whether its prices are others than before.
+    ///
+    /// # Errors
+    /// Why it can't be read, or line and field. The prices of before go on to count.
+    pub async fn read_again(&self) -> Result<bool, Problem> {
+        let Some(file) = &self.file else { return Ok(false) };
+        let path = file.clone();
+        let read = tokio::task::spawn_blocking(move || read(&path)).await;
+        let read = read.map_err(|e| Problem::internal("can't read the prices", e))?;
+        let text = match read {
+            Ok(text) => text,
+            Err(problem) => {
+                let mut state = self.lock();
+                (state.read, state.problem) = (None, Some(problem.clone()));
+                return Err(problem);
+            }
+        };
+        if self.lock().read.as_ref() == Some(&text) {
+            let problem = self.lock().problem.clone();
+            return problem.map_or(Ok(false), Err);
+        }
+        let parsed = PriceList::parse(&text, &name(file));
+        if parsed.is_ok() {
+            self.records.put(LAST_GOOD, &text).await?;
+        }
+        let mut state = self.lock();
+        state.read = Some(text);
+        match parsed {
+            Ok(list) => {
+                let is_new = *state.list != list;
+                (state.list, state.problem) = (Arc::new(list), None);
+                Ok(is_new)
+            }
+            Err(problem) => {
+                state.problem = Some(problem.clone());
+                Err(problem)
+            }
+        }
+    }
+
+    /// What is known now, for people. `site_of` says at which site a host is.
+    pub fn known(&self, site_of: impl Fn(&HostId) -> Option<SiteId>) -> KnownPrices {
+        let state = self.lock();
+        let problem = state.problem.as_ref().map(ToString::to_string).unwrap_or_default();
+        let list = Arc::clone(&state.list);
+        drop(state);
+        let file = self.file.as_ref().map(|file| file.display().to_string());
+        KnownPrices { file, problem, prices: list.known(now_ms() / 1000, site_of) }
+    }
+
+    /// The prices as they count now; `None` if nothing costs anything.
+    pub fn now(&self) -> Option<PricesNow> {
+        let list = Arc::clone(&self.lock().list);
+        let now_s = now_ms() / 1000;
+        (!list.is_empty()).then(|| PricesNow { list, now_s, of_sites: HashMap::new() })
+    }
+}
+
+/// The prices at one moment. Hosts that cost the same share one.
+pub struct PricesNow {
+    list: Arc<PriceList>,
+    now_s: u64,
+    of_sites: HashMap<SiteId, Option<Arc<Price>>>,
+}
+
+impl PricesNow {
+    /// What a host costs; `None` if it is the users' own.
+    pub fn of(&mut self, host: &HostId, site: &SiteId) -> Option<Arc<Price>> {
+        if self.list.names(host) {
+            return self.list.of(Some(host), site, self.now_s).map(Arc::new);
+        }
+        if let Some(price) = self.of_sites.get(site) {
+            return price.clone();
+        }
+        let price = self.list.of(None, site, self.now_s).map(Arc::new);
+        self.of_sites.insert(site.clone(), price.clone());
+        price
+    }
+}
+
+fn name(file: &Path) -> String {
+    file.display().to_string()
+}
+
+fn read(file: &Path) -> Result<String, Problem> {
+    use std::io::Read;
+    let what = || format!("can't read the prices in {}", file.display());
+    let opened = std::fs::File::open(file).map_err(|e| Problem::invalid(what(), e))?;
+    let most = u64::try_from(DOCUMENT_BYTES.max).unwrap_or(u64::MAX);
+    let mut text = String::new();
+    // One byte more, so that a longer one is refused and not cut.
+    let mut bounded = opened.take(most.saturating_add(1));
+    bounded.read_to_string(&mut text).map_err(|e| Problem::invalid(what(), e))?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::SqliteStore;
+
+    fn prices(per_hour: &str) -> String {
+        format!("sites:\n  cloud: {{machine: {per_hour}/h, as-of: 2025-01-01, max-age: 3650d}}\n")
+    }
+
+    fn per_hour(prices: &Prices) -> Option<u64> {
+        let (host, site) = ("cloud1".parse().expect("a name"), "cloud".parse().expect("a name"));
+        Some(prices.now()?.of(&host, &site)?.per_hour_micros?.get())
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_broken_keeps_the_last_good_prices_also_over_a_restart() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let file = dir.path().join("prices.yaml");
+        let store = SqliteStore::open(&dir.path().join("state.db")).expect("a store");
+        let records = Records::new(Arc::new(store));
+        let load = async || Prices::load(Some(file.clone()), &records).await;
+        std::fs::write(&file, "sites: [").expect("write");
+        assert!(load().await.is_err(), "no prices are known that could count");
+        std::fs::write(&file, prices("$1")).expect("write");
+        let read = load().await.expect("prices");
+        assert_eq!(per_hour(&read), Some(1_000_000));
+        std::fs::write(&file, prices("$2")).expect("write");
+        assert!(read.read_again().await.expect("prices"));
+        assert!(!read.read_again().await.expect("the same prices"));
+        std::fs::write(&file, prices("2 dollars")).expect("write");
+        for _ in 0..2 {
+            let problem = read.read_again().await.expect_err("it is broken");
+            assert!(problem.what.contains("prices.yaml:2: sites.cloud.machine"), "{problem}");
+        }
+        assert_eq!(per_hour(&read), Some(2_000_000));
+        let known = read.known(|_| None);
+        assert!(
+            known.problem.contains("sites.cloud.machine") && known.prices.len() == 1,
+            "{known:?}"
+        );
+        let again = load().await.expect("the last good prices");
+        assert_eq!(per_hour(&again), Some(2_000_000));
+        assert!(!again.known(|_| None).problem.is_empty());
+        std::fs::remove_file(&file).expect("remove");
+        assert!(again.read_again().await.is_err());
+        assert_eq!(per_hour(&again), Some(2_000_000));
+        let none = Prices::load(None, &records).await.expect("nothing to read");
+        assert!(none.now().is_none());
+    }
+
+    #[tokio::test]
+    async fn hosts_with_one_entry_share_one_price() {
+        let list = PriceList::parse(&prices("$1"), "p.yaml").expect("prices");
+        let mut now =
+            PricesNow { list: Arc::new(list), now_s: now_ms() / 1000, of_sites: HashMap::new() };
+        let mut of = |host: &str, site: &str| {
+            now.of(&host.parse().expect("a name"), &site.parse().expect("a name"))
+        };
+        let (one, other) = (of("cloud1", "cloud"), of("cloud2", "cloud"));
+        assert!(Arc::ptr_eq(&one.expect("a price"), &other.expect("a price")));
+        assert_eq!(of("home1", "home"), None);
+    }
+}
