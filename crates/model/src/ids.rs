@@ -156,6 +156,8 @@ name_type!(check_full /// A job, `NAME-NNNN`: the full name of the job file's jo
     JobId);
 name_type!(check_full /// A virtual machine.
     VmId);
+name_type!(check_word /// A rented host's rental.
+    RentalId);
 name_type!(check_full /// One attempt to move a VM.
     MigrationId);
 

@@ -102,7 +102,7 @@ pub use disk_role::DiskRole;
 pub use host_rules::HostRules;
 pub use ids::{
     BadName, ClientName, Epoch, GroupName, HostId, ImageName, Incarnation, JobId, LayerId,
-    MigrationId, NetworkName, OwnerName, SiteId, TenantName, UserName, VmId, VolumeName,
+    MigrationId, NetworkName, OwnerName, RentalId, SiteId, TenantName, UserName, VmId, VolumeName,
 };
 pub use leave_site::LeaveSite;
 pub use problem::{Problem, ProblemKind};

@@ -355,6 +355,14 @@ pub static LEDGER_LINES: Limit = Limit::new("the ledger's number of lines", Unit
 /// Entries of the ledger that are not settled: those of jobs that have not ended, and of rented hosts.
 pub static LEDGER_OPEN: Limit =
     Limit::new("the ledger's number of entries that are not settled", Unit::Count, 0, 200_000);
+/// Rentals of hosts, also those that were over lately. All are in the controller's memory.
+pub static RENTALS: Limit = Limit::new("the number of rented hosts", Unit::Count, 0, 10_000);
+/// Until a rented host is given back.
+pub static RENT_FOR_S: Limit =
+    Limit::new("how long a host is rented for", Unit::Seconds, 60, 365 * 86_400);
+/// The disk of a rented host.
+pub static RENT_DISK_BYTES: Limit =
+    Limit::new("the disk of a rented host", Unit::Bytes, GIB, 64 * TIB);
 
 /// A job file, or a lab's definition.
 pub static DOCUMENT_BYTES: Limit = Limit::new("the file's length", Unit::Bytes, 0, MIB);

@@ -1,16 +1,187 @@
-//! Rented hosts: what a provider offers, what is asked of it, and what becomes of a rental.
-//!
-//! ```text
-//! wanted → asked → starting → joined → draining → ending → gone
-//! ```
+//! Rented hosts: what a provider offers, what is asked of it, and what becomes of a rental ([`states`]).
 //!
 //! A rental's record is written before its provider is asked, and its id is both the idempotency token of the request and a tag of the
 //! instance, so that an instance whose request lost its answer is found again.
 
+pub mod states;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::money::Price;
+use crate::ids::{HostId, RentalId, SiteId};
+use crate::money::{Money, Price};
+use states::{RentalState, Requested};
+
+/// The disk of a rented host if nobody names its size.
+pub const RENT_DISK_DEFAULT_BYTES: u64 = 50 << 30;
+
+/// `POST /v1/rentals`: rents a host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RentHost {
+    /// The id of the new rental, so that a request whose answer was lost can be repeated. `None`: the controller makes one.
+    #[serde(default)]
+    pub id: Option<RentalId>,
+    /// The provider's name in `providers.yaml`.
+    pub provider: String,
+    /// As in [`Offer::kind`].
+    pub kind: String,
+    /// As in [`Offer::zone`]; `None`: where it is cheapest.
+    #[serde(default)]
+    pub zone: Option<String>,
+    /// As in [`Offer::spot`].
+    #[serde(default)]
+    pub spot: bool,
+    /// The site that the host belongs to; `None`: one with the provider's name.
+    #[serde(default)]
+    pub site: Option<SiteId>,
+    /// After so many seconds the host is given back; `None`: when somebody says so.
+    #[serde(default)]
+    pub for_s: Option<u64>,
+    /// The provider's name of the machine image; `None`: the one that `providers.yaml` names, or the provider's own.
+    #[serde(default)]
+    pub image: Option<String>,
+    /// The size of its disk; `None`: [`RENT_DISK_DEFAULT_BYTES`].
+    #[serde(default)]
+    pub disk_bytes: Option<u64>,
+    /// Where the host reaches the controller, `https://HOST:PORT`; `None`: the address that the controller knows of itself.
+    #[serde(default)]
+    pub controller_url: Option<String>,
+}
+
+/// `POST /v1/rentals/{rental}/end`: gives a host back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EndRental {
+    /// Do not wait until all has left the host: its VMs end with it.
+    #[serde(default)]
+    pub now: bool,
+}
+
+/// A rental in a state since when, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RentalStep {
+    /// The state.
+    pub state: RentalState,
+    /// Since when; Unix time.
+    pub at_ms: u64,
+    /// Why; empty where the state says all.
+    pub why: String,
+}
+
+/// Steps of a rental that are kept: the first ones, and the last one.
+pub const RENTAL_STEPS_MAX: usize = 32;
+
+/// What a provider has refused, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OfferRefused {
+    /// As in [`Offer::kind`].
+    pub kind: String,
+    /// As in [`Offer::zone`].
+    pub zone: String,
+    /// As in [`Offer::spot`].
+    pub spot: bool,
+    /// What the provider said.
+    pub why: String,
+    /// When; Unix time.
+    pub at_ms: u64,
+}
+
+/// `GET /v1/providers`: a provider and what it offers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ProviderOffers {
+    /// Its name in `providers.yaml`.
+    pub provider: String,
+    /// What can be rented; `None` if the provider does not say.
+    pub offers: Option<Vec<Offer>>,
+    /// Why it does not; empty if it does.
+    pub problem: String,
+    /// What it has refused lately for want of capacity or quota.
+    pub refused: Vec<OfferRefused>,
+}
+
+/// A rented host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Rental {
+    /// The idempotency token of its requests, and the tag [`RENTAL_TAG`] of its instance.
+    pub id: RentalId,
+    /// The provider's name in `providers.yaml`.
+    pub provider: String,
+    /// What was rented, for the price that held then.
+    pub offer: Offer,
+    /// The provider's name of the machine image; empty: the provider's own.
+    pub image: String,
+    /// The size of its disk.
+    pub disk_bytes: u64,
+    /// The site that the host belongs to.
+    pub site: SiteId,
+    /// The host's name in the cluster.
+    pub host: HostId,
+    /// Who asked for it, as the audit log names them.
+    pub by: String,
+    /// How far it is.
+    pub state: RentalState,
+    /// The states that it was in, the present one last.
+    pub steps: Vec<RentalStep>,
+    /// What it waits for, or why it ended; empty when there is nothing to say.
+    pub why: String,
+    /// Why it is to end, once that is so.
+    pub ends_because: Option<String>,
+    /// When it is given back; Unix time. `None`: when somebody says so.
+    pub until_ms: Option<u64>,
+    /// The provider's id of its instance; `None` while that is not known.
+    pub instance: Option<String>,
+    /// The instance's address inside the provider's network; `None` while that is not known.
+    pub address: Option<String>,
+    /// What the requests to the provider may have made.
+    pub requested: Requested,
+    /// How often the provider was asked for it.
+    pub asks: u32,
+    /// When the provider was asked last; Unix time.
+    pub asked_ms: Option<u64>,
+    /// Why the provider has refused it, if it did so for want of capacity or quota.
+    pub refused: Option<OfferRefused>,
+    /// When the provider takes it back; Unix time.
+    pub notice_ms: Option<u64>,
+    /// The most that it costs until [`Rental::reserved_until_ms`].
+    pub reserved: Money,
+    /// Until when its money is reserved; Unix time.
+    pub reserved_until_ms: Option<u64>,
+    /// What its machine and its disk have cost until now, by the price of the offer; `None`: not known. What leaves the site is not in it.
+    pub spent: Option<Money>,
+}
+
+impl Rental {
+    /// Since when it is in this state for the first time; Unix time.
+    pub fn since_ms(&self, state: RentalState) -> Option<u64> {
+        self.steps.iter().find(|step| step.state == state).map(|step| step.at_ms)
+    }
+
+    /// Takes an event into account.
+    ///
+    /// # Errors
+    /// [`crate::states::Refused`] if the event belongs to another state.
+    pub fn take(
+        &mut self,
+        event: states::RentalEvent,
+        at_ms: u64,
+        why: impl Into<String>,
+    ) -> Result<(), crate::states::Refused> {
+        let state = self.state.next(event)?;
+        if state != self.state {
+            if self.steps.len() >= RENTAL_STEPS_MAX {
+                self.steps.pop();
+            }
+            self.steps.push(RentalStep { state, at_ms, why: why.into() });
+        }
+        self.state = state;
+        Ok(())
+    }
+
+    /// What its machine and its disk cost for so many seconds; `None` if that is not known.
+    pub fn cost(&self, seconds: u64) -> Option<Money> {
+        let price = &self.offer.price;
+        Some(price.machine(seconds)?.plus(price.disk(self.disk_bytes, seconds)?))
+    }
+}
 
 /// The tag of an instance that holds its rental's id.
 pub const RENTAL_TAG: &str = "perigee-rental";
