@@ -22,6 +22,7 @@
 //! jobs
 //! vms, hosts, tenants
 //! amounts, drain, balance
+//! rentals
 //! api
 //! supervisor
 //! fuzzing
@@ -54,6 +55,7 @@
 //! | What happens to a job, step by step? | `jobs/driver.rs` |
 //! | What happens to a job whose host is gone? | `jobs/restart.rs` |
 //! | What leaves a host that is drained, and what keeps it there? | `drain/mod.rs`, `drain/facts.rs`; what becomes of each: `planner/src/drain.rs`; which hosts those are: `cluster/drains.rs` |
+//! | What becomes of a rented host, and what keeps an instance from being made twice or forgotten? | `rentals/mod.rs`; the rules: `model/src/rental/states.rs`; what is remembered: `cluster/rentals.rs` |
 //! | What holds for all moves that nobody has asked for? | `migration/by_itself.rs`; how dear a VM's moves are: `cluster/balance.rs` |
 //! | Which VMs leave an overloaded host by themselves? | `balance/mod.rs`, `balance/look.rs`; what is said of one VM: `balance/explain.rs`; the rule: `planner/src/balance/mod.rs`; what is remembered: `cluster/balance.rs` |
 //! | How much memory has a VM that may have more or less of it while it runs? | `amounts.rs`; the rule: `planner/src/amounts.rs`; what is remembered: `cluster/amounts.rs`; at the host: `agent/src/vm/memory.rs` |
@@ -105,6 +107,7 @@ mod networks;
 mod planning;
 mod prices;
 mod records;
+mod rentals;
 mod scheduler;
 mod storage;
 mod store;
@@ -122,12 +125,14 @@ use std::path::PathBuf;
 
 use futures_util::future::{BoxFuture, FutureExt as _};
 use perigee_http::Listen;
+use perigee_model::money::Money;
 use perigee_model::network::PublishPorts;
 use perigee_model::{Problem, SiteId};
 use perigee_repository::Objects;
 
 use api::doors;
 pub use api::doors::Doors;
+use cluster::rentals::Renting;
 use cluster::{Settings, Timing, Traffic};
 pub use guest::tars::{TarError, check_output};
 pub use guest::user_data;
@@ -158,6 +163,10 @@ pub struct Config {
     pub publish_ports: PublishPorts,
     /// The file that says what hosts, disks and traffic cost; `None`: nothing costs anything.
     pub prices: Option<PathBuf>,
+    /// The text of the file that names the providers of rented hosts, if there are any.
+    pub providers: Option<String>,
+    /// What all rented hosts of 30 days together may cost; `None`: none is rented.
+    pub rent_budget: Option<Money>,
 }
 
 /// The S3 store at `s3://BUCKET/PREFIX`.
@@ -260,6 +269,16 @@ fn own_ports(config: &Config) -> Vec<u16> {
     ports.flatten().chain(FTPS_PORTS.into_iter().flatten()).collect()
 }
 
+/// Who has machines for rent.
+fn renting(config: &Config) -> Result<Renting, Problem> {
+    let providers = config.providers.as_deref().map(perigee_cloud::providers).transpose();
+    let providers = providers.map_err(|e| {
+        Problem::invalid("can't read the file of providers", e)
+            .next("docs/rent.md says what is in the file")
+    })?;
+    Ok(Renting { providers: providers.unwrap_or_default(), budget: config.rent_budget })
+}
+
 async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Problem> {
     perigee_http::prepare_daemon();
     let traffic = if config.insecure { Traffic::Plain } else { Traffic::Tls(called(&config)?) };
@@ -275,6 +294,7 @@ async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Probl
         own_url: own_url(&config)?,
         runner: None,
         prices: config.prices.clone(),
+        renting: renting(&config)?,
     };
     let timing = Timing::default();
     let started = Supervisor::start_with(&config.state, timing, traffic, settings, objects);

@@ -28,6 +28,8 @@
 //! | `talk/NAME/COUNT` | [`crate::planning::gang_traffic::GangHistory`]: what the VMs of such a gang sent to each other, and its last runs | the gang's driver, at its end |
 //! | `runs/KEY`, `vm_boots/HOST` | the last runs of a kind of job, the last boots at a host | the job's driver, at its end |
 //! | `cleanups/ID`, `cleanups/deleted/VOLUME` | [`crate::cleaner::Cleanup`] | the cleaner |
+//! | `rentals/RENTAL` | [`RentalRecord`] | its driver only |
+//! | `intents/rentals/RENTAL` | [`RentalIntent`] | the API |
 //! | `given_up/HOST` | [`crate::storage::given_up::GivenUp`] | the removal of a host |
 //! | `networks/NETWORK`, `network_numbers/last`, `tunnels/HOST` | those of [`crate::networks`] | the API; who tells hosts |
 //! | `ledger/lines/NNNN`, `ledger/sum` | [`crate::cluster::ledger::book::Line`], of which none is ever changed, and the sum of those that were removed | [`crate::ledger`]; jobs, and whoever rents hosts, through it |
@@ -41,6 +43,7 @@
 mod access;
 mod gang_traffic;
 mod kind;
+mod rental;
 
 use std::net::Ipv4Addr;
 
@@ -65,6 +68,7 @@ use crate::meter::Meter;
 pub use access::{Owned, Records};
 pub use gang_traffic::Talk;
 pub use kind::{Gang, GangKeys, GangMoveRequest, Kind, Membership};
+pub use rental::{RENTALS, RentalIntent, RentalRecord, rental_intent_key, rental_key};
 
 /// A host that has registered.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -33,7 +33,7 @@ use crate::records::{JOB_INTENTS, job_intent_key};
 use crate::storage::{images, left_behind, moves, replicas};
 use crate::{
     accounts, admissions, amounts, balance, cleaner, drain, hosts, jobs, ledger, migration,
-    networks, prices, scheduler, term,
+    networks, prices, rentals, scheduler, term,
 };
 
 /// How long a controller that starts waits for hosts that could refuse it.
@@ -123,6 +123,7 @@ impl Supervisor {
             cluster.drive_volume_move(&record.view.volume);
         }
         replicas::drive_all(cluster).await?;
+        rentals::drive_all(cluster);
         supervisor.spawn(begin_wanted(Arc::clone(supervisor), requests));
         supervisor.keep_running("the monitor of the hosts", hosts::monitor);
         supervisor.keep_running("the watchers of the hosts", watching::run);
@@ -135,6 +136,8 @@ impl Supervisor {
         supervisor.keep_running("the drain of hosts", drain::run);
         supervisor.keep_running("the balance of loads", balance::run);
         supervisor.keep_running("the memory of VMs", amounts::run);
+        supervisor.keep_running("the lists of providers", rentals::compare);
+        supervisor.keep_running("the notices of providers", rentals::hear);
         supervisor.keep_running("the promotion of replicas", replicas::run);
         supervisor.keep_running("the shadows of volumes", left_behind::run);
         supervisor.keep_running("imports whose answer was lost", images::finish_imports);
@@ -179,6 +182,8 @@ impl Supervisor {
             }),
             Wanted::VolumeMove(volume) => self
                 .keep(wanted, move || Box::pin(moves::drive(Arc::clone(&cluster), volume.clone()))),
+            Wanted::Rental(id) => self
+                .keep(wanted, move || Box::pin(rentals::drive(Arc::clone(&cluster), id.clone()))),
             Wanted::Replica(volume, site) => self.keep(wanted, move || {
                 Box::pin(replicas::drive(Arc::clone(&cluster), volume.clone(), site.clone()))
             }),
@@ -267,7 +272,7 @@ impl Supervisor {
             Wanted::Job(id) => Ok(id.clone()),
             Wanted::Migration { vm, .. } => JobId::new(vm.as_str()),
             // It is logged above; the volume may belong to no job.
-            Wanted::VolumeMove(_) | Wanted::Replica(..) => return,
+            Wanted::VolumeMove(_) | Wanted::Replica(..) | Wanted::Rental(_) => return,
         };
         let Ok(job) = job else { return };
         let reason = format!(

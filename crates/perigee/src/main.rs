@@ -42,7 +42,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::commands::{
     agent, balancing, boot, client, cluster_network, controller, data, dev, host, image, job, lab,
-    login, planner, pool, price, slurm, tenant, top, user, vm, volume,
+    login, planner, pool, price, rent, slurm, tenant, top, user, vm, volume,
 };
 use crate::context::Context;
 use crate::output::Format;
@@ -113,6 +113,9 @@ enum Noun {
     /// What hosts, disks and traffic cost
     #[command(subcommand)]
     Price(price::Verb),
+    /// Hosts that are rented from a cloud, and given back
+    #[command(subcommand)]
+    Rent(rent::Verb),
     /// Hosts
     #[command(subcommand)]
     Host(host::HostVerb),
@@ -218,6 +221,7 @@ async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
         Noun::Planner(verb) => planner::run(verb, context).await?,
         Noun::Price(verb) => price::run(verb, context).await?,
         Noun::Host(verb) => host::run(verb, context).await?,
+        Noun::Rent(verb) => rent::run(verb, context).await?,
         Noun::Cluster(verb) => return balancing::run(verb, context).await,
         Noun::Site(verb) => host::run_site(verb, context).await?,
         Noun::Link(verb) => host::run_link(verb, context).await?,

@@ -11,6 +11,7 @@ mod jobs;
 mod metrics;
 mod networks;
 mod prices;
+mod rentals;
 mod tasks;
 mod tenants;
 mod vms;
@@ -86,6 +87,10 @@ fn cluster_routes() -> Routes {
         .routes(routes!(hosts::sites))
         .routes(routes!(hosts::links))
         .routes(routes!(hosts::probe_links))
+        .routes(routes!(rentals::offers))
+        .routes(routes!(rentals::list, rentals::rent))
+        .routes(routes!(rentals::info))
+        .routes(routes!(rentals::end))
         .routes(routes!(metrics::of_host))
         .routes(routes!(metrics::targets))
 }
@@ -179,7 +184,7 @@ fn tenant_routes() -> Routes {
 /// The pattern of a name in a path; `None` for what is no name.
 fn pattern_of(parameter: &str) -> Option<&'static str> {
     match parameter {
-        "host" | "site" | "tenant" | "user" => Some(WORD_PATTERN),
+        "host" | "rental" | "site" | "tenant" | "user" => Some(WORD_PATTERN),
         "image" | "job" | "network" | "vm" | "volume" => Some(FULL_PATTERN),
         _ => None,
     }

@@ -18,6 +18,7 @@ mod networks;
 pub mod paces;
 mod parts;
 pub mod price_list;
+pub mod rentals;
 mod settings;
 pub mod staging;
 mod strange_images;
@@ -34,15 +35,15 @@ use std::time::Duration;
 use perigee_http::identity::Strangers;
 use perigee_http::{Authority, BOOT_ID, Claim, Clock, Identity, Network, Seldom, boot_id};
 use perigee_model::grant::{self, Allowed, GRANT_LIFE_MS, SignedGrant};
-use perigee_model::{HostId, ImageName, JobId, Problem, SiteId, VmId, VolumeName};
+use perigee_model::{HostId, ImageName, JobId, Problem, RentalId, SiteId, VmId, VolumeName};
 use perigee_repository::Repository;
 use tokio::sync::{Notify, broadcast, mpsc};
 
 use crate::audit::Audit;
 use crate::clock::{CLOCK, now_ms};
 use crate::records::{
-    JobRecord, MigrationRecord, Owned, Records, VolumeMoveRecord, job_key, migration_key,
-    volume_move_key,
+    JobRecord, MigrationRecord, Owned, Records, RentalRecord, VolumeMoveRecord, job_key,
+    migration_key, rental_key, volume_move_key,
 };
 use crate::store::{SqliteStore, directory};
 use crate::term;
@@ -63,6 +64,7 @@ pub use links::{Ask, Links, Local};
 use networks::Networks;
 use paces::Paces;
 use price_list::Prices;
+use rentals::{RentalTiming, Rentals};
 pub use settings::Settings;
 use staging::Staging;
 use strange_images::StrangeImages;
@@ -103,6 +105,7 @@ pub struct Timing {
     pub exec_unwatched: Duration,
     /// How often the controller renews its own certificate. This also mends one that was made while the clock was wrong.
     pub own_renewal: Duration,
+    pub rentals: RentalTiming,
 }
 
 impl Default for Timing {
@@ -122,6 +125,7 @@ impl Default for Timing {
             collect_deadline: Duration::from_secs(1200),
             exec_unwatched: Duration::from_secs(90),
             own_renewal: Duration::from_secs(3600),
+            rentals: RentalTiming::default(),
         }
     }
 }
@@ -133,6 +137,7 @@ pub enum Wanted {
     Migration { vm: VmId, number: u32 },
     VolumeMove(VolumeName),
     Replica(VolumeName, SiteId),
+    Rental(RentalId),
 }
 
 /// How the controller talks over TCP.
@@ -219,6 +224,8 @@ pub struct Cluster {
     pub balances: Balances,
     /// The memory of VMs that may have more or less of it.
     pub amounts: Amounts,
+    /// Rented hosts.
+    pub rentals: Rentals,
     /// Images whose import is to end, because they are deleted.
     pub cancelled_imports: broadcast::Sender<ImageName>,
     /// What hosts have and the controller does not show.
@@ -277,6 +284,7 @@ impl Cluster {
         let history_cache = HistoryCache::load(&records).await?;
         let ledger = Ledger::load(&records).await?;
         let prices = Prices::load(settings.prices.clone(), &records).await?;
+        let rentals = Rentals::load(&records).await?;
         Ok(Arc::new(Self {
             records,
             clock,
@@ -309,6 +317,7 @@ impl Cluster {
             drain_now: Notify::new(),
             balances,
             amounts: Amounts::default(),
+            rentals,
             cancelled_imports: broadcast::Sender::new(16),
             strange_images: StrangeImages::default(),
             settings,
@@ -389,6 +398,19 @@ impl Cluster {
         Ok(Some(record.telling(move |record| cluster.index.put_volume_move(record))))
     }
 
+    /// As [`Cluster::own_job`], for a rented host.
+    pub async fn own_rental(
+        self: &Arc<Self>,
+        id: &RentalId,
+    ) -> Result<Option<Owned<RentalRecord>>, Problem> {
+        let Some(record) = self.records.own::<RentalRecord>(&rental_key(id)).await? else {
+            return Ok(None);
+        };
+        self.rentals.put(&record.value.view);
+        let cluster = Arc::clone(self);
+        Ok(Some(record.telling(move |record| cluster.rentals.put(&record.view))))
+    }
+
     /// Requests a driver. If the driver is running, it checks the job again.
     pub fn drive_job(&self, job: &JobId) {
         self.want(Wanted::Job(job.clone()));
@@ -408,6 +430,11 @@ impl Cluster {
     /// Requests the driver of a volume's replica at a site, as [`Self::drive_job`].
     pub fn drive_replica(&self, volume: &VolumeName, site: &SiteId) {
         self.want(Wanted::Replica(volume.clone(), site.clone()));
+    }
+
+    /// Requests the driver of a rented host, as [`Self::drive_job`].
+    pub fn drive_rental(&self, id: &RentalId) {
+        self.want(Wanted::Rental(id.clone()));
     }
 
     fn want(&self, wanted: Wanted) {

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use perigee_model::SiteId;
 use perigee_model::network::PublishPorts;
 
+use super::rentals::Renting;
+
 /// It does not change while the controller runs.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
@@ -22,4 +24,6 @@ pub struct Settings {
     pub runner: Option<PathBuf>,
     /// The file that says what hosts, disks and traffic cost; `None`: nothing costs anything.
     pub prices: Option<PathBuf>,
+    /// Who has machines for rent.
+    pub renting: Renting,
 }

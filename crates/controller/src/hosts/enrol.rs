@@ -37,6 +37,8 @@ const REVOKED: &str = "revoked/";
 pub struct Token {
     secret_sha256: String,
     until_ms: u64,
+    /// The only address for which it is good; `None`: for every one.
+    address: Option<IpAddr>,
 }
 
 /// A host that has a certificate.
@@ -62,9 +64,10 @@ fn key(prefix: &str, of: impl std::fmt::Display) -> String {
 }
 
 impl Token {
-    fn new(secret: &str, now_ms: u64) -> Self {
-        let life_ms = u64::try_from(TOKEN_LIFE.as_millis()).unwrap_or(u64::MAX);
-        Self { secret_sha256: fingerprint(secret.as_bytes()), until_ms: now_ms + life_ms }
+    fn new(secret: &str, now_ms: u64, life: Duration) -> Self {
+        let life_ms = u64::try_from(life.min(TOKEN_LIFE).as_millis()).unwrap_or(u64::MAX);
+        let secret_sha256 = fingerprint(secret.as_bytes());
+        Self { secret_sha256, until_ms: now_ms + life_ms, address: None }
     }
 
     /// Both sides of the comparison are hashes, so the time that it takes tells nothing about the secret.
@@ -109,13 +112,45 @@ pub async fn token(
         return Err(Problem::invalid(what, why)
             .next(format!("name the address at which the host reaches the controller: perigee host token {host} --controller https://HOST:PORT")));
     }
+    token_of(cluster, host, new_secret(), controller_url, TOKEN_LIFE).await
+}
+
+/// A secret for a token, which nobody can guess.
+pub fn new_secret() -> String {
     let random = [uuid::Uuid::new_v4(), uuid::Uuid::new_v4()].map(|id| *id.as_bytes());
-    let secret = hex(&random.concat());
+    hex(&random.concat())
+}
+
+/// The token with this secret, which counts for so long from now on, and an hour at most. It replaces an earlier one of its host.
+///
+/// # Errors
+/// When the store can't be used.
+pub async fn token_of(
+    cluster: &Cluster,
+    host: HostId,
+    secret: String,
+    controller_url: String,
+    life: Duration,
+) -> Result<JoinToken, Problem> {
     let _turn = cluster.enrolling.lock().await;
-    cluster.records.put(&key(TOKENS, &host), &Token::new(&secret, now_ms())).await?;
+    cluster.records.put(&key(TOKENS, &host), &Token::new(&secret, now_ms(), life)).await?;
     tracing::info!(%host, "made a token for a host to join");
     let fingerprint = cluster.authority.fingerprint().to_owned();
     Ok(JoinToken { host, secret, fingerprint, controller_url })
+}
+
+/// From now on the host's token, if it was not used yet, is good for a host with this address only. A text that is no address changes nothing.
+///
+/// # Errors
+/// When the store can't be used.
+pub async fn bind_token(cluster: &Cluster, host: &HostId, address: &str) -> Result<(), Problem> {
+    let Ok(address) = address.parse::<IpAddr>() else { return Ok(()) };
+    let _turn = cluster.enrolling.lock().await;
+    if let Some(token) = cluster.records.read::<Token>(&key(TOKENS, host)).await? {
+        let bound = Token { address: Some(address.to_canonical()), ..token };
+        cluster.records.put(&key(TOKENS, host), &bound).await?;
+    }
+    Ok(())
 }
 
 /// A host joins with a token, and gets its first certificate.
@@ -135,13 +170,18 @@ pub async fn enrol(cluster: &Cluster, ask: Enrol) -> Result<Enrolled, Problem> {
         if let Some(count) = cluster.bad_joins.happened() {
             tracing::warn!(%host, count, "a host can't join: its token does not count");
         }
-        let why = match token.is_some_and(|token| token.is(&ask.secret)) {
-            true => "by the controller's clock, the token is older than an hour",
-            false => "the token is wrong, used, or older than an hour",
+        let why = match token.as_ref().is_some_and(|token| token.is(&ask.secret)) {
+            true => "by the controller's clock, the token's time is over",
+            false => "the token is wrong, used, or older than its time",
         };
         return Err(
             Problem::forbidden(what, why).next(format!("make one: perigee host token {host}"))
         );
+    }
+    if let Some(only) = token.and_then(|token| token.address).filter(|a| !addresses.contains(a)) {
+        tracing::warn!(%host, ?addresses, "a host can't join: its token is for {only}");
+        let why = format!("its token is for a host with the address {only}");
+        return Err(Problem::forbidden(what, why).next("join with that address: --address"));
     }
     let others: Vec<EnrolledHost> = cluster.records.list(ENROLLED).await?;
     for other in others.iter().filter(|other| other.host != *host) {
@@ -237,6 +277,25 @@ pub async fn revoke_host(cluster: &Cluster, host: HostId) -> Result<HostRevoked,
     cluster.records.remove(&key(ENROLLED, &host)).await?;
     cluster.records.remove(&key(TOKENS, &host)).await?;
     Ok(HostRevoked { was_enrolled: enrolled.is_some() })
+}
+
+/// No host joins under this name any more, unless one has registered under it: its token does not count, nor does a certificate with which nobody
+/// has registered. Returns whether no such host is in the cluster.
+///
+/// # Errors
+/// When the store can't be used.
+pub async fn shut_out(cluster: &Cluster, host: &HostId) -> Result<bool, Problem> {
+    let _turn = cluster.enrolling.lock().await;
+    cluster.records.remove(&key(TOKENS, host)).await?;
+    if cluster.hosts.get(host).is_ok() {
+        return Ok(false);
+    }
+    let enrolled: Option<EnrolledHost> = cluster.records.read(&key(ENROLLED, host)).await?;
+    if enrolled.is_some() {
+        revoke(cluster, &PeerIdentity::Host(host.clone())).await?;
+        cluster.records.remove(&key(ENROLLED, host)).await?;
+    }
+    Ok(true)
 }
 
 /// The certificates that operators have do not count any more.
@@ -365,7 +424,7 @@ mod tests {
     fn a_token_counts_for_an_hour() {
         const HOUR_MS: u64 = 3600 * 1000;
         let now_ms = 1_800_000_000_000;
-        let token = Token::new("secret", now_ms);
+        let token = Token::new("secret", now_ms, TOKEN_LIFE);
         assert!(token.counts("secret", now_ms + HOUR_MS - 1));
         assert!(!token.counts("secret", now_ms + HOUR_MS));
         assert!(!token.counts("another", now_ms));

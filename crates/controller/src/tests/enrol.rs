@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::http::Method;
 use perigee_http::authority::NewKey;
@@ -485,6 +486,8 @@ async fn a_token_for_a_host_has_the_controllers_own_address_unless_another_one_i
 fn the_controllers_own_address_is_its_name_or_one_that_other_machines_reach() {
     let url = |listen: &[&str], names: &[&str]| {
         let config = crate::Config {
+            providers: None,
+            rent_budget: None,
             state: "state".into(),
             listen: listen.iter().map(|address| address.parse().expect("an address")).collect(),
             names: names.iter().map(|name| (*name).to_owned()).collect(),
@@ -503,4 +506,31 @@ fn the_controllers_own_address_is_its_name_or_one_that_other_machines_reach() {
     let listen = [unix, "127.0.0.1:7000", "[fd00::1]:7000", "10.0.0.1:7000"];
     assert_eq!(url(&listen, &[]).as_deref(), Some("https://10.0.0.1:7000"));
     assert_eq!(url(&listen, &["c.example"]).as_deref(), Some("https://c.example:7000"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_token_of_a_rented_host_is_good_for_one_time_its_time_and_its_address() {
+    let secure = Secure::up().await;
+    let cluster = &secure.supervisor.cluster;
+    let make = async |life: Duration| {
+        let secret = crate::hosts::enrol::new_secret();
+        let url = secure.url.clone();
+        let made = crate::hosts::enrol::token_of(cluster, host("rent-1"), secret, url, life);
+        made.await.expect("a token")
+    };
+    forbidden(secure.join(&make(Duration::ZERO).await, HERE).await.map(drop));
+    let token = make(Duration::from_secs(600)).await;
+    let bind = async |address: &str| {
+        let bound = crate::hosts::enrol::bind_token(cluster, &host("rent-1"), address).await;
+        bound.expect("it is bound");
+    };
+    bind("127.0.0.9").await;
+    forbidden(secure.join(&token, HERE).await.map(drop));
+    bind("127.0.0.1").await;
+    secure.join(&token, HERE).await.expect("it joins");
+    forbidden(secure.join(&token, HERE).await.map(drop));
+    let again = make(Duration::from_secs(600)).await;
+    assert!(crate::hosts::enrol::shut_out(cluster, &host("rent-1")).await.expect("a store"));
+    forbidden(secure.join(&again, HERE).await.map(drop));
+    secure.supervisor.stop().await;
 }

@@ -32,6 +32,7 @@ mod parts;
 mod persistent_vms;
 mod queue;
 mod quotas;
+mod rentals;
 mod replicas;
 mod rules;
 mod staging;
@@ -54,12 +55,14 @@ use perigee_model::job::{
 use perigee_model::volume::VolumeSource;
 use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
 
+use crate::cluster::rentals::RentalTiming;
 use crate::cluster::{Cluster, Settings, Timing, Traffic};
 use crate::hosts;
 use crate::storage::volumes;
 use crate::supervisor::Supervisor;
 use fake::FakeHost;
 pub use fake::vms::report_of as report;
+pub use rentals::rental;
 
 const TIMING: Timing = Timing {
     poll: Duration::from_millis(10),
@@ -78,6 +81,15 @@ const TIMING: Timing = Timing {
     collect_deadline: Duration::from_secs(5),
     exec_unwatched: Duration::from_secs(3600),
     own_renewal: Duration::from_secs(3600),
+    rentals: RentalTiming {
+        compare: Duration::from_millis(40),
+        hurry: Duration::from_millis(20),
+        notices: Duration::from_millis(40),
+        answer: Duration::from_millis(500),
+        grace: Duration::from_secs(2),
+        again: Duration::from_millis(50),
+        join: PATIENCE,
+    },
 };
 
 /// Outputs that a guest does not write are lost at once.

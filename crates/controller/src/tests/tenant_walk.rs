@@ -87,6 +87,7 @@ fn values(parameter: &str, secrets: &Secrets) -> Vec<Names> {
         "key" => vec![names("topsecret4", "neverthere4")],
         // The cluster's, and only an admin's to see.
         "host" => vec![names("home1", "home9")],
+        "rental" => vec![names("rent-1", "rent-2")],
         "site" => vec![names("home", "elsewhere")],
         _ => panic!("the walk does not know what {{{parameter}}} is: give it a value"),
     }
@@ -176,6 +177,8 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         | "POST /v1/hosts/{host}/drain"
         | "POST /v1/hosts/{host}/undrain"
         | "POST /v1/enrol"
+        | "POST /v1/rentals"
+        | "POST /v1/rentals/{rental}/end"
         | "POST /v1/tenants"
         | "PUT /v1/sites/{site}/balance"
         | "PUT /v1/sites/{site}/place"

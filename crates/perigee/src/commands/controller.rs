@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use perigee_http::{Listen, PeerIdentity};
 use perigee_model::limits::KEEP_OUTPUTS_S;
+use perigee_model::money::Money;
 use perigee_model::network::PublishPorts;
 use perigee_model::tasks::TaskStatus;
 use perigee_model::units::parse_duration;
-use perigee_model::{Problem, SiteId};
+use perigee_model::{Problem, ProblemKind, SiteId};
 
 use crate::commands::network::warn_insecure;
 use crate::context::Context;
@@ -57,6 +58,12 @@ pub enum Verb {
         /// What hosts, disks and traffic cost; the file is read again when it changes [default: nothing costs anything]
         #[arg(long, value_name = "FILE")]
         prices: Option<PathBuf>,
+        /// The file that names who has machines for rent; docs/rent.md says what is in it
+        #[arg(long, value_name = "FILE")]
+        providers: Option<PathBuf>,
+        /// What all rented hosts of 30 days together may cost, as `$20`; without it none is rented
+        #[arg(long, value_name = "MONEY", requires = "providers")]
+        rent_budget: Option<Money>,
     },
     /// Make the cluster's certificate authority, and print its fingerprint. `run` makes it too, if there is none
     Init {
@@ -106,6 +113,15 @@ const TASKS: &[Column<TaskStatus>] = &[
 
 const STATE: &str = "/var/lib/perigee/controller";
 
+fn read_providers(file: Option<PathBuf>) -> Result<Option<String>, Problem> {
+    let Some(file) = file else { return Ok(None) };
+    let read = std::fs::read_to_string(&file).map_err(|e| {
+        Problem::of_io(ProblemKind::Invalid, format!("can't read {}", file.display()), &e)
+            .next("name the file of providers with --providers")
+    });
+    read.map(Some)
+}
+
 /// Runs the controller until SIGTERM or SIGINT, or works on the files of one.
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     match verb {
@@ -122,11 +138,12 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             keep_outputs,
             publish_ports,
             prices,
+            providers,
+            rent_budget,
         } => {
             if insecure {
                 warn_insecure();
             }
-            let doors = perigee_controller::Doors { sftp };
             let data = data.map(|store| {
                 perigee_controller::store_address(&store, data_endpoint, data_credentials)
             });
@@ -141,11 +158,13 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
                 names,
                 site,
                 insecure,
-                doors,
+                doors: perigee_controller::Doors { sftp },
                 data,
                 keep_outputs_s,
                 publish_ports,
                 prices,
+                providers: read_providers(providers)?,
+                rent_budget,
             };
             perigee_controller::run(config).await
         }

@@ -179,6 +179,8 @@ impl Daemons {
             [(); 4].map(|()| format!("{LOCAL}:{}", unused_port()));
         let control = dir.join(VOLUME_CONTROL);
         let controller = perigee_controller::Config {
+            providers: None,
+            rent_budget: None,
             keep_outputs_s: None,
             publish_ports: Default::default(),
             prices: None,

@@ -38,6 +38,7 @@ pub mod pool;
 pub mod price;
 mod public_keys;
 pub mod remotes;
+pub mod rent;
 pub mod rented;
 mod replicas;
 pub mod simulate;

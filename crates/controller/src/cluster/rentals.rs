@@ -1,0 +1,264 @@
+//! Rented hosts: who has machines for rent, the rentals as they were last saved, and what the providers' lists said last.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use perigee_cloud::Provider;
+use perigee_model::money::Money;
+use perigee_model::rental::states::Seen;
+use perigee_model::rental::{Instance, InstanceState, Notice, Rental};
+use perigee_model::{Problem, RentalId};
+use tokio::sync::Notify;
+
+use crate::records::{RENTALS, Records, RentalRecord};
+
+/// Who has machines for rent, and how much may be spent there.
+#[derive(Clone, Default)]
+pub struct Renting {
+    pub providers: Vec<Arc<dyn Provider>>,
+    /// What all rented hosts of the last 30 days together may cost; `None`: nothing is rented.
+    pub budget: Option<Money>,
+}
+
+impl fmt::Debug for Renting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.providers.iter().map(|provider| provider.name()).collect();
+        f.debug_struct("Renting").field("providers", &names).field("budget", &self.budget).finish()
+    }
+}
+
+impl Renting {
+    /// # Errors
+    /// `NotFound` if `providers.yaml` has no such provider.
+    pub fn provider(&self, name: &str) -> Result<&Arc<dyn Provider>, Problem> {
+        self.providers.iter().find(|provider| provider.name() == name).ok_or_else(|| {
+            let known: Vec<&str> = self.providers.iter().map(|provider| provider.name()).collect();
+            let why = match known.is_empty() {
+                true => "the controller was started without --providers".to_owned(),
+                false => format!("the controller's file of providers has {}", known.join(", ")),
+            };
+            Problem::not_found(format!("provider {name}"), why)
+                .next("name it in the file of `perigee controller run --providers`, and start the controller again")
+        })
+    }
+}
+
+/// Intervals and deadlines of rented hosts.
+#[derive(Debug, Clone, Copy)]
+pub struct RentalTiming {
+    /// Between two lists of a provider with rentals that wait for nothing.
+    pub compare: Duration,
+    /// Between two lists while the instance of a rental comes or goes, and between two requests to end one.
+    pub hurry: Duration,
+    /// Between two questions for notices, while a spot host is rented.
+    pub notices: Duration,
+    /// The longest that a provider is waited for.
+    pub answer: Duration,
+    /// A provider that has an instance lists it after so long.
+    pub grace: Duration,
+    /// Between two requests for an instance.
+    pub again: Duration,
+    /// From the first request until the host has joined. A join token counts for so long after each request, and less than an hour.
+    pub join: Duration,
+}
+
+impl Default for RentalTiming {
+    fn default() -> Self {
+        Self {
+            compare: Duration::from_secs(60),
+            hurry: Duration::from_secs(10),
+            notices: Duration::from_secs(5),
+            answer: Duration::from_secs(90),
+            grace: Duration::from_secs(300),
+            again: Duration::from_secs(30),
+            join: Duration::from_secs(1200),
+        }
+    }
+}
+
+/// A provider's last list that was complete.
+struct List {
+    /// When it was asked for.
+    begun: Instant,
+    instances: Arc<Vec<Instance>>,
+}
+
+/// Which lists say something of a rental.
+#[derive(Default)]
+struct Watch {
+    /// Those that were asked for since; `None` while a request is under way.
+    from: Option<Instant>,
+    /// When the first one was asked for, of those in a row that are without it.
+    absent_since: Option<Instant>,
+}
+
+/// What is known of rented hosts.
+#[derive(Default)]
+pub struct Rentals {
+    known: Mutex<BTreeMap<RentalId, Rental>>,
+    lists: Mutex<BTreeMap<String, List>>,
+    watches: Mutex<BTreeMap<RentalId, Watch>>,
+    /// By provider and its id of the instance.
+    notices: Mutex<BTreeMap<(String, String), u64>>,
+    /// Since when a provider lists an instance that no unfinished rental owns.
+    unowned: Mutex<BTreeMap<(String, String), Instant>>,
+    /// Whoever reserves money takes turns.
+    pub reserving: tokio::sync::Mutex<()>,
+    /// Wakes those who wait for a list or a person's request.
+    pub changed: Notify,
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Rentals {
+    pub(super) async fn load(records: &Records) -> Result<Self, Problem> {
+        let rentals = Self::default();
+        for record in records.list::<RentalRecord>(RENTALS).await? {
+            rentals.put(&record.view);
+        }
+        Ok(rentals)
+    }
+
+    /// Notes what its record says.
+    pub fn put(&self, rental: &Rental) {
+        lock(&self.known).insert(rental.id.clone(), rental.clone());
+    }
+
+    pub fn forget(&self, id: &RentalId) {
+        lock(&self.known).remove(id);
+        lock(&self.watches).remove(id);
+    }
+
+    /// All that are kept, sorted by id.
+    pub fn all(&self) -> Vec<Rental> {
+        lock(&self.known).values().cloned().collect()
+    }
+
+    pub fn get(&self, id: &RentalId) -> Option<Rental> {
+        lock(&self.known).get(id).cloned()
+    }
+
+    /// A request for the rental's instance begins: no list says anything of it until the request is over.
+    pub fn request_begins(&self, id: &RentalId) {
+        lock(&self.watches).insert(id.clone(), Watch::default());
+    }
+
+    /// Whether it is known which lists say something of the rental.
+    pub fn is_watched(&self, id: &RentalId) -> bool {
+        lock(&self.watches).get(id).is_some_and(|watch| watch.from.is_some())
+    }
+
+    /// Lists that are asked for from now on say something of the rental.
+    pub fn look_anew(&self, id: &RentalId) {
+        let watch = Watch { from: Some(Instant::now()), absent_since: None };
+        lock(&self.watches).insert(id.clone(), watch);
+    }
+
+    /// The provider has given a complete list, which was asked for at `begun`.
+    pub fn note_list(&self, provider: &str, begun: Instant, instances: Vec<Instance>) {
+        let of_provider: Vec<Rental> =
+            self.all().into_iter().filter(|rental| rental.provider == provider).collect();
+        let mut watches = lock(&self.watches);
+        for rental in of_provider {
+            let Some(watch) = watches.get_mut(&rental.id) else { continue };
+            let is_listed = instances.iter().any(|instance| owns(&rental, instance));
+            let counts = watch.from.is_some_and(|from| from <= begun);
+            watch.absent_since = match (is_listed, counts) {
+                (false, true) => watch.absent_since.or(Some(begun)),
+                _ => None,
+            };
+        }
+        drop(watches);
+        let list = List { begun, instances: Arc::new(instances) };
+        lock(&self.lists).insert(provider.to_owned(), list);
+        self.changed.notify_waiters();
+    }
+
+    /// What the provider has last listed of the rental.
+    pub fn listed(&self, rental: &Rental) -> Vec<Instance> {
+        let lists = lock(&self.lists);
+        let list = lists.get(&rental.provider).map(|list| Arc::clone(&list.instances));
+        drop(lists);
+        let all = list.iter().flat_map(|list| list.iter());
+        all.filter(|instance| owns(rental, instance)).cloned().collect()
+    }
+
+    /// What the provider's lists say of the rental.
+    pub fn seen(&self, rental: &Rental, grace: Duration) -> Seen {
+        let begun = lock(&self.lists).get(&rental.provider).map(|list| list.begun);
+        let watches = lock(&self.watches);
+        let watch = watches.get(&rental.id);
+        let from = watch.and_then(|watch| watch.from);
+        let absent_since = watch.and_then(|watch| watch.absent_since);
+        drop(watches);
+        let (Some(begun), Some(from)) = (begun, from) else { return Seen::NotKnown };
+        let all = self.listed(rental);
+        let is_there = |instance: &Instance| instance.state != InstanceState::Gone;
+        match absent_since {
+            _ if all.iter().any(is_there) => Seen::There,
+            _ if begun < from => Seen::NotKnown,
+            _ if !all.is_empty() => Seen::Ended,
+            Some(since) if begun.duration_since(since) >= grace => Seen::AbsentForLong,
+            _ => Seen::Absent,
+        }
+    }
+
+    /// Notes of which instances the provider says that it takes them back.
+    pub fn note_notices(&self, provider: &str, all: Vec<Notice>) {
+        let mut notices = lock(&self.notices);
+        notices.retain(|(of, _), _| of != provider);
+        let keyed =
+            all.into_iter().map(|one| ((provider.to_owned(), one.instance), one.ends_unix_s));
+        notices.extend(keyed);
+        drop(notices);
+        self.changed.notify_waiters();
+    }
+
+    /// When the provider takes the rental's instance back; Unix time. `None` if it has not said so.
+    pub fn notice_ms(&self, rental: &Rental) -> Option<u64> {
+        let instance = rental.instance.clone()?;
+        let ends_s = lock(&self.notices).get(&(rental.provider.clone(), instance)).copied();
+        ends_s.map(|ends_s| ends_s.saturating_mul(1000))
+    }
+
+    /// The instances of the provider's last list that cost money and that no unfinished rental owned in any list for so long.
+    pub fn unowned(&self, provider: &str, grace: Duration) -> Vec<Instance> {
+        let Some(list) =
+            lock(&self.lists).get(provider).map(|list| (list.begun, Arc::clone(&list.instances)))
+        else {
+            return Vec::new();
+        };
+        let (begun, instances) = list;
+        let rentals = self.all();
+        let is_owned = |instance: &Instance| {
+            let owned_by = |one: &Rental| one.provider == provider && owns(one, instance);
+            rentals.iter().any(|one| !one.state.is_over() && owned_by(one))
+        };
+        let mut since = lock(&self.unowned);
+        let (mut still, mut old) = (BTreeMap::new(), Vec::new());
+        for instance in instances.iter().filter(|one| one.state != InstanceState::Gone) {
+            if is_owned(instance) {
+                continue;
+            }
+            let key = (provider.to_owned(), instance.id.clone());
+            let first = since.get(&key).copied().unwrap_or(begun);
+            still.insert(key, first);
+            if begun.duration_since(first) >= grace {
+                old.push(instance.clone());
+            }
+        }
+        since.retain(|(of, _), _| of != provider);
+        since.append(&mut still);
+        old
+    }
+}
+
+/// Whether the instance is the rental's: by its tag, or by its id.
+fn owns(rental: &Rental, instance: &Instance) -> bool {
+    instance.rental.as_deref() == Some(rental.id.as_str())
+        || rental.instance.as_ref() == Some(&instance.id)
+}

@@ -1,0 +1,144 @@
+//! Asks a provider for an instance: first the record, then the provider.
+
+use std::sync::Arc;
+
+use perigee_cloud::{CloudError, CloudErrorKind};
+use perigee_model::Problem;
+use perigee_model::rental::states::{RentalEvent, RentalState, Requested};
+use perigee_model::rental::{Instance, NewInstance, OfferRefused, Rental};
+
+use super::{cluster_id, money, user_data, within};
+use crate::clock::now_ms;
+use crate::cluster::Cluster;
+use crate::hosts::enrol;
+use crate::records::{Owned, RentalRecord};
+
+/// Ids and addresses of a provider are short.
+const TEXT_MAX: usize = 256;
+
+/// Reserves the money, records that the provider is asked, asks it, and records the answer.
+///
+/// # Errors
+/// `Conflict` or `Invalid` if nothing may be asked for; if the store can't be used.
+pub async fn ask(cluster: &Arc<Cluster>, record: &mut Owned<RentalRecord>) -> Result<(), Problem> {
+    let view = &record.value.view;
+    let provider = Arc::clone(cluster.settings.renting.provider(&view.provider)?);
+    let new = new_instance(cluster, &mut record.value).await?;
+    let id = record.value.view.id.clone();
+    let before = record.value.view.requested;
+    {
+        let _turn = cluster.rentals.reserving.lock().await;
+        let (view, now_ms) = (&mut record.value.view, now_ms());
+        // RESERVED HERE, before the provider is asked.
+        if let Some(for_s) = money::reserve_for_s(cluster, view) {
+            let first_ms = view.since_ms(RentalState::Asked).unwrap_or(now_ms);
+            money::reserve(cluster, view, for_s, first_ms)?;
+        }
+        view.take(RentalEvent::Asks, now_ms, format!("reserved {}", view.reserved))?;
+        view.requested = Requested::Perhaps;
+        view.asks += 1;
+        view.asked_ms = Some(now_ms);
+        view.why = "the provider was asked".to_owned();
+        cluster.rentals.request_begins(&id);
+        record.save().await?;
+    }
+    let answer = within(cluster.timing.rentals.answer, provider.create(&new)).await;
+    cluster.rentals.look_anew(&id);
+    let view = &mut record.value.view;
+    match answer.and_then(sane) {
+        Ok(instance) => {
+            note_instance(view, &instance);
+            view.take(RentalEvent::Shown, now_ms(), "")?;
+            view.why = "its host starts".to_owned();
+        }
+        Err(error) => note_error(view, before, &error),
+    }
+    record.save().await?;
+    cluster.rentals.changed.notify_waiters();
+    Ok(())
+}
+
+/// An answer that makes no sense says nothing of what was done.
+fn sane(instance: Instance) -> Result<Instance, CloudError> {
+    if is_sane(&instance) {
+        return Ok(instance);
+    }
+    let message = format!(
+        "the provider gives an instance without an id, or with one of more than {TEXT_MAX} bytes"
+    );
+    Err(CloudError { kind: CloudErrorKind::Unclear, message })
+}
+
+/// Whether what a provider says of an instance can be kept.
+pub fn is_sane(instance: &Instance) -> bool {
+    let address = instance.address.as_deref().unwrap_or_default();
+    !instance.id.is_empty() && instance.id.len() <= TEXT_MAX && address.len() <= TEXT_MAX
+}
+
+/// What the provider says of the instance.
+pub fn note_instance(view: &mut Rental, instance: &Instance) {
+    view.instance = Some(instance.id.clone());
+    if instance.address.is_some() {
+        view.address.clone_from(&instance.address);
+    }
+}
+
+/// A refusal says that this request made nothing, and nothing of the requests before.
+fn note_error(view: &mut Rental, before: Requested, error: &CloudError) {
+    let why: String = format!("{}: {}", error.kind, error.message).chars().take(1000).collect();
+    let is_final = match error.kind {
+        CloudErrorKind::Unclear => return view.why = why,
+        CloudErrorKind::Throttled => false,
+        CloudErrorKind::NoCapacity | CloudErrorKind::Quota => {
+            view.refused = Some(OfferRefused {
+                kind: view.offer.kind.clone(),
+                zone: view.offer.zone.clone(),
+                spot: view.offer.spot,
+                why: why.clone(),
+                at_ms: now_ms(),
+            });
+            true
+        }
+        CloudErrorKind::NotAllowed | CloudErrorKind::Refused => true,
+    };
+    if before == Requested::Nothing {
+        view.requested = if is_final { Requested::Refused } else { Requested::Nothing };
+    }
+    if is_final {
+        view.ends_because = Some(why.clone());
+    }
+    view.why = why;
+}
+
+/// What the provider is asked for: the same each time, so that a provider that honours the request's token gives the same instance.
+async fn new_instance(
+    cluster: &Cluster,
+    record: &mut RentalRecord,
+) -> Result<NewInstance, Problem> {
+    let (host, url) = (record.view.host.clone(), record.controller_url.clone());
+    let url = url.ok_or_else(|| {
+        let why = "the controller listens at no address that other machines reach";
+        Problem::invalid(format!("can't rent host {host}"), why)
+            .next("name the address at which the host reaches the controller: --controller URL")
+    })?;
+    let token = match cluster.network.identity() {
+        None => None,
+        Some(_) => {
+            let secret = record.secret.get_or_insert_with(enrol::new_secret).clone();
+            let life = cluster.timing.rentals.join;
+            Some(enrol::token_of(cluster, host, secret, url.clone(), life).await?)
+        }
+    };
+    let view = &record.view;
+    Ok(NewInstance {
+        rental: view.id.to_string(),
+        cluster: cluster_id(cluster),
+        kind: view.offer.kind.clone(),
+        zone: view.offer.zone.clone(),
+        spot: view.offer.spot,
+        kvm: view.offer.kvm == Some(true),
+        image: view.image.clone(),
+        disk_bytes: view.disk_bytes,
+        user_data: user_data::script(view, &url, token.as_ref()),
+    })
+}

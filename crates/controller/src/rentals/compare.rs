@@ -1,0 +1,216 @@
+//! Compares what the providers list with the records, and hears their notices.
+//!
+//! A list that is not complete, late or makes no sense changes nothing. What nobody owns is ended only after it was in each list of a grace period.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::future::join_all;
+use perigee_cloud::{CloudError, CloudErrorKind, Provider};
+use perigee_model::money::{Money, Price};
+use perigee_model::rental::states::{RentalState, RentedHost, Requested};
+use perigee_model::rental::{Instance, Offer, Rental, RentalStep};
+use perigee_model::{HostId, Problem, RentalId, SiteId};
+
+use super::ask::is_sane;
+use super::facts::rented_host;
+use super::{cluster_id, money, within};
+use crate::clock::now_ms;
+use crate::cluster::Cluster;
+use crate::cluster::tasks::Task;
+use crate::records::{RentalRecord, rental_intent_key, rental_key};
+
+/// A list with more than this is no list.
+const INSTANCES_MAX: usize = 10_000;
+
+/// Lists the instances of each provider again and again. It does not end.
+pub async fn compare(cluster: Arc<Cluster>, task: Task) {
+    let providers = cluster.settings.renting.providers.clone();
+    join_all(providers.iter().map(|provider| lists_of(&cluster, &task, provider))).await;
+    std::future::pending().await
+}
+
+async fn lists_of(cluster: &Arc<Cluster>, task: &Task, provider: &Arc<dyn Provider>) {
+    let timing = cluster.timing.rentals;
+    let mut looked: Option<Instant> = None;
+    loop {
+        let hurries = cluster.rentals.all().iter().any(|rental| {
+            let is_changing = matches!(
+                rental.state,
+                RentalState::Asked | RentalState::Starting | RentalState::Ending
+            );
+            is_changing && rental.provider == provider.name()
+        });
+        let pause = if hurries { timing.hurry } else { timing.compare };
+        if looked.is_none_or(|at| at.elapsed() >= pause) {
+            task.round(round(cluster, provider)).await;
+            looked = Some(Instant::now());
+        }
+        let left = pause.saturating_sub(looked.map_or(pause, |at| at.elapsed()));
+        tokio::time::sleep(left.min(timing.hurry)).await;
+    }
+}
+
+async fn round(cluster: &Arc<Cluster>, provider: &Arc<dyn Provider>) -> Result<String, Problem> {
+    let name = provider.name().to_owned();
+    let (begun, of) = (Instant::now(), cluster_id(cluster));
+    let list = within(cluster.timing.rentals.answer, provider.list(&of)).await;
+    let list = list.and_then(sane).map_err(|error| not_known(&name, &error))?;
+    let count = list.len();
+    cluster.rentals.note_list(&name, begun, list);
+    let mut unowned = 0;
+    for instance in cluster.rentals.unowned(&name, cluster.timing.rentals.grace) {
+        own(cluster, &name, &instance).await?;
+        unowned += 1;
+    }
+    prune(cluster).await?;
+    Ok(format!("{name} has {count} instances, of which nobody owned {unowned}"))
+}
+
+/// # Errors
+/// `Unclear` for a list that can't be one.
+fn sane(list: Vec<Instance>) -> Result<Vec<Instance>, CloudError> {
+    if list.len() <= INSTANCES_MAX && list.iter().all(is_sane) {
+        return Ok(list);
+    }
+    let message = format!("its list has more than {INSTANCES_MAX} instances, or one without an id");
+    Err(CloudError { kind: CloudErrorKind::Unclear, message })
+}
+
+fn not_known(provider: &str, error: &CloudError) -> Problem {
+    Problem::unavailable(
+        format!("can't compare the instances of provider {provider} with the rentals"),
+        format!("{}: {}", error.kind, error.message),
+    )
+    .next("nothing is ended or made because of this; it is tried again")
+}
+
+/// Gives an instance that no unfinished rental owns to one: the rental of its tag, if that is over, else a new one. If a host of the rental's name
+/// belongs to the cluster, the host is drained first.
+async fn own(cluster: &Arc<Cluster>, provider: &str, instance: &Instance) -> Result<(), Problem> {
+    let tagged = instance.rental.as_deref().and_then(|tag| tag.parse::<RentalId>().ok());
+    let known = tagged.clone().and_then(|id| cluster.rentals.get(&id));
+    if let Some(rental) = known.as_ref().filter(|rental| rental.provider == provider) {
+        tracing::warn!(rental = %rental.id, "provider {provider} still has instance {}", instance.id);
+        cluster.drive_rental(&rental.id);
+        return Ok(());
+    }
+    let id = match tagged.filter(|_| known.is_none()) {
+        Some(id) => id,
+        None => super::request::new_id()?,
+    };
+    let why = format!("no rental of this cluster owned instance {} of {provider}", instance.id);
+    tracing::warn!(rental = %id, "{why}; it is ended");
+    let record = found(cluster, provider, instance, id, why).await?;
+    if cluster.records.create(&rental_key(&record.view.id), &record).await? {
+        cluster.rentals.put(&record.view);
+    }
+    cluster.drive_rental(&record.view.id);
+    Ok(())
+}
+
+async fn found(
+    cluster: &Cluster,
+    provider: &str,
+    instance: &Instance,
+    id: RentalId,
+    why: String,
+) -> Result<RentalRecord, Problem> {
+    let name = |e| Problem::internal("can't own an instance", e);
+    let host = HostId::new(id.as_str()).map_err(name)?;
+    let site = match cluster.hosts.get(&host) {
+        Ok(link) => link.addresses.site.clone(),
+        Err(_) => SiteId::new(provider).or_else(|_| SiteId::new("rented")).map_err(name)?,
+    };
+    let state = match rented_host(cluster, &host).await? {
+        RentedHost::Unknown => RentalState::Ending,
+        RentedHost::Up | RentedHost::Silent => RentalState::Draining,
+    };
+    let price = Price {
+        per_hour_micros: None,
+        minimum_s: 0,
+        egress_per_gib_micros: None,
+        disk_per_gib_month_micros: None,
+        source: String::new(),
+        as_of_unix_s: 0,
+    };
+    let offer = Offer {
+        kind: instance.kind.clone(),
+        zone: instance.zone.clone(),
+        spot: instance.spot,
+        cpus: 0,
+        memory_bytes: 0,
+        kvm: None,
+        price,
+    };
+    let view = Rental {
+        id,
+        provider: provider.to_owned(),
+        offer,
+        image: String::new(),
+        disk_bytes: 0,
+        site,
+        host,
+        by: "the controller".to_owned(),
+        state,
+        steps: vec![RentalStep { state, at_ms: now_ms(), why: why.clone() }],
+        why: why.clone(),
+        ends_because: Some(why),
+        until_ms: None,
+        instance: Some(instance.id.clone()),
+        address: instance.address.clone(),
+        requested: Requested::Perhaps,
+        asks: 0,
+        asked_ms: None,
+        refused: None,
+        notice_ms: None,
+        reserved: Money::ZERO,
+        reserved_until_ms: None,
+        spent: None,
+    };
+    Ok(RentalRecord { view, controller_url: None, secret: None })
+}
+
+/// Removes the records of rentals that were over long ago, and of those that cost nothing a day after their end.
+async fn prune(cluster: &Cluster) -> Result<(), Problem> {
+    for rental in cluster.rentals.all().into_iter().filter(|rental| rental.state.is_over()) {
+        let ended_ms = rental.steps.last().map_or(0, |step| step.at_ms);
+        let age_s = cluster.clock.age_ms(ended_ms) / 1000;
+        let kept_s =
+            if rental.spent == Some(Money::ZERO) { 86_400 } else { money::PERIOD_S + 86_400 };
+        if age_s > kept_s {
+            cluster.records.remove(&rental_intent_key(&rental.id)).await?;
+            cluster.records.remove(&rental_key(&rental.id)).await?;
+            cluster.rentals.forget(&rental.id);
+        }
+    }
+    Ok(())
+}
+
+/// Asks the providers of spot hosts which of them they take back. It does not end.
+pub async fn hear(cluster: Arc<Cluster>, task: Task) {
+    let providers = cluster.settings.renting.providers.clone();
+    join_all(providers.iter().map(|provider| notices_of(&cluster, &task, provider))).await;
+    std::future::pending().await
+}
+
+async fn notices_of(cluster: &Arc<Cluster>, task: &Task, provider: &Arc<dyn Provider>) {
+    let of = cluster_id(cluster);
+    loop {
+        tokio::time::sleep(cluster.timing.rentals.notices).await;
+        let has_spot = cluster.rentals.all().iter().any(|rental| {
+            rental.state.may_cost() && rental.offer.spot && rental.provider == provider.name()
+        });
+        if !has_spot {
+            continue;
+        }
+        let hear = async {
+            let notices = within(cluster.timing.rentals.answer, provider.notices(&of)).await;
+            let notices = notices.map_err(|error| not_known(provider.name(), &error))?;
+            let count = notices.len();
+            cluster.rentals.note_notices(provider.name(), notices);
+            Ok(format!("{} takes {count} instances back", provider.name()))
+        };
+        task.round(hear).await;
+    }
+}

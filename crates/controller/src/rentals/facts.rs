@@ -1,0 +1,105 @@
+//! What is known of a rental when its driver decides.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use perigee_model::drain::DrainHost;
+use perigee_model::job::HostState;
+use perigee_model::rental::Rental;
+use perigee_model::rental::states::{Known, RentalState, RentedHost, Requested};
+use perigee_model::{HostId, Problem};
+
+use crate::cluster::Cluster;
+use crate::drain;
+use crate::records::{HostRecord, RentalIntent};
+
+/// How often a provider is asked for one rental.
+pub const ASKS_MAX: u32 = 5;
+
+/// Its host, as the cluster knows it.
+///
+/// # Errors
+/// If the store can't be read.
+pub async fn rented_host(cluster: &Cluster, host: &HostId) -> Result<RentedHost, Problem> {
+    if cluster.hosts.get(host).is_ok() {
+        return Ok(match cluster.hosts.state(host) {
+            HostState::Up => RentedHost::Up,
+            HostState::Unreachable => RentedHost::Silent,
+        });
+    }
+    // One with addresses that this controller can't use is not in memory.
+    let record: Option<HostRecord> = cluster.records.read(&format!("hosts/{host}")).await?;
+    Ok(record.map_or(RentedHost::Unknown, |_| RentedHost::Silent))
+}
+
+/// What is known now.
+///
+/// # Errors
+/// If the store can't be read.
+pub async fn known(
+    cluster: &Arc<Cluster>,
+    rental: &Rental,
+    intent: &RentalIntent,
+) -> Result<Known, Problem> {
+    let timing = cluster.timing.rentals;
+    let is_past = |since_ms: Option<u64>, length: Duration| {
+        since_ms.is_some_and(|ms| Duration::from_millis(cluster.clock.age_ms(ms)) >= length)
+    };
+    let asked_all = rental.asks >= ASKS_MAX;
+    let is_slow = match rental.state {
+        RentalState::Starting => is_past(rental.since_ms(RentalState::Asked), timing.join),
+        _ => false,
+    };
+    let pause_is_over = rental.asks == 0 || is_past(rental.asked_ms, timing.again);
+    let host = rented_host(cluster, &rental.host).await?;
+    let looks = rental.state == RentalState::Draining && host == RentedHost::Up;
+    Ok(Known {
+        state: rental.state,
+        requested: rental.requested,
+        seen: cluster.rentals.seen(rental, timing.grace),
+        host,
+        is_given_back: rental.ends_because.is_some(),
+        is_forced: intent.now,
+        is_late: is_slow || asked_all,
+        may_ask: !asked_all && pause_is_over,
+        is_empty: if looks { is_empty(cluster, &rental.host).await } else { None },
+    })
+}
+
+/// Whether nothing is at the host, which is drained; `None` if that is not known.
+async fn is_empty(cluster: &Arc<Cluster>, host: &HostId) -> Option<bool> {
+    cluster.hosts.drain(host)?;
+    let look = drain::drain(cluster, host, String::new(), DrainHost { dry_run: true }).await;
+    look.ok()?.left.map(|left| left.is_empty())
+}
+
+/// Why a rental that was not to end yet is to end now.
+pub fn why_ends(cluster: &Cluster, rental: &Rental, intent: &RentalIntent) -> Option<String> {
+    if let Some(by) = &intent.ended_by {
+        return Some(format!("{by} gave it back"));
+    }
+    if rental.notice_ms.is_some() {
+        return Some("the provider takes it back".to_owned());
+    }
+    let refused_all = rental.requested == Requested::Nothing && rental.asks >= ASKS_MAX;
+    if rental.state == RentalState::Asked && refused_all {
+        return Some(format!("the provider was asked {ASKS_MAX} times: {}", rental.why));
+    }
+    let wanted_ms = rental.since_ms(RentalState::Wanted)?;
+    let for_ms = rental.until_ms?.saturating_sub(wanted_ms);
+    let is_over = cluster.clock.age_ms(wanted_ms) >= for_ms;
+    is_over.then(|| "the time for which it was rented is over".to_owned())
+}
+
+/// Why one that the provider was asked for, and that never came, is given up.
+pub fn why_late(rental: &Rental) -> String {
+    match rental.requested {
+        Requested::Perhaps if rental.state == RentalState::Asked => {
+            format!("the provider was asked {} times, and never showed an instance", rental.asks)
+        }
+        _ if rental.state == RentalState::Joined => {
+            "its host was removed from the cluster".to_owned()
+        }
+        _ => "its host did not join in time".to_owned(),
+    }
+}

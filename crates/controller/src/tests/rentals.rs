@@ -1,0 +1,370 @@
+//! Hosts that are rented from a provider made of memory: what becomes of them, whatever the provider does.
+
+#[path = "rentals/any_order.rs"]
+mod any_order;
+#[path = "rentals/double.rs"]
+mod double;
+#[path = "rentals/killed.rs"]
+mod killed;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use perigee_cloud::CloudErrorKind;
+use perigee_model::job::HostState;
+use perigee_model::money::Money;
+use perigee_model::rental::states::RentalState;
+use perigee_model::rental::{EndRental, Notice, RentHost, Rental};
+use perigee_model::{HostId, ProblemKind, RentalId};
+
+use super::fake::FakeHost;
+use super::persistent_vms::new_vm;
+use super::{PATIENCE, TIMING, wait_for};
+use crate::cluster::rentals::{RentalTiming, Renting};
+use crate::cluster::{Cluster, Settings, Timing, Traffic};
+use crate::supervisor::Supervisor;
+use crate::vms::persistent;
+use crate::{hosts, rentals};
+use double::{Does, Double, Lists};
+
+const BUDGET: Money = Money::from_micros(20_000_000);
+
+/// Hosts that do not join are given up.
+const HASTY: Timing = Timing {
+    rentals: RentalTiming { join: Duration::from_millis(300), ..TIMING.rentals },
+    ..TIMING
+};
+
+/// A controller whose provider is a double.
+struct Rented {
+    dir: tempfile::TempDir,
+    double: Double,
+    supervisor: Arc<Supervisor>,
+    cluster: Arc<Cluster>,
+}
+
+async fn start(dir: &std::path::Path, double: &Double, timing: Timing) -> Arc<Supervisor> {
+    let renting = Renting { providers: vec![Arc::new(double.clone())], budget: Some(BUDGET) };
+    let own_url = Some("https://127.0.0.1:7000".to_owned());
+    let settings = Settings { own_url, renting, ..Settings::default() };
+    let supervisor = Supervisor::start_with(dir, timing, Traffic::Plain, settings, None)
+        .await
+        .expect("the controller starts");
+    double.inside().cluster = Arc::downgrade(&supervisor.cluster);
+    supervisor
+}
+
+fn id(name: &str) -> RentalId {
+    RentalId::new(name).expect("a name")
+}
+
+fn ask(name: &str) -> RentHost {
+    RentHost {
+        id: Some(id(name)),
+        provider: "lab".to_owned(),
+        kind: "m1".to_owned(),
+        zone: None,
+        spot: false,
+        site: None,
+        for_s: None,
+        image: None,
+        disk_bytes: None,
+        controller_url: None,
+    }
+}
+
+/// One that nobody has asked the provider for.
+pub fn rental(name: &str) -> Rental {
+    Rental {
+        id: id(name),
+        provider: "lab".to_owned(),
+        offer: double::offer("m1", "a", false),
+        image: String::new(),
+        disk_bytes: 50 << 30,
+        site: "lab".parse().expect("a name"),
+        host: HostId::new(name).expect("a name"),
+        by: "ann".to_owned(),
+        state: RentalState::Wanted,
+        steps: Vec::new(),
+        why: String::new(),
+        ends_because: None,
+        until_ms: None,
+        instance: None,
+        address: None,
+        requested: perigee_model::rental::states::Requested::Nothing,
+        asks: 0,
+        asked_ms: None,
+        refused: None,
+        notice_ms: None,
+        reserved: Money::ZERO,
+        reserved_until_ms: None,
+        spent: None,
+    }
+}
+
+impl Rented {
+    async fn up(timing: Timing) -> Self {
+        Self::up_with(timing, Double::default()).await
+    }
+
+    async fn up_with(timing: Timing, double: Double) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let supervisor = start(dir.path(), &double, timing).await;
+        let cluster = Arc::clone(&supervisor.cluster);
+        Self { dir, double, supervisor, cluster }
+    }
+
+    async fn restart(&mut self, timing: Timing) {
+        self.supervisor.stop().await;
+        self.supervisor = start(self.dir.path(), &self.double, timing).await;
+        self.cluster = Arc::clone(&self.supervisor.cluster);
+    }
+
+    async fn rent(&self, name: &str) -> Rental {
+        rentals::rent(&self.cluster, ask(name), "ann".to_owned()).await.expect("a rental")
+    }
+
+    fn get(&self, name: &str) -> Rental {
+        rentals::get(&self.cluster, &id(name)).expect("the rental")
+    }
+
+    async fn end(&self, name: &str, now: bool) {
+        let (of, by) = (id(name), "ann".to_owned());
+        let ended = rentals::end(&self.cluster, &of, by, EndRental { now }).await;
+        ended.expect("it is to end");
+    }
+
+    async fn wait(&self, name: &str, what: &str, is: impl Fn(&Rental) -> bool) -> Rental {
+        let begun = std::time::Instant::now();
+        loop {
+            let rental = self.get(name);
+            if is(&rental) {
+                return rental;
+            }
+            let waited = PATIENCE.as_secs();
+            assert!(begun.elapsed() < PATIENCE, "waited {waited} s for {what}: {rental:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn wait_for_state(&self, name: &str, state: RentalState) -> Rental {
+        self.wait(name, &state.to_string(), |rental| rental.state == state).await
+    }
+
+    /// Its host boots and joins.
+    async fn join(&self, name: &str) -> FakeHost {
+        let host = FakeHost::start(name, "lab").await;
+        let registered = hosts::register(&self.cluster, &host.id, host.addresses.clone());
+        registered.await.expect("it registers");
+        host
+    }
+
+    /// Once its instance has ended, its host answers no more.
+    async fn goes_down_with_instance(&self, host: &FakeHost) {
+        let ended = async || self.double.alive().is_empty().then_some(());
+        wait_for("the instance to end", ended).await;
+        host.inside().down = true;
+    }
+
+    fn nothing_wrong(&self) {
+        let wrong = self.double.inside().wrong.clone();
+        assert!(wrong.is_empty(), "{wrong:?}");
+    }
+}
+
+fn states(rental: &Rental) -> Vec<RentalState> {
+    rental.steps.iter().map(|step| step.state).collect()
+}
+
+#[tokio::test]
+async fn a_rented_host_joins_is_drained_and_given_back() {
+    let rented = Rented::up(TIMING).await;
+    let wanted = rented.rent("rent-1").await;
+    assert_eq!(wanted.site.as_str(), "lab");
+    assert_eq!(wanted.offer.zone, "a", "the cheapest one");
+    let starting = rented.wait_for_state("rent-1", RentalState::Starting).await;
+    assert!(starting.reserved > Money::from_micros(1_000_000), "{starting:?}");
+    let host = rented.join("rent-1").await;
+    rented.wait_for_state("rent-1", RentalState::Joined).await;
+    rented.end("rent-1", false).await;
+    rented.goes_down_with_instance(&host).await;
+    let gone = rented.wait_for_state("rent-1", RentalState::Gone).await;
+    assert_eq!(states(&gone), RentalState::ALL);
+    assert_eq!(gone.ends_because.as_deref(), Some("ann gave it back"));
+    assert!(gone.spent > Some(Money::ZERO) && gone.spent <= Some(gone.reserved), "{gone:?}");
+    rented.cluster.hosts.get(&gone.host).expect_err("its host is forgotten");
+    assert_eq!(rented.double.made(), 1);
+    rented.nothing_wrong();
+    let user_data = rented.double.inside().asked[0].user_data.clone();
+    assert!(user_data.contains("agent run --host rent-1 --site lab"), "{user_data}");
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn an_instance_whose_answer_was_lost_is_found_by_its_tag() {
+    let rented = Rented::up(TIMING).await;
+    rented.double.inside().does = [Does::LosesAnswer].into();
+    rented.rent("rent-1").await;
+    let found = rented.wait_for_state("rent-1", RentalState::Starting).await;
+    assert_eq!((found.instance.as_deref(), found.asks), (Some("i-1"), 1));
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_request_that_was_lost_is_repeated_as_it_was_after_the_grace_period() {
+    let rented = Rented::up(TIMING).await;
+    rented.double.inside().does = [Does::LosesRequest].into();
+    rented.rent("rent-1").await;
+    let found = rented.wait_for_state("rent-1", RentalState::Starting).await;
+    assert_eq!(found.asks, 2);
+    let asked = rented.double.inside().asked.clone();
+    assert_eq!(asked[0], asked[1]);
+    let first = found.since_ms(RentalState::Asked).expect("asked");
+    let again = found.asked_ms.expect("asked again");
+    assert!(again - first >= 2000, "the grace period is 2 s: {found:?}");
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_provider_that_does_not_list_is_not_asked_twice() {
+    let rented = Rented::up(TIMING).await;
+    rented.double.inside().does = [Does::LosesRequest].into();
+    rented.double.inside().lists =
+        [Lists::Fails, Lists::Nonsense].into_iter().cycle().take(100_000).collect();
+    rented.rent("rent-1").await;
+    let failures = async || {
+        let all = rented.cluster.tasks.all();
+        let task = all.into_iter().find(|task| task.name == "the lists of providers")?;
+        (task.failures > 100 && rented.get("rent-1").asks > 0).then_some(())
+    };
+    // Of 100 lists of 20 ms.
+    wait_for("lists longer than the grace period", failures).await;
+    let asked = rented.get("rent-1");
+    assert_eq!((asked.state, asked.asks), (RentalState::Asked, 1), "{asked:?}");
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_refusal_for_want_of_capacity_is_remembered_and_costs_nothing() {
+    let rented = Rented::up(TIMING).await;
+    rented.double.inside().does = [Does::Refuses(CloudErrorKind::NoCapacity)].into();
+    rented.rent("rent-1").await;
+    let gone = rented.wait_for_state("rent-1", RentalState::Gone).await;
+    assert_eq!(gone.spent, Some(Money::ZERO));
+    assert!(gone.why.contains("no capacity"), "{gone:?}");
+    let offers = rentals::offers(&rented.cluster).await;
+    let refused = &offers[0].refused;
+    assert_eq!((refused[0].kind.as_str(), refused[0].zone.as_str()), ("m1", "a"), "{refused:?}");
+    assert_eq!(rented.rent("rent-2").await.offer.zone, "b", "the other zone");
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn nothing_is_rented_that_the_budget_does_not_allow_or_whose_price_is_not_known() {
+    let rented = Rented::up(TIMING).await;
+    let long = RentHost { for_s: Some(20 * 3600), ..ask("rent-1") };
+    let refused = rentals::rent(&rented.cluster, long, "ann".to_owned()).await;
+    let problem = refused.expect_err("it is over the budget");
+    assert!(problem.kind == ProblemKind::Conflict && problem.why.contains("$20.00"), "{problem}");
+    let unknown = RentHost { kind: "unknown".to_owned(), ..ask("rent-1") };
+    let refused = rentals::rent(&rented.cluster, unknown, "ann".to_owned()).await;
+    let problem = refused.expect_err("no price");
+    assert!(problem.why.contains("not known"), "{problem}");
+    assert!(rented.double.inside().asked.is_empty());
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn an_instance_that_nobody_owns_is_ended_and_one_with_a_host_is_drained_first() {
+    let rented = Rented::up(TIMING).await;
+    let untagged = rented.double.plant(None);
+    rented.double.plant(Some("rent-7"));
+    let host = rented.join("rent-9").await;
+    let with_host = rented.double.plant(Some("rent-9"));
+    wait_for("all to end", async || rented.double.alive().is_empty().then_some(())).await;
+    host.inside().down = true;
+    let drained = rented.wait_for_state("rent-9", RentalState::Gone).await;
+    assert_eq!(states(&drained), [RentalState::Draining, RentalState::Ending, RentalState::Gone]);
+    assert_eq!(drained.instance, Some(with_host));
+    let ended = rented.wait_for_state("rent-7", RentalState::Gone).await;
+    assert_eq!(states(&ended), [RentalState::Ending, RentalState::Gone]);
+    let own = rented.cluster.rentals.all().into_iter();
+    let mut own = own.filter(|rental| rental.instance.as_ref() == Some(&untagged));
+    assert!(own.next().expect("its rental").why.contains("owned"));
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_host_that_never_joins_is_ended_with_its_reason() {
+    let rented = Rented::up(HASTY).await;
+    rented.rent("rent-1").await;
+    let gone = rented.wait_for_state("rent-1", RentalState::Gone).await;
+    assert_eq!(gone.ends_because.as_deref(), Some("its host did not join in time"));
+    assert!(rented.double.alive().is_empty());
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_notice_of_the_provider_begins_a_drain_at_once() {
+    let rented = Rented::up(TIMING).await;
+    let spot = RentHost { spot: true, ..ask("rent-1") };
+    rentals::rent(&rented.cluster, spot, "ann".to_owned()).await.expect("a rental");
+    let starting = rented.wait_for_state("rent-1", RentalState::Starting).await;
+    let host = rented.join("rent-1").await;
+    rented.wait_for_state("rent-1", RentalState::Joined).await;
+    let instance = starting.instance.expect("an instance");
+    rented.double.inside().notices = vec![Notice { instance, ends_unix_s: 2_000_000_000 }];
+    rented.goes_down_with_instance(&host).await;
+    let gone = rented.wait_for_state("rent-1", RentalState::Gone).await;
+    assert_eq!(gone.ends_because.as_deref(), Some("the provider takes it back"));
+    assert_eq!(gone.notice_ms, Some(2_000_000_000_000));
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_host_with_a_vm_that_can_t_leave_stays_until_a_person_forces_its_end() {
+    let rented = Rented::up(TIMING).await;
+    rented.rent("rent-1").await;
+    rented.wait_for_state("rent-1", RentalState::Starting).await;
+    let host = rented.join("rent-1").await;
+    rented.wait_for_state("rent-1", RentalState::Joined).await;
+    let mut vm = new_vm("rent-1");
+    vm.volumes.clear();
+    persistent::create(&rented.cluster, vm, "ann".to_owned()).await.expect("a VM");
+    let runs = async || (!host.inside().vms.is_empty()).then_some(());
+    wait_for("the VM", runs).await;
+    rented.end("rent-1", false).await;
+    let stays =
+        rented.wait("rent-1", "what stays", |rental| rental.why.contains("can't leave")).await;
+    assert!(stays.state == RentalState::Draining && stays.why.contains("--now"), "{stays:?}");
+    assert_eq!(rented.double.alive().len(), 1, "never under a running VM");
+    rented.end("rent-1", true).await;
+    rented.goes_down_with_instance(&host).await;
+    rented.wait_for_state("rent-1", RentalState::Gone).await;
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_host_that_the_provider_took_is_forgotten_and_one_that_answers_is_not() {
+    let rented = Rented::up(TIMING).await;
+    rented.rent("rent-1").await;
+    let starting = rented.wait_for_state("rent-1", RentalState::Starting).await;
+    let host = rented.join("rent-1").await;
+    rented.wait_for_state("rent-1", RentalState::Joined).await;
+    // The provider says so, and the host answers: the provider may lie.
+    rented.double.take_back(&starting.instance.expect("an instance"));
+    let again = rented.get("rent-1");
+    let listed = async || {
+        let state = rented.cluster.rentals.seen(&again, Duration::from_secs(2));
+        (state == perigee_model::rental::states::Seen::Ended).then_some(())
+    };
+    wait_for("the list", listed).await;
+    assert_eq!(rented.cluster.hosts.state(&host.id), HostState::Up);
+    assert_eq!(rented.get("rent-1").state, RentalState::Joined);
+    host.inside().down = true;
+    let gone = rented.wait_for_state("rent-1", RentalState::Gone).await;
+    assert!(gone.ends_because.is_some_and(|why| why.contains("no such instance")));
+    let name = HostId::new("rent-1").expect("a name");
+    rented.cluster.hosts.get(&name).expect_err("it is forgotten");
+    rented.supervisor.stop().await;
+}

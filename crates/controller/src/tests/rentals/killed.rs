@@ -1,0 +1,84 @@
+//! The controller is killed at each of its writes of a rental.
+
+use super::*;
+
+/// The controller is killed instead of this write of a rental, and started again. Returns false if the rental was over with fewer writes.
+async fn killed_at(write: u64, does: Does) -> bool {
+    let mut rented = Rented::up(TIMING).await;
+    rented.double.inside().does = [does].into();
+    rented.double.inside().listed_after = Duration::from_millis(100);
+    let cut = rented.cluster.records.counts.cut_at("rentals/", write);
+    let (mut is_cut, mut host) = (false, None::<FakeHost>);
+    let begun = std::time::Instant::now();
+    let mut asked = spawn_rent(&rented);
+    let mut ended = None::<tokio::task::JoinHandle<()>>;
+    loop {
+        if !is_cut && cut.is_reached() {
+            is_cut = true;
+            asked.abort();
+            ended.take().inspect(tokio::task::JoinHandle::abort);
+            rented.restart(TIMING).await;
+            // The one who asked asks again, with the same id.
+            asked = spawn_rent(&rented);
+        }
+        let rental = rentals::get(&rented.cluster, &id("rent-1")).ok();
+        match rental.as_ref().map(|rental| rental.state) {
+            Some(RentalState::Starting) if host.is_none() => {
+                host = Some(rented.join("rent-1").await)
+            }
+            Some(RentalState::Joined) if ended.is_none() => {
+                let cluster = Arc::clone(&rented.cluster);
+                ended = Some(tokio::spawn(async move {
+                    let of = id("rent-1");
+                    rentals::end(&cluster, &of, "ann".to_owned(), EndRental::default()).await.ok();
+                }));
+            }
+            Some(RentalState::Gone) if is_cut || !cut.is_reached() => break,
+            _ => {}
+        }
+        if let Some(host) = host.as_ref().filter(|_| rented.double.alive().is_empty()) {
+            host.inside().down = true;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{does:?} without write {write}: {rental:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    asked.abort();
+    assert!(rented.double.alive().is_empty(), "{does:?} without write {write}");
+    assert_eq!(rented.double.made(), 1, "{does:?} without write {write}");
+    rented.nothing_wrong();
+    let name = HostId::new("rent-1").expect("a name");
+    rented.cluster.hosts.get(&name).expect_err("its host is forgotten");
+    rented.supervisor.stop().await;
+    is_cut
+}
+
+fn spawn_rent(rented: &Rented) -> tokio::task::JoinHandle<()> {
+    let cluster = Arc::clone(&rented.cluster);
+    tokio::spawn(async move {
+        rentals::rent(&cluster, ask("rent-1"), "ann".to_owned()).await.ok();
+    })
+}
+
+async fn killed_at_every_write(does: Does) {
+    const AT_ONCE: u64 = 6;
+    let mut tried = 0;
+    for first in (1..).step_by(6) {
+        let tries = (first..first + AT_ONCE).map(|write| killed_at(write, does));
+        let were_cut = futures_util::future::join_all(tries).await;
+        tried += were_cut.iter().filter(|was_cut| **was_cut).count();
+        if were_cut.contains(&false) {
+            break;
+        }
+    }
+    assert!(tried > 6, "{does:?}: it was killed at {tried} writes only");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_controller_that_is_killed_at_any_write_of_a_rental_has_one_instance_and_ends_it() {
+    killed_at_every_write(Does::Makes).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_controller_that_is_killed_while_an_answer_is_lost_has_one_instance_and_ends_it() {
+    killed_at_every_write(Does::LosesAnswer).await;
+}
