@@ -383,25 +383,6 @@ mod tests {
     }
 
     #[test]
-    fn a_day_is_read_as_it_is_shown() {
-        for (text, days) in [("1970-01-01", 0), ("2000-02-29", 11_016), ("2026-11-29", 20_786)] {
-            assert_eq!(parse_date(text), Ok(days * 86_400), "{text}");
-        }
-        for bad in [
-            "2026-02-29",
-            "2026-13-01",
-            "2026-11-31",
-            "1969-12-31",
-            "2026-1-1",
-            "29.11.2026",
-            "",
-            "2026-11-29 10:00",
-        ] {
-            assert_eq!(parse_date(bad), Err(BadDate(bad.to_owned())), "{bad:?}");
-        }
-    }
-
-    #[test]
     fn sizes_are_taken_as_slurm_htcondor_and_kubernetes_write_them() {
         for size in ["512MiB", "512Mi", "512M", "512m", " 512 MiB "] {
             assert_eq!(parse_bytes(size), Ok(512 << 20), "{size}");

@@ -79,6 +79,7 @@ impl<'a> Perigee<'a> {
             firmware: Default::default(),
             tpm: false,
             rules: Default::default(),
+            money: Default::default(),
         };
         let job: Job = client.post("/v1/jobs", &spec).await?;
         let vm = VmId::new(job.id.as_str())?;

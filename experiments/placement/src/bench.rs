@@ -152,6 +152,7 @@ impl<'a> Bench<'a> {
             firmware: Default::default(),
             tpm: false,
             rules: Default::default(),
+            money: Default::default(),
         }
     }
 

@@ -273,6 +273,7 @@ impl Bench<'_> {
             firmware: Default::default(),
             tpm: false,
             rules: Default::default(),
+            money: Default::default(),
         }
     }
 

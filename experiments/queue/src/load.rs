@@ -260,5 +260,6 @@ fn spec(owner: &str) -> JobSpec {
         firmware: Default::default(),
         tpm: false,
         rules: Default::default(),
+        money: Default::default(),
     }
 }

@@ -53,6 +53,9 @@ async fn main() -> Result<()> {
             site: None,
             insecure: true,
             doors: perigee_controller::Doors::default(),
+            prices: None,
+            providers: None,
+            rent_budget: None,
         };
         return Ok(perigee_controller::run(config).await?);
     }

@@ -76,6 +76,7 @@ impl<'a> Perigee<'a> {
             firmware: Default::default(),
             tpm: false,
             rules: Default::default(),
+            money: Default::default(),
         };
         let job = cluster.submit(&spec).await?;
         let vm = VmId::new(job.id.as_str())?;

@@ -18,6 +18,7 @@ use crate::servers::controller_client;
 
 /// `perigee controller VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "a process has one of them")]
 pub enum Verb {
     /// Run the controller of a cluster
     Run {
