@@ -1,4 +1,6 @@
-//! moto's server, which answers as EC2 does. It ignores idempotency tokens and knows neither quotas nor nested KVM.
+//! moto's server, which answers as EC2 does, but not in all: version 5.2.5 ignores idempotency tokens and `MaxCount`, takes unknown kinds, has no
+//! quotas and no price of a machine, makes no spot requests, says that each spot price is $0.00001 since 2006, and leaves out the slash at the end
+//! of its namespace.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
