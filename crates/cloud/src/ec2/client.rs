@@ -257,27 +257,60 @@ fn share() -> f64 {
 mod tests {
     use super::*;
 
-    /// A server that takes requests and never answers.
-    #[tokio::test]
-    async fn a_server_that_never_answers_is_not_waited_for() {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
+    /// What a client with little patience gets from a server at this address.
+    async fn asked(address: std::net::SocketAddr, again: Again) -> CloudError {
         let keys = tempfile::NamedTempFile::new().expect("a file");
         let lines = "aws_access_key_id = a\naws_secret_access_key = b\n";
         std::fs::write(keys.path(), lines).expect("it is written");
         let waits = Waits {
-            answer: Duration::from_millis(100),
-            request: Duration::from_millis(300),
+            answer: Duration::from_millis(200),
+            request: Duration::from_millis(600),
             pause: Duration::from_millis(1),
         };
-        let credentials = Source::File(keys.path().to_owned());
+        let (endpoint, credentials) =
+            (format!("http://{address}"), Source::File(keys.path().to_owned()));
         let client = Client::new("a", Some(&endpoint), credentials, waits).expect("a client");
         let form = Form::new("DescribeInstances");
+        client.ask("can't list", &form, again).await.expect_err("no answer").error
+    }
+
+    /// What it gets from one that answers so.
+    async fn answered(status: u16, body: &'static str) -> CloudError {
+        let status = axum::http::StatusCode::from_u16(status).expect("a status");
+        let router = axum::Router::new().fallback(async move || (status, body));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        asked(address, Again::Harmless).await
+    }
+
+    #[tokio::test]
+    async fn a_server_that_never_answers_is_not_waited_for() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
         for again in [Again::Harmless, Again::MakesTwo] {
-            let failed = client.ask("can't list", &form, again).await.expect_err("no answer");
-            assert_eq!(failed.error.kind, CloudErrorKind::Unclear);
-            assert!(failed.error.message.contains("no answer within"), "{:?}", failed.error);
+            let error = asked(address, again).await;
+            assert_eq!(error.kind, CloudErrorKind::Unclear);
+            assert!(error.message.contains("no answer within"), "{error}");
         }
+    }
+
+    #[tokio::test]
+    async fn what_does_not_answer_as_ec2_does_is_said_to() {
+        let error = answered(200, "<html><p>Please log in</html>").await;
+        assert_eq!(error.kind, CloudErrorKind::Unclear, "{error}");
+        assert!(error.message.contains("as EC2 does"), "{error}");
+        let elsewhere = answered(307, "").await;
+        assert!(elsewhere.message.contains("307"), "{elsewhere}");
+    }
+
+    #[tokio::test]
+    async fn who_has_no_time_is_not_asked_for_ever() {
+        let busy = "<Response><Errors><Error><Code>RequestLimitExceeded</Code></Error></Errors></Response>";
+        let error = answered(503, busy).await;
+        // On a slow machine the last one of the answers may be late.
+        let kinds = [CloudErrorKind::Throttled, CloudErrorKind::Unclear];
+        assert!(kinds.contains(&error.kind), "{error}");
     }
 
     #[test]
