@@ -3,7 +3,7 @@
 PERIGEE_SCALE ?= 0.05
 ROUNDS ?= 5
 
-.PHONY: setup build image demo test alpine btrfs faults soak fuzz lint bench experiments clean
+.PHONY: setup build image demo test alpine btrfs slurm faults soak fuzz lint bench experiments clean
 
 ## Install the Debian packages that are missing
 setup:
@@ -32,6 +32,12 @@ alpine: setup
 	image=$$(scripts/golden-image) alpine=$$(scripts/cloud-image alpine) && \
 	PATH=$$(scripts/tools):$$PATH PERIGEE_TEST_IMAGE=$$image PERIGEE_TEST_ALPINE_IMAGE=$$alpine \
 	  cargo nextest run --locked --workspace --run-ignored only --test-threads 1 -E 'test(an_alpine_image)'
+
+## A job of Slurm in a VM that is a node, and a node that is not up in time, with a cloud image that has slurmd; some minutes
+slurm: setup
+	image=$$(scripts/golden-image) cloud=$$(scripts/cloud-image) && \
+	PATH=$$(scripts/tools):$$PATH PERIGEE_TEST_IMAGE=$$image PERIGEE_TEST_CLOUD_IMAGE=$$cloud \
+	  cargo nextest run --locked --workspace --run-ignored only -E 'test(a_job_of_slurm)'
 
 ## A job and a VM whose root is on btrfs and smaller than its disk
 btrfs: setup

@@ -11,6 +11,7 @@ mod network;
 mod outputs;
 pub mod parts;
 mod persistent_vms;
+mod slurm;
 mod tenant_network;
 
 use std::path::PathBuf;

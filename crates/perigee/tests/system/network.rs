@@ -57,7 +57,7 @@ command:
 "#;
 
 /// A network that the hosts at home have beside the cluster's: a bridge at each, and a cable between them.
-async fn operators_network(system: &System) -> Checked<String> {
+pub async fn operators_network(system: &System) -> Checked<String> {
     let at = ["home1", "home2"].map(|name| system.lab.definition.host_namespace(&host(name)));
     for (number, namespace) in (1..).zip(&at) {
         ip(&format!("-n {namespace} link add br0 type bridge"))?;

@@ -15,7 +15,7 @@ use super::{Checked, System, ensure, host, until, until_within, with_system};
 const MIB: u64 = 1 << 20;
 
 /// A cloud image boots for a minute of CPU time under TCG, and the machine may have much else to do.
-const BOOT_PATIENCE: Duration = Duration::from_secs(900);
+pub const BOOT_PATIENCE: Duration = Duration::from_secs(900);
 
 /// What the golden image says on its console when it has come up without a job.
 const UP: &str = "login:";
