@@ -134,7 +134,7 @@ async fn observe(cluster: &Cluster, id: &HostId) {
     match agent {
         Ok(report) => {
             cluster.hosts.heard(id, report);
-            if !cluster.hosts.taken_back().is_empty() {
+            if cluster.hosts.is_taken_back(id) && cluster.hosts.drain(id).is_none() {
                 cluster.drain_now.notify_one();
             }
             if let Err(problem) = keep_interfaces(cluster, id).await {

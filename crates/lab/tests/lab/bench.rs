@@ -105,8 +105,7 @@ pub fn answers(lab: &Lab, from: &str, to: &str) -> Option<Duration> {
     connects(lab, from, lab.definition.host_address(&host(to)).expect("an address"))
 }
 
-/// The same to an address.
-pub fn connects(lab: &Lab, from: &str, address: Ipv4Addr) -> Option<Duration> {
+fn connects(lab: &Lab, from: &str, address: Ipv4Addr) -> Option<Duration> {
     let namespace = format!("/run/netns/{}", lab.definition.host_namespace(&host(from)));
     let measure = move || {
         let namespace = std::fs::File::open(namespace).expect("a namespace");
@@ -124,9 +123,14 @@ pub fn connects(lab: &Lab, from: &str, address: Ipv4Addr) -> Option<Duration> {
 }
 
 pub fn round_trip(lab: &Lab, from: &str, to: &str) -> Duration {
+    round_trip_to(lab, from, lab.definition.host_address(&host(to)).expect("an address"))
+}
+
+/// The same to an address.
+pub fn round_trip_to(lab: &Lab, from: &str, to: Ipv4Addr) -> Duration {
     let end = Instant::now() + DEADLINE;
     loop {
-        if let Some(answer) = answers(lab, from, to) {
+        if let Some(answer) = connects(lab, from, to) {
             return answer;
         }
         assert!(Instant::now() < end, "waited {DEADLINE:?} for {to} to answer {from}");
