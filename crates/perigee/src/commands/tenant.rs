@@ -1,6 +1,7 @@
 //! `perigee tenant`, `perigee audit`
 
 use clap::{Args, Subcommand};
+use perigee_model::budget::Spending;
 use perigee_model::money::Money;
 use perigee_model::tenant::{AuditEntry, NewTenant, Quota, Tenant};
 use perigee_model::units::{format_bytes, parse_duration};
@@ -104,6 +105,11 @@ fn bytes_of(used: u64, limit: Option<u64>) -> String {
     of(format_bytes(used), limit.map(format_bytes))
 }
 
+/// Whether money says anything of the tenant.
+fn pays(tenant: &Tenant) -> bool {
+    tenant.quota.budget_month.is_some() || tenant.spending != Spending::default()
+}
+
 const TENANT: &[Column<Tenant>] = &[
     ("tenant", |t| t.name.to_string()),
     ("users", |t| t.users.to_string()),
@@ -113,8 +119,11 @@ const TENANT: &[Column<Tenant>] = &[
     ("volumes", |t| bytes_of(t.volume_bytes, t.quota.volume_bytes)),
     ("files", |t| bytes_of(t.file_bytes, t.quota.file_bytes)),
     ("file count", |t| of(t.files, t.quota.files)),
-    ("spent this month", |t| of(t.spending.spent, t.quota.budget_month)),
-    ("reserved", |t| t.spending.reserved.to_string()),
+    ("spent", |t| {
+        let spent = of(t.spending.spent, t.quota.budget_month);
+        if pays(t) { format!("{spent} this month") } else { String::new() }
+    }),
+    ("reserved", |t| if pays(t) { t.spending.reserved.to_string() } else { String::new() }),
 ];
 
 const AUDIT: &[Column<AuditEntry>] = &[
