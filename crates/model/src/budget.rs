@@ -162,13 +162,14 @@ impl MoneyRange {
     }
 }
 
-/// `$0.09 ($0.07..$0.14)`; one amount where nothing is between its ends.
+/// `$0.09 ($0.07..$0.14)`; one amount where all three are shown alike.
 impl fmt::Display for MoneyRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.low == self.high && self.low == self.expected {
-            return self.expected.fmt(f);
+        let [expected, low, high] = [self.expected, self.low, self.high].map(|m| m.to_string());
+        if low == high && low == expected {
+            return f.pad(&expected);
         }
-        write!(f, "{} ({}..{})", self.expected, self.low, self.high)
+        write!(f, "{expected} ({low}..{high})")
     }
 }
 
@@ -257,6 +258,16 @@ mod tests {
         ] {
             assert!(bad.parse::<Deadline>().is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_range_that_is_shown_as_one_amount_is_one() {
+        let range = |low: u64, expected: u64, high: u64| {
+            let [low, expected, high] = [low, expected, high].map(Money::from_micros);
+            MoneyRange { expected, low, high }.to_string()
+        };
+        assert_eq!(range(51_000, 51_001, 51_002), "$0.06");
+        assert_eq!(range(40_000, 51_001, 90_000), "$0.06 ($0.04..$0.09)");
     }
 
     #[test]

@@ -282,7 +282,7 @@ impl<'a> Bill<'a> {
         let per_hour = exact(price.per_hour_micros);
         let least = match price.minimum_s {
             minimum_s if f64::from(minimum_s) > seconds[0] => {
-                format!(", of which {minimum_s} s are paid at least")
+                format!("; {minimum_s} s are the least that is paid")
             }
             _ => String::new(),
         };
