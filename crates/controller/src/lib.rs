@@ -272,10 +272,7 @@ fn own_ports(config: &Config) -> Vec<u16> {
 /// Who has machines for rent.
 fn renting(config: &Config) -> Result<Renting, Problem> {
     let providers = config.providers.as_deref().map(perigee_cloud::providers).transpose();
-    let providers = providers.map_err(|e| {
-        Problem::invalid("can't read the file of providers", e)
-            .next("docs/rent.md says what is in the file")
-    })?;
+    let providers = providers.map_err(|bad| bad.0)?;
     Ok(Renting { providers: providers.unwrap_or_default(), budget: config.rent_budget })
 }
 

@@ -54,7 +54,7 @@ pub struct RentalTiming {
     pub hurry: Duration,
     /// Between two questions for notices, while a spot host is rented.
     pub notices: Duration,
-    /// The longest that a provider is waited for.
+    /// The longest that a provider is waited for, which has a deadline of its own too.
     pub answer: Duration,
     /// A provider that has an instance lists it after so long.
     pub grace: Duration,
@@ -70,7 +70,7 @@ impl Default for RentalTiming {
             compare: Duration::from_secs(60),
             hurry: Duration::from_secs(10),
             notices: Duration::from_secs(5),
-            answer: Duration::from_secs(90),
+            answer: Duration::from_secs(180),
             grace: Duration::from_secs(300),
             again: Duration::from_secs(30),
             join: Duration::from_secs(1200),

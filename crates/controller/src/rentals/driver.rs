@@ -76,7 +76,7 @@ async fn observe(
     }
     let view = &mut record.value.view;
     if !view.state.is_over() {
-        view.notice_ms = view.notice_ms.or_else(|| cluster.rentals.notice_ms(view));
+        view.notice_ms = view.notice_ms.or_else(|| notice_ms(cluster, view));
         if view.ends_because.is_none() {
             view.ends_because = why_ends(cluster, view, intent);
         }
@@ -91,6 +91,15 @@ async fn observe(
         reserve_more(cluster, record).await?;
     }
     Ok(())
+}
+
+/// When the provider takes the instance back, as the provider or the host itself says; Unix time.
+fn notice_ms(cluster: &Cluster, rental: &Rental) -> Option<u64> {
+    let heard_there = || {
+        let report = cluster.hosts.report(&rental.host)?;
+        Some(report.notice.as_ref()?.ends_unix_s.saturating_mul(1000))
+    };
+    cluster.rentals.notice_ms(rental).or_else(heard_there)
 }
 
 /// A rental whose money can't be reserved any longer is given back.

@@ -3,7 +3,7 @@
 //!
 //! What the driver does next is [`perigee_model::rental::states::decide`]'s, from what [`facts`] gathers. The record says that the provider is asked
 //! before the provider is asked, and the money is reserved before ([`money`]). No provider is called under a lock, and each is waited for so
-//! long at most. An instance of the cluster that no unfinished rental owns gets a rental that drains its host and ends it ([`compare`]).
+//! long at most. An instance of the cluster that no unfinished rental owns gets a rental that drains its host and ends it (`compare.rs`).
 //! So each instance has a record that ends it, whatever was killed in between.
 
 mod ask;

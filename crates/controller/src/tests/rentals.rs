@@ -6,12 +6,15 @@ mod any_order;
 mod double;
 #[path = "rentals/killed.rs"]
 mod killed;
+#[path = "rentals/program.rs"]
+mod program;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use perigee_cloud::CloudErrorKind;
 use perigee_model::job::HostState;
+use perigee_model::lease::HostNotice;
 use perigee_model::money::Money;
 use perigee_model::rental::states::RentalState;
 use perigee_model::rental::{EndRental, Notice, RentHost, Rental};
@@ -318,6 +321,33 @@ async fn a_notice_of_the_provider_begins_a_drain_at_once() {
     let gone = rented.wait_for_state("rent-1", RentalState::Gone).await;
     assert_eq!(gone.ends_because.as_deref(), Some("the provider takes it back"));
     assert_eq!(gone.notice_ms, Some(2_000_000_000_000));
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_notice_that_the_host_has_heard_ends_its_rental() {
+    let rented = Rented::up(TIMING).await;
+    rented.rent("rent-1").await;
+    rented.wait_for_state("rent-1", RentalState::Starting).await;
+    let host = rented.join("rent-1").await;
+    rented.wait_for_state("rent-1", RentalState::Joined).await;
+    let action = "terminate".to_owned();
+    host.inside().notice = Some(HostNotice { action, ends_unix_s: 2_000_000_000 });
+    rented.goes_down_with_instance(&host).await;
+    let gone = rented.wait_for_state("rent-1", RentalState::Gone).await;
+    assert_eq!(gone.ends_because.as_deref(), Some("the provider takes it back"));
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn two_instances_that_a_provider_makes_for_one_rental_become_one() {
+    let rented = Rented::up(TIMING).await;
+    rented.rent("rent-1").await;
+    rented.wait_for_state("rent-1", RentalState::Starting).await;
+    let second = rented.double.plant(Some("rent-1"));
+    wait_for("one of them to end", async || (rented.double.alive().len() == 1).then_some(())).await;
+    assert_ne!(rented.double.alive()[0].id, second);
+    assert_eq!(rented.get("rent-1").state, RentalState::Starting);
     rented.supervisor.stop().await;
 }
 

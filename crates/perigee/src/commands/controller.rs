@@ -60,6 +60,7 @@ pub enum Verb {
         #[arg(long, value_name = "FILE")]
         prices: Option<PathBuf>,
         /// The file that names who has machines for rent; docs/rent.md says what is in it
+        /// The file that names who has machines for rent; docs/providers.md says what is in it
         #[arg(long, value_name = "FILE")]
         providers: Option<PathBuf>,
         /// What all rented hosts of 30 days together may cost, as `$20`; without it none is rented
