@@ -7,6 +7,7 @@
 //!         processes.json    the running daemons, by name: `HOST/agent`, `HOST/volume`, `ctl`, `relay`
 //!         failed.json       the problem because of which the supervisor gave up
 //!         provider          the lab as a provider of rented hosts
+//!         providers.yaml    the same for the lab's controller
 //!         rented/           its instances
 //!         supervisor.log    net/ (relay)   ctl/ (controller)   hosts/HOST/ (pool, agent, sockets, logs)
 //! ```
@@ -137,6 +138,11 @@ impl LabDir {
         self.0.join("provider")
     }
 
+    /// The file that names this provider, `lab`, for the lab's controller.
+    pub fn providers(&self) -> PathBuf {
+        self.0.join("providers.yaml")
+    }
+
     fn write_provider(&self, file: &LabFile) -> Result<(), Problem> {
         let path = self.provider();
         let quoted =
@@ -148,7 +154,14 @@ impl LabDir {
         let mut options = std::fs::File::options();
         let file = options.create_new(true).write(true).mode(CLOSED).open(&path);
         file.and_then(|mut file| file.write_all(text.as_bytes()))
-            .map_err(|e| Problem::internal(format!("can't write {}", path.display()), e))
+            .map_err(|e| Problem::internal(format!("can't write {}", path.display()), e))?;
+        // A text of JSON is one of YAML.
+        let providers = self.providers();
+        let program = std::path::absolute(&path)
+            .map_err(|e| Problem::internal(format!("can't name {}", path.display()), e))?;
+        let named = serde_json::json!({"lab": {"program": [program]}}).to_string();
+        write_private(&providers, named.as_bytes())
+            .map_err(|e| Problem::internal(format!("can't write {}", providers.display()), e))
     }
 
     /// # Errors

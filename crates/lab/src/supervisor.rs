@@ -172,6 +172,9 @@ fn relay(file: &LabFile, dir: &LabDir) -> Option<Daemon> {
     })
 }
 
+/// Nobody is paid for the hosts that a lab rents out.
+const RENT_BUDGET: &str = "$1000";
+
 fn controller(file: &LabFile, dir: &LabDir) -> Daemon {
     let definition = &file.definition;
     let ctl = dir.path().join("ctl");
@@ -186,6 +189,10 @@ fn controller(file: &LabFile, dir: &LabDir) -> Daemon {
         &format!("{}:{CONTROLLER_PORT}", definition.controller_address()),
         "--site",
         definition.sites[0].name.as_str(),
+        "--providers",
+        &dir.providers().to_string_lossy(),
+        "--rent-budget",
+        RENT_BUDGET,
     ]);
     if definition.insecure {
         args.push("--insecure".to_owned());

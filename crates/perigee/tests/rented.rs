@@ -12,7 +12,8 @@ use perigee_http::Client;
 use perigee_lab::{Definition, Lab, LabId, Options, Steps};
 use perigee_model::enrol::{MadeToken, NewToken};
 use perigee_model::job::{Host, HostState};
-use perigee_model::rental::{Instance, InstanceState, NewInstance};
+use perigee_model::rental::states::RentalState;
+use perigee_model::rental::{Instance, InstanceState, NewInstance, ProviderOffers, Rental};
 use perigee_model::{HostId, Problem};
 use serde_json::{Value, json};
 
@@ -178,8 +179,60 @@ async fn ends_itself(lab: &Lab) -> Checked<()> {
         .await
 }
 
+/// The lab's controller rents a host of the lab, has it join, and gives it back.
+async fn rent(lab: Lab) -> Checked<()> {
+    let client = lab.client(Duration::from_secs(60))?;
+    let offers: Vec<ProviderOffers> = client.get("/v1/providers").await?;
+    if offers.len() != 1 || !offers[0].problem.is_empty() {
+        return Err(failed(format!("{offers:?}")));
+    }
+    let ask = json!({"provider": "lab", "kind": "lab.small", "zone": "home", "site": "home"});
+    let rental: Rental = client.post("/v1/rentals", &ask).await?;
+    let path = format!("/v1/rentals/{}", rental.id);
+    let in_state = async |state: RentalState| {
+        let rental: Rental = client.get(&path).await?;
+        match rental.state {
+            now if now == state => Ok(Some(rental)),
+            RentalState::Ending | RentalState::Gone if state == RentalState::Joined => {
+                Err(failed(format!("it did not join: {rental:?}")))
+            }
+            _ => Ok(None),
+        }
+    };
+    let joined = until("the rented host to join", async || in_state(RentalState::Joined).await);
+    let joined = joined.await.map_err(|problem| {
+        let rented = lab.dir().join("rented");
+        let logs = std::fs::read_dir(rented).into_iter().flatten().flatten();
+        let logs =
+            logs.filter_map(|at| std::fs::read_to_string(at.path().join("console.log")).ok());
+        failed(format!("{problem}\n{}", logs.collect::<String>()))
+    })?;
+    let lease = until("its lease", async || {
+        let host: Host = client.get(&format!("/v1/hosts/{}", joined.host)).await?;
+        Ok(host.lease)
+    })
+    .await?;
+    if lease.length_s != 600 || joined.spent.is_none_or(|spent| spent > joined.reserved) {
+        return Err(failed(format!("{lease:?} {joined:?}")));
+    }
+    let _: Rental = client.post(&format!("{path}/end"), &json!({})).await?;
+    let gone = until("the end of the rental", async || in_state(RentalState::Gone).await).await?;
+    let left: Vec<Host> = client.get("/v1/hosts").await?;
+    let is_forgotten = left.iter().all(|host| host.id != gone.host);
+    if is_forgotten && gone.asks == 1 { Ok(()) } else { Err(failed(format!("{gone:?} {left:?}"))) }
+}
+
+#[test]
+fn a_controller_rents_a_host_of_its_lab_and_gives_it_back() {
+    in_lab(rent);
+}
+
 #[test]
 fn a_rented_host_joins_is_drained_when_it_is_taken_back_and_ends_itself_without_its_controller() {
+    in_lab(test);
+}
+
+fn in_lab<F: Future<Output = Checked<()>>>(test: impl FnOnce(Lab) -> F) {
     let one_site = perigee_lab::SiteDef {
         name: "home".parse().expect("a name"),
         hosts: vec![HostId::new("home1").expect("a name")],

@@ -59,7 +59,6 @@ pub enum Verb {
         /// What hosts, disks and traffic cost; the file is read again when it changes [default: nothing costs anything]
         #[arg(long, value_name = "FILE")]
         prices: Option<PathBuf>,
-        /// The file that names who has machines for rent; docs/rent.md says what is in it
         /// The file that names who has machines for rent; docs/providers.md says what is in it
         #[arg(long, value_name = "FILE")]
         providers: Option<PathBuf>,

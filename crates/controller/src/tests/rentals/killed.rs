@@ -1,5 +1,7 @@
 //! The controller is killed at each of its writes of a rental.
 
+use tokio::task::JoinHandle;
+
 use super::*;
 
 /// The controller is killed instead of this write of a rental, and started again. Returns false if the rental was over with fewer writes.
@@ -11,20 +13,31 @@ async fn killed_at(write: u64, does: Does) -> bool {
     let (mut is_cut, mut host) = (false, None::<FakeHost>);
     let begun = std::time::Instant::now();
     let mut asked = spawn_rent(&rented);
-    let mut ended = None::<tokio::task::JoinHandle<()>>;
+    let (mut ended, mut joins) = (None::<JoinHandle<()>>, None::<JoinHandle<()>>);
     loop {
         if !is_cut && cut.is_reached() {
             is_cut = true;
             asked.abort();
-            ended.take().inspect(tokio::task::JoinHandle::abort);
+            ended.take().inspect(JoinHandle::abort);
+            joins.take().inspect(JoinHandle::abort);
             rented.restart(TIMING).await;
             // The one who asked asks again, with the same id.
             asked = spawn_rent(&rented);
         }
         let rental = rentals::get(&rented.cluster, &id("rent-1")).ok();
         match rental.as_ref().map(|rental| rental.state) {
-            Some(RentalState::Starting) if host.is_none() => {
-                host = Some(rented.join("rent-1").await)
+            // Nothing that writes is waited for here: at the cut it hangs.
+            Some(RentalState::Starting) if joins.as_ref().is_none_or(JoinHandle::is_finished) => {
+                if host.is_none() {
+                    host = Some(FakeHost::start("rent-1", "lab").await);
+                }
+                joins = host.as_ref().map(|host| {
+                    let (cluster, id) = (Arc::clone(&rented.cluster), host.id.clone());
+                    let addresses = host.addresses.clone();
+                    tokio::spawn(async move {
+                        hosts::register(&cluster, &id, addresses).await.ok();
+                    })
+                });
             }
             Some(RentalState::Joined) if ended.is_none() => {
                 let cluster = Arc::clone(&rented.cluster);
@@ -43,6 +56,7 @@ async fn killed_at(write: u64, does: Does) -> bool {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     asked.abort();
+    joins.inspect(JoinHandle::abort);
     assert!(rented.double.alive().is_empty(), "{does:?} without write {write}");
     assert_eq!(rented.double.made(), 1, "{does:?} without write {write}");
     rented.nothing_wrong();
@@ -52,7 +66,7 @@ async fn killed_at(write: u64, does: Does) -> bool {
     is_cut
 }
 
-fn spawn_rent(rented: &Rented) -> tokio::task::JoinHandle<()> {
+fn spawn_rent(rented: &Rented) -> JoinHandle<()> {
     let cluster = Arc::clone(&rented.cluster);
     tokio::spawn(async move {
         rentals::rent(&cluster, ask("rent-1"), "ann".to_owned()).await.ok();
