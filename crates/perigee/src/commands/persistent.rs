@@ -257,8 +257,14 @@ pub async fn restart(client: &Client, vm: &VmId, force: bool) -> Result<Vm, Prob
 /// Returns when the VM's name is free again.
 pub async fn delete(client: &Client, vm: &VmId, force: bool) -> Result<(), Problem> {
     let before: Vm = client.get(&format!("/v1/vms/{vm}")).await?;
+    delete_known(client, &before, force).await
+}
+
+/// The same for a VM that was asked for just before.
+pub async fn delete_known(client: &Client, before: &Vm, force: bool) -> Result<(), Problem> {
+    let vm = &before.id;
     client.delete(&format!("/v1/vms/{vm}?force={force}")).await?;
-    let is_over = |shown: &Vm| is_another(&before, shown).then_some(Ok(()));
+    let is_over = |shown: &Vm| is_another(before, shown).then_some(Ok(()));
     let gone = follow(client, vm, &format!("delete VM {vm}"), is_over).await;
     match gone {
         Err(problem) if problem.kind == ProblemKind::NotFound => Ok(()),

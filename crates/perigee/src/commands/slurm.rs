@@ -174,9 +174,13 @@ async fn act(
                 Slurm { power: scontrol::power_saving().await, nodes: scontrol::nodes().await };
             Ok(each(all, |node| cluster.resume(node, &slurm)).await)
         }
-        Verb::Suspend(_) => Ok(each(all, |node| cluster.suspend(node)).await),
+        Verb::Suspend(_) => {
+            let vms = cluster.vms().await?;
+            Ok(each(all, |node| cluster.suspend(node, &vms)).await)
+        }
         Verb::ResumeFail(_) => {
-            let mut done = each(all, |node| cluster.resume_fails(node)).await;
+            let vms = cluster.vms().await?;
+            let mut done = each(all, |node| cluster.resume_fails(node, &vms)).await;
             done.extend(cluster.reconcile(None).await?);
             Ok(done)
         }
@@ -237,12 +241,14 @@ impl Cluster<'_> {
             .map_err(|why| Problem::invalid(format!("can't find the VM of node {node}"), why))
     }
 
+    /// The VMs of the tenant, of Slurm or not. In a list no guest is asked for its addresses, which takes seconds where none answers.
+    async fn vms(&self) -> Result<Vec<Vm>> {
+        let all: Vec<Vm> = self.client.get("/v1/vms").await?;
+        Ok(all.into_iter().filter(|vm| self.tenant.owns(vm.id.as_str())).collect())
+    }
+
     async fn find(&self, vm: &VmId) -> Result<Option<Vm>> {
-        match self.client.get(&format!("/v1/vms/{vm}")).await {
-            Ok(found) => Ok(Some(found)),
-            Err(problem) if problem.kind == ProblemKind::NotFound => Ok(None),
-            Err(problem) => Err(problem),
-        }
+        Ok(self.vms().await?.into_iter().find(|found| found.id == *vm))
     }
 
     fn is_ours(&self, vm: &Vm) -> bool {
@@ -307,12 +313,13 @@ impl Cluster<'_> {
             if let Some(found) = self.find(vm).await? {
                 self.check_ours(&found)?;
                 if slurm.is_stale(node, &found) {
-                    persistent::delete(&self.client, vm, true).await?;
+                    persistent::delete_known(&self.client, &found, true).await?;
                     continue;
                 }
                 match found.status {
                     // It is on its way to be off, or to be no more.
                     VmState::Stopping => {}
+                    VmState::Running => return Ok((Outcome::There, found)),
                     VmState::Stopped => {
                         return Ok((Outcome::There, persistent::start(&self.client, vm).await?));
                     }
@@ -332,8 +339,8 @@ impl Cluster<'_> {
     async fn address(&self, node: &str, vm: &VmId, patience: Duration) -> Result<Ipv4Addr> {
         let looking = async {
             loop {
-                let found = self.find(vm).await?.map(|vm| vm.addresses).unwrap_or_default();
-                if let Some(address) = found.iter().find_map(|text| usable(text)) {
+                let found: Vm = self.client.get(&format!("/v1/vms/{vm}")).await?;
+                if let Some(address) = found.addresses.iter().find_map(|text| usable(text)) {
                     return Ok(address);
                 }
                 tokio::time::sleep(LOOK_EVERY).await;
@@ -347,12 +354,12 @@ impl Cluster<'_> {
         })
     }
 
-    async fn suspend(&self, node: &str) -> Result<(Outcome, String)> {
+    async fn suspend(&self, node: &str, vms: &[Vm]) -> Result<(Outcome, String)> {
         let vm = self.vm_of(node)?;
-        let Some(found) = self.find(&vm).await? else {
+        let Some(found) = vms.iter().find(|found| found.id == vm) else {
             return Ok((Outcome::Gone, format!("there is no VM {vm}")));
         };
-        self.check_ours(&found)?;
+        self.check_ours(found)?;
         let mut how = String::new();
         if found.status.is_up() && self.config.writes_volumes(node) {
             let stop = persistent::stop(&self.client, &vm, false);
@@ -362,12 +369,12 @@ impl Cluster<'_> {
                 Err(_) => how.push_str(", by force: its guest did not power off"),
             }
         }
-        self.end(&found).await?;
-        Ok((Outcome::Ended, format!("{}{how}", was(&found))))
+        self.end(found).await?;
+        Ok((Outcome::Ended, format!("{}{how}", was(found))))
     }
 
     async fn end(&self, vm: &Vm) -> Result<()> {
-        let ending = persistent::delete(&self.client, &vm.id, true);
+        let ending = persistent::delete_known(&self.client, vm, true);
         tokio::time::timeout(END_MAX, ending).await.unwrap_or_else(|_| {
             let why =
                 format!("it is not gone after {} s; the controller goes on", END_MAX.as_secs());
@@ -376,14 +383,14 @@ impl Cluster<'_> {
     }
 
     /// Without its VM the node can't come up late any more, so it is reset only then.
-    async fn resume_fails(&self, node: &str) -> Result<(Outcome, String)> {
+    async fn resume_fails(&self, node: &str, vms: &[Vm]) -> Result<(Outcome, String)> {
         let vm = self.vm_of(node)?;
-        let said = match self.find(&vm).await? {
+        let said = match vms.iter().find(|found| found.id == vm) {
             None => format!("there was no VM {vm}"),
             Some(found) => {
-                self.check_ours(&found)?;
-                self.end(&found).await?;
-                format!("ended: {}", was(&found))
+                self.check_ours(found)?;
+                self.end(found).await?;
+                format!("ended: {}", was(found))
             }
         };
         reset(node).await?;
@@ -393,8 +400,7 @@ impl Cluster<'_> {
     /// `only` are the nodes to look at; `None`: all.
     async fn reconcile(&self, only: Option<&[String]>) -> Result<Vec<Done>> {
         // First the VMs, then Slurm: a VM that was made for a node since Slurm was asked is not among them.
-        let all: Vec<Vm> = self.client.get("/v1/vms").await?;
-        let own = all.into_iter().filter(|vm| self.is_ours(vm) && self.tenant.owns(vm.id.as_str()));
+        let own = self.vms().await?.into_iter().filter(|vm| self.is_ours(vm));
         let vms: BTreeMap<String, Vm> = own.map(|vm| (node_of(&vm.id), vm)).collect();
         let nodes = scontrol::nodes().await?;
         let is_looked_at = |node: &&String| only.is_none_or(|only| only.contains(node));

@@ -30,8 +30,7 @@ pub fn action(has_vm: bool, node: Option<&Node>) -> Option<Action> {
         let why = "it shows no such node, so the node is powered down or in no configuration";
         return has_vm.then_some(Action { ends_vm: true, resets_node: false, why });
     };
-    // A ResumeProgram or a SuspendProgram is at work, or ResumeTimeout follows.
-    if node.is("POWERING_UP") || node.is("POWERING_DOWN") {
+    if COMING_OR_GOING.iter().any(|flag| node.is(flag)) {
         return None;
     }
     let is_down = node.is("DOWN");
@@ -54,6 +53,11 @@ pub fn action(has_vm: bool, node: Option<&Node>) -> Option<Action> {
         (false, _) => None,
     }
 }
+
+/// A ResumeProgram or a SuspendProgram is at work, or will be within seconds: also a node that is powered down gets jobs first. If nothing
+/// comes of it, ResumeTimeout follows.
+const COMING_OR_GOING: [&str; 6] =
+    ["POWER_UP", "POWERING_UP", "POWER_DOWN", "POWERING_DOWN", "ALLOCATED", "MIXED"];
 
 /// What slurmctld itself writes as the reason of a node that it has given up.
 const SLURMS_REASONS: [&str; 2] = ["ResumeTimeout reached", "Not responding"];
@@ -161,6 +165,8 @@ mod tests {
         for state in [
             "IDLE+CLOUD",
             "ALLOCATED+CLOUD",
+            "ALLOCATED+CLOUD+POWERED_DOWN",
+            "IDLE+CLOUD+POWERED_DOWN+POWER_UP",
             "MIXED+CLOUD+DRAIN",
             "IDLE+CLOUD+NOT_RESPONDING",
             "ALLOCATED+CLOUD+NOT_RESPONDING+POWERING_UP",
