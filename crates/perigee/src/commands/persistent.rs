@@ -278,7 +278,7 @@ fn is_another(before: &Vm, shown: &Vm) -> bool {
 }
 
 /// Returns when it runs; an error if it is off instead.
-pub async fn until_it_runs(client: &Client, vm: &VmId) -> Result<Vm, Problem> {
+async fn until_it_runs(client: &Client, vm: &VmId) -> Result<Vm, Problem> {
     follow(client, vm, &format!("start VM {vm}"), |shown| match shown.status {
         VmState::Running => Some(Ok(())),
         VmState::Stopped => Some(Err(or_unknown(shown))),

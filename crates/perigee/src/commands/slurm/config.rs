@@ -124,11 +124,14 @@ impl Config {
         })
     }
 
-    /// Whether the node's VM may have data of its guest's programs that no disk has yet, and that stays.
-    pub fn writes_volumes(&self, node: &str) -> bool {
-        let volumes = self.group(node).map(|group| group.volumes.as_slice()).unwrap_or_default();
-        volumes.iter().any(|text| {
-            persistent::volume(&text.replace(NODE, node)).is_ok_and(|volume| !volume.read_only)
+    /// Whether the node's VM may have data of its guest's programs that no disk has yet, and that stays. What the file does not say is
+    /// not known, and may be so.
+    pub fn may_write_volumes(&self, node: &str) -> bool {
+        self.group(node).is_none_or(|group| {
+            let is_read_only = |text: &String| {
+                persistent::volume(&text.replace(NODE, node)).is_ok_and(|volume| volume.read_only)
+            };
+            !group.volumes.iter().all(is_read_only)
         })
     }
 
@@ -311,7 +314,8 @@ nodes:
         let big = config.vm("cloudbig1", "cloudbig1").expect("a VM");
         assert_eq!(big.volumes[0].volume.as_str(), "scratch-cloudbig1");
         assert_eq!((big.memory_max_bytes, big.may_migrate), (Some(8 << 30), false));
-        assert!(config.writes_volumes("cloudbig1") && !config.writes_volumes("cloud7"));
+        assert!(config.may_write_volumes("cloudbig1") && !config.may_write_volumes("cloud7"));
+        assert!(config.may_write_volumes("static1"), "the file does not say it");
         assert!(config.has("cloud1") && !config.has("static1"));
         assert!(config.vm("static1", "static1").is_err());
     }

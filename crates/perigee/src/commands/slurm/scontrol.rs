@@ -38,10 +38,30 @@ impl Node {
 /// What Slurm's configuration says of nodes that come and go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PowerSaving {
+    /// `ClusterName`, whose case says nothing.
+    pub cluster: String,
     /// So long a node may take to register.
     pub resume_timeout_s: u64,
     /// Whether Slurm takes a node's address from where the node has registered.
     pub takes_addresses: bool,
+}
+
+impl PowerSaving {
+    /// Whether the Slurm that answers is the one of this name.
+    ///
+    /// # Errors
+    /// `Conflict` if it is another one: what it says of nodes is not about these.
+    pub fn check_cluster(&self, wanted: &str) -> Result<(), Problem> {
+        if self.cluster.eq_ignore_ascii_case(wanted) {
+            return Ok(());
+        }
+        let why = format!(
+            "the Slurm that answers is {}, and the configuration is for {wanted}",
+            self.cluster
+        );
+        Err(Problem::conflict("can't use what scontrol says", why)
+            .next("name its ClusterName in the configuration (cluster: NAME), or set SLURM_CONF"))
+    }
 }
 
 /// The names in a host list, as `cloud[1-3,7]`, in its order.
@@ -69,6 +89,19 @@ pub async fn names(list: &str) -> Result<Vec<String>, Problem> {
 /// `Unavailable` when Slurm does not say it.
 pub async fn nodes() -> Result<BTreeMap<String, Node>, Problem> {
     parse_nodes(&run(&["--all", "--oneliner", "show", "node"]).await?)
+}
+
+/// One node; `None` if Slurm shows no such node.
+///
+/// # Errors
+/// `Unavailable` when Slurm does not say it.
+pub async fn node(name: &str) -> Result<Option<Node>, Problem> {
+    let mut shown = match run(&["--all", "--oneliner", "show", "node", name]).await {
+        Ok(said) => parse_nodes(&said)?,
+        // So it ends for a node that it does not show, too. Only the list of all of them tells that.
+        Err(_) => nodes().await?,
+    };
+    Ok(shown.remove(name))
 }
 
 /// # Errors
@@ -161,6 +194,7 @@ fn parse_config(text: &str) -> Result<PowerSaving, Problem> {
     };
     let parameters = value("SlurmctldParameters").ok_or_else(|| lacks("SlurmctldParameters"))?;
     Ok(PowerSaving {
+        cluster: value("ClusterName").ok_or_else(|| lacks("ClusterName"))?.to_owned(),
         resume_timeout_s: seconds("ResumeTimeout").ok_or_else(|| lacks("ResumeTimeout"))?,
         takes_addresses: parameters
             .split(',')
@@ -200,11 +234,14 @@ NodeName=cloud2 Arch=x86_64 State=IDLE*+CLOUD ThreadsPerCore=1  \n\n";
     fn slurms_configuration_says_who_tells_addresses() {
         let text = |parameters: &str| {
             format!(
-                "Configuration data as of 2026-11-29T20:43:16\nResumeTimeout           = 300 sec\nSlurmctldParameters     = {parameters}\n"
+                "Configuration data as of 2026-11-29T20:43:16\nClusterName             = alpha\nResumeTimeout           = 300 sec\nSlurmctldParameters     = {parameters}\n"
             )
         };
         let said = parse_config(&text("enable_configless,cloud_reg_addrs")).expect("it is there");
-        assert_eq!(said, PowerSaving { resume_timeout_s: 300, takes_addresses: true });
+        assert_eq!((said.resume_timeout_s, said.takes_addresses), (300, true));
+        assert_eq!(said.check_cluster("Alpha"), Ok(()));
+        let other = said.check_cluster("beta").expect_err("another one");
+        assert_eq!(other.kind, perigee_model::ProblemKind::Conflict);
         assert!(!parse_config(&text("(null)")).expect("it is there").takes_addresses);
         assert!(parse_config("Slurmctld is DOWN").is_err());
     }
