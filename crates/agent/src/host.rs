@@ -16,7 +16,7 @@ use perigee_model::{HostId, Problem, SiteId};
 use crate::accelerator::{self, Found};
 use crate::changes::Changes;
 use crate::command::QEMU;
-use crate::config::Config;
+use crate::config::{Config, Leased};
 use crate::ended::Ends;
 use crate::files::{VmDir, closed_ancestor};
 use crate::lease::Lease;
@@ -86,7 +86,10 @@ impl Host {
     pub async fn find_out(config: &Config) -> Result<Self, Problem> {
         let mut warnings = Vec::new();
         // First, so that a host on which nothing else works ends too.
-        let lease = lease(config).await;
+        let lease = match &config.leased {
+            Some(leased) => Some(lease(&config.state, &config.boot_id, leased).await),
+            None => None,
+        };
         let metadata = config.leased.as_ref().and_then(|leased| leased.metadata.as_deref());
         let notices = metadata.map(Notices::new).transpose()?;
         let is_root = Uid::effective().is_root();
@@ -252,12 +255,11 @@ impl Host {
 }
 
 /// The lease of a rented host, looked at once.
-async fn lease(config: &Config) -> Option<Lease> {
-    let leased = config.leased.as_ref()?;
-    let boot_id = perigee_http::boot_id(&config.boot_id);
-    let lease = Lease::open(&config.state, &boot_id, leased.length_s, &leased.end);
+pub async fn lease(state: &Path, boot_id: &Path, leased: &Leased) -> Lease {
+    let boot_id = perigee_http::boot_id(boot_id);
+    let lease = Lease::open(state, &boot_id, leased.length_s, &leased.end);
     lease.round(since_boot_ms(), None).await;
-    Some(lease)
+    lease
 }
 
 fn no_cards(why: &str) -> String {

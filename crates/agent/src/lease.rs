@@ -2,16 +2,18 @@
 //! of rent and not a month.
 //!
 //! ```text
-//!   the controller asks ──▶ renewed, the whole length is left ──▶ silence ──▶ nothing is left ──▶ the command, once
+//!   the controller asks ──▶ renewed, the whole length is left ──▶ silence ──▶ nothing is left ──▶ the command, until the host is off
 //!                                  ▲                                 │
 //!                                  └──────── it asks again ──────────┘
 //! ```
 //!
 //! Time is the kernel's, which nobody can set, and the time of a suspended machine counts. What is left is kept in a file, so a restart of the
 //! agent neither lengthens nor cuts the lease, and the time in which no agent runs counts. After a reboot the lease goes on with what was left
-//! before, as nobody has seen the time in between. VMs that run do not hold the end up: nobody pays for their host any more.
+//! before, less the time since this boot: nobody has seen for how long the machine was off. VMs that run do not hold the end up: nobody pays for
+//! their host any more.
 //!
-//! A command that fails is repeated. One that was carried out is not, and if the machine is started again after that, a new lease begins.
+//! A command that fails is repeated soon. One that was carried out may not have ended the host (`systemctl poweroff` only asks for that), so it is
+//! repeated too, after a longer while. If the machine is started again after that, a new lease begins.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -22,8 +24,9 @@ use perigee_http::Slots;
 use perigee_http::clock::since_boot_ms;
 use perigee_model::lease::HostLease;
 use perigee_model::units::format_duration;
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde::{Deserialize, Serialize};
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 /// The name of the file in the agent's state directory.
 const LEASE_FILE: &str = "lease";
@@ -34,6 +37,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long the command may take, and how long it is not repeated after it has failed.
 const END_MAX: Duration = Duration::from_secs(60);
 const REPEAT_MS: u64 = 30_000;
+/// A host that still runs so long after the command was carried out is ended again.
+const AGAIN_MS: u64 = 600_000;
 
 /// The lease as its file has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,14 +49,16 @@ struct Kept {
     boot_id: String,
     seen_ms: u64,
     left_ms: u64,
-    is_over: bool,
+    /// When the command was carried out last, in time since that boot; `None`: the lease is not over.
+    ended_ms: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct State {
     /// The time since the kernel's start at which the lease ends.
     until_ms: u64,
-    is_over: bool,
+    /// When the command was carried out last; `None`: the lease is not over.
+    ended_ms: Option<u64>,
     /// When it was kept last, and with which number.
     kept_ms: Option<u64>,
     number: u64,
@@ -99,7 +106,8 @@ impl Lease {
     pub fn report(&self) -> HostLease {
         let (state, end) = (self.state(), self.end.clone());
         let left_ms = state.until_ms.saturating_sub(since_boot_ms());
-        HostLease { length_s: self.length_s, left_s: left_ms / 1000, end, is_over: state.is_over }
+        let is_over = state.ended_ms.is_some();
+        HostLease { length_s: self.length_s, left_s: left_ms / 1000, end, is_over }
     }
 
     /// What people should know.
@@ -135,13 +143,14 @@ impl Lease {
     fn look(&self, now_ms: u64, commanded_ms: Option<u64>) -> Look {
         let length_ms = self.length_s * 1000;
         let mut state = self.state();
-        if let Some(at_ms) = commanded_ms.filter(|_| !state.is_over) {
+        if let Some(at_ms) = commanded_ms.filter(|_| state.ended_ms.is_none()) {
             state.until_ms = state.until_ms.max(at_ms.min(now_ms) + length_ms);
         }
         let every_ms = KEEP_EVERY_MS.min(length_ms / 10);
         let is_due = state.kept_ms.is_none_or(|at_ms| at_ms + every_ms <= now_ms);
         let keep = is_due.then(|| state.kept(&self.boot_id, now_ms));
-        let ends = !state.is_over && state.until_ms <= now_ms && state.repeat_ms <= now_ms;
+        let due_ms = state.ended_ms.map_or(state.until_ms, |at_ms| at_ms.saturating_add(AGAIN_MS));
+        let ends = due_ms <= now_ms && state.repeat_ms <= now_ms;
         Look { keep, ends }
     }
 
@@ -170,7 +179,7 @@ impl Lease {
             Ok(()) => {
                 let kept = {
                     let mut state = self.state();
-                    state.is_over = true;
+                    state.ended_ms = Some(now_ms);
                     state.kept(&self.boot_id, now_ms)
                 };
                 self.store(kept).await;
@@ -185,12 +194,34 @@ impl Lease {
 
     async fn run(&self) -> Result<(), String> {
         let mut command = Command::new("/bin/sh");
-        command.arg("-c").arg(&self.end).stdin(Stdio::null()).kill_on_drop(true);
-        match tokio::time::timeout(END_MAX, command.status()).await {
-            Ok(Ok(status)) if status.success() => Ok(()),
-            Ok(Ok(status)) => Err(status.to_string()),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err(format!("it did not end within {} s", END_MAX.as_secs())),
+        command.arg("-c").arg(&self.end).stdin(Stdio::null()).process_group(0).kill_on_drop(true);
+        let child = command.spawn().map_err(|error| error.to_string())?;
+        let id = child.id().and_then(|id| i32::try_from(id).ok());
+        let mut running = Running { child, group: id.and_then(Pid::from_raw) };
+        let Ok(ended) = tokio::time::timeout(END_MAX, running.child.wait()).await else {
+            return Err(format!("it did not end within {} s, and was ended", END_MAX.as_secs()));
+        };
+        // Its number may be another process's from now on. What it has left running goes on.
+        running.group = None;
+        match ended {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(status.to_string()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+/// A command that runs. If it is not waited for, all of its process group ends with this.
+struct Running {
+    child: Child,
+    group: Option<Pid>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(group) = self.group {
+            // The shell was not waited for, so that nobody else has its number. All of them may have ended.
+            let _ = kill_process_group(group, Signal::KILL);
         }
     }
 }
@@ -198,19 +229,21 @@ impl Lease {
 impl State {
     fn begin(kept: Option<Kept>, boot_id: &str, now_ms: u64, length_ms: u64) -> Self {
         let number = kept.as_ref().map_or(0, |kept| kept.number);
-        let is_same_boot =
-            |kept: &Kept| !boot_id.is_empty() && kept.boot_id == boot_id && kept.seen_ms <= now_ms;
-        let (left_ms, is_over) = match kept {
-            Some(kept) if is_same_boot(&kept) => {
-                let left_ms = (kept.seen_ms.saturating_add(kept.left_ms)).saturating_sub(now_ms);
-                (left_ms, kept.is_over)
-            }
-            // The machine was off for a time that nobody has seen.
-            Some(kept) if !kept.is_over => (kept.left_ms, false),
-            Some(_) | None => (length_ms, false),
+        let (left_ms, ended_ms) = match kept {
+            None => (length_ms, None),
+            Some(kept) => match kept.boot(boot_id, now_ms) {
+                Boot::Same => {
+                    let until_ms = kept.seen_ms.saturating_add(kept.left_ms);
+                    (until_ms.saturating_sub(now_ms), kept.ended_ms)
+                }
+                _ if kept.ended_ms.is_some() => (length_ms, None),
+                // Nobody has seen for how long the machine was off, and since its start no controller was heard.
+                Boot::Another => (kept.left_ms.saturating_sub(now_ms), None),
+                Boot::Unknown => (kept.left_ms, None),
+            },
         };
         let until_ms = now_ms + left_ms.min(length_ms);
-        Self { until_ms, is_over, kept_ms: None, number, repeat_ms: 0, trouble: None }
+        Self { until_ms, ended_ms, kept_ms: None, number, repeat_ms: 0, trouble: None }
     }
 
     fn kept(&mut self, boot_id: &str, now_ms: u64) -> Kept {
@@ -221,8 +254,28 @@ impl State {
             boot_id: boot_id.to_owned(),
             seen_ms: now_ms,
             left_ms: self.until_ms.saturating_sub(now_ms),
-            is_over: self.is_over,
+            ended_ms: self.ended_ms,
         }
+    }
+}
+
+/// Which boot of the machine was kept, seen from this one.
+#[derive(Debug, PartialEq, Eq)]
+enum Boot {
+    Same,
+    Another,
+    /// A kernel does not tell its id.
+    Unknown,
+}
+
+impl Kept {
+    fn boot(&self, boot_id: &str, now_ms: u64) -> Boot {
+        let is_unknown = boot_id.is_empty() || self.boot_id.is_empty();
+        // The time since the kernel's start never goes back.
+        if self.seen_ms > now_ms || (!is_unknown && self.boot_id != boot_id) {
+            return Boot::Another;
+        }
+        if is_unknown { Boot::Unknown } else { Boot::Same }
     }
 }
 
@@ -298,21 +351,38 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn after_a_reboot_as_much_is_left_as_before() {
+    async fn after_a_reboot_as_much_is_left_as_before_less_the_time_since_the_boot() {
         let dir = tempfile::tempdir().expect("a directory");
         let lease = open(dir.path(), "a", START_MS);
         lease.round(START_MS + 200_000, None).await;
-        // Another boot has another id, and its time begins anew. A kernel that does not tell its id may have been started again.
-        for (boot_id, now_ms) in
-            [("b", 1_000), ("b", START_MS + 10 * LENGTH_MS), ("a", 1_000), ("", 9)]
-        {
+        let left_before_ms = LENGTH_MS - 200_000;
+        // Another boot has another id, and its time begins anew.
+        for (boot_id, now_ms) in [("b", 1_000), ("b", START_MS + 300_000), ("a", 1_000), ("", 9)] {
             let again = open(dir.path(), boot_id, now_ms);
-            assert_eq!(left_ms(&again, now_ms), LENGTH_MS - 200_000, "{boot_id:?} {now_ms}");
+            assert_eq!(left_ms(&again, now_ms), left_before_ms - now_ms, "{boot_id:?} {now_ms}");
         }
+        let late_ms = START_MS + 10 * LENGTH_MS;
+        assert!(open(dir.path(), "b", late_ms).look(late_ms, None).ends, "silent since the boot");
+        // A kernel that does not tell its id may or may not have been started again.
+        assert_eq!(left_ms(&open(dir.path(), "", late_ms), late_ms), left_before_ms);
     }
 
     #[tokio::test]
-    async fn the_command_is_carried_out_once_and_again_only_if_it_has_failed() {
+    async fn a_host_that_reboots_again_and_again_runs_out() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let boots = (0..20).map(|boot| format!("boot {boot}"));
+        for (seen, boot_id) in boots.enumerate() {
+            let lease = open(dir.path(), &boot_id, 60_000);
+            if lease.look(60_000, None).ends {
+                return assert_eq!(seen, 10, "a lease of 600 s has ten boots of 60 s");
+            }
+            lease.round(60_000, None).await;
+        }
+        unreachable!("it never ends");
+    }
+
+    #[tokio::test]
+    async fn the_command_is_repeated_soon_if_it_has_failed_and_later_if_the_host_still_runs() {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("ended");
         // The first time it fails.
@@ -330,15 +400,52 @@ mod tests {
         now_ms += REPEAT_MS;
         lease.round(now_ms, None).await;
         assert_eq!((lines(), lease.report().is_over), (2, true));
-        // Neither the controller nor a restart of the agent has it carried out again.
-        now_ms += 1_000;
-        lease.round(now_ms, Some(now_ms)).await;
-        let again = at(now_ms);
-        again.round(now_ms + 2 * LENGTH_MS, None).await;
+        // The controller does not call it off, and a restart of the agent does not begin the time anew.
+        lease.round(now_ms + 1_000, Some(now_ms + 1_000)).await;
+        let again = at(now_ms + 1_000);
+        again.round(now_ms + AGAIN_MS - 1, None).await;
         assert_eq!((lines(), again.report().is_over), (2, true));
+        again.round(now_ms + AGAIN_MS, None).await;
+        assert_eq!(lines(), 3, "the host still runs");
+        again.round(now_ms + 2 * AGAIN_MS - 1, None).await;
+        assert_eq!(lines(), 3);
+        at(now_ms + 2 * AGAIN_MS).round(now_ms + 2 * AGAIN_MS, None).await;
+        assert_eq!(lines(), 4);
         // Somebody has started the machine again.
         let next = Lease::open_at(1_000, dir.path(), "b", (LENGTH_S, &command));
         assert_eq!((left_ms(&next, 1_000), next.report().is_over), (LENGTH_MS, false));
+    }
+
+    /// What a deadline does to the command, without the wait for it.
+    #[tokio::test]
+    async fn what_the_command_has_started_ends_with_it() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("id");
+        let command =
+            format!("sleep 600 & echo $! > {0}.part; mv {0}.part {0}; wait", file.display());
+        let lease = Lease::open_at(0, dir.path(), "a", (LENGTH_S, &command));
+        let started = async {
+            while !file.exists() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::select! {
+            ended = lease.run() => unreachable!("{ended:?}"),
+            done = tokio::time::timeout(END_MAX / 2, started) => done.expect("waited for its start"),
+        }
+        let id = std::fs::read_to_string(&file).expect("the id of its child");
+        // Nobody may have asked yet how it has ended.
+        let runs = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", id.trim()));
+            stat.is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") X "))
+        };
+        let ended = async {
+            while runs() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let ended = tokio::time::timeout(Duration::from_secs(60), ended).await;
+        ended.expect("waited for the end of its child");
     }
 
     #[tokio::test]

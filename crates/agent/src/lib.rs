@@ -92,6 +92,7 @@ mod users;
 mod vm;
 mod vms;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, FutureExt as _};
@@ -127,6 +128,16 @@ async fn until_stopped(config: Config) -> Result<(), Problem> {
             Ok(())
         }
     }
+}
+
+/// Looks at the lease of a rented host once, and ends the host if the lease is over: for an agent that can't run.
+///
+/// # Errors
+/// If the state directory can't be used, or another agent uses it.
+pub async fn look_at_lease(state: &Path, boot_id: &Path, leased: &Leased) -> Result<(), Problem> {
+    let _lock = files::prepare_state(state)?;
+    host::lease(state, boot_id, leased).await;
+    Ok(())
 }
 
 /// Like [`run`], without the signals: until a listener fails or the future is dropped.

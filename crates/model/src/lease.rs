@@ -14,7 +14,7 @@ pub struct HostLease {
     pub left_s: u64,
     /// The command that ends the host.
     pub end: String,
-    /// Was that command carried out? It is not repeated.
+    /// Was that command carried out? While the host still runs, it is repeated every 10 minutes.
     pub is_over: bool,
 }
 

@@ -32,7 +32,7 @@ struct Metadata {
 type Shared = State<Arc<Metadata>>;
 type Answer = Result<String, StatusCode>;
 
-/// Serves the metadata of an instance from inside its namespace. /// Returns only why that does not work.
+/// Serves the metadata of an instance from inside its namespace. Returns only why that does not work.
 pub async fn serve(records: Records, record: Record) -> Problem {
     let listen = async {
         let listener = TcpListener::bind((ADDRESS, 80)).await?;

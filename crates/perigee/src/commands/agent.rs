@@ -70,7 +70,8 @@ pub struct RunArgs {
     /// This host is rented: when the controller has asked it for nothing for so long, the host ends itself
     #[arg(long, value_name = "TIME", value_parser = lease)]
     leased: Option<u64>,
-    /// What ends a rented host, for `sh -c`. The provider must then charge nothing any more
+    /// What ends a rented host, for `sh -c`. The provider must then charge nothing any more. `perigee host info` shows the command, so it must
+    /// have no secrets
     #[arg(long, value_name = "COMMAND", default_value = "systemctl poweroff", requires = "leased")]
     lease_end: String,
     /// Where a rented host hears that its provider takes it back, as EC2 says so; `none` if the provider does not
@@ -88,11 +89,23 @@ fn lease(text: &str) -> Result<u64, String> {
 /// Runs the agent until SIGTERM or SIGINT. VMs go on, and the next agent finds them again.
 pub async fn run(verb: Verb) -> Result<(), Problem> {
     let Verb::Run(args) = verb;
-    let network = args.network.network()?;
-    is_identity_of(&args.host, &network)?;
-    let agent_url = format!("{}{}", network.scheme(), args.listen[0]);
     let (end, metadata) = (args.lease_end, Some(args.metadata).filter(|url| url != "none"));
     let leased = args.leased.map(|length_s| Leased { length_s, end, metadata });
+    let network = args.network.network();
+    let network =
+        network.and_then(|network| is_identity_of(&args.host, &network).map(|()| network));
+    let network = match (network, &leased) {
+        (Err(problem), Some(leased)) => {
+            // It may fail at each restart, and nobody would end the host.
+            let looked = perigee_agent::look_at_lease(&args.state, &args.boot_id, leased).await;
+            if let Err(why) = looked {
+                tracing::warn!("the lease of this host was not looked at: {why}");
+            }
+            return Err(problem);
+        }
+        (network, _) => network?,
+    };
+    let agent_url = format!("{}{}", network.scheme(), args.listen[0]);
     perigee_agent::run(perigee_agent::Config {
         host: args.host,
         site: args.site,
@@ -126,4 +139,34 @@ fn is_identity_of(host: &HostId, network: &Network) -> Result<(), Problem> {
     let what = format!("can't run the agent of host {host}");
     Err(Problem::invalid(what, format!("its certificate is for {own}"))
         .next("start it with the name with which this host has joined, or name another --identity"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Cli {
+        #[command(subcommand)]
+        verb: Verb,
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_cannot_run_looks_at_the_lease_of_its_host() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (state, identity) = (dir.path().join("state"), dir.path().join("none"));
+        let paths = [state.display().to_string(), identity.display().to_string()];
+        let words = "perigee run --host home1 --site home --listen 127.0.0.1:1 --volume-url http://127.0.0.1:2 --nbd-addr 127.0.0.1:3";
+        let words = words.split(' ').chain(["--state", &paths[0], "--identity", &paths[1]]);
+        let run = async |more: &[&str]| {
+            let cli = Cli::try_parse_from(words.clone().chain(more.iter().copied()));
+            run(cli.expect("its words").verb).await.expect_err("it has no identity")
+        };
+        let problem = run(&[]).await;
+        assert!(!state.exists(), "a host that is not rented has no lease");
+        assert_eq!(run(&["--leased", "1m"]).await, problem);
+        assert!(state.join("lease").exists(), "what is left is kept, so the next start goes on");
+    }
 }
